@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Pure decisions: what should exist, and in which order to get there.
+//!
+//! No I/O, no clock, no randomness, no logging; the same input gives the same output, whatever the order of events.
+//!
+//! ```text
+//! Change ──► Snapshot ──► desired(snapshot, ports, settings, now) ──► Desired ─┐
+//!                                                                             ├─► plan ──► Vec<Op> ──► executor
+//!                                             kernel, sockets, annotations ──► Observed ─┘
+//! ```
+
+pub mod model;
+pub mod op;

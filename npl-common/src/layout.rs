@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//! Declares map types so that their size is asserted where they are written and `unsafe` stands in one place.
+
+/// Name, size and alignment of one map type, for the committed layout snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    /// The type's name.
+    pub name: &'static str,
+    /// Bytes.
+    pub size: usize,
+    /// Bytes.
+    pub align: usize,
+    /// Each field with its offset in bytes.
+    pub fields: &'static [(&'static str, usize)],
+}
+
+/// Declares a `#[repr(C)]` map type of an exact size, without padding that the compiler would leave undefined.
+macro_rules! map_type {
+    (
+        $(#[$meta:meta])*
+        pub struct $name:ident: $size:literal, align $align:literal {
+            $( $(#[$field_meta:meta])* pub $field:ident: $ty:ty, )+
+        }
+    ) => {
+        $(#[$meta])*
+        #[repr(C, align($align))]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name {
+            $( $(#[$field_meta])* pub $field: $ty, )+
+        }
+
+        impl $name {
+            /// What the layout snapshot records of this type.
+            pub const LAYOUT: $crate::layout::Layout = $crate::layout::Layout {
+                name: stringify!($name),
+                size: size_of::<Self>(),
+                align: align_of::<Self>(),
+                fields: &[ $( (stringify!($field), core::mem::offset_of!(Self, $field)), )+ ],
+            };
+        }
+
+        const _: () = {
+            assert!(size_of::<$name>() == $size, "the size is part of the ABI");
+            // The fields fill the type: no padding, so no undefined byte ever reaches a map key.
+            assert!($size == 0 $( + size_of::<$ty>() )+, "implicit padding");
+        };
+
+        #[cfg(feature = "user")]
+        #[expect(unsafe_code, reason = "aya asks for the promise that any bytes are a value")]
+        // SAFETY: `repr(C)`, `Copy`, only integers and arrays of them, and no padding (asserted above).
+        unsafe impl aya::Pod for $name {}
+    };
+}
+
+/// Every map type, in the order of the documentation.
+pub const LAYOUTS: &[Layout] = &[
+    crate::config::Config::LAYOUT,
+    crate::mapping::LocalAddressV4::LAYOUT,
+    crate::mapping::LocalAddress::LAYOUT,
+    crate::mapping::Frontend::LAYOUT,
+    crate::mapping::BackendV4::LAYOUT,
+    crate::mapping::EndpointV4::LAYOUT,
+    crate::mapping::Endpoint::LAYOUT,
+    crate::flow::FlowKeyV4::LAYOUT,
+    crate::flow::FlowV4::LAYOUT,
+    crate::stats::MappingStats::LAYOUT,
+    crate::mapping::LocalAddressV6::LAYOUT,
+    crate::mapping::BackendV6::LAYOUT,
+    crate::mapping::EndpointV6::LAYOUT,
+    crate::flow::FlowKeyV6::LAYOUT,
+    crate::flow::FlowV6::LAYOUT,
+];
+
+#[cfg(test)]
+mod tests {
+    use core::fmt::Write as _;
+
+    /// A difference here is an ABI change: bump `ABI_VERSION`, then `UPDATE_EXPECT=1 cargo test -p npl-common`.
+    #[test]
+    fn layouts_are_the_committed_ones() {
+        let mut text = format!("ABI {}\n", crate::names::ABI_VERSION);
+        for layout in super::LAYOUTS {
+            let _written = writeln!(text, "{} size {} align {}", layout.name, layout.size, layout.align);
+            for (field, offset) in layout.fields {
+                let _written = writeln!(text, "  {offset:>3} {field}");
+            }
+        }
+        for reason in crate::reason::Reason::ALL {
+            let _written = writeln!(text, "reason {} {}", *reason as u32, reason.name());
+        }
+        expect_test::expect_file!["../layout.snap"].assert_eq(&text);
+    }
+}

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//! Names that both sides, the tests and an operator with `bpftool` use.
+
+/// Version of the layout of all maps; part of the pin path, so that agents of different versions never share a map.
+pub const ABI_VERSION: u32 = 1;
+
+/// Folder under the bpffs that holds everything of NPL's, of any ABI version.
+pub const PIN_ROOT: &str = "npl";
+
+/// Folder below `<bpffs>/npl/v<ABI>/` that holds the pinned BPF links.
+pub const LINK_DIR: &str = "links";
+
+/// The longest name that the kernel keeps of a map or program, in bytes, without the terminating zero.
+pub const MAX_NAME: usize = 15;
+
+/// Configuration: array of one [`crate::config::Config`].
+pub const MAP_CONFIG: &str = "npl_config";
+/// Local IPv4 addresses: [`crate::mapping::LocalAddressV4`] to [`crate::mapping::LocalAddress`].
+pub const MAP_LOCAL_V4: &str = "npl_local_v4";
+/// Index of a local IPv4 address to the address, for the half-open cache: array of [`crate::mapping::LocalAddressV4`].
+pub const MAP_LOCAL_IDX_V4: &str = "npl_laddr_v4";
+/// IPv4 mappings: [`crate::mapping::Frontend`] to [`crate::mapping::BackendV4`].
+pub const MAP_MAPPING_V4: &str = "npl_map_v4";
+/// IPv4 Pod endpoints that any mapping leads to: [`crate::mapping::EndpointV4`] to [`crate::mapping::Endpoint`].
+pub const MAP_ENDPOINT_V4: &str = "npl_ep_v4";
+/// IPv4 flows that completed an exchange: [`crate::flow::FlowKeyV4`] to [`crate::flow::FlowV4`].
+pub const MAP_FLOW_V4: &str = "npl_flow_v4";
+/// Half-open IPv4 flows: array of `u64`, see [`crate::syn`].
+pub const MAP_SYN_V4: &str = "npl_syn_v4";
+/// Counters per mapping: per-CPU array of [`crate::stats::MappingStats`], indexed by a backend's `stats_index`.
+pub const MAP_STATS: &str = "npl_stats";
+/// Counters per reason: per-CPU array of `u64`, indexed by [`crate::reason::Reason`].
+pub const MAP_REASON: &str = "npl_reason";
+
+/// Every map that is pinned, by name.
+pub const PINNED_MAPS: &[&str] = &[
+    MAP_CONFIG,
+    MAP_LOCAL_V4,
+    MAP_LOCAL_IDX_V4,
+    MAP_MAPPING_V4,
+    MAP_ENDPOINT_V4,
+    MAP_FLOW_V4,
+    MAP_SYN_V4,
+    MAP_STATS,
+    MAP_REASON,
+];
+
+/// TC ingress on a device with Ethernet headers: node port to Pod.
+pub const PROG_INGRESS: &str = "npl_ingress";
+/// TC egress on a device with Ethernet headers: Pod to client.
+pub const PROG_EGRESS: &str = "npl_egress";
+/// TC ingress on a device without link-layer header (tun, ipip, WireGuard).
+pub const PROG_INGRESS_L3: &str = "npl_ingress_l3";
+/// TC egress on a device without link-layer header.
+pub const PROG_EGRESS_L3: &str = "npl_egress_l3";
+
+/// Every program of the object.
+pub const PROGRAMS: &[&str] = &[PROG_INGRESS, PROG_EGRESS, PROG_INGRESS_L3, PROG_EGRESS_L3];
+
+const fn all_fit(names: &[&str]) -> bool {
+    let mut i = 0;
+    while i < names.len() {
+        if names[i].len() > MAX_NAME {
+            return false;
+        }
+        i += 1;
+    }
+    true
+}
+
+const _: () = assert!(all_fit(PINNED_MAPS) && all_fit(PROGRAMS), "the kernel keeps 15 bytes of a name");

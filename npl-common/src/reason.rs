@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//! Why a packet that looked like ours was not translated, or what was unusual about one that was.
+
+macro_rules! reasons {
+    ($( $(#[doc = $doc:literal])+ $variant:ident = $value:literal, $name:literal; )+) => {
+        /// Index into the reason counters. Closed: a packet that comes near a mapping gets one of these or is
+        /// translated; one that cannot be ours (another port, another protocol) is passed on without being counted.
+        #[repr(u32)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Reason {
+            $( $(#[doc = $doc])+ $variant = $value, )+
+        }
+
+        impl Reason {
+            /// Every reason, in the order of the counters.
+            pub const ALL: &[Self] = &[ $( Self::$variant, )+ ];
+
+            /// The name in metrics and tables.
+            pub const fn name(self) -> &'static str {
+                match self { $( Self::$variant => $name, )+ }
+            }
+
+            /// One sentence for an operator.
+            pub const fn help(self) -> &'static str {
+                match self { $( Self::$variant => concat!($($doc,)+).trim_ascii(), )+ }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// No mapping has this node port and protocol; the packet is left to the host.
+    NoMapping = 0, "no_mapping";
+    /// A fragment in the port range or of a Pod's port; passed on untranslated.
+    Fragment = 1, "fragment";
+    /// The packet ends before its transport header does; passed on untranslated.
+    Truncated = 2, "truncated";
+    /// A Pod's packet that belongs to no flow of ours, as direct traffic does; passed on untranslated.
+    UntrackedReply = 3, "untracked_reply";
+    /// Two flows of one client meet at one Pod port; the newer one has the replies from here on.
+    Collision = 4, "collision";
+    /// The flow table refused an entry; the half-open cache goes on carrying the flow.
+    FlowTableFull = 5, "flow_table_full";
+    /// The kernel could not make the packet writable after its rewrite had begun; dropped.
+    RewriteFailed = 6, "rewrite_failed";
+}
+
+/// Elements of the reason counters; more than there are, so that a new reason does not change the map.
+pub const MAX_REASONS: u32 = 64;
+
+const _: () = assert!(Reason::ALL.len() <= MAX_REASONS as usize, "a reason is an index into the counters");
+
+#[cfg(test)]
+mod tests {
+    use super::Reason;
+
+    #[test]
+    fn reasons_are_numbered_without_a_gap() {
+        for (index, reason) in Reason::ALL.iter().enumerate() {
+            assert_eq!(*reason as usize, index, "{}", reason.name());
+        }
+    }
+}

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//! Counters per mapping. One element per processor, so that counting never waits.
+
+/// Elements of the per-mapping counters: one for each mapping of either family.
+pub const MAX_STATS: u32 = 2 * crate::mapping::MAX_MAPPINGS;
+
+map_type! {
+    /// What one mapping has carried. Packets are counted as the kernel hands them over: one of many segments is one.
+    pub struct MappingStats: 48, align 8 {
+        /// Packets from clients that were rewritten to the Pod.
+        pub request_packets: u64,
+        /// Their bytes, link-layer header included.
+        pub request_bytes: u64,
+        /// Packets from the Pod that were rewritten to a client.
+        pub reply_packets: u64,
+        /// Their bytes, link-layer header included.
+        pub reply_bytes: u64,
+        /// First packets of flows that were not known.
+        pub new_flows: u64,
+        /// Flows whose exchange was completed.
+        pub established_flows: u64,
+    }
+}

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//! The half-open cache: one word per slot for flows that have not completed an exchange.
+//!
+//! It is direct-mapped and never full: a flood overwrites slots and cannot take memory, time or established flows.
+//! A slot is one aligned 64-bit word, so that a reader sees an old or a new one and never a mixture:
+//!
+//! ```text
+//! 63            26 25  24 23        16 15        0
+//! [ tag: 38 bits ][ state ][ address # ][ node port ]
+//! ```
+//!
+//! A slot also spares the flow table: once its flow has been promoted, requests that match it need no second look-up.
+
+/// Slots, a power of two: 512 KiB.
+pub const SLOTS: u32 = 65_536;
+
+const STATE_SHIFT: u32 = 24;
+const ADDRESS_SHIFT: u32 = 16;
+const TAG_SHIFT: u32 = 26;
+const STATE_MASK: u64 = 0b11 << STATE_SHIFT;
+const TAG_MASK: u64 = u64::MAX << TAG_SHIFT;
+
+/// How far the slot's flow has come.
+pub mod state {
+    /// Only the client has sent.
+    pub const REQUESTED: u64 = 0;
+    /// The Pod has replied; the client's next packet establishes the flow.
+    pub const REPLIED: u64 = 1;
+    /// The flow is in the flow table.
+    pub const ESTABLISHED: u64 = 2;
+}
+
+/// Mixes a flow's identity into 64 bits: the low ones choose the slot, the high ones are its tag.
+///
+/// Two rounds of multiply and xor-shift with a secret seed: cheap for the verifier and the processor, and an outsider
+/// who does not know the seed cannot choose which flows meet.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn hash(seed: u64, addresses: u64, ports_and_protocol: u64) -> u64 {
+    // Odd constants with well-spread bits (the fractional parts of the golden ratio and of the square root of two).
+    let mut h = (addresses ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    h ^= h >> 32;
+    h = (h ^ ports_and_protocol).wrapping_mul(0x6a09_e667_f3bc_c909);
+    h ^= h >> 29;
+    h = h.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    h ^ (h >> 32)
+}
+
+/// The slot of a hash.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::cast_possible_truncation, reason = "masked to the number of slots")]
+pub const fn slot(hash: u64) -> u32 {
+    (hash as u32) & (SLOTS - 1)
+}
+
+/// The word for a flow. `address_index` is the local address's, `node_port` in host order.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn word(hash: u64, state: u64, address_index: u8, node_port: u16) -> u64 {
+    (hash & TAG_MASK) | (state << STATE_SHIFT) | ((address_index as u64) << ADDRESS_SHIFT) | node_port as u64
+}
+
+/// Whether a word was written for a flow of this hash. An empty slot has node port 0 and belongs to nobody.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn matches(word: u64, hash: u64) -> bool {
+    (word ^ hash) & TAG_MASK == 0 && node_port(word) != 0
+}
+
+/// [`state`] of a word.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn state(word: u64) -> u64 {
+    (word & STATE_MASK) >> STATE_SHIFT
+}
+
+/// The same word in another state.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn with_state(word: u64, state: u64) -> u64 {
+    (word & !STATE_MASK) | (state << STATE_SHIFT)
+}
+
+/// The node port of a word, host order.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::cast_possible_truncation, reason = "the low 16 bits are the port")]
+pub const fn node_port(word: u64) -> u16 {
+    word as u16
+}
+
+/// The local address's index of a word.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::cast_possible_truncation, reason = "eight bits above the port are the index")]
+pub const fn address_index(word: u64) -> u8 {
+    (word >> ADDRESS_SHIFT) as u8
+}
+
+const _: () = assert!(crate::mapping::MAX_LOCAL_ADDRESSES == 256, "an address index has eight bits in a slot");
+const _: () = assert!(SLOTS.is_power_of_two(), "a slot is chosen by a mask");
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{SLOTS, address_index, hash, matches, node_port, slot, state, with_state, word};
+
+    proptest! {
+        #[test]
+        fn a_word_gives_back_what_went_in(h: u64, s in 0_u64..3, index: u8, port in 1_u16..) {
+            let w = word(h, s, index, port);
+            prop_assert!(matches(w, h));
+            prop_assert_eq!((state(w), address_index(w), node_port(w)), (s, index, port));
+            let promoted = with_state(w, state::ESTABLISHED);
+            prop_assert!(matches(promoted, h));
+            prop_assert_eq!((state(promoted), address_index(promoted), node_port(promoted)), (state::ESTABLISHED, index, port));
+        }
+
+        #[test]
+        fn an_empty_slot_matches_no_flow(h: u64) {
+            prop_assert!(!matches(0, h));
+        }
+    }
+
+    /// Sequential clients, as a load balancer's are, must not crowd into few slots.
+    #[test]
+    fn neighbouring_flows_spread_over_the_slots() {
+        let mut taken = vec![0_u32; SLOTS as usize];
+        for client in 0..64_u64 {
+            for port in 0..1024_u64 {
+                let h = hash(7, (0xc000_0200 + client) << 32 | 0x0a00_0005, (1024 + port) << 32 | 8080 << 8 | 6);
+                taken[slot(h) as usize] += 1;
+            }
+        }
+        // 65 536 balls into 65 536 bins: 63 % of the bins are hit, and hardly any more than eight times.
+        let used = taken.iter().filter(|n| **n > 0).count();
+        let fullest = taken.iter().max().unwrap();
+        assert!((40_000..43_000).contains(&used), "{used} slots used");
+        assert!(*fullest <= 11, "{fullest} flows in one slot");
+    }
+}
