@@ -1,1 +1,64 @@
-fn main(){}
+// SPDX-License-Identifier: GPL-2.0-only
+//! NPL's kernel programs: entries only. Each is one expression over a direction's module.
+//!
+//! `ingress` rewrites what clients send to a node port to the Pod, ahead of netfilter; `egress` rewrites the Pod's
+//! replies back, behind netfilter. In between, the host and its CNI see one ordinary flow from the client to the Pod.
+//!
+//! Whatever is not ours goes on untouched: the verdict is always "next", so that other programs on the hook see it too.
+
+#![no_std]
+#![no_main]
+#![expect(unreachable_pub, reason = "a module says what it offers; a binary has no other crate to offer it to")]
+#![expect(unsafe_code, reason = "packets and map values are raw memory that the kernel's verifier checks")]
+
+mod egress;
+mod flow;
+mod ingress;
+mod maps;
+mod packet;
+mod rewrite;
+mod stats;
+mod verdict;
+
+use aya_ebpf::{macros::classifier, programs::TcContext};
+
+/// Bytes in front of the IP header on a device with Ethernet headers.
+const ETHERNET: usize = 14;
+/// Bytes in front of the IP header on a device without link-layer header.
+const NONE: usize = 0;
+
+/// Requests on a device with Ethernet headers.
+#[classifier]
+pub fn npl_ingress(ctx: TcContext) -> i32 {
+    ingress::translate::<ETHERNET>(&ctx).into_action()
+}
+
+/// Replies on a device with Ethernet headers.
+#[classifier]
+pub fn npl_egress(ctx: TcContext) -> i32 {
+    egress::translate::<ETHERNET>(&ctx).into_action()
+}
+
+/// Requests on a device without link-layer header.
+#[classifier]
+pub fn npl_ingress_l3(ctx: TcContext) -> i32 {
+    ingress::translate::<NONE>(&ctx).into_action()
+}
+
+/// Replies on a device without link-layer header.
+#[classifier]
+pub fn npl_egress_l3(ctx: TcContext) -> i32 {
+    egress::translate::<NONE>(&ctx).into_action()
+}
+
+/// The kernel lets programs use the helpers that this licence permits.
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 4] = *b"GPL\0";
+
+/// Never reached: no code of this crate can panic, and the verifier would refuse a loop that it could reach.
+#[cfg(target_arch = "bpf")]
+#[panic_handler]
+fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
+    loop {}
+}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Requests: node port to Pod. The destination follows from the mapping alone, packet by packet.
+
+use aya_ebpf::programs::TcContext;
+use npl_common::{
+    mapping::{Frontend, LocalAddressV4},
+    reason::Reason,
+};
+
+use crate::{
+    flow::{Flow, NodeEnd, Progress, Request},
+    maps::{CONFIG, LOCAL_V4, MAPPING_V4},
+    packet::{PacketV4, skb},
+    rewrite, stats,
+    verdict::Verdict,
+};
+
+/// Judges and rewrites one packet whose IP header starts `L2` bytes in.
+#[inline(always)]
+pub fn translate<const L2: usize>(ctx: &TcContext) -> Verdict {
+    let Some(packet) = PacketV4::read::<L2>(ctx) else { return Verdict::NotOurs };
+    let node_port = u16::from_be(packet.ports.destination);
+    let Some(config) = CONFIG.get(0) else { return Verdict::NotOurs };
+    if !config.contains(node_port) {
+        return Verdict::NotOurs;
+    }
+    let node_addr = packet.ip.destination.to_ne_bytes();
+    // SAFETY: the agent alone writes this map, and never changes an element in place.
+    let Some(local) = (unsafe { LOCAL_V4.get(&LocalAddressV4 { addr: node_addr }) }) else { return Verdict::NotOurs };
+    let frontend = Frontend { node_port, protocol: packet.ip.protocol, _pad: 0 };
+    // SAFETY: the agent alone writes this map; the kernel replaces an element as a whole.
+    let Some(backend) = (unsafe { MAPPING_V4.get(&frontend) }) else { return Verdict::Pass(Reason::NoMapping) };
+    if packet.is_fragment() {
+        return Verdict::Pass(Reason::Fragment);
+    }
+    let Some(transport) = packet.transport(ctx) else { return Verdict::Pass(Reason::Truncated) };
+
+    let pod_addr = u32::from_ne_bytes(backend.pod_addr);
+    let node = NodeEnd { addr: node_addr, addr_index: local.index as u8, port: node_port };
+    let request =
+        Request { node, generation: backend.generation, ifindex: ifindex(ctx), tcp_flags: transport.tcp_flags };
+    let client_port = u16::from_be(packet.ports.source);
+    let progress = Flow::new(packet.ip.source, pod_addr, client_port, backend.pod_port, packet.ip.protocol)
+        .map(|flow| flow.note_request(&request));
+    stats::of_mapping(backend.stats_index, |stats| {
+        stats.request_packets += 1;
+        stats.request_bytes += u64::from(ctx.len());
+        stats.new_flows += u64::from(progress == Some(Progress::New));
+        stats.established_flows += u64::from(progress == Some(Progress::Established));
+    });
+    match rewrite::destination(ctx, &packet, transport, pod_addr, backend.pod_port.to_be()) {
+        Ok(()) => Verdict::Translated,
+        Err(rewrite::Refused) => Verdict::Drop(Reason::RewriteFailed),
+    }
+}
+
+/// The device that the packet came in by.
+#[inline(always)]
+fn ifindex(ctx: &TcContext) -> u32 {
+    // SAFETY: the context is valid for the program's run; the verifier allows this field.
+    unsafe { (*skb(ctx)).ifindex }
+}

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! All maps. The agent pins them; their names are `npl_common::names`'s.
+
+use aya_ebpf::{
+    btf_maps::{Array, HashMap, LruHashMap, PerCpuArray},
+    macros::btf_map,
+};
+use npl_common::{
+    config::Config,
+    flow::{FlowKeyV4, FlowV4, MAX_FLOWS},
+    mapping::{
+        BackendV4, Endpoint, EndpointV4, Frontend, LocalAddress, LocalAddressV4, MAX_LOCAL_ADDRESSES, MAX_MAPPINGS,
+    },
+    reason::MAX_REASONS,
+    stats::{MAX_STATS, MappingStats},
+    syn::SLOTS,
+};
+
+/// Written by the agent.
+#[btf_map(name = "npl_config")]
+pub static CONFIG: Array<Config, 1> = Array::new();
+
+/// Written by the agent, which follows the Node's addresses.
+#[btf_map(name = "npl_local_v4")]
+pub static LOCAL_V4: HashMap<LocalAddressV4, LocalAddress, { MAX_LOCAL_ADDRESSES as usize }> = HashMap::new();
+
+/// Written by the agent; all zero where an index is free.
+#[btf_map(name = "npl_laddr_v4")]
+pub static LOCAL_ADDRESS_V4: Array<LocalAddressV4, { MAX_LOCAL_ADDRESSES as usize }> = Array::new();
+
+/// Written by the agent. A hash, because replacing an element of one is atomic for its readers.
+#[btf_map(name = "npl_map_v4")]
+pub static MAPPING_V4: HashMap<Frontend, BackendV4, { MAX_MAPPINGS as usize }> = HashMap::new();
+
+/// Written by the agent.
+#[btf_map(name = "npl_ep_v4")]
+pub static ENDPOINT_V4: HashMap<EndpointV4, Endpoint, { MAX_MAPPINGS as usize }> = HashMap::new();
+
+/// Written by the programs, purged by the agent. LRU, because the network chooses the keys.
+#[btf_map(name = "npl_flow_v4")]
+pub static FLOW_V4: LruHashMap<FlowKeyV4, FlowV4, { MAX_FLOWS as usize }> = LruHashMap::new();
+
+/// Written by the programs, one aligned word at a time.
+#[btf_map(name = "npl_syn_v4")]
+pub static SYN_V4: Array<u64, { SLOTS as usize }> = Array::new();
+
+/// Written by the programs.
+#[btf_map(name = "npl_stats")]
+pub static STATS: PerCpuArray<MappingStats, { MAX_STATS as usize }> = PerCpuArray::new();
+
+/// Written by the programs.
+#[btf_map(name = "npl_reason")]
+pub static REASONS: PerCpuArray<u64, { MAX_REASONS as usize }> = PerCpuArray::new();

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Bounds-checked reads of packets: the only place that makes pointers into them.
+
+use aya_ebpf::{
+    EbpfContext as _,
+    bindings::__sk_buff,
+    helpers::generated::bpf_skb_pull_data,
+    programs::TcContext,
+};
+use npl_common::mapping::protocol;
+
+/// `ETH_P_IP` as it stands in `__sk_buff::protocol`.
+const ETH_P_IP: u32 = 0x0800_u16.to_be() as u32;
+/// `PACKET_HOST`: addressed to this machine on the link layer.
+const PACKET_HOST: u32 = 0;
+/// More-fragments flag and fragment offset, host order.
+const FRAGMENT_MASK: u16 = 0x3fff;
+/// The fragment offset alone, host order.
+const FRAGMENT_OFFSET_MASK: u16 = 0x1fff;
+/// The smallest IPv4 header.
+const IPV4_MIN: usize = size_of::<Ipv4Header>();
+
+/// TCP flags in the byte at offset 13.
+pub mod tcp_flag {
+    /// No more data from the sender.
+    pub const FIN: u8 = 0x01;
+    /// First packet of a direction.
+    pub const SYN: u8 = 0x02;
+    /// The connection is over.
+    pub const RST: u8 = 0x04;
+}
+
+/// The part of an IPv4 header that every packet has (RFC 791). Words are as loaded: network order in memory.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Ipv4Header {
+    pub version_and_length: u8,
+    pub tos: u8,
+    pub total_length: u16,
+    pub id: u16,
+    pub fragment: u16,
+    pub ttl: u8,
+    pub protocol: u8,
+    pub check: u16,
+    pub source: u32,
+    pub destination: u32,
+}
+
+/// The ports, which TCP, UDP and SCTP have at the same place. Words are as loaded.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Ports {
+    pub source: u16,
+    pub destination: u16,
+}
+
+/// A TCP header without options (RFC 9293), as far as it is read.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct TcpHeader {
+    ports: Ports,
+    sequence: u32,
+    acknowledgement: u32,
+    offset: u8,
+    flags: u8,
+    window: u16,
+    check: u16,
+    urgent: u16,
+}
+
+/// A UDP header (RFC 768). Words are as loaded.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct UdpHeader {
+    ports: Ports,
+    length: u16,
+    check: u16,
+}
+
+/// Offset of the checksum in a TCP header.
+pub const TCP_CHECK: u32 = core::mem::offset_of!(TcpHeader, check) as u32;
+/// Offset of the checksum in a UDP header.
+pub const UDP_CHECK: u32 = core::mem::offset_of!(UdpHeader, check) as u32;
+
+/// An IPv4 packet with ports: where its headers are, and what they said when it was read.
+#[derive(Clone, Copy)]
+pub struct PacketV4 {
+    /// Offset of the IP header.
+    pub l3: usize,
+    /// Offset of the transport header.
+    pub l4: usize,
+    /// The IP header.
+    pub ip: Ipv4Header,
+    /// The ports.
+    pub ports: Ports,
+}
+
+/// What is needed of the transport header beyond the ports.
+#[derive(Clone, Copy)]
+pub struct Transport {
+    /// TCP flags; 0 for other protocols.
+    pub tcp_flags: u8,
+    /// Whether the sender left the checksum out, as UDP over IPv4 may.
+    pub has_checksum: bool,
+}
+
+impl PacketV4 {
+    /// Reads an IPv4 packet that carries TCP or UDP ports, or nothing if it is another kind of packet.
+    ///
+    /// A fragment that is not the first has no ports and is none of ours here.
+    #[inline(always)]
+    pub fn read<const L2: usize>(ctx: &TcContext) -> Option<Self> {
+        if !is_plain_ipv4(ctx) {
+            return None;
+        }
+        let ip = read::<Ipv4Header>(ctx, L2)?;
+        if !matches!(ip.protocol, protocol::TCP | protocol::UDP) {
+            return None;
+        }
+        let header_length = usize::from(ip.version_and_length & 0x0f) * 4;
+        if header_length < IPV4_MIN || u16::from_be(ip.fragment) & FRAGMENT_OFFSET_MASK != 0 {
+            return None;
+        }
+        let l4 = L2 + header_length;
+        let ports = read::<Ports>(ctx, l4)?;
+        Some(Self { l3: L2, l4, ip, ports })
+    }
+
+    /// Whether it is the first of several fragments.
+    #[inline(always)]
+    pub fn is_fragment(&self) -> bool {
+        u16::from_be(self.ip.fragment) & FRAGMENT_MASK != 0
+    }
+
+    /// Reads the rest of the transport header that matters here, or nothing if the packet ends before it does.
+    #[inline(always)]
+    pub fn transport(&self, ctx: &TcContext) -> Option<Transport> {
+        if self.ip.protocol == protocol::TCP {
+            let tcp = read::<TcpHeader>(ctx, self.l4)?;
+            Some(Transport { tcp_flags: tcp.flags, has_checksum: true })
+        } else {
+            let udp = read::<UdpHeader>(ctx, self.l4)?;
+            Some(Transport { tcp_flags: 0, has_checksum: udp.check != 0 })
+        }
+    }
+
+    /// Offset of the transport checksum.
+    #[inline(always)]
+    pub const fn check_offset(&self) -> u32 {
+        self.l4 as u32 + if self.ip.protocol == protocol::TCP { TCP_CHECK } else { UDP_CHECK }
+    }
+}
+
+/// IPv4, for this machine, and not tagged: a tagged packet belongs to the VLAN device that owns the address.
+#[inline(always)]
+fn is_plain_ipv4(ctx: &TcContext) -> bool {
+    let skb = skb(ctx);
+    // SAFETY: the context is valid for the program's run; the verifier allows these fields.
+    let (protocol, vlan, kind) = unsafe { ((*skb).protocol, (*skb).vlan_present, (*skb).pkt_type) };
+    // A packet that leaves has the type of how it arrived or PACKET_OUTGOING; only one for another machine is excluded.
+    protocol == ETH_P_IP && vlan == 0 && kind != PACKET_OTHERHOST && kind >= PACKET_HOST
+}
+
+/// `PACKET_OTHERHOST`: seen on the wire, addressed to another machine.
+const PACKET_OTHERHOST: u32 = 3;
+
+/// The raw context, for helpers.
+#[inline(always)]
+pub fn skb(ctx: &TcContext) -> *mut __sk_buff {
+    ctx.as_ptr().cast()
+}
+
+/// A pointer to `T` at `offset`, if that much of the packet is linear.
+#[inline(always)]
+pub fn pointer<T>(ctx: &TcContext, offset: usize) -> Option<*mut T> {
+    let start = ctx.data() + offset;
+    if start + size_of::<T>() > ctx.data_end() { None } else { Some(start as *mut T) }
+}
+
+/// Copies a header out of the packet, making it linear first if only its beginning is (as drivers do with large ones).
+#[inline(always)]
+fn read<T: Copy>(ctx: &TcContext, offset: usize) -> Option<T> {
+    let header = match pointer::<T>(ctx, offset) {
+        Some(header) => header,
+        None => {
+            // SAFETY: the context is valid; all pointers into the packet are made anew afterwards.
+            let pulled = unsafe { bpf_skb_pull_data(skb(ctx), (offset + size_of::<T>()) as u32) };
+            if pulled != 0 {
+                return None;
+            }
+            pointer::<T>(ctx, offset)?
+        }
+    };
+    // SAFETY: in bounds as checked. IP headers are aligned to two bytes at least, and the kernel lets programs load
+    // unaligned words on every processor that it builds this object for.
+    Some(unsafe { *header })
+}
