@@ -1,1 +1,45 @@
-fn main(){}
+// SPDX-License-Identifier: Apache-2.0
+//! `cargo xtask`: everything that is done with this repository, each command in its own file.
+//!
+//! It is compiled before anything else on a fresh machine, so it depends on next to nothing and on no other crate
+//! of the workspace: it runs programs.
+
+#![expect(clippy::print_stdout, reason = "a command line tool tells what it does on standard output")]
+
+mod build;
+mod build_ebpf;
+mod cache;
+mod ebpf;
+mod elf;
+mod paths;
+mod process;
+mod setup;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// Builds, tests, demonstrates and measures NPL.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Install what the builds and the tests need; what is there already is left alone.
+    Setup(setup::Options),
+    /// Build the kernel programs into target/bpf/.
+    BuildEbpf(build_ebpf::Options),
+    /// Build the agent, with the kernel programs embedded, as one static binary: target/release/npl-agent.
+    Build(build::Options),
+}
+
+fn main() -> Result<()> {
+    match Arguments::parse().command {
+        Command::Setup(options) => setup::run(&options),
+        Command::BuildEbpf(options) => build_ebpf::run(&options),
+        Command::Build(options) => build::run(&options),
+    }
+}

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Hands the kernel object to the crate, which embeds `$OUT_DIR/npl.bpf.o`.
+//!
+//! The object is made by `cargo xtask build-ebpf` with another compiler. Without it the crate still compiles, around
+//! an empty object with which the agent refuses to start: checks and unit tests need no eBPF toolchain.
+
+use std::env;
+use std::error::Error;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Names the object; an absolute path.
+const VARIABLE: &str = "NPL_BPF_OBJECT";
+
+fn main() -> Result<(), Box<dyn Error>> {
+    println!("cargo::rerun-if-env-changed={VARIABLE}");
+    println!("cargo::rerun-if-env-changed=CARGO_TARGET_DIR");
+    let embedded = PathBuf::from(env::var("OUT_DIR")?).join("npl.bpf.o");
+    if let Some(named) = env::var_os(VARIABLE).map(PathBuf::from) {
+        let problem = |error| format!("embed the kernel object {} named by {VARIABLE}: {error}", named.display());
+        return Ok(embed(&named, &embedded).map_err(problem)?);
+    }
+    let usual = target_dir()?.join("bpf").join("npl.bpf.o");
+    if usual.is_file() {
+        return Ok(embed(&usual, &embedded)?);
+    }
+    // Looked at again on every build, until the object is there.
+    println!("cargo::rerun-if-changed={}", usual.display());
+    println!("cargo::warning=no kernel object is embedded: `cargo xtask build` makes an agent that can start");
+    Ok(fs::write(&embedded, [])?)
+}
+
+fn embed(object: &Path, embedded: &Path) -> std::io::Result<()> {
+    println!("cargo::rerun-if-changed={}", object.display());
+    fs::copy(object, embedded).map(drop)
+}
+
+fn target_dir() -> Result<PathBuf, env::VarError> {
+    let workspace = Path::new(&env::var("CARGO_MANIFEST_DIR")?).join("..");
+    Ok(env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.join("target"), |dir| workspace.join(dir)))
+}

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `cargo xtask build`: the agent as one static binary, and the cargo invocation that it shares with all tests.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+
+use crate::{build_ebpf, paths, process};
+
+/// Arguments of `cargo xtask build`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {}
+
+/// Builds the agent.
+pub(crate) fn run(_options: &Options) -> Result<()> {
+    build_ebpf::build()?;
+    build_agent().map(drop)
+}
+
+/// Builds the agent around the kernel object that is there; the binary's path.
+pub(crate) fn build_agent() -> Result<PathBuf> {
+    process::say("agent: compiling it as one static binary with the kernel programs embedded");
+    process::run(cargo("build").args(["--package", "npl-agent", "--bin", "npl-agent"]))?;
+    let release = paths::target_dir().join("release");
+    let (built, agent) = (built_folder().join("npl-agent"), release.join("npl-agent"));
+    fs::create_dir_all(&release).with_context(|| format!("create {}", release.display()))?;
+    // A copy beside it and a rename: an agent that runs from there keeps its own file.
+    let new = release.join("npl-agent.new");
+    fs::copy(&built, &new).with_context(|| format!("copy {}", built.display()))?;
+    fs::rename(&new, &agent).with_context(|| format!("put {} in place", agent.display()))?;
+    let size = fs::metadata(&agent).map_or(0, |data| data.len());
+    process::say(&format!("{}: {} kB", paths::shown(&agent), size / 1000));
+    Ok(agent)
+}
+
+/// Where binaries made by [`cargo`] lie.
+pub(crate) fn built_folder() -> PathBuf {
+    paths::target_dir().join(paths::agent_target()).join("release")
+}
+
+/// The one way in which the agent and all tests are compiled: same profile, target and flags, so that dependencies are
+/// compiled once. Static, so that a binary runs in an empty container and under a foreign kernel's initramfs. The
+/// target is named, although it is this machine's, to keep the flags away from build scripts and procedural macros.
+pub(crate) fn cargo(subcommand: &str) -> Command {
+    let mut command = Command::new(paths::cargo());
+    command.arg(subcommand).args(["--release", "--target", &paths::agent_target()]);
+    command.env("RUSTFLAGS", "-C target-feature=+crt-static").env_remove("CARGO_ENCODED_RUSTFLAGS");
+    command.env("NPL_BPF_OBJECT", paths::bpf_object()).current_dir(paths::root());
+    command
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `cargo xtask build-ebpf`: the kernel programs, compiled, linked, stripped and listed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{ebpf, elf, paths, process};
+
+/// Arguments of `cargo xtask build-ebpf`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {}
+
+/// Builds every kernel object of npl-ebpf.
+pub(crate) fn run(_options: &Options) -> Result<()> {
+    build().map(drop)
+}
+
+/// Builds every kernel object of npl-ebpf; the path of the one that the agent embeds.
+pub(crate) fn build() -> Result<PathBuf> {
+    let toolchain = ebpf::choose()?;
+    let target_dir = paths::target_dir().join("ebpf");
+    process::say("kernel programs: compiling them and the core library for the kernel's virtual machine");
+    process::run(toolchain.cargo("build", &target_dir)?.arg("--bins"))?;
+    let built = target_dir.join("bpfel-unknown-none").join("release");
+    for name in object_names()? {
+        install(&built.join(&name), &paths::bpf_object().with_file_name(format!("{name}.bpf.o")))?;
+    }
+    Ok(paths::bpf_object())
+}
+
+/// The binaries of npl-ebpf, as its manifest names them.
+fn object_names() -> Result<Vec<String>> {
+    let manifest = paths::root().join("npl-ebpf").join("Cargo.toml");
+    let text = fs::read_to_string(&manifest).with_context(|| format!("read {}", manifest.display()))?;
+    let names: Vec<_> = binaries(&text).collect();
+    if names.is_empty() {
+        bail!("{} names no binary", manifest.display());
+    }
+    Ok(names)
+}
+
+fn binaries(manifest: &str) -> impl Iterator<Item = String> {
+    manifest.split("[[bin]]").skip(1).filter_map(|section| {
+        let own = section.split("\n[").next()?;
+        let value = own.lines().find_map(|line| line.trim().strip_prefix("name")?.trim().strip_prefix('='))?;
+        Some(value.trim().trim_matches('"').to_owned())
+    })
+}
+
+/// Strips one object, lists its programs, and puts it in place unless the same bytes are there: the agent that embeds
+/// it is then not built again.
+fn install(linked: &Path, object: &Path) -> Result<()> {
+    let stripped = linked.with_extension("stripped");
+    fs::copy(linked, &stripped).with_context(|| format!("copy {}", linked.display()))?;
+    strip(&stripped)?;
+    let bytes = fs::read(&stripped).with_context(|| format!("read {}", stripped.display()))?;
+    list(object, &bytes)?;
+    if fs::read(object).is_ok_and(|present| present == bytes) {
+        return Ok(());
+    }
+    let folder = object.parent().context("an object lies in a folder")?;
+    fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+    fs::rename(&stripped, object).with_context(|| format!("put {} in place", object.display()))
+}
+
+/// Takes away DWARF, which nobody reads at run time; the kernel and bpftool read BTF, which stays.
+fn strip(object: &Path) -> Result<()> {
+    match process::find("llvm-strip") {
+        Some(tool) => process::ask(Command::new(tool).arg("--strip-debug").arg(object)).map(drop),
+        None => Ok(()),
+    }
+}
+
+fn list(object: &Path, bytes: &[u8]) -> Result<()> {
+    let functions = elf::functions(bytes).with_context(|| format!("read the programs of {}", object.display()))?;
+    process::say(&format!("{}: {} bytes", paths::shown(object), bytes.len()));
+    for elf::Function { name, section, instructions } in functions {
+        let kind = if section == ".text" { "subprogram" } else { section.as_str() };
+        process::detail(&format!("{name:<20} {instructions:>5} instructions  {kind}"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::binaries;
+
+    #[test]
+    fn binaries_are_read_from_the_manifest() {
+        let manifest = "[package]\nname = \"p\"\n[[bin]]\nname = \"a\"\npath = \"x\"\n\n[[bin]]\nname = \"b\"\n[dependencies]\nname = 1\n";
+        assert_eq!(binaries(manifest).collect::<Vec<_>>(), ["a", "b"]);
+    }
+}

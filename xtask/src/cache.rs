@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The user's cache folder: what takes minutes to make is made once per machine and not once per checkout.
+
+use std::env;
+use std::fs::{self, File, TryLockError};
+use std::path::{Path, PathBuf};
+use std::process;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::process::say;
+
+/// Longer than anything that is made here takes.
+const LOCK_DEADLINE: Duration = Duration::from_mins(20);
+
+/// The folder `<cache>/npl/<name>-<hash of what it is made from>`; `make` fills it where it is missing.
+///
+/// It appears by a rename, so that a run that was killed leaves nothing that looks finished.
+pub(crate) fn obtain(name: &str, made_from: &[&[u8]], make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+    let finished = entry(name, made_from)?;
+    if finished.is_dir() {
+        return Ok(finished);
+    }
+    let folder = root()?;
+    fs::create_dir_all(&folder).with_context(|| format!("create the cache folder {}", folder.display()))?;
+    let _lock = lock(&folder.join(format!("{name}.lock")), name)?;
+    if finished.is_dir() {
+        return Ok(finished);
+    }
+    let partial = folder.join(format!("{name}.partial-{}", process::id()));
+    let _stale = fs::remove_dir_all(&partial);
+    fs::create_dir_all(&partial).with_context(|| format!("create {}", partial.display()))?;
+    let made = make(&partial).and_then(|()| {
+        fs::rename(&partial, &finished).with_context(|| format!("move the finished {name} to {}", finished.display()))
+    });
+    if let Err(error) = made {
+        let _partial = fs::remove_dir_all(&partial);
+        return Err(error);
+    }
+    Ok(finished)
+}
+
+/// Where `obtain` puts it; present once it was made.
+pub(crate) fn entry(name: &str, made_from: &[&[u8]]) -> Result<PathBuf> {
+    Ok(root()?.join(format!("{name}-{:016x}", hash(made_from))))
+}
+
+fn root() -> Result<PathBuf> {
+    let folder = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    match folder.or_else(|| env::home_dir().map(|home| home.join(".cache"))) {
+        Some(folder) => Ok(folder.join("npl")),
+        None => bail!("there is no home folder to keep built tools in: set XDG_CACHE_HOME"),
+    }
+}
+
+fn lock(path: &Path, name: &str) -> Result<File> {
+    let file = File::create(path).with_context(|| format!("create the lock file {}", path.display()))?;
+    let started = Instant::now();
+    let mut told = false;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::Error(error)) => return Err(error).with_context(|| format!("lock {}", path.display())),
+            Err(TryLockError::WouldBlock) if started.elapsed() > LOCK_DEADLINE => {
+                bail!("another run has been making {name} for 20 minutes: end it, then try again");
+            }
+            Err(TryLockError::WouldBlock) => {}
+        }
+        if !told {
+            say(&format!("{name}: another run is making it, waiting"));
+            told = true;
+        }
+        thread::sleep(Duration::from_millis(200));
+    }
+}
+
+/// FNV-1a, which is enough to tell versions apart. Lengths are part of it, so that ("a", "b") is not ("ab", "").
+fn hash(parts: &[&[u8]]) -> u64 {
+    let bytes = parts.iter().flat_map(|part| part.len().to_le_bytes().into_iter().chain(part.iter().copied()));
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::hash;
+
+    #[test]
+    fn the_key_depends_on_every_byte_and_every_boundary() {
+        let keys = [hash(&[b"a", b"b"]), hash(&[b"ab", b""]), hash(&[b"a", b"c"]), hash(&[b"ab"])];
+        for (i, key) in keys.iter().enumerate() {
+            assert!(!keys.iter().skip(i + 1).any(|other| other == key), "{i}");
+        }
+    }
+}

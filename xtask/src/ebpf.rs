@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which compiler and linker build the kernel programs: one function decides, and says what it chose.
+//!
+//! A compiler fits when it has the source of its core library, which is compiled for the kernel's virtual machine;
+//! a linker fits when it understands the bitcode of that compiler's LLVM.
+
+use std::env::consts::ARCH;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::setup::{self, Need};
+use crate::{paths, process};
+
+/// A compiler and a linker that fit together.
+#[derive(Debug)]
+pub(crate) struct Toolchain {
+    compiler: Compiler,
+    linker: Linker,
+}
+
+#[derive(Debug)]
+struct Compiler {
+    rustc: PathBuf,
+    sysroot: PathBuf,
+    release: String,
+    llvm: u32,
+}
+
+#[derive(Debug)]
+enum Linker {
+    /// The developer's own.
+    OnPath(PathBuf),
+    /// Ours from the cache, which loads the compiler's libLLVM.
+    Cached(PathBuf),
+}
+
+/// Chooses the developer's own nightly where it can do the work, Debian's compiler otherwise, installed if need be.
+pub(crate) fn choose() -> Result<Toolchain> {
+    if let Some(toolchain) = first_that_fits()? {
+        return Ok(toolchain);
+    }
+    if setup::can_install() {
+        setup::ensure(&[Need::EbpfCompiler])?;
+        if let Some(toolchain) = first_that_fits()? {
+            return Ok(toolchain);
+        }
+    }
+    bail!(
+        "no Rust compiler with the source of its core library and a fitting bpf-linker was found: run \
+         `rustup toolchain install nightly --component rust-src` and `cargo install bpf-linker`, or as root on Debian \
+         `cargo xtask setup`"
+    )
+}
+
+fn first_that_fits() -> Result<Option<Toolchain>> {
+    for compiler in [nightly(), system()].into_iter().flatten().filter(Compiler::has_library_source) {
+        if let Some(linker) = linker_for(&compiler)? {
+            let toolchain = Toolchain { compiler, linker };
+            toolchain.announce();
+            return Ok(Some(toolchain));
+        }
+    }
+    Ok(None)
+}
+
+/// The nightly toolchain of rustup.
+fn nightly() -> Option<Compiler> {
+    let rustc = process::ask(Command::new("rustup").args(["which", "--toolchain", "nightly", "rustc"])).ok()?;
+    Compiler::inspect(Path::new(rustc.trim()))
+}
+
+/// The distribution's compiler: Debian calls the newest one `rustc-web`.
+fn system() -> Option<Compiler> {
+    Compiler::inspect(Path::new("/usr/bin/rustc"))
+}
+
+fn linker_for(compiler: &Compiler) -> Result<Option<Linker>> {
+    if let Some(own) = process::find("bpf-linker")
+        && newest_llvm_of(&own).is_some_and(|llvm| llvm >= compiler.llvm)
+    {
+        return Ok(Some(Linker::OnPath(own)));
+    }
+    if compiler.llvm == setup::BPF_LINKER_LLVM && !compiler.library_folders().is_empty() {
+        return Ok(Some(Linker::Cached(setup::bpf_linker()?)));
+    }
+    Ok(None)
+}
+
+/// The newest LLVM whose bitcode a bpf-linker reads; it does not say so itself, but its releases are built for it.
+fn newest_llvm_of(linker: &Path) -> Option<u32> {
+    let answer = process::ask(Command::new(linker).arg("--version")).ok()?;
+    let minor: u32 = answer.trim().strip_prefix("bpf-linker 0.")?.split('.').next()?.parse().ok()?;
+    Some(if minor >= 11 { 23 } else { 22 })
+}
+
+impl Compiler {
+    fn inspect(rustc: &Path) -> Option<Self> {
+        let version = process::ask(Command::new(rustc).arg("-vV")).ok()?;
+        let field = |name: &str| version.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()));
+        let sysroot = process::ask(Command::new(rustc).args(["--print", "sysroot"])).ok()?;
+        let llvm = field("LLVM version:")?.split('.').next()?.parse().ok()?;
+        Some(Self { rustc: rustc.to_owned(), sysroot: sysroot.trim().into(), release: field("release:")?, llvm })
+    }
+
+    fn has_library_source(&self) -> bool {
+        self.sysroot.join("lib/rustlib/src/rust/library/core/src/lib.rs").is_file()
+    }
+
+    /// Folders that hold this compiler's libLLVM.
+    fn library_folders(&self) -> Vec<PathBuf> {
+        let library = self.sysroot.join("lib");
+        let folders = [library.join(format!("{ARCH}-linux-gnu")), library];
+        folders.into_iter().filter(|folder| self.has_llvm_in(folder)).collect()
+    }
+
+    fn has_llvm_in(&self, folder: &Path) -> bool {
+        let wanted = format!("libLLVM.so.{}", self.llvm);
+        let names = folder.read_dir().into_iter().flatten().filter_map(Result::ok).map(|entry| entry.file_name());
+        names.into_iter().any(|name| name.to_string_lossy().starts_with(&wanted))
+    }
+}
+
+impl Toolchain {
+    fn announce(&self) {
+        let linker = match &self.linker {
+            Linker::OnPath(path) | Linker::Cached(path) => path.display(),
+        };
+        let Compiler { rustc, release, llvm, .. } = &self.compiler;
+        process::say(&format!("kernel programs: rustc {release} (LLVM {llvm}) at {} with {linker}", rustc.display()));
+    }
+
+    /// A cargo command for the kernel's target: `build` and the like; its output goes below `target_dir`.
+    pub(crate) fn cargo(&self, subcommand: &str, target_dir: &Path) -> Result<Command> {
+        let own_cargo = self.compiler.sysroot.join("bin").join("cargo");
+        let cargo = if own_cargo.is_file() { own_cargo.into_os_string() } else { paths::cargo() };
+        let mut command = Command::new(cargo);
+        command.arg(subcommand).args(["--release", "--package", "npl-ebpf"]);
+        command.args(["--target", "bpfel-unknown-none", "-Zbuild-std=core", "--target-dir"]).arg(target_dir);
+        command
+            .env("RUSTC", &self.compiler.rustc)
+            .env("RUSTFLAGS", self.flags()?)
+            .env_remove("CARGO_ENCODED_RUSTFLAGS");
+        if !self.compiler.release.contains("nightly") {
+            // Building the core library is an unstable feature of cargo and of rustc, and the only one that is used.
+            command.env("RUSTC_BOOTSTRAP", "1");
+        }
+        if let Linker::Cached(_) = self.linker {
+            let folders = std::env::join_paths(self.compiler.library_folders()).context("name libLLVM's folders")?;
+            command.env("LD_LIBRARY_PATH", folders);
+        }
+        command.current_dir(paths::root());
+        Ok(command)
+    }
+
+    /// The same sources give the same bytes in every checkout: paths are replaced by short names.
+    fn flags(&self) -> Result<String> {
+        let (Linker::OnPath(linker) | Linker::Cached(linker)) = &self.linker;
+        let mut flags = vec![
+            format!("-Clinker={}", linker.display()),
+            "-Clink-arg=--btf".to_owned(),
+            "-Cdebuginfo=2".to_owned(),
+            format!("--cfg=bpf_target_arch=\"{ARCH}\""),
+        ];
+        let source = self.compiler.sysroot.join("lib/rustlib/src/rust");
+        let source = source.canonicalize().with_context(|| format!("find {}", source.display()))?;
+        let renamed = [(Some(paths::root()), "/npl"), (paths::cargo_home(), "/cargo"), (Some(source), "/rust")];
+        for (from, to) in renamed {
+            flags.extend(from.map(|from| format!("--remap-path-prefix={}={to}", from.display())));
+        }
+        if flags.iter().any(|flag| flag.contains(char::is_whitespace)) {
+            bail!("a folder that the compiler is told about has a space in its name: move the checkout or the cache");
+        }
+        Ok(flags.join(" "))
+    }
+}
