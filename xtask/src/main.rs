@@ -14,6 +14,7 @@ mod elf;
 mod paths;
 mod process;
 mod setup;
+mod tidy;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -32,6 +33,8 @@ enum Command {
     Setup(setup::Options),
     /// Build the kernel programs into target/bpf/.
     BuildEbpf(build_ebpf::Options),
+    /// Check the rules of this repository that no compiler knows.
+    Tidy(tidy::Options),
     /// Build the agent, with the kernel programs embedded, as one static binary: target/release/npl-agent.
     Build(build::Options),
 }
@@ -40,6 +43,7 @@ fn main() -> Result<()> {
     match Arguments::parse().command {
         Command::Setup(options) => setup::run(&options),
         Command::BuildEbpf(options) => build_ebpf::run(&options),
+        Command::Tidy(options) => tidy::run(&options),
         Command::Build(options) => build::run(&options),
     }
 }

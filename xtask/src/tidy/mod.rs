@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `cargo xtask tidy`: the rules of this repository that no compiler knows. Also a test of this crate, so that nobody
+//! learns of a broken rule from continuous integration.
+
+mod documents;
+mod purity;
+mod reasons;
+mod source;
+mod tree;
+
+use anyhow::{Result, bail};
+
+use crate::{paths, process};
+use tree::Tree;
+
+/// Arguments of `cargo xtask tidy`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {}
+
+/// A place where a rule is broken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Finding {
+    place: String,
+    rule: String,
+    severity: Severity,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Severity {
+    /// Shown; for an aim that is not a limit.
+    Note,
+    Error,
+}
+
+impl Finding {
+    fn error(place: impl Into<String>, rule: impl Into<String>) -> Self {
+        Self { place: place.into(), rule: rule.into(), severity: Severity::Error }
+    }
+
+    fn note(place: impl Into<String>, rule: impl Into<String>) -> Self {
+        Self { severity: Severity::Note, ..Self::error(place, rule) }
+    }
+}
+
+/// Checks every rule and prints what breaks it.
+pub(crate) fn run(_options: &Options) -> Result<()> {
+    process::say("tidy: the repository's own rules");
+    let findings = findings(&Tree::read(&paths::root())?);
+    for Finding { place, rule, severity } in &findings {
+        let word = if *severity == Severity::Error { "error" } else { "note" };
+        process::detail(&format!("{word}: {place}: {rule}"));
+    }
+    match findings.iter().filter(|finding| finding.severity == Severity::Error).count() {
+        0 => Ok(()),
+        count => bail!("{count} places break the repository's rules: they are listed above"),
+    }
+}
+
+fn findings(tree: &Tree) -> Vec<Finding> {
+    [source::check(tree), purity::check(tree), reasons::check(tree), documents::check(tree)].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Severity, Tree, findings, paths};
+
+    #[test]
+    fn the_repository_keeps_its_rules() {
+        let mut findings = findings(&Tree::read(&paths::root()).unwrap());
+        findings.retain(|finding| finding.severity == Severity::Error);
+        assert!(findings.is_empty(), "{findings:#?}");
+    }
+}

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Every reason that the kernel programs count has a test that provokes it and says so in its name.
+
+use super::Finding;
+use super::tree::Tree;
+
+const REASONS: &str = "npl-common/src/reason.rs";
+const TESTS: &str = "npl-testkit/tests/";
+
+pub(super) fn check(tree: &Tree) -> Vec<Finding> {
+    let Some(declaration) = tree.text(REASONS) else {
+        return vec![Finding::error(REASONS, "the reasons are not where this rule looks for them")];
+    };
+    let names = names(declaration);
+    if names.is_empty() {
+        return vec![Finding::error(REASONS, "no reason is found in the form `Variant = 0, \"name\";`")];
+    }
+    let tests: Vec<&str> = tree.below(TESTS, ".rs").flat_map(|(_, text)| test_names(text)).collect();
+    let untested = names.iter().filter(|name| !tests.iter().any(|test| test.contains(*name)));
+    untested.map(|name| Finding::error(REASONS, format!("no test below {TESTS} has `{name}` in its name"))).collect()
+}
+
+/// From lines like `NoMapping = 0, "no_mapping";`.
+fn names(declaration: &str) -> Vec<&str> {
+    declaration.lines().filter_map(reason_name).collect()
+}
+
+fn reason_name(line: &str) -> Option<&str> {
+    let (_variant, rest) = line.trim().split_once(" = ")?;
+    let (number, name) = rest.split_once(", ")?;
+    number.parse::<u32>().ok()?;
+    name.strip_prefix('"')?.strip_suffix("\";")
+}
+
+fn test_names(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter_map(|line| line.trim().strip_prefix("fn ")?.split('(').next())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{REASONS, Tree, check};
+
+    const DECLARATION: &str =
+        "reasons! {\n    /// Text.\n    NoMapping = 0, \"no_mapping\";\n    Fragment = 1, \"fragment\";\n}";
+
+    #[test]
+    fn a_reason_without_a_test_is_found() {
+        let tests = "#[test]\nfn no_mapping_is_left_to_the_host() {\n}";
+        let findings = check(&Tree::of(&[(REASONS, DECLARATION), ("npl-testkit/tests/kernel/a.rs", tests)]));
+        assert_eq!(findings.len(), 1, "{findings:?}");
+        assert!(findings[0].rule.contains("`fragment`"));
+    }
+
+    #[test]
+    fn a_declaration_that_cannot_be_read_is_found() {
+        assert_eq!(check(&Tree::of(&[(REASONS, "enum Reason {}")])).len(), 1);
+        assert_eq!(check(&Tree::of(&[])).len(), 1);
+    }
+}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Rules for each source file: licence, length, name, silence in the packet path, no trace of one machine.
+
+use std::path::Path;
+
+use super::Finding;
+use super::tree::Tree;
+
+/// What a file should stay below, and what it must.
+const LINES_AIM: usize = 400;
+const LINES_LIMIT: usize = 600;
+
+/// Names that say nothing about what is in a module.
+const EMPTY_NAMES: [&str; 6] = ["common", "helper", "helpers", "misc", "types", "utils"];
+
+/// Folders that exist on one machine only; written so that this file does not name them.
+const MACHINE_PATHS: [&str; 4] =
+    [concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/ho", "me/"), concat!("/t", "mp/")];
+
+/// What would write a log line for a packet.
+const LOGGING: [&str; 7] = ["aya_log", "bpf_printk", "trace_printk", "debug!(", "info!(", "warn!(", "println!("];
+
+pub(super) fn check(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (path, text) in tree.files() {
+        if Path::new(path).extension() == Some("rs".as_ref()) {
+            findings.extend(licence(path, text));
+            findings.extend(length(path, text));
+            findings.extend(name(path));
+        }
+        if path.starts_with("npl-ebpf/src/") && !path.ends_with("/trace.rs") {
+            findings.extend(lines_with(path, text, &LOGGING, "the packet path writes no log: count a reason instead"));
+        }
+        findings.extend(lines_with(path, text, &MACHINE_PATHS, "a folder of one machine is named"));
+    }
+    findings
+}
+
+fn licence(path: &str, text: &str) -> Option<Finding> {
+    let expected = match path.split('/').next() {
+        Some("npl-ebpf") => "GPL-2.0-only",
+        Some("npl-common") => "Apache-2.0 OR GPL-2.0-only",
+        _ => "Apache-2.0",
+    };
+    let line = format!("// SPDX-License-Identifier: {expected}");
+    (text.lines().next() != Some(&line)).then(|| Finding::error(path, format!("the first line is not `{line}`")))
+}
+
+fn length(path: &str, text: &str) -> Option<Finding> {
+    let lines = text.lines().count();
+    if lines > LINES_LIMIT {
+        return Some(Finding::error(path, format!("{lines} lines; {LINES_LIMIT} is the limit")));
+    }
+    (lines > LINES_AIM).then(|| Finding::note(path, format!("{lines} lines; {LINES_AIM} is the aim")))
+}
+
+fn name(path: &str) -> Option<Finding> {
+    let words = path.trim_end_matches(".rs").split('/');
+    let bad = words.into_iter().find(|word| EMPTY_NAMES.contains(word))?;
+    Some(Finding::error(path, format!("`{bad}` says nothing about what is inside")))
+}
+
+fn lines_with(path: &str, text: &str, forbidden: &[&str], rule: &str) -> Vec<Finding> {
+    let numbered = text.lines().enumerate().filter(|(_, line)| forbidden.iter().any(|word| line.contains(word)));
+    numbered.map(|(index, _)| Finding::error(format!("{path}:{}", index + 1), rule)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LINES_AIM, LINES_LIMIT, MACHINE_PATHS, Tree, check};
+    use crate::tidy::Severity;
+
+    fn places(files: &[(&str, &str)]) -> Vec<String> {
+        check(&Tree::of(files)).into_iter().map(|finding| finding.place).collect()
+    }
+
+    #[test]
+    fn each_crate_has_its_licence_on_the_first_line() {
+        let (apache, gpl) = ("// SPDX-License-Identifier: Apache-2.0\n", "// SPDX-License-Identifier: GPL-2.0-only\n");
+        assert!(places(&[("npl-agent/src/a.rs", apache), ("npl-ebpf/src/b.rs", gpl)]).is_empty());
+        assert_eq!(places(&[("npl-agent/src/a.rs", gpl)]), ["npl-agent/src/a.rs"]);
+        assert_eq!(places(&[("npl-ebpf/src/b.rs", apache)]), ["npl-ebpf/src/b.rs"]);
+        assert_eq!(places(&[("xtask/src/c.rs", "")]), ["xtask/src/c.rs"]);
+    }
+
+    #[test]
+    fn long_files_are_noted_and_very_long_ones_refused() {
+        let of = |lines: usize| format!("// SPDX-License-Identifier: Apache-2.0\n{}", "\n".repeat(lines - 1));
+        let severity = |lines| check(&Tree::of(&[("xtask/a.rs", &of(lines))])).first().map(|found| found.severity);
+        assert_eq!(severity(LINES_AIM), None);
+        assert_eq!(severity(LINES_AIM + 1), Some(Severity::Note));
+        assert_eq!(severity(LINES_LIMIT + 1), Some(Severity::Error));
+    }
+
+    #[test]
+    fn names_that_say_nothing_are_refused() {
+        let licence = "// SPDX-License-Identifier: Apache-2.0";
+        assert_eq!(places(&[("npl-agent/src/utils.rs", licence)]), ["npl-agent/src/utils.rs"]);
+        assert_eq!(places(&[("npl-agent/src/types/a.rs", licence)]), ["npl-agent/src/types/a.rs"]);
+    }
+
+    #[test]
+    fn the_packet_path_is_silent_and_no_machine_is_named() {
+        let gpl = "// SPDX-License-Identifier: GPL-2.0-only";
+        assert_eq!(places(&[("npl-ebpf/src/a.rs", &format!("{gpl}\ninfo!(ctx)"))]), ["npl-ebpf/src/a.rs:2"]);
+        assert_eq!(places(&[("README.md", &format!("see\n{}x", MACHINE_PATHS[0]))]), ["README.md:2"]);
+    }
+}

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The repository's text files.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+
+/// Folders that hold nothing that was written by us.
+const LEFT_OUT: [&str; 3] = [".git", "target", "proptest-regressions"];
+
+/// The text of each file, by its path below the root.
+#[derive(Debug, Default)]
+pub(super) struct Tree {
+    files: BTreeMap<String, String>,
+}
+
+impl Tree {
+    pub(super) fn read(root: &Path) -> Result<Self> {
+        let mut tree = Self::default();
+        tree.add(root, "").with_context(|| format!("read the files of {}", root.display()))?;
+        Ok(tree)
+    }
+
+    #[cfg(test)]
+    pub(super) fn of(files: &[(&str, &str)]) -> Self {
+        Self { files: files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())).collect() }
+    }
+
+    /// All files, in the order of their paths.
+    pub(super) fn files(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.files.iter().map(|(path, text)| (path.as_str(), text.as_str()))
+    }
+
+    /// The files of a kind below a folder: `("npl-agent/src/core/", ".rs")`.
+    pub(super) fn below(&self, folder: &str, ending: &str) -> impl Iterator<Item = (&str, &str)> {
+        self.files().filter(move |(path, _)| path.starts_with(folder) && path.ends_with(ending))
+    }
+
+    pub(super) fn text(&self, path: &str) -> Option<&str> {
+        self.files.get(path).map(String::as_str)
+    }
+
+    /// Whether a file or a folder is at this path.
+    pub(super) fn has(&self, path: &str) -> bool {
+        path.is_empty() || self.files.contains_key(path) || self.below(&format!("{path}/"), "").next().is_some()
+    }
+
+    fn add(&mut self, folder: &Path, prefix: &str) -> Result<()> {
+        for entry in fs::read_dir(folder)? {
+            let entry = entry?;
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            if LEFT_OUT.contains(&name.as_str()) {
+                continue;
+            }
+            let path = format!("{prefix}{name}");
+            if entry.file_type()?.is_dir() {
+                self.add(&entry.path(), &format!("{path}/"))?;
+            } else if let Ok(text) = fs::read_to_string(entry.path()) {
+                self.files.insert(path, text);
+            }
+        }
+        Ok(())
+    }
+}
