@@ -1,1 +1,32 @@
-//! x
+// SPDX-License-Identifier: Apache-2.0
+//! What NPL's tests, demo and benchmarks stand on: network namespaces, topologies, packets, traffic, and a real API
+//! server. It never ships, and it does not depend on the agent.
+//!
+//! Everything that a run makes outside of its process belongs to a [`run::Run`] and is gone with it:
+//!
+//! ```no_run
+//! use npl_testkit::{echo::EchoServer, run::Run, topology::{self, Topology}, traffic};
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! let run = Run::start()?;
+//! let mut topology = Topology::new(&run, "", topology::Options::default())?;
+//! let pod = topology.add_pod(&run, "web-0")?;
+//! let server = EchoServer::start_in(&pod.netns, &pod.name, &[8080])?;
+//! let answer = traffic::tcp_request(&topology.client().netns, (pod.ip(), 8080).into(), "hello")?;
+//! assert_eq!(answer.pod, "web-0");
+//! # Ok(())
+//! # }
+//! ```
+
+pub mod api_client;
+pub mod cluster;
+pub mod control_plane;
+pub mod echo;
+pub mod mounts;
+pub mod netns;
+pub mod poll;
+pub mod process;
+pub mod run;
+pub mod tools;
+pub mod topology;
+pub mod traffic;

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A small client of the API server: untyped, with connections that stay open, since latencies are measured with it.
+
+use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde_json::Value;
+use ureq::http::{Method, Request, Response, StatusCode};
+use ureq::tls::{RootCerts, TlsConfig, parse_pem};
+use ureq::{Agent, Body};
+
+use crate::netns::Netns;
+
+/// No request of a test takes longer.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// A client that knows the server's certificate and sends a token.
+#[derive(Clone, Debug)]
+pub struct ApiClient {
+    agent: Agent,
+    base: String,
+    token: String,
+    netns: Option<Netns>,
+}
+
+impl ApiClient {
+    pub(crate) fn new(server: SocketAddr, authority: &[u8], token: &str, netns: Option<&Netns>) -> Self {
+        let certificates: Vec<_> = parse_pem(authority)
+            .filter_map(|item| match item {
+                Ok(ureq::tls::PemItem::Certificate(certificate)) => Some(certificate),
+                Ok(_key) => None,
+                Err(_not_pem) => None,
+            })
+            .collect();
+        let tls = TlsConfig::builder().root_certs(RootCerts::from(certificates)).build();
+        let config = Agent::config_builder()
+            .tls_config(tls)
+            .timeout_connect(Some(LIMIT))
+            .timeout_recv_response(Some(LIMIT))
+            .http_status_as_error(false)
+            .proxy(None)
+            .build();
+        let (base, token) = (format!("https://{server}"), format!("Bearer {token}"));
+        Self { agent: config.into(), base, token, netns: netns.cloned() }
+    }
+
+    /// Reads a text, such as a health report.
+    pub fn text(&self, path: &str) -> Result<String> {
+        let response = self.send(&Method::GET, path, None)?;
+        let (status, text) = read(response).with_context(|| format!("GET {path}"))?;
+        if !status.is_success() {
+            bail!("GET {path} was answered with {status}: {text}");
+        }
+        Ok(text)
+    }
+
+    /// Reads an object or a list.
+    pub fn get(&self, path: &str) -> Result<Value> {
+        self.json(&Method::GET, path, None)
+    }
+
+    /// Reads an object that may not exist.
+    pub fn find(&self, path: &str) -> Result<Option<Value>> {
+        let (status, value) = self.exchange(&Method::GET, path, None)?;
+        if status == StatusCode::NOT_FOUND {
+            return Ok(None);
+        }
+        accept(&Method::GET, path, status, value).map(Some)
+    }
+
+    /// Creates an object in the collection `path`.
+    pub fn create(&self, path: &str, object: &Value) -> Result<Value> {
+        self.json(&Method::POST, path, Some(("application/json", object)))
+    }
+
+    /// Patches an object by RFC 7396.
+    pub fn merge_patch(&self, path: &str, patch: &Value) -> Result<Value> {
+        self.json(&Method::PATCH, path, Some(("application/merge-patch+json", patch)))
+    }
+
+    /// Deletes an object at once, as a kubelet does when a Pod's containers have ended.
+    pub fn delete(&self, path: &str) -> Result<()> {
+        self.json(&Method::DELETE, &format!("{path}?gracePeriodSeconds=0"), None).map(drop)
+    }
+
+    /// Follows a collection and hands each event to `on_event` until that returns `false` or `limit` is over.
+    pub fn watch(&self, path: &str, limit: Duration, mut on_event: impl FnMut(Value) -> bool + Send) -> Result<()> {
+        let separator = if path.contains('?') { '&' } else { '?' };
+        // The server ends the stream, so that no read within can wait longer.
+        let path = format!("{path}{separator}watch=true&timeoutSeconds={}", limit.as_secs().max(1));
+        let response = self.send(&Method::GET, &path, None)?;
+        let status = response.status();
+        if !status.is_success() {
+            bail!("GET {path} was answered with {status}");
+        }
+        for line in BufReader::new(response.into_body().into_reader()).lines() {
+            let line = line.with_context(|| format!("read from the watch {path}"))?;
+            let event = serde_json::from_str(&line).with_context(|| format!("read the event `{line}`"))?;
+            if !on_event(event) {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn json(&self, method: &Method, path: &str, body: Option<(&str, &Value)>) -> Result<Value> {
+        let (status, value) = self.exchange(method, path, body)?;
+        accept(method, path, status, value)
+    }
+
+    fn exchange(&self, method: &Method, path: &str, body: Option<(&str, &Value)>) -> Result<(StatusCode, Value)> {
+        let response = self.send(method, path, body)?;
+        let (status, text) = read(response).with_context(|| format!("{method} {path}"))?;
+        let value =
+            serde_json::from_str(&text).with_context(|| format!("read the answer to {method} {path}: {text}"))?;
+        Ok((status, value))
+    }
+
+    fn send(&self, method: &Method, path: &str, body: Option<(&str, &Value)>) -> Result<Response<Body>> {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.base))
+            .header("Authorization", &self.token)
+            .header("Accept", "application/json");
+        if let Some((content, _)) = body {
+            request = request.header("Content-Type", content);
+        }
+        let run = || match body {
+            Some((_, value)) => {
+                let request = request.body(value.to_string()).map_err(|err| anyhow!(err))?;
+                self.agent.run(request).map_err(|err| anyhow!(err))
+            }
+            None => self.agent.run(request.body(()).map_err(|err| anyhow!(err))?).map_err(|err| anyhow!(err)),
+        };
+        match &self.netns {
+            Some(netns) => netns.run(run)?,
+            None => run(),
+        }
+        .with_context(|| format!("{method} {}{path}", self.base))
+    }
+}
+
+fn read(response: Response<Body>) -> Result<(StatusCode, String)> {
+    let (parts, mut body) = response.into_parts();
+    // Ten thousand Pods in one list are more than the default limit of 10 MiB.
+    let text = body.with_config().limit(1 << 30).read_to_string().context("read the answer")?;
+    Ok((parts.status, text))
+}
+
+fn accept(method: &Method, path: &str, status: StatusCode, value: Value) -> Result<Value> {
+    if status.is_success() {
+        return Ok(value);
+    }
+    let message = value.get("message").and_then(Value::as_str).unwrap_or("no message");
+    bail!("{method} {path} was answered with {status}: {message}")
+}

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A cluster's objects, with this crate in the part of the kubelet: there is no other.
+
+mod annotations;
+mod objects;
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+pub use self::annotations::{AnnotationLog, Seen};
+pub use self::objects::{PodObject, Port, ServiceObject};
+use crate::api_client::ApiClient;
+use crate::control_plane::ControlPlane;
+use crate::{poll, tools};
+
+/// The annotation that enables a Service, in the default domain.
+pub const ENABLED_ANNOTATION: &str = "nodeportlocal.antrea.io/enabled";
+
+/// The annotation that the agent writes to Pods, in the default domain.
+pub const MAPPING_ANNOTATION: &str = "nodeportlocal.antrea.io";
+
+/// Kinds of a manifest that say who may do what; the rest of it needs a scheduler and a kubelet.
+const ACCESS_KINDS: [&str; 6] =
+    ["Namespace", "ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"];
+
+/// The cluster behind a control plane.
+#[derive(Debug)]
+pub struct Cluster {
+    client: ApiClient,
+    kubeconfig: std::path::PathBuf,
+    kubectl_cache: std::path::PathBuf,
+    netns: Option<crate::netns::Netns>,
+}
+
+impl Cluster {
+    /// Works on `plane` as an administrator.
+    pub fn new(plane: &ControlPlane) -> Result<Self> {
+        Ok(Self {
+            client: plane.client()?,
+            kubeconfig: plane.admin_kubeconfig(),
+            kubectl_cache: plane.directory().join("kubectl"),
+            netns: plane.netns().cloned(),
+        })
+    }
+
+    /// The client, for what this type has no method for.
+    pub fn client(&self) -> &ApiClient {
+        &self.client
+    }
+
+    /// Applies the part of a manifest that says who may do what.
+    pub fn apply_access(&self, manifest: &Path) -> Result<()> {
+        let text = fs::read_to_string(manifest).with_context(|| format!("read {}", manifest.display()))?;
+        let access: Vec<&str> = text.split("\n---").filter(|document| is_access(document)).collect();
+        let mut command = self.kubectl_command(&["apply", "--filename", "-"])?;
+        tools::output_with_input(&mut command, &access.join("\n---"))
+            .with_context(|| format!("apply the access rules of {}", manifest.display()))
+            .map(drop)
+    }
+
+    /// Runs `kubectl` as an administrator and returns what it printed.
+    pub fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+        tools::output(&mut self.kubectl_command(arguments)?)
+    }
+
+    /// Creates a namespace.
+    pub fn create_namespace(&self, name: &str) -> Result<()> {
+        self.client.create("/api/v1/namespaces", &json!({"metadata": {"name": name}})).map(drop)
+    }
+
+    /// Creates a Node that is ready, with its addresses.
+    pub fn create_node(&self, name: &str, addresses: &[IpAddr]) -> Result<()> {
+        self.client.create("/api/v1/nodes", &json!({"metadata": {"name": name}}))?;
+        self.set_node_addresses(name, addresses)
+    }
+
+    /// Changes the addresses of a Node.
+    pub fn set_node_addresses(&self, name: &str, addresses: &[IpAddr]) -> Result<()> {
+        let addresses: Vec<Value> =
+            addresses.iter().map(|ip| json!({"type": "InternalIP", "address": ip.to_string()})).collect();
+        let status = json!({"addresses": addresses, "conditions": [{"type": "Ready", "status": "True"}]});
+        self.client.merge_patch(&format!("/api/v1/nodes/{name}/status"), &json!({"status": status})).map(drop)
+    }
+
+    /// Creates a Pod; it has no address until [`Self::set_pod_running`].
+    pub fn create_pod(&self, pod: &PodObject) -> Result<()> {
+        self.client.create(&pods_path(&pod.namespace), &pod.to_json()).map(drop)
+    }
+
+    /// Says, as a kubelet, that the Pod runs and which addresses it has.
+    pub fn set_pod_running(&self, namespace: &str, name: &str, host: IpAddr, pod_ips: &[IpAddr]) -> Result<()> {
+        let ips: Vec<Value> = pod_ips.iter().map(|ip| json!({"ip": ip.to_string()})).collect();
+        let status = json!({
+            "phase": "Running",
+            "hostIP": host.to_string(),
+            "podIP": pod_ips.first().map(ToString::to_string),
+            "podIPs": ips,
+            "conditions": [{"type": "Ready", "status": "True"}],
+        });
+        self.patch_pod_status(namespace, name, &status)
+    }
+
+    /// Says, as a kubelet, that the Pod has ended: `Succeeded` or `Failed`.
+    pub fn set_pod_phase(&self, namespace: &str, name: &str, phase: &str) -> Result<()> {
+        self.patch_pod_status(namespace, name, &json!({"phase": phase}))
+    }
+
+    /// Deletes a Pod at once.
+    pub fn delete_pod(&self, namespace: &str, name: &str) -> Result<()> {
+        self.client.delete(&pod_path(namespace, name))
+    }
+
+    /// Creates a Service.
+    pub fn create_service(&self, service: &ServiceObject) -> Result<()> {
+        self.client.create(&services_path(&service.namespace), &service.to_json()).map(drop)
+    }
+
+    /// Deletes a Service.
+    pub fn delete_service(&self, namespace: &str, name: &str) -> Result<()> {
+        self.client.delete(&format!("{}/{name}", services_path(namespace)))
+    }
+
+    /// Enables or disables a Service for node ports.
+    pub fn set_service_enabled(&self, namespace: &str, name: &str, enabled: bool) -> Result<()> {
+        let value = if enabled { json!("true") } else { Value::Null };
+        let patch = json!({"metadata": {"annotations": {ENABLED_ANNOTATION: value}}});
+        self.client.merge_patch(&format!("{}/{name}", services_path(namespace)), &patch).map(drop)
+    }
+
+    /// What the agent wrote to a Pod; nothing when the Pod or the annotation is not there.
+    pub fn pod_annotation(&self, namespace: &str, name: &str) -> Result<Option<String>> {
+        let pod = self.client.find(&pod_path(namespace, name))?;
+        Ok(pod.as_ref().and_then(annotations::mapping).map(str::to_owned))
+    }
+
+    /// Waits until a Pod's annotation is as `wanted` says.
+    pub fn wait_for_annotation(
+        &self,
+        namespace: &str,
+        name: &str,
+        limit: Duration,
+        wanted: impl Fn(Option<&str>) -> bool,
+    ) -> Result<Option<String>> {
+        let what = format!("the annotation of Pod {namespace}/{name}");
+        let condition = || self.pod_annotation(namespace, name).ok().filter(|value| wanted(value.as_deref()));
+        poll::until(&what, limit, condition).map(|(value, _)| value)
+    }
+
+    /// Starts to record every change of an annotation in a namespace, with its time.
+    pub fn watch_annotations(&self, namespace: &str, limit: Duration) -> Result<AnnotationLog> {
+        AnnotationLog::start(&self.client, &pods_path(namespace), limit)
+    }
+
+    fn patch_pod_status(&self, namespace: &str, name: &str, status: &Value) -> Result<()> {
+        let path = format!("{}/status", pod_path(namespace, name));
+        self.client.merge_patch(&path, &json!({"status": status})).map(drop)
+    }
+
+    fn kubectl_command(&self, arguments: &[&str]) -> Result<Command> {
+        let mut command = match &self.netns {
+            Some(netns) => netns.command("kubectl")?,
+            None => Command::new("kubectl"),
+        };
+        command.args(arguments).env("KUBECONFIG", &self.kubeconfig).env("KUBECACHEDIR", &self.kubectl_cache);
+        Ok(command)
+    }
+}
+
+fn is_access(document: &str) -> bool {
+    let kind = document.lines().find_map(|line| line.strip_prefix("kind:")).unwrap_or_default();
+    ACCESS_KINDS.contains(&kind.trim())
+}
+
+fn pods_path(namespace: &str) -> String {
+    format!("/api/v1/namespaces/{namespace}/pods")
+}
+
+fn pod_path(namespace: &str, name: &str) -> String {
+    format!("{}/{name}", pods_path(namespace))
+}
+
+fn services_path(namespace: &str) -> String {
+    format!("/api/v1/namespaces/{namespace}/services")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_access_rules_of_a_manifest_are_applied() {
+        assert!(is_access("# who\napiVersion: v1\nkind: ServiceAccount\nmetadata: {}"));
+        assert!(!is_access("apiVersion: apps/v1\nkind: DaemonSet\nspec:\n  kind: Role"));
+    }
+}

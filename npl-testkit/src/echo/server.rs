@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The echo server's sockets and threads.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use socket2::{Domain, Protocol as SocketProtocol, Socket, Type};
+
+use super::pattern::Digest;
+use super::{Protocol, tcp};
+use crate::netns::Netns;
+
+/// How long a thread may sit in a system call before it looks whether it has to end.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Waiting connections: more than any test opens at once.
+const BACKLOG: i32 = 1024;
+
+/// A running echo server, stopped on drop.
+#[derive(Debug)]
+pub struct EchoServer {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    pod: String,
+    stop: AtomicBool,
+    connections: Mutex<Vec<Weak<TcpStream>>>,
+}
+
+impl EchoServer {
+    /// Serves TCP and UDP on every one of `ports`, in the namespace of the calling thread.
+    pub fn start(pod: &str, ports: &[u16]) -> Result<Self> {
+        let shared = Shared { pod: pod.to_owned(), stop: AtomicBool::new(false), connections: Mutex::new(Vec::new()) };
+        let mut server = Self { shared: Arc::new(shared), threads: Vec::new() };
+        for port in ports {
+            server.serve(*port).with_context(|| format!("serve port {port} as {pod}"))?;
+        }
+        Ok(server)
+    }
+
+    /// As [`Self::start`], inside `netns`.
+    pub fn start_in(netns: &Netns, pod: &str, ports: &[u16]) -> Result<Self> {
+        netns.run(|| Self::start(pod, ports))?
+    }
+
+    /// Waits for ever: for a process that does nothing else.
+    pub fn wait(mut self) {
+        for thread in self.threads.drain(..) {
+            // A panicked thread has shown its message.
+            drop(thread.join());
+        }
+    }
+
+    fn serve(&mut self, port: u16) -> Result<()> {
+        let listener: TcpListener = bind(Type::STREAM, port)?.into();
+        let datagrams: UdpSocket = bind(Type::DGRAM, port)?.into();
+        let shared = Arc::clone(&self.shared);
+        self.threads.push(thread::spawn(move || accept(&listener, &shared)));
+        let shared = Arc::clone(&self.shared);
+        self.threads.push(thread::spawn(move || answer_datagrams(&datagrams, &shared)));
+        Ok(())
+    }
+}
+
+impl Drop for EchoServer {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        for connection in self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            if let Some(stream) = connection.upgrade() {
+                // It may be closed already.
+                drop(stream.shutdown(Shutdown::Both));
+            }
+        }
+        for thread in self.threads.drain(..) {
+            drop(thread.join());
+        }
+    }
+}
+
+fn bind(kind: Type, port: u16) -> io::Result<Socket> {
+    let protocol = if kind == Type::STREAM { SocketProtocol::TCP } else { SocketProtocol::UDP };
+    let (domain, address) = match Socket::new(Domain::IPV6, kind, Some(protocol)) {
+        Ok(_supported) => (Domain::IPV6, SocketAddr::from((Ipv6Addr::UNSPECIFIED, port))),
+        Err(_no_ipv6) => (Domain::IPV4, SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))),
+    };
+    let socket = Socket::new(domain, kind, Some(protocol))?;
+    if domain == Domain::IPV6 {
+        socket.set_only_v6(false)?;
+    }
+    // A server that was just stopped leaves connections in TIME_WAIT.
+    socket.set_reuse_address(kind == Type::STREAM)?;
+    socket.set_read_timeout(Some(LOOK))?;
+    socket.bind(&address.into())?;
+    if kind == Type::STREAM {
+        socket.listen(BACKLOG)?;
+    }
+    Ok(socket)
+}
+
+fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
+    while !shared.stop.load(Ordering::Relaxed) {
+        let Ok((stream, _client)) = listener.accept() else { continue };
+        let stream = Arc::new(stream);
+        {
+            let mut connections = shared.connections.lock().unwrap_or_else(PoisonError::into_inner);
+            connections.retain(|connection| connection.strong_count() > 0);
+            connections.push(Arc::downgrade(&stream));
+        }
+        let shared = Arc::clone(shared);
+        thread::spawn(move || {
+            // A client that goes away in the middle is no concern of the server.
+            drop(tcp::serve(&stream, &shared.pod));
+        });
+    }
+}
+
+fn answer_datagrams(socket: &UdpSocket, shared: &Shared) {
+    let mut buffer = vec![0; usize::from(u16::MAX)];
+    while !shared.stop.load(Ordering::Relaxed) {
+        let Ok((length, client)) = socket.recv_from(&mut buffer) else { continue };
+        let Some(request) = buffer.get(..length) else { continue };
+        if let Ok(line) = tcp::line(&shared.pod, client, Protocol::Udp, length as u64, Digest::of(request)) {
+            // The client asks again when the answer was lost.
+            drop(socket.send_to(line.as_bytes(), client));
+        }
+    }
+}

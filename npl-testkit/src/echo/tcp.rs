@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One TCP connection of the echo server.
+
+use std::io::{self, BufRead as _, BufReader, Read, Write};
+use std::net::TcpStream;
+
+use super::pattern::{Digest, Pattern};
+use super::{Answer, Protocol};
+
+/// Longer lines end the connection.
+const MAX_LINE: u64 = 64 * 1024;
+
+/// Bytes handled at once in a bulk transfer.
+const CHUNK: usize = 64 * 1024;
+
+/// Answers until the client closes its side.
+pub(super) fn serve(stream: &TcpStream, pod: &str) -> io::Result<()> {
+    let mut reader = BufReader::with_capacity(CHUNK, stream);
+    loop {
+        let mut line = Vec::new();
+        if (&mut reader).take(MAX_LINE).read_until(b'\n', &mut line)? == 0 {
+            return Ok(());
+        }
+        let text = String::from_utf8_lossy(&line).into_owned();
+        let words: Vec<&str> = text.split_whitespace().collect();
+        match (words.as_slice(), numbers(&words)) {
+            (["GET", ..], _) => return serve_http(&mut reader, stream, pod, &line),
+            (["UPLOAD", ..], Some((length, _))) => {
+                let (received, digest) = drain(&mut reader, length)?;
+                send(stream, &answer(stream, pod, received, digest)?)?;
+            }
+            (["DOWNLOAD", ..], Some((length, seed))) => {
+                io::copy(&mut BufReader::with_capacity(CHUNK, Pattern::new(seed, length)), &mut &*stream)?;
+            }
+            _line => send(stream, &answer(stream, pod, line.len() as u64, Digest::of(&line))?)?,
+        }
+    }
+}
+
+/// The two numbers after a word of command.
+fn numbers(words: &[&str]) -> Option<(u64, u64)> {
+    let [_word, length, seed] = words else { return None };
+    Some((length.parse().ok()?, seed.parse().ok()?))
+}
+
+fn drain(reader: &mut impl Read, length: u64) -> io::Result<(u64, Digest)> {
+    let mut digest = Digest::default();
+    let mut received = 0;
+    let mut buffer = vec![0; CHUNK];
+    let mut limited = reader.take(length);
+    loop {
+        let read = limited.read(&mut buffer)?;
+        let Some(bytes) = buffer.get(..read).filter(|bytes| !bytes.is_empty()) else { return Ok((received, digest)) };
+        digest.update(bytes);
+        received += bytes.len() as u64;
+    }
+}
+
+fn serve_http(reader: &mut impl io::BufRead, stream: &TcpStream, pod: &str, request: &[u8]) -> io::Result<()> {
+    let mut header = String::new();
+    while reader.take(MAX_LINE).read_line(&mut header)? > 2 {
+        header.clear();
+    }
+    let body = answer(stream, pod, request.len() as u64, Digest::of(request))?;
+    let length = body.len();
+    send(
+        stream,
+        &format!(
+            "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+        ),
+    )
+}
+
+fn send(mut stream: &TcpStream, text: &str) -> io::Result<()> {
+    stream.write_all(text.as_bytes())
+}
+
+fn answer(stream: &TcpStream, pod: &str, received: u64, digest: Digest) -> io::Result<String> {
+    line(pod, stream.peer_addr()?, Protocol::Tcp, received, digest)
+}
+
+/// An [`Answer`] as one line of JSON.
+pub(super) fn line(
+    pod: &str,
+    mut client: std::net::SocketAddr,
+    protocol: Protocol,
+    received: u64,
+    digest: Digest,
+) -> io::Result<String> {
+    // A dual-stack socket shows IPv4 clients as mapped IPv6 addresses.
+    client.set_ip(client.ip().to_canonical());
+    let answer = Answer { pod: pod.to_owned(), client, protocol, received, digest: digest.to_string() };
+    Ok(serde_json::to_string(&answer)? + "\n")
+}

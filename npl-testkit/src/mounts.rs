@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+//! BPF file systems for tests, and what is mounted where.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use anyhow::{Context, Result};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+
+use crate::process;
+
+/// A BPF file system of its own; unmounted on drop, with which all that is pinned in it goes.
+#[derive(Debug)]
+pub struct BpfFs {
+    path: PathBuf,
+}
+
+impl BpfFs {
+    /// Mounts at `path`, which is created.
+    pub fn mount(path: &Path) -> Result<Self> {
+        fs::create_dir_all(path).with_context(|| format!("create {}", path.display()))?;
+        mount_bpf(path)?;
+        Ok(Self { path: path.to_owned() })
+    }
+
+    /// The mount point.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for BpfFs {
+    fn drop(&mut self) {
+        // The run may have removed its folder before.
+        if below(&self.path).is_ok_and(|mounts| mounts.is_empty()) {
+            return;
+        }
+        if let Err(err) = umount2(&self.path, MntFlags::MNT_DETACH) {
+            process::report(&format!("unmount {}: {err}", self.path.display()));
+        }
+    }
+}
+
+/// Runs `work` on a thread with a private view of all mounts, in which a new BPF file system is mounted at `path`.
+///
+/// Nothing of it is seen outside, and it is gone with the thread, also when the process is killed.
+pub fn with_private_bpffs<T: Send>(path: &Path, work: impl FnOnce() -> T + Send) -> Result<T> {
+    let isolated = move || -> Result<T> {
+        unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_FS).context("create a private mount namespace")?;
+        mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
+            .context("make all mounts private")?;
+        mount_bpf(path)?;
+        Ok(work())
+    };
+    thread::scope(|scope| scope.spawn(isolated).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+}
+
+/// The mount points at or below `directory`, in the order in which they were mounted.
+pub fn below(directory: &Path) -> Result<Vec<PathBuf>> {
+    Ok(all()?.into_iter().map(|mount| mount.point).filter(|point| point.starts_with(directory)).collect())
+}
+
+/// One line of this process's mount table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    /// Where it is mounted.
+    pub point: PathBuf,
+    /// The type of the file system.
+    pub kind: String,
+}
+
+/// Everything that this process sees mounted.
+pub fn all() -> Result<Vec<Mount>> {
+    let table = fs::read_to_string("/proc/self/mountinfo").context("read /proc/self/mountinfo")?;
+    Ok(table.lines().filter_map(parse).collect())
+}
+
+fn parse(line: &str) -> Option<Mount> {
+    let (left, right) = line.split_once(" - ")?;
+    let point = PathBuf::from(left.split(' ').nth(4)?);
+    Some(Mount { point, kind: right.split(' ').next()?.to_owned() })
+}
+
+fn mount_bpf(path: &Path) -> Result<()> {
+    mount(Some("bpf"), path, Some("bpf"), MsFlags::empty(), None::<&str>)
+        .with_context(|| format!("mount a BPF file system at {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn optional_fields_of_a_mount_line_are_skipped() {
+        let line = "36 35 98:0 /mnt1 /mnt/parent rw,noatime shared:1 master:2 - bpf none rw,errors=continue";
+        assert_eq!(parse(line), Some(Mount { point: "/mnt/parent".into(), kind: "bpf".to_owned() }));
+    }
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Named network namespaces.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::thread;
+
+use anyhow::{Context, Result};
+use nix::sched::{CloneFlags, setns};
+
+use crate::{process, tools};
+
+/// Where `ip netns` keeps names.
+pub const DIRECTORY: &str = "/run/netns";
+
+/// A handle of a named network namespace, which is deleted with its last handle.
+#[derive(Clone, Debug)]
+pub struct Netns(Arc<Name>);
+
+#[derive(Debug)]
+struct Name(String);
+
+impl Netns {
+    /// Creates it, with its loopback device up.
+    pub(crate) fn create(name: &str) -> Result<Self> {
+        tools::output(Command::new("ip").args(["netns", "add", name]))?;
+        let netns = Self(Arc::new(Name(name.to_owned())));
+        netns.ip("link set lo up")?;
+        Ok(netns)
+    }
+
+    /// The name, as `ip netns exec` takes it.
+    pub fn name(&self) -> &str {
+        &self.0.0
+    }
+
+    /// Runs `work` inside, on a thread of its own. A socket that it opens stays in this namespace wherever it is used.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
+        let file = self.open()?;
+        let inside = move || -> Result<T> {
+            setns(&file, CloneFlags::CLONE_NEWNET).with_context(|| format!("enter namespace {}", self.name()))?;
+            Ok(work())
+        };
+        thread::scope(|scope| scope.spawn(inside).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    }
+
+    /// A command that will run inside.
+    #[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Result<Command> {
+        let file = self.open()?;
+        let mut command = Command::new(program);
+        let enter = move || setns(&file, CloneFlags::CLONE_NEWNET).map_err(io::Error::from);
+        // SAFETY: the hook makes one system call and allocates nothing.
+        unsafe {
+            command.pre_exec(enter);
+        }
+        Ok(command)
+    }
+
+    /// Runs lines of `ip` inside, without the word `ip`, as one batch.
+    pub fn ip(&self, lines: &str) -> Result<String> {
+        tools::output_with_input(Command::new("ip").args(["-n", self.name(), "-batch", "-"]), &format!("{lines}\n"))
+    }
+
+    /// Sets a sysctl inside, by its path below `/proc/sys`.
+    pub fn sysctl(&self, path: &str, value: &str) -> Result<()> {
+        let file = Path::new("/proc/sys").join(path);
+        self.run(|| fs::write(&file, value))?.with_context(|| format!("set {path} to {value} in {}", self.name()))
+    }
+
+    /// Deletes it now; its devices go with it as soon as no process and no socket is left inside.
+    pub fn delete(&self) -> Result<()> {
+        delete(self.name())
+    }
+
+    /// The file that stands for it.
+    pub fn path(&self) -> PathBuf {
+        Path::new(DIRECTORY).join(self.name())
+    }
+
+    fn open(&self) -> Result<File> {
+        File::open(self.path()).with_context(|| format!("open namespace {}", self.name()))
+    }
+}
+
+impl Drop for Name {
+    fn drop(&mut self) {
+        if let Err(err) = delete(&self.0) {
+            process::report(&format!("{err:#}"));
+        }
+    }
+}
+
+/// Deletes a namespace by name; one that does not exist is no error.
+pub(crate) fn delete(name: &str) -> Result<()> {
+    if Path::new(DIRECTORY).join(name).exists() {
+        tools::output(Command::new("ip").args(["netns", "del", name]))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Waits: every one polls a condition and ends at a deadline.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+/// Time between two looks at a condition.
+const INTERVAL: Duration = Duration::from_millis(5);
+
+/// Calls `condition` until it returns a value, which is returned with the time that it took.
+///
+/// # Errors
+/// When `limit` is over and the condition never held; the error names `what` was waited for.
+pub fn until<T>(what: &str, limit: Duration, mut condition: impl FnMut() -> Option<T>) -> Result<(T, Duration)> {
+    let start = Instant::now();
+    loop {
+        if let Some(value) = condition() {
+            return Ok((value, start.elapsed()));
+        }
+        if start.elapsed() >= limit {
+            bail!("{what} did not come about within {} s", limit.as_secs_f32());
+        }
+        thread::sleep(INTERVAL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn condition_is_polled_until_it_holds() {
+        let mut calls = 0;
+        let (value, _) = until("three calls", Duration::from_secs(5), || {
+            calls += 1;
+            (calls == 3).then_some(calls)
+        })
+        .unwrap();
+        assert_eq!(value, 3);
+    }
+
+    #[test]
+    fn deadline_names_what_was_waited_for() {
+        let error = until("a miracle", Duration::ZERO, || None::<()>).unwrap_err();
+        assert_eq!(error.to_string(), "a miracle did not come about within 0 s");
+    }
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Long-running child processes that never outlive this process.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{OnceLock, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nix::sys::prctl;
+use nix::sys::signal::{self, Signal};
+use nix::unistd::{Pid, getpid, getppid};
+
+use crate::{poll, tools};
+
+/// A child process with its log file; killed on drop, and by the kernel when this process dies.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    name: String,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Starts `command` in a process group of its own, its output appended to `log`.
+    pub fn spawn(name: &str, mut command: Command, log: &Path) -> Result<Self> {
+        let file =
+            File::options().create(true).append(true).open(log).with_context(|| format!("open {}", log.display()))?;
+        let copy = file.try_clone().with_context(|| format!("open {} a second time", log.display()))?;
+        command.stdin(Stdio::null()).stdout(file).stderr(copy).process_group(0);
+        let shown = tools::show(&command);
+        let child = spawn_for_life(command).with_context(|| format!("start {name}: `{shown}`"))?;
+        Ok(Self { child, name: name.to_owned(), log: log.to_owned() })
+    }
+
+    /// The name given at the start.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The exit status, once the process has ended.
+    pub fn exit_status(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
+    }
+
+    /// Sends `signal` and does not wait.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        signal::kill(self.pid()?, signal).with_context(|| format!("send {signal} to {}", self.name))
+    }
+
+    /// Ends the process at once, as the kernel's out-of-memory killer would.
+    pub fn kill(&mut self) -> Result<ExitStatus> {
+        if self.exit_status().is_none() {
+            self.signal(Signal::SIGKILL)?;
+        }
+        self.child.wait().with_context(|| format!("wait for {}", self.name))
+    }
+
+    /// Asks the process to end; kills it when it has not within `grace`.
+    pub fn terminate(&mut self, grace: Duration) -> Result<ExitStatus> {
+        if self.exit_status().is_none() {
+            self.signal(Signal::SIGTERM)?;
+        }
+        match poll::until(&format!("the end of {}", self.name), grace, || self.exit_status()) {
+            Ok((status, _)) => Ok(status),
+            Err(_late) => self.kill(),
+        }
+    }
+
+    /// The last `lines` lines of the log, for error messages.
+    pub fn log_tail(&self, lines: usize) -> String {
+        let text = fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+        let all: Vec<&str> = text.lines().collect();
+        let tail = all.get(all.len().saturating_sub(lines)..).unwrap_or_default();
+        format!("last lines of {}'s log:\n  {}", self.name, tail.join("\n  "))
+    }
+
+    /// Where the log is.
+    pub fn log(&self) -> &Path {
+        &self.log
+    }
+
+    fn pid(&self) -> Result<Pid> {
+        Ok(Pid::from_raw(i32::try_from(self.child.id()).context("process id out of range")?))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if let Err(err) = self.kill() {
+            report(&format!("{err:#}"));
+        }
+    }
+}
+
+/// Teardown goes on after an error; the error is shown, since a drop cannot return it.
+#[expect(clippy::print_stderr, reason = "a failed teardown must be seen, and drop returns nothing")]
+pub(crate) fn report(message: &str) {
+    eprintln!("teardown: {message}");
+}
+
+struct Job {
+    command: Command,
+    reply: mpsc::Sender<io::Result<Child>>,
+}
+
+/// Spawns from one thread that lives as long as this process, since the kernel ties `PR_SET_PDEATHSIG` to the thread
+/// that forked and not to its process.
+fn spawn_for_life(mut command: Command) -> io::Result<Child> {
+    static SPAWNER: OnceLock<mpsc::Sender<Job>> = OnceLock::new();
+    die_with_parent(&mut command);
+    let spawner = SPAWNER.get_or_init(|| {
+        let (sender, jobs) = mpsc::channel::<Job>();
+        thread::spawn(move || {
+            for mut job in jobs {
+                let child = job.command.spawn();
+                // The caller waits below; should it be gone, the dropped child is killed with this process.
+                drop(job.reply.send(child));
+            }
+        });
+        sender
+    });
+    let (reply, answer) = mpsc::channel();
+    spawner.send(Job { command, reply }).map_err(io::Error::other)?;
+    answer.recv().map_err(io::Error::other)?
+}
+
+#[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
+fn die_with_parent(command: &mut Command) {
+    let parent = getpid();
+    let hook = move || {
+        prctl::set_pdeathsig(Signal::SIGKILL)?;
+        // The parent may have died before the line above.
+        if getppid() == parent { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
+    };
+    // SAFETY: the hook makes two system calls and allocates nothing.
+    unsafe {
+        command.pre_exec(hook);
+    }
+}

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One run of a test or demo: the owner of everything that it makes outside this process.
+//!
+//! All of it is found again by the run's identifier alone: namespaces carry it in their names, files and mounts live in
+//! the run's folder. So one function removes a run, whether it ended well, was interrupted or was killed.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use nix::errno::Errno;
+use nix::mount::{MntFlags, umount2};
+use nix::sys::signal::{self, Signal};
+use nix::unistd::{Pid, geteuid};
+
+use crate::mounts::{self, BpfFs};
+use crate::netns::Netns;
+use crate::{process, tools};
+
+/// Folder of all runs' folders.
+const ROOT: &str = "/run/npl-testkit";
+
+/// Says which process a run belongs to: its id and its start time, since ids are used again.
+const OWNER_FILE: &str = "owner";
+
+/// A run; everything made in its name is removed when it is dropped.
+#[derive(Debug)]
+pub struct Run {
+    id: String,
+    directory: PathBuf,
+}
+
+impl Run {
+    /// Removes what killed runs left and starts a new one.
+    ///
+    /// # Errors
+    /// Without root, which namespaces and mounts need.
+    pub fn start() -> Result<Self> {
+        if !geteuid().is_root() {
+            bail!("this needs root, for network namespaces and mounts: run it with sudo");
+        }
+        sweep()?;
+        let id = random_hex(4)?;
+        let directory = Path::new(ROOT).join(&id);
+        // A sweep in another process must never see a folder without its owner.
+        let unfinished = Path::new(ROOT).join(format!(".{id}"));
+        fs::create_dir_all(&unfinished).with_context(|| format!("create {}", unfinished.display()))?;
+        let pid = std::process::id();
+        let start_time = start_time(pid).with_context(|| format!("read the start time of process {pid}"))?;
+        fs::write(unfinished.join(OWNER_FILE), format!("{pid} {start_time}")).context("write the run's owner")?;
+        fs::rename(&unfinished, &directory).with_context(|| format!("create {}", directory.display()))?;
+        Ok(Self { id, directory })
+    }
+
+    /// The random identifier: eight hexadecimal digits.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// The folder for the run's files.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// A file in the run's folder.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// Creates the network namespace `npl-<run>-<name>`.
+    pub fn netns(&self, name: &str) -> Result<Netns> {
+        Netns::create(&format!("{}{name}", netns_prefix(&self.id)))
+    }
+
+    /// Mounts a BPF file system of its own in the run's folder.
+    pub fn bpffs(&self, name: &str) -> Result<BpfFs> {
+        BpfFs::mount(&self.directory.join(name))
+    }
+
+    /// Removes everything that was made in the run's name; also called on drop.
+    pub fn remove(&self) -> Result<()> {
+        remove_run(&self.id)
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        if let Err(err) = self.remove() {
+            process::report(&format!("{err:#}"));
+        }
+    }
+}
+
+/// `bytes` random bytes in hexadecimal.
+pub fn random_hex(bytes: usize) -> Result<String> {
+    let mut buffer = vec![0; bytes];
+    File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut buffer)).context("read /dev/urandom")?;
+    let digits = buffer.iter().flat_map(|byte| [byte >> 4, byte & 0xf]);
+    Ok(digits.filter_map(|digit| char::from_digit(digit.into(), 16)).collect())
+}
+
+/// Removes the runs whose process is dead.
+pub fn sweep() -> Result<()> {
+    let mut dead = BTreeSet::new();
+    let mut alive = BTreeSet::new();
+    for id in directory_names(Path::new(ROOT)) {
+        // A name with a dot belongs to a run that is just starting.
+        if !id.starts_with('.') {
+            if is_owner_alive(&id) {
+                alive.insert(id)
+            } else {
+                dead.insert(id)
+            };
+        }
+    }
+    for name in netns_names() {
+        if let Some(id) = run_of_netns(&name)
+            && !alive.contains(id)
+            && !Path::new(ROOT).join(id).exists()
+        {
+            dead.insert(id.to_owned());
+        }
+    }
+    for id in dead {
+        remove_run(&id).with_context(|| format!("remove what the killed run {id} left"))?;
+    }
+    Ok(())
+}
+
+/// The network namespaces that exist, by name.
+pub fn netns_names() -> BTreeSet<String> {
+    directory_names(Path::new(crate::netns::DIRECTORY))
+}
+
+fn remove_run(id: &str) -> Result<()> {
+    let prefix = netns_prefix(id);
+    for name in netns_names().into_iter().filter(|name| name.starts_with(&prefix)) {
+        kill_processes_in(&name)?;
+        crate::netns::delete(&name)?;
+    }
+    let directory = Path::new(ROOT).join(id);
+    for mount in mounts::below(&directory)?.into_iter().rev() {
+        umount2(&mount, MntFlags::MNT_DETACH).with_context(|| format!("unmount {}", mount.display()))?;
+    }
+    match fs::remove_dir_all(&directory) {
+        Err(err) if err.kind() != std::io::ErrorKind::NotFound => {
+            Err(err).with_context(|| format!("remove {}", directory.display()))
+        }
+        _removed_or_gone => Ok(()),
+    }
+}
+
+fn kill_processes_in(netns: &str) -> Result<()> {
+    let pids = tools::output(Command::new("ip").args(["netns", "pids", netns]))?;
+    for pid in pids.split_whitespace().filter_map(|pid| pid.parse::<i32>().ok()) {
+        if u32::try_from(pid) == Ok(std::process::id()) {
+            continue;
+        }
+        match signal::kill(Pid::from_raw(pid), Signal::SIGKILL) {
+            Ok(()) | Err(Errno::ESRCH) => {}
+            Err(err) => return Err(err).with_context(|| format!("kill process {pid} in {netns}")),
+        }
+    }
+    Ok(())
+}
+
+fn netns_prefix(id: &str) -> String {
+    format!("npl-{id}-")
+}
+
+fn run_of_netns(name: &str) -> Option<&str> {
+    let (id, _) = name.strip_prefix("npl-")?.split_once('-')?;
+    (id.len() == 8 && id.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(id)
+}
+
+fn is_owner_alive(id: &str) -> bool {
+    let owner = fs::read_to_string(Path::new(ROOT).join(id).join(OWNER_FILE)).unwrap_or_default();
+    owner
+        .split_once(' ')
+        .and_then(|(pid, time)| Some((pid.parse::<u32>().ok()?, time)))
+        .is_some_and(|(pid, time)| start_time(pid).is_some_and(|now| now == time))
+}
+
+/// Field 22 of `/proc/<pid>/stat`; the name before it may hold blanks and parentheses.
+fn start_time(pid: u32) -> Option<String> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_whitespace().nth(19).map(str::to_owned)
+}
+
+fn directory_names(path: &Path) -> BTreeSet<String> {
+    let entries = fs::read_dir(path).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_namespace_of_a_run_is_taken_for_one() {
+        assert_eq!(run_of_netns("npl-0123abcd-node"), Some("0123abcd"));
+        assert_eq!(run_of_netns("npl-0123abcd-pod-web-0"), Some("0123abcd"));
+        assert_eq!(run_of_netns("npl-lab-node"), None);
+        assert_eq!(run_of_netns("cni-0123abcd-node"), None);
+    }
+
+    #[test]
+    fn this_process_has_a_start_time() {
+        assert!(start_time(std::process::id()).is_some_and(|time| time.parse::<u64>().is_ok()));
+    }
+}

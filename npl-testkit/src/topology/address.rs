@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The addresses of a topology: documentation ranges outside, private ones for Pods.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+/// The Node's addresses on its first uplink.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeAddresses {
+    /// 192.0.2.10
+    pub v4: Ipv4Addr,
+    /// `2001:db8:0:1::10`
+    pub v6: Ipv6Addr,
+}
+
+impl Default for NodeAddresses {
+    fn default() -> Self {
+        Self { v4: Ipv4Addr::new(192, 0, 2, 10), v6: Ipv6Addr::new(0x2001, 0xdb8, 0, 1, 0, 0, 0, 0x10) }
+    }
+}
+
+/// The addresses that a client sends from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientAddresses {
+    /// Outside of the Node's own subnet.
+    pub v4: Ipv4Addr,
+    /// Outside of the Node's own subnet.
+    pub v6: Ipv6Addr,
+}
+
+impl ClientAddresses {
+    pub(super) fn first() -> Self {
+        Self { v4: Ipv4Addr::new(198, 51, 100, 2), v6: Ipv6Addr::new(0x2001, 0xdb8, 0, 2, 0, 0, 0, 2) }
+    }
+
+    pub(super) fn second() -> Self {
+        Self { v4: Ipv4Addr::new(203, 0, 113, 2), v6: Ipv6Addr::new(0x2001, 0xdb8, 0, 3, 0, 0, 0, 2) }
+    }
+}
+
+/// A Pod's addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PodAddresses {
+    /// 10.244.0.n
+    pub v4: Ipv4Addr,
+    /// `fd00:10:244::n`
+    pub v6: Ipv6Addr,
+}
+
+impl PodAddresses {
+    /// Those of the `n`th Pod.
+    pub(super) fn nth(n: u8) -> Self {
+        Self { v4: Ipv4Addr::new(10, 244, 0, n), v6: Ipv6Addr::new(0xfd00, 0x10, 0x244, 0, 0, 0, 0, n.into()) }
+    }
+}
+
+/// Lines of `ip` for the two ends of an uplink.
+pub(super) struct Uplink {
+    pub(super) node: &'static str,
+    pub(super) client: &'static str,
+}
+
+/// The client's end has the gateway's address, and the client's own address beside it.
+pub(super) const FIRST_UPLINK: Uplink = Uplink {
+    node: "addr add 192.0.2.10/24 dev eth0
+addr add 2001:db8:0:1::10/64 dev eth0 nodad
+route add default via 192.0.2.1 dev eth0
+route add default via 2001:db8:0:1::1 dev eth0",
+    client: "addr add 192.0.2.1/24 dev eth0
+addr add 198.51.100.2/32 dev eth0
+addr add 2001:db8:0:1::1/64 dev eth0 nodad
+addr add 2001:db8:0:2::2/128 dev eth0 nodad
+route replace 192.0.2.0/24 dev eth0 src 198.51.100.2
+route replace default via 192.0.2.10 dev eth0 src 198.51.100.2
+route replace 2001:db8:0:1::/64 dev eth0 src 2001:db8:0:2::2
+route replace default via 2001:db8:0:1::10 dev eth0 src 2001:db8:0:2::2",
+};
+
+/// A network of its own, through which the Node's addresses of the first uplink are reached too.
+pub(super) const SECOND_UPLINK: Uplink = Uplink {
+    node: "addr add 203.0.113.10/24 dev eth1
+addr add 2001:db8:0:3::10/64 dev eth1 nodad",
+    client: "addr add 203.0.113.2/24 dev eth0
+addr add 2001:db8:0:3::2/64 dev eth0 nodad
+route add default via 203.0.113.10 dev eth0
+route add default via 2001:db8:0:3::10 dev eth0",
+};

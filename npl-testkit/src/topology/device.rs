@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One network device of a topology.
+
+use anyhow::Result;
+
+use crate::netns::Netns;
+use crate::tools;
+
+/// A network device in a namespace.
+#[derive(Clone, Debug)]
+pub struct Device {
+    netns: Netns,
+    name: String,
+}
+
+/// Work that a sender leaves to its device, under `ethtool -K`'s name for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Offload {
+    /// Transmit checksums: without, every packet leaves with a complete one.
+    TxChecksum,
+    /// Receive checksums.
+    RxChecksum,
+    /// TCP segmentation.
+    Tso,
+    /// Generic segmentation.
+    Gso,
+    /// Generic receive offload.
+    Gro,
+}
+
+impl Offload {
+    /// Every one.
+    pub const ALL: [Self; 5] = [Self::TxChecksum, Self::RxChecksum, Self::Tso, Self::Gso, Self::Gro];
+
+    fn flag(self) -> &'static str {
+        match self {
+            Self::TxChecksum => "tx",
+            Self::RxChecksum => "rx",
+            Self::Tso => "tso",
+            Self::Gso => "gso",
+            Self::Gro => "gro",
+        }
+    }
+}
+
+impl Device {
+    pub(super) fn new(netns: &Netns, name: &str) -> Self {
+        Self { netns: netns.clone(), name: name.to_owned() }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The namespace that it is in.
+    pub fn netns(&self) -> &Netns {
+        &self.netns
+    }
+
+    /// Its number in its namespace.
+    pub fn ifindex(&self) -> Result<u32> {
+        let name = self.name.clone();
+        Ok(self.netns.run(move || nix::net::if_::if_nametoindex(name.as_str()))??)
+    }
+
+    /// Turns `offloads` on or off.
+    pub fn set_offloads(&self, offloads: &[Offload], on: bool) -> Result<()> {
+        let mut command = self.netns.command("ethtool")?;
+        command.args(["-K", &self.name]);
+        for offload in offloads {
+            command.args([offload.flag(), if on { "on" } else { "off" }]);
+        }
+        tools::output(&mut command).map(drop)
+    }
+
+    /// Changes its MTU.
+    pub fn set_mtu(&self, mtu: u32) -> Result<()> {
+        self.netns.ip(&format!("link set {} mtu {mtu}", self.name)).map(drop)
+    }
+}

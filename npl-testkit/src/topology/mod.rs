@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A Node with Pods behind it and clients beyond it, each in a network namespace of its own.
+//!
+//! ```text
+//!   client ── eth0 ═══ eth0 ── node ── npl<n> ═══ eth0 ── Pod n
+//!   198.51.100.2        192.0.2.10                         10.244.0.<n>/32, routed, as Calico does it
+//! ```
+//!
+//! The first client's end of the uplink is the Node's gateway; a second client has an uplink of its own.
+
+mod address;
+mod device;
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use anyhow::{Context, Result, ensure};
+
+pub use self::address::{ClientAddresses, NodeAddresses, PodAddresses};
+pub use self::device::{Device, Offload};
+use crate::netns::Netns;
+use crate::run::Run;
+
+/// What a topology has; the default is one client and the usual MTU.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// One or two; the second has an uplink of its own.
+    pub clients: u8,
+    /// MTU of the uplinks and of the Pods' devices.
+    pub mtu: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { clients: 1, mtu: 1500 }
+    }
+}
+
+/// Client, Node and Pods; gone when dropped.
+#[derive(Debug)]
+pub struct Topology {
+    node: Netns,
+    clients: Vec<Client>,
+    pods: Vec<Pod>,
+    mtu: u32,
+    prefix: String,
+    made: u8,
+}
+
+/// A client outside of the cluster.
+#[derive(Debug)]
+pub struct Client {
+    /// Its namespace.
+    pub netns: Netns,
+    /// Its addresses.
+    pub addresses: ClientAddresses,
+    /// Its end of its uplink.
+    pub device: Device,
+    /// The Node's end of its uplink.
+    pub uplink: Device,
+}
+
+/// A Pod behind the Node.
+#[derive(Clone, Debug)]
+pub struct Pod {
+    /// Its name.
+    pub name: String,
+    /// Its namespace.
+    pub netns: Netns,
+    /// Its addresses.
+    pub addresses: PodAddresses,
+    /// Its own device.
+    pub device: Device,
+    /// The Node's end of it.
+    pub host_device: Device,
+}
+
+impl Topology {
+    /// Builds the Node and its clients; `name` tells several topologies of one run apart.
+    pub fn new(run: &Run, name: &str, options: Options) -> Result<Self> {
+        ensure!((1..=2).contains(&options.clients), "a topology has one or two clients, not {}", options.clients);
+        let prefix = if name.is_empty() { String::new() } else { format!("{name}-") };
+        let node = run.netns(&format!("{prefix}node"))?;
+        prepare_node(&node)?;
+        let mut topology = Self { node, clients: Vec::new(), pods: Vec::new(), mtu: options.mtu, prefix, made: 0 };
+        for index in 0..options.clients {
+            let client = topology.connect_client(run, index).with_context(|| format!("connect client {index}"))?;
+            topology.clients.push(client);
+        }
+        Ok(topology)
+    }
+
+    /// The Node's namespace.
+    pub fn node(&self) -> &Netns {
+        &self.node
+    }
+
+    /// The Node's own addresses.
+    pub fn node_addresses(&self) -> NodeAddresses {
+        NodeAddresses::default()
+    }
+
+    /// The first client.
+    pub fn client(&self) -> &Client {
+        &self.clients[0]
+    }
+
+    /// All clients.
+    pub fn clients(&self) -> &[Client] {
+        &self.clients
+    }
+
+    /// The Pods that are there.
+    pub fn pods(&self) -> &[Pod] {
+        &self.pods
+    }
+
+    /// Adds a Pod with an address that no Pod of this topology had before.
+    pub fn add_pod(&mut self, run: &Run, name: &str) -> Result<Pod> {
+        self.made = self.made.checked_add(1).context("a topology has addresses for 255 Pods")?;
+        let pod = self.connect_pod(run, name).with_context(|| format!("connect Pod {name}"))?;
+        self.pods.push(pod.clone());
+        Ok(pod)
+    }
+
+    /// Takes a Pod away as a container runtime does: its device first, then its namespace.
+    pub fn remove_pod(&mut self, name: &str) -> Result<()> {
+        let at = self.pods.iter().position(|pod| pod.name == name).with_context(|| format!("no Pod {name} here"))?;
+        let pod = self.pods.remove(at);
+        self.node.ip(&format!("link del {}", pod.host_device.name()))?;
+        pod.netns.delete()
+    }
+
+    fn connect_client(&self, run: &Run, index: u8) -> Result<Client> {
+        let (suffix, addresses) = if index == 0 {
+            (String::new(), ClientAddresses::first())
+        } else {
+            ((index + 1).to_string(), ClientAddresses::second())
+        };
+        let netns = run.netns(&format!("{}client{suffix}", self.prefix))?;
+        let uplink = format!("eth{index}");
+        self.join(&uplink, &netns)?;
+        let lines = if index == 0 { address::FIRST_UPLINK } else { address::SECOND_UPLINK };
+        self.node.ip(lines.node)?;
+        netns.ip(lines.client)?;
+        let device = Device::new(&netns, "eth0");
+        Ok(Client { netns, addresses, device, uplink: Device::new(&self.node, &uplink) })
+    }
+
+    fn connect_pod(&self, run: &Run, name: &str) -> Result<Pod> {
+        let addresses = PodAddresses::nth(self.made);
+        let netns = run.netns(&format!("{}pod-{name}", self.prefix))?;
+        let host_device = format!("npl{}", self.made);
+        self.join(&host_device, &netns)?;
+        let PodAddresses { v4, v6 } = addresses;
+        self.node.ip(&format!(
+            "addr add fe80::1/64 dev {host_device} nodad\n\
+             route add {v4}/32 dev {host_device} scope link\n\
+             route add {v6}/128 dev {host_device}"
+        ))?;
+        // The gateway does not exist: the Node answers for every address on this device.
+        self.node.sysctl(&format!("net/ipv4/conf/{host_device}/proxy_arp"), "1")?;
+        netns.ip(&format!(
+            "addr add {v4}/32 dev eth0\n\
+             addr add {v6}/128 dev eth0 nodad\n\
+             route add 169.254.1.1 dev eth0 scope link\n\
+             route add default via 169.254.1.1 dev eth0\n\
+             route add default via fe80::1 dev eth0"
+        ))?;
+        let device = Device::new(&netns, "eth0");
+        let host_device = Device::new(&self.node, &host_device);
+        Ok(Pod { name: name.to_owned(), netns, addresses, device, host_device })
+    }
+
+    /// Joins the Node's device `name` with `eth0` of `peer`.
+    fn join(&self, name: &str, peer: &Netns) -> Result<()> {
+        let mtu = self.mtu;
+        self.node.ip(&format!(
+            "link add {name} mtu {mtu} type veth peer name eth0 mtu {mtu} netns {}\nlink set {name} up",
+            peer.name()
+        ))?;
+        peer.ip("link set eth0 up")?;
+        Ok(())
+    }
+}
+
+impl Pod {
+    /// Its IPv4 address.
+    pub fn ip(&self) -> Ipv4Addr {
+        self.addresses.v4
+    }
+
+    /// Its addresses in the order of `status.podIPs`.
+    pub fn ips(&self) -> Vec<IpAddr> {
+        vec![self.addresses.v4.into(), self.addresses.v6.into()]
+    }
+}
+
+fn prepare_node(node: &Netns) -> Result<()> {
+    node.sysctl("net/ipv4/ip_forward", "1")?;
+    node.sysctl("net/ipv6/conf/all/forwarding", "1")
+}
+
+/// An address that no topology has, for packets that must go nowhere.
+pub const NOBODY_V4: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 254);
+
+/// As [`NOBODY_V4`].
+pub const NOBODY_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 0xfe);

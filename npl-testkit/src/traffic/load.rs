@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Requests at a steady rate, to show that nothing is lost while something else happens.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+
+use super::request;
+use crate::echo::Protocol;
+use crate::netns::Netns;
+
+/// Requests that may be under way at once, so that a slow one does not lower the rate.
+const WORKERS: u32 = 4;
+
+/// One kind of request of a load, and what has to come back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// By which protocol.
+    pub protocol: Protocol,
+    /// Where to.
+    pub server: SocketAddr,
+    /// The Pod that must answer.
+    pub pod: String,
+    /// The address that the Pod must see.
+    pub client: IpAddr,
+}
+
+/// A request that was not answered as it has to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// When, counted from the start of the load.
+    pub at: Duration,
+    /// Which.
+    pub request: Request,
+    /// Why.
+    pub error: String,
+}
+
+/// What became of the requests.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Right answers by Pod and protocol.
+    pub answered: BTreeMap<(String, Protocol), u64>,
+    /// All the others.
+    pub failures: Vec<Failure>,
+    /// The longest time that a right answer took.
+    pub slowest: Duration,
+}
+
+impl Report {
+    /// The number of right answers.
+    pub fn total(&self) -> u64 {
+        self.answered.values().sum()
+    }
+}
+
+/// A running load; ends when dropped.
+#[derive(Debug)]
+pub struct Load {
+    shared: Arc<Shared>,
+    stops: Vec<mpsc::Sender<()>>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    from: Netns,
+    start: Instant,
+    turn: AtomicUsize,
+    requests: RwLock<Vec<Request>>,
+    report: Mutex<Report>,
+}
+
+impl Load {
+    /// Sends `per_second` requests from `from`, by turns to each of `requests`.
+    pub fn start(from: &Netns, per_second: u32, requests: Vec<Request>) -> Self {
+        let start = Instant::now();
+        let (requests, report) = (RwLock::new(requests), Mutex::default());
+        let shared = Arc::new(Shared { from: from.clone(), start, turn: AtomicUsize::new(0), requests, report });
+        let interval = Duration::from_secs(1) * WORKERS / per_second.max(1);
+        let mut load = Self { shared, stops: Vec::new(), workers: Vec::new() };
+        for worker in 0..WORKERS {
+            let (stop, stopped) = mpsc::channel();
+            let shared = Arc::clone(&load.shared);
+            load.stops.push(stop);
+            load.workers.push(thread::spawn(move || work(&shared, worker, interval, &stopped)));
+        }
+        load
+    }
+
+    /// Changes where requests go; on return, no request of the old list is under way.
+    pub fn replace(&self, requests: Vec<Request>) {
+        *self.shared.requests.write().unwrap_or_else(PoisonError::into_inner) = requests;
+    }
+
+    /// What became of the requests up to now.
+    pub fn report(&self) -> Report {
+        self.shared.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Ends the load, after the requests that are under way.
+    pub fn stop(mut self) -> Report {
+        self.join();
+        self.report()
+    }
+
+    fn join(&mut self) {
+        self.stops.clear();
+        for worker in self.workers.drain(..) {
+            // A panicked worker has shown its message.
+            drop(worker.join());
+        }
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.join();
+    }
+}
+
+fn work(shared: &Shared, worker: u32, interval: Duration, stopped: &mpsc::Receiver<()>) {
+    let mut due = interval * worker / WORKERS;
+    loop {
+        let wait = due.saturating_sub(shared.start.elapsed());
+        match stopped.recv_timeout(wait) {
+            Err(RecvTimeoutError::Timeout) => {}
+            Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
+        }
+        due += interval;
+        // Held during the request, which is what `replace` waits for.
+        let requests = shared.requests.read().unwrap_or_else(PoisonError::into_inner);
+        let turn = shared.turn.fetch_add(1, Ordering::Relaxed);
+        let Some(chosen) = turn.checked_rem(requests.len()).and_then(|at| requests.get(at)) else { continue };
+        let at = shared.start.elapsed();
+        let outcome = check(&shared.from, chosen, &format!("request {turn}"));
+        let took = shared.start.elapsed().saturating_sub(at);
+        let mut report = shared.report.lock().unwrap_or_else(PoisonError::into_inner);
+        match outcome {
+            Ok(()) => {
+                *report.answered.entry((chosen.pod.clone(), chosen.protocol)).or_default() += 1;
+                report.slowest = report.slowest.max(took);
+            }
+            Err(err) => report.failures.push(Failure { at, request: chosen.clone(), error: format!("{err:#}") }),
+        }
+    }
+}
+
+fn check(from: &Netns, wanted: &Request, question: &str) -> Result<()> {
+    let answer = request(from, wanted.protocol, wanted.server, question)?;
+    ensure!(answer.pod == wanted.pod, "{} answered instead of {}", answer.pod, wanted.pod);
+    let seen = answer.client.ip();
+    ensure!(seen == wanted.client, "{} saw {seen} instead of {}", answer.pod, wanted.client);
+    Ok(())
+}

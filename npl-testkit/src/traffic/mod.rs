@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Clients of the echo server. Each opens its socket in a namespace; every wait has a deadline.
+
+mod load;
+mod transfer;
+
+use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
+use std::os::fd::AsRawFd as _;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+pub use self::load::{Failure, Load, Report, Request};
+pub use self::transfer::{Direction, Transfer, TransferReport, transfer};
+use crate::echo::pattern::Digest;
+use crate::echo::{Answer, Protocol};
+use crate::netns::Netns;
+
+/// How long a request may take.
+pub const REQUEST_LIMIT: Duration = Duration::from_secs(2);
+
+/// How long a client waits for a datagram before it asks again.
+const RETRY_AFTER: Duration = Duration::from_millis(200);
+
+/// An answer over UDP, where requests may be lost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UdpAnswer {
+    /// What the server said.
+    pub answer: Answer,
+    /// How many requests were needed; 1 when nothing was lost.
+    pub attempts: u32,
+}
+
+/// How a UDP request is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UdpOptions {
+    /// Without, datagrams leave with a checksum of zero (IPv4 only).
+    pub checksum: bool,
+    /// Requests before giving up.
+    pub attempts: u32,
+}
+
+impl Default for UdpOptions {
+    fn default() -> Self {
+        Self { checksum: true, attempts: 10 }
+    }
+}
+
+/// Asks one question over TCP.
+pub fn tcp_request(from: &Netns, server: SocketAddr, question: &str) -> Result<Answer> {
+    let stream = tcp_connect(from, server)?;
+    tcp_ask(&stream, question).with_context(|| format!("ask {server} over tcp"))
+}
+
+/// Opens a TCP connection whose reads and writes are bounded by [`REQUEST_LIMIT`].
+pub fn tcp_connect(from: &Netns, server: SocketAddr) -> Result<TcpStream> {
+    let stream = from
+        .run(|| TcpStream::connect_timeout(&server, REQUEST_LIMIT))?
+        .with_context(|| format!("connect to {server} from {}", from.name()))?;
+    stream.set_read_timeout(Some(REQUEST_LIMIT)).context("set a read timeout")?;
+    stream.set_write_timeout(Some(REQUEST_LIMIT)).context("set a write timeout")?;
+    stream.set_nodelay(true).context("set TCP_NODELAY")?;
+    Ok(stream)
+}
+
+/// Asks one question over an open connection.
+pub fn tcp_ask(mut stream: &TcpStream, question: &str) -> Result<Answer> {
+    let line = format!("{question}\n");
+    stream.write_all(line.as_bytes()).context("send the question")?;
+    let mut reply = String::new();
+    BufReader::new(stream.take(64 * 1024)).read_line(&mut reply).context("wait for the answer")?;
+    ensure!(!reply.is_empty(), "the connection was closed without an answer");
+    let answer: Answer = serde_json::from_str(&reply).with_context(|| format!("read the answer `{reply}`"))?;
+    ensure!(answer.digest == Digest::of(line.as_bytes()).to_string(), "the question arrived changed: {answer:?}");
+    Ok(answer)
+}
+
+/// Asks one question over UDP, again when nothing comes back.
+pub fn udp_request(from: &Netns, server: SocketAddr, question: &[u8], options: UdpOptions) -> Result<UdpAnswer> {
+    let socket = udp_socket(from, server, options.checksum)?;
+    for attempts in 1..=options.attempts {
+        socket.send(question).with_context(|| format!("send a datagram to {server}"))?;
+        if let Some(answer) = udp_receive(&socket, question, RETRY_AFTER)? {
+            return Ok(UdpAnswer { answer, attempts });
+        }
+    }
+    bail!("{server} did not answer {} datagrams", options.attempts)
+}
+
+/// Opens a UDP socket that talks to `server` only.
+pub fn udp_socket(from: &Netns, server: SocketAddr, checksum: bool) -> Result<UdpSocket> {
+    let open = || -> std::io::Result<UdpSocket> {
+        let any = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let socket = UdpSocket::bind(SocketAddr::new(any, 0))?;
+        if !checksum {
+            send_without_checksum(&socket)?;
+        }
+        socket.connect(server)?;
+        Ok(socket)
+    };
+    from.run(open)?.with_context(|| format!("open a UDP socket to {server} in {}", from.name()))
+}
+
+/// Waits for the answer to `question`; answers to earlier ones are skipped.
+pub(crate) fn udp_receive(socket: &UdpSocket, question: &[u8], limit: Duration) -> Result<Option<Answer>> {
+    let digest = Digest::of(question).to_string();
+    let start = Instant::now();
+    let mut buffer = [0; 2048];
+    loop {
+        let left = limit.saturating_sub(start.elapsed());
+        if left.is_zero() {
+            return Ok(None);
+        }
+        socket.set_read_timeout(Some(left)).context("set a read timeout")?;
+        match socket.recv(&mut buffer) {
+            Ok(length) => {
+                let reply = buffer.get(..length).unwrap_or_default();
+                let answer: Answer = serde_json::from_slice(reply).context("read the answer")?;
+                if answer.digest == digest {
+                    return Ok(Some(answer));
+                }
+            }
+            Err(err) if matches!(err.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => return Ok(None),
+            Err(err) => return Err(err).context("wait for an answer"),
+        }
+    }
+}
+
+/// Asks by `protocol`, once: a lost datagram is an error.
+pub fn request(from: &Netns, protocol: Protocol, server: SocketAddr, question: &str) -> Result<Answer> {
+    match protocol {
+        Protocol::Tcp => tcp_request(from, server, question),
+        Protocol::Udp => {
+            let socket = udp_socket(from, server, true)?;
+            socket.send(question.as_bytes()).with_context(|| format!("send a datagram to {server}"))?;
+            udp_receive(&socket, question.as_bytes(), REQUEST_LIMIT)?
+                .with_context(|| format!("{server} did not answer within {} s", REQUEST_LIMIT.as_secs()))
+        }
+    }
+}
+
+#[expect(unsafe_code, reason = "no library in use wraps SO_NO_CHECK")]
+fn send_without_checksum(socket: &UdpSocket) -> std::io::Result<()> {
+    let on: libc::c_int = 1;
+    let length = libc::socklen_t::try_from(size_of_val(&on)).map_err(std::io::Error::other)?;
+    // SAFETY: the socket is open, and the option's value is an int that outlives the call.
+    let result = unsafe {
+        libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_NO_CHECK, (&raw const on).cast(), length)
+    };
+    if result == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Bulk transfers over TCP whose every byte is checked at the other end.
+
+use std::io::{BufRead as _, BufReader, Read, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+
+use super::tcp_connect;
+use crate::echo::Answer;
+use crate::echo::pattern::{Digest, Pattern};
+use crate::netns::Netns;
+use crate::poll;
+
+/// Bytes handled at once.
+const CHUNK: usize = 32 * 1024;
+
+/// The longest pause within a transfer; more than several retransmissions.
+const STALL_LIMIT: Duration = Duration::from_secs(10);
+
+/// Which way the bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the client to the Pod.
+    Upload,
+    /// From the Pod to the client.
+    Download,
+}
+
+/// A finished transfer; every byte arrived as sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TransferReport {
+    /// How many bytes.
+    pub bytes: u64,
+    /// How long it took.
+    pub elapsed: Duration,
+}
+
+/// Moves `bytes` and checks them.
+pub fn transfer(from: &Netns, server: SocketAddr, direction: Direction, bytes: u64) -> Result<TransferReport> {
+    run(&tcp_connect(from, server)?, Plan { direction, bytes, rate: None }, &AtomicU64::new(0))
+        .with_context(|| format!("{direction:?} of {bytes} bytes with {server}"))
+}
+
+/// A transfer on a thread of its own.
+#[derive(Debug)]
+pub struct Transfer {
+    moved: Arc<AtomicU64>,
+    bytes: u64,
+    thread: JoinHandle<Result<TransferReport>>,
+}
+
+impl Transfer {
+    /// Starts moving `bytes` at `rate` bytes per second.
+    pub fn start(from: &Netns, server: SocketAddr, direction: Direction, bytes: u64, rate: u64) -> Result<Self> {
+        let stream = tcp_connect(from, server)?;
+        let moved = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&moved);
+        let plan = Plan { direction, bytes, rate: Some(rate) };
+        Ok(Self { moved, bytes, thread: thread::spawn(move || run(&stream, plan, &counter)) })
+    }
+
+    /// Bytes moved so far, as the client sees it.
+    pub fn moved(&self) -> u64 {
+        self.moved.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is still under way.
+    pub fn is_running(&self) -> bool {
+        !self.thread.is_finished()
+    }
+
+    /// Waits until at least `share` (0 to 1) of the bytes are moved.
+    pub fn wait_for_share(&self, share: f64, limit: Duration) -> Result<()> {
+        #[expect(clippy::cast_precision_loss, reason = "a share of a few MiB")]
+        let reached = || (self.moved() as f64 >= share * self.bytes as f64 || !self.is_running()).then_some(());
+        poll::until("the transfer's progress", limit, reached).map(drop)
+    }
+
+    /// Waits for the end; bounded, since no read or write within waits for ever.
+    pub fn join(self) -> Result<TransferReport> {
+        self.thread.join().map_err(|_panic| anyhow!("the transfer's thread panicked"))?
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Plan {
+    direction: Direction,
+    bytes: u64,
+    rate: Option<u64>,
+}
+
+fn run(stream: &TcpStream, plan: Plan, moved: &AtomicU64) -> Result<TransferReport> {
+    stream.set_read_timeout(Some(STALL_LIMIT)).context("set a read timeout")?;
+    stream.set_write_timeout(Some(STALL_LIMIT)).context("set a write timeout")?;
+    // Any seed will do; the same one makes failures comparable.
+    let seed = plan.bytes;
+    let start = Instant::now();
+    match plan.direction {
+        Direction::Upload => upload(stream, seed, plan, moved),
+        Direction::Download => download(stream, seed, plan, moved),
+    }?;
+    Ok(TransferReport { bytes: plan.bytes, elapsed: start.elapsed() })
+}
+
+fn upload(mut stream: &TcpStream, seed: u64, plan: Plan, moved: &AtomicU64) -> Result<()> {
+    writeln!(stream, "UPLOAD {} {seed}", plan.bytes).context("announce the upload")?;
+    let sent = copy(&mut Pattern::new(seed, plan.bytes), plan, moved, |chunk| stream.write_all(chunk))?;
+    let mut reply = String::new();
+    BufReader::new(stream.take(64 * 1024)).read_line(&mut reply).context("wait for the digest")?;
+    let answer: Answer = serde_json::from_str(&reply).with_context(|| format!("read the answer `{reply}`"))?;
+    ensure!(answer.received == plan.bytes, "{} of {} bytes arrived", answer.received, plan.bytes);
+    ensure!(answer.digest == sent.to_string(), "the bytes arrived changed: {} instead of {sent}", answer.digest);
+    Ok(())
+}
+
+fn download(mut stream: &TcpStream, seed: u64, plan: Plan, moved: &AtomicU64) -> Result<()> {
+    writeln!(stream, "DOWNLOAD {} {seed}", plan.bytes).context("ask for the download")?;
+    let received = copy(&mut stream.take(plan.bytes), plan, moved, |_chunk| Ok(()))?;
+    let arrived = moved.load(Ordering::Relaxed);
+    ensure!(arrived == plan.bytes, "{arrived} of {} bytes arrived", plan.bytes);
+    let sent = Pattern::new(seed, plan.bytes).digest();
+    ensure!(received.to_string() == sent, "the bytes arrived changed: {received} instead of {sent}");
+    Ok(())
+}
+
+/// Moves everything from `source` to `sink`, at the plan's rate.
+fn copy(
+    source: &mut impl Read,
+    plan: Plan,
+    moved: &AtomicU64,
+    mut sink: impl FnMut(&[u8]) -> std::io::Result<()>,
+) -> Result<Digest> {
+    let start = Instant::now();
+    let mut digest = Digest::default();
+    let mut buffer = vec![0; CHUNK];
+    loop {
+        let so_far = moved.load(Ordering::Relaxed);
+        let read = source.read(&mut buffer).with_context(|| format!("read on after {so_far} bytes"))?;
+        let Some(chunk) = buffer.get(..read).filter(|chunk| !chunk.is_empty()) else { return Ok(digest) };
+        digest.update(chunk);
+        sink(chunk).with_context(|| format!("write on after {so_far} bytes"))?;
+        let total = so_far + chunk.len() as u64;
+        moved.store(total, Ordering::Relaxed);
+        if let Some(rate) = plan.rate {
+            // This is the pace of a sender, not a wait for a condition.
+            thread::sleep(Duration::from_micros(total * 1_000_000 / rate.max(1)).saturating_sub(start.elapsed()));
+        }
+    }
+}

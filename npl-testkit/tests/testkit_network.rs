@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The test kit's own networks: what it says about packets is only worth something if this holds. Needs root.
+
+#![expect(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use npl_testkit::echo::{EchoServer, Protocol};
+use npl_testkit::run::{self, Run};
+use npl_testkit::topology::{Offload, Options, Pod, Topology};
+use npl_testkit::traffic::{self, Direction, Load, Request, Transfer, UdpOptions};
+use npl_testkit::{mounts, netns, poll};
+
+const PORT: u16 = 8080;
+
+struct World {
+    topology: Topology,
+    pods: Vec<(Pod, EchoServer)>,
+    run: Run,
+}
+
+fn world(options: Options, pods: u8) -> World {
+    let run = Run::start().unwrap();
+    let mut topology = Topology::new(&run, "", options).unwrap();
+    let pods = (0..pods)
+        .map(|index| {
+            let pod = topology.add_pod(&run, &format!("web-{index}")).unwrap();
+            let server = EchoServer::start_in(&pod.netns, &pod.name, &[PORT]).unwrap();
+            (pod, server)
+        })
+        .collect();
+    World { topology, pods, run }
+}
+
+impl World {
+    fn servers(&self) -> impl Iterator<Item = (&Pod, SocketAddr)> {
+        self.pods.iter().flat_map(|(pod, _)| pod.ips().into_iter().map(move |ip| (pod, SocketAddr::new(ip, PORT))))
+    }
+}
+
+#[test]
+fn every_client_reaches_every_pod_in_both_families_and_protocols() {
+    let world = world(Options { clients: 2, ..Options::default() }, 2);
+    for client in world.topology.clients() {
+        for (pod, server) in world.servers() {
+            let address =
+                if server.is_ipv4() { IpAddr::V4(client.addresses.v4) } else { IpAddr::V6(client.addresses.v6) };
+            let tcp = traffic::tcp_request(&client.netns, server, "who are you?").unwrap();
+            assert_eq!((tcp.pod.as_str(), tcp.client.ip(), tcp.protocol), (pod.name.as_str(), address, Protocol::Tcp));
+            let udp = traffic::udp_request(&client.netns, server, b"and you?", UdpOptions::default()).unwrap().answer;
+            assert_eq!((udp.pod.as_str(), udp.client.ip(), udp.received), (pod.name.as_str(), address, 8));
+        }
+    }
+}
+
+#[test]
+fn datagram_without_checksum_is_answered() {
+    let world = world(Options::default(), 1);
+    let server = (world.pods[0].0.ip(), PORT).into();
+    let options = UdpOptions { checksum: false, ..UdpOptions::default() };
+    let answer = traffic::udp_request(&world.topology.client().netns, server, b"no checksum", options).unwrap();
+    assert_eq!(answer.answer.received, 11);
+}
+
+#[test]
+fn transfer_is_whole_with_and_without_offloads_at_any_mtu() {
+    let world = world(Options { mtu: 9000, ..Options::default() }, 1);
+    let client = world.topology.client();
+    let (pod, _) = &world.pods[0];
+    for on in [true, false] {
+        client.device.set_offloads(&Offload::ALL, on).unwrap();
+        pod.device.set_offloads(&Offload::ALL, on).unwrap();
+        for direction in [Direction::Upload, Direction::Download] {
+            let report = traffic::transfer(&client.netns, (pod.ip(), PORT).into(), direction, 8 << 20).unwrap();
+            assert_eq!(report.bytes, 8 << 20);
+        }
+    }
+}
+
+#[test]
+fn running_transfer_can_be_watched() {
+    let world = world(Options::default(), 1);
+    let server = (world.pods[0].0.ip(), PORT).into();
+    let client = &world.topology.client().netns;
+    let transfer = Transfer::start(client, server, Direction::Download, 4 << 20, 8 << 20).unwrap();
+    transfer.wait_for_share(0.25, Duration::from_secs(5)).unwrap();
+    assert!(transfer.is_running());
+    let report = transfer.join().unwrap();
+    assert!(report.elapsed >= Duration::from_millis(400), "the rate was not kept: {report:?}");
+}
+
+#[test]
+fn load_counts_answers_and_records_every_failure() {
+    let mut world = world(Options::default(), 2);
+    let client = world.topology.client();
+    let requests: Vec<Request> = world
+        .pods
+        .iter()
+        .flat_map(|(pod, _)| {
+            [Protocol::Tcp, Protocol::Udp].map(|protocol| Request {
+                protocol,
+                server: (pod.ip(), PORT).into(),
+                pod: pod.name.clone(),
+                client: client.addresses.v4.into(),
+            })
+        })
+        .collect();
+    let load = Load::start(&client.netns, 200, requests);
+    poll::until("forty answers", Duration::from_secs(10), || (load.report().total() >= 40).then_some(())).unwrap();
+    assert_eq!(load.report().failures, []);
+    assert_eq!(load.report().answered.len(), 4);
+    let (pod, server) = world.pods.remove(0);
+    drop(server);
+    world.topology.remove_pod(&pod.name).unwrap();
+    poll::until("a failure", Duration::from_secs(10), || (!load.report().failures.is_empty()).then_some(())).unwrap();
+    let report = load.stop();
+    assert!(report.failures.iter().all(|failure| failure.request.pod == pod.name), "{:?}", report.failures);
+}
+
+#[test]
+fn nothing_is_left_of_a_run() {
+    let world = world(Options::default(), 1);
+    let bpffs = world.run.bpffs("bpffs").unwrap();
+    let directory = world.run.directory().to_owned();
+    let names: BTreeSet<String> = run::netns_names().into_iter().filter(|name| name.contains(world.run.id())).collect();
+    assert_eq!(names.len(), 3, "{names:?}");
+    assert_eq!(mounts::below(&directory).unwrap(), [bpffs.path()]);
+    drop(bpffs);
+    drop(world);
+    assert!(run::netns_names().is_disjoint(&names));
+    assert!(!directory.exists());
+}
+
+#[test]
+fn private_bpffs_is_not_seen_outside() {
+    let run = Run::start().unwrap();
+    let path = run.directory().to_owned();
+    let inside = mounts::with_private_bpffs(&path, || {
+        std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap().contains(&path.display().to_string())
+    });
+    assert!(inside.unwrap());
+    assert_eq!(mounts::below(&path).unwrap(), Vec::<std::path::PathBuf>::new());
+}
+
+#[test]
+fn command_and_closure_run_inside_the_namespace() {
+    let run = Run::start().unwrap();
+    let netns = run.netns("inside").unwrap();
+    let outside = std::fs::read_link("/proc/self/ns/net").unwrap();
+    let inside = netns.run(|| std::fs::read_link("/proc/thread-self/ns/net").unwrap()).unwrap();
+    assert_ne!(inside, outside);
+    let mut command = netns.command("readlink").unwrap();
+    let output = command.arg("/proc/self/ns/net").output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), inside.to_string_lossy());
+    assert!(netns.path().starts_with(netns::DIRECTORY));
+}
