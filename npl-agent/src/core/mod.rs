@@ -9,5 +9,20 @@
 //!                                             kernel, sockets, annotations ──► Observed ─┘
 //! ```
 
+pub mod devices;
+mod adopt;
+pub mod annotation;
+mod assign;
 pub mod model;
 pub mod op;
+mod plan;
+pub mod ports;
+pub mod problem;
+mod publish;
+pub mod select;
+pub mod settings;
+pub mod snapshot;
+pub mod state;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+//! From what is held to the next ops: what time has brought, then one step for each frontend, then annotations.
+
+use std::collections::BTreeSet;
+
+use super::{
+    model::{Frontend, Moment, PodUid},
+    op::Op,
+    ports::Phase,
+    state::{Attempt, Pass, State},
+};
+
+/// What a frontend needs.
+enum Step {
+    /// Nothing, until something changes.
+    Settled,
+    /// Nothing but time.
+    Waiting,
+    /// This.
+    Needs(Op),
+}
+
+impl State {
+    /// One pass; every Pod and claim that nothing happened to is left out.
+    pub(super) fn plan(&mut self, now: Moment) -> Pass {
+        self.expire(now);
+        // A freed port may be what a Pod was waiting for.
+        loop {
+            self.assign_dirty();
+            self.advance(now);
+            if self.dirty.is_empty() {
+                break;
+            }
+        }
+        let mut ops = self.plan_frontends(now);
+        let blocked = self.owners_of(&ops);
+        ops.extend(self.plan_annotations(&blocked, now));
+        // The order of the variants of `Op` is the order in which nothing can go wrong.
+        ops.sort();
+        Pass { ops, next_deadline: self.next_deadline(now) }
+    }
+
+    pub(super) fn is_delayed(&self, attempt: &Attempt, now: Moment) -> bool {
+        self.retries.get(attempt).is_some_and(|at| *at > now)
+    }
+
+    fn expire(&mut self, now: Moment) {
+        self.retries.retain(|_, at| *at > now);
+        let freed = self.ports.expire_taken(now);
+        if !freed.is_empty() {
+            self.unsettled.extend(freed);
+            self.wake_starved();
+        }
+    }
+
+    /// Moves every claim on that has waited long enough.
+    fn advance(&mut self, now: Moment) {
+        let unsettled: Vec<_> = self.unsettled.iter().copied().collect();
+        for frontend in unsettled {
+            let Some(phase) = self.ports.get(frontend).map(|claim| claim.phase) else { continue };
+            match self.next_phase(frontend, phase, now) {
+                Some(next) if next == phase => {}
+                Some(next) => {
+                    if let Some(claim) = self.ports.get_mut(frontend) {
+                        claim.phase = next;
+                        if !claim.is_in_use() {
+                            claim.backend = None;
+                            self.wake_starved();
+                        }
+                    }
+                }
+                None => {
+                    self.ports.remove(frontend);
+                    self.wake_starved();
+                }
+            }
+        }
+    }
+
+    /// The phase that a claim is in by now; `None` when it is over.
+    fn next_phase(&self, frontend: Frontend, phase: Phase, now: Moment) -> Option<Phase> {
+        let claim = self.ports.get(frontend)?;
+        let observed = self.observed.as_ref()?;
+        let is_mapped = observed.mappings.contains_key(&frontend);
+        match phase {
+            Phase::Active => Some(phase),
+            // Nobody can have heard of it.
+            Phase::Draining { .. } | Phase::Quarantined { until: None } if !claim.was_mapped => {
+                Some(Phase::Quarantined { until: Some(now) })
+            }
+            Phase::Draining { until } => {
+                let owner = claim.owner.as_ref();
+                if owner.is_some_and(|owner| self.may_be_named(&owner.pod, &owner.uid, frontend)) {
+                    return Some(Phase::Draining { until: None });
+                }
+                let until = until.unwrap_or_else(|| now.plus(self.settings.drain_millis));
+                let is_over = until <= now;
+                Some(if is_over { Phase::Quarantined { until: None } } else { Phase::Draining { until: Some(until) } })
+            }
+            Phase::Quarantined { .. } if is_mapped => Some(phase),
+            Phase::Quarantined { until: None } => {
+                Some(Phase::Quarantined { until: Some(now.plus(self.settings.quarantine_millis)) })
+            }
+            Phase::Quarantined { until: Some(until) } => {
+                let is_over = until <= now && !observed.reservations.contains(&frontend);
+                (!is_over).then_some(phase)
+            }
+        }
+    }
+
+    fn plan_frontends(&mut self, now: Moment) -> Vec<Op> {
+        let mut ops = Vec::new();
+        for frontend in std::mem::take(&mut self.unsettled) {
+            match self.step(frontend, now) {
+                Step::Settled => continue,
+                Step::Waiting => {}
+                Step::Needs(op) if self.is_delayed(&Attempt::of(&op), now) => {}
+                Step::Needs(op) => {
+                    if let (Op::UpsertMapping(..), Some(claim)) = (&op, self.ports.get_mut(frontend)) {
+                        claim.was_mapped = true;
+                    }
+                    ops.push(op);
+                }
+            }
+            self.unsettled.insert(frontend);
+        }
+        ops
+    }
+
+    fn step(&self, frontend: Frontend, now: Moment) -> Step {
+        let Some(observed) = &self.observed else { return Step::Waiting };
+        let mapping = observed.mappings.get(&frontend);
+        let is_reserved = observed.reservations.contains(&frontend);
+        let claim = self.ports.get(frontend);
+        let backend = claim.and_then(|claim| claim.backend);
+        let is_over = match claim.map(|claim| claim.phase) {
+            None => true,
+            Some(Phase::Quarantined { until: Some(until) }) => until <= now,
+            Some(Phase::Active | Phase::Draining { .. } | Phase::Quarantined { until: None }) => false,
+        };
+        // A mapping that leads to the wrong place and cannot be put right, since another process has its port, is
+        // worse than none.
+        let is_wrong =
+            backend.is_none() || (!is_reserved && self.ports.is_taken(frontend) && mapping != backend.as_ref());
+        if mapping.is_some() && is_wrong {
+            return Step::Needs(Op::RemoveMapping(frontend));
+        }
+        match (is_over, is_reserved) {
+            (true, true) => Step::Needs(Op::Release(frontend)),
+            (true, false) => Step::Settled,
+            (false, false) if self.ports.is_taken(frontend) => Step::Waiting,
+            (false, false) => Step::Needs(Op::Reserve(frontend)),
+            (false, true) => match backend {
+                Some(backend) if mapping != Some(&backend) => Step::Needs(Op::UpsertMapping(frontend, backend)),
+                Some(_) | None if self.ports.is_active(frontend) => Step::Settled,
+                Some(_) | None => Step::Waiting,
+            },
+        }
+    }
+
+    /// The Pods whose mappings are being made: their annotations wait, so that each is written once.
+    fn owners_of(&self, ops: &[Op]) -> BTreeSet<PodUid> {
+        let frontend = |op: &Op| match op {
+            Op::Reserve(frontend) | Op::UpsertMapping(frontend, _) => Some(*frontend),
+            Op::Annotate { .. } | Op::RemoveMapping(_) | Op::Release(_) => None,
+        };
+        let claims = ops.iter().filter_map(frontend).filter_map(|frontend| self.ports.get(frontend));
+        claims.filter_map(|claim| claim.owner.as_ref().map(|owner| owner.uid.clone())).collect()
+    }
+
+    fn next_deadline(&self, now: Moment) -> Option<Moment> {
+        let until = |frontend: &Frontend| match self.ports.get(*frontend)?.phase {
+            Phase::Active => None,
+            Phase::Draining { until } | Phase::Quarantined { until } => until,
+        };
+        let deadlines = self.unsettled.iter().filter_map(until);
+        let retries = self.retries.values().copied();
+        deadlines.chain(retries).chain(self.ports.next_taken_expiry()).filter(|at| *at > now).min()
+    }
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a Pod's annotation should say, and when it may be written.
+
+use std::collections::BTreeSet;
+
+use super::{
+    annotation::{self, Entry},
+    model::{Frontend, Moment, NodePort, Pod, PodKey, PodUid},
+    op::{AnnotationWrite, Op},
+    select::{Placement, WantedPort},
+    state::{Attempt, State},
+};
+
+/// What is known of the writes to a Pod's annotation beyond what the watcher shows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Write {
+    /// Given out; neither done nor failed yet.
+    InFlight,
+    /// Failed, but an answer that was lost may have followed a write that was not.
+    Unconfirmed(AnnotationWrite),
+    /// The API server knows no such Pod; nothing to write until a watcher says otherwise.
+    Gone,
+}
+
+/// What to do about a Pod's annotation.
+enum Publication {
+    /// It is right, or not ours to write.
+    Settled,
+    /// Something else has to happen first.
+    Waiting,
+    /// It needs this write.
+    Needs(PodUid, AnnotationWrite),
+}
+
+impl State {
+    /// The writes that are due. Pods in `blocked` have kernel ops in this pass and are written once, after those.
+    pub(super) fn plan_annotations(&mut self, blocked: &BTreeSet<PodUid>, now: Moment) -> Vec<Op> {
+        let mut ops = Vec::new();
+        for pod in std::mem::take(&mut self.unpublished) {
+            match self.publication(&pod, blocked, now) {
+                Publication::Settled => {}
+                Publication::Waiting => {
+                    self.unpublished.insert(pod);
+                }
+                Publication::Needs(uid, value) => {
+                    self.writes.insert(uid.clone(), Write::InFlight);
+                    ops.push(Op::Annotate { pod, uid, value });
+                }
+            }
+        }
+        ops
+    }
+
+    /// Takes back what the watcher's word about the Pod has made certain.
+    pub(super) fn recheck_write(&mut self, key: &PodKey) {
+        let Some(pod) = self.snapshot.pod(key) else { return };
+        let is_certain = match self.writes.get(&pod.uid) {
+            Some(Write::Gone) => true,
+            Some(Write::Unconfirmed(AnnotationWrite::Set(value))) => pod.annotation.as_ref() == Some(value),
+            Some(Write::Unconfirmed(AnnotationWrite::Withdraw)) => pod.annotation.is_none(),
+            Some(Write::InFlight) | None => false,
+        };
+        if is_certain {
+            self.writes.remove(&pod.uid);
+        }
+    }
+
+    /// Whether a consumer may read the frontend in the Pod's annotation: it is seen there, or a write is on its way.
+    pub(super) fn may_be_named(&self, pod: &PodKey, uid: &PodUid, frontend: Frontend) -> bool {
+        match self.writes.get(uid) {
+            Some(Write::InFlight | Write::Unconfirmed(_)) => true,
+            Some(Write::Gone) | None => self.views.get(pod).is_some_and(|view| view.named.contains(&frontend)),
+        }
+    }
+
+    fn publication(&self, key: &PodKey, blocked: &BTreeSet<PodUid>, now: Moment) -> Publication {
+        let Some(pod) = self.snapshot.pod(key) else { return Publication::Settled };
+        let is_unconfirmed = match self.writes.get(&pod.uid) {
+            // Whoever reports on the write has the Pod looked at again.
+            Some(Write::InFlight | Write::Gone) => return Publication::Settled,
+            Some(Write::Unconfirmed(_)) => true,
+            None => false,
+        };
+        if blocked.contains(&pod.uid) || self.is_delayed(&Attempt::Annotate(pod.uid.clone()), now) {
+            return Publication::Waiting;
+        }
+        let entries = self.entries(pod);
+        let is_right = match &pod.annotation {
+            Some(seen) if !entries.is_empty() => annotation::is_right(seen, &entries, self.settings.annotation_format),
+            Some(_) => false,
+            None => entries.is_empty(),
+        };
+        if is_right && !is_unconfirmed {
+            return Publication::Settled;
+        }
+        if !entries.is_empty() {
+            let value = annotation::encode(&entries, self.settings.annotation_format);
+            return Publication::Needs(pod.uid.clone(), AnnotationWrite::Set(value));
+        }
+        // AKO never forgets a Pod whose key is removed while it is being deleted, so that is left to the deletion.
+        if pod.is_terminating {
+            return Publication::Settled;
+        }
+        Publication::Needs(pod.uid.clone(), AnnotationWrite::Withdraw)
+    }
+
+    /// The entries that are true: each leads to the Pod's port at this moment.
+    fn entries(&self, pod: &Pod) -> Vec<Entry> {
+        let wanted = self.views.get(&pod.key).map(|view| &view.wanted.ports);
+        let entry = |(port, placement): (&WantedPort, &Placement)| {
+            let node_port = match placement {
+                Placement::Host(node_port) => *node_port,
+                Placement::Mapped => self.working_node_port(&pod.uid, *port)?,
+                Placement::Held => return None,
+            };
+            let node_ip = *self.node_ips.get(&port.family)?;
+            Some(Entry { node_ip, node_port, protocol: port.protocol, pod_port: port.pod_port })
+        };
+        wanted.into_iter().flatten().filter_map(entry).collect()
+    }
+
+    /// The node port that leads to the Pod's port: while it moves to another one, the old one until the new one does.
+    fn working_node_port(&self, uid: &PodUid, port: WantedPort) -> Option<NodePort> {
+        let observed = self.observed.as_ref()?;
+        let works = |frontend: &Frontend| {
+            let claim = self.ports.get(*frontend).filter(|claim| claim.is_in_use());
+            claim.is_some_and(|claim| {
+                claim.backend.is_some() && observed.mappings.get(frontend) == claim.backend.as_ref()
+            })
+        };
+        let mut working: Vec<_> = self.ports.of_port(uid, port).into_iter().filter(works).collect();
+        working.sort_by_key(|frontend| (!self.ports.is_active(*frontend), *frontend));
+        working.first().map(|frontend| frontend.node_port)
+    }
+}

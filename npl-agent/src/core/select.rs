@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which ports of a Pod are wanted, by whom, and where each would be reached.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use super::{
+    model::{ContainerPort, Family, NodePort, Pod, PodPort, Protocol, Service, ServicePort, ServiceType, TargetPort},
+    problem::{Cause, Problem, Subject},
+    settings::Settings,
+    snapshot::Snapshot,
+};
+
+/// What one node port is for: a port of a Pod that at least one Service wants. Ordered as ports are allocated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct WantedPort {
+    /// The Pod's port.
+    pub pod_port: PodPort,
+    /// Its protocol.
+    pub protocol: Protocol,
+    /// The family under which it is wanted.
+    pub family: Family,
+}
+
+/// How a wanted port is reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Placement {
+    /// By a port of the host that leads there already: nothing to map.
+    Host(NodePort),
+    /// By a mapping to the Pod's address.
+    Mapped,
+    /// Not at present, for the Pod has no address of its own; it keeps the node port that it may have.
+    Held,
+}
+
+impl Placement {
+    /// Whether a node port is held for it.
+    pub(super) const fn needs_claim(self) -> bool {
+        matches!(self, Self::Mapped | Self::Held)
+    }
+}
+
+/// What a Pod is to have.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Wanted {
+    pub(super) ports: BTreeMap<WantedPort, Placement>,
+    pub(super) problems: BTreeSet<Problem>,
+}
+
+/// Decides for one Pod after the other.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Selector<'a> {
+    pub(super) settings: &'a Settings,
+    pub(super) snapshot: &'a Snapshot,
+    pub(super) node_ips: &'a BTreeMap<Family, IpAddr>,
+}
+
+/// Whether NPL acts on the Service at all.
+pub(super) fn is_active(service: &Service) -> bool {
+    let has_type = match service.service_type {
+        ServiceType::ClusterIp | ServiceType::LoadBalancer => true,
+        ServiceType::NodePort | ServiceType::ExternalName => false,
+    };
+    service.is_enabled && has_type && !service.selector.is_empty()
+}
+
+/// Whether the Pod has the namespace and every label that the Service's selector names.
+pub(super) fn selects(service: &Service, pod: &Pod) -> bool {
+    let has = |(key, value): (&String, &String)| pod.labels.get(key) == Some(value);
+    service.key.namespace == pod.key.namespace && !service.selector.is_empty() && service.selector.iter().all(has)
+}
+
+/// What is wrong with a Service whatever its Pods are.
+pub(super) fn service_problems(service: &Service, settings: &Settings) -> BTreeSet<Problem> {
+    let subject = || Subject::Service(service.key.clone());
+    let protocols = service.ports.iter().map(|port| port.protocol);
+    let unsupported = protocols.filter(|protocol| !settings.protocols.contains(protocol));
+    let mut problems: BTreeSet<_> = unsupported
+        .map(|protocol| Problem { subject: subject(), cause: Cause::UnsupportedProtocol { protocol } })
+        .collect();
+    if let Some(family) = service.families.first().copied()
+        && !service.families.iter().any(|family| settings.families.contains(family))
+    {
+        problems.insert(Problem { subject: subject(), cause: Cause::UnsupportedFamily { family } });
+    }
+    problems
+}
+
+impl Selector<'_> {
+    /// What the Pod is to have: the union over the Services that select it.
+    pub(super) fn wanted(self, pod: &Pod) -> Wanted {
+        let mut wanted = Wanted::default();
+        if pod.is_finished {
+            return wanted;
+        }
+        for service in self.snapshot.services_of(pod) {
+            for port in service.ports.iter().filter(|port| self.settings.protocols.contains(&port.protocol)) {
+                let pod_ports = resolve(pod, port);
+                if let (true, TargetPort::Name(name)) = (pod_ports.is_empty(), &port.target) {
+                    let (service, name, protocol) = (service.key.clone(), name.clone(), port.protocol);
+                    wanted.blame(pod, Cause::UnresolvedTargetPort { service, name, protocol });
+                }
+                for family in self.families(service, pod, &mut wanted) {
+                    for pod_port in &pod_ports {
+                        let port = WantedPort { pod_port: *pod_port, protocol: port.protocol, family };
+                        wanted.ports.insert(port, Placement::Held);
+                    }
+                }
+            }
+        }
+        self.place(pod, &mut wanted);
+        wanted
+    }
+
+    /// The address under which the Pod alone is reached.
+    pub(super) fn pod_ip(self, pod: &Pod, family: Family) -> Option<IpAddr> {
+        let ip = ip_of(pod, family)?;
+        let is_own = pod.host_network || self.snapshot.holder(ip).is_some_and(|holder| holder.uid == pod.uid);
+        (is_own && !pod.is_finished).then_some(ip)
+    }
+
+    /// The families of the Service that this Pod can be reached by. A Pod without any address may yet get each.
+    fn families(self, service: &Service, pod: &Pod, wanted: &mut Wanted) -> Vec<Family> {
+        let is_possible = |family: &Family| pod.ips.is_empty() || ip_of(pod, *family).is_some();
+        let served = service.families.iter().filter(|family| self.settings.families.contains(family));
+        let mut families = Vec::new();
+        for family in served.copied().filter(is_possible) {
+            if self.node_ips.contains_key(&family) {
+                families.push(family);
+            } else {
+                wanted.blame(pod, Cause::NoNodeAddress { family });
+            }
+        }
+        families
+    }
+
+    fn place(self, pod: &Pod, wanted: &mut Wanted) {
+        let mut host_ports = BTreeSet::new();
+        let mut conflicts = BTreeSet::new();
+        for (port, placement) in &mut wanted.ports {
+            let Some(ip) = ip_of(pod, port.family) else { continue };
+            let host_port = self.host_port(pod, *port).filter(|node_port| {
+                // Two containers may share a hostPort under different addresses; a published port leads to one.
+                host_ports.insert((*node_port, port.protocol, port.family))
+            });
+            if let Some(node_port) = host_port {
+                *placement = Placement::Host(node_port);
+            } else if self.pod_ip(pod, port.family).is_some() {
+                *placement = Placement::Mapped;
+            } else if let Some(holder) = self.snapshot.holder(ip) {
+                conflicts.insert(Cause::AddressConflict { ip, holder: holder.key.clone() });
+            }
+        }
+        for conflict in conflicts {
+            wanted.blame(pod, conflict);
+        }
+    }
+
+    /// The port of the Node that leads to the Pod's port without NPL.
+    ///
+    /// A `hostPort` bound to an address other than the published one does not: that port gets a mapping.
+    fn host_port(self, pod: &Pod, port: WantedPort) -> Option<NodePort> {
+        if pod.host_network {
+            return Some(NodePort(port.pod_port.0));
+        }
+        let node_ip = self.node_ips.get(&port.family);
+        let is_it = |candidate: &&ContainerPort| {
+            candidate.port == port.pod_port
+                && candidate.protocol == port.protocol
+                && candidate.host_ip.is_none_or(|ip| Some(&ip) == node_ip)
+        };
+        pod.ports.iter().filter(is_it).find_map(|candidate| candidate.host_port)
+    }
+}
+
+impl Wanted {
+    fn blame(&mut self, pod: &Pod, cause: Cause) {
+        self.problems.insert(Problem { subject: Subject::Pod(pod.key.clone(), pod.uid.clone()), cause });
+    }
+}
+
+fn ip_of(pod: &Pod, family: Family) -> Option<IpAddr> {
+    pod.ips.iter().copied().find(|ip| Family::of(*ip) == family)
+}
+
+/// The Pod's ports that a Service's port leads to: one for a number, all of the name and protocol for a name.
+fn resolve(pod: &Pod, port: &ServicePort) -> BTreeSet<PodPort> {
+    match &port.target {
+        TargetPort::Number(number) => BTreeSet::from([*number]),
+        TargetPort::Name(name) => {
+            let is_named = |candidate: &&ContainerPort| {
+                candidate.protocol == port.protocol && candidate.name.as_ref() == Some(name)
+            };
+            pod.ports.iter().filter(is_named).map(|candidate| candidate.port).collect()
+        }
+    }
+}

@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The agent's mind: what it was told, what it holds, and what it is waiting for.
+//!
+//! [`State::pass`] says what to do next; the caller does it and reports with [`State::done`] or [`State::failed`]. An
+//! op is only given out once its precondition was observed, so stopping anywhere leaves nothing published that does
+//! not work.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use super::{
+    adopt,
+    model::{Backend, Family, Frontend, Moment, PodKey, PodPort, PodUid, Protocol, ServiceKey},
+    op::Op,
+    ports::{Phase, PortTable, PortUsage},
+    problem::Problem,
+    publish::Write,
+    select::{self, Wanted},
+    settings::Settings,
+    snapshot::{Change, Snapshot},
+};
+
+/// How long a port that another process has is not tried again.
+const TAKEN_MILLIS: u64 = 60_000;
+/// When to try again after a failure that should not exist for the op.
+const UNEXPECTED_MILLIS: u64 = 1_000;
+
+/// The whole of the agent's mind.
+#[derive(Debug)]
+pub struct State {
+    pub(super) settings: Settings,
+    pub(super) snapshot: Snapshot,
+    pub(super) node_ips: BTreeMap<Family, IpAddr>,
+    /// What the kernel and the sockets hold; `None` until they were read.
+    pub(super) observed: Option<Observed>,
+    pub(super) is_adopted: bool,
+    pub(super) ports: PortTable,
+    pub(super) views: BTreeMap<PodKey, PodView>,
+    pub(super) service_problems: BTreeMap<ServiceKey, BTreeSet<Problem>>,
+    /// Pods to decide on anew.
+    pub(super) dirty: BTreeSet<PodKey>,
+    /// Pods that wait for a port that others hold.
+    pub(super) starved: BTreeSet<PodKey>,
+    /// Frontends that may need an op, or only time.
+    pub(super) unsettled: BTreeSet<Frontend>,
+    /// Pods whose annotation may need a write.
+    pub(super) unpublished: BTreeSet<PodKey>,
+    pub(super) writes: BTreeMap<PodUid, Write>,
+    pub(super) retries: BTreeMap<Attempt, Moment>,
+}
+
+/// What the kernel and the sockets hold, as read from them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Observed {
+    /// The mappings in the datapath.
+    pub mappings: BTreeMap<Frontend, Backend>,
+    /// The ports that this process has bound.
+    pub reservations: BTreeSet<Frontend>,
+}
+
+/// What to do now, in this order, and when to look again if nothing else happens.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Pass {
+    /// The steps; none may be brought forward.
+    pub ops: Vec<Op>,
+    /// When time alone will make a difference.
+    pub next_deadline: Option<Moment>,
+}
+
+/// Why an op could not be carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failure {
+    /// Of [`Op::Reserve`]: another process has the port. Another one is chosen.
+    PortTaken,
+    /// It may work later.
+    Retry {
+        /// Not before this moment.
+        at: Moment,
+    },
+    /// Of [`Op::Annotate`]: there is no such Pod; the watcher will say so.
+    Gone,
+}
+
+/// What the agent has to hear before its first pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Awaited {
+    /// A list of Pods and of Services.
+    Lists,
+    /// An address of the Node in a family that is served.
+    NodeAddress,
+    /// What the kernel and the sockets hold.
+    Observation,
+}
+
+/// A held node port, for people and metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MappingView<'a> {
+    /// Where clients send to.
+    pub frontend: Frontend,
+    /// Where it leads, if it leads anywhere.
+    pub backend: Option<Backend>,
+    /// The Pod, if it is known.
+    pub pod: Option<&'a PodKey>,
+    /// The Pod's port, if it is known.
+    pub pod_port: Option<PodPort>,
+    /// How far it is through its life.
+    pub phase: Phase,
+}
+
+/// What was decided about a Pod, and what its annotation as seen says.
+#[derive(Debug)]
+pub(super) struct PodView {
+    pub(super) wanted: Wanted,
+    pub(super) named: BTreeSet<Frontend>,
+}
+
+/// An op for the purpose of trying again: what it is about, not what it says.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Attempt {
+    Reserve(Frontend),
+    Upsert(Frontend),
+    Annotate(PodUid),
+    Remove(Frontend),
+    Release(Frontend),
+}
+
+impl Attempt {
+    pub(super) fn of(op: &Op) -> Self {
+        match op {
+            Op::Reserve(frontend) => Self::Reserve(*frontend),
+            Op::UpsertMapping(frontend, _) => Self::Upsert(*frontend),
+            Op::Annotate { uid, .. } => Self::Annotate(uid.clone()),
+            Op::RemoveMapping(frontend) => Self::Remove(*frontend),
+            Op::Release(frontend) => Self::Release(*frontend),
+        }
+    }
+}
+
+impl State {
+    /// A mind that knows nothing yet.
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            ports: PortTable::new(settings.port_range),
+            node_ips: settings.node_ips(None),
+            settings,
+            snapshot: Snapshot::default(),
+            observed: None,
+            is_adopted: false,
+            views: BTreeMap::new(),
+            service_problems: BTreeMap::new(),
+            dirty: BTreeSet::new(),
+            starved: BTreeSet::new(),
+            unsettled: BTreeSet::new(),
+            unpublished: BTreeSet::new(),
+            writes: BTreeMap::new(),
+            retries: BTreeMap::new(),
+        }
+    }
+
+    /// Takes in what the kernel and the sockets hold. This is the truth, whatever was believed.
+    pub fn observe(&mut self, observed: Observed) {
+        let former = self.observed.take().unwrap_or_default();
+        let mut changed: BTreeSet<Frontend> =
+            former.reservations.symmetric_difference(&observed.reservations).copied().collect();
+        let differs = |one: &Observed, other: &Observed| -> Vec<Frontend> {
+            let is_new = |(frontend, backend): &(&Frontend, &Backend)| other.mappings.get(frontend) != Some(backend);
+            one.mappings.iter().filter(is_new).map(|(frontend, _)| *frontend).collect()
+        };
+        changed.extend(differs(&former, &observed));
+        changed.extend(differs(&observed, &former));
+        self.observed = Some(observed);
+        for frontend in changed {
+            self.touch(frontend);
+        }
+    }
+
+    /// Takes in what a watcher has to tell.
+    pub fn apply(&mut self, change: Change) {
+        let touched = self.snapshot.apply(change);
+        for service in touched.services {
+            let problems = self.snapshot.service(&service).map(|it| select::service_problems(it, &self.settings));
+            match problems.filter(|problems| !problems.is_empty()) {
+                Some(problems) => self.service_problems.insert(service, problems),
+                None => self.service_problems.remove(&service),
+            };
+        }
+        for (key, uid) in &touched.gone {
+            self.views.remove(key);
+            self.retire_pod(uid);
+        }
+        for key in touched.pods {
+            self.recheck_write(&key);
+            self.dirty.insert(key);
+        }
+        self.adopt_node_ips();
+    }
+
+    /// What has to be heard before the first pass.
+    pub fn awaited(&self) -> BTreeSet<Awaited> {
+        let conditions = [
+            (Awaited::Lists, self.snapshot.is_listed()),
+            (Awaited::NodeAddress, !self.node_ips.is_empty()),
+            (Awaited::Observation, self.observed.is_some()),
+        ];
+        conditions.into_iter().filter(|(_, is_met)| !is_met).map(|(awaited, _)| awaited).collect()
+    }
+
+    /// Whether everything was heard that decisions need; before that, a pass has no ops.
+    pub fn is_ready(&self) -> bool {
+        self.awaited().is_empty()
+    }
+
+    /// What to do now. Repeat until there are no ops.
+    pub fn pass(&mut self, now: Moment) -> Pass {
+        if !self.is_ready() {
+            return Pass::default();
+        }
+        if !self.is_adopted {
+            adopt::adopt(self);
+            self.is_adopted = true;
+        }
+        self.plan(now)
+    }
+
+    /// Takes in that an op was carried out.
+    pub fn done(&mut self, op: &Op, _now: Moment) {
+        self.retries.remove(&Attempt::of(op));
+        let observed = self.observed.get_or_insert_default();
+        match op {
+            Op::Reserve(frontend) => {
+                observed.reservations.insert(*frontend);
+                self.ports.unmark_taken(*frontend);
+                self.touch(*frontend);
+            }
+            Op::UpsertMapping(frontend, backend) => {
+                observed.mappings.insert(*frontend, *backend);
+                self.touch(*frontend);
+            }
+            Op::RemoveMapping(frontend) => {
+                observed.mappings.remove(frontend);
+                self.touch(*frontend);
+            }
+            Op::Release(frontend) => {
+                observed.reservations.remove(frontend);
+                self.touch(*frontend);
+            }
+            Op::Annotate { pod, uid, .. } => {
+                self.writes.remove(uid);
+                self.unpublished.insert(pod.clone());
+            }
+        }
+    }
+
+    /// Takes in that an op could not be carried out, or may not have been.
+    pub fn failed(&mut self, op: &Op, failure: Failure, now: Moment) {
+        let at = match failure {
+            Failure::Retry { at } => at,
+            Failure::PortTaken | Failure::Gone => now.plus(UNEXPECTED_MILLIS),
+        };
+        match (op, failure) {
+            (Op::Reserve(frontend), Failure::PortTaken) => return self.give_way(*frontend, now),
+            (Op::Annotate { uid, .. }, Failure::Gone) => {
+                self.writes.insert(uid.clone(), Write::Gone);
+                return;
+            }
+            (Op::Annotate { pod, uid, value }, Failure::Retry { .. } | Failure::PortTaken) => {
+                self.writes.insert(uid.clone(), Write::Unconfirmed(value.clone()));
+                self.unpublished.insert(pod.clone());
+            }
+            (
+                Op::Reserve(frontend)
+                | Op::UpsertMapping(frontend, _)
+                | Op::RemoveMapping(frontend)
+                | Op::Release(frontend),
+                _,
+            ) => self.touch(*frontend),
+        }
+        self.retries.insert(Attempt::of(op), at);
+    }
+
+    /// Everything that is asked for and not served, for Events and metrics.
+    pub fn problems(&self) -> impl Iterator<Item = &Problem> {
+        let of_pods = self.views.values().flat_map(|view| &view.wanted.problems);
+        self.service_problems.values().flatten().chain(of_pods)
+    }
+
+    /// All held node ports.
+    pub fn mappings(&self) -> impl Iterator<Item = MappingView<'_>> {
+        self.ports.iter().map(|(frontend, claim)| MappingView {
+            frontend: *frontend,
+            backend: claim.backend,
+            pod: claim.owner.as_ref().map(|owner| &owner.pod),
+            pod_port: claim.owner.as_ref().map(|owner| owner.port.pod_port),
+            phase: claim.phase,
+        })
+    }
+
+    /// How much of the port range is in use, for one family and protocol.
+    pub fn port_usage(&self, family: Family, protocol: Protocol) -> PortUsage {
+        self.ports.usage(family, protocol)
+    }
+
+    /// Has the frontend, and the annotation of the Pod behind it, looked at in the next pass.
+    pub(super) fn touch(&mut self, frontend: Frontend) {
+        self.unsettled.insert(frontend);
+        if let Some(owner) = self.ports.get(frontend).and_then(|claim| claim.owner.as_ref()) {
+            self.unpublished.insert(owner.pod.clone());
+        }
+    }
+
+    /// Has every Pod that lacked a port try again.
+    pub(super) fn wake_starved(&mut self) {
+        self.dirty.append(&mut self.starved);
+    }
+
+    /// Stops all that a Pod had, at once: it no longer answers, and its address may soon be another's.
+    fn retire_pod(&mut self, uid: &PodUid) {
+        for (_, frontend) in self.ports.of_pod(uid) {
+            if let Some(claim) = self.ports.get_mut(frontend)
+                && claim.is_in_use()
+            {
+                claim.retire();
+            }
+            self.unsettled.insert(frontend);
+        }
+        self.writes.remove(uid);
+        self.retries.remove(&Attempt::Annotate(uid.clone()));
+        self.wake_starved();
+    }
+
+    /// Follows the Node's addresses. A Node that shows none at all keeps those that were known: what is published
+    /// still leads here, and blank annotations would empty every load balancer's pool.
+    fn adopt_node_ips(&mut self) {
+        let node_ips = self.settings.node_ips(self.snapshot.node());
+        if !node_ips.is_empty() && node_ips != self.node_ips {
+            self.node_ips = node_ips;
+            self.dirty.extend(self.snapshot.pods().map(|pod| pod.key.clone()));
+        }
+    }
+
+    /// Another process has the port: a mapping that is there goes on until its successor is published, a claim
+    /// without one is worth nothing.
+    fn give_way(&mut self, frontend: Frontend, now: Moment) {
+        self.ports.mark_taken(frontend, now.plus(TAKEN_MILLIS));
+        self.touch(frontend);
+        let is_mapped = self.observed.as_ref().is_some_and(|observed| observed.mappings.contains_key(&frontend));
+        let Some(claim) = self.ports.get_mut(frontend) else { return };
+        let pod = claim.owner.as_ref().map(|owner| owner.pod.clone());
+        if is_mapped {
+            claim.is_displaced = true;
+        } else {
+            self.ports.remove(frontend);
+        }
+        self.dirty.extend(pod);
+    }
+}

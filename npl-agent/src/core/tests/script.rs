@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Stories as text: each line changes the world, and below it stands every op that followed.
+
+use std::{collections::BTreeMap, fmt::Write as _, net::IpAddr};
+
+use super::world::{World, settings};
+use crate::core::{
+    model::{
+        ContainerPort, Family, Frontend, Node, NodePort, ObjectKey, Pod, PodPort, PodUid, Protocol, Service,
+        ServicePort, ServiceType, TargetPort,
+    },
+    op::{AnnotationWrite, Op},
+};
+
+/// Plays a story and compares it, with the ops written in, with what is expected.
+///
+/// Lines before `start` set the scene. A line that ends in `&` is not settled: the next one happens in the same breath.
+#[track_caller]
+pub(super) fn check(story: &str, expect: &expect_test::Expect) {
+    expect.assert_eq(&play(story));
+}
+
+fn play(story: &str) -> String {
+    let mut world = World::new(settings("61000-61003"));
+    let mut is_started = false;
+    let mut text = String::new();
+    for line in story.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let command = line.trim_end_matches('&').trim();
+        is_started |= command == "start";
+        writeln!(text, "{line}").unwrap();
+        let ops = run(&mut world, command);
+        show(&mut text, &ops);
+        if is_started && !line.ends_with('&') {
+            let ops = world.settle();
+            world.assert_published_works();
+            show(&mut text, &ops);
+        }
+        if command == "show" {
+            show_state(&mut text, &world);
+        }
+    }
+    text
+}
+
+fn run(world: &mut World, command: &str) -> Vec<Op> {
+    let (verb, rest) = command.split_once(' ').unwrap_or((command, ""));
+    let words: Vec<&str> = rest.split_whitespace().collect();
+    match verb {
+        "range" => world.settings.port_range = rest.parse().unwrap(),
+        "format" => world.settings.annotation_format = rest.parse().unwrap(),
+        "node-ip" => world.settings.node_ip = rest.parse().unwrap(),
+        "only-ipv4" => world.settings.families = vec![Family::V4],
+        "start" => world.start(),
+        "show" => {}
+        "node" => world.put_node(node(&words)),
+        "service" => world.put_service(service(&words)),
+        "unservice" => world.remove_service(&key(words[0])),
+        "pod" => {
+            let former = world.pods.get(&key(words[0])).cloned();
+            world.put_pod(pod(&words, former.as_ref()));
+        }
+        "gone" => world.remove_pod(&key(words[0])),
+        "write" => {
+            let (name, value) = rest.split_once(' ').unwrap();
+            let mut pod = world.pods[&key(name)].clone();
+            pod.annotation = (value != "nothing").then(|| value.to_owned());
+            world.foreign.insert(pod.key.clone());
+            world.put_pod(pod);
+        }
+        "steal" => drop(world.stolen.insert(frontend(rest))),
+        "return" => drop(world.stolen.remove(&frontend(rest))),
+        "lose" => {
+            world.real.mappings.remove(&frontend(rest));
+            world.state.observe(world.real.clone());
+        }
+        "api" => world.is_api_down = rest == "down",
+        "wait" => return world.wait(rest.strip_suffix('s').unwrap().parse::<u64>().unwrap() * 1_000),
+        other => panic!("no such line: {other}"),
+    }
+    Vec::new()
+}
+
+pub(super) fn key(text: &str) -> ObjectKey {
+    let (namespace, name) = text.split_once('/').unwrap();
+    ObjectKey::new(namespace, name)
+}
+
+fn port_and_protocol(text: &str) -> (u16, Protocol) {
+    let (port, protocol) = text.split_once('/').unwrap();
+    (port.parse().unwrap(), protocol.parse().unwrap())
+}
+
+fn frontend(text: &str) -> Frontend {
+    let (port, protocol) = port_and_protocol(text);
+    Frontend { family: Family::V4, node_port: NodePort(port), protocol }
+}
+
+fn node(words: &[&str]) -> Node {
+    let mut node = Node { name: "n1".to_owned(), internal_ips: Vec::new(), external_ips: Vec::new() };
+    for word in words {
+        match word.split_once('=') {
+            Some(("external", ip)) => node.external_ips.push(ip.parse().unwrap()),
+            _ => node.internal_ips.push(word.parse().unwrap()),
+        }
+    }
+    node
+}
+
+fn service(words: &[&str]) -> Service {
+    let mut service = Service {
+        key: key(words[0]),
+        is_enabled: true,
+        service_type: ServiceType::ClusterIp,
+        selector: BTreeMap::new(),
+        ports: Vec::new(),
+        families: vec![Family::V4],
+    };
+    for word in &words[1..] {
+        if let Some((label, value)) = word.split_once('=') {
+            service.selector.insert(label.to_owned(), value.to_owned());
+        } else if let Some((target, protocol)) = word.split_once('/') {
+            let target =
+                target.parse().map_or_else(|_| TargetPort::Name(target.to_owned()), |n| TargetPort::Number(PodPort(n)));
+            service.ports.push(ServicePort { protocol: protocol.parse().unwrap(), target });
+        } else {
+            match *word {
+                "off" => service.is_enabled = false,
+                "nodeport" => service.service_type = ServiceType::NodePort,
+                "dual" => service.families = vec![Family::V4, Family::V6],
+                "ipv6" => service.families = vec![Family::V6],
+                other => panic!("no such word of a service: {other}"),
+            }
+        }
+    }
+    service
+}
+
+/// A Pod as the kubelet shows it; what nobody but its writers changes, it keeps.
+fn pod(words: &[&str], former: Option<&Pod>) -> Pod {
+    let key = key(words[0]);
+    let mut pod = Pod {
+        uid: former.map_or_else(|| PodUid(key.to_string().into()), |former| former.uid.clone()),
+        annotation: former.and_then(|former| former.annotation.clone()),
+        key,
+        resource_version: 0,
+        labels: BTreeMap::new(),
+        is_finished: false,
+        is_terminating: false,
+        host_network: false,
+        ips: Vec::new(),
+        ports: Vec::new(),
+    };
+    for word in &words[1..] {
+        match word.split_once('=') {
+            Some(("uid", uid)) => pod.uid = PodUid(uid.into()),
+            Some(("port", port)) => pod.ports.push(container_port(port)),
+            Some((label, value)) => drop(pod.labels.insert(label.to_owned(), value.to_owned())),
+            None => match *word {
+                "finished" => pod.is_finished = true,
+                "terminating" => pod.is_terminating = true,
+                "hostnet" => pod.host_network = true,
+                ip => pod.ips.push(ip.parse().unwrap_or_else(|_| panic!("no such word of a pod: {ip}"))),
+            },
+        }
+    }
+    pod
+}
+
+/// `name:port/protocol`, and then `@host_port` or `@host_ip:host_port` if it has one.
+fn container_port(text: &str) -> ContainerPort {
+    let (name, rest) = text.split_once(':').unwrap();
+    let (port, host) = rest.split_once('@').map_or((rest, None), |(port, host)| (port, Some(host)));
+    let (port, protocol) = port_and_protocol(port);
+    let (host_ip, host_port) = match host.map(|host| host.split_once(':').ok_or(host)) {
+        Some(Ok((ip, port))) => (Some(ip.parse::<IpAddr>().unwrap()), Some(port)),
+        Some(Err(port)) => (None, Some(port)),
+        None => (None, None),
+    };
+    let host_port = host_port.map(|port| NodePort(port.parse().unwrap()));
+    ContainerPort { name: Some(name.to_owned()), port: PodPort(port), protocol, host_port, host_ip }
+}
+
+fn show(text: &mut String, ops: &[Op]) {
+    for op in ops {
+        match op {
+            Op::Reserve(frontend) => writeln!(text, "    reserve {frontend}"),
+            Op::UpsertMapping(frontend, to) => writeln!(text, "    map {frontend} -> {} {}", to.pod_ip, to.pod_port),
+            Op::Annotate { pod, value: AnnotationWrite::Set(value), .. } => {
+                writeln!(text, "    annotate {pod} {}", entries(value))
+            }
+            Op::Annotate { pod, value: AnnotationWrite::Withdraw, .. } => writeln!(text, "    withdraw {pod}"),
+            Op::RemoveMapping(frontend) => writeln!(text, "    unmap {frontend}"),
+            Op::Release(frontend) => writeln!(text, "    release {frontend}"),
+        }
+        .unwrap();
+    }
+}
+
+/// `podPort=nodeIP:nodePort/protocol` of each element.
+fn entries(value: &str) -> String {
+    let values: Vec<serde_json::Value> = serde_json::from_str(value).unwrap();
+    let entry = |value: &serde_json::Value| {
+        let text = |field: &str| value[field].as_str().unwrap().to_owned();
+        format!("{}={}:{}/{}", value["podPort"], text("nodeIP"), value["nodePort"], text("protocol"))
+    };
+    values.iter().map(entry).collect::<Vec<_>>().join(" ")
+}
+
+fn show_state(text: &mut String, world: &World) {
+    for mapping in world.state.mappings() {
+        let pod = mapping.pod.map_or_else(|| "nobody".to_owned(), ToString::to_string);
+        writeln!(text, "    {} of {pod}: {:?}", mapping.frontend, mapping.phase).unwrap();
+    }
+    for problem in world.state.problems() {
+        writeln!(text, "    {}: {problem}", problem.reason()).unwrap();
+    }
+}

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the core decides about, in memory: kernel, sockets and API server. It refuses any op out of order.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use crate::core::{
+    annotation::{self, SeenEntry},
+    model::{Backend, Family, Frontend, Moment, Node, Pod, PodKey, Protocol, Service, ServiceKey},
+    op::{AnnotationWrite, Op},
+    settings::{AnnotationFormat, NodeIpSource, Settings},
+    snapshot::Change,
+    state::{Failure, Observed, State},
+};
+
+/// Ports for whoever needs not say which.
+pub(super) fn settings(port_range: &str) -> Settings {
+    Settings {
+        port_range: port_range.parse().unwrap(),
+        node_ip: NodeIpSource::Internal,
+        annotation_format: AnnotationFormat::V1_7,
+        families: vec![Family::V4, Family::V6],
+        protocols: vec![Protocol::Tcp, Protocol::Udp],
+        drain_millis: 30_000,
+        quarantine_millis: 60_000,
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct World {
+    pub(super) settings: Settings,
+    pub(super) state: State,
+    pub(super) now: Moment,
+    /// The kernel and the sockets as they are, whatever the state believes.
+    pub(super) real: Observed,
+    /// Ports that other processes hold.
+    pub(super) stolen: BTreeSet<Frontend>,
+    pub(super) pods: BTreeMap<PodKey, Pod>,
+    /// Pods whose annotation somebody else wrote last.
+    pub(super) foreign: BTreeSet<PodKey>,
+    pub(super) services: BTreeMap<ServiceKey, Service>,
+    pub(super) node: Option<Node>,
+    pub(super) resource_version: u64,
+    pub(super) patches: usize,
+    pub(super) is_api_down: bool,
+}
+
+impl World {
+    pub(super) fn new(settings: Settings) -> Self {
+        Self {
+            state: State::new(settings.clone()),
+            settings,
+            now: Moment(1_000),
+            real: Observed::default(),
+            stolen: BTreeSet::new(),
+            pods: BTreeMap::new(),
+            foreign: BTreeSet::new(),
+            services: BTreeMap::new(),
+            node: None,
+            resource_version: 1,
+            patches: 0,
+            is_api_down: false,
+        }
+    }
+
+    /// A new agent process: the sockets are gone, kernel and cluster are as they were.
+    pub(super) fn start(&mut self) {
+        self.real.reservations.clear();
+        self.state = State::new(self.settings.clone());
+        self.state.observe(self.real.clone());
+        self.relist();
+        self.state.apply(Change::Services(self.services.values().cloned().collect()));
+        if let Some(node) = self.node.clone() {
+            self.state.apply(Change::Node(node));
+        }
+    }
+
+    pub(super) fn relist(&mut self) {
+        self.state.apply(Change::Pods(self.pods.values().cloned().collect()));
+    }
+
+    /// The API server's copy of a Pod changes; the watcher has not said so yet.
+    pub(super) fn store(&mut self, mut pod: Pod) -> Pod {
+        self.resource_version += 1;
+        pod.resource_version = self.resource_version;
+        self.pods.insert(pod.key.clone(), pod.clone());
+        pod
+    }
+
+    pub(super) fn put_pod(&mut self, pod: Pod) {
+        let pod = self.store(pod);
+        self.state.apply(Change::Pod(pod));
+    }
+
+    pub(super) fn remove_pod(&mut self, key: &PodKey) {
+        let Some(pod) = self.pods.remove(key) else { return };
+        self.state.apply(Change::PodGone(pod.key, pod.uid));
+    }
+
+    pub(super) fn put_service(&mut self, service: Service) {
+        self.services.insert(service.key.clone(), service.clone());
+        self.state.apply(Change::Service(service));
+    }
+
+    pub(super) fn remove_service(&mut self, key: &ServiceKey) {
+        self.services.remove(key);
+        self.state.apply(Change::ServiceGone(key.clone()));
+    }
+
+    pub(super) fn put_node(&mut self, node: Node) {
+        self.node = Some(node.clone());
+        self.state.apply(Change::Node(node));
+    }
+
+    /// Passes until nothing is left to do; what was done, in order.
+    pub(super) fn settle(&mut self) -> Vec<Op> {
+        let mut done = Vec::new();
+        for _ in 0..1_000 {
+            let ops = self.state.pass(self.now).ops;
+            if ops.is_empty() {
+                return done;
+            }
+            for op in ops {
+                match self.execute(&op) {
+                    Ok(()) => self.state.done(&op, self.now),
+                    Err(failure) => self.state.failed(&op, failure, self.now),
+                }
+                done.push(op);
+            }
+        }
+        panic!("it never settles; the last steps were {:?}", done.split_off(done.len() - 20));
+    }
+
+    /// Lets time go by, stopping wherever the state asked to be woken.
+    pub(super) fn wait(&mut self, millis: u64) -> Vec<Op> {
+        let end = self.now.plus(millis);
+        let mut done = self.settle();
+        while let Some(deadline) = self.state.pass(self.now).next_deadline.filter(|at| *at <= end) {
+            assert!(deadline > self.now, "a deadline in the past would spin");
+            self.now = deadline;
+            done.extend(self.settle());
+        }
+        self.now = end;
+        done.extend(self.settle());
+        done
+    }
+
+    fn execute(&mut self, op: &Op) -> Result<(), Failure> {
+        match op {
+            Op::Annotate { pod, value, .. } => {
+                let result = if self.is_api_down { Err(self.later()) } else { self.patch(op) };
+                if let (Ok(()), Some(pod)) = (&result, self.pods.get(pod)) {
+                    self.state.apply(Change::Pod(pod.clone()));
+                }
+                assert!(
+                    !matches!(value, AnnotationWrite::Set(value) if value == "[]"),
+                    "nothing is published as a list"
+                );
+                result
+            }
+            Op::Reserve(_) | Op::UpsertMapping(..) | Op::RemoveMapping(_) | Op::Release(_) => self.kernel(op),
+        }
+    }
+
+    pub(super) const fn later(&self) -> Failure {
+        Failure::Retry { at: self.now.plus(1_000) }
+    }
+
+    /// Carries out an op on the kernel or the sockets, which must be ready for it.
+    pub(super) fn kernel(&mut self, op: &Op) -> Result<(), Failure> {
+        match op {
+            Op::Reserve(frontend) if self.stolen.contains(frontend) => return Err(Failure::PortTaken),
+            Op::Reserve(frontend) => assert!(self.real.reservations.insert(*frontend), "{op:?}: reserved twice"),
+            Op::UpsertMapping(frontend, backend) => {
+                assert!(self.real.reservations.contains(frontend), "{op:?}: not reserved");
+                assert_eq!(frontend.family, Family::of(backend.pod_ip), "{op:?}: family");
+                let former = self.real.mappings.insert(*frontend, *backend);
+                assert_ne!(former, Some(*backend), "{op:?}: it was there");
+            }
+            Op::RemoveMapping(frontend) => {
+                assert!(self.real.mappings.remove(frontend).is_some(), "{op:?}: no such mapping");
+            }
+            Op::Release(frontend) => {
+                assert!(!self.real.mappings.contains_key(frontend), "{op:?}: still mapped");
+                assert!(self.real.reservations.remove(frontend), "{op:?}: not reserved");
+            }
+            Op::Annotate { .. } => unreachable!("not the kernel's"),
+        }
+        Ok(())
+    }
+
+    /// Carries out a patch in the API server; no watcher hears of it yet.
+    pub(super) fn patch(&mut self, op: &Op) -> Result<(), Failure> {
+        let Op::Annotate { pod: key, uid, value } = op else { unreachable!("not the API server's") };
+        let Some(mut pod) = self.pods.get(key).filter(|pod| pod.uid == *uid).cloned() else {
+            return Err(Failure::Gone);
+        };
+        assert!(!pod.is_terminating || matches!(value, AnnotationWrite::Set(_)), "withdrawn from a terminating Pod");
+        pod.annotation = match value {
+            AnnotationWrite::Set(value) => Some(value.clone()),
+            AnnotationWrite::Withdraw => None,
+        };
+        self.patches += 1;
+        self.foreign.remove(key);
+        self.store(pod);
+        Ok(())
+    }
+
+    /// What a Pod's annotation names.
+    pub(super) fn published(&self, key: &PodKey) -> BTreeSet<SeenEntry> {
+        let annotation = self.pods.get(key).and_then(|pod| pod.annotation.as_deref());
+        annotation.map(annotation::seen_entries).unwrap_or_default()
+    }
+
+    /// Whether the Pod answers under an address that no other living Pod has.
+    pub(super) fn is_reachable(&self, pod: &Pod) -> bool {
+        let shares = |ip: &IpAddr| {
+            self.pods.values().any(|other| !other.is_finished && other.key != pod.key && other.ips.contains(ip))
+        };
+        !pod.is_finished && !pod.ips.is_empty() && !pod.ips.iter().any(shares)
+    }
+
+    /// No annotation of a Pod that answers names a mapping that is not there.
+    pub(super) fn assert_published_works(&self) {
+        for pod in self.pods.values().filter(|pod| !self.foreign.contains(&pod.key) && !pod.host_network) {
+            if !self.is_reachable(pod) {
+                continue;
+            }
+            for entry in self.published(&pod.key) {
+                let is_host_port = pod.ports.iter().any(|port| port.host_port == Some(entry.node_port));
+                let backend = self.real.mappings.get(&entry.frontend());
+                let is_its = |backend: &Backend| {
+                    backend.generation == pod.uid.generation() && backend.pod_port == entry.pod_port
+                };
+                assert!(is_host_port || backend.is_some_and(is_its), "{} has {entry:?} but {backend:?}", pod.key);
+            }
+        }
+    }
+}
