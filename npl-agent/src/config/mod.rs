@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+//! From what was typed to what is meant. The rest of the agent never sees [`RunArgs`].
+
+mod value;
+mod warning;
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+pub use self::{
+    value::{Devices, ValueError},
+    warning::{RangeWarning, port_range_warnings},
+};
+use crate::{
+    args::RunArgs,
+    core::{
+        model::{Family, Protocol},
+        settings::Settings,
+    },
+    kube::AnnotationKeys,
+};
+
+/// What the datapath can do today.
+const SERVED_FAMILIES: [Family; 1] = [Family::V4];
+const SERVED_PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
+
+/// Everything that `run` was told, checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// This Node.
+    pub node_name: String,
+    /// How to reach the API server; the service account when there is none.
+    pub kubeconfig: Option<PathBuf>,
+    /// What decisions are made by.
+    pub settings: Settings,
+    /// Where packets arrive.
+    pub devices: Devices,
+    /// The annotations' keys.
+    pub annotation_keys: AnnotationKeys,
+    /// How often the kernel is compared with what should be there.
+    pub resync: Duration,
+    /// Where the bpf filesystem is.
+    pub bpffs: PathBuf,
+    /// Where metrics and probes are served.
+    pub listen: SocketAddr,
+}
+
+/// A flag whose value makes no sense. The exit code is that of a usage error, 2.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("--{flag}")]
+pub struct ConfigError {
+    /// The flag.
+    pub flag: &'static str,
+    /// What is wrong with its value, with an example of a right one.
+    #[source]
+    pub source: ValueError,
+}
+
+fn flag<T, E: Into<ValueError>>(flag: &'static str, value: Result<T, E>) -> Result<T, ConfigError> {
+    value.map_err(|err| ConfigError { flag, source: err.into() })
+}
+
+impl TryFrom<RunArgs> for Config {
+    type Error = ConfigError;
+
+    fn try_from(args: RunArgs) -> Result<Self, ConfigError> {
+        let RunArgs {
+            node_name,
+            kubeconfig,
+            port_range,
+            devices,
+            node_ip,
+            annotation_domain,
+            annotation_format,
+            drain,
+            quarantine,
+            resync,
+            bpffs,
+            listen,
+            log_format: _, // logging has begun before this
+        } = args;
+        let settings = Settings {
+            port_range: flag("port-range", port_range.parse())?,
+            node_ip: flag("node-ip", value::node_ip(&node_ip))?,
+            annotation_format: flag("annotation-format", annotation_format.parse())?,
+            families: SERVED_FAMILIES.to_vec(),
+            protocols: SERVED_PROTOCOLS.to_vec(),
+            drain_millis: flag("drain", value::millis(&drain))?,
+            quarantine_millis: flag("quarantine", value::millis(&quarantine))?,
+        };
+        Ok(Self {
+            node_name: flag("node-name", value::node_name(node_name))?,
+            kubeconfig,
+            settings,
+            devices: flag("devices", value::devices(&devices))?,
+            annotation_keys: AnnotationKeys::new(flag("annotation-domain", value::domain(&annotation_domain))?),
+            resync: flag("resync", value::interval(&resync))?,
+            bpffs: flag("bpffs", value::directory(bpffs))?,
+            listen: flag("listen", value::listen(&listen))?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

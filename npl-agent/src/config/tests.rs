@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use std::error::Error as _;
+
+use clap::{CommandFactory, Parser};
+
+use super::{Config, ConfigError, Devices, RangeWarning, port_range_warnings};
+use crate::{
+    args::{Cli, Command, RunArgs},
+    core::settings::{NodeIpSource, PortRange},
+};
+
+fn args(flags: &[&str]) -> RunArgs {
+    let line = ["npl-agent", "run", "--node-name", "worker-1"].iter().chain(flags);
+    match Cli::parse_from(line).command {
+        Command::Run(args) => *args,
+        other @ (Command::Status(_) | Command::Mappings(_) | Command::Cleanup(_)) => panic!("{other:?}"),
+    }
+}
+
+fn config(flags: &[&str]) -> Result<Config, ConfigError> {
+    Config::try_from(args(flags))
+}
+
+/// As the agent prints it.
+fn complaint(flags: &[&str]) -> String {
+    let err = config(flags).unwrap_err();
+    format!("{err}: {}", err.source().unwrap())
+}
+
+#[test]
+fn the_command_line_is_consistent() {
+    Cli::command().debug_assert();
+}
+
+#[test]
+fn every_flag_has_a_variable_and_a_help_text() {
+    for command in Cli::command().get_subcommands() {
+        for flag in command.get_arguments().filter(|flag| !matches!(flag.get_id().as_str(), "help" | "version")) {
+            let name = flag.get_long().unwrap_or_default();
+            let variable = format!("NPL_{}", name.to_ascii_uppercase().replace('-', "_"));
+            assert_eq!(flag.get_env(), Some(variable.as_ref()), "--{name}");
+            assert!(flag.get_help().is_some(), "--{name}");
+        }
+    }
+}
+
+#[test]
+fn defaults_are_those_of_antrea_and_of_the_architecture() {
+    let config = config(&[]).unwrap();
+    assert_eq!(config.settings.port_range.to_string(), "61000-62000");
+    assert_eq!(config.settings.node_ip, NodeIpSource::Internal);
+    assert_eq!((config.settings.drain_millis, config.settings.quarantine_millis), (30_000, 60_000));
+    assert_eq!(config.devices, Devices::Auto);
+    assert_eq!(config.annotation_keys.enabled, "nodeportlocal.antrea.io/enabled");
+    assert_eq!(config.annotation_keys.mapping, "nodeportlocal.antrea.io");
+    assert_eq!(config.resync.as_secs(), 30);
+    assert_eq!(config.listen.to_string(), "127.0.0.1:9911");
+}
+
+#[test]
+fn durations_have_units_and_may_be_put_together() {
+    for (text, millis) in [("500ms", 500), ("30s", 30_000), ("2m", 120_000), ("1h", 3_600_000), ("1m30s", 90_000)] {
+        assert_eq!(config(&["--drain", text]).unwrap().settings.drain_millis, millis, "{text}");
+    }
+    assert_eq!(config(&["--quarantine", "0s"]).unwrap().settings.quarantine_millis, 0);
+}
+
+#[test]
+fn devices_are_named_once_each() {
+    let named = config(&["--devices", "eth0, eth1,eth0"]).unwrap().devices;
+    assert_eq!(named, Devices::Named(vec!["eth0".to_owned(), "eth1".to_owned()]));
+}
+
+#[test]
+fn nonsense_is_refused_with_the_flag_and_an_example() {
+    for (flag, value, expected) in [
+        ("--drain", "30", "not a duration: give a number and a unit, for example 30s"),
+        ("--drain", "", "not a duration"),
+        ("--drain", "s", "not a duration"),
+        ("--drain", "1.5s", "not a duration"),
+        ("--quarantine", "-1s", "not a duration"),
+        ("--quarantine", "25h", "longer than a day"),
+        ("--quarantine", "99999999999999999999h", "longer than a day"),
+        ("--resync", "10ms", "shorter than a second: give for example 30s"),
+        ("--port-range", "62000-61000", "for example 61000-62000"),
+        ("--node-ip", "127.0.0.1", "not an address that clients can reach"),
+        ("--node-ip", "0.0.0.0", "not an address that clients can reach"),
+        ("--node-ip", "192.0.2.1,192.0.2.2", "more than one IPv4 address"),
+        ("--node-ip", "eth0", "neither internal nor external"),
+        ("--annotation-format", "v3", "give v1.7, v2.0 or v2.6"),
+        ("--annotation-domain", "Example.com", "for example nodeportlocal.antrea.io"),
+        ("--annotation-domain", "example.com/x", "not an annotation domain"),
+        ("--annotation-domain", "", "not an annotation domain"),
+        ("--devices", "eth0,,eth1", "for example eth0,eth1"),
+        ("--devices", "a-name-of-16-by.", "not a list of devices"),
+        ("--devices", "../x", "not a list of devices"),
+        ("--bpffs", "sys/fs/bpf", "not an absolute path"),
+        ("--listen", "9911", "for example 127.0.0.1:9911"),
+    ] {
+        let complaint = complaint(&[&format!("{flag}={value}")]);
+        assert!(complaint.starts_with(&format!("{flag}: ")) && complaint.contains(expected), "{complaint}");
+        assert!(!complaint.contains('\n') && !complaint.ends_with('.'), "{complaint}");
+    }
+}
+
+#[test]
+fn a_domain_too_long_for_an_annotation_is_refused() {
+    let domain = "a".repeat(64);
+    assert!(complaint(&["--annotation-domain", &domain]).contains("at most 63"));
+}
+
+#[test]
+fn a_node_name_must_be_one() {
+    let mut args = args(&[]);
+    args.node_name = "worker 1,metadata.name=other".to_owned();
+    assert!(Config::try_from(args).is_err_and(|err| err.flag == "node-name"));
+}
+
+#[test]
+fn ranges_that_others_use_are_warned_of() {
+    let warnings = |range: &str, ephemeral| port_range_warnings(range.parse::<PortRange>().unwrap(), ephemeral);
+    let linux = Some("32768\t60999\n");
+    assert_eq!(warnings("61000-62000", linux), []);
+    assert_eq!(warnings("61000-62000", None), []);
+    assert_eq!(warnings("61000-62000", Some("nonsense")), []);
+    let range = "60999-61999".parse().unwrap();
+    let ephemeral = RangeWarning::Ephemeral { range, first: 32768, last: 60999 };
+    assert_eq!(warnings("60999-61999", linux), [ephemeral]);
+    let range = "32000-33000".parse().unwrap();
+    let ephemeral = RangeWarning::Ephemeral { range, first: 32768, last: 60999 };
+    assert_eq!(warnings("32000-33000", linux), [ephemeral, RangeWarning::ServiceNodePorts { range }]);
+}

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One function for each kind of value.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
+
+use crate::core::{
+    model::Family,
+    settings::{AnnotationFormatError, NodeIpSource, NodeIpSourceError, PortRangeError},
+};
+
+/// The longest name of a device that the kernel takes.
+const DEVICE_NAME_BYTES: usize = 15;
+/// The longest name of an annotation, which the domain is on a Pod.
+const ANNOTATION_NAME_BYTES: usize = 63;
+const OBJECT_NAME_BYTES: usize = 253;
+const LONGEST_DURATION: Duration = Duration::from_hours(24);
+const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What is wrong with a value.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ValueError {
+    /// No port range.
+    #[error(transparent)]
+    PortRange(#[from] PortRangeError),
+    /// No source of Node addresses.
+    #[error(transparent)]
+    NodeIp(#[from] NodeIpSourceError),
+    /// An address that no client can reach.
+    #[error("{0} is not an address that clients can reach: give for example 192.0.2.10")]
+    UnreachableNodeIp(IpAddr),
+    /// Two addresses of one family.
+    #[error("more than one {0} address: give at most one of each family, for example 192.0.2.10,2001:db8::10")]
+    TwoNodeIps(Family),
+    /// No annotation format.
+    #[error(transparent)]
+    AnnotationFormat(#[from] AnnotationFormatError),
+    /// No duration.
+    #[error("{0:?} is not a duration: give a number and a unit, for example 30s, 2m or 500ms")]
+    Duration(String),
+    /// More than a day.
+    #[error("{0:?} is longer than a day: give for example 60s")]
+    LongDuration(String),
+    /// An interval that would be all work.
+    #[error("{0:?} is shorter than a second: give for example 30s")]
+    ShortInterval(String),
+    /// No name of a Node.
+    #[error("{0:?} is not a Node's name: give it as `kubectl get nodes` shows it, for example worker-1")]
+    NodeName(String),
+    /// No annotation domain.
+    #[error(
+        "{0:?} is not an annotation domain: give at most 63 lower-case letters, digits, dots and dashes, for example \
+         nodeportlocal.antrea.io"
+    )]
+    Domain(String),
+    /// No list of devices.
+    #[error("{0:?} is not a list of devices: give auto or names with commas between them, for example eth0,eth1")]
+    Devices(String),
+    /// A path that depends on where the agent was started.
+    #[error("{} is not an absolute path: give for example /sys/fs/bpf", .0.display())]
+    RelativePath(PathBuf),
+    /// No address with a port.
+    #[error("{0:?} is not an address with a port: give for example 127.0.0.1:9911")]
+    Listen(String),
+}
+
+/// Where packets arrive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Devices {
+    /// Found from the Node's routes and addresses, and followed as they change.
+    Auto,
+    /// These, in this order, without repetition.
+    Named(Vec<String>),
+}
+
+pub(super) fn node_ip(text: &str) -> Result<NodeIpSource, ValueError> {
+    let source: NodeIpSource = text.parse()?;
+    if let NodeIpSource::Fixed(ips) = &source {
+        for (index, ip) in ips.iter().enumerate() {
+            if ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() {
+                return Err(ValueError::UnreachableNodeIp(*ip));
+            }
+            let family = Family::of(*ip);
+            if ips.iter().take(index).any(|earlier| Family::of(*earlier) == family) {
+                return Err(ValueError::TwoNodeIps(family));
+            }
+        }
+    }
+    Ok(source)
+}
+
+pub(super) fn millis(text: &str) -> Result<u64, ValueError> {
+    let millis = duration(text)?.as_millis();
+    u64::try_from(millis).map_err(|_too_large| ValueError::LongDuration(text.to_owned()))
+}
+
+pub(super) fn interval(text: &str) -> Result<Duration, ValueError> {
+    Some(duration(text)?)
+        .filter(|interval| *interval >= SHORTEST_INTERVAL)
+        .ok_or_else(|| ValueError::ShortInterval(text.to_owned()))
+}
+
+/// Whole numbers, each with its unit: `500ms`, `30s`, `1m30s`, `2h`.
+fn duration(text: &str) -> Result<Duration, ValueError> {
+    let unreadable = || ValueError::Duration(text.to_owned());
+    let too_long = || ValueError::LongDuration(text.to_owned());
+    let mut total = Duration::ZERO;
+    let mut rest = text;
+    while !rest.is_empty() || text.is_empty() {
+        let (number, after) = split_where(rest, |c| !c.is_ascii_digit());
+        let (unit, after) = split_where(after, |c| c.is_ascii_digit());
+        let unit = match unit {
+            "ms" => Duration::from_millis(1),
+            "s" => Duration::from_secs(1),
+            "m" => Duration::from_mins(1),
+            "h" => Duration::from_hours(1),
+            _ => return Err(unreadable()),
+        };
+        if number.is_empty() {
+            return Err(unreadable());
+        }
+        let part = number.parse().ok().and_then(|number| unit.checked_mul(number)).ok_or_else(too_long)?;
+        total = total.checked_add(part).ok_or_else(too_long)?;
+        rest = after;
+    }
+    Some(total).filter(|total| *total <= LONGEST_DURATION).ok_or_else(too_long)
+}
+
+fn split_where(text: &str, at: impl Fn(char) -> bool) -> (&str, &str) {
+    text.find(at).map_or((text, ""), |index| text.split_at(index))
+}
+
+pub(super) fn node_name(text: String) -> Result<String, ValueError> {
+    if is_subdomain(&text, OBJECT_NAME_BYTES) { Ok(text) } else { Err(ValueError::NodeName(text)) }
+}
+
+pub(super) fn domain(text: &str) -> Result<&str, ValueError> {
+    if is_subdomain(text, ANNOTATION_NAME_BYTES) { Ok(text) } else { Err(ValueError::Domain(text.to_owned())) }
+}
+
+/// What Kubernetes calls a DNS subdomain: labels of lower-case letters, digits and inner dashes, with dots between.
+fn is_subdomain(text: &str, longest: usize) -> bool {
+    let is_label = |label: &str| {
+        !label.is_empty()
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+            && label.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-'))
+    };
+    text.len() <= longest && text.split('.').all(is_label)
+}
+
+pub(super) fn devices(text: &str) -> Result<Devices, ValueError> {
+    if text == "auto" {
+        return Ok(Devices::Auto);
+    }
+    let mut names: Vec<String> = Vec::new();
+    for name in text.split(',').map(str::trim) {
+        if !is_device_name(name) {
+            return Err(ValueError::Devices(text.to_owned()));
+        }
+        if !names.iter().any(|known| known == name) {
+            names.push(name.to_owned());
+        }
+    }
+    Ok(Devices::Named(names))
+}
+
+/// As the kernel checks it.
+fn is_device_name(name: &str) -> bool {
+    let is_allowed = |c: char| !c.is_whitespace() && c != '/' && c != ':';
+    (1..=DEVICE_NAME_BYTES).contains(&name.len()) && name != "." && name != ".." && name.chars().all(is_allowed)
+}
+
+pub(super) fn directory(path: PathBuf) -> Result<PathBuf, ValueError> {
+    if path.is_absolute() { Ok(path) } else { Err(ValueError::RelativePath(path)) }
+}
+
+pub(super) fn listen(text: &str) -> Result<SocketAddr, ValueError> {
+    text.parse().map_err(|_unparsable| ValueError::Listen(text.to_owned()))
+}

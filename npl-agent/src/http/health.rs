@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the probes are told.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+const STALL: Duration = Duration::from_secs(30);
+
+/// The state of the agent, written by the owner loop and read by the probes. Clones are handles to the same state.
+#[derive(Debug, Clone)]
+pub struct Health(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    origin: Instant,
+    last_beat_millis: AtomicU64,
+    is_synced: AtomicBool,
+    is_attached: AtomicBool,
+    was_attached: AtomicBool,
+}
+
+impl Health {
+    /// Just born: alive, neither started nor ready.
+    pub fn new() -> Self {
+        Self(Arc::new(Inner {
+            origin: Instant::now(),
+            last_beat_millis: AtomicU64::new(0),
+            is_synced: AtomicBool::new(false),
+            is_attached: AtomicBool::new(false),
+            was_attached: AtomicBool::new(false),
+        }))
+    }
+
+    /// The owner loop moves.
+    pub fn beat(&self) {
+        self.0.last_beat_millis.store(self.age_millis(), Ordering::Relaxed);
+    }
+
+    /// The first pass over everything is done. There is no way back: readiness does not depend on whether the API
+    /// server can be reached afterwards.
+    pub fn synced(&self) {
+        self.0.is_synced.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the datapath is attached where it should be.
+    pub fn set_attached(&self, is_attached: bool) {
+        self.0.is_attached.store(is_attached, Ordering::Relaxed);
+        self.0.was_attached.fetch_or(is_attached, Ordering::Relaxed);
+    }
+
+    /// Whether the owner loop has moved of late.
+    pub fn is_live(&self) -> bool {
+        let since_beat = self.age_millis().saturating_sub(self.0.last_beat_millis.load(Ordering::Relaxed));
+        Duration::from_millis(since_beat) < STALL
+    }
+
+    /// Whether this Node's Pods can be served.
+    pub fn is_ready(&self) -> bool {
+        self.0.is_synced.load(Ordering::Relaxed) && self.0.is_attached.load(Ordering::Relaxed)
+    }
+
+    /// Whether the datapath has been attached once.
+    pub fn is_started(&self) -> bool {
+        self.0.was_attached.load(Ordering::Relaxed)
+    }
+
+    fn age_millis(&self) -> u64 {
+        u64::try_from(self.0.origin.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::{Health, STALL};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_loop_that_stands_still_is_not_live() {
+        let health = Health::new();
+        tokio::time::advance(STALL.saturating_sub(Duration::from_millis(1))).await;
+        assert!(health.is_live());
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(!health.is_live());
+        health.beat();
+        assert!(health.is_live());
+    }
+
+    #[test]
+    fn ready_means_synced_and_attached() {
+        let health = Health::new();
+        assert!(!health.is_started() && !health.is_ready());
+        health.set_attached(true);
+        assert!(health.is_started() && !health.is_ready());
+        health.synced();
+        assert!(health.is_ready());
+        health.set_attached(false);
+        assert!(health.is_started() && !health.is_ready());
+    }
+}

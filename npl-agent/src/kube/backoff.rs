@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How long to wait before the API server is asked again, and how often to speak of it.
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    time::Duration,
+};
+
+use kube::runtime::utils::Backoff;
+use tokio::time::Instant;
+
+const FIRST: Duration = Duration::from_millis(500);
+/// Kept low, since nothing is published while the agent waits; a hundred Nodes then ask about fifteen times a second.
+const LONGEST: Duration = Duration::from_secs(10);
+/// A success sooner than this after a wait does not start the delays over: a watch that begins well and breaks at
+/// once, again and again, is not a working one.
+const STABLE_AFTER: Duration = Duration::from_secs(30);
+const QUIET: Duration = Duration::from_mins(1);
+
+/// Delays that double, each with a random half, so that Nodes which lost the API server together return one by one.
+#[derive(Debug)]
+pub struct Jittered {
+    ceiling: Duration,
+    last_wait: Option<Instant>,
+}
+
+impl Jittered {
+    /// Starts with the shortest delay.
+    pub const fn new() -> Self {
+        Self { ceiling: FIRST, last_wait: None }
+    }
+}
+
+impl Default for Jittered {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Iterator for Jittered {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        let half = self.ceiling / 2;
+        self.ceiling = (self.ceiling * 2).min(LONGEST);
+        self.last_wait = Some(Instant::now());
+        Some(half + random_part_of(half))
+    }
+}
+
+impl Backoff for Jittered {
+    fn reset(&mut self) {
+        if self.last_wait.is_some_and(|at| at.elapsed() >= STABLE_AFTER) {
+            *self = Self::new();
+        }
+    }
+}
+
+/// Between nothing and the whole, from the seed that the standard library draws for each hash table.
+fn random_part_of(whole: Duration) -> Duration {
+    let seed = RandomState::new().hash_one(());
+    let fraction = u32::try_from(seed % 1024).unwrap_or_default();
+    whole * fraction / 1024
+}
+
+/// Lets one line a minute through.
+#[derive(Debug, Default)]
+pub struct Throttle {
+    last: Option<Instant>,
+}
+
+impl Throttle {
+    /// Whether to speak now.
+    pub fn allows(&mut self) -> bool {
+        let now = Instant::now();
+        let allowed = self.last.is_none_or(|last| now.duration_since(last) >= QUIET);
+        if allowed {
+            self.last = Some(now);
+        }
+        allowed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_double_up_to_the_longest_and_stay_in_their_upper_half() {
+        let ceilings = [500, 1000, 2000, 4000, 8000, 10_000, 10_000];
+        for (delay, ceiling) in Jittered::new().zip(ceilings.map(Duration::from_millis)) {
+            assert!(delay >= ceiling / 2 && delay <= ceiling, "{delay:?} of {ceiling:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_success_right_after_a_wait_does_not_start_over() {
+        let mut delays = Jittered::new();
+        assert!(delays.by_ref().take(4).count() == 4);
+        delays.reset();
+        assert!(delays.next() >= Some(Duration::from_secs(4)));
+        tokio::time::advance(STABLE_AFTER).await;
+        delays.reset();
+        assert!(delays.next() <= Some(FIRST));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_line_a_minute() {
+        let mut throttle = Throttle::default();
+        assert!(throttle.allows());
+        assert!(!throttle.allows());
+        tokio::time::advance(QUIET).await;
+        assert!(throttle.allows());
+    }
+}

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The client, and the check at start that it is let in.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use http::{HeaderValue, header::USER_AGENT};
+use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
+use kube::{
+    Api, Client, Config,
+    api::{ListParams, PostParams},
+    client::ClientBuilder,
+    config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
+};
+use tokio::time::{sleep, timeout};
+use tower::timeout::TimeoutLayer;
+use tracing::{debug, info, warn};
+
+use super::{
+    backoff::{Jittered, Throttle},
+    failure::{FailureKind, root_cause},
+    types::NodeObject,
+};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Until the head of an answer: the API server sends a watch's at once, and a list's when it is complete.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Between two reads of a body: above a watch's own end, so that a quiet one is not cut off.
+const READ_TIMEOUT: Duration = Duration::from_secs(super::watch::WATCH_SECONDS as u64 + 10);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
+/// An API server that has only just started refuses for a moment what it allows afterwards.
+const REFUSALS_TO_BELIEVE: u32 = 3;
+
+/// Why the agent cannot begin to talk to the API server.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The file that `--kubeconfig` names cannot be used.
+    #[error("read kubeconfig {}: give --kubeconfig a readable file with a current context", path.display())]
+    Kubeconfig {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        source: Box<KubeconfigError>,
+    },
+    /// Not in a Pod, and no `--kubeconfig`.
+    #[error("find the Pod's service account: run inside a cluster or give --kubeconfig FILE")]
+    InCluster(#[source] InClusterError),
+    /// The configuration makes no client: a certificate that cannot be read, a proxy.
+    #[error("set up a client for the API server at {url}")]
+    Client {
+        /// The API server.
+        url: String,
+        /// What is wrong.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// 401.
+    #[error(
+        "the API server at {url} does not accept the agent's credentials: check the service account or --kubeconfig"
+    )]
+    Unauthorized {
+        /// The API server.
+        url: String,
+    },
+    /// Permissions are missing.
+    #[error("the API server at {url} does not let the agent {missing}: apply deploy/npl.yaml, which grants it")]
+    Forbidden {
+        /// The API server.
+        url: String,
+        /// Verbs and resources.
+        missing: MissingPermissions,
+    },
+}
+
+/// Verbs and resources, never empty: `list pods, patch pods/status`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MissingPermissions(Vec<Permission>);
+
+impl fmt::Display for MissingPermissions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, Permission { verb, resource, subresource }) in self.0.iter().enumerate() {
+            let separator = if index == 0 { "" } else { ", " };
+            let slash = if subresource.is_empty() { "" } else { "/" };
+            write!(f, "{separator}{verb} {resource}{slash}{subresource}")?;
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Permission {
+    verb: &'static str,
+    resource: &'static str,
+    subresource: &'static str,
+}
+
+const fn permission(verb: &'static str, resource: &'static str, subresource: &'static str) -> Permission {
+    Permission { verb, resource, subresource }
+}
+
+/// Everything that the agent asks of the API server.
+const NEEDED: [Permission; 7] = [
+    permission("list", "pods", ""),
+    permission("watch", "pods", ""),
+    permission("patch", "pods", "status"),
+    permission("list", "services", ""),
+    permission("watch", "services", ""),
+    permission("list", "nodes", ""),
+    permission("watch", "nodes", ""),
+];
+
+/// Makes the client and waits until the API server answers and lets the agent do its work.
+pub async fn connect(kubeconfig: Option<&Path>, node_name: &str) -> Result<Client, ConnectError> {
+    let config = load(kubeconfig).await?;
+    let url = config.cluster_url.to_string();
+    let client = build(config).map_err(|source| ConnectError::Client { url: url.clone(), source: Box::new(source) })?;
+    wait_for_access(&client, &url, node_name).await?;
+    Ok(client)
+}
+
+/// Never inferred: what a shell's environment says of another cluster is not for a program that owns a Node.
+async fn load(kubeconfig: Option<&Path>) -> Result<Config, ConnectError> {
+    let Some(path) = kubeconfig else {
+        return Config::incluster().map_err(ConnectError::InCluster);
+    };
+    let failed = |source| ConnectError::Kubeconfig { path: path.to_owned(), source: Box::new(source) };
+    let file = Kubeconfig::read_from(path).map_err(failed)?;
+    Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(failed)
+}
+
+/// kube's own retries are off: they hold a request back for minutes, while what it says has become untrue.
+fn build(mut config: Config) -> kube::Result<Client> {
+    config.default_retry = false;
+    config.connect_timeout = Some(CONNECT_TIMEOUT);
+    config.read_timeout = Some(READ_TIMEOUT);
+    config.write_timeout = Some(WRITE_TIMEOUT);
+    config.reset_reader_on_write = true;
+    config.headers.push((USER_AGENT, HeaderValue::from_static(concat!("npl-agent/", env!("CARGO_PKG_VERSION")))));
+    Ok(ClientBuilder::try_from(config)?.with_layer(&TimeoutLayer::new(ANSWER_TIMEOUT)).build())
+}
+
+enum Probe {
+    /// Access is as it should be; whether the Node is known.
+    Granted { is_node_known: bool },
+    /// No useful answer yet.
+    NotYet(kube::Error),
+    /// An answer that a later one may take back.
+    Refused(ConnectError),
+}
+
+async fn wait_for_access(client: &Client, url: &str, node_name: &str) -> Result<(), ConnectError> {
+    let mut delays = Jittered::new();
+    let mut throttle = Throttle::default();
+    let mut refusals = 0;
+    loop {
+        match probe(client, url, node_name).await {
+            Probe::Granted { is_node_known } => {
+                info!(url, "connected to the API server");
+                if !is_node_known {
+                    warn!(node = node_name, "node is not known to the API server: check --node-name; waiting for it");
+                }
+                return Ok(());
+            }
+            Probe::NotYet(err) => {
+                refusals = 0;
+                if throttle.allows() {
+                    warn!(url, err = root_cause(&err), "API server does not answer; waiting for it");
+                }
+            }
+            Probe::Refused(err) => {
+                refusals += 1;
+                if refusals == REFUSALS_TO_BELIEVE {
+                    return Err(err);
+                }
+                debug!(%err, refusals, "refused; asking again");
+            }
+        }
+        sleep(delays.next().unwrap_or(PROBE_TIMEOUT)).await;
+    }
+}
+
+async fn probe(client: &Client, url: &str, node_name: &str) -> Probe {
+    let mut missing = Vec::new();
+    for needed in NEEDED {
+        match bounded(is_allowed(client, needed, node_name)).await {
+            Ok(true) => {}
+            Ok(false) => missing.push(needed),
+            Err(err) => return refused_or_late(url, needed, err),
+        }
+    }
+    if !missing.is_empty() {
+        return Probe::Refused(ConnectError::Forbidden { url: url.to_owned(), missing: MissingPermissions(missing) });
+    }
+    match bounded(is_node_known(client, node_name)).await {
+        Ok(is_node_known) => Probe::Granted { is_node_known },
+        Err(err) => refused_or_late(url, permission("list", "nodes", ""), err),
+    }
+}
+
+fn refused_or_late(url: &str, asked: Permission, err: kube::Error) -> Probe {
+    let url = url.to_owned();
+    match FailureKind::of(&err) {
+        FailureKind::Unauthorized => Probe::Refused(ConnectError::Unauthorized { url }),
+        FailureKind::Forbidden => {
+            Probe::Refused(ConnectError::Forbidden { url, missing: MissingPermissions(vec![asked]) })
+        }
+        FailureKind::Expired
+        | FailureKind::Unavailable
+        | FailureKind::Rejected
+        | FailureKind::Unreachable
+        | FailureKind::Malformed => Probe::NotYet(err),
+    }
+}
+
+/// Where the question itself is not allowed, the answer is left to the watches, which name what they lack.
+async fn is_allowed(client: &Client, needed: Permission, node_name: &str) -> kube::Result<bool> {
+    let Permission { verb, resource, subresource } = needed;
+    let attributes = ResourceAttributes {
+        verb: Some(verb.to_owned()),
+        version: Some("v1".to_owned()),
+        resource: Some(resource.to_owned()),
+        subresource: Some(subresource.to_owned()).filter(|name| !name.is_empty()),
+        // A watch of one Node by its name is authorized as access to that Node.
+        name: (resource == "nodes").then(|| node_name.to_owned()),
+        ..ResourceAttributes::default()
+    };
+    let review = SelfSubjectAccessReview {
+        spec: SelfSubjectAccessReviewSpec { resource_attributes: Some(attributes), non_resource_attributes: None },
+        ..SelfSubjectAccessReview::default()
+    };
+    match Api::<SelfSubjectAccessReview>::all(client.clone()).create(&PostParams::default(), &review).await {
+        Ok(answer) => Ok(answer.status.is_some_and(|status| status.allowed)),
+        Err(err) if matches!(FailureKind::of(&err), FailureKind::Forbidden | FailureKind::Rejected) => Ok(true),
+        Err(err) => Err(err),
+    }
+}
+
+async fn is_node_known(client: &Client, node_name: &str) -> kube::Result<bool> {
+    let only_this = ListParams::default().fields(&format!("metadata.name={node_name}")).limit(1);
+    let nodes = Api::<NodeObject>::all(client.clone()).list(&only_this).await?;
+    Ok(!nodes.items.is_empty())
+}
+
+async fn bounded<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
+    timeout(PROBE_TIMEOUT, request).await.unwrap_or_else(|late| Err(kube::Error::Service(late.into())))
+}
+
+#[cfg(test)]
+#[path = "client_tests.rs"]
+mod tests;

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Kubernetes' objects into [`crate::core::model`].
+//!
+//! A nonsense value costs itself and nothing else: it is left out and named in [`Converted::skipped`].
+
+use std::{fmt, net::IpAddr};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::types::{
+    Container, NodeObject, NumberOrName, PodObject, PodSpec, PodStatus, Port, ServiceObject, ServicePortSpec,
+};
+use crate::core::model::{
+    ContainerPort, Family, Node, NodePort, ObjectKey, Pod, PodPort, PodUid, Protocol, Service, ServicePort,
+    ServiceType, TargetPort,
+};
+
+/// The keys of the annotations of one domain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AnnotationKeys {
+    /// On a Service: `true` asks for node ports.
+    pub enabled: String,
+    /// On a Pod: its mappings.
+    pub mapping: String,
+}
+
+impl AnnotationKeys {
+    /// The keys of a domain.
+    pub fn new(domain: &str) -> Self {
+        Self { enabled: format!("{domain}/enabled"), mapping: domain.to_owned() }
+    }
+}
+
+/// Why a value was left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Skipped {
+    /// A port that is not between 1 and 65535.
+    Port,
+    /// A protocol that is not TCP, UDP or SCTP.
+    Protocol,
+    /// An address that cannot be read or is the wildcard address.
+    Address,
+    /// An IP family that is neither IPv4 nor IPv6.
+    Family,
+    /// A Service type that is not known; such a Service is not served.
+    ServiceType,
+}
+
+impl Skipped {
+    /// A word for a log line.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Port => "port",
+            Self::Protocol => "protocol",
+            Self::Address => "address",
+            Self::Family => "family",
+            Self::ServiceType => "service_type",
+        }
+    }
+}
+
+impl fmt::Display for Skipped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// An object in our words, and what was left out of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Converted<T> {
+    /// The object.
+    pub object: T,
+    /// What was left out, in order.
+    pub skipped: Vec<Skipped>,
+}
+
+/// A Pod; `None` when it has no name, namespace or uid, which no stored object lacks.
+pub fn pod(object: PodObject, keys: &AnnotationKeys) -> Option<Converted<Pod>> {
+    let PodObject { metadata, spec, status } = object;
+    let key = key(&metadata.object)?;
+    let ObjectMeta { uid, resource_version, labels, annotations, .. } = metadata.object;
+    let mut skipped = Vec::new();
+    let object = Pod {
+        key,
+        uid: PodUid(uid?.into()),
+        resource_version: resource_version.and_then(|version| version.parse().ok()).unwrap_or_default(),
+        labels: labels.unwrap_or_default(),
+        is_finished: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
+        is_terminating: metadata.is_terminating,
+        host_network: spec.host_network.unwrap_or_default(),
+        ips: pod_ips(status, &mut skipped),
+        ports: pod_ports(spec, &mut skipped),
+        annotation: annotations.unwrap_or_default().remove(&keys.mapping),
+    };
+    Some(Converted { object, skipped })
+}
+
+/// A Service; `None` when it has no name or namespace.
+pub fn service(object: ServiceObject, keys: &AnnotationKeys) -> Option<Converted<Service>> {
+    let ServiceObject { metadata, spec } = object;
+    let mut skipped = Vec::new();
+    let families = spec.ip_families.unwrap_or_default();
+    let object = Service {
+        key: key(&metadata.object)?,
+        is_enabled: metadata.object.annotations.is_some_and(|all| all.get(&keys.enabled).is_some_and(|v| v == "true")),
+        service_type: service_type(spec.service_type.as_deref(), &mut skipped),
+        selector: spec.selector.unwrap_or_default(),
+        ports: keep(spec.ports.unwrap_or_default(), &mut skipped, service_port),
+        families: keep(families, &mut skipped, |name| family(&name)),
+    };
+    Some(Converted { object, skipped })
+}
+
+/// A Node; `None` when it has no name.
+pub fn node(object: NodeObject) -> Option<Converted<Node>> {
+    let NodeObject { metadata, status } = object;
+    let mut node = Node { name: metadata.object.name?, internal_ips: Vec::new(), external_ips: Vec::new() };
+    let mut skipped = Vec::new();
+    for address in status.addresses.unwrap_or_default() {
+        let list = match address.kind.as_deref() {
+            Some("InternalIP") => &mut node.internal_ips,
+            Some("ExternalIP") => &mut node.external_ips,
+            _ => continue,
+        };
+        match ip(&address.address.unwrap_or_default()) {
+            Ok(ip) => push_new(list, ip),
+            Err(reason) => skipped.push(reason),
+        }
+    }
+    Some(Converted { object: node, skipped })
+}
+
+fn key(metadata: &ObjectMeta) -> Option<ObjectKey> {
+    Some(ObjectKey::new(metadata.namespace.as_deref()?, metadata.name.as_deref()?))
+}
+
+fn keep<F, T>(from: Vec<F>, skipped: &mut Vec<Skipped>, mut convert: impl FnMut(F) -> Result<T, Skipped>) -> Vec<T> {
+    from.into_iter().filter_map(|value| convert(value).map_err(|reason| skipped.push(reason)).ok()).collect()
+}
+
+/// `podIPs`, or `podIP` where an old writer set no other.
+fn pod_ips(status: PodStatus, skipped: &mut Vec<Skipped>) -> Vec<IpAddr> {
+    let mut texts: Vec<String> = status.pod_ips.unwrap_or_default().into_iter().filter_map(|entry| entry.ip).collect();
+    if texts.is_empty() {
+        texts.extend(status.pod_ip.filter(|text| !text.is_empty()));
+    }
+    let mut ips = Vec::with_capacity(texts.len());
+    for found in keep(texts, skipped, |text| ip(&text)) {
+        push_new(&mut ips, found);
+    }
+    ips
+}
+
+/// Containers first, then native sidecars: the order in which Kubernetes itself resolves a named target port.
+fn pod_ports(spec: PodSpec, skipped: &mut Vec<Skipped>) -> Vec<ContainerPort> {
+    let is_sidecar = |container: &Container| container.restart_policy.as_deref() == Some("Always");
+    let sidecars = spec.init_containers.unwrap_or_default().into_iter().filter(is_sidecar);
+    let containers = spec.containers.unwrap_or_default().into_iter().chain(sidecars);
+    let ports = containers.flat_map(|container| container.ports.unwrap_or_default()).collect();
+    keep(ports, skipped, container_port)
+}
+
+fn container_port(port: Port) -> Result<ContainerPort, Skipped> {
+    let host_ip = port.host_ip.filter(|text| !is_wildcard(text)).map(|text| ip(&text)).transpose()?;
+    Ok(ContainerPort {
+        name: port.name.filter(|name| !name.is_empty()),
+        port: PodPort(port_number(port.container_port)?),
+        protocol: protocol(port.protocol.as_deref())?,
+        host_port: port.host_port.filter(|number| *number != 0).map(port_number).transpose()?.map(NodePort),
+        host_ip,
+    })
+}
+
+/// A target port that is not set, zero or empty is the Service's own port, as the API server would have written it.
+fn service_port(spec: ServicePortSpec) -> Result<ServicePort, Skipped> {
+    let target = match spec.target_port {
+        Some(NumberOrName::Name(name)) if !name.is_empty() => TargetPort::Name(name),
+        Some(NumberOrName::Number(number)) if number != 0 => TargetPort::Number(PodPort(port_number(number)?)),
+        None | Some(NumberOrName::Number(_) | NumberOrName::Name(_)) => {
+            TargetPort::Number(PodPort(port_number(spec.port)?))
+        }
+    };
+    Ok(ServicePort { protocol: protocol(spec.protocol.as_deref())?, target })
+}
+
+fn service_type(name: Option<&str>, skipped: &mut Vec<Skipped>) -> ServiceType {
+    match name {
+        None | Some("" | "ClusterIP") => ServiceType::ClusterIp,
+        Some("LoadBalancer") => ServiceType::LoadBalancer,
+        Some("NodePort") => ServiceType::NodePort,
+        Some("ExternalName") => ServiceType::ExternalName,
+        Some(_) => {
+            skipped.push(Skipped::ServiceType);
+            ServiceType::ExternalName
+        }
+    }
+}
+
+fn protocol(name: Option<&str>) -> Result<Protocol, Skipped> {
+    match name {
+        None | Some("" | "TCP") => Ok(Protocol::Tcp),
+        Some("UDP") => Ok(Protocol::Udp),
+        Some("SCTP") => Ok(Protocol::Sctp),
+        Some(_) => Err(Skipped::Protocol),
+    }
+}
+
+fn family(name: &str) -> Result<Family, Skipped> {
+    match name {
+        "IPv4" => Ok(Family::V4),
+        "IPv6" => Ok(Family::V6),
+        _ => Err(Skipped::Family),
+    }
+}
+
+fn port_number(number: i64) -> Result<u16, Skipped> {
+    u16::try_from(number).ok().filter(|port| *port != 0).ok_or(Skipped::Port)
+}
+
+fn is_wildcard(text: &str) -> bool {
+    text.is_empty() || text.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified())
+}
+
+/// An IPv4 address in IPv6 clothes is the IPv4 address: the datapath sees packets of that family.
+fn ip(text: &str) -> Result<IpAddr, Skipped> {
+    let parsed = text.parse::<IpAddr>().ok().map(|ip| ip.to_canonical());
+    parsed.filter(|ip| !ip.is_unspecified()).ok_or(Skipped::Address)
+}
+
+fn push_new(ips: &mut Vec<IpAddr>, ip: IpAddr) {
+    if !ips.contains(&ip) {
+        ips.push(ip);
+    }
+}
+
+#[cfg(test)]
+#[path = "convert_tests.rs"]
+mod tests;

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use serde_json::{Value, json};
+
+use super::*;
+
+fn keys() -> AnnotationKeys {
+    AnnotationKeys::new("nodeportlocal.antrea.io")
+}
+
+/// A Pod as the API server sends it, with `spec` and `status`.
+fn converted_pod(spec: Value, status: Value) -> Converted<Pod> {
+    let metadata = json!({ "name": "web-0", "namespace": "default", "uid": "u-1", "resourceVersion": "17" });
+    let mut object = json!({ "kind": "Pod", "apiVersion": "v1", "metadata": metadata });
+    object["spec"] = spec;
+    object["status"] = status;
+    pod(serde_json::from_value(object).unwrap(), &keys()).unwrap()
+}
+
+fn converted_service(annotations: Value, spec: Value) -> Converted<Service> {
+    let mut object = json!({ "metadata": { "name": "web", "namespace": "default" } });
+    object["metadata"]["annotations"] = annotations;
+    object["spec"] = spec;
+    service(serde_json::from_value(object).unwrap(), &keys()).unwrap()
+}
+
+fn addresses(texts: &[&str]) -> Vec<IpAddr> {
+    texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+fn numbers(ports: &[ContainerPort]) -> Vec<u16> {
+    ports.iter().map(|port| port.port.0).collect()
+}
+
+#[test]
+fn a_pod_is_read_whole() {
+    let object = json!({
+        "metadata": {
+            "name": "web-0", "namespace": "default", "uid": "u-1", "resourceVersion": "17",
+            "labels": { "app": "web" }, "annotations": { "nodeportlocal.antrea.io": "[]", "other": "x" },
+            "deletionTimestamp": "2026-01-01T00:00:00Z", "managedFields": [{ "manager": "kubelet" }],
+        },
+        "spec": { "containers": [{ "name": "c", "ports": [
+            { "name": "http", "containerPort": 8080, "protocol": "TCP", "hostPort": 80, "hostIP": "192.0.2.1" },
+        ] }] },
+        "status": { "phase": "Running", "podIP": "10.0.0.5", "podIPs": [{ "ip": "10.0.0.5" }, { "ip": "2001:db8::5" }] },
+    });
+    let Converted { object, skipped } = pod(serde_json::from_value(object).unwrap(), &keys()).unwrap();
+    assert_eq!(skipped, []);
+    assert_eq!(
+        object,
+        Pod {
+            key: ObjectKey::new("default", "web-0"),
+            uid: PodUid("u-1".into()),
+            resource_version: 17,
+            labels: [("app".to_owned(), "web".to_owned())].into(),
+            is_finished: false,
+            is_terminating: true,
+            host_network: false,
+            ips: addresses(&["10.0.0.5", "2001:db8::5"]),
+            ports: vec![ContainerPort {
+                name: Some("http".to_owned()),
+                port: PodPort(8080),
+                protocol: Protocol::Tcp,
+                host_port: Some(NodePort(80)),
+                host_ip: Some("192.0.2.1".parse().unwrap()),
+            }],
+            annotation: Some("[]".to_owned()),
+        }
+    );
+}
+
+#[test]
+fn a_pod_with_nothing_but_an_identity_is_a_pod_without_address() {
+    let Converted { object, skipped } = converted_pod(json!({}), json!({}));
+    assert!(skipped.is_empty() && object.ips.is_empty() && object.ports.is_empty() && object.annotation.is_none());
+}
+
+#[test]
+fn null_lists_are_empty_lists() {
+    let spec = json!({ "containers": null, "initContainers": null, "hostNetwork": null });
+    let pod = converted_pod(spec, json!({ "phase": null, "podIP": null, "podIPs": null }));
+    assert!(pod.object.ports.is_empty() && pod.object.ips.is_empty());
+    let service = converted_service(json!(null), json!({ "selector": null, "ports": null, "ipFamilies": null }));
+    assert!(service.object.selector.is_empty() && service.object.ports.is_empty());
+}
+
+#[test]
+fn an_object_without_identity_is_left_out() {
+    for metadata in [json!({}), json!({ "name": "a" }), json!({ "name": "a", "namespace": "b" })] {
+        let object: PodObject = serde_json::from_value(json!({ "metadata": metadata })).unwrap();
+        assert_eq!(pod(object, &keys()), None);
+    }
+    assert_eq!(service(ServiceObject::default(), &keys()), None);
+    assert_eq!(node(NodeObject::default()), None);
+}
+
+#[test]
+fn succeeded_and_failed_pods_are_finished() {
+    let is_finished = |phase: &str| converted_pod(json!({}), json!({ "phase": phase })).object.is_finished;
+    assert!(is_finished("Succeeded") && is_finished("Failed"));
+    assert!(!is_finished("Running") && !is_finished("Pending") && !is_finished("Unknown") && !is_finished(""));
+}
+
+#[test]
+fn sidecars_have_ports_and_other_init_containers_have_none() {
+    let spec = json!({
+        "initContainers": [
+            { "ports": [{ "containerPort": 1 }] },
+            { "restartPolicy": "Always", "ports": [{ "containerPort": 2 }] },
+            { "restartPolicy": "OnFailure", "ports": [{ "containerPort": 3 }] },
+        ],
+        "containers": [{ "ports": [{ "containerPort": 4 }] }, {}],
+    });
+    assert_eq!(numbers(&converted_pod(spec, json!({})).object.ports), [4, 2]);
+}
+
+#[test]
+fn nonsense_ports_and_protocols_cost_themselves_only() {
+    let spec = json!({ "hostNetwork": true, "containers": [{ "ports": [
+        { "containerPort": 0 },
+        { "containerPort": 65536 },
+        { "containerPort": -1 },
+        { "containerPort": 65535, "protocol": "UDP" },
+        { "containerPort": 7, "protocol": "QUIC" },
+        { "containerPort": 8, "hostPort": 70000 },
+        { "containerPort": 9, "hostIP": "not-an-address" },
+        { "containerPort": 10, "hostPort": 0, "hostIP": "::", "name": "" },
+        {},
+    ] }] });
+    let Converted { object, skipped } = converted_pod(spec, json!({}));
+    assert_eq!(numbers(&object.ports), [65535, 10]);
+    let last = object.ports.last().unwrap();
+    assert_eq!((last.host_port, last.host_ip, &last.name), (None, None, &None));
+    use Skipped::{Address, Port, Protocol};
+    assert_eq!(skipped, [Port, Port, Port, Protocol, Port, Address, Port]);
+}
+
+#[test]
+fn pod_addresses_are_read_from_either_field_once_each() {
+    let ips = |status: Value| converted_pod(json!({}), status).object.ips;
+    assert_eq!(ips(json!({ "podIP": "10.0.0.5" })), addresses(&["10.0.0.5"]));
+    assert_eq!(ips(json!({ "podIP": "" })), addresses(&[]));
+    let twice = json!({ "podIPs": [{ "ip": "10.0.0.5" }, { "ip": "::ffff:10.0.0.5" }, {}, { "ip": "0.0.0.0" }] });
+    assert_eq!(ips(twice), addresses(&["10.0.0.5"]));
+    let broken = converted_pod(json!({}), json!({ "podIPs": [{ "ip": "10.0.0.300" }, { "ip": "2001:db8::5" }] }));
+    assert_eq!((broken.object.ips, broken.skipped), (addresses(&["2001:db8::5"]), vec![Skipped::Address]));
+}
+
+#[test]
+fn a_resource_version_that_is_no_number_is_the_oldest() {
+    let object = json!({ "metadata": { "name": "a", "namespace": "b", "uid": "c", "resourceVersion": "xyz" } });
+    assert_eq!(pod(serde_json::from_value(object).unwrap(), &keys()).unwrap().object.resource_version, 0);
+}
+
+#[test]
+fn only_the_exact_value_true_enables_a_service() {
+    let is_enabled = |value: &str| {
+        converted_service(json!({ "nodeportlocal.antrea.io/enabled": value }), json!({})).object.is_enabled
+    };
+    assert!(is_enabled("true"));
+    for value in ["True", "TRUE", "1", "yes", " true", "true ", "", "false"] {
+        assert!(!is_enabled(value), "{value:?}");
+    }
+    assert!(!converted_service(json!({ "example.com/enabled": "true" }), json!({})).object.is_enabled);
+}
+
+#[test]
+fn target_ports_are_numbers_names_or_the_services_own_port() {
+    let spec = json!({ "ports": [
+        { "port": 80, "targetPort": 8080 },
+        { "port": 81, "targetPort": "http", "protocol": "UDP" },
+        { "port": 82 },
+        { "port": 83, "targetPort": 0 },
+        { "port": 84, "targetPort": "" },
+        { "port": 85, "targetPort": 99999 },
+        { "port": 86, "targetPort": 1, "protocol": "tcp" },
+    ] });
+    let Converted { object, skipped } = converted_service(json!({}), spec);
+    let number = |port| TargetPort::Number(PodPort(port));
+    let targets: Vec<_> = object.ports.into_iter().map(|port| (port.protocol, port.target)).collect();
+    assert_eq!(
+        targets,
+        [
+            (Protocol::Tcp, number(8080)),
+            (Protocol::Udp, TargetPort::Name("http".to_owned())),
+            (Protocol::Tcp, number(82)),
+            (Protocol::Tcp, number(83)),
+            (Protocol::Tcp, number(84)),
+        ]
+    );
+    assert_eq!(skipped, [Skipped::Port, Skipped::Protocol]);
+}
+
+#[test]
+fn a_service_of_an_unknown_type_is_not_served() {
+    let of = |name: Value| converted_service(json!({}), json!({ "type": name }));
+    assert_eq!(of(json!("ClusterIP")).object.service_type, ServiceType::ClusterIp);
+    assert_eq!(of(json!(null)).object.service_type, ServiceType::ClusterIp);
+    assert_eq!(of(json!("LoadBalancer")).object.service_type, ServiceType::LoadBalancer);
+    let Converted { object, skipped } = of(json!("Teleport"));
+    assert_eq!((object.service_type, skipped), (ServiceType::ExternalName, vec![Skipped::ServiceType]));
+}
+
+#[test]
+fn families_keep_their_order() {
+    let spec = json!({ "ipFamilies": ["IPv6", "IPX", "IPv4"] });
+    let Converted { object, skipped } = converted_service(json!({}), spec);
+    assert_eq!((object.families, skipped), (vec![Family::V6, Family::V4], vec![Skipped::Family]));
+}
+
+#[test]
+fn a_node_has_the_addresses_of_two_types() {
+    let object = json!({ "metadata": { "name": "worker-1" }, "status": { "addresses": [
+        { "type": "Hostname", "address": "worker-1" },
+        { "type": "ExternalIP", "address": "198.51.100.1" },
+        { "type": "InternalIP", "address": "192.0.2.1" },
+        { "type": "InternalIP", "address": "2001:db8::1" },
+        { "type": "InternalIP", "address": "192.0.2.1" },
+        { "type": "InternalIP", "address": "worker-1" },
+        { "type": "InternalIP" },
+        {},
+    ] } });
+    let Converted { object, skipped } = node(serde_json::from_value(object).unwrap()).unwrap();
+    assert_eq!(object.internal_ips, addresses(&["192.0.2.1", "2001:db8::1"]));
+    assert_eq!(object.external_ips, addresses(&["198.51.100.1"]));
+    assert_eq!(skipped, [Skipped::Address, Skipped::Address]);
+}

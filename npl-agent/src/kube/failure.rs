@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What went wrong between the agent and the API server, as few kinds as there are reactions.
+
+use std::error::Error;
+
+use kube::{core::Status, runtime::watcher};
+
+/// A kind of failure; also the value of a metric label.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FailureKind {
+    /// 401: the token is not accepted.
+    Unauthorized,
+    /// 403: a permission is missing.
+    Forbidden,
+    /// 410: the watch is too old and starts anew from a list.
+    Expired,
+    /// 429 and 5xx: the API server cannot answer now.
+    Unavailable,
+    /// Another answer that is not a success.
+    Rejected,
+    /// No answer: no connection, a broken one, or none in time.
+    Unreachable,
+    /// An answer that cannot be read.
+    Malformed,
+}
+
+impl FailureKind {
+    /// The value of the metric label.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Unauthorized => "unauthorized",
+            Self::Forbidden => "forbidden",
+            Self::Expired => "expired",
+            Self::Unavailable => "unavailable",
+            Self::Rejected => "rejected",
+            Self::Unreachable => "unreachable",
+            Self::Malformed => "malformed",
+        }
+    }
+
+    /// The kind of an HTTP status that is not a success.
+    pub const fn of_status(code: u16) -> Self {
+        match code {
+            401 => Self::Unauthorized,
+            403 => Self::Forbidden,
+            410 => Self::Expired,
+            429 | 500.. => Self::Unavailable,
+            _ => Self::Rejected,
+        }
+    }
+
+    /// The kind of a client error.
+    pub fn of(err: &kube::Error) -> Self {
+        if let kube::Error::Api(status) = err {
+            Self::of_status(status.code)
+        } else if matches!(err, kube::Error::SerdeError(_) | kube::Error::FromUtf8(_)) {
+            Self::Malformed
+        } else {
+            // Of the connection: TLS, proxy, a token file that cannot be read just now.
+            Self::Unreachable
+        }
+    }
+
+    /// The kind of a watcher error.
+    pub fn of_watch(err: &watcher::Error) -> Self {
+        match err {
+            watcher::Error::InitialListFailed(err)
+            | watcher::Error::WatchStartFailed(err)
+            | watcher::Error::WatchFailed(err) => Self::of(err),
+            watcher::Error::WatchError(status) => Self::of_status(status.code),
+            watcher::Error::NoResourceVersion => Self::Malformed,
+        }
+    }
+}
+
+/// The end of the chain, which is where a connection's error says what it is: `Connection refused`, for one.
+pub fn root_cause(err: &(dyn Error + 'static)) -> String {
+    let mut cause = err;
+    while let Some(next) = cause.source() {
+        cause = next;
+    }
+    match cause.downcast_ref::<Box<Status>>() {
+        Some(status) if status.message.is_empty() => format!("HTTP {}", status.code),
+        Some(status) => status.message.clone(),
+        None => cause.to_string(),
+    }
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//! An API server for tests: it shows each request and answers it as the test says.
+
+use std::{sync::Arc, time::Duration};
+
+use http::{Request, Response};
+use kube::{Client, client::Body};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+use tower_test::mock::{self, SendResponse};
+
+use crate::metrics::{DatapathCounters, FamilyTotals, Metrics};
+
+/// Longer than every delay of the agent, so that a paused clock gets past them.
+const PATIENCE: Duration = Duration::from_mins(10);
+
+pub(super) struct MockServer(mock::Handle<Request<Body>, Response<Body>>);
+
+pub(super) struct Asked {
+    /// Method, path and query.
+    pub(super) line: String,
+    pub(super) content_type: String,
+    pub(super) body: Value,
+    answer: SendResponse<Response<Body>>,
+}
+
+pub(super) fn api_server() -> (Client, MockServer) {
+    let (service, handle) = mock::pair::<Request<Body>, Response<Body>>();
+    (Client::new(service, "default"), MockServer(handle))
+}
+
+pub(super) fn metrics() -> Metrics {
+    struct NoCounters;
+    impl DatapathCounters for NoCounters {
+        fn reasons(&self) -> Vec<(&'static str, u64)> {
+            Vec::new()
+        }
+
+        fn totals(&self) -> Vec<FamilyTotals> {
+            Vec::new()
+        }
+    }
+    Metrics::new(Arc::new(NoCounters))
+}
+
+impl MockServer {
+    pub(super) async fn asked(&mut self) -> Asked {
+        let (request, answer) = timeout(PATIENCE, self.0.next_request()).await.unwrap().unwrap();
+        let (parts, body) = request.into_parts();
+        let bytes = body.collect_bytes().await.unwrap();
+        let content_type = parts.headers.get("content-type").map_or("", |value| value.to_str().unwrap());
+        Asked {
+            line: format!("{} {}", parts.method, parts.uri),
+            content_type: content_type.to_owned(),
+            body: if bytes.is_empty() { Value::Null } else { serde_json::from_slice(&bytes).unwrap() },
+            answer,
+        }
+    }
+
+    /// Waits until the client is gone; another request of it is an error.
+    pub(super) async fn expect_end(mut self) {
+        assert!(timeout(PATIENCE, self.0.next_request()).await.unwrap().is_none(), "a request more than expected");
+    }
+}
+
+impl Asked {
+    pub(super) fn answer(self, status: u16, body: impl Into<String>) {
+        self.answer_with_headers(status, &[], body);
+    }
+
+    pub(super) fn answer_with_headers(self, status: u16, headers: &[(&str, &str)], body: impl Into<String>) {
+        let mut response = Response::builder().status(status);
+        for (name, value) in headers {
+            response = response.header(*name, *value);
+        }
+        self.answer.send_response(response.body(Body::from(body.into().into_bytes())).unwrap());
+    }
+
+    pub(super) fn break_connection(self) {
+        self.answer.send_error(std::io::Error::from(std::io::ErrorKind::ConnectionRefused));
+    }
+
+    /// Takes the request and never answers it, as long as the result is kept.
+    pub(super) fn keep_waiting(self) -> SendResponse<Response<Body>> {
+        self.answer
+    }
+}
+
+/// An answer of `kind: Status`.
+pub(super) fn refusal(code: u16, reason: &str, message: &str) -> String {
+    json!({ "kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": message }).to_string()
+}

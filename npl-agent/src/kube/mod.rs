@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The API server: what the agent reads from it and the one thing that it writes.
+//!
+//! ```text
+//! watch ──► types ──► convert ──► Change ──► (owner task) ──► AnnotationWrite ──► patch ──► Pod
+//! ```
+//!
+//! Nothing here decides anything, and nothing here ends the agent because the API server is away: the watches go on
+//! trying, and the last known state goes on being served.
+
+pub mod backoff;
+pub mod client;
+pub mod convert;
+pub mod failure;
+pub mod patch;
+pub mod types;
+pub mod watch;
+
+pub use convert::AnnotationKeys;
+
+#[cfg(test)]
+mod mock;

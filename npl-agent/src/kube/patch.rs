@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The one write: a Pod's mapping annotation, by a merge patch of `pods/status`, which needs no right to change Pods.
+
+use std::{sync::Arc, time::Duration};
+
+use http::{Response, header::RETRY_AFTER};
+use kube::{
+    Client, Resource,
+    api::{Patch, PatchParams},
+    client::Body,
+    core::{Request, Status},
+};
+use serde_json::json;
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, timeout},
+};
+
+use super::{
+    convert::{self, AnnotationKeys},
+    failure::FailureKind,
+    types::PodObject,
+};
+use crate::{
+    core::{
+        model::{Pod, PodKey, PodUid},
+        op::AnnotationWrite,
+    },
+    metrics::{Metrics, PatchOutcome},
+};
+
+const FIELD_MANAGER: &str = "npl-agent";
+const DEADLINE: Duration = Duration::from_secs(10);
+/// Patches in flight: enough to keep the API server's disk busy, few enough for a hundred Nodes that start together.
+const IN_FLIGHT: usize = 8;
+
+/// Writes annotations.
+#[derive(Clone)]
+pub struct PodPatcher {
+    client: Client,
+    keys: AnnotationKeys,
+    metrics: Metrics,
+    in_flight: Arc<Semaphore>,
+}
+
+impl std::fmt::Debug for PodPatcher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PodPatcher").field("keys", &self.keys).finish_non_exhaustive()
+    }
+}
+
+/// An annotation that the API server has taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Patched {
+    /// The Pod as the API server answered it, so that its new resource version is known before the watch tells it.
+    pub pod: Pod,
+}
+
+/// What a failed patch asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Class {
+    /// The Pod is gone or is another one of the same name: nothing to do until a watch says otherwise.
+    Gone,
+    /// Again, with back-off, and not sooner than the API server asked for.
+    Retry {
+        /// `Retry-After`.
+        after: Option<Duration>,
+    },
+    /// Again, but slowly: it takes a person to change the answer.
+    Denied,
+}
+
+/// Why a patch failed.
+#[derive(Debug, thiserror::Error)]
+pub enum PatchError {
+    /// 404, or the uid is another one.
+    #[error("annotate pod {pod}: it is gone or was created anew")]
+    Gone {
+        /// The Pod.
+        pod: PodKey,
+    },
+    /// 401 or 403.
+    #[error("annotate pod {pod}: the API server forbids it; apply deploy/npl.yaml, which grants patch on pods/status")]
+    Denied {
+        /// The Pod.
+        pod: PodKey,
+        /// What the API server said.
+        #[source]
+        status: Box<Status>,
+    },
+    /// Another refusal: an admission policy, or annotations that are too large together.
+    #[error("annotate pod {pod}: the API server refuses the annotation")]
+    Refused {
+        /// The Pod.
+        pod: PodKey,
+        /// What the API server said.
+        #[source]
+        status: Box<Status>,
+    },
+    /// 409, 429 or 5xx.
+    #[error("annotate pod {pod}: the API server cannot do it now")]
+    Unavailable {
+        /// The Pod.
+        pod: PodKey,
+        /// What the API server said.
+        #[source]
+        status: Box<Status>,
+        /// `Retry-After`.
+        after: Option<Duration>,
+    },
+    /// No answer: the patch may or may not have been done.
+    #[error("annotate pod {pod}: no answer from the API server")]
+    Unreachable {
+        /// The Pod.
+        pod: PodKey,
+        /// What the connection said.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// No answer in time: the patch may or may not have been done.
+    #[error("annotate pod {pod}: no answer from the API server within {} s", DEADLINE.as_secs())]
+    TimedOut {
+        /// The Pod.
+        pod: PodKey,
+    },
+    /// The answer is no Pod.
+    #[error("annotate pod {pod}: the API server's answer is not a Pod")]
+    Malformed {
+        /// The Pod.
+        pod: PodKey,
+    },
+}
+
+impl PatchError {
+    /// What to do about it.
+    pub const fn class(&self) -> Class {
+        match self {
+            Self::Gone { .. } => Class::Gone,
+            Self::Denied { .. } | Self::Refused { .. } => Class::Denied,
+            Self::Unavailable { after, .. } => Class::Retry { after: *after },
+            Self::Unreachable { .. } | Self::TimedOut { .. } | Self::Malformed { .. } => Class::Retry { after: None },
+        }
+    }
+
+    const fn outcome(&self) -> PatchOutcome {
+        match self {
+            Self::Gone { .. } => PatchOutcome::Gone,
+            Self::Denied { .. } => PatchOutcome::Denied,
+            Self::Refused { .. } => PatchOutcome::Refused,
+            Self::Unavailable { .. } => PatchOutcome::Unavailable,
+            Self::Unreachable { .. } => PatchOutcome::Unreachable,
+            Self::TimedOut { .. } => PatchOutcome::TimedOut,
+            Self::Malformed { .. } => PatchOutcome::Malformed,
+        }
+    }
+}
+
+impl PodPatcher {
+    /// A patcher of annotations with these keys. Clones share the limit of patches in flight.
+    pub fn new(client: Client, keys: AnnotationKeys, metrics: Metrics) -> Self {
+        Self { client, keys, metrics, in_flight: Arc::new(Semaphore::new(IN_FLIGHT)) }
+    }
+
+    /// Does `write` to the Pod of this name if it still has this uid. Idempotent.
+    ///
+    /// Withdrawing takes two patches: a consumer that does not look at Pods without the key learns of the change from
+    /// the empty list before the key goes (contract C-12).
+    pub async fn annotate(&self, pod: &PodKey, uid: &PodUid, write: &AnnotationWrite) -> Result<Patched, PatchError> {
+        match write {
+            AnnotationWrite::Set(value) => self.patch(pod, uid, Some(value)).await,
+            AnnotationWrite::Withdraw => {
+                self.patch(pod, uid, Some("[]")).await?;
+                self.patch(pod, uid, None).await
+            }
+        }
+    }
+
+    async fn patch(&self, pod: &PodKey, uid: &PodUid, value: Option<&str>) -> Result<Patched, PatchError> {
+        // The semaphore is never closed; without a permit the patch is only less polite.
+        let _permit = self.in_flight.acquire().await.ok();
+        let started = Instant::now();
+        let result = match timeout(DEADLINE, self.send(pod, uid, value)).await {
+            Ok(result) => result,
+            Err(_elapsed) => Err(PatchError::TimedOut { pod: pod.clone() }),
+        };
+        let outcome = result.as_ref().map_or_else(PatchError::outcome, |_| PatchOutcome::Patched);
+        self.metrics.patched(outcome, started.elapsed());
+        result
+    }
+
+    async fn send(&self, pod: &PodKey, uid: &PodUid, value: Option<&str>) -> Result<Patched, PatchError> {
+        let unreachable = |source| PatchError::Unreachable { pod: pod.clone(), source: Box::new(source) };
+        let body = json!({ "metadata": { "uid": &*uid.0, "annotations": { &self.keys.mapping: value } } });
+        let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        let request = Request::new(PodObject::url_path(&(), Some(&pod.namespace)))
+            .patch_subresource("status", &pod.name, &params, &Patch::Merge(body))
+            .map_err(|source| unreachable(kube::Error::BuildRequest(source)))?;
+        // Not `Api::patch_status`, whose error has lost the Retry-After header.
+        let response = self.client.send(request.map(Body::from)).await.map_err(unreachable)?;
+        let code = response.status();
+        let after = retry_after(&response);
+        let bytes = response.into_body().collect_bytes().await.map_err(unreachable)?;
+        if !code.is_success() {
+            return Err(refusal(pod, status(code.as_u16(), &bytes), after));
+        }
+        let answer = serde_json::from_slice::<PodObject>(&bytes).ok();
+        let converted = answer.and_then(|object| convert::pod(object, &self.keys));
+        converted
+            .map(|converted| Patched { pod: converted.object })
+            .ok_or_else(|| PatchError::Malformed { pod: pod.clone() })
+    }
+}
+
+/// In seconds; the other form, a date, is one that the API server never sends.
+fn retry_after(response: &Response<Body>) -> Option<Duration> {
+    let seconds = response.headers().get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
+    Some(Duration::from_secs(seconds))
+}
+
+/// The API server's own words, or none where something on the way answered in its place.
+fn status(code: u16, body: &[u8]) -> Box<Status> {
+    let mut status = serde_json::from_slice::<Status>(body).unwrap_or_default();
+    status.code = code;
+    if status.message.is_empty() {
+        status.message = format!("HTTP {code}");
+    }
+    status.boxed()
+}
+
+fn refusal(pod: &PodKey, status: Box<Status>, after: Option<Duration>) -> PatchError {
+    let pod = pod.clone();
+    let is_other_uid = matches!(status.code, 409 | 422) && names_uid(&status);
+    match FailureKind::of_status(status.code) {
+        _ if status.code == 404 || is_other_uid => PatchError::Gone { pod },
+        _ if status.code == 409 => PatchError::Unavailable { pod, status, after },
+        FailureKind::Unavailable => PatchError::Unavailable { pod, status, after },
+        FailureKind::Unauthorized | FailureKind::Forbidden => PatchError::Denied { pod, status },
+        FailureKind::Expired | FailureKind::Rejected | FailureKind::Unreachable | FailureKind::Malformed => {
+            PatchError::Refused { pod, status }
+        }
+    }
+}
+
+fn names_uid(status: &Status) -> bool {
+    let is_cause =
+        |details: &kube::core::response::StatusDetails| details.causes.iter().any(|c| c.field == "metadata.uid");
+    status.details.as_ref().is_some_and(is_cause)
+        || status.message.contains("UID")
+        || status.message.contains("metadata.uid")
+}
+
+#[cfg(test)]
+#[path = "patch_tests.rs"]
+mod tests;

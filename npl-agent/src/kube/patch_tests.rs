@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::kube::mock::{Asked, MockServer, api_server, metrics, refusal};
+
+const LINE: &str = "PATCH /api/v1/namespaces/default/pods/web-0/status?&fieldManager=npl-agent";
+
+/// The answers to one call, and what the call makes of them.
+async fn annotate(
+    write: AnnotationWrite,
+    server: impl AsyncFnOnce(&mut MockServer),
+) -> (Result<Patched, PatchError>, Metrics) {
+    let (client, mut mock) = api_server();
+    let metrics = metrics();
+    let patcher = PodPatcher::new(client, AnnotationKeys::new("nodeportlocal.antrea.io"), metrics.clone());
+    let (pod, uid) = (PodKey::new("default", "web-0"), PodUid("u-1".into()));
+    let (result, ()) = tokio::join!(patcher.annotate(&pod, &uid, &write), server(&mut mock));
+    drop(patcher);
+    mock.expect_end().await;
+    (result, metrics)
+}
+
+fn set() -> AnnotationWrite {
+    AnnotationWrite::Set("[{}]".to_owned())
+}
+
+fn answer_with_annotation(asked: Asked, version: u64, annotations: &Value) {
+    let metadata = json!({
+        "name": "web-0", "namespace": "default", "uid": "u-1", "resourceVersion": version.to_string(),
+        "annotations": annotations,
+    });
+    asked.answer(200, json!({ "kind": "Pod", "apiVersion": "v1", "metadata": metadata }).to_string());
+}
+
+async fn failed(status: u16, headers: &[(&str, &str)], body: impl Into<String>) -> PatchError {
+    let server = async |mock: &mut MockServer| mock.asked().await.answer_with_headers(status, headers, body);
+    annotate(set(), server).await.0.unwrap_err()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_value_is_set_by_one_merge_patch_of_the_status() {
+    let server = async |mock: &mut MockServer| {
+        let asked = mock.asked().await;
+        assert_eq!(asked.line, LINE);
+        assert_eq!(asked.content_type, "application/merge-patch+json");
+        let expected = json!({ "metadata": { "uid": "u-1", "annotations": { "nodeportlocal.antrea.io": "[{}]" } } });
+        assert_eq!(asked.body, expected);
+        answer_with_annotation(asked, 18, &json!({ "nodeportlocal.antrea.io": "[{}]" }));
+    };
+    let (result, metrics) = annotate(set(), server).await;
+    let pod = result.unwrap().pod;
+    assert_eq!((pod.resource_version, pod.annotation.as_deref()), (18, Some("[{}]")));
+    let text = metrics.encode().unwrap();
+    assert!(text.contains(r#"npl_annotation_patches_total{outcome="patched"} 1"#), "{text}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn withdrawing_empties_the_list_and_then_removes_the_key() {
+    let server = async |mock: &mut MockServer| {
+        for (version, value) in [(18, json!("[]")), (19, Value::Null)] {
+            let asked = mock.asked().await;
+            assert_eq!(asked.line, LINE);
+            let expected = json!({ "metadata": { "uid": "u-1", "annotations": { "nodeportlocal.antrea.io": value } } });
+            assert_eq!(asked.body, expected);
+            answer_with_annotation(asked, version, &json!({}));
+        }
+    };
+    let (result, _) = annotate(AnnotationWrite::Withdraw, server).await;
+    let pod = result.unwrap().pod;
+    assert_eq!((pod.resource_version, pod.annotation), (19, None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_is_not_removed_when_its_list_could_not_be_emptied() {
+    let server = async |mock: &mut MockServer| mock.asked().await.answer(503, "");
+    let (result, _) = annotate(AnnotationWrite::Withdraw, server).await;
+    assert_eq!(result.unwrap_err().class(), Class::Retry { after: None });
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_is_gone_or_another_is_left_alone() {
+    assert_eq!(failed(404, &[], refusal(404, "NotFound", "pods \"web-0\" not found")).await.class(), Class::Gone);
+    let causes = json!([{ "field": "metadata.uid", "message": "field is immutable" }]);
+    let other_uid = json!({ "kind": "Status", "reason": "Invalid", "details": { "causes": causes } });
+    assert_eq!(failed(422, &[], other_uid.to_string()).await.class(), Class::Gone);
+    let precondition = refusal(409, "Conflict", "Precondition failed: UID in precondition: u-1");
+    assert_eq!(failed(409, &[], precondition).await.class(), Class::Gone);
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_refusals_are_tried_again_slowly() {
+    for code in [401, 403, 400, 422] {
+        let err = failed(code, &[], refusal(code, "", "because")).await;
+        assert_eq!(err.class(), Class::Denied, "{code}");
+        assert!(err.to_string().starts_with("annotate pod default/web-0: the API server "), "{err}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_api_server_that_cannot_is_asked_again_when_it_says_so() {
+    let after = |seconds| Class::Retry { after: Some(Duration::from_secs(seconds)) };
+    assert_eq!(failed(429, &[("Retry-After", "7")], "too many").await.class(), after(7));
+    assert_eq!(failed(503, &[("Retry-After", "1")], "").await.class(), after(1));
+    assert_eq!(failed(500, &[("Retry-After", "soon")], "").await.class(), Class::Retry { after: None });
+    assert_eq!(failed(409, &[], refusal(409, "Conflict", "try again")).await.class(), Class::Retry { after: None });
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broken_connection_is_tried_again() {
+    let server = async |mock: &mut MockServer| mock.asked().await.break_connection();
+    let (result, metrics) = annotate(set(), server).await;
+    assert_eq!(result.unwrap_err().class(), Class::Retry { after: None });
+    assert!(metrics.encode().unwrap().contains(r#"npl_annotation_patches_total{outcome="unreachable"} 1"#));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_is_no_pod_is_tried_again() {
+    for body in ["", "<html>", "{}", "[]"] {
+        let err = failed(200, &[], body).await;
+        assert!(matches!(err, PatchError::Malformed { .. }), "{body:?}: {err}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_patch_without_an_answer_ends_after_its_deadline() {
+    let (client, mut mock) = api_server();
+    let patcher = PodPatcher::new(client, AnnotationKeys::new("nodeportlocal.antrea.io"), metrics());
+    let (pod, uid) = (PodKey::new("default", "web-0"), PodUid("u-1".into()));
+    let started = Instant::now();
+    let write = set();
+    let (result, _held) =
+        tokio::join!(patcher.annotate(&pod, &uid, &write), async { mock.asked().await.keep_waiting() });
+    assert!(matches!(result, Err(PatchError::TimedOut { .. })), "{result:?}");
+    assert_eq!(started.elapsed().as_secs(), DEADLINE.as_secs());
+}

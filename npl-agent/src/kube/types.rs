@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Kubernetes objects with the fields that NPL uses and no other: the rest of the JSON is skipped while it is decoded.
+
+use std::{borrow::Cow, collections::BTreeMap};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::core::{ClusterResourceScope, NamespaceResourceScope, Resource};
+use serde::{Deserialize, de::IgnoredAny};
+
+/// `metadata` without what nobody here reads, `managedFields` above all.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(from = "WireMetadata")]
+pub struct Metadata {
+    /// Name, namespace, uid, resource version, labels and annotations; everything else is empty.
+    pub object: ObjectMeta,
+    /// Whether `deletionTimestamp` is set.
+    pub is_terminating: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct WireMetadata {
+    name: Option<String>,
+    namespace: Option<String>,
+    uid: Option<String>,
+    resource_version: Option<String>,
+    labels: Option<BTreeMap<String, String>>,
+    annotations: Option<BTreeMap<String, String>>,
+    deletion_timestamp: Option<IgnoredAny>,
+}
+
+impl From<WireMetadata> for Metadata {
+    fn from(wire: WireMetadata) -> Self {
+        let WireMetadata { name, namespace, uid, resource_version, labels, annotations, deletion_timestamp } = wire;
+        Self {
+            object: ObjectMeta { name, namespace, uid, resource_version, labels, annotations, ..ObjectMeta::default() },
+            is_terminating: deletion_timestamp.is_some(),
+        }
+    }
+}
+
+/// A Pod.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct PodObject {
+    /// `metadata`.
+    pub metadata: Metadata,
+    /// `spec`.
+    pub spec: PodSpec,
+    /// `status`.
+    pub status: PodStatus,
+}
+
+/// `spec` of a Pod.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct PodSpec {
+    /// `containers`.
+    pub containers: Option<Vec<Container>>,
+    /// `initContainers`.
+    pub init_containers: Option<Vec<Container>>,
+    /// `hostNetwork`.
+    pub host_network: Option<bool>,
+}
+
+/// A container of a Pod.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Container {
+    /// `ports`.
+    pub ports: Option<Vec<Port>>,
+    /// `restartPolicy`: `Always` makes a native sidecar of an init container.
+    pub restart_policy: Option<String>,
+}
+
+/// A port of a container.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Port {
+    /// `name`.
+    pub name: Option<String>,
+    /// `containerPort`.
+    pub container_port: i64,
+    /// `protocol`.
+    pub protocol: Option<String>,
+    /// `hostPort`.
+    pub host_port: Option<i64>,
+    /// `hostIP`.
+    #[serde(rename = "hostIP")]
+    pub host_ip: Option<String>,
+}
+
+/// `status` of a Pod.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct PodStatus {
+    /// `phase`.
+    pub phase: Option<String>,
+    /// `podIP`.
+    #[serde(rename = "podIP")]
+    pub pod_ip: Option<String>,
+    /// `podIPs`.
+    #[serde(rename = "podIPs")]
+    pub pod_ips: Option<Vec<PodIp>>,
+}
+
+/// An element of `podIPs`.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct PodIp {
+    /// `ip`.
+    pub ip: Option<String>,
+}
+
+/// A Service.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct ServiceObject {
+    /// `metadata`.
+    pub metadata: Metadata,
+    /// `spec`.
+    pub spec: ServiceSpec,
+}
+
+/// `spec` of a Service.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ServiceSpec {
+    /// `type`.
+    #[serde(rename = "type")]
+    pub service_type: Option<String>,
+    /// `selector`.
+    pub selector: Option<BTreeMap<String, String>>,
+    /// `ports`.
+    pub ports: Option<Vec<ServicePortSpec>>,
+    /// `ipFamilies`.
+    pub ip_families: Option<Vec<String>>,
+}
+
+/// An element of a Service's `ports`.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ServicePortSpec {
+    /// `port`.
+    pub port: i64,
+    /// `protocol`.
+    pub protocol: Option<String>,
+    /// `targetPort`.
+    pub target_port: Option<NumberOrName>,
+}
+
+/// Kubernetes' `IntOrString`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(untagged)]
+pub enum NumberOrName {
+    /// A number.
+    Number(i64),
+    /// A name.
+    Name(String),
+}
+
+/// A Node.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct NodeObject {
+    /// `metadata`.
+    pub metadata: Metadata,
+    /// `status`.
+    pub status: NodeStatus,
+}
+
+/// `status` of a Node.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct NodeStatus {
+    /// `addresses`.
+    pub addresses: Option<Vec<NodeAddress>>,
+}
+
+/// An element of a Node's `addresses`.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct NodeAddress {
+    /// `type`: `InternalIP`, `ExternalIP`, `Hostname` …
+    #[serde(rename = "type")]
+    pub kind: Option<String>,
+    /// `address`.
+    pub address: Option<String>,
+}
+
+macro_rules! resource {
+    ($object:ty, $kind:literal, $plural:literal, $scope:ty) => {
+        impl Resource for $object {
+            type DynamicType = ();
+            type Scope = $scope;
+
+            fn kind((): &()) -> Cow<'_, str> {
+                $kind.into()
+            }
+
+            fn group((): &()) -> Cow<'_, str> {
+                "".into()
+            }
+
+            fn version((): &()) -> Cow<'_, str> {
+                "v1".into()
+            }
+
+            fn plural((): &()) -> Cow<'_, str> {
+                $plural.into()
+            }
+
+            fn meta(&self) -> &ObjectMeta {
+                &self.metadata.object
+            }
+
+            fn meta_mut(&mut self) -> &mut ObjectMeta {
+                &mut self.metadata.object
+            }
+        }
+    };
+}
+
+resource!(PodObject, "Pod", "pods", NamespaceResourceScope);
+resource!(ServiceObject, "Service", "services", NamespaceResourceScope);
+resource!(NodeObject, "Node", "nodes", ClusterResourceScope);

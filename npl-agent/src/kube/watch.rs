@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What happens in the cluster, as [`Change`]s in the order in which the API server tells it.
+
+use std::{fmt, mem, pin::pin};
+
+use futures::StreamExt;
+use kube::{
+    Api, Client, Resource,
+    runtime::{
+        WatchStreamExt,
+        watcher::{self, Event, watcher},
+    },
+};
+use serde::de::DeserializeOwned;
+use tokio::{sync::mpsc::Sender, task::JoinSet};
+use tracing::{debug, info, trace, warn};
+
+use super::{
+    backoff::{Jittered, Throttle},
+    convert::{self, AnnotationKeys, Converted},
+    failure::{FailureKind, root_cause},
+    types::{NodeObject, PodObject, ServiceObject},
+};
+use crate::{
+    core::{
+        model::{Node, Pod, Service},
+        snapshot::Change,
+    },
+    metrics::Metrics,
+};
+
+/// How long the API server keeps one watch open. A connection that died without a word is noticed five seconds later.
+pub(super) const WATCH_SECONDS: u32 = 240;
+
+/// What a watch is about; also the value of a metric label.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Subject {
+    /// Pods of this Node.
+    Pods,
+    /// All Services.
+    Services,
+    /// This Node.
+    Node,
+}
+
+impl Subject {
+    /// The value of the metric label.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Pods => "pods",
+            Self::Services => "services",
+            Self::Node => "nodes",
+        }
+    }
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Starts the three watches. None ends while `changes` is open, so that one which did is a reason to leave.
+pub fn spawn(
+    client: &Client,
+    node_name: &str,
+    keys: &AnnotationKeys,
+    metrics: &Metrics,
+    changes: &Sender<Change>,
+) -> JoinSet<Subject> {
+    let watch = Watch { keys: keys.clone(), metrics: metrics.clone(), changes: changes.clone() };
+    let mut tasks = JoinSet::new();
+    tasks.spawn(watch.clone().follow::<PodObject>(client.clone(), Some(format!("spec.nodeName={node_name}"))));
+    tasks.spawn(watch.clone().follow::<ServiceObject>(client.clone(), None));
+    tasks.spawn(watch.follow::<NodeObject>(client.clone(), Some(format!("metadata.name={node_name}"))));
+    tasks
+}
+
+/// An object that is watched, and the changes that it makes.
+trait Watched: Resource<DynamicType = ()> + Clone + fmt::Debug + DeserializeOwned + Send + 'static {
+    const SUBJECT: Subject;
+    /// Lists are the newest state and never a cache's older one, in which a Pod that is served could be missing.
+    /// A list in one piece costs the API server no read of its database all the same, one in pages does; pages are for
+    /// what can be too much to hold at once.
+    const PAGE_SIZE: Option<u32>;
+    type Model: Send;
+
+    fn convert(self, keys: &AnnotationKeys) -> Option<Converted<Self::Model>>;
+    fn listed(all: Vec<Self::Model>) -> Change;
+    fn applied(object: Self::Model) -> Change;
+    fn gone(object: Self::Model) -> Change;
+}
+
+impl Watched for PodObject {
+    const SUBJECT: Subject = Subject::Pods;
+    const PAGE_SIZE: Option<u32> = None;
+    type Model = Pod;
+
+    fn convert(self, keys: &AnnotationKeys) -> Option<Converted<Pod>> {
+        convert::pod(self, keys)
+    }
+
+    fn listed(all: Vec<Pod>) -> Change {
+        Change::Pods(all)
+    }
+
+    fn applied(pod: Pod) -> Change {
+        Change::Pod(pod)
+    }
+
+    fn gone(pod: Pod) -> Change {
+        Change::PodGone(pod.key, pod.uid)
+    }
+}
+
+impl Watched for ServiceObject {
+    const SUBJECT: Subject = Subject::Services;
+    const PAGE_SIZE: Option<u32> = Some(500);
+    type Model = Service;
+
+    fn convert(self, keys: &AnnotationKeys) -> Option<Converted<Service>> {
+        convert::service(self, keys)
+    }
+
+    fn listed(all: Vec<Service>) -> Change {
+        Change::Services(all)
+    }
+
+    fn applied(service: Service) -> Change {
+        Change::Service(service)
+    }
+
+    fn gone(service: Service) -> Change {
+        Change::ServiceGone(service.key)
+    }
+}
+
+impl Watched for NodeObject {
+    const SUBJECT: Subject = Subject::Node;
+    const PAGE_SIZE: Option<u32> = None;
+    type Model = Node;
+
+    fn convert(self, _: &AnnotationKeys) -> Option<Converted<Node>> {
+        convert::node(self)
+    }
+
+    fn listed(all: Vec<Node>) -> Change {
+        all.into_iter().next().map_or(Change::NodeGone, Change::Node)
+    }
+
+    fn applied(node: Node) -> Change {
+        Change::Node(node)
+    }
+
+    fn gone(_: Node) -> Change {
+        Change::NodeGone
+    }
+}
+
+#[derive(Clone)]
+struct Watch {
+    keys: AnnotationKeys,
+    metrics: Metrics,
+    changes: Sender<Change>,
+}
+
+impl Watch {
+    async fn follow<W: Watched>(self, client: Client, fields: Option<String>) -> Subject {
+        let mut config = watcher::Config::default().timeout(WATCH_SECONDS);
+        config.field_selector = fields;
+        config.page_size = W::PAGE_SIZE;
+        let mut events = pin!(watcher(Api::<W>::all(client), config).backoff(Jittered::new()));
+        let mut listed = Vec::new();
+        let mut health = WatchHealth::new(W::SUBJECT, self.metrics.clone());
+        while let Some(event) = events.next().await {
+            let change = match event {
+                Ok(event) => self.change::<W>(event, &mut listed),
+                Err(err) => {
+                    health.failed(&err);
+                    None
+                }
+            };
+            if let Some(change) = change {
+                health.works();
+                trace!(subject = %W::SUBJECT, ?change, "change");
+                if self.changes.send(change).await.is_err() {
+                    break;
+                }
+            }
+        }
+        W::SUBJECT
+    }
+
+    /// The objects of a list are kept back until it is complete: half of it would look like the rest were gone.
+    fn change<W: Watched>(&self, event: Event<W>, listed: &mut Vec<W::Model>) -> Option<Change> {
+        match event {
+            Event::Init => listed.clear(),
+            Event::InitApply(object) => listed.extend(self.convert(object)),
+            Event::InitDone => return Some(W::listed(mem::take(listed))),
+            Event::Apply(object) => return self.convert(object).map(W::applied),
+            Event::Delete(object) => return self.convert(object).map(W::gone),
+        }
+        None
+    }
+
+    fn convert<W: Watched>(&self, object: W) -> Option<W::Model> {
+        let name = object.meta().name.clone().unwrap_or_default();
+        let namespace = object.meta().namespace.clone().unwrap_or_default();
+        let Some(Converted { object, skipped }) = object.convert(&self.keys) else {
+            debug!(subject = %W::SUBJECT, namespace, name, "object without an identity was left out");
+            return None;
+        };
+        for value in skipped {
+            debug!(subject = %W::SUBJECT, namespace, name, %value, "nonsense value was left out");
+        }
+        Some(object)
+    }
+}
+
+/// Says what is wrong with a watch: at once, then once a minute, and when it works again.
+struct WatchHealth {
+    subject: Subject,
+    metrics: Metrics,
+    throttle: Throttle,
+    is_failing: bool,
+}
+
+impl WatchHealth {
+    fn new(subject: Subject, metrics: Metrics) -> Self {
+        Self { subject, metrics, throttle: Throttle::default(), is_failing: false }
+    }
+
+    fn works(&mut self) {
+        if mem::take(&mut self.is_failing) {
+            self.throttle = Throttle::default();
+            info!(subject = %self.subject, "watch works again");
+        }
+    }
+
+    fn failed(&mut self, err: &watcher::Error) {
+        let kind = FailureKind::of_watch(err);
+        self.metrics.watch_failed(self.subject, kind);
+        if kind == FailureKind::Expired {
+            debug!(subject = %self.subject, "watch is too old and starts anew from a list");
+            return;
+        }
+        self.is_failing = true;
+        if self.throttle.allows() {
+            self.warn(kind, &root_cause(err));
+        }
+    }
+
+    fn warn(&self, kind: FailureKind, err: &str) {
+        let subject = self.subject;
+        match kind {
+            FailureKind::Forbidden => warn!(
+                %subject, err,
+                "agent may not list and watch {subject}: apply deploy/npl.yaml, which grants it; \
+                 going on with what was last known"
+            ),
+            FailureKind::Unauthorized => warn!(
+                %subject, err,
+                "API server does not accept the agent's credentials: check its service account; \
+                 going on with what was last known"
+            ),
+            FailureKind::Malformed => {
+                warn!(%subject, err, "API server's answer cannot be read; going on with what was last known");
+            }
+            FailureKind::Unavailable | FailureKind::Unreachable | FailureKind::Rejected | FailureKind::Expired => {
+                warn!(%subject, err, "watch is interrupted; going on with what was last known");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "watch_tests.rs"]
+mod tests;

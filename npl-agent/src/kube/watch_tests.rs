@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use std::{collections::BTreeSet, time::Duration};
+
+use serde_json::{Value, json};
+use tokio::{
+    sync::mpsc::{self, Receiver},
+    time::timeout,
+};
+
+use super::*;
+use crate::kube::mock::{Asked, MockServer, api_server, metrics, refusal};
+
+struct Scene {
+    server: MockServer,
+    changes: Receiver<Change>,
+    tasks: JoinSet<Subject>,
+    metrics: Metrics,
+}
+
+/// The watch of one kind; the others are not started.
+fn watching<W: Watched>(fields: Option<&str>) -> Scene {
+    let (client, server) = api_server();
+    let (sender, changes) = mpsc::channel(16);
+    let metrics = metrics();
+    let watch =
+        Watch { keys: AnnotationKeys::new("nodeportlocal.antrea.io"), metrics: metrics.clone(), changes: sender };
+    let mut tasks = JoinSet::new();
+    tasks.spawn(watch.follow::<W>(client, fields.map(str::to_owned)));
+    Scene { server, changes, tasks, metrics }
+}
+
+impl Scene {
+    async fn change(&mut self) -> Change {
+        timeout(Duration::from_mins(10), self.changes.recv()).await.unwrap().unwrap()
+    }
+
+    fn counts(&self, line: &str) -> bool {
+        self.metrics.encode().unwrap().lines().any(|found| found == line)
+    }
+}
+
+fn pod(name: &str, version: u64) -> Value {
+    json!({ "metadata": { "name": name, "namespace": "default", "uid": name, "resourceVersion": version.to_string() } })
+}
+
+fn list(asked: Asked, items: &[Value]) {
+    asked.answer(200, json!({ "metadata": { "resourceVersion": "10" }, "items": items }).to_string());
+}
+
+fn events(asked: Asked, events: &[Value]) {
+    let lines: Vec<String> = events.iter().map(|event| format!("{event}\n")).collect();
+    asked.answer(200, lines.concat());
+}
+
+fn names(change: &Change) -> Vec<String> {
+    match change {
+        Change::Pods(pods) => pods.iter().map(|pod| format!("list {}", pod.key.name)).collect(),
+        Change::Pod(pod) => vec![format!("set {}", pod.key.name)],
+        Change::PodGone(key, uid) => vec![format!("gone {} {uid}", key.name)],
+        Change::Services(_) | Change::Service(_) | Change::ServiceGone(_) | Change::Node(_) | Change::NodeGone => {
+            vec![format!("{change:?}")]
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn three_watches_ask_for_no_more_than_is_needed() {
+    let (client, mut server) = api_server();
+    let (sender, changes) = mpsc::channel(16);
+    let keys = AnnotationKeys::new("nodeportlocal.antrea.io");
+    let tasks = spawn(&client, "worker-1", &keys, &metrics(), &sender);
+    let mut lines = BTreeSet::new();
+    for _ in 0..3 {
+        let asked = server.asked().await;
+        lines.insert(asked.line.clone());
+        asked.answer(200, json!({ "metadata": { "resourceVersion": "10" }, "items": [] }).to_string());
+    }
+    let expected = [
+        "GET /api/v1/nodes?&fieldSelector=metadata.name%3Dworker-1",
+        "GET /api/v1/pods?&fieldSelector=spec.nodeName%3Dworker-1",
+        "GET /api/v1/services?&limit=500",
+    ];
+    assert!(lines.iter().eq(expected.iter()), "{lines:?}");
+    drop((changes, tasks));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_is_one_change_and_each_event_one_more() {
+    let mut scene = watching::<PodObject>(Some("spec.nodeName=worker-1"));
+    list(scene.server.asked().await, &[pod("a", 1), pod("b", 2), json!({ "metadata": {} })]);
+    assert_eq!(names(&scene.change().await), ["list a", "list b"]);
+    let asked = scene.server.asked().await;
+    for part in
+        ["GET /api/v1/pods?", "watch=true", "timeoutSeconds=240", "resourceVersion=10", "allowWatchBookmarks=true"]
+    {
+        assert!(asked.line.contains(part), "{} lacks {part}", asked.line);
+    }
+    events(
+        asked,
+        &[
+            json!({ "type": "ADDED", "object": pod("c", 11) }),
+            json!({ "type": "BOOKMARK", "object": { "kind": "Pod", "apiVersion": "v1", "metadata": { "resourceVersion": "12" } } }),
+            json!({ "type": "DELETED", "object": pod("a", 13) }),
+        ],
+    );
+    assert_eq!(names(&scene.change().await), ["set c"]);
+    assert_eq!(names(&scene.change().await), ["gone a a"]);
+    let again = scene.server.asked().await;
+    assert!(again.line.contains("watch=true") && again.line.contains("resourceVersion=13"), "{}", again.line);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_expired_watch_starts_anew_from_a_list() {
+    let mut scene = watching::<PodObject>(None);
+    list(scene.server.asked().await, &[pod("a", 1)]);
+    assert_eq!(names(&scene.change().await), ["list a"]);
+    events(
+        scene.server.asked().await,
+        &[
+            json!({ "type": "ERROR", "object": { "kind": "Status", "status": "Failure", "code": 410, "reason": "Expired" } }),
+        ],
+    );
+    list(scene.server.asked().await, &[pod("b", 20)]);
+    assert_eq!(names(&scene.change().await), ["list b"]);
+    assert!(scene.counts(r#"npl_watch_errors_total{subject="pods",kind="expired"} 1"#));
+}
+
+#[tokio::test(start_paused = true)]
+async fn errors_never_end_a_watch_and_are_counted_by_kind() {
+    let mut scene = watching::<ServiceObject>(None);
+    scene.server.asked().await.answer(403, refusal(403, "Forbidden", "services is forbidden"));
+    scene.server.asked().await.answer(401, refusal(401, "Unauthorized", "Unauthorized"));
+    scene.server.asked().await.answer(500, "");
+    scene.server.asked().await.break_connection();
+    scene.server.asked().await.answer(200, "<html>");
+    list(scene.server.asked().await, &[]);
+    assert_eq!(scene.change().await, Change::Services(Vec::new()));
+    for kind in ["forbidden", "unauthorized", "unavailable", "unreachable", "malformed"] {
+        let line = format!(r#"npl_watch_errors_total{{subject="services",kind="{kind}"}} 1"#);
+        assert!(scene.counts(&line), "{line}\n{}", scene.metrics.encode().unwrap());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_that_is_not_listed_is_gone() {
+    let mut scene = watching::<NodeObject>(Some("metadata.name=worker-1"));
+    list(scene.server.asked().await, &[]);
+    assert_eq!(scene.change().await, Change::NodeGone);
+    let node = json!({ "metadata": { "name": "worker-1", "resourceVersion": "11" } });
+    events(
+        scene.server.asked().await,
+        &[json!({ "type": "ADDED", "object": node }), json!({ "type": "DELETED", "object": node })],
+    );
+    assert!(matches!(scene.change().await, Change::Node(node) if node.name == "worker-1"));
+    assert_eq!(scene.change().await, Change::NodeGone);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_ends_when_nobody_listens() {
+    let mut scene = watching::<PodObject>(None);
+    drop(scene.changes);
+    list(scene.server.asked().await, &[pod("a", 1)]);
+    let ended = timeout(Duration::from_secs(5), scene.tasks.join_next()).await.unwrap();
+    assert!(matches!(ended, Some(Ok(Subject::Pods))), "{ended:?}");
+}

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The kernel's own counters, read when somebody asks for them and at no other time.
+
+use std::{fmt, sync::Arc};
+
+use npl_common::stats::MappingStats;
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric},
+    metrics::{MetricType, counter::ConstCounter},
+    registry::Unit,
+};
+
+use crate::core::model::Family;
+
+/// The counters of the datapath, summed over processors.
+pub trait DatapathCounters: Send + Sync {
+    /// Packets by reason; empty when the counters cannot be read.
+    fn reasons(&self) -> Vec<(&'static str, u64)>;
+
+    /// What the mappings of each family have carried, those included that are gone by now; empty when the counters
+    /// cannot be read.
+    fn totals(&self) -> Vec<FamilyTotals>;
+}
+
+/// What the mappings of one family have carried.
+#[derive(Debug, Clone, Copy)]
+pub struct FamilyTotals {
+    /// The family.
+    pub family: Family,
+    /// The sums.
+    pub stats: MappingStats,
+}
+
+pub(super) struct DatapathCollector(pub(super) Arc<dyn DatapathCounters>);
+
+impl fmt::Debug for DatapathCollector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("DatapathCollector").finish()
+    }
+}
+
+struct Shown {
+    name: &'static str,
+    help: &'static str,
+    unit: Unit,
+    label: &'static str,
+    of: fn(&MappingStats) -> [(&'static str, u64); 2],
+}
+
+fn shown() -> [Shown; 3] {
+    [
+        Shown {
+            name: "datapath",
+            help: "Packets that were rewritten, as the kernel hands them over: one of many segments is one",
+            unit: Unit::Other("packets".to_owned()),
+            label: "direction",
+            of: |stats| [("request", stats.request_packets), ("reply", stats.reply_packets)],
+        },
+        Shown {
+            name: "datapath",
+            help: "Bytes of the packets that were rewritten, link-layer header included",
+            unit: Unit::Bytes,
+            label: "direction",
+            of: |stats| [("request", stats.request_bytes), ("reply", stats.reply_bytes)],
+        },
+        Shown {
+            name: "datapath",
+            help: "Flows that began, and flows whose Pod answered",
+            unit: Unit::Other("flows".to_owned()),
+            label: "state",
+            of: |stats| [("new", stats.new_flows), ("established", stats.established_flows)],
+        },
+    ]
+}
+
+impl Collector for DatapathCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let reasons = self.0.reasons();
+        let unit = Unit::Other("packets".to_owned());
+        let mut metric = encoder.encode_descriptor(
+            "datapath_reason",
+            "Packets near a mapping that were not translated or unusual, by reason",
+            Some(&unit),
+            MetricType::Counter,
+        )?;
+        for (reason, count) in reasons {
+            ConstCounter::new(count).encode(metric.encode_family(&[("reason", reason)])?)?;
+        }
+        let totals = self.0.totals();
+        for Shown { name, help, unit, label, of } in shown() {
+            let mut metric = encoder.encode_descriptor(name, help, Some(&unit), MetricType::Counter)?;
+            for FamilyTotals { family, stats } in &totals {
+                for (value, count) in of(stats) {
+                    let labels = [("family", family.as_str()), (label, value)];
+                    ConstCounter::new(count).encode(metric.encode_family(&labels)?)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The closed sets that label values come from.
+
+use std::fmt::{self, Write as _};
+
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
+
+use crate::{
+    core::{model::Family, op::Op},
+    kube::{failure::FailureKind, watch::Subject},
+};
+
+/// How an op ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum OpOutcome {
+    /// Carried out.
+    Done,
+    /// Another process holds the port.
+    PortTaken,
+    /// Failed; done again later.
+    Retry,
+    /// The Pod is gone.
+    Gone,
+}
+
+impl OpOutcome {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::PortTaken => "port_taken",
+            Self::Retry => "retry",
+            Self::Gone => "gone",
+        }
+    }
+}
+
+/// How a patch ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PatchOutcome {
+    /// Done.
+    Patched,
+    /// The Pod is gone.
+    Gone,
+    /// A permission is missing.
+    Denied,
+    /// The API server does not take the annotation.
+    Refused,
+    /// The API server cannot do it now.
+    Unavailable,
+    /// No connection, or a broken one.
+    Unreachable,
+    /// No answer in time.
+    TimedOut,
+    /// An answer that cannot be read.
+    Malformed,
+}
+
+impl PatchOutcome {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Patched => "patched",
+            Self::Gone => "gone",
+            Self::Denied => "denied",
+            Self::Refused => "refused",
+            Self::Unavailable => "unavailable",
+            Self::Unreachable => "unreachable",
+            Self::TimedOut => "timed_out",
+            Self::Malformed => "malformed",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum OpName {
+    Reserve,
+    UpsertMapping,
+    Annotate,
+    RemoveMapping,
+    Release,
+}
+
+impl OpName {
+    pub(super) const fn of(op: &Op) -> Self {
+        match op {
+            Op::Reserve(_) => Self::Reserve,
+            Op::UpsertMapping(..) => Self::UpsertMapping,
+            Op::Annotate { .. } => Self::Annotate,
+            Op::RemoveMapping(_) => Self::RemoveMapping,
+            Op::Release(_) => Self::Release,
+        }
+    }
+
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Reserve => "reserve",
+            Self::UpsertMapping => "upsert_mapping",
+            Self::Annotate => "annotate",
+            Self::RemoveMapping => "remove_mapping",
+            Self::Release => "release",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum PortState {
+    Used,
+    Free,
+    Quarantined,
+}
+
+impl PortState {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Used => "used",
+            Self::Free => "free",
+            Self::Quarantined => "quarantined",
+        }
+    }
+}
+
+macro_rules! label_values {
+    ($($value:ty),+) => {$(
+        impl EncodeLabelValue for $value {
+            fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), fmt::Error> {
+                encoder.write_str(self.as_str())
+            }
+        }
+    )+};
+}
+
+label_values!(OpOutcome, PatchOutcome, OpName, PortState, Family, Subject, FailureKind);
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct OpLabels {
+    pub(super) op: OpName,
+    pub(super) outcome: OpOutcome,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct OutcomeLabel {
+    pub(super) outcome: PatchOutcome,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct WatchLabels {
+    pub(super) subject: Subject,
+    pub(super) kind: FailureKind,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct FamilyLabel {
+    pub(super) family: Family,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct PortLabels {
+    pub(super) family: Family,
+    pub(super) state: PortState,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct ReasonLabel {
+    pub(super) reason: &'static str,
+}

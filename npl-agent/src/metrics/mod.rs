@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the agent counts. Every label value comes from a closed set; none names a Pod.
+
+mod datapath;
+mod labels;
+
+use std::{
+    fmt,
+    sync::{Arc, atomic::AtomicU64},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use npl_common::names::ABI_VERSION;
+use prometheus_client::{
+    encoding::text,
+    metrics::{
+        counter::Counter,
+        family::Family as Labelled,
+        gauge::Gauge,
+        histogram::{Histogram, exponential_buckets},
+        info::Info,
+    },
+    registry::{Registry, Unit},
+};
+
+use self::{
+    datapath::DatapathCollector,
+    labels::{FamilyLabel, OpLabels, OpName, OutcomeLabel, PortLabels, PortState, ReasonLabel, WatchLabels},
+};
+pub use self::{
+    datapath::{DatapathCounters, FamilyTotals},
+    labels::{OpOutcome, PatchOutcome},
+};
+use crate::{
+    core::{model::Family, op::Op},
+    kube::{failure::FailureKind, watch::Subject},
+};
+
+/// What a text of metrics is served as.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// All metrics of the agent. Clones are handles to the same ones.
+#[derive(Clone)]
+pub struct Metrics(Arc<Inner>);
+
+struct Inner {
+    registry: Registry,
+    families: Families,
+}
+
+/// How many node ports of a family are in which state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PortCounts {
+    /// Allocated to a mapping.
+    pub used: u64,
+    /// Free to be allocated.
+    pub free: u64,
+    /// Released not long ago.
+    pub quarantined: u64,
+}
+
+#[derive(Default, Clone)]
+struct Families {
+    ops: Labelled<OpLabels, Counter>,
+    pass_seconds: Seconds,
+    last_successful_pass: Gauge<f64, AtomicU64>,
+    patches: Labelled<OutcomeLabel, Counter>,
+    patch_seconds: Seconds,
+    watch_errors: Labelled<WatchLabels, Counter>,
+    mappings: Labelled<FamilyLabel, Gauge>,
+    ports: Labelled<PortLabels, Gauge>,
+    problems: Labelled<ReasonLabel, Gauge>,
+}
+
+/// A histogram of durations from 0.1 ms to 26 s.
+#[derive(Clone)]
+struct Seconds(Histogram);
+
+impl Default for Seconds {
+    fn default() -> Self {
+        Self(Histogram::new(exponential_buckets(0.0001, 4.0, 10)))
+    }
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Metrics").finish_non_exhaustive()
+    }
+}
+
+impl Metrics {
+    /// Metrics at zero; `datapath` is read whenever they are asked for.
+    pub fn new(datapath: Arc<dyn DatapathCounters>) -> Self {
+        let families = Families::default();
+        let mut registry = Registry::with_prefix("npl");
+        families.register(&mut registry);
+        let version = vec![("version", env!("CARGO_PKG_VERSION").to_owned()), ("abi", ABI_VERSION.to_string())];
+        registry.register("build", "Version of the agent and of its contract with the datapath", Info::new(version));
+        registry.register_collector(Box::new(DatapathCollector(datapath)));
+        Self(Arc::new(Inner { registry, families }))
+    }
+
+    /// One op was carried out or failed.
+    pub fn op(&self, op: &Op, outcome: OpOutcome) {
+        self.0.families.ops.get_or_create(&OpLabels { op: OpName::of(op), outcome }).inc();
+    }
+
+    /// One pass of the owner loop took this long; `succeeded_at` is set when no op of it failed.
+    pub fn pass(&self, elapsed: Duration, succeeded_at: Option<SystemTime>) {
+        self.0.families.pass_seconds.0.observe(elapsed.as_secs_f64());
+        if let Some(since_epoch) = succeeded_at.and_then(|at| at.duration_since(UNIX_EPOCH).ok()) {
+            self.0.families.last_successful_pass.set(since_epoch.as_secs_f64());
+        }
+    }
+
+    /// One patch of an annotation was answered, or not, after this time.
+    pub fn patched(&self, outcome: PatchOutcome, elapsed: Duration) {
+        self.0.families.patches.get_or_create(&OutcomeLabel { outcome }).inc();
+        self.0.families.patch_seconds.0.observe(elapsed.as_secs_f64());
+    }
+
+    /// A watch reported an error.
+    pub fn watch_failed(&self, subject: Subject, kind: FailureKind) {
+        self.0.families.watch_errors.get_or_create(&WatchLabels { subject, kind }).inc();
+    }
+
+    /// How many mappings of a family the datapath holds.
+    pub fn set_mappings(&self, family: Family, count: u64) {
+        self.0.families.mappings.get_or_create(&FamilyLabel { family }).set(gauge(count));
+    }
+
+    /// How many node ports of a family are in which state.
+    pub fn set_ports(&self, family: Family, counts: PortCounts) {
+        let PortCounts { used, free, quarantined } = counts;
+        for (state, count) in [(PortState::Used, used), (PortState::Free, free), (PortState::Quarantined, quarantined)]
+        {
+            let labels = PortLabels { family, state };
+            self.0.families.ports.get_or_create(&labels).set(gauge(count));
+        }
+    }
+
+    /// How many problems of each reason there are; a reason that is not named has none.
+    pub fn set_problems(&self, counts: &[(&'static str, u64)]) {
+        self.0.families.problems.clear();
+        for (reason, count) in counts {
+            self.0.families.problems.get_or_create(&ReasonLabel { reason }).set(gauge(*count));
+        }
+    }
+
+    /// All of it as text in the format of [`CONTENT_TYPE`].
+    pub fn encode(&self) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        text::encode(&mut text, &self.0.registry)?;
+        Ok(text)
+    }
+}
+
+impl Families {
+    fn register(&self, registry: &mut Registry) {
+        let Self {
+            ops,
+            pass_seconds,
+            last_successful_pass,
+            patches,
+            patch_seconds,
+            watch_errors,
+            mappings,
+            ports,
+            problems,
+        } = self.clone();
+        registry.register("ops", "Steps towards the desired state, by kind and outcome", ops);
+        registry.register_with_unit("pass", "Time of one pass of the owner loop", Unit::Seconds, pass_seconds.0);
+        registry.register_with_unit(
+            "last_successful_pass_timestamp",
+            "When the last pass without a failure ended, since 1970",
+            Unit::Seconds,
+            last_successful_pass,
+        );
+        registry.register("annotation_patches", "Patches of Pods' annotations, by outcome", patches);
+        registry.register_with_unit(
+            "annotation_patch",
+            "Time from sending a patch to its answer",
+            Unit::Seconds,
+            patch_seconds.0,
+        );
+        registry.register(
+            "watch_errors",
+            "Errors of the watches on the API server, by resource and kind",
+            watch_errors,
+        );
+        registry.register("mappings", "Mappings in the datapath", mappings);
+        registry.register("node_ports", "Node ports of the configured range, by state", ports);
+        registry.register("problems", "Pod ports that are not mapped, by reason", problems);
+    }
+}
+
+fn gauge(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use std::{
+    sync::Arc,
+    time::{Duration, UNIX_EPOCH},
+};
+
+use npl_common::stats::MappingStats;
+
+use super::{DatapathCounters, FamilyTotals, Metrics, OpOutcome, PatchOutcome, PortCounts};
+use crate::{
+    core::{
+        model::{Family, Frontend, NodePort, Protocol},
+        op::Op,
+    },
+    kube::{failure::FailureKind, watch::Subject},
+};
+
+struct Fixed;
+
+impl DatapathCounters for Fixed {
+    fn reasons(&self) -> Vec<(&'static str, u64)> {
+        vec![("no_mapping", 3)]
+    }
+
+    fn totals(&self) -> Vec<FamilyTotals> {
+        let stats = MappingStats {
+            request_packets: 1,
+            request_bytes: 2,
+            reply_packets: 3,
+            reply_bytes: 4,
+            new_flows: 5,
+            established_flows: 6,
+        };
+        vec![FamilyTotals { family: Family::V4, stats }]
+    }
+}
+
+fn filled() -> String {
+    let metrics = Metrics::new(Arc::new(Fixed));
+    let frontend = Frontend { family: Family::V4, node_port: NodePort(61000), protocol: Protocol::Tcp };
+    metrics.op(&Op::Reserve(frontend), OpOutcome::PortTaken);
+    metrics.pass(Duration::from_millis(1), Some(UNIX_EPOCH + Duration::from_secs(7)));
+    metrics.patched(PatchOutcome::TimedOut, Duration::from_secs(10));
+    metrics.watch_failed(Subject::Services, FailureKind::Forbidden);
+    metrics.set_mappings(Family::V4, 2);
+    metrics.set_ports(Family::V4, PortCounts { used: 2, free: 998, quarantined: 1 });
+    metrics.set_problems(&[("RangeExhausted", 1), ("AddressConflict", 1)]);
+    metrics.set_problems(&[("RangeExhausted", 4)]);
+    metrics.encode().expect("text")
+}
+
+#[test]
+fn every_metric_has_its_prefix_unit_and_labels() {
+    let text = filled();
+    for line in [
+        r#"npl_ops_total{op="reserve",outcome="port_taken"} 1"#,
+        "npl_pass_seconds_count 1",
+        "npl_last_successful_pass_timestamp_seconds 7.0",
+        r#"npl_annotation_patches_total{outcome="timed_out"} 1"#,
+        "npl_annotation_patch_seconds_sum 10.0",
+        r#"npl_watch_errors_total{subject="services",kind="forbidden"} 1"#,
+        r#"npl_mappings{family="IPv4"} 2"#,
+        r#"npl_node_ports{family="IPv4",state="quarantined"} 1"#,
+        r#"npl_problems{reason="RangeExhausted"} 4"#,
+        r#"npl_datapath_reason_packets_total{reason="no_mapping"} 3"#,
+        r#"npl_datapath_packets_total{family="IPv4",direction="request"} 1"#,
+        r#"npl_datapath_bytes_total{family="IPv4",direction="reply"} 4"#,
+        r#"npl_datapath_flows_total{family="IPv4",state="established"} 6"#,
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} is missing from\n{text}");
+    }
+    assert!(text.contains(concat!("npl_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\",abi=\"")), "{text}");
+    assert!(!text.contains("AddressConflict"), "a problem that is over is no longer shown\n{text}");
+}
+
+#[test]
+fn every_metric_has_a_help_text_and_is_named_once() {
+    let text = filled();
+    let named = |keyword: &str| -> Vec<&str> {
+        text.lines().filter_map(|line| line.strip_prefix(keyword)?.split(' ').next()).collect()
+    };
+    let types = named("# TYPE ");
+    assert_eq!(types, named("# HELP "));
+    let mut once = types.clone();
+    once.sort_unstable();
+    once.dedup();
+    assert_eq!(once.len(), types.len());
+    assert!(types.iter().all(|name| name.starts_with("npl_")), "{types:?}");
+    assert!(text.ends_with("# EOF\n"));
+}
