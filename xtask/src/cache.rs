@@ -5,8 +5,9 @@ use std::env;
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::process;
+use std::sync::mpsc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
@@ -55,24 +56,19 @@ fn root() -> Result<PathBuf> {
     }
 }
 
+/// Waits for another run that is making the same; the lock ends with the file, also when its process is killed.
 fn lock(path: &Path, name: &str) -> Result<File> {
     let file = File::create(path).with_context(|| format!("create the lock file {}", path.display()))?;
-    let started = Instant::now();
-    let mut told = false;
-    loop {
-        match file.try_lock() {
-            Ok(()) => return Ok(file),
-            Err(TryLockError::Error(error)) => return Err(error).with_context(|| format!("lock {}", path.display())),
-            Err(TryLockError::WouldBlock) if started.elapsed() > LOCK_DEADLINE => {
-                bail!("another run has been making {name} for 20 minutes: end it, then try again");
-            }
-            Err(TryLockError::WouldBlock) => {}
-        }
-        if !told {
-            say(&format!("{name}: another run is making it, waiting"));
-            told = true;
-        }
-        thread::sleep(Duration::from_millis(200));
+    match file.try_lock() {
+        Ok(()) => return Ok(file),
+        Err(TryLockError::Error(error)) => return Err(error).with_context(|| format!("lock {}", path.display())),
+        Err(TryLockError::WouldBlock) => say(&format!("{name}: another run is making it, waiting")),
+    }
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || sender.send(file.lock().map(|()| file)));
+    match receiver.recv_timeout(LOCK_DEADLINE) {
+        Ok(locked) => locked.with_context(|| format!("lock {}", path.display())),
+        Err(_) => bail!("another run has been making {name} for 20 minutes: end it, then try again"),
     }
 }
 

@@ -6,14 +6,22 @@
 
 #![expect(clippy::print_stdout, reason = "a command line tool tells what it does on standard output")]
 
+mod bench;
 mod build;
 mod build_ebpf;
 mod cache;
+mod check;
+mod demo;
 mod ebpf;
 mod elf;
+mod emulation;
+mod leftovers;
 mod paths;
 mod process;
 mod setup;
+mod tally;
+mod test;
+mod test_binary;
 mod tidy;
 
 use anyhow::Result;
@@ -33,17 +41,29 @@ enum Command {
     Setup(setup::Options),
     /// Build the kernel programs into target/bpf/.
     BuildEbpf(build_ebpf::Options),
-    /// Check the rules of this repository that no compiler knows.
-    Tidy(tidy::Options),
     /// Build the agent, with the kernel programs embedded, as one static binary: target/release/npl-agent.
     Build(build::Options),
+    /// Show the main job on one machine: namespaces as Node, Pods and client, a real API server, real requests.
+    Demo(demo::Options),
+    /// Run everything that must pass, on a fresh machine.
+    Test(test::Options),
+    /// Run what needs no privilege: formatting, lints, the repository's own rules, documentation, unit tests.
+    Check(check::Options),
+    /// Check only the repository's own rules, which no compiler knows.
+    Tidy(tidy::Options),
+    /// Measure against plain routing, iptables and nftables, side by side.
+    Bench(bench::Options),
 }
 
 fn main() -> Result<()> {
     match Arguments::parse().command {
         Command::Setup(options) => setup::run(&options),
         Command::BuildEbpf(options) => build_ebpf::run(&options),
-        Command::Tidy(options) => tidy::run(&options),
         Command::Build(options) => build::run(&options),
+        Command::Demo(options) => demo::run(&options),
+        Command::Test(options) => test::run(&options),
+        Command::Check(options) => check::run(&options),
+        Command::Tidy(options) => tidy::run(&options),
+        Command::Bench(options) => bench::run(&options),
     }
 }

@@ -4,11 +4,14 @@
 use std::borrow::Cow;
 use std::env;
 use std::ffi::OsStr;
+use std::io::{BufRead as _, BufReader, PipeReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 
 /// Lines of a quiet program's output that are shown when it fails.
 const SHOWN_LINES: usize = 40;
@@ -66,6 +69,39 @@ pub(crate) fn ask(command: &mut Command) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| format!("read the answer of `{}`", line(command)))
 }
 
+/// Runs a program, hands on each line that it prints, and ends it at the deadline.
+///
+/// `watch` is called with every line, and without one a few times a second; its error ends the program too.
+pub(crate) fn stream(
+    mut command: Command,
+    deadline: Duration,
+    mut watch: impl FnMut(Option<&str>) -> Result<()>,
+) -> Result<ExitStatus> {
+    let started = Instant::now();
+    let shown = line(&command);
+    let (reader, writer) = std::io::pipe().context("create a pipe")?;
+    command.stdin(Stdio::null()).stdout(writer.try_clone().context("share a pipe")?).stderr(writer);
+    let mut child = command.spawn().with_context(|| cannot_start(&command))?;
+    // It holds ends of the pipe, which would never close.
+    drop(command);
+    let lines = lines_of(reader);
+    let watched = loop {
+        let line = match lines.recv_timeout(Duration::from_millis(200)) {
+            Ok(line) => Some(line),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => break Ok(()),
+        };
+        if started.elapsed() > deadline {
+            break Err(anyhow!("`{shown}` was ended after {}: it should be done by then", elapsed(deadline)));
+        }
+        let watched = watch(line.as_deref());
+        if watched.is_err() {
+            break watched;
+        }
+    };
+    finish(&mut child, watched).with_context(|| format!("run `{shown}`"))
+}
+
 /// Prints the last lines of a text.
 pub(crate) fn print_end(text: &str) {
     let lines: Vec<&str> = text.lines().collect();
@@ -100,6 +136,31 @@ pub(crate) fn check(command: &Command, status: ExitStatus) -> Result<()> {
     }
 }
 
+fn lines_of(reader: PipeReader) -> Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        let mut reader = BufReader::new(reader);
+        let mut line = Vec::new();
+        while reader.read_until(b'\n', &mut line).is_ok_and(|length| length > 0) {
+            let text = String::from_utf8_lossy(&line).trim_end().to_owned();
+            line.clear();
+            if sender.send(text).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+/// Waits for a program that has closed its output, or ends one that is to go on no longer.
+fn finish(child: &mut Child, watched: Result<()>) -> Result<ExitStatus> {
+    if watched.is_err() {
+        child.kill().context("end it")?;
+    }
+    let status = child.wait().context("wait for its end")?;
+    watched.map(|()| status)
+}
+
 fn is_executable(path: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt as _;
     path.metadata().is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
@@ -127,7 +188,33 @@ fn quoted(word: &OsStr) -> Cow<'_, str> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Command, Duration, elapsed, line};
+    use super::{Command, Duration, bail, elapsed, line, stream};
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn lines_come_as_they_are_printed() {
+        let mut seen = Vec::new();
+        let status = stream(shell("echo one; echo two >&2; exit 3"), Duration::from_secs(10), |line| {
+            seen.extend(line.map(str::to_owned));
+            Ok(())
+        });
+        assert_eq!(status.unwrap().code(), Some(3));
+        assert_eq!(seen, ["one", "two"]);
+    }
+
+    #[test]
+    fn a_program_ends_at_its_deadline_and_when_its_watcher_says_so() {
+        let endless = "while true; do echo x; done";
+        let late = stream(shell(endless), Duration::from_millis(50), |_| Ok(())).unwrap_err();
+        assert!(format!("{late:#}").contains("was ended after"), "{late:#}");
+        let stopped = stream(shell(endless), Duration::from_secs(10), |_| bail!("enough")).unwrap_err();
+        assert!(format!("{stopped:#}").contains("enough"), "{stopped:#}");
+    }
 
     #[test]
     fn a_command_is_shown_as_a_shell_takes_it() {

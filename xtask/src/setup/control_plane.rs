@@ -3,20 +3,20 @@
 
 use std::env;
 use std::fs;
-use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, bail};
 
 use crate::{cache, paths, process};
 
-/// The version that the API server reports; kept in step with the Go module.
-const KUBERNETES: &str = "v1.36.3";
+/// What the binaries are linked with; `VERSION` and `MINOR` stand for Kubernetes' version.
+const LINKER_FLAGS: &str = "-s -w -X k8s.io/component-base/version.gitVersion=VERSION \
+     -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=MINOR";
 
 /// Far beyond the four minutes that two cores take.
 const DEADLINE: Duration = Duration::from_mins(25);
@@ -69,13 +69,14 @@ fn obtain(cancelled: &AtomicBool) -> Result<PathBuf> {
     let module = paths::root().join("npl-testkit").join("control-plane");
     let read = |file: &str| fs::read(module.join(file)).with_context(|| format!("read the control plane's {file}"));
     let (requirements, sums) = (read("go.mod")?, read("go.sum")?);
-    cache::obtain("control-plane", &[&requirements, &sums, KUBERNETES.as_bytes()], |folder| {
-        build(&module, folder, cancelled)?;
+    let version = kubernetes_version(&String::from_utf8_lossy(&requirements))?;
+    cache::obtain("control-plane", &[&requirements, &sums, LINKER_FLAGS.as_bytes()], |folder| {
+        build(&module, &version, folder, cancelled)?;
         fs::rename(folder.join("server"), folder.join("etcd")).context("give etcd's binary its usual name")
     })
 }
 
-fn build(module: &Path, folder: &Path, cancelled: &AtomicBool) -> Result<()> {
+fn build(module: &Path, version: &str, folder: &Path, cancelled: &AtomicBool) -> Result<()> {
     let Some(go) = process::find("go") else {
         bail!(
             "the tests' real API server is compiled with Go, and there is no `go` here: install Go 1.21 or newer, \
@@ -84,77 +85,67 @@ fn build(module: &Path, folder: &Path, cancelled: &AtomicBool) -> Result<()> {
     };
     let started = Instant::now();
     process::say(&format!(
-        "control plane: compiling Kubernetes {KUBERNETES}'s API server and etcd, once; 3 to 5 minutes on two cores"
+        "control plane: compiling Kubernetes {version}'s API server and etcd, once; 3 to 5 minutes on two cores"
     ));
     let packages = process::ask(Command::new(&go).current_dir(module).args(["list", "-deps", "tool"]))
         .context("download the control plane's Go modules")?;
     let mut compile = Command::new(&go);
-    compile.current_dir(module).args(["build", "-v", "-trimpath", "-ldflags", &linker_flags(), "-o"]).arg(folder);
+    compile
+        .current_dir(module)
+        .args(["build", "-v", "-trimpath", "-ldflags", &linker_flags(version), "-o"])
+        .arg(folder);
     compile.arg("tool");
     process::show(&compile);
-    let child = compile.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
-    let child = child.with_context(|| format!("start {}", go.display()))?;
-    Compilation { child, started, total: packages.lines().count() }.watch(cancelled)
+    watch(compile, packages.lines().count(), started, cancelled)
 }
 
-fn linker_flags() -> String {
-    let version = "-X k8s.io/component-base/version.git";
-    let minor = KUBERNETES.split('.').nth(1).unwrap_or_default();
-    format!("-s -w {version}Version={KUBERNETES} {version}Major=1 {version}Minor={minor}")
-}
-
-/// A running `go build -v`, which prints a line for each package that it has compiled.
-struct Compilation {
-    child: Child,
-    started: Instant,
-    total: usize,
-}
-
-impl Compilation {
-    fn watch(mut self, cancelled: &AtomicBool) -> Result<()> {
-        let output = self.child.stderr.take().ok_or_else(|| anyhow!("the Go compiler's output is not a pipe"))?;
-        let compiled = Arc::new(AtomicUsize::new(0));
-        let counter = Arc::clone(&compiled);
-        let reader = thread::spawn(move || {
-            let mut other = Vec::new();
-            for line in BufReader::new(output).lines().map_while(Result::ok) {
-                counter.fetch_add(1, Ordering::Relaxed);
-                other.push(line);
-            }
-            other.join("\n")
-        });
-        let status = self.wait(&compiled, cancelled);
-        let text = reader.join().unwrap_or_default();
-        if status? {
-            process::detail(&format!("control plane: done in {}", process::elapsed(self.started.elapsed())));
-            return Ok(());
+/// Tells now and then how far `go build -v` is, which prints a line for each package that it has compiled.
+fn watch(compile: Command, total: usize, started: Instant, cancelled: &AtomicBool) -> Result<()> {
+    let mut printed = Vec::new();
+    let mut told = Instant::now();
+    let status = process::stream(compile, DEADLINE, |line| {
+        printed.extend(line.map(str::to_owned));
+        if cancelled.load(Ordering::Relaxed) {
+            bail!("the command that needed the control plane has ended");
         }
-        process::print_end(&text);
-        bail!("the API server and etcd did not compile: Go's own words are above")
+        if told.elapsed() > TELL_EVERY {
+            told = Instant::now();
+            let time = process::elapsed(started.elapsed());
+            process::detail(&format!("control plane: {} of at most {total} packages after {time}", printed.len()));
+        }
+        Ok(())
+    })?;
+    if !status.success() {
+        process::print_end(&printed.join("\n"));
+        bail!("the API server and etcd did not compile: Go's own words are above");
     }
+    process::detail(&format!("control plane: done in {}", process::elapsed(started.elapsed())));
+    Ok(())
+}
 
-    /// Whether it succeeded; ends it on cancellation and past the deadline.
-    fn wait(&mut self, compiled: &AtomicUsize, cancelled: &AtomicBool) -> Result<bool> {
-        let mut told = Instant::now();
-        loop {
-            if let Some(status) = self.child.try_wait().context("wait for the Go compiler")? {
-                return Ok(status.success());
-            }
-            let late = self.started.elapsed() > DEADLINE;
-            if late || cancelled.load(Ordering::Relaxed) {
-                self.child.kill().context("end the Go compiler")?;
-                self.child.wait().context("wait for the Go compiler")?;
-                bail!(
-                    "compiling the control plane was {}",
-                    if late { "not done after 25 minutes" } else { "cancelled" }
-                );
-            }
-            if told.elapsed() > TELL_EVERY {
-                told = Instant::now();
-                let (done, time) = (compiled.load(Ordering::Relaxed), process::elapsed(self.started.elapsed()));
-                process::detail(&format!("control plane: {done} of at most {} packages after {time}", self.total));
-            }
-            thread::sleep(Duration::from_millis(100));
-        }
+/// Without them the API server calls itself v0.0.0.
+fn linker_flags(version: &str) -> String {
+    let minor = version.split('.').nth(1).unwrap_or_default();
+    LINKER_FLAGS.replace("VERSION", version).replace("MINOR", minor)
+}
+
+fn kubernetes_version(requirements: &str) -> Result<String> {
+    let version = requirements
+        .lines()
+        .find_map(|line| line.trim().trim_start_matches("require ").strip_prefix("k8s.io/kubernetes "));
+    Ok(version.context("the control plane's go.mod requires no k8s.io/kubernetes")?.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{kubernetes_version, linker_flags};
+
+    #[test]
+    fn the_api_server_reports_the_version_that_the_module_requires() {
+        let module = "module m\n\nrequire (\n\ta.b/c v0.1.0\n\tk8s.io/kubernetes v1.36.3\n)\n";
+        let version = kubernetes_version(module).unwrap();
+        assert!(linker_flags(&version).contains("gitVersion=v1.36.3"));
+        assert!(linker_flags(&version).ends_with("gitMinor=36"));
+        assert!(kubernetes_version("module m").is_err());
     }
 }

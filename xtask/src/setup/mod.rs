@@ -4,16 +4,19 @@
 mod apt;
 mod bpf_linker;
 mod control_plane;
+mod kernels;
 
 use std::time::Instant;
 
 use anyhow::{Result, bail};
 
-pub(crate) use apt::is_available as can_install;
+pub(crate) use apt::{is_available as can_install, is_root};
 pub(crate) use bpf_linker::{LLVM as BPF_LINKER_LLVM, obtain as bpf_linker};
 
 use crate::{ebpf, process};
 use apt::Program;
+pub(crate) use control_plane::Background as ControlPlane;
+pub(crate) use kernels::{DEFAULT_KERNELS, Image as KernelImage, Kernel, KernelName};
 
 /// Something that a command cannot do without.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,16 +67,24 @@ const EMULATION: [Program; 4] = [
 
 /// Arguments of `cargo xtask setup`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Options {}
+pub(crate) struct Options {
+    /// Kernels to have ready for `test --kernels`: 5.10, 6.1, 6.12, latest, or none.
+    #[arg(long, value_delimiter = ',', default_value = DEFAULT_KERNELS)]
+    kernels: Vec<KernelName>,
+}
 
 /// Installs everything that any command needs.
-pub(crate) fn run(_options: &Options) -> Result<()> {
+pub(crate) fn run(options: &Options) -> Result<()> {
     let started = Instant::now();
     // The longest step first, beside everything else.
-    let control_plane = control_plane::Background::start();
+    let control_plane = ControlPlane::start();
     ensure(&[Need::TestNetwork, Need::Emulation])?;
     require_kubectl()?;
     let _compiler = ebpf::choose()?;
+    for kernel in options.kernels.iter().filter_map(|name| name.0) {
+        let image = kernel.obtain()?;
+        process::detail(&format!("kernel {kernel}: {}", image.package()?));
+    }
     let control_plane = control_plane.finish()?;
     process::detail(&format!("control plane: {}", control_plane.display()));
     process::say(&format!("everything is there ({})", process::elapsed(started.elapsed())));

@@ -17,8 +17,8 @@ const FACTS: [Fact; 3] = [
     Fact { name: "Rust version", file: "rust-toolchain.toml", before: "channel = \"", documents: &["CONTRIBUTING.md"] },
     Fact {
         name: "oldest kernel",
-        file: "xtask/src/setup/kernels.rs",
-        before: "OLDEST: &str = \"",
+        file: "npl-agent/src/datapath/preflight.rs",
+        before: "KERNEL_FLOOR_TEXT: &str = \"",
         documents: &["README.md", "ARCHITECTURE.md"],
     },
     Fact {

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `cargo xtask check`: everything that needs no privilege; what is wrong is all told in one run.
+
+use std::process::Command;
+
+use anyhow::{Result, bail};
+
+use crate::{build, paths, process, tidy};
+
+/// Arguments of `cargo xtask check`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {}
+
+/// A check that passes or fails as a whole.
+pub(crate) struct Check {
+    pub(crate) name: &'static str,
+    pub(crate) run: fn() -> Result<()>,
+}
+
+/// Cheap ones first.
+pub(crate) const STATIC: [Check; 4] = [
+    Check { name: "tidy", run: || tidy::run(&tidy::Options {}) },
+    Check { name: "formatting", run: formatting },
+    Check { name: "lints", run: lints },
+    Check { name: "documentation", run: documentation },
+];
+
+/// Crates whose unit tests need neither privilege nor kernel programs, beside xtask itself.
+pub(crate) const UNPRIVILEGED: [&str; 4] = ["--package", "npl-common", "--package", "npl-agent"];
+
+/// Runs every check, also after one has failed.
+pub(crate) fn run(_options: &Options) -> Result<()> {
+    let mut failed = Vec::new();
+    for Check { name, run } in STATIC.into_iter().chain([Check { name: "tests", run: tests }]) {
+        process::say(name);
+        if let Err(error) = run() {
+            process::detail(&format!("{error:#}"));
+            failed.push(name);
+        }
+    }
+    match failed.as_slice() {
+        [] => Ok(()),
+        names => bail!("failed: {}", names.join(", ")),
+    }
+}
+
+fn formatting() -> Result<()> {
+    process::run(&mut cargo(&["fmt", "--all", "--check"]))
+}
+
+fn lints() -> Result<()> {
+    process::run(&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
+}
+
+fn documentation() -> Result<()> {
+    let mut command = cargo(&["doc", "--workspace", "--no-deps", "--document-private-items"]);
+    process::run(command.env("RUSTDOCFLAGS", "-D warnings"))
+}
+
+fn tests() -> Result<()> {
+    process::run(&mut own_tests())?;
+    process::run(build::cargo("test").args(UNPRIVILEGED))
+}
+
+/// The tests of xtask, built as xtask itself is.
+pub(crate) fn own_tests() -> Command {
+    cargo(&["test", "--package", "xtask"])
+}
+
+fn cargo(arguments: &[&str]) -> Command {
+    let mut command = Command::new(paths::cargo());
+    command.args(arguments).current_dir(paths::root());
+    command
+}

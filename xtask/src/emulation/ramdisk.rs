@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The guest's root: busybox, the tools that the tests run with their libraries, modules, and the test binary.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::process;
+use crate::setup::KernelImage;
+
+/// Where the guest has the test binary.
+pub(super) const TEST_BINARY: &str = "/test";
+
+/// What npl-testkit runs in a network test.
+const TOOLS: [&str; 6] = ["ip", "tc", "ethtool", "nft", "iptables", "conntrack"];
+
+/// Folders that a root has, empty.
+const FOLDERS: [&str; 11] = ["bin", "dev", "etc", "proc", "root", "run", "sbin", "sys", "tmp", "usr/bin", "usr/sbin"];
+
+/// Writes the RAM disk as an archive that the kernel unpacks.
+pub(super) fn write(archive: &Path, image: &KernelImage, binary: &Path, init: &str) -> Result<()> {
+    let root = archive.with_extension("root");
+    if root.exists() {
+        fs::remove_dir_all(&root).with_context(|| format!("remove the old {}", root.display()))?;
+    }
+    for folder in FOLDERS {
+        fs::create_dir_all(root.join(folder)).with_context(|| format!("create {}/{folder}", root.display()))?;
+    }
+    add_programs(&root)?;
+    add_file(binary, &root.join(TEST_BINARY.trim_start_matches('/')))?;
+    copy_folder(&image.library(), &root.join("lib"))?;
+    write_executable(&root.join("init"), init)?;
+    fs::write(root.join("etc/hosts"), "127.0.0.1 localhost\n::1 localhost\n").context("write etc/hosts")?;
+    pack(&root, archive)?;
+    fs::remove_dir_all(&root).with_context(|| format!("remove {}", root.display()))
+}
+
+fn add_programs(root: &Path) -> Result<()> {
+    let busybox = process::find("busybox").context("busybox is not installed: run `cargo xtask setup`")?;
+    add_file(&busybox, &root.join("bin/busybox"))?;
+    let mut libraries = shared_libraries(&busybox)?;
+    symlink("/bin/busybox", root.join("sbin/modprobe")).context("link modprobe")?;
+    for tool in TOOLS {
+        let Some(path) = process::find(tool) else { bail!("{tool} is not installed: run `cargo xtask setup`") };
+        // Debian's alternatives: the name that is called decides what the one binary behind it does.
+        let real = path.canonicalize().with_context(|| format!("find {tool} behind its links"))?;
+        libraries.extend(shared_libraries(&real)?);
+        add_file(&real, &below(root, &real))?;
+        let called = root.join("usr/sbin").join(tool);
+        if !called.exists() {
+            symlink(&real, &called).with_context(|| format!("link {tool}"))?;
+        }
+    }
+    for library in &libraries {
+        add_file(library, &below(root, library))?;
+    }
+    add_match_extensions(root, &libraries)
+}
+
+/// What iptables loads by name when it runs, which the loader does not know of.
+fn add_match_extensions(root: &Path, libraries: &BTreeSet<PathBuf>) -> Result<()> {
+    let folders: BTreeSet<PathBuf> = libraries.iter().filter_map(|path| Some(path.parent()?.join("xtables"))).collect();
+    // The loader names libraries by /lib, which is a link to /usr/lib, where iptables looks.
+    let real: BTreeSet<PathBuf> = folders.iter().filter_map(|folder| folder.canonicalize().ok()).collect();
+    real.iter().try_for_each(|folder| copy_folder(folder, &below(root, folder)))
+}
+
+fn shared_libraries(program: &Path) -> Result<BTreeSet<PathBuf>> {
+    let output = Command::new("ldd").arg(program).output().context("ask ldd for a program's libraries")?;
+    // A static program is an error for ldd, and needs none.
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    Ok(text
+        .split_whitespace()
+        .filter(|word| word.starts_with('/'))
+        .map(PathBuf::from)
+        .filter(|path| path.is_file())
+        .collect())
+}
+
+fn below(root: &Path, path: &Path) -> PathBuf {
+    root.join(path.strip_prefix("/").unwrap_or(path))
+}
+
+fn add_file(from: &Path, to: &Path) -> Result<()> {
+    if let Some(folder) = to.parent() {
+        fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
+    }
+    fs::copy(from, to).with_context(|| format!("copy {} to {}", from.display(), to.display())).map(drop)
+}
+
+fn copy_folder(from: &Path, to: &Path) -> Result<()> {
+    for entry in from.read_dir().with_context(|| format!("list {}", from.display()))? {
+        let entry = entry.with_context(|| format!("list {}", from.display()))?;
+        let (source, target) = (entry.path(), to.join(entry.file_name()));
+        if source.is_dir() { copy_folder(&source, &target)? } else { add_file(&source, &target)? }
+    }
+    Ok(())
+}
+
+fn write_executable(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).with_context(|| format!("write {}", path.display()))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+        .with_context(|| format!("mark {} to be run", path.display()))
+}
+
+/// Not compressed: emulated decompression takes longer than reading more.
+fn pack(root: &Path, archive: &Path) -> Result<()> {
+    let names = process::ask(Command::new("find").arg(".").current_dir(root))?;
+    let output = File::create(archive).with_context(|| format!("create {}", archive.display()))?;
+    let mut cpio = Command::new("cpio")
+        .args(["--create", "--format=newc", "--quiet", "--owner=0:0"])
+        .current_dir(root)
+        .stdin(Stdio::piped())
+        .stdout(output)
+        .spawn()
+        .context("start cpio")?;
+    let mut input = cpio.stdin.take().context("hand names to cpio")?;
+    input.write_all(names.as_bytes()).context("hand names to cpio")?;
+    drop(input);
+    let status = cpio.wait().context("wait for cpio")?;
+    if !status.success() {
+        bail!("cpio could not pack {}", root.display());
+    }
+    Ok(())
+}

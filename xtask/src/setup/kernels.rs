@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Debian's kernels, to boot by emulation: the signed packages, unpacked into the cache and never installed.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::str::FromStr;
+
+use anyhow::{Context as _, Result, bail};
+
+use super::{Need, ensure};
+use crate::{cache, process};
+
+/// A kernel that the packet tests run under.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Kernel {
+    name: &'static str,
+    suite: &'static str,
+    /// The label of the archive that has the suite.
+    archive: &'static str,
+}
+
+const KERNELS: [Kernel; 4] = [
+    Kernel { name: "5.10", suite: "bullseye-security", archive: "Debian-Security" },
+    Kernel { name: "6.1", suite: "bookworm-security", archive: "Debian-Security" },
+    Kernel { name: "6.12", suite: "trixie", archive: "Debian" },
+    Kernel { name: "latest", suite: "sid", archive: "Debian" },
+];
+
+/// The package that always depends on a suite's newest kernel, built for virtual machines.
+const META_PACKAGE: &str = "linux-image-cloud-amd64";
+
+/// What a test of packets may load: protocols, netfilter, traffic control, and the devices that they run on.
+const MODULES: [&str; 5] = ["net", "lib", "crypto", "arch/x86/crypto", "drivers/net"];
+
+/// Of the devices, those that are made and not plugged in, and the one that the emulator has.
+const DEVICES: [&str; 10] =
+    ["veth", "vxlan", "geneve", "dummy", "tun", "virtio_net", "wireguard", "bonding", "macvlan", "net_failover"];
+
+/// A kernel on the command line, or the word `none`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct KernelName(pub(crate) Option<Kernel>);
+
+/// The oldest and the newest: what breaks, breaks there first.
+pub(crate) const DEFAULT_KERNELS: &str = "5.10,latest";
+
+impl FromStr for KernelName {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let known = || KERNELS.map(|kernel| kernel.name).join(", ");
+        match KERNELS.into_iter().find(|kernel| kernel.name == name) {
+            None if name != "none" => {
+                Err(format!("there is no kernel {name:?} to test with: choose from {}, none", known()))
+            }
+            kernel => Ok(Self(kernel)),
+        }
+    }
+}
+
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// An unpacked kernel.
+#[derive(Debug)]
+pub(crate) struct Image {
+    folder: PathBuf,
+}
+
+impl Image {
+    /// The file that a boot loader starts.
+    pub(crate) fn vmlinuz(&self) -> PathBuf {
+        self.folder.join("vmlinuz")
+    }
+
+    /// The folder `lib` with the modules, as the running kernel looks for them.
+    pub(crate) fn library(&self) -> PathBuf {
+        self.folder.join("lib")
+    }
+
+    /// The package that it came in.
+    pub(crate) fn package(&self) -> Result<String> {
+        fs::read_to_string(self.folder.join("package")).context("read which package the kernel came in")
+    }
+}
+
+impl Kernel {
+    /// The unpacked kernel, downloaded the first time.
+    pub(crate) fn obtain(self) -> Result<Image> {
+        ensure(&[Need::Emulation])?;
+        let contents = [MODULES.join(" "), DEVICES.join(" ")].join(" ");
+        let made_from = [self.suite.as_bytes(), META_PACKAGE.as_bytes(), contents.as_bytes()];
+        let folder = cache::obtain(&format!("kernel-{}", self.name), &made_from, |folder| {
+            process::say(&format!("kernel {self}: downloading Debian's package, to test under it by emulation"));
+            self.download(folder)
+        })?;
+        Ok(Image { folder })
+    }
+
+    fn download(self, folder: &Path) -> Result<()> {
+        let work = folder.join("work");
+        let archive = Archive::new(self, &work)?;
+        process::run_quietly(&mut archive.tool("apt-get", &["update"]))?;
+        let image = archive
+            .dependency(META_PACKAGE, "linux-image-")?
+            .with_context(|| format!("the suite {} has no kernel package", self.suite))?;
+        let mut packages = vec![image.clone()];
+        // Newer suites keep the kernel and its modules in packages of their own.
+        for part in ["linux-binary-", "linux-modules-"] {
+            packages.extend(archive.dependency(&image, part)?);
+        }
+        for package in &packages {
+            process::run_quietly(archive.tool("apt-get", &["download", package]).current_dir(&work))?;
+        }
+        let unpacked = work.join("unpacked");
+        for package in files_with_ending(&work, "deb")? {
+            process::ask(Command::new("dpkg-deb").arg("--extract").arg(package).arg(&unpacked))?;
+        }
+        keep_what_boots(&unpacked, folder)?;
+        fs::write(folder.join("package"), image).context("note the kernel's package")?;
+        fs::remove_dir_all(&work).context("remove what is left of the packages")
+    }
+}
+
+/// A suite of Debian's archive beside the machine's own package sources, which stay as they are.
+struct Archive {
+    configuration: PathBuf,
+}
+
+impl Archive {
+    fn new(kernel: Kernel, work: &Path) -> Result<Self> {
+        let shown = work.display();
+        let create =
+            |folder: &str| fs::create_dir_all(work.join(folder)).with_context(|| format!("create {shown}/{folder}"));
+        create("lists/partial")?;
+        create("cache/archives/partial")?;
+        let source = format!(
+            "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] {} {} main\n",
+            mirror(kernel.archive)?,
+            kernel.suite
+        );
+        fs::write(work.join("sources.list"), source).with_context(|| format!("write {shown}/sources.list"))?;
+        let configuration = format!(
+            "Dir::Etc::sourcelist \"{shown}/sources.list\";\nDir::Etc::sourceparts \"-\";\n\
+             Dir::State::lists \"{shown}/lists\";\nDir::Cache \"{shown}/cache\";\n\
+             APT::Architecture \"amd64\";\nAPT::Sandbox::User \"\";\n"
+        );
+        let file = work.join("apt.conf");
+        fs::write(&file, configuration).with_context(|| format!("write {}", file.display()))?;
+        Ok(Self { configuration: file })
+    }
+
+    fn tool(&self, program: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program);
+        command.env("APT_CONFIG", &self.configuration).arg("--quiet").args(arguments);
+        command
+    }
+
+    /// The dependency of a package whose name begins with `prefix` and a version.
+    fn dependency(&self, package: &str, prefix: &str) -> Result<Option<String>> {
+        let answer = process::ask(&mut self.tool("apt-cache", &["depends", package]))?;
+        let names = answer.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
+        let versioned = |name: &&str| name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(char::is_numeric));
+        Ok(names.into_iter().find(versioned).map(str::to_owned))
+    }
+}
+
+/// The address under which this machine reaches an archive of Debian.
+fn mirror(label: &str) -> Result<String> {
+    let mut query = Command::new("apt-get");
+    query.args(["indextargets", "--format", "$(LABEL) $(REPO_URI)", "Created-By: Packages"]);
+    let targets = process::ask(&mut query).context("ask which package archives this machine uses")?;
+    match targets.lines().find_map(|line| line.strip_prefix(label)?.strip_prefix(' ')) {
+        Some(address) => Ok(address.to_owned()),
+        None => bail!(
+            "the other kernels come from the {label} archive, which this machine does not use: test with `--kernels none`"
+        ),
+    }
+}
+
+/// Copies the kernel and those modules that a test may need, and indexes the modules.
+fn keep_what_boots(unpacked: &Path, folder: &Path) -> Result<()> {
+    let roots = ["lib/modules", "usr/lib/modules"].map(|root| unpacked.join(root));
+    let modules =
+        roots.iter().find_map(|root| root.read_dir().ok()?.next()?.ok()).context("the package has no modules")?;
+    let version = modules.file_name();
+    let version = version.to_str().context("the kernel's version is not text")?;
+    let candidates = [unpacked.join("boot").join(format!("vmlinuz-{version}")), modules.path().join("vmlinuz")];
+    let kernel = candidates.iter().find(|file| file.is_file()).context("the package has no kernel")?;
+    fs::copy(kernel, folder.join("vmlinuz")).context("copy the kernel")?;
+
+    let kept = folder.join("lib/modules").join(version);
+    for part in MODULES {
+        copy_modules(&modules.path().join("kernel").join(part), &kept.join("kernel").join(part), part)?;
+    }
+    // A list that the kernel's package leaves to its installation, which does not take place here.
+    process::ask(Command::new("busybox").args(["depmod", "-b"]).arg(folder).arg(version)).map(drop)
+}
+
+fn copy_modules(from: &Path, to: &Path, part: &str) -> Result<()> {
+    let Ok(entries) = from.read_dir() else { return Ok(()) };
+    for entry in entries {
+        let (source, name) = entry.map(|entry| (entry.path(), entry.file_name()))?;
+        let stem = name.to_string_lossy().split('.').next().unwrap_or_default().to_owned();
+        let is_wanted = part != "drivers/net" || DEVICES.contains(&stem.as_str());
+        if source.is_dir() && (part != "drivers/net" || is_wanted) {
+            copy_modules(&source, &to.join(&name), "")?;
+        } else if source.is_file() && is_wanted {
+            fs::create_dir_all(to).with_context(|| format!("create {}", to.display()))?;
+            fs::copy(&source, to.join(&name)).with_context(|| format!("copy {}", source.display()))?;
+            if name.to_string_lossy().ends_with(".xz") {
+                process::ask(Command::new("xz").arg("--decompress").arg(to.join(&name)))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn files_with_ending(folder: &Path, ending: &str) -> Result<Vec<PathBuf>> {
+    let entries = folder.read_dir().with_context(|| format!("list {}", folder.display()))?;
+    let paths = entries.filter_map(Result::ok).map(|entry| entry.path());
+    Ok(paths.filter(|path| path.extension() == Some(ending.as_ref())).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{KERNELS, KernelName};
+
+    #[test]
+    fn a_kernel_is_chosen_by_name() {
+        for kernel in KERNELS {
+            assert_eq!(kernel.to_string().parse(), Ok(KernelName(Some(kernel))));
+        }
+        assert_eq!("none".parse(), Ok(KernelName(None)));
+        assert!("4.19".parse::<KernelName>().is_err_and(|error| error.contains("5.10, 6.1, 6.12, latest")));
+    }
+}

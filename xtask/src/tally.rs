@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What passed and what failed, over all kinds of steps; a test binary tells its own numbers.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use crate::process;
+
+/// The sum of everything that was run.
+#[derive(Debug)]
+pub(crate) struct Tally {
+    started: Instant,
+    counts: Counts,
+    steps: Vec<(String, Duration, Counts)>,
+}
+
+/// Tests that passed and failed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) passed: u32,
+    pub(crate) failed: u32,
+}
+
+impl Counts {
+    /// Adds what a line of a test binary says: `test result: ok. 3 passed; 0 failed; …`.
+    pub(crate) fn read(&mut self, line: &str) {
+        let Some((_, result)) = line.split_once("test result: ") else { return };
+        let number = |name: &str| {
+            let before = result.split_once(name)?.0.trim_end();
+            before.rsplit(' ').next()?.parse::<u32>().ok()
+        };
+        self.passed += number("passed").unwrap_or(0);
+        self.failed += number("failed").unwrap_or(0);
+    }
+}
+
+impl Tally {
+    pub(crate) fn start() -> Self {
+        Self { started: Instant::now(), counts: Counts::default(), steps: Vec::new() }
+    }
+
+    /// Runs a step that passes or fails as a whole.
+    pub(crate) fn check(&mut self, name: &str, step: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.tests(name, |counts| {
+            step()?;
+            counts.passed = 1;
+            Ok(true)
+        })
+    }
+
+    /// Runs a step that counts its own tests and says whether it ended well. The first that fails ends the run.
+    pub(crate) fn tests(&mut self, name: &str, step: impl FnOnce(&mut Counts) -> Result<bool>) -> Result<()> {
+        println!("\n### {name}");
+        let started = Instant::now();
+        let mut counts = Counts::default();
+        let ended = step(&mut counts);
+        // A test binary that dies has counted nothing.
+        if !matches!(ended, Ok(true)) && counts.failed == 0 {
+            counts.failed = 1;
+        }
+        let time = started.elapsed();
+        self.counts.passed += counts.passed;
+        self.counts.failed += counts.failed;
+        self.steps.push((name.to_owned(), time, counts));
+        process::detail(&format!("{} passed, {} failed in {}", counts.passed, counts.failed, process::elapsed(time)));
+        if counts.failed == 0 {
+            return Ok(());
+        }
+        if let Err(error) = ended {
+            process::detail(&format!("{error:#}"));
+        }
+        bail!("{name}: failed")
+    }
+
+    /// Prints the steps, the total time and, as the last line, the sums.
+    pub(crate) fn close(&self) {
+        println!();
+        for (name, time, Counts { passed, failed }) in &self.steps {
+            println!("{:>10}  {passed:>4} passed  {failed:>2} failed  {name}", process::elapsed(*time));
+        }
+        println!("total time: {}", process::elapsed(self.started.elapsed()));
+        println!("{} passed, {} failed", self.counts.passed, self.counts.failed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Counts, Tally, bail};
+
+    #[test]
+    fn a_test_binary_tells_its_numbers() {
+        let mut counts = Counts::default();
+        counts.read("running 3 tests");
+        counts.read("test result: ok. 17 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.10s");
+        counts.read("test result: FAILED. 5 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out");
+        assert_eq!(counts, Counts { passed: 22, failed: 1 });
+    }
+
+    #[test]
+    fn a_step_that_ends_badly_has_failed() {
+        let mut tally = Tally::start();
+        assert!(tally.check("good", || Ok(())).is_ok());
+        assert!(tally.check("bad", || bail!("no")).is_err());
+        assert!(
+            tally
+                .tests("dies", |counts| {
+                    counts.passed = 2;
+                    Ok(false)
+                })
+                .is_err()
+        );
+        assert_eq!(tally.counts, Counts { passed: 3, failed: 2 });
+    }
+}

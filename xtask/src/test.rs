@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `cargo xtask test`: everything that must pass, on a fresh machine, in the order of cost.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::check::{self, Check};
+use crate::demo::{self, Parts};
+use crate::leftovers::Leftovers;
+use crate::setup::{DEFAULT_KERNELS, Kernel, KernelName};
+use crate::tally::{Counts, Tally};
+use crate::test_binary::{self, Kind, TestBinary};
+use crate::{build, emulation, process};
+
+/// Arguments of `cargo xtask test`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Kernels that the packet tests run under by emulation: 5.10, 6.1, 6.12, latest, or none.
+    #[arg(long, value_delimiter = ',', default_value = DEFAULT_KERNELS)]
+    kernels: Vec<KernelName>,
+}
+
+/// Far beyond what any set of tests takes on two cores; a set that hangs ends there.
+const BINARY_DEADLINE: Duration = Duration::from_mins(10);
+
+/// Emulation is ten to thirty times slower, but only the packet tests run there.
+const GUEST_DEADLINE: Duration = Duration::from_mins(10);
+
+/// Runs everything until something fails; the last line says how many passed and failed.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let mut tally = Tally::start();
+    let outcome = run_all(options, &mut tally);
+    tally.close();
+    outcome
+}
+
+fn run_all(options: &Options, tally: &mut Tally) -> Result<()> {
+    for Check { name, run } in check::STATIC {
+        tally.check(name, run)?;
+    }
+    tally.tests("unit tests of xtask", |counts| run_tests(check::own_tests(), counts))?;
+    let parts = Parts::make()?;
+    process::say("tests: compiling them");
+    let binaries =
+        test_binary::compile(build::cargo("test").args(check::UNPRIVILEGED).args(["--package", "npl-testkit"]))?;
+
+    let before = Leftovers::look()?;
+    for binary in binaries.iter().filter(|binary| binary.kind <= Kind::Kernel) {
+        run_binary(binary, &parts, tally)?;
+    }
+    for kernel in options.kernels.iter().filter_map(|name| name.0) {
+        for binary in binaries.iter().filter(|binary| binary.kind == Kind::Kernel) {
+            run_under(kernel, binary, tally)?;
+        }
+    }
+    for binary in binaries.iter().filter(|binary| binary.kind == Kind::Agent) {
+        run_binary(binary, &parts, tally)?;
+    }
+    tally.check("the demo", || process::run(&mut demo::command(&parts, &[])))?;
+    tally.check("nothing is left behind", || Leftovers::check_against(&before))
+}
+
+fn run_binary(binary: &TestBinary, parts: &Parts, tally: &mut Tally) -> Result<()> {
+    let mut command = binary.command();
+    parts.pass_to(&mut command);
+    let name = match binary.kind {
+        Kind::Unit => format!("unit tests of {}", binary.name),
+        Kind::TestKit | Kind::Kernel | Kind::Agent => format!("tests: {}", binary.name),
+    };
+    tally.tests(&name, |counts| Ok(run_tests(command, counts)? && proves_something(binary, *counts)))
+}
+
+/// A module may have no unit tests, but a set of tests that runs none is a mistake.
+fn proves_something(binary: &TestBinary, counts: Counts) -> bool {
+    binary.kind == Kind::Unit || counts.passed > 0
+}
+
+fn run_tests(command: Command, counts: &mut Counts) -> Result<bool> {
+    process::show(&command);
+    let status = process::stream(command, BINARY_DEADLINE, |line| {
+        if let Some(line) = line {
+            counts.read(line);
+            process::detail(line);
+        }
+        Ok(())
+    })?;
+    Ok(status.success())
+}
+
+fn run_under(kernel: Kernel, binary: &TestBinary, tally: &mut Tally) -> Result<()> {
+    tally.tests(&format!("tests: {} under kernel {kernel}, emulated", binary.name), |counts| {
+        // One at a time: two emulated processors are slow enough for one network.
+        emulation::run(kernel, &binary.executable, &["--test-threads=1"], GUEST_DEADLINE, |line| {
+            counts.read(line);
+            process::detail(line);
+        })
+    })
+}

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The test binaries that cargo built, in the order in which they are run.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result};
+
+use crate::process;
+
+/// A compiled set of tests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TestBinary {
+    /// `npl-agent` for unit tests, `kernel` for npl-testkit's integration test of that name.
+    pub(crate) name: String,
+    pub(crate) kind: Kind,
+    pub(crate) executable: PathBuf,
+    /// The folder that cargo would run it in.
+    folder: PathBuf,
+}
+
+/// What a test binary needs, in the order of cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    /// Nothing: beside the code that it tests.
+    Unit,
+    /// Namespaces.
+    TestKit,
+    /// Namespaces and the kernel programs; runs under other kernels too.
+    Kernel,
+    /// The agent, and a real API server.
+    Agent,
+}
+
+impl TestBinary {
+    /// A command that runs its tests.
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(&self.executable);
+        command.current_dir(&self.folder);
+        command
+    }
+
+    /// From a line of cargo's messages, if it tells of a test binary.
+    fn from_message(message: &str) -> Option<Self> {
+        if !message.contains(r#""reason":"compiler-artifact""#) || !message.contains(r#""test":true},"#) {
+            return None;
+        }
+        let (_, target) = message.split_once(r#""target":"#)?;
+        let name = text_after(target, r#""name":""#)?;
+        let kind = match text_after(target, r#""kind":[""#)? {
+            "test" if name.starts_with("testkit") => Kind::TestKit,
+            "test" if name.starts_with("kernel") => Kind::Kernel,
+            "test" => Kind::Agent,
+            _ => Kind::Unit,
+        };
+        let manifest = Path::new(text_after(message, r#""manifest_path":""#)?);
+        Some(Self {
+            name: name.to_owned(),
+            kind,
+            executable: text_after(message, r#""executable":""#)?.into(),
+            folder: manifest.parent()?.to_owned(),
+        })
+    }
+}
+
+/// Compiles tests without running them.
+pub(crate) fn compile(cargo_test: &mut Command) -> Result<Vec<TestBinary>> {
+    cargo_test.args(["--no-run", "--message-format=json-render-diagnostics"]);
+    process::show(cargo_test);
+    let output = cargo_test.stderr(Stdio::inherit()).output().context("start cargo")?;
+    process::check(cargo_test, output.status)?;
+    let messages = String::from_utf8_lossy(&output.stdout).into_owned();
+    let mut binaries: Vec<_> = messages.lines().filter_map(TestBinary::from_message).collect();
+    binaries.sort_by(|a, b| (a.kind, &a.name).cmp(&(b.kind, &b.name)));
+    Ok(binaries)
+}
+
+fn text_after<'a>(message: &'a str, key: &str) -> Option<&'a str> {
+    message.split_once(key)?.1.split('"').next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Kind, TestBinary};
+
+    const MESSAGE: &str = r#"{"reason":"compiler-artifact","package_id":"path+file:///p#0.1.0","manifest_path":"/p/k/Cargo.toml","target":{"kind":["test"],"crate_types":["bin"],"name":"kernel","src_path":"/p/k/tests/kernel/main.rs"},"profile":{"opt_level":"3","test":true},"features":[],"filenames":["/t/kernel-1"],"executable":"/t/kernel-1","fresh":true}"#;
+
+    #[test]
+    fn cargo_says_what_it_built() {
+        let binary = TestBinary::from_message(MESSAGE).unwrap();
+        assert_eq!((binary.name.as_str(), binary.kind), ("kernel", Kind::Kernel));
+        assert_eq!(binary.executable.to_str(), Some("/t/kernel-1"));
+        assert_eq!(binary.folder.to_str(), Some("/p/k"));
+    }
+
+    #[test]
+    fn what_is_no_test_is_left_out() {
+        for message in ["", r#"{"reason":"build-finished"}"#, &MESSAGE.replace("\"test\":true", "\"test\":false")] {
+            assert_eq!(TestBinary::from_message(message), None, "{message}");
+        }
+    }
+}
