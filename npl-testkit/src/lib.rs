@@ -18,14 +18,19 @@
 //! # }
 //! ```
 
+pub mod agent;
 pub mod api_client;
 pub mod cluster;
 pub mod control_plane;
 pub mod echo;
+pub mod http;
+pub mod interrupt;
 pub mod mounts;
 pub mod netns;
+pub mod packet;
 pub mod poll;
 pub mod process;
+pub mod residue;
 pub mod run;
 pub mod tools;
 pub mod topology;

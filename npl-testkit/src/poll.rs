@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
+use crate::interrupt;
+
 /// Time between two looks at a condition.
 const INTERVAL: Duration = Duration::from_millis(5);
 
@@ -18,6 +20,9 @@ pub fn until<T>(what: &str, limit: Duration, mut condition: impl FnMut() -> Opti
     loop {
         if let Some(value) = condition() {
             return Ok((value, start.elapsed()));
+        }
+        if interrupt::is_requested() {
+            bail!("interrupted while waiting for {what}");
         }
         if start.elapsed() >= limit {
             bail!("{what} did not come about within {} s", limit.as_secs_f32());

@@ -21,7 +21,7 @@ use crate::netns::Netns;
 use crate::{process, tools};
 
 /// Folder of all runs' folders.
-const ROOT: &str = "/run/npl-testkit";
+pub const ROOT: &str = "/run/npl-testkit";
 
 /// Says which process a run belongs to: its id and its start time, since ids are used again.
 const OWNER_FILE: &str = "owner";

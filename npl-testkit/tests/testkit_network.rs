@@ -7,7 +7,9 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use npl_testkit::agent::{self, Agent};
 use npl_testkit::echo::{EchoServer, Protocol};
+use npl_testkit::residue::Residue;
 use npl_testkit::run::{self, Run};
 use npl_testkit::topology::{Offload, Options, Pod, Topology};
 use npl_testkit::traffic::{self, Direction, Load, Request, Transfer, UdpOptions};
@@ -155,4 +157,56 @@ fn command_and_closure_run_inside_the_namespace() {
     let output = command.arg("/proc/self/ns/net").output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), inside.to_string_lossy());
     assert!(netns.path().starts_with(netns::DIRECTORY));
+}
+
+#[test]
+fn agent_runs_with_two_capabilities_and_the_devices_of_its_node() {
+    let run = Run::start().unwrap();
+    let node = run.netns("node").unwrap();
+    let script = run.file("agent");
+    std::fs::write(&script, "#!/bin/sh\ngrep -E 'CapEff|CapPrm|NoNewPrivs' /proc/self/status\nls /sys/class/net\n")
+        .unwrap();
+    std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    let options = agent::Options {
+        binary: script,
+        node_name: "node-1".to_owned(),
+        netns: node,
+        kubeconfig: run.file("kubeconfig"),
+        bpffs: run.file("bpffs"),
+        log: run.file("agent.log"),
+        flags: Vec::new(),
+    };
+    let error = Agent::start(options).unwrap_err().to_string();
+    // CAP_NET_ADMIN is bit 12, CAP_BPF bit 39.
+    for wanted in ["exit status: 0", "CapPrm:\t0000008000001000", "CapEff:\t0000008000001000", "NoNewPrivs:\t1"] {
+        assert!(error.contains(wanted), "{error}");
+    }
+    assert!(error.ends_with("\n  lo"), "{error}");
+}
+
+#[test]
+fn residue_names_what_is_left() {
+    let before = Residue::look().unwrap();
+    let run = Run::start().unwrap();
+    let bpffs = run.bpffs("bpffs").unwrap();
+    let kept = run.netns("kept").unwrap();
+    let new: Vec<String> = before.new_things().unwrap().into_iter().collect();
+    assert!(new.contains(&format!("network namespace {}", kept.name())), "{new:?}");
+    assert!(new.contains(&format!("mount at {}", bpffs.path().display())), "{new:?}");
+}
+
+#[test]
+fn what_a_killed_run_left_is_removed_by_the_next() {
+    let leave = "exec /bin/true";
+    let mut owner = std::process::Command::new("/bin/sh").args(["-c", leave]).spawn().unwrap();
+    let id = run::random_hex(4).unwrap();
+    let directory = std::path::Path::new(run::ROOT).join(&id);
+    std::fs::create_dir_all(&directory).unwrap();
+    std::fs::write(directory.join("owner"), format!("{} 1", owner.id())).unwrap();
+    owner.wait().unwrap();
+    let name = format!("npl-{id}-left");
+    assert!(std::process::Command::new("ip").args(["netns", "add", &name]).status().unwrap().success());
+    let _next = Run::start().unwrap();
+    assert!(!run::netns_names().contains(&name));
+    assert!(!directory.exists());
 }

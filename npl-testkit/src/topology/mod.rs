@@ -12,13 +12,22 @@ mod address;
 mod device;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
 pub use self::address::{ClientAddresses, NodeAddresses, PodAddresses};
 pub use self::device::{Device, Offload};
 use crate::netns::Netns;
+use crate::poll;
 use crate::run::Run;
+
+/// Numbers of the Node's devices, none of which a new namespace gives out by itself.
+const FIRST_UPLINK_INDEX: u32 = 100;
+const FIRST_POD_INDEX: u32 = 200;
+
+/// News of a carrier take a second at most.
+const CARRIER_LIMIT: Duration = Duration::from_secs(5);
 
 /// What a topology has; the default is one client and the usual MTU.
 #[derive(Clone, Copy, Debug)]
@@ -138,7 +147,7 @@ impl Topology {
         };
         let netns = run.netns(&format!("{}client{suffix}", self.prefix))?;
         let uplink = format!("eth{index}");
-        self.join(&uplink, &netns)?;
+        self.join(&uplink, FIRST_UPLINK_INDEX + u32::from(index), &netns)?;
         let lines = if index == 0 { address::FIRST_UPLINK } else { address::SECOND_UPLINK };
         self.node.ip(lines.node)?;
         netns.ip(lines.client)?;
@@ -150,7 +159,7 @@ impl Topology {
         let addresses = PodAddresses::nth(self.made);
         let netns = run.netns(&format!("{}pod-{name}", self.prefix))?;
         let host_device = format!("npl{}", self.made);
-        self.join(&host_device, &netns)?;
+        self.join(&host_device, FIRST_POD_INDEX + u32::from(self.made), &netns)?;
         let PodAddresses { v4, v6 } = addresses;
         self.node.ip(&format!(
             "addr add fe80::1/64 dev {host_device} nodad\n\
@@ -172,14 +181,20 @@ impl Topology {
     }
 
     /// Joins the Node's device `name` with `eth0` of `peer`.
-    fn join(&self, name: &str, peer: &Netns) -> Result<()> {
+    ///
+    /// The Node's end is numbered from `index`, since the kernel puts off the news of a carrier by up to a second when
+    /// the two ends of a pair happen to have the same number.
+    fn join(&self, name: &str, index: u32, peer: &Netns) -> Result<()> {
         let mtu = self.mtu;
+        prepare_addresses(peer)?;
         self.node.ip(&format!(
-            "link add {name} mtu {mtu} type veth peer name eth0 mtu {mtu} netns {}\nlink set {name} up",
+            "link add {name} index {index} mtu {mtu} type veth peer name eth0 mtu {mtu} netns {}",
             peer.name()
         ))?;
         peer.ip("link set eth0 up")?;
-        Ok(())
+        self.node.ip(&format!("link set {name} up"))?;
+        wait_for_carrier(&self.node, name)?;
+        wait_for_carrier(peer, "eth0")
     }
 }
 
@@ -196,8 +211,19 @@ impl Pod {
 }
 
 fn prepare_node(node: &Netns) -> Result<()> {
+    prepare_addresses(node)?;
     node.sysctl("net/ipv4/ip_forward", "1")?;
     node.sysctl("net/ipv6/conf/all/forwarding", "1")
+}
+
+/// Addresses are unique by construction, and their detection would take seconds.
+fn prepare_addresses(netns: &Netns) -> Result<()> {
+    netns.sysctl("net/ipv6/conf/default/accept_dad", "0")
+}
+
+fn wait_for_carrier(netns: &Netns, device: &str) -> Result<()> {
+    let is_up = || netns.ip(&format!("link show dev {device}")).is_ok_and(|shown| shown.contains("state UP"));
+    poll::until(&format!("the carrier of {device}"), CARRIER_LIMIT, || is_up().then_some(())).map(drop)
 }
 
 /// An address that no topology has, for packets that must go nowhere.

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The built agent as a process on the Node, with the rights that `deploy/npl.yaml` gives it and no more.
+
+use std::env;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::prctl;
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::netns::Netns;
+use crate::process::Process;
+use crate::{http, poll, tools};
+
+/// `CAP_NET_ADMIN` of `linux/capability.h`.
+const CAP_NET_ADMIN: i32 = 12;
+/// `CAP_BPF` of `linux/capability.h`.
+const CAP_BPF: i32 = 39;
+
+/// The agent needs less than a second; a loaded machine may need more.
+const READY_LIMIT: Duration = Duration::from_secs(30);
+
+/// Where an agent runs and what it is told.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The binary.
+    pub binary: PathBuf,
+    /// The name of the Node object.
+    pub node_name: String,
+    /// The Node's network.
+    pub netns: Netns,
+    /// How it reaches the API server.
+    pub kubeconfig: PathBuf,
+    /// The BPF file system that it pins in.
+    pub bpffs: PathBuf,
+    /// Where its output goes.
+    pub log: PathBuf,
+    /// Further flags of `npl-agent run`.
+    pub flags: Vec<String>,
+}
+
+/// An agent; killed when dropped, with what it made in the kernel left as it is.
+#[derive(Debug)]
+pub struct Agent {
+    options: Options,
+    listen: SocketAddr,
+    process: Process,
+}
+
+impl Agent {
+    /// Starts the agent and waits until it is ready.
+    pub fn start(options: Options) -> Result<Self> {
+        let mut agent = Self::launch(options)?;
+        agent.wait_until_ready()?;
+        Ok(agent)
+    }
+
+    /// Starts the agent and waits for nothing.
+    pub fn launch(options: Options) -> Result<Self> {
+        let listen = free_address(&options.netns)?;
+        let process = spawn(&options, listen)?;
+        Ok(Self { options, listen, process })
+    }
+
+    /// Waits until `/readyz` says so.
+    pub fn wait_until_ready(&mut self) -> Result<()> {
+        let mut ended = None;
+        let ready = poll::until("the readiness of npl-agent", READY_LIMIT, || {
+            ended = self.process.exit_status();
+            let is_ready = matches!(http::get(&self.options.netns, self.listen, "/readyz"), Ok((200, _)));
+            (ended.is_some() || is_ready).then_some(())
+        });
+        if let Some(status) = ended {
+            bail!("npl-agent ended at its start with {status}\n{}", self.process.log_tail(15));
+        }
+        ready.with_context(|| self.process.log_tail(15)).map(drop)
+    }
+
+    /// Ends the agent with SIGKILL, which it cannot prepare for.
+    pub fn kill(&mut self) -> Result<ExitStatus> {
+        self.process.kill()
+    }
+
+    /// Asks the agent to end.
+    pub fn terminate(&mut self, grace: Duration) -> Result<ExitStatus> {
+        self.process.terminate(grace)
+    }
+
+    /// Starts the agent again after it has ended, and waits until it is ready.
+    pub fn restart(&mut self) -> Result<()> {
+        if self.process.exit_status().is_none() {
+            self.kill()?;
+        }
+        self.process = spawn(&self.options, self.listen)?;
+        self.wait_until_ready()
+    }
+
+    /// The process.
+    pub fn process(&mut self) -> &mut Process {
+        &mut self.process
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        self.process.signal(signal)
+    }
+
+    /// The address of its HTTP server, on the Node's loopback device.
+    pub fn listen(&self) -> SocketAddr {
+        self.listen
+    }
+
+    /// What it was started with.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// The text of `/metrics`.
+    pub fn metrics(&self) -> Result<String> {
+        let (status, body) = http::get(&self.options.netns, self.listen, "/metrics")?;
+        if status != 200 {
+            bail!("/metrics was answered with {status}: {body}");
+        }
+        Ok(body)
+    }
+}
+
+impl Options {
+    /// The agent for a Node, with the binary of [`find_binary`].
+    pub fn new(netns: &Netns, node_name: &str, kubeconfig: &Path, bpffs: &Path, log: &Path) -> Result<Self> {
+        Ok(Self {
+            binary: find_binary()?,
+            node_name: node_name.to_owned(),
+            netns: netns.clone(),
+            kubeconfig: kubeconfig.to_owned(),
+            bpffs: bpffs.to_owned(),
+            log: log.to_owned(),
+            flags: Vec::new(),
+        })
+    }
+
+    /// Runs one of the agent's other commands on the Node; needs no running agent.
+    pub fn command(&self, arguments: &[&str]) -> Result<String> {
+        let mut command = self.netns.command(&self.binary)?;
+        tools::output(command.args(arguments).arg("--bpffs").arg(&self.bpffs))
+    }
+
+    /// As [`Self::command`], for its JSON output.
+    pub fn command_json(&self, command: &str) -> Result<Value> {
+        let text = self.command(&[command, "--output", "json"])?;
+        serde_json::from_str(&text).with_context(|| format!("read the JSON of `npl-agent {command}`: {text}"))
+    }
+}
+
+/// The agent's binary: `NPL_AGENT`, or where `cargo xtask build` leaves it.
+pub fn find_binary() -> Result<PathBuf> {
+    let path = env::var_os("NPL_AGENT").map_or_else(|| PathBuf::from("target/release/npl-agent"), PathBuf::from);
+    path.canonicalize().with_context(|| {
+        format!("no agent at {}: run `cargo xtask build` first, or set NPL_AGENT to the binary", path.display())
+    })
+}
+
+fn spawn(options: &Options, listen: SocketAddr) -> Result<Process> {
+    let Options { binary, node_name, netns, kubeconfig, bpffs, log, flags } = options;
+    let mut command = netns.command(binary)?;
+    command.args(["run", "--node-name", node_name]).arg("--kubeconfig").arg(kubeconfig);
+    command.arg("--bpffs").arg(bpffs).arg("--listen").arg(listen.to_string()).args(flags);
+    confine(&mut command);
+    Process::spawn("npl-agent", command, log)
+}
+
+/// Asks the kernel for a free port on the Node's loopback device.
+fn free_address(netns: &Netns) -> Result<SocketAddr> {
+    netns
+        .run(|| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr()))?
+        .with_context(|| format!("ask for a free port in {}", netns.name()))
+}
+
+/// Gives the process what a container of the DaemonSet has: `/sys` of its network namespace, user 0 with two
+/// capabilities, and no way to get others.
+#[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
+fn confine(command: &mut Command) {
+    let hook = || {
+        unshare(CloneFlags::CLONE_NEWNS)?;
+        mount(None::<&str>, c"/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SLAVE, None::<&str>)?;
+        mount(Some(c"sysfs"), c"/sys", Some(c"sysfs"), MsFlags::empty(), None::<&std::ffi::CStr>)?;
+        for capability in (0..64).filter(|capability| ![CAP_NET_ADMIN, CAP_BPF].contains(capability)) {
+            drop_from_bounding_set(capability)?;
+        }
+        prctl::set_no_new_privs()?;
+        Ok(())
+    };
+    // SAFETY: the hook makes system calls and allocates nothing.
+    unsafe {
+        command.pre_exec(hook);
+    }
+}
+
+/// What is not in the bounding set when a program is executed as user 0 is not in its permitted set either.
+#[expect(unsafe_code, reason = "no library in use wraps PR_CAPBSET_DROP")]
+fn drop_from_bounding_set(capability: i32) -> io::Result<()> {
+    // SAFETY: this call takes a number and touches no memory.
+    let result = unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
+    match io::Error::last_os_error() {
+        _ if result == 0 => Ok(()),
+        // The kernel knows fewer capabilities than 64.
+        err if err.raw_os_error() == Some(libc::EINVAL) => Ok(()),
+        err => Err(err),
+    }
+}

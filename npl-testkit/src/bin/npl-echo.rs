@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The echo server alone: `npl-echo [--name NAME] [--port PORT]…`, for containers and other machines.
+
+use std::env;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use npl_testkit::echo::EchoServer;
+
+const USAGE: &str =
+    "npl-echo [--name NAME] [--port PORT]...: answers over TCP, UDP and HTTP with its name and the client's address";
+
+/// Served when no port is given.
+const DEFAULT_PORT: u16 = 8080;
+
+fn main() -> ExitCode {
+    match run(env::args().skip(1)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(err) => {
+            report(&format!("npl-echo: {err:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(mut arguments: impl Iterator<Item = String>) -> Result<()> {
+    // A container's host name is its Pod's name.
+    let mut name = env::var("HOSTNAME").unwrap_or_else(|_unset| "npl-echo".to_owned());
+    let mut ports = Vec::new();
+    while let Some(flag) = arguments.next() {
+        let value = arguments.next().with_context(|| format!("{flag} needs a value; usage: {USAGE}"))?;
+        match flag.as_str() {
+            "--name" => name = value,
+            "--port" => ports.push(value.parse().with_context(|| format!("{value} is not a port"))?),
+            _unknown => bail!("{flag} is not known; usage: {USAGE}"),
+        }
+    }
+    if ports.is_empty() {
+        ports.push(DEFAULT_PORT);
+    }
+    let server = EchoServer::start(&name, &ports)?;
+    report(&format!("{name} answers on ports {ports:?}"));
+    server.wait();
+    Ok(())
+}
+
+#[expect(clippy::print_stderr, reason = "the log of a container")]
+fn report(message: &str) {
+    eprintln!("{message}");
+}

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One plain HTTP request, as a probe or a scraper sends it.
+
+use std::io::{Read as _, Write as _};
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result};
+
+use crate::netns::Netns;
+use crate::traffic;
+
+/// Gets `path`; returns the status and the body.
+pub fn get(from: &Netns, server: SocketAddr, path: &str) -> Result<(u16, String)> {
+    let mut stream = traffic::tcp_connect(from, server)?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {server}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).with_context(|| format!("ask {server} for {path}"))?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).with_context(|| format!("read {path} from {server}"))?;
+    let (head, body) = answer.split_once("\r\n\r\n").with_context(|| format!("no HTTP in `{answer}`"))?;
+    let status = head.split_whitespace().nth(1).and_then(|status| status.parse().ok());
+    Ok((status.with_context(|| format!("no status in `{head}`"))?, body.to_owned()))
+}

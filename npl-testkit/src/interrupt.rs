@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Ctrl-C as an end like any other: every wait gives up, so that all guards run.
+
+use std::process;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nix::sys::signal::{SigSet, Signal};
+
+static REQUESTED: AtomicBool = AtomicBool::new(false);
+
+/// What a shell reports of a program that was interrupted.
+pub const EXIT_CODE: u8 = 130;
+
+/// Takes SIGINT, SIGTERM and SIGHUP over. To be called before any thread is started, since threads inherit what they
+/// do not receive.
+///
+/// The first signal makes every wait of [`crate::poll`] give up. The second ends the process at once: the kernel then
+/// kills its children, and the next run removes the rest.
+pub fn watch() -> Result<()> {
+    let signals: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
+    signals.thread_block().context("take signals over")?;
+    thread::spawn(move || {
+        while signals.wait().is_ok() {
+            if REQUESTED.swap(true, Ordering::Relaxed) {
+                leave();
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Whether a signal has come.
+pub fn is_requested() -> bool {
+    REQUESTED.load(Ordering::Relaxed)
+}
+
+/// Waits for a signal.
+pub fn wait() {
+    while !is_requested() {
+        thread::park_timeout(Duration::from_millis(100));
+    }
+}
+
+#[expect(clippy::exit, reason = "whoever interrupts twice does not want to wait for an orderly end")]
+fn leave() {
+    process::exit(EXIT_CODE.into());
+}

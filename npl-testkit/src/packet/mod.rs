@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Packets as values: built to bytes, parsed back, with checksums computed here and nowhere near the code under test.
+//!
+//! ```
+//! use npl_testkit::packet::{Packet, Transport};
+//!
+//! let client = "198.51.100.2:43210".parse().unwrap();
+//! let request = Packet::udp(client, "192.0.2.10:61000".parse().unwrap(), b"hello");
+//! let mut expected = request.clone();
+//! expected.set_destination("10.244.0.1:8080".parse().unwrap());
+//! assert_ne!(request.build(), expected.build());
+//! assert_eq!(Packet::parse(&expected.build()).unwrap(), expected);
+//! ```
+
+mod build;
+mod checksum;
+mod parse;
+#[cfg(test)]
+mod tests;
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+pub use self::checksum::ones_complement_sum;
+pub use self::parse::ParseError;
+
+/// The flags of a TCP segment, by their bits.
+pub mod tcp_flags {
+    /// No more data from the sender.
+    pub const FIN: u8 = 0x01;
+    /// First segment of a direction.
+    pub const SYN: u8 = 0x02;
+    /// Refused or broken off.
+    pub const RST: u8 = 0x04;
+    /// Hand over to the application.
+    pub const PSH: u8 = 0x08;
+    /// The acknowledgement number counts.
+    pub const ACK: u8 = 0x10;
+}
+
+/// A whole frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Packet {
+    /// The link layer; none on devices without one, such as tun.
+    pub ethernet: Option<Ethernet>,
+    /// The network layer.
+    pub ip: Ip,
+    /// What is in it.
+    pub transport: Transport,
+}
+
+/// An Ethernet header.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ethernet {
+    /// To whom.
+    pub destination: [u8; 6],
+    /// From whom.
+    pub source: [u8; 6],
+    /// VLAN identifiers, the outermost first.
+    pub vlans: Vec<u16>,
+}
+
+/// A network header.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ip {
+    /// IPv4.
+    V4(Ipv4),
+    /// IPv6.
+    V6(Ipv6),
+}
+
+/// An IPv4 header.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ipv4 {
+    /// From whom.
+    pub source: Ipv4Addr,
+    /// To whom.
+    pub destination: Ipv4Addr,
+    /// Type of service.
+    pub tos: u8,
+    /// Identification, which the fragments of a datagram share.
+    pub identification: u16,
+    /// Must not be fragmented.
+    pub dont_fragment: bool,
+    /// Another fragment follows.
+    pub more_fragments: bool,
+    /// Offset of the fragment in units of eight bytes.
+    pub fragment_offset: u16,
+    /// Hops left.
+    pub ttl: u8,
+    /// Options, padded to four bytes by the builder.
+    pub options: Vec<u8>,
+    /// The header checksum.
+    pub checksum: Checksum,
+}
+
+/// An IPv6 header.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ipv6 {
+    /// From whom.
+    pub source: Ipv6Addr,
+    /// To whom.
+    pub destination: Ipv6Addr,
+    /// Traffic class.
+    pub traffic_class: u8,
+    /// Flow label, 20 bits.
+    pub flow_label: u32,
+    /// Hops left.
+    pub hop_limit: u8,
+}
+
+/// What an IP packet carries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// A TCP segment.
+    Tcp(Tcp),
+    /// A UDP datagram.
+    Udp(Udp),
+    /// An ICMP message of the packet's family.
+    Icmp(Icmp),
+    /// Anything else, and all but the first fragment of a datagram.
+    Raw {
+        /// The IP protocol number.
+        protocol: u8,
+        /// What follows the network header.
+        bytes: Vec<u8>,
+    },
+}
+
+/// A TCP segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tcp {
+    /// From which port.
+    pub source: u16,
+    /// To which port.
+    pub destination: u16,
+    /// Sequence number.
+    pub sequence: u32,
+    /// Acknowledgement number.
+    pub acknowledgement: u32,
+    /// See [`tcp_flags`].
+    pub flags: u8,
+    /// Receive window.
+    pub window: u16,
+    /// Options, padded to four bytes by the builder.
+    pub options: Vec<u8>,
+    /// The checksum.
+    pub checksum: Checksum,
+    /// The data.
+    pub payload: Vec<u8>,
+}
+
+/// A UDP datagram.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Udp {
+    /// From which port.
+    pub source: u16,
+    /// To which port.
+    pub destination: u16,
+    /// The checksum.
+    pub checksum: Checksum,
+    /// The data.
+    pub payload: Vec<u8>,
+}
+
+/// An ICMP message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Icmp {
+    /// The type.
+    pub kind: u8,
+    /// The code.
+    pub code: u8,
+    /// The four bytes after the checksum: identifier and sequence, or the next hop's MTU.
+    pub rest: [u8; 4],
+    /// The checksum.
+    pub checksum: Checksum,
+    /// The data; in an error message the packet that it is about, cut off somewhere.
+    pub payload: Vec<u8>,
+}
+
+/// A checksum field, in terms of what ought to be in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Checksum {
+    /// The right one.
+    Right,
+    /// None: zero, which over UDP and IPv4 says that there is none.
+    Zero,
+    /// The sum of the pseudo header, which a device is to complete (`CHECKSUM_PARTIAL`).
+    Partial,
+    /// Something else.
+    Wrong(u16),
+}
+
+impl Packet {
+    /// A TCP segment with the given flags, as the Node sees it.
+    pub fn tcp(source: SocketAddr, destination: SocketAddr, flags: u8, payload: &[u8]) -> Self {
+        let tcp = Tcp {
+            source: source.port(),
+            destination: destination.port(),
+            sequence: 0x1000_0001,
+            acknowledgement: if flags & tcp_flags::ACK == 0 { 0 } else { 0x2000_0001 },
+            flags,
+            window: 64_240,
+            options: Vec::new(),
+            checksum: Checksum::Right,
+            payload: payload.to_vec(),
+        };
+        Self::new(source.ip(), destination.ip(), Transport::Tcp(tcp))
+    }
+
+    /// A UDP datagram, as the Node sees it.
+    pub fn udp(source: SocketAddr, destination: SocketAddr, payload: &[u8]) -> Self {
+        let udp = Udp {
+            source: source.port(),
+            destination: destination.port(),
+            checksum: Checksum::Right,
+            payload: payload.to_vec(),
+        };
+        Self::new(source.ip(), destination.ip(), Transport::Udp(udp))
+    }
+
+    /// An ICMP error about `quoted`, of which it carries the header and `quoted_bytes` bytes after that.
+    pub fn icmp_error(source: IpAddr, kind: u8, code: u8, quoted: &Self, quoted_bytes: usize) -> Self {
+        let mut inner = Self { ethernet: None, ..quoted.clone() }.build();
+        inner.truncate(quoted.ip.header_length() + quoted_bytes);
+        let icmp = Icmp { kind, code, rest: [0; 4], checksum: Checksum::Right, payload: inner };
+        Self::new(source, quoted.source_ip(), Transport::Icmp(icmp))
+    }
+
+    /// Any transport between two addresses of one family.
+    pub fn new(source: IpAddr, destination: IpAddr, transport: Transport) -> Self {
+        let ip = match (source, destination) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => Ip::V4(Ipv4::new(source, destination)),
+            (source, destination) => Ip::V6(Ipv6::new(as_v6(source), as_v6(destination))),
+        };
+        Self { ethernet: Some(Ethernet::default()), ip, transport }
+    }
+
+    /// The sender's address.
+    pub fn source_ip(&self) -> IpAddr {
+        match &self.ip {
+            Ip::V4(header) => header.source.into(),
+            Ip::V6(header) => header.source.into(),
+        }
+    }
+
+    /// The receiver's address.
+    pub fn destination_ip(&self) -> IpAddr {
+        match &self.ip {
+            Ip::V4(header) => header.destination.into(),
+            Ip::V6(header) => header.destination.into(),
+        }
+    }
+
+    /// Changes the sender; a transport without ports keeps everything but the address.
+    pub fn set_source(&mut self, source: SocketAddr) {
+        match (&mut self.ip, source.ip()) {
+            (Ip::V4(header), IpAddr::V4(ip)) => header.source = ip,
+            (Ip::V6(header), ip) => header.source = as_v6(ip),
+            (Ip::V4(header), IpAddr::V6(ip)) => self.ip = Ip::V6(Ipv6::new(ip, header.destination.to_ipv6_mapped())),
+        }
+        if let Some((port, _)) = self.transport.ports_mut() {
+            *port = source.port();
+        }
+    }
+
+    /// Changes the receiver; a transport without ports keeps everything but the address.
+    pub fn set_destination(&mut self, destination: SocketAddr) {
+        match (&mut self.ip, destination.ip()) {
+            (Ip::V4(header), IpAddr::V4(ip)) => header.destination = ip,
+            (Ip::V6(header), ip) => header.destination = as_v6(ip),
+            (Ip::V4(header), IpAddr::V6(ip)) => self.ip = Ip::V6(Ipv6::new(header.source.to_ipv6_mapped(), ip)),
+        }
+        if let Some((_, port)) = self.transport.ports_mut() {
+            *port = destination.port();
+        }
+    }
+
+    /// The IPv4 header, to change one of its fields.
+    pub fn ipv4_mut(&mut self) -> Option<&mut Ipv4> {
+        match &mut self.ip {
+            Ip::V4(header) => Some(header),
+            Ip::V6(_) => None,
+        }
+    }
+}
+
+impl Transport {
+    /// Source and destination port, where there are any.
+    pub fn ports_mut(&mut self) -> Option<(&mut u16, &mut u16)> {
+        match self {
+            Self::Tcp(tcp) => Some((&mut tcp.source, &mut tcp.destination)),
+            Self::Udp(udp) => Some((&mut udp.source, &mut udp.destination)),
+            Self::Icmp(_) | Self::Raw { .. } => None,
+        }
+    }
+
+    /// The checksum field, where there is one.
+    pub fn checksum_mut(&mut self) -> Option<&mut Checksum> {
+        match self {
+            Self::Tcp(tcp) => Some(&mut tcp.checksum),
+            Self::Udp(udp) => Some(&mut udp.checksum),
+            Self::Icmp(icmp) => Some(&mut icmp.checksum),
+            Self::Raw { .. } => None,
+        }
+    }
+}
+
+impl Default for Ethernet {
+    fn default() -> Self {
+        // Locally administered addresses, which no vendor gives out.
+        Self { destination: [2, 0, 0, 0, 0, 0x10], source: [2, 0, 0, 0, 0, 0x02], vlans: Vec::new() }
+    }
+}
+
+impl Ip {
+    fn header_length(&self) -> usize {
+        match self {
+            Self::V4(header) => 20 + header.options.len().next_multiple_of(4),
+            Self::V6(_) => 40,
+        }
+    }
+}
+
+impl Ipv4 {
+    fn new(source: Ipv4Addr, destination: Ipv4Addr) -> Self {
+        Self {
+            source,
+            destination,
+            tos: 0,
+            identification: 0x4e50,
+            dont_fragment: true,
+            more_fragments: false,
+            fragment_offset: 0,
+            ttl: 64,
+            options: Vec::new(),
+            checksum: Checksum::Right,
+        }
+    }
+}
+
+impl Ipv6 {
+    fn new(source: Ipv6Addr, destination: Ipv6Addr) -> Self {
+        Self { source, destination, traffic_class: 0, flow_label: 0, hop_limit: 64 }
+    }
+}
+
+fn as_v6(ip: IpAddr) -> Ipv6Addr {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    }
+}
