@@ -1,4 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The NodePortLocal agent.
+//! The NodePortLocal agent: watches the cluster, decides in [`core`], acts on the kernel, and publishes last.
+//!
+//! ```text
+//! kube ──► Change ──► reconciler ──► core ──► Op ──► executor ──► datapath, sockets, kube
+//! netlink ──────────────┘ uplinks ───────────────────────────────► datapath
+//! ```
 
+pub mod args;
+pub mod cli;
+pub mod config;
 pub mod core;
+pub mod datapath;
+pub mod executor;
+pub mod http;
+pub mod kube;
+pub mod metrics;
+pub mod netlink;
+pub mod reconciler;
+pub mod run;
+pub mod sockets;
+pub mod telemetry;
+pub mod uplinks;

@@ -15,7 +15,7 @@ map_type! {
         /// Layout version of all maps: [`crate::names::ABI_VERSION`].
         pub abi: u32,
         /// Always zero.
-        pub _pad: u32,
+        pub pad: u32,
     }
 }
 

@@ -78,7 +78,11 @@ mod tests {
 
         #[test]
         fn replacing_an_address_equals_two_words(check: u16, old: u32, new: u32) {
-            let by_words = replace16(replace16(check, (old >> 16) as u16, (new >> 16) as u16), old as u16, new as u16);
+            let [old_words, new_words] = [old, new].map(|word| {
+                let [a, b, c, d] = word.to_be_bytes();
+                (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]))
+            });
+            let by_words = replace16(replace16(check, old_words.0, new_words.0), old_words.1, new_words.1);
             prop_assert!(same(replace32(check, old, new), by_words));
         }
 

@@ -22,7 +22,7 @@ map_type! {
         /// [`crate::mapping::protocol`].
         pub protocol: u8,
         /// Always zero.
-        pub _pad: [u8; 3],
+        pub pad: [u8; 3],
     }
 }
 
@@ -40,7 +40,7 @@ map_type! {
         /// [`crate::mapping::protocol`].
         pub protocol: u8,
         /// Always zero.
-        pub _pad: [u8; 3],
+        pub pad: [u8; 3],
     }
 }
 
@@ -66,7 +66,7 @@ map_type! {
         /// The device that the client's packets come in by.
         pub ifindex: u32,
         /// Always zero.
-        pub _pad: u32,
+        pub pad: u32,
     }
 }
 

@@ -48,7 +48,7 @@ map_type! {
         /// [`protocol`].
         pub protocol: u8,
         /// Always zero.
-        pub _pad: u8,
+        pub pad: u8,
     }
 }
 
@@ -94,7 +94,7 @@ map_type! {
         /// [`protocol`].
         pub protocol: u8,
         /// Always zero.
-        pub _pad: u8,
+        pub pad: u8,
     }
 }
 
@@ -108,7 +108,7 @@ map_type! {
         /// [`protocol`].
         pub protocol: u8,
         /// Always zero.
-        pub _pad: u8,
+        pub pad: u8,
     }
 }
 

@@ -49,7 +49,7 @@ pub const PINNED_MAPS: &[&str] = &[
 pub const PROG_INGRESS: &str = "npl_ingress";
 /// TC egress on a device with Ethernet headers: Pod to client.
 pub const PROG_EGRESS: &str = "npl_egress";
-/// TC ingress on a device without link-layer header (tun, ipip, WireGuard).
+/// TC ingress on a device without link-layer header (tun, ipip, wireguard).
 pub const PROG_INGRESS_L3: &str = "npl_ingress_l3";
 /// TC egress on a device without link-layer header.
 pub const PROG_EGRESS_L3: &str = "npl_egress_l3";

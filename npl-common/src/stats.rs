@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! Counters per mapping. One element per processor, so that counting never waits.
 
-/// Elements of the per-mapping counters: one for each mapping of either family.
-pub const MAX_STATS: u32 = 2 * crate::mapping::MAX_MAPPINGS;
+/// Elements of the per-mapping counters: one for each mapping of either family, and room for [`RETIRED`].
+pub const MAX_STATS: u32 = 2 * crate::mapping::MAX_MAPPINGS + 1;
+
+/// The element that keeps what mappings carried that are no more, so that sums over all never go back.
+pub const RETIRED: u32 = MAX_STATS - 1;
 
 map_type! {
     /// What one mapping has carried. Packets are counted as the kernel hands them over: one of many segments is one.

@@ -25,7 +25,7 @@ pub fn translate<const L2: usize>(ctx: &TcContext) -> Verdict {
         pod_addr: packet.ip.source.to_ne_bytes(),
         pod_port: u16::from_be(packet.ports.source),
         protocol: packet.ip.protocol,
-        _pad: 0,
+        pad: 0,
     };
     // SAFETY: the agent alone writes this map; the kernel replaces an element as a whole.
     let Some(endpoint) = (unsafe { ENDPOINT_V4.get(&sender) }) else { return Verdict::NotOurs };
@@ -34,8 +34,7 @@ pub fn translate<const L2: usize>(ctx: &TcContext) -> Verdict {
     }
     let Some(transport) = packet.transport(ctx) else { return Verdict::Pass(Reason::Truncated) };
     let client_port = u16::from_be(packet.ports.destination);
-    let flow =
-        Flow::new(packet.ip.destination, packet.ip.source, client_port, sender.pod_port, packet.ip.protocol);
+    let flow = Flow::new(packet.ip.destination, packet.ip.source, client_port, sender.pod_port, packet.ip.protocol);
     let Some(flow) = flow else { return Verdict::NotOurs };
     let Some((node, progress)) = node_end(&flow, &sender, endpoint, transport) else {
         return Verdict::Pass(Reason::UntrackedReply);
@@ -77,7 +76,7 @@ fn node_end(
 #[inline(always)]
 fn half_open_node(word: u64, sender: &EndpointV4, endpoint: &Endpoint) -> Option<NodeEnd> {
     let port = syn::node_port(word);
-    let frontend = Frontend { node_port: port, protocol: sender.protocol, _pad: 0 };
+    let frontend = Frontend { node_port: port, protocol: sender.protocol, pad: 0 };
     // SAFETY: the agent alone writes this map; the kernel replaces an element as a whole.
     let backend = unsafe { MAPPING_V4.get(&frontend) }?;
     if backend.pod_addr != sender.pod_addr

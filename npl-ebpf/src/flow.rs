@@ -66,7 +66,7 @@ impl Flow {
             client_port,
             pod_port,
             protocol,
-            _pad: [0; 3],
+            pad: [0; 3],
         };
         Some(Self { key, hash, slot })
     }
@@ -205,7 +205,7 @@ fn fresh_entry(request: &Request) -> FlowV4 {
         generation: request.generation,
         touched: jiffies(),
         ifindex: request.ifindex,
-        _pad: 0,
+        pad: 0,
     }
 }
 

@@ -27,7 +27,7 @@ pub fn translate<const L2: usize>(ctx: &TcContext) -> Verdict {
     let node_addr = packet.ip.destination.to_ne_bytes();
     // SAFETY: the agent alone writes this map, and never changes an element in place.
     let Some(local) = (unsafe { LOCAL_V4.get(&LocalAddressV4 { addr: node_addr }) }) else { return Verdict::NotOurs };
-    let frontend = Frontend { node_port, protocol: packet.ip.protocol, _pad: 0 };
+    let frontend = Frontend { node_port, protocol: packet.ip.protocol, pad: 0 };
     // SAFETY: the agent alone writes this map; the kernel replaces an element as a whole.
     let Some(backend) = (unsafe { MAPPING_V4.get(&frontend) }) else { return Verdict::Pass(Reason::NoMapping) };
     if packet.is_fragment() {

@@ -1,12 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Bounds-checked reads of packets: the only place that makes pointers into them.
 
-use aya_ebpf::{
-    EbpfContext as _,
-    bindings::__sk_buff,
-    helpers::generated::bpf_skb_pull_data,
-    programs::TcContext,
-};
+use aya_ebpf::{EbpfContext as _, bindings::__sk_buff, helpers::generated::bpf_skb_pull_data, programs::TcContext};
 use npl_common::mapping::protocol;
 
 /// `ETH_P_IP` as it stands in `__sk_buff::protocol`.

@@ -28,7 +28,13 @@ enum End {
 
 /// Sends the packet to another address and port. Words as loaded from a packet.
 #[inline(always)]
-pub fn destination(ctx: &TcContext, packet: &PacketV4, transport: Transport, addr: u32, port: u16) -> Result<(), Refused> {
+pub fn destination(
+    ctx: &TcContext,
+    packet: &PacketV4,
+    transport: Transport,
+    addr: u32,
+    port: u16,
+) -> Result<(), Refused> {
     rewrite(ctx, packet, transport, End::Destination, addr, port)
 }
 

@@ -7,12 +7,13 @@ mod warning;
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 pub use self::{
-    value::{Devices, ValueError},
+    value::ValueError,
     warning::{RangeWarning, port_range_warnings},
 };
 use crate::{
     args::RunArgs,
     core::{
+        devices::DeviceSelection,
         model::{Family, Protocol},
         settings::Settings,
     },
@@ -33,7 +34,7 @@ pub struct Config {
     /// What decisions are made by.
     pub settings: Settings,
     /// Where packets arrive.
-    pub devices: Devices,
+    pub devices: DeviceSelection,
     /// The annotations' keys.
     pub annotation_keys: AnnotationKeys,
     /// How often the kernel is compared with what should be there.

@@ -4,7 +4,7 @@ use std::error::Error as _;
 
 use clap::{CommandFactory, Parser};
 
-use super::{Config, ConfigError, Devices, RangeWarning, port_range_warnings};
+use super::{Config, ConfigError, DeviceSelection, RangeWarning, port_range_warnings};
 use crate::{
     args::{Cli, Command, RunArgs},
     core::settings::{NodeIpSource, PortRange},
@@ -51,7 +51,7 @@ fn defaults_are_those_of_antrea_and_of_the_architecture() {
     assert_eq!(config.settings.port_range.to_string(), "61000-62000");
     assert_eq!(config.settings.node_ip, NodeIpSource::Internal);
     assert_eq!((config.settings.drain_millis, config.settings.quarantine_millis), (30_000, 60_000));
-    assert_eq!(config.devices, Devices::Auto);
+    assert_eq!(config.devices, DeviceSelection::Auto);
     assert_eq!(config.annotation_keys.enabled, "nodeportlocal.antrea.io/enabled");
     assert_eq!(config.annotation_keys.mapping, "nodeportlocal.antrea.io");
     assert_eq!(config.resync.as_secs(), 30);
@@ -69,7 +69,7 @@ fn durations_have_units_and_may_be_put_together() {
 #[test]
 fn devices_are_named_once_each() {
     let named = config(&["--devices", "eth0, eth1,eth0"]).unwrap().devices;
-    assert_eq!(named, Devices::Named(vec!["eth0".to_owned(), "eth1".to_owned()]));
+    assert_eq!(named, DeviceSelection::Named(vec!["eth0".to_owned(), "eth1".to_owned()]));
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::{
 };
 
 use crate::core::{
+    devices::DeviceSelection,
     model::Family,
     settings::{AnnotationFormatError, NodeIpSource, NodeIpSourceError, PortRangeError},
 };
@@ -65,15 +66,6 @@ pub enum ValueError {
     /// No address with a port.
     #[error("{0:?} is not an address with a port: give for example 127.0.0.1:9911")]
     Listen(String),
-}
-
-/// Where packets arrive.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Devices {
-    /// Found from the Node's routes and addresses, and followed as they change.
-    Auto,
-    /// These, in this order, without repetition.
-    Named(Vec<String>),
 }
 
 pub(super) fn node_ip(text: &str) -> Result<NodeIpSource, ValueError> {
@@ -152,9 +144,9 @@ fn is_subdomain(text: &str, longest: usize) -> bool {
     text.len() <= longest && text.split('.').all(is_label)
 }
 
-pub(super) fn devices(text: &str) -> Result<Devices, ValueError> {
+pub(super) fn devices(text: &str) -> Result<DeviceSelection, ValueError> {
     if text == "auto" {
-        return Ok(Devices::Auto);
+        return Ok(DeviceSelection::Auto);
     }
     let mut names: Vec<String> = Vec::new();
     for name in text.split(',').map(str::trim) {
@@ -165,7 +157,7 @@ pub(super) fn devices(text: &str) -> Result<Devices, ValueError> {
             names.push(name.to_owned());
         }
     }
-    Ok(Devices::Named(names))
+    Ok(DeviceSelection::Named(names))
 }
 
 /// As the kernel checks it.

@@ -144,7 +144,7 @@ impl Assignment<'_> {
     /// A mapping is ahead of whatever else serves a `hostPort`, so that one does not lead to this Pod.
     fn check_host_port(&mut self, port: WantedPort, node_port: NodePort) {
         let WantedPort { protocol, family, .. } = port;
-        if self.ports.get(Frontend { family, node_port, protocol }).is_some_and(Claim::is_in_use) {
+        if self.ports.get(Frontend { family, node_port, protocol }).is_some_and(Claim::may_translate) {
             self.wanted.ports.remove(&port);
             self.is_starved = true;
             self.blame(Cause::HostPortConflict { node_port, protocol });

@@ -9,10 +9,10 @@
 //!                                             kernel, sockets, annotations ──► Observed ─┘
 //! ```
 
-pub mod devices;
 mod adopt;
 pub mod annotation;
 mod assign;
+pub mod devices;
 pub mod model;
 pub mod op;
 mod plan;

@@ -3,13 +3,7 @@
 //!
 //! Past this point there is no Kubernetes type and no optional field without a meaning of ours.
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    net::IpAddr,
-    str::FromStr,
-    sync::Arc,
-};
+use std::{collections::BTreeMap, fmt, net::IpAddr, str::FromStr, sync::Arc};
 
 /// An IP family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -165,7 +159,8 @@ impl PodUid {
     /// The mark that the datapath keeps of a Pod: FNV-1a of the uid, never 0, so that a restarted agent knows whose a
     /// mapping is and a flow of an earlier Pod with the same address is not taken for this one's.
     pub fn generation(&self) -> u32 {
-        let hash = self.0.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+        let hash =
+            self.0.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
         hash.max(1)
     }
 }

@@ -70,6 +70,7 @@ impl State {
                     }
                 }
                 None => {
+                    self.touch(frontend);
                     self.ports.remove(frontend);
                     self.wake_starved();
                 }

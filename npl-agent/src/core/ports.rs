@@ -70,7 +70,12 @@ impl Claim {
         self.phase = Phase::Quarantined { until: None };
     }
 
-    /// Whether a client may still be led by it.
+    /// Whether the datapath may hold its mapping at this moment.
+    pub(super) const fn may_translate(&self) -> bool {
+        !matches!(self.phase, Phase::Quarantined { until: Some(_) })
+    }
+
+    /// Whether a client is to be led by it.
     pub(super) const fn is_in_use(&self) -> bool {
         matches!(self.phase, Phase::Active | Phase::Draining { .. })
     }

@@ -97,11 +97,23 @@ impl State {
             let value = annotation::encode(&entries, self.settings.annotation_format);
             return Publication::Needs(pod.uid.clone(), AnnotationWrite::Set(value));
         }
-        // AKO never forgets a Pod whose key is removed while it is being deleted, so that is left to the deletion.
-        if pod.is_terminating {
+        if !pod.is_terminating {
+            return Publication::Needs(pod.uid.clone(), AnnotationWrite::Withdraw);
+        }
+        // AKO never forgets a Pod whose key is removed while it is being deleted, so what was true is left to the
+        // deletion, and what is not, or no longer, is emptied.
+        if self.names_only_its_own(pod) {
             return Publication::Settled;
         }
-        Publication::Needs(pod.uid.clone(), AnnotationWrite::Withdraw)
+        Publication::Needs(pod.uid.clone(), AnnotationWrite::Set("[]".to_owned()))
+    }
+
+    fn names_only_its_own(&self, pod: &Pod) -> bool {
+        let is_its = |frontend: &Frontend| {
+            let owner = self.ports.get(*frontend).and_then(|claim| claim.owner.as_ref());
+            owner.is_some_and(|owner| owner.uid == pod.uid)
+        };
+        self.views.get(&pod.key).is_none_or(|view| view.named.iter().all(is_its))
     }
 
     /// The entries that are true: each leads to the Pod's port at this moment.

@@ -297,6 +297,11 @@ impl State {
         })
     }
 
+    /// The addresses of the Node that are published; none before the Node is known.
+    pub fn node_ips(&self) -> impl Iterator<Item = IpAddr> {
+        self.node_ips.values().copied()
+    }
+
     /// How much of the port range is in use, for one family and protocol.
     pub fn port_usage(&self, family: Family, protocol: Protocol) -> PortUsage {
         self.ports.usage(family, protocol)

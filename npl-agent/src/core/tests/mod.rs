@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The core as its caller sees it: stories in text, and properties of random worlds.
 
+mod chaos;
 mod properties;
 mod script;
 mod stories;

@@ -1,2 +1,278 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What holds in every world.
+//! What holds in every world, whatever happens in it and in whatever order.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use proptest::{prelude::*, sample::select};
+
+use super::{
+    chaos::{Chaos, Fate},
+    world::{World, settings},
+};
+use crate::core::{
+    model::{
+        ContainerPort, Family, Frontend, Node, NodePort, ObjectKey, Pod, PodPort, PodUid, Protocol, Service,
+        ServicePort, ServiceType, TargetPort,
+    },
+    op::Op,
+    snapshot::Change,
+};
+
+const FIRST_PORT: u16 = 61_000;
+
+#[derive(Debug, Clone)]
+enum Event {
+    Pod(Pod),
+    PodGone(ObjectKey),
+    Tamper(ObjectKey, Option<String>),
+    Service(Service),
+    ServiceGone(ObjectKey),
+    Node(Node),
+    Lose(Frontend),
+    Steal(Frontend),
+    Return(Frontend),
+    Restart(Option<Frontend>),
+    Deliver(usize),
+    Pass(Vec<Fate>),
+    Answer(usize, Vec<Fate>),
+    Wait(u64),
+    Settle,
+}
+
+fn protocol() -> impl Strategy<Value = Protocol> {
+    select(vec![Protocol::Tcp, Protocol::Udp, Protocol::Sctp])
+}
+
+fn frontend() -> impl Strategy<Value = Frontend> {
+    let family = select(vec![Family::V4, Family::V6]);
+    (family, 0..6_u16, protocol()).prop_map(|(family, port, protocol)| Frontend {
+        family,
+        node_port: NodePort(FIRST_PORT + port),
+        protocol,
+    })
+}
+
+fn pod_key() -> impl Strategy<Value = ObjectKey> {
+    select(vec!["a/p", "a/q", "a/r", "b/p"]).prop_map(super::script::key)
+}
+
+fn service_key() -> impl Strategy<Value = ObjectKey> {
+    select(vec!["a/s", "a/t", "b/s"]).prop_map(super::script::key)
+}
+
+fn labels() -> impl Strategy<Value = BTreeMap<String, String>> {
+    select(vec!["x", "y"]).prop_map(|app| BTreeMap::from([("app".to_owned(), app.to_owned())]))
+}
+
+fn families() -> impl Strategy<Value = Vec<Family>> {
+    select(vec![vec![Family::V4], vec![Family::V4, Family::V6], vec![Family::V6]])
+}
+
+fn service() -> impl Strategy<Value = Service> {
+    let target = prop_oneof![
+        3 => select(vec![53_u16, 80, 8080]).prop_map(|port| TargetPort::Number(PodPort(port))),
+        1 => Just(TargetPort::Name("http".to_owned())),
+    ];
+    let port = (protocol(), target).prop_map(|(protocol, target)| ServicePort { protocol, target });
+    let ports = prop::collection::vec(port, 0..3);
+    let service_type = select(vec![ServiceType::ClusterIp, ServiceType::LoadBalancer, ServiceType::NodePort]);
+    (service_key(), prop::bool::weighted(0.8), service_type, labels(), ports, families()).prop_map(
+        |(key, is_enabled, service_type, selector, ports, families)| Service {
+            key,
+            is_enabled,
+            service_type,
+            selector,
+            ports,
+            families,
+        },
+    )
+}
+
+/// What the kubelet may say about a Pod. Two Pods share an address now and then.
+fn pod() -> impl Strategy<Value = Pod> {
+    let ips = (families(), 0..6_u8).prop_map(|(families, host)| {
+        let ip = |family: &Family| match family {
+            Family::V4 => IpAddr::from([10, 0, 0, host]),
+            Family::V6 => IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, u16::from(host)]),
+        };
+        families.iter().map(ip).collect()
+    });
+    let ips = prop_oneof![4 => ips, 1 => Just(Vec::new())];
+    let named = (select(vec![80_u16, 8080]), prop::option::weighted(0.2, FIRST_PORT - 1..FIRST_PORT + 3));
+    let port = named.prop_map(|(port, host_port)| ContainerPort {
+        name: Some("http".to_owned()),
+        port: PodPort(port),
+        protocol: Protocol::Tcp,
+        host_port: host_port.map(NodePort),
+        host_ip: None,
+    });
+    let flags = (prop::bool::weighted(0.1), prop::bool::weighted(0.2), 0..3_u8);
+    (pod_key(), flags, labels(), ips, port).prop_map(|(key, (is_finished, is_terminating, life), labels, ips, port)| {
+        Pod {
+            uid: PodUid(format!("{key}-{life}").into()),
+            key,
+            resource_version: 0,
+            labels,
+            is_finished,
+            is_terminating,
+            host_network: false,
+            ips,
+            ports: vec![port],
+            annotation: None,
+        }
+    })
+}
+
+fn node() -> impl Strategy<Value = Node> {
+    let internal_ips = select(vec!["192.0.2.1", "192.0.2.2", "192.0.2.1 2001:db8:1::1", "2001:db8:1::2", ""]);
+    internal_ips.prop_map(|ips| Node {
+        name: "n1".to_owned(),
+        internal_ips: ips.split_whitespace().map(|ip| ip.parse().unwrap()).collect(),
+        external_ips: Vec::new(),
+    })
+}
+
+fn annotation() -> impl Strategy<Value = Option<String>> {
+    let entry = (0..6_u16, select(vec![80_u16, 8080]), select(vec!["tcp", "udp"])).prop_map(|(port, pod_port, protocol)| {
+        let node_port = FIRST_PORT + port;
+        Some(format!(
+            r#"[{{"podPort":{pod_port},"nodeIP":"192.0.2.1","nodePort":{node_port},"protocol":"{protocol}","protocols":["{protocol}"]}}]"#
+        ))
+    });
+    prop_oneof![4 => entry, 1 => Just(None), 1 => Just(Some("[]".to_owned())), 1 => Just(Some("{".to_owned()))]
+}
+
+fn fates() -> impl Strategy<Value = Vec<Fate>> {
+    prop::collection::vec(select(vec![Fate::Done, Fate::Done, Fate::Refused, Fate::Lost]), 0..6)
+}
+
+/// Events of the cluster alone.
+fn cluster_event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        8 => pod().prop_map(Event::Pod),
+        2 => pod_key().prop_map(Event::PodGone),
+        6 => service().prop_map(Event::Service),
+        1 => service_key().prop_map(Event::ServiceGone),
+        1 => node().prop_map(Event::Node),
+    ]
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        16 => cluster_event(),
+        1 => (pod_key(), annotation()).prop_map(|(key, annotation)| Event::Tamper(key, annotation)),
+        1 => frontend().prop_map(Event::Lose),
+        1 => frontend().prop_map(Event::Steal),
+        1 => frontend().prop_map(Event::Return),
+        1 => prop::option::weighted(0.3, frontend()).prop_map(Event::Restart),
+        6 => (0..4_usize).prop_map(Event::Deliver),
+        10 => fates().prop_map(Event::Pass),
+        6 => (0..3_usize, fates()).prop_map(|(count, fates)| Event::Answer(count, fates)),
+        2 => (0..50_u64).prop_map(|seconds| Event::Wait(seconds * 1_000)),
+        2 => Just(Event::Settle),
+    ]
+}
+
+fn start() -> Chaos {
+    let mut world = World::new(settings("61000-61005"));
+    world.put_node(Node {
+        name: "n1".to_owned(),
+        internal_ips: vec!["192.0.2.1".parse().unwrap(), "2001:db8:1::1".parse().unwrap()],
+        external_ips: Vec::new(),
+    });
+    Chaos::new(world)
+}
+
+fn happen(chaos: &mut Chaos, event: Event) {
+    match event {
+        Event::Pod(mut pod) => {
+            // The strategy's uid says whether this is the Pod of before; a uid never comes back.
+            let is_new = pod.uid.0.ends_with("-0");
+            match chaos.world.pods.get(&pod.key).filter(|_| !is_new) {
+                Some(former) => {
+                    pod.uid = former.uid.clone();
+                    pod.annotation.clone_from(&former.annotation);
+                    pod.is_finished |= former.is_finished;
+                    pod.is_terminating |= former.is_terminating;
+                    pod.ports.clone_from(&former.ports);
+                }
+                None => pod.uid = PodUid(format!("{}-at-{}", pod.key, chaos.world.resource_version).into()),
+            }
+            chaos.put_pod(pod);
+        }
+        Event::PodGone(key) => chaos.remove_pod(&key),
+        Event::Tamper(key, annotation) => chaos.tamper(&key, annotation),
+        Event::Service(service) => chaos.world.put_service(service),
+        Event::ServiceGone(key) => chaos.world.remove_service(&key),
+        Event::Node(node) => chaos.world.put_node(node),
+        Event::Lose(frontend) => chaos.lose(frontend),
+        Event::Steal(frontend) => chaos.steal(frontend),
+        Event::Return(frontend) => drop(chaos.world.stolen.remove(&frontend)),
+        Event::Restart(stolen) => chaos.restart(stolen),
+        Event::Deliver(count) => chaos.deliver(count),
+        Event::Pass(fates) => drop(chaos.pass(&mut fates.into_iter())),
+        Event::Answer(count, fates) => chaos.answer(count, &mut fates.into_iter()),
+        Event::Wait(millis) => chaos.wait(millis),
+        Event::Settle => chaos.settle(),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// After every single op, whatever failed before, everything published works; and calm brings order.
+    #[test]
+    fn nothing_is_published_that_does_not_work(events in prop::collection::vec(event(), 0..60)) {
+        let mut chaos = start();
+        for event in events {
+            happen(&mut chaos, event);
+        }
+        chaos.settle();
+    }
+
+    /// A restarted agent finds all as it left it: it binds its sockets and does nothing else.
+    #[test]
+    fn a_restart_in_calm_changes_nothing(events in prop::collection::vec(event(), 0..60)) {
+        let mut chaos = start();
+        for event in events {
+            happen(&mut chaos, event);
+        }
+        chaos.world.stolen.clear();
+        chaos.wait(300_000);
+        let before = (chaos.world.real.clone(), chaos.world.pods.clone());
+        let problems: Vec<_> = chaos.world.state.problems().cloned().collect();
+        chaos.world.start();
+        let ops = chaos.world.settle();
+        prop_assert!(ops.iter().all(|op| matches!(op, Op::Reserve(_))), "{ops:?}");
+        prop_assert_eq!(before, (chaos.world.real.clone(), chaos.world.pods.clone()));
+        prop_assert_eq!(problems, chaos.world.state.problems().cloned().collect::<Vec<_>>());
+    }
+
+    /// What is decided does not depend on the order in which the watchers speak.
+    #[test]
+    fn the_order_of_events_makes_no_difference(
+        scene in prop::collection::vec(cluster_event(), 0..20),
+        pods in prop::collection::btree_map(pod_key(), pod(), 0..4),
+        services in prop::collection::btree_map(service_key(), service(), 0..3),
+        order in prop::collection::vec(any::<u32>(), 8),
+    ) {
+        let run = |is_shuffled: bool| {
+            let mut chaos = start();
+            for event in scene.clone() {
+                happen(&mut chaos, event);
+            }
+            chaos.settle();
+            let pods = pods.iter().zip(1_000_u64..).map(|((key, pod), resource_version)| {
+                Change::Pod(Pod { key: key.clone(), resource_version, ..pod.clone() })
+            });
+            let services = services.iter().map(|(key, it)| Change::Service(Service { key: key.clone(), ..it.clone() }));
+            let mut changes: Vec<_> = pods.chain(services).zip(&order).collect();
+            if is_shuffled {
+                changes.sort_by_key(|(_, rank)| **rank);
+            }
+            changes.into_iter().for_each(|(change, _)| chaos.world.state.apply(change));
+            chaos.world.state.pass(chaos.world.now)
+        };
+        prop_assert_eq!(run(false), run(true));
+    }
+}

@@ -64,7 +64,6 @@ fn run(world: &mut World, command: &str) -> Vec<Op> {
             let (name, value) = rest.split_once(' ').unwrap();
             let mut pod = world.pods[&key(name)].clone();
             pod.annotation = (value != "nothing").then(|| value.to_owned());
-            world.foreign.insert(pod.key.clone());
             world.put_pod(pod);
         }
         "steal" => drop(world.stolen.insert(frontend(rest))),

@@ -378,8 +378,8 @@ fn a_host_port_is_neither_allocated_nor_hidden_in_silence() {
                 61001/tcp IPv4 of default/b: Active
                 HostPortConflict: pod default/c: host port 61001/tcp is in use for another pod; choose one outside the agent's port range
             gone default/b
-                annotate default/c 8080=192.0.2.1:61001/tcp
                 unmap 61001/tcp IPv4
+                annotate default/c 8080=192.0.2.1:61001/tcp
         "#]],
     );
 }

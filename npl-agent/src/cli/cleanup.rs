@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `npl-agent cleanup`: takes away everything that any agent ever made in the kernel.
+
+use anyhow::bail;
+
+use super::{print, print_json};
+use crate::{
+    args::{OutputFormat, ViewArgs},
+    datapath::{cleanup, preflight},
+    run,
+    uplinks::ErrorChain,
+};
+
+/// Removes pins, links, filters and qdiscs of ours.
+///
+/// # Errors
+///
+/// If an agent is running, or something could not be removed.
+pub async fn remove(args: &ViewArgs) -> anyhow::Result<()> {
+    preflight::check_bpffs(&args.bpffs)?;
+    if run::is_running() {
+        bail!("clean up: an npl-agent runs on this Node and would make all of it anew; stop it first");
+    }
+    let (removed, errors) = cleanup::remove_everything(&args.bpffs).await;
+    match args.output {
+        OutputFormat::Json => print_json(&removed)?,
+        OutputFormat::Table => {
+            let mut text = String::new();
+            for pin in &removed.pins {
+                text += &format!("removed pin {}\n", pin.display());
+            }
+            for name in &removed.filters {
+                text += &format!("removed filters of {name}\n");
+            }
+            for name in &removed.qdiscs {
+                text += &format!("removed qdisc clsact of {name}\n");
+            }
+            if text.is_empty() {
+                text += "nothing to remove\n";
+            }
+            print(&text)?;
+        }
+    }
+    if let Some(first) = errors.first() {
+        bail!("clean up: {} of the steps failed, the first: {}", errors.len(), ErrorChain(first));
+    }
+    Ok(())
+}

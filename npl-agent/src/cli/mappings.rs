@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `npl-agent mappings`: what leads where, and what it has carried.
+
+use serde::Serialize;
+
+use super::{print, print_json, table};
+use crate::{
+    args::{OutputFormat, ViewArgs},
+    datapath::{inspect::Inspection, tables::MappingRecord},
+};
+
+/// A mapping as it is shown. Ports in host order; counts since the mapping was made.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Shown {
+    node_port: u16,
+    protocol: &'static str,
+    family: &'static str,
+    pod_ip: String,
+    pod_port: u16,
+    request_packets: u64,
+    request_bytes: u64,
+    reply_packets: u64,
+    reply_bytes: u64,
+    new_flows: u64,
+    established_flows: u64,
+}
+
+impl From<&MappingRecord> for Shown {
+    fn from(record: &MappingRecord) -> Self {
+        let MappingRecord { frontend, backend, stats } = record;
+        Self {
+            node_port: frontend.node_port.0,
+            protocol: frontend.protocol.as_str(),
+            family: frontend.family.as_str(),
+            pod_ip: backend.pod_ip.to_string(),
+            pod_port: backend.pod_port.0,
+            request_packets: stats.request_packets,
+            request_bytes: stats.request_bytes,
+            reply_packets: stats.reply_packets,
+            reply_bytes: stats.reply_bytes,
+            new_flows: stats.new_flows,
+            established_flows: stats.established_flows,
+        }
+    }
+}
+
+/// Shows every mapping that the kernel holds.
+///
+/// # Errors
+///
+/// If the kernel cannot be asked.
+pub fn show(args: &ViewArgs) -> anyhow::Result<()> {
+    let shown: Vec<Shown> = Inspection::read(&args.bpffs)?.mappings.iter().map(Shown::from).collect();
+    match args.output {
+        OutputFormat::Json => print_json(&shown),
+        OutputFormat::Table if shown.is_empty() => print("No mappings.\n"),
+        OutputFormat::Table => print(&as_table(&shown)),
+    }
+}
+
+fn as_table(shown: &[Shown]) -> String {
+    let header = ["NODE PORT", "PROTOCOL", "FAMILY", "POD", "REQUESTS", "REPLIES", "BYTES IN", "BYTES OUT", "FLOWS"];
+    let rows = shown.iter().map(|row| {
+        vec![
+            row.node_port.to_string(),
+            row.protocol.to_owned(),
+            row.family.to_owned(),
+            format!("{}:{}", row.pod_ip, row.pod_port),
+            row.request_packets.to_string(),
+            row.reply_packets.to_string(),
+            row.request_bytes.to_string(),
+            row.reply_bytes.to_string(),
+            row.established_flows.to_string(),
+        ]
+    });
+    table(&header, rows)
+}

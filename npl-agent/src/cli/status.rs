@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `npl-agent status`: is it there, where is it attached, and what has been counted.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::{print, print_json, table};
+use crate::{
+    args::{OutputFormat, ViewArgs},
+    core::devices::Device,
+    datapath::{inspect::Inspection, preflight},
+    netlink, run,
+};
+
+/// The datapath's state as it is shown.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Shown {
+    /// Whether an agent runs now.
+    agent_running: bool,
+    /// Whether anything is pinned.
+    installed: bool,
+    /// `tcx` or `clsact`.
+    hooks: &'static str,
+    abi: Option<u32>,
+    port_range: Option<String>,
+    node_addresses: Vec<String>,
+    devices: Vec<ShownDevice>,
+    mappings: usize,
+    flows: usize,
+    /// Packets by reason.
+    reasons: BTreeMap<&'static str, u64>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ShownDevice {
+    name: String,
+    ifindex: u32,
+    /// `ingress`, `egress`.
+    attached: Vec<&'static str>,
+}
+
+/// Shows what the kernel holds.
+///
+/// # Errors
+///
+/// If the kernel cannot be asked.
+pub async fn show(args: &ViewArgs) -> anyhow::Result<()> {
+    let inspection = Inspection::read(&args.bpffs)?;
+    let devices = netlink::interfaces().await?;
+    let shown = Shown::new(&inspection, &devices);
+    match args.output {
+        OutputFormat::Json => print_json(&shown),
+        OutputFormat::Table => print(&as_text(&shown, &inspection)),
+    }
+}
+
+impl Shown {
+    fn new(inspection: &Inspection, devices: &[Device]) -> Self {
+        let name = |ifindex: u32| devices.iter().find(|device| device.ifindex == ifindex).map(|it| it.name.clone());
+        let config = inspection.config.filter(|config| config.abi != 0);
+        Self {
+            agent_running: run::is_running(),
+            installed: inspection.is_installed,
+            hooks: if preflight::has_tcx() { "tcx" } else { "clsact" },
+            abi: config.map(|config| config.abi),
+            port_range: config.map(|config| format!("{}-{}", config.port_min, config.port_max)),
+            node_addresses: inspection.local_addresses.iter().map(ToString::to_string).collect(),
+            devices: inspection
+                .links
+                .iter()
+                .map(|(ifindex, directions)| ShownDevice {
+                    name: name(*ifindex).unwrap_or_else(|| "(gone)".to_owned()),
+                    ifindex: *ifindex,
+                    attached: directions.iter().map(|direction| direction.as_str()).collect(),
+                })
+                .collect(),
+            mappings: inspection.mappings.len(),
+            flows: inspection.flows,
+            reasons: inspection.reasons.iter().map(|(reason, count)| (reason.name(), *count)).collect(),
+        }
+    }
+}
+
+fn as_text(shown: &Shown, inspection: &Inspection) -> String {
+    if !shown.installed {
+        return "Nothing is installed: no agent has run on this Node, or `npl-agent cleanup` has removed it.\n"
+            .to_owned();
+    }
+    let none = || "-".to_owned();
+    let agent = if shown.agent_running { "running" } else { "not running; the datapath goes on without it" };
+    let facts = [
+        ("Agent", agent.to_owned()),
+        ("Hooks", shown.hooks.to_owned()),
+        ("ABI", shown.abi.map_or_else(none, |abi| abi.to_string())),
+        ("Port range", shown.port_range.clone().unwrap_or_else(none)),
+        ("Node addresses", shown.node_addresses.join(", ")),
+        ("Mappings", shown.mappings.to_string()),
+        ("Flows", shown.flows.to_string()),
+    ];
+    let mut text = String::new();
+    for (name, value) in facts {
+        text += &format!("{name:<16}{value}\n");
+    }
+    let devices = shown
+        .devices
+        .iter()
+        .map(|device| vec![device.name.clone(), device.ifindex.to_string(), device.attached.join(", ")]);
+    text += "\n";
+    text += &table(&["DEVICE", "IFINDEX", "ATTACHED"], devices);
+    let reasons = inspection
+        .reasons
+        .iter()
+        .map(|(reason, count)| vec![reason.name().to_owned(), count.to_string(), reason.help().to_owned()]);
+    text += "\n";
+    text += &table(&["REASON", "PACKETS", "MEANING"], reasons);
+    text
+}

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which devices carry the programs, and which addresses count as the Node's. Every device gets a reason.
+
+use std::net::IpAddr;
+
+/// What a network device is, as far as the choice depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// Hardware, or what the hypervisor shows as such.
+    Physical,
+    /// `lo`.
+    Loopback,
+    /// One end of a pair; usually a Pod's, on machines made of containers also the uplink.
+    Veth,
+    /// A bridge; usually a CNI's, sometimes the uplink.
+    Bridge,
+    /// Holds addresses and carries nothing.
+    Dummy,
+    /// Encapsulates: vxlan, geneve, ipip, wireguard, tun …
+    Tunnel,
+    /// VLAN, bond, team and whatever else stands for an uplink.
+    Other,
+}
+
+/// A network device as seen now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// Kernel index.
+    pub ifindex: u32,
+    /// The name now.
+    pub name: String,
+    /// What it is.
+    pub kind: DeviceKind,
+    /// Whether frames begin with an Ethernet header.
+    pub has_ethernet: bool,
+    /// Whether it belongs to a bond, bridge, team or virtual router.
+    pub is_enslaved: bool,
+    /// Whether a default route leaves by it.
+    pub has_default_route: bool,
+    /// Its addresses of global scope, in the kernel's order.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// `--devices`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DeviceSelection {
+    /// By the rules of [`choose`].
+    Auto,
+    /// These, by name.
+    Named(Vec<String>),
+}
+
+/// Why a device does or does not carry the programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reason {
+    /// `--devices` names it.
+    Named,
+    /// `--devices` names others.
+    NotNamed,
+    /// It has one of the Node's published addresses.
+    HasNodeAddress,
+    /// A default route leaves by it.
+    HasDefaultRoute,
+    /// Replies to Pods of other Nodes leave by it.
+    IsTunnel,
+    /// An uplink with an address.
+    IsUplink,
+    /// Its master carries the programs.
+    IsEnslaved,
+    /// Clients on the Node itself do not come in by a device.
+    IsLoopback,
+    /// Nothing leaves by it.
+    IsDummy,
+    /// Without Node address and default route, a veth or bridge leads to Pods.
+    LeadsToPods,
+    /// Nobody can send to it.
+    HasNoAddress,
+}
+
+impl Reason {
+    /// For tables and logs.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Named => "named by --devices",
+            Self::NotNamed => "not named by --devices",
+            Self::HasNodeAddress => "has a Node address",
+            Self::HasDefaultRoute => "has a default route",
+            Self::IsTunnel => "tunnel to other Nodes",
+            Self::IsUplink => "uplink with an address",
+            Self::IsEnslaved => "its master carries the programs",
+            Self::IsLoopback => "loopback",
+            Self::IsDummy => "carries no traffic",
+            Self::LeadsToPods => "leads to Pods",
+            Self::HasNoAddress => "has no address",
+        }
+    }
+}
+
+/// Whether a device carries the programs, and why.
+///
+/// Requests arrive where the Node's addresses are, replies leave by any device that leads away from the Pods; so a
+/// chosen device carries both programs.
+pub fn choose(device: &Device, selection: &DeviceSelection, node_ips: &[IpAddr]) -> Result<Reason, Reason> {
+    if let DeviceSelection::Named(names) = selection {
+        return if names.contains(&device.name) { Ok(Reason::Named) } else { Err(Reason::NotNamed) };
+    }
+    match device.kind {
+        DeviceKind::Loopback => return Err(Reason::IsLoopback),
+        DeviceKind::Dummy => return Err(Reason::IsDummy),
+        _ if device.is_enslaved => return Err(Reason::IsEnslaved),
+        DeviceKind::Tunnel => return Ok(Reason::IsTunnel),
+        DeviceKind::Physical | DeviceKind::Veth | DeviceKind::Bridge | DeviceKind::Other => {}
+    }
+    if device.addresses.iter().any(|addr| node_ips.contains(addr)) {
+        return Ok(Reason::HasNodeAddress);
+    }
+    if device.has_default_route {
+        return Ok(Reason::HasDefaultRoute);
+    }
+    match device.kind {
+        DeviceKind::Veth | DeviceKind::Bridge => Err(Reason::LeadsToPods),
+        DeviceKind::Physical | DeviceKind::Other | DeviceKind::Loopback | DeviceKind::Dummy | DeviceKind::Tunnel => {
+            if device.addresses.is_empty() {
+                Err(Reason::HasNoAddress)
+            } else {
+                Ok(Reason::IsUplink)
+            }
+        }
+    }
+}
+
+/// The addresses that clients can reach mappings by, the more important first: the published ones that the machine
+/// has, then every other address of a device that is not a dummy (kube-proxy's IPVS mode keeps all cluster IPs on one).
+pub fn local_addresses(devices: &[Device], node_ips: &[IpAddr]) -> Vec<IpAddr> {
+    let real = devices.iter().filter(|device| device.kind != DeviceKind::Dummy);
+    let all: Vec<IpAddr> = real.flat_map(|device| device.addresses.iter().copied()).collect();
+    let anywhere = |ip: &&IpAddr| devices.iter().any(|device| device.addresses.contains(ip));
+    let mut ordered = Vec::new();
+    for addr in node_ips.iter().filter(anywhere).copied().chain(all) {
+        if !ordered.contains(&addr) {
+            ordered.push(addr);
+        }
+    }
+    ordered
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Device, DeviceKind, DeviceSelection, Reason, choose, local_addresses};
+
+    const NODE_IP: &str = "192.0.2.11";
+
+    fn device(name: &str, kind: DeviceKind, addresses: &[&str]) -> Device {
+        Device {
+            ifindex: 2,
+            name: name.to_owned(),
+            kind,
+            has_ethernet: true,
+            is_enslaved: false,
+            has_default_route: false,
+            addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
+        }
+    }
+
+    fn auto(device: &Device) -> Result<Reason, Reason> {
+        choose(device, &DeviceSelection::Auto, &[NODE_IP.parse().unwrap()])
+    }
+
+    #[test]
+    fn uplinks_and_tunnels_are_chosen_and_pod_devices_are_not() {
+        let table = [
+            (device("eth0", DeviceKind::Physical, &[NODE_IP]), Ok(Reason::HasNodeAddress)),
+            (device("eth1", DeviceKind::Physical, &["198.51.100.4"]), Ok(Reason::IsUplink)),
+            (device("eth2", DeviceKind::Physical, &[]), Err(Reason::HasNoAddress)),
+            (device("veth0", DeviceKind::Veth, &[NODE_IP]), Ok(Reason::HasNodeAddress)),
+            (device("cali123", DeviceKind::Veth, &[]), Err(Reason::LeadsToPods)),
+            (device("cni0", DeviceKind::Bridge, &["10.244.1.1"]), Err(Reason::LeadsToPods)),
+            (device("br0", DeviceKind::Bridge, &[NODE_IP]), Ok(Reason::HasNodeAddress)),
+            (device("flannel.1", DeviceKind::Tunnel, &["10.244.1.0"]), Ok(Reason::IsTunnel)),
+            (device("wg0", DeviceKind::Tunnel, &[]), Ok(Reason::IsTunnel)),
+            (device("kube-ipvs0", DeviceKind::Dummy, &["10.96.0.1"]), Err(Reason::IsDummy)),
+            (device("lo", DeviceKind::Loopback, &[]), Err(Reason::IsLoopback)),
+            (device("eth0.100", DeviceKind::Other, &["203.0.113.4"]), Ok(Reason::IsUplink)),
+        ];
+        for (device, expected) in table {
+            assert_eq!(auto(&device), expected, "{}", device.name);
+        }
+    }
+
+    #[test]
+    fn a_default_route_makes_an_uplink_of_anything_and_a_master_takes_its_members_place() {
+        let routed = Device { has_default_route: true, ..device("br-ex", DeviceKind::Bridge, &[]) };
+        assert_eq!(auto(&routed), Ok(Reason::HasDefaultRoute));
+        let member = Device { is_enslaved: true, ..device("eth3", DeviceKind::Physical, &[]) };
+        assert_eq!(auto(&member), Err(Reason::IsEnslaved));
+    }
+
+    #[test]
+    fn a_list_of_names_overrides_every_rule() {
+        let named = DeviceSelection::Named(vec!["cni0".to_owned()]);
+        assert_eq!(choose(&device("cni0", DeviceKind::Bridge, &[]), &named, &[]), Ok(Reason::Named));
+        assert_eq!(choose(&device("eth0", DeviceKind::Physical, &[NODE_IP]), &named, &[]), Err(Reason::NotNamed));
+    }
+
+    #[test]
+    fn published_addresses_come_first_and_dummies_do_not_count() {
+        let devices = [
+            device("eth1", DeviceKind::Physical, &["198.51.100.4", "2001:db8::4"]),
+            device("eth0", DeviceKind::Physical, &[NODE_IP]),
+            device("kube-ipvs0", DeviceKind::Dummy, &["10.96.0.1"]),
+        ];
+        let node_ips = [NODE_IP.parse().unwrap(), "203.0.113.250".parse().unwrap()];
+        let texts: Vec<String> = local_addresses(&devices, &node_ips).iter().map(ToString::to_string).collect();
+        assert_eq!(texts, [NODE_IP, "198.51.100.4", "2001:db8::4"]);
+    }
+}

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The world at its worst: ops fail before or after their effect, patches hang, answers get lost, watchers lag.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::world::World;
+use crate::core::{
+    model::{Family, Frontend, Pod, PodKey, PodUid},
+    op::Op,
+    select::WantedPort,
+    snapshot::Change,
+    state::Failure,
+};
+
+/// How an op ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fate {
+    Done,
+    /// Nothing happened.
+    Refused,
+    /// It happened, but nobody heard.
+    Lost,
+}
+
+#[derive(Debug)]
+pub(super) struct Chaos {
+    pub(super) world: World,
+    in_flight: VecDeque<Op>,
+    /// What the Pod watcher has yet to say.
+    lag: VecDeque<Change>,
+    /// Pods that did not answer, or whose mapping or annotation somebody else changed, since all was last in order.
+    excused: BTreeSet<PodUid>,
+    /// What was published when all was last in order.
+    former: BTreeMap<(PodUid, WantedPort), Frontend>,
+    may_move: bool,
+}
+
+impl Chaos {
+    pub(super) fn new(mut world: World) -> Self {
+        world.start();
+        Self {
+            world,
+            in_flight: VecDeque::new(),
+            lag: VecDeque::new(),
+            excused: BTreeSet::new(),
+            former: BTreeMap::new(),
+            may_move: false,
+        }
+    }
+
+    /// Changes a Pod in the API server; the watcher says so later.
+    pub(super) fn put_pod(&mut self, mut pod: Pod) {
+        if let Some(former) = self.world.pods.get(&pod.key)
+            && former.uid != pod.uid
+        {
+            self.lag.push_back(Change::PodGone(former.key.clone(), former.uid.clone()));
+            pod.annotation = None;
+        }
+        let pod = self.world.store(pod);
+        self.lag.push_back(Change::Pod(pod));
+        self.excuse_unreachable();
+    }
+
+    pub(super) fn remove_pod(&mut self, key: &PodKey) {
+        if let Some(pod) = self.world.pods.remove(key) {
+            self.lag.push_back(Change::PodGone(pod.key, pod.uid));
+        }
+    }
+
+    pub(super) fn tamper(&mut self, key: &PodKey, annotation: Option<String>) {
+        if let Some(mut pod) = self.world.pods.get(key).cloned() {
+            pod.annotation = annotation;
+            self.excused.insert(pod.uid.clone());
+            self.put_pod(pod);
+        }
+    }
+
+    /// Somebody else changes the kernel's map.
+    pub(super) fn lose(&mut self, frontend: Frontend) {
+        self.world.real.mappings.remove(&frontend);
+        self.excused.extend(self.world.pods.values().map(|pod| pod.uid.clone()));
+        self.world.state.observe(self.world.real.clone());
+    }
+
+    /// Another process takes a port that is free at this moment.
+    pub(super) fn steal(&mut self, frontend: Frontend) {
+        if !self.world.real.reservations.contains(&frontend) {
+            self.world.stolen.insert(frontend);
+        }
+    }
+
+    /// The agent dies at this very moment and another one starts; somebody may take a port in between.
+    pub(super) fn restart(&mut self, stolen: Option<Frontend>) {
+        while let Some(op) = self.in_flight.pop_front() {
+            // What was sent may still arrive.
+            if self.world.patch(&op) == Ok(()) {
+                self.world.assert_published_works_but(&self.excused);
+            }
+        }
+        self.lag.clear();
+        self.world.stolen.extend(stolen);
+        self.may_move |= stolen.is_some();
+        if stolen.is_some() {
+            self.excused.extend(self.world.pods.values().map(|pod| pod.uid.clone()));
+        }
+        self.world.start();
+    }
+
+    /// Delivers up to so many of the watcher's messages.
+    pub(super) fn deliver(&mut self, count: usize) {
+        for _ in 0..count {
+            let Some(change) = self.lag.pop_front() else { break };
+            self.world.state.apply(change);
+        }
+        self.excuse_unreachable();
+    }
+
+    /// One pass of the agent, with each op ending as fate has it.
+    pub(super) fn pass(&mut self, fates: &mut impl Iterator<Item = Fate>) -> bool {
+        let ops = self.world.state.pass(self.world.now).ops;
+        let is_idle = ops.is_empty();
+        for op in ops {
+            if matches!(op, Op::Annotate { .. }) {
+                self.assert_alone(&op);
+                self.in_flight.push_back(op);
+            } else {
+                self.kernel(&op, fates.next().unwrap_or(Fate::Done));
+            }
+            self.world.assert_published_works_but(&self.excused);
+        }
+        is_idle
+    }
+
+    /// Ends the oldest patches that are under way.
+    pub(super) fn answer(&mut self, count: usize, fates: &mut impl Iterator<Item = Fate>) {
+        for _ in 0..count {
+            let Some(op) = self.in_flight.pop_front() else { break };
+            let fate = fates.next().unwrap_or(Fate::Done);
+            let result = if fate == Fate::Refused { Err(self.world.later()) } else { self.world.patch(&op) };
+            self.world.assert_published_works_but(&self.excused);
+            let Op::Annotate { pod, .. } = &op else { unreachable!("only patches are in flight") };
+            let stored = self.world.pods.get(pod).cloned().map(Change::Pod);
+            if result.is_ok() {
+                self.lag.extend(stored.clone());
+            }
+            match (result, fate) {
+                (Ok(()), Fate::Lost) => self.world.state.failed(&op, self.world.later(), self.world.now),
+                (Ok(()), _) => {
+                    stored.into_iter().for_each(|change| self.world.state.apply(change));
+                    self.world.state.done(&op, self.world.now);
+                }
+                (Err(failure), _) => self.world.state.failed(&op, failure, self.world.now),
+            }
+        }
+    }
+
+    /// Calm: everything is delivered, nothing fails. Then all must be in order.
+    pub(super) fn settle(&mut self) {
+        for _ in 0..200 {
+            self.deliver(usize::MAX);
+            self.answer(usize::MAX, &mut std::iter::empty());
+            let is_idle = self.pass(&mut std::iter::empty());
+            if is_idle && self.in_flight.is_empty() && self.lag.is_empty() {
+                match self.world.state.retries.values().min().copied() {
+                    Some(at) => self.world.now = at,
+                    None => return self.assert_in_order(),
+                }
+            }
+        }
+        panic!("it never settles");
+    }
+
+    pub(super) fn wait(&mut self, millis: u64) {
+        self.settle();
+        let end = self.world.now.plus(millis);
+        while let Some(at) = self.world.state.pass(self.world.now).next_deadline.filter(|at| *at <= end) {
+            assert!(at > self.world.now, "a deadline in the past would spin");
+            self.world.now = at;
+            self.settle();
+        }
+        self.world.now = end.max(self.world.now);
+        self.settle();
+    }
+
+    fn kernel(&mut self, op: &Op, fate: Fate) {
+        let failure = self.world.later();
+        let result = if fate == Fate::Refused { Err(failure) } else { self.world.kernel(op) };
+        match (result, fate) {
+            (Ok(()), Fate::Lost) => {
+                self.world.state.failed(op, failure, self.world.now);
+                // The adapter reads the kernel again after it failed.
+                self.world.state.observe(self.world.real.clone());
+            }
+            (Ok(()), _) => self.world.state.done(op, self.world.now),
+            (Err(failure), _) => self.world.state.failed(op, failure, self.world.now),
+        }
+    }
+
+    fn assert_alone(&self, op: &Op) {
+        let Op::Annotate { uid, .. } = op else { return };
+        let same = |other: &&Op| matches!(other, Op::Annotate { uid: other, .. } if other == uid);
+        assert_eq!(self.in_flight.iter().find(same), None, "two writes to one Pod at a time");
+    }
+
+    /// A Pod that does not answer, as the API server or the agent sees it, cannot be promised a mapping.
+    fn excuse_unreachable(&mut self) {
+        let world = &self.world;
+        let seen = |pod: &Pod| world.state.snapshot.pod(&pod.key).filter(|seen| seen.uid == pod.uid).cloned();
+        let is_reachable =
+            |pod: &Pod| world.is_reachable(pod) && seen(pod).is_none_or(|seen| world.is_reachable(&seen));
+        let unreachable = world.pods.values().filter(|pod| !is_reachable(pod));
+        self.excused.extend(unreachable.map(|pod| pod.uid.clone()));
+    }
+
+    fn assert_in_order(&mut self) {
+        self.excused.clear();
+        self.excuse_unreachable();
+        self.world.assert_published_works_but(&self.excused);
+        self.assert_mappings_lead_home();
+        let mut published = BTreeMap::new();
+        for pod in self.world.pods.values() {
+            for entry in self.world.published(&pod.key) {
+                let has_family = pod.ips.iter().any(|ip| Family::of(*ip) == entry.family);
+                assert!(has_family || pod.is_terminating, "{} has no address for {entry:?}", pod.key);
+                let port = WantedPort { pod_port: entry.pod_port, protocol: entry.protocol, family: entry.family };
+                let former = published.insert((pod.uid.clone(), port), entry.frontend());
+                assert_eq!(former, None, "{}: one port published twice", pod.key);
+            }
+        }
+        for (owner, frontend) in &published {
+            let former = self.former.get(owner).filter(|_| !self.may_move);
+            assert!(former.is_none_or(|former| former == frontend), "{owner:?} moved from {former:?} to {frontend:?}");
+        }
+        self.former = published;
+        self.may_move = false;
+    }
+
+    fn assert_mappings_lead_home(&self) {
+        for (frontend, backend) in &self.world.real.mappings {
+            let is_home = |pod: &&Pod| pod.uid.generation() == backend.generation && pod.ips.contains(&backend.pod_ip);
+            let pod = self.world.pods.values().find(is_home);
+            assert!(pod.is_some_and(|pod| !pod.is_finished), "{frontend} leads to nobody at {backend:?}");
+            assert!(!self.world.stolen.contains(frontend) || !self.world.real.reservations.contains(frontend));
+        }
+    }
+}

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Programs on devices.
+//!
+//! From 6.6 on a device's programs are BPF links at the head of its TC hooks, pinned, and replaced in place; before,
+//! they are filters of a clsact qdisc under a priority and handle of our own. Attaching is idempotent: it replaces what
+//! is there, makes what is missing, and so also repairs what somebody removed.
+
+use std::{collections::BTreeSet, io};
+
+use aya::{
+    Ebpf,
+    programs::{
+        LinkOrder, ProgramError, SchedClassifier, TcAttachType,
+        links::{FdLink, LinkError, PinnedLink},
+        tc::{self, NlOptions, SchedClassifierLink, SchedClassifierLinkId, TcAttachOptions, TcError, TcHandle},
+    },
+    sys::SyscallError,
+};
+use npl_common::names::{PROG_EGRESS, PROG_EGRESS_L3, PROG_INGRESS, PROG_INGRESS_L3};
+
+use super::{
+    error::DatapathError,
+    load::program,
+    pins::{Direction, Pins, pin_error, unpin},
+    preflight,
+};
+use crate::core::devices::Device;
+
+/// Ahead of every filter that leaves the choice to the kernel.
+pub(super) const CLSACT_PRIORITY: u16 = 1;
+/// Ours among the filters of that priority.
+pub(super) const CLSACT_HANDLE: TcHandle = TcHandle::new(0x4e50, 0x4c01);
+
+/// The loaded programs and where they are attached.
+#[derive(Debug)]
+pub struct Hooks {
+    ebpf: Ebpf,
+    pins: Pins,
+    tcx: bool,
+    attached: BTreeSet<u32>,
+}
+
+impl Hooks {
+    pub(super) fn new(ebpf: Ebpf, pins: Pins) -> Self {
+        Self { ebpf, pins, tcx: preflight::has_tcx(), attached: BTreeSet::new() }
+    }
+
+    /// Whether devices carry BPF links (`tcx`) or filters (`clsact`).
+    pub const fn mechanism(&self) -> &'static str {
+        if self.tcx { "tcx" } else { "clsact" }
+    }
+
+    /// The indexes of the devices that the programs are on.
+    pub const fn attached(&self) -> &BTreeSet<u32> {
+        &self.attached
+    }
+
+    /// Whether an earlier agent, or this one, left something attached to the device.
+    pub fn has_link(&self, ifindex: u32) -> bool {
+        [Direction::Ingress, Direction::Egress].iter().any(|direction| self.pins.link(ifindex, *direction).exists())
+    }
+
+    /// Puts the programs on the wanted ones of all devices, and takes them off the rest.
+    ///
+    /// A device that fails is reported and the others go on.
+    pub fn attach(&mut self, devices: &[Device], is_wanted: impl Fn(&Device) -> bool) -> Vec<DatapathError> {
+        let mut errors = Vec::new();
+        let wanted: Vec<&Device> = devices.iter().filter(|device| is_wanted(device)).collect();
+        for device in &wanted {
+            // Replies first: a request whose reply leaves untranslated is worse than one that waits for a moment.
+            let result =
+                self.attach_one(device, Direction::Egress).and_then(|()| self.attach_one(device, Direction::Ingress));
+            match result {
+                Ok(()) => {
+                    self.attached.insert(device.ifindex);
+                }
+                Err(error) => {
+                    self.attached.remove(&device.ifindex);
+                    errors.push(error);
+                }
+            }
+        }
+        let keep: BTreeSet<u32> = wanted.iter().map(|device| device.ifindex).collect();
+        errors.extend(self.detach_others(devices, &keep));
+        errors
+    }
+
+    fn attach_one(&mut self, device: &Device, direction: Direction) -> Result<(), DatapathError> {
+        if !self.tcx {
+            return self.attach_clsact(device, direction);
+        }
+        match self.attach_tcx(device, direction) {
+            // A kernel of the right age can still be built without TCX.
+            Err(DatapathError::Attach { source, .. }) if is_unsupported(&source) => {
+                self.tcx = false;
+                self.attach_clsact(device, direction)
+            }
+            other => other,
+        }
+    }
+
+    fn attach_tcx(&mut self, device: &Device, direction: Direction) -> Result<(), DatapathError> {
+        let pin = self.pins.link(device.ifindex, direction);
+        let name = program_name(device, direction);
+        let program = program(&mut self.ebpf, name)?;
+        let link_error = |operation| {
+            move |source| DatapathError::Link { operation, program: name, interface: device.name.clone(), source }
+        };
+        match PinnedLink::from_pin(&pin) {
+            Ok(pinned) => match replace(program, FdLink::from(pinned)) {
+                // The device that the link was on is gone, or the pin is no link of ours: start afresh.
+                Err(error) if !is_severed(&error) => return Err(attach_error(name, device)(error)),
+                Err(_severed) => unpin(&pin)?,
+                Ok(id) => {
+                    // The pin holds the link; the descriptor is not needed any more.
+                    drop(program.take_link(id).map_err(attach_error(name, device))?);
+                    return Ok(());
+                }
+            },
+            Err(LinkError::SyscallError(error)) if error.io_error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(link_error("open")(error)),
+        }
+        let options = TcAttachOptions::TcxOrder(LinkOrder::first());
+        let id = program.attach_with_options(&device.name, attach_type(direction), options);
+        let link = id.and_then(|id| program.take_link(id)).map_err(attach_error(name, device))?;
+        let link = FdLink::try_from(link).map_err(link_error("take"))?;
+        link.pin(&pin).map(drop).map_err(|error| pin_error("pin link", &pin, io::Error::other(error)))
+    }
+
+    fn attach_clsact(&mut self, device: &Device, side: Direction) -> Result<(), DatapathError> {
+        let name = program_name(device, side);
+        self.ensure_clsact(device, name)?;
+        let program = program(&mut self.ebpf, name)?;
+        let direction = attach_type(side);
+        let existing = SchedClassifierLink::attached(&device.name, direction, CLSACT_PRIORITY, CLSACT_HANDLE, None)
+            .map_err(|error| attach_error(name, device)(ProgramError::from(TcError::from(error))))?;
+        let options = NlOptions { priority: CLSACT_PRIORITY, handle: CLSACT_HANDLE, classid: None };
+        let id = program.attach_to_link(existing).or_else(|_not_there| {
+            program.attach_with_options(&device.name, direction, TcAttachOptions::Netlink(options))
+        });
+        let link = id.and_then(|id| program.take_link(id)).map_err(attach_error(name, device))?;
+        leave_attached(link);
+        // A filter has no pin; an empty folder in its place tells the commands that look, and the next agent.
+        let mark = self.pins.link(device.ifindex, side);
+        std::fs::create_dir_all(&mark).map_err(|source| pin_error("create", &mark, source))
+    }
+
+    /// Adds the qdisc where there is none, and notes that it is ours.
+    fn ensure_clsact(&self, device: &Device, name: &'static str) -> Result<(), DatapathError> {
+        match tc::qdisc_add_clsact(&device.name) {
+            Ok(()) => {
+                let mark = self.pins.clsact_mark(device.ifindex);
+                std::fs::create_dir_all(&mark).map_err(|source| pin_error("create", &mark, source))
+            }
+            Err(TcError::NetlinkError(error)) if error.raw_os_error() == Some(libc::EEXIST) => Ok(()),
+            Err(error) => Err(attach_error(name, device)(ProgramError::from(error))),
+        }
+    }
+
+    /// Takes the programs off devices that are no longer wanted, or gone.
+    fn detach_others(&mut self, devices: &[Device], keep: &BTreeSet<u32>) -> Vec<DatapathError> {
+        self.attached.retain(|ifindex| keep.contains(ifindex));
+        let links = match self.pins.links() {
+            Ok(links) => links,
+            Err(error) => return vec![error],
+        };
+        let mut errors = Vec::new();
+        for (ifindex, direction) in links.into_iter().filter(|(ifindex, _)| !keep.contains(ifindex)) {
+            if let Some(device) = devices.iter().find(|device| device.ifindex == ifindex && !self.tcx) {
+                super::cleanup::detach_filters(&device.name);
+            }
+            errors.extend(unpin(&self.pins.link(ifindex, direction)).err());
+        }
+        errors
+    }
+}
+
+const fn program_name(device: &Device, direction: Direction) -> &'static str {
+    match (direction, device.has_ethernet) {
+        (Direction::Ingress, true) => PROG_INGRESS,
+        (Direction::Ingress, false) => PROG_INGRESS_L3,
+        (Direction::Egress, true) => PROG_EGRESS,
+        (Direction::Egress, false) => PROG_EGRESS_L3,
+    }
+}
+
+const fn attach_type(direction: Direction) -> TcAttachType {
+    match direction {
+        Direction::Ingress => TcAttachType::Ingress,
+        Direction::Egress => TcAttachType::Egress,
+    }
+}
+
+fn replace(program: &mut SchedClassifier, link: FdLink) -> Result<SchedClassifierLinkId, ProgramError> {
+    let link = SchedClassifierLink::try_from(link).map_err(|_not_tcx| {
+        ProgramError::SyscallError(SyscallError {
+            call: "bpf_link_get_info",
+            io_error: io::Error::from_raw_os_error(libc::ENOLINK),
+        })
+    })?;
+    program.attach_to_link(link)
+}
+
+/// Gives a filter up without detaching it: aya detaches what is dropped, except what it cannot turn into a link.
+fn leave_attached(link: SchedClassifierLink) {
+    drop(FdLink::try_from(link));
+}
+
+fn is_severed(error: &ProgramError) -> bool {
+    os_error(error) == Some(libc::ENOLINK)
+}
+
+fn is_unsupported(error: &ProgramError) -> bool {
+    matches!(os_error(error), Some(libc::EINVAL | libc::EOPNOTSUPP))
+}
+
+fn os_error(error: &ProgramError) -> Option<i32> {
+    if let ProgramError::SyscallError(error) = error { error.io_error.raw_os_error() } else { None }
+}
+
+fn attach_error(program: &'static str, device: &Device) -> impl Fn(ProgramError) -> DatapathError {
+    let interface = device.name.clone();
+    move |source| DatapathError::Attach { program, interface: interface.clone(), source: Box::new(source) }
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Takes away everything that any agent ever made in the kernel, and nothing of others.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use aya::programs::{
+    TcAttachType,
+    tc::{self, TcError},
+};
+use npl_common::names::PROGRAMS;
+
+use super::{
+    error::DatapathError,
+    pins::{Pins, names_in, pin_error},
+};
+use crate::netlink::{self, NetlinkError};
+
+/// What was taken away.
+#[derive(Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Removed {
+    /// Pinned maps and links.
+    pub pins: Vec<PathBuf>,
+    /// Devices from which TC filters of ours were removed.
+    pub filters: Vec<String>,
+    /// Devices whose clsact qdisc was ours and empty.
+    pub qdiscs: Vec<String>,
+}
+
+/// Removes filters and qdiscs, then every pin of every ABI version; a link without its pin is detached by the kernel.
+///
+/// Goes on after a failure, so that one device does not keep the rest.
+///
+/// # Errors
+///
+/// All that failed.
+pub async fn remove_everything(bpffs: &Path) -> (Removed, Vec<CleanupError>) {
+    let pins = Pins::new(bpffs);
+    let mut removed = Removed::default();
+    let mut errors = Vec::new();
+    match netlink::interfaces().await {
+        Ok(interfaces) => {
+            for interface in interfaces {
+                if detach_filters(&interface.name) {
+                    removed.filters.push(interface.name);
+                }
+            }
+        }
+        Err(error) => errors.push(error.into()),
+    }
+    match pins.clsact_marks() {
+        Ok(marks) => {
+            for ifindex in marks {
+                match netlink::remove_unused_clsact(ifindex).await {
+                    Ok(Some(name)) => removed.qdiscs.push(name),
+                    Ok(None) => {}
+                    Err(error) => errors.push(error.into()),
+                }
+            }
+        }
+        Err(error) => errors.push(error.into()),
+    }
+    remove_tree(pins.root(), &mut removed.pins, &mut errors);
+    (removed, errors)
+}
+
+/// Something that could not be taken away.
+#[derive(Debug, thiserror::Error)]
+pub enum CleanupError {
+    /// A pin.
+    #[error(transparent)]
+    Datapath(#[from] DatapathError),
+    /// A device.
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+}
+
+/// Removes our filters from a device, by our programs' names; whether there were any.
+pub(super) fn detach_filters(interface: &str) -> bool {
+    let mut found = false;
+    for direction in [TcAttachType::Ingress, TcAttachType::Egress] {
+        for name in PROGRAMS {
+            // A device without the qdisc, or without our filter, answers with an error that means "nothing to do".
+            let result: Result<(), TcError> = tc::qdisc_detach_program(interface, direction, name);
+            found |= result.is_ok();
+        }
+    }
+    found
+}
+
+fn remove_tree(dir: &Path, removed: &mut Vec<PathBuf>, errors: &mut Vec<CleanupError>) {
+    let names = match names_in(dir) {
+        Ok(names) => names,
+        Err(error) => return errors.push(error.into()),
+    };
+    for name in names {
+        let path = dir.join(name);
+        if path.is_dir() {
+            remove_tree(&path, removed, errors);
+        } else {
+            match fs::remove_file(&path) {
+                Ok(()) => removed.push(path),
+                Err(source) => errors.push(pin_error("remove", &path, source).into()),
+            }
+        }
+    }
+    if dir.exists() {
+        errors.extend(fs::remove_dir(dir).map_err(|source| pin_error("remove", dir, source).into()).err());
+    }
+}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What can go wrong between the agent and the kernel, one sentence each.
+
+use std::{io, path::PathBuf};
+
+use aya::{
+    EbpfError,
+    maps::MapError,
+    programs::{ProgramError, links::LinkError},
+};
+
+use crate::core::model::Frontend;
+
+/// An operation on the datapath that the kernel refused, or that cannot be tried here.
+#[derive(Debug, thiserror::Error)]
+pub enum DatapathError {
+    /// The build embedded no kernel object.
+    #[error("this npl-agent was built without its kernel programs: build it with `cargo xtask build`")]
+    NoObject,
+    /// The kernel lacks what the programs need.
+    #[error("kernel {found} is too old: npl-agent needs {needed} or newer")]
+    KernelTooOld {
+        /// The running kernel's release.
+        found: String,
+        /// The oldest release that works.
+        needed: &'static str,
+    },
+    /// The process may not do what it has to.
+    #[error(
+        "missing capability {0}: run npl-agent as uid 0 with CAP_BPF and CAP_NET_ADMIN (deploy/npl.yaml grants both)"
+    )]
+    MissingCapability(&'static str),
+    /// No bpffs where one was expected.
+    #[error(
+        "{path} is not a BPF file system: mount one there (`mount -t bpf bpf {path}`) or name another with --bpffs",
+        path = .0.display()
+    )]
+    NoBpffs(PathBuf),
+    /// Another agent works in this network namespace.
+    #[error("another npl-agent runs on this Node: stop it first, or remove the DaemonSet's second copy")]
+    AlreadyRunning,
+    /// A file operation on the bpffs.
+    #[error("{operation} {path}", path = .path.display())]
+    Pin {
+        /// The verb.
+        operation: &'static str,
+        /// The pin.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// The object did not load.
+    #[error("load the kernel programs")]
+    Load(#[source] EbpfError),
+    /// The object could not be read.
+    #[error("read the embedded kernel object")]
+    Parse(#[source] aya_obj::ParseError),
+    /// One program did not load.
+    #[error("load program {name}")]
+    LoadProgram {
+        /// Its name.
+        name: &'static str,
+        /// The verifier's or the kernel's answer.
+        #[source]
+        source: Box<ProgramError>,
+    },
+    /// The object lacks a program or map that the agent knows.
+    #[error("the kernel object has no {0}: agent and object are of different builds")]
+    Missing(&'static str),
+    /// A pinned map could not be opened.
+    #[error("open map {name}")]
+    OpenMap {
+        /// Its name.
+        name: &'static str,
+        /// The kernel's answer.
+        #[source]
+        source: MapError,
+    },
+    /// A map could not be read or written.
+    #[error("{operation} map {name}")]
+    Map {
+        /// The verb.
+        operation: &'static str,
+        /// The map.
+        name: &'static str,
+        /// The kernel's answer.
+        #[source]
+        source: MapError,
+    },
+    /// The mapping's addresses are not of its family, or the family has no programs.
+    #[error("mapping {0} has an address of the wrong family")]
+    WrongFamily(Frontend),
+    /// No counter is free for another mapping.
+    #[error("no room for mapping {0}: all {max} are in use", max = npl_common::mapping::MAX_MAPPINGS)]
+    Full(Frontend),
+    /// A program could not be attached.
+    #[error("attach {program} to {interface}")]
+    Attach {
+        /// The program.
+        program: &'static str,
+        /// The device's name.
+        interface: String,
+        /// The kernel's answer.
+        #[source]
+        source: Box<ProgramError>,
+    },
+    /// A link could not be handled.
+    #[error("{operation} the link of {program} on {interface}")]
+    Link {
+        /// The verb.
+        operation: &'static str,
+        /// The program.
+        program: &'static str,
+        /// The device's name.
+        interface: String,
+        /// The kernel's answer.
+        #[source]
+        source: LinkError,
+    },
+}
+
+impl DatapathError {
+    /// Wraps the kernel's refusal of an operation on a map.
+    pub(crate) const fn map(operation: &'static str, name: &'static str) -> impl FnOnce(MapError) -> Self {
+        move |source| Self::Map { operation, name, source }
+    }
+}

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is in the kernel now, for the commands that only look; no agent needs to run.
+
+use std::{collections::BTreeMap, net::Ipv4Addr, path::Path};
+
+use npl_common::{config::Config, reason::Reason};
+
+use super::{
+    error::DatapathError,
+    pins::{Direction, Pins},
+    preflight,
+    tables::{MappingRecord, Tables},
+};
+
+/// All of the datapath's state.
+#[derive(Debug)]
+pub struct Inspection {
+    /// Whether anything is pinned at all; all else is empty if not.
+    pub is_installed: bool,
+    /// The programs' configuration.
+    pub config: Option<Config>,
+    /// Addresses that count as the Node's.
+    pub local_addresses: Vec<Ipv4Addr>,
+    /// Directions by device index, of pinned links.
+    pub links: BTreeMap<u32, Vec<Direction>>,
+    /// Mappings with their counters, by node port.
+    pub mappings: Vec<MappingRecord>,
+    /// Flows that are remembered.
+    pub flows: usize,
+    /// Packets by reason.
+    pub reasons: Vec<(Reason, u64)>,
+}
+
+impl Inspection {
+    /// Reads everything by its pins.
+    ///
+    /// # Errors
+    ///
+    /// If the path is no bpffs, or the kernel refuses.
+    pub fn read(bpffs: &Path) -> Result<Self, DatapathError> {
+        preflight::check_bpffs(bpffs)?;
+        let pins = Pins::new(bpffs);
+        let mut links: BTreeMap<u32, Vec<Direction>> = BTreeMap::new();
+        for (ifindex, direction) in pins.links()? {
+            links.entry(ifindex).or_default().push(direction);
+        }
+        if !pins.map(npl_common::names::MAP_CONFIG).exists() {
+            return Ok(Self {
+                is_installed: false,
+                config: None,
+                local_addresses: Vec::new(),
+                links,
+                mappings: Vec::new(),
+                flows: 0,
+                reasons: Vec::new(),
+            });
+        }
+        let tables = Tables::open(&pins)?;
+        Ok(Self {
+            is_installed: true,
+            config: Some(tables.config()?),
+            local_addresses: tables.local_addresses()?.into_keys().collect(),
+            links,
+            mappings: tables.records()?,
+            flows: tables.flow_count()?,
+            reasons: tables.reasons()?,
+        })
+    }
+}

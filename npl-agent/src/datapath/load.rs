@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Loads the object over whatever an earlier agent left pinned.
+
+use std::{collections::BTreeMap, path::Path};
+
+use aya::{Ebpf, EbpfLoader, maps::MapData, programs::SchedClassifier};
+use aya_obj::Object;
+use npl_common::{
+    config::Config,
+    names::{ABI_VERSION, PINNED_MAPS, PROGRAMS},
+};
+use tracing::warn;
+
+use super::{
+    attach::Hooks,
+    error::DatapathError,
+    mappings::MappingWriter,
+    object::embedded_object,
+    pins::{Pins, unpin},
+    preflight,
+    tables::Tables,
+};
+use crate::core::{
+    model::{Backend, Frontend},
+    settings::PortRange,
+};
+
+/// The loaded programs and their maps.
+#[derive(Debug)]
+pub struct Datapath {
+    /// The programs on their devices.
+    pub hooks: Hooks,
+    /// The maps.
+    pub tables: Tables,
+    writer: MappingWriter,
+}
+
+impl Datapath {
+    /// Checks the machine, adopts what is pinned, and loads the programs. Attaches nothing yet: links of an earlier
+    /// agent go on with the earlier programs until [`Hooks::attach`] replaces them.
+    ///
+    /// # Errors
+    ///
+    /// Whatever is missing, or the kernel's refusal.
+    pub fn open(bpffs: &Path) -> Result<Self, DatapathError> {
+        preflight::check(bpffs)?;
+        let object = embedded_object()?;
+        let pins = Pins::new(bpffs);
+        pins.create()?;
+        discard_incompatible(&pins, object)?;
+        let ebpf = load(&pins, object)?;
+        let tables = Tables::open(&pins)?;
+        Ok(Self { hooks: Hooks::new(ebpf, pins), tables, writer: MappingWriter::default() })
+    }
+
+    /// Every mapping that the kernel holds; endpoints that do not fit them are put right on the way.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn mappings(&mut self) -> Result<BTreeMap<Frontend, Backend>, DatapathError> {
+        self.writer.refresh(&mut self.tables)?;
+        self.tables.mappings()
+    }
+
+    /// Writes a mapping; an existing one of the same frontend is replaced at once.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses, or the backend is not of the frontend's family.
+    pub fn upsert_mapping(&mut self, frontend: Frontend, backend: Backend) -> Result<(), DatapathError> {
+        self.writer.upsert(&mut self.tables, frontend, backend)
+    }
+
+    /// Removes a mapping; one that is not there is as good as removed.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn remove_mapping(&mut self, frontend: Frontend) -> Result<(), DatapathError> {
+        self.writer.remove(&mut self.tables, frontend)
+    }
+
+    /// Forgets the flows of endpoints that were removed since the last call.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn purge_flows(&mut self) -> Result<(), DatapathError> {
+        self.writer.purge_flows(&mut self.tables)
+    }
+
+    /// Tells the programs which ports can be mapped: the configured ones, and those of mappings that still drain.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn configure(&mut self, range: PortRange, seed: impl FnOnce() -> u64) -> Result<(), DatapathError> {
+        let old = self.tables.config()?;
+        let (mut port_min, mut port_max) = (range.start().0, range.end().0);
+        for (frontend, _backend) in self.tables.mappings()? {
+            port_min = port_min.min(frontend.node_port.0);
+            port_max = port_max.max(frontend.node_port.0);
+        }
+        // Half-open flows are found by the seed, so it stays over a restart.
+        let seed = if old.abi == ABI_VERSION { old.seed } else { seed() };
+        self.tables.set_config(Config { seed, port_min, port_max, flags: 0, abi: ABI_VERSION, pad: 0 })
+    }
+}
+
+/// Removes pinned maps that do not fit the object: aya opens whatever is pinned under a name.
+fn discard_incompatible(pins: &Pins, object: &[u8]) -> Result<(), DatapathError> {
+    let parsed = Object::parse(object).map_err(DatapathError::Parse)?;
+    for name in PINNED_MAPS {
+        let path = pins.map(name);
+        if !path.exists() {
+            continue;
+        }
+        let wanted = parsed.maps.get(*name).ok_or(DatapathError::Missing(name))?;
+        let info = MapData::from_pin(&path).and_then(|map| map.info()).ok();
+        let fits = info.is_some_and(|info| {
+            info.map_type().ok().map(|kind| kind as u32) == Some(wanted.map_type())
+                && info.key_size() == wanted.key_size()
+                && info.value_size() == wanted.value_size()
+                && info.max_entries() == wanted.max_entries()
+        });
+        if !fits {
+            warn!(map = *name, "pinned map does not fit this agent; it starts empty");
+            unpin(&path)?;
+        }
+    }
+    Ok(())
+}
+
+fn load(pins: &Pins, object: &[u8]) -> Result<Ebpf, DatapathError> {
+    let mut loader = EbpfLoader::new();
+    for name in PINNED_MAPS {
+        loader.map_pin_path(name, pins.map(name));
+    }
+    let mut ebpf = loader.load(object).map_err(DatapathError::Load)?;
+    for name in PROGRAMS {
+        let program = program(&mut ebpf, name)?;
+        program.load().map_err(|source| DatapathError::LoadProgram { name, source: Box::new(source) })?;
+    }
+    Ok(ebpf)
+}
+
+/// One of the object's programs.
+pub(super) fn program<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut SchedClassifier, DatapathError> {
+    let program = ebpf.program_mut(name).ok_or(DatapathError::Missing(name))?;
+    program.try_into().map_err(|_other_type| DatapathError::Missing(name))
+}

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The kernel's side of the agent: loads the programs, attaches them to devices, and reads and writes their maps.
+//!
+//! Everything is pinned under `<bpffs>/npl/v<ABI>/`, so the datapath outlives the agent: it may be killed, restarted or
+//! upgraded at any line, and packets are translated all the while. What the kernel holds is read back, never remembered.
+
+pub mod attach;
+pub mod cleanup;
+pub mod error;
+pub mod inspect;
+pub mod load;
+pub mod mappings;
+mod object;
+pub mod pins;
+pub mod preflight;
+pub mod tables;
+
+pub use attach::Hooks;
+pub use error::DatapathError;
+pub use load::Datapath;
+pub use object::embedded_object;
+pub use pins::Pins;
+pub use tables::Tables;

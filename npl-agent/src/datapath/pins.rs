@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Where everything is pinned.
+//!
+//! ```text
+//! <bpffs>/npl/                   removed by `npl-agent cleanup`
+//! └── v1/                        one folder per ABI version
+//!     ├── npl_config … npl_reason    the maps, by their names
+//!     ├── links/<ifindex>_in         BPF links; before 6.6 empty folders that stand for filters
+//!     ├── links/<ifindex>_out
+//!     └── clsact/<ifindex>           empty folder: this device's clsact qdisc is ours (before 6.6)
+//! ```
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use npl_common::names::{ABI_VERSION, LINK_DIR, PIN_ROOT};
+
+use super::error::DatapathError;
+
+const CLSACT_DIR: &str = "clsact";
+
+/// Direction of a hook, seen from the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Direction {
+    /// Packets that come in by the device: requests.
+    Ingress,
+    /// Packets that leave by the device: replies.
+    Egress,
+}
+
+impl Direction {
+    /// As in pin names.
+    const fn suffix(self) -> &'static str {
+        match self {
+            Self::Ingress => "in",
+            Self::Egress => "out",
+        }
+    }
+
+    /// As in tables and logs.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ingress => "ingress",
+            Self::Egress => "egress",
+        }
+    }
+}
+
+/// The paths of one bpffs.
+#[derive(Debug, Clone)]
+pub struct Pins {
+    root: PathBuf,
+    version: PathBuf,
+}
+
+impl Pins {
+    /// Paths below a mounted bpffs.
+    pub fn new(bpffs: &Path) -> Self {
+        let root = bpffs.join(PIN_ROOT);
+        let version = root.join(format!("v{ABI_VERSION}"));
+        Self { root, version }
+    }
+
+    /// `<bpffs>/npl`.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// A map's pin.
+    pub fn map(&self, name: &str) -> PathBuf {
+        self.version.join(name)
+    }
+
+    /// The pin of a device's link.
+    pub fn link(&self, ifindex: u32, direction: Direction) -> PathBuf {
+        self.version.join(LINK_DIR).join(format!("{ifindex}_{}", direction.suffix()))
+    }
+
+    /// The mark that a device's clsact qdisc is ours.
+    pub fn clsact_mark(&self, ifindex: u32) -> PathBuf {
+        self.version.join(CLSACT_DIR).join(ifindex.to_string())
+    }
+
+    /// Makes the folders.
+    pub fn create(&self) -> Result<(), DatapathError> {
+        for dir in [self.version.join(LINK_DIR), self.version.join(CLSACT_DIR)] {
+            fs::create_dir_all(&dir).map_err(|source| pin_error("create", &dir, source))?;
+        }
+        Ok(())
+    }
+
+    /// Every pinned link: device index and direction.
+    pub fn links(&self) -> Result<Vec<(u32, Direction)>, DatapathError> {
+        let mut links = Vec::new();
+        for name in names_in(&self.version.join(LINK_DIR))? {
+            let Some((ifindex, suffix)) = name.split_once('_') else { continue };
+            let direction = [Direction::Ingress, Direction::Egress].into_iter().find(|d| d.suffix() == suffix);
+            if let (Ok(ifindex), Some(direction)) = (ifindex.parse(), direction) {
+                links.push((ifindex, direction));
+            }
+        }
+        links.sort_unstable();
+        Ok(links)
+    }
+
+    /// Every device whose clsact qdisc is ours.
+    pub fn clsact_marks(&self) -> Result<Vec<u32>, DatapathError> {
+        let names = names_in(&self.version.join(CLSACT_DIR))?;
+        Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
+    }
+}
+
+/// Removes a pin; one that is not there is as good as removed.
+pub fn unpin(path: &Path) -> Result<(), DatapathError> {
+    let result = if path.is_dir() { fs::remove_dir(path) } else { fs::remove_file(path) };
+    match result {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => Err(pin_error("remove", path, source)),
+        _ => Ok(()),
+    }
+}
+
+/// The names in a folder; a folder that is not there has none.
+pub(crate) fn names_in(dir: &Path) -> Result<Vec<String>, DatapathError> {
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(source) => return Err(pin_error("list", dir, source)),
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(|source| pin_error("list", dir, source))?;
+        names.push(entry.file_name().to_string_lossy().into_owned());
+    }
+    Ok(names)
+}
+
+pub(crate) fn pin_error(operation: &'static str, path: &Path, source: io::Error) -> DatapathError {
+    DatapathError::Pin { operation, path: path.to_owned(), source }
+}

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What must be so before anything is touched; each failure names the way out.
+
+use std::path::Path;
+
+use aya::util::KernelVersion;
+use caps::{CapSet, Capability};
+use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
+
+use super::error::DatapathError;
+
+/// The oldest kernel that the programs load on.
+pub const KERNEL_FLOOR: (u8, u8) = (5, 10);
+const KERNEL_FLOOR_TEXT: &str = "5.10";
+/// The first kernel with BPF links on TC hooks.
+const TCX_SINCE: (u8, u8) = (6, 6);
+
+/// Checks kernel, capabilities and bpffs, in the order in which a user can do something about them.
+///
+/// # Errors
+///
+/// The first thing that is missing.
+pub fn check(bpffs: &Path) -> Result<(), DatapathError> {
+    kernel()?;
+    capabilities()?;
+    check_bpffs(bpffs)
+}
+
+/// Whether TC hooks take BPF links here.
+pub fn has_tcx() -> bool {
+    is_at_least(TCX_SINCE)
+}
+
+/// A kernel that does not say its version is taken for a new one: loading will tell.
+fn is_at_least((major, minor): (u8, u8)) -> bool {
+    KernelVersion::current().map_or(true, |found| found >= KernelVersion::new(major, minor, 0))
+}
+
+fn kernel() -> Result<(), DatapathError> {
+    if is_at_least(KERNEL_FLOOR) {
+        return Ok(());
+    }
+    let found = nix::sys::utsname::uname().map_or_else(
+        |_unreadable| "of unknown version".to_owned(),
+        |name| name.release().to_string_lossy().into_owned(),
+    );
+    Err(DatapathError::KernelTooOld { found, needed: KERNEL_FLOOR_TEXT })
+}
+
+fn capabilities() -> Result<(), DatapathError> {
+    // CAP_SYS_ADMIN stands for CAP_BPF wherever the kernel asks for it.
+    let has = |capability| caps::has_cap(None, CapSet::Effective, capability).unwrap_or(false);
+    if !has(Capability::CAP_BPF) && !has(Capability::CAP_SYS_ADMIN) {
+        return Err(DatapathError::MissingCapability("CAP_BPF"));
+    }
+    if !has(Capability::CAP_NET_ADMIN) {
+        return Err(DatapathError::MissingCapability("CAP_NET_ADMIN"));
+    }
+    Ok(())
+}
+
+/// Checks that a BPF file system is mounted at the path.
+///
+/// # Errors
+///
+/// If there is none.
+pub fn check_bpffs(bpffs: &Path) -> Result<(), DatapathError> {
+    match statfs(bpffs) {
+        Ok(stat) if stat.filesystem_type() == BPF_FS_MAGIC => Ok(()),
+        _ => Err(DatapathError::NoBpffs(bpffs.to_owned())),
+    }
+}

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Carries ops out; the only place that does. What the kernel does at once is done at once; what the API server is
+//! asked for is under way until its answer comes back.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use tokio::task::JoinSet;
+
+use crate::{
+    core::{
+        model::{Frontend, PodKey},
+        op::Op,
+        state::Observed,
+    },
+    datapath::{Datapath, DatapathError},
+    kube::patch::{Class, PatchError, Patched, PodPatcher},
+    sockets::{Reservations, ReserveError},
+};
+
+/// The first wait after a failure; it doubles up to [`LONGEST_WAIT`].
+const FIRST_WAIT: Duration = Duration::from_millis(250);
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+/// What a person has to change is not asked for more often.
+const DENIED_WAIT: Duration = Duration::from_secs(60);
+
+/// Why an op was not done.
+#[derive(Debug, thiserror::Error)]
+pub enum OpError {
+    /// In the kernel's maps.
+    #[error(transparent)]
+    Datapath(#[from] DatapathError),
+    /// At a socket.
+    #[error(transparent)]
+    Reserve(#[from] ReserveError),
+    /// At the API server.
+    #[error(transparent)]
+    Patch(#[from] PatchError),
+}
+
+/// An answer of the API server to an [`Op::Annotate`].
+pub type Answer = (Op, Result<Patched, PatchError>);
+
+/// What ops are carried out on.
+#[derive(Debug)]
+pub struct Executor {
+    /// Programs and maps.
+    pub datapath: Datapath,
+    reservations: Reservations,
+    patcher: PodPatcher,
+    under_way: JoinSet<Answer>,
+    failures: BTreeMap<Subject, u32>,
+}
+
+/// What fails again and again, for its back-off.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Subject {
+    Port(Frontend),
+    Pod(PodKey),
+}
+
+impl Subject {
+    fn of(op: &Op) -> Self {
+        match op {
+            Op::Reserve(frontend)
+            | Op::UpsertMapping(frontend, _)
+            | Op::RemoveMapping(frontend)
+            | Op::Release(frontend) => Self::Port(*frontend),
+            Op::Annotate { pod, .. } => Self::Pod(pod.clone()),
+        }
+    }
+}
+
+impl Executor {
+    /// An executor over an opened datapath.
+    pub fn new(datapath: Datapath, patcher: PodPatcher) -> Self {
+        Self {
+            datapath,
+            reservations: Reservations::default(),
+            patcher,
+            under_way: JoinSet::new(),
+            failures: BTreeMap::new(),
+        }
+    }
+
+    /// What the kernel and the sockets hold now.
+    ///
+    /// # Errors
+    ///
+    /// If the maps cannot be read.
+    pub fn observe(&mut self) -> Result<Observed, DatapathError> {
+        Ok(Observed { mappings: self.datapath.mappings()?, reservations: self.reservations.held() })
+    }
+
+    /// Carries out one op. Nothing, if its answer is still to come.
+    ///
+    /// # Errors
+    ///
+    /// The adapter's.
+    pub fn execute(&mut self, op: &Op) -> Result<Option<()>, OpError> {
+        match op {
+            Op::Reserve(frontend) => self.reservations.reserve(*frontend)?,
+            Op::UpsertMapping(frontend, backend) => self.datapath.upsert_mapping(*frontend, *backend)?,
+            Op::RemoveMapping(frontend) => self.datapath.remove_mapping(*frontend)?,
+            Op::Release(frontend) => self.reservations.release(*frontend),
+            Op::Annotate { pod, uid, value } => {
+                let (op, patcher) = (op.clone(), self.patcher.clone());
+                let (pod, uid, value) = (pod.clone(), uid.clone(), value.clone());
+                self.under_way.spawn(async move { (op, patcher.annotate(&pod, &uid, &value).await) });
+                return Ok(None);
+            }
+        }
+        Ok(Some(()))
+    }
+
+    /// The next answer of the API server; waits for ever while nothing is under way.
+    pub async fn next_answer(&mut self) -> Answer {
+        loop {
+            match self.under_way.join_next().await {
+                Some(Ok(answer)) => return answer,
+                // A patch that panicked never answers; so does the agent, whose successor starts from what is there.
+                Some(Err(error)) => {
+                    if let Ok(panic) = error.try_into_panic() {
+                        std::panic::resume_unwind(panic);
+                    }
+                }
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Forgets what an op's subject failed with before.
+    pub fn succeeded(&mut self, op: &Op) {
+        self.failures.remove(&Subject::of(op));
+    }
+
+    /// How long to wait before the op is tried again, longer each time.
+    pub fn wait_after(&mut self, op: &Op, error: &OpError) -> Duration {
+        let failures = self.failures.entry(Subject::of(op)).or_insert(0);
+        *failures = failures.saturating_add(1);
+        let doubled = FIRST_WAIT.saturating_mul(1 << (*failures - 1).min(10)).min(LONGEST_WAIT);
+        match error {
+            OpError::Patch(error) => match error.class() {
+                Class::Denied => DENIED_WAIT,
+                Class::Retry { after } => doubled.max(after.unwrap_or_default()),
+                Class::Gone => doubled,
+            },
+            OpError::Datapath(_) | OpError::Reserve(_) => doubled,
+        }
+    }
+}

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The Node's devices, addresses and routes, by netlink.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use futures::{Stream, StreamExt as _, TryStreamExt as _};
+use rtnetlink::{
+    Handle, MulticastGroup, new_connection, new_multicast_connection,
+    packet_core::NetlinkPayload,
+    packet_route::{
+        RouteNetlinkMessage,
+        address::{AddressAttribute, AddressScope},
+        link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage},
+        route::{RouteAttribute, RouteHeader, RouteMessage},
+        tc::{TcAttribute, TcHandle},
+    },
+};
+
+use crate::core::devices::{Device, DeviceKind};
+
+/// An operation that the kernel's netlink refused.
+#[derive(Debug, thiserror::Error)]
+pub enum NetlinkError {
+    /// No socket.
+    #[error("open a netlink socket")]
+    Open(#[source] std::io::Error),
+    /// A request failed.
+    #[error("{operation} by netlink")]
+    Request {
+        /// The verb and its object.
+        operation: &'static str,
+        /// The kernel's answer.
+        #[source]
+        source: rtnetlink::Error,
+    },
+}
+
+fn request(operation: &'static str) -> impl FnOnce(rtnetlink::Error) -> NetlinkError {
+    move |source| NetlinkError::Request { operation, source }
+}
+
+/// Every device of this network namespace, by index.
+///
+/// # Errors
+///
+/// If the kernel refuses one of the three dumps.
+pub async fn interfaces() -> Result<Vec<Device>, NetlinkError> {
+    let (connection, handle, _unsolicited) = new_connection().map_err(NetlinkError::Open)?;
+    let driver = tokio::spawn(connection);
+    let result = read_interfaces(&handle).await;
+    driver.abort();
+    result
+}
+
+async fn read_interfaces(handle: &Handle) -> Result<Vec<Device>, NetlinkError> {
+    let links: Vec<LinkMessage> = handle.link().get().execute().try_collect().await.map_err(request("list devices"))?;
+    let mut addresses = read_addresses(handle).await?;
+    let routed = devices_with_default_route(handle).await?;
+    let mut devices: Vec<Device> = links.iter().filter_map(device).collect();
+    for device in &mut devices {
+        device.addresses = addresses.remove(&device.ifindex).unwrap_or_default();
+        device.has_default_route = routed.contains(&device.ifindex);
+    }
+    devices.sort_by_key(|device| device.ifindex);
+    Ok(devices)
+}
+
+/// Addresses of global scope by device; others cannot be a client's destination from outside.
+async fn read_addresses(handle: &Handle) -> Result<BTreeMap<u32, Vec<IpAddr>>, NetlinkError> {
+    let mut dump = handle.address().get().execute();
+    let mut addresses: BTreeMap<u32, Vec<IpAddr>> = BTreeMap::new();
+    while let Some(message) = dump.try_next().await.map_err(request("list addresses"))? {
+        if message.header.scope != AddressScope::Universe {
+            continue;
+        }
+        // On a point-to-point device `Address` is the peer's and `Local` is ours.
+        let of = |pick: fn(&AddressAttribute) -> Option<IpAddr>| message.attributes.iter().find_map(pick);
+        let local = of(|attribute| if let AddressAttribute::Local(ip) = attribute { Some(*ip) } else { None });
+        let address = of(|attribute| if let AddressAttribute::Address(ip) = attribute { Some(*ip) } else { None });
+        if let Some(ip) = local.or(address) {
+            addresses.entry(message.header.index).or_default().push(ip);
+        }
+    }
+    Ok(addresses)
+}
+
+async fn devices_with_default_route(handle: &Handle) -> Result<BTreeSet<u32>, NetlinkError> {
+    let mut devices = BTreeSet::new();
+    for family in [rtnetlink::IpVersion::V4, rtnetlink::IpVersion::V6] {
+        let mut message = RouteMessage::default();
+        message.header.address_family = match family {
+            rtnetlink::IpVersion::V4 => rtnetlink::packet_route::AddressFamily::Inet,
+            rtnetlink::IpVersion::V6 => rtnetlink::packet_route::AddressFamily::Inet6,
+        };
+        let mut dump = handle.route().get(message).execute();
+        while let Some(route) = dump.try_next().await.map_err(request("list routes"))? {
+            let in_main = route.header.table == RouteHeader::RT_TABLE_MAIN;
+            if in_main && route.header.destination_prefix_length == 0 {
+                devices.extend(route.attributes.iter().flat_map(outgoing_devices));
+            }
+        }
+    }
+    Ok(devices)
+}
+
+fn outgoing_devices(attribute: &RouteAttribute) -> Vec<u32> {
+    if let RouteAttribute::Oif(index) = attribute {
+        vec![*index]
+    } else if let RouteAttribute::MultiPath(hops) = attribute {
+        hops.iter().map(|hop| hop.interface_index).collect()
+    } else {
+        Vec::new()
+    }
+}
+
+fn device(link: &LinkMessage) -> Option<Device> {
+    let name = link
+        .attributes
+        .iter()
+        .find_map(|attribute| if let LinkAttribute::IfName(name) = attribute { Some(name.clone()) } else { None })?;
+    let is_enslaved =
+        link.attributes.iter().any(|attribute| matches!(attribute, LinkAttribute::Controller(index) if *index != 0));
+    Some(Device {
+        ifindex: link.header.index,
+        name,
+        kind: kind(link),
+        has_ethernet: link.header.link_layer_type == LinkLayerType::Ether,
+        is_enslaved,
+        has_default_route: false,
+        addresses: Vec::new(),
+    })
+}
+
+fn kind(link: &LinkMessage) -> DeviceKind {
+    if link.header.flags.contains(LinkFlags::Loopback) {
+        return DeviceKind::Loopback;
+    }
+    let infos = link
+        .attributes
+        .iter()
+        .find_map(|attribute| if let LinkAttribute::LinkInfo(infos) = attribute { Some(infos) } else { None });
+    let kind =
+        infos.into_iter().flatten().find_map(|info| if let LinkInfo::Kind(kind) = info { Some(kind) } else { None });
+    kind.map_or(DeviceKind::Physical, kind_of)
+}
+
+#[expect(clippy::wildcard_enum_match_arm, reason = "the kernel adds kinds; an unknown one is treated as an uplink")]
+fn kind_of(kind: &InfoKind) -> DeviceKind {
+    match kind {
+        InfoKind::Veth | InfoKind::Netkit => DeviceKind::Veth,
+        InfoKind::Bridge => DeviceKind::Bridge,
+        InfoKind::Dummy | InfoKind::Ifb | InfoKind::Nlmon => DeviceKind::Dummy,
+        InfoKind::Vxlan
+        | InfoKind::Geneve
+        | InfoKind::IpIp
+        | InfoKind::Ip6Tnl
+        | InfoKind::SitTun
+        | InfoKind::GreTun
+        | InfoKind::GreTap
+        | InfoKind::GreTun6
+        | InfoKind::GreTap6
+        | InfoKind::Wireguard
+        | InfoKind::Xfrm
+        | InfoKind::Vti
+        | InfoKind::Vti6
+        | InfoKind::Tun => DeviceKind::Tunnel,
+        _ => DeviceKind::Other,
+    }
+}
+
+/// Yields once for every message that may have changed devices, addresses or routes; an overrun counts as one.
+///
+/// # Errors
+///
+/// If the kernel gives no socket.
+pub fn changes() -> Result<impl Stream<Item = ()> + Unpin, NetlinkError> {
+    let groups = [
+        MulticastGroup::Link,
+        MulticastGroup::Ipv4Ifaddr,
+        MulticastGroup::Ipv6Ifaddr,
+        MulticastGroup::Ipv4Route,
+        MulticastGroup::Ipv6Route,
+        MulticastGroup::Tc,
+    ];
+    let (connection, _handle, messages) = new_multicast_connection(&groups).map_err(NetlinkError::Open)?;
+    tokio::spawn(connection);
+    Ok(Box::pin(messages.filter_map(async |(message, _from)| is_change(&message.payload).then_some(()))))
+}
+
+fn is_change(payload: &NetlinkPayload<RouteNetlinkMessage>) -> bool {
+    matches!(payload, NetlinkPayload::InnerMessage(_) | NetlinkPayload::Overrun(_))
+}
+
+/// Removes a device's clsact qdisc if no filter is left on it; its device's name if it was removed.
+///
+/// # Errors
+///
+/// If the kernel refuses.
+pub async fn remove_unused_clsact(ifindex: u32) -> Result<Option<String>, NetlinkError> {
+    let (connection, handle, _unsolicited) = new_connection().map_err(NetlinkError::Open)?;
+    let driver = tokio::spawn(connection);
+    let result = remove_clsact(&handle, ifindex).await;
+    driver.abort();
+    result
+}
+
+async fn remove_clsact(handle: &Handle, ifindex: u32) -> Result<Option<String>, NetlinkError> {
+    let devices = read_interfaces(handle).await?;
+    let Some(device) = devices.into_iter().find(|device| device.ifindex == ifindex) else { return Ok(None) };
+    let Ok(index) = i32::try_from(ifindex) else { return Ok(None) };
+    if has_filters(handle, index).await? {
+        return Ok(None);
+    }
+    let mut delete = handle.qdisc().del(index);
+    let message = delete.message_mut();
+    message.header.parent = TcHandle::CLSACT;
+    message.header.handle = TcHandle { major: 0xffff, minor: 0 };
+    message.attributes.push(TcAttribute::Kind("clsact".to_owned()));
+    delete.execute().await.map_err(request("remove the clsact qdisc"))?;
+    Ok(Some(device.name))
+}
+
+async fn has_filters(handle: &Handle, index: i32) -> Result<bool, NetlinkError> {
+    let filters = || handle.traffic_filter(index).get();
+    for query in [filters().ingress(), filters().egress()] {
+        let mut dump = query.execute();
+        if dump.try_next().await.map_err(request("list filters"))?.is_some() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}

@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The one loop: it owns all that changes. Whatever wakes it, it takes in what there is, then does what the core says
+//! until the core has nothing more to do.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    time::Duration,
+};
+
+use futures::{Stream, StreamExt as _};
+use tokio::{
+    sync::mpsc::Receiver,
+    time::{Instant, MissedTickBehavior, interval, sleep_until},
+};
+use tracing::{debug, info, warn};
+
+use crate::{
+    core::{
+        model::{Family, Moment, Protocol},
+        op::Op,
+        snapshot::Change,
+        state::{Awaited, Failure, State},
+    },
+    datapath::DatapathError,
+    executor::{Answer, Executor, OpError},
+    http::Health,
+    metrics::{Metrics, OpOutcome, PortCounts},
+    netlink::{self, NetlinkError},
+    sockets::ReserveError,
+    uplinks::{ErrorChain, Uplinks},
+};
+
+/// Devices and addresses often change several at a time; they are looked at once, this long after the first.
+const NETWORK_SETTLES: Duration = Duration::from_millis(50);
+/// How often the probe hears from an idle loop.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+/// A pass that brings forth ops again and again is a defect; the loop gets air after this many.
+const MOST_ROUNDS: usize = 64;
+
+/// Why the loop ended.
+#[derive(Debug, thiserror::Error)]
+pub enum LoopError {
+    /// The kernel cannot be trusted.
+    #[error("look at the datapath")]
+    Datapath(#[from] DatapathError),
+    /// Devices cannot be listed.
+    #[error("look at the Node's devices")]
+    Netlink(#[from] NetlinkError),
+    /// The watches are gone.
+    #[error("the watches of the API server ended")]
+    WatchesEnded,
+}
+
+/// The owner of everything.
+#[derive(Debug)]
+pub struct Reconciler {
+    state: State,
+    executor: Executor,
+    uplinks: Uplinks,
+    metrics: Metrics,
+    health: Health,
+    resync: Duration,
+    started: Instant,
+    deadline: Option<Moment>,
+    network_due: Option<Instant>,
+    node_ips: Vec<IpAddr>,
+    told: Told,
+}
+
+impl Reconciler {
+    /// A loop that has not looked at anything yet.
+    pub fn new(
+        state: State,
+        executor: Executor,
+        uplinks: Uplinks,
+        metrics: Metrics,
+        health: Health,
+        resync: Duration,
+    ) -> Self {
+        Self {
+            state,
+            executor,
+            uplinks,
+            metrics,
+            health,
+            resync,
+            started: Instant::now(),
+            deadline: None,
+            network_due: None,
+            node_ips: Vec::new(),
+            told: Told::default(),
+        }
+    }
+
+    /// Runs until the changes end, or something that the agent cannot do without fails.
+    ///
+    /// # Errors
+    ///
+    /// What failed. Dropping the future is the orderly way to stop: the datapath goes on.
+    pub async fn run(
+        mut self,
+        mut changes: Receiver<Change>,
+        mut network: impl Stream<Item = ()> + Unpin,
+    ) -> Result<(), LoopError> {
+        self.look_at_everything().await?;
+        let mut resync = interval(self.resync);
+        resync.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        resync.reset();
+        let mut heartbeat = interval(HEARTBEAT);
+        loop {
+            let deadline = self.deadline.map(|at| self.started + Duration::from_millis(at.0));
+            let network_due = self.network_due;
+            tokio::select! {
+                change = changes.recv() => {
+                    let Some(change) = change else { return Err(LoopError::WatchesEnded) };
+                    self.take_in(change, &mut changes);
+                }
+                answer = self.executor.next_answer() => self.answered(answer),
+                Some(()) = network.next() => {
+                    self.network_due.get_or_insert_with(|| Instant::now() + NETWORK_SETTLES);
+                }
+                () = until(network_due) => self.look_at_network().await?,
+                () = until(deadline) => {}
+                _ = resync.tick() => self.look_at_everything().await?,
+                _ = heartbeat.tick() => {}
+            }
+            self.settle()?;
+            self.follow_node_addresses().await?;
+            self.health.beat();
+        }
+    }
+
+    /// Takes in a change and all that are queued behind it, so that a burst costs one pass.
+    fn take_in(&mut self, first: Change, changes: &mut Receiver<Change>) {
+        self.state.apply(first);
+        while let Ok(change) = changes.try_recv() {
+            self.state.apply(change);
+        }
+    }
+
+    /// Takes in the API server's answer to a patch.
+    fn answered(&mut self, (op, result): Answer) {
+        match result {
+            Ok(patched) => {
+                // The answer tells more than the watch does now; the core knows an old echo by its version.
+                self.state.apply(Change::Pod(patched.pod));
+                self.succeeded(&op);
+            }
+            Err(error) => self.failed(&op, &OpError::Patch(error)),
+        }
+    }
+
+    /// Does what there is to do until nothing is left, or all the rest waits for an answer or for time.
+    fn settle(&mut self) -> Result<(), LoopError> {
+        let began = Instant::now();
+        let mut done = 0_usize;
+        let mut is_clean = true;
+        for _ in 0..MOST_ROUNDS {
+            let pass = self.state.pass(self.now());
+            self.deadline = pass.next_deadline;
+            if pass.ops.is_empty() {
+                break;
+            }
+            for op in pass.ops {
+                done += 1;
+                match self.executor.execute(&op) {
+                    Ok(Some(())) => self.succeeded(&op),
+                    Ok(None) => {}
+                    Err(error) => {
+                        is_clean = false;
+                        self.failed(&op, &error);
+                    }
+                }
+            }
+        }
+        self.executor.datapath.purge_flows()?;
+        if done > 0 {
+            debug!(ops = done, elapsed_ms = began.elapsed().as_millis(), "pass done");
+            self.report_state();
+        }
+        let finished = is_clean.then(std::time::SystemTime::now);
+        self.metrics.pass(began.elapsed(), finished);
+        self.told.problems(&self.state, &self.metrics);
+        if self.state.is_ready() {
+            self.health.synced();
+        }
+        Ok(())
+    }
+
+    fn succeeded(&mut self, op: &Op) {
+        match op {
+            Op::UpsertMapping(frontend, backend) => {
+                info!(%frontend, pod_ip = %backend.pod_ip, pod_port = %backend.pod_port, "mapping written");
+            }
+            Op::RemoveMapping(frontend) => info!(%frontend, "mapping removed"),
+            Op::Annotate { pod, .. } => debug!(%pod, "annotation written"),
+            Op::Reserve(frontend) | Op::Release(frontend) => debug!(%frontend, ?op, "op done"),
+        }
+        self.executor.succeeded(op);
+        self.state.done(op, self.now());
+        self.metrics.op(op, OpOutcome::Done);
+    }
+
+    fn failed(&mut self, op: &Op, error: &OpError) {
+        let wait = self.executor.wait_after(op, error);
+        let (failure, outcome) = match error {
+            OpError::Reserve(ReserveError::Taken(_)) => (Failure::PortTaken, OpOutcome::PortTaken),
+            OpError::Patch(patch) if patch.class() == crate::kube::patch::Class::Gone => {
+                (Failure::Gone, OpOutcome::Gone)
+            }
+            OpError::Reserve(_) | OpError::Patch(_) | OpError::Datapath(_) => {
+                let millis = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
+                (Failure::Retry { at: self.now().plus(millis) }, OpOutcome::Retry)
+            }
+        };
+        match outcome {
+            OpOutcome::Retry => warn!(err = %ErrorChain(error), retry_ms = wait.as_millis(), "op is tried again"),
+            OpOutcome::PortTaken | OpOutcome::Gone | OpOutcome::Done => debug!(err = %ErrorChain(error), "op given up"),
+        }
+        self.metrics.op(op, outcome);
+        self.state.failed(op, failure, self.now());
+    }
+
+    /// Reads back what the kernel holds, whoever changed it, and looks at the devices.
+    async fn look_at_everything(&mut self) -> Result<(), LoopError> {
+        let observed = self.executor.observe()?;
+        self.state.observe(observed);
+        self.look_at_network().await
+    }
+
+    async fn look_at_network(&mut self) -> Result<(), LoopError> {
+        self.network_due = None;
+        let devices = netlink::interfaces().await?;
+        let is_attached = self.uplinks.apply(&mut self.executor.datapath, &devices, &self.node_ips)?;
+        self.health.set_attached(is_attached);
+        Ok(())
+    }
+
+    /// The Node's addresses decide which devices are uplinks.
+    async fn follow_node_addresses(&mut self) -> Result<(), LoopError> {
+        let now: Vec<IpAddr> = self.state.node_ips().collect();
+        if now == self.node_ips {
+            return Ok(());
+        }
+        info!(addresses = ?now, "the Node's published addresses");
+        self.node_ips = now;
+        self.look_at_network().await
+    }
+
+    fn report_state(&self) {
+        for family in [Family::V4, Family::V6] {
+            let count = self.state.mappings().filter(|view| view.frontend.family == family).count();
+            self.metrics.set_mappings(family, count as u64);
+            let usage = [Protocol::Tcp, Protocol::Udp].map(|protocol| self.state.port_usage(family, protocol));
+            let sum = |pick: fn(&crate::core::ports::PortUsage) -> usize| usage.iter().map(pick).sum::<usize>() as u64;
+            let counts = PortCounts {
+                used: sum(|usage| usage.active + usage.draining),
+                free: sum(|usage| usage.free),
+                quarantined: sum(|usage| usage.quarantined),
+            };
+            self.metrics.set_ports(family, counts);
+        }
+    }
+
+    fn now(&self) -> Moment {
+        Moment(u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX))
+    }
+}
+
+/// What the log has heard, so that it hears it once.
+#[derive(Debug, Default)]
+struct Told {
+    problems: BTreeSet<String>,
+    waiting_for: Option<BTreeSet<Awaited>>,
+}
+
+impl Told {
+    fn problems(&mut self, state: &State, metrics: &Metrics) {
+        let waiting_for = state.awaited();
+        if self.waiting_for.as_ref() != Some(&waiting_for) {
+            for awaited in &waiting_for {
+                debug!(?awaited, "nothing is decided before this is known");
+            }
+            if waiting_for.is_empty() {
+                info!("Pods, Services and Node are known; serving");
+            }
+            self.waiting_for = Some(waiting_for);
+        }
+        let mut counts: BTreeMap<&'static str, u64> = BTreeMap::new();
+        let mut current = BTreeSet::new();
+        for problem in state.problems() {
+            *counts.entry(problem.reason()).or_default() += 1;
+            let text = problem.to_string();
+            if !self.problems.contains(&text) {
+                warn!(reason = problem.reason(), "{text}");
+            }
+            current.insert(text);
+        }
+        if current != self.problems {
+            metrics.set_problems(&counts.into_iter().collect::<Vec<_>>());
+        }
+        self.problems = current;
+    }
+}
+
+/// Waits for a moment, or for ever if there is none.
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}

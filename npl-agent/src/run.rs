@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Wires the agent together and waits for its end.
+
+use std::{
+    fs, io,
+    os::linux::net::SocketAddrExt as _,
+    os::unix::net::{SocketAddr, UnixDatagram},
+    path::PathBuf,
+    sync::Arc,
+};
+
+use anyhow::Context as _;
+use npl_common::names::ABI_VERSION;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::mpsc,
+};
+use tracing::{info, warn};
+
+use crate::{
+    config::{Config, port_range_warnings},
+    core::{model::Family, state::State},
+    datapath::{Datapath, DatapathError, Pins, Tables},
+    executor::Executor,
+    http::{self, Health},
+    kube::{client, patch::PodPatcher, watch},
+    metrics::{DatapathCounters, FamilyTotals, Metrics},
+    netlink,
+    reconciler::Reconciler,
+    uplinks::Uplinks,
+};
+
+/// Changes that may queue up before the watches wait for the loop.
+const QUEUE: usize = 1024;
+/// An abstract socket's name belongs to the network namespace, as the datapath does, and goes with the process.
+const LOCK_NAME: &[u8] = b"npl-agent";
+
+/// Serves the Node until SIGTERM or SIGINT. The datapath goes on afterwards.
+///
+/// # Errors
+///
+/// One sentence and its causes.
+pub async fn run(config: Config) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    tokio::select! {
+        ended = serve(config) => ended,
+        _ = terminate.recv() => { info!("stopped by SIGTERM; the datapath goes on"); Ok(()) }
+        _ = interrupt.recv() => { info!("stopped by SIGINT; the datapath goes on"); Ok(()) }
+    }
+}
+
+async fn serve(config: Config) -> anyhow::Result<()> {
+    let Config { node_name, kubeconfig, settings, devices, annotation_keys, resync, bpffs, listen } = config;
+    let _lock = lock()?;
+    for warning in port_range_warnings(settings.port_range, ephemeral_range().as_deref()) {
+        warn!("{warning}");
+    }
+    let listener = http::bind(listen).await?;
+    let mut datapath = Datapath::open(&bpffs)?;
+    datapath.configure(settings.port_range, random_seed)?;
+    info!(
+        version = env!("CARGO_PKG_VERSION"),
+        abi = ABI_VERSION,
+        node = node_name,
+        port_range = %settings.port_range,
+        hooks = datapath.hooks.mechanism(),
+        "npl-agent starts"
+    );
+
+    let health = Health::new();
+    let metrics = Metrics::new(Arc::new(PinnedCounters { bpffs }));
+    let probes = tokio::spawn(http::serve(listener, health.clone(), metrics.clone()));
+    let network = netlink::changes()?;
+    let work = async {
+        let api = client::connect(kubeconfig.as_deref(), &node_name).await?;
+        let (sender, changes) = mpsc::channel(QUEUE);
+        // The watches end with this guard; each keeps the channel open, so that the loop notices when all are gone.
+        let _watches = watch::spawn(&api, &node_name, &annotation_keys, &metrics, &sender);
+        drop(sender);
+        let patcher = PodPatcher::new(api.clone(), annotation_keys.clone(), metrics.clone());
+        let executor = Executor::new(datapath, patcher);
+        let state = State::new(settings);
+        let reconciler =
+            Reconciler::new(state, executor, Uplinks::new(devices), metrics.clone(), health.clone(), resync);
+        reconciler.run(changes, network).await?;
+        anyhow::Ok(())
+    };
+    tokio::select! {
+        ended = work => ended,
+        ended = probes => ended.context("serve probes and metrics")?.context("serve probes and metrics"),
+    }
+}
+
+/// Keeps a second agent off this network namespace.
+fn lock() -> Result<UnixDatagram, DatapathError> {
+    let taken = |_error: io::Error| DatapathError::AlreadyRunning;
+    let address = SocketAddr::from_abstract_name(LOCK_NAME).map_err(taken)?;
+    UnixDatagram::bind_addr(&address).map_err(taken)
+}
+
+/// Whether an agent runs in this network namespace.
+pub fn is_running() -> bool {
+    lock().is_err()
+}
+
+fn ephemeral_range() -> Option<String> {
+    fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok()
+}
+
+/// From the seed that the standard library draws from the system for each of its hash tables.
+fn random_seed() -> u64 {
+    use std::hash::BuildHasher as _;
+    std::hash::RandomState::new().hash_one(())
+}
+
+/// Reads the counters by their pins whenever somebody asks.
+#[derive(Debug)]
+struct PinnedCounters {
+    bpffs: PathBuf,
+}
+
+impl PinnedCounters {
+    fn tables(&self) -> Result<Tables, DatapathError> {
+        Tables::open(&Pins::new(&self.bpffs))
+    }
+}
+
+impl DatapathCounters for PinnedCounters {
+    fn reasons(&self) -> Vec<(&'static str, u64)> {
+        let reasons = self.tables().and_then(|tables| tables.reasons()).unwrap_or_default();
+        reasons.into_iter().map(|(reason, count)| (reason.name(), count)).collect()
+    }
+
+    fn totals(&self) -> Vec<FamilyTotals> {
+        let totals = self.tables().and_then(|tables| tables.totals());
+        totals.map(|stats| FamilyTotals { family: Family::V4, stats }).into_iter().collect()
+    }
+}

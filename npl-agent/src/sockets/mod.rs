@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Reservations: a bound socket per node port, so that no other process takes it.
+//!
+//! A TCP socket is bound without `listen` and without `SO_REUSEADDR`: every other bind fails, and a client of a port
+//! without mapping gets the kernel's RST instead of a connection that nobody serves.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    net::{Ipv4Addr, Ipv6Addr},
+    os::fd::{AsRawFd as _, OwnedFd},
+};
+
+use nix::{
+    errno::Errno,
+    sys::socket::{
+        AddressFamily, SockFlag, SockProtocol, SockType, SockaddrIn, SockaddrIn6, bind, setsockopt, socket, sockopt,
+    },
+};
+
+use crate::core::model::{Family, Frontend, NodePort, Protocol};
+
+/// Why a port could not be reserved.
+#[derive(Debug, thiserror::Error)]
+pub enum ReserveError {
+    /// Another process has it.
+    #[error("reserve node port {0}: another process has it")]
+    Taken(Frontend),
+    /// The kernel refused.
+    #[error("reserve node port {frontend}")]
+    Refused {
+        /// The port.
+        frontend: Frontend,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The sockets that are held.
+#[derive(Debug, Default)]
+pub struct Reservations {
+    held: BTreeMap<Frontend, OwnedFd>,
+}
+
+impl Reservations {
+    /// What is reserved.
+    pub fn held(&self) -> BTreeSet<Frontend> {
+        self.held.keys().copied().collect()
+    }
+
+    /// Reserves a port; one that is held stays held.
+    ///
+    /// # Errors
+    ///
+    /// If another process has the port, or the kernel refuses for another reason.
+    pub fn reserve(&mut self, frontend: Frontend) -> Result<(), ReserveError> {
+        if self.held.contains_key(&frontend) {
+            return Ok(());
+        }
+        let socket = bound_socket(frontend).map_err(|errno| {
+            if errno == Errno::EADDRINUSE {
+                ReserveError::Taken(frontend)
+            } else {
+                ReserveError::Refused { frontend, source: errno.into() }
+            }
+        })?;
+        self.held.insert(frontend, socket);
+        Ok(())
+    }
+
+    /// Closes a port's socket.
+    pub fn release(&mut self, frontend: Frontend) {
+        self.held.remove(&frontend);
+    }
+}
+
+fn bound_socket(frontend: Frontend) -> Result<OwnedFd, Errno> {
+    let family = match frontend.family {
+        Family::V4 => AddressFamily::Inet,
+        Family::V6 => AddressFamily::Inet6,
+    };
+    let (kind, protocol) = match frontend.protocol {
+        Protocol::Tcp => (SockType::Stream, Some(SockProtocol::Tcp)),
+        Protocol::Udp => (SockType::Datagram, Some(SockProtocol::Udp)),
+        // nix has no name for it; the kernel picks SCTP for this type only if it is asked to.
+        Protocol::Sctp => return sctp_socket(frontend),
+    };
+    let fd = socket(family, kind, SockFlag::SOCK_CLOEXEC, protocol)?;
+    if frontend.protocol == Protocol::Udp {
+        // Nobody reads what arrives when no mapping takes it: keep the kernel from storing it.
+        setsockopt(&fd, sockopt::RcvBuf, &1)?;
+    }
+    bind_wildcard(&fd, frontend.family, frontend.node_port)?;
+    Ok(fd)
+}
+
+#[expect(unsafe_code, reason = "nix cannot name SCTP")]
+fn sctp_socket(frontend: Frontend) -> Result<OwnedFd, Errno> {
+    use std::os::fd::FromRawFd as _;
+    let family = match frontend.family {
+        Family::V4 => libc::AF_INET,
+        Family::V6 => libc::AF_INET6,
+    };
+    // SAFETY: a system call without pointers.
+    let fd =
+        Errno::result(unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, libc::IPPROTO_SCTP) })?;
+    // SAFETY: a descriptor that was just opened and that nobody else owns.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    bind_wildcard(&fd, frontend.family, frontend.node_port)?;
+    Ok(fd)
+}
+
+fn bind_wildcard(fd: &OwnedFd, family: Family, port: NodePort) -> Result<(), Errno> {
+    match family {
+        Family::V4 => {
+            bind(fd.as_raw_fd(), &SockaddrIn::from(std::net::SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port.0)))
+        }
+        Family::V6 => {
+            // The same number may be reserved for IPv4 on its own.
+            setsockopt(fd, sockopt::Ipv6V6Only, &true)?;
+            let any = std::net::SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, port.0, 0, 0);
+            bind(fd.as_raw_fd(), &SockaddrIn6::from(any))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream, UdpSocket};
+
+    use super::{Reservations, ReserveError};
+    use crate::core::model::{Family, Frontend, NodePort, Protocol};
+
+    /// A port that the kernel says is free now.
+    fn free_port() -> u16 {
+        TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    }
+
+    fn frontend(port: u16, protocol: Protocol) -> Frontend {
+        Frontend { family: Family::V4, node_port: NodePort(port), protocol }
+    }
+
+    #[test]
+    fn a_reserved_port_is_nobody_elses_and_refuses_clients() {
+        let port = free_port();
+        let mut reservations = Reservations::default();
+        reservations.reserve(frontend(port, Protocol::Tcp)).unwrap();
+        assert!(TcpListener::bind(("127.0.0.1", port)).is_err());
+        let refused = TcpStream::connect(("127.0.0.1", port)).unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+        reservations.release(frontend(port, Protocol::Tcp));
+        assert!(TcpListener::bind(("127.0.0.1", port)).is_ok());
+    }
+
+    #[test]
+    fn protocols_are_reserved_apart_and_a_taken_port_is_said_to_be() {
+        let holder = UdpSocket::bind("0.0.0.0:0").unwrap();
+        let port = holder.local_addr().unwrap().port();
+        let mut reservations = Reservations::default();
+        let error = reservations.reserve(frontend(port, Protocol::Udp)).unwrap_err();
+        assert!(matches!(error, ReserveError::Taken(_)), "{error}");
+        assert!(reservations.held().is_empty());
+    }
+
+    #[test]
+    fn reserving_twice_is_reserving_once() {
+        let port = free_port();
+        let mut reservations = Reservations::default();
+        for _ in 0..2 {
+            reservations.reserve(frontend(port, Protocol::Tcp)).unwrap();
+        }
+        assert_eq!(reservations.held().len(), 1);
+    }
+}

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Keeps the programs on the right devices and the local addresses in the maps, as devices and addresses come and go.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use tracing::{info, warn};
+
+use crate::{
+    core::devices::{Device, DeviceSelection, Reason, choose, local_addresses},
+    datapath::{Datapath, DatapathError},
+};
+
+/// What was last decided, so that only changes are told.
+#[derive(Debug)]
+pub struct Uplinks {
+    selection: DeviceSelection,
+    decided: BTreeMap<String, Result<Reason, Reason>>,
+    told_errors: Vec<String>,
+}
+
+impl Uplinks {
+    /// Nothing decided yet.
+    pub const fn new(selection: DeviceSelection) -> Self {
+        Self { selection, decided: BTreeMap::new(), told_errors: Vec::new() }
+    }
+
+    /// Makes the datapath fit the devices. True if every chosen device carries the programs, and there is one.
+    ///
+    /// Until the Node's addresses are known, a device that an earlier agent chose stays chosen: an agent that starts
+    /// while the API server is away takes nothing off.
+    ///
+    /// # Errors
+    ///
+    /// If the maps refuse; a device that refuses is told in the log.
+    pub fn apply(
+        &mut self,
+        datapath: &mut Datapath,
+        devices: &[Device],
+        node_ips: &[IpAddr],
+    ) -> Result<bool, DatapathError> {
+        self.set_local_addresses(datapath, devices, node_ips)?;
+        let mut chosen = BTreeMap::new();
+        for device in devices {
+            let mut decision = choose(device, &self.selection, node_ips);
+            if node_ips.is_empty() && decision.is_err() && datapath.hooks.has_link(device.ifindex) {
+                decision = Ok(Reason::HasNodeAddress);
+            }
+            chosen.insert(device.name.clone(), decision);
+        }
+        self.tell_decisions(&chosen);
+        self.decided = chosen;
+        let is_chosen = |device: &Device| matches!(self.decided.get(&device.name), Some(Ok(_)));
+        let errors = datapath.hooks.attach(devices, is_chosen);
+        let is_complete = errors.is_empty() && !datapath.hooks.attached().is_empty();
+        self.tell_errors(&errors);
+        Ok(is_complete)
+    }
+
+    fn set_local_addresses(
+        &self,
+        datapath: &mut Datapath,
+        devices: &[Device],
+        node_ips: &[IpAddr],
+    ) -> Result<(), DatapathError> {
+        let v4: Vec<_> = local_addresses(devices, node_ips)
+            .into_iter()
+            .filter_map(|addr| if let IpAddr::V4(addr) = addr { Some(addr) } else { None })
+            .collect();
+        let left_out = datapath.tables.set_local_addresses(&v4)?;
+        if let Some(first) = left_out.first() {
+            warn!(count = left_out.len(), %first, "the Node has more addresses than fit; mappings do not answer on the last ones");
+        }
+        Ok(())
+    }
+
+    fn tell_decisions(&self, new: &BTreeMap<String, Result<Reason, Reason>>) {
+        for (iface, decision) in new {
+            if self.decided.get(iface) == Some(decision) {
+                continue;
+            }
+            match decision {
+                Ok(reason) => info!(iface, reason = reason.as_str(), "device carries the programs"),
+                Err(reason) => tracing::debug!(iface, reason = reason.as_str(), "device is left alone"),
+            }
+        }
+        if let DeviceSelection::Named(names) = &self.selection {
+            for iface in names.iter().filter(|name| !new.contains_key(*name)) {
+                if self.decided.is_empty() {
+                    warn!(iface, "--devices names a device that is not there; it is used as soon as it comes");
+                }
+            }
+        }
+        if !new.values().any(Result::is_ok) && self.decided.values().any(Result::is_ok) | self.decided.is_empty() {
+            warn!("no device carries the programs: name the uplinks with --devices");
+        }
+    }
+
+    fn tell_errors(&mut self, errors: &[DatapathError]) {
+        let texts: Vec<String> = errors.iter().map(|error| format!("{:#}", ErrorChain(error))).collect();
+        for text in texts.iter().filter(|text| !self.told_errors.contains(text)) {
+            warn!(err = text, "a device does not carry the programs; the others do");
+        }
+        self.told_errors = texts;
+    }
+}
+
+/// Shows an error with its causes on one line.
+#[derive(Debug)]
+pub struct ErrorChain<'a>(pub &'a (dyn std::error::Error + 'static));
+
+impl std::fmt::Display for ErrorChain<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.0)?;
+        let mut source = self.0.source();
+        while let Some(cause) = source {
+            write!(f, ": {cause}")?;
+            source = cause.source();
+        }
+        Ok(())
+    }
+}
