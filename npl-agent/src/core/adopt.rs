@@ -81,7 +81,7 @@ fn adopt_annotations(state: &mut State) {
                 state.ports.is_free(frontend) && !state.snapshot.is_host_port(entry.node_port, entry.protocol);
             if needs_claim && is_free && state.ports.of_port(&pod.uid, port).is_empty() {
                 let owner = Owner { pod: pod.key.clone(), uid: pod.uid.clone(), port };
-                state.ports.insert(frontend, Claim::new(owner));
+                state.ports.insert(frontend, Claim { was_mapped: true, ..Claim::new(owner) });
             }
         }
     }

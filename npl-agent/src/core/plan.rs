@@ -83,22 +83,22 @@ impl State {
         let claim = self.ports.get(frontend)?;
         let observed = self.observed.as_ref()?;
         let is_mapped = observed.mappings.contains_key(&frontend);
+        let is_named = claim.owner.as_ref().is_some_and(|owner| self.may_be_named(owner, frontend));
         match phase {
             Phase::Active => Some(phase),
             // Nobody can have heard of it.
             Phase::Draining { .. } | Phase::Quarantined { until: None } if !claim.was_mapped => {
                 Some(Phase::Quarantined { until: Some(now) })
             }
+            Phase::Draining { .. } if is_named => Some(Phase::Draining { until: None }),
             Phase::Draining { until } => {
-                let owner = claim.owner.as_ref();
-                if owner.is_some_and(|owner| self.may_be_named(&owner.pod, &owner.uid, frontend)) {
-                    return Some(Phase::Draining { until: None });
-                }
                 let until = until.unwrap_or_else(|| now.plus(self.settings.drain_millis));
                 let is_over = until <= now;
                 Some(if is_over { Phase::Quarantined { until: None } } else { Phase::Draining { until: Some(until) } })
             }
-            Phase::Quarantined { .. } if is_mapped => Some(phase),
+            Phase::Quarantined { .. } if is_mapped || (is_named && claim.was_mapped) => {
+                Some(Phase::Quarantined { until: None })
+            }
             Phase::Quarantined { until: None } => {
                 Some(Phase::Quarantined { until: Some(now.plus(self.settings.quarantine_millis)) })
             }

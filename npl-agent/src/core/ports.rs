@@ -29,7 +29,7 @@ pub enum Phase {
     },
     /// It leads nowhere; the port is kept from everybody, for consumers may still send to it.
     Quarantined {
-        /// When it is free; not set while its mapping is still there.
+        /// When it is free; not set while its mapping is still there or an annotation may still name it.
         until: Option<Moment>,
     },
 }

@@ -7,6 +7,7 @@ use super::{
     annotation::{self, Entry},
     model::{Frontend, Moment, NodePort, Pod, PodKey, PodUid},
     op::{AnnotationWrite, Op},
+    ports::Owner,
     select::{Placement, WantedPort},
     state::{Attempt, State},
 };
@@ -66,11 +67,14 @@ impl State {
     }
 
     /// Whether a consumer may read the frontend in the Pod's annotation: it is seen there, or a write is on its way.
-    pub(super) fn may_be_named(&self, pod: &PodKey, uid: &PodUid, frontend: Frontend) -> bool {
-        match self.writes.get(uid) {
+    pub(super) fn may_be_named(&self, owner: &Owner, frontend: Frontend) -> bool {
+        let Owner { pod, uid, .. } = owner;
+        let is_there = self.snapshot.pod(pod).is_some_and(|pod| pod.uid == *uid);
+        let is_named = match self.writes.get(uid) {
             Some(Write::InFlight | Write::Unconfirmed(_)) => true,
             Some(Write::Gone) | None => self.views.get(pod).is_some_and(|view| view.named.contains(&frontend)),
-        }
+        };
+        is_there && is_named
     }
 
     fn publication(&self, key: &PodKey, blocked: &BTreeSet<PodUid>, now: Moment) -> Publication {

@@ -9,7 +9,6 @@ use crate::core::{
     op::Op,
     select::WantedPort,
     snapshot::Change,
-    state::Failure,
 };
 
 /// How an op ends.
@@ -86,6 +85,7 @@ impl Chaos {
     pub(super) fn steal(&mut self, frontend: Frontend) {
         if !self.world.real.reservations.contains(&frontend) {
             self.world.stolen.insert(frontend);
+            self.may_move |= self.world.real.mappings.contains_key(&frontend);
         }
     }
 
@@ -122,6 +122,7 @@ impl Chaos {
         for op in ops {
             if matches!(op, Op::Annotate { .. }) {
                 self.assert_alone(&op);
+                self.world.assert_may_write(&op);
                 self.in_flight.push_back(op);
             } else {
                 self.kernel(&op, fates.next().unwrap_or(Fate::Done));
@@ -146,7 +147,9 @@ impl Chaos {
             match (result, fate) {
                 (Ok(()), Fate::Lost) => self.world.state.failed(&op, self.world.later(), self.world.now),
                 (Ok(()), _) => {
-                    stored.into_iter().for_each(|change| self.world.state.apply(change));
+                    if let Some(change) = stored {
+                        self.world.state.apply(change);
+                    }
                     self.world.state.done(&op, self.world.now);
                 }
                 (Err(failure), _) => self.world.state.failed(&op, failure, self.world.now),

@@ -14,7 +14,7 @@ use crate::core::{
         ContainerPort, Family, Frontend, Node, NodePort, ObjectKey, Pod, PodPort, PodUid, Protocol, Service,
         ServicePort, ServiceType, TargetPort,
     },
-    op::Op,
+    op::{AnnotationWrite, Op},
     snapshot::Change,
 };
 
@@ -124,7 +124,7 @@ fn pod() -> impl Strategy<Value = Pod> {
 }
 
 fn node() -> impl Strategy<Value = Node> {
-    let internal_ips = select(vec!["192.0.2.1", "192.0.2.2", "192.0.2.1 2001:db8:1::1", "2001:db8:1::2", ""]);
+    let internal_ips = select(vec!["192.0.2.1", "192.0.2.2", "192.0.2.1 2001:db8:1::1", "2001:db8:1::2"]);
     internal_ips.prop_map(|ips| Node {
         name: "n1".to_owned(),
         internal_ips: ips.split_whitespace().map(|ip| ip.parse().unwrap()).collect(),
@@ -218,7 +218,7 @@ fn happen(chaos: &mut Chaos, event: Event) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     /// After every single op, whatever failed before, everything published works; and calm brings order.
     #[test]
@@ -239,12 +239,20 @@ proptest! {
         }
         chaos.world.stolen.clear();
         chaos.wait(300_000);
-        let before = (chaos.world.real.clone(), chaos.world.pods.clone());
+        let before = chaos.world.real.mappings.clone();
         let problems: Vec<_> = chaos.world.state.problems().cloned().collect();
         chaos.world.start();
-        let ops = chaos.world.settle();
-        prop_assert!(ops.iter().all(|op| matches!(op, Op::Reserve(_))), "{ops:?}");
-        prop_assert_eq!(before, (chaos.world.real.clone(), chaos.world.pods.clone()));
+        for op in chaos.world.settle() {
+            // A terminating Pod keeps naming what it had, as long as an agent is there to keep the port from others.
+            let is_emptied = |key: &ObjectKey| chaos.world.pods[key].is_terminating;
+            let is_expected = match &op {
+                Op::Reserve(_) => true,
+                Op::Annotate { pod, value: AnnotationWrite::Set(value), .. } => value == "[]" && is_emptied(pod),
+                Op::UpsertMapping(..) | Op::Annotate { .. } | Op::RemoveMapping(_) | Op::Release(_) => false,
+            };
+            prop_assert!(is_expected, "{op:?}");
+        }
+        prop_assert_eq!(before, chaos.world.real.mappings);
         prop_assert_eq!(problems, chaos.world.state.problems().cloned().collect::<Vec<_>>());
     }
 
@@ -270,7 +278,9 @@ proptest! {
             if is_shuffled {
                 changes.sort_by_key(|(_, rank)| **rank);
             }
-            changes.into_iter().for_each(|(change, _)| chaos.world.state.apply(change));
+            for (change, _) in changes {
+ chaos.world.state.apply(change);
+ }
             chaos.world.state.pass(chaos.world.now)
         };
         prop_assert_eq!(run(false), run(true));

@@ -143,6 +143,7 @@ impl World {
     fn execute(&mut self, op: &Op) -> Result<(), Failure> {
         match op {
             Op::Annotate { pod, .. } => {
+                self.assert_may_write(op);
                 let result = if self.is_api_down { Err(self.later()) } else { self.patch(op) };
                 if let (Ok(()), Some(pod)) = (&result, self.pods.get(pod)) {
                     self.state.apply(Change::Pod(pod.clone()));
@@ -151,6 +152,13 @@ impl World {
             }
             Op::Reserve(_) | Op::UpsertMapping(..) | Op::RemoveMapping(_) | Op::Release(_) => self.kernel(op),
         }
+    }
+
+    /// A Pod that the agent knows to be terminating keeps its key.
+    pub(super) fn assert_may_write(&self, op: &Op) {
+        let Op::Annotate { pod, value: AnnotationWrite::Withdraw, .. } = op else { return };
+        let is_terminating = self.state.snapshot.pod(pod).is_some_and(|pod| pod.is_terminating);
+        assert!(!is_terminating, "{op:?}: withdrawn from a terminating Pod");
     }
 
     pub(super) const fn later(&self) -> Failure {
@@ -186,7 +194,6 @@ impl World {
         let Some(mut pod) = self.pods.get(key).filter(|pod| pod.uid == *uid).cloned() else {
             return Err(Failure::Gone);
         };
-        assert!(!pod.is_terminating || matches!(value, AnnotationWrite::Set(_)), "withdrawn from a terminating Pod");
         pod.annotation = match value {
             AnnotationWrite::Set(value) => Some(value.clone()),
             AnnotationWrite::Withdraw => None,

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How a mapping ends, and what it survives.
+
+#![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
+
+use expect_test::expect;
+
+use crate::core::tests::script::check;
+
+#[test]
+fn withdrawal_comes_before_the_drain_and_the_drain_before_the_quarantine() {
+    check(
+        "node 192.0.2.1
+         service default/web app=web 8080/tcp 9090/tcp
+         start
+         pod default/web-0 app=web 10.0.0.5
+         service default/web app=web 8080/tcp
+         wait 29s
+         show
+         wait 1s
+         wait 59s
+         show
+         wait 1s
+         show",
+        &expect![[r#"
+            node 192.0.2.1
+            service default/web app=web 8080/tcp 9090/tcp
+            start
+            pod default/web-0 app=web 10.0.0.5
+                reserve 61000/tcp IPv4
+                reserve 61001/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                map 61001/tcp IPv4 -> 10.0.0.5 9090
+                annotate default/web-0 8080=192.0.2.1:61000/tcp 9090=192.0.2.1:61001/tcp
+            service default/web app=web 8080/tcp
+                annotate default/web-0 8080=192.0.2.1:61000/tcp
+            wait 29s
+            show
+                61000/tcp IPv4 of default/web-0: Active
+                61001/tcp IPv4 of default/web-0: Draining { until: Some(Moment(31000)) }
+            wait 1s
+                unmap 61001/tcp IPv4
+            wait 59s
+            show
+                61000/tcp IPv4 of default/web-0: Active
+                61001/tcp IPv4 of default/web-0: Quarantined { until: Some(Moment(91000)) }
+            wait 1s
+                release 61001/tcp IPv4
+            show
+                61000/tcp IPv4 of default/web-0: Active
+        "#]],
+    );
+}
+
+#[test]
+fn a_port_that_is_wanted_again_is_the_same_port_again() {
+    check(
+        "node 192.0.2.1
+         service default/web app=web 8080/tcp
+         start
+         pod default/web-0 app=web 10.0.0.5
+         service default/web app=web 8080/tcp off
+         wait 20s
+         service default/web app=web 8080/tcp
+         service default/web app=web 8080/tcp off
+         wait 40s
+         service default/web app=web 8080/tcp",
+        &expect![[r#"
+            node 192.0.2.1
+            service default/web app=web 8080/tcp
+            start
+            pod default/web-0 app=web 10.0.0.5
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/web-0 8080=192.0.2.1:61000/tcp
+            service default/web app=web 8080/tcp off
+                withdraw default/web-0
+            wait 20s
+            service default/web app=web 8080/tcp
+                annotate default/web-0 8080=192.0.2.1:61000/tcp
+            service default/web app=web 8080/tcp off
+                withdraw default/web-0
+            wait 40s
+                unmap 61000/tcp IPv4
+            service default/web app=web 8080/tcp
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/web-0 8080=192.0.2.1:61000/tcp
+        "#]],
+    );
+}
+
+#[test]
+fn a_pod_that_is_gone_is_unmapped_at_once_and_its_port_rests() {
+    check(
+        "range 61000-61001
+         node 192.0.2.1
+         service default/web app=web 8080/tcp
+         start
+         pod default/web-0 app=web 10.0.0.5
+         gone default/web-0 &
+         pod default/web-0 uid=second app=web 10.0.0.5
+         pod default/web-1 app=web 10.0.0.6
+         show
+         wait 60s",
+        &expect![[r#"
+            range 61000-61001
+            node 192.0.2.1
+            service default/web app=web 8080/tcp
+            start
+            pod default/web-0 app=web 10.0.0.5
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/web-0 8080=192.0.2.1:61000/tcp
+            gone default/web-0 &
+            pod default/web-0 uid=second app=web 10.0.0.5
+                reserve 61001/tcp IPv4
+                unmap 61000/tcp IPv4
+                map 61001/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/web-0 8080=192.0.2.1:61001/tcp
+            pod default/web-1 app=web 10.0.0.6
+            show
+                61000/tcp IPv4 of default/web-0: Quarantined { until: Some(Moment(61000)) }
+                61001/tcp IPv4 of default/web-0: Active
+                PortRangeExhausted: pod default/web-1: no IPv4 node port is free for pod port 8080/tcp; widen the port range of the agent
+            wait 60s
+                release 61000/tcp IPv4
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.6 8080
+                annotate default/web-1 8080=192.0.2.1:61000/tcp
+        "#]],
+    );
+}
+
+#[test]
+fn a_finished_pod_is_withdrawn_and_a_terminating_one_is_not() {
+    check(
+        "node 192.0.2.1
+         service default/web app=web 8080/tcp
+         start
+         pod default/job app=web 10.0.0.5 &
+         pod default/web app=web 10.0.0.6
+         pod default/job app=web 10.0.0.5 finished
+         pod default/web app=web 10.0.0.6 terminating
+         unservice default/web
+         wait 60s
+         pod default/web app=web 10.0.0.6 terminating finished",
+        &expect![[r#"
+            node 192.0.2.1
+            service default/web app=web 8080/tcp
+            start
+            pod default/job app=web 10.0.0.5 &
+            pod default/web app=web 10.0.0.6
+                reserve 61000/tcp IPv4
+                reserve 61001/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                map 61001/tcp IPv4 -> 10.0.0.6 8080
+                annotate default/job 8080=192.0.2.1:61000/tcp
+                annotate default/web 8080=192.0.2.1:61001/tcp
+            pod default/job app=web 10.0.0.5 finished
+                withdraw default/job
+                unmap 61000/tcp IPv4
+            pod default/web app=web 10.0.0.6 terminating
+            unservice default/web
+            wait 60s
+                release 61000/tcp IPv4
+            pod default/web app=web 10.0.0.6 terminating finished
+                unmap 61001/tcp IPv4
+        "#]],
+    );
+}
+
+#[test]
+fn a_new_address_keeps_the_node_port_and_a_lost_one_withdraws() {
+    check(
+        "node 192.0.2.1
+         service default/web app=web 8080/tcp
+         start
+         pod default/web-0 app=web 10.0.0.5
+         pod default/web-0 app=web 10.0.0.9
+         pod default/web-0 app=web
+         wait 600s
+         pod default/web-0 app=web 10.0.0.7",
+        &expect![[r#"
+            node 192.0.2.1
+            service default/web app=web 8080/tcp
+            start
+            pod default/web-0 app=web 10.0.0.5
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/web-0 8080=192.0.2.1:61000/tcp
+            pod default/web-0 app=web 10.0.0.9
+                map 61000/tcp IPv4 -> 10.0.0.9 8080
+            pod default/web-0 app=web
+                withdraw default/web-0
+                unmap 61000/tcp IPv4
+            wait 600s
+            pod default/web-0 app=web 10.0.0.7
+                map 61000/tcp IPv4 -> 10.0.0.7 8080
+                annotate default/web-0 8080=192.0.2.1:61000/tcp
+        "#]],
+    );
+}
+
+#[test]
+fn exhaustion_is_told_and_ends_with_the_first_free_port() {
+    check(
+        "range 61000-61001
+         node 192.0.2.1
+         service default/web app=web 8080/tcp 9090/tcp 53/udp
+         start
+         pod default/a app=web 10.0.0.5
+         pod default/b app=web 10.0.0.6
+         show
+         gone default/a
+         wait 60s
+         show",
+        &expect![[r#"
+            range 61000-61001
+            node 192.0.2.1
+            service default/web app=web 8080/tcp 9090/tcp 53/udp
+            start
+            pod default/a app=web 10.0.0.5
+                reserve 61000/tcp IPv4
+                reserve 61000/udp IPv4
+                reserve 61001/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 9090
+                map 61000/udp IPv4 -> 10.0.0.5 53
+                map 61001/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/a 9090=192.0.2.1:61000/tcp 53=192.0.2.1:61000/udp 8080=192.0.2.1:61001/tcp
+            pod default/b app=web 10.0.0.6
+                reserve 61001/udp IPv4
+                map 61001/udp IPv4 -> 10.0.0.6 53
+                annotate default/b 53=192.0.2.1:61001/udp
+            show
+                61000/tcp IPv4 of default/a: Active
+                61000/udp IPv4 of default/a: Active
+                61001/tcp IPv4 of default/a: Active
+                61001/udp IPv4 of default/b: Active
+                PortRangeExhausted: pod default/b: no IPv4 node port is free for pod port 8080/tcp; widen the port range of the agent
+                PortRangeExhausted: pod default/b: no IPv4 node port is free for pod port 9090/tcp; widen the port range of the agent
+            gone default/a
+                unmap 61000/tcp IPv4
+                unmap 61000/udp IPv4
+                unmap 61001/tcp IPv4
+            wait 60s
+                release 61000/tcp IPv4
+                release 61000/udp IPv4
+                release 61001/tcp IPv4
+                reserve 61000/tcp IPv4
+                reserve 61001/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.6 8080
+                map 61001/tcp IPv4 -> 10.0.0.6 9090
+                annotate default/b 8080=192.0.2.1:61000/tcp 9090=192.0.2.1:61001/tcp 53=192.0.2.1:61001/udp
+            show
+                61000/tcp IPv4 of default/b: Active
+                61001/tcp IPv4 of default/b: Active
+                61001/udp IPv4 of default/b: Active
+        "#]],
+    );
+}
+
+#[test]
+fn of_two_pods_with_one_address_one_is_served() {
+    check(
+        "node 192.0.2.1
+         service default/web app=web 8080/tcp
+         start
+         pod default/a app=web 10.0.0.5
+         pod default/b app=web 10.0.0.5
+         show
+         pod default/a app=web 10.0.0.5 terminating
+         show
+         gone default/a
+         show",
+        &expect![[r#"
+            node 192.0.2.1
+            service default/web app=web 8080/tcp
+            start
+            pod default/a app=web 10.0.0.5
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/a 8080=192.0.2.1:61000/tcp
+            pod default/b app=web 10.0.0.5
+            show
+                61000/tcp IPv4 of default/a: Active
+                AddressConflict: pod default/b: address 10.0.0.5 is also that of pod default/a, which is served; delete one of the two pods
+            pod default/a app=web 10.0.0.5 terminating
+                reserve 61001/tcp IPv4
+                unmap 61000/tcp IPv4
+                map 61001/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/b 8080=192.0.2.1:61001/tcp
+            show
+                61000/tcp IPv4 of default/a: Active
+                61001/tcp IPv4 of default/b: Active
+                AddressConflict: pod default/a: address 10.0.0.5 is also that of pod default/b, which is served; delete one of the two pods
+            gone default/a
+            show
+                61000/tcp IPv4 of default/a: Quarantined { until: Some(Moment(61000)) }
+                61001/tcp IPv4 of default/b: Active
+        "#]],
+    );
+}

@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What happens, told line by line.
+
+mod life;
+mod restart;
+mod selection;

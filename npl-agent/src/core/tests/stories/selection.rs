@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is selected, and what is published of it.
+
+#![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
+
+use expect_test::expect;
+
+use crate::core::tests::script::check;
+
+#[test]
+fn a_pod_is_mapped_before_it_is_published_and_others_are_left_alone() {
+    check(
+        "node 192.0.2.1
+         service default/web app=web 8080/tcp
+         start
+         pod default/web-0 app=web
+         pod default/web-0 app=web 10.0.0.5
+         pod default/other app=other 10.0.0.6
+         pod elsewhere/web-0 app=web 10.0.0.7
+         show",
+        &expect![[r#"
+            node 192.0.2.1
+            service default/web app=web 8080/tcp
+            start
+            pod default/web-0 app=web
+            pod default/web-0 app=web 10.0.0.5
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/web-0 8080=192.0.2.1:61000/tcp
+            pod default/other app=other 10.0.0.6
+            pod elsewhere/web-0 app=web 10.0.0.7
+            show
+                61000/tcp IPv4 of default/web-0: Active
+        "#]],
+    );
+}
+
+#[test]
+fn services_that_are_not_for_npl_do_nothing() {
+    check(
+        "node 192.0.2.1
+         start
+         pod default/web-0 app=web 10.0.0.5
+         service default/off app=web 8080/tcp off
+         service default/nodeport app=web 8080/tcp nodeport
+         service default/everything 8080/tcp
+         service default/web app=web 8080/tcp
+         service default/web app=web 8080/tcp nodeport",
+        &expect![[r#"
+            node 192.0.2.1
+            start
+            pod default/web-0 app=web 10.0.0.5
+            service default/off app=web 8080/tcp off
+            service default/nodeport app=web 8080/tcp nodeport
+            service default/everything 8080/tcp
+            service default/web app=web 8080/tcp
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/web-0 8080=192.0.2.1:61000/tcp
+            service default/web app=web 8080/tcp nodeport
+                withdraw default/web-0
+        "#]],
+    );
+}
+
+#[test]
+fn ports_of_all_services_are_united_and_written_at_once() {
+    check(
+        "node 192.0.2.1
+         service default/one app=web 8080/tcp dns/udp
+         service default/two app=web tier=front http/tcp 9090/tcp
+         start
+         pod default/web-0 app=web tier=front port=http:8080/tcp port=dns:53/udp port=dns:5353/udp 10.0.0.5
+         unservice default/one
+         unservice default/two",
+        &expect![[r#"
+            node 192.0.2.1
+            service default/one app=web 8080/tcp dns/udp
+            service default/two app=web tier=front http/tcp 9090/tcp
+            start
+            pod default/web-0 app=web tier=front port=http:8080/tcp port=dns:53/udp port=dns:5353/udp 10.0.0.5
+                reserve 61000/udp IPv4
+                reserve 61001/udp IPv4
+                reserve 61002/tcp IPv4
+                reserve 61003/tcp IPv4
+                map 61000/udp IPv4 -> 10.0.0.5 53
+                map 61001/udp IPv4 -> 10.0.0.5 5353
+                map 61002/tcp IPv4 -> 10.0.0.5 8080
+                map 61003/tcp IPv4 -> 10.0.0.5 9090
+                annotate default/web-0 53=192.0.2.1:61000/udp 5353=192.0.2.1:61001/udp 8080=192.0.2.1:61002/tcp 9090=192.0.2.1:61003/tcp
+            unservice default/one
+                annotate default/web-0 8080=192.0.2.1:61002/tcp 9090=192.0.2.1:61003/tcp
+            unservice default/two
+                withdraw default/web-0
+        "#]],
+    );
+}
+
+#[test]
+fn a_name_that_the_pod_does_not_have_is_a_problem_of_that_port_alone() {
+    check(
+        "node 192.0.2.1
+         service default/web app=web http/tcp 9090/tcp 99/sctp
+         start
+         pod default/web-0 app=web port=http:80/udp 10.0.0.5
+         show
+         pod default/web-0 app=web port=http:80/tcp 10.0.0.5
+         show",
+        &expect![[r#"
+            node 192.0.2.1
+            service default/web app=web http/tcp 9090/tcp 99/sctp
+            start
+            pod default/web-0 app=web port=http:80/udp 10.0.0.5
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 9090
+                annotate default/web-0 9090=192.0.2.1:61000/tcp
+            show
+                61000/tcp IPv4 of default/web-0: Active
+                UnsupportedProtocol: service default/web: protocol sctp is not served by this agent; its other ports are
+                UnresolvedTargetPort: pod default/web-0: no container port is named "http" with protocol tcp, as service default/web asks; name one so
+            pod default/web-0 app=web port=http:80/tcp 10.0.0.5
+                reserve 61001/tcp IPv4
+                map 61001/tcp IPv4 -> 10.0.0.5 80
+                annotate default/web-0 9090=192.0.2.1:61000/tcp 80=192.0.2.1:61001/tcp
+            show
+                61000/tcp IPv4 of default/web-0: Active
+                61001/tcp IPv4 of default/web-0: Active
+                UnsupportedProtocol: service default/web: protocol sctp is not served by this agent; its other ports are
+        "#]],
+    );
+}
+
+#[test]
+fn host_ports_and_the_host_network_are_echoed() {
+    check(
+        "node 192.0.2.1
+         service default/web app=web 8080/tcp 9090/tcp 53/udp
+         start
+         pod default/both app=web port=a:8080/tcp@80 port=b:53/udp@53 port=c:9090/tcp@198.51.100.7:90 10.0.0.5
+         pod default/host app=web hostnet 192.0.2.1
+         pod default/here app=web port=a:8080/tcp@192.0.2.1:81 port=b:9090/udp@9090 10.0.0.6",
+        &expect![[r#"
+            node 192.0.2.1
+            service default/web app=web 8080/tcp 9090/tcp 53/udp
+            start
+            pod default/both app=web port=a:8080/tcp@80 port=b:53/udp@53 port=c:9090/tcp@198.51.100.7:90 10.0.0.5
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 9090
+                annotate default/both 53=192.0.2.1:53/udp 8080=192.0.2.1:80/tcp 9090=192.0.2.1:61000/tcp
+            pod default/host app=web hostnet 192.0.2.1
+                annotate default/host 53=192.0.2.1:53/udp 8080=192.0.2.1:8080/tcp 9090=192.0.2.1:9090/tcp
+            pod default/here app=web port=a:8080/tcp@192.0.2.1:81 port=b:9090/udp@9090 10.0.0.6
+                reserve 61001/udp IPv4
+                reserve 61002/tcp IPv4
+                map 61001/udp IPv4 -> 10.0.0.6 53
+                map 61002/tcp IPv4 -> 10.0.0.6 9090
+                annotate default/here 8080=192.0.2.1:81/tcp 53=192.0.2.1:61001/udp 9090=192.0.2.1:61002/tcp
+        "#]],
+    );
+}
+
+#[test]
+fn a_host_port_is_neither_allocated_nor_hidden_in_silence() {
+    check(
+        "range 61000-61002
+         node 192.0.2.1
+         service default/web app=web 8080/tcp
+         start
+         pod default/a app=none port=x:1/tcp@61000 10.0.0.5
+         pod default/b app=web 10.0.0.6
+         pod default/c app=web port=x:8080/tcp@61001 10.0.0.7
+         show
+         gone default/b",
+        &expect![[r#"
+            range 61000-61002
+            node 192.0.2.1
+            service default/web app=web 8080/tcp
+            start
+            pod default/a app=none port=x:1/tcp@61000 10.0.0.5
+            pod default/b app=web 10.0.0.6
+                reserve 61001/tcp IPv4
+                map 61001/tcp IPv4 -> 10.0.0.6 8080
+                annotate default/b 8080=192.0.2.1:61001/tcp
+            pod default/c app=web port=x:8080/tcp@61001 10.0.0.7
+            show
+                61001/tcp IPv4 of default/b: Active
+                HostPortConflict: pod default/c: host port 61001/tcp is in use for another pod; choose one outside the agent's port range
+            gone default/b
+                unmap 61001/tcp IPv4
+                annotate default/c 8080=192.0.2.1:61001/tcp
+        "#]],
+    );
+}
+
+#[test]
+fn families_follow_service_pod_and_node() {
+    check(
+        "node 192.0.2.1
+         service default/web app=web 8080/tcp dual
+         start
+         pod default/a app=web 10.0.0.5 2001:db8::5
+         show
+         node external=192.0.2.1 2001:db8::1
+         service default/web app=web 8080/tcp ipv6
+         wait 30s
+         pod default/a app=web 10.0.0.5",
+        &expect![[r#"
+            node 192.0.2.1
+            service default/web app=web 8080/tcp dual
+            start
+            pod default/a app=web 10.0.0.5 2001:db8::5
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/a 8080=192.0.2.1:61000/tcp
+            show
+                61000/tcp IPv4 of default/a: Active
+                NoNodeAddress: pod default/a: the node has no IPv6 address to publish; give it one or name it with --node-ip
+            node external=192.0.2.1 2001:db8::1
+                reserve 61000/tcp IPv6
+                map 61000/tcp IPv6 -> 2001:db8::5 8080
+                annotate default/a 8080=2001:db8::1:61000/tcp 8080=192.0.2.1:61000/tcp
+            service default/web app=web 8080/tcp ipv6
+                annotate default/a 8080=2001:db8::1:61000/tcp
+            wait 30s
+                unmap 61000/tcp IPv4
+            pod default/a app=web 10.0.0.5
+                withdraw default/a
+                unmap 61000/tcp IPv6
+        "#]],
+    );
+}
+
+#[test]
+fn a_family_that_is_not_served_is_told_once_for_the_service() {
+    check(
+        "only-ipv4
+         node 192.0.2.1 2001:db8::1
+         service default/web app=web 8080/tcp ipv6
+         start
+         pod default/a app=web 10.0.0.5 2001:db8::5
+         show
+         service default/web app=web 8080/tcp dual
+         show",
+        &expect![[r#"
+            only-ipv4
+            node 192.0.2.1 2001:db8::1
+            service default/web app=web 8080/tcp ipv6
+            start
+            pod default/a app=web 10.0.0.5 2001:db8::5
+            show
+                UnsupportedFamily: service default/web: family IPv6 is not served by this agent; add another to spec.ipFamilies
+            service default/web app=web 8080/tcp dual
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/a 8080=192.0.2.1:61000/tcp
+            show
+                61000/tcp IPv4 of default/a: Active
+        "#]],
+    );
+}
