@@ -162,7 +162,8 @@ impl Options {
 
 /// The agent's binary: `NPL_AGENT`, or where `cargo xtask build` leaves it.
 pub fn find_binary() -> Result<PathBuf> {
-    let path = env::var_os("NPL_AGENT").map_or_else(|| PathBuf::from("target/release/npl-agent"), PathBuf::from);
+    let path =
+        env::var_os("NPL_AGENT").map_or_else(|| tools::repository_file("target/release/npl-agent"), PathBuf::from);
     path.canonicalize().with_context(|| {
         format!("no agent at {}: run `cargo xtask build` first, or set NPL_AGENT to the binary", path.display())
     })

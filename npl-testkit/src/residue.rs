@@ -8,10 +8,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use aya::maps::loaded_maps;
+use aya::maps::{MapInfo, loaded_maps};
+use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::{loaded_links, loaded_programs};
 
-use crate::{mounts, poll, run, tools};
+use crate::run::{self, Run};
+use crate::{mounts, poll, tools};
 
 /// The kernel frees programs and maps some time after their last user is gone.
 const FREED_WITHIN: Duration = Duration::from_secs(10);
@@ -22,35 +24,54 @@ const PREFIX: &str = "npl";
 /// Executables of runs; `server` is etcd as Go builds it.
 const EXECUTABLES: [&str; 4] = ["npl-agent", "kube-apiserver", "etcd", "server"];
 
-/// Everything of ours that exists at one moment, one line each.
+/// Things that exist outside of this process at one moment, one line each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Residue {
     things: BTreeSet<String>,
 }
 
 impl Residue {
-    /// Looks around.
+    /// Everything that any run or agent of ours has made on this machine.
     pub fn look() -> Result<Self> {
-        let mut things = BTreeSet::new();
-        for netns in run::netns_names().into_iter().filter(|name| name.starts_with(PREFIX)) {
-            things.insert(format!("network namespace {netns}"));
-        }
+        let mut things: BTreeSet<String> = netns_lines(PREFIX).collect();
         for mount in mounts::all()? {
             if mount.kind == "bpf" {
-                pins(&mount.point.join(PREFIX), &mut things);
+                pins(&mount.point.join(PREFIX), &mut |path| things.extend([pin_line(path)]));
             }
             if mount.point.starts_with(run::ROOT) {
-                things.insert(format!("mount at {}", mount.point.display()));
+                things.insert(mount_line(&mount.point));
             }
         }
-        bpf_objects(&mut things);
+        bpf_objects(|_any| true, |_any| true, &mut things);
         for qdisc in tools::output(Command::new("tc").args(["qdisc", "show"]))?.lines() {
             if qdisc.starts_with("qdisc clsact") || qdisc.starts_with("qdisc ingress") {
                 things.insert(qdisc.trim_end().to_owned());
             }
         }
-        processes(&mut things);
+        processes(|_any| true, &mut things);
         Ok(Self { things })
+    }
+
+    /// What one run has made, and what is pinned in its BPF file system, so that other runs do not matter.
+    pub fn look_at(run: &Run, bpffs: &Path) -> Result<Self> {
+        let mut things: BTreeSet<String> = netns_lines(&run.netns_prefix()).collect();
+        things.extend(mounts::below(run.directory())?.iter().map(|point| mount_line(point)));
+        let (mut maps, mut programs) = (BTreeSet::new(), BTreeSet::new());
+        pins(bpffs, &mut |path| {
+            things.insert(pin_line(path));
+            maps.extend(MapInfo::from_pin(path).ok().map(|info| info.id()));
+            let link = PinnedLink::from_pin(path).ok().and_then(|link| FdLink::from(link).info().ok());
+            programs.extend(link.map(|info| info.program_id()));
+        });
+        bpf_objects(|id| programs.contains(&id), |id| maps.contains(&id), &mut things);
+        let pids = run.processes()?;
+        processes(|pid| pids.contains(&pid), &mut things);
+        Ok(Self { things })
+    }
+
+    /// One line for each.
+    pub fn lines(&self) -> impl Iterator<Item = &str> {
+        self.things.iter().map(String::as_str)
     }
 
     /// What is there now and was not there then.
@@ -63,53 +84,79 @@ impl Residue {
     /// # Errors
     /// When something stays, with a list of it.
     pub fn assert_nothing_new(&self) -> Result<()> {
-        let mut new = BTreeSet::new();
-        let gone = poll::until("the end of what a run made", FREED_WITHIN, || {
-            new = self.new_things().ok()?;
-            new.is_empty().then_some(())
-        });
-        if gone.is_err() {
-            bail!("left behind:\n  {}", Vec::from_iter(new).join("\n  "));
-        }
-        Ok(())
+        wait_for_none(|| self.new_things())
+    }
+
+    /// Waits a while for all of this to go.
+    ///
+    /// # Errors
+    /// When something stays, with a list of it.
+    pub fn assert_gone(&self) -> Result<()> {
+        wait_for_none(|| Ok(Self::look()?.things.intersection(&self.things).cloned().collect()))
     }
 }
 
-fn bpf_objects(things: &mut BTreeSet<String>) {
+fn wait_for_none(look: impl Fn() -> Result<BTreeSet<String>>) -> Result<()> {
+    let mut left = BTreeSet::new();
+    let gone = poll::until("the end of what a run made", FREED_WITHIN, || {
+        left = look().ok()?;
+        left.is_empty().then_some(())
+    });
+    if gone.is_err() {
+        bail!("left behind:\n  {}", Vec::from_iter(left).join("\n  "));
+    }
+    Ok(())
+}
+
+fn bpf_objects(is_ours: impl Fn(u32) -> bool, is_our_map: impl Fn(u32) -> bool, things: &mut BTreeSet<String>) {
     let mut programs = BTreeSet::new();
     // An object may go away between its listing and a look at it.
-    for program in loaded_programs().flatten() {
+    for program in loaded_programs().flatten().filter(|program| is_ours(program.id())) {
         if let Some(name) = program.name_as_str().filter(|name| name.starts_with(PREFIX)) {
             programs.insert(program.id());
             things.insert(format!("BPF program {name} with id {}", program.id()));
         }
     }
-    for map in loaded_maps().flatten() {
+    for map in loaded_maps().flatten().filter(|map| is_our_map(map.id())) {
         if let Some(name) = map.name_as_str().filter(|name| name.starts_with(PREFIX)) {
             things.insert(format!("BPF map {name} with id {}", map.id()));
         }
     }
-    for link in loaded_links().flatten() {
-        if programs.contains(&link.program_id()) {
-            things.insert(format!("BPF link with id {} of program {}", link.id(), link.program_id()));
-        }
+    for link in loaded_links().flatten().filter(|link| programs.contains(&link.program_id())) {
+        things.insert(format!("BPF link with id {} of program {}", link.id(), link.program_id()));
     }
 }
 
-fn pins(directory: &Path, things: &mut BTreeSet<String>) {
+fn pins(directory: &Path, on_pin: &mut impl FnMut(&Path)) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-        things.insert(format!("pin {}", entry.path().display()));
+        on_pin(&entry.path());
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            pins(&entry.path(), things);
+            pins(&entry.path(), on_pin);
         }
     }
 }
 
-fn processes(things: &mut BTreeSet<String>) {
+fn processes(is_ours: impl Fn(u32) -> bool, things: &mut BTreeSet<String>) {
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
         let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-        if EXECUTABLES.contains(&name.trim()) {
-            things.insert(format!("process {} with id {}", name.trim(), entry.file_name().display()));
+        if EXECUTABLES.contains(&name.trim()) && is_ours(pid) {
+            things.insert(format!("process {} with id {pid}", name.trim()));
         }
     }
+}
+
+fn netns_lines(prefix: &str) -> impl Iterator<Item = String> {
+    run::netns_names()
+        .into_iter()
+        .filter(move |name| name.starts_with(prefix))
+        .map(|name| format!("network namespace {name}"))
+}
+
+fn mount_line(point: &Path) -> String {
+    format!("mount at {}", point.display())
+}
+
+fn pin_line(path: &Path) -> String {
+    format!("pin {}", path.display())
 }

@@ -72,12 +72,26 @@ impl Run {
 
     /// Creates the network namespace `npl-<run>-<name>`.
     pub fn netns(&self, name: &str) -> Result<Netns> {
-        Netns::create(&format!("{}{name}", netns_prefix(&self.id)))
+        Netns::create(&format!("{}{name}", self.netns_prefix()))
     }
 
     /// Mounts a BPF file system of its own in the run's folder.
     pub fn bpffs(&self, name: &str) -> Result<BpfFs> {
         BpfFs::mount(&self.directory.join(name))
+    }
+
+    /// The beginning of the names of its namespaces.
+    pub fn netns_prefix(&self) -> String {
+        netns_prefix(&self.id)
+    }
+
+    /// The processes inside its namespaces.
+    pub fn processes(&self) -> Result<BTreeSet<u32>> {
+        let mut pids = BTreeSet::new();
+        for netns in netns_names().into_iter().filter(|name| name.starts_with(&self.netns_prefix())) {
+            pids.extend(processes_in(&netns)?);
+        }
+        Ok(pids)
     }
 
     /// Removes everything that was made in the run's name; also called on drop.
@@ -154,17 +168,19 @@ fn remove_run(id: &str) -> Result<()> {
 }
 
 fn kill_processes_in(netns: &str) -> Result<()> {
-    let pids = tools::output(Command::new("ip").args(["netns", "pids", netns]))?;
-    for pid in pids.split_whitespace().filter_map(|pid| pid.parse::<i32>().ok()) {
-        if u32::try_from(pid) == Ok(std::process::id()) {
-            continue;
-        }
-        match signal::kill(Pid::from_raw(pid), Signal::SIGKILL) {
+    for pid in processes_in(netns)?.into_iter().filter(|pid| *pid != std::process::id()) {
+        let target = i32::try_from(pid).context("process id out of range")?;
+        match signal::kill(Pid::from_raw(target), Signal::SIGKILL) {
             Ok(()) | Err(Errno::ESRCH) => {}
             Err(err) => return Err(err).with_context(|| format!("kill process {pid} in {netns}")),
         }
     }
     Ok(())
+}
+
+fn processes_in(netns: &str) -> Result<Vec<u32>> {
+    let pids = tools::output(Command::new("ip").args(["netns", "pids", netns]))?;
+    Ok(pids.split_whitespace().filter_map(|pid| pid.parse().ok()).collect())
 }
 
 fn netns_prefix(id: &str) -> String {

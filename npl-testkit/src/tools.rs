@@ -3,9 +3,15 @@
 
 use std::ffi::OsStr;
 use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
+
+/// A file of this repository, where tests and the demo run from a checkout.
+pub fn repository_file(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("/")).join(path)
+}
 
 /// Programs that network tests need.
 pub const NETWORK_TOOLS: &[&str] = &["ip", "tc", "ethtool", "nft", "iptables"];

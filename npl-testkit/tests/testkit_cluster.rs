@@ -35,7 +35,7 @@ fn cluster_inside_a_namespace_keeps_its_objects_over_a_restart_of_the_api_server
     let shown = cluster.kubectl(&["get", "pods", "--namespace", "shop", "--output", "wide"]).unwrap();
     assert!(shown.contains("10.244.0.1"), "{shown}");
 
-    let log = cluster.watch_annotations("shop", LIMIT).unwrap();
+    let log = cluster.watch_mappings("shop", LIMIT).unwrap();
     let written = Instant::now();
     cluster.kubectl(&["annotate", "pod", "web-0", "--namespace", "shop", &format!("{MAPPING_ANNOTATION}=[]")]).unwrap();
     let seen = log.wait_for("web-0", LIMIT, |value| value == Some("[]")).unwrap();

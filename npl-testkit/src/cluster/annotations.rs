@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A record of every annotation that is written, with the time at which a watch shows it.
+//! A record of every value of one annotation, with the time at which a watch shows it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,11 +10,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::MAPPING_ANNOTATION;
 use crate::api_client::ApiClient;
 use crate::poll;
 
-/// One value of a Pod's annotation.
+/// One value of an object's annotation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     /// When the watch showed it first.
@@ -23,7 +22,7 @@ pub struct Seen {
     pub value: Option<String>,
 }
 
-/// The history of the annotations of a namespace's Pods.
+/// The history of one annotation on the objects of one collection.
 #[derive(Debug)]
 pub struct AnnotationLog {
     shared: Arc<Shared>,
@@ -33,23 +32,23 @@ pub struct AnnotationLog {
 struct Shared {
     stop: AtomicBool,
     error: Mutex<Option<String>>,
-    pods: Mutex<BTreeMap<String, Vec<Seen>>>,
+    objects: Mutex<BTreeMap<String, Vec<Seen>>>,
 }
 
 impl AnnotationLog {
-    /// Starts with the Pods that are there; the watch ends by itself after `limit`.
-    pub(super) fn start(client: &ApiClient, path: &str, limit: Duration) -> Result<Self> {
+    /// Starts with the objects that are there; the watch ends by itself after `limit`.
+    pub(super) fn start(client: &ApiClient, path: &str, key: &'static str, limit: Duration) -> Result<Self> {
         let list = client.get(path)?;
         let version = list.pointer("/metadata/resourceVersion").and_then(Value::as_str).context("a list's version")?;
         let shared = Arc::new(Shared::default());
-        for pod in list.get("items").and_then(Value::as_array).into_iter().flatten() {
-            shared.record(pod);
+        for object in list.get("items").and_then(Value::as_array).into_iter().flatten() {
+            shared.record(object, key);
         }
         let (client, watch) = (client.clone(), format!("{path}?resourceVersion={version}"));
         let log = Self { shared: Arc::clone(&shared) };
         thread::spawn(move || {
             let followed = client.watch(&watch, limit, |event| {
-                event.get("object").into_iter().for_each(|pod| shared.record(pod));
+                event.get("object").into_iter().for_each(|object| shared.record(object, key));
                 !shared.stop.load(Ordering::Relaxed)
             });
             if let Err(err) = followed {
@@ -59,15 +58,15 @@ impl AnnotationLog {
         Ok(log)
     }
 
-    /// All values that a Pod's annotation has had, in order.
-    pub fn history(&self, pod: &str) -> Vec<Seen> {
-        self.shared.pods.lock().unwrap_or_else(PoisonError::into_inner).get(pod).cloned().unwrap_or_default()
+    /// All values that an object's annotation has had, in order.
+    pub fn history(&self, name: &str) -> Vec<Seen> {
+        self.shared.objects.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned().unwrap_or_default()
     }
 
-    /// Waits until the last value of a Pod's annotation is as `wanted` says.
-    pub fn wait_for(&self, pod: &str, limit: Duration, wanted: impl Fn(Option<&str>) -> bool) -> Result<Seen> {
-        let last = || self.history(pod).pop().filter(|seen| wanted(seen.value.as_deref()));
-        let waited = poll::until(&format!("the annotation of Pod {pod}"), limit, last);
+    /// Waits until the last value of an object's annotation is as `wanted` says.
+    pub fn wait_for(&self, name: &str, limit: Duration, wanted: impl Fn(Option<&str>) -> bool) -> Result<Seen> {
+        let last = || self.history(name).pop().filter(|seen| wanted(seen.value.as_deref()));
+        let waited = poll::until(&format!("the annotation of {name}"), limit, last);
         let (seen, _) = match self.shared.error.lock().unwrap_or_else(PoisonError::into_inner).as_deref() {
             Some(err) => waited.with_context(|| format!("the watch of annotations ended: {err}"))?,
             None => waited?,
@@ -84,19 +83,19 @@ impl Drop for AnnotationLog {
 }
 
 impl Shared {
-    fn record(&self, pod: &Value) {
+    fn record(&self, object: &Value, key: &str) {
         let at = Instant::now();
-        let Some(name) = pod.pointer("/metadata/name").and_then(Value::as_str) else { return };
-        let value = mapping(pod).map(str::to_owned);
-        let mut pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
-        let history = pods.entry(name.to_owned()).or_default();
+        let Some(name) = object.pointer("/metadata/name").and_then(Value::as_str) else { return };
+        let value = annotation(object, key).map(str::to_owned);
+        let mut objects = self.objects.lock().unwrap_or_else(PoisonError::into_inner);
+        let history = objects.entry(name.to_owned()).or_default();
         if history.last().is_none_or(|last| last.value != value) {
             history.push(Seen { at, value });
         }
     }
 }
 
-/// The agent's annotation of a Pod object.
-pub(super) fn mapping(pod: &Value) -> Option<&str> {
-    pod.pointer("/metadata/annotations")?.get(MAPPING_ANNOTATION)?.as_str()
+/// An annotation of an object.
+pub(super) fn annotation<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
+    object.pointer("/metadata/annotations")?.get(key)?.as_str()
 }

@@ -2,6 +2,7 @@
 //! A cluster's objects, with this crate in the part of the kubelet: there is no other.
 
 mod annotations;
+mod mapping;
 mod objects;
 
 use std::fs;
@@ -14,6 +15,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 pub use self::annotations::{AnnotationLog, Seen};
+pub use self::mapping::Entry;
 pub use self::objects::{PodObject, Port, ServiceObject};
 use crate::api_client::ApiClient;
 use crate::control_plane::ControlPlane;
@@ -136,7 +138,7 @@ impl Cluster {
     /// What the agent wrote to a Pod; nothing when the Pod or the annotation is not there.
     pub fn pod_annotation(&self, namespace: &str, name: &str) -> Result<Option<String>> {
         let pod = self.client.find(&pod_path(namespace, name))?;
-        Ok(pod.as_ref().and_then(annotations::mapping).map(str::to_owned))
+        Ok(pod.as_ref().and_then(|pod| annotations::annotation(pod, MAPPING_ANNOTATION)).map(str::to_owned))
     }
 
     /// Waits until a Pod's annotation is as `wanted` says.
@@ -152,9 +154,14 @@ impl Cluster {
         poll::until(&what, limit, condition).map(|(value, _)| value)
     }
 
-    /// Starts to record every change of an annotation in a namespace, with its time.
-    pub fn watch_annotations(&self, namespace: &str, limit: Duration) -> Result<AnnotationLog> {
-        AnnotationLog::start(&self.client, &pods_path(namespace), limit)
+    /// Starts to record what the agent writes to a namespace's Pods, with the times.
+    pub fn watch_mappings(&self, namespace: &str, limit: Duration) -> Result<AnnotationLog> {
+        AnnotationLog::start(&self.client, &pods_path(namespace), MAPPING_ANNOTATION, limit)
+    }
+
+    /// Starts to record which of a namespace's Services are enabled, with the times.
+    pub fn watch_enabled(&self, namespace: &str, limit: Duration) -> Result<AnnotationLog> {
+        AnnotationLog::start(&self.client, &services_path(namespace), ENABLED_ANNOTATION, limit)
     }
 
     fn patch_pod_status(&self, namespace: &str, name: &str, status: &Value) -> Result<()> {
