@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The agent is killed in the middle of transfers, and comes back.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use npl_testkit::cluster::Seen;
+use npl_testkit::echo::Protocol;
+use npl_testkit::poll;
+use npl_testkit::traffic::{Direction, Load, Transfer, TransferReport};
+use serde_json::{Value, json};
+
+use crate::publish::{Routes, entry};
+use crate::replace::{claim_nothing_lost, requests, wait_for_answers};
+use crate::report::{Report, milliseconds};
+use crate::stage::Stage;
+
+/// Requests per second beside the transfers.
+const RATE: u32 = 100;
+
+/// Size and pace of each transfer: it lasts three seconds.
+const BYTES: u64 = 24 << 20;
+const BYTES_PER_SECOND: u64 = 8 << 20;
+
+/// Bytes that a transfer has to move while no agent runs.
+const PROGRESS: u64 = 2 << 20;
+
+/// Far more than a transfer takes.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Kills the agent during two transfers, one each way, and starts it again.
+pub(crate) fn tell(report: &mut Report, stage: &mut Stage, routes: &Routes) -> Result<()> {
+    report.chapter("The agent is killed while transfers run, and started again")?;
+    let before = Kept::look(stage, routes)?;
+    let load = Load::start(stage.client(), RATE, requests(stage, routes));
+    let (up, down) = (entry(routes, "web-0", Protocol::Tcp)?, entry(routes, "web-2", Protocol::Tcp)?);
+    let mib = BYTES >> 20;
+    report.say(&format!("{mib} MiB go to web-0 at {} and come from web-2 at {}", up.address(), down.address()))?;
+    let upload = Transfer::start(stage.client(), up.address(), Direction::Upload, BYTES, BYTES_PER_SECOND)?;
+    let download = Transfer::start(stage.client(), down.address(), Direction::Download, BYTES, BYTES_PER_SECOND)?;
+    upload.wait_for_share(0.2, LIMIT)?;
+    let status = stage.agent.kill()?;
+    let killed = Instant::now();
+    report.say(&format!("kill -9 npl-agent: {status}"))?;
+    let moved_alone = wait_for_progress(&upload, &download);
+    stage.agent.restart()?;
+    let without = killed.elapsed();
+    report.say(&format!("npl-agent is back and ready, {} ms later", milliseconds(without)))?;
+    report.claim("the transfers went on without it", moved_alone.is_ok(), "")?;
+    let (upload, download) = (upload.join(), download.join());
+    claim_whole(report, "to web-0", &upload)?;
+    claim_whole(report, "from web-2", &download)?;
+    wait_for_answers(&load, u64::from(RATE))?;
+    let result = load.stop();
+    claim_nothing_lost(report, &result)?;
+    let after = Kept::look(stage, routes)?;
+    report.claim("every node port is the same as before", before.mappings == after.mappings, "")?;
+    let is_same = before.annotations == after.annotations;
+    report.claim("no annotation was written again", is_same, "")?;
+    report.record(
+        "restart",
+        &json!({
+            "withoutAgentMilliseconds": without.as_secs_f64() * 1000.0,
+            "transferredBytes": [upload.ok().map(|it| it.bytes), download.ok().map(|it| it.bytes)],
+            "requests": result.total(),
+            "failures": result.failures.len(),
+            "annotationsWritten": if is_same { 0 } else { after.annotations.len() },
+        }),
+    )
+}
+
+/// What a restart must not change.
+struct Kept {
+    mappings: Vec<Value>,
+    annotations: Vec<Vec<Seen>>,
+}
+
+impl Kept {
+    fn look(stage: &Stage, routes: &Routes) -> Result<Self> {
+        let mappings = stage.node_command().command_json("mappings")?;
+        let identity = |mapping: &Value| {
+            Value::from_iter(["nodePort", "protocol", "podIp", "podPort"].map(|key| (key, mapping.get(key).cloned())))
+        };
+        let mappings = mappings.as_array().into_iter().flatten().map(identity).collect();
+        Ok(Self { mappings, annotations: routes.keys().map(|pod| stage.mappings.history(pod)).collect() })
+    }
+}
+
+fn wait_for_progress(upload: &Transfer, download: &Transfer) -> Result<()> {
+    let start = [upload.moved(), download.moved()];
+    let progress = || {
+        let now = [upload.moved(), download.moved()];
+        now.iter().zip(start).all(|(now, start)| now - start >= PROGRESS).then_some(())
+    };
+    poll::until("progress without the agent", LIMIT, progress).map(drop)
+}
+
+fn claim_whole(report: &mut Report, which: &str, transfer: &Result<TransferReport>) -> Result<()> {
+    let detail = match transfer {
+        Ok(done) => format!("{} MiB in {} ms", done.bytes >> 20, milliseconds(done.elapsed)),
+        Err(err) => format!("{err:#}"),
+    };
+    report.claim(&format!("every byte {which} arrived as it was sent"), transfer.is_ok(), detail)
+}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The order of the chapters, and the end of everything.
+
+use anyhow::{Context, Result};
+
+use crate::report::{Report, milliseconds};
+use crate::stage::{NODE, Stage};
+use crate::{answers, counters, keep, publish, replace, restart};
+
+/// Tells the whole story and removes its stage, however it ends.
+pub(crate) fn tell(report: &mut Report, keep_up: bool) -> Result<()> {
+    report.chapter("A cluster of one Node, out of network namespaces")?;
+    let mut stage = Stage::build()?;
+    introduce(report, &stage)?;
+    if let Err(err) = play(report, &mut stage) {
+        let log = stage.agent.process().log_tail(20);
+        return Err(err).context(log);
+    }
+    if keep_up {
+        keep::wait(report, &stage)?;
+    }
+    end(report, stage)
+}
+
+fn introduce(report: &mut Report, stage: &Stage) -> Result<()> {
+    let pods: Vec<String> = stage.topology.pods().iter().map(|pod| format!("{} {}", pod.name, pod.ip())).collect();
+    report.say(&format!(
+        "client {} ── {NODE} {} ─┬─ {}",
+        stage.client_ip(),
+        stage.node_ip(),
+        pods.join("\n                                              ├─ ")
+    ))?;
+    report.say(&format!("kube-apiserver ready after {} ms", milliseconds(stage.times.control_plane)))?;
+    report.say(&format!("npl-agent ready after {} ms", milliseconds(stage.times.agent)))?;
+    report.record("controlPlaneReadyMilliseconds", &stage.times.control_plane.as_millis())?;
+    report.record("agentReadyMilliseconds", &stage.times.agent.as_millis())
+}
+
+fn play(report: &mut Report, stage: &mut Stage) -> Result<()> {
+    let routes = publish::tell(report, stage)?;
+    answers::tell(report, stage, &routes)?;
+    let routes = replace::tell(report, stage, routes)?;
+    restart::tell(report, stage, &routes)?;
+    counters::tell(report, stage)
+}
+
+fn end(report: &mut Report, mut stage: Stage) -> Result<()> {
+    report.chapter("Everything is taken away again")?;
+    let inventory = stage.inventory()?;
+    let ended = stage.end_agent()?;
+    report.claim("the agent ends when it is asked to", ended, "")?;
+    report.say("$ npl-agent cleanup")?;
+    stage.node_command().command(&["cleanup"])?;
+    let left = stage.inventory()?.lines().filter(|line| line.starts_with("pin ")).count();
+    report.claim("`npl-agent cleanup` leaves no pin", left == 0, format!("{left} left"))?;
+    drop(stage);
+    let gone = inventory.assert_gone();
+    let detail = gone.as_ref().map_or_else(ToString::to_string, |()| format!("{} things", inventory.lines().count()));
+    report.claim("no namespace, process, mount, program or map is left", gone.is_ok(), detail)
+}
