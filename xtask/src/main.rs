@@ -5,6 +5,7 @@
 //! of the workspace: it runs programs.
 
 #![expect(clippy::print_stdout, reason = "a command line tool tells what it does on standard output")]
+#![expect(clippy::print_stderr, reason = "and what went wrong on standard error")]
 
 mod bench;
 mod build;
@@ -24,7 +25,8 @@ mod test;
 mod test_binary;
 mod tidy;
 
-use anyhow::Result;
+use std::process::ExitCode;
+
 use clap::{Parser, Subcommand};
 
 /// Builds, tests, demonstrates and measures NPL.
@@ -55,8 +57,8 @@ enum Command {
     Bench(bench::Options),
 }
 
-fn main() -> Result<()> {
-    match Arguments::parse().command {
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().command {
         Command::Setup(options) => setup::run(&options),
         Command::BuildEbpf(options) => build_ebpf::run(&options),
         Command::Build(options) => build::run(&options),
@@ -65,5 +67,12 @@ fn main() -> Result<()> {
         Command::Check(options) => check::run(&options),
         Command::Tidy(options) => tidy::run(&options),
         Command::Bench(options) => bench::run(&options),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
     }
 }

@@ -20,6 +20,9 @@ pub(crate) struct Options {
     /// Kernels that the packet tests run under by emulation: 5.10, 6.1, 6.12, latest, or none.
     #[arg(long, value_delimiter = ',', default_value = DEFAULT_KERNELS)]
     kernels: Vec<KernelName>,
+    /// Run only the steps with this text in their name, as the list at the end shows them.
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
 }
 
 /// Far beyond what any set of tests takes on two cores; a set that hangs ends there.
@@ -30,7 +33,7 @@ const GUEST_DEADLINE: Duration = Duration::from_mins(10);
 
 /// Runs everything until something fails; the last line says how many passed and failed.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let mut tally = Tally::start();
+    let mut tally = Tally::start(options.only.as_deref());
     let outcome = run_all(options, &mut tally);
     tally.close();
     outcome

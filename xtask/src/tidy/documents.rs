@@ -24,7 +24,7 @@ const FACTS: [Fact; 3] = [
     Fact {
         name: "port range",
         file: "npl-agent/src/args.rs",
-        before: "default_value = \"61",
+        before: "value_name = \"START-END\", default_value = \"",
         documents: &["README.md"],
     },
 ];
