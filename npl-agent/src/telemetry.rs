@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Log lines, on standard error: standard output belongs to results.
 
-use std::io;
+use std::io::{self, IsTerminal};
 
 use clap::ValueEnum;
 use tracing_subscriber::{
@@ -43,7 +43,8 @@ pub enum TelemetryError {
 
 /// Starts logging; `filter` is the value of [`FILTER_VARIABLE`].
 pub fn init(format: LogFormat, filter: Option<&str>) -> Result<(), TelemetryError> {
-    let lines = tracing_subscriber::fmt::layer::<Registry>().with_writer(io::stderr);
+    let lines =
+        tracing_subscriber::fmt::layer::<Registry>().with_writer(io::stderr).with_ansi(io::stderr().is_terminal());
     let lines = match format {
         LogFormat::Text => lines.boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),

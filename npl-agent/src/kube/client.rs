@@ -13,7 +13,7 @@ use kube::{
     Api, Client, Config,
     api::{ListParams, PostParams},
     client::ClientBuilder,
-    config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
+    config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 use tokio::time::{sleep, timeout};
 use tower::timeout::TimeoutLayer;
@@ -21,7 +21,7 @@ use tracing::{debug, info, warn};
 
 use super::{
     backoff::{Jittered, Throttle},
-    failure::{FailureKind, root_cause},
+    failure::{FailureKind, one_line, root_cause},
     types::NodeObject,
 };
 
@@ -39,25 +39,26 @@ const REFUSALS_TO_BELIEVE: u32 = 3;
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The file that `--kubeconfig` names cannot be used.
-    #[error("read kubeconfig {}: give --kubeconfig a readable file with a current context", path.display())]
+    #[error("use kubeconfig {}: {reason}; give --kubeconfig a readable file with a current context", path.display())]
     Kubeconfig {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        #[source]
-        source: Box<KubeconfigError>,
+        reason: String,
     },
     /// Not in a Pod, and no `--kubeconfig`.
-    #[error("find the Pod's service account: run inside a cluster or give --kubeconfig FILE")]
-    InCluster(#[source] InClusterError),
+    #[error("find the Pod's service account: {reason}; run inside a cluster or give --kubeconfig FILE")]
+    InCluster {
+        /// What is missing.
+        reason: String,
+    },
     /// The configuration makes no client: a certificate that cannot be read, a proxy.
-    #[error("set up a client for the API server at {url}")]
+    #[error("set up a client for the API server at {url}: {reason}; check the service account or --kubeconfig")]
     Client {
         /// The API server.
         url: String,
         /// What is wrong.
-        #[source]
-        source: Box<kube::Error>,
+        reason: String,
     },
     /// 401.
     #[error(
@@ -118,7 +119,7 @@ const NEEDED: [Permission; 7] = [
 pub async fn connect(kubeconfig: Option<&Path>, node_name: &str) -> Result<Client, ConnectError> {
     let config = load(kubeconfig).await?;
     let url = config.cluster_url.to_string();
-    let client = build(config).map_err(|source| ConnectError::Client { url: url.clone(), source: Box::new(source) })?;
+    let client = build(config).map_err(|err| ConnectError::Client { url: url.clone(), reason: one_line(&err) })?;
     wait_for_access(&client, &url, node_name).await?;
     Ok(client)
 }
@@ -126,9 +127,9 @@ pub async fn connect(kubeconfig: Option<&Path>, node_name: &str) -> Result<Clien
 /// Never inferred: what a shell's environment says of another cluster is not for a program that owns a Node.
 async fn load(kubeconfig: Option<&Path>) -> Result<Config, ConnectError> {
     let Some(path) = kubeconfig else {
-        return Config::incluster().map_err(ConnectError::InCluster);
+        return Config::incluster().map_err(|err| ConnectError::InCluster { reason: one_line(&err) });
     };
-    let failed = |source| ConnectError::Kubeconfig { path: path.to_owned(), source: Box::new(source) };
+    let failed = |err: KubeconfigError| ConnectError::Kubeconfig { path: path.to_owned(), reason: one_line(&err) };
     let file = Kubeconfig::read_from(path).map_err(failed)?;
     Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(failed)
 }

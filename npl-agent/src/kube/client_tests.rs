@@ -126,6 +126,7 @@ async fn a_kubeconfig_that_cannot_be_read_is_named() {
     let err = load(Some(Path::new("/nonexistent/kubeconfig"))).await.unwrap_err();
     assert_eq!(
         err.to_string(),
-        "read kubeconfig /nonexistent/kubeconfig: give --kubeconfig a readable file with a current context"
+        "use kubeconfig /nonexistent/kubeconfig: failed to read kubeconfig from '\"/nonexistent/kubeconfig\"': \
+         No such file or directory (os error 2); give --kubeconfig a readable file with a current context"
     );
 }

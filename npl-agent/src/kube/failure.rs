@@ -73,8 +73,13 @@ impl FailureKind {
     }
 }
 
+/// kube's errors tell their causes themselves, and one about YAML shows the lines in question below its first.
+pub(super) fn one_line(err: &dyn Error) -> String {
+    err.to_string().lines().next().unwrap_or_default().to_owned()
+}
+
 /// The end of the chain, which is where a connection's error says what it is: `Connection refused`, for one.
-pub fn root_cause(err: &(dyn Error + 'static)) -> String {
+pub(super) fn root_cause(err: &(dyn Error + 'static)) -> String {
     let mut cause = err;
     while let Some(next) = cause.source() {
         cause = next;

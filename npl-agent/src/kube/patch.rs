@@ -18,7 +18,7 @@ use tokio::{
 
 use super::{
     convert::{self, AnnotationKeys},
-    failure::FailureKind,
+    failure::{FailureKind, root_cause},
     types::PodObject,
 };
 use crate::{
@@ -33,6 +33,8 @@ const FIELD_MANAGER: &str = "npl-agent";
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Patches in flight: enough to keep the API server's disk busy, few enough for a hundred Nodes that start together.
 const IN_FLIGHT: usize = 8;
+/// Whoever answers: an annotation that is out of date is not left so for an hour.
+const LONGEST_RETRY_AFTER: Duration = Duration::from_mins(1);
 
 /// Writes annotations.
 #[derive(Clone)]
@@ -109,13 +111,12 @@ pub enum PatchError {
         after: Option<Duration>,
     },
     /// No answer: the patch may or may not have been done.
-    #[error("annotate pod {pod}: no answer from the API server")]
+    #[error("annotate pod {pod}: no answer from the API server: {reason}")]
     Unreachable {
         /// The Pod.
         pod: PodKey,
         /// What the connection said.
-        #[source]
-        source: Box<kube::Error>,
+        reason: String,
     },
     /// No answer in time: the patch may or may not have been done.
     #[error("annotate pod {pod}: no answer from the API server within {} s", DEADLINE.as_secs())]
@@ -189,12 +190,12 @@ impl PodPatcher {
     }
 
     async fn send(&self, pod: &PodKey, uid: &PodUid, value: Option<&str>) -> Result<Patched, PatchError> {
-        let unreachable = |source| PatchError::Unreachable { pod: pod.clone(), source: Box::new(source) };
+        let unreachable = |err| PatchError::Unreachable { pod: pod.clone(), reason: root_cause(&err) };
         let body = json!({ "metadata": { "uid": &*uid.0, "annotations": { &self.keys.mapping: value } } });
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let request = Request::new(PodObject::url_path(&(), Some(&pod.namespace)))
             .patch_subresource("status", &pod.name, &params, &Patch::Merge(body))
-            .map_err(|source| unreachable(kube::Error::BuildRequest(source)))?;
+            .map_err(|err| unreachable(kube::Error::BuildRequest(err)))?;
         // Not `Api::patch_status`, whose error has lost the Retry-After header.
         let response = self.client.send(request.map(Body::from)).await.map_err(unreachable)?;
         let code = response.status();
@@ -214,7 +215,7 @@ impl PodPatcher {
 /// In seconds; the other form, a date, is one that the API server never sends.
 fn retry_after(response: &Response<Body>) -> Option<Duration> {
     let seconds = response.headers().get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
-    Some(Duration::from_secs(seconds))
+    Some(Duration::from_secs(seconds).min(LONGEST_RETRY_AFTER))
 }
 
 /// The API server's own words, or none where something on the way answered in its place.
@@ -229,7 +230,7 @@ fn status(code: u16, body: &[u8]) -> Box<Status> {
 
 fn refusal(pod: &PodKey, status: Box<Status>, after: Option<Duration>) -> PatchError {
     let pod = pod.clone();
-    let is_other_uid = matches!(status.code, 409 | 422) && names_uid(&status);
+    let is_other_uid = is_other_uid(&status);
     match FailureKind::of_status(status.code) {
         _ if status.code == 404 || is_other_uid => PatchError::Gone { pod },
         _ if status.code == 409 => PatchError::Unavailable { pod, status, after },
@@ -241,12 +242,14 @@ fn refusal(pod: &PodKey, status: Box<Status>, after: Option<Duration>) -> PatchE
     }
 }
 
-fn names_uid(status: &Status) -> bool {
-    let is_cause =
-        |details: &kube::core::response::StatusDetails| details.causes.iter().any(|c| c.field == "metadata.uid");
-    status.details.as_ref().is_some_and(is_cause)
-        || status.message.contains("UID")
-        || status.message.contains("metadata.uid")
+/// Only the API server's own way to say it: an admission policy's text may well speak of uids too.
+fn is_other_uid(status: &Status) -> bool {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    match status.code {
+        409 => status.message.contains("Precondition failed: UID in precondition"),
+        422 => causes.into_iter().any(|cause| cause.field == "metadata.uid"),
+        _ => false,
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What happens in the cluster, as [`Change`]s in the order in which the API server tells it.
 
-use std::{fmt, mem, pin::pin};
+use std::{collections::BTreeMap, fmt, mem, pin::pin};
 
 use futures::StreamExt;
 use kube::{
@@ -217,22 +217,20 @@ impl Watch {
     }
 }
 
-/// Says what is wrong with a watch: at once, then once a minute, and when it works again.
+/// Says what is wrong with a watch: each kind of failure at once, then once a minute, and when it works again.
 struct WatchHealth {
     subject: Subject,
     metrics: Metrics,
-    throttle: Throttle,
-    is_failing: bool,
+    failing: BTreeMap<FailureKind, Throttle>,
 }
 
 impl WatchHealth {
     fn new(subject: Subject, metrics: Metrics) -> Self {
-        Self { subject, metrics, throttle: Throttle::default(), is_failing: false }
+        Self { subject, metrics, failing: BTreeMap::new() }
     }
 
     fn works(&mut self) {
-        if mem::take(&mut self.is_failing) {
-            self.throttle = Throttle::default();
+        if !mem::take(&mut self.failing).is_empty() {
             info!(subject = %self.subject, "watch works again");
         }
     }
@@ -244,8 +242,7 @@ impl WatchHealth {
             debug!(subject = %self.subject, "watch is too old and starts anew from a list");
             return;
         }
-        self.is_failing = true;
-        if self.throttle.allows() {
+        if self.failing.entry(kind).or_default().allows() {
             self.warn(kind, &root_cause(err));
         }
     }
