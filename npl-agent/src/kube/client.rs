@@ -21,7 +21,7 @@ use tracing::{debug, info, warn};
 
 use super::{
     backoff::{Jittered, Throttle},
-    failure::{FailureKind, one_line, root_cause},
+    failure::{FailureKind, REFUSALS_TO_BELIEVE, one_line, root_cause},
     types::NodeObject,
 };
 
@@ -32,8 +32,6 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 const READ_TIMEOUT: Duration = Duration::from_secs(super::watch::WATCH_SECONDS as u64 + 10);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
-/// An API server that has only just started refuses for a moment what it allows afterwards.
-const REFUSALS_TO_BELIEVE: u32 = 3;
 
 /// Why the agent cannot begin to talk to the API server.
 #[derive(Debug, thiserror::Error)]

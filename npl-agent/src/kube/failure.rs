@@ -5,6 +5,9 @@ use std::error::Error;
 
 use kube::{core::Status, runtime::watcher};
 
+/// An API server that has only just started refuses for a moment what it allows afterwards.
+pub(super) const REFUSALS_TO_BELIEVE: u32 = 3;
+
 /// A kind of failure; also the value of a metric label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FailureKind {

@@ -18,7 +18,7 @@ use tracing::{debug, info, trace, warn};
 use super::{
     backoff::{Jittered, Throttle},
     convert::{self, AnnotationKeys, Converted},
-    failure::{FailureKind, root_cause},
+    failure::{FailureKind, REFUSALS_TO_BELIEVE, root_cause},
     types::{NodeObject, PodObject, ServiceObject},
 };
 use crate::{
@@ -222,14 +222,16 @@ struct WatchHealth {
     subject: Subject,
     metrics: Metrics,
     failing: BTreeMap<FailureKind, Throttle>,
+    refusals: u32,
 }
 
 impl WatchHealth {
     fn new(subject: Subject, metrics: Metrics) -> Self {
-        Self { subject, metrics, failing: BTreeMap::new() }
+        Self { subject, metrics, failing: BTreeMap::new(), refusals: 0 }
     }
 
     fn works(&mut self) {
+        self.refusals = 0;
         if !mem::take(&mut self.failing).is_empty() {
             info!(subject = %self.subject, "watch works again");
         }
@@ -241,6 +243,13 @@ impl WatchHealth {
         if kind == FailureKind::Expired {
             debug!(subject = %self.subject, "watch is too old and starts anew from a list");
             return;
+        }
+        if matches!(kind, FailureKind::Forbidden | FailureKind::Unauthorized) {
+            self.refusals += 1;
+            if self.refusals < REFUSALS_TO_BELIEVE {
+                debug!(subject = %self.subject, err = root_cause(err), "refused; asking again");
+                return;
+            }
         }
         if self.failing.entry(kind).or_default().allows() {
             self.warn(kind, &root_cause(err));
