@@ -48,6 +48,8 @@ pub struct State {
     /// Pods whose annotation may need a write.
     pub(super) unpublished: BTreeSet<PodKey>,
     pub(super) writes: BTreeMap<PodUid, Write>,
+    /// Pods that went while a write to them was under way: its answer must not bring them back.
+    departed: BTreeSet<PodUid>,
     pub(super) retries: BTreeMap<Attempt, Moment>,
 }
 
@@ -155,6 +157,7 @@ impl State {
             unsettled: BTreeSet::new(),
             unpublished: BTreeSet::new(),
             writes: BTreeMap::new(),
+            departed: BTreeSet::new(),
             retries: BTreeMap::new(),
         }
     }
@@ -178,6 +181,9 @@ impl State {
 
     /// Takes in what a watcher has to tell.
     pub fn apply(&mut self, change: Change) {
+        if matches!(&change, Change::Pod(pod) if self.departed.contains(&pod.uid)) {
+            return;
+        }
         let touched = self.snapshot.apply(change);
         for service in touched.services {
             let problems = self.snapshot.service(&service).map(|it| select::service_problems(it, &self.settings));
@@ -247,6 +253,7 @@ impl State {
                 self.touch(*frontend);
             }
             Op::Annotate { pod, uid, .. } => {
+                self.departed.remove(uid);
                 self.writes.remove(uid);
                 self.unpublished.insert(pod.clone());
             }
@@ -260,6 +267,7 @@ impl State {
             Failure::PortTaken | Failure::Gone => now.plus(UNEXPECTED_MILLIS),
         };
         match (op, failure) {
+            (Op::Annotate { uid, .. }, _) if self.departed.remove(uid) => return,
             (Op::Reserve(frontend), Failure::PortTaken) => return self.give_way(*frontend, now),
             (Op::Annotate { uid, .. }, Failure::Gone) => {
                 self.writes.insert(uid.clone(), Write::Gone);
@@ -330,7 +338,9 @@ impl State {
             }
             self.unsettled.insert(frontend);
         }
-        self.writes.remove(uid);
+        if self.writes.remove(uid) == Some(Write::InFlight) {
+            self.departed.insert(uid.clone());
+        }
         self.retries.remove(&Attempt::Annotate(uid.clone()));
         self.wake_starved();
     }

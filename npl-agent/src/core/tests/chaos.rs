@@ -9,6 +9,7 @@ use crate::core::{
     op::Op,
     select::WantedPort,
     snapshot::Change,
+    state::Failure,
 };
 
 /// How an op ends.
@@ -25,6 +26,8 @@ pub(super) enum Fate {
 pub(super) struct Chaos {
     pub(super) world: World,
     in_flight: VecDeque<Op>,
+    /// What the API server answered and the agent has yet to hear.
+    answers: VecDeque<(Op, Result<Option<Pod>, Failure>)>,
     /// What the Pod watcher has yet to say.
     lag: VecDeque<Change>,
     /// Pods that did not answer, or whose mapping or annotation somebody else changed, since all was last in order.
@@ -40,6 +43,7 @@ impl Chaos {
         Self {
             world,
             in_flight: VecDeque::new(),
+            answers: VecDeque::new(),
             lag: VecDeque::new(),
             excused: BTreeSet::new(),
             former: BTreeMap::new(),
@@ -97,6 +101,7 @@ impl Chaos {
                 self.world.assert_published_works_but(&self.excused);
             }
         }
+        self.answers.clear();
         self.lag.clear();
         self.world.stolen.extend(stolen);
         self.may_move |= stolen.is_some();
@@ -132,27 +137,35 @@ impl Chaos {
         is_idle
     }
 
-    /// Ends the oldest patches that are under way.
-    pub(super) fn answer(&mut self, count: usize, fates: &mut impl Iterator<Item = Fate>) {
+    /// Has the API server serve the oldest patches that are under way.
+    pub(super) fn serve(&mut self, count: usize, fates: &mut impl Iterator<Item = Fate>) {
         for _ in 0..count {
             let Some(op) = self.in_flight.pop_front() else { break };
             let fate = fates.next().unwrap_or(Fate::Done);
             let result = if fate == Fate::Refused { Err(self.world.later()) } else { self.world.patch(&op) };
             self.world.assert_published_works_but(&self.excused);
             let Op::Annotate { pod, .. } = &op else { unreachable!("only patches are in flight") };
-            let stored = self.world.pods.get(pod).cloned().map(Change::Pod);
-            if result.is_ok() {
-                self.lag.extend(stored.clone());
-            }
-            match (result, fate) {
-                (Ok(()), Fate::Lost) => self.world.state.failed(&op, self.world.later(), self.world.now),
-                (Ok(()), _) => {
-                    if let Some(change) = stored {
-                        self.world.state.apply(change);
+            let stored = self.world.pods.get(pod).cloned();
+            let answer = result.and_then(|()| {
+                self.lag.extend(stored.clone().map(Change::Pod));
+                if fate == Fate::Lost { Err(self.world.later()) } else { Ok(stored) }
+            });
+            self.answers.push_back((op, answer));
+        }
+    }
+
+    /// Lets the agent hear the oldest answers.
+    pub(super) fn answer(&mut self, count: usize) {
+        for _ in 0..count {
+            let Some((op, answer)) = self.answers.pop_front() else { break };
+            match answer {
+                Ok(stored) => {
+                    if let Some(pod) = stored {
+                        self.world.state.apply(Change::Pod(pod));
                     }
                     self.world.state.done(&op, self.world.now);
                 }
-                (Err(failure), _) => self.world.state.failed(&op, failure, self.world.now),
+                Err(failure) => self.world.state.failed(&op, failure, self.world.now),
             }
         }
     }
@@ -161,7 +174,8 @@ impl Chaos {
     pub(super) fn settle(&mut self) {
         for _ in 0..200 {
             self.deliver(usize::MAX);
-            self.answer(usize::MAX, &mut std::iter::empty());
+            self.serve(usize::MAX, &mut std::iter::empty());
+            self.answer(usize::MAX);
             let is_idle = self.pass(&mut std::iter::empty());
             if is_idle && self.in_flight.is_empty() && self.lag.is_empty() {
                 match self.world.state.retries.values().min().copied() {
@@ -202,7 +216,11 @@ impl Chaos {
     fn assert_alone(&self, op: &Op) {
         let Op::Annotate { uid, .. } = op else { return };
         let same = |other: &&Op| matches!(other, Op::Annotate { uid: other, .. } if other == uid);
-        assert_eq!(self.in_flight.iter().find(same), None, "two writes to one Pod at a time");
+        assert_eq!(
+            self.in_flight.iter().chain(self.answers.iter().map(|(op, _)| op)).find(same),
+            None,
+            "two writes to one Pod at a time"
+        );
     }
 
     /// A Pod that does not answer, as the API server or the agent sees it, cannot be promised a mapping.
@@ -219,6 +237,9 @@ impl Chaos {
         self.excused.clear();
         self.excuse_unreachable();
         self.world.assert_published_works_but(&self.excused);
+        let known: Vec<_> = self.world.state.snapshot.pods().map(|pod| &pod.uid).collect();
+        let real: Vec<_> = self.world.pods.values().map(|pod| &pod.uid).collect();
+        assert_eq!(known, real, "the Pods that the agent knows of");
         self.assert_mappings_lead_home();
         let mut published = BTreeMap::new();
         for pod in self.world.pods.values() {

@@ -34,7 +34,10 @@ enum Event {
     Restart(Option<Frontend>),
     Deliver(usize),
     Pass(Vec<Fate>),
-    Answer(usize, Vec<Fate>),
+    Serve(usize, Vec<Fate>),
+    Answer(usize),
+    /// Time goes by and nobody does anything.
+    Idle(u64),
     Wait(u64),
     Settle,
 }
@@ -167,7 +170,9 @@ fn event() -> impl Strategy<Value = Event> {
         1 => prop::option::weighted(0.3, frontend()).prop_map(Event::Restart),
         6 => (0..4_usize).prop_map(Event::Deliver),
         10 => fates().prop_map(Event::Pass),
-        6 => (0..3_usize, fates()).prop_map(|(count, fates)| Event::Answer(count, fates)),
+        6 => (0..3_usize, fates()).prop_map(|(count, fates)| Event::Serve(count, fates)),
+        4 => (0..3_usize).prop_map(Event::Answer),
+        2 => (0..50_u64).prop_map(|seconds| Event::Idle(seconds * 1_000)),
         2 => (0..50_u64).prop_map(|seconds| Event::Wait(seconds * 1_000)),
         2 => Just(Event::Settle),
     ]
@@ -211,7 +216,9 @@ fn happen(chaos: &mut Chaos, event: Event) {
         Event::Restart(stolen) => chaos.restart(stolen),
         Event::Deliver(count) => chaos.deliver(count),
         Event::Pass(fates) => drop(chaos.pass(&mut fates.into_iter())),
-        Event::Answer(count, fates) => chaos.answer(count, &mut fates.into_iter()),
+        Event::Serve(count, fates) => chaos.serve(count, &mut fates.into_iter()),
+        Event::Answer(count) => chaos.answer(count),
+        Event::Idle(millis) => chaos.world.now = chaos.world.now.plus(millis),
         Event::Wait(millis) => chaos.wait(millis),
         Event::Settle => chaos.settle(),
     }
