@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::sys::prctl;
-use nix::sys::signal::{self, Signal};
+use nix::sys::signal::{self, SigSet, Signal};
 use nix::unistd::{Pid, getpid, getppid};
 
 use crate::{poll, tools};
@@ -139,10 +139,12 @@ fn die_with_parent(command: &mut Command) {
     let parent = getpid();
     let hook = move || {
         prctl::set_pdeathsig(Signal::SIGKILL)?;
+        // What this process blocks, to wait for it, a child is to receive.
+        SigSet::empty().thread_set_mask()?;
         // The parent may have died before the line above.
         if getppid() == parent { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
     };
-    // SAFETY: the hook makes two system calls and allocates nothing.
+    // SAFETY: the hook makes a few system calls and allocates nothing.
     unsafe {
         command.pre_exec(hook);
     }

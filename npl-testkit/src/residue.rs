@@ -57,7 +57,7 @@ impl Residue {
         let mut things: BTreeSet<String> = netns_lines(&run.netns_prefix()).collect();
         things.extend(mounts::below(run.directory())?.iter().map(|point| mount_line(point)));
         let (mut maps, mut programs) = (BTreeSet::new(), BTreeSet::new());
-        pins(bpffs, &mut |path| {
+        pins(&bpffs.join(PREFIX), &mut |path| {
             things.insert(pin_line(path));
             maps.extend(MapInfo::from_pin(path).ok().map(|info| info.id()));
             let link = PinnedLink::from_pin(path).ok().and_then(|link| FdLink::from(link).info().ok());

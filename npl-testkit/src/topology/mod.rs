@@ -166,8 +166,9 @@ impl Topology {
              route add {v4}/32 dev {host_device} scope link\n\
              route add {v6}/128 dev {host_device}"
         ))?;
-        // The gateway does not exist: the Node answers for every address on this device.
+        // The gateway does not exist: the Node answers for every address on this device, and without the usual pause.
         self.node.sysctl(&format!("net/ipv4/conf/{host_device}/proxy_arp"), "1")?;
+        self.node.sysctl(&format!("net/ipv4/neigh/{host_device}/proxy_delay"), "0")?;
         netns.ip(&format!(
             "addr add {v4}/32 dev eth0\n\
              addr add {v6}/128 dev eth0 nodad\n\

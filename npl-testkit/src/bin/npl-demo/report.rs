@@ -44,7 +44,7 @@ impl Report {
 
     /// Says one line.
     pub(crate) fn say(&self, line: &str) -> Result<()> {
-        self.line(&format!("   {line}"))
+        self.line(format!("   {line}").trim_end())
     }
 
     /// Shows a table.

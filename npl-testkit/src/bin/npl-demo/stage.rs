@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -131,9 +132,9 @@ impl Stage {
         Residue::look_at(&self.run, self.bpffs.path())
     }
 
-    /// Ends the agent in good order; returns whether it said that it did.
-    pub(crate) fn end_agent(&mut self) -> Result<bool> {
-        Ok(self.agent.terminate(AGENT_GRACE)?.success())
+    /// Ends the agent in good order, if it can.
+    pub(crate) fn end_agent(&mut self) -> Result<ExitStatus> {
+        self.agent.terminate(AGENT_GRACE)
     }
 }
 

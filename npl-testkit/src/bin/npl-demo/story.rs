@@ -23,13 +23,11 @@ pub(crate) fn tell(report: &mut Report, keep_up: bool) -> Result<()> {
 }
 
 fn introduce(report: &mut Report, stage: &Stage) -> Result<()> {
-    let pods: Vec<String> = stage.topology.pods().iter().map(|pod| format!("{} {}", pod.name, pod.ip())).collect();
-    report.say(&format!(
-        "client {} ── {NODE} {} ─┬─ {}",
-        stage.client_ip(),
-        stage.node_ip(),
-        pods.join("\n                                              ├─ ")
-    ))?;
+    let road = format!("client {} ── {NODE} {} ", stage.client_ip(), stage.node_ip());
+    for (at, pod) in stage.topology.pods().iter().enumerate() {
+        let start = if at == 0 { road.clone() + "─┬─" } else { " ".repeat(road.chars().count()) + " ├─" };
+        report.say(&format!("{start} {} {}", pod.name, pod.ip()))?;
+    }
     report.say(&format!("kube-apiserver ready after {} ms", milliseconds(stage.times.control_plane)))?;
     report.say(&format!("npl-agent ready after {} ms", milliseconds(stage.times.agent)))?;
     report.record("controlPlaneReadyMilliseconds", &stage.times.control_plane.as_millis())?;
@@ -47,12 +45,13 @@ fn play(report: &mut Report, stage: &mut Stage) -> Result<()> {
 fn end(report: &mut Report, mut stage: Stage) -> Result<()> {
     report.chapter("Everything is taken away again")?;
     let inventory = stage.inventory()?;
-    let ended = stage.end_agent()?;
-    report.claim("the agent ends when it is asked to", ended, "")?;
+    let status = stage.end_agent()?;
+    report.claim("the agent ends when it is asked to", status.success(), status.to_string())?;
     report.say("$ npl-agent cleanup")?;
     stage.node_command().command(&["cleanup"])?;
-    let left = stage.inventory()?.lines().filter(|line| line.starts_with("pin ")).count();
-    report.claim("`npl-agent cleanup` leaves no pin", left == 0, format!("{left} left"))?;
+    let left = stage.inventory()?;
+    let left: Vec<&str> = left.lines().filter(|line| line.starts_with("pin ") || line.starts_with("BPF ")).collect();
+    report.claim("`npl-agent cleanup` leaves nothing in the kernel", left.is_empty(), left.join(", "))?;
     drop(stage);
     let gone = inventory.assert_gone();
     let detail = gone.as_ref().map_or_else(ToString::to_string, |()| format!("{} things", inventory.lines().count()));

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Pods and Services that come and go.
+
+use std::collections::BTreeSet;
+use std::net::TcpListener;
+
+use npl_testkit::echo::Protocol;
+use npl_testkit::traffic;
+
+use crate::world::{LIMIT, NAMESPACE, World};
+
+#[test]
+fn a_disabled_service_withdraws_first_and_translates_until_the_drain_is_over() {
+    let mut world = World::with_agent(&["--drain", "3s", "--quarantine", "1s"]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    let server = world.address("web-0", Protocol::Tcp);
+    world.cluster.set_service_enabled(NAMESPACE, "web", false).unwrap();
+    world.annotations.wait_for("web-0", LIMIT, |value| value.is_none()).unwrap();
+    let history: Vec<_> = world.annotations.history("web-0").into_iter().map(|seen| seen.value).collect();
+    assert_eq!(history.get(history.len() - 2), Some(&Some("[]".to_owned())), "{history:?}");
+    let answer = traffic::tcp_request(&world.topology.client().netns, server, "still there?").unwrap();
+    assert_eq!(answer.pod, "web-0");
+    world.wait_for_kernel_mappings(0);
+    let refused = traffic::tcp_request(&world.topology.client().netns, server, "gone?").unwrap_err();
+    assert!(format!("{refused:#}").contains("refused"), "{refused:#}");
+}
+
+#[test]
+fn a_service_enabled_again_during_the_drain_keeps_its_node_ports() {
+    let mut world = World::with_agent(&[]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    let before = world.wait_for_entries("web-0", 2);
+    world.cluster.set_service_enabled(NAMESPACE, "web", false).unwrap();
+    world.annotations.wait_for("web-0", LIMIT, |value| value.is_none()).unwrap();
+    world.enable_service();
+    assert_eq!(world.wait_for_entries("web-0", 2), before);
+    world.assert_served("web-0");
+}
+
+#[test]
+fn a_deleted_pods_ports_answer_nobody_and_its_successor_gets_others() {
+    let mut world = World::with_agent(&[]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    let server = world.address("web-0", Protocol::Tcp);
+    let before: BTreeSet<u16> = world.wait_for_entries("web-0", 2).iter().map(|entry| entry.node_port).collect();
+    world.delete_pod("web-0");
+    world.wait_for_kernel_mappings(0);
+    let refused = traffic::tcp_request(&world.topology.client().netns, server, "gone?").unwrap_err();
+    assert!(format!("{refused:#}").contains("refused"), "{refused:#}");
+    // Under the same name, as a StatefulSet does it.
+    world.create_pod("web-0");
+    let differs = |value: Option<&str>| value.is_some_and(|text| text.contains("nodePort") && before.iter().all(|port| !text.contains(&port.to_string())));
+    world.annotations.wait_for("web-0", LIMIT, differs).unwrap();
+    world.assert_served("web-0");
+}
+
+#[test]
+fn a_port_that_another_process_holds_is_passed_over() {
+    let mut world = World::new();
+    world.create_node();
+    let holder = world.topology.node().run(|| TcpListener::bind("0.0.0.0:61000").unwrap()).unwrap();
+    world.start_agent(&[]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    let ports: Vec<u16> = world.wait_for_entries("web-0", 2).iter().map(|entry| entry.node_port).collect();
+    assert!(!world.wait_for_entries("web-0", 2).iter().any(|it| it.node_port == 61000 && it.protocol == Protocol::Tcp), "{ports:?}");
+    world.assert_served("web-0");
+    drop(holder);
+}
+
+#[test]
+fn a_tampered_annotation_is_put_right() {
+    let mut world = World::with_agent(&[]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.wait_for_entries("web-0", 2);
+    let right = world.cluster.pod_annotation(NAMESPACE, "web-0").unwrap();
+    for wrong in ["not JSON", "[]", r#"[{"podPort":8080,"nodeIP":"203.0.113.9","nodePort":1}]"#] {
+        let text = format!("nodeportlocal.antrea.io={wrong}");
+        world.cluster.kubectl(&["annotate", "--overwrite", "pod", "web-0", "--namespace", NAMESPACE, &text]).unwrap();
+        world.annotations.wait_for("web-0", LIMIT, |value| value == right.as_deref()).unwrap();
+    }
+    world.assert_served("web-0");
+}
+
+#[test]
+fn a_closed_pod_port_gives_the_client_the_pods_refusal() {
+    let mut world = World::with_agent(&[]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    let server = world.address("web-0", Protocol::Tcp);
+    world.servers.clear();
+    let refused = traffic::tcp_request(&world.topology.client().netns, server, "closed?").unwrap_err();
+    assert!(format!("{refused:#}").contains("refused"), "{refused:#}");
+}

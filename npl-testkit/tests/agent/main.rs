@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The built agent against a real API server, under the rights that `deploy/npl.yaml` gives it, with real traffic.
+//! Needs root, the binaries of `cargo xtask setup`, and the agent of `cargo xtask build`.
+
+mod devices;
+mod life;
+mod main_job;
+mod refusals;
+mod restart;
+mod views;
+mod world;

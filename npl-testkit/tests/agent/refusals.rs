@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Whatever is wrong gets one sentence with the way out, and never a panic.
+
+use std::fs;
+use std::process::{Command, Output};
+
+use npl_testkit::agent::Agent;
+use npl_testkit::poll;
+
+use crate::world::{LIMIT, NODE, World};
+
+/// Runs the agent with full rights until it ends by itself.
+fn run(world: &World, arguments: &[&str]) -> Output {
+    let options = world.agent_options(&[]);
+    let mut command: Command = world.topology.node().command(&options.binary).unwrap();
+    command.args(arguments).env_clear().output().unwrap()
+}
+
+/// Asserts the exit code and that standard error is one line with these words.
+fn assert_says(output: &Output, code: i32, words: &[&str]) {
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{text}");
+    let complaint: Vec<&str> = text.lines().filter(|line| line.starts_with("npl-agent: ")).collect();
+    assert_eq!(complaint.len(), 1, "{text}");
+    for word in words {
+        assert!(complaint[0].contains(word), "{word:?} is not in: {text}");
+    }
+    assert!(!text.contains("panicked"), "{text}");
+}
+
+#[test]
+fn bad_flags_are_usage_errors_with_an_example() {
+    let world = World::new();
+    let bad = [
+        (["--port-range", "61000"], "61000-62000"),
+        (["--port-range", "0-100"], "1-65535"),
+        (["--drain", "soon"], "30s"),
+        (["--listen", "nowhere"], "127.0.0.1:9911"),
+    ];
+    for (flag, example) in bad {
+        let output = run(&world, &["run", "--node-name", NODE, flag[0], flag[1]]);
+        assert_says(&output, 2, &[flag[0], example]);
+    }
+}
+
+#[test]
+fn a_missing_bpffs_and_an_unreadable_kubeconfig_are_named() {
+    let world = World::new();
+    let bpffs = world.bpffs.path().to_str().unwrap().to_owned();
+    let plain = world.run.file("plain");
+    fs::create_dir(&plain).unwrap();
+    let output = run(&world, &["run", "--node-name", NODE, "--bpffs", plain.to_str().unwrap()]);
+    assert_says(&output, 1, &["not a BPF file system", "mount -t bpf"]);
+    let output =
+        run(&world, &["run", "--node-name", NODE, "--bpffs", &bpffs, "--kubeconfig", "/nowhere/config"]);
+    assert_says(&output, 1, &["/nowhere/config", "--kubeconfig"]);
+}
+
+#[test]
+fn a_missing_capability_is_named() {
+    let world = World::new();
+    let options = world.agent_options(&[]);
+    let mut command = world.topology.node().command("setpriv").unwrap();
+    command.args(["--bounding-set", "-bpf,-sys_admin", "--inh-caps", "-all", "--"]).arg(&options.binary);
+    command.args(["run", "--node-name", NODE, "--bpffs"]).arg(world.bpffs.path());
+    assert_says(&command.output().unwrap(), 1, &["CAP_BPF", "deploy/npl.yaml"]);
+}
+
+#[test]
+fn missing_permissions_are_named_with_their_cure() {
+    let world = World::new();
+    world.create_node();
+    world.cluster.kubectl(&["delete", "clusterrole", "npl-agent"]).unwrap();
+    let error = Agent::start(world.agent_options(&[])).unwrap_err();
+    let text = format!("{error:#}");
+    assert!(text.contains("pods/status") && text.contains("deploy/npl.yaml"), "{text}");
+}
+
+#[test]
+fn an_api_server_that_is_down_is_waited_for() {
+    let mut world = World::new();
+    world.create_node();
+    world.plane.stop_api_server().unwrap();
+    let mut agent = Agent::launch(world.agent_options(&[])).unwrap();
+    let log = agent.process().log().to_owned();
+    let says_so = || fs::read_to_string(&log).unwrap().contains("API server").then_some(());
+    poll::until("the agent to say that it waits", LIMIT, says_so).unwrap();
+    assert!(agent.process().exit_status().is_none());
+    world.plane.start_api_server().unwrap();
+    agent.wait_until_ready().unwrap();
+}
+
+#[test]
+fn an_unknown_node_is_waited_for_and_named() {
+    let world = World::new();
+    let mut agent = Agent::launch(world.agent_options(&[])).unwrap();
+    let log = agent.process().log().to_owned();
+    let says_so = || fs::read_to_string(&log).unwrap().contains("--node-name").then_some(());
+    poll::until("the agent to name the Node", LIMIT, says_so).unwrap();
+    world.create_node();
+    agent.wait_until_ready().unwrap();
+}
+
+#[test]
+fn a_second_agent_and_a_bad_port_range_are_spoken_of() {
+    let mut world = World::with_agent(&["--port-range", "32000-33000"]);
+    let log = fs::read_to_string(world.agent().process().log()).unwrap();
+    assert!(log.contains("lends to outgoing connections") && log.contains("type NodePort"), "{log}");
+    let bpffs = world.bpffs.path().to_str().unwrap().to_owned();
+    let output = run(&world, &["run", "--node-name", NODE, "--bpffs", &bpffs]);
+    assert_says(&output, 1, &["another npl-agent runs"]);
+}

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The agent may die at any moment; the datapath does not notice, and the next agent changes nothing.
+
+use npl_testkit::cluster::Entry;
+use npl_testkit::echo::Protocol;
+use npl_testkit::traffic::Load;
+use npl_testkit::traffic::transfer::{Direction, Transfer};
+
+use crate::world::{LIMIT, World};
+
+const MIB: u64 = 1024 * 1024;
+
+/// All values that the Pods' annotations have had.
+fn writes(world: &World, pods: &[&str]) -> Vec<Vec<Option<String>>> {
+    pods.iter().map(|pod| world.annotations.history(pod).into_iter().map(|seen| seen.value).collect()).collect()
+}
+
+#[test]
+fn killing_and_starting_the_agent_loses_nothing_and_writes_nothing() {
+    let mut world = World::with_agent(&[]);
+    world.create_service();
+    world.enable_service();
+    let pods = ["web-0", "web-1"];
+    for pod in pods {
+        world.create_pod(pod);
+        world.assert_served(pod);
+    }
+    let (annotated, mapped) = (writes(&world, &pods), world.kernel_mappings().len());
+    let load = Load::start(&world.topology.client().netns, 200, world.load_requests(&pods));
+    let server = world.address("web-0", Protocol::Tcp);
+    let transfer = Transfer::start(&world.topology.client().netns, server, Direction::Upload, 64 * MIB, 32 * MIB).unwrap();
+    transfer.wait_for_share(0.1, LIMIT).unwrap();
+    for _ in 0..3 {
+        world.agent().kill().unwrap();
+        world.agent().restart().unwrap();
+    }
+    transfer.wait_for_share(1.0, LIMIT).unwrap();
+    transfer.join().unwrap();
+    let report = load.stop();
+    assert_eq!(report.failures, []);
+    assert!(report.total() > 100, "the load hardly ran: {report:?}");
+    assert_eq!(writes(&world, &pods), annotated, "annotations were written again");
+    assert_eq!(world.kernel_mappings().len(), mapped);
+}
+
+#[test]
+fn changes_that_happen_while_no_agent_runs_are_caught_up_with() {
+    let mut world = World::with_agent(&[]);
+    world.create_service();
+    world.enable_service();
+    for pod in ["web-0", "web-1"] {
+        world.create_pod(pod);
+        world.assert_served(pod);
+    }
+    let kept = world.wait_for_entries("web-1", 2);
+    world.agent().kill().unwrap();
+    world.delete_pod("web-0");
+    world.create_pod("web-2");
+    world.agent().restart().unwrap();
+    world.assert_served("web-2");
+    assert_eq!(world.wait_for_entries("web-1", 2), kept);
+    world.wait_for_kernel_mappings(4);
+}
+
+#[test]
+fn mappings_that_somebody_removed_from_the_kernel_come_back_without_a_write() {
+    let mut world = World::with_agent(&["--resync", "1s"]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    let annotated = writes(&world, &["web-0"]);
+    world.agent().kill().unwrap();
+    world.agent_options(&[]).command(&["cleanup"]).unwrap();
+    assert!(world.kernel_mappings().is_empty());
+    world.agent().restart().unwrap();
+    world.wait_for_kernel_mappings(2);
+    world.assert_served("web-0");
+    assert_eq!(writes(&world, &["web-0"]), annotated, "the annotation alone brings the same ports back");
+}
+
+#[test]
+fn a_port_range_that_changes_moves_only_what_is_outside() {
+    let mut world = World::with_agent(&["--port-range", "61000-61100"]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    world.agent().kill().unwrap();
+    world.agent = None;
+    world.start_agent(&["--port-range", "61500-61600"]);
+    let moved = |value: Option<&str>| {
+        value.and_then(|text| Entry::parse(text).ok()).is_some_and(|it| it.iter().all(|entry| entry.node_port >= 61500))
+    };
+    world.annotations.wait_for("web-0", LIMIT, moved).unwrap();
+    world.assert_served("web-0");
+}

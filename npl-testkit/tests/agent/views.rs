@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What an operator sees: probes, metrics, the commands that look, and the one that cleans.
+
+use npl_testkit::residue::Residue;
+
+use crate::world::World;
+
+#[test]
+fn the_commands_show_the_kernel_also_while_no_agent_runs() {
+    let mut world = World::with_agent(&[]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    let (options, pod_ip) = (world.agent_options(&[]), world.topology.pods()[0].ip());
+    for is_running in [true, false] {
+        let table = options.command(&["mappings"]).unwrap();
+        assert!(table.starts_with("NODE PORT"), "{table}");
+        assert!(table.contains(&format!("{pod_ip}:8080")), "{table}");
+        let status = options.command_json("status").unwrap();
+        assert_eq!(status.get("agentRunning").unwrap(), is_running, "{status}");
+        assert_eq!(status.get("mappings").unwrap(), 2, "{status}");
+        let tcp = &world.kernel_mappings()[0];
+        assert_eq!(tcp.get("nodePort").unwrap(), 61000, "{tcp}");
+        assert!(tcp.get("replyPackets").unwrap().as_u64().unwrap() >= 3, "{tcp}");
+        world.agent().kill().unwrap();
+    }
+}
+
+#[test]
+fn metrics_count_mappings_ops_and_packets() {
+    let mut world = World::with_agent(&[]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    let metrics = world.agent().metrics().unwrap();
+    for expected in [
+        r#"npl_mappings{family="IPv4"} 2"#,
+        r#"op="upsert_mapping",outcome="done"} 2"#,
+        r#"npl_ports{family="IPv4",state="used"} 2"#,
+    ] {
+        assert!(metrics.contains(expected), "{expected} is not in\n{metrics}");
+    }
+    assert!(metrics.trim_end().ends_with("# EOF"), "OpenMetrics ends with a mark");
+}
+
+#[test]
+fn cleanup_takes_everything_of_ours_and_nothing_of_others() {
+    let mut world = World::with_agent(&[]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    let options = world.agent_options(&[]);
+    let refused = options.command(&["cleanup"]).unwrap_err();
+    assert!(format!("{refused:#}").contains("stop it first"), "{refused:#}");
+    let foreign = world.bpffs.path().join("somebody-elses");
+    std::fs::create_dir(&foreign).unwrap();
+    world.agent().kill().unwrap();
+    let removed = options.command(&["cleanup"]).unwrap();
+    assert!(removed.contains("npl_map_v4"), "{removed}");
+    assert!(!world.bpffs.path().join("npl").exists());
+    assert!(foreign.exists());
+    let residue = Residue::look_at(&world.run, world.bpffs.path()).unwrap();
+    let left: Vec<&str> = residue.lines().filter(|line| line.contains("program") || line.contains("map ")).collect();
+    assert!(left.is_empty(), "{left:?}");
+    assert_eq!(options.command(&["cleanup"]).unwrap().trim(), "nothing to remove");
+}

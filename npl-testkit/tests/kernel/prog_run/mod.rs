@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Packets in, verdict and packets out, byte by byte, and every counter: `BPF_PROG_TEST_RUN` over the shipped object.
+//!
+//! The kernel takes a frame for another machine's unless it is addressed to the loopback device, whose address is zero.
+
+mod requests;
+mod scene;
