@@ -37,9 +37,9 @@ pub fn is_requested() -> bool {
     REQUESTED.load(Ordering::Relaxed)
 }
 
-/// Waits for a signal.
+/// Waits for a signal and takes it as dealt with, so that what follows can wait for other things.
 pub fn wait() {
-    while !is_requested() {
+    while !REQUESTED.swap(false, Ordering::Relaxed) {
         thread::park_timeout(Duration::from_millis(100));
     }
 }

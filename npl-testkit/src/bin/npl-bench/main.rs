@@ -1,4 +1,107 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The bench.
+//! `npl-bench`: how many packets a Node brings to a Pod, by NPL and by what there was before it, side by side.
+//!
+//! Each case (a workload and a way of forwarding) has a client, a Node and a Pod of its own in network namespaces.
+//! Packets are made in the kernel, enter the Node by its uplink's driver, and count if they arrive at the right port of
+//! the Pod. Every round measures every case, so that what slows the machine down slows them all.
 
-fn main() {}
+#![expect(clippy::print_stdout, reason = "a command line tool shows its result on standard output")]
+#![expect(clippy::print_stderr, reason = "and its progress on standard error")]
+
+mod cases;
+mod live_frames;
+mod meter;
+mod report;
+mod rivals;
+mod testbed;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::Parser;
+use npl_testkit::interrupt;
+use npl_testkit::run::Run;
+
+use self::cases::{Case, RATIOS, Ratio};
+use self::report::{Format, Report};
+use self::testbed::Testbed;
+
+/// Measures NPL against plain routing, iptables and nftables, side by side.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask bench")]
+struct Arguments {
+    /// Few and short rounds: a first impression in less than a minute.
+    #[arg(long)]
+    quick: bool,
+    /// Only ratios whose names contain this, and the cases that they need.
+    #[arg(long, value_name = "NAME", default_value = "")]
+    only: String,
+    /// How the result is shown.
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    output: Format,
+    /// The object with generator and counter; `cargo xtask bench` builds it and names it.
+    #[arg(long, value_name = "FILE", env = "NPL_TRAFFIC_OBJECT", hide = true)]
+    traffic_object: PathBuf,
+}
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug)]
+struct Effort {
+    rounds: usize,
+    /// Packets of one sample of an established flow.
+    established: u64,
+    /// Flows, of one packet each, of one sample of new flows.
+    new_flows: u64,
+}
+
+const QUICK: Effort = Effort { rounds: 3, established: 300_000, new_flows: 250_000 };
+const FULL: Effort = Effort { rounds: 11, established: 1_000_000, new_flows: 250_000 };
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_error) if interrupt::is_requested() => ExitCode::from(interrupt::EXIT_CODE),
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<()> {
+    interrupt::watch()?;
+    let ratios: Vec<Ratio> = RATIOS.into_iter().filter(|ratio| ratio.name().contains(&arguments.only)).collect();
+    if ratios.is_empty() {
+        let known: Vec<String> = RATIOS.iter().map(Ratio::name).collect();
+        bail!("no ratio's name contains {:?}; there are: {}", arguments.only, known.join(", "));
+    }
+    let effort = if arguments.quick { QUICK } else { FULL };
+    let samples = measure(arguments, &cases::needed_for(&ratios), effort)?;
+    print!("{}", Report::new(effort.rounds, &samples, &ratios)?.show(arguments.output)?);
+    Ok(())
+}
+
+/// Millions of packets per second of each case, round by round.
+fn measure(arguments: &Arguments, cases: &[Case], effort: Effort) -> Result<Vec<(Case, Vec<f64>)>> {
+    let run = Run::start()?;
+    eprintln!("bench: building {} test networks", cases.len());
+    let mut testbeds = Vec::new();
+    for (number, case) in cases.iter().enumerate() {
+        ensure!(!interrupt::is_requested(), "interrupted");
+        let testbed = Testbed::new(&run, number, *case, &arguments.traffic_object);
+        testbeds.push((testbed.with_context(|| format!("prepare {case}"))?, Vec::new()));
+    }
+    for round in 0..effort.rounds {
+        eprintln!("bench: round {} of {}", round + 1, effort.rounds);
+        // There and back: a drift of the machine's speed does not favour who comes first.
+        let order: Vec<usize> = if round % 2 == 0 { (0..cases.len()).collect() } else { (0..cases.len()).rev().collect() };
+        for index in order {
+            if let Some((testbed, samples)) = testbeds.get_mut(index) {
+                let case = testbed.case();
+                samples.push(testbed.sample(effort).with_context(|| format!("measure {case}"))?);
+            }
+        }
+    }
+    Ok(testbeds.into_iter().map(|(testbed, samples)| (testbed.case(), samples)).collect())
+}

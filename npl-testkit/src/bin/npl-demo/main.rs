@@ -51,14 +51,18 @@ fn main() -> ExitCode {
     match told {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
+        Err(_interrupted) if interrupt::is_requested() => {
+            complain("interrupted; everything is removed");
+            ExitCode::from(interrupt::EXIT_CODE)
+        }
         Err(err) => {
-            complain(&err);
-            if interrupt::is_requested() { ExitCode::from(interrupt::EXIT_CODE) } else { ExitCode::FAILURE }
+            complain(&format!("{err:#}"));
+            ExitCode::FAILURE
         }
     }
 }
 
 #[expect(clippy::print_stderr, reason = "the last words of a program")]
-fn complain(error: &anyhow::Error) {
-    eprintln!("npl-demo: {error:#}");
+fn complain(message: &str) {
+    eprintln!("npl-demo: {message}");
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The order of the chapters, and the end of everything.
 
-use anyhow::{Context, Result};
+use anyhow::{Result, bail};
 
 use crate::report::{Report, milliseconds};
 use crate::stage::{NODE, Stage};
@@ -13,8 +13,7 @@ pub(crate) fn tell(report: &mut Report, keep_up: bool) -> Result<()> {
     let mut stage = Stage::build()?;
     introduce(report, &stage)?;
     if let Err(err) = play(report, &mut stage) {
-        let log = stage.agent.process().log_tail(20);
-        return Err(err).context(log);
+        bail!("{err:#}\n{}", stage.agent.process().log_tail(20));
     }
     if keep_up {
         keep::wait(report, &stage)?;

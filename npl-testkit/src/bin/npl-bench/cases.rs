@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is measured, and which of it is compared.
+
+use std::fmt;
+
+use npl_testkit::echo::Protocol;
+
+/// Mappings of every Node that does not say otherwise: what some hundred Pods need.
+pub(crate) const MAPPINGS: u16 = 500;
+
+/// What the client sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Workload {
+    /// One flow of UDP, opened by two real requests that the Pod answered.
+    Established,
+    /// TCP SYNs, each from another client address or port, spread evenly over the mappings.
+    NewFlows,
+}
+
+impl Workload {
+    /// As in names of results.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Established => "established",
+            Self::NewFlows => "new_flows",
+        }
+    }
+
+    /// What its packets are.
+    pub(crate) const fn protocol(self) -> Protocol {
+        match self {
+            Self::Established => Protocol::Udp,
+            Self::NewFlows => Protocol::Tcp,
+        }
+    }
+}
+
+/// How packets get from the Node's uplink to the Pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Sent to the Pod's own address, and only routed.
+    Routing,
+    /// The same on a Node whose rules use connection tracking, as most CNIs' do.
+    RoutingConntrack,
+    /// Translated by the iptables rules that Antrea makes, one for each mapping.
+    Iptables(u16),
+    /// Translated by one nftables rule with a map.
+    Nftables,
+    /// Translated by NPL.
+    Ours,
+    /// The same on a Node whose rules use connection tracking.
+    OursConntrack,
+}
+
+impl Mode {
+    /// As in names of results.
+    pub(crate) fn name(self) -> String {
+        match self {
+            Self::Routing => "routing".to_owned(),
+            Self::RoutingConntrack => "routing_conntrack".to_owned(),
+            Self::Iptables(mappings) => format!("iptables_{mappings}"),
+            Self::Nftables => "nftables".to_owned(),
+            Self::Ours => "ours".to_owned(),
+            Self::OursConntrack => "ours_conntrack".to_owned(),
+        }
+    }
+
+    /// Mappings on the Node, or as many ports of the Pod where there are none.
+    pub(crate) const fn mappings(self) -> u16 {
+        match self {
+            Self::Iptables(mappings) => mappings,
+            Self::Routing | Self::RoutingConntrack | Self::Nftables | Self::Ours | Self::OursConntrack => MAPPINGS,
+        }
+    }
+
+    /// Whether the client sends to the Node.
+    pub(crate) const fn is_translated(self) -> bool {
+        !matches!(self, Self::Routing | Self::RoutingConntrack)
+    }
+
+    /// Whether the Node tracks connections; all translation by netfilter does.
+    pub(crate) const fn has_conntrack(self) -> bool {
+        !matches!(self, Self::Routing | Self::Ours)
+    }
+}
+
+/// One thing that is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Case {
+    pub(crate) workload: Workload,
+    pub(crate) mode: Mode,
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} by {}", self.workload.name(), self.mode.name())
+    }
+}
+
+/// Two cases of one workload, compared round by round.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ratio {
+    pub(crate) workload: Workload,
+    pub(crate) mode: Mode,
+    pub(crate) base: Mode,
+    /// What it should at least be.
+    pub(crate) aim: Option<f64>,
+}
+
+impl Ratio {
+    /// As in results and for `--only`.
+    pub(crate) fn name(&self) -> String {
+        format!("{}_{}_vs_{}", self.workload.name(), self.mode.name(), self.base.name())
+    }
+
+    /// The case above the line.
+    pub(crate) const fn numerator(&self) -> Case {
+        Case { workload: self.workload, mode: self.mode }
+    }
+
+    /// The case below the line.
+    pub(crate) const fn denominator(&self) -> Case {
+        Case { workload: self.workload, mode: self.base }
+    }
+}
+
+/// Every comparison, in the order in which it is shown.
+pub(crate) const RATIOS: [Ratio; 11] = {
+    use Mode::{Iptables, Nftables, Ours, OursConntrack, Routing, RoutingConntrack};
+    use Workload::{Established, NewFlows};
+    [
+        ratio(Established, Ours, Routing, None),
+        ratio(Established, Ours, Iptables(1), Some(1.15)),
+        ratio(Established, Ours, Nftables, None),
+        ratio(Established, OursConntrack, RoutingConntrack, None),
+        ratio(Established, OursConntrack, Iptables(1), None),
+        ratio(NewFlows, Ours, Routing, None),
+        ratio(NewFlows, Ours, Iptables(1), None),
+        ratio(NewFlows, Ours, Iptables(MAPPINGS), Some(7.0)),
+        ratio(NewFlows, Ours, Nftables, None),
+        ratio(NewFlows, OursConntrack, RoutingConntrack, None),
+        ratio(NewFlows, OursConntrack, Iptables(MAPPINGS), None),
+    ]
+};
+
+const fn ratio(workload: Workload, mode: Mode, base: Mode, aim: Option<f64>) -> Ratio {
+    Ratio { workload, mode, base, aim }
+}
+
+/// The cases that `ratios` compare, each once.
+pub(crate) fn needed_for(ratios: &[Ratio]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for case in ratios.iter().flat_map(|ratio| [ratio.denominator(), ratio.numerator()]) {
+        if !cases.contains(&case) {
+            cases.push(case);
+        }
+    }
+    cases
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What was measured, for people and for programs.
+
+use std::fmt::Write as _;
+
+use anyhow::{Context as _, Result, ensure};
+use clap::ValueEnum;
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+
+use crate::cases::{Case, Ratio};
+
+/// How a report is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// For people.
+    Table,
+    /// For programs.
+    Json,
+    /// For the performance page.
+    Markdown,
+}
+
+/// The outcome of a run.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    rounds: usize,
+    results: Vec<Measured>,
+    ratios: Vec<Compared>,
+}
+
+#[derive(Debug, Serialize)]
+struct Measured {
+    name: &'static str,
+    mode: String,
+    unit: &'static str,
+    #[serde(flatten)]
+    spread: Spread,
+}
+
+#[derive(Debug, Serialize)]
+struct Compared {
+    name: String,
+    #[serde(flatten)]
+    spread: Spread,
+    #[serde(skip)]
+    aim: Option<f64>,
+}
+
+/// Of the rounds' values.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+struct Spread {
+    median: f64,
+    min: f64,
+    max: f64,
+}
+
+impl Report {
+    /// Compares round by round: what a moment did to both cases cancels out.
+    pub(crate) fn new(rounds: usize, samples: &[(Case, Vec<f64>)], ratios: &[Ratio]) -> Result<Self> {
+        let of = |wanted: Case| {
+            let found = samples.iter().find(|(case, _)| *case == wanted);
+            found.map(|(_, rates)| rates).with_context(|| format!("{wanted} was not measured"))
+        };
+        let mut results = Vec::new();
+        for (case, rates) in samples {
+            let spread = Spread::of(rates)?;
+            results.push(Measured { name: case.workload.name(), mode: case.mode.name(), unit: "Mpps", spread });
+        }
+        let mut compared = Vec::new();
+        for ratio in ratios {
+            let (above, below) = (of(ratio.numerator())?, of(ratio.denominator())?);
+            let values: Vec<f64> = above.iter().zip(below).map(|(above, below)| above / below).collect();
+            compared.push(Compared { name: ratio.name(), spread: Spread::of(&values)?, aim: ratio.aim });
+        }
+        Ok(Self { rounds, results, ratios: compared })
+    }
+
+    /// The report as text, with a line break at its end.
+    pub(crate) fn show(&self, format: Format) -> Result<String> {
+        if format == Format::Json {
+            return Ok(serde_json::to_string_pretty(self).context("write JSON")? + "\n");
+        }
+        let preset = if format == Format::Markdown { presets::ASCII_MARKDOWN } else { presets::UTF8_FULL_CONDENSED };
+        let mut text = String::new();
+        writeln!(text, "{}\n\n{}", self.results(preset), self.ratios(preset))?;
+        if format == Format::Table {
+            writeln!(text, "{} rounds; a ratio is taken in each round, and its median need not be the medians'.", self.rounds)?;
+        }
+        Ok(text)
+    }
+
+    fn results(&self, preset: &str) -> Table {
+        let mut table = table(preset, ["workload", "by", "Mpps, median", "min", "max"]);
+        for Measured { name, mode, unit: _, spread } in &self.results {
+            table.add_row([(*name).to_owned(), mode.clone(), number(spread.median), number(spread.min), number(spread.max)]);
+        }
+        table
+    }
+
+    fn ratios(&self, preset: &str) -> Table {
+        let mut table = table(preset, ["ratio", "aim", "median", "min", "max"]);
+        for Compared { name, spread, aim } in &self.ratios {
+            let aim = aim.map(|aim| format!("≥ {aim}")).unwrap_or_default();
+            table.add_row([name.clone(), aim, number(spread.median), number(spread.min), number(spread.max)]);
+        }
+        table
+    }
+}
+
+impl Spread {
+    fn of(values: &[f64]) -> Result<Self> {
+        let mut sorted = values.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let middle = sorted.len() / 2;
+        ensure!(!sorted.is_empty(), "nothing was measured");
+        let median =
+            if sorted.len() % 2 == 1 { sorted[middle] } else { f64::midpoint(sorted[middle - 1], sorted[middle]) };
+        Ok(Self { median, min: sorted[0], max: sorted[sorted.len() - 1] })
+    }
+}
+
+fn table<const N: usize>(preset: &str, header: [&str; N]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(preset).set_header(header);
+    for column in table.column_iter_mut().skip(2) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+/// Three digits tell apart what can be told apart.
+fn number(value: f64) -> String {
+    if value < 1.0 { format!("{value:.3}") } else { format!("{value:.2}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Spread;
+
+    #[test]
+    fn the_median_is_the_middle_one_or_between_the_two() {
+        let spread = |values: &[f64]| Spread::of(values).unwrap();
+        assert_eq!(spread(&[3.0, 1.0, 2.0]), Spread { median: 2.0, min: 1.0, max: 3.0 });
+        assert_eq!(spread(&[4.0, 1.0]), Spread { median: 2.5, min: 1.0, max: 4.0 });
+        assert!(Spread::of(&[]).is_err());
+    }
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What translates node ports without NPL, and what tracks connections beside it.
+
+use std::fmt::Write as _;
+use std::process::Command;
+
+use anyhow::Result;
+use npl_testkit::netns::Netns;
+use npl_testkit::tools;
+
+use crate::testbed::Mappings;
+
+/// Antrea's rules: one chain for all packets to the Node, in it one rule after the other.
+pub(crate) fn add_iptables(node: &Netns, mappings: &Mappings) -> Result<()> {
+    let mut rules = String::from(
+        "*nat\n\
+         :ANTREA-NODE-PORT-LOCAL - [0:0]\n\
+         -A PREROUTING -p all -m addrtype --dst-type LOCAL -j ANTREA-NODE-PORT-LOCAL\n\
+         -A OUTPUT -p all -m addrtype --dst-type LOCAL -j ANTREA-NODE-PORT-LOCAL\n",
+    );
+    let (protocol, pod_ip) = (mappings.protocol, mappings.pod_ip);
+    for (node_port, pod_port) in mappings.ports() {
+        let rule = format!("-p {protocol} -m {protocol} --dport {node_port} -j DNAT --to-destination {pod_ip}:{pod_port}");
+        writeln!(rules, "-A ANTREA-NODE-PORT-LOCAL {rule}")?;
+    }
+    rules.push_str("COMMIT\n");
+    tools::output_with_input(&mut node.command("iptables-restore")?, &rules).map(drop)
+}
+
+/// The shortest form that nftables has for the same: one look into a hash.
+pub(crate) fn add_nftables(node: &Netns, mappings: &Mappings) -> Result<()> {
+    let mut elements = String::new();
+    let (protocol, pod_ip) = (mappings.protocol, mappings.pod_ip);
+    for (node_port, pod_port) in mappings.ports() {
+        writeln!(elements, "{node_port} : {pod_ip} . {pod_port},")?;
+    }
+    let table = format!(
+        "table ip node_ports {{
+            map mappings {{
+                type inet_service : ipv4_addr . inet_service
+                elements = {{ {elements} }}
+            }}
+            chain prerouting {{
+                type nat hook prerouting priority dstnat
+                fib daddr type local dnat ip to {protocol} dport map @mappings
+            }}
+        }}"
+    );
+    add_table(node, &table)
+}
+
+/// The rule that CNIs begin their FORWARD chain with; any such rule turns connection tracking on.
+pub(crate) fn add_conntrack(node: &Netns) -> Result<()> {
+    add_table(
+        node,
+        "table ip cni {
+            chain forward {
+                type filter hook forward priority filter
+                ct state established,related accept
+            }
+        }",
+    )
+}
+
+/// Empties the Node's table of tracked connections, whose room is shared by all namespaces.
+pub(crate) fn flush_conntrack(node: &Netns) -> Result<()> {
+    tools::output(node.command("conntrack")?.arg("--flush")).map(drop)
+}
+
+fn add_table(node: &Netns, table: &str) -> Result<()> {
+    let mut nft: Command = node.command("nft")?;
+    tools::output_with_input(nft.args(["--file", "-"]), table).map(drop)
+}

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The network of one case: client, Node and Pod, what translates on the Node, and what measures.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use npl_agent::core::devices::{Device as AgentDevice, DeviceKind};
+use npl_agent::core::model::{self, Backend, Family, Frontend, NodePort, PodPort};
+use npl_agent::core::settings::PortRange;
+use npl_agent::datapath::Datapath;
+use npl_common::traffic::FRAME_BYTES;
+use npl_testkit::echo::{EchoServer, Protocol};
+use npl_testkit::mounts::BpfFs;
+use npl_testkit::packet::{Ethernet, Packet, tcp_flags};
+use npl_testkit::run::Run;
+use npl_testkit::topology::{Device, Offload, Options, Pod, Topology};
+use npl_testkit::{tools, traffic};
+
+use crate::Effort;
+use crate::cases::{Case, Mode, Workload};
+use crate::meter::{Flows, Meter};
+use crate::rivals;
+
+/// The first port of each side; mapping n leads from the nth to the nth.
+const FIRST_NODE_PORT: u16 = 61_000;
+const FIRST_POD_PORT: u16 = 20_000;
+
+/// The first client of new flows: from the range that RFC 2544 sets aside for benchmarks, with room for 131 072.
+const FIRST_CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(198, 18, 0, 0)), 10_000);
+/// Ports of each such client: up to 60 000.
+const PORTS_PER_CLIENT: u32 = 50_000;
+
+/// Packets that fill caches before anything is measured.
+const WARM_UP: u64 = 20_000;
+
+/// How long a request may take that opens the flow.
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+
+/// The mappings of a Node.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mappings {
+    pub(crate) protocol: Protocol,
+    pub(crate) pod_ip: Ipv4Addr,
+    count: u16,
+}
+
+impl Mappings {
+    /// Node port and pod port of each.
+    pub(crate) fn ports(&self) -> impl Iterator<Item = (u16, u16)> {
+        (0..self.count).map(|n| (FIRST_NODE_PORT + n, FIRST_POD_PORT + n))
+    }
+
+    fn pod_ports(&self) -> RangeInclusive<u16> {
+        FIRST_POD_PORT..=FIRST_POD_PORT + self.count - 1
+    }
+}
+
+/// Everything that one case needs; gone when dropped, in this order.
+#[derive(Debug)]
+pub(crate) struct Testbed {
+    case: Case,
+    meter: Meter,
+    _ours: Option<(Datapath, BpfFs)>,
+    topology: Topology,
+}
+
+impl Testbed {
+    /// Builds it and sends the first packets through it.
+    pub(crate) fn new(run: &Run, number: usize, case: Case, object: &Path) -> Result<Self> {
+        let Case { workload, mode } = case;
+        let mut topology = Topology::new(run, &number.to_string(), Options::default())?;
+        let pod = topology.add_pod(run, "pod")?;
+        let client = topology.client();
+        // A network card merges segments; for a veth it also means that it takes frames by polling, as a card does.
+        client.uplink.set_offloads(&[Offload::Gro], true)?;
+        fix_neighbour(&pod)?;
+
+        let mappings = Mappings { protocol: workload.protocol(), pod_ip: pod.ip(), count: mode.mappings() };
+        let ours = translate(run, number, mode, &topology, &mappings)?;
+        let server: SocketAddr = if mode.is_translated() {
+            (topology.node_addresses().v4, FIRST_NODE_PORT).into()
+        } else {
+            (pod.ip(), FIRST_POD_PORT).into()
+        };
+        let source = match workload {
+            Workload::Established => establish(&topology, &pod, server)?,
+            Workload::NewFlows => FIRST_CLIENT,
+        };
+        if let (Workload::Established, Some((datapath, _))) = (workload, &ours) {
+            ensure!(datapath.tables.flow_count()? == 1, "the Pod's answers did not make the flow an established one");
+        }
+        let flows = Flows {
+            frame: frame(workload, client.device.clone(), client.uplink.clone(), source, server)?,
+            ports: if workload == Workload::NewFlows { PORTS_PER_CLIENT } else { 0 },
+            mappings: mode.mappings(),
+        };
+        let mut meter = Meter::new(object, &client.device, &flows, &pod, mappings.pod_ports())?;
+        meter.measure(WARM_UP).context("warm up")?;
+        Ok(Self { case, meter, _ours: ours, topology })
+    }
+
+    /// What it measures.
+    pub(crate) const fn case(&self) -> Case {
+        self.case
+    }
+
+    /// Measures once: millions of packets per second.
+    pub(crate) fn sample(&mut self, effort: Effort) -> Result<f64> {
+        match self.case.workload {
+            Workload::Established => self.meter.measure(effort.established),
+            Workload::NewFlows => {
+                let rate = self.meter.measure(effort.new_flows)?;
+                if self.case.mode.has_conntrack() {
+                    rivals::flush_conntrack(self.topology.node())?;
+                }
+                Ok(rate)
+            }
+        }
+    }
+}
+
+/// Neither side asks for the other's link address while packets are counted.
+fn fix_neighbour(pod: &Pod) -> Result<()> {
+    let address = link_address(&pod.device)?.map(|byte| format!("{byte:02x}")).join(":");
+    let (ip, device) = (pod.ip(), pod.host_device.name());
+    pod.host_device.netns().ip(&format!("neigh replace {ip} lladdr {address} dev {device} nud permanent")).map(drop)
+}
+
+/// Makes the Node do what the mode says.
+fn translate(
+    run: &Run,
+    number: usize,
+    mode: Mode,
+    topology: &Topology,
+    mappings: &Mappings,
+) -> Result<Option<(Datapath, BpfFs)>> {
+    let node = topology.node();
+    match mode {
+        Mode::Routing => Ok(None),
+        Mode::RoutingConntrack => rivals::add_conntrack(node).map(|()| None),
+        Mode::Iptables(_) => rivals::add_iptables(node, mappings).map(|()| None),
+        Mode::Nftables => rivals::add_nftables(node, mappings).map(|()| None),
+        Mode::Ours => load_ours(run, number, topology, mappings).map(Some),
+        Mode::OursConntrack => {
+            rivals::add_conntrack(node)?;
+            load_ours(run, number, topology, mappings).map(Some)
+        }
+    }
+}
+
+/// The agent's own datapath on the Node's uplink, with maps of its own.
+fn load_ours(run: &Run, number: usize, topology: &Topology, mappings: &Mappings) -> Result<(Datapath, BpfFs)> {
+    let bpffs = run.bpffs(&format!("bpf{number}"))?;
+    let mut datapath = Datapath::open(bpffs.path())?;
+    datapath.tables.set_local_addresses(&[topology.node_addresses().v4])?;
+    let protocol = match mappings.protocol {
+        Protocol::Tcp => model::Protocol::Tcp,
+        Protocol::Udp => model::Protocol::Udp,
+    };
+    for (node_port, pod_port) in mappings.ports() {
+        let frontend = Frontend { family: Family::V4, node_port: NodePort(node_port), protocol };
+        let backend = Backend { pod_ip: mappings.pod_ip.into(), pod_port: PodPort(pod_port), generation: 1 };
+        datapath.upsert_mapping(frontend, backend)?;
+    }
+    let range: PortRange = format!("{FIRST_NODE_PORT}-{}", FIRST_NODE_PORT + 1000).parse()?;
+    // Any seed will do; a fixed one lets flows meet in the same slots in every run.
+    datapath.configure(range, || 0x4e50_4c00_4e50_4c01)?;
+    let uplink = &topology.client().uplink;
+    let device = AgentDevice {
+        ifindex: uplink.ifindex()?,
+        name: uplink.name().to_owned(),
+        kind: DeviceKind::Veth,
+        has_ethernet: true,
+        is_enslaved: false,
+        has_default_route: true,
+        addresses: vec![topology.node_addresses().v4.into()],
+    };
+    let errors = topology.node().run(|| datapath.hooks.attach(&[device], |_any| true))?;
+    errors.into_iter().next().map_or(Ok((datapath, bpffs)), |error| Err(error.into()))
+}
+
+/// Opens a flow as a real client does: two requests, both answered. The first answer completes an exchange, and the
+/// second request is what makes the flow an established one, for connection tracking as for NPL.
+fn establish(topology: &Topology, pod: &Pod, server: SocketAddr) -> Result<SocketAddr> {
+    let _echo = EchoServer::start_in(&pod.netns, &pod.name, &[FIRST_POD_PORT])?;
+    let socket = traffic::udp_socket(&topology.client().netns, server, true)?;
+    socket.set_read_timeout(Some(ANSWER_LIMIT)).context("set a read timeout")?;
+    for request in ["first", "second"] {
+        socket.send(request.as_bytes()).with_context(|| format!("send to {server}"))?;
+        socket.recv(&mut [0; 1024]).with_context(|| format!("wait for the answer of {server}"))?;
+    }
+    socket.local_addr().context("ask for the socket's own address")
+}
+
+/// The first frame. Its identification is the pod port at which it has to arrive.
+fn frame(
+    workload: Workload,
+    from: Device,
+    to: Device,
+    source: SocketAddr,
+    server: SocketAddr,
+) -> Result<[u8; FRAME_BYTES]> {
+    let mut packet = match workload {
+        Workload::Established => Packet::udp(source, server, &[0; FRAME_BYTES - 14 - 20 - 8]),
+        Workload::NewFlows => Packet::tcp(source, server, tcp_flags::SYN, &[]),
+    };
+    packet.ethernet =
+        Some(Ethernet { destination: link_address(&to)?, source: link_address(&from)?, vlans: Vec::new() });
+    packet.ipv4_mut().context("an IPv4 packet")?.identification = FIRST_POD_PORT;
+    let mut bytes = packet.build();
+    // Ethernet pads a frame that is too short.
+    bytes.resize(FRAME_BYTES, 0);
+    bytes.try_into().ok().context("a frame of the right length")
+}
+
+/// A device's link-layer address.
+fn link_address(device: &Device) -> Result<[u8; 6]> {
+    let mut ip = device.netns().command("ip")?;
+    let shown = tools::output(ip.args(["-oneline", "link", "show", "dev", device.name()]))?;
+    let text = shown.split_once("link/ether ").and_then(|(_, rest)| rest.split_whitespace().next());
+    let bytes: Option<Vec<u8>> =
+        text.map(|text| text.split(':').filter_map(|byte| u8::from_str_radix(byte, 16).ok()).collect());
+    bytes
+        .and_then(|bytes| bytes.try_into().ok())
+        .with_context(|| format!("find the link-layer address of {}", device.name()))
+}
