@@ -4,10 +4,17 @@
 //! No I/O, no clock, no randomness, no logging; the same input gives the same output, whatever the order of events.
 //!
 //! ```text
-//! Change ──► Snapshot ──► desired(snapshot, ports, settings, now) ──► Desired ─┐
-//!                                                                             ├─► plan ──► Vec<Op> ──► executor
-//!                                             kernel, sockets, annotations ──► Observed ─┘
+//! Change ─► snapshot ─► select ─► assign ─► port table ─┐
+//!                                                       ├─► plan, publish ─► Pass ─► the executor ─┐
+//!                kernel, sockets, annotations as seen ──┘                                          │
+//!                      ▲                            done, failed                                   │
+//!                      └───────────────────────────────────────────────────────────────────────────┘
 //! ```
+//!
+//! A node port's life: claimed and reserved, mapped, published; then withdrawn, drained, unmapped, kept in quarantine,
+//! released. An annotation never names a mapping that is not there, with three exceptions, each because the mapping
+//! would lead to a stranger: the Pod has finished, has lost its address, or shares it with a Pod that has the better
+//! claim. Those mappings go at once, and the annotation right after.
 
 mod adopt;
 pub mod annotation;

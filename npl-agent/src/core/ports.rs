@@ -44,24 +44,16 @@ pub(super) struct Claim {
     pub(super) backend: Option<Backend>,
     /// Whether a client can ever have reached it.
     pub(super) was_mapped: bool,
-    /// Whether another process holds the port although our mapping is there: to be moved as soon as possible.
-    pub(super) is_displaced: bool,
 }
 
 impl Claim {
     pub(super) const fn new(owner: Owner) -> Self {
-        Self { owner: Some(owner), phase: Phase::Active, backend: None, was_mapped: false, is_displaced: false }
+        Self { owner: Some(owner), phase: Phase::Active, backend: None, was_mapped: false }
     }
 
     /// A mapping that nobody is known to own.
     pub(super) const fn orphan() -> Self {
-        Self {
-            owner: None,
-            phase: Phase::Quarantined { until: None },
-            backend: None,
-            was_mapped: true,
-            is_displaced: false,
-        }
+        Self { owner: None, phase: Phase::Quarantined { until: None }, backend: None, was_mapped: true }
     }
 
     /// Stops it at once.
@@ -160,11 +152,9 @@ impl PortTable {
         Some(claim)
     }
 
-    /// Whether a claim is where it should stay.
+    /// Whether a claim may stay where it is: inside the range, and at no port that another process has.
     pub(super) fn is_well_placed(&self, frontend: Frontend) -> bool {
-        self.range.contains(frontend.node_port)
-            && !self.taken.contains_key(&frontend)
-            && self.claims.get(&frontend).is_none_or(|claim| !claim.is_displaced)
+        self.range.contains(frontend.node_port) && !self.taken.contains_key(&frontend)
     }
 
     pub(super) fn is_active(&self, frontend: Frontend) -> bool {
@@ -220,9 +210,6 @@ impl PortTable {
     /// Takes in that the port could be bound after all.
     pub(super) fn unmark_taken(&mut self, frontend: Frontend) {
         self.taken.remove(&frontend);
-        if let Some(claim) = self.claims.get_mut(&frontend) {
-            claim.is_displaced = false;
-        }
     }
 
     pub(super) fn is_taken(&self, frontend: Frontend) -> bool {

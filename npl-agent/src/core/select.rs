@@ -66,10 +66,10 @@ pub(super) fn is_active(service: &Service) -> bool {
     service.is_enabled && has_type && !service.selector.is_empty()
 }
 
-/// Whether the Pod has the namespace and every label that the Service's selector names.
+/// Whether the Pod, of the same namespace, has every label that the Service's selector names.
 pub(super) fn selects(service: &Service, pod: &Pod) -> bool {
     let has = |(key, value): (&String, &String)| pod.labels.get(key) == Some(value);
-    service.key.namespace == pod.key.namespace && !service.selector.is_empty() && service.selector.iter().all(has)
+    !service.selector.is_empty() && service.selector.iter().all(has)
 }
 
 /// What is wrong with a Service whatever its Pods are.

@@ -360,12 +360,9 @@ impl State {
     fn give_way(&mut self, frontend: Frontend, now: Moment) {
         self.ports.mark_taken(frontend, now.plus(TAKEN_MILLIS));
         self.touch(frontend);
+        let pod = self.ports.get(frontend).and_then(|claim| Some(claim.owner.as_ref()?.pod.clone()));
         let is_mapped = self.observed.as_ref().is_some_and(|observed| observed.mappings.contains_key(&frontend));
-        let Some(claim) = self.ports.get_mut(frontend) else { return };
-        let pod = claim.owner.as_ref().map(|owner| owner.pod.clone());
-        if is_mapped {
-            claim.is_displaced = true;
-        } else {
+        if !is_mapped {
             self.ports.remove(frontend);
         }
         self.dirty.extend(pod);

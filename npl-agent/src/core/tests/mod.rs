@@ -3,6 +3,7 @@
 
 mod chaos;
 mod properties;
+mod races;
 mod script;
 mod stories;
 mod world;

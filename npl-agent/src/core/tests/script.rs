@@ -94,7 +94,7 @@ fn frontend(text: &str) -> Frontend {
     Frontend { family: Family::V4, node_port: NodePort(port), protocol }
 }
 
-fn node(words: &[&str]) -> Node {
+pub(super) fn node(words: &[&str]) -> Node {
     let mut node = Node { name: "n1".to_owned(), internal_ips: Vec::new(), external_ips: Vec::new() };
     for word in words {
         match word.split_once('=') {
@@ -105,7 +105,7 @@ fn node(words: &[&str]) -> Node {
     node
 }
 
-fn service(words: &[&str]) -> Service {
+pub(super) fn service(words: &[&str]) -> Service {
     let mut service = Service {
         key: key(words[0]),
         is_enabled: true,
@@ -135,7 +135,7 @@ fn service(words: &[&str]) -> Service {
 }
 
 /// A Pod as the kubelet shows it; what nobody but its writers changes, it keeps.
-fn pod(words: &[&str], former: Option<&Pod>) -> Pod {
+pub(super) fn pod(words: &[&str], former: Option<&Pod>) -> Pod {
     let key = key(words[0]);
     let mut pod = Pod {
         uid: former.map_or_else(|| PodUid(key.to_string().into()), |former| former.uid.clone()),
@@ -180,18 +180,20 @@ fn container_port(text: &str) -> ContainerPort {
 }
 
 fn show(text: &mut String, ops: &[Op]) {
-    for op in ops {
-        match op {
-            Op::Reserve(frontend) => writeln!(text, "    reserve {frontend}"),
-            Op::UpsertMapping(frontend, to) => writeln!(text, "    map {frontend} -> {} {}", to.pod_ip, to.pod_port),
-            Op::Annotate { pod, value: AnnotationWrite::Set(value), .. } => {
-                writeln!(text, "    annotate {pod} {}", entries(value))
-            }
-            Op::Annotate { pod, value: AnnotationWrite::Withdraw, .. } => writeln!(text, "    withdraw {pod}"),
-            Op::RemoveMapping(frontend) => writeln!(text, "    unmap {frontend}"),
-            Op::Release(frontend) => writeln!(text, "    release {frontend}"),
-        }
-        .unwrap();
+    for same in ops.chunk_by(|one, next| one == next) {
+        let times = if same.len() > 1 { format!(", {} times", same.len()) } else { String::new() };
+        writeln!(text, "    {}{times}", told(&same[0])).unwrap();
+    }
+}
+
+fn told(op: &Op) -> String {
+    match op {
+        Op::Reserve(frontend) => format!("reserve {frontend}"),
+        Op::UpsertMapping(frontend, to) => format!("map {frontend} -> {} {}", to.pod_ip, to.pod_port),
+        Op::Annotate { pod, value: AnnotationWrite::Set(value), .. } => format!("annotate {pod} {}", entries(value)),
+        Op::Annotate { pod, value: AnnotationWrite::Withdraw, .. } => format!("withdraw {pod}"),
+        Op::RemoveMapping(frontend) => format!("unmap {frontend}"),
+        Op::Release(frontend) => format!("release {frontend}"),
     }
 }
 
@@ -202,7 +204,7 @@ fn entries(value: &str) -> String {
         let text = |field: &str| value[field].as_str().unwrap().to_owned();
         format!("{}={}:{}/{}", value["podPort"], text("nodeIP"), value["nodePort"], text("protocol"))
     };
-    values.iter().map(entry).collect::<Vec<_>>().join(" ")
+    if values.is_empty() { "nothing".to_owned() } else { values.iter().map(entry).collect::<Vec<_>>().join(" ") }
 }
 
 fn show_state(text: &mut String, world: &World) {

@@ -300,3 +300,94 @@ fn of_two_pods_with_one_address_one_is_served() {
         "#]],
     );
 }
+
+#[test]
+fn a_pod_that_takes_an_address_over_is_served_in_the_place_of_the_former() {
+    check(
+        "node 192.0.2.1
+         service default/web app=web 8080/tcp
+         start
+         pod default/b app=web 10.0.0.5
+         pod default/a app=web 10.0.0.5
+         pod default/a app=web 10.0.0.5 finished",
+        &expect![[r#"
+            node 192.0.2.1
+            service default/web app=web 8080/tcp
+            start
+            pod default/b app=web 10.0.0.5
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/b 8080=192.0.2.1:61000/tcp
+            pod default/a app=web 10.0.0.5
+                reserve 61001/tcp IPv4
+                withdraw default/b
+                unmap 61000/tcp IPv4
+                map 61001/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/a 8080=192.0.2.1:61001/tcp
+            pod default/a app=web 10.0.0.5 finished
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                withdraw default/a
+                unmap 61001/tcp IPv4
+                annotate default/b 8080=192.0.2.1:61000/tcp
+        "#]],
+    );
+}
+
+#[test]
+fn a_port_rests_as_long_as_an_annotation_names_it() {
+    check(
+        "range 61000-61001
+         node 192.0.2.1
+         service default/web app=web 8080/tcp
+         start
+         pod default/a app=web 10.0.0.5
+         pod default/b app=web 10.0.0.6
+         pod default/c app=web 10.0.0.7
+         api down
+         pod default/a app=web 10.0.0.5 finished
+         pod default/b app=web 10.0.0.6 finished terminating
+         wait 100s
+         api up
+         wait 61s
+         show
+         gone default/b
+         show",
+        &expect![[r#"
+            range 61000-61001
+            node 192.0.2.1
+            service default/web app=web 8080/tcp
+            start
+            pod default/a app=web 10.0.0.5
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/a 8080=192.0.2.1:61000/tcp
+            pod default/b app=web 10.0.0.6
+                reserve 61001/tcp IPv4
+                map 61001/tcp IPv4 -> 10.0.0.6 8080
+                annotate default/b 8080=192.0.2.1:61001/tcp
+            pod default/c app=web 10.0.0.7
+            api down
+            pod default/a app=web 10.0.0.5 finished
+                withdraw default/a
+                unmap 61000/tcp IPv4
+            pod default/b app=web 10.0.0.6 finished terminating
+                unmap 61001/tcp IPv4
+            wait 100s
+                withdraw default/a, 100 times
+            api up
+            wait 61s
+                withdraw default/a
+                release 61000/tcp IPv4
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.7 8080
+                annotate default/c 8080=192.0.2.1:61000/tcp
+            show
+                61000/tcp IPv4 of default/c: Active
+                61001/tcp IPv4 of default/b: Quarantined { until: None }
+            gone default/b
+            show
+                61000/tcp IPv4 of default/c: Active
+                61001/tcp IPv4 of default/b: Quarantined { until: Some(Moment(222000)) }
+        "#]],
+    );
+}

@@ -2,5 +2,6 @@
 //! What happens, told line by line.
 
 mod life;
+mod meddling;
 mod restart;
 mod selection;

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What happens between a write and the news of it.
+
+use std::iter;
+
+use super::{
+    chaos::{Chaos, Fate},
+    script::{key, node, pod, service},
+    world::{World, settings},
+};
+use crate::core::{
+    model::{Pod, PodUid},
+    op::{AnnotationWrite, Op},
+    snapshot::Change,
+};
+
+const MINUTES: u64 = 300_000;
+
+/// A Pod whose first annotation is about to be written.
+fn about_to_publish() -> Chaos {
+    let mut world = World::new(settings("61000-61003"));
+    world.put_node(node(&["192.0.2.1"]));
+    world.put_service(service(&["a/s", "app=x", "8080/tcp"]));
+    world.put_pod(pod(&["a/p", "app=x", "10.0.0.5"], None));
+    let mut chaos = Chaos::new(world);
+    while !chaos.pass(&mut iter::empty()) {}
+    chaos
+}
+
+fn pass_often(chaos: &mut Chaos) {
+    for _ in 0..5 {
+        chaos.world.now = chaos.world.now.plus(MINUTES);
+        chaos.pass(&mut iter::empty());
+    }
+}
+
+#[test]
+fn the_drain_waits_for_a_write_that_is_under_way() {
+    let mut chaos = about_to_publish();
+    chaos.serve(1, &mut iter::once(Fate::Done));
+    chaos.world.remove_service(&key("a/s"));
+    pass_often(&mut chaos);
+    assert_eq!(chaos.world.published(&key("a/p")).len(), 1);
+    assert_eq!(chaos.world.real.mappings.len(), 1, "what is published must work");
+    chaos.wait(MINUTES);
+    assert_eq!(chaos.world.real.mappings.len(), 0);
+}
+
+#[test]
+fn a_write_without_an_answer_is_made_certain_before_the_drain() {
+    let mut chaos = about_to_publish();
+    chaos.serve(1, &mut iter::once(Fate::Lost));
+    chaos.answer(1);
+    chaos.world.remove_service(&key("a/s"));
+    pass_often(&mut chaos);
+    assert_eq!(chaos.world.real.mappings.len(), 1, "what may be published must work");
+    chaos.serve(1, &mut iter::once(Fate::Done));
+    assert_eq!(chaos.world.pods[&key("a/p")].annotation, None, "withdrawn, although it was never seen");
+}
+
+#[test]
+fn a_late_answer_does_not_bring_a_pod_back() {
+    let mut chaos = about_to_publish();
+    chaos.serve(1, &mut iter::once(Fate::Done));
+    chaos.remove_pod(&key("a/p"));
+    chaos.deliver(usize::MAX);
+    chaos.answer(1);
+    chaos.wait(MINUTES);
+    assert_eq!(chaos.world.state.mappings().count(), 0);
+}
+
+#[test]
+fn old_news_is_no_news() {
+    let mut chaos = about_to_publish();
+    let old = Pod { ips: Vec::new(), ..chaos.world.pods[&key("a/p")].clone() };
+    chaos.settle();
+    let writes = chaos.world.patches;
+    chaos.world.state.apply(Change::Pod(old.clone()));
+    chaos.world.state.apply(Change::PodGone(old.key, PodUid("another".into())));
+    chaos.settle();
+    assert_eq!(chaos.world.patches, writes);
+}
+
+#[test]
+fn a_pod_that_the_api_server_does_not_know_is_left_until_there_is_news() {
+    let mut chaos = about_to_publish();
+    let known = chaos.world.pods.remove(&key("a/p")).unwrap();
+    chaos.serve(1, &mut iter::empty());
+    chaos.answer(1);
+    assert!(chaos.pass(&mut iter::empty()), "nothing is tried again");
+    chaos.world.pods.insert(known.key.clone(), known.clone());
+    chaos.world.state.apply(Change::Pod(known));
+    chaos.settle();
+    assert_eq!(chaos.world.published(&key("a/p")).len(), 1);
+}
+
+#[test]
+fn only_what_a_change_touches_is_decided_on_anew() {
+    let mut chaos = about_to_publish();
+    for number in 0..1_000 {
+        let name = format!("b/off-{number}");
+        chaos.world.put_service(service(&[&name, "app=x", "8080/tcp", "off"]));
+    }
+    chaos.world.put_pod(pod(&["b/p", "app=x", "10.0.0.6"], None));
+    chaos.settle();
+    let state = &mut chaos.world.state;
+    assert!(
+        state.dirty.is_empty() && state.unsettled.is_empty() && state.unpublished.is_empty(),
+        "nothing is left to do"
+    );
+    state.apply(Change::Service(service(&["b/s", "app=y", "8080/tcp"])));
+    assert!(state.dirty.is_empty(), "it selects nobody");
+    state.apply(Change::Service(service(&["b/s", "app=x", "8080/tcp"])));
+    assert_eq!(state.dirty.iter().collect::<Vec<_>>(), [&key("b/p")]);
+}
+
+#[test]
+fn a_withdrawal_is_a_withdrawal() {
+    let mut chaos = about_to_publish();
+    chaos.settle();
+    chaos.world.remove_service(&key("a/s"));
+    let ops = chaos.world.state.pass(chaos.world.now).ops;
+    assert!(matches!(&ops[..], [Op::Annotate { value: AnnotationWrite::Withdraw, .. }]), "{ops:?}");
+}

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What others do behind the agent's back.
+
+#![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
+
+use expect_test::expect;
+
+use crate::core::tests::script::check;
+
+#[test]
+fn a_foreign_annotation_is_put_right_on_any_pod() {
+    check(
+        r#"node 192.0.2.1
+         service default/web app=web 8080/tcp
+         start
+         pod default/web-0 app=web 10.0.0.5
+         pod default/other app=other 10.0.0.6
+         write default/web-0 nonsense
+         write default/web-0 nothing
+         write default/web-0 [ {"nodePort":61000, "podPort":8080, "nodeIP":"192.0.2.1", "protocols":["tcp"], "protocol":"tcp"} ]
+         write default/other [{"podPort":8080,"nodeIP":"192.0.2.9","nodePort":61000,"protocol":"tcp","protocols":["tcp"]}]
+         write default/other []
+         write default/other null"#,
+        &expect![[r#"
+            node 192.0.2.1
+            service default/web app=web 8080/tcp
+            start
+            pod default/web-0 app=web 10.0.0.5
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/web-0 8080=192.0.2.1:61000/tcp
+            pod default/other app=other 10.0.0.6
+            write default/web-0 nonsense
+                annotate default/web-0 8080=192.0.2.1:61000/tcp
+            write default/web-0 nothing
+                annotate default/web-0 8080=192.0.2.1:61000/tcp
+            write default/web-0 [ {"nodePort":61000, "podPort":8080, "nodeIP":"192.0.2.1", "protocols":["tcp"], "protocol":"tcp"} ]
+            write default/other [{"podPort":8080,"nodeIP":"192.0.2.9","nodePort":61000,"protocol":"tcp","protocols":["tcp"]}]
+                withdraw default/other
+            write default/other []
+                withdraw default/other
+            write default/other null
+                withdraw default/other
+        "#]],
+    );
+}
+
+#[test]
+fn a_port_of_another_process_is_left_for_the_next() {
+    check(
+        "node 192.0.2.1
+         service default/web app=web 8080/tcp 8080/udp
+         steal 61000/tcp
+         start
+         pod default/web-0 app=web 10.0.0.5
+         show",
+        &expect![[r#"
+            node 192.0.2.1
+            service default/web app=web 8080/tcp 8080/udp
+            steal 61000/tcp
+            start
+            pod default/web-0 app=web 10.0.0.5
+                reserve 61000/tcp IPv4
+                reserve 61001/udp IPv4
+                reserve 61002/tcp IPv4
+                map 61001/udp IPv4 -> 10.0.0.5 8080
+                map 61002/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/web-0 8080=192.0.2.1:61001/udp 8080=192.0.2.1:61002/tcp
+            show
+                61001/udp IPv4 of default/web-0: Active
+                61002/tcp IPv4 of default/web-0: Active
+        "#]],
+    );
+}
+
+#[test]
+fn a_port_stolen_during_a_restart_goes_on_until_its_successor_is_published() {
+    check(
+        "node 192.0.2.1
+         service default/web app=web 8080/tcp
+         start
+         pod default/a app=web 10.0.0.5
+         steal 61000/tcp
+         start
+         wait 100s",
+        &expect![[r#"
+            node 192.0.2.1
+            service default/web app=web 8080/tcp
+            start
+            pod default/a app=web 10.0.0.5
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/a 8080=192.0.2.1:61000/tcp
+            steal 61000/tcp
+            start
+                reserve 61000/tcp IPv4
+                reserve 61001/tcp IPv4
+                map 61001/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/a 8080=192.0.2.1:61001/tcp
+            wait 100s
+                unmap 61000/tcp IPv4
+                reserve 61000/tcp IPv4
+        "#]],
+    );
+}
+
+#[test]
+fn a_mapping_that_somebody_removed_is_put_back_without_a_write() {
+    check(
+        "node 192.0.2.1
+         service default/web app=web 8080/tcp
+         start
+         pod default/a app=web 10.0.0.5
+         lose 61000/tcp",
+        &expect![[r#"
+            node 192.0.2.1
+            service default/web app=web 8080/tcp
+            start
+            pod default/a app=web 10.0.0.5
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/a 8080=192.0.2.1:61000/tcp
+            lose 61000/tcp
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+        "#]],
+    );
+}
+
+#[test]
+fn new_node_addresses_are_written_and_no_address_changes_nothing() {
+    check(
+        "service default/web app=web 8080/tcp
+         start
+         pod default/a app=web 10.0.0.5
+         node external=203.0.113.1
+         node external=203.0.113.1 192.0.2.1
+         node
+         node 192.0.2.2",
+        &expect![[r#"
+            service default/web app=web 8080/tcp
+            start
+            pod default/a app=web 10.0.0.5
+            node external=203.0.113.1
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/a 8080=203.0.113.1:61000/tcp
+            node external=203.0.113.1 192.0.2.1
+                annotate default/a 8080=192.0.2.1:61000/tcp
+            node
+            node 192.0.2.2
+                annotate default/a 8080=192.0.2.2:61000/tcp
+        "#]],
+    );
+}
+
+#[test]
+fn writes_wait_for_the_api_server_and_the_drain_waits_for_the_write() {
+    check(
+        "node 192.0.2.1
+         service default/web app=web 8080/tcp
+         start
+         pod default/a app=web 10.0.0.5
+         api down
+         unservice default/web
+         wait 2s
+         show
+         api up
+         wait 1s
+         wait 31s",
+        &expect![[r#"
+            node 192.0.2.1
+            service default/web app=web 8080/tcp
+            start
+            pod default/a app=web 10.0.0.5
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/a 8080=192.0.2.1:61000/tcp
+            api down
+            unservice default/web
+                withdraw default/a
+            wait 2s
+                withdraw default/a, 2 times
+            show
+                61000/tcp IPv4 of default/a: Draining { until: None }
+            api up
+            wait 1s
+                withdraw default/a
+            wait 31s
+                unmap 61000/tcp IPv4
+        "#]],
+    );
+}
+
+#[test]
+fn what_a_terminating_pod_names_without_right_is_emptied_and_its_key_stays() {
+    check(
+        r#"node 192.0.2.1
+         service default/web app=web 8080/tcp
+         start
+         pod default/a app=web 10.0.0.5
+         pod default/b app=other 10.0.0.6 terminating
+         write default/b [{"podPort":8080,"nodeIP":"192.0.2.1","nodePort":61000,"protocol":"tcp","protocols":["tcp"]}]"#,
+        &expect![[r#"
+            node 192.0.2.1
+            service default/web app=web 8080/tcp
+            start
+            pod default/a app=web 10.0.0.5
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/a 8080=192.0.2.1:61000/tcp
+            pod default/b app=other 10.0.0.6 terminating
+            write default/b [{"podPort":8080,"nodeIP":"192.0.2.1","nodePort":61000,"protocol":"tcp","protocols":["tcp"]}]
+                annotate default/b nothing
+        "#]],
+    );
+}
