@@ -72,6 +72,10 @@ fn run(world: &mut World, command: &str) -> Vec<Op> {
             world.real.mappings.remove(&frontend(rest));
             world.state.observe(world.real.clone());
         }
+        "unbind" => {
+            world.real.reservations.remove(&frontend(rest));
+            world.state.observe(world.real.clone());
+        }
         "api" => world.is_api_down = rest == "down",
         "wait" => return world.wait(rest.strip_suffix('s').unwrap().parse::<u64>().unwrap() * 1_000),
         other => panic!("no such line: {other}"),

@@ -53,6 +53,10 @@ fn a_port_of_another_process_is_left_for_the_next() {
          steal 61000/tcp
          start
          pod default/web-0 app=web 10.0.0.5
+         pod default/web-1 app=web 10.0.0.6
+         pod default/web-2 app=web 10.0.0.7
+         return 61000/tcp
+         wait 60s
          show",
         &expect![[r#"
             node 192.0.2.1
@@ -66,9 +70,27 @@ fn a_port_of_another_process_is_left_for_the_next() {
                 map 61001/udp IPv4 -> 10.0.0.5 8080
                 map 61002/tcp IPv4 -> 10.0.0.5 8080
                 annotate default/web-0 8080=192.0.2.1:61001/udp 8080=192.0.2.1:61002/tcp
+            pod default/web-1 app=web 10.0.0.6
+                reserve 61000/udp IPv4
+                reserve 61003/tcp IPv4
+                map 61000/udp IPv4 -> 10.0.0.6 8080
+                map 61003/tcp IPv4 -> 10.0.0.6 8080
+                annotate default/web-1 8080=192.0.2.1:61000/udp 8080=192.0.2.1:61003/tcp
+            pod default/web-2 app=web 10.0.0.7
+                reserve 61001/tcp IPv4
+                reserve 61002/udp IPv4
+                map 61001/tcp IPv4 -> 10.0.0.7 8080
+                map 61002/udp IPv4 -> 10.0.0.7 8080
+                annotate default/web-2 8080=192.0.2.1:61001/tcp 8080=192.0.2.1:61002/udp
+            return 61000/tcp
+            wait 60s
             show
+                61000/udp IPv4 of default/web-1: Active
+                61001/tcp IPv4 of default/web-2: Active
                 61001/udp IPv4 of default/web-0: Active
                 61002/tcp IPv4 of default/web-0: Active
+                61002/udp IPv4 of default/web-2: Active
+                61003/tcp IPv4 of default/web-1: Active
         "#]],
     );
 }
@@ -111,7 +133,8 @@ fn a_mapping_that_somebody_removed_is_put_back_without_a_write() {
          service default/web app=web 8080/tcp
          start
          pod default/a app=web 10.0.0.5
-         lose 61000/tcp",
+         lose 61000/tcp
+         unbind 61000/tcp",
         &expect![[r#"
             node 192.0.2.1
             service default/web app=web 8080/tcp
@@ -122,6 +145,8 @@ fn a_mapping_that_somebody_removed_is_put_back_without_a_write() {
                 annotate default/a 8080=192.0.2.1:61000/tcp
             lose 61000/tcp
                 map 61000/tcp IPv4 -> 10.0.0.5 8080
+            unbind 61000/tcp
+                reserve 61000/tcp IPv4
         "#]],
     );
 }
@@ -135,6 +160,7 @@ fn new_node_addresses_are_written_and_no_address_changes_nothing() {
          node external=203.0.113.1
          node external=203.0.113.1 192.0.2.1
          node
+         pod default/b app=web 10.0.0.6
          node 192.0.2.2",
         &expect![[r#"
             service default/web app=web 8080/tcp
@@ -147,8 +173,13 @@ fn new_node_addresses_are_written_and_no_address_changes_nothing() {
             node external=203.0.113.1 192.0.2.1
                 annotate default/a 8080=192.0.2.1:61000/tcp
             node
+            pod default/b app=web 10.0.0.6
+                reserve 61001/tcp IPv4
+                map 61001/tcp IPv4 -> 10.0.0.6 8080
+                annotate default/b 8080=192.0.2.1:61001/tcp
             node 192.0.2.2
                 annotate default/a 8080=192.0.2.2:61000/tcp
+                annotate default/b 8080=192.0.2.2:61001/tcp
         "#]],
     );
 }
