@@ -21,7 +21,7 @@ pub(crate) fn run(_options: &Options) -> Result<()> {
 /// Builds every kernel object of npl-ebpf; the path of the one that the agent embeds.
 pub(crate) fn build() -> Result<PathBuf> {
     let toolchain = ebpf::choose()?;
-    let target_dir = paths::target_dir().join("ebpf");
+    let target_dir = target_dir();
     process::say("kernel programs: compiling them and the core library for the kernel's virtual machine");
     process::run(toolchain.cargo("build", &target_dir)?.arg("--bins"))?;
     let built = target_dir.join("bpfel-unknown-none").join("release");
@@ -29,6 +29,15 @@ pub(crate) fn build() -> Result<PathBuf> {
         install(&built.join(&name), &paths::bpf_object().with_file_name(format!("{name}.bpf.o")))?;
     }
     Ok(paths::bpf_object())
+}
+
+/// Lints the kernel programs for the target that they are written for: on any other they do not compile.
+pub(crate) fn lint() -> Result<()> {
+    process::run(ebpf::choose()?.clippy(&target_dir())?.args(["--bins", "--", "-D", "warnings"]))
+}
+
+fn target_dir() -> PathBuf {
+    paths::target_dir().join("ebpf")
 }
 
 /// The binaries of npl-ebpf, as its manifest names them.

@@ -24,20 +24,32 @@ pub(crate) struct Parts {
     control_plane: PathBuf,
 }
 
-impl Parts {
-    /// Builds everything; the API server beside our own, which is the shorter work.
-    pub(crate) fn make() -> Result<Self> {
+/// Parts in the making: the API server, which takes longest, is begun before anything else.
+#[derive(Debug)]
+pub(crate) struct Preparation {
+    control_plane: ControlPlane,
+}
+
+impl Preparation {
+    /// Begins, if this machine can do it at all.
+    pub(crate) fn begin() -> Result<Self> {
         if !setup::is_root() {
             bail!("network namespaces and kernel programs need root: run it with `sudo --preserve-env=PATH,HOME`");
         }
         setup::require_kubectl()?;
-        let control_plane = ControlPlane::start();
+        Ok(Self { control_plane: ControlPlane::start() })
+    }
+
+    /// Builds everything else, and waits for the API server.
+    pub(crate) fn finish(self) -> Result<Parts> {
         setup::ensure(&[Need::TestNetwork])?;
         build_ebpf::build()?;
         let agent = build::build_agent()?;
-        Ok(Self { agent, control_plane: control_plane.finish()? })
+        Ok(Parts { agent, control_plane: self.control_plane.finish()? })
     }
+}
 
+impl Parts {
     /// Tells a program of npl-testkit where the parts are.
     pub(crate) fn pass_to(&self, command: &mut Command) {
         command.env("NPL_AGENT", &self.agent).env("NPL_CONTROL_PLANE_DIR", &self.control_plane);
@@ -46,8 +58,7 @@ impl Parts {
 
 /// Builds what is missing and tells the story.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    // Where the story's output is data, what we do ourselves does not belong in it.
-    let parts = Parts::make()?;
+    let parts = Preparation::begin()?.finish()?;
     process::say("demo: compiling it");
     process::run(build::cargo("build").args(["--package", "npl-testkit", "--bin", "npl-demo"]))?;
     process::run(&mut command(&parts, &options.arguments))

@@ -5,6 +5,7 @@
 //! a linker fits when it understands the bitcode of that compiler's LLVM.
 
 use std::env::consts::ARCH;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -35,6 +36,8 @@ enum Linker {
     /// Ours from the cache, which loads the compiler's libLLVM.
     Cached(PathBuf),
 }
+
+const SYSTEM_RUSTC: &str = "/usr/bin/rustc";
 
 /// Chooses the developer's own nightly where it can do the work, Debian's compiler otherwise, installed if need be.
 pub(crate) fn choose() -> Result<Toolchain> {
@@ -73,7 +76,7 @@ fn nightly() -> Option<Compiler> {
 
 /// The distribution's compiler: Debian calls the newest one `rustc-web`.
 fn system() -> Option<Compiler> {
-    Compiler::inspect(Path::new("/usr/bin/rustc"))
+    Compiler::inspect(Path::new(SYSTEM_RUSTC))
 }
 
 fn linker_for(compiler: &Compiler) -> Result<Option<Linker>> {
@@ -104,6 +107,10 @@ impl Compiler {
         Some(Self { rustc: rustc.to_owned(), sysroot: sysroot.trim().into(), release: field("release:")?, llvm })
     }
 
+    fn is_system(&self) -> bool {
+        self.rustc == Path::new(SYSTEM_RUSTC)
+    }
+
     fn has_library_source(&self) -> bool {
         self.sysroot.join("lib/rustlib/src/rust/library/core/src/lib.rs").is_file()
     }
@@ -131,11 +138,34 @@ impl Toolchain {
         process::say(&format!("kernel programs: rustc {release} (LLVM {llvm}) at {} with {linker}", rustc.display()));
     }
 
-    /// A cargo command for the kernel's target: `build` and the like; its output goes below `target_dir`.
+    /// `cargo build` and the like for the kernel's target; its output goes below `target_dir`.
     pub(crate) fn cargo(&self, subcommand: &str, target_dir: &Path) -> Result<Command> {
-        let own_cargo = self.compiler.sysroot.join("bin").join("cargo");
-        let cargo = if own_cargo.is_file() { own_cargo.into_os_string() } else { paths::cargo() };
-        let mut command = Command::new(cargo);
+        self.configure(Command::new(self.own_cargo()), subcommand, target_dir)
+    }
+
+    /// `cargo clippy` of this compiler; the one on the path belongs to another.
+    pub(crate) fn clippy(&self, target_dir: &Path) -> Result<Command> {
+        let clippy = self.compiler.sysroot.join("bin").join("cargo-clippy");
+        if !clippy.is_file() && self.compiler.is_system() && setup::can_install() {
+            setup::ensure(&[Need::EbpfCompiler])?;
+        }
+        if !clippy.is_file() {
+            bail!(
+                "the kernel programs' compiler has no clippy at {}: add it, by `rustup component add clippy` or as a package",
+                clippy.display()
+            );
+        }
+        let mut command = Command::new(clippy);
+        command.env("CARGO", self.own_cargo());
+        self.configure(command, "clippy", target_dir)
+    }
+
+    fn own_cargo(&self) -> OsString {
+        let own = self.compiler.sysroot.join("bin").join("cargo");
+        if own.is_file() { own.into_os_string() } else { paths::cargo() }
+    }
+
+    fn configure(&self, mut command: Command, subcommand: &str, target_dir: &Path) -> Result<Command> {
         command.arg(subcommand).args(["--release", "--package", "npl-ebpf"]);
         command.args(["--target", "bpfel-unknown-none", "-Zbuild-std=core", "--target-dir"]).arg(target_dir);
         command
@@ -146,11 +176,8 @@ impl Toolchain {
             // Building the core library is an unstable feature of cargo and of rustc, and the only one that is used.
             command.env("RUSTC_BOOTSTRAP", "1");
         }
-        if let Linker::Cached(_) = self.linker {
-            let folders = std::env::join_paths(self.compiler.library_folders()).context("name libLLVM's folders")?;
-            command.env("LD_LIBRARY_PATH", folders);
-        }
-        command.current_dir(paths::root());
+        let libraries = std::env::join_paths(self.compiler.library_folders()).context("name libLLVM's folders")?;
+        command.env("LD_LIBRARY_PATH", libraries).current_dir(paths::root());
         Ok(command)
     }
 

@@ -4,8 +4,8 @@
 //! It is compiled before anything else on a fresh machine, so it depends on next to nothing and on no other crate
 //! of the workspace: it runs programs.
 
-#![expect(clippy::print_stdout, reason = "a command line tool tells what it does on standard output")]
-#![expect(clippy::print_stderr, reason = "and what went wrong on standard error")]
+#![expect(clippy::print_stdout, reason = "results go to standard output")]
+#![expect(clippy::print_stderr, reason = "what is done, and what went wrong, goes to standard error")]
 
 mod bench;
 mod build;

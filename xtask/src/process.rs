@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Running other programs: each command is printed before it runs, so that it can be repeated by hand.
+//!
+//! What is said here goes to standard error: standard output belongs to results, which may be data.
 
 use std::borrow::Cow;
 use std::env;
@@ -18,12 +20,12 @@ const SHOWN_LINES: usize = 40;
 
 /// Says what happens next and why, in one line.
 pub(crate) fn say(text: &str) {
-    println!("==> {text}");
+    eprintln!("==> {text}");
 }
 
 /// Adds a detail to what was said last.
 pub(crate) fn detail(text: &str) {
-    println!("    {text}");
+    eprintln!("    {text}");
 }
 
 /// Seconds with a tenth, or minutes and seconds.

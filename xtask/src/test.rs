@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::check::{self, Check};
-use crate::demo::{self, Parts};
+use crate::demo::{self, Parts, Preparation};
 use crate::leftovers::Leftovers;
 use crate::setup::{DEFAULT_KERNELS, Kernel, KernelName};
 use crate::tally::{Counts, Tally};
@@ -40,11 +40,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 fn run_all(options: &Options, tally: &mut Tally) -> Result<()> {
+    let preparation = Preparation::begin()?;
     for Check { name, run } in check::STATIC {
         tally.check(name, run)?;
     }
     tally.tests("unit tests of xtask", |counts| run_tests(check::own_tests(), counts))?;
-    let parts = Parts::make()?;
+    let parts = preparation.finish()?;
     process::say("tests: compiling them");
     let binaries =
         test_binary::compile(build::cargo("test").args(check::UNPRIVILEGED).args(["--package", "npl-testkit"]))?;
@@ -85,7 +86,7 @@ fn run_tests(command: Command, counts: &mut Counts) -> Result<bool> {
     let status = process::stream(command, BINARY_DEADLINE, |line| {
         if let Some(line) = line {
             counts.read(line);
-            process::detail(line);
+            println!("    {line}");
         }
         Ok(())
     })?;
@@ -97,7 +98,7 @@ fn run_under(kernel: Kernel, binary: &TestBinary, tally: &mut Tally) -> Result<(
         // One at a time: two emulated processors are slow enough for one network.
         emulation::run(kernel, &binary.executable, &["--test-threads=1"], GUEST_DEADLINE, |line| {
             counts.read(line);
-            process::detail(line);
+            println!("    {line}");
         })
     })
 }

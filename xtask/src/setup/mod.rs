@@ -40,7 +40,7 @@ impl Need {
 
     fn missing_packages(self) -> Vec<&'static str> {
         match self {
-            Self::EbpfCompiler => vec!["rustc-web", "rust-web-src"],
+            Self::EbpfCompiler => vec!["rustc-web", "rust-web-src", "rust-web-clippy"],
             Self::TestNetwork => apt::missing(&TEST_NETWORK),
             Self::Emulation => apt::missing(&EMULATION),
         }
