@@ -87,7 +87,7 @@ impl State {
         match phase {
             Phase::Active => Some(phase),
             // Nobody can have heard of it.
-            Phase::Draining { .. } | Phase::Quarantined { until: None } if !claim.was_mapped => {
+            Phase::Draining { .. } | Phase::Quarantined { until: None } if !claim.was_mapped && !is_mapped => {
                 Some(Phase::Quarantined { until: Some(now) })
             }
             Phase::Draining { .. } if is_named => Some(Phase::Draining { until: None }),

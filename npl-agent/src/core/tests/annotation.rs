@@ -116,7 +116,7 @@ fn a_malformed_entry_is_left_out_and_hides_no_other() {
 fn what_is_no_list_names_nothing() {
     let nested = "[".repeat(100_000);
     let deep = format!("{}{}", "[".repeat(100), "]".repeat(100));
-    let huge = format!("[{}]", [r#"{"podPort":80,"nodeIP":"192.0.2.1","nodePort":61000}"#; 10_000].join(","));
+    let huge = format!("[{}]", vec![r#"{"podPort":80,"nodeIP":"192.0.2.1","nodePort":61000}"#; 10_000].join(","));
     for text in ["", "null", "{}", "\"[]\"", "[", "[{}] trailing", "\u{0}", &nested, &deep, &huge] {
         assert!(seen_entries(text).is_empty());
         assert!(!is_right(text, &[entry(80, "192.0.2.1", 61000, Protocol::Tcp)], AnnotationFormat::V1_7));

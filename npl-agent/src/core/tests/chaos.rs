@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::world::World;
 use crate::core::{
-    model::{Family, Frontend, Pod, PodKey, PodUid},
+    model::{Backend, Family, Frontend, Pod, PodKey, PodPort, PodUid},
     op::Op,
     select::WantedPort,
     snapshot::Change,
@@ -78,9 +78,17 @@ impl Chaos {
         }
     }
 
-    /// Somebody else changes the kernel's map.
-    pub(super) fn lose(&mut self, frontend: Frontend) {
-        self.world.real.mappings.remove(&frontend);
+    /// Somebody else changes the kernel's map: a mapping is gone, or leads to nobody.
+    pub(super) fn meddle(&mut self, frontend: Frontend, is_forged: bool) {
+        let pod_ip = match frontend.family {
+            Family::V4 => "10.0.0.99".parse().unwrap(),
+            Family::V6 => "2001:db8::99".parse().unwrap(),
+        };
+        if is_forged {
+            self.world.real.mappings.insert(frontend, Backend { pod_ip, pod_port: PodPort(80), generation: 1 });
+        } else {
+            self.world.real.mappings.remove(&frontend);
+        }
         self.excused.extend(self.world.pods.values().map(|pod| pod.uid.clone()));
         self.world.state.observe(self.world.real.clone());
     }

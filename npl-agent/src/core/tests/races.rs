@@ -79,6 +79,7 @@ fn old_news_is_no_news() {
     chaos.world.state.apply(Change::PodGone(old.key, PodUid("another".into())));
     chaos.settle();
     assert_eq!(chaos.world.patches, writes);
+    assert_eq!(chaos.world.real.mappings.len(), 1);
 }
 
 #[test]
@@ -92,6 +93,25 @@ fn a_pod_that_the_api_server_does_not_know_is_left_until_there_is_news() {
     chaos.world.state.apply(Change::Pod(known));
     chaos.settle();
     assert_eq!(chaos.world.published(&key("a/p")).len(), 1);
+}
+
+#[test]
+fn a_forged_mapping_at_a_port_that_was_never_used_is_removed() {
+    let mut world = World::new(settings("61000-61001"));
+    world.put_node(node(&["192.0.2.1"]));
+    world.put_service(service(&["a/s", "app=x", "8080/tcp"]));
+    for (name, ip) in [("a/p", "10.0.0.5"), ("a/q", "10.0.0.6"), ("a/starved", "10.0.0.7")] {
+        world.put_pod(pod(&[name, "app=x", ip], None));
+    }
+    let mut chaos = Chaos::new(world);
+    chaos.pass(&mut iter::empty());
+    let reserved = *chaos.world.real.reservations.first().unwrap();
+    chaos.meddle(reserved, true);
+    chaos.put_pod(pod(&["a/p", "app=y", "10.0.0.5"], chaos.world.pods.get(&key("a/p"))));
+    chaos.settle();
+    assert!(chaos.world.real.mappings.values().all(|backend| backend.generation != 1), "nobody is led astray");
+    chaos.wait(MINUTES);
+    assert_eq!(chaos.world.published(&key("a/starved")).len(), 1);
 }
 
 #[test]
