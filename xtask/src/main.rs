@@ -16,6 +16,7 @@ mod demo;
 mod ebpf;
 mod elf;
 mod emulation;
+mod image;
 mod leftovers;
 mod paths;
 mod process;
@@ -53,6 +54,8 @@ enum Command {
     Check(check::Options),
     /// Check only the repository's own rules, which no compiler knows.
     Tidy(tidy::Options),
+    /// Pack the agent as a container image: an OCI archive, target/npl-agent.oci.tar.
+    Image(image::Options),
     /// Measure against plain routing, iptables and nftables, side by side.
     Bench(bench::Options),
 }
@@ -66,6 +69,7 @@ fn main() -> ExitCode {
         Command::Test(options) => test::run(&options),
         Command::Check(options) => check::run(&options),
         Command::Tidy(options) => tidy::run(&options),
+        Command::Image(options) => image::run(&options),
         Command::Bench(options) => bench::run(&options),
     };
     match outcome {

@@ -68,12 +68,12 @@ impl Tally {
         self.counts.passed += counts.passed;
         self.counts.failed += counts.failed;
         self.steps.push((name.to_owned(), time, counts));
-        process::detail(&format!("{} passed, {} failed in {}", counts.passed, counts.failed, process::elapsed(time)));
+        println!("    {} passed, {} failed in {}", counts.passed, counts.failed, process::elapsed(time));
         if counts.failed == 0 {
             return Ok(());
         }
         if let Err(error) = ended {
-            process::detail(&format!("{error:#}"));
+            println!("    {error:#}");
         }
         bail!("{name}: failed")
     }
