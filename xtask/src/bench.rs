@@ -25,5 +25,5 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     build_ebpf::build()?;
     process::say("bench: compiling it");
     process::run(build::cargo("build").args(["--package", "npl-testkit", "--bin", "npl-bench"]))?;
-    process::run(Command::new(build::built_folder().join("npl-bench")).args(&options.arguments))
+    process::become_program(Command::new(build::built_folder().join("npl-bench")).args(&options.arguments))
 }

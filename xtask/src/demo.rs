@@ -61,7 +61,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let parts = Preparation::begin()?.finish()?;
     process::say("demo: compiling it");
     process::run(build::cargo("build").args(["--package", "npl-testkit", "--bin", "npl-demo"]))?;
-    process::run(&mut command(&parts, &options.arguments))
+    process::become_program(&mut command(&parts, &options.arguments))
 }
 
 /// The demo as npl-testkit built it.

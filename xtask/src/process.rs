@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use std::env;
 use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader, PipeReader};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -46,6 +47,13 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     check(command, status)?;
     detail(&format!("done in {}", elapsed(started.elapsed())));
     Ok(())
+}
+
+/// Becomes the program: the last thing that a command does, so that a Ctrl-C is the program's alone to handle.
+pub(crate) fn become_program(command: &mut Command) -> Result<()> {
+    show(command);
+    // It returns only if it could not.
+    Err(command.exec()).with_context(|| cannot_start(command))
 }
 
 /// Runs a program whose output matters only when it fails.
