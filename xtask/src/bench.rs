@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Result, bail};
 
 use crate::setup::{self, Need};
-use crate::{build, build_ebpf, process};
+use crate::{build, build_ebpf, paths, process};
 
 /// Arguments of `cargo xtask bench`.
 #[derive(Debug, clap::Args)]
@@ -25,5 +25,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     build_ebpf::build()?;
     process::say("bench: compiling it");
     process::run(build::cargo("build").args(["--package", "npl-testkit", "--bin", "npl-bench"]))?;
-    process::become_program(Command::new(build::built_folder().join("npl-bench")).args(&options.arguments))
+    let generator = paths::bpf_object().with_file_name("npl-traffic.bpf.o");
+    let mut bench = Command::new(build::built_folder().join("npl-bench"));
+    process::become_program(bench.env("NPL_TRAFFIC_OBJECT", generator).args(&options.arguments))
 }
