@@ -23,6 +23,16 @@ pub(super) enum Write {
     Gone,
 }
 
+impl AnnotationWrite {
+    /// Whether the Pod, as seen, is as this write leaves it.
+    pub(super) fn is_stored_in(&self, pod: &Pod) -> bool {
+        match self {
+            Self::Set(value) => pod.annotation.as_ref() == Some(value),
+            Self::Withdraw => pod.annotation.is_none(),
+        }
+    }
+}
+
 /// What to do about a Pod's annotation.
 enum Publication {
     /// It is right, or not ours to write.
@@ -57,8 +67,7 @@ impl State {
         let Some(pod) = self.snapshot.pod(key) else { return };
         let is_certain = match self.writes.get(&pod.uid) {
             Some(Write::Gone) => true,
-            Some(Write::Unconfirmed(AnnotationWrite::Set(value))) => pod.annotation.as_ref() == Some(value),
-            Some(Write::Unconfirmed(AnnotationWrite::Withdraw)) => pod.annotation.is_none(),
+            Some(Write::Unconfirmed(value)) => value.is_stored_in(pod),
             Some(Write::InFlight) | None => false,
         };
         if is_certain {

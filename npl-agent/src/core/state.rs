@@ -24,6 +24,8 @@ use super::{
 
 /// How long a port that another process has is not tried again.
 const TAKEN_MILLIS: u64 = 60_000;
+/// How long an annotation is left that did not stay as written: another writer must not be fought at full speed.
+const CONTESTED_MILLIS: u64 = 5_000;
 /// When to try again after a failure that should not exist for the op.
 const UNEXPECTED_MILLIS: u64 = 1_000;
 
@@ -231,7 +233,7 @@ impl State {
     }
 
     /// Takes in that an op was carried out.
-    pub fn done(&mut self, op: &Op, _now: Moment) {
+    pub fn done(&mut self, op: &Op, now: Moment) {
         self.retries.remove(&Attempt::of(op));
         let observed = self.observed.get_or_insert_default();
         match op {
@@ -252,10 +254,14 @@ impl State {
                 observed.reservations.remove(frontend);
                 self.touch(*frontend);
             }
-            Op::Annotate { pod, uid, .. } => {
+            Op::Annotate { pod, uid, value } => {
                 self.departed.remove(uid);
                 self.writes.remove(uid);
                 self.unpublished.insert(pod.clone());
+                let is_stored = self.snapshot.pod(pod).is_none_or(|pod| value.is_stored_in(pod));
+                if !is_stored {
+                    self.retries.insert(Attempt::of(op), now.plus(CONTESTED_MILLIS));
+                }
             }
         }
     }

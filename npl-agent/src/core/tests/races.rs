@@ -96,6 +96,21 @@ fn a_pod_that_the_api_server_does_not_know_is_left_until_there_is_news() {
 }
 
 #[test]
+fn a_write_that_does_not_stay_is_not_repeated_at_full_speed() {
+    let mut chaos = about_to_publish();
+    let op = chaos.world.state.writes.keys().next().cloned().map(|uid| Op::Annotate {
+        pod: key("a/p"),
+        uid,
+        value: AnnotationWrite::Set("[a value that a webhook took away]".to_owned()),
+    });
+    chaos.world.state.done(&op.unwrap(), chaos.world.now);
+    let pass = chaos.world.state.pass(chaos.world.now);
+    assert!(pass.ops.is_empty(), "{:?}", pass.ops);
+    let again = chaos.world.state.pass(pass.next_deadline.unwrap());
+    assert!(matches!(&again.ops[..], [Op::Annotate { .. }]), "{:?}", again.ops);
+}
+
+#[test]
 fn a_forged_mapping_at_a_port_that_was_never_used_is_removed() {
     let mut world = World::new(settings("61000-61001"));
     world.put_node(node(&["192.0.2.1"]));
