@@ -33,6 +33,8 @@ use crate::{
 
 /// Devices and addresses often change several at a time; they are looked at once, this long after the first.
 const NETWORK_SETTLES: Duration = Duration::from_millis(50);
+/// A Node that starts hundreds of Pods makes as many devices; they are not all listed each time.
+const NETWORK_REST: Duration = Duration::from_millis(500);
 /// How often the probe hears from an idle loop.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 /// A pass that brings forth ops again and again is a defect; the loop gets air after this many.
@@ -64,6 +66,9 @@ pub struct Reconciler {
     started: Instant,
     deadline: Option<Moment>,
     network_due: Option<Instant>,
+    network_seen: Instant,
+    /// Whether the programs have been on the chosen devices once; nothing is published before.
+    was_attached: bool,
     node_ips: Vec<IpAddr>,
     told: Told,
 }
@@ -88,6 +93,8 @@ impl Reconciler {
             started: Instant::now(),
             deadline: None,
             network_due: None,
+            network_seen: Instant::now(),
+            was_attached: false,
             node_ips: Vec::new(),
             told: Told::default(),
         }
@@ -118,15 +125,20 @@ impl Reconciler {
                 }
                 answer = self.executor.next_answer() => self.answered(answer),
                 Some(()) = network.next() => {
-                    self.network_due.get_or_insert_with(|| Instant::now() + NETWORK_SETTLES);
+                    let due = (Instant::now() + NETWORK_SETTLES).max(self.network_seen + NETWORK_REST);
+                    self.network_due.get_or_insert(due);
                 }
                 () = until(network_due) => self.look_at_network().await?,
                 () = until(deadline) => {}
                 _ = resync.tick() => self.look_at_everything().await?,
                 _ = heartbeat.tick() => {}
             }
-            self.settle()?;
+            // Which devices are uplinks depends on the Node's addresses; they come first, so that nothing is
+            // published that no device serves.
             self.follow_node_addresses().await?;
+            if self.was_attached {
+                self.settle()?;
+            }
             self.health.beat();
         }
     }
@@ -231,8 +243,10 @@ impl Reconciler {
 
     async fn look_at_network(&mut self) -> Result<(), LoopError> {
         self.network_due = None;
+        self.network_seen = Instant::now();
         let devices = netlink::interfaces().await?;
         let is_attached = self.uplinks.apply(&mut self.executor.datapath, &devices, &self.node_ips)?;
+        self.was_attached |= is_attached;
         self.health.set_attached(is_attached);
         Ok(())
     }

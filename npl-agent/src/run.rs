@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use npl_common::names::ABI_VERSION;
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -75,16 +75,16 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let work = async {
         let api = client::connect(kubeconfig.as_deref(), &node_name).await?;
         let (sender, changes) = mpsc::channel(QUEUE);
-        // The watches end with this guard; each keeps the channel open, so that the loop notices when all are gone.
-        let _watches = watch::spawn(&api, &node_name, &annotation_keys, &metrics, &sender);
-        drop(sender);
+        let mut watches = watch::spawn(&api, &node_name, &annotation_keys, &metrics, &sender);
         let patcher = PodPatcher::new(api.clone(), annotation_keys.clone(), metrics.clone());
         let executor = Executor::new(datapath, patcher);
         let state = State::new(settings);
         let reconciler =
             Reconciler::new(state, executor, Uplinks::new(devices), metrics.clone(), health.clone(), resync);
-        reconciler.run(changes, network).await?;
-        anyhow::Ok(())
+        tokio::select! {
+            ended = reconciler.run(changes, network) => Ok(ended?),
+            ended = watches.join_next() => bail!("a watch of the API server ended: {ended:?}"),
+        }
     };
     tokio::select! {
         ended = work => ended,

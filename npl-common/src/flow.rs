@@ -19,10 +19,8 @@ map_type! {
         pub client_port: u16,
         /// Host order.
         pub pod_port: u16,
-        /// [`crate::mapping::protocol`].
-        pub protocol: u8,
-        /// Always zero.
-        pub pad: [u8; 3],
+        /// [`crate::mapping::protocol`]; as wide as the rest of the word, so that nothing is left over.
+        pub protocol: u32,
     }
 }
 
@@ -37,10 +35,8 @@ map_type! {
         pub client_port: u16,
         /// Host order.
         pub pod_port: u16,
-        /// [`crate::mapping::protocol`].
-        pub protocol: u8,
-        /// Always zero.
-        pub pad: [u8; 3],
+        /// [`crate::mapping::protocol`]; as wide as the rest of the word, so that nothing is left over.
+        pub protocol: u32,
     }
 }
 

@@ -26,5 +26,6 @@ pub mod names;
 pub mod reason;
 pub mod stats;
 pub mod syn;
+pub mod traffic;
 
 pub use layout::{LAYOUTS, Layout};

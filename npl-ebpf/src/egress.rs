@@ -32,7 +32,7 @@ pub fn translate<const L2: usize>(ctx: &TcContext) -> Verdict {
     if packet.is_fragment() {
         return Verdict::Pass(Reason::Fragment);
     }
-    let Some(transport) = packet.transport(ctx) else { return Verdict::Pass(Reason::Truncated) };
+    let Some(transport) = packet.transport::<L2>(ctx) else { return Verdict::Pass(Reason::Truncated) };
     let client_port = u16::from_be(packet.ports.destination);
     let flow = Flow::new(packet.ip.destination, packet.ip.source, client_port, sender.pod_port, packet.ip.protocol);
     let Some(flow) = flow else { return Verdict::NotOurs };
@@ -97,7 +97,7 @@ fn note_reply(flow: &Flow, word: u64, node: NodeEnd, endpoint: &Endpoint, transp
         // A refused connection never becomes a flow.
         return Progress::Known;
     }
-    if flow.key.protocol != protocol::TCP && state(word) == state::REPLIED {
+    if flow.key.protocol != u32::from(protocol::TCP) && state(word) == state::REPLIED {
         // A second reply without a second request: a stream that the client may never write to again.
         let request = Request { node, generation: endpoint.generation, ifindex: 0, tcp_flags: 0 };
         return flow.establish(&request);

@@ -65,8 +65,7 @@ impl Flow {
             pod_addr: pod.to_ne_bytes(),
             client_port,
             pod_port,
-            protocol,
-            pad: [0; 3],
+            protocol: u32::from(protocol),
         };
         Some(Self { key, hash, slot })
     }
@@ -122,7 +121,7 @@ impl Flow {
                 return Progress::Known;
             }
             // One client end, two node ends: to the Pod they are one flow, and only one can have the replies.
-            if self.key.protocol == protocol::TCP && request.tcp_flags & tcp_flag::SYN == 0 && !same {
+            if self.key.protocol == u32::from(protocol::TCP) && request.tcp_flags & tcp_flag::SYN == 0 && !same {
                 stats::count(Reason::Collision);
                 return Progress::Known;
             }

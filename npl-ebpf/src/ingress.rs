@@ -33,7 +33,7 @@ pub fn translate<const L2: usize>(ctx: &TcContext) -> Verdict {
     if packet.is_fragment() {
         return Verdict::Pass(Reason::Fragment);
     }
-    let Some(transport) = packet.transport(ctx) else { return Verdict::Pass(Reason::Truncated) };
+    let Some(transport) = packet.transport::<L2>(ctx) else { return Verdict::Pass(Reason::Truncated) };
 
     let pod_addr = u32::from_ne_bytes(backend.pod_addr);
     let node = NodeEnd { addr: node_addr, addr_index: local.index as u8, port: node_port };

@@ -20,10 +20,10 @@ mod rewrite;
 mod stats;
 mod verdict;
 
+use packet::ETHERNET;
+
 use aya_ebpf::{macros::classifier, programs::TcContext};
 
-/// Bytes in front of the IP header on a device with Ethernet headers.
-const ETHERNET: usize = 14;
 /// Bytes in front of the IP header on a device without link-layer header.
 const NONE: usize = 0;
 

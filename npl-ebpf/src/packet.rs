@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Bounds-checked reads of packets: the only place that makes pointers into them.
 
-use aya_ebpf::{EbpfContext as _, bindings::__sk_buff, helpers::generated::bpf_skb_pull_data, programs::TcContext};
+use aya_ebpf::{
+    EbpfContext as _,
+    bindings::__sk_buff,
+    helpers::generated::{bpf_skb_load_bytes, bpf_skb_pull_data},
+    programs::TcContext,
+};
 use npl_common::mapping::protocol;
 
 /// `ETH_P_IP` as it stands in `__sk_buff::protocol`.
@@ -12,6 +17,8 @@ const PACKET_HOST: u32 = 0;
 const FRAGMENT_MASK: u16 = 0x3fff;
 /// The fragment offset alone, host order.
 const FRAGMENT_OFFSET_MASK: u16 = 0x1fff;
+/// Bytes of an Ethernet header.
+pub const ETHERNET: usize = 14;
 /// The smallest IPv4 header.
 const IPV4_MIN: usize = size_of::<Ipv4Header>();
 
@@ -108,7 +115,7 @@ impl PacketV4 {
         if !is_plain_ipv4(ctx) {
             return None;
         }
-        let ip = read::<Ipv4Header>(ctx, L2)?;
+        let ip = read::<Ipv4Header, L2>(ctx)?;
         if !matches!(ip.protocol, protocol::TCP | protocol::UDP) {
             return None;
         }
@@ -116,9 +123,9 @@ impl PacketV4 {
         if header_length < IPV4_MIN || u16::from_be(ip.fragment) & FRAGMENT_OFFSET_MASK != 0 {
             return None;
         }
-        let l4 = L2 + header_length;
-        let ports = read::<Ports>(ctx, l4)?;
-        Some(Self { l3: L2, l4, ip, ports })
+        let packet = Self { l3: L2, l4: L2 + header_length, ip, ports: Ports { source: 0, destination: 0 } };
+        let ports = packet.read_transport::<Ports, L2>(ctx)?;
+        Some(Self { ports, ..packet })
     }
 
     /// Whether it is the first of several fragments.
@@ -129,13 +136,28 @@ impl PacketV4 {
 
     /// Reads the rest of the transport header that matters here, or nothing if the packet ends before it does.
     #[inline(always)]
-    pub fn transport(&self, ctx: &TcContext) -> Option<Transport> {
+    pub fn transport<const L2: usize>(&self, ctx: &TcContext) -> Option<Transport> {
         if self.ip.protocol == protocol::TCP {
-            let tcp = read::<TcpHeader>(ctx, self.l4)?;
+            let tcp = self.read_transport::<TcpHeader, L2>(ctx)?;
             Some(Transport { tcp_flags: tcp.flags, has_checksum: true })
         } else {
-            let udp = read::<UdpHeader>(ctx, self.l4)?;
+            let udp = self.read_transport::<UdpHeader, L2>(ctx)?;
             Some(Transport { tcp_flags: 0, has_checksum: udp.check != 0 })
+        }
+    }
+
+    /// Copies the beginning of the transport header.
+    ///
+    /// Without options it is at a constant offset. Behind options it is not, and a program without `CAP_PERFMON` may
+    /// move a packet pointer by constants only; the kernel's helper takes any offset, for the price of a call.
+    #[inline(always)]
+    fn read_transport<T: Copy, const L2: usize>(&self, ctx: &TcContext) -> Option<T> {
+        if self.l4 != L2 + IPV4_MIN {
+            return load(ctx, self.l4);
+        }
+        match L2 {
+            0 => read::<T, IPV4_MIN>(ctx),
+            _ => read::<T, { ETHERNET + IPV4_MIN }>(ctx),
         }
     }
 
@@ -165,28 +187,39 @@ pub fn skb(ctx: &TcContext) -> *mut __sk_buff {
     ctx.as_ptr().cast()
 }
 
-/// A pointer to `T` at `offset`, if that much of the packet is linear.
+/// A pointer to `T` at `OFFSET`, if that much of the packet is linear.
 #[inline(always)]
-pub fn pointer<T>(ctx: &TcContext, offset: usize) -> Option<*mut T> {
-    let start = ctx.data() + offset;
-    if start + size_of::<T>() > ctx.data_end() { None } else { Some(start as *mut T) }
+fn pointer<T, const OFFSET: usize>(ctx: &TcContext) -> Option<*const T> {
+    let start = ctx.data() + OFFSET;
+    if start + size_of::<T>() > ctx.data_end() { None } else { Some(start as *const T) }
 }
 
 /// Copies a header out of the packet, making it linear first if only its beginning is (as drivers do with large ones).
 #[inline(always)]
-fn read<T: Copy>(ctx: &TcContext, offset: usize) -> Option<T> {
-    let header = match pointer::<T>(ctx, offset) {
+fn read<T: Copy, const OFFSET: usize>(ctx: &TcContext) -> Option<T> {
+    let header = match pointer::<T, OFFSET>(ctx) {
         Some(header) => header,
         None => {
             // SAFETY: the context is valid; all pointers into the packet are made anew afterwards.
-            let pulled = unsafe { bpf_skb_pull_data(skb(ctx), (offset + size_of::<T>()) as u32) };
+            let pulled = unsafe { bpf_skb_pull_data(skb(ctx), (OFFSET + size_of::<T>()) as u32) };
             if pulled != 0 {
                 return None;
             }
-            pointer::<T>(ctx, offset)?
+            pointer::<T, OFFSET>(ctx)?
         }
     };
     // SAFETY: in bounds as checked. IP headers are aligned to two bytes at least, and the kernel lets programs load
     // unaligned words on every processor that it builds this object for.
     Some(unsafe { *header })
+}
+
+/// Copies a header out of the packet by the kernel's helper, from an offset that is not a constant.
+#[inline(always)]
+fn load<T: Copy>(ctx: &TcContext, offset: usize) -> Option<T> {
+    let mut header = core::mem::MaybeUninit::<T>::uninit();
+    let to = header.as_mut_ptr().cast();
+    // SAFETY: the context is valid, and the helper writes exactly the size of `T` or fails.
+    let status = unsafe { bpf_skb_load_bytes(skb(ctx).cast(), offset as u32, to, size_of::<T>() as u32) };
+    // SAFETY: written by the helper; header structs are integers, for which any bytes are a value.
+    if status == 0 { Some(unsafe { header.assume_init() }) } else { None }
 }

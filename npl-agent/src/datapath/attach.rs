@@ -60,6 +60,15 @@ impl Hooks {
         [Direction::Ingress, Direction::Egress].iter().any(|direction| self.pins.link(ifindex, *direction).exists())
     }
 
+    /// A loaded program by its name, for whoever runs it without a device.
+    ///
+    /// # Errors
+    ///
+    /// If the object has no such program.
+    pub fn program(&mut self, name: &'static str) -> Result<&mut SchedClassifier, DatapathError> {
+        program(&mut self.ebpf, name)
+    }
+
     /// Puts the programs on the wanted ones of all devices, and takes them off the rest.
     ///
     /// A device that fails is reported and the others go on.

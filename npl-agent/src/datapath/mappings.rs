@@ -124,7 +124,8 @@ impl MappingWriter {
         let mut stale = Vec::new();
         for key in tables.flow.keys() {
             let key = key.map_err(DatapathError::map("read", names::MAP_FLOW_V4))?;
-            let sender = EndpointV4 { pod_addr: key.pod_addr, pod_port: key.pod_port, protocol: key.protocol, pad: 0 };
+            let protocol = u8::try_from(key.protocol).unwrap_or_default();
+            let sender = EndpointV4 { pod_addr: key.pod_addr, pod_port: key.pod_port, protocol, pad: 0 };
             if gone.contains(&sender) {
                 stale.push(key);
             }

@@ -190,8 +190,23 @@ pub fn changes() -> Result<impl Stream<Item = ()> + Unpin, NetlinkError> {
     Ok(Box::pin(messages.filter_map(async |(message, _from)| is_change(&message.payload).then_some(()))))
 }
 
+/// Of routes only default ones matter, and of filters only that one went: our own attaching would else wake us again.
 fn is_change(payload: &NetlinkPayload<RouteNetlinkMessage>) -> bool {
-    matches!(payload, NetlinkPayload::InnerMessage(_) | NetlinkPayload::Overrun(_))
+    let NetlinkPayload::InnerMessage(message) = payload else {
+        return matches!(payload, NetlinkPayload::Overrun(_));
+    };
+    if let RouteNetlinkMessage::NewRoute(route) | RouteNetlinkMessage::DelRoute(route) = message {
+        return route.header.destination_prefix_length == 0;
+    }
+    matches!(
+        message,
+        RouteNetlinkMessage::NewLink(_)
+            | RouteNetlinkMessage::DelLink(_)
+            | RouteNetlinkMessage::NewAddress(_)
+            | RouteNetlinkMessage::DelAddress(_)
+            | RouteNetlinkMessage::DelTrafficFilter(_)
+            | RouteNetlinkMessage::DelQueueDiscipline(_)
+    )
 }
 
 /// Removes a device's clsact qdisc if no filter is left on it; its device's name if it was removed.
