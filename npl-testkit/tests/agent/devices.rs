@@ -20,7 +20,8 @@ fn an_address_that_is_added_later_reaches_the_pods_and_one_that_goes_does_not() 
     let client = world.topology.client().netns.clone();
     world.topology.node().ip(&format!("addr add 192.0.2.77/32 dev {uplink}")).unwrap();
     let (answer, _) =
-        poll::until("an answer by the new address", LIMIT, || traffic::tcp_request(&client, second, "hello").ok()).unwrap();
+        poll::until("an answer by the new address", LIMIT, || traffic::tcp_request(&client, second, "hello").ok())
+            .unwrap();
     assert_eq!(answer.pod, "web-0");
     world.topology.node().ip(&format!("addr del 192.0.2.77/32 dev {uplink}")).unwrap();
     let status = || world.agent_options(&[]).command(&["status"]).unwrap();

@@ -57,7 +57,11 @@ fn a_deleted_pods_ports_answer_nobody_and_its_successor_gets_others() {
     assert!(format!("{refused:#}").contains("refused"), "{refused:#}");
     // Under the same name, as a StatefulSet does it.
     world.create_pod("web-0");
-    let differs = |value: Option<&str>| value.is_some_and(|text| text.contains("nodePort") && before.iter().all(|port| !text.contains(&port.to_string())));
+    let differs = |value: Option<&str>| {
+        value.is_some_and(|text| {
+            text.contains("nodePort") && before.iter().all(|port| !text.contains(&port.to_string()))
+        })
+    };
     world.annotations.wait_for("web-0", LIMIT, differs).unwrap();
     world.assert_served("web-0");
 }
@@ -72,7 +76,10 @@ fn a_port_that_another_process_holds_is_passed_over() {
     world.enable_service();
     world.create_pod("web-0");
     let ports: Vec<u16> = world.wait_for_entries("web-0", 2).iter().map(|entry| entry.node_port).collect();
-    assert!(!world.wait_for_entries("web-0", 2).iter().any(|it| it.node_port == 61000 && it.protocol == Protocol::Tcp), "{ports:?}");
+    assert!(
+        !world.wait_for_entries("web-0", 2).iter().any(|it| it.node_port == 61000 && it.protocol == Protocol::Tcp),
+        "{ports:?}"
+    );
     world.assert_served("web-0");
     drop(holder);
 }

@@ -51,8 +51,7 @@ fn a_missing_bpffs_and_an_unreadable_kubeconfig_are_named() {
     fs::create_dir(&plain).unwrap();
     let output = run(&world, &["run", "--node-name", NODE, "--bpffs", plain.to_str().unwrap()]);
     assert_says(&output, 1, &["not a BPF file system", "mount -t bpf"]);
-    let output =
-        run(&world, &["run", "--node-name", NODE, "--bpffs", &bpffs, "--kubeconfig", "/nowhere/config"]);
+    let output = run(&world, &["run", "--node-name", NODE, "--bpffs", &bpffs, "--kubeconfig", "/nowhere/config"]);
     assert_says(&output, 1, &["/nowhere/config", "--kubeconfig"]);
 }
 

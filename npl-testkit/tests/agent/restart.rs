@@ -28,7 +28,8 @@ fn killing_and_starting_the_agent_loses_nothing_and_writes_nothing() {
     let (annotated, mapped) = (writes(&world, &pods), world.kernel_mappings().len());
     let load = Load::start(&world.topology.client().netns, 200, world.load_requests(&pods));
     let server = world.address("web-0", Protocol::Tcp);
-    let transfer = Transfer::start(&world.topology.client().netns, server, Direction::Upload, 64 * MIB, 32 * MIB).unwrap();
+    let transfer =
+        Transfer::start(&world.topology.client().netns, server, Direction::Upload, 64 * MIB, 32 * MIB).unwrap();
     transfer.wait_for_share(0.1, LIMIT).unwrap();
     for _ in 0..3 {
         world.agent().kill().unwrap();

@@ -10,10 +10,10 @@ use npl_testkit::cluster::{AnnotationLog, Cluster, Entry, PodObject, Port, Servi
 use npl_testkit::control_plane::ControlPlane;
 use npl_testkit::echo::{EchoServer, Protocol};
 use npl_testkit::mounts::BpfFs;
+use npl_testkit::poll;
 use npl_testkit::run::Run;
 use npl_testkit::topology::{self, Topology};
 use npl_testkit::traffic::{self, load};
-use npl_testkit::poll;
 
 /// The name of the Node.
 pub const NODE: &str = "node-1";
@@ -114,7 +114,8 @@ impl World {
 
     /// Waits until the Pod's annotation has this many entries, and reads them as a consumer does.
     pub fn wait_for_entries(&self, pod: &str, count: usize) -> Vec<Entry> {
-        let enough = |value: Option<&str>| value.is_some_and(|text| Entry::parse(text).is_ok_and(|it| it.len() == count));
+        let enough =
+            |value: Option<&str>| value.is_some_and(|text| Entry::parse(text).is_ok_and(|it| it.len() == count));
         let seen = self.annotations.wait_for(pod, LIMIT, enough).unwrap();
         Entry::parse(&seen.value.unwrap()).unwrap()
     }
