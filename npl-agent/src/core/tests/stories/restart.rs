@@ -284,3 +284,32 @@ fn a_mapping_to_a_former_address_is_removed_when_its_port_is_lost() {
         "#]],
     );
 }
+
+#[test]
+fn an_annotation_found_at_the_start_takes_no_port_from_another_pod() {
+    check(
+        r#"node 192.0.2.1
+         service default/web app=web 8080/tcp
+         start
+         pod default/b app=web 10.0.0.6
+         pod default/a app=web 10.0.0.5 &
+         write default/a [{"podPort":8080,"nodeIP":"192.0.2.1","nodePort":61000,"protocol":"tcp","protocols":["tcp"]}] &
+         start"#,
+        &expect![[r#"
+            node 192.0.2.1
+            service default/web app=web 8080/tcp
+            start
+            pod default/b app=web 10.0.0.6
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.6 8080
+                annotate default/b 8080=192.0.2.1:61000/tcp
+            pod default/a app=web 10.0.0.5 &
+            write default/a [{"podPort":8080,"nodeIP":"192.0.2.1","nodePort":61000,"protocol":"tcp","protocols":["tcp"]}] &
+            start
+                reserve 61000/tcp IPv4
+                reserve 61001/tcp IPv4
+                map 61001/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/a 8080=192.0.2.1:61001/tcp
+        "#]],
+    );
+}
