@@ -24,7 +24,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     setup::ensure(&[Need::TestNetwork])?;
     build_ebpf::build()?;
     process::say("bench: compiling it");
-    process::run(build::cargo("build").args(["--package", "npl-testkit", "--bin", "npl-bench"]))?;
+    process::run(build::cargo("build").args([
+        "--package",
+        "npl-testkit",
+        "--features",
+        "bench",
+        "--bin",
+        "npl-bench",
+    ]))?;
     let generator = paths::bpf_object().with_file_name("npl-traffic.bpf.o");
     let mut bench = Command::new(build::built_folder().join("npl-bench"));
     process::become_program(bench.env("NPL_TRAFFIC_OBJECT", generator).args(&options.arguments))
