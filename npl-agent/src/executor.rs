@@ -21,7 +21,7 @@ use crate::{
 const FIRST_WAIT: Duration = Duration::from_millis(250);
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// What a person has to change is not asked for more often.
-const DENIED_WAIT: Duration = Duration::from_secs(60);
+const DENIED_WAIT: Duration = Duration::from_mins(1);
 
 /// Why an op was not done.
 #[derive(Debug, thiserror::Error)]

@@ -37,7 +37,7 @@ const NETWORK_SETTLES: Duration = Duration::from_millis(50);
 const NETWORK_REST: Duration = Duration::from_millis(500);
 /// How often the probe hears from an idle loop.
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// A pass that brings forth ops again and again is a defect; the loop gets air after this many.
+/// After this many rounds the loop hears what else has happened before it goes on.
 const MOST_ROUNDS: usize = 64;
 
 /// Why the loop ended.
@@ -168,10 +168,12 @@ impl Reconciler {
         let began = Instant::now();
         let mut done = 0_usize;
         let mut is_clean = true;
+        let mut is_settled = false;
         for _ in 0..MOST_ROUNDS {
             let pass = self.state.pass(self.now());
             self.deadline = pass.next_deadline;
             if pass.ops.is_empty() {
+                is_settled = true;
                 break;
             }
             for op in pass.ops {
@@ -185,6 +187,9 @@ impl Reconciler {
                     }
                 }
             }
+        }
+        if !is_settled {
+            self.deadline = Some(self.now());
         }
         self.executor.datapath.purge_flows()?;
         if done > 0 {

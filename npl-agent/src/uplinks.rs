@@ -38,7 +38,7 @@ impl Uplinks {
         devices: &[Device],
         node_ips: &[IpAddr],
     ) -> Result<bool, DatapathError> {
-        self.set_local_addresses(datapath, devices, node_ips)?;
+        set_local_addresses(datapath, devices, node_ips)?;
         let mut chosen = BTreeMap::new();
         for device in devices {
             let mut decision = choose(device, &self.selection, node_ips);
@@ -54,23 +54,6 @@ impl Uplinks {
         let is_complete = errors.is_empty() && !datapath.hooks.attached().is_empty();
         self.tell_errors(&errors);
         Ok(is_complete)
-    }
-
-    fn set_local_addresses(
-        &self,
-        datapath: &mut Datapath,
-        devices: &[Device],
-        node_ips: &[IpAddr],
-    ) -> Result<(), DatapathError> {
-        let v4: Vec<_> = local_addresses(devices, node_ips)
-            .into_iter()
-            .filter_map(|addr| if let IpAddr::V4(addr) = addr { Some(addr) } else { None })
-            .collect();
-        let left_out = datapath.tables.set_local_addresses(&v4)?;
-        if let Some(first) = left_out.first() {
-            warn!(count = left_out.len(), %first, "the Node has more addresses than fit; mappings do not answer on the last ones");
-        }
-        Ok(())
     }
 
     fn tell_decisions(&self, new: &BTreeMap<String, Result<Reason, Reason>>) {
@@ -102,6 +85,18 @@ impl Uplinks {
         }
         self.told_errors = texts;
     }
+}
+
+fn set_local_addresses(datapath: &mut Datapath, devices: &[Device], node_ips: &[IpAddr]) -> Result<(), DatapathError> {
+    let v4: Vec<_> = local_addresses(devices, node_ips)
+        .into_iter()
+        .filter_map(|addr| if let IpAddr::V4(addr) = addr { Some(addr) } else { None })
+        .collect();
+    let left_out = datapath.tables.set_local_addresses(&v4)?;
+    if let Some(first) = left_out.first() {
+        warn!(count = left_out.len(), %first, "the Node has more addresses than fit; mappings do not answer on the last ones");
+    }
+    Ok(())
 }
 
 /// Shows an error with its causes on one line.

@@ -25,16 +25,10 @@ pub async fn remove(args: &ViewArgs) -> anyhow::Result<()> {
     match args.output {
         OutputFormat::Json => print_json(&removed)?,
         OutputFormat::Table => {
-            let mut text = String::new();
-            for pin in &removed.pins {
-                text += &format!("removed pin {}\n", pin.display());
-            }
-            for name in &removed.filters {
-                text += &format!("removed filters of {name}\n");
-            }
-            for name in &removed.qdiscs {
-                text += &format!("removed qdisc clsact of {name}\n");
-            }
+            let pins = removed.pins.iter().map(|pin| format!("removed pin {}\n", pin.display()));
+            let filters = removed.filters.iter().map(|name| format!("removed filters of {name}\n"));
+            let qdiscs = removed.qdiscs.iter().map(|name| format!("removed qdisc clsact of {name}\n"));
+            let mut text: String = pins.chain(filters).chain(qdiscs).collect();
             if text.is_empty() {
                 text += "nothing to remove\n";
             }

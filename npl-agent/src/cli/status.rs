@@ -100,21 +100,16 @@ fn as_text(shown: &Shown, inspection: &Inspection) -> String {
         ("Mappings", shown.mappings.to_string()),
         ("Flows", shown.flows.to_string()),
     ];
-    let mut text = String::new();
-    for (name, value) in facts {
-        text += &format!("{name:<16}{value}\n");
-    }
+    let facts: Vec<String> = facts.iter().map(|(name, value)| format!("{name:<16}{value}\n")).collect();
     let devices = shown
         .devices
         .iter()
         .map(|device| vec![device.name.clone(), device.ifindex.to_string(), device.attached.join(", ")]);
-    text += "\n";
-    text += &table(&["DEVICE", "IFINDEX", "ATTACHED"], devices);
+    let devices = table(&["DEVICE", "IFINDEX", "ATTACHED"], devices);
     let reasons = inspection
         .reasons
         .iter()
         .map(|(reason, count)| vec![reason.name().to_owned(), count.to_string(), reason.help().to_owned()]);
-    text += "\n";
-    text += &table(&["REASON", "PACKETS", "MEANING"], reasons);
-    text
+    let reasons = table(&["REASON", "PACKETS", "MEANING"], reasons);
+    [facts.concat(), devices, reasons].join("\n")
 }

@@ -8,15 +8,20 @@ use std::{
 };
 
 use http::{HeaderValue, header::USER_AGENT};
+use hyper_timeout::TimeoutConnector;
+use hyper_util::{
+    client::legacy::{Builder, connect::HttpConnector},
+    rt::TokioExecutor,
+};
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
 use kube::{
     Api, Client, Config,
     api::{ListParams, PostParams},
-    client::ClientBuilder,
+    client::ConfigExt as _,
     config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 use tokio::time::{sleep, timeout};
-use tower::timeout::TimeoutLayer;
+use tower::{BoxError, ServiceBuilder, timeout::TimeoutLayer};
 use tracing::{debug, info, warn};
 
 use super::{
@@ -133,14 +138,26 @@ async fn load(kubeconfig: Option<&Path>) -> Result<Config, ConnectError> {
 }
 
 /// kube's own retries are off: they hold a request back for minutes, while what it says has become untrue.
+/// kube's own stack, without its retries (the callers know better when) and with a connector that sends a request's
+/// last bytes at once: a patch that waits for the acknowledgement of its head takes 40 ms longer.
 fn build(mut config: Config) -> kube::Result<Client> {
-    config.default_retry = false;
-    config.connect_timeout = Some(CONNECT_TIMEOUT);
-    config.read_timeout = Some(READ_TIMEOUT);
-    config.write_timeout = Some(WRITE_TIMEOUT);
-    config.reset_reader_on_write = true;
     config.headers.push((USER_AGENT, HeaderValue::from_static(concat!("npl-agent/", env!("CARGO_PKG_VERSION")))));
-    Ok(ClientBuilder::try_from(config)?.with_layer(&TimeoutLayer::new(ANSWER_TIMEOUT)).build())
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    let mut connector = TimeoutConnector::new(config.rustls_https_connector_with_connector(tcp)?);
+    connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    connector.set_read_timeout(Some(READ_TIMEOUT));
+    connector.set_write_timeout(Some(WRITE_TIMEOUT));
+    connector.set_reset_reader_on_write(true);
+    let service = ServiceBuilder::new()
+        .layer(TimeoutLayer::new(ANSWER_TIMEOUT))
+        .layer(config.base_uri_layer())
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .map_err(BoxError::from)
+        .service(Builder::new(TokioExecutor::new()).build(connector));
+    Ok(Client::new(service, config.default_namespace))
 }
 
 enum Probe {
