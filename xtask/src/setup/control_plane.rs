@@ -129,11 +129,12 @@ fn linker_flags(version: &str) -> String {
     LINKER_FLAGS.replace("VERSION", version).replace("MINOR", minor)
 }
 
+/// From a line like `k8s.io/kubernetes v1.36.3 // indirect`.
 fn kubernetes_version(requirements: &str) -> Result<String> {
-    let version = requirements
-        .lines()
-        .find_map(|line| line.trim().trim_start_matches("require ").strip_prefix("k8s.io/kubernetes "));
-    Ok(version.context("the control plane's go.mod requires no k8s.io/kubernetes")?.trim().to_owned())
+    let mut lines = requirements.lines().map(|line| line.trim().trim_start_matches("require "));
+    let rest = lines.find_map(|line| line.strip_prefix("k8s.io/kubernetes "));
+    let version = rest.and_then(|rest| rest.split_whitespace().next());
+    Ok(version.context("the control plane's go.mod requires no k8s.io/kubernetes")?.to_owned())
 }
 
 #[cfg(test)]
@@ -142,7 +143,7 @@ mod tests {
 
     #[test]
     fn the_api_server_reports_the_version_that_the_module_requires() {
-        let module = "module m\n\nrequire (\n\ta.b/c v0.1.0\n\tk8s.io/kubernetes v1.36.3\n)\n";
+        let module = "module m\n\nrequire (\n\ta.b/c v0.1.0\n\tk8s.io/kubernetes v1.36.3 // indirect\n)\n";
         let version = kubernetes_version(module).unwrap();
         assert!(linker_flags(&version).contains("gitVersion=v1.36.3"));
         assert!(linker_flags(&version).ends_with("gitMinor=36"));
