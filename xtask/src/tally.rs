@@ -42,6 +42,16 @@ impl Tally {
         Self { started: Instant::now(), counts: Counts::default(), steps: Vec::new(), only: only.map(str::to_owned) }
     }
 
+    /// Makes something that later steps need, whichever were asked for; it counts only when it fails.
+    pub(crate) fn prepare<T>(&mut self, name: &str, make: impl FnOnce() -> Result<T>) -> Result<T> {
+        println!("\n### {name}");
+        let started = Instant::now();
+        let made = make();
+        let counts = Counts { passed: 0, failed: made.is_err().into() };
+        self.add(name, started.elapsed(), counts);
+        made
+    }
+
     /// Runs a step that passes or fails as a whole.
     pub(crate) fn check(&mut self, name: &str, step: impl FnOnce() -> Result<()>) -> Result<()> {
         self.tests(name, |counts| {
@@ -64,11 +74,7 @@ impl Tally {
         if !matches!(ended, Ok(true)) && counts.failed == 0 {
             counts.failed = 1;
         }
-        let time = started.elapsed();
-        self.counts.passed += counts.passed;
-        self.counts.failed += counts.failed;
-        self.steps.push((name.to_owned(), time, counts));
-        println!("    {} passed, {} failed in {}", counts.passed, counts.failed, process::elapsed(time));
+        self.add(name, started.elapsed(), counts);
         if counts.failed == 0 {
             return Ok(());
         }
@@ -76,6 +82,13 @@ impl Tally {
             println!("    {error:#}");
         }
         bail!("{name}: failed")
+    }
+
+    fn add(&mut self, name: &str, time: Duration, counts: Counts) {
+        self.counts.passed += counts.passed;
+        self.counts.failed += counts.failed;
+        self.steps.push((name.to_owned(), time, counts));
+        println!("    {} passed, {} failed in {}", counts.passed, counts.failed, process::elapsed(time));
     }
 
     /// Prints the steps, the total time and, as the last line, the sums.
@@ -100,6 +113,14 @@ mod tests {
         counts.read("test result: ok. 17 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.10s");
         counts.read("test result: FAILED. 5 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out");
         assert_eq!(counts, Counts { passed: 22, failed: 1 });
+    }
+
+    #[test]
+    fn a_preparation_counts_only_when_it_fails() {
+        let mut tally = Tally::start(Some("else"));
+        assert_eq!(tally.prepare("build", || Ok(7)).unwrap(), 7);
+        assert!(tally.prepare("build", || -> anyhow::Result<()> { bail!("no") }).is_err());
+        assert_eq!(tally.counts, Counts { passed: 0, failed: 1 });
     }
 
     #[test]

@@ -40,15 +40,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 fn run_all(options: &Options, tally: &mut Tally) -> Result<()> {
-    let preparation = Preparation::begin()?;
+    let preparation = tally.prepare("requirements", Preparation::begin)?;
     for Check { name, run } in check::STATIC {
         tally.check(name, run)?;
     }
     tally.tests("unit tests of xtask", |counts| run_tests(check::own_tests(), counts))?;
-    let parts = preparation.finish()?;
-    process::say("tests: compiling them");
-    let binaries =
-        test_binary::compile(build::cargo("test").args(check::UNPRIVILEGED).args(["--package", "npl-testkit"]))?;
+    let parts = tally.prepare("build of the agent and the API server", || preparation.finish())?;
+    let binaries = tally.prepare("build of the tests", || test_binary::compile(&mut tests()))?;
 
     let before = Leftovers::look()?;
     for binary in binaries.iter().filter(|binary| binary.kind <= Kind::Kernel) {
@@ -64,6 +62,12 @@ fn run_all(options: &Options, tally: &mut Tally) -> Result<()> {
     }
     tally.check("the demo", || process::run(&mut demo::command(&parts, &[])))?;
     tally.check("nothing is left behind", || Leftovers::check_against(&before))
+}
+
+fn tests() -> Command {
+    let mut command = build::cargo("test");
+    command.args(check::UNPRIVILEGED).args(["--package", "npl-testkit"]);
+    command
 }
 
 fn run_binary(binary: &TestBinary, parts: &Parts, tally: &mut Tally) -> Result<()> {
