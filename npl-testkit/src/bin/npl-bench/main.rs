@@ -95,7 +95,8 @@ fn measure(arguments: &Arguments, cases: &[Case], effort: Effort) -> Result<Vec<
     for round in 0..effort.rounds {
         eprintln!("bench: round {} of {}", round + 1, effort.rounds);
         // There and back: a drift of the machine's speed does not favour who comes first.
-        let order: Vec<usize> = if round % 2 == 0 { (0..cases.len()).collect() } else { (0..cases.len()).rev().collect() };
+        let order: Vec<usize> =
+            if round % 2 == 0 { (0..cases.len()).collect() } else { (0..cases.len()).rev().collect() };
         for index in order {
             if let Some((testbed, samples)) = testbeds.get_mut(index) {
                 let case = testbed.case();

@@ -11,7 +11,9 @@ use anyhow::{Context as _, Result, bail, ensure};
 use aya::maps::{Array, PerCpuArray};
 use aya::programs::{SchedClassifier, TcAttachType, Xdp};
 use aya::{Ebpf, EbpfLoader};
-use npl_common::traffic::{FRAME_BYTES, MAP_ARRIVED, MAP_TARGET, MAP_TRAFFIC, PROG_COUNT, PROG_GENERATE, Target, Traffic};
+use npl_common::traffic::{
+    FRAME_BYTES, MAP_ARRIVED, MAP_TARGET, MAP_TRAFFIC, PROG_COUNT, PROG_GENERATE, Target, Traffic,
+};
 use npl_testkit::interrupt;
 use npl_testkit::netns::Netns;
 use npl_testkit::poll;
@@ -49,7 +51,13 @@ pub(crate) struct Flows {
 
 impl Meter {
     /// Loads both programs; from now on the Pod itself sees nothing of what is sent to `ports`.
-    pub(crate) fn new(object: &Path, from: &Device, flows: &Flows, to: &Pod, ports: RangeInclusive<u16>) -> Result<Self> {
+    pub(crate) fn new(
+        object: &Path,
+        from: &Device,
+        flows: &Flows,
+        to: &Pod,
+        ports: RangeInclusive<u16>,
+    ) -> Result<Self> {
         let mut ebpf =
             EbpfLoader::new().load_file(object).with_context(|| format!("load the generator {}", object.display()))?;
         let traffic = Traffic {

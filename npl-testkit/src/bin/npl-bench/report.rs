@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{CellAlignment, Table, TableStyle, presets};
 use serde::Serialize;
 
 use crate::cases::{Case, Ratio};
@@ -85,20 +85,30 @@ impl Report {
         let mut text = String::new();
         writeln!(text, "{}\n\n{}", self.results(preset), self.ratios(preset))?;
         if format == Format::Table {
-            writeln!(text, "{} rounds; a ratio is taken in each round, and its median need not be the medians'.", self.rounds)?;
+            writeln!(
+                text,
+                "{} rounds; a ratio is taken in each round, and its median need not be the medians'.",
+                self.rounds
+            )?;
         }
         Ok(text)
     }
 
-    fn results(&self, preset: &str) -> Table {
+    fn results(&self, preset: TableStyle) -> Table {
         let mut table = table(preset, ["workload", "by", "Mpps, median", "min", "max"]);
         for Measured { name, mode, unit: _, spread } in &self.results {
-            table.add_row([(*name).to_owned(), mode.clone(), number(spread.median), number(spread.min), number(spread.max)]);
+            table.add_row([
+                (*name).to_owned(),
+                mode.clone(),
+                number(spread.median),
+                number(spread.min),
+                number(spread.max),
+            ]);
         }
         table
     }
 
-    fn ratios(&self, preset: &str) -> Table {
+    fn ratios(&self, preset: TableStyle) -> Table {
         let mut table = table(preset, ["ratio", "aim", "median", "min", "max"]);
         for Compared { name, spread, aim } in &self.ratios {
             let aim = aim.map(|aim| format!("≥ {aim}")).unwrap_or_default();
@@ -120,9 +130,9 @@ impl Spread {
     }
 }
 
-fn table<const N: usize>(preset: &str, header: [&str; N]) -> Table {
+fn table<const N: usize>(preset: TableStyle, header: [&str; N]) -> Table {
     let mut table = Table::new();
-    table.load_preset(preset).set_header(header);
+    table.load_style(preset).set_header(header);
     for column in table.column_iter_mut().skip(2) {
         column.set_cell_alignment(CellAlignment::Right);
     }

@@ -20,7 +20,8 @@ pub(crate) fn add_iptables(node: &Netns, mappings: &Mappings) -> Result<()> {
     );
     let (protocol, pod_ip) = (mappings.protocol, mappings.pod_ip);
     for (node_port, pod_port) in mappings.ports() {
-        let rule = format!("-p {protocol} -m {protocol} --dport {node_port} -j DNAT --to-destination {pod_ip}:{pod_port}");
+        let rule =
+            format!("-p {protocol} -m {protocol} --dport {node_port} -j DNAT --to-destination {pod_ip}:{pod_port}");
         writeln!(rules, "-A ANTREA-NODE-PORT-LOCAL {rule}")?;
     }
     rules.push_str("COMMIT\n");

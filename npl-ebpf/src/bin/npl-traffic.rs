@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! The bench's packets: made by an XDP program that is run in a loop, and counted where they leave the stack again.
+//!
+//! A socket in user space costs more per packet than the whole path that is measured. `BPF_PROG_TEST_RUN` with live
+//! frames runs a program over frames that nobody had to receive, and carries out its verdict: here a redirect into the
+//! client's end of the uplink, from which the Node's end takes them in its driver's poll function, as a network card's.
+
+#![no_std]
+#![no_main]
+#![expect(unreachable_pub, reason = "the compiler looks for programs and maps among public items")]
+#![expect(unsafe_code, reason = "packets and map values are raw memory that the kernel's verifier checks")]
+
+use aya_ebpf::{
+    bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC, xdp_action},
+    btf_maps::{Array, PerCpuArray},
+    helpers::generated::bpf_redirect,
+    macros::{btf_map, classifier, xdp},
+    programs::{TcContext, XdpContext},
+};
+use npl_common::{
+    csum,
+    mapping::protocol,
+    traffic::{FRAME_BYTES, Target, Traffic},
+};
+
+/// Written by the bench, counted up by the generator.
+#[btf_map(name = "npl_traffic")]
+pub static TRAFFIC: Array<Traffic, 1> = Array::new();
+
+/// Written by the bench.
+#[btf_map(name = "npl_target")]
+pub static TARGET: Array<Target, 1> = Array::new();
+
+/// Written by the counter.
+#[btf_map(name = "npl_arrived")]
+pub static ARRIVED: PerCpuArray<u64, 1> = PerCpuArray::new();
+
+/// `ETH_P_IP` as loaded from a frame.
+const ETH_P_IP: u16 = 0x0800_u16.to_be();
+
+/// The headers of a frame without IP options, up to the ports. Words are as loaded.
+#[repr(C)]
+struct Headers {
+    link_addresses: [u16; 6],
+    ether_type: u16,
+    version_and_tos: u16,
+    total_length: u16,
+    id: u16,
+    fragment: u16,
+    ttl: u8,
+    protocol: u8,
+    check: u16,
+    source: [u8; 4],
+    destination: [u8; 4],
+    source_port: u16,
+    destination_port: u16,
+}
+
+/// A generated frame.
+#[repr(C)]
+struct Frame {
+    headers: Headers,
+    transport: [u16; 11],
+}
+
+const _: () = assert!(size_of::<Frame>() == FRAME_BYTES, "the frame is the template");
+
+/// Where the transport checksum is among the words after the ports.
+const TCP_CHECK: usize = 6;
+const UDP_CHECK: usize = 1;
+
+/// Makes the next packet and sends it into the uplink.
+#[xdp]
+pub fn npl_generate(ctx: XdpContext) -> u32 {
+    generate(&ctx).unwrap_or(xdp_action::XDP_ABORTED)
+}
+
+/// Counts and takes away what arrived where it should; all else goes on to the Pod.
+#[classifier]
+pub fn npl_count(ctx: TcContext) -> i32 {
+    if arrived(&ctx).is_some() { TC_ACT_SHOT } else { TC_ACT_UNSPEC }
+}
+
+#[inline(always)]
+fn generate(ctx: &XdpContext) -> Option<u32> {
+    let traffic = TRAFFIC.get_ptr_mut(0)?;
+    // SAFETY: one processor generates, so nobody else writes the element.
+    let traffic = unsafe { &mut *traffic };
+    let frame = pointer::<Frame>(ctx.data(), ctx.data_end())?;
+    // Written in full each time: the kernel uses frames again as the Node left them, with other addresses.
+    // SAFETY: in bounds as checked, and both are arrays of bytes aligned to four.
+    unsafe { *frame.cast::<[u32; FRAME_BYTES / 4]>() = *traffic.frame.as_ptr().cast() };
+    let number = traffic.next;
+    traffic.next = number.wrapping_add(1);
+    if traffic.ports != 0 {
+        // SAFETY: in bounds as checked.
+        vary(unsafe { &mut *frame }, number, traffic.ports, traffic.mappings)?;
+    }
+    // SAFETY: a helper of two numbers.
+    Some((unsafe { bpf_redirect(traffic.ifindex, 0) }) as u32)
+}
+
+/// Makes the template the packet of flow `number`: another client, and the next mapping.
+#[inline(always)]
+fn vary(frame: &mut Frame, number: u64, ports: u32, mappings: u32) -> Option<()> {
+    let client = number.checked_div(u64::from(ports))? as u32;
+    let client_port = number.checked_rem(u64::from(ports))? as u16;
+    let mapping = number.checked_rem(u64::from(mappings))? as u16;
+
+    let Frame { headers, transport } = frame;
+    let source = u32::from_be_bytes(headers.source).wrapping_add(client).to_be_bytes();
+    let source_port = plus(headers.source_port, client_port);
+    let destination_port = plus(headers.destination_port, mapping);
+    let id = plus(headers.id, mapping);
+
+    let (old_source, new_source) = (u32::from_ne_bytes(headers.source), u32::from_ne_bytes(source));
+    headers.check = csum::replace16(csum::replace32(headers.check, old_source, new_source), headers.id, id);
+    let at = if headers.protocol == protocol::TCP { TCP_CHECK } else { UDP_CHECK };
+    let check = csum::replace32(transport[at], old_source, new_source);
+    let check = csum::replace16(check, headers.source_port, source_port);
+    transport[at] = csum::replace16(check, headers.destination_port, destination_port);
+    headers.source = source;
+    headers.source_port = source_port;
+    headers.destination_port = destination_port;
+    headers.id = id;
+    Some(())
+}
+
+/// Adds to a word in network order.
+#[inline(always)]
+const fn plus(word: u16, summand: u16) -> u16 {
+    u16::from_be(word).wrapping_add(summand).to_be()
+}
+
+/// Counts a packet that is at the Pod and the port that it was meant for.
+#[inline(always)]
+fn arrived(ctx: &TcContext) -> Option<()> {
+    // Not the whole frame: the Node has cut the padding off.
+    let headers = pointer::<Headers>(ctx.data(), ctx.data_end())?;
+    // SAFETY: in bounds as checked.
+    let headers = unsafe { &*headers };
+    let target = TARGET.get(0)?;
+    let port = u16::from_be(headers.destination_port);
+    let is_there = headers.ether_type == ETH_P_IP
+        && headers.destination == target.pod_addr
+        && port >= target.port_min
+        && port <= target.port_max
+        && headers.id == headers.destination_port;
+    if !is_there {
+        return None;
+    }
+    let counter = ARRIVED.get_ptr_mut(0)?;
+    // SAFETY: this processor's element; nothing else on it runs in between.
+    unsafe { *counter = (*counter).wrapping_add(1) };
+    Some(())
+}
+
+/// A pointer to a `T` at the beginning of a packet, if that much of it is there.
+#[inline(always)]
+fn pointer<T>(start: usize, end: usize) -> Option<*mut T> {
+    if start + size_of::<T>() > end { None } else { Some(start as *mut T) }
+}
+
+/// The kernel lets programs use the helpers that this licence permits.
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 4] = *b"GPL\0";
+
+/// Never reached: no code of this crate can panic, and the verifier would refuse a loop that it could reach.
+#[cfg(target_arch = "bpf")]
+#[panic_handler]
+fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {
+    loop {}
+}
