@@ -3,8 +3,7 @@
 
 use npl_testkit::cluster::Entry;
 use npl_testkit::echo::Protocol;
-use npl_testkit::traffic::Load;
-use npl_testkit::traffic::transfer::{Direction, Transfer};
+use npl_testkit::traffic::{Direction, Load, Transfer};
 
 use crate::world::{LIMIT, World};
 

@@ -13,32 +13,32 @@ use npl_testkit::mounts::BpfFs;
 use npl_testkit::poll;
 use npl_testkit::run::Run;
 use npl_testkit::topology::{self, Topology};
-use npl_testkit::traffic::{self, load};
+use npl_testkit::traffic::{self, Request};
 
 /// The name of the Node.
-pub const NODE: &str = "node-1";
+pub(crate) const NODE: &str = "node-1";
 /// The namespace of everything that a user would make.
-pub const NAMESPACE: &str = "shop";
+pub(crate) const NAMESPACE: &str = "shop";
 /// The port that the Pods listen on.
-pub const POD_PORT: u16 = 8080;
+pub(crate) const POD_PORT: u16 = 8080;
 /// How long anything may take on a loaded machine.
-pub const LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
 /// Everything, in the order in which it must go.
-pub struct World {
-    pub agent: Option<Agent>,
-    pub servers: Vec<EchoServer>,
-    pub annotations: AnnotationLog,
-    pub cluster: Cluster,
-    pub plane: ControlPlane,
-    pub topology: Topology,
-    pub bpffs: BpfFs,
-    pub run: Run,
+pub(crate) struct World {
+    pub(crate) agent: Option<Agent>,
+    pub(crate) servers: Vec<EchoServer>,
+    pub(crate) annotations: AnnotationLog,
+    pub(crate) cluster: Cluster,
+    pub(crate) plane: ControlPlane,
+    pub(crate) topology: Topology,
+    pub(crate) bpffs: BpfFs,
+    pub(crate) run: Run,
 }
 
 impl World {
     /// A cluster with one Node and nothing on it; no agent yet.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let run = Run::start().unwrap();
         let bpffs = run.bpffs("bpf").unwrap();
         let topology = Topology::new(&run, "", topology::Options::default()).unwrap();
@@ -51,18 +51,18 @@ impl World {
     }
 
     /// A cluster with a Node object, an agent with these flags, and nothing else.
-    pub fn with_agent(flags: &[&str]) -> Self {
+    pub(crate) fn with_agent(flags: &[&str]) -> Self {
         let mut world = Self::new();
         world.create_node();
         world.start_agent(flags);
         world
     }
 
-    pub fn create_node(&self) {
+    pub(crate) fn create_node(&self) {
         self.cluster.create_node(NODE, &[self.node_ip()]).unwrap();
     }
 
-    pub fn agent_options(&self, flags: &[&str]) -> Options {
+    pub(crate) fn agent_options(&self, flags: &[&str]) -> Options {
         let (node, kubeconfig) = (self.topology.node(), self.plane.agent_kubeconfig());
         let log = self.run.file("npl-agent.log");
         let mut options = Options::new(node, NODE, &kubeconfig, self.bpffs.path(), &log).unwrap();
@@ -70,24 +70,24 @@ impl World {
         options
     }
 
-    pub fn start_agent(&mut self, flags: &[&str]) {
+    pub(crate) fn start_agent(&mut self, flags: &[&str]) {
         self.agent = Some(Agent::start(self.agent_options(flags)).unwrap());
     }
 
-    pub fn agent(&mut self) -> &mut Agent {
+    pub(crate) fn agent(&mut self) -> &mut Agent {
         self.agent.as_mut().unwrap()
     }
 
-    pub fn node_ip(&self) -> IpAddr {
+    pub(crate) fn node_ip(&self) -> IpAddr {
         self.topology.node_addresses().v4.into()
     }
 
-    pub fn client_ip(&self) -> IpAddr {
+    pub(crate) fn client_ip(&self) -> IpAddr {
         self.topology.client().addresses.v4.into()
     }
 
     /// A Pod of app `web`, as the scheduler leaves it and then as the kubelet does, with an echo server in it.
-    pub fn create_pod(&mut self, name: &str) {
+    pub(crate) fn create_pod(&mut self, name: &str) {
         let pod = self.topology.add_pod(&self.run, name).unwrap();
         self.servers.push(EchoServer::start_in(&pod.netns, name, &[POD_PORT]).unwrap());
         let ports = vec![Port::new("web", POD_PORT, Protocol::Tcp)];
@@ -96,24 +96,24 @@ impl World {
     }
 
     /// The Pod's object, network and server go.
-    pub fn delete_pod(&mut self, name: &str) {
+    pub(crate) fn delete_pod(&mut self, name: &str) {
         self.cluster.delete_pod(NAMESPACE, name).unwrap();
         self.topology.remove_pod(name).unwrap();
     }
 
     /// Service `web` for app `web`: TCP by the port's name, UDP by its number. Not enabled.
-    pub fn create_service(&self) {
+    pub(crate) fn create_service(&self) {
         let tcp = Port::new("http", 80, Protocol::Tcp).to("web");
         let udp = Port::new("dns", 53, Protocol::Udp).to(POD_PORT);
         self.cluster.create_service(&ServiceObject::new(NAMESPACE, "web", "web", vec![tcp, udp])).unwrap();
     }
 
-    pub fn enable_service(&self) {
+    pub(crate) fn enable_service(&self) {
         self.cluster.set_service_enabled(NAMESPACE, "web", true).unwrap();
     }
 
     /// Waits until the Pod's annotation has this many entries, and reads them as a consumer does.
-    pub fn wait_for_entries(&self, pod: &str, count: usize) -> Vec<Entry> {
+    pub(crate) fn wait_for_entries(&self, pod: &str, count: usize) -> Vec<Entry> {
         let enough =
             |value: Option<&str>| value.is_some_and(|text| Entry::parse(text).is_ok_and(|it| it.len() == count));
         let seen = self.annotations.wait_for(pod, LIMIT, enough).unwrap();
@@ -121,13 +121,13 @@ impl World {
     }
 
     /// Where clients reach the Pod by a protocol, read from its annotation.
-    pub fn address(&self, pod: &str, protocol: Protocol) -> SocketAddr {
+    pub(crate) fn address(&self, pod: &str, protocol: Protocol) -> SocketAddr {
         let entries = self.wait_for_entries(pod, 2);
         entries.iter().find(|entry| entry.protocol == protocol).unwrap().address()
     }
 
     /// One request over each protocol, answered by this very Pod, which saw the client's own address.
-    pub fn assert_served(&self, pod: &str) {
+    pub(crate) fn assert_served(&self, pod: &str) {
         for protocol in [Protocol::Tcp, Protocol::Udp] {
             let server = self.address(pod, protocol);
             let answer = traffic::request(&self.topology.client().netns, protocol, server, "who?").unwrap();
@@ -137,11 +137,11 @@ impl World {
     }
 
     /// Requests of a load to these Pods over both protocols.
-    pub fn load_requests(&self, pods: &[&str]) -> Vec<load::Request> {
+    pub(crate) fn load_requests(&self, pods: &[&str]) -> Vec<Request> {
         let protocols = [Protocol::Tcp, Protocol::Udp];
         let of = |pod: &&str| {
             let pod = (*pod).to_owned();
-            protocols.map(|protocol| load::Request {
+            protocols.map(|protocol| Request {
                 protocol,
                 server: self.address(&pod, protocol),
                 pod: pod.clone(),
@@ -152,18 +152,18 @@ impl World {
     }
 
     /// `npl-agent mappings --output json`, from the kernel.
-    pub fn kernel_mappings(&self) -> Vec<serde_json::Value> {
+    pub(crate) fn kernel_mappings(&self) -> Vec<serde_json::Value> {
         let options = self.agent_options(&[]);
         options.command_json("mappings").unwrap().as_array().unwrap().clone()
     }
 
     /// Waits until the kernel holds this many mappings.
-    pub fn wait_for_kernel_mappings(&self, count: usize) {
+    pub(crate) fn wait_for_kernel_mappings(&self, count: usize) {
         poll::until("the kernel's mappings", LIMIT, || (self.kernel_mappings().len() == count).then_some(())).unwrap();
     }
 }
 
 /// The manifest whose access rules the agent runs under.
-pub fn manifest() -> PathBuf {
+pub(crate) fn manifest() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/npl.yaml")
 }
