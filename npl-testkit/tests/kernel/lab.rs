@@ -6,8 +6,9 @@ use std::path::Path;
 
 use aya::maps::{Array, HashMap, Map, MapData, MapError};
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
+use aya::{Ebpf, EbpfLoader};
 use npl_agent::core::model::{Backend, Family, Frontend, NodePort, PodPort, Protocol};
-use npl_agent::datapath::{Datapath, Pins};
+use npl_agent::datapath::{Datapath, Pins, embedded_object};
 use npl_common::flow::{FlowKeyV4, FlowV4};
 use npl_common::names;
 use npl_common::syn;
@@ -28,11 +29,28 @@ pub(crate) const NEXT: i32 = -1;
 /// Enough for every packet of the tests.
 const OUTPUT_BYTES: usize = 4096;
 
+/// A flow that no test has.
+const NOBODYS_FLOW: FlowKeyV4 =
+    FlowKeyV4 { client_addr: [0; 4], pod_addr: [0; 4], client_port: 0, pod_port: 0, protocol: 0 };
+const NOBODYS_END: FlowV4 = FlowV4 {
+    last_seen_ns: 0,
+    node_addr: [0; 4],
+    node_port: 0,
+    client_tcp_flags: 0,
+    pod_tcp_flags: 0,
+    generation: 0,
+    touched: 0,
+    ifindex: 0,
+    pad: 0,
+};
+
 /// A loaded datapath, with its maps also open for reading what the agent never looks at.
 pub(crate) struct Lab {
     pub(crate) datapath: Datapath,
     flows: HashMap<MapData, FlowKeyV4, FlowV4>,
     slots: Array<MapData, u64>,
+    /// The same programs over another flow table.
+    others: Option<Ebpf>,
 }
 
 /// What one run of a program did.
@@ -58,7 +76,7 @@ impl Lab {
     fn open() -> Self {
         let mut datapath = Datapath::open(Path::new(BPFFS)).unwrap();
         datapath.configure("61000-61100".parse().unwrap(), || SEED).unwrap();
-        Self { datapath, flows: open(names::MAP_FLOW_V4), slots: open(names::MAP_SYN_V4) }
+        Self { datapath, flows: open(names::MAP_FLOW_V4), slots: open(names::MAP_SYN_V4), others: None }
     }
 
     pub(crate) fn add(&mut self, protocol: Protocol, node_port: u16, pod: &str, generation: u32) {
@@ -72,7 +90,8 @@ impl Lab {
     }
 
     pub(crate) fn set_addresses(&mut self, addresses: &[Ipv4Addr]) {
-        assert_eq!(self.datapath.tables.set_local_addresses(addresses).unwrap(), []);
+        let left_out = self.datapath.tables.set_local_addresses(addresses).unwrap();
+        assert!(left_out.is_empty(), "{left_out:?} found no room");
     }
 
     pub(crate) fn ingress(&mut self, packet: &Packet) -> Outcome {
@@ -97,7 +116,32 @@ impl Lab {
     }
 
     pub(crate) fn program(&mut self, name: &'static str) -> &mut SchedClassifier {
-        self.datapath.hooks.program(name).unwrap()
+        match &mut self.others {
+            Some(others) => others.program_mut(name).unwrap().try_into().unwrap(),
+            None => self.datapath.hooks.program(name).unwrap(),
+        }
+    }
+
+    /// Loads the programs again, over a flow table of one element that is taken.
+    ///
+    /// The table that the agent makes evicts and hardly ever refuses; a plain hash of the same shape refuses.
+    pub(crate) fn replace_flow_table_by_a_full_one(&mut self) {
+        let pins = Pins::new(Path::new(BPFFS));
+        let pin = pins.map(names::MAP_FLOW_V4);
+        std::fs::remove_file(&pin).unwrap();
+        HashMap::<MapData, FlowKeyV4, FlowV4>::create(1, 0).unwrap().pin(&pin).unwrap();
+        self.flows = open(names::MAP_FLOW_V4);
+        self.flows.insert(NOBODYS_FLOW, NOBODYS_END, 0).unwrap();
+        let mut loader = EbpfLoader::new();
+        for name in names::PINNED_MAPS {
+            loader.map_pin_path(*name, pins.map(name));
+        }
+        let mut others = loader.load(embedded_object().unwrap()).unwrap();
+        for name in [names::PROG_INGRESS, names::PROG_EGRESS] {
+            let program: &mut SchedClassifier = others.program_mut(name).unwrap().try_into().unwrap();
+            program.load().unwrap();
+        }
+        self.others = Some(others);
     }
 
     /// The flow table's entry.

@@ -7,3 +7,4 @@
 mod counters;
 mod lab;
 mod prog_run;
+mod sys;

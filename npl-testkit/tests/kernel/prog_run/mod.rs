@@ -3,5 +3,11 @@
 //!
 //! The kernel takes a frame for another machine's unless it is addressed to the loopback device, whose address is zero.
 
+mod complete;
+mod flows;
+mod l3;
+mod reasons;
+mod replies;
 mod requests;
 mod scene;
+mod untouched;

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Requests that a mapping translates.
 
-use npl_testkit::packet::tcp_flags::SYN;
+use npl_testkit::packet::tcp_flags::{ACK, PSH, SYN};
+use npl_testkit::packet::{Checksum, Packet, Transport};
 
-use super::scene::{client, node, pod, tcp, to, with_mappings};
-use crate::counters::first_request;
+use super::scene::{
+    CLIENT_PORT, NODE_PORT, SECOND_NODE, client, length, node, pod, random_packets, tcp, to, udp, with_mappings,
+};
+use crate::counters::{first_request, request};
+use crate::lab::NEXT;
 
 #[test]
 fn tcp_request_goes_to_the_pod() {
@@ -12,4 +16,140 @@ fn tcp_request_goes_to_the_pod() {
         let request = tcp(client(), node(), SYN, b"");
         lab.ingress(&request).is(&to(&request, pod()), first_request("61000/tcp", 54));
     });
+}
+
+#[test]
+fn udp_request_goes_to_the_pod() {
+    with_mappings(|lab| {
+        let request = udp(client(), node(), b"hello");
+        lab.ingress(&request).is(&to(&request, pod()), first_request("61000/udp", 47));
+    });
+}
+
+#[test]
+fn retransmission_opens_no_second_flow() {
+    with_mappings(|lab| {
+        let syn = tcp(client(), node(), SYN, b"");
+        lab.ingress(&syn).is(&to(&syn, pod()), first_request("61000/tcp", 54));
+        lab.ingress(&syn).is(&to(&syn, pod()), request("61000/tcp", 54));
+    });
+}
+
+#[test]
+fn every_address_of_the_node_leads_to_the_pod() {
+    with_mappings(|lab| {
+        let request = udp(client(), (SECOND_NODE, NODE_PORT).into(), b"hello");
+        lab.ingress(&request).is(&to(&request, pod()), first_request("61000/udp", length(&request)));
+    });
+}
+
+#[test]
+fn datagram_without_checksum_keeps_none() {
+    with_mappings(|lab| {
+        let mut request = udp(client(), node(), b"no checksum");
+        *request.transport.checksum_mut().unwrap() = Checksum::Zero;
+        lab.ingress(&request).is(&to(&request, pod()), first_request("61000/udp", length(&request)));
+    });
+}
+
+#[test]
+fn checksum_that_comes_out_as_zero_is_written_as_udp_demands() {
+    with_mappings(|lab| {
+        let request = udp(client(), node(), &checksum_field(&to(&udp(client(), node(), &[0; 2]), pod()), 40));
+        let expected = to(&request, pod());
+        assert_eq!(checksum_field(&expected, 40), [0xff, 0xff], "the payload brings this about");
+        lab.ingress(&request).is(&expected, first_request("61000/udp", length(&request)));
+    });
+}
+
+#[test]
+fn checksum_that_comes_out_as_zero_stays_zero_over_tcp() {
+    with_mappings(|lab| {
+        let filler = checksum_field(&to(&tcp(client(), node(), SYN, &[0; 2]), pod()), 50);
+        let request = tcp(client(), node(), SYN, &filler);
+        let expected = to(&request, pod());
+        assert_eq!(checksum_field(&expected, 50), [0, 0], "the payload brings this about");
+        lab.ingress(&request).is(&expected, first_request("61000/tcp", length(&request)));
+    });
+}
+
+#[test]
+fn header_options_of_every_length_are_kept() {
+    with_mappings(|lab| {
+        for words in 1..=10 {
+            let mut request = udp(client(), node(), b"options");
+            // No-operation options, then the end of options.
+            request.ipv4_mut().unwrap().options = vec![1; words * 4 - 1];
+            let outcome = lab.ingress(&request);
+            let change = if words == 1 { first_request } else { crate::counters::request };
+            outcome.is(&to(&request, pod()), change("61000/udp", length(&request)));
+        }
+    });
+}
+
+#[test]
+fn everything_else_in_the_headers_is_kept() {
+    with_mappings(|lab| {
+        let mut request = tcp(client(), node(), PSH | ACK, b"payload");
+        let ip = request.ipv4_mut().unwrap();
+        (ip.tos, ip.ttl, ip.identification, ip.dont_fragment) = (0xb9, 3, 0xbeef, false);
+        let Transport::Tcp(segment) = &mut request.transport else { panic!("a segment was asked for") };
+        (segment.window, segment.options) = (17, vec![2, 4, 5, 0xb4, 1, 1, 4, 2]);
+        lab.ingress(&request).is(&to(&request, pod()), first_request("61000/tcp", length(&request)));
+    });
+}
+
+#[test]
+fn wrong_checksums_stay_wrong() {
+    with_mappings(|lab| {
+        for mut request in [tcp(client(), node(), SYN, b"broken"), udp(client(), node(), b"broken")] {
+            *request.transport.checksum_mut().unwrap() = Checksum::Wrong(0x1234);
+            let outcome = lab.ingress(&request);
+            assert_eq!(outcome.action, NEXT);
+            let mut arrived = Packet::parse(&outcome.bytes).unwrap();
+            let checksum = std::mem::replace(arrived.transport.checksum_mut().unwrap(), Checksum::Wrong(0x1234));
+            assert!(matches!(checksum, Checksum::Wrong(_)), "{checksum:?} was mended on the way");
+            assert_eq!(arrived, to(&request, pod()));
+        }
+    });
+}
+
+#[test]
+fn wrong_header_checksum_stays_wrong() {
+    with_mappings(|lab| {
+        let mut request = udp(client(), node(), b"broken");
+        request.ipv4_mut().unwrap().checksum = Checksum::Wrong(0x1234);
+        let outcome = lab.ingress(&request);
+        let mut arrived = Packet::parse(&outcome.bytes).unwrap();
+        let checksum = std::mem::replace(&mut arrived.ipv4_mut().unwrap().checksum, Checksum::Wrong(0x1234));
+        assert!(matches!(checksum, Checksum::Wrong(_)), "{checksum:?} was mended on the way");
+        assert_eq!(arrived, to(&request, pod()));
+    });
+}
+
+#[test]
+fn changed_checksums_are_those_of_a_full_sum() {
+    with_mappings(|lab| {
+        for request in random_packets(client(), node(), 400) {
+            let outcome = lab.ingress(&request);
+            assert_eq!(outcome.bytes, to(&request, pod()).build(), "{request:?}");
+        }
+    });
+}
+
+#[test]
+fn first_and_last_port_of_the_range_are_mapped() {
+    with_mappings(|lab| {
+        for port in [61_000, 61_100] {
+            lab.add(super::scene::Udp, port, "10.0.0.6:53", 7);
+            let request = udp((super::scene::CLIENT, CLIENT_PORT).into(), (super::scene::NODE, port).into(), b"edge");
+            let expected = to(&request, "10.0.0.6:53".parse().unwrap());
+            lab.ingress(&request).is(&expected, first_request(&format!("{port}/udp"), length(&request)));
+        }
+    });
+}
+
+/// Two bytes of the built packet: a checksum, at `offset`.
+fn checksum_field(packet: &Packet, offset: usize) -> [u8; 2] {
+    *packet.build()[offset..].first_chunk().unwrap()
 }

@@ -5,7 +5,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use npl_agent::core::model::Protocol;
 use npl_common::flow::FlowKeyV4;
-use npl_testkit::packet::{Ethernet, Packet};
+use npl_testkit::packet::tcp_flags::{ACK, SYN};
+use npl_testkit::packet::{Ethernet, Packet, Transport};
 
 use crate::counters::Change;
 use crate::lab::{Lab, NEXT, Outcome, with_lab};
@@ -85,8 +86,7 @@ pub(crate) fn flow(protocol: Protocol) -> FlowKeyV4 {
         pod_addr: POD.octets(),
         client_port: CLIENT_PORT,
         pod_port: POD_PORT,
-        protocol: protocol.number(),
-        pad: [0; 3],
+        protocol: protocol.number().into(),
     }
 }
 
@@ -96,4 +96,37 @@ impl Outcome {
     pub(crate) fn is(self, expected: &Packet, changes: Vec<Change>) {
         assert_eq!(self, Self { action: NEXT, bytes: expected.build(), changes });
     }
+}
+
+/// Bytes of the built packet.
+pub(crate) fn length(packet: &Packet) -> usize {
+    packet.build().len()
+}
+
+/// Opens a TCP flow from the client to the Node and completes its exchange.
+pub(crate) fn establish(lab: &mut Lab) {
+    lab.ingress(&tcp(client(), node(), SYN, b""));
+    lab.egress(&tcp(pod(), client(), SYN | ACK, b""));
+    lab.ingress(&tcp(client(), node(), ACK, b""));
+    assert!(lab.flow(flow(Tcp)).is_some(), "the client's second packet establishes the flow");
+}
+
+/// TCP and UDP packets by turns, whose headers and payloads differ in whatever their checksums cover.
+pub(crate) fn random_packets(from: SocketAddr, to: SocketAddr, count: u32) -> impl Iterator<Item = Packet> {
+    // A linear congruential generator: the same packets in every run.
+    let mut state = 1_u32;
+    let mut next = move || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        state >> 8
+    };
+    (0..count).map(move |number| {
+        let payload: Vec<u8> = (0..next() % 1400).map(|_| next().to_be_bytes()[2]).collect();
+        let mut packet = if number % 2 == 0 { tcp(from, to, ACK, &payload) } else { udp(from, to, &payload) };
+        if let Transport::Tcp(segment) = &mut packet.transport {
+            (segment.sequence, segment.acknowledgement) = (next() << 8, next() << 8);
+        }
+        let ip = packet.ipv4_mut().unwrap();
+        [_, _, ip.tos, ip.ttl] = next().to_be_bytes();
+        packet
+    })
 }

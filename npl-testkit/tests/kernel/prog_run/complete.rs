@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Packets whose device summed them up (`CHECKSUM_COMPLETE`): the kernel's sum stays that of the packet.
+
+use std::os::fd::AsFd as _;
+
+use aya::util::KernelVersion;
+use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
+use npl_testkit::packet::tcp_flags::{ACK, SYN};
+use npl_testkit::packet::{Checksum, Packet};
+
+use super::scene::{client, node, pod, tcp, udp, with_mappings};
+use crate::lab::{Lab, NEXT};
+use crate::sys::run_with_complete_checksum;
+
+/// The first kernel whose test run gives a packet such a sum and checks it.
+fn kernel_can() -> bool {
+    KernelVersion::current().unwrap() >= KernelVersion::new(6, 17, 0)
+}
+
+#[track_caller]
+fn keeps_the_sum(lab: &mut Lab, program: &'static str, packet: &Packet) {
+    let fd = lab.program(program).fd().unwrap().as_fd().try_clone_to_owned().unwrap();
+    assert_eq!(run_with_complete_checksum(fd.as_fd(), &packet.build()).unwrap(), NEXT, "{program} on {packet:?}");
+}
+
+#[test]
+fn sum_that_a_device_made_stays_right() {
+    if !kernel_can() {
+        return;
+    }
+    with_mappings(|lab| {
+        let mut no_checksum = udp(client(), node(), b"no checksum");
+        *no_checksum.transport.checksum_mut().unwrap() = Checksum::Zero;
+        let mut options = udp(client(), node(), b"options");
+        options.ipv4_mut().unwrap().options = vec![1; 39];
+        let requests = [tcp(client(), node(), SYN, b"odd"), udp(client(), node(), b"hello"), no_checksum, options];
+        for request in requests {
+            keeps_the_sum(lab, PROG_INGRESS, &request);
+        }
+        let mut no_checksum = udp(pod(), client(), b"no checksum");
+        *no_checksum.transport.checksum_mut().unwrap() = Checksum::Zero;
+        for answer in [tcp(pod(), client(), SYN | ACK, b"odd"), udp(pod(), client(), b"hello"), no_checksum] {
+            keeps_the_sum(lab, PROG_EGRESS, &answer);
+        }
+    });
+}

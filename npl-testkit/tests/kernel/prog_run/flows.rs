@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the programs remember of flows, step by step: half-open, established, lost, taken over.
+
+use npl_common::reason::Reason;
+use npl_common::syn::{self, state};
+use npl_testkit::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN};
+
+use super::scene::{
+    GENERATION, NODE, NODE_PORT, SECOND_NODE, Tcp, Udp, client, establish, flow, from, length, node, pod, tcp, to, udp,
+    with_mappings,
+};
+use crate::counters::{establishing_reply, establishing_request, first_request, reason, reply, request};
+use crate::lab::Lab;
+
+/// The Pod's packet is translated back and changes no more than the packet and byte counters.
+#[track_caller]
+fn is_answered(lab: &mut Lab, flags: u8) {
+    let answer = tcp(pod(), client(), flags, b"");
+    lab.egress(&answer).is(&from(&answer, node()), reply("61000/tcp", 54));
+}
+
+/// The Pod's packet leaves as it is, as one that belongs to no flow.
+#[track_caller]
+fn is_untracked(lab: &mut Lab) {
+    let answer = tcp(pod(), client(), ACK, b"");
+    lab.egress(&answer).is(&answer, reason(Reason::UntrackedReply));
+}
+
+/// The client's packet is translated and changes no more than the packet and byte counters.
+#[track_caller]
+fn is_asked(lab: &mut Lab, flags: u8) {
+    let packet = tcp(client(), node(), flags, b"");
+    lab.ingress(&packet).is(&to(&packet, pod()), request("61000/tcp", 54));
+}
+
+#[test]
+fn handshake_establishes_the_flow_with_the_clients_second_packet() {
+    with_mappings(|lab| {
+        let syn = tcp(client(), node(), SYN, b"");
+        lab.ingress(&syn).is(&to(&syn, pod()), first_request("61000/tcp", 54));
+        assert_eq!(lab.slot(flow(Tcp)).map(state), Some(state::REQUESTED));
+        is_answered(lab, SYN | ACK);
+        assert_eq!(lab.slot(flow(Tcp)).map(state), Some(state::REPLIED));
+        assert_eq!(lab.flow(flow(Tcp)), None, "nothing is in the flow table before the client has answered");
+        let ack = tcp(client(), node(), ACK, b"");
+        lab.ingress(&ack).is(&to(&ack, pod()), establishing_request("61000/tcp", 54));
+        let entry = lab.flow(flow(Tcp)).unwrap();
+        assert_eq!((entry.node_addr, entry.node_port, entry.generation), (NODE.octets(), NODE_PORT, GENERATION));
+        assert_eq!((entry.client_tcp_flags, entry.pod_tcp_flags), (ACK, 0));
+        assert!(entry.last_seen_ns > 0);
+        is_answered(lab, ACK | PSH);
+        is_asked(lab, ACK);
+        assert_eq!(lab.flow(flow(Tcp)).unwrap().pod_tcp_flags, ACK | PSH);
+    });
+}
+
+#[test]
+fn established_flow_is_answered_from_the_flow_table_alone() {
+    with_mappings(|lab| {
+        establish(lab);
+        lab.set_slot(flow(Tcp), 0);
+        is_answered(lab, ACK);
+    });
+}
+
+#[test]
+fn half_open_flow_is_answered_from_the_cache_alone() {
+    with_mappings(|lab| {
+        lab.ingress(&tcp(client(), node(), SYN, b""));
+        assert_eq!(lab.flow(flow(Tcp)), None);
+        is_answered(lab, SYN | ACK);
+    });
+}
+
+#[test]
+fn flow_that_the_table_lost_is_carried_by_the_cache_and_comes_back() {
+    with_mappings(|lab| {
+        establish(lab);
+        lab.evict(flow(Tcp));
+        is_answered(lab, ACK);
+        let data = tcp(client(), node(), ACK, b"");
+        lab.ingress(&data).is(&to(&data, pod()), establishing_request("61000/tcp", 54));
+        assert!(lab.flow(flow(Tcp)).is_some());
+        is_answered(lab, ACK);
+    });
+}
+
+#[test]
+fn flow_that_was_lost_everywhere_comes_back_with_the_clients_next_packet() {
+    with_mappings(|lab| {
+        establish(lab);
+        lab.evict(flow(Tcp));
+        lab.set_slot(flow(Tcp), 0);
+        is_untracked(lab);
+        let data = tcp(client(), node(), ACK, b"");
+        lab.ingress(&data).is(&to(&data, pod()), first_request("61000/tcp", 54));
+        is_answered(lab, ACK);
+        lab.ingress(&data).is(&to(&data, pod()), establishing_request("61000/tcp", 54));
+        is_answered(lab, ACK);
+    });
+}
+
+#[test]
+fn half_open_flow_whose_slot_another_one_took_comes_back_with_a_retransmission() {
+    with_mappings(|lab| {
+        lab.ingress(&tcp(client(), node(), SYN, b""));
+        let other = syn::word(!crate::lab::hash(flow(Tcp)), state::REQUESTED, 0, NODE_PORT);
+        lab.set_slot(flow(Tcp), other);
+        is_untracked(lab);
+        let syn = tcp(client(), node(), SYN, b"");
+        lab.ingress(&syn).is(&to(&syn, pod()), first_request("61000/tcp", 54));
+        is_answered(lab, SYN | ACK);
+    });
+}
+
+#[test]
+fn established_flow_leaves_the_slot_to_the_half_open_flow_that_took_it() {
+    with_mappings(|lab| {
+        establish(lab);
+        let other = syn::word(!crate::lab::hash(flow(Tcp)), state::REPLIED, 0, NODE_PORT);
+        lab.set_slot(flow(Tcp), other);
+        is_asked(lab, ACK);
+        is_answered(lab, ACK);
+        assert_eq!(lab.slot(flow(Tcp)), None, "the other flow still has it");
+        lab.set_slot(flow(Tcp), 0);
+        is_asked(lab, ACK);
+        assert_eq!(lab.slot(flow(Tcp)).map(state), Some(state::ESTABLISHED), "an empty one is taken");
+    });
+}
+
+#[test]
+fn refusal_of_a_closed_pod_port_comes_back_and_makes_no_flow() {
+    with_mappings(|lab| {
+        lab.ingress(&tcp(client(), node(), SYN, b""));
+        is_answered(lab, RST | ACK);
+        assert_eq!(lab.slot(flow(Tcp)).map(state), Some(state::REQUESTED));
+        is_asked(lab, SYN);
+        is_answered(lab, RST | ACK);
+        assert_eq!(lab.flow(flow(Tcp)), None);
+    });
+}
+
+#[test]
+fn client_that_breaks_off_a_handshake_makes_no_flow() {
+    with_mappings(|lab| {
+        lab.ingress(&tcp(client(), node(), SYN, b""));
+        is_answered(lab, SYN | ACK);
+        is_asked(lab, RST);
+        assert_eq!(lab.flow(flow(Tcp)), None);
+        is_answered(lab, ACK);
+    });
+}
+
+#[test]
+fn end_of_a_connection_is_noted_from_both_sides() {
+    with_mappings(|lab| {
+        establish(lab);
+        is_asked(lab, FIN | ACK);
+        is_answered(lab, FIN | ACK);
+        let entry = lab.flow(flow(Tcp)).unwrap();
+        assert_eq!((entry.client_tcp_flags & FIN, entry.pod_tcp_flags & FIN), (FIN, FIN));
+    });
+}
+
+#[test]
+fn tuple_that_is_opened_again_forgets_the_last_connections_end() {
+    with_mappings(|lab| {
+        establish(lab);
+        is_asked(lab, FIN | ACK);
+        is_answered(lab, FIN | ACK);
+        is_asked(lab, SYN);
+        let entry = lab.flow(flow(Tcp)).unwrap();
+        assert_eq!((entry.client_tcp_flags, entry.pod_tcp_flags), (SYN, 0));
+        is_answered(lab, SYN | ACK);
+        is_asked(lab, ACK);
+    });
+}
+
+#[test]
+fn stream_of_datagrams_is_established_by_the_second_reply() {
+    with_mappings(|lab| {
+        let question = udp(client(), node(), b"subscribe");
+        lab.ingress(&question).is(&to(&question, pod()), first_request("61000/udp", length(&question)));
+        let news = udp(pod(), client(), b"news");
+        let bytes = length(&news);
+        lab.egress(&news).is(&from(&news, node()), reply("61000/udp", bytes));
+        lab.egress(&news).is(&from(&news, node()), establishing_reply("61000/udp", bytes));
+        lab.set_slot(flow(Udp), 0);
+        lab.egress(&news).is(&from(&news, node()), reply("61000/udp", bytes));
+    });
+}
+
+#[test]
+fn flow_of_an_earlier_pod_with_the_same_address_is_not_answered() {
+    with_mappings(|lab| {
+        establish(lab);
+        lab.set_slot(flow(Tcp), 0);
+        lab.add(Tcp, NODE_PORT, "10.0.0.5:8080", GENERATION + 1);
+        is_untracked(lab);
+        is_asked(lab, SYN);
+        assert_eq!(lab.flow(flow(Tcp)).unwrap().generation, GENERATION + 1);
+        is_answered(lab, SYN | ACK);
+    });
+}
+
+#[test]
+fn half_open_flow_of_an_address_that_the_node_lost_is_not_answered() {
+    with_mappings(|lab| {
+        lab.ingress(&tcp(client(), (SECOND_NODE, NODE_PORT).into(), SYN, b""));
+        lab.set_addresses(&[NODE]);
+        is_untracked(lab);
+    });
+}
+
+#[test]
+fn half_open_flow_of_a_mapping_that_leads_elsewhere_now_is_not_answered() {
+    with_mappings(|lab| {
+        lab.add(Tcp, super::scene::SECOND_NODE_PORT, "10.0.0.5:8080", GENERATION);
+        lab.ingress(&tcp(client(), node(), SYN, b""));
+        lab.add(Tcp, NODE_PORT, "10.0.0.6:8080", 7);
+        is_untracked(lab);
+    });
+}
+
+#[test]
+fn purge_forgets_the_flows_of_removed_endpoints_only() {
+    with_mappings(|lab| {
+        establish(lab);
+        lab.ingress(&udp(client(), node(), b"one"));
+        lab.egress(&udp(pod(), client(), b"two"));
+        lab.ingress(&udp(client(), node(), b"three"));
+        lab.remove(Tcp, NODE_PORT);
+        lab.datapath.purge_flows().unwrap();
+        assert_eq!(lab.flow(flow(Tcp)), None);
+        assert!(lab.flow(flow(Udp)).is_some());
+        assert_eq!(lab.datapath.tables.flow_count().unwrap(), 1);
+    });
+}

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Every reason, provoked.
+
+use npl_common::reason::Reason;
+use npl_testkit::packet::tcp_flags::{ACK, SYN};
+use npl_testkit::packet::{Packet, Transport};
+
+use super::scene::{
+    CLIENT, NODE, NODE_PORT, POD, SECOND_NODE, Udp, client, establish, flow, for_us, from, length, node, pod, tcp, to,
+    udp, with_mappings,
+};
+use crate::counters::{and, first_request, reason, reply, request};
+
+#[test]
+fn no_mapping_leaves_a_port_of_the_range_to_the_host() {
+    with_mappings(|lab| {
+        for packet in [tcp(client(), (NODE, 61_050).into(), SYN, b""), udp(client(), (NODE, 61_050).into(), b"hello")] {
+            lab.ingress(&packet).is(&packet, reason(Reason::NoMapping));
+        }
+        // A port that is mapped for one protocol is not for the other.
+        lab.remove(Udp, NODE_PORT);
+        let packet = udp(client(), node(), b"hello");
+        lab.ingress(&packet).is(&packet, reason(Reason::NoMapping));
+    });
+}
+
+#[test]
+fn first_fragment_is_passed_in_both_directions() {
+    with_mappings(|lab| {
+        let mut fragment = udp(client(), node(), &[7; 64]);
+        let ip = fragment.ipv4_mut().unwrap();
+        (ip.more_fragments, ip.dont_fragment) = (true, false);
+        lab.ingress(&fragment).is(&fragment, reason(Reason::Fragment));
+        let mut fragment = udp(pod(), client(), &[7; 64]);
+        let ip = fragment.ipv4_mut().unwrap();
+        (ip.more_fragments, ip.dont_fragment) = (true, false);
+        lab.egress(&fragment).is(&fragment, reason(Reason::Fragment));
+    });
+}
+
+#[test]
+fn truncated_transport_header_is_passed_in_both_directions() {
+    with_mappings(|lab| {
+        for (protocol, whole) in [(6, 20), (17, 8)] {
+            for bytes in 4..whole {
+                let part = |source: u16, destination: u16| {
+                    let mut part = [source.to_be_bytes(), destination.to_be_bytes()].concat();
+                    part.resize(bytes, 0);
+                    Transport::Raw { protocol, bytes: part }
+                };
+                let request = Packet::new(CLIENT.into(), NODE.into(), part(43_210, 61_000));
+                lab.ingress(&for_us(request.clone())).is(&for_us(request), reason(Reason::Truncated));
+                let answer = Packet::new(POD.into(), CLIENT.into(), part(8080, 43_210));
+                lab.egress(&for_us(answer.clone())).is(&for_us(answer), reason(Reason::Truncated));
+            }
+        }
+    });
+}
+
+#[test]
+fn untracked_reply_is_direct_traffic_and_passed() {
+    with_mappings(|lab| {
+        for packet in [tcp(pod(), client(), SYN | ACK, b""), udp(pod(), client(), b"hello")] {
+            lab.egress(&packet).is(&packet, reason(Reason::UntrackedReply));
+        }
+    });
+}
+
+#[test]
+fn collision_gives_the_replies_to_the_newer_tcp_flow() {
+    with_mappings(|lab| {
+        establish(lab);
+        let second = (SECOND_NODE, NODE_PORT).into();
+        let stray = tcp(client(), second, ACK, b"");
+        let changes = and(reason(Reason::Collision), request("61000/tcp", 54));
+        lab.ingress(&stray).is(&to(&stray, pod()), changes.clone());
+        let answer = tcp(pod(), client(), ACK, b"");
+        lab.egress(&answer).is(&from(&answer, node()), reply("61000/tcp", 54));
+        let syn = tcp(client(), second, SYN, b"");
+        lab.ingress(&syn).is(&to(&syn, pod()), changes);
+        let answer = tcp(pod(), client(), SYN | ACK, b"");
+        lab.egress(&answer).is(&from(&answer, second), reply("61000/tcp", 54));
+    });
+}
+
+#[test]
+fn collision_gives_the_reply_to_whoever_sent_the_last_datagram() {
+    with_mappings(|lab| {
+        let second = (SECOND_NODE, NODE_PORT).into();
+        lab.ingress(&udp(client(), node(), b"one"));
+        lab.egress(&udp(pod(), client(), b"two"));
+        lab.ingress(&udp(client(), node(), b"three"));
+        assert!(lab.flow(flow(Udp)).is_some(), "the flow is established");
+        for end in [second, node(), second, node()] {
+            let datagram = udp(client(), end, b"question");
+            let changes = and(reason(Reason::Collision), request("61000/udp", length(&datagram)));
+            lab.ingress(&datagram).is(&to(&datagram, pod()), changes);
+            let answer = udp(pod(), client(), b"answer");
+            lab.egress(&answer).is(&from(&answer, end), reply("61000/udp", length(&answer)));
+        }
+    });
+}
+
+#[test]
+fn flow_table_full_leaves_the_flow_in_the_half_open_cache() {
+    with_mappings(|lab| {
+        lab.replace_flow_table_by_a_full_one();
+        let syn = tcp(client(), node(), SYN, b"");
+        lab.ingress(&syn).is(&to(&syn, pod()), first_request("61000/tcp", 54));
+        for _ in 0..3 {
+            let answer = tcp(pod(), client(), ACK, b"");
+            lab.egress(&answer).is(&from(&answer, node()), reply("61000/tcp", 54));
+            let data = tcp(client(), node(), ACK, b"data");
+            let changes = and(reason(Reason::FlowTableFull), request("61000/tcp", 58));
+            lab.ingress(&data).is(&to(&data, pod()), changes);
+        }
+    });
+}

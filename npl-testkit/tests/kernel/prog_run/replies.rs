@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Replies that are translated back.
+
+use npl_testkit::packet::Checksum;
+use npl_testkit::packet::tcp_flags::{ACK, PSH, SYN};
+
+use super::scene::{
+    NODE_PORT, SECOND_NODE, Tcp, Udp, client, flow, from, length, node, pod, random_packets, tcp, udp, with_mappings,
+};
+use crate::counters::reply;
+use crate::lab::Lab;
+
+/// The client's first packets, which open a flow by each protocol.
+fn open(lab: &mut Lab) {
+    lab.ingress(&tcp(client(), node(), SYN, b""));
+    lab.ingress(&udp(client(), node(), b"hello"));
+}
+
+#[test]
+fn tcp_reply_comes_from_the_node() {
+    with_mappings(|lab| {
+        open(lab);
+        let answer = tcp(pod(), client(), SYN | ACK, b"");
+        lab.egress(&answer).is(&from(&answer, node()), reply("61000/tcp", 54));
+    });
+}
+
+#[test]
+fn udp_reply_comes_from_the_node() {
+    with_mappings(|lab| {
+        open(lab);
+        let answer = udp(pod(), client(), b"hello yourself");
+        lab.egress(&answer).is(&from(&answer, node()), reply("61000/udp", length(&answer)));
+    });
+}
+
+#[test]
+fn reply_comes_from_the_address_that_the_client_asked() {
+    with_mappings(|lab| {
+        let second = (SECOND_NODE, NODE_PORT).into();
+        lab.ingress(&tcp(client(), second, SYN, b""));
+        let answer = tcp(pod(), client(), SYN | ACK, b"");
+        lab.egress(&answer).is(&from(&answer, second), reply("61000/tcp", 54));
+    });
+}
+
+#[test]
+fn reply_without_checksum_keeps_none() {
+    with_mappings(|lab| {
+        open(lab);
+        let mut answer = udp(pod(), client(), b"no checksum");
+        *answer.transport.checksum_mut().unwrap() = Checksum::Zero;
+        lab.egress(&answer).is(&from(&answer, node()), reply("61000/udp", length(&answer)));
+    });
+}
+
+#[test]
+fn reply_keeps_options_and_everything_else_in_its_header() {
+    with_mappings(|lab| {
+        open(lab);
+        let mut answer = tcp(pod(), client(), SYN | ACK, b"");
+        let ip = answer.ipv4_mut().unwrap();
+        (ip.tos, ip.ttl, ip.identification) = (0x28, 63, 0);
+        ip.options = vec![1; 39];
+        lab.egress(&answer).is(&from(&answer, node()), reply("61000/tcp", length(&answer)));
+    });
+}
+
+#[test]
+fn reply_of_a_removed_mapping_leaves_as_it_is() {
+    with_mappings(|lab| {
+        open(lab);
+        lab.remove(Tcp, NODE_PORT);
+        let answer = tcp(pod(), client(), SYN | ACK, b"");
+        lab.egress(&answer).is(&answer, vec![]);
+    });
+}
+
+#[test]
+fn established_flow_goes_on_when_one_of_two_mappings_of_a_port_is_removed() {
+    with_mappings(|lab| {
+        lab.add(Tcp, super::scene::SECOND_NODE_PORT, "10.0.0.5:8080", super::scene::GENERATION);
+        lab.ingress(&tcp(client(), node(), SYN, b""));
+        lab.egress(&tcp(pod(), client(), SYN | ACK, b""));
+        lab.ingress(&tcp(client(), node(), ACK, b""));
+        assert!(lab.flow(flow(Tcp)).is_some());
+        lab.remove(Tcp, NODE_PORT);
+        let answer = tcp(pod(), client(), PSH | ACK, b"more");
+        lab.egress(&answer).is(&from(&answer, node()), reply("61001/tcp", length(&answer)));
+    });
+}
+
+#[test]
+fn changed_checksums_of_replies_are_those_of_a_full_sum() {
+    with_mappings(|lab| {
+        open(lab);
+        lab.egress(&udp(pod(), client(), b"first"));
+        assert!(lab.slot(flow(Udp)).is_some());
+        for answer in random_packets(pod(), client(), 400) {
+            let outcome = lab.egress(&answer);
+            assert_eq!(outcome.bytes, from(&answer, node()).build(), "{answer:?}");
+        }
+    });
+}
