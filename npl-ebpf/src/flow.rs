@@ -129,6 +129,10 @@ impl Flow {
                 stats::count(Reason::Collision);
             }
             *entry = fresh_entry(request);
+            if syn::matches(word, self.hash) {
+                // Left as it is, the slot would hide the next packet by the other node end from this look-up.
+                self.set_slot(syn::word(self.hash, state::ESTABLISHED, request.node.addr_index, request.node.port));
+            }
             return Progress::Known;
         }
         self.set_slot(syn::word(self.hash, state::REQUESTED, request.node.addr_index, request.node.port));
