@@ -8,3 +8,6 @@ mod counters;
 mod lab;
 mod prog_run;
 mod sys;
+mod traffic;
+mod wire;
+mod world;

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Nodes whose own rules drop what does not fit: connection tracking, forwarding policy, masquerading, reverse paths.
+
+use npl_testkit::tools;
+use npl_testkit::traffic::{Direction, transfer};
+
+use crate::world::World;
+
+/// What a careful distribution and a CNI have: nothing invalid, nothing forwarded that nobody allowed, Pods masked.
+const RULES: &str = "
+table ip npl_test {
+  chain forward {
+    type filter hook forward priority filter; policy drop;
+    ct state invalid counter drop
+    ct state established,related accept
+    ip daddr 10.244.0.0/16 ct state new accept
+  }
+  chain postrouting {
+    type nat hook postrouting priority srcnat; policy accept;
+    ip saddr 10.244.0.0/16 ip daddr != 10.244.0.0/16 masquerade
+  }
+}";
+
+fn load_rules(world: &World) {
+    let mut nft = world.node().command("nft").unwrap();
+    tools::output_with_input(nft.args(["-f", "-"]), RULES).unwrap();
+}
+
+#[test]
+fn firewall_sees_one_valid_flow_and_masks_nothing() {
+    let world = World::new(1);
+    load_rules(&world);
+    for _ in 0..4 {
+        world.assert_answers();
+    }
+    transfer(world.client(), world.frontend(), Direction::Upload, 1 << 20).unwrap();
+    transfer(world.client(), world.frontend(), Direction::Download, 1 << 20).unwrap();
+    let mut nft = world.node().command("nft").unwrap();
+    let rules = tools::output(nft.args(["list", "chain", "ip", "npl_test", "forward"])).unwrap();
+    assert!(rules.contains("ct state invalid counter packets 0 bytes 0 drop"), "{rules}");
+}
+
+#[test]
+fn strict_reverse_path_filter_lets_both_directions_pass() {
+    let world = World::new(1);
+    for device in ["all", "default", "eth0", world.pod().host_device.name()] {
+        world.node().sysctl(&format!("net/ipv4/conf/{device}/rp_filter"), "1").unwrap();
+    }
+    for _ in 0..4 {
+        world.assert_answers();
+    }
+}

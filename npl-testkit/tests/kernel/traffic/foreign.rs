@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is not ours arrives byte for byte as it does without us.
+
+use std::time::{Duration, Instant};
+
+use npl_testkit::packet::tcp_flags::{ACK, PSH, RST, SYN};
+use npl_testkit::packet::{Ethernet, Packet, Transport};
+use npl_testkit::echo::EchoServer;
+use npl_testkit::topology::Options;
+use npl_testkit::traffic::tcp_request;
+
+use crate::wire::{self, Wire};
+use crate::world::{POD_PORT, World};
+
+/// Far longer than a frame needs; nobody waits for it unless one is lost.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// Packets of every kind from one address to another, none of which belongs to a flow through a mapping.
+fn packets(source: (std::net::Ipv4Addr, u16), destination: (std::net::Ipv4Addr, u16)) -> Vec<Packet> {
+    let (source, destination) = (source.into(), destination.into());
+    let mut odd = Packet::udp(source, destination, b"options and the rest");
+    let ip = odd.ipv4_mut().unwrap();
+    (ip.tos, ip.ttl, ip.dont_fragment, ip.options) = (0xb8, 17, false, vec![1; 8]);
+    let mut fragment = Packet::udp(source, destination, &[9; 64]);
+    let ip = fragment.ipv4_mut().unwrap();
+    (ip.more_fragments, ip.dont_fragment) = (true, false);
+    let raw = |protocol| Packet::new(source.ip(), destination.ip(), Transport::Raw { protocol, bytes: vec![5; 48] });
+    let mut packets = vec![odd, fragment, raw(132), raw(47)];
+    for flags in [SYN, SYN | ACK, PSH | ACK, RST] {
+        packets.push(Packet::tcp(source, destination, flags, b"not ours"));
+    }
+    packets.push(Packet::udp(source, destination, b"not ours"));
+    packets
+}
+
+/// Sends each packet through the Node and compares what arrives: another hop's addresses, one hop less, and no more.
+fn pass_unchanged(from: &Wire, to: &Wire, packets: &[Packet]) {
+    for packet in packets {
+        let mut sent = packet.clone();
+        sent.ethernet = Some(Ethernet { destination: from.gateway, source: from.address, vlans: Vec::new() });
+        let mut expected = packet.clone();
+        expected.ethernet = Some(Ethernet { destination: to.address, source: to.gateway, vlans: Vec::new() });
+        expected.ipv4_mut().unwrap().ttl -= 1;
+        let expected = expected.build();
+        from.send(&sent.build()).unwrap();
+        let start = Instant::now();
+        let mut seen = Vec::new();
+        while !seen.contains(&expected) {
+            assert!(start.elapsed() < LIMIT, "{packet:?} did not arrive as it was sent, but among {seen:02x?}");
+            seen.extend(to.receive(LIMIT).unwrap());
+        }
+    }
+}
+
+#[test]
+fn direct_packets_between_client_and_pod_are_the_same_with_and_without_us() {
+    let mut world = World::bare(1, Options::default());
+    let client = wire::open(&world.topology.client().device, &world.topology.client().uplink);
+    let pod = wire::open(&world.pod().device, &world.pod().host_device);
+    let (client_ip, pod_ip) = (world.topology.client().addresses.v4, world.pod().ip());
+    let requests = packets((client_ip, 40_000), (pod_ip, POD_PORT));
+    let answers = packets((pod_ip, POD_PORT), (client_ip, 40_000));
+    // Neighbours must be known: a frame that waits for one would come later than those after it.
+    tcp_request(world.client(), (pod_ip, POD_PORT).into(), "warm up").unwrap();
+    for is_attached in [false, true] {
+        if is_attached {
+            world.install();
+        }
+        pass_unchanged(&client, &pod, &requests);
+        pass_unchanged(&pod, &client, &answers);
+    }
+}
+
+#[test]
+fn pods_and_the_node_itself_reach_whom_they_want() {
+    let world = World::new(2);
+    let direct = (world.pod().ip(), POD_PORT).into();
+    let by_client = tcp_request(world.client(), direct, "past the mapping").unwrap();
+    assert_eq!(by_client.client.ip(), world.client_ip());
+    let by_node = tcp_request(world.node(), direct, "a probe").unwrap();
+    assert_eq!(by_node.pod, "web-0");
+    let other = &world.pods[1].0;
+    let by_pod = tcp_request(&other.netns, direct, "from Pod to Pod").unwrap();
+    assert_eq!(by_pod.client.ip(), other.ip());
+    let outside = EchoServer::start_in(world.client(), "outside", &[9090]).unwrap();
+    let server = (world.topology.client().addresses.v4, 9090).into();
+    let to_outside = tcp_request(&other.netns, server, "from a Pod to the world").unwrap();
+    assert_eq!((to_outside.pod.as_str(), to_outside.client.ip()), ("outside", other.ip().into()));
+    drop(outside);
+}

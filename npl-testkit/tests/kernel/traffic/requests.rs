@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Single requests: who answers, and whom the Pod sees.
+
+use std::io::ErrorKind;
+use std::net::Ipv4Addr;
+
+use npl_agent::core::model::{Family, Frontend, NodePort, Protocol};
+use npl_testkit::topology::Options;
+use npl_testkit::traffic::{self, UdpOptions};
+
+use crate::lab::mapping;
+use crate::world::{NODE_PORT, POD_PORT, World, set_addresses};
+
+#[test]
+fn each_node_port_reaches_its_pod_which_sees_the_client() {
+    let world = World::new(3);
+    for (index, (pod, _)) in world.pods.iter().enumerate() {
+        let server = (world.node_ip(), NODE_PORT + u16::try_from(index).unwrap()).into();
+        let tcp = traffic::tcp_request(world.client(), server, "by tcp").unwrap();
+        assert_eq!((tcp.pod.as_str(), tcp.client.ip()), (pod.name.as_str(), world.client_ip()));
+        let udp = traffic::udp_request(world.client(), server, b"by udp", UdpOptions::default()).unwrap().answer;
+        assert_eq!((udp.pod.as_str(), udp.client.ip()), (pod.name.as_str(), world.client_ip()));
+    }
+}
+
+#[test]
+fn datagrams_with_and_without_checksum_are_answered() {
+    let world = World::new(1);
+    for checksum in [true, false] {
+        let options = UdpOptions { checksum, ..UdpOptions::default() };
+        let answer = traffic::udp_request(world.client(), world.frontend(), b"hello", options).unwrap().answer;
+        assert_eq!((answer.received, answer.client.ip()), (5, world.client_ip()));
+    }
+}
+
+#[test]
+fn connections_of_one_client_are_told_apart() {
+    let world = World::new(1);
+    let streams: Vec<_> =
+        (0..16).map(|_| traffic::tcp_connect(world.client(), world.frontend()).unwrap()).collect();
+    for (number, stream) in streams.iter().enumerate() {
+        let answer = traffic::tcp_ask(stream, &format!("connection {number}")).unwrap();
+        assert_eq!(answer.client.port(), stream.local_addr().unwrap().port());
+    }
+}
+
+#[test]
+fn each_of_two_uplinks_serves_its_client_by_either_address() {
+    let mut world = World::with_options(1, Options { clients: 2, ..Options::default() });
+    let addresses = [world.node_ip(), Ipv4Addr::new(203, 0, 113, 10)];
+    set_addresses(world.datapath(), &addresses);
+    for client in world.topology.clients() {
+        for address in addresses {
+            let server = (address, NODE_PORT).into();
+            let tcp = traffic::tcp_request(&client.netns, server, "who are you?").unwrap();
+            assert_eq!(tcp.client.ip(), client.addresses.v4);
+            let udp = traffic::udp_request(&client.netns, server, b"and you?", UdpOptions::default()).unwrap().answer;
+            assert_eq!(udp.client.ip(), client.addresses.v4);
+        }
+    }
+}
+
+#[test]
+fn address_that_is_added_while_running_is_served() {
+    let mut world = World::new(1);
+    let added = Ipv4Addr::new(192, 0, 2, 11);
+    world.node().ip("addr add 192.0.2.11/24 dev eth0").unwrap();
+    let server = (added, NODE_PORT).into();
+    assert_eq!(refusal(&world, (added, NODE_PORT)), ErrorKind::ConnectionRefused);
+    let addresses = [world.node_ip(), added];
+    set_addresses(world.datapath(), &addresses);
+    assert_eq!(traffic::tcp_request(world.client(), server, "there?").unwrap().pod, "web-0");
+    world.assert_answers();
+}
+
+#[test]
+fn closed_pod_port_refuses_at_once() {
+    let mut world = World::new(1);
+    let (frontend, backend) = mapping(Protocol::Tcp, 61_050, (world.pod().ip(), POD_PORT + 1).into(), 1);
+    world.datapath().upsert_mapping(frontend, backend).unwrap();
+    assert_eq!(refusal(&world, (world.node_ip(), 61_050)), ErrorKind::ConnectionRefused);
+    let records = world.datapath().tables.records().unwrap();
+    let record = records.iter().find(|record| record.frontend == frontend).unwrap();
+    assert_eq!((record.stats.request_packets, record.stats.reply_packets), (1, 1), "the Pod itself has refused");
+}
+
+#[test]
+fn unmapped_port_of_the_range_is_refused_by_the_host() {
+    let world = World::new(1);
+    assert_eq!(refusal(&world, (world.node_ip(), 61_099)), ErrorKind::ConnectionRefused);
+}
+
+#[test]
+fn removed_mapping_is_refused_by_the_host_and_comes_back() {
+    let mut world = World::new(1);
+    let frontend = Frontend { family: Family::V4, node_port: NodePort(NODE_PORT), protocol: Protocol::Tcp };
+    let backend = world.datapath().mappings().unwrap()[&frontend];
+    world.datapath().remove_mapping(frontend).unwrap();
+    assert_eq!(refusal(&world, (world.node_ip(), NODE_PORT)), ErrorKind::ConnectionRefused);
+    world.datapath().upsert_mapping(frontend, backend).unwrap();
+    world.assert_answers();
+}
+
+/// Why a connection is refused.
+#[track_caller]
+fn refusal(world: &World, server: (Ipv4Addr, u16)) -> ErrorKind {
+    let error = traffic::tcp_connect(world.client(), server.into()).unwrap_err();
+    error.downcast_ref::<std::io::Error>().unwrap().kind()
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Whole frames sent and received at one end of a cable.
+
+#![expect(unsafe_code, reason = "no library in use makes an address of a packet socket")]
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::time::Duration;
+
+use npl_testkit::topology::Device;
+use socket2::{Domain, Protocol, SockAddr, SockAddrStorage, Socket, Type};
+
+/// `ETH_P_IP`: nothing but IPv4 is sent and received.
+const ETH_P_IP: u16 = 0x0800;
+
+/// A device's end, with its own link-layer address and that of the other end.
+pub(crate) struct Wire {
+    socket: Socket,
+    to: SockAddr,
+    pub(crate) address: [u8; 6],
+    pub(crate) gateway: [u8; 6],
+}
+
+/// Opens the end at `device`, whose cable leads to `peer`.
+pub(crate) fn open(device: &Device, peer: &Device) -> Wire {
+    let protocol = Protocol::from(i32::from(ETH_P_IP.to_be()));
+    let socket = device.netns().run(|| Socket::new(Domain::PACKET, Type::RAW, Some(protocol))).unwrap().unwrap();
+    let to = link_address(device.ifindex().unwrap());
+    socket.bind(&to).unwrap();
+    Wire { socket, to, address: hardware_address(device), gateway: hardware_address(peer) }
+}
+
+impl Wire {
+    pub(crate) fn send(&self, frame: &[u8]) -> io::Result<usize> {
+        self.socket.send_to(frame, &self.to)
+    }
+
+    /// The next frame that arrives, or that leaves: a packet socket sees both. None if there is none for `limit`.
+    pub(crate) fn receive(&self, limit: Duration) -> io::Result<Option<Vec<u8>>> {
+        self.socket.set_read_timeout(Some(limit))?;
+        let mut buffer = [MaybeUninit::new(0); 2048];
+        match self.socket.recv(&mut buffer) {
+            // SAFETY: all of the buffer was initialised before the call.
+            Ok(length) => Ok(Some(buffer[..length].iter().map(|byte| unsafe { byte.assume_init() }).collect())),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn link_address(ifindex: u32) -> SockAddr {
+    let mut storage = SockAddrStorage::zeroed();
+    // SAFETY: the storage has room for any address, and this is the one of the family that is written.
+    let address = unsafe { storage.view_as::<libc::sockaddr_ll>() };
+    address.sll_family = u16::try_from(libc::AF_PACKET).unwrap();
+    address.sll_protocol = ETH_P_IP.to_be();
+    address.sll_ifindex = ifindex.cast_signed();
+    // SAFETY: all bytes are written or zero, and the length is that of the address.
+    unsafe { SockAddr::new(storage, u32::try_from(size_of::<libc::sockaddr_ll>()).unwrap()) }
+}
+
+fn hardware_address(device: &Device) -> [u8; 6] {
+    let shown = device.netns().ip(&format!("link show dev {}", device.name())).unwrap();
+    let (_, rest) = shown.split_once("link/ether ").unwrap();
+    let mut octets = rest.split([':', ' ']).map(|octet| u8::from_str_radix(octet, 16).unwrap());
+    std::array::from_fn(|_| octets.next().unwrap())
+}

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A Node with Pods and clients in namespaces, and the agent's datapath attached to its uplinks.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+
+use npl_agent::core::devices::{Device, DeviceKind};
+use npl_agent::core::model::Protocol;
+use npl_agent::datapath::{Datapath, DatapathError};
+use npl_testkit::echo::EchoServer;
+use npl_testkit::mounts::BpfFs;
+use npl_testkit::netns::Netns;
+use npl_testkit::run::Run;
+use npl_testkit::topology::{Options, Pod, Topology};
+use npl_testkit::traffic;
+
+use crate::lab::{SEED, mapping};
+
+/// The port that every Pod serves, by TCP and UDP.
+pub(crate) const POD_PORT: u16 = 8080;
+/// The node port of the first Pod; that of the second is the next one.
+pub(crate) const NODE_PORT: u16 = 61_000;
+
+/// Everything is taken down in this order.
+pub(crate) struct World {
+    pub(crate) datapath: Option<Datapath>,
+    pub(crate) pods: Vec<(Pod, EchoServer)>,
+    pub(crate) topology: Topology,
+    pub(crate) bpffs: BpfFs,
+    pub(crate) run: Run,
+}
+
+impl World {
+    /// One client and `pods` Pods, each of them mapped by both protocols; the programs are on the uplink.
+    pub(crate) fn new(pods: u8) -> Self {
+        Self::with_options(pods, Options::default())
+    }
+
+    pub(crate) fn with_options(pods: u8, options: Options) -> Self {
+        let mut world = Self::bare(pods, options);
+        world.install();
+        world
+    }
+
+    /// What a first agent does: mappings first, then the programs on the uplinks.
+    pub(crate) fn install(&mut self) {
+        let mut datapath = self.open();
+        datapath.configure("61000-61100".parse().unwrap(), || SEED).unwrap();
+        set_addresses(&mut datapath, &[self.node_ip()]);
+        for (index, (pod, _)) in self.pods.iter().enumerate() {
+            let node_port = NODE_PORT + u16::try_from(index).unwrap();
+            for protocol in [Protocol::Tcp, Protocol::Udp] {
+                let (frontend, backend) = mapping(protocol, node_port, (pod.ip(), POD_PORT).into(), 1);
+                datapath.upsert_mapping(frontend, backend).unwrap();
+            }
+        }
+        self.attach(&mut datapath);
+        self.datapath = Some(datapath);
+    }
+
+    /// Without a datapath.
+    pub(crate) fn bare(pods: u8, options: Options) -> Self {
+        let run = Run::start().unwrap();
+        let bpffs = run.bpffs("bpf").unwrap();
+        let mut topology = Topology::new(&run, "", options).unwrap();
+        let mut served = Vec::new();
+        for index in 0..pods {
+            let pod = topology.add_pod(&run, &format!("web-{index}")).unwrap();
+            let server = EchoServer::start_in(&pod.netns, &pod.name, &[POD_PORT]).unwrap();
+            served.push((pod, server));
+        }
+        Self { datapath: None, pods: served, topology, bpffs, run }
+    }
+
+    /// What a starting agent does: adopts what is pinned, or starts afresh.
+    pub(crate) fn open(&self) -> Datapath {
+        let path: &Path = self.bpffs.path();
+        self.node().run(|| Datapath::open(path)).unwrap().unwrap()
+    }
+
+    /// Puts the programs on every uplink.
+    pub(crate) fn attach(&self, datapath: &mut Datapath) {
+        let errors = self.attach_to(datapath, &self.uplinks());
+        assert!(errors.is_empty(), "{errors:?}");
+    }
+
+    /// Puts the programs on these devices, and takes them off all others.
+    pub(crate) fn attach_to(&self, datapath: &mut Datapath, devices: &[Device]) -> Vec<DatapathError> {
+        self.node().run(|| datapath.hooks.attach(devices, |_| true)).unwrap()
+    }
+
+    /// The Node's uplinks as the agent sees devices.
+    pub(crate) fn uplinks(&self) -> Vec<Device> {
+        let devices = self.topology.clients().iter().map(|client| device(&client.uplink));
+        devices.collect()
+    }
+
+    pub(crate) fn datapath(&mut self) -> &mut Datapath {
+        self.datapath.as_mut().unwrap()
+    }
+
+    pub(crate) fn node(&self) -> &Netns {
+        self.topology.node()
+    }
+
+    pub(crate) fn client(&self) -> &Netns {
+        &self.topology.client().netns
+    }
+
+    pub(crate) fn client_ip(&self) -> IpAddr {
+        self.topology.client().addresses.v4.into()
+    }
+
+    pub(crate) fn node_ip(&self) -> Ipv4Addr {
+        self.topology.node_addresses().v4
+    }
+
+    /// Where the first Pod is reached.
+    pub(crate) fn frontend(&self) -> SocketAddr {
+        (self.node_ip(), NODE_PORT).into()
+    }
+
+    pub(crate) fn pod(&self) -> &Pod {
+        &self.pods[0].0
+    }
+
+    /// The first Pod answers by both protocols, and sees the client's address.
+    #[track_caller]
+    pub(crate) fn assert_answers(&self) {
+        let tcp = traffic::tcp_request(self.client(), self.frontend(), "who are you?").unwrap();
+        assert_eq!((tcp.pod.as_str(), tcp.client.ip()), (self.pod().name.as_str(), self.client_ip()));
+        let options = traffic::UdpOptions::default();
+        let udp = traffic::udp_request(self.client(), self.frontend(), b"and you?", options).unwrap().answer;
+        assert_eq!((udp.pod.as_str(), udp.client.ip()), (self.pod().name.as_str(), self.client_ip()));
+    }
+}
+
+pub(crate) fn set_addresses(datapath: &mut Datapath, addresses: &[Ipv4Addr]) {
+    let left_out = datapath.tables.set_local_addresses(addresses).unwrap();
+    assert!(left_out.is_empty(), "{left_out:?} found no room");
+}
+
+fn device(device: &npl_testkit::topology::Device) -> Device {
+    Device {
+        ifindex: device.ifindex().unwrap(),
+        name: device.name().to_owned(),
+        kind: DeviceKind::Veth,
+        has_ethernet: true,
+        is_enslaved: false,
+        has_default_route: true,
+        addresses: Vec::new(),
+    }
+}
