@@ -18,6 +18,9 @@ use crate::netns::Netns;
 /// How long a thread may sit in a system call before it looks whether it has to end.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// How long a client may say nothing before its connection is closed.
+const CLIENT_PAUSE: Duration = Duration::from_secs(30);
+
 /// Waiting connections: more than any test opens at once.
 const BACKLOG: i32 = 1024;
 
@@ -108,6 +111,10 @@ fn bind(kind: Type, port: u16) -> io::Result<Socket> {
 fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
     while !shared.stop.load(Ordering::Relaxed) {
         let Ok((stream, _client)) = listener.accept() else { continue };
+        // A connection inherits the listener's short time-out, in which a client on a loaded machine says nothing.
+        if stream.set_read_timeout(Some(CLIENT_PAUSE)).is_err() {
+            continue;
+        }
         let stream = Arc::new(stream);
         {
             let mut connections = shared.connections.lock().unwrap_or_else(PoisonError::into_inner);
