@@ -87,9 +87,7 @@ fn generate(ctx: &XdpContext) -> Option<u32> {
     // SAFETY: one processor generates, so nobody else writes the element.
     let traffic = unsafe { &mut *traffic };
     let frame = pointer::<Frame>(ctx.data(), ctx.data_end())?;
-    // Written in full each time: the kernel uses frames again as the Node left them, with other addresses.
-    // SAFETY: in bounds as checked, and both are arrays of bytes aligned to four.
-    unsafe { *frame.cast::<[u32; FRAME_BYTES / 4]>() = *traffic.frame.as_ptr().cast() };
+    write(frame, &traffic.frame);
     let number = traffic.next;
     traffic.next = number.wrapping_add(1);
     if traffic.ports != 0 {
@@ -98,6 +96,18 @@ fn generate(ctx: &XdpContext) -> Option<u32> {
     }
     // SAFETY: a helper of two numbers.
     Some((unsafe { bpf_redirect(traffic.ifindex, 0) }) as u32)
+}
+
+/// Writes the frame in full, each time: the kernel uses frames again as the Node left them, with other addresses.
+///
+/// Word by word, and volatile: as one assignment it becomes a call that copies byte by byte.
+#[inline(always)]
+fn write(frame: *mut Frame, template: &[u8; FRAME_BYTES]) {
+    let (to, from) = (frame.cast::<u32>(), template.as_ptr().cast::<u32>());
+    for word in 0..FRAME_BYTES / size_of::<u32>() {
+        // SAFETY: both are `FRAME_BYTES` long, as checked and as their types say, and aligned to four.
+        unsafe { to.add(word).write_volatile(*from.add(word)) };
+    }
 }
 
 /// Makes the template the packet of flow `number`: another client, and the next mapping.

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
 use std::os::fd::AsFd as _;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use aya::maps::{Array, PerCpuArray};
@@ -19,7 +19,7 @@ use npl_testkit::netns::Netns;
 use npl_testkit::poll;
 use npl_testkit::topology::{Device, Pod};
 
-use crate::live_frames;
+use crate::live_frames::{self, Stopwatch};
 
 /// Packets between two looks at whether the user wants to stop.
 const CHUNK: u32 = 50_000;
@@ -104,7 +104,7 @@ impl Meter {
         let program = generator.fd()?.as_fd();
         self.client.run(|| {
             live_frames::occupy_one_processor()?;
-            let start = Instant::now();
+            let stopwatch = Stopwatch::start()?;
             let mut left = packets;
             while left > 0 {
                 ensure!(!interrupt::is_requested(), "interrupted");
@@ -112,7 +112,7 @@ impl Meter {
                 live_frames::run(program, &self.frame, now)?;
                 left -= u64::from(now);
             }
-            Ok(start.elapsed())
+            stopwatch.elapsed()
         })?
     }
 
