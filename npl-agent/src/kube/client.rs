@@ -27,7 +27,7 @@ use tracing::{debug, info, warn};
 use super::{
     backoff::{Jittered, Throttle},
     failure::{FailureKind, REFUSALS_TO_BELIEVE, one_line, root_cause},
-    types::NodeObject,
+    objects::NodeObject,
 };
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

@@ -2,7 +2,7 @@
 //! The API server: what the agent reads from it and the one thing that it writes.
 //!
 //! ```text
-//! watch ──► types ──► convert ──► Change ──► (owner task) ──► AnnotationWrite ──► patch ──► Pod
+//! watch ──► objects ──► convert ──► Change ──► (owner task) ──► AnnotationWrite ──► patch ──► Pod
 //! ```
 //!
 //! Nothing here decides anything, and nothing here ends the agent because the API server is away: the watches go on
@@ -12,8 +12,8 @@ pub mod backoff;
 pub mod client;
 pub mod convert;
 pub mod failure;
+pub mod objects;
 pub mod patch;
-pub mod types;
 pub mod watch;
 
 pub use convert::AnnotationKeys;

@@ -19,7 +19,7 @@ use tokio::{
 use super::{
     convert::{self, AnnotationKeys},
     failure::{FailureKind, root_cause},
-    types::PodObject,
+    objects::PodObject,
 };
 use crate::{
     core::{

@@ -19,7 +19,7 @@ use super::{
     backoff::{Jittered, Throttle},
     convert::{self, AnnotationKeys, Converted},
     failure::{FailureKind, REFUSALS_TO_BELIEVE, root_cause},
-    types::{NodeObject, PodObject, ServiceObject},
+    objects::{NodeObject, PodObject, ServiceObject},
 };
 use crate::{
     core::{

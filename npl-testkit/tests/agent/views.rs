@@ -3,7 +3,7 @@
 
 use npl_testkit::residue::Residue;
 
-use crate::world::World;
+use crate::world::{World, manifest};
 
 #[test]
 fn the_commands_show_the_kernel_also_while_no_agent_runs() {
@@ -66,4 +66,15 @@ fn cleanup_takes_everything_of_ours_and_nothing_of_others() {
     let left: Vec<&str> = residue.lines().filter(|line| line.contains("program") || line.contains("map ")).collect();
     assert!(left.is_empty(), "{left:?}");
     assert_eq!(options.command(&["cleanup"]).unwrap().trim(), "nothing to remove");
+}
+
+#[test]
+fn the_api_server_accepts_the_whole_manifest() {
+    let world = World::new();
+    // The namespace and the access rules are there; a dry run of the rest would not find the namespace otherwise.
+    let manifest = manifest();
+    let accepted = world.cluster.kubectl(&["apply", "--dry-run=server", "--filename", manifest.to_str().unwrap()]).unwrap();
+    for object in ["daemonset.apps/npl-agent", "clusterrole.rbac.authorization.k8s.io/npl-agent"] {
+        assert!(accepted.contains(object), "{object} is not in {accepted}");
+    }
 }

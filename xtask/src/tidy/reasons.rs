@@ -7,6 +7,10 @@ use super::tree::Tree;
 const REASONS: &str = "npl-common/src/reason.rs";
 const TESTS: &str = "npl-testkit/tests/";
 
+/// Reasons that nothing outside of the kernel can provoke.
+const UNPROVOKED: [(&str, &str); 1] =
+    [("rewrite_failed", "the headers were read before, so only the kernel's lack of memory keeps them from being written")];
+
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let Some(declaration) = tree.text(REASONS) else {
         return vec![Finding::error(REASONS, "the reasons are not where this rule looks for them")];
@@ -16,7 +20,8 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
         return vec![Finding::error(REASONS, "no reason is found in the form `Variant = 0, \"name\";`")];
     }
     let tests: Vec<&str> = tree.below(TESTS, ".rs").flat_map(|(_, text)| test_names(text)).collect();
-    let untested = names.iter().filter(|name| !tests.iter().any(|test| test.contains(*name)));
+    let is_excused = |name: &str| UNPROVOKED.iter().any(|(excused, _why)| *excused == name);
+    let untested = names.iter().filter(|name| !is_excused(name) && !tests.iter().any(|test| test.contains(*name)));
     untested.map(|name| Finding::error(REASONS, format!("no test below {TESTS} has `{name}` in its name"))).collect()
 }
 
