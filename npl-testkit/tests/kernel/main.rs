@@ -6,6 +6,7 @@
 
 mod counters;
 mod lab;
+mod links;
 mod prog_run;
 mod sys;
 mod traffic;

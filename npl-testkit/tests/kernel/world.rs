@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
+use std::time::Duration;
 
 use npl_agent::core::devices::{Device, DeviceKind};
 use npl_agent::core::model::Protocol;
@@ -10,6 +11,7 @@ use npl_agent::datapath::{Datapath, DatapathError};
 use npl_testkit::echo::EchoServer;
 use npl_testkit::mounts::BpfFs;
 use npl_testkit::netns::Netns;
+use npl_testkit::poll;
 use npl_testkit::run::Run;
 use npl_testkit::topology::{Options, Pod, Topology};
 use npl_testkit::traffic;
@@ -20,6 +22,9 @@ use crate::lab::{SEED, mapping};
 pub(crate) const POD_PORT: u16 = 8080;
 /// The node port of the first Pod; that of the second is the next one.
 pub(crate) const NODE_PORT: u16 = 61_000;
+
+/// Far longer than the kernel needs.
+const DETACH_LIMIT: Duration = Duration::from_secs(10);
 
 /// Everything is taken down in this order.
 pub(crate) struct World {
@@ -124,6 +129,13 @@ impl World {
         &self.pods[0].0
     }
 
+    /// Waits until the host answers in the Pod's place; the kernel takes a moment to detach a program nobody pins.
+    #[track_caller]
+    pub(crate) fn wait_until_refused(&self) {
+        let is_refused = || traffic::tcp_connect(self.client(), self.frontend()).is_err().then_some(());
+        poll::until("the end of the programs", DETACH_LIMIT, is_refused).unwrap();
+    }
+
     /// The first Pod answers by both protocols, and sees the client's address.
     #[track_caller]
     pub(crate) fn assert_answers(&self) {
@@ -150,4 +162,9 @@ fn device(device: &npl_testkit::topology::Device) -> Device {
         has_default_route: true,
         addresses: Vec::new(),
     }
+}
+
+/// Whether the processor is the emulator's, which takes its time.
+pub(crate) fn is_emulated() -> bool {
+    std::fs::read_to_string("/proc/cpuinfo").unwrap().contains("QEMU")
 }

@@ -3,9 +3,9 @@
 
 use std::time::{Duration, Instant};
 
+use npl_testkit::echo::EchoServer;
 use npl_testkit::packet::tcp_flags::{ACK, PSH, RST, SYN};
 use npl_testkit::packet::{Ethernet, Packet, Transport};
-use npl_testkit::echo::EchoServer;
 use npl_testkit::topology::Options;
 use npl_testkit::traffic::tcp_request;
 

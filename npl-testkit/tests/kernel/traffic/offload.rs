@@ -4,12 +4,11 @@
 use npl_testkit::topology::{Device, Offload};
 use npl_testkit::traffic::{Direction, transfer};
 
-use crate::world::World;
+use crate::world::{World, is_emulated};
 
 /// Enough for windows to grow until the largest segments are used; an emulated processor takes its time.
 fn bytes() -> u64 {
-    let is_emulated = std::fs::read_to_string("/proc/cpuinfo").unwrap().contains("QEMU");
-    if is_emulated { 4 << 20 } else { 64 << 20 }
+    if is_emulated() { 4 << 20 } else { 64 << 20 }
 }
 
 fn transfer_both_ways(world: &World) {

@@ -36,8 +36,7 @@ fn datagrams_with_and_without_checksum_are_answered() {
 #[test]
 fn connections_of_one_client_are_told_apart() {
     let world = World::new(1);
-    let streams: Vec<_> =
-        (0..16).map(|_| traffic::tcp_connect(world.client(), world.frontend()).unwrap()).collect();
+    let streams: Vec<_> = (0..16).map(|_| traffic::tcp_connect(world.client(), world.frontend()).unwrap()).collect();
     for (number, stream) in streams.iter().enumerate() {
         let answer = traffic::tcp_ask(stream, &format!("connection {number}")).unwrap();
         assert_eq!(answer.client.port(), stream.local_addr().unwrap().port());

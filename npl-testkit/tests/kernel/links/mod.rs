@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The life of what is pinned: it outlives the loader, is adopted, replaced, repaired and removed, beside that of others.
+
+mod cleanup;
+mod neighbours;
+mod pins;
+mod restart;

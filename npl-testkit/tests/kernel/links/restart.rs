@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Agents come and go, and devices too; packets are translated all the while.
+
+use std::io::ErrorKind;
+use std::time::Duration;
+
+use npl_testkit::echo::Protocol;
+use npl_testkit::poll;
+use npl_testkit::traffic::{self, Direction, Load, Request, Transfer};
+
+use crate::world::{World, is_emulated};
+
+/// How often the agent is replaced under load.
+const REPLACEMENTS: u64 = 10;
+
+/// A generous time for a handful of requests, also on an emulated processor.
+const LIMIT: Duration = Duration::from_secs(20);
+
+#[test]
+fn traffic_goes_on_without_the_loader_and_the_next_one_adopts_it() {
+    let mut world = World::new(2);
+    world.assert_answers();
+    let mappings = world.datapath().mappings().unwrap();
+    let carried = world.datapath().tables.totals().unwrap();
+    world.datapath = None;
+    world.assert_answers();
+    let mut adopted = world.open();
+    assert_eq!(adopted.mappings().unwrap(), mappings);
+    let now = adopted.tables.totals().unwrap();
+    assert!(now.request_packets > carried.request_packets, "packets without a loader are counted: {now:?}");
+    world.attach(&mut adopted);
+    world.assert_answers();
+    assert_eq!(adopted.tables.local_addresses().unwrap().into_keys().collect::<Vec<_>>(), [world.node_ip()]);
+}
+
+#[test]
+fn nothing_is_lost_while_programs_are_replaced() {
+    let mut world = World::new(1);
+    world.datapath = None;
+    let request = |protocol| Request {
+        protocol,
+        server: world.frontend(),
+        pod: world.pod().name.clone(),
+        client: world.client_ip(),
+    };
+    let load = Load::start(world.client(), 100, vec![request(Protocol::Tcp), request(Protocol::Udp)]);
+    let bytes = if is_emulated() { 1 << 20 } else { 8 << 20 };
+    let upload = Transfer::start(world.client(), world.frontend(), Direction::Upload, bytes, bytes / 2).unwrap();
+    for replacement in 1..=REPLACEMENTS {
+        let mut next = world.open();
+        world.attach(&mut next);
+        drop(next);
+        let answered =
+            || (load.report().total() >= 10 * replacement || !load.report().failures.is_empty()).then_some(());
+        poll::until("ten more requests", LIMIT, answered).unwrap();
+    }
+    assert_eq!(upload.join().unwrap().bytes, bytes);
+    assert_eq!(load.stop().failures, []);
+}
+
+#[test]
+fn device_that_comes_again_under_its_old_number_is_attached_afresh() {
+    let mut world = World::new(1);
+    world.assert_answers();
+    let ifindex = world.topology.client().uplink.ifindex().unwrap();
+    let client = world.client().name().to_owned();
+    world.node().ip("link del eth0").unwrap();
+    world
+        .node()
+        .ip(&format!(
+            "link add eth0 index {ifindex} type veth peer name eth0 netns {client}\n\
+             addr add 192.0.2.10/24 dev eth0\n\
+             link set eth0 up"
+        ))
+        .unwrap();
+    world
+        .client()
+        .ip("addr add 192.0.2.1/24 dev eth0\n\
+             addr add 198.51.100.2/32 dev eth0\n\
+             link set eth0 up\n\
+             route replace 192.0.2.0/24 dev eth0 src 198.51.100.2")
+        .unwrap();
+    world.node().ip("route add default via 192.0.2.1 dev eth0").unwrap();
+    let error = traffic::tcp_connect(world.client(), world.frontend()).unwrap_err();
+    let kind = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+    assert_eq!(kind, Some(ErrorKind::ConnectionRefused), "without the programs, the host answers");
+    let mut datapath = world.datapath.take().unwrap();
+    world.attach(&mut datapath);
+    world.assert_answers();
+}
+
+#[test]
+fn device_that_is_no_longer_wanted_is_left() {
+    let mut world = World::new(1);
+    world.assert_answers();
+    let mut datapath = world.datapath.take().unwrap();
+    let devices = world.uplinks();
+    let errors = world.node().run(|| datapath.hooks.attach(&devices, |_| false)).unwrap();
+    assert!(errors.is_empty(), "{errors:?}");
+    world.wait_until_refused();
+    world.attach(&mut datapath);
+    world.assert_answers();
+}
