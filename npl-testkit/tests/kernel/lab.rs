@@ -134,7 +134,7 @@ impl Lab {
         self.flows.insert(NOBODYS_FLOW, NOBODYS_END, 0).unwrap();
         let mut loader = EbpfLoader::new();
         for name in names::PINNED_MAPS {
-            loader.map_pin_path(*name, pins.map(name));
+            loader.map_pin_path(name, pins.map(name));
         }
         let mut others = loader.load(embedded_object().unwrap()).unwrap();
         for name in [names::PROG_INGRESS, names::PROG_EGRESS] {
