@@ -56,6 +56,7 @@ fn lints() -> Result<()> {
         "--exclude",
         "npl-ebpf",
         "--all-targets",
+        "--all-features",
         "--",
         "-D",
         "warnings",

@@ -11,7 +11,7 @@ use npl_testkit::tools;
 use crate::testbed::Mappings;
 
 /// Antrea's rules: one chain for all packets to the Node, in it one rule after the other.
-pub(crate) fn add_iptables(node: &Netns, mappings: &Mappings) -> Result<()> {
+pub(crate) fn add_iptables(node: &Netns, mappings: Mappings) -> Result<()> {
     let mut rules = String::from(
         "*nat\n\
          :ANTREA-NODE-PORT-LOCAL - [0:0]\n\
@@ -29,7 +29,7 @@ pub(crate) fn add_iptables(node: &Netns, mappings: &Mappings) -> Result<()> {
 }
 
 /// The shortest form that nftables has for the same: one look into a hash.
-pub(crate) fn add_nftables(node: &Netns, mappings: &Mappings) -> Result<()> {
+pub(crate) fn add_nftables(node: &Netns, mappings: Mappings) -> Result<()> {
     let mut elements = String::new();
     let (protocol, pod_ip) = (mappings.protocol, mappings.pod_ip);
     for (node_port, pod_port) in mappings.ports() {

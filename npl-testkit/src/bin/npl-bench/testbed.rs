@@ -49,11 +49,11 @@ pub(crate) struct Mappings {
 
 impl Mappings {
     /// Node port and pod port of each.
-    pub(crate) fn ports(&self) -> impl Iterator<Item = (u16, u16)> {
+    pub(crate) fn ports(self) -> impl Iterator<Item = (u16, u16)> {
         (0..self.count).map(|n| (FIRST_NODE_PORT + n, FIRST_POD_PORT + n))
     }
 
-    fn pod_ports(&self) -> RangeInclusive<u16> {
+    const fn pod_ports(self) -> RangeInclusive<u16> {
         FIRST_POD_PORT..=FIRST_POD_PORT + self.count - 1
     }
 }
@@ -79,7 +79,7 @@ impl Testbed {
         fix_neighbour(&pod)?;
 
         let mappings = Mappings { protocol: workload.protocol(), pod_ip: pod.ip(), count: mode.mappings() };
-        let ours = translate(run, number, mode, &topology, &mappings)?;
+        let ours = translate(run, number, mode, &topology, mappings)?;
         let server: SocketAddr = if mode.is_translated() {
             (topology.node_addresses().v4, FIRST_NODE_PORT).into()
         } else {
@@ -93,7 +93,7 @@ impl Testbed {
             ensure!(datapath.tables.flow_count()? == 1, "the Pod's answers did not make the flow an established one");
         }
         let flows = Flows {
-            frame: frame(workload, client.device.clone(), client.uplink.clone(), source, server)?,
+            frame: frame(workload, &client.device, &client.uplink, source, server)?,
             ports: if workload == Workload::NewFlows { PORTS_PER_CLIENT } else { 0 },
             mappings: mode.mappings(),
         };
@@ -135,7 +135,7 @@ fn translate(
     number: usize,
     mode: Mode,
     topology: &Topology,
-    mappings: &Mappings,
+    mappings: Mappings,
 ) -> Result<Option<(Datapath, BpfFs)>> {
     let node = topology.node();
     match mode {
@@ -152,7 +152,7 @@ fn translate(
 }
 
 /// The agent's own datapath on the Node's uplink, with maps of its own.
-fn load_ours(run: &Run, number: usize, topology: &Topology, mappings: &Mappings) -> Result<(Datapath, BpfFs)> {
+fn load_ours(run: &Run, number: usize, topology: &Topology, mappings: Mappings) -> Result<(Datapath, BpfFs)> {
     let bpffs = run.bpffs(&format!("bpf{number}"))?;
     let mut datapath = Datapath::open(bpffs.path())?;
     datapath.tables.set_local_addresses(&[topology.node_addresses().v4])?;
@@ -198,8 +198,8 @@ fn establish(topology: &Topology, pod: &Pod, server: SocketAddr) -> Result<Socke
 /// The first frame. Its identification is the pod port at which it has to arrive.
 fn frame(
     workload: Workload,
-    from: Device,
-    to: Device,
+    from: &Device,
+    to: &Device,
     source: SocketAddr,
     server: SocketAddr,
 ) -> Result<[u8; FRAME_BYTES]> {
@@ -207,8 +207,7 @@ fn frame(
         Workload::Established => Packet::udp(source, server, &[0; FRAME_BYTES - 14 - 20 - 8]),
         Workload::NewFlows => Packet::tcp(source, server, tcp_flags::SYN, &[]),
     };
-    packet.ethernet =
-        Some(Ethernet { destination: link_address(&to)?, source: link_address(&from)?, vlans: Vec::new() });
+    packet.ethernet = Some(Ethernet { destination: link_address(to)?, source: link_address(from)?, vlans: Vec::new() });
     packet.ipv4_mut().context("an IPv4 packet")?.identification = FIRST_POD_PORT;
     let mut bytes = packet.build();
     // Ethernet pads a frame that is too short.
