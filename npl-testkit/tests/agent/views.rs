@@ -73,7 +73,8 @@ fn the_api_server_accepts_the_whole_manifest() {
     let world = World::new();
     // The namespace and the access rules are there; a dry run of the rest would not find the namespace otherwise.
     let manifest = manifest();
-    let accepted = world.cluster.kubectl(&["apply", "--dry-run=server", "--filename", manifest.to_str().unwrap()]).unwrap();
+    let accepted =
+        world.cluster.kubectl(&["apply", "--dry-run=server", "--filename", manifest.to_str().unwrap()]).unwrap();
     for object in ["daemonset.apps/npl-agent", "clusterrole.rbac.authorization.k8s.io/npl-agent"] {
         assert!(accepted.contains(object), "{object} is not in {accepted}");
     }
