@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! Counters per mapping. One element per processor, so that counting never waits.
 
-/// Elements of the per-mapping counters: one for each mapping of either family, and room for [`RETIRED`].
-pub const MAX_STATS: u32 = 2 * crate::mapping::MAX_MAPPINGS + 1;
+/// Mappings that have counters of their own, of both families together. Each takes 48 bytes on every processor that the
+/// machine could have, and a container pays for all of them: 25 MiB with 128 processors.
+pub const COUNTED_MAPPINGS: u32 = 4096;
 
-/// The element that keeps what mappings carried that are no more, so that sums over all never go back.
-pub const RETIRED: u32 = MAX_STATS - 1;
+/// The element that keeps what mappings carried that are no more, so that sums over all never go back, and that counts
+/// for mappings that have no counters of their own.
+pub const SHARED: u32 = COUNTED_MAPPINGS;
+
+/// Elements of the per-mapping counters.
+pub const MAX_STATS: u32 = COUNTED_MAPPINGS + 1;
 
 map_type! {
     /// What one mapping has carried. Packets are counted as the kernel hands them over: one of many segments is one.

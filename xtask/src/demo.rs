@@ -60,7 +60,15 @@ impl Parts {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let parts = Preparation::begin()?.finish()?;
     process::say("demo: compiling it");
-    process::run(build::cargo("build").args(["--package", "npl-testkit", "--bin", "npl-demo"]))?;
+    // With the agent named beside it, both use dependencies with the same features, which are compiled once.
+    process::run(build::cargo("build").args([
+        "--package",
+        "npl-agent",
+        "--package",
+        "npl-testkit",
+        "--bin",
+        "npl-demo",
+    ]))?;
     process::become_program(&mut command(&parts, &options.arguments))
 }
 

@@ -91,9 +91,6 @@ pub enum DatapathError {
     /// The mapping's addresses are not of its family, or the family has no programs.
     #[error("mapping {0} has an address of the wrong family")]
     WrongFamily(Frontend),
-    /// No counter is free for another mapping.
-    #[error("no room for mapping {0}: all {max} are in use", max = npl_common::mapping::MAX_MAPPINGS)]
-    Full(Frontend),
     /// A program could not be attached.
     #[error("attach {program} to {interface}")]
     Attach {

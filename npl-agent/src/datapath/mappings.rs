@@ -8,8 +8,9 @@ use std::{
 };
 
 use npl_common::{
-    mapping::{self, BackendV4, Endpoint, EndpointV4, MAX_MAPPINGS},
+    mapping::{self, BackendV4, Endpoint, EndpointV4},
     names,
+    stats::{COUNTED_MAPPINGS, SHARED},
 };
 
 use super::{
@@ -70,7 +71,7 @@ impl MappingWriter {
         let old = self.known.get(&frontend).copied();
         let stats_index = match old {
             Some(old) => old.stats_index,
-            None => self.fresh_stats(tables, frontend)?,
+            None => self.fresh_stats(tables)?,
         };
         let new = BackendV4 {
             pod_addr: pod_ip.octets(),
@@ -158,14 +159,11 @@ impl MappingWriter {
         remove_endpoint(tables, key)
     }
 
-    /// Finds counters that no mapping uses and sets them to zero.
-    fn fresh_stats(&self, tables: &mut Tables, frontend: Frontend) -> Result<u32, DatapathError> {
+    /// Finds counters that no mapping uses and sets them to zero; beyond their number, mappings share one element.
+    fn fresh_stats(&self, tables: &mut Tables) -> Result<u32, DatapathError> {
         // The first gap of an ordered set: its length where there is none.
-        let index = (0..MAX_MAPPINGS)
-            .zip(self.used_stats.iter().map(Some).chain(std::iter::repeat(None)))
-            .find(|(index, used)| *used != Some(index))
-            .map(|(index, _)| index)
-            .ok_or(DatapathError::Full(frontend))?;
+        let mut used = self.used_stats.iter();
+        let Some(index) = (0..COUNTED_MAPPINGS).find(|index| used.next() != Some(index)) else { return Ok(SHARED) };
         // What an agent that was killed in between did not retire.
         tables.retire_stats(index)?;
         Ok(index)

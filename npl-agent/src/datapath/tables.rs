@@ -13,7 +13,7 @@ use npl_common::{
     mapping::{self, BackendV4, Endpoint, EndpointV4, LocalAddress, LocalAddressV4, MAX_LOCAL_ADDRESSES},
     names,
     reason::Reason,
-    stats::{MappingStats, RETIRED},
+    stats::{MappingStats, SHARED},
 };
 
 use super::{error::DatapathError, pins::Pins};
@@ -182,22 +182,20 @@ impl Tables {
 
     /// What all mappings have carried, those included that are no more.
     pub fn totals(&self) -> Result<MappingStats, DatapathError> {
-        let mut sum = self.stats_of(RETIRED)?;
-        for raw in self.raw_mappings()?.values() {
-            sum = plus(&sum, &self.stats_of(raw.stats_index)?);
-        }
-        Ok(sum)
+        let mut indexes: BTreeSet<u32> = self.raw_mappings()?.values().map(|raw| raw.stats_index).collect();
+        indexes.insert(SHARED);
+        indexes.into_iter().try_fold(ZERO, |sum, index| Ok(plus(&sum, &self.stats_of(index)?)))
     }
 
     /// Empties an element and adds what it held to that of mappings that are no more.
     pub(super) fn retire_stats(&mut self, index: u32) -> Result<(), DatapathError> {
         let carried = self.stats_of(index)?;
-        if carried == ZERO {
+        if carried == ZERO || index == SHARED {
             return Ok(());
         }
-        let sum = plus(&self.stats_of(RETIRED)?, &carried);
+        let sum = plus(&self.stats_of(SHARED)?, &carried);
         self.set_stats(index, ZERO)?;
-        self.set_stats(RETIRED, sum)
+        self.set_stats(SHARED, sum)
     }
 
     /// Gives the first processor the value and the others nothing.

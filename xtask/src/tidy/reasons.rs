@@ -8,8 +8,10 @@ const REASONS: &str = "npl-common/src/reason.rs";
 const TESTS: &str = "npl-testkit/tests/";
 
 /// Reasons that nothing outside of the kernel can provoke.
-const UNPROVOKED: [(&str, &str); 1] =
-    [("rewrite_failed", "the headers were read before, so only the kernel's lack of memory keeps them from being written")];
+const UNPROVOKED: [(&str, &str); 1] = [(
+    "rewrite_failed",
+    "the headers were read before, so only the kernel's lack of memory keeps them from being written",
+)];
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let Some(declaration) = tree.text(REASONS) else {
