@@ -55,7 +55,7 @@ struct Effort {
     new_flows: u64,
 }
 
-const QUICK: Effort = Effort { rounds: 5, established: 300_000, new_flows: 250_000 };
+const QUICK: Effort = Effort { rounds: 3, established: 300_000, new_flows: 250_000 };
 const FULL: Effort = Effort { rounds: 11, established: 1_000_000, new_flows: 250_000 };
 
 fn main() -> ExitCode {
