@@ -18,11 +18,9 @@ pub const PROG_COUNT: &str = "npl_count";
 
 map_type! {
     /// What the generator sends.
-    pub struct Traffic: 88, align 8 {
+    pub struct Traffic: 80, align 8 {
         /// Number of the next packet; the generator counts it up, so that no flow is ever sent twice.
         pub next: u64,
-        /// The device that frames are sent into.
-        pub ifindex: u32,
         /// Client ports per client address; 0 sends the frame as it is, all of one flow.
         pub ports: u32,
         /// Mappings that flows are spread over, one after the other.
@@ -30,7 +28,7 @@ map_type! {
         /// The first packet. Its IPv4 identification is the pod port at which it has to arrive.
         pub frame: [u8; FRAME_BYTES],
         /// Always zero.
-        pub pad: [u8; 8],
+        pub pad: [u8; 4],
     }
 }
 

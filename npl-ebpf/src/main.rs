@@ -9,6 +9,13 @@
 #![no_std]
 #![no_main]
 #![expect(unreachable_pub, reason = "a module says what it offers; a binary has no other crate to offer it to")]
+#![expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "offsets, indexes and packed words are bounded where they are made"
+)]
+#![expect(clippy::needless_pass_by_value, reason = "the program macro hands the context over")]
+#![expect(clippy::needless_borrows_for_generic_args, reason = "aya's next version takes references only")]
 #![expect(unsafe_code, reason = "packets and map values are raw memory that the kernel's verifier checks")]
 
 mod egress;

@@ -11,8 +11,6 @@ use npl_common::mapping::protocol;
 
 /// `ETH_P_IP` as it stands in `__sk_buff::protocol`.
 const ETH_P_IP: u32 = 0x0800_u16.to_be() as u32;
-/// `PACKET_HOST`: addressed to this machine on the link layer.
-const PACKET_HOST: u32 = 0;
 /// More-fragments flag and fragment offset, host order.
 const FRAGMENT_MASK: u16 = 0x3fff;
 /// The fragment offset alone, host order.
@@ -128,6 +126,12 @@ impl PacketV4 {
         Some(Self { ports, ..packet })
     }
 
+    /// Whether anything stands between the IP header and the ports.
+    #[inline(always)]
+    pub const fn has_options(&self) -> bool {
+        self.l4 != self.l3 + IPV4_MIN
+    }
+
     /// Whether it is the first of several fragments.
     #[inline(always)]
     pub fn is_fragment(&self) -> bool {
@@ -152,7 +156,7 @@ impl PacketV4 {
     /// move a packet pointer by constants only; the kernel's helper takes any offset, for the price of a call.
     #[inline(always)]
     fn read_transport<T: Copy, const L2: usize>(&self, ctx: &TcContext) -> Option<T> {
-        if self.l4 != L2 + IPV4_MIN {
+        if self.has_options() {
             return load(ctx, self.l4);
         }
         match L2 {
@@ -174,8 +178,7 @@ fn is_plain_ipv4(ctx: &TcContext) -> bool {
     let skb = skb(ctx);
     // SAFETY: the context is valid for the program's run; the verifier allows these fields.
     let (protocol, vlan, kind) = unsafe { ((*skb).protocol, (*skb).vlan_present, (*skb).pkt_type) };
-    // A packet that leaves has the type of how it arrived or PACKET_OUTGOING; only one for another machine is excluded.
-    protocol == ETH_P_IP && vlan == 0 && kind != PACKET_OTHERHOST && kind >= PACKET_HOST
+    protocol == ETH_P_IP && vlan == 0 && kind != PACKET_OTHERHOST
 }
 
 /// `PACKET_OTHERHOST`: seen on the wire, addressed to another machine.
@@ -197,16 +200,15 @@ fn pointer<T, const OFFSET: usize>(ctx: &TcContext) -> Option<*const T> {
 /// Copies a header out of the packet, making it linear first if only its beginning is (as drivers do with large ones).
 #[inline(always)]
 fn read<T: Copy, const OFFSET: usize>(ctx: &TcContext) -> Option<T> {
-    let header = match pointer::<T, OFFSET>(ctx) {
-        Some(header) => header,
-        None => {
-            // SAFETY: the context is valid; all pointers into the packet are made anew afterwards.
-            let pulled = unsafe { bpf_skb_pull_data(skb(ctx), (OFFSET + size_of::<T>()) as u32) };
-            if pulled != 0 {
-                return None;
-            }
-            pointer::<T, OFFSET>(ctx)?
+    let header = if let Some(header) = pointer::<T, OFFSET>(ctx) {
+        header
+    } else {
+        // SAFETY: the context is valid; all pointers into the packet are made anew afterwards.
+        let pulled = unsafe { bpf_skb_pull_data(skb(ctx), (OFFSET + size_of::<T>()) as u32) };
+        if pulled != 0 {
+            return None;
         }
+        pointer::<T, OFFSET>(ctx)?
     };
     // SAFETY: in bounds as checked. IP headers are aligned to two bytes at least, and the kernel lets programs load
     // unaligned words on every processor that it builds this object for.
@@ -220,6 +222,9 @@ fn load<T: Copy>(ctx: &TcContext, offset: usize) -> Option<T> {
     let to = header.as_mut_ptr().cast();
     // SAFETY: the context is valid, and the helper writes exactly the size of `T` or fails.
     let status = unsafe { bpf_skb_load_bytes(skb(ctx).cast(), offset as u32, to, size_of::<T>() as u32) };
+    if status != 0 {
+        return None;
+    }
     // SAFETY: written by the helper; header structs are integers, for which any bytes are a value.
-    if status == 0 { Some(unsafe { header.assume_init() }) } else { None }
+    Some(unsafe { header.assume_init() })
 }

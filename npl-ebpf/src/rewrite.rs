@@ -44,17 +44,26 @@ pub fn source(ctx: &TcContext, packet: &PacketV4, transport: Transport, addr: u3
     rewrite(ctx, packet, transport, End::Source, addr, port)
 }
 
-/// The IP header from its checksum on: contiguous, so that one store carries checksum and address.
+/// The IP header from its checksum on.
 #[repr(C)]
+#[derive(Clone, Copy)]
 struct CheckAndAddresses {
     check: u16,
     source: [u16; 2],
     destination: [u16; 2],
 }
 
+/// The same and the ports, which follow at once where there are no IP options.
+#[repr(C)]
+struct CheckToPorts {
+    header: CheckAndAddresses,
+    ports: Ports,
+}
+
 const _: () = assert!(
-    offset_of!(CheckAndAddresses, destination) == offset_of!(Ipv4Header, destination) - offset_of!(Ipv4Header, check),
-    "one store covers the checksum and both addresses"
+    offset_of!(CheckAndAddresses, destination) == offset_of!(Ipv4Header, destination) - offset_of!(Ipv4Header, check)
+        && offset_of!(CheckToPorts, ports) == size_of::<Ipv4Header>() - offset_of!(Ipv4Header, check),
+    "what is stored lies in the packet as it does here"
 );
 
 #[inline(always)]
@@ -66,28 +75,33 @@ fn rewrite(
     addr: u32,
     port: u16,
 ) -> Result<(), Refused> {
-    let ip = &packet.ip;
-    let (old_addr, old_port, port_offset) = match end {
-        End::Source => (ip.source, packet.ports.source, offset_of!(Ports, source)),
-        End::Destination => (ip.destination, packet.ports.destination, offset_of!(Ports, destination)),
+    let (ip, ports) = (&packet.ip, &packet.ports);
+    let (old_addr, old_port) = match end {
+        End::Source => (ip.source, ports.source),
+        End::Destination => (ip.destination, ports.destination),
     };
     if transport.has_checksum {
         transport_checksum(ctx, packet, (old_addr, addr), (old_port, port))?;
     }
-    let (source, destination) = match end {
-        End::Source => (addr, ip.destination),
-        End::Destination => (ip.source, addr),
+    let (source, destination, ports) = match end {
+        End::Source => (addr, ip.destination, Ports { source: port, ..*ports }),
+        End::Destination => (ip.source, addr, Ports { destination: port, ..*ports }),
     };
     let header = CheckAndAddresses {
         check: csum::replace32(ip.check, old_addr, addr),
         source: halves(source),
         destination: halves(destination),
     };
-    // The header's checksum and address cancel out in `skb->csum`.
-    store(ctx, packet.l3 + offset_of!(Ipv4Header, check), &header, 0)?;
-    // A port that no checksum covers does not cancel out, so the kernel has to add it up.
+    // In `skb->csum` the header's checksum and address cancel out, and so do the port and the transport checksum. A port
+    // that no checksum covers does not, so the kernel has to add up what is written.
     let flags = if transport.has_checksum { 0 } else { u64::from(BPF_F_RECOMPUTE_CSUM) };
-    store(ctx, packet.l4 + port_offset, &port, flags)
+    let check_offset = packet.l3 + offset_of!(Ipv4Header, check);
+    if packet.has_options() {
+        store(ctx, check_offset, &header, flags)?;
+        store(ctx, packet.l4, &ports, flags)
+    } else {
+        store(ctx, check_offset, &CheckToPorts { header, ports }, flags)
+    }
 }
 
 #[inline(always)]

@@ -24,7 +24,7 @@ pub(crate) fn build() -> Result<PathBuf> {
     let target_dir = target_dir();
     process::say("kernel programs: compiling them and the core library for the kernel's virtual machine");
     process::run(toolchain.cargo("build", &target_dir)?.arg("--bins"))?;
-    let built = target_dir.join("bpfel-unknown-none").join("release");
+    let built = target_dir.join("bpfel-unknown-none").join("ebpf");
     for name in object_names()? {
         install(&built.join(&name), &paths::bpf_object().with_file_name(format!("{name}.bpf.o")))?;
     }

@@ -166,7 +166,7 @@ impl Toolchain {
     }
 
     fn configure(&self, mut command: Command, subcommand: &str, target_dir: &Path) -> Result<Command> {
-        command.arg(subcommand).args(["--release", "--package", "npl-ebpf"]);
+        command.arg(subcommand).args(["--profile", "ebpf", "--package", "npl-ebpf"]);
         command.args(["--target", "bpfel-unknown-none", "-Zbuild-std=core", "--target-dir"]).arg(target_dir);
         command
             .env("RUSTC", &self.compiler.rustc)

@@ -20,7 +20,6 @@ use npl_common::names::{PROG_EGRESS, PROG_EGRESS_L3, PROG_INGRESS, PROG_INGRESS_
 
 use super::{
     error::DatapathError,
-    load::program,
     pins::{Direction, Pins, pin_error, unpin},
     preflight,
 };
@@ -182,6 +181,12 @@ impl Hooks {
         }
         errors
     }
+}
+
+/// One of the object's programs.
+pub(super) fn program<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut SchedClassifier, DatapathError> {
+    let program = ebpf.program_mut(name).ok_or(DatapathError::Missing(name))?;
+    program.try_into().map_err(|_other_type| DatapathError::Missing(name))
 }
 
 const fn program_name(device: &Device, direction: Direction) -> &'static str {

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use aya::{Ebpf, EbpfLoader, maps::MapData, programs::SchedClassifier};
+use aya::{Ebpf, EbpfLoader, maps::MapData};
 use aya_obj::Object;
 use npl_common::{
     config::Config,
@@ -12,7 +12,7 @@ use npl_common::{
 use tracing::warn;
 
 use super::{
-    attach::Hooks,
+    attach::{Hooks, program},
     error::DatapathError,
     mappings::MappingWriter,
     object::embedded_object,
@@ -143,10 +143,4 @@ fn load(pins: &Pins, object: &[u8]) -> Result<Ebpf, DatapathError> {
         program.load().map_err(|source| DatapathError::LoadProgram { name, source: Box::new(source) })?;
     }
     Ok(ebpf)
-}
-
-/// One of the object's programs.
-pub(super) fn program<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut SchedClassifier, DatapathError> {
-    let program = ebpf.program_mut(name).ok_or(DatapathError::Missing(name))?;
-    program.try_into().map_err(|_other_type| DatapathError::Missing(name))
 }

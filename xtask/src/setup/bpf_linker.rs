@@ -22,6 +22,8 @@ pub(crate) fn obtain() -> Result<PathBuf> {
         install.args(["install", "bpf-linker", "--version", VERSION, "--locked", "--no-track", "--root"]).arg(folder);
         // Its own flags and folder, not those of the build that asked for it.
         install.args(["--target-dir"]).arg(folder.join("build")).env_remove("RUSTFLAGS");
+        // It links two small objects, and the newcomer waits for it: LLVM does the work, which is compiled already.
+        install.env("CARGO_PROFILE_RELEASE_DEBUG", "false").env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1");
         process::run_quietly(&mut install)?;
         Ok(std::fs::remove_dir_all(folder.join("build"))?)
     })?;

@@ -40,21 +40,38 @@ struct TestRun {
     pad: u32,
 }
 
-/// Runs `program` over `repeat` copies of `frame`, in the network namespace of the calling thread.
+/// `struct xdp_md`: what the program is told of a frame.
+#[repr(C)]
+#[derive(Default)]
+struct Context {
+    data: u32,
+    data_end: u32,
+    data_meta: u32,
+    ingress_ifindex: u32,
+    rx_queue_index: u32,
+    egress_ifindex: u32,
+}
+
+/// Runs `program` over `repeat` copies of `frame`, received by a device of the calling thread's network namespace.
 ///
 /// aya has the command, but not this flag of it.
 #[expect(unsafe_code, reason = "no library in use wraps this form of the system call")]
-pub(crate) fn run(program: BorrowedFd<'_>, frame: &[u8], repeat: u32) -> Result<()> {
+pub(crate) fn run(program: BorrowedFd<'_>, frame: &[u8], ingress_ifindex: u32, repeat: u32) -> Result<()> {
+    let length = u32::try_from(frame.len()).context("a frame is shorter than a page")?;
+    let context = Context { data_end: length, ingress_ifindex, ..Context::default() };
+    let context_size = u32::try_from(size_of::<Context>()).context("a context is small")?;
     let attributes = TestRun {
         prog_fd: u32::try_from(program.as_raw_fd()).context("a file descriptor is not negative")?,
-        data_size_in: u32::try_from(frame.len()).context("a frame is shorter than a page")?,
+        data_size_in: length,
         data_in: frame.as_ptr() as u64,
         repeat,
+        ctx_size_in: context_size,
+        ctx_in: (&raw const context) as u64,
         flags: LIVE_FRAMES,
         batch_size: BATCH,
         ..TestRun::default()
     };
-    // SAFETY: the attributes and the frame that they point to outlive the call, and the kernel only reads them.
+    // SAFETY: the attributes, and the frame and the context that they point to, outlive the call, and the kernel only reads them.
     let status =
         unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_TEST_RUN, &raw const attributes, size_of::<TestRun>()) };
     if status == 0 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sends packets from the client and counts those that arrive at the Pod.
+//! Lets the Node's uplink receive packets and counts those that arrive at the Pod.
 
 use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
@@ -30,11 +30,12 @@ const STRAGGLERS: Duration = Duration::from_millis(500);
 /// Packets that may get lost of a thousand; more, and something else than forwarding is measured.
 const TOLERATED_PER_MILLE: u64 = 1;
 
-/// A generator on a client's device and a counter on a Pod's; gone when dropped.
+/// A generator behind the Node's uplink and a counter on a Pod's device; gone when dropped.
 #[derive(Debug)]
 pub(crate) struct Meter {
     ebpf: Ebpf,
-    client: Netns,
+    node: Netns,
+    uplink: u32,
     frame: [u8; FRAME_BYTES],
 }
 
@@ -53,21 +54,15 @@ impl Meter {
     /// Loads both programs; from now on the Pod itself sees nothing of what is sent to `ports`.
     pub(crate) fn new(
         object: &Path,
-        from: &Device,
+        uplink: &Device,
         flows: &Flows,
         to: &Pod,
         ports: RangeInclusive<u16>,
     ) -> Result<Self> {
         let mut ebpf =
             EbpfLoader::new().load_file(object).with_context(|| format!("load the generator {}", object.display()))?;
-        let traffic = Traffic {
-            next: 0,
-            ifindex: from.ifindex()?,
-            ports: flows.ports,
-            mappings: flows.mappings.into(),
-            frame: flows.frame,
-            pad: [0; 8],
-        };
+        let traffic =
+            Traffic { next: 0, ports: flows.ports, mappings: flows.mappings.into(), frame: flows.frame, pad: [0; 4] };
         Array::try_from(ebpf.map_mut(MAP_TRAFFIC).context("the object has no generator")?)?.set(0, traffic, 0)?;
         let target = target(to.ip(), &ports);
         Array::try_from(ebpf.map_mut(MAP_TARGET).context("the object has no counter")?)?.set(0, target, 0)?;
@@ -79,7 +74,7 @@ impl Meter {
         counter.load().context("load the counter")?;
         let device = to.device.name();
         to.netns.run(|| counter.attach(device, TcAttachType::Ingress))?.context("attach the counter to the Pod")?;
-        Ok(Self { ebpf, client: from.netns().clone(), frame: flows.frame })
+        Ok(Self { ebpf, node: uplink.netns().clone(), uplink: uplink.ifindex()?, frame: flows.frame })
     }
 
     /// Sends packets and gives the rate in millions per second at which they arrived.
@@ -102,14 +97,14 @@ impl Meter {
     fn send(&self, packets: u64) -> Result<Duration> {
         let generator: &Xdp = self.ebpf.program(PROG_GENERATE).context("the object has no generator")?.try_into()?;
         let program = generator.fd()?.as_fd();
-        self.client.run(|| {
+        self.node.run(|| {
             live_frames::occupy_one_processor()?;
             let stopwatch = Stopwatch::start()?;
             let mut left = packets;
             while left > 0 {
                 ensure!(!interrupt::is_requested(), "interrupted");
                 let now = u32::try_from(left).unwrap_or(CHUNK).min(CHUNK);
-                live_frames::run(program, &self.frame, now)?;
+                live_frames::run(program, &self.frame, self.uplink, now)?;
                 left -= u64::from(now);
             }
             stopwatch.elapsed()

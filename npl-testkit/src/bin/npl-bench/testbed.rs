@@ -16,7 +16,7 @@ use npl_testkit::echo::{EchoServer, Protocol};
 use npl_testkit::mounts::BpfFs;
 use npl_testkit::packet::{Ethernet, Packet, tcp_flags};
 use npl_testkit::run::Run;
-use npl_testkit::topology::{Device, Offload, Options, Pod, Topology};
+use npl_testkit::topology::{Device, Options, Pod, Topology};
 use npl_testkit::{tools, traffic};
 
 use crate::Effort;
@@ -74,8 +74,6 @@ impl Testbed {
         let mut topology = Topology::new(run, &number.to_string(), Options::default())?;
         let pod = topology.add_pod(run, "pod")?;
         let client = topology.client();
-        // A network card merges segments; for a veth it also means that it takes frames by polling, as a card does.
-        client.uplink.set_offloads(&[Offload::Gro], true)?;
         fix_neighbour(&pod)?;
 
         let mappings = Mappings { protocol: workload.protocol(), pod_ip: pod.ip(), count: mode.mappings() };
@@ -97,7 +95,7 @@ impl Testbed {
             ports: if workload == Workload::NewFlows { PORTS_PER_CLIENT } else { 0 },
             mappings: mode.mappings(),
         };
-        let mut meter = Meter::new(object, &client.device, &flows, &pod, mappings.pod_ports())?;
+        let mut meter = Meter::new(object, &client.uplink, &flows, &pod, mappings.pod_ports())?;
         meter.measure(WARM_UP).context("warm up")?;
         Ok(Self { case, meter, _ours: ours, topology })
     }
