@@ -68,7 +68,7 @@ pub const fn matches(word: u64, hash: u64) -> bool {
     (word ^ hash) & TAG_MASK == 0 && node_port(word) != 0
 }
 
-/// [`state`] of a word.
+/// Which [`mod@state`] a word is in.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn state(word: u64) -> u64 {

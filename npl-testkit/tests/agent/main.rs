@@ -2,6 +2,8 @@
 //! The built agent against a real API server, under the rights that `deploy/npl.yaml` gives it, with real traffic.
 //! Needs root, the binaries of `cargo xtask setup`, and the agent of `cargo xtask build`.
 
+#![expect(clippy::unwrap_used, reason = "what fails here ends the test")]
+
 mod devices;
 mod life;
 mod main_job;

@@ -5,7 +5,7 @@ use npl_testkit::echo::Protocol;
 use npl_testkit::residue::Residue;
 use npl_testkit::traffic::{self, UdpOptions};
 
-use crate::world::{LIMIT, NAMESPACE, World};
+use crate::world::{NAMESPACE, World};
 
 #[test]
 fn an_annotated_service_leads_clients_to_its_pods_and_they_see_the_clients_address() {
@@ -74,5 +74,4 @@ fn nothing_is_left_when_a_world_has_ended() {
     assert!(residue.lines().count() > 5, "a world that is up has left something: {residue:?}");
     drop(world);
     residue.assert_gone().unwrap();
-    let _limit = LIMIT;
 }

@@ -46,7 +46,7 @@ impl World {
         let cluster = Cluster::new(&plane).unwrap();
         cluster.apply_access(&manifest()).unwrap();
         cluster.create_namespace(NAMESPACE).unwrap();
-        let annotations = cluster.watch_mappings(NAMESPACE, Duration::from_secs(600)).unwrap();
+        let annotations = cluster.watch_mappings(NAMESPACE, Duration::from_mins(10)).unwrap();
         Self { agent: None, servers: Vec::new(), annotations, cluster, plane, topology, bpffs, run }
     }
 
