@@ -3,9 +3,14 @@
 
 map_type! {
     /// Configuration that all programs read. Changing it takes effect with the next packet.
-    pub struct Config: 24, align 8 {
+    pub struct Config: 32, align 8 {
         /// Secret that keeps an outsider from choosing slots of the half-open cache; drawn once, kept over restarts.
         pub seed: u64,
+        /// The IPv4 address that most clients use, network order; all zero if there is none. The programs spare themselves
+        /// its look-up. It and its index are one aligned word, which is written and read as one.
+        pub primary_v4: [u8; 4],
+        /// Position of `primary_v4` in the address index map.
+        pub primary_v4_index: u32,
         /// First node port that any mapping may have, host order.
         pub port_min: u16,
         /// Last node port that any mapping may have, host order, inclusive.
@@ -18,6 +23,9 @@ map_type! {
         pub pad: u32,
     }
 }
+
+const _: () = assert!(core::mem::offset_of!(Config, primary_v4) == 8, "one aligned word");
+const _: () = assert!(core::mem::offset_of!(Config, primary_v4_index) == 12, "one aligned word");
 
 impl Config {
     /// Whether a destination port can belong to a mapping at all. Host order.

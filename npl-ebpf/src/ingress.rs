@@ -3,6 +3,7 @@
 
 use aya_ebpf::programs::TcContext;
 use npl_common::{
+    config::Config,
     mapping::{Frontend, LocalAddressV4},
     reason::Reason,
 };
@@ -24,9 +25,7 @@ pub fn translate<const L2: usize>(ctx: &TcContext) -> Verdict {
     if !config.contains(node_port) {
         return Verdict::NotOurs;
     }
-    let node_addr = packet.ip.destination.to_ne_bytes();
-    // SAFETY: the agent alone writes this map, and never changes an element in place.
-    let Some(local) = (unsafe { LOCAL_V4.get(&LocalAddressV4 { addr: node_addr }) }) else { return Verdict::NotOurs };
+    let Some(addr_index) = local_index(config, packet.ip.destination) else { return Verdict::NotOurs };
     let frontend = Frontend { node_port, protocol: packet.ip.protocol, pad: 0 };
     // SAFETY: the agent alone writes this map; the kernel replaces an element as a whole.
     let Some(backend) = (unsafe { MAPPING_V4.get(&frontend) }) else { return Verdict::Pass(Reason::NoMapping) };
@@ -36,7 +35,7 @@ pub fn translate<const L2: usize>(ctx: &TcContext) -> Verdict {
     let Some(transport) = packet.transport::<L2>(ctx) else { return Verdict::Pass(Reason::Truncated) };
 
     let pod_addr = u32::from_ne_bytes(backend.pod_addr);
-    let node = NodeEnd { addr: node_addr, addr_index: local.index as u8, port: node_port };
+    let node = NodeEnd { addr: packet.ip.destination.to_ne_bytes(), addr_index, port: node_port };
     let request =
         Request { node, generation: backend.generation, ifindex: ifindex(ctx), tcp_flags: transport.tcp_flags };
     let client_port = u16::from_be(packet.ports.source);
@@ -52,6 +51,23 @@ pub fn translate<const L2: usize>(ctx: &TcContext) -> Verdict {
         Ok(()) => Verdict::Translated,
         Err(rewrite::Refused) => Verdict::Drop(Reason::RewriteFailed),
     }
+}
+
+/// Which 64-bit word of the configuration holds the primary address and its index.
+const PRIMARY_WORD: usize = core::mem::offset_of!(Config, primary_v4) / size_of::<u64>();
+
+/// The position of an address among the Node's; nothing if it is not one of them.
+#[inline(always)]
+fn local_index(config: &Config, addr: u32) -> Option<u8> {
+    // SAFETY: in the map's element, aligned; address and index are read as the one little-endian word that they are
+    // written as.
+    let primary = unsafe { core::ptr::from_ref(config).cast::<u64>().add(PRIMARY_WORD).read_volatile() };
+    if primary as u32 == addr && addr != 0 {
+        return Some((primary >> u32::BITS) as u8);
+    }
+    // SAFETY: the agent alone writes this map, and never changes an element in place.
+    let local = unsafe { LOCAL_V4.get(&LocalAddressV4 { addr: addr.to_ne_bytes() }) }?;
+    Some(local.index as u8)
 }
 
 /// The device that the packet came in by.

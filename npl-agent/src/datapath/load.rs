@@ -104,7 +104,7 @@ impl Datapath {
         }
         // Half-open flows are found by the seed, so it stays over a restart.
         let seed = if old.abi == ABI_VERSION { old.seed } else { seed() };
-        self.tables.set_config(Config { seed, port_min, port_max, flags: 0, abi: ABI_VERSION, pad: 0 })
+        self.tables.set_config(Config { seed, port_min, port_max, flags: 0, abi: ABI_VERSION, pad: 0, ..old })
     }
 }
 

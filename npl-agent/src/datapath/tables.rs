@@ -136,6 +136,10 @@ impl Tables {
         let mut present = self.local_addresses()?;
         let (wanted, rest) = wanted.split_at(wanted.len().min(MAX_LOCAL_ADDRESSES as usize));
         let gone: Vec<_> = present.keys().filter(|addr| !wanted.contains(addr)).copied().collect();
+        let primary = self.config()?.primary_v4;
+        if gone.iter().any(|addr| addr.octets() == primary) {
+            self.set_primary((Ipv4Addr::UNSPECIFIED, 0))?;
+        }
         for addr in gone {
             if let Some(index) = present.remove(&addr) {
                 tolerate_missing(self.local.remove(&LocalAddressV4 { addr: addr.octets() }))
@@ -155,7 +159,16 @@ impl Tables {
                 .map_err(DatapathError::map("write", names::MAP_LOCAL_V4))?;
             present.insert(*addr, index);
         }
+        let primary = wanted.first().and_then(|addr| Some((*addr, *present.get(addr)?)));
+        self.set_primary(primary.unwrap_or((Ipv4Addr::UNSPECIFIED, 0)))?;
         Ok(rest.to_vec())
+    }
+
+    /// Names the address whose look-up the programs spare themselves.
+    fn set_primary(&mut self, (addr, index): (Ipv4Addr, u32)) -> Result<(), DatapathError> {
+        let old = self.config()?;
+        let new = Config { primary_v4: addr.octets(), primary_v4_index: index, ..old };
+        if new == old { Ok(()) } else { self.set_config(new) }
     }
 
     fn set_local_index(&mut self, index: u32, addr: Ipv4Addr) -> Result<(), DatapathError> {

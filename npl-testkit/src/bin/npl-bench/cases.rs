@@ -44,6 +44,8 @@ pub(crate) enum Mode {
     RoutingConntrack,
     /// Translated by the iptables rules that Antrea makes, one for each mapping.
     Iptables(u16),
+    /// The same with every flow to the mapping that was made last, whose rule is the last of the chain.
+    IptablesNewest(u16),
     /// Translated by one nftables rule with a map.
     Nftables,
     /// Translated by NPL.
@@ -59,6 +61,7 @@ impl Mode {
             Self::Routing => "routing".to_owned(),
             Self::RoutingConntrack => "routing_conntrack".to_owned(),
             Self::Iptables(mappings) => format!("iptables_{mappings}"),
+            Self::IptablesNewest(mappings) => format!("iptables_{mappings}_newest"),
             Self::Nftables => "nftables".to_owned(),
             Self::Ours => "ours".to_owned(),
             Self::OursConntrack => "ours_conntrack".to_owned(),
@@ -68,8 +71,21 @@ impl Mode {
     /// Mappings on the Node, or as many ports of the Pod where there are none.
     pub(crate) const fn mappings(self) -> u16 {
         match self {
-            Self::Iptables(mappings) => mappings,
+            Self::Iptables(mappings) | Self::IptablesNewest(mappings) => mappings,
             Self::Routing | Self::RoutingConntrack | Self::Nftables | Self::Ours | Self::OursConntrack => MAPPINGS,
+        }
+    }
+
+    /// The first mapping that flows go to, and how many from there on.
+    pub(crate) const fn flows_to(self) -> (u16, u16) {
+        match self {
+            Self::IptablesNewest(mappings) => (mappings - 1, 1),
+            Self::Iptables(_)
+            | Self::Routing
+            | Self::RoutingConntrack
+            | Self::Nftables
+            | Self::Ours
+            | Self::OursConntrack => (0, self.mappings()),
         }
     }
 
@@ -125,8 +141,8 @@ impl Ratio {
 }
 
 /// Every comparison, in the order in which it is shown.
-pub(crate) const RATIOS: [Ratio; 11] = {
-    use Mode::{Iptables, Nftables, Ours, OursConntrack, Routing, RoutingConntrack};
+pub(crate) const RATIOS: [Ratio; 12] = {
+    use Mode::{Iptables, IptablesNewest, Nftables, Ours, OursConntrack, Routing, RoutingConntrack};
     use Workload::{Established, NewFlows};
     [
         ratio(Established, Ours, Routing, None),
@@ -136,7 +152,8 @@ pub(crate) const RATIOS: [Ratio; 11] = {
         ratio(Established, OursConntrack, Iptables(1), None),
         ratio(NewFlows, Ours, Routing, None),
         ratio(NewFlows, Ours, Iptables(1), None),
-        ratio(NewFlows, Ours, Iptables(MAPPINGS), Some(7.0)),
+        ratio(NewFlows, Ours, Iptables(MAPPINGS), None),
+        ratio(NewFlows, Ours, IptablesNewest(MAPPINGS), Some(7.0)),
         ratio(NewFlows, Ours, Nftables, None),
         ratio(NewFlows, OursConntrack, RoutingConntrack, None),
         ratio(NewFlows, OursConntrack, Iptables(MAPPINGS), None),

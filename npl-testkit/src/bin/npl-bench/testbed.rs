@@ -78,10 +78,11 @@ impl Testbed {
 
         let mappings = Mappings { protocol: workload.protocol(), pod_ip: pod.ip(), count: mode.mappings() };
         let ours = translate(run, number, mode, &topology, mappings)?;
+        let (first, spread) = mode.flows_to();
         let server: SocketAddr = if mode.is_translated() {
-            (topology.node_addresses().v4, FIRST_NODE_PORT).into()
+            (topology.node_addresses().v4, FIRST_NODE_PORT + first).into()
         } else {
-            (pod.ip(), FIRST_POD_PORT).into()
+            (pod.ip(), FIRST_POD_PORT + first).into()
         };
         let source = match workload {
             Workload::Established => establish(&topology, &pod, server)?,
@@ -91,9 +92,9 @@ impl Testbed {
             ensure!(datapath.tables.flow_count()? == 1, "the Pod's answers did not make the flow an established one");
         }
         let flows = Flows {
-            frame: frame(workload, &client.device, &client.uplink, source, server)?,
+            frame: frame(workload, (&client.device, &client.uplink), source, server, FIRST_POD_PORT + first)?,
             ports: if workload == Workload::NewFlows { PORTS_PER_CLIENT } else { 0 },
-            mappings: mode.mappings(),
+            mappings: spread,
         };
         let mut meter = Meter::new(object, &client.uplink, &flows, &pod, mappings.pod_ports())?;
         meter.measure(WARM_UP).context("warm up")?;
@@ -139,7 +140,7 @@ fn translate(
     match mode {
         Mode::Routing => Ok(None),
         Mode::RoutingConntrack => rivals::add_conntrack(node).map(|()| None),
-        Mode::Iptables(_) => rivals::add_iptables(node, mappings).map(|()| None),
+        Mode::Iptables(_) | Mode::IptablesNewest(_) => rivals::add_iptables(node, mappings).map(|()| None),
         Mode::Nftables => rivals::add_nftables(node, mappings).map(|()| None),
         Mode::Ours => load_ours(run, number, topology, mappings).map(Some),
         Mode::OursConntrack => {
@@ -196,17 +197,17 @@ fn establish(topology: &Topology, pod: &Pod, server: SocketAddr) -> Result<Socke
 /// The first frame. Its identification is the pod port at which it has to arrive.
 fn frame(
     workload: Workload,
-    from: &Device,
-    to: &Device,
+    (from, to): (&Device, &Device),
     source: SocketAddr,
     server: SocketAddr,
+    pod_port: u16,
 ) -> Result<[u8; FRAME_BYTES]> {
     let mut packet = match workload {
         Workload::Established => Packet::udp(source, server, &[0; FRAME_BYTES - 14 - 20 - 8]),
         Workload::NewFlows => Packet::tcp(source, server, tcp_flags::SYN, &[]),
     };
     packet.ethernet = Some(Ethernet { destination: link_address(to)?, source: link_address(from)?, vlans: Vec::new() });
-    packet.ipv4_mut().context("an IPv4 packet")?.identification = FIRST_POD_PORT;
+    packet.ipv4_mut().context("an IPv4 packet")?.identification = pod_port;
     let mut bytes = packet.build();
     // Ethernet pads a frame that is too short.
     bytes.resize(FRAME_BYTES, 0);
