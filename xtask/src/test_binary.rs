@@ -42,7 +42,9 @@ impl TestBinary {
 
     /// From a line of cargo's messages, if it tells of a test binary.
     fn from_message(message: &str) -> Option<Self> {
-        if !message.contains(r#""reason":"compiler-artifact""#) || !message.contains(r#""test":true},"#) {
+        // A target also says `"test":true`, of a program that has tests; only the profile tells what was built.
+        let profile = message.split_once(r#""profile":{"#)?.1.split('}').next()?;
+        if !message.contains(r#""reason":"compiler-artifact""#) || !profile.contains(r#""test":true"#) {
             return None;
         }
         let (_, target) = message.split_once(r#""target":"#)?;
@@ -95,7 +97,10 @@ mod tests {
 
     #[test]
     fn what_is_no_test_is_left_out() {
-        for message in ["", r#"{"reason":"build-finished"}"#, &MESSAGE.replace("\"test\":true", "\"test\":false")] {
+        let program = MESSAGE
+            .replace(r#""test":true"#, r#""test":false"#)
+            .replace(r#"main.rs"}"#, r#"main.rs","doctest":false,"test":true}"#);
+        for message in ["", r#"{"reason":"build-finished"}"#, &program] {
             assert_eq!(TestBinary::from_message(message), None, "{message}");
         }
     }
