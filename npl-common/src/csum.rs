@@ -30,18 +30,52 @@ pub const fn replace32(check: u16, old: u32, new: u32) -> u16 {
     !fold(!check as u32 + removed + added)
 }
 
-/// The ones-complement sum of what changed when a 16-bit word went from `old` to `new`: what `bpf_csum_update` takes.
+/// What is added to a sum when a 32-bit word of it goes from `old` to `new`, as `bpf_l4_csum_replace` takes it. Of four
+/// such differences the sum still fits.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
-pub const fn difference16(old: u16, new: u16) -> u32 {
-    !old as u32 + new as u32
+pub const fn difference32(old: u32, new: u32) -> u32 {
+    (!old & 0xffff) + (!old >> 16) + (new & 0xffff) + (new >> 16)
+}
+
+/// Whether two ones-complement numbers are the same: zero has two forms.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn same(a: u16, b: u16) -> bool {
+    a == b || (a ^ b == 0xffff && (a == 0 || b == 0))
+}
+
+/// What a transport checksum field holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Field {
+    /// The checksum: the complement of a sum.
+    Checksum,
+    /// The sum of the pseudo-header alone, not complemented; hardware adds the rest (`CHECKSUM_PARTIAL`).
+    PseudoHeader,
+}
+
+/// Tells what the field held, from what the kernel made of it when the pseudo-header changed by `difference`.
+///
+/// Only the kernel knows whether a field is a checksum or a sum that hardware completes, and it does not tell programs.
+/// But the change itself tells: it lowers the one and raises the other. Nothing if there is no difference to tell by.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn field_kind(before: u16, after: u16, difference: u32) -> Option<Field> {
+    let difference = fold(difference);
+    if same(difference, 0) {
+        None
+    } else if same(fold(after as u32 + difference as u32), before) {
+        Some(Field::Checksum)
+    } else {
+        Some(Field::PseudoHeader)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
-    use super::{difference16, fold, replace16, replace32};
+    use super::{Field, difference32, field_kind, fold, replace16, replace32, same};
 
     /// The checksum from its definition (RFC 1071), as the independent check of the shortcuts.
     fn full(words: &[u16]) -> u16 {
@@ -53,11 +87,6 @@ mod tests {
             sum = (sum & 0xffff) + (sum >> 16);
         }
         !u16::try_from(sum).unwrap()
-    }
-
-    /// Zero has two forms in ones-complement arithmetic; both mean the same to a receiver.
-    fn same(a: u16, b: u16) -> bool {
-        a == b || (a == 0 && b == 0xffff) || (a == 0xffff && b == 0)
     }
 
     #[test]
@@ -92,11 +121,31 @@ mod tests {
         }
 
         #[test]
-        fn a_difference_added_to_a_sum_equals_the_new_sum(words in prop::collection::vec(any::<u16>(), 1..40), new: u16) {
-            let sum = u32::from(!full(&words));
+        fn a_difference_added_to_a_sum_equals_the_new_sum(words in prop::collection::vec(any::<u32>(), 4), new: u32) {
+            let halves = |words: &[u32]| words.iter().flat_map(|w| [(*w >> 16) as u16, *w as u16]).collect::<Vec<_>>();
+            let sum = u32::from(!full(&halves(&words)));
             let mut changed = words.clone();
             changed[0] = new;
-            prop_assert!(same(fold(sum + difference16(words[0], new)), !full(&changed)));
+            prop_assert!(same(fold(sum + difference32(words[0], new)), !full(&halves(&changed))));
+        }
+
+        #[test]
+        fn the_kernel_s_change_tells_what_the_field_held(before: u16, old: u32, new: u32) {
+            let difference = difference32(old, new);
+            let checksum = !fold(u32::from(!before) + difference);
+            let pseudo_header = fold(u32::from(before) + difference);
+            if same(fold(difference), 0) {
+                prop_assert_eq!(field_kind(before, checksum, difference), None);
+            } else {
+                prop_assert_eq!(field_kind(before, checksum, difference), Some(Field::Checksum));
+                prop_assert_eq!(field_kind(before, pseudo_header, difference), Some(Field::PseudoHeader));
+            }
+        }
+
+        #[test]
+        fn zero_has_two_forms_and_nothing_else_has(a: u16, b: u16) {
+            prop_assert!(same(0, 0xffff) && same(0xffff, 0) && same(a, a));
+            prop_assert_eq!(same(a, b), u32::from(a) % 0xffff == u32::from(b) % 0xffff);
         }
     }
 }

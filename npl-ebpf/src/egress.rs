@@ -11,9 +11,10 @@ use npl_common::{
 
 use crate::{
     flow::{self, Flow, NodeEnd, Progress, Request},
-    maps::{ENDPOINT_V4, LOCAL_ADDRESS_V4, MAPPING_V4},
-    packet::{PacketV4, Transport, tcp_flag},
-    rewrite, stats,
+    maps::{CONFIG, ENDPOINT_V4, LOCAL_ADDRESS_V4, MAPPING_V4},
+    packet::{PacketV4, tcp_flag},
+    rewrite::{self, Rewrite},
+    stats,
     verdict::Verdict,
 };
 
@@ -34,9 +35,10 @@ pub fn translate<const L2: usize>(ctx: &TcContext) -> Verdict {
     }
     let Some(transport) = packet.transport::<L2>(ctx) else { return Verdict::Pass(Reason::Truncated) };
     let client_port = u16::from_be(packet.ports.destination);
-    let flow = Flow::new(packet.ip.destination, packet.ip.source, client_port, sender.pod_port, packet.ip.protocol);
-    let Some(flow) = flow else { return Verdict::NotOurs };
-    let Some((node, progress)) = node_end(&flow, &sender, endpoint, transport) else {
+    let Some(config) = CONFIG.get(0) else { return Verdict::NotOurs };
+    let ends = (packet.ip.destination, client_port, packet.ip.source, sender.pod_port);
+    let Some(flow) = Flow::new(config.seed, ends, packet.ip.protocol) else { return Verdict::NotOurs };
+    let Some((node, progress)) = node_end(&flow, &sender, endpoint, transport.tcp_flags()) else {
         return Verdict::Pass(Reason::UntrackedReply);
     };
     stats::of_mapping(endpoint.stats_index, |stats| {
@@ -44,7 +46,8 @@ pub fn translate<const L2: usize>(ctx: &TcContext) -> Verdict {
         stats.reply_bytes += u64::from(ctx.len());
         stats.established_flows += u64::from(progress == Progress::Established);
     });
-    match rewrite::source(ctx, &packet, transport, u32::from_ne_bytes(node.addr), node.port.to_be()) {
+    let rewrite = Rewrite::Source { addr: u32::from_ne_bytes(node.addr), port: node.port.to_be() };
+    match rewrite::apply::<L2>(ctx, &packet, transport, rewrite) {
         Ok(()) => Verdict::Translated,
         Err(rewrite::Refused) => Verdict::Drop(Reason::RewriteFailed),
     }
@@ -56,20 +59,20 @@ fn node_end(
     flow: &Flow,
     sender: &EndpointV4,
     endpoint: &Endpoint,
-    transport: Transport,
+    tcp_flags: u8,
 ) -> Option<(NodeEnd, Progress)> {
     if let Some(entry) = flow.entry() {
         // SAFETY: see `Flow::note_request`: memory of its type, with the races that `FlowV4` allows.
         let entry = unsafe { &mut *entry };
         // An entry of another generation was an earlier Pod's with the same address.
         if entry.generation == endpoint.generation {
-            flow::note_pod(entry, transport.tcp_flags);
+            flow::note_pod(entry, tcp_flags);
             return Some((NodeEnd { addr: entry.node_addr, addr_index: 0, port: entry.node_port }, Progress::Known));
         }
     }
     let word = flow.half_open()?;
     let node = half_open_node(word, sender, endpoint)?;
-    Some((node, note_reply(flow, word, node, endpoint, transport)))
+    Some((node, note_reply(flow, word, node, endpoint, tcp_flags)))
 }
 
 /// The node end that a slot's word names, if the mapping that it names still leads to this sender.
@@ -92,8 +95,8 @@ fn half_open_node(word: u64, sender: &EndpointV4, endpoint: &Endpoint) -> Option
 
 /// Notes that the Pod has answered a half-open flow.
 #[inline(always)]
-fn note_reply(flow: &Flow, word: u64, node: NodeEnd, endpoint: &Endpoint, transport: Transport) -> Progress {
-    if transport.tcp_flags & tcp_flag::RST != 0 {
+fn note_reply(flow: &Flow, word: u64, node: NodeEnd, endpoint: &Endpoint, tcp_flags: u8) -> Progress {
+    if tcp_flags & tcp_flag::RST != 0 {
         // A refused connection never becomes a flow.
         return Progress::Known;
     }

@@ -11,7 +11,7 @@ use npl_common::{
 };
 
 use crate::{
-    maps::{CONFIG, FLOW_V4, SYN_V4},
+    maps::{FLOW_V4, SYN_V4},
     packet::tcp_flag,
     stats,
 };
@@ -52,10 +52,9 @@ pub enum Progress {
 }
 
 impl Flow {
-    /// Addresses as loaded from a packet, ports in host order. Nothing only if the agent has not configured us.
+    /// The flow between a client and a Pod: addresses as loaded from a packet, ports in host order.
     #[inline(always)]
-    pub fn new(client: u32, pod: u32, client_port: u16, pod_port: u16, protocol: u8) -> Option<Self> {
-        let seed = CONFIG.get(0)?.seed;
+    pub fn new(seed: u64, (client, client_port, pod, pod_port): (u32, u16, u32, u16), protocol: u8) -> Option<Self> {
         let addresses = u64::from(client) << 32 | u64::from(pod);
         let rest = u64::from(client_port) << 32 | u64::from(pod_port) << 8 | u64::from(protocol);
         let hash = syn::hash(seed, addresses, rest);

@@ -12,7 +12,8 @@ use crate::{
     flow::{Flow, NodeEnd, Progress, Request},
     maps::{CONFIG, LOCAL_V4, MAPPING_V4},
     packet::{PacketV4, skb},
-    rewrite, stats,
+    rewrite::{self, Rewrite},
+    stats,
     verdict::Verdict,
 };
 
@@ -37,17 +38,18 @@ pub fn translate<const L2: usize>(ctx: &TcContext) -> Verdict {
     let pod_addr = u32::from_ne_bytes(backend.pod_addr);
     let node = NodeEnd { addr: packet.ip.destination.to_ne_bytes(), addr_index, port: node_port };
     let request =
-        Request { node, generation: backend.generation, ifindex: ifindex(ctx), tcp_flags: transport.tcp_flags };
+        Request { node, generation: backend.generation, ifindex: ifindex(ctx), tcp_flags: transport.tcp_flags() };
     let client_port = u16::from_be(packet.ports.source);
-    let progress = Flow::new(packet.ip.source, pod_addr, client_port, backend.pod_port, packet.ip.protocol)
-        .map(|flow| flow.note_request(&request));
+    let ends = (packet.ip.source, client_port, pod_addr, backend.pod_port);
+    let progress = Flow::new(config.seed, ends, packet.ip.protocol).map(|flow| flow.note_request(&request));
     stats::of_mapping(backend.stats_index, |stats| {
         stats.request_packets += 1;
         stats.request_bytes += u64::from(ctx.len());
         stats.new_flows += u64::from(progress == Some(Progress::New));
         stats.established_flows += u64::from(progress == Some(Progress::Established));
     });
-    match rewrite::destination(ctx, &packet, transport, pod_addr, backend.pod_port.to_be()) {
+    let rewrite = Rewrite::Destination { addr: pod_addr, port: backend.pod_port.to_be() };
+    match rewrite::apply::<L2>(ctx, &packet, transport, rewrite) {
         Ok(()) => Verdict::Translated,
         Err(rewrite::Refused) => Verdict::Drop(Reason::RewriteFailed),
     }

@@ -54,33 +54,28 @@ pub struct Ports {
     pub destination: u16,
 }
 
-/// A TCP header without options (RFC 9293), as far as it is read.
+/// A TCP header without options (RFC 9293). Words are as loaded.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct TcpHeader {
-    ports: Ports,
-    sequence: u32,
-    acknowledgement: u32,
-    offset: u8,
-    flags: u8,
-    window: u16,
-    check: u16,
-    urgent: u16,
+pub struct TcpHeader {
+    pub ports: Ports,
+    pub sequence: u32,
+    pub acknowledgement: u32,
+    pub offset: u8,
+    pub flags: u8,
+    pub window: u16,
+    pub check: u16,
+    pub urgent: u16,
 }
 
 /// A UDP header (RFC 768). Words are as loaded.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct UdpHeader {
-    ports: Ports,
-    length: u16,
-    check: u16,
+pub struct UdpHeader {
+    pub ports: Ports,
+    pub length: u16,
+    pub check: u16,
 }
-
-/// Offset of the checksum in a TCP header.
-pub const TCP_CHECK: u32 = core::mem::offset_of!(TcpHeader, check) as u32;
-/// Offset of the checksum in a UDP header.
-pub const UDP_CHECK: u32 = core::mem::offset_of!(UdpHeader, check) as u32;
 
 /// An IPv4 packet with ports: where its headers are, and what they said when it was read.
 #[derive(Clone, Copy)]
@@ -95,13 +90,22 @@ pub struct PacketV4 {
     pub ports: Ports,
 }
 
-/// What is needed of the transport header beyond the ports.
+/// A transport header.
 #[derive(Clone, Copy)]
-pub struct Transport {
+pub enum Transport {
+    Tcp(TcpHeader),
+    Udp(UdpHeader),
+}
+
+impl Transport {
     /// TCP flags; 0 for other protocols.
-    pub tcp_flags: u8,
-    /// Whether the sender left the checksum out, as UDP over IPv4 may.
-    pub has_checksum: bool,
+    #[inline(always)]
+    pub const fn tcp_flags(&self) -> u8 {
+        match self {
+            Self::Tcp(header) => header.flags,
+            Self::Udp(_) => 0,
+        }
+    }
 }
 
 impl PacketV4 {
@@ -142,11 +146,9 @@ impl PacketV4 {
     #[inline(always)]
     pub fn transport<const L2: usize>(&self, ctx: &TcContext) -> Option<Transport> {
         if self.ip.protocol == protocol::TCP {
-            let tcp = self.read_transport::<TcpHeader, L2>(ctx)?;
-            Some(Transport { tcp_flags: tcp.flags, has_checksum: true })
+            self.read_transport::<TcpHeader, L2>(ctx).map(Transport::Tcp)
         } else {
-            let udp = self.read_transport::<UdpHeader, L2>(ctx)?;
-            Some(Transport { tcp_flags: 0, has_checksum: udp.check != 0 })
+            self.read_transport::<UdpHeader, L2>(ctx).map(Transport::Udp)
         }
     }
 
@@ -155,7 +157,7 @@ impl PacketV4 {
     /// Without options it is at a constant offset. Behind options it is not, and a program without `CAP_PERFMON` may
     /// move a packet pointer by constants only; the kernel's helper takes any offset, for the price of a call.
     #[inline(always)]
-    fn read_transport<T: Copy, const L2: usize>(&self, ctx: &TcContext) -> Option<T> {
+    pub fn read_transport<T: Copy, const L2: usize>(&self, ctx: &TcContext) -> Option<T> {
         if self.has_options() {
             return load(ctx, self.l4);
         }
@@ -163,12 +165,6 @@ impl PacketV4 {
             0 => read::<T, IPV4_MIN>(ctx),
             _ => read::<T, { ETHERNET + IPV4_MIN }>(ctx),
         }
-    }
-
-    /// Offset of the transport checksum.
-    #[inline(always)]
-    pub const fn check_offset(&self) -> u32 {
-        self.l4 as u32 + if self.ip.protocol == protocol::TCP { TCP_CHECK } else { UDP_CHECK }
     }
 }
 

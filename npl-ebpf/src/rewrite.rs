@@ -2,123 +2,197 @@
 //! The one place that writes packet bytes.
 //!
 //! Three checksums have to stay right: the IP header's, the transport's, and the kernel's own idea of either
-//! (`skb->csum` and `skb->ip_summed`). Only the kernel's helper knows whether the transport field holds a checksum or,
-//! with offload, the sum of the pseudo-header that hardware completes; so the transport's is always changed by it.
+//! (`skb->csum` and `skb->ip_summed`). Only the kernel knows whether the transport field holds a checksum or, with
+//! offload, the sum of the pseudo-header that hardware completes. Where a device has verified the checksum it is one;
+//! elsewhere the kernel's helper changes it for the new address, and what came out tells which it was
+//! (`csum::field_kind`). So the usual packet takes one or two calls, which are what a rewrite costs.
 
 use core::mem::offset_of;
 
 use aya_ebpf::{
-    bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM},
-    helpers::generated::{bpf_l4_csum_replace, bpf_skb_store_bytes},
+    bindings::{BPF_CSUM_LEVEL_QUERY, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM},
+    helpers::generated::{bpf_csum_level, bpf_l4_csum_replace, bpf_skb_store_bytes},
     programs::TcContext,
 };
-use npl_common::{csum, mapping::protocol};
+use npl_common::csum::{self, Field};
 
-use crate::packet::{Ipv4Header, PacketV4, Ports, Transport, skb};
+use crate::packet::{Ipv4Header, PacketV4, Ports, TcpHeader, Transport, UdpHeader, skb};
 
 /// The kernel refused a write; the packet may be half rewritten.
 pub struct Refused;
 
-/// Which end of a packet is rewritten.
+/// A new address and port for one end of a packet. Words as loaded from a packet.
 #[derive(Clone, Copy)]
-enum End {
-    Source,
-    Destination,
+pub enum Rewrite {
+    Source { addr: u32, port: u16 },
+    Destination { addr: u32, port: u16 },
 }
 
-/// Sends the packet to another address and port. Words as loaded from a packet.
-#[inline(always)]
-pub fn destination(
-    ctx: &TcContext,
-    packet: &PacketV4,
-    transport: Transport,
-    addr: u32,
-    port: u16,
-) -> Result<(), Refused> {
-    rewrite(ctx, packet, transport, End::Destination, addr, port)
+/// A transport header that has ports and a checksum over the pseudo-header.
+trait Checked: Copy {
+    /// Offset of the checksum.
+    const CHECK: usize;
+    /// What the kernel's helper has to know of the protocol.
+    const FLAGS: u64;
+
+    fn check(&self) -> u16;
+    fn with(self, ports: Ports, check: u16) -> Self;
 }
 
-/// Lets the packet come from another address and port. Words as loaded from a packet.
-#[inline(always)]
-pub fn source(ctx: &TcContext, packet: &PacketV4, transport: Transport, addr: u32, port: u16) -> Result<(), Refused> {
-    rewrite(ctx, packet, transport, End::Source, addr, port)
+impl Checked for TcpHeader {
+    const CHECK: usize = offset_of!(Self, check);
+    const FLAGS: u64 = 0;
+
+    #[inline(always)]
+    fn check(&self) -> u16 {
+        self.check
+    }
+
+    #[inline(always)]
+    fn with(self, ports: Ports, check: u16) -> Self {
+        Self { ports, check, ..self }
+    }
 }
 
-/// The IP header from its checksum on.
+impl Checked for UdpHeader {
+    const CHECK: usize = offset_of!(Self, check);
+    /// A checksum that comes out as zero would mean "none": the kernel writes its other form.
+    const FLAGS: u64 = BPF_F_MARK_MANGLED_0 as u64;
+
+    #[inline(always)]
+    fn check(&self) -> u16 {
+        self.check
+    }
+
+    #[inline(always)]
+    fn with(self, ports: Ports, check: u16) -> Self {
+        Self { ports, check, ..self }
+    }
+}
+
+/// The IP header from its time to live on; its last two words are the addresses.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct CheckAndAddresses {
+struct HeaderTail {
+    ttl: u8,
+    protocol: u8,
     check: u16,
-    source: [u16; 2],
-    destination: [u16; 2],
+    source: u32,
+    destination: u32,
 }
 
-/// The same and the ports, which follow at once where there are no IP options.
+/// The same and the transport header, which follows at once where there are no IP options.
 #[repr(C)]
-struct CheckToPorts {
-    header: CheckAndAddresses,
-    ports: Ports,
+#[derive(Clone, Copy)]
+struct Headers<H> {
+    ip: HeaderTail,
+    transport: H,
 }
 
 const _: () = assert!(
-    offset_of!(CheckAndAddresses, destination) == offset_of!(Ipv4Header, destination) - offset_of!(Ipv4Header, check)
-        && offset_of!(CheckToPorts, ports) == size_of::<Ipv4Header>() - offset_of!(Ipv4Header, check),
+    offset_of!(HeaderTail, destination) == offset_of!(Ipv4Header, destination) - offset_of!(Ipv4Header, ttl)
+        && offset_of!(Headers<UdpHeader>, transport) == size_of::<Ipv4Header>() - offset_of!(Ipv4Header, ttl),
     "what is stored lies in the packet as it does here"
 );
 
+/// Gives one end of the packet another address and port.
 #[inline(always)]
-fn rewrite(
+pub fn apply<const L2: usize>(
     ctx: &TcContext,
     packet: &PacketV4,
     transport: Transport,
-    end: End,
-    addr: u32,
-    port: u16,
+    rewrite: Rewrite,
 ) -> Result<(), Refused> {
-    let (ip, ports) = (&packet.ip, &packet.ports);
-    let (old_addr, old_port) = match end {
-        End::Source => (ip.source, ports.source),
-        End::Destination => (ip.destination, ports.destination),
-    };
-    if transport.has_checksum {
-        transport_checksum(ctx, packet, (old_addr, addr), (old_port, port))?;
+    match transport {
+        Transport::Tcp(header) => write::<_, L2>(ctx, packet, header, rewrite, true),
+        // Over IPv4 a datagram may go without a checksum, and then gets none.
+        Transport::Udp(header) => write::<_, L2>(ctx, packet, header, rewrite, header.check != 0),
     }
-    let (source, destination, ports) = match end {
-        End::Source => (addr, ip.destination, Ports { source: port, ..*ports }),
-        End::Destination => (ip.source, addr, Ports { destination: port, ..*ports }),
+}
+
+#[inline(always)]
+fn write<H: Checked, const L2: usize>(
+    ctx: &TcContext,
+    packet: &PacketV4,
+    header: H,
+    rewrite: Rewrite,
+    has_checksum: bool,
+) -> Result<(), Refused> {
+    let PacketV4 { ip, ports, .. } = packet;
+    let (old, new, source, destination, new_ports) = match rewrite {
+        Rewrite::Source { addr, port } => {
+            ((ip.source, ports.source), (addr, port), addr, ip.destination, Ports { source: port, ..*ports })
+        }
+        Rewrite::Destination { addr, port } => {
+            ((ip.destination, ports.destination), (addr, port), ip.source, addr, Ports { destination: port, ..*ports })
+        }
     };
-    let header = CheckAndAddresses {
-        check: csum::replace32(ip.check, old_addr, addr),
-        source: halves(source),
-        destination: halves(destination),
+    let check = if has_checksum {
+        transport_check::<H, L2>(ctx, packet, header.check(), csum::difference32(old.0, new.0), (old.1, new.1))?
+    } else {
+        header.check()
+    };
+    let ip = HeaderTail {
+        ttl: ip.ttl,
+        protocol: ip.protocol,
+        check: csum::replace32(ip.check, old.0, new.0),
+        source,
+        destination,
     };
     // In `skb->csum` the header's checksum and address cancel out, and so do the port and the transport checksum. A port
     // that no checksum covers does not, so the kernel has to add up what is written.
-    let flags = if transport.has_checksum { 0 } else { u64::from(BPF_F_RECOMPUTE_CSUM) };
-    let check_offset = packet.l3 + offset_of!(Ipv4Header, check);
+    let flags = if has_checksum { 0 } else { u64::from(BPF_F_RECOMPUTE_CSUM) };
+    let (offset, transport) = (packet.l3 + offset_of!(Ipv4Header, ttl), header.with(new_ports, check));
     if packet.has_options() {
-        store(ctx, check_offset, &header, flags)?;
-        store(ctx, packet.l4, &ports, flags)
+        store(ctx, offset, &ip, flags)?;
+        store(ctx, packet.l4, &transport, flags)
     } else {
-        store(ctx, check_offset, &CheckToPorts { header, ports }, flags)
+        store(ctx, offset, &Headers { ip, transport }, flags)
     }
 }
 
+/// The transport checksum field for another address and port. Where a device has verified it, that is arithmetic, and
+/// `skb->csum` is not in use; otherwise the kernel does its part for the address.
 #[inline(always)]
-fn transport_checksum(ctx: &TcContext, packet: &PacketV4, addr: (u32, u32), port: (u16, u16)) -> Result<(), Refused> {
-    // A UDP checksum that comes out as zero would mean "none": the kernel writes its other form.
-    let flags = if packet.ip.protocol == protocol::UDP { u64::from(BPF_F_MARK_MANGLED_0) } else { 0 };
-    let offset = packet.check_offset();
-    let pseudo_header = flags | u64::from(BPF_F_PSEUDO_HDR);
-    replace::<u32>(ctx, offset, u64::from(addr.0), u64::from(addr.1), pseudo_header)?;
-    replace::<u16>(ctx, offset, u64::from(port.0), u64::from(port.1), flags)
+fn transport_check<H: Checked, const L2: usize>(
+    ctx: &TcContext,
+    packet: &PacketV4,
+    before: u16,
+    difference: u32,
+    port: (u16, u16),
+) -> Result<u16, Refused> {
+    // SAFETY: the context is valid.
+    let level = unsafe { bpf_csum_level(skb(ctx), u64::from(BPF_CSUM_LEVEL_QUERY)) };
+    if level >= 0 {
+        let check = !csum::fold(u32::from(!before) + difference);
+        return Ok(finished::<H>(csum::replace16(check, port.0, port.1)));
+    }
+    let offset = (packet.l4 + H::CHECK) as u32;
+    change(ctx, offset, 0, u64::from(difference), H::FLAGS | u64::from(BPF_F_PSEUDO_HDR))?;
+    let after = packet.read_transport::<H, L2>(ctx).ok_or(Refused)?.check();
+    match csum::field_kind(before, after, difference) {
+        Some(Field::Checksum) => Ok(finished::<H>(csum::replace16(after, port.0, port.1))),
+        // Hardware adds the ports up.
+        Some(Field::PseudoHeader) => Ok(after),
+        // The addresses' sums are the same, as one pair of 65 535 is: only the kernel knows.
+        None => {
+            change(ctx, offset, u64::from(port.0), u64::from(port.1), H::FLAGS | size_of::<u16>() as u64)?;
+            packet.read_transport::<H, L2>(ctx).map(|header| header.check()).ok_or(Refused)
+        }
+    }
 }
 
-/// Tells the kernel that a word of `size_of::<T>()` bytes under the transport checksum changed.
+/// A checksum as it is sent.
 #[inline(always)]
-fn replace<T>(ctx: &TcContext, offset: u32, old: u64, new: u64, flags: u64) -> Result<(), Refused> {
+const fn finished<H: Checked>(check: u16) -> u16 {
+    if check == 0 && H::FLAGS & BPF_F_MARK_MANGLED_0 as u64 != 0 { 0xffff } else { check }
+}
+
+/// Lets the kernel change the transport checksum.
+#[inline(always)]
+fn change(ctx: &TcContext, offset: u32, from: u64, to: u64, flags: u64) -> Result<(), Refused> {
     // SAFETY: the context is valid, and no pointer into the packet is held.
-    let status = unsafe { bpf_l4_csum_replace(skb(ctx), offset, old, new, flags | size_of::<T>() as u64) };
+    let status = unsafe { bpf_l4_csum_replace(skb(ctx), offset, from, to, flags) };
     if status == 0 { Ok(()) } else { Err(Refused) }
 }
 
@@ -128,11 +202,4 @@ fn store<T>(ctx: &TcContext, offset: usize, value: &T, flags: u64) -> Result<(),
     // SAFETY: the context is valid, `value` is on the stack, and no pointer into the packet is held.
     let status = unsafe { bpf_skb_store_bytes(skb(ctx), offset as u32, from, size_of::<T>() as u32, flags) };
     if status == 0 { Ok(()) } else { Err(Refused) }
-}
-
-/// A word as two halves in memory order, so that it can follow a 16-bit field without padding.
-#[inline(always)]
-fn halves(word: u32) -> [u16; 2] {
-    let [a, b, c, d] = word.to_ne_bytes();
-    [u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d])]
 }
