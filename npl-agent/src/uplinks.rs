@@ -88,11 +88,7 @@ impl Uplinks {
 }
 
 fn set_local_addresses(datapath: &mut Datapath, devices: &[Device], node_ips: &[IpAddr]) -> Result<(), DatapathError> {
-    let v4: Vec<_> = local_addresses(devices, node_ips)
-        .into_iter()
-        .filter_map(|addr| if let IpAddr::V4(addr) = addr { Some(addr) } else { None })
-        .collect();
-    let left_out = datapath.tables.set_local_addresses(&v4)?;
+    let left_out = datapath.tables.set_local_addresses(&local_addresses(devices, node_ips))?;
     if let Some(first) = left_out.first() {
         warn!(count = left_out.len(), %first, "the Node has more addresses than fit; mappings do not answer on the last ones");
     }

@@ -41,26 +41,34 @@ map_type! {
 }
 
 map_type! {
-    /// What the client believes it talks to, and how the flow is doing.
+    /// How a flow is doing, of either family.
     ///
     /// Both directions write `last_seen_ns` and `touched`; a lost update costs a moment of age and nothing else.
-    pub struct FlowV4: 32, align 8 {
+    pub struct FlowState: 24, align 8 {
         /// When a packet of the flow was last written down, nanoseconds of `CLOCK_MONOTONIC`.
         pub last_seen_ns: u64,
-        /// The Node's address that the client uses, network order.
-        pub node_addr: [u8; 4],
-        /// The node port that the client uses, host order.
-        pub node_port: u16,
-        /// TCP flags that the client has sent, together.
-        pub client_tcp_flags: u8,
-        /// TCP flags that the Pod has sent, together.
-        pub pod_tcp_flags: u8,
         /// The endpoint's generation when the flow was made.
         pub generation: u32,
         /// Low half of `jiffies` at `last_seen_ns`.
         pub touched: u32,
         /// The device that the client's packets come in by.
         pub ifindex: u32,
+        /// The node port that the client uses, host order.
+        pub node_port: u16,
+        /// TCP flags that the client has sent, together.
+        pub client_tcp_flags: u8,
+        /// TCP flags that the Pod has sent, together.
+        pub pod_tcp_flags: u8,
+    }
+}
+
+map_type! {
+    /// What the client believes it talks to, and how the flow is doing.
+    pub struct FlowV4: 32, align 8 {
+        /// All that does not depend on the family, the node port among it.
+        pub state: FlowState,
+        /// The Node's address that the client uses, network order.
+        pub node_addr: [u8; 4],
         /// Always zero.
         pub pad: u32,
     }
@@ -70,20 +78,8 @@ map_type! {
     /// As [`FlowV4`], IPv6.
     pub struct FlowV6: 40, align 8 {
         /// As in [`FlowV4`].
-        pub last_seen_ns: u64,
-        /// The Node's address that the client uses, network order.
+        pub state: FlowState,
+        /// As in [`FlowV4`].
         pub node_addr: [u8; 16],
-        /// As in [`FlowV4`].
-        pub node_port: u16,
-        /// As in [`FlowV4`].
-        pub client_tcp_flags: u8,
-        /// As in [`FlowV4`].
-        pub pod_tcp_flags: u8,
-        /// As in [`FlowV4`].
-        pub generation: u32,
-        /// As in [`FlowV4`].
-        pub touched: u32,
-        /// As in [`FlowV4`].
-        pub ifindex: u32,
     }
 }

@@ -62,6 +62,7 @@ pub const LAYOUTS: &[Layout] = &[
     crate::mapping::EndpointV4::LAYOUT,
     crate::mapping::Endpoint::LAYOUT,
     crate::flow::FlowKeyV4::LAYOUT,
+    crate::flow::FlowState::LAYOUT,
     crate::flow::FlowV4::LAYOUT,
     crate::stats::MappingStats::LAYOUT,
     crate::mapping::LocalAddressV6::LAYOUT,

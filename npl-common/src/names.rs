@@ -27,6 +27,18 @@ pub const MAP_ENDPOINT_V4: &str = "npl_ep_v4";
 pub const MAP_FLOW_V4: &str = "npl_flow_v4";
 /// Half-open IPv4 flows: array of `u64`, see [`crate::syn`].
 pub const MAP_SYN_V4: &str = "npl_syn_v4";
+/// As [`MAP_LOCAL_V4`], IPv6.
+pub const MAP_LOCAL_V6: &str = "npl_local_v6";
+/// As [`MAP_LOCAL_IDX_V4`], IPv6.
+pub const MAP_LOCAL_IDX_V6: &str = "npl_laddr_v6";
+/// As [`MAP_MAPPING_V4`], IPv6.
+pub const MAP_MAPPING_V6: &str = "npl_map_v6";
+/// As [`MAP_ENDPOINT_V4`], IPv6.
+pub const MAP_ENDPOINT_V6: &str = "npl_ep_v6";
+/// As [`MAP_FLOW_V4`], IPv6.
+pub const MAP_FLOW_V6: &str = "npl_flow_v6";
+/// As [`MAP_SYN_V4`], IPv6.
+pub const MAP_SYN_V6: &str = "npl_syn_v6";
 /// Counters per mapping: per-CPU array of [`crate::stats::MappingStats`], indexed by a backend's `stats_index`.
 pub const MAP_STATS: &str = "npl_stats";
 /// Counters per reason: per-CPU array of `u64`, indexed by [`crate::reason::Reason`].
@@ -41,6 +53,12 @@ pub const PINNED_MAPS: &[&str] = &[
     MAP_ENDPOINT_V4,
     MAP_FLOW_V4,
     MAP_SYN_V4,
+    MAP_LOCAL_V6,
+    MAP_LOCAL_IDX_V6,
+    MAP_MAPPING_V6,
+    MAP_ENDPOINT_V6,
+    MAP_FLOW_V6,
+    MAP_SYN_V6,
     MAP_STATS,
     MAP_REASON,
 ];

@@ -46,6 +46,15 @@ pub const fn hash(seed: u64, addresses: u64, ports_and_protocol: u64) -> u64 {
     h ^ (h >> 32)
 }
 
+/// Takes another word of a longer identity into the seed, so that [`hash`] depends on it: an IPv6 client can choose half
+/// of its address, and must not be able to choose one that meets another's flow.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn absorb(seed: u64, word: u64) -> u64 {
+    let h = (seed ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    h ^ (h >> 32)
+}
+
 /// The slot of a hash.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
@@ -105,7 +114,7 @@ const _: () = assert!(SLOTS.is_power_of_two(), "a slot is chosen by a mask");
 mod tests {
     use proptest::prelude::*;
 
-    use super::{SLOTS, address_index, hash, matches, node_port, slot, state, with_state, word};
+    use super::{SLOTS, absorb, address_index, hash, matches, node_port, slot, state, with_state, word};
 
     proptest! {
         #[test]
@@ -134,6 +143,23 @@ mod tests {
                 taken[slot(h) as usize] += 1;
             }
         }
+        assert_spread(&taken);
+    }
+
+    /// Clients that share a network and clients that share an interface identifier are as different as any.
+    #[test]
+    fn every_word_of_a_long_address_matters() {
+        let mut taken = vec![0_u32; SLOTS as usize];
+        for network in 0..256_u64 {
+            for interface in 0..256_u64 {
+                let seed = absorb(absorb(7, 0x2001_0db8_0000_0000 + network), interface);
+                taken[slot(hash(seed, 5, 1024 << 32 | 8080 << 8 | 6)) as usize] += 1;
+            }
+        }
+        assert_spread(&taken);
+    }
+
+    fn assert_spread(taken: &[u32]) {
         // 65 536 balls into 65 536 bins: 63 % of the bins are hit, and hardly any more than eight times.
         let used = taken.iter().filter(|n| **n > 0).count();
         let fullest = taken.iter().max().unwrap();

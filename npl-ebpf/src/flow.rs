@@ -4,30 +4,29 @@
 
 use aya_ebpf::helpers::generated::{bpf_jiffies64, bpf_ktime_get_ns};
 use npl_common::{
-    flow::{FlowKeyV4, FlowV4, TOUCH_INTERVAL_JIFFIES},
+    flow::{FlowState, TOUCH_INTERVAL_JIFFIES},
     mapping::protocol,
     reason::Reason,
     syn::{self, state},
 };
 
 use crate::{
-    maps::{FLOW_V4, SYN_V4},
+    family::{Ends, Family},
     packet::tcp_flag,
     stats,
 };
 
 /// A flow's identity and its place in the half-open cache.
-pub struct Flow {
-    pub key: FlowKeyV4,
+pub struct Flow<F: Family> {
+    key: F::FlowKey,
+    protocol: u8,
     hash: u64,
     slot: *mut u64,
 }
 
 /// What a client believes it talks to.
-#[derive(Clone, Copy)]
-pub struct NodeEnd {
-    /// Network order in memory.
-    pub addr: [u8; 4],
+pub struct NodeEnd<F: Family> {
+    pub addr: F::Addr,
     /// Position of `addr` among the local addresses.
     pub addr_index: u8,
     /// Host order.
@@ -35,9 +34,8 @@ pub struct NodeEnd {
 }
 
 /// A packet of a client, as far as flow state is concerned.
-#[derive(Clone, Copy)]
-pub struct Request {
-    pub node: NodeEnd,
+pub struct Request<F: Family> {
+    pub node: NodeEnd<F>,
     pub generation: u32,
     pub ifindex: u32,
     pub tcp_flags: u8,
@@ -51,28 +49,20 @@ pub enum Progress {
     Established,
 }
 
-impl Flow {
-    /// The flow between a client and a Pod: addresses as loaded from a packet, ports in host order.
+impl<F: Family> Flow<F> {
+    /// The flow between a client and a Pod.
     #[inline(always)]
-    pub fn new(seed: u64, (client, client_port, pod, pod_port): (u32, u16, u32, u16), protocol: u8) -> Option<Self> {
-        let addresses = u64::from(client) << 32 | u64::from(pod);
-        let rest = u64::from(client_port) << 32 | u64::from(pod_port) << 8 | u64::from(protocol);
-        let hash = syn::hash(seed, addresses, rest);
-        let slot = SYN_V4.get_ptr_mut(syn::slot(hash))?;
-        let key = FlowKeyV4 {
-            client_addr: client.to_ne_bytes(),
-            pod_addr: pod.to_ne_bytes(),
-            client_port,
-            pod_port,
-            protocol: u32::from(protocol),
-        };
-        Some(Self { key, hash, slot })
+    pub fn new(seed: u64, ends: &Ends<F>, protocol: u8) -> Option<Self> {
+        let rest = u64::from(ends.client_port) << 32 | u64::from(ends.pod_port) << 8 | u64::from(protocol);
+        let hash = F::hash(seed, ends.client, ends.pod, rest);
+        let slot = F::slot(syn::slot(hash))?;
+        Some(Self { key: F::flow_key(ends, protocol), protocol, hash, slot })
     }
 
     /// The flow's entry in the flow table.
     #[inline(always)]
-    pub fn entry(&self) -> Option<*mut FlowV4> {
-        FLOW_V4.get_ptr_mut(&self.key)
+    pub fn entry(&self) -> Option<*mut F::Flow> {
+        F::flow(&self.key)
     }
 
     /// The flow's word in the half-open cache, if the slot is this flow's now.
@@ -86,7 +76,7 @@ impl Flow {
     ///
     /// The hot path is one load: the slot says that this very flow, by this node address and port, is established.
     #[inline(always)]
-    pub fn note_request(&self, request: &Request) -> Progress {
+    pub fn note_request(&self, request: &Request<F>) -> Progress {
         let word = self.slot_word();
         let mine = syn::word(self.hash, state(word), request.node.addr_index, request.node.port);
         let opens_or_ends = request.tcp_flags & (tcp_flag::SYN | tcp_flag::FIN | tcp_flag::RST) != 0;
@@ -105,14 +95,14 @@ impl Flow {
 
     /// The slot does not settle it: asks the flow table, and opens the flow where that does not know it either.
     #[inline(always)]
-    fn note_by_table(&self, request: &Request, word: u64) -> Progress {
+    fn note_by_table(&self, request: &Request<F>, word: u64) -> Progress {
         if let Some(entry) = self.entry() {
             // SAFETY: an element of a preallocated map is memory of its type for as long as the program runs; another
-            // processor's write at the same time is one of the races that `FlowV4` allows.
+            // processor's write at the same time is one of the races that `FlowState` allows.
             let entry = unsafe { &mut *entry };
-            let same = entry.node_port == request.node.port && entry.node_addr == request.node.addr;
-            if same && entry.generation == request.generation {
-                note_client(entry, request.tcp_flags);
+            let same = F::state(entry).node_port == request.node.port && F::node_address(entry) == request.node.addr;
+            if same && F::state(entry).generation == request.generation {
+                note_client(F::state(entry), request.tcp_flags);
                 if word == 0 {
                     // An empty slot is taken for speed; a full one is left, since its flow may be half-open.
                     self.set_slot(syn::word(self.hash, state::ESTABLISHED, request.node.addr_index, request.node.port));
@@ -120,14 +110,14 @@ impl Flow {
                 return Progress::Known;
             }
             // One client end, two node ends: to the Pod they are one flow, and only one can have the replies.
-            if self.key.protocol == u32::from(protocol::TCP) && request.tcp_flags & tcp_flag::SYN == 0 && !same {
+            if self.protocol == protocol::TCP && request.tcp_flags & tcp_flag::SYN == 0 && !same {
                 stats::count(Reason::Collision);
                 return Progress::Known;
             }
             if !same {
                 stats::count(Reason::Collision);
             }
-            *entry = fresh_entry(request);
+            *entry = fresh_entry::<F>(request);
             if syn::matches(word, self.hash) {
                 // Left as it is, the slot would hide the next packet by the other node end from this look-up.
                 self.set_slot(syn::word(self.hash, state::ESTABLISHED, request.node.addr_index, request.node.port));
@@ -140,9 +130,9 @@ impl Flow {
 
     /// Moves the flow from the half-open cache to the flow table.
     #[inline(always)]
-    pub fn establish(&self, request: &Request) -> Progress {
-        let entry = fresh_entry(request);
-        if FLOW_V4.insert(&self.key, &entry, 0).is_err() {
+    pub fn establish(&self, request: &Request<F>) -> Progress {
+        let entry = fresh_entry::<F>(request);
+        if F::insert_flow(&self.key, &entry).is_none() {
             stats::count(Reason::FlowTableFull);
             return Progress::Known;
         }
@@ -166,49 +156,48 @@ impl Flow {
 
 /// Notes a packet of the client on an established flow.
 #[inline(always)]
-fn note_client(entry: &mut FlowV4, tcp_flags: u8) {
+fn note_client(state: &mut FlowState, tcp_flags: u8) {
     if tcp_flags & tcp_flag::SYN != 0 {
         // The client opens the same tuple again: what the last connection left does not count.
-        entry.client_tcp_flags = tcp_flags;
-        entry.pod_tcp_flags = 0;
-    } else if entry.client_tcp_flags | tcp_flags != entry.client_tcp_flags {
-        entry.client_tcp_flags |= tcp_flags;
+        state.client_tcp_flags = tcp_flags;
+        state.pod_tcp_flags = 0;
+    } else if state.client_tcp_flags | tcp_flags != state.client_tcp_flags {
+        state.client_tcp_flags |= tcp_flags;
     }
-    touch(entry);
+    touch(state);
 }
 
 /// Notes a packet of the Pod on an established flow.
 #[inline(always)]
-pub fn note_pod(entry: &mut FlowV4, tcp_flags: u8) {
-    if entry.pod_tcp_flags | tcp_flags != entry.pod_tcp_flags {
-        entry.pod_tcp_flags |= tcp_flags;
+pub fn note_pod(state: &mut FlowState, tcp_flags: u8) {
+    if state.pod_tcp_flags | tcp_flags != state.pod_tcp_flags {
+        state.pod_tcp_flags |= tcp_flags;
     }
-    touch(entry);
+    touch(state);
 }
 
 /// Writes the time down, but not on every packet: see [`TOUCH_INTERVAL_JIFFIES`].
 #[inline(always)]
-fn touch(entry: &mut FlowV4) {
+fn touch(state: &mut FlowState) {
     let now = jiffies();
-    if now.wrapping_sub(entry.touched) >= TOUCH_INTERVAL_JIFFIES {
-        entry.touched = now;
-        entry.last_seen_ns = nanoseconds();
+    if now.wrapping_sub(state.touched) >= TOUCH_INTERVAL_JIFFIES {
+        state.touched = now;
+        state.last_seen_ns = nanoseconds();
     }
 }
 
 #[inline(always)]
-fn fresh_entry(request: &Request) -> FlowV4 {
-    FlowV4 {
+fn fresh_entry<F: Family>(request: &Request<F>) -> F::Flow {
+    let state = FlowState {
         last_seen_ns: nanoseconds(),
-        node_addr: request.node.addr,
-        node_port: request.node.port,
-        client_tcp_flags: request.tcp_flags,
-        pod_tcp_flags: 0,
         generation: request.generation,
         touched: jiffies(),
         ifindex: request.ifindex,
-        pad: 0,
-    }
+        node_port: request.node.port,
+        client_tcp_flags: request.tcp_flags,
+        pod_tcp_flags: 0,
+    };
+    F::new_flow(state, request.node.addr)
 }
 
 /// The low half of `jiffies`: a load that the verifier inlines, unlike a clock.

@@ -19,6 +19,7 @@
 #![expect(unsafe_code, reason = "packets and map values are raw memory that the kernel's verifier checks")]
 
 mod egress;
+mod family;
 mod flow;
 mod ingress;
 mod maps;
@@ -27,9 +28,13 @@ mod rewrite;
 mod stats;
 mod verdict;
 
-use packet::ETHERNET;
-
 use aya_ebpf::{macros::classifier, programs::TcContext};
+
+use crate::{
+    family::{Family, V4, V6},
+    packet::ETHERNET,
+    verdict::Verdict,
+};
 
 /// Bytes in front of the IP header on a device without link-layer header.
 const NONE: usize = 0;
@@ -37,25 +42,43 @@ const NONE: usize = 0;
 /// Requests on a device with Ethernet headers.
 #[classifier]
 pub fn npl_ingress(ctx: TcContext) -> i32 {
-    ingress::translate::<ETHERNET>(&ctx).into_action()
+    ingress::<ETHERNET>(&ctx).into_action()
 }
 
 /// Replies on a device with Ethernet headers.
 #[classifier]
 pub fn npl_egress(ctx: TcContext) -> i32 {
-    egress::translate::<ETHERNET>(&ctx).into_action()
+    egress::<ETHERNET>(&ctx).into_action()
 }
 
 /// Requests on a device without link-layer header.
 #[classifier]
 pub fn npl_ingress_l3(ctx: TcContext) -> i32 {
-    ingress::translate::<NONE>(&ctx).into_action()
+    ingress::<NONE>(&ctx).into_action()
 }
 
 /// Replies on a device without link-layer header.
 #[classifier]
 pub fn npl_egress_l3(ctx: TcContext) -> i32 {
-    egress::translate::<NONE>(&ctx).into_action()
+    egress::<NONE>(&ctx).into_action()
+}
+
+#[inline(always)]
+fn ingress<const L2: usize>(ctx: &TcContext) -> Verdict {
+    match packet::ether_type(ctx) {
+        Some(V4::ETHER_TYPE) => ingress::translate::<V4, L2>(ctx),
+        Some(V6::ETHER_TYPE) => ingress::translate::<V6, L2>(ctx),
+        _ => Verdict::NotOurs,
+    }
+}
+
+#[inline(always)]
+fn egress<const L2: usize>(ctx: &TcContext) -> Verdict {
+    match packet::ether_type(ctx) {
+        Some(V4::ETHER_TYPE) => egress::translate::<V4, L2>(ctx),
+        Some(V6::ETHER_TYPE) => egress::translate::<V6, L2>(ctx),
+        _ => Verdict::NotOurs,
+    }
 }
 
 /// The kernel lets programs use the helpers that this licence permits.

@@ -7,9 +7,10 @@ use aya_ebpf::{
 };
 use npl_common::{
     config::Config,
-    flow::{FlowKeyV4, FlowV4, MAX_FLOWS},
+    flow::{FlowKeyV4, FlowKeyV6, FlowV4, FlowV6, MAX_FLOWS},
     mapping::{
-        BackendV4, Endpoint, EndpointV4, Frontend, LocalAddress, LocalAddressV4, MAX_LOCAL_ADDRESSES, MAX_MAPPINGS,
+        BackendV4, BackendV6, Endpoint, EndpointV4, EndpointV6, Frontend, LocalAddress, LocalAddressV4, LocalAddressV6,
+        MAX_LOCAL_ADDRESSES, MAX_MAPPINGS,
     },
     reason::MAX_REASONS,
     stats::{MAX_STATS, MappingStats},
@@ -43,6 +44,30 @@ pub static FLOW_V4: LruHashMap<FlowKeyV4, FlowV4, { MAX_FLOWS as usize }> = LruH
 /// Written by the programs, one aligned word at a time.
 #[btf_map(name = "npl_syn_v4")]
 pub static SYN_V4: Array<u64, { SLOTS as usize }> = Array::new();
+
+/// Written by the agent, which follows the Node's addresses.
+#[btf_map(name = "npl_local_v6")]
+pub static LOCAL_V6: HashMap<LocalAddressV6, LocalAddress, { MAX_LOCAL_ADDRESSES as usize }> = HashMap::new();
+
+/// Written by the agent; all zero where an index is free.
+#[btf_map(name = "npl_laddr_v6")]
+pub static LOCAL_ADDRESS_V6: Array<LocalAddressV6, { MAX_LOCAL_ADDRESSES as usize }> = Array::new();
+
+/// Written by the agent. A hash, because replacing an element of one is atomic for its readers.
+#[btf_map(name = "npl_map_v6")]
+pub static MAPPING_V6: HashMap<Frontend, BackendV6, { MAX_MAPPINGS as usize }> = HashMap::new();
+
+/// Written by the agent.
+#[btf_map(name = "npl_ep_v6")]
+pub static ENDPOINT_V6: HashMap<EndpointV6, Endpoint, { MAX_MAPPINGS as usize }> = HashMap::new();
+
+/// Written by the programs, purged by the agent. LRU, because the network chooses the keys.
+#[btf_map(name = "npl_flow_v6")]
+pub static FLOW_V6: LruHashMap<FlowKeyV6, FlowV6, { MAX_FLOWS as usize }> = LruHashMap::new();
+
+/// Written by the programs, one aligned word at a time.
+#[btf_map(name = "npl_syn_v6")]
+pub static SYN_V6: Array<u64, { SLOTS as usize }> = Array::new();
 
 /// Written by the programs.
 #[btf_map(name = "npl_stats")]

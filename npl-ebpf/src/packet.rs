@@ -9,16 +9,10 @@ use aya_ebpf::{
 };
 use npl_common::mapping::protocol;
 
-/// `ETH_P_IP` as it stands in `__sk_buff::protocol`.
-const ETH_P_IP: u32 = 0x0800_u16.to_be() as u32;
-/// More-fragments flag and fragment offset, host order.
-const FRAGMENT_MASK: u16 = 0x3fff;
-/// The fragment offset alone, host order.
-const FRAGMENT_OFFSET_MASK: u16 = 0x1fff;
+use crate::family::{Family, Location};
+
 /// Bytes of an Ethernet header.
 pub const ETHERNET: usize = 14;
-/// The smallest IPv4 header.
-const IPV4_MIN: usize = size_of::<Ipv4Header>();
 
 /// TCP flags in the byte at offset 13.
 pub mod tcp_flag {
@@ -28,22 +22,6 @@ pub mod tcp_flag {
     pub const SYN: u8 = 0x02;
     /// The connection is over.
     pub const RST: u8 = 0x04;
-}
-
-/// The part of an IPv4 header that every packet has (RFC 791). Words are as loaded: network order in memory.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Ipv4Header {
-    pub version_and_length: u8,
-    pub tos: u8,
-    pub total_length: u16,
-    pub id: u16,
-    pub fragment: u16,
-    pub ttl: u8,
-    pub protocol: u8,
-    pub check: u16,
-    pub source: u32,
-    pub destination: u32,
 }
 
 /// The ports, which TCP, UDP and SCTP have at the same place. Words are as loaded.
@@ -77,19 +55,6 @@ pub struct UdpHeader {
     pub check: u16,
 }
 
-/// An IPv4 packet with ports: where its headers are, and what they said when it was read.
-#[derive(Clone, Copy)]
-pub struct PacketV4 {
-    /// Offset of the IP header.
-    pub l3: usize,
-    /// Offset of the transport header.
-    pub l4: usize,
-    /// The IP header.
-    pub ip: Ipv4Header,
-    /// The ports.
-    pub ports: Ports,
-}
-
 /// A transport header.
 #[derive(Clone, Copy)]
 pub enum Transport {
@@ -108,44 +73,30 @@ impl Transport {
     }
 }
 
-impl PacketV4 {
-    /// Reads an IPv4 packet that carries TCP or UDP ports, or nothing if it is another kind of packet.
-    ///
-    /// A fragment that is not the first has no ports and is none of ours here.
+/// A packet with ports: where its headers are, and what they said when it was read.
+pub struct Packet<F: Family> {
+    /// Offset of the IP header.
+    pub l3: usize,
+    pub location: Location<F>,
+    pub source: F::Addr,
+    pub destination: F::Addr,
+    pub ports: Ports,
+}
+
+impl<F: Family> Packet<F> {
+    /// Reads a packet that carries TCP or UDP ports, or nothing if it is another kind of packet.
     #[inline(always)]
     pub fn read<const L2: usize>(ctx: &TcContext) -> Option<Self> {
-        if !is_plain_ipv4(ctx) {
-            return None;
-        }
-        let ip = read::<Ipv4Header, L2>(ctx)?;
-        if !matches!(ip.protocol, protocol::TCP | protocol::UDP) {
-            return None;
-        }
-        let header_length = usize::from(ip.version_and_length & 0x0f) * 4;
-        if header_length < IPV4_MIN || u16::from_be(ip.fragment) & FRAGMENT_OFFSET_MASK != 0 {
-            return None;
-        }
-        let packet = Self { l3: L2, l4: L2 + header_length, ip, ports: Ports { source: 0, destination: 0 } };
-        let ports = packet.read_transport::<Ports, L2>(ctx)?;
-        Some(Self { ports, ..packet })
-    }
-
-    /// Whether anything stands between the IP header and the ports.
-    #[inline(always)]
-    pub const fn has_options(&self) -> bool {
-        self.l4 != self.l3 + IPV4_MIN
-    }
-
-    /// Whether it is the first of several fragments.
-    #[inline(always)]
-    pub fn is_fragment(&self) -> bool {
-        u16::from_be(self.ip.fragment) & FRAGMENT_MASK != 0
+        let location = F::locate::<L2>(ctx)?;
+        let (source, destination) = F::addresses(&location.ip);
+        let ports = read_at::<F, Ports, L2>(ctx, &location)?;
+        Some(Self { l3: L2, location, source, destination, ports })
     }
 
     /// Reads the rest of the transport header that matters here, or nothing if the packet ends before it does.
     #[inline(always)]
     pub fn transport<const L2: usize>(&self, ctx: &TcContext) -> Option<Transport> {
-        if self.ip.protocol == protocol::TCP {
+        if self.location.protocol == protocol::TCP {
             self.read_transport::<TcpHeader, L2>(ctx).map(Transport::Tcp)
         } else {
             self.read_transport::<UdpHeader, L2>(ctx).map(Transport::Udp)
@@ -153,28 +104,35 @@ impl PacketV4 {
     }
 
     /// Copies the beginning of the transport header.
-    ///
-    /// Without options it is at a constant offset. Behind options it is not, and a program without `CAP_PERFMON` may
-    /// move a packet pointer by constants only; the kernel's helper takes any offset, for the price of a call.
     #[inline(always)]
     pub fn read_transport<T: Copy, const L2: usize>(&self, ctx: &TcContext) -> Option<T> {
-        if self.has_options() {
-            return load(ctx, self.l4);
-        }
-        match L2 {
-            0 => read::<T, IPV4_MIN>(ctx),
-            _ => read::<T, { ETHERNET + IPV4_MIN }>(ctx),
-        }
+        read_at::<F, T, L2>(ctx, &self.location)
     }
 }
 
-/// IPv4, for this machine, and not tagged: a tagged packet belongs to the VLAN device that owns the address.
+/// Copies the beginning of the transport header.
+///
+/// Without options it is at a constant offset. Behind options it is not, and a program without `CAP_PERFMON` may
+/// move a packet pointer by constants only; the kernel's helper takes any offset, for the price of a call.
 #[inline(always)]
-fn is_plain_ipv4(ctx: &TcContext) -> bool {
+fn read_at<F: Family, T: Copy, const L2: usize>(ctx: &TcContext, location: &Location<F>) -> Option<T> {
+    if location.has_options { load(ctx, location.l4) } else { F::read_behind::<T, L2>(ctx) }
+}
+
+/// Whether a protocol is one that mappings can have.
+#[inline(always)]
+pub const fn has_ports(protocol: u8) -> bool {
+    matches!(protocol, protocol::TCP | protocol::UDP)
+}
+
+/// The `EtherType` of a packet that is for this machine and not tagged: a tagged packet belongs to the VLAN device that
+/// owns the address.
+#[inline(always)]
+pub fn ether_type(ctx: &TcContext) -> Option<u32> {
     let skb = skb(ctx);
     // SAFETY: the context is valid for the program's run; the verifier allows these fields.
     let (protocol, vlan, kind) = unsafe { ((*skb).protocol, (*skb).vlan_present, (*skb).pkt_type) };
-    protocol == ETH_P_IP && vlan == 0 && kind != PACKET_OTHERHOST
+    if vlan == 0 && kind != PACKET_OTHERHOST { Some(protocol) } else { None }
 }
 
 /// `PACKET_OTHERHOST`: seen on the wire, addressed to another machine.
@@ -195,7 +153,7 @@ fn pointer<T, const OFFSET: usize>(ctx: &TcContext) -> Option<*const T> {
 
 /// Copies a header out of the packet, making it linear first if only its beginning is (as drivers do with large ones).
 #[inline(always)]
-fn read<T: Copy, const OFFSET: usize>(ctx: &TcContext) -> Option<T> {
+pub fn read<T: Copy, const OFFSET: usize>(ctx: &TcContext) -> Option<T> {
     let header = if let Some(header) = pointer::<T, OFFSET>(ctx) {
         header
     } else {
@@ -213,7 +171,7 @@ fn read<T: Copy, const OFFSET: usize>(ctx: &TcContext) -> Option<T> {
 
 /// Copies a header out of the packet by the kernel's helper, from an offset that is not a constant.
 #[inline(always)]
-fn load<T: Copy>(ctx: &TcContext, offset: usize) -> Option<T> {
+pub fn load<T: Copy>(ctx: &TcContext, offset: usize) -> Option<T> {
     let mut header = core::mem::MaybeUninit::<T>::uninit();
     let to = header.as_mut_ptr().cast();
     // SAFETY: the context is valid, and the helper writes exactly the size of `T` or fails.

@@ -16,16 +16,18 @@ use aya_ebpf::{
 };
 use npl_common::csum::{self, Field};
 
-use crate::packet::{Ipv4Header, PacketV4, Ports, TcpHeader, Transport, UdpHeader, skb};
+use crate::{
+    family::Family,
+    packet::{Packet, Ports, TcpHeader, Transport, UdpHeader, skb},
+};
 
 /// The kernel refused a write; the packet may be half rewritten.
 pub struct Refused;
 
 /// A new address and port for one end of a packet. Words as loaded from a packet.
-#[derive(Clone, Copy)]
-pub enum Rewrite {
-    Source { addr: u32, port: u16 },
-    Destination { addr: u32, port: u16 },
+pub enum Rewrite<F: Family> {
+    Source { addr: F::Addr, port: u16 },
+    Destination { addr: F::Addr, port: u16 },
 }
 
 /// A transport header that has ports and a checksum over the pseudo-header.
@@ -70,82 +72,63 @@ impl Checked for UdpHeader {
     }
 }
 
-/// The IP header from its time to live on; its last two words are the addresses.
+/// The end of the IP header and the transport header, which follows at once where there are no options.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct HeaderTail {
-    ttl: u8,
-    protocol: u8,
-    check: u16,
-    source: u32,
-    destination: u32,
-}
-
-/// The same and the transport header, which follows at once where there are no IP options.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Headers<H> {
-    ip: HeaderTail,
+struct Headers<T, H> {
+    ip: T,
     transport: H,
 }
 
-const _: () = assert!(
-    offset_of!(HeaderTail, destination) == offset_of!(Ipv4Header, destination) - offset_of!(Ipv4Header, ttl)
-        && offset_of!(Headers<UdpHeader>, transport) == size_of::<Ipv4Header>() - offset_of!(Ipv4Header, ttl),
-    "what is stored lies in the packet as it does here"
-);
-
 /// Gives one end of the packet another address and port.
 #[inline(always)]
-pub fn apply<const L2: usize>(
+pub fn apply<F: Family, const L2: usize>(
     ctx: &TcContext,
-    packet: &PacketV4,
+    packet: &Packet<F>,
     transport: Transport,
-    rewrite: Rewrite,
+    rewrite: Rewrite<F>,
 ) -> Result<(), Refused> {
     match transport {
-        Transport::Tcp(header) => write::<_, L2>(ctx, packet, header, rewrite, true),
-        // Over IPv4 a datagram may go without a checksum, and then gets none.
-        Transport::Udp(header) => write::<_, L2>(ctx, packet, header, rewrite, header.check != 0),
+        Transport::Tcp(header) => write::<F, _, L2>(ctx, packet, header, rewrite, true),
+        // A datagram may go without a checksum, and then gets none.
+        Transport::Udp(header) => write::<F, _, L2>(ctx, packet, header, rewrite, header.check != 0),
     }
 }
 
 #[inline(always)]
-fn write<H: Checked, const L2: usize>(
+fn write<F: Family, H: Checked, const L2: usize>(
     ctx: &TcContext,
-    packet: &PacketV4,
+    packet: &Packet<F>,
     header: H,
-    rewrite: Rewrite,
+    rewrite: Rewrite<F>,
     has_checksum: bool,
 ) -> Result<(), Refused> {
-    let PacketV4 { ip, ports, .. } = packet;
-    let (old, new, source, destination, new_ports) = match rewrite {
+    let Packet { source, destination, ports, .. } = *packet;
+    let (difference, port, source, destination, ports) = match rewrite {
         Rewrite::Source { addr, port } => {
-            ((ip.source, ports.source), (addr, port), addr, ip.destination, Ports { source: port, ..*ports })
+            (F::difference(source, addr), (ports.source, port), addr, destination, Ports { source: port, ..ports })
         }
-        Rewrite::Destination { addr, port } => {
-            ((ip.destination, ports.destination), (addr, port), ip.source, addr, Ports { destination: port, ..*ports })
-        }
+        Rewrite::Destination { addr, port } => (
+            F::difference(destination, addr),
+            (ports.destination, port),
+            source,
+            addr,
+            Ports { destination: port, ..ports },
+        ),
     };
     let check = if has_checksum {
-        transport_check::<H, L2>(ctx, packet, header.check(), csum::difference32(old.0, new.0), (old.1, new.1))?
+        transport_check::<F, H, L2>(ctx, packet, header.check(), difference, port)?
     } else {
         header.check()
     };
-    let ip = HeaderTail {
-        ttl: ip.ttl,
-        protocol: ip.protocol,
-        check: csum::replace32(ip.check, old.0, new.0),
-        source,
-        destination,
-    };
-    // In `skb->csum` the header's checksum and address cancel out, and so do the port and the transport checksum. A port
-    // that no checksum covers does not, so the kernel has to add up what is written.
-    let flags = if has_checksum { 0 } else { u64::from(BPF_F_RECOMPUTE_CSUM) };
-    let (offset, transport) = (packet.l3 + offset_of!(Ipv4Header, ttl), header.with(new_ports, check));
-    if packet.has_options() {
+    let ip = F::tail(&packet.location.ip, source, destination, difference);
+    // In `skb->csum` the port and the transport checksum cancel out. A port that no checksum covers does not, so the
+    // kernel has to add up what is written.
+    let flags = if has_checksum { F::STORE_FLAGS } else { u64::from(BPF_F_RECOMPUTE_CSUM) };
+    let (offset, transport) = (packet.l3 + F::TAIL, header.with(ports, check));
+    if packet.location.has_options {
         store(ctx, offset, &ip, flags)?;
-        store(ctx, packet.l4, &transport, flags)
+        store(ctx, packet.location.l4, &transport, flags)
     } else {
         store(ctx, offset, &Headers { ip, transport }, flags)
     }
@@ -154,9 +137,9 @@ fn write<H: Checked, const L2: usize>(
 /// The transport checksum field for another address and port. Where a device has verified it, that is arithmetic, and
 /// `skb->csum` is not in use; otherwise the kernel does its part for the address.
 #[inline(always)]
-fn transport_check<H: Checked, const L2: usize>(
+fn transport_check<F: Family, H: Checked, const L2: usize>(
     ctx: &TcContext,
-    packet: &PacketV4,
+    packet: &Packet<F>,
     before: u16,
     difference: u32,
     port: (u16, u16),
@@ -167,7 +150,7 @@ fn transport_check<H: Checked, const L2: usize>(
         let check = !csum::fold(u32::from(!before) + difference);
         return Ok(finished::<H>(csum::replace16(check, port.0, port.1)));
     }
-    let offset = (packet.l4 + H::CHECK) as u32;
+    let offset = (packet.location.l4 + H::CHECK) as u32;
     change(ctx, offset, 0, u64::from(difference), H::FLAGS | u64::from(BPF_F_PSEUDO_HDR))?;
     let after = packet.read_transport::<H, L2>(ctx).ok_or(Refused)?.check();
     match csum::field_kind(before, after, difference) {

@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// What the datapath can do today.
-const SERVED_FAMILIES: [Family; 1] = [Family::V4];
+const SERVED_FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 const SERVED_PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
 
 /// Everything that `run` was told, checked.

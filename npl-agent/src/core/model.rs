@@ -15,6 +15,9 @@ pub enum Family {
 }
 
 impl Family {
+    /// Both, in the order in which they are listed everywhere.
+    pub const ALL: [Self; 2] = [Self::V4, Self::V6];
+
     /// The family of an address.
     pub const fn of(ip: IpAddr) -> Self {
         match ip {

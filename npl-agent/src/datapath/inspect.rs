@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What is in the kernel now, for the commands that only look; no agent needs to run.
 
-use std::{collections::BTreeMap, net::Ipv4Addr, path::Path};
+use std::{collections::BTreeMap, net::IpAddr, path::Path};
 
 use npl_common::{config::Config, reason::Reason};
 
@@ -20,7 +20,7 @@ pub struct Inspection {
     /// The programs' configuration.
     pub config: Option<Config>,
     /// Addresses that count as the Node's.
-    pub local_addresses: Vec<Ipv4Addr>,
+    pub local_addresses: Vec<IpAddr>,
     /// Directions by device index, of pinned links.
     pub links: BTreeMap<u32, Vec<Direction>>,
     /// Mappings with their counters, by node port.
@@ -59,7 +59,7 @@ impl Inspection {
         Ok(Self {
             is_installed: true,
             config: Some(tables.config()?),
-            local_addresses: tables.local_addresses()?.into_keys().collect(),
+            local_addresses: tables.local_addresses()?.into_iter().collect(),
             links,
             mappings: tables.records()?,
             flows: tables.flow_count()?,

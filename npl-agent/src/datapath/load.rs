@@ -59,8 +59,7 @@ impl Datapath {
     ///
     /// If the kernel refuses.
     pub fn mappings(&mut self) -> Result<BTreeMap<Frontend, Backend>, DatapathError> {
-        self.writer.refresh(&mut self.tables)?;
-        self.tables.mappings()
+        self.writer.refresh(&mut self.tables)
     }
 
     /// Writes a mapping; an existing one of the same frontend is replaced at once.
@@ -98,7 +97,7 @@ impl Datapath {
     pub fn configure(&mut self, range: PortRange, seed: impl FnOnce() -> u64) -> Result<(), DatapathError> {
         let old = self.tables.config()?;
         let (mut port_min, mut port_max) = (range.start().0, range.end().0);
-        for (frontend, _backend) in self.tables.mappings()? {
+        for frontend in self.tables.entries()?.into_keys() {
             port_min = port_min.min(frontend.node_port.0);
             port_max = port_max.max(frontend.node_port.0);
         }

@@ -2,30 +2,27 @@
 //! Writes mappings, and keeps what belongs to them in step: the endpoints that replies are recognised by, the counters,
 //! and the flows of endpoints that are no more.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use npl_common::{
-    mapping::{self, BackendV4, Endpoint, EndpointV4},
-    names,
+    mapping::Endpoint,
     stats::{COUNTED_MAPPINGS, SHARED},
 };
 
 use super::{
     error::DatapathError,
-    tables::{Tables, tolerate_missing},
+    family::{Entry, Sender},
+    tables::Tables,
 };
 use crate::core::model::{Backend, Family, Frontend, Protocol};
 
 /// What the kernel held when it was last read, so that one change does not cost a look at all mappings.
 #[derive(Debug, Default)]
 pub struct MappingWriter {
-    known: BTreeMap<Frontend, BackendV4>,
-    frontends_of: BTreeMap<EndpointV4, BTreeSet<Frontend>>,
+    known: BTreeMap<Frontend, Entry>,
+    frontends_of: BTreeMap<Sender, BTreeSet<Frontend>>,
     used_stats: BTreeSet<u32>,
-    to_purge: BTreeSet<EndpointV4>,
+    to_purge: BTreeSet<Sender>,
 }
 
 impl MappingWriter {
@@ -34,29 +31,28 @@ impl MappingWriter {
     /// # Errors
     ///
     /// If the kernel refuses.
-    pub fn refresh(&mut self, tables: &mut Tables) -> Result<(), DatapathError> {
+    pub fn refresh(&mut self, tables: &mut Tables) -> Result<BTreeMap<Frontend, Backend>, DatapathError> {
         *self = Self { to_purge: std::mem::take(&mut self.to_purge), ..Self::default() };
-        for (frontend, raw) in tables.raw_mappings()? {
-            self.remember(frontend, raw);
+        for (frontend, entry) in tables.entries()? {
+            self.remember(frontend, entry);
         }
         let mut present = BTreeMap::new();
-        for item in &tables.endpoint {
-            let (key, value) = item.map_err(DatapathError::map("read", names::MAP_ENDPOINT_V4))?;
-            present.insert(key, value);
+        for family in Family::ALL {
+            present.extend(tables.family(family).endpoints()?);
         }
-        for (key, frontends) in &self.frontends_of {
-            let right = frontends.iter().filter_map(|frontend| self.known.get(frontend)).map(endpoint_value);
-            if !right.clone().any(|value| present.get(key) == Some(&value)) {
+        for (sender, frontends) in &self.frontends_of {
+            let right = frontends.iter().filter_map(|frontend| self.known.get(frontend)).map(endpoint);
+            if !right.clone().any(|value| present.get(sender) == Some(&value)) {
                 for value in right.take(1) {
-                    write_endpoint(tables, *key, value)?;
+                    write_endpoint(tables, *sender, value)?;
                 }
             }
         }
-        for orphan in present.keys().filter(|key| !self.frontends_of.contains_key(key)) {
+        for orphan in present.keys().filter(|sender| !self.frontends_of.contains_key(sender)) {
             remove_endpoint(tables, *orphan)?;
             self.to_purge.insert(*orphan);
         }
-        Ok(())
+        Ok(self.known.iter().map(|(frontend, entry)| (*frontend, entry.backend)).collect())
     }
 
     /// Writes a mapping. The reply side comes first, so that no request arrives whose reply would leave untranslated.
@@ -65,29 +61,20 @@ impl MappingWriter {
     ///
     /// If the kernel refuses, or the backend is not of the frontend's family.
     pub fn upsert(&mut self, tables: &mut Tables, frontend: Frontend, backend: Backend) -> Result<(), DatapathError> {
-        let (Family::V4, IpAddr::V4(pod_ip)) = (frontend.family, backend.pod_ip) else {
+        if Family::of(backend.pod_ip) != frontend.family {
             return Err(DatapathError::WrongFamily(frontend));
-        };
+        }
         let old = self.known.get(&frontend).copied();
         let stats_index = match old {
             Some(old) => old.stats_index,
             None => self.fresh_stats(tables)?,
         };
-        let new = BackendV4 {
-            pod_addr: pod_ip.octets(),
-            pod_port: backend.pod_port.0,
-            flags: 0,
-            generation: backend.generation,
-            stats_index,
-        };
-        let endpoint = endpoint_key(&new, frontend.protocol);
-        self.to_purge.remove(&endpoint);
-        write_endpoint(tables, endpoint, endpoint_value(&new))?;
-        tables
-            .mapping
-            .insert(frontend_key(frontend), new, 0)
-            .map_err(DatapathError::map("write", names::MAP_MAPPING_V4))?;
-        if old.is_some_and(|old| endpoint_key(&old, frontend.protocol) != endpoint) {
+        let new = Entry { backend, stats_index };
+        let sender = sender(&backend, frontend.protocol);
+        self.to_purge.remove(&sender);
+        write_endpoint(tables, sender, endpoint(&new))?;
+        tables.family_mut(frontend.family).set_mapping(frontend, &new)?;
+        if old.is_some_and(|old| self::sender(&old.backend, frontend.protocol) != sender) {
             self.forget(tables, frontend)?;
         }
         self.remember(frontend, new);
@@ -100,8 +87,7 @@ impl MappingWriter {
     ///
     /// If the kernel refuses.
     pub fn remove(&mut self, tables: &mut Tables, frontend: Frontend) -> Result<(), DatapathError> {
-        tolerate_missing(tables.mapping.remove(&frontend_key(frontend)))
-            .map_err(DatapathError::map("write", names::MAP_MAPPING_V4))?;
+        tables.family_mut(frontend.family).remove_mapping(frontend)?;
         let stats_index = self.known.get(&frontend).map(|old| old.stats_index);
         self.forget(tables, frontend)?;
         if let Some(index) = stats_index {
@@ -119,44 +105,35 @@ impl MappingWriter {
     /// If the kernel refuses.
     pub fn purge_flows(&mut self, tables: &mut Tables) -> Result<(), DatapathError> {
         let gone = std::mem::take(&mut self.to_purge);
-        if gone.is_empty() {
-            return Ok(());
-        }
-        let mut stale = Vec::new();
-        for key in tables.flow.keys() {
-            let key = key.map_err(DatapathError::map("read", names::MAP_FLOW_V4))?;
-            let protocol = u8::try_from(key.protocol).unwrap_or_default();
-            let sender = EndpointV4 { pod_addr: key.pod_addr, pod_port: key.pod_port, protocol, pad: 0 };
-            if gone.contains(&sender) {
-                stale.push(key);
+        for family in Family::ALL {
+            let of_family = gone.iter().copied().filter(|sender| Family::of(sender.pod_ip) == family).collect();
+            if !BTreeSet::is_empty(&of_family) {
+                tables.family_mut(family).remove_flows(&of_family)?;
             }
-        }
-        for key in stale {
-            tolerate_missing(tables.flow.remove(&key)).map_err(DatapathError::map("write", names::MAP_FLOW_V4))?;
         }
         Ok(())
     }
 
-    fn remember(&mut self, frontend: Frontend, raw: BackendV4) {
-        self.used_stats.insert(raw.stats_index);
-        self.frontends_of.entry(endpoint_key(&raw, frontend.protocol)).or_default().insert(frontend);
-        self.known.insert(frontend, raw);
+    fn remember(&mut self, frontend: Frontend, entry: Entry) {
+        self.used_stats.insert(entry.stats_index);
+        self.frontends_of.entry(sender(&entry.backend, frontend.protocol)).or_default().insert(frontend);
+        self.known.insert(frontend, entry);
     }
 
     /// Drops what is known of a frontend, and its endpoint unless another mapping still leads there.
     fn forget(&mut self, tables: &mut Tables, frontend: Frontend) -> Result<(), DatapathError> {
         let Some(old) = self.known.remove(&frontend) else { return Ok(()) };
-        let key = endpoint_key(&old, frontend.protocol);
-        let survivor = self.frontends_of.get_mut(&key).and_then(|frontends| {
+        let sender = sender(&old.backend, frontend.protocol);
+        let survivor = self.frontends_of.get_mut(&sender).and_then(|frontends| {
             frontends.remove(&frontend);
             frontends.first().copied()
         });
         if let Some(other) = survivor.and_then(|frontend| self.known.get(&frontend)) {
-            return write_endpoint(tables, key, endpoint_value(other));
+            return write_endpoint(tables, sender, endpoint(other));
         }
-        self.frontends_of.remove(&key);
-        self.to_purge.insert(key);
-        remove_endpoint(tables, key)
+        self.frontends_of.remove(&sender);
+        self.to_purge.insert(sender);
+        remove_endpoint(tables, sender)
     }
 
     /// Finds counters that no mapping uses and sets them to zero; beyond their number, mappings share one element.
@@ -170,22 +147,20 @@ impl MappingWriter {
     }
 }
 
-fn write_endpoint(tables: &mut Tables, key: EndpointV4, value: Endpoint) -> Result<(), DatapathError> {
-    tables.endpoint.insert(key, value, 0).map_err(DatapathError::map("write", names::MAP_ENDPOINT_V4))
+fn write_endpoint(tables: &mut Tables, sender: Sender, value: Endpoint) -> Result<(), DatapathError> {
+    tables.family_mut(Family::of(sender.pod_ip)).set_endpoint(sender, value)
 }
 
-fn remove_endpoint(tables: &mut Tables, key: EndpointV4) -> Result<(), DatapathError> {
-    tolerate_missing(tables.endpoint.remove(&key)).map_err(DatapathError::map("write", names::MAP_ENDPOINT_V4))
+fn remove_endpoint(tables: &mut Tables, sender: Sender) -> Result<(), DatapathError> {
+    tables.family_mut(Family::of(sender.pod_ip)).remove_endpoint(sender)
 }
 
-const fn frontend_key(frontend: Frontend) -> mapping::Frontend {
-    mapping::Frontend { node_port: frontend.node_port.0, protocol: frontend.protocol.number(), pad: 0 }
+/// Who sends the replies of a mapping.
+const fn sender(backend: &Backend, protocol: Protocol) -> Sender {
+    Sender { pod_ip: backend.pod_ip, pod_port: backend.pod_port.0, protocol: protocol.number() }
 }
 
-const fn endpoint_key(backend: &BackendV4, protocol: Protocol) -> EndpointV4 {
-    EndpointV4 { pod_addr: backend.pod_addr, pod_port: backend.pod_port, protocol: protocol.number(), pad: 0 }
-}
-
-const fn endpoint_value(backend: &BackendV4) -> Endpoint {
-    Endpoint { generation: backend.generation, stats_index: backend.stats_index }
+/// What the kernel has to know of that sender.
+const fn endpoint(entry: &Entry) -> Endpoint {
+    Endpoint { generation: entry.backend.generation, stats_index: entry.stats_index }
 }

@@ -7,6 +7,7 @@
 pub mod attach;
 pub mod cleanup;
 pub mod error;
+mod family;
 pub mod inspect;
 pub mod load;
 pub mod mappings;

@@ -6,27 +6,27 @@ use std::{
     net::{IpAddr, Ipv4Addr},
 };
 
-use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, PerCpuValues};
+use aya::maps::{Array, Map, MapData, MapError, PerCpuArray, PerCpuValues};
 use npl_common::{
     config::Config,
-    flow::{FlowKeyV4, FlowV4},
-    mapping::{self, BackendV4, Endpoint, EndpointV4, LocalAddress, LocalAddressV4, MAX_LOCAL_ADDRESSES},
+    mapping::MAX_LOCAL_ADDRESSES,
     names,
     reason::Reason,
     stats::{MappingStats, SHARED},
 };
 
-use super::{error::DatapathError, pins::Pins};
-use crate::core::model::{Backend, Family, Frontend, NodePort, PodPort, Protocol};
+use super::{
+    error::DatapathError,
+    family::{Entry, FamilyMaps, Maps, V4, V6},
+    pins::Pins,
+};
+use crate::core::model::{Backend, Family, Frontend};
 
 /// All maps of the datapath.
 pub struct Tables {
     config: Array<MapData, Config>,
-    local: HashMap<MapData, LocalAddressV4, LocalAddress>,
-    local_index: Array<MapData, LocalAddressV4>,
-    pub(super) mapping: HashMap<MapData, mapping::Frontend, BackendV4>,
-    pub(super) endpoint: HashMap<MapData, EndpointV4, Endpoint>,
-    pub(super) flow: HashMap<MapData, FlowKeyV4, FlowV4>,
+    v4: Maps<V4>,
+    v6: Maps<V6>,
     stats: PerCpuArray<MapData, MappingStats>,
     reason: PerCpuArray<MapData, u64>,
 }
@@ -57,14 +57,27 @@ impl Tables {
     pub fn open(pins: &Pins) -> Result<Self, DatapathError> {
         Ok(Self {
             config: open(pins, names::MAP_CONFIG)?,
-            local: open(pins, names::MAP_LOCAL_V4)?,
-            local_index: open(pins, names::MAP_LOCAL_IDX_V4)?,
-            mapping: open(pins, names::MAP_MAPPING_V4)?,
-            endpoint: open(pins, names::MAP_ENDPOINT_V4)?,
-            flow: open(pins, names::MAP_FLOW_V4)?,
+            v4: Maps::open(pins)?,
+            v6: Maps::open(pins)?,
             stats: open(pins, names::MAP_STATS)?,
             reason: open(pins, names::MAP_REASON)?,
         })
+    }
+
+    /// The maps of a family.
+    pub(super) fn family(&self, family: Family) -> &dyn FamilyMaps {
+        match family {
+            Family::V4 => &self.v4,
+            Family::V6 => &self.v6,
+        }
+    }
+
+    /// The maps of a family, to be written.
+    pub(super) fn family_mut(&mut self, family: Family) -> &mut dyn FamilyMaps {
+        match family {
+            Family::V4 => &mut self.v4,
+            Family::V6 => &mut self.v6,
+        }
     }
 
     /// The configuration; all zero before the first agent has written it.
@@ -76,55 +89,38 @@ impl Tables {
         self.config.set(0, config, 0).map_err(DatapathError::map("write", names::MAP_CONFIG))
     }
 
-    /// Every mapping.
-    pub fn mappings(&self) -> Result<BTreeMap<Frontend, Backend>, DatapathError> {
-        Ok(self.raw_mappings()?.into_iter().map(|(frontend, raw)| (frontend, backend(&raw))).collect())
-    }
-
     /// Every mapping with its counters.
     pub fn records(&self) -> Result<Vec<MappingRecord>, DatapathError> {
-        let mut records = Vec::new();
-        for (frontend, raw) in self.raw_mappings()? {
-            records.push(MappingRecord { frontend, backend: backend(&raw), stats: self.stats_of(raw.stats_index)? });
-        }
-        Ok(records)
+        let record = |(frontend, Entry { backend, stats_index })| {
+            Ok(MappingRecord { frontend, backend, stats: self.stats_of(stats_index)? })
+        };
+        self.entries()?.into_iter().map(record).collect()
     }
 
     /// Every mapping as the kernel has it.
-    pub(super) fn raw_mappings(&self) -> Result<BTreeMap<Frontend, BackendV4>, DatapathError> {
-        let mut mappings = BTreeMap::new();
-        for item in &self.mapping {
-            let (key, value) = item.map_err(DatapathError::map("read", names::MAP_MAPPING_V4))?;
-            // A protocol that this agent does not know is a later agent's; it is left alone.
-            if let Some(protocol) = Protocol::from_number(key.protocol) {
-                let frontend = Frontend { family: Family::V4, node_port: NodePort(key.node_port), protocol };
-                mappings.insert(frontend, value);
-            }
+    pub(super) fn entries(&self) -> Result<BTreeMap<Frontend, Entry>, DatapathError> {
+        let mut entries = BTreeMap::new();
+        for family in Family::ALL {
+            entries.extend(self.family(family).mappings()?);
         }
-        Ok(mappings)
+        Ok(entries)
     }
 
     /// Flows that completed an exchange and are remembered now.
     pub fn flow_count(&self) -> Result<usize, DatapathError> {
-        let mut count = 0;
-        for key in self.flow.keys() {
-            key.map_err(DatapathError::map("read", names::MAP_FLOW_V4))?;
-            count += 1;
-        }
-        Ok(count)
+        Family::ALL.into_iter().map(|family| self.family(family).flow_count()).sum()
     }
 
     /// The addresses that count as the Node's.
-    pub fn local_addresses(&self) -> Result<BTreeMap<Ipv4Addr, u32>, DatapathError> {
-        let mut addresses = BTreeMap::new();
-        for item in &self.local {
-            let (key, value) = item.map_err(DatapathError::map("read", names::MAP_LOCAL_V4))?;
-            addresses.insert(Ipv4Addr::from(key.addr), value.index);
+    pub fn local_addresses(&self) -> Result<BTreeSet<IpAddr>, DatapathError> {
+        let mut addresses = BTreeSet::new();
+        for family in Family::ALL {
+            addresses.extend(self.family(family).local_addresses()?.into_keys());
         }
         Ok(addresses)
     }
 
-    /// Makes exactly these the Node's addresses, the more important first; the rest does not fit and is returned.
+    /// Makes exactly these the Node's addresses, the more important first; those that do not fit are returned.
     ///
     /// An address keeps its index for as long as it is there, and a freed index is cleared, so that a half-open flow
     /// never gets another address's reply.
@@ -132,36 +128,41 @@ impl Tables {
     /// # Errors
     ///
     /// If the kernel refuses.
-    pub fn set_local_addresses(&mut self, wanted: &[Ipv4Addr]) -> Result<Vec<Ipv4Addr>, DatapathError> {
-        let mut present = self.local_addresses()?;
-        let (wanted, rest) = wanted.split_at(wanted.len().min(MAX_LOCAL_ADDRESSES as usize));
+    pub fn set_local_addresses(&mut self, wanted: &[IpAddr]) -> Result<Vec<IpAddr>, DatapathError> {
+        let mut left_out = Vec::new();
+        for family in Family::ALL {
+            let mut of_family: Vec<IpAddr> =
+                wanted.iter().copied().filter(|addr| Family::of(*addr) == family).collect();
+            left_out.extend(of_family.split_off(of_family.len().min(MAX_LOCAL_ADDRESSES as usize)));
+            self.set_addresses_of(family, &of_family)?;
+        }
+        Ok(left_out)
+    }
+
+    fn set_addresses_of(&mut self, family: Family, wanted: &[IpAddr]) -> Result<(), DatapathError> {
+        let mut present = self.family(family).local_addresses()?;
         let gone: Vec<_> = present.keys().filter(|addr| !wanted.contains(addr)).copied().collect();
-        let primary = self.config()?.primary_v4;
-        if gone.iter().any(|addr| addr.octets() == primary) {
+        let primary = IpAddr::from(self.config()?.primary_v4);
+        if gone.contains(&primary) {
             self.set_primary((Ipv4Addr::UNSPECIFIED, 0))?;
         }
         for addr in gone {
             if let Some(index) = present.remove(&addr) {
-                tolerate_missing(self.local.remove(&LocalAddressV4 { addr: addr.octets() }))
-                    .map_err(DatapathError::map("write", names::MAP_LOCAL_V4))?;
-                self.set_local_index(index, Ipv4Addr::UNSPECIFIED)?;
+                self.family_mut(family).remove_local_address(addr, index)?;
             }
         }
         for addr in wanted {
-            if present.contains_key(addr) {
-                continue;
+            if !present.contains_key(addr) {
+                let used = present.values().copied().collect();
+                present.extend(self.family_mut(family).add_local_address(*addr, &used)?.map(|index| (*addr, index)));
             }
-            let used: BTreeSet<u32> = present.values().copied().collect();
-            let Some(index) = (0..MAX_LOCAL_ADDRESSES).find(|index| !used.contains(index)) else { break };
-            self.set_local_index(index, *addr)?;
-            self.local
-                .insert(LocalAddressV4 { addr: addr.octets() }, LocalAddress { index }, 0)
-                .map_err(DatapathError::map("write", names::MAP_LOCAL_V4))?;
-            present.insert(*addr, index);
         }
-        let primary = wanted.first().and_then(|addr| Some((*addr, *present.get(addr)?)));
-        self.set_primary(primary.unwrap_or((Ipv4Addr::UNSPECIFIED, 0)))?;
-        Ok(rest.to_vec())
+        let first = wanted.first().and_then(|addr| Some((*addr, *present.get(addr)?)));
+        match first {
+            Some((IpAddr::V4(addr), index)) => self.set_primary((addr, index)),
+            None if family == Family::V4 => self.set_primary((Ipv4Addr::UNSPECIFIED, 0)),
+            _ => Ok(()),
+        }
     }
 
     /// Names the address whose look-up the programs spare themselves.
@@ -169,12 +170,6 @@ impl Tables {
         let old = self.config()?;
         let new = Config { primary_v4: addr.octets(), primary_v4_index: index, ..old };
         if new == old { Ok(()) } else { self.set_config(new) }
-    }
-
-    fn set_local_index(&mut self, index: u32, addr: Ipv4Addr) -> Result<(), DatapathError> {
-        self.local_index
-            .set(index, LocalAddressV4 { addr: addr.octets() }, 0)
-            .map_err(DatapathError::map("write", names::MAP_LOCAL_IDX_V4))
     }
 
     /// Packets by reason, summed over processors.
@@ -195,7 +190,7 @@ impl Tables {
 
     /// What all mappings have carried, those included that are no more.
     pub fn totals(&self) -> Result<MappingStats, DatapathError> {
-        let mut indexes: BTreeSet<u32> = self.raw_mappings()?.values().map(|raw| raw.stats_index).collect();
+        let mut indexes: BTreeSet<u32> = self.entries()?.values().map(|entry| entry.stats_index).collect();
         indexes.insert(SHARED);
         indexes.into_iter().try_fold(ZERO, |sum, index| Ok(plus(&sum, &self.stats_of(index)?)))
     }
@@ -246,7 +241,8 @@ const ZERO: MappingStats = MappingStats {
     established_flows: 0,
 };
 
-fn open<T: TryFrom<Map, Error = MapError>>(pins: &Pins, name: &'static str) -> Result<T, DatapathError> {
+/// Opens a map by its pin.
+pub(super) fn open<T: TryFrom<Map, Error = MapError>>(pins: &Pins, name: &'static str) -> Result<T, DatapathError> {
     let map = MapData::from_pin(pins.map(name)).and_then(Map::from_map_data).and_then(T::try_from);
     map.map_err(|source| DatapathError::OpenMap { name, source })
 }
@@ -257,13 +253,5 @@ pub(super) fn tolerate_missing(result: Result<(), MapError>) -> Result<(), MapEr
         Err(MapError::KeyNotFound) => Ok(()),
         Err(MapError::SyscallError(error)) if error.io_error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         other => other,
-    }
-}
-
-fn backend(raw: &BackendV4) -> Backend {
-    Backend {
-        pod_ip: IpAddr::V4(Ipv4Addr::from(raw.pod_addr)),
-        pod_port: PodPort(raw.pod_port),
-        generation: raw.generation,
     }
 }

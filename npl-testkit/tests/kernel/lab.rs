@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The agent's datapath on a bpffs of its own, and its programs run packet by packet without any device.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use aya::maps::{Array, HashMap, Map, MapData, MapError};
@@ -9,7 +9,7 @@ use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
 use aya::{Ebpf, EbpfLoader};
 use npl_agent::core::model::{Backend, Family, Frontend, NodePort, PodPort, Protocol};
 use npl_agent::datapath::{Datapath, Pins, embedded_object};
-use npl_common::flow::{FlowKeyV4, FlowV4};
+use npl_common::flow::{FlowKeyV4, FlowKeyV6, FlowState, FlowV4, FlowV6};
 use npl_common::names;
 use npl_common::syn;
 use npl_testkit::mounts;
@@ -29,26 +29,32 @@ pub(crate) const NEXT: i32 = -1;
 /// Enough for every packet of the tests.
 const OUTPUT_BYTES: usize = 4096;
 
-/// A flow that no test has.
-const NOBODYS_FLOW: FlowKeyV4 =
-    FlowKeyV4 { client_addr: [0; 4], pod_addr: [0; 4], client_port: 0, pod_port: 0, protocol: 0 };
-const NOBODYS_END: FlowV4 = FlowV4 {
-    last_seen_ns: 0,
-    node_addr: [0; 4],
-    node_port: 0,
-    client_tcp_flags: 0,
-    pod_tcp_flags: 0,
-    generation: 0,
-    touched: 0,
-    ifindex: 0,
-    pad: 0,
-};
+/// A flow as the Pod sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FlowId {
+    pub(crate) client: SocketAddr,
+    pub(crate) pod: SocketAddr,
+    pub(crate) protocol: Protocol,
+}
+
+/// What the flow table has of a flow.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct FlowEntry {
+    pub(crate) node_addr: IpAddr,
+    pub(crate) state: FlowState,
+}
+
+/// The half-open cache and the flow table of one family.
+struct FlowMaps<K, V> {
+    flows: HashMap<MapData, K, V>,
+    slots: Array<MapData, u64>,
+}
 
 /// A loaded datapath, with its maps also open for reading what the agent never looks at.
 pub(crate) struct Lab {
     pub(crate) datapath: Datapath,
-    flows: HashMap<MapData, FlowKeyV4, FlowV4>,
-    slots: Array<MapData, u64>,
+    v4: FlowMaps<FlowKeyV4, FlowV4>,
+    v6: FlowMaps<FlowKeyV6, FlowV6>,
     /// The same programs over another flow table.
     others: Option<Ebpf>,
 }
@@ -68,7 +74,7 @@ pub(crate) fn with_lab(test: impl FnOnce(&mut Lab) + Send) {
 
 /// A mapping's two ends.
 pub(crate) fn mapping(protocol: Protocol, node_port: u16, pod: SocketAddr, generation: u32) -> (Frontend, Backend) {
-    let frontend = Frontend { family: Family::V4, node_port: NodePort(node_port), protocol };
+    let frontend = Frontend { family: Family::of(pod.ip()), node_port: NodePort(node_port), protocol };
     (frontend, Backend { pod_ip: pod.ip(), pod_port: PodPort(pod.port()), generation })
 }
 
@@ -76,20 +82,22 @@ impl Lab {
     fn open() -> Self {
         let mut datapath = Datapath::open(Path::new(BPFFS)).unwrap();
         datapath.configure("61000-61100".parse().unwrap(), || SEED).unwrap();
-        Self { datapath, flows: open(names::MAP_FLOW_V4), slots: open(names::MAP_SYN_V4), others: None }
+        let v4 = FlowMaps { flows: open(names::MAP_FLOW_V4), slots: open(names::MAP_SYN_V4) };
+        let v6 = FlowMaps { flows: open(names::MAP_FLOW_V6), slots: open(names::MAP_SYN_V6) };
+        Self { datapath, v4, v6, others: None }
     }
 
-    pub(crate) fn add(&mut self, protocol: Protocol, node_port: u16, pod: &str, generation: u32) {
-        let (frontend, backend) = mapping(protocol, node_port, pod.parse().unwrap(), generation);
+    pub(crate) fn add(&mut self, protocol: Protocol, node_port: u16, pod: SocketAddr, generation: u32) {
+        let (frontend, backend) = mapping(protocol, node_port, pod, generation);
         self.datapath.upsert_mapping(frontend, backend).unwrap();
     }
 
-    pub(crate) fn remove(&mut self, protocol: Protocol, node_port: u16) {
-        let frontend = Frontend { family: Family::V4, node_port: NodePort(node_port), protocol };
+    pub(crate) fn remove(&mut self, family: Family, protocol: Protocol, node_port: u16) {
+        let frontend = Frontend { family, node_port: NodePort(node_port), protocol };
         self.datapath.remove_mapping(frontend).unwrap();
     }
 
-    pub(crate) fn set_addresses(&mut self, addresses: &[Ipv4Addr]) {
+    pub(crate) fn set_addresses(&mut self, addresses: &[IpAddr]) {
         let left_out = self.datapath.tables.set_local_addresses(addresses).unwrap();
         assert!(left_out.is_empty(), "{left_out:?} found no room");
     }
@@ -122,16 +130,31 @@ impl Lab {
         }
     }
 
-    /// Loads the programs again, over a flow table of one element that is taken.
+    /// Loads the programs again, over flow tables of one element that is taken.
     ///
-    /// The table that the agent makes evicts and hardly ever refuses; a plain hash of the same shape refuses.
-    pub(crate) fn replace_flow_table_by_a_full_one(&mut self) {
+    /// The tables that the agent makes evict and hardly ever refuse; a plain hash of the same shape refuses.
+    pub(crate) fn replace_flow_tables_by_full_ones(&mut self) {
         let pins = Pins::new(Path::new(BPFFS));
-        let pin = pins.map(names::MAP_FLOW_V4);
-        std::fs::remove_file(&pin).unwrap();
-        HashMap::<MapData, FlowKeyV4, FlowV4>::create(1, 0).unwrap().pin(&pin).unwrap();
-        self.flows = open(names::MAP_FLOW_V4);
-        self.flows.insert(NOBODYS_FLOW, NOBODYS_END, 0).unwrap();
+        for name in [names::MAP_FLOW_V4, names::MAP_FLOW_V6] {
+            std::fs::remove_file(pins.map(name)).unwrap();
+        }
+        HashMap::<MapData, FlowKeyV4, FlowV4>::create(1, 0).unwrap().pin(pins.map(names::MAP_FLOW_V4)).unwrap();
+        HashMap::<MapData, FlowKeyV6, FlowV6>::create(1, 0).unwrap().pin(pins.map(names::MAP_FLOW_V6)).unwrap();
+        (self.v4.flows, self.v6.flows) = (open(names::MAP_FLOW_V4), open(names::MAP_FLOW_V6));
+        // A flow that no test has.
+        let nobody = FlowState {
+            last_seen_ns: 0,
+            generation: 0,
+            touched: 0,
+            ifindex: 0,
+            node_port: 0,
+            client_tcp_flags: 0,
+            pod_tcp_flags: 0,
+        };
+        let key = FlowKeyV4 { client_addr: [0; 4], pod_addr: [0; 4], client_port: 0, pod_port: 0, protocol: 0 };
+        self.v4.flows.insert(key, FlowV4 { state: nobody, node_addr: [0; 4], pad: 0 }, 0).unwrap();
+        let key = FlowKeyV6 { client_addr: [0; 16], pod_addr: [0; 16], client_port: 0, pod_port: 0, protocol: 0 };
+        self.v6.flows.insert(key, FlowV6 { state: nobody, node_addr: [0; 16] }, 0).unwrap();
         let mut loader = EbpfLoader::new();
         for name in names::PINNED_MAPS {
             loader.map_pin_path(name, pins.map(name));
@@ -145,32 +168,86 @@ impl Lab {
     }
 
     /// The flow table's entry.
-    pub(crate) fn flow(&self, key: FlowKeyV4) -> Option<FlowV4> {
-        self.flows.get(&key, 0).ok()
+    pub(crate) fn flow(&self, id: FlowId) -> Option<FlowEntry> {
+        match id.ends() {
+            Ends::V4(key) => self.v4.flows.get(&key, 0).ok().map(|flow| FlowEntry::new(flow.node_addr, flow.state)),
+            Ends::V6(key) => self.v6.flows.get(&key, 0).ok().map(|flow| FlowEntry::new(flow.node_addr, flow.state)),
+        }
     }
 
     /// Takes a flow out of the table, as the kernel does with the least recently used one of a full table.
-    pub(crate) fn evict(&mut self, key: FlowKeyV4) {
-        self.flows.remove(&key).unwrap();
+    pub(crate) fn evict(&mut self, id: FlowId) {
+        match id.ends() {
+            Ends::V4(key) => self.v4.flows.remove(&key).unwrap(),
+            Ends::V6(key) => self.v6.flows.remove(&key).unwrap(),
+        }
     }
 
     /// The half-open cache's word for a flow, if the slot is its own.
-    pub(crate) fn slot(&self, key: FlowKeyV4) -> Option<u64> {
-        let hash = hash(key);
-        Some(self.slots.get(&syn::slot(hash), 0).unwrap()).filter(|word| syn::matches(*word, hash))
+    pub(crate) fn slot(&mut self, id: FlowId) -> Option<u64> {
+        let hash = hash(id);
+        Some(self.slots(id).get(&syn::slot(hash), 0).unwrap()).filter(|word| syn::matches(*word, hash))
     }
 
     /// Overwrites a flow's slot.
-    pub(crate) fn set_slot(&mut self, key: FlowKeyV4, word: u64) {
-        self.slots.set(syn::slot(hash(key)), word, 0).unwrap();
+    pub(crate) fn set_slot(&mut self, id: FlowId, word: u64) {
+        self.slots(id).set(syn::slot(hash(id)), word, 0).unwrap();
+    }
+
+    fn slots(&mut self, id: FlowId) -> &mut Array<MapData, u64> {
+        if id.pod.is_ipv4() { &mut self.v4.slots } else { &mut self.v6.slots }
     }
 }
 
-/// A flow's hash, from its key.
-pub(crate) fn hash(key: FlowKeyV4) -> u64 {
-    let [client, pod] = [key.client_addr, key.pod_addr].map(|addr| u64::from(u32::from_ne_bytes(addr)));
-    let rest = u64::from(key.client_port) << 32 | u64::from(key.pod_port) << 8 | u64::from(key.protocol);
-    syn::hash(SEED, client << 32 | pod, rest)
+/// A flow's key in its family's table.
+enum Ends {
+    V4(FlowKeyV4),
+    V6(FlowKeyV6),
+}
+
+impl FlowId {
+    fn ends(self) -> Ends {
+        let (client_port, pod_port, protocol) = (self.client.port(), self.pod.port(), self.protocol.number().into());
+        match (self.client.ip(), self.pod.ip()) {
+            (IpAddr::V4(client), IpAddr::V4(pod)) => {
+                let (client_addr, pod_addr) = (client.octets(), pod.octets());
+                Ends::V4(FlowKeyV4 { client_addr, pod_addr, client_port, pod_port, protocol })
+            }
+            (IpAddr::V6(client), IpAddr::V6(pod)) => {
+                let (client_addr, pod_addr) = (client.octets(), pod.octets());
+                Ends::V6(FlowKeyV6 { client_addr, pod_addr, client_port, pod_port, protocol })
+            }
+            ends => panic!("{ends:?} are of two families"),
+        }
+    }
+}
+
+impl FlowEntry {
+    fn new(node_addr: impl Into<IpAddr>, state: FlowState) -> Self {
+        Self { node_addr: node_addr.into(), state }
+    }
+}
+
+/// A flow's hash, as the programs take it.
+pub(crate) fn hash(id: FlowId) -> u64 {
+    let rest = u64::from(id.client.port()) << 32 | u64::from(id.pod.port()) << 8 | u64::from(id.protocol.number());
+    match id.ends() {
+        Ends::V4(key) => {
+            let [client, pod] = [key.client_addr, key.pod_addr].map(|addr| u64::from(u32::from_ne_bytes(addr)));
+            syn::hash(SEED, client << 32 | pod, rest)
+        }
+        Ends::V6(key) => {
+            let [client, pod] = [key.client_addr, key.pod_addr].map(words);
+            let seed = syn::absorb(syn::absorb(syn::absorb(SEED, client[0]), client[1]), pod[0]);
+            syn::hash(seed, pod[1], rest)
+        }
+    }
+}
+
+/// An address as two words, the first 32 bits as loaded in the upper half of the first.
+fn words(addr: [u8; 16]) -> [u64; 2] {
+    let word = |at: usize| u64::from(u32::from_ne_bytes(*addr[at..].first_chunk().unwrap()));
+    [word(0) << 32 | word(4), word(8) << 32 | word(12)]
 }
 
 fn open<T: TryFrom<Map, Error = MapError>>(name: &str) -> T {

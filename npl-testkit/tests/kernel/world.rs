@@ -51,12 +51,14 @@ impl World {
     pub(crate) fn install(&mut self) {
         let mut datapath = self.open();
         datapath.configure("61000-61100".parse().unwrap(), || SEED).unwrap();
-        set_addresses(&mut datapath, &[self.node_ip()]);
+        set_addresses(&mut datapath, &self.node_ips());
         for (index, (pod, _)) in self.pods.iter().enumerate() {
             let node_port = NODE_PORT + u16::try_from(index).unwrap();
             for protocol in [Protocol::Tcp, Protocol::Udp] {
-                let (frontend, backend) = mapping(protocol, node_port, (pod.ip(), POD_PORT).into(), 1);
-                datapath.upsert_mapping(frontend, backend).unwrap();
+                for pod_ip in pod.ips() {
+                    let (frontend, backend) = mapping(protocol, node_port, (pod_ip, POD_PORT).into(), 1);
+                    datapath.upsert_mapping(frontend, backend).unwrap();
+                }
             }
         }
         self.attach(&mut datapath);
@@ -120,6 +122,23 @@ impl World {
         self.topology.node_addresses().v4
     }
 
+    /// The Node's address of each family.
+    pub(crate) fn node_ips(&self) -> [IpAddr; 2] {
+        let addresses = self.topology.node_addresses();
+        [addresses.v4.into(), addresses.v6.into()]
+    }
+
+    /// The client's address of each family.
+    pub(crate) fn client_ips(&self) -> [IpAddr; 2] {
+        let addresses = self.topology.client().addresses;
+        [addresses.v4.into(), addresses.v6.into()]
+    }
+
+    /// Where the first Pod is reached, in each family.
+    pub(crate) fn frontends(&self) -> [SocketAddr; 2] {
+        self.node_ips().map(|ip| (ip, NODE_PORT).into())
+    }
+
     /// Where the first Pod is reached.
     pub(crate) fn frontend(&self) -> SocketAddr {
         (self.node_ip(), NODE_PORT).into()
@@ -136,18 +155,21 @@ impl World {
         poll::until("the end of the programs", DETACH_LIMIT, is_refused).unwrap();
     }
 
-    /// The first Pod answers by both protocols, and sees the client's address.
+    /// The first Pod answers by both protocols in both families, and sees the client's address.
     #[track_caller]
     pub(crate) fn assert_answers(&self) {
-        let tcp = traffic::tcp_request(self.client(), self.frontend(), "who are you?").unwrap();
-        assert_eq!((tcp.pod.as_str(), tcp.client.ip()), (self.pod().name.as_str(), self.client_ip()));
-        let options = traffic::UdpOptions::default();
-        let udp = traffic::udp_request(self.client(), self.frontend(), b"and you?", options).unwrap().answer;
-        assert_eq!((udp.pod.as_str(), udp.client.ip()), (self.pod().name.as_str(), self.client_ip()));
+        for (frontend, client_ip) in self.frontends().into_iter().zip(self.client_ips()) {
+            let expected = (self.pod().name.as_str(), client_ip);
+            let tcp = traffic::tcp_request(self.client(), frontend, "who are you?").unwrap();
+            assert_eq!((tcp.pod.as_str(), tcp.client.ip()), expected);
+            let options = traffic::UdpOptions::default();
+            let udp = traffic::udp_request(self.client(), frontend, b"and you?", options).unwrap().answer;
+            assert_eq!((udp.pod.as_str(), udp.client.ip()), expected);
+        }
     }
 }
 
-pub(crate) fn set_addresses(datapath: &mut Datapath, addresses: &[Ipv4Addr]) {
+pub(crate) fn set_addresses(datapath: &mut Datapath, addresses: &[IpAddr]) {
     let left_out = datapath.tables.set_local_addresses(addresses).unwrap();
     assert!(left_out.is_empty(), "{left_out:?} found no room");
 }

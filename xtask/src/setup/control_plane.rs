@@ -73,10 +73,14 @@ fn obtain(cancelled: &AtomicBool) -> Result<PathBuf> {
     let read = |file: &str| fs::read(module.join(file)).with_context(|| format!("read the control plane's {file}"));
     let (requirements, sums) = (read("go.mod")?, read("go.sum")?);
     let version = kubernetes_version(&String::from_utf8_lossy(&requirements))?;
-    cache::obtain("control-plane", &[&requirements, &sums, LINKER_FLAGS.as_bytes(), COMPILER_FLAGS.as_bytes()], |folder| {
-        build(&module, &version, folder, cancelled)?;
-        fs::rename(folder.join("server"), folder.join("etcd")).context("give etcd's binary its usual name")
-    })
+    cache::obtain(
+        "control-plane",
+        &[&requirements, &sums, LINKER_FLAGS.as_bytes(), COMPILER_FLAGS.as_bytes()],
+        |folder| {
+            build(&module, &version, folder, cancelled)?;
+            fs::rename(folder.join("server"), folder.join("etcd")).context("give etcd's binary its usual name")
+        },
+    )
 }
 
 fn build(module: &Path, version: &str, folder: &Path, cancelled: &AtomicBool) -> Result<()> {

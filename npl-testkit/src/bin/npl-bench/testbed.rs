@@ -154,7 +154,7 @@ fn translate(
 fn load_ours(run: &Run, number: usize, topology: &Topology, mappings: Mappings) -> Result<(Datapath, BpfFs)> {
     let bpffs = run.bpffs(&format!("bpf{number}"))?;
     let mut datapath = Datapath::open(bpffs.path())?;
-    datapath.tables.set_local_addresses(&[topology.node_addresses().v4])?;
+    datapath.tables.set_local_addresses(&[topology.node_addresses().v4.into()])?;
     let protocol = match mappings.protocol {
         Protocol::Tcp => model::Protocol::Tcp,
         Protocol::Udp => model::Protocol::Udp,

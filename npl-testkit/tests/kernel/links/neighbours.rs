@@ -31,7 +31,7 @@ impl Neighbour {
         let bpffs = world.run.bpffs("neighbour").unwrap();
         let mut datapath = world.node().run(|| Datapath::open(bpffs.path())).unwrap().unwrap();
         datapath.configure(ports.parse().unwrap(), || 1).unwrap();
-        set_addresses(&mut datapath, &[address]);
+        set_addresses(&mut datapath, &[address.into()]);
         Self { datapath, _bpffs: bpffs }
     }
 

@@ -63,7 +63,7 @@ fn pin_that_is_no_map_is_replaced() {
 #[test]
 fn pinned_map_that_fits_is_kept() {
     with_lab(|lab| {
-        lab.add(Protocol::Tcp, 61_000, "10.0.0.5:8080", 7);
+        lab.add(Protocol::Tcp, 61_000, "10.0.0.5:8080".parse().unwrap(), 7);
         let mut next = Datapath::open(Path::new(BPFFS)).unwrap();
         assert_eq!(next.mappings().unwrap(), lab.datapath.mappings().unwrap());
     });
@@ -76,7 +76,7 @@ fn dump_of_the_mappings_can_be_read_by_people() {
         return;
     }
     with_lab(|lab| {
-        lab.add(Protocol::Tcp, 61_000, "10.0.0.5:8080", 7);
+        lab.add(Protocol::Tcp, 61_000, "10.0.0.5:8080".parse().unwrap(), 7);
         let pin = Pins::new(Path::new(BPFFS)).map(names::MAP_MAPPING_V4);
         let dump = tools::output(Command::new("bpftool").args(["map", "dump", "pinned"]).arg(pin)).unwrap();
         let dump: String = dump.split_whitespace().collect();

@@ -6,8 +6,8 @@ use npl_common::syn::{self, state};
 use npl_testkit::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN};
 
 use super::scene::{
-    GENERATION, NODE, NODE_PORT, SECOND_NODE, Tcp, Udp, client, establish, flow, from, length, node, pod, tcp, to, udp,
-    with_mappings,
+    GENERATION, NODE_PORT, POD_PORT, SECOND_NODE_PORT, Tcp, Udp, bare, client, establish, family, flow, from, length,
+    node, node_ip, other_pod_ip, pod, second_node_ip, tcp, to, udp, with_mappings,
 };
 use crate::counters::{establishing_reply, establishing_request, first_request, reason, reply, request};
 use crate::lab::Lab;
@@ -16,7 +16,7 @@ use crate::lab::Lab;
 #[track_caller]
 fn is_answered(lab: &mut Lab, flags: u8) {
     let answer = tcp(pod(), client(), flags, b"");
-    lab.egress(&answer).is(&from(&answer, node()), reply("61000/tcp", 54));
+    lab.egress(&answer).is(&from(&answer, node()), reply("61000/tcp", bare()));
 }
 
 /// The Pod's packet leaves as it is, as one that belongs to no flow.
@@ -30,27 +30,28 @@ fn is_untracked(lab: &mut Lab) {
 #[track_caller]
 fn is_asked(lab: &mut Lab, flags: u8) {
     let packet = tcp(client(), node(), flags, b"");
-    lab.ingress(&packet).is(&to(&packet, pod()), request("61000/tcp", 54));
+    lab.ingress(&packet).is(&to(&packet, pod()), request("61000/tcp", bare()));
 }
 
 #[test]
 fn handshake_establishes_the_flow_with_the_clients_second_packet() {
     with_mappings(|lab| {
         let syn = tcp(client(), node(), SYN, b"");
-        lab.ingress(&syn).is(&to(&syn, pod()), first_request("61000/tcp", 54));
+        lab.ingress(&syn).is(&to(&syn, pod()), first_request("61000/tcp", bare()));
         assert_eq!(lab.slot(flow(Tcp)).map(state), Some(state::REQUESTED));
         is_answered(lab, SYN | ACK);
         assert_eq!(lab.slot(flow(Tcp)).map(state), Some(state::REPLIED));
         assert_eq!(lab.flow(flow(Tcp)), None, "nothing is in the flow table before the client has answered");
         let ack = tcp(client(), node(), ACK, b"");
-        lab.ingress(&ack).is(&to(&ack, pod()), establishing_request("61000/tcp", 54));
+        lab.ingress(&ack).is(&to(&ack, pod()), establishing_request("61000/tcp", bare()));
         let entry = lab.flow(flow(Tcp)).unwrap();
-        assert_eq!((entry.node_addr, entry.node_port, entry.generation), (NODE.octets(), NODE_PORT, GENERATION));
-        assert_eq!((entry.client_tcp_flags, entry.pod_tcp_flags), (ACK, 0));
-        assert!(entry.last_seen_ns > 0);
+        let state = entry.state;
+        assert_eq!((entry.node_addr, state.node_port, state.generation), (node_ip(), NODE_PORT, GENERATION));
+        assert_eq!((state.client_tcp_flags, state.pod_tcp_flags), (ACK, 0));
+        assert!(state.last_seen_ns > 0);
         is_answered(lab, ACK | PSH);
         is_asked(lab, ACK);
-        assert_eq!(lab.flow(flow(Tcp)).unwrap().pod_tcp_flags, ACK | PSH);
+        assert_eq!(lab.flow(flow(Tcp)).unwrap().state.pod_tcp_flags, ACK | PSH);
     });
 }
 
@@ -79,7 +80,7 @@ fn flow_that_the_table_lost_is_carried_by_the_cache_and_comes_back() {
         lab.evict(flow(Tcp));
         is_answered(lab, ACK);
         let data = tcp(client(), node(), ACK, b"");
-        lab.ingress(&data).is(&to(&data, pod()), establishing_request("61000/tcp", 54));
+        lab.ingress(&data).is(&to(&data, pod()), establishing_request("61000/tcp", bare()));
         assert!(lab.flow(flow(Tcp)).is_some());
         is_answered(lab, ACK);
     });
@@ -93,9 +94,9 @@ fn flow_that_was_lost_everywhere_comes_back_with_the_clients_next_packet() {
         lab.set_slot(flow(Tcp), 0);
         is_untracked(lab);
         let data = tcp(client(), node(), ACK, b"");
-        lab.ingress(&data).is(&to(&data, pod()), first_request("61000/tcp", 54));
+        lab.ingress(&data).is(&to(&data, pod()), first_request("61000/tcp", bare()));
         is_answered(lab, ACK);
-        lab.ingress(&data).is(&to(&data, pod()), establishing_request("61000/tcp", 54));
+        lab.ingress(&data).is(&to(&data, pod()), establishing_request("61000/tcp", bare()));
         is_answered(lab, ACK);
     });
 }
@@ -108,7 +109,7 @@ fn half_open_flow_whose_slot_another_one_took_comes_back_with_a_retransmission()
         lab.set_slot(flow(Tcp), other);
         is_untracked(lab);
         let syn = tcp(client(), node(), SYN, b"");
-        lab.ingress(&syn).is(&to(&syn, pod()), first_request("61000/tcp", 54));
+        lab.ingress(&syn).is(&to(&syn, pod()), first_request("61000/tcp", bare()));
         is_answered(lab, SYN | ACK);
     });
 }
@@ -157,7 +158,7 @@ fn end_of_a_connection_is_noted_from_both_sides() {
         establish(lab);
         is_asked(lab, FIN | ACK);
         is_answered(lab, FIN | ACK);
-        let entry = lab.flow(flow(Tcp)).unwrap();
+        let entry = lab.flow(flow(Tcp)).unwrap().state;
         assert_eq!((entry.client_tcp_flags & FIN, entry.pod_tcp_flags & FIN), (FIN, FIN));
     });
 }
@@ -169,7 +170,7 @@ fn tuple_that_is_opened_again_forgets_the_last_connections_end() {
         is_asked(lab, FIN | ACK);
         is_answered(lab, FIN | ACK);
         is_asked(lab, SYN);
-        let entry = lab.flow(flow(Tcp)).unwrap();
+        let entry = lab.flow(flow(Tcp)).unwrap().state;
         assert_eq!((entry.client_tcp_flags, entry.pod_tcp_flags), (SYN, 0));
         is_answered(lab, SYN | ACK);
         is_asked(lab, ACK);
@@ -195,10 +196,10 @@ fn flow_of_an_earlier_pod_with_the_same_address_is_not_answered() {
     with_mappings(|lab| {
         establish(lab);
         lab.set_slot(flow(Tcp), 0);
-        lab.add(Tcp, NODE_PORT, "10.0.0.5:8080", GENERATION + 1);
+        lab.add(Tcp, NODE_PORT, pod(), GENERATION + 1);
         is_untracked(lab);
         is_asked(lab, SYN);
-        assert_eq!(lab.flow(flow(Tcp)).unwrap().generation, GENERATION + 1);
+        assert_eq!(lab.flow(flow(Tcp)).unwrap().state.generation, GENERATION + 1);
         is_answered(lab, SYN | ACK);
     });
 }
@@ -206,8 +207,8 @@ fn flow_of_an_earlier_pod_with_the_same_address_is_not_answered() {
 #[test]
 fn half_open_flow_of_an_address_that_the_node_lost_is_not_answered() {
     with_mappings(|lab| {
-        lab.ingress(&tcp(client(), (SECOND_NODE, NODE_PORT).into(), SYN, b""));
-        lab.set_addresses(&[NODE]);
+        lab.ingress(&tcp(client(), (second_node_ip(), NODE_PORT).into(), SYN, b""));
+        lab.set_addresses(&[node_ip()]);
         is_untracked(lab);
     });
 }
@@ -215,9 +216,9 @@ fn half_open_flow_of_an_address_that_the_node_lost_is_not_answered() {
 #[test]
 fn half_open_flow_of_a_mapping_that_leads_elsewhere_now_is_not_answered() {
     with_mappings(|lab| {
-        lab.add(Tcp, super::scene::SECOND_NODE_PORT, "10.0.0.5:8080", GENERATION);
+        lab.add(Tcp, SECOND_NODE_PORT, pod(), GENERATION);
         lab.ingress(&tcp(client(), node(), SYN, b""));
-        lab.add(Tcp, NODE_PORT, "10.0.0.6:8080", 7);
+        lab.add(Tcp, NODE_PORT, (other_pod_ip(), POD_PORT).into(), 7);
         is_untracked(lab);
     });
 }
@@ -229,7 +230,7 @@ fn purge_forgets_the_flows_of_removed_endpoints_only() {
         lab.ingress(&udp(client(), node(), b"one"));
         lab.egress(&udp(pod(), client(), b"two"));
         lab.ingress(&udp(client(), node(), b"three"));
-        lab.remove(Tcp, NODE_PORT);
+        lab.remove(family(), Tcp, NODE_PORT);
         lab.datapath.purge_flows().unwrap();
         assert_eq!(lab.flow(flow(Tcp)), None);
         assert!(lab.flow(flow(Udp)).is_some());

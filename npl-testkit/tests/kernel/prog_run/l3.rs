@@ -7,11 +7,12 @@
 
 use std::net::SocketAddr;
 
+use npl_agent::core::model::Family;
 use npl_common::names::{PROG_EGRESS_L3, PROG_INGRESS_L3};
 use npl_testkit::packet::tcp_flags::{ACK, SYN};
 use npl_testkit::packet::{Checksum, Packet};
 
-use super::scene::{GENERATION, NODE_PORT, Tcp, Udp, from, node, to, with_mappings};
+use super::scene::{GENERATION, NODE_PORT, Tcp, Udp, from, node, to, with_mappings_of};
 use crate::counters::{first_request, reason, reply};
 use crate::lab::Lab;
 use npl_common::reason::Reason;
@@ -24,10 +25,10 @@ fn pod() -> SocketAddr {
     "8.0.0.5:8080".parse().unwrap()
 }
 
-fn with_l3_mappings(test: impl FnOnce(&mut Lab) + Send) {
-    with_mappings(|lab| {
+fn with_l3_mappings(test: impl Fn(&mut Lab) + Send + Sync) {
+    with_mappings_of(Family::V4, |lab| {
         for protocol in [Tcp, Udp] {
-            lab.add(protocol, NODE_PORT, "8.0.0.5:8080", GENERATION);
+            lab.add(protocol, NODE_PORT, pod(), GENERATION);
         }
         test(lab);
     });

@@ -1,24 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Every reason, provoked.
 
+use npl_agent::core::model::Family;
 use npl_common::reason::Reason;
 use npl_testkit::packet::tcp_flags::{ACK, SYN};
 use npl_testkit::packet::{Packet, Transport};
 
 use super::scene::{
-    CLIENT, NODE, NODE_PORT, POD, SECOND_NODE, Udp, client, establish, flow, for_us, from, length, node, pod, tcp, to,
-    udp, with_mappings,
+    NODE_PORT, Udp, bare, client, client_ip, establish, family, flow, for_us, from, length, node, node_ip, pod, pod_ip,
+    second_node_ip, tcp, to, udp, with_mappings, with_mappings_of,
 };
 use crate::counters::{and, first_request, reason, reply, request};
 
 #[test]
 fn no_mapping_leaves_a_port_of_the_range_to_the_host() {
     with_mappings(|lab| {
-        for packet in [tcp(client(), (NODE, 61_050).into(), SYN, b""), udp(client(), (NODE, 61_050).into(), b"hello")] {
+        for packet in
+            [tcp(client(), (node_ip(), 61_050).into(), SYN, b""), udp(client(), (node_ip(), 61_050).into(), b"hello")]
+        {
             lab.ingress(&packet).is(&packet, reason(Reason::NoMapping));
         }
         // A port that is mapped for one protocol is not for the other.
-        lab.remove(Udp, NODE_PORT);
+        lab.remove(family(), Udp, NODE_PORT);
         let packet = udp(client(), node(), b"hello");
         lab.ingress(&packet).is(&packet, reason(Reason::NoMapping));
     });
@@ -26,7 +29,7 @@ fn no_mapping_leaves_a_port_of_the_range_to_the_host() {
 
 #[test]
 fn first_fragment_is_passed_in_both_directions() {
-    with_mappings(|lab| {
+    with_mappings_of(Family::V4, |lab| {
         let mut fragment = udp(client(), node(), &[7; 64]);
         let ip = fragment.ipv4_mut().unwrap();
         (ip.more_fragments, ip.dont_fragment) = (true, false);
@@ -48,9 +51,9 @@ fn truncated_transport_header_is_passed_in_both_directions() {
                     part.resize(bytes, 0);
                     Transport::Raw { protocol, bytes: part }
                 };
-                let request = Packet::new(CLIENT.into(), NODE.into(), part(43_210, 61_000));
+                let request = Packet::new(client_ip(), node_ip(), part(43_210, 61_000));
                 lab.ingress(&for_us(request.clone())).is(&for_us(request), reason(Reason::Truncated));
-                let answer = Packet::new(POD.into(), CLIENT.into(), part(8080, 43_210));
+                let answer = Packet::new(pod_ip(), client_ip(), part(8080, 43_210));
                 lab.egress(&for_us(answer.clone())).is(&for_us(answer), reason(Reason::Truncated));
             }
         }
@@ -70,23 +73,23 @@ fn untracked_reply_is_direct_traffic_and_passed() {
 fn collision_gives_the_replies_to_the_newer_tcp_flow() {
     with_mappings(|lab| {
         establish(lab);
-        let second = (SECOND_NODE, NODE_PORT).into();
+        let second = (second_node_ip(), NODE_PORT).into();
         let stray = tcp(client(), second, ACK, b"");
-        let changes = and(reason(Reason::Collision), request("61000/tcp", 54));
+        let changes = and(reason(Reason::Collision), request("61000/tcp", bare()));
         lab.ingress(&stray).is(&to(&stray, pod()), changes.clone());
         let answer = tcp(pod(), client(), ACK, b"");
-        lab.egress(&answer).is(&from(&answer, node()), reply("61000/tcp", 54));
+        lab.egress(&answer).is(&from(&answer, node()), reply("61000/tcp", bare()));
         let syn = tcp(client(), second, SYN, b"");
         lab.ingress(&syn).is(&to(&syn, pod()), changes);
         let answer = tcp(pod(), client(), SYN | ACK, b"");
-        lab.egress(&answer).is(&from(&answer, second), reply("61000/tcp", 54));
+        lab.egress(&answer).is(&from(&answer, second), reply("61000/tcp", bare()));
     });
 }
 
 #[test]
 fn collision_gives_the_reply_to_whoever_sent_the_last_datagram() {
     with_mappings(|lab| {
-        let second = (SECOND_NODE, NODE_PORT).into();
+        let second = (second_node_ip(), NODE_PORT).into();
         lab.ingress(&udp(client(), node(), b"one"));
         lab.egress(&udp(pod(), client(), b"two"));
         lab.ingress(&udp(client(), node(), b"three"));
@@ -104,14 +107,14 @@ fn collision_gives_the_reply_to_whoever_sent_the_last_datagram() {
 #[test]
 fn flow_table_full_leaves_the_flow_in_the_half_open_cache() {
     with_mappings(|lab| {
-        lab.replace_flow_table_by_a_full_one();
+        lab.replace_flow_tables_by_full_ones();
         let syn = tcp(client(), node(), SYN, b"");
-        lab.ingress(&syn).is(&to(&syn, pod()), first_request("61000/tcp", 54));
+        lab.ingress(&syn).is(&to(&syn, pod()), first_request("61000/tcp", bare()));
         for _ in 0..3 {
             let answer = tcp(pod(), client(), ACK, b"");
-            lab.egress(&answer).is(&from(&answer, node()), reply("61000/tcp", 54));
+            lab.egress(&answer).is(&from(&answer, node()), reply("61000/tcp", bare()));
             let data = tcp(client(), node(), ACK, b"data");
-            let changes = and(reason(Reason::FlowTableFull), request("61000/tcp", 58));
+            let changes = and(reason(Reason::FlowTableFull), request("61000/tcp", bare() + 4));
             lab.ingress(&data).is(&to(&data, pod()), changes);
         }
     });

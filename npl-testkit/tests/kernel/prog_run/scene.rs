@@ -1,20 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Who talks to whom in the packet tests, and what has to come of it.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::cell::Cell;
+use std::net::{IpAddr, SocketAddr};
 
-use npl_agent::core::model::Protocol;
-use npl_common::flow::FlowKeyV4;
+use npl_agent::core::model::{Family, Protocol};
 use npl_testkit::packet::tcp_flags::{ACK, SYN};
-use npl_testkit::packet::{Ethernet, Packet, Transport};
+use npl_testkit::packet::{Ethernet, Ip, Packet, Transport};
 
 use crate::counters::Change;
-use crate::lab::{Lab, NEXT, Outcome, with_lab};
-
-pub(crate) const NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 10);
-pub(crate) const SECOND_NODE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 11);
-pub(crate) const POD: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 5);
-pub(crate) const CLIENT: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 2);
+use crate::lab::{FlowId, Lab, NEXT, Outcome, with_lab};
 
 pub(crate) const CLIENT_PORT: u16 = 43_210;
 pub(crate) const NODE_PORT: u16 = 61_000;
@@ -28,27 +23,88 @@ const TO_THIS_MACHINE: [u8; 6] = [0; 6];
 
 pub(crate) use Protocol::{Tcp, Udp};
 
-/// Both addresses of the Node, and its TCP and UDP mappings of one Pod port.
-pub(crate) fn with_mappings(test: impl FnOnce(&mut Lab) + Send) {
-    with_lab(|lab| {
-        lab.set_addresses(&[NODE, SECOND_NODE]);
+thread_local! {
+    /// The family that the scene plays in; each test has a thread of its own for each.
+    static FAMILY: Cell<Family> = const { Cell::new(Family::V4) };
+}
+
+/// Both addresses of the Node, and its TCP and UDP mappings of one Pod port: in each family by itself.
+pub(crate) fn with_mappings(test: impl Fn(&mut Lab) + Send + Sync) {
+    for family in Family::ALL {
+        with_mappings_of(family, &test);
+    }
+}
+
+/// The same in one family, for what the other has not.
+pub(crate) fn with_mappings_of(family: Family, test: impl Fn(&mut Lab) + Send + Sync) {
+    with_family(family, |lab| {
+        lab.set_addresses(&[node_ip(), second_node_ip()]);
         for protocol in [Tcp, Udp] {
-            lab.add(protocol, NODE_PORT, "10.0.0.5:8080", GENERATION);
+            lab.add(protocol, NODE_PORT, pod(), GENERATION);
         }
         test(lab);
     });
 }
 
+/// A datapath without anything, in a scene of one family.
+pub(crate) fn with_family(family: Family, test: impl FnOnce(&mut Lab) + Send) {
+    with_lab(|lab| {
+        FAMILY.set(family);
+        test(lab);
+    });
+}
+
+/// The family that the scene plays in.
+pub(crate) fn family() -> Family {
+    FAMILY.get()
+}
+
+/// One of two addresses.
+fn ip(v4: &str, v6: &str) -> IpAddr {
+    let text = if family() == Family::V4 { v4 } else { v6 };
+    text.parse().unwrap()
+}
+
+pub(crate) fn node_ip() -> IpAddr {
+    ip("192.0.2.10", "2001:db8:0:1::10")
+}
+
+pub(crate) fn second_node_ip() -> IpAddr {
+    ip("192.0.2.11", "2001:db8:0:1::11")
+}
+
+pub(crate) fn pod_ip() -> IpAddr {
+    ip("10.0.0.5", "fd00::a:5")
+}
+
+pub(crate) fn other_pod_ip() -> IpAddr {
+    ip("10.0.0.6", "fd00::a:6")
+}
+
+pub(crate) fn client_ip() -> IpAddr {
+    ip("198.51.100.2", "2001:db8:0:2::2")
+}
+
+/// An address that is nobody's.
+pub(crate) fn strange_ip() -> IpAddr {
+    ip("192.0.2.99", "2001:db8:0:1::99")
+}
+
 pub(crate) fn client() -> SocketAddr {
-    (CLIENT, CLIENT_PORT).into()
+    (client_ip(), CLIENT_PORT).into()
 }
 
 pub(crate) fn node() -> SocketAddr {
-    (NODE, NODE_PORT).into()
+    (node_ip(), NODE_PORT).into()
 }
 
 pub(crate) fn pod() -> SocketAddr {
-    (POD, POD_PORT).into()
+    (pod_ip(), POD_PORT).into()
+}
+
+/// Bytes of a TCP segment without options and payload.
+pub(crate) fn bare() -> usize {
+    length(&tcp(client(), node(), ACK, b""))
 }
 
 /// A TCP segment that arrives at the Node.
@@ -79,15 +135,9 @@ pub(crate) fn from(packet: &Packet, source: SocketAddr) -> Packet {
     packet
 }
 
-/// What the flow between the client and the Pod is known by.
-pub(crate) fn flow(protocol: Protocol) -> FlowKeyV4 {
-    FlowKeyV4 {
-        client_addr: CLIENT.octets(),
-        pod_addr: POD.octets(),
-        client_port: CLIENT_PORT,
-        pod_port: POD_PORT,
-        protocol: protocol.number().into(),
-    }
+/// The flow between the client and the Pod.
+pub(crate) fn flow(protocol: Protocol) -> FlowId {
+    FlowId { client: client(), pod: pod(), protocol }
 }
 
 impl Outcome {
@@ -125,8 +175,11 @@ pub(crate) fn random_packets(from: SocketAddr, to: SocketAddr, count: u32) -> im
         if let Transport::Tcp(segment) = &mut packet.transport {
             (segment.sequence, segment.acknowledgement) = (next() << 8, next() << 8);
         }
-        let ip = packet.ipv4_mut().unwrap();
-        [_, _, ip.tos, ip.ttl] = next().to_be_bytes();
+        let [_, _, class, hops] = next().to_be_bytes();
+        match &mut packet.ip {
+            Ip::V4(header) => (header.tos, header.ttl) = (class, hops),
+            Ip::V6(header) => (header.traffic_class, header.hop_limit) = (class, hops),
+        }
         packet
     })
 }

@@ -1,12 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What is not ours goes on as it came, and is not even counted.
 
+use npl_agent::core::model::Family;
+use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
+use npl_common::reason::Reason;
 use npl_testkit::packet::tcp_flags::{ACK, SYN};
 use npl_testkit::packet::{Ethernet, Packet, Transport};
 
-use super::scene::{CLIENT, NODE, NODE_PORT, POD, POD_PORT, Tcp, client, for_us, node, pod, tcp, udp, with_mappings};
+use super::scene::{
+    GENERATION, NODE_PORT, POD_PORT, Tcp, bare, client, client_ip, family, for_us, length, node, node_ip, other_pod_ip,
+    pod, pod_ip, second_node_ip, strange_ip, tcp, to, udp, with_family, with_mappings, with_mappings_of,
+};
+use crate::counters::{first_request, reason};
 use crate::lab::{Lab, NEXT, Outcome};
-use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
 
 /// Neither program touches or counts the frame.
 #[track_caller]
@@ -41,8 +47,8 @@ fn frame_for_another_machine_is_not_ours() {
 fn port_outside_of_the_range_is_the_hosts() {
     with_mappings(|lab| {
         for port in [22, 60_999, 61_101, 65_535] {
-            passes(lab, &tcp(client(), (NODE, port).into(), SYN, b"").build());
-            passes(lab, &udp(client(), (NODE, port).into(), b"hello").build());
+            passes(lab, &tcp(client(), (node_ip(), port).into(), SYN, b"").build());
+            passes(lab, &udp(client(), (node_ip(), port).into(), b"hello").build());
         }
     });
 }
@@ -50,8 +56,8 @@ fn port_outside_of_the_range_is_the_hosts() {
 #[test]
 fn node_port_of_an_address_that_is_not_the_nodes_is_not_ours() {
     with_mappings(|lab| {
-        for addr in ["192.0.2.99", "10.0.0.5", "198.51.100.2"] {
-            passes(lab, &tcp(client(), format!("{addr}:{NODE_PORT}").parse().unwrap(), SYN, b"").build());
+        for addr in [strange_ip(), pod_ip(), client_ip()] {
+            passes(lab, &tcp(client(), (addr, NODE_PORT).into(), SYN, b"").build());
         }
     });
 }
@@ -59,7 +65,7 @@ fn node_port_of_an_address_that_is_not_the_nodes_is_not_ours() {
 #[test]
 fn address_that_the_node_lost_is_not_ours() {
     with_mappings(|lab| {
-        lab.set_addresses(&[super::scene::SECOND_NODE]);
+        lab.set_addresses(&[second_node_ip()]);
         passes(lab, &tcp(client(), node(), SYN, b"").build());
     });
 }
@@ -70,22 +76,27 @@ fn other_protocols_are_not_ours() {
         let ports: Vec<u8> = [61_000_u16, 61_000].iter().flat_map(|port| port.to_be_bytes()).collect();
         for protocol in [1, 2, 33, 41, 47, 50, 132, 136] {
             let bytes = [ports.clone(), vec![0; 40]].concat();
-            let packet = Packet::new(CLIENT.into(), NODE.into(), Transport::Raw { protocol, bytes: bytes.clone() });
+            let packet = Packet::new(client_ip(), node_ip(), Transport::Raw { protocol, bytes: bytes.clone() });
             passes(lab, &for_us(packet).build());
-            let packet = Packet::new(POD.into(), CLIENT.into(), Transport::Raw { protocol, bytes });
+            let packet = Packet::new(pod_ip(), client_ip(), Transport::Raw { protocol, bytes });
             passes(lab, &for_us(packet).build());
         }
     });
 }
 
 #[test]
-fn ipv6_is_not_ours_yet() {
-    with_mappings(|lab| {
-        let from = "[2001:db8:0:2::2]:43210".parse().unwrap();
-        let to = "[2001:db8:0:1::10]:61000".parse().unwrap();
-        passes(lab, &tcp(from, to, SYN, b"").build());
-        passes(lab, &udp(from, to, b"hello").build());
-    });
+fn mapping_of_one_family_is_not_the_other_ones() {
+    for (family, other) in [(Family::V4, Family::V6), (Family::V6, Family::V4)] {
+        with_family(family, |lab| {
+            lab.add(Tcp, NODE_PORT, pod(), GENERATION);
+            let request = tcp(client(), node(), SYN, b"");
+            lab.set_addresses(&[node_ip()]);
+            lab.remove(other, Tcp, NODE_PORT);
+            lab.ingress(&request).is(&to(&request, pod()), first_request("61000/tcp", bare()));
+            lab.remove(family, Tcp, NODE_PORT);
+            lab.ingress(&request).is(&request, reason(Reason::NoMapping));
+        });
+    }
 }
 
 #[test]
@@ -104,8 +115,9 @@ fn arp_and_unknown_frames_are_not_ours() {
 fn frame_that_ends_before_its_ports_do_is_not_ours() {
     with_mappings(|lab| {
         let frame = tcp(client(), node(), SYN, b"").build();
-        // The kernel's test run takes no IPv4 frame that ends within the IP header.
-        for length in 34..38 {
+        // The kernel's test run takes no frame that ends within the IP header.
+        let ports = bare() - 20;
+        for length in ports..ports + 4 {
             passes(lab, &frame[..length]);
         }
     });
@@ -113,7 +125,7 @@ fn frame_that_ends_before_its_ports_do_is_not_ours() {
 
 #[test]
 fn header_shorter_than_any_is_not_ours() {
-    with_mappings(|lab| {
+    with_mappings_of(Family::V4, |lab| {
         for words in 0..5 {
             let mut frame = tcp(client(), node(), SYN, b"").build();
             frame[14] = 0x40 | words;
@@ -124,7 +136,7 @@ fn header_shorter_than_any_is_not_ours() {
 
 #[test]
 fn later_fragment_has_no_ports_and_is_not_ours() {
-    with_mappings(|lab| {
+    with_mappings_of(Family::V4, |lab| {
         for (source, destination) in [(client(), node()), (pod(), client())] {
             let mut fragment = udp(source, destination, b"looks like ports");
             let ip = fragment.ipv4_mut().unwrap();
@@ -148,18 +160,20 @@ fn direct_request_to_a_pod_is_not_ours() {
 fn packets_that_a_pod_sends_from_another_port_are_not_ours() {
     with_mappings(|lab| {
         lab.ingress(&tcp(client(), node(), SYN, b""));
-        for source in [(POD, POD_PORT + 1), (POD, 43_210)] {
+        for source in [(pod_ip(), POD_PORT + 1), (pod_ip(), 43_210)] {
             passes(lab, &tcp(source.into(), client(), SYN, b"").build());
         }
-        passes(lab, &udp(("10.0.0.6".parse::<std::net::Ipv4Addr>().unwrap(), POD_PORT).into(), client(), b"").build());
+        passes(lab, &udp((other_pod_ip(), POD_PORT).into(), client(), b"").build());
     });
 }
 
 #[test]
 fn without_a_local_address_no_request_is_ours() {
-    crate::lab::with_lab(|lab| {
-        lab.add(Tcp, NODE_PORT, "10.0.0.5:8080", 1);
-        passes(lab, &tcp(client(), node(), SYN, b"").build());
-        passes(lab, &tcp(client(), pod(), ACK, b"").build());
-    });
+    for family in Family::ALL {
+        with_family(family, |lab| {
+            lab.add(Tcp, NODE_PORT, pod(), 1);
+            passes(lab, &tcp(client(), node(), SYN, b"").build());
+            passes(lab, &tcp(client(), pod(), ACK, b"").build());
+        });
+    }
 }

@@ -8,16 +8,18 @@ use crate::world::World;
 
 /// What a careful distribution and a CNI have: nothing invalid, nothing forwarded that nobody allowed, Pods masked.
 const RULES: &str = "
-table ip npl_test {
+table inet npl_test {
   chain forward {
     type filter hook forward priority filter; policy drop;
     ct state invalid counter drop
     ct state established,related accept
     ip daddr 10.244.0.0/16 ct state new accept
+    ip6 daddr fd00:10:244::/64 ct state new accept
   }
   chain postrouting {
     type nat hook postrouting priority srcnat; policy accept;
     ip saddr 10.244.0.0/16 ip daddr != 10.244.0.0/16 masquerade
+    ip6 saddr fd00:10:244::/64 ip6 daddr != fd00:10:244::/64 masquerade
   }
 }";
 
@@ -33,10 +35,12 @@ fn firewall_sees_one_valid_flow_and_masks_nothing() {
     for _ in 0..4 {
         world.assert_answers();
     }
-    transfer(world.client(), world.frontend(), Direction::Upload, 1 << 20).unwrap();
-    transfer(world.client(), world.frontend(), Direction::Download, 1 << 20).unwrap();
+    for frontend in world.frontends() {
+        transfer(world.client(), frontend, Direction::Upload, 1 << 20).unwrap();
+        transfer(world.client(), frontend, Direction::Download, 1 << 20).unwrap();
+    }
     let mut nft = world.node().command("nft").unwrap();
-    let rules = tools::output(nft.args(["list", "chain", "ip", "npl_test", "forward"])).unwrap();
+    let rules = tools::output(nft.args(["list", "chain", "inet", "npl_test", "forward"])).unwrap();
     assert!(rules.contains("ct state invalid counter packets 0 bytes 0 drop"), "{rules}");
 }
 

@@ -15,11 +15,13 @@ use crate::world::{NODE_PORT, POD_PORT, World, set_addresses};
 fn each_node_port_reaches_its_pod_which_sees_the_client() {
     let world = World::new(3);
     for (index, (pod, _)) in world.pods.iter().enumerate() {
-        let server = (world.node_ip(), NODE_PORT + u16::try_from(index).unwrap()).into();
-        let tcp = traffic::tcp_request(world.client(), server, "by tcp").unwrap();
-        assert_eq!((tcp.pod.as_str(), tcp.client.ip()), (pod.name.as_str(), world.client_ip()));
-        let udp = traffic::udp_request(world.client(), server, b"by udp", UdpOptions::default()).unwrap().answer;
-        assert_eq!((udp.pod.as_str(), udp.client.ip()), (pod.name.as_str(), world.client_ip()));
+        for (node_ip, client_ip) in world.node_ips().into_iter().zip(world.client_ips()) {
+            let server = (node_ip, NODE_PORT + u16::try_from(index).unwrap()).into();
+            let tcp = traffic::tcp_request(world.client(), server, "by tcp").unwrap();
+            assert_eq!((tcp.pod.as_str(), tcp.client.ip()), (pod.name.as_str(), client_ip));
+            let udp = traffic::udp_request(world.client(), server, b"by udp", UdpOptions::default()).unwrap().answer;
+            assert_eq!((udp.pod.as_str(), udp.client.ip()), (pod.name.as_str(), client_ip));
+        }
     }
 }
 
@@ -47,7 +49,7 @@ fn connections_of_one_client_are_told_apart() {
 fn each_of_two_uplinks_serves_its_client_by_either_address() {
     let mut world = World::with_options(1, Options { clients: 2, ..Options::default() });
     let addresses = [world.node_ip(), Ipv4Addr::new(203, 0, 113, 10)];
-    set_addresses(world.datapath(), &addresses);
+    set_addresses(world.datapath(), &addresses.map(Into::into));
     for client in world.topology.clients() {
         for address in addresses {
             let server = (address, NODE_PORT).into();
@@ -66,7 +68,8 @@ fn address_that_is_added_while_running_is_served() {
     world.node().ip("addr add 192.0.2.11/24 dev eth0").unwrap();
     let server = (added, NODE_PORT).into();
     assert_eq!(refusal(&world, (added, NODE_PORT)), ErrorKind::ConnectionRefused);
-    let addresses = [world.node_ip(), added];
+    let [v4, v6] = world.node_ips();
+    let addresses = [v4, v6, added.into()];
     set_addresses(world.datapath(), &addresses);
     assert_eq!(traffic::tcp_request(world.client(), server, "there?").unwrap().pod, "web-0");
     world.assert_answers();

@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The maps that each family of addresses has of its own, behind types that know both.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use aya::maps::{Array, HashMap, MapData};
+use npl_common::{
+    flow::{FlowKeyV4, FlowKeyV6, FlowV4, FlowV6},
+    mapping::{
+        self, BackendV4, BackendV6, Endpoint, EndpointV4, EndpointV6, LocalAddress, LocalAddressV4, LocalAddressV6,
+        MAX_LOCAL_ADDRESSES,
+    },
+    names,
+};
+
+use super::{
+    error::DatapathError,
+    pins::Pins,
+    tables::{open, tolerate_missing},
+};
+use crate::core::model::{Backend, Family, Frontend, NodePort, PodPort, Protocol};
+
+/// A mapping's value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) backend: Backend,
+    pub(super) stats_index: u32,
+}
+
+/// The sender of replies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Sender {
+    pub(super) pod_ip: IpAddr,
+    pub(super) pod_port: u16,
+    pub(super) protocol: u8,
+}
+
+/// The maps of one family.
+pub(super) trait FamilyMaps: Send {
+    /// Every mapping; one of a protocol that this agent does not know is a later agent's and left alone.
+    fn mappings(&self) -> Result<Vec<(Frontend, Entry)>, DatapathError>;
+    fn set_mapping(&mut self, frontend: Frontend, entry: &Entry) -> Result<(), DatapathError>;
+    fn remove_mapping(&mut self, frontend: Frontend) -> Result<(), DatapathError>;
+
+    fn endpoints(&self) -> Result<Vec<(Sender, Endpoint)>, DatapathError>;
+    fn set_endpoint(&mut self, sender: Sender, value: Endpoint) -> Result<(), DatapathError>;
+    fn remove_endpoint(&mut self, sender: Sender) -> Result<(), DatapathError>;
+
+    /// Flows that completed an exchange and are remembered now.
+    fn flow_count(&self) -> Result<usize, DatapathError>;
+    /// Forgets the flows whose Pod's end is among these.
+    fn remove_flows(&mut self, senders: &BTreeSet<Sender>) -> Result<(), DatapathError>;
+
+    /// The addresses that count as the Node's, with their indexes.
+    fn local_addresses(&self) -> Result<BTreeMap<IpAddr, u32>, DatapathError>;
+    fn add_local_address(&mut self, addr: IpAddr, used: &BTreeSet<u32>) -> Result<Option<u32>, DatapathError>;
+    fn remove_local_address(&mut self, addr: IpAddr, index: u32) -> Result<(), DatapathError>;
+}
+
+/// How a family's maps are named and what they hold.
+pub(super) trait Layout {
+    const FAMILY: Family;
+    const LOCAL: &'static str;
+    const LOCAL_INDEX: &'static str;
+    const MAPPING: &'static str;
+    const ENDPOINT: &'static str;
+    const FLOW: &'static str;
+
+    type Local: aya::Pod + Send;
+    type Backend: aya::Pod + Send;
+    type Endpoint: aya::Pod + Send;
+    type FlowKey: aya::Pod + Send;
+    type Flow: aya::Pod + Send;
+
+    /// What stands in a map where no address does.
+    const NO_ADDRESS: Self::Local;
+
+    fn local(addr: IpAddr) -> Option<Self::Local>;
+    fn address(local: &Self::Local) -> IpAddr;
+    fn raw(entry: &Entry) -> Option<Self::Backend>;
+    fn entry(raw: &Self::Backend) -> Entry;
+    fn endpoint(sender: &Sender) -> Option<Self::Endpoint>;
+    fn sender(endpoint: &Self::Endpoint) -> Sender;
+    /// The Pod's end of a flow.
+    fn pod_end(key: &Self::FlowKey) -> Sender;
+}
+
+/// The maps of a family, opened by their pins.
+pub(super) struct Maps<L: Layout> {
+    local: HashMap<MapData, L::Local, LocalAddress>,
+    local_index: Array<MapData, L::Local>,
+    mapping: HashMap<MapData, mapping::Frontend, L::Backend>,
+    endpoint: HashMap<MapData, L::Endpoint, Endpoint>,
+    flow: HashMap<MapData, L::FlowKey, L::Flow>,
+}
+
+impl<L: Layout> Maps<L> {
+    pub(super) fn open(pins: &Pins) -> Result<Self, DatapathError> {
+        Ok(Self {
+            local: open(pins, L::LOCAL)?,
+            local_index: open(pins, L::LOCAL_INDEX)?,
+            mapping: open(pins, L::MAPPING)?,
+            endpoint: open(pins, L::ENDPOINT)?,
+            flow: open(pins, L::FLOW)?,
+        })
+    }
+}
+
+impl<L: Layout> FamilyMaps for Maps<L> {
+    fn mappings(&self) -> Result<Vec<(Frontend, Entry)>, DatapathError> {
+        let mut mappings = Vec::new();
+        for item in &self.mapping {
+            let (key, raw) = item.map_err(DatapathError::map("read", L::MAPPING))?;
+            if let Some(protocol) = Protocol::from_number(key.protocol) {
+                let frontend = Frontend { family: L::FAMILY, node_port: NodePort(key.node_port), protocol };
+                mappings.push((frontend, L::entry(&raw)));
+            }
+        }
+        Ok(mappings)
+    }
+
+    fn set_mapping(&mut self, frontend: Frontend, entry: &Entry) -> Result<(), DatapathError> {
+        let raw = L::raw(entry).ok_or(DatapathError::WrongFamily(frontend))?;
+        self.mapping.insert(frontend_key(frontend), raw, 0).map_err(DatapathError::map("write", L::MAPPING))
+    }
+
+    fn remove_mapping(&mut self, frontend: Frontend) -> Result<(), DatapathError> {
+        tolerate_missing(self.mapping.remove(&frontend_key(frontend))).map_err(DatapathError::map("write", L::MAPPING))
+    }
+
+    fn endpoints(&self) -> Result<Vec<(Sender, Endpoint)>, DatapathError> {
+        let read = |item: Result<(L::Endpoint, Endpoint), _>| {
+            item.map(|(key, value)| (L::sender(&key), value)).map_err(DatapathError::map("read", L::ENDPOINT))
+        };
+        self.endpoint.iter().map(read).collect()
+    }
+
+    fn set_endpoint(&mut self, sender: Sender, value: Endpoint) -> Result<(), DatapathError> {
+        let Some(key) = L::endpoint(&sender) else { return Ok(()) };
+        self.endpoint.insert(key, value, 0).map_err(DatapathError::map("write", L::ENDPOINT))
+    }
+
+    fn remove_endpoint(&mut self, sender: Sender) -> Result<(), DatapathError> {
+        let Some(key) = L::endpoint(&sender) else { return Ok(()) };
+        tolerate_missing(self.endpoint.remove(&key)).map_err(DatapathError::map("write", L::ENDPOINT))
+    }
+
+    fn flow_count(&self) -> Result<usize, DatapathError> {
+        self.flow.keys().try_fold(0, |count, key| key.map(|_| count + 1)).map_err(DatapathError::map("read", L::FLOW))
+    }
+
+    fn remove_flows(&mut self, senders: &BTreeSet<Sender>) -> Result<(), DatapathError> {
+        let mut stale = Vec::new();
+        for key in self.flow.keys() {
+            let key = key.map_err(DatapathError::map("read", L::FLOW))?;
+            if senders.contains(&L::pod_end(&key)) {
+                stale.push(key);
+            }
+        }
+        for key in stale {
+            tolerate_missing(self.flow.remove(&key)).map_err(DatapathError::map("write", L::FLOW))?;
+        }
+        Ok(())
+    }
+
+    fn local_addresses(&self) -> Result<BTreeMap<IpAddr, u32>, DatapathError> {
+        let read = |item: Result<(L::Local, LocalAddress), _>| {
+            item.map(|(key, value)| (L::address(&key), value.index)).map_err(DatapathError::map("read", L::LOCAL))
+        };
+        self.local.iter().map(read).collect()
+    }
+
+    /// The index comes first, so that no half-open flow names one that leads nowhere.
+    fn add_local_address(&mut self, addr: IpAddr, used: &BTreeSet<u32>) -> Result<Option<u32>, DatapathError> {
+        let free = (0..MAX_LOCAL_ADDRESSES).find(|index| !used.contains(index));
+        let (Some(local), Some(index)) = (L::local(addr), free) else { return Ok(None) };
+        self.local_index.set(index, local, 0).map_err(DatapathError::map("write", L::LOCAL_INDEX))?;
+        self.local.insert(local, LocalAddress { index }, 0).map_err(DatapathError::map("write", L::LOCAL))?;
+        Ok(Some(index))
+    }
+
+    fn remove_local_address(&mut self, addr: IpAddr, index: u32) -> Result<(), DatapathError> {
+        let Some(local) = L::local(addr) else { return Ok(()) };
+        tolerate_missing(self.local.remove(&local)).map_err(DatapathError::map("write", L::LOCAL))?;
+        self.local_index.set(index, L::NO_ADDRESS, 0).map_err(DatapathError::map("write", L::LOCAL_INDEX))
+    }
+}
+
+const fn frontend_key(frontend: Frontend) -> mapping::Frontend {
+    mapping::Frontend { node_port: frontend.node_port.0, protocol: frontend.protocol.number(), pad: 0 }
+}
+
+/// Both families' types have the same fields, of other lengths.
+macro_rules! layout {
+    (
+        $(#[$meta:meta])*
+        $layout:ident, $ip:ident, $family:expr, [$local:ident, $backend:ident, $endpoint:ident, $flow_key:ident, $flow:ident],
+        [$local_map:ident, $index_map:ident, $mapping_map:ident, $endpoint_map:ident, $flow_map:ident]
+    ) => {
+        $(#[$meta])*
+        pub(super) struct $layout;
+
+        impl Layout for $layout {
+            const FAMILY: Family = $family;
+            const LOCAL: &'static str = names::$local_map;
+            const LOCAL_INDEX: &'static str = names::$index_map;
+            const MAPPING: &'static str = names::$mapping_map;
+            const ENDPOINT: &'static str = names::$endpoint_map;
+            const FLOW: &'static str = names::$flow_map;
+
+            type Local = $local;
+            type Backend = $backend;
+            type Endpoint = $endpoint;
+            type FlowKey = $flow_key;
+            type Flow = $flow;
+
+            const NO_ADDRESS: $local = $local { addr: $ip::UNSPECIFIED.octets() };
+
+            fn local(addr: IpAddr) -> Option<$local> {
+                octets::<$ip, _>(addr, $ip::octets).map(|addr| $local { addr })
+            }
+
+            fn address(local: &$local) -> IpAddr {
+                $ip::from(local.addr).into()
+            }
+
+            fn raw(Entry { backend, stats_index }: &Entry) -> Option<$backend> {
+                let pod_addr = octets::<$ip, _>(backend.pod_ip, $ip::octets)?;
+                let (pod_port, generation) = (backend.pod_port.0, backend.generation);
+                Some($backend { pod_addr, pod_port, flags: 0, generation, stats_index: *stats_index })
+            }
+
+            fn entry(raw: &$backend) -> Entry {
+                let (pod_ip, pod_port) = ($ip::from(raw.pod_addr).into(), PodPort(raw.pod_port));
+                let backend = Backend { pod_ip, pod_port, generation: raw.generation };
+                Entry { backend, stats_index: raw.stats_index }
+            }
+
+            fn endpoint(sender: &Sender) -> Option<$endpoint> {
+                let pod_addr = octets::<$ip, _>(sender.pod_ip, $ip::octets)?;
+                Some($endpoint { pod_addr, pod_port: sender.pod_port, protocol: sender.protocol, pad: 0 })
+            }
+
+            fn sender(endpoint: &$endpoint) -> Sender {
+                let pod_ip = $ip::from(endpoint.pod_addr).into();
+                Sender { pod_ip, pod_port: endpoint.pod_port, protocol: endpoint.protocol }
+            }
+
+            fn pod_end(key: &$flow_key) -> Sender {
+                let protocol = u8::try_from(key.protocol).unwrap_or_default();
+                Sender { pod_ip: $ip::from(key.pod_addr).into(), pod_port: key.pod_port, protocol }
+            }
+        }
+    };
+}
+
+layout! {
+    /// IPv4.
+    V4, Ipv4Addr, Family::V4, [LocalAddressV4, BackendV4, EndpointV4, FlowKeyV4, FlowV4],
+    [MAP_LOCAL_V4, MAP_LOCAL_IDX_V4, MAP_MAPPING_V4, MAP_ENDPOINT_V4, MAP_FLOW_V4]
+}
+
+layout! {
+    /// IPv6.
+    V6, Ipv6Addr, Family::V6, [LocalAddressV6, BackendV6, EndpointV6, FlowKeyV6, FlowV6],
+    [MAP_LOCAL_V6, MAP_LOCAL_IDX_V6, MAP_MAPPING_V6, MAP_ENDPOINT_V6, MAP_FLOW_V6]
+}
+
+/// An address as maps hold it; nothing if it is of the other family.
+fn octets<A, O>(addr: IpAddr, octets: impl Fn(&A) -> O) -> Option<O>
+where
+    A: OfFamily,
+{
+    A::of(addr).as_ref().map(octets)
+}
+
+/// An address type of one family.
+trait OfFamily: Sized {
+    fn of(addr: IpAddr) -> Option<Self>;
+}
+
+impl OfFamily for Ipv4Addr {
+    fn of(addr: IpAddr) -> Option<Self> {
+        if let IpAddr::V4(addr) = addr { Some(addr) } else { None }
+    }
+}
+
+impl OfFamily for Ipv6Addr {
+    fn of(addr: IpAddr) -> Option<Self> {
+        if let IpAddr::V6(addr) = addr { Some(addr) } else { None }
+    }
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! What IPv4 and IPv6 do differently: headers, addresses, and the maps that hold them. Everything else is written once
+//! and compiled for each.
+
+mod v4;
+mod v6;
+
+use aya_ebpf::programs::TcContext;
+use npl_common::{
+    config::Config,
+    flow::FlowState,
+    mapping::{Endpoint, Frontend},
+};
+
+pub use v4::V4;
+pub use v6::V6;
+
+/// A family of addresses. Addresses are as loaded from a packet: network order in memory.
+pub trait Family: Sized {
+    /// `EtherType`, as it stands in `__sk_buff::protocol`.
+    const ETHER_TYPE: u32;
+    /// What `bpf_skb_store_bytes` has to do for [`Self::Tail`]: whether `skb->csum` changes by what is written.
+    const STORE_FLAGS: u64;
+    /// Offset of [`Self::Tail`] in the IP header.
+    const TAIL: usize;
+
+    type Addr: Copy + PartialEq;
+    /// The IP header that every packet has.
+    type Header: Copy;
+    /// The end of that header, from the first byte that a rewrite changes.
+    type Tail: Copy;
+    /// Key and value of the flow table.
+    type FlowKey;
+    type Flow;
+
+    /// Reads the IP header `L2` bytes in, and finds the transport header behind it and its options.
+    fn locate<const L2: usize>(ctx: &TcContext) -> Option<Location<Self>>;
+    /// Copies the beginning of what follows at once on the IP header.
+    fn read_behind<T: Copy, const L2: usize>(ctx: &TcContext) -> Option<T>;
+    /// Source and destination.
+    fn addresses(header: &Self::Header) -> (Self::Addr, Self::Addr);
+    /// What a sum over the old address gains when it becomes the new one.
+    fn difference(old: Self::Addr, new: Self::Addr) -> u32;
+    /// The header's end with other addresses, whose sum differs by `difference`.
+    fn tail(header: &Self::Header, source: Self::Addr, destination: Self::Addr, difference: u32) -> Self::Tail;
+    /// The hash of a flow.
+    fn hash(seed: u64, client: Self::Addr, pod: Self::Addr, ports_and_protocol: u64) -> u64;
+
+    /// The position of an address among the Node's; nothing if it is not one of them.
+    fn local_index(config: &Config, addr: Self::Addr) -> Option<u8>;
+    /// The Node's address at a position.
+    fn local_address(index: u8) -> Option<Self::Addr>;
+    /// The Pod behind a node port.
+    fn backend(frontend: &Frontend) -> Option<Backend<Self>>;
+    /// What is known of a sender of replies.
+    fn endpoint(addr: Self::Addr, port: u16, protocol: u8) -> Option<&'static Endpoint>;
+
+    fn flow_key(ends: &Ends<Self>, protocol: u8) -> Self::FlowKey;
+    /// The flow table's entry; memory of its type for as long as the program runs, even if another takes its place.
+    fn flow(key: &Self::FlowKey) -> Option<*mut Self::Flow>;
+    fn new_flow(state: FlowState, node: Self::Addr) -> Self::Flow;
+    fn state(flow: &mut Self::Flow) -> &mut FlowState;
+    fn node_address(flow: &Self::Flow) -> Self::Addr;
+    /// Nothing if the table refuses.
+    fn insert_flow(key: &Self::FlowKey, flow: &Self::Flow) -> Option<()>;
+    /// A slot of the half-open cache.
+    fn slot(index: u32) -> Option<*mut u64>;
+}
+
+/// Where a packet's transport header is.
+pub struct Location<F: Family> {
+    /// The IP header.
+    pub ip: F::Header,
+    /// The transport protocol.
+    pub protocol: u8,
+    /// Offset of the transport header.
+    pub l4: usize,
+    /// Whether anything stands between the IP header and the transport header.
+    pub has_options: bool,
+    /// Whether it is the first of several fragments.
+    pub is_fragment: bool,
+}
+
+/// The Pod behind a mapping.
+pub struct Backend<F: Family> {
+    pub addr: F::Addr,
+    /// Host order.
+    pub port: u16,
+    pub generation: u32,
+    pub stats_index: u32,
+}
+
+/// The two ends of a flow as the Pod sees it; ports in host order.
+pub struct Ends<F: Family> {
+    pub client: F::Addr,
+    pub client_port: u16,
+    pub pod: F::Addr,
+    pub pod_port: u16,
+}

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! IPv4.
+
+use core::mem::offset_of;
+
+use aya_ebpf::programs::TcContext;
+use npl_common::{
+    config::Config,
+    csum,
+    flow::{FlowKeyV4, FlowState, FlowV4},
+    mapping::{Endpoint, EndpointV4, Frontend, LocalAddressV4},
+    syn,
+};
+
+use super::{Backend, Ends, Family, Location};
+use crate::{
+    maps::{ENDPOINT_V4, FLOW_V4, LOCAL_ADDRESS_V4, LOCAL_V4, MAPPING_V4, SYN_V4},
+    packet::{self, ETHERNET},
+};
+
+/// IPv4.
+pub struct V4;
+
+/// The part of an IPv4 header that every packet has (RFC 791).
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Header {
+    version_and_length: u8,
+    tos: u8,
+    total_length: u16,
+    id: u16,
+    fragment: u16,
+    tail: Tail,
+}
+
+/// The header from its time to live on.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Tail {
+    ttl: u8,
+    protocol: u8,
+    check: u16,
+    source: u32,
+    destination: u32,
+}
+
+/// More-fragments flag and fragment offset, host order.
+const FRAGMENT_MASK: u16 = 0x3fff;
+/// The fragment offset alone, host order.
+const FRAGMENT_OFFSET_MASK: u16 = 0x1fff;
+/// The smallest header.
+const MIN: usize = size_of::<Header>();
+/// Which 64-bit word of the configuration holds the primary address and its index.
+const PRIMARY_WORD: usize = offset_of!(Config, primary_v4) / size_of::<u64>();
+
+impl Family for V4 {
+    const ETHER_TYPE: u32 = 0x0800_u16.to_be() as u32;
+    /// The header's own checksum and the address cancel out in `skb->csum`.
+    const STORE_FLAGS: u64 = 0;
+    const TAIL: usize = offset_of!(Header, tail);
+
+    type Addr = u32;
+    type Header = Header;
+    type Tail = Tail;
+    type FlowKey = FlowKeyV4;
+    type Flow = FlowV4;
+
+    #[inline(always)]
+    fn locate<const L2: usize>(ctx: &TcContext) -> Option<Location<Self>> {
+        let ip = packet::read::<Header, L2>(ctx)?;
+        let (fragment, protocol) = (u16::from_be(ip.fragment), ip.tail.protocol);
+        let length = usize::from(ip.version_and_length & 0x0f) * 4;
+        // A fragment that is not the first has no ports and is none of ours here.
+        if !packet::has_ports(protocol) || length < MIN || fragment & FRAGMENT_OFFSET_MASK != 0 {
+            return None;
+        }
+        let is_fragment = fragment & FRAGMENT_MASK != 0;
+        Some(Location { ip, protocol, l4: L2 + length, has_options: length != MIN, is_fragment })
+    }
+
+    #[inline(always)]
+    fn read_behind<T: Copy, const L2: usize>(ctx: &TcContext) -> Option<T> {
+        match L2 {
+            0 => packet::read::<T, MIN>(ctx),
+            _ => packet::read::<T, { ETHERNET + MIN }>(ctx),
+        }
+    }
+
+    #[inline(always)]
+    fn addresses(header: &Header) -> (u32, u32) {
+        (header.tail.source, header.tail.destination)
+    }
+
+    #[inline(always)]
+    fn difference(old: u32, new: u32) -> u32 {
+        csum::difference32(old, new)
+    }
+
+    #[inline(always)]
+    fn tail(header: &Header, source: u32, destination: u32, difference: u32) -> Tail {
+        let check = !csum::fold(u32::from(!header.tail.check) + difference);
+        Tail { check, source, destination, ..header.tail }
+    }
+
+    #[inline(always)]
+    fn hash(seed: u64, client: u32, pod: u32, ports_and_protocol: u64) -> u64 {
+        syn::hash(seed, u64::from(client) << 32 | u64::from(pod), ports_and_protocol)
+    }
+
+    #[inline(always)]
+    fn local_index(config: &Config, addr: u32) -> Option<u8> {
+        // SAFETY: in the map's element, aligned; address and index are read as the one little-endian word that they are
+        // written as.
+        let primary = unsafe { core::ptr::from_ref(config).cast::<u64>().add(PRIMARY_WORD).read_volatile() };
+        if primary as u32 == addr && addr != 0 {
+            return Some((primary >> u32::BITS) as u8);
+        }
+        // SAFETY: the agent alone writes this map, and never changes an element in place.
+        let local = unsafe { LOCAL_V4.get(&LocalAddressV4 { addr: addr.to_ne_bytes() }) }?;
+        Some(local.index as u8)
+    }
+
+    #[inline(always)]
+    fn local_address(index: u8) -> Option<u32> {
+        let addr = u32::from_ne_bytes(LOCAL_ADDRESS_V4.get(u32::from(index))?.addr);
+        if addr == 0 { None } else { Some(addr) }
+    }
+
+    #[inline(always)]
+    fn backend(frontend: &Frontend) -> Option<Backend<Self>> {
+        // SAFETY: the agent alone writes this map; the kernel replaces an element as a whole.
+        let backend = unsafe { MAPPING_V4.get(frontend) }?;
+        Some(Backend {
+            addr: u32::from_ne_bytes(backend.pod_addr),
+            port: backend.pod_port,
+            generation: backend.generation,
+            stats_index: backend.stats_index,
+        })
+    }
+
+    #[inline(always)]
+    fn endpoint(addr: u32, port: u16, protocol: u8) -> Option<&'static Endpoint> {
+        let key = EndpointV4 { pod_addr: addr.to_ne_bytes(), pod_port: port, protocol, pad: 0 };
+        // SAFETY: the agent alone writes this map; the kernel replaces an element as a whole.
+        unsafe { ENDPOINT_V4.get(&key) }
+    }
+
+    #[inline(always)]
+    fn flow_key(ends: &Ends<Self>, protocol: u8) -> FlowKeyV4 {
+        FlowKeyV4 {
+            client_addr: ends.client.to_ne_bytes(),
+            pod_addr: ends.pod.to_ne_bytes(),
+            client_port: ends.client_port,
+            pod_port: ends.pod_port,
+            protocol: u32::from(protocol),
+        }
+    }
+
+    #[inline(always)]
+    fn flow(key: &FlowKeyV4) -> Option<*mut FlowV4> {
+        FLOW_V4.get_ptr_mut(key)
+    }
+
+    #[inline(always)]
+    fn new_flow(state: FlowState, node: u32) -> FlowV4 {
+        FlowV4 { state, node_addr: node.to_ne_bytes(), pad: 0 }
+    }
+
+    #[inline(always)]
+    fn state(flow: &mut FlowV4) -> &mut FlowState {
+        &mut flow.state
+    }
+
+    #[inline(always)]
+    fn node_address(flow: &FlowV4) -> u32 {
+        u32::from_ne_bytes(flow.node_addr)
+    }
+
+    #[inline(always)]
+    fn insert_flow(key: &FlowKeyV4, flow: &FlowV4) -> Option<()> {
+        FLOW_V4.insert(key, flow, 0).ok()
+    }
+
+    #[inline(always)]
+    fn slot(index: u32) -> Option<*mut u64> {
+        SYN_V4.get_ptr_mut(index)
+    }
+}

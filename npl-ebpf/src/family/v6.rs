@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! IPv6.
+
+use core::mem::offset_of;
+
+use aya_ebpf::{bindings::BPF_F_RECOMPUTE_CSUM, programs::TcContext};
+use npl_common::{
+    config::Config,
+    csum,
+    flow::{FlowKeyV6, FlowState, FlowV6},
+    mapping::{Endpoint, EndpointV6, Frontend, LocalAddressV6},
+    syn,
+};
+
+use super::{Backend, Ends, Family, Location};
+use crate::{
+    maps::{ENDPOINT_V6, FLOW_V6, LOCAL_ADDRESS_V6, LOCAL_V6, MAPPING_V6, SYN_V6},
+    packet::{self, ETHERNET},
+};
+
+/// IPv6.
+pub struct V6;
+
+/// Sixteen bytes, as four words as loaded: what a header is aligned to.
+type Addr = [u32; 4];
+
+/// An IPv6 header (RFC 8200).
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Header {
+    version_class_and_label: u32,
+    payload_length: u16,
+    next_header: u8,
+    hop_limit: u8,
+    tail: Tail,
+}
+
+/// The header's addresses.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Tail {
+    source: Addr,
+    destination: Addr,
+}
+
+/// The beginning of an extension header.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Extension {
+    next_header: u8,
+    /// In units of eight bytes, without the first; a fragment header has a zero here, and is eight bytes long.
+    length: u8,
+    /// Of a fragment header: offset, two reserved bits, and whether more follow. Of a routing header: type and segments left.
+    rest: [u8; 2],
+}
+
+/// Numbers of extension headers (RFC 8200 section 4).
+mod extension {
+    pub const HOP_BY_HOP: u8 = 0;
+    pub const ROUTING: u8 = 43;
+    pub const FRAGMENT: u8 = 44;
+    pub const DESTINATION: u8 = 60;
+}
+
+/// More extension headers than any sender has a use for.
+const MAX_EXTENSIONS: usize = 6;
+/// Fragment offset, in a fragment header's second half word, host order.
+const FRAGMENT_OFFSET_MASK: u16 = 0xfff8;
+/// More-fragments flag in the same.
+const MORE_FRAGMENTS: u16 = 1;
+
+/// Length of the header.
+const LENGTH: usize = size_of::<Header>();
+
+impl Family for V6 {
+    const ETHER_TYPE: u32 = 0x86dd_u16.to_be() as u32;
+    /// No checksum of the header makes up for the address.
+    const STORE_FLAGS: u64 = BPF_F_RECOMPUTE_CSUM as u64;
+    const TAIL: usize = offset_of!(Header, tail);
+
+    type Addr = Addr;
+    type Header = Header;
+    type Tail = Tail;
+    type FlowKey = FlowKeyV6;
+    type Flow = FlowV6;
+
+    #[inline(always)]
+    fn locate<const L2: usize>(ctx: &TcContext) -> Option<Location<Self>> {
+        let ip = packet::read::<Header, L2>(ctx)?;
+        let mut location =
+            Location { ip, protocol: ip.next_header, l4: L2 + LENGTH, has_options: false, is_fragment: false };
+        if !packet::has_ports(location.protocol) {
+            skip_extensions(ctx, &mut location)?;
+        }
+        Some(location)
+    }
+
+    #[inline(always)]
+    fn read_behind<T: Copy, const L2: usize>(ctx: &TcContext) -> Option<T> {
+        match L2 {
+            0 => packet::read::<T, LENGTH>(ctx),
+            _ => packet::read::<T, { ETHERNET + LENGTH }>(ctx),
+        }
+    }
+
+    #[inline(always)]
+    fn addresses(header: &Header) -> (Addr, Addr) {
+        (header.tail.source, header.tail.destination)
+    }
+
+    #[inline(always)]
+    fn difference(old: Addr, new: Addr) -> u32 {
+        csum::difference32(old[0], new[0])
+            + csum::difference32(old[1], new[1])
+            + csum::difference32(old[2], new[2])
+            + csum::difference32(old[3], new[3])
+    }
+
+    #[inline(always)]
+    fn tail(_header: &Header, source: Addr, destination: Addr, _difference: u32) -> Tail {
+        Tail { source, destination }
+    }
+
+    #[inline(always)]
+    fn hash(seed: u64, client: Addr, pod: Addr, ports_and_protocol: u64) -> u64 {
+        let word = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
+        let seed = syn::absorb(seed, word(client[0], client[1]));
+        let seed = syn::absorb(seed, word(client[2], client[3]));
+        let seed = syn::absorb(seed, word(pod[0], pod[1]));
+        syn::hash(seed, word(pod[2], pod[3]), ports_and_protocol)
+    }
+
+    #[inline(always)]
+    fn local_index(_config: &Config, addr: Addr) -> Option<u8> {
+        // SAFETY: the agent alone writes this map, and never changes an element in place.
+        let local = unsafe { LOCAL_V6.get(&LocalAddressV6 { addr: bytes(addr) }) }?;
+        Some(local.index as u8)
+    }
+
+    #[inline(always)]
+    fn local_address(index: u8) -> Option<Addr> {
+        let addr = words(&LOCAL_ADDRESS_V6.get(u32::from(index))?.addr);
+        if addr == [0; 4] { None } else { Some(addr) }
+    }
+
+    #[inline(always)]
+    fn backend(frontend: &Frontend) -> Option<Backend<Self>> {
+        // SAFETY: the agent alone writes this map; the kernel replaces an element as a whole.
+        let backend = unsafe { MAPPING_V6.get(frontend) }?;
+        Some(Backend {
+            addr: words(&backend.pod_addr),
+            port: backend.pod_port,
+            generation: backend.generation,
+            stats_index: backend.stats_index,
+        })
+    }
+
+    #[inline(always)]
+    fn endpoint(addr: Addr, port: u16, protocol: u8) -> Option<&'static Endpoint> {
+        let key = EndpointV6 { pod_addr: bytes(addr), pod_port: port, protocol, pad: 0 };
+        // SAFETY: the agent alone writes this map; the kernel replaces an element as a whole.
+        unsafe { ENDPOINT_V6.get(&key) }
+    }
+
+    #[inline(always)]
+    fn flow_key(ends: &Ends<Self>, protocol: u8) -> FlowKeyV6 {
+        FlowKeyV6 {
+            client_addr: bytes(ends.client),
+            pod_addr: bytes(ends.pod),
+            client_port: ends.client_port,
+            pod_port: ends.pod_port,
+            protocol: u32::from(protocol),
+        }
+    }
+
+    #[inline(always)]
+    fn flow(key: &FlowKeyV6) -> Option<*mut FlowV6> {
+        FLOW_V6.get_ptr_mut(key)
+    }
+
+    #[inline(always)]
+    fn new_flow(state: FlowState, node: Addr) -> FlowV6 {
+        FlowV6 { state, node_addr: bytes(node) }
+    }
+
+    #[inline(always)]
+    fn state(flow: &mut FlowV6) -> &mut FlowState {
+        &mut flow.state
+    }
+
+    #[inline(always)]
+    fn node_address(flow: &FlowV6) -> Addr {
+        words(&flow.node_addr)
+    }
+
+    #[inline(always)]
+    fn insert_flow(key: &FlowKeyV6, flow: &FlowV6) -> Option<()> {
+        FLOW_V6.insert(key, flow, 0).ok()
+    }
+
+    #[inline(always)]
+    fn slot(index: u32) -> Option<*mut u64> {
+        SYN_V6.get_ptr_mut(index)
+    }
+}
+
+/// Walks over extension headers to one that has ports; nothing if there is none, or the packet is not for its
+/// destination address yet, or a fragment that is not the first.
+#[inline(always)]
+fn skip_extensions(ctx: &TcContext, location: &mut Location<V6>) -> Option<()> {
+    location.has_options = true;
+    for _ in 0..MAX_EXTENSIONS {
+        let kind = location.protocol;
+        if !matches!(kind, extension::HOP_BY_HOP | extension::ROUTING | extension::FRAGMENT | extension::DESTINATION) {
+            return None;
+        }
+        let header = packet::load::<Extension>(ctx, location.l4)?;
+        if kind == extension::FRAGMENT {
+            let fragment = u16::from_be_bytes(header.rest);
+            if fragment & FRAGMENT_OFFSET_MASK != 0 {
+                return None;
+            }
+            location.is_fragment |= fragment & MORE_FRAGMENTS != 0;
+        } else if kind == extension::ROUTING && header.rest[1] != 0 {
+            return None;
+        }
+        location.l4 += (usize::from(header.length) + 1) * 8;
+        location.protocol = header.next_header;
+        if packet::has_ports(location.protocol) {
+            return Some(());
+        }
+    }
+    None
+}
+
+/// An address as maps hold it.
+#[inline(always)]
+fn bytes(addr: Addr) -> [u8; 16] {
+    // SAFETY: the same sixteen bytes in the same order.
+    unsafe { core::mem::transmute(addr) }
+}
+
+/// An address as packets hold it.
+#[inline(always)]
+fn words(addr: &[u8; 16]) -> Addr {
+    // SAFETY: every value of these types has such a field at a multiple of four bytes.
+    unsafe { *core::ptr::from_ref(addr).cast::<Addr>() }
+}

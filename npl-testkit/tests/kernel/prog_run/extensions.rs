@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+//! IPv6 packets with extension headers, which stand between the addresses and the ports.
+
+use npl_agent::core::model::Family;
+use npl_common::reason::Reason;
+use npl_testkit::packet::Packet;
+use npl_testkit::packet::tcp_flags::{ACK, SYN};
+
+use super::scene::{SECOND_NODE_PORT, Udp, client, from, node, node_ip, pod, tcp, to, udp, with_mappings_of};
+use crate::counters::{first_request, reason, reply, request};
+use crate::lab::{Lab, NEXT, Outcome};
+use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
+
+const HOP_BY_HOP: u8 = 0;
+const ROUTING: u8 = 43;
+const FRAGMENT: u8 = 44;
+const AUTHENTICATION: u8 = 51;
+const DESTINATION_OPTIONS: u8 = 60;
+
+/// Where the IPv6 header is, and its fields.
+const L3: usize = 14;
+const PAYLOAD_LENGTH: usize = L3 + 4;
+const NEXT_HEADER: usize = L3 + 6;
+const HEADER_END: usize = L3 + 40;
+
+/// The frame of `packet` with these extension headers: kind, and all bytes after the first two.
+fn extended(packet: &Packet, extensions: &[(u8, &[u8])]) -> Vec<u8> {
+    let mut frame = packet.build();
+    let mut next = frame[NEXT_HEADER];
+    for (kind, content) in extensions.iter().rev() {
+        let units = u8::try_from((content.len() + 2) / 8 - 1).unwrap();
+        let header = [&[next, units], *content].concat();
+        assert_eq!(header.len() % 8, 0, "a header's length is told in units of eight bytes");
+        frame.splice(HEADER_END..HEADER_END, header);
+        next = *kind;
+    }
+    frame[NEXT_HEADER] = next;
+    let length = u16::try_from(frame.len() - HEADER_END).unwrap();
+    frame[PAYLOAD_LENGTH..PAYLOAD_LENGTH + 2].copy_from_slice(&length.to_be_bytes());
+    frame
+}
+
+fn in_v6(test: impl Fn(&mut Lab) + Send + Sync) {
+    with_mappings_of(Family::V6, test);
+}
+
+/// Padding options of the wanted length (RFC 8200 section 4.2).
+const SIX: &[u8] = &[1, 4, 0, 0, 0, 0];
+const FOURTEEN: &[u8] = &[1, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+#[test]
+fn extension_headers_are_kept() {
+    in_v6(|lab| {
+        let longest = vec![0; 2046];
+        let chains: [&[(u8, &[u8])]; 5] = [
+            &[(HOP_BY_HOP, SIX)],
+            &[(DESTINATION_OPTIONS, FOURTEEN)],
+            &[(HOP_BY_HOP, SIX), (DESTINATION_OPTIONS, SIX), (DESTINATION_OPTIONS, FOURTEEN)],
+            &[(DESTINATION_OPTIONS, SIX); 6],
+            &[(DESTINATION_OPTIONS, &longest)],
+        ];
+        for (number, chain) in chains.into_iter().enumerate() {
+            let packet = udp(client(), node(), b"behind extensions");
+            let frame = extended(&packet, chain);
+            let change = if number == 0 { first_request } else { request };
+            let changes = change("61000/udp", frame.len());
+            let expected = Outcome { action: NEXT, bytes: extended(&to(&packet, pod()), chain), changes };
+            assert_eq!(lab.run(PROG_INGRESS, &frame), expected, "{chain:?}");
+        }
+        let answer = tcp(pod(), client(), ACK, b"");
+        lab.ingress(&tcp(client(), node(), SYN, b""));
+        let chain: &[(u8, &[u8])] = &[(DESTINATION_OPTIONS, SIX)];
+        let frame = extended(&answer, chain);
+        let changes = reply("61000/tcp", frame.len());
+        let expected = Outcome { action: NEXT, bytes: extended(&from(&answer, node()), chain), changes };
+        assert_eq!(lab.run(PROG_EGRESS, &frame), expected);
+    });
+}
+
+#[test]
+fn whole_packet_in_a_fragment_header_is_translated() {
+    in_v6(|lab| {
+        let packet = udp(client(), node(), b"an atomic fragment");
+        let chain: &[(u8, &[u8])] = &[(FRAGMENT, &[0, 0, 0, 0, 0, 7])];
+        let frame = extended(&packet, chain);
+        let changes = first_request("61000/udp", frame.len());
+        let expected = Outcome { action: NEXT, bytes: extended(&to(&packet, pod()), chain), changes };
+        assert_eq!(lab.run(PROG_INGRESS, &frame), expected);
+    });
+}
+
+/// The program changes nothing and counts what it is told.
+#[track_caller]
+fn passes(lab: &mut Lab, program: &'static str, frame: Vec<u8>, changes: Vec<crate::counters::Change>) {
+    assert_eq!(lab.run(program, &frame), Outcome { action: NEXT, bytes: frame, changes });
+}
+
+#[test]
+fn fragments_are_passed_in_both_directions() {
+    in_v6(|lab| {
+        let request = udp(client(), node(), &[7; 64]);
+        let answer = udp(pod(), client(), &[7; 64]);
+        let (first, later): (&[u8], &[u8]) = (&[0, 1, 0, 0, 0, 7], &[1, 1, 0, 0, 0, 7]);
+        for (program, packet) in [(PROG_INGRESS, &request), (PROG_EGRESS, &answer)] {
+            passes(lab, program, extended(packet, &[(FRAGMENT, first)]), reason(Reason::Fragment));
+            passes(lab, program, extended(packet, &[(FRAGMENT, later)]), vec![]);
+        }
+    });
+}
+
+#[test]
+fn what_has_no_ports_to_be_found_is_not_ours() {
+    in_v6(|lab| {
+        let packet = udp(client(), node(), b"hello");
+        // One more than any sender needs, a source route that has not ended, an integrity check over the addresses.
+        passes(lab, PROG_INGRESS, extended(&packet, &[(DESTINATION_OPTIONS, SIX); 7]), vec![]);
+        passes(lab, PROG_INGRESS, extended(&packet, &[(ROUTING, &[4, 1, 0, 0, 0, 0])]), vec![]);
+        passes(lab, PROG_INGRESS, extended(&packet, &[(AUTHENTICATION, &[0; 14])]), vec![]);
+        // A header that claims to be longer than the packet, and one that is cut off.
+        let mut lies = extended(&packet, &[(DESTINATION_OPTIONS, SIX)]);
+        lies[HEADER_END + 1] = 0xff;
+        passes(lab, PROG_INGRESS, lies, vec![]);
+        let cut = extended(&packet, &[(DESTINATION_OPTIONS, SIX)])[..HEADER_END + 2].to_vec();
+        passes(lab, PROG_INGRESS, cut, vec![]);
+    });
+}
+
+#[test]
+fn source_route_that_has_ended_is_no_obstacle() {
+    in_v6(|lab| {
+        let packet = tcp(client(), node(), SYN, b"");
+        let chain: &[(u8, &[u8])] = &[(ROUTING, &[4, 0, 0, 0, 0, 0])];
+        let frame = extended(&packet, chain);
+        let changes = first_request("61000/tcp", frame.len());
+        let expected = Outcome { action: NEXT, bytes: extended(&to(&packet, pod()), chain), changes };
+        assert_eq!(lab.run(PROG_INGRESS, &frame), expected);
+    });
+}
+
+/// The sums of the two addresses are the same, so what the kernel makes of the checksum tells nothing.
+#[test]
+fn address_of_the_same_sum_is_translated_too() {
+    in_v6(|lab| {
+        // Two words of the Node's address, exchanged.
+        let twin: std::net::Ipv6Addr = "db8:2001:0:1::10".parse().unwrap();
+        lab.add(Udp, SECOND_NODE_PORT, (twin, 53).into(), 7);
+        let request = udp(client(), (node_ip(), SECOND_NODE_PORT).into(), b"the same sum");
+        let expected = to(&request, (twin, 53).into());
+        lab.ingress(&request).is(&expected, first_request("61001/udp", expected.build().len()));
+    });
+}
