@@ -67,7 +67,7 @@ pub struct Reconciler {
     deadline: Option<Moment>,
     network_due: Option<Instant>,
     network_seen: Instant,
-    /// Whether the programs have been on the chosen devices once; nothing is published before.
+    /// Whether any device has carried the programs; nothing is published before.
     was_attached: bool,
     node_ips: Vec<IpAddr>,
     told: Told,
@@ -250,7 +250,10 @@ impl Reconciler {
         self.network_due = None;
         self.network_seen = Instant::now();
         let devices = netlink::interfaces().await?;
-        let is_attached = self.uplinks.apply(&mut self.executor.datapath, &devices, &self.node_ips)?;
+        let coverage = self.uplinks.apply(&mut self.executor.datapath, &devices, &self.node_ips)?;
+        self.metrics.set_devices(coverage);
+        // A device that always refuses, as a stranger's may, must not keep all the others from being served.
+        let is_attached = coverage.carrying > 0;
         self.was_attached |= is_attached;
         self.health.set_attached(is_attached);
         Ok(())

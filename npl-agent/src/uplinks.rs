@@ -18,42 +18,46 @@ pub struct Uplinks {
     told_errors: Vec<String>,
 }
 
+/// On how many of the chosen devices the programs are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Coverage {
+    /// Devices that carry them.
+    pub carrying: usize,
+    /// Devices that were chosen and refuse; they are tried again each time.
+    pub refusing: usize,
+}
+
 impl Uplinks {
     /// Nothing decided yet.
     pub const fn new(selection: DeviceSelection) -> Self {
         Self { selection, decided: BTreeMap::new(), told_errors: Vec::new() }
     }
 
-    /// Makes the datapath fit the devices. True if every chosen device carries the programs, and there is one.
-    ///
-    /// Until the Node's addresses are known, a device that an earlier agent chose stays chosen: an agent that starts
-    /// while the API server is away takes nothing off.
+    /// Makes the datapath fit the devices, and says how many of the chosen ones it could be put on.
     ///
     /// # Errors
     ///
-    /// If the maps refuse; a device that refuses is told in the log.
+    /// If the maps refuse; a device that refuses is told in the log, and the others are served.
     pub fn apply(
         &mut self,
         datapath: &mut Datapath,
         devices: &[Device],
         node_ips: &[IpAddr],
-    ) -> Result<bool, DatapathError> {
+    ) -> Result<Coverage, DatapathError> {
         set_local_addresses(datapath, devices, node_ips)?;
-        let mut chosen = BTreeMap::new();
-        for device in devices {
-            let mut decision = choose(device, &self.selection, node_ips);
-            if node_ips.is_empty() && decision.is_err() && datapath.hooks.has_link(device.ifindex) {
-                decision = Ok(Reason::HasNodeAddress);
-            }
-            chosen.insert(device.name.clone(), decision);
-        }
-        self.tell_decisions(&chosen);
-        self.decided = chosen;
+        let decide = |device: &Device| {
+            let is_carrying = datapath.hooks.has_link(device.ifindex);
+            (device.name.clone(), choose(device, &self.selection, node_ips, is_carrying))
+        };
+        let decided: BTreeMap<_, _> = devices.iter().map(decide).collect();
+        self.tell_decisions(&decided);
+        self.decided = decided;
         let is_chosen = |device: &Device| matches!(self.decided.get(&device.name), Some(Ok(_)));
+        let chosen = devices.iter().filter(|device| is_chosen(device)).count();
         let errors = datapath.hooks.attach(devices, is_chosen);
-        let is_complete = errors.is_empty() && !datapath.hooks.attached().is_empty();
         self.tell_errors(&errors);
-        Ok(is_complete)
+        let carrying = datapath.hooks.attached().len();
+        Ok(Coverage { carrying, refusing: chosen.saturating_sub(carrying) })
     }
 
     fn tell_decisions(&self, new: &BTreeMap<String, Result<Reason, Reason>>) {

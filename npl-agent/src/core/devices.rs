@@ -65,6 +65,8 @@ pub enum Reason {
     IsTunnel,
     /// An uplink with an address.
     IsUplink,
+    /// An earlier agent chose it, and which addresses the Node publishes is not known yet.
+    Kept,
     /// Its master carries the programs.
     IsEnslaved,
     /// Clients on the Node itself do not come in by a device.
@@ -87,6 +89,7 @@ impl Reason {
             Self::HasDefaultRoute => "has a default route",
             Self::IsTunnel => "tunnel to other Nodes",
             Self::IsUplink => "uplink with an address",
+            Self::Kept => "kept from an earlier agent until the Node's addresses are known",
             Self::IsEnslaved => "its master carries the programs",
             Self::IsLoopback => "loopback",
             Self::IsDummy => "carries no traffic",
@@ -99,11 +102,22 @@ impl Reason {
 /// Whether a device carries the programs, and why.
 ///
 /// Requests arrive where the Node's addresses are, replies leave by any device that leads away from the Pods; so a
-/// chosen device carries both programs.
-pub fn choose(device: &Device, selection: &DeviceSelection, node_ips: &[IpAddr]) -> Result<Reason, Reason> {
+/// chosen device carries both programs. Until the Node's addresses are known, a device that carries them already keeps
+/// them: an agent that starts while the API server is away takes nothing off.
+pub fn choose(
+    device: &Device,
+    selection: &DeviceSelection,
+    node_ips: &[IpAddr],
+    is_carrying: bool,
+) -> Result<Reason, Reason> {
     if let DeviceSelection::Named(names) = selection {
         return if names.contains(&device.name) { Ok(Reason::Named) } else { Err(Reason::NotNamed) };
     }
+    let chosen = choose_by_rules(device, node_ips);
+    if chosen.is_err() && is_carrying && node_ips.is_empty() { Ok(Reason::Kept) } else { chosen }
+}
+
+fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<Reason, Reason> {
     match device.kind {
         DeviceKind::Loopback => return Err(Reason::IsLoopback),
         DeviceKind::Dummy => return Err(Reason::IsDummy),
@@ -163,7 +177,7 @@ mod tests {
     }
 
     fn auto(device: &Device) -> Result<Reason, Reason> {
-        choose(device, &DeviceSelection::Auto, &[NODE_IP.parse().unwrap()])
+        choose(device, &DeviceSelection::Auto, &[NODE_IP.parse().unwrap()], false)
     }
 
     #[test]
@@ -198,8 +212,22 @@ mod tests {
     #[test]
     fn a_list_of_names_overrides_every_rule() {
         let named = DeviceSelection::Named(vec!["cni0".to_owned()]);
-        assert_eq!(choose(&device("cni0", DeviceKind::Bridge, &[]), &named, &[]), Ok(Reason::Named));
-        assert_eq!(choose(&device("eth0", DeviceKind::Physical, &[NODE_IP]), &named, &[]), Err(Reason::NotNamed));
+        assert_eq!(choose(&device("cni0", DeviceKind::Bridge, &[]), &named, &[], false), Ok(Reason::Named));
+        let left_out = device("eth0", DeviceKind::Physical, &[NODE_IP]);
+        for is_carrying in [false, true] {
+            assert_eq!(choose(&left_out, &named, &[], is_carrying), Err(Reason::NotNamed));
+        }
+    }
+
+    #[test]
+    fn a_device_that_carries_programs_keeps_them_until_the_nodes_addresses_are_known() {
+        let bridge = device("br0", DeviceKind::Bridge, &[NODE_IP]);
+        let node_ips = |texts: &[&str]| -> Vec<_> { texts.iter().map(|text| text.parse().unwrap()).collect() };
+        let auto = |ips: &[&str], is_carrying| choose(&bridge, &DeviceSelection::Auto, &node_ips(ips), is_carrying);
+        assert_eq!(auto(&[], false), Err(Reason::LeadsToPods));
+        assert_eq!(auto(&[], true), Ok(Reason::Kept));
+        assert_eq!(auto(&["192.0.2.99"], true), Err(Reason::LeadsToPods));
+        assert_eq!(auto(&[NODE_IP], true), Ok(Reason::HasNodeAddress));
     }
 
     #[test]

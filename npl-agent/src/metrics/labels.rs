@@ -118,6 +118,21 @@ impl PortState {
     }
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum DeviceState {
+    Carrying,
+    Refusing,
+}
+
+impl DeviceState {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Carrying => "carrying",
+            Self::Refusing => "refusing",
+        }
+    }
+}
+
 macro_rules! label_values {
     ($($value:ty),+) => {$(
         impl EncodeLabelValue for $value {
@@ -128,7 +143,7 @@ macro_rules! label_values {
     )+};
 }
 
-label_values!(OpOutcome, PatchOutcome, OpName, PortState, Family, Subject, FailureKind);
+label_values!(OpOutcome, PatchOutcome, OpName, PortState, DeviceState, Family, Subject, FailureKind);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct OpLabels {
@@ -156,6 +171,11 @@ pub(super) struct FamilyLabel {
 pub(super) struct PortLabels {
     pub(super) family: Family,
     pub(super) state: PortState,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct DeviceLabel {
+    pub(super) state: DeviceState,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]

@@ -25,7 +25,10 @@ use prometheus_client::{
 
 use self::{
     datapath::DatapathCollector,
-    labels::{FamilyLabel, OpLabels, OpName, OutcomeLabel, PortLabels, PortState, ReasonLabel, WatchLabels},
+    labels::{
+        DeviceLabel, DeviceState, FamilyLabel, OpLabels, OpName, OutcomeLabel, PortLabels, PortState,
+        ReasonLabel, WatchLabels,
+    },
 };
 pub use self::{
     datapath::{DatapathCounters, FamilyTotals},
@@ -34,6 +37,7 @@ pub use self::{
 use crate::{
     core::{model::Family, op::Op},
     kube::{failure::FailureKind, watch::Subject},
+    uplinks::Coverage,
 };
 
 /// What a text of metrics is served as.
@@ -69,6 +73,7 @@ struct Families {
     watch_errors: Labelled<WatchLabels, Counter>,
     mappings: Labelled<FamilyLabel, Gauge>,
     ports: Labelled<PortLabels, Gauge>,
+    devices: Labelled<DeviceLabel, Gauge>,
     problems: Labelled<ReasonLabel, Gauge>,
 }
 
@@ -139,6 +144,14 @@ impl Metrics {
         }
     }
 
+    /// On how many of the chosen devices the programs are.
+    pub fn set_devices(&self, coverage: Coverage) {
+        let Coverage { carrying, refusing } = coverage;
+        for (state, count) in [(DeviceState::Carrying, carrying), (DeviceState::Refusing, refusing)] {
+            self.0.families.devices.get_or_create(&DeviceLabel { state }).set(gauge(count as u64));
+        }
+    }
+
     /// How many problems of each reason there are; a reason that is not named has none.
     pub fn set_problems(&self, counts: &[(&'static str, u64)]) {
         self.0.families.problems.clear();
@@ -166,6 +179,7 @@ impl Families {
             watch_errors,
             mappings,
             ports,
+            devices,
             problems,
         } = self.clone();
         registry.register("ops", "Steps towards the desired state, by kind and outcome", ops);
@@ -190,6 +204,7 @@ impl Families {
         );
         registry.register("mappings", "Mappings in the datapath", mappings);
         registry.register("node_ports", "Node ports of the configured range, by state", ports);
+        registry.register("devices", "Devices that are to carry the programs, by whether they do", devices);
         registry.register("problems", "Pod ports that are not mapped, by reason", problems);
     }
 }

@@ -14,6 +14,7 @@ use crate::{
         op::Op,
     },
     kube::{failure::FailureKind, watch::Subject},
+    uplinks::Coverage,
 };
 
 struct Fixed;
@@ -45,6 +46,7 @@ fn filled() -> String {
     metrics.watch_failed(Subject::Services, FailureKind::Forbidden);
     metrics.set_mappings(Family::V4, 2);
     metrics.set_ports(Family::V4, PortCounts { used: 2, free: 998, quarantined: 1 });
+    metrics.set_devices(Coverage { carrying: 2, refusing: 1 });
     metrics.set_problems(&[("RangeExhausted", 1), ("AddressConflict", 1)]);
     metrics.set_problems(&[("RangeExhausted", 4)]);
     metrics.encode().expect("text")
@@ -62,6 +64,7 @@ fn every_metric_has_its_prefix_unit_and_labels() {
         r#"npl_watch_errors_total{subject="services",kind="forbidden"} 1"#,
         r#"npl_mappings{family="IPv4"} 2"#,
         r#"npl_node_ports{family="IPv4",state="quarantined"} 1"#,
+        r#"npl_devices{state="refusing"} 1"#,
         r#"npl_problems{reason="RangeExhausted"} 4"#,
         r#"npl_datapath_reason_packets_total{reason="no_mapping"} 3"#,
         r#"npl_datapath_packets_total{family="IPv4",direction="request"} 1"#,

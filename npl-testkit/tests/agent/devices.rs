@@ -3,10 +3,45 @@
 
 use std::net::SocketAddr;
 
+use std::fs;
+use std::path::PathBuf;
+
+use npl_common::names;
 use npl_testkit::echo::Protocol;
 use npl_testkit::{poll, traffic};
 
 use crate::world::{LIMIT, World};
+
+/// A folder where the agent pins the link of a device's ingress program: the device refuses for as long as it is there.
+fn obstacle(world: &World, device: &str) -> PathBuf {
+    let shown = world.topology.node().ip(&format!("link show dev {device}")).unwrap();
+    let ifindex = shown.split(':').next().unwrap().trim();
+    let pins = world.bpffs.path().join(names::PIN_ROOT).join(format!("v{}", names::ABI_VERSION));
+    pins.join(names::LINK_DIR).join(format!("{ifindex}_in"))
+}
+
+#[test]
+fn a_device_that_refuses_the_programs_is_told_counted_and_tried_again_while_the_others_serve() {
+    let mut world = World::new();
+    world.create_node();
+    world.topology.node().ip("link add second type veth peer name second-end").unwrap();
+    let obstacle = obstacle(&world, "second");
+    fs::create_dir_all(&obstacle).unwrap();
+    let devices = format!("{},second", world.topology.client().uplink.name());
+    world.start_agent(&["--devices", &devices, "--resync", "1s"]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    let log = fs::read_to_string(world.agent().process().log()).unwrap();
+    assert!(log.contains("a device does not carry the programs") && log.contains("second"), "{log}");
+    world.wait_for_metric(r#"npl_devices{state="carrying"} 1"#);
+    world.wait_for_metric(r#"npl_devices{state="refusing"} 1"#);
+    fs::remove_dir(&obstacle).unwrap();
+    world.wait_for_metric(r#"npl_devices{state="carrying"} 2"#);
+    world.wait_for_metric(r#"npl_devices{state="refusing"} 0"#);
+    world.assert_served("web-0");
+}
 
 #[test]
 fn an_address_that_is_added_later_reaches_the_pods_and_one_that_goes_does_not() {

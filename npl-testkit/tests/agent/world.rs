@@ -157,6 +157,14 @@ impl World {
         options.command_json("mappings").unwrap().as_array().unwrap().clone()
     }
 
+    /// Waits until the agent's metrics have this line.
+    pub(crate) fn wait_for_metric(&mut self, line: &str) {
+        let agent = self.agent();
+        let has_line = || agent.metrics().is_ok_and(|text| text.lines().any(|found| found == line)).then_some(());
+        let waited = poll::until(&format!("the metric `{line}`"), LIMIT, has_line);
+        assert!(waited.is_ok(), "{waited:?}\n{}", self.agent().metrics().unwrap());
+    }
+
     /// Waits until the kernel holds this many mappings.
     pub(crate) fn wait_for_kernel_mappings(&self, count: usize) {
         poll::until("the kernel's mappings", LIMIT, || (self.kernel_mappings().len() == count).then_some(())).unwrap();
