@@ -13,7 +13,10 @@ use crate::{
         state::Observed,
     },
     datapath::{Datapath, DatapathError},
-    kube::patch::{Class, PatchError, Patched, PodPatcher},
+    kube::{
+        backoff::random_part_of,
+        patch::{Class, PatchError, Patched, PodPatcher},
+    },
     sockets::{Reservations, ReserveError},
 };
 
@@ -137,14 +140,45 @@ impl Executor {
     pub fn wait_after(&mut self, op: &Op, error: &OpError) -> Duration {
         let failures = self.failures.entry(Subject::of(op)).or_insert(0);
         *failures = failures.saturating_add(1);
-        let doubled = FIRST_WAIT.saturating_mul(1 << (*failures - 1).min(10)).min(LONGEST_WAIT);
-        match error {
+        let at_least = match error {
             OpError::Patch(error) => match error.class() {
                 Class::Denied => DENIED_WAIT,
-                Class::Retry { after } => doubled.max(after.unwrap_or_default()),
-                Class::Gone => doubled,
+                Class::Retry { after } => after.unwrap_or_default(),
+                Class::Gone => Duration::ZERO,
             },
-            OpError::Datapath(_) | OpError::Reserve(_) => doubled,
+            OpError::Datapath(_) | OpError::Reserve(_) => Duration::ZERO,
+        };
+        wait(*failures, at_least)
+    }
+}
+
+/// What failed together is tried again one by one: an API server that refuses half of forty patches because they come
+/// at once would refuse half of them again.
+fn wait(failures: u32, at_least: Duration) -> Duration {
+    let doubled = FIRST_WAIT.saturating_mul(1 << failures.saturating_sub(1).min(10)).min(LONGEST_WAIT);
+    let shortest = doubled.max(at_least);
+    shortest + random_part_of(shortest / 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, time::Duration};
+
+    use super::{DENIED_WAIT, FIRST_WAIT, LONGEST_WAIT, wait};
+
+    #[test]
+    fn waits_double_up_to_the_longest_and_are_never_shorter_than_asked_for() {
+        for (failures, shortest) in [(1, FIRST_WAIT), (2, 2 * FIRST_WAIT), (20, LONGEST_WAIT), (u32::MAX, LONGEST_WAIT)]
+        {
+            let wait = wait(failures, Duration::ZERO);
+            assert!(wait >= shortest && wait <= shortest * 3 / 2, "{failures}: {wait:?}");
         }
+        assert!(wait(1, DENIED_WAIT) >= DENIED_WAIT);
+    }
+
+    #[test]
+    fn what_failed_together_is_not_tried_again_together() {
+        let waits: BTreeSet<Duration> = (0..40).map(|_| wait(1, Duration::from_secs(1))).collect();
+        assert!(waits.len() > 20, "{waits:?}");
     }
 }

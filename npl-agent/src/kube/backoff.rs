@@ -57,7 +57,7 @@ impl Backoff for Jittered {
 }
 
 /// Between nothing and the whole, from the seed that the standard library draws for each hash table.
-fn random_part_of(whole: Duration) -> Duration {
+pub(crate) fn random_part_of(whole: Duration) -> Duration {
     let seed = RandomState::new().hash_one(());
     let fraction = u32::try_from(seed % 1024).unwrap_or_default();
     whole * fraction / 1024

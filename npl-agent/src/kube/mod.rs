@@ -12,6 +12,7 @@ pub mod backoff;
 pub mod client;
 pub mod convert;
 pub mod failure;
+mod limit;
 pub mod objects;
 pub mod patch;
 pub mod watch;

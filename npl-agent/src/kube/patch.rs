@@ -19,6 +19,7 @@ use tokio::{
 use super::{
     convert::{self, AnnotationKeys},
     failure::{FailureKind, root_cause},
+    limit::RateLimit,
     objects::PodObject,
 };
 use crate::{
@@ -33,6 +34,10 @@ const FIELD_MANAGER: &str = "npl-agent";
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Patches in flight: enough to keep the API server's disk busy, few enough for a hundred Nodes that start together.
 const IN_FLIGHT: usize = 8;
+/// All Pods of the largest Node at once, each twice where annotations are withdrawn.
+const BURST: u32 = 2_000;
+/// What goes on for longer is a Service that somebody toggles or a webhook that fights: the API server has other work.
+const PER_SECOND: u32 = 200;
 /// Whoever answers: an annotation that is out of date is not left so for an hour.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_mins(1);
 
@@ -43,6 +48,7 @@ pub struct PodPatcher {
     keys: AnnotationKeys,
     metrics: Metrics,
     in_flight: Arc<Semaphore>,
+    rate: Arc<RateLimit>,
 }
 
 impl std::fmt::Debug for PodPatcher {
@@ -157,9 +163,10 @@ impl PatchError {
 }
 
 impl PodPatcher {
-    /// A patcher of annotations with these keys. Clones share the limit of patches in flight.
+    /// A patcher of annotations with these keys. Clones share its limits.
     pub fn new(client: Client, keys: AnnotationKeys, metrics: Metrics) -> Self {
-        Self { client, keys, metrics, in_flight: Arc::new(Semaphore::new(IN_FLIGHT)) }
+        let in_flight = Arc::new(Semaphore::new(IN_FLIGHT));
+        Self { client, keys, metrics, in_flight, rate: Arc::new(RateLimit::new(BURST, PER_SECOND)) }
     }
 
     /// Does `write` to the Pod of this name if it still has this uid. Idempotent.
@@ -179,6 +186,7 @@ impl PodPatcher {
     async fn patch(&self, pod: &PodKey, uid: &PodUid, value: Option<&str>) -> Result<Patched, PatchError> {
         // The semaphore is never closed; without a permit the patch is only less polite.
         let _permit = self.in_flight.acquire().await.ok();
+        self.rate.admit().await;
         let started = Instant::now();
         let result = match timeout(DEADLINE, self.send(pod, uid, value)).await {
             Ok(result) => result,

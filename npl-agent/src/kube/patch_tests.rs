@@ -135,3 +135,21 @@ async fn a_patch_without_an_answer_ends_after_its_deadline() {
     assert!(matches!(result, Err(PatchError::TimedOut { .. })), "{result:?}");
     assert_eq!(started.elapsed().as_secs(), DEADLINE.as_secs());
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_whole_nodes_writes_wait_for_nothing_and_an_endless_loop_of_them_does() {
+    let (client, mut mock) = api_server();
+    let patcher = PodPatcher::new(client, AnnotationKeys::new("nodeportlocal.antrea.io"), metrics());
+    let (pod, uid, write) = (PodKey::new("default", "web-0"), PodUid("u-1".into()), set());
+    let mut seconds = [0.0; 2];
+    for (count, seconds) in [BURST, 3 * PER_SECOND].into_iter().zip(&mut seconds) {
+        let started = Instant::now();
+        for _ in 0..count {
+            let answer = async { answer_with_annotation(mock.asked().await, 18, &json!({})) };
+            let (result, ()) = tokio::join!(patcher.annotate(&pod, &uid, &write), answer);
+            result.unwrap();
+        }
+        *seconds = started.elapsed().as_secs_f64();
+    }
+    assert!(seconds[0] < 0.1 && (2.9..3.1).contains(&seconds[1]), "{seconds:?}");
+}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How often the API server is written to.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::{Instant, sleep_until};
+
+/// Lets a burst through at once and then one request in each interval, in the order in which they came.
+///
+/// A token bucket by its other description: the moment at which the bucket will be full again is all that is kept.
+#[derive(Debug)]
+pub(super) struct RateLimit {
+    interval: Duration,
+    /// How long an empty bucket takes to be full.
+    depth: Duration,
+    full_at: Mutex<Instant>,
+}
+
+impl RateLimit {
+    /// A full bucket.
+    pub(super) fn new(burst: u32, per_second: u32) -> Self {
+        let interval = Duration::from_secs(1) / per_second;
+        Self { interval, depth: interval * burst, full_at: Mutex::new(Instant::now()) }
+    }
+
+    /// Waits for this request's turn.
+    pub(super) async fn admit(&self) {
+        sleep_until(self.turn()).await;
+    }
+
+    fn turn(&self) -> Instant {
+        let now = Instant::now();
+        let mut full_at = self.full_at.lock().unwrap_or_else(PoisonError::into_inner);
+        *full_at = (*full_at).max(now) + self.interval;
+        full_at.checked_sub(self.depth).unwrap_or(now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::Instant;
+
+    use super::RateLimit;
+
+    async fn seconds_for(limit: &RateLimit, requests: u32) -> f64 {
+        let started = Instant::now();
+        for _ in 0..requests {
+            limit.admit().await;
+        }
+        started.elapsed().as_secs_f64()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_burst_waits_for_nothing_and_what_follows_comes_at_the_rate() {
+        let limit = RateLimit::new(1000, 200);
+        assert!(seconds_for(&limit, 1000).await < 0.01);
+        let took = seconds_for(&limit, 400).await;
+        assert!((1.9..2.1).contains(&took), "{took}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_rest_fills_the_bucket_and_never_above_its_burst() {
+        let limit = RateLimit::new(100, 100);
+        assert!(seconds_for(&limit, 100).await < 0.01);
+        tokio::time::advance(Duration::from_hours(1)).await;
+        assert!(seconds_for(&limit, 100).await < 0.01);
+        let took = seconds_for(&limit, 50).await;
+        assert!((0.4..0.6).contains(&took), "{took}");
+    }
+}
