@@ -10,7 +10,7 @@ use std::{
 
 use futures::{Stream, StreamExt as _};
 use tokio::{
-    sync::mpsc::Receiver,
+    sync::{mpsc::Receiver, watch},
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
 use tracing::{debug, info, warn};
@@ -19,6 +19,7 @@ use crate::{
     core::{
         model::{Family, Moment, Protocol},
         op::Op,
+        problem::Problem,
         snapshot::Change,
         state::{Awaited, Failure, State},
     },
@@ -73,16 +74,21 @@ pub struct Reconciler {
     told: Told,
 }
 
+/// Who hears of what the loop does.
+#[derive(Debug)]
+pub struct Listeners {
+    /// Whoever counts.
+    pub metrics: Metrics,
+    /// The probes.
+    pub health: Health,
+    /// Whoever tells users what is not served.
+    pub problems: watch::Sender<Vec<Problem>>,
+}
+
 impl Reconciler {
     /// A loop that has not looked at anything yet.
-    pub fn new(
-        state: State,
-        executor: Executor,
-        uplinks: Uplinks,
-        metrics: Metrics,
-        health: Health,
-        resync: Duration,
-    ) -> Self {
+    pub fn new(state: State, executor: Executor, uplinks: Uplinks, listeners: Listeners, resync: Duration) -> Self {
+        let Listeners { metrics, health, problems } = listeners;
         Self {
             state,
             executor,
@@ -96,7 +102,7 @@ impl Reconciler {
             network_seen: Instant::now(),
             was_attached: false,
             node_ips: Vec::new(),
-            told: Told::default(),
+            told: Told { problems, waiting_for: None },
         }
     }
 
@@ -198,6 +204,7 @@ impl Reconciler {
         }
         let finished = is_clean.then(std::time::SystemTime::now);
         self.metrics.pass(began.elapsed(), finished);
+        self.told.readiness(&self.state);
         self.told.problems(&self.state, &self.metrics);
         if self.state.is_ready() {
             self.health.synced();
@@ -290,15 +297,15 @@ impl Reconciler {
     }
 }
 
-/// What the log has heard, so that it hears it once.
-#[derive(Debug, Default)]
+/// What the log and the users have heard, so that they hear it once.
+#[derive(Debug)]
 struct Told {
-    problems: BTreeSet<String>,
+    problems: watch::Sender<Vec<Problem>>,
     waiting_for: Option<BTreeSet<Awaited>>,
 }
 
 impl Told {
-    fn problems(&mut self, state: &State, metrics: &Metrics) {
+    fn readiness(&mut self, state: &State) {
         let waiting_for = state.awaited();
         if self.waiting_for.as_ref() != Some(&waiting_for) {
             for awaited in &waiting_for {
@@ -309,20 +316,23 @@ impl Told {
             }
             self.waiting_for = Some(waiting_for);
         }
+    }
+
+    /// Most passes change nothing here, and cost one comparison.
+    fn problems(&self, state: &State, metrics: &Metrics) {
+        if state.problems().eq(self.problems.borrow().iter()) {
+            return;
+        }
+        let current: Vec<Problem> = state.problems().cloned().collect();
+        let former: BTreeSet<Problem> = self.problems.send_replace(current.clone()).into_iter().collect();
         let mut counts: BTreeMap<&'static str, u64> = BTreeMap::new();
-        let mut current = BTreeSet::new();
-        for problem in state.problems() {
+        for problem in &current {
             *counts.entry(problem.reason()).or_default() += 1;
-            let text = problem.to_string();
-            if !self.problems.contains(&text) {
-                warn!(reason = problem.reason(), "{text}");
+            if !former.contains(problem) {
+                warn!(reason = problem.reason(), "{problem}");
             }
-            current.insert(text);
         }
-        if current != self.problems {
-            metrics.set_problems(&counts.into_iter().collect::<Vec<_>>());
-        }
-        self.problems = current;
+        metrics.set_problems(&counts.into_iter().collect::<Vec<_>>());
     }
 }
 

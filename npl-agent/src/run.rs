@@ -13,7 +13,7 @@ use anyhow::{Context as _, bail};
 use npl_common::names::ABI_VERSION;
 use tokio::{
     signal::unix::{SignalKind, signal},
-    sync::mpsc,
+    sync::{mpsc, watch as latest},
 };
 use tracing::{info, warn};
 
@@ -23,10 +23,10 @@ use crate::{
     datapath::{Datapath, DatapathError, Pins, Tables},
     executor::Executor,
     http::{self, Health},
-    kube::{client, patch::PodPatcher, watch},
+    kube::{client, events::Recorder, patch::PodPatcher, watch},
     metrics::{DatapathCounters, FamilyTotals, Metrics},
     netlink,
-    reconciler::Reconciler,
+    reconciler::{Listeners, Reconciler},
     uplinks::Uplinks,
 };
 
@@ -78,11 +78,13 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         let mut watches = watch::spawn(&api, &node_name, &annotation_keys, &metrics, &sender);
         let patcher = PodPatcher::new(api.clone(), annotation_keys.clone(), metrics.clone());
         let executor = Executor::new(datapath, patcher);
-        let state = State::new(settings);
-        let reconciler =
-            Reconciler::new(state, executor, Uplinks::new(devices), metrics.clone(), health.clone(), resync);
+        let recorder = Recorder::new(api, &node_name, metrics.clone());
+        let (problems, seen_problems) = latest::channel(Vec::new());
+        let listeners = Listeners { metrics, health, problems };
+        let reconciler = Reconciler::new(State::new(settings), executor, Uplinks::new(devices), listeners, resync);
         tokio::select! {
             ended = reconciler.run(changes, network) => Ok(ended?),
+            () = recorder.run(seen_problems) => bail!("the recorder of Events ended"),
             ended = watches.join_next() => bail!("a watch of the API server ended: {ended:?}"),
         }
     };

@@ -26,6 +26,7 @@ mod plan;
 pub mod ports;
 pub mod problem;
 mod publish;
+pub mod report;
 pub mod select;
 pub mod settings;
 pub mod snapshot;

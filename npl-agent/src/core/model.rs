@@ -174,6 +174,16 @@ impl fmt::Display for PodUid {
     }
 }
 
+/// A Service's uid: tells a Service from an earlier one of the same name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ServiceUid(pub Arc<str>);
+
+impl fmt::Display for ServiceUid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
 /// A Pod of this Node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pod {
@@ -232,6 +242,8 @@ pub enum ServiceType {
 pub struct Service {
     /// Namespace and name.
     pub key: ServiceKey,
+    /// Tells it from an earlier Service of the same name.
+    pub uid: ServiceUid,
     /// Whether the enabling annotation is exactly `true`.
     pub is_enabled: bool,
     /// `spec.type`.

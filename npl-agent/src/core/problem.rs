@@ -3,7 +3,7 @@
 
 use std::{fmt, net::IpAddr};
 
-use super::model::{Family, NodePort, PodKey, PodPort, PodUid, Protocol, ServiceKey};
+use super::model::{Family, NodePort, PodKey, PodPort, PodUid, Protocol, ServiceKey, ServiceUid};
 
 /// A reason why something is not served, and whose it is.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,7 +20,7 @@ pub enum Subject {
     /// A Pod of this Node.
     Pod(PodKey, PodUid),
     /// A Service.
-    Service(ServiceKey),
+    Service(ServiceKey, ServiceUid),
 }
 
 /// What is wrong.
@@ -94,7 +94,7 @@ impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.subject {
             Subject::Pod(pod, _) => write!(f, "pod {pod}: {}", self.cause),
-            Subject::Service(service) => write!(f, "service {service}: {}", self.cause),
+            Subject::Service(service, _) => write!(f, "service {service}: {}", self.cause),
         }
     }
 }

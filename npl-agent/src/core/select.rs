@@ -74,7 +74,7 @@ pub(super) fn selects(service: &Service, pod: &Pod) -> bool {
 
 /// What is wrong with a Service whatever its Pods are.
 pub(super) fn service_problems(service: &Service, settings: &Settings) -> BTreeSet<Problem> {
-    let subject = || Subject::Service(service.key.clone());
+    let subject = || Subject::Service(service.key.clone(), service.uid.clone());
     let protocols = service.ports.iter().map(|port| port.protocol);
     let unsupported = protocols.filter(|protocol| !settings.protocols.contains(protocol));
     let mut problems: BTreeSet<_> = unsupported

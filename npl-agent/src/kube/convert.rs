@@ -12,7 +12,7 @@ use super::objects::{
 };
 use crate::core::model::{
     ContainerPort, Family, Node, NodePort, ObjectKey, Pod, PodPort, PodUid, Protocol, Service, ServicePort,
-    ServiceType, TargetPort,
+    ServiceType, ServiceUid, TargetPort,
 };
 
 /// The keys of the annotations of one domain.
@@ -95,13 +95,14 @@ pub fn pod(object: PodObject, keys: &AnnotationKeys) -> Option<Converted<Pod>> {
     Some(Converted { object, skipped })
 }
 
-/// A Service; `None` when it has no name or namespace.
+/// A Service; `None` when it has no name, namespace or uid, which no stored object lacks.
 pub fn service(object: ServiceObject, keys: &AnnotationKeys) -> Option<Converted<Service>> {
     let ServiceObject { metadata, spec } = object;
     let mut skipped = Vec::new();
     let families = spec.ip_families.unwrap_or_default();
     let object = Service {
         key: key(&metadata.object)?,
+        uid: ServiceUid(metadata.object.uid?.into()),
         is_enabled: metadata.object.annotations.is_some_and(|all| all.get(&keys.enabled).is_some_and(|v| v == "true")),
         service_type: service_type(spec.service_type.as_deref(), &mut skipped),
         selector: spec.selector.unwrap_or_default(),

@@ -18,7 +18,7 @@ fn converted_pod(spec: Value, status: Value) -> Converted<Pod> {
 }
 
 fn converted_service(annotations: Value, spec: Value) -> Converted<Service> {
-    let mut object = json!({ "metadata": { "name": "web", "namespace": "default" } });
+    let mut object = json!({ "metadata": { "name": "web", "namespace": "default", "uid": "u-2" } });
     object["metadata"]["annotations"] = annotations;
     object["spec"] = spec;
     service(serde_json::from_value(object).unwrap(), &keys()).unwrap()

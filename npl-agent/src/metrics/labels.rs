@@ -70,6 +70,33 @@ impl PatchOutcome {
     }
 }
 
+/// How the telling of a problem by a Kubernetes Event ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum EventOutcome {
+    /// A new Event.
+    Created,
+    /// One more in the series of a known one.
+    Repeated,
+    /// The namespace is gone.
+    Gone,
+    /// A permission is missing.
+    Denied,
+    /// Another failure.
+    Failed,
+}
+
+impl EventOutcome {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Created => "created",
+            Self::Repeated => "repeated",
+            Self::Gone => "gone",
+            Self::Denied => "denied",
+            Self::Failed => "failed",
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum OpName {
     Reserve,
@@ -143,7 +170,7 @@ macro_rules! label_values {
     )+};
 }
 
-label_values!(OpOutcome, PatchOutcome, OpName, PortState, DeviceState, Family, Subject, FailureKind);
+label_values!(OpOutcome, PatchOutcome, EventOutcome, OpName, PortState, DeviceState, Family, Subject, FailureKind);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct OpLabels {
@@ -154,6 +181,11 @@ pub(super) struct OpLabels {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct OutcomeLabel {
     pub(super) outcome: PatchOutcome,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct EventLabel {
+    pub(super) outcome: EventOutcome,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]

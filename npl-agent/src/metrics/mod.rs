@@ -26,13 +26,13 @@ use prometheus_client::{
 use self::{
     datapath::DatapathCollector,
     labels::{
-        DeviceLabel, DeviceState, FamilyLabel, OpLabels, OpName, OutcomeLabel, PortLabels, PortState,
+        DeviceLabel, DeviceState, EventLabel, FamilyLabel, OpLabels, OpName, OutcomeLabel, PortLabels, PortState,
         ReasonLabel, WatchLabels,
     },
 };
 pub use self::{
     datapath::{DatapathCounters, FamilyTotals},
-    labels::{OpOutcome, PatchOutcome},
+    labels::{EventOutcome, OpOutcome, PatchOutcome},
 };
 use crate::{
     core::{model::Family, op::Op},
@@ -70,6 +70,7 @@ struct Families {
     last_successful_pass: Gauge<f64, AtomicU64>,
     patches: Labelled<OutcomeLabel, Counter>,
     patch_seconds: Seconds,
+    events: Labelled<EventLabel, Counter>,
     watch_errors: Labelled<WatchLabels, Counter>,
     mappings: Labelled<FamilyLabel, Gauge>,
     ports: Labelled<PortLabels, Gauge>,
@@ -124,6 +125,11 @@ impl Metrics {
         self.0.families.patch_seconds.0.observe(elapsed.as_secs_f64());
     }
 
+    /// A user was told of a problem by a Kubernetes Event, or could not be.
+    pub fn event(&self, outcome: EventOutcome) {
+        self.0.families.events.get_or_create(&EventLabel { outcome }).inc();
+    }
+
     /// A watch reported an error.
     pub fn watch_failed(&self, subject: Subject, kind: FailureKind) {
         self.0.families.watch_errors.get_or_create(&WatchLabels { subject, kind }).inc();
@@ -176,6 +182,7 @@ impl Families {
             last_successful_pass,
             patches,
             patch_seconds,
+            events,
             watch_errors,
             mappings,
             ports,
@@ -197,6 +204,7 @@ impl Families {
             Unit::Seconds,
             patch_seconds.0,
         );
+        registry.register("events", "Kubernetes Events about problems, by outcome", events);
         registry.register(
             "watch_errors",
             "Errors of the watches on the API server, by resource and kind",

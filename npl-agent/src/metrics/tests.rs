@@ -7,7 +7,7 @@ use std::{
 
 use npl_common::stats::MappingStats;
 
-use super::{DatapathCounters, FamilyTotals, Metrics, OpOutcome, PatchOutcome, PortCounts};
+use super::{DatapathCounters, EventOutcome, FamilyTotals, Metrics, OpOutcome, PatchOutcome, PortCounts};
 use crate::{
     core::{
         model::{Family, Frontend, NodePort, Protocol},
@@ -43,6 +43,7 @@ fn filled() -> String {
     metrics.op(&Op::Reserve(frontend), OpOutcome::PortTaken);
     metrics.pass(Duration::from_millis(1), Some(UNIX_EPOCH + Duration::from_secs(7)));
     metrics.patched(PatchOutcome::TimedOut, Duration::from_secs(10));
+    metrics.event(EventOutcome::Repeated);
     metrics.watch_failed(Subject::Services, FailureKind::Forbidden);
     metrics.set_mappings(Family::V4, 2);
     metrics.set_ports(Family::V4, PortCounts { used: 2, free: 998, quarantined: 1 });
@@ -61,6 +62,7 @@ fn every_metric_has_its_prefix_unit_and_labels() {
         "npl_last_successful_pass_timestamp_seconds 7.0",
         r#"npl_annotation_patches_total{outcome="timed_out"} 1"#,
         "npl_annotation_patch_seconds_sum 10.0",
+        r#"npl_events_total{outcome="repeated"} 1"#,
         r#"npl_watch_errors_total{subject="services",kind="forbidden"} 1"#,
         r#"npl_mappings{family="IPv4"} 2"#,
         r#"npl_node_ports{family="IPv4",state="quarantined"} 1"#,

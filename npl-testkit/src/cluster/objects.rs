@@ -18,18 +18,26 @@ pub struct Port {
     pub protocol: Protocol,
     /// On which number or name of the container a Service's port ends.
     pub target: Value,
+    /// The Node's port that the container asks for.
+    pub host_port: Option<u16>,
 }
 
 impl Port {
     /// A port whose Service and container use the same number.
     pub fn new(name: &str, number: u16, protocol: Protocol) -> Self {
-        Self { name: name.to_owned(), number, protocol, target: json!(number) }
+        Self { name: name.to_owned(), number, protocol, target: json!(number), host_port: None }
     }
 
     /// The same port with another target: a number or a name.
     #[must_use]
     pub fn to(self, target: impl Into<Value>) -> Self {
         Self { target: target.into(), ..self }
+    }
+
+    /// The same port of a container, also reached by a port of the Node.
+    #[must_use]
+    pub fn on_host(self, host_port: u16) -> Self {
+        Self { host_port: Some(host_port), ..self }
     }
 
     fn protocol(&self) -> &'static str {
@@ -80,7 +88,14 @@ impl PodObject {
         let Self { namespace, name, node, labels, ports, host_network } = self;
         let ports: Vec<Value> = ports
             .iter()
-            .map(|port| json!({"name": port.name, "containerPort": port.number, "protocol": port.protocol()}))
+            .map(|port| {
+                json!({
+                    "name": port.name,
+                    "containerPort": port.number,
+                    "protocol": port.protocol(),
+                    "hostPort": port.host_port,
+                })
+            })
             .collect();
         json!({
             "metadata": {"namespace": namespace, "name": name, "labels": labels},

@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "what fails here ends the test")]
 
 mod devices;
+mod events;
 mod life;
 mod main_job;
 mod refusals;

@@ -88,10 +88,14 @@ impl World {
 
     /// A Pod of app `web`, as the scheduler leaves it and then as the kubelet does, with an echo server in it.
     pub(crate) fn create_pod(&mut self, name: &str) {
+        self.create_pod_with_port(name, Port::new("web", POD_PORT, Protocol::Tcp));
+    }
+
+    /// As [`Self::create_pod`], with another port declared.
+    pub(crate) fn create_pod_with_port(&mut self, name: &str, port: Port) {
         let pod = self.topology.add_pod(&self.run, name).unwrap();
         self.servers.push(EchoServer::start_in(&pod.netns, name, &[POD_PORT]).unwrap());
-        let ports = vec![Port::new("web", POD_PORT, Protocol::Tcp)];
-        self.cluster.create_pod(&PodObject::new(NAMESPACE, name, NODE, "web").with_ports(ports)).unwrap();
+        self.cluster.create_pod(&PodObject::new(NAMESPACE, name, NODE, "web").with_ports(vec![port])).unwrap();
         self.cluster.set_pod_running(NAMESPACE, name, self.node_ip(), &[pod.ip().into()]).unwrap();
     }
 

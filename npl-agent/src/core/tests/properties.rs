@@ -12,7 +12,7 @@ use super::{
 use crate::core::{
     model::{
         ContainerPort, Family, Frontend, Node, NodePort, ObjectKey, Pod, PodPort, PodUid, Protocol, Service,
-        ServicePort, ServiceType, TargetPort,
+        ServicePort, ServiceType, ServiceUid, TargetPort,
     },
     op::{AnnotationWrite, Op},
     snapshot::Change,
@@ -81,6 +81,7 @@ fn service() -> impl Strategy<Value = Service> {
     let service_type = select(vec![ServiceType::ClusterIp, ServiceType::LoadBalancer, ServiceType::NodePort]);
     (service_key(), prop::bool::weighted(0.8), service_type, labels(), ports, families()).prop_map(
         |(key, is_enabled, service_type, selector, ports, families)| Service {
+            uid: ServiceUid(key.to_string().into()),
             key,
             is_enabled,
             service_type,

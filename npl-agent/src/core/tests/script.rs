@@ -7,7 +7,7 @@ use super::world::{World, settings};
 use crate::core::{
     model::{
         ContainerPort, Family, Frontend, Node, NodePort, ObjectKey, Pod, PodPort, PodUid, Protocol, Service,
-        ServicePort, ServiceType, TargetPort,
+        ServicePort, ServiceType, ServiceUid, TargetPort,
     },
     op::{AnnotationWrite, Op},
 };
@@ -112,6 +112,7 @@ pub(super) fn node(words: &[&str]) -> Node {
 pub(super) fn service(words: &[&str]) -> Service {
     let mut service = Service {
         key: key(words[0]),
+        uid: ServiceUid(words[0].into()),
         is_enabled: true,
         service_type: ServiceType::ClusterIp,
         selector: BTreeMap::new(),

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use super::{QUIET_MILLIS, REFRESH_MILLIS, Reports, SETTLE_MILLIS};
+use crate::core::{
+    model::{Family, Moment, ObjectKey, PodPort, PodUid, Protocol, ServiceUid},
+    problem::{Cause, Problem, Subject},
+};
+
+fn exhausted(pod: &str, pod_port: u16) -> Problem {
+    let subject = Subject::Pod(ObjectKey::new("a", pod), PodUid(pod.into()));
+    Problem {
+        subject,
+        cause: Cause::RangeExhausted { pod_port: PodPort(pod_port), protocol: Protocol::Tcp, family: Family::V4 },
+    }
+}
+
+fn unsupported(service: &str) -> Problem {
+    let subject = Subject::Service(ObjectKey::new("a", service), ServiceUid(service.into()));
+    Problem { subject, cause: Cause::UnsupportedProtocol { protocol: Protocol::Sctp } }
+}
+
+/// What is told until this moment, one after the other.
+fn told(reports: &mut Reports, until: u64) -> Vec<String> {
+    let mut told = Vec::new();
+    while let Some(due) = reports.next_due().filter(|due| due.0 <= until) {
+        told.push(reports.take_due(due).map(|report| format!("{} {} {}", due.0, report.reason, report.note)).unwrap());
+    }
+    told
+}
+
+#[test]
+fn what_lasts_is_told_once_and_again_before_an_event_is_forgotten() {
+    let mut reports = Reports::default();
+    let problems = [exhausted("p", 80)];
+    reports.observe(&problems, Moment(0));
+    let told = told(&mut reports, SETTLE_MILLIS + REFRESH_MILLIS);
+    let note = "no IPv4 node port is free for pod port 80/tcp; widen the port range of the agent";
+    let expected = [SETTLE_MILLIS, SETTLE_MILLIS + REFRESH_MILLIS].map(|at| format!("{at} PortRangeExhausted {note}"));
+    assert_eq!(told, expected);
+}
+
+#[test]
+fn seeing_the_same_again_is_no_news() {
+    let mut reports = Reports::default();
+    let problems = [exhausted("p", 80)];
+    for at in 0..100 {
+        reports.observe(&problems, Moment(at * 1_000));
+        told(&mut reports, at * 1_000);
+    }
+    assert_eq!(reports.next_due(), Some(Moment(SETTLE_MILLIS + REFRESH_MILLIS)));
+}
+
+#[test]
+fn what_passes_at_once_is_never_told_and_leaves_nothing_behind() {
+    let mut reports = Reports::default();
+    let problems = [exhausted("p", 80)];
+    for round in 0..1_000 {
+        reports.observe(&problems, Moment(round));
+        assert_eq!(told(&mut reports, round), Vec::<String>::new());
+        reports.observe(&[], Moment(round));
+        assert_eq!(reports.entries.len(), 0);
+    }
+}
+
+#[test]
+fn what_comes_and_goes_is_told_once_a_minute_at_most() {
+    let mut reports = Reports::default();
+    let problems = [unsupported("s")];
+    let mut count = 0;
+    for second in 0..600 {
+        let now = second * 2_000;
+        reports.observe(&problems, Moment(now));
+        count += told(&mut reports, now + 1_500).len();
+        reports.observe(&[], Moment(now + 1_500));
+    }
+    let minutes = 600 * 2_000 / QUIET_MILLIS;
+    assert!((minutes - 1..=minutes).contains(&(count as u64)), "{count} in {minutes} minutes");
+    reports.observe(&[], Moment(600 * 2_000 + QUIET_MILLIS));
+    assert_eq!(reports.entries.len(), 0, "what is over is forgotten");
+}
+
+#[test]
+fn all_ports_of_a_pod_with_the_same_trouble_are_one_report() {
+    let mut reports = Reports::default();
+    let (first, second, other) = (exhausted("p", 80), exhausted("p", 81), exhausted("q", 80));
+    reports.observe(&[first, second.clone(), other.clone()], Moment(0));
+    let told = told(&mut reports, SETTLE_MILLIS);
+    assert_eq!(told.len(), 2);
+    assert!(told[0].ends_with("pod port 80/tcp; widen the port range of the agent (1 more like this)"), "{told:?}");
+    reports.observe(&[second, other], Moment(SETTLE_MILLIS));
+    assert_eq!(reports.next_due(), Some(Moment(SETTLE_MILLIS + QUIET_MILLIS)), "other words, but not in a breath");
+}
+
+#[test]
+fn what_nobody_heard_is_told_again_soon() {
+    let mut reports = Reports::default();
+    reports.observe(&[exhausted("p", 80)], Moment(0));
+    let report = reports.take_due(Moment(SETTLE_MILLIS)).unwrap();
+    reports.failed(&report, Moment(SETTLE_MILLIS));
+    assert_eq!(reports.next_due(), Some(Moment(SETTLE_MILLIS + QUIET_MILLIS)));
+}
+
+#[test]
+fn a_mark_is_of_the_object_the_reason_and_the_words() {
+    let mark = |problem: &Problem| {
+        let mut reports = Reports::default();
+        reports.observe(std::slice::from_ref(problem), Moment(0));
+        reports.take_due(Moment(SETTLE_MILLIS)).unwrap().mark()
+    };
+    assert_eq!(mark(&exhausted("p", 80)), mark(&exhausted("p", 80)));
+    let others = [exhausted("p", 81), exhausted("q", 80), unsupported("p")];
+    assert!(others.iter().all(|other| mark(other) != mark(&exhausted("p", 80))));
+}

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Kubernetes Events: what users must know, on the Pod or Service that it is about.
+//!
+//! Best effort, and never in the way: nothing waits for an Event, and what cannot be told is told again later.
+
+use std::time::Duration;
+
+use k8s_openapi::{
+    api::{core::v1::ObjectReference, events::v1::Event},
+    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
+    jiff::Timestamp,
+};
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams, PostParams},
+    core::Status,
+};
+use serde_json::json;
+use tokio::{
+    sync::watch::Receiver,
+    time::{Instant, sleep_until, timeout},
+};
+use tracing::{debug, warn};
+
+use super::{
+    backoff::Throttle,
+    failure::{FailureKind, root_cause},
+    limit::RateLimit,
+};
+use crate::{
+    core::{
+        model::Moment,
+        problem::{Problem, Subject},
+        report::{Report, Reports},
+    },
+    metrics::{EventOutcome, Metrics},
+};
+
+/// Who tells, and in which word: an Event must name both.
+const CONTROLLER: &str = "npl-agent";
+const ACTION: &str = "Publish";
+const DEADLINE: Duration = Duration::from_secs(10);
+/// As many as a Node has Pods when all of them have the same trouble; Nodes by the hundred may have it too.
+const BURST: u32 = 100;
+const PER_SECOND: u32 = 2;
+/// What the API server takes as the name of an object, and as that of an instance.
+const NAME_BYTES: usize = 253;
+const INSTANCE_BYTES: usize = 128;
+
+/// Tells users of problems by Events.
+pub struct Recorder {
+    client: Client,
+    instance: String,
+    metrics: Metrics,
+    limit: RateLimit,
+    started: Instant,
+    complaint: Throttle,
+}
+
+impl std::fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Recorder").field("instance", &self.instance).finish_non_exhaustive()
+    }
+}
+
+impl Recorder {
+    /// A recorder for the agent of this Node.
+    pub fn new(client: Client, node_name: &str, metrics: Metrics) -> Self {
+        Self {
+            client,
+            instance: shortened(node_name, INSTANCE_BYTES).to_owned(),
+            metrics,
+            limit: RateLimit::new(BURST, PER_SECOND),
+            started: Instant::now(),
+            complaint: Throttle::default(),
+        }
+    }
+
+    /// Tells of whatever is wrong, for as long as somebody says what that is.
+    pub async fn run(mut self, mut problems: Receiver<Vec<Problem>>) {
+        let mut reports = Reports::default();
+        loop {
+            let due = reports.next_due().map(|at| self.started + Duration::from_millis(at.0));
+            let is_admitted = tokio::select! {
+                changed = problems.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    false
+                }
+                () = sleep_until(due.unwrap_or(self.started)), if due.is_some() => {
+                    self.limit.admit().await;
+                    true
+                }
+            };
+            // Also after a wait: what is over by now is not told.
+            reports.observe(&problems.borrow_and_update(), self.now());
+            if is_admitted
+                && let Some(report) = reports.take_due(self.now())
+                && !self.tell(&report).await
+            {
+                reports.failed(&report, self.now());
+            }
+        }
+    }
+
+    fn now(&self) -> Moment {
+        Moment(u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX))
+    }
+
+    /// Whether there is nothing more to do about it.
+    async fn tell(&mut self, report: &Report) -> bool {
+        let told = timeout(DEADLINE, self.record(report)).await;
+        let (outcome, err) = match told.unwrap_or_else(|late| Err(kube::Error::Service(late.into()))) {
+            Ok(outcome) => (outcome, None),
+            Err(kube::Error::Api(status)) if is_namespace_gone(&status) => (EventOutcome::Gone, None),
+            Err(err) if FailureKind::of(&err) == FailureKind::Forbidden => (EventOutcome::Denied, Some(err)),
+            Err(err) => (EventOutcome::Failed, Some(err)),
+        };
+        self.metrics.event(outcome);
+        if let Some(err) = &err {
+            let err = root_cause(err);
+            if outcome == EventOutcome::Denied && self.complaint.allows() {
+                warn!(err, "agent may not create and patch Events: apply deploy/npl.yaml, which grants it");
+            } else {
+                debug!(err, reason = report.reason, "Event is tried again");
+            }
+        }
+        err.is_none()
+    }
+
+    /// Creates the Event, or counts it up where it is known, to this agent, an earlier one, or another Node's.
+    async fn record(&self, report: &Report) -> kube::Result<EventOutcome> {
+        let event = self.event(report);
+        let name = event.metadata.name.clone().unwrap_or_default();
+        let namespace = event.metadata.namespace.clone().unwrap_or_default();
+        let events = Api::<Event>::namespaced(self.client.clone(), &namespace);
+        match events.create(&PostParams::default(), &event).await {
+            Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {}
+            other => return other.map(|_event| EventOutcome::Created),
+        }
+        // The agent may not read Events; a patch of nothing is answered with what is there.
+        let params = PatchParams::default();
+        let known = events.patch(&name, &params, &Patch::Merge(json!({}))).await?;
+        let count = known.series.map_or(1, |series| series.count).saturating_add(1);
+        let series = json!({ "series": { "count": count, "lastObservedTime": MicroTime(Timestamp::now()) } });
+        events.patch(&name, &params, &Patch::Merge(series)).await.map(|_event| EventOutcome::Repeated)
+    }
+
+    fn event(&self, report: &Report) -> Event {
+        let (kind, key, uid) = match &report.subject {
+            Subject::Pod(key, uid) => ("Pod", key, &uid.0),
+            Subject::Service(key, uid) => ("Service", key, &uid.0),
+        };
+        let mark = format!(".{:016x}", report.mark());
+        let name = format!("{}{mark}", shortened(&key.name, NAME_BYTES - mark.len()));
+        let metadata = ObjectMeta { namespace: Some(key.namespace.to_string()), name: Some(name), ..<_>::default() };
+        let regarding = ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some(kind.to_owned()),
+            namespace: Some(key.namespace.to_string()),
+            name: Some(key.name.to_string()),
+            uid: Some(uid.to_string()),
+            ..ObjectReference::default()
+        };
+        Event {
+            metadata,
+            regarding: Some(regarding),
+            type_: Some("Warning".to_owned()),
+            reason: Some(report.reason.to_owned()),
+            note: Some(report.note.clone()),
+            action: Some(ACTION.to_owned()),
+            event_time: Some(MicroTime(Timestamp::now())),
+            reporting_controller: Some(CONTROLLER.to_owned()),
+            reporting_instance: Some(self.instance.clone()),
+            ..Event::default()
+        }
+    }
+}
+
+/// Nobody looks for Events there any more.
+fn is_namespace_gone(status: &Status) -> bool {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    status.code == 404 || causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating")
+}
+
+/// The beginning of a name that has no more than so many bytes, still a name.
+fn shortened(name: &str, bytes: usize) -> &str {
+    let end = (0..=bytes.min(name.len())).rfind(|at| name.is_char_boundary(*at)).unwrap_or_default();
+    name.split_at(end).0.trim_end_matches(['.', '-'])
+}
+
+#[cfg(test)]
+#[path = "events_tests.rs"]
+mod tests;

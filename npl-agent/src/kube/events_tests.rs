@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use super::*;
+use crate::{
+    core::{
+        model::{Family, ObjectKey, PodPort, PodUid, Protocol, ServiceUid},
+        problem::Cause,
+    },
+    kube::mock::{Asked, MockServer, api_server, metrics, refusal},
+};
+
+const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/shop/events";
+
+fn exhausted(pod: &str) -> Problem {
+    let cause = Cause::RangeExhausted { pod_port: PodPort(80), protocol: Protocol::Tcp, family: Family::V4 };
+    Problem { subject: Subject::Pod(ObjectKey::new("shop", pod), PodUid("u-1".into())), cause }
+}
+
+fn unsupported() -> Problem {
+    let subject = Subject::Service(ObjectKey::new("shop", "web"), ServiceUid("u-2".into()));
+    Problem { subject, cause: Cause::UnsupportedProtocol { protocol: Protocol::Sctp } }
+}
+
+/// What a recorder asks of the API server about these problems.
+async fn recording(problems: Vec<Problem>, server: impl AsyncFnOnce(&mut MockServer)) -> Metrics {
+    let (client, mut mock) = api_server();
+    let metrics = metrics();
+    let (sender, receiver) = watch::channel(Vec::new());
+    let recorder = Recorder::new(client, "node-1", metrics.clone());
+    let ((), ()) = tokio::join!(recorder.run(receiver), async {
+        sender.send_replace(problems);
+        server(&mut mock).await;
+        drop(sender);
+    });
+    mock.expect_end().await;
+    metrics
+}
+
+fn confirm(asked: Asked) {
+    let body = asked.body.clone();
+    asked.answer(200, body.to_string());
+}
+
+fn event(series: &Value) -> String {
+    json!({ "metadata": { "name": "x", "namespace": "shop" }, "eventTime": null, "series": series }).to_string()
+}
+
+fn counts(metrics: &Metrics, outcome: &str) -> bool {
+    let line = format!(r#"npl_events_total{{outcome="{outcome}"}} 1"#);
+    metrics.encode().unwrap().lines().any(|found| found == line)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_problem_is_an_event_on_its_object_with_one_sentence() {
+    let metrics = recording(vec![exhausted("web-0")], async |server| {
+        let asked = server.asked().await;
+        assert_eq!(asked.line, format!("POST {EVENTS}?"));
+        let regarding =
+            json!({ "apiVersion": "v1", "kind": "Pod", "namespace": "shop", "name": "web-0", "uid": "u-1" });
+        assert_eq!(asked.body["regarding"], regarding);
+        assert_eq!(asked.body["reason"], "PortRangeExhausted");
+        assert_eq!(asked.body["type"], "Warning");
+        assert_eq!(
+            asked.body["note"],
+            "no IPv4 node port is free for pod port 80/tcp; widen the port range of the agent"
+        );
+        assert_eq!(asked.body["reportingController"], "npl-agent");
+        assert_eq!(asked.body["reportingInstance"], "node-1");
+        assert!(asked.body["metadata"]["name"].as_str().unwrap().starts_with("web-0."));
+        assert!(asked.body["eventTime"].is_string() && asked.body["action"].is_string(), "{}", asked.body);
+        confirm(asked);
+    })
+    .await;
+    assert!(counts(&metrics, "created"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_that_is_there_is_counted_up_without_being_read() {
+    for (series, expected) in
+        [(Value::Null, 2), (json!({ "count": 7, "lastObservedTime": "2026-01-02T03:04:05.000006Z" }), 8)]
+    {
+        let metrics = recording(vec![unsupported()], async |server| {
+            let asked = server.asked().await;
+            assert_eq!(asked.body["regarding"]["kind"], "Service");
+            let name = asked.body["metadata"]["name"].as_str().unwrap().to_owned();
+            asked.answer(409, refusal(409, "AlreadyExists", "events already exists"));
+            let asked = server.asked().await;
+            assert_eq!((&asked.line, &asked.body), (&format!("PATCH {EVENTS}/{name}?"), &json!({})));
+            asked.answer(200, event(&series));
+            let asked = server.asked().await;
+            assert_eq!(asked.body["series"]["count"], expected);
+            assert!(asked.body["series"]["lastObservedTime"].is_string());
+            asked.answer(200, event(&Value::Null));
+        })
+        .await;
+        assert!(counts(&metrics, "repeated"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_could_not_be_told_is_told_a_minute_later() {
+    let metrics = recording(vec![exhausted("web-0")], async |server| {
+        server.asked().await.answer(403, refusal(403, "Forbidden", "events is forbidden"));
+        let refused = Instant::now();
+        confirm(server.asked().await);
+        assert_eq!(refused.elapsed().as_secs(), 60);
+    })
+    .await;
+    assert!(counts(&metrics, "denied") && counts(&metrics, "created"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_namespace_that_goes_needs_no_event() {
+    let causes = json!([{ "reason": "NamespaceTerminating", "field": "metadata.namespace" }]);
+    let body = json!({ "kind": "Status", "code": 403, "reason": "Forbidden", "details": { "causes": causes } });
+    let metrics = recording(vec![exhausted("web-0")], async |server| {
+        server.asked().await.answer(403, body.to_string());
+    })
+    .await;
+    assert!(counts(&metrics, "gone"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_is_told_slowly() {
+    let problems: Vec<Problem> = (0..120).map(|number| exhausted(&format!("web-{number}"))).collect();
+    let started = Instant::now();
+    recording(problems, async |server| {
+        for _ in 0..120 {
+            confirm(server.asked().await);
+        }
+    })
+    .await;
+    let seconds = started.elapsed().as_secs();
+    assert!((10..=12).contains(&seconds), "{seconds}");
+}
+
+#[test]
+fn a_long_name_is_cut_where_a_name_may_end() {
+    assert_eq!(shortened("web-0", 5), "web-0");
+    assert_eq!(shortened("web-0", 4), "web");
+    assert_eq!(shortened("a.b", 2), "a");
+}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What users are told of, on the object that they would look at.
+
+use std::net::TcpListener;
+
+use npl_testkit::cluster::{Port, ServiceObject};
+use npl_testkit::echo::Protocol;
+use npl_testkit::poll;
+use serde_json::{Value, json};
+
+use crate::world::{LIMIT, NAMESPACE, POD_PORT, World};
+
+/// The agent's Events about an object.
+fn events(world: &World, object: &str) -> Vec<Value> {
+    let list = world.cluster.client().get(&format!("/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events")).unwrap();
+    let is_about = |event: &&Value| {
+        event["reportingController"] == "npl-agent" && event.pointer("/regarding/name").unwrap() == object
+    };
+    list["items"].as_array().unwrap().iter().filter(is_about).cloned().collect()
+}
+
+/// Waits until there is exactly one Event about an object, and it has this reason.
+fn wait_for_event(world: &World, object: &str, reason: &str) -> Value {
+    let the_one = || match events(world, object).as_slice() {
+        [event] if event["reason"] == reason => Some(event.clone()),
+        _ => None,
+    };
+    let waited = poll::until(&format!("the Event {reason} about {object}"), LIMIT, the_one);
+    assert!(waited.is_ok(), "{waited:?}: {:?}", events(world, object));
+    waited.unwrap().0
+}
+
+/// What a user reads who asks about an object.
+fn described(world: &World, kind: &str, name: &str) -> String {
+    world.cluster.kubectl(&["describe", kind, name, "--namespace", NAMESPACE]).unwrap()
+}
+
+#[test]
+fn exhaustion_is_told_on_the_pod_once_and_ends_with_the_first_free_port() {
+    let mut world = World::new();
+    world.create_node();
+    let holder = world.topology.node().run(|| TcpListener::bind("0.0.0.0:61000").unwrap()).unwrap();
+    world.start_agent(&["--port-range", "61000-61001", "--quarantine", "1s"]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.wait_for_entries("web-0", 2);
+    world.create_pod("web-1");
+    let event = wait_for_event(&world, "web-1", "PortRangeExhausted");
+    assert_eq!(event["note"], "no IPv4 node port is free for pod port 8080/tcp; widen the port range of the agent");
+    assert_eq!(event.pointer("/regarding/kind").unwrap(), "Pod");
+    assert!(described(&world, "pod", "web-1").contains("PortRangeExhausted"));
+    assert_eq!(world.wait_for_entries("web-1", 1)[0].protocol, Protocol::Udp, "its other port is served");
+    world.wait_for_metric(r#"npl_problems{reason="PortRangeExhausted"} 1"#);
+    world.wait_for_metric(r#"npl_events_total{outcome="created"} 1"#);
+    world.delete_pod("web-0");
+    world.wait_for_entries("web-1", 2);
+    world.assert_served("web-1");
+    let metrics = world.agent().metrics().unwrap();
+    assert!(!metrics.contains("PortRangeExhausted"), "{metrics}");
+    let after = wait_for_event(&world, "web-1", "PortRangeExhausted");
+    assert_eq!(after["series"], Value::Null, "what is over is not told again");
+    drop(holder);
+}
+
+#[test]
+fn an_unresolvable_name_is_told_on_the_pod_and_its_other_ports_are_served() {
+    let mut world = World::with_agent(&[]);
+    world.create_service();
+    world.enable_service();
+    let nowhere = Port::new("admin", 81, Protocol::Tcp).to("nowhere");
+    world.cluster.create_service(&ServiceObject::new(NAMESPACE, "admin", "web", vec![nowhere]).enabled()).unwrap();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    let event = wait_for_event(&world, "web-0", "UnresolvedTargetPort");
+    let note = event["note"].as_str().unwrap();
+    assert!(note.contains("\"nowhere\"") && note.contains("shop/admin"), "{note}");
+    assert!(described(&world, "pod", "web-0").contains("UnresolvedTargetPort"));
+    world.wait_for_metric(r#"npl_problems{reason="UnresolvedTargetPort"} 1"#);
+}
+
+#[test]
+fn a_protocol_that_is_not_served_is_told_on_the_service() {
+    let mut world = World::with_agent(&[]);
+    world.create_service();
+    world.enable_service();
+    let sctp =
+        json!([{"op": "add", "path": "/spec/ports/-", "value": {"name": "sctp", "port": 99, "protocol": "SCTP"}}]);
+    let patch = ["patch", "service", "web", "--namespace", NAMESPACE, "--type", "json", "--patch", &sctp.to_string()];
+    world.cluster.kubectl(&patch).unwrap();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    let event = wait_for_event(&world, "web", "UnsupportedProtocol");
+    assert_eq!(event["note"], "protocol sctp is not served by this agent; its other ports are");
+    assert!(described(&world, "service", "web").contains("UnsupportedProtocol"));
+    world.wait_for_metric(r#"npl_problems{reason="UnsupportedProtocol"} 1"#);
+}
+
+#[test]
+fn a_host_port_that_another_pod_has_is_told_on_the_pod() {
+    let mut world = World::with_agent(&[]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    let taken = world.address("web-0", Protocol::Tcp).port();
+    world.create_pod_with_port("web-1", Port::new("web", POD_PORT, Protocol::Tcp).on_host(taken));
+    let event = wait_for_event(&world, "web-1", "HostPortConflict");
+    assert!(event["note"].as_str().unwrap().starts_with(&format!("host port {taken}/tcp is in use")), "{event}");
+    assert_eq!(world.wait_for_entries("web-1", 1)[0].protocol, Protocol::Udp, "its other port is served");
+    world.assert_served("web-0");
+    world.wait_for_metric(r#"npl_problems{reason="HostPortConflict"} 1"#);
+}
+
+#[test]
+fn the_next_agent_counts_the_event_of_the_former_up() {
+    let mut world = World::with_agent(&[]);
+    let nowhere = Port::new("admin", 81, Protocol::Tcp).to("nowhere");
+    world.cluster.create_service(&ServiceObject::new(NAMESPACE, "admin", "web", vec![nowhere]).enabled()).unwrap();
+    world.create_pod("web-0");
+    let first = wait_for_event(&world, "web-0", "UnresolvedTargetPort");
+    assert_eq!(first["series"], Value::Null);
+    for count in [2, 3] {
+        world.agent().restart().unwrap();
+        let is_counted = || (events(&world, "web-0")[0].pointer("/series/count")? == count).then_some(());
+        poll::until("the count of the Event", LIMIT, is_counted).unwrap();
+    }
+    assert_eq!(events(&world, "web-0").len(), 1);
+    world.wait_for_metric(r#"npl_events_total{outcome="repeated"} 1"#);
+}
+
+#[test]
+fn an_agent_that_may_not_write_events_serves_all_the_same_and_says_so() {
+    let mut world = World::new();
+    world.create_node();
+    let without = json!([{"op": "test", "path": "/rules/4/resources", "value": ["events"]},
+                         {"op": "remove", "path": "/rules/4"}]);
+    world
+        .cluster
+        .kubectl(&["patch", "clusterrole", "npl-agent", "--type", "json", "--patch", &without.to_string()])
+        .unwrap();
+    world.start_agent(&[]);
+    world.create_service();
+    world.enable_service();
+    let nowhere = Port::new("admin", 81, Protocol::Tcp).to("nowhere");
+    world.cluster.create_service(&ServiceObject::new(NAMESPACE, "admin", "web", vec![nowhere]).enabled()).unwrap();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    world.wait_for_metric(r#"npl_events_total{outcome="denied"} 1"#);
+    let log = std::fs::read_to_string(world.agent().process().log()).unwrap();
+    assert!(log.contains("may not create and patch Events: apply deploy/npl.yaml"), "{log}");
+    assert!(events(&world, "web-0").is_empty());
+}
