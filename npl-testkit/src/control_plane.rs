@@ -16,6 +16,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _};
+use serde_json::{Value, json};
 
 use crate::api_client::ApiClient;
 use crate::netns::Netns;
@@ -132,6 +133,31 @@ impl ControlPlane {
     /// Kubeconfig of the agent's service account.
     pub fn agent_kubeconfig(&self) -> PathBuf {
         self.directory.join(AGENT_KUBECONFIG)
+    }
+
+    /// The same by another port of the loopback address, behind which the API server is too.
+    pub fn agent_kubeconfig_by(&self, port: u16) -> Result<PathBuf> {
+        let path = self.directory.join(format!("agent-{port}.kubeconfig"));
+        if path.exists() {
+            return Ok(path);
+        }
+        let text = fs::read_to_string(self.agent_kubeconfig()).context("read the agent's kubeconfig")?;
+        write_secret(&path, &text.replace(&self.address().to_string(), &format!("127.0.0.1:{port}")))?;
+        Ok(path)
+    }
+
+    /// Has etcd forget everything before the newest state, so that no watch can begin earlier.
+    pub fn compact(&self) -> Result<()> {
+        let list = self.client()?.get("/api/v1/namespaces?limit=1")?;
+        let version = list.pointer("/metadata/resourceVersion").and_then(Value::as_str).context("a list's version")?;
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.ports.etcd));
+        let body = json!({ "revision": version, "physical": true }).to_string();
+        let compacted = || ureq::post(format!("http://{address}/v3/kv/compaction")).send(body.as_str()).map(drop);
+        match &self.netns {
+            Some(netns) => netns.run(compacted)?,
+            None => compacted(),
+        }
+        .context("compact etcd")
     }
 
     /// Where the API server listens, in its namespace.

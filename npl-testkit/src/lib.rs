@@ -21,6 +21,7 @@
 pub mod agent;
 pub mod api_client;
 pub mod cluster;
+pub mod consumers;
 pub mod control_plane;
 pub mod echo;
 pub mod http;
@@ -30,6 +31,7 @@ pub mod netns;
 pub mod packet;
 pub mod poll;
 pub mod process;
+pub mod proxy;
 pub mod residue;
 pub mod run;
 pub mod tools;

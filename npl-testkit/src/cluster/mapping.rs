@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::consumers;
 use crate::echo::Protocol;
 
 /// One element of a Pod's annotation.
@@ -24,9 +25,12 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Reads a whole annotation.
+    /// Reads a whole annotation, and has the known consumers read it too: they must arrive at the same.
     pub fn parse(annotation: &str) -> Result<Vec<Self>> {
-        serde_json::from_str(annotation).with_context(|| format!("read the annotation {annotation}"))
+        let entries: Vec<Self> =
+            serde_json::from_str(annotation).with_context(|| format!("read the annotation {annotation}"))?;
+        consumers::agree(annotation, &entries)?;
+        Ok(entries)
     }
 
     /// Where a client sends to.

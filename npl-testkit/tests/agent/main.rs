@@ -6,6 +6,8 @@
 
 mod devices;
 mod events;
+mod faults;
+mod formats;
 mod life;
 mod main_job;
 mod refusals;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One Node with Pods and a client, a real control plane, and the agent under its own rights.
 
+use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,9 +12,11 @@ use npl_testkit::control_plane::ControlPlane;
 use npl_testkit::echo::{EchoServer, Protocol};
 use npl_testkit::mounts::BpfFs;
 use npl_testkit::poll;
+use npl_testkit::proxy::Proxy;
 use npl_testkit::run::Run;
 use npl_testkit::topology::{self, Topology};
 use npl_testkit::traffic::{self, Request};
+use serde_json::json;
 
 /// The name of the Node.
 pub(crate) const NODE: &str = "node-1";
@@ -27,6 +30,7 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 /// Everything, in the order in which it must go.
 pub(crate) struct World {
     pub(crate) agent: Option<Agent>,
+    pub(crate) proxy: Option<Proxy>,
     pub(crate) servers: Vec<EchoServer>,
     pub(crate) annotations: AnnotationLog,
     pub(crate) cluster: Cluster,
@@ -47,7 +51,7 @@ impl World {
         cluster.apply_access(&manifest()).unwrap();
         cluster.create_namespace(NAMESPACE).unwrap();
         let annotations = cluster.watch_mappings(NAMESPACE, Duration::from_mins(10)).unwrap();
-        Self { agent: None, servers: Vec::new(), annotations, cluster, plane, topology, bpffs, run }
+        Self { agent: None, proxy: None, servers: Vec::new(), annotations, cluster, plane, topology, bpffs, run }
     }
 
     /// A cluster with a Node object, an agent with these flags, and nothing else.
@@ -58,12 +62,29 @@ impl World {
         world
     }
 
+    /// As [`Self::with_agent`], with a proxy between the agent and the API server; tests go past it.
+    pub(crate) fn behind_proxy(flags: &[&str]) -> Self {
+        let mut world = Self::new();
+        world.proxy = Some(Proxy::start(world.topology.node(), world.plane.address()).unwrap());
+        world.create_node();
+        world.start_agent(flags);
+        world
+    }
+
+    pub(crate) fn proxy(&self) -> &Proxy {
+        self.proxy.as_ref().unwrap()
+    }
+
     pub(crate) fn create_node(&self) {
         self.cluster.create_node(NODE, &[self.node_ip()]).unwrap();
     }
 
     pub(crate) fn agent_options(&self, flags: &[&str]) -> Options {
-        let (node, kubeconfig) = (self.topology.node(), self.plane.agent_kubeconfig());
+        let node = self.topology.node();
+        let kubeconfig = match &self.proxy {
+            Some(proxy) => self.plane.agent_kubeconfig_by(proxy.port()).unwrap(),
+            None => self.plane.agent_kubeconfig(),
+        };
         let log = self.run.file("npl-agent.log");
         let mut options = Options::new(node, NODE, &kubeconfig, self.bpffs.path(), &log).unwrap();
         options.flags.extend(flags.iter().map(ToString::to_string));
@@ -93,10 +114,26 @@ impl World {
 
     /// As [`Self::create_pod`], with another port declared.
     pub(crate) fn create_pod_with_port(&mut self, name: &str, port: Port) {
+        let ip = self.start_pod(name, port);
+        self.cluster.set_pod_running(NAMESPACE, name, self.node_ip(), &[ip]).unwrap();
+    }
+
+    /// As [`Self::create_pod`], but all that the kubelet says of it yet is its address.
+    pub(crate) fn create_unready_pod(&mut self, name: &str) {
+        let ip = self.start_pod(name, Port::new("web", POD_PORT, Protocol::Tcp)).to_string();
+        let status = json!({"status": {"phase": "Pending", "podIP": ip, "podIPs": [{"ip": ip}]}});
+        self.cluster
+            .client()
+            .merge_patch(&format!("/api/v1/namespaces/{NAMESPACE}/pods/{name}/status"), &status)
+            .unwrap();
+    }
+
+    /// The network and the object of a Pod, as far as they come before the kubelet's word.
+    fn start_pod(&mut self, name: &str, port: Port) -> IpAddr {
         let pod = self.topology.add_pod(&self.run, name).unwrap();
         self.servers.push(EchoServer::start_in(&pod.netns, name, &[POD_PORT]).unwrap());
         self.cluster.create_pod(&PodObject::new(NAMESPACE, name, NODE, "web").with_ports(vec![port])).unwrap();
-        self.cluster.set_pod_running(NAMESPACE, name, self.node_ip(), &[pod.ip().into()]).unwrap();
+        pod.ip().into()
     }
 
     /// The Pod's object, network and server go.
@@ -133,11 +170,15 @@ impl World {
     /// One request over each protocol, answered by this very Pod, which saw the client's own address.
     pub(crate) fn assert_served(&self, pod: &str) {
         for protocol in [Protocol::Tcp, Protocol::Udp] {
-            let server = self.address(pod, protocol);
-            let answer = traffic::request(&self.topology.client().netns, protocol, server, "who?").unwrap();
-            assert_eq!(answer.pod, pod, "{protocol:?} {server}");
-            assert_eq!(answer.client.ip(), self.client_ip(), "{protocol:?} {server}");
+            self.assert_answers(protocol, self.address(pod, protocol), pod);
         }
+    }
+
+    /// One request to an address, answered by this very Pod, which saw the client's own address.
+    pub(crate) fn assert_answers(&self, protocol: Protocol, server: SocketAddr, pod: &str) {
+        let answer = traffic::request(&self.topology.client().netns, protocol, server, "who?").unwrap();
+        assert_eq!(answer.pod, pod, "{protocol:?} {server}");
+        assert_eq!(answer.client.ip(), self.client_ip(), "{protocol:?} {server}");
     }
 
     /// Requests of a load to these Pods over both protocols.
@@ -167,6 +208,23 @@ impl World {
         let has_line = || agent.metrics().is_ok_and(|text| text.lines().any(|found| found == line)).then_some(());
         let waited = poll::until(&format!("the metric `{line}`"), LIMIT, has_line);
         assert!(waited.is_ok(), "{waited:?}\n{}", self.agent().metrics().unwrap());
+    }
+
+    /// How often the agent has written to a Pod, withdrawals included.
+    pub(crate) fn writes(&self, pod: &str) -> usize {
+        // What it was before anybody wrote is no write.
+        self.annotations.history(pod).iter().skip_while(|seen| seen.value.is_none()).count()
+    }
+
+    /// What the agent has said.
+    pub(crate) fn agent_log(&mut self) -> String {
+        fs::read_to_string(self.agent().process().log()).unwrap()
+    }
+
+    /// Waits until the agent has said this.
+    pub(crate) fn wait_for_log(&mut self, words: &str) {
+        poll::until(&format!("the agent to say `{words}`"), LIMIT, || self.agent_log().contains(words).then_some(()))
+            .unwrap();
     }
 
     /// Waits until the kernel holds this many mappings.

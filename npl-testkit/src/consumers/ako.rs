@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The AVI Kubernetes Operator.
+
+use std::net::{IpAddr, SocketAddr};
+
+use super::go_json::{self, Fields};
+
+/// Releases that read the annotation differently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ako {
+    /// 1.13.2 and newer.
+    Current,
+    /// Up to 1.13.1: every member of a Pod has the address of the Pod's last entry.
+    LastAddress,
+}
+
+impl Ako {
+    /// The servers of a pool for a target port, of the families that the pool is for, in the annotation's order.
+    ///
+    /// The protocol is not looked at, equal entries are as many servers, and an address that is none costs its entry.
+    pub fn members(self, annotation: &str, target_port: u16, is_wanted: impl Fn(IpAddr) -> bool) -> Vec<SocketAddr> {
+        let all = go_json::decode(annotation, i64::MAX);
+        let last = all.iter().rev().find_map(address);
+        let matching = all.iter().filter(|fields| fields.pod_port == i64::from(target_port));
+        let member = |fields: &Fields| {
+            let own = address(fields).filter(|ip| is_wanted(*ip))?;
+            let ip = match self {
+                Self::Current => own,
+                Self::LastAddress => last?,
+            };
+            Some(SocketAddr::new(ip, u16::try_from(fields.node_port).ok()?))
+        };
+        matching.filter_map(member).collect()
+    }
+}
+
+fn address(fields: &Fields) -> Option<IpAddr> {
+    fields.node_ip.parse().ok()
+}

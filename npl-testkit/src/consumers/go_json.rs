@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The annotation as Go's `encoding/json` decodes it into a list of structures: names match in any case and the last
+//! one wins, a value of the wrong type leaves the field at zero, and a syntax error empties the whole list.
+
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::Value;
+
+/// The three fields that consumers read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Fields {
+    pub(super) pod_port: i64,
+    pub(super) node_ip: String,
+    pub(super) node_port: i64,
+}
+
+/// All elements; `limit` is the largest number that the consumer's integers hold.
+pub(super) fn decode(annotation: &str, limit: i64) -> Vec<Fields> {
+    let elements: Vec<Element> = match serde_json::from_str(annotation) {
+        Ok(List(elements)) => elements,
+        Err(_syntax) => Vec::new(),
+    };
+    elements.into_iter().map(|element| element.fields(limit)).collect()
+}
+
+/// A list of elements; any other value is none.
+struct List(Vec<Element>);
+
+/// The fields of an object in their order; any other value has none.
+struct Element(Vec<(String, Value)>);
+
+impl Element {
+    fn fields(self, limit: i64) -> Fields {
+        let mut fields = Fields::default();
+        for (name, value) in self.0 {
+            let number = value.as_i64().filter(|number| (-limit..=limit).contains(number));
+            if name.eq_ignore_ascii_case("podPort") {
+                fields.pod_port = number.unwrap_or(fields.pod_port);
+            } else if name.eq_ignore_ascii_case("nodePort") {
+                fields.node_port = number.unwrap_or(fields.node_port);
+            } else if name.eq_ignore_ascii_case("nodeIP")
+                && let Value::String(text) = value
+            {
+                fields.node_ip = text;
+            }
+        }
+        fields
+    }
+}
+
+/// Values that are of another type than is wanted, which Go passes over.
+macro_rules! pass_over {
+    ($empty:expr) => {
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("any JSON value")
+        }
+
+        fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {
+            Ok($empty)
+        }
+
+        fn visit_i64<E>(self, _: i64) -> Result<Self::Value, E> {
+            Ok($empty)
+        }
+
+        fn visit_u64<E>(self, _: u64) -> Result<Self::Value, E> {
+            Ok($empty)
+        }
+
+        fn visit_f64<E>(self, _: f64) -> Result<Self::Value, E> {
+            Ok($empty)
+        }
+
+        fn visit_str<E>(self, _: &str) -> Result<Self::Value, E> {
+            Ok($empty)
+        }
+
+        fn visit_unit<E>(self) -> Result<Self::Value, E> {
+            Ok($empty)
+        }
+    };
+}
+
+impl<'de> Deserialize<'de> for List {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ListVisitor;
+
+        impl<'de> Visitor<'de> for ListVisitor {
+            type Value = List;
+            pass_over!(List(Vec::new()));
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<List, A::Error> {
+                let mut list = Vec::new();
+                while let Some(element) = elements.next_element()? {
+                    list.push(element);
+                }
+                Ok(List(list))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<List, A::Error> {
+                while entries.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+                Ok(List(Vec::new()))
+            }
+        }
+
+        deserializer.deserialize_any(ListVisitor)
+    }
+}
+
+impl<'de> Deserialize<'de> for Element {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ElementVisitor;
+
+        impl<'de> Visitor<'de> for ElementVisitor {
+            type Value = Element;
+            pass_over!(Element(Vec::new()));
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Element, A::Error> {
+                while elements.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(Element(Vec::new()))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Element, A::Error> {
+                let mut fields = Vec::new();
+                while let Some(field) = entries.next_entry()? {
+                    fields.push(field);
+                }
+                Ok(Element(fields))
+            }
+        }
+
+        deserializer.deserialize_any(ElementVisitor)
+    }
+}

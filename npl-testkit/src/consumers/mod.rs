@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The two known consumers of the annotation, as far as they read it: AKO and F5 CIS, written from the description of
+//! how they do and not with their code. Both are in Go, whose decoder forgives what others do not.
+
+mod ako;
+mod cis;
+mod go_json;
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Result, ensure};
+
+pub use self::ako::Ako;
+use crate::cluster::Entry;
+
+/// A target port that no entry of a sensible annotation is for.
+const NO_TARGET: u16 = 1;
+
+/// Has both consumers read an annotation, for each port of the Pod; fails unless each arrives at exactly the members
+/// that the entries name.
+pub fn agree(annotation: &str, entries: &[Entry]) -> Result<()> {
+    let targets: Vec<u16> = entries.iter().map(|entry| entry.pod_port).chain([NO_TARGET]).collect();
+    for target in targets {
+        let of_target: Vec<&Entry> = entries.iter().filter(|entry| entry.pod_port == target).collect();
+        let all = sorted(of_target.iter().map(|entry| entry.address()));
+        let v4 = sorted(of_target.iter().map(|entry| entry.address()).filter(SocketAddr::is_ipv4));
+        for ako in [Ako::Current, Ako::LastAddress] {
+            let read = sorted(ako.members(annotation, target, |ip| matches!(ip, IpAddr::V4(_))));
+            ensure!(read == v4, "{ako:?} reads {read:?} for target port {target}, not {v4:?}, from {annotation}");
+        }
+        let read = sorted(Ako::Current.members(annotation, target, |_| true));
+        ensure!(read == all, "AKO reads {read:?} for target port {target}, not {all:?}, from {annotation}");
+        let mut once = all;
+        once.dedup();
+        let read = cis::members(annotation, target);
+        let mut addresses: Vec<SocketAddr> = read.iter().filter_map(cis::Member::address).collect();
+        addresses.sort_unstable();
+        ensure!(
+            addresses == once && read.len() == once.len(),
+            "CIS reads {read:?} for target port {target}, not {once:?}, from {annotation}"
+        );
+    }
+    Ok(())
+}
+
+fn sorted(members: impl IntoIterator<Item = SocketAddr>) -> Vec<SocketAddr> {
+    let mut members: Vec<_> = members.into_iter().collect();
+    members.sort_unstable();
+    members
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What goes wrong between the agent and the API server. Afterwards all is as if nothing had happened: nothing was
+//! written more often than needed, and Pods that it does not concern were served all the while.
+
+use std::net::IpAddr;
+use std::thread;
+use std::time::Duration;
+
+use npl_testkit::cluster::{PodObject, Port, ServiceObject};
+use npl_testkit::control_plane::AGENT_USER;
+use npl_testkit::echo::Protocol;
+use npl_testkit::poll;
+use npl_testkit::traffic::Load;
+use serde_json::{Value, json};
+
+use crate::world::{LIMIT, NAMESPACE, NODE, POD_PORT, World};
+
+/// A Pod that is served before the fault, and a load on it that must not notice any of it.
+struct Bystander {
+    load: Load,
+    node_ports: Vec<Value>,
+}
+
+const BYSTANDER: &str = "bystander";
+
+impl Bystander {
+    fn begin(world: &mut World) -> Self {
+        world.create_service();
+        Self::begin_with(world)
+    }
+
+    /// As [`Self::begin`], with the Service there.
+    fn begin_with(world: &mut World) -> Self {
+        world.enable_service();
+        world.create_pod(BYSTANDER);
+        world.assert_served(BYSTANDER);
+        let load = Load::start(&world.topology.client().netns, 100, world.load_requests(&[BYSTANDER]));
+        Self { load, node_ports: node_ports(world) }
+    }
+
+    /// The load was served, the node ports are the same, and nothing was written to the Pod since it was published.
+    fn end(self, world: &World) {
+        let report = self.load.stop();
+        assert_eq!(report.failures, []);
+        assert!(report.total() > 20, "the load hardly ran: {report:?}");
+        assert_eq!(node_ports(world), self.node_ports);
+        assert_eq!(world.writes(BYSTANDER), 1, "{:?}", world.annotations.history(BYSTANDER));
+    }
+}
+
+/// The node ports that lead to the bystander.
+fn node_ports(world: &World) -> Vec<Value> {
+    let pod = world.topology.pods().iter().find(|pod| pod.name == BYSTANDER).unwrap();
+    let leads_there = |mapping: &&Value| mapping["podIp"] == pod.ip().to_string();
+    world.kernel_mappings().iter().filter(leads_there).map(|mapping| mapping["nodePort"].clone()).collect()
+}
+
+#[test]
+fn what_happens_while_the_api_server_cannot_be_reached_is_caught_up_with() {
+    let mut world = World::behind_proxy(&[]);
+    world.create_service();
+    world.create_pod("goes");
+    let bystander = Bystander::begin_with(&mut world);
+    world.assert_served("goes");
+    world.proxy().close();
+    world.delete_pod("goes");
+    world.create_pod("comes");
+    world.wait_for_log("watch is interrupted");
+    world.assert_served(BYSTANDER);
+    assert_eq!(world.writes("comes"), 0);
+    world.proxy().open();
+    world.assert_served("comes");
+    world.wait_for_kernel_mappings(4);
+    assert_eq!((world.writes("goes"), world.writes("comes")), (1, 1));
+    bystander.end(&world);
+}
+
+#[test]
+fn an_api_server_that_stops_and_comes_back_costs_no_write() {
+    let mut world = World::with_agent(&[]);
+    let bystander = Bystander::begin(&mut world);
+    world.plane.stop_api_server().unwrap();
+    world.wait_for_log("watch is interrupted");
+    world.plane.start_api_server().unwrap();
+    world.annotations = world.cluster.watch_mappings(NAMESPACE, Duration::from_mins(10)).unwrap();
+    world.wait_for_log("watch works again");
+    world.create_pod("web-1");
+    world.assert_served("web-1");
+    bystander.end(&world);
+}
+
+#[test]
+fn watches_that_break_in_the_middle_miss_nothing() {
+    let mut world = World::behind_proxy(&[]);
+    let bystander = Bystander::begin(&mut world);
+    let pods = ["web-1", "web-2", "web-3", "web-4"];
+    for pod in pods {
+        world.create_pod(pod);
+        world.proxy().cut();
+    }
+    for pod in pods {
+        world.assert_served(pod);
+        assert_eq!(world.writes(pod), 1, "{pod}: {:?}", world.annotations.history(pod));
+    }
+    bystander.end(&world);
+}
+
+#[test]
+fn a_watch_that_is_too_old_starts_anew_from_a_list() {
+    let mut world = World::behind_proxy(&[]);
+    world.create_service();
+    world.create_pod("goes");
+    let bystander = Bystander::begin_with(&mut world);
+    world.assert_served("goes");
+    world.proxy().close();
+    world.delete_pod("goes");
+    world.create_pod("comes");
+    // A new API server has no older state in its cache, and there is none in etcd either.
+    world.plane.compact().unwrap();
+    world.plane.stop_api_server().unwrap();
+    world.plane.start_api_server().unwrap();
+    world.annotations = world.cluster.watch_mappings(NAMESPACE, Duration::from_mins(10)).unwrap();
+    world.proxy().open();
+    world.assert_served("comes");
+    world.wait_for_kernel_mappings(4);
+    let metrics = world.agent().metrics().unwrap();
+    assert!(metrics.contains(r#"npl_watch_errors_total{subject="pods",kind="expired"}"#), "{metrics}");
+    bystander.end(&world);
+}
+
+#[test]
+fn an_api_server_with_too_much_to_do_is_asked_again_later() {
+    let mut world = World::with_agent(&[]);
+    let bystander = Bystander::begin(&mut world);
+    let flow = "/apis/flowcontrol.apiserver.k8s.io/v1";
+    let level = json!({
+        "metadata": {"name": "nothing"},
+        "spec": {"type": "Limited", "limited": {"nominalConcurrencyShares": 0, "borrowingLimitPercent": 0, "limitResponse": {"type": "Reject"}}},
+    });
+    let schema = json!({
+        "metadata": {"name": "agent"},
+        "spec": {
+            "priorityLevelConfiguration": {"name": "nothing"},
+            "matchingPrecedence": 2,
+            "rules": [{
+                "subjects": [{"kind": "User", "user": {"name": AGENT_USER}}],
+                "resourceRules": [{"verbs": ["patch"], "apiGroups": ["*"], "resources": ["*"], "namespaces": ["*"]}],
+            }],
+        },
+    });
+    world.cluster.client().create(&format!("{flow}/prioritylevelconfigurations"), &level).unwrap();
+    world.cluster.client().create(&format!("{flow}/flowschemas"), &schema).unwrap();
+    let levels = || world.cluster.client().text("/debug/api_priority_and_fairness/dump_priority_levels").unwrap();
+    poll::until("the API server to follow", LIMIT, || levels().contains("nothing").then_some(())).unwrap();
+    // One request at a time is let through; the agent makes eight.
+    let crowd: Vec<String> = (1..=40).map(|number| format!("crowd-{number}")).collect();
+    for (pod, last) in crowd.iter().zip(1..) {
+        world.cluster.create_pod(&PodObject::new(NAMESPACE, pod, NODE, "crowd")).unwrap();
+        world.cluster.set_pod_running(NAMESPACE, pod, world.node_ip(), &[IpAddr::from([10, 99, 0, last])]).unwrap();
+    }
+    let port = Port::new("http", 80, Protocol::Tcp).to(POD_PORT);
+    world.cluster.create_service(&ServiceObject::new(NAMESPACE, "crowd", "crowd", vec![port]).enabled()).unwrap();
+    for pod in &crowd {
+        world.wait_for_entries(pod, 1);
+        assert_eq!(world.writes(pod), 1);
+    }
+    let metrics = world.agent().metrics().unwrap();
+    assert!(metrics.contains(r#"npl_annotation_patches_total{outcome="unavailable"}"#), "{metrics}");
+    bystander.end(&world);
+}
+
+#[test]
+fn a_patch_that_the_api_server_fails_at_is_tried_again() {
+    let mut world = World::with_agent(&[]);
+    let bystander = Bystander::begin(&mut world);
+    let hooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations";
+    let broken = json!({
+        "metadata": {"name": "broken"},
+        "webhooks": [{
+            "name": "broken.example.org",
+            "clientConfig": {"url": "https://127.0.0.1:1/"},
+            "rules": [{"operations": ["UPDATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods/status"]}],
+            "matchConditions": [{"name": "agent", "expression": format!("request.userInfo.username == '{AGENT_USER}'")}],
+            "admissionReviewVersions": ["v1"],
+            "sideEffects": "None",
+            "timeoutSeconds": 1,
+        }],
+    });
+    world.cluster.client().create(hooks, &broken).unwrap();
+    let mut number = 0;
+    let refused = || {
+        number += 1;
+        world.create_pod(&format!("web-{number}"));
+        let metrics = world.agent().metrics().unwrap();
+        metrics.contains(r#"npl_annotation_patches_total{outcome="unavailable"}"#).then_some(())
+    };
+    poll::until("a refusal", LIMIT, refused).unwrap();
+    world.cluster.client().delete(&format!("{hooks}/broken")).unwrap();
+    for pod in (1..=number).map(|number| format!("web-{number}")) {
+        world.assert_served(&pod);
+        assert_eq!(world.writes(&pod), 1);
+    }
+    bystander.end(&world);
+}
+
+#[test]
+fn an_api_server_that_is_slow_is_waited_for_and_asked_once() {
+    let mut world = World::behind_proxy(&[]);
+    let bystander = Bystander::begin(&mut world);
+    world.proxy().delay(Duration::from_millis(400));
+    for pod in ["web-1", "web-2", "web-3"] {
+        world.create_pod(pod);
+    }
+    for pod in ["web-1", "web-2", "web-3"] {
+        world.assert_served(pod);
+        assert_eq!(world.writes(pod), 1);
+    }
+    world.delete_pod("web-2");
+    world.wait_for_kernel_mappings(6);
+    bystander.end(&world);
+}
+
+#[test]
+fn permissions_that_are_taken_away_leave_everything_as_it_is_until_they_are_back() {
+    let mut world = World::behind_proxy(&[]);
+    let bystander = Bystander::begin(&mut world);
+    world.cluster.kubectl(&["delete", "clusterrole", "npl-agent"]).unwrap();
+    world.proxy().cut();
+    world.wait_for_log("may not list and watch pods: apply deploy/npl.yaml");
+    world.create_pod("web-1");
+    world.assert_served(BYSTANDER);
+    world.cluster.apply_access(&crate::world::manifest()).unwrap();
+    world.assert_served("web-1");
+    assert_eq!(world.writes("web-1"), 1);
+    bystander.end(&world);
+}
+
+#[test]
+fn a_pod_that_others_write_to_all_the_time_is_written_once() {
+    let mut world = World::with_agent(&[]);
+    let bystander = Bystander::begin(&mut world);
+    let (client, path) = (world.cluster.client().clone(), format!("/api/v1/namespaces/{NAMESPACE}/pods/web-1"));
+    world.create_unready_pod("web-1");
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            for number in 0..100 {
+                let patch = json!({"metadata": {"annotations": {"example.org/number": number.to_string()}}});
+                client.merge_patch(&path, &patch).unwrap();
+            }
+        });
+        world.assert_served("web-1");
+        writer.join().unwrap();
+    });
+    assert_eq!(world.writes("web-1"), 1);
+    bystander.end(&world);
+}
+
+#[test]
+fn a_service_that_is_toggled_a_hundred_times_ends_as_it_was() {
+    let mut world = World::with_agent(&[]);
+    let bystander = Bystander::begin(&mut world);
+    let before = world.wait_for_entries(BYSTANDER, 2);
+    for number in 0..100 {
+        world.cluster.set_service_enabled(NAMESPACE, "web", number % 2 == 1).unwrap();
+    }
+    // Another Pod shows that the agent has heard of the last change.
+    world.create_pod("web-1");
+    world.assert_served("web-1");
+    assert_eq!(world.wait_for_entries(BYSTANDER, 2), before);
+    assert_eq!(bystander.load.stop().failures, []);
+    assert!(world.writes(BYSTANDER) <= 1 + 100 * 2, "{}", world.writes(BYSTANDER));
+    assert_eq!(world.writes("web-1"), 1);
+}
+
+#[test]
+fn five_hundred_pods_that_come_and_go_at_once_are_each_written_once() {
+    let mut world = World::with_agent(&[]);
+    let bystander = Bystander::begin(&mut world);
+    let node_ip = world.node_ip();
+    let name = |number: u32| format!("crowd-{number}");
+    let cluster = &world.cluster;
+    let in_parallel = |work: &(dyn Fn(u32) + Sync)| {
+        thread::scope(|scope| {
+            for first in 0..4 {
+                scope.spawn(move || (first..500).step_by(4).for_each(work));
+            }
+        });
+    };
+    in_parallel(&|number| {
+        let ip = IpAddr::from([10, 99, u8::try_from(number / 250).unwrap(), u8::try_from(number % 250 + 1).unwrap()]);
+        let declared = vec![Port::new("web", POD_PORT, Protocol::Tcp)];
+        let pod = PodObject::new(NAMESPACE, &name(number), NODE, "web").with_ports(declared);
+        cluster.create_pod(&pod).unwrap();
+        cluster.set_pod_running(NAMESPACE, &name(number), node_ip, &[ip]).unwrap();
+    });
+    for number in 0..500 {
+        world.wait_for_entries(&name(number), 2);
+    }
+    world.wait_for_kernel_mappings(1002);
+    in_parallel(&|number| cluster.delete_pod(NAMESPACE, &name(number)).unwrap());
+    world.wait_for_kernel_mappings(2);
+    for number in 0..500 {
+        assert_eq!(world.writes(&name(number)), 1, "{:?}", world.annotations.history(&name(number)));
+    }
+    bystander.end(&world);
+}
+
+#[test]
+fn a_pod_that_is_replaced_between_two_events_is_served_under_other_ports() {
+    let mut world = World::behind_proxy(&[]);
+    let bystander = Bystander::begin(&mut world);
+    world.create_pod("web-1");
+    let former = world.wait_for_entries("web-1", 2);
+    world.proxy().close();
+    world.delete_pod("web-1");
+    world.create_pod("web-1");
+    world.proxy().open();
+    let is_new = |value: Option<&str>| {
+        value.is_some_and(|text| former.iter().all(|entry| !text.contains(&entry.node_port.to_string())))
+    };
+    world.annotations.wait_for("web-1", LIMIT, |value| value.is_some() && is_new(value)).unwrap();
+    world.assert_served("web-1");
+    assert_eq!(world.address("web-1", Protocol::Tcp).ip(), world.node_ip());
+    bystander.end(&world);
+}

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Every form of the annotation, under the default domain and under another one.
+
+use npl_testkit::cluster::{Entry, MAPPING_ANNOTATION};
+use npl_testkit::poll;
+use serde_json::json;
+
+use crate::world::{LIMIT, NAMESPACE, World};
+
+/// The value that the agent publishes with these flags, under the keys of a domain, for its first two ports.
+fn published(domain: &str, flags: &[&str]) -> String {
+    let mut world = World::with_agent(flags);
+    world.create_service();
+    let enable = json!({"metadata": {"annotations": {format!("{domain}/enabled"): "true"}}});
+    world.cluster.client().merge_patch(&format!("/api/v1/namespaces/{NAMESPACE}/services/web"), &enable).unwrap();
+    world.create_pod("web-0");
+    let annotations = || {
+        let pod = world.cluster.client().get(&format!("/api/v1/namespaces/{NAMESPACE}/pods/web-0")).ok()?;
+        pod.pointer("/metadata/annotations").cloned()
+    };
+    let (annotations, _) = poll::until("the annotation", LIMIT, annotations).unwrap();
+    let value = annotations.get(domain).unwrap().as_str().unwrap().to_owned();
+    assert_eq!(annotations.as_object().unwrap().len(), 1, "one key only: {annotations}");
+    // Parsing has both consumers read it.
+    for entry in Entry::parse(&value).unwrap() {
+        world.assert_answers(entry.protocol, entry.address(), "web-0");
+    }
+    value
+}
+
+#[test]
+fn the_format_of_antrea_1_7_is_the_default_and_every_domain_has_its_keys() {
+    let expected = r#"[{"podPort":8080,"nodeIP":"192.0.2.10","nodePort":61000,"protocol":"tcp","protocols":["tcp"]},{"podPort":8080,"nodeIP":"192.0.2.10","nodePort":61001,"protocol":"udp","protocols":["udp"]}]"#;
+    assert_eq!(published(MAPPING_ANNOTATION, &[]), expected);
+    let domain = "npl.example.org";
+    assert_eq!(published(domain, &["--annotation-domain", domain, "--annotation-format", "v1.7"]), expected);
+}
+
+#[test]
+fn the_format_of_antrea_2_0_has_no_protocols() {
+    assert_eq!(
+        published(MAPPING_ANNOTATION, &["--annotation-format", "v2.0"]),
+        r#"[{"podPort":8080,"nodeIP":"192.0.2.10","nodePort":61000,"protocol":"tcp"},{"podPort":8080,"nodeIP":"192.0.2.10","nodePort":61001,"protocol":"udp"}]"#
+    );
+}
+
+#[test]
+fn the_format_of_antrea_2_6_names_the_family() {
+    assert_eq!(
+        published(MAPPING_ANNOTATION, &["--annotation-format", "v2.6"]),
+        r#"[{"podPort":8080,"nodeIP":"192.0.2.10","nodePort":61000,"protocol":"tcp","ipFamily":"IPv4"},{"podPort":8080,"nodeIP":"192.0.2.10","nodePort":61001,"protocol":"udp","ipFamily":"IPv4"}]"#
+    );
+}
