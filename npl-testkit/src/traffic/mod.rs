@@ -102,6 +102,13 @@ pub fn udp_socket(from: &Netns, server: SocketAddr, checksum: bool) -> Result<Ud
     from.run(open)?.with_context(|| format!("open a UDP socket to {server} in {}", from.name()))
 }
 
+/// Asks one question over an open socket, once.
+pub fn udp_ask(socket: &UdpSocket, question: &str) -> Result<Answer> {
+    socket.send(question.as_bytes()).context("send a datagram")?;
+    udp_receive(socket, question.as_bytes(), REQUEST_LIMIT)?
+        .with_context(|| format!("no answer came within {} s", REQUEST_LIMIT.as_secs()))
+}
+
 /// Waits for the answer to `question`; answers to earlier ones are skipped.
 pub(crate) fn udp_receive(socket: &UdpSocket, question: &[u8], limit: Duration) -> Result<Option<Answer>> {
     let digest = Digest::of(question).to_string();
@@ -133,9 +140,7 @@ pub fn request(from: &Netns, protocol: Protocol, server: SocketAddr, question: &
         Protocol::Tcp => tcp_request(from, server, question),
         Protocol::Udp => {
             let socket = udp_socket(from, server, true)?;
-            socket.send(question.as_bytes()).with_context(|| format!("send a datagram to {server}"))?;
-            udp_receive(&socket, question.as_bytes(), REQUEST_LIMIT)?
-                .with_context(|| format!("{server} did not answer within {} s", REQUEST_LIMIT.as_secs()))
+            udp_ask(&socket, question).with_context(|| format!("ask {server} over udp"))
         }
     }
 }

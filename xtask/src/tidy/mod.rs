@@ -2,6 +2,7 @@
 //! `cargo xtask tidy`: the rules of this repository that no compiler knows. Also a test of this crate, so that nobody
 //! learns of a broken rule from continuous integration.
 
+mod compatibility;
 mod documents;
 mod purity;
 mod reasons;
@@ -57,7 +58,8 @@ pub(crate) fn run(_options: &Options) -> Result<()> {
 }
 
 fn findings(tree: &Tree) -> Vec<Finding> {
-    [source::check(tree), purity::check(tree), reasons::check(tree), documents::check(tree)].concat()
+    let rules = [source::check, purity::check, reasons::check, documents::check, compatibility::check];
+    rules.iter().flat_map(|check| check(tree)).collect()
 }
 
 #[cfg(test)]

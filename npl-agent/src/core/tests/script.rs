@@ -130,8 +130,11 @@ pub(super) fn service(words: &[&str]) -> Service {
             match *word {
                 "off" => service.is_enabled = false,
                 "nodeport" => service.service_type = ServiceType::NodePort,
+                "loadbalancer" => service.service_type = ServiceType::LoadBalancer,
+                "external-name" => service.service_type = ServiceType::ExternalName,
                 "dual" => service.families = vec![Family::V4, Family::V6],
                 "ipv6" => service.families = vec![Family::V6],
+                "no-family" => service.families = Vec::new(),
                 other => panic!("no such word of a service: {other}"),
             }
         }
