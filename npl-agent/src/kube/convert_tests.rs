@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+use proptest::{prelude::*, sample::select};
 use serde_json::{Value, json};
 
 use super::*;
@@ -225,4 +226,76 @@ fn a_node_has_the_addresses_of_two_types() {
     assert_eq!(object.internal_ips, addresses(&["192.0.2.1", "2001:db8::1"]));
     assert_eq!(object.external_ips, addresses(&["198.51.100.1"]));
     assert_eq!(skipped, [Skipped::Address, Skipped::Address]);
+}
+
+/// A value of a field that the API server may not have checked as it should.
+fn number() -> impl Strategy<Value = Value> {
+    prop_oneof![
+        select(vec![0_i64, 1, 80, 65_535, 65_536, -1, i64::MAX, i64::MIN]).prop_map(|number| json!(number)),
+        any::<i64>().prop_map(|number| json!(number)),
+        Just(Value::Null),
+    ]
+}
+
+fn text() -> impl Strategy<Value = Value> {
+    let known = ["", "TCP", "UDP", "SCTP", "Always", "IPv4", "IPv6", "192.0.2.1", "::", "0.0.0.0", "::ffff:192.0.2.1"];
+    prop_oneof![
+        4 => select(known.to_vec()).prop_map(|text| json!(text)),
+        1 => any::<String>().prop_map(|text| json!(text)),
+        1 => Just(Value::Null),
+    ]
+}
+
+fn container() -> impl Strategy<Value = Value> {
+    let port = (text(), number(), text(), number(), text()).prop_map(|(name, port, protocol, host_port, host_ip)| {
+        // The one field that is never missing.
+        let port = if port.is_null() { json!(1) } else { port };
+        json!({ "name": name, "containerPort": port, "protocol": protocol, "hostPort": host_port, "hostIP": host_ip })
+    });
+    (text(), prop::collection::vec(port, 0..4))
+        .prop_map(|(policy, ports)| json!({ "restartPolicy": policy, "ports": ports }))
+}
+
+proptest! {
+    #[test]
+    fn whatever_a_pod_says_only_sense_is_left_of_it(
+        containers in prop::collection::vec(container(), 0..3),
+        sidecars in prop::collection::vec(container(), 0..3),
+        ips in prop::collection::vec(text(), 0..4),
+        phase in text(),
+    ) {
+        let ips: Vec<Value> = ips.into_iter().map(|ip| json!({ "ip": ip })).collect();
+        let spec = json!({ "containers": containers, "initContainers": sidecars });
+        let pod = converted_pod(spec, json!({ "phase": phase, "podIPs": ips })).object;
+        for port in &pod.ports {
+            prop_assert!(port.port.0 != 0 && port.host_port.is_none_or(|host_port| host_port.0 != 0), "{:?}", port);
+            prop_assert!(port.host_ip.is_none_or(|ip| !ip.is_unspecified()), "{:?}", port);
+        }
+        let once: std::collections::BTreeSet<_> = pod.ips.iter().collect();
+        prop_assert!(once.len() == pod.ips.len() && pod.ips.iter().all(|ip| !ip.is_unspecified()), "{:?}", pod.ips);
+    }
+
+    #[test]
+    fn whatever_a_service_says_only_sense_is_left_of_it(
+        kind in text(),
+        families in prop::collection::vec(text(), 0..4),
+        ports in prop::collection::vec((number(), text(), prop_oneof![number(), text()]), 0..4),
+        enabled in text(),
+    ) {
+        let families: Vec<Value> = families.into_iter().filter(Value::is_string).collect();
+        let ports: Vec<Value> = ports.into_iter().map(|(port, protocol, target)| {
+            let port = if port.is_null() { json!(1) } else { port };
+            json!({ "port": port, "protocol": protocol, "targetPort": target })
+        }).collect();
+        let annotations = if enabled.is_null() { json!({}) } else { json!({ "nodeportlocal.antrea.io/enabled": enabled }) };
+        let service = converted_service(annotations, json!({ "type": kind, "ipFamilies": families, "ports": ports })).object;
+        prop_assert_eq!(service.is_enabled, enabled == "true");
+        for port in &service.ports {
+            let makes_sense = match &port.target {
+                TargetPort::Number(number) => number.0 != 0,
+                TargetPort::Name(name) => !name.is_empty(),
+            };
+            prop_assert!(makes_sense, "{:?}", port);
+        }
+    }
 }

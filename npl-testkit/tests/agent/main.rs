@@ -4,6 +4,7 @@
 
 #![expect(clippy::unwrap_used, reason = "what fails here ends the test")]
 
+mod bad_input;
 mod contract;
 mod devices;
 mod events;
