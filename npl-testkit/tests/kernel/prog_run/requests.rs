@@ -6,8 +6,8 @@ use npl_testkit::packet::tcp_flags::{ACK, PSH, SYN};
 use npl_testkit::packet::{Checksum, Packet, Transport};
 
 use super::scene::{
-    CLIENT_PORT, NODE_PORT, Udp, bare, client, family, length, node, pod, random_packets, second_node_ip, tcp, to, udp,
-    with_mappings, with_mappings_of,
+    NODE_PORT, Udp, bare, client, family, length, node, node_ip, other_pod_ip, pod, random_packets, second_node_ip,
+    tcp, to, udp, with_mappings, with_mappings_of,
 };
 use crate::counters::{first_request, request};
 use crate::lab::NEXT;
@@ -143,9 +143,10 @@ fn changed_checksums_are_those_of_a_full_sum() {
 fn first_and_last_port_of_the_range_are_mapped() {
     with_mappings(|lab| {
         for port in [61_000, 61_100] {
-            lab.add(Udp, port, "10.0.0.6:53", 7);
-            let request = udp((CLIENT, CLIENT_PORT).into(), (NODE, port).into(), b"edge");
-            let expected = to(&request, "10.0.0.6:53".parse().unwrap());
+            let other = (other_pod_ip(), 53).into();
+            lab.add(Udp, port, other, 7);
+            let request = udp(client(), (node_ip(), port).into(), b"edge");
+            let expected = to(&request, other);
             lab.ingress(&request).is(&expected, first_request(&format!("{port}/udp"), length(&request)));
         }
     });

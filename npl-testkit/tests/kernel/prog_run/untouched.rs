@@ -8,8 +8,8 @@ use npl_testkit::packet::tcp_flags::{ACK, SYN};
 use npl_testkit::packet::{Ethernet, Packet, Transport};
 
 use super::scene::{
-    GENERATION, NODE_PORT, POD_PORT, Tcp, bare, client, client_ip, family, for_us, length, node, node_ip, other_pod_ip,
-    pod, pod_ip, second_node_ip, strange_ip, tcp, to, udp, with_family, with_mappings, with_mappings_of,
+    GENERATION, NODE_PORT, POD_PORT, Tcp, bare, client, client_ip, for_us, node, node_ip, other_pod_ip, pod, pod_ip,
+    second_node_ip, strange_ip, tcp, to, udp, with_family, with_mappings, with_mappings_of,
 };
 use crate::counters::{first_request, reason};
 use crate::lab::{Lab, NEXT, Outcome};
