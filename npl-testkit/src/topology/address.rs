@@ -67,7 +67,7 @@ route add default via 192.0.2.1 dev eth0
 route add default via 2001:db8:0:1::1 dev eth0",
     client: "addr add 192.0.2.1/24 dev eth0
 addr add 198.51.100.2/32 dev eth0
-addr add 2001:db8:0:1::1/64 dev eth0 nodad
+addr add 2001:db8:0:1::1/64 dev eth0 nodad noprefixroute
 addr add 2001:db8:0:2::2/128 dev eth0 nodad
 route replace 192.0.2.0/24 dev eth0 src 198.51.100.2
 route replace default via 192.0.2.10 dev eth0 src 198.51.100.2

@@ -70,6 +70,7 @@ fn device_that_comes_again_under_its_old_number_is_attached_afresh() {
         .ip(&format!(
             "link add eth0 index {ifindex} type veth peer name eth0 netns {client}\n\
              addr add 192.0.2.10/24 dev eth0\n\
+             addr add 2001:db8:0:1::10/64 dev eth0 nodad\n\
              link set eth0 up"
         ))
         .unwrap();
@@ -77,10 +78,17 @@ fn device_that_comes_again_under_its_old_number_is_attached_afresh() {
         .client()
         .ip("addr add 192.0.2.1/24 dev eth0\n\
              addr add 198.51.100.2/32 dev eth0\n\
+             addr add 2001:db8:0:1::1/64 dev eth0 nodad noprefixroute\n\
+             addr add 2001:db8:0:2::2/128 dev eth0 nodad\n\
              link set eth0 up\n\
-             route replace 192.0.2.0/24 dev eth0 src 198.51.100.2")
+             route replace 192.0.2.0/24 dev eth0 src 198.51.100.2\n\
+             route replace 2001:db8:0:1::/64 dev eth0 src 2001:db8:0:2::2")
         .unwrap();
-    world.node().ip("route add default via 192.0.2.1 dev eth0").unwrap();
+    world
+        .node()
+        .ip("route add default via 192.0.2.1 dev eth0\n\
+             route add default via 2001:db8:0:1::1 dev eth0")
+        .unwrap();
     let error = traffic::tcp_connect(world.client(), world.frontend()).unwrap_err();
     let kind = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
     assert_eq!(kind, Some(ErrorKind::ConnectionRefused), "without the programs, the host answers");
