@@ -14,14 +14,14 @@ use crate::{
     flow::{self, Flow, NodeEnd, Progress, Request},
     maps::CONFIG,
     packet::{Packet, tcp_flag},
-    rewrite::{self, Rewrite},
+    rewrite::{self, SOURCE},
     stats,
     verdict::Verdict,
 };
 
 /// A packet of an endpoint.
-struct Reply<F: Family> {
-    flow: Flow<F>,
+struct Reply<'k, F: Family> {
+    flow: Flow<'k, F>,
     ends: Ends<F>,
     protocol: u8,
     tcp_flags: u8,
@@ -32,16 +32,17 @@ struct Reply<F: Family> {
 pub fn translate<F: Family, const L2: usize>(ctx: &TcContext) -> Verdict {
     let Some(packet) = Packet::<F>::read::<L2>(ctx) else { return Verdict::NotOurs };
     let (pod_port, protocol) = (u16::from_be(packet.ports.source), packet.location.protocol);
-    let Some(endpoint) = F::endpoint(packet.source, pod_port, protocol) else { return Verdict::NotOurs };
+    let Some(endpoint) = F::endpoint(packet.location.source, pod_port, protocol) else { return Verdict::NotOurs };
     if packet.location.is_fragment {
         return Verdict::Pass(Reason::Fragment);
     }
-    let Some(transport) = packet.transport::<L2>(ctx) else { return Verdict::Pass(Reason::Truncated) };
+    let Some(tcp_flags) = packet.tcp_flags::<L2>(ctx) else { return Verdict::Pass(Reason::Truncated) };
     let client_port = u16::from_be(packet.ports.destination);
-    let ends = Ends::<F> { client: packet.destination, client_port, pod: packet.source, pod_port };
+    let ends = Ends::<F> { client: packet.location.destination, client_port, pod: packet.location.source, pod_port };
     let Some(config) = CONFIG.get(0) else { return Verdict::NotOurs };
-    let Some(flow) = Flow::new(config.seed, &ends, protocol) else { return Verdict::NotOurs };
-    let reply = Reply { flow, ends, protocol, tcp_flags: transport.tcp_flags() };
+    let key = F::flow_key(&ends, protocol);
+    let Some(flow) = Flow::new(config.seed, &ends, protocol, &key) else { return Verdict::NotOurs };
+    let reply = Reply { flow, ends, protocol, tcp_flags };
     let Some((node, progress)) = node_end(&reply, endpoint) else {
         return Verdict::Pass(Reason::UntrackedReply);
     };
@@ -50,8 +51,7 @@ pub fn translate<F: Family, const L2: usize>(ctx: &TcContext) -> Verdict {
         stats.reply_bytes += u64::from(ctx.len());
         stats.established_flows += u64::from(progress == Progress::Established);
     });
-    let rewrite = Rewrite::<F>::Source { addr: node.addr, port: node.port.to_be() };
-    match rewrite::apply::<F, L2>(ctx, &packet, transport, rewrite) {
+    match rewrite::apply::<F, SOURCE, L2>(ctx, &packet, node.addr, node.port.to_be()) {
         Ok(()) => Verdict::Translated,
         Err(rewrite::Refused) => Verdict::Drop(Reason::RewriteFailed),
     }
@@ -59,7 +59,7 @@ pub fn translate<F: Family, const L2: usize>(ctx: &TcContext) -> Verdict {
 
 /// What the client of a reply believes it talks to: from the flow table, or from the half-open cache.
 #[inline(always)]
-fn node_end<F: Family>(reply: &Reply<F>, endpoint: &Endpoint) -> Option<(NodeEnd<F>, Progress)> {
+fn node_end<F: Family>(reply: &Reply<'_, F>, endpoint: &Endpoint) -> Option<(NodeEnd<F>, Progress)> {
     if let Some(entry) = reply.flow.entry() {
         // SAFETY: see `Flow::note_request`: memory of its type, with the races that `FlowState` allows.
         let entry = unsafe { &mut *entry };
@@ -78,7 +78,7 @@ fn node_end<F: Family>(reply: &Reply<F>, endpoint: &Endpoint) -> Option<(NodeEnd
 
 /// The node end that a slot's word names, if the mapping that it names still leads to this sender.
 #[inline(always)]
-fn half_open_node<F: Family>(word: u64, reply: &Reply<F>, endpoint: &Endpoint) -> Option<NodeEnd<F>> {
+fn half_open_node<F: Family>(word: u64, reply: &Reply<'_, F>, endpoint: &Endpoint) -> Option<NodeEnd<F>> {
     let port = syn::node_port(word);
     let backend = F::backend(&Frontend { node_port: port, protocol: reply.protocol, pad: 0 })?;
     if backend.addr != reply.ends.pod
@@ -93,7 +93,7 @@ fn half_open_node<F: Family>(word: u64, reply: &Reply<F>, endpoint: &Endpoint) -
 
 /// Notes that the Pod has answered a half-open flow.
 #[inline(always)]
-fn note_reply<F: Family>(reply: &Reply<F>, word: u64, node: &NodeEnd<F>, endpoint: &Endpoint) -> Progress {
+fn note_reply<F: Family>(reply: &Reply<'_, F>, word: u64, node: &NodeEnd<F>, endpoint: &Endpoint) -> Progress {
     if reply.tcp_flags & tcp_flag::RST != 0 {
         // A refused connection never becomes a flow.
         return Progress::Known;

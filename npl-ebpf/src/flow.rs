@@ -17,8 +17,11 @@ use crate::{
 };
 
 /// A flow's identity and its place in the half-open cache.
-pub struct Flow<F: Family> {
-    key: F::FlowKey,
+///
+/// The key is apart, since it has to lie in memory for the kernel: where a pointer lay beside it, the verifier lets a
+/// program without `CAP_PERFMON` put nothing else afterwards.
+pub struct Flow<'k, F: Family> {
+    key: &'k F::FlowKey,
     protocol: u8,
     hash: u64,
     slot: *mut u64,
@@ -49,20 +52,20 @@ pub enum Progress {
     Established,
 }
 
-impl<F: Family> Flow<F> {
-    /// The flow between a client and a Pod.
+impl<'k, F: Family> Flow<'k, F> {
+    /// The flow between a client and a Pod; `key` is [`Family::flow_key`] of the same.
     #[inline(always)]
-    pub fn new(seed: u64, ends: &Ends<F>, protocol: u8) -> Option<Self> {
+    pub fn new(seed: u64, ends: &Ends<F>, protocol: u8, key: &'k F::FlowKey) -> Option<Self> {
         let rest = u64::from(ends.client_port) << 32 | u64::from(ends.pod_port) << 8 | u64::from(protocol);
         let hash = F::hash(seed, ends.client, ends.pod, rest);
         let slot = F::slot(syn::slot(hash))?;
-        Some(Self { key: F::flow_key(ends, protocol), protocol, hash, slot })
+        Some(Self { key, protocol, hash, slot })
     }
 
     /// The flow's entry in the flow table.
     #[inline(always)]
     pub fn entry(&self) -> Option<*mut F::Flow> {
-        F::flow(&self.key)
+        F::flow(self.key)
     }
 
     /// The flow's word in the half-open cache, if the slot is this flow's now.
@@ -132,7 +135,7 @@ impl<F: Family> Flow<F> {
     #[inline(always)]
     pub fn establish(&self, request: &Request<F>) -> Progress {
         let entry = fresh_entry::<F>(request);
-        if F::insert_flow(&self.key, &entry).is_none() {
+        if F::insert_flow(self.key, &entry).is_none() {
             stats::count(Reason::FlowTableFull);
             return Progress::Known;
         }

@@ -9,7 +9,7 @@ use crate::{
     flow::{Flow, NodeEnd, Progress, Request},
     maps::CONFIG,
     packet::{Packet, skb},
-    rewrite::{self, Rewrite},
+    rewrite::{self, DESTINATION},
     stats,
     verdict::Verdict,
 };
@@ -23,7 +23,7 @@ pub fn translate<F: Family, const L2: usize>(ctx: &TcContext) -> Verdict {
     if !config.contains(node_port) {
         return Verdict::NotOurs;
     }
-    let Some(addr_index) = F::local_index(config, packet.destination) else { return Verdict::NotOurs };
+    let Some(addr_index) = F::local_index(config, packet.location.destination) else { return Verdict::NotOurs };
     let protocol = packet.location.protocol;
     let Some(backend) = F::backend(&Frontend { node_port, protocol, pad: 0 }) else {
         return Verdict::Pass(Reason::NoMapping);
@@ -31,25 +31,25 @@ pub fn translate<F: Family, const L2: usize>(ctx: &TcContext) -> Verdict {
     if packet.location.is_fragment {
         return Verdict::Pass(Reason::Fragment);
     }
-    let Some(transport) = packet.transport::<L2>(ctx) else { return Verdict::Pass(Reason::Truncated) };
+    let Some(tcp_flags) = packet.tcp_flags::<L2>(ctx) else { return Verdict::Pass(Reason::Truncated) };
 
     let request = Request {
-        node: NodeEnd { addr: packet.destination, addr_index, port: node_port },
+        node: NodeEnd { addr: packet.location.destination, addr_index, port: node_port },
         generation: backend.generation,
         ifindex: ifindex(ctx),
-        tcp_flags: transport.tcp_flags(),
+        tcp_flags,
     };
     let client_port = u16::from_be(packet.ports.source);
-    let ends = Ends::<F> { client: packet.source, client_port, pod: backend.addr, pod_port: backend.port };
-    let progress = Flow::<F>::new(config.seed, &ends, protocol).map(|flow| flow.note_request(&request));
+    let ends = Ends::<F> { client: packet.location.source, client_port, pod: backend.addr, pod_port: backend.port };
+    let key = F::flow_key(&ends, protocol);
+    let progress = Flow::<F>::new(config.seed, &ends, protocol, &key).map(|flow| flow.note_request(&request));
     stats::of_mapping(backend.stats_index, |stats| {
         stats.request_packets += 1;
         stats.request_bytes += u64::from(ctx.len());
         stats.new_flows += u64::from(progress == Some(Progress::New));
         stats.established_flows += u64::from(progress == Some(Progress::Established));
     });
-    let rewrite = Rewrite::<F>::Destination { addr: backend.addr, port: backend.port.to_be() };
-    match rewrite::apply::<F, L2>(ctx, &packet, transport, rewrite) {
+    match rewrite::apply::<F, DESTINATION, L2>(ctx, &packet, backend.addr, backend.port.to_be()) {
         Ok(()) => Verdict::Translated,
         Err(rewrite::Refused) => Verdict::Drop(Reason::RewriteFailed),
     }

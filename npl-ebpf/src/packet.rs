@@ -55,31 +55,11 @@ pub struct UdpHeader {
     pub check: u16,
 }
 
-/// A transport header.
-#[derive(Clone, Copy)]
-pub enum Transport {
-    Tcp(TcpHeader),
-    Udp(UdpHeader),
-}
-
-impl Transport {
-    /// TCP flags; 0 for other protocols.
-    #[inline(always)]
-    pub const fn tcp_flags(&self) -> u8 {
-        match self {
-            Self::Tcp(header) => header.flags,
-            Self::Udp(_) => 0,
-        }
-    }
-}
-
 /// A packet with ports: where its headers are, and what they said when it was read.
 pub struct Packet<F: Family> {
     /// Offset of the IP header.
     pub l3: usize,
     pub location: Location<F>,
-    pub source: F::Addr,
-    pub destination: F::Addr,
     pub ports: Ports,
 }
 
@@ -88,18 +68,17 @@ impl<F: Family> Packet<F> {
     #[inline(always)]
     pub fn read<const L2: usize>(ctx: &TcContext) -> Option<Self> {
         let location = F::locate::<L2>(ctx)?;
-        let (source, destination) = F::addresses(&location.ip);
         let ports = read_at::<F, Ports, L2>(ctx, &location)?;
-        Some(Self { l3: L2, location, source, destination, ports })
+        Some(Self { l3: L2, location, ports })
     }
 
-    /// Reads the rest of the transport header that matters here, or nothing if the packet ends before it does.
+    /// TCP flags, 0 for other protocols; nothing if the packet ends before its transport header does.
     #[inline(always)]
-    pub fn transport<const L2: usize>(&self, ctx: &TcContext) -> Option<Transport> {
+    pub fn tcp_flags<const L2: usize>(&self, ctx: &TcContext) -> Option<u8> {
         if self.location.protocol == protocol::TCP {
-            self.read_transport::<TcpHeader, L2>(ctx).map(Transport::Tcp)
+            self.read_transport::<TcpHeader, L2>(ctx).map(|header| header.flags)
         } else {
-            self.read_transport::<UdpHeader, L2>(ctx).map(Transport::Udp)
+            self.read_transport::<UdpHeader, L2>(ctx).map(|_| 0)
         }
     }
 

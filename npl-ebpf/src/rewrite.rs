@@ -14,21 +14,22 @@ use aya_ebpf::{
     helpers::generated::{bpf_csum_level, bpf_l4_csum_replace, bpf_skb_store_bytes},
     programs::TcContext,
 };
-use npl_common::csum::{self, Field};
+use npl_common::{
+    csum::{self, Field},
+    mapping::protocol,
+};
 
 use crate::{
     family::Family,
-    packet::{Packet, Ports, TcpHeader, Transport, UdpHeader, skb},
+    packet::{Packet, Ports, TcpHeader, UdpHeader, skb},
 };
 
 /// The kernel refused a write; the packet may be half rewritten.
 pub struct Refused;
 
-/// A new address and port for one end of a packet. Words as loaded from a packet.
-pub enum Rewrite<F: Family> {
-    Source { addr: F::Addr, port: u16 },
-    Destination { addr: F::Addr, port: u16 },
-}
+/// The ends of a packet.
+pub const SOURCE: bool = false;
+pub const DESTINATION: bool = true;
 
 /// A transport header that has ports and a checksum over the pseudo-header.
 trait Checked: Copy {
@@ -80,55 +81,55 @@ struct Headers<T, H> {
     transport: H,
 }
 
-/// Gives one end of the packet another address and port.
+/// Gives one end of the packet another address and port. Words as loaded from a packet.
 #[inline(always)]
-pub fn apply<F: Family, const L2: usize>(
+pub fn apply<F: Family, const END: bool, const L2: usize>(
     ctx: &TcContext,
     packet: &Packet<F>,
-    transport: Transport,
-    rewrite: Rewrite<F>,
+    addr: F::Addr,
+    port: u16,
 ) -> Result<(), Refused> {
-    match transport {
-        Transport::Tcp(header) => write::<F, _, L2>(ctx, packet, header, rewrite, true),
+    if packet.location.protocol == protocol::TCP {
+        let header = packet.read_transport::<TcpHeader, L2>(ctx).ok_or(Refused)?;
+        write::<F, _, END, L2>(ctx, packet, header, addr, port, true)
+    } else {
+        let header = packet.read_transport::<UdpHeader, L2>(ctx).ok_or(Refused)?;
         // A datagram may go without a checksum, and then gets none.
-        Transport::Udp(header) => write::<F, _, L2>(ctx, packet, header, rewrite, header.check != 0),
+        write::<F, _, END, L2>(ctx, packet, header, addr, port, header.check != 0)
     }
 }
 
 #[inline(always)]
-fn write<F: Family, H: Checked, const L2: usize>(
+fn write<F: Family, H: Checked, const END: bool, const L2: usize>(
     ctx: &TcContext,
     packet: &Packet<F>,
     header: H,
-    rewrite: Rewrite<F>,
+    addr: F::Addr,
+    port: u16,
     has_checksum: bool,
 ) -> Result<(), Refused> {
-    let Packet { source, destination, ports, .. } = *packet;
-    let (difference, port, source, destination, ports) = match rewrite {
-        Rewrite::Source { addr, port } => {
-            (F::difference(source, addr), (ports.source, port), addr, destination, Ports { source: port, ..ports })
-        }
-        Rewrite::Destination { addr, port } => (
-            F::difference(destination, addr),
-            (ports.destination, port),
-            source,
-            addr,
-            Ports { destination: port, ..ports },
-        ),
+    let (location, old_ports) = (&packet.location, packet.ports);
+    let (source, destination, ports) = if END == SOURCE {
+        (addr, location.destination, Ports { source: port, ..old_ports })
+    } else {
+        (location.source, addr, Ports { destination: port, ..old_ports })
     };
+    let (old_addr, old_port) =
+        if END == SOURCE { (location.source, old_ports.source) } else { (location.destination, old_ports.destination) };
+    let difference = F::difference(old_addr, addr);
     let check = if has_checksum {
-        transport_check::<F, H, L2>(ctx, packet, header.check(), difference, port)?
+        transport_check::<F, H, L2>(ctx, packet, header.check(), difference, (old_port, port))?
     } else {
         header.check()
     };
-    let ip = F::tail(&packet.location.ip, source, destination, difference);
+    let ip = F::tail(location.rest, source, destination, difference);
     // In `skb->csum` the port and the transport checksum cancel out. A port that no checksum covers does not, so the
     // kernel has to add up what is written.
     let flags = if has_checksum { F::STORE_FLAGS } else { u64::from(BPF_F_RECOMPUTE_CSUM) };
     let (offset, transport) = (packet.l3 + F::TAIL, header.with(ports, check));
-    if packet.location.has_options {
+    if location.has_options {
         store(ctx, offset, &ip, flags)?;
-        store(ctx, packet.location.l4, &transport, flags)
+        store(ctx, location.l4, &transport, flags)
     } else {
         store(ctx, offset, &Headers { ip, transport }, flags)
     }

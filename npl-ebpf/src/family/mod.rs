@@ -25,10 +25,10 @@ pub trait Family: Sized {
     const TAIL: usize;
 
     type Addr: Copy + PartialEq;
-    /// The IP header that every packet has.
-    type Header: Copy;
-    /// The end of that header, from the first byte that a rewrite changes.
+    /// The end of the IP header, from the first byte that a rewrite changes.
     type Tail: Copy;
+    /// What that has beside the addresses.
+    type Rest: Copy;
     /// Key and value of the flow table.
     type FlowKey;
     type Flow;
@@ -37,12 +37,10 @@ pub trait Family: Sized {
     fn locate<const L2: usize>(ctx: &TcContext) -> Option<Location<Self>>;
     /// Copies the beginning of what follows at once on the IP header.
     fn read_behind<T: Copy, const L2: usize>(ctx: &TcContext) -> Option<T>;
-    /// Source and destination.
-    fn addresses(header: &Self::Header) -> (Self::Addr, Self::Addr);
     /// What a sum over the old address gains when it becomes the new one.
     fn difference(old: Self::Addr, new: Self::Addr) -> u32;
     /// The header's end with other addresses, whose sum differs by `difference`.
-    fn tail(header: &Self::Header, source: Self::Addr, destination: Self::Addr, difference: u32) -> Self::Tail;
+    fn tail(rest: Self::Rest, source: Self::Addr, destination: Self::Addr, difference: u32) -> Self::Tail;
     /// The hash of a flow.
     fn hash(seed: u64, client: Self::Addr, pod: Self::Addr, ports_and_protocol: u64) -> u64;
 
@@ -69,8 +67,10 @@ pub trait Family: Sized {
 
 /// Where a packet's transport header is.
 pub struct Location<F: Family> {
-    /// The IP header.
-    pub ip: F::Header,
+    pub source: F::Addr,
+    pub destination: F::Addr,
+    /// The rest of the IP header's end.
+    pub rest: F::Rest,
     /// The transport protocol.
     pub protocol: u8,
     /// Offset of the transport header.

@@ -24,7 +24,7 @@ pub struct V4;
 /// The part of an IPv4 header that every packet has (RFC 791).
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct Header {
+struct Header {
     version_and_length: u8,
     tos: u8,
     total_length: u16,
@@ -37,11 +37,18 @@ pub struct Header {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Tail {
+    rest: Rest,
+    source: u32,
+    destination: u32,
+}
+
+/// Time to live, protocol and checksum.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Rest {
     ttl: u8,
     protocol: u8,
     check: u16,
-    source: u32,
-    destination: u32,
 }
 
 /// More-fragments flag and fragment offset, host order.
@@ -60,22 +67,24 @@ impl Family for V4 {
     const TAIL: usize = offset_of!(Header, tail);
 
     type Addr = u32;
-    type Header = Header;
     type Tail = Tail;
+    type Rest = Rest;
     type FlowKey = FlowKeyV4;
     type Flow = FlowV4;
 
     #[inline(always)]
     fn locate<const L2: usize>(ctx: &TcContext) -> Option<Location<Self>> {
         let ip = packet::read::<Header, L2>(ctx)?;
-        let (fragment, protocol) = (u16::from_be(ip.fragment), ip.tail.protocol);
+        let Tail { rest, source, destination } = ip.tail;
+        let (fragment, protocol) = (u16::from_be(ip.fragment), rest.protocol);
         let length = usize::from(ip.version_and_length & 0x0f) * 4;
         // A fragment that is not the first has no ports and is none of ours here.
         if !packet::has_ports(protocol) || length < MIN || fragment & FRAGMENT_OFFSET_MASK != 0 {
             return None;
         }
         let is_fragment = fragment & FRAGMENT_MASK != 0;
-        Some(Location { ip, protocol, l4: L2 + length, has_options: length != MIN, is_fragment })
+        let (l4, has_options) = (L2 + length, length != MIN);
+        Some(Location { source, destination, rest, protocol, l4, has_options, is_fragment })
     }
 
     #[inline(always)]
@@ -87,19 +96,14 @@ impl Family for V4 {
     }
 
     #[inline(always)]
-    fn addresses(header: &Header) -> (u32, u32) {
-        (header.tail.source, header.tail.destination)
-    }
-
-    #[inline(always)]
     fn difference(old: u32, new: u32) -> u32 {
         csum::difference32(old, new)
     }
 
     #[inline(always)]
-    fn tail(header: &Header, source: u32, destination: u32, difference: u32) -> Tail {
-        let check = !csum::fold(u32::from(!header.tail.check) + difference);
-        Tail { check, source, destination, ..header.tail }
+    fn tail(rest: Rest, source: u32, destination: u32, difference: u32) -> Tail {
+        let check = !csum::fold(u32::from(!rest.check) + difference);
+        Tail { rest: Rest { check, ..rest }, source, destination }
     }
 
     #[inline(always)]

@@ -27,7 +27,7 @@ type Addr = [u32; 4];
 /// An IPv6 header (RFC 8200).
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct Header {
+struct Header {
     version_class_and_label: u32,
     payload_length: u16,
     next_header: u8,
@@ -79,16 +79,23 @@ impl Family for V6 {
     const TAIL: usize = offset_of!(Header, tail);
 
     type Addr = Addr;
-    type Header = Header;
     type Tail = Tail;
+    type Rest = ();
     type FlowKey = FlowKeyV6;
     type Flow = FlowV6;
 
     #[inline(always)]
     fn locate<const L2: usize>(ctx: &TcContext) -> Option<Location<Self>> {
         let ip = packet::read::<Header, L2>(ctx)?;
-        let mut location =
-            Location { ip, protocol: ip.next_header, l4: L2 + LENGTH, has_options: false, is_fragment: false };
+        let mut location = Location {
+            source: ip.tail.source,
+            destination: ip.tail.destination,
+            rest: (),
+            protocol: ip.next_header,
+            l4: L2 + LENGTH,
+            has_options: false,
+            is_fragment: false,
+        };
         if !packet::has_ports(location.protocol) {
             skip_extensions(ctx, &mut location)?;
         }
@@ -104,11 +111,6 @@ impl Family for V6 {
     }
 
     #[inline(always)]
-    fn addresses(header: &Header) -> (Addr, Addr) {
-        (header.tail.source, header.tail.destination)
-    }
-
-    #[inline(always)]
     fn difference(old: Addr, new: Addr) -> u32 {
         csum::difference32(old[0], new[0])
             + csum::difference32(old[1], new[1])
@@ -117,7 +119,7 @@ impl Family for V6 {
     }
 
     #[inline(always)]
-    fn tail(_header: &Header, source: Addr, destination: Addr, _difference: u32) -> Tail {
+    fn tail((): (), source: Addr, destination: Addr, _difference: u32) -> Tail {
         Tail { source, destination }
     }
 

@@ -8,6 +8,7 @@ mod bad_input;
 mod contract;
 mod devices;
 mod events;
+mod families;
 mod faults;
 mod formats;
 mod life;

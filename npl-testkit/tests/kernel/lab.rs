@@ -7,6 +7,7 @@ use std::path::Path;
 use aya::maps::{Array, HashMap, Map, MapData, MapError};
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
 use aya::{Ebpf, EbpfLoader};
+use caps::{CapSet, Capability};
 use npl_agent::core::model::{Backend, Family, Frontend, NodePort, PodPort, Protocol};
 use npl_agent::datapath::{Datapath, Pins, embedded_object};
 use npl_common::flow::{FlowKeyV4, FlowKeyV6, FlowState, FlowV4, FlowV6};
@@ -67,9 +68,20 @@ pub(crate) struct Outcome {
     pub(crate) changes: Vec<Change>,
 }
 
+/// What the agent has in its container, and what makes room for maps before Linux 5.11. The verifier is more lenient
+/// with who has `CAP_PERFMON` or `CAP_SYS_ADMIN`: programs that load under these alone load for the agent.
+const CAPABILITIES: [Capability; 3] = [Capability::CAP_BPF, Capability::CAP_NET_ADMIN, Capability::CAP_SYS_RESOURCE];
+
 /// Runs `test` with a datapath that has no mappings and no addresses; all of it is gone afterwards.
 pub(crate) fn with_lab(test: impl FnOnce(&mut Lab) + Send) {
-    mounts::with_private_bpffs(Path::new(BPFFS), || test(&mut Lab::open())).unwrap();
+    let confined = || {
+        // Of this thread alone, which ends with the test.
+        let mut kept = caps::read(None, CapSet::Effective).unwrap();
+        kept.retain(|capability| CAPABILITIES.contains(capability));
+        caps::set(None, CapSet::Effective, &kept).unwrap();
+        test(&mut Lab::open());
+    };
+    mounts::with_private_bpffs(Path::new(BPFFS), confined).unwrap();
 }
 
 /// A mapping's two ends.
