@@ -20,6 +20,7 @@
 
 pub mod agent;
 pub mod api_client;
+pub mod cgroups;
 pub mod cluster;
 pub mod consumers;
 pub mod control_plane;
@@ -32,6 +33,8 @@ pub mod packet;
 pub mod poll;
 pub mod process;
 pub mod proxy;
+pub mod real_cluster;
+pub mod reaper;
 pub mod residue;
 pub mod run;
 pub mod tools;

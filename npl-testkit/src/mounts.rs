@@ -69,6 +69,8 @@ pub struct Mount {
     pub point: PathBuf,
     /// The type of the file system.
     pub kind: String,
+    /// Its options, which are the same wherever it is mounted: of a hierarchy of control groups, its controllers.
+    pub options: Vec<String>,
 }
 
 /// Everything that this process sees mounted.
@@ -80,7 +82,10 @@ pub fn all() -> Result<Vec<Mount>> {
 fn parse(line: &str) -> Option<Mount> {
     let (left, right) = line.split_once(" - ")?;
     let point = PathBuf::from(left.split(' ').nth(4)?);
-    Some(Mount { point, kind: right.split(' ').next()?.to_owned() })
+    let mut right = right.split(' ');
+    let kind = right.next()?.to_owned();
+    let options = right.nth(1)?.split(',').map(str::to_owned).collect();
+    Some(Mount { point, kind, options })
 }
 
 fn mount_bpf(path: &Path) -> Result<()> {
@@ -95,6 +100,7 @@ mod tests {
     #[test]
     fn optional_fields_of_a_mount_line_are_skipped() {
         let line = "36 35 98:0 /mnt1 /mnt/parent rw,noatime shared:1 master:2 - bpf none rw,errors=continue";
-        assert_eq!(parse(line), Some(Mount { point: "/mnt/parent".into(), kind: "bpf".to_owned() }));
+        let options = vec!["rw".to_owned(), "errors=continue".to_owned()];
+        assert_eq!(parse(line), Some(Mount { point: "/mnt/parent".into(), kind: "bpf".to_owned(), options }));
     }
 }

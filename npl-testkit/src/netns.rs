@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Named network namespaces.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::process::CommandExt as _;
@@ -33,6 +34,12 @@ impl Netns {
         Ok(netns)
     }
 
+    /// Gives a name to the namespace that a process is in.
+    pub(crate) fn of_process(name: &str, pid: u32) -> Result<Self> {
+        tools::output(Command::new("ip").args(["netns", "attach", name, &pid.to_string()]))?;
+        Ok(Self(Arc::new(Name(name.to_owned()))))
+    }
+
     /// The name, as `ip netns exec` takes it.
     pub fn name(&self) -> &str {
         &self.0.0
@@ -49,16 +56,8 @@ impl Netns {
     }
 
     /// A command that will run inside.
-    #[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
-    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Result<Command> {
-        let file = self.open()?;
-        let mut command = Command::new(program);
-        let enter = move || setns(&file, CloneFlags::CLONE_NEWNET).map_err(io::Error::from);
-        // SAFETY: the hook makes one system call and allocates nothing.
-        unsafe {
-            command.pre_exec(enter);
-        }
-        Ok(command)
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Result<Command> {
+        command_in(self.name(), program)
     }
 
     /// Runs lines of `ip` inside, without the word `ip`, as one batch.
@@ -83,7 +82,7 @@ impl Netns {
     }
 
     fn open(&self) -> Result<File> {
-        File::open(self.path()).with_context(|| format!("open namespace {}", self.name()))
+        open(self.name())
     }
 }
 
@@ -93,6 +92,23 @@ impl Drop for Name {
             process::report(&format!("{err:#}"));
         }
     }
+}
+
+/// A command that will run in a namespace that somebody else owns.
+#[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
+pub fn command_in(name: &str, program: impl AsRef<OsStr>) -> Result<Command> {
+    let file = open(name)?;
+    let mut command = Command::new(program);
+    let enter = move || setns(&file, CloneFlags::CLONE_NEWNET).map_err(io::Error::from);
+    // SAFETY: the hook makes one system call and allocates nothing.
+    unsafe {
+        command.pre_exec(enter);
+    }
+    Ok(command)
+}
+
+fn open(name: &str) -> Result<File> {
+    File::open(Path::new(DIRECTORY).join(name)).with_context(|| format!("open namespace {name}"))
 }
 
 /// Deletes a namespace by name; one that does not exist is no error.

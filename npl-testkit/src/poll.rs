@@ -15,13 +15,27 @@ const INTERVAL: Duration = Duration::from_millis(5);
 ///
 /// # Errors
 /// When `limit` is over and the condition never held; the error names `what` was waited for.
-pub fn until<T>(what: &str, limit: Duration, mut condition: impl FnMut() -> Option<T>) -> Result<(T, Duration)> {
+pub fn until<T>(what: &str, limit: Duration, condition: impl FnMut() -> Option<T>) -> Result<(T, Duration)> {
+    wait(what, limit, condition, interrupt::is_requested)
+}
+
+/// As [`until`], for the removal of things, which goes on after an interruption.
+pub fn until_gone(what: &str, limit: Duration, mut condition: impl FnMut() -> bool) -> Result<()> {
+    wait(what, limit, || condition().then_some(()), || false).map(drop)
+}
+
+fn wait<T>(
+    what: &str,
+    limit: Duration,
+    mut condition: impl FnMut() -> Option<T>,
+    is_interrupted: impl Fn() -> bool,
+) -> Result<(T, Duration)> {
     let start = Instant::now();
     loop {
         if let Some(value) = condition() {
             return Ok((value, start.elapsed()));
         }
-        if interrupt::is_requested() {
+        if is_interrupted() {
             bail!("interrupted while waiting for {what}");
         }
         if start.elapsed() >= limit {

@@ -27,13 +27,23 @@ pub struct Process {
 
 impl Process {
     /// Starts `command` in a process group of its own, its output appended to `log`.
-    pub fn spawn(name: &str, mut command: Command, log: &Path) -> Result<Self> {
+    pub fn spawn(name: &str, command: Command, log: &Path) -> Result<Self> {
+        Self::spawn_by(name, command, log, spawn_for_life)
+    }
+
+    /// As [`Self::spawn`], by another way to start a process, which has to see to its end on its own.
+    pub(crate) fn spawn_by(
+        name: &str,
+        mut command: Command,
+        log: &Path,
+        spawn: impl FnOnce(Command) -> io::Result<Child>,
+    ) -> Result<Self> {
         let file =
             File::options().create(true).append(true).open(log).with_context(|| format!("open {}", log.display()))?;
         let copy = file.try_clone().with_context(|| format!("open {} a second time", log.display()))?;
         command.stdin(Stdio::null()).stdout(file).stderr(copy).process_group(0);
         let shown = tools::show(&command);
-        let child = spawn_for_life(command).with_context(|| format!("start {name}: `{shown}`"))?;
+        let child = spawn(command).with_context(|| format!("start {name}: `{shown}`"))?;
         Ok(Self { child, name: name.to_owned(), log: log.to_owned() })
     }
 

@@ -13,7 +13,7 @@ use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::{loaded_links, loaded_programs};
 
 use crate::run::{self, Run};
-use crate::{mounts, poll, tools};
+use crate::{cgroups, mounts, poll, tools};
 
 /// The kernel frees programs and maps some time after their last user is gone.
 const FREED_WITHIN: Duration = Duration::from_secs(10);
@@ -21,8 +21,21 @@ const FREED_WITHIN: Duration = Duration::from_secs(10);
 /// The beginning of the names of NPL's programs and maps, and of the namespaces of test runs.
 const PREFIX: &str = "npl";
 
-/// Executables of runs; `server` is etcd as Go builds it.
-const EXECUTABLES: [&str; 4] = ["npl-agent", "kube-apiserver", "etcd", "server"];
+/// Executables of runs, as the kernel cuts their names; `server` is etcd as Go builds it.
+const EXECUTABLES: [&str; 12] = [
+    "containerd",
+    "containerd-shim",
+    "etcd",
+    "kube-apiserver",
+    "kube-controller",
+    "kube-proxy",
+    "kube-scheduler",
+    "kubelet",
+    "npl-agent",
+    "npl-cluster",
+    "npl-pause",
+    "server",
+];
 
 /// Things that exist outside of this process at one moment, one line each.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +46,7 @@ pub struct Residue {
 impl Residue {
     /// Everything that any run or agent of ours has made on this machine.
     pub fn look() -> Result<Self> {
-        let mut things: BTreeSet<String> = netns_lines(PREFIX).collect();
+        let mut things: BTreeSet<String> = netns_lines(PREFIX).chain(cgroup_lines(PREFIX)?).collect();
         for mount in mounts::all()? {
             if mount.kind == "bpf" {
                 pins(&mount.point.join(PREFIX), &mut |path| things.extend([pin_line(path)]));
@@ -54,7 +67,8 @@ impl Residue {
 
     /// What one run has made, and what is pinned in its BPF file system, so that other runs do not matter.
     pub fn look_at(run: &Run, bpffs: &Path) -> Result<Self> {
-        let mut things: BTreeSet<String> = netns_lines(&run.netns_prefix()).collect();
+        let prefix = run.name_prefix();
+        let mut things: BTreeSet<String> = netns_lines(&prefix).chain(cgroup_lines(&prefix)?).collect();
         things.extend(mounts::below(run.directory())?.iter().map(|point| mount_line(point)));
         let (mut maps, mut programs) = (BTreeSet::new(), BTreeSet::new());
         pins(&bpffs.join(PREFIX), &mut |path| {
@@ -151,6 +165,10 @@ fn netns_lines(prefix: &str) -> impl Iterator<Item = String> {
         .into_iter()
         .filter(move |name| name.starts_with(prefix))
         .map(|name| format!("network namespace {name}"))
+}
+
+fn cgroup_lines(prefix: &str) -> Result<impl Iterator<Item = String>> {
+    Ok(cgroups::names(prefix)?.into_iter().map(|name| format!("control group {name}")))
 }
 
 fn mount_line(point: &Path) -> String {

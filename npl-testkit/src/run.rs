@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One run of a test or demo: the owner of everything that it makes outside this process.
 //!
-//! All of it is found again by the run's identifier alone: namespaces carry it in their names, files and mounts live in
-//! the run's folder. So one function removes a run, whether it ended well, was interrupted or was killed.
+//! All of it is found again by the run's identifier alone: namespaces and control groups carry it in their names, files
+//! and mounts live in the run's folder. So one function removes a run, whether it ended well, was interrupted or was killed.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -16,12 +16,16 @@ use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::{self, Signal};
 use nix::unistd::{Pid, geteuid};
 
+use crate::cgroups::{self, Cgroup};
 use crate::mounts::{self, BpfFs};
 use crate::netns::Netns;
 use crate::{process, tools};
 
 /// Folder of all runs' folders.
 pub const ROOT: &str = "/run/npl-testkit";
+
+/// The beginning of the names of all runs' namespaces and control groups.
+const PREFIX: &str = "npl-";
 
 /// Says which process a run belongs to: its id and its start time, since ids are used again.
 const OWNER_FILE: &str = "owner";
@@ -72,7 +76,17 @@ impl Run {
 
     /// Creates the network namespace `npl-<run>-<name>`.
     pub fn netns(&self, name: &str) -> Result<Netns> {
-        Netns::create(&format!("{}{name}", self.netns_prefix()))
+        Netns::create(&format!("{}{name}", self.name_prefix()))
+    }
+
+    /// Gives the network namespace of a process the name `npl-<run>-<name>`.
+    pub fn netns_of_process(&self, name: &str, pid: u32) -> Result<Netns> {
+        Netns::of_process(&format!("{}{name}", self.name_prefix()), pid)
+    }
+
+    /// Creates the control group `npl-<run>-<name>`.
+    pub fn cgroup(&self, name: &str) -> Result<Cgroup> {
+        Cgroup::create(&format!("{}{name}", self.name_prefix()))
     }
 
     /// Mounts a BPF file system of its own in the run's folder.
@@ -80,15 +94,15 @@ impl Run {
         BpfFs::mount(&self.directory.join(name))
     }
 
-    /// The beginning of the names of its namespaces.
-    pub fn netns_prefix(&self) -> String {
-        netns_prefix(&self.id)
+    /// The beginning of the names of its namespaces and control groups.
+    pub fn name_prefix(&self) -> String {
+        name_prefix(&self.id)
     }
 
     /// The processes inside its namespaces.
     pub fn processes(&self) -> Result<BTreeSet<u32>> {
         let mut pids = BTreeSet::new();
-        for netns in netns_names().into_iter().filter(|name| name.starts_with(&self.netns_prefix())) {
+        for netns in netns_names().into_iter().filter(|name| name.starts_with(&self.name_prefix())) {
             pids.extend(processes_in(&netns)?);
         }
         Ok(pids)
@@ -120,20 +134,17 @@ pub fn random_hex(bytes: usize) -> Result<String> {
 pub fn sweep() -> Result<()> {
     let mut dead = BTreeSet::new();
     let mut alive = BTreeSet::new();
-    for id in directory_names(Path::new(ROOT)) {
-        // A name with a dot belongs to a run that is just starting.
-        if !id.starts_with('.') {
-            if is_owner_alive(&id) {
-                alive.insert(id)
-            } else {
-                dead.insert(id)
-            };
-        }
+    for id in ids() {
+        if owner(&id).is_some() {
+            alive.insert(id)
+        } else {
+            dead.insert(id)
+        };
     }
-    for name in netns_names() {
-        if let Some(id) = run_of_netns(&name)
+    for name in netns_names().into_iter().chain(cgroups::names(PREFIX)?) {
+        if let Some(id) = run_of(&name)
             && !alive.contains(id)
-            && !Path::new(ROOT).join(id).exists()
+            && !directory_of(id).exists()
         {
             dead.insert(id.to_owned());
         }
@@ -144,18 +155,39 @@ pub fn sweep() -> Result<()> {
     Ok(())
 }
 
+/// The identifiers of all runs that have a folder; a name with a dot belongs to one that is just starting.
+pub fn ids() -> BTreeSet<String> {
+    directory_names(Path::new(ROOT)).into_iter().filter(|id| !id.starts_with('.')).collect()
+}
+
+/// The folder of a run, which another process may own.
+pub fn directory_of(id: &str) -> PathBuf {
+    Path::new(ROOT).join(id)
+}
+
+/// The process that a run belongs to, if it is alive.
+pub fn owner(id: &str) -> Option<u32> {
+    let owner = fs::read_to_string(directory_of(id).join(OWNER_FILE)).ok()?;
+    let (pid, time) = owner.split_once(' ')?;
+    let pid = pid.parse().ok()?;
+    start_time(pid).is_some_and(|now| now == time).then_some(pid)
+}
+
 /// The network namespaces that exist, by name.
 pub fn netns_names() -> BTreeSet<String> {
     directory_names(Path::new(crate::netns::DIRECTORY))
 }
 
 fn remove_run(id: &str) -> Result<()> {
-    let prefix = netns_prefix(id);
+    let prefix = name_prefix(id);
     for name in netns_names().into_iter().filter(|name| name.starts_with(&prefix)) {
         kill_processes_in(&name)?;
         crate::netns::delete(&name)?;
     }
-    let directory = Path::new(ROOT).join(id);
+    for name in cgroups::names(&prefix)? {
+        cgroups::remove(&name)?;
+    }
+    let directory = directory_of(id);
     for mount in mounts::below(&directory)?.into_iter().rev() {
         umount2(&mount, MntFlags::MNT_DETACH).with_context(|| format!("unmount {}", mount.display()))?;
     }
@@ -183,21 +215,13 @@ fn processes_in(netns: &str) -> Result<Vec<u32>> {
     Ok(pids.split_whitespace().filter_map(|pid| pid.parse().ok()).collect())
 }
 
-fn netns_prefix(id: &str) -> String {
-    format!("npl-{id}-")
+fn name_prefix(id: &str) -> String {
+    format!("{PREFIX}{id}-")
 }
 
-fn run_of_netns(name: &str) -> Option<&str> {
-    let (id, _) = name.strip_prefix("npl-")?.split_once('-')?;
+fn run_of(name: &str) -> Option<&str> {
+    let (id, _) = name.strip_prefix(PREFIX)?.split_once('-')?;
     (id.len() == 8 && id.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(id)
-}
-
-fn is_owner_alive(id: &str) -> bool {
-    let owner = fs::read_to_string(Path::new(ROOT).join(id).join(OWNER_FILE)).unwrap_or_default();
-    owner
-        .split_once(' ')
-        .and_then(|(pid, time)| Some((pid.parse::<u32>().ok()?, time)))
-        .is_some_and(|(pid, time)| start_time(pid).is_some_and(|now| now == time))
 }
 
 /// Field 22 of `/proc/<pid>/stat`; the name before it may hold blanks and parentheses.
@@ -218,10 +242,10 @@ mod tests {
 
     #[test]
     fn only_a_namespace_of_a_run_is_taken_for_one() {
-        assert_eq!(run_of_netns("npl-0123abcd-node"), Some("0123abcd"));
-        assert_eq!(run_of_netns("npl-0123abcd-pod-web-0"), Some("0123abcd"));
-        assert_eq!(run_of_netns("npl-lab-node"), None);
-        assert_eq!(run_of_netns("cni-0123abcd-node"), None);
+        assert_eq!(run_of("npl-0123abcd-node"), Some("0123abcd"));
+        assert_eq!(run_of("npl-0123abcd-pod-web-0"), Some("0123abcd"));
+        assert_eq!(run_of("npl-lab-node"), None);
+        assert_eq!(run_of("cni-0123abcd-node"), None);
     }
 
     #[test]

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The echo server alone: `npl-echo [--name NAME] [--port PORT]…`, for containers and other machines.
+//! The echo server alone: `npl-echo [--name NAME] [--node NODE] [--port PORT]…`, for containers and other machines.
 
 use std::env;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use npl_testkit::echo::EchoServer;
+use npl_testkit::interrupt;
 
-const USAGE: &str =
-    "npl-echo [--name NAME] [--port PORT]...: answers over TCP, UDP and HTTP with its name and the client's address";
+const USAGE: &str = "npl-echo [--name NAME] [--node NODE] [--port PORT]...: answers over TCP, UDP and HTTP with its \
+     name, its Node and the client's address";
 
 /// Served when no port is given.
 const DEFAULT_PORT: u16 = 8080;
@@ -24,13 +25,17 @@ fn main() -> ExitCode {
 }
 
 fn run(mut arguments: impl Iterator<Item = String>) -> Result<()> {
+    // Before any thread is started. The first process of a container gets no signal that it does not ask for.
+    interrupt::watch()?;
     // A container's host name is its Pod's name.
     let mut name = env::var("HOSTNAME").unwrap_or_else(|_unset| "npl-echo".to_owned());
+    let mut node = None;
     let mut ports = Vec::new();
     while let Some(flag) = arguments.next() {
         let value = arguments.next().with_context(|| format!("{flag} needs a value; usage: {USAGE}"))?;
         match flag.as_str() {
             "--name" => name = value,
+            "--node" => node = Some(value),
             "--port" => ports.push(value.parse().with_context(|| format!("{value} is not a port"))?),
             _unknown => bail!("{flag} is not known; usage: {USAGE}"),
         }
@@ -38,9 +43,9 @@ fn run(mut arguments: impl Iterator<Item = String>) -> Result<()> {
     if ports.is_empty() {
         ports.push(DEFAULT_PORT);
     }
-    let server = EchoServer::start(&name, &ports)?;
+    let _server = EchoServer::start_on(&name, node.as_deref(), &ports)?;
     report(&format!("{name} answers on ports {ports:?}"));
-    server.wait();
+    interrupt::wait();
     Ok(())
 }
 

@@ -20,6 +20,9 @@ pub use self::server::EchoServer;
 pub struct Answer {
     /// The name of the server that answered.
     pub pod: String,
+    /// The Node that the server says it runs on, if it knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
     /// The client's address as the server sees it.
     pub client: SocketAddr,
     /// `tcp` or `udp`.

@@ -31,9 +31,16 @@ pub struct EchoServer {
     threads: Vec<JoinHandle<()>>,
 }
 
+/// What a server says of itself.
+#[derive(Clone, Debug)]
+pub(super) struct Identity {
+    pub(super) pod: String,
+    pub(super) node: Option<String>,
+}
+
 #[derive(Debug)]
 struct Shared {
-    pod: String,
+    identity: Identity,
     stop: AtomicBool,
     connections: Mutex<Vec<Weak<TcpStream>>>,
 }
@@ -41,7 +48,13 @@ struct Shared {
 impl EchoServer {
     /// Serves TCP and UDP on every one of `ports`, in the namespace of the calling thread.
     pub fn start(pod: &str, ports: &[u16]) -> Result<Self> {
-        let shared = Shared { pod: pod.to_owned(), stop: AtomicBool::new(false), connections: Mutex::new(Vec::new()) };
+        Self::start_on(pod, None, ports)
+    }
+
+    /// As [`Self::start`], by a server that knows its Node.
+    pub fn start_on(pod: &str, node: Option<&str>, ports: &[u16]) -> Result<Self> {
+        let identity = Identity { pod: pod.to_owned(), node: node.map(str::to_owned) };
+        let shared = Shared { identity, stop: AtomicBool::new(false), connections: Mutex::new(Vec::new()) };
         let mut server = Self { shared: Arc::new(shared), threads: Vec::new() };
         for port in ports {
             server.serve(*port).with_context(|| format!("serve port {port} as {pod}"))?;
@@ -52,14 +65,6 @@ impl EchoServer {
     /// As [`Self::start`], inside `netns`.
     pub fn start_in(netns: &Netns, pod: &str, ports: &[u16]) -> Result<Self> {
         netns.run(|| Self::start(pod, ports))?
-    }
-
-    /// Waits for ever: for a process that does nothing else.
-    pub fn wait(mut self) {
-        for thread in self.threads.drain(..) {
-            // A panicked thread has shown its message.
-            drop(thread.join());
-        }
     }
 
     fn serve(&mut self, port: u16) -> Result<()> {
@@ -124,7 +129,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         let shared = Arc::clone(shared);
         thread::spawn(move || {
             // A client that goes away in the middle is no concern of the server.
-            drop(tcp::serve(&stream, &shared.pod));
+            drop(tcp::serve(&stream, &shared.identity));
         });
     }
 }
@@ -134,7 +139,7 @@ fn answer_datagrams(socket: &UdpSocket, shared: &Shared) {
     while !shared.stop.load(Ordering::Relaxed) {
         let Ok((length, client)) = socket.recv_from(&mut buffer) else { continue };
         let Some(request) = buffer.get(..length) else { continue };
-        if let Ok(line) = tcp::line(&shared.pod, client, Protocol::Udp, length as u64, Digest::of(request)) {
+        if let Ok(line) = tcp::line(&shared.identity, client, Protocol::Udp, length as u64, Digest::of(request)) {
             // The client asks again when the answer was lost.
             drop(socket.send_to(line.as_bytes(), client));
         }

@@ -5,6 +5,7 @@ use std::io::{self, BufRead as _, BufReader, Read, Write};
 use std::net::TcpStream;
 
 use super::pattern::{Digest, Pattern};
+use super::server::Identity;
 use super::{Answer, Protocol};
 
 /// Longer lines end the connection.
@@ -14,7 +15,7 @@ const MAX_LINE: u64 = 64 * 1024;
 const CHUNK: usize = 64 * 1024;
 
 /// Answers until the client closes its side.
-pub(super) fn serve(stream: &TcpStream, pod: &str) -> io::Result<()> {
+pub(super) fn serve(stream: &TcpStream, identity: &Identity) -> io::Result<()> {
     let mut reader = BufReader::with_capacity(CHUNK, stream);
     loop {
         let mut line = Vec::new();
@@ -24,15 +25,15 @@ pub(super) fn serve(stream: &TcpStream, pod: &str) -> io::Result<()> {
         let text = String::from_utf8_lossy(&line).into_owned();
         let words: Vec<&str> = text.split_whitespace().collect();
         match (words.as_slice(), numbers(&words)) {
-            (["GET", ..], _) => return serve_http(&mut reader, stream, pod, &line),
+            (["GET", ..], _) => return serve_http(&mut reader, stream, identity, &line),
             (["UPLOAD", ..], Some((length, _))) => {
                 let (received, digest) = drain(&mut reader, length)?;
-                send(stream, &answer(stream, pod, received, digest)?)?;
+                send(stream, &answer(stream, identity, received, digest)?)?;
             }
             (["DOWNLOAD", ..], Some((length, seed))) => {
                 io::copy(&mut BufReader::with_capacity(CHUNK, Pattern::new(seed, length)), &mut &*stream)?;
             }
-            _line => send(stream, &answer(stream, pod, line.len() as u64, Digest::of(&line))?)?,
+            _line => send(stream, &answer(stream, identity, line.len() as u64, Digest::of(&line))?)?,
         }
     }
 }
@@ -56,12 +57,17 @@ fn drain(reader: &mut impl Read, length: u64) -> io::Result<(u64, Digest)> {
     }
 }
 
-fn serve_http(reader: &mut impl io::BufRead, stream: &TcpStream, pod: &str, request: &[u8]) -> io::Result<()> {
+fn serve_http(
+    reader: &mut impl io::BufRead,
+    stream: &TcpStream,
+    identity: &Identity,
+    request: &[u8],
+) -> io::Result<()> {
     let mut header = String::new();
     while reader.take(MAX_LINE).read_line(&mut header)? > 2 {
         header.clear();
     }
-    let body = answer(stream, pod, request.len() as u64, Digest::of(request))?;
+    let body = answer(stream, identity, request.len() as u64, Digest::of(request))?;
     let length = body.len();
     send(
         stream,
@@ -75,13 +81,13 @@ fn send(mut stream: &TcpStream, text: &str) -> io::Result<()> {
     stream.write_all(text.as_bytes())
 }
 
-fn answer(stream: &TcpStream, pod: &str, received: u64, digest: Digest) -> io::Result<String> {
-    line(pod, stream.peer_addr()?, Protocol::Tcp, received, digest)
+fn answer(stream: &TcpStream, identity: &Identity, received: u64, digest: Digest) -> io::Result<String> {
+    line(identity, stream.peer_addr()?, Protocol::Tcp, received, digest)
 }
 
 /// An [`Answer`] as one line of JSON.
 pub(super) fn line(
-    pod: &str,
+    identity: &Identity,
     mut client: std::net::SocketAddr,
     protocol: Protocol,
     received: u64,
@@ -89,6 +95,7 @@ pub(super) fn line(
 ) -> io::Result<String> {
     // A dual-stack socket shows IPv4 clients as mapped IPv6 addresses.
     client.set_ip(client.ip().to_canonical());
-    let answer = Answer { pod: pod.to_owned(), client, protocol, received, digest: digest.to_string() };
+    let Identity { pod, node } = identity.clone();
+    let answer = Answer { pod, node, client, protocol, received, digest: digest.to_string() };
     Ok(serde_json::to_string(&answer)? + "\n")
 }

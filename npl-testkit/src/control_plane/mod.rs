@@ -1,23 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A real etcd and a real kube-apiserver for one run.
 
+mod credentials;
+
 use std::env;
 use std::ffi::OsStr;
-use std::fs::{self, OpenOptions};
-use std::io::Write as _;
+use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
-use ring::rand::SystemRandom;
-use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _};
 use serde_json::{Value, json};
 
+pub use self::credentials::Account;
+pub(crate) use self::credentials::write_secret;
+use self::credentials::{Tokens, kubeconfig};
 use crate::api_client::ApiClient;
 use crate::netns::Netns;
 use crate::poll;
@@ -28,7 +27,10 @@ use crate::run::{Run, random_hex};
 pub const AGENT_USER: &str = "system:serviceaccount:npl-system:npl-agent";
 
 /// The groups that Kubernetes puts a service account of `npl-system` into.
-const AGENT_GROUPS: &str = "system:serviceaccounts,system:serviceaccounts:npl-system,system:authenticated";
+const AGENT_GROUPS: [&str; 3] = ["system:serviceaccounts", "system:serviceaccounts:npl-system", "system:authenticated"];
+
+/// The user with all rights.
+const ADMIN: &str = "admin";
 
 /// The file of an account's access, as `kubectl` and the agent take it.
 const ADMIN_KUBECONFIG: &str = "admin.kubeconfig";
@@ -43,22 +45,35 @@ const STOP_LIMIT: Duration = Duration::from_secs(5);
 /// Variables that name the folder of the two binaries, the first that is set wins.
 const ASSET_VARIABLES: [&str; 2] = ["KUBEBUILDER_ASSETS", "NPL_CONTROL_PLANE_DIR"];
 
-/// What stands before the point of a P-256 key in a `SubjectPublicKeyInfo` (RFC 5480), in DER.
-const P256_PUBLIC_KEY: &[u8] = &[
-    0x30, 0x59, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce,
-    0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,
-];
+/// Where Pods and Nodes look for the API server by its Service: the port of HTTPS, which the Service has too.
+const NETWORK_PORT: u16 = 443;
+
+/// The range that Services' addresses are from.
+pub const SERVICE_RANGE: &str = "10.96.0.0/16,fd00:96::/112";
+
+/// The address of the API server's own Service, the first of the range.
+pub const SERVICE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
 
 /// A running control plane; stopped and removed on drop.
 #[derive(Debug)]
 pub struct ControlPlane {
     directory: PathBuf,
     netns: Option<Netns>,
+    reach: Reach,
     ports: Ports,
-    admin_token: String,
+    tokens: Tokens,
     api_server: Option<Process>,
     etcd: Process,
     binaries: Binaries,
+}
+
+/// Whom a control plane serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach {
+    /// Programs of this run, over the loopback device. No kubelet and no controller is expected.
+    Loopback,
+    /// Nodes and Pods, at this address of its namespace.
+    Network(Ipv4Addr),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -76,17 +91,32 @@ struct Binaries {
 
 impl ControlPlane {
     /// Starts both on the loopback address, inside `netns` when one is given, and waits until the API server is ready.
+    ///
+    /// Nothing runs a Pod or makes an object on its own: tests say what a kubelet and a controller would.
     pub fn start(run: &Run, netns: Option<&Netns>) -> Result<Self> {
+        let plane = Self::launch(run, netns, Reach::Loopback, &[Account::new(AGENT_USER, &AGENT_GROUPS)])?;
+        write_secret(&plane.agent_kubeconfig(), &plane.kubeconfig(AGENT_USER)?)?;
+        Ok(plane)
+    }
+
+    /// Starts both for kubelets and controllers that are to come, at `address` of `netns`.
+    pub fn start_for_nodes(run: &Run, netns: &Netns, address: Ipv4Addr, accounts: &[Account]) -> Result<Self> {
+        Self::launch(run, Some(netns), Reach::Network(address), accounts)
+    }
+
+    fn launch(run: &Run, netns: Option<&Netns>, reach: Reach, accounts: &[Account]) -> Result<Self> {
         let binaries = Binaries::find()?;
         let directory = run.file(&format!("control-plane-{}", random_hex(2)?));
         fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
-        let ports = Ports::free(netns)?;
-        let admin_token = write_credentials(&directory, ports.api_server)?;
+        let ports = Ports::free(netns, reach)?;
+        let tokens = Tokens::write(&directory.join("tokens.csv"), &[&[Account::admin()], accounts].concat())?;
+        credentials::write_signing_key(&directory.join("sa.key"), &directory.join("sa.pub"))?;
         let etcd =
             Process::spawn("etcd", etcd_command(&binaries, netns, &directory, ports)?, &directory.join("etcd.log"))?;
         let netns = netns.cloned();
-        let mut plane = Self { directory, netns, ports, admin_token, api_server: None, etcd, binaries };
+        let mut plane = Self { directory, netns, reach, ports, tokens, api_server: None, etcd, binaries };
         plane.start_api_server()?;
+        write_secret(&plane.admin_kubeconfig(), &plane.kubeconfig(ADMIN)?)?;
         Ok(plane)
     }
 
@@ -122,7 +152,13 @@ impl ControlPlane {
     /// A client with all rights.
     pub fn client(&self) -> Result<ApiClient> {
         let authority = fs::read(self.certificate()).context("read the API server's certificate")?;
-        Ok(ApiClient::new(self.address(), &authority, &self.admin_token, self.netns.as_ref()))
+        Ok(ApiClient::new(self.address(), &authority, self.tokens.of(ADMIN)?, self.netns.as_ref()))
+    }
+
+    /// A kubeconfig of one of the accounts, which needs no other file.
+    pub fn kubeconfig(&self, user: &str) -> Result<String> {
+        let certificate = fs::read(self.certificate()).context("read the API server's certificate")?;
+        Ok(kubeconfig(self.address(), &certificate, user, self.tokens.of(user)?))
     }
 
     /// Kubeconfig of an administrator.
@@ -162,7 +198,11 @@ impl ControlPlane {
 
     /// Where the API server listens, in its namespace.
     pub fn address(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.ports.api_server).into()
+        let address = match self.reach {
+            Reach::Loopback => Ipv4Addr::LOCALHOST,
+            Reach::Network(address) => address,
+        };
+        (address, self.ports.api_server).into()
     }
 
     /// The namespace that it listens in.
@@ -175,12 +215,18 @@ impl ControlPlane {
         &self.directory
     }
 
+    /// The key that tokens of service accounts are signed with.
+    pub fn signing_key(&self) -> PathBuf {
+        self.directory.join("sa.key")
+    }
+
     fn is_ready(&self) -> bool {
         // The certificate is written early in the API server's start.
         self.client().and_then(|client| client.text("/readyz")).is_ok_and(|text| text == "ok")
     }
 
-    fn certificate(&self) -> PathBuf {
+    /// The certificate that the API server makes for itself at its start.
+    pub fn certificate(&self) -> PathBuf {
         self.directory.join("certs").join("apiserver.crt")
     }
 
@@ -194,19 +240,38 @@ impl ControlPlane {
             .arg(format!("--service-account-key-file={}", file("sa.pub")))
             .arg(format!("--service-account-signing-key-file={}", file("sa.key")))
             .arg(format!("--token-auth-file={}", file("tokens.csv")))
-            .args([
+            .arg(format!("--service-cluster-ip-range={SERVICE_RANGE}"))
+            .args(["--service-account-issuer=https://kubernetes.default.svc", "--allow-privileged=true"])
+            .args(self.reach.flags());
+        Ok(command)
+    }
+}
+
+impl Reach {
+    fn flags(self) -> Vec<String> {
+        let flags: &[&str] = match self {
+            Self::Loopback => &[
                 "--bind-address=127.0.0.1",
                 // Asked for by the start-up checks, and used by nobody here.
                 "--advertise-address=192.0.2.1",
                 "--endpoint-reconciler-type=none",
-                "--service-account-issuer=https://kubernetes.default.svc",
-                "--service-cluster-ip-range=10.96.0.0/16,fd00:96::/112",
                 "--authorization-mode=RBAC",
                 // There is no controller that would make the default service account of each namespace.
                 "--disable-admission-plugins=ServiceAccount",
-                "--allow-privileged=true",
-            ]);
-        Ok(command)
+            ],
+            Self::Network(_) => &[
+                "--bind-address=0.0.0.0",
+                "--authorization-mode=Node,RBAC",
+                "--enable-admission-plugins=NodeRestriction",
+                // Nobody resolves the names of Nodes here.
+                "--kubelet-preferred-address-types=InternalIP",
+            ],
+        };
+        let advertised = match self {
+            Self::Loopback => None,
+            Self::Network(address) => Some(format!("--advertise-address={address}")),
+        };
+        flags.iter().map(ToString::to_string).chain(advertised).collect()
     }
 }
 
@@ -222,7 +287,7 @@ impl Drop for ControlPlane {
 
 impl Ports {
     /// Asks the kernel for three at once, so that they differ.
-    fn free(netns: Option<&Netns>) -> Result<Self> {
+    fn free(netns: Option<&Netns>, reach: Reach) -> Result<Self> {
         let bind = || -> std::io::Result<[u16; 3]> {
             let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
             let listeners = [TcpListener::bind(any)?, TcpListener::bind(any)?, TcpListener::bind(any)?];
@@ -233,7 +298,8 @@ impl Ports {
             Some(netns) => netns.run(bind)?,
             None => bind(),
         };
-        let [etcd, etcd_peer, api_server] = ports.context("ask the kernel for free ports")?;
+        let [etcd, etcd_peer, free] = ports.context("ask the kernel for free ports")?;
+        let api_server = if reach == Reach::Loopback { free } else { NETWORK_PORT };
         Ok(Self { etcd, etcd_peer, api_server })
     }
 }
@@ -266,54 +332,4 @@ fn etcd_command(binaries: &Binaries, netns: Option<&Netns>, directory: &Path, po
 
 fn command_in(netns: Option<&Netns>, program: impl AsRef<OsStr>) -> Result<Command> {
     netns.map_or_else(|| Ok(Command::new(program.as_ref())), |netns| netns.command(program.as_ref()))
-}
-
-/// Writes keys, tokens and kubeconfigs; returns the administrator's token.
-fn write_credentials(directory: &Path, port: u16) -> Result<String> {
-    let (admin, agent) = (random_hex(16)?, random_hex(16)?);
-    let tokens = format!("{admin},admin,1,\"system:masters\"\n{agent},{AGENT_USER},2,\"{AGENT_GROUPS}\"\n");
-    write_secret(&directory.join("tokens.csv"), &tokens)?;
-    write_signing_key(directory)?;
-    let authority = directory.join("certs").join("apiserver.crt");
-    write_secret(&directory.join(ADMIN_KUBECONFIG), &kubeconfig(port, &authority, "admin", &admin))?;
-    write_secret(&directory.join(AGENT_KUBECONFIG), &kubeconfig(port, &authority, "npl-agent", &agent))?;
-    Ok(admin)
-}
-
-/// Makes a key pair for service account tokens. The API server reads public keys from files of their own only.
-fn write_signing_key(directory: &Path) -> Result<()> {
-    let algorithm = &ECDSA_P256_SHA256_FIXED_SIGNING;
-    let random = SystemRandom::new();
-    let private = EcdsaKeyPair::generate_pkcs8(algorithm, &random).ok().context("make a signing key")?;
-    let pair = EcdsaKeyPair::from_pkcs8(algorithm, private.as_ref(), &random).ok().context("read a signing key")?;
-    let public = [P256_PUBLIC_KEY, pair.public_key().as_ref()].concat();
-    write_secret(&directory.join("sa.key"), &pem("PRIVATE KEY", private.as_ref()))?;
-    write_secret(&directory.join("sa.pub"), &pem("PUBLIC KEY", &public))
-}
-
-fn pem(label: &str, content: &[u8]) -> String {
-    format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", STANDARD.encode(content))
-}
-
-fn kubeconfig(port: u16, authority: &Path, user: &str, token: &str) -> String {
-    let authority = authority.display();
-    format!(
-        "apiVersion: v1
-kind: Config
-current-context: npl
-contexts: [{{name: npl, context: {{cluster: npl, user: {user}}}}}]
-clusters: [{{name: npl, cluster: {{server: \"https://127.0.0.1:{port}\", certificate-authority: \"{authority}\"}}}}]
-users: [{{name: {user}, user: {{token: \"{token}\"}}}}]
-"
-    )
-}
-
-fn write_secret(path: &Path, text: &str) -> Result<()> {
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)
-        .with_context(|| format!("create {}", path.display()))?;
-    file.write_all(text.as_bytes()).with_context(|| format!("write {}", path.display()))
 }

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Looking around in a cluster that is up.
+
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Command, ExitCode, ExitStatus};
+
+use anyhow::{Context, Result};
+use npl_testkit::netns;
+
+use crate::say;
+use crate::state::State;
+
+/// What a shell adds to the number of the signal that ended a program.
+const SIGNALLED: i32 = 128;
+
+/// Shows every cluster, or one.
+pub(crate) fn status(chosen: Option<&str>) -> Result<()> {
+    if chosen.is_some() {
+        return look_around(&State::find(chosen)?);
+    }
+    let all = State::all();
+    if all.is_empty() {
+        say("no cluster is up");
+    }
+    for (state, owner) in &all {
+        say(&format!("cluster {}: {}; owned by process {owner}", state.id, state.made_of));
+        match state.ready {
+            Some(_) => look_around(state)?,
+            None => say("  coming up"),
+        }
+    }
+    Ok(())
+}
+
+/// Says what is where, in commands that can be copied.
+pub(crate) fn look_around(state: &State) -> Result<()> {
+    let ready = state.ready()?;
+    let lines = [
+        ("kubectl", "cargo xtask cluster kubectl get pods --all-namespaces --output wide".to_owned()),
+        ("  by hand", format!("ip netns exec {} kubectl --kubeconfig {} …", ready.lan, ready.kubeconfig.display())),
+        ("a Node", "cargo xtask cluster exec node-1 ip addr".to_owned()),
+        ("the client", "cargo xtask cluster exec client curl --silent http://NODE-IP:NODE-PORT/".to_owned()),
+        ("  by hand", format!("ip netns exec {} …", ready.client)),
+        ("remove it", "cargo xtask cluster down".to_owned()),
+    ];
+    for (what, command) in &lines {
+        say(&format!("  {what:<11} {command}"));
+    }
+    for node in &ready.nodes {
+        let logs = node.directory.join("log");
+        say(&format!("  {:<11} {}, network {}, logs in {}", node.name, node.address, node.netns, logs.display()));
+    }
+    Ok(())
+}
+
+/// Runs kubectl where the API server is reached.
+pub(crate) fn kubectl(chosen: Option<&str>, arguments: &[String]) -> Result<ExitCode> {
+    let state = State::find(chosen)?;
+    let ready = state.ready()?;
+    let mut command = netns::command_in(&ready.lan, "kubectl")?;
+    command.args(arguments).env("KUBECONFIG", &ready.kubeconfig);
+    command.env("KUBECACHEDIR", ready.kubeconfig.with_file_name("kubectl"));
+    command.status().context("run kubectl").map(code)
+}
+
+/// Runs a command inside a Node, or in the client's network.
+pub(crate) fn exec(chosen: Option<&str>, machine: &str, words: &[String]) -> Result<ExitCode> {
+    let state = State::find(chosen)?;
+    let ready = state.ready()?;
+    let shell = ["sh".to_owned()];
+    let (program, arguments) = words.split_first().unwrap_or((&shell[0], &[]));
+    if machine == "client" {
+        let mut command = netns::command_in(&ready.client, program)?;
+        return command.args(arguments).status().with_context(|| format!("run {program}")).map(code);
+    }
+    let node = ready.nodes.iter().find(|node| node.name == machine);
+    let node = node.with_context(|| format!("this cluster has no {machine}, only client and its Nodes"))?;
+    let mut command = Command::new(program);
+    command.args(arguments);
+    node.space()?.run(command).map(code)
+}
+
+fn code(status: ExitStatus) -> ExitCode {
+    let number = status.code().unwrap_or_else(|| SIGNALLED + status.signal().unwrap_or_default());
+    u8::try_from(number).map_or(ExitCode::FAILURE, ExitCode::from)
+}

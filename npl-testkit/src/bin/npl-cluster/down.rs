@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `down`: ends the owners of clusters, and removes what dead ones have left.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nix::errno::Errno;
+use nix::sys::signal::{self, Signal};
+use nix::unistd::Pid;
+use npl_testkit::{poll, run};
+
+use crate::say;
+use crate::state::State;
+
+/// An owner removes everything within seconds; after this, it is killed, and everything with it.
+const GRACE: Duration = Duration::from_secs(40);
+
+/// The kernel needs a moment to end what belongs to a killed owner.
+const KILL_LIMIT: Duration = Duration::from_secs(10);
+
+/// Removes one cluster, or all.
+pub(crate) fn run(chosen: Option<&str>) -> Result<()> {
+    let up: Vec<String> = State::all().into_iter().map(|(state, _)| state.id).collect();
+    for id in up.iter().filter(|id| chosen.is_none_or(|chosen| chosen == id.as_str())) {
+        end(id).with_context(|| format!("end cluster {id}"))?;
+    }
+    // Also what an owner has left that was killed, by us or by anybody.
+    run::sweep()?;
+    match chosen {
+        Some(id) => say(&format!("cluster {id} is removed")),
+        None if up.is_empty() => say("no cluster is up"),
+        None => up.iter().for_each(|id| say(&format!("cluster {id} is removed"))),
+    }
+    Ok(())
+}
+
+fn end(id: &str) -> Result<()> {
+    for (signal, limit) in [(Signal::SIGTERM, GRACE), (Signal::SIGKILL, KILL_LIMIT)] {
+        let Some(owner) = run::owner(id) else { return Ok(()) };
+        let pid = Pid::from_raw(i32::try_from(owner).context("process id out of range")?);
+        match signal::kill(pid, signal) {
+            Ok(()) | Err(Errno::ESRCH) => {}
+            Err(err) => return Err(err).with_context(|| format!("send {signal} to process {owner}")),
+        }
+        if poll::until_gone("the end of its owner", limit, || run::owner(id).is_none()).is_ok() {
+            return Ok(());
+        }
+    }
+    anyhow::bail!("its owner does not end: see `npl-cluster status`")
+}

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `up`: starts the owner of a cluster and waits until it says that everything is ready.
+
+use std::env;
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::{self, Signal};
+use nix::unistd::Pid;
+use npl_testkit::{interrupt, poll};
+
+use crate::state::State;
+use crate::{UpArguments, access, say};
+
+/// Every wait of the owner is shorter.
+const LIMIT: Duration = Duration::from_mins(4);
+
+/// Until an owner that was told to end has removed everything.
+const END_LIMIT: Duration = Duration::from_mins(1);
+
+/// Starts a cluster and says how to look around.
+pub(crate) fn run(arguments: &UpArguments) -> Result<()> {
+    interrupt::watch()?;
+    let started = Instant::now();
+    let UpArguments { nodes, kube_proxy, cni } = arguments;
+    let mut owner = Command::new(env::current_exe().context("find this program")?)
+        .args(["supervise", "--nodes", &nodes.to_string()])
+        .args(["--kube-proxy", &kube_proxy.to_string(), "--cni", &cni.to_string()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("start the cluster's owner")?;
+    let id = wait_for_identifier(&mut owner)?;
+    say(&format!("cluster {id} is ready after {:.1} s", started.elapsed().as_secs_f32()));
+    access::look_around(&State::find(Some(&id))?)
+}
+
+/// The one line that an owner prints; without one it has told on standard error why.
+fn wait_for_identifier(owner: &mut Child) -> Result<String> {
+    let stdout = owner.stdout.take().context("listen to the cluster's owner")?;
+    let (sender, line) = mpsc::channel();
+    thread::spawn(move || {
+        let mut text = String::new();
+        let read = BufReader::new(stdout).read_line(&mut text);
+        // Nobody listens once the wait is over.
+        drop(sender.send(read.map(|_length| text)));
+    });
+    let waited = poll::until("the readiness of the cluster", LIMIT, || line.try_recv().ok());
+    let text = match waited {
+        Ok((text, _)) => text.context("listen to the cluster's owner")?,
+        Err(late) => {
+            end(owner)?;
+            return Err(late);
+        }
+    };
+    if text.is_empty() {
+        let status = owner.wait().context("wait for the cluster's owner")?;
+        bail!("the cluster did not come up, and everything of it is removed: {status}");
+    }
+    Ok(text.trim().to_owned())
+}
+
+fn end(owner: &mut Child) -> Result<()> {
+    let pid = i32::try_from(owner.id()).context("process id out of range")?;
+    signal::kill(Pid::from_raw(pid), Signal::SIGTERM).context("end the cluster's owner")?;
+    poll::until_gone("the end of the cluster's owner", END_LIMIT, || owner.try_wait().is_ok_and(|it| it.is_some()))
+}

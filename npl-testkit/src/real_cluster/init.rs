@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The first process of a Node, from inside: it makes a machine out of namespaces, and then only buries the dead.
+//!
+//! It is two processes, since the one that asks for a process namespace is not in it: the outer one waits for the inner
+//! one, which is process 1. Everything is done ahead of any thread.
+
+use std::env;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+
+use anyhow::{Context, Result, ensure};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::prctl;
+use nix::sys::signal::Signal;
+
+use crate::cgroups::{self, Cgroup, Hierarchy, Version};
+use crate::reaper;
+
+/// Where a Node's binaries are seen inside.
+pub(super) const BINARIES: &str = "/run/npl/bin";
+
+/// Where a Node's settings are seen inside.
+pub(super) const SETTINGS: &str = "/run/npl";
+
+/// Where programs inside put what is temporary.
+pub(super) const TEMPORARY: &str = "/run/temporary";
+
+/// In the Node's folder: the id of its first process, as seen from outside.
+pub(super) const PID_FILE: &str = "init.pid";
+
+/// In the Node's folder: there once everything is mounted.
+pub(super) const READY_FILE: &str = "run/npl/ready";
+
+/// What of the Node's folder stands in for which of the machine's, `/run` last, since it hides where the folder is.
+const OWN_FOLDERS: [(&str, &str); 3] = [("lib", "/var/lib"), ("log", "/var/log"), ("run", "/run")];
+
+/// Settings of the whole machine that a kubelet would write, with the values that it wants: it is shown files of ours.
+const SYSCTLS: [(&str, &str); 6] = [
+    ("vm/overcommit_memory", "1"),
+    ("vm/panic_on_oom", "0"),
+    ("kernel/panic", "10"),
+    ("kernel/panic_on_oops", "1"),
+    ("kernel/keys/root_maxkeys", "1000000"),
+    ("kernel/keys/root_maxbytes", "25000000"),
+];
+
+/// What the first process of a Node is told.
+#[derive(Clone, Debug, clap::Args)]
+pub struct InitArguments {
+    /// The Node's name.
+    #[arg(long)]
+    pub name: String,
+    /// The Node's folder.
+    #[arg(long)]
+    pub directory: PathBuf,
+    /// The Node's control group, which this process is in.
+    #[arg(long)]
+    pub cgroup: String,
+    /// The folder of kubelet and kube-proxy.
+    #[arg(long)]
+    pub binaries: PathBuf,
+    /// Be the inner of the two processes.
+    #[arg(long, hide = true)]
+    pub inner: bool,
+}
+
+impl InitArguments {
+    pub(super) fn to_words(&self) -> Vec<std::ffi::OsString> {
+        let Self { name, directory, cgroup, binaries, inner } = self;
+        let mut words = vec!["--name".into(), name.into(), "--directory".into(), directory.into()];
+        words.extend(["--cgroup".into(), cgroup.into(), "--binaries".into(), binaries.into()]);
+        words.extend(inner.then(|| "--inner".into()));
+        words
+    }
+}
+
+/// The folders that a Node needs, to be made before its first process starts.
+pub(super) fn prepare_folders(directory: &Path) -> Result<()> {
+    for folder in ["lib", "log", "run/npl/bin", "run/netns", "run/temporary", "run/lock"] {
+        let folder = directory.join(folder);
+        fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
+    }
+    Ok(())
+}
+
+/// Is either of the two processes, until it is ended.
+pub fn run(arguments: &InitArguments) -> Result<()> {
+    if arguments.inner { be_first(arguments) } else { start_first(arguments).map(drop) }
+}
+
+fn start_first(arguments: &InitArguments) -> Result<ExitStatus> {
+    let kinds =
+        CloneFlags::CLONE_NEWCGROUP | CloneFlags::CLONE_NEWIPC | CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWUTS;
+    unshare(kinds).context("create the Node's other namespaces")?;
+    Cgroup::find(&arguments.cgroup)?.divide()?;
+    let inner = InitArguments { inner: true, ..arguments.clone() };
+    let mut command = Command::new(env::current_exe().context("find this program")?);
+    command.arg("node-init").args(inner.to_words());
+    die_with_outer(&mut command);
+    let mut child = command.spawn().context("start the inner process")?;
+    let file = arguments.directory.join(PID_FILE);
+    fs::write(&file, child.id().to_string()).with_context(|| format!("write {}", file.display()))?;
+    child.wait().context("wait for the inner process")
+}
+
+/// This process has one thread, which lives as long as it does: the one whose death the kernel looks at.
+#[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
+fn die_with_outer(command: &mut Command) {
+    // Should the outer process be dead by then, whoever removes the run finds the inner one in the Node's network.
+    let hook = || prctl::set_pdeathsig(Signal::SIGKILL).map_err(std::io::Error::from);
+    // SAFETY: the hook makes one system call and allocates nothing.
+    unsafe {
+        command.pre_exec(hook);
+    }
+}
+
+fn be_first(arguments: &InitArguments) -> Result<()> {
+    ensure!(std::process::id() == 1, "--inner is for the first process of a process namespace");
+    reaper::prepare()?;
+    // Seen before anything hides it.
+    let hierarchies = Hierarchy::all()?;
+    // Only here, since the outer process still has to find the Node's folder.
+    unshare(CloneFlags::CLONE_NEWNS).context("create the Node's mount namespace")?;
+    attach(None, "/", MsFlags::MS_REC | MsFlags::MS_PRIVATE)?;
+    new(Path::new("/proc"), "proc", "proc", "")?;
+    new(Path::new("/sys"), "sysfs", "sysfs", "")?;
+    new(Path::new("/sys/fs/bpf"), "bpf", "bpf", "")?;
+    mount_cgroups(&hierarchies)?;
+    let directory = &arguments.directory;
+    attach(Some(&arguments.binaries), directory.join("run/npl/bin"), MsFlags::MS_BIND)?;
+    for (own, machines) in OWN_FOLDERS {
+        attach(Some(&directory.join(own)), machines, MsFlags::MS_BIND | MsFlags::MS_REC)?;
+    }
+    for (name, value) in SYSCTLS {
+        let own = Path::new(TEMPORARY).join(name.replace('/', "."));
+        fs::write(&own, value).with_context(|| format!("write {}", own.display()))?;
+        attach(Some(&own), Path::new("/proc/sys").join(name), MsFlags::MS_BIND)?;
+    }
+    // A kubelet hands mounts on to containers, and a container runtime takes them from there.
+    attach(None, "/", MsFlags::MS_REC | MsFlags::MS_SHARED)?;
+    fs::write("/proc/sys/kernel/hostname", &arguments.name).context("set the host name")?;
+    fs::write(Path::new(SETTINGS).join("ready"), "").context("say that everything is mounted")?;
+    reaper::run()
+}
+
+/// The hierarchies as the machine has them, each with the Node's own group as its root.
+fn mount_cgroups(hierarchies: &[Hierarchy]) -> Result<()> {
+    let root = Path::new(cgroups::ROOT);
+    if hierarchies.iter().all(|it| it.point != root) {
+        new(root, "tmpfs", "cgroup", "mode=755")?;
+    }
+    for Hierarchy { point, version } in hierarchies {
+        fs::create_dir_all(point).with_context(|| format!("create {}", point.display()))?;
+        match version {
+            Version::V2 => new(point, "cgroup2", "cgroup2", "")?,
+            Version::V1(controllers) => {
+                let options = controllers.join(",");
+                let named = options.starts_with("name=");
+                new(point, "cgroup", "cgroup", &if named { format!("none,{options}") } else { options })?;
+                link_controllers(point, controllers)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// `cpu` leads to `cpu,cpuacct`, where programs look for it.
+fn link_controllers(point: &Path, controllers: &[String]) -> Result<()> {
+    let (Some(folder), Some(name)) = (point.parent(), point.file_name()) else { return Ok(()) };
+    for controller in controllers.iter().filter(|it| controllers.len() > 1 && name != it.as_str()) {
+        let link = folder.join(controller);
+        symlink(name, &link).with_context(|| format!("link {}", link.display()))?;
+    }
+    Ok(())
+}
+
+fn new(point: &Path, kind: &str, source: &str, options: &str) -> Result<()> {
+    mount(Some(source), point, Some(kind), MsFlags::empty(), Some(options))
+        .with_context(|| format!("mount {kind} with options '{options}' at {}", point.display()))
+}
+
+fn attach(source: Option<&Path>, point: impl AsRef<Path>, flags: MsFlags) -> Result<()> {
+    let point = point.as_ref();
+    mount(source, point, None::<&str>, flags, None::<&str>)
+        .with_context(|| format!("mount {} at {} with {flags:?}", source.unwrap_or(point).display(), point.display()))
+}

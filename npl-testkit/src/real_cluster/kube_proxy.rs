@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A Node's kube-proxy.
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde_json::json;
+
+use super::init::{BINARIES, TEMPORARY};
+use super::network::{NodeNumber, POD_RANGE};
+use super::space::Space;
+use crate::control_plane::{ControlPlane, write_secret};
+use crate::process::Process;
+
+/// The user whom the API server lets read Services.
+pub(super) const USER: &str = "system:kube-proxy";
+
+/// How Services reach Pods on a Node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum KubeProxy {
+    /// Not at all.
+    None,
+    /// By rules of iptables.
+    #[default]
+    Iptables,
+    /// By rules of nftables.
+    Nftables,
+}
+
+impl fmt::Display for KubeProxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::Iptables => "iptables",
+            Self::Nftables => "nftables",
+        })
+    }
+}
+
+/// Starts it in a mode, if it is to run at all.
+pub(super) fn start(
+    mode: KubeProxy,
+    space: &Space,
+    node: NodeNumber,
+    directory: &Path,
+    plane: &ControlPlane,
+) -> Result<Option<Process>> {
+    if mode == KubeProxy::None {
+        return Ok(None);
+    }
+    let folder = directory.join("run/npl");
+    write_secret(&folder.join("kube-proxy.kubeconfig"), &plane.kubeconfig(USER)?)?;
+    let file = folder.join("kube-proxy.json");
+    fs::write(&file, settings(mode).to_string()).with_context(|| format!("write {}", file.display()))?;
+    let mut command = Command::new(Path::new(BINARIES).join("kube-proxy"));
+    command
+        .args(["--config=/run/npl/kube-proxy.json", "--v=2"])
+        .arg(format!("--hostname-override={}", node.name()))
+        .env("TMPDIR", TEMPORARY);
+    let log = directory.join("log/kube-proxy.log");
+    space.spawn(&format!("kube-proxy of {}", node.name()), command, &log).map(Some)
+}
+
+fn settings(mode: KubeProxy) -> serde_json::Value {
+    json!({
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "mode": mode.to_string(),
+        "clientConnection": {"kubeconfig": "/run/npl/kube-proxy.kubeconfig"},
+        "clusterCIDR": POD_RANGE,
+        "detectLocalMode": "ClusterCIDR",
+        // Sizes of the whole machine's table, which no Node of ours may set.
+        "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
+        // A machine may lack CAP_SYS_RESOURCE, which a lower value needs.
+        "oomScoreAdj": 0,
+    })
+}

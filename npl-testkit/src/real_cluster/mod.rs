@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A real Kubernetes of several Nodes on one machine: everything that a Node runs is real, and only the machine under it
+//! is made of namespaces.
+//!
+//! A Node has network, mount, process, host name, IPC and control group namespaces of its own, a BPF file system of its
+//! own, and files of its own for the settings of the machine that a kubelet writes. What is left of the machine itself
+//! (its network, its settings, its folders) is not touched.
+
+mod binaries;
+mod cni;
+mod containerd;
+mod controllers;
+mod init;
+mod kube_proxy;
+mod kubelet;
+mod network;
+mod node;
+mod space;
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, ensure};
+
+use self::binaries::{Images, Programs};
+pub use self::cni::Cni;
+use self::controllers::Controllers;
+pub use self::init::{InitArguments, run as run_init};
+pub use self::kube_proxy::KubeProxy;
+use self::network::Network;
+pub use self::network::{CLIENT, MAX_NODES, NodeNumber};
+pub use self::node::Node;
+use self::node::Parts;
+pub use self::space::Space;
+use crate::cluster::Cluster;
+use crate::control_plane::{Account, ControlPlane};
+use crate::netns::Netns;
+use crate::poll;
+use crate::run::Run;
+
+/// From the start of a kubelet to a Node that is ready takes 2 s on an idle machine.
+const READY_LIMIT: Duration = Duration::from_mins(1);
+
+/// What a cluster is made of.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How many Nodes.
+    pub nodes: u8,
+    /// What Services are made of.
+    pub kube_proxy: KubeProxy,
+    /// How Pods are connected.
+    pub cni: Cni,
+    /// The program whose subcommand `node-init` is [`run_init`].
+    pub init_program: PathBuf,
+}
+
+impl Options {
+    /// Two Nodes, iptables, a bridge.
+    pub fn new(init_program: impl Into<PathBuf>) -> Self {
+        Self { nodes: 2, kube_proxy: KubeProxy::default(), cni: Cni::default(), init_program: init_program.into() }
+    }
+}
+
+/// A running cluster; all of it ends with this value, the run last.
+#[derive(Debug)]
+pub struct RealCluster {
+    nodes: Vec<Node>,
+    _controllers: Controllers,
+    cluster: Cluster,
+    plane: ControlPlane,
+    lan: Netns,
+    client: Netns,
+    run: Run,
+}
+
+impl RealCluster {
+    /// Starts everything and waits until every Node is ready.
+    pub fn start(options: &Options) -> Result<Self> {
+        Self::start_in(Run::start()?, options)
+    }
+
+    /// As [`Self::start`], in a run that has begun.
+    pub fn start_in(run: Run, options: &Options) -> Result<Self> {
+        let Options { nodes, kube_proxy, cni, init_program } = options;
+        ensure!((1..=MAX_NODES).contains(nodes), "a cluster has 1 to {MAX_NODES} Nodes, not {nodes}");
+        let (programs, images) = (Programs::find()?, Images::find()?);
+        let network = Network::build(&run, *nodes)?;
+        if *cni == Cni::Bridge {
+            network.route_pods().context("add the routes to Pods")?;
+        }
+        let parts = Parts { init_program: init_program.clone(), programs, images, cni: *cni };
+        let (plane, mut booted) = boot_all(&run, &network, &parts)?;
+        let controllers = Controllers::start(&plane, &network.lan, &parts.programs)?;
+        booted.iter_mut().try_for_each(|node| node.join(&plane, *kube_proxy))?;
+        let cluster = Cluster::new(&plane)?;
+        let Network { lan, client, nodes: _ } = network;
+        let this = Self { nodes: booted, _controllers: controllers, cluster, plane, lan, client, run };
+        this.wait_until_ready()?;
+        Ok(this)
+    }
+
+    /// Its Nodes.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// Its Nodes, to end and restart parts of them.
+    pub fn nodes_mut(&mut self) -> &mut [Node] {
+        &mut self.nodes
+    }
+
+    /// The Node with this name.
+    pub fn node(&self, name: &str) -> Result<&Node> {
+        self.nodes.iter().find(|node| node.name() == name).with_context(|| format!("this cluster has no Node {name}"))
+    }
+
+    /// The objects, as an administrator.
+    pub fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
+    /// The API server and its data.
+    pub fn plane(&mut self) -> &mut ControlPlane {
+        &mut self.plane
+    }
+
+    /// Kubeconfig of an administrator.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.plane.admin_kubeconfig()
+    }
+
+    /// The namespace of the API server, which is the Nodes' router.
+    pub fn lan(&self) -> &Netns {
+        &self.lan
+    }
+
+    /// The namespace of a client outside of the Nodes' network.
+    pub fn client(&self) -> &Netns {
+        &self.client
+    }
+
+    /// Its run.
+    pub fn run(&self) -> &Run {
+        &self.run
+    }
+
+    /// Gives the network of a Pod a name, so that requests can be sent from it.
+    pub fn pod_netns(&self, namespace: &str, name: &str) -> Result<Netns> {
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
+        let pod = self.cluster.client().get(&path)?;
+        let text = |pointer: &str| {
+            let value = pod.pointer(pointer).and_then(serde_json::Value::as_str);
+            value.with_context(|| format!("Pod {namespace}/{name} has no {pointer}"))
+        };
+        let node = self.node(text("/spec/nodeName")?)?;
+        let processes = node.pod_processes(text("/metadata/uid")?)?;
+        let process = processes.first().with_context(|| format!("no process of Pod {namespace}/{name} runs"))?;
+        self.run.netns_of_process(&format!("pod-{namespace}-{name}"), *process)
+    }
+
+    fn wait_until_ready(&self) -> Result<()> {
+        for node in &self.nodes {
+            let path = format!("/api/v1/nodes/{}", node.name());
+            poll::until(&format!("the readiness of {}", node.name()), READY_LIMIT, || {
+                let object = self.cluster.client().find(&path).ok().flatten()?;
+                is_ready(&object).then_some(())
+            })
+            .with_context(|| node.log_tail())?;
+        }
+        // No Pod is admitted to a namespace without it.
+        let account = "/api/v1/namespaces/default/serviceaccounts/default";
+        let exists = || self.cluster.client().find(account).ok().flatten().map(drop);
+        poll::until("the default service account", READY_LIMIT, exists).map(drop)
+    }
+}
+
+/// Starts the control plane and, meanwhile, all that Nodes can do without it.
+fn boot_all(run: &Run, network: &Network, parts: &Parts) -> Result<(ControlPlane, Vec<Node>)> {
+    let kubelets = network.nodes.iter().map(|(number, _)| Account::new(&kubelet::user(*number), &[kubelet::GROUP]));
+    let accounts: Vec<Account> =
+        kubelets.chain(controllers::accounts()).chain([Account::new(kube_proxy::USER, &[])]).collect();
+    thread::scope(|scope| {
+        let mut boots = Vec::new();
+        for (number, netns) in &network.nodes {
+            boots.push(scope.spawn(move || {
+                Node::boot(run, *number, netns, parts).with_context(|| format!("boot {}", number.name()))
+            }));
+        }
+        let plane = ControlPlane::start_for_nodes(run, &network.lan, network::ROUTER, &accounts);
+        let joined = boots.into_iter().map(|boot| boot.join().map_err(|_panic| anyhow!("a boot panicked"))?);
+        let nodes = joined.collect::<Result<Vec<_>>>()?;
+        Ok((plane?, nodes))
+    })
+}
+
+/// Whether an object's condition `Ready` holds.
+pub fn is_ready(object: &serde_json::Value) -> bool {
+    let conditions = object.pointer("/status/conditions").and_then(serde_json::Value::as_array);
+    conditions.into_iter().flatten().any(|it| it["type"] == "Ready" && it["status"] == "True")
+}
+
+/// The addresses of the client, in the order of a Node's.
+pub fn client_addresses() -> [IpAddr; 2] {
+    [CLIENT.0.into(), CLIENT.1.into()]
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One Node of a cluster.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use super::binaries::{Images, Programs};
+use super::cni::{self, Cni};
+use super::init::{self, InitArguments};
+use super::kube_proxy::{self, KubeProxy};
+use super::network::NodeNumber;
+use super::space::{Init, Space};
+use super::{containerd, kubelet};
+use crate::control_plane::ControlPlane;
+use crate::netns::Netns;
+use crate::process::Process;
+use crate::run::Run;
+
+/// A Node: namespaces, a container runtime, a kubelet. Its processes end in the order of the fields.
+#[derive(Debug)]
+pub struct Node {
+    number: NodeNumber,
+    netns: Netns,
+    directory: PathBuf,
+    cgroup: String,
+    kube_proxy: Option<Process>,
+    kubelet: Option<Process>,
+    containerd: Process,
+    init: Init,
+}
+
+/// What all Nodes of a cluster have in common.
+#[derive(Clone, Debug)]
+pub(super) struct Parts {
+    pub(super) init_program: PathBuf,
+    pub(super) programs: Programs,
+    pub(super) images: Images,
+    pub(super) cni: Cni,
+}
+
+impl Node {
+    /// Starts everything that needs no API server: the machine and its container runtime, with all images.
+    pub(super) fn boot(run: &Run, number: NodeNumber, netns: &Netns, parts: &Parts) -> Result<Self> {
+        let name = number.name();
+        let directory = run.file(&name);
+        init::prepare_folders(&directory)?;
+        cni::configure(parts.cni, &directory, number)?;
+        containerd::configure(&directory, &parts.programs.cni)?;
+        let cgroup = run.cgroup(&name)?;
+        let arguments = InitArguments {
+            name: name.clone(),
+            directory: directory.clone(),
+            cgroup: cgroup.name().to_owned(),
+            binaries: parts.programs.folder.clone(),
+            inner: false,
+        };
+        let init = Init::start(&parts.init_program, &arguments, netns, &cgroup)?;
+        let containerd = containerd::start(init.space(), &name, &directory)?;
+        containerd::import(&directory, &parts.images)?;
+        let (netns, cgroup) = (netns.clone(), arguments.cgroup);
+        Ok(Self { number, netns, directory, cgroup, kube_proxy: None, kubelet: None, containerd, init })
+    }
+
+    /// Starts what talks to the API server.
+    pub(super) fn join(&mut self, plane: &ControlPlane, mode: KubeProxy) -> Result<()> {
+        kubelet::configure(&self.directory, self.number, plane)?;
+        self.kubelet = Some(kubelet::start(self.init.space(), self.number, &self.directory)?);
+        self.kube_proxy = kube_proxy::start(mode, self.init.space(), self.number, &self.directory, plane)?;
+        Ok(())
+    }
+
+    /// `node-1`
+    pub fn name(&self) -> String {
+        self.number.name()
+    }
+
+    /// Its name and addresses.
+    pub fn number(&self) -> NodeNumber {
+        self.number
+    }
+
+    /// Its network.
+    pub fn netns(&self) -> &Netns {
+        &self.netns
+    }
+
+    /// All of its namespaces.
+    pub fn space(&self) -> &Space {
+        self.init.space()
+    }
+
+    /// The folder of its files.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The name of its control group.
+    pub fn cgroup(&self) -> &str {
+        &self.cgroup
+    }
+
+    /// The container runtime.
+    pub fn containerd(&mut self) -> &mut Process {
+        &mut self.containerd
+    }
+
+    /// Starts the container runtime again after it has ended; Pods run on without it.
+    pub fn restart_containerd(&mut self) -> Result<()> {
+        self.containerd.kill()?;
+        self.containerd = containerd::start(self.init.space(), &self.number.name(), &self.directory)?;
+        Ok(())
+    }
+
+    /// Ends the kubelet without a warning and starts it again; Pods run on without it.
+    pub fn restart_kubelet(&mut self) -> Result<()> {
+        self.kubelet = None;
+        self.kubelet = Some(kubelet::start(self.init.space(), self.number, &self.directory)?);
+        Ok(())
+    }
+
+    /// A command of `ctr` for the Node's images and containers.
+    pub fn ctr(&self) -> Command {
+        containerd::ctr(&self.directory)
+    }
+
+    /// The process ids of a Pod's containers, as seen from outside.
+    pub fn pod_processes(&self, pod_uid: &str) -> Result<Vec<u32>> {
+        let mut pids = Vec::new();
+        for entry in fs::read_dir("/proc").context("list processes")?.flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            // A process may end between its listing and a look at it.
+            let groups = fs::read_to_string(entry.path().join("cgroup")).unwrap_or_default();
+            if groups.contains(&format!("/{}/", self.cgroup)) && groups.contains(&format!("/pod{pod_uid}/")) {
+                pids.push(pid);
+            }
+        }
+        Ok(pids)
+    }
+
+    /// What the Node's programs said last, for error messages.
+    pub fn log_tail(&self) -> String {
+        let kubelet = self.kubelet.as_ref().map(|process| process.log_tail(10)).unwrap_or_default();
+        format!("{kubelet}\n{}", self.containerd.log_tail(5))
+    }
+}

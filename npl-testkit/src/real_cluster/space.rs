@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The namespaces of a Node, from outside: how they come to be and how a process is started in them.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, ExitStatus};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use nix::sched::{CloneFlags, setns, unshare};
+
+use super::init::{InitArguments, PID_FILE, READY_FILE};
+use crate::cgroups::Cgroup;
+use crate::netns::Netns;
+use crate::poll;
+use crate::process::Process;
+
+/// A few mounts.
+const READY_LIMIT: Duration = Duration::from_secs(10);
+
+/// In the order in which they are entered: the files that stand for the others are seen from the first mounts only.
+const KINDS: [(&str, CloneFlags); 5] = [
+    ("ipc", CloneFlags::CLONE_NEWIPC),
+    ("uts", CloneFlags::CLONE_NEWUTS),
+    ("net", CloneFlags::CLONE_NEWNET),
+    ("pid", CloneFlags::CLONE_NEWPID),
+    ("mnt", CloneFlags::CLONE_NEWNS),
+];
+
+/// The first process of a Node. With it, the kernel ends every other and undoes every mount.
+#[derive(Debug)]
+pub(super) struct Init {
+    space: Space,
+    // Ends with this process, whatever happens to that, and its child with it.
+    _process: Process,
+}
+
+impl Init {
+    /// Starts it, by the program that takes [`InitArguments`], and waits until the Node's mounts are there.
+    pub(super) fn start(program: &Path, arguments: &InitArguments, netns: &Netns, cgroup: &Cgroup) -> Result<Self> {
+        let mut command = netns.command(program)?;
+        command.arg("node-init").args(arguments.to_words());
+        cgroup.hold_roots(&mut command)?;
+        let log = arguments.directory.join("init.log");
+        let mut process = Process::spawn(&format!("the first process of {}", arguments.name), command, &log)?;
+        let ready = arguments.directory.join(READY_FILE);
+        let (started, _) = poll::until(&format!("the mounts of {}", arguments.name), READY_LIMIT, || {
+            if let Some(status) = process.exit_status() {
+                return Some(Err(status));
+            }
+            // The outer of its processes says who the inner one is; the inner one says that it is done.
+            Space::find(&arguments.directory, cgroup.clone()).ok().filter(|_found| ready.exists()).map(Ok)
+        })
+        .with_context(|| process.log_tail(5))?;
+        match started {
+            Ok(space) => Ok(Self { space, _process: process }),
+            Err(status) => bail!("{} ended with {status}\n{}", process.name(), process.log_tail(5)),
+        }
+    }
+
+    /// Its namespaces.
+    pub(super) fn space(&self) -> &Space {
+        &self.space
+    }
+}
+
+/// The namespaces of a Node that is up.
+#[derive(Clone, Debug)]
+pub struct Space {
+    init: u32,
+    cgroup: Cgroup,
+}
+
+impl Space {
+    /// The namespaces of the Node with this folder, which another process may own.
+    pub fn find(directory: &Path, cgroup: Cgroup) -> Result<Self> {
+        let file = directory.join(PID_FILE);
+        let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
+        let init = text.parse().with_context(|| format!("read a process id from {}", file.display()))?;
+        Ok(Self { init, cgroup })
+    }
+
+    /// Starts a process inside that runs on; it ends with the Node.
+    pub(super) fn spawn(&self, name: &str, mut command: Command, log: &Path) -> Result<Process> {
+        self.join(&mut command)?;
+        Process::spawn_by(name, command, log, |mut command| self.inside(|| command.spawn())?)
+    }
+
+    /// Runs a command inside to its end, on this process's own terminal.
+    pub fn run(&self, mut command: Command) -> Result<ExitStatus> {
+        self.join(&mut command)?;
+        self.inside(|| command.status())
+            .and_then(|status| status)
+            .with_context(|| format!("run {} inside", command.get_program().display()))
+    }
+
+    /// Lets a command start in the Node's control group, and only then see that as the root: a process may not come from
+    /// beyond what it sees.
+    #[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
+    fn join(&self, command: &mut Command) -> Result<()> {
+        self.cgroup.hold_system(command)?;
+        let file = self.open("cgroup").context("open the Node's control group namespace")?;
+        let enter = move || setns(&file, CloneFlags::CLONE_NEWCGROUP).map_err(io::Error::from);
+        // SAFETY: the hook makes one system call and allocates nothing.
+        unsafe {
+            command.pre_exec(enter);
+        }
+        Ok(())
+    }
+
+    fn open(&self, kind: &str) -> io::Result<File> {
+        File::open(format!("/proc/{}/ns/{kind}", self.init))
+    }
+
+    /// Does something on a thread whose children are inside.
+    fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> io::Result<T> {
+        let files: Vec<(File, CloneFlags)> =
+            KINDS.iter().map(|(kind, flag)| Ok((self.open(kind)?, *flag))).collect::<io::Result<_>>()?;
+        let entered = move || {
+            // A thread that shares its root and working directory with others may not change its mounts.
+            unshare(CloneFlags::CLONE_FS)?;
+            files.iter().try_for_each(|(file, flag)| setns(file, *flag))?;
+            Ok(work())
+        };
+        thread::scope(|scope| scope.spawn(entered).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    }
+}
