@@ -15,8 +15,9 @@ use super::pattern::Digest;
 use super::{Protocol, tcp};
 use crate::netns::Netns;
 
-/// How long a thread may sit in a system call before it looks whether it has to end.
-const LOOK: Duration = Duration::from_millis(50);
+/// How long a thread may sit in a system call before it looks whether it has to end, should nothing wake it. Hundreds of
+/// servers on one machine are not to be a load by themselves.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// How long a client may say nothing before its connection is closed.
 const CLIENT_PAUSE: Duration = Duration::from_secs(30);
@@ -28,6 +29,7 @@ const BACKLOG: i32 = 1024;
 #[derive(Debug)]
 pub struct EchoServer {
     shared: Arc<Shared>,
+    sockets: Vec<Socket>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -55,7 +57,7 @@ impl EchoServer {
     pub fn start_on(pod: &str, node: Option<&str>, ports: &[u16]) -> Result<Self> {
         let identity = Identity { pod: pod.to_owned(), node: node.map(str::to_owned) };
         let shared = Shared { identity, stop: AtomicBool::new(false), connections: Mutex::new(Vec::new()) };
-        let mut server = Self { shared: Arc::new(shared), threads: Vec::new() };
+        let mut server = Self { shared: Arc::new(shared), sockets: Vec::new(), threads: Vec::new() };
         for port in ports {
             server.serve(*port).with_context(|| format!("serve port {port} as {pod}"))?;
         }
@@ -68,8 +70,9 @@ impl EchoServer {
     }
 
     fn serve(&mut self, port: u16) -> Result<()> {
-        let listener: TcpListener = bind(Type::STREAM, port)?.into();
-        let datagrams: UdpSocket = bind(Type::DGRAM, port)?.into();
+        let (stream, datagram) = (bind(Type::STREAM, port)?, bind(Type::DGRAM, port)?);
+        self.sockets.extend([stream.try_clone()?, datagram.try_clone()?]);
+        let (listener, datagrams): (TcpListener, UdpSocket) = (stream.into(), datagram.into());
         let shared = Arc::clone(&self.shared);
         self.threads.push(thread::spawn(move || accept(&listener, &shared)));
         let shared = Arc::clone(&self.shared);
@@ -81,6 +84,10 @@ impl EchoServer {
 impl Drop for EchoServer {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
+        for socket in &self.sockets {
+            // It wakes whoever waits, also where it says that a socket without a peer cannot be shut down.
+            drop(socket.shutdown(Shutdown::Both));
+        }
         for connection in self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             if let Some(stream) = connection.upgrade() {
                 // It may be closed already.
