@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `cargo xtask demo`: the main job on one machine, told as a short story.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use crate::setup::{self, ControlPlane, Need};
-use crate::{build, build_ebpf, process};
+use crate::setup::{self, Extent, Kubernetes, KubernetesBuild, Need};
+use crate::{build, build_ebpf, paths, process};
 
 /// Arguments of `cargo xtask demo`.
 #[derive(Debug, clap::Args)]
@@ -21,44 +21,57 @@ pub(crate) struct Options {
 #[derive(Debug)]
 pub(crate) struct Parts {
     agent: PathBuf,
-    control_plane: PathBuf,
+    kubernetes: Kubernetes,
 }
 
-/// Parts in the making: the API server, which takes longest, is begun before anything else.
+/// Parts in the making: Kubernetes, which takes longest, is begun before anything else.
 #[derive(Debug)]
 pub(crate) struct Preparation {
-    control_plane: ControlPlane,
+    extent: Extent,
+    kubernetes: KubernetesBuild,
 }
 
 impl Preparation {
     /// Begins, if this machine can do it at all.
-    pub(crate) fn begin() -> Result<Self> {
+    pub(crate) fn begin(extent: Extent) -> Result<Self> {
         if !setup::is_root() {
             bail!("network namespaces and kernel programs need root: run it with `sudo --preserve-env=PATH,HOME`");
         }
         setup::require_kubectl()?;
-        Ok(Self { control_plane: ControlPlane::start() })
+        Ok(Self { extent, kubernetes: KubernetesBuild::start(extent) })
     }
 
-    /// Builds everything else, and waits for the API server.
+    /// Builds everything else, and waits for Kubernetes.
     pub(crate) fn finish(self) -> Result<Parts> {
         setup::ensure(&[Need::TestNetwork])?;
+        if self.extent == Extent::Nodes {
+            setup::ensure(&[Need::Containers])?;
+        }
         build_ebpf::build()?;
         let agent = build::build_agent()?;
-        Ok(Parts { agent, control_plane: self.control_plane.finish()? })
+        Ok(Parts { agent, kubernetes: self.kubernetes.finish()? })
     }
 }
 
 impl Parts {
     /// Tells a program of npl-testkit where the parts are.
     pub(crate) fn pass_to(&self, command: &mut Command) {
-        command.env("NPL_AGENT", &self.agent).env("NPL_CONTROL_PLANE_DIR", &self.control_plane);
+        let Kubernetes { control_plane, nodes } = &self.kubernetes;
+        command.env("NPL_AGENT", &self.agent).env("NPL_CONTROL_PLANE_DIR", control_plane);
+        if let Some(nodes) = nodes {
+            command.env("NPL_KUBERNETES_DIR", nodes).env("NPL_IMAGES_DIR", paths::target_dir());
+        }
+    }
+
+    /// The agent's binary.
+    pub(crate) fn agent(&self) -> &Path {
+        &self.agent
     }
 }
 
 /// Builds what is missing and tells the story.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let parts = Preparation::begin()?.finish()?;
+    let parts = Preparation::begin(Extent::ControlPlane)?.finish()?;
     process::say("demo: compiling it");
     // With the agent named beside it, both use dependencies with the same features, which are compiled once.
     process::run(build::cargo("build").args([

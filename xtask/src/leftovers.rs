@@ -14,8 +14,23 @@ use crate::process;
 /// The kernel frees programs and maps a moment after their last user is gone.
 const GRACE: Duration = Duration::from_secs(20);
 
-/// Programs that a test starts and must end.
-const PROGRAMS: [&str; 6] = ["etcd", "kube-apiserver", "npl-agent", "npl-demo", "npl-echo", "qemu-system-x86"];
+/// Programs that a test starts and must end, as the kernel cuts their names.
+const PROGRAMS: [&str; 14] = [
+    "containerd",
+    "containerd-shim",
+    "etcd",
+    "kube-apiserver",
+    "kube-controller",
+    "kube-proxy",
+    "kube-scheduler",
+    "kubelet",
+    "npl-agent",
+    "npl-cluster",
+    "npl-demo",
+    "npl-echo",
+    "npl-pause",
+    "qemu-system-x86",
+];
 
 /// What is on the machine that a test might have made, in words.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +42,7 @@ impl Leftovers {
         let mut found = BTreeSet::new();
         found.extend(folder_names("/run/netns").map(|name| format!("network namespace {name}")));
         found.extend(folder_names("/sys/fs/bpf").filter(|name| name == "npl").map(|name| format!("pins in {name}")));
+        found.extend(control_groups());
         found.extend(mounts()?);
         found.extend(kernel_objects("prog")?);
         found.extend(kernel_objects("map")?);
@@ -58,6 +74,15 @@ impl Leftovers {
 
 fn folder_names(folder: &str) -> impl Iterator<Item = String> {
     fs::read_dir(folder).into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+}
+
+/// Below the root of each hierarchy: the only one, or one of several.
+fn control_groups() -> impl Iterator<Item = String> {
+    let root = "/sys/fs/cgroup";
+    let hierarchies = folder_names(root).map(move |name| format!("{root}/{name}"));
+    let groups =
+        hierarchies.chain([root.to_owned()]).flat_map(|hierarchy| folder_names(&hierarchy).collect::<Vec<_>>());
+    groups.filter(|name| name.starts_with("npl-")).map(|name| format!("control group {name}"))
 }
 
 fn mounts() -> Result<Vec<String>> {

@@ -12,6 +12,7 @@ mod build;
 mod build_ebpf;
 mod cache;
 mod check;
+mod cluster;
 mod demo;
 mod ebpf;
 mod elf;
@@ -48,13 +49,15 @@ enum Command {
     Build(build::Options),
     /// Show the main job on one machine: namespaces as Node, Pods and client, a real API server, real requests.
     Demo(demo::Options),
+    /// A real Kubernetes of several Nodes on this machine: up, down, status, kubectl, exec.
+    Cluster(cluster::Options),
     /// Run everything that must pass, on a fresh machine.
     Test(test::Options),
     /// Run what needs no privilege: formatting, lints, the repository's own rules, documentation, unit tests.
     Check(check::Options),
     /// Check only the repository's own rules, which no compiler knows.
     Tidy(tidy::Options),
-    /// Pack the agent as a container image: an OCI archive, target/npl-agent.oci.tar.
+    /// Pack the agent, and what tests run beside it, as container images: OCI archives, target/npl-agent.oci.tar.
     Image(image::Options),
     /// Measure against plain routing, iptables and nftables, side by side.
     Bench(bench::Options),
@@ -66,6 +69,7 @@ fn main() -> ExitCode {
         Command::BuildEbpf(options) => build_ebpf::run(&options),
         Command::Build(options) => build::run(&options),
         Command::Demo(options) => demo::run(&options),
+        Command::Cluster(options) => cluster::run(&options),
         Command::Test(options) => test::run(&options),
         Command::Check(options) => check::run(&options),
         Command::Tidy(options) => tidy::run(&options),

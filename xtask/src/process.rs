@@ -52,6 +52,11 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 /// Becomes the program: the last thing that a command does, so that a Ctrl-C is the program's alone to handle.
 pub(crate) fn become_program(command: &mut Command) -> Result<()> {
     show(command);
+    become_program_quietly(command)
+}
+
+/// As [`become_program`], for a program whose output another may read.
+pub(crate) fn become_program_quietly(command: &mut Command) -> Result<()> {
     // It returns only if it could not.
     Err(command.exec()).with_context(|| cannot_start(command))
 }

@@ -9,10 +9,10 @@ use anyhow::Result;
 use crate::check::{self, Check};
 use crate::demo::{self, Parts, Preparation};
 use crate::leftovers::Leftovers;
-use crate::setup::{DEFAULT_KERNELS, Kernel, KernelName};
+use crate::setup::{DEFAULT_KERNELS, Extent, Kernel, KernelName};
 use crate::tally::{Counts, Tally};
 use crate::test_binary::{self, Kind, TestBinary};
-use crate::{build, emulation, process};
+use crate::{build, emulation, image, process};
 
 /// Arguments of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
@@ -20,10 +20,16 @@ pub(crate) struct Options {
     /// Kernels that the packet tests run under by emulation: 5.10, 6.1, 6.12, latest, or none.
     #[arg(long, value_delimiter = ',', default_value = DEFAULT_KERNELS)]
     kernels: Vec<KernelName>,
+    /// Run only what needs a real cluster.
+    #[arg(long, conflicts_with = "only")]
+    real_cluster: bool,
     /// Run only the steps with this text in their name, as the list at the end shows them.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
 }
+
+/// In the names of the steps that need a real cluster.
+const REAL_CLUSTER: &str = "real cluster";
 
 /// Far beyond what any set of tests takes on two cores; a set that hangs ends there.
 const BINARY_DEADLINE: Duration = Duration::from_mins(10);
@@ -33,20 +39,23 @@ const GUEST_DEADLINE: Duration = Duration::from_mins(10);
 
 /// Runs everything until something fails; the last line says how many passed and failed.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let mut tally = Tally::start(options.only.as_deref());
+    let only = if options.real_cluster { Some(REAL_CLUSTER) } else { options.only.as_deref() };
+    let mut tally = Tally::start(only);
     let outcome = run_all(options, &mut tally);
     tally.close();
     outcome
 }
 
 fn run_all(options: &Options, tally: &mut Tally) -> Result<()> {
-    let preparation = tally.prepare("requirements", Preparation::begin)?;
+    let preparation = tally.prepare("requirements", || Preparation::begin(Extent::Nodes))?;
     for Check { name, run } in check::STATIC {
         tally.check(name, run)?;
     }
     tally.tests("unit tests of xtask", |counts| run_tests(check::own_tests(), counts))?;
-    let parts = tally.prepare("build of the agent and the API server", || preparation.finish())?;
+    let parts = tally.prepare("build of the agent and Kubernetes", || preparation.finish())?;
     let binaries = tally.prepare("build of the tests", || test_binary::compile(&mut tests()))?;
+
+    tally.prepare("images", || image::pack_all(parts.agent()))?;
 
     let before = Leftovers::look()?;
     for binary in binaries.iter().filter(|binary| binary.kind <= Kind::Kernel) {
@@ -60,8 +69,11 @@ fn run_all(options: &Options, tally: &mut Tally) -> Result<()> {
     for binary in binaries.iter().filter(|binary| binary.kind == Kind::Agent) {
         run_binary(binary, &parts, tally)?;
     }
+    for binary in binaries.iter().filter(|binary| binary.kind == Kind::RealCluster) {
+        run_binary(binary, &parts, tally)?;
+    }
     tally.check("the demo", || process::run(&mut demo::command(&parts, &[])))?;
-    tally.check("nothing is left behind", || Leftovers::check_against(&before))
+    tally.check("nothing is left behind, also of the real cluster", || Leftovers::check_against(&before))
 }
 
 fn tests() -> Command {
@@ -76,6 +88,7 @@ fn run_binary(binary: &TestBinary, parts: &Parts, tally: &mut Tally) -> Result<(
     let name = match binary.kind {
         Kind::Unit => format!("unit tests of {}", binary.name),
         Kind::TestKit | Kind::Kernel | Kind::Agent => format!("tests: {}", binary.name),
+        Kind::RealCluster => format!("tests: {}, on a {REAL_CLUSTER}", binary.name),
     };
     tally.tests(&name, |counts| Ok(run_tests(command, counts)? && proves_something(binary, *counts)))
 }

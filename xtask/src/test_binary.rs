@@ -30,6 +30,8 @@ pub(crate) enum Kind {
     Kernel,
     /// The agent, and a real API server.
     Agent,
+    /// The agent's image, and real Nodes.
+    RealCluster,
 }
 
 impl TestBinary {
@@ -52,6 +54,7 @@ impl TestBinary {
         let kind = match text_after(target, r#""kind":[""#)? {
             "test" if name.starts_with("testkit") => Kind::TestKit,
             "test" if name.starts_with("kernel") => Kind::Kernel,
+            "test" if name.starts_with("cluster") => Kind::RealCluster,
             "test" => Kind::Agent,
             _ => Kind::Unit,
         };
@@ -93,6 +96,18 @@ mod tests {
         assert_eq!((binary.name.as_str(), binary.kind), ("kernel", Kind::Kernel));
         assert_eq!(binary.executable.to_str(), Some("/t/kernel-1"));
         assert_eq!(binary.folder.to_str(), Some("/p/k"));
+    }
+
+    #[test]
+    fn a_name_tells_what_a_set_of_tests_needs() {
+        let kind = |name: &str| {
+            let message = MESSAGE.replace(r#""name":"kernel""#, &format!(r#""name":"{name}""#));
+            TestBinary::from_message(&message).unwrap().kind
+        };
+        assert_eq!(
+            (kind("testkit_network"), kind("agent"), kind("cluster")),
+            (Kind::TestKit, Kind::Agent, Kind::RealCluster)
+        );
     }
 
     #[test]

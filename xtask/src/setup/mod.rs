@@ -3,8 +3,8 @@
 
 mod apt;
 mod bpf_linker;
-mod control_plane;
 mod kernels;
+mod kubernetes;
 
 use std::time::Instant;
 
@@ -15,8 +15,8 @@ pub(crate) use bpf_linker::{LLVM as BPF_LINKER_LLVM, obtain as bpf_linker};
 
 use crate::{ebpf, process};
 use apt::Program;
-pub(crate) use control_plane::Background as ControlPlane;
 pub(crate) use kernels::{DEFAULT_KERNELS, Image as KernelImage, Kernel, KernelName};
+pub(crate) use kubernetes::{Background as KubernetesBuild, Extent, Kubernetes};
 
 /// Something that a command cannot do without.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +25,8 @@ pub(crate) enum Need {
     EbpfCompiler,
     /// What builds and looks at test networks.
     TestNetwork,
+    /// What runs containers on the Nodes of a real cluster.
+    Containers,
     /// What boots another kernel on this one.
     Emulation,
 }
@@ -34,6 +36,7 @@ impl Need {
         match self {
             Self::EbpfCompiler => "compiling the kernel programs",
             Self::TestNetwork => "building test networks and looking into them",
+            Self::Containers => "running containers on the Nodes of a real cluster",
             Self::Emulation => "booting other kernels by emulation",
         }
     }
@@ -42,6 +45,7 @@ impl Need {
         match self {
             Self::EbpfCompiler => vec!["rustc-web", "rust-web-src", "rust-web-clippy"],
             Self::TestNetwork => apt::missing(&TEST_NETWORK),
+            Self::Containers => apt::missing(&CONTAINERS),
             Self::Emulation => apt::missing(&EMULATION),
         }
     }
@@ -56,6 +60,14 @@ const TEST_NETWORK: [Program; 8] = [
     Program { name: "ethtool", package: "ethtool" },
     Program { name: "bpftool", package: "bpftool" },
     Program { name: "openssl", package: "openssl" },
+];
+
+/// Plug-ins are not on the search path; one stands for all.
+const CONTAINERS: [Program; 4] = [
+    Program { name: "containerd", package: "containerd" },
+    Program { name: "ctr", package: "containerd" },
+    Program { name: "runc", package: "runc" },
+    Program { name: "/usr/lib/cni/bridge", package: "containernetworking-plugins" },
 ];
 
 const EMULATION: [Program; 4] = [
@@ -77,16 +89,18 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let started = Instant::now();
     // The longest step first, beside everything else.
-    let control_plane = ControlPlane::start();
-    ensure(&[Need::TestNetwork, Need::Emulation])?;
+    let kubernetes = KubernetesBuild::start(Extent::Nodes);
+    ensure(&[Need::TestNetwork, Need::Containers, Need::Emulation])?;
     require_kubectl()?;
     let _compiler = ebpf::choose()?;
     for kernel in options.kernels.iter().filter_map(|name| name.0) {
         let image = kernel.obtain()?;
         process::detail(&format!("kernel {kernel}: {}", image.package()?));
     }
-    let control_plane = control_plane.finish()?;
-    process::detail(&format!("control plane: {}", control_plane.display()));
+    let Kubernetes { control_plane, nodes } = kubernetes.finish()?;
+    for folder in [control_plane].iter().chain(&nodes) {
+        process::detail(&format!("Kubernetes: {}", folder.display()));
+    }
     process::say(&format!("everything is there ({})", process::elapsed(started.elapsed())));
     Ok(())
 }

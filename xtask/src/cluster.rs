@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `cargo xtask cluster`: a real Kubernetes of several Nodes on this machine.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::demo::Preparation;
+use crate::setup::Extent;
+use crate::{build, image, process};
+
+/// Arguments of `cargo xtask cluster`.
+#[derive(Debug, clap::Args)]
+#[command(disable_help_flag = true)]
+pub(crate) struct Options {
+    /// `up [--nodes 2] [--kube-proxy none|iptables|nftables] [--cni bridge]`, `down`, `status`, `kubectl …`, `exec NODE …`.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<String>,
+}
+
+/// Builds what is missing and hands over to npl-testkit's `npl-cluster`.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let built = build::built_folder().join("npl-cluster");
+    if !options.arguments.iter().any(|word| word == "up") {
+        // What only looks at a cluster that is up, or takes it down, is to be quick.
+        let program = if built.exists() { built } else { compile()? };
+        return process::become_program_quietly(Command::new(program).args(&options.arguments));
+    }
+    let parts = Preparation::begin(Extent::Nodes)?.finish()?;
+    image::pack_all(parts.agent())?;
+    let mut command = Command::new(compile()?);
+    parts.pass_to(&mut command);
+    process::become_program(command.args(&options.arguments))
+}
+
+fn compile() -> Result<PathBuf> {
+    process::say("cluster: compiling it");
+    let packages = ["--package", "npl-agent", "--package", "npl-testkit", "--bin", "npl-cluster"];
+    process::run(build::cargo("build").args(packages))?;
+    Ok(build::built_folder().join("npl-cluster"))
+}

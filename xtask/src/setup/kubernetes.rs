@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A real Kubernetes, compiled from a Go module that names the versions.
+//!
+//! It is kept in two parts, since most commands need an API server only, and that at once: the other programs are
+//! compiled after it, from the same packages with the same flags.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{cache, paths, process};
+
+/// What the binaries are linked with; `VERSION` and `MINOR` stand for Kubernetes' version.
+const LINKER_FLAGS: &str = "-s -w -X k8s.io/component-base/version.gitVersion=VERSION \
+     -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=MINOR";
+
+/// Neither debugger's tables, which the linker would throw away again, nor inlining: 40 % less to compile.
+const COMPILER_FLAGS: &str = "all=-dwarf=false -l";
+
+/// What every command with a real API server needs.
+const CONTROL_PLANE: Part = Part {
+    name: "control-plane",
+    words: "API server and etcd",
+    time: "3 to 5 minutes",
+    packages: &["go.etcd.io/etcd/server/v3", "k8s.io/kubernetes/cmd/kube-apiserver"],
+};
+
+/// What real Nodes need on top.
+const NODES: Part = Part {
+    name: "kubernetes",
+    words: "kubelet, kube-proxy, scheduler and controllers",
+    time: "3 minutes",
+    packages: &[
+        "k8s.io/kubernetes/cmd/kubelet",
+        "k8s.io/kubernetes/cmd/kube-controller-manager",
+        "k8s.io/kubernetes/cmd/kube-scheduler",
+        "k8s.io/kubernetes/cmd/kube-proxy",
+    ],
+};
+
+/// Programs that are compiled and kept together.
+struct Part {
+    /// Of the entry in the cache, and in what is said.
+    name: &'static str,
+    words: &'static str,
+    time: &'static str,
+    packages: &'static [&'static str],
+}
+
+/// How much of Kubernetes a command needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// An API server.
+    ControlPlane,
+    /// Nodes too.
+    Nodes,
+}
+
+/// Folders with Kubernetes' programs.
+#[derive(Debug, Clone)]
+pub(crate) struct Kubernetes {
+    /// `etcd` and `kube-apiserver`.
+    pub(crate) control_plane: PathBuf,
+    /// `kubelet` and the others, where they were asked for.
+    pub(crate) nodes: Option<PathBuf>,
+}
+
+/// Far beyond the four minutes that two cores take.
+const DEADLINE: Duration = Duration::from_mins(25);
+
+/// How often a line tells how far it is.
+const TELL_EVERY: Duration = Duration::from_secs(20);
+
+/// Kubernetes being made on a thread of its own, since it takes longer than everything else together.
+#[derive(Debug)]
+pub(crate) struct Background {
+    thread: Option<JoinHandle<Result<Kubernetes>>>,
+    cancelled: Arc<AtomicBool>,
+}
+
+impl Background {
+    /// Begins; returns at once.
+    pub(crate) fn start(extent: Extent) -> Self {
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let flag = Arc::clone(&cancelled);
+        let make = move || {
+            let control_plane = obtain_control_plane(&flag)?;
+            let nodes = (extent == Extent::Nodes).then(|| obtain(&NODES, &flag)).transpose()?;
+            Ok(Kubernetes { control_plane, nodes })
+        };
+        Self { thread: Some(thread::spawn(make)), cancelled }
+    }
+
+    /// Waits for it.
+    pub(crate) fn finish(mut self) -> Result<Kubernetes> {
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Ok(made)) => made,
+            _ => bail!("the thread that makes Kubernetes ended early"),
+        }
+    }
+}
+
+impl Drop for Background {
+    /// A command that fails on something else leaves no compiler running behind it.
+    fn drop(&mut self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ended = thread.join();
+        }
+    }
+}
+
+/// The folder with `etcd` and `kube-apiserver`: the user's own, the cached one, or a new one.
+fn obtain_control_plane(cancelled: &AtomicBool) -> Result<PathBuf> {
+    if let Some(own) = env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from) {
+        if own.join("etcd").is_file() && own.join("kube-apiserver").is_file() {
+            return Ok(own);
+        }
+        bail!("KUBEBUILDER_ASSETS is {}, which has no etcd and kube-apiserver: correct or unset it", own.display());
+    }
+    obtain(&CONTROL_PLANE, cancelled)
+}
+
+fn obtain(part: &Part, cancelled: &AtomicBool) -> Result<PathBuf> {
+    let module = paths::root().join("npl-testkit").join("control-plane");
+    let read = |file: &str| fs::read(module.join(file)).with_context(|| format!("read Kubernetes' {file}"));
+    let (requirements, sums) = (read("go.mod")?, read("go.sum")?);
+    let version = kubernetes_version(&String::from_utf8_lossy(&requirements))?;
+    let packages = part.packages.join(" ");
+    let made_from = [&requirements, &sums, LINKER_FLAGS.as_bytes(), COMPILER_FLAGS.as_bytes(), packages.as_bytes()];
+    cache::obtain(part.name, &made_from, |folder| {
+        build(part, &module, &version, folder, cancelled)?;
+        // Go names a program for its folder.
+        let server = folder.join("server");
+        if server.exists() {
+            fs::rename(server, folder.join("etcd")).context("give etcd's binary its usual name")?;
+        }
+        Ok(())
+    })
+}
+
+fn build(part: &Part, module: &Path, version: &str, folder: &Path, cancelled: &AtomicBool) -> Result<()> {
+    let Some(go) = process::find("go") else {
+        bail!(
+            "the tests' real Kubernetes is compiled with Go, and there is no `go` here: install Go 1.21 or newer{}",
+            if part.name == CONTROL_PLANE.name {
+                ", or set KUBEBUILDER_ASSETS to a folder with etcd and kube-apiserver"
+            } else {
+                ""
+            }
+        );
+    };
+    let started = Instant::now();
+    let Part { name, words, time, packages } = part;
+    process::say(&format!("{name}: compiling Kubernetes {version}'s {words}, once; {time} on two cores"));
+    let needed = process::ask(Command::new(&go).current_dir(module).args(["list", "-deps"]).args(*packages))
+        .with_context(|| format!("download the Go modules of {words}"))?;
+    let mut compile = Command::new(&go);
+    compile
+        .current_dir(module)
+        // The compiler is a Go program too: it collects its garbage less often, for the price of some memory.
+        .env("GOGC", "800")
+        .args(["build", "-v", "-trimpath", "-gcflags", COMPILER_FLAGS, "-ldflags", &linker_flags(version), "-o"])
+        .arg(folder)
+        .args(*packages);
+    process::show(&compile);
+    watch(part, compile, needed.lines().count(), started, cancelled)
+}
+
+/// Tells now and then how far `go build -v` is, which prints a line for each package that it has compiled.
+fn watch(part: &Part, compile: Command, total: usize, started: Instant, cancelled: &AtomicBool) -> Result<()> {
+    let Part { name, words, time: _, packages: _ } = part;
+    let mut printed = Vec::new();
+    let mut told = Instant::now();
+    let status = process::stream(compile, DEADLINE, |line| {
+        printed.extend(line.map(str::to_owned));
+        if cancelled.load(Ordering::Relaxed) {
+            bail!("the command that needed {words} has ended");
+        }
+        if told.elapsed() > TELL_EVERY {
+            told = Instant::now();
+            let time = process::elapsed(started.elapsed());
+            process::detail(&format!("{name}: {} of at most {total} packages after {time}", printed.len()));
+        }
+        Ok(())
+    })?;
+    if !status.success() {
+        process::print_end(&printed.join("\n"));
+        bail!("Kubernetes' {words} did not compile: Go's own words are above");
+    }
+    process::detail(&format!("{name}: done in {}", process::elapsed(started.elapsed())));
+    Ok(())
+}
+
+/// Without them the API server calls itself v0.0.0.
+fn linker_flags(version: &str) -> String {
+    let minor = version.split('.').nth(1).unwrap_or_default();
+    LINKER_FLAGS.replace("VERSION", version).replace("MINOR", minor)
+}
+
+/// From a line like `k8s.io/kubernetes v1.36.3 // indirect`.
+fn kubernetes_version(requirements: &str) -> Result<String> {
+    let mut lines = requirements.lines().map(|line| line.trim().trim_start_matches("require "));
+    let rest = lines.find_map(|line| line.strip_prefix("k8s.io/kubernetes "));
+    let version = rest.and_then(|rest| rest.split_whitespace().next());
+    Ok(version.context("go.mod requires no k8s.io/kubernetes")?.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{kubernetes_version, linker_flags};
+
+    #[test]
+    fn the_api_server_reports_the_version_that_the_module_requires() {
+        let module = "module m\n\nrequire (\n\ta.b/c v0.1.0\n\tk8s.io/kubernetes v1.36.3 // indirect\n)\n";
+        let version = kubernetes_version(module).unwrap();
+        assert!(linker_flags(&version).contains("gitVersion=v1.36.3"));
+        assert!(linker_flags(&version).ends_with("gitMinor=36"));
+        assert!(kubernetes_version("module m").is_err());
+    }
+}
