@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The agent as a Pod among others.
+
+use std::fs;
+
+use npl_testkit::poll;
+
+use crate::clients;
+use crate::traffic;
+use crate::world::{AGENT_NAMESPACE, LIMIT, Pod, World};
+
+/// `CAP_NET_ADMIN` (12) and `CAP_BPF` (39) of `linux/capability.h`.
+const CAPABILITIES: &str = "0000008000001000";
+
+fn agents(world: &World) -> Vec<Pod> {
+    world.pods(AGENT_NAMESPACE, "app.kubernetes.io/component=agent")
+}
+
+pub(crate) fn the_agent_is_ready_on_every_node(world: &mut World) {
+    let agents = agents(world);
+    let mut nodes: Vec<&str> = agents.iter().filter(|pod| pod.is_ready).map(|pod| pod.node.as_str()).collect();
+    nodes.sort_unstable();
+    assert_eq!(nodes, ["node-1", "node-2"]);
+}
+
+pub(crate) fn the_agent_has_two_capabilities_and_no_more(world: &mut World) {
+    for pod in agents(world) {
+        let processes = world.cluster.node(&pod.node).unwrap().pod_processes(&pod.uid).unwrap();
+        let is_agent = |pid: &&u32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|it| it == "npl-agent\n");
+        let agent = processes.iter().find(is_agent).unwrap();
+        let status = fs::read_to_string(format!("/proc/{agent}/status")).unwrap();
+        let value = |field: &str| status.lines().find_map(|line| line.strip_prefix(field)).unwrap_or_default().trim();
+        for field in ["CapEff:", "CapPrm:", "CapBnd:"] {
+            assert_eq!(value(field), CAPABILITIES, "{field} of the agent on {}", pod.node);
+        }
+        assert_eq!(value("CapAmb:").trim_start_matches('0'), "");
+        assert_eq!((value("NoNewPrivs:"), value("Seccomp:")), ("1", "2"));
+        assert!(value("Uid:").split_whitespace().all(|id| id == "0"), "{}", value("Uid:"));
+        let root = fs::read_to_string(format!("/proc/{agent}/mountinfo")).unwrap();
+        let root = root.lines().find(|line| line.split(' ').nth(4) == Some("/")).unwrap();
+        assert!(root.split(' ').nth(5).unwrap().split(',').any(|option| option == "ro"), "{root}");
+    }
+}
+
+pub(crate) fn an_agent_that_is_deleted_is_not_missed(world: &mut World) {
+    let shop = world.wait_for_shop(4);
+    let before = agents(world);
+    let ports: Vec<_> = shop.keys().map(|pod| world.entries(pod, traffic::PORTS)).collect();
+    world.kubectl(&["delete", "pods", "--namespace", AGENT_NAMESPACE, "--all", "--timeout=60s"]);
+    let outside = clients::outside(world);
+    // Whether the next agents are there yet or not.
+    for pod in shop.values() {
+        assert_eq!(traffic::assert_served(world, &outside, pod), traffic::PORTS);
+    }
+    let is_new = |pod: &Pod| pod.is_ready && before.iter().all(|old| old.uid != pod.uid);
+    let replaced = || {
+        let agents = agents(world);
+        (agents.len() == before.len() && agents.iter().all(is_new)).then_some(())
+    };
+    let ((), took) = poll::until("new agents", LIMIT, replaced).unwrap();
+    println!("    new agents ready {:.1} s after the old were gone", took.as_secs_f32());
+    let kept: Vec<_> = shop.keys().map(|pod| world.entries(pod, traffic::PORTS)).collect();
+    assert_eq!(kept, ports, "a new agent keeps every node port");
+    for pod in shop.values() {
+        assert_eq!(traffic::assert_served(world, &outside, pod), traffic::PORTS);
+    }
+}

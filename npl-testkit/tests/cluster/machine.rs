@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a cluster must leave alone on the machine that it runs on.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use npl_testkit::tools;
+
+use crate::world::World;
+
+/// What a kubelet, a container runtime or kube-proxy would change.
+const FILES: [&str; 8] = [
+    "/proc/sys/vm/overcommit_memory",
+    "/proc/sys/vm/panic_on_oom",
+    "/proc/sys/kernel/panic",
+    "/proc/sys/kernel/panic_on_oops",
+    "/proc/sys/kernel/keys/root_maxkeys",
+    "/proc/sys/kernel/hostname",
+    "/proc/sys/net/ipv4/ip_forward",
+    "/proc/sys/net/netfilter/nf_conntrack_max",
+];
+
+/// Where they would make folders.
+const FOLDERS: [&str; 8] = [
+    "/etc/cni",
+    "/opt/containerd",
+    "/run/containerd",
+    "/sys/fs/bpf/npl",
+    "/usr/libexec/kubernetes",
+    "/var/lib/cni",
+    "/var/lib/containerd",
+    "/var/lib/kubelet",
+];
+
+/// What can be seen of the machine from outside of every Node.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Machine {
+    settings: BTreeMap<&'static str, Option<String>>,
+    folders: Vec<&'static str>,
+    network: [String; 4],
+}
+
+impl Machine {
+    pub(crate) fn look() -> Self {
+        let ip = |words: &[&str]| tools::output(Command::new("ip").args(words)).unwrap();
+        let rules = tools::output(Command::new("nft").args(["list", "tables"])).unwrap();
+        Self {
+            settings: FILES.into_iter().map(|file| (file, fs::read_to_string(file).ok())).collect(),
+            folders: FOLDERS.into_iter().filter(|folder| Path::new(folder).exists()).collect(),
+            network: [ip(&["-oneline", "link"]), ip(&["route"]), ip(&["-6", "route"]), rules],
+        }
+    }
+}
+
+pub(crate) fn the_machine_itself_is_not_touched(world: &mut World) {
+    assert_eq!(Machine::look(), world.machine);
+    for node in world.cluster.nodes() {
+        // What a kubelet wants is what it sees, and what it would write elsewhere stays the Node's own.
+        let own = r#"[ "$(cat /proc/sys/kernel/panic)" = 10 ] && [ "$(hostname)" = "$0" ]"#;
+        let mut command = Command::new("sh");
+        command.args(["-c", own, &node.name()]);
+        assert!(node.space().run(command).unwrap().success(), "{} sees settings of the machine", node.name());
+    }
+}

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Requests from everywhere to every Pod's node ports.
+
+use std::collections::BTreeSet;
+
+use anyhow::Context as _;
+use npl_testkit::echo::Protocol;
+use npl_testkit::poll;
+use npl_testkit::traffic;
+
+use crate::clients::{self, Client};
+use crate::world::{LIMIT, NAMESPACE, Pod, World};
+
+/// Ports of a Pod of the shop: one over TCP, one over UDP.
+pub(crate) const PORTS: usize = 2;
+
+pub(crate) fn every_client_is_answered_by_the_pod_it_asked_for(world: &mut World) {
+    let pods = world.wait_for_shop(4);
+    let clients = clients::all(world);
+    assert_eq!(clients.len(), 5, "one from outside, the two Nodes, and a Pod on each");
+    let mut asked = 0;
+    for pod in pods.values() {
+        asked += clients.iter().map(|client| assert_served(world, client, pod)).sum::<usize>();
+    }
+    println!("    {asked} requests from {} clients to {} Pods", clients.len(), pods.len());
+    // Each client that is not on a Pod's own Node, by each protocol: of five, three.
+    assert_eq!(asked, pods.len() * 3 * PORTS);
+    let nodes: BTreeSet<&str> = pods.values().map(|pod| pod.node.as_str()).collect();
+    assert_eq!(nodes.len(), 2, "Pods on both Nodes");
+}
+
+pub(crate) fn a_pod_that_is_replaced_is_served_anew(world: &mut World) {
+    let before = world.wait_for_shop(4);
+    let gone = before.values().next().unwrap();
+    let old = world.entries(&gone.name, PORTS);
+    world.kubectl(&["delete", "pod", &gone.name, "--namespace", NAMESPACE, "--timeout=60s"]);
+    let after = world.wait_for_shop(4);
+    let new: Vec<&Pod> = after.values().filter(|pod| !before.contains_key(&pod.name)).collect();
+    assert_eq!(new.len(), 1, "{after:?}");
+    let outside = clients::outside(world);
+    assert_eq!(assert_served(world, &outside, new[0]), PORTS);
+    // Nobody answers on the old ports any more: they were the Pod's, and they rest a while.
+    for entry in old {
+        let refused = || traffic::request(&outside.netns, entry.protocol, entry.address(), "still there?").is_err();
+        poll::until("silence on an old node port", LIMIT, || refused().then_some(())).unwrap();
+    }
+}
+
+/// Asks a Pod over each of its node ports; returns how often.
+pub(crate) fn assert_served(world: &World, client: &Client, pod: &Pod) -> usize {
+    if !client.reaches_mappings_of(&pod.node) {
+        return 0;
+    }
+    let entries = world.entries(&pod.name, PORTS);
+    for entry in &entries {
+        let server = entry.address();
+        let what = format!("{} to {server} of {} on {}", client.name, pod.name, pod.node);
+        let answer = traffic::request(&client.netns, entry.protocol, server, "who?").context(what.clone()).unwrap();
+        assert_eq!(
+            (answer.pod.as_str(), answer.node.as_deref()),
+            (pod.name.as_str(), Some(pod.node.as_str())),
+            "{what}"
+        );
+        assert_eq!(answer.client.ip(), client.address_towards(server.ip()), "{what}");
+        assert_eq!(answer.protocol, entry.protocol, "{what}");
+    }
+    let protocols: BTreeSet<Protocol> = entries.iter().map(|entry| entry.protocol).collect();
+    assert_eq!(protocols.len(), PORTS, "{entries:?}");
+    entries.len()
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One cluster with our manifests applied, and a shop on it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use npl_testkit::cluster::{Entry, MAPPING_ANNOTATION};
+use npl_testkit::real_cluster::{Options, RealCluster, is_ready};
+use npl_testkit::residue::Residue;
+use npl_testkit::{poll, tools};
+use serde_json::Value;
+
+use crate::machine::Machine;
+
+/// The namespace of everything that a user would make.
+pub(crate) const NAMESPACE: &str = "shop";
+
+/// The agent's namespace.
+pub(crate) const AGENT_NAMESPACE: &str = "npl-system";
+
+/// How long anything may take on a loaded machine.
+pub(crate) const LIMIT: Duration = Duration::from_mins(1);
+
+/// What kubectl waits for at most.
+const TIMEOUT: &str = "--timeout=60s";
+
+/// A cluster that is up.
+pub(crate) struct World {
+    pub(crate) cluster: RealCluster,
+    /// What the machine was like before.
+    pub(crate) machine: Machine,
+}
+
+/// A Pod as the API server knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Pod {
+    pub(crate) name: String,
+    pub(crate) node: String,
+    pub(crate) uid: String,
+    pub(crate) ips: Vec<std::net::IpAddr>,
+    pub(crate) is_ready: bool,
+    pub(crate) annotation: Option<String>,
+}
+
+impl World {
+    /// A cluster, our manifests as a user applies them, and the shop.
+    pub(crate) fn start() -> Self {
+        let machine = Machine::look();
+        let start = Instant::now();
+        let cluster = RealCluster::start(&Options::new(env!("CARGO_BIN_EXE_npl-cluster"))).unwrap();
+        let ready = start.elapsed();
+        let world = Self { cluster, machine };
+        let manifests = [
+            tools::repository_file("deploy/npl.yaml"),
+            tools::repository_file("npl-testkit/tests/cluster/manifests/shop.yaml"),
+        ];
+        for manifest in manifests {
+            world.kubectl(&["apply", "--filename", manifest.to_str().unwrap()]);
+        }
+        world.wait_for_rollout(AGENT_NAMESPACE, "daemonset/npl-agent");
+        world.wait_for_rollout(NAMESPACE, "deployment/web");
+        world.wait_for_rollout(NAMESPACE, "daemonset/caller");
+        let (ready, all) = (ready.as_secs_f32(), start.elapsed().as_secs_f32());
+        println!("    Nodes ready after {ready:.1} s, agent and shop after {all:.1} s");
+        world
+    }
+
+    /// Takes the cluster down; nothing of it is left.
+    pub(crate) fn end(self) {
+        let residue = Residue::look_at(self.cluster.run(), &PathBuf::from("/sys/fs/bpf")).unwrap();
+        assert!(residue.lines().count() > 10, "a cluster that was up had processes and namespaces: {residue:?}");
+        drop(self);
+        residue.assert_gone().unwrap();
+    }
+
+    /// Runs kubectl as an administrator.
+    pub(crate) fn kubectl(&self, arguments: &[&str]) -> String {
+        self.cluster.cluster().kubectl(arguments).unwrap()
+    }
+
+    pub(crate) fn wait_for_rollout(&self, namespace: &str, what: &str) {
+        self.kubectl(&["rollout", "status", what, "--namespace", namespace, TIMEOUT]);
+    }
+
+    /// The Pods with the label `app` that are not on their way out.
+    pub(crate) fn pods(&self, namespace: &str, selector: &str) -> Vec<Pod> {
+        let path = format!("/api/v1/namespaces/{namespace}/pods?labelSelector={}", selector.replace('=', "%3D"));
+        let list = self.cluster.cluster().client().get(&path).unwrap();
+        let pods = list["items"].as_array().unwrap().iter();
+        pods.filter(|pod| pod.pointer("/metadata/deletionTimestamp").is_none()).map(Pod::read).collect()
+    }
+
+    /// What the Pod's annotation leads to, once it names as many ports as wanted.
+    pub(crate) fn entries(&self, pod: &str, count: usize) -> Vec<Entry> {
+        let read = |value: Option<&str>| Entry::parse(value?).ok().filter(|entries| entries.len() == count);
+        let wanted = |value: Option<&str>| read(value).is_some();
+        let value = self.cluster.cluster().wait_for_annotation(NAMESPACE, pod, LIMIT, wanted).unwrap();
+        read(value.as_deref()).unwrap()
+    }
+
+    /// Waits until the shop has as many Pods as wanted, all ready and annotated.
+    pub(crate) fn wait_for_shop(&self, count: usize) -> BTreeMap<String, Pod> {
+        let complete = || {
+            let pods = self.pods(NAMESPACE, "app=web");
+            let done = pods.len() == count && pods.iter().all(|pod| pod.is_ready && pod.annotation.is_some());
+            done.then_some(pods)
+        };
+        let (pods, _) = poll::until("the shop's Pods", LIMIT, complete).unwrap();
+        pods.into_iter().map(|pod| (pod.name.clone(), pod)).collect()
+    }
+
+    /// What a person would look at after a failure.
+    pub(crate) fn describe(&self) -> String {
+        let questions: [&[&str]; 3] = [
+            &["get", "pods", "--all-namespaces", "--output", "wide"],
+            &["get", "events", "--all-namespaces", "--field-selector", "type=Warning"],
+            &["logs", "--namespace", AGENT_NAMESPACE, "daemonset/npl-agent", "--all-pods", "--tail", "20"],
+        ];
+        let answers =
+            questions.map(|words| self.cluster.cluster().kubectl(words).unwrap_or_else(|err| err.to_string()));
+        answers.join("\n")
+    }
+}
+
+impl Pod {
+    fn read(object: &Value) -> Self {
+        let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let ips = object.pointer("/status/podIPs").and_then(Value::as_array).into_iter().flatten();
+        let annotations = object.pointer("/metadata/annotations");
+        Self {
+            name: text("/metadata/name"),
+            node: text("/spec/nodeName"),
+            uid: text("/metadata/uid"),
+            ips: ips.filter_map(|ip| ip["ip"].as_str()?.parse().ok()).collect(),
+            is_ready: is_ready(object),
+            annotation: annotations.and_then(|all| all[MAPPING_ANNOTATION].as_str()).map(str::to_owned),
+        }
+    }
+}
