@@ -151,8 +151,13 @@ impl ControlPlane {
 
     /// A client with all rights.
     pub fn client(&self) -> Result<ApiClient> {
+        self.client_with(self.tokens.of(ADMIN)?)
+    }
+
+    /// A client with a token of somebody else.
+    pub fn client_with(&self, token: &str) -> Result<ApiClient> {
         let authority = fs::read(self.certificate()).context("read the API server's certificate")?;
-        Ok(ApiClient::new(self.address(), &authority, self.tokens.of(ADMIN)?, self.netns.as_ref()))
+        Ok(ApiClient::new(self.address(), &authority, token, self.netns.as_ref()))
     }
 
     /// A kubeconfig of one of the accounts, which needs no other file.

@@ -16,6 +16,11 @@ fn agents(world: &World) -> Vec<Pod> {
     world.pods(AGENT_NAMESPACE, "app.kubernetes.io/component=agent")
 }
 
+/// The agent's Pod on a Node.
+pub(crate) fn on(world: &World, node: &str) -> Pod {
+    agents(world).into_iter().find(|pod| pod.node == node).unwrap()
+}
+
 pub(crate) fn the_agent_is_ready_on_every_node(world: &mut World) {
     let agents = agents(world);
     let mut nodes: Vec<&str> = agents.iter().filter(|pod| pod.is_ready).map(|pod| pod.node.as_str()).collect();

@@ -9,6 +9,7 @@ mod agent;
 mod clients;
 mod harness;
 mod machine;
+mod policy;
 mod side_by_side;
 mod traffic;
 mod world;
@@ -23,6 +24,10 @@ const STORIES: &[Story] = &[
     Story::new("the_machine_itself_is_not_touched", machine::the_machine_itself_is_not_touched),
     Story::new("the_agent_is_ready_on_every_node", agent::the_agent_is_ready_on_every_node),
     Story::new("the_agent_has_two_capabilities_and_no_more", agent::the_agent_has_two_capabilities_and_no_more),
+    Story::new(
+        "an_agent_may_write_its_annotation_and_nothing_else",
+        policy::an_agent_may_write_its_annotation_and_nothing_else,
+    ),
     Story::new(
         "every_client_is_answered_by_the_pod_it_asked_for",
         traffic::every_client_is_answered_by_the_pod_it_asked_for,
