@@ -135,7 +135,8 @@ impl DatapathCounters for PinnedCounters {
     }
 
     fn totals(&self) -> Vec<FamilyTotals> {
-        let totals = self.tables().and_then(|tables| tables.totals());
-        totals.map(|stats| FamilyTotals { family: Family::V4, stats }).into_iter().collect()
+        let Ok(tables) = self.tables() else { return Vec::new() };
+        let totals = |family| tables.totals(family).map(|stats| FamilyTotals { family, stats });
+        Family::ALL.into_iter().flat_map(totals).collect()
     }
 }

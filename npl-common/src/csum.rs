@@ -122,7 +122,12 @@ mod tests {
 
         #[test]
         fn a_difference_added_to_a_sum_equals_the_new_sum(words in prop::collection::vec(any::<u32>(), 4), new: u32) {
-            let halves = |words: &[u32]| words.iter().flat_map(|w| [(*w >> 16) as u16, *w as u16]).collect::<Vec<_>>();
+            let halves = |words: &[u32]| -> Vec<u16> {
+                words.iter().flat_map(|word| {
+                    let [a, b, c, d] = word.to_ne_bytes();
+                    [u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d])]
+                }).collect()
+            };
             let sum = u32::from(!full(&halves(&words)));
             let mut changed = words.clone();
             changed[0] = new;

@@ -5,12 +5,14 @@
 /// machine could have, and a container pays for all of them: 25 MiB with 128 processors.
 pub const COUNTED_MAPPINGS: u32 = 4096;
 
-/// The element that keeps what mappings carried that are no more, so that sums over all never go back, and that counts
-/// for mappings that have no counters of their own.
-pub const SHARED: u32 = COUNTED_MAPPINGS;
+/// The element of IPv4 that keeps what mappings carried that are no more, so that sums over all never go back, and that
+/// counts for mappings that have no counters of their own.
+pub const SHARED_V4: u32 = COUNTED_MAPPINGS;
+/// The same of IPv6.
+pub const SHARED_V6: u32 = COUNTED_MAPPINGS + 1;
 
 /// Elements of the per-mapping counters.
-pub const MAX_STATS: u32 = COUNTED_MAPPINGS + 1;
+pub const MAX_STATS: u32 = COUNTED_MAPPINGS + 2;
 
 map_type! {
     /// What one mapping has carried. Packets are counted as the kernel hands them over: one of many segments is one.

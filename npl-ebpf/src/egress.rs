@@ -80,7 +80,7 @@ fn node_end<F: Family>(reply: &Reply<'_, F>, endpoint: &Endpoint) -> Option<(Nod
 #[inline(always)]
 fn half_open_node<F: Family>(word: u64, reply: &Reply<'_, F>, endpoint: &Endpoint) -> Option<NodeEnd<F>> {
     let port = syn::node_port(word);
-    let backend = F::backend(&Frontend { node_port: port, protocol: reply.protocol, pad: 0 })?;
+    let backend = F::backend(Frontend { node_port: port, protocol: reply.protocol, pad: 0 })?;
     if backend.addr != reply.ends.pod
         || backend.port != reply.ends.pod_port
         || backend.generation != endpoint.generation

@@ -25,7 +25,7 @@ pub fn translate<F: Family, const L2: usize>(ctx: &TcContext) -> Verdict {
     }
     let Some(addr_index) = F::local_index(config, packet.location.destination) else { return Verdict::NotOurs };
     let protocol = packet.location.protocol;
-    let Some(backend) = F::backend(&Frontend { node_port, protocol, pad: 0 }) else {
+    let Some(backend) = F::backend(Frontend { node_port, protocol, pad: 0 }) else {
         return Verdict::Pass(Reason::NoMapping);
     };
     if packet.location.is_fragment {

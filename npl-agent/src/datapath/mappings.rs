@@ -4,15 +4,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use npl_common::{
-    mapping::Endpoint,
-    stats::{COUNTED_MAPPINGS, SHARED},
-};
+use npl_common::{mapping::Endpoint, stats::COUNTED_MAPPINGS};
 
 use super::{
     error::DatapathError,
     family::{Entry, Sender},
-    tables::Tables,
+    tables::{Tables, shared_stats},
 };
 use crate::core::model::{Backend, Family, Frontend, Protocol};
 
@@ -67,7 +64,7 @@ impl MappingWriter {
         let old = self.known.get(&frontend).copied();
         let stats_index = match old {
             Some(old) => old.stats_index,
-            None => self.fresh_stats(tables)?,
+            None => self.fresh_stats(tables, frontend.family)?,
         };
         let new = Entry { backend, stats_index };
         let sender = sender(&backend, frontend.protocol);
@@ -91,7 +88,7 @@ impl MappingWriter {
         let stats_index = self.known.get(&frontend).map(|old| old.stats_index);
         self.forget(tables, frontend)?;
         if let Some(index) = stats_index {
-            tables.retire_stats(index)?;
+            tables.retire_stats(index, frontend.family)?;
             self.used_stats.remove(&index);
         }
         Ok(())
@@ -137,12 +134,14 @@ impl MappingWriter {
     }
 
     /// Finds counters that no mapping uses and sets them to zero; beyond their number, mappings share one element.
-    fn fresh_stats(&self, tables: &mut Tables) -> Result<u32, DatapathError> {
+    fn fresh_stats(&self, tables: &mut Tables, family: Family) -> Result<u32, DatapathError> {
         // The first gap of an ordered set: its length where there is none.
         let mut used = self.used_stats.iter();
-        let Some(index) = (0..COUNTED_MAPPINGS).find(|index| used.next() != Some(index)) else { return Ok(SHARED) };
+        let Some(index) = (0..COUNTED_MAPPINGS).find(|index| used.next() != Some(index)) else {
+            return Ok(shared_stats(family));
+        };
         // What an agent that was killed in between did not retire.
-        tables.retire_stats(index)?;
+        tables.retire_stats(index, family)?;
         Ok(index)
     }
 }

@@ -12,7 +12,7 @@ use npl_common::{
     mapping::MAX_LOCAL_ADDRESSES,
     names,
     reason::Reason,
-    stats::{MappingStats, SHARED},
+    stats::{COUNTED_MAPPINGS, MappingStats, SHARED_V4, SHARED_V6},
 };
 
 use super::{
@@ -188,22 +188,24 @@ impl Tables {
         Ok(values.iter().fold(ZERO, |sum, one| plus(&sum, one)))
     }
 
-    /// What all mappings have carried, those included that are no more.
-    pub fn totals(&self) -> Result<MappingStats, DatapathError> {
-        let mut indexes: BTreeSet<u32> = self.entries()?.values().map(|entry| entry.stats_index).collect();
-        indexes.insert(SHARED);
+    /// What all mappings of a family have carried, those included that are no more.
+    pub fn totals(&self, family: Family) -> Result<MappingStats, DatapathError> {
+        let mappings = self.family(family).mappings()?;
+        let mut indexes: BTreeSet<u32> = mappings.iter().map(|(_, entry)| entry.stats_index).collect();
+        indexes.insert(shared_stats(family));
         indexes.into_iter().try_fold(ZERO, |sum, index| Ok(plus(&sum, &self.stats_of(index)?)))
     }
 
-    /// Empties an element and adds what it held to that of mappings that are no more.
-    pub(super) fn retire_stats(&mut self, index: u32) -> Result<(), DatapathError> {
+    /// Empties an element and adds what it held to that of the family's mappings that are no more.
+    pub(super) fn retire_stats(&mut self, index: u32, family: Family) -> Result<(), DatapathError> {
         let carried = self.stats_of(index)?;
-        if carried == ZERO || index == SHARED {
+        if carried == ZERO || index >= COUNTED_MAPPINGS {
             return Ok(());
         }
-        let sum = plus(&self.stats_of(SHARED)?, &carried);
+        let shared = shared_stats(family);
+        let sum = plus(&self.stats_of(shared)?, &carried);
         self.set_stats(index, ZERO)?;
-        self.set_stats(SHARED, sum)
+        self.set_stats(shared, sum)
     }
 
     /// Gives the first processor the value and the others nothing.
@@ -217,6 +219,14 @@ impl Tables {
         });
         let result = per_cpu.map_err(MapError::from).and_then(|values| self.stats.set(index, values, 0));
         result.map_err(DatapathError::map("write", names::MAP_STATS))
+    }
+}
+
+/// The counters of a family's mappings that have none of their own, or are no more.
+pub(super) const fn shared_stats(family: Family) -> u32 {
+    match family {
+        Family::V4 => SHARED_V4,
+        Family::V6 => SHARED_V6,
     }
 }
 

@@ -49,7 +49,7 @@ pub trait Family: Sized {
     /// The Node's address at a position.
     fn local_address(index: u8) -> Option<Self::Addr>;
     /// The Pod behind a node port.
-    fn backend(frontend: &Frontend) -> Option<Backend<Self>>;
+    fn backend(frontend: Frontend) -> Option<Backend<Self>>;
     /// What is known of a sender of replies.
     fn endpoint(addr: Self::Addr, port: u16, protocol: u8) -> Option<&'static Endpoint>;
 

@@ -131,9 +131,9 @@ impl Family for V4 {
     }
 
     #[inline(always)]
-    fn backend(frontend: &Frontend) -> Option<Backend<Self>> {
+    fn backend(frontend: Frontend) -> Option<Backend<Self>> {
         // SAFETY: the agent alone writes this map; the kernel replaces an element as a whole.
-        let backend = unsafe { MAPPING_V4.get(frontend) }?;
+        let backend = unsafe { MAPPING_V4.get(&frontend) }?;
         Some(Backend {
             addr: u32::from_ne_bytes(backend.pod_addr),
             port: backend.pod_port,

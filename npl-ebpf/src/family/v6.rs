@@ -30,7 +30,7 @@ type Addr = [u32; 4];
 struct Header {
     version_class_and_label: u32,
     payload_length: u16,
-    next_header: u8,
+    protocol: u8,
     hop_limit: u8,
     tail: Tail,
 }
@@ -47,7 +47,7 @@ pub struct Tail {
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Extension {
-    next_header: u8,
+    protocol: u8,
     /// In units of eight bytes, without the first; a fragment header has a zero here, and is eight bytes long.
     length: u8,
     /// Of a fragment header: offset, two reserved bits, and whether more follow. Of a routing header: type and segments left.
@@ -91,7 +91,7 @@ impl Family for V6 {
             source: ip.tail.source,
             destination: ip.tail.destination,
             rest: (),
-            protocol: ip.next_header,
+            protocol: ip.protocol,
             l4: L2 + LENGTH,
             has_options: false,
             is_fragment: false,
@@ -146,9 +146,9 @@ impl Family for V6 {
     }
 
     #[inline(always)]
-    fn backend(frontend: &Frontend) -> Option<Backend<Self>> {
+    fn backend(frontend: Frontend) -> Option<Backend<Self>> {
         // SAFETY: the agent alone writes this map; the kernel replaces an element as a whole.
-        let backend = unsafe { MAPPING_V6.get(frontend) }?;
+        let backend = unsafe { MAPPING_V6.get(&frontend) }?;
         Some(Backend {
             addr: words(&backend.pod_addr),
             port: backend.pod_port,
@@ -227,7 +227,7 @@ fn skip_extensions(ctx: &TcContext, location: &mut Location<V6>) -> Option<()> {
             return None;
         }
         location.l4 += (usize::from(header.length) + 1) * 8;
-        location.protocol = header.next_header;
+        location.protocol = header.protocol;
         if packet::has_ports(location.protocol) {
             return Some(());
         }
@@ -244,6 +244,10 @@ fn bytes(addr: Addr) -> [u8; 16] {
 
 /// An address as packets hold it.
 #[inline(always)]
+#[expect(
+    clippy::cast_ptr_alignment,
+    reason = "the map types are aligned to four bytes, and so are their addresses in them"
+)]
 fn words(addr: &[u8; 16]) -> Addr {
     // SAFETY: every value of these types has such a field at a multiple of four bytes.
     unsafe { *core::ptr::from_ref(addr).cast::<Addr>() }

@@ -55,6 +55,15 @@ fn dual_stack_service_is_served_in_both_families() {
     assert_eq!(v6_first, [true, true, false, false], "{entries:?}");
     assert_served(&world, "web-0", &entries);
 
+    for family in ["IPv4", "IPv6"] {
+        for direction in ["request", "reply"] {
+            let line = format!("npl_datapath_packets_total{{family=\"{family}\",direction=\"{direction}\"}} ");
+            let metrics = world.agent().metrics().unwrap();
+            let count = metrics.lines().find_map(|text| text.strip_prefix(line.as_str())).unwrap();
+            assert!(count.parse::<u64>().unwrap() > 1, "{line}{count}");
+        }
+    }
+
     // A restart keeps all four, and the annotation as it is.
     let writes = world.annotations.history("web-0").len();
     world.agent().restart().unwrap();

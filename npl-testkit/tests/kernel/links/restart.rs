@@ -4,6 +4,7 @@
 use std::io::ErrorKind;
 use std::time::Duration;
 
+use npl_agent::core::model::Family;
 use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
 use npl_testkit::traffic::{self, Direction, Load, Request, Transfer};
@@ -21,12 +22,12 @@ fn traffic_goes_on_without_the_loader_and_the_next_one_adopts_it() {
     let mut world = World::new(2);
     world.assert_answers();
     let mappings = world.datapath().mappings().unwrap();
-    let carried = world.datapath().tables.totals().unwrap();
+    let carried = world.datapath().tables.totals(Family::V4).unwrap();
     world.datapath = None;
     world.assert_answers();
     let mut adopted = world.open();
     assert_eq!(adopted.mappings().unwrap(), mappings);
-    let now = adopted.tables.totals().unwrap();
+    let now = adopted.tables.totals(Family::V4).unwrap();
     assert!(now.request_packets > carried.request_packets, "packets without a loader are counted: {now:?}");
     world.attach(&mut adopted);
     world.assert_answers();

@@ -6,8 +6,8 @@ use npl_testkit::packet::tcp_flags::{ACK, PSH, SYN};
 use npl_testkit::packet::{Checksum, Packet, Transport};
 
 use super::scene::{
-    NODE_PORT, Udp, bare, client, family, length, node, node_ip, other_pod_ip, pod, random_packets, second_node_ip,
-    tcp, to, udp, with_mappings, with_mappings_of,
+    NODE_PORT, Tcp, Udp, bare, client, family, length, node, node_ip, other_pod_ip, pod, random_packets,
+    second_node_ip, tcp, to, udp, with_mappings, with_mappings_of,
 };
 use crate::counters::{first_request, request};
 use crate::lab::NEXT;
@@ -148,6 +148,18 @@ fn first_and_last_port_of_the_range_are_mapped() {
             let request = udp(client(), (node_ip(), port).into(), b"edge");
             let expected = to(&request, other);
             lab.ingress(&request).is(&expected, first_request(&format!("{port}/udp"), length(&request)));
+        }
+    });
+}
+
+#[test]
+fn what_a_mapping_carried_stays_in_its_familys_sum_when_it_is_gone() {
+    with_mappings(|lab| {
+        lab.ingress(&tcp(client(), node(), SYN, b""));
+        lab.remove(family(), Tcp, NODE_PORT);
+        for of in Family::ALL {
+            let packets = lab.datapath.tables.totals(of).unwrap().request_packets;
+            assert_eq!(packets, u64::from(of == family()), "{of}");
         }
     });
 }
