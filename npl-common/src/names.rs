@@ -63,6 +63,11 @@ pub const PINNED_MAPS: &[&str] = &[
     MAP_REASON,
 ];
 
+/// A constant of the object, one byte: 1 if packets are read by pointers, 0 if by a helper of the kernel.
+///
+/// Before 6.6, and the stable kernels that have its change, only a loader with `CAP_PERFMON` may compare packet pointers.
+pub const GLOBAL_DIRECT_READS: &str = "NPL_DIRECT_READS";
+
 /// TC ingress on a device with Ethernet headers: node port to Pod.
 pub const PROG_INGRESS: &str = "npl_ingress";
 /// TC egress on a device with Ethernet headers: Pod to client.

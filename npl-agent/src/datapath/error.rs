@@ -118,6 +118,13 @@ pub enum DatapathError {
 }
 
 impl DatapathError {
+    /// Whether the verifier took a program for unsafe, as against a kernel that lacks or forbids something altogether.
+    pub(crate) fn is_verifier_refusal(&self) -> bool {
+        let Self::LoadProgram { source, .. } = self else { return false };
+        let ProgramError::LoadError { io_error, .. } = &**source else { return false };
+        io_error.raw_os_error() == Some(libc::EACCES)
+    }
+
     /// Wraps the kernel's refusal of an operation on a map.
     pub(crate) const fn map(operation: &'static str, name: &'static str) -> impl FnOnce(MapError) -> Self {
         move |source| Self::Map { operation, name, source }

@@ -7,9 +7,9 @@ use aya::{Ebpf, EbpfLoader, maps::MapData};
 use aya_obj::Object;
 use npl_common::{
     config::Config,
-    names::{ABI_VERSION, PINNED_MAPS, PROGRAMS},
+    names::{ABI_VERSION, GLOBAL_DIRECT_READS, PINNED_MAPS, PROGRAMS},
 };
-use tracing::warn;
+use tracing::{debug, info, warn};
 
 use super::{
     attach::{Hooks, program},
@@ -131,8 +131,23 @@ fn discard_incompatible(pins: &Pins, object: &[u8]) -> Result<(), DatapathError>
     Ok(())
 }
 
+/// Loads the programs as the kernel lets us: with packets read by pointers, or else by its helper, which is slower.
 fn load(pins: &Pins, object: &[u8]) -> Result<Ebpf, DatapathError> {
+    match load_with(pins, object, true) {
+        Err(error) if error.is_verifier_refusal() => {
+            let ebpf = load_with(pins, object, false)?;
+            info!("this kernel lets programs read packets by a helper only, unless the agent has CAP_PERFMON too");
+            debug!(%error, "what it said to pointers");
+            Ok(ebpf)
+        }
+        loaded => loaded,
+    }
+}
+
+fn load_with(pins: &Pins, object: &[u8], has_direct_reads: bool) -> Result<Ebpf, DatapathError> {
     let mut loader = EbpfLoader::new();
+    let has_direct_reads = u8::from(has_direct_reads);
+    loader.override_global(GLOBAL_DIRECT_READS, &has_direct_reads, true);
     for name in PINNED_MAPS {
         loader.map_pin_path(name, pins.map(name));
     }
