@@ -76,6 +76,11 @@ pub struct RunArgs {
     #[arg(long, env = "NPL_BPFFS", value_name = "DIRECTORY", default_value = DEFAULT_BPFFS)]
     pub bpffs: PathBuf,
 
+    /// Whose sockets may use mappings on the Node itself: the processes of this cgroup v2 and all below, Pods included.
+    /// "auto" finds the root of the hierarchy; a container has to name where it sees the Node's.
+    #[arg(long, env = "NPL_CGROUP", value_name = "auto|none|DIRECTORY", default_value = "auto")]
+    pub cgroup: String,
+
     /// Address and port to serve /metrics, /livez, /readyz and /startupz on.
     #[arg(long, env = "NPL_LISTEN", value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9911")]
     pub listen: String,

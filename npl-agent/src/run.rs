@@ -20,14 +20,14 @@ use tracing::{info, warn};
 use crate::{
     config::{Config, port_range_warnings},
     core::{model::Family, state::State},
-    datapath::{Datapath, DatapathError, Pins, Tables},
+    datapath::{CgroupSelection, Datapath, DatapathError, LocalClients, Pins, Tables},
     executor::Executor,
     http::{self, Health},
     kube::{client, events::Recorder, patch::PodPatcher, watch},
     metrics::{DatapathCounters, FamilyTotals, Metrics},
     netlink,
     reconciler::{Listeners, Reconciler},
-    uplinks::Uplinks,
+    uplinks::{ErrorChain, Uplinks},
 };
 
 /// Changes that may queue up before the watches wait for the loop.
@@ -51,7 +51,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
 }
 
 async fn serve(config: Config) -> anyhow::Result<()> {
-    let Config { node_name, kubeconfig, settings, devices, annotation_keys, resync, bpffs, listen } = config;
+    let Config { node_name, kubeconfig, settings, devices, annotation_keys, resync, bpffs, cgroup, listen } = config;
     let _lock = lock()?;
     for warning in port_range_warnings(settings.port_range, ephemeral_range().as_deref()) {
         warn!("{warning}");
@@ -67,6 +67,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         hooks = datapath.hooks.mechanism(),
         "npl-agent starts"
     );
+    serve_local_clients(&mut datapath, &cgroup);
 
     let health = Health::new();
     let metrics = Metrics::new(Arc::new(PinnedCounters { bpffs }));
@@ -91,6 +92,23 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     tokio::select! {
         ended = work => ended,
         ended = probes => ended.context("serve probes and metrics")?.context("serve probes and metrics"),
+    }
+}
+
+/// Clients on the Node itself and in its Pods. Whatever keeps them from being served keeps nobody else.
+fn serve_local_clients(datapath: &mut Datapath, selection: &CgroupSelection) {
+    match datapath.serve_local_clients(selection) {
+        Ok(None) => {}
+        Ok(Some(LocalClients { cgroup, has_loopback })) => {
+            info!(cgroup = %cgroup.display(), "clients on the Node itself and in its Pods are led to Pods");
+            if !has_loopback {
+                info!("loopback addresses do not lead to Pods: that needs Linux 5.14 or newer");
+            }
+        }
+        Err(error) => {
+            let err = ErrorChain(&error);
+            warn!(%err, "clients on the Node itself and in its Pods do not reach mappings; all others do");
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 
 map_type! {
     /// Configuration that all programs read. Changing it takes effect with the next packet.
-    pub struct Config: 32, align 8 {
+    pub struct Config: 40, align 8 {
         /// Secret that keeps an outsider from choosing slots of the half-open cache; drawn once, kept over restarts.
         pub seed: u64,
         /// The IPv4 address that most clients use, network order; all zero if there is none. The programs spare themselves
@@ -21,6 +21,8 @@ map_type! {
         pub abi: u32,
         /// Always zero.
         pub pad: u32,
+        /// The kernel's name of the Node's network namespace, in which loopback addresses are the Node's; 0 if unknown.
+        pub netns_cookie: u64,
     }
 }
 

@@ -70,6 +70,10 @@ pub const LAYOUTS: &[Layout] = &[
     crate::mapping::EndpointV6::LAYOUT,
     crate::flow::FlowKeyV6::LAYOUT,
     crate::flow::FlowV6::LAYOUT,
+    crate::peer::PeerKeyV4::LAYOUT,
+    crate::peer::PeerV4::LAYOUT,
+    crate::peer::PeerKeyV6::LAYOUT,
+    crate::peer::PeerV6::LAYOUT,
 ];
 
 #[cfg(test)]

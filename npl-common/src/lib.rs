@@ -23,6 +23,7 @@ pub mod csum;
 pub mod flow;
 pub mod mapping;
 pub mod names;
+pub mod peer;
 pub mod reason;
 pub mod stats;
 pub mod syn;

@@ -39,6 +39,10 @@ pub const MAP_ENDPOINT_V6: &str = "npl_ep_v6";
 pub const MAP_FLOW_V6: &str = "npl_flow_v6";
 /// As [`MAP_SYN_V4`], IPv6.
 pub const MAP_SYN_V6: &str = "npl_syn_v6";
+/// Conversations of local clients, IPv4: [`crate::peer::PeerKeyV4`] to [`crate::peer::PeerV4`].
+pub const MAP_PEER_V4: &str = "npl_peer_v4";
+/// As [`MAP_PEER_V4`], IPv6.
+pub const MAP_PEER_V6: &str = "npl_peer_v6";
 /// Counters per mapping: per-CPU array of [`crate::stats::MappingStats`], indexed by a backend's `stats_index`.
 pub const MAP_STATS: &str = "npl_stats";
 /// Counters per reason: per-CPU array of `u64`, indexed by [`crate::reason::Reason`].
@@ -59,6 +63,8 @@ pub const PINNED_MAPS: &[&str] = &[
     MAP_ENDPOINT_V6,
     MAP_FLOW_V6,
     MAP_SYN_V6,
+    MAP_PEER_V4,
+    MAP_PEER_V6,
     MAP_STATS,
     MAP_REASON,
 ];
@@ -77,8 +83,30 @@ pub const PROG_INGRESS_L3: &str = "npl_ingress_l3";
 /// TC egress on a device without link-layer header.
 pub const PROG_EGRESS_L3: &str = "npl_egress_l3";
 
-/// Every program of the object.
+/// Every program that devices carry.
 pub const PROGRAMS: &[&str] = &[PROG_INGRESS, PROG_EGRESS, PROG_INGRESS_L3, PROG_EGRESS_L3];
+
+/// Every program that a cgroup carries, in the order in which they are attached: answers before requests, so that no
+/// client is shown an address that it did not ask for.
+pub const SOCKET_PROGRAMS: &[SocketProgram] = &[
+    SocketProgram { name: "npl_recvmsg4", hook: "recvmsg4" },
+    SocketProgram { name: "npl_recvmsg6", hook: "recvmsg6" },
+    SocketProgram { name: "npl_getpeer4", hook: "getpeername4" },
+    SocketProgram { name: "npl_getpeer6", hook: "getpeername6" },
+    SocketProgram { name: "npl_connect4", hook: "connect4" },
+    SocketProgram { name: "npl_connect6", hook: "connect6" },
+    SocketProgram { name: "npl_sendmsg4", hook: "sendmsg4" },
+    SocketProgram { name: "npl_sendmsg6", hook: "sendmsg6" },
+];
+
+/// A program for the sockets of a cgroup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SocketProgram {
+    /// Its name in the object and in the kernel.
+    pub name: &'static str,
+    /// The kernel's name of its hook; part of its pin's.
+    pub hook: &'static str,
+}
 
 const fn all_fit(names: &[&str]) -> bool {
     let mut i = 0;
@@ -91,4 +119,16 @@ const fn all_fit(names: &[&str]) -> bool {
     true
 }
 
+const fn all_sockets_fit(programs: &[SocketProgram]) -> bool {
+    let mut i = 0;
+    while i < programs.len() {
+        if programs[i].name.len() > MAX_NAME {
+            return false;
+        }
+        i += 1;
+    }
+    true
+}
+
+const _: () = assert!(all_sockets_fit(SOCKET_PROGRAMS), "the kernel keeps 15 bytes of a name");
 const _: () = assert!(all_fit(PINNED_MAPS) && all_fit(PROGRAMS), "the kernel keeps 15 bytes of a name");

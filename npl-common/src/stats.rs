@@ -25,7 +25,7 @@ map_type! {
         pub reply_packets: u64,
         /// Their bytes, link-layer header included.
         pub reply_bytes: u64,
-        /// First packets of flows that were not known.
+        /// First packets of flows that were not known, and conversations of local clients, whose packets nobody sees.
         pub new_flows: u64,
         /// Flows whose exchange was completed.
         pub established_flows: u64,

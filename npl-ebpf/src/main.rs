@@ -3,6 +3,7 @@
 //!
 //! `ingress` rewrites what clients send to a node port to the Pod, ahead of netfilter; `egress` rewrites the Pod's
 //! replies back, behind netfilter. In between, the host and its CNI see one ordinary flow from the client to the Pod.
+//! `local` does without packets: it leads the sockets of clients on the Node itself and in its Pods to the Pod.
 //!
 //! Whatever is not ours goes on untouched: the verdict is always "next", so that other programs on the hook see it too.
 
@@ -22,22 +23,29 @@ mod egress;
 mod family;
 mod flow;
 mod ingress;
+mod local;
 mod maps;
 mod packet;
 mod rewrite;
 mod stats;
 mod verdict;
 
-use aya_ebpf::{macros::classifier, programs::TcContext};
+use aya_ebpf::{
+    macros::{cgroup_sock_addr, classifier},
+    programs::{SockAddrContext, TcContext},
+};
 
 use crate::{
     family::{Family, V4, V6},
+    local::{Call, Inet},
     packet::ETHERNET,
     verdict::Verdict,
 };
 
 /// Bytes in front of the IP header on a device without link-layer header.
 const NONE: usize = 0;
+/// The system call goes on; it is never ours to refuse.
+const ALLOW: i32 = 1;
 
 /// Requests on a device with Ethernet headers.
 #[classifier]
@@ -61,6 +69,62 @@ pub fn npl_ingress_l3(ctx: TcContext) -> i32 {
 #[classifier]
 pub fn npl_egress_l3(ctx: TcContext) -> i32 {
     egress::<NONE>(&ctx).into_action()
+}
+
+/// What local clients connect to.
+#[cgroup_sock_addr(connect4)]
+pub fn npl_connect4(ctx: SockAddrContext) -> i32 {
+    local::request::<Inet>(&ctx, Call::Connect);
+    ALLOW
+}
+
+/// As [`npl_connect4`], by a socket of IPv6.
+#[cgroup_sock_addr(connect6)]
+pub fn npl_connect6(ctx: SockAddrContext) -> i32 {
+    local::request6(&ctx, Call::Connect);
+    ALLOW
+}
+
+/// What local clients send datagrams to.
+#[cgroup_sock_addr(sendmsg4)]
+pub fn npl_sendmsg4(ctx: SockAddrContext) -> i32 {
+    local::request::<Inet>(&ctx, Call::Send);
+    ALLOW
+}
+
+/// As [`npl_sendmsg4`], by a socket of IPv6.
+#[cgroup_sock_addr(sendmsg6)]
+pub fn npl_sendmsg6(ctx: SockAddrContext) -> i32 {
+    local::request6(&ctx, Call::Send);
+    ALLOW
+}
+
+/// Whom local clients are shown as a datagram's sender.
+#[cgroup_sock_addr(recvmsg4)]
+pub fn npl_recvmsg4(ctx: SockAddrContext) -> i32 {
+    local::answer::<Inet>(&ctx);
+    ALLOW
+}
+
+/// As [`npl_recvmsg4`], by a socket of IPv6.
+#[cgroup_sock_addr(recvmsg6)]
+pub fn npl_recvmsg6(ctx: SockAddrContext) -> i32 {
+    local::answer6(&ctx);
+    ALLOW
+}
+
+/// Whom local clients are connected to, when they ask.
+#[cgroup_sock_addr(getpeername4)]
+pub fn npl_getpeer4(ctx: SockAddrContext) -> i32 {
+    local::answer::<Inet>(&ctx);
+    ALLOW
+}
+
+/// As [`npl_getpeer4`], by a socket of IPv6.
+#[cgroup_sock_addr(getpeername6)]
+pub fn npl_getpeer6(ctx: SockAddrContext) -> i32 {
+    local::answer6(&ctx);
+    ALLOW
 }
 
 #[inline(always)]

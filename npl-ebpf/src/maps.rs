@@ -12,6 +12,7 @@ use npl_common::{
         BackendV4, BackendV6, Endpoint, EndpointV4, EndpointV6, Frontend, LocalAddress, LocalAddressV4, LocalAddressV6,
         MAX_LOCAL_ADDRESSES, MAX_MAPPINGS,
     },
+    peer::{MAX_PEERS, PeerKeyV4, PeerKeyV6, PeerV4, PeerV6},
     reason::MAX_REASONS,
     stats::{MAX_STATS, MappingStats},
     syn::SLOTS,
@@ -68,6 +69,14 @@ pub static FLOW_V6: LruHashMap<FlowKeyV6, FlowV6, { MAX_FLOWS as usize }> = LruH
 /// Written by the programs, one aligned word at a time.
 #[btf_map(name = "npl_syn_v6")]
 pub static SYN_V6: Array<u64, { SLOTS as usize }> = Array::new();
+
+/// Written by the programs. LRU, because local clients choose how many sockets there are.
+#[btf_map(name = "npl_peer_v4")]
+pub static PEER_V4: LruHashMap<PeerKeyV4, PeerV4, { MAX_PEERS as usize }> = LruHashMap::new();
+
+/// Written by the programs. LRU, because local clients choose how many sockets there are.
+#[btf_map(name = "npl_peer_v6")]
+pub static PEER_V6: LruHashMap<PeerKeyV6, PeerV6, { MAX_PEERS as usize }> = LruHashMap::new();
 
 /// Written by the programs.
 #[btf_map(name = "npl_stats")]

@@ -173,6 +173,8 @@ fn spawn(options: &Options, listen: SocketAddr) -> Result<Process> {
     let Options { binary, node_name, netns, kubeconfig, bpffs, log, flags } = options;
     let mut command = netns.command(binary)?;
     command.args(["run", "--node-name", node_name]).arg("--kubeconfig").arg(kubeconfig);
+    // Nobody on this machine is to notice; a test that has a cgroup names it.
+    command.env("NPL_CGROUP", "none");
     command.arg("--bpffs").arg(bpffs).arg("--listen").arg(listen.to_string()).args(flags);
     confine(&mut command);
     Process::spawn("npl-agent", command, log)

@@ -57,6 +57,13 @@ pub fn with_private_bpffs<T: Send>(path: &Path, work: impl FnOnce() -> T + Send)
     thread::scope(|scope| scope.spawn(isolated).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
 }
 
+/// Shows the folder `from` at `to` as well, which is created.
+pub fn bind(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to).with_context(|| format!("create {}", to.display()))?;
+    mount(Some(from), to, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+        .with_context(|| format!("mount {} at {}", from.display(), to.display()))
+}
+
 /// The mount points at or below `directory`, in the order in which they were mounted.
 pub fn below(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(all()?.into_iter().map(|mount| mount.point).filter(|point| point.starts_with(directory)).collect())

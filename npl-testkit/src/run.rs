@@ -17,6 +17,7 @@ use nix::sys::signal::{self, Signal};
 use nix::unistd::{Pid, geteuid};
 
 use crate::cgroups::{self, Cgroup};
+use crate::client_cgroup::{self, ClientCgroup};
 use crate::mounts::{self, BpfFs};
 use crate::netns::Netns;
 use crate::{process, tools};
@@ -92,6 +93,11 @@ impl Run {
     /// Mounts a BPF file system of its own in the run's folder.
     pub fn bpffs(&self, name: &str) -> Result<BpfFs> {
         BpfFs::mount(&self.directory.join(name))
+    }
+
+    /// Creates the cgroup `npl-<run>-<name>` for clients, below that of this process.
+    pub fn client_cgroup(&self, name: &str) -> Result<ClientCgroup> {
+        ClientCgroup::create(&format!("{}{name}", self.name_prefix()))
     }
 
     /// The beginning of the names of its namespaces and control groups.
@@ -184,6 +190,7 @@ fn remove_run(id: &str) -> Result<()> {
         kill_processes_in(&name)?;
         crate::netns::delete(&name)?;
     }
+    client_cgroup::delete_all(&prefix)?;
     for name in cgroups::names(&prefix)? {
         cgroups::remove(&name)?;
     }

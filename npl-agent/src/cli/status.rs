@@ -27,6 +27,8 @@ struct Shown {
     port_range: Option<String>,
     node_addresses: Vec<String>,
     devices: Vec<ShownDevice>,
+    /// `connect4`, `sendmsg6`, ….
+    socket_hooks: Vec<&'static str>,
     mappings: usize,
     flows: usize,
     /// Packets by reason.
@@ -77,6 +79,7 @@ impl Shown {
                     attached: directions.iter().map(|direction| direction.as_str()).collect(),
                 })
                 .collect(),
+            socket_hooks: inspection.socket_hooks.clone(),
             mappings: inspection.mappings.len(),
             flows: inspection.flows,
             reasons: inspection.reasons.iter().map(|(reason, count)| (reason.name(), *count)).collect(),
@@ -97,6 +100,7 @@ fn as_text(shown: &Shown, inspection: &Inspection) -> String {
         ("ABI", shown.abi.map_or_else(none, |abi| abi.to_string())),
         ("Port range", shown.port_range.clone().unwrap_or_else(none)),
         ("Node addresses", shown.node_addresses.join(", ")),
+        ("Local clients", local_clients(&shown.socket_hooks)),
         ("Mappings", shown.mappings.to_string()),
         ("Flows", shown.flows.to_string()),
     ];
@@ -112,4 +116,9 @@ fn as_text(shown: &Shown, inspection: &Inspection) -> String {
         .map(|(reason, count)| vec![reason.name().to_owned(), count.to_string(), reason.help().to_owned()]);
     let reasons = table(&["REASON", "PACKETS", "MEANING"], reasons);
     [facts.concat(), devices, reasons].join("\n")
+}
+
+/// Clients on the Node itself and in its Pods.
+fn local_clients(hooks: &[&str]) -> String {
+    if hooks.is_empty() { "not served: see --cgroup".to_owned() } else { format!("served by {}", hooks.join(", ")) }
 }

@@ -17,6 +17,7 @@ use crate::{
         model::{Family, Protocol},
         settings::Settings,
     },
+    datapath::CgroupSelection,
     kube::AnnotationKeys,
 };
 
@@ -41,6 +42,8 @@ pub struct Config {
     pub resync: Duration,
     /// Where the bpf filesystem is.
     pub bpffs: PathBuf,
+    /// Whose sockets may use mappings on the Node itself.
+    pub cgroup: CgroupSelection,
     /// Where metrics and probes are served.
     pub listen: SocketAddr,
 }
@@ -76,6 +79,7 @@ impl TryFrom<RunArgs> for Config {
             quarantine,
             resync,
             bpffs,
+            cgroup,
             listen,
             log_format: _, // logging has begun before this
         } = args;
@@ -96,6 +100,7 @@ impl TryFrom<RunArgs> for Config {
             annotation_keys: AnnotationKeys::new(flag("annotation-domain", value::domain(&annotation_domain))?),
             resync: flag("resync", value::interval(&resync))?,
             bpffs: flag("bpffs", value::directory(bpffs))?,
+            cgroup: flag("cgroup", value::cgroup(&cgroup))?,
             listen: flag("listen", value::listen(&listen))?,
         })
     }

@@ -4,7 +4,7 @@ use std::error::Error as _;
 
 use clap::{CommandFactory, Parser};
 
-use super::{Config, ConfigError, DeviceSelection, RangeWarning, port_range_warnings};
+use super::{CgroupSelection, Config, ConfigError, DeviceSelection, RangeWarning, port_range_warnings};
 use crate::{
     args::{Cli, Command, RunArgs},
     core::settings::{NodeIpSource, PortRange},
@@ -55,6 +55,7 @@ fn defaults_are_those_of_antrea_and_of_the_architecture() {
     assert_eq!(config.annotation_keys.enabled, "nodeportlocal.antrea.io/enabled");
     assert_eq!(config.annotation_keys.mapping, "nodeportlocal.antrea.io");
     assert_eq!(config.resync.as_secs(), 30);
+    assert_eq!(config.cgroup, CgroupSelection::Auto);
     assert_eq!(config.listen.to_string(), "127.0.0.1:9911");
 }
 
@@ -96,6 +97,7 @@ fn nonsense_is_refused_with_the_flag_and_an_example() {
         ("--devices", "a-name-of-16-by.", "not a list of devices"),
         ("--devices", "../x", "not a list of devices"),
         ("--bpffs", "sys/fs/bpf", "not an absolute path"),
+        ("--cgroup", "sys/fs/cgroup", "give auto, none or an absolute path, for example /sys/fs/cgroup"),
         ("--listen", "9911", "for example 127.0.0.1:9911"),
     ] {
         let complaint = complaint(&[&format!("{flag}={value}")]);

@@ -7,10 +7,13 @@ use std::{
     time::Duration,
 };
 
-use crate::core::{
-    devices::DeviceSelection,
-    model::Family,
-    settings::{AnnotationFormatError, NodeIpSource, NodeIpSourceError, PortRangeError},
+use crate::{
+    core::{
+        devices::DeviceSelection,
+        model::Family,
+        settings::{AnnotationFormatError, NodeIpSource, NodeIpSourceError, PortRangeError},
+    },
+    datapath::CgroupSelection,
 };
 
 /// The longest name of a device that the kernel takes.
@@ -63,6 +66,9 @@ pub enum ValueError {
     /// A path that depends on where the agent was started.
     #[error("{} is not an absolute path: give for example /sys/fs/bpf", .0.display())]
     RelativePath(PathBuf),
+    /// No cgroup.
+    #[error("{0:?} is not a cgroup: give auto, none or an absolute path, for example /sys/fs/cgroup")]
+    Cgroup(String),
     /// No address with a port.
     #[error("{0:?} is not an address with a port: give for example 127.0.0.1:9911")]
     Listen(String),
@@ -168,6 +174,15 @@ fn is_device_name(name: &str) -> bool {
 
 pub(super) fn directory(path: PathBuf) -> Result<PathBuf, ValueError> {
     if path.is_absolute() { Ok(path) } else { Err(ValueError::RelativePath(path)) }
+}
+
+pub(super) fn cgroup(text: &str) -> Result<CgroupSelection, ValueError> {
+    match text {
+        "auto" => Ok(CgroupSelection::Auto),
+        "none" => Ok(CgroupSelection::None),
+        path if path.starts_with('/') => Ok(CgroupSelection::Directory(path.into())),
+        _ => Err(ValueError::Cgroup(text.to_owned())),
+    }
 }
 
 pub(super) fn listen(text: &str) -> Result<SocketAddr, ValueError> {

@@ -33,8 +33,8 @@ pub(super) const CLSACT_HANDLE: TcHandle = TcHandle::new(0x4e50, 0x4c01);
 /// The loaded programs and where they are attached.
 #[derive(Debug)]
 pub struct Hooks {
-    ebpf: Ebpf,
-    pins: Pins,
+    pub(super) ebpf: Ebpf,
+    pub(super) pins: Pins,
     tcx: bool,
     attached: BTreeSet<u32>,
 }

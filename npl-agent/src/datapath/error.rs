@@ -102,6 +102,37 @@ pub enum DatapathError {
         #[source]
         source: Box<ProgramError>,
     },
+    /// No cgroup v2 hierarchy.
+    #[error(
+        "no cgroup v2 hierarchy is mounted here: mount one (`mount -t cgroup2 cgroup2 DIR`) and name it with --cgroup"
+    )]
+    NoCgroup2,
+    /// No cgroup v2 hierarchy where one was expected.
+    #[error(
+        "{path} is not in a cgroup v2 hierarchy: name the folder where one is mounted with --cgroup, or none",
+        path = .0.display()
+    )]
+    NotCgroup2(PathBuf),
+    /// The cgroup could not be opened.
+    #[error("open cgroup {path}", path = .path.display())]
+    OpenCgroup {
+        /// Its folder.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// A program could not be put on a cgroup.
+    #[error("attach {program} to cgroup {cgroup}", cgroup = .cgroup.display())]
+    AttachCgroup {
+        /// The program.
+        program: &'static str,
+        /// The cgroup's folder.
+        cgroup: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: Box<ProgramError>,
+    },
     /// A link could not be handled.
     #[error("{operation} the link of {program} on {interface}")]
     Link {

@@ -23,6 +23,8 @@ pub struct Inspection {
     pub local_addresses: Vec<IpAddr>,
     /// Directions by device index, of pinned links.
     pub links: BTreeMap<u32, Vec<Direction>>,
+    /// The hooks by which clients on the Node itself and in its Pods are served, without repetition.
+    pub socket_hooks: Vec<&'static str>,
     /// Mappings with their counters, by node port.
     pub mappings: Vec<MappingRecord>,
     /// Flows that are remembered.
@@ -44,12 +46,15 @@ impl Inspection {
         for (ifindex, direction) in pins.links()? {
             links.entry(ifindex).or_default().push(direction);
         }
+        let mut socket_hooks: Vec<_> = pins.socket_links()?.into_iter().map(|(_, hook)| hook).collect();
+        socket_hooks.dedup();
         if !pins.map(npl_common::names::MAP_CONFIG).exists() {
             return Ok(Self {
                 is_installed: false,
                 config: None,
                 local_addresses: Vec::new(),
                 links,
+                socket_hooks,
                 mappings: Vec::new(),
                 flows: 0,
                 reasons: Vec::new(),
@@ -61,6 +66,7 @@ impl Inspection {
             config: Some(tables.config()?),
             local_addresses: tables.local_addresses()?.into_iter().collect(),
             links,
+            socket_hooks,
             mappings: tables.records()?,
             flows: tables.flow_count()?,
             reasons: tables.reasons()?,

@@ -5,20 +5,25 @@
 //! upgraded at any line, and packets are translated all the while. What the kernel holds is read back, never remembered.
 
 pub mod attach;
+pub mod cgroup;
 pub mod cleanup;
 pub mod error;
 mod family;
 pub mod inspect;
 pub mod load;
+pub mod local;
 pub mod mappings;
 mod object;
 pub mod pins;
 pub mod preflight;
+mod sys;
 pub mod tables;
 
 pub use attach::Hooks;
+pub use cgroup::CgroupSelection;
 pub use error::DatapathError;
 pub use load::Datapath;
+pub use local::LocalClients;
 pub use object::embedded_object;
 pub use pins::Pins;
 pub use tables::Tables;

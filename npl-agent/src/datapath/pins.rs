@@ -7,6 +7,7 @@
 //!     ├── npl_config … npl_reason    the maps, by their names
 //!     ├── links/<ifindex>_in         BPF links; before 6.6 empty folders that stand for filters
 //!     ├── links/<ifindex>_out
+//!     ├── links/<cgroup>_connect4 …  BPF links of a cgroup, by its inode number
 //!     └── clsact/<ifindex>           empty folder: this device's clsact qdisc is ours (before 6.6)
 //! ```
 
@@ -15,7 +16,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use npl_common::names::{ABI_VERSION, LINK_DIR, PIN_ROOT};
+use npl_common::names::{ABI_VERSION, LINK_DIR, PIN_ROOT, SOCKET_PROGRAMS};
 
 use super::error::DatapathError;
 
@@ -78,6 +79,11 @@ impl Pins {
         self.version.join(LINK_DIR).join(format!("{ifindex}_{}", direction.suffix()))
     }
 
+    /// The pin of a cgroup's link; the cgroup by its inode number.
+    pub fn socket_link(&self, cgroup: u64, hook: &str) -> PathBuf {
+        self.version.join(LINK_DIR).join(format!("{cgroup}_{hook}"))
+    }
+
     /// The mark that a device's clsact qdisc is ours.
     pub fn clsact_mark(&self, ifindex: u32) -> PathBuf {
         self.version.join(CLSACT_DIR).join(ifindex.to_string())
@@ -103,6 +109,16 @@ impl Pins {
         }
         links.sort_unstable();
         Ok(links)
+    }
+
+    /// Every pinned link of a cgroup: its inode number and the hook, in the order in which they are attached.
+    pub fn socket_links(&self) -> Result<Vec<(u64, &'static str)>, DatapathError> {
+        let names = names_in(&self.version.join(LINK_DIR))?;
+        let of_hook = |hook: &'static str| {
+            let cgroup = move |name: &String| name.split_once('_').filter(|(_, of)| *of == hook)?.0.parse().ok();
+            names.iter().filter_map(cgroup).map(move |cgroup| (cgroup, hook))
+        };
+        Ok(SOCKET_PROGRAMS.iter().flat_map(|program| of_hook(program.hook)).collect())
     }
 
     /// Every device whose clsact qdisc is ours.

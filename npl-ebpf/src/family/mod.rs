@@ -63,6 +63,13 @@ pub trait Family: Sized {
     fn insert_flow(key: &Self::FlowKey, flow: &Self::Flow) -> Option<()>;
     /// A slot of the half-open cache.
     fn slot(index: u32) -> Option<*mut u64>;
+
+    /// Whether the address never leaves the network namespace that it is used in.
+    fn is_loopback(addr: Self::Addr) -> bool;
+    /// What a local client asked for when it was led to this Pod.
+    fn asked(peer: &Peer<Self>) -> Option<End<Self>>;
+    fn remember_asked(peer: &Peer<Self>, asked: &End<Self>);
+    fn forget_asked(peer: &Peer<Self>);
 }
 
 /// Where a packet's transport header is.
@@ -96,4 +103,16 @@ pub struct Ends<F: Family> {
     pub client_port: u16,
     pub pod: F::Addr,
     pub pod_port: u16,
+}
+
+/// An address and a port, in host order.
+pub struct End<F: Family> {
+    pub addr: F::Addr,
+    pub port: u16,
+}
+
+/// A socket of a local client, and the Pod that it talks to.
+pub struct Peer<F: Family> {
+    pub socket: u64,
+    pub pod: End<F>,
 }

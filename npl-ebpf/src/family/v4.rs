@@ -9,12 +9,13 @@ use npl_common::{
     csum,
     flow::{FlowKeyV4, FlowState, FlowV4},
     mapping::{Endpoint, EndpointV4, Frontend, LocalAddressV4},
+    peer::{PeerKeyV4, PeerV4},
     syn,
 };
 
-use super::{Backend, Ends, Family, Location};
+use super::{Backend, End, Ends, Family, Location, Peer};
 use crate::{
-    maps::{ENDPOINT_V4, FLOW_V4, LOCAL_ADDRESS_V4, LOCAL_V4, MAPPING_V4, SYN_V4},
+    maps::{ENDPOINT_V4, FLOW_V4, LOCAL_ADDRESS_V4, LOCAL_V4, MAPPING_V4, PEER_V4, SYN_V4},
     packet::{self, ETHERNET},
 };
 
@@ -55,6 +56,8 @@ pub struct Rest {
 const FRAGMENT_MASK: u16 = 0x3fff;
 /// The fragment offset alone, host order.
 const FRAGMENT_OFFSET_MASK: u16 = 0x1fff;
+/// First byte of every loopback address.
+const LOOPBACK_NETWORK: u8 = 127;
 /// The smallest header.
 const MIN: usize = size_of::<Header>();
 /// Which 64-bit word of the configuration holds the primary address and its index.
@@ -189,4 +192,34 @@ impl Family for V4 {
     fn slot(index: u32) -> Option<*mut u64> {
         SYN_V4.get_ptr_mut(index)
     }
+
+    #[inline(always)]
+    fn is_loopback(addr: u32) -> bool {
+        addr.to_ne_bytes()[0] == LOOPBACK_NETWORK
+    }
+
+    #[inline(always)]
+    fn asked(peer: &Peer<Self>) -> Option<End<Self>> {
+        // SAFETY: an element of a preallocated map; one that changes meanwhile names two things that were asked for.
+        let asked = unsafe { PEER_V4.get(&peer_key(peer)) }?;
+        Some(End { addr: u32::from_ne_bytes(asked.node_addr), port: asked.node_port })
+    }
+
+    #[inline(always)]
+    fn remember_asked(peer: &Peer<Self>, asked: &End<Self>) {
+        let value = PeerV4 { node_addr: asked.addr.to_ne_bytes(), node_port: asked.port, pad: 0 };
+        // Refused, the client is shown the Pod's address; the conversation itself needs nothing of it.
+        let _refused = PEER_V4.insert(&peer_key(peer), &value, 0);
+    }
+
+    #[inline(always)]
+    fn forget_asked(peer: &Peer<Self>) {
+        // What is not there is as good as forgotten.
+        let _missing = PEER_V4.remove(&peer_key(peer));
+    }
+}
+
+#[inline(always)]
+fn peer_key(peer: &Peer<V4>) -> PeerKeyV4 {
+    PeerKeyV4 { socket: peer.socket, pod_addr: peer.pod.addr.to_ne_bytes(), pod_port: peer.pod.port, pad: 0 }
 }

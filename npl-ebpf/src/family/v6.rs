@@ -9,12 +9,13 @@ use npl_common::{
     csum,
     flow::{FlowKeyV6, FlowState, FlowV6},
     mapping::{Endpoint, EndpointV6, Frontend, LocalAddressV6},
+    peer::{PeerKeyV6, PeerV6},
     syn,
 };
 
-use super::{Backend, Ends, Family, Location};
+use super::{Backend, End, Ends, Family, Location, Peer};
 use crate::{
-    maps::{ENDPOINT_V6, FLOW_V6, LOCAL_ADDRESS_V6, LOCAL_V6, MAPPING_V6, SYN_V6},
+    maps::{ENDPOINT_V6, FLOW_V6, LOCAL_ADDRESS_V6, LOCAL_V6, MAPPING_V6, PEER_V6, SYN_V6},
     packet::{self, ETHERNET},
 };
 
@@ -69,6 +70,8 @@ const FRAGMENT_OFFSET_MASK: u16 = 0xfff8;
 /// More-fragments flag in the same.
 const MORE_FRAGMENTS: u16 = 1;
 
+/// `::1`.
+const LOOPBACK: Addr = [0, 0, 0, 1_u32.to_be()];
 /// Length of the header.
 const LENGTH: usize = size_of::<Header>();
 
@@ -204,6 +207,36 @@ impl Family for V6 {
     fn slot(index: u32) -> Option<*mut u64> {
         SYN_V6.get_ptr_mut(index)
     }
+
+    #[inline(always)]
+    fn is_loopback(addr: Addr) -> bool {
+        addr == LOOPBACK
+    }
+
+    #[inline(always)]
+    fn asked(peer: &Peer<Self>) -> Option<End<Self>> {
+        // SAFETY: an element of a preallocated map; one that changes meanwhile names two things that were asked for.
+        let asked = unsafe { PEER_V6.get(&peer_key(peer)) }?;
+        Some(End { addr: words(&asked.node_addr), port: asked.node_port })
+    }
+
+    #[inline(always)]
+    fn remember_asked(peer: &Peer<Self>, asked: &End<Self>) {
+        let value = PeerV6 { node_addr: bytes(asked.addr), node_port: asked.port, pad: 0 };
+        // Refused, the client is shown the Pod's address; the conversation itself needs nothing of it.
+        let _refused = PEER_V6.insert(&peer_key(peer), &value, 0);
+    }
+
+    #[inline(always)]
+    fn forget_asked(peer: &Peer<Self>) {
+        // What is not there is as good as forgotten.
+        let _missing = PEER_V6.remove(&peer_key(peer));
+    }
+}
+
+#[inline(always)]
+fn peer_key(peer: &Peer<V6>) -> PeerKeyV6 {
+    PeerKeyV6 { socket: peer.socket, pod_addr: bytes(peer.pod.addr), pod_port: peer.pod.port, pad: 0, pad_to_word: 0 }
 }
 
 /// Walks over extension headers to one that has ports; nothing if there is none, or the packet is not for its

@@ -12,6 +12,7 @@ mod families;
 mod faults;
 mod formats;
 mod life;
+mod local;
 mod main_job;
 mod refusals;
 mod restart;

@@ -24,7 +24,8 @@ impl Client {
         *self.addresses.iter().find(|address| address.is_ipv4() == server.is_ipv4()).unwrap()
     }
 
-    /// Whether its requests to a Node go through mappings: its own Node's do not.
+    /// Whether its requests to a Node go through mappings. Its own Node's do not: the agent there serves the sockets of the
+    /// Node's cgroup, and those of this process are in another.
     pub(crate) fn reaches_mappings_of(&self, node: &str) -> bool {
         self.node.as_deref() != Some(node)
     }

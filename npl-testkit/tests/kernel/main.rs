@@ -7,6 +7,7 @@
 mod counters;
 mod lab;
 mod links;
+mod local;
 mod prog_run;
 mod sys;
 mod traffic;

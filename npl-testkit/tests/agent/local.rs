@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Clients on the Node itself, served by the agent with its own rights.
+
+use npl_testkit::client_cgroup::ClientCgroup;
+use npl_testkit::echo::{Answer, Protocol};
+use npl_testkit::{mounts, poll, traffic};
+
+use crate::world::{LIMIT, World};
+
+fn ask(world: &World, cgroup: &ClientCgroup, protocol: Protocol) -> anyhow::Result<Answer> {
+    let server = world.address("web-0", protocol);
+    cgroup.run(|| traffic::request(world.topology.node(), protocol, server, "who are you?"))?
+}
+
+#[test]
+fn local_clients_are_served_with_the_agents_rights_and_without_the_agent() {
+    let mut world = World::new();
+    let cgroup = world.run.client_cgroup("clients").unwrap();
+    // As in the DaemonSet's container, whose own /sys does not show the Node's cgroups.
+    let shown = world.run.file("cgroup");
+    mounts::bind(cgroup.path(), &shown).unwrap();
+    world.create_node();
+    world.start_agent(&["--cgroup", shown.to_str().unwrap()]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    let options = world.agent_options(&[]);
+    for _ in ["with the agent", "without it"] {
+        for protocol in [Protocol::Tcp, Protocol::Udp] {
+            assert_eq!(ask(&world, &cgroup, protocol).unwrap().pod, "web-0");
+        }
+        let status = options.command_json("status").unwrap();
+        assert_eq!(status.pointer("/socketHooks/7").unwrap(), "sendmsg6", "{status}");
+        world.agent().kill().unwrap();
+    }
+    options.command(&["cleanup"]).unwrap();
+    let is_refused = || ask(&world, &cgroup, Protocol::Tcp).is_err().then_some(());
+    poll::until("the end of the programs", LIMIT, is_refused).unwrap();
+}
+
+#[test]
+fn without_a_cgroup_all_other_clients_are_served_and_one_warning_says_so() {
+    let mut world = World::with_agent(&["--cgroup", "/proc"]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    let log = std::fs::read_to_string(world.agent().process().log()).unwrap();
+    let warnings: Vec<&str> = log.lines().filter(|line| line.contains("do not reach mappings")).collect();
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    let (warning, expected) = (warnings[0], "/proc is not in a cgroup v2 hierarchy");
+    assert!(warning.contains(expected) && warning.contains("--cgroup"), "{warning}");
+    let status = world.agent_options(&[]).command(&["status"]).unwrap();
+    assert!(status.contains("not served: see --cgroup"), "{status}");
+}

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The programs on a cgroup outlive their agent, leave others alone, and go without a trace.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use npl_agent::core::model::Protocol as MappingProtocol;
+use npl_agent::datapath::cleanup::remove_everything;
+use npl_agent::datapath::inspect::Inspection;
+use npl_agent::datapath::{CgroupSelection, Datapath, Pins};
+use npl_common::names::SOCKET_PROGRAMS;
+use npl_testkit::echo::Protocol;
+use npl_testkit::poll;
+use npl_testkit::traffic::{Load, Request};
+
+use super::scene::Scene;
+use crate::lab::mapping;
+use crate::world::{NODE_PORT, POD_PORT, set_addresses};
+
+/// How often the agent is replaced under load.
+const REPLACEMENTS: u64 = 10;
+/// A generous time for a handful of requests, also on an emulated processor.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Waits until the host answers in the Pod's place; the kernel takes a moment to detach a program that nobody pins.
+#[track_caller]
+fn wait_until_refused(scene: &Scene) {
+    let is_refused = || scene.ask(scene.world.node(), Protocol::Tcp, scene.world.frontend()).is_err().then_some(());
+    poll::until("the end of the programs", LIMIT, is_refused).unwrap();
+}
+
+fn links(scene: &Scene) -> Vec<PathBuf> {
+    let pins = Pins::new(scene.world.bpffs.path());
+    let links = pins.socket_links().unwrap().into_iter();
+    links.map(|(cgroup, hook)| pins.socket_link(cgroup, hook)).collect()
+}
+
+#[test]
+fn local_clients_are_served_without_the_agent_and_by_the_next_one() {
+    let mut scene = Scene::new(1);
+    scene.world.datapath = None;
+    scene.assert_answers(scene.world.node(), scene.world.frontend(), "web-0");
+    let before = links(&scene);
+    assert_eq!(before.len(), SOCKET_PROGRAMS.len());
+    let mut next = scene.world.open();
+    scene.serve(&mut next);
+    drop(next);
+    assert_eq!(links(&scene), before);
+    scene.assert_answers(scene.world.node(), scene.world.frontend(), "web-0");
+    let shown = Inspection::read(scene.world.bpffs.path()).unwrap().socket_hooks;
+    assert_eq!(shown, SOCKET_PROGRAMS.iter().map(|program| program.hook).collect::<Vec<_>>());
+}
+
+#[test]
+fn local_clients_lose_nothing_while_programs_are_replaced() {
+    let mut scene = Scene::new(1);
+    scene.world.datapath = None;
+    let request = |protocol| Request {
+        protocol,
+        server: scene.world.frontend(),
+        pod: scene.world.pod().name.clone(),
+        client: scene.world.node_ip().into(),
+    };
+    let requests = vec![request(Protocol::Tcp), request(Protocol::Udp)];
+    let load = scene.cgroup.run(|| Load::start(scene.world.node(), 100, requests)).unwrap();
+    for replacement in 1..=REPLACEMENTS {
+        scene.serve(&mut scene.world.open());
+        let answered =
+            || (load.report().total() >= 10 * replacement || !load.report().failures.is_empty()).then_some(());
+        poll::until("ten more requests", LIMIT, answered).unwrap();
+    }
+    assert_eq!(load.stop().failures, []);
+}
+
+#[test]
+fn programs_follow_to_another_cgroup() {
+    let scene = Scene::new(1);
+    let other = scene.world.run.client_cgroup("others").unwrap();
+    let selection = CgroupSelection::Directory(other.path().to_owned());
+    let mut next = scene.world.open();
+    let served = scene.world.node().run(|| next.serve_local_clients(&selection)).unwrap().unwrap();
+    assert_eq!(served.unwrap().cgroup, other.path());
+    wait_until_refused(&scene);
+    assert_eq!(links(&scene).len(), SOCKET_PROGRAMS.len());
+    let ask = || npl_testkit::traffic::request(scene.world.node(), Protocol::Tcp, scene.world.frontend(), "you?");
+    assert_eq!(other.run(ask).unwrap().unwrap().pod, "web-0");
+}
+
+#[test]
+fn cgroup_that_was_made_anew_is_served_anew() {
+    let mut scene = Scene::new(1);
+    let name = "anew";
+    let old = scene.world.run.client_cgroup(name).unwrap();
+    let selection = CgroupSelection::Directory(old.path().to_owned());
+    let mut datapath = scene.world.datapath.take().unwrap();
+    let node = scene.world.node();
+    node.run(|| datapath.serve_local_clients(&selection)).unwrap().unwrap();
+    drop(old);
+    let new = scene.world.run.client_cgroup(name).unwrap();
+    node.run(|| datapath.serve_local_clients(&selection)).unwrap().unwrap();
+    let ask = || npl_testkit::traffic::request(node, Protocol::Udp, scene.world.frontend(), "you?");
+    assert_eq!(new.run(ask).unwrap().unwrap().pod, "web-0");
+}
+
+#[test]
+fn nobody_is_served_when_none_is_selected() {
+    let mut scene = Scene::new(1);
+    let served = scene.world.datapath().serve_local_clients(&CgroupSelection::None).unwrap();
+    assert_eq!(served, None);
+    assert!(links(&scene).is_empty(), "{:?}", links(&scene));
+    wait_until_refused(&scene);
+}
+
+#[test]
+fn folder_that_is_no_cgroup_is_refused_by_name() {
+    let mut scene = Scene::unserved(1);
+    let selection = CgroupSelection::Directory(Path::new("/proc/self").to_owned());
+    let error = scene.world.datapath().serve_local_clients(&selection).unwrap_err().to_string();
+    assert!(error.starts_with("/proc/self is not in a cgroup v2 hierarchy: ") && error.contains("--cgroup"), "{error}");
+    scene.world.assert_answers();
+}
+
+#[test]
+fn programs_of_others_on_the_same_cgroup_go_on() {
+    let scene = Scene::new(2);
+    let bpffs = scene.world.run.bpffs("neighbour").unwrap();
+    let open = || Datapath::open(bpffs.path());
+    let mut neighbour = scene.world.node().run(open).unwrap().unwrap();
+    neighbour.configure("62000-62100".parse().unwrap(), || 1).unwrap();
+    set_addresses(&mut neighbour, &scene.world.node_ips());
+    let pod_ip = scene.world.pods[1].0.ip();
+    for protocol in [MappingProtocol::Tcp, MappingProtocol::Udp] {
+        let (frontend, backend) = mapping(protocol, 62_000, (pod_ip, POD_PORT).into(), 1);
+        neighbour.upsert_mapping(frontend, backend).unwrap();
+    }
+    scene.serve(&mut neighbour);
+    let server = |port| (scene.world.node_ip(), port).into();
+    scene.assert_answers(scene.world.node(), server(62_000), "web-1");
+    scene.assert_answers(scene.world.node(), server(NODE_PORT), "web-0");
+    scene.world.node().run(|| neighbour.serve_local_clients(&CgroupSelection::None)).unwrap().unwrap();
+    scene.assert_answers(scene.world.node(), server(NODE_PORT), "web-0");
+}
+
+#[test]
+fn no_program_of_ours_is_left_on_the_cgroup_after_a_cleanup() {
+    let mut scene = Scene::new(1);
+    scene.assert_answers(scene.world.node(), scene.world.frontend(), "web-0");
+    scene.world.datapath = None;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let remove = || runtime.block_on(remove_everything(scene.world.bpffs.path()));
+    let (removed, errors) = scene.world.node().run(remove).unwrap();
+    assert!(errors.is_empty(), "{errors:?}");
+    let of_cgroup = removed.pins.iter().filter(|pin| pin.to_string_lossy().ends_with("connect4"));
+    assert_eq!(of_cgroup.count(), 1, "{removed:?}");
+    wait_until_refused(&scene);
+}

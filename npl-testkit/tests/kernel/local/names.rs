@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+//! By which names clients on the Node reach Pods, and by which they do not.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use npl_agent::core::model::{Family, Frontend, NodePort, Protocol};
+use npl_testkit::echo::EchoServer;
+use npl_testkit::traffic;
+
+use super::scene::{PROTOCOLS, Scene, has_loopback, loopback_frontends, loopback_names};
+use crate::world::NODE_PORT;
+
+#[test]
+fn clients_on_the_node_reach_each_pod_by_the_nodes_addresses() {
+    let scene = Scene::new(2);
+    for (index, (pod, _)) in scene.world.pods.iter().enumerate() {
+        for mut server in scene.names() {
+            server.set_port(NODE_PORT + u16::try_from(index).unwrap());
+            scene.assert_answers(scene.world.node(), server, &pod.name);
+        }
+    }
+}
+
+#[test]
+fn clients_on_the_node_reach_the_pod_by_loopback() {
+    let scene = Scene::new(1);
+    for server in loopback_names() {
+        for protocol in PROTOCOLS {
+            let answer = scene.ask(scene.world.node(), protocol, server).unwrap();
+            assert_eq!(answer.pod, "web-0", "{server} by {protocol}");
+            assert!(!answer.client.ip().is_loopback(), "the Pod sees {} for {server}", answer.client);
+        }
+    }
+    if !has_loopback() {
+        for server in loopback_frontends() {
+            scene.assert_refused(scene.world.node(), server);
+        }
+    }
+}
+
+#[test]
+fn the_agent_says_whether_loopback_works() {
+    let scene = Scene::unserved(1);
+    let clients = scene.serve(&mut scene.world.open());
+    assert_eq!((clients.cgroup.as_path(), clients.has_loopback), (scene.cgroup.path(), has_loopback()));
+}
+
+#[test]
+fn the_pod_sees_the_nodes_own_address() {
+    let scene = Scene::new(1);
+    for (server, node_ip) in scene.world.frontends().into_iter().zip(scene.world.node_ips()) {
+        for protocol in PROTOCOLS {
+            assert_eq!(scene.ask(scene.world.node(), protocol, server).unwrap().client.ip(), node_ip);
+        }
+    }
+}
+
+#[test]
+fn port_without_mapping_is_the_hosts() {
+    let scene = Scene::new(1);
+    for server in scene.names().into_iter().chain(loopback_frontends()) {
+        let [mut in_range, mut out_of_range] = [server; 2];
+        in_range.set_port(61_099);
+        out_of_range.set_port(9);
+        scene.assert_refused(scene.world.node(), in_range);
+        scene.assert_refused(scene.world.node(), out_of_range);
+    }
+}
+
+#[test]
+fn the_same_port_of_another_machine_is_its_own() {
+    let scene = Scene::new(1);
+    let _server = EchoServer::start_in(scene.world.client(), "outside", &[NODE_PORT]).unwrap();
+    for ip in scene.world.client_ips() {
+        scene.assert_answers(scene.world.node(), (ip, NODE_PORT).into(), "outside");
+        scene.assert_answers(&scene.world.pod().netns, (ip, NODE_PORT).into(), "outside");
+    }
+}
+
+#[test]
+fn mapping_of_one_protocol_leaves_the_other_to_the_host() {
+    let mut scene = Scene::new(1);
+    let frontend = Frontend { family: Family::V4, node_port: NodePort(NODE_PORT), protocol: Protocol::Tcp };
+    scene.world.datapath().remove_mapping(frontend).unwrap();
+    let server = scene.world.frontend();
+    assert!(scene.ask(scene.world.node(), PROTOCOLS[0], server).is_err(), "no mapping by tcp any more");
+    assert_eq!(scene.ask(scene.world.node(), PROTOCOLS[1], server).unwrap().pod, "web-0");
+}
+
+#[test]
+fn removed_mapping_is_refused_by_the_host() {
+    let mut scene = Scene::new(1);
+    for server in scene.names() {
+        scene.assert_answers(scene.world.node(), server, "web-0");
+    }
+    for frontend in scene.world.datapath().mappings().unwrap().into_keys() {
+        scene.world.datapath().remove_mapping(frontend).unwrap();
+    }
+    for server in scene.names().into_iter().chain(loopback_names()) {
+        scene.assert_refused(scene.world.node(), server);
+    }
+}
+
+#[test]
+fn address_that_is_no_longer_the_nodes_leads_nowhere() {
+    let mut scene = Scene::new(1);
+    let [_v4, v6] = scene.world.node_ips();
+    crate::world::set_addresses(scene.world.datapath(), &[v6]);
+    scene.assert_refused(scene.world.node(), scene.world.frontend());
+    scene.assert_answers(scene.world.node(), (v6, NODE_PORT).into(), "web-0");
+}
+
+#[test]
+fn processes_of_other_cgroups_are_left_alone() {
+    let scene = Scene::new(1);
+    let server: SocketAddr = (IpAddr::from(Ipv4Addr::LOCALHOST), NODE_PORT).into();
+    for server in [server, scene.world.frontend()] {
+        for protocol in PROTOCOLS {
+            assert!(traffic::request(scene.world.node(), protocol, server, "there?").is_err(), "{server} {protocol}");
+        }
+    }
+}

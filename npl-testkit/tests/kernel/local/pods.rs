@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Clients in Pods of the Node.
+
+use npl_testkit::echo::EchoServer;
+
+use super::scene::{PROTOCOLS, Scene, loopback_frontends, mapped};
+use crate::world::NODE_PORT;
+
+#[test]
+fn a_pod_reaches_another_pods_mapping_which_sees_its_address() {
+    let scene = Scene::new(2);
+    let client = &scene.world.pods[1].0;
+    for (server, client_ip) in scene.world.frontends().into_iter().zip(client.ips()) {
+        for server in [server, mapped(server)] {
+            for protocol in PROTOCOLS {
+                let answer = scene.ask(&client.netns, protocol, server).unwrap();
+                assert_eq!((answer.pod.as_str(), answer.client.ip()), ("web-0", client_ip), "{server} by {protocol}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_pod_reaches_its_own_mapping() {
+    let scene = Scene::new(1);
+    for (server, pod_ip) in scene.world.frontends().into_iter().zip(scene.world.pod().ips()) {
+        for protocol in PROTOCOLS {
+            let answer = scene.ask(&scene.world.pod().netns, protocol, server).unwrap();
+            assert_eq!((answer.pod.as_str(), answer.client.ip()), ("web-0", pod_ip), "{server} by {protocol}");
+        }
+    }
+}
+
+#[test]
+fn a_pods_loopback_is_its_own() {
+    let scene = Scene::new(2);
+    let client = &scene.world.pods[1].0.netns;
+    for server in loopback_frontends() {
+        scene.assert_refused(client, server);
+    }
+    let _server = EchoServer::start_in(client, "sidecar", &[NODE_PORT]).unwrap();
+    for server in loopback_frontends() {
+        scene.assert_answers(client, server, "sidecar");
+        scene.assert_answers(client, mapped(server), "sidecar");
+    }
+}

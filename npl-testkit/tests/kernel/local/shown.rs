@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What clients are shown as their peer, and what is counted.
+
+use std::net::{SocketAddr, UdpSocket};
+
+use npl_agent::core::model::Family;
+use npl_common::stats::MappingStats;
+use npl_testkit::echo::Answer;
+use npl_testkit::traffic;
+
+use super::scene::{Scene, loopback_names, mapped};
+use crate::world::{POD_PORT, World};
+
+/// Sends to `server` by a socket that talks to anybody; who answers, and from where that seems to come.
+#[track_caller]
+fn ask(socket: &UdpSocket, server: SocketAddr) -> (Answer, SocketAddr) {
+    socket.send_to(b"who are you?", server).unwrap();
+    receive(socket)
+}
+
+#[track_caller]
+fn receive(socket: &UdpSocket) -> (Answer, SocketAddr) {
+    let mut buffer = [0; 2048];
+    let (length, source) = socket.recv_from(&mut buffer).unwrap();
+    (serde_json::from_slice(&buffer[..length]).unwrap(), source)
+}
+
+#[test]
+fn answer_to_an_unconnected_socket_comes_from_what_was_asked() {
+    let scene = Scene::new(2);
+    for server in scene.names().into_iter().chain(loopback_names()) {
+        let socket = scene.socket(scene.world.node(), server);
+        let mut second = server;
+        second.set_port(server.port() + 1);
+        for (server, pod) in [(server, "web-0"), (second, "web-1"), (server, "web-0")] {
+            let (answer, source) = ask(&socket, server);
+            assert_eq!((answer.pod.as_str(), source), (pod, server));
+        }
+    }
+}
+
+#[test]
+fn answer_to_a_connected_socket_comes_from_what_was_asked() {
+    let scene = Scene::new(1);
+    for server in scene.names().into_iter().chain(loopback_names()) {
+        let open = || traffic::udp_socket(scene.world.node(), server, true).unwrap();
+        let socket = scene.cgroup.run(open).unwrap();
+        socket.set_read_timeout(Some(traffic::REQUEST_LIMIT)).unwrap();
+        assert_eq!(socket.peer_addr().unwrap(), server);
+        socket.send(b"who are you?").unwrap();
+        let (answer, source) = receive(&socket);
+        assert_eq!((answer.pod.as_str(), source), ("web-0", server));
+    }
+}
+
+#[test]
+fn connection_shows_what_was_asked_as_its_peer() {
+    let scene = Scene::new(1);
+    for from in [scene.world.node(), &scene.world.pod().netns] {
+        for server in scene.names() {
+            let stream = scene.cgroup.run(|| traffic::tcp_connect(from, server).unwrap()).unwrap();
+            assert_eq!(stream.peer_addr().unwrap(), server);
+            assert_eq!(traffic::tcp_ask(&stream, "who are you?").unwrap().pod, "web-0");
+        }
+    }
+    for server in loopback_names() {
+        let stream = scene.cgroup.run(|| traffic::tcp_connect(scene.world.node(), server).unwrap()).unwrap();
+        assert_eq!(stream.peer_addr().unwrap(), server);
+    }
+}
+
+#[test]
+fn socket_that_turns_to_the_pod_itself_is_shown_the_pod() {
+    let scene = Scene::new(1);
+    for (server, pod_ip) in scene.world.frontends().into_iter().zip(scene.world.pod().ips()) {
+        let direct = (pod_ip, POD_PORT).into();
+        let socket = scene.socket(scene.world.node(), server);
+        for asked in [direct, server, direct, server] {
+            let (answer, source) = ask(&socket, asked);
+            assert_eq!((answer.pod.as_str(), source), ("web-0", asked));
+        }
+    }
+}
+
+#[test]
+fn socket_that_is_connected_to_the_pod_itself_is_shown_the_pod() {
+    let scene = Scene::new(1);
+    for (server, pod_ip) in scene.names().into_iter().zip([0, 1, 0].map(|family| scene.world.pod().ips()[family])) {
+        let direct = if server.is_ipv4() { (pod_ip, POD_PORT).into() } else { mapped((pod_ip, POD_PORT).into()) };
+        let socket = scene.socket(scene.world.node(), server);
+        for peer in [server, direct, server] {
+            scene.world.node().run(|| socket.connect(peer)).unwrap().unwrap();
+            assert_eq!(socket.peer_addr().unwrap(), peer);
+            socket.send(b"who are you?").unwrap();
+            let (answer, source) = receive(&socket);
+            assert_eq!((answer.pod.as_str(), source), ("web-0", peer));
+        }
+    }
+}
+
+#[test]
+fn one_socket_may_use_several_names_of_the_node() {
+    let scene = Scene::new(1);
+    let mut names = loopback_names();
+    names.retain(SocketAddr::is_ipv4);
+    names.push(scene.world.frontend());
+    let socket = scene.socket(scene.world.node(), scene.world.frontend());
+    for server in names.iter().chain(&names) {
+        let (answer, source) = ask(&socket, *server);
+        assert_eq!((answer.pod.as_str(), source), ("web-0", *server));
+    }
+}
+
+#[test]
+fn each_conversation_counts_as_one_new_flow() {
+    let mut scene = Scene::new(1);
+    let before = totals(&mut scene.world);
+    let server = scene.world.frontend();
+    let socket = scene.socket(scene.world.node(), server);
+    for _ in 0..3 {
+        assert_eq!(ask(&socket, server).1, server);
+    }
+    drop(scene.cgroup.run(|| traffic::tcp_connect(scene.world.node(), server).unwrap()).unwrap());
+    let after = totals(&mut scene.world);
+    assert_eq!(after, MappingStats { new_flows: before.new_flows + 2, ..before }, "a socket and a connection");
+}
+
+fn totals(world: &mut World) -> MappingStats {
+    world.datapath().tables.totals(Family::V4).unwrap()
+}
