@@ -11,8 +11,8 @@ use npl_testkit::traffic;
 use crate::clients::{self, Client};
 use crate::world::{LIMIT, NAMESPACE, Pod, World};
 
-/// Ports of a Pod of the shop: one over TCP, one over UDP.
-pub(crate) const PORTS: usize = 2;
+/// Node ports of a Pod of the shop: one over TCP, one over UDP, of each family.
+pub(crate) const PORTS: usize = 4;
 
 pub(crate) fn every_client_is_answered_by_the_pod_it_asked_for(world: &mut World) {
     let pods = world.wait_for_shop(4);
@@ -23,7 +23,7 @@ pub(crate) fn every_client_is_answered_by_the_pod_it_asked_for(world: &mut World
         asked += clients.iter().map(|client| assert_served(world, client, pod)).sum::<usize>();
     }
     println!("    {asked} requests from {} clients to {} Pods", clients.len(), pods.len());
-    // Each client that is not on a Pod's own Node, by each protocol: of five, three.
+    // Each client that is not on a Pod's own Node, by each protocol and family: of five, three.
     assert_eq!(asked, pods.len() * 3 * PORTS);
     let nodes: BTreeSet<&str> = pods.values().map(|pod| pod.node.as_str()).collect();
     assert_eq!(nodes.len(), 2, "Pods on both Nodes");
@@ -64,7 +64,8 @@ pub(crate) fn assert_served(world: &World, client: &Client, pod: &Pod) -> usize 
         assert_eq!(answer.client.ip(), client.address_towards(server.ip()), "{what}");
         assert_eq!(answer.protocol, entry.protocol, "{what}");
     }
-    let protocols: BTreeSet<Protocol> = entries.iter().map(|entry| entry.protocol).collect();
-    assert_eq!(protocols.len(), PORTS, "{entries:?}");
+    let kinds: BTreeSet<(Protocol, bool)> =
+        entries.iter().map(|entry| (entry.protocol, entry.address().is_ipv6())).collect();
+    assert_eq!(kinds.len(), PORTS, "{entries:?}");
     entries.len()
 }
