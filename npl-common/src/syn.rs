@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! The half-open cache: one word per slot for flows that have not completed an exchange.
 //!
-//! It is direct-mapped and never full: a flood overwrites slots and cannot take memory, time or established flows.
+//! A flow has two slots to choose from, and takes the one where nobody waits for a reply: a datagram whose slot is taken
+//! before its reply comes is lost to a client that asks once. The cache is never full: a flood overwrites slots and
+//! cannot take memory, time or established flows.
 //! A slot is one aligned 64-bit word, so that a reader sees an old or a new one and never a mixture:
 //!
 //! ```text
@@ -63,6 +65,13 @@ pub const fn slot(hash: u64) -> u32 {
     (hash as u32) & (SLOTS - 1)
 }
 
+/// The slot that a flow takes when another one waits for its reply in [`slot`].
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn second_slot(hash: u64) -> u32 {
+    slot(hash >> SLOTS.trailing_zeros())
+}
+
 /// The word for a flow. `address_index` is the local address's, `node_port` in host order.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
@@ -75,6 +84,13 @@ pub const fn word(hash: u64, state: u64, address_index: u8, node_port: u16) -> u
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn matches(word: u64, hash: u64) -> bool {
     (word ^ hash) & TAG_MASK == 0 && node_port(word) != 0
+}
+
+/// Whether a word's flow waits for the Pod's first reply, and would lose it with its slot.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn waits(word: u64) -> bool {
+    node_port(word) != 0 && state(word) == state::REQUESTED
 }
 
 /// Which [`mod@state`] a word is in.
@@ -114,7 +130,9 @@ const _: () = assert!(SLOTS.is_power_of_two(), "a slot is chosen by a mask");
 mod tests {
     use proptest::prelude::*;
 
-    use super::{SLOTS, absorb, address_index, hash, matches, node_port, slot, state, with_state, word};
+    use super::{
+        SLOTS, absorb, address_index, hash, matches, node_port, second_slot, slot, state, waits, with_state, word,
+    };
 
     proptest! {
         #[test]
@@ -130,6 +148,7 @@ mod tests {
         #[test]
         fn an_empty_slot_matches_no_flow(h: u64) {
             prop_assert!(!matches(0, h));
+            prop_assert!(!waits(0));
         }
     }
 
@@ -144,6 +163,20 @@ mod tests {
             }
         }
         assert_spread(&taken);
+    }
+
+    /// Flows that meet in one slot must not meet in the other too.
+    #[test]
+    fn flows_of_one_slot_spread_over_the_second() {
+        let hashes = (0..65_536_u64).map(|port| hash(7, 0xc000_0200 << 32 | 0x0a00_0005, port << 32 | 8080 << 8 | 6));
+        let slots: Vec<(u32, u32)> = hashes.map(|h| (slot(h), second_slot(h))).collect();
+        let mut taken = vec![0_u32; SLOTS as usize];
+        for (_, second) in &slots {
+            taken[*second as usize] += 1;
+        }
+        assert_spread(&taken);
+        let pairs: std::collections::BTreeSet<_> = slots.iter().collect();
+        assert!(pairs.len() + 8 > slots.len(), "{} pairs of slots", pairs.len());
     }
 
     /// Clients that share a network and clients that share an interface identifier are as different as any.

@@ -58,7 +58,7 @@ impl<'k, F: Family> Flow<'k, F> {
     pub fn new(seed: u64, ends: &Ends<F>, protocol: u8, key: &'k F::FlowKey) -> Option<Self> {
         let rest = u64::from(ends.client_port) << 32 | u64::from(ends.pod_port) << 8 | u64::from(protocol);
         let hash = F::hash(seed, ends.client, ends.pod, rest);
-        let slot = F::slot(syn::slot(hash))?;
+        let slot = choose_slot::<F>(hash)?;
         Some(Self { key, protocol, hash, slot })
     }
 
@@ -152,9 +152,27 @@ impl<'k, F: Family> Flow<'k, F> {
 
     #[inline(always)]
     fn slot_word(&self) -> u64 {
-        // SAFETY: a pointer into a map element of this type, aligned.
-        unsafe { self.slot.read_volatile() }
+        load(self.slot)
     }
+}
+
+/// The slot that a flow has, or else the one that it may take: the second only where the first would cost another flow
+/// its reply.
+#[inline(always)]
+fn choose_slot<F: Family>(hash: u64) -> Option<*mut u64> {
+    let first = F::slot(syn::slot(hash))?;
+    let word = load(first);
+    if syn::matches(word, hash) {
+        return Some(first);
+    }
+    let second = F::slot(syn::second_slot(hash))?;
+    if syn::waits(word) || syn::matches(load(second), hash) { Some(second) } else { Some(first) }
+}
+
+#[inline(always)]
+fn load(slot: *mut u64) -> u64 {
+    // SAFETY: a pointer into a map element of this type, aligned.
+    unsafe { slot.read_volatile() }
 }
 
 /// Notes a packet of the client on an established flow.

@@ -115,6 +115,20 @@ fn half_open_flow_whose_slot_another_one_took_comes_back_with_a_retransmission()
 }
 
 #[test]
+fn half_open_flow_leaves_the_slot_to_another_one_that_waits_for_its_reply() {
+    with_mappings(|lab| {
+        let other = syn::word(!crate::lab::hash(flow(Tcp)), state::REQUESTED, 0, NODE_PORT);
+        lab.set_slot(flow(Tcp), other);
+        let syn = tcp(client(), node(), SYN, b"");
+        lab.ingress(&syn).is(&to(&syn, pod()), first_request("61000/tcp", bare()));
+        assert_eq!(lab.slot(flow(Tcp)), None, "the other flow still has it");
+        is_answered(lab, SYN | ACK);
+        let ack = tcp(client(), node(), ACK, b"");
+        lab.ingress(&ack).is(&to(&ack, pod()), establishing_request("61000/tcp", bare()));
+    });
+}
+
+#[test]
 fn established_flow_leaves_the_slot_to_the_half_open_flow_that_took_it() {
     with_mappings(|lab| {
         establish(lab);
