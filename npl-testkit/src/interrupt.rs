@@ -4,10 +4,13 @@
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use nix::sys::signal::{SigSet, Signal};
+
+/// How often a wait looks for a signal.
+const LOOK: Duration = Duration::from_millis(100);
 
 static REQUESTED: AtomicBool = AtomicBool::new(false);
 
@@ -40,7 +43,15 @@ pub fn is_requested() -> bool {
 /// Waits for a signal and takes it as dealt with, so that what follows can wait for other things.
 pub fn wait() {
     while !REQUESTED.swap(false, Ordering::Relaxed) {
-        thread::park_timeout(Duration::from_millis(100));
+        thread::park_timeout(LOOK);
+    }
+}
+
+/// As [`wait`], but not for longer than `limit`.
+pub fn wait_at_most(limit: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < limit && !REQUESTED.swap(false, Ordering::Relaxed) {
+        thread::park_timeout(LOOK.min(limit.saturating_sub(start.elapsed())));
     }
 }
 

@@ -20,6 +20,7 @@
 
 pub mod agent;
 pub mod api_client;
+pub mod balancer;
 pub mod cgroups;
 pub mod client_cgroup;
 pub mod cluster;

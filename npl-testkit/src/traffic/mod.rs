@@ -55,11 +55,14 @@ pub fn tcp_request(from: &Netns, server: SocketAddr, question: &str) -> Result<A
 
 /// Opens a TCP connection whose reads and writes are bounded by [`REQUEST_LIMIT`].
 pub fn tcp_connect(from: &Netns, server: SocketAddr) -> Result<TcpStream> {
-    let stream = from
-        .run(|| TcpStream::connect_timeout(&server, REQUEST_LIMIT))?
-        .with_context(|| format!("connect to {server} from {}", from.name()))?;
-    stream.set_read_timeout(Some(REQUEST_LIMIT)).context("set a read timeout")?;
-    stream.set_write_timeout(Some(REQUEST_LIMIT)).context("set a write timeout")?;
+    from.run(|| open_tcp(server, REQUEST_LIMIT))?.with_context(|| format!("ask from {}", from.name()))
+}
+
+/// As [`tcp_connect`], in the namespace of the calling thread.
+pub(crate) fn open_tcp(server: SocketAddr, limit: Duration) -> Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&server, limit).with_context(|| format!("connect to {server}"))?;
+    stream.set_read_timeout(Some(limit)).context("set a read timeout")?;
+    stream.set_write_timeout(Some(limit)).context("set a write timeout")?;
     stream.set_nodelay(true).context("set TCP_NODELAY")?;
     Ok(stream)
 }
@@ -90,16 +93,19 @@ pub fn udp_request(from: &Netns, server: SocketAddr, question: &[u8], options: U
 
 /// Opens a UDP socket that talks to `server` only.
 pub fn udp_socket(from: &Netns, server: SocketAddr, checksum: bool) -> Result<UdpSocket> {
-    let open = || -> std::io::Result<UdpSocket> {
-        let any = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        let socket = UdpSocket::bind(SocketAddr::new(any, 0))?;
-        if !checksum {
-            send_without_checksum(&socket)?;
-        }
-        socket.connect(server)?;
-        Ok(socket)
-    };
+    let open = || open_udp(server, checksum);
     from.run(open)?.with_context(|| format!("open a UDP socket to {server} in {}", from.name()))
+}
+
+/// As [`udp_socket`], in the namespace of the calling thread.
+pub(crate) fn open_udp(server: SocketAddr, checksum: bool) -> std::io::Result<UdpSocket> {
+    let any = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind(SocketAddr::new(any, 0))?;
+    if !checksum {
+        send_without_checksum(&socket)?;
+    }
+    socket.connect(server)?;
+    Ok(socket)
 }
 
 /// Asks one question over an open socket, once.

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A load balancer outside of the cluster, as the consumers of the annotation make one: it watches Pods, sends to the
+//! node ports of those that are ready and not on their way out, and asks nobody a second time.
+//!
+//! It sends at a constant rate, each request on a socket of its own, by turns to every member, and takes an answer for
+//! right only if it is from the Pod whose annotation led there and if that Pod saw this client's address.
+
+mod members;
+mod pool;
+mod report;
+mod request;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+
+pub use self::members::{Member, Port};
+use self::pool::Pool;
+pub use self::report::{Failure, Kind, Report};
+use crate::api_client::ApiClient;
+use crate::netns::Netns;
+use crate::poll;
+
+/// Requests that may be under way at once, so that slow ones do not lower the rate.
+const WORKERS: u32 = 32;
+
+/// What a balancer is for.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The Pods' namespace.
+    pub namespace: String,
+    /// What is asked for at each Pod.
+    pub ports: Vec<Port>,
+    /// Requests in a second.
+    pub rate: u32,
+    /// How much later than the API server says so a member comes and goes.
+    pub delay: Duration,
+    /// The addresses that Pods have to see.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// A running balancer; ends when dropped.
+#[derive(Debug)]
+pub struct Balancer {
+    pool: Arc<Pool>,
+    turn: Arc<AtomicU64>,
+    netns: Netns,
+    resent_before: u64,
+    start: Instant,
+    stops: Vec<mpsc::Sender<()>>,
+    workers: Vec<JoinHandle<Report>>,
+}
+
+impl Balancer {
+    /// Begins to watch, and to send from `netns` once there is a member.
+    pub fn start(client: &ApiClient, netns: &Netns, options: &Options) -> Result<Self> {
+        let pool = Arc::new(Pool::new(options.delay));
+        members::follow(client, &options.namespace, &options.ports, &pool)?;
+        let resent_before = request::resent_segments(netns)?;
+        let (turn, start) = (Arc::new(AtomicU64::new(0)), Instant::now());
+        let (stops, workers) = (Vec::new(), Vec::new());
+        let mut balancer = Self { pool, turn, netns: netns.clone(), resent_before, start, stops, workers };
+        for number in 0..WORKERS {
+            let (stop, stopped) = mpsc::channel();
+            let interval = Duration::from_secs(1) * WORKERS / options.rate.max(1);
+            let worker = Worker {
+                pool: Arc::clone(&balancer.pool),
+                turn: Arc::clone(&balancer.turn),
+                addresses: options.addresses.clone(),
+                start: start + interval * number / WORKERS,
+                interval,
+                stopped,
+            };
+            balancer.stops.push(stop);
+            // A thread begins where the one is that starts it.
+            balancer.workers.push(netns.run(move || thread::spawn(move || worker.work()))?);
+        }
+        Ok(balancer)
+    }
+
+    /// Whom it sends to at this moment.
+    pub fn members(&self) -> Arc<[Member]> {
+        self.pool.members_at(Instant::now())
+    }
+
+    /// Waits until every member of this moment was asked.
+    pub fn wait_for_a_round(&self, limit: Duration) -> Result<()> {
+        let goal = self.turn.load(Ordering::Relaxed) + self.members().len() as u64 + u64::from(WORKERS);
+        let is_reached = || (self.turn.load(Ordering::Relaxed) >= goal).then_some(());
+        poll::until("a request to every member", limit, is_reached).map(drop)
+    }
+
+    /// Ends it, after the requests that are under way.
+    pub fn stop(mut self) -> Result<Report> {
+        self.stops.clear();
+        let mut report = Report::default();
+        for worker in self.workers.drain(..) {
+            report.add(worker.join().map_err(|_panic| anyhow!("a worker of the balancer panicked"))?);
+        }
+        report.took = self.start.elapsed();
+        let resent = request::resent_segments(&self.netns).context("count what was sent again")?;
+        report.resent = resent.saturating_sub(self.resent_before);
+        Ok(report)
+    }
+}
+
+impl Drop for Balancer {
+    fn drop(&mut self) {
+        self.pool.close();
+        self.stops.clear();
+        for worker in self.workers.drain(..) {
+            // A panicked worker has shown its message.
+            drop(worker.join());
+        }
+    }
+}
+
+/// One of those who send, each at its share of the rate.
+struct Worker {
+    pool: Arc<Pool>,
+    turn: Arc<AtomicU64>,
+    addresses: Vec<IpAddr>,
+    start: Instant,
+    interval: Duration,
+    stopped: mpsc::Receiver<()>,
+}
+
+impl Worker {
+    fn work(&self) -> Report {
+        let mut report = Report::default();
+        let mut due = self.start;
+        loop {
+            match self.stopped.recv_timeout(due.saturating_duration_since(Instant::now())) {
+                Err(RecvTimeoutError::Timeout) => {}
+                Ok(()) | Err(RecvTimeoutError::Disconnected) => return report,
+            }
+            due += self.interval;
+            let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+            let asked = Instant::now();
+            let members = self.pool.members_at(asked);
+            let chosen = usize::try_from(turn).ok().and_then(|turn| members.get(turn.checked_rem(members.len())?));
+            match chosen {
+                Some(member) => {
+                    let outcome = request::ask(member, &self.addresses, &format!("request {turn}"));
+                    report.record(member, outcome, asked - self.start, asked.elapsed());
+                }
+                None => report.unserved += 1,
+            }
+        }
+    }
+}

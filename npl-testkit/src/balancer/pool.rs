@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Whom a balancer sends to, and when it comes to know.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use super::members::Member;
+
+/// The members over time: the newest who are not in the future are those of now.
+#[derive(Debug)]
+pub(super) struct Pool {
+    delay: Duration,
+    closed: AtomicBool,
+    versions: RwLock<VecDeque<(Instant, Arc<[Member]>)>>,
+}
+
+impl Pool {
+    pub(super) fn new(delay: Duration) -> Self {
+        Self { delay, closed: AtomicBool::new(false), versions: RwLock::default() }
+    }
+
+    /// Takes over what the API server says now: at once what is there at the start, later what is news.
+    pub(super) fn set(&self, members: Vec<Member>) {
+        let now = Instant::now();
+        let mut versions = self.versions.write().unwrap_or_else(PoisonError::into_inner);
+        let since = if versions.is_empty() { now } else { now + self.delay };
+        versions.push_back((since, members.into()));
+        while versions.get(1).is_some_and(|(since, _)| *since <= now) {
+            versions.pop_front();
+        }
+    }
+
+    pub(super) fn members_at(&self, now: Instant) -> Arc<[Member]> {
+        let versions = self.versions.read().unwrap_or_else(PoisonError::into_inner);
+        let current = versions.iter().rev().find(|(since, _)| *since <= now);
+        current.map_or_else(|| Arc::from([]), |(_, members)| Arc::clone(members))
+    }
+
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::echo::Protocol;
+
+    #[test]
+    fn news_count_after_the_delay() {
+        let delay = Duration::from_mins(1);
+        let pool = Pool::new(delay);
+        let server = ([192, 0, 2, 11], 61000).into();
+        let member = Member { pod: "web-0".to_owned(), protocol: Protocol::Tcp, server };
+        pool.set(Vec::new());
+        pool.set(vec![member.clone()]);
+        let after = Instant::now();
+        assert_eq!(pool.members_at(after).as_ref(), []);
+        assert_eq!(pool.members_at(after + delay).as_ref(), [member]);
+    }
+}

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What became of a balancer's requests.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use super::members::Member;
+use crate::echo::Protocol;
+
+/// Failures that a report keeps whole; the others are only counted.
+const KEPT: usize = 20;
+
+/// Why a request failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// The Pod, or its Node in its place, said that nobody listens.
+    Refused,
+    /// Nothing came back, or the connection broke.
+    Lost,
+    /// Another Pod answered, or the right one saw another client.
+    Wrong,
+}
+
+/// A request that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// When it was sent, counted from the start.
+    pub at: Duration,
+    /// Whom it was sent to.
+    pub member: Member,
+    /// Why it failed.
+    pub kind: Kind,
+    /// The same in words.
+    pub error: String,
+}
+
+/// Counts of everything, and the first failures.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Right answers by Pod.
+    pub pods: BTreeMap<String, u64>,
+    /// Right answers by protocol, and by family: `true` is IPv6.
+    pub answered: BTreeMap<(Protocol, bool), u64>,
+    /// All others, by what went wrong.
+    pub failed: BTreeMap<Kind, u64>,
+    /// The first of them.
+    pub failures: Vec<Failure>,
+    /// Requests for which there was no member at all.
+    pub unserved: u64,
+    /// TCP segments that the client sent again.
+    pub resent: u64,
+    /// The longest time that a right answer took.
+    pub slowest: Duration,
+    /// From start to end.
+    pub took: Duration,
+}
+
+impl Report {
+    /// All requests.
+    pub fn requests(&self) -> u64 {
+        self.answered.values().chain(self.failed.values()).sum::<u64>() + self.unserved
+    }
+
+    /// Requests in a second, as they were sent.
+    pub fn rate(&self) -> u64 {
+        let millis = u64::try_from(self.took.as_millis()).unwrap_or(u64::MAX);
+        (self.requests() * 1000).checked_div(millis).unwrap_or_default()
+    }
+
+    /// The number of failures of a kind.
+    pub fn count(&self, kind: Kind) -> u64 {
+        self.failed.get(&kind).copied().unwrap_or_default()
+    }
+
+    pub(super) fn record(&mut self, member: &Member, outcome: Option<(Kind, String)>, at: Duration, took: Duration) {
+        let Some((kind, error)) = outcome else {
+            *self.pods.entry(member.pod.clone()).or_default() += 1;
+            *self.answered.entry((member.protocol, member.server.is_ipv6())).or_default() += 1;
+            self.slowest = self.slowest.max(took);
+            return;
+        };
+        *self.failed.entry(kind).or_default() += 1;
+        if self.failures.len() < KEPT {
+            self.failures.push(Failure { at, member: member.clone(), kind, error });
+        }
+    }
+
+    /// Adds what another worker saw.
+    pub(super) fn add(&mut self, other: Self) {
+        let Self { pods, answered, failed, failures, unserved, resent, slowest, took } = other;
+        merge(&mut self.pods, pods);
+        merge(&mut self.answered, answered);
+        merge(&mut self.failed, failed);
+        self.failures.extend(failures);
+        self.failures.sort_by_key(|failure| failure.at);
+        self.failures.truncate(KEPT);
+        self.unserved += unserved;
+        self.resent += resent;
+        self.slowest = self.slowest.max(slowest);
+        self.took = self.took.max(took);
+    }
+}
+
+fn merge<K: Ord>(into: &mut BTreeMap<K, u64>, from: BTreeMap<K, u64>) {
+    for (key, count) in from {
+        *into.entry(key).or_default() += count;
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.took.as_secs_f32();
+        write!(f, "{} requests in {seconds:.1} s, {} a second: answered", self.requests(), self.rate())?;
+        for ((protocol, is_v6), count) in &self.answered {
+            write!(f, " {count} {protocol}/{}", if *is_v6 { "IPv6" } else { "IPv4" })?;
+        }
+        write!(f, " by {} Pods; refused {}", self.pods.len(), self.count(Kind::Refused))?;
+        write!(f, ", lost {}, wrong Pod {}", self.count(Kind::Lost), self.count(Kind::Wrong))?;
+        write!(f, ", no member {}; TCP segments sent again {}", self.unserved, self.resent)?;
+        write!(f, "; slowest {} ms", self.slowest.as_millis())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_request_is_counted_once() {
+        let server = "[2001:db8:0:1::11]:61000".parse().unwrap();
+        let member = Member { pod: "web-0".to_owned(), protocol: Protocol::Udp, server };
+        let mut report = Report { unserved: 1, took: Duration::from_secs(2), ..Report::default() };
+        report.record(&member, None, Duration::ZERO, Duration::from_millis(7));
+        let mut other = Report::default();
+        other.record(&member, Some((Kind::Lost, "no answer came".to_owned())), Duration::ZERO, Duration::ZERO);
+        other.record(&member, Some((Kind::Wrong, "web-1 answered".to_owned())), Duration::ZERO, Duration::ZERO);
+        report.add(other);
+        assert_eq!((report.requests(), report.rate(), report.failures.len()), (4, 2, 2));
+        assert_eq!(
+            report.to_string(),
+            "4 requests in 2.0 s, 2 a second: answered 1 udp/IPv6 by 1 Pods; refused 0, lost 1, wrong Pod 1, no member 1; \
+             TCP segments sent again 0; slowest 7 ms"
+        );
+    }
+}

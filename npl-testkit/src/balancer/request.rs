@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One request of a balancer, sent once, and what became of it.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::members::Member;
+use super::report::Kind;
+use crate::echo::{Answer, Protocol};
+use crate::netns::Netns;
+use crate::traffic;
+
+/// Far beyond what a loaded machine takes to answer; a request without an answer by then is lost.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// Asks a member, from the namespace of the calling thread; nothing is returned if all is as it has to be.
+pub(super) fn ask(member: &Member, clients: &[IpAddr], question: &str) -> Option<(Kind, String)> {
+    let answer = match send(member, question) {
+        Ok(answer) => answer,
+        Err(err) => return Some((kind_of(&err), format!("{err:#}"))),
+    };
+    let seen = answer.client.ip();
+    if answer.pod != member.pod {
+        return Some((Kind::Wrong, format!("{} answered", answer.pod)));
+    }
+    (!clients.contains(&seen)).then(|| (Kind::Wrong, format!("the Pod saw {seen}")))
+}
+
+fn send(member: &Member, question: &str) -> Result<Answer> {
+    match member.protocol {
+        Protocol::Tcp => traffic::tcp_ask(&traffic::open_tcp(member.server, LIMIT)?, question),
+        Protocol::Udp => {
+            let socket = traffic::open_udp(member.server, true).context("open a UDP socket")?;
+            socket.send(question.as_bytes()).context("send a datagram")?;
+            traffic::udp_receive(&socket, question.as_bytes(), LIMIT)?.context("no answer came")
+        }
+    }
+}
+
+fn kind_of(err: &anyhow::Error) -> Kind {
+    let mut causes = err.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
+    if causes.any(|cause| cause.kind() == ErrorKind::ConnectionRefused) { Kind::Refused } else { Kind::Lost }
+}
+
+/// TCP segments that clients of a namespace had to send again: what TCP makes good was lost all the same.
+pub(super) fn resent_segments(netns: &Netns) -> Result<u64> {
+    let text = netns.run(|| fs::read_to_string("/proc/thread-self/net/snmp"))?.context("read TCP's counters")?;
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Tcp: "));
+    let (names, values) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
+    let mut fields = names.split(' ').zip(values.split(' '));
+    let (_, value) = fields.find(|(name, _)| *name == "RetransSegs").context("no RetransSegs in TCP's counters")?;
+    value.parse().with_context(|| format!("read the number `{value}`"))
+}
