@@ -21,30 +21,50 @@ impl Story {
     pub(crate) const fn new(name: &'static str, tell: fn(&mut World)) -> Self {
         Self { name, tell }
     }
+
+    fn is_meant(&self, words: &[String]) -> bool {
+        words.is_empty() || words.iter().any(|word| self.name.contains(word.as_str()))
+    }
 }
 
-/// Tells the stories whose names contain one of the words on the command line, or all.
-pub(crate) fn run(stories: &[Story], start: fn() -> World, end: fn(World)) -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
-    let is_meant = |story: &&Story| words.is_empty() || words.iter().any(|word| story.name.contains(word.as_str()));
-    let meant: Vec<&Story> = stories.iter().filter(is_meant).collect();
-    if std::env::args().any(|word| word == "--list") {
-        for story in meant {
-            println!("{}: test", story.name);
-        }
-        return ExitCode::SUCCESS;
-    }
-    interrupt::watch().unwrap();
-    println!("running {} tests", meant.len() + 2);
-    let mut tally = Tally::default();
-    if let Some(mut world) = tally.tell("a_cluster_of_two_nodes_comes_up_with_our_manifests_applied", start) {
-        for story in meant {
+/// Stories that are told one after the other on one cluster.
+#[derive(Clone, Copy)]
+pub(crate) struct Act {
+    pub(crate) opening: &'static str,
+    pub(crate) start: fn() -> World,
+    pub(crate) stories: &'static [Story],
+}
+
+impl Act {
+    fn play(&self, words: &[String], tally: &mut Tally) {
+        let Some(mut world) = tally.tell(self.opening, self.start) else { return };
+        for story in self.stories.iter().filter(|story| story.is_meant(words)) {
             let told = tally.tell(story.name, || (story.tell)(&mut world));
             if told.is_none() {
                 println!("{}", world.describe());
             }
         }
-        tally.tell("nothing_of_the_cluster_is_left", || end(world));
+        tally.tell("nothing_of_the_cluster_is_left", || world.end());
+    }
+}
+
+/// Tells the stories whose names contain one of the words on the command line, or all.
+pub(crate) fn run(acts: &[Act]) -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
+    let meant = |act: &Act| act.stories.iter().filter(|story| story.is_meant(&words)).count();
+    let acts: Vec<&Act> = acts.iter().filter(|act| meant(act) > 0).collect();
+    if std::env::args().any(|word| word == "--list") {
+        for story in acts.iter().flat_map(|act| act.stories).filter(|story| story.is_meant(&words)) {
+            println!("{}: test", story.name);
+        }
+        return ExitCode::SUCCESS;
+    }
+    interrupt::watch().unwrap();
+    // Each begins with its cluster and ends with that.
+    println!("running {} tests", acts.iter().map(|act| meant(act) + 2).sum::<usize>());
+    let mut tally = Tally::default();
+    for act in acts {
+        act.play(&words, &mut tally);
     }
     tally.close()
 }

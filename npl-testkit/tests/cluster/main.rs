@@ -8,15 +8,20 @@
 mod agent;
 mod clients;
 mod harness;
+mod load;
 mod machine;
+mod moves;
 mod policy;
+mod restarts;
 mod side_by_side;
 mod traffic;
 mod world;
 
 use std::process::ExitCode;
 
-use crate::harness::Story;
+use npl_testkit::real_cluster::KubeProxy;
+
+use crate::harness::{Act, Story};
 use crate::world::World;
 
 /// In the order in which they are told, on one cluster.
@@ -34,12 +39,54 @@ const STORIES: &[Story] = &[
     ),
     Story::new("a_pod_that_is_replaced_is_served_anew", traffic::a_pod_that_is_replaced_is_served_anew),
     Story::new("an_agent_that_is_deleted_is_not_missed", agent::an_agent_that_is_deleted_is_not_missed),
+    Story::new("a_rolling_update_loses_nothing", moves::a_rolling_update_loses_nothing),
+    Story::new(
+        "agents_that_are_deleted_are_not_missed_under_load",
+        restarts::agents_that_are_deleted_are_not_missed_under_load,
+    ),
+    Story::new(
+        "another_release_of_the_agent_is_rolled_out_and_back",
+        restarts::another_release_of_the_agent_is_rolled_out_and_back,
+    ),
+    Story::new("forty_pods_come_and_go", moves::forty_pods_come_and_go),
+    Story::new("a_node_is_drained_and_comes_back", moves::a_node_is_drained_and_comes_back),
+    Story::new("kubelets_are_restarted", restarts::kubelets_are_restarted),
+    Story::new("the_api_server_is_restarted", restarts::the_api_server_is_restarted),
+    Story::new(
+        "pods_of_the_same_names_are_replaced_under_a_balancer_that_is_late",
+        moves::pods_of_the_same_names_are_replaced_under_a_balancer_that_is_late,
+    ),
+    Story::new("container_runtimes_are_restarted", restarts::container_runtimes_are_restarted),
+    Story::new("etcd_is_restarted", restarts::etcd_is_restarted),
+    Story::new(
+        "a_container_that_crashes_beside_disturbs_nobody",
+        moves::a_container_that_crashes_beside_disturbs_nobody,
+    ),
     Story::new(
         "a_killed_cluster_leaves_nothing_and_another_goes_on",
         side_by_side::a_killed_cluster_leaves_nothing_and_another_goes_on,
     ),
 ];
 
+/// On a cluster whose Services are rules of nftables, where only what could differ is told again.
+const BESIDE_NFTABLES: &[Story] = &[Story::new(
+    "every_client_is_answered_by_the_pod_it_asked_for_beside_nftables",
+    traffic::every_client_is_answered_by_the_pod_it_asked_for,
+)];
+
+const ACTS: &[Act] = &[
+    Act {
+        opening: "a_cluster_of_two_nodes_comes_up_with_our_manifests_applied",
+        start: || World::start(KubeProxy::Iptables),
+        stories: STORIES,
+    },
+    Act {
+        opening: "a_cluster_with_nftables_comes_up_with_our_manifests_applied",
+        start: || World::start(KubeProxy::Nftables),
+        stories: BESIDE_NFTABLES,
+    },
+];
+
 fn main() -> ExitCode {
-    harness::run(STORIES, World::start, World::end)
+    harness::run(ACTS)
 }

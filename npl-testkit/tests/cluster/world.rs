@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use npl_testkit::cluster::{Entry, MAPPING_ANNOTATION};
-use npl_testkit::real_cluster::{Options, RealCluster, is_ready};
+use npl_testkit::real_cluster::{KubeProxy, Options, RealCluster, is_ready};
 use npl_testkit::residue::Residue;
 use npl_testkit::{poll, tools};
 use serde_json::Value;
@@ -45,10 +45,11 @@ pub(crate) struct Pod {
 
 impl World {
     /// A cluster, our manifests as a user applies them, and the shop.
-    pub(crate) fn start() -> Self {
+    pub(crate) fn start(kube_proxy: KubeProxy) -> Self {
         let machine = Machine::look();
         let start = Instant::now();
-        let cluster = RealCluster::start(&Options::new(env!("CARGO_BIN_EXE_npl-cluster"))).unwrap();
+        let options = Options { kube_proxy, ..Options::new(env!("CARGO_BIN_EXE_npl-cluster")) };
+        let cluster = RealCluster::start(&options).unwrap();
         let ready = start.elapsed();
         let world = Self { cluster, machine };
         let manifests = [

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Something happens while a load balancer sends, and nobody who sends notices.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use npl_testkit::balancer::{Balancer, Kind, Options, Port, Report};
+use npl_testkit::echo::Protocol;
+use npl_testkit::poll;
+use npl_testkit::real_cluster::client_addresses;
+use npl_testkit::tools;
+
+use crate::world::{LIMIT, Pod, World};
+
+/// The namespace of what is under load.
+pub(crate) const NAMESPACE: &str = "busy";
+
+/// Its Service's ports.
+const PORTS: [Port; 2] =
+    [Port { target: 8080, protocol: Protocol::Tcp }, Port { target: 5300, protocol: Protocol::Udp }];
+
+/// Members that a Pod is: one of each protocol and family.
+const MEMBERS: usize = 4;
+
+/// Requests in a second.
+const RATE: u32 = 2000;
+
+/// How a story goes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Under {
+    /// How late the balancer is to take in and leave out.
+    pub(crate) delay: Duration,
+}
+
+impl Under {
+    /// Lets something happen under load: every request is answered, by the Pod that it was meant for, and in the end
+    /// every Pod that is ready answers.
+    pub(crate) fn load(self, world: &mut World, event: impl FnOnce(&mut World)) -> Report {
+        set_up(world);
+        let options = Options {
+            namespace: NAMESPACE.to_owned(),
+            ports: PORTS.to_vec(),
+            rate: RATE,
+            delay: self.delay,
+            addresses: client_addresses().to_vec(),
+        };
+        let client = world.cluster.client().clone();
+        let balancer = Balancer::start(world.cluster.cluster().client(), &client, &options).unwrap();
+        settle(world, &balancer);
+        event(world);
+        let last = settle(world, &balancer);
+        let report = balancer.stop().unwrap();
+        println!("    {report}");
+        for failure in &report.failures {
+            let (member, at) = (&failure.member, failure.at.as_secs_f32());
+            println!("    at {at:.2} s: {:?}, {} of {}: {}", failure.kind, member.server, member.pod, failure.error);
+        }
+        let bad = [Kind::Lost, Kind::Wrong, Kind::Refused].map(|kind| report.count(kind));
+        assert_eq!((bad, report.unserved), ([0, 0, 0], 0), "lost, wrong, refused; without a member");
+        assert_eq!(report.answered.len(), MEMBERS, "both protocols in both families: {:?}", report.answered);
+        let silent: Vec<&String> = last.iter().filter(|pod| !report.pods.contains_key(*pod)).collect();
+        assert!(silent.is_empty(), "Pods that were never asked: {silent:?}");
+        report
+    }
+}
+
+/// The Pods under load that stay.
+pub(crate) fn pods(world: &World) -> Vec<Pod> {
+    world.pods(NAMESPACE, "load=yes")
+}
+
+/// Restarts a workload as a user does, and waits for the end of that.
+pub(crate) fn renew(world: &World, workload: &str) {
+    world.kubectl(&["rollout", "restart", workload, "--namespace", NAMESPACE]);
+    world.wait_for_rollout(NAMESPACE, workload);
+}
+
+fn set_up(world: &World) {
+    let manifest = tools::repository_file("npl-testkit/tests/cluster/manifests/busy.yaml");
+    world.kubectl(&["apply", "--filename", manifest.to_str().unwrap()]);
+    for workload in ["deployment/web", "deployment/elastic", "statefulset/store"] {
+        world.wait_for_rollout(NAMESPACE, workload);
+    }
+}
+
+/// Waits until the balancer has exactly the Pods that are there, and has asked each; returns their names.
+fn settle(world: &World, balancer: &Balancer) -> BTreeSet<String> {
+    let complete = || {
+        let pods = pods(world);
+        let names: BTreeSet<String> = pods.iter().filter(|pod| pod.is_ready).map(|pod| pod.name.clone()).collect();
+        let members = balancer.members();
+        let known: BTreeSet<String> = members.iter().map(|member| member.pod.clone()).collect();
+        (names.len() == pods.len() && names == known && members.len() == names.len() * MEMBERS).then_some(names)
+    };
+    let (names, _) = poll::until("a balancer that knows every Pod", LIMIT, complete).unwrap();
+    balancer.wait_for_a_round(LIMIT).unwrap();
+    names
+}

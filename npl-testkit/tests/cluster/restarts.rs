@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Parts of the cluster that end and come back under load.
+
+use std::time::Duration;
+
+use npl_testkit::poll;
+
+use crate::load::{self, Under};
+use crate::world::{AGENT_NAMESPACE, LIMIT, World};
+
+/// The agent's image as its manifest names it, and as another release would be called.
+const IMAGE: &str = "localhost/npl-agent:0.1.0";
+const NEXT_IMAGE: &str = "localhost/npl-agent:next";
+
+/// How long the API server stays away: longer than a watch takes to notice.
+const OUTAGE: Duration = Duration::from_secs(3);
+
+pub(crate) fn agents_that_are_deleted_are_not_missed_under_load(world: &mut World) {
+    Under::default().load(world, |world| {
+        world.kubectl(&["delete", "pods", "--namespace", AGENT_NAMESPACE, "--all", "--timeout=60s"]);
+        world.wait_for_rollout(AGENT_NAMESPACE, "daemonset/npl-agent");
+        load::renew(world, "deployment/elastic");
+    });
+}
+
+pub(crate) fn another_release_of_the_agent_is_rolled_out_and_back(world: &mut World) {
+    for node in world.cluster.nodes() {
+        let tag = ["images", "tag", "--force", IMAGE, NEXT_IMAGE];
+        npl_testkit::tools::output(node.ctr().args(tag)).unwrap();
+    }
+    let roll_to = |world: &World, image: &str| {
+        let container = format!("npl-agent={image}");
+        world.kubectl(&["set", "image", "daemonset/npl-agent", &container, "--namespace", AGENT_NAMESPACE]);
+        world.wait_for_rollout(AGENT_NAMESPACE, "daemonset/npl-agent");
+        let words = ["get", "pods", "--namespace", AGENT_NAMESPACE, "--output", "jsonpath={..containers[*].image}"];
+        let images = world.kubectl(&words);
+        assert!(images.split_whitespace().all(|running| running == image), "{images}");
+    };
+    Under::default().load(world, |world| {
+        roll_to(world, NEXT_IMAGE);
+        load::renew(world, "deployment/elastic");
+        roll_to(world, IMAGE);
+        load::renew(world, "deployment/elastic");
+    });
+}
+
+pub(crate) fn kubelets_are_restarted(world: &mut World) {
+    Under::default().load(world, |world| {
+        for at in 0..world.cluster.nodes().len() {
+            let name = world.cluster.nodes()[at].name();
+            let before = lease(world, &name);
+            world.cluster.nodes_mut()[at].restart_kubelet().unwrap();
+            let is_back = || (lease(world, &name) != before).then_some(());
+            poll::until(&format!("the kubelet of {name}"), LIMIT, is_back).unwrap();
+        }
+        load::renew(world, "deployment/elastic");
+    });
+}
+
+pub(crate) fn container_runtimes_are_restarted(world: &mut World) {
+    Under::default().load(world, |world| {
+        for node in world.cluster.nodes_mut() {
+            node.restart_containerd().unwrap();
+        }
+        load::renew(world, "deployment/elastic");
+    });
+}
+
+pub(crate) fn the_api_server_is_restarted(world: &mut World) {
+    Under::default().load(world, |world| {
+        world.cluster.plane().stop_api_server().unwrap();
+        let start = std::time::Instant::now();
+        poll::until("the end of an outage", LIMIT, || (start.elapsed() > OUTAGE).then_some(())).unwrap();
+        world.cluster.plane().start_api_server().unwrap();
+        load::renew(world, "deployment/elastic");
+    });
+}
+
+pub(crate) fn etcd_is_restarted(world: &mut World) {
+    Under::default().load(world, |world| {
+        world.cluster.plane().restart_etcd().unwrap();
+        load::renew(world, "deployment/elastic");
+    });
+}
+
+/// When a kubelet said last that it is there.
+fn lease(world: &World, node: &str) -> String {
+    let path = format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{node}");
+    world.cluster.cluster().client().get(&path).unwrap()["spec"]["renewTime"].to_string()
+}
