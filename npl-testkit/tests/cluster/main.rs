@@ -12,6 +12,7 @@ mod load;
 mod machine;
 mod moves;
 mod policy;
+mod publication;
 mod restarts;
 mod side_by_side;
 mod traffic;
@@ -66,6 +67,8 @@ const STORIES: &[Story] = &[
         "a_killed_cluster_leaves_nothing_and_another_goes_on",
         side_by_side::a_killed_cluster_leaves_nothing_and_another_goes_on,
     ),
+    // The last, since its Pods stay.
+    Story::new("two_hundred_pods_at_once_are_published", publication::two_hundred_pods_at_once_are_published),
 ];
 
 /// On a cluster whose Services are rules of nftables, where only what could differ is told again.
