@@ -30,6 +30,12 @@ pub enum DatapathError {
         "missing capability {0}: run npl-agent as uid 0 with CAP_BPF and CAP_NET_ADMIN (deploy/npl.yaml grants both)"
     )]
     MissingCapability(&'static str),
+    /// The kernel's verifier wants more than newer ones do.
+    #[error(
+        "this kernel refuses the programs to an agent without CAP_PERFMON, as Linux before 6.6 does: add PERFMON to \
+         its capabilities in deploy/npl.yaml, or run a newer kernel"
+    )]
+    NeedsPerfmon,
     /// No bpffs where one was expected.
     #[error(
         "{path} is not a BPF file system: mount one there (`mount -t bpf bpf {path}`) or name another with --bpffs",
@@ -149,6 +155,12 @@ pub enum DatapathError {
 }
 
 impl DatapathError {
+    /// A refusal that `CAP_PERFMON` would very likely turn, in words that say so.
+    pub(crate) fn or_missing_perfmon(self) -> Self {
+        let has_perfmon = caps::has_cap(None, caps::CapSet::Effective, caps::Capability::CAP_PERFMON);
+        if self.is_verifier_refusal() && matches!(has_perfmon, Ok(false)) { Self::NeedsPerfmon } else { self }
+    }
+
     /// Whether the verifier took a program for unsafe, as against a kernel that lacks or forbids something altogether.
     pub(crate) fn is_verifier_refusal(&self) -> bool {
         let Self::LoadProgram { source, .. } = self else { return false };

@@ -135,9 +135,9 @@ fn discard_incompatible(pins: &Pins, object: &[u8]) -> Result<(), DatapathError>
 fn load(pins: &Pins, object: &[u8]) -> Result<Ebpf, DatapathError> {
     match load_with(pins, object, true) {
         Err(error) if error.is_verifier_refusal() => {
-            let ebpf = load_with(pins, object, false)?;
+            debug!(%error, "what the kernel said to packets read by pointers");
+            let ebpf = load_with(pins, object, false).map_err(DatapathError::or_missing_perfmon)?;
             info!("this kernel lets programs read packets by a helper only, unless the agent has CAP_PERFMON too");
-            debug!(%error, "what it said to pointers");
             Ok(ebpf)
         }
         loaded => loaded,

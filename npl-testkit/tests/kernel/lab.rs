@@ -6,6 +6,7 @@ use std::path::Path;
 
 use aya::maps::{Array, HashMap, Map, MapData, MapError};
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
+use aya::util::KernelVersion;
 use aya::{Ebpf, EbpfLoader};
 use caps::{CapSet, Capability};
 use npl_agent::core::model::{Backend, Family, Frontend, NodePort, PodPort, Protocol};
@@ -72,12 +73,17 @@ pub(crate) struct Outcome {
 /// with who has `CAP_PERFMON` or `CAP_SYS_ADMIN`: programs that load under these alone load for the agent.
 const CAPABILITIES: [Capability; 3] = [Capability::CAP_BPF, Capability::CAP_NET_ADMIN, Capability::CAP_SYS_RESOURCE];
 
+/// The first kernel whose verifier asks for no more.
+const CONTENT_WITH_THESE: KernelVersion = KernelVersion::new(6, 6, 0);
+
 /// Runs `test` with a datapath that has no mappings and no addresses; all of it is gone afterwards.
 pub(crate) fn with_lab(test: impl FnOnce(&mut Lab) + Send) {
     let confined = || {
         // Of this thread alone, which ends with the test.
         let mut kept = caps::read(None, CapSet::Effective).unwrap();
-        kept.retain(|capability| CAPABILITIES.contains(capability));
+        let is_content = KernelVersion::current().unwrap() >= CONTENT_WITH_THESE;
+        let may_stay = |it: &Capability| CAPABILITIES.contains(it) || (!is_content && *it == Capability::CAP_PERFMON);
+        kept.retain(may_stay);
         caps::set(None, CapSet::Effective, &kept).unwrap();
         test(&mut Lab::open());
     };
