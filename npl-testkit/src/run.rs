@@ -190,10 +190,11 @@ fn remove_run(id: &str) -> Result<()> {
         kill_processes_in(&name)?;
         crate::netns::delete(&name)?;
     }
-    client_cgroup::delete_all(&prefix)?;
     for name in cgroups::names(&prefix)? {
         cgroups::remove(&name)?;
     }
+    // What is left of the name is below this process's own group, and has none below it.
+    client_cgroup::delete_all(&prefix)?;
     let directory = directory_of(id);
     for mount in mounts::below(&directory)?.into_iter().rev() {
         umount2(&mount, MntFlags::MNT_DETACH).with_context(|| format!("unmount {}", mount.display()))?;
