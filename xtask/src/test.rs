@@ -32,10 +32,10 @@ pub(crate) struct Options {
 const REAL_CLUSTER: &str = "real cluster";
 
 /// Far beyond what any set of tests takes on two cores; a set that hangs ends there.
-const BINARY_DEADLINE: Duration = Duration::from_mins(10);
+const BINARY_DEADLINE: Duration = Duration::from_mins(20);
 
 /// Emulation is ten to thirty times slower, but only the packet tests run there.
-const GUEST_DEADLINE: Duration = Duration::from_mins(10);
+const GUEST_DEADLINE: Duration = Duration::from_mins(25);
 
 /// Runs everything until something fails; the last line says how many passed and failed.
 pub(crate) fn run(options: &Options) -> Result<()> {
