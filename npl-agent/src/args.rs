@@ -81,6 +81,11 @@ pub struct RunArgs {
     #[arg(long, env = "NPL_CGROUP", value_name = "auto|none|DIRECTORY", default_value = "auto")]
     pub cgroup: String,
 
+    /// Give everything up: withdraw what is published, serve until `--drain` is over, take all of it out of the kernel, and
+    /// be ready then. What comes before uninstalling.
+    #[arg(long, env = "NPL_RETIRE")]
+    pub retire: bool,
+
     /// Address and port to serve /metrics, /livez, /readyz and /startupz on.
     #[arg(long, env = "NPL_LISTEN", value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9911")]
     pub listen: String,

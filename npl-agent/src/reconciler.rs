@@ -37,7 +37,7 @@ const NETWORK_SETTLES: Duration = Duration::from_millis(50);
 /// A Node that starts hundreds of Pods makes as many devices; they are not all listed each time.
 const NETWORK_REST: Duration = Duration::from_millis(500);
 /// How often the probe hears from an idle loop.
-const HEARTBEAT: Duration = Duration::from_secs(5);
+pub const HEARTBEAT: Duration = Duration::from_secs(5);
 /// After this many rounds the loop hears what else has happened before it goes on.
 const MOST_ROUNDS: usize = 64;
 
@@ -106,7 +106,7 @@ impl Reconciler {
         }
     }
 
-    /// Runs until the changes end, or something that the agent cannot do without fails.
+    /// Runs until the changes end, or something that the agent cannot do without fails, or nothing is left to retire.
     ///
     /// # Errors
     ///
@@ -146,6 +146,9 @@ impl Reconciler {
                 self.settle()?;
             }
             self.health.beat();
+            if self.state.is_retired() {
+                return Ok(());
+            }
         }
     }
 
@@ -206,7 +209,7 @@ impl Reconciler {
         self.metrics.pass(began.elapsed(), finished);
         self.told.readiness(&self.state);
         self.told.problems(&self.state, &self.metrics);
-        if self.state.is_ready() {
+        if self.state.is_ready() && !self.state.is_retiring() {
             self.health.synced();
         }
         Ok(())

@@ -5,7 +5,7 @@ use std::{
     fs, io,
     os::linux::net::SocketAddrExt as _,
     os::unix::net::{SocketAddr, UnixDatagram},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
 };
 
@@ -14,19 +14,20 @@ use npl_common::names::ABI_VERSION;
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::{mpsc, watch as latest},
+    time::sleep,
 };
 use tracing::{info, warn};
 
 use crate::{
     config::{Config, port_range_warnings},
     core::{model::Family, state::State},
-    datapath::{CgroupSelection, Datapath, DatapathError, LocalClients, Pins, Tables},
+    datapath::{CgroupSelection, Datapath, DatapathError, LocalClients, Pins, Tables, cleanup},
     executor::Executor,
     http::{self, Health},
     kube::{client, events::Recorder, patch::PodPatcher, watch},
     metrics::{DatapathCounters, FamilyTotals, Metrics},
     netlink,
-    reconciler::{Listeners, Reconciler},
+    reconciler::{HEARTBEAT, Listeners, Reconciler},
     uplinks::{ErrorChain, Uplinks},
 };
 
@@ -70,7 +71,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     serve_local_clients(&mut datapath, &cgroup);
 
     let health = Health::new();
-    let metrics = Metrics::new(Arc::new(PinnedCounters { bpffs }));
+    let metrics = Metrics::new(Arc::new(PinnedCounters { bpffs: bpffs.clone() }));
     let probes = tokio::spawn(http::serve(listener, health.clone(), metrics.clone()));
     let network = netlink::changes()?;
     let work = async {
@@ -81,10 +82,10 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         let executor = Executor::new(datapath, patcher);
         let recorder = Recorder::new(api, &node_name, metrics.clone());
         let (problems, seen_problems) = latest::channel(Vec::new());
-        let listeners = Listeners { metrics, health, problems };
+        let listeners = Listeners { metrics, health: health.clone(), problems };
         let reconciler = Reconciler::new(State::new(settings), executor, Uplinks::new(devices), listeners, resync);
         tokio::select! {
-            ended = reconciler.run(changes, network) => Ok(ended?),
+            ended = reconciler.run(changes, network) => { ended?; retire(&bpffs, &health).await?; stand_by(&health).await }
             () = recorder.run(seen_problems) => bail!("the recorder of Events ended"),
             ended = watches.join_next() => bail!("a watch of the API server ended: {ended:?}"),
         }
@@ -92,6 +93,25 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     tokio::select! {
         ended = work => ended,
         ended = probes => ended.context("serve probes and metrics")?.context("serve probes and metrics"),
+    }
+}
+
+/// Everything is withdrawn: the rest goes from the kernel.
+async fn retire(bpffs: &Path, health: &Health) -> anyhow::Result<()> {
+    let (removed, errors) = cleanup::remove_everything(bpffs).await;
+    if let Some(error) = errors.into_iter().next() {
+        return Err(error).context("take everything of npl out of the kernel");
+    }
+    info!(pins = removed.pins.len(), "nothing of npl is left on this Node; the agent can be deleted");
+    health.retired();
+    Ok(())
+}
+
+/// Does nothing but live, until somebody takes the agent away.
+async fn stand_by(health: &Health) -> ! {
+    loop {
+        health.beat();
+        sleep(HEARTBEAT).await;
     }
 }
 

@@ -161,16 +161,17 @@ pub(crate) fn names(prefix: &str) -> Result<BTreeSet<String>> {
 
 /// Removes a group from every hierarchy, once its last process has ended.
 pub(crate) fn remove(name: &str) -> Result<()> {
-    for hierarchy in Hierarchy::all()? {
-        let group = hierarchy.point.join(name);
-        let mut last = None;
-        poll::until_gone("the end of a control group", REMOVED_WITHIN, || {
-            last = remove_tree(&group).err();
-            last.is_none()
-        })
-        .with_context(|| format!("remove {}: {last:?}", group.display()))?;
-    }
-    Ok(())
+    Hierarchy::all()?.iter().try_for_each(|hierarchy| delete(&hierarchy.point.join(name)))
+}
+
+/// Removes one folder and all below, once the last process has ended; it may be gone already.
+pub(crate) fn delete(group: &Path) -> Result<()> {
+    let mut last = None;
+    poll::until_gone("the end of a control group", REMOVED_WITHIN, || {
+        last = remove_tree(group).err();
+        last.is_none()
+    })
+    .with_context(|| format!("remove {}: {last:?}", group.display()))
 }
 
 /// Children first; the files in a group go with it.

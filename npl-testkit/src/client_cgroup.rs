@@ -4,14 +4,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::{mounts, poll, process};
-
-/// A thread that has ended leaves its cgroup a moment later.
-const EMPTY_WITHIN: Duration = Duration::from_secs(10);
+use crate::{cgroups, mounts, process};
 
 /// A cgroup below that of this process; removed on drop.
 #[derive(Debug)]
@@ -52,7 +48,7 @@ impl ClientCgroup {
 
 impl Drop for ClientCgroup {
     fn drop(&mut self) {
-        if let Err(err) = delete(&self.path) {
+        if let Err(err) = cgroups::delete(&self.path) {
             process::report(&format!("{err:#}"));
         }
     }
@@ -64,15 +60,10 @@ pub(crate) fn delete_all(prefix: &str) -> Result<()> {
     let Ok(own) = own() else { return Ok(()) };
     for entry in fs::read_dir(&own).with_context(|| format!("list {}", own.display()))?.flatten() {
         if entry.file_name().to_string_lossy().starts_with(prefix) {
-            delete(&entry.path())?;
+            cgroups::delete(&entry.path())?;
         }
     }
     Ok(())
-}
-
-fn delete(path: &Path) -> Result<()> {
-    let what = format!("the removal of cgroup {}", path.display());
-    poll::until(&what, EMPTY_WITHIN, || (fs::remove_dir(path).is_ok() || !path.exists()).then_some(())).map(drop)
 }
 
 /// The folder of this process's own cgroup.

@@ -193,7 +193,6 @@ fn remove_run(id: &str) -> Result<()> {
     for name in cgroups::names(&prefix)? {
         cgroups::remove(&name)?;
     }
-    // What is left of the name is below this process's own group, and has none below it.
     client_cgroup::delete_all(&prefix)?;
     let directory = directory_of(id);
     for mount in mounts::below(&directory)?.into_iter().rev() {

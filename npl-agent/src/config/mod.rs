@@ -80,6 +80,7 @@ impl TryFrom<RunArgs> for Config {
             resync,
             bpffs,
             cgroup,
+            retire,
             listen,
             log_format: _, // logging has begun before this
         } = args;
@@ -91,6 +92,7 @@ impl TryFrom<RunArgs> for Config {
             protocols: SERVED_PROTOCOLS.to_vec(),
             drain_millis: flag("drain", value::millis(&drain))?,
             quarantine_millis: flag("quarantine", value::millis(&quarantine))?,
+            is_retiring: retire,
         };
         Ok(Self {
             node_name: flag("node-name", value::node_name(node_name))?,

@@ -22,6 +22,8 @@ pub struct Settings {
     pub drain_millis: u64,
     /// How long a node port stays out of use after its mapping is gone.
     pub quarantine_millis: u64,
+    /// Whether all Services count as gone, for this Node is to have nothing of ours any more.
+    pub is_retiring: bool,
 }
 
 impl Settings {

@@ -33,6 +33,22 @@ pub enum Change {
     NodeGone,
 }
 
+impl Change {
+    /// The same in a cluster without Services.
+    pub(super) fn without_services(self) -> Self {
+        match self {
+            Self::Services(_) => Self::Services(Vec::new()),
+            Self::Service(service) => Self::ServiceGone(service.key),
+            other @ (Self::Pods(_)
+            | Self::Pod(_)
+            | Self::PodGone(..)
+            | Self::ServiceGone(_)
+            | Self::Node(_)
+            | Self::NodeGone) => other,
+        }
+    }
+}
+
 /// What a change may have an effect on.
 #[derive(Debug, Default)]
 pub(super) struct Touched {

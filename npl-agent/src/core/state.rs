@@ -186,6 +186,7 @@ impl State {
         if matches!(&change, Change::Pod(pod) if self.departed.contains(&pod.uid)) {
             return;
         }
+        let change = if self.settings.is_retiring { change.without_services() } else { change };
         let touched = self.snapshot.apply(change);
         for service in touched.services {
             let problems = self.snapshot.service(&service).map(|it| select::service_problems(it, &self.settings));
@@ -218,6 +219,19 @@ impl State {
     /// Whether everything was heard that decisions need; before that, a pass has no ops.
     pub fn is_ready(&self) -> bool {
         self.awaited().is_empty()
+    }
+
+    /// Whether all Services count as gone.
+    pub const fn is_retiring(&self) -> bool {
+        self.settings.is_retiring
+    }
+
+    /// Whether nothing is published and nothing mapped any more, nor will be.
+    pub fn is_retired(&self) -> bool {
+        let is_unmapped = self.observed.as_ref().is_some_and(|observed| observed.mappings.is_empty());
+        // What a terminating Pod's annotation says goes with it.
+        let mut published = self.snapshot.pods().filter(|pod| pod.annotation.is_some() && !pod.is_terminating);
+        self.is_retiring() && self.is_adopted && is_unmapped && published.next().is_none()
     }
 
     /// What to do now. Repeat until there are no ops.

@@ -10,7 +10,7 @@ use std::{collections::BTreeSet, io};
 use aya::{
     Ebpf,
     programs::{
-        LinkOrder, ProgramError, SchedClassifier, TcAttachType,
+        LinkOrder, Program, ProgramError, SchedClassifier, TcAttachType,
         links::{FdLink, LinkError, PinnedLink},
         tc::{self, NlOptions, SchedClassifierLink, SchedClassifierLinkId, TcAttachOptions, TcError, TcHandle},
     },
@@ -110,7 +110,7 @@ impl Hooks {
     fn attach_tcx(&mut self, device: &Device, direction: Direction) -> Result<(), DatapathError> {
         let pin = self.pins.link(device.ifindex, direction);
         let name = program_name(device, direction);
-        let program = program(&mut self.ebpf, name)?;
+        let program: &mut SchedClassifier = program(&mut self.ebpf, name)?;
         let link_error = |operation| {
             move |source| DatapathError::Link { operation, program: name, interface: device.name.clone(), source }
         };
@@ -138,7 +138,7 @@ impl Hooks {
     fn attach_clsact(&mut self, device: &Device, side: Direction) -> Result<(), DatapathError> {
         let name = program_name(device, side);
         self.ensure_clsact(device, name)?;
-        let program = program(&mut self.ebpf, name)?;
+        let program: &mut SchedClassifier = program(&mut self.ebpf, name)?;
         let direction = attach_type(side);
         let existing = SchedClassifierLink::attached(&device.name, direction, CLSACT_PRIORITY, CLSACT_HANDLE, None)
             .map_err(|error| attach_error(name, device)(ProgramError::from(TcError::from(error))))?;
@@ -183,8 +183,11 @@ impl Hooks {
     }
 }
 
-/// One of the object's programs.
-pub(super) fn program<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut SchedClassifier, DatapathError> {
+/// One of the object's programs, of the type that its caller knows.
+pub(super) fn program<'a, P>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut P, DatapathError>
+where
+    &'a mut P: TryFrom<&'a mut Program>,
+{
     let program = ebpf.program_mut(name).ok_or(DatapathError::Missing(name))?;
     program.try_into().map_err(|_other_type| DatapathError::Missing(name))
 }

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use aya::{Ebpf, EbpfLoader, maps::MapData};
+use aya::{Ebpf, EbpfLoader, maps::MapData, programs::SchedClassifier};
 use aya_obj::Object;
 use npl_common::{
     config::Config,
@@ -153,7 +153,7 @@ fn load_with(pins: &Pins, object: &[u8], has_direct_reads: bool) -> Result<Ebpf,
     }
     let mut ebpf = loader.load(object).map_err(DatapathError::Load)?;
     for name in PROGRAMS {
-        let program = program(&mut ebpf, name)?;
+        let program: &mut SchedClassifier = program(&mut ebpf, name)?;
         program.load().map_err(|source| DatapathError::LoadProgram { name, source: Box::new(source) })?;
     }
     Ok(ebpf)

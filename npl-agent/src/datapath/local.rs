@@ -10,17 +10,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use aya::{
-    Ebpf,
-    programs::{CgroupAttachMode, CgroupSockAddr, ProgramError, links::FdLink},
-};
+use aya::programs::{CgroupAttachMode, CgroupSockAddr, ProgramError, links::FdLink};
 use npl_common::{
     config::Config,
     names::{SOCKET_PROGRAMS, SocketProgram},
 };
 
 use super::{
-    attach::Hooks,
+    attach::{Hooks, program},
     cgroup::{self, CgroupSelection},
     error::DatapathError,
     load::Datapath,
@@ -83,7 +80,7 @@ impl Hooks {
             let (cgroup, source) = (cgroup.path.to_owned(), Box::new(source));
             DatapathError::AttachCgroup { program: name, cgroup, source }
         };
-        let program = socket_program(&mut self.ebpf, name)?;
+        let program: &mut CgroupSockAddr = program(&mut self.ebpf, name)?;
         match program.load() {
             Ok(()) | Err(ProgramError::AlreadyLoaded) => {}
             Err(source) => return Err(DatapathError::LoadProgram { name, source: Box::new(source) }),
@@ -120,9 +117,4 @@ impl Hooks {
         // Requests first: until they are gone, their answers have to look like what was asked for.
         others.rev().try_for_each(|(cgroup, hook)| unpin(&self.pins.socket_link(cgroup, hook)))
     }
-}
-
-fn socket_program<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut CgroupSockAddr, DatapathError> {
-    let program = ebpf.program_mut(name).ok_or(DatapathError::Missing(name))?;
-    program.try_into().map_err(|_other_type| DatapathError::Missing(name))
 }

@@ -24,6 +24,7 @@ struct Inner {
     is_synced: AtomicBool,
     is_attached: AtomicBool,
     was_attached: AtomicBool,
+    is_retired: AtomicBool,
 }
 
 impl Health {
@@ -35,6 +36,7 @@ impl Health {
             is_synced: AtomicBool::new(false),
             is_attached: AtomicBool::new(false),
             was_attached: AtomicBool::new(false),
+            is_retired: AtomicBool::new(false),
         }))
     }
 
@@ -55,15 +57,21 @@ impl Health {
         self.0.was_attached.fetch_or(is_attached, Ordering::Relaxed);
     }
 
+    /// Nothing of ours is left on the Node, which is what this agent was started for.
+    pub fn retired(&self) {
+        self.0.is_retired.store(true, Ordering::Relaxed);
+    }
+
     /// Whether the owner loop has moved of late.
     pub fn is_live(&self) -> bool {
         let since_beat = self.age_millis().saturating_sub(self.0.last_beat_millis.load(Ordering::Relaxed));
         Duration::from_millis(since_beat) < STALL
     }
 
-    /// Whether this Node's Pods can be served.
+    /// Whether this Node's Pods can be served, or need not be any more.
     pub fn is_ready(&self) -> bool {
-        self.0.is_synced.load(Ordering::Relaxed) && self.0.is_attached.load(Ordering::Relaxed)
+        let is_serving = self.0.is_synced.load(Ordering::Relaxed) && self.0.is_attached.load(Ordering::Relaxed);
+        is_serving || self.0.is_retired.load(Ordering::Relaxed)
     }
 
     /// Whether the datapath has been attached once.
@@ -109,5 +117,12 @@ mod tests {
         assert!(health.is_ready());
         health.set_attached(false);
         assert!(health.is_started() && !health.is_ready());
+    }
+
+    #[test]
+    fn an_agent_that_has_given_everything_up_is_ready() {
+        let health = Health::new();
+        health.retired();
+        assert!(health.is_ready());
     }
 }

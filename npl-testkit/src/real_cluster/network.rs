@@ -58,6 +58,12 @@ impl NodeNumber {
         [self.v4().into(), self.v6().into()]
     }
 
+    /// What the Node itself has among its Pods: `10.244.1.1` and `fd00:10:244:1::1`, the first that the plug-in gives.
+    pub fn bridge_addresses(self) -> [IpAddr; 2] {
+        let v6 = Ipv6Addr::new(0xfd00, 0x10, 0x244, u16::from(self.0), 0, 0, 0, 1);
+        [Ipv4Addr::new(10, 244, self.0, 1).into(), v6.into()]
+    }
+
     /// `10.244.1.0/24`
     pub fn pods_v4(self) -> String {
         format!("10.244.{}.0/24", self.0)

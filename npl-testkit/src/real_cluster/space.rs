@@ -17,6 +17,7 @@ use crate::cgroups::Cgroup;
 use crate::netns::Netns;
 use crate::poll;
 use crate::process::Process;
+use crate::tools;
 
 /// A few mounts.
 const READY_LIMIT: Duration = Duration::from_secs(10);
@@ -95,6 +96,12 @@ impl Space {
         self.inside(|| command.status())
             .and_then(|status| status)
             .with_context(|| format!("run {} inside", command.get_program().display()))
+    }
+
+    /// Runs a command inside; returns what it printed.
+    pub fn output(&self, mut command: Command) -> Result<String> {
+        self.join(&mut command)?;
+        self.inside(|| tools::output(&mut command)).context("enter the Node")?
     }
 
     /// Lets a command start in the Node's control group, and only then see that as the root: a process may not come from

@@ -142,13 +142,19 @@ pub(crate) fn udp_receive(socket: &UdpSocket, question: &[u8], limit: Duration) 
 
 /// Asks by `protocol`, once: a lost datagram is an error.
 pub fn request(from: &Netns, protocol: Protocol, server: SocketAddr, question: &str) -> Result<Answer> {
+    from.run(|| ask(protocol, server, question))?.with_context(|| format!("ask from {}", from.name()))
+}
+
+/// As [`request`], in the namespace of the calling thread.
+pub fn ask(protocol: Protocol, server: SocketAddr, question: &str) -> Result<Answer> {
     match protocol {
-        Protocol::Tcp => tcp_request(from, server, question),
+        Protocol::Tcp => tcp_ask(&open_tcp(server, REQUEST_LIMIT)?, question),
         Protocol::Udp => {
-            let socket = udp_socket(from, server, true)?;
-            udp_ask(&socket, question).with_context(|| format!("ask {server} over udp"))
+            let socket = open_udp(server, true).with_context(|| format!("open a UDP socket to {server}"))?;
+            udp_ask(&socket, question)
         }
     }
+    .with_context(|| format!("ask {server} over {protocol}"))
 }
 
 #[expect(unsafe_code, reason = "no library in use wraps SO_NO_CHECK")]

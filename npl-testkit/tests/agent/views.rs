@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What an operator sees: probes, metrics, the commands that look, and the one that cleans.
 
+use npl_testkit::agent::Agent;
+use npl_testkit::echo::Protocol;
 use npl_testkit::residue::Residue;
 
-use crate::world::{World, manifest};
+use crate::world::{LIMIT, World, manifest};
 
 #[test]
 fn the_commands_show_the_kernel_also_while_no_agent_runs() {
@@ -66,6 +68,33 @@ fn cleanup_takes_everything_of_ours_and_nothing_of_others() {
     let left: Vec<&str> = residue.lines().filter(|line| line.contains("program") || line.contains("map ")).collect();
     assert!(left.is_empty(), "{left:?}");
     assert_eq!(options.command(&["cleanup"]).unwrap().trim(), "nothing to remove");
+}
+
+#[test]
+fn an_agent_that_retires_serves_through_the_drain_and_is_ready_once_nothing_is_left() {
+    let mut world = World::with_agent(&[]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    let server = world.address("web-0", Protocol::Tcp);
+    world.agent().kill().unwrap();
+
+    let options = world.agent_options(&["--retire", "--drain", "3s"]);
+    let mut retiring = Agent::launch(options).unwrap();
+    world.annotations.wait_for("web-0", LIMIT, |value| value.is_none()).unwrap();
+    world.assert_answers(Protocol::Tcp, server, "web-0");
+    retiring.wait_until_ready().unwrap();
+    assert!(!world.bpffs.path().join("npl").exists());
+    let residue = Residue::look_at(&world.run, world.bpffs.path()).unwrap();
+    let left: Vec<&str> = residue.lines().filter(|line| line.contains("program") || line.contains("map ")).collect();
+    assert!(left.is_empty(), "{left:?}");
+    assert!(retiring.process().exit_status().is_none(), "kubectl waits for Pods that are available");
+
+    // Somebody who changes his mind.
+    drop(retiring);
+    world.agent().restart().unwrap();
+    world.assert_served("web-0");
 }
 
 #[test]

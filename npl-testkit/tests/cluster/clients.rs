@@ -1,59 +1,76 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Everybody who may ask a Pod something.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
+use anyhow::{Context as _, Result};
+use npl_testkit::echo::{Answer, Protocol};
 use npl_testkit::netns::Netns;
-use npl_testkit::real_cluster::client_addresses;
+use npl_testkit::real_cluster::{NodeNumber, Space, client_addresses};
+use npl_testkit::traffic;
 
-use crate::world::{NAMESPACE, World};
+use crate::world::{NAMESPACE, Pod, World};
 
 /// Somebody with a network and addresses of its own.
 pub(crate) struct Client {
     pub(crate) name: String,
-    pub(crate) netns: Netns,
-    /// Of each family.
-    addresses: Vec<IpAddr>,
-    /// The Node that it is on or in, if any.
-    node: Option<String>,
+    netns: Netns,
+    place: Place,
+}
+
+/// Where somebody is, which decides as whom a Pod sees it.
+enum Place {
+    Outside,
+    Node(NodeNumber, Space),
+    Pod(Vec<IpAddr>, Space),
 }
 
 impl Client {
-    /// The address that a server of the same family must see.
-    pub(crate) fn address_towards(&self, server: IpAddr) -> IpAddr {
-        *self.addresses.iter().find(|address| address.is_ipv4() == server.is_ipv4()).unwrap()
+    /// Asks once. On a Node that is done by a process in the Node's control group, whose sockets the agent serves.
+    pub(crate) fn ask(&self, protocol: Protocol, server: SocketAddr) -> Result<Answer> {
+        let space = match &self.place {
+            Place::Outside => return traffic::request(&self.netns, protocol, server, "who?"),
+            Place::Node(_, space) | Place::Pod(_, space) => space,
+        };
+        let mut command = self.netns.command(env!("CARGO_BIN_EXE_npl-cluster"))?;
+        command.args(["ask", &protocol.to_string(), &server.to_string()]);
+        serde_json::from_str(&space.output(command)?).context("read the answer")
     }
 
-    /// Whether its requests to a Node go through mappings. Its own Node's do not: the agent there serves the sockets of the
-    /// Node's cgroup, and those of this process are in another.
-    pub(crate) fn reaches_mappings_of(&self, node: &str) -> bool {
-        self.node.as_deref() != Some(node)
+    /// The address that a Pod must see: the client's own, always. A Node has several, and towards its own Pods that is
+    /// the one on their bridge.
+    pub(crate) fn address_towards(&self, pod: &Pod, server: IpAddr) -> IpAddr {
+        let addresses = match &self.place {
+            Place::Outside => client_addresses().to_vec(),
+            Place::Node(number, _) if number.name() == pod.node => number.bridge_addresses().to_vec(),
+            Place::Node(number, _) => number.addresses().to_vec(),
+            Place::Pod(addresses, _) => addresses.clone(),
+        };
+        addresses.into_iter().find(|address| address.is_ipv4() == server.is_ipv4()).unwrap()
     }
 }
 
 /// The client that mappings are made for.
 pub(crate) fn outside(world: &World) -> Client {
-    Client {
-        name: "outside client".to_owned(),
-        netns: world.cluster.client().clone(),
-        addresses: client_addresses().to_vec(),
-        node: None,
-    }
+    Client { name: "outside client".to_owned(), netns: world.cluster.client().clone(), place: Place::Outside }
+}
+
+/// A Node as a client.
+pub(crate) fn node(world: &World, name: &str) -> Client {
+    let node = world.cluster.node(name).unwrap();
+    Client { name: node.name(), netns: node.netns().clone(), place: Place::Node(node.number(), node.space().clone()) }
 }
 
 /// Every client of a cluster.
 pub(crate) fn all(world: &World) -> Vec<Client> {
-    let nodes = world.cluster.nodes().iter().map(|node| Client {
-        name: node.name(),
-        netns: node.netns().clone(),
-        addresses: node.number().addresses().to_vec(),
-        node: Some(node.name()),
-    });
-    let pods = world.pods(NAMESPACE, "app=caller").into_iter().map(|pod| Client {
-        name: format!("Pod {} on {}", pod.name, pod.node),
-        netns: world.cluster.pod_netns(NAMESPACE, &pod.name).unwrap(),
-        addresses: pod.ips,
-        node: Some(pod.node),
+    let nodes = world.cluster.nodes().iter().map(|it| node(world, &it.name()));
+    let pods = world.pods(NAMESPACE, "app=caller").into_iter().map(|pod| {
+        let space = world.cluster.node(&pod.node).unwrap().space().clone();
+        Client {
+            name: format!("Pod {} on {}", pod.name, pod.node),
+            netns: world.cluster.pod_netns(NAMESPACE, &pod.name).unwrap(),
+            place: Place::Pod(pod.ips, space),
+        }
     });
     [outside(world)].into_iter().chain(nodes).chain(pods).collect()
 }

@@ -7,7 +7,9 @@
 
 mod agent;
 mod clients;
+mod filters;
 mod harness;
+mod kinds;
 mod load;
 mod machine;
 mod moves;
@@ -16,6 +18,7 @@ mod publication;
 mod restarts;
 mod side_by_side;
 mod traffic;
+mod uninstall;
 mod world;
 
 use std::process::ExitCode;
@@ -38,6 +41,12 @@ const STORIES: &[Story] = &[
         "every_client_is_answered_by_the_pod_it_asked_for",
         traffic::every_client_is_answered_by_the_pod_it_asked_for,
     ),
+    Story::new("a_node_reaches_its_own_pods_by_loopback", traffic::a_node_reaches_its_own_pods_by_loopback),
+    Story::new(
+        "every_kind_of_service_and_pod_is_published_as_it_should_be",
+        kinds::every_kind_of_service_and_pod_is_published_as_it_should_be,
+    ),
+    Story::new("a_policy_for_the_clients_address_holds", filters::a_policy_for_the_clients_address_holds),
     Story::new("a_pod_that_is_replaced_is_served_anew", traffic::a_pod_that_is_replaced_is_served_anew),
     Story::new("an_agent_that_is_deleted_is_not_missed", agent::an_agent_that_is_deleted_is_not_missed),
     Story::new("a_rolling_update_loses_nothing", moves::a_rolling_update_loses_nothing),
@@ -71,11 +80,18 @@ const STORIES: &[Story] = &[
     Story::new("two_hundred_pods_at_once_are_published", publication::two_hundred_pods_at_once_are_published),
 ];
 
-/// On a cluster whose Services are rules of nftables, where only what could differ is told again.
-const BESIDE_NFTABLES: &[Story] = &[Story::new(
-    "every_client_is_answered_by_the_pod_it_asked_for_beside_nftables",
-    traffic::every_client_is_answered_by_the_pod_it_asked_for,
-)];
+/// On a cluster whose Services are rules of nftables, where only what could differ is told again, and the end.
+const BESIDE_NFTABLES: &[Story] = &[
+    Story::new(
+        "every_client_is_answered_by_the_pod_it_asked_for_beside_nftables",
+        traffic::every_client_is_answered_by_the_pod_it_asked_for,
+    ),
+    // The last, since it is the agent's end.
+    Story::new(
+        "uninstalling_leaves_nothing_on_any_node_and_workloads_alone",
+        uninstall::uninstalling_leaves_nothing_on_any_node_and_workloads_alone,
+    ),
+];
 
 const ACTS: &[Act] = &[
     Act {

@@ -9,8 +9,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use npl_testkit::cluster::{Entry, MAPPING_ANNOTATION};
+use npl_testkit::echo::Protocol;
 use npl_testkit::real_cluster::is_ready;
-use npl_testkit::{tools, traffic};
+use npl_testkit::tools;
 use serde_json::Value;
 
 use crate::clients;
@@ -46,7 +47,7 @@ pub(crate) fn two_hundred_pods_at_once_are_published(world: &mut World) {
 
     let outside = clients::outside(world);
     for (name, seen) in &crowd {
-        let answer = traffic::tcp_request(&outside.netns, seen.frontend.unwrap(), "who?").unwrap();
+        let answer = outside.ask(Protocol::Tcp, seen.frontend.unwrap()).unwrap();
         assert_eq!(&answer.pod, name);
     }
 }

@@ -2,11 +2,11 @@
 //! Requests from everywhere to every Pod's node ports.
 
 use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use anyhow::Context as _;
 use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
-use npl_testkit::traffic;
 
 use crate::clients::{self, Client};
 use crate::world::{LIMIT, NAMESPACE, Pod, World};
@@ -23,10 +23,20 @@ pub(crate) fn every_client_is_answered_by_the_pod_it_asked_for(world: &mut World
         asked += clients.iter().map(|client| assert_served(world, client, pod)).sum::<usize>();
     }
     println!("    {asked} requests from {} clients to {} Pods", clients.len(), pods.len());
-    // Each client that is not on a Pod's own Node, by each protocol and family: of five, three.
-    assert_eq!(asked, pods.len() * 3 * PORTS);
+    assert_eq!(asked, pods.len() * clients.len() * PORTS);
     let nodes: BTreeSet<&str> = pods.values().map(|pod| pod.node.as_str()).collect();
     assert_eq!(nodes.len(), 2, "Pods on both Nodes");
+}
+
+pub(crate) fn a_node_reaches_its_own_pods_by_loopback(world: &mut World) {
+    for pod in world.wait_for_shop(4).values() {
+        let client = clients::node(world, &pod.node);
+        for entry in world.entries(&pod.name, PORTS) {
+            let loopback: IpAddr =
+                if entry.address().is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+            assert_answers(&client, pod, entry.protocol, SocketAddr::new(loopback, entry.node_port));
+        }
+    }
 }
 
 pub(crate) fn a_pod_that_is_replaced_is_served_anew(world: &mut World) {
@@ -41,31 +51,28 @@ pub(crate) fn a_pod_that_is_replaced_is_served_anew(world: &mut World) {
     assert_eq!(assert_served(world, &outside, new[0]), PORTS);
     // Nobody answers on the old ports any more: they were the Pod's, and they rest a while.
     for entry in old {
-        let refused = || traffic::request(&outside.netns, entry.protocol, entry.address(), "still there?").is_err();
+        let refused = || outside.ask(entry.protocol, entry.address()).is_err();
         poll::until("silence on an old node port", LIMIT, || refused().then_some(())).unwrap();
     }
 }
 
 /// Asks a Pod over each of its node ports; returns how often.
 pub(crate) fn assert_served(world: &World, client: &Client, pod: &Pod) -> usize {
-    if !client.reaches_mappings_of(&pod.node) {
-        return 0;
-    }
     let entries = world.entries(&pod.name, PORTS);
     for entry in &entries {
-        let server = entry.address();
-        let what = format!("{} to {server} of {} on {}", client.name, pod.name, pod.node);
-        let answer = traffic::request(&client.netns, entry.protocol, server, "who?").context(what.clone()).unwrap();
-        assert_eq!(
-            (answer.pod.as_str(), answer.node.as_deref()),
-            (pod.name.as_str(), Some(pod.node.as_str())),
-            "{what}"
-        );
-        assert_eq!(answer.client.ip(), client.address_towards(server.ip()), "{what}");
-        assert_eq!(answer.protocol, entry.protocol, "{what}");
+        assert_answers(client, pod, entry.protocol, entry.address());
     }
     let kinds: BTreeSet<(Protocol, bool)> =
         entries.iter().map(|entry| (entry.protocol, entry.address().is_ipv6())).collect();
     assert_eq!(kinds.len(), PORTS, "{entries:?}");
     entries.len()
+}
+
+/// Asks somewhere, where this Pod has to answer and to see who asks.
+pub(crate) fn assert_answers(client: &Client, pod: &Pod, protocol: Protocol, server: SocketAddr) {
+    let what = format!("{} to {server} of {} on {}", client.name, pod.name, pod.node);
+    let answer = client.ask(protocol, server).context(what.clone()).unwrap();
+    assert_eq!((answer.pod.as_str(), answer.node.as_deref()), (pod.name.as_str(), Some(pod.node.as_str())), "{what}");
+    assert_eq!(answer.client.ip(), client.address_towards(pod, server.ip()), "{what}");
+    assert_eq!(answer.protocol, protocol, "{what}");
 }

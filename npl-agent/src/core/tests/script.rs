@@ -49,6 +49,7 @@ fn run(world: &mut World, command: &str) -> Vec<Op> {
         "range" => world.settings.port_range = rest.parse().unwrap(),
         "format" => world.settings.annotation_format = rest.parse().unwrap(),
         "node-ip" => world.settings.node_ip = rest.parse().unwrap(),
+        "retire" => world.settings.is_retiring = true,
         "only-ipv4" => world.settings.families = vec![Family::V4],
         "start" => world.start(),
         "show" => {}
@@ -222,5 +223,8 @@ fn show_state(text: &mut String, world: &World) {
     }
     for problem in world.state.problems() {
         writeln!(text, "    {}: {problem}", problem.reason()).unwrap();
+    }
+    if world.state.is_retired() {
+        writeln!(text, "    retired").unwrap();
     }
 }

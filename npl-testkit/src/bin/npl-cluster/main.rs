@@ -8,12 +8,15 @@ mod supervise;
 mod up;
 
 use std::io::{self, Write as _};
+use std::net::SocketAddr;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use clap::{Args, Parser, Subcommand};
+use npl_testkit::echo::Protocol;
 use npl_testkit::interrupt;
 use npl_testkit::real_cluster::{Cni, InitArguments, KubeProxy, run_init};
+use npl_testkit::traffic;
 
 /// A real Kubernetes of several Nodes on this machine.
 #[derive(Debug, Parser)]
@@ -48,6 +51,15 @@ enum Command {
         /// The command; a shell without one.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<String>,
+    },
+    /// Ask an echo server something, from wherever this runs, and print its answer.
+    #[command(hide = true)]
+    Ask {
+        /// How.
+        #[arg(value_enum)]
+        protocol: Protocol,
+        /// Where.
+        server: SocketAddr,
     },
     /// Own a cluster until told to stop: what `up` leaves running.
     #[command(hide = true)]
@@ -97,6 +109,10 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Status => access::status(chosen)?,
         Command::Kubectl { arguments } => return access::kubectl(chosen, &arguments),
         Command::Exec { machine, command } => return access::exec(chosen, &machine, &command),
+        Command::Ask { protocol, server } => {
+            let answer = traffic::ask(protocol, server, "who?")?;
+            say(&serde_json::to_string(&answer).context("write the answer as JSON")?);
+        }
         Command::Supervise(arguments) => supervise::run(&arguments)?,
         Command::NodeInit(arguments) => run_init(&arguments)?,
     }

@@ -391,3 +391,42 @@ fn a_port_rests_as_long_as_an_annotation_names_it() {
         "#]],
     );
 }
+
+#[test]
+fn an_agent_that_retires_withdraws_drains_and_is_done() {
+    check(
+        "node 192.0.2.1
+         service default/web app=web 8080/tcp
+         start
+         pod default/web-0 app=web 10.0.0.5
+         retire
+         start
+         service default/web app=web 8080/tcp 9090/tcp
+         wait 29s
+         show
+         wait 1s
+         show",
+        &expect![[r#"
+            node 192.0.2.1
+            service default/web app=web 8080/tcp
+            start
+            pod default/web-0 app=web 10.0.0.5
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/web-0 8080=192.0.2.1:61000/tcp
+            retire
+            start
+                reserve 61000/tcp IPv4
+                withdraw default/web-0
+            service default/web app=web 8080/tcp 9090/tcp
+            wait 29s
+            show
+                61000/tcp IPv4 of default/web-0: Draining { until: Some(Moment(31000)) }
+            wait 1s
+                unmap 61000/tcp IPv4
+            show
+                61000/tcp IPv4 of default/web-0: Quarantined { until: Some(Moment(91000)) }
+                retired
+        "#]],
+    );
+}

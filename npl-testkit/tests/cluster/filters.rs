@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Rules of others on a Node, as network policies are made of: they see the packet that the Pod will see.
+
+use npl_testkit::netns::Netns;
+use npl_testkit::real_cluster::{Node, client_addresses};
+use npl_testkit::tools;
+
+use crate::clients;
+use crate::traffic::{PORTS, assert_served};
+use crate::world::{Pod, World};
+
+/// Forwarding is forbidden, but for what is already answered, and for what the client in question asks this Pod.
+fn rules(pod: &Pod, clients: &[String; 2]) -> String {
+    let address = |is_ipv4: bool| pod.ips.iter().find(|ip| ip.is_ipv4() == is_ipv4).unwrap();
+    let (v4, v6) = (address(true), address(false));
+    let [client_v4, client_v6] = clients;
+    format!(
+        "table inet npl-test-policy {{
+            chain forward {{
+                type filter hook forward priority filter; policy drop;
+                ct state invalid drop
+                ct state established,related accept
+                ip daddr {v4} ip saddr {client_v4} accept
+                ip6 daddr {v6} ip6 saddr {client_v6} accept
+                ip daddr != {v4} accept
+                ip6 daddr != {v6} accept
+            }}
+        }}"
+    )
+}
+
+fn apply(netns: &Netns, text: &str) {
+    tools::output_with_input(netns.command("nft").unwrap().args(["--file", "-"]), text).unwrap();
+}
+
+pub(crate) fn a_policy_for_the_clients_address_holds(world: &mut World) {
+    let shop = world.wait_for_shop(4);
+    let pod = shop.values().next().unwrap();
+    let netns = world.cluster.node(&pod.node).unwrap().netns().clone();
+    let outside = clients::outside(world);
+    let other = world.cluster.nodes().iter().map(Node::number).find(|it| it.name() != pod.node).unwrap();
+    let other_node = clients::node(world, &other.name());
+    let entries = world.entries(&pod.name, PORTS);
+
+    for (allowed, allowed_addresses, refused) in
+        [(&outside, client_addresses(), &other_node), (&other_node, other.addresses(), &outside)]
+    {
+        apply(&netns, &rules(pod, &allowed_addresses.map(|address| address.to_string())));
+        assert_eq!(assert_served(world, allowed, pod), PORTS);
+        for entry in &entries {
+            let answer = refused.ask(entry.protocol, entry.address());
+            assert!(answer.is_err(), "{} is not allowed to ask {}: {answer:?}", refused.name, pod.name);
+        }
+        apply(&netns, "delete table inet npl-test-policy");
+    }
+    assert_eq!(assert_served(world, &outside, pod), PORTS);
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The end: as README.md says it, and nothing stays behind.
+
+use std::process::Command;
+
+use npl_testkit::echo::Protocol;
+use npl_testkit::tools;
+use npl_testkit::traffic;
+
+use crate::clients;
+use crate::traffic::PORTS;
+use crate::world::{AGENT_NAMESPACE, NAMESPACE, World};
+
+/// What tells on a Node whether anything of ours is in its kernel, and the word that tells it: pins, without which the
+/// kernel takes programs off devices, and programs for sockets.
+const TRACES: [(&str, &str); 2] = [
+    ("find /sys/fs/bpf -name 'npl*'", "npl_map_v4"),
+    ("find /sys/fs/cgroup -maxdepth 1 -type d -exec bpftool cgroup show {} ';' 2>&1 || true", "connect"),
+];
+
+pub(crate) fn uninstalling_leaves_nothing_on_any_node_and_workloads_alone(world: &mut World) {
+    let shop = world.wait_for_shop(4);
+    let entries: Vec<_> = shop.keys().flat_map(|pod| world.entries(pod, PORTS)).collect();
+    let before = traces(world);
+    assert!(before.iter().all(|(is_there, _)| *is_there), "nothing to take away: {before:?}");
+
+    // A drain as long as a load balancer needs would be 30 s.
+    let retire = ["set", "env", "daemonset/npl-agent", "NPL_RETIRE=true", "NPL_DRAIN=2s"];
+    world.kubectl(&[&retire[..], &["--namespace", AGENT_NAMESPACE]].concat());
+    world.wait_for_rollout(AGENT_NAMESPACE, "daemonset/npl-agent");
+    let after = traces(world);
+    assert!(after.iter().all(|(is_there, _)| !is_there), "{after:?}");
+    let manifest = tools::repository_file("deploy/npl.yaml");
+    world.kubectl(&["delete", "--filename", manifest.to_str().unwrap(), "--timeout=60s"]);
+
+    let mut left = world.pods(NAMESPACE, "app=web");
+    assert!(left.iter().all(|pod| pod.annotation.is_none()), "{left:?}");
+    for pod in &mut left {
+        pod.annotation.clone_from(&shop[&pod.name].annotation);
+        assert_eq!(*pod, shop[&pod.name], "a Pod of the shop is another");
+    }
+    assert_eq!(left.len(), shop.len());
+    let outside = clients::outside(world);
+    for entry in entries {
+        let answer = outside.ask(entry.protocol, entry.address());
+        assert!(answer.is_err(), "{} leads somewhere: {answer:?}", entry.address());
+    }
+    for pod in &left {
+        for ip in &pod.ips {
+            let answer = traffic::request(world.cluster.client(), Protocol::Tcp, (*ip, 8080).into(), "who?").unwrap();
+            assert_eq!(answer.pod, pod.name);
+        }
+    }
+}
+
+/// What each Node shows, and whether that is something of ours.
+fn traces(world: &World) -> Vec<(bool, String)> {
+    let nodes = world.cluster.nodes().iter();
+    let seen = nodes.flat_map(|node| {
+        TRACES.map(|(words, mark)| {
+            let mut command = Command::new("sh");
+            command.args(["-c", words]);
+            let text = node.space().output(command).unwrap();
+            (text.contains(mark), text)
+        })
+    });
+    seen.collect()
+}
