@@ -7,12 +7,12 @@ use std::process::Command;
 use anyhow::{Result, bail};
 
 use crate::setup::{self, Extent, Kubernetes, KubernetesBuild, Need};
-use crate::{build, build_ebpf, paths, process};
+use crate::{build, build_ebpf, image, paths, process};
 
 /// Arguments of `cargo xtask demo`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Passed on to the demo: `--keep`, `--output table|json`.
+    /// Passed on to the demo: `--real-cluster`, `--keep`, `--output table|json`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }
@@ -71,17 +71,18 @@ impl Parts {
 
 /// Builds what is missing and tells the story.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let parts = Preparation::begin(Extent::ControlPlane)?.finish()?;
+    let is_real = options.arguments.iter().any(|argument| argument == "--real-cluster");
+    let parts = Preparation::begin(if is_real { Extent::Nodes } else { Extent::ControlPlane })?.finish()?;
     process::say("demo: compiling it");
     // With the agent named beside it, both use dependencies with the same features, which are compiled once.
-    process::run(build::cargo("build").args([
-        "--package",
-        "npl-agent",
-        "--package",
-        "npl-testkit",
-        "--bin",
-        "npl-demo",
-    ]))?;
+    let mut compile = build::cargo("build");
+    compile.args(["--package", "npl-agent", "--package", "npl-testkit", "--bin", "npl-demo"]);
+    if is_real {
+        image::pack_all(parts.agent())?;
+        // The first process of each Node is this program's.
+        compile.args(["--bin", "npl-cluster"]);
+    }
+    process::run(&mut compile)?;
     process::become_program(&mut command(&parts, &options.arguments))
 }
 

@@ -5,6 +5,7 @@ mod answers;
 mod counters;
 mod keep;
 mod publish;
+mod real;
 mod replace;
 mod report;
 mod restart;
@@ -22,6 +23,10 @@ use crate::report::Report;
 #[derive(Debug, Parser)]
 #[command(name = "npl-demo")]
 struct Arguments {
+    /// Tell it on a real Kubernetes of two Nodes.
+    #[arg(long)]
+    real_cluster: bool,
+
     /// Leave everything up at the end, say how to look around, and remove it on Ctrl-C.
     #[arg(long)]
     keep: bool,
@@ -45,7 +50,8 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let told = interrupt::watch().and_then(|()| {
         let mut report = Report::new(arguments.output == Output::Table);
-        story::tell(&mut report, arguments.keep)?;
+        let tell = if arguments.real_cluster { real::tell } else { story::tell };
+        tell(&mut report, arguments.keep)?;
         report.close()
     });
     match told {

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The same story on a real Kubernetes of two Nodes, with the commands that a user types.
+
+mod moves;
+mod routes;
+
+use std::env;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use npl_testkit::cluster::ENABLED_ANNOTATION;
+use npl_testkit::interrupt;
+use npl_testkit::real_cluster::{Options, RealCluster};
+use npl_testkit::residue::Residue;
+use npl_testkit::tools;
+
+use crate::report::Report;
+
+/// The namespace of Pods and Service.
+const NAMESPACE: &str = "shop";
+
+/// The agent's.
+const AGENT_NAMESPACE: &str = "npl-system";
+
+/// What kubectl waits for at most.
+const TIMEOUT: &str = "--timeout=120s";
+
+/// The program that is the first process of a Node, built beside this one.
+const INIT_PROGRAM: &str = "npl-cluster";
+
+/// Tells the whole story and removes the cluster, however it ends.
+pub(crate) fn tell(report: &mut Report, keep_up: bool) -> Result<()> {
+    report.chapter("A real Kubernetes of two Nodes: kubelets, containerd, kube-proxy, a CNI, in namespaces")?;
+    let start = Instant::now();
+    let own = env::current_exe().context("find this program")?;
+    let cluster = RealCluster::start(&Options::new(own.with_file_name(INIT_PROGRAM)))?;
+    report.say(&format!("ready after {:.1} s", start.elapsed().as_secs_f32()))?;
+    report.record("clusterReadySeconds", &start.elapsed().as_secs_f32())?;
+    let columns = "--output=custom-columns=NODE:.metadata.name,VERSION:.status.nodeInfo.kubeletVersion,\
+                   RUNTIME:.status.nodeInfo.containerRuntimeVersion,ADDRESSES:.status.addresses[*].address";
+    show(report, &cluster, &["get", "nodes", columns])?;
+    install(report, &cluster)?;
+    let routes = routes::tell(report, &cluster)?;
+    routes::ask(report, &cluster, &routes)?;
+    moves::tell(report, &cluster)?;
+    if keep_up {
+        return keep(report, &cluster);
+    }
+    uninstall(report, &cluster)?;
+    end(report, cluster)
+}
+
+fn install(report: &mut Report, cluster: &RealCluster) -> Result<()> {
+    report.chapter("NPL is installed, and a Deployment of four Pods")?;
+    apply(report, cluster, "deploy/npl.yaml")?;
+    show(report, cluster, &["rollout", "status", "daemonset/npl-agent", "--namespace", AGENT_NAMESPACE, TIMEOUT])?;
+    apply(report, cluster, "npl-testkit/src/bin/npl-demo/real/shop.yaml")?;
+    show(report, cluster, &["rollout", "status", "deployment/web", "--namespace", NAMESPACE, TIMEOUT])?;
+    show(report, cluster, &["get", "pods", "--namespace", NAMESPACE, "--output", "wide"])
+}
+
+fn uninstall(report: &mut Report, cluster: &RealCluster) -> Result<()> {
+    report.chapter("NPL is taken away again")?;
+    let retire = ["set", "env", "daemonset/npl-agent", "NPL_RETIRE=true", "NPL_DRAIN=5s"];
+    show(report, cluster, &[&retire[..], &["--namespace", AGENT_NAMESPACE]].concat())?;
+    show(report, cluster, &["rollout", "status", "daemonset/npl-agent", "--namespace", AGENT_NAMESPACE, TIMEOUT])?;
+    let annotations = routes::annotations(cluster)?;
+    let left = annotations.values().flatten().count();
+    report.claim("no Pod is annotated any more", left == 0, format!("{left} of {}", annotations.len()))?;
+    let manifest = tools::repository_file("deploy/npl.yaml");
+    report.say(&format!("$ kubectl delete --filename deploy/npl.yaml {TIMEOUT}"))?;
+    report.quote(&kubectl(cluster, &["delete", "--filename", path(&manifest)?, TIMEOUT])?)?;
+    let ready = "--output=jsonpath={.status.readyReplicas}";
+    let pods = kubectl(cluster, &["get", "deployment", "web", "--namespace", NAMESPACE, ready])?;
+    report.claim("the Deployment runs as before", pods.trim() == "4", format!("{} of 4 Pods ready", pods.trim()))
+}
+
+fn end(report: &mut Report, cluster: RealCluster) -> Result<()> {
+    let inventory = Residue::look_at(cluster.run(), Path::new("/sys/fs/bpf"))?;
+    drop(cluster);
+    let gone = inventory.assert_gone();
+    let detail = gone.as_ref().map_or_else(ToString::to_string, |()| format!("{} things", inventory.lines().count()));
+    report.claim("no namespace, process, mount or control group of the cluster is left", gone.is_ok(), detail)
+}
+
+/// Says how to look around and waits for Ctrl-C.
+fn keep(report: &mut Report, cluster: &RealCluster) -> Result<()> {
+    report.chapter("Everything stays up: look around, as root, in another terminal")?;
+    let (lan, client) = (cluster.lan().name(), cluster.client().name());
+    let kubeconfig = cluster.kubeconfig();
+    let commands = [
+        ("kubeconfig", kubeconfig.display().to_string()),
+        (
+            "kubectl",
+            format!(
+                "ip netns exec {lan} kubectl --kubeconfig {} get pods --all-namespaces --output wide",
+                kubeconfig.display()
+            ),
+        ),
+        ("as the client", format!("ip netns exec {client} curl --silent http://NODE-IP:NODE-PORT/")),
+    ];
+    for (what, command) in &commands {
+        report.say(&format!("{what:<14} {command}"))?;
+    }
+    report.say("Ctrl-C removes everything.")?;
+    report.record("lookAround", &commands.map(|(_, command)| command))?;
+    report.publish()?;
+    interrupt::wait();
+    Ok(())
+}
+
+/// Enables the Service.
+fn enable(report: &Report, cluster: &RealCluster) -> Result<()> {
+    let enabled = format!("{ENABLED_ANNOTATION}=true");
+    show(report, cluster, &["annotate", "service", "web", "--namespace", NAMESPACE, &enabled])
+}
+
+/// Applies one of the repository's files; where the repository is on this machine is nobody's business.
+fn apply(report: &Report, cluster: &RealCluster, file: &str) -> Result<()> {
+    report.say(&format!("$ kubectl apply --filename {file}"))?;
+    let manifest = tools::repository_file(file);
+    report.quote(&kubectl(cluster, &["apply", "--filename", path(&manifest)?])?)
+}
+
+/// Shows a command and what it prints.
+fn show(report: &Report, cluster: &RealCluster, arguments: &[&str]) -> Result<()> {
+    report.say(&format!("$ kubectl {}", arguments.join(" ")))?;
+    report.quote(&kubectl(cluster, arguments)?)
+}
+
+fn kubectl(cluster: &RealCluster, arguments: &[&str]) -> Result<String> {
+    cluster.cluster().kubectl(arguments)
+}
+
+fn path(file: &Path) -> Result<&str> {
+    file.to_str().with_context(|| format!("{} is no UTF-8", file.display()))
+}
