@@ -40,7 +40,7 @@ pub enum OpError {
     Patch(#[from] PatchError),
 }
 
-/// An answer of the API server to an [`Op::Annotate`].
+/// An answer of the API server to an [`Op::WritePod`].
 pub type Answer = (Op, Result<Patched, PatchError>);
 
 /// What ops are carried out on.
@@ -68,7 +68,7 @@ impl Subject {
             | Op::UpsertMapping(frontend, _)
             | Op::RemoveMapping(frontend)
             | Op::Release(frontend) => Self::Port(*frontend),
-            Op::Annotate { pod, .. } => Self::Pod(pod.clone()),
+            Op::WritePod { pod, .. } => Self::Pod(pod.clone()),
         }
     }
 }
@@ -105,10 +105,10 @@ impl Executor {
             Op::UpsertMapping(frontend, backend) => self.datapath.upsert_mapping(*frontend, *backend)?,
             Op::RemoveMapping(frontend) => self.datapath.remove_mapping(*frontend)?,
             Op::Release(frontend) => self.reservations.release(*frontend),
-            Op::Annotate { pod, uid, value } => {
+            Op::WritePod { pod, uid, value } => {
                 let (op, patcher) = (op.clone(), self.patcher.clone());
                 let (pod, uid, value) = (pod.clone(), uid.clone(), value.clone());
-                self.under_way.spawn(async move { (op, patcher.annotate(&pod, &uid, &value).await) });
+                self.under_way.spawn(async move { (op, patcher.write(&pod, &uid, &value).await) });
                 return Ok(None);
             }
         }

@@ -221,7 +221,7 @@ impl Reconciler {
                 info!(%frontend, pod_ip = %backend.pod_ip, pod_port = %backend.pod_port, "mapping written");
             }
             Op::RemoveMapping(frontend) => info!(%frontend, "mapping removed"),
-            Op::Annotate { pod, .. } => debug!(%pod, "annotation written"),
+            Op::WritePod { pod, .. } => debug!(%pod, ?op, "Pod written"),
             Op::Reserve(frontend) | Op::Release(frontend) => debug!(%frontend, ?op, "op done"),
         }
         self.executor.succeeded(op);

@@ -80,6 +80,11 @@ impl ApiClient {
         self.json(&Method::PATCH, path, Some(("application/merge-patch+json", patch)))
     }
 
+    /// Patches an object as Kubernetes merges lists: by the key of their elements.
+    pub fn strategic_patch(&self, path: &str, patch: &Value) -> Result<Value> {
+        self.json(&Method::PATCH, path, Some(("application/strategic-merge-patch+json", patch)))
+    }
+
     /// Deletes an object at once, as a kubelet does when a Pod's containers have ended.
     pub fn delete(&self, path: &str) -> Result<()> {
         self.json(&Method::DELETE, &format!("{path}?gracePeriodSeconds=0"), None).map(drop)

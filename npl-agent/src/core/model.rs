@@ -184,6 +184,18 @@ impl fmt::Display for ServiceUid {
     }
 }
 
+/// Whether a Pod's readiness waits for us: its spec names our condition among its `readinessGates`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Gate {
+    /// It does not.
+    #[default]
+    Absent,
+    /// It does, and the condition is not true yet.
+    Closed,
+    /// It did; the condition is true.
+    Open,
+}
+
 /// A Pod of this Node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pod {
@@ -207,6 +219,8 @@ pub struct Pod {
     pub ports: Vec<ContainerPort>,
     /// The value of the mapping annotation as the API server has it, whoever wrote it.
     pub annotation: Option<String>,
+    /// Our readiness gate.
+    pub gate: Gate,
 }
 
 /// `containers[].ports[]`.

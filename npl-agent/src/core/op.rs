@@ -10,14 +10,14 @@ pub enum Op {
     Reserve(Frontend),
     /// Write the mapping; an existing one of the same frontend is replaced at once.
     UpsertMapping(Frontend, Backend),
-    /// Patch the Pod's annotation.
-    Annotate {
+    /// Patch the Pod.
+    WritePod {
         /// The Pod.
         pod: PodKey,
         /// A Pod of the same name with another uid is left alone.
         uid: PodUid,
         /// What to write.
-        value: AnnotationWrite,
+        value: PodWrite,
     },
     /// Delete the mapping and forget the flows of its endpoint.
     RemoveMapping(Frontend),
@@ -25,11 +25,13 @@ pub enum Op {
     Release(Frontend),
 }
 
-/// What happens to the annotation's key.
+/// What happens to a Pod's annotation, or to the condition that its readiness waits for.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum AnnotationWrite {
+pub enum PodWrite {
     /// Set to this value.
     Set(String),
     /// Set to `[]`, so that consumers which ignore a missing key see the change, then remove the key (contract C-12).
     Withdraw,
+    /// Let the Pod become ready: all that it is to be reached by is published.
+    OpenGate,
 }

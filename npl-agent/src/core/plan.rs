@@ -163,7 +163,7 @@ impl State {
     fn owners_of(&self, ops: &[Op]) -> BTreeSet<PodUid> {
         let frontend = |op: &Op| match op {
             Op::Reserve(frontend) | Op::UpsertMapping(frontend, _) => Some(*frontend),
-            Op::Annotate { .. } | Op::RemoveMapping(_) | Op::Release(_) => None,
+            Op::WritePod { .. } | Op::RemoveMapping(_) | Op::Release(_) => None,
         };
         let claims = ops.iter().filter_map(frontend).filter_map(|frontend| self.ports.get(frontend));
         claims.filter_map(|claim| claim.owner.as_ref().map(|owner| owner.uid.clone())).collect()

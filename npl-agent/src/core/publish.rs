@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 
 use super::{
     annotation::{self, Entry},
-    model::{Frontend, Moment, NodePort, Pod, PodKey, PodUid},
-    op::{AnnotationWrite, Op},
+    model::{Frontend, Gate, Moment, NodePort, Pod, PodKey, PodUid},
+    op::{Op, PodWrite},
     ports::Owner,
     select::{Placement, WantedPort},
     state::{Attempt, State},
@@ -18,29 +18,30 @@ pub(super) enum Write {
     /// Given out; neither done nor failed yet.
     InFlight,
     /// Failed, but an answer that was lost may have followed a write that was not.
-    Unconfirmed(AnnotationWrite),
+    Unconfirmed(PodWrite),
     /// The API server knows no such Pod; nothing to write until a watcher says otherwise.
     Gone,
 }
 
-impl AnnotationWrite {
+impl PodWrite {
     /// Whether the Pod, as seen, is as this write leaves it.
     pub(super) fn is_stored_in(&self, pod: &Pod) -> bool {
         match self {
             Self::Set(value) => pod.annotation.as_ref() == Some(value),
             Self::Withdraw => pod.annotation.is_none(),
+            Self::OpenGate => pod.gate == Gate::Open,
         }
     }
 }
 
-/// What to do about a Pod's annotation.
+/// What to do about a Pod's annotation and its gate.
 enum Publication {
     /// It is right, or not ours to write.
     Settled,
     /// Something else has to happen first.
     Waiting,
     /// It needs this write.
-    Needs(PodUid, AnnotationWrite),
+    Needs(PodUid, PodWrite),
 }
 
 impl State {
@@ -55,7 +56,7 @@ impl State {
                 }
                 Publication::Needs(uid, value) => {
                     self.writes.insert(uid.clone(), Write::InFlight);
-                    ops.push(Op::Annotate { pod, uid, value });
+                    ops.push(Op::WritePod { pod, uid, value });
                 }
             }
         }
@@ -91,10 +92,10 @@ impl State {
         let is_unconfirmed = match self.writes.get(&pod.uid) {
             // Whoever reports on the write has the Pod looked at again.
             Some(Write::InFlight | Write::Gone) => return Publication::Settled,
-            Some(Write::Unconfirmed(_)) => true,
-            None => false,
+            Some(Write::Unconfirmed(PodWrite::Set(_) | PodWrite::Withdraw)) => true,
+            Some(Write::Unconfirmed(PodWrite::OpenGate)) | None => false,
         };
-        if blocked.contains(&pod.uid) || self.is_delayed(&Attempt::Annotate(pod.uid.clone()), now) {
+        if blocked.contains(&pod.uid) || self.is_delayed(&Attempt::WritePod(pod.uid.clone()), now) {
             return Publication::Waiting;
         }
         let entries = self.entries(pod);
@@ -104,21 +105,30 @@ impl State {
             None => entries.is_empty(),
         };
         if is_right && !is_unconfirmed {
-            return Publication::Settled;
+            return self.gate(pod, &entries);
         }
         if !entries.is_empty() {
             let value = annotation::encode(&entries, self.settings.annotation_format);
-            return Publication::Needs(pod.uid.clone(), AnnotationWrite::Set(value));
+            return Publication::Needs(pod.uid.clone(), PodWrite::Set(value));
         }
         if !pod.is_terminating {
-            return Publication::Needs(pod.uid.clone(), AnnotationWrite::Withdraw);
+            return Publication::Needs(pod.uid.clone(), PodWrite::Withdraw);
         }
         // AKO never forgets a Pod whose key is removed while it is being deleted, so what was true is left to the
         // deletion, and what is not, or no longer, is emptied.
         if self.names_only_its_own(pod) {
             return Publication::Settled;
         }
-        Publication::Needs(pod.uid.clone(), AnnotationWrite::Set("[]".to_owned()))
+        Publication::Needs(pod.uid.clone(), PodWrite::Set("[]".to_owned()))
+    }
+
+    /// Once all is published that is to be: after the annotation, so that nobody finds the Pod ready and without it.
+    fn gate(&self, pod: &Pod, entries: &[Entry]) -> Publication {
+        let wanted = self.views.get(&pod.key).map_or(0, |view| view.wanted.ports.len());
+        if pod.gate == Gate::Closed && entries.len() == wanted {
+            return Publication::Needs(pod.uid.clone(), PodWrite::OpenGate);
+        }
+        Publication::Settled
     }
 
     fn names_only_its_own(&self, pod: &Pod) -> bool {

@@ -83,7 +83,7 @@ pub enum Failure {
         /// Not before this moment.
         at: Moment,
     },
-    /// Of [`Op::Annotate`]: there is no such Pod; the watcher will say so.
+    /// Of [`Op::WritePod`]: there is no such Pod; the watcher will say so.
     Gone,
 }
 
@@ -125,7 +125,7 @@ pub(super) struct PodView {
 pub(super) enum Attempt {
     Reserve(Frontend),
     Upsert(Frontend),
-    Annotate(PodUid),
+    WritePod(PodUid),
     Remove(Frontend),
     Release(Frontend),
 }
@@ -135,7 +135,7 @@ impl Attempt {
         match op {
             Op::Reserve(frontend) => Self::Reserve(*frontend),
             Op::UpsertMapping(frontend, _) => Self::Upsert(*frontend),
-            Op::Annotate { uid, .. } => Self::Annotate(uid.clone()),
+            Op::WritePod { uid, .. } => Self::WritePod(uid.clone()),
             Op::RemoveMapping(frontend) => Self::Remove(*frontend),
             Op::Release(frontend) => Self::Release(*frontend),
         }
@@ -268,7 +268,7 @@ impl State {
                 observed.reservations.remove(frontend);
                 self.touch(*frontend);
             }
-            Op::Annotate { pod, uid, value } => {
+            Op::WritePod { pod, uid, value } => {
                 self.departed.remove(uid);
                 self.writes.remove(uid);
                 self.unpublished.insert(pod.clone());
@@ -287,13 +287,13 @@ impl State {
             Failure::PortTaken | Failure::Gone => now.plus(UNEXPECTED_MILLIS),
         };
         match (op, failure) {
-            (Op::Annotate { uid, .. }, _) if self.departed.remove(uid) => return,
+            (Op::WritePod { uid, .. }, _) if self.departed.remove(uid) => return,
             (Op::Reserve(frontend), Failure::PortTaken) => return self.give_way(*frontend, now),
-            (Op::Annotate { uid, .. }, Failure::Gone) => {
+            (Op::WritePod { uid, .. }, Failure::Gone) => {
                 self.writes.insert(uid.clone(), Write::Gone);
                 return;
             }
-            (Op::Annotate { pod, uid, value }, Failure::Retry { .. } | Failure::PortTaken) => {
+            (Op::WritePod { pod, uid, value }, Failure::Retry { .. } | Failure::PortTaken) => {
                 self.writes.insert(uid.clone(), Write::Unconfirmed(value.clone()));
                 self.unpublished.insert(pod.clone());
             }
@@ -361,7 +361,7 @@ impl State {
         if self.writes.remove(uid) == Some(Write::InFlight) {
             self.departed.insert(uid.clone());
         }
-        self.retries.remove(&Attempt::Annotate(uid.clone()));
+        self.retries.remove(&Attempt::WritePod(uid.clone()));
         self.wake_starved();
     }
 

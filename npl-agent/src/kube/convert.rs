@@ -11,7 +11,7 @@ use super::objects::{
     Container, NodeObject, NumberOrName, PodObject, PodSpec, PodStatus, Port, ServiceObject, ServicePortSpec,
 };
 use crate::core::model::{
-    ContainerPort, Family, Node, NodePort, ObjectKey, Pod, PodPort, PodUid, Protocol, Service, ServicePort,
+    ContainerPort, Family, Gate, Node, NodePort, ObjectKey, Pod, PodPort, PodUid, Protocol, Service, ServicePort,
     ServiceType, ServiceUid, TargetPort,
 };
 
@@ -22,12 +22,14 @@ pub struct AnnotationKeys {
     pub enabled: String,
     /// On a Pod: its mappings.
     pub mapping: String,
+    /// Among a Pod's readiness gates and conditions: its mappings are published.
+    pub gate: String,
 }
 
 impl AnnotationKeys {
     /// The keys of a domain.
     pub fn new(domain: &str) -> Self {
-        Self { enabled: format!("{domain}/enabled"), mapping: domain.to_owned() }
+        Self { enabled: format!("{domain}/enabled"), mapping: domain.to_owned(), gate: format!("{domain}/published") }
     }
 }
 
@@ -88,6 +90,7 @@ pub fn pod(object: PodObject, keys: &AnnotationKeys) -> Option<Converted<Pod>> {
         is_finished: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
         is_terminating: metadata.is_terminating,
         host_network: spec.host_network.unwrap_or_default(),
+        gate: gate(&spec, &status, keys),
         ips: pod_ips(status, &mut skipped),
         ports: pod_ports(spec, &mut skipped),
         annotation: annotations.unwrap_or_default().remove(&keys.mapping),
@@ -137,6 +140,16 @@ fn key(metadata: &ObjectMeta) -> Option<ObjectKey> {
 
 fn keep<F, T>(from: Vec<F>, skipped: &mut Vec<Skipped>, mut convert: impl FnMut(F) -> Result<T, Skipped>) -> Vec<T> {
     from.into_iter().filter_map(|value| convert(value).map_err(|reason| skipped.push(reason)).ok()).collect()
+}
+
+fn gate(spec: &PodSpec, status: &PodStatus, keys: &AnnotationKeys) -> Gate {
+    let is_ours = |kind: &Option<String>| kind.as_ref() == Some(&keys.gate);
+    if !spec.readiness_gates.iter().flatten().any(|gate| is_ours(&gate.condition_type)) {
+        return Gate::Absent;
+    }
+    let ours = status.conditions.iter().flatten().find(|condition| is_ours(&condition.kind));
+    let is_true = ours.is_some_and(|condition| condition.status.as_deref() == Some("True"));
+    if is_true { Gate::Open } else { Gate::Closed }
 }
 
 /// `podIPs`, or `podIP` where an old writer set no other.

@@ -67,8 +67,24 @@ fn a_pod_is_read_whole() {
                 host_ip: Some("192.0.2.1".parse().unwrap()),
             }],
             annotation: Some("[]".to_owned()),
+            gate: Gate::Absent,
         }
     );
+}
+
+#[test]
+fn a_gate_is_ours_by_its_type_and_open_when_the_condition_is_true() {
+    let gate_of = |gates: &[&str], conditions: &[(&str, &str)]| {
+        let gates: Vec<Value> = gates.iter().map(|kind| json!({ "conditionType": kind })).collect();
+        let conditions: Vec<Value> =
+            conditions.iter().map(|(kind, status)| json!({ "type": kind, "status": status })).collect();
+        converted_pod(json!({ "readinessGates": gates }), json!({ "conditions": conditions })).object.gate
+    };
+    let ours = "nodeportlocal.antrea.io/published";
+    assert_eq!(gate_of(&[], &[(ours, "True")]), Gate::Absent);
+    assert_eq!(gate_of(&["example.org/published"], &[]), Gate::Absent);
+    assert_eq!(gate_of(&["example.org/published", ours], &[("Ready", "True"), (ours, "False")]), Gate::Closed);
+    assert_eq!(gate_of(&[ours], &[("ContainersReady", "True"), (ours, "True")]), Gate::Open);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! The API server: what the agent reads from it, the one thing that it writes, and what it tells users.
 //!
 //! ```text
-//! watch ──► objects ──► convert ──► Change ──► (owner task) ──► AnnotationWrite ──► patch ──► Pod
+//! watch ──► objects ──► convert ──► Change ──► (owner task) ──► PodWrite ──► patch ──► Pod
 //!                                                   └─────────► Problem ──► events ──► Event
 //! ```
 //!

@@ -61,6 +61,16 @@ pub struct PodSpec {
     pub init_containers: Option<Vec<Container>>,
     /// `hostNetwork`.
     pub host_network: Option<bool>,
+    /// `readinessGates`.
+    pub readiness_gates: Option<Vec<ReadinessGate>>,
+}
+
+/// An element of `readinessGates`.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct ReadinessGate {
+    /// `conditionType`.
+    pub condition_type: Option<String>,
 }
 
 /// A container of a Pod.
@@ -102,6 +112,19 @@ pub struct PodStatus {
     /// `podIPs`.
     #[serde(rename = "podIPs")]
     pub pod_ips: Option<Vec<PodIp>>,
+    /// `conditions`.
+    pub conditions: Option<Vec<Condition>>,
+}
+
+/// An element of a Pod's `conditions`.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Condition {
+    /// `type`.
+    #[serde(rename = "type")]
+    pub kind: Option<String>,
+    /// `status`.
+    pub status: Option<String>,
 }
 
 /// An element of `podIPs`.

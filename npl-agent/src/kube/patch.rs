@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The one write: a Pod's mapping annotation, by a merge patch of `pods/status`, which needs no right to change Pods.
+//! The one write: a Pod's mapping annotation, and the condition that its readiness may wait for, by patches of
+//! `pods/status`, which need no right to change Pods.
 
 use std::{sync::Arc, time::Duration};
 
 use http::{Response, header::RETRY_AFTER};
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use kube::{
     Client, Resource,
     api::{Patch, PatchParams},
     client::Body,
     core::{Request, Status},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::{
     sync::Semaphore,
     time::{Instant, timeout},
@@ -25,7 +27,7 @@ use super::{
 use crate::{
     core::{
         model::{Pod, PodKey, PodUid},
-        op::AnnotationWrite,
+        op::PodWrite,
     },
     metrics::{Metrics, PatchOutcome},
 };
@@ -41,7 +43,7 @@ const PER_SECOND: u32 = 200;
 /// Whoever answers: an annotation that is out of date is not left so for an hour.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_mins(1);
 
-/// Writes annotations.
+/// Writes annotations and conditions.
 #[derive(Clone)]
 pub struct PodPatcher {
     client: Client,
@@ -57,7 +59,7 @@ impl std::fmt::Debug for PodPatcher {
     }
 }
 
-/// An annotation that the API server has taken.
+/// A write that the API server has taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Patched {
     /// The Pod as the API server answered it, so that its new resource version is known before the watch tells it.
@@ -82,13 +84,13 @@ pub enum Class {
 #[derive(Debug, thiserror::Error)]
 pub enum PatchError {
     /// 404, or the uid is another one.
-    #[error("annotate pod {pod}: it is gone or was created anew")]
+    #[error("write to pod {pod}: it is gone or was created anew")]
     Gone {
         /// The Pod.
         pod: PodKey,
     },
     /// 401 or 403.
-    #[error("annotate pod {pod}: the API server forbids it; apply deploy/npl.yaml, which grants patch on pods/status")]
+    #[error("write to pod {pod}: the API server forbids it; apply deploy/npl.yaml, which grants patch on pods/status")]
     Denied {
         /// The Pod.
         pod: PodKey,
@@ -97,7 +99,7 @@ pub enum PatchError {
         status: Box<Status>,
     },
     /// Another refusal: an admission policy, or annotations that are too large together.
-    #[error("annotate pod {pod}: the API server refuses the annotation")]
+    #[error("write to pod {pod}: the API server refuses it")]
     Refused {
         /// The Pod.
         pod: PodKey,
@@ -106,7 +108,7 @@ pub enum PatchError {
         status: Box<Status>,
     },
     /// 409, 429 or 5xx.
-    #[error("annotate pod {pod}: the API server cannot do it now")]
+    #[error("write to pod {pod}: the API server cannot do it now")]
     Unavailable {
         /// The Pod.
         pod: PodKey,
@@ -117,7 +119,7 @@ pub enum PatchError {
         after: Option<Duration>,
     },
     /// No answer: the patch may or may not have been done.
-    #[error("annotate pod {pod}: no answer from the API server: {reason}")]
+    #[error("write to pod {pod}: no answer from the API server: {reason}")]
     Unreachable {
         /// The Pod.
         pod: PodKey,
@@ -125,13 +127,13 @@ pub enum PatchError {
         reason: String,
     },
     /// No answer in time: the patch may or may not have been done.
-    #[error("annotate pod {pod}: no answer from the API server within {} s", DEADLINE.as_secs())]
+    #[error("write to pod {pod}: no answer from the API server within {} s", DEADLINE.as_secs())]
     TimedOut {
         /// The Pod.
         pod: PodKey,
     },
     /// The answer is no Pod.
-    #[error("annotate pod {pod}: the API server's answer is not a Pod")]
+    #[error("write to pod {pod}: the API server's answer is not a Pod")]
     Malformed {
         /// The Pod.
         pod: PodKey,
@@ -173,22 +175,39 @@ impl PodPatcher {
     ///
     /// Withdrawing takes two patches: a consumer that does not look at Pods without the key learns of the change from
     /// the empty list before the key goes (contract C-12).
-    pub async fn annotate(&self, pod: &PodKey, uid: &PodUid, write: &AnnotationWrite) -> Result<Patched, PatchError> {
+    pub async fn write(&self, pod: &PodKey, uid: &PodUid, write: &PodWrite) -> Result<Patched, PatchError> {
         match write {
-            AnnotationWrite::Set(value) => self.patch(pod, uid, Some(value)).await,
-            AnnotationWrite::Withdraw => {
-                self.patch(pod, uid, Some("[]")).await?;
-                self.patch(pod, uid, None).await
+            PodWrite::Set(value) => self.patch(pod, &self.annotation(uid, Some(value))).await,
+            PodWrite::Withdraw => {
+                self.patch(pod, &self.annotation(uid, Some("[]"))).await?;
+                self.patch(pod, &self.annotation(uid, None)).await
             }
+            PodWrite::OpenGate => self.patch(pod, &self.open_gate(uid)).await,
         }
     }
 
-    async fn patch(&self, pod: &PodKey, uid: &PodUid, value: Option<&str>) -> Result<Patched, PatchError> {
+    fn annotation(&self, uid: &PodUid, value: Option<&str>) -> Patch<Value> {
+        Patch::Merge(json!({ "metadata": { "uid": &*uid.0, "annotations": { &self.keys.mapping: value } } }))
+    }
+
+    /// A strategic patch, since that merges conditions by their types and leaves the kubelet's alone.
+    fn open_gate(&self, uid: &PodUid) -> Patch<Value> {
+        let condition = json!({
+            "type": &self.keys.gate,
+            "status": "True",
+            "reason": "Published",
+            "message": "everything that the Pod is to be reached by is published",
+            "lastTransitionTime": Time(Timestamp::now()),
+        });
+        Patch::Strategic(json!({ "metadata": { "uid": &*uid.0 }, "status": { "conditions": [condition] } }))
+    }
+
+    async fn patch(&self, pod: &PodKey, patch: &Patch<Value>) -> Result<Patched, PatchError> {
         // The semaphore is never closed; without a permit the patch is only less polite.
         let _permit = self.in_flight.acquire().await.ok();
         self.rate.admit().await;
         let started = Instant::now();
-        let result = match timeout(DEADLINE, self.send(pod, uid, value)).await {
+        let result = match timeout(DEADLINE, self.send(pod, patch)).await {
             Ok(result) => result,
             Err(_elapsed) => Err(PatchError::TimedOut { pod: pod.clone() }),
         };
@@ -197,12 +216,11 @@ impl PodPatcher {
         result
     }
 
-    async fn send(&self, pod: &PodKey, uid: &PodUid, value: Option<&str>) -> Result<Patched, PatchError> {
+    async fn send(&self, pod: &PodKey, patch: &Patch<Value>) -> Result<Patched, PatchError> {
         let unreachable = |err| PatchError::Unreachable { pod: pod.clone(), reason: root_cause(&err) };
-        let body = json!({ "metadata": { "uid": &*uid.0, "annotations": { &self.keys.mapping: value } } });
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let request = Request::new(PodObject::url_path(&(), Some(&pod.namespace)))
-            .patch_subresource("status", &pod.name, &params, &Patch::Merge(body))
+            .patch_subresource("status", &pod.name, &params, patch)
             .map_err(|err| unreachable(kube::Error::BuildRequest(err)))?;
         // Not `Api::patch_status`, whose error has lost the Retry-After header.
         let response = self.client.send(request.map(Body::from)).await.map_err(unreachable)?;

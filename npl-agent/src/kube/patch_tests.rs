@@ -9,21 +9,21 @@ const LINE: &str = "PATCH /api/v1/namespaces/default/pods/web-0/status?&fieldMan
 
 /// The answers to one call, and what the call makes of them.
 async fn annotate(
-    write: AnnotationWrite,
+    write: PodWrite,
     server: impl AsyncFnOnce(&mut MockServer),
 ) -> (Result<Patched, PatchError>, Metrics) {
     let (client, mut mock) = api_server();
     let metrics = metrics();
     let patcher = PodPatcher::new(client, AnnotationKeys::new("nodeportlocal.antrea.io"), metrics.clone());
     let (pod, uid) = (PodKey::new("default", "web-0"), PodUid("u-1".into()));
-    let (result, ()) = tokio::join!(patcher.annotate(&pod, &uid, &write), server(&mut mock));
+    let (result, ()) = tokio::join!(patcher.write(&pod, &uid, &write), server(&mut mock));
     drop(patcher);
     mock.expect_end().await;
     (result, metrics)
 }
 
-fn set() -> AnnotationWrite {
-    AnnotationWrite::Set("[{}]".to_owned())
+fn set() -> PodWrite {
+    PodWrite::Set("[{}]".to_owned())
 }
 
 fn answer_with_annotation(asked: Asked, version: u64, annotations: &Value) {
@@ -67,15 +67,32 @@ async fn withdrawing_empties_the_list_and_then_removes_the_key() {
             answer_with_annotation(asked, version, &json!({}));
         }
     };
-    let (result, _) = annotate(AnnotationWrite::Withdraw, server).await;
+    let (result, _) = annotate(PodWrite::Withdraw, server).await;
     let pod = result.unwrap().pod;
     assert_eq!((pod.resource_version, pod.annotation), (19, None));
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_gate_is_opened_by_a_patch_that_leaves_other_conditions_alone() {
+    let server = async |mock: &mut MockServer| {
+        let asked = mock.asked().await;
+        assert_eq!(asked.line, LINE);
+        assert_eq!(asked.content_type, "application/strategic-merge-patch+json");
+        assert_eq!(asked.body["metadata"], json!({ "uid": "u-1" }));
+        let conditions = asked.body.pointer("/status/conditions").and_then(Value::as_array).unwrap();
+        assert_eq!(conditions.len(), 1);
+        let parts = ["type", "status"].map(|field| conditions[0][field].as_str().unwrap());
+        assert_eq!(parts, ["nodeportlocal.antrea.io/published", "True"]);
+        answer_with_annotation(asked, 20, &json!({}));
+    };
+    let (result, _) = annotate(PodWrite::OpenGate, server).await;
+    assert_eq!(result.unwrap().pod.resource_version, 20);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_key_is_not_removed_when_its_list_could_not_be_emptied() {
     let server = async |mock: &mut MockServer| mock.asked().await.answer(503, "");
-    let (result, _) = annotate(AnnotationWrite::Withdraw, server).await;
+    let (result, _) = annotate(PodWrite::Withdraw, server).await;
     assert_eq!(result.unwrap_err().class(), Class::Retry { after: None });
 }
 
@@ -94,7 +111,7 @@ async fn other_refusals_are_tried_again_slowly() {
     for code in [401, 403, 400, 422] {
         let err = failed(code, &[], refusal(code, "", "policy: the UID must not be annotated")).await;
         assert_eq!(err.class(), Class::Denied, "{code}");
-        assert!(err.to_string().starts_with("annotate pod default/web-0: the API server "), "{err}");
+        assert!(err.to_string().starts_with("write to pod default/web-0: the API server "), "{err}");
     }
 }
 
@@ -130,8 +147,7 @@ async fn a_patch_without_an_answer_ends_after_its_deadline() {
     let (pod, uid) = (PodKey::new("default", "web-0"), PodUid("u-1".into()));
     let started = Instant::now();
     let write = set();
-    let (result, _held) =
-        tokio::join!(patcher.annotate(&pod, &uid, &write), async { mock.asked().await.keep_waiting() });
+    let (result, _held) = tokio::join!(patcher.write(&pod, &uid, &write), async { mock.asked().await.keep_waiting() });
     assert!(matches!(result, Err(PatchError::TimedOut { .. })), "{result:?}");
     assert_eq!(started.elapsed().as_secs(), DEADLINE.as_secs());
 }
@@ -146,7 +162,7 @@ async fn a_whole_nodes_writes_wait_for_nothing_and_an_endless_loop_of_them_does(
         let started = Instant::now();
         for _ in 0..count {
             let answer = async { answer_with_annotation(mock.asked().await, 18, &json!({})) };
-            let (result, ()) = tokio::join!(patcher.annotate(&pod, &uid, &write), answer);
+            let (result, ()) = tokio::join!(patcher.write(&pod, &uid, &write), answer);
             result.unwrap();
         }
         *seconds = started.elapsed().as_secs_f64();

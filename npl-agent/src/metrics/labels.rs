@@ -6,7 +6,10 @@ use std::fmt::{self, Write as _};
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 
 use crate::{
-    core::{model::Family, op::Op},
+    core::{
+        model::Family,
+        op::{Op, PodWrite},
+    },
     kube::{failure::FailureKind, watch::Subject},
 };
 
@@ -102,6 +105,7 @@ pub(super) enum OpName {
     Reserve,
     UpsertMapping,
     Annotate,
+    OpenGate,
     RemoveMapping,
     Release,
 }
@@ -111,7 +115,8 @@ impl OpName {
         match op {
             Op::Reserve(_) => Self::Reserve,
             Op::UpsertMapping(..) => Self::UpsertMapping,
-            Op::Annotate { .. } => Self::Annotate,
+            Op::WritePod { value: PodWrite::Set(_) | PodWrite::Withdraw, .. } => Self::Annotate,
+            Op::WritePod { value: PodWrite::OpenGate, .. } => Self::OpenGate,
             Op::RemoveMapping(_) => Self::RemoveMapping,
             Op::Release(_) => Self::Release,
         }
@@ -122,6 +127,7 @@ impl OpName {
             Self::Reserve => "reserve",
             Self::UpsertMapping => "upsert_mapping",
             Self::Annotate => "annotate",
+            Self::OpenGate => "open_gate",
             Self::RemoveMapping => "remove_mapping",
             Self::Release => "release",
         }

@@ -98,6 +98,19 @@ fn an_agent_that_retires_serves_through_the_drain_and_is_ready_once_nothing_is_l
 }
 
 #[test]
+fn the_policy_guards_every_field_of_a_pods_status() {
+    let world = World::new();
+    let api = world.cluster.client().get("/openapi/v3/api/v1").unwrap();
+    let schema = api.pointer("/components/schemas/io.k8s.api.core.v1.PodStatus/properties").unwrap();
+    let policy = std::fs::read_to_string(manifest()).unwrap();
+    let is_guarded = |field: &&String| {
+        policy.contains(&format!("object.status.?{field} == oldObject.status.?{field}")) || *field == "conditions"
+    };
+    let open: Vec<&String> = schema.as_object().unwrap().keys().filter(|field| !is_guarded(field)).collect();
+    assert!(open.is_empty(), "deploy/npl.yaml lets the agent write to {open:?} of a Pod's status");
+}
+
+#[test]
 fn the_api_server_accepts_the_whole_manifest() {
     let world = World::new();
     // The namespace and the access rules are there; a dry run of the rest would not find the namespace otherwise.

@@ -77,7 +77,10 @@ const STORIES: &[Story] = &[
         side_by_side::a_killed_cluster_leaves_nothing_and_another_goes_on,
     ),
     // The last, since its Pods stay.
-    Story::new("two_hundred_pods_at_once_are_published", publication::two_hundred_pods_at_once_are_published),
+    Story::new(
+        "two_hundred_pods_at_once_are_published_before_they_are_ready",
+        publication::two_hundred_pods_at_once_are_published_before_they_are_ready,
+    ),
 ];
 
 /// On a cluster whose Services are rules of nftables, where only what could differ is told again, and the end.

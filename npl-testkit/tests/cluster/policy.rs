@@ -24,6 +24,12 @@ pub(crate) fn an_agent_may_write_its_annotation_and_nothing_else(world: &mut Wor
     let annotation = own.annotation.as_deref().unwrap();
     let of_ours = json!({"metadata": {"annotations": {MAPPING_ANNOTATION: annotation}}});
     patch(&bound, own, &of_ours).unwrap();
+    let condition = |kind: &str| json!({"status": {"conditions": [{"type": kind, "status": "False"}]}});
+    strategic_patch(&bound, own, &condition("nodeportlocal.antrea.io/published")).unwrap();
+    for kind in ["Ready", "example.org/published"] {
+        let error = format!("{:#}", strategic_patch(&bound, own, &condition(kind)).unwrap_err());
+        assert!(error.contains("denied request: ") && error.contains("status"), "{kind}: {error}");
+    }
     for (what, change) in [
         ("labels", labels),
         ("labels", json!({"metadata": {"finalizers": ["example.org/mine"]}})),
@@ -55,5 +61,13 @@ fn client(world: &mut World, flags: &[&str]) -> ApiClient {
 }
 
 fn patch(client: &ApiClient, pod: &Pod, change: &Value) -> anyhow::Result<()> {
-    client.merge_patch(&format!("/api/v1/namespaces/{NAMESPACE}/pods/{}/status", pod.name), change).map(drop)
+    client.merge_patch(&status(pod), change).map(drop)
+}
+
+fn strategic_patch(client: &ApiClient, pod: &Pod, change: &Value) -> anyhow::Result<()> {
+    client.strategic_patch(&status(pod), change).map(drop)
+}
+
+fn status(pod: &Pod) -> String {
+    format!("/api/v1/namespaces/{NAMESPACE}/pods/{}/status", pod.name)
 }

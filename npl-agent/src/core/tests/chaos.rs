@@ -133,7 +133,7 @@ impl Chaos {
         let ops = self.world.state.pass(self.world.now).ops;
         let is_idle = ops.is_empty();
         for op in ops {
-            if matches!(op, Op::Annotate { .. }) {
+            if matches!(op, Op::WritePod { .. }) {
                 self.assert_alone(&op);
                 self.world.assert_may_write(&op);
                 self.in_flight.push_back(op);
@@ -152,7 +152,7 @@ impl Chaos {
             let fate = fates.next().unwrap_or(Fate::Done);
             let result = if fate == Fate::Refused { Err(self.world.later()) } else { self.world.patch(&op) };
             self.world.assert_published_works_but(&self.excused);
-            let Op::Annotate { pod, .. } = &op else { unreachable!("only patches are in flight") };
+            let Op::WritePod { pod, .. } = &op else { unreachable!("only patches are in flight") };
             let stored = self.world.pods.get(pod).cloned();
             let answer = result.and_then(|()| {
                 self.lag.extend(stored.clone().map(Change::Pod));
@@ -222,8 +222,8 @@ impl Chaos {
     }
 
     fn assert_alone(&self, op: &Op) {
-        let Op::Annotate { uid, .. } = op else { return };
-        let same = |other: &&Op| matches!(other, Op::Annotate { uid: other, .. } if other == uid);
+        let Op::WritePod { uid, .. } = op else { return };
+        let same = |other: &&Op| matches!(other, Op::WritePod { uid: other, .. } if other == uid);
         assert_eq!(
             self.in_flight.iter().chain(self.answers.iter().map(|(op, _)| op)).find(same),
             None,

@@ -11,10 +11,10 @@ use super::{
 };
 use crate::core::{
     model::{
-        ContainerPort, Family, Frontend, Node, NodePort, ObjectKey, Pod, PodPort, PodUid, Protocol, Service,
+        ContainerPort, Family, Frontend, Gate, Node, NodePort, ObjectKey, Pod, PodPort, PodUid, Protocol, Service,
         ServicePort, ServiceType, ServiceUid, TargetPort,
     },
-    op::{AnnotationWrite, Op},
+    op::{Op, PodWrite},
     snapshot::Change,
 };
 
@@ -123,6 +123,7 @@ fn pod() -> impl Strategy<Value = Pod> {
             ips,
             ports: vec![port],
             annotation: None,
+            gate: Gate::Closed,
         }
     })
 }
@@ -255,8 +256,8 @@ proptest! {
             let is_emptied = |key: &ObjectKey| chaos.world.pods[key].is_terminating;
             let is_expected = match &op {
                 Op::Reserve(_) => true,
-                Op::Annotate { pod, value: AnnotationWrite::Set(value), .. } => value == "[]" && is_emptied(pod),
-                Op::UpsertMapping(..) | Op::Annotate { .. } | Op::RemoveMapping(_) | Op::Release(_) => false,
+                Op::WritePod { pod, value: PodWrite::Set(value), .. } => value == "[]" && is_emptied(pod),
+                Op::UpsertMapping(..) | Op::WritePod { .. } | Op::RemoveMapping(_) | Op::Release(_) => false,
             };
             prop_assert!(is_expected, "{op:?}");
         }

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::core::{
     model::{Pod, PodUid},
-    op::{AnnotationWrite, Op},
+    op::{Op, PodWrite},
     snapshot::Change,
 };
 
@@ -98,16 +98,16 @@ fn a_pod_that_the_api_server_does_not_know_is_left_until_there_is_news() {
 #[test]
 fn a_write_that_does_not_stay_is_not_repeated_at_full_speed() {
     let mut chaos = about_to_publish();
-    let op = chaos.world.state.writes.keys().next().cloned().map(|uid| Op::Annotate {
+    let op = chaos.world.state.writes.keys().next().cloned().map(|uid| Op::WritePod {
         pod: key("a/p"),
         uid,
-        value: AnnotationWrite::Set("[a value that a webhook took away]".to_owned()),
+        value: PodWrite::Set("[a value that a webhook took away]".to_owned()),
     });
     chaos.world.state.done(&op.unwrap(), chaos.world.now);
     let pass = chaos.world.state.pass(chaos.world.now);
     assert!(pass.ops.is_empty(), "{:?}", pass.ops);
     let again = chaos.world.state.pass(pass.next_deadline.unwrap());
-    assert!(matches!(&again.ops[..], [Op::Annotate { .. }]), "{:?}", again.ops);
+    assert!(matches!(&again.ops[..], [Op::WritePod { .. }]), "{:?}", again.ops);
 }
 
 #[test]
@@ -155,5 +155,5 @@ fn a_withdrawal_is_a_withdrawal() {
     chaos.settle();
     chaos.world.remove_service(&key("a/s"));
     let ops = chaos.world.state.pass(chaos.world.now).ops;
-    assert!(matches!(&ops[..], [Op::Annotate { value: AnnotationWrite::Withdraw, .. }]), "{ops:?}");
+    assert!(matches!(&ops[..], [Op::WritePod { value: PodWrite::Withdraw, .. }]), "{ops:?}");
 }

@@ -6,10 +6,10 @@ use std::{collections::BTreeMap, fmt::Write as _, net::IpAddr};
 use super::world::{World, settings};
 use crate::core::{
     model::{
-        ContainerPort, Family, Frontend, Node, NodePort, ObjectKey, Pod, PodPort, PodUid, Protocol, Service,
+        ContainerPort, Family, Frontend, Gate, Node, NodePort, ObjectKey, Pod, PodPort, PodUid, Protocol, Service,
         ServicePort, ServiceType, ServiceUid, TargetPort,
     },
-    op::{AnnotationWrite, Op},
+    op::{Op, PodWrite},
 };
 
 /// Plays a story and compares it, with the ops written in, with what is expected.
@@ -157,6 +157,7 @@ pub(super) fn pod(words: &[&str], former: Option<&Pod>) -> Pod {
         host_network: false,
         ips: Vec::new(),
         ports: Vec::new(),
+        gate: former.map_or(Gate::Absent, |former| former.gate),
     };
     for word in &words[1..] {
         match word.split_once('=') {
@@ -164,6 +165,8 @@ pub(super) fn pod(words: &[&str], former: Option<&Pod>) -> Pod {
             Some(("port", port)) => pod.ports.push(container_port(port)),
             Some((label, value)) => drop(pod.labels.insert(label.to_owned(), value.to_owned())),
             None => match *word {
+                "gated" if pod.gate == Gate::Absent => pod.gate = Gate::Closed,
+                "gated" => {}
                 "finished" => pod.is_finished = true,
                 "terminating" => pod.is_terminating = true,
                 "hostnet" => pod.host_network = true,
@@ -199,8 +202,9 @@ fn told(op: &Op) -> String {
     match op {
         Op::Reserve(frontend) => format!("reserve {frontend}"),
         Op::UpsertMapping(frontend, to) => format!("map {frontend} -> {} {}", to.pod_ip, to.pod_port),
-        Op::Annotate { pod, value: AnnotationWrite::Set(value), .. } => format!("annotate {pod} {}", entries(value)),
-        Op::Annotate { pod, value: AnnotationWrite::Withdraw, .. } => format!("withdraw {pod}"),
+        Op::WritePod { pod, value: PodWrite::Set(value), .. } => format!("annotate {pod} {}", entries(value)),
+        Op::WritePod { pod, value: PodWrite::Withdraw, .. } => format!("withdraw {pod}"),
+        Op::WritePod { pod, value: PodWrite::OpenGate, .. } => format!("open the gate of {pod}"),
         Op::RemoveMapping(frontend) => format!("unmap {frontend}"),
         Op::Release(frontend) => format!("release {frontend}"),
     }

@@ -8,8 +8,8 @@ use std::{
 
 use crate::core::{
     annotation::{self, SeenEntry},
-    model::{Backend, Family, Frontend, Moment, Node, Pod, PodKey, PodUid, Protocol, Service, ServiceKey},
-    op::{AnnotationWrite, Op},
+    model::{Backend, Family, Frontend, Gate, Moment, Node, Pod, PodKey, PodUid, Protocol, Service, ServiceKey},
+    op::{Op, PodWrite},
     settings::{AnnotationFormat, NodeIpSource, Settings},
     snapshot::Change,
     state::{Failure, Observed, State},
@@ -143,7 +143,7 @@ impl World {
 
     fn execute(&mut self, op: &Op) -> Result<(), Failure> {
         match op {
-            Op::Annotate { pod, .. } => {
+            Op::WritePod { pod, .. } => {
                 self.assert_may_write(op);
                 let result = if self.is_api_down { Err(self.later()) } else { self.patch(op) };
                 if let (Ok(()), Some(pod)) = (&result, self.pods.get(pod)) {
@@ -157,7 +157,7 @@ impl World {
 
     /// A Pod that the agent knows to be terminating keeps its key.
     pub(super) fn assert_may_write(&self, op: &Op) {
-        let Op::Annotate { pod, value: AnnotationWrite::Withdraw, .. } = op else { return };
+        let Op::WritePod { pod, value: PodWrite::Withdraw, .. } = op else { return };
         let is_terminating = self.state.snapshot.pod(pod).is_some_and(|pod| pod.is_terminating);
         assert!(!is_terminating, "{op:?}: withdrawn from a terminating Pod");
     }
@@ -184,21 +184,22 @@ impl World {
                 assert!(!self.real.mappings.contains_key(frontend), "{op:?}: still mapped");
                 assert!(self.real.reservations.remove(frontend), "{op:?}: not reserved");
             }
-            Op::Annotate { .. } => unreachable!("not the kernel's"),
+            Op::WritePod { .. } => unreachable!("not the kernel's"),
         }
         Ok(())
     }
 
     /// Carries out a patch in the API server; no watcher hears of it yet.
     pub(super) fn patch(&mut self, op: &Op) -> Result<(), Failure> {
-        let Op::Annotate { pod: key, uid, value } = op else { unreachable!("not the API server's") };
+        let Op::WritePod { pod: key, uid, value } = op else { unreachable!("not the API server's") };
         let Some(mut pod) = self.pods.get(key).filter(|pod| pod.uid == *uid).cloned() else {
             return Err(Failure::Gone);
         };
-        pod.annotation = match value {
-            AnnotationWrite::Set(value) => Some(value.clone()),
-            AnnotationWrite::Withdraw => None,
-        };
+        match value {
+            PodWrite::Set(value) => pod.annotation = Some(value.clone()),
+            PodWrite::Withdraw => pod.annotation = None,
+            PodWrite::OpenGate => pod.gate = Gate::Open,
+        }
         self.patches += 1;
         self.store(pod);
         Ok(())
