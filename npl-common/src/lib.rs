@@ -21,6 +21,7 @@ mod layout;
 pub mod config;
 pub mod csum;
 pub mod flow;
+pub mod fragment;
 pub mod mapping;
 pub mod names;
 pub mod peer;

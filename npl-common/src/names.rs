@@ -27,6 +27,8 @@ pub const MAP_ENDPOINT_V4: &str = "npl_ep_v4";
 pub const MAP_FLOW_V4: &str = "npl_flow_v4";
 /// Half-open IPv4 flows: array of `u64`, see [`crate::syn`].
 pub const MAP_SYN_V4: &str = "npl_syn_v4";
+/// Fragmented IPv4 datagrams: array of `u64`, see [`crate::fragment`].
+pub const MAP_FRAGMENT_V4: &str = "npl_frag_v4";
 /// As [`MAP_LOCAL_V4`], IPv6.
 pub const MAP_LOCAL_V6: &str = "npl_local_v6";
 /// As [`MAP_LOCAL_IDX_V4`], IPv6.
@@ -39,10 +41,14 @@ pub const MAP_ENDPOINT_V6: &str = "npl_ep_v6";
 pub const MAP_FLOW_V6: &str = "npl_flow_v6";
 /// As [`MAP_SYN_V4`], IPv6.
 pub const MAP_SYN_V6: &str = "npl_syn_v6";
+/// As [`MAP_FRAGMENT_V4`], IPv6.
+pub const MAP_FRAGMENT_V6: &str = "npl_frag_v6";
 /// Conversations of local clients, IPv4: [`crate::peer::PeerKeyV4`] to [`crate::peer::PeerV4`].
 pub const MAP_PEER_V4: &str = "npl_peer_v4";
 /// As [`MAP_PEER_V4`], IPv6.
 pub const MAP_PEER_V6: &str = "npl_peer_v6";
+/// Programs that look at unusual packets: program array of [`REST_PROGRAMS`].
+pub const MAP_REST: &str = "npl_rest";
 /// Counters per mapping: per-CPU array of [`crate::stats::MappingStats`], indexed by a backend's `stats_index`.
 pub const MAP_STATS: &str = "npl_stats";
 /// Counters per reason: per-CPU array of `u64`, indexed by [`crate::reason::Reason`].
@@ -57,14 +63,17 @@ pub const PINNED_MAPS: &[&str] = &[
     MAP_ENDPOINT_V4,
     MAP_FLOW_V4,
     MAP_SYN_V4,
+    MAP_FRAGMENT_V4,
     MAP_LOCAL_V6,
     MAP_LOCAL_IDX_V6,
     MAP_MAPPING_V6,
     MAP_ENDPOINT_V6,
     MAP_FLOW_V6,
     MAP_SYN_V6,
+    MAP_FRAGMENT_V6,
     MAP_PEER_V4,
     MAP_PEER_V6,
+    MAP_REST,
     MAP_STATS,
     MAP_REASON,
 ];
@@ -85,6 +94,18 @@ pub const PROG_EGRESS_L3: &str = "npl_egress_l3";
 
 /// Every program that devices carry.
 pub const PROGRAMS: &[&str] = &[PROG_INGRESS, PROG_EGRESS, PROG_INGRESS_L3, PROG_EGRESS_L3];
+
+/// Every program that those of [`PROGRAMS`] jump to with a packet that is unusual: an ICMP error, a fragment, or one with
+/// options or extension headers. Each at its index in [`MAP_REST`].
+pub const REST_PROGRAMS: &[&str] = &["npl_in_rest", "npl_out_rest", "npl_in_l3_rest", "npl_out_l3_rest"];
+/// Index of the rest of [`PROG_INGRESS`].
+pub const REST_INGRESS: u32 = 0;
+/// Index of the rest of [`PROG_EGRESS`].
+pub const REST_EGRESS: u32 = 1;
+/// Index of the rest of [`PROG_INGRESS_L3`].
+pub const REST_INGRESS_L3: u32 = 2;
+/// Index of the rest of [`PROG_EGRESS_L3`].
+pub const REST_EGRESS_L3: u32 = 3;
 
 /// Every program that a cgroup carries, in the order in which they are attached: answers before requests, so that no
 /// client is shown an address that it did not ask for.
@@ -131,4 +152,4 @@ const fn all_sockets_fit(programs: &[SocketProgram]) -> bool {
 }
 
 const _: () = assert!(all_sockets_fit(SOCKET_PROGRAMS), "the kernel keeps 15 bytes of a name");
-const _: () = assert!(all_fit(PINNED_MAPS) && all_fit(PROGRAMS), "the kernel keeps 15 bytes of a name");
+const _: () = assert!(all_fit(PINNED_MAPS) && all_fit(PROGRAMS) && all_fit(REST_PROGRAMS), "the kernel keeps 15 bytes of a name");

@@ -31,7 +31,7 @@ macro_rules! reasons {
 reasons! {
     /// No mapping has this node port and protocol; the packet is left to the host.
     NoMapping = 0, "no_mapping";
-    /// A fragment in the port range or of a Pod's port; passed on untranslated.
+    /// A fragment for the Node that came before the first of its datagram, which has the ports; passed on untranslated.
     Fragment = 1, "fragment";
     /// The packet ends before its transport header does; passed on untranslated.
     Truncated = 2, "truncated";
@@ -43,6 +43,8 @@ reasons! {
     FlowTableFull = 5, "flow_table_full";
     /// The kernel could not make the packet writable after its rewrite had begun; dropped.
     RewriteFailed = 6, "rewrite_failed";
+    /// An ICMP error whose quote ends too early, or names another address than it went to; passed on untranslated.
+    BadQuote = 7, "bad_quote";
 }
 
 /// Elements of the reason counters; more than there are, so that a new reason does not change the map.

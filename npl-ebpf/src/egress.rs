@@ -10,10 +10,13 @@ use npl_common::{
 };
 
 use crate::{
-    family::{Ends, Family},
+    family::{Ends, Family, Walk},
     flow::{self, Flow, NodeEnd, Progress, Request},
+    fragment,
+    icmp::{self, Error},
     maps::CONFIG,
-    packet::{Packet, tcp_flag},
+    packet::{IcmpHeader, Packet, tcp_flag},
+    rest::Hook,
     rewrite::{self, SOURCE},
     stats,
     verdict::Verdict,
@@ -30,12 +33,70 @@ struct Reply<'k, F: Family> {
 /// Judges and rewrites one packet whose IP header starts `L2` bytes in.
 #[inline(always)]
 pub fn translate<F: Family, const L2: usize>(ctx: &TcContext) -> Verdict {
-    let Some(packet) = Packet::<F>::read::<L2>(ctx) else { return Verdict::NotOurs };
+    match Packet::<F>::read::<L2>(ctx) {
+        Ok(packet) => judge::<F, L2>(ctx, &packet, |_| ()),
+        Err(other) => other.into(),
+    }
+}
+
+/// The replies among packets that take a closer look.
+pub struct Replies;
+
+impl Hook for Replies {
+    const END: bool = SOURCE;
+
+    #[inline(always)]
+    fn packet<F: Family, const L2: usize>(
+        ctx: &TcContext,
+        packet: &Packet<F>,
+        note: impl FnOnce(&NodeEnd<F>),
+    ) -> Verdict {
+        judge::<F, L2>(ctx, packet, note)
+    }
+
+    #[inline(always)]
+    fn later_fragment<F: Family>(ctx: &TcContext, walk: &Walk<F>) -> Verdict {
+        fragment::reply(ctx, walk)
+    }
+
+    /// An error about a request, of the Pod, of the Node or of a router behind it, which names the Pod where the client
+    /// knows the Node. Whoever sent it, it comes from the Node afterwards: nobody else is known to the client.
+    #[inline(always)]
+    fn error<F: Family>(ctx: &TcContext, outer: Walk<F>, header: IcmpHeader) -> Verdict {
+        let quote = match icmp::quote(ctx, &outer) {
+            Ok(quote) => quote,
+            Err(verdict) => return verdict,
+        };
+        let (pod_port, protocol) = (u16::from_be(quote.ports.destination), quote.location.protocol);
+        let Some(endpoint) = F::endpoint(quote.location.destination, pod_port, protocol) else {
+            return Verdict::NotOurs;
+        };
+        if quote.location.source != outer.location.destination {
+            return Verdict::Pass(Reason::BadQuote);
+        }
+        let client_port = u16::from_be(quote.ports.source);
+        let ends =
+            Ends::<F> { client: quote.location.source, client_port, pod: quote.location.destination, pod_port };
+        let Some(config) = CONFIG.get(0) else { return Verdict::NotOurs };
+        let key = F::flow_key(&ends, protocol);
+        let Some(flow) = Flow::new(config.seed, &ends, protocol, &key) else { return Verdict::NotOurs };
+        let Some(node) = known_node_end(&Reply { flow, ends, protocol, tcp_flags: 0 }, endpoint) else {
+            return Verdict::Pass(Reason::UntrackedReply);
+        };
+        stats::of_mapping(endpoint.stats_index, |stats| {
+            stats.reply_packets += 1;
+            stats.reply_bytes += u64::from(ctx.len());
+        });
+        let error = Error { outer, header, quote };
+        rewrite::apply_error::<F, SOURCE>(ctx, &error, node.addr, node.port.to_be()).into()
+    }
+}
+
+/// `note` is told what the client of a packet that is ours believes it talks to.
+#[inline(always)]
+fn judge<F: Family, const L2: usize>(ctx: &TcContext, packet: &Packet<F>, note: impl FnOnce(&NodeEnd<F>)) -> Verdict {
     let (pod_port, protocol) = (u16::from_be(packet.ports.source), packet.location.protocol);
     let Some(endpoint) = F::endpoint(packet.location.source, pod_port, protocol) else { return Verdict::NotOurs };
-    if packet.location.is_fragment {
-        return Verdict::Pass(Reason::Fragment);
-    }
     let Some(tcp_flags) = packet.tcp_flags::<L2>(ctx) else { return Verdict::Pass(Reason::Truncated) };
     let client_port = u16::from_be(packet.ports.destination);
     let ends = Ends::<F> { client: packet.location.destination, client_port, pod: packet.location.source, pod_port };
@@ -51,29 +112,46 @@ pub fn translate<F: Family, const L2: usize>(ctx: &TcContext) -> Verdict {
         stats.reply_bytes += u64::from(ctx.len());
         stats.established_flows += u64::from(progress == Progress::Established);
     });
-    match rewrite::apply::<F, SOURCE, L2>(ctx, &packet, node.addr, node.port.to_be()) {
-        Ok(()) => Verdict::Translated,
-        Err(rewrite::Refused) => Verdict::Drop(Reason::RewriteFailed),
-    }
+    note(&node);
+    rewrite::apply::<F, SOURCE, L2>(ctx, packet, node.addr, node.port.to_be()).into()
 }
 
 /// What the client of a reply believes it talks to: from the flow table, or from the half-open cache.
 #[inline(always)]
 fn node_end<F: Family>(reply: &Reply<'_, F>, endpoint: &Endpoint) -> Option<(NodeEnd<F>, Progress)> {
-    if let Some(entry) = reply.flow.entry() {
-        // SAFETY: see `Flow::note_request`: memory of its type, with the races that `FlowState` allows.
-        let entry = unsafe { &mut *entry };
-        // An entry of another generation was an earlier Pod's with the same address.
-        if F::state(entry).generation == endpoint.generation {
-            flow::note_pod(F::state(entry), reply.tcp_flags);
-            let (addr, port) = (F::node_address(entry), F::state(entry).node_port);
-            return Some((NodeEnd { addr, addr_index: 0, port }, Progress::Known));
-        }
+    if let Some(entry) = entry(reply, endpoint) {
+        flow::note_pod(F::state(entry), reply.tcp_flags);
+        return Some((entry_node(entry), Progress::Known));
     }
     let word = reply.flow.half_open()?;
     let node = half_open_node(word, reply, endpoint)?;
     let progress = note_reply(reply, word, &node, endpoint);
     Some((node, progress))
+}
+
+/// The same, of a flow that nothing is noted of: nobody has to be who an ICMP error seems to come from.
+#[inline(always)]
+fn known_node_end<F: Family>(reply: &Reply<'_, F>, endpoint: &Endpoint) -> Option<NodeEnd<F>> {
+    match entry(reply, endpoint) {
+        Some(entry) => Some(entry_node(entry)),
+        None => half_open_node(reply.flow.half_open()?, reply, endpoint),
+    }
+}
+
+/// The flow's entry, if it is of the Pod that has the address now: one of another generation was an earlier Pod's.
+#[inline(always)]
+fn entry<'e, F: Family>(reply: &Reply<'_, F>, endpoint: &Endpoint) -> Option<&'e mut F::Flow>
+where
+    F::Flow: 'e,
+{
+    // SAFETY: see `Flow::note_request`: memory of its type, with the races that `FlowState` allows.
+    let entry = unsafe { &mut *reply.flow.entry()? };
+    if F::state(entry).generation == endpoint.generation { Some(entry) } else { None }
+}
+
+#[inline(always)]
+fn entry_node<F: Family>(entry: &mut F::Flow) -> NodeEnd<F> {
+    NodeEnd { addr: F::node_address(entry), addr_index: 0, port: F::state(entry).node_port }
 }
 
 /// The node end that a slot's word names, if the mapping that it names still leads to this sender.

@@ -5,10 +5,13 @@ use aya_ebpf::programs::TcContext;
 use npl_common::{mapping::Frontend, reason::Reason};
 
 use crate::{
-    family::{Ends, Family},
+    family::{Ends, Family, Walk},
     flow::{Flow, NodeEnd, Progress, Request},
+    fragment,
+    icmp::{self, Error},
     maps::CONFIG,
-    packet::{Packet, skb},
+    packet::{IcmpHeader, Packet, skb},
+    rest::Hook,
     rewrite::{self, DESTINATION},
     stats,
     verdict::Verdict,
@@ -17,7 +20,66 @@ use crate::{
 /// Judges and rewrites one packet whose IP header starts `L2` bytes in.
 #[inline(always)]
 pub fn translate<F: Family, const L2: usize>(ctx: &TcContext) -> Verdict {
-    let Some(packet) = Packet::<F>::read::<L2>(ctx) else { return Verdict::NotOurs };
+    match Packet::<F>::read::<L2>(ctx) {
+        Ok(packet) => judge::<F, L2>(ctx, &packet, |_| ()),
+        Err(other) => other.into(),
+    }
+}
+
+/// The requests among packets that take a closer look.
+pub struct Requests;
+
+impl Hook for Requests {
+    const END: bool = DESTINATION;
+
+    #[inline(always)]
+    fn packet<F: Family, const L2: usize>(
+        ctx: &TcContext,
+        packet: &Packet<F>,
+        note: impl FnOnce(&NodeEnd<F>),
+    ) -> Verdict {
+        judge::<F, L2>(ctx, packet, note)
+    }
+
+    #[inline(always)]
+    fn later_fragment<F: Family>(ctx: &TcContext, walk: &Walk<F>) -> Verdict {
+        fragment::request(ctx, walk)
+    }
+
+    /// An error about a reply, which names the Node where the Pod knows itself. The mapping alone tells the Pod.
+    #[inline(always)]
+    fn error<F: Family>(ctx: &TcContext, outer: Walk<F>, header: IcmpHeader) -> Verdict {
+        let Some(config) = CONFIG.get(0) else { return Verdict::NotOurs };
+        if F::local_index(config, outer.location.destination).is_none() {
+            return Verdict::NotOurs;
+        }
+        let quote = match icmp::quote(ctx, &outer) {
+            Ok(quote) => quote,
+            Err(verdict) => return verdict,
+        };
+        let node_port = u16::from_be(quote.ports.source);
+        if !config.contains(node_port) {
+            return Verdict::NotOurs;
+        }
+        if quote.location.source != outer.location.destination {
+            return Verdict::Pass(Reason::BadQuote);
+        }
+        let protocol = quote.location.protocol;
+        let Some(backend) = F::backend(Frontend { node_port, protocol, pad: 0 }) else {
+            return Verdict::Pass(Reason::NoMapping);
+        };
+        stats::of_mapping(backend.stats_index, |stats| {
+            stats.request_packets += 1;
+            stats.request_bytes += u64::from(ctx.len());
+        });
+        let error = Error { outer, header, quote };
+        rewrite::apply_error::<F, DESTINATION>(ctx, &error, backend.addr, backend.port.to_be()).into()
+    }
+}
+
+/// `note` is told what the client of a packet that is ours believes it talks to.
+#[inline(always)]
+fn judge<F: Family, const L2: usize>(ctx: &TcContext, packet: &Packet<F>, note: impl FnOnce(&NodeEnd<F>)) -> Verdict {
     let node_port = u16::from_be(packet.ports.destination);
     let Some(config) = CONFIG.get(0) else { return Verdict::NotOurs };
     if !config.contains(node_port) {
@@ -28,9 +90,6 @@ pub fn translate<F: Family, const L2: usize>(ctx: &TcContext) -> Verdict {
     let Some(backend) = F::backend(Frontend { node_port, protocol, pad: 0 }) else {
         return Verdict::Pass(Reason::NoMapping);
     };
-    if packet.location.is_fragment {
-        return Verdict::Pass(Reason::Fragment);
-    }
     let Some(tcp_flags) = packet.tcp_flags::<L2>(ctx) else { return Verdict::Pass(Reason::Truncated) };
 
     let request = Request {
@@ -49,10 +108,8 @@ pub fn translate<F: Family, const L2: usize>(ctx: &TcContext) -> Verdict {
         stats.new_flows += u64::from(progress == Some(Progress::New));
         stats.established_flows += u64::from(progress == Some(Progress::Established));
     });
-    match rewrite::apply::<F, DESTINATION, L2>(ctx, &packet, backend.addr, backend.port.to_be()) {
-        Ok(()) => Verdict::Translated,
-        Err(rewrite::Refused) => Verdict::Drop(Reason::RewriteFailed),
-    }
+    note(&request.node);
+    rewrite::apply::<F, DESTINATION, L2>(ctx, packet, backend.addr, backend.port.to_be()).into()
 }
 
 /// The device that the packet came in by.

@@ -3,6 +3,7 @@
 //!
 //! `ingress` rewrites what clients send to a node port to the Pod, ahead of netfilter; `egress` rewrites the Pod's
 //! replies back, behind netfilter. In between, the host and its CNI see one ordinary flow from the client to the Pod.
+//! `rest` is both for packets that few are like: ICMP errors, fragments, options.
 //! `local` does without packets: it leads the sockets of clients on the Node itself and in its Pods to the Pod.
 //!
 //! Whatever is not ours goes on untouched: the verdict is always "next", so that other programs on the hook see it too.
@@ -22,10 +23,13 @@
 mod egress;
 mod family;
 mod flow;
+mod fragment;
+mod icmp;
 mod ingress;
 mod local;
 mod maps;
 mod packet;
+mod rest;
 mod rewrite;
 mod stats;
 mod verdict;
@@ -34,10 +38,14 @@ use aya_ebpf::{
     macros::{cgroup_sock_addr, classifier},
     programs::{SockAddrContext, TcContext},
 };
+use npl_common::names::{REST_EGRESS, REST_EGRESS_L3, REST_INGRESS, REST_INGRESS_L3};
 
 use crate::{
+    egress::Replies,
     family::{Family, V4, V6},
+    ingress::Requests,
     local::{Call, Inet},
+    maps::REST,
     packet::ETHERNET,
     verdict::Verdict,
 };
@@ -50,25 +58,49 @@ const ALLOW: i32 = 1;
 /// Requests on a device with Ethernet headers.
 #[classifier]
 pub fn npl_ingress(ctx: TcContext) -> i32 {
-    ingress::<ETHERNET>(&ctx).into_action()
+    finish(&ctx, ingress::<ETHERNET>(&ctx), REST_INGRESS)
 }
 
 /// Replies on a device with Ethernet headers.
 #[classifier]
 pub fn npl_egress(ctx: TcContext) -> i32 {
-    egress::<ETHERNET>(&ctx).into_action()
+    finish(&ctx, egress::<ETHERNET>(&ctx), REST_EGRESS)
 }
 
 /// Requests on a device without link-layer header.
 #[classifier]
 pub fn npl_ingress_l3(ctx: TcContext) -> i32 {
-    ingress::<NONE>(&ctx).into_action()
+    finish(&ctx, ingress::<NONE>(&ctx), REST_INGRESS_L3)
 }
 
 /// Replies on a device without link-layer header.
 #[classifier]
 pub fn npl_egress_l3(ctx: TcContext) -> i32 {
-    egress::<NONE>(&ctx).into_action()
+    finish(&ctx, egress::<NONE>(&ctx), REST_EGRESS_L3)
+}
+
+/// Where [`npl_ingress`] leaves what is unusual.
+#[classifier]
+pub fn npl_in_rest(ctx: TcContext) -> i32 {
+    rest::translate::<Requests, ETHERNET>(&ctx)
+}
+
+/// Where [`npl_egress`] leaves what is unusual.
+#[classifier]
+pub fn npl_out_rest(ctx: TcContext) -> i32 {
+    rest::translate::<Replies, ETHERNET>(&ctx)
+}
+
+/// Where [`npl_ingress_l3`] leaves what is unusual.
+#[classifier]
+pub fn npl_in_l3_rest(ctx: TcContext) -> i32 {
+    rest::translate::<Requests, NONE>(&ctx)
+}
+
+/// Where [`npl_egress_l3`] leaves what is unusual.
+#[classifier]
+pub fn npl_out_l3_rest(ctx: TcContext) -> i32 {
+    rest::translate::<Replies, NONE>(&ctx)
 }
 
 /// What local clients connect to.
@@ -143,6 +175,16 @@ fn egress<const L2: usize>(ctx: &TcContext) -> Verdict {
         Some(V6::ETHER_TYPE) => egress::translate::<V6, L2>(ctx),
         _ => Verdict::NotOurs,
     }
+}
+
+/// Ends a hook's program, or leaves the packet to the one that looks closer.
+#[inline(always)]
+fn finish(ctx: &TcContext, verdict: Verdict, rest: u32) -> i32 {
+    if matches!(verdict, Verdict::Unusual) {
+        // SAFETY: nothing here waits to be dropped. Without that program the packet goes on as it is.
+        unsafe { REST.tail_call(ctx, rest) };
+    }
+    verdict.into_action()
 }
 
 /// The kernel lets programs use the helpers that this licence permits.

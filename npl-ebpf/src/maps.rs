@@ -2,16 +2,18 @@
 //! All maps. The agent pins them; their names are `npl_common::names`'s.
 
 use aya_ebpf::{
-    btf_maps::{Array, HashMap, LruHashMap, PerCpuArray},
+    btf_maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray},
     macros::btf_map,
 };
 use npl_common::{
     config::Config,
     flow::{FlowKeyV4, FlowKeyV6, FlowV4, FlowV6, MAX_FLOWS},
+    fragment,
     mapping::{
         BackendV4, BackendV6, Endpoint, EndpointV4, EndpointV6, Frontend, LocalAddress, LocalAddressV4, LocalAddressV6,
         MAX_LOCAL_ADDRESSES, MAX_MAPPINGS,
     },
+    names::REST_PROGRAMS,
     peer::{MAX_PEERS, PeerKeyV4, PeerKeyV6, PeerV4, PeerV6},
     reason::MAX_REASONS,
     stats::{MAX_STATS, MappingStats},
@@ -46,6 +48,10 @@ pub static FLOW_V4: LruHashMap<FlowKeyV4, FlowV4, { MAX_FLOWS as usize }> = LruH
 #[btf_map(name = "npl_syn_v4")]
 pub static SYN_V4: Array<u64, { SLOTS as usize }> = Array::new();
 
+/// Written by the programs, one aligned word at a time.
+#[btf_map(name = "npl_frag_v4")]
+pub static FRAGMENT_V4: Array<u64, { fragment::SLOTS as usize }> = Array::new();
+
 /// Written by the agent, which follows the Node's addresses.
 #[btf_map(name = "npl_local_v6")]
 pub static LOCAL_V6: HashMap<LocalAddressV6, LocalAddress, { MAX_LOCAL_ADDRESSES as usize }> = HashMap::new();
@@ -70,6 +76,10 @@ pub static FLOW_V6: LruHashMap<FlowKeyV6, FlowV6, { MAX_FLOWS as usize }> = LruH
 #[btf_map(name = "npl_syn_v6")]
 pub static SYN_V6: Array<u64, { SLOTS as usize }> = Array::new();
 
+/// Written by the programs, one aligned word at a time.
+#[btf_map(name = "npl_frag_v6")]
+pub static FRAGMENT_V6: Array<u64, { fragment::SLOTS as usize }> = Array::new();
+
 /// Written by the programs. LRU, because local clients choose how many sockets there are.
 #[btf_map(name = "npl_peer_v4")]
 pub static PEER_V4: LruHashMap<PeerKeyV4, PeerV4, { MAX_PEERS as usize }> = LruHashMap::new();
@@ -77,6 +87,10 @@ pub static PEER_V4: LruHashMap<PeerKeyV4, PeerV4, { MAX_PEERS as usize }> = LruH
 /// Written by the programs. LRU, because local clients choose how many sockets there are.
 #[btf_map(name = "npl_peer_v6")]
 pub static PEER_V6: LruHashMap<PeerKeyV6, PeerV6, { MAX_PEERS as usize }> = LruHashMap::new();
+
+/// Written by the agent: the programs for unusual packets.
+#[btf_map(name = "npl_rest")]
+pub static REST: ProgramArray<{ REST_PROGRAMS.len() }> = ProgramArray::new();
 
 /// Written by the programs.
 #[btf_map(name = "npl_stats")]

@@ -9,7 +9,10 @@ use aya_ebpf::{
 };
 use npl_common::mapping::protocol;
 
-use crate::family::{Family, Location};
+use crate::{
+    family::{Family, Location, Walk},
+    verdict::Verdict,
+};
 
 /// Bytes of an Ethernet header.
 pub const ETHERNET: usize = 14;
@@ -55,6 +58,16 @@ pub struct UdpHeader {
     pub check: u16,
 }
 
+/// An ICMP or ICMPv6 header (RFC 792, RFC 4443). Words are as loaded.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct IcmpHeader {
+    pub kind: u8,
+    pub code: u8,
+    pub check: u16,
+    pub rest: u32,
+}
+
 /// A packet with ports: where its headers are, and what they said when it was read.
 pub struct Packet<F: Family> {
     /// Offset of the IP header.
@@ -63,13 +76,42 @@ pub struct Packet<F: Family> {
     pub ports: Ports,
 }
 
-impl<F: Family> Packet<F> {
-    /// Reads a packet that carries TCP or UDP ports, or nothing if it is another kind of packet.
+/// What a packet is that is not a plain one with ports.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Other {
+    /// It has options or extension headers, is a fragment, or an ICMP message: a program of its own looks closer.
+    Unusual,
+    /// Nothing that could be ours.
+    Foreign,
+}
+
+impl From<Other> for Verdict {
     #[inline(always)]
-    pub fn read<const L2: usize>(ctx: &TcContext) -> Option<Self> {
+    fn from(other: Other) -> Self {
+        match other {
+            Other::Unusual => Self::Unusual,
+            Other::Foreign => Self::NotOurs,
+        }
+    }
+}
+
+impl<F: Family> Packet<F> {
+    /// Reads a packet whose TCP or UDP header follows its IP header at once, as nearly every packet's does.
+    #[inline(always)]
+    pub fn read<const L2: usize>(ctx: &TcContext) -> Result<Self, Other> {
         let location = F::locate::<L2>(ctx)?;
-        let ports = read_at::<F, Ports, L2>(ctx, &location)?;
-        Some(Self { l3: L2, location, ports })
+        let ports = read_at::<F, Ports, L2>(ctx, &location).ok_or(Other::Foreign)?;
+        Ok(Self { l3: L2, location, ports })
+    }
+
+    /// Reads the ports of a packet that was walked through.
+    #[inline(always)]
+    pub fn of(ctx: &TcContext, walk: Walk<F>) -> Option<Self> {
+        if !has_ports(walk.location.protocol) {
+            return None;
+        }
+        let ports = load::<Ports>(ctx, walk.location.l4)?;
+        Some(Self { l3: walk.l3, location: walk.location, ports })
     }
 
     /// TCP flags, 0 for other protocols; nothing if the packet ends before its transport header does.
@@ -91,11 +133,11 @@ impl<F: Family> Packet<F> {
 
 /// Copies the beginning of the transport header.
 ///
-/// Without options it is at a constant offset. Behind options it is not, and a program without `CAP_PERFMON` may
+/// A plain packet has it at a constant offset. Behind options it is not, and a program without `CAP_PERFMON` may
 /// move a packet pointer by constants only; the kernel's helper takes any offset, for the price of a call.
 #[inline(always)]
 fn read_at<F: Family, T: Copy, const L2: usize>(ctx: &TcContext, location: &Location<F>) -> Option<T> {
-    if location.has_options { load(ctx, location.l4) } else { F::read_behind::<T, L2>(ctx) }
+    if location.is_plain { F::read_behind::<T, L2>(ctx) } else { load(ctx, location.l4) }
 }
 
 /// Whether a protocol is one that mappings can have.

@@ -20,8 +20,9 @@ use npl_common::{
 };
 
 use crate::{
-    family::Family,
-    packet::{Packet, Ports, TcpHeader, UdpHeader, skb},
+    family::{Family, Walk},
+    icmp::Error,
+    packet::{IcmpHeader, Packet, Ports, TcpHeader, UdpHeader, load, skb},
 };
 
 /// The kernel refused a write; the packet may be half rewritten.
@@ -127,12 +128,97 @@ fn write<F: Family, H: Checked, const END: bool, const L2: usize>(
     // kernel has to add up what is written.
     let flags = if has_checksum { F::STORE_FLAGS } else { u64::from(BPF_F_RECOMPUTE_CSUM) };
     let (offset, transport) = (packet.l3 + F::TAIL, header.with(ports, check));
-    if location.has_options {
+    if location.is_plain {
+        store(ctx, offset, &Headers { ip, transport }, flags)
+    } else {
         store(ctx, offset, &ip, flags)?;
         store(ctx, location.l4, &transport, flags)
-    } else {
-        store(ctx, offset, &Headers { ip, transport }, flags)
     }
+}
+
+/// Gives one end of a packet that has no transport header another address.
+#[inline(always)]
+pub fn apply_address<F: Family, const END: bool>(
+    ctx: &TcContext,
+    walk: &Walk<F>,
+    addr: F::Addr,
+) -> Result<(), Refused> {
+    let location = &walk.location;
+    let (old, source, destination) = if END == SOURCE {
+        (location.source, addr, location.destination)
+    } else {
+        (location.destination, location.source, addr)
+    };
+    let tail = F::tail(location.rest, source, destination, F::difference(old, addr));
+    store(ctx, walk.l3 + F::TAIL, &tail, F::STORE_FLAGS)
+}
+
+/// Turns an ICMP error that names one side of a translation into one that names the other: the address that it goes to
+/// or comes from, and the opposite end of the packet that it quotes. Words as loaded from a packet.
+///
+/// In IPv4, the quoted header's own checksum makes up for the address; ICMP's then changes by the rest.
+#[inline(always)]
+pub fn apply_error<F: Family, const END: bool>(
+    ctx: &TcContext,
+    error: &Error<F>,
+    addr: F::Addr,
+    port: u16,
+) -> Result<(), Refused> {
+    let (outer, quoted) = (&error.outer.location, &error.quote.location);
+    let ports = error.quote.ports;
+    let (outer_addr, source, destination) = if END == SOURCE {
+        (outer.source, addr, outer.destination)
+    } else {
+        (outer.destination, outer.source, addr)
+    };
+    let (quoted_addr, quoted_source, quoted_destination) = if END == SOURCE {
+        (quoted.destination, quoted.source, addr)
+    } else {
+        (quoted.source, addr, quoted.destination)
+    };
+    let (quoted_port, quoted_ports) = if END == SOURCE {
+        (ports.destination, Ports { destination: port, ..ports })
+    } else {
+        (ports.source, Ports { source: port, ..ports })
+    };
+    let difference = F::difference(outer_addr, addr);
+    let quoted_difference = F::difference(quoted_addr, addr);
+    let mut check = csum::replace16(error.header.check, quoted_port, port);
+    if F::ICMP_COVERS_ADDRESSES {
+        check = !csum::fold(u32::from(!check) + difference);
+        check = !csum::fold(u32::from(!check) + quoted_difference);
+    }
+    let covered = u64::from(BPF_F_RECOMPUTE_CSUM);
+    if let Some((offset, before)) = quoted_check(ctx, error) {
+        let after = !csum::fold(u32::from(!before) + quoted_difference);
+        let after = csum::replace16(after, quoted_port, port);
+        let after = if quoted.protocol == protocol::UDP { finished::<UdpHeader>(after) } else { after };
+        check = csum::replace16(check, before, after);
+        store(ctx, offset, &after, covered)?;
+    }
+    let tail = F::tail(outer.rest, source, destination, difference);
+    store(ctx, error.outer.l3 + F::TAIL, &tail, covered)?;
+    store(ctx, outer.l4 + offset_of!(IcmpHeader, check), &check, covered)?;
+    let tail = F::tail(quoted.rest, quoted_source, quoted_destination, quoted_difference);
+    store(ctx, error.quote.l3 + F::TAIL, &tail, covered)?;
+    store(ctx, quoted.l4, &quoted_ports, covered)
+}
+
+/// Where a quoted packet's transport checksum is and what it says, if it has one and the quote is long enough.
+#[inline(always)]
+fn quoted_check<F: Family>(ctx: &TcContext, error: &Error<F>) -> Option<(usize, u16)> {
+    let location = &error.quote.location;
+    let (check, length) = if location.protocol == protocol::TCP {
+        (offset_of!(TcpHeader, check), size_of::<TcpHeader>())
+    } else {
+        (offset_of!(UdpHeader, check), size_of::<UdpHeader>())
+    };
+    if location.l4 + length > error.outer.end {
+        return None;
+    }
+    let before = load::<u16>(ctx, location.l4 + check)?;
+    // A datagram may go without a checksum, and then gets none.
+    if before == 0 && location.protocol == protocol::UDP { None } else { Some((location.l4 + check, before)) }
 }
 
 /// The transport checksum field for another address and port. Where a device has verified it, that is arithmetic, and

@@ -4,13 +4,15 @@
 use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
 use npl_common::reason::Reason;
 
-use crate::stats;
+use crate::{rewrite::Refused, stats};
 
 /// The outcome of a program.
 #[must_use]
 pub enum Verdict {
     /// Certainly nothing of ours; not counted, since it is nearly every packet of the Node.
     NotOurs,
+    /// May be ours, and takes a closer look than nearly every packet needs: see [`crate::rest`].
+    Unusual,
     /// Came near a mapping and goes on untranslated.
     Pass(Reason),
     /// Was rewritten and goes on.
@@ -19,12 +21,22 @@ pub enum Verdict {
     Drop(Reason),
 }
 
+impl From<Result<(), Refused>> for Verdict {
+    #[inline(always)]
+    fn from(rewritten: Result<(), Refused>) -> Self {
+        match rewritten {
+            Ok(()) => Self::Translated,
+            Err(Refused) => Self::Drop(Reason::RewriteFailed),
+        }
+    }
+}
+
 impl Verdict {
     /// Counts the reason and gives TC's action: "next program", which is `TCX_NEXT` and `TC_ACT_UNSPEC` alike, or a drop.
     #[inline(always)]
     pub fn into_action(self) -> i32 {
         match self {
-            Self::NotOurs | Self::Translated => TC_ACT_UNSPEC,
+            Self::NotOurs | Self::Unusual | Self::Translated => TC_ACT_UNSPEC,
             Self::Pass(reason) => {
                 stats::count(reason);
                 TC_ACT_UNSPEC

@@ -3,11 +3,15 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use aya::{Ebpf, EbpfLoader, maps::MapData, programs::SchedClassifier};
+use aya::{
+    Ebpf, EbpfLoader,
+    maps::{MapData, ProgramArray},
+    programs::SchedClassifier,
+};
 use aya_obj::Object;
 use npl_common::{
     config::Config,
-    names::{ABI_VERSION, GLOBAL_DIRECT_READS, PINNED_MAPS, PROGRAMS},
+    names::{ABI_VERSION, GLOBAL_DIRECT_READS, MAP_REST, PINNED_MAPS, PROGRAMS, REST_PROGRAMS},
 };
 use tracing::{debug, info, warn};
 
@@ -18,7 +22,7 @@ use super::{
     object::embedded_object,
     pins::{Pins, unpin},
     preflight,
-    tables::Tables,
+    tables::{Tables, open},
 };
 use crate::core::{
     model::{Backend, Frontend},
@@ -152,9 +156,21 @@ fn load_with(pins: &Pins, object: &[u8], has_direct_reads: bool) -> Result<Ebpf,
         loader.map_pin_path(name, pins.map(name));
     }
     let mut ebpf = loader.load(object).map_err(DatapathError::Load)?;
-    for name in PROGRAMS {
+    for name in PROGRAMS.iter().chain(REST_PROGRAMS) {
         let program: &mut SchedClassifier = program(&mut ebpf, name)?;
         program.load().map_err(|source| DatapathError::LoadProgram { name, source: Box::new(source) })?;
     }
+    link_rest(pins, &mut ebpf)?;
     Ok(ebpf)
+}
+
+/// Tells the programs of the hooks where to jump with what is unusual. Those of an earlier agent jump there from now on.
+fn link_rest(pins: &Pins, ebpf: &mut Ebpf) -> Result<(), DatapathError> {
+    let mut rest: ProgramArray<MapData> = open(pins, MAP_REST)?;
+    for (index, name) in (0..).zip(REST_PROGRAMS) {
+        let program: &mut SchedClassifier = program(ebpf, name)?;
+        let program = program.fd().map_err(|source| DatapathError::LoadProgram { name, source: Box::new(source) })?;
+        rest.set(index, program, 0).map_err(DatapathError::map("write", MAP_REST))?;
+    }
+    Ok(())
 }

@@ -12,6 +12,8 @@ use npl_common::{
     mapping::{Endpoint, Frontend},
 };
 
+use crate::packet::Other;
+
 pub use v4::V4;
 pub use v6::V6;
 
@@ -33,8 +35,18 @@ pub trait Family: Sized {
     type FlowKey;
     type Flow;
 
-    /// Reads the IP header `L2` bytes in, and finds the transport header behind it and its options.
-    fn locate<const L2: usize>(ctx: &TcContext) -> Option<Location<Self>>;
+    /// ICMP's number in this family.
+    const ICMP: u8;
+    /// Whether ICMP's checksum covers the addresses of the packet that it is in.
+    const ICMP_COVERS_ADDRESSES: bool;
+
+    /// Reads the IP header `L2` bytes in, and finds the transport header of a plain packet.
+    fn locate<const L2: usize>(ctx: &TcContext) -> Result<Location<Self>, Other>;
+    /// Reads the IP header at any offset, and goes over all that stands between it and the transport header. Nothing if
+    /// it is none, or leads to a transport header that is not for its destination.
+    fn walk(ctx: &TcContext, l3: usize) -> Option<Walk<Self>>;
+    /// Whether an ICMP message of this type tells of a packet that did not arrive.
+    fn is_error(kind: u8) -> bool;
     /// Copies the beginning of what follows at once on the IP header.
     fn read_behind<T: Copy, const L2: usize>(ctx: &TcContext) -> Option<T>;
     /// What a sum over the old address gains when it becomes the new one.
@@ -63,6 +75,8 @@ pub trait Family: Sized {
     fn insert_flow(key: &Self::FlowKey, flow: &Self::Flow) -> Option<()>;
     /// A slot of the half-open cache.
     fn slot(index: u32) -> Option<*mut u64>;
+    /// A slot of the records of fragmented datagrams.
+    fn fragment_slot(index: u32) -> Option<*mut u64>;
 
     /// Whether the address never leaves the network namespace that it is used in.
     fn is_loopback(addr: Self::Addr) -> bool;
@@ -82,10 +96,35 @@ pub struct Location<F: Family> {
     pub protocol: u8,
     /// Offset of the transport header.
     pub l4: usize,
-    /// Whether anything stands between the IP header and the transport header.
-    pub has_options: bool,
-    /// Whether it is the first of several fragments.
-    pub is_fragment: bool,
+    /// Whether the transport header follows the IP header at once, so that both are at constant offsets.
+    pub is_plain: bool,
+}
+
+/// A packet, or the quote of one, that was walked through header by header.
+pub struct Walk<F: Family> {
+    /// Offset of the IP header.
+    pub l3: usize,
+    pub location: Location<F>,
+    pub fragment: Fragment,
+    /// Where the packet ends, as its header says.
+    pub end: usize,
+}
+
+/// Which part of a datagram a packet carries.
+pub struct Fragment {
+    /// What the fragments of a datagram have in common beside their addresses, as loaded.
+    pub id: u32,
+    /// The same, and zero where a later fragment does not tell.
+    pub protocol: u8,
+    /// Whether others precede it, so that it has no ports.
+    pub is_later: bool,
+    /// Whether it is the first of several.
+    pub is_first: bool,
+}
+
+impl Fragment {
+    /// A whole datagram.
+    pub const NONE: Self = Self { id: 0, protocol: 0, is_later: false, is_first: false };
 }
 
 /// The Pod behind a mapping.

@@ -13,10 +13,10 @@ use npl_common::{
     syn,
 };
 
-use super::{Backend, End, Ends, Family, Location, Peer};
+use super::{Backend, End, Ends, Family, Fragment, Location, Peer, Walk};
 use crate::{
-    maps::{ENDPOINT_V4, FLOW_V4, LOCAL_ADDRESS_V4, LOCAL_V4, MAPPING_V4, PEER_V4, SYN_V4},
-    packet::{self, ETHERNET},
+    maps::{ENDPOINT_V4, FLOW_V4, FRAGMENT_V4, LOCAL_ADDRESS_V4, LOCAL_V4, MAPPING_V4, PEER_V4, SYN_V4},
+    packet::{self, ETHERNET, Other},
 };
 
 /// IPv4.
@@ -52,10 +52,18 @@ pub struct Rest {
     check: u16,
 }
 
-/// More-fragments flag and fragment offset, host order.
-const FRAGMENT_MASK: u16 = 0x3fff;
-/// The fragment offset alone, host order.
-const FRAGMENT_OFFSET_MASK: u16 = 0x1fff;
+/// More-fragments flag and fragment offset, as loaded.
+const FRAGMENT_MASK: u16 = 0x3fff_u16.to_be();
+/// The fragment offset alone, as loaded.
+const FRAGMENT_OFFSET_MASK: u16 = 0x1fff_u16.to_be();
+/// Version 4, and no options.
+const PLAIN: u8 = 0x45;
+/// Types of ICMP messages that quote a packet (RFC 792).
+mod icmp {
+    pub const UNREACHABLE: u8 = 3;
+    pub const TIME_EXCEEDED: u8 = 11;
+    pub const PARAMETER_PROBLEM: u8 = 12;
+}
 /// First byte of every loopback address.
 const LOOPBACK_NETWORK: u8 = 127;
 /// The smallest header.
@@ -68,6 +76,8 @@ impl Family for V4 {
     /// The header's own checksum and the address cancel out in `skb->csum`.
     const STORE_FLAGS: u64 = 0;
     const TAIL: usize = offset_of!(Header, tail);
+    const ICMP: u8 = 1;
+    const ICMP_COVERS_ADDRESSES: bool = false;
 
     type Addr = u32;
     type Tail = Tail;
@@ -76,18 +86,41 @@ impl Family for V4 {
     type Flow = FlowV4;
 
     #[inline(always)]
-    fn locate<const L2: usize>(ctx: &TcContext) -> Option<Location<Self>> {
-        let ip = packet::read::<Header, L2>(ctx)?;
+    fn locate<const L2: usize>(ctx: &TcContext) -> Result<Location<Self>, Other> {
+        let ip = packet::read::<Header, L2>(ctx).ok_or(Other::Foreign)?;
         let Tail { rest, source, destination } = ip.tail;
-        let (fragment, protocol) = (u16::from_be(ip.fragment), rest.protocol);
+        let protocol = rest.protocol;
+        if !packet::has_ports(protocol) {
+            return Err(if protocol == Self::ICMP { Other::Unusual } else { Other::Foreign });
+        }
+        if ip.version_and_length != PLAIN || ip.fragment & FRAGMENT_MASK != 0 {
+            return Err(Other::Unusual);
+        }
+        Ok(Location { source, destination, rest, protocol, l4: L2 + MIN, is_plain: true })
+    }
+
+    #[inline(always)]
+    fn walk(ctx: &TcContext, l3: usize) -> Option<Walk<Self>> {
+        let ip = packet::load::<Header>(ctx, l3)?;
+        let Tail { rest, source, destination } = ip.tail;
         let length = usize::from(ip.version_and_length & 0x0f) * 4;
-        // A fragment that is not the first has no ports and is none of ours here.
-        if !packet::has_ports(protocol) || length < MIN || fragment & FRAGMENT_OFFSET_MASK != 0 {
+        if ip.version_and_length >> 4 != 4 || length < MIN {
             return None;
         }
-        let is_fragment = fragment & FRAGMENT_MASK != 0;
-        let (l4, has_options) = (L2 + length, length != MIN);
-        Some(Location { source, destination, rest, protocol, l4, has_options, is_fragment })
+        let protocol = rest.protocol;
+        let is_later = ip.fragment & FRAGMENT_OFFSET_MASK != 0;
+        let is_first = !is_later && ip.fragment & FRAGMENT_MASK != 0;
+        Some(Walk {
+            l3,
+            location: Location { source, destination, rest, protocol, l4: l3 + length, is_plain: false },
+            fragment: Fragment { id: u32::from(ip.id), protocol, is_later, is_first },
+            end: l3 + usize::from(u16::from_be(ip.total_length)),
+        })
+    }
+
+    #[inline(always)]
+    fn is_error(kind: u8) -> bool {
+        matches!(kind, icmp::UNREACHABLE | icmp::TIME_EXCEEDED | icmp::PARAMETER_PROBLEM)
     }
 
     #[inline(always)]
@@ -191,6 +224,11 @@ impl Family for V4 {
     #[inline(always)]
     fn slot(index: u32) -> Option<*mut u64> {
         SYN_V4.get_ptr_mut(index)
+    }
+
+    #[inline(always)]
+    fn fragment_slot(index: u32) -> Option<*mut u64> {
+        FRAGMENT_V4.get_ptr_mut(index)
     }
 
     #[inline(always)]

@@ -13,10 +13,10 @@ use npl_common::{
     syn,
 };
 
-use super::{Backend, End, Ends, Family, Location, Peer};
+use super::{Backend, End, Ends, Family, Fragment, Location, Peer, Walk};
 use crate::{
-    maps::{ENDPOINT_V6, FLOW_V6, LOCAL_ADDRESS_V6, LOCAL_V6, MAPPING_V6, PEER_V6, SYN_V6},
-    packet::{self, ETHERNET},
+    maps::{ENDPOINT_V6, FLOW_V6, FRAGMENT_V6, LOCAL_ADDRESS_V6, LOCAL_V6, MAPPING_V6, PEER_V6, SYN_V6},
+    packet::{self, ETHERNET, Other},
 };
 
 /// IPv6.
@@ -51,8 +51,24 @@ struct Extension {
     protocol: u8,
     /// In units of eight bytes, without the first; a fragment header has a zero here, and is eight bytes long.
     length: u8,
-    /// Of a fragment header: offset, two reserved bits, and whether more follow. Of a routing header: type and segments left.
+    /// Of a routing header: its type, and the segments left.
     rest: [u8; 2],
+}
+
+/// A fragment header (RFC 8200 section 4.5). Words are as loaded.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct FragmentHeader {
+    protocol: u8,
+    reserved: u8,
+    offset: u16,
+    id: u32,
+}
+
+/// Types of ICMPv6 messages that quote a packet (RFC 4443).
+mod icmp {
+    pub const UNREACHABLE: u8 = 1;
+    pub const PARAMETER_PROBLEM: u8 = 4;
 }
 
 /// Numbers of extension headers (RFC 8200 section 4).
@@ -65,10 +81,10 @@ mod extension {
 
 /// More extension headers than any sender has a use for.
 const MAX_EXTENSIONS: usize = 6;
-/// Fragment offset, in a fragment header's second half word, host order.
-const FRAGMENT_OFFSET_MASK: u16 = 0xfff8;
-/// More-fragments flag in the same.
-const MORE_FRAGMENTS: u16 = 1;
+/// Fragment offset, as loaded.
+const FRAGMENT_OFFSET_MASK: u16 = 0xfff8_u16.to_be();
+/// More-fragments flag in the same word.
+const MORE_FRAGMENTS: u16 = 1_u16.to_be();
 
 /// `::1`.
 const LOOPBACK: Addr = [0, 0, 0, 1_u32.to_be()];
@@ -80,6 +96,8 @@ impl Family for V6 {
     /// No checksum of the header makes up for the address.
     const STORE_FLAGS: u64 = BPF_F_RECOMPUTE_CSUM as u64;
     const TAIL: usize = offset_of!(Header, tail);
+    const ICMP: u8 = 58;
+    const ICMP_COVERS_ADDRESSES: bool = true;
 
     type Addr = Addr;
     type Tail = Tail;
@@ -88,21 +106,44 @@ impl Family for V6 {
     type Flow = FlowV6;
 
     #[inline(always)]
-    fn locate<const L2: usize>(ctx: &TcContext) -> Option<Location<Self>> {
-        let ip = packet::read::<Header, L2>(ctx)?;
-        let mut location = Location {
-            source: ip.tail.source,
-            destination: ip.tail.destination,
-            rest: (),
-            protocol: ip.protocol,
-            l4: L2 + LENGTH,
-            has_options: false,
-            is_fragment: false,
-        };
-        if !packet::has_ports(location.protocol) {
-            skip_extensions(ctx, &mut location)?;
+    fn locate<const L2: usize>(ctx: &TcContext) -> Result<Location<Self>, Other> {
+        let ip = packet::read::<Header, L2>(ctx).ok_or(Other::Foreign)?;
+        let Tail { source, destination } = ip.tail;
+        let protocol = ip.protocol;
+        if !packet::has_ports(protocol) {
+            let is_unusual = protocol == Self::ICMP || is_extension(protocol);
+            return Err(if is_unusual { Other::Unusual } else { Other::Foreign });
         }
-        Some(location)
+        Ok(Location { source, destination, rest: (), protocol, l4: L2 + LENGTH, is_plain: true })
+    }
+
+    #[inline(always)]
+    fn walk(ctx: &TcContext, l3: usize) -> Option<Walk<Self>> {
+        let ip = packet::load::<Header>(ctx, l3)?;
+        if ip.version_class_and_label.to_ne_bytes()[0] >> 4 != 6 {
+            return None;
+        }
+        let Tail { source, destination } = ip.tail;
+        let mut walk = Walk {
+            l3,
+            location: Location {
+                source,
+                destination,
+                rest: (),
+                protocol: ip.protocol,
+                l4: l3 + LENGTH,
+                is_plain: false,
+            },
+            fragment: Fragment::NONE,
+            end: l3 + LENGTH + usize::from(u16::from_be(ip.payload_length)),
+        };
+        skip_extensions(ctx, &mut walk)?;
+        Some(walk)
+    }
+
+    #[inline(always)]
+    fn is_error(kind: u8) -> bool {
+        matches!(kind, icmp::UNREACHABLE..=icmp::PARAMETER_PROBLEM)
     }
 
     #[inline(always)]
@@ -209,6 +250,11 @@ impl Family for V6 {
     }
 
     #[inline(always)]
+    fn fragment_slot(index: u32) -> Option<*mut u64> {
+        FRAGMENT_V6.get_ptr_mut(index)
+    }
+
+    #[inline(always)]
     fn is_loopback(addr: Addr) -> bool {
         addr == LOOPBACK
     }
@@ -239,33 +285,41 @@ fn peer_key(peer: &Peer<V6>) -> PeerKeyV6 {
     PeerKeyV6 { socket: peer.socket, pod_addr: bytes(peer.pod.addr), pod_port: peer.pod.port, pad: 0, pad_to_word: 0 }
 }
 
-/// Walks over extension headers to one that has ports; nothing if there is none, or the packet is not for its
-/// destination address yet, or a fragment that is not the first.
+/// Walks over extension headers to what they precede, or to the fragment header of a fragment that is not the first.
+/// Nothing if there are too many, one is cut off, or the packet is not for its destination address yet.
 #[inline(always)]
-fn skip_extensions(ctx: &TcContext, location: &mut Location<V6>) -> Option<()> {
-    location.has_options = true;
+fn skip_extensions(ctx: &TcContext, walk: &mut Walk<V6>) -> Option<()> {
+    let location = &mut walk.location;
     for _ in 0..MAX_EXTENSIONS {
         let kind = location.protocol;
-        if !matches!(kind, extension::HOP_BY_HOP | extension::ROUTING | extension::FRAGMENT | extension::DESTINATION) {
-            return None;
-        }
-        let header = packet::load::<Extension>(ctx, location.l4)?;
-        if kind == extension::FRAGMENT {
-            let fragment = u16::from_be_bytes(header.rest);
-            if fragment & FRAGMENT_OFFSET_MASK != 0 {
-                return None;
-            }
-            location.is_fragment |= fragment & MORE_FRAGMENTS != 0;
-        } else if kind == extension::ROUTING && header.rest[1] != 0 {
-            return None;
-        }
-        location.l4 += (usize::from(header.length) + 1) * 8;
-        location.protocol = header.protocol;
-        if packet::has_ports(location.protocol) {
+        if !is_extension(kind) {
             return Some(());
         }
+        if kind == extension::FRAGMENT {
+            let header = packet::load::<FragmentHeader>(ctx, location.l4)?;
+            location.protocol = header.protocol;
+            location.l4 += size_of::<FragmentHeader>();
+            walk.fragment.id = header.id;
+            walk.fragment.is_later = header.offset & FRAGMENT_OFFSET_MASK != 0;
+            if walk.fragment.is_later {
+                return Some(());
+            }
+            walk.fragment.is_first = header.offset & MORE_FRAGMENTS != 0;
+        } else {
+            let header = packet::load::<Extension>(ctx, location.l4)?;
+            if kind == extension::ROUTING && header.rest[1] != 0 {
+                return None;
+            }
+            location.protocol = header.protocol;
+            location.l4 += (usize::from(header.length) + 1) * 8;
+        }
     }
-    None
+    if is_extension(location.protocol) { None } else { Some(()) }
+}
+
+#[inline(always)]
+const fn is_extension(protocol: u8) -> bool {
+    matches!(protocol, extension::HOP_BY_HOP | extension::ROUTING | extension::FRAGMENT | extension::DESTINATION)
 }
 
 /// An address as maps hold it.

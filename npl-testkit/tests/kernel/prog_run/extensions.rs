@@ -15,7 +15,7 @@ const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
 const AUTHENTICATION: u8 = 51;
-const DESTINATION_OPTIONS: u8 = 60;
+pub(crate) const DESTINATION_OPTIONS: u8 = 60;
 
 /// Where the IPv6 header is, and its fields.
 const L3: usize = 14;
@@ -24,7 +24,7 @@ const NEXT_HEADER: usize = L3 + 6;
 const HEADER_END: usize = L3 + 40;
 
 /// The frame of `packet` with these extension headers: kind, and all bytes after the first two.
-fn extended(packet: &Packet, extensions: &[(u8, &[u8])]) -> Vec<u8> {
+pub(crate) fn extended(packet: &Packet, extensions: &[(u8, &[u8])]) -> Vec<u8> {
     let mut frame = packet.build();
     let mut next = frame[NEXT_HEADER];
     for (kind, content) in extensions.iter().rev() {
@@ -45,7 +45,7 @@ fn in_v6(test: impl Fn(&mut Lab) + Send + Sync) {
 }
 
 /// Padding options of the wanted length (RFC 8200 section 4.2).
-const SIX: &[u8] = &[1, 4, 0, 0, 0, 0];
+pub(crate) const SIX: &[u8] = &[1, 4, 0, 0, 0, 0];
 const FOURTEEN: &[u8] = &[1, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 #[test]

@@ -4,6 +4,7 @@
 //! The kernel takes a frame for another machine's unless it is addressed to the loopback device, whose address is zero.
 
 mod complete;
+mod errors;
 mod extensions;
 mod flows;
 mod l3;

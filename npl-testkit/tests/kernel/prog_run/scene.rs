@@ -85,6 +85,11 @@ pub(crate) fn client_ip() -> IpAddr {
     ip("198.51.100.2", "2001:db8:0:2::2")
 }
 
+/// A router between the client and the Node.
+pub(crate) fn router_ip() -> IpAddr {
+    ip("203.0.113.1", "2001:db8:0:9::1")
+}
+
 /// An address that is nobody's.
 pub(crate) fn strange_ip() -> IpAddr {
     ip("192.0.2.99", "2001:db8:0:1::99")

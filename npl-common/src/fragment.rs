@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//! Records of fragmented datagrams. Only the first fragment has ports; what became of it is written down for the others.
+//!
+//! One word per slot, as in [`crate::syn`] and for the same reason: a flood of fragments overwrites words, and takes
+//! neither memory nor time. A record has to last for as long as its datagram is on the wire.
+//!
+//! ```text
+//! 63        32 31      25   24    23        16 15        0
+//! [ tag: 32 b ][ seconds ][ TCP? ][ address # ][ node port ]
+//! ```
+
+use crate::mapping::protocol;
+
+/// Slots, a power of two: 512 KiB.
+pub const SLOTS: u32 = 65_536;
+
+/// How long a record counts, in [`time`]'s unit: as long as the kernel waits for the fragments of a datagram. Their
+/// numbers come again.
+pub const LIFETIME: u64 = 30;
+
+const ADDRESS_SHIFT: u32 = 16;
+const TCP_SHIFT: u32 = 24;
+const TIME_SHIFT: u32 = 25;
+const TAG_SHIFT: u32 = 32;
+const TAG_MASK: u64 = u64::MAX << TAG_SHIFT;
+const TIME_MASK: u64 = 0x7f;
+
+/// What became of a datagram's first fragment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Record {
+    /// The node port that it was translated by, host order; 0 if it was not.
+    pub node_port: u16,
+    /// Position of the Node's address among the local ones.
+    pub address_index: u8,
+    /// TCP, or else UDP: a later fragment of IPv6 does not tell.
+    pub is_tcp: bool,
+}
+
+impl Record {
+    /// The first fragment was not ours.
+    pub const NOT_OURS: Self = Self { node_port: 0, address_index: 0, is_tcp: false };
+
+    /// The datagram's protocol.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
+    pub const fn protocol(&self) -> u8 {
+        if self.is_tcp { protocol::TCP } else { protocol::UDP }
+    }
+
+    /// As it is kept, for a datagram of this hash, at this [`time`].
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
+    pub const fn to_word(&self, hash: u64, time: u64) -> u64 {
+        (hash & TAG_MASK)
+            | (time & TIME_MASK) << TIME_SHIFT
+            | (self.is_tcp as u64) << TCP_SHIFT
+            | (self.address_index as u64) << ADDRESS_SHIFT
+            | self.node_port as u64
+    }
+
+    /// Reads a slot's word, if it is of a datagram of this hash, and not too old at this [`time`].
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
+    #[expect(clippy::cast_possible_truncation, reason = "each field is cut out of the word")]
+    pub const fn from_word(word: u64, hash: u64, time: u64) -> Option<Self> {
+        if !is_of(word, hash) || time.wrapping_sub(word >> TIME_SHIFT) & TIME_MASK > LIFETIME {
+            return None;
+        }
+        Some(Self {
+            node_port: word as u16,
+            address_index: (word >> ADDRESS_SHIFT) as u8,
+            is_tcp: word >> TCP_SHIFT & 1 != 0,
+        })
+    }
+}
+
+/// Whether a word was written for a datagram of this hash, however long ago.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
+pub const fn is_of(word: u64, hash: u64) -> bool {
+    (word ^ hash) & TAG_MASK == 0
+}
+
+/// The slot of a hash; its tag does not depend on it.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
+#[expect(clippy::cast_possible_truncation, reason = "masked to the number of slots")]
+pub const fn slot(hash: u64) -> u32 {
+    (hash as u32) & (SLOTS - 1)
+}
+
+/// The time of a record, from nanoseconds: in units of 1.07 seconds, of which a word keeps the last 128.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
+pub const fn time(nanoseconds: u64) -> u64 {
+    nanoseconds >> 30
+}
+
+const _: () = assert!(SLOTS.is_power_of_two(), "a slot is chosen by a mask");
+const _: () = assert!(crate::mapping::MAX_LOCAL_ADDRESSES == 256, "an address index has eight bits in a slot");
+const _: () = assert!(LIFETIME < TIME_MASK / 2, "an old record is not taken for a new one");
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{LIFETIME, Record, time};
+
+    proptest! {
+        #[test]
+        fn a_word_gives_back_what_went_in(hash: u64, nanoseconds: u64, node_port: u16, address_index: u8, is_tcp: bool) {
+            let record = Record { node_port, address_index, is_tcp };
+            let now = time(nanoseconds);
+            let word = record.to_word(hash, now);
+            prop_assert_eq!(Record::from_word(word, hash, now), Some(record));
+            prop_assert_eq!(Record::from_word(word, hash, now + LIFETIME), Some(record));
+            prop_assert_eq!(Record::from_word(word, hash, now + LIFETIME + 1), None);
+        }
+
+        #[test]
+        fn a_word_is_of_one_tag(hash: u64, other: u64) {
+            let word = Record::NOT_OURS.to_word(hash, 0);
+            prop_assert_eq!(Record::from_word(word, other, 0).is_some(), hash >> 32 == other >> 32);
+        }
+    }
+}

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Fragmented datagrams: the first fragment is translated as any packet, and leaves a record for those that follow, which
+//! have addresses only. No checksum but the header's covers those; the transport's is in the first fragment.
+
+use aya_ebpf::{helpers::generated::bpf_ktime_get_ns, programs::TcContext};
+use npl_common::{
+    config::Config,
+    fragment::{self, Record},
+    mapping::Frontend,
+    reason::Reason,
+};
+
+use crate::{
+    egress::Replies,
+    family::{Backend, Family, Walk},
+    flow::NodeEnd,
+    ingress::Requests,
+    maps::CONFIG,
+    rest::Hook,
+    rewrite::{self, DESTINATION, SOURCE},
+    stats,
+    verdict::Verdict,
+};
+
+/// What the fragments of a datagram have in common at a hook, mixed.
+#[inline(always)]
+pub fn hash<F: Family, H: Hook>(config: &Config, walk: &Walk<F>) -> u64 {
+    let rest = u64::from(walk.fragment.id) << 32 | u64::from(walk.fragment.protocol) << 8 | u64::from(H::END);
+    F::hash(config.seed, walk.location.source, walk.location.destination, rest)
+}
+
+/// Notes that the first fragment of a datagram was translated.
+#[inline(always)]
+pub fn note_translated<F: Family>(hash: u64, node: &NodeEnd<F>, is_tcp: bool) {
+    let Some(config) = CONFIG.get(0) else { return };
+    // An address that the Node has lost is not known any more to those that follow either.
+    if let Some(address_index) = F::local_index(config, node.addr) {
+        note::<F>(hash, Record { node_port: node.port, address_index, is_tcp });
+    }
+}
+
+/// Notes that the first fragment of a datagram was not ours: a record of an earlier one with the same number ends, and
+/// of the Node's own datagrams it is known that none of their fragments came too early.
+#[inline(always)]
+pub fn note_not_ours<F: Family, H: Hook>(hash: u64, destination: F::Addr) {
+    let (Some(config), Some(slot)) = (CONFIG.get(0), F::fragment_slot(fragment::slot(hash))) else { return };
+    let is_for_node = H::END == DESTINATION && F::local_index(config, destination).is_some();
+    // SAFETY: a pointer into a map element of this type, aligned.
+    if is_for_node || fragment::is_of(unsafe { slot.read_volatile() }, hash) {
+        note::<F>(hash, Record::NOT_OURS);
+    }
+}
+
+/// Judges and rewrites a later fragment of a request.
+#[inline(always)]
+pub fn request<F: Family>(ctx: &TcContext, walk: &Walk<F>) -> Verdict {
+    let Some(config) = CONFIG.get(0) else { return Verdict::NotOurs };
+    if F::local_index(config, walk.location.destination).is_none() {
+        return Verdict::NotOurs;
+    }
+    let Some(record) = record::<F>(hash::<F, Requests>(config, walk)) else {
+        return Verdict::Pass(Reason::Fragment);
+    };
+    let Some(backend) = backend::<F>(&record) else { return Verdict::NotOurs };
+    stats::of_mapping(backend.stats_index, |stats| {
+        stats.request_packets += 1;
+        stats.request_bytes += u64::from(ctx.len());
+    });
+    rewrite::apply_address::<F, DESTINATION>(ctx, walk, backend.addr).into()
+}
+
+/// Judges and rewrites a later fragment of a reply. What goes out is mostly others', so one without a record is too.
+#[inline(always)]
+pub fn reply<F: Family>(ctx: &TcContext, walk: &Walk<F>) -> Verdict {
+    let Some(config) = CONFIG.get(0) else { return Verdict::NotOurs };
+    let Some(record) = record::<F>(hash::<F, Replies>(config, walk)) else { return Verdict::NotOurs };
+    if record == Record::NOT_OURS {
+        return Verdict::NotOurs;
+    }
+    let Some(addr) = F::local_address(record.address_index) else { return Verdict::NotOurs };
+    // The flow may outlive its mapping by the time that another mapping of the same Pod port is there.
+    if let Some(backend) = backend::<F>(&record) {
+        stats::of_mapping(backend.stats_index, |stats| {
+            stats.reply_packets += 1;
+            stats.reply_bytes += u64::from(ctx.len());
+        });
+    }
+    rewrite::apply_address::<F, SOURCE>(ctx, walk, addr).into()
+}
+
+#[inline(always)]
+fn backend<F: Family>(record: &Record) -> Option<Backend<F>> {
+    if record.node_port == 0 {
+        return None;
+    }
+    F::backend(Frontend { node_port: record.node_port, protocol: record.protocol(), pad: 0 })
+}
+
+#[inline(always)]
+fn record<F: Family>(hash: u64) -> Option<Record> {
+    let slot = F::fragment_slot(fragment::slot(hash))?;
+    // SAFETY: a pointer into a map element of this type, aligned.
+    Record::from_word(unsafe { slot.read_volatile() }, hash, now())
+}
+
+#[inline(always)]
+fn note<F: Family>(hash: u64, record: Record) {
+    if let Some(slot) = F::fragment_slot(fragment::slot(hash)) {
+        // SAFETY: a pointer into a map element of this type, aligned; one store, so that no reader sees half of it.
+        unsafe { slot.write_volatile(record.to_word(hash, now())) };
+    }
+}
+
+#[inline(always)]
+fn now() -> u64 {
+    // SAFETY: a helper without arguments.
+    fragment::time(unsafe { bpf_ktime_get_ns() })
+}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Packets that are not plain ones with ports: ICMP errors, fragments, and those with options or extension headers.
+//!
+//! Few packets are. Programs of their own look at them, which those of the hooks jump to: the others pay nothing for
+//! them, and they have a stack to themselves. Each part is a function of its own for the same reason.
+
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
+
+use npl_common::mapping::protocol;
+
+use crate::{
+    family::{Family, V4, V6, Walk},
+    flow::NodeEnd,
+    fragment, icmp,
+    maps::CONFIG,
+    packet::{self, IcmpHeader, Packet, skb},
+    verdict::Verdict,
+};
+
+/// What is done at one of the two hooks.
+pub trait Hook {
+    /// The end of a packet that is rewritten.
+    const END: bool;
+
+    /// Judges and rewrites a packet with ports; `note` is told what its client believes it talks to.
+    fn packet<F: Family, const L2: usize>(
+        ctx: &TcContext,
+        packet: &Packet<F>,
+        note: impl FnOnce(&NodeEnd<F>),
+    ) -> Verdict;
+    /// Judges and rewrites a fragment that is not the first, and has no ports.
+    fn later_fragment<F: Family>(ctx: &TcContext, walk: &Walk<F>) -> Verdict;
+    /// Judges and rewrites an ICMP error.
+    fn error<F: Family>(ctx: &TcContext, outer: Walk<F>, header: IcmpHeader) -> Verdict;
+}
+
+/// Looks closer at a packet whose IP header starts `L2` bytes in.
+#[inline(always)]
+pub fn translate<H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
+    match packet::ether_type(ctx) {
+        Some(V4::ETHER_TYPE) => translate_family::<V4, H, L2>(ctx),
+        Some(V6::ETHER_TYPE) => translate_family::<V6, H, L2>(ctx),
+        _ => Verdict::NotOurs.into_action(),
+    }
+}
+
+#[inline(always)]
+fn translate_family<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
+    let action = translate_packet::<F, H, L2>(skb(ctx));
+    match action {
+        IS_ICMP => translate_error::<F, H, L2>(skb(ctx)),
+        IS_FRAGMENT => translate_fragment::<F, H, L2>(skb(ctx)),
+        action => action,
+    }
+}
+
+/// In the place of an action, of which TC has none of these numbers: the packet is for another function.
+const IS_ICMP: i32 = i32::MAX;
+const IS_FRAGMENT: i32 = i32::MAX - 1;
+
+#[inline(never)]
+fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) -> i32 {
+    let ctx = &TcContext::new(skb);
+    let Some(walk) = F::walk(ctx, L2) else { return Verdict::NotOurs.into_action() };
+    if walk.location.protocol == F::ICMP {
+        return IS_ICMP;
+    }
+    if walk.fragment.is_later {
+        return IS_FRAGMENT;
+    }
+    let is_first = walk.fragment.is_first;
+    let Some(config) = CONFIG.get(0) else { return Verdict::NotOurs.into_action() };
+    let hash = if is_first { fragment::hash::<F, H>(config, &walk) } else { 0 };
+    let (destination, protocol) = (walk.location.destination, walk.location.protocol);
+    let verdict = match Packet::of(ctx, walk) {
+        Some(packet) => H::packet::<F, L2>(ctx, &packet, |node| {
+            if is_first {
+                fragment::note_translated(hash, node, protocol == protocol::TCP);
+            }
+        }),
+        None => Verdict::NotOurs,
+    };
+    let is_translated = matches!(verdict, Verdict::Translated);
+    // Before anything else: a reason that only some verdicts have must not be kept where the verifier misses it in others.
+    let action = verdict.into_action();
+    if is_first && !is_translated {
+        fragment::note_not_ours::<F, H>(hash, destination);
+    }
+    action
+}
+
+#[inline(never)]
+fn translate_fragment<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) -> i32 {
+    let ctx = &TcContext::new(skb);
+    let Some(walk) = F::walk(ctx, L2) else { return Verdict::NotOurs.into_action() };
+    H::later_fragment(ctx, &walk).into_action()
+}
+
+#[inline(never)]
+fn translate_error<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) -> i32 {
+    let ctx = &TcContext::new(skb);
+    let Some(outer) = F::walk(ctx, L2) else { return Verdict::NotOurs.into_action() };
+    if outer.fragment.is_first || outer.fragment.is_later {
+        return Verdict::NotOurs.into_action();
+    }
+    let Some(header) = icmp::header(ctx, &outer) else { return Verdict::NotOurs.into_action() };
+    H::error(ctx, outer, header).into_action()
+}
