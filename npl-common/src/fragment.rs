@@ -81,6 +81,12 @@ pub const fn is_of(word: u64, hash: u64) -> bool {
     (word ^ hash) & TAG_MASK == 0
 }
 
+/// The same word, written `units` of [`time`] earlier.
+pub const fn aged(word: u64, units: u64) -> u64 {
+    let time = (word >> TIME_SHIFT).wrapping_sub(units) & TIME_MASK;
+    word & !(TIME_MASK << TIME_SHIFT) | time << TIME_SHIFT
+}
+
 /// The slot of a hash; its tag does not depend on it.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]

@@ -208,17 +208,14 @@ pub fn apply_error<F: Family, const END: bool>(
 #[inline(always)]
 fn quoted_check<F: Family>(ctx: &TcContext, error: &Error<F>) -> Option<(usize, u16)> {
     let location = &error.quote.location;
-    let (check, length) = if location.protocol == protocol::TCP {
-        (offset_of!(TcpHeader, check), size_of::<TcpHeader>())
-    } else {
-        (offset_of!(UdpHeader, check), size_of::<UdpHeader>())
-    };
-    if location.l4 + length > error.outer.end {
+    let is_tcp = location.protocol == protocol::TCP;
+    let offset = location.l4 + if is_tcp { TcpHeader::CHECK } else { UdpHeader::CHECK };
+    if offset + size_of::<u16>() > error.outer.end {
         return None;
     }
-    let before = load::<u16>(ctx, location.l4 + check)?;
+    let check = load::<u16>(ctx, offset)?;
     // A datagram may go without a checksum, and then gets none.
-    if before == 0 && location.protocol == protocol::UDP { None } else { Some((location.l4 + check, before)) }
+    if check == 0 && !is_tcp { None } else { Some((offset, check)) }
 }
 
 /// The transport checksum field for another address and port. Where a device has verified it, that is arithmetic, and

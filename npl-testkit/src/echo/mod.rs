@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The echo server that stands in for a Pod's application: it says who it is and whom it sees.
 //!
-//! Over UDP every datagram is answered by one line of JSON. Over TCP every line is, and three first words are special:
+//! Over UDP every datagram is answered by one line of JSON; after `PAD <bytes>` with as many bytes, the rest of them blanks. Over TCP every line is, and three first words are special:
 //! `GET` is answered by HTTP, `UPLOAD <bytes> <seed>` is followed by that many bytes of [`pattern::Pattern`], whose
 //! digest is answered, and `DOWNLOAD <bytes> <seed>` is answered by them.
 
@@ -14,6 +14,9 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 
 pub use self::server::EchoServer;
+
+/// First word of a datagram that tells how long its answer has to be.
+pub const PADDED: &str = "PAD";
 
 /// What the server says about one request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use socket2::{Domain, Protocol as SocketProtocol, Socket, Type};
 
 use super::pattern::Digest;
-use super::{Protocol, tcp};
+use super::{PADDED, Protocol, tcp};
 use crate::netns::Netns;
 
 /// How long a thread may sit in a system call before it looks whether it has to end, should nothing wake it. Hundreds of
@@ -146,9 +146,22 @@ fn answer_datagrams(socket: &UdpSocket, shared: &Shared) {
     while !shared.stop.load(Ordering::Relaxed) {
         let Ok((length, client)) = socket.recv_from(&mut buffer) else { continue };
         let Some(request) = buffer.get(..length) else { continue };
-        if let Ok(line) = tcp::line(&shared.identity, client, Protocol::Udp, length as u64, Digest::of(request)) {
+        if let Ok(mut line) = tcp::line(&shared.identity, client, Protocol::Udp, length as u64, Digest::of(request)) {
+            if let Some(wanted) = wanted_length(request) {
+                line.push_str(&" ".repeat(wanted.saturating_sub(line.len())));
+            }
             // The client asks again when the answer was lost.
             drop(socket.send_to(line.as_bytes(), client));
         }
     }
+}
+
+/// How long the answer to a datagram has to be, if it says so.
+fn wanted_length(request: &[u8]) -> Option<usize> {
+    let mut words = request.split(|byte| *byte == b' ');
+    if words.next()? != PADDED.as_bytes() {
+        return None;
+    }
+    let length: u16 = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
+    Some(length.into())
 }

@@ -13,8 +13,8 @@ use anyhow::{Context, Result, bail, ensure};
 
 pub use self::load::{Failure, Load, Report, Request};
 pub use self::transfer::{Direction, Transfer, TransferReport, transfer};
-use crate::echo::pattern::Digest;
-use crate::echo::{Answer, Protocol};
+use crate::echo::pattern::{Digest, Pattern};
+use crate::echo::{Answer, PADDED, Protocol};
 use crate::netns::Netns;
 
 /// How long a request may take.
@@ -115,11 +115,30 @@ pub fn udp_ask(socket: &UdpSocket, question: &str) -> Result<Answer> {
         .with_context(|| format!("no answer came within {} s", REQUEST_LIMIT.as_secs()))
 }
 
+/// Sends a question of `question_bytes` and expects an answer of `answer_bytes`: as large as it takes to be cut up.
+pub fn udp_exchange(from: &Netns, server: SocketAddr, question_bytes: usize, answer_bytes: usize) -> Result<Answer> {
+    let mut question = format!("{PADDED} {answer_bytes} ").into_bytes();
+    ensure!(question.len() <= question_bytes, "a question of {question_bytes} bytes cannot ask for so much");
+    let filler = question_bytes - question.len();
+    Pattern::new(answer_bytes as u64, filler as u64).read_to_end(&mut question).context("fill the question")?;
+    let socket = udp_socket(from, server, true)?;
+    socket.send(&question).with_context(|| format!("send {question_bytes} bytes to {server}"))?;
+    let (answer, length) = udp_receive_sized(&socket, &question, REQUEST_LIMIT)?
+        .with_context(|| format!("{server} did not answer {question_bytes} bytes with {answer_bytes}"))?;
+    ensure!(length == answer_bytes, "{length} bytes came back instead of {answer_bytes}");
+    Ok(answer)
+}
+
 /// Waits for the answer to `question`; answers to earlier ones are skipped.
 pub(crate) fn udp_receive(socket: &UdpSocket, question: &[u8], limit: Duration) -> Result<Option<Answer>> {
+    Ok(udp_receive_sized(socket, question, limit)?.map(|(answer, _length)| answer))
+}
+
+/// As [`udp_receive`], with the bytes of the whole answer.
+fn udp_receive_sized(socket: &UdpSocket, question: &[u8], limit: Duration) -> Result<Option<(Answer, usize)>> {
     let digest = Digest::of(question).to_string();
     let start = Instant::now();
-    let mut buffer = [0; 2048];
+    let mut buffer = vec![0; usize::from(u16::MAX)];
     loop {
         let left = limit.saturating_sub(start.elapsed());
         if left.is_zero() {
@@ -131,7 +150,7 @@ pub(crate) fn udp_receive(socket: &UdpSocket, question: &[u8], limit: Duration) 
                 let reply = buffer.get(..length).unwrap_or_default();
                 let answer: Answer = serde_json::from_slice(reply).context("read the answer")?;
                 if answer.digest == digest {
-                    return Ok(Some(answer));
+                    return Ok(Some((answer, length)));
                 }
             }
             Err(err) if matches!(err.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => return Ok(None),

@@ -12,6 +12,7 @@ use caps::{CapSet, Capability};
 use npl_agent::core::model::{Backend, Family, Frontend, NodePort, PodPort, Protocol};
 use npl_agent::datapath::{Datapath, Pins, embedded_object};
 use npl_common::flow::{FlowKeyV4, FlowKeyV6, FlowState, FlowV4, FlowV6};
+use npl_common::fragment;
 use npl_common::names;
 use npl_common::syn;
 use npl_testkit::mounts;
@@ -50,6 +51,7 @@ pub(crate) struct FlowEntry {
 struct FlowMaps<K, V> {
     flows: HashMap<MapData, K, V>,
     slots: Array<MapData, u64>,
+    fragments: Array<MapData, u64>,
 }
 
 /// A loaded datapath, with its maps also open for reading what the agent never looks at.
@@ -100,8 +102,8 @@ impl Lab {
     fn open() -> Self {
         let mut datapath = Datapath::open(Path::new(BPFFS)).unwrap();
         datapath.configure("61000-61100".parse().unwrap(), || SEED).unwrap();
-        let v4 = FlowMaps { flows: open(names::MAP_FLOW_V4), slots: open(names::MAP_SYN_V4) };
-        let v6 = FlowMaps { flows: open(names::MAP_FLOW_V6), slots: open(names::MAP_SYN_V6) };
+        let v4 = FlowMaps { flows: open(names::MAP_FLOW_V4), slots: open(names::MAP_SYN_V4), fragments: open(names::MAP_FRAGMENT_V4) };
+        let v6 = FlowMaps { flows: open(names::MAP_FLOW_V6), slots: open(names::MAP_SYN_V6), fragments: open(names::MAP_FRAGMENT_V6) };
         Self { datapath, v4, v6, others: None }
     }
 
@@ -210,6 +212,15 @@ impl Lab {
     /// Overwrites a flow's slot.
     pub(crate) fn set_slot(&mut self, id: FlowId, word: u64) {
         self.slots(id).set(syn::slot(hash(id)), word, 0).unwrap();
+    }
+
+    /// Makes all records of fragmented datagrams older, by units of about a second.
+    pub(crate) fn age_fragment_records(&mut self, family: Family, units: u64) {
+        let maps = if family == Family::V4 { &mut self.v4.fragments } else { &mut self.v6.fragments };
+        let words: Vec<u64> = maps.iter().map(Result::unwrap).collect();
+        for (slot, word) in (0..).zip(words).filter(|(_, word)| *word != 0) {
+            maps.set(slot, fragment::aged(word, units), 0).unwrap();
+        }
     }
 
     fn slots(&mut self, id: FlowId) -> &mut Array<MapData, u64> {

@@ -4,11 +4,13 @@
 use std::os::fd::AsFd as _;
 
 use aya::util::KernelVersion;
+use npl_agent::core::model::Family;
 use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
 use npl_testkit::packet::tcp_flags::{ACK, SYN};
 use npl_testkit::packet::{Checksum, Packet};
 
-use super::scene::{client, node, pod, tcp, udp, with_mappings};
+use super::fragments::fragments;
+use super::scene::{client, family, for_us, node, pod, pod_ip, router_ip, tcp, udp, with_mappings};
 use crate::lab::{Lab, NEXT};
 use crate::sys::run_with_complete_checksum;
 
@@ -19,8 +21,13 @@ fn kernel_can() -> bool {
 
 #[track_caller]
 fn keeps_the_sum(lab: &mut Lab, program: &'static str, packet: &Packet) {
+    keeps_the_sum_of(lab, program, &packet.build());
+}
+
+#[track_caller]
+fn keeps_the_sum_of(lab: &mut Lab, program: &'static str, frame: &[u8]) {
     let fd = lab.program(program).fd().unwrap().as_fd().try_clone_to_owned().unwrap();
-    assert_eq!(run_with_complete_checksum(fd.as_fd(), &packet.build()).unwrap(), NEXT, "{program} on {packet:?}");
+    assert_eq!(run_with_complete_checksum(fd.as_fd(), frame).unwrap(), NEXT, "{program} on {frame:02x?}");
 }
 
 #[test]
@@ -43,6 +50,40 @@ fn sum_that_a_device_made_stays_right() {
         *no_checksum.transport.checksum_mut().unwrap() = Checksum::Zero;
         for answer in [tcp(pod(), client(), SYN | ACK, b"odd"), udp(pod(), client(), b"hello"), no_checksum] {
             keeps_the_sum(lab, PROG_EGRESS, &answer);
+        }
+    });
+}
+
+#[test]
+fn sum_of_an_icmp_error_stays_right() {
+    if !kernel_can() {
+        return;
+    }
+    with_mappings(|lab| {
+        lab.ingress(&udp(client(), node(), b"hello"));
+        let kind = if family() == Family::V4 { 3 } else { 1 };
+        for bytes in [8, 11, 13] {
+            let about_reply = Packet::icmp_error(router_ip(), kind, 4, &udp(node(), client(), b"hello"), bytes);
+            keeps_the_sum(lab, PROG_INGRESS, &for_us(about_reply));
+            let about_request = Packet::icmp_error(pod_ip(), kind, 4, &udp(client(), pod(), b"hello"), bytes);
+            keeps_the_sum(lab, PROG_EGRESS, &for_us(about_request));
+        }
+    });
+}
+
+#[test]
+fn sum_of_a_fragment_stays_right() {
+    if !kernel_can() {
+        return;
+    }
+    with_mappings(|lab| {
+        lab.ingress(&udp(client(), node(), b"hello"));
+        let (request, answer) = (udp(client(), node(), &[7; 200]), udp(pod(), client(), &[7; 200]));
+        for frame in fragments(&request, 1) {
+            keeps_the_sum_of(lab, PROG_INGRESS, &frame);
+        }
+        for frame in fragments(&answer, 1) {
+            keeps_the_sum_of(lab, PROG_EGRESS, &frame);
         }
     });
 }

@@ -2,18 +2,17 @@
 //! IPv6 packets with extension headers, which stand between the addresses and the ports.
 
 use npl_agent::core::model::Family;
-use npl_common::reason::Reason;
 use npl_testkit::packet::Packet;
 use npl_testkit::packet::tcp_flags::{ACK, SYN};
 
 use super::scene::{SECOND_NODE_PORT, Udp, client, from, node, node_ip, pod, tcp, to, udp, with_mappings_of};
-use crate::counters::{first_request, reason, reply, request};
+use crate::counters::{first_request, reply, request};
 use crate::lab::{Lab, NEXT, Outcome};
 use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
 
 const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
-const FRAGMENT: u8 = 44;
+pub(crate) const FRAGMENT: u8 = 44;
 const AUTHENTICATION: u8 = 51;
 pub(crate) const DESTINATION_OPTIONS: u8 = 60;
 
@@ -93,19 +92,6 @@ fn whole_packet_in_a_fragment_header_is_translated() {
 #[track_caller]
 fn passes(lab: &mut Lab, program: &'static str, frame: Vec<u8>, changes: Vec<crate::counters::Change>) {
     assert_eq!(lab.run(program, &frame), Outcome { action: NEXT, bytes: frame, changes });
-}
-
-#[test]
-fn fragments_are_passed_in_both_directions() {
-    in_v6(|lab| {
-        let request = udp(client(), node(), &[7; 64]);
-        let answer = udp(pod(), client(), &[7; 64]);
-        let (first, later): (&[u8], &[u8]) = (&[0, 1, 0, 0, 0, 7], &[1, 1, 0, 0, 0, 7]);
-        for (program, packet) in [(PROG_INGRESS, &request), (PROG_EGRESS, &answer)] {
-            passes(lab, program, extended(packet, &[(FRAGMENT, first)]), reason(Reason::Fragment));
-            passes(lab, program, extended(packet, &[(FRAGMENT, later)]), vec![]);
-        }
-    });
 }
 
 #[test]

@@ -10,10 +10,10 @@ use std::net::SocketAddr;
 use npl_agent::core::model::Family;
 use npl_common::names::{PROG_EGRESS_L3, PROG_INGRESS_L3};
 use npl_testkit::packet::tcp_flags::{ACK, SYN};
-use npl_testkit::packet::{Checksum, Packet};
+use npl_testkit::packet::{Checksum, Packet, Transport};
 
 use super::scene::{GENERATION, NODE_PORT, Tcp, Udp, from, node, to, with_mappings_of};
-use crate::counters::{first_request, reason, reply};
+use crate::counters::{first_request, reason, reply, request};
 use crate::lab::Lab;
 use npl_common::reason::Reason;
 
@@ -63,5 +63,31 @@ fn what_is_not_ours_passes_without_a_link_layer_header() {
         lab.run(PROG_INGRESS_L3, &unmapped.build()).is(&unmapped, reason(Reason::NoMapping));
         let direct = bare(Packet::tcp(pod(), client(), ACK, b""));
         lab.run(PROG_EGRESS_L3, &direct.build()).is(&direct, reason(Reason::UntrackedReply));
+    });
+}
+
+#[test]
+fn unusual_packets_are_translated_without_a_link_layer_header() {
+    with_l3_mappings(|lab| {
+        lab.run(PROG_INGRESS_L3, &bare(Packet::udp(client(), node(), b"hello there")).build());
+        let router = "8.0.0.9".parse().unwrap();
+        let about_reply = |server| bare(Packet::icmp_error(router, 3, 4, &Packet::udp(server, client(), b"hello"), 8));
+        let (arrives, expected) = (about_reply(node()), about_reply(pod()));
+        lab.run(PROG_INGRESS_L3, &arrives.build()).is(&expected, request("61000/udp", 56));
+        let about_request = |sender: SocketAddr, server| {
+            bare(Packet::icmp_error(sender.ip(), 3, 3, &Packet::udp(client(), server, b"hello"), 8))
+        };
+        let (leaves, expected) = (about_request(pod(), pod()), about_request(node(), node()));
+        lab.run(PROG_EGRESS_L3, &leaves.build()).is(&expected, reply("61000/udp", 56));
+        let mut first = bare(Packet::udp(client(), node(), b"the first of several"));
+        (first.ipv4_mut().unwrap().more_fragments, first.ipv4_mut().unwrap().dont_fragment) = (true, false);
+        lab.run(PROG_INGRESS_L3, &first.build()).is(&to(&first, pod()), request("61000/udp", 48));
+        let mut later = bare(Packet::new(
+            client().ip(),
+            node().ip(),
+            Transport::Raw { protocol: 17, bytes: b"what follows it, and more".to_vec() },
+        ));
+        (later.ipv4_mut().unwrap().fragment_offset, later.ipv4_mut().unwrap().dont_fragment) = (20, false);
+        lab.run(PROG_INGRESS_L3, &later.build()).is(&to(&later, pod()), request("61000/udp", 45));
     });
 }

@@ -7,6 +7,7 @@ mod complete;
 mod errors;
 mod extensions;
 mod flows;
+mod fragments;
 mod l3;
 mod reasons;
 mod replies;

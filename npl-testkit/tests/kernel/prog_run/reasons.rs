@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Every reason, provoked.
 
-use npl_agent::core::model::Family;
 use npl_common::reason::Reason;
 use npl_testkit::packet::tcp_flags::{ACK, SYN};
 use npl_testkit::packet::{Packet, Transport};
 
 use super::scene::{
     NODE_PORT, Udp, bare, client, client_ip, establish, family, flow, for_us, from, length, node, node_ip, pod, pod_ip,
-    second_node_ip, tcp, to, udp, with_mappings, with_mappings_of,
+    second_node_ip, tcp, to, udp, with_mappings,
 };
 use crate::counters::{and, first_request, reason, reply, request};
 
@@ -24,20 +23,6 @@ fn no_mapping_leaves_a_port_of_the_range_to_the_host() {
         lab.remove(family(), Udp, NODE_PORT);
         let packet = udp(client(), node(), b"hello");
         lab.ingress(&packet).is(&packet, reason(Reason::NoMapping));
-    });
-}
-
-#[test]
-fn first_fragment_is_passed_in_both_directions() {
-    with_mappings_of(Family::V4, |lab| {
-        let mut fragment = udp(client(), node(), &[7; 64]);
-        let ip = fragment.ipv4_mut().unwrap();
-        (ip.more_fragments, ip.dont_fragment) = (true, false);
-        lab.ingress(&fragment).is(&fragment, reason(Reason::Fragment));
-        let mut fragment = udp(pod(), client(), &[7; 64]);
-        let ip = fragment.ipv4_mut().unwrap();
-        (ip.more_fragments, ip.dont_fragment) = (true, false);
-        lab.egress(&fragment).is(&fragment, reason(Reason::Fragment));
     });
 }
 

@@ -135,20 +135,6 @@ fn header_shorter_than_any_is_not_ours() {
 }
 
 #[test]
-fn later_fragment_has_no_ports_and_is_not_ours() {
-    with_mappings_of(Family::V4, |lab| {
-        for (source, destination) in [(client(), node()), (pod(), client())] {
-            let mut fragment = udp(source, destination, b"looks like ports");
-            let ip = fragment.ipv4_mut().unwrap();
-            (ip.fragment_offset, ip.more_fragments, ip.dont_fragment) = (185, true, false);
-            passes(lab, &fragment.build());
-            fragment.ipv4_mut().unwrap().more_fragments = false;
-            passes(lab, &fragment.build());
-        }
-    });
-}
-
-#[test]
 fn direct_request_to_a_pod_is_not_ours() {
     with_mappings(|lab| {
         let direct = tcp(client(), pod(), SYN, b"");

@@ -23,7 +23,7 @@ table inet npl_test {
   }
 }";
 
-fn load_rules(world: &World) {
+pub(crate) fn load_rules(world: &World) {
     let mut nft = world.node().command("nft").unwrap();
     tools::output_with_input(nft.args(["-f", "-"]), RULES).unwrap();
 }

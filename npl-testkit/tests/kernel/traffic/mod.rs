@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Real connections from a client over the Node to Pods, checked at both ends by what was sent.
 
+mod errors;
 mod firewall;
 mod foreign;
+mod fragments;
 mod offload;
+mod oracle;
 mod requests;

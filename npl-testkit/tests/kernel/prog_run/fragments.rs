@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Datagrams in fragments, of which only the first has ports.
+
+use npl_agent::core::model::Family;
+use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
+use npl_common::reason::Reason;
+use npl_testkit::packet::tcp_flags::{ACK, PSH, SYN};
+use npl_testkit::packet::{Packet, ones_complement_sum};
+
+use super::extensions::{FRAGMENT, extended};
+use super::scene::{
+    CLIENT_PORT, NODE_PORT, SECOND_NODE_PORT, Tcp, Udp, client, client_ip, establish, family, from, node, node_ip,
+    other_pod_ip, pod, pod_ip, second_node_ip, strange_ip, tcp, to, udp, with_mappings,
+};
+use crate::counters::{Change, first_request, reason, reply, request};
+use crate::lab::{Lab, NEXT, Outcome};
+
+/// What the fragments of a datagram have in common.
+const ID: u32 = 0x4e51;
+/// Bytes of a fragment, without headers.
+const SIZE: usize = 64;
+
+const L3: usize = 14;
+const V4_HEADER: usize = 20;
+const V6_HEADER: usize = 40;
+
+/// One fragment of a packet: `size` bytes from `offset` on.
+fn fragment(packet: &Packet, id: u32, offset: usize, size: usize) -> Vec<u8> {
+    if family() == Family::V4 { fragment_v4(packet, id, offset, size) } else { fragment_v6(packet, id, offset, size) }
+}
+
+fn fragment_v4(packet: &Packet, id: u32, offset: usize, size: usize) -> Vec<u8> {
+    let mut frame = packet.build();
+    let mut payload = frame.split_off(L3 + V4_HEADER);
+    let has_more = offset + size < payload.len();
+    payload = payload[offset..].iter().copied().take(size).collect();
+    let [.., high, low] = id.to_be_bytes();
+    let units = u16::try_from(offset / 8).unwrap() | u16::from(has_more) << 13;
+    let length = u16::try_from(V4_HEADER + payload.len()).unwrap();
+    frame[L3 + 2..L3 + 4].copy_from_slice(&length.to_be_bytes());
+    frame[L3 + 4..L3 + 6].copy_from_slice(&[high, low]);
+    frame[L3 + 6..L3 + 8].copy_from_slice(&units.to_be_bytes());
+    frame[L3 + 10..L3 + 12].fill(0);
+    let check = !ones_complement_sum(&frame[L3..]);
+    frame[L3 + 10..L3 + 12].copy_from_slice(&check.to_be_bytes());
+    [frame, payload].concat()
+}
+
+fn fragment_v6(packet: &Packet, id: u32, offset: usize, size: usize) -> Vec<u8> {
+    let rest = packet.build().len() - L3 - V6_HEADER;
+    let units = u16::try_from(offset).unwrap() | u16::from(offset + size < rest);
+    let mut frame = extended(packet, &[(FRAGMENT, &[units.to_be_bytes().as_slice(), &id.to_be_bytes()].concat())]);
+    frame.drain(L3 + V6_HEADER + 8..L3 + V6_HEADER + 8 + offset);
+    frame.truncate(L3 + V6_HEADER + 8 + size.min(rest - offset));
+    let length = u16::try_from(frame.len() - L3 - V6_HEADER).unwrap();
+    frame[L3 + 4..L3 + 6].copy_from_slice(&length.to_be_bytes());
+    frame
+}
+
+/// All fragments of a packet, in order.
+pub(crate) fn fragments(packet: &Packet, id: u32) -> Vec<Vec<u8>> {
+    let header = if family() == Family::V4 { V4_HEADER } else { V6_HEADER };
+    let rest = packet.build().len() - L3 - header;
+    (0..rest).step_by(SIZE).map(|offset| fragment(packet, id, offset, SIZE)).collect()
+}
+
+/// Datagrams and segments of five fragments, the last of which is a short one.
+fn requests() -> [(Packet, &'static str); 2] {
+    let payload: Vec<u8> = (0..=255).chain(0..40).collect();
+    [(udp(client(), node(), &payload), "61000/udp"), (tcp(client(), node(), PSH | ACK, &payload), "61000/tcp")]
+}
+
+/// The same from the Pod.
+fn replies() -> [(Packet, &'static str); 2] {
+    requests().map(|(packet, mapping)| (from(&to(&packet, client()), pod()), mapping))
+}
+
+#[track_caller]
+fn becomes(lab: &mut Lab, program: &'static str, frame: &[u8], bytes: Vec<u8>, changes: Vec<Change>) {
+    assert_eq!(lab.run(program, frame), Outcome { action: NEXT, bytes, changes }, "{program}");
+}
+
+#[track_caller]
+fn passes(lab: &mut Lab, program: &'static str, frame: &[u8], changes: Vec<Change>) {
+    becomes(lab, program, frame, frame.to_vec(), changes);
+}
+
+/// The client's first packets, which open a flow by each protocol.
+fn open(lab: &mut Lab) {
+    lab.ingress(&tcp(client(), node(), SYN, b""));
+    lab.ingress(&udp(client(), node(), b"hello"));
+}
+
+#[test]
+fn fragments_of_a_request_go_to_the_pod() {
+    with_mappings(|lab| {
+        for (packet, mapping) in requests() {
+            let (frames, expected) = (fragments(&packet, ID), fragments(&to(&packet, pod()), ID));
+            assert!(frames.len() > 4);
+            for (number, (frame, expected)) in frames.iter().zip(expected).enumerate() {
+                let change = if number == 0 { first_request } else { request };
+                becomes(lab, PROG_INGRESS, frame, expected, change(mapping, frame.len()));
+            }
+        }
+    });
+}
+
+#[test]
+fn fragments_of_a_reply_come_from_the_node() {
+    with_mappings(|lab| {
+        open(lab);
+        for (packet, mapping) in replies() {
+            let (frames, expected) = (fragments(&packet, ID), fragments(&from(&packet, node()), ID));
+            for (frame, expected) in frames.iter().zip(expected) {
+                becomes(lab, PROG_EGRESS, frame, expected, reply(mapping, frame.len()));
+            }
+        }
+    });
+}
+
+#[test]
+fn fragments_of_a_reply_come_from_the_address_that_the_client_asked() {
+    with_mappings(|lab| {
+        let second = (second_node_ip(), NODE_PORT).into();
+        lab.ingress(&udp(client(), second, b"hello"));
+        lab.egress(&udp(pod(), client(), b"hello yourself"));
+        lab.ingress(&udp(client(), second, b"establish the flow"));
+        let [(packet, mapping), _] = replies();
+        let (frames, expected) = (fragments(&packet, ID), fragments(&from(&packet, second), ID));
+        for (frame, expected) in frames.iter().zip(expected) {
+            becomes(lab, PROG_EGRESS, frame, expected, reply(mapping, frame.len()));
+        }
+    });
+}
+
+#[test]
+fn later_fragments_come_in_any_order_more_than_once_and_overlapping() {
+    with_mappings(|lab| {
+        let [(packet, mapping), _] = requests();
+        let translated = to(&packet, pod());
+        lab.run(PROG_INGRESS, &fragment(&packet, ID, 0, SIZE));
+        for (offset, size) in [(256, 64), (128, 64), (128, 64), (64, 64), (96, 128), (8, 64), (192, 8)] {
+            let frame = fragment(&packet, ID, offset, size);
+            let changes = request(mapping, frame.len());
+            becomes(lab, PROG_INGRESS, &frame, fragment(&translated, ID, offset, size), changes);
+        }
+    });
+}
+
+#[test]
+fn fragment_that_comes_before_the_first_is_passed() {
+    with_mappings(|lab| {
+        let [(packet, mapping), _] = requests();
+        let later = fragment(&packet, ID, SIZE, SIZE);
+        passes(lab, PROG_INGRESS, &later, reason(Reason::Fragment));
+        lab.run(PROG_INGRESS, &fragment(&packet, ID, 0, SIZE));
+        let translated = fragment(&to(&packet, pod()), ID, SIZE, SIZE);
+        becomes(lab, PROG_INGRESS, &later, translated, request(mapping, later.len()));
+    });
+}
+
+#[test]
+fn fragments_of_two_datagrams_are_told_apart() {
+    with_mappings(|lab| {
+        let other_pod = (other_pod_ip(), 53).into();
+        lab.add(Udp, SECOND_NODE_PORT, other_pod, 7);
+        let [(packet, _), _] = requests();
+        let other_port = to(&packet, (node_ip(), SECOND_NODE_PORT).into());
+        let other_client = from(&packet, (strange_ip(), CLIENT_PORT).into());
+        let other_address = to(&packet, (second_node_ip(), SECOND_NODE_PORT).into());
+        let datagrams = [
+            (&packet, ID, pod()),
+            (&other_port, ID + 1, other_pod),
+            (&other_client, ID, pod()),
+            (&other_address, ID, other_pod),
+        ];
+        for (datagram, id, _) in datagrams {
+            lab.run(PROG_INGRESS, &fragment(datagram, id, 0, SIZE));
+        }
+        for (datagram, id, server) in datagrams {
+            let outcome = lab.run(PROG_INGRESS, &fragment(datagram, id, SIZE, SIZE));
+            assert_eq!(outcome.bytes, fragment(&to(datagram, server), id, SIZE, SIZE));
+        }
+    });
+}
+
+#[test]
+fn number_that_comes_again_is_another_datagrams() {
+    with_mappings(|lab| {
+        let other_pod = (other_pod_ip(), 53).into();
+        lab.add(Udp, SECOND_NODE_PORT, other_pod, 7);
+        let [(packet, mapping), _] = requests();
+        let again = to(&packet, (node_ip(), SECOND_NODE_PORT).into());
+        let to_host = to(&packet, (node_ip(), 53).into());
+        let later = fragment(&packet, ID, SIZE, SIZE);
+        lab.run(PROG_INGRESS, &fragment(&packet, ID, 0, SIZE));
+        becomes(lab, PROG_INGRESS, &later, fragment(&to(&packet, pod()), ID, SIZE, SIZE), request(mapping, later.len()));
+        lab.run(PROG_INGRESS, &fragment(&again, ID, 0, SIZE));
+        let translated = fragment(&to(&packet, other_pod), ID, SIZE, SIZE);
+        becomes(lab, PROG_INGRESS, &later, translated, request("61001/udp", later.len()));
+        passes(lab, PROG_INGRESS, &fragment(&to_host, ID, 0, SIZE), vec![]);
+        passes(lab, PROG_INGRESS, &later, vec![]);
+    });
+}
+
+#[test]
+fn number_of_a_reply_that_comes_again_is_another_datagrams() {
+    with_mappings(|lab| {
+        open(lab);
+        let [(packet, _), _] = replies();
+        let later = fragment(&packet, ID, SIZE, SIZE);
+        lab.run(PROG_EGRESS, &fragment(&packet, ID, 0, SIZE));
+        let direct = to(&packet, (client_ip(), CLIENT_PORT + 1).into());
+        passes(lab, PROG_EGRESS, &fragment(&direct, ID, 0, SIZE), reason(Reason::UntrackedReply));
+        passes(lab, PROG_EGRESS, &later, vec![]);
+    });
+}
+
+#[test]
+fn record_of_a_datagram_ends_with_its_time() {
+    with_mappings(|lab| {
+        let [(packet, mapping), _] = requests();
+        let later = fragment(&packet, ID, SIZE, SIZE);
+        lab.run(PROG_INGRESS, &fragment(&packet, ID, 0, SIZE));
+        lab.age_fragment_records(family(), 20);
+        let translated = fragment(&to(&packet, pod()), ID, SIZE, SIZE);
+        becomes(lab, PROG_INGRESS, &later, translated, request(mapping, later.len()));
+        lab.age_fragment_records(family(), 20);
+        passes(lab, PROG_INGRESS, &later, reason(Reason::Fragment));
+    });
+}
+
+#[test]
+fn fragments_of_what_is_not_ours_are_not_ours() {
+    with_mappings(|lab| {
+        let [(packet, _), _] = requests();
+        let to_host = to(&packet, (node_ip(), 53).into());
+        let elsewhere = to(&packet, (strange_ip(), NODE_PORT).into());
+        for datagram in [to_host, elsewhere] {
+            for frame in fragments(&datagram, ID) {
+                passes(lab, PROG_INGRESS, &frame, vec![]);
+            }
+        }
+        // Of a Pod's port that has no mapping, and of no Pod.
+        for source in [(pod_ip(), 53), (strange_ip(), 53)] {
+            for frame in fragments(&from(&replies()[0].0, source.into()), ID) {
+                passes(lab, PROG_EGRESS, &frame, vec![]);
+            }
+        }
+    });
+}
+
+#[test]
+fn fragments_of_a_datagram_without_mapping_or_flow_are_passed() {
+    with_mappings(|lab| {
+        let unmapped = to(&requests()[0].0, (node_ip(), 61_050).into());
+        for (number, frame) in fragments(&unmapped, ID).iter().enumerate() {
+            passes(lab, PROG_INGRESS, frame, if number == 0 { reason(Reason::NoMapping) } else { vec![] });
+        }
+        for (number, frame) in fragments(&replies()[0].0, ID).iter().enumerate() {
+            passes(lab, PROG_EGRESS, frame, if number == 0 { reason(Reason::UntrackedReply) } else { vec![] });
+        }
+    });
+}
+
+/// The checksum of a segment cannot be changed where it is not: no honest sender makes so small a fragment.
+#[test]
+fn truncated_first_fragment_is_passed_with_the_others() {
+    with_mappings(|lab| {
+        let [_, (packet, _)] = requests();
+        passes(lab, PROG_INGRESS, &fragment(&packet, ID, 0, 16), reason(Reason::Truncated));
+        passes(lab, PROG_INGRESS, &fragment(&packet, ID, 16, SIZE), vec![]);
+        establish(lab);
+        let [_, (packet, _)] = replies();
+        passes(lab, PROG_EGRESS, &fragment(&packet, ID, 0, 16), reason(Reason::Truncated));
+        passes(lab, PROG_EGRESS, &fragment(&packet, ID, 16, SIZE), vec![]);
+    });
+}
+
+#[test]
+fn smallest_fragments_of_a_datagram_are_translated() {
+    with_mappings(|lab| {
+        let [(packet, mapping), _] = requests();
+        let translated = to(&packet, pod());
+        for offset in (0..64).step_by(8) {
+            let frame = fragment(&packet, ID, offset, 8);
+            let change = if offset == 0 { first_request } else { request };
+            becomes(lab, PROG_INGRESS, &frame, fragment(&translated, ID, offset, 8), change(mapping, frame.len()));
+        }
+    });
+}
+
+#[test]
+fn fragments_of_a_mapping_that_goes_are_the_hosts() {
+    with_mappings(|lab| {
+        let [_, (packet, _)] = requests();
+        lab.run(PROG_INGRESS, &fragment(&packet, ID, 0, SIZE));
+        lab.remove(family(), Tcp, NODE_PORT);
+        passes(lab, PROG_INGRESS, &fragment(&packet, ID, SIZE, SIZE), vec![]);
+    });
+}

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Datagrams that no link takes whole.
+
+use npl_agent::core::model::Protocol;
+use npl_testkit::echo::EchoServer;
+use npl_testkit::topology::Offload;
+use npl_testkit::traffic::udp_exchange;
+
+use super::firewall::load_rules;
+use crate::lab::mapping;
+use crate::world::{POD_PORT, World};
+
+/// Bytes of questions and answers: three fragments, and seven.
+const SIZES: [(usize, usize); 4] = [(4000, 512), (512, 4000), (9000, 9000), (4000, 9000)];
+
+#[track_caller]
+fn exchange_large_datagrams(world: &World) {
+    for (frontend, client_ip) in world.frontends().into_iter().zip(world.client_ips()) {
+        for (question, answer) in SIZES {
+            for _ in 0..3 {
+                let answer = udp_exchange(world.client(), frontend, question, answer).unwrap();
+                assert_eq!((answer.pod.as_str(), answer.client.ip()), ("web-0", client_ip));
+                assert_eq!(answer.received, question as u64);
+            }
+        }
+    }
+}
+
+#[test]
+fn large_datagrams_pass_in_both_directions() {
+    let world = World::new(1);
+    exchange_large_datagrams(&world);
+    for device in [&world.topology.client().device, &world.pod().device] {
+        device.set_offloads(&Offload::ALL, false).unwrap();
+    }
+    exchange_large_datagrams(&world);
+}
+
+/// Connection tracking puts fragments together and cuts them again in between.
+#[test]
+fn large_datagrams_pass_a_node_that_tracks_connections() {
+    let world = World::new(1);
+    load_rules(&world);
+    exchange_large_datagrams(&world);
+}
+
+/// The Node itself cuts what is too long for the uplink, ahead of the programs.
+#[test]
+fn replies_that_the_node_cuts_are_translated() {
+    let mut world = World::new(1);
+    for device in [&world.pod().device, &world.pod().host_device] {
+        device.set_mtu(9200).unwrap();
+    }
+    // Sockets that are opened now let others cut what they send; in IPv6 nobody but the sender does.
+    world.pod().netns.sysctl("net/ipv4/ip_no_pmtu_disc", "1").unwrap();
+    let _server = EchoServer::start_in(&world.pod().netns, "careless", &[POD_PORT + 1]).unwrap();
+    let (frontend, backend) = mapping(Protocol::Udp, 61_050, (world.pod().ip(), POD_PORT + 1).into(), 1);
+    world.datapath().upsert_mapping(frontend, backend).unwrap();
+    let answer = udp_exchange(world.client(), (world.node_ip(), 61_050).into(), 512, 9000).unwrap();
+    assert_eq!((answer.pod.as_str(), answer.client.ip()), ("careless", world.client_ip()));
+}
