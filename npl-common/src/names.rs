@@ -152,4 +152,5 @@ const fn all_sockets_fit(programs: &[SocketProgram]) -> bool {
 }
 
 const _: () = assert!(all_sockets_fit(SOCKET_PROGRAMS), "the kernel keeps 15 bytes of a name");
-const _: () = assert!(all_fit(PINNED_MAPS) && all_fit(PROGRAMS) && all_fit(REST_PROGRAMS), "the kernel keeps 15 bytes of a name");
+const _: () =
+    assert!(all_fit(PINNED_MAPS) && all_fit(PROGRAMS) && all_fit(REST_PROGRAMS), "the kernel keeps 15 bytes of a name");

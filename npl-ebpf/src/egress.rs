@@ -75,8 +75,7 @@ impl Hook for Replies {
             return Verdict::Pass(Reason::BadQuote);
         }
         let client_port = u16::from_be(quote.ports.source);
-        let ends =
-            Ends::<F> { client: quote.location.source, client_port, pod: quote.location.destination, pod_port };
+        let ends = Ends::<F> { client: quote.location.source, client_port, pod: quote.location.destination, pod_port };
         let Some(config) = CONFIG.get(0) else { return Verdict::NotOurs };
         let key = F::flow_key(&ends, protocol);
         let Some(flow) = Flow::new(config.seed, &ends, protocol, &key) else { return Verdict::NotOurs };

@@ -166,11 +166,8 @@ pub fn apply_error<F: Family, const END: bool>(
 ) -> Result<(), Refused> {
     let (outer, quoted) = (&error.outer.location, &error.quote.location);
     let ports = error.quote.ports;
-    let (outer_addr, source, destination) = if END == SOURCE {
-        (outer.source, addr, outer.destination)
-    } else {
-        (outer.destination, outer.source, addr)
-    };
+    let (outer_addr, source, destination) =
+        if END == SOURCE { (outer.source, addr, outer.destination) } else { (outer.destination, outer.source, addr) };
     let (quoted_addr, quoted_source, quoted_destination) = if END == SOURCE {
         (quoted.destination, quoted.source, addr)
     } else {

@@ -102,8 +102,16 @@ impl Lab {
     fn open() -> Self {
         let mut datapath = Datapath::open(Path::new(BPFFS)).unwrap();
         datapath.configure("61000-61100".parse().unwrap(), || SEED).unwrap();
-        let v4 = FlowMaps { flows: open(names::MAP_FLOW_V4), slots: open(names::MAP_SYN_V4), fragments: open(names::MAP_FRAGMENT_V4) };
-        let v6 = FlowMaps { flows: open(names::MAP_FLOW_V6), slots: open(names::MAP_SYN_V6), fragments: open(names::MAP_FRAGMENT_V6) };
+        let v4 = FlowMaps {
+            flows: open(names::MAP_FLOW_V4),
+            slots: open(names::MAP_SYN_V4),
+            fragments: open(names::MAP_FRAGMENT_V4),
+        };
+        let v6 = FlowMaps {
+            flows: open(names::MAP_FLOW_V6),
+            slots: open(names::MAP_SYN_V6),
+            fragments: open(names::MAP_FRAGMENT_V6),
+        };
         Self { datapath, v4, v6, others: None }
     }
 

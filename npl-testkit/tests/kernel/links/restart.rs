@@ -25,6 +25,8 @@ fn traffic_goes_on_without_the_loader_and_the_next_one_adopts_it() {
     let carried = world.datapath().tables.totals(Family::V4).unwrap();
     world.datapath = None;
     world.assert_answers();
+    let large = traffic::udp_exchange(world.client(), world.frontend(), 4000, 4000).unwrap();
+    assert_eq!((large.pod.as_str(), large.client.ip()), ("web-0", world.client_ip()));
     let mut adopted = world.open();
     assert_eq!(adopted.mappings().unwrap(), mappings);
     let now = adopted.tables.totals(Family::V4).unwrap();

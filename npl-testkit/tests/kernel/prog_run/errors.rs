@@ -20,7 +20,11 @@ use crate::lab::{Lab, NEXT, Outcome};
 
 /// Types and codes of the errors: unreachable, too large, out of time, at fault.
 fn kinds() -> [(u8, u8); 5] {
-    if family() == Family::V4 { [(3, 1), (3, 3), (3, 4), (11, 0), (12, 0)] } else { [(1, 0), (1, 4), (2, 0), (3, 0), (4, 1)] }
+    if family() == Family::V4 {
+        [(3, 1), (3, 3), (3, 4), (11, 0), (12, 0)]
+    } else {
+        [(1, 0), (1, 4), (2, 0), (3, 0), (4, 1)]
+    }
 }
 
 /// That which tells the largest size that fits.

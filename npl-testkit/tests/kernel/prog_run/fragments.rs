@@ -194,7 +194,13 @@ fn number_that_comes_again_is_another_datagrams() {
         let to_host = to(&packet, (node_ip(), 53).into());
         let later = fragment(&packet, ID, SIZE, SIZE);
         lab.run(PROG_INGRESS, &fragment(&packet, ID, 0, SIZE));
-        becomes(lab, PROG_INGRESS, &later, fragment(&to(&packet, pod()), ID, SIZE, SIZE), request(mapping, later.len()));
+        becomes(
+            lab,
+            PROG_INGRESS,
+            &later,
+            fragment(&to(&packet, pod()), ID, SIZE, SIZE),
+            request(mapping, later.len()),
+        );
         lab.run(PROG_INGRESS, &fragment(&again, ID, 0, SIZE));
         let translated = fragment(&to(&packet, other_pod), ID, SIZE, SIZE);
         becomes(lab, PROG_INGRESS, &later, translated, request("61001/udp", later.len()));
