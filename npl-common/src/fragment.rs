@@ -87,6 +87,13 @@ pub const fn aged(word: u64, units: u64) -> u64 {
     word & !(TIME_MASK << TIME_SHIFT) | time << TIME_SHIFT
 }
 
+/// Whether a whole [`time`] is too long ago.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
+pub const fn is_over(time: u64, now: u64) -> bool {
+    now.wrapping_sub(time) > LIFETIME
+}
+
 /// The slot of a hash; its tag does not depend on it.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]

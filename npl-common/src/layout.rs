@@ -74,6 +74,7 @@ pub const LAYOUTS: &[Layout] = &[
     crate::peer::PeerV4::LAYOUT,
     crate::peer::PeerKeyV6::LAYOUT,
     crate::peer::PeerV6::LAYOUT,
+    crate::hold::Held::LAYOUT,
 ];
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ pub mod config;
 pub mod csum;
 pub mod flow;
 pub mod fragment;
+pub mod hold;
 pub mod mapping;
 pub mod names;
 pub mod peer;

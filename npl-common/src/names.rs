@@ -47,6 +47,8 @@ pub const MAP_FRAGMENT_V6: &str = "npl_frag_v6";
 pub const MAP_PEER_V4: &str = "npl_peer_v4";
 /// As [`MAP_PEER_V4`], IPv6.
 pub const MAP_PEER_V6: &str = "npl_peer_v6";
+/// Copies of fragments that came too early: per-CPU array of [`crate::hold::Held`].
+pub const MAP_HOLD: &str = "npl_hold";
 /// Programs that look at unusual packets: program array of [`REST_PROGRAMS`].
 pub const MAP_REST: &str = "npl_rest";
 /// Counters per mapping: per-CPU array of [`crate::stats::MappingStats`], indexed by a backend's `stats_index`.
@@ -73,6 +75,7 @@ pub const PINNED_MAPS: &[&str] = &[
     MAP_FRAGMENT_V6,
     MAP_PEER_V4,
     MAP_PEER_V6,
+    MAP_HOLD,
     MAP_REST,
     MAP_STATS,
     MAP_REASON,

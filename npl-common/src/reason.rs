@@ -31,7 +31,8 @@ macro_rules! reasons {
 reasons! {
     /// No mapping has this node port and protocol; the packet is left to the host.
     NoMapping = 0, "no_mapping";
-    /// A fragment for the Node that came before the first of its datagram, which has the ports; passed on untranslated.
+    /// A fragment for the Node that came before the first of its datagram, which has the ports; passed on untranslated,
+    /// and a copy of it is kept.
     Fragment = 1, "fragment";
     /// The packet ends before its transport header does; passed on untranslated.
     Truncated = 2, "truncated";

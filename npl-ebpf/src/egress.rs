@@ -44,6 +44,7 @@ pub struct Replies;
 
 impl Hook for Replies {
     const END: bool = SOURCE;
+    const HOLDS_FRAGMENTS: bool = false;
 
     #[inline(always)]
     fn packet<F: Family, const L2: usize>(

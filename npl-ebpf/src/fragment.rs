@@ -14,6 +14,7 @@ use crate::{
     egress::Replies,
     family::{Backend, Family, Walk},
     flow::NodeEnd,
+    hold,
     ingress::Requests,
     maps::CONFIG,
     rest::Hook,
@@ -58,7 +59,9 @@ pub fn request<F: Family>(ctx: &TcContext, walk: &Walk<F>) -> Verdict {
     if F::local_index(config, walk.location.destination).is_none() {
         return Verdict::NotOurs;
     }
-    let Some(record) = record::<F>(hash::<F, Requests>(config, walk)) else {
+    let hash = hash::<F, Requests>(config, walk);
+    let Some(record) = record::<F>(hash) else {
+        hold::keep(ctx, hash);
         return Verdict::Pass(Reason::Fragment);
     };
     let Some(backend) = backend::<F>(&record) else { return Verdict::NotOurs };
@@ -111,8 +114,9 @@ fn note<F: Family>(hash: u64, record: Record) {
     }
 }
 
+/// The time of records.
 #[inline(always)]
-fn now() -> u64 {
+pub fn now() -> u64 {
     // SAFETY: a helper without arguments.
     fragment::time(unsafe { bpf_ktime_get_ns() })
 }

@@ -31,6 +31,7 @@ pub struct Requests;
 
 impl Hook for Requests {
     const END: bool = DESTINATION;
+    const HOLDS_FRAGMENTS: bool = true;
 
     #[inline(always)]
     fn packet<F: Family, const L2: usize>(

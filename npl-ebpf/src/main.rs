@@ -24,6 +24,7 @@ mod egress;
 mod family;
 mod flow;
 mod fragment;
+mod hold;
 mod icmp;
 mod ingress;
 mod local;

@@ -9,6 +9,7 @@ use npl_common::{
     config::Config,
     flow::{FlowKeyV4, FlowKeyV6, FlowV4, FlowV6, MAX_FLOWS},
     fragment,
+    hold::{self, Held},
     mapping::{
         BackendV4, BackendV6, Endpoint, EndpointV4, EndpointV6, Frontend, LocalAddress, LocalAddressV4, LocalAddressV6,
         MAX_LOCAL_ADDRESSES, MAX_MAPPINGS,
@@ -91,6 +92,10 @@ pub static PEER_V6: LruHashMap<PeerKeyV6, PeerV6, { MAX_PEERS as usize }> = LruH
 /// Written by the agent: the programs for unusual packets.
 #[btf_map(name = "npl_rest")]
 pub static REST: ProgramArray<{ REST_PROGRAMS.len() }> = ProgramArray::new();
+
+/// Written by the programs, each processor its own.
+#[btf_map(name = "npl_hold")]
+pub static HOLD: PerCpuArray<Held, { hold::ELEMENTS as usize }> = PerCpuArray::new();
 
 /// Written by the programs.
 #[btf_map(name = "npl_stats")]

@@ -6,21 +6,27 @@
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 
-use npl_common::mapping::protocol;
+use npl_common::{mapping::protocol, reason::Reason};
 
 use crate::{
     family::{Family, V4, V6, Walk},
     flow::NodeEnd,
-    fragment, icmp,
+    fragment, hold, icmp,
     maps::CONFIG,
     packet::{self, IcmpHeader, Packet, skb},
     verdict::Verdict,
 };
 
+/// In the place of an action, of which TC has none of these numbers: the packet is for another function.
+const IS_ICMP: i32 = i32::MAX;
+const IS_FRAGMENT: i32 = i32::MAX - 1;
+
 /// What is done at one of the two hooks.
 pub trait Hook {
     /// The end of a packet that is rewritten.
     const END: bool;
+    /// Whether fragments are held that came before the first of their datagram. The Node itself sends the first one first.
+    const HOLDS_FRAGMENTS: bool;
 
     /// Judges and rewrites a packet with ports; `note` is told what its client believes it talks to.
     fn packet<F: Family, const L2: usize>(
@@ -54,10 +60,6 @@ fn translate_family<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32
     }
 }
 
-/// In the place of an action, of which TC has none of these numbers: the packet is for another function.
-const IS_ICMP: i32 = i32::MAX;
-const IS_FRAGMENT: i32 = i32::MAX - 1;
-
 #[inline(never)]
 fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) -> i32 {
     let ctx = &TcContext::new(skb);
@@ -83,8 +85,13 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
     let is_translated = matches!(verdict, Verdict::Translated);
     // Before anything else: a reason that only some verdicts have must not be kept where the verifier misses it in others.
     let action = verdict.into_action();
-    if is_first && !is_translated {
+    if !is_first {
+        return action;
+    }
+    if !is_translated {
         fragment::note_not_ours::<F, H>(hash, destination);
+    } else if H::HOLDS_FRAGMENTS && !hold::release(skb, hash) {
+        return Verdict::Drop(Reason::RewriteFailed).into_action();
     }
     action
 }

@@ -130,7 +130,7 @@ pub fn udp_exchange(from: &Netns, server: SocketAddr, question_bytes: usize, ans
 }
 
 /// Waits for the answer to `question`; answers to earlier ones are skipped.
-pub(crate) fn udp_receive(socket: &UdpSocket, question: &[u8], limit: Duration) -> Result<Option<Answer>> {
+pub fn udp_receive(socket: &UdpSocket, question: &[u8], limit: Duration) -> Result<Option<Answer>> {
     Ok(udp_receive_sized(socket, question, limit)?.map(|(answer, _length)| answer))
 }
 

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The bpf(2) call that aya does not make: a test run of a packet with the checksum that a device made.
+//! What no library in use does: the bpf(2) call of a test run with the checksum that a device made; one processor.
 
 #![expect(unsafe_code, reason = "a system call takes pointers")]
 
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
+
+use nix::sched::{CpuSet, sched_getcpu, sched_setaffinity};
+use nix::unistd::Pid;
 
 const BPF_PROG_TEST_RUN: libc::c_int = 10;
 
@@ -48,4 +51,12 @@ pub(crate) fn run_with_complete_checksum(program: BorrowedFd<'_>, frame: &[u8]) 
     // SAFETY: the argument is what the command reads, its pointers outlive the call, and its size is its own.
     let result = unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_TEST_RUN, to, size) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(run.action.cast_signed()) }
+}
+
+/// Keeps this thread, and those that it starts, on the processor that it is on: what a program keeps per processor is
+/// then there for the next run.
+pub(crate) fn stay_on_this_processor() {
+    let mut only = CpuSet::new();
+    only.set(sched_getcpu().unwrap()).unwrap();
+    sched_setaffinity(Pid::from_raw(0), &only).unwrap();
 }

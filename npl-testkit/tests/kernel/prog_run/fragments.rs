@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Datagrams in fragments, of which only the first has ports.
 
-use npl_agent::core::model::Family;
 use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
 use npl_common::reason::Reason;
 use npl_testkit::packet::tcp_flags::{ACK, PSH, SYN};
-use npl_testkit::packet::{Packet, ones_complement_sum};
+use npl_testkit::packet::{Ip, Packet, ones_complement_sum};
 
 use super::extensions::{FRAGMENT, extended};
 use super::scene::{
@@ -14,6 +13,7 @@ use super::scene::{
 };
 use crate::counters::{Change, first_request, reason, reply, request};
 use crate::lab::{Lab, NEXT, Outcome};
+use crate::sys::stay_on_this_processor;
 
 /// What the fragments of a datagram have in common.
 const ID: u32 = 0x4e51;
@@ -26,7 +26,7 @@ const V6_HEADER: usize = 40;
 
 /// One fragment of a packet: `size` bytes from `offset` on.
 fn fragment(packet: &Packet, id: u32, offset: usize, size: usize) -> Vec<u8> {
-    if family() == Family::V4 { fragment_v4(packet, id, offset, size) } else { fragment_v6(packet, id, offset, size) }
+    if is_v4(packet) { fragment_v4(packet, id, offset, size) } else { fragment_v6(packet, id, offset, size) }
 }
 
 fn fragment_v4(packet: &Packet, id: u32, offset: usize, size: usize) -> Vec<u8> {
@@ -57,11 +57,20 @@ fn fragment_v6(packet: &Packet, id: u32, offset: usize, size: usize) -> Vec<u8> 
     frame
 }
 
+fn is_v4(packet: &Packet) -> bool {
+    matches!(packet.ip, Ip::V4(_))
+}
+
 /// All fragments of a packet, in order.
 pub(crate) fn fragments(packet: &Packet, id: u32) -> Vec<Vec<u8>> {
-    let header = if family() == Family::V4 { V4_HEADER } else { V6_HEADER };
+    pieces(packet, id, SIZE)
+}
+
+/// All fragments of a packet, in order, of at most `size` bytes without headers.
+pub(crate) fn pieces(packet: &Packet, id: u32, size: usize) -> Vec<Vec<u8>> {
+    let header = if is_v4(packet) { V4_HEADER } else { V6_HEADER };
     let rest = packet.build().len() - L3 - header;
-    (0..rest).step_by(SIZE).map(|offset| fragment(packet, id, offset, SIZE)).collect()
+    (0..rest).step_by(size).map(|offset| fragment(packet, id, offset, size)).collect()
 }
 
 /// Datagrams and segments of five fragments, the last of which is a short one.
@@ -156,6 +165,27 @@ fn fragment_that_comes_before_the_first_is_passed() {
         lab.run(PROG_INGRESS, &fragment(&packet, ID, 0, SIZE));
         let translated = fragment(&to(&packet, pod()), ID, SIZE, SIZE);
         becomes(lab, PROG_INGRESS, &later, translated, request(mapping, later.len()));
+    });
+}
+
+/// The first one lends its bytes to those that are received once more, and gets them back.
+#[test]
+fn first_fragment_is_whole_when_others_came_before_it() {
+    stay_on_this_processor();
+    with_mappings(|lab| {
+        // IPv6 does not number datagrams by protocol.
+        for ((packet, mapping), id) in requests().into_iter().zip(ID..) {
+            let frames = fragments(&packet, id);
+            for early in frames[1..].iter().rev() {
+                passes(lab, PROG_INGRESS, early, reason(Reason::Fragment));
+            }
+            let translated = fragments(&to(&packet, pod()), id);
+            let changes = first_request(mapping, frames[0].len());
+            becomes(lab, PROG_INGRESS, &frames[0], translated[0].clone(), changes);
+            for (frame, translated) in frames.iter().zip(translated).skip(1) {
+                becomes(lab, PROG_INGRESS, frame, translated, request(mapping, frame.len()));
+            }
+        }
     });
 }
 

@@ -7,7 +7,7 @@ mod complete;
 mod errors;
 mod extensions;
 mod flows;
-mod fragments;
+pub(crate) mod fragments;
 mod l3;
 mod reasons;
 mod replies;

@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Datagrams that no link takes whole.
 
+use std::net::SocketAddr;
+
 use npl_agent::core::model::Protocol;
 use npl_testkit::echo::EchoServer;
+use npl_testkit::packet::{Ethernet, Packet};
 use npl_testkit::topology::Offload;
-use npl_testkit::traffic::udp_exchange;
+use npl_testkit::traffic::{self, REQUEST_LIMIT, udp_exchange};
 
 use super::firewall::load_rules;
 use crate::lab::mapping;
+use crate::prog_run::fragments::pieces;
+use crate::sys::stay_on_this_processor;
+use crate::wire;
 use crate::world::{POD_PORT, World};
 
 /// Bytes of questions and answers: three fragments, and seven.
@@ -58,4 +64,49 @@ fn replies_that_the_node_cuts_are_translated() {
     world.datapath().upsert_mapping(frontend, backend).unwrap();
     let answer = udp_exchange(world.client(), (world.node_ip(), 61_050).into(), 512, 9000).unwrap();
     assert_eq!((answer.pod.as_str(), answer.client.ip()), ("careless", world.client_ip()));
+}
+
+/// Orders of four fragments, by their numbers.
+const ORDERS: [[usize; 4]; 5] = [[0, 1, 2, 3], [3, 2, 1, 0], [1, 2, 3, 0], [2, 0, 3, 1], [1, 0, 2, 3]];
+
+/// Sends a question of four fragments in every order; whose answers come back.
+fn ask_in_every_order(world: &World, servers: [SocketAddr; 2]) -> Vec<String> {
+    // What came early waits where it came.
+    stay_on_this_processor();
+    let wire = wire::open(&world.topology.client().device, &world.topology.client().uplink);
+    let mut names = Vec::new();
+    for (server, client_ip) in servers.into_iter().zip(world.client_ips()) {
+        let socket = traffic::udp_socket(world.client(), server, true).unwrap();
+        let client = (client_ip, socket.local_addr().unwrap().port()).into();
+        for (number, order) in (0_u8..).zip(ORDERS) {
+            let question = vec![b'a' + number; 5000];
+            let mut datagram = Packet::udp(client, server, &question);
+            datagram.ethernet = Some(Ethernet { destination: wire.gateway, source: wire.address, vlans: Vec::new() });
+            let frames = pieces(&datagram, 0x4e50 + u32::from(number), 1400);
+            for at in order {
+                wire.send(&frames[at]).unwrap();
+            }
+            let answer = traffic::udp_receive(&socket, &question, REQUEST_LIMIT).unwrap();
+            names.push(answer.unwrap_or_else(|| panic!("{server} got no datagram of {order:?}")).pod);
+        }
+    }
+    names
+}
+
+#[test]
+fn fragments_may_come_in_any_order() {
+    let world = World::new(1);
+    // Neighbours must be known: a fragment that waits for one would come later than those after it.
+    world.assert_answers();
+    assert_eq!(ask_in_every_order(&world, world.frontends()), ["web-0"; 10]);
+    load_rules(&world);
+    assert_eq!(ask_in_every_order(&world, world.frontends()), ["web-0"; 10]);
+}
+
+#[test]
+fn fragments_for_the_node_itself_may_come_in_any_order_too() {
+    let world = World::new(1);
+    world.assert_answers();
+    let _server = EchoServer::start_in(world.node(), "node", &[9090]).unwrap();
+    assert_eq!(ask_in_every_order(&world, world.node_ips().map(|ip| (ip, 9090).into())), ["node"; 10]);
 }

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Fragments that come before the first of their datagram: copies of them wait until it is known whether they are ours.
+//!
+//! The fragment itself goes on to the host meanwhile, which it may be for. When the first one turns out to be ours, its
+//! buffer lends itself to the copies, one after the other, and each is received once more.
+
+use aya_ebpf::{
+    bindings::{__sk_buff, BPF_CSUM_LEVEL_RESET, BPF_F_INGRESS, BPF_F_RECOMPUTE_CSUM},
+    helpers::generated::{
+        bpf_clone_redirect, bpf_csum_level, bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_store_bytes,
+    },
+    programs::TcContext,
+};
+use npl_common::hold::{CURSOR, FRAME_EXCESS, Held, MIN_FRAME, PLACES, SAVED};
+
+use crate::{fragment, maps::HOLD, packet, rewrite::Refused};
+
+/// Keeps a copy of a fragment, in the place of the oldest one that this processor has. A longer one is not kept.
+#[inline(always)]
+pub fn keep(ctx: &TcContext, hash: u64) {
+    let Some(cursor) = HOLD.get_ptr_mut(CURSOR) else { return };
+    // SAFETY: this processor's element; nothing else on it runs in between.
+    let cursor = unsafe { &mut *cursor };
+    let place = cursor.excess;
+    cursor.excess = if place + 1 < PLACES { place + 1 } else { 0 };
+    cursor.time = fragment::now();
+    if let Some(held) = HOLD.get_ptr_mut(place) {
+        let is_kept = copy(packet::skb(ctx), held).is_ok();
+        // SAFETY: as above.
+        let held = unsafe { &mut *held };
+        (held.hash, held.time) = (if is_kept { hash } else { 0 }, cursor.time);
+    }
+}
+
+/// Receives all fragments of a datagram again that came before its first one, which is as it was afterwards.
+#[inline(never)]
+pub fn release(skb: *mut __sk_buff, hash: u64) -> bool {
+    let now = fragment::now();
+    let Some(cursor) = HOLD.get_ptr_mut(CURSOR) else { return true };
+    // SAFETY: this processor's element; nothing else on it runs in between.
+    if npl_common::fragment::is_over(unsafe { (*cursor).time }, now) {
+        return true;
+    }
+    let Some(saved) = HOLD.get_ptr_mut(SAVED) else { return true };
+    let mut is_saved = false;
+    for place in 0..PLACES {
+        let Some(held) = HOLD.get_ptr_mut(place) else { return true };
+        // SAFETY: as above.
+        let fragment = unsafe { &mut *held };
+        if fragment.hash != hash || npl_common::fragment::is_over(fragment.time, now) {
+            continue;
+        }
+        fragment.hash = 0;
+        if !is_saved {
+            if copy(skb, saved).is_err() {
+                return true;
+            }
+            // Nobody has verified the checksum of what is received again.
+            // SAFETY: the context is valid. There may be nothing to forget.
+            let _level = unsafe { bpf_csum_level(skb, u64::from(BPF_CSUM_LEVEL_RESET)) };
+            is_saved = true;
+        }
+        if become_frame(skb, held).is_ok() {
+            // SAFETY: the context is valid. One that the kernel has no room for is lost, as on any device.
+            let _lost = unsafe { bpf_clone_redirect(skb, (*skb).ifindex, u64::from(BPF_F_INGRESS)) };
+        }
+    }
+    !is_saved || become_frame(skb, saved).is_ok()
+}
+
+/// Copies a frame out.
+#[inline(always)]
+fn copy(skb: *mut __sk_buff, to: *mut Held) -> Result<(), Refused> {
+    // SAFETY: the context is valid, and the element is this processor's.
+    let length = unsafe {
+        (*to).excess = (*skb).len.wrapping_sub(MIN_FRAME);
+        length(to)?
+    };
+    // SAFETY: no more than the element has room for.
+    let status = unsafe { bpf_skb_load_bytes(skb.cast(), 0, (&raw mut (*to).frame).cast(), length) };
+    if status == 0 { Ok(()) } else { Err(Refused) }
+}
+
+/// Gives a packet the length and the bytes of a copy.
+#[inline(always)]
+fn become_frame(skb: *mut __sk_buff, from: *mut Held) -> Result<(), Refused> {
+    let length = length(from)?;
+    // SAFETY: the context is valid, and no pointer into the packet is held.
+    if unsafe { bpf_skb_change_tail(skb, length, 0) } != 0 {
+        return Err(Refused);
+    }
+    let flags = u64::from(BPF_F_RECOMPUTE_CSUM);
+    // SAFETY: no more than the element has.
+    let status = unsafe { bpf_skb_store_bytes(skb, 0, (&raw const (*from).frame).cast(), length, flags) };
+    if status == 0 { Ok(()) } else { Err(Refused) }
+}
+
+/// The bytes of a copy. The verifier has to see both bounds on the very number that it is given, and the compiler would
+/// make one comparison of two: so what is kept is a number whose lower bound is zero.
+#[inline(always)]
+fn length(held: *mut Held) -> Result<u32, Refused> {
+    // SAFETY: this processor's element, aligned.
+    let excess = unsafe { (&raw const (*held).excess).read_volatile() };
+    if excess > FRAME_EXCESS { Err(Refused) } else { Ok(excess + MIN_FRAME) }
+}
