@@ -7,11 +7,13 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
+use npl_agent::core::model::Family;
 use npl_testkit::topology::Device;
 use socket2::{Domain, Protocol, SockAddr, SockAddrStorage, Socket, Type};
 
-/// `ETH_P_IP`: nothing but IPv4 is sent and received.
+/// `ETH_P_IP` and `ETH_P_IPV6`: a wire carries the one or the other.
 const ETH_P_IP: u16 = 0x0800;
+const ETH_P_IPV6: u16 = 0x86dd;
 
 /// A device's end, with its own link-layer address and that of the other end.
 pub(crate) struct Wire {
@@ -21,11 +23,17 @@ pub(crate) struct Wire {
     pub(crate) gateway: [u8; 6],
 }
 
-/// Opens the end at `device`, whose cable leads to `peer`.
+/// Opens the end at `device`, whose cable leads to `peer`, for IPv4.
 pub(crate) fn open(device: &Device, peer: &Device) -> Wire {
-    let protocol = Protocol::from(i32::from(ETH_P_IP.to_be()));
+    open_for(Family::V4, device, peer)
+}
+
+/// The same for one family.
+pub(crate) fn open_for(family: Family, device: &Device, peer: &Device) -> Wire {
+    let ether_type = if family == Family::V4 { ETH_P_IP } else { ETH_P_IPV6 };
+    let protocol = Protocol::from(i32::from(ether_type.to_be()));
     let socket = device.netns().run(|| Socket::new(Domain::PACKET, Type::RAW, Some(protocol))).unwrap().unwrap();
-    let to = link_address(device.ifindex().unwrap());
+    let to = link_address(device.ifindex().unwrap(), ether_type);
     socket.bind(&to).unwrap();
     Wire { socket, to, address: hardware_address(device), gateway: hardware_address(peer) }
 }
@@ -48,12 +56,12 @@ impl Wire {
     }
 }
 
-fn link_address(ifindex: u32) -> SockAddr {
+fn link_address(ifindex: u32, ether_type: u16) -> SockAddr {
     let mut storage = SockAddrStorage::zeroed();
     // SAFETY: the storage has room for any address, and this is the one of the family that is written.
     let address = unsafe { storage.view_as::<libc::sockaddr_ll>() };
     address.sll_family = u16::try_from(libc::AF_PACKET).unwrap();
-    address.sll_protocol = ETH_P_IP.to_be();
+    address.sll_protocol = ether_type.to_be();
     address.sll_ifindex = ifindex.cast_signed();
     // SAFETY: all bytes are written or zero, and the length is that of the address.
     unsafe { SockAddr::new(storage, u32::try_from(size_of::<libc::sockaddr_ll>()).unwrap()) }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the kernel's own address translation makes of ICMP errors, by nftables, is what ours has to make of them.
 
-use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use npl_agent::core::model::Protocol;
-use npl_testkit::packet::{Ethernet, Packet, Transport};
+use npl_agent::core::model::{Family, Protocol};
+use npl_testkit::packet::{Ethernet, Ip, Packet, Transport};
 use npl_testkit::topology::Options;
 use npl_testkit::{tools, traffic};
 
@@ -16,36 +16,68 @@ use crate::world::{NODE_PORT, POD_PORT, World, set_addresses};
 const CLIENT_PORT: u16 = 40_000;
 /// Its Pod port is closed.
 const CLOSED: u16 = NODE_PORT + 50;
-/// An address of the Node that it does not answer from by itself.
-const SECOND_ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 11);
-/// A router on the way to the client.
-const ROUTER: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
 /// Far longer than an error needs; nobody waits for it unless one is lost.
 const LIMIT: Duration = Duration::from_secs(5);
 
+/// The ends of one family.
+struct Scene {
+    family: Family,
+    client: IpAddr,
+    /// The second is one that the Node does not answer from by itself.
+    nodes: [IpAddr; 2],
+    pod: IpAddr,
+    /// A router on the way to the client.
+    router: IpAddr,
+}
+
+fn scenes(world: &World) -> [Scene; 2] {
+    let ip = |text: &str| -> IpAddr { text.parse().unwrap() };
+    let [[client_v4, client_v6], [node_v4, node_v6]] = [world.client_ips(), world.node_ips()];
+    let pod = world.pod().addresses;
+    [
+        Scene {
+            family: Family::V4,
+            client: client_v4,
+            nodes: [node_v4, ip("192.0.2.11")],
+            pod: pod.v4.into(),
+            router: ip("203.0.113.1"),
+        },
+        Scene {
+            family: Family::V6,
+            client: client_v6,
+            nodes: [node_v6, ip("2001:db8:0:1::11")],
+            pod: pod.v6.into(),
+            router: ip("2001:db8:0:9::1"),
+        },
+    ]
+}
+
 /// The same mappings, by nftables.
 fn install_rules(world: &World) {
-    let pod = world.pod().ip();
-    let rules = format!(
-        "table ip npl_oracle {{
+    for Scene { family, nodes: [first, second], pod, .. } in scenes(world) {
+        let (table, server) = if family == Family::V4 { ("ip", pod.to_string()) } else { ("ip6", format!("[{pod}]")) };
+        let rules = format!(
+            "table {table} npl_oracle {{
   chain prerouting {{
     type nat hook prerouting priority dstnat;
-    ip daddr {{ {}, {SECOND_ADDRESS} }} udp dport {NODE_PORT} dnat to {pod}:{POD_PORT}
-    ip daddr {{ {}, {SECOND_ADDRESS} }} udp dport {CLOSED} dnat to {pod}:{}
+    {table} daddr {{ {first}, {second} }} udp dport {NODE_PORT} dnat to {server}:{POD_PORT}
+    {table} daddr {{ {first}, {second} }} udp dport {CLOSED} dnat to {server}:{}
   }}
 }}",
-        world.node_ip(),
-        world.node_ip(),
-        POD_PORT + 1
-    );
-    tools::output_with_input(world.node().command("nft").unwrap().args(["-f", "-"]), &rules).unwrap();
+            POD_PORT + 1
+        );
+        tools::output_with_input(world.node().command("nft").unwrap().args(["-f", "-"]), &rules).unwrap();
+    }
 }
 
 fn install_ours(world: &mut World) {
     world.install();
-    let (frontend, backend) = mapping(Protocol::Udp, CLOSED, (world.pod().ip(), POD_PORT + 1).into(), 1);
-    world.datapath().upsert_mapping(frontend, backend).unwrap();
-    let addresses = [world.node_ip().into(), SECOND_ADDRESS.into()];
+    let mut addresses = Vec::new();
+    for Scene { nodes, pod, .. } in scenes(world) {
+        addresses.extend(nodes);
+        let (frontend, backend) = mapping(Protocol::Udp, CLOSED, (pod, POD_PORT + 1).into(), 1);
+        world.datapath().upsert_mapping(frontend, backend).unwrap();
+    }
     set_addresses(world.datapath(), &addresses);
 }
 
@@ -59,27 +91,36 @@ fn observe(from: &Wire, packet: &Packet, at: &Wire, is_wanted: impl Fn(&Packet) 
         let Some(frame) = at.receive(LIMIT).unwrap() else { break };
         let Ok(mut seen) = Packet::parse(&frame) else { continue };
         if is_wanted(&seen) {
-            // Of this run alone: addresses of devices, and the sender's number of the packet.
+            // Of this run alone: addresses of devices, and what the sender chose at random.
             seen.ethernet = None;
-            seen.ipv4_mut().unwrap().identification = 0;
+            match &mut seen.ip {
+                Ip::V4(header) => header.identification = 0,
+                Ip::V6(header) => header.flow_label = 0,
+            }
             return seen;
         }
     }
     panic!("nothing came of {packet:?}");
 }
 
+/// Types and codes of the errors that a router sends.
+fn kinds(family: Family) -> [(u8, u8); 4] {
+    if family == Family::V4 { [(3, 1), (3, 4), (11, 0), (12, 0)] } else { [(1, 0), (2, 0), (3, 0), (4, 0)] }
+}
+
 fn is_error(packet: &Packet) -> bool {
-    matches!(&packet.transport, Transport::Icmp(icmp) if matches!(icmp.kind, 3 | 11 | 12))
+    matches!(&packet.transport, Transport::Icmp(icmp) if matches!(icmp.kind, 1..=4 | 11 | 12))
 }
 
 /// All errors as they arrive, from either side.
-fn errors(world: &World) -> Vec<Packet> {
-    let client = wire::open(&world.topology.client().device, &world.topology.client().uplink);
-    let pod = wire::open(&world.pod().device, &world.pod().host_device);
+fn errors(world: &World, scene: &Scene) -> Vec<Packet> {
+    let (device, uplink) = (&world.topology.client().device, &world.topology.client().uplink);
+    let client = wire::open_for(scene.family, device, uplink);
+    let pod = wire::open_for(scene.family, &world.pod().device, &world.pod().host_device);
     let mut seen = Vec::new();
     // Each by a port of its own: where two flows would be one to the Pod, the kernel gives one of them another port.
-    for (address, client_port) in [(world.node_ip(), CLIENT_PORT), (SECOND_ADDRESS, CLIENT_PORT + 1)] {
-        let from = SocketAddr::from((world.topology.client().addresses.v4, client_port));
+    for (address, client_port) in scene.nodes.into_iter().zip(CLIENT_PORT..) {
+        let from = SocketAddr::from((scene.client, client_port));
         // Without a socket the client would send errors of its own.
         let _receiver = world.client().run(|| UdpSocket::bind(from)).unwrap().unwrap();
         let closed = Packet::udp(from, (address, CLOSED).into(), b"anybody there?");
@@ -92,13 +133,16 @@ fn errors(world: &World) -> Vec<Packet> {
         });
         assert_eq!(answer.destination_ip(), from.ip());
         let mut last_hop = request.clone();
-        last_hop.ipv4_mut().unwrap().ttl = 1;
+        match &mut last_hop.ip {
+            Ip::V4(header) => header.ttl = 1,
+            Ip::V6(header) => header.hop_limit = 1,
+        }
         seen.push(observe(&client, &last_hop, &client, is_error));
 
         let reply = Packet::udp(node, from, b"what the Pod has answered");
-        for (kind, code) in [(3, 1), (3, 4), (11, 0), (12, 0)] {
+        for (kind, code) in kinds(scene.family) {
             for bytes in [8, 33] {
-                let error = Packet::icmp_error(ROUTER.into(), kind, code, &reply, bytes);
+                let error = Packet::icmp_error(scene.router, kind, code, &reply, bytes);
                 seen.push(observe(&client, &error, &pod, is_error));
             }
         }
@@ -110,20 +154,23 @@ fn errors(world: &World) -> Vec<Packet> {
 fn errors_arrive_as_by_the_kernels_own_translation() {
     let observed = [false, true].map(|is_ours| {
         let mut world = World::bare(1, Options::default());
-        world.node().ip(&format!("addr add {SECOND_ADDRESS}/24 dev eth0")).unwrap();
-        // Neighbours must be known: a frame that waits for one would come later than those after it.
-        let direct = (world.pod().ip(), POD_PORT).into();
-        traffic::tcp_request(world.client(), direct, "warm up").unwrap();
+        for Scene { family, nodes: [_, second], pod, .. } in scenes(&world) {
+            let (length, flags) = if family == Family::V4 { (24, "") } else { (64, "nodad") };
+            world.node().ip(&format!("addr add {second}/{length} dev eth0 {flags}")).unwrap();
+            // Neighbours must be known: a frame that waits for one would come later than those after it.
+            traffic::tcp_request(world.client(), (pod, POD_PORT).into(), "warm up").unwrap();
+        }
         // Errors are not to be saved at.
         for netns in [world.node(), &world.pod().netns] {
             netns.sysctl("net/ipv4/icmp_ratelimit", "0").unwrap();
+            netns.sysctl("net/ipv6/icmp/ratelimit", "0").unwrap();
         }
         if is_ours {
             install_ours(&mut world);
         } else {
             install_rules(&world);
         }
-        errors(&world)
+        scenes(&world).map(|scene| errors(&world, &scene))
     });
     let [theirs, ours] = observed;
     assert_eq!(ours, theirs);
