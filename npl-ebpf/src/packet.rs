@@ -58,7 +58,7 @@ pub struct UdpHeader {
     pub check: u16,
 }
 
-/// An ICMP or ICMPv6 header (RFC 792, RFC 4443). Words are as loaded.
+/// An ICMP or `ICMPv6` header (RFC 792, RFC 4443). Words are as loaded.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct IcmpHeader {

@@ -65,7 +65,7 @@ struct FragmentHeader {
     id: u32,
 }
 
-/// Types of ICMPv6 messages that quote a packet (RFC 4443).
+/// Types of `ICMPv6` messages that quote a packet (RFC 4443).
 mod icmp {
     pub const UNREACHABLE: u8 = 1;
     pub const PARAMETER_PROBLEM: u8 = 4;
