@@ -3,10 +3,11 @@
 
 use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 
-use crate::setup::{self, Need};
-use crate::{build, build_ebpf, paths, process};
+use crate::demo::Preparation;
+use crate::setup::Extent;
+use crate::{build, paths, process};
 
 /// Arguments of `cargo xtask bench`.
 #[derive(Debug, clap::Args)]
@@ -16,13 +17,9 @@ pub(crate) struct Options {
     arguments: Vec<String>,
 }
 
-/// Builds the kernel programs and the bench, and runs it.
+/// Builds what it measures and the bench, and runs it.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    if !setup::is_root() {
-        bail!("network namespaces and kernel programs need root: run it with `sudo --preserve-env=PATH,HOME`");
-    }
-    setup::ensure(&[Need::TestNetwork])?;
-    build_ebpf::build()?;
+    let parts = Preparation::begin(Extent::ControlPlane)?.finish()?;
     process::say("bench: compiling it");
     process::run(build::cargo("build").args([
         "--package",
@@ -34,5 +31,6 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     ]))?;
     let generator = paths::bpf_object().with_file_name("npl-traffic.bpf.o");
     let mut bench = Command::new(build::built_folder().join("npl-bench"));
+    parts.pass_to(&mut bench);
     process::become_program(bench.env("NPL_TRAFFIC_OBJECT", generator).args(&options.arguments))
 }

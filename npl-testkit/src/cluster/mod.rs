@@ -51,6 +51,12 @@ impl Cluster {
         })
     }
 
+    /// The same for threads that are in the control plane's namespace already; requests are quicker by a thread each.
+    #[must_use]
+    pub fn from_inside(self) -> Self {
+        Self { client: self.client.from_inside(), ..self }
+    }
+
     /// The client, for what this type has no method for.
     pub fn client(&self) -> &ApiClient {
         &self.client

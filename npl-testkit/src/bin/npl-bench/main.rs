@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-bench`: how many packets a Node brings to a Pod, by NPL and by what there was before it, side by side.
+//! `npl-bench`: how many packets a Node brings to a Pod, by NPL and by what there was before it, side by side; and how
+//! soon the agent publishes, and what it costs, beside the API server's own speed.
 //!
 //! Each case (a workload and a way of forwarding) has a client, a Node and a Pod of its own in network namespaces.
 //! Packets are made in the kernel, enter the Node by its uplink's driver, and count if they arrive at the right port of
@@ -9,6 +10,7 @@
 #![expect(clippy::print_stderr, reason = "and its progress on standard error")]
 
 mod cases;
+mod control_plane;
 mod live_frames;
 mod meter;
 mod report;
@@ -17,6 +19,7 @@ mod testbed;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Parser;
@@ -24,17 +27,18 @@ use npl_testkit::interrupt;
 use npl_testkit::run::Run;
 
 use self::cases::{Case, RATIOS, Ratio};
+use self::control_plane::{FIGURES, Figure};
 use self::report::{Format, Report};
 use self::testbed::Testbed;
 
-/// Measures NPL against plain routing, iptables and nftables, side by side.
+/// Measures NPL against plain routing, iptables and nftables, and against the API server's own speed, side by side.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask bench")]
 struct Arguments {
-    /// Few and short rounds: a first impression in less than a minute.
+    /// Few and short rounds: a first impression of the datapath in a minute, and of the control plane in three.
     #[arg(long)]
     quick: bool,
-    /// Only ratios whose names contain this, and the cases that they need.
+    /// Only ratios and figures whose names contain this, and what they need: `control-plane` for all of that.
     #[arg(long, value_name = "NAME", default_value = "")]
     only: String,
     /// How the result is shown.
@@ -53,10 +57,31 @@ struct Effort {
     established: u64,
     /// Flows, of one packet each, of one sample of new flows.
     new_flows: u64,
+    /// Pods of one sample of latencies.
+    latencies: usize,
+    /// Changes of a Service of one sample.
+    changes: usize,
+    /// How long one sample of an agent with nothing to do is.
+    steady: Duration,
 }
 
-const QUICK: Effort = Effort { rounds: 3, established: 300_000, new_flows: 250_000 };
-const FULL: Effort = Effort { rounds: 11, established: 1_000_000, new_flows: 250_000 };
+const QUICK: Effort = Effort {
+    rounds: 3,
+    established: 300_000,
+    new_flows: 250_000,
+    latencies: 50,
+    changes: 20,
+    steady: Duration::from_secs(6),
+};
+/// A steady agent is watched for longer than it takes until it looks at the kernel again.
+const FULL: Effort = Effort {
+    rounds: 11,
+    established: 1_000_000,
+    new_flows: 250_000,
+    latencies: 100,
+    changes: 50,
+    steady: Duration::from_secs(31),
+};
 
 fn main() -> ExitCode {
     match run(&Arguments::parse()) {
@@ -72,18 +97,24 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<()> {
     interrupt::watch()?;
     let ratios: Vec<Ratio> = RATIOS.into_iter().filter(|ratio| ratio.name().contains(&arguments.only)).collect();
-    if ratios.is_empty() {
-        let known: Vec<String> = RATIOS.iter().map(Ratio::name).collect();
-        bail!("no ratio's name contains {:?}; there are: {}", arguments.only, known.join(", "));
+    let figures: Vec<&Figure> = FIGURES.into_iter().filter(|figure| figure.name.contains(&arguments.only)).collect();
+    if ratios.is_empty() && figures.is_empty() {
+        let figures = FIGURES.iter().map(|figure| figure.name.to_owned());
+        let known: Vec<String> = RATIOS.iter().map(Ratio::name).chain(figures).collect();
+        bail!("no ratio's or figure's name contains {:?}; there are: {}", arguments.only, known.join(", "));
     }
     let effort = if arguments.quick { QUICK } else { FULL };
     let samples = measure(arguments, &cases::needed_for(&ratios), effort)?;
-    print!("{}", Report::new(effort.rounds, &samples, &ratios)?.show(arguments.output)?);
+    let rows = control_plane::measure(&figures, effort)?;
+    print!("{}", Report::new(effort.rounds, &samples, &ratios, rows)?.show(arguments.output)?);
     Ok(())
 }
 
 /// Millions of packets per second of each case, round by round.
 fn measure(arguments: &Arguments, cases: &[Case], effort: Effort) -> Result<Vec<(Case, Vec<f64>)>> {
+    if cases.is_empty() {
+        return Ok(Vec::new());
+    }
     let run = Run::start()?;
     eprintln!("bench: building {} test networks", cases.len());
     let mut testbeds = Vec::new();

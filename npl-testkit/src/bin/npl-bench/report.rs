@@ -9,6 +9,7 @@ use comfy_table::{CellAlignment, Table, TableStyle, presets};
 use serde::Serialize;
 
 use crate::cases::{Case, Ratio};
+use crate::control_plane::{self, Row};
 
 /// How a report is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -27,6 +28,7 @@ pub(crate) struct Report {
     rounds: usize,
     results: Vec<Measured>,
     ratios: Vec<Compared>,
+    control_plane: Vec<Row>,
 }
 
 #[derive(Debug, Serialize)]
@@ -57,7 +59,12 @@ struct Spread {
 
 impl Report {
     /// Compares round by round: what a moment did to both cases cancels out.
-    pub(crate) fn new(rounds: usize, samples: &[(Case, Vec<f64>)], ratios: &[Ratio]) -> Result<Self> {
+    pub(crate) fn new(
+        rounds: usize,
+        samples: &[(Case, Vec<f64>)],
+        ratios: &[Ratio],
+        control_plane: Vec<Row>,
+    ) -> Result<Self> {
         let of = |wanted: Case| {
             let found = samples.iter().find(|(case, _)| *case == wanted);
             found.map(|(_, rates)| rates).with_context(|| format!("{wanted} was not measured"))
@@ -73,7 +80,7 @@ impl Report {
             let values: Vec<f64> = above.iter().zip(below).map(|(above, below)| above / below).collect();
             compared.push(Compared { name: ratio.name(), spread: Spread::of(&values)?, aim: ratio.aim });
         }
-        Ok(Self { rounds, results, ratios: compared })
+        Ok(Self { rounds, results, ratios: compared, control_plane })
     }
 
     /// The report as text, with a line break at its end.
@@ -83,7 +90,10 @@ impl Report {
         }
         let preset = if format == Format::Markdown { presets::ASCII_MARKDOWN } else { presets::UTF8_FULL_CONDENSED };
         let mut text = String::new();
-        writeln!(text, "{}\n\n{}", self.results(preset), self.ratios(preset))?;
+        let packets = (!self.ratios.is_empty()).then(|| [self.results(preset), self.ratios(preset)]);
+        let agents = (!self.control_plane.is_empty()).then(|| control_plane::table(&self.control_plane, preset));
+        let tables: Vec<String> = packets.into_iter().flatten().chain(agents).map(|table| table.to_string()).collect();
+        writeln!(text, "{}", tables.join("\n\n"))?;
         if format == Format::Table {
             writeln!(
                 text,

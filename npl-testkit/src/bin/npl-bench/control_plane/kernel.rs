@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The kernel's part: what it costs to write the mappings of a full Node.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use npl_agent::core::model::{Backend, Family, Frontend, NodePort, PodPort, Protocol};
+use npl_agent::datapath::Datapath;
+use npl_testkit::run::Run;
+
+use super::figures::KERNEL_INSTALL;
+use super::samples::Samples;
+use crate::Effort;
+
+const MAPPINGS: u16 = 1000;
+
+/// Installs a thousand mappings in maps that have none, round by round.
+pub(crate) fn measure(run: &Run, effort: Effort, samples: &mut Samples) -> Result<()> {
+    let bpffs = run.bpffs("bpf-kernel")?;
+    let mut datapath = Datapath::open(bpffs.path())?;
+    for _round in 0..effort.rounds * 3 {
+        let began = Instant::now();
+        for (frontend, backend) in mappings() {
+            datapath.upsert_mapping(frontend, backend)?;
+        }
+        samples.add(&KERNEL_INSTALL, &[began.elapsed().as_secs_f64() * 1e3], &[]);
+        ensure!(datapath.mappings()?.len() == usize::from(MAPPINGS), "the kernel does not hold what was written");
+        for (frontend, _) in mappings() {
+            datapath.remove_mapping(frontend)?;
+        }
+    }
+    Ok(())
+}
+
+/// One Pod each.
+fn mappings() -> impl Iterator<Item = (Frontend, Backend)> {
+    (0..MAPPINGS).map(|number| {
+        let [high, low] = number.to_be_bytes();
+        let frontend = Frontend { family: Family::V4, node_port: NodePort(61_000 + number), protocol: Protocol::Tcp };
+        let pod_ip = IpAddr::from(Ipv4Addr::new(10, 64, high, low));
+        (frontend, Backend { pod_ip, pod_port: PodPort(8080), generation: u32::from(number) + 1 })
+    })
+}

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+//! An agent's life, round by round: each begins with a Node whose kernel knows nothing, and Pods without annotations.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use super::figures::{
+    ANNOTATION_BUSY, ANNOTATION_IDLE, CPU_1000, Figure, PODS_200, PODS_1000, STEADY_CPU, STEADY_REQUESTS, WITHDRAWN_200,
+};
+use super::plain::Plain;
+use super::requests::Requests;
+use super::samples::Samples;
+use super::scene::{Agents, LIMIT, NAMESPACE, NODE, Scene, is_published, let_pass, numbered};
+use super::{upset, usage};
+use crate::Effort;
+
+/// The Services, whose Pods have the same name and a number.
+const SINGLE: &str = "single";
+const FEW: &str = "few";
+pub(crate) const CROWD: &str = "crowd";
+
+const FEW_PODS: usize = 200;
+pub(crate) const CROWD_PODS: usize = 1000;
+
+/// What is left to do after the last annotation is done by then.
+const SETTLES: Duration = Duration::from_millis(300);
+
+/// The Pods of one round and those of all.
+struct Cast {
+    few: Vec<String>,
+    crowd: Vec<String>,
+    plain: Plain,
+}
+
+/// Measures the rounds.
+pub(crate) fn measure(scene: &mut Scene<'_>, effort: Effort, samples: &mut Samples) -> Result<()> {
+    Requests::count_from_now_on(scene.cluster.client())?;
+    let few = numbered(FEW, FEW_PODS);
+    let crowd = numbered(CROWD, CROWD_PODS);
+    for (pods, app) in [(&few, FEW), (&crowd, CROWD)] {
+        scene.create_pods(pods, NODE, app)?;
+        scene.run_pods(pods)?;
+        scene.create_service(app)?;
+    }
+    scene.create_service(SINGLE)?;
+    scene.cluster.set_service_enabled(NAMESPACE, SINGLE, true)?;
+    let mut cast = Cast { few, crowd, plain: Plain::new(scene, numbered("plain", CROWD_PODS))? };
+    for number in 0..effort.rounds {
+        super::say(&format!("life of an agent, round {} of {}", number + 1, effort.rounds));
+        Round { number, effort, scene, cast: &mut cast, samples }.run()?;
+    }
+    scene.cluster.delete_service(NAMESPACE, SINGLE)?;
+    scene.cluster.delete_service(NAMESPACE, FEW)
+}
+
+struct Round<'a, 'b> {
+    number: usize,
+    effort: Effort,
+    scene: &'a mut Scene<'b>,
+    cast: &'a mut Cast,
+    samples: &'a mut Samples,
+}
+
+impl Round<'_, '_> {
+    fn run(&mut self) -> Result<()> {
+        let mut agents = self.scene.start_agent()?;
+        Requests::counted(self.scene.cluster.client())?.ensure_counted()?;
+        let mut singles = self.latencies("idle", &ANNOTATION_IDLE)?;
+        self.few_pods()?;
+        self.withdrawal()?;
+        self.many_pods(&mut agents)?;
+        singles.extend(self.latencies("busy", &ANNOTATION_BUSY)?);
+        self.steady(&mut agents)?;
+        let late = format!("{SINGLE}-{}-late", self.number);
+        self.scene.create_pods(std::slice::from_ref(&late), NODE, SINGLE)?;
+        let published = [self.cast.crowd.as_slice(), &singles].concat();
+        let mut agents = upset::restart(self.scene, agents, &published, &late, self.samples)?;
+        upset::flush(&mut agents, published.len() + 1, self.samples)?;
+        drop(agents);
+        singles.push(late);
+        self.tidy_up(&singles)
+    }
+
+    /// One Pod after the other, and after each the floor.
+    fn latencies(&mut self, when: &str, figure: &Figure) -> Result<Vec<String>> {
+        let pods = numbered(&format!("{SINGLE}-{}-{when}", self.number), self.effort.latencies);
+        self.scene.create_pods(&pods, NODE, SINGLE)?;
+        let (mut ours, mut floor) = (Vec::new(), Vec::new());
+        for (number, pod) in pods.iter().enumerate() {
+            self.scene.run_pod(pod)?;
+            let has_address = Instant::now();
+            let seen = self.scene.annotations.wait_for(pod, LIMIT, is_published)?;
+            ours.push(seen.at.saturating_duration_since(has_address).as_secs_f64() * 1e3);
+            floor.push(self.cast.plain.one(self.scene, number)?);
+        }
+        self.samples.add(figure, &ours, &floor);
+        Ok(pods)
+    }
+
+    fn few_pods(&mut self) -> Result<()> {
+        let floor_first = self.floor_if(true, FEW_PODS)?;
+        self.scene.cluster.set_service_enabled(NAMESPACE, FEW, true)?;
+        let ours = self.seconds_until(Instant::now(), &self.cast.few, is_published)?;
+        let floor = floor_first.map_or_else(|| self.cast.plain.all(self.scene, FEW_PODS), Ok)?;
+        self.samples.add(&PODS_200, &[ours], &[floor]);
+        Ok(())
+    }
+
+    fn withdrawal(&mut self) -> Result<()> {
+        self.scene.cluster.delete_service(NAMESPACE, FEW)?;
+        let ours = self.seconds_until(Instant::now(), &self.cast.few, |value| value.is_none())?;
+        let floor = self.cast.plain.all_withdrawn(self.scene, FEW_PODS)?;
+        self.samples.add(&WITHDRAWN_200, &[ours], &[floor]);
+        self.scene.create_service(FEW)
+    }
+
+    fn many_pods(&mut self, agents: &mut Agents) -> Result<()> {
+        let pid = agents.agent.process().id();
+        let floor_first = self.floor_if(false, CROWD_PODS)?;
+        let before = usage::cpu_time(pid)?;
+        self.scene.cluster.set_service_enabled(NAMESPACE, CROWD, true)?;
+        let ours = self.seconds_until(Instant::now(), &self.cast.crowd, is_published)?;
+        let_pass(SETTLES)?;
+        let cpu = usage::cpu_time(pid)?.saturating_sub(before).as_secs_f64();
+        let floor = floor_first.map_or_else(|| self.cast.plain.all(self.scene, CROWD_PODS), Ok)?;
+        self.samples.add(&PODS_1000, &[ours], &[floor]);
+        self.samples.add(&CPU_1000, &[cpu], &[]);
+        Ok(())
+    }
+
+    /// Nothing happens, and nobody looks.
+    fn steady(&mut self, agents: &mut Agents) -> Result<()> {
+        let_pass(SETTLES)?;
+        let pid = agents.agent.process().id();
+        let requests = Requests::counted(self.scene.cluster.client())?;
+        let (began, before) = (Instant::now(), usage::cpu_time(pid)?);
+        let_pass(self.effort.steady)?;
+        let cpu = usage::cpu_time(pid)?.saturating_sub(before).as_secs_f64() / began.elapsed().as_secs_f64();
+        let asked = Requests::counted(self.scene.cluster.client())?.but_watches_since(requests);
+        #[expect(clippy::cast_precision_loss, reason = "a handful")]
+        self.samples.add(&STEADY_REQUESTS, &[asked as f64], &[]);
+        self.samples.add(&STEADY_CPU, &[cpu * 100.0], &[]);
+        Ok(())
+    }
+
+    /// The floor comes first in every other round: what slows the machine down by and by favours neither.
+    fn floor_if(&mut self, in_even_rounds: bool, count: usize) -> Result<Option<f64>> {
+        let is_turn = self.number.is_multiple_of(2) == in_even_rounds;
+        is_turn.then(|| self.cast.plain.all(self.scene, count)).transpose()
+    }
+
+    fn seconds_until(&self, began: Instant, pods: &[String], wanted: impl Fn(Option<&str>) -> bool) -> Result<f64> {
+        let last = self.scene.wait_for_all(pods, wanted)?;
+        Ok(last.saturating_duration_since(began).as_secs_f64())
+    }
+
+    /// Leaves the Pods as the next round expects them; no agent runs.
+    fn tidy_up(&self, singles: &[String]) -> Result<()> {
+        self.scene.cluster.set_service_enabled(NAMESPACE, CROWD, false)?;
+        self.scene.delete_pods(singles)?;
+        self.cast.plain.clear(&self.cast.crowd)?;
+        self.scene.wait_for_all(&self.cast.crowd, |value| value.is_none()).map(drop)
+    }
+}

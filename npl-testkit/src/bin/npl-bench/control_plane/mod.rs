@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The control plane: how soon Pods are annotated, and what it costs, with the built agent against a real API server.
+//!
+//! Pods are objects without processes: the bench says what a kubelet would. Whatever depends on the API server's own
+//! speed is measured beside what a plain client gets for the same requests, in the same round.
+
+#![expect(clippy::print_stderr, reason = "progress goes to standard error")]
+
+mod figures;
+mod kernel;
+mod life;
+mod plain;
+mod requests;
+mod samples;
+mod scene;
+mod services;
+mod table;
+mod upset;
+mod usage;
+
+use anyhow::Result;
+use npl_testkit::control_plane::ControlPlane;
+use npl_testkit::run::Run;
+use npl_testkit::topology::{Options, Topology};
+
+use self::figures::Stage;
+pub(crate) use self::figures::{FIGURES, Figure};
+pub(crate) use self::samples::Row;
+use self::samples::Samples;
+use self::scene::Scene;
+pub(crate) use self::table::table;
+use crate::Effort;
+
+/// Measures the figures, and no stage that none of them needs.
+pub(crate) fn measure(figures: &[&Figure], effort: Effort) -> Result<Vec<Row>> {
+    let run = Run::start()?;
+    let mut samples = Samples::default();
+    let needs = |stage: Stage| figures.iter().any(|figure| figure.stage == stage);
+    if needs(Stage::Kernel) {
+        say("the datapath alone");
+        kernel::measure(&run, effort, &mut samples)?;
+    }
+    if needs(Stage::Life) || needs(Stage::Services) {
+        say("starting a control plane");
+        let topology = Topology::new(&run, "", Options::default())?;
+        let plane = ControlPlane::start(&run, Some(topology.node()))?;
+        topology.node().run(|| -> Result<()> {
+            let mut scene = Scene::new(&run, &topology, &plane)?;
+            if needs(Stage::Life) {
+                life::measure(&mut scene, effort, &mut samples)?;
+            }
+            if needs(Stage::Services) {
+                services::measure(&mut scene, effort, &mut samples)?;
+            }
+            Ok(())
+        })??;
+    }
+    Ok(figures.iter().filter_map(|figure| samples.row(figure)).collect())
+}
+
+fn say(what: &str) {
+    eprintln!("bench: {what}");
+}

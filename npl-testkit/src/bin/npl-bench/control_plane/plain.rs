@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The API server's own floor: the patches of an agent, sent by a client that does nothing else.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Result, anyhow};
+use npl_testkit::api_client::ApiClient;
+use npl_testkit::cluster::MAPPING_ANNOTATION;
+use serde_json::{Value, json};
+
+use super::scene::{LIMIT, NAMESPACE, OTHER_NODE, Scene};
+
+/// As many patches as an agent has in flight.
+const CONNECTIONS: usize = 8;
+
+/// Pods of a Node without an agent, and connections to patch them over.
+#[derive(Debug)]
+pub(crate) struct Plain {
+    pub(crate) pods: Vec<String>,
+    clients: Vec<ApiClient>,
+    written: usize,
+}
+
+impl Plain {
+    /// Makes the Pods.
+    pub(crate) fn new(scene: &Scene<'_>, pods: Vec<String>) -> Result<Self> {
+        scene.create_pods(&pods, OTHER_NODE, "plain")?;
+        scene.run_pods(&pods)?;
+        let clients: Result<_> = (0..CONNECTIONS).map(|_| Ok(scene.plane.client()?.from_inside())).collect();
+        Ok(Self { pods, clients: clients?, written: 0 })
+    }
+
+    /// Milliseconds from sending one patch to its event on the watch.
+    pub(crate) fn one(&mut self, scene: &Scene<'_>, number: usize) -> Result<f64> {
+        let value = self.new_value();
+        let pod = self.pods.get(number % self.pods.len()).ok_or_else(|| anyhow!("no Pods to patch"))?;
+        let client = self.clients.first().ok_or_else(|| anyhow!("no connection"))?;
+        let began = Instant::now();
+        annotate(client, pod, Some(&value))?;
+        let seen = scene.annotations.wait_for(pod, LIMIT, |now| now == Some(&value))?;
+        Ok(seen.at.duration_since(began).as_secs_f64() * 1e3)
+    }
+
+    /// Seconds for one patch of each of the first Pods, until the watch has shown the last.
+    pub(crate) fn all(&mut self, scene: &Scene<'_>, count: usize) -> Result<f64> {
+        let value = self.new_value();
+        self.timed(scene, count, &[Some(&value)])
+    }
+
+    /// The same for the two patches of a withdrawal: an empty list, and then no key.
+    pub(crate) fn all_withdrawn(&mut self, scene: &Scene<'_>, count: usize) -> Result<f64> {
+        let value = self.new_value();
+        self.timed(scene, count, &[Some(&value)])?;
+        self.timed(scene, count, &[Some("[]"), None])
+    }
+
+    fn timed(&self, scene: &Scene<'_>, count: usize, values: &[Option<&str>]) -> Result<f64> {
+        let pods = self.pods.get(..count).ok_or_else(|| anyhow!("fewer than {count} Pods to patch"))?;
+        let began = Instant::now();
+        patch(&self.clients, pods, values)?;
+        let last = scene.wait_for_all(pods, |now| values.last() == Some(&now))?;
+        Ok(last.duration_since(began).as_secs_f64())
+    }
+
+    /// Takes the annotations of any Pods away.
+    pub(crate) fn clear(&self, pods: &[String]) -> Result<()> {
+        patch(&self.clients, pods, &[None])
+    }
+
+    /// As long as what an agent writes, and no value that was written before: a patch that changes nothing is cheaper.
+    fn new_value(&mut self) -> String {
+        self.written += 1;
+        let node_port = 20_000 + self.written;
+        json!([{
+            "podPort": 8080,
+            "nodeIP": "192.0.2.20",
+            "nodePort": node_port,
+            "protocol": "tcp",
+            "protocols": ["tcp"],
+        }])
+        .to_string()
+    }
+}
+
+fn patch(clients: &[ApiClient], pods: &[String], values: &[Option<&str>]) -> Result<()> {
+    let next = AtomicUsize::new(0);
+    let worker = |client: &ApiClient| -> Result<()> {
+        while let Some(pod) = pods.get(next.fetch_add(1, Ordering::Relaxed)) {
+            values.iter().try_for_each(|value| annotate(client, pod, *value))?;
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = clients.iter().map(|client| scope.spawn(move || worker(client))).collect();
+        let joined =
+            workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| Err(anyhow!("a worker panicked"))));
+        joined.collect()
+    })
+}
+
+fn annotate(client: &ApiClient, pod: &str, value: Option<&str>) -> Result<()> {
+    let value = value.map_or(Value::Null, Value::from);
+    let patch = json!({"metadata": {"annotations": {MAPPING_ANNOTATION: value}}});
+    client.merge_patch_unread(&format!("/api/v1/namespaces/{NAMESPACE}/pods/{pod}/status"), &patch)
+}

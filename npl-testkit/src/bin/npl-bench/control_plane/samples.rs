@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What was measured, and what becomes of it.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::figures::{Aim, Figure};
+
+/// Values of a figure that show more than their extremes.
+const ENOUGH_FOR_P99: usize = 50;
+
+/// Everything that was measured, by the figures' names.
+#[derive(Debug, Default)]
+pub(crate) struct Samples(BTreeMap<&'static str, Rounds>);
+
+#[derive(Debug, Default)]
+struct Rounds {
+    values: Vec<f64>,
+    beside: Vec<f64>,
+    ratios: Vec<f64>,
+}
+
+/// A line of the report.
+#[derive(Debug, Serialize)]
+pub(crate) struct Row {
+    pub(crate) name: &'static str,
+    pub(crate) unit: &'static str,
+    pub(crate) median: f64,
+    pub(crate) p99: Option<f64>,
+    pub(crate) max: f64,
+    pub(crate) beside: Option<Beside>,
+    /// In words; empty where a figure is shown for information.
+    pub(crate) aim: String,
+    pub(crate) is_met: Option<bool>,
+}
+
+/// What was measured beside a figure.
+#[derive(Debug, Serialize)]
+pub(crate) struct Beside {
+    pub(crate) what: &'static str,
+    pub(crate) median: f64,
+    /// The median of the rounds' ratios.
+    pub(crate) ratio: f64,
+}
+
+impl Samples {
+    /// Takes in what one round has shown, and what was measured beside it.
+    pub(crate) fn add(&mut self, figure: &Figure, values: &[f64], beside: &[f64]) {
+        let rounds = self.0.entry(figure.name).or_default();
+        rounds.values.extend(values);
+        rounds.beside.extend(beside);
+        if let (Some(value), Some(base)) = (median(values), median(beside)) {
+            rounds.ratios.push(value / base);
+        }
+    }
+
+    /// The line of a figure; nothing if it was not measured.
+    pub(crate) fn row(&self, figure: &Figure) -> Option<Row> {
+        let Rounds { values, beside, ratios } = self.0.get(figure.name)?;
+        let max = values.iter().copied().max_by(f64::total_cmp)?;
+        let beside =
+            figure.beside.and_then(|what| Some(Beside { what, median: median(beside)?, ratio: median(ratios)? }));
+        let mut row = Row {
+            name: figure.name,
+            unit: figure.unit,
+            median: median(values)?,
+            p99: (values.len() >= ENOUGH_FOR_P99).then(|| percentile(values, 99)).flatten(),
+            max,
+            beside,
+            aim: figure.aims.iter().map(|aim| aim.words()).collect::<Vec<_>>().join(", "),
+            is_met: None,
+        };
+        row.is_met = (!figure.aims.is_empty()).then(|| figure.aims.iter().all(|aim| aim.is_met_by(&row)));
+        Some(row)
+    }
+}
+
+impl Aim {
+    fn words(self) -> String {
+        match self {
+            Self::Median(most) => format!("median ≤ {most}"),
+            Self::P99(most) => format!("p99 ≤ {most}"),
+            Self::Most(0.0) => "0".to_owned(),
+            Self::Most(most) => format!("≤ {most}"),
+            Self::Ratio(most) => format!("ratio ≤ {most}"),
+        }
+    }
+
+    /// A figure that was measured too seldom for its aim has not met it.
+    fn is_met_by(self, row: &Row) -> bool {
+        match self {
+            Self::Median(most) => row.median <= most,
+            Self::P99(most) => row.p99.is_some_and(|value| value <= most),
+            Self::Most(most) => row.max <= most,
+            Self::Ratio(most) => row.beside.as_ref().is_some_and(|beside| beside.ratio <= most),
+        }
+    }
+}
+
+/// The middle value, or what is between the two.
+pub(crate) fn median(values: &[f64]) -> Option<f64> {
+    let sorted = sorted(values);
+    let (low, high) = (sorted.get(sorted.len().checked_sub(1)? / 2)?, sorted.get(sorted.len() / 2)?);
+    Some(f64::midpoint(*low, *high))
+}
+
+/// The least value that at least so many of a hundred are not above.
+fn percentile(values: &[f64], percent: usize) -> Option<f64> {
+    let sorted = sorted(values);
+    sorted.get((sorted.len() * percent).div_ceil(100).checked_sub(1)?).copied()
+}
+
+fn sorted(values: &[f64]) -> Vec<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Samples, median, percentile};
+    use crate::control_plane::figures::{ANNOTATION_IDLE, PODS_200, RESTART_WRITES};
+
+    #[test]
+    fn medians_and_percentiles_are_values_that_were_seen_or_between_two() {
+        let hundred: Vec<f64> = (1..=100).rev().map(f64::from).collect();
+        assert_eq!((median(&hundred), percentile(&hundred, 99)), (Some(50.5), Some(99.0)));
+        assert_eq!((median(&[3.0, 1.0, 2.0]), percentile(&[7.0], 99)), (Some(2.0), Some(7.0)));
+        assert_eq!((median(&[]), percentile(&[], 99)), (None, None));
+    }
+
+    #[test]
+    fn a_ratio_is_taken_within_a_round() {
+        let mut samples = Samples::default();
+        for (ours, floor) in [(1.1, 1.0), (2.4, 2.0), (9.0, 3.0)] {
+            samples.add(&PODS_200, &[ours], &[floor]);
+        }
+        let row = samples.row(&PODS_200).unwrap();
+        let beside = row.beside.unwrap();
+        assert!((beside.ratio - 1.2).abs() < 1e-9 && row.is_met == Some(true), "{}", beside.ratio);
+    }
+
+    #[test]
+    fn an_aim_needs_values_enough_and_every_aim_counts() {
+        let mut samples = Samples::default();
+        assert!(samples.row(&RESTART_WRITES).is_none());
+        samples.add(&RESTART_WRITES, &[0.0, 0.0, 1.0], &[]);
+        assert_eq!(samples.row(&RESTART_WRITES).unwrap().is_met, Some(false));
+        samples.add(&ANNOTATION_IDLE, &[2.0; 10], &[2.0; 10]);
+        assert_eq!(samples.row(&ANNOTATION_IDLE).unwrap().is_met, Some(false), "ten values have no 99th percentile");
+        samples.add(&ANNOTATION_IDLE, &[2.0; 90], &[2.0; 90]);
+        assert_eq!(samples.row(&ANNOTATION_IDLE).unwrap().is_met, Some(true));
+    }
+}

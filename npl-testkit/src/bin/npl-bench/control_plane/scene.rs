@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A control plane with objects enough, and agents that begin with nothing. Everything happens inside the Node's
+//! namespace, so that no request costs a change of namespaces.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow};
+use npl_testkit::agent::{Agent, Options};
+use npl_testkit::cluster::{AnnotationLog, Cluster, PodObject, Port, ServiceObject};
+use npl_testkit::control_plane::ControlPlane;
+use npl_testkit::echo::Protocol;
+use npl_testkit::mounts::BpfFs;
+use npl_testkit::netns::Netns;
+use npl_testkit::run::Run;
+use npl_testkit::topology::{NodeAddresses, Topology};
+use npl_testkit::{poll, tools};
+
+/// The Node of the agents.
+pub(crate) const NODE: &str = "node-1";
+/// A Node without an agent: what happens to its Pods is nobody's business.
+pub(crate) const OTHER_NODE: &str = "node-2";
+pub(crate) const NAMESPACE: &str = "bench";
+pub(crate) const POD_PORT: u16 = 8080;
+
+/// How long anything may take before the bench gives up.
+pub(crate) const LIMIT: Duration = Duration::from_secs(120);
+/// Longer than any run.
+const WATCH_LIMIT: Duration = Duration::from_hours(1);
+/// Connections that objects are made over.
+const MAKERS: usize = 8;
+/// Wide enough for all mappings of a round, those in quarantine included.
+const PORT_RANGE: &str = "20000-29999";
+/// The first address of a Pod; nothing answers there.
+const FIRST_POD_IP: u32 = u32::from_be_bytes([10, 64, 0, 1]);
+
+/// The cluster, seen from the Node.
+#[derive(Debug)]
+pub(crate) struct Scene<'a> {
+    pub(crate) annotations: AnnotationLog,
+    pub(crate) cluster: Cluster,
+    pub(crate) plane: &'a ControlPlane,
+    run: &'a Run,
+    netns: &'a Netns,
+    agents: u32,
+    next_ip: AtomicU32,
+}
+
+/// An agent and what it has in the kernel; gone when dropped, in this order.
+#[derive(Debug)]
+pub(crate) struct Agents {
+    pub(crate) agent: Agent,
+    pub(crate) bpffs: BpfFs,
+}
+
+impl<'a> Scene<'a> {
+    /// A cluster with two Nodes and nothing on them.
+    pub(crate) fn new(run: &'a Run, topology: &'a Topology, plane: &'a ControlPlane) -> Result<Self> {
+        let cluster = Cluster::new(plane)?.from_inside();
+        cluster.apply_access(&manifest())?;
+        cluster.create_namespace(NAMESPACE)?;
+        cluster.create_node(NODE, &[node_ip()])?;
+        cluster.create_node(OTHER_NODE, &[Ipv4Addr::new(192, 0, 2, 20).into()])?;
+        let annotations = cluster.watch_mappings(NAMESPACE, WATCH_LIMIT)?;
+        let next_ip = AtomicU32::new(FIRST_POD_IP);
+        Ok(Self { annotations, cluster, plane, run, netns: topology.node(), agents: 0, next_ip })
+    }
+
+    /// An agent on a Node whose kernel knows nothing of NPL; it is ready.
+    pub(crate) fn start_agent(&mut self) -> Result<Agents> {
+        self.agents += 1;
+        let bpffs = self.run.bpffs(&format!("bpf{}", self.agents))?;
+        let log = self.run.file("npl-agent.log");
+        let mut options = Options::new(self.netns, NODE, &self.plane.agent_kubeconfig(), bpffs.path(), &log)?;
+        // What was withdrawn is out of the kernel before the next thing is measured.
+        options.flags = ["--port-range", PORT_RANGE, "--drain", "1s"].map(str::to_owned).to_vec();
+        Ok(Agents { agent: Agent::start(options)?, bpffs })
+    }
+
+    /// Pods as the scheduler leaves them, without an address.
+    pub(crate) fn create_pods(&self, names: &[String], node: &str, app: &str) -> Result<()> {
+        in_parallel(names, |name| {
+            let declared = vec![Port::new("web", POD_PORT, Protocol::Tcp)];
+            self.cluster.create_pod(&PodObject::new(NAMESPACE, name, node, app).with_ports(declared))
+        })
+    }
+
+    /// Gives each of the Pods an address, as a kubelet does.
+    pub(crate) fn run_pods(&self, names: &[String]) -> Result<()> {
+        in_parallel(names, |name| self.run_pod(name))
+    }
+
+    /// Gives a Pod an address, as a kubelet does; the API server has said that it knows when this returns.
+    pub(crate) fn run_pod(&self, name: &str) -> Result<()> {
+        let ip = Ipv4Addr::from(self.next_ip.fetch_add(1, Ordering::Relaxed));
+        self.cluster.set_pod_running(NAMESPACE, name, node_ip(), &[ip.into()])
+    }
+
+    pub(crate) fn delete_pods(&self, names: &[String]) -> Result<()> {
+        in_parallel(names, |name| self.cluster.delete_pod(NAMESPACE, name))
+    }
+
+    /// A Service in front of an app, by the port's number; not enabled.
+    pub(crate) fn create_service(&self, name: &str) -> Result<()> {
+        self.cluster.create_service(&service(NAMESPACE, name, name))
+    }
+
+    /// When the last of the annotations became as wanted.
+    pub(crate) fn wait_for_all(&self, pods: &[String], wanted: impl Fn(Option<&str>) -> bool) -> Result<Instant> {
+        let mut last = None;
+        for pod in pods {
+            last = last.max(Some(self.annotations.wait_for(pod, LIMIT, &wanted)?.at));
+        }
+        last.ok_or_else(|| anyhow!("no Pods to wait for"))
+    }
+
+    /// The newest value of each annotation.
+    pub(crate) fn values(&self, pods: &[String]) -> Vec<Option<String>> {
+        pods.iter().map(|pod| self.annotations.history(pod).pop().and_then(|seen| seen.value)).collect()
+    }
+}
+
+/// A Service of one TCP port in front of an app; not enabled.
+pub(crate) fn service(namespace: &str, name: &str, app: &str) -> ServiceObject {
+    ServiceObject::new(namespace, name, app, vec![Port::new("http", 80, Protocol::Tcp).to(POD_PORT)])
+}
+
+/// The address of the agent's Node.
+pub(crate) fn node_ip() -> IpAddr {
+    NodeAddresses::default().v4.into()
+}
+
+/// Whether an annotation names a mapping.
+pub(crate) fn is_published(value: Option<&str>) -> bool {
+    value.is_some_and(|text| text.contains("nodePort"))
+}
+
+/// `name-0`, `name-1` …
+pub(crate) fn numbered(name: &str, count: usize) -> Vec<String> {
+    (0..count).map(|number| format!("{name}-{number}")).collect()
+}
+
+/// Does the work for every item, over several connections.
+pub(crate) fn in_parallel<T: Sync>(items: &[T], work: impl Fn(&T) -> Result<()> + Sync) -> Result<()> {
+    let next = AtomicUsize::new(0);
+    let worker = || -> Result<()> {
+        while let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
+            work(item)?;
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..MAKERS).map(|_| scope.spawn(worker)).collect();
+        let joined =
+            workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| Err(anyhow!("a worker panicked"))));
+        joined.collect::<Result<()>>()
+    })
+}
+
+/// Lets time pass, and ends early when the user wants to stop.
+pub(crate) fn let_pass(time: Duration) -> Result<()> {
+    let began = Instant::now();
+    let is_over = || (began.elapsed() >= time).then_some(());
+    poll::until("the end of an observation", time + LIMIT, is_over).map(drop)
+}
+
+fn manifest() -> PathBuf {
+    tools::repository_file("deploy/npl.yaml")
+}

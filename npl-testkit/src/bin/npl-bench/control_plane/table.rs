@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The figures for people.
+
+use comfy_table::{CellAlignment, Table, TableStyle};
+
+use super::samples::Row;
+
+const HEADER: [&str; 10] =
+    ["figure", "unit", "median", "p99", "max", "beside it", "its median", "ratio", "aim", "aim is"];
+
+/// A table of the rows.
+pub(crate) fn table(rows: &[Row], style: TableStyle) -> Table {
+    let mut table = Table::new();
+    table.load_style(style).set_header(HEADER);
+    for column in [2, 3, 4, 6, 7] {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    for row in rows {
+        let beside = row.beside.as_ref();
+        table.add_row([
+            row.name.to_owned(),
+            row.unit.to_owned(),
+            number(row.median),
+            row.p99.map(number).unwrap_or_default(),
+            number(row.max),
+            beside.map_or_else(String::new, |beside| beside.what.to_owned()),
+            beside.map_or_else(String::new, |beside| number(beside.median)),
+            beside.map_or_else(String::new, |beside| number(beside.ratio)),
+            row.aim.clone(),
+            verdict(row.is_met).to_owned(),
+        ]);
+    }
+    table
+}
+
+const fn verdict(is_met: Option<bool>) -> &'static str {
+    match is_met {
+        Some(true) => "met",
+        Some(false) => "missed",
+        None => "",
+    }
+}
+
+/// Three digits tell apart what can be told apart.
+fn number(value: f64) -> String {
+    match value {
+        0.0 => "0".to_owned(),
+        value if value < 1.0 => format!("{value:.3}"),
+        value if value < 100.0 => format!("{value:.2}"),
+        value => format!("{value:.0}"),
+    }
+}

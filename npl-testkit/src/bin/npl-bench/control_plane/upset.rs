@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What an agent with a thousand mappings does after its death, and after others took its mappings away.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use aya::maps::{HashMap, MapData};
+use nix::sys::signal::Signal;
+use npl_common::mapping::{BackendV4, Endpoint, EndpointV4, Frontend};
+use npl_common::names::{ABI_VERSION, MAP_ENDPOINT_V4, MAP_MAPPING_V4, PIN_ROOT};
+use npl_testkit::agent::Agent;
+use npl_testkit::mounts::BpfFs;
+
+use super::figures::{KERNEL_BACK, RESTART, RESTART_PORTS, RESTART_WRITES};
+use super::requests::Requests;
+use super::samples::Samples;
+use super::scene::{Agents, LIMIT, Scene, is_published, let_pass};
+
+/// How often the restarted agent verifies what is in the kernel, so that the bench need not wait for long.
+const RESYNC: Duration = Duration::from_secs(1);
+/// Whatever the restarted agent would write needlessly, it has by then.
+const WRITES_BY_THEN: Duration = Duration::from_millis(700);
+/// Questions about permissions, which the API server takes for writes.
+const QUESTIONS: u64 = 7;
+
+/// Kills the agent and starts it again, while a new Pod waits for it.
+pub(crate) fn restart(
+    scene: &Scene<'_>,
+    agents: Agents,
+    published: &[String],
+    late: &str,
+    samples: &mut Samples,
+) -> Result<Agents> {
+    let annotations = scene.values(published);
+    let Agents { mut agent, bpffs } = agents;
+    let mut options = agent.options().clone();
+    options.flags.extend(["--resync".to_owned(), format!("{}s", RESYNC.as_secs())]);
+    agent.kill()?;
+    scene.run_pod(late)?;
+    let before = Requests::counted(scene.cluster.client())?;
+    let began = Instant::now();
+    let mut agent = Agent::launch(options)?;
+    let seen = scene.annotations.wait_for(late, LIMIT, is_published)?;
+    samples.add(&RESTART, &[seen.at.duration_since(began).as_secs_f64()], &[]);
+    agent.wait_until_ready()?;
+    let_pass(WRITES_BY_THEN)?;
+    let after = Requests::counted(scene.cluster.client())?;
+    let writes =
+        (after.writes - before.writes).checked_sub(QUESTIONS + 1).context("the new Pod's annotation is a write")?;
+    let changed = scene.values(published).iter().zip(&annotations).filter(|(now, then)| now != then).count();
+    #[expect(clippy::cast_precision_loss, reason = "a handful")]
+    for (figure, count) in [(&RESTART_WRITES, writes as f64), (&RESTART_PORTS, changed as f64)] {
+        samples.add(figure, &[count], &[]);
+    }
+    Ok(Agents { agent, bpffs })
+}
+
+/// Takes all mappings out of the kernel while the agent stands still, so that it notices in the moment it goes on.
+pub(crate) fn flush(agents: &mut Agents, count: usize, samples: &mut Samples) -> Result<()> {
+    let mut maps = Maps::open(&agents.bpffs)?;
+    let before = maps.mappings()?;
+    ensure!(before.len() == count, "the kernel holds {} mappings instead of {count}", before.len());
+    agents.agent.signal(Signal::SIGSTOP)?;
+    let_pass(2 * RESYNC)?;
+    maps.flush()?;
+    let began = Instant::now();
+    agents.agent.signal(Signal::SIGCONT)?;
+    while maps.count()? < count {
+        ensure!(began.elapsed() < LIMIT, "the mappings are not back after {} s", LIMIT.as_secs());
+    }
+    samples.add(&KERNEL_BACK, &[began.elapsed().as_secs_f64() * 1e3], &[]);
+    ensure!(maps.mappings()? == before, "the mappings that are back differ from those that were there");
+    Ok(())
+}
+
+/// The agent's maps by their pins, as anybody with the right to may open them.
+struct Maps {
+    mappings: HashMap<MapData, Frontend, BackendV4>,
+    endpoints: HashMap<MapData, EndpointV4, Endpoint>,
+}
+
+/// A mapping without its counters' place, which may be another one afterwards.
+type Mapping = ((u16, u8), ([u8; 4], u16, u32));
+
+impl Maps {
+    fn open(bpffs: &BpfFs) -> Result<Self> {
+        let open = |name: &str| -> Result<aya::maps::Map> {
+            let path = bpffs.path().join(PIN_ROOT).join(format!("v{ABI_VERSION}")).join(name);
+            let data = MapData::from_pin(&path).with_context(|| format!("open {}", path.display()))?;
+            Ok(aya::maps::Map::HashMap(data))
+        };
+        Ok(Self { mappings: open(MAP_MAPPING_V4)?.try_into()?, endpoints: open(MAP_ENDPOINT_V4)?.try_into()? })
+    }
+
+    fn count(&self) -> Result<usize> {
+        Ok(self.mappings.keys().try_fold(0, |count, key| key.map(|_| count + 1))?)
+    }
+
+    fn mappings(&self) -> Result<Vec<Mapping>> {
+        let mut all = Vec::new();
+        for item in &self.mappings {
+            let (Frontend { node_port, protocol, .. }, BackendV4 { pod_addr, pod_port, generation, .. }) = item?;
+            all.push(((node_port, protocol), (pod_addr, pod_port, generation)));
+        }
+        all.sort_unstable();
+        Ok(all)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        for key in self.mappings.keys().collect::<Result<Vec<_>, _>>()? {
+            self.mappings.remove(&key)?;
+        }
+        for key in self.endpoints.keys().collect::<Result<Vec<_>, _>>()? {
+            self.endpoints.remove(&key)?;
+        }
+        Ok(())
+    }
+}
