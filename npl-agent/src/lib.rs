@@ -14,6 +14,7 @@ pub mod datapath;
 pub mod executor;
 pub mod http;
 pub mod kube;
+pub mod memory;
 pub mod metrics;
 pub mod netlink;
 pub mod reconciler;

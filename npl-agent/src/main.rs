@@ -8,7 +8,7 @@ use npl_agent::{
     args::{Cli, Command},
     cli,
     config::Config,
-    run, telemetry,
+    memory, run, telemetry,
 };
 
 /// clap's own code for a command line that makes no sense.
@@ -25,6 +25,7 @@ fn main() -> ExitCode {
 }
 
 fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
+    memory::share_one_heap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     match cli.command {
         Command::Run(args) => {

@@ -4,6 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    mem,
     net::IpAddr,
     time::Duration,
 };
@@ -20,12 +21,14 @@ use crate::{
         model::{Family, Moment, Protocol},
         op::Op,
         problem::Problem,
+        report::Warnings,
         snapshot::Change,
         state::{Awaited, Failure, State},
     },
     datapath::DatapathError,
     executor::{Answer, Executor, OpError},
     http::Health,
+    memory,
     metrics::{Metrics, OpOutcome, PortCounts},
     netlink::{self, NetlinkError},
     sockets::ReserveError,
@@ -72,6 +75,8 @@ pub struct Reconciler {
     was_attached: bool,
     node_ips: Vec<IpAddr>,
     told: Told,
+    /// Whether there was something to do that may have left free memory behind.
+    has_worked: bool,
 }
 
 /// Who hears of what the loop does.
@@ -102,7 +107,8 @@ impl Reconciler {
             network_seen: Instant::now(),
             was_attached: false,
             node_ips: Vec::new(),
-            told: Told { problems, waiting_for: None },
+            told: Told { problems, warnings: Warnings::default(), waiting_for: None },
+            has_worked: false,
         }
     }
 
@@ -136,7 +142,12 @@ impl Reconciler {
                 }
                 () = until(network_due) => self.look_at_network().await?,
                 () = until(deadline) => {}
-                _ = resync.tick() => self.look_at_everything().await?,
+                _ = resync.tick() => {
+                    self.look_at_everything().await?;
+                    if mem::take(&mut self.has_worked) {
+                        memory::give_back();
+                    }
+                }
                 _ = heartbeat.tick() => {}
             }
             // Which devices are uplinks depends on the Node's addresses; they come first, so that nothing is
@@ -154,10 +165,15 @@ impl Reconciler {
 
     /// Takes in a change and all that are queued behind it, so that a burst costs one pass.
     fn take_in(&mut self, first: Change, changes: &mut Receiver<Change>) {
-        self.state.apply(first);
-        while let Ok(change) = changes.try_recv() {
+        let mut is_list = false;
+        for change in std::iter::once(first).chain(std::iter::from_fn(|| changes.try_recv().ok())) {
+            is_list |= matches!(change, Change::Pods(_) | Change::Services(_));
             self.state.apply(change);
         }
+        if is_list {
+            memory::give_back();
+        }
+        self.has_worked = true;
     }
 
     /// Takes in the API server's answer to a patch.
@@ -205,10 +221,11 @@ impl Reconciler {
             debug!(ops = done, elapsed_ms = began.elapsed().as_millis(), "pass done");
             self.report_state();
         }
+        #[expect(clippy::disallowed_methods, reason = "shown to people by a metric, and decides nothing")]
         let finished = is_clean.then(std::time::SystemTime::now);
         self.metrics.pass(began.elapsed(), finished);
         self.told.readiness(&self.state);
-        self.told.problems(&self.state, &self.metrics);
+        self.told.problems(&self.state, &self.metrics, self.now());
         if self.state.is_ready() && !self.state.is_retiring() {
             self.health.synced();
         }
@@ -304,6 +321,7 @@ impl Reconciler {
 #[derive(Debug)]
 struct Told {
     problems: watch::Sender<Vec<Problem>>,
+    warnings: Warnings,
     waiting_for: Option<BTreeSet<Awaited>>,
 }
 
@@ -322,20 +340,20 @@ impl Told {
     }
 
     /// Most passes change nothing here, and cost one comparison.
-    fn problems(&self, state: &State, metrics: &Metrics) {
+    fn problems(&mut self, state: &State, metrics: &Metrics, now: Moment) {
         if state.problems().eq(self.problems.borrow().iter()) {
             return;
         }
         let current: Vec<Problem> = state.problems().cloned().collect();
-        let former: BTreeSet<Problem> = self.problems.send_replace(current.clone()).into_iter().collect();
+        for problem in self.warnings.observe(&current, now) {
+            warn!(reason = problem.reason(), "{problem}");
+        }
         let mut counts: BTreeMap<&'static str, u64> = BTreeMap::new();
         for problem in &current {
             *counts.entry(problem.reason()).or_default() += 1;
-            if !former.contains(problem) {
-                warn!(reason = problem.reason(), "{problem}");
-            }
         }
         metrics.set_problems(&counts.into_iter().collect::<Vec<_>>());
+        self.problems.send_replace(current);
     }
 }
 

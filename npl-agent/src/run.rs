@@ -24,8 +24,8 @@ use crate::{
     datapath::{CgroupSelection, Datapath, DatapathError, LocalClients, Pins, Tables, cleanup},
     executor::Executor,
     http::{self, Health},
-    kube::{client, events::Recorder, patch::PodPatcher, watch},
-    metrics::{DatapathCounters, FamilyTotals, Metrics},
+    kube::{self, events::Recorder, patch::PodPatcher},
+    metrics::{Counts, DatapathCounters, FamilyTotals, Metrics},
     netlink,
     reconciler::{HEARTBEAT, Listeners, Reconciler},
     uplinks::{ErrorChain, Uplinks},
@@ -58,6 +58,11 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         warn!("{warning}");
     }
     let listener = http::bind(listen).await?;
+    let health = Health::new();
+    let metrics = Metrics::new(Arc::new(PinnedCounters { bpffs: bpffs.clone() }));
+    // The API server is asked while the kernel checks the programs: a restart is over when both have answered.
+    let (sender, changes) = mpsc::channel(QUEUE);
+    let mut connecting = kube::connect_and_watch(kubeconfig, &node_name, &annotation_keys, &metrics, sender);
     let mut datapath = Datapath::open(&bpffs)?;
     datapath.configure(settings.port_range, random_seed)?;
     info!(
@@ -70,14 +75,11 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     );
     serve_local_clients(&mut datapath, &cgroup);
 
-    let health = Health::new();
-    let metrics = Metrics::new(Arc::new(PinnedCounters { bpffs: bpffs.clone() }));
     let probes = tokio::spawn(http::serve(listener, health.clone(), metrics.clone()));
     let network = netlink::changes()?;
     let work = async {
-        let api = client::connect(kubeconfig.as_deref(), &node_name).await?;
-        let (sender, changes) = mpsc::channel(QUEUE);
-        let mut watches = watch::spawn(&api, &node_name, &annotation_keys, &metrics, &sender);
+        let connected = connecting.join_next().await.context("connect to the API server")?;
+        let (api, mut watches) = connected.context("connect to the API server")??;
         let patcher = PodPatcher::new(api.clone(), annotation_keys.clone(), metrics.clone());
         let executor = Executor::new(datapath, patcher);
         let recorder = Recorder::new(api, &node_name, metrics.clone());
@@ -160,21 +162,14 @@ struct PinnedCounters {
     bpffs: PathBuf,
 }
 
-impl PinnedCounters {
-    fn tables(&self) -> Result<Tables, DatapathError> {
-        Tables::open(&Pins::new(&self.bpffs))
-    }
-}
-
 impl DatapathCounters for PinnedCounters {
-    fn reasons(&self) -> Vec<(&'static str, u64)> {
-        let reasons = self.tables().and_then(|tables| tables.reasons()).unwrap_or_default();
-        reasons.into_iter().map(|(reason, count)| (reason.name(), count)).collect()
-    }
-
-    fn totals(&self) -> Vec<FamilyTotals> {
-        let Ok(tables) = self.tables() else { return Vec::new() };
+    fn read(&self) -> Counts {
+        let Ok(tables) = Tables::open(&Pins::new(&self.bpffs)) else { return Counts::default() };
+        let reasons = tables.reasons().unwrap_or_default();
         let totals = |family| tables.totals(family).map(|stats| FamilyTotals { family, stats });
-        Family::ALL.into_iter().flat_map(totals).collect()
+        Counts {
+            reasons: reasons.into_iter().map(|(reason, count)| (reason.name(), count)).collect(),
+            totals: Family::ALL.into_iter().flat_map(totals).collect(),
+        }
     }
 }

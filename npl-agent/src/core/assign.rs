@@ -47,6 +47,11 @@ impl State {
         if is_starved {
             self.starved.insert(key.clone());
         }
+        if view.wanted.problems.is_empty() {
+            self.troubled.remove(&key);
+        } else {
+            self.troubled.insert(key.clone());
+        }
         self.unsettled.extend(touched);
         self.unpublished.insert(key.clone());
         self.views.insert(key, view);
@@ -76,6 +81,7 @@ impl Assignment<'_> {
     /// Points what the Pod holds to where the Pod is, and lets go of what nobody wants.
     fn update_claims(&mut self) {
         for (port, frontend) in self.ports.of_pod(&self.pod.uid) {
+            self.touched.push(frontend);
             let backend = self.backend(port);
             let is_wanted = self.wanted.ports.get(&port).copied().is_some_and(Placement::needs_claim);
             let Some(claim) = self.ports.get_mut(frontend).filter(|claim| claim.is_in_use()) else { continue };
@@ -85,7 +91,6 @@ impl Assignment<'_> {
             } else if !is_wanted && claim.phase == Phase::Active {
                 claim.phase = Phase::Draining { until: None };
             }
-            self.touched.push(frontend);
         }
     }
 

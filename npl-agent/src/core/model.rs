@@ -270,6 +270,17 @@ pub struct Service {
     pub families: Vec<Family>,
 }
 
+impl Service {
+    /// Whether NPL acts on it at all.
+    pub fn is_active(&self) -> bool {
+        let has_type = match self.service_type {
+            ServiceType::ClusterIp | ServiceType::LoadBalancer => true,
+            ServiceType::NodePort | ServiceType::ExternalName => false,
+        };
+        self.is_enabled && has_type && !self.selector.is_empty()
+    }
+}
+
 /// `spec.ports[]` of a Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServicePort {

@@ -4,11 +4,14 @@
 use std::collections::BTreeSet;
 
 use super::{
-    model::{Frontend, Moment, PodUid},
+    model::{Family, Frontend, Moment, NodePort, PodUid, Protocol},
     op::Op,
     ports::Phase,
     state::{Attempt, Pass, State},
 };
+
+/// No other comes before it.
+const FIRST_FRONTEND: Frontend = Frontend { family: Family::V4, node_port: NodePort(0), protocol: Protocol::Tcp };
 
 /// What a frontend needs.
 enum Step {
@@ -21,7 +24,7 @@ enum Step {
 }
 
 impl State {
-    /// One pass; every Pod and claim that nothing happened to is left out.
+    /// One pass; every Pod and claim that nothing happened to is left out, so that a pass costs what has changed.
     pub(super) fn plan(&mut self, now: Moment) -> Pass {
         self.expire(now);
         // A freed port may be what a Pod was waiting for.
@@ -46,6 +49,9 @@ impl State {
 
     fn expire(&mut self, now: Moment) {
         self.retries.retain(|_, at| *at > now);
+        let later = self.parked.split_off(&(now.plus(1), FIRST_FRONTEND));
+        let due = std::mem::replace(&mut self.parked, later);
+        self.unsettled.extend(due.into_iter().map(|(_, frontend)| frontend));
         let freed = self.ports.expire_taken(now);
         if !freed.is_empty() {
             self.unsettled.extend(freed);
@@ -114,7 +120,10 @@ impl State {
         for frontend in std::mem::take(&mut self.unsettled) {
             match self.step(frontend, now) {
                 Step::Settled => continue,
-                Step::Waiting => {}
+                Step::Waiting => {
+                    self.park(frontend, now);
+                    continue;
+                }
                 Step::Needs(op) if self.is_delayed(&Attempt::of(&op), now) => {}
                 Step::Needs(op) => {
                     if let (Op::UpsertMapping(..), Some(claim)) = (&op, self.ports.get_mut(frontend)) {
@@ -126,6 +135,17 @@ impl State {
             self.unsettled.insert(frontend);
         }
         ops
+    }
+
+    /// Leaves a frontend alone until its time has come. One without a time waits for something to happen to it or to
+    /// the annotation of its Pod, and whatever happens has it looked at.
+    fn park(&mut self, frontend: Frontend, now: Moment) {
+        match self.ports.get(frontend).map(|claim| claim.phase) {
+            Some(Phase::Draining { until: Some(at) } | Phase::Quarantined { until: Some(at) }) if at > now => {
+                self.parked.insert((at, frontend));
+            }
+            Some(Phase::Active | Phase::Draining { .. } | Phase::Quarantined { .. }) | None => {}
+        }
     }
 
     fn step(&self, frontend: Frontend, now: Moment) -> Step {
@@ -176,6 +196,7 @@ impl State {
         };
         let deadlines = self.unsettled.iter().filter_map(until);
         let retries = self.retries.values().copied();
-        deadlines.chain(retries).chain(self.ports.next_taken_expiry()).filter(|at| *at > now).min()
+        let parked = self.parked.first().map(|(at, _)| *at);
+        deadlines.chain(retries).chain(parked).chain(self.ports.next_taken_expiry()).filter(|at| *at > now).min()
     }
 }

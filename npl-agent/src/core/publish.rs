@@ -56,6 +56,7 @@ impl State {
                 }
                 Publication::Needs(uid, value) => {
                     self.writes.insert(uid.clone(), Write::InFlight);
+                    self.touch_all_of(&uid);
                     ops.push(Op::WritePod { pod, uid, value });
                 }
             }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which problems users are told of, and when: soon, again while they last, and never twice in a breath.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     model::Moment,
@@ -107,6 +107,27 @@ impl Reports {
         if let Some(entry) = self.entries.get_mut(&(report.subject.clone(), report.reason)) {
             entry.due = now.plus(QUIET_MILLIS);
         }
+    }
+}
+
+/// Which problems are worth a line of the log: each as it comes, and one that comes and goes once a minute.
+#[derive(Debug, Default)]
+pub struct Warnings {
+    current: BTreeSet<Problem>,
+    given: BTreeMap<(Subject, &'static str), Moment>,
+}
+
+impl Warnings {
+    /// Takes in everything that is wrong at this moment and says what to warn of.
+    pub fn observe(&mut self, problems: &[Problem], now: Moment) -> Vec<Problem> {
+        self.given.retain(|_, at| at.plus(QUIET_MILLIS) > now);
+        let subject = |problem: &Problem| (problem.subject.clone(), problem.reason());
+        let is_new =
+            |problem: &&Problem| !self.current.contains(problem) && !self.given.contains_key(&subject(problem));
+        let new: Vec<_> = problems.iter().filter(is_new).cloned().collect();
+        self.given.extend(new.iter().map(|problem| (subject(problem), now)));
+        self.current = problems.iter().cloned().collect();
+        new
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    model::{ContainerPort, Family, NodePort, Pod, PodPort, Protocol, Service, ServicePort, ServiceType, TargetPort},
+    model::{ContainerPort, Family, NodePort, Pod, PodPort, Protocol, Service, ServicePort, TargetPort},
     problem::{Cause, Problem, Subject},
     settings::Settings,
     snapshot::Snapshot,
@@ -57,15 +57,6 @@ pub(super) struct Selector<'a> {
     pub(super) node_ips: &'a BTreeMap<Family, IpAddr>,
 }
 
-/// Whether NPL acts on the Service at all.
-pub(super) fn is_active(service: &Service) -> bool {
-    let has_type = match service.service_type {
-        ServiceType::ClusterIp | ServiceType::LoadBalancer => true,
-        ServiceType::NodePort | ServiceType::ExternalName => false,
-    };
-    service.is_enabled && has_type && !service.selector.is_empty()
-}
-
 /// Whether the Pod, of the same namespace, has every label that the Service's selector names.
 pub(super) fn selects(service: &Service, pod: &Pod) -> bool {
     let has = |(key, value): (&String, &String)| pod.labels.get(key) == Some(value);
@@ -73,7 +64,7 @@ pub(super) fn selects(service: &Service, pod: &Pod) -> bool {
 }
 
 /// What is wrong with a Service whatever its Pods are.
-pub(super) fn service_problems(service: &Service, settings: &Settings) -> BTreeSet<Problem> {
+fn service_problems(service: &Service, settings: &Settings) -> BTreeSet<Problem> {
     let subject = || Subject::Service(service.key.clone(), service.uid.clone());
     let protocols = service.ports.iter().map(|port| port.protocol);
     let unsupported = protocols.filter(|protocol| !settings.protocols.contains(protocol));
@@ -96,6 +87,7 @@ impl Selector<'_> {
             return wanted;
         }
         for service in self.snapshot.services_of(pod) {
+            wanted.problems.extend(service_problems(service, self.settings));
             for port in service.ports.iter().filter(|port| self.settings.protocols.contains(&port.protocol)) {
                 let pod_ports = resolve(pod, port);
                 if let (true, TargetPort::Name(name)) = (pod_ports.is_empty(), &port.target) {

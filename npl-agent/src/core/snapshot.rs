@@ -21,7 +21,7 @@ pub enum Change {
     Pod(Pod),
     /// A Pod is gone.
     PodGone(PodKey, PodUid),
-    /// All Services, after a list: whichever is not among them is gone.
+    /// All Services that NPL acts on, after a list: whichever is not among them is gone.
     Services(Vec<Service>),
     /// A Service was created or changed.
     Service(Service),
@@ -56,8 +56,6 @@ pub(super) struct Touched {
     pub(super) pods: BTreeSet<PodKey>,
     /// Pods that are no more; one of the same name may be.
     pub(super) gone: Vec<(PodKey, PodUid)>,
-    /// Services to decide on anew.
-    pub(super) services: BTreeSet<ServiceKey>,
 }
 
 /// The cluster as last seen. Only Services that NPL acts on are kept, so the others cost nothing.
@@ -104,10 +102,6 @@ impl Snapshot {
 
     pub(super) fn pods(&self) -> impl Iterator<Item = &Pod> {
         self.pods.values()
-    }
-
-    pub(super) fn service(&self, key: &ServiceKey) -> Option<&Service> {
-        self.services.get(key)
     }
 
     /// The Services that select the Pod.
@@ -186,7 +180,7 @@ impl Snapshot {
     fn replace_services(&mut self, services: Vec<Service>, touched: &mut Touched) {
         self.services_listed = true;
         let mut former = mem::take(&mut self.services);
-        for service in services.into_iter().filter(select::is_active) {
+        for service in services.into_iter().filter(Service::is_active) {
             let known = former.remove(&service.key);
             if known.as_ref() != Some(&service) {
                 self.touch_selected(known.as_ref(), touched);
@@ -200,7 +194,7 @@ impl Snapshot {
     }
 
     fn put_service(&mut self, service: Service, touched: &mut Touched) {
-        if !select::is_active(&service) {
+        if !service.is_active() {
             return self.remove_service(&service.key, touched);
         }
         if self.services.get(&service.key) == Some(&service) {
@@ -220,7 +214,6 @@ impl Snapshot {
         let Some(service) = service else { return };
         let namespace = in_namespace(&self.pods, &service.key.namespace);
         touched.pods.extend(namespace.filter(|pod| select::selects(service, pod)).map(|pod| pod.key.clone()));
-        touched.services.insert(service.key.clone());
     }
 }
 

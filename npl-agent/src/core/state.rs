@@ -12,12 +12,12 @@ use std::{
 
 use super::{
     adopt,
-    model::{Backend, Family, Frontend, Moment, PodKey, PodPort, PodUid, Protocol, ServiceKey},
+    model::{Backend, Family, Frontend, Moment, PodKey, PodPort, PodUid, Protocol},
     op::Op,
     ports::{Phase, PortTable, PortUsage},
     problem::Problem,
     publish::Write,
-    select::{self, Wanted},
+    select::Wanted,
     settings::Settings,
     snapshot::{Change, Snapshot},
 };
@@ -40,13 +40,17 @@ pub struct State {
     pub(super) is_adopted: bool,
     pub(super) ports: PortTable,
     pub(super) views: BTreeMap<PodKey, PodView>,
-    pub(super) service_problems: BTreeMap<ServiceKey, BTreeSet<Problem>>,
     /// Pods to decide on anew.
     pub(super) dirty: BTreeSet<PodKey>,
     /// Pods that wait for a port that others hold.
     pub(super) starved: BTreeSet<PodKey>,
-    /// Frontends that may need an op, or only time.
+    /// Pods of which something is not served.
+    pub(super) troubled: BTreeSet<PodKey>,
+    /// Frontends that something happened to: they may need an op, or time.
     pub(super) unsettled: BTreeSet<Frontend>,
+    /// Frontends that need nothing but time, and when it has come; one that something happened to since is looked at
+    /// once more than needed.
+    pub(super) parked: BTreeSet<(Moment, Frontend)>,
     /// Pods whose annotation may need a write.
     pub(super) unpublished: BTreeSet<PodKey>,
     pub(super) writes: BTreeMap<PodUid, Write>,
@@ -153,10 +157,11 @@ impl State {
             observed: None,
             is_adopted: false,
             views: BTreeMap::new(),
-            service_problems: BTreeMap::new(),
             dirty: BTreeSet::new(),
             starved: BTreeSet::new(),
+            troubled: BTreeSet::new(),
             unsettled: BTreeSet::new(),
+            parked: BTreeSet::new(),
             unpublished: BTreeSet::new(),
             writes: BTreeMap::new(),
             departed: BTreeSet::new(),
@@ -188,15 +193,9 @@ impl State {
         }
         let change = if self.settings.is_retiring { change.without_services() } else { change };
         let touched = self.snapshot.apply(change);
-        for service in touched.services {
-            let problems = self.snapshot.service(&service).map(|it| select::service_problems(it, &self.settings));
-            match problems.filter(|problems| !problems.is_empty()) {
-                Some(problems) => self.service_problems.insert(service, problems),
-                None => self.service_problems.remove(&service),
-            };
-        }
         for (key, uid) in &touched.gone {
             self.views.remove(key);
+            self.troubled.remove(key);
             self.retire_pod(uid);
         }
         for key in touched.pods {
@@ -271,6 +270,7 @@ impl State {
             Op::WritePod { pod, uid, value } => {
                 self.departed.remove(uid);
                 self.writes.remove(uid);
+                self.touch_all_of(uid);
                 self.unpublished.insert(pod.clone());
                 let is_stored = self.snapshot.pod(pod).is_none_or(|pod| value.is_stored_in(pod));
                 if !is_stored {
@@ -291,10 +291,12 @@ impl State {
             (Op::Reserve(frontend), Failure::PortTaken) => return self.give_way(*frontend, now),
             (Op::WritePod { uid, .. }, Failure::Gone) => {
                 self.writes.insert(uid.clone(), Write::Gone);
+                self.touch_all_of(uid);
                 return;
             }
             (Op::WritePod { pod, uid, value }, Failure::Retry { .. } | Failure::PortTaken) => {
                 self.writes.insert(uid.clone(), Write::Unconfirmed(value.clone()));
+                self.touch_all_of(uid);
                 self.unpublished.insert(pod.clone());
             }
             (
@@ -308,10 +310,13 @@ impl State {
         self.retries.insert(Attempt::of(op), at);
     }
 
-    /// Everything that is asked for and not served, for Events and metrics.
+    /// Everything that is asked for and not served, for Events and metrics: each once, in order. What is wrong with a
+    /// Service is told where a Pod of it runs and nowhere else, so that a large cluster does not hear of it from each
+    /// of its Nodes.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
-        let of_pods = self.views.values().flat_map(|view| &view.wanted.problems);
-        self.service_problems.values().flatten().chain(of_pods)
+        let views = self.troubled.iter().filter_map(|pod| self.views.get(pod));
+        let problems: BTreeSet<_> = views.flat_map(|view| &view.wanted.problems).collect();
+        problems.into_iter()
     }
 
     /// All held node ports.
@@ -341,6 +346,11 @@ impl State {
         if let Some(owner) = self.ports.get(frontend).and_then(|claim| claim.owner.as_ref()) {
             self.unpublished.insert(owner.pod.clone());
         }
+    }
+
+    /// Has all frontends of a Pod looked at in the next pass: what its annotation may name decides how far they are.
+    pub(super) fn touch_all_of(&mut self, uid: &PodUid) {
+        self.unsettled.extend(self.ports.of_pod(uid).into_iter().map(|(_, frontend)| frontend));
     }
 
     /// Has every Pod that lacked a port try again.

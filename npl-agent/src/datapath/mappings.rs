@@ -19,6 +19,8 @@ pub struct MappingWriter {
     known: BTreeMap<Frontend, Entry>,
     frontends_of: BTreeMap<Sender, BTreeSet<Frontend>>,
     used_stats: BTreeSet<u32>,
+    /// Below it no counters are free: a thousand new mappings do not each search from the start.
+    free_stats_from: u32,
     to_purge: BTreeSet<Sender>,
 }
 
@@ -90,6 +92,7 @@ impl MappingWriter {
         if let Some(index) = stats_index {
             tables.retire_stats(index, frontend.family)?;
             self.used_stats.remove(&index);
+            self.free_stats_from = self.free_stats_from.min(index);
         }
         Ok(())
     }
@@ -134,12 +137,14 @@ impl MappingWriter {
     }
 
     /// Finds counters that no mapping uses and sets them to zero; beyond their number, mappings share one element.
-    fn fresh_stats(&self, tables: &mut Tables, family: Family) -> Result<u32, DatapathError> {
+    fn fresh_stats(&mut self, tables: &mut Tables, family: Family) -> Result<u32, DatapathError> {
         // The first gap of an ordered set: its length where there is none.
-        let mut used = self.used_stats.iter();
-        let Some(index) = (0..COUNTED_MAPPINGS).find(|index| used.next() != Some(index)) else {
+        let first = self.free_stats_from;
+        let mut used = self.used_stats.range(first..);
+        let Some(index) = (first..COUNTED_MAPPINGS).find(|index| used.next() != Some(index)) else {
             return Ok(shared_stats(family));
         };
+        self.free_stats_from = index;
         // What an agent that was killed in between did not retire.
         tables.retire_stats(index, family)?;
         Ok(index)

@@ -9,17 +9,13 @@ use tokio::{
 };
 
 use super::{Health, HttpError, bind, serve};
-use crate::metrics::{DatapathCounters, FamilyTotals, Metrics};
+use crate::metrics::{Counts, DatapathCounters, Metrics};
 
 struct NoCounters;
 
 impl DatapathCounters for NoCounters {
-    fn reasons(&self) -> Vec<(&'static str, u64)> {
-        Vec::new()
-    }
-
-    fn totals(&self) -> Vec<FamilyTotals> {
-        Vec::new()
+    fn read(&self) -> Counts {
+        Counts::default()
     }
 }
 

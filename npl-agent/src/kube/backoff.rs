@@ -104,6 +104,31 @@ mod tests {
         assert!(delays.next() <= Some(FIRST));
     }
 
+    /// A model, since a hundred agents do not fit a machine: three watches each, which lose the API server in the same
+    /// moment and ask again until it is back. What is modelled is the time between questions and nothing else.
+    #[test]
+    fn a_hundred_nodes_that_lose_the_api_server_together_do_not_return_together() {
+        const WATCHES: usize = 300;
+        let away = Duration::from_mins(1);
+        let mut by_half_second = [0; 240];
+        let mut first_of_return = Vec::new();
+        for _ in 0..WATCHES {
+            let mut at = Duration::ZERO;
+            let mut delays = Jittered::new();
+            while at < away {
+                at += delays.next().unwrap();
+                by_half_second[usize::try_from(at.as_millis() / 500).unwrap()] += 1;
+            }
+            first_of_return.push(at);
+        }
+        let asked: usize = by_half_second.iter().sum();
+        assert!(asked < WATCHES * 15, "{asked} questions within a minute");
+        let busiest = by_half_second[20..].iter().max().unwrap();
+        assert!(*busiest <= WATCHES / 6, "{busiest} of {WATCHES} within half a second");
+        let latest = first_of_return.iter().max().unwrap();
+        assert!(*latest <= away + LONGEST, "back {latest:?} after the API server went");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn one_line_a_minute() {
         let mut throttle = Throttle::default();

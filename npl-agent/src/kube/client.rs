@@ -28,6 +28,7 @@ use super::{
     backoff::{Jittered, Throttle},
     failure::{FailureKind, REFUSALS_TO_BELIEVE, one_line, root_cause},
     objects::NodeObject,
+    token::TokenFile,
 };
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -142,6 +143,7 @@ async fn load(kubeconfig: Option<&Path>) -> Result<Config, ConnectError> {
 /// last bytes at once: a patch that waits for the acknowledgement of its head takes 40 ms longer.
 fn build(mut config: Config) -> kube::Result<Client> {
     config.headers.push((USER_AGENT, HeaderValue::from_static(concat!("npl-agent/", env!("CARGO_PKG_VERSION")))));
+    let token = TokenFile::of(&mut config.auth_info)?;
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
@@ -153,6 +155,7 @@ fn build(mut config: Config) -> kube::Result<Client> {
     let service = ServiceBuilder::new()
         .layer(TimeoutLayer::new(ANSWER_TIMEOUT))
         .layer(config.base_uri_layer())
+        .map_request(move |request| TokenFile::authorize(token.as_ref(), request))
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
         .map_err(BoxError::from)

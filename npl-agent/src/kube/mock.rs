@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 use tower_test::mock::{self, SendResponse};
 
-use crate::metrics::{DatapathCounters, FamilyTotals, Metrics};
+use crate::metrics::{Counts, DatapathCounters, Metrics};
 
 /// Longer than every delay of the agent, so that a paused clock gets past them.
 const PATIENCE: Duration = Duration::from_mins(10);
@@ -32,12 +32,8 @@ pub(super) fn api_server() -> (Client, MockServer) {
 pub(super) fn metrics() -> Metrics {
     struct NoCounters;
     impl DatapathCounters for NoCounters {
-        fn reasons(&self) -> Vec<(&'static str, u64)> {
-            Vec::new()
-        }
-
-        fn totals(&self) -> Vec<FamilyTotals> {
-            Vec::new()
+        fn read(&self) -> Counts {
+            Counts::default()
         }
     }
     Metrics::new(Arc::new(NoCounters))

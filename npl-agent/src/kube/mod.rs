@@ -17,9 +17,39 @@ pub mod failure;
 mod limit;
 pub mod objects;
 pub mod patch;
+mod token;
 pub mod watch;
 
+use std::path::PathBuf;
+
+use ::kube::Client;
 pub use convert::AnnotationKeys;
+use tokio::{sync::mpsc::Sender, task::JoinSet};
+
+use self::{client::ConnectError, watch::Subject};
+use crate::{core::snapshot::Change, metrics::Metrics};
+
+/// A client, and the watches that go on with it.
+pub type Connection = (Client, JoinSet<Subject>);
+
+/// Connects, and watches from then on, on a task of its own: a restart is over when the API server and the kernel have
+/// answered, and neither needs to wait for the other.
+pub fn connect_and_watch(
+    kubeconfig: Option<PathBuf>,
+    node_name: &str,
+    keys: &AnnotationKeys,
+    metrics: &Metrics,
+    changes: Sender<Change>,
+) -> JoinSet<Result<Connection, ConnectError>> {
+    let (node_name, keys, metrics) = (node_name.to_owned(), keys.clone(), metrics.clone());
+    let mut connecting = JoinSet::new();
+    connecting.spawn(async move {
+        let client = client::connect(kubeconfig.as_deref(), &node_name).await?;
+        let watches = watch::spawn(&client, &node_name, &keys, &metrics, &changes);
+        Ok((client, watches))
+    });
+    connecting
+}
 
 #[cfg(test)]
 mod mock;

@@ -86,6 +86,10 @@ trait Watched: Resource<DynamicType = ()> + Clone + fmt::Debug + DeserializeOwne
     type Model: Send;
 
     fn convert(self, keys: &AnnotationKeys) -> Option<Converted<Self::Model>>;
+    /// Whether an object of a list matters. Of ten thousand Services few do, and a list is complete only at its end.
+    fn matters(_object: &Self::Model) -> bool {
+        true
+    }
     fn listed(all: Vec<Self::Model>) -> Change;
     fn applied(object: Self::Model) -> Change;
     fn gone(object: Self::Model) -> Change;
@@ -120,6 +124,10 @@ impl Watched for ServiceObject {
 
     fn convert(self, keys: &AnnotationKeys) -> Option<Converted<Service>> {
         convert::service(self, keys)
+    }
+
+    fn matters(service: &Service) -> bool {
+        service.is_active()
     }
 
     fn listed(all: Vec<Service>) -> Change {
@@ -195,7 +203,7 @@ impl Watch {
     fn change<W: Watched>(&self, event: Event<W>, listed: &mut Vec<W::Model>) -> Option<Change> {
         match event {
             Event::Init => listed.clear(),
-            Event::InitApply(object) => listed.extend(self.convert(object)),
+            Event::InitApply(object) => listed.extend(self.convert(object).filter(W::matters)),
             Event::InitDone => return Some(W::listed(mem::take(listed))),
             Event::Apply(object) => return self.convert(object).map(W::applied),
             Event::Delete(object) => return self.convert(object).map(W::gone),

@@ -15,12 +15,17 @@ use crate::core::model::Family;
 
 /// The counters of the datapath, summed over processors.
 pub trait DatapathCounters: Send + Sync {
-    /// Packets by reason; empty when the counters cannot be read.
-    fn reasons(&self) -> Vec<(&'static str, u64)>;
+    /// All of them at one moment; empty when they cannot be read.
+    fn read(&self) -> Counts;
+}
 
-    /// What the mappings of each family have carried, those included that are gone by now; empty when the counters
-    /// cannot be read.
-    fn totals(&self) -> Vec<FamilyTotals>;
+/// What the datapath has counted.
+#[derive(Debug, Clone, Default)]
+pub struct Counts {
+    /// Packets by reason.
+    pub reasons: Vec<(&'static str, u64)>,
+    /// What the mappings of each family have carried, those included that are gone by now.
+    pub totals: Vec<FamilyTotals>,
 }
 
 /// What the mappings of one family have carried.
@@ -76,7 +81,7 @@ fn shown() -> [Shown; 3] {
 
 impl Collector for DatapathCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let reasons = self.0.reasons();
+        let Counts { reasons, totals } = self.0.read();
         let unit = Unit::Other("packets".to_owned());
         let mut metric = encoder.encode_descriptor(
             "datapath_reason",
@@ -87,7 +92,6 @@ impl Collector for DatapathCollector {
         for (reason, count) in reasons {
             ConstCounter::new(count).encode(metric.encode_family(&[("reason", reason)])?)?;
         }
-        let totals = self.0.totals();
         for Shown { name, help, unit, label, of } in shown() {
             let mut metric = encoder.encode_descriptor(name, help, Some(&unit), MetricType::Counter)?;
             for FamilyTotals { family, stats } in &totals {

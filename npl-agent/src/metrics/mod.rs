@@ -31,7 +31,7 @@ use self::{
     },
 };
 pub use self::{
-    datapath::{DatapathCounters, FamilyTotals},
+    datapath::{Counts, DatapathCounters, FamilyTotals},
     labels::{EventOutcome, OpOutcome, PatchOutcome},
 };
 use crate::{

@@ -7,7 +7,7 @@ use std::{
 
 use npl_common::stats::MappingStats;
 
-use super::{DatapathCounters, EventOutcome, FamilyTotals, Metrics, OpOutcome, PatchOutcome, PortCounts};
+use super::{Counts, DatapathCounters, EventOutcome, FamilyTotals, Metrics, OpOutcome, PatchOutcome, PortCounts};
 use crate::{
     core::{
         model::{Family, Frontend, NodePort, Protocol},
@@ -20,11 +20,7 @@ use crate::{
 struct Fixed;
 
 impl DatapathCounters for Fixed {
-    fn reasons(&self) -> Vec<(&'static str, u64)> {
-        vec![("no_mapping", 3)]
-    }
-
-    fn totals(&self) -> Vec<FamilyTotals> {
+    fn read(&self) -> Counts {
         let stats = MappingStats {
             request_packets: 1,
             request_bytes: 2,
@@ -33,7 +29,7 @@ impl DatapathCounters for Fixed {
             new_flows: 5,
             established_flows: 6,
         };
-        vec![FamilyTotals { family: Family::V4, stats }]
+        Counts { reasons: vec![("no_mapping", 3)], totals: vec![FamilyTotals { family: Family::V4, stats }] }
     }
 }
 

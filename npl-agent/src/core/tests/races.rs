@@ -11,6 +11,7 @@ use super::{
 use crate::core::{
     model::{Pod, PodUid},
     op::{Op, PodWrite},
+    ports::Phase,
     snapshot::Change,
 };
 
@@ -156,4 +157,28 @@ fn a_withdrawal_is_a_withdrawal() {
     chaos.world.remove_service(&key("a/s"));
     let ops = chaos.world.state.pass(chaos.world.now).ops;
     assert!(matches!(&ops[..], [Op::WritePod { value: PodWrite::Withdraw, .. }]), "{ops:?}");
+}
+
+#[test]
+fn what_waits_for_time_costs_no_pass_and_goes_on_when_it_has_come() {
+    let mut world = World::new(settings("61000-61003"));
+    world.put_node(node(&["192.0.2.1"]));
+    world.put_service(service(&["a/s", "app=x", "8080/tcp"]));
+    for (name, ip) in [("a/drains", "10.0.0.5"), ("a/goes", "10.0.0.6")] {
+        world.put_pod(pod(&[name, "app=x", ip], None));
+    }
+    world.start();
+    world.settle();
+    world.remove_pod(&key("a/goes"));
+    world.remove_service(&key("a/s"));
+    world.settle();
+    let phases: Vec<_> = world.state.mappings().map(|view| view.phase).collect();
+    assert!(
+        matches!(phases[..], [Phase::Draining { until: Some(_) }, Phase::Quarantined { until: Some(_) }]),
+        "{phases:?}"
+    );
+    assert!(world.state.unsettled.is_empty(), "{:?}", world.state.unsettled);
+    world.wait(MINUTES);
+    assert_eq!(world.state.mappings().count(), 0);
+    assert!(world.state.parked.is_empty() && world.state.unsettled.is_empty(), "{:?}", world.state);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-use super::{QUIET_MILLIS, REFRESH_MILLIS, Reports, SETTLE_MILLIS};
+use super::{QUIET_MILLIS, REFRESH_MILLIS, Reports, SETTLE_MILLIS, Warnings};
 use crate::core::{
     model::{Family, Moment, ObjectKey, PodPort, PodUid, Protocol, ServiceUid},
     problem::{Cause, Problem, Subject},
@@ -110,4 +110,26 @@ fn a_mark_is_of_the_object_the_reason_and_the_words() {
     assert_eq!(mark(&exhausted("p", 80)), mark(&exhausted("p", 80)));
     let others = [exhausted("p", 81), exhausted("q", 80), unsupported("p")];
     assert!(others.iter().all(|other| mark(other) != mark(&exhausted("p", 80))));
+}
+
+#[test]
+fn a_problem_that_comes_and_goes_is_warned_of_once_a_minute() {
+    let mut warnings = Warnings::default();
+    let flapping = unsupported("s");
+    let mut given = 0;
+    for at in (0..3 * QUIET_MILLIS).step_by(1_000) {
+        given += warnings.observe(std::slice::from_ref(&flapping), Moment(at)).len();
+        given += warnings.observe(&[], Moment(at + 500)).len();
+    }
+    assert_eq!(given, 3);
+}
+
+#[test]
+fn what_lasts_is_warned_of_once_and_nothing_else_is_held_up_by_it() {
+    let mut warnings = Warnings::default();
+    let both = [exhausted("p", 80), exhausted("p", 81)];
+    assert_eq!(warnings.observe(&both, Moment(0)), both);
+    assert!(warnings.observe(&both, Moment(2 * QUIET_MILLIS)).is_empty());
+    let three = [both.as_slice(), &[unsupported("s")]].concat();
+    assert_eq!(warnings.observe(&three, Moment(2 * QUIET_MILLIS)), [unsupported("s")]);
 }

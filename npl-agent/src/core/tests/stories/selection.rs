@@ -116,8 +116,8 @@ fn a_name_that_the_pod_does_not_have_is_a_problem_of_that_port_alone() {
                 annotate default/web-0 9090=192.0.2.1:61000/tcp
             show
                 61000/tcp IPv4 of default/web-0: Active
-                UnsupportedProtocol: service default/web: protocol sctp is not served by this agent; its other ports are
                 UnresolvedTargetPort: pod default/web-0: no container port is named "http" with protocol tcp, as service default/web asks; name one so
+                UnsupportedProtocol: service default/web: protocol sctp is not served by this agent; its other ports are
             pod default/web-0 app=web port=http:80/tcp 10.0.0.5
                 reserve 61001/tcp IPv4
                 map 61001/tcp IPv4 -> 10.0.0.5 80
@@ -255,6 +255,37 @@ fn a_family_that_is_not_served_is_told_once_for_the_service() {
                 annotate default/a 8080=192.0.2.1:61000/tcp
             show
                 61000/tcp IPv4 of default/a: Active
+        "#]],
+    );
+}
+
+#[test]
+fn what_is_wrong_with_a_service_is_told_where_a_pod_of_it_runs_and_once() {
+    check(
+        "node 192.0.2.1
+         service default/web app=web 99/sctp
+         start
+         pod default/other app=other 10.0.0.5
+         show
+         pod default/web-0 app=web 10.0.0.6
+         pod default/web-1 app=web 10.0.0.7
+         show
+         gone default/web-0
+         gone default/web-1
+         show",
+        &expect![[r#"
+            node 192.0.2.1
+            service default/web app=web 99/sctp
+            start
+            pod default/other app=other 10.0.0.5
+            show
+            pod default/web-0 app=web 10.0.0.6
+            pod default/web-1 app=web 10.0.0.7
+            show
+                UnsupportedProtocol: service default/web: protocol sctp is not served by this agent; its other ports are
+            gone default/web-0
+            gone default/web-1
+            show
         "#]],
     );
 }

@@ -11,7 +11,7 @@ use npl_common::names::{ABI_VERSION, MAP_ENDPOINT_V4, MAP_MAPPING_V4, PIN_ROOT};
 use npl_testkit::agent::Agent;
 use npl_testkit::mounts::BpfFs;
 
-use super::figures::{KERNEL_BACK, RESTART, RESTART_PORTS, RESTART_WRITES};
+use super::figures::{KERNEL_BACK, RESTART, RESTART_PORTS, RESTART_REQUESTS, RESTART_WRITES};
 use super::requests::Requests;
 use super::samples::Samples;
 use super::scene::{Agents, LIMIT, Scene, is_published, let_pass};
@@ -47,9 +47,11 @@ pub(crate) fn restart(
     let after = Requests::counted(scene.cluster.client())?;
     let writes =
         (after.writes - before.writes).checked_sub(QUESTIONS + 1).context("the new Pod's annotation is a write")?;
+    let all = after.but_watches_since(before) + (after.watches - before.watches);
     let changed = scene.values(published).iter().zip(&annotations).filter(|(now, then)| now != then).count();
     #[expect(clippy::cast_precision_loss, reason = "a handful")]
-    for (figure, count) in [(&RESTART_WRITES, writes as f64), (&RESTART_PORTS, changed as f64)] {
+    let counts = [(&RESTART_WRITES, writes as f64), (&RESTART_PORTS, changed as f64), (&RESTART_REQUESTS, all as f64)];
+    for (figure, count) in counts {
         samples.add(figure, &[count], &[]);
     }
     Ok(Agents { agent, bpffs })

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The token of the agent's service account, which the kubelet replaces in its file long before it expires.
+//!
+//! kube reads such a file again when the wall clock says so. On a Node whose clock is set back by a day, the agent would
+//! go on for a day with a token that is valid for an hour.
+
+use std::{
+    fs,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use http::{HeaderValue, Request, header::AUTHORIZATION};
+use kube::{client::AuthError, config::AuthInfo};
+use tokio::time::Instant;
+
+/// As often as client-go.
+const KEPT: Duration = Duration::from_mins(1);
+
+/// A file with a token. Clones are handles to the same.
+#[derive(Clone)]
+pub(super) struct TokenFile(Arc<Mutex<Cached>>);
+
+struct Cached {
+    path: PathBuf,
+    header: HeaderValue,
+    read_at: Instant,
+}
+
+impl TokenFile {
+    /// Takes over the file that a configuration names, unless another kind of access is ahead of it.
+    pub(super) fn of(access: &mut AuthInfo) -> kube::Result<Option<Self>> {
+        if access.token.is_some() || access.username.is_some() {
+            return Ok(None);
+        }
+        let Some(path) = access.token_file.take().map(PathBuf::from) else { return Ok(None) };
+        let header = read(&path).map_err(kube::Error::Auth)?;
+        Ok(Some(Self(Arc::new(Mutex::new(Cached { path, header, read_at: Instant::now() })))))
+    }
+
+    /// Names the agent in a request, where there is a file to do it with.
+    pub(super) fn authorize<B>(file: Option<&Self>, mut request: Request<B>) -> Request<B> {
+        if let Some(Self(cached)) = file {
+            let header = cached.lock().unwrap_or_else(PoisonError::into_inner).header();
+            request.headers_mut().insert(AUTHORIZATION, header);
+        }
+        request
+    }
+}
+
+impl Cached {
+    /// A file that cannot be read, as while it is replaced, leaves the token that was read last.
+    fn header(&mut self) -> HeaderValue {
+        if self.read_at.elapsed() >= KEPT {
+            self.read_at = Instant::now();
+            if let Ok(header) = read(&self.path) {
+                self.header = header;
+            }
+        }
+        self.header.clone()
+    }
+}
+
+fn read(path: &PathBuf) -> Result<HeaderValue, AuthError> {
+    let token = fs::read_to_string(path).map_err(|source| AuthError::ReadTokenFile(source, path.clone()))?;
+    let mut header =
+        HeaderValue::try_from(format!("Bearer {}", token.trim())).map_err(AuthError::InvalidBearerToken)?;
+    header.set_sensitive(true);
+    Ok(header)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sent(file: Option<&TokenFile>) -> Option<String> {
+        let request = TokenFile::authorize(file, Request::new(()));
+        request.headers().get(AUTHORIZATION).map(|header| header.to_str().unwrap().to_owned())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_token_that_was_replaced_is_used_a_minute_later_whatever_the_wall_clock_says() {
+        let path = std::env::temp_dir().join(format!("npl-token-{}", std::process::id()));
+        fs::write(&path, "first\n").unwrap();
+        let mut access = AuthInfo { token_file: Some(path.display().to_string()), ..AuthInfo::default() };
+        let file = TokenFile::of(&mut access).unwrap();
+        assert_eq!(access.token_file, None, "kube's own way to read it would come on top");
+        fs::write(&path, "second").unwrap();
+        assert_eq!(sent(file.as_ref()).as_deref(), Some("Bearer first"));
+        tokio::time::advance(KEPT).await;
+        assert_eq!(sent(file.as_ref()).as_deref(), Some("Bearer second"));
+        fs::remove_file(&path).unwrap();
+        tokio::time::advance(KEPT).await;
+        assert_eq!(sent(file.as_ref()).as_deref(), Some("Bearer second"));
+    }
+
+    #[test]
+    fn an_inline_token_is_ahead_of_a_file() {
+        let mut access =
+            AuthInfo { token: Some("inline".into()), token_file: Some("nowhere".into()), ..<_>::default() };
+        assert!(TokenFile::of(&mut access).unwrap().is_none());
+        assert_eq!(sent(None), None);
+    }
+}
