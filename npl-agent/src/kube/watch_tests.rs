@@ -164,3 +164,20 @@ async fn a_watch_ends_when_nobody_listens() {
     let ended = timeout(Duration::from_secs(5), scene.tasks.join_next()).await.unwrap();
     assert!(matches!(ended, Some(Ok(Subject::Pods))), "{ended:?}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn of_listed_services_only_those_that_npl_acts_on_are_kept_and_of_changed_ones_all() {
+    let service = |name: &str, enabled: &str| {
+        let annotations = json!({ "nodeportlocal.antrea.io/enabled": enabled });
+        let metadata =
+            json!({ "name": name, "namespace": "a", "uid": name, "resourceVersion": "1", "annotations": annotations });
+        json!({ "metadata": metadata, "spec": { "selector": { "app": "x" } } })
+    };
+    let mut scene = watching::<ServiceObject>(None);
+    list(scene.server.asked().await, &[service("on", "true"), service("off", "false")]);
+    let Change::Services(kept) = scene.change().await else { panic!("no list") };
+    assert_eq!(kept.iter().map(|service| &*service.key.name).collect::<Vec<_>>(), ["on"]);
+    // One that is disabled must be heard of.
+    events(scene.server.asked().await, &[json!({ "type": "MODIFIED", "object": service("on", "false") })]);
+    assert!(matches!(scene.change().await, Change::Service(service) if !service.is_enabled));
+}
