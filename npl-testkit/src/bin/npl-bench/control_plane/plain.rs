@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The API server's own floor: the patches of an agent, sent by a client that does nothing else.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 use std::time::Instant;
 
 use anyhow::{Result, anyhow};
@@ -10,7 +8,7 @@ use npl_testkit::api_client::ApiClient;
 use npl_testkit::cluster::MAPPING_ANNOTATION;
 use serde_json::{Value, json};
 
-use super::scene::{LIMIT, NAMESPACE, OTHER_NODE, Scene};
+use super::scene::{LIMIT, NAMESPACE, OTHER_NODE, Scene, share_out};
 
 /// As many patches as an agent has in flight.
 const CONNECTIONS: usize = 8;
@@ -85,19 +83,7 @@ impl Plain {
 }
 
 fn patch(clients: &[ApiClient], pods: &[String], values: &[Option<&str>]) -> Result<()> {
-    let next = AtomicUsize::new(0);
-    let worker = |client: &ApiClient| -> Result<()> {
-        while let Some(pod) = pods.get(next.fetch_add(1, Ordering::Relaxed)) {
-            values.iter().try_for_each(|value| annotate(client, pod, *value))?;
-        }
-        Ok(())
-    };
-    thread::scope(|scope| {
-        let workers: Vec<_> = clients.iter().map(|client| scope.spawn(move || worker(client))).collect();
-        let joined =
-            workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| Err(anyhow!("a worker panicked"))));
-        joined.collect()
-    })
+    share_out(clients, pods, |client, pod| values.iter().try_for_each(|value| annotate(client, pod, *value)))
 }
 
 fn annotate(client: &ApiClient, pod: &str, value: Option<&str>) -> Result<()> {

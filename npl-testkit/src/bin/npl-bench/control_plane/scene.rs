@@ -5,6 +5,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -27,7 +28,7 @@ pub(crate) const NAMESPACE: &str = "bench";
 pub(crate) const POD_PORT: u16 = 8080;
 
 /// How long anything may take before the bench gives up.
-pub(crate) const LIMIT: Duration = Duration::from_secs(120);
+pub(crate) const LIMIT: Duration = Duration::from_mins(2);
 /// Longer than any run.
 const WATCH_LIMIT: Duration = Duration::from_hours(1);
 /// Connections that objects are made over.
@@ -145,19 +146,32 @@ pub(crate) fn numbered(name: &str, count: usize) -> Vec<String> {
 
 /// Does the work for every item, over several connections.
 pub(crate) fn in_parallel<T: Sync>(items: &[T], work: impl Fn(&T) -> Result<()> + Sync) -> Result<()> {
+    share_out(&[(); MAKERS], items, |(), item| work(item))
+}
+
+/// Has every worker take one item after the other until none is left; the first error ends its worker and is returned.
+pub(crate) fn share_out<W: Sync, T: Sync>(
+    workers: &[W],
+    items: &[T],
+    work: impl Fn(&W, &T) -> Result<()> + Sync,
+) -> Result<()> {
     let next = AtomicUsize::new(0);
-    let worker = || -> Result<()> {
-        while let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
-            work(item)?;
-        }
-        Ok(())
-    };
+    let (failed, failures) = mpsc::channel();
     thread::scope(|scope| {
-        let workers: Vec<_> = (0..MAKERS).map(|_| scope.spawn(worker)).collect();
-        let joined =
-            workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| Err(anyhow!("a worker panicked"))));
-        joined.collect::<Result<()>>()
-    })
+        for worker in workers {
+            let (next, work, failed) = (&next, &work, failed.clone());
+            scope.spawn(move || {
+                while let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if let Err(error) = work(worker, item) {
+                        // Whoever listens does so until all workers have ended.
+                        drop(failed.send(error));
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    failures.try_iter().next().map_or(Ok(()), Err)
 }
 
 /// Lets time pass, and ends early when the user wants to stop.
