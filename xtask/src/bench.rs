@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use crate::demo::Preparation;
 use crate::setup::Extent;
-use crate::{build, paths, process};
+use crate::{build, image, paths, process};
 
 /// Arguments of `cargo xtask bench`.
 #[derive(Debug, clap::Args)]
@@ -19,16 +19,17 @@ pub(crate) struct Options {
 
 /// Builds what it measures and the bench, and runs it.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let parts = Preparation::begin(Extent::ControlPlane)?.finish()?;
+    let is_of_cluster = options.arguments.iter().any(|argument| argument.contains("cluster"));
+    let parts = Preparation::begin(if is_of_cluster { Extent::Nodes } else { Extent::ControlPlane })?.finish()?;
     process::say("bench: compiling it");
-    process::run(build::cargo("build").args([
-        "--package",
-        "npl-testkit",
-        "--features",
-        "bench",
-        "--bin",
-        "npl-bench",
-    ]))?;
+    let mut compile = build::cargo("build");
+    compile.args(["--package", "npl-testkit", "--features", "bench", "--bin", "npl-bench"]);
+    if is_of_cluster {
+        image::pack_all(parts.agent())?;
+        // The first process of each Node is this program's.
+        compile.args(["--bin", "npl-cluster"]);
+    }
+    process::run(&mut compile)?;
     let generator = paths::bpf_object().with_file_name("npl-traffic.bpf.o");
     let mut bench = Command::new(build::built_folder().join("npl-bench"));
     parts.pass_to(&mut bench);

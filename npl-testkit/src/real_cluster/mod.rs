@@ -15,6 +15,7 @@ mod kube_proxy;
 mod kubelet;
 mod network;
 mod node;
+pub mod publication;
 mod space;
 
 use std::net::IpAddr;

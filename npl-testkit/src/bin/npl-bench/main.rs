@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `npl-bench`: how many packets a Node brings to a Pod, by NPL and by what there was before it, side by side; and how
-//! soon the agent publishes, and what it costs, beside the API server's own speed.
+//! soon the agent publishes, and what it costs, beside the API server's own speed; and what a request costs on a real
+//! cluster, beside kube-proxy's ports.
 //!
 //! Each case (a workload and a way of forwarding) has a client, a Node and a Pod of its own in network namespaces.
 //! Packets are made in the kernel, enter the Node by its uplink's driver, and count if they arrive at the right port of
@@ -10,7 +11,9 @@
 #![expect(clippy::print_stderr, reason = "and its progress on standard error")]
 
 mod cases;
+mod cluster;
 mod control_plane;
+mod figures;
 mod live_frames;
 mod meter;
 mod report;
@@ -27,7 +30,7 @@ use npl_testkit::interrupt;
 use npl_testkit::run::Run;
 
 use self::cases::{Case, RATIOS, Ratio};
-use self::control_plane::{FIGURES, Figure};
+use self::figures::{Figure, Row, Samples};
 use self::report::{Format, Report};
 use self::testbed::Testbed;
 
@@ -35,10 +38,11 @@ use self::testbed::Testbed;
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask bench")]
 struct Arguments {
-    /// Few and short rounds: a first impression of the datapath in a minute, and of the control plane in three.
+    /// Few and short rounds: a first impression of the datapath in a minute, of the others in some.
     #[arg(long)]
     quick: bool,
-    /// Only ratios and figures whose names contain this, and what they need: `control-plane` for all of that.
+    /// Only ratios and figures whose names contain this, and what they need: `control-plane` or `cluster` for all of
+    /// those figures. Without it, the datapath's ratios.
     #[arg(long, value_name = "NAME", default_value = "")]
     only: String,
     /// How the result is shown.
@@ -63,6 +67,12 @@ struct Effort {
     changes: usize,
     /// How long one sample of an agent with nothing to do is.
     steady: Duration,
+    /// Requests over one connection, of one sample.
+    requests: usize,
+    /// Connections with one request each, of one sample.
+    connections: usize,
+    /// Times that many Pods are started at once.
+    crowds: usize,
 }
 
 const QUICK: Effort = Effort {
@@ -72,6 +82,9 @@ const QUICK: Effort = Effort {
     latencies: 50,
     changes: 20,
     steady: Duration::from_secs(6),
+    requests: 5_000,
+    connections: 300,
+    crowds: 1,
 };
 /// A steady agent is watched for longer than it takes until it looks at the kernel again.
 const FULL: Effort = Effort {
@@ -81,6 +94,9 @@ const FULL: Effort = Effort {
     latencies: 100,
     changes: 50,
     steady: Duration::from_secs(31),
+    requests: 20_000,
+    connections: 1_000,
+    crowds: 5,
 };
 
 fn main() -> ExitCode {
@@ -97,15 +113,20 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<()> {
     interrupt::watch()?;
     let ratios: Vec<Ratio> = RATIOS.into_iter().filter(|ratio| ratio.name().contains(&arguments.only)).collect();
-    let figures: Vec<&Figure> = FIGURES.into_iter().filter(|figure| figure.name.contains(&arguments.only)).collect();
+    let all = || control_plane::FIGURES.into_iter().chain(cluster::FIGURES);
+    let is_meant = |figure: &&Figure| !arguments.only.is_empty() && figure.name.contains(&arguments.only);
+    let figures: Vec<&Figure> = all().filter(is_meant).collect();
     if ratios.is_empty() && figures.is_empty() {
-        let figures = FIGURES.iter().map(|figure| figure.name.to_owned());
+        let figures = all().map(|figure| figure.name.to_owned());
         let known: Vec<String> = RATIOS.iter().map(Ratio::name).chain(figures).collect();
         bail!("no ratio's or figure's name contains {:?}; there are: {}", arguments.only, known.join(", "));
     }
     let effort = if arguments.quick { QUICK } else { FULL };
     let samples = measure(arguments, &cases::needed_for(&ratios), effort)?;
-    let rows = control_plane::measure(&figures, effort)?;
+    let mut seen = Samples::default();
+    control_plane::measure(&figures, effort, &mut seen)?;
+    cluster::measure(&figures, effort, &mut seen)?;
+    let rows: Vec<Row> = figures.iter().filter_map(|figure| seen.row(figure)).collect();
     print!("{}", Report::new(effort.rounds, &samples, &ratios, rows)?.show(arguments.output)?);
     Ok(())
 }

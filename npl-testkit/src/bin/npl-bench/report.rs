@@ -9,7 +9,7 @@ use comfy_table::{CellAlignment, Table, TableStyle, presets};
 use serde::Serialize;
 
 use crate::cases::{Case, Ratio};
-use crate::control_plane::{self, Row};
+use crate::figures::{self, Row};
 
 /// How a report is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -28,7 +28,7 @@ pub(crate) struct Report {
     rounds: usize,
     results: Vec<Measured>,
     ratios: Vec<Compared>,
-    control_plane: Vec<Row>,
+    figures: Vec<Row>,
 }
 
 #[derive(Debug, Serialize)]
@@ -63,7 +63,7 @@ impl Report {
         rounds: usize,
         samples: &[(Case, Vec<f64>)],
         ratios: &[Ratio],
-        control_plane: Vec<Row>,
+        figures: Vec<Row>,
     ) -> Result<Self> {
         let of = |wanted: Case| {
             let found = samples.iter().find(|(case, _)| *case == wanted);
@@ -80,7 +80,7 @@ impl Report {
             let values: Vec<f64> = above.iter().zip(below).map(|(above, below)| above / below).collect();
             compared.push(Compared { name: ratio.name(), spread: Spread::of(&values)?, aim: ratio.aim });
         }
-        Ok(Self { rounds, results, ratios: compared, control_plane })
+        Ok(Self { rounds, results, ratios: compared, figures })
     }
 
     /// The report as text, with a line break at its end.
@@ -91,8 +91,8 @@ impl Report {
         let preset = if format == Format::Markdown { presets::ASCII_MARKDOWN } else { presets::UTF8_FULL_CONDENSED };
         let mut text = String::new();
         let packets = (!self.ratios.is_empty()).then(|| [self.results(preset), self.ratios(preset)]);
-        let agents = (!self.control_plane.is_empty()).then(|| control_plane::table(&self.control_plane, preset));
-        let tables: Vec<String> = packets.into_iter().flatten().chain(agents).map(|table| table.to_string()).collect();
+        let figures = (!self.figures.is_empty()).then(|| figures::table(&self.figures, preset));
+        let tables: Vec<String> = packets.into_iter().flatten().chain(figures).map(|table| table.to_string()).collect();
         writeln!(text, "{}", tables.join("\n\n"))?;
         if format == Format::Table {
             writeln!(

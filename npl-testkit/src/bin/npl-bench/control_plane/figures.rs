@@ -1,54 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What is measured of the control plane, and what each figure should be.
 
-/// What a figure is measured with; each measures all of its figures at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
-    /// An agent from its start on an empty Node to its restart with a thousand mappings, round by round.
-    Life,
-    /// A cluster with many Services.
-    Services,
-    /// The datapath alone.
-    Kernel,
-}
-
-/// One line of the table.
-#[derive(Debug)]
-pub(crate) struct Figure {
-    /// As in results and for `--only`.
-    pub(crate) name: &'static str,
-    pub(crate) unit: &'static str,
-    /// What was measured beside it, round by round, in the same unit.
-    pub(crate) beside: Option<&'static str>,
-    pub(crate) aims: &'static [Aim],
-    pub(crate) stage: Stage,
-}
-
-/// What a figure should be.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Aim {
-    /// The median at most this.
-    Median(f64),
-    /// The 99th percentile at most this.
-    P99(f64),
-    /// Every value at most this.
-    Most(f64),
-    /// The rounds' ratios to what was measured beside it: their median at most this.
-    Ratio(f64),
-}
-
-const fn figure(name: &'static str, unit: &'static str, stage: Stage, aims: &'static [Aim]) -> Figure {
-    Figure { name, unit, beside: None, aims, stage }
-}
-
-impl Figure {
-    const fn beside(self, beside: &'static str) -> Self {
-        Self { beside: Some(beside), ..self }
-    }
-}
-
-use Aim::{Median, Most, P99, Ratio};
-use Stage::{Kernel, Life, Services};
+use crate::figures::{
+    Aim::{self, Median, Most, P99, Ratio},
+    Figure,
+    Stage::{Kernel, Life, Services},
+    figure,
+};
 
 const PATCH_AND_EVENT: &str = "a plain patch and its event";
 const ANNOTATION_AIMS: &[Aim] = &[Ratio(1.5), Median(4.0), P99(10.0)];

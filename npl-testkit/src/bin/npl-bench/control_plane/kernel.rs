@@ -10,8 +10,8 @@ use npl_agent::datapath::Datapath;
 use npl_testkit::run::Run;
 
 use super::figures::KERNEL_INSTALL;
-use super::samples::Samples;
 use crate::Effort;
+use crate::figures::Samples;
 
 const MAPPINGS: u16 = 1000;
 

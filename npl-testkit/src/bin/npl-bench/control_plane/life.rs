@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::figures::{
-    ANNOTATION_BUSY, ANNOTATION_IDLE, CPU_1000, Figure, PODS_200, PODS_1000, STEADY_CPU, STEADY_REQUESTS, WITHDRAWN_200,
+    ANNOTATION_BUSY, ANNOTATION_IDLE, CPU_1000, PODS_200, PODS_1000, STEADY_CPU, STEADY_REQUESTS, WITHDRAWN_200,
 };
 use super::plain::Plain;
 use super::requests::Requests;
-use super::samples::Samples;
 use super::scene::{Agents, LIMIT, NAMESPACE, NODE, Scene, is_published, let_pass, numbered};
 use super::{upset, usage};
 use crate::Effort;
+use crate::figures::{Figure, Samples, say};
 
 /// The Services, whose Pods have the same name and a number.
 const SINGLE: &str = "single";
@@ -47,7 +47,7 @@ pub(crate) fn measure(scene: &mut Scene<'_>, effort: Effort, samples: &mut Sampl
     scene.cluster.set_service_enabled(NAMESPACE, SINGLE, true)?;
     let mut cast = Cast { few, crowd, plain: Plain::new(scene, numbered("plain", CROWD_PODS))? };
     for number in 0..effort.rounds {
-        super::say(&format!("life of an agent, round {} of {}", number + 1, effort.rounds));
+        say(&format!("life of an agent, round {} of {}", number + 1, effort.rounds));
         Round { number, effort, scene, cast: &mut cast, samples }.run()?;
     }
     scene.cluster.delete_service(NAMESPACE, SINGLE)?;

@@ -4,17 +4,13 @@
 //! Pods are objects without processes: the bench says what a kubelet would. Whatever depends on the API server's own
 //! speed is measured beside what a plain client gets for the same requests, in the same round.
 
-#![expect(clippy::print_stderr, reason = "progress goes to standard error")]
-
 mod figures;
 mod kernel;
 mod life;
 mod plain;
 mod requests;
-mod samples;
 mod scene;
 mod services;
-mod table;
 mod upset;
 mod usage;
 
@@ -23,22 +19,18 @@ use npl_testkit::control_plane::ControlPlane;
 use npl_testkit::run::Run;
 use npl_testkit::topology::{Options, Topology};
 
-use self::figures::Stage;
-pub(crate) use self::figures::{FIGURES, Figure};
-pub(crate) use self::samples::Row;
-use self::samples::Samples;
+pub(crate) use self::figures::FIGURES;
 use self::scene::Scene;
-pub(crate) use self::table::table;
 use crate::Effort;
+use crate::figures::{Figure, Samples, Stage, say};
 
 /// Measures the figures, and no stage that none of them needs.
-pub(crate) fn measure(figures: &[&Figure], effort: Effort) -> Result<Vec<Row>> {
+pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples) -> Result<()> {
     let run = Run::start()?;
-    let mut samples = Samples::default();
     let needs = |stage: Stage| figures.iter().any(|figure| figure.stage == stage);
     if needs(Stage::Kernel) {
         say("the datapath alone");
-        kernel::measure(&run, effort, &mut samples)?;
+        kernel::measure(&run, effort, samples)?;
     }
     if needs(Stage::Life) || needs(Stage::Services) {
         say("starting a control plane");
@@ -47,17 +39,13 @@ pub(crate) fn measure(figures: &[&Figure], effort: Effort) -> Result<Vec<Row>> {
         topology.node().run(|| -> Result<()> {
             let mut scene = Scene::new(&run, &topology, &plane)?;
             if needs(Stage::Life) {
-                life::measure(&mut scene, effort, &mut samples)?;
+                life::measure(&mut scene, effort, samples)?;
             }
             if needs(Stage::Services) {
-                services::measure(&mut scene, effort, &mut samples)?;
+                services::measure(&mut scene, effort, samples)?;
             }
             Ok(())
         })??;
     }
-    Ok(figures.iter().filter_map(|figure| samples.row(figure)).collect())
-}
-
-fn say(what: &str) {
-    eprintln!("bench: {what}");
+    Ok(())
 }

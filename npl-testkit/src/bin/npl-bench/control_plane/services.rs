@@ -7,14 +7,14 @@ use anyhow::Result;
 use npl_testkit::cluster::ServiceObject;
 use serde_json::json;
 
-use super::figures::{Figure, PEAK_10000, RESIDENT_2000, RESIDENT_10000, SERVICE_CHANGE};
+use super::figures::{PEAK_10000, RESIDENT_2000, RESIDENT_10000, SERVICE_CHANGE};
 use super::life::{CROWD, CROWD_PODS};
-use super::samples::Samples;
 use super::scene::{
     Agents, LIMIT, NAMESPACE, NODE, POD_PORT, Scene, in_parallel, is_published, let_pass, numbered, service,
 };
 use super::usage;
 use crate::Effort;
+use crate::figures::{Figure, Samples, say};
 
 /// Where other people's Services are.
 const OTHERS: &str = "others";
@@ -62,7 +62,7 @@ struct Others {
 
 impl Others {
     fn grow_to(&mut self, scene: &Scene<'_>, count: usize) -> Result<()> {
-        super::say(&format!("{count} Services"));
+        say(&format!("{count} Services"));
         let numbers: Vec<usize> = (self.made..count).collect();
         in_parallel(&numbers, |number| {
             let name = format!("other-{number}");

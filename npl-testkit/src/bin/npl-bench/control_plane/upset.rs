@@ -13,8 +13,8 @@ use npl_testkit::mounts::BpfFs;
 
 use super::figures::{KERNEL_BACK, RESTART, RESTART_PORTS, RESTART_REQUESTS, RESTART_WRITES};
 use super::requests::Requests;
-use super::samples::Samples;
 use super::scene::{Agents, LIMIT, Scene, is_published, let_pass};
+use crate::figures::Samples;
 
 /// How often the restarted agent verifies what is in the kernel, so that the bench need not wait for long.
 const RESYNC: Duration = Duration::from_secs(1);

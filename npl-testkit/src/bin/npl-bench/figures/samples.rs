@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::figures::{Aim, Figure};
+use super::{Aim, Figure};
 
 /// Values of a figure that show more than their extremes.
 const ENOUGH_FOR_P99: usize = 50;

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is measured on a real cluster, and what each figure should be.
+
+use crate::figures::{Aim, Figure, Stage, figure};
+
+/// The mapping may cost a twentieth more than the Pod's own address.
+const NEAR: &[Aim] = &[Aim::Ratio(1.05)];
+/// And has to be ahead of kube-proxy.
+const AHEAD: &[Aim] = &[Aim::Ratio(1.0)];
+
+/// The mapping beside one other way to the Pod.
+pub(super) struct Way {
+    pub(super) request: Figure,
+    pub(super) connection: Figure,
+    pub(super) busy: Figure,
+}
+
+/// The ways that are measured beside the mapping on one cluster.
+pub(super) struct Ways {
+    pub(super) own: Way,
+    pub(super) same_node: Way,
+    pub(super) other_node: Way,
+}
+
+macro_rules! way {
+    ($stage:expr, $mode:literal, $to:literal, $beside:literal, $aims:expr) => {
+        Way {
+            request: figure(concat!("cluster/", $mode, "/request-", $to), "µs", $stage, $aims).beside($beside),
+            connection: figure(concat!("cluster/", $mode, "/connection-", $to), "µs", $stage, $aims).beside($beside),
+            busy: figure(concat!("cluster/", $mode, "/request-cpu-", $to), "µs", $stage, $aims).beside($beside),
+        }
+    };
+}
+
+macro_rules! ways {
+    ($stage:expr, $mode:literal) => {
+        Ways {
+            own: way!($stage, $mode, "own-address", "the Pod's own address", NEAR),
+            same_node: way!($stage, $mode, "same-node", "NodePort, the Pod's Node", AHEAD),
+            other_node: way!($stage, $mode, "other-node", "NodePort, another Node", AHEAD),
+        }
+    };
+}
+
+/// Beside kube-proxy in the one mode.
+pub(super) static IPTABLES: Ways = ways!(Stage::Iptables, "iptables");
+/// And in the other.
+pub(super) static NFTABLES: Ways = ways!(Stage::Nftables, "nftables");
+
+/// From a Pod's object to its address, of Pods that are started at once.
+pub(super) static ADDRESS: Figure = figure("cluster/created-to-address", "ms", Stage::Crowd, &[]);
+/// From a Pod's address to its annotation.
+pub(super) static ANNOTATION: Figure = figure("cluster/address-to-annotation", "ms", Stage::Crowd, &[]);
+/// From a Pod's annotation to its readiness.
+pub(super) static MARGIN: Figure = figure("cluster/annotation-to-ready", "ms", Stage::Crowd, &[]);
+
+/// All of them, in the order in which they are shown.
+pub(crate) static FIGURES: [&Figure; 21] = [
+    &IPTABLES.own.request,
+    &IPTABLES.own.connection,
+    &IPTABLES.own.busy,
+    &IPTABLES.same_node.request,
+    &IPTABLES.same_node.connection,
+    &IPTABLES.same_node.busy,
+    &IPTABLES.other_node.request,
+    &IPTABLES.other_node.connection,
+    &IPTABLES.other_node.busy,
+    &NFTABLES.own.request,
+    &NFTABLES.own.connection,
+    &NFTABLES.own.busy,
+    &NFTABLES.same_node.request,
+    &NFTABLES.same_node.connection,
+    &NFTABLES.same_node.busy,
+    &NFTABLES.other_node.request,
+    &NFTABLES.other_node.connection,
+    &NFTABLES.other_node.busy,
+    &ADDRESS,
+    &ANNOTATION,
+    &MARGIN,
+];

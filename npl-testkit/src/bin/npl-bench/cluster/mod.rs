@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A real cluster: how soon Pods are annotated that a kubelet starts, and what a request costs by each way to a Pod.
+//!
+//! Two clusters, one after the other, for the two modes of kube-proxy. In each, every round asks by every way, so that
+//! what slows the machine down slows them all.
+
+mod figures;
+mod load;
+
+use std::env;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use npl_testkit::cluster::{Entry, MAPPING_ANNOTATION};
+use npl_testkit::poll;
+use npl_testkit::real_cluster::publication::{Seen, watch_pods};
+use npl_testkit::real_cluster::{KubeProxy, Options, RealCluster};
+use npl_testkit::tools;
+use serde_json::Value;
+
+pub(crate) use self::figures::FIGURES;
+use self::figures::Ways;
+use self::load::Measured;
+use crate::Effort;
+use crate::figures::{Figure, Samples, Stage, say};
+
+/// The program that is the first process of a Node, built beside this one.
+const INIT_PROGRAM: &str = "npl-cluster";
+
+const NAMESPACE: &str = "bench";
+const POD_PORT: u16 = 8080;
+/// As in `shop.yaml`.
+const NODE_PORT: u16 = 30080;
+/// Pods that are started at once.
+const CROWD: usize = 80;
+/// Far more than any of it takes.
+const LIMIT: Duration = Duration::from_mins(3);
+
+/// Where the one Pod is asked.
+struct Targets {
+    own: SocketAddr,
+    mapping: SocketAddr,
+    same_node: SocketAddr,
+    other_node: SocketAddr,
+}
+
+/// Measures the figures, and no stage that none of them needs.
+pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples) -> Result<()> {
+    let needs = |stage: Stage| figures.iter().any(|figure| figure.stage == stage);
+    for (stage, mode, ways) in [
+        (Stage::Iptables, KubeProxy::Iptables, &figures::IPTABLES),
+        (Stage::Nftables, KubeProxy::Nftables, &figures::NFTABLES),
+    ] {
+        if needs(stage) {
+            let cluster = start(mode)?;
+            let targets = targets(&cluster)?;
+            for round in 0..effort.rounds {
+                say(&format!("requests, round {} of {}", round + 1, effort.rounds));
+                measure_ways(&cluster, &targets, ways, effort, samples)?;
+            }
+        }
+    }
+    if needs(Stage::Crowd) {
+        let cluster = start(KubeProxy::default())?;
+        for round in 0..effort.crowds {
+            say(&format!("{CROWD} Pods at once, round {} of {}", round + 1, effort.crowds));
+            measure_crowd(&cluster, samples)?;
+        }
+    }
+    Ok(())
+}
+
+/// A cluster with our manifests as a user applies them, and what is asked.
+fn start(mode: KubeProxy) -> Result<RealCluster> {
+    say(&format!("starting a cluster with kube-proxy in {mode} mode"));
+    let own = env::current_exe().context("find this program")?;
+    let options = Options { kube_proxy: mode, ..Options::new(own.with_file_name(INIT_PROGRAM)) };
+    let cluster = RealCluster::start(&options)?;
+    set_up(&cluster)?;
+    Ok(cluster)
+}
+
+fn set_up(cluster: &RealCluster) -> Result<()> {
+    for file in ["deploy/npl.yaml", "npl-testkit/src/bin/npl-bench/cluster/shop.yaml"] {
+        let manifest = tools::repository_file(file);
+        kubectl(cluster, &["apply", "--filename", manifest.to_str().context("a path in UTF-8")?])?;
+    }
+    let timeout = format!("--timeout={}s", LIMIT.as_secs());
+    kubectl(cluster, &["rollout", "status", "daemonset/npl-agent", "--namespace", "npl-system", &timeout])?;
+    kubectl(cluster, &["wait", "--for=condition=Ready", "pod/echo", "--namespace", NAMESPACE, &timeout])
+}
+
+fn kubectl(cluster: &RealCluster, arguments: &[&str]) -> Result<()> {
+    cluster.cluster().kubectl(arguments).map(drop)
+}
+
+fn targets(cluster: &RealCluster) -> Result<Targets> {
+    let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/echo");
+    let find = || {
+        let pod = cluster.cluster().client().get(&path).ok()?;
+        let own: IpAddr = pod.pointer("/status/podIP").and_then(Value::as_str)?.parse().ok()?;
+        let annotation = pod.pointer("/metadata/annotations").and_then(|all| all[MAPPING_ANNOTATION].as_str())?;
+        let entries = Entry::parse(annotation).ok()?;
+        Some((own, entries.iter().map(Entry::address).find(SocketAddr::is_ipv4)?))
+    };
+    let ((own, mapping), _) = poll::until("the Pod's annotation", LIMIT, find)?;
+    let node = |index: usize| cluster.nodes().get(index).map(|node| IpAddr::from(node.number().v4()));
+    let (same, other) = node(0).zip(node(1)).context("a cluster of two Nodes")?;
+    ensure!(mapping.ip() == same, "the Pod runs on {same}, and its annotation names {mapping}");
+    Ok(Targets {
+        own: (own, POD_PORT).into(),
+        mapping,
+        same_node: (same, NODE_PORT).into(),
+        other_node: (other, NODE_PORT).into(),
+    })
+}
+
+fn measure_ways(
+    cluster: &RealCluster,
+    targets: &Targets,
+    ways: &Ways,
+    effort: Effort,
+    samples: &mut Samples,
+) -> Result<()> {
+    let ask = |server| load::measure(cluster.client(), server, effort.requests, effort.connections);
+    // The mapping in the middle: a drift of the machine's speed favours neither side.
+    let (own, same_node) = (ask(targets.own)?, ask(targets.same_node)?);
+    let mapping = ask(targets.mapping)?;
+    let other_node = ask(targets.other_node)?;
+    for (figures, beside) in [(&ways.own, &own), (&ways.same_node, &same_node), (&ways.other_node, &other_node)] {
+        let Measured { requests, connections, busy } = beside;
+        samples.add(&figures.request, &mapping.requests, requests);
+        samples.add(&figures.connection, &mapping.connections, connections);
+        samples.add(&figures.busy, &[mapping.busy], &[*busy]);
+    }
+    Ok(())
+}
+
+fn measure_crowd(cluster: &RealCluster, samples: &mut Samples) -> Result<()> {
+    let scale = |count: usize| {
+        let replicas = format!("--replicas={count}");
+        kubectl(cluster, &["scale", "deployment/crowd", &replicas, "--namespace", NAMESPACE])
+    };
+    let client = cluster.cluster().client();
+    let pods = watch_pods(client, NAMESPACE, CROWD, LIMIT, || scale(CROWD))?;
+    ensure!(pods.values().filter(|seen| seen.margin().is_some()).count() == CROWD, "not all of {CROWD} Pods were seen");
+    let millis = |pick: fn(&Seen) -> Option<Duration>| -> Vec<f64> {
+        pods.values().filter_map(pick).map(|time| time.as_secs_f64() * 1e3).collect()
+    };
+    samples.add(&figures::ADDRESS, &millis(|seen| seen.addressed?.checked_duration_since(seen.created?)), &[]);
+    samples.add(&figures::ANNOTATION, &millis(Seen::delay), &[]);
+    samples.add(&figures::MARGIN, &millis(Seen::margin), &[]);
+    scale(0)?;
+    let path = format!("/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=app%3Dcrowd");
+    let gone = || client.get(&path).is_ok_and(|list| list["items"].as_array().is_some_and(Vec::is_empty));
+    poll::until_gone("the end of the crowd", LIMIT, gone)
+}

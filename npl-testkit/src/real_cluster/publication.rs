@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+//! When a watch of many new Pods shows each with its address, annotated, and ready.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+use serde_json::Value;
+
+use super::is_ready;
+use crate::api_client::ApiClient;
+use crate::cluster::{Entry, MAPPING_ANNOTATION};
+
+/// What was seen of one Pod, and when.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    /// Its object.
+    pub created: Option<Instant>,
+    /// Its address.
+    pub addressed: Option<Instant>,
+    /// Its annotation.
+    pub annotated: Option<Instant>,
+    /// Its readiness.
+    pub ready: Option<Instant>,
+    /// Where its one port is reached.
+    pub frontend: Option<SocketAddr>,
+}
+
+impl Seen {
+    /// How much earlier than ready it was annotated; nothing if it was not, or in the same change.
+    pub fn margin(&self) -> Option<Duration> {
+        self.ready?.checked_duration_since(self.annotated?).filter(|margin| !margin.is_zero())
+    }
+
+    /// How much later than its address its annotation was there.
+    pub fn delay(&self) -> Option<Duration> {
+        self.annotated?.checked_duration_since(self.addressed?)
+    }
+}
+
+/// Lets `make` create Pods in a namespace, and watches until so many are ready and annotated, or `limit` is over.
+pub fn watch_pods(
+    client: &ApiClient,
+    namespace: &str,
+    count: usize,
+    limit: Duration,
+    make: impl FnOnce() -> Result<()>,
+) -> Result<BTreeMap<String, Seen>> {
+    let path = format!("/api/v1/namespaces/{namespace}/pods");
+    let list = client.get(&path)?;
+    let version = list["metadata"]["resourceVersion"].as_str().context("a list has a version")?;
+    let path = format!("{path}?resourceVersion={version}");
+    thread::scope(|scope| {
+        let watching = scope.spawn(|| {
+            let mut pods = BTreeMap::new();
+            let watched = client.watch(&path, limit, |event| {
+                record(&mut pods, &event["object"]);
+                pods.values().filter(|seen| seen.ready.is_some() && seen.annotated.is_some()).count() < count
+            });
+            watched.map(|()| pods)
+        });
+        make()?;
+        watching.join().map_err(|_panic| anyhow!("the watch of {namespace} panicked"))?
+    })
+}
+
+fn record(pods: &mut BTreeMap<String, Seen>, pod: &Value) {
+    let now = Instant::now();
+    let Some(name) = pod.pointer("/metadata/name").and_then(Value::as_str) else { return };
+    let seen = pods.entry(name.to_owned()).or_default();
+    seen.created.get_or_insert(now);
+    if pod.pointer("/status/podIP").is_some() {
+        seen.addressed.get_or_insert(now);
+    }
+    // A change that shows both at once does not show the annotation first.
+    if is_ready(pod) {
+        seen.ready.get_or_insert(now);
+    }
+    let annotation = pod.pointer("/metadata/annotations").and_then(|all| all[MAPPING_ANNOTATION].as_str());
+    if let Some([entry]) = annotation.and_then(|text| Entry::parse(text).ok()).as_deref() {
+        seen.annotated.get_or_insert(now);
+        seen.frontend = Some(entry.address());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::json;
+
+    use super::{Seen, record};
+
+    #[test]
+    fn what_one_change_shows_at_once_has_no_margin() {
+        let annotation = r#"[{"podPort":1,"nodeIP":"192.0.2.1","nodePort":61000,"protocol":"tcp"}]"#;
+        let annotated = json!({"name": "a", "annotations": {"nodeportlocal.antrea.io": annotation}});
+        let ready = json!({"podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]});
+        let mut pods = BTreeMap::<String, Seen>::new();
+        record(&mut pods, &json!({"metadata": &annotated, "status": &ready}));
+        assert!(pods["a"].margin().is_none() && pods["a"].frontend.is_some());
+        pods.clear();
+        record(&mut pods, &json!({"metadata": &annotated, "status": {"podIP": "10.0.0.1"}}));
+        record(&mut pods, &json!({"metadata": &annotated, "status": &ready}));
+        assert!(pods["a"].margin().is_some() && pods["a"].delay().is_some());
+    }
+}
