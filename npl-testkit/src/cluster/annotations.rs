@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::api_client::ApiClient;
@@ -44,14 +44,10 @@ impl AnnotationLog {
         for object in list.get("items").and_then(Value::as_array).into_iter().flatten() {
             shared.record(object, key);
         }
-        let (client, watch) = (client.clone(), format!("{path}?resourceVersion={version}"));
+        let (client, path, version) = (client.clone(), path.to_owned(), version.to_owned());
         let log = Self { shared: Arc::clone(&shared) };
         thread::spawn(move || {
-            let followed = client.watch(&watch, limit, |event| {
-                event.get("object").into_iter().for_each(|object| shared.record(object, key));
-                !shared.stop.load(Ordering::Relaxed)
-            });
-            if let Err(err) = followed {
+            if let Err(err) = shared.follow(&client, &path, version, key, limit) {
                 *shared.error.lock().unwrap_or_else(PoisonError::into_inner) = Some(format!("{err:#}"));
             }
         });
@@ -83,6 +79,26 @@ impl Drop for AnnotationLog {
 }
 
 impl Shared {
+    /// The API server ends the watch of whoever does not keep up for a moment; it is taken up where it ended.
+    fn follow(&self, client: &ApiClient, path: &str, mut version: String, key: &str, limit: Duration) -> Result<()> {
+        let began = Instant::now();
+        let is_stopped = || self.stop.load(Ordering::Relaxed);
+        while let Some(left) = limit.checked_sub(began.elapsed()).filter(|_| !is_stopped()) {
+            let mut is_expired = false;
+            client.watch(&format!("{path}?resourceVersion={version}"), left, |event| {
+                is_expired = event.get("type").and_then(Value::as_str) == Some("ERROR");
+                let Some(object) = event.get("object").filter(|_| !is_expired) else { return false };
+                self.record(object, key);
+                if let Some(newer) = object.pointer("/metadata/resourceVersion").and_then(Value::as_str) {
+                    newer.clone_into(&mut version);
+                }
+                !is_stopped()
+            })?;
+            ensure!(!is_expired, "the API server no longer has what followed version {version} of {path}");
+        }
+        Ok(())
+    }
+
     fn record(&self, object: &Value, key: &str) {
         let at = Instant::now();
         let Some(name) = object.pointer("/metadata/name").and_then(Value::as_str) else { return };
