@@ -8,7 +8,6 @@ use std::time::Duration;
 use k8s_openapi::{
     api::{core::v1::ObjectReference, events::v1::Event},
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
-    jiff::Timestamp,
 };
 use kube::{
     Api, Client,
@@ -26,6 +25,7 @@ use super::{
     backoff::Throttle,
     failure::{FailureKind, root_cause},
     limit::RateLimit,
+    shown_time,
 };
 use crate::{
     core::{
@@ -143,7 +143,7 @@ impl Recorder {
         let params = PatchParams::default();
         let known = events.patch(&name, &params, &Patch::Merge(json!({}))).await?;
         let count = known.series.map_or(1, |series| series.count).saturating_add(1);
-        let series = json!({ "series": { "count": count, "lastObservedTime": shown_time() } });
+        let series = json!({ "series": { "count": count, "lastObservedTime": MicroTime(shown_time()) } });
         events.patch(&name, &params, &Patch::Merge(series)).await.map(|_event| EventOutcome::Repeated)
     }
 
@@ -170,18 +170,12 @@ impl Recorder {
             reason: Some(report.reason.to_owned()),
             note: Some(report.note.clone()),
             action: Some(ACTION.to_owned()),
-            event_time: Some(shown_time()),
+            event_time: Some(MicroTime(shown_time())),
             reporting_controller: Some(CONTROLLER.to_owned()),
             reporting_instance: Some(self.instance.clone()),
             ..Event::default()
         }
     }
-}
-
-/// When something is told, for those who read it. Whether and when to tell is decided by a clock that nobody sets.
-#[expect(clippy::disallowed_methods, reason = "shown to people by an Event, and decides nothing")]
-fn shown_time() -> MicroTime {
-    MicroTime(Timestamp::now())
 }
 
 /// Nobody looks for Events there any more.

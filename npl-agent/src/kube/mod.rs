@@ -24,6 +24,7 @@ use std::path::PathBuf;
 
 use ::kube::Client;
 pub use convert::AnnotationKeys;
+use k8s_openapi::jiff::Timestamp;
 use tokio::{sync::mpsc::Sender, task::JoinSet};
 
 use self::{client::ConnectError, watch::Subject};
@@ -49,6 +50,12 @@ pub fn connect_and_watch(
         Ok((client, watches))
     });
     connecting
+}
+
+/// When something happened, for those who read it. Whatever is decided is decided by a clock that nobody sets.
+#[expect(clippy::disallowed_methods, reason = "shown to people by Events and conditions, and decides nothing")]
+fn shown_time() -> Timestamp {
+    Timestamp::now()
 }
 
 #[cfg(test)]

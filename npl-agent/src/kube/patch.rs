@@ -5,7 +5,7 @@
 use std::{sync::Arc, time::Duration};
 
 use http::{Response, header::RETRY_AFTER};
-use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{
     Client, Resource,
     api::{Patch, PatchParams},
@@ -23,6 +23,7 @@ use super::{
     failure::{FailureKind, root_cause},
     limit::RateLimit,
     objects::PodObject,
+    shown_time,
 };
 use crate::{
     core::{
@@ -197,7 +198,7 @@ impl PodPatcher {
             "status": "True",
             "reason": "Published",
             "message": "everything that the Pod is to be reached by is published",
-            "lastTransitionTime": Time(Timestamp::now()),
+            "lastTransitionTime": Time(shown_time()),
         });
         Patch::Strategic(json!({ "metadata": { "uid": &*uid.0 }, "status": { "conditions": [condition] } }))
     }
