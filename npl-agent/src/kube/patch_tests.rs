@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::*;
 use crate::kube::mock::{Asked, MockServer, api_server, metrics, refusal};
