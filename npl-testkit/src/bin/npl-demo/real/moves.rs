@@ -22,7 +22,7 @@ const PORTS: [Port; 2] =
 /// Members that the four Pods are: one of each protocol and family.
 const MEMBERS: usize = 16;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_mins(1);
 
 /// Replaces every Pod, and both agents, under load.
 pub(super) fn tell(report: &mut Report, cluster: &RealCluster) -> Result<()> {
