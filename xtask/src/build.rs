@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `cargo xtask build`: the agent as one static binary, and the cargo invocation that it shares with all tests.
 
+use std::env;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
@@ -40,11 +41,22 @@ pub(crate) fn built_folder() -> PathBuf {
     paths::target_dir().join(paths::agent_target()).join("release")
 }
 
+/// Cargo without what it told this program about itself: build scripts of others would take that for theirs, and with a
+/// developer's own `cargo` in between, all that stands on them would be compiled by turns.
+pub(crate) fn plain_cargo() -> Command {
+    let mut command = Command::new(paths::cargo());
+    let is_about_us = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for (name, _value) in env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_about_us)) {
+        command.env_remove(name);
+    }
+    command
+}
+
 /// The one way in which the agent and all tests are compiled: same profile, target and flags, so that dependencies are
 /// compiled once. Static, so that a binary runs in an empty container and under a foreign kernel's initramfs. The
 /// target is named, although it is this machine's, to keep the flags away from build scripts and procedural macros.
 pub(crate) fn cargo(subcommand: &str) -> Command {
-    let mut command = Command::new(paths::cargo());
+    let mut command = plain_cargo();
     command.arg(subcommand).args(["--release", "--target", &paths::agent_target()]);
     command.env("RUSTFLAGS", "-C target-feature=+crt-static").env_remove("CARGO_ENCODED_RUSTFLAGS");
     command.env("NPL_BPF_OBJECT", paths::bpf_object()).current_dir(paths::root());

@@ -79,7 +79,7 @@ pub(crate) fn own_tests() -> Command {
 }
 
 fn cargo(arguments: &[&str]) -> Command {
-    let mut command = Command::new(paths::cargo());
+    let mut command = build::plain_cargo();
     command.args(arguments).current_dir(paths::root());
     command
 }
