@@ -86,10 +86,13 @@ fn strip(object: &Path) -> Result<()> {
 fn list(object: &Path, bytes: &[u8]) -> Result<()> {
     let functions = elf::functions(bytes).with_context(|| format!("read the programs of {}", object.display()))?;
     process::say(&format!("{}: {} bytes", paths::shown(object), bytes.len()));
-    for elf::Function { name, section, instructions } in functions {
-        let kind = if section == ".text" { "subprogram" } else { section.as_str() };
-        process::detail(&format!("{name:<20} {instructions:>5} instructions  {kind}"));
+    let (shared, programs): (Vec<_>, Vec<_>) = functions.into_iter().partition(|it| it.section == ".text");
+    for elf::Function { name, section, instructions } in programs {
+        process::detail(&format!("{name:<20} {instructions:>5} instructions  {section}"));
     }
+    // Their names are the compiler's, and say little to anybody else.
+    let sum: u64 = shared.iter().map(|it| it.instructions).sum();
+    process::detail(&format!("{:<20} {sum:>5} instructions  called by them", format!("{} functions", shared.len())));
     Ok(())
 }
 

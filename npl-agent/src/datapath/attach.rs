@@ -20,6 +20,7 @@ use npl_common::names::{PROG_EGRESS, PROG_EGRESS_L3, PROG_INGRESS, PROG_INGRESS_
 
 use super::{
     error::DatapathError,
+    load,
     pins::{Direction, Pins, pin_error, unpin},
     preflight,
 };
@@ -59,12 +60,13 @@ impl Hooks {
         [Direction::Ingress, Direction::Egress].iter().any(|direction| self.pins.link(ifindex, *direction).exists())
     }
 
-    /// A loaded program by its name, for whoever runs it without a device.
+    /// A program by its name, loaded, for whoever runs it without a device.
     ///
     /// # Errors
     ///
-    /// If the object has no such program.
+    /// If the object has no such program, or the kernel refuses it.
     pub fn program(&mut self, name: &'static str) -> Result<&mut SchedClassifier, DatapathError> {
+        load::load_for_hook(&self.pins, &mut self.ebpf, name)?;
         program(&mut self.ebpf, name)
     }
 
@@ -94,6 +96,7 @@ impl Hooks {
     }
 
     fn attach_one(&mut self, device: &Device, direction: Direction) -> Result<(), DatapathError> {
+        load::load_for_hook(&self.pins, &mut self.ebpf, program_name(device, direction))?;
         if !self.tcx {
             return self.attach_clsact(device, direction);
         }

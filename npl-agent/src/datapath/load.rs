@@ -6,12 +6,14 @@ use std::{collections::BTreeMap, path::Path};
 use aya::{
     Ebpf, EbpfLoader,
     maps::{MapData, ProgramArray},
-    programs::SchedClassifier,
+    programs::{ProgramError, ProgramFd, SchedClassifier},
 };
 use aya_obj::Object;
 use npl_common::{
     config::Config,
-    names::{ABI_VERSION, GLOBAL_DIRECT_READS, MAP_REST, PINNED_MAPS, PROGRAMS, REST_PROGRAMS},
+    names::{
+        ABI_VERSION, GLOBAL_DIRECT_READS, MAP_REST, PINNED_MAPS, PROG_EGRESS, PROG_INGRESS, PROGRAMS, REST_PROGRAMS,
+    },
 };
 use tracing::{debug, info, warn};
 
@@ -156,21 +158,36 @@ fn load_with(pins: &Pins, object: &[u8], has_direct_reads: bool) -> Result<Ebpf,
         loader.map_pin_path(name, pins.map(name));
     }
     let mut ebpf = loader.load(object).map_err(DatapathError::Load)?;
-    for name in PROGRAMS.iter().chain(REST_PROGRAMS) {
-        let program: &mut SchedClassifier = program(&mut ebpf, name)?;
-        program.load().map_err(|source| DatapathError::LoadProgram { name, source: Box::new(source) })?;
+    // Those for devices without link-layer headers, which few Nodes have, wait for such a device.
+    for name in [PROG_EGRESS, PROG_INGRESS] {
+        load_for_hook(pins, &mut ebpf, name)?;
     }
-    link_rest(pins, &mut ebpf)?;
     Ok(ebpf)
 }
 
-/// Tells the programs of the hooks where to jump with what is unusual. Those of an earlier agent jump there from now on.
-fn link_rest(pins: &Pins, ebpf: &mut Ebpf) -> Result<(), DatapathError> {
-    let mut rest: ProgramArray<MapData> = open(pins, MAP_REST)?;
-    for (index, name) in (0..).zip(REST_PROGRAMS) {
-        let program: &mut SchedClassifier = program(ebpf, name)?;
-        let program = program.fd().map_err(|source| DatapathError::LoadProgram { name, source: Box::new(source) })?;
-        rest.set(index, program, 0).map_err(DatapathError::map("write", MAP_REST))?;
+/// Loads one of the programs of the hooks, if it is not; first that to which it jumps with what is unusual, and so do the
+/// programs of an earlier agent from then on.
+pub(super) fn load_for_hook(pins: &Pins, ebpf: &mut Ebpf, name: &'static str) -> Result<(), DatapathError> {
+    let hook: &mut SchedClassifier = program(ebpf, name)?;
+    if hook.fd().is_ok() {
+        return Ok(());
     }
-    Ok(())
+    let (index, rest) = (0..).zip(REST_PROGRAMS).nth(position(name)?).ok_or(DatapathError::Missing(name))?;
+    let mut jumps: ProgramArray<MapData> = open(pins, MAP_REST)?;
+    jumps.set(index, load_program(ebpf, rest)?, 0).map_err(DatapathError::map("write", MAP_REST))?;
+    load_program(ebpf, name).map(drop)
+}
+
+fn load_program<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a ProgramFd, DatapathError> {
+    let program: &mut SchedClassifier = program(ebpf, name)?;
+    let refused = |source| DatapathError::LoadProgram { name, source: Box::new(source) };
+    match program.load() {
+        Ok(()) | Err(ProgramError::AlreadyLoaded) => program.fd().map_err(refused),
+        Err(source) => Err(refused(source)),
+    }
+}
+
+/// Where a program is among [`PROGRAMS`], and its rest among [`REST_PROGRAMS`].
+fn position(name: &'static str) -> Result<usize, DatapathError> {
+    PROGRAMS.iter().position(|ours| *ours == name).ok_or(DatapathError::Missing(name))
 }
