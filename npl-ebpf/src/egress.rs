@@ -13,10 +13,10 @@ use crate::{
     family::{Ends, Family, Walk},
     flow::{self, Flow, NodeEnd, Progress, Request},
     fragment,
+    hook::Hook,
     icmp::{self, Error},
     maps::CONFIG,
     packet::{IcmpHeader, Packet, tcp_flag},
-    rest::Hook,
     rewrite::{self, SOURCE},
     stats,
     verdict::Verdict,
@@ -30,16 +30,7 @@ struct Reply<'k, F: Family> {
     tcp_flags: u8,
 }
 
-/// Judges and rewrites one packet whose IP header starts `L2` bytes in.
-#[inline(always)]
-pub fn translate<F: Family, const L2: usize>(ctx: &TcContext) -> Verdict {
-    match Packet::<F>::read::<L2>(ctx) {
-        Ok(packet) => judge::<F, L2>(ctx, &packet, |_| ()),
-        Err(other) => other.into(),
-    }
-}
-
-/// The replies among packets that take a closer look.
+/// What is done with replies.
 pub struct Replies;
 
 impl Hook for Replies {
@@ -52,7 +43,26 @@ impl Hook for Replies {
         packet: &Packet<F>,
         note: impl FnOnce(&NodeEnd<F>),
     ) -> Verdict {
-        judge::<F, L2>(ctx, packet, note)
+        let (pod_port, protocol) = (u16::from_be(packet.ports.source), packet.location.protocol);
+        let Some(endpoint) = F::endpoint(packet.location.source, pod_port, protocol) else { return Verdict::NotOurs };
+        let Some(tcp_flags) = packet.tcp_flags::<L2>(ctx) else { return Verdict::Pass(Reason::Truncated) };
+        let client_port = u16::from_be(packet.ports.destination);
+        let ends =
+            Ends::<F> { client: packet.location.destination, client_port, pod: packet.location.source, pod_port };
+        let Some(config) = CONFIG.get(0) else { return Verdict::NotOurs };
+        let key = F::flow_key(&ends, protocol);
+        let Some(flow) = Flow::new(config.seed, &ends, protocol, &key) else { return Verdict::NotOurs };
+        let reply = Reply { flow, ends, protocol, tcp_flags };
+        let Some((node, progress)) = node_end(&reply, endpoint) else {
+            return Verdict::Pass(Reason::UntrackedReply);
+        };
+        stats::of_mapping(endpoint.stats_index, |stats| {
+            stats.reply_packets += 1;
+            stats.reply_bytes += u64::from(ctx.len());
+            stats.established_flows += u64::from(progress == Progress::Established);
+        });
+        note(&node);
+        rewrite::apply::<F, SOURCE, L2>(ctx, packet, node.addr, node.port.to_be()).into()
     }
 
     #[inline(always)]
@@ -90,30 +100,6 @@ impl Hook for Replies {
         let error = Error { outer, header, quote };
         rewrite::apply_error::<F, SOURCE>(ctx, &error, node.addr, node.port.to_be()).into()
     }
-}
-
-/// `note` is told what the client of a packet that is ours believes it talks to.
-#[inline(always)]
-fn judge<F: Family, const L2: usize>(ctx: &TcContext, packet: &Packet<F>, note: impl FnOnce(&NodeEnd<F>)) -> Verdict {
-    let (pod_port, protocol) = (u16::from_be(packet.ports.source), packet.location.protocol);
-    let Some(endpoint) = F::endpoint(packet.location.source, pod_port, protocol) else { return Verdict::NotOurs };
-    let Some(tcp_flags) = packet.tcp_flags::<L2>(ctx) else { return Verdict::Pass(Reason::Truncated) };
-    let client_port = u16::from_be(packet.ports.destination);
-    let ends = Ends::<F> { client: packet.location.destination, client_port, pod: packet.location.source, pod_port };
-    let Some(config) = CONFIG.get(0) else { return Verdict::NotOurs };
-    let key = F::flow_key(&ends, protocol);
-    let Some(flow) = Flow::new(config.seed, &ends, protocol, &key) else { return Verdict::NotOurs };
-    let reply = Reply { flow, ends, protocol, tcp_flags };
-    let Some((node, progress)) = node_end(&reply, endpoint) else {
-        return Verdict::Pass(Reason::UntrackedReply);
-    };
-    stats::of_mapping(endpoint.stats_index, |stats| {
-        stats.reply_packets += 1;
-        stats.reply_bytes += u64::from(ctx.len());
-        stats.established_flows += u64::from(progress == Progress::Established);
-    });
-    note(&node);
-    rewrite::apply::<F, SOURCE, L2>(ctx, packet, node.addr, node.port.to_be()).into()
 }
 
 /// What the client of a reply believes it talks to: from the flow table, or from the half-open cache.

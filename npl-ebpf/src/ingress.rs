@@ -8,25 +8,16 @@ use crate::{
     family::{Ends, Family, Walk},
     flow::{Flow, NodeEnd, Progress, Request},
     fragment,
+    hook::Hook,
     icmp::{self, Error},
     maps::CONFIG,
     packet::{IcmpHeader, Packet, skb},
-    rest::Hook,
     rewrite::{self, DESTINATION},
     stats,
     verdict::Verdict,
 };
 
-/// Judges and rewrites one packet whose IP header starts `L2` bytes in.
-#[inline(always)]
-pub fn translate<F: Family, const L2: usize>(ctx: &TcContext) -> Verdict {
-    match Packet::<F>::read::<L2>(ctx) {
-        Ok(packet) => judge::<F, L2>(ctx, &packet, |_| ()),
-        Err(other) => other.into(),
-    }
-}
-
-/// The requests among packets that take a closer look.
+/// What is done with requests.
 pub struct Requests;
 
 impl Hook for Requests {
@@ -39,7 +30,36 @@ impl Hook for Requests {
         packet: &Packet<F>,
         note: impl FnOnce(&NodeEnd<F>),
     ) -> Verdict {
-        judge::<F, L2>(ctx, packet, note)
+        let node_port = u16::from_be(packet.ports.destination);
+        let Some(config) = CONFIG.get(0) else { return Verdict::NotOurs };
+        if !config.contains(node_port) {
+            return Verdict::NotOurs;
+        }
+        let Some(addr_index) = F::local_index(config, packet.location.destination) else { return Verdict::NotOurs };
+        let protocol = packet.location.protocol;
+        let Some(backend) = F::backend(Frontend { node_port, protocol, pad: 0 }) else {
+            return Verdict::Pass(Reason::NoMapping);
+        };
+        let Some(tcp_flags) = packet.tcp_flags::<L2>(ctx) else { return Verdict::Pass(Reason::Truncated) };
+
+        let request = Request {
+            node: NodeEnd { addr: packet.location.destination, addr_index, port: node_port },
+            generation: backend.generation,
+            ifindex: ifindex(ctx),
+            tcp_flags,
+        };
+        let client_port = u16::from_be(packet.ports.source);
+        let ends = Ends::<F> { client: packet.location.source, client_port, pod: backend.addr, pod_port: backend.port };
+        let key = F::flow_key(&ends, protocol);
+        let progress = Flow::<F>::new(config.seed, &ends, protocol, &key).map(|flow| flow.note_request(&request));
+        stats::of_mapping(backend.stats_index, |stats| {
+            stats.request_packets += 1;
+            stats.request_bytes += u64::from(ctx.len());
+            stats.new_flows += u64::from(progress == Some(Progress::New));
+            stats.established_flows += u64::from(progress == Some(Progress::Established));
+        });
+        note(&request.node);
+        rewrite::apply::<F, DESTINATION, L2>(ctx, packet, backend.addr, backend.port.to_be()).into()
     }
 
     #[inline(always)]
@@ -76,41 +96,6 @@ impl Hook for Requests {
         let error = Error { outer, header, quote };
         rewrite::apply_error::<F, DESTINATION>(ctx, &error, backend.addr, backend.port.to_be()).into()
     }
-}
-
-/// `note` is told what the client of a packet that is ours believes it talks to.
-#[inline(always)]
-fn judge<F: Family, const L2: usize>(ctx: &TcContext, packet: &Packet<F>, note: impl FnOnce(&NodeEnd<F>)) -> Verdict {
-    let node_port = u16::from_be(packet.ports.destination);
-    let Some(config) = CONFIG.get(0) else { return Verdict::NotOurs };
-    if !config.contains(node_port) {
-        return Verdict::NotOurs;
-    }
-    let Some(addr_index) = F::local_index(config, packet.location.destination) else { return Verdict::NotOurs };
-    let protocol = packet.location.protocol;
-    let Some(backend) = F::backend(Frontend { node_port, protocol, pad: 0 }) else {
-        return Verdict::Pass(Reason::NoMapping);
-    };
-    let Some(tcp_flags) = packet.tcp_flags::<L2>(ctx) else { return Verdict::Pass(Reason::Truncated) };
-
-    let request = Request {
-        node: NodeEnd { addr: packet.location.destination, addr_index, port: node_port },
-        generation: backend.generation,
-        ifindex: ifindex(ctx),
-        tcp_flags,
-    };
-    let client_port = u16::from_be(packet.ports.source);
-    let ends = Ends::<F> { client: packet.location.source, client_port, pod: backend.addr, pod_port: backend.port };
-    let key = F::flow_key(&ends, protocol);
-    let progress = Flow::<F>::new(config.seed, &ends, protocol, &key).map(|flow| flow.note_request(&request));
-    stats::of_mapping(backend.stats_index, |stats| {
-        stats.request_packets += 1;
-        stats.request_bytes += u64::from(ctx.len());
-        stats.new_flows += u64::from(progress == Some(Progress::New));
-        stats.established_flows += u64::from(progress == Some(Progress::Established));
-    });
-    note(&request.node);
-    rewrite::apply::<F, DESTINATION, L2>(ctx, packet, backend.addr, backend.port.to_be()).into()
 }
 
 /// The device that the packet came in by.

@@ -25,6 +25,7 @@ mod family;
 mod flow;
 mod fragment;
 mod hold;
+mod hook;
 mod icmp;
 mod ingress;
 mod local;
@@ -43,7 +44,7 @@ use npl_common::names::{REST_EGRESS, REST_EGRESS_L3, REST_INGRESS, REST_INGRESS_
 
 use crate::{
     egress::Replies,
-    family::{Family, V4, V6},
+    hook::Hook,
     ingress::Requests,
     local::{Call, Inet},
     maps::REST,
@@ -59,25 +60,25 @@ const ALLOW: i32 = 1;
 /// Requests on a device with Ethernet headers.
 #[classifier]
 pub fn npl_ingress(ctx: TcContext) -> i32 {
-    finish(&ctx, ingress::<ETHERNET>(&ctx), REST_INGRESS)
+    plain::<Requests, ETHERNET>(&ctx, REST_INGRESS)
 }
 
 /// Replies on a device with Ethernet headers.
 #[classifier]
 pub fn npl_egress(ctx: TcContext) -> i32 {
-    finish(&ctx, egress::<ETHERNET>(&ctx), REST_EGRESS)
+    plain::<Replies, ETHERNET>(&ctx, REST_EGRESS)
 }
 
 /// Requests on a device without link-layer header.
 #[classifier]
 pub fn npl_ingress_l3(ctx: TcContext) -> i32 {
-    finish(&ctx, ingress::<NONE>(&ctx), REST_INGRESS_L3)
+    plain::<Requests, NONE>(&ctx, REST_INGRESS_L3)
 }
 
 /// Replies on a device without link-layer header.
 #[classifier]
 pub fn npl_egress_l3(ctx: TcContext) -> i32 {
-    finish(&ctx, egress::<NONE>(&ctx), REST_EGRESS_L3)
+    plain::<Replies, NONE>(&ctx, REST_EGRESS_L3)
 }
 
 /// Where [`npl_ingress`] leaves what is unusual.
@@ -160,27 +161,10 @@ pub fn npl_getpeer6(ctx: SockAddrContext) -> i32 {
     ALLOW
 }
 
+/// What nearly all packets take; the others are left to the program that looks closer.
 #[inline(always)]
-fn ingress<const L2: usize>(ctx: &TcContext) -> Verdict {
-    match packet::ether_type(ctx) {
-        Some(V4::ETHER_TYPE) => ingress::translate::<V4, L2>(ctx),
-        Some(V6::ETHER_TYPE) => ingress::translate::<V6, L2>(ctx),
-        _ => Verdict::NotOurs,
-    }
-}
-
-#[inline(always)]
-fn egress<const L2: usize>(ctx: &TcContext) -> Verdict {
-    match packet::ether_type(ctx) {
-        Some(V4::ETHER_TYPE) => egress::translate::<V4, L2>(ctx),
-        Some(V6::ETHER_TYPE) => egress::translate::<V6, L2>(ctx),
-        _ => Verdict::NotOurs,
-    }
-}
-
-/// Ends a hook's program, or leaves the packet to the one that looks closer.
-#[inline(always)]
-fn finish(ctx: &TcContext, verdict: Verdict, rest: u32) -> i32 {
+fn plain<H: Hook, const L2: usize>(ctx: &TcContext, rest: u32) -> i32 {
+    let verdict = hook::translate::<H, L2>(ctx);
     if matches!(verdict, Verdict::Unusual) {
         // SAFETY: nothing here waits to be dropped. Without that program the packet goes on as it is.
         unsafe { REST.tail_call(ctx, rest) };

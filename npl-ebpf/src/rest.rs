@@ -9,36 +9,18 @@ use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use npl_common::{mapping::protocol, reason::Reason};
 
 use crate::{
-    family::{Family, V4, V6, Walk},
-    flow::NodeEnd,
-    fragment, hold, icmp,
+    family::{Family, V4, V6},
+    fragment, hold,
+    hook::Hook,
+    icmp,
     maps::CONFIG,
-    packet::{self, IcmpHeader, Packet, skb},
+    packet::{self, Packet, skb},
     verdict::Verdict,
 };
 
 /// In the place of an action, of which TC has none of these numbers: the packet is for another function.
 const IS_ICMP: i32 = i32::MAX;
 const IS_FRAGMENT: i32 = i32::MAX - 1;
-
-/// What is done at one of the two hooks.
-pub trait Hook {
-    /// The end of a packet that is rewritten.
-    const END: bool;
-    /// Whether fragments are held that came before the first of their datagram. The Node itself sends the first one first.
-    const HOLDS_FRAGMENTS: bool;
-
-    /// Judges and rewrites a packet with ports; `note` is told what its client believes it talks to.
-    fn packet<F: Family, const L2: usize>(
-        ctx: &TcContext,
-        packet: &Packet<F>,
-        note: impl FnOnce(&NodeEnd<F>),
-    ) -> Verdict;
-    /// Judges and rewrites a fragment that is not the first, and has no ports.
-    fn later_fragment<F: Family>(ctx: &TcContext, walk: &Walk<F>) -> Verdict;
-    /// Judges and rewrites an ICMP error.
-    fn error<F: Family>(ctx: &TcContext, outer: Walk<F>, header: IcmpHeader) -> Verdict;
-}
 
 /// Looks closer at a packet whose IP header starts `L2` bytes in.
 #[inline(always)]

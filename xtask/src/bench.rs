@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use crate::demo::Preparation;
 use crate::setup::Extent;
-use crate::{build, image, paths, process};
+use crate::{build, paths, process};
 
 /// Arguments of `cargo xtask bench`.
 #[derive(Debug, clap::Args)]
@@ -25,9 +25,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut compile = build::cargo("build");
     compile.args(["--package", "npl-testkit", "--features", "bench", "--bin", "npl-bench"]);
     if is_of_cluster {
-        image::pack_all(parts.agent())?;
-        // The first process of each Node is this program's.
-        compile.args(["--bin", "npl-cluster"]);
+        parts.pack_for_nodes(&mut compile)?;
     }
     process::run(&mut compile)?;
     let generator = paths::bpf_object().with_file_name("npl-traffic.bpf.o");

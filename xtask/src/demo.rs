@@ -63,6 +63,12 @@ impl Parts {
         }
     }
 
+    /// Packs the images that Nodes run, and has a program compiled too whose processes are the first of each.
+    pub(crate) fn pack_for_nodes(&self, compile: &mut Command) -> Result<()> {
+        compile.args(["--bin", "npl-cluster"]);
+        image::pack_all(&self.agent)
+    }
+
     /// The agent's binary.
     pub(crate) fn agent(&self) -> &Path {
         &self.agent
@@ -78,9 +84,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut compile = build::cargo("build");
     compile.args(["--package", "npl-agent", "--package", "npl-testkit", "--bin", "npl-demo"]);
     if is_real {
-        image::pack_all(parts.agent())?;
-        // The first process of each Node is this program's.
-        compile.args(["--bin", "npl-cluster"]);
+        parts.pack_for_nodes(&mut compile)?;
     }
     process::run(&mut compile)?;
     process::become_program(&mut command(&parts, &options.arguments))

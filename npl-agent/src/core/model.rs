@@ -185,10 +185,9 @@ impl fmt::Display for ServiceUid {
 }
 
 /// Whether a Pod's readiness waits for us: its spec names our condition among its `readinessGates`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gate {
     /// It does not.
-    #[default]
     Absent,
     /// It does, and the condition is not true yet.
     Closed,

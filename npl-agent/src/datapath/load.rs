@@ -180,10 +180,15 @@ pub(super) fn load_for_hook(pins: &Pins, ebpf: &mut Ebpf, name: &'static str) ->
 
 fn load_program<'a>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a ProgramFd, DatapathError> {
     let program: &mut SchedClassifier = program(ebpf, name)?;
-    let refused = |source| DatapathError::LoadProgram { name, source: Box::new(source) };
-    match program.load() {
-        Ok(()) | Err(ProgramError::AlreadyLoaded) => program.fd().map_err(refused),
-        Err(source) => Err(refused(source)),
+    expect_loaded(name, program.load())?;
+    program.fd().map_err(|source| DatapathError::LoadProgram { name, source: Box::new(source) })
+}
+
+/// What loading a program came to; one that is loaded already is as good.
+pub(super) fn expect_loaded(name: &'static str, result: Result<(), ProgramError>) -> Result<(), DatapathError> {
+    match result {
+        Ok(()) | Err(ProgramError::AlreadyLoaded) => Ok(()),
+        Err(source) => Err(DatapathError::LoadProgram { name, source: Box::new(source) }),
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use aya::programs::{CgroupAttachMode, CgroupSockAddr, ProgramError, links::FdLink};
+use aya::programs::{CgroupAttachMode, CgroupSockAddr, links::FdLink};
 use npl_common::{
     config::Config,
     names::{SOCKET_PROGRAMS, SocketProgram},
@@ -20,7 +20,7 @@ use super::{
     attach::{Hooks, program},
     cgroup::{self, CgroupSelection},
     error::DatapathError,
-    load::Datapath,
+    load::{Datapath, expect_loaded},
     pins::{pin_error, unpin},
     sys,
 };
@@ -81,10 +81,7 @@ impl Hooks {
             DatapathError::AttachCgroup { program: name, cgroup, source }
         };
         let program: &mut CgroupSockAddr = program(&mut self.ebpf, name)?;
-        match program.load() {
-            Ok(()) | Err(ProgramError::AlreadyLoaded) => {}
-            Err(source) => return Err(DatapathError::LoadProgram { name, source: Box::new(source) }),
-        }
+        expect_loaded(name, program.load())?;
         let pin = self.pins.socket_link(cgroup.id, which.hook);
         match sys::open_pin(&pin) {
             Ok(link) => {

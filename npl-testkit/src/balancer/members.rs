@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::pool::Pool;
 use crate::api_client::ApiClient;
-use crate::cluster::MAPPING_ANNOTATION;
+use crate::cluster::annotation_of;
 use crate::consumers::Ako;
 use crate::echo::Protocol;
 use crate::real_cluster::is_ready;
@@ -119,7 +119,7 @@ fn name(pod: &Value) -> Option<String> {
 
 /// As AKO reads a Pod's annotation, while it is ready and stays.
 fn members(pod: &Value, ports: &[Port]) -> Vec<Member> {
-    let annotation = pod.pointer("/metadata/annotations").and_then(|all| all[MAPPING_ANNOTATION].as_str());
+    let annotation = annotation_of(pod);
     let is_leaving = pod.pointer("/metadata/deletionTimestamp").is_some();
     let (Some(annotation), Some(pod_name), true, false) = (annotation, name(pod), is_ready(pod), is_leaving) else {
         return Vec::new();
@@ -137,6 +137,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::cluster::MAPPING_ANNOTATION;
 
     const PORTS: [Port; 1] = [Port { target: 8080, protocol: Protocol::Tcp }];
 

@@ -40,6 +40,11 @@ pub struct Cluster {
     netns: Option<crate::netns::Netns>,
 }
 
+/// The mapping annotation of a Pod's object.
+pub fn annotation_of(pod: &Value) -> Option<&str> {
+    annotations::annotation(pod, MAPPING_ANNOTATION)
+}
+
 impl Cluster {
     /// Works on `plane` as an administrator.
     pub fn new(plane: &ControlPlane) -> Result<Self> {
@@ -144,7 +149,7 @@ impl Cluster {
     /// What the agent wrote to a Pod; nothing when the Pod or the annotation is not there.
     pub fn pod_annotation(&self, namespace: &str, name: &str) -> Result<Option<String>> {
         let pod = self.client.find(&pod_path(namespace, name))?;
-        Ok(pod.as_ref().and_then(|pod| annotations::annotation(pod, MAPPING_ANNOTATION)).map(str::to_owned))
+        Ok(pod.as_ref().and_then(annotation_of).map(str::to_owned))
     }
 
     /// Waits until a Pod's annotation is as `wanted` says.

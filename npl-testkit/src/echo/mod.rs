@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The echo server that stands in for a Pod's application: it says who it is and whom it sees.
 //!
-//! Over UDP every datagram is answered by one line of JSON; after `PAD <bytes>` with as many bytes, the rest of them blanks. Over TCP every line is, and three first words are special:
-//! `GET` is answered by HTTP, `UPLOAD <bytes> <seed>` is followed by that many bytes of [`pattern::Pattern`], whose
-//! digest is answered, and `DOWNLOAD <bytes> <seed>` is answered by them.
+//! Over UDP every datagram is answered by one line of JSON; after `PAD <bytes>` with as many bytes, the rest of them
+//! blanks. Over TCP every line is, and three first words are special: `GET` is answered by HTTP, `UPLOAD <bytes> <seed>`
+//! is followed by that many bytes of [`pattern::Pattern`], whose digest is answered, and `DOWNLOAD <bytes> <seed>` is
+//! answered by them.
 
 pub mod pattern;
 mod server;

@@ -18,6 +18,7 @@ mod node;
 pub mod publication;
 mod space;
 
+use std::env;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::thread;
@@ -61,6 +62,12 @@ impl Options {
     /// Two Nodes, iptables, a bridge.
     pub fn new(init_program: impl Into<PathBuf>) -> Self {
         Self { nodes: 2, kube_proxy: KubeProxy::default(), cni: Cni::default(), init_program: init_program.into() }
+    }
+
+    /// The same, for a program that `npl-cluster` was built beside, which has the subcommand.
+    pub fn beside_this_program() -> Result<Self> {
+        let own = env::current_exe().context("find this program")?;
+        Ok(Self::new(own.with_file_name("npl-cluster")))
     }
 }
 

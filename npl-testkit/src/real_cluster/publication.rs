@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::is_ready;
 use crate::api_client::ApiClient;
-use crate::cluster::{Entry, MAPPING_ANNOTATION};
+use crate::cluster::{Entry, annotation_of};
 
 /// What was seen of one Pod, and when.
 #[derive(Clone, Debug, Default)]
@@ -78,7 +78,7 @@ fn record(pods: &mut BTreeMap<String, Seen>, pod: &Value) {
     if is_ready(pod) {
         seen.ready.get_or_insert(now);
     }
-    let annotation = pod.pointer("/metadata/annotations").and_then(|all| all[MAPPING_ANNOTATION].as_str());
+    let annotation = annotation_of(pod);
     if let Some([entry]) = annotation.and_then(|text| Entry::parse(text).ok()).as_deref() {
         seen.annotated.get_or_insert(now);
         seen.frontend = Some(entry.address());

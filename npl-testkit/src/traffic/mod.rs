@@ -49,8 +49,7 @@ impl Default for UdpOptions {
 
 /// Asks one question over TCP.
 pub fn tcp_request(from: &Netns, server: SocketAddr, question: &str) -> Result<Answer> {
-    let stream = tcp_connect(from, server)?;
-    tcp_ask(&stream, question).with_context(|| format!("ask {server} over tcp"))
+    request(from, Protocol::Tcp, server, question)
 }
 
 /// Opens a TCP connection whose reads and writes are bounded by [`REQUEST_LIMIT`].

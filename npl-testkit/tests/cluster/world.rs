@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use npl_testkit::cluster::{Entry, MAPPING_ANNOTATION};
+use npl_testkit::cluster::{Entry, annotation_of};
 use npl_testkit::real_cluster::{KubeProxy, Options, RealCluster, is_ready};
 use npl_testkit::residue::Residue;
 use npl_testkit::{poll, tools};
@@ -128,14 +128,13 @@ impl Pod {
     fn read(object: &Value) -> Self {
         let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
         let ips = object.pointer("/status/podIPs").and_then(Value::as_array).into_iter().flatten();
-        let annotations = object.pointer("/metadata/annotations");
         Self {
             name: text("/metadata/name"),
             node: text("/spec/nodeName"),
             uid: text("/metadata/uid"),
             ips: ips.filter_map(|ip| ip["ip"].as_str()?.parse().ok()).collect(),
             is_ready: is_ready(object),
-            annotation: annotations.and_then(|all| all[MAPPING_ANNOTATION].as_str()).map(str::to_owned),
+            annotation: annotation_of(object).map(str::to_owned),
         }
     }
 }

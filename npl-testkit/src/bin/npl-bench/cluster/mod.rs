@@ -7,12 +7,11 @@
 mod figures;
 mod load;
 
-use std::env;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use npl_testkit::cluster::{Entry, MAPPING_ANNOTATION};
+use npl_testkit::cluster::{Entry, annotation_of};
 use npl_testkit::poll;
 use npl_testkit::real_cluster::publication::{Seen, watch_pods};
 use npl_testkit::real_cluster::{KubeProxy, Options, RealCluster};
@@ -24,9 +23,6 @@ use self::figures::Ways;
 use self::load::Measured;
 use crate::Effort;
 use crate::figures::{Figure, Samples, Stage, say};
-
-/// The program that is the first process of a Node, built beside this one.
-const INIT_PROGRAM: &str = "npl-cluster";
 
 const NAMESPACE: &str = "bench";
 const POD_PORT: u16 = 8080;
@@ -74,8 +70,7 @@ pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples
 /// A cluster with our manifests as a user applies them, and what is asked.
 fn start(mode: KubeProxy) -> Result<RealCluster> {
     say(&format!("starting a cluster with kube-proxy in {mode} mode"));
-    let own = env::current_exe().context("find this program")?;
-    let options = Options { kube_proxy: mode, ..Options::new(own.with_file_name(INIT_PROGRAM)) };
+    let options = Options { kube_proxy: mode, ..Options::beside_this_program()? };
     let cluster = RealCluster::start(&options)?;
     set_up(&cluster)?;
     Ok(cluster)
@@ -100,7 +95,7 @@ fn targets(cluster: &RealCluster) -> Result<Targets> {
     let find = || {
         let pod = cluster.cluster().client().get(&path).ok()?;
         let own: IpAddr = pod.pointer("/status/podIP").and_then(Value::as_str)?.parse().ok()?;
-        let annotation = pod.pointer("/metadata/annotations").and_then(|all| all[MAPPING_ANNOTATION].as_str())?;
+        let annotation = annotation_of(&pod)?;
         let entries = Entry::parse(annotation).ok()?;
         Some((own, entries.iter().map(Entry::address).find(SocketAddr::is_ipv4)?))
     };

@@ -4,7 +4,6 @@
 mod moves;
 mod routes;
 
-use std::env;
 use std::path::Path;
 use std::time::Instant;
 
@@ -26,15 +25,11 @@ const AGENT_NAMESPACE: &str = "npl-system";
 /// What kubectl waits for at most.
 const TIMEOUT: &str = "--timeout=120s";
 
-/// The program that is the first process of a Node, built beside this one.
-const INIT_PROGRAM: &str = "npl-cluster";
-
 /// Tells the whole story and removes the cluster, however it ends.
 pub(crate) fn tell(report: &mut Report, keep_up: bool) -> Result<()> {
     report.chapter("A real Kubernetes of two Nodes: kubelets, containerd, kube-proxy, a CNI, in namespaces")?;
     let start = Instant::now();
-    let own = env::current_exe().context("find this program")?;
-    let cluster = RealCluster::start(&Options::new(own.with_file_name(INIT_PROGRAM)))?;
+    let cluster = RealCluster::start(&Options::beside_this_program()?)?;
     report.say(&format!("ready after {:.1} s", start.elapsed().as_secs_f32()))?;
     report.record("clusterReadySeconds", &start.elapsed().as_secs_f32())?;
     let columns = "--output=custom-columns=NODE:.metadata.name,VERSION:.status.nodeInfo.kubeletVersion,\

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use npl_testkit::cluster::{Entry, MAPPING_ANNOTATION};
+use npl_testkit::cluster::{Entry, MAPPING_ANNOTATION, annotation_of};
 use npl_testkit::poll;
 use npl_testkit::real_cluster::{RealCluster, client_addresses};
 use npl_testkit::traffic;
@@ -85,8 +85,7 @@ pub(super) fn annotations(cluster: &RealCluster) -> Result<BTreeMap<String, Opti
     let pods = list["items"].as_array().context("a list of Pods has items")?.iter();
     let annotation = |pod: &Value| {
         let name = pod.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default().to_owned();
-        let all = pod.pointer("/metadata/annotations");
-        (name, all.and_then(|all| all[MAPPING_ANNOTATION].as_str()).map(str::to_owned))
+        (name, annotation_of(pod).map(str::to_owned))
     };
     Ok(pods.filter(|pod| pod.pointer("/metadata/deletionTimestamp").is_none()).map(annotation).collect())
 }

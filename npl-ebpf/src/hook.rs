@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! What both hooks have in common: how a packet is read that is a plain one with ports, as nearly all are.
+
+use aya_ebpf::programs::TcContext;
+
+use crate::{
+    family::{Family, V4, V6, Walk},
+    flow::NodeEnd,
+    packet::{self, IcmpHeader, Packet},
+    verdict::Verdict,
+};
+
+/// What is done at one of the two hooks.
+pub trait Hook {
+    /// The end of a packet that is rewritten.
+    const END: bool;
+    /// Whether fragments are held that came before the first of their datagram. The Node itself sends the first one first.
+    const HOLDS_FRAGMENTS: bool;
+
+    /// Judges and rewrites a packet with ports; `note` is told what its client believes it talks to.
+    fn packet<F: Family, const L2: usize>(
+        ctx: &TcContext,
+        packet: &Packet<F>,
+        note: impl FnOnce(&NodeEnd<F>),
+    ) -> Verdict;
+    /// Judges and rewrites a fragment that is not the first, and has no ports.
+    fn later_fragment<F: Family>(ctx: &TcContext, walk: &Walk<F>) -> Verdict;
+    /// Judges and rewrites an ICMP error.
+    fn error<F: Family>(ctx: &TcContext, outer: Walk<F>, header: IcmpHeader) -> Verdict;
+}
+
+/// Judges and rewrites one packet whose IP header starts `L2` bytes in.
+#[inline(always)]
+pub fn translate<H: Hook, const L2: usize>(ctx: &TcContext) -> Verdict {
+    match packet::ether_type(ctx) {
+        Some(V4::ETHER_TYPE) => translate_family::<V4, H, L2>(ctx),
+        Some(V6::ETHER_TYPE) => translate_family::<V6, H, L2>(ctx),
+        _ => Verdict::NotOurs,
+    }
+}
+
+#[inline(always)]
+fn translate_family<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> Verdict {
+    match Packet::<F>::read::<L2>(ctx) {
+        Ok(packet) => H::packet::<F, L2>(ctx, &packet, |_| ()),
+        Err(other) => other.into(),
+    }
+}
