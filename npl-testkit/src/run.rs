@@ -116,6 +116,7 @@ impl Run {
 
     /// Removes everything that was made in the run's name; also called on drop.
     pub fn remove(&self) -> Result<()> {
+        let _alone = only_remover()?;
         remove_run(&self.id)
     }
 }
@@ -136,8 +137,9 @@ pub fn random_hex(bytes: usize) -> Result<String> {
     Ok(digits.filter_map(|digit| char::from_digit(digit.into(), 16)).collect())
 }
 
-/// Removes the runs whose process is dead.
+/// Removes the runs whose process is dead; several processes and threads may do so at once.
 pub fn sweep() -> Result<()> {
+    let _alone = only_remover()?;
     let mut dead = BTreeSet::new();
     let mut alive = BTreeSet::new();
     for id in ids() {
@@ -182,6 +184,17 @@ pub fn owner(id: &str) -> Option<u32> {
 /// The network namespaces that exist, by name.
 pub fn netns_names() -> BTreeSet<String> {
     directory_names(Path::new(crate::netns::DIRECTORY))
+}
+
+/// Holds back all other removers of runs until it is dropped: two at once would trip over what the other has removed.
+fn only_remover() -> Result<File> {
+    let lock = || -> std::io::Result<File> {
+        fs::create_dir_all(ROOT)?;
+        let folder = File::open(ROOT)?;
+        folder.lock()?;
+        Ok(folder)
+    };
+    lock().with_context(|| format!("lock {ROOT}"))
 }
 
 fn remove_run(id: &str) -> Result<()> {

@@ -5,6 +5,8 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
+use std::process::Command;
+use std::thread;
 use std::time::Duration;
 
 use npl_testkit::agent::{self, Agent};
@@ -136,6 +138,25 @@ fn nothing_is_left_of_a_run() {
 }
 
 #[test]
+fn what_a_killed_run_left_is_removed_by_all_who_start_at_once() {
+    let id = run::random_hex(4).unwrap();
+    let directory = run::directory_of(&id);
+    std::fs::create_dir_all(&directory).unwrap();
+    let left: BTreeSet<String> = (0..8).map(|index| format!("npl-{id}-{index}")).collect();
+    for name in &left {
+        assert!(Command::new("ip").args(["netns", "add", name]).status().unwrap().success());
+    }
+    thread::scope(|scope| {
+        let starters: Vec<_> = (0..8).map(|_| scope.spawn(Run::start)).collect();
+        for starter in starters {
+            starter.join().unwrap().unwrap();
+        }
+    });
+    assert!(run::netns_names().is_disjoint(&left));
+    assert!(!directory.exists());
+}
+
+#[test]
 fn private_bpffs_is_not_seen_outside() {
     let run = Run::start().unwrap();
     let path = run.directory().to_owned();
@@ -198,14 +219,14 @@ fn residue_names_what_is_left() {
 #[test]
 fn what_a_killed_run_left_is_removed_by_the_next() {
     let leave = "exec /bin/true";
-    let mut owner = std::process::Command::new("/bin/sh").args(["-c", leave]).spawn().unwrap();
+    let mut owner = Command::new("/bin/sh").args(["-c", leave]).spawn().unwrap();
     let id = run::random_hex(4).unwrap();
     let directory = std::path::Path::new(run::ROOT).join(&id);
     std::fs::create_dir_all(&directory).unwrap();
     std::fs::write(directory.join("owner"), format!("{} 1", owner.id())).unwrap();
     owner.wait().unwrap();
     let name = format!("npl-{id}-left");
-    assert!(std::process::Command::new("ip").args(["netns", "add", &name]).status().unwrap().success());
+    assert!(Command::new("ip").args(["netns", "add", &name]).status().unwrap().success());
     let _next = Run::start().unwrap();
     assert!(!run::netns_names().contains(&name));
     assert!(!directory.exists());
