@@ -14,7 +14,8 @@ use crate::{build, image, process};
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct Options {
-    /// `up [--nodes 2] [--kube-proxy none|iptables|nftables] [--cni bridge]`, `down`, `status`, `kubectl …`, `exec NODE …`.
+    /// `up [--nodes 2] [--kube-proxy none|iptables|nftables]
+    /// [--cni bridge|flannel-vxlan|flannel-host-gw]`, `down`, `status`, `kubectl …`, `exec NODE …`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }
@@ -27,7 +28,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let program = if built.exists() { built } else { compile()? };
         return process::become_program_quietly(Command::new(program).args(&options.arguments));
     }
-    let parts = Preparation::begin(Extent::Nodes)?.finish()?;
+    let is_flannel = options.arguments.iter().any(|word| word.contains("flannel"));
+    let parts = Preparation::begin(if is_flannel { Extent::Flannel } else { Extent::Nodes })?.finish()?;
     image::pack_all(parts.agent())?;
     let mut command = Command::new(compile()?);
     parts.pass_to(&mut command);

@@ -44,7 +44,7 @@ impl Preparation {
     /// Builds everything else, and waits for Kubernetes.
     pub(crate) fn finish(self) -> Result<Parts> {
         setup::ensure(&[Need::TestNetwork])?;
-        if self.extent == Extent::Nodes {
+        if self.extent >= Extent::Nodes {
             setup::ensure(&[Need::Containers])?;
         }
         build_ebpf::build()?;
@@ -56,10 +56,13 @@ impl Preparation {
 impl Parts {
     /// Tells a program of npl-testkit where the parts are.
     pub(crate) fn pass_to(&self, command: &mut Command) {
-        let Kubernetes { control_plane, nodes } = &self.kubernetes;
+        let Kubernetes { control_plane, nodes, flannel } = &self.kubernetes;
         command.env("NPL_AGENT", &self.agent).env("NPL_CONTROL_PLANE_DIR", control_plane);
         if let Some(nodes) = nodes {
             command.env("NPL_KUBERNETES_DIR", nodes).env("NPL_IMAGES_DIR", paths::target_dir());
+        }
+        if let Some(flannel) = flannel {
+            command.env("NPL_FLANNEL_DIR", flannel);
         }
     }
 

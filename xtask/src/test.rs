@@ -23,6 +23,10 @@ pub(crate) struct Options {
     /// Run only what needs a real cluster.
     #[arg(long, conflicts_with = "only")]
     real_cluster: bool,
+    /// Run all tests of the real cluster on one that is connected so, such as `flannel-vxlan/nftables`, or on `every`
+    /// kind; the outcome goes into docs/compatibility.md.
+    #[arg(long, value_name = "CNI/KUBE-PROXY", requires = "real_cluster")]
+    network: Vec<String>,
     /// Run only the steps with this text in their name, as the list at the end shows them.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
@@ -33,6 +37,9 @@ const REAL_CLUSTER: &str = "real cluster";
 
 /// Far beyond what any set of tests takes on two cores; a set that hangs ends there.
 const BINARY_DEADLINE: Duration = Duration::from_mins(20);
+
+/// The same for all ways to connect a cluster, one after the other.
+const NETWORKS_DEADLINE: Duration = Duration::from_hours(2);
 
 /// Emulation is ten to thirty times slower, but only the packet tests run there.
 const GUEST_DEADLINE: Duration = Duration::from_mins(25);
@@ -47,11 +54,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 fn run_all(options: &Options, tally: &mut Tally) -> Result<()> {
-    let preparation = tally.prepare("requirements", || Preparation::begin(Extent::Nodes))?;
+    let preparation = tally.prepare("requirements", || Preparation::begin(Extent::Flannel))?;
     for Check { name, run } in check::STATIC {
         tally.check(name, run)?;
     }
-    tally.tests("unit tests of xtask", |counts| run_tests(check::own_tests(), counts))?;
+    tally.tests("unit tests of xtask", |counts| run_tests(check::own_tests(), BINARY_DEADLINE, counts))?;
     let parts = tally.prepare("build of the agent and Kubernetes", || preparation.finish())?;
     let binaries = tally.prepare("build of the tests", || test_binary::compile(&mut tests()))?;
 
@@ -69,8 +76,9 @@ fn run_all(options: &Options, tally: &mut Tally) -> Result<()> {
     for binary in binaries.iter().filter(|binary| binary.kind == Kind::Agent) {
         run_binary(binary, &parts, tally)?;
     }
+    let networks: Vec<&str> = options.network.iter().flat_map(|network| ["--network", network]).collect();
     for binary in binaries.iter().filter(|binary| binary.kind == Kind::RealCluster) {
-        run_binary(binary, &parts, tally)?;
+        run_binary_with(binary, &networks, &parts, tally)?;
     }
     tally.check("the demo", || process::run(&mut demo::command(&parts, &[])))?;
     tally.check("nothing is left behind, also of the real cluster", || Leftovers::check_against(&before))
@@ -83,14 +91,19 @@ fn tests() -> Command {
 }
 
 fn run_binary(binary: &TestBinary, parts: &Parts, tally: &mut Tally) -> Result<()> {
+    run_binary_with(binary, &[], parts, tally)
+}
+
+fn run_binary_with(binary: &TestBinary, arguments: &[&str], parts: &Parts, tally: &mut Tally) -> Result<()> {
     let mut command = binary.command();
-    parts.pass_to(&mut command);
+    parts.pass_to(command.args(arguments));
+    let deadline = if arguments.is_empty() { BINARY_DEADLINE } else { NETWORKS_DEADLINE };
     let name = match binary.kind {
         Kind::Unit => format!("unit tests of {}", binary.name),
         Kind::TestKit | Kind::Kernel | Kind::Agent => format!("tests: {}", binary.name),
         Kind::RealCluster => format!("tests: {}, on a {REAL_CLUSTER}", binary.name),
     };
-    tally.tests(&name, |counts| Ok(run_tests(command, counts)? && proves_something(binary, *counts)))
+    tally.tests(&name, |counts| Ok(run_tests(command, deadline, counts)? && proves_something(binary, *counts)))
 }
 
 /// A module may have no unit tests, but a set of tests that runs none is a mistake.
@@ -98,9 +111,9 @@ fn proves_something(binary: &TestBinary, counts: Counts) -> bool {
     binary.kind == Kind::Unit || counts.passed > 0
 }
 
-fn run_tests(command: Command, counts: &mut Counts) -> Result<bool> {
+fn run_tests(command: Command, deadline: Duration, counts: &mut Counts) -> Result<bool> {
     process::show(&command);
-    let status = process::stream(command, BINARY_DEADLINE, |line| {
+    let status = process::stream(command, deadline, |line| {
         if let Some(line) = line {
             counts.read(line);
             println!("    {line}");

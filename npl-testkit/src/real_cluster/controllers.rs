@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 
 use super::binaries::Programs;
-use super::network::POD_RANGE;
+use super::network::pod_range;
 use crate::control_plane::{Account, ControlPlane, SERVICE_RANGE, write_secret};
 use crate::netns::Netns;
 use crate::process::Process;
@@ -52,7 +52,7 @@ fn manager_flags(plane: &ControlPlane) -> Vec<String> {
         file("root-ca-file", &plane.certificate()),
         // The usual one is a folder of the machine's own.
         file("flex-volume-plugin-dir", &plane.directory().join("volume-plugins")),
-        format!("--cluster-cidr={POD_RANGE}"),
+        format!("--cluster-cidr={}", pod_range()),
         format!("--service-cluster-ip-range={SERVICE_RANGE}"),
         // Every Node's range follows from its number.
         "--allocate-node-cidrs=false".to_owned(),

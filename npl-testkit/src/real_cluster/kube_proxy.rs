@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use serde_json::json;
 
 use super::init::{BINARIES, TEMPORARY};
-use super::network::{NodeNumber, POD_RANGE};
+use super::network::{NodeNumber, pod_range};
 use super::space::Space;
 use crate::control_plane::{ControlPlane, write_secret};
 use crate::process::Process;
@@ -70,7 +70,7 @@ fn settings(mode: KubeProxy) -> serde_json::Value {
         "kind": "KubeProxyConfiguration",
         "mode": mode.to_string(),
         "clientConnection": {"kubeconfig": "/run/npl/kube-proxy.kubeconfig"},
-        "clusterCIDR": POD_RANGE,
+        "clusterCIDR": pod_range(),
         "detectLocalMode": "ClusterCIDR",
         // Sizes of the whole machine's table, which no Node of ours may set.
         "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},

@@ -10,6 +10,7 @@ mod binaries;
 mod cni;
 mod containerd;
 mod controllers;
+mod flannel;
 mod init;
 mod kube_proxy;
 mod kubelet;
@@ -78,6 +79,7 @@ pub struct RealCluster {
     _controllers: Controllers,
     cluster: Cluster,
     plane: ControlPlane,
+    cni: Cni,
     lan: Netns,
     client: Netns,
     run: Run,
@@ -94,6 +96,9 @@ impl RealCluster {
         let Options { nodes, kube_proxy, cni, init_program } = options;
         ensure!((1..=MAX_NODES).contains(nodes), "a cluster has 1 to {MAX_NODES} Nodes, not {nodes}");
         let (programs, images) = (Programs::find()?, Images::find()?);
+        if flannel::makes(*cni) {
+            flannel::find()?;
+        }
         let network = Network::build(&run, *nodes)?;
         if *cni == Cni::Bridge {
             network.route_pods().context("add the routes to Pods")?;
@@ -103,8 +108,12 @@ impl RealCluster {
         let controllers = Controllers::start(&plane, &network.lan, &parts.programs)?;
         booted.iter_mut().try_for_each(|node| node.join(&plane, *kube_proxy))?;
         let cluster = Cluster::new(&plane)?;
+        if flannel::makes(*cni) {
+            booted.iter_mut().try_for_each(|node| node.start_flannel(*cni, &plane, cluster.client()))?;
+            booted.iter().try_for_each(Node::connect_pods)?;
+        }
         let Network { lan, client, nodes: _ } = network;
-        let this = Self { nodes: booted, _controllers: controllers, cluster, plane, lan, client, run };
+        let this = Self { nodes: booted, _controllers: controllers, cluster, plane, cni: *cni, lan, client, run };
         this.wait_until_ready()?;
         Ok(this)
     }
@@ -137,6 +146,11 @@ impl RealCluster {
     /// Kubeconfig of an administrator.
     pub fn kubeconfig(&self) -> PathBuf {
         self.plane.admin_kubeconfig()
+    }
+
+    /// How its Pods are connected.
+    pub fn cni(&self) -> Cni {
+        self.cni
     }
 
     /// The namespace of the API server, which is the Nodes' router.
@@ -187,8 +201,10 @@ impl RealCluster {
 /// Starts the control plane and, meanwhile, all that Nodes can do without it.
 fn boot_all(run: &Run, network: &Network, parts: &Parts) -> Result<(ControlPlane, Vec<Node>)> {
     let kubelets = network.nodes.iter().map(|(number, _)| Account::new(&kubelet::user(*number), &[kubelet::GROUP]));
-    let accounts: Vec<Account> =
-        kubelets.chain(controllers::accounts()).chain([Account::new(kube_proxy::USER, &[])]).collect();
+    let accounts: Vec<Account> = kubelets
+        .chain(controllers::accounts())
+        .chain([Account::new(kube_proxy::USER, &[]), flannel::account()])
+        .collect();
     thread::scope(|scope| {
         let mut boots = Vec::new();
         for (number, netns) in &network.nodes {

@@ -26,7 +26,12 @@ pub const CLIENT: (Ipv4Addr, Ipv6Addr) =
     (Ipv4Addr::new(198, 51, 100, 2), Ipv6Addr::new(0x2001, 0xdb8, 0, 2, 0, 0, 0, 2));
 
 /// All Pods' addresses.
-pub(super) const POD_RANGE: &str = "10.244.0.0/16,fd00:10:244::/48";
+pub(super) const POD_RANGES: [&str; 2] = ["10.244.0.0/16", "fd00:10:244::/48"];
+
+/// The same, as flags take them.
+pub(super) fn pod_range() -> String {
+    POD_RANGES.join(",")
+}
 
 /// What a Node is called and addressed by; everything follows from its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

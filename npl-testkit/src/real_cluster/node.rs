@@ -13,7 +13,8 @@ use super::init::{self, InitArguments};
 use super::kube_proxy::{self, KubeProxy};
 use super::network::NodeNumber;
 use super::space::{Init, Space};
-use super::{containerd, kubelet};
+use super::{containerd, flannel, kubelet};
+use crate::api_client::ApiClient;
 use crate::control_plane::ControlPlane;
 use crate::netns::Netns;
 use crate::process::Process;
@@ -26,6 +27,7 @@ pub struct Node {
     netns: Netns,
     directory: PathBuf,
     cgroup: String,
+    flannel: Option<Process>,
     kube_proxy: Option<Process>,
     kubelet: Option<Process>,
     containerd: Process,
@@ -47,7 +49,10 @@ impl Node {
         let name = number.name();
         let directory = run.file(&name);
         init::prepare_folders(&directory)?;
-        cni::configure(parts.cni, &directory, number)?;
+        cni::create_folder(&directory)?;
+        if !flannel::makes(parts.cni) {
+            cni::configure(&directory, number, None)?;
+        }
         containerd::configure(&directory, &parts.programs.cni)?;
         let cgroup = run.cgroup(&name)?;
         let arguments = InitArguments {
@@ -61,7 +66,8 @@ impl Node {
         let containerd = containerd::start(init.space(), &name, &directory)?;
         containerd::import(&directory, &parts.images)?;
         let (netns, cgroup) = (netns.clone(), arguments.cgroup);
-        Ok(Self { number, netns, directory, cgroup, kube_proxy: None, kubelet: None, containerd, init })
+        let (flannel, kube_proxy, kubelet) = (None, None, None);
+        Ok(Self { number, netns, directory, cgroup, flannel, kube_proxy, kubelet, containerd, init })
     }
 
     /// Starts what talks to the API server.
@@ -70,6 +76,18 @@ impl Node {
         self.kubelet = Some(kubelet::start(self.init.space(), self.number, &self.directory)?);
         self.kube_proxy = kube_proxy::start(mode, self.init.space(), self.number, &self.directory, plane)?;
         Ok(())
+    }
+
+    /// Starts flannel's daemon, on a Node that has joined.
+    pub(super) fn start_flannel(&mut self, cni: Cni, plane: &ControlPlane, client: &ApiClient) -> Result<()> {
+        let daemon = flannel::start(cni, self.init.space(), self.number, &self.directory, plane, client)?;
+        self.flannel = Some(daemon);
+        Ok(())
+    }
+
+    /// Has the Node's Pods connected as its daemon, if it has one, says.
+    pub(super) fn connect_pods(&self) -> Result<()> {
+        self.flannel.iter().try_for_each(|daemon| flannel::connect_pods(daemon, self.number, &self.directory))
     }
 
     /// `node-1`

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context as _, Result};
 use npl_testkit::echo::{Answer, Protocol};
 use npl_testkit::netns::Netns;
-use npl_testkit::real_cluster::{NodeNumber, Space, client_addresses};
+use npl_testkit::real_cluster::{Cni, NodeNumber, Space, client_addresses};
 use npl_testkit::traffic;
 
 use crate::world::{NAMESPACE, Pod, World};
@@ -22,7 +22,8 @@ pub(crate) struct Client {
 enum Place {
     Outside,
     Node(NodeNumber, Space),
-    Pod(Vec<IpAddr>, Space),
+    /// On a Node, and seen by others as that if the network hides Pods.
+    Pod(Vec<IpAddr>, NodeNumber, Space, Cni),
 }
 
 impl Client {
@@ -30,21 +31,24 @@ impl Client {
     pub(crate) fn ask(&self, protocol: Protocol, server: SocketAddr) -> Result<Answer> {
         let space = match &self.place {
             Place::Outside => return traffic::request(&self.netns, protocol, server, "who?"),
-            Place::Node(_, space) | Place::Pod(_, space) => space,
+            Place::Node(_, space) | Place::Pod(_, _, space, _) => space,
         };
         let mut command = self.netns.command(env!("CARGO_BIN_EXE_npl-cluster"))?;
         command.args(["ask", &protocol.to_string(), &server.to_string()]);
         serde_json::from_str(&space.output(command)?).context("read the answer")
     }
 
-    /// The address that a Pod must see: the client's own, always. A Node has several, and towards its own Pods that is
-    /// the one on their bridge.
+    /// The address that a Pod must see: the client's own, as it is when the packet reaches the Pod's Node. A Node has
+    /// several, and towards its own Pods that is the one on their bridge.
     pub(crate) fn address_towards(&self, pod: &Pod, server: IpAddr) -> IpAddr {
         let addresses = match &self.place {
             Place::Outside => client_addresses().to_vec(),
             Place::Node(number, _) if number.name() == pod.node => number.bridge_addresses().to_vec(),
             Place::Node(number, _) => number.addresses().to_vec(),
-            Place::Pod(addresses, _) => addresses.clone(),
+            Place::Pod(_, number, _, cni) if cni.masquerades() && number.name() != pod.node => {
+                number.addresses().to_vec()
+            }
+            Place::Pod(addresses, ..) => addresses.clone(),
         };
         addresses.into_iter().find(|address| address.is_ipv4() == server.is_ipv4()).unwrap()
     }
@@ -65,11 +69,11 @@ pub(crate) fn node(world: &World, name: &str) -> Client {
 pub(crate) fn all(world: &World) -> Vec<Client> {
     let nodes = world.cluster.nodes().iter().map(|it| node(world, &it.name()));
     let pods = world.pods(NAMESPACE, "app=caller").into_iter().map(|pod| {
-        let space = world.cluster.node(&pod.node).unwrap().space().clone();
+        let node = world.cluster.node(&pod.node).unwrap();
         Client {
             name: format!("Pod {} on {}", pod.name, pod.node),
             netns: world.cluster.pod_netns(NAMESPACE, &pod.name).unwrap(),
-            place: Place::Pod(pod.ips, space),
+            place: Place::Pod(pod.ips, node.number(), node.space().clone(), world.cluster.cni()),
         }
     });
     [outside(world)].into_iter().chain(nodes).chain(pods).collect()

@@ -60,6 +60,7 @@ impl Under {
         assert_eq!(report.answered.len(), MEMBERS, "both protocols in both families: {:?}", report.answered);
         let silent: Vec<&String> = last.iter().filter(|pod| !report.pods.contains_key(*pod)).collect();
         assert!(silent.is_empty(), "Pods that were never asked: {silent:?}");
+        world.answered += report.answered.values().sum::<u64>();
         report
     }
 }

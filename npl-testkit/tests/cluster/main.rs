@@ -13,22 +13,24 @@ mod kinds;
 mod load;
 mod machine;
 mod moves;
+mod network;
 mod policy;
 mod publication;
 mod restarts;
 mod side_by_side;
+mod table;
 mod traffic;
 mod uninstall;
 mod world;
 
 use std::process::ExitCode;
 
-use npl_testkit::real_cluster::KubeProxy;
+use npl_testkit::real_cluster::{Cni, KubeProxy};
 
 use crate::harness::{Act, Story};
-use crate::world::World;
+use crate::network::Network;
 
-/// In the order in which they are told, on one cluster.
+/// In the order in which they are told, on one cluster; [`THE_END`] comes after them.
 const STORIES: &[Story] = &[
     Story::new("the_machine_itself_is_not_touched", machine::the_machine_itself_is_not_touched),
     Story::new("the_agent_is_ready_on_every_node", agent::the_agent_is_ready_on_every_node),
@@ -83,32 +85,29 @@ const STORIES: &[Story] = &[
     ),
 ];
 
-/// On a cluster whose Services are rules of nftables, where only what could differ is told again, and the end.
-const BESIDE_NFTABLES: &[Story] = &[
+/// On a cluster that is connected otherwise, where only what could differ is told again.
+const WHAT_COULD_DIFFER: &[Story] = &[
     Story::new(
-        "every_client_is_answered_by_the_pod_it_asked_for_beside_nftables",
+        "every_client_is_answered_by_the_pod_it_asked_for",
         traffic::every_client_is_answered_by_the_pod_it_asked_for,
     ),
-    // The last, since it is the agent's end.
-    Story::new(
-        "uninstalling_leaves_nothing_on_any_node_and_workloads_alone",
-        uninstall::uninstalling_leaves_nothing_on_any_node_and_workloads_alone,
-    ),
+    Story::new("a_policy_for_the_clients_address_holds", filters::a_policy_for_the_clients_address_holds),
 ];
 
-const ACTS: &[Act] = &[
-    Act {
-        opening: "a_cluster_of_two_nodes_comes_up_with_our_manifests_applied",
-        start: || World::start(KubeProxy::Iptables),
-        stories: STORIES,
-    },
-    Act {
-        opening: "a_cluster_with_nftables_comes_up_with_our_manifests_applied",
-        start: || World::start(KubeProxy::Nftables),
-        stories: BESIDE_NFTABLES,
-    },
-];
+/// The last, since it is the agent's end.
+const THE_END: Story = Story::new(
+    "uninstalling_leaves_nothing_on_any_node_and_workloads_alone",
+    uninstall::uninstalling_leaves_nothing_on_any_node_and_workloads_alone,
+);
 
 fn main() -> ExitCode {
-    harness::run(ACTS)
+    harness::run(|networks| {
+        if networks.is_empty() {
+            return vec![
+                Act::new(Network::new(Cni::Bridge, KubeProxy::Iptables), &[STORIES]),
+                Act::new(Network::new(Cni::FlannelVxlan, KubeProxy::Nftables), &[WHAT_COULD_DIFFER, &[THE_END]]),
+            ];
+        }
+        networks.iter().map(|network| Act::new(*network, &[STORIES, &[THE_END]])).collect()
+    })
 }

@@ -46,8 +46,9 @@ pub(crate) fn uninstalling_leaves_nothing_on_any_node_and_workloads_alone(world:
         assert!(answer.is_err(), "{} leads somewhere: {answer:?}", entry.address());
     }
     for pod in &left {
+        let node = world.cluster.node(&pod.node).unwrap();
         for ip in &pod.ips {
-            let answer = traffic::request(world.cluster.client(), Protocol::Tcp, (*ip, 8080).into(), "who?").unwrap();
+            let answer = traffic::request(node.netns(), Protocol::Tcp, (*ip, 8080).into(), "who?").unwrap();
             assert_eq!(answer.pod, pod.name);
         }
     }

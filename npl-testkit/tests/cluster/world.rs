@@ -6,12 +6,13 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use npl_testkit::cluster::{Entry, annotation_of};
-use npl_testkit::real_cluster::{KubeProxy, Options, RealCluster, is_ready};
+use npl_testkit::real_cluster::{Options, RealCluster, is_ready};
 use npl_testkit::residue::Residue;
 use npl_testkit::{poll, tools};
 use serde_json::Value;
 
 use crate::machine::Machine;
+use crate::network::Network;
 
 /// The namespace of everything that a user would make.
 pub(crate) const NAMESPACE: &str = "shop";
@@ -30,6 +31,8 @@ pub(crate) struct World {
     pub(crate) cluster: RealCluster,
     /// What the machine was like before.
     pub(crate) machine: Machine,
+    /// Requests that were sent while something happened, each answered by the Pod that it was meant for.
+    pub(crate) answered: u64,
 }
 
 /// A Pod as the API server knows it.
@@ -45,13 +48,13 @@ pub(crate) struct Pod {
 
 impl World {
     /// A cluster, our manifests as a user applies them, and the shop.
-    pub(crate) fn start(kube_proxy: KubeProxy) -> Self {
+    pub(crate) fn start(Network { cni, kube_proxy }: Network) -> Self {
         let machine = Machine::look();
         let start = Instant::now();
-        let options = Options { kube_proxy, ..Options::new(env!("CARGO_BIN_EXE_npl-cluster")) };
+        let options = Options { kube_proxy, cni, ..Options::new(env!("CARGO_BIN_EXE_npl-cluster")) };
         let cluster = RealCluster::start(&options).unwrap();
         let ready = start.elapsed();
-        let world = Self { cluster, machine };
+        let world = Self { cluster, machine, answered: 0 };
         let manifests = [
             tools::repository_file("deploy/npl.yaml"),
             tools::repository_file("npl-testkit/tests/cluster/manifests/shop.yaml"),

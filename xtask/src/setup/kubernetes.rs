@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A real Kubernetes, compiled from a Go module that names the versions.
+//! A real Kubernetes, compiled from Go modules that name the versions.
 //!
-//! It is kept in two parts, since most commands need an API server only, and that at once: the other programs are
-//! compiled after it, from the same packages with the same flags.
+//! It is kept in parts, since most commands need an API server only, and that at once: the other programs are compiled
+//! after it, from the same packages with the same flags, and a network of others last.
 
 use std::env;
 use std::fs;
@@ -17,7 +17,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::{cache, paths, process};
 
-/// What the binaries are linked with; `VERSION` and `MINOR` stand for Kubernetes' version.
+/// What Kubernetes' binaries are linked with; `VERSION` and `MINOR` stand for its version.
 const LINKER_FLAGS: &str = "-s -w -X k8s.io/component-base/version.gitVersion=VERSION \
      -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=MINOR";
 
@@ -27,8 +27,11 @@ const COMPILER_FLAGS: &str = "all=-dwarf=false -l";
 /// What every command with a real API server needs.
 const CONTROL_PLANE: Part = Part {
     name: "control-plane",
-    words: "API server and etcd",
+    words: "Kubernetes' API server and etcd",
     time: "3 to 5 minutes",
+    module: "control-plane",
+    versioned: "k8s.io/kubernetes",
+    linker_flags: LINKER_FLAGS,
     packages: &["go.etcd.io/etcd/server/v3", "k8s.io/kubernetes/cmd/kube-apiserver"],
 };
 
@@ -37,6 +40,9 @@ const NODES: Part = Part {
     name: "kubernetes",
     words: "kubelet, kube-proxy, scheduler and controllers",
     time: "3 minutes",
+    module: "control-plane",
+    versioned: "k8s.io/kubernetes",
+    linker_flags: LINKER_FLAGS,
     packages: &[
         "k8s.io/kubernetes/cmd/kubelet",
         "k8s.io/kubernetes/cmd/kube-controller-manager",
@@ -45,22 +51,40 @@ const NODES: Part = Part {
     ],
 };
 
+/// What Nodes need whose Pods are connected by flannel.
+const FLANNEL: Part = Part {
+    name: "flannel",
+    words: "flannel's daemon",
+    time: "2 minutes",
+    module: "flannel",
+    versioned: "github.com/flannel-io/flannel",
+    linker_flags: "-s -w -X github.com/flannel-io/flannel/pkg/version.Version=VERSION",
+    packages: &["github.com/flannel-io/flannel"],
+};
+
 /// Programs that are compiled and kept together.
 struct Part {
     /// Of the entry in the cache, and in what is said.
     name: &'static str,
     words: &'static str,
     time: &'static str,
+    /// The folder of the Go module, in npl-testkit.
+    module: &'static str,
+    /// Whose version that module gives to the part.
+    versioned: &'static str,
+    linker_flags: &'static str,
     packages: &'static [&'static str],
 }
 
 /// How much of Kubernetes a command needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Extent {
     /// An API server.
     ControlPlane,
     /// Nodes too.
     Nodes,
+    /// Nodes, and flannel between them.
+    Flannel,
 }
 
 /// Folders with Kubernetes' programs.
@@ -70,6 +94,8 @@ pub(crate) struct Kubernetes {
     pub(crate) control_plane: PathBuf,
     /// `kubelet` and the others, where they were asked for.
     pub(crate) nodes: Option<PathBuf>,
+    /// `flannel`, where it was asked for.
+    pub(crate) flannel: Option<PathBuf>,
 }
 
 /// Far beyond the four minutes that two cores take.
@@ -92,8 +118,9 @@ impl Background {
         let flag = Arc::clone(&cancelled);
         let make = move || {
             let control_plane = obtain_control_plane(&flag)?;
-            let nodes = (extent == Extent::Nodes).then(|| obtain(&NODES, &flag)).transpose()?;
-            Ok(Kubernetes { control_plane, nodes })
+            let from = |least: Extent, part| (extent >= least).then(|| obtain(part, &flag)).transpose();
+            let (nodes, flannel) = (from(Extent::Nodes, &NODES)?, from(Extent::Flannel, &FLANNEL)?);
+            Ok(Kubernetes { control_plane, nodes, flannel })
         };
         Self { thread: Some(thread::spawn(make)), cancelled }
     }
@@ -129,12 +156,13 @@ fn obtain_control_plane(cancelled: &AtomicBool) -> Result<PathBuf> {
 }
 
 fn obtain(part: &Part, cancelled: &AtomicBool) -> Result<PathBuf> {
-    let module = paths::root().join("npl-testkit").join("control-plane");
-    let read = |file: &str| fs::read(module.join(file)).with_context(|| format!("read Kubernetes' {file}"));
+    let module = paths::root().join("npl-testkit").join(part.module);
+    let read = |file: &str| fs::read(module.join(file)).with_context(|| format!("read {file} of {}", part.words));
     let (requirements, sums) = (read("go.mod")?, read("go.sum")?);
-    let version = kubernetes_version(&String::from_utf8_lossy(&requirements))?;
+    let version = version_of(part.versioned, &String::from_utf8_lossy(&requirements))?;
     let packages = part.packages.join(" ");
-    let made_from = [&requirements, &sums, LINKER_FLAGS.as_bytes(), COMPILER_FLAGS.as_bytes(), packages.as_bytes()];
+    let made_from =
+        [&requirements, &sums, part.linker_flags.as_bytes(), COMPILER_FLAGS.as_bytes(), packages.as_bytes()];
     cache::obtain(part.name, &made_from, |folder| {
         build(part, &module, &version, folder, cancelled)?;
         // Go names a program for its folder.
@@ -158,8 +186,8 @@ fn build(part: &Part, module: &Path, version: &str, folder: &Path, cancelled: &A
         );
     };
     let started = Instant::now();
-    let Part { name, words, time, packages } = part;
-    process::say(&format!("{name}: compiling Kubernetes {version}'s {words}, once; {time} on two cores"));
+    let Part { name, words, time, packages, linker_flags, .. } = part;
+    process::say(&format!("{name}: compiling {words}, {version}, once; {time} on two cores"));
     let needed = process::ask(Command::new(&go).current_dir(module).args(["list", "-deps"]).args(*packages))
         .with_context(|| format!("download the Go modules of {words}"))?;
     let mut compile = Command::new(&go);
@@ -167,7 +195,9 @@ fn build(part: &Part, module: &Path, version: &str, folder: &Path, cancelled: &A
         .current_dir(module)
         // The compiler is a Go program too: it collects its garbage less often, for the price of some memory.
         .env("GOGC", "800")
-        .args(["build", "-v", "-trimpath", "-gcflags", COMPILER_FLAGS, "-ldflags", &linker_flags(version), "-o"])
+        .args(["build", "-v", "-trimpath", "-gcflags", COMPILER_FLAGS, "-ldflags"])
+        .arg(at_version(linker_flags, version))
+        .arg("-o")
         .arg(folder)
         .args(*packages);
     process::show(&compile);
@@ -176,7 +206,7 @@ fn build(part: &Part, module: &Path, version: &str, folder: &Path, cancelled: &A
 
 /// Tells now and then how far `go build -v` is, which prints a line for each package that it has compiled.
 fn watch(part: &Part, compile: Command, total: usize, started: Instant, cancelled: &AtomicBool) -> Result<()> {
-    let Part { name, words, time: _, packages: _ } = part;
+    let Part { name, words, .. } = part;
     let mut printed = Vec::new();
     let mut told = Instant::now();
     let status = process::stream(compile, DEADLINE, |line| {
@@ -193,36 +223,36 @@ fn watch(part: &Part, compile: Command, total: usize, started: Instant, cancelle
     })?;
     if !status.success() {
         process::print_end(&printed.join("\n"));
-        bail!("Kubernetes' {words} did not compile: Go's own words are above");
+        bail!("{words} did not compile: Go's own words are above");
     }
     process::detail(&format!("{name}: done in {}", process::elapsed(started.elapsed())));
     Ok(())
 }
 
 /// Without them the API server calls itself v0.0.0.
-fn linker_flags(version: &str) -> String {
+fn at_version(linker_flags: &str, version: &str) -> String {
     let minor = version.split('.').nth(1).unwrap_or_default();
-    LINKER_FLAGS.replace("VERSION", version).replace("MINOR", minor)
+    linker_flags.replace("VERSION", version).replace("MINOR", minor)
 }
 
 /// From a line like `k8s.io/kubernetes v1.36.3 // indirect`.
-fn kubernetes_version(requirements: &str) -> Result<String> {
+fn version_of(module: &str, requirements: &str) -> Result<String> {
     let mut lines = requirements.lines().map(|line| line.trim().trim_start_matches("require "));
-    let rest = lines.find_map(|line| line.strip_prefix("k8s.io/kubernetes "));
+    let rest = lines.find_map(|line| line.strip_prefix(module)?.strip_prefix(' '));
     let version = rest.and_then(|rest| rest.split_whitespace().next());
-    Ok(version.context("go.mod requires no k8s.io/kubernetes")?.to_owned())
+    Ok(version.with_context(|| format!("go.mod requires no {module}"))?.to_owned())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{kubernetes_version, linker_flags};
+    use super::{LINKER_FLAGS, at_version, version_of};
 
     #[test]
     fn the_api_server_reports_the_version_that_the_module_requires() {
         let module = "module m\n\nrequire (\n\ta.b/c v0.1.0\n\tk8s.io/kubernetes v1.36.3 // indirect\n)\n";
-        let version = kubernetes_version(module).unwrap();
-        assert!(linker_flags(&version).contains("gitVersion=v1.36.3"));
-        assert!(linker_flags(&version).ends_with("gitMinor=36"));
-        assert!(kubernetes_version("module m").is_err());
+        let version = version_of("k8s.io/kubernetes", module).unwrap();
+        assert!(at_version(LINKER_FLAGS, &version).contains("gitVersion=v1.36.3"));
+        assert!(at_version(LINKER_FLAGS, &version).ends_with("gitMinor=36"));
+        assert!(version_of("k8s.io/kubernetes", "module m").is_err());
     }
 }

@@ -89,7 +89,7 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let started = Instant::now();
     // The longest step first, beside everything else.
-    let kubernetes = KubernetesBuild::start(Extent::Nodes);
+    let kubernetes = KubernetesBuild::start(Extent::Flannel);
     ensure(&[Need::TestNetwork, Need::Containers, Need::Emulation])?;
     require_kubectl()?;
     let _compiler = ebpf::choose()?;
@@ -97,8 +97,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let image = kernel.obtain()?;
         process::detail(&format!("kernel {kernel}: {}", image.package()?));
     }
-    let Kubernetes { control_plane, nodes } = kubernetes.finish()?;
-    for folder in [control_plane].iter().chain(&nodes) {
+    let Kubernetes { control_plane, nodes, flannel } = kubernetes.finish()?;
+    for folder in [control_plane].iter().chain(&nodes).chain(&flannel) {
         process::detail(&format!("Kubernetes: {}", folder.display()));
     }
     process::say(&format!("everything is there ({})", process::elapsed(started.elapsed())));

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How a cluster's Pods and Services are connected.
+
+use std::fmt;
+
+use clap::ValueEnum as _;
+use npl_testkit::real_cluster::{Cni, KubeProxy};
+
+/// One of the ways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Network {
+    pub(crate) cni: Cni,
+    pub(crate) kube_proxy: KubeProxy,
+}
+
+impl Network {
+    pub(crate) const fn new(cni: Cni, kube_proxy: KubeProxy) -> Self {
+        Self { cni, kube_proxy }
+    }
+
+    /// Every way that a cluster here can be connected.
+    pub(crate) fn all() -> Vec<Self> {
+        let with = |cni: Cni| KubeProxy::value_variants().iter().map(move |kube_proxy| Self::new(cni, *kube_proxy));
+        Cni::value_variants().iter().copied().flat_map(with).collect()
+    }
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.cni, self.kube_proxy)
+    }
+}
