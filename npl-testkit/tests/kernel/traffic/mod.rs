@@ -8,3 +8,4 @@ mod fragments;
 mod offload;
 mod oracle;
 mod requests;
+mod surroundings;
