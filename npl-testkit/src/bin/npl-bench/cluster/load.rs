@@ -4,11 +4,22 @@
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{SocketAddr, TcpStream};
+use std::num::NonZero;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
 use npl_testkit::netns::Netns;
 use npl_testkit::traffic;
+
+/// Where the client runs, and where the Pod does: on two machines they would be two as well.
+const CLIENT_CPU: usize = 0;
+const SERVER_CPU: usize = 1;
+
+/// How often every way has its turn in a round.
+const TURNS: usize = 10;
 
 /// Connections and requests that fill caches before anything is measured.
 const WARM_UP: usize = 20;
@@ -24,20 +35,56 @@ pub(crate) struct Measured {
     pub(crate) busy: f64,
 }
 
-/// Asks from a namespace.
-pub(crate) fn measure(client: &Netns, server: SocketAddr, requests: usize, connections: usize) -> Result<Measured> {
-    let work = || -> Result<Measured> {
-        timed(WARM_UP, || one(server))?;
-        let stream = connect(server)?;
-        timed(WARM_UP, || ask(&stream))?;
-        let before = busy()?;
-        let taken = timed(requests, || ask(&stream))?;
-        let spent = busy()?.saturating_sub(before);
-        #[expect(clippy::cast_precision_loss, reason = "some thousands")]
-        let busy = spent.as_secs_f64() * 1e6 / requests as f64;
-        Ok(Measured { requests: taken, connections: timed(connections, || one(server))?, busy })
+/// Asks all servers from a namespace, by turns: what slows the machine down for a moment slows them all.
+pub(crate) fn measure<const N: usize>(
+    client: &Netns,
+    servers: [SocketAddr; N],
+    requests: usize,
+    connections: usize,
+) -> Result<[Measured; N]> {
+    let work = || -> Result<[Measured; N]> {
+        stay_on(CLIENT_CPU, Pid::from_raw(0))?;
+        let mut all = servers.map(|_server| Measured::default());
+        let streams: Vec<TcpStream> = servers.into_iter().map(connect).collect::<Result<_>>()?;
+        for (stream, server) in streams.iter().zip(servers) {
+            timed(WARM_UP, || ask(stream))?;
+            timed(WARM_UP, || one(server))?;
+        }
+        for turn in 0..TURNS {
+            // Nobody is always the first.
+            for way in (0..N).map(|way| (way + turn) % N) {
+                let (measured, stream, server) = (&mut all[way], &streams[way], servers[way]);
+                let before = busy()?;
+                measured.requests.extend(timed(requests / TURNS, || ask(stream))?);
+                measured.busy += busy()?.saturating_sub(before).as_secs_f64() * 1e6;
+                measured.connections.extend(timed(connections / TURNS, || one(server))?);
+            }
+        }
+        for measured in &mut all {
+            #[expect(clippy::cast_precision_loss, reason = "some thousands")]
+            let count = measured.requests.len() as f64;
+            measured.busy /= count;
+        }
+        Ok(all)
     };
-    client.run(work)?.with_context(|| format!("ask {server}"))
+    client.run(work)?.context("ask by every way")
+}
+
+/// Has all threads of a process, and those that they start, run on the server's processor. Where a scheduler puts the two
+/// ends of a conversation makes more difference than the way between them.
+pub(crate) fn stay_on_server_cpu(process: u32) -> Result<()> {
+    for entry in fs::read_dir(format!("/proc/{process}/task")).context("list a process's threads")?.flatten() {
+        let thread = entry.file_name().to_str().and_then(|name| name.parse().ok()).context("a thread's number")?;
+        stay_on(SERVER_CPU, Pid::from_raw(thread))?;
+    }
+    Ok(())
+}
+
+fn stay_on(cpu: usize, thread: Pid) -> Result<()> {
+    let mut only = CpuSet::new();
+    let all = thread::available_parallelism().map_or(1, NonZero::get);
+    only.set(cpu % all).context("name a processor")?;
+    sched_setaffinity(thread, &only).with_context(|| format!("keep thread {thread} on processor {cpu}"))
 }
 
 /// What each of so many took, in µs.

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A real cluster: how soon Pods are annotated that a kubelet starts, and what a request costs by each way to a Pod.
 //!
-//! Two clusters, one after the other, for the two modes of kube-proxy. In each, every round asks by every way, so that
-//! what slows the machine down slows them all.
+//! Two clusters, one after the other, for the two modes of kube-proxy. In each, every round asks by every way.
 
 mod figures;
 mod load;
@@ -25,6 +24,8 @@ use crate::Effort;
 use crate::figures::{Figure, Samples, Stage, say};
 
 const NAMESPACE: &str = "bench";
+/// The Pod that is asked.
+const POD: &str = "/api/v1/namespaces/bench/pods/echo";
 const POD_PORT: u16 = 8080;
 /// As in `shop.yaml`.
 const NODE_PORT: u16 = 30080;
@@ -51,6 +52,11 @@ pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples
         if needs(stage) {
             let cluster = start(mode)?;
             let targets = targets(&cluster)?;
+            let pod = cluster.cluster().client().get(POD)?;
+            let uid = pod.pointer("/metadata/uid").and_then(Value::as_str).context("a Pod without uid")?;
+            for process in cluster.nodes()[0].pod_processes(uid)? {
+                load::stay_on_server_cpu(process)?;
+            }
             for round in 0..effort.rounds {
                 say(&format!("requests, round {} of {}", round + 1, effort.rounds));
                 measure_ways(&cluster, &targets, ways, effort, samples)?;
@@ -91,9 +97,8 @@ fn kubectl(cluster: &RealCluster, arguments: &[&str]) -> Result<()> {
 }
 
 fn targets(cluster: &RealCluster) -> Result<Targets> {
-    let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/echo");
     let find = || {
-        let pod = cluster.cluster().client().get(&path).ok()?;
+        let pod = cluster.cluster().client().get(POD).ok()?;
         let own: IpAddr = pod.pointer("/status/podIP").and_then(Value::as_str)?.parse().ok()?;
         let annotation = annotation_of(&pod)?;
         let entries = Entry::parse(annotation).ok()?;
@@ -118,11 +123,10 @@ fn measure_ways(
     effort: Effort,
     samples: &mut Samples,
 ) -> Result<()> {
-    let ask = |server| load::measure(cluster.client(), server, effort.requests, effort.connections);
-    // The mapping in the middle: a drift of the machine's speed favours neither side.
-    let (own, same_node) = (ask(targets.own)?, ask(targets.same_node)?);
-    let mapping = ask(targets.mapping)?;
-    let other_node = ask(targets.other_node)?;
+    let Targets { own, mapping, same_node, other_node } = *targets;
+    let servers = [own, mapping, same_node, other_node];
+    let [own, mapping, same_node, other_node] =
+        load::measure(cluster.client(), servers, effort.requests, effort.connections)?;
     for (figures, beside) in [(&ways.own, &own), (&ways.same_node, &same_node), (&ways.other_node, &other_node)] {
         let Measured { requests, connections, busy } = beside;
         samples.add(&figures.request, &mapping.requests, requests);
