@@ -13,6 +13,9 @@ use super::is_ready;
 use crate::api_client::ApiClient;
 use crate::cluster::{Entry, annotation_of};
 
+/// No watch is longer: the next one begins with a list.
+const WATCH_LIMIT: Duration = Duration::from_secs(10);
+
 /// What was seen of one Pod, and when.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
@@ -49,21 +52,44 @@ pub fn watch_pods(
     make: impl FnOnce() -> Result<()>,
 ) -> Result<BTreeMap<String, Seen>> {
     let path = format!("/api/v1/namespaces/{namespace}/pods");
-    let list = client.get(&path)?;
-    let version = list["metadata"]["resourceVersion"].as_str().context("a list has a version")?;
-    let path = format!("{path}?resourceVersion={version}");
+    let version = version(&client.get(&path)?)?;
     thread::scope(|scope| {
-        let watching = scope.spawn(|| {
-            let mut pods = BTreeMap::new();
-            let watched = client.watch(&path, limit, |event| {
-                record(&mut pods, &event["object"]);
-                pods.values().filter(|seen| seen.ready.is_some() && seen.annotated.is_some()).count() < count
-            });
-            watched.map(|()| pods)
-        });
+        let watching = scope.spawn(|| follow(client, &path, version, count, limit));
         make()?;
         watching.join().map_err(|_panic| anyhow!("the watch of {namespace} panicked"))?
     })
+}
+
+/// Watches from a version on, and takes up what a watch that the server has closed did not show: it closes one whose
+/// reader is slow, and each after a while.
+fn follow(
+    client: &ApiClient,
+    path: &str,
+    mut version: String,
+    count: usize,
+    limit: Duration,
+) -> Result<BTreeMap<String, Seen>> {
+    let (start, mut pods) = (Instant::now(), BTreeMap::new());
+    let is_complete = |pods: &BTreeMap<String, Seen>| {
+        pods.values().filter(|seen| seen.ready.is_some() && seen.annotated.is_some()).count() >= count
+    };
+    loop {
+        let left = limit.saturating_sub(start.elapsed());
+        client.watch(&format!("{path}?resourceVersion={version}"), left.min(WATCH_LIMIT), |event| {
+            record(&mut pods, &event["object"]);
+            !is_complete(&pods)
+        })?;
+        if is_complete(&pods) || start.elapsed() >= limit {
+            return Ok(pods);
+        }
+        let list = client.get(path)?;
+        list["items"].as_array().into_iter().flatten().for_each(|pod| record(&mut pods, pod));
+        version = self::version(&list)?;
+    }
+}
+
+fn version(list: &Value) -> Result<String> {
+    Ok(list["metadata"]["resourceVersion"].as_str().context("a list has a version")?.to_owned())
 }
 
 fn record(pods: &mut BTreeMap<String, Seen>, pod: &Value) {

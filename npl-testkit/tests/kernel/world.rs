@@ -49,6 +49,12 @@ impl World {
 
     /// What a first agent does: mappings first, then the programs on the uplinks.
     pub(crate) fn install(&mut self) {
+        let uplinks = self.uplinks();
+        self.install_on(&uplinks);
+    }
+
+    /// As [`Self::install`], with the programs on these devices.
+    pub(crate) fn install_on(&mut self, devices: &[Device]) {
         let mut datapath = self.open();
         datapath.configure("61000-61100".parse().unwrap(), || SEED).unwrap();
         set_addresses(&mut datapath, &self.node_ips());
@@ -61,7 +67,8 @@ impl World {
                 }
             }
         }
-        self.attach(&mut datapath);
+        let errors = self.attach_to(&mut datapath, devices);
+        assert!(errors.is_empty(), "{errors:?}");
         self.datapath = Some(datapath);
     }
 
@@ -100,6 +107,12 @@ impl World {
     pub(crate) fn uplinks(&self) -> Vec<Device> {
         let devices = self.topology.clients().iter().map(|client| device(&client.uplink));
         devices.collect()
+    }
+
+    /// Waits for the end of what a program of the agent would do on the Node.
+    pub(crate) fn on_node<T: Send>(&self, work: impl Future<Output = T> + Send) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        self.node().run(|| runtime.block_on(work)).unwrap()
     }
 
     pub(crate) fn datapath(&mut self) -> &mut Datapath {

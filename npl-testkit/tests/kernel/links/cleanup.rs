@@ -10,9 +10,7 @@ use npl_testkit::topology::Options;
 use crate::world::World;
 
 fn clean_up(world: &World) -> Removed {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let remove = || runtime.block_on(remove_everything(world.bpffs.path()));
-    let (removed, errors) = world.node().run(remove).unwrap();
+    let (removed, errors) = world.on_node(remove_everything(world.bpffs.path()));
     assert!(errors.is_empty(), "{errors:?}");
     removed
 }

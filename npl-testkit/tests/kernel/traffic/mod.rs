@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Real connections from a client over the Node to Pods, checked at both ends by what was sent.
 
+mod devices;
 mod errors;
 mod firewall;
 mod foreign;
