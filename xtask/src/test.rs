@@ -30,6 +30,9 @@ pub(crate) struct Options {
     /// Run only the steps with this text in their name, as the list at the end shows them.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
+    /// Under emulated kernels, run only the tests with this text in their names.
+    #[arg(long, value_name = "TEXT", requires = "only")]
+    emulated: Option<String>,
 }
 
 /// In the names of the steps that need a real cluster.
@@ -70,7 +73,7 @@ fn run_all(options: &Options, tally: &mut Tally) -> Result<()> {
     }
     for kernel in options.kernels.iter().filter_map(|name| name.0) {
         for binary in binaries.iter().filter(|binary| binary.kind == Kind::Kernel) {
-            run_under(kernel, binary, tally)?;
+            run_under(kernel, binary, options.emulated.as_deref(), tally)?;
         }
     }
     for binary in binaries.iter().filter(|binary| binary.kind == Kind::Agent) {
@@ -123,10 +126,11 @@ fn run_tests(command: Command, deadline: Duration, counts: &mut Counts) -> Resul
     Ok(status.success())
 }
 
-fn run_under(kernel: Kernel, binary: &TestBinary, tally: &mut Tally) -> Result<()> {
+fn run_under(kernel: Kernel, binary: &TestBinary, tests: Option<&str>, tally: &mut Tally) -> Result<()> {
     tally.tests(&format!("tests: {} under kernel {kernel}, emulated", binary.name), |counts| {
         // One at a time: two emulated processors are slow enough for one network.
-        emulation::run(kernel, &binary.executable, &["--test-threads=1"], GUEST_DEADLINE, |line| {
+        let arguments: Vec<&str> = ["--test-threads=1"].into_iter().chain(tests).collect();
+        emulation::run(kernel, &binary.executable, &arguments, GUEST_DEADLINE, |line| {
             counts.read(line);
             println!("    {line}");
         })
