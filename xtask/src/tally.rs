@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What passed and what failed, over all kinds of steps; a test binary tells its own numbers.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Error, Result, bail};
 
 use crate::process;
 
@@ -33,6 +34,27 @@ impl Counts {
         };
         self.passed += number("passed").unwrap_or(0);
         self.failed += number("failed").unwrap_or(0);
+    }
+}
+
+/// How a step ended that counts its own tests.
+#[derive(Debug)]
+struct Outcome {
+    took: Duration,
+    counts: Counts,
+    error: Option<Error>,
+}
+
+impl Outcome {
+    fn of(step: impl FnOnce(&mut Counts) -> Result<bool>) -> Self {
+        let started = Instant::now();
+        let mut counts = Counts::default();
+        let ended = step(&mut counts);
+        // A test binary that dies has counted nothing.
+        if !matches!(ended, Ok(true)) && counts.failed == 0 {
+            counts.failed = 1;
+        }
+        Self { took: started.elapsed(), counts, error: ended.err() }
     }
 }
 
@@ -67,18 +89,40 @@ impl Tally {
             return Ok(());
         }
         println!("\n### {name}");
-        let started = Instant::now();
-        let mut counts = Counts::default();
-        let ended = step(&mut counts);
-        // A test binary that dies has counted nothing.
-        if !matches!(ended, Ok(true)) && counts.failed == 0 {
-            counts.failed = 1;
+        let outcome = Outcome::of(step);
+        self.enter(name, outcome)
+    }
+
+    /// Runs steps that count their own tests at the same time; they mark their own lines. Each comes to its end.
+    pub(crate) fn side_by_side<S>(&mut self, steps: Vec<(String, S)>) -> Result<()>
+    where
+        S: FnOnce(&mut Counts) -> Result<bool> + Send,
+    {
+        let is_meant = |name: &str| self.only.as_ref().is_none_or(|only| name.contains(only));
+        let meant: Vec<(String, S)> = steps.into_iter().filter(|(name, _)| is_meant(name)).collect();
+        for (name, _) in &meant {
+            println!("\n### {name}");
         }
-        self.add(name, started.elapsed(), counts);
+        let outcomes: Vec<(String, Outcome)> = thread::scope(|scope| {
+            let running: Vec<_> =
+                meant.into_iter().map(|(name, step)| (name, scope.spawn(|| Outcome::of(step)))).collect();
+            let join = |(name, thread): (String, thread::ScopedJoinHandle<'_, Outcome>)| {
+                (name, thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            };
+            running.into_iter().map(join).collect()
+        });
+        // All of them are entered, whichever fails.
+        let entered: Vec<Result<()>> = outcomes.into_iter().map(|(name, it)| self.enter(&name, it)).collect();
+        entered.into_iter().collect()
+    }
+
+    fn enter(&mut self, name: &str, outcome: Outcome) -> Result<()> {
+        let Outcome { took, counts, error } = outcome;
+        self.add(name, took, counts);
         if counts.failed == 0 {
             return Ok(());
         }
-        if let Err(error) = ended {
+        if let Some(error) = error {
             println!("    {error:#}");
         }
         bail!("{name}: failed")
@@ -129,6 +173,21 @@ mod tests {
         assert!(tally.check("lints", || bail!("no")).is_ok());
         assert!(tally.check("tidy", || Ok(())).is_ok());
         assert_eq!(tally.counts, Counts { passed: 1, failed: 0 });
+    }
+
+    #[test]
+    fn steps_side_by_side_all_come_to_their_end() {
+        let mut tally = Tally::start(Some("kernel"));
+        let step = |passed, failed| {
+            move |counts: &mut Counts| {
+                *counts = Counts { passed, failed };
+                Ok(failed == 0)
+            }
+        };
+        let steps = ["kernel 1", "kernel 2", "kernel 3", "another"].map(str::to_owned);
+        let all = steps.into_iter().zip([step(2, 0), step(3, 1), step(4, 0), step(5, 0)]).collect();
+        assert_eq!(tally.side_by_side(all).unwrap_err().to_string(), "kernel 2: failed");
+        assert_eq!(tally.counts, Counts { passed: 9, failed: 1 });
     }
 
     #[test]
