@@ -67,9 +67,14 @@ impl Residue {
 
     /// What one run has made, and what is pinned in its BPF file system, so that other runs do not matter.
     pub fn look_at(run: &Run, bpffs: &Path) -> Result<Self> {
-        let prefix = run.name_prefix();
+        Self::look_at_run(run.id(), bpffs)
+    }
+
+    /// The same of a run that another process owns.
+    pub fn look_at_run(id: &str, bpffs: &Path) -> Result<Self> {
+        let prefix = run::name_prefix(id);
         let mut things: BTreeSet<String> = netns_lines(&prefix).chain(cgroup_lines(&prefix)?).collect();
-        things.extend(mounts::below(run.directory())?.iter().map(|point| mount_line(point)));
+        things.extend(mounts::below(&run::directory_of(id))?.iter().map(|point| mount_line(point)));
         let (mut maps, mut programs) = (BTreeSet::new(), BTreeSet::new());
         pins(&bpffs.join(PREFIX), &mut |path| {
             things.insert(pin_line(path));
@@ -78,7 +83,7 @@ impl Residue {
             programs.extend(link.map(|info| info.program_id()));
         });
         bpf_objects(|id| programs.contains(&id), |id| maps.contains(&id), &mut things);
-        let pids = run.processes()?;
+        let pids = run::processes_of(id)?;
         processes(|pid| pids.contains(&pid), &mut things);
         Ok(Self { things })
     }

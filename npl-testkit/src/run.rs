@@ -105,15 +105,6 @@ impl Run {
         name_prefix(&self.id)
     }
 
-    /// The processes inside its namespaces.
-    pub fn processes(&self) -> Result<BTreeSet<u32>> {
-        let mut pids = BTreeSet::new();
-        for netns in netns_names().into_iter().filter(|name| name.starts_with(&self.name_prefix())) {
-            pids.extend(processes_in(&netns)?);
-        }
-        Ok(pids)
-    }
-
     /// Removes everything that was made in the run's name; also called on drop.
     pub fn remove(&self) -> Result<()> {
         let _alone = only_remover()?;
@@ -181,6 +172,16 @@ pub fn owner(id: &str) -> Option<u32> {
     start_time(pid).is_some_and(|now| now == time).then_some(pid)
 }
 
+/// The processes inside the namespaces of a run, which another process may own.
+pub fn processes_of(id: &str) -> Result<BTreeSet<u32>> {
+    let prefix = name_prefix(id);
+    let mut pids = BTreeSet::new();
+    for netns in netns_names().into_iter().filter(|name| name.starts_with(&prefix)) {
+        pids.extend(processes_in(&netns)?);
+    }
+    Ok(pids)
+}
+
 /// The network namespaces that exist, by name.
 pub fn netns_names() -> BTreeSet<String> {
     directory_names(Path::new(crate::netns::DIRECTORY))
@@ -235,7 +236,8 @@ fn processes_in(netns: &str) -> Result<Vec<u32>> {
     Ok(pids.split_whitespace().filter_map(|pid| pid.parse().ok()).collect())
 }
 
-fn name_prefix(id: &str) -> String {
+/// The beginning of the names of a run's namespaces and control groups.
+pub(crate) fn name_prefix(id: &str) -> String {
     format!("{PREFIX}{id}-")
 }
 

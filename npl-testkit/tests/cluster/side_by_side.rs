@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A second cluster, by the command that people use, which ends in the worst way.
 
+use std::path::Path;
 use std::process::Command;
 
 use nix::sys::signal::{self, Signal};
@@ -17,7 +18,6 @@ fn npl_cluster(words: &[&str]) -> String {
 }
 
 pub(crate) fn a_killed_cluster_leaves_nothing_and_another_goes_on(world: &mut World) {
-    let before = Residue::look().unwrap();
     let shown = npl_cluster(&["up", "--nodes", "1", "--kube-proxy", "none"]);
     println!("    {}", shown.lines().next().unwrap_or_default());
     let id = shown.split_whitespace().nth(1).unwrap();
@@ -33,10 +33,12 @@ pub(crate) fn a_killed_cluster_leaves_nothing_and_another_goes_on(world: &mut Wo
         assert_eq!(traffic::assert_served(world, &outside, pod), traffic::PORTS);
     }
 
+    let made = Residue::look_at_run(id, Path::new("/sys/fs/bpf")).unwrap();
+    assert!(made.lines().count() > 10, "a cluster that was up had processes and namespaces: {made:?}");
     let owner = run::owner(id).unwrap();
     signal::kill(Pid::from_raw(i32::try_from(owner).unwrap()), Signal::SIGKILL).unwrap();
     assert_eq!(npl_cluster(&["--cluster", id, "down"]), format!("cluster {id} is removed\n"));
-    before.assert_nothing_new().unwrap();
+    made.assert_gone().unwrap();
     for pod in shop.values() {
         assert_eq!(traffic::assert_served(world, &outside, pod), traffic::PORTS);
     }
