@@ -146,18 +146,22 @@ pub const fn has_ports(protocol: u8) -> bool {
     matches!(protocol, protocol::TCP | protocol::UDP)
 }
 
-/// The `EtherType` of a packet that is for this machine and not tagged: a tagged packet belongs to the VLAN device that
-/// owns the address.
+/// The `EtherType` of a packet that is for this machine and in no VLAN: one in a VLAN belongs to the device that owns the
+/// address there. A tag of VLAN 0 says how urgent a packet is, and no more.
 #[inline(always)]
 pub fn ether_type(ctx: &TcContext) -> Option<u32> {
     let skb = skb(ctx);
     // SAFETY: the context is valid for the program's run; the verifier allows these fields.
-    let (protocol, vlan, kind) = unsafe { ((*skb).protocol, (*skb).vlan_present, (*skb).pkt_type) };
-    if vlan == 0 && kind != PACKET_OTHERHOST { Some(protocol) } else { None }
+    let (protocol, is_tagged, kind) = unsafe { ((*skb).protocol, (*skb).vlan_present, (*skb).pkt_type) };
+    // SAFETY: as above. What the field holds without a tag is no tag.
+    let in_vlan = is_tagged != 0 && unsafe { (*skb).vlan_tci } & VLAN_ID != 0;
+    if in_vlan || kind == PACKET_OTHERHOST { None } else { Some(protocol) }
 }
 
 /// `PACKET_OTHERHOST`: seen on the wire, addressed to another machine.
 const PACKET_OTHERHOST: u32 = 3;
+/// The VLAN's number in a tag; the rest is its priority.
+const VLAN_ID: u32 = 0x0fff;
 
 /// The raw context, for helpers.
 #[inline(always)]
