@@ -61,6 +61,8 @@ const PLAIN: u8 = 0x45;
 /// Types of ICMP messages that quote a packet (RFC 792).
 mod icmp {
     pub const UNREACHABLE: u8 = 3;
+    /// Nobody should send it any more (RFC 6633); whoever gets it knows.
+    pub const SOURCE_QUENCH: u8 = 4;
     pub const TIME_EXCEEDED: u8 = 11;
     pub const PARAMETER_PROBLEM: u8 = 12;
 }
@@ -120,7 +122,7 @@ impl Family for V4 {
 
     #[inline(always)]
     fn is_error(kind: u8) -> bool {
-        matches!(kind, icmp::UNREACHABLE | icmp::TIME_EXCEEDED | icmp::PARAMETER_PROBLEM)
+        matches!(kind, icmp::UNREACHABLE | icmp::SOURCE_QUENCH | icmp::TIME_EXCEEDED | icmp::PARAMETER_PROBLEM)
     }
 
     #[inline(always)]

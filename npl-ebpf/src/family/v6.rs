@@ -65,11 +65,8 @@ struct FragmentHeader {
     id: u32,
 }
 
-/// Types of `ICMPv6` messages that quote a packet (RFC 4443).
-mod icmp {
-    pub const UNREACHABLE: u8 = 1;
-    pub const PARAMETER_PROBLEM: u8 = 4;
-}
+/// The first type of an `ICMPv6` message that is no error; one of an unknown type below is one too (RFC 4443 section 2.1).
+const FIRST_INFORMATION: u8 = 128;
 
 /// Numbers of extension headers (RFC 8200 section 4).
 mod extension {
@@ -143,7 +140,7 @@ impl Family for V6 {
 
     #[inline(always)]
     fn is_error(kind: u8) -> bool {
-        matches!(kind, icmp::UNREACHABLE..=icmp::PARAMETER_PROBLEM)
+        kind < FIRST_INFORMATION
     }
 
     #[inline(always)]

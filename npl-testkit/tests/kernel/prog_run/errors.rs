@@ -18,12 +18,12 @@ use super::scene::{
 use crate::counters::{Change, reason, reply, request};
 use crate::lab::{Lab, NEXT, Outcome};
 
-/// Types and codes of the errors: unreachable, too large, out of time, at fault.
-fn kinds() -> [(u8, u8); 5] {
+/// Types and codes of the errors: unreachable, too large, out of time, at fault; slow down, or one that nobody knows yet.
+fn kinds() -> [(u8, u8); 6] {
     if family() == Family::V4 {
-        [(3, 1), (3, 3), (3, 4), (11, 0), (12, 0)]
+        [(3, 1), (3, 3), (3, 4), (11, 0), (12, 0), (4, 0)]
     } else {
-        [(1, 0), (1, 4), (2, 0), (3, 0), (4, 1)]
+        [(1, 0), (1, 4), (2, 0), (3, 0), (4, 1), (127, 0)]
     }
 }
 
