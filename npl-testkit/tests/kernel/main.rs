@@ -5,9 +5,11 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test ends at what it did not expect")]
 
 mod counters;
+mod differential;
 mod lab;
 mod links;
 mod local;
+mod oracle;
 mod prog_run;
 mod sys;
 mod traffic;

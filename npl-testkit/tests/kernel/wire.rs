@@ -56,7 +56,8 @@ impl Wire {
     }
 }
 
-fn link_address(ifindex: u32, ether_type: u16) -> SockAddr {
+/// The address of a packet socket.
+pub(crate) fn link_address(ifindex: u32, ether_type: u16) -> SockAddr {
     let mut storage = SockAddrStorage::zeroed();
     // SAFETY: the storage has room for any address, and this is the one of the family that is written.
     let address = unsafe { storage.view_as::<libc::sockaddr_ll>() };

@@ -5,7 +5,7 @@
 
 mod complete;
 mod errors;
-mod extensions;
+pub(crate) mod extensions;
 mod flows;
 pub(crate) mod fragments;
 mod l3;

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use npl_agent::core::model::{Family, Protocol};
 use npl_testkit::packet::{Ethernet, Ip, Packet, Transport};
 use npl_testkit::topology::Options;
-use npl_testkit::{tools, traffic};
+use npl_testkit::traffic;
 
 use crate::lab::mapping;
+use crate::oracle::{self, Translation};
 use crate::wire::{self, Wire};
 use crate::world::{NODE_PORT, POD_PORT, World, set_addresses};
 
@@ -54,20 +55,16 @@ fn scenes(world: &World) -> [Scene; 2] {
 
 /// The same mappings, by nftables.
 fn install_rules(world: &World) {
-    for Scene { family, nodes: [first, second], pod, .. } in scenes(world) {
-        let (table, server) = if family == Family::V4 { ("ip", pod.to_string()) } else { ("ip6", format!("[{pod}]")) };
-        let rules = format!(
-            "table {table} npl_oracle {{
-  chain prerouting {{
-    type nat hook prerouting priority dstnat;
-    {table} daddr {{ {first}, {second} }} udp dport {NODE_PORT} dnat to {server}:{POD_PORT}
-    {table} daddr {{ {first}, {second} }} udp dport {CLOSED} dnat to {server}:{}
-  }}
-}}",
-            POD_PORT + 1
-        );
-        tools::output_with_input(world.node().command("nft").unwrap().args(["-f", "-"]), &rules).unwrap();
+    let mut translations = Vec::new();
+    for Scene { nodes, pod, .. } in scenes(world) {
+        for (address, (node_port, pod_port)) in
+            nodes.into_iter().flat_map(|it| [(it, (NODE_PORT, POD_PORT)), (it, (CLOSED, POD_PORT + 1))])
+        {
+            let (node, pod) = ((address, node_port).into(), (pod, pod_port).into());
+            translations.push(Translation { protocol: Protocol::Udp, node, pod });
+        }
     }
+    oracle::install(world.node(), &translations);
 }
 
 fn install_ours(world: &mut World) {

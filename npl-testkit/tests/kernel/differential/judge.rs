@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Whether two worlds saw the same, and where they may differ.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use npl_agent::core::model::Protocol;
+
+use super::talk::Step;
+use super::tap::Frame;
+use super::twin::{End, Seen, Twin};
+
+/// Why what comes of a step may differ; what each side makes of it is checked all the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Exception {
+    /// Connection tracking takes it for no packet of a connection, and the host gets it. Requests are translated packet
+    /// by packet, so it goes to the Pod, whose own stack judges it.
+    NotTracked,
+    /// The same, where only one of many broken fields is known: either the Pod or the host gets it.
+    Broken,
+    /// The kernel drops an ICMP error whose own checksum is wrong; ours stays as wrong as it was.
+    WrongIcmpChecksum,
+    /// The kernel drops an error that quotes less than eight bytes of the transport; ours needs the ports alone.
+    ShortQuote,
+    /// The quote ends right behind the TCP checksum: the kernel leaves that as it was, ours changes it with the ports.
+    QuoteEndsAtChecksum,
+    /// A header that covers the addresses, a route that goes on, or more headers than anybody needs: not ours, so that
+    /// nothing that cannot be right reaches the Pod.
+    Untranslatable,
+    /// The kernel hands on whole datagrams only, and forgets the rest; ours hands on what it gets.
+    NotWhole,
+    /// A fragment header that a datagram has no need of is lost in the kernel, and kept in ours.
+    LoneFragment,
+    /// One client port by two of the Node's ends to one Pod port: the kernel gives the second flow another client port,
+    /// ours keeps the client's own, and the Pod answers one of the two.
+    Collision,
+}
+
+/// Who gets a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Arrives,
+    Stays,
+    Either,
+}
+
+impl Exception {
+    /// What may differ in an error that quotes so many bytes of a transport.
+    pub(super) fn of_quote(protocol: Protocol, bytes: usize) -> Option<Self> {
+        match bytes {
+            4..8 => Some(Self::ShortQuote),
+            18..20 if protocol == Protocol::Tcp => Some(Self::QuoteEndsAtChecksum),
+            _ => None,
+        }
+    }
+
+    /// Whether the receiver gets anything: in ours, and in the kernel's.
+    const fn fates(self) -> [Fate; 2] {
+        use Fate::{Arrives, Either, Stays};
+        match self {
+            Self::NotTracked | Self::WrongIcmpChecksum | Self::ShortQuote | Self::NotWhole => [Arrives, Stays],
+            Self::Broken => [Either, Stays],
+            Self::QuoteEndsAtChecksum | Self::LoneFragment | Self::Collision => [Arrives, Arrives],
+            Self::Untranslatable => [Stays, Either],
+        }
+    }
+}
+
+/// How much was compared.
+#[derive(Debug, Default)]
+pub(super) struct Account {
+    pub(super) sent: u64,
+    pub(super) seen: u64,
+    pub(super) exceptions: BTreeMap<Exception, u64>,
+}
+
+impl fmt::Display for Account {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { sent, seen, exceptions } = self;
+        write!(f, "{sent} packets sent, {seen} seen by clients and Pods alike")?;
+        exceptions.iter().try_for_each(|(exception, count)| write!(f, ", {count} {exception:?}"))
+    }
+}
+
+/// Plays a step in both worlds and compares what everybody sees.
+pub(super) fn play(twin: &mut Twin, step: &Step, account: &mut Account) -> Result<(), String> {
+    let mut ours = twin.ours.deliver(step.from, &step.frames);
+    let mut theirs = twin.theirs.deliver(step.from, &step.frames);
+    account.sent += u64::try_from(step.frames.len()).unwrap_or_default();
+    if let Some(exception) = step.exception {
+        *account.exceptions.entry(exception).or_default() += 1;
+        return hold_to(exception, step, [&ours, &theirs]);
+    }
+    for end in [End::Client, End::Pod(0), End::Pod(1), End::Pod(2)] {
+        let (ours, theirs) = (ours.at(end), theirs.at(end));
+        account.seen += u64::try_from(theirs.len()).unwrap_or_default();
+        for frames in [&mut *ours, &mut *theirs] {
+            normalise(frames, end == step.from, step.frames.len() > 1);
+        }
+        if ours != theirs {
+            return Err(tell(step, end, ours, theirs));
+        }
+    }
+    Ok(())
+}
+
+/// Takes out what the kernel chooses: the numbers of packets that the Node makes itself, and the order and, in IPv6, the
+/// number of fragments that it has put together and cut again.
+fn normalise(frames: &mut [Frame], is_from_node: bool, are_fragments: bool) {
+    for Frame { bytes, .. } in frames.iter_mut() {
+        match (bytes[12], is_from_node) {
+            (0x08, true) => {
+                bytes[18..20].fill(0);
+                bytes[24..26].fill(0);
+            }
+            (0x86, true) => bytes[15..18].fill(0),
+            _ => {}
+        }
+        if are_fragments && bytes[12] == 0x86 && bytes[20] == 44 {
+            bytes[58..62].fill(0);
+        }
+    }
+    if are_fragments {
+        frames.sort_by_key(|frame| fragment_offset(&frame.bytes));
+    }
+}
+
+fn fragment_offset(frame: &[u8]) -> u16 {
+    let at = if frame[12] == 0x08 { 20 } else { 56 };
+    let word = frame.get(at..at + 2).map_or(0, |it| u16::from_be_bytes([it[0], it[1]]));
+    if frame[12] == 0x08 { word & 0x1fff } else { word >> 3 }
+}
+
+/// Checks that an exception is what it is said to be.
+fn hold_to(exception: Exception, step: &Step, seen: [&Seen; 2]) -> Result<(), String> {
+    for ((fate, seen), name) in exception.fates().into_iter().zip(seen).zip(["ours", "the kernel's"]) {
+        let arrived = match step.from {
+            End::Client => seen.pods.iter().map(Vec::len).sum(),
+            End::Pod(_) => seen.client.len(),
+        };
+        let holds = match fate {
+            Fate::Arrives => arrived > 0,
+            Fate::Stays => arrived == 0,
+            Fate::Either => true,
+        };
+        if !holds {
+            return Err(format!("{exception:?}, but {arrived} packets of {name} arrived: {step:02x?}"));
+        }
+    }
+    Ok(())
+}
+
+fn tell(step: &Step, end: End, ours: &[Frame], theirs: &[Frame]) -> String {
+    let mut text = format!("{:?} sends", step.from);
+    let mut list = |title: &str, frames: &mut dyn Iterator<Item = &[u8]>| {
+        for frame in frames {
+            text.extend(["\n  ", title, " "]);
+            text.extend(
+                frame.iter().flat_map(|byte| [byte >> 4, byte & 0xf]).filter_map(|it| char::from_digit(it.into(), 16)),
+            );
+        }
+    };
+    list("sent  ", &mut step.frames.iter().map(Vec::as_slice));
+    list("ours  ", &mut ours.iter().map(|frame| frame.bytes.as_slice()));
+    list("theirs", &mut theirs.iter().map(|frame| frame.bytes.as_slice()));
+    text + &format!("\nat {end:?}, tags {:?} and {:?}", tags(ours), tags(theirs))
+}
+
+fn tags(frames: &[Frame]) -> Vec<Option<u16>> {
+    frames.iter().map(|frame| frame.tag).collect()
+}

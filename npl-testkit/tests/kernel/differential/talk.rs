@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Conversations between a client and a Pod, as scripts that connection tracking can follow.
+
+use std::net::{IpAddr, SocketAddr};
+
+use npl_agent::core::model::{Family, Protocol};
+use npl_testkit::packet::tcp_flags::{ACK, FIN, RST, SYN};
+use npl_testkit::packet::{Icmp, Packet, Transport};
+
+use super::dress::Dress;
+use super::judge::Exception;
+use super::twin::{End, SERVICES, node_addresses, pod_end};
+
+/// Frames that somebody sends, and whether what comes of them may differ.
+#[derive(Clone, Debug)]
+pub(super) struct Step {
+    pub(super) from: End,
+    /// Of more than one, all are of one datagram.
+    pub(super) frames: Vec<Vec<u8>>,
+    pub(super) exception: Option<Exception>,
+}
+
+/// A conversation.
+#[derive(Clone, Debug)]
+pub(super) struct Talk {
+    pub(super) family: Family,
+    pub(super) protocol: Protocol,
+    /// Of [`SERVICES`].
+    pub(super) service: usize,
+    /// Of the Node's addresses.
+    pub(super) address: usize,
+    pub(super) opening: Opening,
+    pub(super) lines: Vec<Line>,
+    pub(super) ending: Ending,
+}
+
+/// How a TCP connection begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Opening {
+    Handshake,
+    /// With `ECE` and `CWR`, and a repeated first segment.
+    Negotiated,
+    /// The first that is seen is a segment in the middle.
+    Midway,
+    Refused,
+}
+
+/// How a TCP connection ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    None,
+    Closed(Speaker),
+    Reset(Speaker),
+    /// Closed, and opened again from the same port.
+    Reopened(Speaker),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Speaker {
+    Client,
+    Pod,
+}
+
+/// What somebody does during a conversation.
+#[derive(Clone, Debug)]
+pub(super) enum Line {
+    /// Sends data; `flags` are some of `PSH`, `URG`, `ECE` and `CWR`.
+    Say { by: Speaker, bytes: u16, flags: u8, dress: Dress },
+    /// Sends the last packet once more.
+    Repeat(Speaker),
+    /// Complains about the last packet of the other, of which it quotes so many bytes behind the header.
+    Complain { by: Speaker, kind: usize, quoted: u16, is_router: bool, dress: Dress },
+}
+
+impl Speaker {
+    fn other(self) -> Self {
+        if self == Self::Client { Self::Pod } else { Self::Client }
+    }
+
+    const fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// Types and codes of errors.
+const ERRORS_V4: [(u8, u8); 7] = [(3, 0), (3, 1), (3, 3), (3, 4), (4, 0), (11, 0), (12, 0)];
+const ERRORS_V6: [(u8, u8); 7] = [(1, 0), (1, 4), (2, 0), (3, 0), (4, 1), (5, 0), (100, 0)];
+/// How many kinds of errors there are in each family.
+pub(super) const ERRORS: usize = ERRORS_V4.len();
+
+/// The two ends' addresses, and the one that the client knows the Pod by.
+struct Ends {
+    client: SocketAddr,
+    node: SocketAddr,
+    pod: SocketAddr,
+    pod_link: End,
+}
+
+/// What somebody has said.
+#[derive(Clone)]
+struct Said {
+    frames: Vec<Vec<u8>>,
+    /// The packet as the other one got it, or the first piece of it.
+    arrived: Vec<u8>,
+}
+
+/// A conversation that becomes steps.
+struct Writer<'t> {
+    talk: &'t Talk,
+    ends: Ends,
+    /// The next sequence number of each.
+    sequence: [u32; 2],
+    /// What each has said last.
+    last: [Option<Said>; 2],
+    steps: Vec<Step>,
+}
+
+/// What happens in a conversation of a client at this address and port.
+pub(super) fn steps(talk: &Talk, client: SocketAddr) -> Vec<Step> {
+    let service = &SERVICES[talk.service];
+    let ends = Ends {
+        client,
+        node: (node_addresses(talk.family)[talk.address], service.node_port).into(),
+        pod: pod_end(talk.family, service),
+        pod_link: End::Pod(service.pod),
+    };
+    let mut writer = Writer { talk, ends, sequence: [0x1000_0000, 0xffff_fff0], last: [None, None], steps: Vec::new() };
+    writer.open(talk.opening);
+    if talk.opening != Opening::Refused || talk.protocol == Protocol::Udp {
+        talk.lines.iter().for_each(|line| writer.line(line));
+        writer.end(talk.ending);
+    }
+    writer.steps
+}
+
+impl Writer<'_> {
+    fn open(&mut self, opening: Opening) {
+        use Speaker::{Client, Pod};
+        if self.talk.protocol == Protocol::Udp {
+            return self.say(Client, 0, b"first", &Dress::PLAIN);
+        }
+        match opening {
+            Opening::Handshake => self.shake_hands(0),
+            Opening::Negotiated => {
+                self.say(Client, SYN | ECE | CWR, b"", &Dress::PLAIN);
+                self.repeat(Client);
+                self.sequence[Client.index()] -= 1;
+                self.shake_hands(ECE);
+            }
+            Opening::Midway => self.say(Client, ACK, b"in the middle", &Dress::PLAIN),
+            Opening::Refused => {
+                self.say(Client, SYN, b"", &Dress::PLAIN);
+                self.sequence[Pod.index()] = 0;
+                self.say(Pod, RST | ACK, b"", &Dress::PLAIN);
+            }
+        }
+    }
+
+    fn shake_hands(&mut self, flags: u8) {
+        self.say(Speaker::Client, SYN | flags, b"", &Dress::PLAIN);
+        self.say(Speaker::Pod, SYN | ACK | flags, b"", &Dress::PLAIN);
+        self.say(Speaker::Client, ACK, b"", &Dress::PLAIN);
+    }
+
+    fn line(&mut self, line: &Line) {
+        match line {
+            Line::Say { by, bytes, flags, dress } => {
+                // Each byte depends on its place, so that a piece in the wrong one is seen.
+                let data: Vec<u8> = (0..*bytes).map(|at| (at ^ at >> 8 ^ dress.number).to_le_bytes()[0]).collect();
+                self.say(*by, ACK | flags, &data, dress);
+            }
+            Line::Repeat(by) => self.repeat(*by),
+            Line::Complain { by, kind, quoted, is_router, dress } => {
+                self.complain(*by, *kind, *quoted, *is_router, dress);
+            }
+        }
+    }
+
+    fn end(&mut self, ending: Ending) {
+        if self.talk.protocol == Protocol::Udp {
+            return;
+        }
+        match ending {
+            Ending::None => {}
+            Ending::Closed(by) => self.close(by),
+            Ending::Reset(by) => self.say(by, RST | ACK, b"", &Dress::PLAIN),
+            Ending::Reopened(by) => {
+                self.close(by);
+                self.sequence = self.sequence.map(|it| it.wrapping_add(0x10_0000));
+                self.shake_hands(0);
+            }
+        }
+    }
+
+    fn close(&mut self, by: Speaker) {
+        for speaker in [by, by.other()] {
+            self.say(speaker, FIN | ACK, b"", &Dress::PLAIN);
+            self.say(speaker.other(), ACK, b"", &Dress::PLAIN);
+        }
+    }
+
+    fn say(&mut self, by: Speaker, flags: u8, data: &[u8], dress: &Dress) {
+        let Ends { client, node, pod, .. } = self.ends;
+        let (source, destination) = if by == Speaker::Client { (client, node) } else { (pod, client) };
+        let mut packet = if self.talk.protocol == Protocol::Udp {
+            Packet::udp(source, destination, data)
+        } else {
+            Packet::tcp(source, destination, flags, data)
+        };
+        if let Transport::Tcp(tcp) = &mut packet.transport {
+            tcp.sequence = self.sequence[by.index()];
+            tcp.acknowledgement = if flags & ACK == 0 { 0 } else { self.sequence[by.other().index()] };
+            tcp.options = match flags & (SYN | FIN) {
+                SYN => vec![2, 4, 5, 0xb4, 1, 3, 3, 7, 4, 2],
+                0 => vec![1, 1, 8, 10, 0, 0, 1, 1, 0, 0, 2, 2],
+                _ => Vec::new(),
+            };
+            let counted = u32::try_from(data.len()).unwrap() + u32::from(flags & (SYN | FIN) != 0);
+            self.sequence[by.index()] = tcp.sequence.wrapping_add(counted);
+        }
+        let mut seen = packet.clone();
+        if by == Speaker::Client {
+            seen.set_destination(pod);
+        } else {
+            seen.set_source(node);
+        }
+        let link = if by == Speaker::Client { End::Client } else { self.ends.pod_link };
+        let frames = dress.frames(&packet, link);
+        let arrived =
+            Dress { trailer: 0, ..dress.clone() }.frames(&seen, link).swap_remove(first_fragment(dress, &frames));
+        self.last[by.index()] = Some(Said { frames: frames.clone(), arrived: arrived[ETHERNET..].to_vec() });
+        self.steps.push(Step { from: link, frames, exception: None });
+    }
+
+    fn repeat(&mut self, by: Speaker) {
+        let link = if by == Speaker::Client { End::Client } else { self.ends.pod_link };
+        if let Some(Said { frames, .. }) = self.last[by.index()].clone() {
+            self.steps.push(Step { from: link, frames, exception: None });
+        }
+    }
+
+    fn complain(&mut self, by: Speaker, kind: usize, quoted: u16, is_router: bool, dress: &Dress) {
+        let Some(Said { arrived: about, .. }) = &self.last[by.other().index()] else { return };
+        let (own, sender) = if by == Speaker::Client {
+            (self.ends.client.ip(), self.ends.node.ip())
+        } else {
+            (self.ends.pod.ip(), self.ends.client.ip())
+        };
+        let (router, errors): (&str, _) = match (by, self.talk.family) {
+            (Speaker::Client, Family::V4) => ("203.0.113.1", ERRORS_V4),
+            (Speaker::Client, Family::V6) => ("2001:db8:0:9::1", ERRORS_V6),
+            (Speaker::Pod, Family::V4) => ("10.244.9.1", ERRORS_V4),
+            (Speaker::Pod, Family::V6) => ("fd00:10:244:9::1", ERRORS_V6),
+        };
+        let from: IpAddr = if is_router { router.parse().unwrap() } else { own };
+        let (kind, code) = errors[kind];
+        let headers = transport_offset(about);
+        let quote = &about[..about.len().min(headers + usize::from(quoted))];
+        let error = Icmp { kind, code, rest: [0, 0, 5, 0x14], checksum: dress.checksum, payload: quote.to_vec() };
+        let packet = Packet::new(from, sender, Transport::Icmp(error));
+        let link = if by == Speaker::Client { End::Client } else { self.ends.pod_link };
+        let exception = Exception::of_quote(self.talk.protocol, quote.len() - headers);
+        self.steps.push(Step { from: link, frames: dress.frames(&packet, link), exception });
+    }
+}
+
+const ETHERNET: usize = 14;
+const ECE: u8 = 0x40;
+const CWR: u8 = 0x80;
+
+/// Where the first fragment is among the frames.
+fn first_fragment(dress: &Dress, frames: &[Vec<u8>]) -> usize {
+    use super::dress::Order::{FirstLast, LastFirst, Reversed, Sent};
+    match dress.cut.map(|cut| cut.order) {
+        None | Some(Sent) => 0,
+        Some(Reversed | FirstLast) => frames.len() - 1,
+        Some(LastFirst) => 1,
+    }
+}
+
+/// Where the ports are, in a packet of ours.
+fn transport_offset(packet: &[u8]) -> usize {
+    if packet[0] >> 4 == 4 {
+        return usize::from(packet[0] & 0xf) * 4;
+    }
+    let (mut kind, mut at) = (packet[6], 40);
+    while matches!(kind, 0 | 43 | 44 | 60) {
+        let length = if kind == 44 { 8 } else { usize::from(packet[at + 1]) * 8 + 8 };
+        (kind, at) = (packet[at], at + length);
+    }
+    at
+}

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The end of a cable where every frame that arrives is seen as it is, with what the kernel keeps beside its bytes.
+
+#![expect(unsafe_code, reason = "no library in use asks a packet socket for what it knows beside a frame")]
+
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::time::Duration;
+
+use npl_testkit::topology::Device;
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+
+use crate::wire;
+
+/// `ETH_P_ALL`: frames of every kind.
+const EVERYTHING: u16 = 3;
+/// `TP_STATUS_CSUMNOTREADY`: the checksum is not there yet.
+const UNFINISHED: u32 = 1 << 3;
+/// `TP_STATUS_VLAN_VALID`: the frame has a tag, which is not among its bytes.
+const TAGGED: u32 = 1 << 4;
+/// More than the largest link of this topology takes.
+const FRAME_BYTES: usize = 2048;
+/// Room for all that one step can bring.
+const BUFFER_BYTES: libc::c_int = 4 << 20;
+
+/// A frame that arrived.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Frame {
+    pub(super) bytes: Vec<u8>,
+    /// The tag that the kernel took out.
+    pub(super) tag: Option<u16>,
+}
+
+pub(super) struct Tap {
+    socket: Socket,
+    to: SockAddr,
+}
+
+impl Tap {
+    /// Opens the end at `device`.
+    pub(super) fn open(device: &Device) -> Self {
+        let protocol = Protocol::from(i32::from(EVERYTHING.to_be()));
+        let socket = device.netns().run(|| Socket::new(Domain::PACKET, Type::RAW, Some(protocol))).unwrap().unwrap();
+        set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, BUFFER_BYTES);
+        set(&socket, libc::SOL_PACKET, libc::PACKET_AUXDATA, 1);
+        set(&socket, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1);
+        let to = wire::link_address(device.ifindex().unwrap(), EVERYTHING);
+        socket.bind(&to).unwrap();
+        Self { socket, to }
+    }
+
+    pub(super) fn send(&self, frame: &[u8]) {
+        let sent = self.socket.send_to(frame, &self.to);
+        assert_eq!(sent.unwrap_or_else(|error| panic!("{error}: {frame:02x?}")), frame.len());
+    }
+
+    /// The next frame that has arrived, if there is one.
+    pub(super) fn receive(&self) -> Option<Frame> {
+        let mut bytes = vec![0_u8; FRAME_BYTES];
+        // As aligned as the kernel wants it.
+        let mut control = [0_u64; 8];
+        let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        // SAFETY: integers and null pointers are values of all its fields.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
+        (message.msg_control, message.msg_controllen) = (control.as_mut_ptr().cast(), size_of_val(&control));
+        // SAFETY: all pointers outlive the call, and the lengths are those of what they point to.
+        let length = unsafe { libc::recvmsg(self.socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
+        let Ok(length) = usize::try_from(length) else {
+            let error = io::Error::last_os_error();
+            assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
+            return None;
+        };
+        assert!(
+            length < FRAME_BYTES && message.msg_flags & libc::MSG_TRUNC == 0,
+            "a frame is longer than any link takes"
+        );
+        bytes.truncate(length);
+        // SAFETY: the kernel filled it in, and its buffer is still there.
+        let beside = unsafe { beside(&message) };
+        assert_eq!(beside.tp_status & UNFINISHED, 0, "devices were told to leave nothing to others: {bytes:02x?}");
+        Some(Frame { bytes, tag: (beside.tp_status & TAGGED != 0).then_some(beside.tp_vlan_tci) })
+    }
+
+    /// Waits for a frame; whether there is one by then.
+    pub(super) fn wait(&self, limit: Duration) -> bool {
+        let mut poll = libc::pollfd { fd: self.socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let milliseconds = libc::c_int::try_from(limit.as_millis()).unwrap();
+        // SAFETY: one element, which outlives the call.
+        unsafe { libc::poll(&raw mut poll, 1, milliseconds) == 1 }
+    }
+}
+
+fn set(socket: &Socket, level: libc::c_int, option: libc::c_int, value: libc::c_int) {
+    let size = libc::socklen_t::try_from(size_of_val(&value)).unwrap();
+    // SAFETY: the value outlives the call, and the size is its own.
+    let status = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const value).cast(), size) };
+    assert_eq!(status, 0, "{}", io::Error::last_os_error());
+}
+
+/// What the kernel says beside a frame.
+///
+/// # Safety
+/// The message is one that the kernel filled in, and its buffers are still there.
+unsafe fn beside(message: &libc::msghdr) -> libc::tpacket_auxdata {
+    // SAFETY: as this function's.
+    let header = unsafe { libc::CMSG_FIRSTHDR(message) };
+    assert!(!header.is_null(), "a packet socket says something beside each frame");
+    // SAFETY: not null, so it is in the message's buffer.
+    let kind = unsafe { (*header).cmsg_type };
+    assert_eq!(kind, libc::PACKET_AUXDATA);
+    // SAFETY: of this kind; read as it lies.
+    unsafe { libc::CMSG_DATA(header).cast::<libc::tpacket_auxdata>().read_unaligned() }
+}
