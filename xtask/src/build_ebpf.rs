@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask build-ebpf`: the kernel programs, compiled, linked, stripped and listed.
+//! `cargo xtask build-ebpf`: the kernel programs, compiled, linked, stripped, listed and held to their budget.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::{ebpf, elf, paths, process};
+use crate::{budget, bytecode, ebpf, elf, paths, process};
 
 /// Arguments of `cargo xtask build-ebpf`.
 #[derive(Debug, clap::Args)]
@@ -66,7 +66,10 @@ fn install(linked: &Path, object: &Path) -> Result<()> {
     fs::copy(linked, &stripped).with_context(|| format!("copy {}", linked.display()))?;
     strip(&stripped)?;
     let bytes = fs::read(&stripped).with_context(|| format!("read {}", stripped.display()))?;
-    list(object, &bytes)?;
+    let uses = list(object, &bytes)?;
+    if object == paths::bpf_object() {
+        budget::check(&uses)?;
+    }
     if fs::read(object).is_ok_and(|present| present == bytes) {
         return Ok(());
     }
@@ -83,17 +86,19 @@ fn strip(object: &Path) -> Result<()> {
     }
 }
 
-fn list(object: &Path, bytes: &[u8]) -> Result<()> {
-    let functions = elf::functions(bytes).with_context(|| format!("read the programs of {}", object.display()))?;
-    process::say(&format!("{}: {} bytes", paths::shown(object), bytes.len()));
-    let (shared, programs): (Vec<_>, Vec<_>) = functions.into_iter().partition(|it| it.section == ".text");
-    for elf::Function { name, section, instructions } in programs {
-        process::detail(&format!("{name:<20} {instructions:>5} instructions  {section}"));
+/// Shows what each program takes.
+fn list(object: &Path, bytes: &[u8]) -> Result<Vec<bytecode::Use>> {
+    let uses = elf::functions(bytes).and_then(|functions| bytecode::uses(&functions));
+    let uses = uses.with_context(|| format!("read the programs of {}", object.display()))?;
+    process::say(&format!(
+        "{}: {} bytes; instructions and stack with all that is called",
+        paths::shown(object),
+        bytes.len()
+    ));
+    for bytecode::Use { name, section, instructions, stack } in &uses {
+        process::detail(&format!("{name:<20} {instructions:>5} instructions {stack:>4} bytes of stack  {section}"));
     }
-    // Their names are the compiler's, and say little to anybody else.
-    let sum: u64 = shared.iter().map(|it| it.instructions).sum();
-    process::detail(&format!("{:<20} {sum:>5} instructions  called by them", format!("{} functions", shared.len())));
-    Ok(())
+    Ok(uses)
 }
 
 #[cfg(test)]

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The little that must be known of an ELF file: the functions of a kernel object and how long each is.
+//! The little that must be known of an ELF file: the functions of a kernel object and their code.
 
 use anyhow::{Context as _, Result, bail};
-
-/// Size of one instruction of the kernel's virtual machine.
-const INSTRUCTION: u64 = 8;
 
 const SECTION_HEADER: usize = 64;
 const SYMBOL: usize = 24;
@@ -17,13 +14,16 @@ const KIND_FUNCTION: u8 = 2;
 pub(crate) struct Function {
     pub(crate) name: String,
     pub(crate) section: String,
-    pub(crate) instructions: u64,
+    /// Where it begins in its section.
+    pub(crate) offset: usize,
+    pub(crate) code: Vec<u8>,
 }
 
 struct Section<'a> {
     name: usize,
     kind: u32,
     flags: u64,
+    address: u64,
     link: usize,
     content: &'a [u8],
 }
@@ -41,10 +41,14 @@ pub(crate) fn functions(elf: &[u8]) -> Result<Vec<Function>> {
         for symbol in table.content.chunks_exact(SYMBOL) {
             let Some(section) = sections.get(usize::from(u16_at(symbol, 6)?)) else { continue };
             if symbol[4] & 0xf == KIND_FUNCTION && section.flags & FLAG_EXECUTABLE != 0 {
+                let (address, size) = (u64_at(symbol, 8)?, usize::try_from(u64_at(symbol, 16)?)?);
+                let offset = usize::try_from(address.saturating_sub(section.address))?;
+                let code = section.content.get(offset..offset.saturating_add(size));
                 functions.push(Function {
                     name: string_at(strings, u32_at(symbol, 0)? as usize)?,
                     section: string_at(names, section.name)?,
-                    instructions: u64_at(symbol, 16)? / INSTRUCTION,
+                    offset,
+                    code: code.context("a function reaches beyond its section")?.to_vec(),
                 });
             }
         }
@@ -68,6 +72,7 @@ fn section(elf: &[u8], header: usize) -> Result<Section<'_>> {
         name: u32_at(elf, header)? as usize,
         kind,
         flags: u64_at(elf, header + 8)?,
+        address: u64_at(elf, header + 16)?,
         link: u32_at(elf, header + 40)? as usize,
         content: content.context("a section reaches beyond its end")?,
     })
@@ -105,7 +110,7 @@ mod tests {
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         let functions = functions(&own).unwrap();
         assert!(
-            functions.iter().any(|f| f.name.contains("our_own_binary") && f.section == ".text" && f.instructions > 0)
+            functions.iter().any(|f| f.name.contains("our_own_binary") && f.section == ".text" && !f.code.is_empty())
         );
     }
 

@@ -8,8 +8,10 @@
 #![expect(clippy::print_stderr, reason = "what is done, and what went wrong, goes to standard error")]
 
 mod bench;
+mod budget;
 mod build;
 mod build_ebpf;
+mod bytecode;
 mod cache;
 mod check;
 mod cluster;

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the kernel programs may take, by npl-ebpf/budget.toml: who makes one larger notices, and says why.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::bytecode::Use;
+use crate::paths;
+
+/// Where the limits are.
+const FILE: &str = "npl-ebpf/budget.toml";
+
+/// What one program may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Limit {
+    instructions: u64,
+    stack: u64,
+}
+
+/// Refuses programs that take more than they may.
+pub(crate) fn check(uses: &[Use]) -> Result<()> {
+    let file = paths::root().join(FILE);
+    let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
+    let problems = problems(uses, &parse(&text)?);
+    if !problems.is_empty() {
+        bail!("{}", problems.join("; "));
+    }
+    Ok(())
+}
+
+fn problems(uses: &[Use], limits: &BTreeMap<String, Limit>) -> Vec<String> {
+    let mut problems = Vec::new();
+    for Use { name, instructions, stack, .. } in uses {
+        let Some(limit) = limits.get(name) else {
+            problems.push(format!("{name} has no limit: add a line for it to {FILE}"));
+            continue;
+        };
+        for (what, taken, allowed) in
+            [("instructions", *instructions, limit.instructions), ("bytes of stack", *stack, limit.stack)]
+        {
+            if taken > allowed {
+                problems.push(format!(
+                    "{name} takes {taken} {what} and may take {allowed}: make it smaller, or raise its limit in {FILE} \
+                     and say in the commit what it is for"
+                ));
+            }
+        }
+    }
+    let gone = limits.keys().filter(|name| uses.iter().all(|it| it.name != **name));
+    problems.extend(gone.map(|name| format!("{FILE} has a limit for {name}, which is no program: remove the line")));
+    problems
+}
+
+/// Reads lines of `name = { instructions = 1, stack = 2 }`.
+fn parse(text: &str) -> Result<BTreeMap<String, Limit>> {
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    lines.map(|line| limit(line).with_context(|| format!("read `{line}` in {FILE}"))).collect()
+}
+
+fn limit(line: &str) -> Result<(String, Limit)> {
+    let (name, rest) = line.split_once('=').context("a line is a name and its limits")?;
+    let inside = rest.trim().strip_prefix('{').and_then(|it| it.strip_suffix('}')).context("limits are in braces")?;
+    let mut numbers = BTreeMap::new();
+    for part in inside.split(',') {
+        let (key, value) = part.split_once('=').context("a limit is a name and a number")?;
+        numbers.insert(key.trim(), value.trim().parse().context("a limit is a number")?);
+    }
+    match (numbers.remove("instructions"), numbers.remove("stack"), numbers.is_empty()) {
+        (Some(instructions), Some(stack), true) => Ok((name.trim().to_owned(), Limit { instructions, stack })),
+        _ => bail!("limits are of `instructions` and of `stack`"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Use, parse, problems};
+
+    fn program(name: &str, instructions: u64, stack: u64) -> Use {
+        Use { name: name.to_owned(), section: "classifier".to_owned(), instructions, stack }
+    }
+
+    #[test]
+    fn what_exceeds_its_limit_is_told_with_what_to_do() {
+        let limits =
+            parse("# why\n\na = { instructions = 100, stack = 64 }\nb = { stack = 8, instructions = 9 }\n").unwrap();
+        assert!(problems(&[program("a", 100, 64), program("b", 9, 8)], &limits).is_empty());
+        assert_eq!(
+            problems(&[program("a", 101, 72), program("b", 1, 0)], &limits),
+            [("101 instructions", "100"), ("72 bytes of stack", "64")].map(|(taken, allowed)| format!(
+                "a takes {taken} and may take {allowed}: make it smaller, or raise its limit in npl-ebpf/budget.toml and \
+                 say in the commit what it is for"
+            ))
+        );
+    }
+
+    #[test]
+    fn programs_and_limits_belong_together() {
+        let limits = parse("old = { instructions = 1, stack = 1 }").unwrap();
+        assert_eq!(
+            problems(&[program("new", 1, 1)], &limits),
+            [
+                "new has no limit: add a line for it to npl-ebpf/budget.toml",
+                "npl-ebpf/budget.toml has a limit for old, which is no program: remove the line"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_line_that_is_none_is_named() {
+        for line in [
+            "a",
+            "a = 5",
+            "a = { instructions = 5 }",
+            "a = { stack = x, instructions = 1 }",
+            "a = { stack = 1, stack = 2, cpu = 3 }",
+        ] {
+            let error = format!("{:#}", parse(line).unwrap_err());
+            assert!(error.starts_with(&format!("read `{line}` in npl-ebpf/budget.toml: ")), "{error}");
+        }
+    }
+}

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a program takes of the kernel's virtual machine: instructions, and stack.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::elf::Function;
+
+/// Bytes of an instruction.
+const SIZE: usize = 8;
+/// The register that points to the end of a function's frame.
+const FRAME: u8 = 10;
+/// Where functions are that programs call.
+const SHARED: &str = ".text";
+/// Calls within calls that the kernel allows.
+const MAX_DEPTH: usize = 8;
+
+/// What a program takes, with all that it calls.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Use {
+    pub(crate) name: String,
+    pub(crate) section: String,
+    pub(crate) instructions: u64,
+    /// Bytes, along the chain of calls that takes most.
+    pub(crate) stack: u64,
+}
+
+/// What each program of an object takes.
+pub(crate) fn uses(functions: &[Function]) -> Result<Vec<Use>> {
+    functions
+        .iter()
+        .filter(|function| function.section != SHARED)
+        .map(|program| of_program(program, functions))
+        .collect()
+}
+
+fn of_program(program: &Function, functions: &[Function]) -> Result<Use> {
+    let mut called = BTreeSet::new();
+    let stack =
+        walk(program, functions, &mut called, 0).with_context(|| format!("follow the calls of {}", program.name))?;
+    let shared = functions.iter().filter(|function| called.contains(&function.offset) && function.section == SHARED);
+    let instructions = std::iter::once(program).chain(shared).map(|function| function.code.len() / SIZE).sum::<usize>();
+    let (name, section) = (program.name.clone(), program.section.clone());
+    Ok(Use { name, section, instructions: u64::try_from(instructions)?, stack })
+}
+
+/// The stack of a function and of what it calls; notes where that is.
+fn walk(function: &Function, functions: &[Function], called: &mut BTreeSet<usize>, depth: usize) -> Result<u64> {
+    if depth > MAX_DEPTH {
+        bail!("more than {MAX_DEPTH} calls are in each other");
+    }
+    let mut deepest = 0;
+    for target in calls(function) {
+        let is_there = |it: &&Function| it.section == SHARED && it.offset == target;
+        let callee = functions.iter().find(is_there).with_context(|| format!("no function is at {target:#x}"))?;
+        called.insert(target);
+        deepest = deepest.max(walk(callee, functions, called, depth + 1)?);
+    }
+    Ok(frame(&function.code) + deepest)
+}
+
+/// Where the functions begin that one calls. The linker counts from the call within their own section, and from the
+/// section's beginning elsewhere.
+fn calls(function: &Function) -> Vec<usize> {
+    const CALL: u8 = 0x85;
+    /// Of our own functions, and none of the kernel's.
+    const OWN: u8 = 1;
+    let mut targets = Vec::new();
+    for (index, instruction) in function.code.chunks_exact(SIZE).enumerate() {
+        if instruction[0] == CALL && instruction[1] >> 4 == OWN {
+            let base = if function.section == SHARED { function.offset + index * SIZE } else { 0 };
+            let distance = (i64::from(immediate(instruction)) + 1) * 8;
+            targets.extend(base.checked_add_signed(isize::try_from(distance).unwrap_or(isize::MAX)));
+        }
+    }
+    targets
+}
+
+/// Bytes of a function's own frame: the furthest that it reaches below its end, as the kernel rounds it.
+fn frame(code: &[u8]) -> u64 {
+    const CLASS: u8 = 0x07;
+    const LOAD: u8 = 1;
+    const STORE: u8 = 2;
+    const STORE_REGISTER: u8 = 3;
+    const COPY: u8 = 0xbf;
+    const ADD: u8 = 0x07;
+    const GRAIN: u64 = 8;
+    let mut depth: i64 = 0;
+    let mut copies = BTreeSet::new();
+    for instruction in code.chunks_exact(SIZE) {
+        let (destination, source) = (instruction[1] & 0xf, instruction[1] >> 4);
+        let base = match instruction[0] & CLASS {
+            LOAD => Some(source),
+            STORE | STORE_REGISTER => Some(destination),
+            _ => None,
+        };
+        if base == Some(FRAME) {
+            depth = depth.max(-i64::from(i16::from_le_bytes([instruction[2], instruction[3]])));
+        }
+        match instruction[0] {
+            COPY if source == FRAME => {
+                copies.insert(destination);
+            }
+            ADD if copies.remove(&destination) => depth = depth.max(-i64::from(immediate(instruction))),
+            _ => {}
+        }
+    }
+    depth.unsigned_abs().next_multiple_of(GRAIN)
+}
+
+fn immediate(instruction: &[u8]) -> i32 {
+    i32::from_le_bytes([instruction[4], instruction[5], instruction[6], instruction[7]])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Function, Use, uses};
+
+    /// `*(u64 *)(r10 - 24) = r1`
+    const STORE: [u8; 8] = [0x7b, 0x1a, 0xe8, 0xff, 0, 0, 0, 0];
+    /// `r2 = r10`, `r2 += -100`
+    const ADDRESS: [[u8; 8]; 2] = [[0xbf, 0xa2, 0, 0, 0, 0, 0, 0], [0x07, 0x02, 0, 0, 0x9c, 0xff, 0xff, 0xff]];
+    const EXIT: [u8; 8] = [0x95, 0, 0, 0, 0, 0, 0, 0];
+
+    fn call(distance: i32) -> [u8; 8] {
+        let [a, b, c, d] = distance.to_le_bytes();
+        [0x85, 0x10, 0, 0, a, b, c, d]
+    }
+
+    fn function(name: &str, section: &str, offset: usize, code: &[[u8; 8]]) -> Function {
+        Function { name: name.to_owned(), section: section.to_owned(), offset, code: code.concat() }
+    }
+
+    #[test]
+    fn what_a_program_calls_counts_too() {
+        let functions = [
+            // To the first and the second function, from the beginning of their section.
+            function("program", "classifier", 0, &[STORE, call(-1), call(1), EXIT]),
+            function("first", ".text", 0, &[STORE, EXIT]),
+            // To the first one, two instructions back and the call itself.
+            function("second", ".text", 16, &[ADDRESS[0], ADDRESS[1], call(-5), EXIT]),
+            function("of_others", ".text", 48, &[ADDRESS[0], ADDRESS[1], EXIT]),
+        ];
+        let expected = Use {
+            name: "program".to_owned(),
+            section: "classifier".to_owned(),
+            instructions: 10,
+            stack: 24 + 104 + 24,
+        };
+        assert_eq!(uses(&functions).unwrap(), [expected]);
+    }
+
+    #[test]
+    fn a_call_to_nowhere_or_without_end_is_told() {
+        let nowhere = [function("program", "classifier", 0, &[call(7), EXIT])];
+        let endless =
+            [function("program", "classifier", 0, &[call(-1), EXIT]), function("f", ".text", 0, &[call(-1), EXIT])];
+        for (functions, problem) in [(&nowhere[..], "no function is at 0x40"), (&endless[..], "more than 8 calls")] {
+            let error = format!("{:#}", uses(functions).unwrap_err());
+            assert!(error.starts_with("follow the calls of program: ") && error.contains(problem), "{error}");
+        }
+    }
+}
