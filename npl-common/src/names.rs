@@ -10,6 +10,9 @@ pub const PIN_ROOT: &str = "npl";
 /// Folder below `<bpffs>/npl/v<ABI>/` that holds the pinned BPF links.
 pub const LINK_DIR: &str = "links";
 
+/// Folder below `<bpffs>/npl/v<ABI>/` that holds the pinned programs, in a folder for each build.
+pub const PROGRAM_DIR: &str = "programs";
+
 /// The longest name that the kernel keeps of a map or program, in bytes, without the terminating zero.
 pub const MAX_NAME: usize = 15;
 

@@ -10,7 +10,8 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use aya::maps::{MapInfo, loaded_maps};
 use aya::programs::links::{FdLink, PinnedLink};
-use aya::programs::{loaded_links, loaded_programs};
+use aya::programs::{ProgramInfo, loaded_links, loaded_programs};
+use npl_common::names::{PROGRAMS, REST_PROGRAMS, SOCKET_PROGRAMS};
 
 use crate::run::{self, Run};
 use crate::{cgroups, mounts, poll, tools};
@@ -78,6 +79,11 @@ impl Residue {
         let (mut maps, mut programs) = (BTreeSet::new(), BTreeSet::new());
         pins(&bpffs.join(PREFIX), &mut |path| {
             things.insert(pin_line(path));
+            // Whatever is pinned tells its id in the same place.
+            if is_program(path) {
+                programs.extend(ProgramInfo::from_pin(path).ok().map(|info| info.id()));
+                return;
+            }
             maps.extend(MapInfo::from_pin(path).ok().map(|info| info.id()));
             let link = PinnedLink::from_pin(path).ok().and_then(|link| FdLink::from(link).info().ok());
             programs.extend(link.map(|info| info.program_id()));
@@ -153,6 +159,13 @@ fn pins(directory: &Path, on_pin: &mut impl FnMut(&Path)) {
             pins(&entry.path(), on_pin);
         }
     }
+}
+
+/// Whether a program is pinned there, by its name.
+fn is_program(pin: &Path) -> bool {
+    let names = PROGRAMS.iter().chain(REST_PROGRAMS).copied();
+    let mut names = names.chain(SOCKET_PROGRAMS.iter().map(|program| program.name));
+    names.any(|name| pin.ends_with(name))
 }
 
 fn processes(is_ours: impl Fn(u32) -> bool, things: &mut BTreeSet<String>) {

@@ -31,6 +31,8 @@ struct Shown {
     socket_hooks: Vec<&'static str>,
     mappings: usize,
     flows: usize,
+    /// The names of the pinned programs, by their build.
+    programs: BTreeMap<String, Vec<String>>,
     /// Packets by reason.
     reasons: BTreeMap<&'static str, u64>,
 }
@@ -82,6 +84,7 @@ impl Shown {
             socket_hooks: inspection.socket_hooks.clone(),
             mappings: inspection.mappings.len(),
             flows: inspection.flows,
+            programs: inspection.programs.clone(),
             reasons: inspection.reasons.iter().map(|(reason, count)| (reason.name(), *count)).collect(),
         }
     }
@@ -97,6 +100,7 @@ fn as_text(shown: &Shown, inspection: &Inspection) -> String {
     let facts = [
         ("Agent", agent.to_owned()),
         ("Hooks", shown.hooks.to_owned()),
+        ("Programs", programs(&shown.programs)),
         ("ABI", shown.abi.map_or_else(none, |abi| abi.to_string())),
         ("Port range", shown.port_range.clone().unwrap_or_else(none)),
         ("Node addresses", shown.node_addresses.join(", ")),
@@ -116,6 +120,12 @@ fn as_text(shown: &Shown, inspection: &Inspection) -> String {
         .map(|(reason, count)| vec![reason.name().to_owned(), count.to_string(), reason.help().to_owned()]);
     let reasons = table(&["REASON", "PACKETS", "MEANING"], reasons);
     [facts.concat(), devices, reasons].join("\n")
+}
+
+/// How many programs of which build: of two, while an agent replaces those of another.
+fn programs(builds: &BTreeMap<String, Vec<String>>) -> String {
+    let shown: Vec<String> = builds.iter().map(|(build, names)| format!("{} of {build}", names.len())).collect();
+    shown.join(", ")
 }
 
 /// Clients on the Node itself and in its Pods.

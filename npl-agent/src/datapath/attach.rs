@@ -8,9 +8,8 @@
 use std::{collections::BTreeSet, io};
 
 use aya::{
-    Ebpf,
     programs::{
-        LinkOrder, Program, ProgramError, SchedClassifier, TcAttachType,
+        LinkOrder, ProgramError, SchedClassifier, TcAttachType,
         links::{FdLink, LinkError, PinnedLink},
         tc::{self, NlOptions, SchedClassifierLink, SchedClassifierLinkId, TcAttachOptions, TcError, TcHandle},
     },
@@ -20,9 +19,9 @@ use npl_common::names::{PROG_EGRESS, PROG_EGRESS_L3, PROG_INGRESS, PROG_INGRESS_
 
 use super::{
     error::DatapathError,
-    load,
     pins::{Direction, Pins, pin_error, unpin},
     preflight,
+    programs::Programs,
 };
 use crate::core::devices::Device;
 
@@ -31,18 +30,18 @@ pub(super) const CLSACT_PRIORITY: u16 = 1;
 /// Ours among the filters of that priority.
 pub(super) const CLSACT_HANDLE: TcHandle = TcHandle::new(0x4e50, 0x4c01);
 
-/// The loaded programs and where they are attached.
+/// The programs and where they are attached.
 #[derive(Debug)]
 pub struct Hooks {
-    pub(super) ebpf: Ebpf,
+    pub(super) programs: Programs,
     pub(super) pins: Pins,
     tcx: bool,
     attached: BTreeSet<u32>,
 }
 
 impl Hooks {
-    pub(super) fn new(ebpf: Ebpf, pins: Pins) -> Self {
-        Self { ebpf, pins, tcx: preflight::has_tcx(), attached: BTreeSet::new() }
+    pub(super) fn new(programs: Programs, pins: Pins) -> Self {
+        Self { programs, pins, tcx: preflight::has_tcx(), attached: BTreeSet::new() }
     }
 
     /// Whether devices carry BPF links (`tcx`) or filters (`clsact`).
@@ -66,8 +65,7 @@ impl Hooks {
     ///
     /// If the object has no such program, or the kernel refuses it.
     pub fn program(&mut self, name: &'static str) -> Result<&mut SchedClassifier, DatapathError> {
-        load::load_for_hook(&self.pins, &mut self.ebpf, name)?;
-        program(&mut self.ebpf, name)
+        self.programs.classifier(name)
     }
 
     /// Puts the programs on the wanted ones of all devices, and takes them off the rest.
@@ -92,11 +90,12 @@ impl Hooks {
         }
         let keep: BTreeSet<u32> = wanted.iter().map(|device| device.ifindex).collect();
         errors.extend(self.detach_others(devices, &keep));
+        // What failed may still carry the programs of another build.
+        errors.extend(self.programs.settle(!errors.is_empty()).err());
         errors
     }
 
     fn attach_one(&mut self, device: &Device, direction: Direction) -> Result<(), DatapathError> {
-        load::load_for_hook(&self.pins, &mut self.ebpf, program_name(device, direction))?;
         if !self.tcx {
             return self.attach_clsact(device, direction);
         }
@@ -113,7 +112,7 @@ impl Hooks {
     fn attach_tcx(&mut self, device: &Device, direction: Direction) -> Result<(), DatapathError> {
         let pin = self.pins.link(device.ifindex, direction);
         let name = program_name(device, direction);
-        let program: &mut SchedClassifier = program(&mut self.ebpf, name)?;
+        let program = self.programs.classifier(name)?;
         let link_error = |operation| {
             move |source| DatapathError::Link { operation, program: name, interface: device.name.clone(), source }
         };
@@ -141,7 +140,7 @@ impl Hooks {
     fn attach_clsact(&mut self, device: &Device, side: Direction) -> Result<(), DatapathError> {
         let name = program_name(device, side);
         self.ensure_clsact(device, name)?;
-        let program: &mut SchedClassifier = program(&mut self.ebpf, name)?;
+        let program = self.programs.classifier(name)?;
         let direction = attach_type(side);
         let existing = SchedClassifierLink::attached(&device.name, direction, CLSACT_PRIORITY, CLSACT_HANDLE, None)
             .map_err(|error| attach_error(name, device)(ProgramError::from(TcError::from(error))))?;
@@ -184,15 +183,6 @@ impl Hooks {
         }
         errors
     }
-}
-
-/// One of the object's programs, of the type that its caller knows.
-pub(super) fn program<'a, P>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut P, DatapathError>
-where
-    &'a mut P: TryFrom<&'a mut Program>,
-{
-    let program = ebpf.program_mut(name).ok_or(DatapathError::Missing(name))?;
-    program.try_into().map_err(|_other_type| DatapathError::Missing(name))
 }
 
 const fn program_name(device: &Device, direction: Direction) -> &'static str {

@@ -21,7 +21,7 @@ use crate::netlink::{self, NetlinkError};
 /// What was taken away.
 #[derive(Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Removed {
-    /// Pinned maps and links.
+    /// Pinned maps, programs and links.
     pub pins: Vec<PathBuf>,
     /// Devices from which TC filters of ours were removed.
     pub filters: Vec<String>,

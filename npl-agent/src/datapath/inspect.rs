@@ -25,6 +25,8 @@ pub struct Inspection {
     pub links: BTreeMap<u32, Vec<Direction>>,
     /// The hooks by which clients on the Node itself and in its Pods are served, without repetition.
     pub socket_hooks: Vec<&'static str>,
+    /// The names of the pinned programs, by their build.
+    pub programs: BTreeMap<String, Vec<String>>,
     /// Mappings with their counters, by node port.
     pub mappings: Vec<MappingRecord>,
     /// Flows that are remembered.
@@ -48,6 +50,8 @@ impl Inspection {
         }
         let mut socket_hooks: Vec<_> = pins.socket_links()?.into_iter().map(|(_, hook)| hook).collect();
         socket_hooks.dedup();
+        let of_build = |build: String| pins.program_names(&build).map(|names| (build, names));
+        let programs = pins.builds()?.into_iter().map(of_build).collect::<Result<_, _>>()?;
         if !pins.map(npl_common::names::MAP_CONFIG).exists() {
             return Ok(Self {
                 is_installed: false,
@@ -55,6 +59,7 @@ impl Inspection {
                 local_addresses: Vec::new(),
                 links,
                 socket_hooks,
+                programs,
                 mappings: Vec::new(),
                 flows: 0,
                 reasons: Vec::new(),
@@ -67,6 +72,7 @@ impl Inspection {
             local_addresses: tables.local_addresses()?.into_iter().collect(),
             links,
             socket_hooks,
+            programs,
             mappings: tables.records()?,
             flows: tables.flow_count()?,
             reasons: tables.reasons()?,

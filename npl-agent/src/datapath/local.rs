@@ -10,17 +10,17 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use aya::programs::{CgroupAttachMode, CgroupSockAddr, links::FdLink};
+use aya::programs::{CgroupAttachMode, links::FdLink};
 use npl_common::{
     config::Config,
     names::{SOCKET_PROGRAMS, SocketProgram},
 };
 
 use super::{
-    attach::{Hooks, program},
+    attach::Hooks,
     cgroup::{self, CgroupSelection},
     error::DatapathError,
-    load::{Datapath, expect_loaded},
+    load::Datapath,
     pins::{pin_error, unpin},
     sys,
 };
@@ -80,8 +80,7 @@ impl Hooks {
             let (cgroup, source) = (cgroup.path.to_owned(), Box::new(source));
             DatapathError::AttachCgroup { program: name, cgroup, source }
         };
-        let program: &mut CgroupSockAddr = program(&mut self.ebpf, name)?;
-        expect_loaded(name, program.load())?;
+        let program = self.programs.socket_program(which)?;
         let pin = self.pins.socket_link(cgroup.id, which.hook);
         match sys::open_pin(&pin) {
             Ok(link) => {

@@ -16,6 +16,7 @@ pub mod mappings;
 mod object;
 pub mod pins;
 pub mod preflight;
+mod programs;
 mod sys;
 pub mod tables;
 

@@ -1,7 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The kernel object that the build embeds.
+//! The kernel object that the build embeds, and the types of programs in it.
 
-use super::error::DatapathError;
+use std::path::Path;
+
+use aya::{
+    maps::MapData,
+    pin::PinError,
+    programs::{CgroupSockAddr, ProgramError, ProgramFd, SchedClassifier},
+};
+use aya_obj::{Object, ProgramSection, generated::bpf_prog_type};
+use npl_common::names::{PINNED_MAPS, SOCKET_PROGRAMS};
+use ring::digest::{SHA256, digest as hash};
+use tracing::warn;
+
+use super::{
+    error::DatapathError,
+    pins::{Pins, unpin},
+};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/npl.bpf.o"));
 
@@ -12,4 +27,92 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/np
 /// If the agent was built without one.
 pub fn embedded_object() -> Result<&'static [u8], DatapathError> {
     if OBJECT.is_empty() { Err(DatapathError::NoObject) } else { Ok(OBJECT) }
+}
+
+/// Tells an object from every other one, in the name of a folder. As much of the digest as people can compare:
+/// nobody makes objects so that theirs are the same.
+pub(super) fn digest(object: &[u8]) -> String {
+    let first = hash(&SHA256, object).as_ref().first_chunk().copied().unwrap_or_default();
+    format!("{:016x}", u64::from_be_bytes(first))
+}
+
+/// Removes pinned maps that do not fit the object: aya opens whatever is pinned under a name.
+pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8]) -> Result<(), DatapathError> {
+    let parsed = Object::parse(object).map_err(DatapathError::Parse)?;
+    for name in PINNED_MAPS {
+        let path = pins.map(name);
+        if !path.exists() {
+            continue;
+        }
+        let wanted = parsed.maps.get(*name).ok_or(DatapathError::Missing(name))?;
+        let info = MapData::from_pin(&path).and_then(|map| map.info()).ok();
+        let fits = info.is_some_and(|info| {
+            info.map_type().ok().map(|kind| kind as u32) == Some(wanted.map_type())
+                && info.key_size() == wanted.key_size()
+                && info.value_size() == wanted.value_size()
+                && info.max_entries() == wanted.max_entries()
+        });
+        if !fits {
+            warn!(map = *name, "pinned map does not fit this agent; it starts empty");
+            unpin(&path)?;
+        }
+    }
+    Ok(())
+}
+
+/// A type of programs of the object.
+pub(super) trait Kind: Sized {
+    /// The kernel's number of it.
+    const TYPE: bpf_prog_type;
+
+    fn from_pin(path: &Path, name: &str) -> Result<Self, ProgramError>;
+    fn load(&mut self) -> Result<(), ProgramError>;
+    fn pin(&mut self, path: &Path) -> Result<(), PinError>;
+    fn fd(&self) -> Result<&ProgramFd, ProgramError>;
+}
+
+impl Kind for SchedClassifier {
+    const TYPE: bpf_prog_type = bpf_prog_type::BPF_PROG_TYPE_SCHED_CLS;
+
+    fn from_pin(path: &Path, _name: &str) -> Result<Self, ProgramError> {
+        Self::from_pin(path)
+    }
+
+    fn load(&mut self) -> Result<(), ProgramError> {
+        self.load()
+    }
+
+    fn pin(&mut self, path: &Path) -> Result<(), PinError> {
+        self.pin(path)
+    }
+
+    fn fd(&self) -> Result<&ProgramFd, ProgramError> {
+        self.fd()
+    }
+}
+
+impl Kind for CgroupSockAddr {
+    const TYPE: bpf_prog_type = bpf_prog_type::BPF_PROG_TYPE_CGROUP_SOCK_ADDR;
+
+    fn from_pin(path: &Path, name: &str) -> Result<Self, ProgramError> {
+        let which = SOCKET_PROGRAMS.iter().find(|program| program.name == name);
+        // A hook's place in the kernel is read from a section's name, as that of a program that is loaded is.
+        let section = which.and_then(|program| format!("cgroup/{}", program.hook).parse().ok());
+        let Some(ProgramSection::CgroupSockAddr { attach_type }) = section else {
+            return Err(ProgramError::UnexpectedProgramType);
+        };
+        Self::from_pin(path, attach_type)
+    }
+
+    fn load(&mut self) -> Result<(), ProgramError> {
+        self.load()
+    }
+
+    fn pin(&mut self, path: &Path) -> Result<(), PinError> {
+        self.pin(path)
+    }
+
+    fn fd(&self) -> Result<&ProgramFd, ProgramError> {
+        self.fd()
+    }
 }

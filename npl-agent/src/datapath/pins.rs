@@ -8,7 +8,10 @@
 //!     ├── links/<ifindex>_in         BPF links; before 6.6 empty folders that stand for filters
 //!     ├── links/<ifindex>_out
 //!     ├── links/<cgroup>_connect4 …  BPF links of a cgroup, by its inode number
-//!     └── clsact/<ifindex>           empty folder: this device's clsact qdisc is ours (before 6.6)
+//!     ├── clsact/<ifindex>           empty folder: this device's clsact qdisc is ours (before 6.6)
+//!     └── programs/<build>/          one folder per build of the programs, and way in which they read packets
+//!         ├── npl_ingress …              the programs that were needed, by their names
+//!         └── constants_0 …              maps of their constants, one for each time that some were loaded
 //! ```
 
 use std::{
@@ -16,11 +19,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use npl_common::names::{ABI_VERSION, LINK_DIR, PIN_ROOT, SOCKET_PROGRAMS};
+use npl_common::names::{ABI_VERSION, LINK_DIR, PIN_ROOT, PROGRAM_DIR, SOCKET_PROGRAMS};
 
 use super::error::DatapathError;
 
 const CLSACT_DIR: &str = "clsact";
+/// What the names of the pinned maps of constants begin with.
+const CONSTANTS: &str = "constants_";
 
 /// Direction of a hook, seen from the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -89,6 +94,21 @@ impl Pins {
         self.version.join(CLSACT_DIR).join(ifindex.to_string())
     }
 
+    /// The folder of the programs of one build.
+    pub fn programs_of(&self, build: &str) -> PathBuf {
+        self.version.join(PROGRAM_DIR).join(build)
+    }
+
+    /// A program's pin.
+    pub fn program(&self, build: &str, name: &str) -> PathBuf {
+        self.programs_of(build).join(name)
+    }
+
+    /// The pin of a map of the programs' constants.
+    pub(super) fn constants(&self, build: &str, number: u32) -> PathBuf {
+        self.programs_of(build).join(format!("{CONSTANTS}{number}"))
+    }
+
     /// Makes the folders.
     pub fn create(&self) -> Result<(), DatapathError> {
         for dir in [self.version.join(LINK_DIR), self.version.join(CLSACT_DIR)] {
@@ -119,6 +139,26 @@ impl Pins {
             names.iter().filter_map(cgroup).map(move |cgroup| (cgroup, hook))
         };
         Ok(SOCKET_PROGRAMS.iter().flat_map(|program| of_hook(program.hook)).collect())
+    }
+
+    /// Every build whose programs are pinned.
+    pub fn builds(&self) -> Result<Vec<String>, DatapathError> {
+        names_in(&self.version.join(PROGRAM_DIR))
+    }
+
+    /// The names of the pinned programs of a build.
+    pub fn program_names(&self, build: &str) -> Result<Vec<String>, DatapathError> {
+        let mut names = names_in(&self.programs_of(build))?;
+        names.retain(|name| !name.starts_with(CONSTANTS));
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    /// The pins of all maps of a build's constants.
+    pub(super) fn constants_of(&self, build: &str) -> Result<Vec<PathBuf>, DatapathError> {
+        let folder = self.programs_of(build);
+        let names = names_in(&folder)?.into_iter().filter(|name| name.starts_with(CONSTANTS));
+        Ok(names.map(|name| folder.join(name)).collect())
     }
 
     /// Every device whose clsact qdisc is ours.

@@ -14,7 +14,10 @@ use std::{
 };
 
 const BPF_OBJ_GET: libc::c_int = 7;
+const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 const BPF_LINK_UPDATE: libc::c_int = 29;
+/// More than any program of ours can use.
+const MOST_MAPS: usize = 64;
 
 /// What [`BPF_OBJ_GET`] reads.
 #[repr(C)]
@@ -22,6 +25,42 @@ struct ObjGet {
     path: u64,
     bpf_fd: u32,
     file_flags: u32,
+}
+
+/// What [`BPF_OBJ_GET_INFO_BY_FD`] reads.
+#[repr(C)]
+struct GetInfo {
+    bpf_fd: u32,
+    info_len: u32,
+    info: u64,
+}
+
+/// The beginning of what the kernel tells of a program: it writes no more than there is room for.
+#[repr(C)]
+#[derive(Default)]
+struct ProgramInfo {
+    kind: u32,
+    id: u32,
+    tag: [u8; 8],
+    machine_code_len: u32,
+    code_len: u32,
+    machine_code: u64,
+    code: u64,
+    load_time: u64,
+    created_by: u32,
+    map_count: u32,
+    map_ids: u64,
+    name: [u8; 16],
+}
+
+/// What tells whether a program is the one that it should be.
+#[derive(Debug)]
+pub(super) struct ProgramFacts {
+    /// The kernel's number of its type.
+    pub(super) kind: u32,
+    pub(super) name: Vec<u8>,
+    /// The ids of the maps that it uses.
+    pub(super) maps: Vec<u32>,
 }
 
 /// What [`BPF_LINK_UPDATE`] reads.
@@ -36,15 +75,32 @@ struct LinkUpdate {
 /// Opens what is pinned.
 pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
-    let fd = bpf(BPF_OBJ_GET, &ObjGet { path: path.as_ptr() as u64, bpf_fd: 0, file_flags: 0 })?;
+    let fd = bpf(BPF_OBJ_GET, &mut ObjGet { path: path.as_ptr() as u64, bpf_fd: 0, file_flags: 0 })?;
     // SAFETY: the kernel has just made it, and nobody else knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// What the kernel tells of a program. aya asks for the maps by the program's id, which takes `CAP_SYS_ADMIN`.
+pub(super) fn program_facts(program: BorrowedFd<'_>) -> io::Result<ProgramFacts> {
+    let mut maps = vec![0_u32; MOST_MAPS];
+    let map_count = u32::try_from(maps.len()).map_err(io::Error::other)?;
+    let mut info = ProgramInfo { map_count, map_ids: maps.as_mut_ptr() as u64, ..ProgramInfo::default() };
+    let info_len = u32::try_from(size_of_val(&info)).map_err(io::Error::other)?;
+    let bpf_fd = program.as_raw_fd().cast_unsigned();
+    bpf(BPF_OBJ_GET_INFO_BY_FD, &mut GetInfo { bpf_fd, info_len, info: (&raw mut info) as u64 })?;
+    let map_count = usize::try_from(info.map_count).map_err(io::Error::other)?;
+    if map_count > maps.len() {
+        return Err(io::Error::other(format!("the program uses {map_count} maps")));
+    }
+    maps.truncate(map_count);
+    let name = info.name.iter().copied().take_while(|byte| *byte != 0).collect();
+    Ok(ProgramFacts { kind: info.kind, name, maps })
 }
 
 /// Puts another program in a link's place at once; aya does so for devices only.
 pub(super) fn replace_program(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     let number = |fd: BorrowedFd<'_>| fd.as_raw_fd().cast_unsigned();
-    bpf(BPF_LINK_UPDATE, &LinkUpdate { link: number(link), new_program: number(program), flags: 0, old_program: 0 })
+    bpf(BPF_LINK_UPDATE, &mut LinkUpdate { link: number(link), new_program: number(program), flags: 0, old_program: 0 })
         .map(drop)
 }
 
@@ -61,9 +117,9 @@ pub(super) fn netns_cookie() -> Option<u64> {
     (result == 0).then_some(cookie)
 }
 
-fn bpf<T>(command: libc::c_int, attributes: &T) -> io::Result<RawFd> {
-    let from = std::ptr::from_ref(attributes);
-    // SAFETY: the attributes are what the command reads, with their own size, and their pointers outlive the call.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, command, from, size_of::<T>()) };
+fn bpf<T>(command: libc::c_int, attributes: &mut T) -> io::Result<RawFd> {
+    let at = std::ptr::from_mut(attributes);
+    // SAFETY: the attributes are what the command reads and writes, with their own size, and their pointers outlive it.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, at, size_of::<T>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { RawFd::try_from(result).map_err(io::Error::other) }
 }

@@ -1,8 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The agent may die at any moment; the datapath does not notice, and the next agent changes nothing.
 
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+
+use aya::programs::ProgramInfo;
+use npl_common::names::{ABI_VERSION, PIN_ROOT, PROGRAM_DIR};
 use npl_testkit::cluster::Entry;
 use npl_testkit::echo::Protocol;
+use npl_testkit::mounts;
 use npl_testkit::traffic::{Direction, Load, Transfer};
 
 use crate::world::{LIMIT, World};
@@ -41,6 +48,64 @@ fn killing_and_starting_the_agent_loses_nothing_and_writes_nothing() {
     assert!(report.total() > 100, "the load hardly ran: {report:?}");
     assert_eq!(writes(&world, &pods), annotated, "annotations were written again");
     assert_eq!(world.kernel_mappings().len(), mapped);
+}
+
+/// The folders of pinned programs, one for each build.
+fn builds(world: &World) -> Vec<PathBuf> {
+    let folder = world.bpffs.path().join(PIN_ROOT).join(format!("v{ABI_VERSION}")).join(PROGRAM_DIR);
+    fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
+}
+
+/// The ids of the pinned programs, by their names.
+fn programs(world: &World) -> BTreeMap<String, u32> {
+    let pins = builds(world).into_iter().flat_map(|build| fs::read_dir(build).unwrap());
+    let named = pins.map(|entry| entry.unwrap().path()).filter_map(|pin| {
+        let name = pin.file_name()?.to_str()?.to_owned();
+        name.starts_with("npl_").then(|| (name, ProgramInfo::from_pin(&pin).unwrap().id()))
+    });
+    named.collect()
+}
+
+#[test]
+fn a_restarted_agent_loads_no_program() {
+    let mut world = World::new();
+    let cgroup = world.run.client_cgroup("clients").unwrap();
+    let shown = world.run.file("cgroup");
+    mounts::bind(cgroup.path(), &shown).unwrap();
+    world.create_node();
+    world.start_agent(&["--cgroup", shown.to_str().unwrap()]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    let before = programs(&world);
+    assert_eq!(before.len(), 4 + 8, "of devices and sockets: {before:?}");
+    world.agent().kill().unwrap();
+    world.agent().restart().unwrap();
+    world.assert_served("web-0");
+    assert_eq!(programs(&world), before);
+    let status = world.agent_options(&[]).command(&["status"]).unwrap();
+    let build = builds(&world).pop().unwrap();
+    let expected = format!("12 of {}", build.file_name().unwrap().to_str().unwrap());
+    assert!(status.contains(&expected), "{expected} is not in {status}");
+}
+
+#[test]
+fn an_agent_of_another_build_replaces_the_programs() {
+    let mut world = World::with_agent(&[]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    let before = programs(&world);
+    let build = builds(&world).pop().unwrap();
+    world.agent().kill().unwrap();
+    fs::rename(&build, build.with_file_name("another")).unwrap();
+    world.agent().restart().unwrap();
+    world.assert_served("web-0");
+    assert_eq!(builds(&world), [build]);
+    let now = programs(&world);
+    assert!(now.len() == before.len() && now.iter().all(|(name, id)| before[name] != *id), "{before:?} {now:?}");
 }
 
 #[test]

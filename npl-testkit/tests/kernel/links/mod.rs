@@ -4,4 +4,5 @@
 mod cleanup;
 mod neighbours;
 mod pins;
+pub(crate) mod programs;
 mod restart;

@@ -9,6 +9,7 @@ use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
 use npl_testkit::traffic::{self, Direction, Load, Request, Transfer};
 
+use super::programs::make_strange;
 use crate::world::{World, is_emulated};
 
 /// How often the agent is replaced under load.
@@ -50,6 +51,7 @@ fn nothing_is_lost_while_programs_are_replaced() {
     let bytes = if is_emulated() { 1 << 20 } else { 8 << 20 };
     let upload = Transfer::start(world.client(), world.frontend(), Direction::Upload, bytes, bytes / 2).unwrap();
     for replacement in 1..=REPLACEMENTS {
+        make_strange(world.bpffs.path());
         let mut next = world.open();
         world.attach(&mut next);
         drop(next);

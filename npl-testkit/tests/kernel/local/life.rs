@@ -8,13 +8,14 @@ use npl_agent::core::model::Protocol as MappingProtocol;
 use npl_agent::datapath::cleanup::remove_everything;
 use npl_agent::datapath::inspect::Inspection;
 use npl_agent::datapath::{CgroupSelection, Datapath, Pins};
-use npl_common::names::SOCKET_PROGRAMS;
+use npl_common::names::{LINK_DIR, PROGRAM_DIR, SOCKET_PROGRAMS};
 use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
 use npl_testkit::traffic::{Load, Request};
 
 use super::scene::Scene;
 use crate::lab::mapping;
+use crate::links::programs::{make_strange, pinned};
 use crate::world::{NODE_PORT, POD_PORT, set_addresses};
 
 /// How often the agent is replaced under load.
@@ -35,6 +36,10 @@ fn links(scene: &Scene) -> Vec<PathBuf> {
     links.map(|(cgroup, hook)| pins.socket_link(cgroup, hook)).collect()
 }
 
+fn has_part(path: &Path, name: &str) -> bool {
+    path.iter().any(|part| part == name)
+}
+
 #[test]
 fn local_clients_are_served_without_the_agent_and_by_the_next_one() {
     let mut scene = Scene::new(1);
@@ -42,10 +47,12 @@ fn local_clients_are_served_without_the_agent_and_by_the_next_one() {
     scene.assert_answers(scene.world.node(), scene.world.frontend(), "web-0");
     let before = links(&scene);
     assert_eq!(before.len(), SOCKET_PROGRAMS.len());
+    let programs = pinned(scene.world.bpffs.path());
     let mut next = scene.world.open();
     scene.serve(&mut next);
     drop(next);
     assert_eq!(links(&scene), before);
+    assert_eq!(pinned(scene.world.bpffs.path()), programs, "nothing is loaded anew");
     scene.assert_answers(scene.world.node(), scene.world.frontend(), "web-0");
     let shown = Inspection::read(scene.world.bpffs.path()).unwrap().socket_hooks;
     assert_eq!(shown, SOCKET_PROGRAMS.iter().map(|program| program.hook).collect::<Vec<_>>());
@@ -64,7 +71,11 @@ fn local_clients_lose_nothing_while_programs_are_replaced() {
     let requests = vec![request(Protocol::Tcp), request(Protocol::Udp)];
     let load = scene.cgroup.run(|| Load::start(scene.world.node(), 100, requests)).unwrap();
     for replacement in 1..=REPLACEMENTS {
-        scene.serve(&mut scene.world.open());
+        make_strange(scene.world.bpffs.path());
+        let mut next = scene.world.open();
+        scene.serve(&mut next);
+        // As an agent does: what is everywhere replaced goes.
+        scene.world.attach(&mut next);
         let answered =
             || (load.report().total() >= 10 * replacement || !load.report().failures.is_empty()).then_some(());
         poll::until("ten more requests", LIMIT, answered).unwrap();
@@ -150,7 +161,9 @@ fn no_program_of_ours_is_left_on_the_cgroup_after_a_cleanup() {
     let remove = || runtime.block_on(remove_everything(scene.world.bpffs.path()));
     let (removed, errors) = scene.world.node().run(remove).unwrap();
     assert!(errors.is_empty(), "{errors:?}");
-    let of_cgroup = removed.pins.iter().filter(|pin| pin.to_string_lossy().ends_with("connect4"));
-    assert_eq!(of_cgroup.count(), 1, "{removed:?}");
+    for folder in [LINK_DIR, PROGRAM_DIR] {
+        let is_of_hook = |pin: &&PathBuf| pin.to_string_lossy().ends_with("connect4") && has_part(pin, folder);
+        assert_eq!(removed.pins.iter().filter(is_of_hook).count(), 1, "{removed:?}");
+    }
     wait_until_refused(&scene);
 }

@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The programs, by their pins: an agent uses those that an earlier one of the same build left, and loads what is
+//! missing. Loading is the longest part of a start, since the kernel checks every program anew.
+//!
+//! A pinned program is taken over if it is of the right type and name and uses no maps but those that are pinned now.
+//! Whatever does not fit is loaded again in its place.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    os::fd::AsFd as _,
+    path::Path,
+};
+
+use aya::{
+    Ebpf, EbpfLoader,
+    maps::{MapData, MapInfo, ProgramArray},
+    programs::{CgroupSockAddr, Program, ProgramFd, SchedClassifier},
+};
+use caps::{CapSet, Capability};
+use npl_common::names::{
+    GLOBAL_DIRECT_READS, MAP_REST, PINNED_MAPS, PROG_EGRESS, PROG_INGRESS, PROGRAMS, REST_PROGRAMS, SocketProgram,
+};
+use tracing::{debug, info};
+
+use super::{
+    error::DatapathError,
+    object::{self, Kind, digest, embedded_object},
+    pins::{Pins, pin_error, unpin},
+    sys,
+    tables::open,
+};
+use crate::memory;
+
+/// What every Node needs. The programs for devices without link-layer headers, which few Nodes have, wait for such a
+/// device.
+const ALWAYS: [&str; 2] = [PROG_EGRESS, PROG_INGRESS];
+/// The object's section of constants, a map of its own in every loaded copy.
+const CONSTANTS: &str = ".rodata";
+
+/// How the programs read packets: a constant, set when they are loaded. Pointers are faster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reads {
+    Pointers,
+    Helper,
+}
+
+/// The programs of this agent's build, as far as they were needed yet.
+#[derive(Debug)]
+pub(super) struct Programs {
+    pins: Pins,
+    reads: Reads,
+    /// Tells the pins of this build from those of others.
+    build: String,
+    /// The maps that a program may use, by their ids.
+    known_maps: BTreeSet<u32>,
+    classifiers: BTreeMap<&'static str, SchedClassifier>,
+    sockets: BTreeMap<&'static str, CgroupSockAddr>,
+    /// The object, from the first program that had to be loaded until all are where they belong.
+    object: Option<Ebpf>,
+    /// Whether the constants of this object are pinned.
+    has_pinned_constants: bool,
+    /// Whether programs of other builds may still be pinned.
+    has_predecessors: bool,
+}
+
+impl Programs {
+    /// Takes over the programs of an earlier agent, or else loads them as the kernel lets us.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's refusal.
+    pub(super) fn open(pins: &Pins) -> Result<Self, DatapathError> {
+        let digest = digest(embedded_object()?);
+        let mut by_pointers = Self::new(pins, &digest, Reads::Pointers);
+        if by_pointers.adopt_hooks()? {
+            return Ok(by_pointers);
+        }
+        let mut by_helper = Self::new(pins, &digest, Reads::Helper);
+        // An agent that was given CAP_PERFMON meanwhile is to have the faster ones.
+        if !has_perfmon() && by_helper.adopt_hooks()? {
+            return Ok(by_helper);
+        }
+        match by_pointers.load_hooks() {
+            Err(error) if error.is_verifier_refusal() => {
+                debug!(%error, "what the kernel said to packets read by pointers");
+                by_pointers.discard()?;
+                by_helper.load_hooks().map_err(DatapathError::or_missing_perfmon)?;
+                info!("this kernel lets programs read packets by a helper only, unless the agent has CAP_PERFMON too");
+                Ok(by_helper)
+            }
+            loaded => loaded.map(|()| by_pointers),
+        }
+    }
+
+    fn new(pins: &Pins, digest: &str, reads: Reads) -> Self {
+        Self {
+            pins: pins.clone(),
+            reads,
+            build: format!("{digest}_{}", reads.as_str()),
+            known_maps: BTreeSet::new(),
+            classifiers: BTreeMap::new(),
+            sockets: BTreeMap::new(),
+            object: None,
+            has_pinned_constants: false,
+            has_predecessors: true,
+        }
+    }
+
+    /// A program for devices, ready to run: that to which it jumps with what is unusual is in its place.
+    pub(super) fn classifier(&mut self, name: &'static str) -> Result<&mut SchedClassifier, DatapathError> {
+        if !self.classifiers.contains_key(name) {
+            let rest = rest_of(name)?.1;
+            let program = self.adopt_or_load(rest)?;
+            self.classifiers.insert(rest, program);
+            self.place_rest(name)?;
+            let program = self.adopt_or_load(name)?;
+            self.classifiers.insert(name, program);
+        }
+        self.classifiers.get_mut(name).ok_or(DatapathError::Missing(name))
+    }
+
+    /// A program for the sockets of a cgroup.
+    pub(super) fn socket_program(&mut self, which: &SocketProgram) -> Result<&mut CgroupSockAddr, DatapathError> {
+        let name = which.name;
+        if !self.sockets.contains_key(name) {
+            let program = self.adopt_or_load(name)?;
+            self.sockets.insert(name, program);
+        }
+        self.sockets.get_mut(name).ok_or(DatapathError::Missing(name))
+    }
+
+    /// All programs are where they belong: what loading took is given back, and so are programs of other builds, unless
+    /// something of theirs `is_still_used`.
+    pub(super) fn settle(&mut self, is_still_used: bool) -> Result<(), DatapathError> {
+        if self.object.take().is_some() {
+            memory::give_back();
+        }
+        if is_still_used || !self.has_predecessors {
+            return Ok(());
+        }
+        for build in self.pins.builds()?.iter().filter(|build| **build != self.build) {
+            debug!(build, "programs of another build are not needed any more");
+            remove_folder(&self.pins.programs_of(build))?;
+        }
+        self.has_predecessors = false;
+        Ok(())
+    }
+
+    /// Takes over what every Node needs; all of it or nothing.
+    fn adopt_hooks(&mut self) -> Result<bool, DatapathError> {
+        let Some(known_maps) = self.look_for_maps()? else { return Ok(false) };
+        self.known_maps = known_maps;
+        for hook in ALWAYS {
+            for name in [rest_of(hook)?.1, hook] {
+                let Some(program) = self.adopt(name) else {
+                    self.classifiers.clear();
+                    return Ok(false);
+                };
+                self.classifiers.insert(name, program);
+            }
+        }
+        for hook in ALWAYS {
+            self.place_rest(hook)?;
+        }
+        info!(build = self.build, "programs of an earlier agent go on");
+        Ok(true)
+    }
+
+    /// Loads what every Node needs, and leaves nothing of what an earlier agent has pinned for this build.
+    fn load_hooks(&mut self) -> Result<(), DatapathError> {
+        self.discard()?;
+        for hook in ALWAYS {
+            self.classifier(hook)?;
+        }
+        info!(build = self.build, "programs loaded");
+        Ok(())
+    }
+
+    fn discard(&self) -> Result<(), DatapathError> {
+        remove_folder(&self.pins.programs_of(&self.build))
+    }
+
+    fn adopt_or_load<K: Kind>(&mut self, name: &'static str) -> Result<K, DatapathError>
+    where
+        for<'a> &'a mut K: TryFrom<&'a mut Program>,
+    {
+        match self.adopt(name) {
+            Some(program) => Ok(program),
+            None => self.load(name),
+        }
+    }
+
+    /// The pinned program of a name, if it is what this agent would load.
+    fn adopt<K: Kind>(&self, name: &'static str) -> Option<K> {
+        let program = K::from_pin(&self.pins.program(&self.build, name), name).ok()?;
+        let facts = sys::program_facts(program.fd().ok()?.as_fd()).ok()?;
+        let is_ours = facts.kind == K::TYPE as u32 && facts.name == name.as_bytes();
+        let fits = is_ours && facts.maps.iter().all(|id| self.known_maps.contains(id));
+        if !fits {
+            debug!(name, ?facts, "pinned program does not fit");
+        }
+        fits.then_some(program)
+    }
+
+    /// Loads a program and pins it.
+    fn load<K: Kind>(&mut self, name: &'static str) -> Result<K, DatapathError>
+    where
+        for<'a> &'a mut K: TryFrom<&'a mut Program>,
+    {
+        let refused = |source| DatapathError::LoadProgram { name, source: Box::new(source) };
+        program_of::<K>(self.object()?, name)?.load().map_err(refused)?;
+        // Not before: a device whose program is refused is tried again and again.
+        self.pin_constants()?;
+        let pin = self.pins.program(&self.build, name);
+        unpin(&pin)?;
+        let program: &mut K = program_of(self.object()?, name)?;
+        program.pin(&pin).map_err(|error| pin_error("pin program", &pin, io::Error::other(error)))?;
+        K::from_pin(&pin, name).map_err(refused)
+    }
+
+    /// The object over the pinned maps. One of them that does not fit is replaced.
+    fn object(&mut self) -> Result<&mut Ebpf, DatapathError> {
+        let object = match self.object.take() {
+            Some(object) => object,
+            None => self.open_object()?,
+        };
+        Ok(self.object.insert(object))
+    }
+
+    fn open_object(&mut self) -> Result<Ebpf, DatapathError> {
+        let bytes = embedded_object()?;
+        object::discard_incompatible_maps(&self.pins, bytes)?;
+        let mut loader = EbpfLoader::new();
+        let has_direct_reads = u8::from(self.reads == Reads::Pointers);
+        loader.override_global(GLOBAL_DIRECT_READS, &has_direct_reads, true);
+        for name in PINNED_MAPS {
+            loader.map_pin_path(name, self.pins.map(name));
+        }
+        let object = loader.load(bytes).map_err(DatapathError::Load)?;
+        self.has_pinned_constants = false;
+        self.known_maps = self.look_for_maps()?.unwrap_or_default();
+        Ok(object)
+    }
+
+    /// The next agent knows the programs' constants by their pin, as it knows their other maps.
+    fn pin_constants(&mut self) -> Result<(), DatapathError> {
+        if self.has_pinned_constants {
+            return Ok(());
+        }
+        let folder = self.pins.programs_of(&self.build);
+        fs::create_dir_all(&folder).map_err(|source| pin_error("create", &folder, source))?;
+        let free = (0..u32::MAX).map(|number| self.pins.constants(&self.build, number)).find(|pin| !pin.exists());
+        let pin = free.ok_or(DatapathError::Missing(CONSTANTS))?;
+        let constants = self.object()?.map(CONSTANTS).ok_or(DatapathError::Missing(CONSTANTS))?;
+        constants.pin(&pin).map_err(|error| pin_error("pin constants", &pin, io::Error::other(error)))?;
+        self.has_pinned_constants = true;
+        Ok(())
+    }
+
+    /// The ids of the maps that are pinned, for this build and for all; nothing unless all are there.
+    fn look_for_maps(&self) -> Result<Option<BTreeSet<u32>>, DatapathError> {
+        let of_all = PINNED_MAPS.iter().map(|name| self.pins.map(name));
+        let of_build = self.pins.constants_of(&self.build)?;
+        let ids = of_all.chain(of_build).map(|pin| MapInfo::from_pin(pin).ok().map(|info| info.id()));
+        Ok(ids.collect())
+    }
+
+    /// Has a program of a hook jump to its rest; so do the programs of an earlier agent from then on.
+    fn place_rest(&self, hook: &'static str) -> Result<(), DatapathError> {
+        let (index, rest) = rest_of(hook)?;
+        let program = self.classifiers.get(rest).ok_or(DatapathError::Missing(rest))?;
+        let program: &ProgramFd =
+            program.fd().map_err(|source| DatapathError::LoadProgram { name: rest, source: Box::new(source) })?;
+        let mut jumps: ProgramArray<MapData> = open(&self.pins, MAP_REST)?;
+        jumps.set(index, program, 0).map_err(DatapathError::map("write", MAP_REST))
+    }
+}
+
+impl Reads {
+    /// As in the names of folders.
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Pointers => "pointers",
+            Self::Helper => "helper",
+        }
+    }
+}
+
+/// Whether every kernel lets this agent's programs read packets by pointers.
+fn has_perfmon() -> bool {
+    let has = |capability| caps::has_cap(None, CapSet::Effective, capability).unwrap_or(false);
+    has(Capability::CAP_PERFMON) || has(Capability::CAP_SYS_ADMIN)
+}
+
+/// One of the object's programs, of the type that its caller knows.
+fn program_of<'a, K>(object: &'a mut Ebpf, name: &'static str) -> Result<&'a mut K, DatapathError>
+where
+    &'a mut K: TryFrom<&'a mut Program>,
+{
+    let program = object.program_mut(name).ok_or(DatapathError::Missing(name))?;
+    program.try_into().map_err(|_other_type| DatapathError::Missing(name))
+}
+
+/// The program that a hook's one jumps to with what is unusual, and its index.
+fn rest_of(hook: &'static str) -> Result<(u32, &'static str), DatapathError> {
+    let all = (0..).zip(PROGRAMS.iter().zip(REST_PROGRAMS));
+    let found = all.into_iter().find(|(_, (ours, _))| **ours == hook);
+    found.map(|(index, (_, rest))| (index, *rest)).ok_or(DatapathError::Missing(hook))
+}
+
+fn remove_folder(folder: &Path) -> Result<(), DatapathError> {
+    match fs::remove_dir_all(folder) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => Err(pin_error("remove", folder, source)),
+        _ => Ok(()),
+    }
+}
