@@ -4,7 +4,7 @@
 
 use std::net::IpAddr;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use npl_testkit::cluster::{PodObject, Port, ServiceObject};
 use npl_testkit::control_plane::AGENT_USER;
@@ -22,6 +22,9 @@ struct Bystander {
 }
 
 const BYSTANDER: &str = "bystander";
+
+/// How long the API server is away. The test does nothing meanwhile, and the others go on beside it.
+const AWAY: Duration = Duration::from_mins(1);
 
 impl Bystander {
     fn begin(world: &mut World) -> Self {
@@ -92,8 +95,10 @@ fn an_api_server_that_is_away_for_a_minute_costs_no_write() {
     let mut world = World::with_agent(&[]);
     let bystander = Bystander::begin(&mut world);
     world.plane.stop_api_server().unwrap();
-    // Delays double up to ten seconds: the ninth time is a minute later, give or take their random half.
+    let stopped = Instant::now();
+    // Delays double up to ten seconds, of which the last are by then.
     world.wait_for_unreachable(9);
+    poll::until("the end of a minute", AWAY, || (stopped.elapsed() >= AWAY).then_some(())).unwrap();
     world.plane.start_api_server().unwrap();
     world.annotations = world.cluster.watch_mappings(NAMESPACE, Duration::from_mins(10)).unwrap();
     world.wait_for_log("watch works again");
