@@ -8,11 +8,13 @@ use std::{
 
 use aya::programs::{
     TcAttachType,
-    tc::{self, TcError},
+    links::Link as _,
+    tc::{self, SchedClassifierLink, TcError},
 };
 use npl_common::names::PROGRAMS;
 
 use super::{
+    attach::{CLSACT_HANDLE, CLSACT_PRIORITY},
     error::DatapathError,
     pins::{Pins, names_in, pin_error},
 };
@@ -77,7 +79,7 @@ pub enum CleanupError {
     Netlink(#[from] NetlinkError),
 }
 
-/// Removes our filters from a device, by our programs' names; whether there were any.
+/// Removes our filters from a device, by our programs' names and by our place; whether there were any.
 pub(super) fn detach_filters(interface: &str) -> bool {
     let mut found = false;
     for direction in [TcAttachType::Ingress, TcAttachType::Egress] {
@@ -86,6 +88,9 @@ pub(super) fn detach_filters(interface: &str) -> bool {
             let result: Result<(), TcError> = tc::qdisc_detach_program(interface, direction, name);
             found |= result.is_ok();
         }
+        // A filter has the kernel's name of its program, which a pinned one may be without.
+        let ours = SchedClassifierLink::attached(interface, direction, CLSACT_PRIORITY, CLSACT_HANDLE, None);
+        found |= ours.is_ok_and(|link| link.detach().is_ok());
     }
     found
 }

@@ -2,7 +2,8 @@
 //! The programs, by their pins: an agent uses those that an earlier one of the same build left, and loads what is
 //! missing. Loading is the longest part of a start, since the kernel checks every program anew.
 //!
-//! A pinned program is taken over if it is of the right type and name and uses no maps but those that are pinned now.
+//! A pinned program is taken over if it is of the right type and name, as far as the kernel was told one, and uses no
+//! maps but those that are pinned now.
 //! Whatever does not fit is loaded again in its place.
 
 use std::{
@@ -195,7 +196,9 @@ impl Programs {
     fn adopt<K: Kind>(&self, name: &'static str) -> Option<K> {
         let program = K::from_pin(&self.pins.program(&self.build, name), name).ok()?;
         let facts = sys::program_facts(program.fd().ok()?.as_fd()).ok()?;
-        let is_ours = facts.kind == K::TYPE as u32 && facts.name == name.as_bytes();
+        // aya names programs only if it may load one for tracing, which takes more than the agent is given.
+        let is_named = facts.name.is_empty() || facts.name == name.as_bytes();
+        let is_ours = facts.kind == K::TYPE as u32 && is_named;
         let fits = is_ours && facts.maps.iter().all(|id| self.known_maps.contains(id));
         if !fits {
             debug!(name, ?facts, "pinned program does not fit");
