@@ -19,6 +19,7 @@
 mod layout;
 
 pub mod config;
+pub mod crc;
 pub mod csum;
 pub mod flow;
 pub mod fragment;

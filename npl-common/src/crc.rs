@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//! SCTP's checksum, `CRC32c` (RFC 9260, appendix A), changed without a look at what it covers.
+//!
+//! Between messages of one length a CRC is linear: what it changes by depends on the bits that change, and on how many
+//! bytes follow them, and on nothing else. The ports are a packet's first four bytes, so
+//!
+//! ```text
+//! crc' = crc + (ports' - ports) x^8n   modulo the polynomial, for a packet of n bytes
+//! ```
+//!
+//! where sum and difference of polynomials over one bit are both "exclusive or". The power is looked up by the two bytes
+//! of `n`; so a table of 3 KiB does for any length. As everywhere with this CRC, the lowest bit of a word is that of the
+//! highest power of `x`, and a word is loaded with its first byte as the lowest.
+
+/// The polynomial without its highest power.
+const POLYNOMIAL: u32 = 0x82f6_3b78;
+/// `x^0`.
+const ONE: u32 = 1 << 31;
+/// `x^8`: what a byte more multiplies by.
+const BYTE: u32 = 1 << 23;
+/// Values of a byte.
+const BYTES: usize = 256;
+/// Every fourth bit of a word: products of what is left add up to less than the next bit that is left.
+const LANES: u64 = 0x1111_1111_1111_1111;
+
+/// Each byte times `x^32`: how a word is divided, a byte at a time.
+const REMAINDERS: u32 = 0;
+/// `x` to eight times the index.
+const POWERS: u32 = 256;
+/// `x` to eight times 256 times the index.
+const HIGH_POWERS: u32 = 512;
+/// Elements of [`TABLE`].
+pub const ELEMENTS: usize = 3 * BYTES;
+
+/// What [`times_element`] looks up: the agent puts it where the kernel programs can.
+pub static TABLE: [u32; ELEMENTS] = table();
+
+/// The checksum of an SCTP packet of `length` bytes whose ports change; all of it as loaded by a little-endian processor.
+/// `times` is [`times_element`], or a function around it.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
+pub fn replace_ports(check: u32, ports: u32, new_ports: u32, length: u16, times: impl Fn(u32, u32) -> u32) -> u32 {
+    let [high, low] = length.to_be_bytes();
+    let difference = times(ports ^ new_ports, POWERS | u32::from(low));
+    check ^ times(difference, HIGH_POWERS | u32::from(high))
+}
+
+/// The product, modulo ours, of a polynomial and the one at `index` of [`TABLE`], of which `element` gives the elements;
+/// nothing if it does not.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "whoever has no room for it makes a function of it")]
+#[expect(clippy::cast_possible_truncation, reason = "each half of the product is taken")]
+pub fn times_element(a: u32, index: u32, element: impl Fn(u32) -> Option<u32>) -> Option<u32> {
+    // The product has a bit less than twice as many, and the highest power is the lowest bit.
+    let product = carryless(a, element(index)?) << 1;
+    let mut rest = product as u32;
+    for _ in 0..size_of::<u32>() {
+        rest = rest >> 8 ^ element(REMAINDERS | rest & 0xff)?;
+    }
+    Some((product >> 32) as u32 ^ rest)
+}
+
+/// The product of two numbers whose bits are added without carries.
+///
+/// The processor's own product has carries, but between numbers with every fourth bit only it has room for them: eight
+/// ones at most meet in one place.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "whoever has no room for it makes a function of it")]
+const fn carryless(a: u32, b: u32) -> u64 {
+    let (a, b) = (a as u64, b as u64);
+    let (a0, a1, a2, a3) = (a & LANES, a & LANES << 1, a & LANES << 2, a & LANES << 3);
+    let (b0, b1, b2, b3) = (b & LANES, b & LANES << 1, b & LANES << 2, b & LANES << 3);
+    let lane0 = (a0 * b0) ^ (a1 * b3) ^ (a2 * b2) ^ (a3 * b1);
+    let lane1 = (a0 * b1) ^ (a1 * b0) ^ (a2 * b3) ^ (a3 * b2);
+    let lane2 = (a0 * b2) ^ (a1 * b1) ^ (a2 * b0) ^ (a3 * b3);
+    let lane3 = (a0 * b3) ^ (a1 * b2) ^ (a2 * b1) ^ (a3 * b0);
+    lane0 & LANES | lane1 & LANES << 1 | lane2 & LANES << 2 | lane3 & LANES << 3
+}
+
+const fn table() -> [u32; ELEMENTS] {
+    let mut table = [0; ELEMENTS];
+    let (mut power, mut high_power) = (ONE, ONE);
+    let mut byte = 0_u8;
+    let mut high_byte = BYTE;
+    let mut doubled = 1;
+    while doubled < BYTES {
+        high_byte = times_bitwise(high_byte, high_byte);
+        doubled *= 2;
+    }
+    loop {
+        // The lowest byte of a word is that of the highest powers, which eight steps move out.
+        table[REMAINDERS as usize | byte as usize] = shifted(byte as u32, 8);
+        table[POWERS as usize | byte as usize] = power;
+        table[HIGH_POWERS as usize | byte as usize] = high_power;
+        if byte == u8::MAX {
+            return table;
+        }
+        (power, high_power) = (times_bitwise(power, BYTE), times_bitwise(high_power, high_byte));
+        byte += 1;
+    }
+}
+
+/// The product of two polynomials, modulo ours, bit by bit: for the table, which is made while compiling.
+const fn times_bitwise(a: u32, b: u32) -> u32 {
+    let mut product = 0;
+    let mut power = 0;
+    while power < u32::BITS {
+        if a & ONE >> power != 0 {
+            product ^= shifted(b, power);
+        }
+        power += 1;
+    }
+    product
+}
+
+/// A polynomial times `x` to a power.
+const fn shifted(mut word: u32, power: u32) -> u32 {
+    let mut step = 0;
+    while step < power {
+        word = if word & 1 == 0 { word >> 1 } else { word >> 1 ^ POLYNOMIAL };
+        step += 1;
+    }
+    word
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{TABLE, carryless, shifted, times_bitwise};
+
+    fn replace_ports(check: u32, ports: u32, new_ports: u32, length: u16) -> u32 {
+        super::replace_ports(check, ports, new_ports, length, times_element)
+    }
+
+    fn times_element(a: u32, index: u32) -> u32 {
+        super::times_element(a, index, |index| TABLE.get(index as usize).copied()).unwrap()
+    }
+
+    /// The CRC from its definition, bit by bit, as the independent check of the shortcuts.
+    fn full(bytes: &[u8]) -> u32 {
+        let mut register = u32::MAX;
+        for byte in bytes {
+            register ^= u32::from(*byte);
+            for _ in 0..8 {
+                let out = register & 1;
+                register >>= 1;
+                if out == 1 {
+                    register ^= 0x82f6_3b78;
+                }
+            }
+        }
+        !register
+    }
+
+    fn word(bytes: &[u8]) -> u32 {
+        u32::from_le_bytes(*bytes.first_chunk().unwrap())
+    }
+
+    #[test]
+    fn the_reference_is_that_of_the_standards() {
+        assert_eq!(full(b"123456789"), 0xe306_9283);
+        // RFC 7143, section A.4: 32 bytes of zeros.
+        assert_eq!(full(&[0; 32]), 0x8a91_36aa);
+    }
+
+    /// The longest packet of either family, and the places where a byte of the length begins.
+    #[test]
+    fn every_kind_of_length_is_known() {
+        for length in [12, 13, 255, 256, 257, 511, 512, 1500, 4095, 4096, 9000, 32_767, 32_768, 65_535] {
+            let mut packet = vec![0x5a; length];
+            let before = full(&packet);
+            let old = word(&packet);
+            packet[..4].copy_from_slice(&[0xee, 0x48, 0x1f, 0x90]);
+            let check = replace_ports(before, old, word(&packet), u16::try_from(length).unwrap());
+            assert_eq!(check, full(&packet), "{length} bytes");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn replacing_ports_equals_a_full_crc(mut packet in prop::collection::vec(any::<u8>(), 12..9000), ports: [u8; 4]) {
+            // The checksum's own field counts as zero.
+            packet[8..12].fill(0);
+            let (before, old) = (full(&packet), word(&packet));
+            packet[..4].copy_from_slice(&ports);
+            let length = u16::try_from(packet.len()).unwrap();
+            prop_assert_eq!(replace_ports(before, old, word(&ports), length), full(&packet));
+        }
+
+        #[test]
+        fn replacing_ports_back_restores_the_checksum(check: u32, old: u32, new: u32, length: u16) {
+            let there = replace_ports(check, old, new, length);
+            prop_assert_eq!(replace_ports(there, new, old, length), check);
+        }
+
+        #[test]
+        fn a_wrong_checksum_stays_as_wrong(check: u32, error: u32, old: u32, new: u32, length: u16) {
+            let right = replace_ports(check, old, new, length);
+            prop_assert_eq!(replace_ports(check ^ error, old, new, length), right ^ error);
+        }
+
+        #[test]
+        fn products_are_those_of_long_multiplication(a: u32, b: u32) {
+            let mut product = 0_u64;
+            for bit in 0..32 {
+                if a >> bit & 1 == 1 {
+                    product ^= u64::from(b) << bit;
+                }
+            }
+            prop_assert_eq!(carryless(a, b), product);
+        }
+
+        #[test]
+        fn products_with_an_element_are_those_of_long_division(a: u32, index in 0..TABLE.len()) {
+            prop_assert_eq!(times_element(a, u32::try_from(index).unwrap()), times_bitwise(a, TABLE[index]));
+        }
+
+        #[test]
+        fn a_power_of_x_is_a_shift(a: u32, power in 0_u32..32) {
+            prop_assert_eq!(times_bitwise(a, 1 << (31 - power)), shifted(a, power));
+        }
+    }
+}
