@@ -54,6 +54,8 @@ pub const MAP_PEER_V6: &str = "npl_peer_v6";
 pub const MAP_HOLD: &str = "npl_hold";
 /// Programs that look at unusual packets: program array of [`REST_PROGRAMS`].
 pub const MAP_REST: &str = "npl_rest";
+/// What SCTP's checksum is changed by: array of [`crate::crc::TABLE`].
+pub const MAP_CRC: &str = "npl_crc";
 /// Counters per mapping: per-CPU array of [`crate::stats::MappingStats`], indexed by a backend's `stats_index`.
 pub const MAP_STATS: &str = "npl_stats";
 /// Counters per reason: per-CPU array of `u64`, indexed by [`crate::reason::Reason`].
@@ -80,6 +82,7 @@ pub const PINNED_MAPS: &[&str] = &[
     MAP_PEER_V6,
     MAP_HOLD,
     MAP_REST,
+    MAP_CRC,
     MAP_STATS,
     MAP_REASON,
 ];
@@ -101,8 +104,8 @@ pub const PROG_EGRESS_L3: &str = "npl_egress_l3";
 /// Every program that devices carry.
 pub const PROGRAMS: &[&str] = &[PROG_INGRESS, PROG_EGRESS, PROG_INGRESS_L3, PROG_EGRESS_L3];
 
-/// Every program that those of [`PROGRAMS`] jump to with a packet that is unusual: an ICMP error, a fragment, or one with
-/// options or extension headers. Each at its index in [`MAP_REST`].
+/// Every program that those of [`PROGRAMS`] jump to with a packet that is unusual: an ICMP error, a fragment, SCTP, or
+/// one with options or extension headers. Each at its index in [`MAP_REST`].
 pub const REST_PROGRAMS: &[&str] = &["npl_in_rest", "npl_out_rest", "npl_in_l3_rest", "npl_out_l3_rest"];
 /// Index of the rest of [`PROG_INGRESS`].
 pub const REST_INGRESS: u32 = 0;

@@ -46,6 +46,9 @@ reasons! {
     RewriteFailed = 6, "rewrite_failed";
     /// An ICMP error whose quote ends too early, or names another address than it went to; passed on untranslated.
     BadQuote = 7, "bad_quote";
+    /// A fragment of SCTP for a mapping or of a reply, whose checksum depends on the length of the whole; passed on
+    /// untranslated.
+    SctpFragment = 8, "sctp_fragment";
 }
 
 /// Elements of the reason counters; more than there are, so that a new reason does not change the map.

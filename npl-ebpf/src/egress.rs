@@ -45,7 +45,10 @@ impl Hook for Replies {
     ) -> Verdict {
         let (pod_port, protocol) = (u16::from_be(packet.ports.source), packet.location.protocol);
         let Some(endpoint) = F::endpoint(packet.location.source, pod_port, protocol) else { return Verdict::NotOurs };
-        let Some(tcp_flags) = packet.tcp_flags::<L2>(ctx) else { return Verdict::Pass(Reason::Truncated) };
+        let tcp_flags = match packet.tcp_flags::<L2>(ctx) {
+            Ok(flags) => flags,
+            Err(reason) => return Verdict::Pass(reason),
+        };
         let client_port = u16::from_be(packet.ports.destination);
         let ends =
             Ends::<F> { client: packet.location.destination, client_port, pod: packet.location.source, pod_port };
@@ -162,7 +165,7 @@ fn note_reply<F: Family>(reply: &Reply<'_, F>, word: u64, node: &NodeEnd<F>, end
         // A refused connection never becomes a flow.
         return Progress::Known;
     }
-    if reply.protocol != protocol::TCP && state(word) == state::REPLIED {
+    if reply.protocol == protocol::UDP && state(word) == state::REPLIED {
         // A second reply without a second request: a stream that the client may never write to again.
         let node = NodeEnd { ..*node };
         let request = Request { node, generation: endpoint.generation, ifindex: 0, tcp_flags: 0 };

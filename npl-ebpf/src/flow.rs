@@ -113,7 +113,7 @@ impl<'k, F: Family> Flow<'k, F> {
                 return Progress::Known;
             }
             // One client end, two node ends: to the Pod they are one flow, and only one can have the replies.
-            if self.protocol == protocol::TCP && request.tcp_flags & tcp_flag::SYN == 0 && !same {
+            if self.protocol != protocol::UDP && request.tcp_flags & tcp_flag::SYN == 0 && !same {
                 stats::count(Reason::Collision);
                 return Progress::Known;
             }

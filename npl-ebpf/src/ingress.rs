@@ -40,7 +40,10 @@ impl Hook for Requests {
         let Some(backend) = F::backend(Frontend { node_port, protocol, pad: 0 }) else {
             return Verdict::Pass(Reason::NoMapping);
         };
-        let Some(tcp_flags) = packet.tcp_flags::<L2>(ctx) else { return Verdict::Pass(Reason::Truncated) };
+        let tcp_flags = match packet.tcp_flags::<L2>(ctx) {
+            Ok(flags) => flags,
+            Err(reason) => return Verdict::Pass(reason),
+        };
 
         let request = Request {
             node: NodeEnd { addr: packet.location.destination, addr_index, port: node_port },

@@ -3,7 +3,7 @@
 //!
 //! `ingress` rewrites what clients send to a node port to the Pod, ahead of netfilter; `egress` rewrites the Pod's
 //! replies back, behind netfilter. In between, the host and its CNI see one ordinary flow from the client to the Pod.
-//! `rest` is both for packets that few are like: ICMP errors, fragments, options.
+//! `rest` is both for packets that few are like: ICMP errors, fragments, options, SCTP.
 //! `local` does without packets: it leads the sockets of clients on the Node itself and in its Pods to the Pod.
 //!
 //! Whatever is not ours goes on untouched: the verdict is always "next", so that other programs on the hook see it too.

@@ -7,6 +7,7 @@ use aya_ebpf::{
 };
 use npl_common::{
     config::Config,
+    crc,
     flow::{FlowKeyV4, FlowKeyV6, FlowV4, FlowV6, MAX_FLOWS},
     fragment,
     hold::{self, Held},
@@ -92,6 +93,11 @@ pub static PEER_V6: LruHashMap<PeerKeyV6, PeerV6, { MAX_PEERS as usize }> = LruH
 /// Written by the agent: the programs for unusual packets.
 #[btf_map(name = "npl_rest")]
 pub static REST: ProgramArray<{ REST_PROGRAMS.len() }> = ProgramArray::new();
+
+/// Written by the agent, once. Of single words, since to look one up is not to move a pointer: for each such move, the
+/// verifier follows a way more of a program without `CAP_PERFMON`.
+#[btf_map(name = "npl_crc")]
+pub static CRC: Array<u32, { crc::ELEMENTS }> = Array::new();
 
 /// Written by the programs, each processor its own.
 #[btf_map(name = "npl_hold")]

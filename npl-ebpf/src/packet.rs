@@ -7,7 +7,7 @@ use aya_ebpf::{
     helpers::generated::{bpf_skb_load_bytes, bpf_skb_pull_data},
     programs::TcContext,
 };
-use npl_common::mapping::protocol;
+use npl_common::{mapping::protocol, reason::Reason};
 
 use crate::{
     family::{Family, Location, Walk},
@@ -35,6 +35,14 @@ pub struct Ports {
     pub destination: u16,
 }
 
+impl Ports {
+    /// Both as one word, as loaded.
+    #[inline(always)]
+    pub const fn word(self) -> u32 {
+        self.source as u32 | (self.destination as u32) << u16::BITS
+    }
+}
+
 /// A TCP header without options (RFC 9293). Words are as loaded.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -58,6 +66,45 @@ pub struct UdpHeader {
     pub check: u16,
 }
 
+/// The header that all chunks of an SCTP packet share (RFC 9260). Words are as loaded.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct SctpHeader {
+    pub ports: Ports,
+    pub tag: u32,
+    pub check: u32,
+}
+
+/// The beginning of an SCTP chunk, of which every packet has one at least.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct SctpChunk {
+    kind: u8,
+    flags: u8,
+    length: u16,
+}
+
+/// Kinds of SCTP chunks.
+mod chunk {
+    pub const INIT: u8 = 1;
+    pub const ABORT: u8 = 6;
+    pub const SHUTDOWN: u8 = 7;
+    pub const SHUTDOWN_ACK: u8 = 8;
+}
+
+impl SctpChunk {
+    /// What a TCP segment would say with its flags.
+    #[inline(always)]
+    const fn tcp_flags(self) -> u8 {
+        match self.kind {
+            chunk::INIT => tcp_flag::SYN,
+            chunk::ABORT => tcp_flag::RST,
+            chunk::SHUTDOWN | chunk::SHUTDOWN_ACK => tcp_flag::FIN,
+            _ => 0,
+        }
+    }
+}
+
 /// An ICMP or `ICMPv6` header (RFC 792, RFC 4443). Words are as loaded.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -74,12 +121,15 @@ pub struct Packet<F: Family> {
     pub l3: usize,
     pub location: Location<F>,
     pub ports: Ports,
+    /// Where it ends, as the IP header says. Nothing if that is only a part of what has one transport header, or of a plain
+    /// packet, of which nobody asks.
+    pub end: Option<usize>,
 }
 
 /// What a packet is that is not a plain one with ports.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Other {
-    /// It has options or extension headers, is a fragment, or an ICMP message: a program of its own looks closer.
+    /// It has options or extension headers, is a fragment, an ICMP message, or SCTP: a program of its own looks closer.
     Unusual,
     /// Nothing that could be ours.
     Foreign,
@@ -101,7 +151,7 @@ impl<F: Family> Packet<F> {
     pub fn read<const L2: usize>(ctx: &TcContext) -> Result<Self, Other> {
         let location = F::locate::<L2>(ctx)?;
         let ports = read_at::<F, Ports, L2>(ctx, &location).ok_or(Other::Foreign)?;
-        Ok(Self { l3: L2, location, ports })
+        Ok(Self { l3: L2, location, ports, end: None })
     }
 
     /// Reads the ports of a packet that was walked through.
@@ -111,17 +161,30 @@ impl<F: Family> Packet<F> {
             return None;
         }
         let ports = load::<Ports>(ctx, walk.location.l4)?;
-        Some(Self { l3: walk.l3, location: walk.location, ports })
+        let end = if walk.fragment.is_first || walk.fragment.is_later { None } else { Some(walk.end) };
+        Some(Self { l3: walk.l3, location: walk.location, ports, end })
     }
 
-    /// TCP flags, 0 for other protocols; nothing if the packet ends before its transport header does.
+    /// TCP flags, or those that would say the same, and 0 of a datagram. Or why the packet cannot be translated: it ends
+    /// before its transport header does, or is a part of what only the whole of could be.
     #[inline(always)]
-    pub fn tcp_flags<const L2: usize>(&self, ctx: &TcContext) -> Option<u8> {
-        if self.location.protocol == protocol::TCP {
-            self.read_transport::<TcpHeader, L2>(ctx).map(|header| header.flags)
-        } else {
-            self.read_transport::<UdpHeader, L2>(ctx).map(|_| 0)
-        }
+    pub fn tcp_flags<const L2: usize>(&self, ctx: &TcContext) -> Result<u8, Reason> {
+        let flags = match self.location.protocol {
+            protocol::TCP => self.read_transport::<TcpHeader, L2>(ctx).map(|header| header.flags),
+            protocol::SCTP if !self.location.is_plain => {
+                let end = self.end.ok_or(Reason::SctpFragment)?;
+                self.first_chunk(ctx, end).map(SctpChunk::tcp_flags)
+            }
+            _ => self.read_transport::<UdpHeader, L2>(ctx).map(|_| 0),
+        };
+        flags.ok_or(Reason::Truncated)
+    }
+
+    /// The beginning of the first chunk of an SCTP packet that ends there.
+    #[inline(always)]
+    fn first_chunk(&self, ctx: &TcContext, end: usize) -> Option<SctpChunk> {
+        let offset = self.location.l4 + size_of::<SctpHeader>();
+        if offset + size_of::<SctpChunk>() > end { None } else { load(ctx, offset) }
     }
 
     /// Copies the beginning of the transport header.
@@ -140,10 +203,16 @@ fn read_at<F: Family, T: Copy, const L2: usize>(ctx: &TcContext, location: &Loca
     if location.is_plain { F::read_behind::<T, L2>(ctx) } else { load(ctx, location.l4) }
 }
 
+/// Whether a protocol is one of those that nearly every packet of mappings has.
+#[inline(always)]
+pub const fn is_common(protocol: u8) -> bool {
+    matches!(protocol, protocol::TCP | protocol::UDP)
+}
+
 /// Whether a protocol is one that mappings can have.
 #[inline(always)]
 pub const fn has_ports(protocol: u8) -> bool {
-    matches!(protocol, protocol::TCP | protocol::UDP)
+    is_common(protocol) || protocol == protocol::SCTP
 }
 
 /// The `EtherType` of a packet that is for this machine and in no VLAN: one in a VLAN belongs to the device that owns the

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Packets that are not plain ones with ports: ICMP errors, fragments, and those with options or extension headers.
+//! Packets that are not plain ones of TCP or UDP: ICMP errors, fragments, SCTP, and those with options or extension
+//! headers.
 //!
 //! Few packets are. Programs of their own look at them, which those of the hooks jump to: the others pay nothing for
 //! them, and they have a stack to themselves. Each part is a function of its own for the same reason.

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! The one place that writes packet bytes.
 //!
-//! Three checksums have to stay right: the IP header's, the transport's, and the kernel's own idea of either
+//! Of TCP and UDP, three checksums have to stay right: the IP header's, the transport's, and the kernel's own idea of either
 //! (`skb->csum` and `skb->ip_summed`). Only the kernel knows whether the transport field holds a checksum or, with
 //! offload, the sum of the pseudo-header that hardware completes. Where a device has verified the checksum it is one;
 //! elsewhere the kernel's helper changes it for the new address, and what came out tells which it was
 //! (`csum::field_kind`). So the usual packet takes one or two calls, which are what a rewrite costs.
+//!
+//! SCTP's covers no address, and with offload its field is zero.
 
 use core::mem::offset_of;
 
@@ -15,14 +17,16 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use npl_common::{
+    crc,
     csum::{self, Field},
     mapping::protocol,
 };
 
 use crate::{
-    family::{Family, Walk},
+    family::{Family, Location, Walk},
     icmp::Error,
-    packet::{IcmpHeader, Packet, Ports, TcpHeader, UdpHeader, load, skb},
+    maps::CRC,
+    packet::{IcmpHeader, Packet, Ports, SctpHeader, TcpHeader, UdpHeader, load, skb},
 };
 
 /// The kernel refused a write; the packet may be half rewritten.
@@ -90,13 +94,17 @@ pub fn apply<F: Family, const END: bool, const L2: usize>(
     addr: F::Addr,
     port: u16,
 ) -> Result<(), Refused> {
-    if packet.location.protocol == protocol::TCP {
-        let header = packet.read_transport::<TcpHeader, L2>(ctx).ok_or(Refused)?;
-        write::<F, _, END, L2>(ctx, packet, header, addr, port, true)
-    } else {
-        let header = packet.read_transport::<UdpHeader, L2>(ctx).ok_or(Refused)?;
-        // A datagram may go without a checksum, and then gets none.
-        write::<F, _, END, L2>(ctx, packet, header, addr, port, header.check != 0)
+    match packet.location.protocol {
+        protocol::TCP => {
+            let header = packet.read_transport::<TcpHeader, L2>(ctx).ok_or(Refused)?;
+            write::<F, _, END, L2>(ctx, packet, header, addr, port, true)
+        }
+        protocol::SCTP if !packet.location.is_plain => write_sctp::<F, END>(ctx, packet, addr, port),
+        _ => {
+            let header = packet.read_transport::<UdpHeader, L2>(ctx).ok_or(Refused)?;
+            // A datagram may go without a checksum, and then gets none.
+            write::<F, _, END, L2>(ctx, packet, header, addr, port, header.check != 0)
+        }
     }
 }
 
@@ -136,6 +144,37 @@ fn write<F: Family, H: Checked, const END: bool, const L2: usize>(
     }
 }
 
+/// As [`write()`], of an SCTP packet, which is whole.
+#[inline(always)]
+fn write_sctp<F: Family, const END: bool>(
+    ctx: &TcContext,
+    packet: &Packet<F>,
+    addr: F::Addr,
+    port: u16,
+) -> Result<(), Refused> {
+    let header = load::<SctpHeader>(ctx, packet.location.l4).ok_or(Refused)?;
+    let old = packet.ports;
+    let ports = if END == SOURCE { Ports { source: port, ..old } } else { Ports { destination: port, ..old } };
+    let check = sctp_check(header.check, old.word(), ports.word(), packet.end.ok_or(Refused)? - packet.location.l4);
+    write_address::<F, END>(ctx, packet.l3, &packet.location, addr)?;
+    // A CRC does not cancel out in a sum.
+    let flags = u64::from(BPF_F_RECOMPUTE_CSUM);
+    store(ctx, packet.location.l4, &SctpHeader { ports, check, ..header }, flags)
+}
+
+/// SCTP's checksum for other ports. One that is left to hardware is zero and stays so; of those that are right, one in
+/// four thousand million is, and is then lost as a packet on the wire may be.
+#[inline(always)]
+fn sctp_check(check: u32, ports: u32, new_ports: u32, length: usize) -> u32 {
+    if check == 0 { 0 } else { crc::replace_ports(check, ports, new_ports, length as u16, times_element) }
+}
+
+/// Every index has an element. A checksum that stayed as it is for want of one would be wrong, and the packet lost.
+#[inline(never)]
+fn times_element(polynomial: u32, index: u32) -> u32 {
+    crc::times_element(polynomial, index, |index| CRC.get(index).copied()).unwrap_or(0)
+}
+
 /// Gives one end of a packet that has no transport header another address.
 #[inline(always)]
 pub fn apply_address<F: Family, const END: bool>(
@@ -143,14 +182,23 @@ pub fn apply_address<F: Family, const END: bool>(
     walk: &Walk<F>,
     addr: F::Addr,
 ) -> Result<(), Refused> {
-    let location = &walk.location;
+    write_address::<F, END>(ctx, walk.l3, &walk.location, addr)
+}
+
+#[inline(always)]
+fn write_address<F: Family, const END: bool>(
+    ctx: &TcContext,
+    l3: usize,
+    location: &Location<F>,
+    addr: F::Addr,
+) -> Result<(), Refused> {
     let (old, source, destination) = if END == SOURCE {
         (location.source, addr, location.destination)
     } else {
         (location.destination, location.source, addr)
     };
     let tail = F::tail(location.rest, source, destination, F::difference(old, addr));
-    store(ctx, walk.l3 + F::TAIL, &tail, F::STORE_FLAGS)
+    store(ctx, l3 + F::TAIL, &tail, F::STORE_FLAGS)
 }
 
 /// Turns an ICMP error that names one side of a translation into one that names the other: the address that it goes to
@@ -186,7 +234,12 @@ pub fn apply_error<F: Family, const END: bool>(
         check = !csum::fold(u32::from(!check) + quoted_difference);
     }
     let covered = u64::from(BPF_F_RECOMPUTE_CSUM);
-    if let Some((offset, before)) = quoted_check(ctx, error) {
+    if quoted.protocol == protocol::SCTP {
+        if let Some((before, after)) = quoted_crc(ctx, error, quoted_ports) {
+            check = csum::replace32(check, before, after);
+            store(ctx, quoted.l4 + offset_of!(SctpHeader, check), &after, covered)?;
+        }
+    } else if let Some((offset, before)) = quoted_check(ctx, error) {
         let after = !csum::fold(u32::from(!before) + quoted_difference);
         let after = csum::replace16(after, quoted_port, port);
         let after = if quoted.protocol == protocol::UDP { finished::<UdpHeader>(after) } else { after };
@@ -213,6 +266,19 @@ fn quoted_check<F: Family>(ctx: &TcContext, error: &Error<F>) -> Option<(usize, 
     let check = load::<u16>(ctx, offset)?;
     // A datagram may go without a checksum, and then gets none.
     if check == 0 && !is_tcp { None } else { Some((offset, check)) }
+}
+
+/// What a quoted SCTP packet's checksum says, and what it has to say for other ports, if the quote is long enough: how
+/// long the packet was is quoted too.
+#[inline(always)]
+fn quoted_crc<F: Family>(ctx: &TcContext, error: &Error<F>, ports: Ports) -> Option<(u32, u32)> {
+    let quote = &error.quote;
+    let (l4, end) = (quote.location.l4, quote.end?);
+    if l4 + size_of::<SctpHeader>() > error.outer.end || l4 > end {
+        return None;
+    }
+    let before = load::<SctpHeader>(ctx, l4)?.check;
+    Some((before, sctp_check(before, quote.ports.word(), ports.word(), end - l4)))
 }
 
 /// The transport checksum field for another address and port. Where a device has verified it, that is arithmetic, and

@@ -37,6 +37,7 @@ impl Datapath {
         pins.create()?;
         let programs = Programs::open(&pins)?;
         let tables = Tables::open(&pins)?;
+        Tables::write_crc_table(&pins)?;
         Ok(Self { hooks: Hooks::new(programs, pins), tables, writer: MappingWriter::default() })
     }
 

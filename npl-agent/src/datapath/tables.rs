@@ -9,6 +9,7 @@ use std::{
 use aya::maps::{Array, Map, MapData, MapError, PerCpuArray, PerCpuValues};
 use npl_common::{
     config::Config,
+    crc,
     mapping::MAX_LOCAL_ADDRESSES,
     names,
     reason::Reason,
@@ -62,6 +63,19 @@ impl Tables {
             stats: open(pins, names::MAP_STATS)?,
             reason: open(pins, names::MAP_REASON)?,
         })
+    }
+
+    /// Writes what SCTP's checksum is changed by.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub(super) fn write_crc_table(pins: &Pins) -> Result<(), DatapathError> {
+        let mut map: Array<MapData, u32> = open(pins, names::MAP_CRC)?;
+        let mut elements = (0..).zip(crc::TABLE);
+        elements
+            .try_for_each(|(index, element)| map.set(index, element, 0))
+            .map_err(DatapathError::map("write", names::MAP_CRC))
     }
 
     /// The maps of a family.

@@ -92,8 +92,9 @@ impl Family for V4 {
         let ip = packet::read::<Header, L2>(ctx).ok_or(Other::Foreign)?;
         let Tail { rest, source, destination } = ip.tail;
         let protocol = rest.protocol;
-        if !packet::has_ports(protocol) {
-            return Err(if protocol == Self::ICMP { Other::Unusual } else { Other::Foreign });
+        if !packet::is_common(protocol) {
+            let is_unusual = protocol == Self::ICMP || packet::has_ports(protocol);
+            return Err(if is_unusual { Other::Unusual } else { Other::Foreign });
         }
         if ip.version_and_length != PLAIN || ip.fragment & FRAGMENT_MASK != 0 {
             return Err(Other::Unusual);

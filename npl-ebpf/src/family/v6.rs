@@ -107,8 +107,8 @@ impl Family for V6 {
         let ip = packet::read::<Header, L2>(ctx).ok_or(Other::Foreign)?;
         let Tail { source, destination } = ip.tail;
         let protocol = ip.protocol;
-        if !packet::has_ports(protocol) {
-            let is_unusual = protocol == Self::ICMP || is_extension(protocol);
+        if !packet::is_common(protocol) {
+            let is_unusual = protocol == Self::ICMP || packet::has_ports(protocol) || is_extension(protocol);
             return Err(if is_unusual { Other::Unusual } else { Other::Foreign });
         }
         Ok(Location { source, destination, rest: (), protocol, l4: L2 + LENGTH, is_plain: true })

@@ -16,6 +16,7 @@ pub(super) const ICMP: u8 = 1;
 pub(super) const TCP: u8 = 6;
 pub(super) const UDP: u8 = 17;
 pub(super) const ICMPV6: u8 = 58;
+pub(super) const SCTP: u8 = 132;
 
 /// Offsets of the checksum fields in their headers.
 const IPV4_CHECKSUM: usize = 10;
@@ -94,6 +95,7 @@ impl Transport {
         match self {
             Self::Tcp(tcp) => (TCP, with_checksum(ip, TCP, tcp.build(), TCP_CHECKSUM, tcp.checksum)),
             Self::Udp(udp) => (UDP, with_checksum(ip, UDP, udp.build(), UDP_CHECKSUM, udp.checksum)),
+            Self::Sctp(sctp) => (SCTP, sctp.build()),
             Self::Icmp(icmp) => {
                 let protocol = if matches!(ip, Ip::V4(_)) { ICMP } else { ICMPV6 };
                 (protocol, with_checksum(ip, protocol, icmp.build(), ICMP_CHECKSUM, icmp.checksum))

@@ -15,6 +15,7 @@
 mod build;
 mod checksum;
 mod parse;
+mod sctp;
 #[cfg(test)]
 mod tests;
 
@@ -22,6 +23,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 pub use self::checksum::ones_complement_sum;
 pub use self::parse::ParseError;
+pub use self::sctp::{Crc, SCTP_TAG, Sctp, crc32c, sctp_chunks};
 
 /// The flags of a TCP segment, by their bits.
 pub mod tcp_flags {
@@ -115,6 +117,8 @@ pub enum Transport {
     Tcp(Tcp),
     /// A UDP datagram.
     Udp(Udp),
+    /// An SCTP packet.
+    Sctp(Sctp),
     /// An ICMP message of the packet's family.
     Icmp(Icmp),
     /// Anything else, and all but the first fragment of a datagram.
@@ -290,17 +294,18 @@ impl Transport {
         match self {
             Self::Tcp(tcp) => Some((&mut tcp.source, &mut tcp.destination)),
             Self::Udp(udp) => Some((&mut udp.source, &mut udp.destination)),
+            Self::Sctp(sctp) => Some((&mut sctp.source, &mut sctp.destination)),
             Self::Icmp(_) | Self::Raw { .. } => None,
         }
     }
 
-    /// The checksum field, where there is one.
+    /// The checksum field, where there is an Internet checksum.
     pub fn checksum_mut(&mut self) -> Option<&mut Checksum> {
         match self {
             Self::Tcp(tcp) => Some(&mut tcp.checksum),
             Self::Udp(udp) => Some(&mut udp.checksum),
             Self::Icmp(icmp) => Some(&mut icmp.checksum),
-            Self::Raw { .. } => None,
+            Self::Sctp(_) | Self::Raw { .. } => None,
         }
     }
 }

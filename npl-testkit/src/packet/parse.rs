@@ -3,9 +3,9 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use super::build::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, ICMP, ICMPV6, TCP, UDP, transport_sums};
+use super::build::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, ICMP, ICMPV6, SCTP, TCP, UDP, transport_sums};
 use super::checksum::Sums;
-use super::{Checksum, Ethernet, Icmp, Ip, Ipv4, Ipv6, Packet, Tcp, Transport, Udp};
+use super::{Checksum, Ethernet, Icmp, Ip, Ipv4, Ipv6, Packet, Sctp, Tcp, Transport, Udp};
 
 /// Why bytes are not a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +56,7 @@ impl Packet {
         let transport = match protocol {
             TCP if !is_later_fragment => Transport::Tcp(parse_tcp(&ip, payload)?),
             UDP if !is_later_fragment => Transport::Udp(parse_udp(&ip, payload)?),
+            SCTP if !is_later_fragment => Transport::Sctp(Sctp::parse(payload)?),
             ICMP | ICMPV6 if !is_later_fragment => Transport::Icmp(parse_icmp(&ip, protocol, payload)?),
             protocol => Transport::Raw { protocol, bytes: payload.to_vec() },
         };

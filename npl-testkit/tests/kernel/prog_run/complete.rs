@@ -6,11 +6,12 @@ use std::os::fd::AsFd as _;
 use aya::util::KernelVersion;
 use npl_agent::core::model::Family;
 use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
+use npl_testkit::packet::sctp_chunks::{DATA, INIT, INIT_ACK};
 use npl_testkit::packet::tcp_flags::{ACK, SYN};
 use npl_testkit::packet::{Checksum, Packet};
 
 use super::fragments::fragments;
-use super::scene::{client, family, for_us, node, pod, pod_ip, router_ip, tcp, udp, with_mappings};
+use super::scene::{client, family, for_us, node, pod, pod_ip, router_ip, sctp, tcp, udp, with_mappings};
 use crate::lab::{Lab, NEXT};
 use crate::sys::run_with_complete_checksum;
 
@@ -50,6 +51,22 @@ fn sum_that_a_device_made_stays_right() {
         *no_checksum.transport.checksum_mut().unwrap() = Checksum::Zero;
         for answer in [tcp(pod(), client(), SYN | ACK, b"odd"), udp(pod(), client(), b"hello"), no_checksum] {
             keeps_the_sum(lab, PROG_EGRESS, &answer);
+        }
+    });
+}
+
+/// The kernel's sum is over the CRC too, which does not cancel out in it.
+#[test]
+fn sum_of_an_sctp_packet_stays_right() {
+    if !kernel_can() {
+        return;
+    }
+    with_mappings(|lab| {
+        keeps_the_sum(lab, PROG_INGRESS, &sctp(client(), node(), INIT, &[7; 16]));
+        keeps_the_sum(lab, PROG_EGRESS, &sctp(pod(), client(), INIT_ACK, &[7; 117]));
+        for bytes in [8, 12, 64] {
+            let about_reply = Packet::icmp_error(router_ip(), 3, 1, &sctp(node(), client(), DATA, &[7; 100]), bytes);
+            keeps_the_sum(lab, PROG_INGRESS, &for_us(about_reply));
         }
     });
 }

@@ -28,7 +28,7 @@ fn kinds() -> [(u8, u8); 6] {
 }
 
 /// That which tells the largest size that fits.
-fn too_large() -> (u8, u8) {
+pub(crate) fn too_large() -> (u8, u8) {
     kinds()[2]
 }
 
@@ -41,12 +41,12 @@ fn error((kind, code): (u8, u8), sender: IpAddr, quoted: &Packet, bytes: usize) 
 }
 
 /// What the Pod gets of an error about a reply, and what the Node gets of it.
-fn about_reply(kind: (u8, u8), reply: &Packet, bytes: usize) -> (Packet, Packet) {
+pub(crate) fn about_reply(kind: (u8, u8), reply: &Packet, bytes: usize) -> (Packet, Packet) {
     (error(kind, router_ip(), &from(reply, node()), bytes), error(kind, router_ip(), &from(reply, pod()), bytes))
 }
 
 /// What leaves the Node of an error about a request, and what the client gets of it.
-fn about_request(kind: (u8, u8), sender: IpAddr, request: &Packet, bytes: usize) -> (Packet, Packet) {
+pub(crate) fn about_request(kind: (u8, u8), sender: IpAddr, request: &Packet, bytes: usize) -> (Packet, Packet) {
     (error(kind, sender, &to(request, pod()), bytes), error(kind, node_ip(), &to(request, node()), bytes))
 }
 

@@ -10,7 +10,7 @@ use crate::counters::{first_request, reply, request};
 use crate::lab::{Lab, NEXT, Outcome};
 use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
 
-const HOP_BY_HOP: u8 = 0;
+pub(crate) const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
 pub(crate) const FRAGMENT: u8 = 44;
 const AUTHENTICATION: u8 = 51;

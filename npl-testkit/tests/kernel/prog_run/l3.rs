@@ -9,10 +9,11 @@ use std::net::SocketAddr;
 
 use npl_agent::core::model::Family;
 use npl_common::names::{PROG_EGRESS_L3, PROG_INGRESS_L3};
+use npl_testkit::packet::sctp_chunks::{INIT, INIT_ACK};
 use npl_testkit::packet::tcp_flags::{ACK, SYN};
 use npl_testkit::packet::{Checksum, Packet, Transport};
 
-use super::scene::{GENERATION, NODE_PORT, Tcp, Udp, from, node, to, with_mappings_of};
+use super::scene::{GENERATION, NODE_PORT, Sctp, Tcp, Udp, from, node, to, with_mappings_of};
 use crate::counters::{first_request, reason, reply, request};
 use crate::lab::Lab;
 use npl_common::reason::Reason;
@@ -27,7 +28,7 @@ fn pod() -> SocketAddr {
 
 fn with_l3_mappings(test: impl Fn(&mut Lab) + Send + Sync) {
     with_mappings_of(Family::V4, |lab| {
-        for protocol in [Tcp, Udp] {
+        for protocol in [Tcp, Udp, Sctp] {
             lab.add(protocol, NODE_PORT, pod(), GENERATION);
         }
         test(lab);
@@ -89,5 +90,15 @@ fn unusual_packets_are_translated_without_a_link_layer_header() {
         ));
         (later.ipv4_mut().unwrap().fragment_offset, later.ipv4_mut().unwrap().dont_fragment) = (20, false);
         lab.run(PROG_INGRESS_L3, &later.build()).is(&to(&later, pod()), request("61000/udp", 45));
+    });
+}
+
+#[test]
+fn sctp_is_translated_without_a_link_layer_header() {
+    with_l3_mappings(|lab| {
+        let init = bare(Packet::sctp(client(), node(), INIT, &[7; 16]));
+        lab.run(PROG_INGRESS_L3, &init.build()).is(&to(&init, pod()), first_request("61000/sctp", 52));
+        let answer = bare(Packet::sctp(pod(), client(), INIT_ACK, &[7; 20]));
+        lab.run(PROG_EGRESS_L3, &answer.build()).is(&from(&answer, node()), reply("61000/sctp", 56));
     });
 }

@@ -13,4 +13,6 @@ mod reasons;
 mod replies;
 mod requests;
 mod scene;
+mod sctp;
+mod sctp_flows;
 mod untouched;

@@ -21,14 +21,14 @@ pub(crate) const GENERATION: u32 = 0x1234;
 /// The loopback device's: the frame is for this machine.
 const TO_THIS_MACHINE: [u8; 6] = [0; 6];
 
-pub(crate) use Protocol::{Tcp, Udp};
+pub(crate) use Protocol::{Sctp, Tcp, Udp};
 
 thread_local! {
     /// The family that the scene plays in; each test has a thread of its own for each.
     static FAMILY: Cell<Family> = const { Cell::new(Family::V4) };
 }
 
-/// Both addresses of the Node, and its TCP and UDP mappings of one Pod port: in each family by itself.
+/// Both addresses of the Node, and its mappings of one Pod port by every protocol: in each family by itself.
 pub(crate) fn with_mappings(test: impl Fn(&mut Lab) + Send + Sync) {
     for family in Family::ALL {
         with_mappings_of(family, &test);
@@ -39,7 +39,7 @@ pub(crate) fn with_mappings(test: impl Fn(&mut Lab) + Send + Sync) {
 pub(crate) fn with_mappings_of(family: Family, test: impl Fn(&mut Lab) + Send + Sync) {
     with_family(family, |lab| {
         lab.set_addresses(&[node_ip(), second_node_ip()]);
-        for protocol in [Tcp, Udp] {
+        for protocol in [Tcp, Udp, Sctp] {
             lab.add(protocol, NODE_PORT, pod(), GENERATION);
         }
         test(lab);
@@ -120,6 +120,11 @@ pub(crate) fn tcp(from: SocketAddr, to: SocketAddr, flags: u8, payload: &[u8]) -
 /// A datagram that arrives at the Node.
 pub(crate) fn udp(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Packet {
     for_us(Packet::udp(from, to, payload))
+}
+
+/// An SCTP packet with one chunk that arrives at the Node.
+pub(crate) fn sctp(from: SocketAddr, to: SocketAddr, kind: u8, content: &[u8]) -> Packet {
+    for_us(Packet::sctp(from, to, kind, content))
 }
 
 pub(crate) fn for_us(packet: Packet) -> Packet {

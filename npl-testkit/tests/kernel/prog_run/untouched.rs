@@ -74,7 +74,7 @@ fn address_that_the_node_lost_is_not_ours() {
 fn other_protocols_are_not_ours() {
     with_mappings(|lab| {
         let ports: Vec<u8> = [61_000_u16, 61_000].iter().flat_map(|port| port.to_be_bytes()).collect();
-        for protocol in [1, 2, 33, 41, 47, 50, 132, 136] {
+        for protocol in [1, 2, 33, 41, 47, 50, 131, 133, 136] {
             let bytes = [ports.clone(), vec![0; 40]].concat();
             let packet = Packet::new(client_ip(), node_ip(), Transport::Raw { protocol, bytes: bytes.clone() });
             passes(lab, &for_us(packet).build());

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+//! SCTP, whose checksum is over the packet alone, and changes without a look at what it covers.
+
+use npl_agent::core::model::Family;
+use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
+use npl_common::reason::Reason;
+use npl_testkit::packet::sctp_chunks::{DATA, INIT, INIT_ACK};
+use npl_testkit::packet::{Crc, Ip, Packet, Transport};
+
+use super::extensions::{DESTINATION_OPTIONS, HOP_BY_HOP, SIX, extended};
+use super::fragments::fragments;
+use super::scene::{
+    Sctp, client, client_ip, family, for_us, from, length, node, node_ip, pod, pod_ip, sctp, to, with_mappings,
+    with_mappings_of,
+};
+use crate::counters::{Change, first_request, reason, reply, request};
+use crate::lab::{Lab, NEXT, Outcome};
+
+/// What the fragments of a packet have in common.
+const ID: u32 = 0x4e52;
+/// Bytes of a packet that is as small as any, behind the IP header: the shared header, and that of a chunk.
+const LEAST: usize = 16;
+
+#[track_caller]
+fn becomes(lab: &mut Lab, program: &'static str, frame: &[u8], bytes: Vec<u8>, changes: Vec<Change>) {
+    assert_eq!(lab.run(program, frame), Outcome { action: NEXT, bytes, changes }, "{program}");
+}
+
+/// The client's first packet.
+fn open(lab: &mut Lab) {
+    lab.ingress(&sctp(client(), node(), INIT, &[0; 16]));
+}
+
+fn with_checksum(packet: &Packet, checksum: Crc) -> Packet {
+    let mut packet = packet.clone();
+    let Transport::Sctp(sctp) = &mut packet.transport else { unreachable!("SCTP was asked for") };
+    sctp.checksum = checksum;
+    packet
+}
+
+#[test]
+fn request_goes_to_the_pod_and_reply_comes_from_the_node() {
+    with_mappings(|lab| {
+        let init = sctp(client(), node(), INIT, &[7; 16]);
+        lab.ingress(&init).is(&to(&init, pod()), first_request("61000/sctp", length(&init)));
+        let answer = sctp(pod(), client(), INIT_ACK, &[9; 300]);
+        lab.egress(&answer).is(&from(&answer, node()), reply("61000/sctp", length(&answer)));
+    });
+}
+
+/// Of every length that a link takes, chunks and paddings that no sender makes included.
+#[test]
+fn changed_checksums_are_those_of_a_full_crc() {
+    with_mappings(|lab| {
+        open(lab);
+        let mut state = 1_u32;
+        for bytes in (0..=1500).step_by(if crate::world::is_emulated() { 37 } else { 3 }) {
+            let content: Vec<u8> = std::iter::repeat_with(|| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                state.to_be_bytes()[0]
+            })
+            .take(bytes)
+            .collect();
+            let unpadded = |mut packet: Packet| {
+                let Transport::Sctp(sctp) = &mut packet.transport else { unreachable!("SCTP was asked for") };
+                sctp.chunks.truncate(4 + bytes);
+                packet
+            };
+            let question = unpadded(sctp(client(), node(), DATA, &content));
+            assert_eq!(lab.ingress(&question).bytes, to(&question, pod()).build(), "{bytes} bytes");
+            let answer = unpadded(sctp(pod(), client(), DATA, &content));
+            assert_eq!(lab.egress(&answer).bytes, from(&answer, node()).build(), "{bytes} bytes");
+        }
+    });
+}
+
+#[test]
+fn checksum_that_is_left_to_hardware_stays_zero() {
+    with_mappings(|lab| {
+        open(lab);
+        let question = with_checksum(&sctp(client(), node(), DATA, b"question"), Crc::Zero);
+        lab.ingress(&question).is(&to(&question, pod()), request("61000/sctp", length(&question)));
+        let answer = with_checksum(&sctp(pod(), client(), DATA, b"answer"), Crc::Zero);
+        lab.egress(&answer).is(&from(&answer, node()), reply("61000/sctp", length(&answer)));
+    });
+}
+
+#[test]
+fn wrong_checksum_stays_as_wrong_as_it_was() {
+    with_mappings(|lab| {
+        open(lab);
+        let question = with_checksum(&sctp(client(), node(), DATA, b"question"), Crc::WrongBy(0x0100_0001));
+        lab.ingress(&question).is(&to(&question, pod()), request("61000/sctp", length(&question)));
+        let answer = with_checksum(&sctp(pod(), client(), DATA, b"answer"), Crc::WrongBy(0x8000_0000));
+        lab.egress(&answer).is(&from(&answer, node()), reply("61000/sctp", length(&answer)));
+    });
+}
+
+#[test]
+fn padding_of_the_frame_is_not_covered() {
+    with_mappings(|lab| {
+        open(lab);
+        let padding = [0xa5; 22];
+        let question = sctp(client(), node(), DATA, b"short");
+        let frame = [question.build(), padding.to_vec()].concat();
+        let translated = [to(&question, pod()).build(), padding.to_vec()].concat();
+        becomes(lab, PROG_INGRESS, &frame, translated, request("61000/sctp", frame.len()));
+        let answer = sctp(pod(), client(), DATA, b"short");
+        let frame = [answer.build(), padding.to_vec()].concat();
+        let translated = [from(&answer, node()).build(), padding.to_vec()].concat();
+        becomes(lab, PROG_EGRESS, &frame, translated, reply("61000/sctp", frame.len()));
+    });
+}
+
+#[test]
+fn options_and_extension_headers_are_kept_and_not_covered() {
+    with_mappings_of(Family::V4, |lab| {
+        open(lab);
+        let with_options = |packet: &Packet| {
+            let mut packet = packet.clone();
+            let header = packet.ipv4_mut().unwrap();
+            (header.options, header.tos, header.ttl) = (vec![1; 39], 0x28, 3);
+            packet
+        };
+        let question = with_options(&sctp(client(), node(), DATA, b"behind options"));
+        lab.ingress(&question).is(&to(&question, pod()), request("61000/sctp", length(&question)));
+        let answer = with_options(&sctp(pod(), client(), DATA, b"behind options"));
+        lab.egress(&answer).is(&from(&answer, node()), reply("61000/sctp", length(&answer)));
+    });
+    with_mappings_of(Family::V6, |lab| {
+        open(lab);
+        let chain: [(u8, &[u8]); 2] = [(HOP_BY_HOP, SIX), (DESTINATION_OPTIONS, SIX)];
+        let question = sctp(client(), node(), DATA, b"behind extensions");
+        let frame = extended(&question, &chain);
+        let translated = extended(&to(&question, pod()), &chain);
+        becomes(lab, PROG_INGRESS, &frame, translated, request("61000/sctp", frame.len()));
+        let answer = sctp(pod(), client(), DATA, b"behind extensions");
+        let frame = extended(&answer, &chain);
+        becomes(lab, PROG_EGRESS, &frame, extended(&from(&answer, node()), &chain), reply("61000/sctp", frame.len()));
+    });
+}
+
+#[test]
+fn everything_else_in_the_headers_is_kept() {
+    with_mappings(|lab| {
+        open(lab);
+        let mut answer = sctp(pod(), client(), DATA, b"answer");
+        match &mut answer.ip {
+            Ip::V4(header) => (header.tos, header.ttl, header.identification) = (0xb8, 1, 0xffff),
+            Ip::V6(header) => (header.traffic_class, header.hop_limit, header.flow_label) = (0xb8, 1, 0xf_ffff),
+        }
+        lab.egress(&answer).is(&from(&answer, node()), reply("61000/sctp", length(&answer)));
+    });
+}
+
+#[test]
+fn no_mapping_leaves_sctp_to_the_host() {
+    with_mappings(|lab| {
+        let packet = sctp(client(), (node_ip(), 61_050).into(), INIT, &[0; 16]);
+        lab.ingress(&packet).is(&packet, reason(Reason::NoMapping));
+        lab.remove(family(), Sctp, node().port());
+        let packet = sctp(client(), node(), INIT, &[0; 16]);
+        lab.ingress(&packet).is(&packet, reason(Reason::NoMapping));
+    });
+}
+
+#[test]
+fn port_outside_of_the_range_and_other_senders_are_not_ours() {
+    with_mappings(|lab| {
+        open(lab);
+        let packet = sctp(client(), (node_ip(), 2905).into(), INIT, &[0; 16]);
+        lab.ingress(&packet).is(&packet, vec![]);
+        let packet = sctp((pod_ip(), 2905).into(), client(), DATA, b"direct");
+        lab.egress(&packet).is(&packet, vec![]);
+    });
+}
+
+#[test]
+fn untracked_reply_of_sctp_is_direct_traffic_and_passed() {
+    with_mappings(|lab| {
+        let packet = sctp(pod(), client(), INIT, &[0; 16]);
+        lab.egress(&packet).is(&packet, reason(Reason::UntrackedReply));
+    });
+}
+
+/// What stands behind the packet's end, as padding of a frame does, is none of it.
+#[test]
+fn truncated_sctp_is_passed_in_both_directions() {
+    with_mappings(|lab| {
+        open(lab);
+        for bytes in 4..LEAST {
+            let part = |packet: Packet| {
+                let transport = packet.build()[length(&packet) - LEAST..][..bytes].to_vec();
+                Transport::Raw { protocol: 132, bytes: transport }
+            };
+            let request = part(sctp(client(), node(), DATA, b""));
+            let request = for_us(Packet::new(client_ip(), node_ip(), request));
+            let answer = for_us(Packet::new(pod_ip(), client_ip(), part(sctp(pod(), client(), DATA, b""))));
+            for (program, packet) in [(PROG_INGRESS, request), (PROG_EGRESS, answer)] {
+                for padding in [vec![], vec![0; 24]] {
+                    let frame = [packet.build(), padding].concat();
+                    becomes(lab, program, &frame, frame.clone(), reason(Reason::Truncated));
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn sctp_fragment_is_passed_in_both_directions() {
+    with_mappings(|lab| {
+        open(lab);
+        for (program, packet) in [
+            (PROG_INGRESS, sctp(client(), node(), DATA, &[7; 200])),
+            (PROG_EGRESS, sctp(pod(), client(), DATA, &[7; 200])),
+        ] {
+            let frames = fragments(&packet, ID);
+            assert!(frames.len() > 2);
+            for (number, frame) in frames.iter().enumerate() {
+                let changes = if number == 0 { reason(Reason::SctpFragment) } else { vec![] };
+                becomes(lab, program, frame, frame.clone(), changes);
+            }
+        }
+    });
+}
+
+#[test]
+fn sctp_fragment_of_no_mapping_is_not_counted_as_one() {
+    with_mappings(|lab| {
+        let packet = sctp(client(), (node_ip(), 61_050).into(), DATA, &[7; 200]);
+        let frame = &fragments(&packet, ID)[0];
+        becomes(lab, PROG_INGRESS, frame, frame.clone(), reason(Reason::NoMapping));
+    });
+}
