@@ -44,6 +44,11 @@ pub struct RunArgs {
     #[arg(long, env = "NPL_PORT_RANGE", value_name = "START-END", default_value = "61000-62000")]
     pub port_range: String,
 
+    /// Protocols to serve, of tcp, udp and sctp. AKO and F5 CIS read annotations without regard to the protocol, and would
+    /// send TCP to the node port of an SCTP entry: name sctp only where whoever reads annotations knows it.
+    #[arg(long, env = "NPL_PROTOCOLS", value_name = "LIST", default_value = "tcp,udp")]
+    pub protocols: String,
+
     /// Network devices that clients' packets arrive on: "auto" follows the Node's routes, or a list such as eth0,eth1.
     #[arg(long, env = "NPL_DEVICES", value_name = "auto|LIST", default_value = "auto")]
     pub devices: String,

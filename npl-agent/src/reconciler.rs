@@ -18,7 +18,7 @@ use tracing::{debug, info, warn};
 
 use crate::{
     core::{
-        model::{Family, Moment, Protocol},
+        model::{Family, Moment},
         op::Op,
         problem::Problem,
         report::Warnings,
@@ -301,8 +301,8 @@ impl Reconciler {
         for family in [Family::V4, Family::V6] {
             let count = self.state.mappings().filter(|view| view.frontend.family == family).count();
             self.metrics.set_mappings(family, count as u64);
-            let usage = [Protocol::Tcp, Protocol::Udp].map(|protocol| self.state.port_usage(family, protocol));
-            let sum = |pick: fn(&crate::core::ports::PortUsage) -> usize| usage.iter().map(pick).sum::<usize>() as u64;
+            let usages: Vec<_> = self.state.port_usages(family).collect();
+            let sum = |pick: fn(&crate::core::ports::PortUsage) -> usize| usages.iter().map(pick).sum::<usize>() as u64;
             let counts = PortCounts {
                 used: sum(|usage| usage.active + usage.draining),
                 free: sum(|usage| usage.free),

@@ -12,18 +12,13 @@ pub use self::{
 };
 use crate::{
     args::RunArgs,
-    core::{
-        devices::DeviceSelection,
-        model::{Family, Protocol},
-        settings::Settings,
-    },
+    core::{devices::DeviceSelection, model::Family, settings::Settings},
     datapath::CgroupSelection,
     kube::AnnotationKeys,
 };
 
 /// What the datapath can do today.
 const SERVED_FAMILIES: [Family; 2] = [Family::V4, Family::V6];
-const SERVED_PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
 
 /// Everything that `run` was told, checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,6 +66,7 @@ impl TryFrom<RunArgs> for Config {
             node_name,
             kubeconfig,
             port_range,
+            protocols,
             devices,
             node_ip,
             annotation_domain,
@@ -89,7 +85,7 @@ impl TryFrom<RunArgs> for Config {
             node_ip: flag("node-ip", value::node_ip(&node_ip))?,
             annotation_format: flag("annotation-format", annotation_format.parse())?,
             families: SERVED_FAMILIES.to_vec(),
-            protocols: SERVED_PROTOCOLS.to_vec(),
+            protocols: flag("protocols", value::protocols(&protocols))?,
             drain_millis: flag("drain", value::millis(&drain))?,
             quarantine_millis: flag("quarantine", value::millis(&quarantine))?,
             is_retiring: retire,

@@ -7,7 +7,10 @@ use clap::{CommandFactory, Parser};
 use super::{CgroupSelection, Config, ConfigError, DeviceSelection, RangeWarning, port_range_warnings};
 use crate::{
     args::{Cli, Command, RunArgs},
-    core::settings::{NodeIpSource, PortRange},
+    core::{
+        model::Protocol,
+        settings::{NodeIpSource, PortRange},
+    },
 };
 
 fn args(flags: &[&str]) -> RunArgs {
@@ -49,6 +52,7 @@ fn every_flag_has_a_variable_and_a_help_text() {
 fn defaults_are_those_of_antrea_and_of_the_architecture() {
     let config = config(&[]).unwrap();
     assert_eq!(config.settings.port_range.to_string(), "61000-62000");
+    assert_eq!(config.settings.protocols, [Protocol::Tcp, Protocol::Udp]);
     assert_eq!(config.settings.node_ip, NodeIpSource::Internal);
     assert_eq!((config.settings.drain_millis, config.settings.quarantine_millis), (30_000, 60_000));
     assert_eq!(config.devices, DeviceSelection::Auto);
@@ -65,6 +69,13 @@ fn durations_have_units_and_may_be_put_together() {
         assert_eq!(config(&["--drain", text]).unwrap().settings.drain_millis, millis, "{text}");
     }
     assert_eq!(config(&["--quarantine", "0s"]).unwrap().settings.quarantine_millis, 0);
+}
+
+#[test]
+fn protocols_are_named_in_any_order_and_case() {
+    let protocols = |list: &str| config(&["--protocols", list]).unwrap().settings.protocols;
+    assert_eq!(protocols("sctp, UDP,tcp,udp"), [Protocol::Tcp, Protocol::Udp, Protocol::Sctp]);
+    assert_eq!(protocols("tcp"), [Protocol::Tcp]);
 }
 
 #[test]
@@ -93,6 +104,8 @@ fn nonsense_is_refused_with_the_flag_and_an_example() {
         ("--annotation-domain", "Example.com", "for example nodeportlocal.antrea.io"),
         ("--annotation-domain", "example.com/x", "not an annotation domain"),
         ("--annotation-domain", "", "not an annotation domain"),
+        ("--protocols", "tcp,icmp", "give tcp, udp or sctp with commas between them"),
+        ("--protocols", "", "not a list of protocols"),
         ("--devices", "eth0,,eth1", "for example eth0,eth1"),
         ("--devices", "a-name-of-16-by.", "not a list of devices"),
         ("--devices", "../x", "not a list of devices"),

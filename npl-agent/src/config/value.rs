@@ -2,6 +2,7 @@
 //! One function for each kind of value.
 
 use std::{
+    collections::BTreeSet,
     net::{IpAddr, SocketAddr},
     path::PathBuf,
     time::Duration,
@@ -10,7 +11,7 @@ use std::{
 use crate::{
     core::{
         devices::DeviceSelection,
-        model::Family,
+        model::{Family, Protocol},
         settings::{AnnotationFormatError, NodeIpSource, NodeIpSourceError, PortRangeError},
     },
     datapath::CgroupSelection,
@@ -60,6 +61,9 @@ pub enum ValueError {
          nodeportlocal.antrea.io"
     )]
     Domain(String),
+    /// No list of protocols.
+    #[error("{0:?} is not a list of protocols: give tcp, udp or sctp with commas between them, for example tcp,udp")]
+    Protocols(String),
     /// No list of devices.
     #[error("{0:?} is not a list of devices: give auto or names with commas between them, for example eth0,eth1")]
     Devices(String),
@@ -148,6 +152,13 @@ fn is_subdomain(text: &str, longest: usize) -> bool {
             && label.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-'))
     };
     text.len() <= longest && text.split('.').all(is_label)
+}
+
+/// Each once, in the order in which they are listed everywhere.
+pub(super) fn protocols(text: &str) -> Result<Vec<Protocol>, ValueError> {
+    let names = text.split(',').map(|name| name.trim().parse());
+    let protocols: Result<BTreeSet<Protocol>, _> = names.collect();
+    protocols.map(Vec::from_iter).map_err(|_unknown| ValueError::Protocols(text.to_owned()))
 }
 
 pub(super) fn devices(text: &str) -> Result<DeviceSelection, ValueError> {

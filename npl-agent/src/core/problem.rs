@@ -44,7 +44,7 @@ pub enum Cause {
         /// The protocol that the port must have.
         protocol: Protocol,
     },
-    /// The datapath does not serve the protocol of a Service's port.
+    /// The agent was not told to serve the protocol of a Service's port.
     UnsupportedProtocol {
         /// The protocol.
         protocol: Protocol,
@@ -111,7 +111,10 @@ impl fmt::Display for Cause {
                 "no container port is named {name:?} with protocol {protocol}, as service {service} asks; name one so"
             ),
             Self::UnsupportedProtocol { protocol } => {
-                write!(f, "protocol {protocol} is not served by this agent; its other ports are")
+                write!(
+                    f,
+                    "protocol {protocol} is not among the agent's --protocols; the service's other ports are served"
+                )
             }
             Self::UnsupportedFamily { family } => {
                 write!(f, "family {family} is not served by this agent; add another to spec.ipFamilies")

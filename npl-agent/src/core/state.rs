@@ -12,7 +12,7 @@ use std::{
 
 use super::{
     adopt,
-    model::{Backend, Family, Frontend, Moment, PodKey, PodPort, PodUid, Protocol},
+    model::{Backend, Family, Frontend, Moment, PodKey, PodPort, PodUid},
     op::Op,
     ports::{Phase, PortTable, PortUsage},
     problem::Problem,
@@ -335,9 +335,9 @@ impl State {
         self.node_ips.values().copied()
     }
 
-    /// How much of the port range is in use, for one family and protocol.
-    pub fn port_usage(&self, family: Family, protocol: Protocol) -> PortUsage {
-        self.ports.usage(family, protocol)
+    /// How much of the port range is in use, for one family and each protocol that is served.
+    pub fn port_usages(&self, family: Family) -> impl Iterator<Item = PortUsage> {
+        self.settings.protocols.iter().map(move |protocol| self.ports.usage(family, *protocol))
     }
 
     /// Has the frontend, and the annotation of the Pod behind it, looked at in the next pass.

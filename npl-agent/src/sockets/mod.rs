@@ -3,6 +3,9 @@
 //!
 //! A TCP socket is bound without `listen` and without `SO_REUSEADDR`: every other bind fails, and a client of a port
 //! without mapping gets the kernel's RST instead of a connection that nobody serves.
+//!
+//! A kernel that knows no SCTP has no socket to hold a port with, and nobody else has one either. It is not made to learn
+//! it: what a Node need not know is better not loaded.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,6 +22,9 @@ use nix::{
 };
 
 use crate::core::model::{Family, Frontend, NodePort, Protocol};
+
+/// What the kernel makes sockets for, one protocol a line.
+const PROTOCOLS: &str = "/proc/net/protocols";
 
 /// Why a port could not be reserved.
 #[derive(Debug, thiserror::Error)]
@@ -40,12 +46,16 @@ pub enum ReserveError {
 /// The sockets that are held.
 #[derive(Debug, Default)]
 pub struct Reservations {
-    held: BTreeMap<Frontend, OwnedFd>,
+    /// Nothing in the place of a socket that the kernel cannot make for anybody.
+    held: BTreeMap<Frontend, Option<OwnedFd>>,
 }
 
 impl Reservations {
-    /// What is reserved.
-    pub fn held(&self) -> BTreeSet<Frontend> {
+    /// What is reserved. Not what was without a socket, once the kernel has learnt to make one.
+    pub fn held(&mut self) -> BTreeSet<Frontend> {
+        if self.held.values().any(Option::is_none) && kernel_knows_sctp() {
+            self.held.retain(|_, socket| socket.is_some());
+        }
         self.held.keys().copied().collect()
     }
 
@@ -58,6 +68,10 @@ impl Reservations {
         if self.held.contains_key(&frontend) {
             return Ok(());
         }
+        if frontend.protocol == Protocol::Sctp && !kernel_knows_sctp() {
+            self.held.insert(frontend, None);
+            return Ok(());
+        }
         let socket = bound_socket(frontend).map_err(|errno| {
             if errno == Errno::EADDRINUSE {
                 ReserveError::Taken(frontend)
@@ -65,7 +79,7 @@ impl Reservations {
                 ReserveError::Refused { frontend, source: errno.into() }
             }
         })?;
-        self.held.insert(frontend, socket);
+        self.held.insert(frontend, Some(socket));
         Ok(())
     }
 
@@ -73,6 +87,12 @@ impl Reservations {
     pub fn release(&mut self, frontend: Frontend) {
         self.held.remove(&frontend);
     }
+}
+
+/// Whether SCTP is built in or loaded; asking for a socket would load it. A list that cannot be read says nothing, and the
+/// socket is asked for.
+fn kernel_knows_sctp() -> bool {
+    std::fs::read_to_string(PROTOCOLS).map_or(true, |list| list.lines().any(|line| line.starts_with("SCTP ")))
 }
 
 fn bound_socket(frontend: Frontend) -> Result<OwnedFd, Errno> {
@@ -160,6 +180,18 @@ mod tests {
         let mut reservations = Reservations::default();
         let error = reservations.reserve(frontend(port, Protocol::Udp)).unwrap_err();
         assert!(matches!(error, ReserveError::Taken(_)), "{error}");
+        assert!(reservations.held().is_empty());
+    }
+
+    /// With a socket where the kernel has one to give, and without where it has none.
+    #[test]
+    fn an_sctp_port_is_reserved_whatever_the_kernel_knows() {
+        let mut reservations = Reservations::default();
+        let frontend = frontend(free_port(), Protocol::Sctp);
+        reservations.reserve(frontend).unwrap();
+        assert_eq!(reservations.held().into_iter().collect::<Vec<_>>(), [frontend]);
+        assert_eq!(reservations.held[&frontend].is_some(), super::kernel_knows_sctp());
+        reservations.release(frontend);
         assert!(reservations.held().is_empty());
     }
 

@@ -33,6 +33,7 @@ pub(super) fn ask(member: &Member, clients: &[IpAddr], question: &str) -> Option
 fn send(member: &Member, question: &str) -> Result<Answer> {
     match member.protocol {
         Protocol::Tcp => traffic::tcp_ask(&traffic::open_tcp(member.server, LIMIT)?, question),
+        Protocol::Sctp => traffic::tcp_ask(&traffic::open_sctp(member.server, LIMIT)?, question),
         Protocol::Udp => {
             let socket = traffic::open_udp(member.server, true).context("open a UDP socket")?;
             socket.send(question.as_bytes()).context("send a datagram")?;

@@ -44,6 +44,7 @@ impl Port {
         match self.protocol {
             Protocol::Tcp => "TCP",
             Protocol::Udp => "UDP",
+            Protocol::Sctp => "SCTP",
         }
     }
 }

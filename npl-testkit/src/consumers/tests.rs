@@ -41,6 +41,14 @@ fn both_protocols_of_a_port_are_members_of_each_pool() {
     assert_eq!((ako.len(), cis.len()), (2, 1));
 }
 
+/// Which is why none is published unless somebody asks for it.
+#[test]
+fn an_sctp_entry_is_a_member_of_every_pool() {
+    let both = r#"[{"podPort":8080,"nodeIP":"192.0.2.1","nodePort":61000,"protocol":"tcp"},
+                   {"podPort":8080,"nodeIP":"192.0.2.1","nodePort":61001,"protocol":"sctp"}]"#;
+    assert_eq!(read(both), same(&["192.0.2.1:61000", "192.0.2.1:61001"]));
+}
+
 #[test]
 fn what_stands_in_the_wrong_type_is_zero_and_what_is_no_list_is_nothing() {
     for nothing in [

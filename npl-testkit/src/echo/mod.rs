@@ -29,7 +29,7 @@ pub struct Answer {
     pub node: Option<String>,
     /// The client's address as the server sees it.
     pub client: SocketAddr,
-    /// `tcp` or `udp`.
+    /// `tcp`, `udp` or `sctp`.
     pub protocol: Protocol,
     /// The length of the request in bytes.
     pub received: u64,
@@ -45,6 +45,8 @@ pub enum Protocol {
     Tcp,
     /// UDP.
     Udp,
+    /// SCTP by one-to-one sockets, which not every kernel has.
+    Sctp,
 }
 
 impl std::fmt::Display for Protocol {
@@ -52,6 +54,7 @@ impl std::fmt::Display for Protocol {
         f.write_str(match self {
             Self::Tcp => "tcp",
             Self::Udp => "udp",
+            Self::Sctp => "sctp",
         })
     }
 }

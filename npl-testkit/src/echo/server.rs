@@ -69,15 +69,30 @@ impl EchoServer {
         netns.run(|| Self::start(pod, ports))?
     }
 
+    /// As [`Self::start_in`], for SCTP alone.
+    pub fn start_sctp_in(netns: &Netns, pod: &str, port: u16) -> Result<Self> {
+        netns.run(|| {
+            let mut server = Self::start(pod, &[])?;
+            let listener = bind(Type::STREAM, Protocol::Sctp, port)?;
+            server.sockets.push(listener.try_clone()?);
+            server.listen(listener.into(), Protocol::Sctp);
+            Ok(server)
+        })?
+    }
+
     fn serve(&mut self, port: u16) -> Result<()> {
-        let (stream, datagram) = (bind(Type::STREAM, port)?, bind(Type::DGRAM, port)?);
+        let (stream, datagram) = (bind(Type::STREAM, Protocol::Tcp, port)?, bind(Type::DGRAM, Protocol::Udp, port)?);
         self.sockets.extend([stream.try_clone()?, datagram.try_clone()?]);
-        let (listener, datagrams): (TcpListener, UdpSocket) = (stream.into(), datagram.into());
-        let shared = Arc::clone(&self.shared);
-        self.threads.push(thread::spawn(move || accept(&listener, &shared)));
+        let datagrams: UdpSocket = datagram.into();
+        self.listen(stream.into(), Protocol::Tcp);
         let shared = Arc::clone(&self.shared);
         self.threads.push(thread::spawn(move || answer_datagrams(&datagrams, &shared)));
         Ok(())
+    }
+
+    fn listen(&mut self, listener: TcpListener, protocol: Protocol) {
+        let shared = Arc::clone(&self.shared);
+        self.threads.push(thread::spawn(move || accept(&listener, &shared, protocol)));
     }
 }
 
@@ -100,8 +115,12 @@ impl Drop for EchoServer {
     }
 }
 
-fn bind(kind: Type, port: u16) -> io::Result<Socket> {
-    let protocol = if kind == Type::STREAM { SocketProtocol::TCP } else { SocketProtocol::UDP };
+fn bind(kind: Type, protocol: Protocol, port: u16) -> io::Result<Socket> {
+    let protocol = match protocol {
+        Protocol::Tcp => SocketProtocol::TCP,
+        Protocol::Udp => SocketProtocol::UDP,
+        Protocol::Sctp => SocketProtocol::from(libc::IPPROTO_SCTP),
+    };
     let (domain, address) = match Socket::new(Domain::IPV6, kind, Some(protocol)) {
         Ok(_supported) => (Domain::IPV6, SocketAddr::from((Ipv6Addr::UNSPECIFIED, port))),
         Err(_no_ipv6) => (Domain::IPV4, SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))),
@@ -120,7 +139,7 @@ fn bind(kind: Type, port: u16) -> io::Result<Socket> {
     Ok(socket)
 }
 
-fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
+fn accept(listener: &TcpListener, shared: &Arc<Shared>, protocol: Protocol) {
     while !shared.stop.load(Ordering::Relaxed) {
         let Ok((stream, _client)) = listener.accept() else { continue };
         // A connection inherits the listener's short time-out, in which a client on a loaded machine says nothing.
@@ -136,7 +155,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         let shared = Arc::clone(shared);
         thread::spawn(move || {
             // A client that goes away in the middle is no concern of the server.
-            drop(tcp::serve(&stream, &shared.identity));
+            drop(tcp::serve(&stream, &shared.identity, protocol));
         });
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One TCP connection of the echo server.
+//! One TCP connection of the echo server, or one SCTP association, which is read and written alike.
 
 use std::io::{self, BufRead as _, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -15,7 +15,7 @@ const MAX_LINE: u64 = 64 * 1024;
 const CHUNK: usize = 64 * 1024;
 
 /// Answers until the client closes its side.
-pub(super) fn serve(stream: &TcpStream, identity: &Identity) -> io::Result<()> {
+pub(super) fn serve(stream: &TcpStream, identity: &Identity, protocol: Protocol) -> io::Result<()> {
     let mut reader = BufReader::with_capacity(CHUNK, stream);
     loop {
         let mut line = Vec::new();
@@ -28,12 +28,12 @@ pub(super) fn serve(stream: &TcpStream, identity: &Identity) -> io::Result<()> {
             (["GET", ..], _) => return serve_http(&mut reader, stream, identity, &line),
             (["UPLOAD", ..], Some((length, _))) => {
                 let (received, digest) = drain(&mut reader, length)?;
-                send(stream, &answer(stream, identity, received, digest)?)?;
+                send(stream, &answer(stream, identity, protocol, received, digest)?)?;
             }
             (["DOWNLOAD", ..], Some((length, seed))) => {
                 io::copy(&mut BufReader::with_capacity(CHUNK, Pattern::new(seed, length)), &mut &*stream)?;
             }
-            _line => send(stream, &answer(stream, identity, line.len() as u64, Digest::of(&line))?)?,
+            _line => send(stream, &answer(stream, identity, protocol, line.len() as u64, Digest::of(&line))?)?,
         }
     }
 }
@@ -67,7 +67,7 @@ fn serve_http(
     while reader.take(MAX_LINE).read_line(&mut header)? > 2 {
         header.clear();
     }
-    let body = answer(stream, identity, request.len() as u64, Digest::of(request))?;
+    let body = answer(stream, identity, Protocol::Tcp, request.len() as u64, Digest::of(request))?;
     let length = body.len();
     send(
         stream,
@@ -81,8 +81,14 @@ fn send(mut stream: &TcpStream, text: &str) -> io::Result<()> {
     stream.write_all(text.as_bytes())
 }
 
-fn answer(stream: &TcpStream, identity: &Identity, received: u64, digest: Digest) -> io::Result<String> {
-    line(identity, stream.peer_addr()?, Protocol::Tcp, received, digest)
+fn answer(
+    stream: &TcpStream,
+    identity: &Identity,
+    protocol: Protocol,
+    received: u64,
+    digest: Digest,
+) -> io::Result<String> {
+    line(identity, stream.peer_addr()?, protocol, received, digest)
 }
 
 /// An [`Answer`] as one line of JSON.

@@ -2,6 +2,7 @@
 //! Clients of the echo server. Each opens its socket in a namespace; every wait has a deadline.
 
 mod load;
+mod sctp;
 mod transfer;
 
 use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 pub use self::load::{Failure, Load, Report, Request};
+pub use self::sctp::{has_sctp, open_sctp};
 pub use self::transfer::{Direction, Transfer, TransferReport, transfer};
 use crate::echo::pattern::{Digest, Pattern};
 use crate::echo::{Answer, PADDED, Protocol};
@@ -171,6 +173,7 @@ pub fn ask(protocol: Protocol, server: SocketAddr, question: &str) -> Result<Ans
             let socket = open_udp(server, true).with_context(|| format!("open a UDP socket to {server}"))?;
             udp_ask(&socket, question)
         }
+        Protocol::Sctp => tcp_ask(&open_sctp(server, REQUEST_LIMIT)?, question),
     }
     .with_context(|| format!("ask {server} over {protocol}"))
 }

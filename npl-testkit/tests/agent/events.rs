@@ -91,7 +91,10 @@ fn a_protocol_that_is_not_served_is_told_on_the_service() {
     world.create_pod("web-0");
     world.assert_served("web-0");
     let event = wait_for_event(&world, "web", "UnsupportedProtocol");
-    assert_eq!(event["note"], "protocol sctp is not served by this agent; its other ports are");
+    assert_eq!(
+        event["note"],
+        "protocol sctp is not among the agent's --protocols; the service's other ports are served"
+    );
     assert!(described(&world, "service", "web").contains("UnsupportedProtocol"));
     world.wait_for_metric(r#"npl_problems{reason="UnsupportedProtocol"} 1"#);
 }

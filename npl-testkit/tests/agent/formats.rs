@@ -2,6 +2,7 @@
 //! Every form of the annotation, under the default domain and under another one.
 
 use npl_testkit::cluster::{Entry, MAPPING_ANNOTATION};
+use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
 use serde_json::json;
 
@@ -50,4 +51,28 @@ fn the_format_of_antrea_2_6_names_the_family() {
         published(MAPPING_ANNOTATION, &["--annotation-format", "v2.6"]),
         r#"[{"podPort":8080,"nodeIP":"192.0.2.10","nodePort":61000,"protocol":"tcp","ipFamily":"IPv4"},{"podPort":8080,"nodeIP":"192.0.2.10","nodePort":61001,"protocol":"udp","ipFamily":"IPv4"}]"#
     );
+}
+
+/// Consumers that overlook the protocol would take an SCTP port for one of TCP, so it needs to be asked for.
+#[test]
+fn sctp_is_served_and_published_where_the_agent_is_told_to() {
+    let mut world = World::with_agent(&["--protocols", "tcp,udp,sctp"]);
+    world.create_service();
+    world.enable_service();
+    let port = json!({"name": "sctp", "port": 99, "targetPort": 2905, "protocol": "SCTP"});
+    let patch = json!([{"op": "add", "path": "/spec/ports/-", "value": port}]).to_string();
+    world
+        .cluster
+        .kubectl(&["patch", "service", "web", "--namespace", NAMESPACE, "--type", "json", "--patch", &patch])
+        .unwrap();
+    world.create_pod("web-0");
+    let entries = world.wait_for_entries("web-0", 3);
+    let sctp = entries.iter().find(|entry| entry.protocol == Protocol::Sctp).unwrap();
+    assert_eq!((sctp.pod_port, sctp.node_ip), (2905, world.node_ip()));
+    let is_it = |mapping: &serde_json::Value| mapping["protocol"] == "sctp" && mapping["nodePort"] == sctp.node_port;
+    assert!(world.kernel_mappings().iter().any(is_it), "{:?}", world.kernel_mappings());
+    // The other protocols are served as ever.
+    for entry in entries.iter().filter(|entry| entry.protocol != Protocol::Sctp) {
+        world.assert_answers(entry.protocol, entry.address(), "web-0");
+    }
 }

@@ -48,6 +48,7 @@ fn run(world: &mut World, command: &str) -> Vec<Op> {
     match verb {
         "range" => world.settings.port_range = rest.parse().unwrap(),
         "format" => world.settings.annotation_format = rest.parse().unwrap(),
+        "protocols" => world.settings.protocols = words.iter().map(|word| word.parse().unwrap()).collect(),
         "node-ip" => world.settings.node_ip = rest.parse().unwrap(),
         "retire" => world.settings.is_retiring = true,
         "only-ipv4" => world.settings.families = vec![Family::V4],

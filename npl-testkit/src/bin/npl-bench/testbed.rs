@@ -158,6 +158,7 @@ fn load_ours(run: &Run, number: usize, topology: &Topology, mappings: Mappings) 
     let protocol = match mappings.protocol {
         Protocol::Tcp => model::Protocol::Tcp,
         Protocol::Udp => model::Protocol::Udp,
+        Protocol::Sctp => model::Protocol::Sctp,
     };
     for (node_port, pod_port) in mappings.ports() {
         let frontend = Frontend { family: Family::V4, node_port: NodePort(node_port), protocol };

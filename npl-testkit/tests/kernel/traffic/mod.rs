@@ -9,4 +9,5 @@ mod fragments;
 mod offload;
 mod oracle;
 mod requests;
+mod sctp;
 mod surroundings;

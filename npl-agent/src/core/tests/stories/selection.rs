@@ -117,7 +117,7 @@ fn a_name_that_the_pod_does_not_have_is_a_problem_of_that_port_alone() {
             show
                 61000/tcp IPv4 of default/web-0: Active
                 UnresolvedTargetPort: pod default/web-0: no container port is named "http" with protocol tcp, as service default/web asks; name one so
-                UnsupportedProtocol: service default/web: protocol sctp is not served by this agent; its other ports are
+                UnsupportedProtocol: service default/web: protocol sctp is not among the agent's --protocols; the service's other ports are served
             pod default/web-0 app=web port=http:80/tcp 10.0.0.5
                 reserve 61001/tcp IPv4
                 map 61001/tcp IPv4 -> 10.0.0.5 80
@@ -125,7 +125,7 @@ fn a_name_that_the_pod_does_not_have_is_a_problem_of_that_port_alone() {
             show
                 61000/tcp IPv4 of default/web-0: Active
                 61001/tcp IPv4 of default/web-0: Active
-                UnsupportedProtocol: service default/web: protocol sctp is not served by this agent; its other ports are
+                UnsupportedProtocol: service default/web: protocol sctp is not among the agent's --protocols; the service's other ports are served
         "#]],
     );
 }
@@ -282,10 +282,52 @@ fn what_is_wrong_with_a_service_is_told_where_a_pod_of_it_runs_and_once() {
             pod default/web-0 app=web 10.0.0.6
             pod default/web-1 app=web 10.0.0.7
             show
-                UnsupportedProtocol: service default/web: protocol sctp is not served by this agent; its other ports are
+                UnsupportedProtocol: service default/web: protocol sctp is not among the agent's --protocols; the service's other ports are served
             gone default/web-0
             gone default/web-1
             show
+        "#]],
+    );
+}
+
+#[test]
+fn sctp_is_served_where_it_is_asked_for_and_withdrawn_where_it_no_longer_is() {
+    check(
+        "node 192.0.2.1
+         protocols tcp sctp
+         service default/web app=web 99/tcp 99/sctp
+         start
+         pod default/web-0 app=web 10.0.0.5
+         show
+         protocols tcp udp
+         start
+         wait 30s
+         show",
+        &expect![[r#"
+            node 192.0.2.1
+            protocols tcp sctp
+            service default/web app=web 99/tcp 99/sctp
+            start
+            pod default/web-0 app=web 10.0.0.5
+                reserve 61000/tcp IPv4
+                reserve 61001/sctp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 99
+                map 61001/sctp IPv4 -> 10.0.0.5 99
+                annotate default/web-0 99=192.0.2.1:61000/tcp 99=192.0.2.1:61001/sctp
+            show
+                61000/tcp IPv4 of default/web-0: Active
+                61001/sctp IPv4 of default/web-0: Active
+            protocols tcp udp
+            start
+                reserve 61000/tcp IPv4
+                reserve 61001/sctp IPv4
+                annotate default/web-0 99=192.0.2.1:61000/tcp
+            wait 30s
+                unmap 61001/sctp IPv4
+            show
+                61000/tcp IPv4 of default/web-0: Active
+                61001/sctp IPv4 of default/web-0: Quarantined { until: Some(Moment(91000)) }
+                UnsupportedProtocol: service default/web: protocol sctp is not among the agent's --protocols; the service's other ports are served
         "#]],
     );
 }

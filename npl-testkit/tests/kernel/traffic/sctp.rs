@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+//! SCTP through a mapping: by the kernel's own sockets where it has them, and by packets made by hand everywhere, whose
+//! checksums an implementation checks that shares nothing with the programs'.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use npl_agent::core::model::{Family, Frontend, NodePort, Protocol};
+use npl_agent::sockets::{Reservations, ReserveError};
+use npl_testkit::echo::{self, EchoServer};
+use npl_testkit::packet::sctp_chunks::{COOKIE_ACK, COOKIE_ECHO, DATA, INIT, INIT_ACK};
+use npl_testkit::packet::{Crc, Ethernet, Packet, SCTP_TAG, Transport};
+use npl_testkit::topology::Offload;
+use npl_testkit::traffic::{self, has_sctp};
+
+use super::firewall::load_rules;
+use crate::lab::mapping;
+use crate::wire::{self, Wire};
+use crate::world::{NODE_PORT, POD_PORT, World};
+
+const CLIENT_PORT: u16 = 40_001;
+/// Far longer than a packet needs; nobody waits for it unless one is lost.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// The first Pod's port is mapped for SCTP as well.
+fn world() -> World {
+    let mut world = World::new(1);
+    for pod_ip in world.pod().ips() {
+        let (frontend, backend) = mapping(Protocol::Sctp, NODE_PORT, (pod_ip, POD_PORT).into(), 1);
+        world.datapath().upsert_mapping(frontend, backend).unwrap();
+    }
+    world
+}
+
+/// Whole associations, some of whose messages take several packets.
+#[track_caller]
+fn associate(world: &World) {
+    for (frontend, client_ip) in world.frontends().into_iter().zip(world.client_ips()) {
+        for question in ["who are you?".to_owned(), "?".repeat(20_000)] {
+            let answer = traffic::request(world.client(), echo::Protocol::Sctp, frontend, &question).unwrap();
+            assert_eq!((answer.pod.as_str(), answer.client.ip()), ("web-0", client_ip));
+            assert_eq!((answer.protocol, answer.received), (echo::Protocol::Sctp, question.len() as u64 + 1));
+        }
+    }
+}
+
+/// By devices that sum packets up for the kernel, by the kernel itself, and past connection tracking, which checks.
+#[test]
+fn associations_lead_to_the_pod_and_show_it_the_clients_address() {
+    let world = world();
+    if !has_sctp() {
+        // The other test asserts the same of every packet of an association.
+        return converse(&world);
+    }
+    let _server = EchoServer::start_sctp_in(&world.pod().netns, "web-0", POD_PORT).unwrap();
+    associate(&world);
+    for device in [&world.topology.client().device, &world.pod().device] {
+        device.set_offloads(&Offload::ALL, false).unwrap();
+    }
+    associate(&world);
+    load_rules(&world);
+    associate(&world);
+}
+
+/// One side of a conversation by hand.
+struct Side<'w> {
+    wire: &'w Wire,
+    name: &'static str,
+}
+
+impl Side<'_> {
+    fn send(&self, packet: &Packet) {
+        let mut packet = packet.clone();
+        let (source, destination) = (self.wire.address, self.wire.gateway);
+        packet.ethernet = Some(Ethernet { destination, source, vlans: Vec::new() });
+        self.wire.send(&packet.build()).unwrap();
+    }
+
+    /// Waits for an SCTP packet between these two.
+    #[track_caller]
+    fn expect(&self, from: SocketAddr, to: SocketAddr, kind: u8) -> Packet {
+        let start = Instant::now();
+        while start.elapsed() < LIMIT {
+            let Some(frame) = self.wire.receive(LIMIT).unwrap() else { break };
+            let Ok(packet) = Packet::parse(&frame) else { continue };
+            let Transport::Sctp(sctp) = &packet.transport else { continue };
+            let ends: [SocketAddr; 2] =
+                [(packet.source_ip(), sctp.source).into(), (packet.destination_ip(), sctp.destination).into()];
+            if ends == [from, to] && sctp.chunks.first() == Some(&kind) {
+                return packet;
+            }
+        }
+        panic!("no packet from {from} to {to} with chunk {kind} came to the {}", self.name);
+    }
+
+    /// Waits for an ICMP error about an SCTP packet, and gives both.
+    fn expect_error(&self) -> (IpAddr, Packet) {
+        let start = Instant::now();
+        while start.elapsed() < LIMIT {
+            let Some(frame) = self.wire.receive(LIMIT).unwrap() else { break };
+            let Ok(packet) = Packet::parse(&frame) else { continue };
+            let Transport::Icmp(icmp) = &packet.transport else { continue };
+            let Ok(quoted) = Packet::parse_ip(&icmp.payload) else { continue };
+            if matches!(quoted.transport, Transport::Sctp(_)) {
+                return (packet.source_ip(), quoted);
+            }
+        }
+        panic!("no error came to the {}", self.name);
+    }
+}
+
+/// Sends by one side, and has the other get the same with another end and the right checksum.
+#[track_caller]
+fn passes(by: &Side<'_>, packet: &Packet, at: &Side<'_>, from: SocketAddr, to: SocketAddr) {
+    by.send(packet);
+    let (Transport::Sctp(sent), kind) = (&packet.transport, chunk_kind(packet)) else { unreachable!("SCTP was sent") };
+    let seen = at.expect(from, to, kind);
+    let Transport::Sctp(seen) = &seen.transport else { unreachable!("SCTP was waited for") };
+    assert_eq!((seen.checksum, seen.tag, &seen.chunks), (Crc::Right, sent.tag, &sent.chunks), "{packet:?}");
+}
+
+fn chunk_kind(packet: &Packet) -> u8 {
+    let Transport::Sctp(sctp) = &packet.transport else { unreachable!("SCTP was sent") };
+    sctp.chunks[0]
+}
+
+/// A whole conversation in each family, in which the Pod says its name.
+#[track_caller]
+fn converse(world: &World) {
+    // Neighbours must be known: a frame that waits for one would come later than those after it.
+    world.assert_answers();
+    for (index, family) in Family::ALL.into_iter().enumerate() {
+        let client_wire = wire::open_for(family, &world.topology.client().device, &world.topology.client().uplink);
+        let pod_wire = wire::open_for(family, &world.pod().device, &world.pod().host_device);
+        let client_side = Side { wire: &client_wire, name: "client" };
+        let pod_side = Side { wire: &pod_wire, name: "Pod" };
+        let client: SocketAddr = (world.client_ips()[index], CLIENT_PORT).into();
+        let (node, pod) = (world.frontends()[index], SocketAddr::from((world.pod().ips()[index], POD_PORT)));
+        let asks = |kind, content: &[u8]| {
+            passes(&client_side, &Packet::sctp(client, node, kind, content), &pod_side, client, pod);
+        };
+        let answers = |kind, content: &[u8]| {
+            passes(&pod_side, &Packet::sctp(pod, client, kind, content), &client_side, node, client);
+        };
+        asks(INIT, &[SCTP_TAG.to_be_bytes().as_slice(), &[1; 12]].concat());
+        answers(INIT_ACK, &[SCTP_TAG.to_be_bytes().as_slice(), &[2; 36]].concat());
+        asks(COOKIE_ECHO, &[3; 20]);
+        answers(COOKIE_ACK, &[]);
+        for length in [0, 1, 700, 1300] {
+            asks(DATA, &[&[0; 12], b"who are you? ".as_slice(), &vec![b'?'; length]].concat());
+            answers(DATA, &[&[0; 12], world.pod().name.as_bytes(), &vec![b'!'; length]].concat());
+        }
+    }
+}
+
+#[test]
+fn every_packet_of_an_association_has_the_right_checksum_on_both_sides() {
+    let world = world();
+    converse(&world);
+    // A kernel that knows SCTP breaks off what none of its sockets knows, and connection tracking believes it.
+    if !has_sctp() {
+        load_rules(&world);
+        converse(&world);
+    }
+}
+
+/// What a Pod without SCTP sends is an error that quotes all of a short packet.
+#[test]
+fn error_of_a_pod_names_what_the_client_asked_with_the_right_checksum() {
+    if has_sctp() {
+        // Such a kernel answers by SCTP.
+        return;
+    }
+    let world = world();
+    world.assert_answers();
+    let wire = wire::open(&world.topology.client().device, &world.topology.client().uplink);
+    let side = Side { wire: &wire, name: "client" };
+    let init = Packet::sctp((world.client_ip(), CLIENT_PORT).into(), world.frontend(), INIT, &[1; 16]);
+    side.send(&init);
+    let (from, mut quoted) = side.expect_error();
+    assert_eq!(from, world.frontend().ip());
+    quoted.ipv4_mut().unwrap().ttl = init.clone().ipv4_mut().unwrap().ttl;
+    assert_eq!(quoted, Packet { ethernet: None, ..init });
+}
+
+#[test]
+fn reserved_sctp_port_is_nobody_elses() {
+    let world = World::bare(0, npl_testkit::topology::Options::default());
+    let frontend = Frontend { family: Family::V4, node_port: NodePort(NODE_PORT), protocol: Protocol::Sctp };
+    let reserved = world.node().run(|| {
+        // From here on the kernel knows SCTP, if it ever will.
+        let has_sctp = has_sctp();
+        let (mut first, mut second) = (Reservations::default(), Reservations::default());
+        first.reserve(frontend).unwrap();
+        assert!(first.held().contains(&frontend));
+        (has_sctp, second.reserve(frontend))
+    });
+    match reserved.unwrap() {
+        (true, Err(ReserveError::Taken(taken))) => assert_eq!(taken, frontend),
+        (false, Ok(())) => {}
+        other => panic!("{other:?}"),
+    }
+}
