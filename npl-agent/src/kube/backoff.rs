@@ -124,7 +124,8 @@ mod tests {
         let asked: usize = by_half_second.iter().sum();
         assert!(asked < WATCHES * 15, "{asked} questions within a minute");
         let busiest = by_half_second[20..].iter().max().unwrap();
-        assert!(*busiest <= WATCHES / 6, "{busiest} of {WATCHES} within half a second");
+        // Chance alone goes beyond 50 once in a while; in step, all of them would be one question.
+        assert!(*busiest <= WATCHES / 4, "{busiest} of {WATCHES} within half a second");
         let latest = first_of_return.iter().max().unwrap();
         assert!(*latest <= away + LONGEST, "back {latest:?} after the API server went");
     }
