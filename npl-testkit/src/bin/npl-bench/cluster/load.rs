@@ -3,8 +3,9 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::num::NonZero;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,11 +13,18 @@ use anyhow::{Context as _, Result, ensure};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use npl_testkit::netns::Netns;
-use npl_testkit::traffic;
+use npl_testkit::{poll, traffic};
+use socket2::{Domain, Socket, Type};
 
 /// Where the client runs, and where the Pod does: on two machines they would be two as well.
 const CLIENT_CPU: usize = 0;
 const SERVER_CPU: usize = 1;
+
+const READY_LIMIT: Duration = Duration::from_secs(30);
+
+/// Ports of the client, more than there are connections in a run.
+const FIRST_PORT: u16 = 10_000;
+const PORTS: u16 = 50_000;
 
 /// How often every way has its turn in a round.
 const TURNS: usize = 10;
@@ -45,7 +53,9 @@ pub(crate) fn measure<const N: usize>(
     let work = || -> Result<[Measured; N]> {
         stay_on(CLIENT_CPU, Pid::from_raw(0))?;
         let mut all = servers.map(|_server| Measured::default());
-        let streams: Vec<TcpStream> = servers.into_iter().map(connect).collect::<Result<_>>()?;
+        // kube-proxy's rules come a moment after the Pod.
+        let open = |server| poll::until("every way to the Pod", READY_LIMIT, || connect(server).ok());
+        let streams: Vec<TcpStream> = servers.into_iter().map(|it| Ok(open(it)?.0)).collect::<Result<_>>()?;
         for (stream, server) in streams.iter().zip(servers) {
             timed(WARM_UP, || ask(stream))?;
             timed(WARM_UP, || one(server))?;
@@ -101,8 +111,15 @@ fn one(server: SocketAddr) -> Result<()> {
     ask(&connect(server)?)
 }
 
+/// Connects from a port that no other connection had: translated, two that differ in the server's address only are one to
+/// the Pod.
 fn connect(server: SocketAddr) -> Result<TcpStream> {
-    let stream = TcpStream::connect_timeout(&server, traffic::REQUEST_LIMIT).context("connect")?;
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let port = FIRST_PORT + NEXT.fetch_add(1, Ordering::Relaxed) % PORTS;
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).context("open a socket")?;
+    socket.bind(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)).into()).with_context(|| format!("bind to {port}"))?;
+    socket.connect_timeout(&server.into(), traffic::REQUEST_LIMIT).context("connect")?;
+    let stream = TcpStream::from(socket);
     stream.set_nodelay(true).context("set TCP_NODELAY")?;
     stream.set_read_timeout(Some(traffic::REQUEST_LIMIT)).context("set a read timeout")?;
     Ok(stream)
