@@ -271,6 +271,19 @@ pub fn read<T: Copy, const OFFSET: usize>(ctx: &TcContext) -> Option<T> {
     Some(unsafe { *header })
 }
 
+/// Writes over what was [`read`] of the packet, if its beginning is linear still.
+#[inline(always)]
+pub fn write<T: Copy, const OFFSET: usize>(ctx: &TcContext, value: T) -> bool {
+    // SAFETY: see `read`.
+    if unsafe { core::ptr::read_volatile(&raw const NPL_DIRECT_READS) } == 0 {
+        return false;
+    }
+    let Some(header) = pointer::<T, OFFSET>(ctx) else { return false };
+    // SAFETY: in bounds and aligned as in `read`, and nobody else's: the kernel gives programs that write a copy of their own.
+    unsafe { header.cast_mut().write(value) };
+    true
+}
+
 /// Copies a header out of the packet by the kernel's helper, from an offset that is not a constant.
 #[inline(always)]
 pub fn load<T: Copy>(ctx: &TcContext, offset: usize) -> Option<T> {

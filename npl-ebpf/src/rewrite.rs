@@ -126,7 +126,11 @@ fn write<F: Family, H: Checked, const END: bool, const L2: usize>(
     let (old_addr, old_port) =
         if END == SOURCE { (location.source, old_ports.source) } else { (location.destination, old_ports.destination) };
     let difference = F::difference(old_addr, addr);
-    let check = if has_checksum {
+    let is_verified = has_checksum && is_verified(ctx);
+    let check = if is_verified {
+        let check = !csum::fold(u32::from(!header.check()) + difference);
+        finished::<H>(csum::replace16(check, old_port, port))
+    } else if has_checksum {
         transport_check::<F, H, L2>(ctx, packet, header.check(), difference, (old_port, port))?
     } else {
         header.check()
@@ -137,6 +141,12 @@ fn write<F: Family, H: Checked, const END: bool, const L2: usize>(
     let flags = if has_checksum { F::STORE_FLAGS } else { u64::from(BPF_F_RECOMPUTE_CSUM) };
     let (offset, transport) = (packet.l3 + F::TAIL, header.with(ports, check));
     if location.is_plain {
+        // A request is written to at once, since a call costs as much as all that is decided of it. Replies are not: that
+        // a program has such writes makes the kernel copy what it shares with a socket, also of packets that are not ours.
+        let needs_no_sum = flags == 0 || is_verified;
+        if END == DESTINATION && needs_no_sum && F::write_tail::<_, L2>(ctx, Headers { ip, transport }) {
+            return Ok(());
+        }
         store(ctx, offset, &Headers { ip, transport }, flags)
     } else {
         store(ctx, offset, &ip, flags)?;
@@ -281,8 +291,15 @@ fn quoted_crc<F: Family>(ctx: &TcContext, error: &Error<F>, ports: Ports) -> Opt
     Some((before, sctp_check(before, quote.ports.word(), ports.word(), end - l4)))
 }
 
-/// The transport checksum field for another address and port. Where a device has verified it, that is arithmetic, and
-/// `skb->csum` is not in use; otherwise the kernel does its part for the address.
+/// Whether a device has verified the transport checksum: then it is one, and `skb->csum` is not in use.
+#[inline(always)]
+fn is_verified(ctx: &TcContext) -> bool {
+    // SAFETY: the context is valid.
+    let level = unsafe { bpf_csum_level(skb(ctx), u64::from(BPF_CSUM_LEVEL_QUERY)) };
+    level >= 0
+}
+
+/// The transport checksum field for another address and port, of which the kernel does its part for the address.
 #[inline(always)]
 fn transport_check<F: Family, H: Checked, const L2: usize>(
     ctx: &TcContext,
@@ -291,12 +308,6 @@ fn transport_check<F: Family, H: Checked, const L2: usize>(
     difference: u32,
     port: (u16, u16),
 ) -> Result<u16, Refused> {
-    // SAFETY: the context is valid.
-    let level = unsafe { bpf_csum_level(skb(ctx), u64::from(BPF_CSUM_LEVEL_QUERY)) };
-    if level >= 0 {
-        let check = !csum::fold(u32::from(!before) + difference);
-        return Ok(finished::<H>(csum::replace16(check, port.0, port.1)));
-    }
     let offset = (packet.location.l4 + H::CHECK) as u32;
     change(ctx, offset, 0, u64::from(difference), H::FLAGS | u64::from(BPF_F_PSEUDO_HDR))?;
     let after = packet.read_transport::<H, L2>(ctx).ok_or(Refused)?.check();

@@ -49,6 +49,8 @@ pub trait Family: Sized {
     fn is_error(kind: u8) -> bool;
     /// Copies the beginning of what follows at once on the IP header.
     fn read_behind<T: Copy, const L2: usize>(ctx: &TcContext) -> Option<T>;
+    /// Writes over the IP header's end and what follows at once, if that is possible without the kernel's help.
+    fn write_tail<T: Copy, const L2: usize>(ctx: &TcContext, value: T) -> bool;
     /// What a sum over the old address gains when it becomes the new one.
     fn difference(old: Self::Addr, new: Self::Addr) -> u32;
     /// The header's end with other addresses, whose sum differs by `difference`.

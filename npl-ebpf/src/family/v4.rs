@@ -135,6 +135,14 @@ impl Family for V4 {
     }
 
     #[inline(always)]
+    fn write_tail<T: Copy, const L2: usize>(ctx: &TcContext, value: T) -> bool {
+        match L2 {
+            0 => packet::write::<T, { Self::TAIL }>(ctx, value),
+            _ => packet::write::<T, { ETHERNET + Self::TAIL }>(ctx, value),
+        }
+    }
+
+    #[inline(always)]
     fn difference(old: u32, new: u32) -> u32 {
         csum::difference32(old, new)
     }

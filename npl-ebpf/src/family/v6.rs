@@ -152,6 +152,14 @@ impl Family for V6 {
     }
 
     #[inline(always)]
+    fn write_tail<T: Copy, const L2: usize>(ctx: &TcContext, value: T) -> bool {
+        match L2 {
+            0 => packet::write::<T, { Self::TAIL }>(ctx, value),
+            _ => packet::write::<T, { ETHERNET + Self::TAIL }>(ctx, value),
+        }
+    }
+
+    #[inline(always)]
     fn difference(old: Addr, new: Addr) -> u32 {
         csum::difference32(old[0], new[0])
             + csum::difference32(old[1], new[1])

@@ -14,6 +14,8 @@ use socket2::{Domain, Protocol, SockAddr, SockAddrStorage, Socket, Type};
 /// `ETH_P_IP` and `ETH_P_IPV6`: a wire carries the one or the other.
 const ETH_P_IP: u16 = 0x0800;
 const ETH_P_IPV6: u16 = 0x86dd;
+/// `ETH_P_ALL`: what tcpdump asks for.
+const ETH_P_ALL: u16 = 0x0003;
 
 /// A device's end, with its own link-layer address and that of the other end.
 pub(crate) struct Wire {
@@ -30,7 +32,15 @@ pub(crate) fn open(device: &Device, peer: &Device) -> Wire {
 
 /// The same for one family.
 pub(crate) fn open_for(family: Family, device: &Device, peer: &Device) -> Wire {
-    let ether_type = if family == Family::V4 { ETH_P_IP } else { ETH_P_IPV6 };
+    open_with(if family == Family::V4 { ETH_P_IP } else { ETH_P_IPV6 }, device, peer)
+}
+
+/// The same for all that passes, as it is before any program has seen it.
+pub(crate) fn capture(device: &Device, peer: &Device) -> Wire {
+    open_with(ETH_P_ALL, device, peer)
+}
+
+fn open_with(ether_type: u16, device: &Device, peer: &Device) -> Wire {
     let protocol = Protocol::from(i32::from(ether_type.to_be()));
     let socket = device.netns().run(|| Socket::new(Domain::PACKET, Type::RAW, Some(protocol))).unwrap().unwrap();
     let to = link_address(device.ifindex().unwrap(), ether_type);

@@ -2,14 +2,19 @@
 //! Single requests: who answers, and whom the Pod sees.
 
 use std::io::ErrorKind;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
 
 use npl_agent::core::model::{Family, Frontend, NodePort, Protocol};
 use npl_testkit::topology::Options;
 use npl_testkit::traffic::{self, UdpOptions};
 
 use crate::lab::mapping;
+use crate::wire::{self, Wire};
 use crate::world::{NODE_PORT, POD_PORT, World, set_addresses};
+
+/// Far longer than a frame needs; nobody waits for it unless one is lost.
+const LIMIT: Duration = Duration::from_secs(5);
 
 #[test]
 fn each_node_port_reaches_its_pod_which_sees_the_client() {
@@ -108,4 +113,39 @@ fn removed_mapping_is_refused_by_the_host_and_comes_back() {
 fn refusal(world: &World, server: (Ipv4Addr, u16)) -> ErrorKind {
     let error = traffic::tcp_connect(world.client(), server.into()).unwrap_err();
     error.downcast_ref::<std::io::Error>().unwrap().kind()
+}
+
+#[test]
+fn who_captures_on_the_uplink_sees_requests_as_they_were_sent() {
+    let world = World::new(1);
+    let client = world.topology.client();
+    let wire = wire::capture(&client.uplink, &client.device);
+    for (node_ip, client_ip) in world.node_ips().into_iter().zip(world.client_ips()) {
+        // What TCP sends is shared with its socket until it is acknowledged, and with whoever captures it.
+        let answer = traffic::tcp_request(world.client(), (node_ip, NODE_PORT).into(), PAYLOAD).unwrap();
+        assert_eq!(answer.client.ip(), client_ip);
+        let frame = request_in(&wire);
+        let asked = [&address_bytes(node_ip)[..], &answer.client.port().to_be_bytes(), &NODE_PORT.to_be_bytes()].concat();
+        assert!(frame.windows(asked.len()).any(|window| window == asked), "{node_ip} and the ports in {frame:02x?}");
+    }
+}
+
+fn address_bytes(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}
+
+/// What the request says, so that its frame can be told from all others.
+const PAYLOAD: &str = "a request that is captured";
+
+/// The frame with the request, among those that a wire saw.
+fn request_in(wire: &Wire) -> Vec<u8> {
+    loop {
+        let frame = wire.receive(LIMIT).unwrap().expect("a frame with the request");
+        if frame.windows(PAYLOAD.len()).any(|window| window == PAYLOAD.as_bytes()) {
+            return frame;
+        }
+    }
 }
