@@ -65,6 +65,11 @@ impl Netns {
         tools::output_with_input(Command::new("ip").args(["-n", self.name(), "-batch", "-"]), &format!("{lines}\n"))
     }
 
+    /// Runs lines of `nft` inside, without the word `nft`, as one file; all of them hold, or none.
+    pub fn nft(&self, rules: &str) -> Result<String> {
+        tools::output_with_input(self.command("nft")?.args(["--file", "-"]), rules)
+    }
+
     /// Sets a sysctl inside, by its path below `/proc/sys`.
     pub fn sysctl(&self, path: &str, value: &str) -> Result<()> {
         let file = Path::new("/proc/sys").join(path);

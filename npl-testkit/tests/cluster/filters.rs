@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Rules of others on a Node, as network policies are made of: they see the packet that the Pod will see.
 
-use npl_testkit::netns::Netns;
 use npl_testkit::real_cluster::{Node, client_addresses};
-use npl_testkit::tools;
 
 use crate::clients;
 use crate::traffic::{PORTS, assert_served};
@@ -29,10 +27,6 @@ fn rules(pod: &Pod, clients: &[String; 2]) -> String {
     )
 }
 
-fn apply(netns: &Netns, text: &str) {
-    tools::output_with_input(netns.command("nft").unwrap().args(["--file", "-"]), text).unwrap();
-}
-
 pub(crate) fn a_policy_for_the_clients_address_holds(world: &mut World) {
     let shop = world.wait_for_shop(4);
     let pod = shop.values().next().unwrap();
@@ -45,13 +39,13 @@ pub(crate) fn a_policy_for_the_clients_address_holds(world: &mut World) {
     for (allowed, allowed_addresses, refused) in
         [(&outside, client_addresses(), &other_node), (&other_node, other.addresses(), &outside)]
     {
-        apply(&netns, &rules(pod, &allowed_addresses.map(|address| address.to_string())));
+        netns.nft(&rules(pod, &allowed_addresses.map(|address| address.to_string()))).unwrap();
         assert_eq!(assert_served(world, allowed, pod), PORTS);
         for entry in &entries {
             let answer = refused.ask(entry.protocol, entry.address());
             assert!(answer.is_err(), "{} is not allowed to ask {}: {answer:?}", refused.name, pod.name);
         }
-        apply(&netns, "delete table inet npl-test-policy");
+        netns.nft("delete table inet npl-test-policy").unwrap();
     }
     assert_eq!(assert_served(world, &outside, pod), PORTS);
 }

@@ -6,7 +6,6 @@ use std::net::SocketAddr;
 
 use npl_agent::core::model::{Family, Protocol};
 use npl_testkit::netns::Netns;
-use npl_testkit::tools;
 
 /// A node port at one of the Node's addresses, and the Pod port that it leads to.
 #[derive(Clone, Copy, Debug)]
@@ -31,16 +30,14 @@ pub(crate) fn install(node: &Netns, translations: &[Translation]) {
                 writeln!(rules, "    dnat {ip} to {ip} daddr . {name} dport map {{ {elements} }}").unwrap();
             }
         }
-        load(
-            node,
-            &format!(
-                "table {ip} npl_oracle {{
+        let table = format!(
+            "table {ip} npl_oracle {{
   chain prerouting {{
     type nat hook prerouting priority dstnat;
 {rules}  }}
 }}"
-            ),
         );
+        node.nft(&table).unwrap();
     }
 }
 
@@ -49,9 +46,4 @@ pub(crate) fn be_liberal(node: &Netns) {
     for (setting, value) in [("checksum", "0"), ("tcp_be_liberal", "1"), ("tcp_loose", "1")] {
         node.sysctl(&format!("net/netfilter/nf_conntrack_{setting}"), value).unwrap();
     }
-}
-
-/// Loads rules of nftables.
-pub(crate) fn load(netns: &Netns, rules: &str) {
-    tools::output_with_input(netns.command("nft").unwrap().args(["-f", "-"]), rules).unwrap();
 }

@@ -2,7 +2,6 @@
 //! What translates node ports without NPL, and what tracks connections beside it.
 
 use std::fmt::Write as _;
-use std::process::Command;
 
 use anyhow::Result;
 use npl_testkit::netns::Netns;
@@ -47,13 +46,12 @@ pub(crate) fn add_nftables(node: &Netns, mappings: Mappings) -> Result<()> {
             }}
         }}"
     );
-    add_table(node, &table)
+    node.nft(&table).map(drop)
 }
 
 /// The rule that CNIs begin their FORWARD chain with; any such rule turns connection tracking on.
 pub(crate) fn add_conntrack(node: &Netns) -> Result<()> {
-    add_table(
-        node,
+    node.nft(
         "table ip cni {
             chain forward {
                 type filter hook forward priority filter
@@ -61,14 +59,10 @@ pub(crate) fn add_conntrack(node: &Netns) -> Result<()> {
             }
         }",
     )
+    .map(drop)
 }
 
 /// Empties the Node's table of tracked connections, whose room is shared by all namespaces.
 pub(crate) fn flush_conntrack(node: &Netns) -> Result<()> {
     tools::output(node.command("conntrack")?.arg("--flush")).map(drop)
-}
-
-fn add_table(node: &Netns, table: &str) -> Result<()> {
-    let mut nft: Command = node.command("nft")?;
-    tools::output_with_input(nft.args(["--file", "-"]), table).map(drop)
 }

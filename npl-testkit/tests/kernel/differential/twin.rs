@@ -185,7 +185,7 @@ fn world() -> World {
     node.ip("addr add 192.0.2.11/24 dev eth0\naddr add 2001:db8:0:1::11/64 dev eth0 nodad").unwrap();
     introduce_neighbours(&world);
     for netns in world.pods.iter().map(|(it, _)| &it.netns).chain([&client.netns]) {
-        oracle::load(netns, SILENCE);
+        netns.nft(SILENCE).unwrap();
     }
     world
 }

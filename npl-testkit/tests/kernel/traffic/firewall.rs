@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Nodes whose own rules drop what does not fit: connection tracking, forwarding policy, masquerading, reverse paths.
 
-use npl_testkit::tools;
 use npl_testkit::traffic::{Direction, transfer};
 
 use crate::world::World;
@@ -24,8 +23,7 @@ table inet npl_test {
 }";
 
 pub(crate) fn load_rules(world: &World) {
-    let mut nft = world.node().command("nft").unwrap();
-    tools::output_with_input(nft.args(["-f", "-"]), RULES).unwrap();
+    world.node().nft(RULES).unwrap();
 }
 
 #[test]
@@ -39,8 +37,7 @@ fn firewall_sees_one_valid_flow_and_masks_nothing() {
         transfer(world.client(), frontend, Direction::Upload, 1 << 20).unwrap();
         transfer(world.client(), frontend, Direction::Download, 1 << 20).unwrap();
     }
-    let mut nft = world.node().command("nft").unwrap();
-    let rules = tools::output(nft.args(["list", "chain", "inet", "npl_test", "forward"])).unwrap();
+    let rules = world.node().nft("list chain inet npl_test forward").unwrap();
     assert!(rules.contains("ct state invalid counter packets 0 bytes 0 drop"), "{rules}");
 }
 

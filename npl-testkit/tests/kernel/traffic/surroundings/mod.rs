@@ -9,7 +9,6 @@ use std::net::IpAddr;
 
 use npl_agent::core::model::Protocol;
 use npl_testkit::echo::EchoServer;
-use npl_testkit::tools;
 use npl_testkit::topology::Options;
 use npl_testkit::traffic::{self, Direction, UdpOptions, tcp_connect, tcp_request, transfer, udp_exchange};
 
@@ -32,15 +31,10 @@ const OUTSIDE: u16 = 9090;
 /// Two Pods on a Node with these rules.
 fn node_with(rules: &[&str]) -> World {
     let mut world = World::new(2);
-    load(&world, rules);
+    world.node().nft(&rules.concat()).unwrap();
     let (frontend, backend) = mapping(Protocol::Tcp, CLOSED, (world.pod().ip(), POD_PORT + 1).into(), 1);
     world.datapath().upsert_mapping(frontend, backend).unwrap();
     world
-}
-
-fn load(world: &World, rules: &[&str]) {
-    let mut nft = world.node().command("nft").unwrap();
-    tools::output_with_input(nft.args(["-f", "-"]), &rules.concat()).unwrap();
 }
 
 /// What passes on every Node.
@@ -68,7 +62,7 @@ fn everything_passes(world: &World) {
 
 /// No rule has met a packet that belongs to no connection, or one that nobody allowed.
 fn nothing_was_invalid(world: &World) {
-    let rules = tools::output(world.node().command("nft").unwrap().args(["list", "ruleset"])).unwrap();
+    let rules = world.node().nft("list ruleset").unwrap();
     let dropped: Vec<&str> =
         rules.lines().filter(|line| line.contains("counter") && !line.contains("packets 0 bytes 0")).collect();
     assert!(dropped.is_empty(), "{dropped:?}");
@@ -125,7 +119,7 @@ fn everything_passes_beside_kube_router_and_what_it_rejects_is_refused() {
 #[test]
 fn answers_return_by_the_interface_of_the_request_beside_the_aws_vpc_cni() {
     let world = World::with_options(2, Options { clients: 2, ..Options::default() });
-    load(&world, &[AWS_VPC]);
+    world.node().nft(AWS_VPC).unwrap();
     let second = &world.pods[1].0;
     world
         .node()
