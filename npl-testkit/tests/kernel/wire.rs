@@ -8,6 +8,7 @@ use std::mem::MaybeUninit;
 use std::time::Duration;
 
 use npl_agent::core::model::Family;
+use npl_testkit::packet::Ethernet;
 use npl_testkit::topology::Device;
 use socket2::{Domain, Protocol, SockAddr, SockAddrStorage, Socket, Type};
 
@@ -21,8 +22,8 @@ const ETH_P_ALL: u16 = 0x0003;
 pub(crate) struct Wire {
     socket: Socket,
     to: SockAddr,
-    pub(crate) address: [u8; 6],
-    pub(crate) gateway: [u8; 6],
+    address: [u8; 6],
+    gateway: [u8; 6],
 }
 
 /// Opens the end at `device`, whose cable leads to `peer`, for IPv4.
@@ -49,6 +50,16 @@ fn open_with(ether_type: u16, device: &Device, peer: &Device) -> Wire {
 }
 
 impl Wire {
+    /// The header of what is sent here.
+    pub(crate) fn ethernet(&self) -> Ethernet {
+        Ethernet { destination: self.gateway, source: self.address, vlans: Vec::new() }
+    }
+
+    /// The header of what arrives from the other end.
+    pub(crate) fn ethernet_from_gateway(&self) -> Ethernet {
+        Ethernet { destination: self.address, source: self.gateway, vlans: Vec::new() }
+    }
+
     pub(crate) fn send(&self, frame: &[u8]) -> io::Result<usize> {
         self.socket.send_to(frame, &self.to)
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use npl_testkit::echo::EchoServer;
 use npl_testkit::packet::tcp_flags::{ACK, PSH, RST, SYN};
-use npl_testkit::packet::{Ethernet, Packet, Transport};
+use npl_testkit::packet::{Packet, Transport};
 use npl_testkit::topology::Options;
 use npl_testkit::traffic::tcp_request;
 
@@ -37,9 +37,9 @@ fn packets(source: (std::net::Ipv4Addr, u16), destination: (std::net::Ipv4Addr, 
 fn pass_unchanged(from: &Wire, to: &Wire, packets: &[Packet]) {
     for packet in packets {
         let mut sent = packet.clone();
-        sent.ethernet = Some(Ethernet { destination: from.gateway, source: from.address, vlans: Vec::new() });
+        sent.ethernet = Some(from.ethernet());
         let mut expected = packet.clone();
-        expected.ethernet = Some(Ethernet { destination: to.address, source: to.gateway, vlans: Vec::new() });
+        expected.ethernet = Some(to.ethernet_from_gateway());
         expected.ipv4_mut().unwrap().ttl -= 1;
         let expected = expected.build();
         from.send(&sent.build()).unwrap();

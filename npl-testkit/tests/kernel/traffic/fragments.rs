@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use npl_agent::core::model::Protocol;
 use npl_testkit::echo::EchoServer;
-use npl_testkit::packet::{Ethernet, Packet};
+use npl_testkit::packet::Packet;
 use npl_testkit::topology::Offload;
 use npl_testkit::traffic::{self, REQUEST_LIMIT, udp_exchange};
 
@@ -81,7 +81,7 @@ fn ask_in_every_order(world: &World, servers: [SocketAddr; 2]) -> Vec<String> {
         for (number, order) in (0_u8..).zip(ORDERS) {
             let question = vec![b'a' + number; 5000];
             let mut datagram = Packet::udp(client, server, &question);
-            datagram.ethernet = Some(Ethernet { destination: wire.gateway, source: wire.address, vlans: Vec::new() });
+            datagram.ethernet = Some(wire.ethernet());
             let frames = pieces(&datagram, 0x4e50 + u32::from(number), 1400);
             for at in order {
                 wire.send(&frames[at]).unwrap();

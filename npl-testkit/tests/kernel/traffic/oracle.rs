@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use npl_agent::core::model::{Family, Protocol};
-use npl_testkit::packet::{Ethernet, Ip, Packet, Transport};
+use npl_testkit::packet::{Ip, Packet, Transport};
 use npl_testkit::topology::Options;
 use npl_testkit::traffic;
 
@@ -81,7 +81,7 @@ fn install_ours(world: &mut World) {
 /// Sends from one end, and gives what `is_wanted` of what is seen at another.
 fn observe(from: &Wire, packet: &Packet, at: &Wire, is_wanted: impl Fn(&Packet) -> bool) -> Packet {
     let mut sent = packet.clone();
-    sent.ethernet = Some(Ethernet { destination: from.gateway, source: from.address, vlans: Vec::new() });
+    sent.ethernet = Some(from.ethernet());
     from.send(&sent.build()).unwrap();
     let start = Instant::now();
     while start.elapsed() < LIMIT {

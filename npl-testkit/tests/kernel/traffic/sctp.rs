@@ -9,7 +9,7 @@ use npl_agent::core::model::{Family, Frontend, NodePort, Protocol};
 use npl_agent::sockets::{Reservations, ReserveError};
 use npl_testkit::echo::{self, EchoServer};
 use npl_testkit::packet::sctp_chunks::{COOKIE_ACK, COOKIE_ECHO, DATA, INIT, INIT_ACK};
-use npl_testkit::packet::{Crc, Ethernet, Packet, SCTP_TAG, Transport};
+use npl_testkit::packet::{Crc, Packet, SCTP_TAG, Transport};
 use npl_testkit::topology::Offload;
 use npl_testkit::traffic::{self, has_sctp};
 
@@ -71,8 +71,7 @@ struct Side<'w> {
 impl Side<'_> {
     fn send(&self, packet: &Packet) {
         let mut packet = packet.clone();
-        let (source, destination) = (self.wire.address, self.wire.gateway);
-        packet.ethernet = Some(Ethernet { destination, source, vlans: Vec::new() });
+        packet.ethernet = Some(self.wire.ethernet());
         self.wire.send(&packet.build()).unwrap();
     }
 
