@@ -5,7 +5,6 @@ use std::path::Path;
 
 use aya::{
     maps::MapData,
-    pin::PinError,
     programs::{CgroupSockAddr, ProgramError, ProgramFd, SchedClassifier},
 };
 use aya_obj::{Object, ProgramSection, generated::bpf_prog_type};
@@ -67,7 +66,6 @@ pub(super) trait Kind: Sized {
 
     fn from_pin(path: &Path, name: &str) -> Result<Self, ProgramError>;
     fn load(&mut self) -> Result<(), ProgramError>;
-    fn pin(&mut self, path: &Path) -> Result<(), PinError>;
     fn fd(&self) -> Result<&ProgramFd, ProgramError>;
 }
 
@@ -80,10 +78,6 @@ impl Kind for SchedClassifier {
 
     fn load(&mut self) -> Result<(), ProgramError> {
         self.load()
-    }
-
-    fn pin(&mut self, path: &Path) -> Result<(), PinError> {
-        self.pin(path)
     }
 
     fn fd(&self) -> Result<&ProgramFd, ProgramError> {
@@ -106,10 +100,6 @@ impl Kind for CgroupSockAddr {
 
     fn load(&mut self) -> Result<(), ProgramError> {
         self.load()
-    }
-
-    fn pin(&mut self, path: &Path) -> Result<(), PinError> {
-        self.pin(path)
     }
 
     fn fd(&self) -> Result<&ProgramFd, ProgramError> {

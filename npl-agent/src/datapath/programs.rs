@@ -212,12 +212,13 @@ impl Programs {
         for<'a> &'a mut K: TryFrom<&'a mut Program>,
     {
         let refused = |source| DatapathError::LoadProgram { name, source: Box::new(source) };
-        program_of::<K>(self.object()?, name)?.load().map_err(refused)?;
+        let program: Result<&mut K, _> = program_of(self.object()?, name)?.try_into();
+        program.map_err(|_other_type| DatapathError::Missing(name))?.load().map_err(refused)?;
         // Not before: a device whose program is refused is tried again and again.
         self.pin_constants()?;
         let pin = self.pins.program(&self.build, name);
         unpin(&pin)?;
-        let program: &mut K = program_of(self.object()?, name)?;
+        let program = program_of(self.object()?, name)?;
         program.pin(&pin).map_err(|error| pin_error("pin program", &pin, io::Error::other(error)))?;
         K::from_pin(&pin, name).map_err(refused)
     }
@@ -296,13 +297,9 @@ fn has_perfmon() -> bool {
     has(Capability::CAP_PERFMON) || has(Capability::CAP_SYS_ADMIN)
 }
 
-/// One of the object's programs, of the type that its caller knows.
-fn program_of<'a, K>(object: &'a mut Ebpf, name: &'static str) -> Result<&'a mut K, DatapathError>
-where
-    &'a mut K: TryFrom<&'a mut Program>,
-{
-    let program = object.program_mut(name).ok_or(DatapathError::Missing(name))?;
-    program.try_into().map_err(|_other_type| DatapathError::Missing(name))
+/// One of the object's programs.
+fn program_of<'a>(object: &'a mut Ebpf, name: &'static str) -> Result<&'a mut Program, DatapathError> {
+    object.program_mut(name).ok_or(DatapathError::Missing(name))
 }
 
 /// The program that a hook's one jumps to with what is unusual, and its index.
