@@ -3,7 +3,7 @@
 
 use npl_testkit::client_cgroup::ClientCgroup;
 use npl_testkit::echo::{Answer, Protocol};
-use npl_testkit::{mounts, poll, traffic};
+use npl_testkit::{poll, traffic};
 
 use crate::world::{LIMIT, World};
 
@@ -14,17 +14,7 @@ fn ask(world: &World, cgroup: &ClientCgroup, protocol: Protocol) -> anyhow::Resu
 
 #[test]
 fn local_clients_are_served_with_the_agents_rights_and_without_the_agent() {
-    let mut world = World::new();
-    let cgroup = world.run.client_cgroup("clients").unwrap();
-    // As in the DaemonSet's container, whose own /sys does not show the Node's cgroups.
-    let shown = world.run.file("cgroup");
-    mounts::bind(cgroup.path(), &shown).unwrap();
-    world.create_node();
-    world.start_agent(&["--cgroup", shown.to_str().unwrap()]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    let (mut world, cgroup) = World::with_local_clients();
     let options = world.agent_options(&[]);
     for _ in ["with the agent", "without it"] {
         for protocol in [Protocol::Tcp, Protocol::Udp] {

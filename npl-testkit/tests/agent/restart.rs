@@ -9,7 +9,6 @@ use aya::programs::ProgramInfo;
 use npl_common::names::{ABI_VERSION, PIN_ROOT, PROGRAM_DIR};
 use npl_testkit::cluster::Entry;
 use npl_testkit::echo::Protocol;
-use npl_testkit::mounts;
 use npl_testkit::traffic::{Direction, Load, Transfer};
 
 use crate::world::{LIMIT, World};
@@ -68,16 +67,7 @@ fn programs(world: &World) -> BTreeMap<String, u32> {
 
 #[test]
 fn a_restarted_agent_loads_no_program() {
-    let mut world = World::new();
-    let cgroup = world.run.client_cgroup("clients").unwrap();
-    let shown = world.run.file("cgroup");
-    mounts::bind(cgroup.path(), &shown).unwrap();
-    world.create_node();
-    world.start_agent(&["--cgroup", shown.to_str().unwrap()]);
-    world.create_service();
-    world.enable_service();
-    world.create_pod("web-0");
-    world.assert_served("web-0");
+    let (mut world, _cgroup) = World::with_local_clients();
     let before = programs(&world);
     assert_eq!(before.len(), 4 + 8, "of devices and sockets: {before:?}");
     world.agent().kill().unwrap();

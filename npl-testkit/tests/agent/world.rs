@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use npl_testkit::agent::{Agent, Options};
+use npl_testkit::client_cgroup::ClientCgroup;
 use npl_testkit::cluster::{AnnotationLog, Cluster, Entry, PodObject, Port, ServiceObject};
 use npl_testkit::control_plane::ControlPlane;
 use npl_testkit::echo::{EchoServer, Protocol};
-use npl_testkit::mounts::BpfFs;
+use npl_testkit::mounts::{self, BpfFs};
 use npl_testkit::poll;
 use npl_testkit::proxy::Proxy;
 use npl_testkit::run::Run;
@@ -60,6 +61,22 @@ impl World {
         world.create_node();
         world.start_agent(flags);
         world
+    }
+
+    /// As [`Self::with_agent`], for clients of a cgroup too, with one Pod that is served.
+    pub(crate) fn with_local_clients() -> (Self, ClientCgroup) {
+        let mut world = Self::new();
+        let cgroup = world.run.client_cgroup("clients").unwrap();
+        // As in the DaemonSet's container, whose own /sys does not show the Node's cgroups.
+        let shown = world.run.file("cgroup");
+        mounts::bind(cgroup.path(), &shown).unwrap();
+        world.create_node();
+        world.start_agent(&["--cgroup", shown.to_str().unwrap()]);
+        world.create_service();
+        world.enable_service();
+        world.create_pod("web-0");
+        world.assert_served("web-0");
+        (world, cgroup)
     }
 
     /// As [`Self::with_agent`], with a proxy between the agent and the API server; tests go past it.
