@@ -96,6 +96,16 @@ struct Ends {
     pod_link: End,
 }
 
+impl Ends {
+    /// Where somebody's frames come from.
+    const fn link(&self, by: Speaker) -> End {
+        match by {
+            Speaker::Client => End::Client,
+            Speaker::Pod => self.pod_link,
+        }
+    }
+}
+
 /// What somebody has said.
 #[derive(Clone)]
 struct Said {
@@ -224,7 +234,7 @@ impl Writer<'_> {
         } else {
             seen.set_source(node);
         }
-        let link = if by == Speaker::Client { End::Client } else { self.ends.pod_link };
+        let link = self.ends.link(by);
         let frames = dress.frames(&packet, link);
         let arrived =
             Dress { trailer: 0, ..dress.clone() }.frames(&seen, link).swap_remove(first_fragment(dress, &frames));
@@ -233,9 +243,8 @@ impl Writer<'_> {
     }
 
     fn repeat(&mut self, by: Speaker) {
-        let link = if by == Speaker::Client { End::Client } else { self.ends.pod_link };
         if let Some(Said { frames, .. }) = self.last[by.index()].clone() {
-            self.steps.push(Step { from: link, frames, exception: None });
+            self.steps.push(Step { from: self.ends.link(by), frames, exception: None });
         }
     }
 
@@ -258,7 +267,7 @@ impl Writer<'_> {
         let quote = &about[..about.len().min(headers + usize::from(quoted))];
         let error = Icmp { kind, code, rest: [0, 0, 5, 0x14], checksum: dress.checksum, payload: quote.to_vec() };
         let packet = Packet::new(from, sender, Transport::Icmp(error));
-        let link = if by == Speaker::Client { End::Client } else { self.ends.pod_link };
+        let link = self.ends.link(by);
         let exception = Exception::of_quote(self.talk.protocol, quote.len() - headers);
         self.steps.push(Step { from: link, frames: dress.frames(&packet, link), exception });
     }
