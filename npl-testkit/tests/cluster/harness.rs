@@ -10,7 +10,7 @@ use clap::Parser as _;
 use npl_testkit::interrupt;
 
 use crate::network::Network;
-use crate::table::{self, Row};
+use crate::table::Row;
 use crate::world::World;
 
 /// One test.
@@ -56,7 +56,7 @@ impl Act {
                 println!("{}", world.describe());
             }
         }
-        let (answered, platform) = (world.answered, table::platform(&world));
+        let (answered, platform) = (world.answered, world.platform.clone());
         tally.tell("nothing_of_the_cluster_is_left", || world.end());
         let passed = tally.passed - before.passed;
         let told = passed + tally.failed - before.failed;

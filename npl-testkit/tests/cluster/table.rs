@@ -6,7 +6,6 @@ use std::fs;
 use npl_testkit::tools;
 
 use crate::network::Network;
-use crate::world::World;
 
 const DOCUMENT: &str = "docs/compatibility.md";
 
@@ -20,15 +19,8 @@ pub(crate) struct Row {
     pub(crate) told: u32,
     /// Requests that were sent while something happened, each answered by the Pod that it was meant for.
     pub(crate) answered: u64,
+    /// What the Nodes say that they run.
     pub(crate) platform: String,
-}
-
-/// What the Nodes say that they run.
-pub(crate) fn platform(world: &World) -> String {
-    let node = world.cluster.cluster().client().get("/api/v1/nodes/node-1").unwrap();
-    let info = |name: &str| node["status"]["nodeInfo"][name].as_str().unwrap_or_default().to_owned();
-    let (kubelet, kernel, runtime) = (info("kubeletVersion"), info("kernelVersion"), info("containerRuntimeVersion"));
-    format!("Kubernetes {kubelet}, Linux {kernel}, {runtime}")
 }
 
 impl Row {

@@ -33,6 +33,8 @@ pub(crate) struct World {
     pub(crate) machine: Machine,
     /// Requests that were sent while something happened, each answered by the Pod that it was meant for.
     pub(crate) answered: u64,
+    /// What the Nodes say that they run.
+    pub(crate) platform: String,
 }
 
 /// A Pod as the API server knows it.
@@ -54,7 +56,8 @@ impl World {
         let options = Options { kube_proxy, cni, ..Options::new(env!("CARGO_BIN_EXE_npl-cluster")) };
         let cluster = RealCluster::start(&options).unwrap();
         let ready = start.elapsed();
-        let world = Self { cluster, machine, answered: 0 };
+        let platform = platform(&cluster);
+        let world = Self { cluster, machine, answered: 0, platform };
         let manifests = [
             tools::repository_file("deploy/npl.yaml"),
             tools::repository_file("npl-testkit/tests/cluster/manifests/shop.yaml"),
@@ -125,6 +128,13 @@ impl World {
             questions.map(|words| self.cluster.cluster().kubectl(words).unwrap_or_else(|err| err.to_string()));
         answers.join("\n")
     }
+}
+
+fn platform(cluster: &RealCluster) -> String {
+    let node = cluster.cluster().client().get("/api/v1/nodes/node-1").unwrap();
+    let info = |name: &str| node["status"]["nodeInfo"][name].as_str().unwrap_or_default().to_owned();
+    let (kubelet, kernel, runtime) = (info("kubeletVersion"), info("kernelVersion"), info("containerRuntimeVersion"));
+    format!("Kubernetes {kubelet}, Linux {kernel}, {runtime}")
 }
 
 impl Pod {
