@@ -21,9 +21,17 @@ pub(crate) struct Client {
 /// Where somebody is, which decides as whom a Pod sees it.
 enum Place {
     Outside,
-    Node(NodeNumber, Space),
+    Node {
+        number: NodeNumber,
+        space: Space,
+    },
     /// On a Node, and seen by others as that if the network hides Pods.
-    Pod(Vec<IpAddr>, NodeNumber, Space, Cni),
+    Pod {
+        addresses: Vec<IpAddr>,
+        number: NodeNumber,
+        space: Space,
+        cni: Cni,
+    },
 }
 
 impl Client {
@@ -31,7 +39,7 @@ impl Client {
     pub(crate) fn ask(&self, protocol: Protocol, server: SocketAddr) -> Result<Answer> {
         let space = match &self.place {
             Place::Outside => return traffic::request(&self.netns, protocol, server, "who?"),
-            Place::Node(_, space) | Place::Pod(_, _, space, _) => space,
+            Place::Node { space, .. } | Place::Pod { space, .. } => space,
         };
         let mut command = self.netns.command(env!("CARGO_BIN_EXE_npl-cluster"))?;
         command.args(["ask", &protocol.to_string(), &server.to_string()]);
@@ -43,12 +51,12 @@ impl Client {
     pub(crate) fn address_towards(&self, pod: &Pod, server: IpAddr) -> IpAddr {
         let addresses = match &self.place {
             Place::Outside => client_addresses().to_vec(),
-            Place::Node(number, _) if number.name() == pod.node => number.bridge_addresses().to_vec(),
-            Place::Node(number, _) => number.addresses().to_vec(),
-            Place::Pod(_, number, _, cni) if cni.masquerades() && number.name() != pod.node => {
+            Place::Node { number, .. } if number.name() == pod.node => number.bridge_addresses().to_vec(),
+            Place::Node { number, .. } => number.addresses().to_vec(),
+            Place::Pod { number, cni, .. } if cni.masquerades() && number.name() != pod.node => {
                 number.addresses().to_vec()
             }
-            Place::Pod(addresses, ..) => addresses.clone(),
+            Place::Pod { addresses, .. } => addresses.clone(),
         };
         addresses.into_iter().find(|address| address.is_ipv4() == server.is_ipv4()).unwrap()
     }
@@ -62,7 +70,8 @@ pub(crate) fn outside(world: &World) -> Client {
 /// A Node as a client.
 pub(crate) fn node(world: &World, name: &str) -> Client {
     let node = world.cluster.node(name).unwrap();
-    Client { name: node.name(), netns: node.netns().clone(), place: Place::Node(node.number(), node.space().clone()) }
+    let place = Place::Node { number: node.number(), space: node.space().clone() };
+    Client { name: node.name(), netns: node.netns().clone(), place }
 }
 
 /// Every client of a cluster.
@@ -70,10 +79,11 @@ pub(crate) fn all(world: &World) -> Vec<Client> {
     let nodes = world.cluster.nodes().iter().map(|it| node(world, &it.name()));
     let pods = world.pods(NAMESPACE, "app=caller").into_iter().map(|pod| {
         let node = world.cluster.node(&pod.node).unwrap();
+        let (number, space) = (node.number(), node.space().clone());
         Client {
             name: format!("Pod {} on {}", pod.name, pod.node),
             netns: world.cluster.pod_netns(NAMESPACE, &pod.name).unwrap(),
-            place: Place::Pod(pod.ips, node.number(), node.space().clone(), world.cluster.cni()),
+            place: Place::Pod { addresses: pod.ips, number, space, cni: world.cluster.cni() },
         }
     });
     [outside(world)].into_iter().chain(nodes).chain(pods).collect()
