@@ -36,49 +36,70 @@ pub(super) fn account() -> Account {
     Account::new(USER, &["system:masters"])
 }
 
-/// Whether a network is made by it.
-pub(super) fn makes(cni: Cni) -> bool {
-    backend(cni).is_some()
+/// flannel, where it makes the network.
+#[derive(Clone, Debug)]
+pub(super) struct Flannel {
+    /// Its daemon.
+    program: PathBuf,
+    /// How it brings packets to other Nodes, by its own name for that.
+    backend: &'static str,
 }
 
-/// Its daemon, looked for before anything is started.
-pub(super) fn find() -> Result<PathBuf> {
-    let folder = env::var_os(VARIABLE).map(PathBuf::from);
-    let folder = folder.with_context(|| {
-        format!("no flannel is known: run `cargo xtask cluster up`, or set {VARIABLE} to its folder")
-    })?;
-    let path = folder.join("flannel");
-    anyhow::ensure!(path.exists(), "{VARIABLE} is {}, where no flannel is", folder.display());
-    Ok(path)
-}
+impl Flannel {
+    /// Nothing if another makes the network; where it does, it is looked for before anything is started.
+    pub(super) fn find(cni: Cni) -> Result<Option<Self>> {
+        let backend = match cni {
+            Cni::Bridge => return Ok(None),
+            Cni::FlannelVxlan => "vxlan",
+            Cni::FlannelHostGw => "host-gw",
+        };
+        let folder = env::var_os(VARIABLE).map(PathBuf::from);
+        let folder = folder.with_context(|| {
+            format!("no flannel is known: run `cargo xtask cluster up`, or set {VARIABLE} to its folder")
+        })?;
+        let program = folder.join("flannel");
+        anyhow::ensure!(program.exists(), "{VARIABLE} is {}, where no flannel is", folder.display());
+        Ok(Some(Self { program, backend }))
+    }
 
-/// Starts the daemon of a Node whose kubelet runs, which gets its range of addresses here.
-pub(super) fn start(
-    cni: Cni,
-    space: &Space,
-    node: NodeNumber,
-    directory: &Path,
-    plane: &ControlPlane,
-    client: &ApiClient,
-) -> Result<Process> {
-    let path = format!("/api/v1/nodes/{}", node.name());
-    poll::until(&format!("the registration of {}", node.name()), LIMIT, || client.find(&path).ok().flatten())?;
-    let ranges = [node.pods_v4(), node.pods_v6()];
-    client.merge_patch(&path, &json!({"spec": {"podCIDR": ranges[0], "podCIDRs": ranges}}))?;
+    /// Starts the daemon of a Node whose kubelet runs, which gets its range of addresses here.
+    pub(super) fn start(
+        &self,
+        space: &Space,
+        node: NodeNumber,
+        directory: &Path,
+        plane: &ControlPlane,
+        client: &ApiClient,
+    ) -> Result<Process> {
+        let path = format!("/api/v1/nodes/{}", node.name());
+        poll::until(&format!("the registration of {}", node.name()), LIMIT, || client.find(&path).ok().flatten())?;
+        let ranges = [node.pods_v4(), node.pods_v6()];
+        client.merge_patch(&path, &json!({"spec": {"podCIDR": ranges[0], "podCIDRs": ranges}}))?;
 
-    let folder = directory.join("run/npl");
-    write_secret(&folder.join("flannel.kubeconfig"), &plane.kubeconfig(USER)?)?;
-    let file = folder.join("flannel.json");
-    fs::write(&file, settings(cni).to_string()).with_context(|| format!("write {}", file.display()))?;
-    let program = folder.join("flannel");
-    fs::copy(find()?, &program).with_context(|| format!("copy flannel to {}", program.display()))?;
-    let mut command = Command::new(Path::new(SETTINGS).join("flannel"));
-    command
-        .args(["--kube-subnet-mgr", "--kubeconfig-file=/run/npl/flannel.kubeconfig"])
-        .args(["--net-config-path=/run/npl/flannel.json", "--ip-masq", "--iface=eth0"])
-        .env("NODE_NAME", node.name())
-        .env("TMPDIR", TEMPORARY);
-    space.spawn(&format!("flannel of {}", node.name()), command, &directory.join("log/flannel.log"))
+        let folder = directory.join("run/npl");
+        write_secret(&folder.join("flannel.kubeconfig"), &plane.kubeconfig(USER)?)?;
+        let file = folder.join("flannel.json");
+        fs::write(&file, self.settings().to_string()).with_context(|| format!("write {}", file.display()))?;
+        let program = folder.join("flannel");
+        fs::copy(&self.program, &program).with_context(|| format!("copy flannel to {}", program.display()))?;
+        let mut command = Command::new(Path::new(SETTINGS).join("flannel"));
+        command
+            .args(["--kube-subnet-mgr", "--kubeconfig-file=/run/npl/flannel.kubeconfig"])
+            .args(["--net-config-path=/run/npl/flannel.json", "--ip-masq", "--iface=eth0"])
+            .env("NODE_NAME", node.name())
+            .env("TMPDIR", TEMPORARY);
+        space.spawn(&format!("flannel of {}", node.name()), command, &directory.join("log/flannel.log"))
+    }
+
+    fn settings(&self) -> serde_json::Value {
+        let [v4, v6] = POD_RANGES;
+        json!({
+            "Network": v4,
+            "EnableIPv6": true,
+            "IPv6Network": v6,
+            "Backend": {"Type": self.backend},
+        })
+    }
 }
 
 /// Waits until the daemon has said what the Node's part of the network is, and has its Pods connected so.
@@ -88,24 +109,6 @@ pub(super) fn connect_pods(daemon: &Process, node: NodeNumber, directory: &Path)
     let (mtu, _) =
         poll::until(&format!("flannel of {}", node.name()), LIMIT, said).with_context(|| daemon.log_tail(10))?;
     cni::configure(directory, node, Some(mtu))
-}
-
-fn settings(cni: Cni) -> serde_json::Value {
-    let [v4, v6] = POD_RANGES;
-    json!({
-        "Network": v4,
-        "EnableIPv6": true,
-        "IPv6Network": v6,
-        "Backend": {"Type": backend(cni)},
-    })
-}
-
-const fn backend(cni: Cni) -> Option<&'static str> {
-    match cni {
-        Cni::Bridge => None,
-        Cni::FlannelVxlan => Some("vxlan"),
-        Cni::FlannelHostGw => Some("host-gw"),
-    }
 }
 
 /// From a line like `FLANNEL_MTU=1450`.

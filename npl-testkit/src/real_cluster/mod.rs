@@ -30,6 +30,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use self::binaries::{Images, Programs};
 pub use self::cni::Cni;
 use self::controllers::Controllers;
+use self::flannel::Flannel;
 pub use self::init::{InitArguments, run as run_init};
 pub use self::kube_proxy::KubeProxy;
 use self::network::Network;
@@ -95,21 +96,18 @@ impl RealCluster {
     pub fn start_in(run: Run, options: &Options) -> Result<Self> {
         let Options { nodes, kube_proxy, cni, init_program } = options;
         ensure!((1..=MAX_NODES).contains(nodes), "a cluster has 1 to {MAX_NODES} Nodes, not {nodes}");
-        let (programs, images) = (Programs::find()?, Images::find()?);
-        if flannel::makes(*cni) {
-            flannel::find()?;
-        }
+        let (programs, images, flannel) = (Programs::find()?, Images::find()?, Flannel::find(*cni)?);
         let network = Network::build(&run, *nodes)?;
         if *cni == Cni::Bridge {
             network.route_pods().context("add the routes to Pods")?;
         }
-        let parts = Parts { init_program: init_program.clone(), programs, images, cni: *cni };
+        let parts = Parts { init_program: init_program.clone(), programs, images, flannel };
         let (plane, mut booted) = boot_all(&run, &network, &parts)?;
         let controllers = Controllers::start(&plane, &network.lan, &parts.programs)?;
         booted.iter_mut().try_for_each(|node| node.join(&plane, *kube_proxy))?;
         let cluster = Cluster::new(&plane)?;
-        if flannel::makes(*cni) {
-            booted.iter_mut().try_for_each(|node| node.start_flannel(*cni, &plane, cluster.client()))?;
+        if let Some(flannel) = &parts.flannel {
+            booted.iter_mut().try_for_each(|node| node.start_flannel(flannel, &plane, cluster.client()))?;
             booted.iter().try_for_each(Node::connect_pods)?;
         }
         let Network { lan, client, nodes: _ } = network;

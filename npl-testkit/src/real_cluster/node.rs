@@ -8,12 +8,12 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use super::binaries::{Images, Programs};
-use super::cni::{self, Cni};
+use super::flannel::{self, Flannel};
 use super::init::{self, InitArguments};
 use super::kube_proxy::{self, KubeProxy};
 use super::network::NodeNumber;
 use super::space::{Init, Space};
-use super::{containerd, flannel, kubelet};
+use super::{cni, containerd, kubelet};
 use crate::api_client::ApiClient;
 use crate::control_plane::ControlPlane;
 use crate::netns::Netns;
@@ -40,7 +40,7 @@ pub(super) struct Parts {
     pub(super) init_program: PathBuf,
     pub(super) programs: Programs,
     pub(super) images: Images,
-    pub(super) cni: Cni,
+    pub(super) flannel: Option<Flannel>,
 }
 
 impl Node {
@@ -50,7 +50,7 @@ impl Node {
         let directory = run.file(&name);
         init::prepare_folders(&directory)?;
         cni::create_folder(&directory)?;
-        if !flannel::makes(parts.cni) {
+        if parts.flannel.is_none() {
             cni::configure(&directory, number, None)?;
         }
         containerd::configure(&directory, &parts.programs.cni)?;
@@ -79,8 +79,8 @@ impl Node {
     }
 
     /// Starts flannel's daemon, on a Node that has joined.
-    pub(super) fn start_flannel(&mut self, cni: Cni, plane: &ControlPlane, client: &ApiClient) -> Result<()> {
-        let daemon = flannel::start(cni, self.init.space(), self.number, &self.directory, plane, client)?;
+    pub(super) fn start_flannel(&mut self, flannel: &Flannel, plane: &ControlPlane, client: &ApiClient) -> Result<()> {
+        let daemon = flannel.start(self.init.space(), self.number, &self.directory, plane, client)?;
         self.flannel = Some(daemon);
         Ok(())
     }
