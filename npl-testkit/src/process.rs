@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Long-running child processes that never outlive this process.
+//! Long-running child processes that never outlive this process, and the processors that threads run on.
 
 use std::fs::{self, File};
 use std::io;
@@ -11,6 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::prctl;
 use nix::sys::signal::{self, SigSet, Signal};
 use nix::unistd::{Pid, getpid, getppid};
@@ -110,6 +111,13 @@ impl Drop for Process {
             report(&format!("{err:#}"));
         }
     }
+}
+
+/// Keeps a thread, and those that it starts from now on, on one processor.
+pub fn keep_on(thread: Pid, cpu: usize) -> Result<()> {
+    let mut only = CpuSet::new();
+    only.set(cpu).with_context(|| format!("name processor {cpu}"))?;
+    sched_setaffinity(thread, &only).with_context(|| format!("keep thread {thread} on processor {cpu}"))
 }
 
 /// Teardown goes on after an error; the error is shown, since a drop cannot return it.

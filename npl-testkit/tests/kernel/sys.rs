@@ -6,8 +6,9 @@
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
-use nix::sched::{CpuSet, sched_getcpu, sched_setaffinity};
+use nix::sched::sched_getcpu;
 use nix::unistd::Pid;
+use npl_testkit::process;
 
 const BPF_PROG_TEST_RUN: libc::c_int = 10;
 
@@ -56,7 +57,5 @@ pub(crate) fn run_with_complete_checksum(program: BorrowedFd<'_>, frame: &[u8]) 
 /// Keeps this thread, and those that it starts, on the processor that it is on: what a program keeps per processor is
 /// then there for the next run.
 pub(crate) fn stay_on_this_processor() {
-    let mut only = CpuSet::new();
-    only.set(sched_getcpu().unwrap()).unwrap();
-    sched_setaffinity(Pid::from_raw(0), &only).unwrap();
+    process::keep_on(Pid::from_raw(0), sched_getcpu().unwrap()).unwrap();
 }

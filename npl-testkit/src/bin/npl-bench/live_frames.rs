@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use anyhow::{Context as _, Result};
-use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
+use npl_testkit::process;
 
 /// `BPF_PROG_TEST_RUN`, of the commands of bpf(2).
 const BPF_PROG_TEST_RUN: libc::c_int = 10;
@@ -86,9 +87,7 @@ pub(crate) fn occupy_one_processor() -> Result<()> {
     let allowed = sched_getaffinity(this_thread).context("ask for the thread's processors")?;
     // Device interrupts are usually handled by the first ones.
     let last = (0..CpuSet::count()).rev().find(|cpu| allowed.is_set(*cpu).unwrap_or(false));
-    let mut one = CpuSet::new();
-    one.set(last.context("no processor is allowed")?).context("name a processor")?;
-    sched_setaffinity(this_thread, &one).context("tie the thread to a processor")?;
+    process::keep_on(this_thread, last.context("no processor is allowed")?)?;
     set_priority().context("give the thread a real-time priority")
 }
 

@@ -10,10 +10,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use npl_testkit::netns::Netns;
-use npl_testkit::{poll, traffic};
+use npl_testkit::{poll, process, traffic};
 use socket2::{Domain, Socket, Type};
 
 /// Where the client runs, and where the Pod does: on two machines they would be two as well.
@@ -51,7 +50,7 @@ pub(crate) fn measure<const N: usize>(
     connections: usize,
 ) -> Result<[Measured; N]> {
     let work = || -> Result<[Measured; N]> {
-        stay_on(CLIENT_CPU, Pid::from_raw(0))?;
+        keep_on(Pid::from_raw(0), CLIENT_CPU)?;
         let mut all = servers.map(|_server| Measured::default());
         // kube-proxy's rules come a moment after the Pod.
         let open = |server| poll::until("every way to the Pod", READY_LIMIT, || connect(server).ok());
@@ -85,16 +84,14 @@ pub(crate) fn measure<const N: usize>(
 pub(crate) fn stay_on_server_cpu(process: u32) -> Result<()> {
     for entry in fs::read_dir(format!("/proc/{process}/task")).context("list a process's threads")?.flatten() {
         let thread = entry.file_name().to_str().and_then(|name| name.parse().ok()).context("a thread's number")?;
-        stay_on(SERVER_CPU, Pid::from_raw(thread))?;
+        keep_on(Pid::from_raw(thread), SERVER_CPU)?;
     }
     Ok(())
 }
 
-fn stay_on(cpu: usize, thread: Pid) -> Result<()> {
-    let mut only = CpuSet::new();
-    let all = thread::available_parallelism().map_or(1, NonZero::get);
-    only.set(cpu % all).context("name a processor")?;
-    sched_setaffinity(thread, &only).with_context(|| format!("keep thread {thread} on processor {cpu}"))
+/// On a machine with fewer processors, the two ends share one.
+fn keep_on(thread: Pid, cpu: usize) -> Result<()> {
+    process::keep_on(thread, cpu % thread::available_parallelism().map_or(1, NonZero::get))
 }
 
 /// What each of so many took, in µs.
