@@ -53,34 +53,46 @@ impl PodAddresses {
     }
 }
 
-/// Lines of `ip` for the two ends of an uplink.
+/// Lines of `ip` for the two ends of an uplink, with [`DEVICE`] in place of the device's name.
 pub(super) struct Uplink {
-    pub(super) node: &'static str,
-    pub(super) client: &'static str,
+    node: &'static str,
+    client: &'static str,
+}
+
+const DEVICE: &str = "{device}";
+
+impl Uplink {
+    pub(super) fn node_lines(&self, device: &str) -> String {
+        self.node.replace(DEVICE, device)
+    }
+
+    pub(super) fn client_lines(&self, device: &str) -> String {
+        self.client.replace(DEVICE, device)
+    }
 }
 
 /// The client's end has the gateway's address, and the client's own address beside it.
 pub(super) const FIRST_UPLINK: Uplink = Uplink {
-    node: "addr add 192.0.2.10/24 dev eth0
-addr add 2001:db8:0:1::10/64 dev eth0 nodad
-route add default via 192.0.2.1 dev eth0
-route add default via 2001:db8:0:1::1 dev eth0",
-    client: "addr add 192.0.2.1/24 dev eth0
-addr add 198.51.100.2/32 dev eth0
-addr add 2001:db8:0:1::1/64 dev eth0 nodad noprefixroute
-addr add 2001:db8:0:2::2/128 dev eth0 nodad
-route replace 192.0.2.0/24 dev eth0 src 198.51.100.2
-route replace default via 192.0.2.10 dev eth0 src 198.51.100.2
-route replace 2001:db8:0:1::/64 dev eth0 src 2001:db8:0:2::2
-route replace default via 2001:db8:0:1::10 dev eth0 src 2001:db8:0:2::2",
+    node: "addr add 192.0.2.10/24 dev {device}
+addr add 2001:db8:0:1::10/64 dev {device} nodad
+route replace default via 192.0.2.1 dev {device}
+route replace default via 2001:db8:0:1::1 dev {device}",
+    client: "addr add 192.0.2.1/24 dev {device}
+addr add 198.51.100.2/32 dev {device}
+addr add 2001:db8:0:1::1/64 dev {device} nodad noprefixroute
+addr add 2001:db8:0:2::2/128 dev {device} nodad
+route replace 192.0.2.0/24 dev {device} src 198.51.100.2
+route replace default via 192.0.2.10 dev {device} src 198.51.100.2
+route replace 2001:db8:0:1::/64 dev {device} src 2001:db8:0:2::2
+route replace default via 2001:db8:0:1::10 dev {device} src 2001:db8:0:2::2",
 };
 
 /// A network of its own, through which the Node's addresses of the first uplink are reached too.
 pub(super) const SECOND_UPLINK: Uplink = Uplink {
-    node: "addr add 203.0.113.10/24 dev eth1
-addr add 2001:db8:0:3::10/64 dev eth1 nodad",
-    client: "addr add 203.0.113.2/24 dev eth0
-addr add 2001:db8:0:3::2/64 dev eth0 nodad
-route add default via 203.0.113.10 dev eth0
-route add default via 2001:db8:0:3::10 dev eth0",
+    node: "addr add 203.0.113.10/24 dev {device}
+addr add 2001:db8:0:3::10/64 dev {device} nodad",
+    client: "addr add 203.0.113.2/24 dev {device}
+addr add 2001:db8:0:3::2/64 dev {device} nodad
+route add default via 203.0.113.10 dev {device}
+route add default via 2001:db8:0:3::10 dev {device}",
 };

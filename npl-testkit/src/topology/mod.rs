@@ -17,6 +17,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 pub use self::address::{ClientAddresses, NodeAddresses, PodAddresses};
+use self::address::{FIRST_UPLINK, SECOND_UPLINK};
 pub use self::device::{Device, Offload};
 use crate::netns::Netns;
 use crate::poll;
@@ -139,6 +140,16 @@ impl Topology {
         pod.netns.delete()
     }
 
+    /// Moves what the Node has at its first uplink, addresses and routes, to a device above that.
+    pub fn move_node_to(&self, device: &str) -> Result<()> {
+        move_addresses(&self.node, &FIRST_UPLINK.node_lines(device))
+    }
+
+    /// The same at the first client's end.
+    pub fn move_client_to(&self, device: &str) -> Result<()> {
+        move_addresses(&self.client().netns, &FIRST_UPLINK.client_lines(device))
+    }
+
     fn connect_client(&self, run: &Run, index: u8) -> Result<Client> {
         let (suffix, addresses) = if index == 0 {
             (String::new(), ClientAddresses::first())
@@ -148,9 +159,9 @@ impl Topology {
         let netns = run.netns(&format!("{}client{suffix}", self.prefix))?;
         let uplink = format!("eth{index}");
         self.join(&uplink, FIRST_UPLINK_INDEX + u32::from(index), &netns)?;
-        let lines = if index == 0 { address::FIRST_UPLINK } else { address::SECOND_UPLINK };
-        self.node.ip(lines.node)?;
-        netns.ip(lines.client)?;
+        let lines = if index == 0 { FIRST_UPLINK } else { SECOND_UPLINK };
+        self.node.ip(&lines.node_lines(&uplink))?;
+        netns.ip(&lines.client_lines("eth0"))?;
         let device = Device::new(&netns, "eth0");
         Ok(Client { netns, addresses, device, uplink: Device::new(&self.node, &uplink) })
     }
@@ -220,6 +231,10 @@ fn prepare_node(node: &Netns) -> Result<()> {
 /// Addresses are unique by construction, and their detection would take seconds.
 fn prepare_addresses(netns: &Netns) -> Result<()> {
     netns.sysctl("net/ipv6/conf/default/accept_dad", "0")
+}
+
+fn move_addresses(netns: &Netns, lines: &str) -> Result<()> {
+    netns.ip(&format!("addr flush dev eth0 scope global\n{lines}")).map(drop)
 }
 
 fn wait_for_carrier(netns: &Netns, device: &str) -> Result<()> {

@@ -4,6 +4,7 @@
 
 use std::net::IpAddr;
 use std::process::Command;
+use std::time::Duration;
 
 use npl_agent::core::devices::{self, Device, DeviceSelection, Reason};
 use npl_agent::netlink;
@@ -18,7 +19,7 @@ use crate::world::{NODE_PORT, World, is_emulated};
 const EVERYWHERE: [&str; 2] = ["bridge", "vxlan"];
 
 /// Far longer than a bond needs to see its member's carrier.
-const CARRIER_LIMIT: std::time::Duration = std::time::Duration::from_secs(10);
+const CARRIER_LIMIT: Duration = Duration::from_secs(10);
 
 /// Whether the kernel has a kind of device; the emulated ones must, and so must every one have the usual kinds.
 fn has(kind: &str, netns: &Netns, line: &str) -> bool {
@@ -48,25 +49,14 @@ fn install(world: &mut World, chosen: &[(Device, Reason)]) {
     world.install_on(&devices);
 }
 
-/// Moves an end's addresses and routes from `eth0` to a device above it.
-fn move_addresses(netns: &Netns, lines: &str) {
-    netns.ip(&format!("addr flush dev eth0 scope global\n{lines}")).unwrap();
-}
-
-const NODE_ADDRESSES: &str = "addr add 192.0.2.10/24 dev up0
-addr add 2001:db8:0:1::10/64 dev up0 nodad
-route replace default via 192.0.2.1 dev up0
-route replace default via 2001:db8:0:1::1 dev up0";
-
-const CLIENT_ADDRESSES: &str = "addr add 192.0.2.1/24 dev up0
-addr add 198.51.100.2/32 dev up0
-addr add 2001:db8:0:1::1/64 dev up0 nodad noprefixroute
-addr add 2001:db8:0:2::2/128 dev up0 nodad
-route replace 192.0.2.0/24 dev up0 src 198.51.100.2
-route replace 2001:db8:0:1::/64 dev up0 src 2001:db8:0:2::2";
-
-/// Requests of both families and protocols, and transfers by segments as large as devices make them.
-fn assert_served(world: &World) {
+/// Moves the Node's addresses to `up0`, which the agent chooses then, and by which everything is served: requests of both
+/// families and protocols, and transfers by segments as large as devices make them.
+#[track_caller]
+fn assert_served_by_up0(mut world: World) {
+    world.topology.move_node_to("up0").unwrap();
+    let chosen = chosen(&world);
+    assert_eq!(names(&chosen), [("up0", Reason::HasNodeAddress)]);
+    install(&mut world, &chosen);
     world.assert_answers();
     let size = if is_emulated() { 1 << 17 } else { 4 << 20 };
     for frontend in world.frontends() {
@@ -78,47 +68,36 @@ fn assert_served(world: &World) {
 
 #[test]
 fn bridge_that_has_the_nodes_addresses_carries_the_programs() {
-    let mut world = World::bare(1, Options::default());
+    let world = World::bare(1, Options::default());
     assert!(has("bridge", world.node(), "link add up0 type bridge forward_delay 0"));
     world.node().ip("link set eth0 master up0\nlink set up0 up").unwrap();
-    move_addresses(world.node(), NODE_ADDRESSES);
-    let chosen = chosen(&world);
-    assert_eq!(names(&chosen), [("up0", Reason::HasNodeAddress)]);
-    install(&mut world, &chosen);
-    assert_served(&world);
+    assert_served_by_up0(world);
 }
 
 #[test]
 fn vlan_that_has_the_nodes_addresses_carries_the_programs() {
-    let mut world = World::bare(1, Options::default());
+    let world = World::bare(1, Options::default());
     if !has("vlan", world.node(), "link add link eth0 name up0 type vlan id 100") {
         return;
     }
     world.client().ip("link add link eth0 name up0 type vlan id 100").unwrap();
-    for (end, addresses) in [(world.node(), NODE_ADDRESSES), (world.client(), CLIENT_ADDRESSES)] {
+    for end in [world.node(), world.client()] {
         end.ip("link set up0 up").unwrap();
-        move_addresses(end, addresses);
     }
-    let chosen = chosen(&world);
-    assert_eq!(names(&chosen), [("up0", Reason::HasNodeAddress)]);
-    install(&mut world, &chosen);
-    assert_served(&world);
+    world.topology.move_client_to("up0").unwrap();
+    assert_served_by_up0(world);
 }
 
 #[test]
 fn bond_that_has_the_nodes_addresses_carries_the_programs() {
-    let mut world = World::bare(1, Options::default());
+    let world = World::bare(1, Options::default());
     if !has("bond", world.node(), "link add up0 type bond mode active-backup miimon 50") {
         return;
     }
     world.node().ip("link set eth0 down\nlink set eth0 master up0\nlink set up0 up").unwrap();
     let is_up = || world.node().ip("link show dev up0").is_ok_and(|shown| shown.contains("state UP")).then_some(());
     poll::until("the bond's carrier", CARRIER_LIMIT, is_up).unwrap();
-    move_addresses(world.node(), NODE_ADDRESSES);
-    let chosen = chosen(&world);
-    assert_eq!(names(&chosen), [("up0", Reason::HasNodeAddress)]);
-    install(&mut world, &chosen);
-    assert_served(&world);
+    assert_served_by_up0(world);
 }
 
 /// A Pod of another Node, whose packets come by the Nodes' own network, and to which the way back is a tunnel.
@@ -128,9 +107,10 @@ const FAR_POD: [&str; 2] = ["10.244.9.1", "fd00:10:244:9::1"];
 const NODE_END: &str = "192.0.2.20";
 const FAR_END: &str = "198.51.100.2";
 
-/// Requests come by the uplink, replies leave by the tunnel `link`, and are the Node's there too.
+/// Requests come by the uplink, replies leave by a tunnel of this kind, and are the Node's there too. Without Ethernet in
+/// it, the tunnel is asked for IPv4 only.
 #[track_caller]
-fn replies_leave_by(kind: &str, settings: impl Fn(&str, &str) -> String, families: usize) {
+fn replies_leave_by(kind: &str, settings: impl Fn(&str, &str) -> String, has_ethernet: bool) {
     let mut world = World::bare(1, Options::default());
     if !has(kind, world.node(), &format!("link add tun0 type {kind} {}", settings(NODE_END, FAR_END))) {
         return;
@@ -144,15 +124,12 @@ fn replies_leave_by(kind: &str, settings: impl Fn(&str, &str) -> String, familie
     let [v4, v6] = FAR_POD;
     client.ip(&format!("addr add {v4}/32 dev lo\nroute replace 192.0.2.0/24 dev eth0 src {v4}")).unwrap();
     world.node().ip("link set tun0 up\naddr add 10.244.0.200/32 dev tun0").unwrap();
-    let ethernet = if kind == "vxlan" || kind == "geneve" { "via 10.244.9.0 dev tun0 onlink" } else { "dev tun0" };
-    if ethernet.contains("via") {
-        client.ip("addr add 10.244.9.0/32 dev tun0\naddr add fd00:10:244:9::/128 dev tun0 nodad").unwrap();
-    }
-    world.node().ip(&format!("route add {v4}/32 {ethernet}")).unwrap();
-    if families == 2 {
-        client
-            .ip(&format!("addr add {v6}/128 dev lo nodad\nroute replace 2001:db8:0:1::/64 dev eth0 src {v6}"))
-            .unwrap();
+    let way = if has_ethernet { "via 10.244.9.0 dev tun0 onlink" } else { "dev tun0" };
+    world.node().ip(&format!("route add {v4}/32 {way}")).unwrap();
+    if has_ethernet {
+        let at_tunnel = "addr add 10.244.9.0/32 dev tun0\naddr add fd00:10:244:9::/128 dev tun0 nodad";
+        let own = format!("addr add {v6}/128 dev lo nodad\nroute replace 2001:db8:0:1::/64 dev eth0 src {v6}");
+        client.ip(&format!("{at_tunnel}\n{own}")).unwrap();
         world.node().ip(&format!("route add {v6}/128 via fd00:10:244:9:: dev tun0 onlink")).unwrap();
     }
     let chosen = chosen(&world);
@@ -160,6 +137,7 @@ fn replies_leave_by(kind: &str, settings: impl Fn(&str, &str) -> String, familie
     install(&mut world, &chosen);
 
     let before = received(world.client(), "tun0");
+    let families = if has_ethernet { 2 } else { 1 };
     for (node_ip, far) in world.node_ips().into_iter().zip(FAR_POD).take(families) {
         let (server, far): (_, IpAddr) = ((node_ip, NODE_PORT).into(), far.parse().unwrap());
         let tcp = tcp_request(world.client(), server, "who are you?").unwrap();
@@ -181,20 +159,20 @@ fn received(netns: &Netns, device: &str) -> u64 {
 
 #[test]
 fn replies_that_leave_by_vxlan_are_the_nodes() {
-    replies_leave_by("vxlan", |local, remote| format!("id 7 dstport 4789 local {local} remote {remote}"), 2);
+    replies_leave_by("vxlan", |local, remote| format!("id 7 dstport 4789 local {local} remote {remote}"), true);
 }
 
 #[test]
 fn replies_that_leave_by_geneve_are_the_nodes() {
-    replies_leave_by("geneve", |_local, remote| format!("id 7 remote {remote}"), 2);
+    replies_leave_by("geneve", |_local, remote| format!("id 7 remote {remote}"), true);
 }
 
 #[test]
 fn replies_that_leave_by_ipip_are_the_nodes() {
-    replies_leave_by("ipip", |local, remote| format!("local {local} remote {remote}"), 1);
+    replies_leave_by("ipip", |local, remote| format!("local {local} remote {remote}"), false);
 }
 
 #[test]
 fn replies_that_leave_by_gre_are_the_nodes() {
-    replies_leave_by("gre", |local, remote| format!("local {local} remote {remote}"), 1);
+    replies_leave_by("gre", |local, remote| format!("local {local} remote {remote}"), false);
 }
