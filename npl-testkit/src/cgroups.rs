@@ -77,7 +77,7 @@ impl Hierarchy {
 impl Cgroup {
     /// Makes it in every hierarchy.
     pub fn create(name: &str) -> Result<Self> {
-        let cgroup = Self::find(name)?;
+        let cgroup = Self { name: name.to_owned(), hierarchies: Hierarchy::all()? };
         ensure!(!cgroup.hierarchies.is_empty(), "no control groups are mounted at {ROOT}: mount cgroup2 there");
         for hierarchy in &cgroup.hierarchies {
             let group = hierarchy.point.join(name);
@@ -101,9 +101,11 @@ impl Cgroup {
         Ok(cgroup)
     }
 
-    /// The group of this name that another process has made.
+    /// The group of this name that another process has made, which may have seen fewer hierarchies.
     pub fn find(name: &str) -> Result<Self> {
-        Ok(Self { name: name.to_owned(), hierarchies: Hierarchy::all()? })
+        let mut hierarchies = Hierarchy::all()?;
+        hierarchies.retain(|hierarchy| hierarchy.point.join(name).is_dir());
+        Ok(Self { name: name.to_owned(), hierarchies })
     }
 
     /// The name.

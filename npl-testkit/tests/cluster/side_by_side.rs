@@ -6,6 +6,7 @@ use std::process::Command;
 
 use nix::sys::signal::{self, Signal};
 use nix::unistd::Pid;
+use npl_testkit::cgroups::{Hierarchy, Version};
 use npl_testkit::residue::Residue;
 use npl_testkit::{run, tools};
 
@@ -17,13 +18,29 @@ fn npl_cluster(words: &[&str]) -> String {
     tools::output(Command::new(env!("CARGO_BIN_EXE_npl-cluster")).args(words)).unwrap()
 }
 
+/// The same as on a machine that has control groups of version 1 only, where this one has both.
+fn npl_cluster_on_version_1(words: &[&str]) -> String {
+    let hierarchies = Hierarchy::all().unwrap();
+    let has_version_1 = hierarchies.iter().any(|it| it.version != Version::V2);
+    let Some(second) = hierarchies.into_iter().find(|it| it.version == Version::V2 && has_version_1) else {
+        return npl_cluster(words);
+    };
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "unchanged", "sh", "-c", r#"umount "$0" && exec "$@""#]);
+    command.arg(second.point).arg(env!("CARGO_BIN_EXE_npl-cluster")).args(words);
+    tools::output(&mut command).unwrap()
+}
+
 pub(crate) fn a_killed_cluster_leaves_nothing_and_another_goes_on(world: &mut World) {
-    let shown = npl_cluster(&["up", "--nodes", "1", "--kube-proxy", "none"]);
+    let shown = npl_cluster_on_version_1(&["up", "--nodes", "1", "--kube-proxy", "none"]);
     println!("    {}", shown.lines().next().unwrap_or_default());
     let id = shown.split_whitespace().nth(1).unwrap();
     // Same names and addresses as the first cluster's, and another cluster.
-    let nodes = npl_cluster(&["--cluster", id, "kubectl", "get", "nodes", "--output", "name"]);
-    assert_eq!(nodes, "node/node-1\n");
+    let kubectl = |words: &str| {
+        let words: Vec<&str> = words.split(' ').collect();
+        npl_cluster(&[&["--cluster", id, "kubectl"][..], &words].concat())
+    };
+    assert_eq!(kubectl("get nodes --output name"), "node/node-1\n");
     assert_eq!(npl_cluster(&["--cluster", id, "exec", "node-1", "hostname"]), "node-1\n");
     let settings = npl_cluster(&["--cluster", id, "exec", "node-1", "cat", "/proc/sys/kernel/panic_on_oops"]);
     assert_eq!(settings.trim(), "1", "a kubelet's setting is the Node's own");
@@ -32,6 +49,13 @@ pub(crate) fn a_killed_cluster_leaves_nothing_and_another_goes_on(world: &mut Wo
     for pod in shop.values() {
         assert_eq!(traffic::assert_served(world, &outside, pod), traffic::PORTS);
     }
+
+    let groups = npl_cluster(&["--cluster", id, "exec", "node-1", "cat", "/proc/self/mounts"]);
+    let has_both = groups.lines().any(|line| line.contains(" cgroup ")) && groups.contains(" cgroup2 ");
+    assert!(!has_both, "the Node sees control groups of one version: {groups}");
+    kubectl("wait --for create serviceaccount/default --timeout 60s");
+    kubectl("run web --image localhost/npl-echo:0.1.0 --image-pull-policy Never -- --name web --port 8080");
+    kubectl("wait --for condition=Ready pod/web --timeout 60s");
 
     let made = Residue::look_at_run(id, Path::new("/sys/fs/bpf")).unwrap();
     assert!(made.lines().count() > 10, "a cluster that was up had processes and namespaces: {made:?}");
