@@ -4,7 +4,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    mem,
     net::IpAddr,
     time::Duration,
 };
@@ -39,6 +38,8 @@ use crate::{
 const NETWORK_SETTLES: Duration = Duration::from_millis(50);
 /// A Node that starts hundreds of Pods makes as many devices; they are not all listed each time.
 const NETWORK_REST: Duration = Duration::from_millis(500);
+/// After so long without a change, what changes needed goes back to the system; a burst of them pays for it once.
+const QUIET: Duration = Duration::from_millis(500);
 /// How often the probe hears from an idle loop.
 pub const HEARTBEAT: Duration = Duration::from_secs(5);
 /// After this many rounds the loop hears what else has happened before it goes on.
@@ -75,8 +76,8 @@ pub struct Reconciler {
     was_attached: bool,
     node_ips: Vec<IpAddr>,
     told: Told,
-    /// Whether there was something to do that may have left free memory behind.
-    has_worked: bool,
+    /// When what was done last may give its memory back, if nothing else comes.
+    quiet_due: Option<Instant>,
 }
 
 /// Who hears of what the loop does.
@@ -108,7 +109,7 @@ impl Reconciler {
             was_attached: false,
             node_ips: Vec::new(),
             told: Told { problems, warnings: Warnings::default(), waiting_for: None },
-            has_worked: false,
+            quiet_due: None,
         }
     }
 
@@ -129,7 +130,7 @@ impl Reconciler {
         let mut heartbeat = interval(HEARTBEAT);
         loop {
             let deadline = self.deadline.map(|at| self.started + Duration::from_millis(at.0));
-            let network_due = self.network_due;
+            let (network_due, quiet_due) = (self.network_due, self.quiet_due);
             tokio::select! {
                 change = changes.recv() => {
                     let Some(change) = change else { return Err(LoopError::WatchesEnded) };
@@ -142,10 +143,12 @@ impl Reconciler {
                 }
                 () = until(network_due) => self.look_at_network().await?,
                 () = until(deadline) => {}
+                () = until(quiet_due) => self.give_memory_back(),
                 _ = resync.tick() => {
                     self.look_at_everything().await?;
-                    if mem::take(&mut self.has_worked) {
-                        memory::give_back();
+                    // Where it is never quiet.
+                    if self.quiet_due.is_some() {
+                        self.give_memory_back();
                     }
                 }
                 _ = heartbeat.tick() => {}
@@ -165,15 +168,15 @@ impl Reconciler {
 
     /// Takes in a change and all that are queued behind it, so that a burst costs one pass.
     fn take_in(&mut self, first: Change, changes: &mut Receiver<Change>) {
-        let mut is_list = false;
         for change in std::iter::once(first).chain(std::iter::from_fn(|| changes.try_recv().ok())) {
-            is_list |= matches!(change, Change::Pods(_) | Change::Services(_));
             self.state.apply(change);
         }
-        if is_list {
-            memory::give_back();
-        }
-        self.has_worked = true;
+        self.quiet_due = Some(Instant::now() + QUIET);
+    }
+
+    fn give_memory_back(&mut self) {
+        self.quiet_due = None;
+        memory::give_back();
     }
 
     /// Takes in the API server's answer to a patch.
