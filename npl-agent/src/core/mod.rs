@@ -30,6 +30,7 @@ pub mod report;
 pub mod select;
 pub mod settings;
 pub mod snapshot;
+pub mod sources;
 pub mod state;
 
 #[cfg(test)]
