@@ -75,6 +75,8 @@ pub const LAYOUTS: &[Layout] = &[
     crate::peer::PeerKeyV6::LAYOUT,
     crate::peer::PeerV6::LAYOUT,
     crate::hold::Held::LAYOUT,
+    crate::mapping::SourceV4::LAYOUT,
+    crate::mapping::SourceV6::LAYOUT,
 ];
 
 #[cfg(test)]

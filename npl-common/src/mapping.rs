@@ -13,8 +13,16 @@ pub mod protocol {
 
 /// Mappings per family; a node port range of the whole port space has 65 535 ports, of which three protocols share one.
 pub const MAX_MAPPINGS: u32 = 16_384;
+/// Ranges of allowed sources per family, of all mappings together; memory is taken for those that are there.
+pub const MAX_SOURCE_RANGES: u32 = 131_072;
 /// Local addresses per family.
 pub const MAX_LOCAL_ADDRESSES: u32 = 256;
+
+/// Of a backend: only the sources of `npl_allow_v4` or `npl_allow_v6` may use the mapping.
+pub const FLAG_RESTRICTED: u16 = 1;
+
+/// The value of every allowed source.
+pub const ALLOWED: u32 = 1;
 
 map_type! {
     /// An IPv4 address of this Node.
@@ -59,7 +67,7 @@ map_type! {
         pub pod_addr: [u8; 4],
         /// Host order.
         pub pod_port: u16,
-        /// Bit set of `FLAG_*`; none is defined yet.
+        /// Bit set of `FLAG_*`.
         pub flags: u16,
         /// The Pod's generation; a flow of another generation belongs to an earlier Pod with the same address.
         pub generation: u32,
@@ -75,7 +83,7 @@ map_type! {
         pub pod_addr: [u8; 16],
         /// Host order.
         pub pod_port: u16,
-        /// Bit set of `FLAG_*`; none is defined yet.
+        /// As in [`BackendV4`].
         pub flags: u16,
         /// As in [`BackendV4`].
         pub generation: u32,
@@ -83,6 +91,32 @@ map_type! {
         pub stats_index: u32,
     }
 }
+
+map_type! {
+    /// Who may use a mapping, IPv4: what stands behind the prefix length in a key of the allowed sources. Of it the frontend
+    /// counts as a whole, and of the address as much as the range is long.
+    pub struct SourceV4: 8, align 4 {
+        /// The mapping.
+        pub frontend: Frontend,
+        /// Network order; bits beyond the prefix are zero.
+        pub addr: [u8; 4],
+    }
+}
+
+map_type! {
+    /// As [`SourceV4`], IPv6.
+    pub struct SourceV6: 20, align 4 {
+        /// The mapping.
+        pub frontend: Frontend,
+        /// Network order; bits beyond the prefix are zero.
+        pub addr: [u8; 16],
+    }
+}
+
+/// Bits of a frontend: what the prefix length of a source is more than that of its range.
+pub const FRONTEND_BITS: u32 = 32;
+
+const _: () = assert!(size_of::<Frontend>() * u8::BITS as usize == FRONTEND_BITS as usize, "all of a frontend counts");
 
 map_type! {
     /// The sender of a reply: one lookup tells the egress program that a packet is nobody's of ours.

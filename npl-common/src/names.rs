@@ -24,6 +24,9 @@ pub const MAP_LOCAL_V4: &str = "npl_local_v4";
 pub const MAP_LOCAL_IDX_V4: &str = "npl_laddr_v4";
 /// IPv4 mappings: [`crate::mapping::Frontend`] to [`crate::mapping::BackendV4`].
 pub const MAP_MAPPING_V4: &str = "npl_map_v4";
+/// Allowed sources of restricted IPv4 mappings: a prefix length and [`crate::mapping::SourceV4`] to
+/// [`crate::mapping::ALLOWED`].
+pub const MAP_ALLOW_V4: &str = "npl_allow_v4";
 /// IPv4 Pod endpoints that any mapping leads to: [`crate::mapping::EndpointV4`] to [`crate::mapping::Endpoint`].
 pub const MAP_ENDPOINT_V4: &str = "npl_ep_v4";
 /// IPv4 flows that completed an exchange: [`crate::flow::FlowKeyV4`] to [`crate::flow::FlowV4`].
@@ -38,6 +41,8 @@ pub const MAP_LOCAL_V6: &str = "npl_local_v6";
 pub const MAP_LOCAL_IDX_V6: &str = "npl_laddr_v6";
 /// As [`MAP_MAPPING_V4`], IPv6.
 pub const MAP_MAPPING_V6: &str = "npl_map_v6";
+/// As [`MAP_ALLOW_V4`], IPv6.
+pub const MAP_ALLOW_V6: &str = "npl_allow_v6";
 /// As [`MAP_ENDPOINT_V4`], IPv6.
 pub const MAP_ENDPOINT_V6: &str = "npl_ep_v6";
 /// As [`MAP_FLOW_V4`], IPv6.
@@ -67,6 +72,7 @@ pub const PINNED_MAPS: &[&str] = &[
     MAP_LOCAL_V4,
     MAP_LOCAL_IDX_V4,
     MAP_MAPPING_V4,
+    MAP_ALLOW_V4,
     MAP_ENDPOINT_V4,
     MAP_FLOW_V4,
     MAP_SYN_V4,
@@ -74,6 +80,7 @@ pub const PINNED_MAPS: &[&str] = &[
     MAP_LOCAL_V6,
     MAP_LOCAL_IDX_V6,
     MAP_MAPPING_V6,
+    MAP_ALLOW_V6,
     MAP_ENDPOINT_V6,
     MAP_FLOW_V6,
     MAP_SYN_V6,

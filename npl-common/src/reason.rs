@@ -49,6 +49,8 @@ reasons! {
     /// A fragment of SCTP for a mapping or of a reply, whose checksum depends on the length of the whole; passed on
     /// untranslated.
     SctpFragment = 8, "sctp_fragment";
+    /// A packet for a mapping from a source that its Services do not allow, or an error about such a client; dropped.
+    SourceRefused = 9, "source_refused";
 }
 
 /// Elements of the reason counters; more than there are, so that a new reason does not change the map.

@@ -64,7 +64,10 @@ pub fn request<F: Family>(ctx: &TcContext, walk: &Walk<F>) -> Verdict {
         hold::keep(ctx, hash);
         return Verdict::Pass(Reason::Fragment);
     };
-    let Some(backend) = backend::<F>(&record) else { return Verdict::NotOurs };
+    let Some((frontend, backend)) = backend::<F>(&record) else { return Verdict::NotOurs };
+    if backend.refuses(frontend, walk.location.source) {
+        return Verdict::Drop(Reason::SourceRefused);
+    }
     stats::of_mapping(backend.stats_index, |stats| {
         stats.request_packets += 1;
         stats.request_bytes += u64::from(ctx.len());
@@ -82,7 +85,7 @@ pub fn reply<F: Family>(ctx: &TcContext, walk: &Walk<F>) -> Verdict {
     }
     let Some(addr) = F::local_address(record.address_index) else { return Verdict::NotOurs };
     // The flow may outlive its mapping by the time that another mapping of the same Pod port is there.
-    if let Some(backend) = backend::<F>(&record) {
+    if let Some((_, backend)) = backend::<F>(&record) {
         stats::of_mapping(backend.stats_index, |stats| {
             stats.reply_packets += 1;
             stats.reply_bytes += u64::from(ctx.len());
@@ -92,11 +95,12 @@ pub fn reply<F: Family>(ctx: &TcContext, walk: &Walk<F>) -> Verdict {
 }
 
 #[inline(always)]
-fn backend<F: Family>(record: &Record) -> Option<Backend<F>> {
+fn backend<F: Family>(record: &Record) -> Option<(Frontend, Backend<F>)> {
     if record.node_port == 0 {
         return None;
     }
-    F::backend(Frontend { node_port: record.node_port, protocol: record.protocol(), pad: 0 })
+    let frontend = Frontend { node_port: record.node_port, protocol: record.protocol(), pad: 0 };
+    Some((frontend, F::backend(frontend)?))
 }
 
 #[inline(always)]

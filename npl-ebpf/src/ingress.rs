@@ -37,20 +37,20 @@ impl Hook for Requests {
         }
         let Some(addr_index) = F::local_index(config, packet.location.destination) else { return Verdict::NotOurs };
         let protocol = packet.location.protocol;
-        let Some(backend) = F::backend(Frontend { node_port, protocol, pad: 0 }) else {
-            return Verdict::Pass(Reason::NoMapping);
-        };
+        let frontend = Frontend { node_port, protocol, pad: 0 };
+        let Some(backend) = F::backend(frontend) else { return Verdict::Pass(Reason::NoMapping) };
+        let node = NodeEnd { addr: packet.location.destination, addr_index, port: node_port };
+        if backend.refuses(frontend, packet.location.source) {
+            // For the rest of a fragmented datagram, which is refused by its mapping too.
+            note(&node);
+            return Verdict::Drop(Reason::SourceRefused);
+        }
         let tcp_flags = match packet.tcp_flags::<L2>(ctx) {
             Ok(flags) => flags,
             Err(reason) => return Verdict::Pass(reason),
         };
 
-        let request = Request {
-            node: NodeEnd { addr: packet.location.destination, addr_index, port: node_port },
-            generation: backend.generation,
-            ifindex: ifindex(ctx),
-            tcp_flags,
-        };
+        let request = Request { node, generation: backend.generation, ifindex: ifindex(ctx), tcp_flags };
         let client_port = u16::from_be(packet.ports.source);
         let ends = Ends::<F> { client: packet.location.source, client_port, pod: backend.addr, pod_port: backend.port };
         let key = F::flow_key(&ends, protocol);
@@ -70,7 +70,8 @@ impl Hook for Requests {
         fragment::request(ctx, walk)
     }
 
-    /// An error about a reply, which names the Node where the Pod knows itself. The mapping alone tells the Pod.
+    /// An error about a reply, which names the Node where the Pod knows itself. The mapping alone tells the Pod. Anybody on
+    /// the way may send it, so that its source is that of the request which was answered.
     #[inline(always)]
     fn error<F: Family>(ctx: &TcContext, outer: Walk<F>, header: IcmpHeader) -> Verdict {
         let Some(config) = CONFIG.get(0) else { return Verdict::NotOurs };
@@ -88,10 +89,11 @@ impl Hook for Requests {
         if quote.location.source != outer.location.destination {
             return Verdict::Pass(Reason::BadQuote);
         }
-        let protocol = quote.location.protocol;
-        let Some(backend) = F::backend(Frontend { node_port, protocol, pad: 0 }) else {
-            return Verdict::Pass(Reason::NoMapping);
-        };
+        let frontend = Frontend { node_port, protocol: quote.location.protocol, pad: 0 };
+        let Some(backend) = F::backend(frontend) else { return Verdict::Pass(Reason::NoMapping) };
+        if backend.refuses(frontend, quote.location.destination) {
+            return Verdict::Drop(Reason::SourceRefused);
+        }
         stats::of_mapping(backend.stats_index, |stats| {
             stats.request_packets += 1;
             stats.request_bytes += u64::from(ctx.len());

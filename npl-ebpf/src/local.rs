@@ -98,7 +98,7 @@ pub fn answer6(ctx: &SockAddrContext) {
     }
 }
 
-/// The Pod behind what a client asks for, if that is a mapping of this Node.
+/// The Pod behind what a client asks for, if that is a mapping of this Node which it may use.
 #[inline(always)]
 fn backend<F: Family>(ctx: &SockAddrContext, asked: &End<F>, protocol: u8) -> Option<Backend<F>> {
     let config = CONFIG.get(0)?;
@@ -110,7 +110,13 @@ fn backend<F: Family>(ctx: &SockAddrContext, asked: &End<F>, protocol: u8) -> Op
     } else {
         F::local_index(config, asked.addr).is_some()
     };
-    if is_of_node { F::backend(Frontend { node_port: asked.port, protocol, pad: 0 }) } else { None }
+    if !is_of_node {
+        return None;
+    }
+    let frontend = Frontend { node_port: asked.port, protocol, pad: 0 };
+    let backend = F::backend(frontend)?;
+    // To the Node's own address the kernel connects from that same address.
+    if backend.refuses(frontend, asked.addr) { None } else { Some(backend) }
 }
 
 /// A socket that talks to a Pod through a mapping, and then to the Pod itself, is shown the Pod's own address.

@@ -2,7 +2,7 @@
 //! All maps. The agent pins them; their names are `npl_common::names`'s.
 
 use aya_ebpf::{
-    btf_maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray},
+    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray},
     macros::btf_map,
 };
 use npl_common::{
@@ -13,7 +13,7 @@ use npl_common::{
     hold::{self, Held},
     mapping::{
         BackendV4, BackendV6, Endpoint, EndpointV4, EndpointV6, Frontend, LocalAddress, LocalAddressV4, LocalAddressV6,
-        MAX_LOCAL_ADDRESSES, MAX_MAPPINGS,
+        MAX_LOCAL_ADDRESSES, MAX_MAPPINGS, MAX_SOURCE_RANGES, SourceV4, SourceV6,
     },
     names::REST_PROGRAMS,
     peer::{MAX_PEERS, PeerKeyV4, PeerKeyV6, PeerV4, PeerV6},
@@ -37,6 +37,10 @@ pub static LOCAL_ADDRESS_V4: Array<LocalAddressV4, { MAX_LOCAL_ADDRESSES as usiz
 /// Written by the agent. A hash, because replacing an element of one is atomic for its readers.
 #[btf_map(name = "npl_map_v4")]
 pub static MAPPING_V4: HashMap<Frontend, BackendV4, { MAX_MAPPINGS as usize }> = HashMap::new();
+
+/// Written by the agent: who may use the mappings that not everybody may. Looked up for those alone.
+#[btf_map(name = "npl_allow_v4")]
+pub static ALLOW_V4: LpmTrie<SourceV4, u32, { MAX_SOURCE_RANGES as usize }> = LpmTrie::new();
 
 /// Written by the agent.
 #[btf_map(name = "npl_ep_v4")]
@@ -65,6 +69,10 @@ pub static LOCAL_ADDRESS_V6: Array<LocalAddressV6, { MAX_LOCAL_ADDRESSES as usiz
 /// Written by the agent. A hash, because replacing an element of one is atomic for its readers.
 #[btf_map(name = "npl_map_v6")]
 pub static MAPPING_V6: HashMap<Frontend, BackendV6, { MAX_MAPPINGS as usize }> = HashMap::new();
+
+/// Written by the agent: who may use the mappings that not everybody may. Looked up for those alone.
+#[btf_map(name = "npl_allow_v6")]
+pub static ALLOW_V6: LpmTrie<SourceV6, u32, { MAX_SOURCE_RANGES as usize }> = LpmTrie::new();
 
 /// Written by the agent.
 #[btf_map(name = "npl_ep_v6")]

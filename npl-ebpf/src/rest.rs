@@ -66,9 +66,11 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
         None => Verdict::NotOurs,
     };
     let is_translated = matches!(verdict, Verdict::Translated);
+    // Its record leads those that follow to the same mapping, and to the same end; one of SCTP cannot name it.
+    let is_followed = matches!(verdict, Verdict::Drop(_)) && protocol != protocol::SCTP;
     // Before anything else: a reason that only some verdicts have must not be kept where the verifier misses it in others.
     let action = verdict.into_action();
-    if !is_first {
+    if !is_first || is_followed {
         return action;
     }
     if !is_translated {

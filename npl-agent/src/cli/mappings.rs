@@ -18,6 +18,10 @@ struct Shown {
     family: &'static str,
     pod_ip: String,
     pod_port: u16,
+    /// Whether only some sources may use it.
+    restricted: bool,
+    /// Which, if so.
+    allowed_sources: Vec<String>,
     request_packets: u64,
     request_bytes: u64,
     reply_packets: u64,
@@ -28,13 +32,15 @@ struct Shown {
 
 impl From<&MappingRecord> for Shown {
     fn from(record: &MappingRecord) -> Self {
-        let MappingRecord { frontend, backend, stats } = record;
+        let MappingRecord { frontend, backend, sources, stats } = record;
         Self {
             node_port: frontend.node_port.0,
             protocol: frontend.protocol.as_str(),
             family: frontend.family.as_str(),
             pod_ip: backend.pod_ip.to_string(),
             pod_port: backend.pod_port.0,
+            restricted: sources.is_restricted(),
+            allowed_sources: sources.ranges().map(|range| range.to_string()).collect(),
             request_packets: stats.request_packets,
             request_bytes: stats.request_bytes,
             reply_packets: stats.reply_packets,
@@ -60,13 +66,15 @@ pub fn show(args: &ViewArgs) -> anyhow::Result<()> {
 }
 
 fn as_table(shown: &[Shown]) -> String {
-    let header = ["NODE PORT", "PROTOCOL", "FAMILY", "POD", "REQUESTS", "REPLIES", "BYTES IN", "BYTES OUT", "FLOWS"];
+    let header =
+        ["NODE PORT", "PROTOCOL", "FAMILY", "POD", "SOURCES", "REQUESTS", "REPLIES", "BYTES IN", "BYTES OUT", "FLOWS"];
     let rows = shown.iter().map(|row| {
         vec![
             row.node_port.to_string(),
             row.protocol.to_owned(),
             row.family.to_owned(),
             format!("{}:{}", row.pod_ip, row.pod_port),
+            sources(row),
             row.request_packets.to_string(),
             row.reply_packets.to_string(),
             row.request_bytes.to_string(),
@@ -75,4 +83,16 @@ fn as_table(shown: &[Shown]) -> String {
         ]
     });
     table(&header, rows)
+}
+
+/// Who may use a mapping: of a long list, its beginning.
+fn sources(row: &Shown) -> String {
+    if !row.restricted {
+        return "any".to_owned();
+    }
+    match row.allowed_sources.as_slice() {
+        [] => "none".to_owned(),
+        [one] => one.clone(),
+        [one, others @ ..] => format!("{one} and {} more", others.len()),
+    }
 }

@@ -30,6 +30,8 @@ struct Shown {
     /// `connect4`, `sendmsg6`, ….
     socket_hooks: Vec<&'static str>,
     mappings: usize,
+    /// Of these, how many are not for everybody.
+    restricted_mappings: usize,
     flows: usize,
     /// The names of the pinned programs, by their build.
     programs: BTreeMap<String, Vec<String>>,
@@ -83,6 +85,7 @@ impl Shown {
                 .collect(),
             socket_hooks: inspection.socket_hooks.clone(),
             mappings: inspection.mappings.len(),
+            restricted_mappings: inspection.mappings.iter().filter(|it| it.sources.is_restricted()).count(),
             flows: inspection.flows,
             programs: inspection.programs.clone(),
             reasons: inspection.reasons.iter().map(|(reason, count)| (reason.name(), *count)).collect(),
@@ -105,7 +108,7 @@ fn as_text(shown: &Shown, inspection: &Inspection) -> String {
         ("Port range", shown.port_range.clone().unwrap_or_else(none)),
         ("Node addresses", shown.node_addresses.join(", ")),
         ("Local clients", local_clients(&shown.socket_hooks)),
-        ("Mappings", shown.mappings.to_string()),
+        ("Mappings", format!("{} ({} for some sources only)", shown.mappings, shown.restricted_mappings)),
         ("Flows", shown.flows.to_string()),
     ];
     let facts: Vec<String> = facts.iter().map(|(name, value)| format!("{name:<16}{value}\n")).collect();

@@ -158,7 +158,8 @@ impl Assignment<'_> {
 
     fn backend(&self, port: WantedPort) -> Option<Backend> {
         let pod_ip = *self.pod_ips.get(&port.family)?;
-        Some(Backend { pod_ip, pod_port: port.pod_port, generation: self.pod.uid.generation() })
+        let generation = self.pod.uid.generation();
+        Some(Backend { pod_ip, pod_port: port.pod_port, generation, is_restricted: false })
     }
 
     fn blame(&mut self, cause: Cause) {

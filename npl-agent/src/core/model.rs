@@ -335,6 +335,8 @@ pub struct Backend {
     pub pod_port: PodPort,
     /// [`PodUid::generation`] of the Pod.
     pub generation: u32,
+    /// Whether only the frontend's allowed sources may use it.
+    pub is_restricted: bool,
 }
 
 /// A moment on the monotonic clock, in milliseconds; the core never reads a clock, it is told the time.

@@ -6,12 +6,15 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-use aya::maps::{Array, HashMap, MapData};
+use aya::maps::{
+    Array, HashMap, MapData,
+    lpm_trie::{Key, LpmTrie},
+};
 use npl_common::{
     flow::{FlowKeyV4, FlowKeyV6, FlowV4, FlowV6},
     mapping::{
-        self, BackendV4, BackendV6, Endpoint, EndpointV4, EndpointV6, LocalAddress, LocalAddressV4, LocalAddressV6,
-        MAX_LOCAL_ADDRESSES,
+        self, ALLOWED, BackendV4, BackendV6, Endpoint, EndpointV4, EndpointV6, FLAG_RESTRICTED, FRONTEND_BITS,
+        LocalAddress, LocalAddressV4, LocalAddressV6, MAX_LOCAL_ADDRESSES, SourceV4, SourceV6,
     },
     names,
 };
@@ -21,7 +24,10 @@ use super::{
     pins::Pins,
     tables::{open, tolerate_missing},
 };
-use crate::core::model::{Backend, Family, Frontend, NodePort, PodPort, Protocol};
+use crate::core::{
+    model::{Backend, Family, Frontend, NodePort, PodPort, Protocol},
+    sources::SourceRange,
+};
 
 /// A mapping's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +51,11 @@ pub(super) trait FamilyMaps: Send {
     fn set_mapping(&mut self, frontend: Frontend, entry: &Entry) -> Result<(), DatapathError>;
     fn remove_mapping(&mut self, frontend: Frontend) -> Result<(), DatapathError>;
 
+    /// Every allowed source, with the frontend that it is for; those of an unknown protocol are left alone too.
+    fn sources(&self) -> Result<Vec<(Frontend, SourceRange)>, DatapathError>;
+    fn allow_source(&mut self, frontend: Frontend, range: SourceRange) -> Result<(), DatapathError>;
+    fn forget_source(&mut self, frontend: Frontend, range: SourceRange) -> Result<(), DatapathError>;
+
     fn endpoints(&self) -> Result<Vec<(Sender, Endpoint)>, DatapathError>;
     fn set_endpoint(&mut self, sender: Sender, value: Endpoint) -> Result<(), DatapathError>;
     fn remove_endpoint(&mut self, sender: Sender) -> Result<(), DatapathError>;
@@ -66,11 +77,13 @@ pub(super) trait Layout {
     const LOCAL: &'static str;
     const LOCAL_INDEX: &'static str;
     const MAPPING: &'static str;
+    const ALLOW: &'static str;
     const ENDPOINT: &'static str;
     const FLOW: &'static str;
 
     type Local: aya::Pod + Send;
     type Backend: aya::Pod + Send;
+    type Source: aya::Pod + Send;
     type Endpoint: aya::Pod + Send;
     type FlowKey: aya::Pod + Send;
     type Flow: aya::Pod + Send;
@@ -82,6 +95,8 @@ pub(super) trait Layout {
     fn address(local: &Self::Local) -> IpAddr;
     fn raw(entry: &Entry) -> Option<Self::Backend>;
     fn entry(raw: &Self::Backend) -> Entry;
+    fn source(frontend: Frontend, first: IpAddr) -> Option<Self::Source>;
+    fn source_end(source: &Self::Source) -> (mapping::Frontend, IpAddr);
     fn endpoint(sender: &Sender) -> Option<Self::Endpoint>;
     fn sender(endpoint: &Self::Endpoint) -> Sender;
     /// The Pod's end of a flow.
@@ -93,6 +108,7 @@ pub(super) struct Maps<L: Layout> {
     local: HashMap<MapData, L::Local, LocalAddress>,
     local_index: Array<MapData, L::Local>,
     mapping: HashMap<MapData, mapping::Frontend, L::Backend>,
+    allow: LpmTrie<MapData, L::Source, u32>,
     endpoint: HashMap<MapData, L::Endpoint, Endpoint>,
     flow: HashMap<MapData, L::FlowKey, L::Flow>,
 }
@@ -103,6 +119,7 @@ impl<L: Layout> Maps<L> {
             local: open(pins, L::LOCAL)?,
             local_index: open(pins, L::LOCAL_INDEX)?,
             mapping: open(pins, L::MAPPING)?,
+            allow: open(pins, L::ALLOW)?,
             endpoint: open(pins, L::ENDPOINT)?,
             flow: open(pins, L::FLOW)?,
         })
@@ -114,10 +131,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         let mut mappings = Vec::new();
         for item in &self.mapping {
             let (key, raw) = item.map_err(DatapathError::map("read", L::MAPPING))?;
-            if let Some(protocol) = Protocol::from_number(key.protocol) {
-                let frontend = Frontend { family: L::FAMILY, node_port: NodePort(key.node_port), protocol };
-                mappings.push((frontend, L::entry(&raw)));
-            }
+            mappings.extend(frontend::<L>(key).map(|frontend| (frontend, L::entry(&raw))));
         }
         Ok(mappings)
     }
@@ -129,6 +143,28 @@ impl<L: Layout> FamilyMaps for Maps<L> {
 
     fn remove_mapping(&mut self, frontend: Frontend) -> Result<(), DatapathError> {
         tolerate_missing(self.mapping.remove(&frontend_key(frontend))).map_err(DatapathError::map("write", L::MAPPING))
+    }
+
+    fn sources(&self) -> Result<Vec<(Frontend, SourceRange)>, DatapathError> {
+        let mut sources = Vec::new();
+        for key in self.allow.keys() {
+            let key = key.map_err(DatapathError::map("read", L::ALLOW))?;
+            let (frontend, first) = L::source_end(&key.data());
+            let length = key.prefix_len().checked_sub(FRONTEND_BITS).and_then(|length| u8::try_from(length).ok());
+            let range = length.and_then(|length| SourceRange::new(first, length));
+            sources.extend(self::frontend::<L>(frontend).zip(range));
+        }
+        Ok(sources)
+    }
+
+    fn allow_source(&mut self, frontend: Frontend, range: SourceRange) -> Result<(), DatapathError> {
+        let key = source_key::<L>(frontend, range)?;
+        self.allow.insert(&key, ALLOWED, 0).map_err(DatapathError::map("write", L::ALLOW))
+    }
+
+    fn forget_source(&mut self, frontend: Frontend, range: SourceRange) -> Result<(), DatapathError> {
+        let key = source_key::<L>(frontend, range)?;
+        tolerate_missing(self.allow.remove(&key)).map_err(DatapathError::map("write", L::ALLOW))
     }
 
     fn endpoints(&self) -> Result<Vec<(Sender, Endpoint)>, DatapathError> {
@@ -189,6 +225,17 @@ impl<L: Layout> FamilyMaps for Maps<L> {
     }
 }
 
+/// A frontend as we know it; nothing if it is of a protocol that this agent does not know.
+fn frontend<L: Layout>(key: mapping::Frontend) -> Option<Frontend> {
+    let protocol = Protocol::from_number(key.protocol)?;
+    Some(Frontend { family: L::FAMILY, node_port: NodePort(key.node_port), protocol })
+}
+
+fn source_key<L: Layout>(frontend: Frontend, range: SourceRange) -> Result<Key<L::Source>, DatapathError> {
+    let source = L::source(frontend, range.first()).ok_or(DatapathError::WrongFamily(frontend))?;
+    Ok(Key::new(FRONTEND_BITS + u32::from(range.length()), source))
+}
+
 const fn frontend_key(frontend: Frontend) -> mapping::Frontend {
     mapping::Frontend { node_port: frontend.node_port.0, protocol: frontend.protocol.number(), pad: 0 }
 }
@@ -197,8 +244,9 @@ const fn frontend_key(frontend: Frontend) -> mapping::Frontend {
 macro_rules! layout {
     (
         $(#[$meta:meta])*
-        $layout:ident, $ip:ident, $family:expr, [$local:ident, $backend:ident, $endpoint:ident, $flow_key:ident, $flow:ident],
-        [$local_map:ident, $index_map:ident, $mapping_map:ident, $endpoint_map:ident, $flow_map:ident]
+        $layout:ident, $ip:ident, $family:expr,
+        [$local:ident, $backend:ident, $source:ident, $endpoint:ident, $flow_key:ident, $flow:ident],
+        [$local_map:ident, $index_map:ident, $mapping_map:ident, $allow_map:ident, $endpoint_map:ident, $flow_map:ident]
     ) => {
         $(#[$meta])*
         pub(super) struct $layout;
@@ -208,11 +256,13 @@ macro_rules! layout {
             const LOCAL: &'static str = names::$local_map;
             const LOCAL_INDEX: &'static str = names::$index_map;
             const MAPPING: &'static str = names::$mapping_map;
+            const ALLOW: &'static str = names::$allow_map;
             const ENDPOINT: &'static str = names::$endpoint_map;
             const FLOW: &'static str = names::$flow_map;
 
             type Local = $local;
             type Backend = $backend;
+            type Source = $source;
             type Endpoint = $endpoint;
             type FlowKey = $flow_key;
             type Flow = $flow;
@@ -230,13 +280,24 @@ macro_rules! layout {
             fn raw(Entry { backend, stats_index }: &Entry) -> Option<$backend> {
                 let pod_addr = octets::<$ip, _>(backend.pod_ip, $ip::octets)?;
                 let (pod_port, generation) = (backend.pod_port.0, backend.generation);
-                Some($backend { pod_addr, pod_port, flags: 0, generation, stats_index: *stats_index })
+                let flags = if backend.is_restricted { FLAG_RESTRICTED } else { 0 };
+                Some($backend { pod_addr, pod_port, flags, generation, stats_index: *stats_index })
             }
 
             fn entry(raw: &$backend) -> Entry {
                 let (pod_ip, pod_port) = ($ip::from(raw.pod_addr).into(), PodPort(raw.pod_port));
-                let backend = Backend { pod_ip, pod_port, generation: raw.generation };
+                let is_restricted = raw.flags & FLAG_RESTRICTED != 0;
+                let backend = Backend { pod_ip, pod_port, generation: raw.generation, is_restricted };
                 Entry { backend, stats_index: raw.stats_index }
+            }
+
+            fn source(frontend: Frontend, first: IpAddr) -> Option<$source> {
+                let frontend = frontend_key(frontend);
+                octets::<$ip, _>(first, $ip::octets).map(|addr| $source { frontend, addr })
+            }
+
+            fn source_end(source: &$source) -> (mapping::Frontend, IpAddr) {
+                (source.frontend, $ip::from(source.addr).into())
             }
 
             fn endpoint(sender: &Sender) -> Option<$endpoint> {
@@ -259,14 +320,16 @@ macro_rules! layout {
 
 layout! {
     /// IPv4.
-    V4, Ipv4Addr, Family::V4, [LocalAddressV4, BackendV4, EndpointV4, FlowKeyV4, FlowV4],
-    [MAP_LOCAL_V4, MAP_LOCAL_IDX_V4, MAP_MAPPING_V4, MAP_ENDPOINT_V4, MAP_FLOW_V4]
+    V4, Ipv4Addr, Family::V4,
+    [LocalAddressV4, BackendV4, SourceV4, EndpointV4, FlowKeyV4, FlowV4],
+    [MAP_LOCAL_V4, MAP_LOCAL_IDX_V4, MAP_MAPPING_V4, MAP_ALLOW_V4, MAP_ENDPOINT_V4, MAP_FLOW_V4]
 }
 
 layout! {
     /// IPv6.
-    V6, Ipv6Addr, Family::V6, [LocalAddressV6, BackendV6, EndpointV6, FlowKeyV6, FlowV6],
-    [MAP_LOCAL_V6, MAP_LOCAL_IDX_V6, MAP_MAPPING_V6, MAP_ENDPOINT_V6, MAP_FLOW_V6]
+    V6, Ipv6Addr, Family::V6,
+    [LocalAddressV6, BackendV6, SourceV6, EndpointV6, FlowKeyV6, FlowV6],
+    [MAP_LOCAL_V6, MAP_LOCAL_IDX_V6, MAP_MAPPING_V6, MAP_ALLOW_V6, MAP_ENDPOINT_V6, MAP_FLOW_V6]
 }
 
 /// An address as maps hold it; nothing if it is of the other family.

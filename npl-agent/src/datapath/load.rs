@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The datapath as the rest of the agent sees it, opened over whatever an earlier agent left pinned.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
 use npl_common::{config::Config, names::ABI_VERSION};
 
@@ -12,6 +15,7 @@ use super::{
 use crate::core::{
     model::{Backend, Frontend},
     settings::PortRange,
+    sources::SourceRange,
 };
 
 /// The programs and their maps.
@@ -66,6 +70,35 @@ impl Datapath {
     /// If the kernel refuses.
     pub fn remove_mapping(&mut self, frontend: Frontend) -> Result<(), DatapathError> {
         self.writer.remove(&mut self.tables, frontend)
+    }
+
+    /// Every frontend's allowed sources, whether its mapping asks for them or not.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn sources(&self) -> Result<BTreeMap<Frontend, BTreeSet<SourceRange>>, DatapathError> {
+        self.tables.sources()
+    }
+
+    /// Lets sources use a mapping. Those that are there already stay.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses; some may be there by then.
+    pub fn allow_sources(&mut self, frontend: Frontend, ranges: &BTreeSet<SourceRange>) -> Result<(), DatapathError> {
+        let maps = self.tables.family_mut(frontend.family);
+        ranges.iter().try_for_each(|range| maps.allow_source(frontend, *range))
+    }
+
+    /// Lets sources not use a mapping any more; those that are not there are as good as forgotten.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses; some may be gone by then.
+    pub fn forget_sources(&mut self, frontend: Frontend, ranges: &BTreeSet<SourceRange>) -> Result<(), DatapathError> {
+        let maps = self.tables.family_mut(frontend.family);
+        ranges.iter().try_for_each(|range| maps.forget_source(frontend, *range))
     }
 
     /// Forgets the flows of endpoints that were removed since the last call.

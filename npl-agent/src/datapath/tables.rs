@@ -21,7 +21,10 @@ use super::{
     family::{Entry, FamilyMaps, Maps, V4, V6},
     pins::Pins,
 };
-use crate::core::model::{Backend, Family, Frontend};
+use crate::core::{
+    model::{Backend, Family, Frontend},
+    sources::{SourceRange, Sources},
+};
 
 /// All maps of the datapath.
 pub struct Tables {
@@ -39,12 +42,14 @@ impl std::fmt::Debug for Tables {
 }
 
 /// A mapping as the kernel holds it, with what it has carried.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MappingRecord {
     /// Where clients send to.
     pub frontend: Frontend,
     /// Where it leads.
     pub backend: Backend,
+    /// Who may use it.
+    pub sources: Sources,
     /// Summed over processors.
     pub stats: MappingStats,
 }
@@ -105,10 +110,24 @@ impl Tables {
 
     /// Every mapping with its counters.
     pub fn records(&self) -> Result<Vec<MappingRecord>, DatapathError> {
+        let mut sources = self.sources()?;
         let record = |(frontend, Entry { backend, stats_index })| {
-            Ok(MappingRecord { frontend, backend, stats: self.stats_of(stats_index)? })
+            let ranges = sources.remove(&frontend).unwrap_or_default();
+            let sources = if backend.is_restricted { ranges.into_iter().collect() } else { Sources::Anyone };
+            Ok(MappingRecord { frontend, backend, sources, stats: self.stats_of(stats_index)? })
         };
         self.entries()?.into_iter().map(record).collect()
+    }
+
+    /// The allowed sources of every frontend that has any.
+    pub(super) fn sources(&self) -> Result<BTreeMap<Frontend, BTreeSet<SourceRange>>, DatapathError> {
+        let mut sources: BTreeMap<Frontend, BTreeSet<SourceRange>> = BTreeMap::new();
+        for family in Family::ALL {
+            for (frontend, range) in self.family(family).sources()? {
+                sources.entry(frontend).or_default().insert(range);
+            }
+        }
+        Ok(sources)
     }
 
     /// Every mapping as the kernel has it.

@@ -5,11 +5,11 @@
 mod v4;
 mod v6;
 
-use aya_ebpf::programs::TcContext;
+use aya_ebpf::{btf_maps::lpm_trie::Key, programs::TcContext};
 use npl_common::{
     config::Config,
     flow::FlowState,
-    mapping::{Endpoint, Frontend},
+    mapping::{Endpoint, FLAG_RESTRICTED, Frontend},
 };
 
 use crate::packet::Other;
@@ -64,6 +64,8 @@ pub trait Family: Sized {
     fn local_address(index: u8) -> Option<Self::Addr>;
     /// The Pod behind a node port.
     fn backend(frontend: Frontend) -> Option<Backend<Self>>;
+    /// Whether a restricted mapping is there for this source.
+    fn is_allowed(frontend: Frontend, source: Self::Addr) -> bool;
     /// What is known of a sender of replies.
     fn endpoint(addr: Self::Addr, port: u16, protocol: u8) -> Option<&'static Endpoint>;
 
@@ -136,6 +138,37 @@ pub struct Backend<F: Family> {
     pub port: u16,
     pub generation: u32,
     pub stats_index: u32,
+    /// Bit set of `FLAG_*`.
+    pub flags: u16,
+}
+
+impl<F: Family> Backend<F> {
+    /// Whether this source may not use the mapping. Most mappings are for everybody, which one bit tells.
+    #[inline(always)]
+    pub fn refuses(&self, frontend: Frontend, source: F::Addr) -> bool {
+        self.flags & FLAG_RESTRICTED != 0 && !F::is_allowed(frontend, source)
+    }
+}
+
+/// A [`Key`] of the allowed sources for one address. That type is packed, and would be written byte by byte.
+#[repr(C)]
+struct SourceKey<K> {
+    prefix_length: u32,
+    source: K,
+}
+
+impl<K> SourceKey<K> {
+    #[inline(always)]
+    const fn new(source: K) -> Self {
+        const { assert!(size_of::<Self>() == size_of::<Key<K>>(), "the same bytes") };
+        Self { prefix_length: size_of::<K>() as u32 * u8::BITS, source }
+    }
+
+    #[inline(always)]
+    const fn as_key(&self) -> &Key<K> {
+        // SAFETY: the same fields in the same places, and of less alignment.
+        unsafe { &*core::ptr::from_ref(self).cast::<Key<K>>() }
+    }
 }
 
 /// The two ends of a flow as the Pod sees it; ports in host order.

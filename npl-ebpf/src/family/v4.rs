@@ -8,14 +8,14 @@ use npl_common::{
     config::Config,
     csum,
     flow::{FlowKeyV4, FlowState, FlowV4},
-    mapping::{Endpoint, EndpointV4, Frontend, LocalAddressV4},
+    mapping::{Endpoint, EndpointV4, Frontend, LocalAddressV4, SourceV4},
     peer::{PeerKeyV4, PeerV4},
     syn,
 };
 
-use super::{Backend, End, Ends, Family, Fragment, Location, Peer, Walk};
+use super::{Backend, End, Ends, Family, Fragment, Location, Peer, SourceKey, Walk};
 use crate::{
-    maps::{ENDPOINT_V4, FLOW_V4, FRAGMENT_V4, LOCAL_ADDRESS_V4, LOCAL_V4, MAPPING_V4, PEER_V4, SYN_V4},
+    maps::{ALLOW_V4, ENDPOINT_V4, FLOW_V4, FRAGMENT_V4, LOCAL_ADDRESS_V4, LOCAL_V4, MAPPING_V4, PEER_V4, SYN_V4},
     packet::{self, ETHERNET, Other},
 };
 
@@ -186,7 +186,14 @@ impl Family for V4 {
             port: backend.pod_port,
             generation: backend.generation,
             stats_index: backend.stats_index,
+            flags: backend.flags,
         })
+    }
+
+    #[inline(always)]
+    fn is_allowed(frontend: Frontend, source: u32) -> bool {
+        let key = SourceKey::new(SourceV4 { frontend, addr: source.to_ne_bytes() });
+        ALLOW_V4.get(key.as_key()).is_some()
     }
 
     #[inline(always)]

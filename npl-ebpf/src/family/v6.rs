@@ -8,14 +8,14 @@ use npl_common::{
     config::Config,
     csum,
     flow::{FlowKeyV6, FlowState, FlowV6},
-    mapping::{Endpoint, EndpointV6, Frontend, LocalAddressV6},
+    mapping::{Endpoint, EndpointV6, Frontend, LocalAddressV6, SourceV6},
     peer::{PeerKeyV6, PeerV6},
     syn,
 };
 
-use super::{Backend, End, Ends, Family, Fragment, Location, Peer, Walk};
+use super::{Backend, End, Ends, Family, Fragment, Location, Peer, SourceKey, Walk};
 use crate::{
-    maps::{ENDPOINT_V6, FLOW_V6, FRAGMENT_V6, LOCAL_ADDRESS_V6, LOCAL_V6, MAPPING_V6, PEER_V6, SYN_V6},
+    maps::{ALLOW_V6, ENDPOINT_V6, FLOW_V6, FRAGMENT_V6, LOCAL_ADDRESS_V6, LOCAL_V6, MAPPING_V6, PEER_V6, SYN_V6},
     packet::{self, ETHERNET, Other},
 };
 
@@ -203,7 +203,14 @@ impl Family for V6 {
             port: backend.pod_port,
             generation: backend.generation,
             stats_index: backend.stats_index,
+            flags: backend.flags,
         })
+    }
+
+    #[inline(always)]
+    fn is_allowed(frontend: Frontend, source: Addr) -> bool {
+        let key = SourceKey::new(SourceV6 { frontend, addr: bytes(source) });
+        ALLOW_V6.get(key.as_key()).is_some()
     }
 
     #[inline(always)]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The agent's datapath on a bpffs of its own, and its programs run packet by packet without any device.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
@@ -10,6 +11,7 @@ use aya::util::KernelVersion;
 use aya::{Ebpf, EbpfLoader};
 use caps::{CapSet, Capability};
 use npl_agent::core::model::{Backend, Family, Frontend, NodePort, PodPort, Protocol};
+use npl_agent::core::sources::{AllowList, SourceRange};
 use npl_agent::datapath::{Datapath, Pins, embedded_object};
 use npl_common::flow::{FlowKeyV4, FlowKeyV6, FlowState, FlowV4, FlowV6};
 use npl_common::fragment;
@@ -28,6 +30,9 @@ pub(crate) const SEED: u64 = 0x0123_4567_89ab_cdef;
 
 /// `TC_ACT_UNSPEC`, which is also `TCX_NEXT`: the next program, and the stack after the last.
 pub(crate) const NEXT: i32 = -1;
+
+/// `TC_ACT_SHOT`, which is also `TCX_DROP`.
+pub(crate) const DROP: i32 = 2;
 
 /// Enough for every packet of the tests.
 const OUTPUT_BYTES: usize = 4096;
@@ -95,7 +100,12 @@ pub(crate) fn with_lab(test: impl FnOnce(&mut Lab) + Send) {
 /// A mapping's two ends.
 pub(crate) fn mapping(protocol: Protocol, node_port: u16, pod: SocketAddr, generation: u32) -> (Frontend, Backend) {
     let frontend = Frontend { family: Family::of(pod.ip()), node_port: NodePort(node_port), protocol };
-    (frontend, Backend { pod_ip: pod.ip(), pod_port: PodPort(pod.port()), generation })
+    (frontend, Backend { pod_ip: pod.ip(), pod_port: PodPort(pod.port()), generation, is_restricted: false })
+}
+
+/// The ranges of a list, as a Service has it.
+pub(crate) fn parsed(ranges: &str) -> BTreeSet<SourceRange> {
+    AllowList::read(ranges).sources.ranges().collect()
 }
 
 impl Lab {
@@ -118,6 +128,34 @@ impl Lab {
     pub(crate) fn add(&mut self, protocol: Protocol, node_port: u16, pod: SocketAddr, generation: u32) {
         let (frontend, backend) = mapping(protocol, node_port, pod, generation);
         self.datapath.upsert_mapping(frontend, backend).unwrap();
+    }
+
+    /// As [`Self::add`], for these alone, whoever might use it before.
+    pub(crate) fn add_for(
+        &mut self,
+        protocol: Protocol,
+        node_port: u16,
+        pod: SocketAddr,
+        generation: u32,
+        ranges: &str,
+    ) {
+        let (frontend, backend) = mapping(protocol, node_port, pod, generation);
+        let former = self.datapath.sources().unwrap().remove(&frontend).unwrap_or_default();
+        self.datapath.forget_sources(frontend, &former).unwrap();
+        self.datapath.allow_sources(frontend, &parsed(ranges)).unwrap();
+        self.datapath.upsert_mapping(frontend, Backend { is_restricted: true, ..backend }).unwrap();
+    }
+
+    /// Lets these use a mapping too.
+    pub(crate) fn allow(&mut self, protocol: Protocol, node_port: u16, pod: SocketAddr, ranges: &str) {
+        let (frontend, _) = mapping(protocol, node_port, pod, 0);
+        self.datapath.allow_sources(frontend, &parsed(ranges)).unwrap();
+    }
+
+    /// Lets these not use a mapping any more.
+    pub(crate) fn forget(&mut self, protocol: Protocol, node_port: u16, pod: SocketAddr, ranges: &str) {
+        let (frontend, _) = mapping(protocol, node_port, pod, 0);
+        self.datapath.forget_sources(frontend, &parsed(ranges)).unwrap();
     }
 
     pub(crate) fn remove(&mut self, family: Family, protocol: Protocol, node_port: u16) {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use npl_agent::core::devices::{Device, DeviceKind};
-use npl_agent::core::model::Protocol;
+use npl_agent::core::model::{Backend, Protocol};
 use npl_agent::datapath::{Datapath, DatapathError};
 use npl_testkit::echo::EchoServer;
 use npl_testkit::mounts::BpfFs;
@@ -16,7 +16,7 @@ use npl_testkit::run::Run;
 use npl_testkit::topology::{Options, Pod, Topology};
 use npl_testkit::traffic;
 
-use crate::lab::{SEED, mapping};
+use crate::lab::{SEED, mapping, parsed};
 
 /// The port that every Pod serves, by TCP and UDP.
 pub(crate) const POD_PORT: u16 = 8080;
@@ -113,6 +113,19 @@ impl World {
     pub(crate) fn on_node<T: Send>(&self, work: impl Future<Output = T> + Send) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         self.node().run(|| runtime.block_on(work)).unwrap()
+    }
+
+    /// Has every mapping be for these alone; as the agent does it, nobody who is in both lists notices.
+    pub(crate) fn restrict(&mut self, ranges: &str) {
+        let datapath = self.datapath();
+        let (mappings, former) = (datapath.mappings().unwrap(), datapath.sources().unwrap());
+        for (frontend, backend) in mappings {
+            let ranges = parsed(ranges).into_iter().filter(|range| range.family() == frontend.family).collect();
+            datapath.allow_sources(frontend, &ranges).unwrap();
+            datapath.upsert_mapping(frontend, Backend { is_restricted: true, ..backend }).unwrap();
+            let gone = former.get(&frontend).into_iter().flatten().filter(|range| !ranges.contains(range));
+            datapath.forget_sources(frontend, &gone.copied().collect()).unwrap();
+        }
     }
 
     pub(crate) fn datapath(&mut self) -> &mut Datapath {

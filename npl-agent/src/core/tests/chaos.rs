@@ -85,7 +85,8 @@ impl Chaos {
             Family::V6 => "2001:db8::99".parse().unwrap(),
         };
         if is_forged {
-            self.world.real.mappings.insert(frontend, Backend { pod_ip, pod_port: PodPort(80), generation: 1 });
+            let backend = Backend { pod_ip, pod_port: PodPort(80), generation: 1, is_restricted: false };
+            self.world.real.mappings.insert(frontend, backend);
         } else {
             self.world.real.mappings.remove(&frontend);
         }

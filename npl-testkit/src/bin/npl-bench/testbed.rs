@@ -162,7 +162,12 @@ fn load_ours(run: &Run, number: usize, topology: &Topology, mappings: Mappings) 
     };
     for (node_port, pod_port) in mappings.ports() {
         let frontend = Frontend { family: Family::V4, node_port: NodePort(node_port), protocol };
-        let backend = Backend { pod_ip: mappings.pod_ip.into(), pod_port: PodPort(pod_port), generation: 1 };
+        let backend = Backend {
+            pod_ip: mappings.pod_ip.into(),
+            pod_port: PodPort(pod_port),
+            generation: 1,
+            is_restricted: false,
+        };
         datapath.upsert_mapping(frontend, backend)?;
     }
     let range: PortRange = format!("{FIRST_NODE_PORT}-{}", FIRST_NODE_PORT + 1000).parse()?;

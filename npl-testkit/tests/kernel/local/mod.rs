@@ -6,3 +6,4 @@ mod names;
 mod pods;
 mod scene;
 mod shown;
+mod sources;

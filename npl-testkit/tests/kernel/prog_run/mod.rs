@@ -15,4 +15,5 @@ mod requests;
 mod scene;
 mod sctp;
 mod sctp_flows;
+mod sources;
 mod untouched;

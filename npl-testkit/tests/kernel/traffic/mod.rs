@@ -10,4 +10,5 @@ mod offload;
 mod oracle;
 mod requests;
 mod sctp;
+mod sources;
 mod surroundings;

@@ -39,6 +39,6 @@ fn mappings() -> impl Iterator<Item = (Frontend, Backend)> {
         let [high, low] = number.to_be_bytes();
         let frontend = Frontend { family: Family::V4, node_port: NodePort(61_000 + number), protocol: Protocol::Tcp };
         let pod_ip = IpAddr::from(Ipv4Addr::new(10, 64, high, low));
-        (frontend, Backend { pod_ip, pod_port: PodPort(8080), generation: u32::from(number) + 1 })
+        (frontend, Backend { pod_ip, pod_port: PodPort(8080), generation: u32::from(number) + 1, is_restricted: false })
     })
 }

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Clients whom a Service lets in, and clients whom it does not, by real connections.
+
+use npl_common::reason::Reason;
+use npl_testkit::traffic::{self, UdpOptions};
+
+use crate::world::World;
+
+fn refused(world: &mut World) -> u64 {
+    let reasons = world.datapath().tables.reasons().unwrap();
+    reasons.iter().find(|(reason, _)| *reason == Reason::SourceRefused).unwrap().1
+}
+
+fn client_list(world: &World) -> String {
+    world.client_ips().map(|ip| ip.to_string()).join(",")
+}
+
+#[test]
+fn client_of_the_list_is_served_and_another_is_not() {
+    let mut world = World::new(1);
+    let list = client_list(&world);
+    world.restrict(&list);
+    world.assert_answers();
+    assert_eq!(refused(&mut world), 0);
+    world.restrict("203.0.113.0/24,2001:db8:ffff::/48");
+    for frontend in world.frontends() {
+        assert!(traffic::tcp_connect(world.client(), frontend).is_err(), "{frontend} by TCP");
+        let before = refused(&mut world);
+        let udp = traffic::udp_request(world.client(), frontend, b"and now?", UdpOptions::default());
+        assert!(udp.is_err(), "{frontend} by UDP");
+        assert!(refused(&mut world) > before, "{frontend} is counted");
+    }
+    world.restrict(&list);
+    world.assert_answers();
+}
+
+#[test]
+fn live_connection_stops_when_its_client_is_taken_off_the_list_and_goes_on_when_it_is_back() {
+    let mut world = World::new(1);
+    let list = client_list(&world);
+    world.restrict(&list);
+    let connections = world.frontends().map(|frontend| traffic::tcp_connect(world.client(), frontend).unwrap());
+    for connection in &connections {
+        assert_eq!(traffic::tcp_ask(connection, "first?").unwrap().pod, "web-0");
+    }
+    world.restrict("");
+    for connection in &connections {
+        assert!(traffic::tcp_ask(connection, "second?").is_err(), "nothing of it arrives");
+    }
+    assert!(refused(&mut world) > 0);
+    world.restrict(&list);
+    for connection in &connections {
+        // The client's kernel sends what was lost again, and the Pod knows the connection still.
+        let mut answer = String::new();
+        connection.set_read_timeout(Some(std::time::Duration::from_secs(20))).unwrap();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(connection), &mut answer).unwrap();
+        assert!(answer.contains("web-0"), "{answer}");
+    }
+}
