@@ -57,7 +57,7 @@ pub struct RunArgs {
     #[arg(long, env = "NPL_NODE_IP", value_name = "internal|external|IP[,IP]", default_value = "internal")]
     pub node_ip: String,
 
-    /// Domain of the annotations: DOMAIN/enabled on a Service, DOMAIN on a Pod.
+    /// Domain of the annotations: DOMAIN/enabled and DOMAIN/allowed-source-ranges on a Service, DOMAIN on a Pod.
     #[arg(long, env = "NPL_ANNOTATION_DOMAIN", value_name = "DOMAIN", default_value = "nodeportlocal.antrea.io")]
     pub annotation_domain: String,
 

@@ -9,8 +9,8 @@ use tokio::task::JoinSet;
 use crate::{
     core::{
         model::{Frontend, PodKey},
+        observed::Observed,
         op::Op,
-        state::Observed,
     },
     datapath::{Datapath, DatapathError},
     kube::{
@@ -65,8 +65,10 @@ impl Subject {
     fn of(op: &Op) -> Self {
         match op {
             Op::Reserve(frontend)
+            | Op::AllowSources(frontend, _)
             | Op::UpsertMapping(frontend, _)
             | Op::RemoveMapping(frontend)
+            | Op::ForgetSources(frontend, _)
             | Op::Release(frontend) => Self::Port(*frontend),
             Op::WritePod { pod, .. } => Self::Pod(pod.clone()),
         }
@@ -91,7 +93,8 @@ impl Executor {
     ///
     /// If the maps cannot be read.
     pub fn observe(&mut self) -> Result<Observed, DatapathError> {
-        Ok(Observed { mappings: self.datapath.mappings()?, reservations: self.reservations.held() })
+        let (mappings, sources) = (self.datapath.mappings()?, self.datapath.sources()?);
+        Ok(Observed { mappings, sources, reservations: self.reservations.held() })
     }
 
     /// Carries out one op. Nothing, if its answer is still to come.
@@ -102,8 +105,10 @@ impl Executor {
     pub fn execute(&mut self, op: &Op) -> Result<Option<()>, OpError> {
         match op {
             Op::Reserve(frontend) => self.reservations.reserve(*frontend)?,
+            Op::AllowSources(frontend, ranges) => self.datapath.allow_sources(*frontend, ranges)?,
             Op::UpsertMapping(frontend, backend) => self.datapath.upsert_mapping(*frontend, *backend)?,
             Op::RemoveMapping(frontend) => self.datapath.remove_mapping(*frontend)?,
+            Op::ForgetSources(frontend, ranges) => self.datapath.forget_sources(*frontend, ranges)?,
             Op::Release(frontend) => self.reservations.release(*frontend),
             Op::WritePod { pod, uid, value } => {
                 let (op, patcher) = (op.clone(), self.patcher.clone());

@@ -3,6 +3,7 @@
 //! until the core has nothing more to do.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     time::Duration,
@@ -18,11 +19,11 @@ use tracing::{debug, info, warn};
 use crate::{
     core::{
         model::{Family, Moment},
-        op::Op,
+        op::{Failure, Op},
         problem::Problem,
         report::Warnings,
         snapshot::Change,
-        state::{Awaited, Failure, State},
+        state::{Awaited, State},
     },
     datapath::DatapathError,
     executor::{Answer, Executor, OpError},
@@ -196,6 +197,7 @@ impl Reconciler {
         let began = Instant::now();
         let mut done = 0_usize;
         let mut is_clean = true;
+        let mut is_unsure = false;
         let mut is_settled = false;
         for _ in 0..MOST_ROUNDS {
             let pass = self.state.pass(self.now());
@@ -211,9 +213,14 @@ impl Reconciler {
                     Ok(None) => {}
                     Err(error) => {
                         is_clean = false;
+                        is_unsure |= matches!(op, Op::AllowSources(..) | Op::ForgetSources(..));
                         self.failed(&op, &error);
                     }
                 }
+            }
+            if mem::take(&mut is_unsure) {
+                // Of several ranges, some may have been written.
+                self.state.observe(self.executor.observe()?);
             }
         }
         if !is_settled {
@@ -240,6 +247,10 @@ impl Reconciler {
             Op::UpsertMapping(frontend, backend) => {
                 info!(%frontend, pod_ip = %backend.pod_ip, pod_port = %backend.pod_port, "mapping written");
             }
+            Op::AllowSources(frontend, ranges) => info!(%frontend, ranges = ranges.len(), "sources allowed"),
+            Op::ForgetSources(frontend, ranges) => {
+                info!(%frontend, ranges = ranges.len(), "sources not allowed any more");
+            }
             Op::RemoveMapping(frontend) => info!(%frontend, "mapping removed"),
             Op::WritePod { pod, .. } => debug!(%pod, ?op, "Pod written"),
             Op::Reserve(frontend) | Op::Release(frontend) => debug!(%frontend, ?op, "op done"),
@@ -257,8 +268,9 @@ impl Reconciler {
                 (Failure::Gone, OpOutcome::Gone)
             }
             OpError::Reserve(_) | OpError::Patch(_) | OpError::Datapath(_) => {
-                let millis = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
-                (Failure::Retry { at: self.now().plus(millis) }, OpOutcome::Retry)
+                let at = self.now().plus(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
+                let is_full = matches!(error, OpError::Datapath(error) if error.is_full());
+                (if is_full { Failure::NoRoom { at } } else { Failure::Retry { at } }, OpOutcome::Retry)
             }
         };
         match outcome {
@@ -344,10 +356,10 @@ impl Told {
 
     /// Most passes change nothing here, and cost one comparison.
     fn problems(&mut self, state: &State, metrics: &Metrics, now: Moment) {
-        if state.problems().eq(self.problems.borrow().iter()) {
+        if state.problems().eq(self.problems.borrow().iter().map(Cow::Borrowed)) {
             return;
         }
-        let current: Vec<Problem> = state.problems().cloned().collect();
+        let current: Vec<Problem> = state.problems().map(Cow::into_owned).collect();
         for problem in self.warnings.observe(&current, now) {
             warn!(reason = problem.reason(), "{problem}");
         }

@@ -31,6 +31,8 @@ fn adopt_mappings(state: &mut State) {
         let candidates = pods.get(&backend.generation).map_or(&[][..], Vec::as_slice);
         let claim = owner_of(candidates, *frontend, *backend).map_or_else(Claim::orphan, |owner| Claim {
             backend: Some(*backend),
+            // Until somebody says otherwise: while it drains nobody does.
+            sources: observed.sources_of(*frontend, *backend),
             was_mapped: true,
             ..Claim::new(owner)
         });

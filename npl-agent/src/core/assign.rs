@@ -85,7 +85,7 @@ impl Assignment<'_> {
             let backend = self.backend(port);
             let is_wanted = self.wanted.ports.get(&port).copied().is_some_and(Placement::needs_claim);
             let Some(claim) = self.ports.get_mut(frontend).filter(|claim| claim.is_in_use()) else { continue };
-            claim.backend = backend;
+            claim.lead(backend, self.wanted.sources.get(&port));
             if self.pod.is_finished {
                 claim.retire();
             } else if !is_wanted && claim.phase == Phase::Active {
@@ -123,7 +123,7 @@ impl Assignment<'_> {
             && let Some(claim) = self.ports.get_mut(frontend)
         {
             claim.phase = Phase::Active;
-            claim.backend = backend;
+            claim.lead(backend, self.wanted.sources.get(&port));
             self.touched.push(frontend);
         } else if may_allocate {
             let WantedPort { pod_port, protocol, family } = port;
@@ -156,6 +156,7 @@ impl Assignment<'_> {
         }
     }
 
+    /// Where the port is; who may use it is the claim's to say.
     fn backend(&self, port: WantedPort) -> Option<Backend> {
         let pod_ip = *self.pod_ips.get(&port.family)?;
         let generation = self.pod.uid.generation();

@@ -15,12 +15,15 @@
 //! released. An annotation never names a mapping that is not there, with three exceptions, each because the mapping
 //! would lead to a stranger: the Pod has finished, has lost its address, or shares it with a Pod that has the better
 //! claim. Those mappings go at once, and the annotation right after.
+//!
+//! Who may use a mapping is in the kernel before the mapping asks for it, and for as long as it does.
 
 mod adopt;
 pub mod annotation;
 mod assign;
 pub mod devices;
 pub mod model;
+pub mod observed;
 pub mod op;
 mod plan;
 pub mod ports;

@@ -5,6 +5,8 @@
 
 use std::{collections::BTreeMap, fmt, net::IpAddr, str::FromStr, sync::Arc};
 
+use super::sources::AllowList;
+
 /// An IP family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
@@ -267,6 +269,8 @@ pub struct Service {
     pub ports: Vec<ServicePort>,
     /// `spec.ipFamilies`.
     pub families: Vec<Family>,
+    /// Who may use its node ports.
+    pub allow_list: AllowList,
 }
 
 impl Service {
@@ -337,6 +341,13 @@ pub struct Backend {
     pub generation: u32,
     /// Whether only the frontend's allowed sources may use it.
     pub is_restricted: bool,
+}
+
+impl Backend {
+    /// Whether both lead to the same port of the same Pod, whoever may use them.
+    pub fn leads_as(&self, other: &Self) -> bool {
+        Self { is_restricted: other.is_restricted, ..*self } == *other
+    }
 }
 
 /// A moment on the monotonic clock, in milliseconds; the core never reads a clock, it is told the time.

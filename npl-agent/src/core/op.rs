@@ -1,13 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The only ways to change the world. The executor is the only place that carries one out.
 
-use super::model::{Backend, Frontend, PodKey, PodUid};
+use std::collections::BTreeSet;
+
+use super::{
+    model::{Backend, Frontend, Moment, PodKey, PodUid},
+    sources::SourceRange,
+};
 
 /// One step. Every op is idempotent: done twice, it does nothing the second time.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Op {
     /// Bind the port's socket so that no other process takes it.
     Reserve(Frontend),
+    /// Let these use the mapping, if it is a restricted one; nobody else is let in or shut out.
+    AllowSources(Frontend, BTreeSet<SourceRange>),
     /// Write the mapping; an existing one of the same frontend is replaced at once.
     UpsertMapping(Frontend, Backend),
     /// Patch the Pod.
@@ -21,6 +28,8 @@ pub enum Op {
     },
     /// Delete the mapping and forget the flows of its endpoint.
     RemoveMapping(Frontend),
+    /// Let these not use the mapping any more.
+    ForgetSources(Frontend, BTreeSet<SourceRange>),
     /// Close the port's socket.
     Release(Frontend),
 }
@@ -34,4 +43,49 @@ pub enum PodWrite {
     Withdraw,
     /// Let the Pod become ready: all that it is to be reached by is published.
     OpenGate,
+}
+
+/// Why an op could not be carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failure {
+    /// Of [`Op::Reserve`]: another process has the port. Another one is chosen.
+    PortTaken,
+    /// Of [`Op::AllowSources`]: the kernel has no room for more. It is tried again when there may be.
+    NoRoom {
+        /// Or else not before this moment.
+        at: Moment,
+    },
+    /// It may work later.
+    Retry {
+        /// Not before this moment.
+        at: Moment,
+    },
+    /// Of [`Op::WritePod`]: there is no such Pod; the watcher will say so.
+    Gone,
+}
+
+/// An op for the purpose of trying again: what it is about, not what it says.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Attempt {
+    Reserve(Frontend),
+    AllowSources(Frontend),
+    Upsert(Frontend),
+    WritePod(PodUid),
+    Remove(Frontend),
+    ForgetSources(Frontend),
+    Release(Frontend),
+}
+
+impl Attempt {
+    pub(super) fn of(op: &Op) -> Self {
+        match op {
+            Op::Reserve(frontend) => Self::Reserve(*frontend),
+            Op::AllowSources(frontend, _) => Self::AllowSources(*frontend),
+            Op::UpsertMapping(frontend, _) => Self::Upsert(*frontend),
+            Op::WritePod { uid, .. } => Self::WritePod(uid.clone()),
+            Op::RemoveMapping(frontend) => Self::Remove(*frontend),
+            Op::ForgetSources(frontend, _) => Self::ForgetSources(*frontend),
+            Op::Release(frontend) => Self::Release(*frontend),
+        }
+    }
 }

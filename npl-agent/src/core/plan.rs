@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 
 use super::{
     model::{Family, Frontend, Moment, NodePort, PodUid, Protocol},
-    op::Op,
+    op::{Attempt, Op},
     ports::Phase,
-    state::{Attempt, Pass, State},
+    sources::SourceRange,
+    state::{Pass, State},
 };
 
 /// No other comes before it.
@@ -21,6 +22,13 @@ enum Step {
     Waiting,
     /// This.
     Needs(Op),
+}
+
+/// How the ranges that the kernel has for a frontend differ from those that it is to have.
+#[derive(Default)]
+struct Gap {
+    missing: BTreeSet<SourceRange>,
+    excess: BTreeSet<SourceRange>,
 }
 
 impl State {
@@ -109,7 +117,8 @@ impl State {
                 Some(Phase::Quarantined { until: Some(now.plus(self.settings.quarantine_millis)) })
             }
             Phase::Quarantined { until: Some(until) } => {
-                let is_over = until <= now && !observed.reservations.contains(&frontend);
+                let is_held = observed.reservations.contains(&frontend) || observed.sources.contains_key(&frontend);
+                let is_over = until <= now && !is_held;
                 (!is_over).then_some(phase)
             }
         }
@@ -161,29 +170,60 @@ impl State {
         };
         // A mapping that leads to the wrong place and cannot be put right, since another process has its port, is
         // worse than none.
-        let is_wrong =
-            backend.is_none() || (!is_reserved && self.ports.is_taken(frontend) && mapping != backend.as_ref());
+        let leads_home = mapping.zip(backend).is_some_and(|(mapping, backend)| mapping.leads_as(&backend));
+        let is_taken = self.ports.is_taken(frontend);
+        let is_wrong = backend.is_none() || (!is_reserved && is_taken && !leads_home);
         if mapping.is_some() && is_wrong {
             return Step::Needs(Op::RemoveMapping(frontend));
         }
-        match (is_over, is_reserved) {
-            (true, true) => Step::Needs(Op::Release(frontend)),
-            (true, false) => Step::Settled,
-            (false, false) if self.ports.is_taken(frontend) => Step::Waiting,
-            (false, false) => Step::Needs(Op::Reserve(frontend)),
-            (false, true) => match backend {
-                Some(backend) if mapping != Some(&backend) => Step::Needs(Op::UpsertMapping(frontend, backend)),
-                Some(_) | None if self.ports.is_active(frontend) => Step::Settled,
-                Some(_) | None => Step::Waiting,
-            },
+        let Gap { missing, excess } = self.gap(frontend);
+        let is_restricted = mapping.is_some_and(|mapping| mapping.is_restricted);
+        if !is_restricted && !excess.is_empty() {
+            // Nobody asks for them at this moment, and whoever asks next must not find them.
+            return Step::Needs(Op::ForgetSources(frontend, excess));
         }
+        match (is_over, is_reserved) {
+            (true, true) => return Step::Needs(Op::Release(frontend)),
+            (true, false) => return Step::Settled,
+            (false, false) if !is_taken => return Step::Needs(Op::Reserve(frontend)),
+            (false, false) if !leads_home => return Step::Waiting,
+            (false, false | true) => {}
+        }
+        let add = || Op::AllowSources(frontend, missing.clone());
+        // Where there is no room for them, the mapping does without: whoever they are meant for is refused.
+        let may_add = !missing.is_empty() && !self.is_delayed(&Attempt::AllowSources(frontend), now);
+        match backend {
+            Some(_) if may_add => Step::Needs(add()),
+            Some(backend) if mapping != Some(&backend) => Step::Needs(Op::UpsertMapping(frontend, backend)),
+            Some(_) if !excess.is_empty() => Step::Needs(Op::ForgetSources(frontend, excess)),
+            Some(_) if !missing.is_empty() => Step::Needs(add()),
+            Some(_) | None if self.ports.is_active(frontend) && is_reserved => Step::Settled,
+            Some(_) | None => Step::Waiting,
+        }
+    }
+
+    fn gap(&self, frontend: Frontend) -> Gap {
+        let claim = self.ports.get(frontend).filter(|claim| claim.backend.is_some());
+        let there = self.observed.as_ref().and_then(|observed| observed.sources.get(&frontend));
+        if there.is_none() && claim.is_none_or(|claim| !claim.sources.is_restricted()) {
+            return Gap::default();
+        }
+        let wanted: BTreeSet<_> = claim.into_iter().flat_map(|claim| claim.sources.ranges()).collect();
+        let none = BTreeSet::new();
+        let there = there.unwrap_or(&none);
+        Gap { missing: &wanted - there, excess: there - &wanted }
+    }
+
+    /// Whether some whom the frontend is for are refused at this moment.
+    pub(super) fn lacks_sources(&self, frontend: Frontend) -> bool {
+        !self.gap(frontend).missing.is_empty()
     }
 
     /// The Pods whose mappings are being made: their annotations wait, so that each is written once.
     fn owners_of(&self, ops: &[Op]) -> BTreeSet<PodUid> {
         let frontend = |op: &Op| match op {
-            Op::Reserve(frontend) | Op::UpsertMapping(frontend, _) => Some(*frontend),
-            Op::WritePod { .. } | Op::RemoveMapping(_) | Op::Release(_) => None,
+            Op::Reserve(frontend) | Op::AllowSources(frontend, _) | Op::UpsertMapping(frontend, _) => Some(*frontend),
+            Op::WritePod { .. } | Op::RemoveMapping(_) | Op::ForgetSources(..) | Op::Release(_) => None,
         };
         let claims = ops.iter().filter_map(frontend).filter_map(|frontend| self.ports.get(frontend));
         claims.filter_map(|claim| claim.owner.as_ref().map(|owner| owner.uid.clone())).collect()

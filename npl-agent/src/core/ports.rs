@@ -7,6 +7,7 @@ use super::{
     model::{Backend, Family, Frontend, Moment, NodePort, PodKey, PodUid, Protocol},
     select::WantedPort,
     settings::PortRange,
+    sources::Sources,
 };
 
 /// What a node port is held for. Stable for the life of the Pod.
@@ -42,18 +43,34 @@ pub(super) struct Claim {
     pub(super) phase: Phase,
     /// Where the mapping is to lead; nowhere while the Pod has no address of its own.
     pub(super) backend: Option<Backend>,
+    /// Who is to be let in.
+    pub(super) sources: Sources,
     /// Whether a client can ever have reached it.
     pub(super) was_mapped: bool,
 }
 
 impl Claim {
     pub(super) const fn new(owner: Owner) -> Self {
-        Self { owner: Some(owner), phase: Phase::Active, backend: None, was_mapped: false }
+        Self { owner: Some(owner), phase: Phase::Active, backend: None, sources: Sources::Anyone, was_mapped: false }
     }
 
     /// A mapping that nobody is known to own.
     pub(super) const fn orphan() -> Self {
-        Self { owner: None, phase: Phase::Quarantined { until: None }, backend: None, was_mapped: true }
+        Self {
+            owner: None,
+            phase: Phase::Quarantined { until: None },
+            backend: None,
+            sources: Sources::Anyone,
+            was_mapped: true,
+        }
+    }
+
+    /// Has it lead there, for whom it is to be from now on; where nobody says, for the same as before.
+    pub(super) fn lead(&mut self, backend: Option<Backend>, sources: Option<&Sources>) {
+        if let Some(sources) = sources {
+            self.sources.clone_from(sources);
+        }
+        self.backend = backend.map(|backend| Backend { is_restricted: self.sources.is_restricted(), ..backend });
     }
 
     /// Stops it at once.

@@ -3,7 +3,10 @@
 
 use std::{fmt, net::IpAddr};
 
-use super::model::{Family, NodePort, PodKey, PodPort, PodUid, Protocol, ServiceKey, ServiceUid};
+use super::{
+    model::{Family, NodePort, PodKey, PodPort, PodUid, Protocol, ServiceKey, ServiceUid},
+    sources::{MAX_RANGES, Unreadable},
+};
 
 /// A reason why something is not served, and whose it is.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -73,6 +76,29 @@ pub enum Cause {
         /// Its protocol.
         protocol: Protocol,
     },
+    /// Entries of a Service's list of allowed sources cannot be read, and let nobody in.
+    UnreadableSource(Unreadable),
+    /// A Service's list of allowed sources is too long.
+    TooManySources {
+        /// How many entries let nobody in.
+        beyond: usize,
+    },
+    /// A port of the host leads to the Pod's port past us, whatever a Service's list says.
+    UnenforcedSources {
+        /// The port.
+        node_port: NodePort,
+        /// Its protocol.
+        protocol: Protocol,
+    },
+    /// The kernel has no room for more ranges, so that some let nobody in.
+    SourceTableFull {
+        /// The node port that they are for.
+        node_port: NodePort,
+        /// Its protocol.
+        protocol: Protocol,
+        /// Its family.
+        family: Family,
+    },
 }
 
 impl Problem {
@@ -86,6 +112,10 @@ impl Problem {
             Cause::NoNodeAddress { .. } => "NoNodeAddress",
             Cause::AddressConflict { .. } => "AddressConflict",
             Cause::HostPortConflict { .. } => "HostPortConflict",
+            Cause::UnreadableSource(_) => "UnreadableSourceRange",
+            Cause::TooManySources { .. } => "TooManySourceRanges",
+            Cause::UnenforcedSources { .. } => "SourceRangesNotEnforced",
+            Cause::SourceTableFull { .. } => "SourceRangesExhausted",
         }
     }
 }
@@ -98,6 +128,9 @@ impl fmt::Display for Problem {
         }
     }
 }
+
+/// What is wrong with an entry, and what to do.
+const UNREADABLE: &str = "is no address or range and lets nobody in; write it like 192.0.2.0/24 or 2001:db8::/32";
 
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -128,6 +161,27 @@ impl fmt::Display for Cause {
             Self::HostPortConflict { node_port, protocol } => write!(
                 f,
                 "host port {node_port}/{protocol} is in use for another pod; choose one outside the agent's port range"
+            ),
+            Self::UnreadableSource(Unreadable { position, entry, others: 0 }) => {
+                write!(f, "entry {position} of allowed-source-ranges, {entry:?}, {UNREADABLE}")
+            }
+            Self::UnreadableSource(Unreadable { position, entry, others }) => {
+                write!(f, "entry {position} of allowed-source-ranges, {entry:?}, and {others} more: each {UNREADABLE}")
+            }
+            Self::TooManySources { beyond } => write!(
+                f,
+                "{beyond} entries of allowed-source-ranges let nobody in, for only the first {MAX_RANGES} ranges count; \
+                 join ranges or use several services"
+            ),
+            Self::UnenforcedSources { node_port, protocol } => write!(
+                f,
+                "host port {node_port}/{protocol} leads to the pod for everybody, whatever allowed-source-ranges says; \
+                 take the host port away or guard it with the node's firewall"
+            ),
+            Self::SourceTableFull { node_port, protocol, family } => write!(
+                f,
+                "the node's {family} table of allowed sources is full and clients of node port {node_port}/{protocol} \
+                 are refused; shorten allowed-source-ranges of services with pods on this node"
             ),
         }
     }

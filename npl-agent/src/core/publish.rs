@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 
 use super::{
     annotation::{self, Entry},
-    model::{Frontend, Gate, Moment, NodePort, Pod, PodKey, PodUid},
-    op::{Op, PodWrite},
+    model::{Backend, Frontend, Gate, Moment, NodePort, Pod, PodKey, PodUid},
+    op::{Attempt, Op, PodWrite},
     ports::Owner,
     select::{Placement, WantedPort},
-    state::{Attempt, State},
+    state::State,
 };
 
 /// What is known of the writes to a Pod's annotation beyond what the watcher shows.
@@ -161,7 +161,9 @@ impl State {
         let works = |frontend: &Frontend| {
             let claim = self.ports.get(*frontend).filter(|claim| claim.is_in_use());
             claim.is_some_and(|claim| {
-                claim.backend.is_some() && observed.mappings.get(frontend) == claim.backend.as_ref()
+                let leads_home =
+                    |backend: &Backend| observed.mappings.get(frontend).is_some_and(|it| it.leads_as(backend));
+                claim.backend.as_ref().is_some_and(leads_home)
             })
         };
         let mut working: Vec<_> = self.ports.of_port(uid, port).into_iter().filter(works).collect();

@@ -11,6 +11,7 @@ use super::{
     problem::{Cause, Problem, Subject},
     settings::Settings,
     snapshot::Snapshot,
+    sources::Sources,
 };
 
 /// What one node port is for: a port of a Pod that at least one Service wants. Ordered as ports are allocated.
@@ -46,6 +47,8 @@ impl Placement {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub(super) ports: BTreeMap<WantedPort, Placement>,
+    /// Who may use each of them: whoever may by one of the Services that want it.
+    pub(super) sources: BTreeMap<WantedPort, Sources>,
     pub(super) problems: BTreeSet<Problem>,
 }
 
@@ -76,6 +79,10 @@ fn service_problems(service: &Service, settings: &Settings) -> BTreeSet<Problem>
     {
         problems.insert(Problem { subject: subject(), cause: Cause::UnsupportedFamily { family } });
     }
+    let list = &service.allow_list;
+    let unreadable = list.unreadable.clone().map(Cause::UnreadableSource);
+    let beyond = (list.beyond > 0).then_some(Cause::TooManySources { beyond: list.beyond });
+    problems.extend(unreadable.into_iter().chain(beyond).map(|cause| Problem { subject: subject(), cause }));
     problems
 }
 
@@ -98,6 +105,7 @@ impl Selector<'_> {
                     for pod_port in &pod_ports {
                         let port = WantedPort { pod_port: *pod_port, protocol: port.protocol, family };
                         wanted.ports.insert(port, Placement::Held);
+                        wanted.allow(port, &service.allow_list.sources);
                     }
                 }
             }
@@ -131,6 +139,7 @@ impl Selector<'_> {
     fn place(self, pod: &Pod, wanted: &mut Wanted) {
         let mut host_ports = BTreeSet::new();
         let mut conflicts = BTreeSet::new();
+        let mut unenforced = BTreeSet::new();
         for (port, placement) in &mut wanted.ports {
             let Some(ip) = ip_of(pod, port.family) else { continue };
             let host_port = self.host_port(pod, *port).filter(|node_port| {
@@ -139,14 +148,17 @@ impl Selector<'_> {
             });
             if let Some(node_port) = host_port {
                 *placement = Placement::Host(node_port);
+                if wanted.sources.get(port).is_some_and(Sources::is_restricted) {
+                    unenforced.insert(Cause::UnenforcedSources { node_port, protocol: port.protocol });
+                }
             } else if self.pod_ip(pod, port.family).is_some() {
                 *placement = Placement::Mapped;
             } else if let Some(holder) = self.snapshot.holder(ip) {
                 conflicts.insert(Cause::AddressConflict { ip, holder: holder.key.clone() });
             }
         }
-        for conflict in conflicts {
-            wanted.blame(pod, conflict);
+        for cause in conflicts.into_iter().chain(unenforced) {
+            wanted.blame(pod, cause);
         }
     }
 
@@ -168,6 +180,12 @@ impl Selector<'_> {
 }
 
 impl Wanted {
+    fn allow(&mut self, port: WantedPort, sources: &Sources) {
+        let sources = sources.of_family(port.family);
+        let all = self.sources.get(&port).map_or_else(|| sources.clone(), |others| others.or(&sources));
+        self.sources.insert(port, all);
+    }
+
     fn blame(&mut self, pod: &Pod, cause: Cause) {
         self.problems.insert(Problem { subject: Subject::Pod(pod.key.clone(), pod.uid.clone()), cause });
     }

@@ -6,6 +6,7 @@
 //! not work.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
 };
@@ -13,9 +14,10 @@ use std::{
 use super::{
     adopt,
     model::{Backend, Family, Frontend, Moment, PodKey, PodPort, PodUid},
-    op::Op,
+    observed::Observed,
+    op::{Attempt, Failure, Op},
     ports::{Phase, PortTable, PortUsage},
-    problem::Problem,
+    problem::{Cause, Problem, Subject},
     publish::Write,
     select::Wanted,
     settings::Settings,
@@ -44,6 +46,8 @@ pub struct State {
     pub(super) dirty: BTreeSet<PodKey>,
     /// Pods that wait for a port that others hold.
     pub(super) starved: BTreeSet<PodKey>,
+    /// Frontends for whose allowed sources the kernel had no room.
+    pub(super) cramped: BTreeSet<Frontend>,
     /// Pods of which something is not served.
     pub(super) troubled: BTreeSet<PodKey>,
     /// Frontends that something happened to: they may need an op, or time.
@@ -59,15 +63,6 @@ pub struct State {
     pub(super) retries: BTreeMap<Attempt, Moment>,
 }
 
-/// What the kernel and the sockets hold, as read from them.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Observed {
-    /// The mappings in the datapath.
-    pub mappings: BTreeMap<Frontend, Backend>,
-    /// The ports that this process has bound.
-    pub reservations: BTreeSet<Frontend>,
-}
-
 /// What to do now, in this order, and when to look again if nothing else happens.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Pass {
@@ -75,20 +70,6 @@ pub struct Pass {
     pub ops: Vec<Op>,
     /// When time alone will make a difference.
     pub next_deadline: Option<Moment>,
-}
-
-/// Why an op could not be carried out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Failure {
-    /// Of [`Op::Reserve`]: another process has the port. Another one is chosen.
-    PortTaken,
-    /// It may work later.
-    Retry {
-        /// Not before this moment.
-        at: Moment,
-    },
-    /// Of [`Op::WritePod`]: there is no such Pod; the watcher will say so.
-    Gone,
 }
 
 /// What the agent has to hear before its first pass.
@@ -124,28 +105,6 @@ pub(super) struct PodView {
     pub(super) named: BTreeSet<Frontend>,
 }
 
-/// An op for the purpose of trying again: what it is about, not what it says.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Attempt {
-    Reserve(Frontend),
-    Upsert(Frontend),
-    WritePod(PodUid),
-    Remove(Frontend),
-    Release(Frontend),
-}
-
-impl Attempt {
-    pub(super) fn of(op: &Op) -> Self {
-        match op {
-            Op::Reserve(frontend) => Self::Reserve(*frontend),
-            Op::UpsertMapping(frontend, _) => Self::Upsert(*frontend),
-            Op::WritePod { uid, .. } => Self::WritePod(uid.clone()),
-            Op::RemoveMapping(frontend) => Self::Remove(*frontend),
-            Op::Release(frontend) => Self::Release(*frontend),
-        }
-    }
-}
-
 impl State {
     /// A mind that knows nothing yet.
     pub fn new(settings: Settings) -> Self {
@@ -159,6 +118,7 @@ impl State {
             views: BTreeMap::new(),
             dirty: BTreeSet::new(),
             starved: BTreeSet::new(),
+            cramped: BTreeSet::new(),
             troubled: BTreeSet::new(),
             unsettled: BTreeSet::new(),
             parked: BTreeSet::new(),
@@ -171,15 +131,7 @@ impl State {
 
     /// Takes in what the kernel and the sockets hold. This is the truth, whatever was believed.
     pub fn observe(&mut self, observed: Observed) {
-        let former = self.observed.take().unwrap_or_default();
-        let mut changed: BTreeSet<Frontend> =
-            former.reservations.symmetric_difference(&observed.reservations).copied().collect();
-        let differs = |one: &Observed, other: &Observed| -> Vec<Frontend> {
-            let is_new = |(frontend, backend): &(&Frontend, &Backend)| other.mappings.get(frontend) != Some(backend);
-            one.mappings.iter().filter(is_new).map(|(frontend, _)| *frontend).collect()
-        };
-        changed.extend(differs(&former, &observed));
-        changed.extend(differs(&observed, &former));
+        let changed = self.observed.take().unwrap_or_default().differences(&observed);
         self.observed = Some(observed);
         for frontend in changed {
             self.touch(frontend);
@@ -255,6 +207,11 @@ impl State {
                 self.ports.unmark_taken(*frontend);
                 self.touch(*frontend);
             }
+            Op::AllowSources(frontend, ranges) => {
+                observed.sources.entry(*frontend).or_default().extend(ranges);
+                self.cramped.remove(frontend);
+                self.touch(*frontend);
+            }
             Op::UpsertMapping(frontend, backend) => {
                 observed.mappings.insert(*frontend, *backend);
                 self.touch(*frontend);
@@ -262,6 +219,16 @@ impl State {
             Op::RemoveMapping(frontend) => {
                 observed.mappings.remove(frontend);
                 self.touch(*frontend);
+            }
+            Op::ForgetSources(frontend, ranges) => {
+                if let Some(left) = observed.sources.get_mut(frontend) {
+                    left.retain(|range| !ranges.contains(range));
+                    if left.is_empty() {
+                        observed.sources.remove(frontend);
+                    }
+                }
+                self.touch(*frontend);
+                self.wake_cramped();
             }
             Op::Release(frontend) => {
                 observed.reservations.remove(frontend);
@@ -283,7 +250,7 @@ impl State {
     /// Takes in that an op could not be carried out, or may not have been.
     pub fn failed(&mut self, op: &Op, failure: Failure, now: Moment) {
         let at = match failure {
-            Failure::Retry { at } => at,
+            Failure::Retry { at } | Failure::NoRoom { at } => at,
             Failure::PortTaken | Failure::Gone => now.plus(UNEXPECTED_MILLIS),
         };
         match (op, failure) {
@@ -294,15 +261,21 @@ impl State {
                 self.touch_all_of(uid);
                 return;
             }
-            (Op::WritePod { pod, uid, value }, Failure::Retry { .. } | Failure::PortTaken) => {
+            (Op::WritePod { pod, uid, value }, Failure::Retry { .. } | Failure::NoRoom { .. } | Failure::PortTaken) => {
                 self.writes.insert(uid.clone(), Write::Unconfirmed(value.clone()));
                 self.touch_all_of(uid);
                 self.unpublished.insert(pod.clone());
             }
+            (Op::AllowSources(frontend, _), Failure::NoRoom { .. }) => {
+                self.cramped.insert(*frontend);
+                self.touch(*frontend);
+            }
             (
                 Op::Reserve(frontend)
+                | Op::AllowSources(frontend, _)
                 | Op::UpsertMapping(frontend, _)
                 | Op::RemoveMapping(frontend)
+                | Op::ForgetSources(frontend, _)
                 | Op::Release(frontend),
                 _,
             ) => self.touch(*frontend),
@@ -313,10 +286,19 @@ impl State {
     /// Everything that is asked for and not served, for Events and metrics: each once, in order. What is wrong with a
     /// Service is told where a Pod of it runs and nowhere else, so that a large cluster does not hear of it from each
     /// of its Nodes.
-    pub fn problems(&self) -> impl Iterator<Item = &Problem> {
+    pub fn problems(&self) -> impl Iterator<Item = Cow<'_, Problem>> {
         let views = self.troubled.iter().filter_map(|pod| self.views.get(pod));
-        let problems: BTreeSet<_> = views.flat_map(|view| &view.wanted.problems).collect();
+        let of_pods = views.flat_map(|view| &view.wanted.problems).map(Cow::Borrowed);
+        let of_room = self.cramped.iter().filter_map(|frontend| self.lack_of_room(*frontend)).map(Cow::Owned);
+        let problems: BTreeSet<_> = of_pods.chain(of_room).collect();
         problems.into_iter()
+    }
+
+    fn lack_of_room(&self, frontend: Frontend) -> Option<Problem> {
+        let owner = self.ports.get(frontend)?.owner.as_ref().filter(|_| self.lacks_sources(frontend))?;
+        let Frontend { node_port, protocol, family } = frontend;
+        let cause = Cause::SourceTableFull { node_port, protocol, family };
+        Some(Problem { subject: Subject::Pod(owner.pod.clone(), owner.uid.clone()), cause })
     }
 
     /// All held node ports.
@@ -356,6 +338,17 @@ impl State {
     /// Has every Pod that lacked a port try again.
     pub(super) fn wake_starved(&mut self) {
         self.dirty.append(&mut self.starved);
+    }
+
+    /// Has every frontend that lacked room for its allowed sources try again.
+    fn wake_cramped(&mut self) {
+        for frontend in std::mem::take(&mut self.cramped) {
+            if self.lacks_sources(frontend) {
+                self.retries.remove(&Attempt::AllowSources(frontend));
+                self.touch(frontend);
+                self.cramped.insert(frontend);
+            }
+        }
     }
 
     /// Stops all that a Pod had, at once: it no longer answers, and its address may soon be another's.

@@ -168,6 +168,13 @@ impl DatapathError {
         io_error.raw_os_error() == Some(libc::EACCES)
     }
 
+    /// Whether a map has no room for another element.
+    pub(crate) fn is_full(&self) -> bool {
+        let Self::Map { source: MapError::SyscallError(error), .. } = self else { return false };
+        // A hash map says the one, a trie the other.
+        matches!(error.io_error.raw_os_error(), Some(libc::E2BIG | libc::ENOSPC))
+    }
+
     /// Wraps the kernel's refusal of an operation on a map.
     pub(crate) const fn map(operation: &'static str, name: &'static str) -> impl FnOnce(MapError) -> Self {
         move |source| Self::Map { operation, name, source }

@@ -10,9 +10,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use super::objects::{
     Container, NodeObject, NumberOrName, PodObject, PodSpec, PodStatus, Port, ServiceObject, ServicePortSpec,
 };
-use crate::core::model::{
-    ContainerPort, Family, Gate, Node, NodePort, ObjectKey, Pod, PodPort, PodUid, Protocol, Service, ServicePort,
-    ServiceType, ServiceUid, TargetPort,
+use crate::core::{
+    model::{
+        ContainerPort, Family, Gate, Node, NodePort, ObjectKey, Pod, PodPort, PodUid, Protocol, Service, ServicePort,
+        ServiceType, ServiceUid, TargetPort,
+    },
+    sources::AllowList,
 };
 
 /// The keys of the annotations of one domain.
@@ -20,6 +23,8 @@ use crate::core::model::{
 pub struct AnnotationKeys {
     /// On a Service: `true` asks for node ports.
     pub enabled: String,
+    /// On a Service: who may use its node ports.
+    pub allowed_sources: String,
     /// On a Pod: its mappings.
     pub mapping: String,
     /// Among a Pod's readiness gates and conditions: its mappings are published.
@@ -29,7 +34,12 @@ pub struct AnnotationKeys {
 impl AnnotationKeys {
     /// The keys of a domain.
     pub fn new(domain: &str) -> Self {
-        Self { enabled: format!("{domain}/enabled"), mapping: domain.to_owned(), gate: format!("{domain}/published") }
+        Self {
+            enabled: format!("{domain}/enabled"),
+            allowed_sources: format!("{domain}/allowed-source-ranges"),
+            mapping: domain.to_owned(),
+            gate: format!("{domain}/published"),
+        }
     }
 }
 
@@ -103,14 +113,18 @@ pub fn service(object: ServiceObject, keys: &AnnotationKeys) -> Option<Converted
     let ServiceObject { metadata, spec } = object;
     let mut skipped = Vec::new();
     let families = spec.ip_families.unwrap_or_default();
+    let key = key(&metadata.object)?;
+    let annotations = metadata.object.annotations.unwrap_or_default();
+    let allow_list = annotations.get(&keys.allowed_sources).map_or(AllowList::ABSENT, |text| AllowList::read(text));
     let object = Service {
-        key: key(&metadata.object)?,
+        key,
         uid: ServiceUid(metadata.object.uid?.into()),
-        is_enabled: metadata.object.annotations.is_some_and(|all| all.get(&keys.enabled).is_some_and(|v| v == "true")),
+        is_enabled: annotations.get(&keys.enabled).is_some_and(|value| value == "true"),
         service_type: service_type(spec.service_type.as_deref(), &mut skipped),
         selector: spec.selector.unwrap_or_default(),
         ports: keep(spec.ports.unwrap_or_default(), &mut skipped, service_port),
         families: keep(families, &mut skipped, |name| family(&name)),
+        allow_list,
     };
     Some(Converted { object, skipped })
 }

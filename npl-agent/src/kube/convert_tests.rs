@@ -171,6 +171,20 @@ fn a_resource_version_that_is_no_number_is_the_oldest() {
 }
 
 #[test]
+fn a_list_of_sources_is_read_from_the_annotation_of_the_domain() {
+    let list = |annotations: Value| converted_service(annotations, json!({})).object.allow_list;
+    let shown = |list: AllowList| list.sources.ranges().map(|range| range.to_string()).collect::<Vec<_>>();
+    let key = "nodeportlocal.antrea.io/allowed-source-ranges";
+    assert_eq!(list(json!({})), AllowList::ABSENT);
+    assert_eq!(list(json!({ "example.com/allowed-source-ranges": "192.0.2.1" })), AllowList::ABSENT);
+    assert!(list(json!({ key: "" })).sources.is_restricted(), "an empty list is one");
+    assert_eq!(shown(list(json!({ key: "192.0.2.1, 2001:db8::/32" }))), ["192.0.2.1/32", "2001:db8::/32"]);
+    assert!(list(json!({ key: "nonsense" })).unreadable.is_some());
+    let other = AnnotationKeys::new("example.com").allowed_sources;
+    assert_eq!(other, "example.com/allowed-source-ranges");
+}
+
+#[test]
 fn only_the_exact_value_true_enables_a_service() {
     let is_enabled = |value: &str| {
         converted_service(json!({ "nodeportlocal.antrea.io/enabled": value }), json!({})).object.is_enabled

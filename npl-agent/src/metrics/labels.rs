@@ -103,10 +103,12 @@ impl EventOutcome {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum OpName {
     Reserve,
+    AllowSources,
     UpsertMapping,
     Annotate,
     OpenGate,
     RemoveMapping,
+    ForgetSources,
     Release,
 }
 
@@ -114,10 +116,12 @@ impl OpName {
     pub(super) const fn of(op: &Op) -> Self {
         match op {
             Op::Reserve(_) => Self::Reserve,
+            Op::AllowSources(..) => Self::AllowSources,
             Op::UpsertMapping(..) => Self::UpsertMapping,
             Op::WritePod { value: PodWrite::Set(_) | PodWrite::Withdraw, .. } => Self::Annotate,
             Op::WritePod { value: PodWrite::OpenGate, .. } => Self::OpenGate,
             Op::RemoveMapping(_) => Self::RemoveMapping,
+            Op::ForgetSources(..) => Self::ForgetSources,
             Op::Release(_) => Self::Release,
         }
     }
@@ -125,10 +129,12 @@ impl OpName {
     const fn as_str(self) -> &'static str {
         match self {
             Self::Reserve => "reserve",
+            Self::AllowSources => "allow_sources",
             Self::UpsertMapping => "upsert_mapping",
             Self::Annotate => "annotate",
             Self::OpenGate => "open_gate",
             Self::RemoveMapping => "remove_mapping",
+            Self::ForgetSources => "forget_sources",
             Self::Release => "release",
         }
     }

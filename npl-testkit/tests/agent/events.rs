@@ -20,7 +20,7 @@ fn events(world: &World, object: &str) -> Vec<Value> {
 }
 
 /// Waits until there is exactly one Event about an object, and it has this reason.
-fn wait_for_event(world: &World, object: &str, reason: &str) -> Value {
+pub(crate) fn wait_for_event(world: &World, object: &str, reason: &str) -> Value {
     let the_one = || match events(world, object).as_slice() {
         [event] if event["reason"] == reason => Some(event.clone()),
         _ => None,

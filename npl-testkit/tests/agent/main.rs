@@ -16,5 +16,6 @@ mod local;
 mod main_job;
 mod refusals;
 mod restart;
+mod sources;
 mod views;
 mod world;

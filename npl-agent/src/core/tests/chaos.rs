@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The world at its worst: ops fail before or after their effect, patches hang, answers get lost, watchers lag.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    net::IpAddr,
+};
 
 use super::world::World;
 use crate::core::{
-    model::{Backend, Family, Frontend, Pod, PodKey, PodPort, PodUid},
-    op::Op,
+    model::{Backend, Family, Frontend, Pod, PodKey, PodPort, PodUid, Service, ServicePort, TargetPort},
+    op::{Failure, Op},
     select::WantedPort,
     snapshot::Change,
-    state::Failure,
+    sources::SourceRange,
 };
 
 /// How an op ends.
@@ -85,12 +88,30 @@ impl Chaos {
             Family::V6 => "2001:db8::99".parse().unwrap(),
         };
         if is_forged {
-            let backend = Backend { pod_ip, pod_port: PodPort(80), generation: 1, is_restricted: false };
-            self.world.real.mappings.insert(frontend, backend);
+            self.world
+                .real
+                .mappings
+                .insert(frontend, Backend { pod_ip, pod_port: PodPort(80), generation: 1, is_restricted: false });
         } else {
             self.world.real.mappings.remove(&frontend);
         }
         self.excused.extend(self.world.pods.values().map(|pod| pod.uid.clone()));
+        self.world.state.observe(self.world.real.clone());
+    }
+
+    /// Somebody else lets a range in, or shuts it out, and has a mapping be for everybody or for some.
+    pub(super) fn meddle_with_sources(&mut self, frontend: Frontend, range: SourceRange) {
+        if range.family() == frontend.family {
+            let ranges = self.world.real.sources.entry(frontend).or_default();
+            if !ranges.remove(&range) {
+                ranges.insert(range);
+            }
+            if ranges.is_empty() {
+                self.world.real.sources.remove(&frontend);
+            }
+        } else if let Some(backend) = self.world.real.mappings.get_mut(&frontend) {
+            backend.is_restricted = !backend.is_restricted;
+        }
         self.world.state.observe(self.world.real.clone());
     }
 
@@ -187,7 +208,10 @@ impl Chaos {
             self.answer(usize::MAX);
             let is_idle = self.pass(&mut std::iter::empty());
             if is_idle && self.in_flight.is_empty() && self.lag.is_empty() {
+                let room = self.world.room;
                 match self.world.state.retries.values().min().copied() {
+                    // What waits for room may wait for ever.
+                    Some(_) if room < usize::MAX => self.world.room = usize::MAX,
                     Some(at) => self.world.now = at,
                     None => return self.assert_in_order(),
                 }
@@ -212,6 +236,10 @@ impl Chaos {
         let failure = self.world.later();
         let result = if fate == Fate::Refused { Err(failure) } else { self.world.kernel(op) };
         match (result, fate) {
+            (Err(failure @ Failure::NoRoom { .. }), _) => {
+                self.world.state.failed(op, failure, self.world.now);
+                self.world.state.observe(self.world.real.clone());
+            }
             (Ok(()), Fate::Lost) => {
                 self.world.state.failed(op, failure, self.world.now);
                 // The adapter reads the kernel again after it failed.
@@ -250,6 +278,7 @@ impl Chaos {
         let real: Vec<_> = self.world.pods.values().map(|pod| &pod.uid).collect();
         assert_eq!(known, real, "the Pods that the agent knows of");
         self.assert_mappings_lead_home();
+        self.assert_services_say_who_may_enter();
         let mut published = BTreeMap::new();
         for pod in self.world.pods.values() {
             for entry in self.world.published(&pod.key) {
@@ -266,6 +295,51 @@ impl Chaos {
         }
         self.former = published;
         self.may_move = false;
+    }
+
+    /// Each client is let in to a Pod's port if any of the Services that ask for it lets him in, or says nothing.
+    fn assert_services_say_who_may_enter(&self) {
+        let clients =
+            ["198.51.100.7", "198.51.100.8", "198.51.7.7", "203.0.113.1", "192.0.2.1", "2001:db8::1", "fd00::1"];
+        let clients: Vec<IpAddr> = clients.iter().map(|text| text.parse().unwrap()).collect();
+        for (frontend, backend) in &self.world.real.mappings {
+            let is_its = |pod: &&Pod| pod.uid.generation() == backend.generation;
+            let Some(pod) = self.world.pods.values().find(is_its) else { continue };
+            let names = |name: &String| {
+                let mut ports = pod.ports.iter().filter(|port| port.name.as_ref() == Some(name));
+                ports.any(|port| port.port == backend.pod_port && port.protocol == frontend.protocol)
+            };
+            let leads_there = |port: &ServicePort| {
+                let is_its = match &port.target {
+                    TargetPort::Number(number) => *number == backend.pod_port,
+                    TargetPort::Name(name) => names(name),
+                };
+                port.protocol == frontend.protocol && is_its
+            };
+            let asks = |service: &&Service| {
+                service.is_active()
+                    && service.key.namespace == pod.key.namespace
+                    && service.selector.iter().all(|(label, value)| pod.labels.get(label) == Some(value))
+                    && service.families.contains(&frontend.family)
+                    && service.ports.iter().any(leads_there)
+            };
+            let services: Vec<_> = self.world.services.values().filter(asks).collect();
+            // One that drains is for whom it was.
+            for client in clients.iter().filter(|ip| Family::of(**ip) == frontend.family && !services.is_empty()) {
+                let is_in = |range: SourceRange| SourceRange::new(*client, range.length()) == Some(range);
+                let lets_in = |service: &&Service| {
+                    let sources = &service.allow_list.sources;
+                    !sources.is_restricted() || sources.ranges().any(is_in)
+                };
+                let expected = services.iter().any(lets_in);
+                assert_eq!(self.world.lets_in(*frontend, *client), expected, "{client} at {frontend}: {services:?}");
+            }
+        }
+        let of_nobody = self.world.real.sources.keys().find(|frontend| {
+            let mapping = self.world.real.mappings.get(frontend);
+            mapping.is_none_or(|mapping| !mapping.is_restricted)
+        });
+        assert_eq!(of_nobody, None, "sources of a mapping that does not ask for them");
     }
 
     fn assert_mappings_lead_home(&self) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What holds in every world, whatever happens in it and in whatever order.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{borrow::Cow, collections::BTreeMap, net::IpAddr};
 
 use proptest::{prelude::*, sample::select};
 
@@ -16,6 +16,7 @@ use crate::core::{
     },
     op::{Op, PodWrite},
     snapshot::Change,
+    sources::{AllowList, SourceRange},
 };
 
 const FIRST_PORT: u16 = 61_000;
@@ -29,6 +30,9 @@ enum Event {
     ServiceGone(ObjectKey),
     Node(Node),
     Meddle(Frontend, bool),
+    MeddleWithSources(Frontend, SourceRange),
+    /// The kernel has room for so many allowed sources.
+    Room(usize),
     Steal(Frontend),
     Return(Frontend),
     Restart(Option<Frontend>),
@@ -71,6 +75,19 @@ fn families() -> impl Strategy<Value = Vec<Family>> {
     select(vec![vec![Family::V4], vec![Family::V4, Family::V6], vec![Family::V6]])
 }
 
+/// Ranges that cover each other, of both families.
+const RANGES: [&str; 6] =
+    ["198.51.100.0/24", "198.51.100.7", "198.51.0.0/16", "203.0.113.0/24", "2001:db8::/32", "::/0"];
+
+fn range() -> impl Strategy<Value = SourceRange> {
+    select(RANGES.to_vec()).prop_map(|text| AllowList::read(text).sources.ranges().next().unwrap())
+}
+
+fn allow_list() -> impl Strategy<Value = AllowList> {
+    let entries = prop::collection::vec(select([RANGES.as_slice(), &["nonsense", ""]].concat()), 0..4);
+    prop::option::of(entries).prop_map(|entries| entries.map_or(AllowList::ABSENT, |it| AllowList::read(&it.join(","))))
+}
+
 fn service() -> impl Strategy<Value = Service> {
     let target = prop_oneof![
         3 => select(vec![53_u16, 80, 8080]).prop_map(|port| TargetPort::Number(PodPort(port))),
@@ -79,8 +96,8 @@ fn service() -> impl Strategy<Value = Service> {
     let port = (protocol(), target).prop_map(|(protocol, target)| ServicePort { protocol, target });
     let ports = prop::collection::vec(port, 0..3);
     let service_type = select(vec![ServiceType::ClusterIp, ServiceType::LoadBalancer, ServiceType::NodePort]);
-    (service_key(), prop::bool::weighted(0.8), service_type, labels(), ports, families()).prop_map(
-        |(key, is_enabled, service_type, selector, ports, families)| Service {
+    (service_key(), prop::bool::weighted(0.8), service_type, labels(), ports, families(), allow_list()).prop_map(
+        |(key, is_enabled, service_type, selector, ports, families, allow_list)| Service {
             uid: ServiceUid(key.to_string().into()),
             key,
             is_enabled,
@@ -88,6 +105,7 @@ fn service() -> impl Strategy<Value = Service> {
             selector,
             ports,
             families,
+            allow_list,
         },
     )
 }
@@ -167,6 +185,8 @@ fn event() -> impl Strategy<Value = Event> {
         16 => cluster_event(),
         1 => (pod_key(), annotation()).prop_map(|(key, annotation)| Event::Tamper(key, annotation)),
         2 => (frontend(), any::<bool>()).prop_map(|(frontend, is_forged)| Event::Meddle(frontend, is_forged)),
+        2 => (frontend(), range()).prop_map(|(frontend, range)| Event::MeddleWithSources(frontend, range)),
+        1 => prop_oneof![0..8_usize, Just(usize::MAX)].prop_map(Event::Room),
         1 => frontend().prop_map(Event::Steal),
         1 => frontend().prop_map(Event::Return),
         1 => prop::option::weighted(0.3, frontend()).prop_map(Event::Restart),
@@ -213,6 +233,8 @@ fn happen(chaos: &mut Chaos, event: Event) {
         Event::ServiceGone(key) => chaos.world.remove_service(&key),
         Event::Node(node) => chaos.world.put_node(node),
         Event::Meddle(frontend, is_forged) => chaos.meddle(frontend, is_forged),
+        Event::MeddleWithSources(frontend, range) => chaos.meddle_with_sources(frontend, range),
+        Event::Room(room) => chaos.world.room = room,
         Event::Steal(frontend) => chaos.steal(frontend),
         Event::Return(frontend) => drop(chaos.world.stolen.remove(&frontend)),
         Event::Restart(stolen) => chaos.restart(stolen),
@@ -247,9 +269,10 @@ proptest! {
             happen(&mut chaos, event);
         }
         chaos.world.stolen.clear();
+        chaos.world.room = usize::MAX;
         chaos.wait(300_000);
-        let before = chaos.world.real.mappings.clone();
-        let problems: Vec<_> = chaos.world.state.problems().cloned().collect();
+        let (before, sources) = (chaos.world.real.mappings.clone(), chaos.world.real.sources.clone());
+        let problems: Vec<_> = chaos.world.state.problems().map(Cow::into_owned).collect();
         chaos.world.start();
         for op in chaos.world.settle() {
             // A terminating Pod keeps naming what it had, as long as an agent is there to keep the port from others.
@@ -257,12 +280,18 @@ proptest! {
             let is_expected = match &op {
                 Op::Reserve(_) => true,
                 Op::WritePod { pod, value: PodWrite::Set(value), .. } => value == "[]" && is_emptied(pod),
-                Op::UpsertMapping(..) | Op::WritePod { .. } | Op::RemoveMapping(_) | Op::Release(_) => false,
+                Op::AllowSources(..)
+                | Op::UpsertMapping(..)
+                | Op::WritePod { .. }
+                | Op::RemoveMapping(_)
+                | Op::ForgetSources(..)
+                | Op::Release(_) => false,
             };
             prop_assert!(is_expected, "{op:?}");
         }
         prop_assert_eq!(before, chaos.world.real.mappings);
-        prop_assert_eq!(problems, chaos.world.state.problems().cloned().collect::<Vec<_>>());
+        prop_assert_eq!(sources, chaos.world.real.sources);
+        prop_assert_eq!(problems, chaos.world.state.problems().map(Cow::into_owned).collect::<Vec<_>>());
     }
 
     /// What is decided does not depend on the order in which the watchers speak.

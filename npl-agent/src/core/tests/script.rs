@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Stories as text: each line changes the world, and below it stands every op that followed.
 
-use std::{collections::BTreeMap, fmt::Write as _, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    net::IpAddr,
+};
 
 use super::world::{World, settings};
 use crate::core::{
@@ -10,6 +14,7 @@ use crate::core::{
         ServicePort, ServiceType, ServiceUid, TargetPort,
     },
     op::{Op, PodWrite},
+    sources::{AllowList, SourceRange},
 };
 
 /// Plays a story and compares it, with the ops written in, with what is expected.
@@ -74,6 +79,13 @@ fn run(world: &mut World, command: &str) -> Vec<Op> {
             world.real.mappings.remove(&frontend(rest));
             world.state.observe(world.real.clone());
         }
+        "cramp" => world.room = rest.parse().unwrap(),
+        "stray" => {
+            let (frontend_text, range) = rest.split_once(' ').unwrap();
+            let ranges = AllowList::read(range).sources.ranges().collect();
+            world.real.sources.insert(frontend(frontend_text), ranges);
+            world.state.observe(world.real.clone());
+        }
         "unbind" => {
             world.real.reservations.remove(&frontend(rest));
             world.state.observe(world.real.clone());
@@ -120,9 +132,12 @@ pub(super) fn service(words: &[&str]) -> Service {
         selector: BTreeMap::new(),
         ports: Vec::new(),
         families: vec![Family::V4],
+        allow_list: AllowList::ABSENT,
     };
     for word in &words[1..] {
-        if let Some((label, value)) = word.split_once('=') {
+        if let Some(ranges) = word.strip_prefix("allow:") {
+            service.allow_list = AllowList::read(ranges);
+        } else if let Some((label, value)) = word.split_once('=') {
             service.selector.insert(label.to_owned(), value.to_owned());
         } else if let Some((target, protocol)) = word.split_once('/') {
             let target =
@@ -202,13 +217,22 @@ fn show(text: &mut String, ops: &[Op]) {
 fn told(op: &Op) -> String {
     match op {
         Op::Reserve(frontend) => format!("reserve {frontend}"),
-        Op::UpsertMapping(frontend, to) => format!("map {frontend} -> {} {}", to.pod_ip, to.pod_port),
+        Op::AllowSources(frontend, ranges) => format!("allow {frontend} from {}", list(ranges)),
+        Op::UpsertMapping(frontend, to) => {
+            let restricted = if to.is_restricted { ", restricted" } else { "" };
+            format!("map {frontend} -> {} {}{restricted}", to.pod_ip, to.pod_port)
+        }
         Op::WritePod { pod, value: PodWrite::Set(value), .. } => format!("annotate {pod} {}", entries(value)),
         Op::WritePod { pod, value: PodWrite::Withdraw, .. } => format!("withdraw {pod}"),
         Op::WritePod { pod, value: PodWrite::OpenGate, .. } => format!("open the gate of {pod}"),
         Op::RemoveMapping(frontend) => format!("unmap {frontend}"),
+        Op::ForgetSources(frontend, ranges) => format!("forget {frontend} from {}", list(ranges)),
         Op::Release(frontend) => format!("release {frontend}"),
     }
+}
+
+fn list(ranges: &BTreeSet<SourceRange>) -> String {
+    ranges.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
 /// `podPort=nodeIP:nodePort/protocol` of each element.

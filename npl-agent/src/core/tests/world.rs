@@ -9,10 +9,12 @@ use std::{
 use crate::core::{
     annotation::{self, SeenEntry},
     model::{Backend, Family, Frontend, Gate, Moment, Node, Pod, PodKey, PodUid, Protocol, Service, ServiceKey},
-    op::{Op, PodWrite},
+    observed::Observed,
+    op::{Attempt, Failure, Op, PodWrite},
     settings::{AnnotationFormat, NodeIpSource, Settings},
     snapshot::Change,
-    state::{Failure, Observed, State},
+    sources::SourceRange,
+    state::State,
 };
 
 /// Ports for whoever needs not say which.
@@ -36,6 +38,8 @@ pub(super) struct World {
     pub(super) now: Moment,
     /// The kernel and the sockets as they are, whatever the state believes.
     pub(super) real: Observed,
+    /// How many allowed sources the kernel has room for.
+    pub(super) room: usize,
     /// Ports that other processes hold.
     pub(super) stolen: BTreeSet<Frontend>,
     pub(super) pods: BTreeMap<PodKey, Pod>,
@@ -53,6 +57,7 @@ impl World {
             settings,
             now: Moment(1_000),
             real: Observed::default(),
+            room: usize::MAX,
             stolen: BTreeSet::new(),
             pods: BTreeMap::new(),
             services: BTreeMap::new(),
@@ -151,7 +156,19 @@ impl World {
                 }
                 result
             }
-            Op::Reserve(_) | Op::UpsertMapping(..) | Op::RemoveMapping(_) | Op::Release(_) => self.kernel(op),
+            Op::Reserve(_)
+            | Op::AllowSources(..)
+            | Op::UpsertMapping(..)
+            | Op::RemoveMapping(_)
+            | Op::ForgetSources(..)
+            | Op::Release(_) => {
+                let result = self.kernel(op);
+                if matches!(result, Err(Failure::NoRoom { .. })) {
+                    // The adapter reads the kernel again after it failed half-way.
+                    self.state.observe(self.real.clone());
+                }
+                result
+            }
         }
     }
 
@@ -171,22 +188,76 @@ impl World {
         match op {
             Op::Reserve(frontend) if self.stolen.contains(frontend) => return Err(Failure::PortTaken),
             Op::Reserve(frontend) => assert!(self.real.reservations.insert(*frontend), "{op:?}: reserved twice"),
+            Op::AllowSources(frontend, ranges) => return self.allow(*frontend, ranges),
             Op::UpsertMapping(frontend, backend) => {
-                assert!(self.real.reservations.contains(frontend), "{op:?}: not reserved");
-                assert_eq!(frontend.family, Family::of(backend.pod_ip), "{op:?}: family");
                 let former = self.real.mappings.insert(*frontend, *backend);
+                let led_there = former.is_some_and(|former| former.leads_as(backend));
+                assert!(led_there || self.real.reservations.contains(frontend), "{op:?}: not reserved");
+                assert_eq!(frontend.family, Family::of(backend.pod_ip), "{op:?}: family");
                 assert_ne!(former, Some(*backend), "{op:?}: it was there");
+                let was_restricted = former.is_some_and(|former| former.is_restricted);
+                if backend.is_restricted && !was_restricted {
+                    self.assert_lets_in_whom_it_is_for(*frontend);
+                }
+            }
+            Op::ForgetSources(frontend, ranges) => {
+                let there = self.real.sources.get_mut(frontend).unwrap();
+                assert!(ranges.is_subset(there) && !ranges.is_empty(), "{op:?}: not there: {there:?}");
+                there.retain(|range| !ranges.contains(range));
+                if there.is_empty() {
+                    self.real.sources.remove(frontend);
+                }
+                let is_restricted = self.real.mappings.get(frontend).is_some_and(|mapping| mapping.is_restricted);
+                let wanted = self.wanted_sources(*frontend);
+                assert!(!is_restricted || ranges.is_disjoint(&wanted), "{op:?}: {wanted:?} are to be let in");
             }
             Op::RemoveMapping(frontend) => {
                 assert!(self.real.mappings.remove(frontend).is_some(), "{op:?}: no such mapping");
             }
             Op::Release(frontend) => {
                 assert!(!self.real.mappings.contains_key(frontend), "{op:?}: still mapped");
+                assert!(!self.real.sources.contains_key(frontend), "{op:?}: its next owner would find sources");
                 assert!(self.real.reservations.remove(frontend), "{op:?}: not reserved");
             }
             Op::WritePod { .. } => unreachable!("not the kernel's"),
         }
         Ok(())
+    }
+
+    fn allow(&mut self, frontend: Frontend, ranges: &BTreeSet<SourceRange>) -> Result<(), Failure> {
+        let wanted = self.wanted_sources(frontend);
+        assert!(ranges.is_subset(&wanted) && !ranges.is_empty(), "{ranges:?} for {frontend}, which is for {wanted:?}");
+        for range in ranges {
+            if self.real.sources.values().map(BTreeSet::len).sum::<usize>() >= self.room {
+                return Err(Failure::NoRoom { at: self.now.plus(1_000) });
+            }
+            let is_new = self.real.sources.entry(frontend).or_default().insert(*range);
+            assert!(is_new, "{range} of {frontend} was there");
+        }
+        Ok(())
+    }
+
+    /// Whom the agent takes the frontend to be for, where that is not everybody.
+    fn wanted_sources(&self, frontend: Frontend) -> BTreeSet<SourceRange> {
+        self.state.ports.get(frontend).into_iter().flat_map(|claim| claim.sources.ranges()).collect()
+    }
+
+    /// All of them, unless there was no room, and never anybody else.
+    fn assert_lets_in_whom_it_is_for(&self, frontend: Frontend) {
+        let there = self.real.sources.get(&frontend).cloned().unwrap_or_default();
+        let wanted = self.wanted_sources(frontend);
+        assert!(there.is_subset(&wanted), "{frontend} lets in {there:?} and is for {wanted:?}");
+        let may_lack = self.state.is_delayed(&Attempt::AllowSources(frontend), self.now);
+        assert!(may_lack || there == wanted, "{frontend} lets in {there:?} and is for {wanted:?}");
+    }
+
+    /// Whether a client gets through to the Pod.
+    pub(super) fn lets_in(&self, frontend: Frontend, client: IpAddr) -> bool {
+        let Some(backend) = self.real.mappings.get(&frontend) else { return false };
+        let ranges = self.real.sources.get(&frontend).into_iter().flatten();
+        // As the kernel does it: bit by bit.
+        !backend.is_restricted
+            || ranges.into_iter().any(|range| SourceRange::new(client, range.length()) == Some(*range))
     }
 
     /// Carries out a patch in the API server; no watcher hears of it yet.

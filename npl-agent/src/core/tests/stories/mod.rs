@@ -6,3 +6,4 @@ mod life;
 mod meddling;
 mod restart;
 mod selection;
+mod sources;
