@@ -5,6 +5,7 @@
 use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
+    mem,
     net::IpAddr,
     time::Duration,
 };
