@@ -29,6 +29,8 @@ pub mod control_plane;
 pub mod echo;
 pub mod http;
 pub mod interrupt;
+pub mod live_frames;
+pub mod meter;
 pub mod mounts;
 pub mod netns;
 pub mod packet;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One network device of a topology.
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
 use crate::netns::Netns;
 use crate::tools;
@@ -62,6 +62,17 @@ impl Device {
     pub fn ifindex(&self) -> Result<u32> {
         let name = self.name.clone();
         Ok(self.netns.run(move || nix::net::if_::if_nametoindex(name.as_str()))??)
+    }
+
+    /// Its link-layer address.
+    pub fn link_address(&self) -> Result<[u8; 6]> {
+        let shown = self.netns.ip(&format!("link show dev {}", self.name))?;
+        let text = shown.split_once("link/ether ").and_then(|(_, rest)| rest.split_whitespace().next());
+        let bytes: Option<Vec<u8>> =
+            text.map(|text| text.split(':').filter_map(|byte| u8::from_str_radix(byte, 16).ok()).collect());
+        bytes
+            .and_then(|bytes| bytes.try_into().ok())
+            .with_context(|| format!("find the link-layer address of {}", self.name))
     }
 
     /// Turns `offloads` on or off.

@@ -220,6 +220,16 @@ impl Pod {
     pub fn ips(&self) -> Vec<IpAddr> {
         vec![self.addresses.v4.into(), self.addresses.v6.into()]
     }
+
+    /// The Node never asks for its link address again.
+    pub fn fix_neighbour(&self) -> Result<()> {
+        let address = self.device.link_address()?.map(|byte| format!("{byte:02x}")).join(":");
+        let (ip, device) = (self.ip(), self.host_device.name());
+        self.host_device
+            .netns()
+            .ip(&format!("neigh replace {ip} lladdr {address} dev {device} nud permanent"))
+            .map(drop)
+    }
 }
 
 fn prepare_node(node: &Netns) -> Result<()> {

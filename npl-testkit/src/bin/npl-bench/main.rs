@@ -14,8 +14,6 @@ mod cases;
 mod cluster;
 mod control_plane;
 mod figures;
-mod live_frames;
-mod meter;
 mod report;
 mod rivals;
 mod testbed;

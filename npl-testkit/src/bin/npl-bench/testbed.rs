@@ -11,17 +11,15 @@ use npl_agent::core::devices::{Device as AgentDevice, DeviceKind};
 use npl_agent::core::model::{self, Backend, Family, Frontend, NodePort, PodPort};
 use npl_agent::core::settings::PortRange;
 use npl_agent::datapath::Datapath;
-use npl_common::traffic::FRAME_BYTES;
 use npl_testkit::echo::{EchoServer, Protocol};
+use npl_testkit::meter::{self, Flows, Meter};
 use npl_testkit::mounts::BpfFs;
-use npl_testkit::packet::{Ethernet, Packet, tcp_flags};
 use npl_testkit::run::Run;
-use npl_testkit::topology::{Device, Options, Pod, Topology};
-use npl_testkit::{tools, traffic};
+use npl_testkit::topology::{Options, Pod, Topology};
+use npl_testkit::traffic;
 
 use crate::Effort;
 use crate::cases::{Case, Mode, Workload};
-use crate::meter::{Flows, Meter};
 use crate::rivals;
 
 /// The first port of each side; mapping n leads from the nth to the nth.
@@ -74,7 +72,7 @@ impl Testbed {
         let mut topology = Topology::new(run, &number.to_string(), Options::default())?;
         let pod = topology.add_pod(run, "pod")?;
         let client = topology.client();
-        fix_neighbour(&pod)?;
+        pod.fix_neighbour()?;
 
         let mappings = Mappings { protocol: workload.protocol(), pod_ip: pod.ip(), count: mode.mappings() };
         let ours = translate(run, number, mode, &topology, mappings)?;
@@ -92,7 +90,7 @@ impl Testbed {
             ensure!(datapath.tables.flow_count()? == 1, "the Pod's answers did not make the flow an established one");
         }
         let flows = Flows {
-            frame: frame(workload, (&client.device, &client.uplink), source, server, FIRST_POD_PORT + first)?,
+            frame: meter::frame(workload.protocol(), client, source, server, FIRST_POD_PORT + first)?,
             ports: if workload == Workload::NewFlows { PORTS_PER_CLIENT } else { 0 },
             mappings: spread,
         };
@@ -119,13 +117,6 @@ impl Testbed {
             }
         }
     }
-}
-
-/// Neither side asks for the other's link address while packets are counted.
-fn fix_neighbour(pod: &Pod) -> Result<()> {
-    let address = link_address(&pod.device)?.map(|byte| format!("{byte:02x}")).join(":");
-    let (ip, device) = (pod.ip(), pod.host_device.name());
-    pod.host_device.netns().ip(&format!("neigh replace {ip} lladdr {address} dev {device} nud permanent")).map(drop)
 }
 
 /// Makes the Node do what the mode says.
@@ -198,36 +189,4 @@ fn establish(topology: &Topology, pod: &Pod, server: SocketAddr) -> Result<Socke
         socket.recv(&mut [0; 1024]).with_context(|| format!("wait for the answer of {server}"))?;
     }
     socket.local_addr().context("ask for the socket's own address")
-}
-
-/// The first frame. Its identification is the pod port at which it has to arrive.
-fn frame(
-    workload: Workload,
-    (from, to): (&Device, &Device),
-    source: SocketAddr,
-    server: SocketAddr,
-    pod_port: u16,
-) -> Result<[u8; FRAME_BYTES]> {
-    let mut packet = match workload {
-        Workload::Established => Packet::udp(source, server, &[0; FRAME_BYTES - 14 - 20 - 8]),
-        Workload::NewFlows => Packet::tcp(source, server, tcp_flags::SYN, &[]),
-    };
-    packet.ethernet = Some(Ethernet { destination: link_address(to)?, source: link_address(from)?, vlans: Vec::new() });
-    packet.ipv4_mut().context("an IPv4 packet")?.identification = pod_port;
-    let mut bytes = packet.build();
-    // Ethernet pads a frame that is too short.
-    bytes.resize(FRAME_BYTES, 0);
-    bytes.try_into().ok().context("a frame of the right length")
-}
-
-/// A device's link-layer address.
-fn link_address(device: &Device) -> Result<[u8; 6]> {
-    let mut ip = device.netns().command("ip")?;
-    let shown = tools::output(ip.args(["-oneline", "link", "show", "dev", device.name()]))?;
-    let text = shown.split_once("link/ether ").and_then(|(_, rest)| rest.split_whitespace().next());
-    let bytes: Option<Vec<u8>> =
-        text.map(|text| text.split(':').filter_map(|byte| u8::from_str_radix(byte, 16).ok()).collect());
-    bytes
-        .and_then(|bytes| bytes.try_into().ok())
-        .with_context(|| format!("find the link-layer address of {}", device.name()))
 }

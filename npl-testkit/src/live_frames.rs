@@ -6,14 +6,18 @@ use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use anyhow::{Context as _, Result};
+use aya::util::KernelVersion;
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
-use npl_testkit::process;
+
+use crate::process;
 
 /// `BPF_PROG_TEST_RUN`, of the commands of bpf(2).
 const BPF_PROG_TEST_RUN: libc::c_int = 10;
 /// `BPF_F_TEST_XDP_LIVE_FRAMES`.
 const LIVE_FRAMES: u32 = 1 << 1;
+/// The first kernel that runs programs over live frames.
+pub const SINCE: KernelVersion = KernelVersion::new(5, 18, 0);
 /// Frames at once: as many as a driver takes from its ring in one poll.
 const BATCH: u32 = 64;
 /// The lowest real-time priority: ahead of every build that goes on beside the bench, behind the kernel's own threads.
@@ -57,7 +61,7 @@ struct Context {
 ///
 /// aya has the command, but not this flag of it.
 #[expect(unsafe_code, reason = "no library in use wraps this form of the system call")]
-pub(crate) fn run(program: BorrowedFd<'_>, frame: &[u8], ingress_ifindex: u32, repeat: u32) -> Result<()> {
+pub fn run(program: BorrowedFd<'_>, frame: &[u8], ingress_ifindex: u32, repeat: u32) -> Result<()> {
     let length = u32::try_from(frame.len()).context("a frame is shorter than a page")?;
     let context = Context { data_end: length, ingress_ifindex, ..Context::default() };
     let context_size = u32::try_from(size_of::<Context>()).context("a context is small")?;
@@ -82,13 +86,18 @@ pub(crate) fn run(program: BorrowedFd<'_>, frame: &[u8], ingress_ifindex: u32, r
 }
 
 /// Ties the calling thread, and with it all work that its packets cause, to the last processor that it may use.
-pub(crate) fn occupy_one_processor() -> Result<()> {
+pub fn occupy_one_processor() -> Result<()> {
+    stay_on_last_processor()?;
+    set_priority().context("give the thread a real-time priority")
+}
+
+/// Ties the calling thread, and those that it starts from now on, to the last processor that it may use.
+pub fn stay_on_last_processor() -> Result<()> {
     let this_thread = Pid::from_raw(0);
     let allowed = sched_getaffinity(this_thread).context("ask for the thread's processors")?;
     // Device interrupts are usually handled by the first ones.
     let last = (0..CpuSet::count()).rev().find(|cpu| allowed.is_set(*cpu).unwrap_or(false));
-    process::keep_on(this_thread, last.context("no processor is allowed")?)?;
-    set_priority().context("give the thread a real-time priority")
+    process::keep_on(this_thread, last.context("no processor is allowed")?)
 }
 
 #[expect(unsafe_code, reason = "no library in use wraps sched_setscheduler")]
@@ -105,17 +114,19 @@ fn set_priority() -> io::Result<()> {
 /// each second, and only long samples would pay for that. What the thread's packets cause in softirqs counts, which the
 /// thread's own processor time leaves out on some kernels.
 #[derive(Debug)]
-pub(crate) struct Stopwatch {
+pub struct Stopwatch {
     start: Instant,
     waited: Duration,
 }
 
 impl Stopwatch {
-    pub(crate) fn start() -> Result<Self> {
+    /// Starts it.
+    pub fn start() -> Result<Self> {
         Ok(Self { waited: waited()?, start: Instant::now() })
     }
 
-    pub(crate) fn elapsed(&self) -> Result<Duration> {
+    /// The time since its start.
+    pub fn elapsed(&self) -> Result<Duration> {
         let elapsed = self.start.elapsed();
         Ok(elapsed.saturating_sub(waited()?.saturating_sub(self.waited)))
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lets the Node's uplink receive packets and counts those that arrive at the Pod.
+//! Lets the Node's uplink receive packets that are made in the kernel, and counts those that arrive at the Pod.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::os::fd::AsFd as _;
 use std::path::Path;
@@ -14,12 +14,14 @@ use aya::{Ebpf, EbpfLoader};
 use npl_common::traffic::{
     FRAME_BYTES, MAP_ARRIVED, MAP_TARGET, MAP_TRAFFIC, PROG_COUNT, PROG_GENERATE, Target, Traffic,
 };
-use npl_testkit::interrupt;
-use npl_testkit::netns::Netns;
-use npl_testkit::poll;
-use npl_testkit::topology::{Device, Pod};
 
+use crate::echo::Protocol;
+use crate::interrupt;
 use crate::live_frames::{self, Stopwatch};
+use crate::netns::Netns;
+use crate::packet::{Ethernet, Packet, tcp_flags};
+use crate::poll;
+use crate::topology::{Client, Device, Pod};
 
 /// Packets between two looks at whether the user wants to stop.
 const CHUNK: u32 = 50_000;
@@ -32,7 +34,7 @@ const TOLERATED_PER_MILLE: u64 = 1;
 
 /// A generator behind the Node's uplink and a counter on a Pod's device; gone when dropped.
 #[derive(Debug)]
-pub(crate) struct Meter {
+pub struct Meter {
     ebpf: Ebpf,
     node: Netns,
     uplink: u32,
@@ -41,24 +43,18 @@ pub(crate) struct Meter {
 
 /// The flows that are sent.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Flows {
+pub struct Flows {
     /// The first packet.
-    pub(crate) frame: [u8; FRAME_BYTES],
+    pub frame: [u8; FRAME_BYTES],
     /// Client ports per client address; 0 for one flow.
-    pub(crate) ports: u32,
+    pub ports: u32,
     /// Mappings that they are spread over.
-    pub(crate) mappings: u16,
+    pub mappings: u16,
 }
 
 impl Meter {
     /// Loads both programs; from now on the Pod itself sees nothing of what is sent to `ports`.
-    pub(crate) fn new(
-        object: &Path,
-        uplink: &Device,
-        flows: &Flows,
-        to: &Pod,
-        ports: RangeInclusive<u16>,
-    ) -> Result<Self> {
+    pub fn new(object: &Path, uplink: &Device, flows: &Flows, to: &Pod, ports: RangeInclusive<u16>) -> Result<Self> {
         let mut ebpf =
             EbpfLoader::new().load_file(object).with_context(|| format!("load the generator {}", object.display()))?;
         let traffic =
@@ -78,23 +74,27 @@ impl Meter {
     }
 
     /// Sends packets and gives the rate in millions per second at which they arrived.
-    pub(crate) fn measure(&mut self, packets: u64) -> Result<f64> {
+    pub fn measure(&mut self, packets: u64) -> Result<f64> {
         let before = self.arrived()?;
-        let elapsed = self.send(packets)?;
-        let count = || self.arrived().map(|now| now - before);
+        let elapsed = self.send_alone(packets)?;
         let expected = packets - packets * TOLERATED_PER_MILLE / 1000;
-        let all_there = || count().is_ok_and(|arrived| arrived >= expected).then_some(());
-        let waited = poll::until("the arrival of all packets", STRAGGLERS, all_there);
-        let arrived = count()?;
-        if waited.is_err() {
+        let arrived = self.wait_for(before + expected)? - before;
+        if arrived < expected {
             bail!("only {arrived} of {packets} packets arrived at the Pod and the right port of it");
         }
         #[expect(clippy::cast_precision_loss, reason = "some millions")]
         Ok(arrived as f64 / elapsed.as_secs_f64() / 1e6)
     }
 
-    /// Sends packets from one processor, which also does all that the Node does with them.
-    fn send(&self, packets: u64) -> Result<Duration> {
+    /// Sends packets from the calling thread, whose processor also does all that the Node does with them.
+    pub fn send(&self, packets: u32) -> Result<()> {
+        let generator: &Xdp = self.ebpf.program(PROG_GENERATE).context("the object has no generator")?.try_into()?;
+        let program = generator.fd()?.as_fd();
+        self.node.run(|| live_frames::run(program, &self.frame, self.uplink, packets))?
+    }
+
+    /// Sends packets from one processor, which does nothing else.
+    fn send_alone(&self, packets: u64) -> Result<Duration> {
         let generator: &Xdp = self.ebpf.program(PROG_GENERATE).context("the object has no generator")?.try_into()?;
         let program = generator.fd()?.as_fd();
         self.node.run(|| {
@@ -111,7 +111,16 @@ impl Meter {
         })?
     }
 
-    fn arrived(&self) -> Result<u64> {
+    /// Packets that have arrived, counted until `expected` are there or no more can come.
+    pub fn wait_for(&self, expected: u64) -> Result<u64> {
+        let all_there = || self.arrived().is_ok_and(|arrived| arrived >= expected).then_some(());
+        // Too few are for the caller to judge.
+        drop(poll::until("the arrival of all packets", STRAGGLERS, all_there));
+        self.arrived()
+    }
+
+    /// Packets that have arrived up to now.
+    pub fn arrived(&self) -> Result<u64> {
         let counter: PerCpuArray<_, u64> =
             PerCpuArray::try_from(self.ebpf.map(MAP_ARRIVED).context("the object has no counter")?)?;
         Ok(counter.get(&0, 0).context("read the counter")?.iter().sum())
@@ -120,4 +129,26 @@ impl Meter {
 
 const fn target(addr: Ipv4Addr, ports: &RangeInclusive<u16>) -> Target {
     Target { pod_addr: addr.octets(), port_min: *ports.start(), port_max: *ports.end() }
+}
+
+/// The first frame, a datagram or a SYN: from `source`, by the client's uplink, to arrive at `pod_port`.
+pub fn frame(
+    protocol: Protocol,
+    client: &Client,
+    source: SocketAddr,
+    server: SocketAddr,
+    pod_port: u16,
+) -> Result<[u8; FRAME_BYTES]> {
+    let mut packet = match protocol {
+        Protocol::Udp => Packet::udp(source, server, &[0; FRAME_BYTES - 14 - 20 - 8]),
+        Protocol::Tcp => Packet::tcp(source, server, tcp_flags::SYN, &[]),
+        Protocol::Sctp => bail!("frames of SCTP are not made"),
+    };
+    let (destination, source) = (client.uplink.link_address()?, client.device.link_address()?);
+    packet.ethernet = Some(Ethernet { destination, source, vlans: Vec::new() });
+    packet.ipv4_mut().context("an IPv4 packet")?.identification = pod_port;
+    let mut bytes = packet.build();
+    // Ethernet pads a frame that is too short.
+    bytes.resize(FRAME_BYTES, 0);
+    bytes.try_into().ok().context("a frame of the right length")
 }
