@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Lets the Node's uplink receive packets that are made in the kernel, and counts those that arrive at the Pod.
 
+use std::env;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::os::fd::AsFd as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -18,10 +19,9 @@ use npl_common::traffic::{
 use crate::echo::Protocol;
 use crate::interrupt;
 use crate::live_frames::{self, Stopwatch};
-use crate::netns::Netns;
 use crate::packet::{Ethernet, Packet, tcp_flags};
-use crate::poll;
 use crate::topology::{Client, Device, Pod};
+use crate::{poll, tools};
 
 /// Packets between two looks at whether the user wants to stop.
 const CHUNK: u32 = 50_000;
@@ -32,12 +32,20 @@ const STRAGGLERS: Duration = Duration::from_millis(500);
 /// Packets that may get lost of a thousand; more, and something else than forwarding is measured.
 const TOLERATED_PER_MILLE: u64 = 1;
 
+/// The object with generator and counter: `NPL_TRAFFIC_OBJECT`, or where `cargo xtask build-ebpf` leaves it.
+pub fn object() -> Result<PathBuf> {
+    let named = env::var_os("NPL_TRAFFIC_OBJECT").map(PathBuf::from);
+    let path = named.unwrap_or_else(|| tools::repository_file("target/bpf/npl-traffic.bpf.o"));
+    ensure!(path.is_file(), "no generator at {}: run `cargo xtask build-ebpf` first", path.display());
+    Ok(path)
+}
+
 /// A generator behind the Node's uplink and a counter on a Pod's device; gone when dropped.
 #[derive(Debug)]
 pub struct Meter {
     ebpf: Ebpf,
-    node: Netns,
-    uplink: u32,
+    uplink: Device,
+    ifindex: u32,
     frame: [u8; FRAME_BYTES],
 }
 
@@ -46,10 +54,25 @@ pub struct Meter {
 pub struct Flows {
     /// The first packet.
     pub frame: [u8; FRAME_BYTES],
-    /// Client ports per client address; 0 for one flow.
-    pub ports: u32,
+    /// Whom they come from.
+    pub clients: Clients,
     /// Mappings that they are spread over.
     pub mappings: u16,
+}
+
+/// The clients of flows.
+#[derive(Clone, Copy, Debug)]
+pub enum Clients {
+    /// All packets are of one flow.
+    One,
+    /// One address after the other, each with so many ports.
+    InTurn {
+        /// Ports of each address.
+        ports: u32,
+    },
+    /// Each packet from another address and port, drawn at random from the 268 million addresses that follow that of the
+    /// first packet.
+    Random,
 }
 
 impl Meter {
@@ -57,8 +80,13 @@ impl Meter {
     pub fn new(object: &Path, uplink: &Device, flows: &Flows, to: &Pod, ports: RangeInclusive<u16>) -> Result<Self> {
         let mut ebpf =
             EbpfLoader::new().load_file(object).with_context(|| format!("load the generator {}", object.display()))?;
+        let (ports_each, random) = match flows.clients {
+            Clients::One => (0, 0),
+            Clients::InTurn { ports } => (ports, 0),
+            Clients::Random => (0, 1),
+        };
         let traffic =
-            Traffic { next: 0, ports: flows.ports, mappings: flows.mappings.into(), frame: flows.frame, pad: [0; 4] };
+            Traffic { next: 0, ports: ports_each, mappings: flows.mappings.into(), frame: flows.frame, random };
         Array::try_from(ebpf.map_mut(MAP_TRAFFIC).context("the object has no generator")?)?.set(0, traffic, 0)?;
         let target = target(to.ip(), &ports);
         Array::try_from(ebpf.map_mut(MAP_TARGET).context("the object has no counter")?)?.set(0, target, 0)?;
@@ -70,7 +98,7 @@ impl Meter {
         counter.load().context("load the counter")?;
         let device = to.device.name();
         to.netns.run(|| counter.attach(device, TcAttachType::Ingress))?.context("attach the counter to the Pod")?;
-        Ok(Self { ebpf, node: uplink.netns().clone(), uplink: uplink.ifindex()?, frame: flows.frame })
+        Ok(Self { ebpf, uplink: uplink.clone(), ifindex: uplink.ifindex()?, frame: flows.frame })
     }
 
     /// Sends packets and gives the rate in millions per second at which they arrived.
@@ -90,21 +118,21 @@ impl Meter {
     pub fn send(&self, packets: u32) -> Result<()> {
         let generator: &Xdp = self.ebpf.program(PROG_GENERATE).context("the object has no generator")?.try_into()?;
         let program = generator.fd()?.as_fd();
-        self.node.run(|| live_frames::run(program, &self.frame, self.uplink, packets))?
+        self.uplink.netns().run(|| live_frames::run(program, &self.frame, self.ifindex, packets))?
     }
 
     /// Sends packets from one processor, which does nothing else.
     fn send_alone(&self, packets: u64) -> Result<Duration> {
         let generator: &Xdp = self.ebpf.program(PROG_GENERATE).context("the object has no generator")?.try_into()?;
         let program = generator.fd()?.as_fd();
-        self.node.run(|| {
+        self.uplink.netns().run(|| {
             live_frames::occupy_one_processor()?;
             let stopwatch = Stopwatch::start()?;
             let mut left = packets;
             while left > 0 {
                 ensure!(!interrupt::is_requested(), "interrupted");
                 let now = u32::try_from(left).unwrap_or(CHUNK).min(CHUNK);
-                live_frames::run(program, &self.frame, self.uplink, now)?;
+                live_frames::run(program, &self.frame, self.ifindex, now)?;
                 left -= u64::from(now);
             }
             stopwatch.elapsed()

@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use crate::demo::Preparation;
 use crate::setup::Extent;
-use crate::{build, paths, process};
+use crate::{build, process};
 
 /// Arguments of `cargo xtask bench`.
 #[derive(Debug, clap::Args)]
@@ -28,8 +28,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         parts.pack_for_nodes(&mut compile)?;
     }
     process::run(&mut compile)?;
-    let generator = paths::bpf_object().with_file_name("npl-traffic.bpf.o");
     let mut bench = Command::new(build::built_folder().join("npl-bench"));
     parts.pass_to(&mut bench);
-    process::become_program(bench.env("NPL_TRAFFIC_OBJECT", generator).args(&options.arguments))
+    process::become_program(bench.args(&options.arguments))
 }

@@ -58,6 +58,7 @@ impl Parts {
     pub(crate) fn pass_to(&self, command: &mut Command) {
         let Kubernetes { control_plane, nodes, flannel } = &self.kubernetes;
         command.env("NPL_AGENT", &self.agent).env("NPL_CONTROL_PLANE_DIR", control_plane);
+        command.env("NPL_TRAFFIC_OBJECT", paths::bpf_object().with_file_name("npl-traffic.bpf.o"));
         if let Some(nodes) = nodes {
             command.env("NPL_KUBERNETES_DIR", nodes).env("NPL_IMAGES_DIR", paths::target_dir());
         }

@@ -23,7 +23,7 @@ use aya_ebpf::{
 use npl_common::{
     csum,
     mapping::protocol,
-    traffic::{FRAME_BYTES, Target, Traffic},
+    traffic::{FRAME_BYTES, Target, Traffic, random_client},
 };
 
 /// Written by the bench, counted up by the generator.
@@ -93,10 +93,17 @@ fn generate(ctx: &XdpContext) -> Option<u32> {
     write(frame, &traffic.frame);
     let number = traffic.next;
     traffic.next = number.wrapping_add(1);
-    if traffic.ports != 0 {
-        // SAFETY: in bounds as checked.
-        vary(unsafe { &mut *frame }, number, traffic.ports, traffic.mappings)?;
-    }
+    let client = if traffic.random != 0 {
+        random_client(number)
+    } else if traffic.ports != 0 {
+        let ports = u64::from(traffic.ports);
+        (number.checked_div(ports)? as u32, number.checked_rem(ports)? as u16)
+    } else {
+        return Some(xdp_action::XDP_PASS);
+    };
+    let mapping = number.checked_rem(u64::from(traffic.mappings))? as u16;
+    // SAFETY: in bounds as checked.
+    vary(unsafe { &mut *frame }, client, mapping);
     Some(xdp_action::XDP_PASS)
 }
 
@@ -112,13 +119,10 @@ fn write(frame: *mut Frame, template: &[u8; FRAME_BYTES]) {
     }
 }
 
-/// Makes the template the packet of flow `number`: another client, and the next mapping.
+/// Makes the template the packet of another flow: of the client so many addresses and ports further on, to the mapping
+/// so many further on.
 #[inline(always)]
-fn vary(frame: &mut Frame, number: u64, ports: u32, mappings: u32) -> Option<()> {
-    let client = number.checked_div(u64::from(ports))? as u32;
-    let client_port = number.checked_rem(u64::from(ports))? as u16;
-    let mapping = number.checked_rem(u64::from(mappings))? as u16;
-
+fn vary(frame: &mut Frame, (client, client_port): (u32, u16), mapping: u16) {
     let Frame { headers, transport } = frame;
     let source = u32::from_be_bytes(headers.source).wrapping_add(client).to_be_bytes();
     let source_port = plus(headers.source_port, client_port);
@@ -135,7 +139,6 @@ fn vary(frame: &mut Frame, number: u64, ports: u32, mappings: u32) -> Option<()>
     headers.source_port = source_port;
     headers.destination_port = destination_port;
     headers.id = id;
-    Some(())
 }
 
 /// Adds to a word in network order.

@@ -12,7 +12,7 @@ use npl_agent::core::model::{self, Backend, Family, Frontend, NodePort, PodPort}
 use npl_agent::core::settings::PortRange;
 use npl_agent::datapath::Datapath;
 use npl_testkit::echo::{EchoServer, Protocol};
-use npl_testkit::meter::{self, Flows, Meter};
+use npl_testkit::meter::{self, Clients, Flows, Meter};
 use npl_testkit::mounts::BpfFs;
 use npl_testkit::run::Run;
 use npl_testkit::topology::{Options, Pod, Topology};
@@ -91,7 +91,10 @@ impl Testbed {
         }
         let flows = Flows {
             frame: meter::frame(workload.protocol(), client, source, server, FIRST_POD_PORT + first)?,
-            ports: if workload == Workload::NewFlows { PORTS_PER_CLIENT } else { 0 },
+            clients: match workload {
+                Workload::Established => Clients::One,
+                Workload::NewFlows => Clients::InTurn { ports: PORTS_PER_CLIENT },
+            },
             mappings: spread,
         };
         let mut meter = Meter::new(object, &client.uplink, &flows, &pod, mappings.pod_ports())?;
