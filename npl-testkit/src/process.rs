@@ -13,6 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::prctl;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{self, SigSet, Signal};
 use nix::unistd::{Pid, getpid, getppid};
 
@@ -118,6 +119,13 @@ pub fn keep_on(thread: Pid, cpu: usize) -> Result<()> {
     let mut only = CpuSet::new();
     only.set(cpu).with_context(|| format!("name processor {cpu}"))?;
     sched_setaffinity(thread, &only).with_context(|| format!("keep thread {thread} on processor {cpu}"))
+}
+
+/// Lets this process have so many open files, as far as it may allow itself.
+pub fn allow_open_files(wanted: u64) -> Result<()> {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).context("ask for the limit of open files")?;
+    let limit = soft.max(wanted.min(hard));
+    setrlimit(Resource::RLIMIT_NOFILE, limit, hard).with_context(|| format!("allow {limit} open files"))
 }
 
 /// Teardown goes on after an error; the error is shown, since a drop cannot return it.

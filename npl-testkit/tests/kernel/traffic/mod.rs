@@ -4,6 +4,7 @@
 mod devices;
 mod errors;
 mod firewall;
+mod flood;
 mod foreign;
 mod fragments;
 mod offload;

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Where a flood comes from.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
+use aya::util::KernelVersion;
+use npl_common::traffic::random_client;
+use npl_testkit::echo::Protocol;
+use npl_testkit::live_frames;
+use npl_testkit::meter::{self, Clients, Flows, Meter};
+use npl_testkit::packet::{Ethernet, Packet, tcp_flags};
+
+use super::FLOODED_PORT;
+use crate::world::{POD_PORT, World, is_emulated};
+
+/// The first address of the random clients, and their port: with those that follow it, public ones.
+const FIRST_CLIENT: Ipv4Addr = Ipv4Addr::new(16, 0, 0, 0);
+
+/// SYNs between two looks at whether it is over: a few hundredths of a second.
+const CHUNK: u32 = 10_000;
+
+/// Far longer than a flood takes; what is missing then is not sent any more.
+const LIMIT: Duration = Duration::from_mins(3);
+
+/// A way to send SYNs, each from another client, to the second Pod's mapping.
+pub(super) enum Source<'p> {
+    /// Received by the Node's uplink; what arrives at the Pod is counted and taken away.
+    Uplink(Box<Meter>),
+    /// Handed to the program of the uplink, one at a time, and to nobody else: on kernels without live frames, and
+    /// where a processor is emulated, which has no generator and no time for a flood.
+    Program { ingress: &'p SchedClassifier, flooded: SocketAddr },
+}
+
+impl<'p> Source<'p> {
+    pub(super) fn new(world: &World, ingress: &'p SchedClassifier) -> Self {
+        let flooded = SocketAddr::from((world.node_ip(), FLOODED_PORT));
+        if is_emulated() || KernelVersion::current().unwrap() < live_frames::SINCE {
+            return Self::Program { ingress, flooded };
+        }
+        let (pod, _) = &world.pods[1];
+        pod.fix_neighbour().unwrap();
+        let client = world.topology.client();
+        let frame = meter::frame(Protocol::Tcp, client, (FIRST_CLIENT, 0).into(), flooded, POD_PORT).unwrap();
+        let flows = Flows { frame, clients: Clients::Random, mappings: 1 };
+        let ports = POD_PORT..=POD_PORT;
+        Self::Uplink(Box::new(Meter::new(&meter::object().unwrap(), &client.uplink, &flows, pod, ports).unwrap()))
+    }
+
+    /// Sends so many, from one processor, unless it is over before; how many it were.
+    pub(super) fn send(&self, syns: u64, is_over: &AtomicBool) -> u64 {
+        live_frames::stay_on_last_processor().unwrap();
+        let start = Instant::now();
+        let mut sent = 0;
+        while sent < syns && !is_over.load(Ordering::Relaxed) {
+            assert!(start.elapsed() < LIMIT, "{sent} of {syns} SYNs were sent within {} s", LIMIT.as_secs());
+            sent += match self {
+                Self::Uplink(meter) => {
+                    let chunk = u32::try_from(syns - sent).unwrap_or(CHUNK).min(CHUNK);
+                    meter.send(chunk).unwrap();
+                    chunk.into()
+                }
+                Self::Program { ingress, flooded } => {
+                    receive(ingress, random_source(sent), *flooded);
+                    1
+                }
+            };
+        }
+        sent
+    }
+
+    /// How many of `sent` SYNs are at the Pod, where that can be told.
+    pub(super) fn arrived(&self, sent: u64) -> Option<u64> {
+        match self {
+            Self::Uplink(meter) => Some(meter.wait_for(sent).unwrap()),
+            Self::Program { .. } => None,
+        }
+    }
+}
+
+fn receive(ingress: &SchedClassifier, source: SocketAddr, flooded: SocketAddr) {
+    let mut packet = Packet::tcp(source, flooded, tcp_flags::SYN, &[]);
+    // The loopback device's address: the packet is for this machine.
+    packet.ethernet = Some(Ethernet { destination: [0; 6], ..Ethernet::default() });
+    let frame = packet.build();
+    let mut options = TestRunOptions::new();
+    options.data_in = Some(&frame);
+    ingress.test_run(options).unwrap();
+}
+
+fn random_source(number: u64) -> SocketAddr {
+    let (address, port) = random_client(number);
+    (IpAddr::V4(Ipv4Addr::from_bits(FIRST_CLIENT.to_bits() + address)), port).into()
+}
