@@ -16,6 +16,8 @@ pub const RANDOM_ADDRESS_BITS: u32 = 28;
 
 /// The XDP program that makes every run of itself a packet.
 pub const PROG_GENERATE: &str = "npl_generate";
+/// The TC program that only returns: what running any program costs.
+pub const PROG_IDLE: &str = "npl_idle";
 /// The TC program that counts at the Pod.
 pub const PROG_COUNT: &str = "npl_count";
 

@@ -13,7 +13,7 @@ use aya::maps::{Array, PerCpuArray};
 use aya::programs::{SchedClassifier, TcAttachType, Xdp};
 use aya::{Ebpf, EbpfLoader};
 use npl_common::traffic::{
-    FRAME_BYTES, MAP_ARRIVED, MAP_TARGET, MAP_TRAFFIC, PROG_COUNT, PROG_GENERATE, Target, Traffic,
+    FRAME_BYTES, MAP_ARRIVED, MAP_TARGET, MAP_TRAFFIC, PROG_COUNT, PROG_GENERATE, PROG_IDLE, Target, Traffic,
 };
 
 use crate::echo::Protocol;
@@ -99,6 +99,24 @@ impl Meter {
         let device = to.device.name();
         to.netns.run(|| counter.attach(device, TcAttachType::Ingress))?.context("attach the counter to the Pod")?;
         Ok(Self { ebpf, uplink: uplink.clone(), ifindex: uplink.ifindex()?, frame: flows.frame })
+    }
+
+    /// Has a program on the uplink, once, that only returns.
+    pub fn attach_idle(&mut self) -> Result<()> {
+        let idle: &mut SchedClassifier =
+            self.ebpf.program_mut(PROG_IDLE).context("the object has no idle program")?.try_into()?;
+        if idle.fd().is_ok() {
+            return Ok(());
+        }
+        idle.load().context("load the idle program")?;
+        let device = self.uplink.name();
+        self.uplink.netns().run(|| idle.attach(device, TcAttachType::Ingress))?.context("attach the idle program")?;
+        Ok(())
+    }
+
+    /// The program that only returns.
+    pub fn idle(&self) -> Result<&SchedClassifier> {
+        Ok(self.ebpf.program(PROG_IDLE).context("the object has no idle program")?.try_into()?)
     }
 
     /// Sends packets and gives the rate in millions per second at which they arrived.

@@ -84,6 +84,12 @@ pub fn npl_count(ctx: TcContext) -> i32 {
     if arrived(&ctx).is_some() { TC_ACT_SHOT } else { TC_ACT_UNSPEC }
 }
 
+/// Does nothing.
+#[classifier]
+pub fn npl_idle(_ctx: TcContext) -> i32 {
+    TC_ACT_UNSPEC
+}
+
 #[inline(always)]
 fn generate(ctx: &XdpContext) -> Option<u32> {
     let traffic = TRAFFIC.get_ptr_mut(0)?;

@@ -15,6 +15,8 @@ pub(crate) enum Workload {
     Established,
     /// TCP SYNs, each from another client address or port, spread evenly over the mappings.
     NewFlows,
+    /// The same, each from a client drawn at random, none of which was ever there before.
+    SynFlood,
 }
 
 impl Workload {
@@ -23,6 +25,7 @@ impl Workload {
         match self {
             Self::Established => "established",
             Self::NewFlows => "new_flows",
+            Self::SynFlood => "syn_flood",
         }
     }
 
@@ -30,7 +33,7 @@ impl Workload {
     pub(crate) const fn protocol(self) -> Protocol {
         match self {
             Self::Established => Protocol::Udp,
-            Self::NewFlows => Protocol::Tcp,
+            Self::NewFlows | Self::SynFlood => Protocol::Tcp,
         }
     }
 }
@@ -40,7 +43,9 @@ impl Workload {
 pub(crate) enum Mode {
     /// Sent to the Pod's own address, and only routed.
     Routing,
-    /// The same on a Node whose rules use connection tracking, as most CNIs' do.
+    /// The same on a Node that has NPL, which has nothing to do with these packets.
+    RoutingBesideOurs,
+    /// Only routed, on a Node whose rules use connection tracking, as most CNIs' do.
     RoutingConntrack,
     /// Translated by the iptables rules that Antrea makes, one for each mapping.
     Iptables(u16),
@@ -50,7 +55,9 @@ pub(crate) enum Mode {
     Nftables,
     /// Translated by NPL.
     Ours,
-    /// The same on a Node whose rules use connection tracking.
+    /// Translated by NPL with so many mappings.
+    OursOf(u16),
+    /// Translated by NPL on a Node whose rules use connection tracking.
     OursConntrack,
 }
 
@@ -59,11 +66,13 @@ impl Mode {
     pub(crate) fn name(self) -> String {
         match self {
             Self::Routing => "routing".to_owned(),
+            Self::RoutingBesideOurs => "routing_beside_ours".to_owned(),
             Self::RoutingConntrack => "routing_conntrack".to_owned(),
             Self::Iptables(mappings) => format!("iptables_{mappings}"),
             Self::IptablesNewest(mappings) => format!("iptables_{mappings}_newest"),
             Self::Nftables => "nftables".to_owned(),
             Self::Ours => "ours".to_owned(),
+            Self::OursOf(mappings) => format!("ours_{mappings}"),
             Self::OursConntrack => "ours_conntrack".to_owned(),
         }
     }
@@ -71,8 +80,13 @@ impl Mode {
     /// Mappings on the Node, or as many ports of the Pod where there are none.
     pub(crate) const fn mappings(self) -> u16 {
         match self {
-            Self::Iptables(mappings) | Self::IptablesNewest(mappings) => mappings,
-            Self::Routing | Self::RoutingConntrack | Self::Nftables | Self::Ours | Self::OursConntrack => MAPPINGS,
+            Self::Iptables(mappings) | Self::IptablesNewest(mappings) | Self::OursOf(mappings) => mappings,
+            Self::Routing
+            | Self::RoutingBesideOurs
+            | Self::RoutingConntrack
+            | Self::Nftables
+            | Self::Ours
+            | Self::OursConntrack => MAPPINGS,
         }
     }
 
@@ -82,21 +96,23 @@ impl Mode {
             Self::IptablesNewest(mappings) => (mappings - 1, 1),
             Self::Iptables(_)
             | Self::Routing
+            | Self::RoutingBesideOurs
             | Self::RoutingConntrack
             | Self::Nftables
             | Self::Ours
+            | Self::OursOf(_)
             | Self::OursConntrack => (0, self.mappings()),
         }
     }
 
     /// Whether the client sends to the Node.
     pub(crate) const fn is_translated(self) -> bool {
-        !matches!(self, Self::Routing | Self::RoutingConntrack)
+        !matches!(self, Self::Routing | Self::RoutingBesideOurs | Self::RoutingConntrack)
     }
 
     /// Whether the Node tracks connections; all translation by netfilter does.
     pub(crate) const fn has_conntrack(self) -> bool {
-        !matches!(self, Self::Routing | Self::Ours)
+        !matches!(self, Self::Routing | Self::RoutingBesideOurs | Self::Ours | Self::OursOf(_))
     }
 }
 
@@ -113,12 +129,13 @@ impl fmt::Display for Case {
     }
 }
 
-/// Two cases of one workload, compared round by round.
+/// Two cases, compared round by round.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ratio {
-    pub(crate) workload: Workload,
-    pub(crate) mode: Mode,
-    pub(crate) base: Mode,
+    /// The case above the line.
+    pub(crate) numerator: Case,
+    /// The case below the line, usually of the same workload.
+    pub(crate) denominator: Case,
     /// What it should at least be.
     pub(crate) aim: Option<f64>,
 }
@@ -126,28 +143,28 @@ pub(crate) struct Ratio {
 impl Ratio {
     /// As in results and for `--only`.
     pub(crate) fn name(&self) -> String {
-        format!("{}_{}_vs_{}", self.workload.name(), self.mode.name(), self.base.name())
-    }
-
-    /// The case above the line.
-    pub(crate) const fn numerator(&self) -> Case {
-        Case { workload: self.workload, mode: self.mode }
-    }
-
-    /// The case below the line.
-    pub(crate) const fn denominator(&self) -> Case {
-        Case { workload: self.workload, mode: self.base }
+        let Self { numerator, denominator, aim: _ } = self;
+        let base = denominator.mode.name();
+        let base = if numerator.workload == denominator.workload {
+            base
+        } else {
+            format!("{}_{base}", denominator.workload.name())
+        };
+        format!("{}_{}_vs_{base}", numerator.workload.name(), numerator.mode.name())
     }
 }
 
 /// Every comparison, in the order in which it is shown.
-pub(crate) const RATIOS: [Ratio; 12] = {
-    use Mode::{Iptables, IptablesNewest, Nftables, Ours, OursConntrack, Routing, RoutingConntrack};
-    use Workload::{Established, NewFlows};
+pub(crate) const RATIOS: [Ratio; 18] = {
+    use Mode::{
+        Iptables, IptablesNewest, Nftables, Ours, OursConntrack, OursOf, Routing, RoutingBesideOurs, RoutingConntrack,
+    };
+    use Workload::{Established, NewFlows, SynFlood};
     [
         ratio(Established, Ours, Routing, None),
         ratio(Established, Ours, Iptables(1), Some(1.15)),
         ratio(Established, Ours, Nftables, None),
+        ratio(Established, RoutingBesideOurs, Routing, Some(0.98)),
         ratio(Established, OursConntrack, RoutingConntrack, None),
         ratio(Established, OursConntrack, Iptables(1), None),
         ratio(NewFlows, Ours, Routing, None),
@@ -155,19 +172,24 @@ pub(crate) const RATIOS: [Ratio; 12] = {
         ratio(NewFlows, Ours, Iptables(MAPPINGS), None),
         ratio(NewFlows, Ours, IptablesNewest(MAPPINGS), Some(7.0)),
         ratio(NewFlows, Ours, Nftables, None),
+        ratio(NewFlows, OursOf(100), OursOf(1), Some(0.95)),
+        ratio(NewFlows, OursOf(1000), OursOf(1), Some(0.95)),
+        ratio(NewFlows, OursOf(10_000), OursOf(1), Some(0.95)),
         ratio(NewFlows, OursConntrack, RoutingConntrack, None),
         ratio(NewFlows, OursConntrack, Iptables(MAPPINGS), None),
+        ratio(SynFlood, Ours, Routing, None),
+        Ratio { denominator: Case { workload: Established, mode: Ours }, ..ratio(SynFlood, Ours, Ours, None) },
     ]
 };
 
 const fn ratio(workload: Workload, mode: Mode, base: Mode, aim: Option<f64>) -> Ratio {
-    Ratio { workload, mode, base, aim }
+    Ratio { numerator: Case { workload, mode }, denominator: Case { workload, mode: base }, aim }
 }
 
 /// The cases that `ratios` compare, each once.
 pub(crate) fn needed_for(ratios: &[Ratio]) -> Vec<Case> {
     let mut cases = Vec::new();
-    for case in ratios.iter().flat_map(|ratio| [ratio.denominator(), ratio.numerator()]) {
+    for case in ratios.iter().flat_map(|ratio| [ratio.denominator, ratio.numerator]) {
         if !cases.contains(&case) {
             cases.push(case);
         }

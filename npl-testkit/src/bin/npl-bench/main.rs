@@ -14,6 +14,7 @@ mod cases;
 mod cluster;
 mod control_plane;
 mod figures;
+mod program;
 mod report;
 mod rivals;
 mod testbed;
@@ -28,7 +29,7 @@ use npl_testkit::interrupt;
 use npl_testkit::run::Run;
 
 use self::cases::{Case, RATIOS, Ratio};
-use self::figures::{Figure, Row, Samples};
+use self::figures::{Figure, Row, Samples, Stage};
 use self::report::{Format, Report};
 use self::testbed::Testbed;
 
@@ -40,7 +41,7 @@ struct Arguments {
     #[arg(long)]
     quick: bool,
     /// Only ratios and figures whose names contain this, and what they need: `control-plane` or `cluster` for all of
-    /// those figures. Without it, the datapath's ratios.
+    /// those figures. Without it, the datapath's.
     #[arg(long, value_name = "NAME", default_value = "")]
     only: String,
     /// How the result is shown.
@@ -111,8 +112,11 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<()> {
     interrupt::watch()?;
     let ratios: Vec<Ratio> = RATIOS.into_iter().filter(|ratio| ratio.name().contains(&arguments.only)).collect();
-    let all = || control_plane::FIGURES.into_iter().chain(cluster::FIGURES);
-    let is_meant = |figure: &&Figure| !arguments.only.is_empty() && figure.name.contains(&arguments.only);
+    let all = || program::FIGURES.into_iter().chain(control_plane::FIGURES).chain(cluster::FIGURES);
+    let is_meant = |figure: &&Figure| match arguments.only.as_str() {
+        "" => figure.stage == Stage::Program,
+        only => figure.name.contains(only),
+    };
     let figures: Vec<&Figure> = all().filter(is_meant).collect();
     if ratios.is_empty() && figures.is_empty() {
         let figures = all().map(|figure| figure.name.to_owned());
@@ -122,6 +126,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     let effort = if arguments.quick { QUICK } else { FULL };
     let samples = measure(arguments, &cases::needed_for(&ratios), effort)?;
     let mut seen = Samples::default();
+    program::measure(&figures, &arguments.traffic_object, effort, &mut seen)?;
     control_plane::measure(&figures, effort, &mut seen)?;
     cluster::measure(&figures, effort, &mut seen)?;
     let rows: Vec<Row> = figures.iter().filter_map(|figure| seen.row(figure)).collect();

@@ -76,7 +76,7 @@ impl Report {
         }
         let mut compared = Vec::new();
         for ratio in ratios {
-            let (above, below) = (of(ratio.numerator())?, of(ratio.denominator())?);
+            let (above, below) = (of(ratio.numerator)?, of(ratio.denominator)?);
             let values: Vec<f64> = above.iter().zip(below).map(|(above, below)| above / below).collect();
             compared.push(Compared { name: ratio.name(), spread: Spread::of(&values)?, aim: ratio.aim });
         }

@@ -7,10 +7,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use aya::programs::ProgramInfo;
+use aya::sys::{Stats, enable_stats};
 use npl_agent::core::devices::{Device as AgentDevice, DeviceKind};
 use npl_agent::core::model::{self, Backend, Family, Frontend, NodePort, PodPort};
 use npl_agent::core::settings::PortRange;
 use npl_agent::datapath::Datapath;
+use npl_common::names::PROG_INGRESS;
 use npl_testkit::echo::{EchoServer, Protocol};
 use npl_testkit::meter::{self, Clients, Flows, Meter};
 use npl_testkit::mounts::BpfFs;
@@ -23,13 +26,18 @@ use crate::cases::{Case, Mode, Workload};
 use crate::rivals;
 
 /// The first port of each side; mapping n leads from the nth to the nth.
-const FIRST_NODE_PORT: u16 = 61_000;
+const FIRST_NODE_PORT: u16 = 50_000;
+/// Room for ten thousand mappings, and no pod port is among them.
+const NODE_PORTS: u16 = 10_000;
 const FIRST_POD_PORT: u16 = 20_000;
 
 /// The first client of new flows: from the range that RFC 2544 sets aside for benchmarks, with room for 131 072.
 const FIRST_CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(198, 18, 0, 0)), 10_000);
 /// Ports of each such client: up to 60 000.
 const PORTS_PER_CLIENT: u32 = 50_000;
+
+/// The random clients of a flood follow this one: public addresses.
+const FIRST_RANDOM_CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(16, 0, 0, 0)), 0);
 
 /// Packets that fill caches before anything is measured.
 const WARM_UP: u64 = 20_000;
@@ -61,7 +69,7 @@ impl Mappings {
 pub(crate) struct Testbed {
     case: Case,
     meter: Meter,
-    _ours: Option<(Datapath, BpfFs)>,
+    ours: Option<(Datapath, BpfFs)>,
     topology: Topology,
 }
 
@@ -85,8 +93,9 @@ impl Testbed {
         let source = match workload {
             Workload::Established => establish(&topology, &pod, server)?,
             Workload::NewFlows => FIRST_CLIENT,
+            Workload::SynFlood => FIRST_RANDOM_CLIENT,
         };
-        if let (Workload::Established, Some((datapath, _))) = (workload, &ours) {
+        if let (Workload::Established, true, Some((datapath, _))) = (workload, mode.is_translated(), &ours) {
             ensure!(datapath.tables.flow_count()? == 1, "the Pod's answers did not make the flow an established one");
         }
         let flows = Flows {
@@ -94,12 +103,13 @@ impl Testbed {
             clients: match workload {
                 Workload::Established => Clients::One,
                 Workload::NewFlows => Clients::InTurn { ports: PORTS_PER_CLIENT },
+                Workload::SynFlood => Clients::Random,
             },
             mappings: spread,
         };
         let mut meter = Meter::new(object, &client.uplink, &flows, &pod, mappings.pod_ports())?;
         meter.measure(WARM_UP).context("warm up")?;
-        Ok(Self { case, meter, _ours: ours, topology })
+        Ok(Self { case, meter, ours, topology })
     }
 
     /// What it measures.
@@ -111,7 +121,7 @@ impl Testbed {
     pub(crate) fn sample(&mut self, effort: Effort) -> Result<f64> {
         match self.case.workload {
             Workload::Established => self.meter.measure(effort.established),
-            Workload::NewFlows => {
+            Workload::NewFlows | Workload::SynFlood => {
                 let rate = self.meter.measure(effort.new_flows)?;
                 if self.case.mode.has_conntrack() {
                     rivals::flush_conntrack(self.topology.node())?;
@@ -119,6 +129,51 @@ impl Testbed {
                 Ok(rate)
             }
         }
+    }
+
+    /// What the program that meets each packet first costs, in nanoseconds, by the kernel's own account of one sample.
+    ///
+    /// The kernel reads its clock twice around every program; what that adds is what a program costs that only returns,
+    /// and meets the same packets.
+    pub(crate) fn program_cost(&mut self, effort: Effort) -> Result<f64> {
+        self.meter.attach_idle()?;
+        let before = self.accounts()?;
+        let accounting = enable_stats(Stats::RunTime).context("have the kernel account for programs")?;
+        self.sample(effort)?;
+        drop(accounting);
+        let after = self.accounts()?;
+        let [ours, idle] = [0, 1].map(|program| after[program].since(before[program]));
+        ensure!(ours.runs > 0 && idle.runs > 0, "the kernel has accounted for no program");
+        Ok(ours.mean() - idle.mean())
+    }
+
+    /// Of NPL's program and of the one that only returns.
+    fn accounts(&mut self) -> Result<[Account; 2]> {
+        let (datapath, _) = self.ours.as_mut().context("NPL is not on this Node")?;
+        let ours = datapath.hooks.program(PROG_INGRESS)?.info()?;
+        Ok([Account::of(&ours), Account::of(&self.meter.idle()?.info()?)])
+    }
+}
+
+/// How often a program has run, and for how many nanoseconds, while the kernel accounted for it.
+#[derive(Clone, Copy, Debug)]
+struct Account {
+    runs: u64,
+    time: Duration,
+}
+
+impl Account {
+    const fn of(program: &ProgramInfo) -> Self {
+        Self { runs: program.run_count(), time: program.run_time() }
+    }
+
+    fn since(self, before: Self) -> Self {
+        Self { runs: self.runs - before.runs, time: self.time.saturating_sub(before.time) }
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "some millions")]
+    fn mean(self) -> f64 {
+        self.time.as_secs_f64() * 1e9 / self.runs as f64
     }
 }
 
@@ -136,7 +191,7 @@ fn translate(
         Mode::RoutingConntrack => rivals::add_conntrack(node).map(|()| None),
         Mode::Iptables(_) | Mode::IptablesNewest(_) => rivals::add_iptables(node, mappings).map(|()| None),
         Mode::Nftables => rivals::add_nftables(node, mappings).map(|()| None),
-        Mode::Ours => load_ours(run, number, topology, mappings).map(Some),
+        Mode::Ours | Mode::OursOf(_) | Mode::RoutingBesideOurs => load_ours(run, number, topology, mappings).map(Some),
         Mode::OursConntrack => {
             rivals::add_conntrack(node)?;
             load_ours(run, number, topology, mappings).map(Some)
@@ -164,7 +219,7 @@ fn load_ours(run: &Run, number: usize, topology: &Topology, mappings: Mappings) 
         };
         datapath.upsert_mapping(frontend, backend)?;
     }
-    let range: PortRange = format!("{FIRST_NODE_PORT}-{}", FIRST_NODE_PORT + 1000).parse()?;
+    let range: PortRange = format!("{FIRST_NODE_PORT}-{}", FIRST_NODE_PORT + NODE_PORTS).parse()?;
     // Any seed will do; a fixed one lets flows meet in the same slots in every run.
     datapath.configure(range, || 0x4e50_4c00_4e50_4c01)?;
     let uplink = &topology.client().uplink;

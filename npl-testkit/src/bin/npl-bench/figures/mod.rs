@@ -16,8 +16,10 @@ pub(crate) enum Stage {
     Life,
     /// A cluster with many Services.
     Services,
-    /// The datapath alone.
+    /// The datapath's tables alone.
     Kernel,
+    /// The kernel programs alone.
+    Program,
     /// A real cluster whose Services are rules of iptables.
     Iptables,
     /// A real cluster whose Services are rules of nftables.

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The kernel programs by themselves: what each adds to a packet, in nanoseconds.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use aya::EbpfLoader;
+use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
+use npl_agent::core::model::{Backend, Family, Frontend, NodePort, PodPort, Protocol};
+use npl_agent::datapath::Datapath;
+use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
+use npl_common::traffic::PROG_IDLE;
+use npl_testkit::packet::{Ethernet, Packet};
+use npl_testkit::run::Run;
+use npl_testkit::{interrupt, live_frames};
+
+use crate::Effort;
+use crate::cases::{Case, Mode, Workload};
+use crate::figures::{Aim, Figure, Samples, Stage, figure, say};
+use crate::testbed::Testbed;
+
+/// A request of an established flow, translated.
+const FORWARD_HIT: Figure = figure("program/forward-hit", "ns", Stage::Program, &[Aim::Median(100.0)]);
+/// A reply of one.
+const REPLY_HIT: Figure = figure("program/reply-hit", "ns", Stage::Program, &[Aim::Median(100.0)]);
+/// A packet to a port out of the range.
+const MISS: Figure = figure("program/miss", "ns", Stage::Program, &[Aim::Median(10.0)]);
+/// A SYN of a client that was never there, on the way through the Node.
+const SYN_FLOOD: Figure =
+    figure("program/syn-flood", "ns", Stage::Program, &[Aim::Ratio(1.5)]).beside("an established flow");
+
+/// All of them, in the order in which they are shown.
+pub(crate) const FIGURES: [&Figure; 4] = [&FORWARD_HIT, &REPLY_HIT, &MISS, &SYN_FLOOD];
+
+/// Runs of a program in one go, and how many of these there are in a round: the quickest counts.
+const REPEAT: u32 = 200_000;
+const GOES: usize = 5;
+
+/// Two ends, both of them the Node's, of two mappings, each of which leads to the other end: a packet that was
+/// translated is one that has to be translated.
+const ENDS: [SocketAddr; 2] = [
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 10)), 61_000),
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::new(198, 51, 100, 77)), 61_001),
+];
+const CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(203, 0, 113, 5)), 43_210);
+const RANGE: &str = "61000-61100";
+const OUT_OF_RANGE: u16 = 8080;
+
+/// Bytes of payload, for a frame of 64 bytes on the wire.
+const PAYLOAD: [u8; 18] = [0; 18];
+
+/// Measures those of `figures` that are ours.
+pub(crate) fn measure(figures: &[&Figure], object: &Path, effort: Effort, samples: &mut Samples) -> Result<()> {
+    if !figures.iter().any(|figure| figure.stage == Stage::Program) {
+        return Ok(());
+    }
+    let run = Run::start()?;
+    say("running the programs by themselves");
+    let (mut alone, mut flooded) = (Alone::new(&run, object)?, Flooded::new(&run, object)?);
+    for _round in 0..effort.rounds {
+        ensure!(!interrupt::is_requested(), "interrupted");
+        alone.measure(samples)?;
+        flooded.measure(effort, samples)?;
+    }
+    Ok(())
+}
+
+/// Programs that are run over packets that nobody sent.
+struct Alone {
+    datapath: Datapath,
+    idle: aya::Ebpf,
+}
+
+impl Alone {
+    fn new(run: &Run, object: &Path) -> Result<Self> {
+        let bpffs = run.bpffs("bpf-program")?;
+        let mut datapath = Datapath::open(bpffs.path())?;
+        datapath.tables.set_local_addresses(&ENDS.map(|end| end.ip()))?;
+        for (from, to) in [(ENDS[0], ENDS[1]), (ENDS[1], ENDS[0])] {
+            let (node_port, pod_port) = (NodePort(from.port()), PodPort(to.port()));
+            let frontend = Frontend { family: Family::V4, node_port, protocol: Protocol::Udp };
+            datapath.upsert_mapping(frontend, Backend { pod_ip: to.ip(), pod_port, generation: 1 })?;
+        }
+        datapath.configure(RANGE.parse()?, || 0x4e50_4c00_4e50_4c01)?;
+        let mut idle = EbpfLoader::new().load_file(object).context("load the idle program")?;
+        let program: &mut SchedClassifier =
+            idle.program_mut(PROG_IDLE).context("the object has no idle program")?.try_into()?;
+        program.load().context("load the idle program")?;
+        let mut alone = Self { datapath, idle };
+        alone.establish()?;
+        Ok(alone)
+    }
+
+    /// A request by each mapping, its reply, and another request.
+    fn establish(&mut self) -> Result<()> {
+        for (asked, pod) in [(ENDS[0], ENDS[1]), (ENDS[1], ENDS[0])] {
+            let (request, reply) = (packet(CLIENT, asked), packet(pod, CLIENT));
+            for (name, packet) in [(PROG_INGRESS, &request), (PROG_EGRESS, &reply), (PROG_INGRESS, &request)] {
+                run(self.datapath.hooks.program(name)?, packet, 1)?;
+            }
+        }
+        ensure!(self.datapath.tables.flow_count()? == 2, "the two flows are not established");
+        Ok(())
+    }
+
+    fn measure(&mut self, samples: &mut Samples) -> Result<()> {
+        std::thread::scope(|scope| {
+            let work = scope.spawn(|| {
+                live_frames::occupy_one_processor()?;
+                self.measure_undisturbed(samples)
+            });
+            work.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    fn measure_undisturbed(&mut self, samples: &mut Samples) -> Result<()> {
+        let runs = u64::from(REPEAT) * GOES as u64;
+        let (request, reply) = (packet(CLIENT, ENDS[0]), packet(ENDS[1], CLIENT));
+        let miss = packet(CLIENT, (ENDS[0].ip(), OUT_OF_RANGE).into());
+        for (figure, program, packet, translated) in [
+            (&FORWARD_HIT, PROG_INGRESS, request, [runs, 0]),
+            (&REPLY_HIT, PROG_EGRESS, reply, [0, runs]),
+            (&MISS, PROG_INGRESS, miss, [0, 0]),
+        ] {
+            let before = self.translated()?;
+            let mut least = [f64::INFINITY; 2];
+            for _go in 0..GOES {
+                let idle: &SchedClassifier = self.idle.program(PROG_IDLE).context("no idle program")?.try_into()?;
+                let times = [run(self.datapath.hooks.program(program)?, &packet, REPEAT)?, run(idle, &packet, REPEAT)?];
+                least = [0, 1].map(|index: usize| least[index].min(times[index]));
+            }
+            let now = self.translated()?;
+            let translated_now = [0, 1].map(|index: usize| now[index] - before[index]);
+            ensure!(translated_now == translated, "{}: {translated_now:?} packets were translated", figure.name);
+            samples.add(figure, &[least[0] - least[1]], &[]);
+        }
+        Ok(())
+    }
+
+    /// Requests and replies up to now.
+    fn translated(&self) -> Result<[u64; 2]> {
+        let totals = self.datapath.tables.totals(Family::V4)?;
+        Ok([totals.request_packets, totals.reply_packets])
+    }
+}
+
+/// Runs a program over one packet, as the last run has left it; the mean time of a run in nanoseconds.
+fn run(program: &SchedClassifier, packet: &Packet, repeat: u32) -> Result<f64> {
+    let frame = packet.build();
+    let mut options = TestRunOptions::new();
+    options.data_in = Some(&frame);
+    options.repeat = repeat;
+    let result = program.test_run(options).context("run a program by itself")?;
+    Ok(result.duration.as_secs_f64() * 1e9)
+}
+
+fn packet(from: SocketAddr, to: SocketAddr) -> Packet {
+    let mut packet = Packet::udp(from, to, &PAYLOAD);
+    // The loopback device's address: the packet is for this machine.
+    packet.ethernet = Some(Ethernet { destination: [0; 6], ..Ethernet::default() });
+    packet
+}
+
+/// Programs on a Node's uplink, under a flood and beside it.
+struct Flooded {
+    flood: Testbed,
+    established: Testbed,
+}
+
+impl Flooded {
+    fn new(run: &Run, object: &Path) -> Result<Self> {
+        let testbed = |number, workload| Testbed::new(run, number, Case { workload, mode: Mode::Ours }, object);
+        Ok(Self { flood: testbed(0, Workload::SynFlood)?, established: testbed(1, Workload::Established)? })
+    }
+
+    fn measure(&mut self, effort: Effort, samples: &mut Samples) -> Result<()> {
+        let (flood, established) = (self.flood.program_cost(effort)?, self.established.program_cost(effort)?);
+        samples.add(&SYN_FLOOD, &[flood], &[established]);
+        Ok(())
+    }
+}
