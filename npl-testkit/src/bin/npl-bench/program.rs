@@ -80,7 +80,8 @@ impl Alone {
         for (from, to) in [(ENDS[0], ENDS[1]), (ENDS[1], ENDS[0])] {
             let (node_port, pod_port) = (NodePort(from.port()), PodPort(to.port()));
             let frontend = Frontend { family: Family::V4, node_port, protocol: Protocol::Udp };
-            datapath.upsert_mapping(frontend, Backend { pod_ip: to.ip(), pod_port, generation: 1 })?;
+            let backend = Backend { pod_ip: to.ip(), pod_port, generation: 1, is_restricted: false };
+            datapath.upsert_mapping(frontend, backend)?;
         }
         datapath.configure(RANGE.parse()?, || 0x4e50_4c00_4e50_4c01)?;
         let mut idle = EbpfLoader::new().load_file(object).context("load the idle program")?;
