@@ -119,10 +119,10 @@ impl Meter {
         Ok(self.ebpf.program(PROG_IDLE).context("the object has no idle program")?.try_into()?)
     }
 
-    /// Sends packets and gives the rate in millions per second at which they arrived.
-    pub fn measure(&mut self, packets: u64) -> Result<f64> {
+    /// Sends packets, but for no longer than `limit`, and gives the rate in millions per second at which they arrived.
+    pub fn measure(&mut self, packets: u64, limit: Duration) -> Result<f64> {
         let before = self.arrived()?;
-        let elapsed = self.send_alone(packets)?;
+        let (packets, elapsed) = self.send_alone(packets, limit)?;
         let expected = packets - packets * TOLERATED_PER_MILLE / 1000;
         let arrived = self.wait_for(before + expected)? - before;
         if arrived < expected {
@@ -139,21 +139,21 @@ impl Meter {
         self.uplink.netns().run(|| live_frames::run(program, &self.frame, self.ifindex, packets))?
     }
 
-    /// Sends packets from one processor, which does nothing else.
-    fn send_alone(&self, packets: u64) -> Result<Duration> {
+    /// Sends packets from one processor, which does nothing else; how many it were, and for how long.
+    fn send_alone(&self, packets: u64, limit: Duration) -> Result<(u64, Duration)> {
         let generator: &Xdp = self.ebpf.program(PROG_GENERATE).context("the object has no generator")?.try_into()?;
         let program = generator.fd()?.as_fd();
         self.uplink.netns().run(|| {
             live_frames::occupy_one_processor()?;
             let stopwatch = Stopwatch::start()?;
-            let mut left = packets;
-            while left > 0 {
+            let mut sent = 0;
+            while sent < packets && stopwatch.elapsed()? < limit {
                 ensure!(!interrupt::is_requested(), "interrupted");
-                let now = u32::try_from(left).unwrap_or(CHUNK).min(CHUNK);
+                let now = u32::try_from(packets - sent).unwrap_or(CHUNK).min(CHUNK);
                 live_frames::run(program, &self.frame, self.ifindex, now)?;
-                left -= u64::from(now);
+                sent += u64::from(now);
             }
-            stopwatch.elapsed()
+            Ok((sent, stopwatch.elapsed()?))
         })?
     }
 

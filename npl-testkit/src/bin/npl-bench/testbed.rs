@@ -108,7 +108,7 @@ impl Testbed {
             mappings: spread,
         };
         let mut meter = Meter::new(object, &client.uplink, &flows, &pod, mappings.pod_ports())?;
-        meter.measure(WARM_UP).context("warm up")?;
+        meter.measure(WARM_UP, Duration::MAX).context("warm up")?;
         Ok(Self { case, meter, ours, topology })
     }
 
@@ -120,9 +120,9 @@ impl Testbed {
     /// Measures once: millions of packets per second.
     pub(crate) fn sample(&mut self, effort: Effort) -> Result<f64> {
         match self.case.workload {
-            Workload::Established => self.meter.measure(effort.established),
+            Workload::Established => self.meter.measure(effort.established, effort.longest),
             Workload::NewFlows | Workload::SynFlood => {
-                let rate = self.meter.measure(effort.new_flows)?;
+                let rate = self.meter.measure(effort.new_flows, effort.longest)?;
                 if self.case.mode.has_conntrack() {
                     rivals::flush_conntrack(self.topology.node())?;
                 }
