@@ -123,10 +123,11 @@ impl State {
         Publication::Needs(pod.uid.clone(), PodWrite::Set("[]".to_owned()))
     }
 
-    /// Once all is published that is to be: after the annotation, so that nobody finds the Pod ready and without it.
+    /// Once all is published that is to be: after the annotation, so that nobody finds the Pod ready and without it. A Pod
+    /// that is being deleted is not to become ready any more.
     fn gate(&self, pod: &Pod, entries: &[Entry]) -> Publication {
         let wanted = self.views.get(&pod.key).map_or(0, |view| view.wanted.ports.len());
-        if pod.gate == Gate::Closed && entries.len() == wanted {
+        if pod.gate == Gate::Closed && !pod.is_terminating && entries.len() == wanted {
             return Publication::Needs(pod.uid.clone(), PodWrite::OpenGate);
         }
         Publication::Settled

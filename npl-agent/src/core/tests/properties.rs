@@ -324,3 +324,15 @@ proptest! {
         prop_assert_eq!(run(false), run(true));
     }
 }
+
+proptest! {
+    /// It is not to become ready any more, and would otherwise be told so by the next agent where this one did not.
+    #[test]
+    fn the_gate_of_a_pod_that_is_being_deleted_stays_closed(pod in pod()) {
+        let mut chaos = start();
+        let key = pod.key.clone();
+        happen(&mut chaos, Event::Pod(Pod { is_terminating: true, ..pod }));
+        chaos.wait(300_000);
+        prop_assert_eq!(chaos.world.pods[&key].gate, Gate::Closed);
+    }
+}
