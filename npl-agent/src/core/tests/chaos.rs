@@ -38,6 +38,8 @@ pub(super) struct Chaos {
     /// What was published when all was last in order.
     former: BTreeMap<(PodUid, WantedPort), Frontend>,
     may_move: bool,
+    /// Whether the agent that runs now has had a pass. Until then it knows no more than what it found.
+    has_looked: bool,
 }
 
 impl Chaos {
@@ -51,6 +53,7 @@ impl Chaos {
             excused: BTreeSet::new(),
             former: BTreeMap::new(),
             may_move: false,
+            has_looked: false,
         }
     }
 
@@ -96,6 +99,8 @@ impl Chaos {
             self.world.real.mappings.remove(&frontend);
         }
         self.excused.extend(self.world.pods.values().map(|pod| pod.uid.clone()));
+        // The mapping and the annotation disagree, and nobody is left who knows which of them is forged.
+        self.may_move |= !self.has_looked;
         self.world.state.observe(self.world.real.clone());
     }
 
@@ -139,6 +144,7 @@ impl Chaos {
             self.excused.extend(self.world.pods.values().map(|pod| pod.uid.clone()));
         }
         self.world.start();
+        self.has_looked = false;
     }
 
     /// Delivers up to so many of the watcher's messages.
@@ -153,6 +159,7 @@ impl Chaos {
     /// One pass of the agent, with each op ending as fate has it.
     pub(super) fn pass(&mut self, fates: &mut impl Iterator<Item = Fate>) -> bool {
         let ops = self.world.state.pass(self.world.now).ops;
+        self.has_looked = true;
         let is_idle = ops.is_empty();
         for op in ops {
             if matches!(op, Op::WritePod { .. }) {
