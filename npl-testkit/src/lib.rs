@@ -41,6 +41,7 @@ pub mod real_cluster;
 pub mod reaper;
 pub mod residue;
 pub mod run;
+pub mod test_run;
 pub mod tools;
 pub mod topology;
 pub mod traffic;

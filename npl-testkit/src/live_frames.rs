@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `BPF_PROG_TEST_RUN` with live frames: runs an XDP program in a loop and carries out its verdicts.
 
-use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
@@ -11,9 +11,8 @@ use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
 
 use crate::process;
+use crate::test_run::{self, Options, XdpContext};
 
-/// `BPF_PROG_TEST_RUN`, of the commands of bpf(2).
-const BPF_PROG_TEST_RUN: libc::c_int = 10;
 /// `BPF_F_TEST_XDP_LIVE_FRAMES`.
 const LIVE_FRAMES: u32 = 1 << 1;
 /// The first kernel that runs programs over live frames.
@@ -23,66 +22,13 @@ const BATCH: u32 = 64;
 /// The lowest real-time priority: ahead of every build that goes on beside the bench, behind the kernel's own threads.
 const PRIORITY: libc::c_int = 1;
 
-/// The part of `union bpf_attr` that the command reads.
-#[repr(C)]
-#[derive(Default)]
-struct TestRun {
-    prog_fd: u32,
-    retval: u32,
-    data_size_in: u32,
-    data_size_out: u32,
-    data_in: u64,
-    data_out: u64,
-    repeat: u32,
-    duration: u32,
-    ctx_size_in: u32,
-    ctx_size_out: u32,
-    ctx_in: u64,
-    ctx_out: u64,
-    flags: u32,
-    cpu: u32,
-    batch_size: u32,
-    pad: u32,
-}
-
-/// `struct xdp_md`: what the program is told of a frame.
-#[repr(C)]
-#[derive(Default)]
-struct Context {
-    data: u32,
-    data_end: u32,
-    data_meta: u32,
-    ingress_ifindex: u32,
-    rx_queue_index: u32,
-    egress_ifindex: u32,
-}
-
 /// Runs `program` over `repeat` copies of `frame`, received by a device of the calling thread's network namespace.
-///
-/// aya has the command, but not this flag of it.
-#[expect(unsafe_code, reason = "no library in use wraps this form of the system call")]
 pub fn run(program: BorrowedFd<'_>, frame: &[u8], ingress_ifindex: u32, repeat: u32) -> Result<()> {
-    let length = u32::try_from(frame.len()).context("a frame is shorter than a page")?;
-    let context = Context { data_end: length, ingress_ifindex, ..Context::default() };
-    let context_size = u32::try_from(size_of::<Context>()).context("a context is small")?;
-    let attributes = TestRun {
-        prog_fd: u32::try_from(program.as_raw_fd()).context("a file descriptor is not negative")?,
-        data_size_in: length,
-        data_in: frame.as_ptr() as u64,
-        repeat,
-        ctx_size_in: context_size,
-        ctx_in: (&raw const context) as u64,
-        flags: LIVE_FRAMES,
-        batch_size: BATCH,
-        ..TestRun::default()
-    };
-    // SAFETY: the attributes, and the frame and the context that they point to, outlive the call, and the kernel only reads them.
-    let status =
-        unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_TEST_RUN, &raw const attributes, size_of::<TestRun>()) };
-    if status == 0 {
-        return Ok(());
-    }
-    Err(io::Error::last_os_error()).context("run the packet generator over live frames, which Linux has since 5.18")
+    let data_end = u32::try_from(frame.len()).context("a frame is shorter than a page")?;
+    let context = XdpContext { data_end, ingress_ifindex, ..XdpContext::default() };
+    let options = Options { flags: LIVE_FRAMES, repeat, batch_size: BATCH, context: Some(&context) };
+    let ran = test_run::run(program, frame, &options);
+    ran.map(drop).context("run the packet generator over live frames, which Linux has since 5.18")
 }
 
 /// Ties the calling thread, and with it all work that its packets cause, to the last processor that it may use.

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `BPF_PROG_TEST_RUN` with the flags that no library in use has.
+
+use std::io;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+
+/// The command's number among those of bpf(2).
+const BPF_PROG_TEST_RUN: libc::c_int = 10;
+
+/// How a program is run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options<'c> {
+    /// `BPF_F_TEST_…`.
+    pub flags: u32,
+    /// Runs in a row; none is one.
+    pub repeat: u32,
+    /// Frames at once, of runs with live frames.
+    pub batch_size: u32,
+    /// What an XDP program is told of its frame.
+    pub context: Option<&'c XdpContext>,
+}
+
+/// `struct xdp_md`: what an XDP program is told of a frame.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct XdpContext {
+    /// Where the frame begins.
+    pub data: u32,
+    /// Where it ends.
+    pub data_end: u32,
+    /// Where what a driver says of it begins.
+    pub data_meta: u32,
+    /// The device that received it.
+    pub ingress_ifindex: u32,
+    /// The queue of that.
+    pub rx_queue_index: u32,
+    /// The device that is to send it.
+    pub egress_ifindex: u32,
+}
+
+/// The part of `union bpf_attr` that the command reads and writes.
+#[repr(C)]
+#[derive(Default)]
+struct Attributes {
+    program: u32,
+    action: u32,
+    data_size_in: u32,
+    data_size_out: u32,
+    data_in: u64,
+    data_out: u64,
+    repeat: u32,
+    duration: u32,
+    context_size_in: u32,
+    context_size_out: u32,
+    context_in: u64,
+    context_out: u64,
+    flags: u32,
+    cpu: u32,
+    batch_size: u32,
+    pad: u32,
+}
+
+/// Runs a program over a frame; the last run's action.
+///
+/// # Errors
+///
+/// The kernel's.
+#[expect(unsafe_code, reason = "a system call takes pointers")]
+pub fn run(program: BorrowedFd<'_>, frame: &[u8], options: &Options<'_>) -> io::Result<i32> {
+    let Options { flags, repeat, batch_size, context } = *options;
+    let context_size = u32::try_from(context.map_or(0, size_of_val)).map_err(io::Error::other)?;
+    let mut attributes = Attributes {
+        program: program.as_raw_fd().cast_unsigned(),
+        data_size_in: u32::try_from(frame.len()).map_err(io::Error::other)?,
+        data_in: frame.as_ptr() as u64,
+        repeat,
+        context_size_in: context_size,
+        context_in: context.map_or(0, |context| std::ptr::from_ref(context) as u64),
+        flags,
+        batch_size,
+        ..Attributes::default()
+    };
+    let (to, size) = (std::ptr::from_mut(&mut attributes), size_of::<Attributes>());
+    // SAFETY: the attributes are what the command reads and writes, with their own size; the frame and the context that
+    // they point to outlive the call, and are only read.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_TEST_RUN, to, size) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(attributes.action.cast_signed()) }
+}
