@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::thread;
 
 use anyhow::{Context, Result};
 
@@ -37,7 +36,7 @@ impl ClientCgroup {
             self.write("cgroup.threads", "0")?;
             Ok(work())
         };
-        thread::scope(|scope| scope.spawn(inside).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        process::on_own_thread(inside)
     }
 
     fn write(&self, file: &str, value: &str) -> Result<()> {

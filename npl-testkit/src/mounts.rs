@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::thread;
 
 use anyhow::{Context, Result};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -54,7 +53,7 @@ pub fn with_private_bpffs<T: Send>(path: &Path, work: impl FnOnce() -> T + Send)
         mount_bpf(path)?;
         Ok(work())
     };
-    thread::scope(|scope| scope.spawn(isolated).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    process::on_own_thread(isolated)
 }
 
 /// Shows the folder `from` at `to` as well, which is created.

@@ -8,7 +8,6 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::thread;
 
 use anyhow::{Context, Result};
 use nix::sched::{CloneFlags, setns};
@@ -52,7 +51,7 @@ impl Netns {
             setns(&file, CloneFlags::CLONE_NEWNET).with_context(|| format!("enter namespace {}", self.name()))?;
             Ok(work())
         };
-        thread::scope(|scope| scope.spawn(inside).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        process::on_own_thread(inside)
     }
 
     /// A command that will run inside.

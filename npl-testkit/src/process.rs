@@ -4,10 +4,11 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::process::CommandExt as _;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{OnceLock, mpsc};
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -119,6 +120,16 @@ pub fn keep_on(thread: Pid, cpu: usize) -> Result<()> {
     let mut only = CpuSet::new();
     only.set(cpu).with_context(|| format!("name processor {cpu}"))?;
     sched_setaffinity(thread, &only).with_context(|| format!("keep thread {thread} on processor {cpu}"))
+}
+
+/// Runs `work` on a thread of its own, for what the kernel keeps per thread, and waits for its end.
+pub fn on_own_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| joined(scope.spawn(work)))
+}
+
+/// What a thread has to say when it ends; its panic goes on here.
+pub fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 /// Lets this process have so many open files, as far as it may allow itself.

@@ -6,7 +6,6 @@ use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, ExitStatus};
-use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -16,7 +15,7 @@ use super::init::{InitArguments, PID_FILE, READY_FILE};
 use crate::cgroups::Cgroup;
 use crate::netns::Netns;
 use crate::poll;
-use crate::process::Process;
+use crate::process::{self, Process};
 use crate::tools;
 
 /// A few mounts.
@@ -132,6 +131,6 @@ impl Space {
             files.iter().try_for_each(|(file, flag)| setns(file, *flag))?;
             Ok(work())
         };
-        thread::scope(|scope| scope.spawn(entered).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        process::on_own_thread(entered)
     }
 }

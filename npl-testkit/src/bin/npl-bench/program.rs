@@ -13,7 +13,7 @@ use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
 use npl_common::traffic::PROG_IDLE;
 use npl_testkit::packet::{Ethernet, Packet};
 use npl_testkit::run::Run;
-use npl_testkit::{interrupt, live_frames};
+use npl_testkit::{interrupt, live_frames, process};
 
 use crate::Effort;
 use crate::cases::{Case, Mode, Workload};
@@ -106,12 +106,9 @@ impl Alone {
     }
 
     fn measure(&mut self, samples: &mut Samples) -> Result<()> {
-        std::thread::scope(|scope| {
-            let work = scope.spawn(|| {
-                live_frames::occupy_one_processor()?;
-                self.measure_undisturbed(samples)
-            });
-            work.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        process::on_own_thread(|| {
+            live_frames::occupy_one_processor()?;
+            self.measure_undisturbed(samples)
         })
     }
 

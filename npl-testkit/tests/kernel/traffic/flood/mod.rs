@@ -7,11 +7,12 @@ mod source;
 
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, ScopedJoinHandle};
+use std::thread;
 
 use npl_agent::core::model::{Family, NodePort, Protocol};
 use npl_agent::datapath::Tables;
-use npl_testkit::{process, traffic};
+use npl_testkit::process::{self, joined};
+use npl_testkit::traffic;
 
 use self::conversations::Conversations;
 use self::newcomers::Newcomers;
@@ -82,7 +83,7 @@ fn flood_of_syns_costs_no_connection_and_keeps_no_client_out() {
         }
         let newcomers =
             scope.spawn(|| until_over(&is_over, || Newcomers::come(&client, frontend, client_ip, &is_over)));
-        (end_of(flood), carriers.into_iter().map(end_of).collect::<Vec<u64>>(), end_of(newcomers))
+        (joined(flood), carriers.into_iter().map(joined).collect::<Vec<u64>>(), joined(newcomers))
     });
     let arrived = source.arrived(sent);
     drop(source);
@@ -105,11 +106,6 @@ fn until_over<T>(is_over: &AtomicBool, work: impl FnOnce() -> T) -> T {
     }
     let _end = End(is_over);
     work()
-}
-
-/// What a thread has to say, or its panic.
-fn end_of<T>(thread: ScopedJoinHandle<'_, T>) -> T {
-    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// Packets to the flooded mapping that were translated.
