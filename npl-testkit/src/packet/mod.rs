@@ -211,6 +211,12 @@ impl Packet {
         Self::new(source.ip(), destination.ip(), Transport::Tcp(tcp))
     }
 
+    /// The same in a frame to the loopback device's address, which a test run of a program takes for this machine's.
+    #[must_use]
+    pub fn to_this_machine(self) -> Self {
+        Self { ethernet: Some(Ethernet { destination: [0; 6], ..Ethernet::default() }), ..self }
+    }
+
     /// A UDP datagram, as the Node sees it.
     pub fn udp(source: SocketAddr, destination: SocketAddr, payload: &[u8]) -> Self {
         let udp = Udp {

@@ -11,7 +11,7 @@ use npl_agent::core::model::{Backend, Family, Frontend, NodePort, PodPort, Proto
 use npl_agent::datapath::Datapath;
 use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
 use npl_common::traffic::PROG_IDLE;
-use npl_testkit::packet::{Ethernet, Packet};
+use npl_testkit::packet::Packet;
 use npl_testkit::run::Run;
 use npl_testkit::{interrupt, live_frames, process};
 
@@ -154,10 +154,7 @@ fn run(program: &SchedClassifier, packet: &Packet, repeat: u32) -> Result<f64> {
 }
 
 fn packet(from: SocketAddr, to: SocketAddr) -> Packet {
-    let mut packet = Packet::udp(from, to, &PAYLOAD);
-    // The loopback device's address: the packet is for this machine.
-    packet.ethernet = Some(Ethernet { destination: [0; 6], ..Ethernet::default() });
-    packet
+    Packet::udp(from, to, &PAYLOAD).to_this_machine()
 }
 
 /// Programs on a Node's uplink, under a flood and beside it.

@@ -11,7 +11,7 @@ use npl_testkit::packet::tcp_flags::{ACK, SYN};
 use npl_testkit::packet::{Checksum, Packet};
 
 use super::fragments::fragments;
-use super::scene::{client, family, for_us, node, pod, pod_ip, router_ip, sctp, tcp, udp, with_mappings};
+use super::scene::{client, family, node, pod, pod_ip, router_ip, sctp, tcp, udp, with_mappings};
 use crate::lab::{Lab, NEXT};
 use crate::sys::run_with_complete_checksum;
 
@@ -66,7 +66,7 @@ fn sum_of_an_sctp_packet_stays_right() {
         keeps_the_sum(lab, PROG_EGRESS, &sctp(pod(), client(), INIT_ACK, &[7; 117]));
         for bytes in [8, 12, 64] {
             let about_reply = Packet::icmp_error(router_ip(), 3, 1, &sctp(node(), client(), DATA, &[7; 100]), bytes);
-            keeps_the_sum(lab, PROG_INGRESS, &for_us(about_reply));
+            keeps_the_sum(lab, PROG_INGRESS, &about_reply.to_this_machine());
         }
     });
 }
@@ -81,9 +81,9 @@ fn sum_of_an_icmp_error_stays_right() {
         let kind = if family() == Family::V4 { 3 } else { 1 };
         for bytes in [8, 11, 13] {
             let about_reply = Packet::icmp_error(router_ip(), kind, 4, &udp(node(), client(), b"hello"), bytes);
-            keeps_the_sum(lab, PROG_INGRESS, &for_us(about_reply));
+            keeps_the_sum(lab, PROG_INGRESS, &about_reply.to_this_machine());
             let about_request = Packet::icmp_error(pod_ip(), kind, 4, &udp(client(), pod(), b"hello"), bytes);
-            keeps_the_sum(lab, PROG_EGRESS, &for_us(about_request));
+            keeps_the_sum(lab, PROG_EGRESS, &about_request.to_this_machine());
         }
     });
 }

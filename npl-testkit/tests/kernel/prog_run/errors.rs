@@ -11,7 +11,7 @@ use npl_testkit::packet::{Checksum, Packet, Transport};
 
 use super::extensions::{DESTINATION_OPTIONS, SIX, extended};
 use super::scene::{
-    CLIENT_PORT, NODE_PORT, POD_PORT, Tcp, Udp, client, client_ip, establish, family, flow, for_us, from, length, node,
+    CLIENT_PORT, NODE_PORT, POD_PORT, Tcp, Udp, client, client_ip, establish, family, flow, from, length, node,
     node_ip, pod, pod_ip, random_packets, router_ip, second_node_ip, strange_ip, tcp, to, udp, with_mappings,
     with_mappings_of,
 };
@@ -37,7 +37,7 @@ fn error((kind, code): (u8, u8), sender: IpAddr, quoted: &Packet, bytes: usize) 
     let mut error = Packet::icmp_error(sender, kind, code, quoted, bytes);
     let Transport::Icmp(icmp) = &mut error.transport else { unreachable!("an error was asked for") };
     icmp.rest = [0, 0, 5, 20];
-    for_us(error)
+    error.to_this_machine()
 }
 
 /// What the Pod gets of an error about a reply, and what the Node gets of it.
@@ -212,7 +212,7 @@ fn error_about_what_is_not_ours_is_not_ours() {
         let other_port = udp((node_ip(), 22).into(), client(), b"hello");
         let by_direct_client = udp((pod_ip(), POD_PORT).into(), client(), b"hello");
         let ping = Packet::new(node_ip(), client_ip(), Transport::Raw { protocol: 47, bytes: vec![0; 16] });
-        for quoted in [other_port, by_direct_client, for_us(ping)] {
+        for quoted in [other_port, by_direct_client, ping.to_this_machine()] {
             passes(lab, PROG_INGRESS, error(kind, router_ip(), &quoted, 8).build(), vec![]);
         }
         let other_pod_port = udp(client(), (pod_ip(), POD_PORT + 1).into(), b"hello");

@@ -6,7 +6,7 @@ use npl_testkit::packet::tcp_flags::{ACK, SYN};
 use npl_testkit::packet::{Packet, Transport};
 
 use super::scene::{
-    NODE_PORT, Udp, bare, client, client_ip, establish, family, flow, for_us, from, length, node, node_ip, pod, pod_ip,
+    NODE_PORT, Udp, bare, client, client_ip, establish, family, flow, from, length, node, node_ip, pod, pod_ip,
     second_node_ip, tcp, to, udp, with_mappings,
 };
 use crate::counters::{and, first_request, reason, reply, request};
@@ -37,9 +37,10 @@ fn truncated_transport_header_is_passed_in_both_directions() {
                     Transport::Raw { protocol, bytes: part }
                 };
                 let request = Packet::new(client_ip(), node_ip(), part(43_210, 61_000));
-                lab.ingress(&for_us(request.clone())).is(&for_us(request), reason(Reason::Truncated));
+                lab.ingress(&request.clone().to_this_machine())
+                    .is(&request.to_this_machine(), reason(Reason::Truncated));
                 let answer = Packet::new(pod_ip(), client_ip(), part(8080, 43_210));
-                lab.egress(&for_us(answer.clone())).is(&for_us(answer), reason(Reason::Truncated));
+                lab.egress(&answer.clone().to_this_machine()).is(&answer.to_this_machine(), reason(Reason::Truncated));
             }
         }
     });

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use npl_agent::core::model::{Family, Protocol};
 use npl_testkit::packet::tcp_flags::{ACK, SYN};
-use npl_testkit::packet::{Ethernet, Ip, Packet, Transport};
+use npl_testkit::packet::{Ip, Packet, Transport};
 
 use crate::counters::Change;
 use crate::lab::{FlowId, Lab, NEXT, Outcome, with_lab};
@@ -17,9 +17,6 @@ pub(crate) const NODE_PORT: u16 = 61_000;
 pub(crate) const SECOND_NODE_PORT: u16 = 61_001;
 pub(crate) const POD_PORT: u16 = 8080;
 pub(crate) const GENERATION: u32 = 0x1234;
-
-/// The loopback device's: the frame is for this machine.
-const TO_THIS_MACHINE: [u8; 6] = [0; 6];
 
 pub(crate) use Protocol::{Sctp, Tcp, Udp};
 
@@ -114,21 +111,17 @@ pub(crate) fn bare() -> usize {
 
 /// A TCP segment that arrives at the Node.
 pub(crate) fn tcp(from: SocketAddr, to: SocketAddr, flags: u8, payload: &[u8]) -> Packet {
-    for_us(Packet::tcp(from, to, flags, payload))
+    Packet::tcp(from, to, flags, payload).to_this_machine()
 }
 
 /// A datagram that arrives at the Node.
 pub(crate) fn udp(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Packet {
-    for_us(Packet::udp(from, to, payload))
+    Packet::udp(from, to, payload).to_this_machine()
 }
 
 /// An SCTP packet with one chunk that arrives at the Node.
 pub(crate) fn sctp(from: SocketAddr, to: SocketAddr, kind: u8, content: &[u8]) -> Packet {
-    for_us(Packet::sctp(from, to, kind, content))
-}
-
-pub(crate) fn for_us(packet: Packet) -> Packet {
-    Packet { ethernet: Some(Ethernet { destination: TO_THIS_MACHINE, ..Ethernet::default() }), ..packet }
+    Packet::sctp(from, to, kind, content).to_this_machine()
 }
 
 /// The same packet to another address and port.

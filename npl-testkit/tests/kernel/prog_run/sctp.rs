@@ -10,7 +10,7 @@ use npl_testkit::packet::{Crc, Ip, Packet, Transport};
 use super::extensions::{DESTINATION_OPTIONS, HOP_BY_HOP, SIX, extended};
 use super::fragments::fragments;
 use super::scene::{
-    Sctp, client, client_ip, family, for_us, from, length, node, node_ip, pod, pod_ip, sctp, to, with_mappings,
+    Sctp, client, client_ip, family, from, length, node, node_ip, pod, pod_ip, sctp, to, with_mappings,
     with_mappings_of,
 };
 use crate::counters::{Change, first_request, reason, reply, request};
@@ -194,8 +194,8 @@ fn truncated_sctp_is_passed_in_both_directions() {
                 Transport::Raw { protocol: 132, bytes: transport }
             };
             let request = part(sctp(client(), node(), DATA, b""));
-            let request = for_us(Packet::new(client_ip(), node_ip(), request));
-            let answer = for_us(Packet::new(pod_ip(), client_ip(), part(sctp(pod(), client(), DATA, b""))));
+            let request = Packet::new(client_ip(), node_ip(), request).to_this_machine();
+            let answer = Packet::new(pod_ip(), client_ip(), part(sctp(pod(), client(), DATA, b""))).to_this_machine();
             for (program, packet) in [(PROG_INGRESS, request), (PROG_EGRESS, answer)] {
                 for padding in [vec![], vec![0; 24]] {
                     let frame = [packet.build(), padding].concat();

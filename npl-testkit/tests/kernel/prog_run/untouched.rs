@@ -8,7 +8,7 @@ use npl_testkit::packet::tcp_flags::{ACK, SYN};
 use npl_testkit::packet::{Ethernet, Packet, Transport};
 
 use super::scene::{
-    GENERATION, NODE_PORT, POD_PORT, Tcp, bare, client, client_ip, for_us, node, node_ip, other_pod_ip, pod, pod_ip,
+    GENERATION, NODE_PORT, POD_PORT, Tcp, bare, client, client_ip, node, node_ip, other_pod_ip, pod, pod_ip,
     second_node_ip, strange_ip, tcp, to, udp, with_family, with_mappings, with_mappings_of,
 };
 use crate::counters::{first_request, reason};
@@ -77,9 +77,9 @@ fn other_protocols_are_not_ours() {
         for protocol in [1, 2, 33, 41, 47, 50, 131, 133, 136] {
             let bytes = [ports.clone(), vec![0; 40]].concat();
             let packet = Packet::new(client_ip(), node_ip(), Transport::Raw { protocol, bytes: bytes.clone() });
-            passes(lab, &for_us(packet).build());
+            passes(lab, &packet.to_this_machine().build());
             let packet = Packet::new(pod_ip(), client_ip(), Transport::Raw { protocol, bytes });
-            passes(lab, &for_us(packet).build());
+            passes(lab, &packet.to_this_machine().build());
         }
     });
 }

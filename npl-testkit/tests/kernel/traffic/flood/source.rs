@@ -11,7 +11,7 @@ use npl_common::traffic::random_client;
 use npl_testkit::echo::Protocol;
 use npl_testkit::live_frames;
 use npl_testkit::meter::{self, Clients, Flows, Meter};
-use npl_testkit::packet::{Ethernet, Packet, tcp_flags};
+use npl_testkit::packet::{Packet, tcp_flags};
 
 use super::FLOODED_PORT;
 use crate::world::{POD_PORT, World, is_emulated};
@@ -81,10 +81,7 @@ impl<'p> Source<'p> {
 }
 
 fn receive(ingress: &SchedClassifier, source: SocketAddr, flooded: SocketAddr) {
-    let mut packet = Packet::tcp(source, flooded, tcp_flags::SYN, &[]);
-    // The loopback device's address: the packet is for this machine.
-    packet.ethernet = Some(Ethernet { destination: [0; 6], ..Ethernet::default() });
-    let frame = packet.build();
+    let frame = Packet::tcp(source, flooded, tcp_flags::SYN, &[]).to_this_machine().build();
     let mut options = TestRunOptions::new();
     options.data_in = Some(&frame);
     ingress.test_run(options).unwrap();
