@@ -46,7 +46,7 @@ fn open_with(ether_type: u16, device: &Device, peer: &Device) -> Wire {
     let socket = device.netns().run(|| Socket::new(Domain::PACKET, Type::RAW, Some(protocol))).unwrap().unwrap();
     let to = link_address(device.ifindex().unwrap(), ether_type);
     socket.bind(&to).unwrap();
-    Wire { socket, to, address: hardware_address(device), gateway: hardware_address(peer) }
+    Wire { socket, to, address: device.link_address().unwrap(), gateway: peer.link_address().unwrap() }
 }
 
 impl Wire {
@@ -64,7 +64,7 @@ impl Wire {
         self.socket.send_to(frame, &self.to)
     }
 
-    /// The next frame that arrives, or that leaves: a packet socket sees both. None if there is none for `limit`.
+    /// The next frame that arrives, of a [`capture`] also one that leaves. None if there is none for `limit`.
     pub(crate) fn receive(&self, limit: Duration) -> io::Result<Option<Vec<u8>>> {
         self.socket.set_read_timeout(Some(limit))?;
         let mut buffer = [MaybeUninit::new(0); 2048];
@@ -87,11 +87,4 @@ pub(crate) fn link_address(ifindex: u32, ether_type: u16) -> SockAddr {
     address.sll_ifindex = ifindex.cast_signed();
     // SAFETY: all bytes are written or zero, and the length is that of the address.
     unsafe { SockAddr::new(storage, u32::try_from(size_of::<libc::sockaddr_ll>()).unwrap()) }
-}
-
-fn hardware_address(device: &Device) -> [u8; 6] {
-    let shown = device.netns().ip(&format!("link show dev {}", device.name())).unwrap();
-    let (_, rest) = shown.split_once("link/ether ").unwrap();
-    let mut octets = rest.split([':', ' ']).map(|octet| u8::from_str_radix(octet, 16).unwrap());
-    std::array::from_fn(|_| octets.next().unwrap())
 }
