@@ -53,6 +53,11 @@ pub struct RunArgs {
     #[arg(long, env = "NPL_DEVICES", value_name = "auto|LIST", default_value = "auto")]
     pub devices: String,
 
+    /// How what was translated goes on: "stack" by the host's routes and firewall, "redirect" from device to device, past
+    /// both, where that can be right.
+    #[arg(long, env = "NPL_FORWARDING", value_name = "stack|redirect", default_value = "stack")]
+    pub forwarding: String,
+
     /// Address of the Node to publish: its internal or external one, or one address of each family.
     #[arg(long, env = "NPL_NODE_IP", value_name = "internal|external|IP[,IP]", default_value = "internal")]
     pub node_ip: String,

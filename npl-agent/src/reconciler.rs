@@ -31,9 +31,8 @@ use crate::{
     http::Health,
     memory,
     metrics::{Metrics, OpOutcome, PortCounts},
-    netlink::{self, NetlinkError},
     sockets::ReserveError,
-    uplinks::{ErrorChain, Uplinks},
+    uplinks::{ErrorChain, FollowError, Uplinks},
 };
 
 /// Devices and addresses often change several at a time; they are looked at once, this long after the first.
@@ -53,9 +52,9 @@ pub enum LoopError {
     /// The kernel cannot be trusted.
     #[error("look at the datapath")]
     Datapath(#[from] DatapathError),
-    /// Devices cannot be listed.
+    /// Devices cannot be followed.
     #[error("look at the Node's devices")]
-    Netlink(#[from] NetlinkError),
+    Devices(#[from] FollowError),
     /// The watches are gone.
     #[error("the watches of the API server ended")]
     WatchesEnded,
@@ -139,10 +138,7 @@ impl Reconciler {
                     self.take_in(change, &mut changes);
                 }
                 answer = self.executor.next_answer() => self.answered(answer),
-                Some(()) = network.next() => {
-                    let due = (Instant::now() + NETWORK_SETTLES).max(self.network_seen + NETWORK_REST);
-                    self.network_due.get_or_insert(due);
-                }
+                Some(()) = network.next() => self.look_at_network_soon(),
                 () = until(network_due) => self.look_at_network().await?,
                 () = until(deadline) => {}
                 () = until(quiet_due) => self.give_memory_back(),
@@ -160,6 +156,9 @@ impl Reconciler {
             self.follow_node_addresses().await?;
             if self.was_attached {
                 self.settle()?;
+                if self.uplinks.are_out_of_date(&self.executor.datapath) {
+                    self.look_at_network_soon();
+                }
             }
             self.health.beat();
             if self.state.is_retired() {
@@ -289,11 +288,15 @@ impl Reconciler {
         self.look_at_network().await
     }
 
+    fn look_at_network_soon(&mut self) {
+        let due = (Instant::now() + NETWORK_SETTLES).max(self.network_seen + NETWORK_REST);
+        self.network_due.get_or_insert(due);
+    }
+
     async fn look_at_network(&mut self) -> Result<(), LoopError> {
         self.network_due = None;
         self.network_seen = Instant::now();
-        let devices = netlink::interfaces().await?;
-        let coverage = self.uplinks.apply(&mut self.executor.datapath, &devices, &self.node_ips)?;
+        let coverage = self.uplinks.follow(&mut self.executor.datapath, &self.node_ips).await?;
         self.metrics.set_devices(coverage);
         // A device that always refuses, as a stranger's may, must not keep all the others from being served.
         let is_attached = coverage.carrying > 0;

@@ -52,7 +52,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
 }
 
 async fn serve(config: Config) -> anyhow::Result<()> {
-    let Config { node_name, kubeconfig, settings, devices, annotation_keys, resync, bpffs, cgroup, listen } = config;
+    let Config { node_name, kubeconfig, settings, devices, forwarding, annotation_keys, resync, bpffs, cgroup, listen } = config;
     let _lock = lock()?;
     for warning in port_range_warnings(settings.port_range, ephemeral_range().as_deref()) {
         warn!("{warning}");
@@ -65,12 +65,14 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let mut connecting = kube::connect_and_watch(kubeconfig, &node_name, &annotation_keys, &metrics, sender);
     let mut datapath = Datapath::open(&bpffs)?;
     datapath.configure(settings.port_range, random_seed)?;
+    datapath.hooks.prepare(forwarding)?;
     info!(
         version = env!("CARGO_PKG_VERSION"),
         abi = ABI_VERSION,
         node = node_name,
         port_range = %settings.port_range,
         hooks = datapath.hooks.mechanism(),
+        forwarding = forwarding.as_str(),
         "npl-agent starts"
     );
     serve_local_clients(&mut datapath, &cgroup);
@@ -85,7 +87,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         let recorder = Recorder::new(api, &node_name, metrics.clone());
         let (problems, seen_problems) = latest::channel(Vec::new());
         let listeners = Listeners { metrics, health: health.clone(), problems };
-        let reconciler = Reconciler::new(State::new(settings), executor, Uplinks::new(devices), listeners, resync);
+        let uplinks = Uplinks::new(devices, forwarding);
+        let reconciler = Reconciler::new(State::new(settings), executor, uplinks, listeners, resync);
         tokio::select! {
             ended = reconciler.run(changes, network) => { ended?; retire(&bpffs, &health).await?; stand_by(&health).await }
             () = recorder.run(seen_problems) => bail!("the recorder of Events ended"),

@@ -1,21 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Keeps the programs on the right devices and the local addresses in the maps, as devices and addresses come and go.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::{
-    core::devices::{Device, DeviceSelection, Reason, choose, local_addresses},
+    core::{
+        devices::{Device, DeviceSelection, Reason, choose, local_addresses},
+        redirect::{Carries, Forwarding, Placement, PodWay, Refusal, Route, ways_to_pods},
+    },
     datapath::{Datapath, DatapathError},
+    netlink::{self, NetlinkError},
 };
 
 /// What was last decided, so that only changes are told.
 #[derive(Debug)]
 pub struct Uplinks {
     selection: DeviceSelection,
+    forwarding: Forwarding,
     decided: BTreeMap<String, Result<Reason, Reason>>,
+    ways: BTreeMap<IpAddr, Result<PodWay, Refusal>>,
+    pods: BTreeSet<IpAddr>,
     told_errors: Vec<String>,
+}
+
+/// Why the devices could not be followed.
+#[derive(Debug, thiserror::Error)]
+pub enum FollowError {
+    /// They cannot be listed.
+    #[error(transparent)]
+    Netlink(#[from] NetlinkError),
+    /// A map refuses.
+    #[error(transparent)]
+    Datapath(#[from] DatapathError),
 }
 
 /// On how many of the chosen devices the programs are.
@@ -29,35 +50,82 @@ pub struct Coverage {
 
 impl Uplinks {
     /// Nothing decided yet.
-    pub const fn new(selection: DeviceSelection) -> Self {
-        Self { selection, decided: BTreeMap::new(), told_errors: Vec::new() }
+    pub const fn new(selection: DeviceSelection, forwarding: Forwarding) -> Self {
+        Self {
+            selection,
+            forwarding,
+            decided: BTreeMap::new(),
+            ways: BTreeMap::new(),
+            pods: BTreeSet::new(),
+            told_errors: Vec::new(),
+        }
     }
 
-    /// Makes the datapath fit the devices, and says how many of the chosen ones it could be put on.
+    /// Whether mappings lead to other Pods than when the devices were last looked at, and that makes a difference.
+    pub fn are_out_of_date(&self, datapath: &Datapath) -> bool {
+        self.forwarding == Forwarding::Redirect && datapath.pod_addresses() != self.pods
+    }
+
+    /// Makes the datapath fit the Node's devices, and says how many of the chosen ones it could be put on.
     ///
     /// # Errors
     ///
-    /// If the maps refuse; a device that refuses is told in the log, and the others are served.
-    pub fn apply(
+    /// If the maps refuse, or devices cannot be listed; a device that refuses is told in the log, and the others are served.
+    pub async fn follow(&mut self, datapath: &mut Datapath, node_ips: &[IpAddr]) -> Result<Coverage, FollowError> {
+        if self.forwarding == Forwarding::Redirect {
+            self.pods = datapath.pod_addresses();
+        }
+        let routes = netlink::routes_to(&self.pods).await?;
+        let devices = netlink::interfaces().await?;
+        Ok(self.apply(datapath, &devices, &routes, node_ips)?)
+    }
+
+    fn apply(
         &mut self,
         datapath: &mut Datapath,
         devices: &[Device],
+        routes: &BTreeMap<IpAddr, Route>,
         node_ips: &[IpAddr],
     ) -> Result<Coverage, DatapathError> {
         set_local_addresses(datapath, devices, node_ips)?;
         let decide = |device: &Device| {
-            let is_carrying = datapath.hooks.has_link(device.ifindex);
+            let is_carrying = datapath.hooks.is_uplink(device.ifindex);
             (device.name.clone(), choose(device, &self.selection, node_ips, is_carrying))
         };
         let decided: BTreeMap<_, _> = devices.iter().map(decide).collect();
         self.tell_decisions(&decided);
         self.decided = decided;
-        let is_chosen = |device: &Device| matches!(self.decided.get(&device.name), Some(Ok(_)));
-        let chosen = devices.iter().filter(|device| is_chosen(device)).count();
-        let errors = datapath.hooks.attach(devices, is_chosen);
+        let uplinks: Vec<_> =
+            devices.iter().filter(|device| matches!(self.decided.get(&device.name), Some(Ok(_)))).collect();
+        let chosen: BTreeSet<u32> = uplinks.iter().map(|device| device.ifindex).collect();
+        let ways = ways_to_pods(devices, &chosen, routes);
+        self.tell_ways(&ways);
+        self.ways = ways;
+        let pods: BTreeMap<_, _> = self.ways.iter().filter_map(|(addr, way)| Some((*addr, way.ok()?))).collect();
+        let of_pods = pods.values().map(|way| (way.ifindex, Carries::Pods));
+        let of_uplinks = uplinks.iter().map(|device| (device.ifindex, self.carries(device)));
+        let placement = Placement { devices: of_uplinks.chain(of_pods).collect(), pods };
+        let errors = datapath.attach(devices, &placement);
         self.tell_errors(&errors);
-        let carrying = datapath.hooks.attached().len();
-        Ok(Coverage { carrying, refusing: chosen.saturating_sub(carrying) })
+        let carrying = chosen.iter().filter(|ifindex| datapath.hooks.attached().contains_key(ifindex)).count();
+        Ok(Coverage { carrying, refusing: chosen.len() - carrying })
+    }
+
+    /// What an uplink carries. Frames without Ethernet headers have to get some on the way to a Pod, which the host does.
+    fn carries(&self, uplink: &Device) -> Carries {
+        match self.forwarding {
+            Forwarding::Redirect if uplink.has_ethernet => Carries::DirectUplink,
+            Forwarding::Redirect | Forwarding::Stack => Carries::Uplink,
+        }
+    }
+
+    fn tell_ways(&self, new: &BTreeMap<IpAddr, Result<PodWay, Refusal>>) {
+        for (pod_ip, way) in new.iter().filter(|(addr, way)| self.ways.get(addr) != Some(way)) {
+            match way {
+                Ok(way) => debug!(%pod_ip, way = way.way.as_str(), mtu = way.mtu, "packets are redirected to this Pod"),
+                Err(reason) => info!(%pod_ip, reason = reason.as_str(), "packets take the host's stack to this Pod"),
+            }
+        }
     }
 
     fn tell_decisions(&self, new: &BTreeMap<String, Result<Reason, Reason>>) {
@@ -67,7 +135,7 @@ impl Uplinks {
             }
             match decision {
                 Ok(reason) => info!(iface, reason = reason.as_str(), "device carries the programs"),
-                Err(reason) => tracing::debug!(iface, reason = reason.as_str(), "device is left alone"),
+                Err(reason) => debug!(iface, reason = reason.as_str(), "device is left alone"),
             }
         }
         if let DeviceSelection::Named(names) = &self.selection {

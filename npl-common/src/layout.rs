@@ -77,6 +77,9 @@ pub const LAYOUTS: &[Layout] = &[
     crate::hold::Held::LAYOUT,
     crate::mapping::SourceV4::LAYOUT,
     crate::mapping::SourceV6::LAYOUT,
+    crate::direct::PodV4::LAYOUT,
+    crate::direct::PodV6::LAYOUT,
+    crate::direct::PodWay::LAYOUT,
 ];
 
 #[cfg(test)]

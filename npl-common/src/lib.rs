@@ -21,6 +21,7 @@ mod layout;
 pub mod config;
 pub mod crc;
 pub mod csum;
+pub mod direct;
 pub mod flow;
 pub mod fragment;
 pub mod hold;

@@ -61,6 +61,12 @@ pub const MAP_HOLD: &str = "npl_hold";
 pub const MAP_REST: &str = "npl_rest";
 /// What SCTP's checksum is changed by: array of [`crate::crc::TABLE`].
 pub const MAP_CRC: &str = "npl_crc";
+/// Uplinks that replies are redirected to: kernel index to [`crate::direct::UPLINK`].
+pub const MAP_UPLINK: &str = "npl_uplink";
+/// Pods that requests are redirected to, IPv4: [`crate::direct::PodV4`] to [`crate::direct::PodWay`].
+pub const MAP_POD_V4: &str = "npl_pod_v4";
+/// As [`MAP_POD_V4`], IPv6.
+pub const MAP_POD_V6: &str = "npl_pod_v6";
 /// Counters per mapping: per-CPU array of [`crate::stats::MappingStats`], indexed by a backend's `stats_index`.
 pub const MAP_STATS: &str = "npl_stats";
 /// Counters per reason: per-CPU array of `u64`, indexed by [`crate::reason::Reason`].
@@ -90,6 +96,9 @@ pub const PINNED_MAPS: &[&str] = &[
     MAP_HOLD,
     MAP_REST,
     MAP_CRC,
+    MAP_UPLINK,
+    MAP_POD_V4,
+    MAP_POD_V6,
     MAP_STATS,
     MAP_REASON,
 ];
@@ -108,12 +117,19 @@ pub const PROG_INGRESS_L3: &str = "npl_ingress_l3";
 /// TC egress on a device without link-layer header.
 pub const PROG_EGRESS_L3: &str = "npl_egress_l3";
 
+/// As [`PROG_INGRESS`], past the host's stack where that can be.
+pub const PROG_INGRESS_DIRECT: &str = "npl_in_direct";
+/// TC ingress on a device that leads to Pods: Pod to client, past the host's stack where that can be.
+pub const PROG_PODS: &str = "npl_pods";
+
 /// Every program that devices carry.
-pub const PROGRAMS: &[&str] = &[PROG_INGRESS, PROG_EGRESS, PROG_INGRESS_L3, PROG_EGRESS_L3];
+pub const PROGRAMS: &[&str] =
+    &[PROG_INGRESS, PROG_EGRESS, PROG_INGRESS_L3, PROG_EGRESS_L3, PROG_INGRESS_DIRECT, PROG_PODS];
 
 /// Every program that those of [`PROGRAMS`] jump to with a packet that is unusual: an ICMP error, a fragment, SCTP, or
-/// one with options or extension headers. Each at its index in [`MAP_REST`].
-pub const REST_PROGRAMS: &[&str] = &["npl_in_rest", "npl_out_rest", "npl_in_l3_rest", "npl_out_l3_rest"];
+/// one with options or extension headers. Each at its index in [`MAP_REST`], see [`rest_of`].
+pub const REST_PROGRAMS: &[&str] =
+    &["npl_in_rest", "npl_out_rest", "npl_in_l3_rest", "npl_out_l3_rest", "npl_in_d_rest", "npl_pods_rest"];
 /// Index of the rest of [`PROG_INGRESS`].
 pub const REST_INGRESS: u32 = 0;
 /// Index of the rest of [`PROG_EGRESS`].
@@ -122,6 +138,24 @@ pub const REST_EGRESS: u32 = 1;
 pub const REST_INGRESS_L3: u32 = 2;
 /// Index of the rest of [`PROG_EGRESS_L3`].
 pub const REST_EGRESS_L3: u32 = 3;
+
+/// Index of the rest of [`PROG_INGRESS_DIRECT`].
+pub const REST_INGRESS_DIRECT: u32 = 4;
+/// Index of the rest of [`PROG_PODS`].
+pub const REST_PODS: u32 = 5;
+
+/// The index of the program that one of [`PROGRAMS`] jumps to; nothing of any other program.
+pub fn rest_of(program: &str) -> Option<u32> {
+    match program {
+        PROG_INGRESS => Some(REST_INGRESS),
+        PROG_INGRESS_DIRECT => Some(REST_INGRESS_DIRECT),
+        PROG_PODS => Some(REST_PODS),
+        PROG_EGRESS => Some(REST_EGRESS),
+        PROG_INGRESS_L3 => Some(REST_INGRESS_L3),
+        PROG_EGRESS_L3 => Some(REST_EGRESS_L3),
+        _ => None,
+    }
+}
 
 /// Every program that a cgroup carries, in the order in which they are attached: answers before requests, so that no
 /// client is shown an address that it did not ask for.

@@ -16,7 +16,8 @@ use crate::{
     hook::Hook,
     icmp::{self, Error},
     maps::CONFIG,
-    packet::{IcmpHeader, Packet, tcp_flag},
+    packet::{IcmpHeader, Packet, Ports, tcp_flag},
+    redirect::{self, Way},
     rewrite::{self, SOURCE},
     stats,
     verdict::Verdict,
@@ -30,10 +31,10 @@ struct Reply<'k, F: Family> {
     tcp_flags: u8,
 }
 
-/// What is done with replies.
-pub struct Replies;
+/// What is done with replies; `DIRECT` where they come from the Pod and may go past the host's stack.
+pub struct Replies<const DIRECT: bool>;
 
-impl Hook for Replies {
+impl<const DIRECT: bool> Hook for Replies<DIRECT> {
     const END: bool = SOURCE;
     const HOLDS_FRAGMENTS: bool = false;
 
@@ -45,8 +46,13 @@ impl Hook for Replies {
     ) -> Verdict {
         let (pod_port, protocol) = (u16::from_be(packet.ports.source), packet.location.protocol);
         let Some(endpoint) = F::endpoint(packet.location.source, pod_port, protocol) else { return Verdict::NotOurs };
+        // What takes the stack is for the program on the uplink, which counts it.
+        if DIRECT && !redirect::is_from_pod(ctx, &packet.location) {
+            return Verdict::NotOurs;
+        }
         let tcp_flags = match packet.tcp_flags::<L2>(ctx) {
             Ok(flags) => flags,
+            Err(_) if DIRECT => return Verdict::NotOurs,
             Err(reason) => return Verdict::Pass(reason),
         };
         let client_port = u16::from_be(packet.ports.destination);
@@ -56,6 +62,10 @@ impl Hook for Replies {
         let key = F::flow_key(&ends, protocol);
         let Some(flow) = Flow::new(config.seed, &ends, protocol, &key) else { return Verdict::NotOurs };
         let reply = Reply { flow, ends, protocol, tcp_flags };
+        let way = if DIRECT { way::<F, L2>(ctx, packet, &reply, endpoint) } else { None };
+        if DIRECT && way.is_none() {
+            return Verdict::NotOurs;
+        }
         let Some((node, progress)) = node_end(&reply, endpoint) else {
             return Verdict::Pass(Reason::UntrackedReply);
         };
@@ -65,18 +75,22 @@ impl Hook for Replies {
             stats.established_flows += u64::from(progress == Progress::Established);
         });
         note(&node);
-        rewrite::apply::<F, SOURCE, L2>(ctx, packet, node.addr, node.port.to_be()).into()
+        let packet = packet.with(redirect::rest(&packet.location, way.as_ref()));
+        redirect::send(rewrite::apply::<F, SOURCE, L2>(ctx, &packet, node.addr, node.port.to_be()), way)
     }
 
     #[inline(always)]
-    fn later_fragment<F: Family>(ctx: &TcContext, walk: &Walk<F>) -> Verdict {
-        fragment::reply(ctx, walk)
+    fn later_fragment<F: Family, const L2: usize>(ctx: &TcContext, walk: Walk<F>) -> Verdict {
+        fragment::reply::<F, DIRECT, L2>(ctx, walk)
     }
 
     /// An error about a request, of the Pod, of the Node or of a router behind it, which names the Pod where the client
     /// knows the Node. Whoever sent it, it comes from the Node afterwards: nobody else is known to the client.
     #[inline(always)]
-    fn error<F: Family>(ctx: &TcContext, outer: Walk<F>, header: IcmpHeader) -> Verdict {
+    fn error<F: Family, const L2: usize>(ctx: &TcContext, mut outer: Walk<F>, header: IcmpHeader) -> Verdict {
+        if DIRECT && !redirect::is_from_pod(ctx, &outer.location) {
+            return Verdict::NotOurs;
+        }
         let quote = match icmp::quote(ctx, &outer) {
             Ok(quote) => quote,
             Err(verdict) => return verdict,
@@ -94,15 +108,34 @@ impl Hook for Replies {
         let key = F::flow_key(&ends, protocol);
         let Some(flow) = Flow::new(config.seed, &ends, protocol, &key) else { return Verdict::NotOurs };
         let Some(node) = known_node_end(&Reply { flow, ends, protocol, tcp_flags: 0 }, endpoint) else {
-            return Verdict::Pass(Reason::UntrackedReply);
+            return if DIRECT { Verdict::NotOurs } else { Verdict::Pass(Reason::UntrackedReply) };
         };
+        let to_client = || redirect::to_client::<F, L2>(ctx, &outer.location, node.addr, Ports::NONE);
+        let way = if DIRECT { to_client() } else { None };
+        if DIRECT && way.is_none() {
+            return Verdict::NotOurs;
+        }
         stats::of_mapping(endpoint.stats_index, |stats| {
             stats.reply_packets += 1;
             stats.reply_bytes += u64::from(ctx.len());
         });
+        outer.location.rest = redirect::rest(&outer.location, way.as_ref());
         let error = Error { outer, header, quote };
-        rewrite::apply_error::<F, SOURCE>(ctx, &error, node.addr, node.port.to_be()).into()
+        redirect::send(rewrite::apply_error::<F, SOURCE>(ctx, &error, node.addr, node.port.to_be()), way)
     }
+}
+
+/// The way of a reply to its client, as the Node's own packets go; nothing of a flow that is not known.
+#[inline(always)]
+fn way<F: Family, const L2: usize>(
+    ctx: &TcContext,
+    packet: &Packet<F>,
+    reply: &Reply<'_, F>,
+    endpoint: &Endpoint,
+) -> Option<Way<F>> {
+    let node = known_node_end(reply, endpoint)?;
+    let ports = Ports { source: node.port.to_be(), ..packet.ports };
+    redirect::to_client::<F, L2>(ctx, &packet.location, node.addr, ports)
 }
 
 /// What the client of a reply believes it talks to: from the flow table, or from the half-open cache.

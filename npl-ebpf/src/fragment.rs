@@ -18,6 +18,8 @@ use crate::{
     hook::Hook,
     ingress::Requests,
     maps::CONFIG,
+    packet::Ports,
+    redirect,
     rewrite::{self, DESTINATION, SOURCE},
     stats,
     verdict::Verdict,
@@ -54,12 +56,12 @@ pub fn note_not_ours<F: Family, H: Hook>(hash: u64, destination: F::Addr) {
 
 /// Judges and rewrites a later fragment of a request.
 #[inline(always)]
-pub fn request<F: Family>(ctx: &TcContext, walk: &Walk<F>) -> Verdict {
+pub fn request<F: Family, const DIRECT: bool, const L2: usize>(ctx: &TcContext, mut walk: Walk<F>) -> Verdict {
     let Some(config) = CONFIG.get(0) else { return Verdict::NotOurs };
     if F::local_index(config, walk.location.destination).is_none() {
         return Verdict::NotOurs;
     }
-    let hash = hash::<F, Requests>(config, walk);
+    let hash = hash::<F, Requests<DIRECT>>(config, &walk);
     let Some(record) = record::<F>(hash) else {
         hold::keep(ctx, hash);
         return Verdict::Pass(Reason::Fragment);
@@ -72,18 +74,27 @@ pub fn request<F: Family>(ctx: &TcContext, walk: &Walk<F>) -> Verdict {
         stats.request_packets += 1;
         stats.request_bytes += u64::from(ctx.len());
     });
-    rewrite::apply_address::<F, DESTINATION>(ctx, walk, backend.addr).into()
+    let way = if DIRECT { redirect::to_pod::<F, L2>(ctx, &walk.location, backend.addr) } else { None };
+    walk.location.rest = redirect::rest(&walk.location, way.as_ref());
+    redirect::send(rewrite::apply_address::<F, DESTINATION>(ctx, &walk, backend.addr), way)
 }
 
 /// Judges and rewrites a later fragment of a reply. What goes out is mostly others', so one without a record is too.
 #[inline(always)]
-pub fn reply<F: Family>(ctx: &TcContext, walk: &Walk<F>) -> Verdict {
+pub fn reply<F: Family, const DIRECT: bool, const L2: usize>(ctx: &TcContext, mut walk: Walk<F>) -> Verdict {
+    if DIRECT && !redirect::is_from_pod(ctx, &walk.location) {
+        return Verdict::NotOurs;
+    }
     let Some(config) = CONFIG.get(0) else { return Verdict::NotOurs };
-    let Some(record) = record::<F>(hash::<F, Replies>(config, walk)) else { return Verdict::NotOurs };
+    let Some(record) = record::<F>(hash::<F, Replies<DIRECT>>(config, &walk)) else { return Verdict::NotOurs };
     if record == Record::NOT_OURS {
         return Verdict::NotOurs;
     }
     let Some(addr) = F::local_address(record.address_index) else { return Verdict::NotOurs };
+    let way = if DIRECT { redirect::to_client::<F, L2>(ctx, &walk.location, addr, Ports::NONE) } else { None };
+    if DIRECT && way.is_none() {
+        return Verdict::NotOurs;
+    }
     // The flow may outlive its mapping by the time that another mapping of the same Pod port is there.
     if let Some((_, backend)) = backend::<F>(&record) {
         stats::of_mapping(backend.stats_index, |stats| {
@@ -91,7 +102,8 @@ pub fn reply<F: Family>(ctx: &TcContext, walk: &Walk<F>) -> Verdict {
             stats.reply_bytes += u64::from(ctx.len());
         });
     }
-    rewrite::apply_address::<F, SOURCE>(ctx, walk, addr).into()
+    walk.location.rest = redirect::rest(&walk.location, way.as_ref());
+    redirect::send(rewrite::apply_address::<F, SOURCE>(ctx, &walk, addr), way)
 }
 
 #[inline(always)]

@@ -10,6 +10,11 @@ use crate::{
     verdict::Verdict,
 };
 
+/// Packets take the host's stack.
+pub const STACK: bool = false;
+/// Packets may go past it.
+pub const DIRECT: bool = true;
+
 /// What is done at one of the two hooks.
 pub trait Hook {
     /// The end of a packet that is rewritten.
@@ -24,9 +29,9 @@ pub trait Hook {
         note: impl FnOnce(&NodeEnd<F>),
     ) -> Verdict;
     /// Judges and rewrites a fragment that is not the first, and has no ports.
-    fn later_fragment<F: Family>(ctx: &TcContext, walk: &Walk<F>) -> Verdict;
+    fn later_fragment<F: Family, const L2: usize>(ctx: &TcContext, walk: Walk<F>) -> Verdict;
     /// Judges and rewrites an ICMP error.
-    fn error<F: Family>(ctx: &TcContext, outer: Walk<F>, header: IcmpHeader) -> Verdict;
+    fn error<F: Family, const L2: usize>(ctx: &TcContext, outer: Walk<F>, header: IcmpHeader) -> Verdict;
 }
 
 /// Judges and rewrites one packet whose IP header starts `L2` bytes in.

@@ -11,16 +11,16 @@ use crate::{
     hook::Hook,
     icmp::{self, Error},
     maps::CONFIG,
-    packet::{IcmpHeader, Packet, skb},
-    rewrite::{self, DESTINATION},
+    packet::{IcmpHeader, Packet},
+    redirect, rewrite::{self, DESTINATION},
     stats,
     verdict::Verdict,
 };
 
-/// What is done with requests.
-pub struct Requests;
+/// What is done with requests; `DIRECT` if they may go past the host's stack.
+pub struct Requests<const DIRECT: bool>;
 
-impl Hook for Requests {
+impl<const DIRECT: bool> Hook for Requests<DIRECT> {
     const END: bool = DESTINATION;
     const HOLDS_FRAGMENTS: bool = true;
 
@@ -50,7 +50,7 @@ impl Hook for Requests {
             Err(reason) => return Verdict::Pass(reason),
         };
 
-        let request = Request { node, generation: backend.generation, ifindex: ifindex(ctx), tcp_flags };
+        let request = Request { node, generation: backend.generation, ifindex: redirect::ifindex(ctx), tcp_flags };
         let client_port = u16::from_be(packet.ports.source);
         let ends = Ends::<F> { client: packet.location.source, client_port, pod: backend.addr, pod_port: backend.port };
         let key = F::flow_key(&ends, protocol);
@@ -62,18 +62,20 @@ impl Hook for Requests {
             stats.established_flows += u64::from(progress == Some(Progress::Established));
         });
         note(&request.node);
-        rewrite::apply::<F, DESTINATION, L2>(ctx, packet, backend.addr, backend.port.to_be()).into()
+        let way = if DIRECT { redirect::to_pod::<F, L2>(ctx, &packet.location, backend.addr) } else { None };
+        let packet = packet.with(redirect::rest(&packet.location, way.as_ref()));
+        redirect::send(rewrite::apply::<F, DESTINATION, L2>(ctx, &packet, backend.addr, backend.port.to_be()), way)
     }
 
     #[inline(always)]
-    fn later_fragment<F: Family>(ctx: &TcContext, walk: &Walk<F>) -> Verdict {
-        fragment::request(ctx, walk)
+    fn later_fragment<F: Family, const L2: usize>(ctx: &TcContext, walk: Walk<F>) -> Verdict {
+        fragment::request::<F, DIRECT, L2>(ctx, walk)
     }
 
     /// An error about a reply, which names the Node where the Pod knows itself. The mapping alone tells the Pod. Anybody on
     /// the way may send it, so that its source is that of the request which was answered.
     #[inline(always)]
-    fn error<F: Family>(ctx: &TcContext, outer: Walk<F>, header: IcmpHeader) -> Verdict {
+    fn error<F: Family, const L2: usize>(ctx: &TcContext, mut outer: Walk<F>, header: IcmpHeader) -> Verdict {
         let Some(config) = CONFIG.get(0) else { return Verdict::NotOurs };
         if F::local_index(config, outer.location.destination).is_none() {
             return Verdict::NotOurs;
@@ -98,14 +100,9 @@ impl Hook for Requests {
             stats.request_packets += 1;
             stats.request_bytes += u64::from(ctx.len());
         });
+        let way = if DIRECT { redirect::to_pod::<F, L2>(ctx, &outer.location, backend.addr) } else { None };
+        outer.location.rest = redirect::rest(&outer.location, way.as_ref());
         let error = Error { outer, header, quote };
-        rewrite::apply_error::<F, DESTINATION>(ctx, &error, backend.addr, backend.port.to_be()).into()
+        redirect::send(rewrite::apply_error::<F, DESTINATION>(ctx, &error, backend.addr, backend.port.to_be()), way)
     }
-}
-
-/// The device that the packet came in by.
-#[inline(always)]
-fn ifindex(ctx: &TcContext) -> u32 {
-    // SAFETY: the context is valid for the program's run; the verifier allows this field.
-    unsafe { (*skb(ctx)).ifindex }
 }

@@ -31,6 +31,7 @@ mod ingress;
 mod local;
 mod maps;
 mod packet;
+mod redirect;
 mod rest;
 mod rewrite;
 mod stats;
@@ -40,11 +41,13 @@ use aya_ebpf::{
     macros::{cgroup_sock_addr, classifier},
     programs::{SockAddrContext, TcContext},
 };
-use npl_common::names::{REST_EGRESS, REST_EGRESS_L3, REST_INGRESS, REST_INGRESS_L3};
+use npl_common::names::{
+    REST_EGRESS, REST_EGRESS_L3, REST_INGRESS, REST_INGRESS_DIRECT, REST_INGRESS_L3, REST_PODS,
+};
 
 use crate::{
     egress::Replies,
-    hook::Hook,
+    hook::{DIRECT, Hook, STACK},
     ingress::Requests,
     local::{Call, Inet},
     maps::REST,
@@ -60,49 +63,73 @@ const ALLOW: i32 = 1;
 /// Requests on a device with Ethernet headers.
 #[classifier]
 pub fn npl_ingress(ctx: TcContext) -> i32 {
-    plain::<Requests, ETHERNET>(&ctx, REST_INGRESS)
+    plain::<Requests<STACK>, ETHERNET>(&ctx, REST_INGRESS)
 }
 
 /// Replies on a device with Ethernet headers.
 #[classifier]
 pub fn npl_egress(ctx: TcContext) -> i32 {
-    plain::<Replies, ETHERNET>(&ctx, REST_EGRESS)
+    plain::<Replies<STACK>, ETHERNET>(&ctx, REST_EGRESS)
 }
 
 /// Requests on a device without link-layer header.
 #[classifier]
 pub fn npl_ingress_l3(ctx: TcContext) -> i32 {
-    plain::<Requests, NONE>(&ctx, REST_INGRESS_L3)
+    plain::<Requests<STACK>, NONE>(&ctx, REST_INGRESS_L3)
 }
 
 /// Replies on a device without link-layer header.
 #[classifier]
 pub fn npl_egress_l3(ctx: TcContext) -> i32 {
-    plain::<Replies, NONE>(&ctx, REST_EGRESS_L3)
+    plain::<Replies<STACK>, NONE>(&ctx, REST_EGRESS_L3)
+}
+
+/// As [`npl_ingress`], with `--forwarding redirect`.
+#[classifier]
+pub fn npl_in_direct(ctx: TcContext) -> i32 {
+    plain::<Requests<DIRECT>, ETHERNET>(&ctx, REST_INGRESS_DIRECT)
+}
+
+/// Replies on a device that leads to Pods, with `--forwarding redirect`.
+#[classifier]
+pub fn npl_pods(ctx: TcContext) -> i32 {
+    plain::<Replies<DIRECT>, ETHERNET>(&ctx, REST_PODS)
 }
 
 /// Where [`npl_ingress`] leaves what is unusual.
 #[classifier]
 pub fn npl_in_rest(ctx: TcContext) -> i32 {
-    rest::translate::<Requests, ETHERNET>(&ctx)
+    rest::translate::<Requests<STACK>, ETHERNET>(&ctx)
 }
 
 /// Where [`npl_egress`] leaves what is unusual.
 #[classifier]
 pub fn npl_out_rest(ctx: TcContext) -> i32 {
-    rest::translate::<Replies, ETHERNET>(&ctx)
+    rest::translate::<Replies<STACK>, ETHERNET>(&ctx)
 }
 
 /// Where [`npl_ingress_l3`] leaves what is unusual.
 #[classifier]
 pub fn npl_in_l3_rest(ctx: TcContext) -> i32 {
-    rest::translate::<Requests, NONE>(&ctx)
+    rest::translate::<Requests<STACK>, NONE>(&ctx)
 }
 
 /// Where [`npl_egress_l3`] leaves what is unusual.
 #[classifier]
 pub fn npl_out_l3_rest(ctx: TcContext) -> i32 {
-    rest::translate::<Replies, NONE>(&ctx)
+    rest::translate::<Replies<STACK>, NONE>(&ctx)
+}
+
+/// Where [`npl_in_direct`] leaves what is unusual.
+#[classifier]
+pub fn npl_in_d_rest(ctx: TcContext) -> i32 {
+    rest::translate::<Requests<DIRECT>, ETHERNET>(&ctx)
+}
+
+/// Where [`npl_pods`] leaves what is unusual.
+#[classifier]
+pub fn npl_pods_rest(ctx: TcContext) -> i32 {
+    rest::translate::<Replies<DIRECT>, ETHERNET>(&ctx)
 }
 
 /// What local clients connect to.

@@ -8,6 +8,7 @@ use aya_ebpf::{
 use npl_common::{
     config::Config,
     crc,
+    direct::{MAX_PODS, MAX_UPLINKS, PodV4, PodV6, PodWay},
     flow::{FlowKeyV4, FlowKeyV6, FlowV4, FlowV6, MAX_FLOWS},
     fragment,
     hold::{self, Held},
@@ -106,6 +107,18 @@ pub static REST: ProgramArray<{ REST_PROGRAMS.len() }> = ProgramArray::new();
 /// verifier follows a way more of a program without `CAP_PERFMON`.
 #[btf_map(name = "npl_crc")]
 pub static CRC: Array<u32, { crc::ELEMENTS }> = Array::new();
+
+/// Written by the agent, which follows the Node's devices.
+#[btf_map(name = "npl_uplink")]
+pub static UPLINK: HashMap<u32, u32, { MAX_UPLINKS as usize }> = HashMap::new();
+
+/// Written by the agent, which follows the routes to Pods.
+#[btf_map(name = "npl_pod_v4")]
+pub static POD_V4: HashMap<PodV4, PodWay, { MAX_PODS as usize }> = HashMap::new();
+
+/// Written by the agent, which follows the routes to Pods.
+#[btf_map(name = "npl_pod_v6")]
+pub static POD_V6: HashMap<PodV6, PodWay, { MAX_PODS as usize }> = HashMap::new();
 
 /// Written by the programs, each processor its own.
 #[btf_map(name = "npl_hold")]

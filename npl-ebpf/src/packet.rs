@@ -36,6 +36,9 @@ pub struct Ports {
 }
 
 impl Ports {
+    /// Of a packet that has none.
+    pub const NONE: Self = Self { source: 0, destination: 0 };
+
     /// Both as one word, as loaded.
     #[inline(always)]
     pub const fn word(self) -> u32 {
@@ -55,6 +58,14 @@ pub struct TcpHeader {
     pub window: u16,
     pub check: u16,
     pub urgent: u16,
+}
+
+impl TcpHeader {
+    /// Bytes of the header with its options.
+    #[inline(always)]
+    pub const fn length(&self) -> usize {
+        (self.offset >> 4) as usize * 4
+    }
 }
 
 /// A UDP header (RFC 768). Words are as loaded.
@@ -163,6 +174,12 @@ impl<F: Family> Packet<F> {
         let ports = load::<Ports>(ctx, walk.location.l4)?;
         let end = if walk.fragment.is_first || walk.fragment.is_later { None } else { Some(walk.end) };
         Some(Self { l3: walk.l3, location: walk.location, ports, end })
+    }
+
+    /// The same with another rest of the IP header.
+    #[inline(always)]
+    pub fn with(&self, rest: F::Rest) -> Self {
+        Self { location: Location { rest, ..self.location }, ..*self }
     }
 
     /// TCP flags, or those that would say the same, and 0 of a datagram. Or why the packet cannot be translated: it ends

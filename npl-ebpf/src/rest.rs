@@ -65,7 +65,7 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
         }),
         None => Verdict::NotOurs,
     };
-    let is_translated = matches!(verdict, Verdict::Translated);
+    let is_translated = matches!(verdict, Verdict::Translated | Verdict::Redirected(_));
     // Its record leads those that follow to the same mapping, and to the same end; one of SCTP cannot name it.
     let is_followed = matches!(verdict, Verdict::Drop(_)) && protocol != protocol::SCTP;
     // Before anything else: a reason that only some verdicts have must not be kept where the verifier misses it in others.
@@ -85,7 +85,7 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
 fn translate_fragment<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) -> i32 {
     let ctx = &TcContext::new(skb);
     let Some(walk) = F::walk(ctx, L2) else { return Verdict::NotOurs.into_action() };
-    H::later_fragment(ctx, &walk).into_action()
+    H::later_fragment::<F, L2>(ctx, walk).into_action()
 }
 
 #[inline(never)]
@@ -96,5 +96,5 @@ fn translate_error<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) -> 
         return Verdict::NotOurs.into_action();
     }
     let Some(header) = icmp::header(ctx, &outer) else { return Verdict::NotOurs.into_action() };
-    H::error(ctx, outer, header).into_action()
+    H::error::<F, L2>(ctx, outer, header).into_action()
 }

@@ -17,6 +17,8 @@ pub enum Verdict {
     Pass(Reason),
     /// Was rewritten and goes on.
     Translated,
+    /// Was rewritten and leaves by another device; the kernel's action for that.
+    Redirected(i32),
     /// Ours, and broken beyond passing on.
     Drop(Reason),
 }
@@ -41,6 +43,7 @@ impl Verdict {
                 stats::count(reason);
                 TC_ACT_UNSPEC
             }
+            Self::Redirected(action) => action,
             Self::Drop(reason) => {
                 stats::count(reason);
                 TC_ACT_SHOT

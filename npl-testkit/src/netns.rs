@@ -54,6 +54,15 @@ impl Netns {
         process::on_own_thread(inside)
     }
 
+    /// Waits inside for a future, on a thread and with a runtime of its own.
+    pub fn block_on<T: Send>(&self, future: impl Future<Output = T> + Send) -> Result<T> {
+        let waited = self.run(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.map(|runtime| runtime.block_on(future))
+        });
+        waited?.context("start a runtime")
+    }
+
     /// A command that will run inside.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Result<Command> {
         command_in(self.name(), program)

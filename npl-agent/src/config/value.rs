@@ -12,6 +12,7 @@ use crate::{
     core::{
         devices::DeviceSelection,
         model::{Family, Protocol},
+        redirect::ForwardingError,
         settings::{AnnotationFormatError, NodeIpSource, NodeIpSourceError, PortRangeError},
     },
     datapath::CgroupSelection,
@@ -64,6 +65,9 @@ pub enum ValueError {
     /// No list of protocols.
     #[error("{0:?} is not a list of protocols: give tcp, udp or sctp with commas between them, for example tcp,udp")]
     Protocols(String),
+    /// No way of forwarding.
+    #[error(transparent)]
+    Forwarding(#[from] ForwardingError),
     /// No list of devices.
     #[error("{0:?} is not a list of devices: give auto or names with commas between them, for example eth0,eth1")]
     Devices(String),

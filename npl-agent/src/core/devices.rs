@@ -35,6 +35,10 @@ pub struct Device {
     pub has_ethernet: bool,
     /// Whether it belongs to a bond, bridge, team or virtual router.
     pub is_enslaved: bool,
+    /// Whether it is one end of a pair, or the like, and the other is in another network namespace.
+    pub peer_is_elsewhere: bool,
+    /// The largest packet that it takes, in bytes with its IP header.
+    pub mtu: u32,
     /// Whether a default route leaves by it.
     pub has_default_route: bool,
     /// Its addresses of global scope, in the kernel's order.
@@ -171,6 +175,8 @@ mod tests {
             kind,
             has_ethernet: true,
             is_enslaved: false,
+            peer_is_elsewhere: false,
+            mtu: 1500,
             has_default_route: false,
             addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
         }

@@ -29,6 +29,7 @@ mod plan;
 pub mod ports;
 pub mod problem;
 mod publish;
+pub mod redirect;
 pub mod report;
 pub mod select;
 pub mod settings;

@@ -5,7 +5,7 @@
 //! they are filters of a clsact qdisc under a priority and handle of our own. Attaching is idempotent: it replaces what
 //! is there, makes what is missing, and so also repairs what somebody removed.
 
-use std::{collections::BTreeSet, io};
+use std::{collections::BTreeMap, io};
 
 use aya::{
     programs::{
@@ -15,7 +15,9 @@ use aya::{
     },
     sys::SyscallError,
 };
-use npl_common::names::{PROG_EGRESS, PROG_EGRESS_L3, PROG_INGRESS, PROG_INGRESS_L3};
+use npl_common::names::{
+    PROG_EGRESS, PROG_EGRESS_L3, PROG_INGRESS, PROG_INGRESS_DIRECT, PROG_INGRESS_L3, PROG_PODS,
+};
 
 use super::{
     error::DatapathError,
@@ -23,7 +25,10 @@ use super::{
     preflight,
     programs::Programs,
 };
-use crate::core::devices::Device;
+use crate::core::{
+    devices::Device,
+    redirect::{Carries, Forwarding},
+};
 
 /// Ahead of every filter that leaves the choice to the kernel.
 pub(super) const CLSACT_PRIORITY: u16 = 1;
@@ -36,12 +41,12 @@ pub struct Hooks {
     pub(super) programs: Programs,
     pub(super) pins: Pins,
     tcx: bool,
-    attached: BTreeSet<u32>,
+    attached: BTreeMap<u32, Carries>,
 }
 
 impl Hooks {
     pub(super) fn new(programs: Programs, pins: Pins) -> Self {
-        Self { programs, pins, tcx: preflight::has_tcx(), attached: BTreeSet::new() }
+        Self { programs, pins, tcx: preflight::has_tcx(), attached: BTreeMap::new() }
     }
 
     /// Whether devices carry BPF links (`tcx`) or filters (`clsact`).
@@ -49,14 +54,28 @@ impl Hooks {
         if self.tcx { "tcx" } else { "clsact" }
     }
 
-    /// The indexes of the devices that the programs are on.
-    pub const fn attached(&self) -> &BTreeSet<u32> {
+    /// The devices that carry programs, by their index.
+    pub const fn attached(&self) -> &BTreeMap<u32, Carries> {
         &self.attached
     }
 
-    /// Whether an earlier agent, or this one, left something attached to the device.
-    pub fn has_link(&self, ifindex: u32) -> bool {
-        [Direction::Ingress, Direction::Egress].iter().any(|direction| self.pins.link(ifindex, *direction).exists())
+    /// Whether an earlier agent, or this one, has the device serve clients.
+    pub fn is_uplink(&self, ifindex: u32) -> bool {
+        self.pins.link(ifindex, Direction::Egress).exists()
+    }
+
+    /// Loads what a way of forwarding takes, so that a kernel that refuses is known at once.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's refusal.
+    pub fn prepare(&mut self, forwarding: Forwarding) -> Result<(), DatapathError> {
+        match forwarding {
+            Forwarding::Stack => Ok(()),
+            Forwarding::Redirect => {
+                [PROG_INGRESS_DIRECT, PROG_PODS].into_iter().try_for_each(|name| self.program(name).map(drop))
+            }
+        }
     }
 
     /// A program by its name, loaded, for whoever runs it without a device.
@@ -68,19 +87,16 @@ impl Hooks {
         self.programs.classifier(name)
     }
 
-    /// Puts the programs on the wanted ones of all devices, and takes them off the rest.
+    /// Puts the programs on devices, each what it is to carry, and takes them off the rest.
     ///
     /// A device that fails is reported and the others go on.
-    pub fn attach(&mut self, devices: &[Device], is_wanted: impl Fn(&Device) -> bool) -> Vec<DatapathError> {
+    pub(super) fn attach(&mut self, devices: &[Device], wanted: &BTreeMap<u32, Carries>) -> Vec<DatapathError> {
         let mut errors = Vec::new();
-        let wanted: Vec<&Device> = devices.iter().filter(|device| is_wanted(device)).collect();
-        for device in &wanted {
-            // Replies first: a request whose reply leaves untranslated is worse than one that waits for a moment.
-            let result =
-                self.attach_one(device, Direction::Egress).and_then(|()| self.attach_one(device, Direction::Ingress));
-            match result {
+        let wanted_of = |device: &&Device| wanted.get(&device.ifindex).copied();
+        for (device, carries) in devices.iter().filter_map(|device| Some((device, wanted_of(&device)?))) {
+            match self.attach_all(device, carries) {
                 Ok(()) => {
-                    self.attached.insert(device.ifindex);
+                    self.attached.insert(device.ifindex, carries);
                 }
                 Err(error) => {
                     self.attached.remove(&device.ifindex);
@@ -88,30 +104,37 @@ impl Hooks {
                 }
             }
         }
-        let keep: BTreeSet<u32> = wanted.iter().map(|device| device.ifindex).collect();
-        errors.extend(self.detach_others(devices, &keep));
+        errors.extend(self.detach_others(devices, wanted));
         // What failed may still carry the programs of another build.
         errors.extend(self.programs.settle(!errors.is_empty()).err());
         errors
     }
 
-    fn attach_one(&mut self, device: &Device, direction: Direction) -> Result<(), DatapathError> {
-        if !self.tcx {
-            return self.attach_clsact(device, direction);
+    fn attach_all(&mut self, device: &Device, carries: Carries) -> Result<(), DatapathError> {
+        // Replies first: a request whose reply leaves untranslated is worse than one that waits for a moment.
+        if !matches!(carries, Carries::Pods) {
+            self.attach_one(device, Direction::Egress, carries)?;
         }
-        match self.attach_tcx(device, direction) {
+        self.attach_one(device, Direction::Ingress, carries)
+    }
+
+    fn attach_one(&mut self, device: &Device, direction: Direction, carries: Carries) -> Result<(), DatapathError> {
+        let name = program_name(device, direction, carries);
+        if !self.tcx {
+            return self.attach_clsact(device, direction, name);
+        }
+        match self.attach_tcx(device, direction, name) {
             // A kernel of the right age can still be built without TCX.
             Err(DatapathError::Attach { source, .. }) if is_unsupported(&source) => {
                 self.tcx = false;
-                self.attach_clsact(device, direction)
+                self.attach_clsact(device, direction, name)
             }
             other => other,
         }
     }
 
-    fn attach_tcx(&mut self, device: &Device, direction: Direction) -> Result<(), DatapathError> {
+    fn attach_tcx(&mut self, device: &Device, direction: Direction, name: &'static str) -> Result<(), DatapathError> {
         let pin = self.pins.link(device.ifindex, direction);
-        let name = program_name(device, direction);
         let program = self.programs.classifier(name)?;
         let link_error = |operation| {
             move |source| DatapathError::Link { operation, program: name, interface: device.name.clone(), source }
@@ -137,8 +160,7 @@ impl Hooks {
         link.pin(&pin).map(drop).map_err(|error| pin_error("pin link", &pin, io::Error::other(error)))
     }
 
-    fn attach_clsact(&mut self, device: &Device, side: Direction) -> Result<(), DatapathError> {
-        let name = program_name(device, side);
+    fn attach_clsact(&mut self, device: &Device, side: Direction, name: &'static str) -> Result<(), DatapathError> {
         self.ensure_clsact(device, name)?;
         let program = self.programs.classifier(name)?;
         let direction = attach_type(side);
@@ -167,17 +189,22 @@ impl Hooks {
         }
     }
 
-    /// Takes the programs off devices that are no longer wanted, or gone.
-    fn detach_others(&mut self, devices: &[Device], keep: &BTreeSet<u32>) -> Vec<DatapathError> {
-        self.attached.retain(|ifindex| keep.contains(ifindex));
+    /// Takes the programs off devices that are no longer wanted, or gone, and off the sides of others where nothing is.
+    fn detach_others(&mut self, devices: &[Device], wanted: &BTreeMap<u32, Carries>) -> Vec<DatapathError> {
+        self.attached.retain(|ifindex, _| wanted.contains_key(ifindex));
         let links = match self.pins.links() {
             Ok(links) => links,
             Err(error) => return vec![error],
         };
         let mut errors = Vec::new();
-        for (ifindex, direction) in links.into_iter().filter(|(ifindex, _)| !keep.contains(ifindex)) {
+        let is_superfluous = |(ifindex, direction): &(u32, Direction)| match wanted.get(ifindex) {
+            None => true,
+            Some(Carries::Pods) => *direction == Direction::Egress,
+            Some(Carries::Uplink | Carries::DirectUplink) => false,
+        };
+        for (ifindex, direction) in links.into_iter().filter(is_superfluous) {
             if let Some(device) = devices.iter().find(|device| device.ifindex == ifindex && !self.tcx) {
-                super::cleanup::detach_filters(&device.name);
+                super::cleanup::detach_filters(&device.name, &[attach_type(direction)]);
             }
             errors.extend(unpin(&self.pins.link(ifindex, direction)).err());
         }
@@ -185,12 +212,14 @@ impl Hooks {
     }
 }
 
-const fn program_name(device: &Device, direction: Direction) -> &'static str {
-    match (direction, device.has_ethernet) {
-        (Direction::Ingress, true) => PROG_INGRESS,
-        (Direction::Ingress, false) => PROG_INGRESS_L3,
-        (Direction::Egress, true) => PROG_EGRESS,
-        (Direction::Egress, false) => PROG_EGRESS_L3,
+const fn program_name(device: &Device, direction: Direction, carries: Carries) -> &'static str {
+    match (direction, carries, device.has_ethernet) {
+        (Direction::Ingress, Carries::Pods, _) => PROG_PODS,
+        (Direction::Ingress, Carries::DirectUplink, true) => PROG_INGRESS_DIRECT,
+        (Direction::Ingress, _, true) => PROG_INGRESS,
+        (Direction::Ingress, _, false) => PROG_INGRESS_L3,
+        (Direction::Egress, _, true) => PROG_EGRESS,
+        (Direction::Egress, _, false) => PROG_EGRESS_L3,
     }
 }
 

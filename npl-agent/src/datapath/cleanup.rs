@@ -45,7 +45,7 @@ pub async fn remove_everything(bpffs: &Path) -> (Removed, Vec<CleanupError>) {
     match netlink::interfaces().await {
         Ok(interfaces) => {
             for interface in interfaces {
-                if detach_filters(&interface.name) {
+                if detach_filters(&interface.name, &[TcAttachType::Ingress, TcAttachType::Egress]) {
                     removed.filters.push(interface.name);
                 }
             }
@@ -79,10 +79,10 @@ pub enum CleanupError {
     Netlink(#[from] NetlinkError),
 }
 
-/// Removes our filters from a device, by our programs' names and by our place; whether there were any.
-pub(super) fn detach_filters(interface: &str) -> bool {
+/// Removes our filters from some hooks of a device, by our programs' names and by our place; whether there were any.
+pub(super) fn detach_filters(interface: &str, directions: &[TcAttachType]) -> bool {
     let mut found = false;
-    for direction in [TcAttachType::Ingress, TcAttachType::Egress] {
+    for direction in directions.iter().copied() {
         for name in PROGRAMS {
             // A device without the qdisc, or without our filter, answers with an error that means "nothing to do".
             let result: Result<(), TcError> = tc::qdisc_detach_program(interface, direction, name);

@@ -6,11 +6,13 @@ use std::{collections::BTreeMap, net::IpAddr, path::Path};
 use npl_common::{config::Config, reason::Reason};
 
 use super::{
+    direct::DirectWays,
     error::DatapathError,
     pins::{Direction, Pins},
     preflight,
     tables::{MappingRecord, Tables},
 };
+use crate::core::redirect::PodWay;
 
 /// All of the datapath's state.
 #[derive(Debug)]
@@ -23,6 +25,8 @@ pub struct Inspection {
     pub local_addresses: Vec<IpAddr>,
     /// Directions by device index, of pinned links.
     pub links: BTreeMap<u32, Vec<Direction>>,
+    /// The Pods that packets are redirected to.
+    pub redirected: BTreeMap<IpAddr, PodWay>,
     /// The hooks by which clients on the Node itself and in its Pods are served, without repetition.
     pub socket_hooks: Vec<&'static str>,
     /// The names of the pinned programs, by their build.
@@ -58,6 +62,7 @@ impl Inspection {
                 config: None,
                 local_addresses: Vec::new(),
                 links,
+                redirected: BTreeMap::new(),
                 socket_hooks,
                 programs,
                 mappings: Vec::new(),
@@ -71,6 +76,7 @@ impl Inspection {
             config: Some(tables.config()?),
             local_addresses: tables.local_addresses()?.into_iter().collect(),
             links,
+            redirected: DirectWays::open(&pins)?.pods()?,
             socket_hooks,
             programs,
             mappings: tables.records()?,

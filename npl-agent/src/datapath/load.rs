@@ -3,17 +3,20 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     path::Path,
 };
 
 use npl_common::{config::Config, names::ABI_VERSION};
 
 use super::{
-    attach::Hooks, error::DatapathError, mappings::MappingWriter, pins::Pins, preflight, programs::Programs,
+    attach::Hooks, direct::DirectWays, error::DatapathError, mappings::MappingWriter, pins::Pins, preflight, programs::Programs,
     tables::Tables,
 };
 use crate::core::{
+    devices::Device,
     model::{Backend, Frontend},
+    redirect::{Placement, PodWay},
     settings::PortRange,
     sources::SourceRange,
 };
@@ -25,6 +28,7 @@ pub struct Datapath {
     pub hooks: Hooks,
     /// The maps.
     pub tables: Tables,
+    direct: DirectWays,
     writer: MappingWriter,
 }
 
@@ -41,8 +45,42 @@ impl Datapath {
         pins.create()?;
         let programs = Programs::open(&pins)?;
         let tables = Tables::open(&pins)?;
+        let direct = DirectWays::open(&pins)?;
         Tables::write_crc_table(&pins)?;
-        Ok(Self { hooks: Hooks::new(programs, pins), tables, writer: MappingWriter::default() })
+        Ok(Self { hooks: Hooks::new(programs, pins), tables, direct, writer: MappingWriter::default() })
+    }
+
+    /// Puts the programs on devices, each what it is to carry, and takes them off the rest. Packets are redirected to a Pod
+    /// only while its device has its program.
+    ///
+    /// # Errors
+    ///
+    /// Of each device that refuses; the others carry theirs.
+    pub fn attach(&mut self, devices: &[Device], placement: &Placement) -> Vec<DatapathError> {
+        let Placement { devices: wanted, pods } = placement;
+        if let Err(error) = self.direct.retain(wanted, pods) {
+            return vec![error];
+        }
+        let mut errors = self.hooks.attach(devices, wanted);
+        let attached = self.hooks.attached();
+        let ready = pods.iter().filter(|(_, way)| attached.contains_key(&way.ifindex)).map(|(addr, way)| (*addr, *way));
+        let ready = ready.collect();
+        errors.extend(self.direct.retain(attached, &ready).and_then(|()| self.direct.add(attached, &ready)).err());
+        errors
+    }
+
+    /// The Pods that packets are redirected to.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn redirected(&self) -> Result<BTreeMap<IpAddr, PodWay>, DatapathError> {
+        self.direct.pods()
+    }
+
+    /// The addresses of the Pods that mappings lead to, as of the last look.
+    pub fn pod_addresses(&self) -> BTreeSet<IpAddr> {
+        self.writer.pod_addresses()
     }
 
     /// Every mapping that the kernel holds; endpoints that do not fit them are put right on the way.

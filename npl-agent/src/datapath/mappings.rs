@@ -2,7 +2,10 @@
 //! Writes mappings, and keeps what belongs to them in step: the endpoints that replies are recognised by, the counters,
 //! and the flows of endpoints that are no more.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use npl_common::{mapping::Endpoint, stats::COUNTED_MAPPINGS};
 
@@ -52,6 +55,11 @@ impl MappingWriter {
             self.to_purge.insert(*orphan);
         }
         Ok(self.known.iter().map(|(frontend, entry)| (*frontend, entry.backend)).collect())
+    }
+
+    /// The addresses of the Pods that mappings lead to.
+    pub fn pod_addresses(&self) -> BTreeSet<IpAddr> {
+        self.known.values().map(|entry| entry.backend.pod_ip).collect()
     }
 
     /// Writes a mapping. The reply side comes first, so that no request arrives whose reply would leave untranslated.

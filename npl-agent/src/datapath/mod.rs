@@ -7,6 +7,7 @@
 pub mod attach;
 pub mod cgroup;
 pub mod cleanup;
+mod direct;
 pub mod error;
 mod family;
 pub mod inspect;

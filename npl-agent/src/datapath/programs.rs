@@ -20,7 +20,7 @@ use aya::{
 };
 use caps::{CapSet, Capability};
 use npl_common::names::{
-    GLOBAL_DIRECT_READS, MAP_REST, PINNED_MAPS, PROG_EGRESS, PROG_INGRESS, PROGRAMS, REST_PROGRAMS, SocketProgram,
+    GLOBAL_DIRECT_READS, MAP_REST, PINNED_MAPS, PROG_EGRESS, PROG_INGRESS, REST_PROGRAMS, SocketProgram, rest_of,
 };
 use tracing::{debug, info};
 
@@ -111,10 +111,10 @@ impl Programs {
     /// A program for devices, ready to run: that to which it jumps with what is unusual is in its place.
     pub(super) fn classifier(&mut self, name: &'static str) -> Result<&mut SchedClassifier, DatapathError> {
         if !self.classifiers.contains_key(name) {
-            let rest = rest_of(name)?.1;
-            let program = self.adopt_or_load(rest)?;
-            self.classifiers.insert(rest, program);
-            self.place_rest(name)?;
+            if let Some(index) = rest_of(name) {
+                let program = self.adopt_or_load(REST_PROGRAMS[index as usize])?;
+                self.place_rest(index, program)?;
+            }
             let program = self.adopt_or_load(name)?;
             self.classifiers.insert(name, program);
         }
@@ -152,17 +152,18 @@ impl Programs {
     fn adopt_hooks(&mut self) -> Result<bool, DatapathError> {
         let Some(known_maps) = self.look_for_maps()? else { return Ok(false) };
         self.known_maps = known_maps;
+        let mut rests = Vec::new();
         for hook in ALWAYS {
-            for name in [rest_of(hook)?.1, hook] {
-                let Some(program) = self.adopt(name) else {
-                    self.classifiers.clear();
-                    return Ok(false);
-                };
-                self.classifiers.insert(name, program);
-            }
+            let rest = rest_of(hook).map(|index| (index, self.adopt(REST_PROGRAMS[index as usize])));
+            let (Some((index, Some(rest))), Some(program)) = (rest, self.adopt(hook)) else {
+                self.classifiers.clear();
+                return Ok(false);
+            };
+            rests.push((index, rest));
+            self.classifiers.insert(hook, program);
         }
-        for hook in ALWAYS {
-            self.place_rest(hook)?;
+        for (index, rest) in rests {
+            self.place_rest(index, rest)?;
         }
         info!(build = self.build, "programs of an earlier agent go on");
         Ok(true)
@@ -270,12 +271,11 @@ impl Programs {
         Ok(ids.collect())
     }
 
-    /// Has a program of a hook jump to its rest; so do the programs of an earlier agent from then on.
-    fn place_rest(&self, hook: &'static str) -> Result<(), DatapathError> {
-        let (index, rest) = rest_of(hook)?;
-        let program = self.classifiers.get(rest).ok_or(DatapathError::Missing(rest))?;
+    /// Has the programs of a hook jump to their rest; so do those of an earlier agent from then on.
+    fn place_rest(&self, index: u32, rest: SchedClassifier) -> Result<(), DatapathError> {
+        let name = REST_PROGRAMS[index as usize];
         let program: &ProgramFd =
-            program.fd().map_err(|source| DatapathError::LoadProgram { name: rest, source: Box::new(source) })?;
+            rest.fd().map_err(|source| DatapathError::LoadProgram { name, source: Box::new(source) })?;
         let mut jumps: ProgramArray<MapData> = open(&self.pins, MAP_REST)?;
         jumps.set(index, program, 0).map_err(DatapathError::map("write", MAP_REST))
     }
@@ -300,13 +300,6 @@ fn has_perfmon() -> bool {
 /// One of the object's programs.
 fn program_of<'a>(object: &'a mut Ebpf, name: &'static str) -> Result<&'a mut Program, DatapathError> {
     object.program_mut(name).ok_or(DatapathError::Missing(name))
-}
-
-/// The program that a hook's one jumps to with what is unusual, and its index.
-fn rest_of(hook: &'static str) -> Result<(u32, &'static str), DatapathError> {
-    let all = (0..).zip(PROGRAMS.iter().zip(REST_PROGRAMS));
-    let found = all.into_iter().find(|(_, (ours, _))| **ours == hook);
-    found.map(|(index, (_, rest))| (index, *rest)).ok_or(DatapathError::Missing(hook))
 }
 
 fn remove_folder(folder: &Path) -> Result<(), DatapathError> {

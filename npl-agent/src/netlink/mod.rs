@@ -11,15 +11,18 @@ use rtnetlink::{
     Handle, MulticastGroup, new_connection, new_multicast_connection,
     packet_core::NetlinkPayload,
     packet_route::{
-        RouteNetlinkMessage,
+        AddressFamily, RouteNetlinkMessage,
         address::{AddressAttribute, AddressScope},
         link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage},
-        route::{RouteAttribute, RouteHeader, RouteMessage},
+        route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteMetric},
         tc::{TcAttribute, TcHandle},
     },
 };
 
-use crate::core::devices::{Device, DeviceKind};
+use crate::core::{
+    devices::{Device, DeviceKind},
+    redirect::Route,
+};
 
 /// An operation that the kernel's netlink refused.
 #[derive(Debug, thiserror::Error)]
@@ -68,6 +71,44 @@ async fn read_interfaces(handle: &Handle) -> Result<Vec<Device>, NetlinkError> {
     Ok(devices)
 }
 
+/// The route to each address; addresses without one are left out.
+///
+/// # Errors
+///
+/// If there is no socket.
+pub async fn routes_to(addresses: &BTreeSet<IpAddr>) -> Result<BTreeMap<IpAddr, Route>, NetlinkError> {
+    if addresses.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let (connection, handle, _unsolicited) = new_connection().map_err(NetlinkError::Open)?;
+    let driver = tokio::spawn(connection);
+    let mut routes = BTreeMap::new();
+    for addr in addresses {
+        routes.extend(route_to(&handle, *addr).await.map(|route| (*addr, route)));
+    }
+    driver.abort();
+    Ok(routes)
+}
+
+async fn route_to(handle: &Handle, addr: IpAddr) -> Option<Route> {
+    let mut message = RouteMessage::default();
+    let (family, length, destination) = match addr {
+        IpAddr::V4(addr) => (AddressFamily::Inet, 32, RouteAddress::Inet(addr)),
+        IpAddr::V6(addr) => (AddressFamily::Inet6, 128, RouteAddress::Inet6(addr)),
+    };
+    message.header.address_family = family;
+    message.header.destination_prefix_length = length;
+    message.attributes.push(RouteAttribute::Destination(destination));
+    // An error says that there is no route.
+    let found = handle.route().get(message).execute().try_next().await.ok()??;
+    let metrics = found.attributes.iter().filter_map(|it| if let RouteAttribute::Metrics(all) = it { Some(all) } else { None });
+    Some(Route {
+        ifindex: found.attributes.iter().flat_map(outgoing_devices).next()?,
+        has_gateway: found.attributes.iter().any(|it| matches!(it, RouteAttribute::Gateway(_) | RouteAttribute::Via(_))),
+        mtu: metrics.flatten().find_map(|metric| if let RouteMetric::Mtu(mtu) = metric { Some(*mtu) } else { None }),
+    })
+}
+
 /// Addresses of global scope by device; others cannot be a client's destination from outside.
 async fn read_addresses(handle: &Handle) -> Result<BTreeMap<u32, Vec<IpAddr>>, NetlinkError> {
     let mut dump = handle.address().get().execute();
@@ -92,8 +133,8 @@ async fn devices_with_default_route(handle: &Handle) -> Result<BTreeSet<u32>, Ne
     for family in [rtnetlink::IpVersion::V4, rtnetlink::IpVersion::V6] {
         let mut message = RouteMessage::default();
         message.header.address_family = match family {
-            rtnetlink::IpVersion::V4 => rtnetlink::packet_route::AddressFamily::Inet,
-            rtnetlink::IpVersion::V6 => rtnetlink::packet_route::AddressFamily::Inet6,
+            rtnetlink::IpVersion::V4 => AddressFamily::Inet,
+            rtnetlink::IpVersion::V6 => AddressFamily::Inet6,
         };
         let mut dump = handle.route().get(message).execute();
         while let Some(route) = dump.try_next().await.map_err(request("list routes"))? {
@@ -121,6 +162,10 @@ fn device(link: &LinkMessage) -> Option<Device> {
         .attributes
         .iter()
         .find_map(|attribute| if let LinkAttribute::IfName(name) = attribute { Some(name.clone()) } else { None })?;
+    let mtu = link
+        .attributes
+        .iter()
+        .find_map(|attribute| if let LinkAttribute::Mtu(mtu) = attribute { Some(*mtu) } else { None })?;
     let is_enslaved =
         link.attributes.iter().any(|attribute| matches!(attribute, LinkAttribute::Controller(index) if *index != 0));
     Some(Device {
@@ -129,6 +174,8 @@ fn device(link: &LinkMessage) -> Option<Device> {
         kind: kind(link),
         has_ethernet: link.header.link_layer_type == LinkLayerType::Ether,
         is_enslaved,
+        mtu,
+        peer_is_elsewhere: link.attributes.iter().any(|it| matches!(it, LinkAttribute::LinkNetNsId(_))),
         has_default_route: false,
         addresses: Vec::new(),
     })
@@ -190,13 +237,13 @@ pub fn changes() -> Result<impl Stream<Item = ()> + Unpin, NetlinkError> {
     Ok(Box::pin(messages.filter_map(async |(message, _from)| is_change(&message.payload).then_some(()))))
 }
 
-/// Of routes only default ones matter, and of filters only that one went: our own attaching would else wake us again.
+/// Of routes those to everything and to single addresses matter, and of filters only that one went: our own attaching would else wake us again.
 fn is_change(payload: &NetlinkPayload<RouteNetlinkMessage>) -> bool {
     let NetlinkPayload::InnerMessage(message) = payload else {
         return matches!(payload, NetlinkPayload::Overrun(_));
     };
     if let RouteNetlinkMessage::NewRoute(route) | RouteNetlinkMessage::DelRoute(route) = message {
-        return route.header.destination_prefix_length == 0;
+        return matches!(route.header.destination_prefix_length, 0 | 32 | 128);
     }
     matches!(
         message,

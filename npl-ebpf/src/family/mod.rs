@@ -5,14 +5,15 @@
 mod v4;
 mod v6;
 
-use aya_ebpf::{btf_maps::lpm_trie::Key, programs::TcContext};
+use aya_ebpf::{bindings::bpf_redir_neigh, btf_maps::lpm_trie::Key, programs::TcContext};
 use npl_common::{
     config::Config,
+    direct::PodWay,
     flow::FlowState,
     mapping::{Endpoint, FLAG_RESTRICTED, Frontend},
 };
 
-use crate::packet::Other;
+use crate::{packet::Other, redirect::Routing};
 
 pub use v4::V4;
 pub use v6::V6;
@@ -25,6 +26,8 @@ pub trait Family: Sized {
     const STORE_FLAGS: u64;
     /// Offset of [`Self::Tail`] in the IP header.
     const TAIL: usize;
+    /// Length of the header of a plain packet.
+    const LENGTH: usize;
 
     type Addr: Copy + PartialEq;
     /// The end of the IP header, from the first byte that a rewrite changes.
@@ -55,6 +58,16 @@ pub trait Family: Sized {
     fn difference(old: Self::Addr, new: Self::Addr) -> u32;
     /// The header's end with other addresses, whose sum differs by `difference`.
     fn tail(rest: Self::Rest, source: Self::Addr, destination: Self::Addr, difference: u32) -> Self::Tail;
+    /// The rest of the header for one hop less. Nothing if that was the last.
+    fn one_hop_less(rest: Self::Rest) -> Option<Self::Rest>;
+    /// The question where a packet from and to these addresses goes, with all that the header `L2` bytes in says.
+    fn routing<const L2: usize>(ctx: &TcContext, source: Self::Addr, destination: Self::Addr) -> Option<Routing>;
+    /// Bytes of a packet with its header, which is `L2` bytes in.
+    fn length<const L2: usize>(ctx: &TcContext, rest: Self::Rest) -> Option<u16>;
+    /// A neighbour, by its address.
+    fn neighbour(addr: Self::Addr) -> bpf_redir_neigh;
+    /// How a Pod is reached past the host's stack, if it can be.
+    fn pod_way(addr: Self::Addr) -> Option<PodWay>;
     /// The hash of a flow.
     fn hash(seed: u64, client: Self::Addr, pod: Self::Addr, ports_and_protocol: u64) -> u64;
 

@@ -3,10 +3,14 @@
 
 use core::mem::offset_of;
 
-use aya_ebpf::programs::TcContext;
+use aya_ebpf::{
+    bindings::{bpf_redir_neigh, bpf_redir_neigh__bindgen_ty_1},
+    programs::TcContext,
+};
 use npl_common::{
     config::Config,
     csum,
+    direct::{PodV4, PodWay},
     flow::{FlowKeyV4, FlowState, FlowV4},
     mapping::{Endpoint, EndpointV4, Frontend, LocalAddressV4, SourceV4},
     peer::{PeerKeyV4, PeerV4},
@@ -15,8 +19,9 @@ use npl_common::{
 
 use super::{Backend, End, Ends, Family, Fragment, Location, Peer, SourceKey, Walk};
 use crate::{
-    maps::{ALLOW_V4, ENDPOINT_V4, FLOW_V4, FRAGMENT_V4, LOCAL_ADDRESS_V4, LOCAL_V4, MAPPING_V4, PEER_V4, SYN_V4},
+    maps::{ALLOW_V4, ENDPOINT_V4, FLOW_V4, FRAGMENT_V4, LOCAL_ADDRESS_V4, LOCAL_V4, MAPPING_V4, PEER_V4, POD_V4, SYN_V4},
     packet::{self, ETHERNET, Other},
+    redirect::{self, Routing},
 };
 
 /// IPv4.
@@ -66,6 +71,8 @@ mod icmp {
     pub const TIME_EXCEEDED: u8 = 11;
     pub const PARAMETER_PROBLEM: u8 = 12;
 }
+/// The kernel's number of the family.
+const AF_INET: u8 = 2;
 /// First byte of every loopback address.
 const LOOPBACK_NETWORK: u8 = 127;
 /// The smallest header.
@@ -78,6 +85,7 @@ impl Family for V4 {
     /// The header's own checksum and the address cancel out in `skb->csum`.
     const STORE_FLAGS: u64 = 0;
     const TAIL: usize = offset_of!(Header, tail);
+    const LENGTH: usize = MIN;
     const ICMP: u8 = 1;
     const ICMP_COVERS_ADDRESSES: bool = false;
 
@@ -151,6 +159,45 @@ impl Family for V4 {
     fn tail(rest: Rest, source: u32, destination: u32, difference: u32) -> Tail {
         let check = !csum::fold(u32::from(!rest.check) + difference);
         Tail { rest: Rest { check, ..rest }, source, destination }
+    }
+
+    #[inline(always)]
+    fn one_hop_less(rest: Rest) -> Option<Rest> {
+        if rest.ttl <= 1 {
+            return None;
+        }
+        let ttl = rest.ttl - 1;
+        let word = |ttl| u16::from_ne_bytes([ttl, rest.protocol]);
+        Some(Rest { ttl, check: csum::replace16(rest.check, word(rest.ttl), word(ttl)), ..rest })
+    }
+
+    #[inline(always)]
+    fn routing<const L2: usize>(ctx: &TcContext, source: u32, destination: u32) -> Option<Routing> {
+        let ip = packet::read::<Header, L2>(ctx)?;
+        let mut routing = redirect::NOWHERE;
+        routing.family = AF_INET;
+        routing.__bindgen_anon_1.tot_len = u16::from_be(ip.total_length);
+        routing.__bindgen_anon_2.tos = ip.tos;
+        routing.__bindgen_anon_3.ipv4_src = source;
+        routing.__bindgen_anon_4.ipv4_dst = destination;
+        Some(routing)
+    }
+
+    #[inline(always)]
+    fn length<const L2: usize>(ctx: &TcContext, _rest: Rest) -> Option<u16> {
+        packet::read::<Header, L2>(ctx).map(|ip| u16::from_be(ip.total_length))
+    }
+
+    #[inline(always)]
+    fn neighbour(addr: u32) -> bpf_redir_neigh {
+        let ipv6_nh = [addr, 0, 0, 0];
+        bpf_redir_neigh { nh_family: u32::from(AF_INET), __bindgen_anon_1: bpf_redir_neigh__bindgen_ty_1 { ipv6_nh } }
+    }
+
+    #[inline(always)]
+    fn pod_way(addr: u32) -> Option<PodWay> {
+        // SAFETY: the agent alone writes this map; the kernel replaces an element as a whole.
+        unsafe { POD_V4.get(&PodV4 { addr: addr.to_ne_bytes() }) }.copied()
     }
 
     #[inline(always)]

@@ -3,10 +3,14 @@
 
 use core::mem::offset_of;
 
-use aya_ebpf::{bindings::BPF_F_RECOMPUTE_CSUM, programs::TcContext};
+use aya_ebpf::{
+    bindings::{BPF_F_RECOMPUTE_CSUM, bpf_redir_neigh, bpf_redir_neigh__bindgen_ty_1},
+    programs::TcContext,
+};
 use npl_common::{
     config::Config,
     csum,
+    direct::{PodV6, PodWay},
     flow::{FlowKeyV6, FlowState, FlowV6},
     mapping::{Endpoint, EndpointV6, Frontend, LocalAddressV6, SourceV6},
     peer::{PeerKeyV6, PeerV6},
@@ -15,8 +19,9 @@ use npl_common::{
 
 use super::{Backend, End, Ends, Family, Fragment, Location, Peer, SourceKey, Walk};
 use crate::{
-    maps::{ALLOW_V6, ENDPOINT_V6, FLOW_V6, FRAGMENT_V6, LOCAL_ADDRESS_V6, LOCAL_V6, MAPPING_V6, PEER_V6, SYN_V6},
+    maps::{ALLOW_V6, ENDPOINT_V6, FLOW_V6, FRAGMENT_V6, LOCAL_ADDRESS_V6, LOCAL_V6, MAPPING_V6, PEER_V6, POD_V6, SYN_V6},
     packet::{self, ETHERNET, Other},
+    redirect::{self, Routing},
 };
 
 /// IPv6.
@@ -30,18 +35,25 @@ type Addr = [u32; 4];
 #[derive(Clone, Copy)]
 struct Header {
     version_class_and_label: u32,
-    payload_length: u16,
-    protocol: u8,
-    hop_limit: u8,
     tail: Tail,
 }
 
-/// The header's addresses.
+/// The header from its length on.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Tail {
+    rest: Rest,
     source: Addr,
     destination: Addr,
+}
+
+/// Length, protocol and hop limit.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Rest {
+    payload_length: u16,
+    protocol: u8,
+    hop_limit: u8,
 }
 
 /// The beginning of an extension header.
@@ -83,6 +95,11 @@ const FRAGMENT_OFFSET_MASK: u16 = 0xfff8_u16.to_be();
 /// More-fragments flag in the same word.
 const MORE_FRAGMENTS: u16 = 1_u16.to_be();
 
+/// The kernel's number of the family.
+const AF_INET6: u8 = 10;
+/// All of a header's first word but the version, as loaded.
+const CLASS_AND_LABEL: u32 = 0x0fff_ffff_u32.to_be();
+
 /// `::1`.
 const LOOPBACK: Addr = [0, 0, 0, 1_u32.to_be()];
 /// Length of the header.
@@ -93,25 +110,26 @@ impl Family for V6 {
     /// No checksum of the header makes up for the address.
     const STORE_FLAGS: u64 = BPF_F_RECOMPUTE_CSUM as u64;
     const TAIL: usize = offset_of!(Header, tail);
+    const LENGTH: usize = LENGTH;
     const ICMP: u8 = 58;
     const ICMP_COVERS_ADDRESSES: bool = true;
 
     type Addr = Addr;
     type Tail = Tail;
-    type Rest = ();
+    type Rest = Rest;
     type FlowKey = FlowKeyV6;
     type Flow = FlowV6;
 
     #[inline(always)]
     fn locate<const L2: usize>(ctx: &TcContext) -> Result<Location<Self>, Other> {
         let ip = packet::read::<Header, L2>(ctx).ok_or(Other::Foreign)?;
-        let Tail { source, destination } = ip.tail;
-        let protocol = ip.protocol;
+        let Tail { rest, source, destination } = ip.tail;
+        let protocol = rest.protocol;
         if !packet::is_common(protocol) {
             let is_unusual = protocol == Self::ICMP || packet::has_ports(protocol) || is_extension(protocol);
             return Err(if is_unusual { Other::Unusual } else { Other::Foreign });
         }
-        Ok(Location { source, destination, rest: (), protocol, l4: L2 + LENGTH, is_plain: true })
+        Ok(Location { source, destination, rest, protocol, l4: L2 + LENGTH, is_plain: true })
     }
 
     #[inline(always)]
@@ -120,19 +138,19 @@ impl Family for V6 {
         if ip.version_class_and_label.to_ne_bytes()[0] >> 4 != 6 {
             return None;
         }
-        let Tail { source, destination } = ip.tail;
+        let Tail { rest, source, destination } = ip.tail;
         let mut walk = Walk {
             l3,
             location: Location {
                 source,
                 destination,
-                rest: (),
-                protocol: ip.protocol,
+                rest,
+                protocol: rest.protocol,
                 l4: l3 + LENGTH,
                 is_plain: false,
             },
             fragment: Fragment::NONE,
-            end: l3 + LENGTH + usize::from(u16::from_be(ip.payload_length)),
+            end: l3 + LENGTH + usize::from(u16::from_be(rest.payload_length)),
         };
         skip_extensions(ctx, &mut walk)?;
         Some(walk)
@@ -168,8 +186,41 @@ impl Family for V6 {
     }
 
     #[inline(always)]
-    fn tail((): (), source: Addr, destination: Addr, _difference: u32) -> Tail {
-        Tail { source, destination }
+    fn tail(rest: Rest, source: Addr, destination: Addr, _difference: u32) -> Tail {
+        Tail { rest, source, destination }
+    }
+
+    #[inline(always)]
+    fn one_hop_less(rest: Rest) -> Option<Rest> {
+        if rest.hop_limit <= 1 { None } else { Some(Rest { hop_limit: rest.hop_limit - 1, ..rest }) }
+    }
+
+    #[inline(always)]
+    fn routing<const L2: usize>(ctx: &TcContext, source: Addr, destination: Addr) -> Option<Routing> {
+        let ip = packet::read::<Header, L2>(ctx)?;
+        let mut routing = redirect::NOWHERE;
+        routing.family = AF_INET6;
+        routing.__bindgen_anon_1.tot_len = length(ip.tail.rest);
+        routing.__bindgen_anon_2.flowinfo = ip.version_class_and_label & CLASS_AND_LABEL;
+        routing.__bindgen_anon_3.ipv6_src = source;
+        routing.__bindgen_anon_4.ipv6_dst = destination;
+        Some(routing)
+    }
+
+    #[inline(always)]
+    fn length<const L2: usize>(_ctx: &TcContext, rest: Rest) -> Option<u16> {
+        Some(length(rest))
+    }
+
+    #[inline(always)]
+    fn neighbour(ipv6_nh: Addr) -> bpf_redir_neigh {
+        bpf_redir_neigh { nh_family: u32::from(AF_INET6), __bindgen_anon_1: bpf_redir_neigh__bindgen_ty_1 { ipv6_nh } }
+    }
+
+    #[inline(always)]
+    fn pod_way(addr: Addr) -> Option<PodWay> {
+        // SAFETY: the agent alone writes this map; the kernel replaces an element as a whole.
+        unsafe { POD_V6.get(&PodV6 { addr: bytes(addr) }) }.copied()
     }
 
     #[inline(always)]
@@ -290,6 +341,12 @@ impl Family for V6 {
         // What is not there is as good as forgotten.
         let _missing = PEER_V6.remove(&peer_key(peer));
     }
+}
+
+/// Bytes of a packet with its header.
+#[inline(always)]
+const fn length(rest: Rest) -> u16 {
+    u16::from_be(rest.payload_length).saturating_add(LENGTH as u16)
 }
 
 #[inline(always)]

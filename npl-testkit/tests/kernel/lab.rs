@@ -325,7 +325,7 @@ fn words(addr: [u8; 16]) -> [u64; 2] {
     [word(0) << 32 | word(4), word(8) << 32 | word(12)]
 }
 
-fn open<T: TryFrom<Map, Error = MapError>>(name: &str) -> T {
+pub(crate) fn open<T: TryFrom<Map, Error = MapError>>(name: &str) -> T {
     let map = MapData::from_pin(Pins::new(Path::new(BPFFS)).map(name)).and_then(Map::from_map_data);
     map.and_then(T::try_from).unwrap()
 }

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A Node with Pods and clients in namespaces, and the agent's datapath attached to its uplinks.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
-use npl_agent::core::devices::{Device, DeviceKind};
+use npl_agent::core::devices::{Device, DeviceKind, DeviceSelection};
 use npl_agent::core::model::{Backend, Protocol};
+use npl_agent::core::redirect::{Carries, Forwarding, Placement};
 use npl_agent::datapath::{Datapath, DatapathError};
+use npl_agent::uplinks::{Coverage, Uplinks};
 use npl_testkit::echo::EchoServer;
 use npl_testkit::mounts::BpfFs;
 use npl_testkit::netns::Netns;
@@ -100,7 +103,9 @@ impl World {
 
     /// Puts the programs on these devices, and takes them off all others.
     pub(crate) fn attach_to(&self, datapath: &mut Datapath, devices: &[Device]) -> Vec<DatapathError> {
-        self.node().run(|| datapath.hooks.attach(devices, |_| true)).unwrap()
+        let wanted = devices.iter().map(|device| (device.ifindex, Carries::Uplink)).collect();
+        let placement = Placement { devices: wanted, pods: BTreeMap::new() };
+        self.node().run(|| datapath.attach(devices, &placement)).unwrap()
     }
 
     /// The Node's uplinks as the agent sees devices.
@@ -109,10 +114,14 @@ impl World {
         devices.collect()
     }
 
-    /// Waits for the end of what a program of the agent would do on the Node.
-    pub(crate) fn on_node<T: Send>(&self, work: impl Future<Output = T> + Send) -> T {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        self.node().run(|| runtime.block_on(work)).unwrap()
+    /// Has the programs on the uplinks and, where packets are redirected, on what leads to Pods, as an agent finds them.
+    #[track_caller]
+    pub(crate) fn follow(&mut self, forwarding: Forwarding) {
+        let names = self.uplinks().into_iter().map(|device| device.name).collect();
+        let mut uplinks = Uplinks::new(DeviceSelection::Named(names), forwarding);
+        let (node, node_ips) = (self.node().clone(), self.node_ips());
+        let coverage = node.block_on(uplinks.follow(self.datapath(), &node_ips)).unwrap().unwrap();
+        assert_eq!(coverage, Coverage { carrying: self.topology.clients().len(), refusing: 0 });
     }
 
     /// Has every mapping be for these alone; as the agent does it, nobody who is in both lists notices.
@@ -207,6 +216,8 @@ fn device(device: &npl_testkit::topology::Device) -> Device {
         kind: DeviceKind::Veth,
         has_ethernet: true,
         is_enslaved: false,
+        peer_is_elsewhere: false,
+        mtu: 1500,
         has_default_route: true,
         addresses: Vec::new(),
     }

@@ -55,6 +55,8 @@ pub(crate) enum Mode {
     Nftables,
     /// Translated by NPL.
     Ours,
+    /// Translated by NPL and redirected, past the host's stack.
+    OursRedirect,
     /// Translated by NPL with so many mappings.
     OursOf(u16),
     /// Translated by NPL on a Node whose rules use connection tracking.
@@ -72,6 +74,7 @@ impl Mode {
             Self::IptablesNewest(mappings) => format!("iptables_{mappings}_newest"),
             Self::Nftables => "nftables".to_owned(),
             Self::Ours => "ours".to_owned(),
+            Self::OursRedirect => "ours_redirect".to_owned(),
             Self::OursOf(mappings) => format!("ours_{mappings}"),
             Self::OursConntrack => "ours_conntrack".to_owned(),
         }
@@ -86,6 +89,7 @@ impl Mode {
             | Self::RoutingConntrack
             | Self::Nftables
             | Self::Ours
+            | Self::OursRedirect
             | Self::OursConntrack => MAPPINGS,
         }
     }
@@ -100,6 +104,7 @@ impl Mode {
             | Self::RoutingConntrack
             | Self::Nftables
             | Self::Ours
+            | Self::OursRedirect
             | Self::OursOf(_)
             | Self::OursConntrack => (0, self.mappings()),
         }
@@ -112,7 +117,7 @@ impl Mode {
 
     /// Whether the Node tracks connections; all translation by netfilter does.
     pub(crate) const fn has_conntrack(self) -> bool {
-        !matches!(self, Self::Routing | Self::RoutingBesideOurs | Self::Ours | Self::OursOf(_))
+        !matches!(self, Self::Routing | Self::RoutingBesideOurs | Self::Ours | Self::OursRedirect | Self::OursOf(_))
     }
 }
 
@@ -155,15 +160,18 @@ impl Ratio {
 }
 
 /// Every comparison, in the order in which it is shown.
-pub(crate) const RATIOS: [Ratio; 18] = {
+pub(crate) const RATIOS: [Ratio; 23] = {
     use Mode::{
-        Iptables, IptablesNewest, Nftables, Ours, OursConntrack, OursOf, Routing, RoutingBesideOurs, RoutingConntrack,
+        Iptables, IptablesNewest, Nftables, Ours, OursConntrack, OursOf, OursRedirect, Routing, RoutingBesideOurs,
+        RoutingConntrack,
     };
     use Workload::{Established, NewFlows, SynFlood};
     [
         ratio(Established, Ours, Routing, None),
         ratio(Established, Ours, Iptables(1), Some(1.15)),
         ratio(Established, Ours, Nftables, None),
+        ratio(Established, OursRedirect, Routing, Some(1.35)),
+        ratio(Established, OursRedirect, Iptables(1), None),
         ratio(Established, RoutingBesideOurs, Routing, Some(0.98)),
         ratio(Established, OursConntrack, RoutingConntrack, None),
         ratio(Established, OursConntrack, Iptables(1), None),
@@ -172,6 +180,9 @@ pub(crate) const RATIOS: [Ratio; 18] = {
         ratio(NewFlows, Ours, Iptables(MAPPINGS), None),
         ratio(NewFlows, Ours, IptablesNewest(MAPPINGS), Some(7.0)),
         ratio(NewFlows, Ours, Nftables, None),
+        ratio(NewFlows, OursRedirect, Iptables(MAPPINGS), None),
+        ratio(NewFlows, OursRedirect, IptablesNewest(MAPPINGS), Some(12.0)),
+        ratio(NewFlows, OursRedirect, Nftables, None),
         ratio(NewFlows, OursOf(100), OursOf(1), Some(0.95)),
         ratio(NewFlows, OursOf(1000), OursOf(1), Some(0.95)),
         ratio(NewFlows, OursOf(10_000), OursOf(1), Some(0.95)),

@@ -9,10 +9,12 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use aya::programs::ProgramInfo;
 use aya::sys::{Stats, enable_stats};
-use npl_agent::core::devices::{Device as AgentDevice, DeviceKind};
+use npl_agent::core::devices::DeviceSelection;
 use npl_agent::core::model::{self, Backend, Family, Frontend, NodePort, PodPort};
+use npl_agent::core::redirect::Forwarding;
 use npl_agent::core::settings::PortRange;
 use npl_agent::datapath::Datapath;
+use npl_agent::uplinks::Uplinks;
 use npl_common::names::PROG_INGRESS;
 use npl_testkit::echo::{EchoServer, Protocol};
 use npl_testkit::meter::{self, Clients, Flows, Meter};
@@ -191,19 +193,27 @@ fn translate(
         Mode::RoutingConntrack => rivals::add_conntrack(node).map(|()| None),
         Mode::Iptables(_) | Mode::IptablesNewest(_) => rivals::add_iptables(node, mappings).map(|()| None),
         Mode::Nftables => rivals::add_nftables(node, mappings).map(|()| None),
-        Mode::Ours | Mode::OursOf(_) | Mode::RoutingBesideOurs => load_ours(run, number, topology, mappings).map(Some),
+        Mode::Ours | Mode::OursOf(_) | Mode::RoutingBesideOurs => {
+            load_ours(run, number, topology, mappings, Forwarding::Stack).map(Some)
+        }
+        Mode::OursRedirect => load_ours(run, number, topology, mappings, Forwarding::Redirect).map(Some),
         Mode::OursConntrack => {
             rivals::add_conntrack(node)?;
-            load_ours(run, number, topology, mappings).map(Some)
+            load_ours(run, number, topology, mappings, Forwarding::Stack).map(Some)
         }
     }
 }
 
 /// The agent's own datapath on the Node's uplink, with maps of its own.
-fn load_ours(run: &Run, number: usize, topology: &Topology, mappings: Mappings) -> Result<(Datapath, BpfFs)> {
+fn load_ours(
+    run: &Run,
+    number: usize,
+    topology: &Topology,
+    mappings: Mappings,
+    forwarding: Forwarding,
+) -> Result<(Datapath, BpfFs)> {
     let bpffs = run.bpffs(&format!("bpf{number}"))?;
     let mut datapath = Datapath::open(bpffs.path())?;
-    datapath.tables.set_local_addresses(&[topology.node_addresses().v4.into()])?;
     let protocol = match mappings.protocol {
         Protocol::Tcp => model::Protocol::Tcp,
         Protocol::Udp => model::Protocol::Udp,
@@ -222,18 +232,12 @@ fn load_ours(run: &Run, number: usize, topology: &Topology, mappings: Mappings) 
     let range: PortRange = format!("{FIRST_NODE_PORT}-{}", FIRST_NODE_PORT + NODE_PORTS).parse()?;
     // Any seed will do; a fixed one lets flows meet in the same slots in every run.
     datapath.configure(range, || 0x4e50_4c00_4e50_4c01)?;
-    let uplink = &topology.client().uplink;
-    let device = AgentDevice {
-        ifindex: uplink.ifindex()?,
-        name: uplink.name().to_owned(),
-        kind: DeviceKind::Veth,
-        has_ethernet: true,
-        is_enslaved: false,
-        has_default_route: true,
-        addresses: vec![topology.node_addresses().v4.into()],
-    };
-    let errors = topology.node().run(|| datapath.hooks.attach(&[device], |_any| true))?;
-    errors.into_iter().next().map_or(Ok((datapath, bpffs)), |error| Err(error.into()))
+    let uplink = topology.client().uplink.name().to_owned();
+    let mut uplinks = Uplinks::new(DeviceSelection::Named(vec![uplink]), forwarding);
+    let node_ips = [topology.node_addresses().v4.into()];
+    let coverage = topology.node().block_on(uplinks.follow(&mut datapath, &node_ips))??;
+    ensure!(coverage.carrying == 1, "the uplink refuses the programs");
+    Ok((datapath, bpffs))
 }
 
 /// Opens a flow as a real client does: two requests, both answered. The first answer completes an exchange, and the

@@ -10,7 +10,7 @@ use npl_testkit::topology::Options;
 use crate::world::World;
 
 fn clean_up(world: &World) -> Removed {
-    let (removed, errors) = world.on_node(remove_everything(world.bpffs.path()));
+    let (removed, errors) = world.node().block_on(remove_everything(world.bpffs.path())).unwrap();
     assert!(errors.is_empty(), "{errors:?}");
     removed
 }

@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use std::time::Duration;
 
 use npl_agent::core::model::Family;
+use npl_agent::core::redirect::Placement;
 use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
 use npl_testkit::traffic::{self, Direction, Load, Request, Transfer};
@@ -108,7 +109,7 @@ fn device_that_is_no_longer_wanted_is_left() {
     world.assert_answers();
     let mut datapath = world.datapath.take().unwrap();
     let devices = world.uplinks();
-    let errors = world.node().run(|| datapath.hooks.attach(&devices, |_| false)).unwrap();
+    let errors = world.node().run(|| datapath.attach(&devices, &Placement::default())).unwrap();
     assert!(errors.is_empty(), "{errors:?}");
     world.wait_until_refused();
     world.attach(&mut datapath);

@@ -157,7 +157,7 @@ fn no_program_of_ours_is_left_on_the_cgroup_after_a_cleanup() {
     let mut scene = Scene::new(1);
     scene.assert_answers(scene.world.node(), scene.world.frontend(), "web-0");
     scene.world.datapath = None;
-    let (removed, errors) = scene.world.on_node(remove_everything(scene.world.bpffs.path()));
+    let (removed, errors) = scene.world.node().block_on(remove_everything(scene.world.bpffs.path())).unwrap();
     assert!(errors.is_empty(), "{errors:?}");
     for folder in [LINK_DIR, PROGRAM_DIR] {
         let is_of_hook = |pin: &&PathBuf| pin.to_string_lossy().ends_with("connect4") && has_part(pin, folder);

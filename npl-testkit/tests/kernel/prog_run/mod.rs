@@ -10,6 +10,7 @@ mod flows;
 pub(crate) mod fragments;
 mod l3;
 mod reasons;
+mod redirect;
 mod replies;
 mod requests;
 mod scene;

@@ -31,7 +31,7 @@ fn has(kind: &str, netns: &Netns, line: &str) -> bool {
 
 /// The devices that the agent would choose, and why.
 fn chosen(world: &World) -> Vec<(Device, Reason)> {
-    let all = world.on_node(netlink::interfaces()).unwrap().into_iter();
+    let all = world.node().block_on(netlink::interfaces()).unwrap().unwrap().into_iter();
     let choose = |device: &Device| devices::choose(device, &DeviceSelection::Auto, &world.node_ips(), false).ok();
     let mut chosen: Vec<_> = all.filter_map(|device| choose(&device).map(|reason| (device, reason))).collect();
     chosen.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));

@@ -9,6 +9,7 @@ mod foreign;
 mod fragments;
 mod offload;
 mod oracle;
+mod redirect;
 mod requests;
 mod sctp;
 mod sources;

@@ -8,6 +8,7 @@ use std::io::ErrorKind;
 use std::net::IpAddr;
 
 use npl_agent::core::model::Protocol;
+use npl_agent::core::redirect::Forwarding;
 use npl_testkit::echo::EchoServer;
 use npl_testkit::topology::Options;
 use npl_testkit::traffic::{self, Direction, UdpOptions, tcp_connect, tcp_request, transfer, udp_exchange};
@@ -35,6 +36,13 @@ fn node_with(rules: &[&str]) -> World {
     let (frontend, backend) = mapping(Protocol::Tcp, CLOSED, (world.pod().ip(), POD_PORT + 1).into(), 1);
     world.datapath().upsert_mapping(frontend, backend).unwrap();
     world
+}
+
+/// By the host's stack, and past it.
+fn everything_passes_either_way(mut world: World) {
+    everything_passes(&world);
+    world.follow(Forwarding::Redirect);
+    everything_passes(&world);
 }
 
 /// What passes on every Node, whose rules hide its Pods behind it.
@@ -85,14 +93,12 @@ fn refusal(world: &World, node_port: u16) -> ErrorKind {
 
 #[test]
 fn everything_passes_beside_flannel() {
-    let world = node_with(&[FLANNEL, KUBE_PROXY]);
-    everything_passes(&world);
+    everything_passes_either_way(node_with(&[FLANNEL, KUBE_PROXY]));
 }
 
 #[test]
 fn everything_passes_beside_calico() {
-    let world = node_with(&[CALICO, KUBE_PROXY]);
-    everything_passes(&world);
+    everything_passes_either_way(node_with(&[CALICO, KUBE_PROXY]));
 }
 
 #[test]
@@ -101,7 +107,7 @@ fn everything_passes_beside_antrea_with_strict_reverse_paths() {
     for device in ["all", "default", "eth0", world.pod().host_device.name()] {
         world.node().sysctl(&format!("net/ipv4/conf/{device}/rp_filter"), "1").unwrap();
     }
-    everything_passes(&world);
+    everything_passes_either_way(world);
 }
 
 #[test]
@@ -115,24 +121,29 @@ fn everything_passes_beside_kube_router_and_what_it_rejects_is_refused() {
 /// The second Pod's own packets leave by the second interface, where nobody expects the Node's address.
 #[test]
 fn answers_return_by_the_interface_of_the_request_beside_the_aws_vpc_cni() {
-    let world = World::with_options(2, Options { clients: 2, ..Options::default() });
+    let mut world = World::with_options(2, Options { clients: 2, ..Options::default() });
     world.node().nft(AWS_VPC).unwrap();
-    let second = &world.pods[1].0;
+    let second = world.pods[1].0.ip();
     world
         .node()
         .ip(&format!(
             "route add default via 203.0.113.2 dev eth1 table 100
 rule add to 10.244.0.0/24 lookup main priority 512
 rule add fwmark 0x80/0x80 lookup main priority 1024
-rule add from {} lookup 100 priority 1536",
-            second.ip()
+rule add from {second} lookup 100 priority 1536"
         ))
         .unwrap();
     for device in ["all", "eth0", "eth1"] {
         world.node().sysctl(&format!("net/ipv4/conf/{device}/rp_filter"), "2").unwrap();
     }
-    for pod in [world.pod(), second] {
-        let node_port = NODE_PORT + u16::from(pod.name != world.pod().name);
+    every_pod_answers(&world);
+    world.follow(Forwarding::Redirect);
+    every_pod_answers(&world);
+}
+
+#[track_caller]
+fn every_pod_answers(world: &World) {
+    for (node_port, (pod, _)) in (NODE_PORT..).zip(&world.pods) {
         for _ in 0..3 {
             let server = (world.node_ip(), node_port).into();
             let tcp = tcp_request(world.client(), server, "who are you?").unwrap();

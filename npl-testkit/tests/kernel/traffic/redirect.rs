@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `--forwarding redirect`: past the host's stack in both directions, and by the stack whatever that has to do more than
+//! forward.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use npl_agent::core::model;
+use npl_agent::core::redirect::Forwarding;
+use npl_testkit::echo::Protocol;
+use npl_testkit::topology::{Device, Offload, Options};
+use npl_testkit::traffic::{self, Direction, Load, Request, Transfer, UdpOptions, transfer, udp_socket};
+use npl_testkit::poll;
+
+use crate::lab::mapping;
+use crate::world::{NODE_PORT, POD_PORT, World, is_emulated};
+
+/// A Node that forwards nothing between the client and the Pods: whatever arrives has not met it.
+const NOTHING_IS_FORWARDED: &str = "
+table inet npl_test {
+  chain forward {
+    type filter hook forward priority filter; policy drop;
+  }
+}";
+
+/// What the host tells a client of a packet that has gone too far.
+const TIME_EXCEEDED_IS_COUNTED: &str = "
+table inet npl_test {
+  chain input {
+    type filter hook input priority filter; policy accept;
+    icmp type time-exceeded counter
+  }
+}";
+
+/// A node port whose Pod port nobody listens on.
+const CLOSED: u16 = 61_050;
+
+/// Far longer than the kernel needs.
+const LIMIT: Duration = Duration::from_secs(10);
+
+fn bytes() -> u64 {
+    if is_emulated() { 1 << 18 } else { 16 << 20 }
+}
+
+/// Two Pods, to which packets are redirected.
+fn redirected() -> World {
+    let mut world = World::new(2);
+    world.follow(Forwarding::Redirect);
+    world
+}
+
+/// The same with the Pods on a bridge, as many CNIs have them.
+fn redirected_over_a_bridge() -> World {
+    let mut world = World::new(2);
+    let mut lines = vec![
+        "link add cni0 type bridge forward_delay 0".to_owned(),
+        "link set cni0 up".to_owned(),
+        "addr add fe80::1/64 dev cni0 nodad".to_owned(),
+    ];
+    for (pod, _) in &world.pods {
+        let (device, v4, v6) = (pod.host_device.name(), pod.addresses.v4, pod.addresses.v6);
+        lines.push(format!("addr flush dev {device}\nlink set {device} master cni0"));
+        lines.push(format!("route replace {v4}/32 dev cni0 scope link\nroute replace {v6}/128 dev cni0"));
+    }
+    world.node().ip(&lines.join("\n")).unwrap();
+    world.node().sysctl("net/ipv4/conf/cni0/proxy_arp", "1").unwrap();
+    world.node().sysctl("net/ipv4/neigh/cni0/proxy_delay", "0").unwrap();
+    world.assert_answers();
+    world.follow(Forwarding::Redirect);
+    world
+}
+
+/// Requests by both protocols and families, and transfers in both directions.
+#[track_caller]
+fn assert_served(world: &World) {
+    for _ in 0..3 {
+        world.assert_answers();
+    }
+    for frontend in world.frontends() {
+        for direction in [Direction::Upload, Direction::Download] {
+            assert_eq!(transfer(world.client(), frontend, direction, bytes()).unwrap().bytes, bytes());
+        }
+    }
+}
+
+fn ends(world: &World) -> [Device; 4] {
+    let (client, pod) = (world.topology.client(), world.pod());
+    [client.device.clone(), client.uplink.clone(), pod.device.clone(), pod.host_device.clone()]
+}
+
+#[test]
+fn both_directions_pass_by_the_hosts_stack() {
+    let world = redirected();
+    world.node().nft(NOTHING_IS_FORWARDED).unwrap();
+    assert_served(&world);
+    let without = UdpOptions { checksum: false, ..UdpOptions::default() };
+    let answer = traffic::udp_request(world.client(), world.frontend(), b"no checksum", without).unwrap().answer;
+    assert_eq!((answer.pod.as_str(), answer.client.ip()), ("web-0", world.client_ip()));
+}
+
+#[test]
+fn both_directions_pass_by_the_hosts_stack_over_a_bridge() {
+    let world = redirected_over_a_bridge();
+    world.node().nft(NOTHING_IS_FORWARDED).unwrap();
+    assert_served(&world);
+}
+
+#[test]
+fn transfers_are_whole_wherever_segments_and_checksums_are_made() {
+    let world = redirected();
+    world.node().nft(NOTHING_IS_FORWARDED).unwrap();
+    for is_on in [false, true] {
+        for device in ends(&world) {
+            device.set_offloads(&Offload::ALL, is_on).unwrap();
+        }
+        assert_served(&world);
+    }
+    for device in ends(&world) {
+        device.set_offloads(&[Offload::Tso, Offload::Gso], false).unwrap();
+        device.set_offloads(&[Offload::Gro], true).unwrap();
+    }
+    assert_served(&world);
+}
+
+/// Fragments and ICMP errors too: a firewall that sees half of a conversation drops or masks it.
+#[test]
+fn what_few_packets_are_like_passes_by_the_hosts_stack_too() {
+    let mut world = redirected();
+    let (frontend, backend) = mapping(model::Protocol::Udp, CLOSED, (world.pod().ip(), POD_PORT + 1).into(), 1);
+    world.datapath().upsert_mapping(frontend, backend).unwrap();
+    world.node().nft(NOTHING_IS_FORWARDED).unwrap();
+    for frontend in world.frontends() {
+        for (question, answer) in [(4000, 512), (512, 4000), (4000, 4000)] {
+            assert_eq!(traffic::udp_exchange(world.client(), frontend, question, answer).unwrap().pod, "web-0");
+        }
+    }
+    let socket = udp_socket(world.client(), (world.node_ip(), CLOSED).into(), true).unwrap();
+    let error = traffic::udp_ask(&socket, "anybody?").unwrap_err();
+    let kind = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+    assert_eq!(kind, Some(ErrorKind::ConnectionRefused), "the Pod's port is closed: {error:#}");
+}
+
+/// A Pod with a narrow device: the client is told by the host, and both directions go on with what fits.
+#[test]
+fn path_mtu_discovery_works() {
+    const NARROW: u32 = 1300;
+    let mut world = World::new(1);
+    let pod = world.pod().clone();
+    let (v4, v6, device) = (pod.addresses.v4, pod.addresses.v6, pod.host_device.name());
+    world
+        .node()
+        .ip(&format!("route replace {v4}/32 dev {device} scope link mtu {NARROW}\nroute replace {v6}/128 dev {device} mtu {NARROW}"))
+        .unwrap();
+    world.follow(Forwarding::Redirect);
+    assert_served(&world);
+    for node_ip in world.node_ips() {
+        let learnt = || world.client().ip(&format!("route get {node_ip}")).is_ok_and(|it| it.contains("mtu 1300")).then_some(());
+        poll::until("what the client has learnt", LIMIT, learnt).unwrap();
+    }
+}
+
+/// The last hop of a packet is the host's to tell of.
+#[test]
+fn a_packet_on_its_last_hop_is_answered_by_the_host() {
+    let world = redirected();
+    world.client().nft(TIME_EXCEEDED_IS_COUNTED).unwrap();
+    let socket = udp_socket(world.client(), world.frontend(), true).unwrap();
+    traffic::udp_ask(&socket, "far enough").unwrap();
+    socket.set_ttl(1).unwrap();
+    socket.send(b"not far enough").unwrap();
+    let is_told = || world.client().nft("list chain inet npl_test input").unwrap().contains("packets 1 ").then_some(());
+    poll::until("the host's answer", LIMIT, is_told).unwrap();
+    socket.set_ttl(64).unwrap();
+    traffic::udp_ask(&socket, "far enough again").unwrap();
+}
+
+/// The agent may change its mind, and a new one may begin: whichever way packets take, none is lost.
+#[test]
+fn nothing_is_lost_when_the_way_changes() {
+    let mut world = redirected();
+    let requests = |world: &World| -> Vec<Request> {
+        let to = |protocol, (server, client): (SocketAddr, IpAddr)| Request { protocol, server, pod: "web-0".to_owned(), client };
+        let ends = world.frontends().into_iter().zip(world.client_ips());
+        ends.flat_map(|ends| [to(Protocol::Tcp, ends), to(Protocol::Udp, ends)]).collect()
+    };
+    let rate = 2 << 20;
+    let size = if is_emulated() { 2 << 20 } else { 8 << 20 };
+    let running = [Direction::Upload, Direction::Download]
+        .map(|direction| Transfer::start(world.client(), world.frontend(), direction, size, rate).unwrap());
+    let load = Load::start(world.client(), 100, requests(&world));
+    for share in 1..=8 {
+        running[0].wait_for_share(f64::from(share) / 10.0, Duration::from_secs(60)).unwrap();
+        let forwarding = if share % 2 == 0 { Forwarding::Redirect } else { Forwarding::Stack };
+        if share == 5 {
+            // Another agent.
+            world.datapath = Some(world.open());
+        }
+        world.follow(forwarding);
+    }
+    for transfer in running {
+        assert_eq!(transfer.join().unwrap().bytes, size);
+    }
+    let report = load.stop();
+    assert!(report.failures.is_empty() && report.total() > 0, "{report:?}");
+}
+
+#[test]
+fn requests_by_a_second_uplink_are_answered() {
+    let mut world = World::with_options(1, Options { clients: 2, ..Options::default() });
+    world.follow(Forwarding::Redirect);
+    world.node().nft(NOTHING_IS_FORWARDED).unwrap();
+    for client in world.topology.clients() {
+        let answer = traffic::tcp_request(&client.netns, (world.node_ip(), NODE_PORT).into(), "who?").unwrap();
+        assert_eq!((answer.pod.as_str(), answer.client.ip()), ("web-0", client.addresses.v4.into()));
+    }
+}
+
+/// What Pods do on their own account, and what others send to them, is the host's, and unchanged.
+#[test]
+fn what_is_not_ours_takes_the_stack() {
+    let world = redirected();
+    let direct = traffic::tcp_request(world.client(), (world.pod().ip(), POD_PORT).into(), "directly?").unwrap();
+    assert_eq!((direct.pod.as_str(), direct.client.ip()), ("web-0", world.client_ip()));
+    world.node().nft(NOTHING_IS_FORWARDED).unwrap();
+    assert!(traffic::tcp_connect(world.client(), (world.pod().ip(), POD_PORT).into()).is_err());
+    world.assert_answers();
+}
+
+#[test]
+fn a_pod_that_goes_leaves_nothing_and_the_others_are_served() {
+    let mut world = redirected();
+    let gone = world.pods.pop().unwrap();
+    world.topology.remove_pod(&gone.0.name).unwrap();
+    world.follow(Forwarding::Redirect);
+    world.node().nft(NOTHING_IS_FORWARDED).unwrap();
+    world.assert_answers();
+    assert_eq!(world.datapath().redirected().unwrap().len(), 2, "the other Pod's two addresses");
+    let carrying = world.datapath().hooks.attached().len();
+    assert_eq!(carrying, 2, "the uplink, and the other Pod's device");
+    world.follow(Forwarding::Stack);
+    assert!(world.datapath().redirected().unwrap().is_empty());
+}
