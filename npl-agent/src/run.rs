@@ -52,7 +52,8 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
 }
 
 async fn serve(config: Config) -> anyhow::Result<()> {
-    let Config { node_name, kubeconfig, settings, devices, forwarding, annotation_keys, resync, bpffs, cgroup, listen } = config;
+    let Config { node_name, kubeconfig, settings, devices, forwarding, annotation_keys, resync, bpffs, cgroup, listen } =
+        config;
     let _lock = lock()?;
     for warning in port_range_warnings(settings.port_range, ephemeral_range().as_deref()) {
         warn!("{warning}");

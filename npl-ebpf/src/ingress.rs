@@ -12,7 +12,8 @@ use crate::{
     icmp::{self, Error},
     maps::CONFIG,
     packet::{IcmpHeader, Packet},
-    redirect, rewrite::{self, DESTINATION},
+    redirect,
+    rewrite::{self, DESTINATION},
     stats,
     verdict::Verdict,
 };

@@ -41,9 +41,7 @@ use aya_ebpf::{
     macros::{cgroup_sock_addr, classifier},
     programs::{SockAddrContext, TcContext},
 };
-use npl_common::names::{
-    REST_EGRESS, REST_EGRESS_L3, REST_INGRESS, REST_INGRESS_DIRECT, REST_INGRESS_L3, REST_PODS,
-};
+use npl_common::names::{REST_EGRESS, REST_EGRESS_L3, REST_INGRESS, REST_INGRESS_DIRECT, REST_INGRESS_L3, REST_PODS};
 
 use crate::{
     egress::Replies,

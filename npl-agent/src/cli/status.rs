@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `npl-agent status`: is it there, where is it attached, and what has been counted.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use serde::Serialize;
 
@@ -27,6 +30,8 @@ struct Shown {
     port_range: Option<String>,
     node_addresses: Vec<String>,
     devices: Vec<ShownDevice>,
+    /// Addresses of Pods that packets are redirected to, past the host's stack.
+    redirected_pods: BTreeSet<IpAddr>,
     /// `connect4`, `sendmsg6`, ….
     socket_hooks: Vec<&'static str>,
     mappings: usize,
@@ -46,6 +51,8 @@ struct ShownDevice {
     ifindex: u32,
     /// `ingress`, `egress`.
     attached: Vec<&'static str>,
+    /// Whether Pods are behind it that packets are redirected to; clients are, if not.
+    leads_to_pods: bool,
 }
 
 /// Shows what the kernel holds.
@@ -66,6 +73,7 @@ pub async fn show(args: &ViewArgs) -> anyhow::Result<()> {
 impl Shown {
     fn new(inspection: &Inspection, devices: &[Device]) -> Self {
         let name = |ifindex: u32| devices.iter().find(|device| device.ifindex == ifindex).map(|it| it.name.clone());
+        let leads_to_pods = |ifindex| inspection.redirected.values().any(|way| way.ifindex == ifindex);
         let config = inspection.config.filter(|config| config.abi != 0);
         Self {
             agent_running: run::is_running(),
@@ -81,8 +89,10 @@ impl Shown {
                     name: name(*ifindex).unwrap_or_else(|| "(gone)".to_owned()),
                     ifindex: *ifindex,
                     attached: directions.iter().map(|direction| direction.as_str()).collect(),
+                    leads_to_pods: leads_to_pods(*ifindex),
                 })
                 .collect(),
+            redirected_pods: inspection.redirected.keys().copied().collect(),
             socket_hooks: inspection.socket_hooks.clone(),
             mappings: inspection.mappings.len(),
             restricted_mappings: inspection.mappings.iter().filter(|it| it.sources.is_restricted()).count(),
@@ -110,11 +120,14 @@ fn as_text(shown: &Shown, inspection: &Inspection) -> String {
         ("Local clients", local_clients(&shown.socket_hooks)),
         ("Mappings", format!("{} ({} for some sources only)", shown.mappings, shown.restricted_mappings)),
         ("Flows", shown.flows.to_string()),
+        ("Forwarding", forwarding(shown)),
     ];
     let facts: Vec<String> = facts.iter().map(|(name, value)| format!("{name:<16}{value}\n")).collect();
+    // Those of Pods are as many as the Pods, and say no more than the line above.
     let devices = shown
         .devices
         .iter()
+        .filter(|device| !device.leads_to_pods)
         .map(|device| vec![device.name.clone(), device.ifindex.to_string(), device.attached.join(", ")]);
     let devices = table(&["DEVICE", "IFINDEX", "ATTACHED"], devices);
     let reasons = inspection
@@ -129,6 +142,16 @@ fn as_text(shown: &Shown, inspection: &Inspection) -> String {
 fn programs(builds: &BTreeMap<String, Vec<String>>) -> String {
     let shown: Vec<String> = builds.iter().map(|(build, names)| format!("{} of {build}", names.len())).collect();
     shown.join(", ")
+}
+
+/// How packets go on that were translated.
+fn forwarding(shown: &Shown) -> String {
+    let pods = shown.redirected_pods.len();
+    if pods == 0 {
+        return "by the host's stack".to_owned();
+    }
+    let devices = shown.devices.iter().filter(|device| device.leads_to_pods).count();
+    format!("redirected to {pods} Pod addresses by {devices} devices; by the host's stack to all others")
 }
 
 /// Clients on the Node itself and in its Pods.

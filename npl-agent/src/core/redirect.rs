@@ -171,11 +171,9 @@ fn way_by(device: &Device, uplinks: &BTreeSet<u32>) -> Result<Way, Refusal> {
         DeviceKind::Veth if device.peer_is_elsewhere => Ok(Way::Peer),
         DeviceKind::Veth => Err(Refusal::EndsOnTheNode),
         DeviceKind::Bridge => Ok(Way::Bridge),
-        DeviceKind::Physical
-        | DeviceKind::Loopback
-        | DeviceKind::Dummy
-        | DeviceKind::Tunnel
-        | DeviceKind::Other => Err(Refusal::UnknownKind),
+        DeviceKind::Physical | DeviceKind::Loopback | DeviceKind::Dummy | DeviceKind::Tunnel | DeviceKind::Other => {
+            Err(Refusal::UnknownKind)
+        }
     }
 }
 

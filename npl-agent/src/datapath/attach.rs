@@ -15,9 +15,7 @@ use aya::{
     },
     sys::SyscallError,
 };
-use npl_common::names::{
-    PROG_EGRESS, PROG_EGRESS_L3, PROG_INGRESS, PROG_INGRESS_DIRECT, PROG_INGRESS_L3, PROG_PODS,
-};
+use npl_common::names::{PROG_EGRESS, PROG_EGRESS_L3, PROG_INGRESS, PROG_INGRESS_DIRECT, PROG_INGRESS_L3, PROG_PODS};
 
 use super::{
     error::DatapathError,

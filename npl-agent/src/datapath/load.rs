@@ -10,8 +10,8 @@ use std::{
 use npl_common::{config::Config, names::ABI_VERSION};
 
 use super::{
-    attach::Hooks, direct::DirectWays, error::DatapathError, mappings::MappingWriter, pins::Pins, preflight, programs::Programs,
-    tables::Tables,
+    attach::Hooks, direct::DirectWays, error::DatapathError, mappings::MappingWriter, pins::Pins, preflight,
+    programs::Programs, tables::Tables,
 };
 use crate::core::{
     devices::Device,

@@ -101,10 +101,14 @@ async fn route_to(handle: &Handle, addr: IpAddr) -> Option<Route> {
     message.attributes.push(RouteAttribute::Destination(destination));
     // An error says that there is no route.
     let found = handle.route().get(message).execute().try_next().await.ok()??;
-    let metrics = found.attributes.iter().filter_map(|it| if let RouteAttribute::Metrics(all) = it { Some(all) } else { None });
+    let metrics =
+        found.attributes.iter().filter_map(|it| if let RouteAttribute::Metrics(all) = it { Some(all) } else { None });
     Some(Route {
         ifindex: found.attributes.iter().flat_map(outgoing_devices).next()?,
-        has_gateway: found.attributes.iter().any(|it| matches!(it, RouteAttribute::Gateway(_) | RouteAttribute::Via(_))),
+        has_gateway: found
+            .attributes
+            .iter()
+            .any(|it| matches!(it, RouteAttribute::Gateway(_) | RouteAttribute::Via(_))),
         mtu: metrics.flatten().find_map(|metric| if let RouteMetric::Mtu(mtu) = metric { Some(*mtu) } else { None }),
     })
 }

@@ -19,7 +19,9 @@ use npl_common::{
 
 use super::{Backend, End, Ends, Family, Fragment, Location, Peer, SourceKey, Walk};
 use crate::{
-    maps::{ALLOW_V6, ENDPOINT_V6, FLOW_V6, FRAGMENT_V6, LOCAL_ADDRESS_V6, LOCAL_V6, MAPPING_V6, PEER_V6, POD_V6, SYN_V6},
+    maps::{
+        ALLOW_V6, ENDPOINT_V6, FLOW_V6, FRAGMENT_V6, LOCAL_ADDRESS_V6, LOCAL_V6, MAPPING_V6, PEER_V6, POD_V6, SYN_V6,
+    },
     packet::{self, ETHERNET, Other},
     redirect::{self, Routing},
 };
@@ -141,14 +143,7 @@ impl Family for V6 {
         let Tail { rest, source, destination } = ip.tail;
         let mut walk = Walk {
             l3,
-            location: Location {
-                source,
-                destination,
-                rest,
-                protocol: rest.protocol,
-                l4: l3 + LENGTH,
-                is_plain: false,
-            },
+            location: Location { source, destination, rest, protocol: rest.protocol, l4: l3 + LENGTH, is_plain: false },
             fragment: Fragment::NONE,
             end: l3 + LENGTH + usize::from(u16::from_be(rest.payload_length)),
         };

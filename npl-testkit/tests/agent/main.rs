@@ -14,6 +14,7 @@ mod formats;
 mod life;
 mod local;
 mod main_job;
+mod redirect;
 mod refusals;
 mod restart;
 mod sources;

@@ -9,9 +9,9 @@ use std::time::Duration;
 use npl_agent::core::model;
 use npl_agent::core::redirect::Forwarding;
 use npl_testkit::echo::Protocol;
+use npl_testkit::poll;
 use npl_testkit::topology::{Device, Offload, Options};
 use npl_testkit::traffic::{self, Direction, Load, Request, Transfer, UdpOptions, transfer, udp_socket};
-use npl_testkit::poll;
 
 use crate::lab::mapping;
 use crate::world::{NODE_PORT, POD_PORT, World, is_emulated};
@@ -155,7 +155,8 @@ fn path_mtu_discovery_works() {
     world.follow(Forwarding::Redirect);
     assert_served(&world);
     for node_ip in world.node_ips() {
-        let learnt = || world.client().ip(&format!("route get {node_ip}")).is_ok_and(|it| it.contains("mtu 1300")).then_some(());
+        let learnt =
+            || world.client().ip(&format!("route get {node_ip}")).is_ok_and(|it| it.contains("mtu 1300")).then_some(());
         poll::until("what the client has learnt", LIMIT, learnt).unwrap();
     }
 }
@@ -180,7 +181,12 @@ fn a_packet_on_its_last_hop_is_answered_by_the_host() {
 fn nothing_is_lost_when_the_way_changes() {
     let mut world = redirected();
     let requests = |world: &World| -> Vec<Request> {
-        let to = |protocol, (server, client): (SocketAddr, IpAddr)| Request { protocol, server, pod: "web-0".to_owned(), client };
+        let to = |protocol, (server, client): (SocketAddr, IpAddr)| Request {
+            protocol,
+            server,
+            pod: "web-0".to_owned(),
+            client,
+        };
         let ends = world.frontends().into_iter().zip(world.client_ips());
         ends.flat_map(|ends| [to(Protocol::Tcp, ends), to(Protocol::Udp, ends)]).collect()
     };
