@@ -16,6 +16,7 @@
     clippy::cast_possible_truncation,
     reason = "offsets, indexes and packed words are bounded where they are made"
 )]
+#![expect(clippy::cast_possible_wrap, reason = "the kernel takes sizes of structures as signed numbers")]
 #![expect(clippy::needless_pass_by_value, reason = "the program macro hands the context over")]
 #![expect(clippy::needless_borrows_for_generic_args, reason = "aya's next version takes references only")]
 #![expect(unsafe_code, reason = "packets and map values are raw memory that the kernel's verifier checks")]

@@ -113,7 +113,7 @@ impl Programs {
         if !self.classifiers.contains_key(name) {
             if let Some(index) = rest_of(name) {
                 let program = self.adopt_or_load(REST_PROGRAMS[index as usize])?;
-                self.place_rest(index, program)?;
+                self.place_rest(index, &program)?;
             }
             let program = self.adopt_or_load(name)?;
             self.classifiers.insert(name, program);
@@ -163,7 +163,7 @@ impl Programs {
             self.classifiers.insert(hook, program);
         }
         for (index, rest) in rests {
-            self.place_rest(index, rest)?;
+            self.place_rest(index, &rest)?;
         }
         info!(build = self.build, "programs of an earlier agent go on");
         Ok(true)
@@ -272,7 +272,7 @@ impl Programs {
     }
 
     /// Has the programs of a hook jump to their rest; so do those of an earlier agent from then on.
-    fn place_rest(&self, index: u32, rest: SchedClassifier) -> Result<(), DatapathError> {
+    fn place_rest(&self, index: u32, rest: &SchedClassifier) -> Result<(), DatapathError> {
         let name = REST_PROGRAMS[index as usize];
         let program: &ProgramFd =
             rest.fd().map_err(|source| DatapathError::LoadProgram { name, source: Box::new(source) })?;
