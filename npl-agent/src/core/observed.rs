@@ -22,11 +22,7 @@ pub struct Observed {
 impl Observed {
     /// Who may use a mapping.
     pub(super) fn sources_of(&self, frontend: Frontend, backend: Backend) -> Sources {
-        if backend.is_restricted {
-            self.sources.get(&frontend).into_iter().flatten().copied().collect()
-        } else {
-            Sources::Anyone
-        }
+        Sources::of(backend, self.sources.get(&frontend).into_iter().flatten().copied())
     }
 
     /// The frontends of which not both say the same.

@@ -7,7 +7,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-use super::model::Family;
+use super::model::{Backend, Family};
 
 /// Ranges that are taken of one Service; those beyond let nobody in.
 pub const MAX_RANGES: usize = 256;
@@ -96,6 +96,11 @@ pub enum Sources {
 }
 
 impl Sources {
+    /// Of a mapping that is as the kernel has it, with the ranges that are there for it.
+    pub fn of(backend: Backend, ranges: impl IntoIterator<Item = SourceRange>) -> Self {
+        if backend.is_restricted { ranges.into_iter().collect() } else { Self::Anyone }
+    }
+
     /// Whether not everybody may.
     pub const fn is_restricted(&self) -> bool {
         matches!(self, Self::Only(_))

@@ -112,8 +112,7 @@ impl Tables {
     pub fn records(&self) -> Result<Vec<MappingRecord>, DatapathError> {
         let mut sources = self.sources()?;
         let record = |(frontend, Entry { backend, stats_index })| {
-            let ranges = sources.remove(&frontend).unwrap_or_default();
-            let sources = if backend.is_restricted { ranges.into_iter().collect() } else { Sources::Anyone };
+            let sources = Sources::of(backend, sources.remove(&frontend).unwrap_or_default());
             Ok(MappingRecord { frontend, backend, sources, stats: self.stats_of(stats_index)? })
         };
         self.entries()?.into_iter().map(record).collect()
