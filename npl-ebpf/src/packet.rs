@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Bounds-checked reads of packets: the only place that makes pointers into them.
+//! Bounds-checked access to packets: the only place that makes pointers into them. All read, only `rewrite` writes.
 
 use aya_ebpf::{
     EbpfContext as _,

@@ -138,8 +138,7 @@ impl Selector<'_> {
 
     fn place(self, pod: &Pod, wanted: &mut Wanted) {
         let mut host_ports = BTreeSet::new();
-        let mut conflicts = BTreeSet::new();
-        let mut unenforced = BTreeSet::new();
+        let mut causes = BTreeSet::new();
         for (port, placement) in &mut wanted.ports {
             let Some(ip) = ip_of(pod, port.family) else { continue };
             let host_port = self.host_port(pod, *port).filter(|node_port| {
@@ -149,15 +148,15 @@ impl Selector<'_> {
             if let Some(node_port) = host_port {
                 *placement = Placement::Host(node_port);
                 if wanted.sources.get(port).is_some_and(Sources::is_restricted) {
-                    unenforced.insert(Cause::UnenforcedSources { node_port, protocol: port.protocol });
+                    causes.insert(Cause::UnenforcedSources { node_port, protocol: port.protocol });
                 }
             } else if self.pod_ip(pod, port.family).is_some() {
                 *placement = Placement::Mapped;
             } else if let Some(holder) = self.snapshot.holder(ip) {
-                conflicts.insert(Cause::AddressConflict { ip, holder: holder.key.clone() });
+                causes.insert(Cause::AddressConflict { ip, holder: holder.key.clone() });
             }
         }
-        for cause in conflicts.into_iter().chain(unenforced) {
+        for cause in causes {
             wanted.blame(pod, cause);
         }
     }

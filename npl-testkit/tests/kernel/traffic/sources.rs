@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Clients whom a Service lets in, and clients whom it does not, by real connections.
 
+use std::io::{BufRead as _, BufReader};
+use std::time::Duration;
+
 use npl_common::reason::Reason;
 use npl_testkit::traffic::{self, UdpOptions};
 
@@ -52,8 +55,8 @@ fn live_connection_stops_when_its_client_is_taken_off_the_list_and_goes_on_when_
     for connection in &connections {
         // The client's kernel sends what was lost again, and the Pod knows the connection still.
         let mut answer = String::new();
-        connection.set_read_timeout(Some(std::time::Duration::from_secs(20))).unwrap();
-        std::io::BufRead::read_line(&mut std::io::BufReader::new(connection), &mut answer).unwrap();
+        connection.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        BufReader::new(connection).read_line(&mut answer).unwrap();
         assert!(answer.contains("web-0"), "{answer}");
     }
 }
