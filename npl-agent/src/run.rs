@@ -82,16 +82,17 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let network = netlink::changes()?;
     let work = async {
         let connected = connecting.join_next().await.context("connect to the API server")?;
-        let (api, mut watches) = connected.context("connect to the API server")??;
-        let patcher = PodPatcher::new(api.clone(), annotation_keys.clone(), metrics.clone());
+        let (client, refusal, mut watches) = connected.context("connect to the API server")??;
+        let patcher = PodPatcher::new(client.clone(), annotation_keys.clone(), metrics.clone());
         let executor = Executor::new(datapath, patcher);
-        let recorder = Recorder::new(api, &node_name, metrics.clone());
+        let recorder = Recorder::new(client, &node_name, metrics.clone());
         let (problems, seen_problems) = latest::channel(Vec::new());
         let listeners = Listeners { metrics, health: health.clone(), problems };
         let uplinks = Uplinks::new(devices, forwarding);
         let reconciler = Reconciler::new(State::new(settings), executor, uplinks, listeners, resync);
         tokio::select! {
             ended = reconciler.run(changes, network) => { ended?; retire(&bpffs, &health).await?; stand_by(&health).await }
+            refused = refusal => Err(refused.into()),
             () = recorder.run(seen_problems) => bail!("the recorder of Events ended"),
             ended = watches.join_next() => bail!("a watch of the API server ended: {ended:?}"),
         }

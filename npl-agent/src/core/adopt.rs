@@ -5,11 +5,22 @@ use std::collections::BTreeMap;
 
 use super::{
     annotation::{self, SeenEntry},
-    model::{Backend, Frontend, Pod},
+    model::{Backend, Frontend, Moment, Pod},
+    op::{Attempt, Op},
     ports::{Claim, Owner, Phase},
     select::{Placement, Selector, WantedPort},
     state::State,
 };
+
+/// Keeps the ports of the datapath's mappings from other processes, whoever they turn out to be for: a thousand of them
+/// take a while, and the API server has not answered yet.
+pub(super) fn reservations(state: &State, now: Moment) -> Vec<Op> {
+    let Some(observed) = &state.observed else { return Vec::new() };
+    let is_held = |frontend: &Frontend| observed.reservations.contains(frontend) || state.ports.is_taken(*frontend);
+    let missing = observed.mappings.keys().filter(|frontend| !is_held(frontend));
+    let is_due = |op: &Op| !state.is_delayed(&Attempt::of(op), now);
+    missing.map(|frontend| Op::Reserve(*frontend)).filter(is_due).collect()
+}
 
 /// Gives every mapping in the datapath its owner, and every Pod the free ports that its annotation names.
 ///

@@ -167,7 +167,7 @@ impl State {
         conditions.into_iter().filter(|(_, is_met)| !is_met).map(|(awaited, _)| awaited).collect()
     }
 
-    /// Whether everything was heard that decisions need; before that, a pass has no ops.
+    /// Whether everything was heard that decisions need; before that, a pass only reserves what is mapped already.
     pub fn is_ready(&self) -> bool {
         self.awaited().is_empty()
     }
@@ -188,7 +188,7 @@ impl State {
     /// What to do now. Repeat until there are no ops.
     pub fn pass(&mut self, now: Moment) -> Pass {
         if !self.is_ready() {
-            return Pass::default();
+            return Pass { ops: adopt::reservations(self, now), next_deadline: None };
         }
         if !self.is_adopted {
             adopt::adopt(self);

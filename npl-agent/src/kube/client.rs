@@ -3,6 +3,7 @@
 
 use std::{
     fmt,
+    future::pending,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -119,13 +120,20 @@ const NEEDED: [Permission; 7] = [
     permission("watch", "nodes", ""),
 ];
 
-/// Makes the client and waits until the API server answers and lets the agent do its work.
-pub async fn connect(kubeconfig: Option<&Path>, node_name: &str) -> Result<Client, ConnectError> {
+/// Makes the client and tells the API server's address. Nothing is asked for yet.
+pub(super) async fn open(kubeconfig: Option<&Path>) -> Result<(Client, String), ConnectError> {
     let config = load(kubeconfig).await?;
     let url = config.cluster_url.to_string();
     let client = build(config).map_err(|err| ConnectError::Client { url: url.clone(), reason: one_line(&err) })?;
-    wait_for_access(&client, &url, node_name).await?;
-    Ok(client)
+    Ok((client, url))
+}
+
+/// Asks whether the agent may do its work until there is an answer to believe, and ends if it is no.
+pub(super) async fn refusal(client: Client, url: String, node_name: String) -> ConnectError {
+    match wait_for_access(&client, &url, &node_name).await {
+        Err(refusal) => refusal,
+        Ok(()) => pending().await,
+    }
 }
 
 /// Never inferred: what a shell's environment says of another cluster is not for a program that owns a Node.

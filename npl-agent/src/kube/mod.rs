@@ -24,17 +24,18 @@ use std::path::PathBuf;
 
 use ::kube::Client;
 pub use convert::AnnotationKeys;
+use futures::{FutureExt as _, future::BoxFuture};
 use k8s_openapi::jiff::Timestamp;
 use tokio::{sync::mpsc::Sender, task::JoinSet};
 
 use self::{client::ConnectError, watch::Subject};
 use crate::{core::snapshot::Change, metrics::Metrics};
 
-/// A client, and the watches that go on with it.
-pub type Connection = (Client, JoinSet<Subject>);
+/// A client, the API server's refusal to let the agent do its work, if it comes to that, and the watches.
+pub type Connection = (Client, BoxFuture<'static, ConnectError>, JoinSet<Subject>);
 
-/// Connects, and watches from then on, on a task of its own: a restart is over when the API server and the kernel have
-/// answered, and neither needs to wait for the other.
+/// Watches on tasks of their own: a restart is over when the API server and the kernel have answered, and neither needs
+/// to wait for the other, nor the watches for the answer to whether they are allowed.
 pub fn connect_and_watch(
     kubeconfig: Option<PathBuf>,
     node_name: &str,
@@ -45,9 +46,10 @@ pub fn connect_and_watch(
     let (node_name, keys, metrics) = (node_name.to_owned(), keys.clone(), metrics.clone());
     let mut connecting = JoinSet::new();
     connecting.spawn(async move {
-        let client = client::connect(kubeconfig.as_deref(), &node_name).await?;
+        let (client, url) = client::open(kubeconfig.as_deref()).await?;
         let watches = watch::spawn(&client, &node_name, &keys, &metrics, &changes);
-        Ok((client, watches))
+        let refusal = client::refusal(client.clone(), url, node_name);
+        Ok((client, refusal.boxed(), watches))
     });
     connecting
 }

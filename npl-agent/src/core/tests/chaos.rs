@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    iter,
     net::IpAddr,
 };
 
@@ -143,7 +144,9 @@ impl Chaos {
         if stolen.is_some() {
             self.excused.extend(self.world.pods.values().map(|pod| pod.uid.clone()));
         }
-        self.world.start();
+        self.world.start_without_lists();
+        while !self.pass(&mut iter::empty()) {}
+        self.world.list();
         self.has_looked = false;
     }
 

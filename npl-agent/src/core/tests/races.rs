@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What happens between a write and the news of it.
 
-use std::iter;
+use std::{collections::BTreeSet, iter};
 
 use super::{
     chaos::{Chaos, Fate},
@@ -181,4 +181,27 @@ fn what_waits_for_time_costs_no_pass_and_goes_on_when_it_has_come() {
     world.wait(MINUTES);
     assert_eq!(world.state.mappings().count(), 0);
     assert!(world.state.parked.is_empty() && world.state.unsettled.is_empty(), "{:?}", world.state);
+}
+
+#[test]
+fn before_the_lists_are_there_ports_of_mappings_are_reserved_and_nothing_else_is_done() {
+    let mut world = World::new(settings("61000-61003"));
+    world.put_node(node(&["192.0.2.1"]));
+    world.put_service(service(&["a/s", "app=x", "8080/tcp"]));
+    world.put_pod(pod(&["a/p", "app=x", "10.0.0.5"], None));
+    world.put_pod(pod(&["a/q", "app=x", "10.0.0.6"], None));
+    world.start();
+    world.settle();
+    let ports: Vec<_> = world.real.mappings.keys().copied().collect();
+    // Another process takes one of them between the agents.
+    world.stolen.insert(ports[1]);
+    world.start_without_lists();
+    assert_eq!(world.settle(), [Op::Reserve(ports[0]), Op::Reserve(ports[1])]);
+    assert_eq!(world.real.reservations, BTreeSet::from([ports[0]]));
+    let (kept, moved) = (world.published(&key("a/p")), world.published(&key("a/q")));
+    world.list();
+    world.settle();
+    assert_eq!(world.published(&key("a/p")), kept);
+    assert_ne!(world.published(&key("a/q")), moved, "what cannot be kept moves once the Pod is known");
+    world.assert_published_works();
 }

@@ -70,9 +70,19 @@ impl World {
 
     /// A new agent process: the sockets are gone, kernel and cluster are as they were.
     pub(super) fn start(&mut self) {
+        self.start_without_lists();
+        self.list();
+    }
+
+    /// The same while the API server has not answered yet.
+    pub(super) fn start_without_lists(&mut self) {
         self.real.reservations.clear();
         self.state = State::new(self.settings.clone());
         self.state.observe(self.real.clone());
+    }
+
+    /// The API server's first answers.
+    pub(super) fn list(&mut self) {
         self.state.apply(Change::Pods(self.pods.values().cloned().collect()));
         self.state.apply(Change::Services(self.services.values().cloned().collect()));
         if let Some(node) = self.node.clone() {
