@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, io};
 
 use aya::{
     programs::{
-        LinkOrder, ProgramError, SchedClassifier, TcAttachType,
+        LinkOrder, ProgramError, SchedClassifier, TcAttachType, Xdp,
         links::{FdLink, LinkError, PinnedLink},
         tc::{self, NlOptions, SchedClassifierLink, SchedClassifierLinkId, TcAttachOptions, TcError, TcHandle},
     },
@@ -66,6 +66,15 @@ impl Hooks {
     /// If the object has no such program, or the kernel refuses it.
     pub fn program(&mut self, name: &'static str) -> Result<&mut SchedClassifier, DatapathError> {
         self.programs.classifier(name)
+    }
+
+    /// The program for drivers, loaded, for whoever runs it without a device.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses it.
+    pub fn xdp_program(&mut self) -> Result<&mut Xdp, DatapathError> {
+        self.programs.xdp().map(|(_, program)| program)
     }
 
     /// Puts the programs on the wanted ones of all devices, and takes them off the rest.

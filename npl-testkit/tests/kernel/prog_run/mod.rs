@@ -17,3 +17,4 @@ mod sctp;
 mod sctp_flows;
 mod sources;
 mod untouched;
+mod xdp;
