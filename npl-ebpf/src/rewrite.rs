@@ -95,16 +95,9 @@ pub fn apply<F: Family, const END: bool, const L2: usize>(
     port: u16,
 ) -> Result<(), Refused> {
     match packet.location.protocol {
-        protocol::TCP => {
-            let header = packet.read_transport::<TcpHeader, L2>(ctx).ok_or(Refused)?;
-            write::<F, _, END, L2>(ctx, packet, header, addr, port, true)
-        }
+        protocol::TCP => write::<F, TcpHeader, END, L2>(ctx, packet, addr, port),
         protocol::SCTP if !packet.location.is_plain => write_sctp::<F, END>(ctx, packet, addr, port),
-        _ => {
-            let header = packet.read_transport::<UdpHeader, L2>(ctx).ok_or(Refused)?;
-            // A datagram may go without a checksum, and then gets none.
-            write::<F, _, END, L2>(ctx, packet, header, addr, port, header.check != 0)
-        }
+        _ => write::<F, UdpHeader, END, L2>(ctx, packet, addr, port),
     }
 }
 
@@ -112,11 +105,11 @@ pub fn apply<F: Family, const END: bool, const L2: usize>(
 fn write<F: Family, H: Checked, const END: bool, const L2: usize>(
     ctx: &TcContext,
     packet: &Packet<F>,
-    header: H,
     addr: F::Addr,
     port: u16,
-    has_checksum: bool,
 ) -> Result<(), Refused> {
+    let header = packet.read_transport::<H, L2>(ctx).ok_or(Refused)?;
+    let has_checksum = has_checksum(&header);
     let Change { source, destination, ports, difference, port } = Change::new::<END>(packet, addr, port);
     let location = &packet.location;
     let is_verified = has_checksum && is_verified(ctx);
@@ -154,12 +147,9 @@ pub fn apply_to_frame<F: Family, const L2: usize>(
     addr: F::Addr,
     port: u16,
 ) -> Result<(), Refused> {
-    if packet.location.protocol == protocol::TCP {
-        let header = packet.read_transport::<TcpHeader, L2>(ctx).ok_or(Refused)?;
-        write_to_frame::<F, _, L2>(ctx, packet, header, addr, port, true)
-    } else {
-        let header = packet.read_transport::<UdpHeader, L2>(ctx).ok_or(Refused)?;
-        write_to_frame::<F, _, L2>(ctx, packet, header, addr, port, header.check != 0)
+    match packet.location.protocol {
+        protocol::TCP => write_to_frame::<F, TcpHeader, L2>(ctx, packet, addr, port),
+        _ => write_to_frame::<F, UdpHeader, L2>(ctx, packet, addr, port),
     }
 }
 
@@ -167,19 +157,15 @@ pub fn apply_to_frame<F: Family, const L2: usize>(
 fn write_to_frame<F: Family, H: Checked, const L2: usize>(
     ctx: &impl Access,
     packet: &Packet<F>,
-    header: H,
     addr: F::Addr,
     port: u16,
-    has_checksum: bool,
 ) -> Result<(), Refused> {
+    let header = packet.read_transport::<H, L2>(ctx).ok_or(Refused)?;
     let Change { source, destination, ports, difference, port } = Change::new::<DESTINATION>(packet, addr, port);
-    let check = if has_checksum { moved::<H>(header.check(), difference, port) } else { header.check() };
+    let check = if has_checksum(&header) { moved::<H>(header.check(), difference, port) } else { header.check() };
     let ip = F::tail(packet.location.rest, source, destination, difference);
-    if F::write_tail::<_, L2>(ctx, Headers { ip, transport: header.with(ports, check) }) {
-        Ok(())
-    } else {
-        Err(Refused)
-    }
+    let is_written = F::write_tail::<_, L2>(ctx, Headers { ip, transport: header.with(ports, check) });
+    if is_written { Ok(()) } else { Err(Refused) }
 }
 
 /// What a packet's ends become, and by how much the sums over them change.
@@ -206,6 +192,12 @@ impl<F: Family> Change<F> {
             Self { source, destination, ports, difference, port: (old.destination, port) }
         }
     }
+}
+
+/// A datagram may go without a checksum, and then gets none.
+#[inline(always)]
+fn has_checksum<H: Checked>(header: &H) -> bool {
+    H::FLAGS & u64::from(BPF_F_MARK_MANGLED_0) == 0 || header.check() != 0
 }
 
 /// A transport checksum for another address and port.
