@@ -52,7 +52,8 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
 }
 
 async fn serve(config: Config) -> anyhow::Result<()> {
-    let Config { node_name, kubeconfig, settings, devices, annotation_keys, resync, bpffs, cgroup, listen } = config;
+    let Config { node_name, kubeconfig, settings, devices, attach, annotation_keys, resync, bpffs, cgroup, listen } =
+        config;
     let _lock = lock()?;
     for warning in port_range_warnings(settings.port_range, ephemeral_range().as_deref()) {
         warn!("{warning}");
@@ -85,7 +86,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         let recorder = Recorder::new(api, &node_name, metrics.clone());
         let (problems, seen_problems) = latest::channel(Vec::new());
         let listeners = Listeners { metrics, health: health.clone(), problems };
-        let reconciler = Reconciler::new(State::new(settings), executor, Uplinks::new(devices), listeners, resync);
+        let uplinks = Uplinks::new(devices, attach);
+        let reconciler = Reconciler::new(State::new(settings), executor, uplinks, listeners, resync);
         tokio::select! {
             ended = reconciler.run(changes, network) => { ended?; retire(&bpffs, &health).await?; stand_by(&health).await }
             () = recorder.run(seen_problems) => bail!("the recorder of Events ended"),

@@ -6,9 +6,15 @@ use std::{collections::BTreeMap, net::IpAddr};
 use tracing::{info, warn};
 
 use crate::{
-    core::devices::{Device, DeviceSelection, Reason, choose, local_addresses},
-    datapath::{Datapath, DatapathError},
+    core::{
+        devices::{Device, DeviceSelection, LinkFacts, Reason, choose, local_addresses},
+        xdp::{self, Attach},
+    },
+    datapath::{Datapath, DatapathError, preflight},
 };
+
+/// Whether requests are translated by XDP, and why.
+type Place = Result<xdp::Reason, xdp::Reason>;
 
 /// What was last decided, so that only changes are told.
 #[derive(Debug)]
@@ -16,6 +22,11 @@ pub struct Uplinks {
     selection: DeviceSelection,
     decided: BTreeMap<String, Result<Reason, Reason>>,
     told_errors: Vec<String>,
+    attach: Attach,
+    /// By device index.
+    places: BTreeMap<u32, Place>,
+    /// Devices whose driver does not run the program, by their index, as they were then.
+    refused: BTreeMap<u32, (LinkFacts, xdp::Reason)>,
 }
 
 /// On how many of the chosen devices the programs are.
@@ -29,8 +40,15 @@ pub struct Coverage {
 
 impl Uplinks {
     /// Nothing decided yet.
-    pub const fn new(selection: DeviceSelection) -> Self {
-        Self { selection, decided: BTreeMap::new(), told_errors: Vec::new() }
+    pub const fn new(selection: DeviceSelection, attach: Attach) -> Self {
+        Self {
+            selection,
+            decided: BTreeMap::new(),
+            told_errors: Vec::new(),
+            attach,
+            places: BTreeMap::new(),
+            refused: BTreeMap::new(),
+        }
     }
 
     /// Makes the datapath fit the devices, and says how many of the chosen ones it could be put on.
@@ -53,11 +71,68 @@ impl Uplinks {
         self.tell_decisions(&decided);
         self.decided = decided;
         let is_chosen = |device: &Device| matches!(self.decided.get(&device.name), Some(Ok(_)));
-        let chosen = devices.iter().filter(|device| is_chosen(device)).count();
-        let errors = datapath.hooks.attach(devices, is_chosen);
-        self.tell_errors(&errors);
+        let chosen: Vec<&Device> = devices.iter().filter(|device| is_chosen(device)).collect();
+        let mut places: BTreeMap<u32, Place> =
+            chosen.iter().map(|device| (device.ifindex, self.place_of(device))).collect();
+        // Ahead of TC comes what is behind it: XDP goes first and comes last, so that replies are always translated.
+        let mut errors = datapath.hooks.detach_xdp(|ifindex| matches!(places.get(&ifindex), Some(Ok(_))));
+        errors.extend(datapath.hooks.attach(devices, is_chosen));
+        for device in &chosen {
+            if let Some(place) = places.get_mut(&device.ifindex)
+                && datapath.hooks.attached().contains(&device.ifindex)
+            {
+                *place = place.and_then(|reason| self.attach_xdp(datapath, device, reason));
+            }
+        }
         let carrying = datapath.hooks.attached().len();
-        Ok(Coverage { carrying, refusing: chosen.saturating_sub(carrying) })
+        let coverage = Coverage { carrying, refusing: chosen.len().saturating_sub(carrying) };
+        let reasons = places.iter().map(|(ifindex, place)| (*ifindex, place.unwrap_or_else(|reason| reason)));
+        errors.extend(datapath.hooks.note_reasons(&reasons.collect()).err());
+        self.tell_errors(&errors);
+        self.tell_places(&chosen, &places);
+        self.refused.retain(|ifindex, _| places.contains_key(ifindex));
+        self.places = places;
+        Ok(coverage)
+    }
+
+    fn place_of(&self, device: &Device) -> Place {
+        let planned = xdp::plan(device, self.attach, preflight::has_xdp_frags());
+        match self.refused.get(&device.ifindex) {
+            Some((link, reason)) if *link == device.link && !reason.may_pass() => planned.and(Err(*reason)),
+            _ => planned,
+        }
+    }
+
+    fn attach_xdp(&mut self, datapath: &mut Datapath, device: &Device, reason: xdp::Reason) -> Place {
+        let Err(error) = datapath.hooks.attach_xdp(device) else {
+            self.refused.remove(&device.ifindex);
+            return Ok(reason);
+        };
+        let (iface, err, reason) = (&device.name, ErrorChain(&error), error.xdp_reason());
+        if self.refused.insert(device.ifindex, (device.link.clone(), reason)).is_none_or(|(_, old)| old != reason) {
+            warn!(iface, %err, "no XDP program on a device; TC does its work");
+        }
+        Err(reason)
+    }
+
+    fn tell_places(&self, devices: &[&Device], new: &BTreeMap<u32, Place>) {
+        for device in devices {
+            let (iface, place) = (&device.name, new.get(&device.ifindex));
+            if place == self.places.get(&device.ifindex) {
+                continue;
+            }
+            match place {
+                Some(Ok(xdp::Reason::Forced)) => {
+                    warn!(
+                        iface,
+                        "XDP translates requests as --attach xdp demands; it breaks packets with unfinished checksums"
+                    );
+                }
+                Some(Ok(reason)) => info!(iface, reason = reason.as_str(), "XDP translates requests"),
+                Some(Err(xdp::Reason::NotAsked)) | None => {}
+                Some(Err(reason)) => info!(iface, reason = reason.as_str(), "TC translates requests"),
+            }
+        }
     }
 
     fn tell_decisions(&self, new: &BTreeMap<String, Result<Reason, Reason>>) {

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::{print, print_json, table};
 use crate::{
     args::{OutputFormat, ViewArgs},
-    core::devices::Device,
+    core::{devices::Device, xdp::Reason},
     datapath::{inspect::Inspection, preflight},
     netlink, run,
 };
@@ -46,6 +46,10 @@ struct ShownDevice {
     ifindex: u32,
     /// `ingress`, `egress`.
     attached: Vec<&'static str>,
+    /// `xdp` or `tc`: what translates requests that come in by it.
+    requests: &'static str,
+    /// Why; nothing where no agent has said so.
+    reason: Option<String>,
 }
 
 /// Shows what the kernel holds.
@@ -81,6 +85,11 @@ impl Shown {
                     name: name(*ifindex).unwrap_or_else(|| "(gone)".to_owned()),
                     ifindex: *ifindex,
                     attached: directions.iter().map(|direction| direction.as_str()).collect(),
+                    requests: if inspection.xdp_links.contains(ifindex) { "xdp" } else { "tc" },
+                    reason: inspection.xdp_reasons.get(ifindex).map(|key| {
+                        let known = Reason::of_key(key);
+                        known.map_or_else(|| key.clone(), |reason| reason.as_str().to_owned())
+                    }),
                 })
                 .collect(),
             socket_hooks: inspection.socket_hooks.clone(),
@@ -112,11 +121,12 @@ fn as_text(shown: &Shown, inspection: &Inspection) -> String {
         ("Flows", shown.flows.to_string()),
     ];
     let facts: Vec<String> = facts.iter().map(|(name, value)| format!("{name:<16}{value}\n")).collect();
-    let devices = shown
-        .devices
-        .iter()
-        .map(|device| vec![device.name.clone(), device.ifindex.to_string(), device.attached.join(", ")]);
-    let devices = table(&["DEVICE", "IFINDEX", "ATTACHED"], devices);
+    let devices = shown.devices.iter().map(|device| {
+        let reason = device.reason.clone().unwrap_or_else(none);
+        let (ifindex, attached) = (device.ifindex.to_string(), device.attached.join(", "));
+        vec![device.name.clone(), ifindex, attached, device.requests.to_owned(), reason]
+    });
+    let devices = table(&["DEVICE", "IFINDEX", "ATTACHED", "REQUESTS", "WHY"], devices);
     let reasons = inspection
         .reasons
         .iter()

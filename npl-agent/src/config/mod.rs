@@ -12,7 +12,7 @@ pub use self::{
 };
 use crate::{
     args::RunArgs,
-    core::{devices::DeviceSelection, model::Family, settings::Settings},
+    core::{devices::DeviceSelection, model::Family, settings::Settings, xdp::Attach},
     datapath::CgroupSelection,
     kube::AnnotationKeys,
 };
@@ -31,6 +31,8 @@ pub struct Config {
     pub settings: Settings,
     /// Where packets arrive.
     pub devices: DeviceSelection,
+    /// Where requests are translated.
+    pub attach: Attach,
     /// The annotations' keys.
     pub annotation_keys: AnnotationKeys,
     /// How often the kernel is compared with what should be there.
@@ -68,6 +70,7 @@ impl TryFrom<RunArgs> for Config {
             port_range,
             protocols,
             devices,
+            attach,
             node_ip,
             annotation_domain,
             annotation_format,
@@ -95,6 +98,7 @@ impl TryFrom<RunArgs> for Config {
             kubeconfig,
             settings,
             devices: flag("devices", value::devices(&devices))?,
+            attach: flag("attach", attach.parse())?,
             annotation_keys: AnnotationKeys::new(flag("annotation-domain", value::domain(&annotation_domain))?),
             resync: flag("resync", value::interval(&resync))?,
             bpffs: flag("bpffs", value::directory(bpffs))?,

@@ -39,6 +39,19 @@ pub struct Device {
     pub has_default_route: bool,
     /// Its addresses of global scope, in the kernel's order.
     pub addresses: Vec<IpAddr>,
+    /// How its frames come.
+    pub link: LinkFacts,
+}
+
+/// How frames come in by a device.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LinkFacts {
+    /// The name of its driver, of hardware.
+    pub driver: Option<String>,
+    /// The largest packet that it carries, in bytes.
+    pub mtu: u32,
+    /// Whether VLAN devices and the like take frames from it.
+    pub carries_others: bool,
 }
 
 /// `--devices`.
@@ -160,7 +173,7 @@ pub fn local_addresses(devices: &[Device], node_ips: &[IpAddr]) -> Vec<IpAddr> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Device, DeviceKind, DeviceSelection, Reason, choose, local_addresses};
+    use super::{Device, DeviceKind, DeviceSelection, LinkFacts, Reason, choose, local_addresses};
 
     const NODE_IP: &str = "192.0.2.11";
 
@@ -173,6 +186,7 @@ mod tests {
             is_enslaved: false,
             has_default_route: false,
             addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
+            link: LinkFacts::default(),
         }
     }
 

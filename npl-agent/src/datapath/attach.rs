@@ -233,11 +233,11 @@ fn is_unsupported(error: &ProgramError) -> bool {
     matches!(os_error(error), Some(libc::EINVAL | libc::EOPNOTSUPP))
 }
 
-fn os_error(error: &ProgramError) -> Option<i32> {
+pub(super) fn os_error(error: &ProgramError) -> Option<i32> {
     if let ProgramError::SyscallError(error) = error { error.io_error.raw_os_error() } else { None }
 }
 
-fn attach_error(program: &'static str, device: &Device) -> impl Fn(ProgramError) -> DatapathError {
+pub(super) fn attach_error(program: &'static str, device: &Device) -> impl Fn(ProgramError) -> DatapathError {
     let interface = device.name.clone();
     move |source| DatapathError::Attach { program, interface: interface.clone(), source: Box::new(source) }
 }

@@ -23,6 +23,10 @@ pub struct Inspection {
     pub local_addresses: Vec<IpAddr>,
     /// Directions by device index, of pinned links.
     pub links: BTreeMap<u32, Vec<Direction>>,
+    /// Indexes of the devices whose driver runs a program for requests.
+    pub xdp_links: Vec<u32>,
+    /// Why requests of a device are translated by XDP, or by TC alone: a key of [`crate::core::xdp::Reason`].
+    pub xdp_reasons: BTreeMap<u32, String>,
     /// The hooks by which clients on the Node itself and in its Pods are served, without repetition.
     pub socket_hooks: Vec<&'static str>,
     /// The names of the pinned programs, by their build.
@@ -48,6 +52,7 @@ impl Inspection {
         for (ifindex, direction) in pins.links()? {
             links.entry(ifindex).or_default().push(direction);
         }
+        let (xdp_links, xdp_reasons) = (pins.xdp_links()?, pins.xdp_reasons()?);
         let mut socket_hooks: Vec<_> = pins.socket_links()?.into_iter().map(|(_, hook)| hook).collect();
         socket_hooks.dedup();
         let of_build = |build: String| pins.program_names(&build).map(|names| (build, names));
@@ -58,6 +63,8 @@ impl Inspection {
                 config: None,
                 local_addresses: Vec::new(),
                 links,
+                xdp_links,
+                xdp_reasons,
                 socket_hooks,
                 programs,
                 mappings: Vec::new(),
@@ -71,6 +78,8 @@ impl Inspection {
             config: Some(tables.config()?),
             local_addresses: tables.local_addresses()?.into_iter().collect(),
             links,
+            xdp_links,
+            xdp_reasons,
             socket_hooks,
             programs,
             mappings: tables.records()?,

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
-use npl_agent::core::devices::{Device, DeviceKind};
+use npl_agent::core::devices::{Device, DeviceKind, LinkFacts};
 use npl_agent::core::model::{Backend, Protocol};
 use npl_agent::datapath::{Datapath, DatapathError};
 use npl_testkit::echo::EchoServer;
@@ -209,6 +209,7 @@ fn device(device: &npl_testkit::topology::Device) -> Device {
         is_enslaved: false,
         has_default_route: true,
         addresses: Vec::new(),
+        link: LinkFacts::default(),
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use aya::programs::ProgramInfo;
 use aya::sys::{Stats, enable_stats};
-use npl_agent::core::devices::{Device as AgentDevice, DeviceKind};
+use npl_agent::core::devices::{Device as AgentDevice, DeviceKind, LinkFacts};
 use npl_agent::core::model::{self, Backend, Family, Frontend, NodePort, PodPort};
 use npl_agent::core::settings::PortRange;
 use npl_agent::datapath::Datapath;
@@ -231,6 +231,7 @@ fn load_ours(run: &Run, number: usize, topology: &Topology, mappings: Mappings) 
         is_enslaved: false,
         has_default_route: true,
         addresses: vec![topology.node_addresses().v4.into()],
+        link: LinkFacts::default(),
     };
     let errors = topology.node().run(|| datapath.hooks.attach(&[device], |_any| true))?;
     errors.into_iter().next().map_or(Ok((datapath, bpffs)), |error| Err(error.into()))
