@@ -74,13 +74,12 @@ impl Uplinks {
         let chosen: Vec<&Device> = devices.iter().filter(|device| is_chosen(device)).collect();
         let mut places: BTreeMap<u32, Place> =
             chosen.iter().map(|device| (device.ifindex, self.place_of(device))).collect();
-        // Ahead of TC comes what is behind it: XDP goes first and comes last, so that replies are always translated.
+        // XDP goes first and comes last: a request is never translated where its reply is not.
         let mut errors = datapath.hooks.detach_xdp(|ifindex| matches!(places.get(&ifindex), Some(Ok(_))));
         errors.extend(datapath.hooks.attach(devices, is_chosen));
+        places.retain(|ifindex, _| datapath.hooks.attached().contains(ifindex));
         for device in &chosen {
-            if let Some(place) = places.get_mut(&device.ifindex)
-                && datapath.hooks.attached().contains(&device.ifindex)
-            {
+            if let Some(place) = places.get_mut(&device.ifindex) {
                 *place = place.and_then(|reason| self.attach_xdp(datapath, device, reason));
             }
         }

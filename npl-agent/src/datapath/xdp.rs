@@ -24,11 +24,6 @@ use super::{
 use crate::core::{devices::Device, xdp::Reason};
 
 impl Hooks {
-    /// Whether a device's driver runs the program, as far as it was attached by this agent or an earlier one.
-    pub fn has_xdp(&self, ifindex: u32) -> bool {
-        self.pins.xdp_link(ifindex).exists()
-    }
-
     /// Takes the program off all devices but the wanted ones: ahead of what is taken off TC's hooks, so that no request
     /// is translated whose reply is not.
     pub fn detach_xdp(&self, is_wanted: impl Fn(u32) -> bool) -> Vec<DatapathError> {

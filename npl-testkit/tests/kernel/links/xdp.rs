@@ -5,17 +5,20 @@
 //! have checksums that nobody has finished. So the client finishes them.
 
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 
+use aya::util::KernelVersion;
 use npl_agent::core::devices::Device;
-use npl_agent::core::xdp::Reason;
+use npl_agent::core::xdp::{Attach, Reason, plan};
 use npl_agent::datapath::cleanup::remove_everything;
 use npl_agent::datapath::pins::Direction;
 use npl_agent::datapath::{Datapath, DatapathError, Pins, preflight};
 use npl_agent::netlink;
 use npl_testkit::echo::Protocol;
-use npl_testkit::poll;
 use npl_testkit::topology::{Offload, Options};
 use npl_testkit::traffic::{self, Direction as Way, Load, Request, UdpOptions, transfer};
+use npl_testkit::{poll, tools};
 
 use super::neighbours::Neighbour;
 use super::programs::make_strange;
@@ -23,7 +26,7 @@ use super::restart::LIMIT;
 use crate::world::{World, is_emulated};
 
 /// How often the agent is replaced under load.
-const REPLACEMENTS: u64 = 5;
+const REPLACEMENTS: u64 = 3;
 
 impl World {
     /// As [`Self::with_options`], with a client that finishes its checksums, and the program in the uplink's driver.
@@ -142,7 +145,7 @@ fn program_of_others_is_left_in_its_place_and_tc_serves() {
     let error = world.attach_xdp(&mut datapath).unwrap_err();
     assert_eq!(error.xdp_reason(), Reason::Occupied, "{error:?}");
     assert!(theirs.is_some() && world.xdp_program("eth0") == theirs, "{theirs:?}");
-    assert!(!datapath.hooks.has_xdp(world.uplink().ifindex));
+    assert!(!Pins::new(world.bpffs.path()).xdp_link(world.uplink().ifindex).exists());
     world.topology.client().device.set_offloads(&[Offload::TxChecksum], false).unwrap();
     world.assert_answers();
 }
@@ -184,6 +187,49 @@ fn cleanup_takes_the_program_out_of_the_driver() {
     let link = Pins::new(world.bpffs.path()).xdp_link(world.uplink().ifindex);
     assert_eq!(removed.pins.iter().filter(|pin| **pin == link).count(), 1, "{removed:?}");
     poll::until("the end of the program", LIMIT, || world.xdp_program("eth0").is_none().then_some(())).unwrap();
+}
+
+/// The network cards of this machine whose driver is virtio's.
+fn cards() -> Vec<String> {
+    let all = fs::read_dir("/sys/class/net").unwrap().map(|entry| entry.unwrap());
+    let is_card = |path: &Path| fs::read_link(path.join("device/driver")).is_ok_and(|to| to.ends_with("virtio_net"));
+    all.filter(|entry| is_card(&entry.path())).map(|entry| entry.file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn network_card_translates_where_the_plan_is_the_agents_own() {
+    if !is_emulated() {
+        return;
+    }
+    let mut world = World::bare(1, Options::default());
+    let cards = cards();
+    assert_eq!(cards.len(), 2, "{cards:?} are at one wire");
+    for (card, end) in cards.iter().zip([world.node(), world.client()]) {
+        let words = ["link", "set", card, "netns", end.name(), "name", "up0"];
+        tools::output(Command::new("ip").args(words)).unwrap();
+        end.ip("link set up0 up").unwrap();
+    }
+    world.topology.move_node_to("up0").unwrap();
+    world.topology.move_client_to("up0").unwrap();
+    let all = world.on_node(netlink::interfaces()).unwrap();
+    let card = all.into_iter().find(|device| device.name == "up0").unwrap();
+    assert_eq!(plan(&card, Attach::Auto, preflight::has_xdp_frags()), Ok(Reason::SafeDriver), "{card:?}");
+    world.install_on(std::slice::from_ref(&card));
+    let mut datapath = world.datapath.take().unwrap();
+    match world.node().run(|| datapath.hooks.attach_xdp(&card)).unwrap() {
+        Ok(()) => assert!(world.xdp_program("up0").is_some()),
+        // Before 5.13 the driver wants a queue more for each processor than this card has.
+        Err(error) => {
+            assert!(KernelVersion::current().unwrap() < KernelVersion::new(5, 13, 0), "{error:?}");
+            assert_eq!(error.xdp_reason(), Reason::DriverRefuses, "{error:?}");
+        }
+    }
+    world.assert_answers();
+    for frontend in world.frontends() {
+        for way in [Way::Upload, Way::Download] {
+            assert_eq!(transfer(world.client(), frontend, way, 1 << 18).unwrap().bytes, 1 << 18);
+        }
+    }
 }
 
 #[test]
