@@ -58,6 +58,11 @@ pub struct RunArgs {
     #[arg(long, env = "NPL_FORWARDING", value_name = "stack|redirect", default_value = "stack")]
     pub forwarding: String,
 
+    /// Where requests are translated: by TC; "auto" has the drivers of network cards do it ahead of that, by XDP, where they
+    /// are known to be safe; "xdp" all that can. Packets whose checksums are not finished are broken by "xdp".
+    #[arg(long, env = "NPL_ATTACH", value_name = "tc|auto|xdp", default_value = "tc")]
+    pub attach: String,
+
     /// Address of the Node to publish: its internal or external one, or one address of each family.
     #[arg(long, env = "NPL_NODE_IP", value_name = "internal|external|IP[,IP]", default_value = "internal")]
     pub node_ip: String,

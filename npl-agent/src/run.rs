@@ -52,7 +52,19 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
 }
 
 async fn serve(config: Config) -> anyhow::Result<()> {
-    let Config { node_name, kubeconfig, settings, devices, forwarding, annotation_keys, resync, bpffs, cgroup, listen } =
+    let Config {
+        node_name,
+        kubeconfig,
+        settings,
+        devices,
+        forwarding,
+        attach,
+        annotation_keys,
+        resync,
+        bpffs,
+        cgroup,
+        listen,
+    } =
         config;
     let _lock = lock()?;
     for warning in port_range_warnings(settings.port_range, ephemeral_range().as_deref()) {
@@ -88,7 +100,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         let recorder = Recorder::new(client, &node_name, metrics.clone());
         let (problems, seen_problems) = latest::channel(Vec::new());
         let listeners = Listeners { metrics, health: health.clone(), problems };
-        let uplinks = Uplinks::new(devices, forwarding);
+        let uplinks = Uplinks::new(devices, forwarding, attach);
         let reconciler = Reconciler::new(State::new(settings), executor, uplinks, listeners, resync);
         tokio::select! {
             ended = reconciler.run(changes, network) => { ended?; retire(&bpffs, &health).await?; stand_by(&health).await }

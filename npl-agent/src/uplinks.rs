@@ -10,12 +10,16 @@ use tracing::{debug, info, warn};
 
 use crate::{
     core::{
-        devices::{Device, DeviceSelection, Reason, choose, local_addresses},
+        devices::{Device, DeviceSelection, LinkFacts, Reason, choose, local_addresses},
         redirect::{Carries, Forwarding, Placement, PodWay, Refusal, Route, ways_to_pods},
+        xdp::{self, Attach},
     },
-    datapath::{Datapath, DatapathError},
+    datapath::{Datapath, DatapathError, preflight},
     netlink::{self, NetlinkError},
 };
+
+/// Whether requests are translated by XDP, and why.
+type Place = Result<xdp::Reason, xdp::Reason>;
 
 /// What was last decided, so that only changes are told.
 #[derive(Debug)]
@@ -26,6 +30,11 @@ pub struct Uplinks {
     ways: BTreeMap<IpAddr, Result<PodWay, Refusal>>,
     pods: BTreeSet<IpAddr>,
     told_errors: Vec<String>,
+    attach: Attach,
+    /// By device index.
+    places: BTreeMap<u32, Place>,
+    /// Devices whose driver does not run the program, by their index, as they were then.
+    refused: BTreeMap<u32, (LinkFacts, xdp::Reason)>,
 }
 
 /// Why the devices could not be followed.
@@ -50,7 +59,7 @@ pub struct Coverage {
 
 impl Uplinks {
     /// Nothing decided yet.
-    pub const fn new(selection: DeviceSelection, forwarding: Forwarding) -> Self {
+    pub const fn new(selection: DeviceSelection, forwarding: Forwarding, attach: Attach) -> Self {
         Self {
             selection,
             forwarding,
@@ -58,6 +67,9 @@ impl Uplinks {
             ways: BTreeMap::new(),
             pods: BTreeSet::new(),
             told_errors: Vec::new(),
+            attach,
+            places: BTreeMap::new(),
+            refused: BTreeMap::new(),
         }
     }
 
@@ -95,20 +107,41 @@ impl Uplinks {
         let decided: BTreeMap<_, _> = devices.iter().map(decide).collect();
         self.tell_decisions(&decided);
         self.decided = decided;
-        let uplinks: Vec<_> =
-            devices.iter().filter(|device| matches!(self.decided.get(&device.name), Some(Ok(_)))).collect();
-        let chosen: BTreeSet<u32> = uplinks.iter().map(|device| device.ifindex).collect();
+        let is_chosen = |device: &Device| matches!(self.decided.get(&device.name), Some(Ok(_)));
+        let chosen: Vec<&Device> = devices.iter().filter(|device| is_chosen(device)).collect();
+        let placement = self.placement(devices, &chosen, routes);
+        let mut places: BTreeMap<u32, Place> =
+            chosen.iter().map(|device| (device.ifindex, self.place_of(device))).collect();
+        // XDP goes first and comes last: a request is never translated where its reply is not.
+        let mut errors = datapath.hooks.detach_xdp(|ifindex| matches!(places.get(&ifindex), Some(Ok(_))));
+        errors.extend(datapath.attach(devices, &placement));
+        places.retain(|ifindex, _| datapath.hooks.attached().contains_key(ifindex));
+        let carrying = places.len();
+        for device in &chosen {
+            if let Some(place) = places.get_mut(&device.ifindex) {
+                *place = place.and_then(|reason| self.attach_xdp(datapath, device, reason));
+            }
+        }
+        let coverage = Coverage { carrying, refusing: chosen.len().saturating_sub(carrying) };
+        let reasons = places.iter().map(|(ifindex, place)| (*ifindex, place.unwrap_or_else(|reason| reason)));
+        errors.extend(datapath.hooks.note_reasons(&reasons.collect()).err());
+        self.tell_errors(&errors);
+        self.tell_places(&chosen, &places);
+        self.refused.retain(|ifindex, _| places.contains_key(ifindex));
+        self.places = places;
+        Ok(coverage)
+    }
+
+    /// What is to stand where; says what has changed of it.
+    fn placement(&mut self, devices: &[Device], uplinks: &[&Device], routes: &BTreeMap<IpAddr, Route>) -> Placement {
+        let chosen = uplinks.iter().map(|device| device.ifindex).collect();
         let ways = ways_to_pods(devices, &chosen, routes);
         self.tell_ways(&ways);
         self.ways = ways;
         let pods: BTreeMap<_, _> = self.ways.iter().filter_map(|(addr, way)| Some((*addr, way.ok()?))).collect();
         let of_pods = pods.values().map(|way| (way.ifindex, Carries::Pods));
         let of_uplinks = uplinks.iter().map(|device| (device.ifindex, self.carries(device)));
-        let placement = Placement { devices: of_uplinks.chain(of_pods).collect(), pods };
-        let errors = datapath.attach(devices, &placement);
-        self.tell_errors(&errors);
-        let carrying = chosen.iter().filter(|ifindex| datapath.hooks.attached().contains_key(ifindex)).count();
-        Ok(Coverage { carrying, refusing: chosen.len() - carrying })
+        Placement { devices: of_uplinks.chain(of_pods).collect(), pods }
     }
 
     /// What an uplink carries. Frames without Ethernet headers have to get some on the way to a Pod, which the host does.
@@ -124,6 +157,46 @@ impl Uplinks {
             match way {
                 Ok(way) => debug!(%pod_ip, way = way.way.as_str(), mtu = way.mtu, "packets are redirected to this Pod"),
                 Err(reason) => info!(%pod_ip, reason = reason.as_str(), "packets take the host's stack to this Pod"),
+            }
+        }
+    }
+
+    fn place_of(&self, device: &Device) -> Place {
+        let planned = xdp::plan(device, self.attach, preflight::has_xdp_frags());
+        match self.refused.get(&device.ifindex) {
+            Some((link, reason)) if *link == device.link && !reason.may_pass() => planned.and(Err(*reason)),
+            _ => planned,
+        }
+    }
+
+    fn attach_xdp(&mut self, datapath: &mut Datapath, device: &Device, reason: xdp::Reason) -> Place {
+        let Err(error) = datapath.hooks.attach_xdp(device) else {
+            self.refused.remove(&device.ifindex);
+            return Ok(reason);
+        };
+        let (iface, err, reason) = (&device.name, ErrorChain(&error), error.xdp_reason());
+        if self.refused.insert(device.ifindex, (device.link.clone(), reason)).is_none_or(|(_, old)| old != reason) {
+            warn!(iface, %err, "no XDP program on a device; TC does its work");
+        }
+        Err(reason)
+    }
+
+    fn tell_places(&self, devices: &[&Device], new: &BTreeMap<u32, Place>) {
+        for device in devices {
+            let (iface, place) = (&device.name, new.get(&device.ifindex));
+            if place == self.places.get(&device.ifindex) {
+                continue;
+            }
+            match place {
+                Some(Ok(xdp::Reason::Forced)) => {
+                    warn!(
+                        iface,
+                        "XDP translates requests as --attach xdp demands; it breaks packets with unfinished checksums"
+                    );
+                }
+                Some(Ok(reason)) => info!(iface, reason = reason.as_str(), "XDP translates requests"),
+                Some(Err(xdp::Reason::NotAsked)) | None => {}
+                Some(Err(reason)) => info!(iface, reason = reason.as_str(), "TC translates requests"),
             }
         }
     }

@@ -126,6 +126,14 @@ pub const PROG_PODS: &str = "npl_pods";
 pub const PROGRAMS: &[&str] =
     &[PROG_INGRESS, PROG_EGRESS, PROG_INGRESS_L3, PROG_EGRESS_L3, PROG_INGRESS_DIRECT, PROG_PODS];
 
+/// XDP on a device with Ethernet headers: node port to Pod, of plain packets.
+pub const PROG_XDP: &str = "npl_xdp";
+/// As [`PROG_XDP`], from Linux 5.18 on, where a frame may be in parts.
+pub const PROG_XDP_FRAGS: &str = "npl_xdp_frags";
+
+/// Every program that a device's driver runs; one of them per kernel.
+pub const XDP_PROGRAMS: &[&str] = &[PROG_XDP, PROG_XDP_FRAGS];
+
 /// Every program that those of [`PROGRAMS`] jump to with a packet that is unusual: an ICMP error, a fragment, SCTP, or
 /// one with options or extension headers. Each at its index in [`MAP_REST`], see [`rest_of`].
 pub const REST_PROGRAMS: &[&str] =
@@ -202,5 +210,8 @@ const fn all_sockets_fit(programs: &[SocketProgram]) -> bool {
 }
 
 const _: () = assert!(all_sockets_fit(SOCKET_PROGRAMS), "the kernel keeps 15 bytes of a name");
-const _: () =
-    assert!(all_fit(PINNED_MAPS) && all_fit(PROGRAMS) && all_fit(REST_PROGRAMS), "the kernel keeps 15 bytes of a name");
+const _: () = assert!(all_fit(PINNED_MAPS), "the kernel keeps 15 bytes of a name");
+const _: () = assert!(
+    all_fit(PROGRAMS) && all_fit(REST_PROGRAMS) && all_fit(XDP_PROGRAMS),
+    "the kernel keeps 15 bytes of a name"
+);

@@ -5,13 +5,13 @@ use aya_ebpf::programs::TcContext;
 use npl_common::{mapping::Frontend, reason::Reason};
 
 use crate::{
-    family::{Ends, Family, Walk},
+    family::{Backend, Ends, Family, Walk},
     flow::{Flow, NodeEnd, Progress, Request},
     fragment,
     hook::Hook,
     icmp::{self, Error},
     maps::CONFIG,
-    packet::{IcmpHeader, Packet},
+    packet::{Access, IcmpHeader, Packet},
     redirect,
     rewrite::{self, DESTINATION},
     stats,
@@ -31,38 +31,10 @@ impl<const DIRECT: bool> Hook for Requests<DIRECT> {
         packet: &Packet<F>,
         note: impl FnOnce(&NodeEnd<F>),
     ) -> Verdict {
-        let node_port = u16::from_be(packet.ports.destination);
-        let Some(config) = CONFIG.get(0) else { return Verdict::NotOurs };
-        if !config.contains(node_port) {
-            return Verdict::NotOurs;
-        }
-        let Some(addr_index) = F::local_index(config, packet.location.destination) else { return Verdict::NotOurs };
-        let protocol = packet.location.protocol;
-        let frontend = Frontend { node_port, protocol, pad: 0 };
-        let Some(backend) = F::backend(frontend) else { return Verdict::Pass(Reason::NoMapping) };
-        let node = NodeEnd { addr: packet.location.destination, addr_index, port: node_port };
-        if backend.refuses(frontend, packet.location.source) {
-            // For the rest of a fragmented datagram, which is refused by its mapping too.
-            note(&node);
-            return Verdict::Drop(Reason::SourceRefused);
-        }
-        let tcp_flags = match packet.tcp_flags::<L2>(ctx) {
-            Ok(flags) => flags,
-            Err(reason) => return Verdict::Pass(reason),
+        let backend = match backend_of::<F, L2>(ctx, packet, note) {
+            Ok(backend) => backend,
+            Err(verdict) => return verdict,
         };
-
-        let request = Request { node, generation: backend.generation, ifindex: redirect::ifindex(ctx), tcp_flags };
-        let client_port = u16::from_be(packet.ports.source);
-        let ends = Ends::<F> { client: packet.location.source, client_port, pod: backend.addr, pod_port: backend.port };
-        let key = F::flow_key(&ends, protocol);
-        let progress = Flow::<F>::new(config.seed, &ends, protocol, &key).map(|flow| flow.note_request(&request));
-        stats::of_mapping(backend.stats_index, |stats| {
-            stats.request_packets += 1;
-            stats.request_bytes += u64::from(ctx.len());
-            stats.new_flows += u64::from(progress == Some(Progress::New));
-            stats.established_flows += u64::from(progress == Some(Progress::Established));
-        });
-        note(&request.node);
         let way = if DIRECT { redirect::to_pod::<F, L2>(ctx, &packet.location, backend.addr) } else { None };
         let packet = packet.with(redirect::rest(&packet.location, way.as_ref()));
         redirect::send(rewrite::apply::<F, DESTINATION, L2>(ctx, &packet, backend.addr, backend.port.to_be()), way)
@@ -106,4 +78,44 @@ impl<const DIRECT: bool> Hook for Requests<DIRECT> {
         let error = Error { outer, header, quote };
         redirect::send(rewrite::apply_error::<F, DESTINATION>(ctx, &error, backend.addr, backend.port.to_be()), way)
     }
+}
+
+/// Judges a packet with ports, and notes and counts it if it is a request: the Pod that it goes to, or what else is to
+/// be done with it.
+#[inline(always)]
+pub fn backend_of<F: Family, const L2: usize>(
+    ctx: &impl Access,
+    packet: &Packet<F>,
+    note: impl FnOnce(&NodeEnd<F>),
+) -> Result<Backend<F>, Verdict> {
+    let node_port = u16::from_be(packet.ports.destination);
+    let config = CONFIG.get(0).ok_or(Verdict::NotOurs)?;
+    if !config.contains(node_port) {
+        return Err(Verdict::NotOurs);
+    }
+    let addr_index = F::local_index(config, packet.location.destination).ok_or(Verdict::NotOurs)?;
+    let protocol = packet.location.protocol;
+    let frontend = Frontend { node_port, protocol, pad: 0 };
+    let backend = F::backend(frontend).ok_or(Verdict::Pass(Reason::NoMapping))?;
+    let node = NodeEnd { addr: packet.location.destination, addr_index, port: node_port };
+    if backend.refuses(frontend, packet.location.source) {
+        // For the rest of a fragmented datagram, which is refused by its mapping too.
+        note(&node);
+        return Err(Verdict::Drop(Reason::SourceRefused));
+    }
+    let tcp_flags = packet.tcp_flags::<L2>(ctx).map_err(Verdict::Pass)?;
+
+    let request = Request { node, generation: backend.generation, ifindex: ctx.ifindex(), tcp_flags };
+    let client_port = u16::from_be(packet.ports.source);
+    let ends = Ends::<F> { client: packet.location.source, client_port, pod: backend.addr, pod_port: backend.port };
+    let key = F::flow_key(&ends, protocol);
+    let progress = Flow::<F>::new(config.seed, &ends, protocol, &key).map(|flow| flow.note_request(&request));
+    stats::of_mapping(backend.stats_index, |stats| {
+        stats.request_packets += 1;
+        stats.request_bytes += u64::from(ctx.length());
+        stats.new_flows += u64::from(progress == Some(Progress::New));
+        stats.established_flows += u64::from(progress == Some(Progress::Established));
+    });
+    note(&request.node);
+    Ok(backend)
 }

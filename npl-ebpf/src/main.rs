@@ -4,6 +4,7 @@
 //! `ingress` rewrites what clients send to a node port to the Pod, ahead of netfilter; `egress` rewrites the Pod's
 //! replies back, behind netfilter. In between, the host and its CNI see one ordinary flow from the client to the Pod.
 //! `rest` is both for packets that few are like: ICMP errors, fragments, options, SCTP.
+//! `xdp` is `ingress` for plain packets, ahead of the stack.
 //! `local` does without packets: it leads the sockets of clients on the Node itself and in its Pods to the Pod.
 //!
 //! Whatever is not ours goes on untouched: the verdict is always "next", so that other programs on the hook see it too.
@@ -37,10 +38,11 @@ mod rest;
 mod rewrite;
 mod stats;
 mod verdict;
+mod xdp;
 
 use aya_ebpf::{
-    macros::{cgroup_sock_addr, classifier},
-    programs::{SockAddrContext, TcContext},
+    macros::{cgroup_sock_addr, classifier, xdp},
+    programs::{SockAddrContext, TcContext, XdpContext},
 };
 use npl_common::names::{REST_EGRESS, REST_EGRESS_L3, REST_INGRESS, REST_INGRESS_DIRECT, REST_INGRESS_L3, REST_PODS};
 
@@ -93,6 +95,18 @@ pub fn npl_in_direct(ctx: TcContext) -> i32 {
 #[classifier]
 pub fn npl_pods(ctx: TcContext) -> i32 {
     plain::<Replies<DIRECT>, ETHERNET>(&ctx, REST_PODS)
+}
+
+/// Requests ahead of the stack, by the driver of a device with Ethernet headers.
+#[xdp]
+pub fn npl_xdp(ctx: XdpContext) -> u32 {
+    xdp::translate::<false>(ctx)
+}
+
+/// As [`npl_xdp`], where a frame may be in parts.
+#[xdp(frags)]
+pub fn npl_xdp_frags(ctx: XdpContext) -> u32 {
+    xdp::translate::<true>(ctx)
 }
 
 /// Where [`npl_ingress`] leaves what is unusual.

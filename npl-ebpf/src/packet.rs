@@ -4,8 +4,8 @@
 use aya_ebpf::{
     EbpfContext as _,
     bindings::__sk_buff,
-    helpers::generated::{bpf_skb_load_bytes, bpf_skb_pull_data},
-    programs::TcContext,
+    helpers::generated::{bpf_skb_load_bytes, bpf_skb_pull_data, bpf_xdp_get_buff_len},
+    programs::{TcContext, XdpContext},
 };
 use npl_common::{mapping::protocol, reason::Reason};
 
@@ -159,7 +159,7 @@ impl From<Other> for Verdict {
 impl<F: Family> Packet<F> {
     /// Reads a packet whose TCP or UDP header follows its IP header at once, as nearly every packet's does.
     #[inline(always)]
-    pub fn read<const L2: usize>(ctx: &TcContext) -> Result<Self, Other> {
+    pub fn read<const L2: usize>(ctx: &impl Access) -> Result<Self, Other> {
         let location = F::locate::<L2>(ctx)?;
         let ports = read_at::<F, Ports, L2>(ctx, &location).ok_or(Other::Foreign)?;
         Ok(Self { l3: L2, location, ports, end: None })
@@ -185,7 +185,7 @@ impl<F: Family> Packet<F> {
     /// TCP flags, or those that would say the same, and 0 of a datagram. Or why the packet cannot be translated: it ends
     /// before its transport header does, or is a part of what only the whole of could be.
     #[inline(always)]
-    pub fn tcp_flags<const L2: usize>(&self, ctx: &TcContext) -> Result<u8, Reason> {
+    pub fn tcp_flags<const L2: usize>(&self, ctx: &impl Access) -> Result<u8, Reason> {
         let flags = match self.location.protocol {
             protocol::TCP => self.read_transport::<TcpHeader, L2>(ctx).map(|header| header.flags),
             protocol::SCTP if !self.location.is_plain => {
@@ -199,14 +199,14 @@ impl<F: Family> Packet<F> {
 
     /// The beginning of the first chunk of an SCTP packet that ends there.
     #[inline(always)]
-    fn first_chunk(&self, ctx: &TcContext, end: usize) -> Option<SctpChunk> {
+    fn first_chunk(&self, ctx: &impl Access, end: usize) -> Option<SctpChunk> {
         let offset = self.location.l4 + size_of::<SctpHeader>();
-        if offset + size_of::<SctpChunk>() > end { None } else { load(ctx, offset) }
+        if offset + size_of::<SctpChunk>() > end { None } else { ctx.load(offset) }
     }
 
     /// Copies the beginning of the transport header.
     #[inline(always)]
-    pub fn read_transport<T: Copy, const L2: usize>(&self, ctx: &TcContext) -> Option<T> {
+    pub fn read_transport<T: Copy, const L2: usize>(&self, ctx: &impl Access) -> Option<T> {
         read_at::<F, T, L2>(ctx, &self.location)
     }
 }
@@ -216,8 +216,8 @@ impl<F: Family> Packet<F> {
 /// A plain packet has it at a constant offset. Behind options it is not, and a program without `CAP_PERFMON` may
 /// move a packet pointer by constants only; the kernel's helper takes any offset, for the price of a call.
 #[inline(always)]
-fn read_at<F: Family, T: Copy, const L2: usize>(ctx: &TcContext, location: &Location<F>) -> Option<T> {
-    if location.is_plain { F::read_behind::<T, L2>(ctx) } else { load(ctx, location.l4) }
+fn read_at<F: Family, T: Copy, const L2: usize>(ctx: &impl Access, location: &Location<F>) -> Option<T> {
+    if location.is_plain { F::read_behind::<T, L2>(ctx) } else { ctx.load(location.l4) }
 }
 
 /// Whether a protocol is one of those that nearly every packet of mappings has.
@@ -257,48 +257,129 @@ pub fn skb(ctx: &TcContext) -> *mut __sk_buff {
 
 /// A pointer to `T` at `OFFSET`, if that much of the packet is linear.
 #[inline(always)]
-fn pointer<T, const OFFSET: usize>(ctx: &TcContext) -> Option<*const T> {
-    let start = ctx.data() + OFFSET;
-    if start + size_of::<T>() > ctx.data_end() { None } else { Some(start as *const T) }
+fn pointer<T, const OFFSET: usize>(data: usize, data_end: usize) -> Option<*const T> {
+    let start = data + OFFSET;
+    if start + size_of::<T>() > data_end { None } else { Some(start as *const T) }
 }
 
 /// `names::GLOBAL_DIRECT_READS`: set by the loader; the verifier takes it for a constant and drops what it excludes.
 #[unsafe(no_mangle)]
 static NPL_DIRECT_READS: u8 = 1;
 
-/// Copies a header out of the packet, making it linear first if only its beginning is (as drivers do with large ones).
-#[inline(always)]
-pub fn read<T: Copy, const OFFSET: usize>(ctx: &TcContext) -> Option<T> {
-    // SAFETY: a static of this object; volatile, so that the compiler does not know what the loader decides.
-    if unsafe { core::ptr::read_volatile(&raw const NPL_DIRECT_READS) } == 0 {
-        return load(ctx, OFFSET);
-    }
-    let header = if let Some(header) = pointer::<T, OFFSET>(ctx) {
-        header
-    } else {
-        // SAFETY: the context is valid; all pointers into the packet are made anew afterwards.
-        let pulled = unsafe { bpf_skb_pull_data(skb(ctx), (OFFSET + size_of::<T>()) as u32) };
-        if pulled != 0 {
-            return None;
-        }
-        pointer::<T, OFFSET>(ctx)?
-    };
-    // SAFETY: in bounds as checked. IP headers are aligned to two bytes at least, and the kernel lets programs load
-    // unaligned words on every processor that it builds this object for.
-    Some(unsafe { *header })
+/// A packet, as the program at hand may touch it.
+pub trait Access {
+    /// Copies a header out of the packet.
+    fn read<T: Copy, const OFFSET: usize>(&self) -> Option<T>;
+    /// Writes over what was read of the packet, if it is where it was.
+    fn write<T: Copy, const OFFSET: usize>(&self, value: T) -> bool;
+    /// Copies a header out of the packet, from an offset that is not a constant.
+    fn load<T: Copy>(&self, offset: usize) -> Option<T>;
+    /// Bytes of the packet, from its link-layer header on.
+    fn length(&self) -> u32;
+    /// The device that the packet came in by.
+    fn ifindex(&self) -> u32;
 }
 
-/// Writes over what was [`read`] of the packet, if its beginning is linear still.
-#[inline(always)]
-pub fn write<T: Copy, const OFFSET: usize>(ctx: &TcContext, value: T) -> bool {
-    // SAFETY: see `read`.
-    if unsafe { core::ptr::read_volatile(&raw const NPL_DIRECT_READS) } == 0 {
-        return false;
+impl Access for TcContext {
+    /// Makes the packet linear first if only its beginning is (as drivers do with large ones).
+    #[inline(always)]
+    fn read<T: Copy, const OFFSET: usize>(&self) -> Option<T> {
+        // SAFETY: a static of this object; volatile, so that the compiler does not know what the loader decides.
+        if unsafe { core::ptr::read_volatile(&raw const NPL_DIRECT_READS) } == 0 {
+            return load(self, OFFSET);
+        }
+        let header = if let Some(header) = pointer::<T, OFFSET>(self.data(), self.data_end()) {
+            header
+        } else {
+            // SAFETY: the context is valid; all pointers into the packet are made anew afterwards.
+            let pulled = unsafe { bpf_skb_pull_data(skb(self), (OFFSET + size_of::<T>()) as u32) };
+            if pulled != 0 {
+                return None;
+            }
+            pointer::<T, OFFSET>(self.data(), self.data_end())?
+        };
+        // SAFETY: in bounds as checked. IP headers are aligned to two bytes at least, and the kernel lets programs load
+        // unaligned words on every processor that it builds this object for.
+        Some(unsafe { *header })
     }
-    let Some(header) = pointer::<T, OFFSET>(ctx) else { return false };
-    // SAFETY: in bounds and aligned as in `read`, and nobody else's: the kernel gives programs that write a copy of their own.
-    unsafe { header.cast_mut().write(value) };
-    true
+
+    #[inline(always)]
+    fn write<T: Copy, const OFFSET: usize>(&self, value: T) -> bool {
+        // SAFETY: see `read`.
+        if unsafe { core::ptr::read_volatile(&raw const NPL_DIRECT_READS) } == 0 {
+            return false;
+        }
+        let Some(header) = pointer::<T, OFFSET>(self.data(), self.data_end()) else { return false };
+        // SAFETY: in bounds and aligned as in `read`, and nobody else's: the kernel gives programs that write a copy of
+        // their own.
+        unsafe { header.cast_mut().write(value) };
+        true
+    }
+
+    #[inline(always)]
+    fn load<T: Copy>(&self, offset: usize) -> Option<T> {
+        load(self, offset)
+    }
+
+    #[inline(always)]
+    fn length(&self) -> u32 {
+        self.len()
+    }
+
+    #[inline(always)]
+    fn ifindex(&self) -> u32 {
+        // SAFETY: the context is valid for the program's run; the verifier allows this field.
+        unsafe { (*skb(self)).ifindex }
+    }
+}
+
+/// A frame ahead of the stack. With `IN_PARTS`, only a part of it may lie where programs read, which 5.18 brought.
+pub struct Frame<const IN_PARTS: bool>(pub XdpContext);
+
+impl<const IN_PARTS: bool> Frame<IN_PARTS> {
+    /// The `EtherType` as it stands in the frame, which may be that of a VLAN's tag.
+    #[inline(always)]
+    pub fn ether_type(&self) -> Option<u32> {
+        self.read::<u16, { ETHERNET - size_of::<u16>() }>().map(u32::from)
+    }
+}
+
+impl<const IN_PARTS: bool> Access for Frame<IN_PARTS> {
+    #[inline(always)]
+    fn read<T: Copy, const OFFSET: usize>(&self) -> Option<T> {
+        let header = pointer::<T, OFFSET>(self.0.data(), self.0.data_end())?;
+        // SAFETY: in bounds as checked; of its alignment, the same is true as of a packet's in the stack.
+        Some(unsafe { *header })
+    }
+
+    #[inline(always)]
+    fn write<T: Copy, const OFFSET: usize>(&self, value: T) -> bool {
+        let Some(header) = pointer::<T, OFFSET>(self.0.data(), self.0.data_end()) else { return false };
+        // SAFETY: in bounds and aligned as in `read`, and nobody else's yet.
+        unsafe { header.cast_mut().write(value) };
+        true
+    }
+
+    /// Nothing: what is not at a constant offset is left to the stack.
+    #[inline(always)]
+    fn load<T: Copy>(&self, _offset: usize) -> Option<T> {
+        None
+    }
+
+    #[inline(always)]
+    fn length(&self) -> u32 {
+        if IN_PARTS {
+            // SAFETY: the context is valid.
+            (unsafe { bpf_xdp_get_buff_len(self.0.ctx) }) as u32
+        } else {
+            (self.0.data_end() - self.0.data()) as u32
+        }
+    }
+
+    #[inline(always)]
+    fn ifindex(&self) -> u32 {
+        self.0.ingress_ifindex() as u32
+    }
 }
 
 /// Copies a header out of the packet by the kernel's helper, from an offset that is not a constant.

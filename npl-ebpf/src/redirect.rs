@@ -21,7 +21,7 @@ use npl_common::{direct::kind, mapping::protocol};
 use crate::{
     family::{Family, Location},
     maps::UPLINK,
-    packet::{self, Ports, TcpHeader, UdpHeader, skb},
+    packet::{self, Access as _, Ports, TcpHeader, UdpHeader, skb},
     rewrite::Refused,
     verdict::Verdict,
 };
@@ -73,7 +73,7 @@ pub fn to_pod<F: Family, const L2: usize>(ctx: &TcContext, location: &Location<F
 /// Whether a packet comes from where requests to its sender are redirected to.
 #[inline(always)]
 pub fn is_from_pod<F: Family>(ctx: &TcContext, location: &Location<F>) -> bool {
-    F::pod_way(location.source).is_some_and(|way| way.ifindex == ifindex(ctx))
+    F::pod_way(location.source).is_some_and(|way| way.ifindex == ctx.ifindex())
 }
 
 /// The way of a packet to a client, which goes where the Node's own packets do. `ports` as it will have them, if it has any.
@@ -88,7 +88,7 @@ pub fn to_client<F: Family, const L2: usize>(
     let mut routing = F::routing::<L2>(ctx, node, location.destination)?;
     routing.l4_protocol = location.protocol;
     (routing.sport, routing.dport) = (ports.source, ports.destination);
-    routing.ifindex = ifindex(ctx);
+    routing.ifindex = ctx.ifindex();
     if let Some(tot_len) = segment_length::<F>(ctx, location) {
         routing.__bindgen_anon_1 = bpf_fib_lookup__bindgen_ty_1 { tot_len };
     }
@@ -139,17 +139,10 @@ impl<F: Family> Way<F> {
     }
 }
 
-/// The device that the packet came in by.
-#[inline(always)]
-pub fn ifindex(ctx: &TcContext) -> u32 {
-    // SAFETY: the context is valid for the program's run; the verifier allows this field.
-    unsafe { (*skb(ctx)).ifindex }
-}
-
 /// The length of each packet that a large one will be cut into, if it will be.
 #[inline(always)]
 fn segment_length<F: Family>(ctx: &TcContext, location: &Location<F>) -> Option<u16> {
-    // SAFETY: as above.
+    // SAFETY: the context is valid for the program's run; the verifier allows this field.
     let payload = unsafe { (*skb(ctx)).gso_size };
     if payload == 0 {
         return None;

@@ -26,7 +26,7 @@ use crate::{
     family::{Family, Location, Walk},
     icmp::Error,
     maps::CRC,
-    packet::{IcmpHeader, Packet, Ports, SctpHeader, TcpHeader, UdpHeader, load, skb},
+    packet::{Access, IcmpHeader, Packet, Ports, SctpHeader, TcpHeader, UdpHeader, load, skb},
 };
 
 /// The kernel refused a write; the packet may be half rewritten.
@@ -95,16 +95,9 @@ pub fn apply<F: Family, const END: bool, const L2: usize>(
     port: u16,
 ) -> Result<(), Refused> {
     match packet.location.protocol {
-        protocol::TCP => {
-            let header = packet.read_transport::<TcpHeader, L2>(ctx).ok_or(Refused)?;
-            write::<F, _, END, L2>(ctx, packet, header, addr, port, true)
-        }
+        protocol::TCP => write::<F, TcpHeader, END, L2>(ctx, packet, addr, port),
         protocol::SCTP if !packet.location.is_plain => write_sctp::<F, END>(ctx, packet, addr, port),
-        _ => {
-            let header = packet.read_transport::<UdpHeader, L2>(ctx).ok_or(Refused)?;
-            // A datagram may go without a checksum, and then gets none.
-            write::<F, _, END, L2>(ctx, packet, header, addr, port, header.check != 0)
-        }
+        _ => write::<F, UdpHeader, END, L2>(ctx, packet, addr, port),
     }
 }
 
@@ -112,26 +105,18 @@ pub fn apply<F: Family, const END: bool, const L2: usize>(
 fn write<F: Family, H: Checked, const END: bool, const L2: usize>(
     ctx: &TcContext,
     packet: &Packet<F>,
-    header: H,
     addr: F::Addr,
     port: u16,
-    has_checksum: bool,
 ) -> Result<(), Refused> {
-    let (location, old_ports) = (&packet.location, packet.ports);
-    let (source, destination, ports) = if END == SOURCE {
-        (addr, location.destination, Ports { source: port, ..old_ports })
-    } else {
-        (location.source, addr, Ports { destination: port, ..old_ports })
-    };
-    let (old_addr, old_port) =
-        if END == SOURCE { (location.source, old_ports.source) } else { (location.destination, old_ports.destination) };
-    let difference = F::difference(old_addr, addr);
+    let header = packet.read_transport::<H, L2>(ctx).ok_or(Refused)?;
+    let has_checksum = has_checksum(&header);
+    let Change { source, destination, ports, difference, port } = Change::new::<END>(packet, addr, port);
+    let location = &packet.location;
     let is_verified = has_checksum && is_verified(ctx);
     let check = if is_verified {
-        let check = !csum::fold(u32::from(!header.check()) + difference);
-        finished::<H>(csum::replace16(check, old_port, port))
+        moved::<H>(header.check(), difference, port)
     } else if has_checksum {
-        transport_check::<F, H, L2>(ctx, packet, header.check(), difference, (old_port, port))?
+        transport_check::<F, H, L2>(ctx, packet, header.check(), difference, port)?
     } else {
         header.check()
     };
@@ -152,6 +137,74 @@ fn write<F: Family, H: Checked, const END: bool, const L2: usize>(
         store(ctx, offset, &ip, flags)?;
         store(ctx, location.l4, &transport, flags)
     }
+}
+
+/// As [`apply`], of the destination of a frame that no `skb` speaks of yet: its checksums are in it, or nowhere.
+#[inline(always)]
+pub fn apply_to_frame<F: Family, const L2: usize>(
+    ctx: &impl Access,
+    packet: &Packet<F>,
+    addr: F::Addr,
+    port: u16,
+) -> Result<(), Refused> {
+    match packet.location.protocol {
+        protocol::TCP => write_to_frame::<F, TcpHeader, L2>(ctx, packet, addr, port),
+        _ => write_to_frame::<F, UdpHeader, L2>(ctx, packet, addr, port),
+    }
+}
+
+#[inline(always)]
+fn write_to_frame<F: Family, H: Checked, const L2: usize>(
+    ctx: &impl Access,
+    packet: &Packet<F>,
+    addr: F::Addr,
+    port: u16,
+) -> Result<(), Refused> {
+    let header = packet.read_transport::<H, L2>(ctx).ok_or(Refused)?;
+    let Change { source, destination, ports, difference, port } = Change::new::<DESTINATION>(packet, addr, port);
+    let check = if has_checksum(&header) { moved::<H>(header.check(), difference, port) } else { header.check() };
+    let ip = F::tail(packet.location.rest, source, destination, difference);
+    let is_written = F::write_tail::<_, L2>(ctx, Headers { ip, transport: header.with(ports, check) });
+    if is_written { Ok(()) } else { Err(Refused) }
+}
+
+/// What a packet's ends become, and by how much the sums over them change.
+struct Change<F: Family> {
+    source: F::Addr,
+    destination: F::Addr,
+    ports: Ports,
+    difference: u32,
+    /// The port that changes, before and after.
+    port: (u16, u16),
+}
+
+impl<F: Family> Change<F> {
+    #[inline(always)]
+    fn new<const END: bool>(packet: &Packet<F>, addr: F::Addr, port: u16) -> Self {
+        let (location, old) = (&packet.location, packet.ports);
+        if END == SOURCE {
+            let (source, destination, ports) = (addr, location.destination, Ports { source: port, ..old });
+            let difference = F::difference(location.source, addr);
+            Self { source, destination, ports, difference, port: (old.source, port) }
+        } else {
+            let (source, destination, ports) = (location.source, addr, Ports { destination: port, ..old });
+            let difference = F::difference(location.destination, addr);
+            Self { source, destination, ports, difference, port: (old.destination, port) }
+        }
+    }
+}
+
+/// A datagram may go without a checksum, and then gets none.
+#[inline(always)]
+fn has_checksum<H: Checked>(header: &H) -> bool {
+    H::FLAGS & u64::from(BPF_F_MARK_MANGLED_0) == 0 || header.check() != 0
+}
+
+/// A transport checksum for another address and port.
+#[inline(always)]
+fn moved<H: Checked>(check: u16, difference: u32, port: (u16, u16)) -> u16 {
+    let check = !csum::fold(u32::from(!check) + difference);
+    finished::<H>(csum::replace16(check, port.0, port.1))
 }
 
 /// As [`write()`], of an SCTP packet, which is whole.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! What happens to a packet, and why; the only place that knows TC's action codes.
+//! What happens to a packet, and why; the only place that knows the hooks' action codes.
 
-use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
+use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC, xdp_action};
 use npl_common::reason::Reason;
 
 use crate::{rewrite::Refused, stats};
@@ -47,6 +47,21 @@ impl Verdict {
             Self::Drop(reason) => {
                 stats::count(reason);
                 TC_ACT_SHOT
+            }
+        }
+    }
+
+    /// XDP's action. Whatever goes on untranslated meets TC's program, which counts the reason.
+    #[inline(always)]
+    pub fn into_frame_action(self) -> u32 {
+        match self {
+            // Frames are not redirected: their replies could not be.
+            Self::NotOurs | Self::Unusual | Self::Pass(_) | Self::Translated | Self::Redirected(_) => {
+                xdp_action::XDP_PASS
+            }
+            Self::Drop(reason) => {
+                stats::count(reason);
+                xdp_action::XDP_DROP
             }
         }
     }

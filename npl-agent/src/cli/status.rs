@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::{print, print_json, table};
 use crate::{
     args::{OutputFormat, ViewArgs},
-    core::devices::Device,
+    core::{devices::Device, xdp::Reason},
     datapath::{inspect::Inspection, preflight},
     netlink, run,
 };
@@ -53,6 +53,10 @@ struct ShownDevice {
     attached: Vec<&'static str>,
     /// Whether Pods are behind it that packets are redirected to; clients are, if not.
     leads_to_pods: bool,
+    /// `xdp` or `tc`: what translates requests that come in by it.
+    requests: &'static str,
+    /// Why; nothing where no agent has said so.
+    reason: Option<String>,
 }
 
 /// Shows what the kernel holds.
@@ -90,6 +94,11 @@ impl Shown {
                     ifindex: *ifindex,
                     attached: directions.iter().map(|direction| direction.as_str()).collect(),
                     leads_to_pods: leads_to_pods(*ifindex),
+                    requests: if inspection.xdp_links.contains(ifindex) { "xdp" } else { "tc" },
+                    reason: inspection.xdp_reasons.get(ifindex).map(|key| {
+                        let known = Reason::of_key(key);
+                        known.map_or_else(|| key.clone(), |reason| reason.as_str().to_owned())
+                    }),
                 })
                 .collect(),
             redirected_pods: inspection.redirected.keys().copied().collect(),
@@ -124,12 +133,12 @@ fn as_text(shown: &Shown, inspection: &Inspection) -> String {
     ];
     let facts: Vec<String> = facts.iter().map(|(name, value)| format!("{name:<16}{value}\n")).collect();
     // Those of Pods are as many as the Pods, and say no more than the line above.
-    let devices = shown
-        .devices
-        .iter()
-        .filter(|device| !device.leads_to_pods)
-        .map(|device| vec![device.name.clone(), device.ifindex.to_string(), device.attached.join(", ")]);
-    let devices = table(&["DEVICE", "IFINDEX", "ATTACHED"], devices);
+    let devices = shown.devices.iter().filter(|device| !device.leads_to_pods).map(|device| {
+        let reason = device.reason.clone().unwrap_or_else(none);
+        let (ifindex, attached) = (device.ifindex.to_string(), device.attached.join(", "));
+        vec![device.name.clone(), ifindex, attached, device.requests.to_owned(), reason]
+    });
+    let devices = table(&["DEVICE", "IFINDEX", "ATTACHED", "REQUESTS", "WHY"], devices);
     let reasons = inspection
         .reasons
         .iter()

@@ -12,7 +12,7 @@ pub use self::{
 };
 use crate::{
     args::RunArgs,
-    core::{devices::DeviceSelection, model::Family, redirect::Forwarding, settings::Settings},
+    core::{devices::DeviceSelection, model::Family, redirect::Forwarding, settings::Settings, xdp::Attach},
     datapath::CgroupSelection,
     kube::AnnotationKeys,
 };
@@ -33,6 +33,8 @@ pub struct Config {
     pub devices: DeviceSelection,
     /// How what was translated goes on.
     pub forwarding: Forwarding,
+    /// Where requests are translated.
+    pub attach: Attach,
     /// The annotations' keys.
     pub annotation_keys: AnnotationKeys,
     /// How often the kernel is compared with what should be there.
@@ -71,6 +73,7 @@ impl TryFrom<RunArgs> for Config {
             protocols,
             devices,
             forwarding,
+            attach,
             node_ip,
             annotation_domain,
             annotation_format,
@@ -99,6 +102,7 @@ impl TryFrom<RunArgs> for Config {
             settings,
             devices: flag("devices", value::devices(&devices))?,
             forwarding: flag("forwarding", forwarding.parse())?,
+            attach: flag("attach", attach.parse())?,
             annotation_keys: AnnotationKeys::new(flag("annotation-domain", value::domain(&annotation_domain))?),
             resync: flag("resync", value::interval(&resync))?,
             bpffs: flag("bpffs", value::directory(bpffs))?,

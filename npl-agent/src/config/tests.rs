@@ -10,6 +10,7 @@ use crate::{
     core::{
         model::Protocol,
         settings::{NodeIpSource, PortRange},
+        xdp::Attach,
     },
 };
 
@@ -56,6 +57,7 @@ fn defaults_are_those_of_antrea_and_of_the_architecture() {
     assert_eq!(config.settings.node_ip, NodeIpSource::Internal);
     assert_eq!((config.settings.drain_millis, config.settings.quarantine_millis), (30_000, 60_000));
     assert_eq!(config.devices, DeviceSelection::Auto);
+    assert_eq!(config.attach, Attach::Tc);
     assert_eq!(config.annotation_keys.enabled, "nodeportlocal.antrea.io/enabled");
     assert_eq!(config.annotation_keys.mapping, "nodeportlocal.antrea.io");
     assert_eq!(config.resync.as_secs(), 30);
@@ -109,6 +111,7 @@ fn nonsense_is_refused_with_the_flag_and_an_example() {
         ("--devices", "eth0,,eth1", "for example eth0,eth1"),
         ("--devices", "a-name-of-16-by.", "not a list of devices"),
         ("--devices", "../x", "not a list of devices"),
+        ("--attach", "generic", "give tc, auto or xdp"),
         ("--bpffs", "sys/fs/bpf", "not an absolute path"),
         ("--cgroup", "sys/fs/cgroup", "give auto, none or an absolute path, for example /sys/fs/cgroup"),
         ("--listen", "9911", "for example 127.0.0.1:9911"),

@@ -14,6 +14,7 @@ use crate::{
         model::{Family, Protocol},
         redirect::ForwardingError,
         settings::{AnnotationFormatError, NodeIpSource, NodeIpSourceError, PortRangeError},
+        xdp::AttachError,
     },
     datapath::CgroupSelection,
 };
@@ -71,6 +72,9 @@ pub enum ValueError {
     /// No list of devices.
     #[error("{0:?} is not a list of devices: give auto or names with commas between them, for example eth0,eth1")]
     Devices(String),
+    /// No place for programs.
+    #[error(transparent)]
+    Attach(#[from] AttachError),
     /// A path that depends on where the agent was started.
     #[error("{} is not an absolute path: give for example /sys/fs/bpf", .0.display())]
     RelativePath(PathBuf),

@@ -37,12 +37,23 @@ pub struct Device {
     pub is_enslaved: bool,
     /// Whether it is one end of a pair, or the like, and the other is in another network namespace.
     pub peer_is_elsewhere: bool,
-    /// The largest packet that it takes, in bytes with its IP header.
-    pub mtu: u32,
     /// Whether a default route leaves by it.
     pub has_default_route: bool,
     /// Its addresses of global scope, in the kernel's order.
     pub addresses: Vec<IpAddr>,
+    /// How its frames come.
+    pub link: LinkFacts,
+}
+
+/// How frames come in by a device.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LinkFacts {
+    /// The name of its driver, of hardware.
+    pub driver: Option<String>,
+    /// The largest packet that it carries, in bytes.
+    pub mtu: u32,
+    /// Whether VLAN devices and the like take frames from it.
+    pub carries_others: bool,
 }
 
 /// `--devices`.
@@ -164,7 +175,7 @@ pub fn local_addresses(devices: &[Device], node_ips: &[IpAddr]) -> Vec<IpAddr> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Device, DeviceKind, DeviceSelection, Reason, choose, local_addresses};
+    use super::{Device, DeviceKind, DeviceSelection, LinkFacts, Reason, choose, local_addresses};
 
     const NODE_IP: &str = "192.0.2.11";
 
@@ -176,9 +187,9 @@ mod tests {
             has_ethernet: true,
             is_enslaved: false,
             peer_is_elsewhere: false,
-            mtu: 1500,
             has_default_route: false,
             addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
+            link: LinkFacts::default(),
         }
     }
 

@@ -36,6 +36,7 @@ pub mod settings;
 pub mod snapshot;
 pub mod sources;
 pub mod state;
+pub mod xdp;
 
 #[cfg(test)]
 mod tests;

@@ -153,7 +153,7 @@ fn way_of(route: &Route, device: &Device, uplinks: &BTreeSet<u32>) -> Result<Pod
         return Err(Refusal::HasGateway);
     }
     let way = way_by(device, uplinks)?;
-    let mtu = route.mtu.map_or(device.mtu, |mtu| mtu.min(device.mtu));
+    let mtu = route.mtu.map_or(device.link.mtu, |mtu| mtu.min(device.link.mtu));
     Ok(PodWay { ifindex: device.ifindex, way, mtu: u16::try_from(mtu).unwrap_or(u16::MAX) })
 }
 
@@ -182,7 +182,7 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     use super::{Forwarding, PodWay, Refusal, Route, Way, ways_to_pods};
-    use crate::core::devices::{Device, DeviceKind};
+    use crate::core::devices::{Device, DeviceKind, LinkFacts};
 
     fn device(kind: DeviceKind) -> Device {
         Device {
@@ -192,9 +192,9 @@ mod tests {
             has_ethernet: true,
             is_enslaved: false,
             peer_is_elsewhere: kind == DeviceKind::Veth,
-            mtu: 1500,
             has_default_route: false,
             addresses: Vec::new(),
+            link: LinkFacts { mtu: 1500, ..LinkFacts::default() },
         }
     }
 
@@ -216,7 +216,8 @@ mod tests {
     #[test]
     fn the_smaller_mtu_counts() {
         let mtu = |device_mtu, mtu| {
-            let device = Device { mtu: device_mtu, ..device(DeviceKind::Veth) };
+            let link = LinkFacts { mtu: device_mtu, ..LinkFacts::default() };
+            let device = Device { link, ..device(DeviceKind::Veth) };
             decided(&device, Route { mtu, ..ROUTE }, &[2]).unwrap().unwrap().mtu
         };
         assert_eq!(mtu(9000, None), 9000);

@@ -9,7 +9,7 @@ use std::{collections::BTreeMap, io};
 
 use aya::{
     programs::{
-        LinkOrder, ProgramError, SchedClassifier, TcAttachType,
+        LinkOrder, ProgramError, SchedClassifier, TcAttachType, Xdp,
         links::{FdLink, LinkError, PinnedLink},
         tc::{self, NlOptions, SchedClassifierLink, SchedClassifierLinkId, TcAttachOptions, TcError, TcHandle},
     },
@@ -83,6 +83,15 @@ impl Hooks {
     /// If the object has no such program, or the kernel refuses it.
     pub fn program(&mut self, name: &'static str) -> Result<&mut SchedClassifier, DatapathError> {
         self.programs.classifier(name)
+    }
+
+    /// The program for drivers, loaded, for whoever runs it without a device.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses it.
+    pub fn xdp_program(&mut self) -> Result<&mut Xdp, DatapathError> {
+        self.programs.xdp().map(|(_, program)| program)
     }
 
     /// Puts the programs on devices, each what it is to carry, and takes them off the rest.
@@ -251,11 +260,11 @@ fn is_unsupported(error: &ProgramError) -> bool {
     matches!(os_error(error), Some(libc::EINVAL | libc::EOPNOTSUPP))
 }
 
-fn os_error(error: &ProgramError) -> Option<i32> {
+pub(super) fn os_error(error: &ProgramError) -> Option<i32> {
     if let ProgramError::SyscallError(error) = error { error.io_error.raw_os_error() } else { None }
 }
 
-fn attach_error(program: &'static str, device: &Device) -> impl Fn(ProgramError) -> DatapathError {
+pub(super) fn attach_error(program: &'static str, device: &Device) -> impl Fn(ProgramError) -> DatapathError {
     let interface = device.name.clone();
     move |source| DatapathError::Attach { program, interface: interface.clone(), source: Box::new(source) }
 }

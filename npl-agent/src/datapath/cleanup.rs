@@ -16,7 +16,7 @@ use npl_common::names::PROGRAMS;
 use super::{
     attach::{CLSACT_HANDLE, CLSACT_PRIORITY},
     error::DatapathError,
-    pins::{Pins, names_in, pin_error},
+    pins::{Pins, names_in, pin_error, unpin},
 };
 use crate::netlink::{self, NetlinkError};
 
@@ -42,6 +42,18 @@ pub async fn remove_everything(bpffs: &Path) -> (Removed, Vec<CleanupError>) {
     let pins = Pins::new(bpffs);
     let mut removed = Removed::default();
     let mut errors = Vec::new();
+    // Ahead of all else, so that no request is translated whose reply is not.
+    match pins.xdp_links() {
+        Ok(links) => {
+            for pin in links.into_iter().map(|ifindex| pins.xdp_link(ifindex)) {
+                match unpin(&pin) {
+                    Ok(()) => removed.pins.push(pin),
+                    Err(error) => errors.push(error.into()),
+                }
+            }
+        }
+        Err(error) => errors.push(error.into()),
+    }
     match netlink::interfaces().await {
         Ok(interfaces) => {
             for interface in interfaces {

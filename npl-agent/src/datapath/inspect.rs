@@ -27,6 +27,10 @@ pub struct Inspection {
     pub links: BTreeMap<u32, Vec<Direction>>,
     /// The Pods that packets are redirected to.
     pub redirected: BTreeMap<IpAddr, PodWay>,
+    /// Indexes of the devices whose driver runs a program for requests.
+    pub xdp_links: Vec<u32>,
+    /// Why requests of a device are translated by XDP, or by TC alone: a key of [`crate::core::xdp::Reason`].
+    pub xdp_reasons: BTreeMap<u32, String>,
     /// The hooks by which clients on the Node itself and in its Pods are served, without repetition.
     pub socket_hooks: Vec<&'static str>,
     /// The names of the pinned programs, by their build.
@@ -52,6 +56,7 @@ impl Inspection {
         for (ifindex, direction) in pins.links()? {
             links.entry(ifindex).or_default().push(direction);
         }
+        let (xdp_links, xdp_reasons) = (pins.xdp_links()?, pins.xdp_reasons()?);
         let mut socket_hooks: Vec<_> = pins.socket_links()?.into_iter().map(|(_, hook)| hook).collect();
         socket_hooks.dedup();
         let of_build = |build: String| pins.program_names(&build).map(|names| (build, names));
@@ -63,6 +68,8 @@ impl Inspection {
                 local_addresses: Vec::new(),
                 links,
                 redirected: BTreeMap::new(),
+                xdp_links,
+                xdp_reasons,
                 socket_hooks,
                 programs,
                 mappings: Vec::new(),
@@ -77,6 +84,8 @@ impl Inspection {
             local_addresses: tables.local_addresses()?.into_iter().collect(),
             links,
             redirected: DirectWays::open(&pins)?.pods()?,
+            xdp_links,
+            xdp_reasons,
             socket_hooks,
             programs,
             mappings: tables.records()?,

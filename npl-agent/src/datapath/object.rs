@@ -5,9 +5,9 @@ use std::path::Path;
 
 use aya::{
     maps::MapData,
-    programs::{CgroupSockAddr, ProgramError, ProgramFd, SchedClassifier},
+    programs::{CgroupSockAddr, ProgramError, ProgramFd, SchedClassifier, Xdp},
 };
-use aya_obj::{Object, ProgramSection, generated::bpf_prog_type};
+use aya_obj::{Object, ProgramSection, generated::bpf_prog_type, programs::XdpAttachType};
 use npl_common::names::{PINNED_MAPS, SOCKET_PROGRAMS};
 use ring::digest::{SHA256, digest as hash};
 use tracing::warn;
@@ -74,6 +74,22 @@ impl Kind for SchedClassifier {
 
     fn from_pin(path: &Path, _name: &str) -> Result<Self, ProgramError> {
         Self::from_pin(path)
+    }
+
+    fn load(&mut self) -> Result<(), ProgramError> {
+        self.load()
+    }
+
+    fn fd(&self) -> Result<&ProgramFd, ProgramError> {
+        self.fd()
+    }
+}
+
+impl Kind for Xdp {
+    const TYPE: bpf_prog_type = bpf_prog_type::BPF_PROG_TYPE_XDP;
+
+    fn from_pin(path: &Path, _name: &str) -> Result<Self, ProgramError> {
+        Self::from_pin(path, XdpAttachType::Interface)
     }
 
     fn load(&mut self) -> Result<(), ProgramError> {

@@ -7,7 +7,9 @@
 //!     ├── npl_config … npl_reason    the maps, by their names
 //!     ├── links/<ifindex>_in         BPF links; before 6.6 empty folders that stand for filters
 //!     ├── links/<ifindex>_out
+//!     ├── links/<ifindex>_xdp        BPF links of devices whose driver runs a program for requests
 //!     ├── links/<cgroup>_connect4 …  BPF links of a cgroup, by its inode number
+//!     ├── xdp/<ifindex>_<reason>     empty folder: why a device's requests are translated by XDP, or by TC alone
 //!     ├── clsact/<ifindex>           empty folder: this device's clsact qdisc is ours (before 6.6)
 //!     └── programs/<build>/          one folder per build of the programs, and way in which they read packets
 //!         ├── npl_ingress …              the programs that were needed, by their names
@@ -15,6 +17,7 @@
 //! ```
 
 use std::{
+    collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
 };
@@ -24,6 +27,9 @@ use npl_common::names::{ABI_VERSION, LINK_DIR, PIN_ROOT, PROGRAM_DIR, SOCKET_PRO
 use super::error::DatapathError;
 
 const CLSACT_DIR: &str = "clsact";
+const XDP_REASON_DIR: &str = "xdp";
+/// What the names of pinned XDP links end in.
+const XDP_SUFFIX: &str = "xdp";
 /// What the names of the pinned maps of constants begin with.
 const CONSTANTS: &str = "constants_";
 
@@ -84,6 +90,11 @@ impl Pins {
         self.version.join(LINK_DIR).join(format!("{ifindex}_{}", direction.suffix()))
     }
 
+    /// The pin of the link by which a device's driver runs a program.
+    pub fn xdp_link(&self, ifindex: u32) -> PathBuf {
+        self.version.join(LINK_DIR).join(format!("{ifindex}_{XDP_SUFFIX}"))
+    }
+
     /// The pin of a cgroup's link; the cgroup by its inode number.
     pub fn socket_link(&self, cgroup: u64, hook: &str) -> PathBuf {
         self.version.join(LINK_DIR).join(format!("{cgroup}_{hook}"))
@@ -111,7 +122,7 @@ impl Pins {
 
     /// Makes the folders.
     pub fn create(&self) -> Result<(), DatapathError> {
-        for dir in [self.version.join(LINK_DIR), self.version.join(CLSACT_DIR)] {
+        for dir in [LINK_DIR, CLSACT_DIR, XDP_REASON_DIR].map(|name| self.version.join(name)) {
             fs::create_dir_all(&dir).map_err(|source| pin_error("create", &dir, source))?;
         }
         Ok(())
@@ -129,6 +140,36 @@ impl Pins {
         }
         links.sort_unstable();
         Ok(links)
+    }
+
+    /// Every device with a pinned XDP link.
+    pub fn xdp_links(&self) -> Result<Vec<u32>, DatapathError> {
+        let names = names_in(&self.version.join(LINK_DIR))?;
+        let ifindex = |name: &String| name.split_once('_').filter(|(_, suffix)| *suffix == XDP_SUFFIX)?.0.parse().ok();
+        Ok(names.iter().filter_map(ifindex).collect())
+    }
+
+    /// Why requests of each device are translated where they are, by the reason's key.
+    pub fn xdp_reasons(&self) -> Result<BTreeMap<u32, String>, DatapathError> {
+        let names = names_in(&self.version.join(XDP_REASON_DIR))?;
+        let reason = |name: &String| {
+            let (ifindex, key) = name.split_once('_')?;
+            Some((ifindex.parse().ok()?, key.to_owned()))
+        };
+        Ok(names.iter().filter_map(reason).collect())
+    }
+
+    /// Makes [`Self::xdp_reasons`] be these.
+    pub(super) fn note_xdp_reasons(&self, reasons: &BTreeMap<u32, &str>) -> Result<(), DatapathError> {
+        let folder = self.version.join(XDP_REASON_DIR);
+        let wanted: Vec<String> = reasons.iter().map(|(ifindex, key)| format!("{ifindex}_{key}")).collect();
+        for stale in names_in(&folder)?.iter().filter(|name| !wanted.contains(name)) {
+            unpin(&folder.join(stale))?;
+        }
+        wanted
+            .iter()
+            .map(|name| folder.join(name))
+            .try_for_each(|mark| fs::create_dir_all(&mark).map_err(|source| pin_error("create", &mark, source)))
     }
 
     /// Every pinned link of a cgroup: its inode number and the hook, in the order in which they are attached.

@@ -14,6 +14,8 @@ pub const KERNEL_FLOOR: (u8, u8) = (5, 10);
 const KERNEL_FLOOR_TEXT: &str = "5.10";
 /// The first kernel with BPF links on TC hooks.
 const TCX_SINCE: (u8, u8) = (6, 6);
+/// The first kernel with XDP programs for frames in parts.
+const XDP_FRAGS_SINCE: (u8, u8) = (5, 18);
 
 /// Checks kernel, capabilities and bpffs, in the order in which a user can do something about them.
 ///
@@ -29,6 +31,11 @@ pub fn check(bpffs: &Path) -> Result<(), DatapathError> {
 /// Whether TC hooks take BPF links here.
 pub fn has_tcx() -> bool {
     is_at_least(TCX_SINCE)
+}
+
+/// Whether an XDP program may be given frames in parts here, as devices with a large MTU have.
+pub fn has_xdp_frags() -> bool {
+    is_at_least(XDP_FRAGS_SINCE)
 }
 
 /// A kernel that does not say its version is taken for a new one: loading will tell.

@@ -13,15 +13,19 @@ use std::{
     path::Path,
 };
 
+use aya_obj::generated::{XDP_FLAGS_DRV_MODE, bpf_attach_type, bpf_link_type};
+
+const BPF_OBJ_PIN: libc::c_int = 6;
 const BPF_OBJ_GET: libc::c_int = 7;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
+const BPF_LINK_CREATE: libc::c_int = 28;
 const BPF_LINK_UPDATE: libc::c_int = 29;
 /// More than any program of ours can use.
 const MOST_MAPS: usize = 64;
 
-/// What [`BPF_OBJ_GET`] reads.
+/// What [`BPF_OBJ_GET`] and [`BPF_OBJ_PIN`] read.
 #[repr(C)]
-struct ObjGet {
+struct ObjPath {
     path: u64,
     bpf_fd: u32,
     file_flags: u32,
@@ -63,6 +67,15 @@ pub(super) struct ProgramFacts {
     pub(super) maps: Vec<u32>,
 }
 
+/// What [`BPF_LINK_CREATE`] reads.
+#[repr(C)]
+struct LinkCreate {
+    program: u32,
+    ifindex: u32,
+    attach_type: u32,
+    flags: u32,
+}
+
 /// What [`BPF_LINK_UPDATE`] reads.
 #[repr(C)]
 struct LinkUpdate {
@@ -72,12 +85,52 @@ struct LinkUpdate {
     old_program: u32,
 }
 
+/// The beginning of what the kernel tells of a link.
+#[repr(C)]
+#[derive(Default)]
+struct LinkInfo {
+    kind: u32,
+    id: u32,
+    program: u32,
+    pad: u32,
+    /// Of a link of XDP: the index of its device, or zero once that is gone.
+    ifindex: u32,
+}
+
+/// What an XDP link holds.
+pub(super) struct XdpLinkFacts {
+    /// The program's id.
+    pub(super) program: u32,
+    /// The device; nothing if that is gone, or this is a link of another kind.
+    pub(super) ifindex: Option<u32>,
+}
+
 /// Opens what is pinned.
 pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
-    let fd = bpf(BPF_OBJ_GET, &mut ObjGet { path: path.as_ptr() as u64, bpf_fd: 0, file_flags: 0 })?;
-    // SAFETY: the kernel has just made it, and nobody else knows it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    let fd = bpf(BPF_OBJ_GET, &mut ObjPath { path: path.as_ptr() as u64, bpf_fd: 0, file_flags: 0 })?;
+    Ok(owned(fd))
+}
+
+/// Pins what is open.
+pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let bpf_fd = object.as_raw_fd().cast_unsigned();
+    bpf(BPF_OBJ_PIN, &mut ObjPath { path: path.as_ptr() as u64, bpf_fd, file_flags: 0 }).map(drop)
+}
+
+/// Has a device's driver run a program, and nobody in the driver's place. aya asks once more by netlink, which gives no
+/// link.
+pub(super) fn create_xdp_link(program: BorrowedFd<'_>, ifindex: u32) -> io::Result<OwnedFd> {
+    let program = program.as_raw_fd().cast_unsigned();
+    let attach_type = bpf_attach_type::BPF_XDP as u32;
+    bpf(BPF_LINK_CREATE, &mut LinkCreate { program, ifindex, attach_type, flags: XDP_FLAGS_DRV_MODE }).map(owned)
+}
+
+/// What the kernel has just made, so that nobody else knows it.
+fn owned(fd: RawFd) -> OwnedFd {
+    // SAFETY: see above.
+    unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
 /// What the kernel tells of a program. aya asks for the maps by the program's id, which takes `CAP_SYS_ADMIN`.
@@ -95,6 +148,16 @@ pub(super) fn program_facts(program: BorrowedFd<'_>) -> io::Result<ProgramFacts>
     maps.truncate(map_count);
     let name = info.name.iter().copied().take_while(|byte| *byte != 0).collect();
     Ok(ProgramFacts { kind: info.kind, name, maps })
+}
+
+/// What the kernel tells of an XDP link; aya does not tell the device.
+pub(super) fn xdp_link_facts(link: BorrowedFd<'_>) -> io::Result<XdpLinkFacts> {
+    let mut info = LinkInfo::default();
+    let info_len = u32::try_from(size_of_val(&info)).map_err(io::Error::other)?;
+    let bpf_fd = link.as_raw_fd().cast_unsigned();
+    bpf(BPF_OBJ_GET_INFO_BY_FD, &mut GetInfo { bpf_fd, info_len, info: (&raw mut info) as u64 })?;
+    let is_xdp = info.kind == bpf_link_type::BPF_LINK_TYPE_XDP as u32;
+    Ok(XdpLinkFacts { program: info.program, ifindex: Some(info.ifindex).filter(|ifindex| is_xdp && *ifindex != 0) })
 }
 
 /// Puts another program in a link's place at once; aya does so for devices only.

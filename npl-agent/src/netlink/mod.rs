@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The Node's devices, addresses and routes, by netlink.
 
+mod driver;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
@@ -20,7 +22,7 @@ use rtnetlink::{
 };
 
 use crate::core::{
-    devices::{Device, DeviceKind},
+    devices::{Device, DeviceKind, LinkFacts},
     redirect::Route,
 };
 
@@ -62,8 +64,10 @@ async fn read_interfaces(handle: &Handle) -> Result<Vec<Device>, NetlinkError> {
     let links: Vec<LinkMessage> = handle.link().get().execute().try_collect().await.map_err(request("list devices"))?;
     let mut addresses = read_addresses(handle).await?;
     let routed = devices_with_default_route(handle).await?;
+    let carriers: BTreeSet<u32> = links.iter().filter_map(carrier).collect();
     let mut devices: Vec<Device> = links.iter().filter_map(device).collect();
     for device in &mut devices {
+        device.link.carries_others = carriers.contains(&device.ifindex);
         device.addresses = addresses.remove(&device.ifindex).unwrap_or_default();
         device.has_default_route = routed.contains(&device.ifindex);
     }
@@ -166,36 +170,50 @@ fn device(link: &LinkMessage) -> Option<Device> {
         .attributes
         .iter()
         .find_map(|attribute| if let LinkAttribute::IfName(name) = attribute { Some(name.clone()) } else { None })?;
-    let mtu = link
-        .attributes
-        .iter()
-        .find_map(|attribute| if let LinkAttribute::Mtu(mtu) = attribute { Some(*mtu) } else { None })?;
     let is_enslaved =
         link.attributes.iter().any(|attribute| matches!(attribute, LinkAttribute::Controller(index) if *index != 0));
+    let kind = kind(link);
+    let driver = if kind == DeviceKind::Physical { driver::driver(&name) } else { None };
+    let of_mtu = |attribute: &LinkAttribute| if let LinkAttribute::Mtu(mtu) = attribute { Some(*mtu) } else { None };
+    let mtu = link.attributes.iter().find_map(of_mtu).unwrap_or_default();
     Some(Device {
         ifindex: link.header.index,
         name,
-        kind: kind(link),
+        kind,
         has_ethernet: link.header.link_layer_type == LinkLayerType::Ether,
         is_enslaved,
-        mtu,
         peer_is_elsewhere: link.attributes.iter().any(|it| matches!(it, LinkAttribute::LinkNetNsId(_))),
         has_default_route: false,
         addresses: Vec::new(),
+        link: LinkFacts { driver, mtu, carries_others: false },
     })
+}
+
+/// The device that this one takes its frames from.
+fn carrier(link: &LinkMessage) -> Option<u32> {
+    let takes_frames = matches!(
+        info_kind(link)?,
+        InfoKind::Vlan | InfoKind::MacVlan | InfoKind::MacVtap | InfoKind::IpVlan | InfoKind::IpVtap
+    );
+    let of_link =
+        |attribute: &LinkAttribute| if let LinkAttribute::Link(index) = attribute { Some(*index) } else { None };
+    link.attributes.iter().find_map(of_link).filter(|_| takes_frames)
 }
 
 fn kind(link: &LinkMessage) -> DeviceKind {
     if link.header.flags.contains(LinkFlags::Loopback) {
         return DeviceKind::Loopback;
     }
+    info_kind(link).map_or(DeviceKind::Physical, kind_of)
+}
+
+/// What made it, of a device that is no hardware.
+fn info_kind(link: &LinkMessage) -> Option<&InfoKind> {
     let infos = link
         .attributes
         .iter()
         .find_map(|attribute| if let LinkAttribute::LinkInfo(infos) = attribute { Some(infos) } else { None });
-    let kind =
-        infos.into_iter().flatten().find_map(|info| if let LinkInfo::Kind(kind) = info { Some(kind) } else { None });
-    kind.map_or(DeviceKind::Physical, kind_of)
+    infos.into_iter().flatten().find_map(|info| if let LinkInfo::Kind(kind) = info { Some(kind) } else { None })
 }
 
 #[expect(clippy::wildcard_enum_match_arm, reason = "the kernel adds kinds; an unknown one is treated as an uplink")]

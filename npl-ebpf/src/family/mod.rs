@@ -13,7 +13,10 @@ use npl_common::{
     mapping::{Endpoint, FLAG_RESTRICTED, Frontend},
 };
 
-use crate::{packet::Other, redirect::Routing};
+use crate::{
+    packet::{Access, Other},
+    redirect::Routing,
+};
 
 pub use v4::V4;
 pub use v6::V6;
@@ -44,16 +47,16 @@ pub trait Family: Sized {
     const ICMP_COVERS_ADDRESSES: bool;
 
     /// Reads the IP header `L2` bytes in, and finds the transport header of a plain packet.
-    fn locate<const L2: usize>(ctx: &TcContext) -> Result<Location<Self>, Other>;
+    fn locate<const L2: usize>(ctx: &impl Access) -> Result<Location<Self>, Other>;
     /// Reads the IP header at any offset, and goes over all that stands between it and the transport header. Nothing if
     /// it is none, or leads to a transport header that is not for its destination.
     fn walk(ctx: &TcContext, l3: usize) -> Option<Walk<Self>>;
     /// Whether an ICMP message of this type tells of a packet that did not arrive.
     fn is_error(kind: u8) -> bool;
     /// Copies the beginning of what follows at once on the IP header.
-    fn read_behind<T: Copy, const L2: usize>(ctx: &TcContext) -> Option<T>;
+    fn read_behind<T: Copy, const L2: usize>(ctx: &impl Access) -> Option<T>;
     /// Writes over the IP header's end and what follows at once, if that is possible without the kernel's help.
-    fn write_tail<T: Copy, const L2: usize>(ctx: &TcContext, value: T) -> bool;
+    fn write_tail<T: Copy, const L2: usize>(ctx: &impl Access, value: T) -> bool;
     /// What a sum over the old address gains when it becomes the new one.
     fn difference(old: Self::Addr, new: Self::Addr) -> u32;
     /// The header's end with other addresses, whose sum differs by `difference`.

@@ -22,7 +22,7 @@ use crate::{
     maps::{
         ALLOW_V4, ENDPOINT_V4, FLOW_V4, FRAGMENT_V4, LOCAL_ADDRESS_V4, LOCAL_V4, MAPPING_V4, PEER_V4, POD_V4, SYN_V4,
     },
-    packet::{self, ETHERNET, Other},
+    packet::{self, Access, ETHERNET, Other},
     redirect::{self, Routing},
 };
 
@@ -98,8 +98,8 @@ impl Family for V4 {
     type Flow = FlowV4;
 
     #[inline(always)]
-    fn locate<const L2: usize>(ctx: &TcContext) -> Result<Location<Self>, Other> {
-        let ip = packet::read::<Header, L2>(ctx).ok_or(Other::Foreign)?;
+    fn locate<const L2: usize>(ctx: &impl Access) -> Result<Location<Self>, Other> {
+        let ip = ctx.read::<Header, L2>().ok_or(Other::Foreign)?;
         let Tail { rest, source, destination } = ip.tail;
         let protocol = rest.protocol;
         if !packet::is_common(protocol) {
@@ -137,18 +137,18 @@ impl Family for V4 {
     }
 
     #[inline(always)]
-    fn read_behind<T: Copy, const L2: usize>(ctx: &TcContext) -> Option<T> {
+    fn read_behind<T: Copy, const L2: usize>(ctx: &impl Access) -> Option<T> {
         match L2 {
-            0 => packet::read::<T, MIN>(ctx),
-            _ => packet::read::<T, { ETHERNET + MIN }>(ctx),
+            0 => ctx.read::<T, MIN>(),
+            _ => ctx.read::<T, { ETHERNET + MIN }>(),
         }
     }
 
     #[inline(always)]
-    fn write_tail<T: Copy, const L2: usize>(ctx: &TcContext, value: T) -> bool {
+    fn write_tail<T: Copy, const L2: usize>(ctx: &impl Access, value: T) -> bool {
         match L2 {
-            0 => packet::write::<T, { Self::TAIL }>(ctx, value),
-            _ => packet::write::<T, { ETHERNET + Self::TAIL }>(ctx, value),
+            0 => ctx.write::<T, { Self::TAIL }>(value),
+            _ => ctx.write::<T, { ETHERNET + Self::TAIL }>(value),
         }
     }
 
@@ -175,7 +175,7 @@ impl Family for V4 {
 
     #[inline(always)]
     fn routing<const L2: usize>(ctx: &TcContext, source: u32, destination: u32) -> Option<Routing> {
-        let ip = packet::read::<Header, L2>(ctx)?;
+        let ip = ctx.read::<Header, L2>()?;
         let mut routing = redirect::NOWHERE;
         routing.family = AF_INET;
         routing.__bindgen_anon_1.tot_len = u16::from_be(ip.total_length);
@@ -187,7 +187,7 @@ impl Family for V4 {
 
     #[inline(always)]
     fn length<const L2: usize>(ctx: &TcContext, _rest: Rest) -> Option<u16> {
-        packet::read::<Header, L2>(ctx).map(|ip| u16::from_be(ip.total_length))
+        ctx.read::<Header, L2>().map(|ip| u16::from_be(ip.total_length))
     }
 
     #[inline(always)]

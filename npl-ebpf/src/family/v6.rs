@@ -22,7 +22,7 @@ use crate::{
     maps::{
         ALLOW_V6, ENDPOINT_V6, FLOW_V6, FRAGMENT_V6, LOCAL_ADDRESS_V6, LOCAL_V6, MAPPING_V6, PEER_V6, POD_V6, SYN_V6,
     },
-    packet::{self, ETHERNET, Other},
+    packet::{self, Access, ETHERNET, Other},
     redirect::{self, Routing},
 };
 
@@ -123,8 +123,8 @@ impl Family for V6 {
     type Flow = FlowV6;
 
     #[inline(always)]
-    fn locate<const L2: usize>(ctx: &TcContext) -> Result<Location<Self>, Other> {
-        let ip = packet::read::<Header, L2>(ctx).ok_or(Other::Foreign)?;
+    fn locate<const L2: usize>(ctx: &impl Access) -> Result<Location<Self>, Other> {
+        let ip = ctx.read::<Header, L2>().ok_or(Other::Foreign)?;
         let Tail { rest, source, destination } = ip.tail;
         let protocol = rest.protocol;
         if !packet::is_common(protocol) {
@@ -157,18 +157,18 @@ impl Family for V6 {
     }
 
     #[inline(always)]
-    fn read_behind<T: Copy, const L2: usize>(ctx: &TcContext) -> Option<T> {
+    fn read_behind<T: Copy, const L2: usize>(ctx: &impl Access) -> Option<T> {
         match L2 {
-            0 => packet::read::<T, LENGTH>(ctx),
-            _ => packet::read::<T, { ETHERNET + LENGTH }>(ctx),
+            0 => ctx.read::<T, LENGTH>(),
+            _ => ctx.read::<T, { ETHERNET + LENGTH }>(),
         }
     }
 
     #[inline(always)]
-    fn write_tail<T: Copy, const L2: usize>(ctx: &TcContext, value: T) -> bool {
+    fn write_tail<T: Copy, const L2: usize>(ctx: &impl Access, value: T) -> bool {
         match L2 {
-            0 => packet::write::<T, { Self::TAIL }>(ctx, value),
-            _ => packet::write::<T, { ETHERNET + Self::TAIL }>(ctx, value),
+            0 => ctx.write::<T, { Self::TAIL }>(value),
+            _ => ctx.write::<T, { ETHERNET + Self::TAIL }>(value),
         }
     }
 
@@ -192,7 +192,7 @@ impl Family for V6 {
 
     #[inline(always)]
     fn routing<const L2: usize>(ctx: &TcContext, source: Addr, destination: Addr) -> Option<Routing> {
-        let ip = packet::read::<Header, L2>(ctx)?;
+        let ip = ctx.read::<Header, L2>()?;
         let mut routing = redirect::NOWHERE;
         routing.family = AF_INET6;
         routing.__bindgen_anon_1.tot_len = length(ip.tail.rest);

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use npl_common::names;
 use npl_testkit::echo::Protocol;
+use npl_testkit::topology::Offload;
 use npl_testkit::{poll, traffic};
 
 use crate::world::{LIMIT, World};
@@ -73,4 +74,38 @@ fn programs_are_on_the_uplink_and_not_on_the_pods_devices() {
     let names: Vec<&str> = devices.iter().map(|device| device.get("name").unwrap().as_str().unwrap()).collect();
     assert_eq!(names, [world.topology.client().uplink.name()]);
     assert_eq!(devices[0].get("attached").unwrap(), &serde_json::json!(["ingress", "egress"]));
+}
+
+/// What `status` says of the uplink: what translates its requests, and why.
+fn place(world: &World) -> [String; 2] {
+    let status = world.agent_options(&[]).command_json("status").unwrap();
+    ["requests", "reason"].map(|field| status["devices"][0][field].as_str().unwrap_or_default().to_owned())
+}
+
+#[test]
+fn requests_move_to_the_driver_and_back_as_attach_says_and_the_status_says_why() {
+    let mut world = World::new();
+    // What a driver's program meets has to be finished.
+    world.topology.client().device.set_offloads(&[Offload::TxChecksum], false).unwrap();
+    world.create_node();
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    for (attach, expected) in [
+        ("tc", ["tc", "--attach tc"]),
+        ("auto", ["tc", "virtual: checksums may be unfinished"]),
+        ("xdp", ["xdp", "--attach xdp"]),
+        ("tc", ["tc", "--attach tc"]),
+    ] {
+        world.start_agent(&["--attach", attach]);
+        world.assert_served("web-0");
+        poll::until("the new place", LIMIT, || (place(&world) == expected).then_some(())).unwrap();
+        let shown = world.topology.node().ip("link show dev eth0").unwrap();
+        assert_eq!(shown.contains("prog/xdp"), attach == "xdp", "{shown}");
+        let table = world.agent_options(&[]).command(&["status"]).unwrap();
+        assert!(table.contains(expected[1]), "{table}");
+        world.agent().kill().unwrap();
+        assert_eq!(place(&world), expected, "it outlives the agent");
+        world.assert_served("web-0");
+    }
 }

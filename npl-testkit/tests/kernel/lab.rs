@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 use aya::maps::{Array, HashMap, Map, MapData, MapError};
-use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
+use aya::programs::{ProgramError, SchedClassifier, TestRun as _, TestRunOptions, TestRunResult};
 use aya::util::KernelVersion;
 use aya::{Ebpf, EbpfLoader};
 use caps::{CapSet, Capability};
@@ -178,12 +178,25 @@ impl Lab {
 
     /// Runs a program over a frame and notes everything that it changed.
     pub(crate) fn run(&mut self, program: &'static str, frame: &[u8]) -> Outcome {
+        self.noting(frame, |lab, options| lab.program(program).test_run(options))
+    }
+
+    /// As [`Self::run`], of the program for drivers.
+    pub(crate) fn run_xdp(&mut self, frame: &[u8]) -> Outcome {
+        self.noting(frame, |lab, options| lab.datapath.hooks.xdp_program().unwrap().test_run(options))
+    }
+
+    fn noting(
+        &mut self,
+        frame: &[u8],
+        run: impl FnOnce(&mut Self, TestRunOptions<'_>) -> Result<TestRunResult, ProgramError>,
+    ) -> Outcome {
         let before = Counters::read(&self.datapath.tables);
         let mut output = vec![0; OUTPUT_BYTES];
         let mut options = TestRunOptions::new();
         options.data_in = Some(frame);
         options.data_out = Some(&mut output);
-        let result = self.program(program).test_run(options).unwrap();
+        let result = run(self, options).unwrap();
         output.truncate(usize::try_from(result.data_size_out).unwrap());
         let changes = Counters::read(&self.datapath.tables).changes_since(&before);
         Outcome { action: result.return_value.cast_signed(), bytes: output, changes }

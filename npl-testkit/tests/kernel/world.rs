@@ -6,8 +6,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
-use npl_agent::core::devices::{Device, DeviceKind, DeviceSelection};
+use npl_agent::core::devices::{Device, DeviceKind, DeviceSelection, LinkFacts};
 use npl_agent::core::model::{Backend, Protocol};
+use npl_agent::core::xdp::Attach;
 use npl_agent::core::redirect::{Carries, Forwarding, Placement};
 use npl_agent::datapath::{Datapath, DatapathError};
 use npl_agent::uplinks::{Coverage, Uplinks};
@@ -118,7 +119,7 @@ impl World {
     #[track_caller]
     pub(crate) fn follow(&mut self, forwarding: Forwarding) {
         let names = self.uplinks().into_iter().map(|device| device.name).collect();
-        let mut uplinks = Uplinks::new(DeviceSelection::Named(names), forwarding);
+        let mut uplinks = Uplinks::new(DeviceSelection::Named(names), forwarding, Attach::Tc);
         let (node, node_ips) = (self.node().clone(), self.node_ips());
         let coverage = node.block_on(uplinks.follow(self.datapath(), &node_ips)).unwrap().unwrap();
         assert_eq!(coverage, Coverage { carrying: self.topology.clients().len(), refusing: 0 });
@@ -217,9 +218,9 @@ fn device(device: &npl_testkit::topology::Device) -> Device {
         has_ethernet: true,
         is_enslaved: false,
         peer_is_elsewhere: false,
-        mtu: 1500,
         has_default_route: true,
         addresses: Vec::new(),
+        link: LinkFacts::default(),
     }
 }
 

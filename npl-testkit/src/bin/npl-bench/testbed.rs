@@ -12,6 +12,7 @@ use aya::sys::{Stats, enable_stats};
 use npl_agent::core::devices::DeviceSelection;
 use npl_agent::core::model::{self, Backend, Family, Frontend, NodePort, PodPort};
 use npl_agent::core::redirect::Forwarding;
+use npl_agent::core::xdp::Attach;
 use npl_agent::core::settings::PortRange;
 use npl_agent::datapath::Datapath;
 use npl_agent::uplinks::Uplinks;
@@ -233,7 +234,7 @@ fn load_ours(
     // Any seed will do; a fixed one lets flows meet in the same slots in every run.
     datapath.configure(range, || 0x4e50_4c00_4e50_4c01)?;
     let uplink = topology.client().uplink.name().to_owned();
-    let mut uplinks = Uplinks::new(DeviceSelection::Named(vec![uplink]), forwarding);
+    let mut uplinks = Uplinks::new(DeviceSelection::Named(vec![uplink]), forwarding, Attach::Tc);
     let node_ips = [topology.node_addresses().v4.into()];
     let coverage = topology.node().block_on(uplinks.follow(&mut datapath, &node_ips))??;
     ensure!(coverage.carrying == 1, "the uplink refuses the programs");

@@ -6,3 +6,4 @@ mod neighbours;
 mod pins;
 pub(crate) mod programs;
 mod restart;
+mod xdp;

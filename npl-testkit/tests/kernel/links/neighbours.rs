@@ -15,8 +15,8 @@ use crate::world::{World, set_addresses};
 
 /// Somebody else's program: our own, over maps of its own that hold no mapping, so that it counts what comes to
 /// `address` within `ports` and passes it on.
-struct Neighbour {
-    datapath: Datapath,
+pub(super) struct Neighbour {
+    pub(super) datapath: Datapath,
     _bpffs: BpfFs,
 }
 
@@ -27,7 +27,7 @@ impl Neighbour {
         neighbour
     }
 
-    fn load(world: &World, address: Ipv4Addr, ports: &str) -> Self {
+    pub(super) fn load(world: &World, address: Ipv4Addr, ports: &str) -> Self {
         let bpffs = world.run.bpffs("neighbour").unwrap();
         let mut datapath = world.node().run(|| Datapath::open(bpffs.path())).unwrap().unwrap();
         datapath.configure(ports.parse().unwrap(), || 1).unwrap();

@@ -17,7 +17,7 @@ use crate::world::{World, is_emulated};
 const REPLACEMENTS: u64 = 10;
 
 /// A generous time for a handful of requests, also on an emulated processor.
-const LIMIT: Duration = Duration::from_secs(20);
+pub(super) const LIMIT: Duration = Duration::from_secs(20);
 
 #[test]
 fn traffic_goes_on_without_the_loader_and_the_next_one_adopts_it() {

@@ -18,3 +18,4 @@ mod sctp;
 mod sctp_flows;
 mod sources;
 mod untouched;
+mod xdp;

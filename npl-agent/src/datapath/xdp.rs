@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The program that drivers run for requests, ahead of those at TC, which stay behind it.
+//!
+//! A driver may rebuild its queues for a first program and after the last one, so the link is pinned, kept over
+//! restarts, and given another program only where it has not ours.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsFd as _, OwnedFd},
+};
+
+use aya::{
+    programs::{ProgramError, Xdp},
+    sys::SyscallError,
+};
+
+use super::{
+    attach::{Hooks, attach_error, os_error},
+    error::DatapathError,
+    pins::{pin_error, unpin},
+    sys,
+};
+use crate::core::{devices::Device, xdp::Reason};
+
+impl Hooks {
+    /// Takes the program off all devices but the wanted ones: ahead of what is taken off TC's hooks, so that no request
+    /// is translated whose reply is not.
+    pub fn detach_xdp(&self, is_wanted: impl Fn(u32) -> bool) -> Vec<DatapathError> {
+        let links = match self.pins.xdp_links() {
+            Ok(links) => links,
+            Err(error) => return vec![error],
+        };
+        let unwanted = links.into_iter().filter(|ifindex| !is_wanted(*ifindex));
+        unwanted.filter_map(|ifindex| unpin(&self.pins.xdp_link(ifindex)).err()).collect()
+    }
+
+    /// Has a device's driver run the program. If it does not, no program of ours is left with it, and TC does the work.
+    ///
+    /// # Errors
+    ///
+    /// Why it does not.
+    pub fn attach_xdp(&mut self, device: &Device) -> Result<(), DatapathError> {
+        let result = self.attach_or_replace(device);
+        // Gives back what loading took; what other builds have left is none of this program's business.
+        self.programs.settle(true)?;
+        if result.is_err() {
+            unpin(&self.pins.xdp_link(device.ifindex))?;
+        }
+        result
+    }
+
+    fn attach_or_replace(&mut self, device: &Device) -> Result<(), DatapathError> {
+        let pin = self.pins.xdp_link(device.ifindex);
+        let (name, program) = self.programs.xdp()?;
+        let refused = attach_error(name, device);
+        match sys::open_pin(&pin) {
+            Ok(link) => {
+                if replace(&link, program, device.ifindex).map_err(&refused)? {
+                    return Ok(());
+                }
+                unpin(&pin)?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(source) => return Err(pin_error("open", &pin, source)),
+        }
+        let program = program.fd().map_err(&refused)?.as_fd();
+        let link =
+            sys::create_xdp_link(program, device.ifindex).map_err(failed("bpf_link_create")).map_err(&refused)?;
+        sys::pin(link.as_fd(), &pin).map_err(|source| pin_error("pin link", &pin, source))
+    }
+
+    /// Writes down why requests of each device are translated where they are, for the commands that look.
+    ///
+    /// # Errors
+    ///
+    /// If the bpffs refuses.
+    pub fn note_reasons(&self, reasons: &BTreeMap<u32, Reason>) -> Result<(), DatapathError> {
+        self.pins.note_xdp_reasons(&reasons.iter().map(|(ifindex, reason)| (*ifindex, reason.key())).collect())
+    }
+}
+
+impl DatapathError {
+    /// What it means that this kept a device's driver from running the program.
+    pub fn xdp_reason(&self) -> Reason {
+        let Self::Attach { source, .. } = self else { return Reason::KernelRefuses };
+        match os_error(source) {
+            Some(libc::EBUSY | libc::EEXIST) => Reason::Occupied,
+            _ => Reason::DriverRefuses,
+        }
+    }
+}
+
+/// Puts the program in a link's place, unless it is there already; nothing is done to a link that holds no device any
+/// more, or is none of this kind.
+fn replace(link: &OwnedFd, program: &Xdp, ifindex: u32) -> Result<bool, ProgramError> {
+    let facts = sys::xdp_link_facts(link.as_fd()).map_err(failed("bpf_link_get_info"))?;
+    if facts.ifindex != Some(ifindex) {
+        return Ok(false);
+    }
+    if facts.program != program.info()?.id() {
+        let program = program.fd()?.as_fd();
+        sys::replace_program(link.as_fd(), program).map_err(failed("bpf_link_update"))?;
+    }
+    Ok(true)
+}
+
+fn failed(call: &'static str) -> impl FnOnce(io::Error) -> ProgramError {
+    move |io_error| ProgramError::SyscallError(SyscallError { call, io_error })
+}

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A device's driver, which netlink does not tell.
+
+#![expect(unsafe_code, reason = "a request to a device takes a pointer")]
+
+use std::os::{fd::AsRawFd as _, unix::net::UnixDatagram};
+
+/// `ETHTOOL_GDRVINFO`.
+const GET_DRIVER_INFO: u32 = 3;
+/// Bytes of each text of [`DriverInfo`].
+const TEXT: usize = 32;
+
+/// `struct ethtool_drvinfo`, of which the name is all that matters here.
+#[repr(C)]
+struct DriverInfo {
+    command: u32,
+    driver: [u8; TEXT],
+    other_texts: [[u8; TEXT]; 4],
+    reserved: [u8; 12],
+    counts: [u32; 5],
+}
+
+/// The name of a device's driver, by the device's name in this network namespace; nothing if it has none.
+pub(super) fn driver(device: &str) -> Option<String> {
+    let socket = UnixDatagram::unbound().ok()?;
+    let mut info = DriverInfo {
+        command: GET_DRIVER_INFO,
+        driver: [0; TEXT],
+        other_texts: [[0; TEXT]; 4],
+        reserved: [0; 12],
+        counts: [0; 5],
+    };
+    let mut name = [0; libc::IFNAMSIZ];
+    // The last byte stays zero.
+    for (to, from) in name.iter_mut().take(libc::IFNAMSIZ - 1).zip(device.bytes()) {
+        *to = libc::c_char::from_ne_bytes([from]);
+    }
+    let data = (&raw mut info).cast();
+    let mut request = libc::ifreq { ifr_name: name, ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_data: data } };
+    // SAFETY: the socket is open; the request names a device and memory of the size that the command writes.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) };
+    if result != 0 {
+        return None;
+    }
+    let name = info.driver.split(|byte| *byte == 0).next().unwrap_or_default();
+    Some(String::from_utf8_lossy(name).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::driver;
+
+    #[test]
+    fn a_device_without_driver_or_that_is_not_there_has_none() {
+        for name in ["lo", "not-there", "a-name-that-is-longer-than-any"] {
+            assert_eq!(driver(name), None, "{name}");
+        }
+    }
+}

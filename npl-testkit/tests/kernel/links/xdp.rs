@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The program that a device's driver runs for requests: real traffic through it, and the life of its link.
+//!
+//! The devices here are ends of pairs, which the agent leaves to TC unless it is told otherwise: what a pair carries may
+//! have checksums that nobody has finished. So the client finishes them.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use aya::util::KernelVersion;
+use npl_agent::core::devices::Device;
+use npl_agent::core::xdp::{Attach, Reason, plan};
+use npl_agent::datapath::cleanup::remove_everything;
+use npl_agent::datapath::pins::Direction;
+use npl_agent::datapath::{Datapath, DatapathError, Pins, preflight};
+use npl_agent::netlink;
+use npl_testkit::echo::Protocol;
+use npl_testkit::topology::{Offload, Options};
+use npl_testkit::traffic::{self, Direction as Way, Load, Request, UdpOptions, transfer};
+use npl_testkit::{poll, tools};
+
+use super::neighbours::Neighbour;
+use super::programs::make_strange;
+use super::restart::LIMIT;
+use crate::world::{World, is_emulated};
+
+/// How often the agent is replaced under load.
+const REPLACEMENTS: u64 = 3;
+
+impl World {
+    /// As [`Self::with_options`], with a client that finishes its checksums, and the program in the uplink's driver.
+    fn with_xdp(options: Options) -> Self {
+        let mut world = Self::with_options(1, options);
+        world.topology.client().device.set_offloads(&[Offload::TxChecksum], false).unwrap();
+        let mut datapath = world.datapath.take().unwrap();
+        world.attach_xdp(&mut datapath).unwrap();
+        world.datapath = Some(datapath);
+        world
+    }
+
+    fn uplink(&self) -> Device {
+        self.uplinks().remove(0)
+    }
+
+    fn attach_xdp(&self, datapath: &mut Datapath) -> Result<(), DatapathError> {
+        let uplink = self.uplink();
+        self.node().run(|| datapath.hooks.attach_xdp(&uplink)).unwrap()
+    }
+
+    /// The numbers by which the kernel knows the program in a device's driver.
+    fn xdp_program(&self, device: &str) -> Option<String> {
+        let shown = self.node().ip(&format!("link show dev {device}")).unwrap();
+        Some(shown.split_once("prog/xdp id ")?.1.split_whitespace().next()?.to_owned())
+    }
+}
+
+#[test]
+fn driver_translates_requests_where_tc_has_no_program_for_them() {
+    let world = World::with_xdp(Options::default());
+    if world.datapath.as_ref().unwrap().hooks.mechanism() != "tcx" {
+        // A filter does not go with its pin.
+        return;
+    }
+    fs::remove_file(Pins::new(world.bpffs.path()).link(world.uplink().ifindex, Direction::Ingress)).unwrap();
+    world.assert_answers();
+    let errors = world.datapath.as_ref().unwrap().hooks.detach_xdp(|_| false);
+    assert!(errors.is_empty(), "{errors:?}");
+    world.wait_until_refused();
+}
+
+#[test]
+fn everything_arrives_whole_with_the_program_in_the_driver() {
+    let world = World::with_xdp(Options::default());
+    world.assert_answers();
+    let bytes = if is_emulated() { 1 << 18 } else { 16 << 20 };
+    for frontend in world.frontends() {
+        for way in [Way::Upload, Way::Download] {
+            assert_eq!(transfer(world.client(), frontend, way, bytes).unwrap().bytes, bytes);
+        }
+        // In fragments, which are TC's.
+        assert_eq!(traffic::udp_exchange(world.client(), frontend, 4000, 4000).unwrap().pod, "web-0");
+    }
+    let options = UdpOptions { checksum: false, ..UdpOptions::default() };
+    let answer = traffic::udp_request(world.client(), world.frontend(), b"no checksum", options).unwrap().answer;
+    assert_eq!((answer.received, answer.client.ip()), (11, world.client_ip()));
+}
+
+#[test]
+fn frames_in_parts_arrive_whole() {
+    if !preflight::has_xdp_frags() {
+        return;
+    }
+    let world = World::with_xdp(Options { mtu: 9000, ..Options::default() });
+    world.assert_answers();
+    for frontend in world.frontends() {
+        assert_eq!(transfer(world.client(), frontend, Way::Upload, 8 << 20).unwrap().bytes, 8 << 20);
+        assert_eq!(traffic::udp_exchange(world.client(), frontend, 8000, 8000).unwrap().pod, "web-0");
+    }
+}
+
+#[test]
+fn nothing_is_lost_while_the_program_is_replaced() {
+    let mut world = World::with_xdp(Options::default());
+    let mut known = world.xdp_program("eth0").unwrap();
+    world.datapath = None;
+    let server = world.frontend();
+    let request = |protocol| Request { protocol, server, pod: world.pod().name.clone(), client: world.client_ip() };
+    let load = Load::start(world.client(), 100, vec![request(Protocol::Tcp), request(Protocol::Udp)]);
+    for replacement in 1..=REPLACEMENTS {
+        make_strange(world.bpffs.path());
+        let mut next = world.open();
+        world.attach(&mut next);
+        world.attach_xdp(&mut next).unwrap();
+        drop(next);
+        let now = world.xdp_program("eth0").unwrap();
+        assert_ne!(std::mem::replace(&mut known, now.clone()), now);
+        let answered =
+            || (load.report().total() >= 10 * replacement || !load.report().failures.is_empty()).then_some(());
+        poll::until("ten more requests", LIMIT, answered).unwrap();
+    }
+    assert_eq!(load.stop().failures, []);
+}
+
+#[test]
+fn next_agent_leaves_the_driver_alone() {
+    let mut world = World::with_xdp(Options::default());
+    let before = world.xdp_program("eth0");
+    world.datapath = None;
+    assert_eq!(world.xdp_program("eth0"), before, "it outlives the agent");
+    let mut next = world.open();
+    world.attach(&mut next);
+    world.attach_xdp(&mut next).unwrap();
+    assert!(before.is_some() && world.xdp_program("eth0") == before, "{before:?}");
+    world.assert_answers();
+}
+
+#[test]
+fn program_of_others_is_left_in_its_place_and_tc_serves() {
+    let mut world = World::new(1);
+    let mut neighbour = Neighbour::load(&world, "192.0.2.250".parse().unwrap(), "61000-61100");
+    world.attach_xdp(&mut neighbour.datapath).unwrap();
+    let theirs = world.xdp_program("eth0");
+    let mut datapath = world.datapath.take().unwrap();
+    let error = world.attach_xdp(&mut datapath).unwrap_err();
+    assert_eq!(error.xdp_reason(), Reason::Occupied, "{error:?}");
+    assert!(theirs.is_some() && world.xdp_program("eth0") == theirs, "{theirs:?}");
+    assert!(!Pins::new(world.bpffs.path()).xdp_link(world.uplink().ifindex).exists());
+    world.topology.client().device.set_offloads(&[Offload::TxChecksum], false).unwrap();
+    world.assert_answers();
+}
+
+#[test]
+fn device_whose_driver_runs_no_programs_is_told_apart() {
+    let mut world = World::new(1);
+    world.node().ip("link add up0 type bridge").unwrap();
+    let all = world.on_node(netlink::interfaces()).unwrap();
+    let bridge = all.iter().find(|device| device.name == "up0").unwrap();
+    let mut datapath = world.datapath.take().unwrap();
+    let error = world.node().run(|| datapath.hooks.attach_xdp(bridge)).unwrap().unwrap_err();
+    assert_eq!(error.xdp_reason(), Reason::DriverRefuses, "{error:?}");
+    assert_eq!(world.xdp_program("up0"), None, "nor does the kernel run it in the driver's place");
+}
+
+#[test]
+fn device_that_comes_again_under_its_old_number_gets_the_program_again() {
+    let mut world = World::new(1);
+    let mut datapath = world.datapath.take().unwrap();
+    for _ in 0..2 {
+        world.node().ip("link add up0 index 300 type veth peer name up1").unwrap();
+        let all = world.on_node(netlink::interfaces()).unwrap();
+        let device = all.iter().find(|device| device.name == "up0").unwrap();
+        for _ in 0..2 {
+            world.node().run(|| datapath.hooks.attach_xdp(device)).unwrap().unwrap();
+            assert!(world.xdp_program("up0").is_some());
+        }
+        world.node().ip("link del up0").unwrap();
+    }
+}
+
+#[test]
+fn cleanup_takes_the_program_out_of_the_driver() {
+    let mut world = World::with_xdp(Options::default());
+    world.datapath = None;
+    let (removed, errors) = world.on_node(remove_everything(world.bpffs.path()));
+    assert!(errors.is_empty(), "{errors:?}");
+    let link = Pins::new(world.bpffs.path()).xdp_link(world.uplink().ifindex);
+    assert_eq!(removed.pins.iter().filter(|pin| **pin == link).count(), 1, "{removed:?}");
+    poll::until("the end of the program", LIMIT, || world.xdp_program("eth0").is_none().then_some(())).unwrap();
+}
+
+/// The network cards of this machine whose driver is virtio's.
+fn cards() -> Vec<String> {
+    let all = fs::read_dir("/sys/class/net").unwrap().map(|entry| entry.unwrap());
+    let is_card = |path: &Path| fs::read_link(path.join("device/driver")).is_ok_and(|to| to.ends_with("virtio_net"));
+    all.filter(|entry| is_card(&entry.path())).map(|entry| entry.file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn network_card_translates_where_the_plan_is_the_agents_own() {
+    if !is_emulated() {
+        return;
+    }
+    let mut world = World::bare(1, Options::default());
+    let cards = cards();
+    assert_eq!(cards.len(), 2, "{cards:?} are at one wire");
+    for (card, end) in cards.iter().zip([world.node(), world.client()]) {
+        let words = ["link", "set", card, "netns", end.name(), "name", "up0"];
+        tools::output(Command::new("ip").args(words)).unwrap();
+        end.ip("link set up0 up").unwrap();
+    }
+    world.topology.move_node_to("up0").unwrap();
+    world.topology.move_client_to("up0").unwrap();
+    let all = world.on_node(netlink::interfaces()).unwrap();
+    let card = all.into_iter().find(|device| device.name == "up0").unwrap();
+    assert_eq!(plan(&card, Attach::Auto, preflight::has_xdp_frags()), Ok(Reason::SafeDriver), "{card:?}");
+    world.install_on(std::slice::from_ref(&card));
+    let mut datapath = world.datapath.take().unwrap();
+    match world.node().run(|| datapath.hooks.attach_xdp(&card)).unwrap() {
+        Ok(()) => assert!(world.xdp_program("up0").is_some()),
+        // Before 5.13 the driver wants a queue more for each processor than this card has.
+        Err(error) => {
+            assert!(KernelVersion::current().unwrap() < KernelVersion::new(5, 13, 0), "{error:?}");
+            assert_eq!(error.xdp_reason(), Reason::DriverRefuses, "{error:?}");
+        }
+    }
+    world.assert_answers();
+    for frontend in world.frontends() {
+        for way in [Way::Upload, Way::Download] {
+            assert_eq!(transfer(world.client(), frontend, way, 1 << 18).unwrap().bytes, 1 << 18);
+        }
+    }
+}
+
+#[test]
+fn device_tells_how_its_frames_come() {
+    let world = World::bare(1, Options::default());
+    let facts = |name: &str| {
+        let all = world.on_node(netlink::interfaces()).unwrap();
+        all.into_iter().find(|device| device.name == name).unwrap().link
+    };
+    let eth0 = facts("eth0");
+    assert_eq!((eth0.mtu, eth0.carries_others, eth0.driver), (1500, false, None));
+    // Not every kernel has this kind of device.
+    if world.node().ip("link add link eth0 name up0 type vlan id 100").is_ok() {
+        assert_eq!((facts("eth0").carries_others, facts("up0").carries_others), (true, false));
+    } else {
+        assert!(!is_emulated());
+    }
+}

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Requests ahead of the stack: plain ones as at TC ingress, everything else untouched and left to it.
+
+use std::sync::Mutex;
+
+use npl_agent::core::model::Family;
+use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
+use npl_common::reason::Reason;
+use npl_testkit::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN};
+use npl_testkit::packet::{Checksum, Packet, Transport, sctp_chunks};
+
+use super::errors::{about_reply, too_large};
+use super::extensions::{DESTINATION_OPTIONS, SIX, extended};
+use super::fragments::fragments;
+use super::scene::{
+    CLIENT_PORT, GENERATION, NODE_PORT, SECOND_NODE_PORT, Sctp, Tcp, Udp, bare, client, client_ip, flow, length, node,
+    node_ip, pod, pod_ip, random_packets, router_ip, sctp, second_node_ip, strange_ip, tcp, to, udp, with_mappings,
+    with_mappings_of,
+};
+use crate::counters::{Change, and, establishing_request, first_request, reason};
+use crate::lab::{DROP, FlowEntry, Lab, NEXT, Outcome};
+
+/// `XDP_DROP`.
+const XDP_DROP: i32 = 1;
+/// `XDP_PASS`: to the stack, where TC's program is next.
+const XDP_PASS: i32 = 2;
+
+/// The frame goes on as `expected`, and exactly these counters went up.
+#[track_caller]
+fn becomes(lab: &mut Lab, frame: &Packet, expected: &Packet, changes: Vec<Change>) {
+    let expected = Outcome { action: XDP_PASS, bytes: expected.build(), changes };
+    assert_eq!(lab.run_xdp(&frame.build()), expected);
+}
+
+#[test]
+fn plain_requests_go_to_the_pod() {
+    with_mappings(|lab| {
+        let request = tcp(client(), node(), SYN, b"");
+        becomes(lab, &request, &to(&request, pod()), first_request("61000/tcp", bare()));
+        let request = udp(client(), node(), b"hello");
+        becomes(lab, &request, &to(&request, pod()), first_request("61000/udp", length(&request)));
+    });
+}
+
+#[test]
+fn flow_that_opens_ahead_is_established_behind_its_reply() {
+    with_mappings(|lab| {
+        lab.run_xdp(&tcp(client(), node(), SYN, b"").build());
+        lab.egress(&tcp(pod(), client(), SYN | ACK, b""));
+        let request = tcp(client(), node(), ACK, b"");
+        becomes(lab, &request, &to(&request, pod()), establishing_request("61000/tcp", bare()));
+        assert_eq!(lab.flow(flow(Tcp)).unwrap().node_addr, node_ip());
+    });
+}
+
+#[test]
+fn datagram_without_checksum_keeps_none() {
+    with_mappings(|lab| {
+        let mut request = udp(client(), node(), b"no checksum");
+        *request.transport.checksum_mut().unwrap() = Checksum::Zero;
+        becomes(lab, &request, &to(&request, pod()), first_request("61000/udp", length(&request)));
+    });
+}
+
+#[test]
+fn source_that_is_refused_is_dropped_and_leaves_no_flow() {
+    with_mappings(|lab| {
+        for protocol in [Tcp, Udp] {
+            lab.add_for(protocol, NODE_PORT, pod(), GENERATION, &router_ip().to_string());
+        }
+        for request in [tcp(client(), node(), SYN, b""), udp(client(), node(), b"hello")] {
+            let bytes = request.build();
+            let expected = Outcome { action: XDP_DROP, bytes: bytes.clone(), changes: reason(Reason::SourceRefused) };
+            assert_eq!(lab.run_xdp(&bytes), expected);
+        }
+        assert_eq!((lab.slot(flow(Tcp)), lab.slot(flow(Udp))), (None, None));
+        let allowed = tcp((router_ip(), CLIENT_PORT).into(), node(), SYN, b"");
+        becomes(lab, &allowed, &to(&allowed, pod()), first_request("61000/tcp", bare()));
+    });
+}
+
+/// Frames that are not this program's, whatever TC's makes of them.
+fn others() -> Vec<Vec<u8>> {
+    let mut frames = Vec::new();
+    for vlans in [vec![100], vec![100, 200], vec![0]] {
+        let mut request = tcp(client(), node(), SYN, b"");
+        request.ethernet.as_mut().unwrap().vlans = vlans;
+        frames.push(request.build());
+    }
+    for port in [22, 60_999, 61_101, SECOND_NODE_PORT] {
+        frames.push(tcp(client(), (node_ip(), port).into(), SYN, b"").build());
+    }
+    for ip in [strange_ip(), pod_ip()] {
+        frames.push(udp(client(), (ip, NODE_PORT).into(), b"hello").build());
+    }
+    frames.push(sctp(client(), node(), sctp_chunks::INIT, &[0; 16]).build());
+    frames.push(about_reply(too_large(), &tcp(pod(), client(), ACK, b"a reply"), 8).0.build());
+    frames.extend(fragments(&udp(client(), node(), &[7; 200]), 1));
+    let (mut options, mut arp) = (udp(client(), node(), b"options"), udp(client(), node(), b"hello").build());
+    match options.ipv4_mut() {
+        Some(header) => {
+            header.options = vec![1; 7];
+            frames.push(options.build());
+        }
+        None => frames.push(extended(&options, &[(DESTINATION_OPTIONS, SIX)])),
+    }
+    arp[12..14].copy_from_slice(&[0x08, 0x06]);
+    frames.push(arp);
+    let segment = tcp(client(), node(), SYN, b"").build();
+    frames.extend((bare() - 20..bare()).map(|length| segment[..length].to_vec()));
+    frames.push(Packet::new(client_ip(), node_ip(), Transport::Raw { protocol: 47, bytes: vec![0; 40] }).build());
+    frames
+}
+
+#[test]
+fn everything_else_goes_on_untouched_and_uncounted() {
+    with_mappings(|lab| {
+        for frame in others() {
+            let expected = Outcome { action: XDP_PASS, bytes: frame.clone(), changes: vec![] };
+            assert_eq!(lab.run_xdp(&frame), expected);
+        }
+        assert_eq!((lab.slot(flow(Tcp)), lab.slot(flow(Udp)), lab.slot(flow(Sctp))), (None, None, None));
+    });
+}
+
+/// Which programs a request meets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Path {
+    TcAlone,
+    XdpAndTc,
+}
+
+/// A packet of a conversation, and which way it goes.
+enum Step {
+    Arrives(Vec<u8>),
+    Leaves(Vec<u8>),
+}
+
+/// What comes of a frame that arrives.
+fn arrive(lab: &mut Lab, path: Path, frame: &[u8]) -> Outcome {
+    if path == Path::TcAlone {
+        return lab.run(PROG_INGRESS, frame);
+    }
+    let ahead = lab.run_xdp(frame);
+    if ahead.action == XDP_DROP {
+        return Outcome { action: DROP, ..ahead };
+    }
+    let behind = lab.run(PROG_INGRESS, &ahead.bytes);
+    if ahead.bytes != frame {
+        let expected = Outcome { action: NEXT, bytes: ahead.bytes, changes: vec![] };
+        assert_eq!(behind, expected, "what XDP translated is nothing of TC's");
+    }
+    Outcome { changes: and(ahead.changes, behind.changes), ..behind }
+}
+
+/// All that comes of a conversation, step by step, and the flows that are left, without their times.
+fn outcomes(family: Family, path: Path, steps: impl Fn() -> Vec<Step> + Send + Sync) -> (Vec<Outcome>, Vec<String>) {
+    let all = Mutex::default();
+    with_mappings_of(family, |lab| {
+        lab.add_for(Udp, SECOND_NODE_PORT, pod(), GENERATION, &router_ip().to_string());
+        let mut run = |step| match step {
+            Step::Arrives(frame) => arrive(lab, path, &frame),
+            Step::Leaves(frame) => lab.run(PROG_EGRESS, &frame),
+        };
+        let outcomes: Vec<Outcome> = steps().into_iter().map(&mut run).collect();
+        let facts = |FlowEntry { node_addr, state }: FlowEntry| {
+            (node_addr, state.generation, state.ifindex, state.node_port, state.client_tcp_flags, state.pod_tcp_flags)
+        };
+        let flows = [Tcp, Udp].map(|protocol| (lab.flow(flow(protocol)).map(facts), lab.slot(flow(protocol))));
+        *all.lock().unwrap() = (outcomes, vec![format!("{flows:?}")]);
+    });
+    all.into_inner().unwrap()
+}
+
+#[track_caller]
+fn same_by_both_paths(steps: impl Fn() -> Vec<Step> + Send + Sync) {
+    for family in Family::ALL {
+        let [alone, both] = [Path::TcAlone, Path::XdpAndTc].map(|path| outcomes(family, path, &steps));
+        assert!(!alone.0.is_empty());
+        for (number, (alone, both)) in alone.0.iter().zip(&both.0).enumerate() {
+            assert_eq!(both, alone, "step {number} in {family}");
+        }
+        assert_eq!(both.1, alone.1, "the flows that are left in {family}");
+    }
+}
+
+#[test]
+fn random_requests_become_the_same_with_and_without() {
+    same_by_both_paths(|| {
+        let second_address = (second_node_ip(), NODE_PORT).into();
+        let refused = (node_ip(), SECOND_NODE_PORT).into();
+        let packets = random_packets(client(), node(), 200)
+            .chain(random_packets(client(), second_address, 20))
+            .chain(random_packets(client(), refused, 20));
+        let variants = packets.enumerate().map(|(number, mut packet)| {
+            match number % 5 {
+                0 => *packet.transport.checksum_mut().unwrap() = Checksum::Wrong(0x1234),
+                1 => *packet.transport.checksum_mut().unwrap() = Checksum::Zero,
+                _ => {}
+            }
+            let mut frame = packet.build();
+            // As a short frame is on the wire: what is behind the packet counts, and stays.
+            frame.resize(frame.len().max(60), 0x5a);
+            Step::Arrives(frame)
+        });
+        variants.collect()
+    });
+}
+
+#[test]
+fn conversation_is_the_same_with_and_without() {
+    same_by_both_paths(|| {
+        let request = |flags, payload: &[u8]| Step::Arrives(tcp(client(), node(), flags, payload).build());
+        let reply = |flags, payload: &[u8]| Step::Leaves(tcp(pod(), client(), flags, payload).build());
+        let by_second = Step::Arrives(tcp(client(), (second_node_ip(), NODE_PORT).into(), SYN, b"").build());
+        vec![
+            request(SYN, b""),
+            request(SYN, b""),
+            reply(SYN | ACK, b""),
+            request(ACK, b""),
+            request(PSH | ACK, b"question"),
+            reply(PSH | ACK, b"answer"),
+            request(FIN | ACK, b""),
+            reply(FIN | ACK, b""),
+            request(SYN, b""),
+            by_second,
+            reply(SYN | ACK, b""),
+            request(RST, b""),
+            Step::Arrives(udp(client(), node(), b"question").build()),
+            Step::Leaves(udp(pod(), client(), b"answer").build()),
+            Step::Arrives(udp(client(), node(), b"thanks").build()),
+        ]
+    });
+}
+
+#[test]
+fn what_is_not_plain_is_the_same_with_and_without() {
+    same_by_both_paths(|| others().into_iter().map(Step::Arrives).collect());
+}
