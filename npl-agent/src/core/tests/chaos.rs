@@ -214,9 +214,9 @@ impl Chaos {
     pub(super) fn settle(&mut self) {
         for _ in 0..200 {
             self.deliver(usize::MAX);
-            self.serve(usize::MAX, &mut std::iter::empty());
+            self.serve(usize::MAX, &mut iter::empty());
             self.answer(usize::MAX);
-            let is_idle = self.pass(&mut std::iter::empty());
+            let is_idle = self.pass(&mut iter::empty());
             if is_idle && self.in_flight.is_empty() && self.lag.is_empty() {
                 let room = self.world.room;
                 match self.world.state.retries.values().min().copied() {
