@@ -64,8 +64,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         bpffs,
         cgroup,
         listen,
-    } =
-        config;
+    } = config;
     let _lock = lock()?;
     for warning in port_range_warnings(settings.port_range, ephemeral_range().as_deref()) {
         warn!("{warning}");

@@ -96,13 +96,14 @@ impl TryFrom<RunArgs> for Config {
             quarantine_millis: flag("quarantine", value::millis(&quarantine))?,
             is_retiring: retire,
         };
+        let forwarding = flag("forwarding", forwarding.parse())?;
         Ok(Self {
             node_name: flag("node-name", value::node_name(node_name))?,
             kubeconfig,
             settings,
             devices: flag("devices", value::devices(&devices))?,
-            forwarding: flag("forwarding", forwarding.parse())?,
-            attach: flag("attach", attach.parse())?,
+            forwarding,
+            attach: flag("attach", value::attach(&attach, forwarding))?,
             annotation_keys: AnnotationKeys::new(flag("annotation-domain", value::domain(&annotation_domain))?),
             resync: flag("resync", value::interval(&resync))?,
             bpffs: flag("bpffs", value::directory(bpffs))?,

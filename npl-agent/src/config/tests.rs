@@ -9,6 +9,7 @@ use crate::{
     args::{Cli, Command, RunArgs},
     core::{
         model::Protocol,
+        redirect::Forwarding,
         settings::{NodeIpSource, PortRange},
         xdp::Attach,
     },
@@ -57,7 +58,7 @@ fn defaults_are_those_of_antrea_and_of_the_architecture() {
     assert_eq!(config.settings.node_ip, NodeIpSource::Internal);
     assert_eq!((config.settings.drain_millis, config.settings.quarantine_millis), (30_000, 60_000));
     assert_eq!(config.devices, DeviceSelection::Auto);
-    assert_eq!(config.attach, Attach::Tc);
+    assert_eq!((config.attach, config.forwarding), (Attach::Tc, Forwarding::Stack));
     assert_eq!(config.annotation_keys.enabled, "nodeportlocal.antrea.io/enabled");
     assert_eq!(config.annotation_keys.mapping, "nodeportlocal.antrea.io");
     assert_eq!(config.resync.as_secs(), 30);
@@ -112,6 +113,7 @@ fn nonsense_is_refused_with_the_flag_and_an_example() {
         ("--devices", "a-name-of-16-by.", "not a list of devices"),
         ("--devices", "../x", "not a list of devices"),
         ("--attach", "generic", "give tc, auto or xdp"),
+        ("--forwarding", "offload", "give stack or redirect"),
         ("--bpffs", "sys/fs/bpf", "not an absolute path"),
         ("--cgroup", "sys/fs/cgroup", "give auto, none or an absolute path, for example /sys/fs/cgroup"),
         ("--listen", "9911", "for example 127.0.0.1:9911"),
@@ -120,6 +122,15 @@ fn nonsense_is_refused_with_the_flag_and_an_example() {
         assert!(complaint.starts_with(&format!("{flag}: ")) && complaint.contains(expected), "{complaint}");
         assert!(!complaint.contains('\n') && !complaint.ends_with('.'), "{complaint}");
     }
+}
+
+#[test]
+fn xdp_and_redirect_exclude_each_other() {
+    for attach in ["auto", "xdp"] {
+        let told = complaint(&["--forwarding", "redirect", "--attach", attach]);
+        assert!(told.contains("--attach") && told.contains("does not go with --forwarding redirect"), "{told}");
+    }
+    assert!(config(&["--forwarding", "redirect", "--attach", "tc"]).is_ok());
 }
 
 #[test]

@@ -12,9 +12,9 @@ use crate::{
     core::{
         devices::DeviceSelection,
         model::{Family, Protocol},
-        redirect::ForwardingError,
+        redirect::{Forwarding, ForwardingError},
         settings::{AnnotationFormatError, NodeIpSource, NodeIpSourceError, PortRangeError},
-        xdp::AttachError,
+        xdp::{Attach, AttachError},
     },
     datapath::CgroupSelection,
 };
@@ -69,6 +69,9 @@ pub enum ValueError {
     /// No way of forwarding.
     #[error(transparent)]
     Forwarding(#[from] ForwardingError),
+    /// Half of every conversation would take the host's stack.
+    #[error("{0:?} does not go with --forwarding redirect, since what XDP translates takes the host's stack: give tc")]
+    XdpBesideRedirect(String),
     /// No list of devices.
     #[error("{0:?} is not a list of devices: give auto or names with commas between them, for example eth0,eth1")]
     Devices(String),
@@ -167,6 +170,14 @@ pub(super) fn protocols(text: &str) -> Result<Vec<Protocol>, ValueError> {
     let names = text.split(',').map(|name| name.trim().parse());
     let protocols: Result<BTreeSet<Protocol>, _> = names.collect();
     protocols.map(Vec::from_iter).map_err(|_unknown| ValueError::Protocols(text.to_owned()))
+}
+
+/// Where requests are translated, beside a way of forwarding.
+pub(super) fn attach(text: &str, forwarding: Forwarding) -> Result<Attach, ValueError> {
+    match (text.parse()?, forwarding) {
+        (Attach::Auto | Attach::Xdp, Forwarding::Redirect) => Err(ValueError::XdpBesideRedirect(text.to_owned())),
+        (attach, _) => Ok(attach),
+    }
 }
 
 pub(super) fn devices(text: &str) -> Result<DeviceSelection, ValueError> {

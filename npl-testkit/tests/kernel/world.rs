@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use npl_agent::core::devices::{Device, DeviceKind, DeviceSelection, LinkFacts};
 use npl_agent::core::model::{Backend, Protocol};
-use npl_agent::core::xdp::Attach;
 use npl_agent::core::redirect::{Carries, Forwarding, Placement};
+use npl_agent::core::xdp::Attach;
 use npl_agent::datapath::{Datapath, DatapathError};
 use npl_agent::uplinks::{Coverage, Uplinks};
 use npl_testkit::echo::EchoServer;

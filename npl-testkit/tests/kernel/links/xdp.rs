@@ -154,7 +154,7 @@ fn program_of_others_is_left_in_its_place_and_tc_serves() {
 fn device_whose_driver_runs_no_programs_is_told_apart() {
     let mut world = World::new(1);
     world.node().ip("link add up0 type bridge").unwrap();
-    let all = world.on_node(netlink::interfaces()).unwrap();
+    let all = world.node().block_on(netlink::interfaces()).unwrap().unwrap();
     let bridge = all.iter().find(|device| device.name == "up0").unwrap();
     let mut datapath = world.datapath.take().unwrap();
     let error = world.node().run(|| datapath.hooks.attach_xdp(bridge)).unwrap().unwrap_err();
@@ -168,7 +168,7 @@ fn device_that_comes_again_under_its_old_number_gets_the_program_again() {
     let mut datapath = world.datapath.take().unwrap();
     for _ in 0..2 {
         world.node().ip("link add up0 index 300 type veth peer name up1").unwrap();
-        let all = world.on_node(netlink::interfaces()).unwrap();
+        let all = world.node().block_on(netlink::interfaces()).unwrap().unwrap();
         let device = all.iter().find(|device| device.name == "up0").unwrap();
         for _ in 0..2 {
             world.node().run(|| datapath.hooks.attach_xdp(device)).unwrap().unwrap();
@@ -182,7 +182,7 @@ fn device_that_comes_again_under_its_old_number_gets_the_program_again() {
 fn cleanup_takes_the_program_out_of_the_driver() {
     let mut world = World::with_xdp(Options::default());
     world.datapath = None;
-    let (removed, errors) = world.on_node(remove_everything(world.bpffs.path()));
+    let (removed, errors) = world.node().block_on(remove_everything(world.bpffs.path())).unwrap();
     assert!(errors.is_empty(), "{errors:?}");
     let link = Pins::new(world.bpffs.path()).xdp_link(world.uplink().ifindex);
     assert_eq!(removed.pins.iter().filter(|pin| **pin == link).count(), 1, "{removed:?}");
@@ -211,7 +211,7 @@ fn network_card_translates_where_the_plan_is_the_agents_own() {
     }
     world.topology.move_node_to("up0").unwrap();
     world.topology.move_client_to("up0").unwrap();
-    let all = world.on_node(netlink::interfaces()).unwrap();
+    let all = world.node().block_on(netlink::interfaces()).unwrap().unwrap();
     let card = all.into_iter().find(|device| device.name == "up0").unwrap();
     assert_eq!(plan(&card, Attach::Auto, preflight::has_xdp_frags()), Ok(Reason::SafeDriver), "{card:?}");
     world.install_on(std::slice::from_ref(&card));
@@ -236,7 +236,7 @@ fn network_card_translates_where_the_plan_is_the_agents_own() {
 fn device_tells_how_its_frames_come() {
     let world = World::bare(1, Options::default());
     let facts = |name: &str| {
-        let all = world.on_node(netlink::interfaces()).unwrap();
+        let all = world.node().block_on(netlink::interfaces()).unwrap().unwrap();
         all.into_iter().find(|device| device.name == name).unwrap().link
     };
     let eth0 = facts("eth0");
