@@ -62,8 +62,9 @@ impl<const DIRECT: bool> Hook for Replies<DIRECT> {
         let key = F::flow_key(&ends, protocol);
         let Some(flow) = Flow::new(config.seed, &ends, protocol, &key) else { return Verdict::NotOurs };
         let reply = Reply { flow, ends, protocol, tcp_flags };
-        let way = if DIRECT { way::<F, L2>(ctx, packet, &reply, endpoint) } else { None };
-        if DIRECT && way.is_none() {
+        let stack = Way::stack(&packet.location);
+        let way = if DIRECT { way::<F, L2>(ctx, packet, &reply, endpoint) } else { stack };
+        if DIRECT && way.is_stack() {
             return Verdict::NotOurs;
         }
         let Some((node, progress)) = node_end(&reply, endpoint) else {
@@ -75,7 +76,7 @@ impl<const DIRECT: bool> Hook for Replies<DIRECT> {
             stats.established_flows += u64::from(progress == Progress::Established);
         });
         note(&node);
-        let packet = packet.with(redirect::rest(&packet.location, way.as_ref()));
+        let packet = packet.with(way.rest);
         redirect::send(rewrite::apply::<F, SOURCE, L2>(ctx, &packet, node.addr, node.port.to_be()), way)
     }
 
@@ -111,29 +112,29 @@ impl<const DIRECT: bool> Hook for Replies<DIRECT> {
             return if DIRECT { Verdict::NotOurs } else { Verdict::Pass(Reason::UntrackedReply) };
         };
         let to_client = || redirect::to_client::<F, L2>(ctx, &outer.location, node.addr, Ports::NONE);
-        let way = if DIRECT { to_client() } else { None };
-        if DIRECT && way.is_none() {
+        let way = if DIRECT { to_client() } else { Way::stack(&outer.location) };
+        if DIRECT && way.is_stack() {
             return Verdict::NotOurs;
         }
         stats::of_mapping(endpoint.stats_index, |stats| {
             stats.reply_packets += 1;
             stats.reply_bytes += u64::from(ctx.len());
         });
-        outer.location.rest = redirect::rest(&outer.location, way.as_ref());
+        outer.location.rest = way.rest;
         let error = Error { outer, header, quote };
         redirect::send(rewrite::apply_error::<F, SOURCE>(ctx, &error, node.addr, node.port.to_be()), way)
     }
 }
 
-/// The way of a reply to its client, as the Node's own packets go; nothing of a flow that is not known.
+/// The way of a reply to its client, as the Node's own packets go; the host's stack of a flow that is not known.
 #[inline(always)]
 fn way<F: Family, const L2: usize>(
     ctx: &TcContext,
     packet: &Packet<F>,
     reply: &Reply<'_, F>,
     endpoint: &Endpoint,
-) -> Option<Way<F>> {
-    let node = known_node_end(reply, endpoint)?;
+) -> Way<F> {
+    let Some(node) = known_node_end(reply, endpoint) else { return Way::stack(&packet.location) };
     let ports = Ports { source: node.port.to_be(), ..packet.ports };
     redirect::to_client::<F, L2>(ctx, &packet.location, node.addr, ports)
 }

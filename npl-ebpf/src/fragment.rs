@@ -19,7 +19,7 @@ use crate::{
     ingress::Requests,
     maps::CONFIG,
     packet::Ports,
-    redirect,
+    redirect::{self, Way},
     rewrite::{self, DESTINATION, SOURCE},
     stats,
     verdict::Verdict,
@@ -74,8 +74,9 @@ pub fn request<F: Family, const DIRECT: bool, const L2: usize>(ctx: &TcContext, 
         stats.request_packets += 1;
         stats.request_bytes += u64::from(ctx.len());
     });
-    let way = if DIRECT { redirect::to_pod::<F, L2>(ctx, &walk.location, backend.addr) } else { None };
-    walk.location.rest = redirect::rest(&walk.location, way.as_ref());
+    let location = &walk.location;
+    let way = if DIRECT { redirect::to_pod::<F, L2>(ctx, location, backend.addr) } else { Way::stack(location) };
+    walk.location.rest = way.rest;
     redirect::send(rewrite::apply_address::<F, DESTINATION>(ctx, &walk, backend.addr), way)
 }
 
@@ -91,8 +92,9 @@ pub fn reply<F: Family, const DIRECT: bool, const L2: usize>(ctx: &TcContext, mu
         return Verdict::NotOurs;
     }
     let Some(addr) = F::local_address(record.address_index) else { return Verdict::NotOurs };
-    let way = if DIRECT { redirect::to_client::<F, L2>(ctx, &walk.location, addr, Ports::NONE) } else { None };
-    if DIRECT && way.is_none() {
+    let to_client = || redirect::to_client::<F, L2>(ctx, &walk.location, addr, Ports::NONE);
+    let way = if DIRECT { to_client() } else { Way::stack(&walk.location) };
+    if DIRECT && way.is_stack() {
         return Verdict::NotOurs;
     }
     // The flow may outlive its mapping by the time that another mapping of the same Pod port is there.
@@ -102,7 +104,7 @@ pub fn reply<F: Family, const DIRECT: bool, const L2: usize>(ctx: &TcContext, mu
             stats.reply_bytes += u64::from(ctx.len());
         });
     }
-    walk.location.rest = redirect::rest(&walk.location, way.as_ref());
+    walk.location.rest = way.rest;
     redirect::send(rewrite::apply_address::<F, SOURCE>(ctx, &walk, addr), way)
 }
 

@@ -11,7 +11,7 @@ use aya_ebpf::{
     bindings::{
         BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup as Lookup, bpf_fib_lookup__bindgen_ty_1,
         bpf_fib_lookup__bindgen_ty_2, bpf_fib_lookup__bindgen_ty_3, bpf_fib_lookup__bindgen_ty_4,
-        bpf_fib_lookup__bindgen_ty_5, bpf_redir_neigh, bpf_redir_neigh__bindgen_ty_1,
+        bpf_fib_lookup__bindgen_ty_5, bpf_redir_neigh,
     },
     helpers::generated::{bpf_fib_lookup, bpf_redirect_neigh, bpf_redirect_peer},
     programs::TcContext,
@@ -45,29 +45,57 @@ pub const NOWHERE: Routing = Lookup {
     dmac: [0; 6],
 };
 
-/// Where a packet goes when it is translated.
-pub struct Way<F: Family> {
-    ifindex: u32,
-    /// Who gets it on that device; nothing where a Pod is at its other end, and nobody between.
-    neighbour: Option<bpf_redir_neigh>,
-    /// The packet's header after this hop.
-    rest: F::Rest,
+/// Who gets a packet on a device.
+#[derive(Clone, Copy)]
+enum Receiver {
+    /// The Pod at its other end; nobody is between.
+    Peer,
+    /// A neighbour of the packet's family.
+    Neighbour,
+    /// Whom the kernel finds: a neighbour of the other family.
+    Routed,
 }
 
-/// The way of a packet to a Pod, if that is a short one.
-#[inline(always)]
-pub fn to_pod<F: Family, const L2: usize>(ctx: &TcContext, location: &Location<F>, pod: F::Addr) -> Option<Way<F>> {
-    let rest = F::one_hop_less(location.rest)?;
-    let way = F::pod_way(pod)?;
-    let length = match segment_length::<F>(ctx, location) {
-        Some(length) => length,
-        None => F::length::<L2>(ctx, rest)?,
-    };
-    if length > way.mtu {
-        return None;
+/// Where a packet goes when it is translated.
+///
+/// All of it is written in every case: the verifier lets a program without `CAP_PERFMON` read nothing else, and the compiler
+/// reads what it does not need yet.
+pub struct Way<F: Family> {
+    /// The device that it leaves by; 0 if that is for the host's stack to say.
+    ifindex: u32,
+    /// Who gets it there.
+    to: Receiver,
+    /// The neighbour, if that is who gets it.
+    next_hop: F::Addr,
+    /// The packet's header as it leaves.
+    pub rest: F::Rest,
+}
+
+impl<F: Family> Way<F> {
+    /// By the host's stack.
+    #[inline(always)]
+    pub fn stack(location: &Location<F>) -> Self {
+        Self { ifindex: 0, to: Receiver::Routed, next_hop: location.destination, rest: location.rest }
     }
-    let neighbour = if way.kind == kind::PEER { None } else { Some(F::neighbour(pod)) };
-    Some(Way { ifindex: way.ifindex, neighbour, rest })
+
+    /// Whether it is the host's stack's.
+    #[inline(always)]
+    pub const fn is_stack(&self) -> bool {
+        self.ifindex == 0
+    }
+}
+
+/// The way of a packet to a Pod.
+#[inline(always)]
+pub fn to_pod<F: Family, const L2: usize>(ctx: &TcContext, location: &Location<F>, pod: F::Addr) -> Way<F> {
+    let stack = Way::stack(location);
+    let (Some(rest), Some(way)) = (F::one_hop_less(location.rest), F::pod_way(pod)) else { return stack };
+    let length = segment_length::<F>(ctx, location).or_else(|| F::length::<L2>(ctx, rest));
+    if length.is_none_or(|length| length > way.mtu) {
+        return stack;
+    }
+    let to = if way.kind == kind::PEER { Receiver::Peer } else { Receiver::Neighbour };
+    Way { ifindex: way.ifindex, to, next_hop: pod, rest }
 }
 
 /// Whether a packet comes from where requests to its sender are redirected to.
@@ -83,9 +111,10 @@ pub fn to_client<F: Family, const L2: usize>(
     location: &Location<F>,
     node: F::Addr,
     ports: Ports,
-) -> Option<Way<F>> {
-    let rest = F::one_hop_less(location.rest)?;
-    let mut routing = F::routing::<L2>(ctx, node, location.destination)?;
+) -> Way<F> {
+    let stack = Way::stack(location);
+    let Some(rest) = F::one_hop_less(location.rest) else { return stack };
+    let Some(mut routing) = F::routing::<L2>(ctx, node, location.destination) else { return stack };
     routing.l4_protocol = location.protocol;
     (routing.sport, routing.dport) = (ports.source, ports.destination);
     routing.ifindex = ctx.ifindex();
@@ -97,46 +126,32 @@ pub fn to_client<F: Family, const L2: usize>(
     let is_known = answer == i64::from(BPF_FIB_LKUP_RET_SUCCESS) || answer == i64::from(BPF_FIB_LKUP_RET_NO_NEIGH);
     // SAFETY: the agent alone writes this map.
     if !is_known || unsafe { UPLINK.get(&routing.ifindex) }.is_none() {
-        return None;
+        return stack;
     }
-    // SAFETY: all of this union is integers, and the kernel has filled in the next hop's address.
-    let ipv6_nh = unsafe { routing.__bindgen_anon_4.ipv6_dst };
-    let nh_family = u32::from(routing.family);
-    let neighbour = bpf_redir_neigh { nh_family, __bindgen_anon_1: bpf_redir_neigh__bindgen_ty_1 { ipv6_nh } };
-    Some(Way { ifindex: routing.ifindex, neighbour: Some(neighbour), rest })
-}
-
-/// What becomes of a packet that was rewritten: it goes on its way; without one, the host's stack will take it.
-#[inline(always)]
-pub fn send<F: Family>(rewritten: Result<(), Refused>, way: Option<Way<F>>) -> Verdict {
-    match way {
-        Some(way) if rewritten.is_ok() => Verdict::Redirected(way.send()),
-        _ => rewritten.into(),
+    match F::next_hop(&routing) {
+        Some(next_hop) => Way { ifindex: routing.ifindex, to: Receiver::Neighbour, next_hop, rest },
+        None => Way { ifindex: routing.ifindex, to: Receiver::Routed, next_hop: stack.next_hop, rest },
     }
 }
 
-/// The rest of a packet's header, as it is to be written for the way that the packet goes.
+/// What becomes of a packet that was rewritten: it goes on its way.
 #[inline(always)]
-pub fn rest<F: Family>(location: &Location<F>, way: Option<&Way<F>>) -> F::Rest {
-    way.map_or(location.rest, |way| way.rest)
-}
-
-impl<F: Family> Way<F> {
-    /// Has the kernel send the packet once the program has ended, and says by which action.
-    #[inline(always)]
-    fn send(mut self) -> i32 {
-        // SAFETY: helpers that note where the packet goes; the kernel reads exactly this structure.
-        let action = unsafe {
-            match &mut self.neighbour {
-                None => bpf_redirect_peer(self.ifindex, 0),
-                Some(neighbour) => {
-                    let size = size_of::<bpf_redir_neigh>() as i32;
-                    bpf_redirect_neigh(self.ifindex, core::ptr::from_mut(neighbour), size, 0)
-                }
+pub fn send<F: Family>(rewritten: Result<(), Refused>, way: Way<F>) -> Verdict {
+    if rewritten.is_err() || way.is_stack() {
+        return rewritten.into();
+    }
+    let (ifindex, size) = (way.ifindex, size_of::<bpf_redir_neigh>() as i32);
+    // SAFETY: helpers that note where the packet goes; the kernel reads exactly this structure.
+    let action = unsafe {
+        match way.to {
+            Receiver::Peer => bpf_redirect_peer(ifindex, 0),
+            Receiver::Neighbour => {
+                bpf_redirect_neigh(ifindex, core::ptr::from_mut(&mut F::neighbour(way.next_hop)), size, 0)
             }
-        };
-        action as i32
-    }
+            Receiver::Routed => bpf_redirect_neigh(ifindex, core::ptr::null_mut(), 0, 0),
+        }
+    };
+    Verdict::Redirected(action as i32)
 }
 
 /// The length of each packet that a large one will be cut into, if it will be.

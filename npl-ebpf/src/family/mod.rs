@@ -67,6 +67,8 @@ pub trait Family: Sized {
     fn routing<const L2: usize>(ctx: &TcContext, source: Self::Addr, destination: Self::Addr) -> Option<Routing>;
     /// Bytes of a packet with its header, which is `L2` bytes in.
     fn length<const L2: usize>(ctx: &TcContext, rest: Self::Rest) -> Option<u16>;
+    /// The neighbour that an answer names, if it is one of this family.
+    fn next_hop(answer: &Routing) -> Option<Self::Addr>;
     /// A neighbour, by its address.
     fn neighbour(addr: Self::Addr) -> bpf_redir_neigh;
     /// How a Pod is reached past the host's stack, if it can be.

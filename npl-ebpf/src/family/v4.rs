@@ -191,6 +191,12 @@ impl Family for V4 {
     }
 
     #[inline(always)]
+    fn next_hop(answer: &Routing) -> Option<u32> {
+        // SAFETY: all of this union is integers, and the kernel has filled in the next hop's address.
+        if answer.family == AF_INET { Some(unsafe { answer.__bindgen_anon_4.ipv4_dst }) } else { None }
+    }
+
+    #[inline(always)]
     fn neighbour(addr: u32) -> bpf_redir_neigh {
         let ipv6_nh = [addr, 0, 0, 0];
         bpf_redir_neigh { nh_family: u32::from(AF_INET), __bindgen_anon_1: bpf_redir_neigh__bindgen_ty_1 { ipv6_nh } }

@@ -208,6 +208,12 @@ impl Family for V6 {
     }
 
     #[inline(always)]
+    fn next_hop(answer: &Routing) -> Option<Addr> {
+        // SAFETY: all of this union is integers, and the kernel has filled in the next hop's address.
+        if answer.family == AF_INET6 { Some(unsafe { answer.__bindgen_anon_4.ipv6_dst }) } else { None }
+    }
+
+    #[inline(always)]
     fn neighbour(ipv6_nh: Addr) -> bpf_redir_neigh {
         bpf_redir_neigh { nh_family: u32::from(AF_INET6), __bindgen_anon_1: bpf_redir_neigh__bindgen_ty_1 { ipv6_nh } }
     }
