@@ -77,6 +77,7 @@ fn init_script(arguments: &[&str]) -> String {
          mount -t tmpfs tmpfs /tmp\n\
          mount -t cgroup2 cgroup2 /sys/fs/cgroup\n\
          echo /sbin/modprobe > /proc/sys/kernel/modprobe\n\
+         modprobe -q virtio_pci\n\
          modprobe virtio_net\n\
          ip link set lo up\n\
          {} {}\n\
