@@ -192,8 +192,11 @@ impl Family for V4 {
 
     #[inline(always)]
     fn next_hop(answer: &Routing) -> Option<u32> {
+        if answer.family != AF_INET {
+            return None;
+        }
         // SAFETY: all of this union is integers, and the kernel has filled in the next hop's address.
-        if answer.family == AF_INET { Some(unsafe { answer.__bindgen_anon_4.ipv4_dst }) } else { None }
+        Some(unsafe { answer.__bindgen_anon_4.ipv4_dst })
     }
 
     #[inline(always)]

@@ -209,8 +209,11 @@ impl Family for V6 {
 
     #[inline(always)]
     fn next_hop(answer: &Routing) -> Option<Addr> {
+        if answer.family != AF_INET6 {
+            return None;
+        }
         // SAFETY: all of this union is integers, and the kernel has filled in the next hop's address.
-        if answer.family == AF_INET6 { Some(unsafe { answer.__bindgen_anon_4.ipv6_dst }) } else { None }
+        Some(unsafe { answer.__bindgen_anon_4.ipv6_dst })
     }
 
     #[inline(always)]
