@@ -17,7 +17,7 @@ use npl_testkit::mounts::BpfFs;
 use npl_testkit::netns::Netns;
 use npl_testkit::poll;
 use npl_testkit::run::Run;
-use npl_testkit::topology::{Options, Pod, Topology};
+use npl_testkit::topology::{self, Options, Pod, Topology};
 use npl_testkit::traffic;
 
 use crate::lab::{SEED, mapping, parsed};
@@ -184,6 +184,12 @@ impl World {
         &self.pods[0].0
     }
 
+    /// Every device between the client and the first Pod, from end to end.
+    pub(crate) fn ends(&self) -> [topology::Device; 4] {
+        let (client, pod) = (self.topology.client(), self.pod());
+        [client.device.clone(), client.uplink.clone(), pod.device.clone(), pod.host_device.clone()]
+    }
+
     /// Waits until the host answers in the Pod's place; the kernel takes a moment to detach a program nobody pins.
     #[track_caller]
     pub(crate) fn wait_until_refused(&self) {
@@ -210,7 +216,7 @@ pub(crate) fn set_addresses(datapath: &mut Datapath, addresses: &[IpAddr]) {
     assert!(left_out.is_empty(), "{left_out:?} found no room");
 }
 
-fn device(device: &npl_testkit::topology::Device) -> Device {
+fn device(device: &topology::Device) -> Device {
     Device {
         ifindex: device.ifindex().unwrap(),
         name: device.name().to_owned(),

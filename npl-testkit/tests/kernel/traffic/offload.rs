@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Large transfers, in which packets are of many segments and checksums are left to devices, or not.
 
-use npl_testkit::topology::{Device, Offload};
+use npl_testkit::topology::Offload;
 use npl_testkit::traffic::{Direction, transfer};
 
 use crate::world::{World, is_emulated};
@@ -20,15 +20,10 @@ fn transfer_both_ways(world: &World) {
     }
 }
 
-fn ends(world: &World) -> [Device; 4] {
-    let (client, pod) = (world.topology.client(), world.pod());
-    [client.device.clone(), client.uplink.clone(), pod.device.clone(), pod.host_device.clone()]
-}
-
 #[test]
 fn transfer_is_whole_with_segmentation_offload() {
     let world = World::new(1);
-    for device in ends(&world) {
+    for device in world.ends() {
         device.set_offloads(&Offload::ALL, true).unwrap();
     }
     transfer_both_ways(&world);
@@ -37,7 +32,7 @@ fn transfer_is_whole_with_segmentation_offload() {
 #[test]
 fn transfer_is_whole_without_any_offload() {
     let world = World::new(1);
-    for device in ends(&world) {
+    for device in world.ends() {
         device.set_offloads(&Offload::ALL, false).unwrap();
     }
     transfer_both_ways(&world);
@@ -46,7 +41,7 @@ fn transfer_is_whole_without_any_offload() {
 #[test]
 fn transfer_is_whole_when_packets_are_merged_on_receipt() {
     let world = World::new(1);
-    for device in ends(&world) {
+    for device in world.ends() {
         device.set_offloads(&[Offload::Tso, Offload::Gso], false).unwrap();
         device.set_offloads(&[Offload::Gro], true).unwrap();
     }
@@ -58,7 +53,7 @@ fn transfer_is_whole_when_packets_are_merged_on_receipt() {
 #[test]
 fn transfer_is_whole_wherever_checksums_are_made() {
     let world = World::new(1);
-    let [client, uplink, pod, host_device] = ends(&world);
+    let [client, uplink, pod, host_device] = world.ends();
     for at_client in [true, false] {
         for at_pod in [true, false] {
             for at_node in [true, false] {

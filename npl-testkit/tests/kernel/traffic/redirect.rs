@@ -10,7 +10,7 @@ use npl_agent::core::model;
 use npl_agent::core::redirect::Forwarding;
 use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
-use npl_testkit::topology::{Device, Offload, Options};
+use npl_testkit::topology::{Offload, Options};
 use npl_testkit::traffic::{self, Direction, Load, Request, Transfer, UdpOptions, transfer, udp_socket};
 
 use crate::lab::mapping;
@@ -84,11 +84,6 @@ fn assert_served(world: &World) {
     }
 }
 
-fn ends(world: &World) -> [Device; 4] {
-    let (client, pod) = (world.topology.client(), world.pod());
-    [client.device.clone(), client.uplink.clone(), pod.device.clone(), pod.host_device.clone()]
-}
-
 #[test]
 fn both_directions_pass_by_the_hosts_stack() {
     let world = redirected();
@@ -111,12 +106,12 @@ fn transfers_are_whole_wherever_segments_and_checksums_are_made() {
     let world = redirected();
     world.node().nft(NOTHING_IS_FORWARDED).unwrap();
     for is_on in [false, true] {
-        for device in ends(&world) {
+        for device in world.ends() {
             device.set_offloads(&Offload::ALL, is_on).unwrap();
         }
         assert_served(&world);
     }
-    for device in ends(&world) {
+    for device in world.ends() {
         device.set_offloads(&[Offload::Tso, Offload::Gso], false).unwrap();
         device.set_offloads(&[Offload::Gro], true).unwrap();
     }
