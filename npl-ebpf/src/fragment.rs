@@ -74,8 +74,7 @@ pub fn request<F: Family, const DIRECT: bool, const L2: usize>(ctx: &TcContext, 
         stats.request_packets += 1;
         stats.request_bytes += u64::from(ctx.len());
     });
-    let location = &walk.location;
-    let way = if DIRECT { redirect::to_pod::<F, L2>(ctx, location, backend.addr) } else { Way::stack(location) };
+    let way = redirect::to_pod::<F, DIRECT, L2>(ctx, &walk.location, backend.addr);
     walk.location.rest = way.rest;
     redirect::send(rewrite::apply_address::<F, DESTINATION>(ctx, &walk, backend.addr), way)
 }

@@ -12,7 +12,7 @@ use crate::{
     icmp::{self, Error},
     maps::CONFIG,
     packet::{Access, IcmpHeader, Packet},
-    redirect::{self, Way},
+    redirect,
     rewrite::{self, DESTINATION},
     stats,
     verdict::Verdict,
@@ -35,8 +35,7 @@ impl<const DIRECT: bool> Hook for Requests<DIRECT> {
             Ok(backend) => backend,
             Err(verdict) => return verdict,
         };
-        let location = &packet.location;
-        let way = if DIRECT { redirect::to_pod::<F, L2>(ctx, location, backend.addr) } else { Way::stack(location) };
+        let way = redirect::to_pod::<F, DIRECT, L2>(ctx, &packet.location, backend.addr);
         let packet = packet.with(way.rest);
         redirect::send(rewrite::apply::<F, DESTINATION, L2>(ctx, &packet, backend.addr, backend.port.to_be()), way)
     }
@@ -74,8 +73,7 @@ impl<const DIRECT: bool> Hook for Requests<DIRECT> {
             stats.request_packets += 1;
             stats.request_bytes += u64::from(ctx.len());
         });
-        let location = &outer.location;
-        let way = if DIRECT { redirect::to_pod::<F, L2>(ctx, location, backend.addr) } else { Way::stack(location) };
+        let way = redirect::to_pod::<F, DIRECT, L2>(ctx, &outer.location, backend.addr);
         outer.location.rest = way.rest;
         let error = Error { outer, header, quote };
         redirect::send(rewrite::apply_error::<F, DESTINATION>(ctx, &error, backend.addr, backend.port.to_be()), way)

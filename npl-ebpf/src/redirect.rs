@@ -85,10 +85,17 @@ impl<F: Family> Way<F> {
     }
 }
 
-/// The way of a packet to a Pod.
+/// The way of a packet to a Pod: the host's stack's unless it may be another.
 #[inline(always)]
-pub fn to_pod<F: Family, const L2: usize>(ctx: &TcContext, location: &Location<F>, pod: F::Addr) -> Way<F> {
+pub fn to_pod<F: Family, const DIRECT: bool, const L2: usize>(
+    ctx: &TcContext,
+    location: &Location<F>,
+    pod: F::Addr,
+) -> Way<F> {
     let stack = Way::stack(location);
+    if !DIRECT {
+        return stack;
+    }
     let (Some(rest), Some(way)) = (F::one_hop_less(location.rest), F::pod_way(pod)) else { return stack };
     let length = segment_length::<F>(ctx, location).or_else(|| F::length::<L2>(ctx, rest));
     if length.is_none_or(|length| length > way.mtu) {
