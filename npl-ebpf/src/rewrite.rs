@@ -3,16 +3,19 @@
 //!
 //! Of TCP and UDP, three checksums have to stay right: the IP header's, the transport's, and the kernel's own idea of either
 //! (`skb->csum` and `skb->ip_summed`). Only the kernel knows whether the transport field holds a checksum or, with
-//! offload, the sum of the pseudo-header that hardware completes. Where a device has verified the checksum it is one;
-//! elsewhere the kernel's helper changes it for the new address, and what came out tells which it was
-//! (`csum::field_kind`). So the usual packet takes one or two calls, which are what a rewrite costs.
+//! offload, the sum of the pseudo-header that hardware completes. Where a device has verified the checksum, or the
+//! kernel knows nothing of it, it is one; elsewhere the kernel's helper changes it for the new address, and what came out
+//! tells which it was (`csum::field_kind`). Calls are what a rewrite costs, and those that ask cost least.
 //!
 //! SCTP's covers no address, and with offload its field is zero.
 
 use core::mem::offset_of;
 
 use aya_ebpf::{
-    bindings::{BPF_CSUM_LEVEL_QUERY, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM},
+    bindings::{
+        BPF_CSUM_LEVEL_INC, BPF_CSUM_LEVEL_QUERY, BPF_CSUM_LEVEL_RESET, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR,
+        BPF_F_RECOMPUTE_CSUM,
+    },
     helpers::generated::{bpf_csum_level, bpf_l4_csum_replace, bpf_skb_store_bytes},
     programs::TcContext,
 };
@@ -112,8 +115,8 @@ fn write<F: Family, H: Checked, const END: bool, const L2: usize>(
     let has_checksum = has_checksum(&header);
     let Change { source, destination, ports, difference, port } = Change::new::<END>(packet, addr, port);
     let location = &packet.location;
-    let is_verified = has_checksum && is_verified(ctx);
-    let check = if is_verified {
+    let is_in_packet = has_checksum && is_in_packet::<END>(ctx);
+    let check = if is_in_packet {
         moved::<H>(header.check(), difference, port)
     } else if has_checksum {
         transport_check::<F, H, L2>(ctx, packet, header.check(), difference, port)?
@@ -128,7 +131,7 @@ fn write<F: Family, H: Checked, const END: bool, const L2: usize>(
     if location.is_plain {
         // A request is written to at once, since a call costs as much as all that is decided of it. Replies are not: that
         // a program has such writes makes the kernel copy what it shares with a socket, also of packets that are not ours.
-        let needs_no_sum = flags == 0 || is_verified;
+        let needs_no_sum = flags == 0 || is_in_packet;
         if END == DESTINATION && needs_no_sum && F::write_tail::<_, L2>(ctx, Headers { ip, transport }) {
             return Ok(());
         }
@@ -344,12 +347,27 @@ fn quoted_crc<F: Family>(ctx: &TcContext, error: &Error<F>, ports: Ports) -> Opt
     Some((before, sctp_check(before, quote.ports.word(), ports.word(), end - l4)))
 }
 
-/// Whether a device has verified the transport checksum: then it is one, and `skb->csum` is not in use.
+/// Whether the packet alone tells of its transport checksum: the field is one, and `skb->csum` is not in use.
+///
+/// So it is where a device has verified it. Nor has the kernel noted anything of a packet that comes as a frame, as from
+/// an XDP program, and of these only it takes a level that it is given. A reply is not asked for that: a Pod's sockets
+/// leave the checksum to hardware, and the question would cost them.
 #[inline(always)]
-fn is_verified(ctx: &TcContext) -> bool {
+fn is_in_packet<const END: bool>(ctx: &TcContext) -> bool {
     // SAFETY: the context is valid.
-    let level = unsafe { bpf_csum_level(skb(ctx), u64::from(BPF_CSUM_LEVEL_QUERY)) };
-    level >= 0
+    let level = |action: u32| unsafe { bpf_csum_level(skb(ctx), u64::from(action)) };
+    if level(BPF_CSUM_LEVEL_QUERY) >= 0 {
+        return true;
+    }
+    if END == SOURCE {
+        return false;
+    }
+    level(BPF_CSUM_LEVEL_INC);
+    if level(BPF_CSUM_LEVEL_QUERY) < 0 {
+        return false;
+    }
+    level(BPF_CSUM_LEVEL_RESET);
+    true
 }
 
 /// The transport checksum field for another address and port, of which the kernel does its part for the address.

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Large transfers, in which packets are of many segments and checksums are left to devices, or not.
 
-use npl_testkit::topology::Offload;
-use npl_testkit::traffic::{Direction, transfer};
+use std::fs;
 
+use npl_testkit::netns::Netns;
+use npl_testkit::packet::{Checksum, Packet};
+use npl_testkit::topology::Offload;
+use npl_testkit::traffic::{self, Direction, REQUEST_LIMIT, transfer};
+
+use crate::wire;
 use crate::world::{World, is_emulated};
 
 /// Enough for windows to grow until the largest segments are used; an emulated processor takes its time.
@@ -71,4 +76,39 @@ fn transfer_is_whole_wherever_checksums_are_made() {
             }
         }
     }
+}
+
+/// A sender that computes its checksums itself leaves a packet of which the kernel has noted nothing: neither is it one
+/// whose checksum was verified after the programs have asked.
+#[test]
+fn datagram_that_was_damaged_on_its_way_is_refused_by_the_pod() {
+    let world = World::new(1);
+    world.assert_answers();
+    let wire = wire::open(&world.topology.client().device, &world.topology.client().uplink);
+    for (server, client_ip) in world.frontends().into_iter().zip(world.client_ips()) {
+        let socket = traffic::udp_socket(world.client(), server, true).unwrap();
+        let client = (client_ip, socket.local_addr().unwrap().port()).into();
+        let before = wrong_checksums(&world.pod().netns);
+        let mut damaged = Packet::udp(client, server, b"damaged");
+        damaged.ethernet = Some(wire.ethernet());
+        let mut whole = Packet::udp(client, server, b"whole");
+        whole.ethernet = Some(wire.ethernet());
+        *damaged.transport.checksum_mut().unwrap() = Checksum::Wrong(0x4e50);
+        wire.send(&damaged.build()).unwrap();
+        wire.send(&whole.build()).unwrap();
+        let answer = traffic::udp_receive(&socket, b"whole", REQUEST_LIMIT).unwrap();
+        assert_eq!(answer.unwrap_or_else(|| panic!("no answer by {server}")).pod, "web-0");
+        assert_eq!(wrong_checksums(&world.pod().netns), before + 1, "by {server}");
+    }
+}
+
+/// Datagrams of either family whose receivers found the checksum wrong.
+fn wrong_checksums(netns: &Netns) -> u64 {
+    let read = |path: &str| fs::read_to_string(path).unwrap();
+    let (v4, v6) = netns.run(|| (read("/proc/thread-self/net/snmp"), read("/proc/thread-self/net/snmp6"))).unwrap();
+    let mut udp = v4.lines().filter_map(|line| line.strip_prefix("Udp: "));
+    let (names, values) = (udp.next().unwrap(), udp.next().unwrap());
+    let of_v4 = names.split(' ').zip(values.split(' ')).find(|(name, _)| *name == "InCsumErrors").unwrap().1;
+    let of_v6 = v6.lines().find_map(|line| line.strip_prefix("Udp6InCsumErrors")).unwrap().trim();
+    of_v4.parse::<u64>().unwrap() + of_v6.parse::<u64>().unwrap()
 }
