@@ -77,7 +77,7 @@ impl<const DIRECT: bool> Hook for Replies<DIRECT> {
         });
         note(&node);
         let packet = packet.with(way.rest);
-        redirect::send(rewrite::apply::<F, SOURCE, L2>(ctx, &packet, node.addr, node.port.to_be()), way)
+        redirect::send(ctx, rewrite::apply::<F, SOURCE, L2>(ctx, &packet, node.addr, node.port.to_be()), way)
     }
 
     #[inline(always)]
@@ -122,7 +122,7 @@ impl<const DIRECT: bool> Hook for Replies<DIRECT> {
         });
         outer.location.rest = way.rest;
         let error = Error { outer, header, quote };
-        redirect::send(rewrite::apply_error::<F, SOURCE>(ctx, &error, node.addr, node.port.to_be()), way)
+        redirect::send(ctx, rewrite::apply_error::<F, SOURCE>(ctx, &error, node.addr, node.port.to_be()), way)
     }
 }
 

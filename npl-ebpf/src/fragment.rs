@@ -76,7 +76,7 @@ pub fn request<F: Family, const DIRECT: bool, const L2: usize>(ctx: &TcContext, 
     });
     let way = redirect::to_pod::<F, DIRECT, L2>(ctx, &walk.location, backend.addr);
     walk.location.rest = way.rest;
-    redirect::send(rewrite::apply_address::<F, DESTINATION>(ctx, &walk, backend.addr), way)
+    redirect::send(ctx, rewrite::apply_address::<F, DESTINATION>(ctx, &walk, backend.addr), way)
 }
 
 /// Judges and rewrites a later fragment of a reply. What goes out is mostly others', so one without a record is too.
@@ -104,7 +104,7 @@ pub fn reply<F: Family, const DIRECT: bool, const L2: usize>(ctx: &TcContext, mu
         });
     }
     walk.location.rest = way.rest;
-    redirect::send(rewrite::apply_address::<F, SOURCE>(ctx, &walk, addr), way)
+    redirect::send(ctx, rewrite::apply_address::<F, SOURCE>(ctx, &walk, addr), way)
 }
 
 #[inline(always)]

@@ -37,7 +37,7 @@ impl<const DIRECT: bool> Hook for Requests<DIRECT> {
         };
         let way = redirect::to_pod::<F, DIRECT, L2>(ctx, &packet.location, backend.addr);
         let packet = packet.with(way.rest);
-        redirect::send(rewrite::apply::<F, DESTINATION, L2>(ctx, &packet, backend.addr, backend.port.to_be()), way)
+        redirect::send(ctx, rewrite::apply::<F, DESTINATION, L2>(ctx, &packet, backend.addr, backend.port.to_be()), way)
     }
 
     #[inline(always)]
@@ -76,7 +76,11 @@ impl<const DIRECT: bool> Hook for Requests<DIRECT> {
         let way = redirect::to_pod::<F, DIRECT, L2>(ctx, &outer.location, backend.addr);
         outer.location.rest = way.rest;
         let error = Error { outer, header, quote };
-        redirect::send(rewrite::apply_error::<F, DESTINATION>(ctx, &error, backend.addr, backend.port.to_be()), way)
+        redirect::send(
+            ctx,
+            rewrite::apply_error::<F, DESTINATION>(ctx, &error, backend.addr, backend.port.to_be()),
+            way,
+        )
     }
 }
 

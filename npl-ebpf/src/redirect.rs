@@ -13,7 +13,7 @@ use aya_ebpf::{
         bpf_fib_lookup__bindgen_ty_2, bpf_fib_lookup__bindgen_ty_3, bpf_fib_lookup__bindgen_ty_4,
         bpf_fib_lookup__bindgen_ty_5, bpf_redir_neigh,
     },
-    helpers::generated::{bpf_fib_lookup, bpf_redirect_neigh, bpf_redirect_peer},
+    helpers::generated::{bpf_fib_lookup, bpf_redirect_neigh, bpf_redirect_peer, bpf_skb_vlan_pop},
     programs::TcContext,
 };
 use npl_common::{direct::kind, mapping::protocol};
@@ -143,9 +143,16 @@ pub fn to_client<F: Family, const L2: usize>(
 
 /// What becomes of a packet that was rewritten: it goes on its way.
 #[inline(always)]
-pub fn send<F: Family>(rewritten: Result<(), Refused>, way: Way<F>) -> Verdict {
+pub fn send<F: Family>(ctx: &TcContext, rewritten: Result<(), Refused>, way: Way<F>) -> Verdict {
     if rewritten.is_err() || way.is_stack() {
         return rewritten.into();
+    }
+    // A priority tag, which is of the link that the packet came by: routing leaves it behind too.
+    // SAFETY: the context is valid, the verifier allows this field, and no pointer into the packet is held.
+    unsafe {
+        if (*skb(ctx)).vlan_present != 0 {
+            let _status = bpf_skb_vlan_pop(skb(ctx));
+        }
     }
     let (ifindex, size) = (way.ifindex, size_of::<bpf_redir_neigh>() as i32);
     // SAFETY: helpers that note where the packet goes; the kernel reads exactly this structure.

@@ -3,12 +3,24 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::IpAddr;
 
-use npl_agent::core::model::Protocol;
+use npl_agent::core::model::{Family, Protocol};
+use npl_agent::core::redirect::Forwarding;
+use npl_testkit::packet::ones_complement_sum;
 
 use super::talk::Step;
 use super::tap::Frame;
-use super::twin::{End, Seen, Twin};
+use super::twin::{End, Seen, Twin, node_addresses};
+
+/// Where the IP header begins.
+const L3: usize = 14;
+/// IPv4's without options.
+const MIN_HEADER: usize = 20;
+/// IPv6's.
+const V6_HEADER: usize = 40;
+/// IPv6's next header, if it is hop-by-hop options.
+const HOP_BY_HOP: u8 = 0;
 
 /// Why what comes of a step may differ; what each side makes of it is checked all the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,6 +46,9 @@ pub(super) enum Exception {
     /// One client port by two of the Node's ends to one Pod port: the kernel gives the second flow another client port,
     /// ours keeps the client's own, and the Pod answers one of the two.
     Collision,
+    /// Only where ours redirects: what a router has to look at, a wrong header checksum, hop-by-hop options, a sender that
+    /// nobody has. The kernel's forwarding may drop it; past the stack it is for the Pod's own to judge.
+    NotRouted,
 }
 
 /// Who gets a packet.
@@ -62,6 +77,7 @@ impl Exception {
             Self::Broken => [Either, Stays],
             Self::QuoteEndsAtChecksum | Self::LoneFragment | Self::Collision => [Arrives, Arrives],
             Self::Untranslatable => [Stays, Either],
+            Self::NotRouted => [Either, Either],
         }
     }
 }
@@ -87,7 +103,9 @@ pub(super) fn play(twin: &mut Twin, step: &Step, account: &mut Account) -> Resul
     let mut ours = twin.ours.deliver(step.from, &step.frames);
     let mut theirs = twin.theirs.deliver(step.from, &step.frames);
     account.sent += u64::try_from(step.frames.len()).unwrap_or_default();
-    if let Some(exception) = step.exception {
+    let is_redirected = twin.forwarding == Forwarding::Redirect;
+    let not_routed = is_redirected && step.frames.iter().any(|frame| is_for_routers(&untagged(frame)));
+    if let Some(exception) = not_routed.then_some(Exception::NotRouted).or(step.exception) {
         *account.exceptions.entry(exception).or_default() += 1;
         return hold_to(exception, step, [&ours, &theirs]);
     }
@@ -96,6 +114,9 @@ pub(super) fn play(twin: &mut Twin, step: &Step, account: &mut Account) -> Resul
         account.seen += u64::try_from(theirs.len()).unwrap_or_default();
         for frames in [&mut *ours, &mut *theirs] {
             normalise(frames, end == step.from, step.frames.len() > 1);
+            if is_redirected {
+                forget_hop(frames, end);
+            }
         }
         if ours != theirs {
             return Err(tell(step, end, ours, theirs));
@@ -123,6 +144,67 @@ fn normalise(frames: &mut [Frame], is_from_node: bool, are_fragments: bool) {
     if are_fragments {
         frames.sort_by_key(|frame| fragment_offset(&frame.bytes));
     }
+}
+
+/// Whether routers have to look at more than where a frame's packet goes.
+fn is_for_routers(frame: &[u8]) -> bool {
+    let is_cut = end_of_packet(frame) > frame.len();
+    match frame[12] {
+        0x08 => {
+            let header = &frame[L3..L3 + header_length(frame)];
+            let source: [u8; 4] = header[12..16].try_into().unwrap();
+            let is_nobody = matches!(source[0], 0 | 127 | 224..) || is_node(source.into());
+            is_cut || is_nobody || ones_complement_sum(header) != 0xffff
+        }
+        0x86 => {
+            let source: [u8; 16] = frame[L3 + 8..L3 + 24].try_into().unwrap();
+            let is_nobody = source[..15] == [0; 15] || source[0] == 0xff || is_node(source.into());
+            is_cut || is_nobody || frame[L3] >> 4 != 6 || frame[L3 + 6] == HOP_BY_HOP
+        }
+        _ => false,
+    }
+}
+
+/// A frame without its tag.
+fn untagged(frame: &[u8]) -> Vec<u8> {
+    let behind = if frame[12..14] == [0x81, 0x00] { 16 } else { 12 };
+    [&frame[..12], &frame[behind..]].concat()
+}
+
+fn is_node(ip: IpAddr) -> bool {
+    Family::ALL.into_iter().any(|family| node_addresses(family).contains(&ip))
+}
+
+/// Where a frame's packet ends, as its header says.
+fn end_of_packet(frame: &[u8]) -> usize {
+    let word = |at: usize| usize::from(u16::from_be_bytes([frame[at], frame[at + 1]]));
+    match frame[12] {
+        0x08 => L3 + word(L3 + 2),
+        0x86 => L3 + V6_HEADER + word(L3 + 4),
+        _ => frame.len(),
+    }
+}
+
+/// Takes out what a host writes that a packet passes through, other than the time to live: link-layer addresses, of which
+/// a frame that is redirected to a Pod's device keeps its own, IPv4 options, which may record the hop, and padding.
+fn forget_hop(frames: &mut [Frame], end: End) {
+    for Frame { bytes, .. } in frames.iter_mut() {
+        if end != End::Client {
+            bytes[..12].fill(0);
+        }
+        let length = header_length(bytes);
+        bytes.truncate(end_of_packet(bytes));
+        if bytes[12] == 0x08 && length > MIN_HEADER {
+            bytes[L3 + 10..L3 + 12].fill(0);
+            bytes[L3 + MIN_HEADER..L3 + length].fill(0);
+        }
+    }
+}
+
+/// Of IPv4.
+fn header_length(frame: &[u8]) -> usize {
+    let length = usize::from(frame[L3] & 0x0f) * 4;
+    length.clamp(MIN_HEADER, frame.len() - L3)
 }
 
 fn fragment_offset(frame: &[u8]) -> u16 {

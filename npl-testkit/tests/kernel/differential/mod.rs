@@ -18,6 +18,7 @@ use std::cell::RefCell;
 use std::io::Write as _;
 
 use npl_agent::core::model::Family;
+use npl_agent::core::redirect::Forwarding;
 use proptest::strategy::Strategy as _;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner};
 
@@ -57,15 +58,15 @@ struct Stage {
 }
 
 impl Stage {
-    fn new() -> Self {
+    fn new(forwarding: Forwarding) -> Self {
         // One processor takes packets in the order in which they were sent.
         stay_on_this_processor();
-        Self { twin: Twin::new(), account: Account::default(), cases: FIRST_CASE }
+        Self { twin: Twin::new(forwarding), account: Account::default(), cases: FIRST_CASE }
     }
 
     /// Goes on in worlds that remember nothing.
     fn renew(&mut self) {
-        (self.twin, self.cases) = (Twin::new(), FIRST_CASE);
+        (self.twin, self.cases) = (Twin::new(self.twin.forwarding), FIRST_CASE);
     }
 
     /// Plays what clients do whom nobody has been before.
@@ -78,7 +79,27 @@ impl Stage {
 
 #[test]
 fn traps_of_others_catch_nobody() {
-    let mut stage = Stage::new();
+    play_traps(Forwarding::Stack);
+}
+
+#[test]
+fn traps_of_others_catch_nobody_who_is_redirected() {
+    play_traps(Forwarding::Redirect);
+}
+
+#[test]
+fn corpus_arrives_as_by_the_kernels_own_translation() {
+    play_corpus(Forwarding::Stack);
+}
+
+#[test]
+fn corpus_that_is_redirected_arrives_as_by_the_kernels_own_translation() {
+    play_corpus(Forwarding::Redirect);
+}
+
+#[track_caller]
+fn play_traps(forwarding: Forwarding) {
+    let mut stage = Stage::new(forwarding);
     let mut caught = Vec::new();
     for ((trap, steps), family) in TRAPS.iter().flat_map(|it| Family::ALL.map(|family| (it, family))) {
         let played = stage.play(|number| steps(&Scene { family, client: corpus::client(family, number) }));
@@ -87,17 +108,17 @@ fn traps_of_others_catch_nobody() {
         }
     }
     assert!(caught.is_empty(), "{}", caught.join("\n"));
-    say(&format!("differential test of traps: {}", stage.account));
+    say(&format!("differential test of traps, {forwarding:?}: {}", stage.account));
 }
 
-#[test]
-fn corpus_arrives_as_by_the_kernels_own_translation() {
+#[track_caller]
+fn play_corpus(forwarding: Forwarding) {
     let (wanted, seed) = (packets(), setting("NPL_DIFFERENTIAL_SEED").unwrap_or(SEED));
-    say(&format!("differential test: seed {seed}, {wanted} packets"));
+    say(&format!("differential test, {forwarding:?}: seed {seed}, {wanted} packets"));
     let config = Config { failure_persistence: None, max_shrink_iters: 500, ..Config::default() };
     let bytes: Vec<u8> = (0..4_u64).flat_map(|word| (seed ^ word).to_le_bytes()).collect();
     let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
-    let stage = RefCell::new(Stage::new());
+    let stage = RefCell::new(Stage::new(forwarding));
     let mut renewal = PACKETS_PER_TWIN;
     while stage.borrow().account.sent < wanted {
         if stage.borrow().account.sent >= renewal {
@@ -111,5 +132,5 @@ fn corpus_arrives_as_by_the_kernels_own_translation() {
             panic!("with seed {seed}: {difference}");
         }
     }
-    say(&format!("differential test: {}", stage.borrow().account));
+    say(&format!("differential test, {forwarding:?}: {}", stage.borrow().account));
 }

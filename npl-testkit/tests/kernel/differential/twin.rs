@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use npl_agent::core::model::{Family, Protocol};
+use npl_agent::core::redirect::Forwarding;
 use npl_testkit::packet::{Ethernet, Packet};
 use npl_testkit::topology::{Offload, Options};
 
@@ -104,12 +105,14 @@ pub(super) struct Side {
 
 /// Both.
 pub(super) struct Twin {
+    /// Of ours.
+    pub(super) forwarding: Forwarding,
     pub(super) ours: Side,
     pub(super) theirs: Side,
 }
 
 impl Twin {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(forwarding: Forwarding) -> Self {
         let mut ours = world();
         ours.install();
         let extra = &SERVICES[PODS];
@@ -120,11 +123,12 @@ impl Twin {
             }
         }
         set_addresses(ours.datapath(), &Family::ALL.map(node_addresses).concat());
+        ours.follow(forwarding);
 
         let theirs = world();
         oracle::install(theirs.node(), &translations());
         oracle::be_liberal(theirs.node());
-        Self { ours: Side::new(ours), theirs: Side::new(theirs) }
+        Self { forwarding, ours: Side::new(ours), theirs: Side::new(theirs) }
     }
 }
 
