@@ -13,6 +13,7 @@
 mod cases;
 mod cluster;
 mod control_plane;
+mod ends;
 mod figures;
 mod program;
 mod report;
