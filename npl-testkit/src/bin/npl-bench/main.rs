@@ -18,6 +18,7 @@ mod figures;
 mod program;
 mod report;
 mod rivals;
+mod sockets;
 mod testbed;
 
 use std::path::PathBuf;
@@ -63,6 +64,10 @@ struct Effort {
     new_flows: u64,
     /// After so long, a sample of packets ends with those that it has.
     longest: Duration,
+    /// Questions over one connection through a Node, of one sample.
+    questions: usize,
+    /// How long one turn of a stream is.
+    stream: Duration,
     /// Pods of one sample of latencies.
     latencies: usize,
     /// Changes of a Service of one sample.
@@ -82,6 +87,8 @@ const QUICK: Effort = Effort {
     established: 300_000,
     new_flows: 250_000,
     longest: Duration::from_millis(800),
+    questions: 4_000,
+    stream: Duration::from_millis(20),
     latencies: 50,
     changes: 20,
     steady: Duration::from_secs(6),
@@ -95,6 +102,8 @@ const FULL: Effort = Effort {
     established: 1_000_000,
     new_flows: 250_000,
     longest: Duration::MAX,
+    questions: 20_000,
+    stream: Duration::from_millis(100),
     latencies: 100,
     changes: 50,
     steady: Duration::from_secs(31),
@@ -117,9 +126,10 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<()> {
     interrupt::watch()?;
     let ratios: Vec<Ratio> = RATIOS.into_iter().filter(|ratio| ratio.name().contains(&arguments.only)).collect();
-    let all = || program::FIGURES.into_iter().chain(control_plane::FIGURES).chain(cluster::FIGURES);
+    let datapath = || program::FIGURES.into_iter().chain(sockets::FIGURES);
+    let all = || datapath().chain(control_plane::FIGURES).chain(cluster::FIGURES);
     let is_meant = |figure: &&Figure| match arguments.only.as_str() {
-        "" => figure.stage == Stage::Program && !arguments.quick,
+        "" => figure.stage == Stage::Sockets || figure.stage == Stage::Program && !arguments.quick,
         only => figure.name.contains(only),
     };
     let figures: Vec<&Figure> = all().filter(is_meant).collect();
@@ -132,6 +142,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     let samples = measure(arguments, &cases::needed_for(&ratios), effort)?;
     let mut seen = Samples::default();
     program::measure(&figures, &arguments.traffic_object, effort, &mut seen)?;
+    sockets::measure(&figures, effort, &mut seen)?;
     control_plane::measure(&figures, effort, &mut seen)?;
     cluster::measure(&figures, effort, &mut seen)?;
     let rows: Vec<Row> = figures.iter().filter_map(|figure| seen.row(figure)).collect();
