@@ -21,14 +21,15 @@ mod rivals;
 mod sockets;
 mod testbed;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Parser;
-use npl_testkit::interrupt;
 use npl_testkit::run::Run;
+use npl_testkit::{interrupt, process};
 
 use self::cases::{Case, RATIOS, Ratio};
 use self::figures::{Figure, Row, Samples, Stage};
@@ -82,13 +83,16 @@ struct Effort {
     crowds: usize,
 }
 
+/// Threads that build test networks.
+const BUILDERS: usize = 4;
+
 const QUICK: Effort = Effort {
     rounds: 3,
-    established: 300_000,
+    established: 200_000,
     new_flows: 250_000,
-    longest: Duration::from_millis(800),
+    longest: Duration::from_millis(400),
     questions: 4_000,
-    stream: Duration::from_millis(20),
+    stream: Duration::from_millis(15),
     latencies: 50,
     changes: 20,
     steady: Duration::from_secs(6),
@@ -150,6 +154,23 @@ fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
+/// Builds a network for each case, several at a time: most of it is waiting for the kernel.
+fn build(run: &Run, cases: &[Case], object: &Path) -> Result<Vec<(Testbed, Vec<f64>)>> {
+    let one = |(number, case): &(usize, Case)| {
+        ensure!(!interrupt::is_requested(), "interrupted");
+        let testbed = Testbed::new(run, *number, *case, object).with_context(|| format!("prepare {case}"))?;
+        Ok((testbed, Vec::new()))
+    };
+    let numbered: Vec<(usize, Case)> = cases.iter().copied().enumerate().collect();
+    thread::scope(|scope| {
+        let shares = numbered.chunks(numbered.len().div_ceil(BUILDERS).max(1));
+        let builders: Vec<_> =
+            shares.map(|share| scope.spawn(move || share.iter().map(one).collect::<Result<Vec<_>>>())).collect();
+        let built: Result<Vec<_>> = builders.into_iter().map(process::joined).collect();
+        Ok(built?.into_iter().flatten().collect())
+    })
+}
+
 /// Millions of packets per second of each case, round by round.
 fn measure(arguments: &Arguments, cases: &[Case], effort: Effort) -> Result<Vec<(Case, Vec<f64>)>> {
     if cases.is_empty() {
@@ -157,12 +178,7 @@ fn measure(arguments: &Arguments, cases: &[Case], effort: Effort) -> Result<Vec<
     }
     let run = Run::start()?;
     eprintln!("bench: building {} test networks", cases.len());
-    let mut testbeds = Vec::new();
-    for (number, case) in cases.iter().enumerate() {
-        ensure!(!interrupt::is_requested(), "interrupted");
-        let testbed = Testbed::new(&run, number, *case, &arguments.traffic_object);
-        testbeds.push((testbed.with_context(|| format!("prepare {case}"))?, Vec::new()));
-    }
+    let mut testbeds = build(&run, cases, &arguments.traffic_object)?;
     for round in 0..effort.rounds {
         eprintln!("bench: round {} of {}", round + 1, effort.rounds);
         // There and back: a drift of the machine's speed does not favour who comes first.

@@ -24,7 +24,7 @@ use crate::figures::{Figure, Samples, percentile, say};
 use crate::testbed::{FIRST_NODE_PORT, FIRST_POD_PORT, Mappings, load_ours};
 
 /// How often the mapping and the Pod's own address have their turns in a round.
-const TURNS: usize = 10;
+const TURNS: usize = 8;
 
 /// Measures those of `figures` that are ours, side by side.
 pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples) -> Result<()> {
