@@ -65,9 +65,11 @@ struct Effort {
     new_flows: u64,
     /// After so long, a sample of packets ends with those that it has.
     longest: Duration,
-    /// Questions over one connection through a Node, of one sample.
+    /// How often a mapping and a Pod's own address have their turns at connections in a round.
+    turns: usize,
+    /// Questions over one connection through a Node, of one turn.
     questions: usize,
-    /// How long one turn of a stream is.
+    /// How long one turn at streams is.
     stream: Duration,
     /// Pods of one sample of latencies.
     latencies: usize,
@@ -91,7 +93,8 @@ const QUICK: Effort = Effort {
     established: 200_000,
     new_flows: 250_000,
     longest: Duration::from_millis(400),
-    questions: 4_000,
+    turns: 6,
+    questions: 500,
     stream: Duration::from_millis(15),
     latencies: 50,
     changes: 20,
@@ -106,8 +109,9 @@ const FULL: Effort = Effort {
     established: 1_000_000,
     new_flows: 250_000,
     longest: Duration::MAX,
-    questions: 20_000,
-    stream: Duration::from_millis(100),
+    turns: 12,
+    questions: 2_000,
+    stream: Duration::from_millis(60),
     latencies: 100,
     changes: 50,
     steady: Duration::from_secs(31),

@@ -16,7 +16,7 @@ use npl_testkit::{live_frames, traffic};
 use crate::ends::{self, CLIENT_CPU, SERVER_CPU};
 
 /// Questions that bring both ends to their processors before anything is measured.
-const WARM_UP: usize = 50;
+const WARM_UP: usize = 20;
 
 /// Until as much is under way as ever will be.
 const RAMP: Duration = Duration::from_millis(10);

@@ -13,7 +13,7 @@ pub(super) struct Way {
     pub(super) forwarding: Forwarding,
     /// A question and its answer, of a byte each, over an open connection.
     pub(super) latency: Figure,
-    /// The slowest hundredth of these, round by round.
+    /// What all but a hundredth of these take at most, turn by turn.
     pub(super) latency_p99: Figure,
     /// As much as goes through one connection.
     pub(super) stream: Figure,

@@ -23,9 +23,6 @@ use crate::cases::MAPPINGS;
 use crate::figures::{Figure, Samples, percentile, say};
 use crate::testbed::{FIRST_NODE_PORT, FIRST_POD_PORT, Mappings, load_ours};
 
-/// How often the mapping and the Pod's own address have their turns in a round.
-const TURNS: usize = 8;
-
 /// Measures those of `figures` that are ours, side by side.
 pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples) -> Result<()> {
     let is_meant = |figure: &Figure| figures.iter().any(|meant| meant.name == figure.name);
@@ -82,30 +79,45 @@ impl Bed {
     fn measure(&self, is_meant: impl Fn(&Figure) -> bool, effort: Effort, samples: &mut Samples) -> Result<()> {
         let Way { forwarding: _, latency, latency_p99, stream: one, streams: many } = self.way;
         if is_meant(latency) || is_meant(latency_p99) {
-            let ask = |conversations: &[Conversation]| conversations[0].ask(effort.questions / TURNS);
-            let [mapping, direct] = self.by_turns(ask)?.map(|turns| turns.concat());
-            samples.add(latency, &mapping, &direct);
-            let p99 = |values: &[f64]| percentile(values, 99).context("too few questions");
-            samples.add(latency_p99, &[p99(&mapping)?], &[p99(&direct)?]);
+            let ask = |conversations: &[Conversation]| conversations[0].ask(effort.questions);
+            self.by_turns(effort.turns, ask, |[mapping, direct]| {
+                let p99 = |values: &[f64]| percentile(values, 99).context("too few questions");
+                samples.add(latency_p99, &[p99(&mapping)?], &[p99(&direct)?]);
+                samples.add(latency, &mapping, &direct);
+                Ok(())
+            })?;
         }
         for (figure, count) in [(one, 1), (many, STREAMS)] {
             if is_meant(figure) {
-                let [mapping, direct] = self.by_turns(|all| stream(&all[..count], effort.stream))?;
-                samples.add(figure, &mapping, &direct);
+                let go = |conversations: &[Conversation]| stream(&conversations[..count], effort.stream);
+                self.by_turns(effort.turns, go, |[mapping, direct]| {
+                    samples.add(figure, &[mapping], &[direct]);
+                    Ok(())
+                })?;
             }
         }
         Ok(())
     }
 
-    /// What each turn has shown, by the mapping and by the Pod's own address.
-    fn by_turns<T>(&self, work: impl Fn(&[Conversation]) -> Result<T>) -> Result<[Vec<T>; 2]> {
-        let mut all = [Vec::new(), Vec::new()];
-        for turn in 0..TURNS {
+    /// Measures by the mapping and by the Pod's own address, one right after the other, and takes in what each such turn
+    /// has shown: other work on the machine changes the rate of everything severalfold within a second.
+    fn by_turns<T>(
+        &self,
+        turns: usize,
+        measure: impl Fn(&[Conversation]) -> Result<T>,
+        mut take_in: impl FnMut([T; 2]) -> Result<()>,
+    ) -> Result<()> {
+        for turn in 0..turns {
             // Nobody is always the first.
-            for way in [turn % 2, 1 - turn % 2] {
-                all[way].push(work([&self.mapping, &self.direct][way])?);
-            }
+            let shown = if turn % 2 == 0 {
+                let mapping = measure(&self.mapping)?;
+                [mapping, measure(&self.direct)?]
+            } else {
+                let direct = measure(&self.direct)?;
+                [measure(&self.mapping)?, direct]
+            };
+            take_in(shown)?;
         }
-        Ok(all)
+        Ok(())
     }
 }
