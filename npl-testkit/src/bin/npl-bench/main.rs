@@ -167,9 +167,10 @@ fn build(run: &Run, cases: &[Case], object: &Path) -> Result<Vec<(Testbed, Vec<f
     };
     let numbered: Vec<(usize, Case)> = cases.iter().copied().enumerate().collect();
     thread::scope(|scope| {
-        let shares = numbered.chunks(numbered.len().div_ceil(BUILDERS).max(1));
-        let builders: Vec<_> =
-            shares.map(|share| scope.spawn(move || share.iter().map(one).collect::<Result<Vec<_>>>())).collect();
+        let mut builders = Vec::new();
+        for share in numbered.chunks(numbered.len().div_ceil(BUILDERS).max(1)) {
+            builders.push(scope.spawn(move || share.iter().map(one).collect::<Result<Vec<_>>>()));
+        }
         let built: Result<Vec<_>> = builders.into_iter().map(process::joined).collect();
         Ok(built?.into_iter().flatten().collect())
     })

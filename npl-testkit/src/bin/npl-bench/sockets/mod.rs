@@ -38,7 +38,7 @@ pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples
         say(&format!("connections, round {} of {}", round + 1, effort.rounds));
         for bed in &beds {
             ensure!(!interrupt::is_requested(), "interrupted");
-            bed.measure(&is_meant, effort, samples)?;
+            bed.measure(is_meant, effort, samples)?;
         }
     }
     Ok(())
