@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-bench`: how many packets a Node brings to a Pod, by NPL and by what there was before it, side by side; and how
-//! soon the agent publishes, and what it costs, beside the API server's own speed; and what a request costs on a real
-//! cluster, beside kube-proxy's ports.
+//! `npl-bench`: how many packets a Node brings to a Pod, by NPL and by what there was before it, side by side, and what
+//! TCP through a mapping is beside the Pod's own address; how soon the agent publishes, and what it costs, beside the API
+//! server's own speed; and what a request costs on a real cluster, beside kube-proxy's ports.
 //!
 //! Each case (a workload and a way of forwarding) has a client, a Node and a Pod of its own in network namespaces.
 //! Packets are made in the kernel, enter the Node by its uplink's driver, and count if they arrive at the right port of
