@@ -18,6 +18,8 @@ pub const RANDOM_ADDRESS_BITS: u32 = 28;
 pub const PROG_GENERATE: &str = "npl_generate";
 /// The TC program that only returns: what running any program costs.
 pub const PROG_IDLE: &str = "npl_idle";
+/// The XDP program that only returns.
+pub const PROG_IDLE_XDP: &str = "npl_idle_xdp";
 /// The TC program that counts at the Pod.
 pub const PROG_COUNT: &str = "npl_count";
 
@@ -52,7 +54,10 @@ map_type! {
         /// The first packet. Its IPv4 identification is the pod port at which it has to arrive.
         pub frame: [u8; FRAME_BYTES],
         /// Not zero: each client has another address, of [`RANDOM_ADDRESS_BITS`] random bits, and a random port.
-        pub random: u32,
+        pub random: u16,
+        /// Not zero: the device that the generator runs for sends the packets, so that the other end of its wire receives
+        /// them; else it receives them itself.
+        pub is_sent: u16,
     }
 }
 

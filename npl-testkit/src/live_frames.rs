@@ -34,6 +34,11 @@ pub fn run(program: BorrowedFd<'_>, frame: &[u8], ingress_ifindex: u32, repeat: 
 /// Ties the calling thread, and with it all work that its packets cause, to the last processor that it may use.
 pub fn occupy_one_processor() -> Result<()> {
     stay_on_last_processor()?;
+    go_ahead()
+}
+
+/// Has the calling thread, and those that it starts from now on, run ahead of everything that is nothing of the kernel's.
+pub fn go_ahead() -> Result<()> {
     set_priority().context("give the thread a real-time priority")
 }
 

@@ -40,11 +40,13 @@ pub fn object() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// A generator behind the Node's uplink and a counter on a Pod's device; gone when dropped.
+/// A generator at one end of the Node's uplink and a counter on a Pod's device; gone when dropped.
 #[derive(Debug)]
 pub struct Meter {
     ebpf: Ebpf,
     uplink: Device,
+    /// The device that the generator runs for.
+    entry: Device,
     ifindex: u32,
     frame: [u8; FRAME_BYTES],
 }
@@ -56,8 +58,20 @@ pub struct Flows {
     pub frame: [u8; FRAME_BYTES],
     /// Whom they come from.
     pub clients: Clients,
+    /// Where they come in.
+    pub entry: Entry,
     /// Mappings that they are spread over.
     pub mappings: u16,
+}
+
+/// Where packets come in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// Behind the uplink's driver, past any XDP program.
+    Uplink,
+    /// At the client's end, which sends them to the uplink's driver. That takes them in only while its XDP program or
+    /// receive offload is on.
+    Wire,
 }
 
 /// The clients of flows.
@@ -77,7 +91,7 @@ pub enum Clients {
 
 impl Meter {
     /// Loads both programs; from now on the Pod itself sees nothing of what is sent to `ports`.
-    pub fn new(object: &Path, uplink: &Device, flows: &Flows, to: &Pod, ports: RangeInclusive<u16>) -> Result<Self> {
+    pub fn new(object: &Path, client: &Client, flows: &Flows, to: &Pod, ports: RangeInclusive<u16>) -> Result<Self> {
         let mut ebpf =
             EbpfLoader::new().load_file(object).with_context(|| format!("load the generator {}", object.display()))?;
         let (ports_each, random) = match flows.clients {
@@ -85,8 +99,12 @@ impl Meter {
             Clients::InTurn { ports } => (ports, 0),
             Clients::Random => (0, 1),
         };
-        let traffic =
-            Traffic { next: 0, ports: ports_each, mappings: flows.mappings.into(), frame: flows.frame, random };
+        let (entry, is_sent) = match flows.entry {
+            Entry::Uplink => (&client.uplink, 0),
+            Entry::Wire => (&client.device, 1),
+        };
+        let (mappings, frame) = (flows.mappings.into(), flows.frame);
+        let traffic = Traffic { next: 0, ports: ports_each, mappings, frame, random, is_sent };
         Array::try_from(ebpf.map_mut(MAP_TRAFFIC).context("the object has no generator")?)?.set(0, traffic, 0)?;
         let target = target(to.ip(), &ports);
         Array::try_from(ebpf.map_mut(MAP_TARGET).context("the object has no counter")?)?.set(0, target, 0)?;
@@ -98,7 +116,8 @@ impl Meter {
         counter.load().context("load the counter")?;
         let device = to.device.name();
         to.netns.run(|| counter.attach(device, TcAttachType::Ingress))?.context("attach the counter to the Pod")?;
-        Ok(Self { ebpf, uplink: uplink.clone(), ifindex: uplink.ifindex()?, frame: flows.frame })
+        let uplink = client.uplink.clone();
+        Ok(Self { ebpf, uplink, entry: entry.clone(), ifindex: entry.ifindex()?, frame })
     }
 
     /// Has a program on the uplink, once, that only returns.
@@ -136,14 +155,14 @@ impl Meter {
     pub fn send(&self, packets: u32) -> Result<()> {
         let generator: &Xdp = self.ebpf.program(PROG_GENERATE).context("the object has no generator")?.try_into()?;
         let program = generator.fd()?.as_fd();
-        self.uplink.netns().run(|| live_frames::run(program, &self.frame, self.ifindex, packets))?
+        self.entry.netns().run(|| live_frames::run(program, &self.frame, self.ifindex, packets))?
     }
 
     /// Sends packets from one processor, which does nothing else; how many it were, and for how long.
     fn send_alone(&self, packets: u64, limit: Duration) -> Result<(u64, Duration)> {
         let generator: &Xdp = self.ebpf.program(PROG_GENERATE).context("the object has no generator")?.try_into()?;
         let program = generator.fd()?.as_fd();
-        self.uplink.netns().run(|| {
+        self.entry.netns().run(|| {
             live_frames::occupy_one_processor()?;
             let stopwatch = Stopwatch::start()?;
             let mut sent = 0;

@@ -3,7 +3,8 @@
 //!
 //! A socket in user space costs more per packet than the whole path that is measured. `BPF_PROG_TEST_RUN` with live
 //! frames runs a program over frames that nobody had to receive, and carries out its verdict: here to hand them to the
-//! stack as received by the Node's uplink, in bulk, as a network card's driver does after its own XDP program.
+//! stack as received by the Node's uplink, in bulk, as a network card's driver does after its own XDP program; or to send
+//! them by the client's device, for the uplink's driver to receive and run such a program over.
 
 #![no_std]
 #![no_main]
@@ -72,7 +73,7 @@ const _: () = assert!(size_of::<Frame>() == FRAME_BYTES, "the frame is the templ
 const TCP_CHECK: usize = 6;
 const UDP_CHECK: usize = 1;
 
-/// Makes the next packet and lets the uplink receive it.
+/// Makes the next packet and lets the uplink receive it, or the client send it.
 #[xdp]
 pub fn npl_generate(ctx: XdpContext) -> u32 {
     generate(&ctx).unwrap_or(xdp_action::XDP_ABORTED)
@@ -90,6 +91,12 @@ pub fn npl_idle(_ctx: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
+/// Does nothing, where drivers run programs.
+#[xdp]
+pub fn npl_idle_xdp(_ctx: XdpContext) -> u32 {
+    xdp_action::XDP_PASS
+}
+
 #[inline(always)]
 fn generate(ctx: &XdpContext) -> Option<u32> {
     let traffic = TRAFFIC.get_ptr_mut(0)?;
@@ -99,18 +106,19 @@ fn generate(ctx: &XdpContext) -> Option<u32> {
     write(frame, &traffic.frame);
     let number = traffic.next;
     traffic.next = number.wrapping_add(1);
+    let action = if traffic.is_sent == 0 { xdp_action::XDP_PASS } else { xdp_action::XDP_TX };
     let client = if traffic.random != 0 {
         random_client(number)
     } else if traffic.ports != 0 {
         let ports = u64::from(traffic.ports);
         (number.checked_div(ports)? as u32, number.checked_rem(ports)? as u16)
     } else {
-        return Some(xdp_action::XDP_PASS);
+        return Some(action);
     };
     let mapping = number.checked_rem(u64::from(traffic.mappings))? as u16;
     // SAFETY: in bounds as checked.
     vary(unsafe { &mut *frame }, client, mapping);
-    Some(xdp_action::XDP_PASS)
+    Some(action)
 }
 
 /// Writes the frame in full, each time: the kernel uses frames again as the Node left them, with other addresses.

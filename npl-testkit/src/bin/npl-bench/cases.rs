@@ -4,6 +4,7 @@
 use std::fmt;
 
 use npl_testkit::echo::Protocol;
+use npl_testkit::meter::Entry;
 
 /// Mappings of every Node that does not say otherwise: what some hundred Pods need.
 pub(crate) const MAPPINGS: u16 = 500;
@@ -61,6 +62,12 @@ pub(crate) enum Mode {
     OursOf(u16),
     /// Translated by NPL on a Node whose rules use connection tracking.
     OursConntrack,
+    /// Only routed; received by the uplink's driver, from the wire, instead of behind it.
+    RoutingWire,
+    /// Received like that, and translated by NPL behind the driver.
+    OursWire,
+    /// Received like that, and translated by NPL's program in the driver.
+    OursXdp,
 }
 
 impl Mode {
@@ -77,6 +84,9 @@ impl Mode {
             Self::OursRedirect => "ours_redirect".to_owned(),
             Self::OursOf(mappings) => format!("ours_{mappings}"),
             Self::OursConntrack => "ours_conntrack".to_owned(),
+            Self::RoutingWire => "routing_wire".to_owned(),
+            Self::OursWire => "ours_wire".to_owned(),
+            Self::OursXdp => "ours_xdp".to_owned(),
         }
     }
 
@@ -90,7 +100,10 @@ impl Mode {
             | Self::Nftables
             | Self::Ours
             | Self::OursRedirect
-            | Self::OursConntrack => MAPPINGS,
+            | Self::OursConntrack
+            | Self::RoutingWire
+            | Self::OursWire
+            | Self::OursXdp => MAPPINGS,
         }
     }
 
@@ -106,18 +119,40 @@ impl Mode {
             | Self::Ours
             | Self::OursRedirect
             | Self::OursOf(_)
-            | Self::OursConntrack => (0, self.mappings()),
+            | Self::OursConntrack
+            | Self::RoutingWire
+            | Self::OursWire
+            | Self::OursXdp => (0, self.mappings()),
         }
     }
 
     /// Whether the client sends to the Node.
     pub(crate) const fn is_translated(self) -> bool {
-        !matches!(self, Self::Routing | Self::RoutingBesideOurs | Self::RoutingConntrack)
+        !matches!(self, Self::Routing | Self::RoutingBesideOurs | Self::RoutingConntrack | Self::RoutingWire)
     }
 
     /// Whether the Node tracks connections; all translation by netfilter does.
     pub(crate) const fn has_conntrack(self) -> bool {
-        !matches!(self, Self::Routing | Self::RoutingBesideOurs | Self::Ours | Self::OursRedirect | Self::OursOf(_))
+        match self {
+            Self::RoutingConntrack
+            | Self::OursConntrack
+            | Self::Iptables(_)
+            | Self::IptablesNewest(_)
+            | Self::Nftables => true,
+            Self::Routing
+            | Self::RoutingBesideOurs
+            | Self::RoutingWire
+            | Self::Ours
+            | Self::OursRedirect
+            | Self::OursOf(_)
+            | Self::OursWire
+            | Self::OursXdp => false,
+        }
+    }
+
+    /// Where packets come in.
+    pub(crate) const fn entry(self) -> Entry {
+        if matches!(self, Self::RoutingWire | Self::OursWire | Self::OursXdp) { Entry::Wire } else { Entry::Uplink }
     }
 }
 
@@ -160,10 +195,10 @@ impl Ratio {
 }
 
 /// Every comparison, in the order in which it is shown.
-pub(crate) const RATIOS: [Ratio; 23] = {
+pub(crate) const RATIOS: [Ratio; 29] = {
     use Mode::{
-        Iptables, IptablesNewest, Nftables, Ours, OursConntrack, OursOf, OursRedirect, Routing, RoutingBesideOurs,
-        RoutingConntrack,
+        Iptables, IptablesNewest, Nftables, Ours, OursConntrack, OursOf, OursRedirect, OursWire, OursXdp, Routing,
+        RoutingBesideOurs, RoutingConntrack, RoutingWire,
     };
     use Workload::{Established, NewFlows, SynFlood};
     [
@@ -175,6 +210,9 @@ pub(crate) const RATIOS: [Ratio; 23] = {
         ratio(Established, RoutingBesideOurs, Routing, Some(0.98)),
         ratio(Established, OursConntrack, RoutingConntrack, None),
         ratio(Established, OursConntrack, Iptables(1), None),
+        ratio(Established, OursWire, RoutingWire, None),
+        ratio(Established, OursXdp, RoutingWire, None),
+        ratio(Established, OursXdp, OursWire, None),
         ratio(NewFlows, Ours, Routing, None),
         ratio(NewFlows, Ours, Iptables(1), None),
         ratio(NewFlows, Ours, Iptables(MAPPINGS), None),
@@ -188,6 +226,9 @@ pub(crate) const RATIOS: [Ratio; 23] = {
         ratio(NewFlows, OursOf(10_000), OursOf(1), Some(0.95)),
         ratio(NewFlows, OursConntrack, RoutingConntrack, None),
         ratio(NewFlows, OursConntrack, Iptables(MAPPINGS), None),
+        ratio(NewFlows, OursWire, RoutingWire, None),
+        ratio(NewFlows, OursXdp, RoutingWire, None),
+        ratio(NewFlows, OursXdp, OursWire, None),
         ratio(SynFlood, Ours, Routing, None),
         Ratio { denominator: Case { workload: Established, mode: Ours }, ..ratio(SynFlood, Ours, Ours, None) },
     ]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-bench`: how many packets a Node brings to a Pod, by NPL and by what there was before it, side by side; and how
-//! soon the agent publishes, and what it costs, beside the API server's own speed; and what a request costs on a real
-//! cluster, beside kube-proxy's ports.
+//! `npl-bench`: how many packets a Node brings to a Pod, by NPL and by what there was before it, side by side, and what
+//! TCP through a mapping is beside the Pod's own address; how soon the agent publishes, and what it costs, beside the API
+//! server's own speed; and what a request costs on a real cluster, beside kube-proxy's ports.
 //!
 //! Each case (a workload and a way of forwarding) has a client, a Node and a Pod of its own in network namespaces.
 //! Packets are made in the kernel, enter the Node by its uplink's driver, and count if they arrive at the right port of
@@ -13,20 +13,23 @@
 mod cases;
 mod cluster;
 mod control_plane;
+mod ends;
 mod figures;
 mod program;
 mod report;
 mod rivals;
+mod sockets;
 mod testbed;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::Parser;
-use npl_testkit::interrupt;
 use npl_testkit::run::Run;
+use npl_testkit::{interrupt, process};
 
 use self::cases::{Case, RATIOS, Ratio};
 use self::figures::{Figure, Row, Samples, Stage};
@@ -62,6 +65,12 @@ struct Effort {
     new_flows: u64,
     /// After so long, a sample of packets ends with those that it has.
     longest: Duration,
+    /// How often a mapping and a Pod's own address have their turns at connections in a round.
+    turns: usize,
+    /// Questions over one connection through a Node, of one turn.
+    questions: usize,
+    /// How long one turn at streams is.
+    stream: Duration,
     /// Pods of one sample of latencies.
     latencies: usize,
     /// Changes of a Service of one sample.
@@ -76,11 +85,17 @@ struct Effort {
     crowds: usize,
 }
 
+/// Threads that build test networks.
+const BUILDERS: usize = 4;
+
 const QUICK: Effort = Effort {
     rounds: 3,
-    established: 300_000,
+    established: 200_000,
     new_flows: 250_000,
-    longest: Duration::from_millis(800),
+    longest: Duration::from_millis(400),
+    turns: 6,
+    questions: 500,
+    stream: Duration::from_millis(15),
     latencies: 50,
     changes: 20,
     steady: Duration::from_secs(6),
@@ -94,6 +109,9 @@ const FULL: Effort = Effort {
     established: 1_000_000,
     new_flows: 250_000,
     longest: Duration::MAX,
+    turns: 12,
+    questions: 2_000,
+    stream: Duration::from_millis(60),
     latencies: 100,
     changes: 50,
     steady: Duration::from_secs(31),
@@ -116,9 +134,10 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<()> {
     interrupt::watch()?;
     let ratios: Vec<Ratio> = RATIOS.into_iter().filter(|ratio| ratio.name().contains(&arguments.only)).collect();
-    let all = || program::FIGURES.into_iter().chain(control_plane::FIGURES).chain(cluster::FIGURES);
+    let datapath = || program::FIGURES.into_iter().chain(sockets::FIGURES);
+    let all = || datapath().chain(control_plane::FIGURES).chain(cluster::FIGURES);
     let is_meant = |figure: &&Figure| match arguments.only.as_str() {
-        "" => figure.stage == Stage::Program && !arguments.quick,
+        "" => figure.stage == Stage::Sockets || figure.stage == Stage::Program && !arguments.quick,
         only => figure.name.contains(only),
     };
     let figures: Vec<&Figure> = all().filter(is_meant).collect();
@@ -131,11 +150,30 @@ fn run(arguments: &Arguments) -> Result<()> {
     let samples = measure(arguments, &cases::needed_for(&ratios), effort)?;
     let mut seen = Samples::default();
     program::measure(&figures, &arguments.traffic_object, effort, &mut seen)?;
+    sockets::measure(&figures, effort, &mut seen)?;
     control_plane::measure(&figures, effort, &mut seen)?;
     cluster::measure(&figures, effort, &mut seen)?;
     let rows: Vec<Row> = figures.iter().filter_map(|figure| seen.row(figure)).collect();
     print!("{}", Report::new(effort.rounds, &samples, &ratios, rows)?.show(arguments.output)?);
     Ok(())
+}
+
+/// Builds a network for each case, several at a time: most of it is waiting for the kernel.
+fn build(run: &Run, cases: &[Case], object: &Path) -> Result<Vec<(Testbed, Vec<f64>)>> {
+    let one = |(number, case): &(usize, Case)| {
+        ensure!(!interrupt::is_requested(), "interrupted");
+        let testbed = Testbed::new(run, *number, *case, object).with_context(|| format!("prepare {case}"))?;
+        Ok((testbed, Vec::new()))
+    };
+    let numbered: Vec<(usize, Case)> = cases.iter().copied().enumerate().collect();
+    thread::scope(|scope| {
+        let mut builders = Vec::new();
+        for share in numbered.chunks(numbered.len().div_ceil(BUILDERS).max(1)) {
+            builders.push(scope.spawn(move || share.iter().map(one).collect::<Result<Vec<_>>>()));
+        }
+        let built: Result<Vec<_>> = builders.into_iter().map(process::joined).collect();
+        Ok(built?.into_iter().flatten().collect())
+    })
 }
 
 /// Millions of packets per second of each case, round by round.
@@ -145,12 +183,7 @@ fn measure(arguments: &Arguments, cases: &[Case], effort: Effort) -> Result<Vec<
     }
     let run = Run::start()?;
     eprintln!("bench: building {} test networks", cases.len());
-    let mut testbeds = Vec::new();
-    for (number, case) in cases.iter().enumerate() {
-        ensure!(!interrupt::is_requested(), "interrupted");
-        let testbed = Testbed::new(&run, number, *case, &arguments.traffic_object);
-        testbeds.push((testbed.with_context(|| format!("prepare {case}"))?, Vec::new()));
-    }
+    let mut testbeds = build(&run, cases, &arguments.traffic_object)?;
     for round in 0..effort.rounds {
         eprintln!("bench: round {} of {}", round + 1, effort.rounds);
         // There and back: a drift of the machine's speed does not favour who comes first.

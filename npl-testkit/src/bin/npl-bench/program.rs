@@ -6,11 +6,12 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 use aya::EbpfLoader;
-use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
+use aya::programs::{SchedClassifier, TestRun, TestRunOptions, TestRunResult, Xdp};
 use npl_agent::core::model::{Backend, Family, Frontend, NodePort, PodPort, Protocol};
 use npl_agent::datapath::Datapath;
 use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
-use npl_common::traffic::PROG_IDLE;
+use npl_common::traffic::{PROG_IDLE, PROG_IDLE_XDP};
+use npl_testkit::mounts::BpfFs;
 use npl_testkit::packet::Packet;
 use npl_testkit::run::Run;
 use npl_testkit::{interrupt, live_frames, process};
@@ -24,6 +25,8 @@ use crate::testbed::Testbed;
 const FORWARD_HIT: Figure = figure("program/forward-hit", "ns", Stage::Program, &[Aim::Median(100.0)]);
 /// A reply of one.
 const REPLY_HIT: Figure = figure("program/reply-hit", "ns", Stage::Program, &[Aim::Median(100.0)]);
+/// The same ahead of the stack, by the program for drivers.
+const XDP_FORWARD_HIT: Figure = figure("program/xdp-forward-hit", "ns", Stage::Program, &[]);
 /// A packet to a port out of the range.
 const MISS: Figure = figure("program/miss", "ns", Stage::Program, &[Aim::Median(10.0)]);
 /// A SYN of a client that was never there, on the way through the Node.
@@ -31,7 +34,7 @@ const SYN_FLOOD: Figure =
     figure("program/syn-flood", "ns", Stage::Program, &[Aim::Ratio(1.5)]).beside("an established flow");
 
 /// All of them, in the order in which they are shown.
-pub(crate) const FIGURES: [&Figure; 4] = [&FORWARD_HIT, &REPLY_HIT, &MISS, &SYN_FLOOD];
+pub(crate) const FIGURES: [&Figure; 5] = [&FORWARD_HIT, &XDP_FORWARD_HIT, &REPLY_HIT, &MISS, &SYN_FLOOD];
 
 /// Runs of a program in one go, and how many of these there are in a round: the quickest counts.
 const REPEAT: u32 = 200_000;
@@ -66,10 +69,21 @@ pub(crate) fn measure(figures: &[&Figure], object: &Path, effort: Effort, sample
     Ok(())
 }
 
+/// Where a program of ours runs.
+#[derive(Clone, Copy, Debug)]
+enum Hook {
+    /// At TC, the program of this name.
+    Tc(&'static str),
+    /// In a driver.
+    Xdp,
+}
+
 /// Programs that are run over packets that nobody sent.
 struct Alone {
     datapath: Datapath,
     idle: aya::Ebpf,
+    /// Where a program is pinned when it is first asked for.
+    _bpffs: BpfFs,
 }
 
 impl Alone {
@@ -88,7 +102,10 @@ impl Alone {
         let program: &mut SchedClassifier =
             idle.program_mut(PROG_IDLE).context("the object has no idle program")?.try_into()?;
         program.load().context("load the idle program")?;
-        let mut alone = Self { datapath, idle };
+        let program: &mut Xdp =
+            idle.program_mut(PROG_IDLE_XDP).context("the object has no idle program")?.try_into()?;
+        program.load().context("load the idle program")?;
+        let mut alone = Self { datapath, idle, _bpffs: bpffs };
         alone.establish()?;
         Ok(alone)
     }
@@ -116,16 +133,16 @@ impl Alone {
         let runs = u64::from(REPEAT) * GOES as u64;
         let (request, reply) = (packet(CLIENT, ENDS[0]), packet(ENDS[1], CLIENT));
         let miss = packet(CLIENT, (ENDS[0].ip(), OUT_OF_RANGE).into());
-        for (figure, program, packet, translated) in [
-            (&FORWARD_HIT, PROG_INGRESS, request, [runs, 0]),
-            (&REPLY_HIT, PROG_EGRESS, reply, [0, runs]),
-            (&MISS, PROG_INGRESS, miss, [0, 0]),
+        for (figure, hook, packet, translated) in [
+            (&FORWARD_HIT, Hook::Tc(PROG_INGRESS), &request, [runs, 0]),
+            (&XDP_FORWARD_HIT, Hook::Xdp, &request, [runs, 0]),
+            (&REPLY_HIT, Hook::Tc(PROG_EGRESS), &reply, [0, runs]),
+            (&MISS, Hook::Tc(PROG_INGRESS), &miss, [0, 0]),
         ] {
             let before = self.translated()?;
             let mut least = [f64::INFINITY; 2];
             for _go in 0..GOES {
-                let idle: &SchedClassifier = self.idle.program(PROG_IDLE).context("no idle program")?.try_into()?;
-                let times = [run(self.datapath.hooks.program(program)?, &packet, REPEAT)?, run(idle, &packet, REPEAT)?];
+                let times = self.run_both(hook, packet)?;
                 least = [0, 1].map(|index: usize| least[index].min(times[index]));
             }
             let now = self.translated()?;
@@ -136,6 +153,20 @@ impl Alone {
         Ok(())
     }
 
+    /// The mean times of a run of ours and of a run of the program that only returns.
+    fn run_both(&mut self, hook: Hook, packet: &Packet) -> Result<[f64; 2]> {
+        match hook {
+            Hook::Tc(name) => {
+                let idle: &SchedClassifier = self.idle.program(PROG_IDLE).context("no idle program")?.try_into()?;
+                Ok([run(self.datapath.hooks.program(name)?, packet, REPEAT)?, run(idle, packet, REPEAT)?])
+            }
+            Hook::Xdp => {
+                let idle: &Xdp = self.idle.program(PROG_IDLE_XDP).context("no idle program")?.try_into()?;
+                Ok([run(self.datapath.hooks.xdp_program()?, packet, REPEAT)?, run(idle, packet, REPEAT)?])
+            }
+        }
+    }
+
     /// Requests and replies up to now.
     fn translated(&self) -> Result<[u64; 2]> {
         let totals = self.datapath.tables.totals(Family::V4)?;
@@ -144,7 +175,10 @@ impl Alone {
 }
 
 /// Runs a program over one packet, as the last run has left it; the mean time of a run in nanoseconds.
-fn run(program: &SchedClassifier, packet: &Packet, repeat: u32) -> Result<f64> {
+fn run<P>(program: &P, packet: &Packet, repeat: u32) -> Result<f64>
+where
+    P: for<'a> TestRun<Opts<'a> = TestRunOptions<'a>, Result = TestRunResult>,
+{
     let frame = packet.build();
     let mut options = TestRunOptions::new();
     options.data_in = Some(&frame);

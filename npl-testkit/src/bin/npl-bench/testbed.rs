@@ -18,10 +18,10 @@ use npl_agent::datapath::Datapath;
 use npl_agent::uplinks::Uplinks;
 use npl_common::names::PROG_INGRESS;
 use npl_testkit::echo::{EchoServer, Protocol};
-use npl_testkit::meter::{self, Clients, Flows, Meter};
+use npl_testkit::meter::{self, Clients, Entry, Flows, Meter};
 use npl_testkit::mounts::BpfFs;
 use npl_testkit::run::Run;
-use npl_testkit::topology::{Options, Pod, Topology};
+use npl_testkit::topology::{Client, Offload, Options, Pod, Topology};
 use npl_testkit::traffic;
 
 use crate::Effort;
@@ -29,10 +29,10 @@ use crate::cases::{Case, Mode, Workload};
 use crate::rivals;
 
 /// The first port of each side; mapping n leads from the nth to the nth.
-const FIRST_NODE_PORT: u16 = 50_000;
+pub(crate) const FIRST_NODE_PORT: u16 = 50_000;
 /// Room for ten thousand mappings, and no pod port is among them.
 const NODE_PORTS: u16 = 10_000;
-const FIRST_POD_PORT: u16 = 20_000;
+pub(crate) const FIRST_POD_PORT: u16 = 20_000;
 
 /// The first client of new flows: from the range that RFC 2544 sets aside for benchmarks, with room for 131 072.
 const FIRST_CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(198, 18, 0, 0)), 10_000);
@@ -53,7 +53,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 pub(crate) struct Mappings {
     pub(crate) protocol: Protocol,
     pub(crate) pod_ip: Ipv4Addr,
-    count: u16,
+    pub(crate) count: u16,
 }
 
 impl Mappings {
@@ -80,13 +80,17 @@ impl Testbed {
     /// Builds it and sends the first packets through it.
     pub(crate) fn new(run: &Run, number: usize, case: Case, object: &Path) -> Result<Self> {
         let Case { workload, mode } = case;
-        let mut topology = Topology::new(run, &number.to_string(), Options::default())?;
+        let name = number.to_string();
+        let mut topology = Topology::new(run, &name, Options::default())?;
         let pod = topology.add_pod(run, "pod")?;
         let client = topology.client();
         pod.fix_neighbour()?;
+        if mode.entry() == Entry::Wire {
+            join_drivers(client)?;
+        }
 
         let mappings = Mappings { protocol: workload.protocol(), pod_ip: pod.ip(), count: mode.mappings() };
-        let ours = translate(run, number, mode, &topology, mappings)?;
+        let ours = translate(run, &name, mode, &topology, mappings)?;
         let (first, spread) = mode.flows_to();
         let server: SocketAddr = if mode.is_translated() {
             (topology.node_addresses().v4, FIRST_NODE_PORT + first).into()
@@ -108,9 +112,10 @@ impl Testbed {
                 Workload::NewFlows => Clients::InTurn { ports: PORTS_PER_CLIENT },
                 Workload::SynFlood => Clients::Random,
             },
+            entry: mode.entry(),
             mappings: spread,
         };
-        let mut meter = Meter::new(object, &client.uplink, &flows, &pod, mappings.pod_ports())?;
+        let mut meter = Meter::new(object, client, &flows, &pod, mappings.pod_ports())?;
         meter.measure(WARM_UP, Duration::MAX).context("warm up")?;
         Ok(Self { case, meter, ours, topology })
     }
@@ -183,37 +188,39 @@ impl Account {
 /// Makes the Node do what the mode says.
 fn translate(
     run: &Run,
-    number: usize,
+    name: &str,
     mode: Mode,
     topology: &Topology,
     mappings: Mappings,
 ) -> Result<Option<(Datapath, BpfFs)>> {
     let node = topology.node();
     match mode {
-        Mode::Routing => Ok(None),
+        Mode::Routing | Mode::RoutingWire => Ok(None),
         Mode::RoutingConntrack => rivals::add_conntrack(node).map(|()| None),
         Mode::Iptables(_) | Mode::IptablesNewest(_) => rivals::add_iptables(node, mappings).map(|()| None),
         Mode::Nftables => rivals::add_nftables(node, mappings).map(|()| None),
-        Mode::Ours | Mode::OursOf(_) | Mode::RoutingBesideOurs => {
-            load_ours(run, number, topology, mappings, Forwarding::Stack).map(Some)
+        Mode::Ours | Mode::OursOf(_) | Mode::RoutingBesideOurs | Mode::OursWire => {
+            load_ours(run, name, topology, mappings, Forwarding::Stack, Attach::Tc).map(Some)
         }
-        Mode::OursRedirect => load_ours(run, number, topology, mappings, Forwarding::Redirect).map(Some),
+        Mode::OursRedirect => load_ours(run, name, topology, mappings, Forwarding::Redirect, Attach::Tc).map(Some),
+        Mode::OursXdp => load_ours(run, name, topology, mappings, Forwarding::Stack, Attach::Xdp).map(Some),
         Mode::OursConntrack => {
             rivals::add_conntrack(node)?;
-            load_ours(run, number, topology, mappings, Forwarding::Stack).map(Some)
+            load_ours(run, name, topology, mappings, Forwarding::Stack, Attach::Tc).map(Some)
         }
     }
 }
 
 /// The agent's own datapath on the Node's uplink, with maps of its own.
-fn load_ours(
+pub(crate) fn load_ours(
     run: &Run,
-    number: usize,
+    name: &str,
     topology: &Topology,
     mappings: Mappings,
     forwarding: Forwarding,
+    attach: Attach,
 ) -> Result<(Datapath, BpfFs)> {
-    let bpffs = run.bpffs(&format!("bpf{number}"))?;
+    let bpffs = run.bpffs(&format!("bpf-{name}"))?;
     let mut datapath = Datapath::open(bpffs.path())?;
     let protocol = match mappings.protocol {
         Protocol::Tcp => model::Protocol::Tcp,
@@ -234,11 +241,20 @@ fn load_ours(
     // Any seed will do; a fixed one lets flows meet in the same slots in every run.
     datapath.configure(range, || 0x4e50_4c00_4e50_4c01)?;
     let uplink = topology.client().uplink.name().to_owned();
-    let mut uplinks = Uplinks::new(DeviceSelection::Named(vec![uplink]), forwarding, Attach::Tc);
+    let mut uplinks = Uplinks::new(DeviceSelection::Named(vec![uplink.clone()]), forwarding, attach);
     let node_ips = [topology.node_addresses().v4.into()];
     let coverage = topology.node().block_on(uplinks.follow(&mut datapath, &node_ips))??;
     ensure!(coverage.carrying == 1, "the uplink refuses the programs");
+    let has_xdp = topology.node().ip(&format!("link show dev {uplink}"))?.contains("prog/xdp");
+    ensure!(has_xdp == (attach == Attach::Xdp), "the uplink's driver refuses the program");
     Ok((datapath, bpffs))
+}
+
+/// Has the uplink's driver take in what the client's device is told to send without a socket, with an XDP program or
+/// without; and the client finish its checksums, which such a program expects.
+fn join_drivers(client: &Client) -> Result<()> {
+    client.uplink.set_offloads(&[Offload::Gro], true)?;
+    client.device.set_offloads(&[Offload::TxChecksum], false)
 }
 
 /// Opens a flow as a real client does: two requests, both answered. The first answer completes an exchange, and the

@@ -3,27 +3,17 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::num::NonZero;
-use std::sync::atomic::{AtomicU16, Ordering};
-use std::thread;
+use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use nix::unistd::Pid;
 use npl_testkit::netns::Netns;
-use npl_testkit::{poll, process, traffic};
-use socket2::{Domain, Socket, Type};
+use npl_testkit::poll;
 
-/// Where the client runs, and where the Pod does: on two machines they would be two as well.
-const CLIENT_CPU: usize = 0;
-const SERVER_CPU: usize = 1;
+use crate::ends::{self, CLIENT_CPU, SERVER_CPU};
 
 const READY_LIMIT: Duration = Duration::from_secs(30);
-
-/// Ports of the client, more than there are connections in a run.
-const FIRST_PORT: u16 = 10_000;
-const PORTS: u16 = 50_000;
 
 /// How often every way has its turn in a round.
 const TURNS: usize = 10;
@@ -50,10 +40,10 @@ pub(crate) fn measure<const N: usize>(
     connections: usize,
 ) -> Result<[Measured; N]> {
     let work = || -> Result<[Measured; N]> {
-        keep_on(Pid::from_raw(0), CLIENT_CPU)?;
+        ends::stay_on(CLIENT_CPU)?;
         let mut all = servers.map(|_server| Measured::default());
         // kube-proxy's rules come a moment after the Pod.
-        let open = |server| poll::until("every way to the Pod", READY_LIMIT, || connect(server).ok());
+        let open = |server| poll::until("every way to the Pod", READY_LIMIT, || ends::connect(server).ok());
         let streams: Vec<TcpStream> = servers.into_iter().map(|it| Ok(open(it)?.0)).collect::<Result<_>>()?;
         for (stream, server) in streams.iter().zip(servers) {
             timed(WARM_UP, || ask(stream))?;
@@ -79,19 +69,13 @@ pub(crate) fn measure<const N: usize>(
     client.run(work)?.context("ask by every way")
 }
 
-/// Has all threads of a process, and those that they start, run on the server's processor. Where a scheduler puts the two
-/// ends of a conversation makes more difference than the way between them.
+/// Has all threads of a process, and those that they start, run on the server's processor.
 pub(crate) fn stay_on_server_cpu(process: u32) -> Result<()> {
     for entry in fs::read_dir(format!("/proc/{process}/task")).context("list a process's threads")?.flatten() {
         let thread = entry.file_name().to_str().and_then(|name| name.parse().ok()).context("a thread's number")?;
-        keep_on(Pid::from_raw(thread), SERVER_CPU)?;
+        ends::keep_on(Pid::from_raw(thread), SERVER_CPU)?;
     }
     Ok(())
-}
-
-/// On a machine with fewer processors, the two ends share one.
-fn keep_on(thread: Pid, cpu: usize) -> Result<()> {
-    process::keep_on(thread, cpu % thread::available_parallelism().map_or(1, NonZero::get))
 }
 
 /// What each of so many took, in µs.
@@ -105,21 +89,7 @@ fn timed(count: usize, mut work: impl FnMut() -> Result<()>) -> Result<Vec<f64>>
 }
 
 fn one(server: SocketAddr) -> Result<()> {
-    ask(&connect(server)?)
-}
-
-/// Connects from a port that no other connection had: translated, two that differ in the server's address only are one to
-/// the Pod.
-fn connect(server: SocketAddr) -> Result<TcpStream> {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let port = FIRST_PORT + NEXT.fetch_add(1, Ordering::Relaxed) % PORTS;
-    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).context("open a socket")?;
-    socket.bind(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)).into()).with_context(|| format!("bind to {port}"))?;
-    socket.connect_timeout(&server.into(), traffic::REQUEST_LIMIT).context("connect")?;
-    let stream = TcpStream::from(socket);
-    stream.set_nodelay(true).context("set TCP_NODELAY")?;
-    stream.set_read_timeout(Some(traffic::REQUEST_LIMIT)).context("set a read timeout")?;
-    Ok(stream)
+    ask(&ends::connect(server)?)
 }
 
 /// What the answer says is a matter for tests; here it only has to come.

@@ -6,7 +6,7 @@
 mod samples;
 mod table;
 
-pub(crate) use self::samples::{Row, Samples};
+pub(crate) use self::samples::{Row, Samples, percentile};
 pub(crate) use self::table::table;
 
 /// What a figure is measured with; each measures all of its figures at once.
@@ -20,6 +20,8 @@ pub(crate) enum Stage {
     Kernel,
     /// The kernel programs alone.
     Program,
+    /// Connections over TCP through a Node.
+    Sockets,
     /// A real cluster whose Services are rules of iptables.
     Iptables,
     /// A real cluster whose Services are rules of nftables.
@@ -51,6 +53,8 @@ pub(crate) enum Aim {
     Most(f64),
     /// The rounds' ratios to what was measured beside it: their median at most this.
     Ratio(f64),
+    /// Their median at least this.
+    LeastRatio(f64),
 }
 
 /// A figure that nothing was measured beside.

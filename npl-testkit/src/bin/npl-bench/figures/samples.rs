@@ -84,6 +84,7 @@ impl Aim {
             Self::Most(0.0) => "0".to_owned(),
             Self::Most(most) => format!("≤ {most}"),
             Self::Ratio(most) => format!("ratio ≤ {most}"),
+            Self::LeastRatio(least) => format!("ratio ≥ {least}"),
         }
     }
 
@@ -94,6 +95,7 @@ impl Aim {
             Self::P99(most) => row.p99.is_some_and(|value| value <= most),
             Self::Most(most) => row.max <= most,
             Self::Ratio(most) => row.beside.as_ref().is_some_and(|beside| beside.ratio <= most),
+            Self::LeastRatio(least) => row.beside.as_ref().is_some_and(|beside| beside.ratio >= least),
         }
     }
 }
@@ -106,7 +108,7 @@ pub(crate) fn median(values: &[f64]) -> Option<f64> {
 }
 
 /// The least value that at least so many of a hundred are not above.
-fn percentile(values: &[f64], percent: usize) -> Option<f64> {
+pub(crate) fn percentile(values: &[f64], percent: usize) -> Option<f64> {
     let sorted = sorted(values);
     sorted.get((sorted.len() * percent).div_ceil(100).checked_sub(1)?).copied()
 }
@@ -123,6 +125,7 @@ mod tests {
     use crate::figures::{Aim, Figure, Stage, figure};
 
     const COMPARED: Figure = figure("compared", "s", Stage::Kernel, &[Aim::Ratio(1.2)]).beside("the floor");
+    const SPEED: Figure = figure("speed", "Gbit/s", Stage::Kernel, &[Aim::LeastRatio(0.98)]).beside("the ceiling");
     const NEVER: Figure = figure("never", "writes", Stage::Kernel, &[Aim::Most(0.0)]);
     const LATENCY: Figure =
         figure("latency", "ms", Stage::Kernel, &[Aim::Ratio(1.5), Aim::Median(4.0), Aim::P99(10.0)])
@@ -145,6 +148,16 @@ mod tests {
         let row = samples.row(&COMPARED).unwrap();
         let beside = row.beside.unwrap();
         assert!((beside.ratio - 1.2).abs() < 1e-9 && row.is_met == Some(true), "{}", beside.ratio);
+    }
+
+    #[test]
+    fn what_should_be_large_has_a_ratio_that_is_large_enough() {
+        let verdict = |speed| {
+            let mut samples = Samples::default();
+            samples.add(&SPEED, &[speed], &[10.0]);
+            samples.row(&SPEED).unwrap().is_met
+        };
+        assert_eq!((verdict(9.9), verdict(12.0), verdict(9.7)), (Some(true), Some(true), Some(false)));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use aya::util::KernelVersion;
 use npl_common::traffic::random_client;
 use npl_testkit::echo::Protocol;
 use npl_testkit::live_frames;
-use npl_testkit::meter::{self, Clients, Flows, Meter};
+use npl_testkit::meter::{self, Clients, Entry, Flows, Meter};
 use npl_testkit::packet::{Packet, tcp_flags};
 
 use super::FLOODED_PORT;
@@ -44,9 +44,9 @@ impl<'p> Source<'p> {
         pod.fix_neighbour().unwrap();
         let client = world.topology.client();
         let frame = meter::frame(Protocol::Tcp, client, (FIRST_CLIENT, 0).into(), flooded, POD_PORT).unwrap();
-        let flows = Flows { frame, clients: Clients::Random, mappings: 1 };
+        let flows = Flows { frame, clients: Clients::Random, entry: Entry::Uplink, mappings: 1 };
         let ports = POD_PORT..=POD_PORT;
-        Self::Uplink(Box::new(Meter::new(&meter::object().unwrap(), &client.uplink, &flows, pod, ports).unwrap()))
+        Self::Uplink(Box::new(Meter::new(&meter::object().unwrap(), client, &flows, pod, ports).unwrap()))
     }
 
     /// Sends so many, from one processor, unless it is over before; how many it were.

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The two ends of a conversation over TCP: where each runs, and how the client connects.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::num::NonZero;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::thread;
+
+use anyhow::{Context as _, Result};
+use nix::unistd::Pid;
+use npl_testkit::{process, traffic};
+use socket2::{Domain, Socket, Type};
+
+/// Where the client runs, and where the Pod does: on two machines they would be two as well. Where a scheduler puts the
+/// two makes more difference than the way between them.
+pub(crate) const CLIENT_CPU: usize = 0;
+pub(crate) const SERVER_CPU: usize = 1;
+
+/// Ports of the client, more than there are connections in a run.
+const FIRST_PORT: u16 = 10_000;
+const PORTS: u16 = 50_000;
+
+/// Keeps a thread on one processor. On a machine with fewer, the two ends share one.
+pub(crate) fn keep_on(thread: Pid, cpu: usize) -> Result<()> {
+    process::keep_on(thread, cpu % thread::available_parallelism().map_or(1, NonZero::get))
+}
+
+/// The same for the calling thread, and those that it starts from now on.
+pub(crate) fn stay_on(cpu: usize) -> Result<()> {
+    keep_on(Pid::from_raw(0), cpu)
+}
+
+/// Connects from a port that no other connection had: translated, two that differ in the server's address only are one to
+/// the Pod.
+pub(crate) fn connect(server: SocketAddr) -> Result<TcpStream> {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let port = FIRST_PORT + NEXT.fetch_add(1, Ordering::Relaxed) % PORTS;
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).context("open a socket")?;
+    socket.bind(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)).into()).with_context(|| format!("bind to {port}"))?;
+    socket.connect_timeout(&server.into(), traffic::REQUEST_LIMIT).context("connect")?;
+    let stream = TcpStream::from(socket);
+    set_up(&stream)?;
+    Ok(stream)
+}
+
+/// Has every write leave at once, and no read wait for ever.
+pub(crate) fn set_up(stream: &TcpStream) -> Result<()> {
+    stream.set_nodelay(true).context("set TCP_NODELAY")?;
+    stream.set_read_timeout(Some(traffic::REQUEST_LIMIT)).context("set a read timeout")
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+//! TCP connections between a client and a Pod, both ends of which are threads of this process: what a question and its
+//! answer take, and how much goes through.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use npl_testkit::netns::Netns;
+use npl_testkit::process::{joined, on_own_thread};
+use npl_testkit::{live_frames, traffic};
+
+use crate::ends::{self, CLIENT_CPU, SERVER_CPU};
+
+/// Questions that bring both ends to their processors before anything is measured.
+const WARM_UP: usize = 20;
+
+/// Until as much is under way as ever will be.
+const RAMP: Duration = Duration::from_millis(10);
+
+/// Bytes that are written and read at once.
+const CHUNK: usize = 256 * 1024;
+
+/// The byte that ends a stream of zeros.
+const LAST: u8 = 1;
+
+/// One connection. Its sockets stay in the namespaces in which they were opened, wherever they are used.
+#[derive(Debug)]
+pub(super) struct Conversation {
+    client: TcpStream,
+    pod: TcpStream,
+}
+
+impl Conversation {
+    /// Connects from the client's namespace to `server`, which leads to the Pod's listener.
+    pub(super) fn open(from: &Netns, server: SocketAddr, listener: &TcpListener) -> Result<Self> {
+        let client = from.run(|| ends::connect(server))?.with_context(|| format!("connect to {server}"))?;
+        let (pod, peer) = listener.accept().context("accept a connection")?;
+        let own = client.local_addr().context("ask for the client's address")?;
+        ensure!(own == peer, "{own} connected to {server}, and the Pod sees {peer}");
+        ends::set_up(&pod)?;
+        client.set_write_timeout(Some(traffic::REQUEST_LIMIT)).context("set a write timeout")?;
+        Ok(Self { client, pod })
+    }
+
+    /// What each of so many questions and answers took, in µs.
+    pub(super) fn ask(&self, questions: usize) -> Result<Vec<f64>> {
+        let all = WARM_UP + questions;
+        let mut taken = thread::scope(|scope| {
+            let pod = scope.spawn(|| on(SERVER_CPU, || (0..all).try_for_each(|_| answer(&self.pod))));
+            let client = scope.spawn(|| on(CLIENT_CPU, || (0..all).map(|_| ask(&self.client)).collect()));
+            let taken: Result<Vec<f64>> = joined(client);
+            joined(pod).and(taken)
+        })?;
+        Ok(taken.split_off(WARM_UP))
+    }
+}
+
+/// How much goes to the Pod through all of these at once, in Gbit/s, as the Pod sees it.
+pub(super) fn stream(conversations: &[Conversation], time: Duration) -> Result<f64> {
+    // Who reads clock and counter must not have to wait between the two for those who send.
+    on_own_thread(|| live_frames::go_ahead().and_then(|()| stream_ahead(conversations, time)))
+}
+
+fn stream_ahead(conversations: &[Conversation], time: Duration) -> Result<f64> {
+    let (received, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+    thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for Conversation { client, pod } in conversations {
+            let (received, is_over) = (&received, &is_over);
+            threads.push(scope.spawn(move || on(SERVER_CPU, || receive(pod, received))));
+            threads.push(scope.spawn(move || on(CLIENT_CPU, || send(client, is_over))));
+        }
+        thread::sleep(RAMP);
+        let (start, before) = (Instant::now(), received.load(Ordering::Relaxed));
+        thread::sleep(time);
+        let (elapsed, bytes) = (start.elapsed(), received.load(Ordering::Relaxed) - before);
+        is_over.store(true, Ordering::Relaxed);
+        threads.into_iter().try_for_each(joined)?;
+        #[expect(clippy::cast_precision_loss, reason = "some gigabytes")]
+        Ok(bytes as f64 * 8.0 / elapsed.as_secs_f64() / 1e9)
+    })
+}
+
+/// Works on one processor, ahead of what else there is on the machine.
+fn on<T>(cpu: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    ends::stay_on(cpu)?;
+    live_frames::go_ahead()?;
+    work()
+}
+
+/// Asks one question and waits for its answer; the time in µs.
+fn ask(mut stream: &TcpStream) -> Result<f64> {
+    let start = Instant::now();
+    stream.write_all(b"?").context("send a question")?;
+    stream.read_exact(&mut [0]).context("wait for an answer")?;
+    Ok(start.elapsed().as_secs_f64() * 1e6)
+}
+
+/// Answers one question with itself.
+fn answer(mut stream: &TcpStream) -> Result<()> {
+    let mut question = [0];
+    stream.read_exact(&mut question).context("wait for a question")?;
+    stream.write_all(&question).context("send an answer")
+}
+
+/// Sends zeros until it is over, and then the last byte.
+fn send(mut stream: &TcpStream, is_over: &AtomicBool) -> Result<()> {
+    let zeros = vec![0; CHUNK];
+    while !is_over.load(Ordering::Relaxed) {
+        stream.write_all(&zeros).context("send on")?;
+    }
+    stream.write_all(&[LAST]).context("send the last byte")
+}
+
+/// Counts what comes, up to the last byte.
+fn receive(mut stream: &TcpStream, received: &AtomicU64) -> Result<()> {
+    let mut buffer = vec![0; CHUNK];
+    loop {
+        let read = stream.read(&mut buffer).context("receive on")?;
+        received.fetch_add(read as u64, Ordering::Relaxed);
+        match buffer[..read].last() {
+            Some(&LAST) => return Ok(()),
+            Some(_zero) => {}
+            None => bail!("the connection ended early"),
+        }
+    }
+}

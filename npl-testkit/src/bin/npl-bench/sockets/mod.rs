@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+//! TCP with real sockets through a Node: what a mapping costs beside the Pod's own address, by turns on one Node.
+
+mod conversation;
+mod figures;
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+
+use anyhow::{Context as _, Result, ensure};
+use npl_agent::core::xdp::Attach;
+use npl_agent::datapath::Datapath;
+use npl_testkit::echo::Protocol;
+use npl_testkit::interrupt;
+use npl_testkit::mounts::BpfFs;
+use npl_testkit::run::Run;
+use npl_testkit::topology::{Options, Topology};
+
+use self::conversation::{Conversation, stream};
+pub(crate) use self::figures::FIGURES;
+use self::figures::{REDIRECT, STACK, STREAMS, Way};
+use crate::Effort;
+use crate::cases::MAPPINGS;
+use crate::figures::{Figure, Samples, percentile, say};
+use crate::testbed::{FIRST_NODE_PORT, FIRST_POD_PORT, Mappings, load_ours};
+
+/// Measures those of `figures` that are ours, side by side.
+pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples) -> Result<()> {
+    let is_meant = |figure: &Figure| figures.iter().any(|meant| meant.name == figure.name);
+    let is_needed = |way: &&Way| way.figures().into_iter().any(is_meant);
+    let ways: Vec<&Way> = [&STACK, &REDIRECT].into_iter().filter(is_needed).collect();
+    if ways.is_empty() {
+        return Ok(());
+    }
+    let run = Run::start()?;
+    let beds: Vec<Bed> =
+        ways.into_iter().enumerate().map(|(number, way)| Bed::new(&run, number, way)).collect::<Result<_>>()?;
+    for round in 0..effort.rounds {
+        say(&format!("connections, round {} of {}", round + 1, effort.rounds));
+        for bed in &beds {
+            ensure!(!interrupt::is_requested(), "interrupted");
+            bed.measure(is_meant, effort, samples)?;
+        }
+    }
+    Ok(())
+}
+
+impl Way {
+    const fn figures(&self) -> [&Figure; 4] {
+        [&self.latency, &self.latency_p99, &self.stream, &self.streams]
+    }
+}
+
+/// Client, Node and Pod, with connections by the mapping and by the Pod's own address; gone when dropped, in this order.
+struct Bed {
+    way: &'static Way,
+    mapping: Vec<Conversation>,
+    direct: Vec<Conversation>,
+    _ours: (Datapath, BpfFs),
+    _topology: Topology,
+}
+
+impl Bed {
+    fn new(run: &Run, number: usize, way: &'static Way) -> Result<Self> {
+        let mut topology = Topology::new(run, &format!("tcp{number}"), Options::default())?;
+        let pod = topology.add_pod(run, "pod")?;
+        pod.fix_neighbour()?;
+        let mappings = Mappings { protocol: Protocol::Tcp, pod_ip: pod.ip(), count: MAPPINGS };
+        let ours = load_ours(run, &format!("tcp{number}"), &topology, mappings, way.forwarding, Attach::Tc)?;
+        let listen = || TcpListener::bind((Ipv4Addr::UNSPECIFIED, FIRST_POD_PORT));
+        let listener = pod.netns.run(listen)?.context("listen in the Pod")?;
+        let open = |server: SocketAddr| -> Result<Vec<Conversation>> {
+            (0..STREAMS).map(|_| Conversation::open(&topology.client().netns, server, &listener)).collect()
+        };
+        let mapping = open((topology.node_addresses().v4, FIRST_NODE_PORT).into())?;
+        let direct = open((pod.ip(), FIRST_POD_PORT).into())?;
+        Ok(Self { way, mapping, direct, _ours: ours, _topology: topology })
+    }
+
+    fn measure(&self, is_meant: impl Fn(&Figure) -> bool, effort: Effort, samples: &mut Samples) -> Result<()> {
+        let Way { forwarding: _, latency, latency_p99, stream: one, streams: many } = self.way;
+        if is_meant(latency) || is_meant(latency_p99) {
+            let ask = |conversations: &[Conversation]| conversations[0].ask(effort.questions);
+            self.by_turns(effort.turns, ask, |[mapping, direct]| {
+                let p99 = |values: &[f64]| percentile(values, 99).context("too few questions");
+                samples.add(latency_p99, &[p99(&mapping)?], &[p99(&direct)?]);
+                samples.add(latency, &mapping, &direct);
+                Ok(())
+            })?;
+        }
+        for (figure, count) in [(one, 1), (many, STREAMS)] {
+            if is_meant(figure) {
+                let go = |conversations: &[Conversation]| stream(&conversations[..count], effort.stream);
+                self.by_turns(effort.turns, go, |[mapping, direct]| {
+                    samples.add(figure, &[mapping], &[direct]);
+                    Ok(())
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Measures by the mapping and by the Pod's own address, one right after the other, and takes in what each such turn
+    /// has shown: other work on the machine changes the rate of everything severalfold within a second.
+    fn by_turns<T>(
+        &self,
+        turns: usize,
+        measure: impl Fn(&[Conversation]) -> Result<T>,
+        mut take_in: impl FnMut([T; 2]) -> Result<()>,
+    ) -> Result<()> {
+        for turn in 0..turns {
+            // Nobody is always the first.
+            let shown = if turn % 2 == 0 {
+                let mapping = measure(&self.mapping)?;
+                [mapping, measure(&self.direct)?]
+            } else {
+                let direct = measure(&self.direct)?;
+                [measure(&self.mapping)?, direct]
+            };
+            take_in(shown)?;
+        }
+        Ok(())
+    }
+}
