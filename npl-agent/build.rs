@@ -8,6 +8,7 @@ use std::env;
 use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// Names the object; an absolute path.
 const VARIABLE: &str = "NPL_BPF_OBJECT";
@@ -15,6 +16,11 @@ const VARIABLE: &str = "NPL_BPF_OBJECT";
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-env-changed={VARIABLE}");
     println!("cargo::rerun-if-env-changed=CARGO_TARGET_DIR");
+    if reads_packed_relocations() {
+        // A static binary finds its own place in memory: by a list of a megabyte, all of which is read and stays resident,
+        // or by one of some ten kilobytes.
+        println!("cargo::rustc-link-arg-bins=-Wl,-z,pack-relative-relocs");
+    }
     let embedded = PathBuf::from(env::var("OUT_DIR")?).join("npl.bpf.o");
     if let Some(named) = env::var_os(VARIABLE).map(PathBuf::from) {
         let problem = |error| format!("embed the kernel object {} named by {VARIABLE}: {error}", named.display());
@@ -28,6 +34,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed={}", usual.display());
     println!("cargo::warning=no kernel object is embedded: `cargo xtask build` makes an agent that can start");
     Ok(fs::write(&embedded, [])?)
+}
+
+/// Whether the libc that is linked in reads them, as glibc does since 2.36: with an earlier one, the agent would not start.
+fn reads_packed_relocations() -> bool {
+    if env::var("CARGO_CFG_TARGET_ENV").as_deref() != Ok("gnu") || env::var("HOST").ok() != env::var("TARGET").ok() {
+        return false;
+    }
+    let Ok(asked) = Command::new("getconf").arg("GNU_LIBC_VERSION").output() else { return false };
+    let version = String::from_utf8_lossy(&asked.stdout);
+    let mut numbers = version.trim().trim_start_matches("glibc ").split('.').map(str::parse::<u32>);
+    matches!((numbers.next(), numbers.next()), (Some(Ok(major)), Some(Ok(minor))) if (major, minor) >= (2, 36))
 }
 
 fn embed(object: &Path, embedded: &Path) -> std::io::Result<()> {

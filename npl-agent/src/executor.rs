@@ -4,8 +4,6 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use tokio::task::JoinSet;
-
 use crate::{
     core::{
         model::{Frontend, PodKey},
@@ -16,6 +14,7 @@ use crate::{
     kube::{
         backoff::random_part_of,
         patch::{Class, PatchError, Patched, PodPatcher},
+        writes::Writes,
     },
     sockets::{Reservations, ReserveError},
 };
@@ -49,8 +48,7 @@ pub struct Executor {
     /// Programs and maps.
     pub datapath: Datapath,
     reservations: Reservations,
-    patcher: PodPatcher,
-    under_way: JoinSet<Answer>,
+    writes: Writes,
     failures: BTreeMap<Subject, u32>,
 }
 
@@ -81,8 +79,7 @@ impl Executor {
         Self {
             datapath,
             reservations: Reservations::default(),
-            patcher,
-            under_way: JoinSet::new(),
+            writes: Writes::new(patcher),
             failures: BTreeMap::new(),
         }
     }
@@ -111,9 +108,7 @@ impl Executor {
             Op::ForgetSources(frontend, ranges) => self.datapath.forget_sources(*frontend, ranges)?,
             Op::Release(frontend) => self.reservations.release(*frontend),
             Op::WritePod { pod, uid, value } => {
-                let (op, patcher) = (op.clone(), self.patcher.clone());
-                let (pod, uid, value) = (pod.clone(), uid.clone(), value.clone());
-                self.under_way.spawn(async move { (op, patcher.write(&pod, &uid, &value).await) });
+                self.writes.push((pod.clone(), uid.clone(), value.clone()));
                 return Ok(None);
             }
         }
@@ -122,18 +117,8 @@ impl Executor {
 
     /// The next answer of the API server; waits for ever while nothing is under way.
     pub async fn next_answer(&mut self) -> Answer {
-        loop {
-            match self.under_way.join_next().await {
-                Some(Ok(answer)) => return answer,
-                // A patch that panicked never answers; so does the agent, whose successor starts from what is there.
-                Some(Err(error)) => {
-                    if let Ok(panic) = error.try_into_panic() {
-                        std::panic::resume_unwind(panic);
-                    }
-                }
-                None => std::future::pending().await,
-            }
-        }
+        let ((pod, uid, value), result) = self.writes.next_answer().await;
+        (Op::WritePod { pod, uid, value }, result)
     }
 
     /// Forgets what an op's subject failed with before.

@@ -26,7 +26,7 @@ fn main() -> ExitCode {
 
 fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
     memory::share_one_heap();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     match cli.command {
         Command::Run(args) => {
             let filter = std::env::var(telemetry::FILTER_VARIABLE).ok();

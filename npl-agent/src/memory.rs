@@ -8,7 +8,7 @@
 #[cfg(target_env = "gnu")]
 const MAPPED_FROM: libc::c_int = 128 * 1024;
 
-/// Makes glibc use one heap for all threads. They are three, and wait for the API server and not for each other.
+/// Makes glibc use one heap for both threads. They wait for the API server, and not for each other.
 pub fn share_one_heap() {
     #[cfg(target_env = "gnu")]
     for (parameter, value) in [(libc::M_ARENA_MAX, 1), (libc::M_MMAP_THRESHOLD, MAPPED_FROM)] {

@@ -64,6 +64,11 @@ impl State {
         ops
     }
 
+    /// Whether the word about a Pod is known and nothing waits for it: the watch repeats what each write was answered.
+    pub(super) fn is_echo(&self, pod: &Pod) -> bool {
+        self.snapshot.pod(&pod.key) == Some(pod) && !self.writes.contains_key(&pod.uid)
+    }
+
     /// Takes back what the watcher's word about the Pod has made certain.
     pub(super) fn recheck_write(&mut self, key: &PodKey) {
         let Some(pod) = self.snapshot.pod(key) else { return };

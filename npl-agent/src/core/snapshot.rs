@@ -137,9 +137,16 @@ impl Snapshot {
     }
 
     fn put_pod(&mut self, pod: Pod, touched: &mut Touched) {
-        if let Some(known) = self.pods.get(&pod.key) {
+        if let Some(known) = self.pods.get_mut(&pod.key) {
             if known.resource_version > pod.resource_version {
                 return; // An old echo.
+            }
+            if differ_by_writes_only(known, &pod) {
+                // What stays keeps its place in memory: a thousand new ones would lie between what a burst leaves behind.
+                Pod { resource_version: known.resource_version, annotation: known.annotation, gate: known.gate, .. } =
+                    pod;
+                touched.pods.insert(known.key.clone());
+                return;
             }
             let uid = known.uid.clone();
             self.unindex(&pod.key, touched);
@@ -215,6 +222,25 @@ impl Snapshot {
         let namespace = in_namespace(&self.pods, &service.key.namespace);
         touched.pods.extend(namespace.filter(|pod| select::selects(service, pod)).map(|pod| pod.key.clone()));
     }
+}
+
+/// Whether nothing changed but what agents write: that needs no other index, and no other decision than this Pod's.
+fn differ_by_writes_only(known: &Pod, pod: &Pod) -> bool {
+    let Pod {
+        key,
+        uid,
+        labels,
+        is_finished,
+        is_terminating,
+        host_network,
+        ips,
+        ports,
+        resource_version: _,
+        annotation: _,
+        gate: _,
+    } = known;
+    (key, uid, labels, ips, ports) == (&pod.key, &pod.uid, &pod.labels, &pod.ips, &pod.ports)
+        && (*is_finished, *is_terminating, *host_network) == (pod.is_finished, pod.is_terminating, pod.host_network)
 }
 
 /// The objects of a namespace: keys are ordered by it first.

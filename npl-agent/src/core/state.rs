@@ -140,7 +140,7 @@ impl State {
 
     /// Takes in what a watcher has to tell.
     pub fn apply(&mut self, change: Change) {
-        if matches!(&change, Change::Pod(pod) if self.departed.contains(&pod.uid)) {
+        if matches!(&change, Change::Pod(pod) if self.departed.contains(&pod.uid) || self.is_echo(pod)) {
             return;
         }
         let change = if self.settings.is_retiring { change.without_services() } else { change };

@@ -134,8 +134,8 @@ mod tests {
         std::iter::successors(Some(0), move |seed| Some(next(*seed))).map(|seed| Fraction::from_seed(seed >> 54))
     }
 
-    /// A model, since a hundred agents do not fit a machine: three watches each, which lose the API server in the same
-    /// moment and ask again until it is back. What is modelled is the time between questions and nothing else.
+    /// A model: three watches each, which lose the API server in the same moment and ask again until it is back. What is
+    /// modelled is the time between questions and nothing else; the bench restarts a hundred real agents.
     #[test]
     fn a_hundred_nodes_that_lose_the_api_server_together_do_not_return_together() {
         const WATCHES: usize = 300;

@@ -19,6 +19,7 @@ pub mod objects;
 pub mod patch;
 mod token;
 pub mod watch;
+pub mod writes;
 
 use std::path::PathBuf;
 

@@ -13,10 +13,7 @@ use kube::{
     core::{Request, Status},
 };
 use serde_json::{Value, json};
-use tokio::{
-    sync::Semaphore,
-    time::{Instant, timeout},
-};
+use tokio::time::{Instant, timeout};
 
 use super::{
     convert::{self, AnnotationKeys},
@@ -35,8 +32,6 @@ use crate::{
 
 const FIELD_MANAGER: &str = "npl-agent";
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Patches in flight: enough to keep the API server's disk busy, few enough for a hundred Nodes that start together.
-const IN_FLIGHT: usize = 8;
 /// All Pods of the largest Node at once, each twice where annotations are withdrawn.
 const BURST: u32 = 2_000;
 /// What goes on for longer is a Service that somebody toggles or a webhook that fights: the API server has other work.
@@ -50,7 +45,6 @@ pub struct PodPatcher {
     client: Client,
     keys: AnnotationKeys,
     metrics: Metrics,
-    in_flight: Arc<Semaphore>,
     rate: Arc<RateLimit>,
 }
 
@@ -166,10 +160,9 @@ impl PatchError {
 }
 
 impl PodPatcher {
-    /// A patcher of annotations with these keys. Clones share its limits.
+    /// A patcher of annotations with these keys. Clones share its limit.
     pub fn new(client: Client, keys: AnnotationKeys, metrics: Metrics) -> Self {
-        let in_flight = Arc::new(Semaphore::new(IN_FLIGHT));
-        Self { client, keys, metrics, in_flight, rate: Arc::new(RateLimit::new(BURST, PER_SECOND)) }
+        Self { client, keys, metrics, rate: Arc::new(RateLimit::new(BURST, PER_SECOND)) }
     }
 
     /// Does `write` to the Pod of this name if it still has this uid. Idempotent.
@@ -204,8 +197,6 @@ impl PodPatcher {
     }
 
     async fn patch(&self, pod: &PodKey, patch: &Patch<Value>) -> Result<Patched, PatchError> {
-        // The semaphore is never closed; without a permit the patch is only less polite.
-        let _permit = self.in_flight.acquire().await.ok();
         self.rate.admit().await;
         let started = Instant::now();
         let result = match timeout(DEADLINE, self.send(pod, patch)).await {

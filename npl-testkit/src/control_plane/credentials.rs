@@ -22,6 +22,9 @@ const P256_PUBLIC_KEY: &[u8] = &[
     0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,
 ];
 
+/// The groups that Kubernetes puts a service account of `npl-system` into.
+const AGENT_GROUPS: [&str; 3] = ["system:serviceaccounts", "system:serviceaccounts:npl-system", "system:authenticated"];
+
 /// Somebody whom the API server knows by a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Account {
@@ -35,6 +38,11 @@ impl Account {
     /// An account in these groups.
     pub fn new(user: &str, groups: &[&str]) -> Self {
         Self { user: user.to_owned(), groups: groups.iter().map(ToString::to_string).collect() }
+    }
+
+    /// The agents' account.
+    pub fn agent() -> Self {
+        Self::new(super::AGENT_USER, &AGENT_GROUPS)
     }
 
     /// An account with all rights.

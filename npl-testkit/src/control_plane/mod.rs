@@ -26,9 +26,6 @@ use crate::run::{Run, random_hex};
 /// The account that `deploy/npl.yaml` makes for the agent.
 pub const AGENT_USER: &str = "system:serviceaccount:npl-system:npl-agent";
 
-/// The groups that Kubernetes puts a service account of `npl-system` into.
-const AGENT_GROUPS: [&str; 3] = ["system:serviceaccounts", "system:serviceaccounts:npl-system", "system:authenticated"];
-
 /// The user with all rights.
 const ADMIN: &str = "admin";
 
@@ -94,7 +91,7 @@ impl ControlPlane {
     ///
     /// Nothing runs a Pod or makes an object on its own: tests say what a kubelet and a controller would.
     pub fn start(run: &Run, netns: Option<&Netns>) -> Result<Self> {
-        let plane = Self::launch(run, netns, Reach::Loopback, &[Account::new(AGENT_USER, &AGENT_GROUPS)])?;
+        let plane = Self::launch(run, netns, Reach::Loopback, &[Account::agent()])?;
         write_secret(&plane.agent_kubeconfig(), &plane.kubeconfig(AGENT_USER)?)?;
         Ok(plane)
     }

@@ -205,3 +205,19 @@ fn before_the_lists_are_there_ports_of_mappings_are_reserved_and_nothing_else_is
     assert_ne!(world.published(&key("a/q")), moved, "what cannot be kept moves once the Pod is known");
     world.assert_published_works();
 }
+
+#[test]
+fn the_news_of_what_was_answered_costs_no_decision() {
+    let mut world = World::new(settings("61000-61003"));
+    world.put_node(node(&["192.0.2.1"]));
+    world.put_service(service(&["a/s", "app=x", "8080/tcp"]));
+    world.put_pod(pod(&["a/p", "app=x", "10.0.0.5"], None));
+    world.start();
+    world.settle();
+    let published = world.pods[&key("a/p")].clone();
+    assert!(published.annotation.is_some());
+    world.state.apply(Change::Pod(published.clone()));
+    assert!(world.state.dirty.is_empty());
+    world.put_pod(Pod { annotation: None, ..published });
+    assert!(!world.state.dirty.is_empty(), "somebody else took it away");
+}

@@ -4,7 +4,7 @@
 use crate::figures::{
     Aim::{self, Median, Most, P99, Ratio},
     Figure,
-    Stage::{Kernel, Life, Services},
+    Stage::{Fleet, Kernel, Life, Services},
     figure,
 };
 
@@ -38,8 +38,18 @@ pub(crate) const PEAK_10000: Figure = figure("control-plane/resident-10000-servi
 pub(crate) const SERVICE_CHANGE: Figure =
     figure("control-plane/service-change-cpu-10000-services", "ms", Services, &[Ratio(1.2)]).beside("the same at 1000");
 
+pub(crate) const FLEET_RESTART: Figure = figure("hundred-agents/restart", "s", Fleet, &[]);
+pub(crate) const FLEET_CPU: Figure = figure("hundred-agents/restart-cpu", "s", Fleet, &[]);
+pub(crate) const FLEET_WRITES: Figure = figure("hundred-agents/restart-writes", "writes", Fleet, &[Most(0.0)]);
+pub(crate) const FLEET_CHANGED: Figure = figure("hundred-agents/restart-ports-changed", "Pods", Fleet, &[Most(0.0)]);
+pub(crate) const FLEET_REQUESTS: Figure =
+    figure("hundred-agents/restart-requests", "requests an agent", Fleet, &[Most(15.0)]);
+pub(crate) const FLEET_BUSIEST: Figure = figure("hundred-agents/restart-busiest-second", "requests", Fleet, &[]);
+pub(crate) const FLEET_AT_ONCE: Figure = figure("hundred-agents/restart-at-once", "requests", Fleet, &[]);
+pub(crate) const FLEET_REFUSED: Figure = figure("hundred-agents/restart-refused", "requests", Fleet, &[Most(0.0)]);
+
 /// All of them, in the order in which they are shown.
-pub(crate) const FIGURES: [&Figure; 18] = [
+pub(crate) const FIGURES: [&Figure; 26] = [
     &ANNOTATION_IDLE,
     &ANNOTATION_BUSY,
     &PODS_200,
@@ -58,4 +68,12 @@ pub(crate) const FIGURES: [&Figure; 18] = [
     &RESIDENT_2000,
     &RESIDENT_10000,
     &PEAK_10000,
+    &FLEET_RESTART,
+    &FLEET_CPU,
+    &FLEET_WRITES,
+    &FLEET_CHANGED,
+    &FLEET_REQUESTS,
+    &FLEET_BUSIEST,
+    &FLEET_AT_ONCE,
+    &FLEET_REFUSED,
 ];

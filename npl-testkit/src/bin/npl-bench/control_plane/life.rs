@@ -137,7 +137,7 @@ impl Round<'_, '_> {
         let (began, before) = (Instant::now(), usage::cpu_time(pid)?);
         let_pass(self.effort.steady)?;
         let cpu = usage::cpu_time(pid)?.saturating_sub(before).as_secs_f64() / began.elapsed().as_secs_f64();
-        let asked = Requests::counted(self.scene.cluster.client())?.but_watches_since(requests);
+        let asked = Requests::counted(self.scene.cluster.client())?.since(requests).but_watches();
         #[expect(clippy::cast_precision_loss, reason = "a handful")]
         self.samples.add(&STEADY_REQUESTS, &[asked as f64], &[]);
         self.samples.add(&STEADY_CPU, &[cpu * 100.0], &[]);

@@ -5,6 +5,7 @@
 //! speed is measured beside what a plain client gets for the same requests, in the same round.
 
 mod figures;
+mod fleet;
 mod kernel;
 mod life;
 mod plain;
@@ -31,6 +32,9 @@ pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples
     if needs(Stage::Kernel) {
         say("the datapath alone");
         kernel::measure(&run, effort, samples)?;
+    }
+    if needs(Stage::Fleet) {
+        fleet::measure(&run, effort, samples)?;
     }
     if needs(Stage::Life) || needs(Stage::Services) {
         say("starting a control plane");

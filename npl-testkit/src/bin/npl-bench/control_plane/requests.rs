@@ -10,16 +10,21 @@ use serde_json::json;
 use super::scene::LIMIT;
 
 const SCHEMAS: &str = "/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas";
+const QUESTIONS: &str = "npl-questions";
 const WRITES: &str = "npl-writes";
 const WATCHES: &str = "npl-watches";
 const READS: &str = "npl-reads";
+const DISPATCHED: &str = "apiserver_flowcontrol_dispatched_requests_total";
+const REJECTED: &str = "apiserver_flowcontrol_rejected_requests_total";
 /// The level of all service accounts: the agents are treated as without these schemas.
 const LEVEL: &str = "workload-low";
 
 /// Requests of all agents since the API server started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Requests {
-    /// Everything that may change an object, and the questions about permissions.
+    /// What an account may do, which is asked by a POST.
+    pub(crate) questions: u64,
+    /// Everything that may change an object.
     pub(crate) writes: u64,
     /// Watches that were opened.
     pub(crate) watches: u64,
@@ -31,11 +36,12 @@ impl Requests {
     /// Has the API server count; what was asked before is not counted.
     pub(crate) fn count_from_now_on(client: &ApiClient) -> Result<()> {
         let verbs = [
-            (WRITES, 50, json!(["create", "update", "patch", "delete"])),
-            (WATCHES, 51, json!(["watch"])),
-            (READS, 52, json!(["*"])),
+            (QUESTIONS, 50, "authorization.k8s.io", json!(["create"])),
+            (WRITES, 51, "*", json!(["create", "update", "patch", "delete"])),
+            (WATCHES, 52, "*", json!(["watch"])),
+            (READS, 53, "*", json!(["*"])),
         ];
-        for (name, precedence, verbs) in verbs {
+        for (name, precedence, group, verbs) in verbs {
             let schema = json!({
                 "metadata": {"name": name},
                 "spec": {
@@ -45,7 +51,7 @@ impl Requests {
                         "subjects": [{"kind": "User", "user": {"name": AGENT_USER}}],
                         "resourceRules": [{
                             "verbs": verbs,
-                            "apiGroups": ["*"],
+                            "apiGroups": [group],
                             "resources": ["*"],
                             "namespaces": ["*"],
                             "clusterScope": true,
@@ -67,30 +73,81 @@ impl Requests {
 
     /// What was counted.
     pub(crate) fn counted(client: &ApiClient) -> Result<Self> {
-        let metrics = client.text("/metrics")?;
-        let of = |schema: &str| -> Result<u64> {
-            let marks = ["apiserver_flowcontrol_dispatched_requests_total{", &format!("flow_schema=\"{schema}\"")];
-            let lines = metrics.lines().filter(|line| marks.iter().all(|mark| line.contains(mark)));
-            lines
-                .map(|line| {
-                    let count = line.rsplit(' ').next().unwrap_or_default();
-                    let count: f64 = count.parse().with_context(|| format!("read the count of `{line}`"))?;
-                    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of requests")]
-                    Ok(count as u64)
-                })
-                .sum()
-        };
-        Ok(Self { writes: of(WRITES)?, watches: of(WATCHES)?, reads: of(READS)? })
+        Self::in_metrics(&client.text("/metrics")?)
     }
 
-    /// Everything but watches that was asked since `before`.
-    pub(crate) fn but_watches_since(self, before: Self) -> u64 {
-        (self.writes - before.writes) + (self.reads - before.reads)
+    /// What was counted, by the API server's metrics.
+    pub(crate) fn in_metrics(metrics: &str) -> Result<Self> {
+        let of = |schema| sum_of(metrics, DISPATCHED, &format!("flow_schema=\"{schema}\""));
+        Ok(Self { questions: of(QUESTIONS)?, writes: of(WRITES)?, watches: of(WATCHES)?, reads: of(READS)? })
+    }
+
+    /// What the API server would not take, of anybody, since it started.
+    pub(crate) fn refused(client: &ApiClient) -> Result<u64> {
+        sum_of(&client.text("/metrics")?, REJECTED, "")
+    }
+
+    /// What was asked since `before`.
+    pub(crate) fn since(self, before: Self) -> Self {
+        let Self { questions, writes, watches, reads } = before;
+        Self {
+            questions: self.questions - questions,
+            writes: self.writes - writes,
+            watches: self.watches - watches,
+            reads: self.reads - reads,
+        }
+    }
+
+    /// All of them.
+    pub(crate) fn all(self) -> u64 {
+        self.but_watches() + self.watches
+    }
+
+    /// All but watches.
+    pub(crate) fn but_watches(self) -> u64 {
+        self.questions + self.writes + self.reads
     }
 
     /// Fails if an agent that is there was not counted: a figure of nothing must not look like none.
     pub(crate) fn ensure_counted(self) -> Result<()> {
         ensure!(self.watches >= 3, "the API server counts no watches of the agent: {self:?}");
         Ok(())
+    }
+}
+
+/// The sum of a metric's counts whose labels contain a text.
+pub(crate) fn sum_of(metrics: &str, name: &str, label: &str) -> Result<u64> {
+    let is_meant =
+        |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{') && rest.contains(label));
+    let count = |line: &str| -> Result<u64> {
+        let count = line.rsplit(' ').next().unwrap_or_default();
+        let count: f64 = count.parse().with_context(|| format!("read the count of `{line}`"))?;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of requests")]
+        Ok(count as u64)
+    };
+    metrics.lines().filter(is_meant).map(count).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DISPATCHED, Requests, sum_of};
+
+    const METRICS: &str = "# TYPE apiserver_flowcontrol_dispatched_requests_total counter
+apiserver_flowcontrol_dispatched_requests_total{flow_schema=\"npl-reads\",priority_level=\"workload-low\"} 4
+apiserver_flowcontrol_dispatched_requests_total{flow_schema=\"npl-writes\",priority_level=\"workload-low\"} 1e+03
+apiserver_flowcontrol_dispatched_requests_total{flow_schema=\"probes\",priority_level=\"exempt\"} 7
+";
+
+    #[test]
+    fn requests_are_counted_by_their_schemas() {
+        let counted = Requests::in_metrics(METRICS).unwrap();
+        assert_eq!(counted, Requests { questions: 0, writes: 1000, watches: 0, reads: 4 });
+        assert_eq!((counted.all(), counted.since(counted).all()), (1004, 0));
+    }
+
+    #[test]
+    fn a_metric_is_summed_over_its_labels() {
+        assert_eq!(sum_of(METRICS, DISPATCHED, "").unwrap(), 1011);
+        assert_eq!(sum_of(METRICS, "apiserver_flowcontrol", "").unwrap(), 0);
     }
 }

@@ -181,6 +181,7 @@ pub(crate) fn let_pass(time: Duration) -> Result<()> {
     poll::until("the end of an observation", time + LIMIT, is_over).map(drop)
 }
 
-fn manifest() -> PathBuf {
+/// The manifest whose access rules agents have.
+pub(crate) fn manifest() -> PathBuf {
     tools::repository_file("deploy/npl.yaml")
 }

@@ -20,8 +20,6 @@ use crate::figures::Samples;
 const RESYNC: Duration = Duration::from_secs(1);
 /// Whatever the restarted agent would write needlessly, it has by then.
 const WRITES_BY_THEN: Duration = Duration::from_millis(700);
-/// Questions about permissions, which the API server takes for writes.
-const QUESTIONS: u64 = 7;
 
 /// Kills the agent and starts it again, while a new Pod waits for it.
 pub(crate) fn restart(
@@ -44,13 +42,12 @@ pub(crate) fn restart(
     samples.add(&RESTART, &[seen.at.duration_since(began).as_secs_f64()], &[]);
     agent.wait_until_ready()?;
     let_pass(WRITES_BY_THEN)?;
-    let after = Requests::counted(scene.cluster.client())?;
-    let writes =
-        (after.writes - before.writes).checked_sub(QUESTIONS + 1).context("the new Pod's annotation is a write")?;
-    let all = after.but_watches_since(before) + (after.watches - before.watches);
+    let asked = Requests::counted(scene.cluster.client())?.since(before);
+    let writes = asked.writes.checked_sub(1).context("the new Pod's annotation is a write")?;
     let changed = scene.values(published).iter().zip(&annotations).filter(|(now, then)| now != then).count();
     #[expect(clippy::cast_precision_loss, reason = "a handful")]
-    let counts = [(&RESTART_WRITES, writes as f64), (&RESTART_PORTS, changed as f64), (&RESTART_REQUESTS, all as f64)];
+    let counts =
+        [(&RESTART_WRITES, writes as f64), (&RESTART_PORTS, changed as f64), (&RESTART_REQUESTS, asked.all() as f64)];
     for (figure, count) in counts {
         samples.add(figure, &[count], &[]);
     }

@@ -16,6 +16,8 @@ pub(crate) enum Stage {
     Life,
     /// A cluster with many Services.
     Services,
+    /// Many Nodes at one API server.
+    Fleet,
     /// The datapath's tables alone.
     Kernel,
     /// The kernel programs alone.

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A hundred Nodes whose agents are killed and started in the same moment, against one API server.
+
+mod load;
+mod nodes;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use npl_testkit::cluster::{Cluster, PodObject, annotation_of};
+use npl_testkit::control_plane::{AGENT_USER, Account, ControlPlane};
+use npl_testkit::poll;
+use npl_testkit::run::Run;
+use serde_json::{Value, json};
+
+use self::nodes::{API_SERVER, Node, build_lan};
+use super::figures::{
+    FLEET_AT_ONCE, FLEET_BUSIEST, FLEET_CHANGED, FLEET_CPU, FLEET_REFUSED, FLEET_REQUESTS, FLEET_RESTART, FLEET_WRITES,
+};
+use super::requests::Requests;
+use super::scene::{LIMIT, NAMESPACE, in_parallel, is_published, let_pass, manifest, service};
+use super::usage;
+use crate::Effort;
+use crate::figures::{Samples, say};
+
+/// Nodes.
+const COUNT: u8 = 100;
+/// Services, each with one Pod on every Node.
+const SERVICES: u8 = 5;
+/// Agents that are started for the first time at once: the kernel verifies programs for each of them.
+const FIRST_STARTS: usize = 3;
+/// Whatever a restarted agent would write needlessly, it has by then.
+const WRITES_BY_THEN: Duration = Duration::from_secs(2);
+
+/// The Nodes, and the cluster as seen from where the API server is.
+#[derive(Debug)]
+struct Fleet<'a> {
+    run: &'a Run,
+    nodes: Vec<Node>,
+    cluster: Cluster,
+    kubeconfig: PathBuf,
+}
+
+/// Measures restarts, round by round.
+pub(super) fn measure(run: &Run, effort: Effort, samples: &mut Samples) -> Result<()> {
+    say(&format!("a control plane and {COUNT} Nodes"));
+    let lan = build_lan(run)?;
+    let plane = ControlPlane::start_for_nodes(run, &lan, API_SERVER, &[Account::agent()])?;
+    let nodes = (1..=COUNT).map(|number| Node::connect(run, &lan, number)).collect::<Result<Vec<_>>>()?;
+    lan.run(|| {
+        let mut fleet = Fleet::new(run, &plane, nodes)?;
+        fleet.start_for_the_first_time()?;
+        for round in 0..effort.rounds {
+            say(&format!("all agents restart at once, round {} of {}", round + 1, effort.rounds));
+            fleet.restart(samples)?;
+        }
+        Ok(())
+    })?
+}
+
+impl<'a> Fleet<'a> {
+    fn new(run: &'a Run, plane: &ControlPlane, nodes: Vec<Node>) -> Result<Self> {
+        let kubeconfig = run.file("fleet.kubeconfig");
+        fs::write(&kubeconfig, plane.kubeconfig(AGENT_USER)?).context("write the agents' kubeconfig")?;
+        let cluster = Cluster::new(plane)?.from_inside();
+        cluster.apply_access(&manifest())?;
+        Requests::count_from_now_on(cluster.client())?;
+        cluster.create_namespace(NAMESPACE)?;
+        // Pods are refused without it, and no controller makes it.
+        let accounts = format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts");
+        cluster.client().create(&accounts, &json!({"metadata": {"name": "default"}}))?;
+        let fleet = Self { run, nodes, cluster, kubeconfig };
+        fleet.create_objects()?;
+        Ok(fleet)
+    }
+
+    fn create_objects(&self) -> Result<()> {
+        for number in 0..SERVICES {
+            let app = app(number);
+            self.cluster.create_service(&service(NAMESPACE, &app, &app).enabled())?;
+        }
+        let hosts: Vec<(u8, &Node)> = (0..=u8::MAX).zip(&self.nodes).collect();
+        in_parallel(&hosts, |(host, node)| {
+            self.cluster.create_node(&node.name, &[node.ip.into()])?;
+            for number in 0..SERVICES {
+                let (pod, ip) = (pod(node, number), [10, 64, *host, number].into());
+                self.cluster.create_pod(&PodObject::new(NAMESPACE, &pod, &node.name, &app(number)))?;
+                self.cluster.set_pod_running(NAMESPACE, &pod, node.ip.into(), &[ip])?;
+            }
+            Ok(())
+        })
+    }
+
+    /// A few at a time: what is measured is what comes later.
+    fn start_for_the_first_time(&mut self) -> Result<()> {
+        say(&format!("{COUNT} agents start for the first time, {FIRST_STARTS} at once"));
+        for few in self.nodes.chunks_mut(FIRST_STARTS) {
+            few.iter_mut().try_for_each(|node| node.launch(self.run, &self.kubeconfig))?;
+            few.iter_mut().try_for_each(Node::wait_until_ready)?;
+        }
+        self.wait_until_published()
+    }
+
+    fn restart(&mut self, samples: &mut Samples) -> Result<()> {
+        let annotations = self.annotations()?;
+        self.nodes.iter_mut().try_for_each(Node::strike)?;
+        self.nodes.iter_mut().try_for_each(Node::bury)?;
+        let client = self.cluster.client().clone();
+        let before = Requests::counted(&client)?;
+        let refused = Requests::refused(&client)?;
+        let (took, load) = load::observe(&client, || self.launch_all())?;
+        let asked = Requests::counted(&client)?.since(before);
+        let refused = Requests::refused(&client)? - refused;
+        let changed = self.annotations()?.iter().filter(|(pod, now)| annotations.get(*pod) != Some(*now)).count();
+        let mut cpu = Vec::new();
+        for node in &mut self.nodes {
+            cpu.push(usage::cpu_time(node.pid()?)?.as_secs_f64());
+        }
+        samples.add(&FLEET_CPU, &cpu, &[]);
+        #[expect(clippy::cast_precision_loss, reason = "some thousands")]
+        let counts = [
+            (&FLEET_RESTART, took.as_secs_f64()),
+            (&FLEET_WRITES, asked.writes as f64),
+            (&FLEET_CHANGED, changed as f64),
+            (&FLEET_REQUESTS, asked.all() as f64 / f64::from(COUNT)),
+            (&FLEET_BUSIEST, load.busiest_second),
+            (&FLEET_AT_ONCE, load.most_at_once as f64),
+            (&FLEET_REFUSED, refused as f64),
+        ];
+        for (figure, count) in counts {
+            samples.add(figure, &[count], &[]);
+        }
+        Ok(())
+    }
+
+    /// Starts all agents, and returns when they have done what they have to; how long it took until all were ready.
+    fn launch_all(&mut self) -> Result<Duration> {
+        let began = Instant::now();
+        self.nodes.iter_mut().try_for_each(|node| node.launch(self.run, &self.kubeconfig))?;
+        self.nodes.iter_mut().try_for_each(Node::wait_until_ready)?;
+        let took = began.elapsed();
+        let_pass(WRITES_BY_THEN)?;
+        Ok(took)
+    }
+
+    fn wait_until_published(&self) -> Result<()> {
+        let wanted = usize::from(COUNT) * usize::from(SERVICES);
+        let is_done = || {
+            let annotations = self.annotations().ok()?;
+            let published = annotations.values().filter(|value| is_published(value.as_deref())).count();
+            (published == wanted).then_some(())
+        };
+        poll::until("the annotations of all Pods", LIMIT, is_done).map(drop)
+    }
+
+    /// The annotation of each Pod.
+    fn annotations(&self) -> Result<BTreeMap<String, Option<String>>> {
+        let list = self.cluster.client().get(&format!("/api/v1/namespaces/{NAMESPACE}/pods"))?;
+        let pods = list.get("items").and_then(Value::as_array).context("a list of Pods")?;
+        let name = |pod: &Value| pod.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default().to_owned();
+        Ok(pods.iter().map(|pod| (name(pod), annotation_of(pod).map(str::to_owned))).collect())
+    }
+}
+
+fn app(number: u8) -> String {
+    format!("app-{number}")
+}
+
+fn pod(node: &Node, number: u8) -> String {
+    format!("{}-{number}", node.name)
+}
