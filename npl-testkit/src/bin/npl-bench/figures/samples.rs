@@ -40,6 +40,8 @@ pub(crate) struct Row {
 pub(crate) struct Beside {
     pub(crate) what: &'static str,
     pub(crate) median: f64,
+    /// As the figure's; what can be met by nothing shows here.
+    pub(crate) p99: Option<f64>,
     /// The median of the rounds' ratios.
     pub(crate) ratio: f64,
 }
@@ -59,13 +61,14 @@ impl Samples {
     pub(crate) fn row(&self, figure: &Figure) -> Option<Row> {
         let Rounds { values, beside, ratios } = self.0.get(figure.name)?;
         let max = values.iter().copied().max_by(f64::total_cmp)?;
-        let beside =
-            figure.beside.and_then(|what| Some(Beside { what, median: median(beside)?, ratio: median(ratios)? }));
+        let beside = figure
+            .beside
+            .and_then(|what| Some(Beside { what, median: median(beside)?, p99: p99(beside), ratio: median(ratios)? }));
         let mut row = Row {
             name: figure.name,
             unit: figure.unit,
             median: median(values)?,
-            p99: (values.len() >= ENOUGH_FOR_P99).then(|| percentile(values, 99)).flatten(),
+            p99: p99(values),
             max,
             beside,
             aim: figure.aims.iter().map(|aim| aim.words()).collect::<Vec<_>>().join(", "),
@@ -105,6 +108,11 @@ pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let sorted = sorted(values);
     let (low, high) = (sorted.get(sorted.len().checked_sub(1)? / 2)?, sorted.get(sorted.len() / 2)?);
     Some(f64::midpoint(*low, *high))
+}
+
+/// The 99th percentile, of values enough to have one.
+fn p99(values: &[f64]) -> Option<f64> {
+    if values.len() < ENOUGH_FOR_P99 { None } else { percentile(values, 99) }
 }
 
 /// The least value that at least so many of a hundred are not above.
@@ -166,9 +174,10 @@ mod tests {
         assert!(samples.row(&NEVER).is_none());
         samples.add(&NEVER, &[0.0, 0.0, 1.0], &[]);
         assert_eq!(samples.row(&NEVER).unwrap().is_met, Some(false));
-        samples.add(&LATENCY, &[2.0; 10], &[2.0; 10]);
+        samples.add(&LATENCY, &[2.0; 10], &[1.5; 10]);
         assert_eq!(samples.row(&LATENCY).unwrap().is_met, Some(false), "ten values have no 99th percentile");
-        samples.add(&LATENCY, &[2.0; 90], &[2.0; 90]);
-        assert_eq!(samples.row(&LATENCY).unwrap().is_met, Some(true));
+        samples.add(&LATENCY, &[2.0; 90], &[1.5; 90]);
+        let row = samples.row(&LATENCY).unwrap();
+        assert_eq!((row.is_met, row.p99, row.beside.unwrap().p99), (Some(true), Some(2.0), Some(1.5)));
     }
 }

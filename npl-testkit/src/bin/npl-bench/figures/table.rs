@@ -5,14 +5,14 @@ use comfy_table::{CellAlignment, Table, TableStyle};
 
 use super::samples::Row;
 
-const HEADER: [&str; 10] =
-    ["figure", "unit", "median", "p99", "max", "beside it", "its median", "ratio", "aim", "aim is"];
+const HEADER: [&str; 11] =
+    ["figure", "unit", "median", "p99", "max", "beside it", "its median", "its p99", "ratio", "aim", "aim is"];
 
 /// A table of the rows.
 pub(crate) fn table(rows: &[Row], style: TableStyle) -> Table {
     let mut table = Table::new();
     table.load_style(style).set_header(HEADER);
-    for column in [2, 3, 4, 6, 7] {
+    for column in [2, 3, 4, 6, 7, 8] {
         if let Some(column) = table.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Right);
         }
@@ -27,6 +27,7 @@ pub(crate) fn table(rows: &[Row], style: TableStyle) -> Table {
             number(row.max),
             beside.map_or_else(String::new, |beside| beside.what.to_owned()),
             beside.map_or_else(String::new, |beside| number(beside.median)),
+            beside.and_then(|beside| beside.p99).map(number).unwrap_or_default(),
             beside.map_or_else(String::new, |beside| number(beside.ratio)),
             row.aim.clone(),
             verdict(row.is_met).to_owned(),
