@@ -4,7 +4,7 @@
 use npl_testkit::packet::{Checksum, Ip, Packet};
 
 use super::twin::End;
-use crate::prog_run::extensions::{DESTINATION_OPTIONS, SIX, extended};
+use crate::prog_run::extensions::{DESTINATION_OPTIONS, HOP_BY_HOP, SIX, extended};
 use crate::prog_run::fragments::pieces;
 
 /// IPv4 options that hosts accept: none, padding, router alert, record route, time stamps without room for another one,
@@ -22,7 +22,6 @@ pub(super) const OPTIONS: [&[u8]; 7] = [
 /// An extension header: its kind, and all bytes after the first two.
 type Extension = (u8, &'static [u8]);
 
-const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
 /// A routing header whose route has come to its end.
 const ARRIVED: Extension = (ROUTING, &[2, 0, 0, 0, 0, 0, 0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);

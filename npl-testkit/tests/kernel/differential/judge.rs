@@ -12,15 +12,8 @@ use npl_testkit::packet::ones_complement_sum;
 use super::talk::Step;
 use super::tap::Frame;
 use super::twin::{End, Seen, Twin, node_addresses};
-
-/// Where the IP header begins.
-const L3: usize = 14;
-/// IPv4's without options.
-const MIN_HEADER: usize = 20;
-/// IPv6's.
-const V6_HEADER: usize = 40;
-/// IPv6's next header, if it is hop-by-hop options.
-const HOP_BY_HOP: u8 = 0;
+use crate::prog_run::extensions::HOP_BY_HOP;
+use crate::prog_run::fragments::{L3, V4_HEADER, V6_HEADER};
 
 /// Why what comes of a step may differ; what each side makes of it is checked all the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -47,7 +40,7 @@ pub(super) enum Exception {
     /// ours keeps the client's own, and the Pod answers one of the two.
     Collision,
     /// Only where ours redirects: what a router has to look at, a wrong header checksum, hop-by-hop options, a sender that
-    /// nobody has. The kernel's forwarding may drop it; past the stack it is for the Pod's own to judge.
+    /// nobody has. The kernel's forwarding drops it; past the stack it is for the Pod's own to judge.
     NotRouted,
 }
 
@@ -74,10 +67,9 @@ impl Exception {
         use Fate::{Arrives, Either, Stays};
         match self {
             Self::NotTracked | Self::WrongIcmpChecksum | Self::ShortQuote | Self::NotWhole => [Arrives, Stays],
-            Self::Broken => [Either, Stays],
+            Self::Broken | Self::NotRouted => [Either, Stays],
             Self::QuoteEndsAtChecksum | Self::LoneFragment | Self::Collision => [Arrives, Arrives],
             Self::Untranslatable => [Stays, Either],
-            Self::NotRouted => [Either, Either],
         }
     }
 }
@@ -104,8 +96,9 @@ pub(super) fn play(twin: &mut Twin, step: &Step, account: &mut Account) -> Resul
     let mut theirs = twin.theirs.deliver(step.from, &step.frames);
     account.sent += u64::try_from(step.frames.len()).unwrap_or_default();
     let is_redirected = twin.forwarding == Forwarding::Redirect;
-    let not_routed = is_redirected && step.frames.iter().any(|frame| is_for_routers(&untagged(frame)));
-    if let Some(exception) = not_routed.then_some(Exception::NotRouted).or(step.exception) {
+    let is_refused = arrivals(step, &theirs) == 0;
+    let not_routed = is_redirected && is_refused && step.frames.iter().any(|frame| is_for_routers(&untagged(frame)));
+    if let Some(exception) = step.exception.or(not_routed.then_some(Exception::NotRouted)) {
         *account.exceptions.entry(exception).or_default() += 1;
         return hold_to(exception, step, [&ours, &theirs]);
     }
@@ -194,9 +187,9 @@ fn forget_hop(frames: &mut [Frame], end: End) {
         }
         let length = header_length(bytes);
         bytes.truncate(end_of_packet(bytes));
-        if bytes[12] == 0x08 && length > MIN_HEADER {
+        if bytes[12] == 0x08 && length > V4_HEADER {
             bytes[L3 + 10..L3 + 12].fill(0);
-            bytes[L3 + MIN_HEADER..L3 + length].fill(0);
+            bytes[L3 + V4_HEADER..L3 + length].fill(0);
         }
     }
 }
@@ -204,7 +197,7 @@ fn forget_hop(frames: &mut [Frame], end: End) {
 /// Of IPv4.
 fn header_length(frame: &[u8]) -> usize {
     let length = usize::from(frame[L3] & 0x0f) * 4;
-    length.clamp(MIN_HEADER, frame.len() - L3)
+    length.clamp(V4_HEADER, frame.len() - L3)
 }
 
 fn fragment_offset(frame: &[u8]) -> u16 {
@@ -213,13 +206,18 @@ fn fragment_offset(frame: &[u8]) -> u16 {
     if frame[12] == 0x08 { word & 0x1fff } else { word >> 3 }
 }
 
+/// How many frames the other side got.
+fn arrivals(step: &Step, seen: &Seen) -> usize {
+    match step.from {
+        End::Client => seen.pods.iter().map(Vec::len).sum(),
+        End::Pod(_) => seen.client.len(),
+    }
+}
+
 /// Checks that an exception is what it is said to be.
 fn hold_to(exception: Exception, step: &Step, seen: [&Seen; 2]) -> Result<(), String> {
     for ((fate, seen), name) in exception.fates().into_iter().zip(seen).zip(["ours", "the kernel's"]) {
-        let arrived = match step.from {
-            End::Client => seen.pods.iter().map(Vec::len).sum(),
-            End::Pod(_) => seen.client.len(),
-        };
+        let arrived = arrivals(step, seen);
         let holds = match fate {
             Fate::Arrives => arrived > 0,
             Fate::Stays => arrived == 0,

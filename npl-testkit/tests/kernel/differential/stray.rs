@@ -11,11 +11,8 @@ use super::dress::Dress;
 use super::judge::Exception;
 use super::talk::Step;
 use super::twin::{End, SERVICES, node_addresses, pod_end, pod_ip};
+use crate::prog_run::fragments::{L3, V4_HEADER, V6_HEADER};
 use crate::world::{NODE_PORT, POD_PORT};
-
-const L3: usize = 14;
-const V4_HEADER: usize = 20;
-const V6_HEADER: usize = 40;
 
 /// One packet.
 #[derive(Clone, Debug)]

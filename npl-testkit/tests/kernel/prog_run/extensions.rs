@@ -5,6 +5,7 @@ use npl_agent::core::model::Family;
 use npl_testkit::packet::Packet;
 use npl_testkit::packet::tcp_flags::{ACK, SYN};
 
+use super::fragments::{L3, V6_HEADER};
 use super::scene::{SECOND_NODE_PORT, Udp, client, from, node, node_ip, pod, tcp, to, udp, with_mappings_of};
 use crate::counters::{first_request, reply, request};
 use crate::lab::{Lab, NEXT, Outcome};
@@ -16,11 +17,10 @@ pub(crate) const FRAGMENT: u8 = 44;
 const AUTHENTICATION: u8 = 51;
 pub(crate) const DESTINATION_OPTIONS: u8 = 60;
 
-/// Where the IPv6 header is, and its fields.
-const L3: usize = 14;
+/// Where the fields of the IPv6 header are.
 const PAYLOAD_LENGTH: usize = L3 + 4;
 const NEXT_HEADER: usize = L3 + 6;
-const HEADER_END: usize = L3 + 40;
+const HEADER_END: usize = L3 + V6_HEADER;
 
 /// The frame of `packet` with these extension headers: kind, and all bytes after the first two.
 pub(crate) fn extended(packet: &Packet, extensions: &[(u8, &[u8])]) -> Vec<u8> {

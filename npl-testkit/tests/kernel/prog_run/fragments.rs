@@ -20,9 +20,10 @@ const ID: u32 = 0x4e51;
 /// Bytes of a fragment, without headers.
 const SIZE: usize = 64;
 
-const L3: usize = 14;
-const V4_HEADER: usize = 20;
-const V6_HEADER: usize = 40;
+/// Where a frame's IP header begins, and how long that is without options.
+pub(crate) const L3: usize = 14;
+pub(crate) const V4_HEADER: usize = 20;
+pub(crate) const V6_HEADER: usize = 40;
 
 /// One fragment of a packet: `size` bytes from `offset` on.
 fn fragment(packet: &Packet, id: u32, offset: usize, size: usize) -> Vec<u8> {
