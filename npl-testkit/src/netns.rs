@@ -84,6 +84,16 @@ impl Netns {
         self.run(|| fs::write(&file, value))?.with_context(|| format!("set {path} to {value} in {}", self.name()))
     }
 
+    /// A counter of the namespace's network stack: of `Tcp` or `Udp`, whose IPv6 half counts as `Udp6`.
+    pub fn counter(&self, protocol: &str, name: &str) -> Result<u64> {
+        let is_v6 = protocol.ends_with('6');
+        let path = if is_v6 { "/proc/thread-self/net/snmp6" } else { "/proc/thread-self/net/snmp" };
+        let text = self.run(|| fs::read_to_string(path))?.with_context(|| format!("read {path}"))?;
+        let value = if is_v6 { value_in_lines(&text, protocol, name) } else { value_in_table(&text, protocol, name) };
+        let value = value.with_context(|| format!("no {name} of {protocol} in {path}"))?;
+        value.parse().with_context(|| format!("read the number `{value}`"))
+    }
+
     /// Deletes it now; its devices go with it as soon as no process and no socket is left inside.
     pub fn delete(&self) -> Result<()> {
         delete(self.name())
@@ -122,6 +132,18 @@ pub fn command_in(name: &str, program: impl AsRef<OsStr>) -> Result<Command> {
 
 fn open(name: &str) -> Result<File> {
     File::open(Path::new(DIRECTORY).join(name)).with_context(|| format!("open namespace {name}"))
+}
+
+/// The value in a line of names and, below it, one of values.
+fn value_in_table<'t>(text: &'t str, protocol: &str, name: &str) -> Option<&'t str> {
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix(protocol)?.strip_prefix(": "));
+    let (names, values) = (lines.next()?, lines.next()?);
+    names.split(' ').zip(values.split(' ')).find(|(field, _)| *field == name).map(|(_, value)| value)
+}
+
+/// The value behind its name, in a line of its own.
+fn value_in_lines<'t>(text: &'t str, protocol: &str, name: &str) -> Option<&'t str> {
+    text.lines().find_map(|line| line.strip_prefix(protocol)?.strip_prefix(name)?.strip_prefix(' ')).map(str::trim)
 }
 
 /// Deletes a namespace by name; one that does not exist is no error.

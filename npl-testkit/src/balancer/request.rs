@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One request of a balancer, sent once, and what became of it.
 
-use std::fs;
 use std::io::{self, ErrorKind};
 use std::net::IpAddr;
 use std::time::Duration;
@@ -49,10 +48,5 @@ fn kind_of(err: &anyhow::Error) -> Kind {
 
 /// TCP segments that clients of a namespace had to send again: what TCP makes good was lost all the same.
 pub(super) fn resent_segments(netns: &Netns) -> Result<u64> {
-    let text = netns.run(|| fs::read_to_string("/proc/thread-self/net/snmp"))?.context("read TCP's counters")?;
-    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Tcp: "));
-    let (names, values) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
-    let mut fields = names.split(' ').zip(values.split(' '));
-    let (_, value) = fields.find(|(name, _)| *name == "RetransSegs").context("no RetransSegs in TCP's counters")?;
-    value.parse().with_context(|| format!("read the number `{value}`"))
+    netns.counter("Tcp", "RetransSegs")
 }

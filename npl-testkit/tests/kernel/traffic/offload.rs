@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Large transfers, in which packets are of many segments and checksums are left to devices, or not.
 
-use std::fs;
-
 use npl_testkit::netns::Netns;
 use npl_testkit::packet::{Checksum, Packet};
 use npl_testkit::topology::Offload;
@@ -104,11 +102,5 @@ fn datagram_that_was_damaged_on_its_way_is_refused_by_the_pod() {
 
 /// Datagrams of either family whose receivers found the checksum wrong.
 fn wrong_checksums(netns: &Netns) -> u64 {
-    let read = |path: &str| fs::read_to_string(path).unwrap();
-    let (v4, v6) = netns.run(|| (read("/proc/thread-self/net/snmp"), read("/proc/thread-self/net/snmp6"))).unwrap();
-    let mut udp = v4.lines().filter_map(|line| line.strip_prefix("Udp: "));
-    let (names, values) = (udp.next().unwrap(), udp.next().unwrap());
-    let of_v4 = names.split(' ').zip(values.split(' ')).find(|(name, _)| *name == "InCsumErrors").unwrap().1;
-    let of_v6 = v6.lines().find_map(|line| line.strip_prefix("Udp6InCsumErrors")).unwrap().trim();
-    of_v4.parse::<u64>().unwrap() + of_v6.parse::<u64>().unwrap()
+    ["Udp", "Udp6"].into_iter().map(|protocol| netns.counter(protocol, "InCsumErrors").unwrap()).sum()
 }
