@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Waits: every one polls a condition and ends at a deadline.
 
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{io, thread};
 
 use anyhow::{Result, bail};
 
@@ -17,6 +17,19 @@ const INTERVAL: Duration = Duration::from_millis(5);
 /// When `limit` is over and the condition never held; the error names `what` was waited for.
 pub fn until<T>(what: &str, limit: Duration, condition: impl FnMut() -> Option<T>) -> Result<(T, Duration)> {
     wait(what, limit, condition, interrupt::is_requested)
+}
+
+/// Calls again what the end of a child interrupted that another thread had started.
+///
+/// That is what the kernel tells whoever reads a socket with a time limit, also where nothing handles the signal
+/// (signal(7)). The limit then begins anew.
+pub fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
 }
 
 /// As [`until`], for the removal of things, which goes on after an interruption.

@@ -4,6 +4,8 @@
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
+use nix::sys::signal::{SigSet, SigmaskHow};
+
 /// The command's number among those of bpf(2).
 const BPF_PROG_TEST_RUN: libc::c_int = 10;
 
@@ -81,8 +83,12 @@ pub fn run(program: BorrowedFd<'_>, frame: &[u8], options: &Options<'_>) -> io::
         ..Attributes::default()
     };
     let (to, size) = (std::ptr::from_mut(&mut attributes), size_of::<Attributes>());
+    // The end of a child that another thread started would end the runs early.
+    let held_before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
     // SAFETY: the attributes are what the command reads and writes, with their own size; the frame and the context that
     // they point to outlive the call, and are only read.
     let result = unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_TEST_RUN, to, size) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(attributes.action.cast_signed()) }
+    let ran = if result < 0 { Err(io::Error::last_os_error()) } else { Ok(attributes.action.cast_signed()) };
+    held_before.thread_set_mask()?;
+    ran
 }

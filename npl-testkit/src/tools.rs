@@ -49,6 +49,17 @@ pub fn output_with_input(command: &mut Command, input: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
+/// Copies a program, with its permissions, to where it is then run.
+///
+/// The kernel runs no file that a process has open for writing, and what one thread has open, the children that
+/// others start at that moment have too. So another process writes it.
+///
+/// # Errors
+/// When it cannot be read there or written here.
+pub fn copy_program(from: &Path, to: &Path) -> Result<()> {
+    output(Command::new("cp").arg(from).arg(to)).map(drop)
+}
+
 /// The command line as a person would type it.
 pub fn show(command: &Command) -> String {
     let words: Vec<_> =

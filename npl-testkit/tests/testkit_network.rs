@@ -4,8 +4,10 @@
 #![expect(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -15,7 +17,7 @@ use npl_testkit::residue::Residue;
 use npl_testkit::run::{self, Run};
 use npl_testkit::topology::{Offload, Options, Pod, Topology};
 use npl_testkit::traffic::{self, Direction, Load, Request, Transfer, UdpOptions};
-use npl_testkit::{mounts, netns, poll};
+use npl_testkit::{mounts, netns, poll, tools};
 
 const PORT: u16 = 8080;
 
@@ -184,10 +186,12 @@ fn command_and_closure_run_inside_the_namespace() {
 fn agent_runs_with_two_capabilities_and_the_devices_of_its_node() {
     let run = Run::start().unwrap();
     let node = run.netns("node").unwrap();
-    let script = run.file("agent");
-    std::fs::write(&script, "#!/bin/sh\ngrep -E 'CapEff|CapPrm|NoNewPrivs' /proc/self/status\nls /sys/class/net\n")
+    let text = run.file("agent.sh");
+    std::fs::write(&text, "#!/bin/sh\ngrep -E 'CapEff|CapPrm|NoNewPrivs' /proc/self/status\nls /sys/class/net\n")
         .unwrap();
-    std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    std::fs::set_permissions(&text, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    let script = run.file("agent");
+    tools::copy_program(&text, &script).unwrap();
     let options = agent::Options {
         binary: script,
         node_name: "node-1".to_owned(),
@@ -197,12 +201,49 @@ fn agent_runs_with_two_capabilities_and_the_devices_of_its_node() {
         log: run.file("agent.log"),
         flags: Vec::new(),
     };
-    let error = Agent::start(options).unwrap_err().to_string();
+    let error = format!("{:#}", Agent::start(options).unwrap_err());
     // CAP_NET_ADMIN is bit 12, CAP_BPF bit 39.
     for wanted in ["exit status: 0", "CapPrm:\t0000008000001000", "CapEff:\t0000008000001000", "NoNewPrivs:\t1"] {
         assert!(error.contains(wanted), "{error}");
     }
     assert!(error.ends_with("\n  lo"), "{error}");
+}
+
+/// Does `work` while other threads start one child after the other.
+fn amid_children<T>(work: impl FnOnce() -> T) -> T {
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    assert!(Command::new("/bin/true").status().unwrap().success());
+                }
+            });
+        }
+        let done = work();
+        is_over.store(true, Ordering::Relaxed);
+        done
+    })
+}
+
+#[test]
+fn copied_program_runs_whatever_other_threads_start() {
+    let run = Run::start().unwrap();
+    let outcome = amid_children(|| {
+        (0..100).try_for_each(|index| {
+            let program = run.file(&format!("true-{index}"));
+            tools::copy_program(Path::new("/bin/true"), &program)?;
+            tools::output(&mut Command::new(&program)).map(drop)
+        })
+    });
+    outcome.unwrap();
+}
+
+#[test]
+fn answer_is_waited_for_whatever_other_threads_start() {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let answer = amid_children(|| traffic::udp_receive(&socket, b"anybody there?", Duration::from_secs(2)));
+    assert_eq!(answer.unwrap(), None);
 }
 
 #[test]
@@ -221,7 +262,7 @@ fn what_a_killed_run_left_is_removed_by_the_next() {
     let leave = "exec /bin/true";
     let mut owner = Command::new("/bin/sh").args(["-c", leave]).spawn().unwrap();
     let id = run::random_hex(4).unwrap();
-    let directory = std::path::Path::new(run::ROOT).join(&id);
+    let directory = Path::new(run::ROOT).join(&id);
     std::fs::create_dir_all(&directory).unwrap();
     std::fs::write(directory.join("owner"), format!("{} 1", owner.id())).unwrap();
     owner.wait().unwrap();

@@ -7,6 +7,7 @@ use std::net::TcpStream;
 use super::pattern::{Digest, Pattern};
 use super::server::Identity;
 use super::{Answer, Protocol};
+use crate::poll;
 
 /// Longer lines end the connection.
 const MAX_LINE: u64 = 64 * 1024;
@@ -50,7 +51,7 @@ fn drain(reader: &mut impl Read, length: u64) -> io::Result<(u64, Digest)> {
     let mut buffer = vec![0; CHUNK];
     let mut limited = reader.take(length);
     loop {
-        let read = limited.read(&mut buffer)?;
+        let read = poll::uninterrupted(|| limited.read(&mut buffer))?;
         let Some(bytes) = buffer.get(..read).filter(|bytes| !bytes.is_empty()) else { return Ok((received, digest)) };
         digest.update(bytes);
         received += bytes.len() as u64;

@@ -18,6 +18,7 @@ use crate::api_client::ApiClient;
 use crate::control_plane::{Account, ControlPlane, write_secret};
 use crate::poll;
 use crate::process::Process;
+use crate::tools;
 
 /// Says in which folder its daemon is.
 const VARIABLE: &str = "NPL_FLANNEL_DIR";
@@ -81,7 +82,7 @@ impl Flannel {
         let file = folder.join("flannel.json");
         fs::write(&file, self.settings().to_string()).with_context(|| format!("write {}", file.display()))?;
         let program = folder.join("flannel");
-        fs::copy(&self.program, &program).with_context(|| format!("copy flannel to {}", program.display()))?;
+        tools::copy_program(&self.program, &program)?;
         let mut command = Command::new(Path::new(SETTINGS).join("flannel"));
         command
             .args(["--kube-subnet-mgr", "--kubeconfig-file=/run/npl/flannel.kubeconfig"])

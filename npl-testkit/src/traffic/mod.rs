@@ -154,6 +154,8 @@ fn udp_receive_sized(socket: &UdpSocket, question: &[u8], limit: Duration) -> Re
                     return Ok(Some((answer, length)));
                 }
             }
+            // As `poll::uninterrupted`, for what is left of the limit.
+            Err(err) if err.kind() == ErrorKind::Interrupted => {}
             Err(err) if matches!(err.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => return Ok(None),
             Err(err) => return Err(err).context("wait for an answer"),
         }

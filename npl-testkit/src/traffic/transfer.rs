@@ -140,7 +140,8 @@ fn copy(
     let mut buffer = vec![0; CHUNK];
     loop {
         let so_far = moved.load(Ordering::Relaxed);
-        let read = source.read(&mut buffer).with_context(|| format!("read on after {so_far} bytes"))?;
+        let read = poll::uninterrupted(|| source.read(&mut buffer))
+            .with_context(|| format!("read on after {so_far} bytes"))?;
         let Some(chunk) = buffer.get(..read).filter(|chunk| !chunk.is_empty()) else { return Ok(digest) };
         digest.update(chunk);
         sink(chunk).with_context(|| format!("write on after {so_far} bytes"))?;

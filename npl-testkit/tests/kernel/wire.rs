@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use npl_agent::core::model::Family;
 use npl_testkit::packet::Ethernet;
+use npl_testkit::poll;
 use npl_testkit::topology::Device;
 use socket2::{Domain, Protocol, SockAddr, SockAddrStorage, Socket, Type};
 
@@ -68,7 +69,7 @@ impl Wire {
     pub(crate) fn receive(&self, limit: Duration) -> io::Result<Option<Vec<u8>>> {
         self.socket.set_read_timeout(Some(limit))?;
         let mut buffer = [MaybeUninit::new(0); 2048];
-        match self.socket.recv(&mut buffer) {
+        match poll::uninterrupted(|| self.socket.recv(&mut buffer)) {
             // SAFETY: all of the buffer was initialised before the call.
             Ok(length) => Ok(Some(buffer[..length].iter().map(|byte| unsafe { byte.assume_init() }).collect())),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),

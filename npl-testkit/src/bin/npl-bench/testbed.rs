@@ -22,7 +22,7 @@ use npl_testkit::meter::{self, Clients, Entry, Flows, Meter};
 use npl_testkit::mounts::BpfFs;
 use npl_testkit::run::Run;
 use npl_testkit::topology::{Client, Offload, Options, Pod, Topology};
-use npl_testkit::traffic;
+use npl_testkit::{poll, traffic};
 
 use crate::Effort;
 use crate::cases::{Case, Mode, Workload};
@@ -265,7 +265,8 @@ fn establish(topology: &Topology, pod: &Pod, server: SocketAddr) -> Result<Socke
     socket.set_read_timeout(Some(ANSWER_LIMIT)).context("set a read timeout")?;
     for request in ["first", "second"] {
         socket.send(request.as_bytes()).with_context(|| format!("send to {server}"))?;
-        socket.recv(&mut [0; 1024]).with_context(|| format!("wait for the answer of {server}"))?;
+        poll::uninterrupted(|| socket.recv(&mut [0; 1024]))
+            .with_context(|| format!("wait for the answer of {server}"))?;
     }
     socket.local_addr().context("ask for the socket's own address")
 }

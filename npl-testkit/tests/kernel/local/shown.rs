@@ -6,7 +6,7 @@ use std::net::{SocketAddr, UdpSocket};
 use npl_agent::core::model::Family;
 use npl_common::stats::MappingStats;
 use npl_testkit::echo::Answer;
-use npl_testkit::traffic;
+use npl_testkit::{poll, traffic};
 
 use super::scene::{Scene, loopback_names, mapped};
 use crate::world::{POD_PORT, World};
@@ -21,7 +21,7 @@ fn ask(socket: &UdpSocket, server: SocketAddr) -> (Answer, SocketAddr) {
 #[track_caller]
 fn receive(socket: &UdpSocket) -> (Answer, SocketAddr) {
     let mut buffer = [0; 2048];
-    let (length, source) = socket.recv_from(&mut buffer).unwrap();
+    let (length, source) = poll::uninterrupted(|| socket.recv_from(&mut buffer)).unwrap();
     (serde_json::from_slice(&buffer[..length]).unwrap(), source)
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use npl_testkit::netns::Netns;
 use npl_testkit::process::{joined, on_own_thread};
-use npl_testkit::{live_frames, traffic};
+use npl_testkit::{live_frames, poll, traffic};
 
 use crate::ends::{self, CLIENT_CPU, SERVER_CPU};
 
@@ -120,7 +120,7 @@ fn send(mut stream: &TcpStream, is_over: &AtomicBool) -> Result<()> {
 fn receive(mut stream: &TcpStream, received: &AtomicU64) -> Result<()> {
     let mut buffer = vec![0; CHUNK];
     loop {
-        let read = stream.read(&mut buffer).context("receive on")?;
+        let read = poll::uninterrupted(|| stream.read(&mut buffer)).context("receive on")?;
         received.fetch_add(read as u64, Ordering::Relaxed);
         match buffer[..read].last() {
             Some(&LAST) => return Ok(()),
