@@ -20,15 +20,16 @@ pub(crate) struct Options {
 /// Builds what it measures and the bench, and runs it.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let is_of_cluster = options.arguments.iter().any(|argument| argument.contains("cluster"));
-    let parts = Preparation::begin(if is_of_cluster { Extent::Nodes } else { Extent::ControlPlane })?.finish()?;
+    let extent = if is_of_cluster { Extent::Nodes } else { Extent::ControlPlane };
+    let agent_built = Preparation::begin(extent)?.build_agent()?;
     process::say("bench: compiling it");
     let mut compile = build::cargo("build");
     compile.args(["--package", "npl-testkit", "--features", "bench", "--bin", "npl-bench"]);
     if is_of_cluster {
-        parts.pack_for_nodes(&mut compile)?;
+        agent_built.pack_for_nodes(&mut compile)?;
     }
     process::run(&mut compile)?;
     let mut bench = Command::new(build::built_folder().join("npl-bench"));
-    parts.pass_to(&mut bench);
+    agent_built.finish()?.pass_to(&mut bench);
     process::become_program(bench.args(&options.arguments))
 }

@@ -8,7 +8,7 @@ use anyhow::Result;
 
 use crate::demo::Preparation;
 use crate::setup::Extent;
-use crate::{build, image, process};
+use crate::{build, process};
 
 /// Arguments of `cargo xtask cluster`.
 #[derive(Debug, clap::Args)]
@@ -29,10 +29,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         return process::become_program_quietly(Command::new(program).args(&options.arguments));
     }
     let is_flannel = options.arguments.iter().any(|word| word.contains("flannel"));
-    let parts = Preparation::begin(if is_flannel { Extent::Flannel } else { Extent::Nodes })?.finish()?;
-    image::pack_all(parts.agent())?;
+    let agent_built = Preparation::begin(if is_flannel { Extent::Flannel } else { Extent::Nodes })?.build_agent()?;
+    agent_built.pack_images()?;
     let mut command = Command::new(compile()?);
-    parts.pass_to(&mut command);
+    agent_built.finish()?.pass_to(&mut command);
     process::become_program(command.args(&options.arguments))
 }
 

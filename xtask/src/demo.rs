@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `cargo xtask demo`: the main job on one machine, told as a short story.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Result, bail};
@@ -31,6 +31,14 @@ pub(crate) struct Preparation {
     kubernetes: KubernetesBuild,
 }
 
+/// Parts of which Kubernetes is still in the making. What else is to be compiled is best compiled now: Go, which links
+/// for long, leaves processors idle towards its end.
+#[derive(Debug)]
+pub(crate) struct AgentBuilt {
+    agent: PathBuf,
+    kubernetes: KubernetesBuild,
+}
+
 impl Preparation {
     /// Begins, if this machine can do it at all.
     pub(crate) fn begin(extent: Extent) -> Result<Self> {
@@ -41,15 +49,32 @@ impl Preparation {
         Ok(Self { extent, kubernetes: KubernetesBuild::start(extent) })
     }
 
-    /// Builds everything else, and waits for Kubernetes.
-    pub(crate) fn finish(self) -> Result<Parts> {
+    /// Builds the agent, with what the machine lacks for running it.
+    pub(crate) fn build_agent(self) -> Result<AgentBuilt> {
         setup::ensure(&[Need::TestNetwork])?;
         if self.extent >= Extent::Nodes {
             setup::ensure(&[Need::Containers])?;
         }
         build_ebpf::build()?;
-        let agent = build::build_agent()?;
-        Ok(Parts { agent, kubernetes: self.kubernetes.finish()? })
+        Ok(AgentBuilt { agent: build::build_agent()?, kubernetes: self.kubernetes })
+    }
+}
+
+impl AgentBuilt {
+    /// Packs the images that Nodes run, and has a program compiled too whose processes are the first of each.
+    pub(crate) fn pack_for_nodes(&self, compile: &mut Command) -> Result<()> {
+        compile.args(["--bin", "npl-cluster"]);
+        self.pack_images()
+    }
+
+    /// Packs the images that Nodes run.
+    pub(crate) fn pack_images(&self) -> Result<()> {
+        image::pack_all(&self.agent)
+    }
+
+    /// Waits for Kubernetes.
+    pub(crate) fn finish(self) -> Result<Parts> {
+        Ok(Parts { agent: self.agent, kubernetes: self.kubernetes.finish()? })
     }
 }
 
@@ -66,32 +91,21 @@ impl Parts {
             command.env("NPL_FLANNEL_DIR", flannel);
         }
     }
-
-    /// Packs the images that Nodes run, and has a program compiled too whose processes are the first of each.
-    pub(crate) fn pack_for_nodes(&self, compile: &mut Command) -> Result<()> {
-        compile.args(["--bin", "npl-cluster"]);
-        image::pack_all(&self.agent)
-    }
-
-    /// The agent's binary.
-    pub(crate) fn agent(&self) -> &Path {
-        &self.agent
-    }
 }
 
 /// Builds what is missing and tells the story.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let is_real = options.arguments.iter().any(|argument| argument == "--real-cluster");
-    let parts = Preparation::begin(if is_real { Extent::Nodes } else { Extent::ControlPlane })?.finish()?;
+    let agent_built = Preparation::begin(if is_real { Extent::Nodes } else { Extent::ControlPlane })?.build_agent()?;
     process::say("demo: compiling it");
     // With the agent named beside it, both use dependencies with the same features, which are compiled once.
     let mut compile = build::cargo("build");
     compile.args(["--package", "npl-agent", "--package", "npl-testkit", "--bin", "npl-demo"]);
     if is_real {
-        parts.pack_for_nodes(&mut compile)?;
+        agent_built.pack_for_nodes(&mut compile)?;
     }
     process::run(&mut compile)?;
-    process::become_program(&mut command(&parts, &options.arguments))
+    process::become_program(&mut command(&agent_built.finish()?, &options.arguments))
 }
 
 /// The demo as npl-testkit built it.

@@ -12,7 +12,7 @@ use crate::leftovers::Leftovers;
 use crate::setup::{DEFAULT_KERNELS, Extent, Kernel, KernelName};
 use crate::tally::{Counts, Tally};
 use crate::test_binary::{self, Kind, TestBinary};
-use crate::{build, emulation, image, process};
+use crate::{build, emulation, process};
 
 /// Arguments of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
@@ -62,10 +62,10 @@ fn run_all(options: &Options, tally: &mut Tally) -> Result<()> {
         tally.check(name, run)?;
     }
     tally.tests("unit tests of xtask", |counts| run_tests(check::own_tests(), BINARY_DEADLINE, counts))?;
-    let parts = tally.prepare("build of the agent and Kubernetes", || preparation.finish())?;
+    let agent_built = tally.prepare("build of the agent", || preparation.build_agent())?;
     let binaries = tally.prepare("build of the tests", || test_binary::compile(&mut tests()))?;
-
-    tally.prepare("images", || image::pack_all(parts.agent()))?;
+    tally.prepare("images", || agent_built.pack_images())?;
+    let parts = tally.prepare("build of Kubernetes", || agent_built.finish())?;
 
     let before = Leftovers::look()?;
     for binary in binaries.iter().filter(|binary| binary.kind <= Kind::Kernel) {
@@ -87,7 +87,7 @@ fn run_all(options: &Options, tally: &mut Tally) -> Result<()> {
 
 fn tests() -> Command {
     let mut command = build::cargo("test");
-    command.args(check::UNPRIVILEGED).args(["--package", "npl-testkit"]);
+    command.args(check::UNPRIVILEGED).args(["--package", "npl-testkit", "--features", "npl-testkit/bench"]);
     command
 }
 

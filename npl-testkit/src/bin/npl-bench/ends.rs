@@ -3,7 +3,8 @@
 
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::num::NonZero;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
 use anyhow::{Context as _, Result};
@@ -16,9 +17,8 @@ use socket2::{Domain, Socket, Type};
 pub(crate) const CLIENT_CPU: usize = 0;
 pub(crate) const SERVER_CPU: usize = 1;
 
-/// Ports of the client, more than there are connections in a run.
-const FIRST_PORT: u16 = 10_000;
-const PORTS: u16 = 50_000;
+/// Ports of the client: more than it opens connections in the minute for which the kernel remembers an ended one.
+const PORTS: RangeInclusive<u16> = 10_000..=59_999;
 
 /// Keeps a thread on one processor. On a machine with fewer, the two ends share one.
 pub(crate) fn keep_on(thread: Pid, cpu: usize) -> Result<()> {
@@ -30,11 +30,11 @@ pub(crate) fn stay_on(cpu: usize) -> Result<()> {
     keep_on(Pid::from_raw(0), cpu)
 }
 
-/// Connects from a port that no other connection had: translated, two that differ in the server's address only are one to
-/// the Pod.
+/// Connects from the port whose last connection is the longest over: translated, two that differ in the server's address
+/// only are one to the Pod.
 pub(crate) fn connect(server: SocketAddr) -> Result<TcpStream> {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let port = FIRST_PORT + NEXT.fetch_add(1, Ordering::Relaxed) % PORTS;
+    static CONNECTIONS: AtomicU32 = AtomicU32::new(0);
+    let port = port(CONNECTIONS.fetch_add(1, Ordering::Relaxed));
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).context("open a socket")?;
     socket.bind(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)).into()).with_context(|| format!("bind to {port}"))?;
     socket.connect_timeout(&server.into(), traffic::REQUEST_LIMIT).context("connect")?;
@@ -43,8 +43,25 @@ pub(crate) fn connect(server: SocketAddr) -> Result<TcpStream> {
     Ok(stream)
 }
 
+/// Which port the connection of this number is from.
+fn port(connection: u32) -> u16 {
+    let index = connection % u32::try_from(PORTS.len()).unwrap_or(u32::MAX);
+    PORTS.start() + u16::try_from(index).unwrap_or_default()
+}
+
 /// Has every write leave at once, and no read wait for ever.
 pub(crate) fn set_up(stream: &TcpStream) -> Result<()> {
     stream.set_nodelay(true).context("set TCP_NODELAY")?;
     stream.set_read_timeout(Some(traffic::REQUEST_LIMIT)).context("set a read timeout")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{PORTS, port};
+
+    #[test]
+    fn a_port_comes_again_after_all_others() {
+        let ports: Vec<u16> = (0..150_000).map(port).collect();
+        assert!(ports.chunks(50_000).all(|round| round.iter().copied().eq(PORTS)));
+    }
 }
