@@ -12,6 +12,7 @@ use ureq::tls::{RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body};
 
 use crate::netns::Netns;
+use crate::poll;
 
 /// No request of a test takes longer.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -117,7 +118,8 @@ impl ApiClient {
     pub fn watch(&self, path: &str, limit: Duration, mut on_event: impl FnMut(Value) -> bool + Send) -> Result<()> {
         let separator = if path.contains('?') { '&' } else { '?' };
         // The server ends the stream, so that no read within can wait longer.
-        let path = format!("{path}{separator}watch=true&timeoutSeconds={}", limit.as_secs().max(1));
+        let seconds = (limit * poll::patience()).as_secs().max(1);
+        let path = format!("{path}{separator}watch=true&timeoutSeconds={seconds}");
         let response = self.send(&Method::GET, &path, None)?;
         let status = response.status();
         if !status.is_success() {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Waits: every one polls a condition and ends at a deadline.
 
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
-use std::{io, thread};
+use std::{env, io, thread};
 
 use anyhow::{Result, bail};
 
@@ -10,6 +11,12 @@ use crate::interrupt;
 
 /// Time between two looks at a condition.
 const INTERVAL: Duration = Duration::from_millis(5);
+
+/// How many times longer everything may take than where these limits were found: `NPL_PATIENCE`, on emulated machines.
+pub fn patience() -> u32 {
+    static PATIENCE: OnceLock<u32> = OnceLock::new();
+    *PATIENCE.get_or_init(|| env::var("NPL_PATIENCE").ok().and_then(|text| text.parse().ok()).unwrap_or(1))
+}
 
 /// Calls `condition` until it returns a value, which is returned with the time that it took.
 ///
@@ -43,6 +50,7 @@ fn wait<T>(
     mut condition: impl FnMut() -> Option<T>,
     is_interrupted: impl Fn() -> bool,
 ) -> Result<(T, Duration)> {
+    let limit = limit * patience();
     let start = Instant::now();
     loop {
         if let Some(value) = condition() {

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::demo::Preparation;
+use crate::demo::{FIRST_PROCESS, Preparation};
 use crate::setup::Extent;
 use crate::{build, process};
 
@@ -21,14 +21,12 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let is_of_cluster = options.arguments.iter().any(|argument| argument.contains("cluster"));
     let extent = if is_of_cluster { Extent::Nodes } else { Extent::ControlPlane };
-    let agent_built = Preparation::begin(extent)?.build_agent()?;
-    process::say("bench: compiling it");
-    let mut compile = build::cargo("build");
-    compile.args(["--package", "npl-testkit", "--features", "bench", "--bin", "npl-bench"]);
+    let mut bench = vec!["--package", "npl-testkit", "--features", "npl-testkit/bench", "--bin", "npl-bench"];
+    bench.extend(is_of_cluster.then_some(FIRST_PROCESS).into_iter().flatten());
+    let agent_built = Preparation::begin(extent)?.build_agent(&bench)?;
     if is_of_cluster {
-        agent_built.pack_for_nodes(&mut compile)?;
+        agent_built.pack_images()?;
     }
-    process::run(&mut compile)?;
     let mut bench = Command::new(build::built_folder().join("npl-bench"));
     agent_built.finish()?.pass_to(&mut bench);
     process::become_program(bench.args(&options.arguments))

@@ -17,13 +17,13 @@ pub(crate) struct Options {}
 /// Builds the agent.
 pub(crate) fn run(_options: &Options) -> Result<()> {
     build_ebpf::build()?;
-    build_agent().map(drop)
+    build_agent(&[]).map(drop)
 }
 
-/// Builds the agent around the kernel object that is there; the binary's path.
-pub(crate) fn build_agent() -> Result<PathBuf> {
+/// Builds the agent around the kernel object that is there, and beside it what else cargo is told to; the agent's path.
+pub(crate) fn build_agent(beside: &[&str]) -> Result<PathBuf> {
     process::say("agent: compiling it as one static binary with the kernel programs embedded");
-    process::run(cargo("build").args(["--package", "npl-agent", "--bin", "npl-agent"]))?;
+    process::run(cargo("build").args(["--package", "npl-agent", "--bin", "npl-agent"]).args(beside))?;
     let release = paths::target_dir().join("release");
     let (built, agent) = (built_folder().join("npl-agent"), release.join("npl-agent"));
     fs::create_dir_all(&release).with_context(|| format!("create {}", release.display()))?;

@@ -20,6 +20,9 @@ pub(crate) struct Options {
     arguments: Vec<String>,
 }
 
+/// For cargo: the program that owns a cluster.
+const CLUSTER: [&str; 4] = ["--package", "npl-testkit", "--bin", "npl-cluster"];
+
 /// Builds what is missing and hands over to npl-testkit's `npl-cluster`.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let built = build::built_folder().join("npl-cluster");
@@ -29,16 +32,17 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         return process::become_program_quietly(Command::new(program).args(&options.arguments));
     }
     let is_flannel = options.arguments.iter().any(|word| word.contains("flannel"));
-    let agent_built = Preparation::begin(if is_flannel { Extent::Flannel } else { Extent::Nodes })?.build_agent()?;
+    let extent = if is_flannel { Extent::Flannel } else { Extent::Nodes };
+    let agent_built = Preparation::begin(extent)?.build_agent(&CLUSTER)?;
     agent_built.pack_images()?;
-    let mut command = Command::new(compile()?);
+    let mut command = Command::new(built);
     agent_built.finish()?.pass_to(&mut command);
     process::become_program(command.args(&options.arguments))
 }
 
 fn compile() -> Result<PathBuf> {
     process::say("cluster: compiling it");
-    let packages = ["--package", "npl-agent", "--package", "npl-testkit", "--bin", "npl-cluster"];
-    process::run(build::cargo("build").args(packages))?;
+    // With the agent named beside it, both use dependencies with the same features, which are compiled once.
+    process::run(build::cargo("build").args(["--package", "npl-agent"]).args(CLUSTER))?;
     Ok(build::built_folder().join("npl-cluster"))
 }

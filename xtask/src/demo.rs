@@ -17,6 +17,9 @@ pub(crate) struct Options {
     arguments: Vec<String>,
 }
 
+/// For cargo: the program whose processes are the first of each Node.
+pub(crate) const FIRST_PROCESS: [&str; 2] = ["--bin", "npl-cluster"];
+
 /// What the demo and the agent's tests run.
 #[derive(Debug)]
 pub(crate) struct Parts {
@@ -49,24 +52,18 @@ impl Preparation {
         Ok(Self { extent, kubernetes: KubernetesBuild::start(extent) })
     }
 
-    /// Builds the agent, with what the machine lacks for running it.
-    pub(crate) fn build_agent(self) -> Result<AgentBuilt> {
+    /// Builds the agent, and beside it what else cargo is told to, with what the machine lacks for running them.
+    pub(crate) fn build_agent(self, beside: &[&str]) -> Result<AgentBuilt> {
         setup::ensure(&[Need::TestNetwork])?;
         if self.extent >= Extent::Nodes {
             setup::ensure(&[Need::Containers])?;
         }
         build_ebpf::build()?;
-        Ok(AgentBuilt { agent: build::build_agent()?, kubernetes: self.kubernetes })
+        Ok(AgentBuilt { agent: build::build_agent(beside)?, kubernetes: self.kubernetes })
     }
 }
 
 impl AgentBuilt {
-    /// Packs the images that Nodes run, and has a program compiled too whose processes are the first of each.
-    pub(crate) fn pack_for_nodes(&self, compile: &mut Command) -> Result<()> {
-        compile.args(["--bin", "npl-cluster"]);
-        self.pack_images()
-    }
-
     /// Packs the images that Nodes run.
     pub(crate) fn pack_images(&self) -> Result<()> {
         image::pack_all(&self.agent)
@@ -96,15 +93,13 @@ impl Parts {
 /// Builds what is missing and tells the story.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let is_real = options.arguments.iter().any(|argument| argument == "--real-cluster");
-    let agent_built = Preparation::begin(if is_real { Extent::Nodes } else { Extent::ControlPlane })?.build_agent()?;
-    process::say("demo: compiling it");
-    // With the agent named beside it, both use dependencies with the same features, which are compiled once.
-    let mut compile = build::cargo("build");
-    compile.args(["--package", "npl-agent", "--package", "npl-testkit", "--bin", "npl-demo"]);
+    let extent = if is_real { Extent::Nodes } else { Extent::ControlPlane };
+    let mut demo = vec!["--package", "npl-testkit", "--bin", "npl-demo"];
+    demo.extend(is_real.then_some(FIRST_PROCESS).into_iter().flatten());
+    let agent_built = Preparation::begin(extent)?.build_agent(&demo)?;
     if is_real {
-        agent_built.pack_for_nodes(&mut compile)?;
+        agent_built.pack_images()?;
     }
-    process::run(&mut compile)?;
     process::become_program(&mut command(&agent_built.finish()?, &options.arguments))
 }
 

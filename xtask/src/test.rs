@@ -62,7 +62,7 @@ fn run_all(options: &Options, tally: &mut Tally) -> Result<()> {
         tally.check(name, run)?;
     }
     tally.tests("unit tests of xtask", |counts| run_tests(check::own_tests(), BINARY_DEADLINE, counts))?;
-    let agent_built = tally.prepare("build of the agent", || preparation.build_agent())?;
+    let agent_built = tally.prepare("build of the agent", || preparation.build_agent(&[]))?;
     let binaries = tally.prepare("build of the tests", || test_binary::compile(&mut tests()))?;
     tally.prepare("images", || agent_built.pack_images())?;
     let parts = tally.prepare("build of Kubernetes", || agent_built.finish())?;

@@ -23,9 +23,6 @@ pub(crate) const AGENT_NAMESPACE: &str = "npl-system";
 /// How long anything may take on a loaded machine.
 pub(crate) const LIMIT: Duration = Duration::from_mins(1);
 
-/// What kubectl waits for at most.
-const TIMEOUT: &str = "--timeout=60s";
-
 /// A cluster that is up.
 pub(crate) struct World {
     pub(crate) cluster: RealCluster,
@@ -87,7 +84,8 @@ impl World {
     }
 
     pub(crate) fn wait_for_rollout(&self, namespace: &str, what: &str) {
-        self.kubectl(&["rollout", "status", what, "--namespace", namespace, TIMEOUT]);
+        let timeout = format!("--timeout={}s", (LIMIT * poll::patience()).as_secs());
+        self.kubectl(&["rollout", "status", what, "--namespace", namespace, &timeout]);
     }
 
     /// The Pods with the label `app` that are not on their way out.

@@ -30,7 +30,7 @@ pub(crate) struct Options {
 /// Builds the agent and packs it.
 pub(crate) fn run(options: &Options) -> Result<()> {
     build_ebpf::build()?;
-    let agent = build::build_agent()?;
+    let agent = build::build_agent(&[])?;
     pack_agent(&options.name, &agent)?;
     pack_companions()
 }

@@ -32,7 +32,7 @@ const KERNELS: [Kernel; 4] = [
 const META_PACKAGE: &str = "linux-image-cloud-amd64";
 
 /// What a test of packets may load: protocols, netfilter, traffic control, and the devices that they run on.
-const MODULES: [&str; 6] = ["net", "lib", "crypto", "arch/x86/crypto", "drivers/net", "drivers/virtio"];
+const MODULES: [&str; 7] = ["net", "lib", "crypto", "arch/x86/crypto", "drivers/net", "drivers/virtio", "fs/overlayfs"];
 
 /// Of the devices, those that are made and not plugged in, and the one that the emulator has.
 const DEVICES: [&str; 10] =
