@@ -90,6 +90,14 @@ impl Parts {
     }
 }
 
+impl Parts {
+    /// What a real cluster on another machine needs of all that [`Self::pass_to`] names; its network is a bridge.
+    pub(crate) fn of_nodes(&self) -> impl Iterator<Item = PathBuf> {
+        let Kubernetes { control_plane, nodes, flannel: _ } = &self.kubernetes;
+        [control_plane].into_iter().chain(nodes).cloned().chain(image::archives())
+    }
+}
+
 /// Builds what is missing and tells the story.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let is_real = options.arguments.iter().any(|argument| argument == "--real-cluster");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `cargo xtask test`: everything that must pass, on a fresh machine, in the order of cost.
 
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
@@ -8,11 +9,12 @@ use anyhow::Result;
 
 use crate::check::{self, Check};
 use crate::demo::{self, Parts, Preparation};
+use crate::emulation::Guest;
 use crate::leftovers::Leftovers;
 use crate::setup::{DEFAULT_KERNELS, Extent, Kernel, KernelName};
 use crate::tally::{Counts, Tally};
 use crate::test_binary::{self, Kind, TestBinary};
-use crate::{build, emulation, process};
+use crate::{build, paths, process};
 
 /// Arguments of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
@@ -44,8 +46,34 @@ const BINARY_DEADLINE: Duration = Duration::from_mins(20);
 /// The same for all ways to connect a cluster, one after the other.
 const NETWORKS_DEADLINE: Duration = Duration::from_hours(2);
 
-/// Emulation is ten to thirty times slower, but only the packet tests run there.
+/// Emulation is ten to thirty times slower, but only the packet tests run there, and a few stories.
 const GUEST_DEADLINE: Duration = Duration::from_mins(35);
+
+/// What is told of a real cluster on a machine with another kernel and control groups of version 2 alone.
+const EMULATED_STORIES: [&str; 3] = ["the_agent_is_ready", "every_client_is_answered", "a_node_reaches_its_own_pods"];
+
+/// How much longer everything may take there.
+const EMULATED_PATIENCE: &str = "15";
+
+/// Where Debian and the upstream archive put what connects Pods.
+const CNI_FOLDERS: [&str; 2] = ["/usr/lib/cni", "/opt/cni/bin"];
+
+/// What Nodes run beside the tools of every guest.
+const NODE_PROGRAMS: [&str; 13] = [
+    "containerd",
+    "containerd-shim-runc-v2",
+    "ctr",
+    "ip6tables",
+    "ip6tables-restore",
+    "ip6tables-save",
+    "iptables-restore",
+    "iptables-save",
+    "kubectl",
+    "mount",
+    "nsenter",
+    "runc",
+    "umount",
+];
 
 /// Runs everything until something fails; the last line says how many passed and failed.
 pub(crate) fn run(options: &Options) -> Result<()> {
@@ -71,9 +99,7 @@ fn run_all(options: &Options, tally: &mut Tally) -> Result<()> {
     for binary in binaries.iter().filter(|binary| binary.kind <= Kind::Kernel) {
         run_binary(binary, &parts, tally)?;
     }
-    for binary in binaries.iter().filter(|binary| binary.kind == Kind::Kernel) {
-        run_under(&options.kernels, binary, options.emulated.as_deref(), tally)?;
-    }
+    run_emulated(options, &binaries, &parts, tally)?;
     for binary in binaries.iter().filter(|binary| binary.kind == Kind::Agent) {
         run_binary(binary, &parts, tally)?;
     }
@@ -125,19 +151,44 @@ fn run_tests(command: Command, deadline: Duration, counts: &mut Counts) -> Resul
 }
 
 /// Under all kernels at the same time: a guest whose tests run one at a time keeps one processor busy.
-fn run_under(kernels: &[KernelName], binary: &TestBinary, tests: Option<&str>, tally: &mut Tally) -> Result<()> {
-    // One at a time: two emulated processors are slow enough for one network.
-    let arguments: Vec<&str> = ["--test-threads=1"].into_iter().chain(tests).collect();
-    let arguments = &arguments;
-    let step = |kernel: Kernel| {
-        let name = format!("tests: {} under kernel {kernel}, emulated", binary.name);
-        let run = move |counts: &mut Counts| {
-            emulation::run(kernel, &binary.executable, arguments, GUEST_DEADLINE, |line| {
-                counts.read(line);
-                println!("    {kernel:>6} | {line}");
-            })
+fn run_emulated(options: &Options, binaries: &[TestBinary], parts: &Parts, tally: &mut Tally) -> Result<()> {
+    let kernels: Vec<Kernel> = options.kernels.iter().filter_map(|name| name.0).collect();
+    let of_kind = |kind| binaries.iter().filter(move |binary| binary.kind == kind);
+    for binary in of_kind(Kind::Kernel) {
+        let step = |kernel: &Kernel| {
+            let mut test = Command::new(&binary.executable);
+            // One at a time: two emulated processors are slow enough for one network.
+            test.arg("--test-threads=1").args(&options.emulated);
+            let guest = Guest::for_packets(*kernel, test);
+            let name = format!("tests: {} under kernel {kernel}, emulated", binary.name);
+            (name, move |counts: &mut Counts| run_guest(&guest, counts))
         };
-        (name, run)
-    };
-    tally.side_by_side(kernels.iter().filter_map(|name| name.0).map(step).collect())
+        tally.side_by_side(kernels.iter().map(step).collect())?;
+    }
+    let Some(kernel) = kernels.last() else { return Ok(()) };
+    for binary in of_kind(Kind::RealCluster) {
+        let name = format!("tests: {} on control groups 2 alone, under kernel {kernel}, emulated", binary.name);
+        let guest = guest_with_nodes(*kernel, binary, parts);
+        tally.tests(&name, |counts| run_guest(&guest, counts))?;
+    }
+    Ok(())
+}
+
+fn run_guest(guest: &Guest, counts: &mut Counts) -> Result<bool> {
+    guest.run(GUEST_DEADLINE, |line| {
+        counts.read(line);
+        println!("    {:>6} | {line}", guest.name);
+    })
+}
+
+/// A guest in which a real cluster starts.
+fn guest_with_nodes(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> Guest {
+    let mut test = Command::new(&binary.executable);
+    test.args(["--network", "bridge/iptables"]).args(EMULATED_STORIES).env("NPL_PATIENCE", EMULATED_PATIENCE);
+    parts.pass_to(&mut test);
+    let of_repository = ["deploy", "npl-testkit/tests/cluster/manifests"].map(|path| paths::root().join(path));
+    let folders = CNI_FOLDERS.map(PathBuf::from).into_iter().filter(|folder| folder.is_dir());
+    let own = [build::built_folder().join("npl-cluster")];
+    let copies = parts.of_nodes().chain(own).chain(of_repository).chain(folders).collect();
+    Guest { name: "nodes".to_owned(), kernel, memory_megabytes: 6144, test, programs: &NODE_PROGRAMS, copies }
 }

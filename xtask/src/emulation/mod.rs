@@ -1,102 +1,139 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Runs a test binary under another kernel: emulated, with an initial RAM disk as its only disk, its result on the
-//! serial console.
+//! Runs a test binary on another machine: emulated, with a kernel of its own and an initial RAM disk as its only disk, its
+//! result on the serial console.
 
 mod ramdisk;
 
-use std::path::Path;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
+use self::ramdisk::TEST_BINARY;
 use crate::setup::{Kernel, KernelImage};
 use crate::{paths, process};
+
+/// What a guest does ahead of its test, twice: the second time its root is a mount like any other. A container has its own
+/// in the place of that, which the first root of all does not allow.
+const START: &str = "#!/bin/busybox sh
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/ RUST_BACKTRACE=1
+if [ $# = 0 ]; then
+    /bin/busybox mount --bind / /newroot
+    cd /newroot
+    /bin/busybox mount --move . /
+    exec /bin/busybox chroot . /init again
+fi
+/bin/busybox --install -s /bin
+hostname guest
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs devtmpfs /dev
+mkdir /dev/pts /dev/shm
+mount -t devpts devpts /dev/pts
+mount -t tmpfs tmpfs /dev/shm
+mount -t tmpfs tmpfs /run
+mount -t tmpfs tmpfs /tmp
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+echo /sbin/modprobe > /proc/sys/kernel/modprobe
+modprobe -q virtio_pci
+modprobe virtio_net
+ip link set lo up
+";
 
 /// How the guest says with which exit code the test binary ended.
 const EXIT_LINE: &str = "npl-guest: exit code ";
 
-/// Enough for the RAM disk, its unpacked copy and the largest map.
-const MEMORY_MEGABYTES: u32 = 2048;
+/// An emulated machine. It has control groups of version 2 alone.
+#[derive(Debug)]
+pub(crate) struct Guest {
+    /// Names its RAM disk.
+    pub(crate) name: String,
+    pub(crate) kernel: Kernel,
+    /// For the RAM disk, its unpacked copy and all that runs.
+    pub(crate) memory_megabytes: u32,
+    /// The static test binary that it runs, with arguments and additional environment.
+    pub(crate) test: Command,
+    /// Programs that it has beside those of every guest.
+    pub(crate) programs: &'static [&'static str],
+    /// Files and folders that it has where this machine has them.
+    pub(crate) copies: Vec<PathBuf>,
+}
 
-/// Boots `kernel`, runs `binary` there, and hands on each line that it prints; whether it ended with success.
-pub(crate) fn run(
-    kernel: Kernel,
-    binary: &Path,
-    arguments: &[&str],
-    deadline: Duration,
-    mut on_line: impl FnMut(&str),
-) -> Result<bool> {
-    let image = kernel.obtain()?;
-    let disk = paths::target_dir().join("emulation").join(format!("{kernel}.cpio"));
-    ramdisk::write(&disk, &image, binary, &init_script(arguments))
-        .with_context(|| format!("make the RAM disk of kernel {kernel}"))?;
-    let emulator = emulator(&image, &disk);
-    process::show(&emulator);
-    let mut exit_code = None;
-    process::stream(emulator, deadline, |line| {
-        let Some(line) = line else { return Ok(()) };
-        match line.split_once(EXIT_LINE) {
-            Some((_, code)) => exit_code = code.trim().parse::<i32>().ok(),
-            None => on_line(line),
+impl Guest {
+    /// A guest that has what packet tests need.
+    pub(crate) fn for_packets(kernel: Kernel, test: Command) -> Self {
+        // The largest map takes most of the memory.
+        Self { name: kernel.to_string(), kernel, memory_megabytes: 2048, test, programs: &[], copies: Vec::new() }
+    }
+
+    /// Boots it, runs the test, and hands on each line that it prints; whether it ended with success.
+    pub(crate) fn run(&self, deadline: Duration, mut on_line: impl FnMut(&str)) -> Result<bool> {
+        let image = self.kernel.obtain()?;
+        let disk = paths::target_dir().join("emulation").join(format!("{}.cpio", self.name));
+        ramdisk::write(&disk, &image, self).with_context(|| format!("make the RAM disk of {}", self.name))?;
+        let emulator = self.emulator(&image, &disk);
+        process::show(&emulator);
+        let mut exit_code = None;
+        process::stream(emulator, deadline, |line| {
+            let Some(line) = line else { return Ok(()) };
+            match line.split_once(EXIT_LINE) {
+                Some((_, code)) => exit_code = code.trim().parse::<i32>().ok(),
+                None => on_line(line),
+            }
+            Ok(())
+        })?;
+        match exit_code {
+            Some(code) => Ok(code == 0),
+            None => bail!("the guest {} ended without a result: its last words are above", self.name),
         }
-        Ok(())
-    })?;
-    match exit_code {
-        Some(code) => Ok(code == 0),
-        None => bail!("the guest under kernel {kernel} ended without a result: its last words are above"),
     }
-}
 
-/// The kernel's own emulation of the processor: virtualisation of the host may be absent, or be there and hang.
-fn emulator(image: &KernelImage, disk: &Path) -> Command {
-    let mut command = Command::new("qemu-system-x86_64");
-    command.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", &MEMORY_MEGABYTES.to_string()]);
-    command.arg("-kernel").arg(image.vmlinuz()).arg("-initrd").arg(disk);
-    // A panic is a reset, and a reset is the end.
-    command.args(["-append", "console=ttyS0 quiet panic=-1", "-no-reboot"]);
-    command.args(["-display", "none", "-nodefaults", "-serial", "stdio"]);
-    // Two network cards at one wire, which leads nowhere else.
-    for card in ["one", "two"] {
-        command.arg("-netdev").arg(format!("hubport,id={card},hubid=0"));
-        command.arg("-device").arg(format!("virtio-net-pci,netdev={card},romfile="));
+    /// By emulation of the processor: virtualisation of this machine's may be absent, or be there and hang.
+    fn emulator(&self, image: &KernelImage, disk: &Path) -> Command {
+        let mut command = Command::new("qemu-system-x86_64");
+        command.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"]);
+        command.arg("-m").arg(self.memory_megabytes.to_string());
+        command.arg("-kernel").arg(image.vmlinuz()).arg("-initrd").arg(disk);
+        // A panic is a reset, and a reset is the end.
+        command.args(["-append", "console=ttyS0 quiet panic=-1", "-no-reboot"]);
+        command.args(["-display", "none", "-nodefaults", "-serial", "stdio"]);
+        // Two network cards at one wire, which leads nowhere else.
+        for card in ["one", "two"] {
+            command.arg("-netdev").arg(format!("hubport,id={card},hubid=0"));
+            command.arg("-device").arg(format!("virtio-net-pci,netdev={card},romfile="));
+        }
+        command
     }
-    command
-}
 
-/// The first and only program of the guest.
-fn init_script(arguments: &[&str]) -> String {
-    format!(
-        "#!/bin/busybox sh\n\
-         export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/ RUST_BACKTRACE=1\n\
-         /bin/busybox --install -s /bin\n\
-         mount -t proc proc /proc\n\
-         mount -t sysfs sysfs /sys\n\
-         mount -t devtmpfs devtmpfs /dev\n\
-         mount -t tmpfs tmpfs /run\n\
-         mount -t tmpfs tmpfs /tmp\n\
-         mount -t cgroup2 cgroup2 /sys/fs/cgroup\n\
-         echo /sbin/modprobe > /proc/sys/kernel/modprobe\n\
-         modprobe -q virtio_pci\n\
-         modprobe virtio_net\n\
-         ip link set lo up\n\
-         {} {}\n\
-         echo \"{EXIT_LINE}$?\"\n\
-         poweroff -f\n",
-        ramdisk::TEST_BINARY,
-        arguments.join(" ")
-    )
+    /// The first program of the guest.
+    fn init_script(&self) -> String {
+        let pair =
+            |(name, value): (&OsStr, Option<&OsStr>)| Some(format!("export {}='{}'", name.to_str()?, value?.to_str()?));
+        let environment: Vec<String> = self.test.get_envs().filter_map(pair).collect();
+        let arguments: Vec<_> = self.test.get_args().map(OsStr::to_string_lossy).collect();
+        let (environment, arguments) = (environment.join("\n"), arguments.join(" "));
+        format!("{START}{environment}\n{TEST_BINARY} {arguments}\necho \"{EXIT_LINE}$?\"\npoweroff -f\n")
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{EXIT_LINE, init_script};
+    use std::process::Command;
+
+    use super::{EXIT_LINE, Guest};
+    use crate::setup::KernelName;
 
     #[test]
     fn the_guest_tells_the_exit_code_right_after_the_test() {
-        let script = init_script(&["--test-threads=1"]);
+        let mut test = Command::new("kernel-1f");
+        test.arg("--test-threads=1").env("NPL_PATIENCE", "10");
+        let kernel = "latest".parse::<KernelName>().unwrap().0.unwrap();
+        let script = Guest::for_packets(kernel, test).init_script();
         let lines: Vec<&str> = script.lines().collect();
         let test = lines.iter().position(|line| line.ends_with("--test-threads=1")).unwrap();
+        assert_eq!(lines[test - 1], "export NPL_PATIENCE='10'");
         assert_eq!(lines[test + 1], format!("echo \"{EXIT_LINE}$?\""));
         assert!(lines[0].starts_with("#!/bin/busybox"));
     }

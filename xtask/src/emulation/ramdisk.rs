@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The guest's root: busybox, the tools that the tests run with their libraries, modules, and the test binary.
+//! The guest's root: busybox, the tools that the tests run with their libraries, modules, the test binary, and what it
+//! takes from this machine.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -10,6 +11,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 
+use super::Guest;
 use crate::process;
 use crate::setup::KernelImage;
 
@@ -20,10 +22,13 @@ pub(super) const TEST_BINARY: &str = "/test";
 const TOOLS: [&str; 6] = ["ip", "tc", "ethtool", "nft", "iptables", "conntrack"];
 
 /// Folders that a root has, empty.
-const FOLDERS: [&str; 11] = ["bin", "dev", "etc", "proc", "root", "run", "sbin", "sys", "tmp", "usr/bin", "usr/sbin"];
+const FOLDERS: [&str; 14] = [
+    "bin", "dev", "etc", "newroot", "proc", "root", "run", "sbin", "sys", "tmp", "usr/bin", "usr/sbin", "var/lib",
+    "var/log",
+];
 
 /// Writes the RAM disk as an archive that the kernel unpacks.
-pub(super) fn write(archive: &Path, image: &KernelImage, binary: &Path, init: &str) -> Result<()> {
+pub(super) fn write(archive: &Path, image: &KernelImage, guest: &Guest) -> Result<()> {
     let root = archive.with_extension("root");
     if root.exists() {
         fs::remove_dir_all(&root).with_context(|| format!("remove the old {}", root.display()))?;
@@ -31,21 +36,24 @@ pub(super) fn write(archive: &Path, image: &KernelImage, binary: &Path, init: &s
     for folder in FOLDERS {
         fs::create_dir_all(root.join(folder)).with_context(|| format!("create {}/{folder}", root.display()))?;
     }
-    add_programs(&root)?;
-    add_file(binary, &root.join(TEST_BINARY.trim_start_matches('/')))?;
+    add_programs(&root, guest.programs)?;
+    add_file(Path::new(guest.test.get_program()), &below(&root, Path::new(TEST_BINARY)))?;
+    for path in &guest.copies {
+        if path.is_dir() { copy_folder(path, &below(&root, path))? } else { add_file(path, &below(&root, path))? }
+    }
     copy_folder(&image.library(), &root.join("lib"))?;
-    write_executable(&root.join("init"), init)?;
+    write_executable(&root.join("init"), &guest.init_script())?;
     fs::write(root.join("etc/hosts"), "127.0.0.1 localhost\n::1 localhost\n").context("write etc/hosts")?;
     pack(&root, archive)?;
     fs::remove_dir_all(&root).with_context(|| format!("remove {}", root.display()))
 }
 
-fn add_programs(root: &Path) -> Result<()> {
+fn add_programs(root: &Path, additional: &[&str]) -> Result<()> {
     let busybox = process::find("busybox").context("busybox is not installed: run `cargo xtask setup`")?;
     add_file(&busybox, &root.join("bin/busybox"))?;
     let mut libraries = shared_libraries(&busybox)?;
     symlink("/bin/busybox", root.join("sbin/modprobe")).context("link modprobe")?;
-    for tool in TOOLS {
+    for tool in TOOLS.iter().chain(additional) {
         let Some(path) = process::find(tool) else { bail!("{tool} is not installed: run `cargo xtask setup`") };
         // Debian's alternatives: the name that is called decides what the one binary behind it does.
         let real = path.canonicalize().with_context(|| format!("find {tool} behind its links"))?;

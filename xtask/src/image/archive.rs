@@ -11,6 +11,11 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::{paths, process};
 
+/// Where the archive of an image is that holds this program.
+pub(super) fn path_for(program: &str) -> PathBuf {
+    paths::target_dir().join(format!("{program}.oci.tar"))
+}
+
 /// An image that holds one static binary and nothing else.
 #[derive(Debug, Clone)]
 pub(super) struct Image<'a> {
@@ -45,7 +50,7 @@ impl Image<'_> {
         let root = work.join("archive");
         fs::write(root.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).context("write oci-layout")?;
         fs::write(root.join("index.json"), index(&manifest, self.name)).context("write index.json")?;
-        let archive = paths::target_dir().join(format!("{}.oci.tar", self.program));
+        let archive = path_for(self.program);
         process::ask(tar(&archive, &root).args(["blobs", "index.json", "oci-layout"]))?;
         process::say(&format!("{}: {}, manifest sha256:{}", paths::shown(&archive), self.name, manifest.digest));
         Ok(archive)

@@ -3,7 +3,7 @@
 
 mod archive;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
@@ -12,6 +12,9 @@ use archive::Image;
 
 /// What the agent's image is called unless the user says otherwise; `deploy/npl.yaml` names it.
 const AGENT: &str = concat!("localhost/npl-agent:", env!("CARGO_PKG_VERSION"));
+
+/// The program in the agent's image.
+const AGENT_PROGRAM: &str = "npl-agent";
 
 /// What a real cluster runs beside the agent: a server that says who it is, and what keeps a Pod's namespaces.
 const COMPANIONS: [(&str, &str); 2] = [
@@ -41,10 +44,15 @@ pub(crate) fn pack_all(agent: &Path) -> Result<()> {
     pack_companions()
 }
 
+/// Where [`pack_all`] leaves them.
+pub(crate) fn archives() -> impl Iterator<Item = PathBuf> {
+    [AGENT_PROGRAM].into_iter().chain(COMPANIONS.map(|(program, _)| program)).map(archive::path_for)
+}
+
 fn pack_agent(name: &str, agent: &Path) -> Result<()> {
     process::say("image: packing the agent into an OCI archive");
     let licences = "Apache-2.0 AND GPL-2.0-only";
-    let archive = Image { name, program: "npl-agent", arguments: &["run"], licences, binary: agent }.pack()?;
+    let archive = Image { name, program: AGENT_PROGRAM, arguments: &["run"], licences, binary: agent }.pack()?;
     process::detail(&format!("load it with: ctr --namespace k8s.io images import {}", paths::shown(&archive)));
     Ok(())
 }
