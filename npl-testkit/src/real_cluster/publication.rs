@@ -6,14 +6,14 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::Value;
 
 use super::is_ready;
 use crate::api_client::ApiClient;
 use crate::cluster::{Entry, annotation_of};
 
-/// No watch is longer: the next one begins with a list.
+/// No watch is longer.
 const WATCH_LIMIT: Duration = Duration::from_secs(10);
 
 /// What was seen of one Pod, and when.
@@ -43,15 +43,17 @@ impl Seen {
     }
 }
 
-/// Lets `make` create Pods in a namespace, and watches until so many are ready and annotated, or `limit` is over.
+/// Lets `make` create Pods with a label like `app=web` in a namespace, and watches until so many are ready and annotated,
+/// or `limit` is over.
 pub fn watch_pods(
     client: &ApiClient,
     namespace: &str,
+    label: &str,
     count: usize,
     limit: Duration,
     make: impl FnOnce() -> Result<()>,
 ) -> Result<BTreeMap<String, Seen>> {
-    let path = format!("/api/v1/namespaces/{namespace}/pods");
+    let path = format!("/api/v1/namespaces/{namespace}/pods?labelSelector={}", label.replace('=', "%3D"));
     let version = version(&client.get(&path)?)?;
     thread::scope(|scope| {
         let watching = scope.spawn(|| follow(client, &path, version, count, limit));
@@ -60,8 +62,8 @@ pub fn watch_pods(
     })
 }
 
-/// Watches from a version on, and takes up what a watch that the server has closed did not show: it closes one whose
-/// reader is slow, and each after a while.
+/// Watches from a version on. The server closes a watch whose reader is slow, and each after a while: the next one goes on
+/// where it ended, so that no change is missed.
 fn follow(
     client: &ApiClient,
     path: &str,
@@ -71,25 +73,26 @@ fn follow(
 ) -> Result<BTreeMap<String, Seen>> {
     let (start, mut pods) = (Instant::now(), BTreeMap::new());
     let is_complete = |pods: &BTreeMap<String, Seen>| {
-        pods.values().filter(|seen| seen.ready.is_some() && seen.annotated.is_some()).count() >= count
+        pods.values().filter(|seen: &&Seen| seen.ready.is_some() && seen.annotated.is_some()).count() >= count
     };
-    loop {
-        let left = limit.saturating_sub(start.elapsed());
-        client.watch(&format!("{path}?resourceVersion={version}"), left.min(WATCH_LIMIT), |event| {
+    while !is_complete(&pods) && start.elapsed() < limit {
+        let (left, mut refused) = (limit.saturating_sub(start.elapsed()), None);
+        client.watch(&format!("{path}&resourceVersion={version}"), left.min(WATCH_LIMIT), |event| {
             record(&mut pods, &event["object"]);
-            !is_complete(&pods)
+            match self::version(&event["object"]) {
+                Ok(reached) => version = reached,
+                Err(_none) => refused = Some(event),
+            }
+            refused.is_none() && !is_complete(&pods)
         })?;
-        if is_complete(&pods) || start.elapsed() >= limit {
-            return Ok(pods);
-        }
-        let list = client.get(path)?;
-        list["items"].as_array().into_iter().flatten().for_each(|pod| record(&mut pods, pod));
-        version = self::version(&list)?;
+        ensure!(refused.is_none(), "the watch of {path} ended with {refused:?}");
     }
+    Ok(pods)
 }
 
-fn version(list: &Value) -> Result<String> {
-    Ok(list["metadata"]["resourceVersion"].as_str().context("a list has a version")?.to_owned())
+/// Of a list, or of an object that an event shows.
+fn version(shown: &Value) -> Result<String> {
+    Ok(shown["metadata"]["resourceVersion"].as_str().context("what the API server shows has a version")?.to_owned())
 }
 
 fn record(pods: &mut BTreeMap<String, Seen>, pod: &Value) {

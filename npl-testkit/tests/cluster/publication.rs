@@ -43,7 +43,7 @@ fn watch_crowd(world: &World) -> BTreeMap<String, Seen> {
         world.kubectl(&["apply", "--filename", manifest.to_str().unwrap()]);
         Ok(())
     };
-    watch_pods(world.cluster.cluster().client(), NAMESPACE, PODS, CROWD_LIMIT, make).unwrap()
+    watch_pods(world.cluster.cluster().client(), NAMESPACE, "app=crowd", PODS, CROWD_LIMIT, make).unwrap()
 }
 
 fn tell(what: &str, times: impl Iterator<Item = Duration>) {

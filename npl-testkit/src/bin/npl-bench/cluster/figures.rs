@@ -7,10 +7,14 @@ use crate::figures::{Aim, Figure, Stage, figure};
 const NEAR: &[Aim] = &[Aim::Ratio(1.05)];
 /// And has to be ahead of kube-proxy.
 const AHEAD: &[Aim] = &[Aim::Ratio(1.0)];
+/// The same for what should be much.
+const NEAR_RATE: &[Aim] = &[Aim::LeastRatio(0.95)];
+const AHEAD_RATE: &[Aim] = &[Aim::LeastRatio(1.0)];
 
 /// The mapping beside one other way to the Pod.
 pub(super) struct Way {
     pub(super) request: Figure,
+    pub(super) rate: Figure,
     pub(super) connection: Figure,
     pub(super) busy: Figure,
 }
@@ -23,9 +27,11 @@ pub(super) struct Ways {
 }
 
 macro_rules! way {
-    ($stage:expr, $mode:literal, $to:literal, $beside:literal, $aims:expr) => {
+    ($stage:expr, $mode:literal, $to:literal, $beside:literal, $aims:expr, $rate_aims:expr) => {
         Way {
             request: figure(concat!("cluster/", $mode, "/request-", $to), "µs", $stage, $aims).beside($beside),
+            rate: figure(concat!("cluster/", $mode, "/requests-per-second-", $to), "1/s", $stage, $rate_aims)
+                .beside($beside),
             connection: figure(concat!("cluster/", $mode, "/connection-", $to), "µs", $stage, $aims).beside($beside),
             busy: figure(concat!("cluster/", $mode, "/request-cpu-", $to), "µs", $stage, $aims).beside($beside),
         }
@@ -35,9 +41,9 @@ macro_rules! way {
 macro_rules! ways {
     ($stage:expr, $mode:literal) => {
         Ways {
-            own: way!($stage, $mode, "own-address", "the Pod's own address", NEAR),
-            same_node: way!($stage, $mode, "same-node", "NodePort, the Pod's Node", AHEAD),
-            other_node: way!($stage, $mode, "other-node", "NodePort, another Node", AHEAD),
+            own: way!($stage, $mode, "own-address", "the Pod's own address", NEAR, NEAR_RATE),
+            same_node: way!($stage, $mode, "same-node", "NodePort, the Pod's Node", AHEAD, AHEAD_RATE),
+            other_node: way!($stage, $mode, "other-node", "NodePort, another Node", AHEAD, AHEAD_RATE),
         }
     };
 }
@@ -55,23 +61,29 @@ pub(super) static ANNOTATION: Figure = figure("cluster/address-to-annotation", "
 pub(super) static MARGIN: Figure = figure("cluster/annotation-to-ready", "ms", Stage::Crowd, &[]);
 
 /// All of them, in the order in which they are shown.
-pub(crate) static FIGURES: [&Figure; 21] = [
+pub(crate) static FIGURES: [&Figure; 27] = [
     &IPTABLES.own.request,
+    &IPTABLES.own.rate,
     &IPTABLES.own.connection,
     &IPTABLES.own.busy,
     &IPTABLES.same_node.request,
+    &IPTABLES.same_node.rate,
     &IPTABLES.same_node.connection,
     &IPTABLES.same_node.busy,
     &IPTABLES.other_node.request,
+    &IPTABLES.other_node.rate,
     &IPTABLES.other_node.connection,
     &IPTABLES.other_node.busy,
     &NFTABLES.own.request,
+    &NFTABLES.own.rate,
     &NFTABLES.own.connection,
     &NFTABLES.own.busy,
     &NFTABLES.same_node.request,
+    &NFTABLES.same_node.rate,
     &NFTABLES.same_node.connection,
     &NFTABLES.same_node.busy,
     &NFTABLES.other_node.request,
+    &NFTABLES.other_node.rate,
     &NFTABLES.other_node.connection,
     &NFTABLES.other_node.busy,
     &ADDRESS,

@@ -26,6 +26,8 @@ const WARM_UP: usize = 20;
 pub(crate) struct Measured {
     /// A question and its answer over a connection that is open, in µs each.
     pub(crate) requests: Vec<f64>,
+    /// How many of these there were in each second of them.
+    pub(crate) rate: f64,
     /// Connecting, a question, its answer, and the end, in µs each.
     pub(crate) connections: Vec<f64>,
     /// Time that the machine's processors were busy, for each of those requests, in µs.
@@ -63,6 +65,7 @@ pub(crate) fn measure<const N: usize>(
             #[expect(clippy::cast_precision_loss, reason = "some thousands")]
             let count = measured.requests.len() as f64;
             measured.busy /= count;
+            measured.rate = count * 1e6 / measured.requests.iter().sum::<f64>();
         }
         Ok(all)
     };

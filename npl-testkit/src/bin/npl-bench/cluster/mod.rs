@@ -11,10 +11,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use npl_testkit::cluster::{Entry, annotation_of};
-use npl_testkit::poll;
 use npl_testkit::real_cluster::publication::{Seen, watch_pods};
 use npl_testkit::real_cluster::{KubeProxy, Options, RealCluster};
-use npl_testkit::tools;
+use npl_testkit::{interrupt, poll, tools};
 use serde_json::Value;
 
 pub(crate) use self::figures::FIGURES;
@@ -58,6 +57,7 @@ pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples
                 load::stay_on_server_cpu(process)?;
             }
             for round in 0..effort.rounds {
+                ensure!(!interrupt::is_requested(), "interrupted");
                 say(&format!("requests, round {} of {}", round + 1, effort.rounds));
                 measure_ways(&cluster, &targets, ways, effort, samples)?;
             }
@@ -128,8 +128,9 @@ fn measure_ways(
     let [own, mapping, same_node, other_node] =
         load::measure(cluster.client(), servers, effort.requests, effort.connections)?;
     for (figures, beside) in [(&ways.own, &own), (&ways.same_node, &same_node), (&ways.other_node, &other_node)] {
-        let Measured { requests, connections, busy } = beside;
+        let Measured { requests, rate, connections, busy } = beside;
         samples.add(&figures.request, &mapping.requests, requests);
+        samples.add(&figures.rate, &[mapping.rate], &[*rate]);
         samples.add(&figures.connection, &mapping.connections, connections);
         samples.add(&figures.busy, &[mapping.busy], &[*busy]);
     }
@@ -142,7 +143,7 @@ fn measure_crowd(cluster: &RealCluster, samples: &mut Samples) -> Result<()> {
         kubectl(cluster, &["scale", "deployment/crowd", &replicas, "--namespace", NAMESPACE])
     };
     let client = cluster.cluster().client();
-    let pods = watch_pods(client, NAMESPACE, CROWD, LIMIT, || scale(CROWD))?;
+    let pods = watch_pods(client, NAMESPACE, "app=crowd", CROWD, LIMIT, || scale(CROWD))?;
     ensure!(pods.values().filter(|seen| seen.margin().is_some()).count() == CROWD, "not all of {CROWD} Pods were seen");
     let millis = |pick: fn(&Seen) -> Option<Duration>| -> Vec<f64> {
         pods.values().filter_map(pick).map(|time| time.as_secs_f64() * 1e3).collect()
