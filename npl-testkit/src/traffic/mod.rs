@@ -18,9 +18,15 @@ pub use self::transfer::{Direction, Transfer, TransferReport, transfer};
 use crate::echo::pattern::{Digest, Pattern};
 use crate::echo::{Answer, PADDED, Protocol};
 use crate::netns::Netns;
+use crate::poll;
 
 /// How long a request may take.
 pub const REQUEST_LIMIT: Duration = Duration::from_secs(2);
+
+/// [`REQUEST_LIMIT`], on a machine that needs patience.
+fn request_limit() -> Duration {
+    REQUEST_LIMIT * poll::patience()
+}
 
 /// How long a client waits for a datagram before it asks again.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
@@ -56,7 +62,7 @@ pub fn tcp_request(from: &Netns, server: SocketAddr, question: &str) -> Result<A
 
 /// Opens a TCP connection whose reads and writes are bounded by [`REQUEST_LIMIT`].
 pub fn tcp_connect(from: &Netns, server: SocketAddr) -> Result<TcpStream> {
-    from.run(|| open_tcp(server, REQUEST_LIMIT))?.with_context(|| format!("ask from {}", from.name()))
+    from.run(|| open_tcp(server, request_limit()))?.with_context(|| format!("ask from {}", from.name()))
 }
 
 /// As [`tcp_connect`], in the namespace of the calling thread.
@@ -112,8 +118,8 @@ pub(crate) fn open_udp(server: SocketAddr, checksum: bool) -> std::io::Result<Ud
 /// Asks one question over an open socket, once.
 pub fn udp_ask(socket: &UdpSocket, question: &str) -> Result<Answer> {
     socket.send(question.as_bytes()).context("send a datagram")?;
-    udp_receive(socket, question.as_bytes(), REQUEST_LIMIT)?
-        .with_context(|| format!("no answer came within {} s", REQUEST_LIMIT.as_secs()))
+    udp_receive(socket, question.as_bytes(), request_limit())?
+        .with_context(|| format!("no answer came within {} s", request_limit().as_secs()))
 }
 
 /// Sends a question of `question_bytes` and expects an answer of `answer_bytes`: as large as it takes to be cut up.
@@ -124,7 +130,7 @@ pub fn udp_exchange(from: &Netns, server: SocketAddr, question_bytes: usize, ans
     Pattern::new(answer_bytes as u64, filler as u64).read_to_end(&mut question).context("fill the question")?;
     let socket = udp_socket(from, server, true)?;
     socket.send(&question).with_context(|| format!("send {question_bytes} bytes to {server}"))?;
-    let (answer, length) = udp_receive_sized(&socket, &question, REQUEST_LIMIT)?
+    let (answer, length) = udp_receive_sized(&socket, &question, request_limit())?
         .with_context(|| format!("{server} did not answer {question_bytes} bytes with {answer_bytes}"))?;
     ensure!(length == answer_bytes, "{length} bytes came back instead of {answer_bytes}");
     Ok(answer)
@@ -170,12 +176,12 @@ pub fn request(from: &Netns, protocol: Protocol, server: SocketAddr, question: &
 /// As [`request`], in the namespace of the calling thread.
 pub fn ask(protocol: Protocol, server: SocketAddr, question: &str) -> Result<Answer> {
     match protocol {
-        Protocol::Tcp => tcp_ask(&open_tcp(server, REQUEST_LIMIT)?, question),
+        Protocol::Tcp => tcp_ask(&open_tcp(server, request_limit())?, question),
         Protocol::Udp => {
             let socket = open_udp(server, true).with_context(|| format!("open a UDP socket to {server}"))?;
             udp_ask(&socket, question)
         }
-        Protocol::Sctp => tcp_ask(&open_sctp(server, REQUEST_LIMIT)?, question),
+        Protocol::Sctp => tcp_ask(&open_sctp(server, request_limit())?, question),
     }
     .with_context(|| format!("ask {server} over {protocol}"))
 }
