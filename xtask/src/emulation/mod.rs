@@ -34,7 +34,7 @@ mkdir /dev/pts /dev/shm
 mount -t devpts devpts /dev/pts
 mount -t tmpfs tmpfs /dev/shm
 mount -t tmpfs tmpfs /run
-mount -t tmpfs tmpfs /tmp
+[ -n \"$(ls /tmp)\" ] || mount -t tmpfs tmpfs /tmp
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 echo /sbin/modprobe > /proc/sys/kernel/modprobe
 modprobe -q virtio_pci
