@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::demo::{FIRST_PROCESS, Preparation};
+use crate::demo::Parts;
 use crate::setup::Extent;
 use crate::{build, process};
 
@@ -21,13 +21,8 @@ pub(crate) struct Options {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let is_of_cluster = options.arguments.iter().any(|argument| argument.contains("cluster"));
     let extent = if is_of_cluster { Extent::Nodes } else { Extent::ControlPlane };
-    let mut bench = vec!["--package", "npl-testkit", "--features", "npl-testkit/bench", "--bin", "npl-bench"];
-    bench.extend(is_of_cluster.then_some(FIRST_PROCESS).into_iter().flatten());
-    let agent_built = Preparation::begin(extent)?.build_agent(&bench)?;
-    if is_of_cluster {
-        agent_built.pack_images()?;
-    }
+    let parts = Parts::make_for(&["--features", "npl-testkit/bench", "--bin", "npl-bench"], extent)?;
     let mut bench = Command::new(build::built_folder().join("npl-bench"));
-    agent_built.finish()?.pass_to(&mut bench);
+    parts.pass_to(&mut bench);
     process::become_program(bench.args(&options.arguments))
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::demo::Preparation;
+use crate::demo::{FIRST_PROCESS, Parts};
 use crate::setup::Extent;
 use crate::{build, process};
 
@@ -20,9 +20,6 @@ pub(crate) struct Options {
     arguments: Vec<String>,
 }
 
-/// For cargo: the program that owns a cluster.
-const CLUSTER: [&str; 4] = ["--package", "npl-testkit", "--bin", "npl-cluster"];
-
 /// Builds what is missing and hands over to npl-testkit's `npl-cluster`.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let built = build::built_folder().join("npl-cluster");
@@ -33,16 +30,17 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     let is_flannel = options.arguments.iter().any(|word| word.contains("flannel"));
     let extent = if is_flannel { Extent::Flannel } else { Extent::Nodes };
-    let agent_built = Preparation::begin(extent)?.build_agent(&CLUSTER)?;
-    agent_built.pack_images()?;
+    let parts = Parts::make_for(&FIRST_PROCESS, extent)?;
     let mut command = Command::new(built);
-    agent_built.finish()?.pass_to(&mut command);
+    parts.pass_to(&mut command);
     process::become_program(command.args(&options.arguments))
 }
 
 fn compile() -> Result<PathBuf> {
     process::say("cluster: compiling it");
     // With the agent named beside it, both use dependencies with the same features, which are compiled once.
-    process::run(build::cargo("build").args(["--package", "npl-agent"]).args(CLUSTER))?;
+    process::run(
+        build::cargo("build").args(["--package", "npl-agent", "--package", "npl-testkit"]).args(FIRST_PROCESS),
+    )?;
     Ok(build::built_folder().join("npl-cluster"))
 }

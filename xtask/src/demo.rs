@@ -17,7 +17,7 @@ pub(crate) struct Options {
     arguments: Vec<String>,
 }
 
-/// For cargo: the program whose processes are the first of each Node.
+/// For cargo: the program that owns a cluster, and whose processes are the first of each Node.
 pub(crate) const FIRST_PROCESS: [&str; 2] = ["--bin", "npl-cluster"];
 
 /// What the demo and the agent's tests run.
@@ -76,6 +76,18 @@ impl AgentBuilt {
 }
 
 impl Parts {
+    /// Makes all of them, with a program of npl-testkit for them to be passed to: cargo is told which.
+    pub(crate) fn make_for(program: &[&str], extent: Extent) -> Result<Self> {
+        let has_nodes = extent >= Extent::Nodes;
+        let mut beside = [&["--package", "npl-testkit"], program].concat();
+        beside.extend(has_nodes.then_some(FIRST_PROCESS).into_iter().flatten());
+        let agent_built = Preparation::begin(extent)?.build_agent(&beside)?;
+        if has_nodes {
+            agent_built.pack_images()?;
+        }
+        agent_built.finish()
+    }
+
     /// Tells a program of npl-testkit where the parts are.
     pub(crate) fn pass_to(&self, command: &mut Command) {
         let Kubernetes { control_plane, nodes, flannel } = &self.kubernetes;
@@ -88,9 +100,7 @@ impl Parts {
             command.env("NPL_FLANNEL_DIR", flannel);
         }
     }
-}
 
-impl Parts {
     /// What a real cluster on another machine needs of all that [`Self::pass_to`] names; its network is a bridge.
     pub(crate) fn of_nodes(&self) -> impl Iterator<Item = PathBuf> {
         let Kubernetes { control_plane, nodes, flannel: _ } = &self.kubernetes;
@@ -102,13 +112,8 @@ impl Parts {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let is_real = options.arguments.iter().any(|argument| argument == "--real-cluster");
     let extent = if is_real { Extent::Nodes } else { Extent::ControlPlane };
-    let mut demo = vec!["--package", "npl-testkit", "--bin", "npl-demo"];
-    demo.extend(is_real.then_some(FIRST_PROCESS).into_iter().flatten());
-    let agent_built = Preparation::begin(extent)?.build_agent(&demo)?;
-    if is_real {
-        agent_built.pack_images()?;
-    }
-    process::become_program(&mut command(&agent_built.finish()?, &options.arguments))
+    let parts = Parts::make_for(&["--bin", "npl-demo"], extent)?;
+    process::become_program(&mut command(&parts, &options.arguments))
 }
 
 /// The demo as npl-testkit built it.

@@ -45,6 +45,11 @@ pub fn annotation_of(pod: &Value) -> Option<&str> {
     annotations::annotation(pod, MAPPING_ANNOTATION)
 }
 
+/// The path of a namespace's Pods with a label like `app=web`.
+pub fn pods_with_label(namespace: &str, label: &str) -> String {
+    format!("/api/v1/namespaces/{namespace}/pods?labelSelector={}", label.replace('=', "%3D"))
+}
+
 impl Cluster {
     /// Works on `plane` as an administrator.
     pub fn new(plane: &ControlPlane) -> Result<Self> {

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::is_ready;
 use crate::api_client::ApiClient;
-use crate::cluster::{Entry, annotation_of};
+use crate::cluster::{Entry, annotation_of, pods_with_label};
 
 /// No watch is longer.
 const WATCH_LIMIT: Duration = Duration::from_secs(10);
@@ -53,7 +53,7 @@ pub fn watch_pods(
     limit: Duration,
     make: impl FnOnce() -> Result<()>,
 ) -> Result<BTreeMap<String, Seen>> {
-    let path = format!("/api/v1/namespaces/{namespace}/pods?labelSelector={}", label.replace('=', "%3D"));
+    let path = pods_with_label(namespace, label);
     let version = version(&client.get(&path)?)?;
     thread::scope(|scope| {
         let watching = scope.spawn(|| follow(client, &path, version, count, limit));

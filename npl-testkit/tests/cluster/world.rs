@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use npl_testkit::cluster::{Entry, annotation_of};
+use npl_testkit::cluster::{Entry, annotation_of, pods_with_label};
 use npl_testkit::real_cluster::{Options, RealCluster, is_ready};
 use npl_testkit::residue::Residue;
 use npl_testkit::{poll, tools};
@@ -90,8 +90,7 @@ impl World {
 
     /// The Pods with the label `app` that are not on their way out.
     pub(crate) fn pods(&self, namespace: &str, selector: &str) -> Vec<Pod> {
-        let path = format!("/api/v1/namespaces/{namespace}/pods?labelSelector={}", selector.replace('=', "%3D"));
-        let list = self.cluster.cluster().client().get(&path).unwrap();
+        let list = self.cluster.cluster().client().get(&pods_with_label(namespace, selector)).unwrap();
         let pods = list["items"].as_array().unwrap().iter();
         pods.filter(|pod| pod.pointer("/metadata/deletionTimestamp").is_none()).map(Pod::read).collect()
     }

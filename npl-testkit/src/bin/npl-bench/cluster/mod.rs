@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use npl_testkit::cluster::{Entry, annotation_of};
+use npl_testkit::cluster::{Entry, annotation_of, pods_with_label};
 use npl_testkit::real_cluster::publication::{Seen, watch_pods};
 use npl_testkit::real_cluster::{KubeProxy, Options, RealCluster};
 use npl_testkit::{interrupt, poll, tools};
@@ -30,6 +30,7 @@ const POD_PORT: u16 = 8080;
 const NODE_PORT: u16 = 30080;
 /// Pods that are started at once.
 const CROWD: usize = 80;
+const CROWD_LABEL: &str = "app=crowd";
 /// Far more than any of it takes.
 const LIMIT: Duration = Duration::from_mins(3);
 
@@ -143,7 +144,7 @@ fn measure_crowd(cluster: &RealCluster, samples: &mut Samples) -> Result<()> {
         kubectl(cluster, &["scale", "deployment/crowd", &replicas, "--namespace", NAMESPACE])
     };
     let client = cluster.cluster().client();
-    let pods = watch_pods(client, NAMESPACE, "app=crowd", CROWD, LIMIT, || scale(CROWD))?;
+    let pods = watch_pods(client, NAMESPACE, CROWD_LABEL, CROWD, LIMIT, || scale(CROWD))?;
     ensure!(pods.values().filter(|seen| seen.margin().is_some()).count() == CROWD, "not all of {CROWD} Pods were seen");
     let millis = |pick: fn(&Seen) -> Option<Duration>| -> Vec<f64> {
         pods.values().filter_map(pick).map(|time| time.as_secs_f64() * 1e3).collect()
@@ -152,7 +153,7 @@ fn measure_crowd(cluster: &RealCluster, samples: &mut Samples) -> Result<()> {
     samples.add(&figures::ANNOTATION, &millis(Seen::delay), &[]);
     samples.add(&figures::MARGIN, &millis(Seen::margin), &[]);
     scale(0)?;
-    let path = format!("/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=app%3Dcrowd");
+    let path = pods_with_label(NAMESPACE, CROWD_LABEL);
     let gone = || client.get(&path).is_ok_and(|list| list["items"].as_array().is_some_and(Vec::is_empty));
     poll::until_gone("the end of the crowd", LIMIT, gone)
 }
