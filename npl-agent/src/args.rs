@@ -54,8 +54,9 @@ pub struct RunArgs {
     pub devices: String,
 
     /// How what was translated goes on: "stack" by the host's routes and firewall, "redirect" from device to device, past
-    /// both, where that can be right.
-    #[arg(long, env = "NPL_FORWARDING", value_name = "stack|redirect", default_value = "stack")]
+    /// both, where that can be right; "offload" the same for flows that both let through, of which they go on to see a packet
+    /// now and then. Connection tracking has to be liberal for that: see docs/datapath.md.
+    #[arg(long, env = "NPL_FORWARDING", value_name = "stack|redirect|offload", default_value = "stack")]
     pub forwarding: String,
 
     /// Where requests are translated: by TC; "auto" has the drivers of network cards do it ahead of that, by XDP, where they

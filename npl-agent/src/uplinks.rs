@@ -29,6 +29,8 @@ pub struct Uplinks {
     decided: BTreeMap<String, Result<Reason, Reason>>,
     ways: BTreeMap<IpAddr, Result<PodWay, Refusal>>,
     pods: BTreeSet<IpAddr>,
+    /// Whether connection tracking keeps flows from being offloaded.
+    is_strict: bool,
     told_errors: Vec<String>,
     attach: Attach,
     /// By device index.
@@ -66,6 +68,7 @@ impl Uplinks {
             decided: BTreeMap::new(),
             ways: BTreeMap::new(),
             pods: BTreeSet::new(),
+            is_strict: false,
             told_errors: Vec::new(),
             attach,
             places: BTreeMap::new(),
@@ -75,7 +78,7 @@ impl Uplinks {
 
     /// Whether mappings lead to other Pods than when the devices were last looked at, and that makes a difference.
     pub fn are_out_of_date(&self, datapath: &Datapath) -> bool {
-        self.forwarding == Forwarding::Redirect && datapath.pod_addresses() != self.pods
+        self.forwarding != Forwarding::Stack && datapath.pod_addresses() != self.pods
     }
 
     /// Makes the datapath fit the Node's devices, and says how many of the chosen ones it could be put on.
@@ -84,7 +87,7 @@ impl Uplinks {
     ///
     /// If the maps refuse, or devices cannot be listed; a device that refuses is told in the log, and the others are served.
     pub async fn follow(&mut self, datapath: &mut Datapath, node_ips: &[IpAddr]) -> Result<Coverage, FollowError> {
-        if self.forwarding == Forwarding::Redirect {
+        if self.forwarding != Forwarding::Stack {
             self.pods = datapath.pod_addresses();
         }
         let routes = netlink::routes_to(&self.pods).await?;
@@ -135,27 +138,43 @@ impl Uplinks {
     /// What is to stand where; says what has changed of it.
     fn placement(&mut self, devices: &[Device], uplinks: &[&Device], routes: &BTreeMap<IpAddr, Route>) -> Placement {
         let chosen = uplinks.iter().map(|device| device.ifindex).collect();
-        let ways = ways_to_pods(devices, &chosen, routes);
+        let is_strict = self.forwarding == Forwarding::Offload && preflight::tracks_strictly();
+        self.tell_tracking(is_strict);
+        let ways = if is_strict {
+            routes.keys().map(|addr| (*addr, Err(Refusal::StrictTracking))).collect()
+        } else {
+            ways_to_pods(devices, &chosen, routes)
+        };
         self.tell_ways(&ways);
         self.ways = ways;
         let pods: BTreeMap<_, _> = self.ways.iter().filter_map(|(addr, way)| Some((*addr, way.ok()?))).collect();
-        let of_pods = pods.values().map(|way| (way.ifindex, Carries::Pods));
+        let of_pods = pods.values().map(|way| (way.ifindex, Carries::pods(self.forwarding)));
         let of_uplinks = uplinks.iter().map(|device| (device.ifindex, self.carries(device)));
         Placement { devices: of_uplinks.chain(of_pods).collect(), pods }
     }
 
     /// What an uplink carries. Frames without Ethernet headers have to get some on the way to a Pod, which the host does.
     fn carries(&self, uplink: &Device) -> Carries {
-        match self.forwarding {
-            Forwarding::Redirect if uplink.has_ethernet => Carries::DirectUplink,
-            Forwarding::Redirect | Forwarding::Stack => Carries::Uplink,
+        Carries::uplink(if uplink.has_ethernet { self.forwarding } else { Forwarding::Stack })
+    }
+
+    fn tell_tracking(&mut self, is_strict: bool) {
+        if is_strict && !self.is_strict {
+            warn!(
+                "connection tracking would find packets of offloaded flows invalid, so all take the host's stack: set \
+                 net.netfilter.nf_conntrack_tcp_be_liberal=1 on this Node"
+            );
+        } else if self.is_strict && !is_strict {
+            info!("connection tracking is liberal now; flows are offloaded");
         }
+        self.is_strict = is_strict;
     }
 
     fn tell_ways(&self, new: &BTreeMap<IpAddr, Result<PodWay, Refusal>>) {
         for (pod_ip, way) in new.iter().filter(|(addr, way)| self.ways.get(addr) != Some(way)) {
             match way {
                 Ok(way) => debug!(%pod_ip, way = way.way.as_str(), mtu = way.mtu, "packets are redirected to this Pod"),
+                Err(Refusal::StrictTracking) => {}
                 Err(reason) => info!(%pod_ip, reason = reason.as_str(), "packets take the host's stack to this Pod"),
             }
         }

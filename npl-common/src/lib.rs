@@ -27,6 +27,7 @@ pub mod fragment;
 pub mod hold;
 pub mod mapping;
 pub mod names;
+pub mod offload;
 pub mod peer;
 pub mod reason;
 pub mod stats;

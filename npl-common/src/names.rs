@@ -67,6 +67,10 @@ pub const MAP_UPLINK: &str = "npl_uplink";
 pub const MAP_POD_V4: &str = "npl_pod_v4";
 /// As [`MAP_POD_V4`], IPv6.
 pub const MAP_POD_V6: &str = "npl_pod_v6";
+/// When the host's stack let IPv4 flows through: array of [`crate::offload::Passed`].
+pub const MAP_PASSED_V4: &str = "npl_passed_v4";
+/// As [`MAP_PASSED_V4`], IPv6.
+pub const MAP_PASSED_V6: &str = "npl_passed_v6";
 /// Counters per mapping: per-CPU array of [`crate::stats::MappingStats`], indexed by a backend's `stats_index`.
 pub const MAP_STATS: &str = "npl_stats";
 /// Counters per reason: per-CPU array of `u64`, indexed by [`crate::reason::Reason`].
@@ -99,6 +103,8 @@ pub const PINNED_MAPS: &[&str] = &[
     MAP_UPLINK,
     MAP_POD_V4,
     MAP_POD_V6,
+    MAP_PASSED_V4,
+    MAP_PASSED_V6,
     MAP_STATS,
     MAP_REASON,
 ];
@@ -122,9 +128,28 @@ pub const PROG_INGRESS_DIRECT: &str = "npl_in_direct";
 /// TC ingress on a device that leads to Pods: Pod to client, past the host's stack where that can be.
 pub const PROG_PODS: &str = "npl_pods";
 
+/// As [`PROG_INGRESS`], past the host's stack while that lets the flow through.
+pub const PROG_INGRESS_OFFLOAD: &str = "npl_off_ingress";
+/// As [`PROG_EGRESS`]; notes what the host's stack has let through.
+pub const PROG_EGRESS_OFFLOAD: &str = "npl_off_egress";
+/// As [`PROG_PODS`], past the host's stack while that lets the flow through.
+pub const PROG_PODS_OFFLOAD: &str = "npl_off_pods";
+/// TC egress on a device that leads to Pods: notes the requests that the host's stack has let through.
+pub const PROG_TO_PODS: &str = "npl_off_to_pods";
+
 /// Every program that devices carry.
-pub const PROGRAMS: &[&str] =
-    &[PROG_INGRESS, PROG_EGRESS, PROG_INGRESS_L3, PROG_EGRESS_L3, PROG_INGRESS_DIRECT, PROG_PODS];
+pub const PROGRAMS: &[&str] = &[
+    PROG_INGRESS,
+    PROG_EGRESS,
+    PROG_INGRESS_L3,
+    PROG_EGRESS_L3,
+    PROG_INGRESS_DIRECT,
+    PROG_PODS,
+    PROG_INGRESS_OFFLOAD,
+    PROG_EGRESS_OFFLOAD,
+    PROG_PODS_OFFLOAD,
+    PROG_TO_PODS,
+];
 
 /// XDP on a device with Ethernet headers: node port to Pod, of plain packets.
 pub const PROG_XDP: &str = "npl_xdp";
@@ -155,10 +180,10 @@ pub const REST_PODS: u32 = 5;
 /// The index of the program that one of [`PROGRAMS`] jumps to; nothing of any other program.
 pub fn rest_of(program: &str) -> Option<u32> {
     match program {
-        PROG_INGRESS => Some(REST_INGRESS),
+        PROG_INGRESS | PROG_INGRESS_OFFLOAD => Some(REST_INGRESS),
         PROG_INGRESS_DIRECT => Some(REST_INGRESS_DIRECT),
         PROG_PODS => Some(REST_PODS),
-        PROG_EGRESS => Some(REST_EGRESS),
+        PROG_EGRESS | PROG_EGRESS_OFFLOAD => Some(REST_EGRESS),
         PROG_INGRESS_L3 => Some(REST_INGRESS_L3),
         PROG_EGRESS_L3 => Some(REST_EGRESS_L3),
         _ => None,

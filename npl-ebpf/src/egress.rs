@@ -13,9 +13,10 @@ use crate::{
     family::{Ends, Family, Walk},
     flow::{self, Flow, NodeEnd, Progress, Request},
     fragment,
-    hook::Hook,
+    hook::{DIRECT, Hook, OFFLOAD, WITNESS},
     icmp::{self, Error},
     maps::CONFIG,
+    offload,
     packet::{IcmpHeader, Packet, Ports, tcp_flag},
     redirect::{self, Way},
     rewrite::{self, SOURCE},
@@ -31,10 +32,15 @@ struct Reply<'k, F: Family> {
     tcp_flags: u8,
 }
 
-/// What is done with replies; `DIRECT` where they come from the Pod and may go past the host's stack.
-pub struct Replies<const DIRECT: bool>;
+/// What is done with replies, that go on by this `WAY`: see [`crate::hook`].
+pub struct Replies<const WAY: u8>;
 
-impl<const DIRECT: bool> Hook for Replies<DIRECT> {
+impl<const WAY: u8> Replies<WAY> {
+    /// Whether they come from the Pod, and not from the host's stack.
+    const AT_POD: bool = WAY == DIRECT || WAY == OFFLOAD;
+}
+
+impl<const WAY: u8> Hook for Replies<WAY> {
     const END: bool = SOURCE;
     const HOLDS_FRAGMENTS: bool = false;
 
@@ -47,12 +53,12 @@ impl<const DIRECT: bool> Hook for Replies<DIRECT> {
         let (pod_port, protocol) = (u16::from_be(packet.ports.source), packet.location.protocol);
         let Some(endpoint) = F::endpoint(packet.location.source, pod_port, protocol) else { return Verdict::NotOurs };
         // What takes the stack is for the program on the uplink, which counts it.
-        if DIRECT && !redirect::is_from_pod(ctx, &packet.location) {
+        if Self::AT_POD && !redirect::is_from_pod(ctx, &packet.location) {
             return Verdict::NotOurs;
         }
         let tcp_flags = match packet.tcp_flags::<L2>(ctx) {
             Ok(flags) => flags,
-            Err(_) if DIRECT => return Verdict::NotOurs,
+            Err(_) if Self::AT_POD => return Verdict::NotOurs,
             Err(reason) => return Verdict::Pass(reason),
         };
         let client_port = u16::from_be(packet.ports.destination);
@@ -62,12 +68,16 @@ impl<const DIRECT: bool> Hook for Replies<DIRECT> {
         let key = F::flow_key(&ends, protocol);
         let Some(flow) = Flow::new(config.seed, &ends, protocol, &key) else { return Verdict::NotOurs };
         let reply = Reply { flow, ends, protocol, tcp_flags };
-        let stack = Way::stack(&packet.location);
-        let way = if DIRECT { way::<F, L2>(ctx, packet, &reply, endpoint) } else { stack };
-        if DIRECT && way.is_stack() {
+        let is_offloaded = || offload::is_offloaded::<F, true>(reply.flow.hash, endpoint.generation, tcp_flags);
+        if WAY == OFFLOAD && !is_offloaded() {
             return Verdict::NotOurs;
         }
-        let Some((node, progress)) = node_end(&reply, endpoint) else {
+        let stack = Way::stack(&packet.location);
+        let way = if Self::AT_POD { way::<F, L2>(ctx, packet, &reply, endpoint) } else { stack };
+        if Self::AT_POD && way.is_stack() {
+            return Verdict::NotOurs;
+        }
+        let Some((node, progress)) = node_end::<F, WAY>(&reply, endpoint) else {
             return Verdict::Pass(Reason::UntrackedReply);
         };
         stats::of_mapping(endpoint.stats_index, |stats| {
@@ -82,14 +92,14 @@ impl<const DIRECT: bool> Hook for Replies<DIRECT> {
 
     #[inline(always)]
     fn later_fragment<F: Family, const L2: usize>(ctx: &TcContext, walk: Walk<F>) -> Verdict {
-        fragment::reply::<F, DIRECT, L2>(ctx, walk)
+        fragment::reply::<F, WAY, L2>(ctx, walk)
     }
 
     /// An error about a request, of the Pod, of the Node or of a router behind it, which names the Pod where the client
     /// knows the Node. Whoever sent it, it comes from the Node afterwards: nobody else is known to the client.
     #[inline(always)]
     fn error<F: Family, const L2: usize>(ctx: &TcContext, mut outer: Walk<F>, header: IcmpHeader) -> Verdict {
-        if DIRECT && !redirect::is_from_pod(ctx, &outer.location) {
+        if WAY == DIRECT && !redirect::is_from_pod(ctx, &outer.location) {
             return Verdict::NotOurs;
         }
         let quote = match icmp::quote(ctx, &outer) {
@@ -109,11 +119,11 @@ impl<const DIRECT: bool> Hook for Replies<DIRECT> {
         let key = F::flow_key(&ends, protocol);
         let Some(flow) = Flow::new(config.seed, &ends, protocol, &key) else { return Verdict::NotOurs };
         let Some(node) = known_node_end(&Reply { flow, ends, protocol, tcp_flags: 0 }, endpoint) else {
-            return if DIRECT { Verdict::NotOurs } else { Verdict::Pass(Reason::UntrackedReply) };
+            return if WAY == DIRECT { Verdict::NotOurs } else { Verdict::Pass(Reason::UntrackedReply) };
         };
         let to_client = || redirect::to_client::<F, L2>(ctx, &outer.location, node.addr, Ports::NONE);
-        let way = if DIRECT { to_client() } else { Way::stack(&outer.location) };
-        if DIRECT && way.is_stack() {
+        let way = if WAY == DIRECT { to_client() } else { Way::stack(&outer.location) };
+        if WAY == DIRECT && way.is_stack() {
             return Verdict::NotOurs;
         }
         stats::of_mapping(endpoint.stats_index, |stats| {
@@ -141,8 +151,14 @@ fn way<F: Family, const L2: usize>(
 
 /// What the client of a reply believes it talks to: from the flow table, or from the half-open cache.
 #[inline(always)]
-fn node_end<F: Family>(reply: &Reply<'_, F>, endpoint: &Endpoint) -> Option<(NodeEnd<F>, Progress)> {
+fn node_end<F: Family, const WAY: u8>(
+    reply: &Reply<'_, F>,
+    endpoint: &Endpoint,
+) -> Option<(NodeEnd<F>, Progress)> {
     if let Some(entry) = entry(reply, endpoint) {
+        if WAY == WITNESS {
+            offload::note_passed::<F, true>(reply.flow.hash, endpoint.generation, reply.tcp_flags);
+        }
         flow::note_pod(F::state(entry), reply.tcp_flags);
         return Some((entry_node(entry), Progress::Known));
     }

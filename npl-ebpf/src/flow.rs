@@ -23,7 +23,7 @@ use crate::{
 pub struct Flow<'k, F: Family> {
     key: &'k F::FlowKey,
     protocol: u8,
-    hash: u64,
+    pub hash: u64,
     slot: *mut u64,
 }
 
@@ -56,8 +56,7 @@ impl<'k, F: Family> Flow<'k, F> {
     /// The flow between a client and a Pod; `key` is [`Family::flow_key`] of the same.
     #[inline(always)]
     pub fn new(seed: u64, ends: &Ends<F>, protocol: u8, key: &'k F::FlowKey) -> Option<Self> {
-        let rest = u64::from(ends.client_port) << 32 | u64::from(ends.pod_port) << 8 | u64::from(protocol);
-        let hash = F::hash(seed, ends.client, ends.pod, rest);
+        let hash = hash(seed, ends, protocol);
         let slot = choose_slot::<F>(hash)?;
         Some(Self { key, protocol, hash, slot })
     }
@@ -156,6 +155,13 @@ impl<'k, F: Family> Flow<'k, F> {
     }
 }
 
+/// What a flow is found by, where that is not its key.
+#[inline(always)]
+pub fn hash<F: Family>(seed: u64, ends: &Ends<F>, protocol: u8) -> u64 {
+    let rest = u64::from(ends.client_port) << 32 | u64::from(ends.pod_port) << 8 | u64::from(protocol);
+    F::hash(seed, ends.client, ends.pod, rest)
+}
+
 /// The slot that a flow has, or else the one that it may take: the second only where the first would cost another flow
 /// its reply.
 #[inline(always)]
@@ -223,7 +229,7 @@ fn fresh_entry<F: Family>(request: &Request<F>) -> F::Flow {
 
 /// The low half of `jiffies`: a load that the verifier inlines, unlike a clock.
 #[inline(always)]
-fn jiffies() -> u32 {
+pub fn jiffies() -> u32 {
     // SAFETY: a helper without arguments.
     (unsafe { bpf_jiffies64() }) as u32
 }

@@ -15,7 +15,7 @@ use crate::{
     family::{Backend, Family, Walk},
     flow::NodeEnd,
     hold,
-    hook::Hook,
+    hook::{DIRECT, Hook},
     ingress::Requests,
     maps::CONFIG,
     packet::Ports,
@@ -56,12 +56,12 @@ pub fn note_not_ours<F: Family, H: Hook>(hash: u64, destination: F::Addr) {
 
 /// Judges and rewrites a later fragment of a request.
 #[inline(always)]
-pub fn request<F: Family, const DIRECT: bool, const L2: usize>(ctx: &TcContext, mut walk: Walk<F>) -> Verdict {
+pub fn request<F: Family, const WAY: u8, const L2: usize>(ctx: &TcContext, mut walk: Walk<F>) -> Verdict {
     let Some(config) = CONFIG.get(0) else { return Verdict::NotOurs };
     if F::local_index(config, walk.location.destination).is_none() {
         return Verdict::NotOurs;
     }
-    let hash = hash::<F, Requests<DIRECT>>(config, &walk);
+    let hash = hash::<F, Requests<WAY>>(config, &walk);
     let Some(record) = record::<F>(hash) else {
         hold::keep(ctx, hash);
         return Verdict::Pass(Reason::Fragment);
@@ -74,26 +74,26 @@ pub fn request<F: Family, const DIRECT: bool, const L2: usize>(ctx: &TcContext, 
         stats.request_packets += 1;
         stats.request_bytes += u64::from(ctx.len());
     });
-    let way = redirect::to_pod::<F, DIRECT, L2>(ctx, &walk.location, backend.addr);
+    let way = redirect::to_pod::<F, WAY, L2>(ctx, &walk.location, backend.addr);
     walk.location.rest = way.rest;
     redirect::send(ctx, rewrite::apply_address::<F, DESTINATION>(ctx, &walk, backend.addr), way)
 }
 
 /// Judges and rewrites a later fragment of a reply. What goes out is mostly others', so one without a record is too.
 #[inline(always)]
-pub fn reply<F: Family, const DIRECT: bool, const L2: usize>(ctx: &TcContext, mut walk: Walk<F>) -> Verdict {
-    if DIRECT && !redirect::is_from_pod(ctx, &walk.location) {
+pub fn reply<F: Family, const WAY: u8, const L2: usize>(ctx: &TcContext, mut walk: Walk<F>) -> Verdict {
+    if WAY == DIRECT && !redirect::is_from_pod(ctx, &walk.location) {
         return Verdict::NotOurs;
     }
     let Some(config) = CONFIG.get(0) else { return Verdict::NotOurs };
-    let Some(record) = record::<F>(hash::<F, Replies<DIRECT>>(config, &walk)) else { return Verdict::NotOurs };
+    let Some(record) = record::<F>(hash::<F, Replies<WAY>>(config, &walk)) else { return Verdict::NotOurs };
     if record == Record::NOT_OURS {
         return Verdict::NotOurs;
     }
     let Some(addr) = F::local_address(record.address_index) else { return Verdict::NotOurs };
     let to_client = || redirect::to_client::<F, L2>(ctx, &walk.location, addr, Ports::NONE);
-    let way = if DIRECT { to_client() } else { Way::stack(&walk.location) };
-    if DIRECT && way.is_stack() {
+    let way = if WAY == DIRECT { to_client() } else { Way::stack(&walk.location) };
+    if WAY == DIRECT && way.is_stack() {
         return Verdict::NotOurs;
     }
     // The flow may outlive its mapping by the time that another mapping of the same Pod port is there.

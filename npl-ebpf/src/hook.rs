@@ -10,10 +10,14 @@ use crate::{
     verdict::Verdict,
 };
 
-/// Packets take the host's stack.
-pub const STACK: bool = false;
-/// Packets may go past it.
-pub const DIRECT: bool = true;
+/// How what was translated goes on: by the host's stack.
+pub const STACK: u8 = 0;
+/// Past the stack, where that can be.
+pub const DIRECT: u8 = 1;
+/// Past the stack, where that can be, while the stack lets the flow through.
+pub const OFFLOAD: u8 = 2;
+/// By the stack, and it is noted that it has let the flow through.
+pub const WITNESS: u8 = 3;
 
 /// What is done at one of the two hooks.
 pub trait Hook {

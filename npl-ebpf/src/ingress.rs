@@ -8,20 +8,21 @@ use crate::{
     family::{Backend, Ends, Family, Walk},
     flow::{Flow, NodeEnd, Progress, Request},
     fragment,
-    hook::Hook,
+    hook::{Hook, OFFLOAD},
     icmp::{self, Error},
     maps::CONFIG,
+    offload,
     packet::{Access, IcmpHeader, Packet},
-    redirect,
+    redirect::{self, Way},
     rewrite::{self, DESTINATION},
     stats,
     verdict::Verdict,
 };
 
-/// What is done with requests; `DIRECT` if they may go past the host's stack.
-pub struct Requests<const DIRECT: bool>;
+/// What is done with requests, that go on by this `WAY`: see [`crate::hook`].
+pub struct Requests<const WAY: u8>;
 
-impl<const DIRECT: bool> Hook for Requests<DIRECT> {
+impl<const WAY: u8> Hook for Requests<WAY> {
     const END: bool = DESTINATION;
     const HOLDS_FRAGMENTS: bool = true;
 
@@ -31,18 +32,22 @@ impl<const DIRECT: bool> Hook for Requests<DIRECT> {
         packet: &Packet<F>,
         note: impl FnOnce(&NodeEnd<F>),
     ) -> Verdict {
-        let backend = match backend_of::<F, L2>(ctx, packet, note) {
-            Ok(backend) => backend,
+        let (backend, is_offloaded) = match backend_of::<F, WAY, L2>(ctx, packet, note) {
+            Ok(judged) => judged,
             Err(verdict) => return verdict,
         };
-        let way = redirect::to_pod::<F, DIRECT, L2>(ctx, &packet.location, backend.addr);
+        let way = if WAY == OFFLOAD && !is_offloaded {
+            Way::stack(&packet.location)
+        } else {
+            redirect::to_pod::<F, WAY, L2>(ctx, &packet.location, backend.addr)
+        };
         let packet = packet.with(way.rest);
         redirect::send(ctx, rewrite::apply::<F, DESTINATION, L2>(ctx, &packet, backend.addr, backend.port.to_be()), way)
     }
 
     #[inline(always)]
     fn later_fragment<F: Family, const L2: usize>(ctx: &TcContext, walk: Walk<F>) -> Verdict {
-        fragment::request::<F, DIRECT, L2>(ctx, walk)
+        fragment::request::<F, WAY, L2>(ctx, walk)
     }
 
     /// An error about a reply, which names the Node where the Pod knows itself. The mapping alone tells the Pod. Anybody on
@@ -73,7 +78,7 @@ impl<const DIRECT: bool> Hook for Requests<DIRECT> {
             stats.request_packets += 1;
             stats.request_bytes += u64::from(ctx.len());
         });
-        let way = redirect::to_pod::<F, DIRECT, L2>(ctx, &outer.location, backend.addr);
+        let way = redirect::to_pod::<F, WAY, L2>(ctx, &outer.location, backend.addr);
         outer.location.rest = way.rest;
         let error = Error { outer, header, quote };
         redirect::send(
@@ -84,14 +89,14 @@ impl<const DIRECT: bool> Hook for Requests<DIRECT> {
     }
 }
 
-/// Judges a packet with ports, and notes and counts it if it is a request: the Pod that it goes to, or what else is to
-/// be done with it.
+/// Judges a packet with ports, and notes and counts it if it is a request: the Pod that it goes to and whether its flow is
+/// offloaded, or what else is to be done with it.
 #[inline(always)]
-pub fn backend_of<F: Family, const L2: usize>(
+pub fn backend_of<F: Family, const WAY: u8, const L2: usize>(
     ctx: &impl Access,
     packet: &Packet<F>,
     note: impl FnOnce(&NodeEnd<F>),
-) -> Result<Backend<F>, Verdict> {
+) -> Result<(Backend<F>, bool), Verdict> {
     let node_port = u16::from_be(packet.ports.destination);
     let config = CONFIG.get(0).ok_or(Verdict::NotOurs)?;
     if !config.contains(node_port) {
@@ -113,7 +118,8 @@ pub fn backend_of<F: Family, const L2: usize>(
     let client_port = u16::from_be(packet.ports.source);
     let ends = Ends::<F> { client: packet.location.source, client_port, pod: backend.addr, pod_port: backend.port };
     let key = F::flow_key(&ends, protocol);
-    let progress = Flow::<F>::new(config.seed, &ends, protocol, &key).map(|flow| flow.note_request(&request));
+    let flow = Flow::<F>::new(config.seed, &ends, protocol, &key);
+    let progress = flow.as_ref().map(|flow| flow.note_request(&request));
     stats::of_mapping(backend.stats_index, |stats| {
         stats.request_packets += 1;
         stats.request_bytes += u64::from(ctx.length());
@@ -121,5 +127,7 @@ pub fn backend_of<F: Family, const L2: usize>(
         stats.established_flows += u64::from(progress == Some(Progress::Established));
     });
     note(&request.node);
-    Ok(backend)
+    let offloads = |flow: Flow<'_, F>| offload::is_offloaded::<F, false>(flow.hash, backend.generation, tcp_flags);
+    let is_offloaded = WAY == OFFLOAD && flow.is_some_and(offloads);
+    Ok((backend, is_offloaded))
 }

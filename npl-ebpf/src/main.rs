@@ -4,6 +4,7 @@
 //! `ingress` rewrites what clients send to a node port to the Pod, ahead of netfilter; `egress` rewrites the Pod's
 //! replies back, behind netfilter. In between, the host and its CNI see one ordinary flow from the client to the Pod.
 //! `rest` is both for packets that few are like: ICMP errors, fragments, options, SCTP.
+//! `redirect` is the way past the host's stack, `offload` says when it is open, and `witness` sees what the stack lets through.
 //! `xdp` is `ingress` for plain packets, ahead of the stack.
 //! `local` does without packets: it leads the sockets of clients on the Node itself and in its Pods to the Pod.
 //!
@@ -32,12 +33,14 @@ mod icmp;
 mod ingress;
 mod local;
 mod maps;
+mod offload;
 mod packet;
 mod redirect;
 mod rest;
 mod rewrite;
 mod stats;
 mod verdict;
+mod witness;
 mod xdp;
 
 use aya_ebpf::{
@@ -48,12 +51,13 @@ use npl_common::names::{REST_EGRESS, REST_EGRESS_L3, REST_INGRESS, REST_INGRESS_
 
 use crate::{
     egress::Replies,
-    hook::{DIRECT, Hook, STACK},
+    hook::{DIRECT, Hook, OFFLOAD, STACK, WITNESS},
     ingress::Requests,
     local::{Call, Inet},
     maps::REST,
     packet::ETHERNET,
     verdict::Verdict,
+    witness::Arrivals,
 };
 
 /// Bytes in front of the IP header on a device without link-layer header.
@@ -95,6 +99,30 @@ pub fn npl_in_direct(ctx: TcContext) -> i32 {
 #[classifier]
 pub fn npl_pods(ctx: TcContext) -> i32 {
     plain::<Replies<DIRECT>, ETHERNET>(&ctx, REST_PODS)
+}
+
+/// As [`npl_ingress`], with `--forwarding offload`.
+#[classifier]
+pub fn npl_off_ingress(ctx: TcContext) -> i32 {
+    plain::<Requests<OFFLOAD>, ETHERNET>(&ctx, REST_INGRESS)
+}
+
+/// As [`npl_egress`], with `--forwarding offload`.
+#[classifier]
+pub fn npl_off_egress(ctx: TcContext) -> i32 {
+    plain::<Replies<WITNESS>, ETHERNET>(&ctx, REST_EGRESS)
+}
+
+/// Replies on a device that leads to Pods, with `--forwarding offload`. What is unusual takes the stack.
+#[classifier]
+pub fn npl_off_pods(ctx: TcContext) -> i32 {
+    hook::translate::<Replies<OFFLOAD>, ETHERNET>(&ctx).into_action()
+}
+
+/// Requests that leave for Pods, with `--forwarding offload`.
+#[classifier]
+pub fn npl_off_to_pods(ctx: TcContext) -> i32 {
+    hook::translate::<Arrivals, ETHERNET>(&ctx).into_action()
 }
 
 /// Requests ahead of the stack, by the driver of a device with Ethernet headers.

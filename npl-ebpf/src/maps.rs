@@ -17,6 +17,7 @@ use npl_common::{
         MAX_LOCAL_ADDRESSES, MAX_MAPPINGS, MAX_SOURCE_RANGES, SourceV4, SourceV6,
     },
     names::REST_PROGRAMS,
+    offload::{self, Passed},
     peer::{MAX_PEERS, PeerKeyV4, PeerKeyV6, PeerV4, PeerV6},
     reason::MAX_REASONS,
     stats::{MAX_STATS, MappingStats},
@@ -119,6 +120,14 @@ pub static POD_V4: HashMap<PodV4, PodWay, { MAX_PODS as usize }> = HashMap::new(
 /// Written by the agent, which follows the routes to Pods.
 #[btf_map(name = "npl_pod_v6")]
 pub static POD_V6: HashMap<PodV6, PodWay, { MAX_PODS as usize }> = HashMap::new();
+
+/// Written by the programs, one aligned word at a time.
+#[btf_map(name = "npl_passed_v4")]
+pub static PASSED_V4: Array<Passed, { offload::SLOTS as usize }> = Array::new();
+
+/// Written by the programs, one aligned word at a time.
+#[btf_map(name = "npl_passed_v6")]
+pub static PASSED_V6: Array<Passed, { offload::SLOTS as usize }> = Array::new();
 
 /// Written by the programs, each processor its own.
 #[btf_map(name = "npl_hold")]

@@ -20,6 +20,7 @@ use npl_common::{direct::kind, mapping::protocol};
 
 use crate::{
     family::{Family, Location},
+    hook::{DIRECT, OFFLOAD},
     maps::UPLINK,
     packet::{self, Access as _, Ports, TcpHeader, UdpHeader, skb},
     rewrite::Refused,
@@ -87,13 +88,13 @@ impl<F: Family> Way<F> {
 
 /// The way of a packet to a Pod: the host's stack's unless it may be another.
 #[inline(always)]
-pub fn to_pod<F: Family, const DIRECT: bool, const L2: usize>(
+pub fn to_pod<F: Family, const WAY: u8, const L2: usize>(
     ctx: &TcContext,
     location: &Location<F>,
     pod: F::Addr,
 ) -> Way<F> {
     let stack = Way::stack(location);
-    if !DIRECT {
+    if WAY != DIRECT && WAY != OFFLOAD {
         return stack;
     }
     let (Some(rest), Some(way)) = (F::one_hop_less(location.rest), F::pod_way(pod)) else { return stack };

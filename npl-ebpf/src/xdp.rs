@@ -8,6 +8,7 @@ use aya_ebpf::programs::XdpContext;
 
 use crate::{
     family::{Family, V4, V6},
+    hook::STACK,
     ingress,
     packet::{ETHERNET, Frame, Packet},
     rewrite,
@@ -33,8 +34,8 @@ fn translate_family<F: Family, const IN_PARTS: bool>(frame: &Frame<IN_PARTS>) ->
         Ok(packet) => packet,
         Err(other) => return other.into(),
     };
-    match ingress::backend_of::<F, ETHERNET>(frame, &packet, |_| ()) {
-        Ok(pod) => rewrite::apply_to_frame::<F, ETHERNET>(frame, &packet, pod.addr, pod.port.to_be()).into(),
+    match ingress::backend_of::<F, STACK, ETHERNET>(frame, &packet, |_| ()) {
+        Ok((pod, _)) => rewrite::apply_to_frame::<F, ETHERNET>(frame, &packet, pod.addr, pod.port.to_be()).into(),
         Err(verdict) => verdict,
     }
 }

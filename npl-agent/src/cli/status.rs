@@ -12,7 +12,7 @@ use super::{print, print_json, table};
 use crate::{
     args::{OutputFormat, ViewArgs},
     core::{devices::Device, xdp::Reason},
-    datapath::{inspect::Inspection, preflight},
+    datapath::{inspect::Inspection, pins::Direction, preflight},
     netlink, run,
 };
 
@@ -32,6 +32,8 @@ struct Shown {
     devices: Vec<ShownDevice>,
     /// Addresses of Pods that packets are redirected to, past the host's stack.
     redirected_pods: BTreeSet<IpAddr>,
+    /// Whether they are only for flows that the host's stack lets through.
+    is_offloading: bool,
     /// `connect4`, `sendmsg6`, ….
     socket_hooks: Vec<&'static str>,
     mappings: usize,
@@ -102,6 +104,7 @@ impl Shown {
                 })
                 .collect(),
             redirected_pods: inspection.redirected.keys().copied().collect(),
+            is_offloading: inspection.links.values().flatten().any(|side| *side == Direction::ToPods),
             socket_hooks: inspection.socket_hooks.clone(),
             mappings: inspection.mappings.len(),
             restricted_mappings: inspection.mappings.iter().filter(|it| it.sources.is_restricted()).count(),
@@ -160,7 +163,8 @@ fn forwarding(shown: &Shown) -> String {
         return "by the host's stack".to_owned();
     }
     let devices = shown.devices.iter().filter(|device| device.leads_to_pods).count();
-    format!("redirected to {pods} Pod addresses by {devices} devices; by the host's stack to all others")
+    let how = if shown.is_offloading { "offloaded once established," } else { "redirected" };
+    format!("{how} to {pods} Pod addresses by {devices} devices; by the host's stack to all others")
 }
 
 /// Clients on the Node itself and in its Pods.

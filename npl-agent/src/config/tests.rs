@@ -113,7 +113,7 @@ fn nonsense_is_refused_with_the_flag_and_an_example() {
         ("--devices", "a-name-of-16-by.", "not a list of devices"),
         ("--devices", "../x", "not a list of devices"),
         ("--attach", "generic", "give tc, auto or xdp"),
-        ("--forwarding", "offload", "give stack or redirect"),
+        ("--forwarding", "tunnel", "give stack, redirect or offload"),
         ("--bpffs", "sys/fs/bpf", "not an absolute path"),
         ("--cgroup", "sys/fs/cgroup", "give auto, none or an absolute path, for example /sys/fs/cgroup"),
         ("--listen", "9911", "for example 127.0.0.1:9911"),
@@ -127,8 +127,11 @@ fn nonsense_is_refused_with_the_flag_and_an_example() {
 #[test]
 fn xdp_and_redirect_exclude_each_other() {
     for attach in ["auto", "xdp"] {
-        let told = complaint(&["--forwarding", "redirect", "--attach", attach]);
-        assert!(told.contains("--attach") && told.contains("does not go with --forwarding redirect"), "{told}");
+        for forwarding in ["redirect", "offload"] {
+            let told = complaint(&["--forwarding", forwarding, "--attach", attach]);
+            let expected = format!("does not go with --forwarding {forwarding}");
+            assert!(told.contains("--attach") && told.contains(&expected), "{told}");
+        }
     }
     assert!(config(&["--forwarding", "redirect", "--attach", "tc"]).is_ok());
 }

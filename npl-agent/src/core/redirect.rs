@@ -16,6 +16,8 @@ pub enum Forwarding {
     Stack,
     /// What was translated goes from device to device, where both directions can.
     Redirect,
+    /// The same, of flows that the host's routes and firewall let through; these see a packet of each now and then.
+    Offload,
 }
 
 impl Forwarding {
@@ -24,13 +26,14 @@ impl Forwarding {
         match self {
             Self::Stack => "stack",
             Self::Redirect => "redirect",
+            Self::Offload => "offload",
         }
     }
 }
 
 /// No way of forwarding.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no way of forwarding: give stack or redirect")]
+#[error("{0:?} is no way of forwarding: give stack, redirect or offload")]
 pub struct ForwardingError(String);
 
 impl FromStr for Forwarding {
@@ -40,6 +43,7 @@ impl FromStr for Forwarding {
         match text {
             "stack" => Ok(Self::Stack),
             "redirect" => Ok(Self::Redirect),
+            "offload" => Ok(Self::Offload),
             _ => Err(ForwardingError(text.to_owned())),
         }
     }
@@ -52,8 +56,33 @@ pub enum Carries {
     Uplink,
     /// The same, and a request may leave for a Pod at once.
     DirectUplink,
+    /// The same, of flows that the host's stack lets through.
+    OffloadUplink,
     /// Replies of Pods come in, and may leave for the client at once.
     Pods,
+    /// The same, of flows that the host's stack lets through; what it lets through is seen there.
+    OffloadPods,
+}
+
+impl Carries {
+    /// Of an uplink.
+    pub const fn uplink(forwarding: Forwarding) -> Self {
+        match forwarding {
+            Forwarding::Stack => Self::Uplink,
+            Forwarding::Redirect => Self::DirectUplink,
+            Forwarding::Offload => Self::OffloadUplink,
+        }
+    }
+
+    /// Of a device that leads to Pods past the host's stack.
+    pub const fn pods(forwarding: Forwarding) -> Self {
+        if matches!(forwarding, Forwarding::Offload) { Self::OffloadPods } else { Self::Pods }
+    }
+
+    /// Whether replies may leave by it that did not take the host's stack.
+    pub const fn is_direct_uplink(self) -> bool {
+        matches!(self, Self::DirectUplink | Self::OffloadUplink)
+    }
 }
 
 /// What is to stand where.
@@ -121,6 +150,8 @@ pub enum Refusal {
     NoEthernet,
     /// Another host passes packets on to it.
     HasGateway,
+    /// Connection tracking would find the packets invalid that it does see of a flow.
+    StrictTracking,
 }
 
 impl Refusal {
@@ -133,6 +164,7 @@ impl Refusal {
             Self::IsEnslaved => "its device belongs to another one",
             Self::NoEthernet => "its device has no Ethernet headers",
             Self::HasGateway => "the route to it has a gateway",
+            Self::StrictTracking => "connection tracking is strict",
         }
     }
 }
@@ -253,8 +285,10 @@ mod tests {
 
     #[test]
     fn only_what_is_there_can_be_chosen() {
-        assert_eq!("redirect".parse(), Ok(Forwarding::Redirect));
-        let refused = "offload".parse::<Forwarding>().unwrap_err();
-        assert_eq!(refused.to_string(), "\"offload\" is no way of forwarding: give stack or redirect");
+        for forwarding in [Forwarding::Stack, Forwarding::Redirect, Forwarding::Offload] {
+            assert_eq!(forwarding.as_str().parse(), Ok(forwarding));
+        }
+        let refused = "tunnel".parse::<Forwarding>().unwrap_err();
+        assert_eq!(refused.to_string(), "\"tunnel\" is no way of forwarding: give stack, redirect or offload");
     }
 }

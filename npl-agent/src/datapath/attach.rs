@@ -15,7 +15,10 @@ use aya::{
     },
     sys::SyscallError,
 };
-use npl_common::names::{PROG_EGRESS, PROG_EGRESS_L3, PROG_INGRESS, PROG_INGRESS_DIRECT, PROG_INGRESS_L3, PROG_PODS};
+use npl_common::names::{
+    PROG_EGRESS, PROG_EGRESS_L3, PROG_EGRESS_OFFLOAD, PROG_INGRESS, PROG_INGRESS_DIRECT, PROG_INGRESS_L3,
+    PROG_INGRESS_OFFLOAD, PROG_PODS, PROG_PODS_OFFLOAD, PROG_TO_PODS,
+};
 
 use super::{
     error::DatapathError,
@@ -68,12 +71,12 @@ impl Hooks {
     ///
     /// The kernel's refusal.
     pub fn prepare(&mut self, forwarding: Forwarding) -> Result<(), DatapathError> {
-        match forwarding {
-            Forwarding::Stack => Ok(()),
-            Forwarding::Redirect => {
-                [PROG_INGRESS_DIRECT, PROG_PODS].into_iter().try_for_each(|name| self.program(name).map(drop))
-            }
-        }
+        let names: &[_] = match forwarding {
+            Forwarding::Stack => &[],
+            Forwarding::Redirect => &[PROG_INGRESS_DIRECT, PROG_PODS],
+            Forwarding::Offload => &[PROG_INGRESS_OFFLOAD, PROG_EGRESS_OFFLOAD, PROG_PODS_OFFLOAD, PROG_TO_PODS],
+        };
+        names.iter().try_for_each(|name| self.program(name).map(drop))
     }
 
     /// A program by its name, loaded, for whoever runs it without a device.
@@ -118,11 +121,7 @@ impl Hooks {
     }
 
     fn attach_all(&mut self, device: &Device, carries: Carries) -> Result<(), DatapathError> {
-        // Replies first: a request whose reply leaves untranslated is worse than one that waits for a moment.
-        if !matches!(carries, Carries::Pods) {
-            self.attach_one(device, Direction::Egress, carries)?;
-        }
-        self.attach_one(device, Direction::Ingress, carries)
+        sides(carries).iter().try_for_each(|side| self.attach_one(device, *side, carries))
     }
 
     fn attach_one(&mut self, device: &Device, direction: Direction, carries: Carries) -> Result<(), DatapathError> {
@@ -204,13 +203,15 @@ impl Hooks {
             Err(error) => return vec![error],
         };
         let mut errors = Vec::new();
-        let is_superfluous = |(ifindex, direction): &(u32, Direction)| match wanted.get(ifindex) {
-            None => true,
-            Some(Carries::Pods) => *direction == Direction::Egress,
-            Some(Carries::Uplink | Carries::DirectUplink) => false,
-        };
-        for (ifindex, direction) in links.into_iter().filter(is_superfluous) {
-            if let Some(device) = devices.iter().find(|device| device.ifindex == ifindex && !self.tcx) {
+        let wanted_sides = |ifindex| wanted.get(&ifindex).map(|carries| sides(*carries)).unwrap_or_default();
+        for (ifindex, direction) in links {
+            if wanted_sides(ifindex).contains(&direction) {
+                continue;
+            }
+            // A hook has one filter of ours: it may be another side's by now.
+            let has_other = wanted_sides(ifindex).iter().any(|side| attach_type(*side) == attach_type(direction));
+            let is_ours = |device: &&Device| device.ifindex == ifindex && !self.tcx && !has_other;
+            if let Some(device) = devices.iter().find(is_ours) {
                 super::cleanup::detach_filters(&device.name, &[attach_type(direction)]);
             }
             errors.extend(unpin(&self.pins.link(ifindex, direction)).err());
@@ -219,12 +220,26 @@ impl Hooks {
     }
 }
 
+/// Where programs are on a device, in the order in which they come. Replies first: a request whose reply leaves untranslated
+/// is worse than one that waits for a moment.
+const fn sides(carries: Carries) -> &'static [Direction] {
+    match carries {
+        Carries::Uplink | Carries::DirectUplink | Carries::OffloadUplink => &[Direction::Egress, Direction::Ingress],
+        Carries::Pods => &[Direction::Ingress],
+        Carries::OffloadPods => &[Direction::ToPods, Direction::Ingress],
+    }
+}
+
 const fn program_name(device: &Device, direction: Direction, carries: Carries) -> &'static str {
     match (direction, carries, device.has_ethernet) {
         (Direction::Ingress, Carries::Pods, _) => PROG_PODS,
+        (Direction::Ingress, Carries::OffloadPods, _) => PROG_PODS_OFFLOAD,
+        (Direction::ToPods, _, _) => PROG_TO_PODS,
         (Direction::Ingress, Carries::DirectUplink, true) => PROG_INGRESS_DIRECT,
+        (Direction::Ingress, Carries::OffloadUplink, true) => PROG_INGRESS_OFFLOAD,
         (Direction::Ingress, _, true) => PROG_INGRESS,
         (Direction::Ingress, _, false) => PROG_INGRESS_L3,
+        (Direction::Egress, Carries::OffloadUplink, true) => PROG_EGRESS_OFFLOAD,
         (Direction::Egress, _, true) => PROG_EGRESS,
         (Direction::Egress, _, false) => PROG_EGRESS_L3,
     }
@@ -233,7 +248,7 @@ const fn program_name(device: &Device, direction: Direction, carries: Carries) -
 const fn attach_type(direction: Direction) -> TcAttachType {
     match direction {
         Direction::Ingress => TcAttachType::Ingress,
-        Direction::Egress => TcAttachType::Egress,
+        Direction::Egress | Direction::ToPods => TcAttachType::Egress,
     }
 }
 

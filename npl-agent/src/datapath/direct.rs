@@ -55,7 +55,7 @@ impl DirectWays {
         let value_of = |addr: IpAddr| pods.get(&addr).map(|way| value(*way));
         self.v4.retain(|pod, value| value_of(pod.addr.into()) == Some(*value))?;
         self.v6.retain(|pod, value| value_of(pod.addr.into()) == Some(*value))?;
-        self.uplinks.retain(|ifindex, _| devices.get(ifindex) == Some(&Carries::DirectUplink))
+        self.uplinks.retain(|ifindex, _| devices.get(ifindex).is_some_and(|carries| carries.is_direct_uplink()))
     }
 
     /// Puts in what carries programs. Pods last, for the same reason.
@@ -64,7 +64,7 @@ impl DirectWays {
         devices: &BTreeMap<u32, Carries>,
         pods: &BTreeMap<IpAddr, PodWay>,
     ) -> Result<(), DatapathError> {
-        let uplinks = devices.iter().filter(|(_, carries)| **carries == Carries::DirectUplink);
+        let uplinks = devices.iter().filter(|(_, carries)| carries.is_direct_uplink());
         uplinks.map(|(ifindex, _)| *ifindex).try_for_each(|ifindex| self.uplinks.set(ifindex, UPLINK))?;
         pods.iter().try_for_each(|(addr, way)| match addr {
             IpAddr::V4(addr) => self.v4.set(PodV4 { addr: addr.octets() }, value(*way)),

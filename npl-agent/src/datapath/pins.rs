@@ -7,6 +7,7 @@
 //!     ├── npl_config … npl_reason    the maps, by their names
 //!     ├── links/<ifindex>_in         BPF links; before 6.6 empty folders that stand for filters
 //!     ├── links/<ifindex>_out
+//!     ├── links/<ifindex>_pods       of devices that lead to Pods, where it is seen what the host's stack lets through
 //!     ├── links/<ifindex>_xdp        BPF links of devices whose driver runs a program for requests
 //!     ├── links/<cgroup>_connect4 …  BPF links of a cgroup, by its inode number
 //!     ├── xdp/<ifindex>_<reason>     empty folder: why a device's requests are translated by XDP, or by TC alone
@@ -40,14 +41,19 @@ pub enum Direction {
     Ingress,
     /// Packets that leave by the device: replies.
     Egress,
+    /// Packets that leave by a device that leads to Pods: requests, behind the host's stack.
+    ToPods,
 }
 
 impl Direction {
+    const ALL: [Self; 3] = [Self::Ingress, Self::Egress, Self::ToPods];
+
     /// As in pin names.
     const fn suffix(self) -> &'static str {
         match self {
             Self::Ingress => "in",
             Self::Egress => "out",
+            Self::ToPods => "pods",
         }
     }
 
@@ -55,7 +61,7 @@ impl Direction {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Ingress => "ingress",
-            Self::Egress => "egress",
+            Self::Egress | Self::ToPods => "egress",
         }
     }
 }
@@ -133,7 +139,7 @@ impl Pins {
         let mut links = Vec::new();
         for name in names_in(&self.version.join(LINK_DIR))? {
             let Some((ifindex, suffix)) = name.split_once('_') else { continue };
-            let direction = [Direction::Ingress, Direction::Egress].into_iter().find(|d| d.suffix() == suffix);
+            let direction = Direction::ALL.into_iter().find(|d| d.suffix() == suffix);
             if let (Ok(ifindex), Some(direction)) = (ifindex.parse(), direction) {
                 links.push((ifindex, direction));
             }

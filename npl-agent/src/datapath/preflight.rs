@@ -17,6 +17,9 @@ const TCX_SINCE: (u8, u8) = (6, 6);
 /// The first kernel with XDP programs for frames in parts.
 const XDP_FRAGS_SINCE: (u8, u8) = (5, 18);
 
+/// The sysctl of the network namespace that the reader is in; not there without connection tracking.
+const TCP_BE_LIBERAL: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
+
 /// Checks kernel, capabilities and bpffs, in the order in which a user can do something about them.
 ///
 /// # Errors
@@ -36,6 +39,12 @@ pub fn has_tcx() -> bool {
 /// Whether an XDP program may be given frames in parts here, as devices with a large MTU have.
 pub fn has_xdp_frags() -> bool {
     is_at_least(XDP_FRAGS_SINCE)
+}
+
+/// Whether connection tracking finds packets of TCP invalid that are out of the window which it has seen; not so where it is
+/// not there.
+pub fn tracks_strictly() -> bool {
+    std::fs::read_to_string(TCP_BE_LIBERAL).is_ok_and(|value| value.trim() == "0")
 }
 
 /// A kernel that does not say its version is taken for a new one: loading will tell.

@@ -11,6 +11,7 @@ use npl_common::{
     direct::PodWay,
     flow::FlowState,
     mapping::{Endpoint, FLAG_RESTRICTED, Frontend},
+    offload::Passed,
 };
 
 use crate::{
@@ -99,6 +100,8 @@ pub trait Family: Sized {
     fn slot(index: u32) -> Option<*mut u64>;
     /// A slot of the records of fragmented datagrams.
     fn fragment_slot(index: u32) -> Option<*mut u64>;
+    /// A slot of the record of what the host's stack has let through.
+    fn offload_slot(index: u32) -> Option<*mut Passed>;
 
     /// Whether the address never leaves the network namespace that it is used in.
     fn is_loopback(addr: Self::Addr) -> bool;

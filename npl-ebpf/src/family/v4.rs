@@ -13,6 +13,7 @@ use npl_common::{
     direct::{PodV4, PodWay},
     flow::{FlowKeyV4, FlowState, FlowV4},
     mapping::{Endpoint, EndpointV4, Frontend, LocalAddressV4, SourceV4},
+    offload::Passed,
     peer::{PeerKeyV4, PeerV4},
     syn,
 };
@@ -20,7 +21,8 @@ use npl_common::{
 use super::{Backend, End, Ends, Family, Fragment, Location, Peer, SourceKey, Walk};
 use crate::{
     maps::{
-        ALLOW_V4, ENDPOINT_V4, FLOW_V4, FRAGMENT_V4, LOCAL_ADDRESS_V4, LOCAL_V4, MAPPING_V4, PEER_V4, POD_V4, SYN_V4,
+        ALLOW_V4, ENDPOINT_V4, FLOW_V4, FRAGMENT_V4, LOCAL_ADDRESS_V4, LOCAL_V4, MAPPING_V4, PASSED_V4, PEER_V4, POD_V4,
+        SYN_V4,
     },
     packet::{self, Access, ETHERNET, Other},
     redirect::{self, Routing},
@@ -305,6 +307,11 @@ impl Family for V4 {
     #[inline(always)]
     fn fragment_slot(index: u32) -> Option<*mut u64> {
         FRAGMENT_V4.get_ptr_mut(index)
+    }
+
+    #[inline(always)]
+    fn offload_slot(index: u32) -> Option<*mut Passed> {
+        PASSED_V4.get_ptr_mut(index)
     }
 
     #[inline(always)]

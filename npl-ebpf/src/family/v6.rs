@@ -13,6 +13,7 @@ use npl_common::{
     direct::{PodV6, PodWay},
     flow::{FlowKeyV6, FlowState, FlowV6},
     mapping::{Endpoint, EndpointV6, Frontend, LocalAddressV6, SourceV6},
+    offload::Passed,
     peer::{PeerKeyV6, PeerV6},
     syn,
 };
@@ -20,7 +21,8 @@ use npl_common::{
 use super::{Backend, End, Ends, Family, Fragment, Location, Peer, SourceKey, Walk};
 use crate::{
     maps::{
-        ALLOW_V6, ENDPOINT_V6, FLOW_V6, FRAGMENT_V6, LOCAL_ADDRESS_V6, LOCAL_V6, MAPPING_V6, PEER_V6, POD_V6, SYN_V6,
+        ALLOW_V6, ENDPOINT_V6, FLOW_V6, FRAGMENT_V6, LOCAL_ADDRESS_V6, LOCAL_V6, MAPPING_V6, PASSED_V6, PEER_V6, POD_V6,
+        SYN_V6,
     },
     packet::{self, Access, ETHERNET, Other},
     redirect::{self, Routing},
@@ -319,6 +321,11 @@ impl Family for V6 {
     #[inline(always)]
     fn fragment_slot(index: u32) -> Option<*mut u64> {
         FRAGMENT_V6.get_ptr_mut(index)
+    }
+
+    #[inline(always)]
+    fn offload_slot(index: u32) -> Option<*mut Passed> {
+        PASSED_V6.get_ptr_mut(index)
     }
 
     #[inline(always)]

@@ -9,6 +9,7 @@ pub(crate) mod extensions;
 mod flows;
 pub(crate) mod fragments;
 mod l3;
+mod offload;
 mod reasons;
 mod redirect;
 mod replies;

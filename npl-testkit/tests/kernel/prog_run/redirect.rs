@@ -17,7 +17,7 @@ use crate::counters::{first_request, request};
 use crate::lab::{Lab, NEXT, open};
 
 /// `TC_ACT_REDIRECT`, which is also `TCX_REDIRECT`.
-const REDIRECT: i32 = 7;
+pub(super) const REDIRECT: i32 = 7;
 
 /// A device that nobody has: where a packet goes is only noted, since none leaves a test run.
 const DEVICE: u32 = 1_000_000;
@@ -28,7 +28,7 @@ const ID: u32 = 0x4e51;
 const SIZE: usize = 504;
 
 /// Says that packets to a Pod go by a device, and that its own come by it.
-fn lead(pod: IpAddr, way: PodWay) {
+pub(super) fn lead(pod: IpAddr, way: PodWay) {
     match pod {
         IpAddr::V4(addr) => {
             let mut map: HashMap<MapData, PodV4, PodWay> = open(MAP_POD_V4);
@@ -41,10 +41,10 @@ fn lead(pod: IpAddr, way: PodWay) {
     }
 }
 
-const WAY: PodWay = PodWay { ifindex: DEVICE, mtu: MTU, kind: kind::PEER };
+pub(super) const WAY: PodWay = PodWay { ifindex: DEVICE, mtu: MTU, kind: kind::PEER };
 
 /// The same after one more hop.
-fn one_hop_on(packet: &Packet) -> Packet {
+pub(super) fn one_hop_on(packet: &Packet) -> Packet {
     let mut packet = packet.clone();
     match &mut packet.ip {
         Ip::V4(ip) => ip.ttl -= 1,

@@ -9,6 +9,7 @@ mod foreign;
 mod fragments;
 mod offload;
 mod oracle;
+mod past_the_stack;
 mod redirect;
 mod requests;
 mod sctp;

@@ -13,6 +13,7 @@ use npl_testkit::poll;
 use npl_testkit::topology::{Offload, Options};
 use npl_testkit::traffic::{self, Direction, Load, Request, Transfer, UdpOptions, transfer, udp_socket};
 
+use super::past_the_stack::make_liberal;
 use crate::lab::mapping;
 use crate::world::{NODE_PORT, POD_PORT, World, is_emulated};
 
@@ -175,6 +176,7 @@ fn a_packet_on_its_last_hop_is_answered_by_the_host() {
 #[test]
 fn nothing_is_lost_when_the_way_changes() {
     let mut world = redirected();
+    make_liberal(world.node(), true);
     let requests = |world: &World| -> Vec<Request> {
         let to = |protocol, (server, client): (SocketAddr, IpAddr)| Request {
             protocol,
@@ -190,9 +192,10 @@ fn nothing_is_lost_when_the_way_changes() {
     let running = [Direction::Upload, Direction::Download]
         .map(|direction| Transfer::start(world.client(), world.frontend(), direction, size, rate).unwrap());
     let load = Load::start(world.client(), 100, requests(&world));
-    for share in 1..=8 {
+    for share in 1..=8_u8 {
         running[0].wait_for_share(f64::from(share) / 10.0, LIMIT).unwrap();
-        let forwarding = if share % 2 == 0 { Forwarding::Redirect } else { Forwarding::Stack };
+        let ways = [Forwarding::Redirect, Forwarding::Stack, Forwarding::Offload];
+        let forwarding = ways[usize::from(share) % ways.len()];
         if share == 5 {
             // Another agent.
             world.datapath = Some(world.open());

@@ -13,6 +13,7 @@ use npl_testkit::echo::EchoServer;
 use npl_testkit::topology::Options;
 use npl_testkit::traffic::{self, Direction, UdpOptions, tcp_connect, tcp_request, transfer, udp_exchange};
 
+use super::past_the_stack::make_liberal;
 use crate::lab::mapping;
 use crate::world::{NODE_PORT, POD_PORT, World, is_emulated};
 
@@ -38,10 +39,13 @@ fn node_with(rules: &[&str]) -> World {
     world
 }
 
-/// By the host's stack, and past it.
+/// By the host's stack, past it, and past it as long as it lets flows through.
 fn everything_passes_either_way(mut world: World) {
     everything_passes(&world);
     world.follow(Forwarding::Redirect);
+    everything_passes(&world);
+    make_liberal(world.node(), true);
+    world.follow(Forwarding::Offload);
     everything_passes(&world);
 }
 
@@ -138,6 +142,9 @@ rule add from {second} lookup 100 priority 1536"
     }
     every_pod_answers(&world);
     world.follow(Forwarding::Redirect);
+    every_pod_answers(&world);
+    make_liberal(world.node(), true);
+    world.follow(Forwarding::Offload);
     every_pod_answers(&world);
 }
 

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `--forwarding offload`: the host's stack decides on every flow, and most packets pass it by.
+
+use std::time::{Duration, Instant};
+
+use npl_agent::core::redirect::Forwarding;
+use npl_testkit::netns::Netns;
+use npl_testkit::poll;
+use npl_testkit::traffic::{self, Direction, Transfer, transfer, udp_socket};
+
+use crate::world::{World, is_emulated};
+
+/// What a CNI's firewall is like: connections are let through that began with a SYN, and whatever belongs to nobody's is
+/// dropped and counted.
+const STATEFUL: &str = "
+table inet npl_test {
+  counter forwarded { }
+  counter invalid { }
+  chain forward {
+    type filter hook forward priority filter; policy drop;
+    counter name forwarded
+    ct state invalid counter name invalid drop
+    ct state established,related accept
+    ct state new tcp flags & (fin | syn | rst | ack) == syn accept
+    ct state new meta l4proto udp accept
+    meta l4proto icmpv6 accept
+    counter name invalid
+  }
+}";
+
+/// As [`STATEFUL`] once somebody has changed their mind.
+const NOTHING_ANY_MORE: &str = "insert rule inet npl_test forward meta l4proto tcp drop comment \"changed\"";
+
+/// Far longer than the kernel needs.
+const LIMIT: Duration = Duration::from_secs(30);
+
+fn bytes() -> u64 {
+    if is_emulated() { 1 << 20 } else { 32 << 20 }
+}
+
+/// A Pod on a Node with a stateful firewall and liberal connection tracking.
+fn offloading() -> World {
+    let mut world = World::new(1);
+    world.node().nft(STATEFUL).unwrap();
+    make_liberal(world.node(), true);
+    world.follow(Forwarding::Offload);
+    assert_eq!(world.datapath().redirected().unwrap().len(), 2, "the Pod's two addresses");
+    world
+}
+
+pub(super) fn make_liberal(node: &Netns, is_liberal: bool) {
+    node.sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", if is_liberal { "1" } else { "0" }).unwrap();
+}
+
+/// Packets that a counter of the rules has seen.
+fn counted(world: &World, counter: &str) -> u64 {
+    let text = world.node().nft(&format!("list counter inet npl_test {counter}")).unwrap();
+    let after = text.split_once("packets ").unwrap().1;
+    after.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+/// Connections that connection tracking calls established.
+fn tracked(world: &World) -> String {
+    let output = world.node().command("conntrack").unwrap().args(["-L", "-p", "tcp", "--state", "ESTABLISHED"]).output();
+    String::from_utf8(output.unwrap().stdout).unwrap()
+}
+
+/// Packets that the host forwards for a transfer each way, in each family.
+fn forwarded_for_transfers(world: &World) -> u64 {
+    let before = counted(world, "forwarded");
+    for frontend in world.frontends() {
+        for direction in [Direction::Upload, Direction::Download] {
+            assert_eq!(transfer(world.client(), frontend, direction, bytes()).unwrap().bytes, bytes());
+        }
+    }
+    counted(world, "forwarded") - before
+}
+
+#[test]
+fn most_packets_of_established_flows_pass_by_the_hosts_stack() {
+    let mut world = offloading();
+    world.assert_answers();
+    let offloaded = forwarded_for_transfers(&world);
+    world.follow(Forwarding::Stack);
+    let by_the_stack = forwarded_for_transfers(&world);
+    assert!(offloaded > 0 && offloaded * 4 < by_the_stack, "{offloaded} packets instead of {by_the_stack}");
+    assert_eq!(counted(&world, "invalid"), 0);
+}
+
+/// Their entries would be gone after two seconds if connection tracking saw nothing of them, and what comes then belongs to
+/// no connection that it knows.
+#[test]
+fn connection_tracking_keeps_live_flows_and_sees_their_end() {
+    let world = offloading();
+    world.node().sysctl("net/netfilter/nf_conntrack_tcp_timeout_established", "4").unwrap();
+    let (rate, seconds) = (1 << 20, 8);
+    let running = [Direction::Upload, Direction::Download]
+        .map(|direction| Transfer::start(world.client(), world.frontend(), direction, rate * seconds, rate).unwrap());
+    for transfer in running {
+        assert_eq!(transfer.join().unwrap().bytes, rate * seconds);
+    }
+    assert_eq!(counted(&world, "invalid"), 0);
+    poll::until("the end of both connections", LIMIT, || tracked(&world).is_empty().then_some(())).unwrap();
+}
+
+#[test]
+fn a_policy_that_changes_ends_live_flows() {
+    for direction in [Direction::Upload, Direction::Download] {
+        let world = offloading();
+        let rate = 4 << 20;
+        let transfer = Transfer::start(world.client(), world.frontend(), direction, rate * 12, rate).unwrap();
+        transfer.wait_for_share(0.1, LIMIT).unwrap();
+        world.node().nft(NOTHING_ANY_MORE).unwrap();
+        let since = Instant::now();
+        let stalled = || {
+            let before = transfer.moved();
+            poll::until("nothing", Duration::from_millis(500), || (transfer.moved() != before).then_some(())).is_err()
+        };
+        poll::until("the end of the flow", LIMIT, || stalled().then_some(())).unwrap();
+        assert!(transfer.moved() < rate * 10, "it was let through to its end");
+        assert!(since.elapsed() < Duration::from_secs(8), "{:?}", since.elapsed());
+        // With the rules as they were, it goes on: nothing of ours has broken it.
+        world.node().nft("flush chain inet npl_test forward\nadd rule inet npl_test forward accept").unwrap();
+        assert_eq!(transfer.join().unwrap().bytes, rate * 12);
+    }
+}
+
+#[test]
+fn what_the_host_does_not_let_through_is_never_offloaded() {
+    let world = offloading();
+    world.node().nft(NOTHING_ANY_MORE).unwrap();
+    assert!(traffic::tcp_connect(world.client(), world.frontend()).is_err());
+    let socket = udp_socket(world.client(), world.frontend(), true).unwrap();
+    for question in 0..8 {
+        assert_eq!(traffic::udp_ask(&socket, &format!("question {question}")).unwrap().pod, "web-0");
+    }
+}
+
+/// Connection tracking that has to see every packet of a connection would call the rest invalid.
+#[test]
+fn strict_connection_tracking_gets_every_packet() {
+    let mut world = World::new(1);
+    world.node().nft(STATEFUL).unwrap();
+    make_liberal(world.node(), false);
+    world.follow(Forwarding::Offload);
+    assert!(world.datapath().redirected().unwrap().is_empty());
+    forwarded_for_transfers(&world);
+    make_liberal(world.node(), true);
+    world.follow(Forwarding::Offload);
+    assert_eq!(world.datapath().redirected().unwrap().len(), 2);
+    forwarded_for_transfers(&world);
+    assert_eq!(counted(&world, "invalid"), 0);
+}
