@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `--forwarding redirect`, by the agent with its own rights.
+//! `--forwarding redirect` and `offload`, by the agent with its own rights.
 
-use npl_testkit::poll;
+use npl_testkit::echo::Protocol;
+use npl_testkit::{poll, traffic};
 
 use crate::world::{LIMIT, World};
 
@@ -61,4 +62,28 @@ fn an_agent_that_is_told_otherwise_gives_packets_back_to_the_stack() {
     let status = world.agent_options(&[]).command_json("status").unwrap();
     let devices = status.get("devices").unwrap().as_array().unwrap();
     assert_eq!(devices.len(), 1, "the uplink alone carries programs: {status}");
+}
+
+/// What connection tracking would call invalid is not offloaded; the agent says so, and looks again.
+#[test]
+fn flows_are_offloaded_once_connection_tracking_is_liberal() {
+    const LIBERAL: &str = "net/netfilter/nf_conntrack_tcp_be_liberal";
+    let mut world = World::new();
+    world.topology.node().sysctl(LIBERAL, "0").unwrap();
+    world.create_node();
+    world.start_agent(&["--forwarding", "offload", "--resync", "1s"]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    world.wait_for_log("nf_conntrack_tcp_be_liberal=1");
+    wait_for_redirected_pods(&world, 0);
+    world.topology.node().sysctl(LIBERAL, "1").unwrap();
+    wait_for_redirected_pods(&world, 1);
+    world.assert_served("web-0");
+    let status = world.agent_options(&[]).command(&["status"]).unwrap();
+    assert!(status.contains("offloaded once established, to 1 Pod addresses by 1 devices"), "{status}");
+    world.topology.node().nft(NOTHING_IS_FORWARDED).unwrap();
+    let server = world.address("web-0", Protocol::Tcp);
+    assert!(traffic::tcp_connect(&world.topology.client().netns, server).is_err(), "the host decides");
 }

@@ -58,6 +58,10 @@ pub(crate) enum Mode {
     Ours,
     /// Translated by NPL and redirected, past the host's stack.
     OursRedirect,
+    /// Translated by NPL and offloaded: past the host's stack while that lets the flow through.
+    OursOffload,
+    /// The same on a Node whose rules use connection tracking.
+    OursOffloadConntrack,
     /// Translated by NPL with so many mappings.
     OursOf(u16),
     /// Translated by NPL on a Node whose rules use connection tracking.
@@ -82,6 +86,8 @@ impl Mode {
             Self::Nftables => "nftables".to_owned(),
             Self::Ours => "ours".to_owned(),
             Self::OursRedirect => "ours_redirect".to_owned(),
+            Self::OursOffload => "ours_offload".to_owned(),
+            Self::OursOffloadConntrack => "ours_offload_conntrack".to_owned(),
             Self::OursOf(mappings) => format!("ours_{mappings}"),
             Self::OursConntrack => "ours_conntrack".to_owned(),
             Self::RoutingWire => "routing_wire".to_owned(),
@@ -100,6 +106,8 @@ impl Mode {
             | Self::Nftables
             | Self::Ours
             | Self::OursRedirect
+            | Self::OursOffload
+            | Self::OursOffloadConntrack
             | Self::OursConntrack
             | Self::RoutingWire
             | Self::OursWire
@@ -118,6 +126,8 @@ impl Mode {
             | Self::Nftables
             | Self::Ours
             | Self::OursRedirect
+            | Self::OursOffload
+            | Self::OursOffloadConntrack
             | Self::OursOf(_)
             | Self::OursConntrack
             | Self::RoutingWire
@@ -136,6 +146,7 @@ impl Mode {
         match self {
             Self::RoutingConntrack
             | Self::OursConntrack
+            | Self::OursOffloadConntrack
             | Self::Iptables(_)
             | Self::IptablesNewest(_)
             | Self::Nftables => true,
@@ -144,6 +155,7 @@ impl Mode {
             | Self::RoutingWire
             | Self::Ours
             | Self::OursRedirect
+            | Self::OursOffload
             | Self::OursOf(_)
             | Self::OursWire
             | Self::OursXdp => false,
@@ -195,10 +207,10 @@ impl Ratio {
 }
 
 /// Every comparison, in the order in which it is shown.
-pub(crate) const RATIOS: [Ratio; 29] = {
+pub(crate) const RATIOS: [Ratio; 31] = {
     use Mode::{
-        Iptables, IptablesNewest, Nftables, Ours, OursConntrack, OursOf, OursRedirect, OursWire, OursXdp, Routing,
-        RoutingBesideOurs, RoutingConntrack, RoutingWire,
+        Iptables, IptablesNewest, Nftables, Ours, OursConntrack, OursOf, OursOffload, OursOffloadConntrack, OursRedirect,
+        OursWire, OursXdp, Routing, RoutingBesideOurs, RoutingConntrack, RoutingWire,
     };
     use Workload::{Established, NewFlows, SynFlood};
     [
@@ -207,6 +219,8 @@ pub(crate) const RATIOS: [Ratio; 29] = {
         ratio(Established, Ours, Nftables, None),
         ratio(Established, OursRedirect, Routing, Some(1.35)),
         ratio(Established, OursRedirect, Iptables(1), None),
+        ratio(Established, OursOffload, Routing, Some(1.35)),
+        ratio(Established, OursOffloadConntrack, RoutingConntrack, None),
         ratio(Established, RoutingBesideOurs, Routing, Some(0.98)),
         ratio(Established, OursConntrack, RoutingConntrack, None),
         ratio(Established, OursConntrack, Iptables(1), None),

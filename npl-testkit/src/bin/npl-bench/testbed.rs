@@ -194,6 +194,9 @@ fn translate(
     mappings: Mappings,
 ) -> Result<Option<(Datapath, BpfFs)>> {
     let node = topology.node();
+    if matches!(mode, Mode::OursOffload | Mode::OursOffloadConntrack) {
+        node.sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", "1")?;
+    }
     match mode {
         Mode::Routing | Mode::RoutingWire => Ok(None),
         Mode::RoutingConntrack => rivals::add_conntrack(node).map(|()| None),
@@ -203,6 +206,11 @@ fn translate(
             load_ours(run, name, topology, mappings, Forwarding::Stack, Attach::Tc).map(Some)
         }
         Mode::OursRedirect => load_ours(run, name, topology, mappings, Forwarding::Redirect, Attach::Tc).map(Some),
+        Mode::OursOffload => load_ours(run, name, topology, mappings, Forwarding::Offload, Attach::Tc).map(Some),
+        Mode::OursOffloadConntrack => {
+            rivals::add_conntrack(node)?;
+            load_ours(run, name, topology, mappings, Forwarding::Offload, Attach::Tc).map(Some)
+        }
         Mode::OursXdp => load_ours(run, name, topology, mappings, Forwarding::Stack, Attach::Xdp).map(Some),
         Mode::OursConntrack => {
             rivals::add_conntrack(node)?;

@@ -95,7 +95,7 @@ pub(super) fn play(twin: &mut Twin, step: &Step, account: &mut Account) -> Resul
     let mut ours = twin.ours.deliver(step.from, &step.frames);
     let mut theirs = twin.theirs.deliver(step.from, &step.frames);
     account.sent += u64::try_from(step.frames.len()).unwrap_or_default();
-    let is_redirected = twin.forwarding == Forwarding::Redirect;
+    let is_redirected = twin.forwarding != Forwarding::Stack;
     let is_refused = arrivals(step, &theirs) == 0;
     let not_routed = is_redirected && is_refused && step.frames.iter().any(|frame| is_for_routers(&untagged(frame)));
     if let Some(exception) = step.exception.or(not_routed.then_some(Exception::NotRouted)) {

@@ -97,6 +97,11 @@ fn corpus_that_is_redirected_arrives_as_by_the_kernels_own_translation() {
     play_corpus(Forwarding::Redirect);
 }
 
+#[test]
+fn corpus_that_is_offloaded_arrives_as_by_the_kernels_own_translation() {
+    play_corpus(Forwarding::Offload);
+}
+
 #[track_caller]
 fn play_traps(forwarding: Forwarding) {
     let mut stage = Stage::new(forwarding);

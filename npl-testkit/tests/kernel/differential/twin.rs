@@ -123,6 +123,7 @@ impl Twin {
             }
         }
         set_addresses(ours.datapath(), &Family::ALL.map(node_addresses).concat());
+        oracle::be_liberal(ours.node());
         ours.follow(forwarding);
 
         let theirs = world();

@@ -8,6 +8,7 @@ use npl_testkit::netns::Netns;
 use npl_testkit::poll;
 use npl_testkit::traffic::{self, Direction, Transfer, transfer, udp_socket};
 
+use super::redirect::redirected_over_a_bridge;
 use crate::world::{World, is_emulated};
 
 /// What a CNI's firewall is like: connections are let through that began with a SYN, and whatever belongs to nobody's is
@@ -87,7 +88,7 @@ fn most_packets_of_established_flows_pass_by_the_hosts_stack() {
     assert_eq!(counted(&world, "invalid"), 0);
 }
 
-/// Their entries would be gone after two seconds if connection tracking saw nothing of them, and what comes then belongs to
+/// Their entries would be gone after four seconds if connection tracking saw nothing of them, and what comes then belongs to
 /// no connection that it knows.
 #[test]
 fn connection_tracking_keeps_live_flows_and_sees_their_end() {
@@ -123,6 +124,19 @@ fn a_policy_that_changes_ends_live_flows() {
         world.node().nft("flush chain inet npl_test forward\nadd rule inet npl_test forward accept").unwrap();
         assert_eq!(transfer.join().unwrap().bytes, rate * 12);
     }
+}
+
+#[test]
+fn flows_to_pods_on_a_bridge_are_offloaded_too() {
+    let mut world = redirected_over_a_bridge();
+    world.node().nft(STATEFUL).unwrap();
+    make_liberal(world.node(), true);
+    world.follow(Forwarding::Offload);
+    let offloaded = forwarded_for_transfers(&world);
+    world.follow(Forwarding::Stack);
+    let by_the_stack = forwarded_for_transfers(&world);
+    assert!(offloaded > 0 && offloaded * 4 < by_the_stack, "{offloaded} packets instead of {by_the_stack}");
+    assert_eq!(counted(&world, "invalid"), 0);
 }
 
 #[test]

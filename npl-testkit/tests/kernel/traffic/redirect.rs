@@ -52,7 +52,7 @@ fn redirected() -> World {
 }
 
 /// The same with the Pods on a bridge, as many CNIs have them.
-fn redirected_over_a_bridge() -> World {
+pub(super) fn redirected_over_a_bridge() -> World {
     let mut world = World::new(2);
     let mut lines = vec![
         "link add cni0 type bridge forward_delay 0".to_owned(),
