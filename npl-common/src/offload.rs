@@ -66,7 +66,6 @@ pub const fn slot(hash: u64) -> u32 {
 /// What tells a flow from others of its slot; another Pod's with the same address has another generation.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
-#[expect(clippy::cast_possible_truncation, reason = "the high half")]
 pub const fn tag(hash: u64, generation: u32) -> u32 {
     (hash >> u32::BITS) as u32 ^ generation
 }

@@ -151,10 +151,7 @@ fn way<F: Family, const L2: usize>(
 
 /// What the client of a reply believes it talks to: from the flow table, or from the half-open cache.
 #[inline(always)]
-fn node_end<F: Family, const WAY: u8>(
-    reply: &Reply<'_, F>,
-    endpoint: &Endpoint,
-) -> Option<(NodeEnd<F>, Progress)> {
+fn node_end<F: Family, const WAY: u8>(reply: &Reply<'_, F>, endpoint: &Endpoint) -> Option<(NodeEnd<F>, Progress)> {
     if let Some(entry) = entry(reply, endpoint) {
         if WAY == WITNESS {
             offload::note_passed::<F, true>(reply.flow.hash, endpoint.generation, reply.tcp_flags);

@@ -70,7 +70,9 @@ pub enum ValueError {
     #[error(transparent)]
     Forwarding(#[from] ForwardingError),
     /// Half of every conversation would take the host's stack.
-    #[error("{attach:?} does not go with --forwarding {forwarding}, since what XDP translates takes the host's stack: give tc")]
+    #[error(
+        "{attach:?} does not go with --forwarding {forwarding}, since what XDP translates takes the host's stack: give tc"
+    )]
     XdpPastTheStack {
         /// As given.
         attach: String,

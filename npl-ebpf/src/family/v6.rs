@@ -21,8 +21,8 @@ use npl_common::{
 use super::{Backend, End, Ends, Family, Fragment, Location, Peer, SourceKey, Walk};
 use crate::{
     maps::{
-        ALLOW_V6, ENDPOINT_V6, FLOW_V6, FRAGMENT_V6, LOCAL_ADDRESS_V6, LOCAL_V6, MAPPING_V6, PASSED_V6, PEER_V6, POD_V6,
-        SYN_V6,
+        ALLOW_V6, ENDPOINT_V6, FLOW_V6, FRAGMENT_V6, LOCAL_ADDRESS_V6, LOCAL_V6, MAPPING_V6, PASSED_V6, PEER_V6,
+        POD_V6, SYN_V6,
     },
     packet::{self, Access, ETHERNET, Other},
     redirect::{self, Routing},

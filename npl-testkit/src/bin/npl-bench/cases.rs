@@ -209,8 +209,8 @@ impl Ratio {
 /// Every comparison, in the order in which it is shown.
 pub(crate) const RATIOS: [Ratio; 31] = {
     use Mode::{
-        Iptables, IptablesNewest, Nftables, Ours, OursConntrack, OursOf, OursOffload, OursOffloadConntrack, OursRedirect,
-        OursWire, OursXdp, Routing, RoutingBesideOurs, RoutingConntrack, RoutingWire,
+        Iptables, IptablesNewest, Nftables, Ours, OursConntrack, OursOf, OursOffload, OursOffloadConntrack,
+        OursRedirect, OursWire, OursXdp, Routing, RoutingBesideOurs, RoutingConntrack, RoutingWire,
     };
     use Workload::{Established, NewFlows, SynFlood};
     [

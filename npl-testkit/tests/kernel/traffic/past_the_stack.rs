@@ -62,7 +62,8 @@ fn counted(world: &World, counter: &str) -> u64 {
 
 /// Connections that connection tracking calls established.
 fn tracked(world: &World) -> String {
-    let output = world.node().command("conntrack").unwrap().args(["-L", "-p", "tcp", "--state", "ESTABLISHED"]).output();
+    let output =
+        world.node().command("conntrack").unwrap().args(["-L", "-p", "tcp", "--state", "ESTABLISHED"]).output();
     String::from_utf8(output.unwrap().stdout).unwrap()
 }
 
