@@ -84,6 +84,13 @@ impl Netns {
         self.run(|| fs::write(&file, value))?.with_context(|| format!("set {path} to {value} in {}", self.name()))
     }
 
+    /// Has connection tracking accept packets of TCP that are out of the window which it has seen, or not. Where it is a
+    /// module it has no settings before a rule asks for it.
+    pub fn set_liberal_tracking(&self, is_liberal: bool) -> Result<()> {
+        self.nft("table inet npl_tracking {\n chain nothing {\n ct state invalid\n }\n}")?;
+        self.sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", if is_liberal { "1" } else { "0" })
+    }
+
     /// A counter of the namespace's network stack: of `Tcp` or `Udp`, whose IPv6 half counts as `Udp6`.
     pub fn counter(&self, protocol: &str, name: &str) -> Result<u64> {
         let is_v6 = protocol.ends_with('6');

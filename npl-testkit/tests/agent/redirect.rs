@@ -67,9 +67,8 @@ fn an_agent_that_is_told_otherwise_gives_packets_back_to_the_stack() {
 /// What connection tracking would call invalid is not offloaded; the agent says so, and looks again.
 #[test]
 fn flows_are_offloaded_once_connection_tracking_is_liberal() {
-    const LIBERAL: &str = "net/netfilter/nf_conntrack_tcp_be_liberal";
     let mut world = World::new();
-    world.topology.node().sysctl(LIBERAL, "0").unwrap();
+    world.topology.node().set_liberal_tracking(false).unwrap();
     world.create_node();
     world.start_agent(&["--forwarding", "offload", "--resync", "1s"]);
     world.create_service();
@@ -78,7 +77,7 @@ fn flows_are_offloaded_once_connection_tracking_is_liberal() {
     world.assert_served("web-0");
     world.wait_for_log("nf_conntrack_tcp_be_liberal=1");
     wait_for_redirected_pods(&world, 0);
-    world.topology.node().sysctl(LIBERAL, "1").unwrap();
+    world.topology.node().set_liberal_tracking(true).unwrap();
     wait_for_redirected_pods(&world, 1);
     world.assert_served("web-0");
     let status = world.agent_options(&[]).command(&["status"]).unwrap();

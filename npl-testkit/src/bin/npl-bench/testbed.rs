@@ -194,9 +194,6 @@ fn translate(
     mappings: Mappings,
 ) -> Result<Option<(Datapath, BpfFs)>> {
     let node = topology.node();
-    if matches!(mode, Mode::OursOffload | Mode::OursOffloadConntrack) {
-        node.sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", "1")?;
-    }
     match mode {
         Mode::Routing | Mode::RoutingWire => Ok(None),
         Mode::RoutingConntrack => rivals::add_conntrack(node).map(|()| None),
@@ -206,9 +203,14 @@ fn translate(
             load_ours(run, name, topology, mappings, Forwarding::Stack, Attach::Tc).map(Some)
         }
         Mode::OursRedirect => load_ours(run, name, topology, mappings, Forwarding::Redirect, Attach::Tc).map(Some),
-        Mode::OursOffload => load_ours(run, name, topology, mappings, Forwarding::Offload, Attach::Tc).map(Some),
+        Mode::OursOffload => {
+            // The kernel has the setting if anybody has asked for connection tracking; here nobody does.
+            let _there_or_not = node.sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", "1");
+            load_ours(run, name, topology, mappings, Forwarding::Offload, Attach::Tc).map(Some)
+        }
         Mode::OursOffloadConntrack => {
             rivals::add_conntrack(node)?;
+            node.set_liberal_tracking(true)?;
             load_ours(run, name, topology, mappings, Forwarding::Offload, Attach::Tc).map(Some)
         }
         Mode::OursXdp => load_ours(run, name, topology, mappings, Forwarding::Stack, Attach::Xdp).map(Some),

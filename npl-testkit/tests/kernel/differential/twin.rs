@@ -123,12 +123,14 @@ impl Twin {
             }
         }
         set_addresses(ours.datapath(), &Family::ALL.map(node_addresses).concat());
-        oracle::be_liberal(ours.node());
-        ours.follow(forwarding);
 
+        // Connection tracking is a module, whose settings are there once somebody has asked for it.
         let theirs = world();
         oracle::install(theirs.node(), &translations());
-        oracle::be_liberal(theirs.node());
+        for node in [ours.node(), theirs.node()] {
+            oracle::be_liberal(node);
+        }
+        ours.follow(forwarding);
         Self { forwarding, ours: Side::new(ours), theirs: Side::new(theirs) }
     }
 }

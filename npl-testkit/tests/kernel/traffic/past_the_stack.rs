@@ -4,7 +4,6 @@
 use std::time::{Duration, Instant};
 
 use npl_agent::core::redirect::Forwarding;
-use npl_testkit::netns::Netns;
 use npl_testkit::poll;
 use npl_testkit::traffic::{self, Direction, Transfer, transfer, udp_socket};
 
@@ -43,14 +42,10 @@ fn bytes() -> u64 {
 fn offloading() -> World {
     let mut world = World::new(1);
     world.node().nft(STATEFUL).unwrap();
-    make_liberal(world.node(), true);
+    world.node().set_liberal_tracking(true).unwrap();
     world.follow(Forwarding::Offload);
     assert_eq!(world.datapath().redirected().unwrap().len(), 2, "the Pod's two addresses");
     world
-}
-
-pub(super) fn make_liberal(node: &Netns, is_liberal: bool) {
-    node.sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", if is_liberal { "1" } else { "0" }).unwrap();
 }
 
 /// Packets that a counter of the rules has seen.
@@ -131,7 +126,7 @@ fn a_policy_that_changes_ends_live_flows() {
 fn flows_to_pods_on_a_bridge_are_offloaded_too() {
     let mut world = redirected_over_a_bridge();
     world.node().nft(STATEFUL).unwrap();
-    make_liberal(world.node(), true);
+    world.node().set_liberal_tracking(true).unwrap();
     world.follow(Forwarding::Offload);
     let offloaded = forwarded_for_transfers(&world);
     world.follow(Forwarding::Stack);
@@ -156,11 +151,11 @@ fn what_the_host_does_not_let_through_is_never_offloaded() {
 fn strict_connection_tracking_gets_every_packet() {
     let mut world = World::new(1);
     world.node().nft(STATEFUL).unwrap();
-    make_liberal(world.node(), false);
+    world.node().set_liberal_tracking(false).unwrap();
     world.follow(Forwarding::Offload);
     assert!(world.datapath().redirected().unwrap().is_empty());
     forwarded_for_transfers(&world);
-    make_liberal(world.node(), true);
+    world.node().set_liberal_tracking(true).unwrap();
     world.follow(Forwarding::Offload);
     assert_eq!(world.datapath().redirected().unwrap().len(), 2);
     forwarded_for_transfers(&world);

@@ -13,7 +13,6 @@ use npl_testkit::poll;
 use npl_testkit::topology::{Offload, Options};
 use npl_testkit::traffic::{self, Direction, Load, Request, Transfer, UdpOptions, transfer, udp_socket};
 
-use super::past_the_stack::make_liberal;
 use crate::lab::mapping;
 use crate::world::{NODE_PORT, POD_PORT, World, is_emulated};
 
@@ -176,7 +175,7 @@ fn a_packet_on_its_last_hop_is_answered_by_the_host() {
 #[test]
 fn nothing_is_lost_when_the_way_changes() {
     let mut world = redirected();
-    make_liberal(world.node(), true);
+    world.node().set_liberal_tracking(true).unwrap();
     let requests = |world: &World| -> Vec<Request> {
         let to = |protocol, (server, client): (SocketAddr, IpAddr)| Request {
             protocol,

@@ -13,7 +13,6 @@ use npl_testkit::echo::EchoServer;
 use npl_testkit::topology::Options;
 use npl_testkit::traffic::{self, Direction, UdpOptions, tcp_connect, tcp_request, transfer, udp_exchange};
 
-use super::past_the_stack::make_liberal;
 use crate::lab::mapping;
 use crate::world::{NODE_PORT, POD_PORT, World, is_emulated};
 
@@ -44,7 +43,7 @@ fn everything_passes_either_way(mut world: World) {
     everything_passes(&world);
     world.follow(Forwarding::Redirect);
     everything_passes(&world);
-    make_liberal(world.node(), true);
+    world.node().set_liberal_tracking(true).unwrap();
     world.follow(Forwarding::Offload);
     everything_passes(&world);
 }
@@ -143,7 +142,7 @@ rule add from {second} lookup 100 priority 1536"
     every_pod_answers(&world);
     world.follow(Forwarding::Redirect);
     every_pod_answers(&world);
-    make_liberal(world.node(), true);
+    world.node().set_liberal_tracking(true).unwrap();
     world.follow(Forwarding::Offload);
     every_pod_answers(&world);
 }
