@@ -230,6 +230,11 @@ fn device(device: &topology::Device) -> Device {
     }
 }
 
+/// How often programs are replaced under load: an emulated processor takes half a minute to verify them.
+pub(crate) fn replacements() -> u64 {
+    if is_emulated() { 3 } else { 10 }
+}
+
 /// Whether the processor is the emulator's, which takes its time.
 pub(crate) fn is_emulated() -> bool {
     std::fs::read_to_string("/proc/cpuinfo").unwrap().contains("QEMU")

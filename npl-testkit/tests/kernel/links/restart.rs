@@ -11,10 +11,7 @@ use npl_testkit::poll;
 use npl_testkit::traffic::{self, Direction, Load, Request, Transfer};
 
 use super::programs::make_strange;
-use crate::world::{World, is_emulated};
-
-/// How often the agent is replaced under load.
-const REPLACEMENTS: u64 = 10;
+use crate::world::{World, is_emulated, replacements};
 
 /// A generous time for a handful of requests, also on an emulated processor.
 pub(super) const LIMIT: Duration = Duration::from_secs(20);
@@ -51,7 +48,7 @@ fn nothing_is_lost_while_programs_are_replaced() {
     let load = Load::start(world.client(), 100, vec![request(Protocol::Tcp), request(Protocol::Udp)]);
     let bytes = if is_emulated() { 1 << 20 } else { 8 << 20 };
     let upload = Transfer::start(world.client(), world.frontend(), Direction::Upload, bytes, bytes / 2).unwrap();
-    for replacement in 1..=REPLACEMENTS {
+    for replacement in 1..=replacements() {
         make_strange(world.bpffs.path());
         let mut next = world.open();
         world.attach(&mut next);

@@ -16,10 +16,8 @@ use npl_testkit::traffic::{Load, Request};
 use super::scene::Scene;
 use crate::lab::mapping;
 use crate::links::programs::{make_strange, pinned};
-use crate::world::{NODE_PORT, POD_PORT, set_addresses};
+use crate::world::{NODE_PORT, POD_PORT, replacements, set_addresses};
 
-/// How often the agent is replaced under load.
-const REPLACEMENTS: u64 = 10;
 /// A generous time for a handful of requests, also on an emulated processor.
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -70,7 +68,7 @@ fn local_clients_lose_nothing_while_programs_are_replaced() {
     };
     let requests = vec![request(Protocol::Tcp), request(Protocol::Udp)];
     let load = scene.cgroup.run(|| Load::start(scene.world.node(), 100, requests)).unwrap();
-    for replacement in 1..=REPLACEMENTS {
+    for replacement in 1..=replacements() {
         make_strange(scene.world.bpffs.path());
         let mut next = scene.world.open();
         scene.serve(&mut next);
