@@ -140,11 +140,7 @@ impl Uplinks {
         let chosen = uplinks.iter().map(|device| device.ifindex).collect();
         let is_strict = self.forwarding == Forwarding::Offload && preflight::tracks_strictly();
         self.tell_tracking(is_strict);
-        let ways = if is_strict {
-            routes.keys().map(|addr| (*addr, Err(Refusal::StrictTracking))).collect()
-        } else {
-            ways_to_pods(devices, &chosen, routes)
-        };
+        let ways = if is_strict { BTreeMap::new() } else { ways_to_pods(devices, &chosen, routes) };
         self.tell_ways(&ways);
         self.ways = ways;
         let pods: BTreeMap<_, _> = self.ways.iter().filter_map(|(addr, way)| Some((*addr, way.ok()?))).collect();
@@ -174,7 +170,6 @@ impl Uplinks {
         for (pod_ip, way) in new.iter().filter(|(addr, way)| self.ways.get(addr) != Some(way)) {
             match way {
                 Ok(way) => debug!(%pod_ip, way = way.way.as_str(), mtu = way.mtu, "packets are redirected to this Pod"),
-                Err(Refusal::StrictTracking) => {}
                 Err(reason) => info!(%pod_ip, reason = reason.as_str(), "packets take the host's stack to this Pod"),
             }
         }

@@ -15,8 +15,8 @@
 //! [ tag: 32 bits ][ jiffies, or one of `since` ]
 //! ```
 
-/// Slots of a family, a power of two: 1 MiB.
-pub const SLOTS: u32 = 65_536;
+/// Slots of a family: 1 MiB. A flow has the one that [`crate::syn::slot`] gives.
+pub const SLOTS: u32 = crate::syn::SLOTS;
 
 /// How long a direction is offloaded after the stack has let a packet through, in jiffies: 0.25 to 2.6 s, as the kernel was
 /// built. Connection tracking remembers every established flow for far longer.
@@ -53,14 +53,6 @@ pub enum Decision {
     Stack,
     /// By the stack, and its direction is [`since::ASKED`] now.
     Ask,
-}
-
-/// The slot of a flow, by its hash.
-#[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
-#[expect(clippy::cast_possible_truncation, reason = "masked to the number of slots")]
-pub const fn slot(hash: u64) -> u32 {
-    (hash as u32) & (SLOTS - 1)
 }
 
 /// What tells a flow from others of its slot; another Pod's with the same address has another generation.

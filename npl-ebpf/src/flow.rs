@@ -13,7 +13,7 @@ use npl_common::{
 use crate::{
     family::{Ends, Family},
     packet::tcp_flag,
-    stats,
+    stats, word,
 };
 
 /// A flow's identity and its place in the half-open cache.
@@ -81,7 +81,7 @@ impl<'k, F: Family> Flow<'k, F> {
     pub fn note_request(&self, request: &Request<F>) -> Progress {
         let word = self.slot_word();
         let mine = syn::word(self.hash, state(word), request.node.addr_index, request.node.port);
-        let opens_or_ends = request.tcp_flags & (tcp_flag::SYN | tcp_flag::FIN | tcp_flag::RST) != 0;
+        let opens_or_ends = request.tcp_flags & tcp_flag::OPENS_OR_ENDS != 0;
         if word == mine {
             match state(word) {
                 state::ESTABLISHED if !opens_or_ends => return Progress::Known,
@@ -145,13 +145,12 @@ impl<'k, F: Family> Flow<'k, F> {
     /// Replaces the flow's word.
     #[inline(always)]
     pub fn set_slot(&self, word: u64) {
-        // SAFETY: a pointer into a map element of this type, aligned; one store, so that no reader sees half of it.
-        unsafe { self.slot.write_volatile(word) };
+        word::store(self.slot, word);
     }
 
     #[inline(always)]
     fn slot_word(&self) -> u64 {
-        load(self.slot)
+        word::load(self.slot)
     }
 }
 
@@ -167,18 +166,12 @@ pub fn hash<F: Family>(seed: u64, ends: &Ends<F>, protocol: u8) -> u64 {
 #[inline(always)]
 fn choose_slot<F: Family>(hash: u64) -> Option<*mut u64> {
     let first = F::slot(syn::slot(hash))?;
-    let word = load(first);
+    let word = word::load(first);
     if syn::matches(word, hash) {
         return Some(first);
     }
     let second = F::slot(syn::second_slot(hash))?;
-    if syn::waits(word) || syn::matches(load(second), hash) { Some(second) } else { Some(first) }
-}
-
-#[inline(always)]
-fn load(slot: *mut u64) -> u64 {
-    // SAFETY: a pointer into a map element of this type, aligned.
-    unsafe { slot.read_volatile() }
+    if syn::waits(word) || syn::matches(word::load(second), hash) { Some(second) } else { Some(first) }
 }
 
 /// Notes a packet of the client on an established flow.

@@ -23,6 +23,7 @@ use crate::{
     rewrite::{self, DESTINATION, SOURCE},
     stats,
     verdict::Verdict,
+    word,
 };
 
 /// What the fragments of a datagram have in common at a hook, mixed.
@@ -48,8 +49,7 @@ pub fn note_translated<F: Family>(hash: u64, node: &NodeEnd<F>, is_tcp: bool) {
 pub fn note_not_ours<F: Family, H: Hook>(hash: u64, destination: F::Addr) {
     let (Some(config), Some(slot)) = (CONFIG.get(0), F::fragment_slot(fragment::slot(hash))) else { return };
     let is_for_node = H::END == DESTINATION && F::local_index(config, destination).is_some();
-    // SAFETY: a pointer into a map element of this type, aligned.
-    if is_for_node || fragment::is_of(unsafe { slot.read_volatile() }, hash) {
+    if is_for_node || fragment::is_of(word::load(slot), hash) {
         note::<F>(hash, Record::NOT_OURS);
     }
 }
@@ -119,15 +119,13 @@ fn backend<F: Family>(record: &Record) -> Option<(Frontend, Backend<F>)> {
 #[inline(always)]
 fn record<F: Family>(hash: u64) -> Option<Record> {
     let slot = F::fragment_slot(fragment::slot(hash))?;
-    // SAFETY: a pointer into a map element of this type, aligned.
-    Record::from_word(unsafe { slot.read_volatile() }, hash, now())
+    Record::from_word(word::load(slot), hash, now())
 }
 
 #[inline(always)]
 fn note<F: Family>(hash: u64, record: Record) {
     if let Some(slot) = F::fragment_slot(fragment::slot(hash)) {
-        // SAFETY: a pointer into a map element of this type, aligned; one store, so that no reader sees half of it.
-        unsafe { slot.write_volatile(record.to_word(hash, now())) };
+        word::store(slot, record.to_word(hash, now()));
     }
 }
 

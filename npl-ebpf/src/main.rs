@@ -41,6 +41,7 @@ mod rewrite;
 mod stats;
 mod verdict;
 mod witness;
+mod word;
 mod xdp;
 
 use aya_ebpf::{
@@ -57,7 +58,6 @@ use crate::{
     maps::REST,
     packet::ETHERNET,
     verdict::Verdict,
-    witness::Arrivals,
 };
 
 /// Bytes in front of the IP header on a device without link-layer header.
@@ -122,7 +122,8 @@ pub fn npl_off_pods(ctx: TcContext) -> i32 {
 /// Requests that leave for Pods, with `--forwarding offload`.
 #[classifier]
 pub fn npl_off_to_pods(ctx: TcContext) -> i32 {
-    hook::translate::<Arrivals, ETHERNET>(&ctx).into_action()
+    witness::note_request::<ETHERNET>(&ctx);
+    Verdict::NotOurs.into_action()
 }
 
 /// Requests ahead of the stack, by the driver of a device with Ethernet headers.

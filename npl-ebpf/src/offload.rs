@@ -1,18 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Which packets go past the host's stack with `--forwarding offload`: see [`npl_common::offload`].
 
-use npl_common::offload::{self, Decision, Passed, since};
+use npl_common::{
+    offload::{self, Decision, Passed, since},
+    syn,
+};
 
-use crate::{family::Family, flow::jiffies, packet::tcp_flag};
-
-/// TCP flags of packets that connection tracking has to see.
-const OPENS_OR_ENDS: u8 = tcp_flag::SYN | tcp_flag::FIN | tcp_flag::RST;
+use crate::{
+    family::Family,
+    flow::jiffies,
+    packet::tcp_flag,
+    word::{load, store},
+};
 
 /// Whether a packet of a flow may go past the host's stack, as one of its replies or of its requests.
 #[inline(always)]
 pub fn is_offloaded<F: Family, const REPLY: bool>(hash: u64, generation: u32, tcp_flags: u8) -> bool {
     let Some(slot) = Slot::of::<F>(hash, generation) else { return false };
-    if tcp_flags & OPENS_OR_ENDS != 0 {
+    if tcp_flags & tcp_flag::OPENS_OR_ENDS != 0 {
         slot.set_both(if tcp_flags & tcp_flag::SYN != 0 { since::NEVER } else { since::ENDED });
         return false;
     }
@@ -30,7 +35,7 @@ pub fn is_offloaded<F: Family, const REPLY: bool>(hash: u64, generation: u32, tc
 /// Notes that the host's stack has let a packet of a flow through.
 #[inline(always)]
 pub fn note_passed<F: Family, const REPLY: bool>(hash: u64, generation: u32, tcp_flags: u8) {
-    if tcp_flags & OPENS_OR_ENDS != 0 {
+    if tcp_flags & tcp_flag::OPENS_OR_ENDS != 0 {
         return;
     }
     let Some(slot) = Slot::of::<F>(hash, generation) else { return };
@@ -49,7 +54,7 @@ struct Slot {
 impl Slot {
     #[inline(always)]
     fn of<F: Family>(hash: u64, generation: u32) -> Option<Self> {
-        Some(Self { passed: F::offload_slot(offload::slot(hash))?, tag: offload::tag(hash, generation) })
+        Some(Self { passed: F::offload_slot(syn::slot(hash))?, tag: offload::tag(hash, generation) })
     }
 
     /// The word of this direction, and that of the other one.
@@ -70,16 +75,4 @@ impl Slot {
             }
         }
     }
-}
-
-#[inline(always)]
-fn load(word: *mut u64) -> u64 {
-    // SAFETY: a pointer into a map element of this type, aligned.
-    unsafe { word.read_volatile() }
-}
-
-#[inline(always)]
-fn store(word: *mut u64, value: u64) {
-    // SAFETY: as above; one store, so that no reader sees half of it.
-    unsafe { word.write_volatile(value) };
 }

@@ -25,6 +25,8 @@ pub mod tcp_flag {
     pub const SYN: u8 = 0x02;
     /// The connection is over.
     pub const RST: u8 = 0x04;
+    /// Any of what opens or ends a connection.
+    pub const OPENS_OR_ENDS: u8 = SYN | FIN | RST;
 }
 
 /// The ports, which TCP, UDP and SCTP have at the same place. Words are as loaded.

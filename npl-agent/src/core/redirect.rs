@@ -150,8 +150,6 @@ pub enum Refusal {
     NoEthernet,
     /// Another host passes packets on to it.
     HasGateway,
-    /// Connection tracking would find the packets invalid that it does see of a flow.
-    StrictTracking,
 }
 
 impl Refusal {
@@ -164,7 +162,6 @@ impl Refusal {
             Self::IsEnslaved => "its device belongs to another one",
             Self::NoEthernet => "its device has no Ethernet headers",
             Self::HasGateway => "the route to it has a gateway",
-            Self::StrictTracking => "connection tracking is strict",
         }
     }
 }
