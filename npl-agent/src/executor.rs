@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
     core::{
-        model::{Frontend, PodKey},
+        model::{Backend, Frontend, PodKey},
         observed::Observed,
         op::Op,
     },
@@ -38,6 +38,9 @@ pub enum OpError {
     #[error(transparent)]
     Patch(#[from] PatchError),
 }
+
+/// What came of an op: nothing yet, if its answer is still to come.
+pub type Outcome = Result<Option<()>, OpError>;
 
 /// An answer of the API server to an [`Op::WritePod`].
 pub type Answer = (Op, Result<Patched, PatchError>);
@@ -94,12 +97,21 @@ impl Executor {
         Ok(Observed { mappings, sources, reservations: self.reservations.held() })
     }
 
-    /// Carries out one op. Nothing, if its answer is still to come.
-    ///
-    /// # Errors
-    ///
-    /// The adapter's.
-    pub fn execute(&mut self, op: &Op) -> Result<Option<()>, OpError> {
+    /// Carries out ops in their order. Mappings that follow each other are written together.
+    pub fn execute(&mut self, ops: &[Op]) -> Vec<Outcome> {
+        let runs = ops.chunk_by(|a, b| mapping(a).is_some() && mapping(b).is_some());
+        runs.flat_map(|run| if let [op] = run { vec![self.execute_one(op)] } else { self.write_together(run) })
+            .collect()
+    }
+
+    fn write_together(&mut self, ops: &[Op]) -> Vec<Outcome> {
+        let mappings: BTreeMap<Frontend, Backend> = ops.iter().filter_map(mapping).collect();
+        let mut refused = self.datapath.upsert_mappings(&mappings);
+        let outcome = |(frontend, _)| refused.remove(&frontend).map_or(Ok(Some(())), |error| Err(error.into()));
+        ops.iter().filter_map(mapping).map(outcome).collect()
+    }
+
+    fn execute_one(&mut self, op: &Op) -> Outcome {
         match op {
             Op::Reserve(frontend) => self.reservations.reserve(*frontend)?,
             Op::AllowSources(frontend, ranges) => self.datapath.allow_sources(*frontend, ranges)?,
@@ -140,6 +152,11 @@ impl Executor {
         };
         wait(*failures, at_least)
     }
+}
+
+/// The mapping that an op writes.
+const fn mapping(op: &Op) -> Option<(Frontend, Backend)> {
+    if let Op::UpsertMapping(frontend, backend) = op { Some((*frontend, *backend)) } else { None }
 }
 
 /// What failed together is tried again one by one: an API server that refuses half of forty patches because they come

@@ -4,10 +4,11 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    os::fd::AsFd as _,
 };
 
 use aya::maps::{
-    Array, HashMap, MapData,
+    Array, HashMap, IterableMap as _, MapData, MapError,
     lpm_trie::{Key, LpmTrie},
 };
 use npl_common::{
@@ -22,6 +23,7 @@ use npl_common::{
 use super::{
     error::DatapathError,
     pins::Pins,
+    sys,
     tables::{open, tolerate_missing},
 };
 use crate::core::{
@@ -49,6 +51,8 @@ pub(super) trait FamilyMaps: Send {
     /// Every mapping; one of a protocol that this agent does not know is a later agent's and left alone.
     fn mappings(&self) -> Result<Vec<(Frontend, Entry)>, DatapathError>;
     fn set_mapping(&mut self, frontend: Frontend, entry: &Entry) -> Result<(), DatapathError>;
+    /// The same for many at once. After an error, some may be there.
+    fn set_mappings(&mut self, entries: &BTreeMap<Frontend, Entry>) -> Result<(), DatapathError>;
     fn remove_mapping(&mut self, frontend: Frontend) -> Result<(), DatapathError>;
 
     /// Every allowed source, with the frontend that it is for; those of an unknown protocol are left alone too.
@@ -58,6 +62,8 @@ pub(super) trait FamilyMaps: Send {
 
     fn endpoints(&self) -> Result<Vec<(Sender, Endpoint)>, DatapathError>;
     fn set_endpoint(&mut self, sender: Sender, value: Endpoint) -> Result<(), DatapathError>;
+    /// The same for many at once. After an error, some may be there.
+    fn set_endpoints(&mut self, endpoints: &BTreeMap<Sender, Endpoint>) -> Result<(), DatapathError>;
     fn remove_endpoint(&mut self, sender: Sender) -> Result<(), DatapathError>;
 
     /// Flows that completed an exchange and are remembered now.
@@ -141,6 +147,15 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         self.mapping.insert(frontend_key(frontend), raw, 0).map_err(DatapathError::map("write", L::MAPPING))
     }
 
+    fn set_mappings(&mut self, entries: &BTreeMap<Frontend, Entry>) -> Result<(), DatapathError> {
+        let raw = |(frontend, entry): (&Frontend, &Entry)| {
+            let raw = L::raw(entry).ok_or(DatapathError::WrongFamily(*frontend))?;
+            Ok((frontend_key(*frontend), raw))
+        };
+        let elements = entries.iter().map(raw).collect::<Result<Vec<_>, DatapathError>>()?;
+        update_all(&self.mapping, &elements).map_err(DatapathError::map("write", L::MAPPING))
+    }
+
     fn remove_mapping(&mut self, frontend: Frontend) -> Result<(), DatapathError> {
         tolerate_missing(self.mapping.remove(&frontend_key(frontend))).map_err(DatapathError::map("write", L::MAPPING))
     }
@@ -177,6 +192,12 @@ impl<L: Layout> FamilyMaps for Maps<L> {
     fn set_endpoint(&mut self, sender: Sender, value: Endpoint) -> Result<(), DatapathError> {
         let Some(key) = L::endpoint(&sender) else { return Ok(()) };
         self.endpoint.insert(key, value, 0).map_err(DatapathError::map("write", L::ENDPOINT))
+    }
+
+    fn set_endpoints(&mut self, endpoints: &BTreeMap<Sender, Endpoint>) -> Result<(), DatapathError> {
+        let raw = |(sender, value): (&Sender, &Endpoint)| L::endpoint(sender).map(|key| (key, *value));
+        let elements: Vec<_> = endpoints.iter().filter_map(raw).collect();
+        update_all(&self.endpoint, &elements).map_err(DatapathError::map("write", L::ENDPOINT))
     }
 
     fn remove_endpoint(&mut self, sender: Sender) -> Result<(), DatapathError> {
@@ -223,6 +244,10 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         tolerate_missing(self.local.remove(&local)).map_err(DatapathError::map("write", L::LOCAL))?;
         self.local_index.set(index, L::NO_ADDRESS, 0).map_err(DatapathError::map("write", L::LOCAL_INDEX))
     }
+}
+
+fn update_all<K: aya::Pod, V: aya::Pod>(map: &HashMap<MapData, K, V>, elements: &[(K, V)]) -> Result<(), MapError> {
+    Ok(sys::update_all(map.map().fd().as_fd(), elements)?)
 }
 
 /// A frontend as we know it; nothing if it is of a protocol that this agent does not know.

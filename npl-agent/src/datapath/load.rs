@@ -92,13 +92,19 @@ impl Datapath {
         self.writer.refresh(&mut self.tables)
     }
 
-    /// Writes a mapping; an existing one of the same frontend is replaced at once.
+    /// Writes mappings; an existing one of the same frontend is replaced at once. Returns those that the kernel refused,
+    /// or whose backend is not of the frontend's family.
+    pub fn upsert_mappings(&mut self, wanted: &BTreeMap<Frontend, Backend>) -> BTreeMap<Frontend, DatapathError> {
+        self.writer.upsert_all(&mut self.tables, wanted)
+    }
+
+    /// Writes one mapping in the same way.
     ///
     /// # Errors
     ///
     /// If the kernel refuses, or the backend is not of the frontend's family.
     pub fn upsert_mapping(&mut self, frontend: Frontend, backend: Backend) -> Result<(), DatapathError> {
-        self.writer.upsert(&mut self.tables, frontend, backend)
+        self.upsert_mappings(&BTreeMap::from([(frontend, backend)])).remove(&frontend).map_or(Ok(()), Err)
     }
 
     /// Removes a mapping; one that is not there is as good as removed.

@@ -8,13 +8,17 @@ use std::{
 };
 
 use npl_common::{mapping::Endpoint, stats::COUNTED_MAPPINGS};
+use tracing::debug;
 
 use super::{
     error::DatapathError,
     family::{Entry, Sender},
     tables::{Tables, shared_stats},
 };
-use crate::core::model::{Backend, Family, Frontend, Protocol};
+use crate::{
+    core::model::{Backend, Family, Frontend, Protocol},
+    uplinks::ErrorChain,
+};
 
 /// What the kernel held when it was last read, so that one change does not cost a look at all mappings.
 #[derive(Debug, Default)]
@@ -62,12 +66,65 @@ impl MappingWriter {
         self.known.values().map(|entry| entry.backend.pod_ip).collect()
     }
 
-    /// Writes a mapping. The reply side comes first, so that no request arrives whose reply would leave untranslated.
+    /// Writes mappings, and returns those that the kernel refused or whose backend is not of the frontend's family.
     ///
-    /// # Errors
-    ///
-    /// If the kernel refuses, or the backend is not of the frontend's family.
-    pub fn upsert(&mut self, tables: &mut Tables, frontend: Frontend, backend: Backend) -> Result<(), DatapathError> {
+    /// The reply side comes first, so that no request arrives whose reply would leave untranslated.
+    pub fn upsert_all(
+        &mut self,
+        tables: &mut Tables,
+        wanted: &BTreeMap<Frontend, Backend>,
+    ) -> BTreeMap<Frontend, DatapathError> {
+        let added: BTreeSet<Frontend> =
+            Family::ALL.into_iter().flat_map(|family| self.add_together(tables, family, wanted)).collect();
+        let others = wanted.iter().filter(|(frontend, _)| !added.contains(frontend));
+        let refused = others.filter_map(|(frontend, backend)| {
+            self.upsert(tables, *frontend, *backend).err().map(|error| (*frontend, error))
+        });
+        refused.collect()
+    }
+
+    /// Writes those of a family that are new in two calls, and returns them: none if there are not several, or the
+    /// kernel refuses one of them or the calls altogether, and then each is to be tried by itself.
+    fn add_together(
+        &mut self,
+        tables: &mut Tables,
+        family: Family,
+        wanted: &BTreeMap<Frontend, Backend>,
+    ) -> Vec<Frontend> {
+        let is_new = |(frontend, backend): &(&Frontend, &Backend)| {
+            frontend.family == family && Family::of(backend.pod_ip) == family && !self.known.contains_key(frontend)
+        };
+        let new: Vec<_> = wanted.iter().filter(is_new).collect();
+        if new.len() < 2 {
+            return Vec::new();
+        }
+        let mut entries = BTreeMap::new();
+        for (frontend, backend) in new {
+            let Ok(stats_index) = self.fresh_stats(tables, family) else { break };
+            self.used_stats.insert(stats_index);
+            entries.insert(*frontend, Entry { backend: *backend, stats_index });
+        }
+        let endpoints: BTreeMap<Sender, Endpoint> = entries
+            .iter()
+            .map(|(frontend, entry)| (sender(&entry.backend, frontend.protocol), endpoint(entry)))
+            .collect();
+        self.to_purge.retain(|sender| !endpoints.contains_key(sender));
+        let maps = tables.family_mut(family);
+        let result = maps.set_endpoints(&endpoints).and_then(|()| maps.set_mappings(&entries));
+        if let Err(error) = result {
+            debug!(err = %ErrorChain(&error), mappings = entries.len(), "written one by one");
+            for entry in entries.values() {
+                self.free_stats(entry.stats_index);
+            }
+            return Vec::new();
+        }
+        for (frontend, entry) in &entries {
+            self.remember(*frontend, *entry);
+        }
+        entries.into_keys().collect()
+    }
+
+    fn upsert(&mut self, tables: &mut Tables, frontend: Frontend, backend: Backend) -> Result<(), DatapathError> {
         if Family::of(backend.pod_ip) != frontend.family {
             return Err(DatapathError::WrongFamily(frontend));
         }
@@ -99,8 +156,7 @@ impl MappingWriter {
         self.forget(tables, frontend)?;
         if let Some(index) = stats_index {
             tables.retire_stats(index, frontend.family)?;
-            self.used_stats.remove(&index);
-            self.free_stats_from = self.free_stats_from.min(index);
+            self.free_stats(index);
         }
         Ok(())
     }
@@ -142,6 +198,11 @@ impl MappingWriter {
         self.frontends_of.remove(&sender);
         self.to_purge.insert(sender);
         remove_endpoint(tables, sender)
+    }
+
+    fn free_stats(&mut self, index: u32) {
+        self.used_stats.remove(&index);
+        self.free_stats_from = self.free_stats_from.min(index);
     }
 
     /// Finds counters that no mapping uses and sets them to zero; beyond their number, mappings share one element.

@@ -18,6 +18,7 @@ use aya_obj::generated::{XDP_FLAGS_DRV_MODE, bpf_attach_type, bpf_link_type};
 const BPF_OBJ_PIN: libc::c_int = 6;
 const BPF_OBJ_GET: libc::c_int = 7;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
+const BPF_MAP_UPDATE_BATCH: libc::c_int = 26;
 const BPF_LINK_CREATE: libc::c_int = 28;
 const BPF_LINK_UPDATE: libc::c_int = 29;
 /// More than any program of ours can use.
@@ -29,6 +30,19 @@ struct ObjPath {
     path: u64,
     bpf_fd: u32,
     file_flags: u32,
+}
+
+/// What [`BPF_MAP_UPDATE_BATCH`] reads, and the count that it writes back.
+#[repr(C)]
+struct UpdateBatch {
+    in_batch: u64,
+    out_batch: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    map: u32,
+    element_flags: u64,
+    flags: u64,
 }
 
 /// What [`BPF_OBJ_GET_INFO_BY_FD`] reads.
@@ -117,6 +131,23 @@ pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let bpf_fd = object.as_raw_fd().cast_unsigned();
     bpf(BPF_OBJ_PIN, &mut ObjPath { path: path.as_ptr() as u64, bpf_fd, file_flags: 0 }).map(drop)
+}
+
+/// Writes elements of a hash map in one call, which aya has not. After an error some may have been written: the first
+/// ones.
+pub(super) fn update_all<K: aya::Pod, V: aya::Pod>(map: BorrowedFd<'_>, elements: &[(K, V)]) -> io::Result<()> {
+    let (keys, values): (Vec<K>, Vec<V>) = elements.iter().copied().unzip();
+    let mut batch = UpdateBatch {
+        in_batch: 0,
+        out_batch: 0,
+        keys: keys.as_ptr() as u64,
+        values: values.as_ptr() as u64,
+        count: u32::try_from(elements.len()).map_err(io::Error::other)?,
+        map: map.as_raw_fd().cast_unsigned(),
+        element_flags: 0,
+        flags: 0,
+    };
+    bpf(BPF_MAP_UPDATE_BATCH, &mut batch).map(drop)
 }
 
 /// Has a device's driver run a program, and nobody in the driver's place. aya asks once more by netlink, which gives no

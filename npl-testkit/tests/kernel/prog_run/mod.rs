@@ -18,5 +18,6 @@ mod scene;
 mod sctp;
 mod sctp_flows;
 mod sources;
+mod together;
 mod untouched;
 mod xdp;

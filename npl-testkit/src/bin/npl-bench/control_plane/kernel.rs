@@ -20,11 +20,11 @@ pub(crate) fn measure(run: &Run, effort: Effort, samples: &mut Samples) -> Resul
     let bpffs = run.bpffs("bpf-kernel")?;
     let mut datapath = Datapath::open(bpffs.path())?;
     for _round in 0..effort.rounds * 3 {
+        let wanted = mappings().collect();
         let began = Instant::now();
-        for (frontend, backend) in mappings() {
-            datapath.upsert_mapping(frontend, backend)?;
-        }
+        let refused = datapath.upsert_mappings(&wanted);
         samples.add(&KERNEL_INSTALL, &[began.elapsed().as_secs_f64() * 1e3], &[]);
+        ensure!(refused.is_empty(), "the kernel refused mappings: {refused:?}");
         ensure!(datapath.mappings()?.len() == usize::from(MAPPINGS), "the kernel does not hold what was written");
         for (frontend, _) in mappings() {
             datapath.remove_mapping(frontend)?;
