@@ -174,13 +174,17 @@ fn known_node_end<F: Family>(reply: &Reply<'_, F>, endpoint: &Endpoint) -> Optio
     }
 }
 
-/// The flow's entry, if it is of the Pod that has the address now: one of another generation was an earlier Pod's.
+/// The flow's entry, if it is of the Pod that has the address now: one of another generation was an earlier Pod's. What
+/// accepts or refuses a connection is not about the last one of the same ends, which the entry is of.
 #[inline(always)]
 fn entry<'e, F: Family>(reply: &Reply<'_, F>, endpoint: &Endpoint) -> Option<&'e mut F::Flow>
 where
     F::Flow: 'e,
 {
-    // SAFETY: see `Flow::note_request`: memory of its type, with the races that `FlowState` allows.
+    if reply.tcp_flags & (tcp_flag::SYN | tcp_flag::RST) != 0 && reply.flow.is_opening() {
+        return None;
+    }
+    // SAFETY: see `Flow::note_by_table`: memory of its type, with the races that `FlowState` allows.
     let entry = unsafe { &mut *reply.flow.entry()? };
     if F::state(entry).generation == endpoint.generation { Some(entry) } else { None }
 }

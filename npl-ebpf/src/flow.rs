@@ -67,6 +67,12 @@ impl<'k, F: Family> Flow<'k, F> {
         F::flow(self.key)
     }
 
+    /// Whether the cache says that the client opens the flow, for the first time or again.
+    #[inline(always)]
+    pub fn is_opening(&self) -> bool {
+        self.half_open().is_some_and(|word| state(word) != state::ESTABLISHED)
+    }
+
     /// The flow's word in the half-open cache, if the slot is this flow's now.
     #[inline(always)]
     pub fn half_open(&self) -> Option<u64> {
@@ -81,18 +87,32 @@ impl<'k, F: Family> Flow<'k, F> {
     pub fn note_request(&self, request: &Request<F>) -> Progress {
         let word = self.slot_word();
         let mine = syn::word(self.hash, state(word), request.node.addr_index, request.node.port);
-        let opens_or_ends = request.tcp_flags & tcp_flag::OPENS_OR_ENDS != 0;
+        if request.tcp_flags & tcp_flag::SYN != 0 {
+            return self.open(request, word, mine);
+        }
         if word == mine {
             match state(word) {
-                state::ESTABLISHED if !opens_or_ends => return Progress::Known,
-                state::REPLIED if request.tcp_flags & (tcp_flag::SYN | tcp_flag::RST) == 0 => {
-                    return self.establish(request);
-                }
+                state::ESTABLISHED if request.tcp_flags & tcp_flag::OPENS_OR_ENDS == 0 => return Progress::Known,
+                state::REPLIED if request.tcp_flags & tcp_flag::RST == 0 => return self.establish(request),
                 state::REQUESTED | state::REPLIED => return Progress::Known,
                 _ => {}
             }
         }
         self.note_by_table(request, word)
+    }
+
+    /// Opens the flow, again if the table knows it: what that has of an earlier connection counts until the Pod accepts
+    /// this one. So a SYN asks the table nothing, and one that is forged takes nothing away.
+    #[inline(always)]
+    fn open(&self, request: &Request<F>, word: u64, mine: u64) -> Progress {
+        if word == mine && state(word) != state::ESTABLISHED {
+            return Progress::Known;
+        }
+        if word != mine && syn::matches(word, self.hash) {
+            stats::count(Reason::Collision);
+        }
+        self.set_slot(syn::word(self.hash, state::REQUESTED, request.node.addr_index, request.node.port));
+        Progress::New
     }
 
     /// The slot does not settle it: asks the flow table, and opens the flow where that does not know it either.
@@ -111,13 +131,12 @@ impl<'k, F: Family> Flow<'k, F> {
                 }
                 return Progress::Known;
             }
-            // One client end, two node ends: to the Pod they are one flow, and only one can have the replies.
-            if self.protocol != protocol::UDP && request.tcp_flags & tcp_flag::SYN == 0 && !same {
-                stats::count(Reason::Collision);
-                return Progress::Known;
-            }
             if !same {
+                // One client end, two node ends: to the Pod they are one flow, and only one can have the replies.
                 stats::count(Reason::Collision);
+                if self.protocol != protocol::UDP {
+                    return Progress::Known;
+                }
             }
             *entry = fresh_entry::<F>(request);
             if syn::matches(word, self.hash) {
@@ -177,11 +196,7 @@ fn choose_slot<F: Family>(hash: u64) -> Option<*mut u64> {
 /// Notes a packet of the client on an established flow.
 #[inline(always)]
 fn note_client(state: &mut FlowState, tcp_flags: u8) {
-    if tcp_flags & tcp_flag::SYN != 0 {
-        // The client opens the same tuple again: what the last connection left does not count.
-        state.client_tcp_flags = tcp_flags;
-        state.pod_tcp_flags = 0;
-    } else if state.client_tcp_flags | tcp_flags != state.client_tcp_flags {
+    if state.client_tcp_flags | tcp_flags != state.client_tcp_flags {
         state.client_tcp_flags |= tcp_flags;
     }
     touch(state);

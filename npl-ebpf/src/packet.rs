@@ -100,6 +100,7 @@ struct SctpChunk {
 /// Kinds of SCTP chunks.
 mod chunk {
     pub const INIT: u8 = 1;
+    pub const INIT_ACK: u8 = 2;
     pub const ABORT: u8 = 6;
     pub const SHUTDOWN: u8 = 7;
     pub const SHUTDOWN_ACK: u8 = 8;
@@ -110,7 +111,7 @@ impl SctpChunk {
     #[inline(always)]
     const fn tcp_flags(self) -> u8 {
         match self.kind {
-            chunk::INIT => tcp_flag::SYN,
+            chunk::INIT | chunk::INIT_ACK => tcp_flag::SYN,
             chunk::ABORT => tcp_flag::RST,
             chunk::SHUTDOWN | chunk::SHUTDOWN_ACK => tcp_flag::FIN,
             _ => 0,

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the programs remember of flows, step by step: half-open, established, lost, taken over.
 
+use std::net::SocketAddr;
+
 use npl_common::reason::Reason;
 use npl_common::syn::{self, state};
 use npl_testkit::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN};
@@ -9,7 +11,7 @@ use super::scene::{
     GENERATION, NODE_PORT, POD_PORT, SECOND_NODE_PORT, Tcp, Udp, bare, client, establish, family, flow, from, length,
     node, node_ip, other_pod_ip, pod, second_node_ip, tcp, to, udp, with_mappings,
 };
-use crate::counters::{establishing_reply, establishing_request, first_request, reason, reply, request};
+use crate::counters::{Change, and, establishing_reply, establishing_request, first_request, reason, reply, request};
 use crate::lab::Lab;
 
 /// The Pod's packet is translated back and changes no more than the packet and byte counters.
@@ -177,17 +179,50 @@ fn end_of_a_connection_is_noted_from_both_sides() {
     });
 }
 
+/// The client opens the flow, by one of the Node's addresses.
+#[track_caller]
+fn opens(lab: &mut Lab, node: SocketAddr, counted: Vec<Change>) {
+    let syn = tcp(client(), node, SYN, b"");
+    lab.ingress(&syn).is(&to(&syn, pod()), and(counted, first_request("61000/tcp", bare())));
+}
+
 #[test]
 fn tuple_that_is_opened_again_forgets_the_last_connections_end() {
     with_mappings(|lab| {
         establish(lab);
         is_asked(lab, FIN | ACK);
         is_answered(lab, FIN | ACK);
-        is_asked(lab, SYN);
-        let entry = lab.flow(flow(Tcp)).unwrap().state;
-        assert_eq!((entry.client_tcp_flags, entry.pod_tcp_flags), (SYN, 0));
+        opens(lab, node(), vec![]);
         is_answered(lab, SYN | ACK);
-        is_asked(lab, ACK);
+        let ack = tcp(client(), node(), ACK, b"");
+        lab.ingress(&ack).is(&to(&ack, pod()), establishing_request("61000/tcp", bare()));
+        let entry = lab.flow(flow(Tcp)).unwrap().state;
+        assert_eq!((entry.client_tcp_flags, entry.pod_tcp_flags), (ACK, 0));
+    });
+}
+
+#[test]
+fn syn_that_the_pod_does_not_accept_takes_nothing_from_the_flow() {
+    with_mappings(|lab| {
+        for (end, counted) in [(node(), vec![]), ((second_node_ip(), NODE_PORT).into(), reason(Reason::Collision))] {
+            establish(lab);
+            opens(lab, end, counted);
+            // As the Pod tells somebody who seems to open what is open (RFC 5961).
+            is_answered(lab, ACK);
+            is_asked(lab, ACK);
+            is_answered(lab, ACK | PSH);
+        }
+    });
+}
+
+#[test]
+fn refusal_of_a_tuple_that_is_opened_by_another_address_comes_from_there() {
+    with_mappings(|lab| {
+        establish(lab);
+        let second = (second_node_ip(), NODE_PORT).into();
+        opens(lab, second, reason(Reason::Collision));
+        let refusal = tcp(pod(), client(), RST | ACK, b"");
+        lab.egress(&refusal).is(&from(&refusal, second), reply("61000/tcp", bare()));
     });
 }
 
@@ -212,9 +247,11 @@ fn flow_of_an_earlier_pod_with_the_same_address_is_not_answered() {
         lab.set_slot(flow(Tcp), 0);
         lab.add(Tcp, NODE_PORT, pod(), GENERATION + 1);
         is_untracked(lab);
-        is_asked(lab, SYN);
-        assert_eq!(lab.flow(flow(Tcp)).unwrap().state.generation, GENERATION + 1);
+        opens(lab, node(), vec![]);
         is_answered(lab, SYN | ACK);
+        let ack = tcp(client(), node(), ACK, b"");
+        lab.ingress(&ack).is(&to(&ack, pod()), establishing_request("61000/tcp", bare()));
+        assert_eq!(lab.flow(flow(Tcp)).unwrap().state.generation, GENERATION + 1);
     });
 }
 

@@ -9,7 +9,7 @@ use super::scene::{
     NODE_PORT, Udp, bare, client, client_ip, establish, family, flow, from, length, node, node_ip, pod, pod_ip,
     second_node_ip, tcp, to, udp, with_mappings,
 };
-use crate::counters::{and, first_request, reason, reply, request};
+use crate::counters::{and, establishing_request, first_request, reason, reply, request};
 
 #[test]
 fn no_mapping_leaves_a_port_of_the_range_to_the_host() {
@@ -62,12 +62,17 @@ fn collision_gives_the_replies_to_the_newer_tcp_flow() {
         let second = (second_node_ip(), NODE_PORT).into();
         let stray = tcp(client(), second, ACK, b"");
         let changes = and(reason(Reason::Collision), request("61000/tcp", bare()));
-        lab.ingress(&stray).is(&to(&stray, pod()), changes.clone());
+        lab.ingress(&stray).is(&to(&stray, pod()), changes);
         let answer = tcp(pod(), client(), ACK, b"");
         lab.egress(&answer).is(&from(&answer, node()), reply("61000/tcp", bare()));
         let syn = tcp(client(), second, SYN, b"");
+        let changes = and(reason(Reason::Collision), first_request("61000/tcp", bare()));
         lab.ingress(&syn).is(&to(&syn, pod()), changes);
         let answer = tcp(pod(), client(), SYN | ACK, b"");
+        lab.egress(&answer).is(&from(&answer, second), reply("61000/tcp", bare()));
+        let ack = tcp(client(), second, ACK, b"");
+        lab.ingress(&ack).is(&to(&ack, pod()), establishing_request("61000/tcp", bare()));
+        let answer = tcp(pod(), client(), ACK, b"");
         lab.egress(&answer).is(&from(&answer, second), reply("61000/tcp", bare()));
     });
 }
