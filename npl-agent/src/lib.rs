@@ -21,4 +21,5 @@ pub mod reconciler;
 pub mod run;
 pub mod sockets;
 pub mod telemetry;
+mod told;
 pub mod uplinks;

@@ -27,7 +27,7 @@ fn main() -> ExitCode {
 fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
     memory::share_one_heap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    match cli.command {
+    let outcome = match cli.command {
         Command::Run(args) => {
             let filter = std::env::var(telemetry::FILTER_VARIABLE).ok();
             if let Err(error) = telemetry::init(args.log_format, filter.as_deref()) {
@@ -45,5 +45,8 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Status(args) => runtime.block_on(cli::status::show(&args)).map(|()| ExitCode::SUCCESS),
         Command::Mappings(args) => cli::mappings::show(&args).map(|()| ExitCode::SUCCESS),
         Command::Cleanup(args) => runtime.block_on(cli::cleanup::remove(&args)).map(|()| ExitCode::SUCCESS),
-    }
+    };
+    // Whoever still waits for the kernel changes nothing.
+    runtime.shutdown_background();
+    outcome
 }

@@ -2,13 +2,7 @@
 //! The one loop: it owns all that changes. Whatever wakes it, it takes in what there is, then does what the core says
 //! until the core has nothing more to do.
 
-use std::{
-    borrow::Cow,
-    collections::{BTreeMap, BTreeSet},
-    mem,
-    net::IpAddr,
-    time::Duration,
-};
+use std::{mem, net::IpAddr, time::Duration};
 
 use futures::{Stream, StreamExt as _};
 use tokio::{
@@ -22,16 +16,17 @@ use crate::{
         model::{Family, Moment},
         op::{Failure, Op},
         problem::Problem,
-        report::Warnings,
         snapshot::Change,
-        state::{Awaited, State},
+        state::State,
     },
     datapath::DatapathError,
     executor::{Answer, Executor, OpError},
     http::Health,
     memory,
     metrics::{Metrics, OpOutcome, PortCounts},
+    netlink::{self, Survey, Surveying},
     sockets::ReserveError,
+    told::Told,
     uplinks::{ErrorChain, FollowError, Uplinks},
 };
 
@@ -73,6 +68,8 @@ pub struct Reconciler {
     deadline: Option<Moment>,
     network_due: Option<Instant>,
     network_seen: Instant,
+    /// The look at the network that is under way.
+    survey: Option<Surveying>,
     /// Whether any device has carried the programs; nothing is published before.
     was_attached: bool,
     node_ips: Vec<IpAddr>,
@@ -107,9 +104,10 @@ impl Reconciler {
             deadline: None,
             network_due: None,
             network_seen: Instant::now(),
+            survey: None,
             was_attached: false,
             node_ips: Vec::new(),
-            told: Told { problems, warnings: Warnings::default(), waiting_for: None },
+            told: Told::new(problems),
             quiet_due: None,
         }
     }
@@ -124,7 +122,8 @@ impl Reconciler {
         mut changes: Receiver<Change>,
         mut network: impl Stream<Item = ()> + Unpin,
     ) -> Result<(), LoopError> {
-        self.look_at_everything().await?;
+        self.look_at_mappings()?;
+        self.look_at_network().await?;
         let mut resync = interval(self.resync);
         resync.set_missed_tick_behavior(MissedTickBehavior::Delay);
         resync.reset();
@@ -139,11 +138,13 @@ impl Reconciler {
                 }
                 answer = self.executor.next_answer() => self.answered(answer),
                 Some(()) = network.next() => self.look_at_network_soon(),
-                () = until(network_due) => self.look_at_network().await?,
+                () = until(network_due), if self.survey.is_none() => self.begin_survey(),
+                found = end_of(&mut self.survey) => self.take_in_survey(found?)?,
                 () = until(deadline) => {}
                 () = until(quiet_due) => self.give_memory_back(),
                 _ = resync.tick() => {
-                    self.look_at_everything().await?;
+                    self.look_at_mappings()?;
+                    self.look_at_network_soon();
                     // Where it is never quiet.
                     if self.quiet_due.is_some() {
                         self.give_memory_back();
@@ -206,15 +207,15 @@ impl Reconciler {
                 is_settled = true;
                 break;
             }
-            for op in pass.ops {
-                done += 1;
-                match self.executor.execute(&op) {
-                    Ok(Some(())) => self.succeeded(&op),
+            done += pass.ops.len();
+            for (op, outcome) in pass.ops.iter().zip(self.executor.execute(&pass.ops)) {
+                match outcome {
+                    Ok(Some(())) => self.succeeded(op),
                     Ok(None) => {}
                     Err(error) => {
                         is_clean = false;
                         is_unsure |= matches!(op, Op::AllowSources(..) | Op::ForgetSources(..));
-                        self.failed(&op, &error);
+                        self.failed(op, &error);
                     }
                 }
             }
@@ -281,11 +282,11 @@ impl Reconciler {
         self.state.failed(op, failure, self.now());
     }
 
-    /// Reads back what the kernel holds, whoever changed it, and looks at the devices.
-    async fn look_at_everything(&mut self) -> Result<(), LoopError> {
+    /// Reads back what the kernel holds, whoever changed it.
+    fn look_at_mappings(&mut self) -> Result<(), LoopError> {
         let observed = self.executor.observe()?;
         self.state.observe(observed);
-        self.look_at_network().await
+        Ok(())
     }
 
     fn look_at_network_soon(&mut self) {
@@ -293,10 +294,25 @@ impl Reconciler {
         self.network_due.get_or_insert(due);
     }
 
-    async fn look_at_network(&mut self) -> Result<(), LoopError> {
+    fn begin_survey(&mut self) {
         self.network_due = None;
+        self.survey = Some(self.uplinks.survey(&self.executor.datapath));
+    }
+
+    /// Where nothing may go on before: what is under way may be of an earlier time, and is waited for too.
+    async fn look_at_network(&mut self) -> Result<(), LoopError> {
+        if self.survey.is_some() {
+            end_of(&mut self.survey).await?;
+        }
+        self.begin_survey();
+        let found = end_of(&mut self.survey).await?;
+        self.take_in_survey(found)
+    }
+
+    fn take_in_survey(&mut self, survey: Survey) -> Result<(), LoopError> {
         self.network_seen = Instant::now();
-        let coverage = self.uplinks.follow(&mut self.executor.datapath, &self.node_ips).await?;
+        self.network_due = self.network_due.map(|due| due.max(self.network_seen + NETWORK_REST));
+        let coverage = self.uplinks.apply(&mut self.executor.datapath, survey, &self.node_ips)?;
         self.metrics.set_devices(coverage);
         // A device that always refuses, as a stranger's may, must not keep all the others from being served.
         let is_attached = coverage.carrying > 0;
@@ -336,44 +352,12 @@ impl Reconciler {
     }
 }
 
-/// What the log and the users have heard, so that they hear it once.
-#[derive(Debug)]
-struct Told {
-    problems: watch::Sender<Vec<Problem>>,
-    warnings: Warnings,
-    waiting_for: Option<BTreeSet<Awaited>>,
-}
-
-impl Told {
-    fn readiness(&mut self, state: &State) {
-        let waiting_for = state.awaited();
-        if self.waiting_for.as_ref() != Some(&waiting_for) {
-            for awaited in &waiting_for {
-                debug!(?awaited, "nothing is decided before this is known");
-            }
-            if waiting_for.is_empty() {
-                info!("Pods, Services and Node are known; serving");
-            }
-            self.waiting_for = Some(waiting_for);
-        }
-    }
-
-    /// Most passes change nothing here, and cost one comparison.
-    fn problems(&mut self, state: &State, metrics: &Metrics, now: Moment) {
-        if state.problems().eq(self.problems.borrow().iter().map(Cow::Borrowed)) {
-            return;
-        }
-        let current: Vec<Problem> = state.problems().map(Cow::into_owned).collect();
-        for problem in self.warnings.observe(&current, now) {
-            warn!(reason = problem.reason(), "{problem}");
-        }
-        let mut counts: BTreeMap<&'static str, u64> = BTreeMap::new();
-        for problem in &current {
-            *counts.entry(problem.reason()).or_default() += 1;
-        }
-        metrics.set_problems(&counts.into_iter().collect::<Vec<_>>());
-        self.problems.send_replace(current);
-    }
+/// Waits for what a survey finds, or for ever if none is under way. Nothing is lost if it is dropped.
+async fn end_of(survey: &mut Option<Surveying>) -> Result<Survey, FollowError> {
+    let Some(under_way) = survey else { return std::future::pending().await };
+    let found = netlink::surveyed(under_way).await;
+    *survey = None;
+    Ok(found?)
 }
 
 /// Waits for a moment, or for ever if there is none.

@@ -15,7 +15,7 @@ use crate::{
         xdp::{self, Attach},
     },
     datapath::{Datapath, DatapathError, preflight},
-    netlink::{self, NetlinkError},
+    netlink::{self, NetlinkError, Survey, Surveying},
 };
 
 /// Whether requests are translated by XDP, and why.
@@ -81,27 +81,35 @@ impl Uplinks {
         self.forwarding != Forwarding::Stack && datapath.pod_addresses() != self.pods
     }
 
+    /// Begins to look at the Node's devices, and at the routes to Pods that mappings lead to if these matter.
+    pub fn survey(&self, datapath: &Datapath) -> Surveying {
+        let is_all_by_stack = self.forwarding == Forwarding::Stack;
+        netlink::survey(if is_all_by_stack { BTreeSet::new() } else { datapath.pod_addresses() })
+    }
+
+    /// Looks at the Node's devices and makes the datapath fit them.
+    ///
+    /// # Errors
+    ///
+    /// If devices cannot be listed, and as [`Self::apply`].
+    pub async fn follow(&mut self, datapath: &mut Datapath, node_ips: &[IpAddr]) -> Result<Coverage, FollowError> {
+        let survey = netlink::surveyed(&mut self.survey(datapath)).await?;
+        Ok(self.apply(datapath, survey, node_ips)?)
+    }
+
     /// Makes the datapath fit the Node's devices, and says how many of the chosen ones it could be put on.
     ///
     /// # Errors
     ///
-    /// If the maps refuse, or devices cannot be listed; a device that refuses is told in the log, and the others are served.
-    pub async fn follow(&mut self, datapath: &mut Datapath, node_ips: &[IpAddr]) -> Result<Coverage, FollowError> {
-        if self.forwarding != Forwarding::Stack {
-            self.pods = datapath.pod_addresses();
-        }
-        let routes = netlink::routes_to(&self.pods).await?;
-        let devices = netlink::interfaces().await?;
-        Ok(self.apply(datapath, &devices, &routes, node_ips)?)
-    }
-
-    fn apply(
+    /// If the maps refuse; a device that refuses is told in the log, and the others are served.
+    pub fn apply(
         &mut self,
         datapath: &mut Datapath,
-        devices: &[Device],
-        routes: &BTreeMap<IpAddr, Route>,
+        Survey { pods, routes, devices }: Survey,
         node_ips: &[IpAddr],
     ) -> Result<Coverage, DatapathError> {
+        self.pods = pods;
+        let devices = devices.as_slice();
         set_local_addresses(datapath, devices, node_ips)?;
         let decide = |device: &Device| {
             let is_carrying = datapath.hooks.is_uplink(device.ifindex);
@@ -112,7 +120,7 @@ impl Uplinks {
         self.decided = decided;
         let is_chosen = |device: &Device| matches!(self.decided.get(&device.name), Some(Ok(_)));
         let chosen: Vec<&Device> = devices.iter().filter(|device| is_chosen(device)).collect();
-        let placement = self.placement(devices, &chosen, routes);
+        let placement = self.placement(devices, &chosen, &routes);
         let mut places: BTreeMap<u32, Place> =
             chosen.iter().map(|device| (device.ifindex, self.place_of(device))).collect();
         // XDP goes first and comes last: a request is never translated where its reply is not.

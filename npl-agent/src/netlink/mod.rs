@@ -20,6 +20,7 @@ use rtnetlink::{
         tc::{TcAttribute, TcHandle},
     },
 };
+use tokio::task::JoinHandle;
 
 use crate::core::{
     devices::{Device, DeviceKind, LinkFacts},
@@ -45,6 +46,45 @@ pub enum NetlinkError {
 
 fn request(operation: &'static str) -> impl FnOnce(rtnetlink::Error) -> NetlinkError {
     move |source| NetlinkError::Request { operation, source }
+}
+
+/// What the kernel tells of a network at one time.
+#[derive(Debug)]
+pub struct Survey {
+    /// The Pods whose routes were asked for.
+    pub pods: BTreeSet<IpAddr>,
+    /// The routes to those of them that there is one to.
+    pub routes: BTreeMap<IpAddr, Route>,
+    /// Every device, by index.
+    pub devices: Vec<Device>,
+}
+
+/// A look at the network that is under way.
+pub type Surveying = JoinHandle<Result<Survey, NetlinkError>>;
+
+/// Looks at devices, and the routes to Pods, on a thread of its own: while Pods come and go, the kernel has whoever asks
+/// wait for seconds (for `rtnl`), and nothing else may wait with it.
+pub fn survey(pods: BTreeSet<IpAddr>) -> Surveying {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
+    tokio::task::spawn_blocking(move || {
+        runtime.map_err(NetlinkError::Open)?.block_on(async {
+            let routes = routes_to(&pods).await?;
+            let devices = interfaces().await?;
+            Ok(Survey { pods, routes, devices })
+        })
+    })
+}
+
+/// What has been found, once it has. A panic goes on as if it had happened here.
+///
+/// # Errors
+///
+/// If the kernel refuses.
+pub async fn surveyed(under_way: &mut Surveying) -> Result<Survey, NetlinkError> {
+    under_way.await.unwrap_or_else(|error| match error.try_into_panic() {
+        Ok(panic) => std::panic::resume_unwind(panic),
+        Err(error) => Err(NetlinkError::Open(std::io::Error::other(error))),
+    })
 }
 
 /// Every device of this network namespace, by index.
@@ -80,7 +120,7 @@ async fn read_interfaces(handle: &Handle) -> Result<Vec<Device>, NetlinkError> {
 /// # Errors
 ///
 /// If there is no socket.
-pub async fn routes_to(addresses: &BTreeSet<IpAddr>) -> Result<BTreeMap<IpAddr, Route>, NetlinkError> {
+async fn routes_to(addresses: &BTreeSet<IpAddr>) -> Result<BTreeMap<IpAddr, Route>, NetlinkError> {
     if addresses.is_empty() {
         return Ok(BTreeMap::new());
     }

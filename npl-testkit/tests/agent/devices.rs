@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use npl_common::names;
 use npl_testkit::echo::Protocol;
+use npl_testkit::process::Process;
 use npl_testkit::topology::Offload;
 use npl_testkit::{poll, traffic};
 
@@ -108,4 +109,39 @@ fn requests_move_to_the_driver_and_back_as_attach_says_and_the_status_says_why()
         assert_eq!(place(&world), expected, "it outlives the agent");
         world.assert_served("web-0");
     }
+}
+
+/// Devices whose removal takes the kernel some four seconds, a grace period for each, in which nobody else may look at
+/// devices or change them: as if hundreds of Pods came and went.
+const MANY: usize = 250;
+
+/// The state of the agent's threads, a letter for each (`proc_pid_stat(5)`).
+fn thread_states(pid: u32) -> String {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    let state = |stat: String| stat.rsplit_once(") ").and_then(|(_, after)| after.chars().next());
+    tasks.filter_map(|task| state(fs::read_to_string(task.path().join("stat")).ok()?)).collect()
+}
+
+#[test]
+fn pods_are_published_while_the_kernel_has_whoever_asks_for_devices_wait() {
+    let mut world = World::with_agent(&[]);
+    world.create_service();
+    world.create_pod("web-0");
+    let elsewhere = world.run.netns("elsewhere").unwrap();
+    let bridges: Vec<String> = (0..MANY).map(|number| format!("link add bridge{number} group 7 type bridge")).collect();
+    elsewhere.ip(&bridges.join("\n")).unwrap();
+    // The agent looks at devices as they change, half a second later at most.
+    world.topology.node().ip("link add another type veth peer name other-end").unwrap();
+    let mut command = elsewhere.command("ip").unwrap();
+    command.args(["link", "del", "group", "7"]);
+    let mut removal =
+        Process::spawn("removal of many devices", command, &world.run.directory().join("ip.log")).unwrap();
+    let agent = world.agent().process().id();
+    poll::until("an agent that waits for the kernel", LIMIT, || thread_states(agent).contains('D').then_some(()))
+        .unwrap();
+    world.enable_service();
+    world.wait_for_entries("web-0", 2);
+    assert!(thread_states(agent).contains('D'), "the agent still waits for the kernel");
+    poll::until("the end of many devices", LIMIT, || removal.exit_status()).unwrap();
+    world.assert_served("web-0");
 }
