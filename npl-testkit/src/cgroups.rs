@@ -20,8 +20,8 @@ use crate::{mounts, poll};
 /// Where hierarchies are mounted: all of them below, or the only one here.
 pub(crate) const ROOT: &str = "/sys/fs/cgroup";
 
-/// The group of version 2 that a Node's own processes are in: with controllers, a group that has children has no
-/// processes of its own.
+/// The group that a Node's own processes are in, as `system.slice` is elsewhere: beside that of its Pods, each of them
+/// would have a share of the processor like all Pods together. In version 2, a group with children has no processes.
 const SYSTEM: &str = "system";
 
 /// Groups stay busy for some 100 ms after their last process has ended.
@@ -72,6 +72,20 @@ impl Hierarchy {
         }
         Ok(hierarchies)
     }
+
+    /// Adds a group that processes may join.
+    fn add(&self, group: &Path) -> Result<()> {
+        fs::create_dir(group).with_context(|| format!("create control group {}", group.display()))?;
+        let has_cpuset =
+            matches!(&self.version, Version::V1(controllers) if controllers.iter().any(|it| it == "cpuset"));
+        // Empty at first, and no process may join it then.
+        for file in ["cpuset.cpus", "cpuset.mems"].into_iter().filter(|_file| has_cpuset) {
+            fs::read(self.point.join(file))
+                .and_then(|value| fs::write(group.join(file), value))
+                .with_context(|| format!("copy {file} to {}", group.display()))?;
+        }
+        Ok(())
+    }
 }
 
 impl Cgroup {
@@ -80,23 +94,12 @@ impl Cgroup {
         let cgroup = Self { name: name.to_owned(), hierarchies: Hierarchy::all()? };
         ensure!(!cgroup.hierarchies.is_empty(), "no control groups are mounted at {ROOT}: mount cgroup2 there");
         for hierarchy in &cgroup.hierarchies {
-            let group = hierarchy.point.join(name);
-            fs::create_dir(&group).with_context(|| format!("create control group {}", group.display()))?;
-            match &hierarchy.version {
-                Version::V1(controllers) if controllers.iter().any(|it| it == "cpuset") => {
-                    // Empty at first, and no process may join it then.
-                    for file in ["cpuset.cpus", "cpuset.mems"] {
-                        fs::read(hierarchy.point.join(file))
-                            .and_then(|value| fs::write(group.join(file), value))
-                            .with_context(|| format!("copy {file} to {}", group.display()))?;
-                    }
-                }
-                Version::V1(_others) => {}
-                Version::V2 => {
-                    pass_controllers_on(&hierarchy.point)?;
-                    fs::create_dir(group.join(SYSTEM)).with_context(|| format!("divide {}", group.display()))?;
-                }
+            if hierarchy.version == Version::V2 {
+                pass_controllers_on(&hierarchy.point)?;
             }
+            let group = hierarchy.point.join(name);
+            hierarchy.add(&group)?;
+            hierarchy.add(&group.join(SYSTEM))?;
         }
         Ok(cgroup)
     }
@@ -115,29 +118,31 @@ impl Cgroup {
 
     /// Lets `command` start in the groups themselves, to make them the root of a namespace.
     pub(crate) fn hold_roots(&self, command: &mut Command) -> Result<()> {
-        self.hold(command, |group, _version| group)
+        self.hold(command, |group| group)
     }
 
     /// Lets `command` start as one of the Node's own processes.
     pub(crate) fn hold_system(&self, command: &mut Command) -> Result<()> {
-        self.hold(command, |group, version| if *version == Version::V2 { group.join(SYSTEM) } else { group })
+        self.hold(command, |group| group.join(SYSTEM))
     }
 
     /// Moves the calling process out of the way of the Node's children, and lets those have every controller.
     pub(crate) fn divide(&self) -> Result<()> {
-        for hierarchy in self.hierarchies.iter().filter(|it| it.version == Version::V2) {
+        for hierarchy in &self.hierarchies {
             let group = hierarchy.point.join(&self.name);
             let procs = group.join(SYSTEM).join("cgroup.procs");
             fs::write(&procs, "0").with_context(|| format!("write {}", procs.display()))?;
-            pass_controllers_on(&group)?;
+            if hierarchy.version == Version::V2 {
+                pass_controllers_on(&group)?;
+            }
         }
         Ok(())
     }
 
     #[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
-    fn hold(&self, command: &mut Command, group: impl Fn(PathBuf, &Version) -> PathBuf) -> Result<()> {
+    fn hold(&self, command: &mut Command, group: impl Fn(PathBuf) -> PathBuf) -> Result<()> {
         let open = |hierarchy: &Hierarchy| {
-            let procs = group(hierarchy.point.join(&self.name), &hierarchy.version).join("cgroup.procs");
+            let procs = group(hierarchy.point.join(&self.name)).join("cgroup.procs");
             File::options().write(true).open(&procs).with_context(|| format!("open {}", procs.display()))
         };
         let files = self.hierarchies.iter().map(open).collect::<Result<Vec<_>>>()?;

@@ -78,6 +78,13 @@ impl Netns {
         tools::output_with_input(self.command("nft")?.args(["--file", "-"]), rules)
     }
 
+    /// Packets that a counter of `nft` has seen, by its family, table and name.
+    pub fn packets_counted(&self, counter: &str) -> Result<u64> {
+        let text = self.nft(&format!("list counter {counter}"))?;
+        let number = text.split_once("packets ").and_then(|(_, after)| after.split_whitespace().next()?.parse().ok());
+        number.with_context(|| format!("find packets in `{text}`"))
+    }
+
     /// Sets a sysctl inside, by its path below `/proc/sys`.
     pub fn sysctl(&self, path: &str, value: &str) -> Result<()> {
         let file = Path::new("/proc/sys").join(path);

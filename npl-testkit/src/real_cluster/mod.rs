@@ -180,6 +180,17 @@ impl RealCluster {
         self.run.netns_of_process(&format!("pod-{namespace}-{name}"), *process)
     }
 
+    /// Has all agents forward by `--forwarding offload` from now on, on Nodes that are set up for it, as a user does.
+    pub fn offload(&self, limit: Duration) -> Result<()> {
+        for node in &self.nodes {
+            node.netns().set_liberal_tracking(true)?;
+        }
+        let agents = ["daemonset/npl-agent", "--namespace", "npl-system"];
+        self.cluster.kubectl(&[&["set", "env"], &agents[..], &["NPL_FORWARDING=offload"]].concat())?;
+        let timeout = format!("--timeout={}s", limit.as_secs());
+        self.cluster.kubectl(&[&["rollout", "status"], &agents[..], &[&timeout]].concat()).map(drop)
+    }
+
     fn wait_until_ready(&self) -> Result<()> {
         for node in &self.nodes {
             let path = format!("/api/v1/nodes/{}", node.name());

@@ -14,6 +14,7 @@ mod load;
 mod machine;
 mod moves;
 mod network;
+mod offload;
 mod policy;
 mod publication;
 mod restarts;
@@ -94,6 +95,20 @@ const WHAT_COULD_DIFFER: &[Story] = &[
     Story::new("a_policy_for_the_clients_address_holds", filters::a_policy_for_the_clients_address_holds),
 ];
 
+/// With agents that offload, where the first story has them do so.
+const PAST_THE_STACK: &[Story] = &[
+    Story::new("agents_are_told_to_offload_under_load", offload::agents_are_told_to_offload_under_load),
+    Story::new(
+        "a_conversation_goes_past_the_stack_until_a_rule_forbids_it",
+        offload::a_conversation_goes_past_the_stack_until_a_rule_forbids_it,
+    ),
+    Story::new(
+        "every_client_is_answered_while_agents_offload",
+        traffic::every_client_is_answered_by_the_pod_it_asked_for,
+    ),
+    Story::new("a_policy_holds_while_agents_offload", filters::a_policy_for_the_clients_address_holds),
+];
+
 /// The last, since it is the agent's end.
 const THE_END: Story = Story::new(
     "uninstalling_leaves_nothing_on_any_node_and_workloads_alone",
@@ -105,9 +120,12 @@ fn main() -> ExitCode {
         if networks.is_empty() {
             return vec![
                 Act::new(Network::new(Cni::Bridge, KubeProxy::Iptables), &[STORIES]),
-                Act::new(Network::new(Cni::FlannelVxlan, KubeProxy::Nftables), &[WHAT_COULD_DIFFER, &[THE_END]]),
+                Act::new(
+                    Network::new(Cni::FlannelVxlan, KubeProxy::Nftables),
+                    &[WHAT_COULD_DIFFER, PAST_THE_STACK, &[THE_END]],
+                ),
             ];
         }
-        networks.iter().map(|network| Act::new(*network, &[STORIES, &[THE_END]])).collect()
+        networks.iter().map(|network| Act::new(*network, &[STORIES, PAST_THE_STACK, &[THE_END]])).collect()
     })
 }

@@ -50,9 +50,7 @@ fn offloading() -> World {
 
 /// Packets that a counter of the rules has seen.
 fn counted(world: &World, counter: &str) -> u64 {
-    let text = world.node().nft(&format!("list counter inet npl_test {counter}")).unwrap();
-    let after = text.split_once("packets ").unwrap().1;
-    after.split_whitespace().next().unwrap().parse().unwrap()
+    world.node().packets_counted(&format!("inet npl_test {counter}")).unwrap()
 }
 
 /// Waits until connection tracking calls so many connections established.

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Agents with `--forwarding offload`: packets of established flows go past the Nodes' stack, which goes on to decide.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use npl_testkit::cluster::Entry;
+use npl_testkit::echo::{Answer, Protocol};
+use npl_testkit::poll;
+
+use crate::load::{self, Under};
+use crate::traffic::PORTS;
+use crate::world::{LIMIT, Pod, World};
+
+/// Questions of one conversation, each of which is a packet to the Pod at least.
+const QUESTIONS: u64 = 1000;
+
+/// How long an answer may take, which takes less than a thousandth of that.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The agents take over from those that forward by the stack while a balancer sends.
+pub(crate) fn agents_are_told_to_offload_under_load(world: &mut World) {
+    Under::default().load(world, |world| {
+        world.cluster.offload(LIMIT * poll::patience()).unwrap();
+        load::renew(world, "deployment/elastic");
+    });
+}
+
+/// The Node's firewall sees few packets of a conversation, and ends it as soon as its rules say so.
+pub(crate) fn a_conversation_goes_past_the_stack_until_a_rule_forbids_it(world: &mut World) {
+    let shop = world.wait_for_shop(4);
+    let pod = shop.values().next().unwrap();
+    let node = world.cluster.node(&pod.node).unwrap().netns().clone();
+    for is_ipv4 in [true, false] {
+        let address = pod.ips.iter().find(|ip| ip.is_ipv4() == is_ipv4).unwrap();
+        let family = if is_ipv4 { "ip" } else { "ip6" };
+        let rules = format!(
+            "table inet npl-test-offload {{
+                counter to-pod {{ }}
+                chain forward {{
+                    type filter hook forward priority filter;
+                    {family} daddr {address} meta l4proto tcp counter name to-pod
+                }}
+            }}"
+        );
+        node.nft(&rules).unwrap();
+        let server = server(world, pod, is_ipv4);
+        let client = world.cluster.client().clone();
+        let stream = client.run(|| TcpStream::connect(server)).unwrap().unwrap();
+        stream.set_read_timeout(Some(PATIENCE * poll::patience())).unwrap();
+        for _question in 0..QUESTIONS {
+            assert_eq!(ask(&stream).unwrap().pod, pod.name);
+        }
+        let seen = node.packets_counted("inet npl-test-offload to-pod").unwrap();
+        println!("    the firewall of {} saw {seen} packets of {QUESTIONS} questions over {family}", pod.node);
+        assert!(seen > 0 && seen * 4 < QUESTIONS, "{seen} packets to the Pod");
+        node.nft(&format!("add rule inet npl-test-offload forward {family} daddr {address} drop")).unwrap();
+        let is_silent = || ask(&stream).is_err().then_some(());
+        poll::until("silence, since a rule forbids the conversation", LIMIT, is_silent).unwrap();
+        node.nft("delete table inet npl-test-offload").unwrap();
+    }
+}
+
+/// Where the Pod's port of TCP is reached.
+fn server(world: &World, pod: &Pod, is_ipv4: bool) -> SocketAddr {
+    let entries = world.entries(&pod.name, PORTS);
+    let mut of_tcp = entries.iter().filter(|entry| entry.protocol == Protocol::Tcp).map(Entry::address);
+    of_tcp.find(|address| address.is_ipv4() == is_ipv4).unwrap()
+}
+
+/// A question over an open connection, and its answer.
+fn ask(mut stream: &TcpStream) -> anyhow::Result<Answer> {
+    stream.write_all(b"who?\n")?;
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line)?;
+    Ok(serde_json::from_str(&line)?)
+}
