@@ -116,7 +116,7 @@ const FULL: Effort = Effort {
     changes: 50,
     steady: Duration::from_secs(31),
     requests: 20_000,
-    connections: 1_000,
+    connections: 400,
     crowds: 5,
 };
 
@@ -135,7 +135,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     interrupt::watch()?;
     let ratios: Vec<Ratio> = RATIOS.into_iter().filter(|ratio| ratio.name().contains(&arguments.only)).collect();
     let datapath = || program::FIGURES.into_iter().chain(sockets::FIGURES);
-    let all = || datapath().chain(control_plane::FIGURES).chain(cluster::FIGURES);
+    let all = || datapath().chain(control_plane::FIGURES).chain(cluster::figures());
     let is_meant = |figure: &&Figure| match arguments.only.as_str() {
         "" => figure.stage == Stage::Sockets || figure.stage == Stage::Program && !arguments.quick,
         only => figure.name.contains(only),

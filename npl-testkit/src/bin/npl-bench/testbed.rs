@@ -203,14 +203,9 @@ fn translate(
             load_ours(run, name, topology, mappings, Forwarding::Stack, Attach::Tc).map(Some)
         }
         Mode::OursRedirect => load_ours(run, name, topology, mappings, Forwarding::Redirect, Attach::Tc).map(Some),
-        Mode::OursOffload => {
-            // The kernel has the setting if anybody has asked for connection tracking; here nobody does.
-            let _there_or_not = node.sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", "1");
-            load_ours(run, name, topology, mappings, Forwarding::Offload, Attach::Tc).map(Some)
-        }
+        Mode::OursOffload => load_ours(run, name, topology, mappings, Forwarding::Offload, Attach::Tc).map(Some),
         Mode::OursOffloadConntrack => {
             rivals::add_conntrack(node)?;
-            node.set_liberal_tracking(true)?;
             load_ours(run, name, topology, mappings, Forwarding::Offload, Attach::Tc).map(Some)
         }
         Mode::OursXdp => load_ours(run, name, topology, mappings, Forwarding::Stack, Attach::Xdp).map(Some),
@@ -230,6 +225,10 @@ pub(crate) fn load_ours(
     forwarding: Forwarding,
     attach: Attach,
 ) -> Result<(Datapath, BpfFs)> {
+    if forwarding == Forwarding::Offload {
+        // The kernel has the setting if anybody has asked for connection tracking.
+        let _there_or_not = topology.node().sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", "1");
+    }
     let bpffs = run.bpffs(&format!("bpf-{name}"))?;
     let mut datapath = Datapath::open(bpffs.path())?;
     let protocol = match mappings.protocol {

@@ -50,8 +50,12 @@ macro_rules! ways {
 
 /// Beside kube-proxy in the one mode.
 pub(super) static IPTABLES: Ways = ways!(Stage::Iptables, "iptables");
-/// And in the other.
+/// The same with agents that offload.
+pub(super) static IPTABLES_OFFLOAD: Ways = ways!(Stage::Iptables, "iptables-offload");
+/// And in the other mode.
 pub(super) static NFTABLES: Ways = ways!(Stage::Nftables, "nftables");
+/// The same with agents that offload.
+pub(super) static NFTABLES_OFFLOAD: Ways = ways!(Stage::Nftables, "nftables-offload");
 
 /// From a Pod's object to its address, of Pods that are started at once.
 pub(super) static ADDRESS: Figure = figure("cluster/created-to-address", "ms", Stage::Crowd, &[]);
@@ -61,32 +65,9 @@ pub(super) static ANNOTATION: Figure = figure("cluster/address-to-annotation", "
 pub(super) static MARGIN: Figure = figure("cluster/annotation-to-ready", "ms", Stage::Crowd, &[]);
 
 /// All of them, in the order in which they are shown.
-pub(crate) static FIGURES: [&Figure; 27] = [
-    &IPTABLES.own.request,
-    &IPTABLES.own.rate,
-    &IPTABLES.own.connection,
-    &IPTABLES.own.busy,
-    &IPTABLES.same_node.request,
-    &IPTABLES.same_node.rate,
-    &IPTABLES.same_node.connection,
-    &IPTABLES.same_node.busy,
-    &IPTABLES.other_node.request,
-    &IPTABLES.other_node.rate,
-    &IPTABLES.other_node.connection,
-    &IPTABLES.other_node.busy,
-    &NFTABLES.own.request,
-    &NFTABLES.own.rate,
-    &NFTABLES.own.connection,
-    &NFTABLES.own.busy,
-    &NFTABLES.same_node.request,
-    &NFTABLES.same_node.rate,
-    &NFTABLES.same_node.connection,
-    &NFTABLES.same_node.busy,
-    &NFTABLES.other_node.request,
-    &NFTABLES.other_node.rate,
-    &NFTABLES.other_node.connection,
-    &NFTABLES.other_node.busy,
-    &ADDRESS,
-    &ANNOTATION,
-    &MARGIN,
-];
+pub(crate) fn figures() -> impl Iterator<Item = &'static Figure> {
+    let ways = [&IPTABLES, &IPTABLES_OFFLOAD, &NFTABLES, &NFTABLES_OFFLOAD];
+    let of_requests = ways.into_iter().flat_map(|Ways { own, same_node, other_node }| [own, same_node, other_node]);
+    let of_requests = of_requests.flat_map(|Way { request, rate, connection, busy }| [request, rate, connection, busy]);
+    of_requests.chain([&ADDRESS, &ANNOTATION, &MARGIN])
+}

@@ -55,9 +55,9 @@ pub(crate) fn measure<const N: usize>(
             // Nobody is always the first.
             for way in (0..N).map(|way| (way + turn) % N) {
                 let (measured, stream, server) = (&mut all[way], &streams[way], servers[way]);
-                let before = busy()?;
+                let (start, before) = (Instant::now(), Idle::read()?);
                 measured.requests.extend(timed(requests / TURNS, || ask(stream))?);
-                measured.busy += busy()?.saturating_sub(before).as_secs_f64() * 1e6;
+                measured.busy += Idle::read()?.busy_since(before, start.elapsed());
                 measured.connections.extend(timed(connections / TURNS, || one(server))?);
             }
         }
@@ -104,15 +104,33 @@ fn ask(mut stream: &TcpStream) -> Result<()> {
     Ok(())
 }
 
-/// Time that all processors together were not idle, since the machine started.
-fn busy() -> Result<Duration> {
-    let text = fs::read_to_string("/proc/stat").context("read /proc/stat")?;
-    let line = text.lines().next().and_then(|line| line.strip_prefix("cpu ")).context("read the sum of /proc/stat")?;
-    let ticks: Vec<u64> = line.split_whitespace().map_while(|field| field.parse().ok()).collect();
-    // user, nice, system, idle, iowait, irq, softirq; the rest is what others took, or in the first two.
-    let [user, nice, system, _idle, _iowait, irq, softirq, ..] = ticks[..] else {
-        anyhow::bail!("/proc/stat has {} numbers in its first line", ticks.len())
-    };
-    // A tick is a hundredth of a second in everything that the kernel shows.
-    Ok(Duration::from_millis((user + nice + system + irq + softirq) * 10))
+/// Time for which all processors together had nothing to do, since the machine started.
+///
+/// The kernel measures that, where it takes samples of what they did instead: 250 a second or fewer, which miss all work
+/// that always ends before the next.
+#[derive(Clone, Copy)]
+struct Idle {
+    time: Duration,
+    processors: u32,
+}
+
+impl Idle {
+    fn read() -> Result<Self> {
+        let text = fs::read_to_string("/proc/stat").context("read /proc/stat")?;
+        let mut lines = text.lines().take_while(|line| line.starts_with("cpu"));
+        let sum = lines.next().and_then(|line| line.strip_prefix("cpu ")).context("read the sum of /proc/stat")?;
+        let ticks: Vec<u64> = sum.split_whitespace().map_while(|field| field.parse().ok()).collect();
+        let [_user, _nice, _system, idle, iowait, ..] = ticks[..] else {
+            anyhow::bail!("/proc/stat has {} numbers in its first line", ticks.len())
+        };
+        // A tick is a hundredth of a second in everything that the kernel shows.
+        let time = Duration::from_millis((idle + iowait) * 10);
+        Ok(Self { time, processors: u32::try_from(lines.count()).context("count the processors")? })
+    }
+
+    /// Time that they were busy since an earlier reading, in µs.
+    fn busy_since(self, before: Self, elapsed: Duration) -> f64 {
+        let idle = self.time.saturating_sub(before.time);
+        (elapsed * self.processors).saturating_sub(idle).as_secs_f64() * 1e6
+    }
 }

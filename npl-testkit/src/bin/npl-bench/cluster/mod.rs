@@ -16,8 +16,8 @@ use npl_testkit::real_cluster::{KubeProxy, Options, RealCluster};
 use npl_testkit::{interrupt, poll, tools};
 use serde_json::Value;
 
-pub(crate) use self::figures::FIGURES;
 use self::figures::Ways;
+pub(crate) use self::figures::figures;
 use self::load::Measured;
 use crate::Effort;
 use crate::figures::{Figure, Samples, Stage, say};
@@ -45,9 +45,9 @@ struct Targets {
 /// Measures the figures, and no stage that none of them needs.
 pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples) -> Result<()> {
     let needs = |stage: Stage| figures.iter().any(|figure| figure.stage == stage);
-    for (stage, mode, ways) in [
-        (Stage::Iptables, KubeProxy::Iptables, &figures::IPTABLES),
-        (Stage::Nftables, KubeProxy::Nftables, &figures::NFTABLES),
+    for (stage, mode, by_stack, by_offload) in [
+        (Stage::Iptables, KubeProxy::Iptables, &figures::IPTABLES, &figures::IPTABLES_OFFLOAD),
+        (Stage::Nftables, KubeProxy::Nftables, &figures::NFTABLES, &figures::NFTABLES_OFFLOAD),
     ] {
         if needs(stage) {
             let cluster = start(mode)?;
@@ -57,11 +57,10 @@ pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples
             for process in cluster.nodes()[0].pod_processes(uid)? {
                 load::stay_on_server_cpu(process)?;
             }
-            for round in 0..effort.rounds {
-                ensure!(!interrupt::is_requested(), "interrupted");
-                say(&format!("requests, round {} of {}", round + 1, effort.rounds));
-                measure_ways(&cluster, &targets, ways, effort, samples)?;
-            }
+            measure_rounds(&cluster, &targets, by_stack, effort, samples)?;
+            say("the agents offload from now on");
+            cluster.offload(LIMIT)?;
+            measure_rounds(&cluster, &targets, by_offload, effort, samples)?;
         }
     }
     if needs(Stage::Crowd) {
@@ -115,6 +114,21 @@ fn targets(cluster: &RealCluster) -> Result<Targets> {
         same_node: (same, NODE_PORT).into(),
         other_node: (other, NODE_PORT).into(),
     })
+}
+
+fn measure_rounds(
+    cluster: &RealCluster,
+    targets: &Targets,
+    ways: &Ways,
+    effort: Effort,
+    samples: &mut Samples,
+) -> Result<()> {
+    for round in 0..effort.rounds {
+        ensure!(!interrupt::is_requested(), "interrupted");
+        say(&format!("requests, round {} of {}", round + 1, effort.rounds));
+        measure_ways(cluster, targets, ways, effort, samples)?;
+    }
+    Ok(())
 }
 
 fn measure_ways(

@@ -43,15 +43,21 @@ const FAST: &[Aim] = &[Aim::LeastRatio(0.98)];
 pub(super) static STACK: Way = way!(Forwarding::Stack, "stack", &[Aim::Ratio(1.05)]);
 /// Past it, which has to be ahead of what goes through.
 pub(super) static REDIRECT: Way = way!(Forwarding::Redirect, "redirect", &[Aim::Ratio(1.0)]);
+/// Past it too, while it lets them through.
+pub(super) static OFFLOAD: Way = way!(Forwarding::Offload, "offload", &[Aim::Ratio(1.0)]);
 
 /// All of them, in the order in which they are shown.
-pub(crate) static FIGURES: [&Figure; 8] = [
+pub(crate) static FIGURES: [&Figure; 12] = [
     &STACK.latency,
     &STACK.latency_p99,
     &REDIRECT.latency,
     &REDIRECT.latency_p99,
+    &OFFLOAD.latency,
+    &OFFLOAD.latency_p99,
     &STACK.stream,
     &STACK.streams,
     &REDIRECT.stream,
     &REDIRECT.streams,
+    &OFFLOAD.stream,
+    &OFFLOAD.streams,
 ];

@@ -17,7 +17,7 @@ use npl_testkit::topology::{Options, Topology};
 
 use self::conversation::{Conversation, stream};
 pub(crate) use self::figures::FIGURES;
-use self::figures::{REDIRECT, STACK, STREAMS, Way};
+use self::figures::{OFFLOAD, REDIRECT, STACK, STREAMS, Way};
 use crate::Effort;
 use crate::cases::MAPPINGS;
 use crate::figures::{Figure, Samples, percentile, say};
@@ -27,7 +27,7 @@ use crate::testbed::{FIRST_NODE_PORT, FIRST_POD_PORT, Mappings, load_ours};
 pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples) -> Result<()> {
     let is_meant = |figure: &Figure| figures.iter().any(|meant| meant.name == figure.name);
     let is_needed = |way: &&Way| way.figures().into_iter().any(is_meant);
-    let ways: Vec<&Way> = [&STACK, &REDIRECT].into_iter().filter(is_needed).collect();
+    let ways: Vec<&Way> = [&STACK, &REDIRECT, &OFFLOAD].into_iter().filter(is_needed).collect();
     if ways.is_empty() {
         return Ok(());
     }
