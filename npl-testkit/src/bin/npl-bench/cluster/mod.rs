@@ -57,10 +57,10 @@ pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples
             for process in cluster.nodes()[0].pod_processes(uid)? {
                 load::stay_on_server_cpu(process)?;
             }
-            measure_rounds(&cluster, &targets, by_stack, effort, samples)?;
+            measure_ways(&cluster, &targets, by_stack, effort, samples)?;
             say("the agents offload from now on");
             cluster.offload(LIMIT)?;
-            measure_rounds(&cluster, &targets, by_offload, effort, samples)?;
+            measure_ways(&cluster, &targets, by_offload, effort, samples)?;
         }
     }
     if needs(Stage::Crowd) {
@@ -116,21 +116,6 @@ fn targets(cluster: &RealCluster) -> Result<Targets> {
     })
 }
 
-fn measure_rounds(
-    cluster: &RealCluster,
-    targets: &Targets,
-    ways: &Ways,
-    effort: Effort,
-    samples: &mut Samples,
-) -> Result<()> {
-    for round in 0..effort.rounds {
-        ensure!(!interrupt::is_requested(), "interrupted");
-        say(&format!("requests, round {} of {}", round + 1, effort.rounds));
-        measure_ways(cluster, targets, ways, effort, samples)?;
-    }
-    Ok(())
-}
-
 fn measure_ways(
     cluster: &RealCluster,
     targets: &Targets,
@@ -140,14 +125,18 @@ fn measure_ways(
 ) -> Result<()> {
     let Targets { own, mapping, same_node, other_node } = *targets;
     let servers = [own, mapping, same_node, other_node];
-    let [own, mapping, same_node, other_node] =
-        load::measure(cluster.client(), servers, effort.requests, effort.connections)?;
-    for (figures, beside) in [(&ways.own, &own), (&ways.same_node, &same_node), (&ways.other_node, &other_node)] {
-        let Measured { requests, rate, connections, busy } = beside;
-        samples.add(&figures.request, &mapping.requests, requests);
-        samples.add(&figures.rate, &[mapping.rate], &[*rate]);
-        samples.add(&figures.connection, &mapping.connections, connections);
-        samples.add(&figures.busy, &[mapping.busy], &[*busy]);
+    for round in 0..effort.rounds {
+        ensure!(!interrupt::is_requested(), "interrupted");
+        say(&format!("requests, round {} of {}", round + 1, effort.rounds));
+        let [own, mapping, same_node, other_node] =
+            load::measure(cluster.client(), servers, effort.requests, effort.connections)?;
+        for (figures, beside) in [(&ways.own, &own), (&ways.same_node, &same_node), (&ways.other_node, &other_node)] {
+            let Measured { requests, rate, connections, busy } = beside;
+            samples.add(&figures.request, &mapping.requests, requests);
+            samples.add(&figures.rate, &[mapping.rate], &[*rate]);
+            samples.add(&figures.connection, &mapping.connections, connections);
+            samples.add(&figures.busy, &[mapping.busy], &[*busy]);
+        }
     }
     Ok(())
 }
