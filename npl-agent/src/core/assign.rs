@@ -108,12 +108,18 @@ impl Assignment<'_> {
     fn claim(&mut self, port: WantedPort, may_allocate: bool) {
         let mut held = self.ports.of_port(&self.pod.uid, port);
         held.sort_by_key(|frontend| (self.ports.rank(*frontend), *frontend));
+        // One that leads nowhere at present and has become the `hostPort` of another Pod would hide that.
+        let hides_no_other = |frontend: &Frontend| {
+            let leads = self.ports.get(*frontend).is_some_and(|claim| claim.backend.is_some());
+            leads || !self.snapshot.is_host_port(frontend.node_port, port.protocol)
+        };
+        let (held, lost): (Vec<_>, Vec<_>) = held.into_iter().partition(hides_no_other);
         let kept = held.iter().copied().find(|frontend| self.ports.is_well_placed(*frontend));
         let chosen = kept.or_else(|| if may_allocate { self.allocate(port) } else { None }).or_else(|| {
             // It must not stay, but it is better than none.
             held.iter().copied().find(|frontend| self.ports.get(*frontend).is_some_and(Claim::is_in_use))
         });
-        for frontend in held.into_iter().filter(|frontend| Some(*frontend) != chosen) {
+        for frontend in held.into_iter().chain(lost).filter(|frontend| Some(*frontend) != chosen) {
             if let Some(claim) = self.ports.get_mut(frontend).filter(|claim| claim.phase == Phase::Active) {
                 claim.phase = Phase::Draining { until: None };
             }
@@ -149,11 +155,16 @@ impl Assignment<'_> {
     /// A mapping is ahead of whatever else serves a `hostPort`, so that one does not lead to this Pod.
     fn check_host_port(&mut self, port: WantedPort, node_port: NodePort) {
         let WantedPort { protocol, family, .. } = port;
-        if self.ports.get(Frontend { family, node_port, protocol }).is_some_and(Claim::may_translate) {
-            self.wanted.ports.remove(&port);
-            self.is_starved = true;
-            self.blame(Cause::HostPortConflict { node_port, protocol });
+        let frontend = Frontend { family, node_port, protocol };
+        let Some(claim) = self.ports.get_mut(frontend).filter(|claim| claim.may_translate()) else { return };
+        if claim.phase == Phase::Active && claim.backend.is_none() {
+            // Its Pod cannot be reached at present, and finds another one when it can.
+            claim.phase = Phase::Draining { until: None };
+            self.touched.push(frontend);
         }
+        self.wanted.ports.remove(&port);
+        self.is_starved = true;
+        self.blame(Cause::HostPortConflict { node_port, protocol });
     }
 
     /// Where the port is; who may use it is the claim's to say.

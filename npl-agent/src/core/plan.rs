@@ -170,9 +170,9 @@ impl State {
         };
         // A mapping that leads to the wrong place and cannot be put right, since another process has its port, is
         // worse than none.
-        let leads_home = mapping.zip(backend).is_some_and(|(mapping, backend)| mapping.leads_as(&backend));
+        let leads_home = self.leads_home(frontend);
         let is_taken = self.ports.is_taken(frontend);
-        let is_wrong = backend.is_none() || (!is_reserved && is_taken && !leads_home);
+        let is_wrong = backend.is_none() || self.is_lost(frontend);
         if mapping.is_some() && is_wrong {
             return Step::Needs(Op::RemoveMapping(frontend));
         }
@@ -202,8 +202,21 @@ impl State {
         }
     }
 
+    /// Whether the kernel has the frontend lead to where its claim says.
+    pub(super) fn leads_home(&self, frontend: Frontend) -> bool {
+        let mapping = self.observed.as_ref().and_then(|observed| observed.mappings.get(&frontend));
+        let backend = self.ports.get(frontend).and_then(|claim| claim.backend);
+        mapping.zip(backend).is_some_and(|(mapping, backend)| mapping.leads_as(&backend))
+    }
+
+    /// Whether another process has the port, so that it cannot be made to lead home.
+    fn is_lost(&self, frontend: Frontend) -> bool {
+        let is_reserved = self.observed.as_ref().is_some_and(|observed| observed.reservations.contains(&frontend));
+        !is_reserved && self.ports.is_taken(frontend) && !self.leads_home(frontend)
+    }
+
     fn gap(&self, frontend: Frontend) -> Gap {
-        let claim = self.ports.get(frontend).filter(|claim| claim.backend.is_some());
+        let claim = self.ports.get(frontend).filter(|claim| claim.backend.is_some() && !self.is_lost(frontend));
         let there = self.observed.as_ref().and_then(|observed| observed.sources.get(&frontend));
         if there.is_none() && claim.is_none_or(|claim| !claim.sources.is_restricted()) {
             return Gap::default();

@@ -4,10 +4,10 @@
 use std::collections::BTreeSet;
 
 use super::{
-    annotation::{self, Entry},
-    model::{Backend, Frontend, Gate, Moment, NodePort, Pod, PodKey, PodUid},
+    annotation::{self, Entry, SeenEntry},
+    model::{Frontend, Gate, Moment, NodePort, Pod, PodKey, PodUid},
     op::{Attempt, Op, PodWrite},
-    ports::Owner,
+    ports::{Claim, Owner},
     select::{Placement, WantedPort},
     state::State,
 };
@@ -121,11 +121,12 @@ impl State {
             return Publication::Needs(pod.uid.clone(), PodWrite::Withdraw);
         }
         // AKO never forgets a Pod whose key is removed while it is being deleted, so what was true is left to the
-        // deletion, and what is not, or no longer, is emptied.
-        if self.names_only_its_own(pod) {
+        // deletion, and what is not, or no longer, is emptied. One that is finished will be gone in a moment.
+        let kept = pod.annotation.clone().filter(|_| self.names_only_its_own(pod));
+        if !is_unconfirmed && (kept.is_some() || pod.annotation.is_none()) {
             return Publication::Settled;
         }
-        Publication::Needs(pod.uid.clone(), PodWrite::Set("[]".to_owned()))
+        Publication::Needs(pod.uid.clone(), PodWrite::Set(kept.unwrap_or_else(|| "[]".to_owned())))
     }
 
     /// Once all is published that is to be: after the annotation, so that nobody finds the Pod ready and without it. A Pod
@@ -139,11 +140,13 @@ impl State {
     }
 
     fn names_only_its_own(&self, pod: &Pod) -> bool {
-        let is_its = |frontend: &Frontend| {
-            let owner = self.ports.get(*frontend).and_then(|claim| claim.owner.as_ref());
-            owner.is_some_and(|owner| owner.uid == pod.uid)
+        let is_its = |entry: &SeenEntry| {
+            let frontend = entry.frontend();
+            let owner = self.ports.get(frontend).and_then(|claim| claim.owner.as_ref());
+            let leads_there = |owner: &Owner| owner.uid == pod.uid && owner.port.pod_port == entry.pod_port;
+            owner.is_some_and(leads_there) && (pod.is_finished || self.works(frontend))
         };
-        self.views.get(&pod.key).is_none_or(|view| view.named.iter().all(is_its))
+        pod.annotation.as_deref().map(annotation::seen_entries).unwrap_or_default().iter().all(is_its)
     }
 
     /// The entries that are true: each leads to the Pod's port at this moment.
@@ -163,17 +166,14 @@ impl State {
 
     /// The node port that leads to the Pod's port: while it moves to another one, the old one until the new one does.
     fn working_node_port(&self, uid: &PodUid, port: WantedPort) -> Option<NodePort> {
-        let observed = self.observed.as_ref()?;
-        let works = |frontend: &Frontend| {
-            let claim = self.ports.get(*frontend).filter(|claim| claim.is_in_use());
-            claim.is_some_and(|claim| {
-                let leads_home =
-                    |backend: &Backend| observed.mappings.get(frontend).is_some_and(|it| it.leads_as(backend));
-                claim.backend.as_ref().is_some_and(leads_home)
-            })
-        };
-        let mut working: Vec<_> = self.ports.of_port(uid, port).into_iter().filter(works).collect();
+        let mut working = self.ports.of_port(uid, port);
+        working.retain(|frontend| self.works(*frontend));
         working.sort_by_key(|frontend| (!self.ports.is_active(*frontend), *frontend));
         working.first().map(|frontend| frontend.node_port)
+    }
+
+    /// Whether the frontend's clients are led to where they are to be led.
+    fn works(&self, frontend: Frontend) -> bool {
+        self.ports.get(frontend).is_some_and(Claim::is_in_use) && self.leads_home(frontend)
     }
 }

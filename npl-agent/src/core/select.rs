@@ -47,7 +47,8 @@ impl Placement {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub(super) ports: BTreeMap<WantedPort, Placement>,
-    /// Who may use each of them: whoever may by one of the Services that want it.
+    /// Who may use each port that a Service leads to, also one that cannot be reached at present and whose mapping
+    /// drains: whoever may by one of those Services.
     pub(super) sources: BTreeMap<WantedPort, Sources>,
     pub(super) problems: BTreeSet<Problem>,
 }
@@ -95,6 +96,7 @@ impl Selector<'_> {
         }
         for service in self.snapshot.services_of(pod) {
             wanted.problems.extend(service_problems(service, self.settings));
+            wanted.allow(pod, service);
             for port in service.ports.iter().filter(|port| self.settings.protocols.contains(&port.protocol)) {
                 let pod_ports = resolve(pod, port);
                 if let (true, TargetPort::Name(name)) = (pod_ports.is_empty(), &port.target) {
@@ -105,7 +107,6 @@ impl Selector<'_> {
                     for pod_port in &pod_ports {
                         let port = WantedPort { pod_port: *pod_port, protocol: port.protocol, family };
                         wanted.ports.insert(port, Placement::Held);
-                        wanted.allow(port, &service.allow_list.sources);
                     }
                 }
             }
@@ -179,10 +180,17 @@ impl Selector<'_> {
 }
 
 impl Wanted {
-    fn allow(&mut self, port: WantedPort, sources: &Sources) {
-        let sources = sources.of_family(port.family);
-        let all = self.sources.get(&port).map_or_else(|| sources.clone(), |others| others.or(&sources));
-        self.sources.insert(port, all);
+    fn allow(&mut self, pod: &Pod, service: &Service) {
+        for family in &service.families {
+            let sources = service.allow_list.sources.of_family(*family);
+            for port in &service.ports {
+                for pod_port in resolve(pod, port) {
+                    let port = WantedPort { pod_port, protocol: port.protocol, family: *family };
+                    let all = self.sources.get(&port).map_or_else(|| sources.clone(), |others| others.or(&sources));
+                    self.sources.insert(port, all);
+                }
+            }
+        }
     }
 
     fn blame(&mut self, pod: &Pod, cause: Cause) {

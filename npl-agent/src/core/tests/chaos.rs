@@ -26,6 +26,14 @@ pub(super) enum Fate {
     Lost,
 }
 
+/// Where a mapping leads that nobody asked for.
+fn forged_ip(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => IpAddr::from([10, 0, 0, 99]),
+        Family::V6 => IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 0x99]),
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Chaos {
     pub(super) world: World,
@@ -87,11 +95,8 @@ impl Chaos {
 
     /// Somebody else changes the kernel's map: a mapping is gone, or leads to nobody.
     pub(super) fn meddle(&mut self, frontend: Frontend, is_forged: bool) {
-        let pod_ip = match frontend.family {
-            Family::V4 => "10.0.0.99".parse().unwrap(),
-            Family::V6 => "2001:db8::99".parse().unwrap(),
-        };
         if is_forged {
+            let pod_ip = forged_ip(frontend.family);
             self.world
                 .real
                 .mappings
@@ -140,7 +145,10 @@ impl Chaos {
         self.answers.clear();
         self.lag.clear();
         self.world.stolen.extend(stolen);
-        self.may_move |= stolen.is_some();
+        let is_forged = |(frontend, backend): (&Frontend, &Backend)| backend.pod_ip == forged_ip(frontend.family);
+        // What the former agent had no time to put right, the next one finds.
+        self.may_move |= stolen.is_some() || self.world.real.mappings.iter().any(is_forged);
+        self.forget_what_nothing_says();
         if stolen.is_some() {
             self.excused.extend(self.world.pods.values().map(|pod| pod.uid.clone()));
         }
@@ -148,6 +156,22 @@ impl Chaos {
         while !self.pass(&mut iter::empty()) {}
         self.world.list();
         self.has_looked = false;
+    }
+
+    /// The next agent learns from the kernel and from annotations who had which port; a `hostPort` takes the ones of
+    /// which the kernel has no mapping.
+    fn forget_what_nothing_says(&mut self) {
+        let world = &self.world;
+        self.former.retain(|(uid, port), frontend| {
+            let is_host_port = |pod: &Pod| pod.ports.iter().any(|port| port.host_port == Some(frontend.node_port));
+            let names = |pod: &Pod| {
+                let mut published = world.published(&pod.key).into_iter();
+                pod.uid == *uid && published.any(|it| it.frontend() == *frontend && it.pod_port == port.pod_port)
+            };
+            let is_named = world.pods.values().any(names) && !world.pods.values().any(is_host_port);
+            let backend = world.real.mappings.get(frontend);
+            is_named || backend.is_some_and(|backend| backend.generation == uid.generation())
+        });
     }
 
     /// Delivers up to so many of the watcher's messages.
@@ -183,6 +207,8 @@ impl Chaos {
             let Some(op) = self.in_flight.pop_front() else { break };
             let fate = fates.next().unwrap_or(Fate::Done);
             let result = if fate == Fate::Refused { Err(self.world.later()) } else { self.world.patch(&op) };
+            // What was written may be of an address that went meanwhile.
+            self.excuse_unreachable();
             self.world.assert_published_works_but(&self.excused);
             let Op::WritePod { pod, .. } = &op else { unreachable!("only patches are in flight") };
             let stored = self.world.pods.get(pod).cloned();

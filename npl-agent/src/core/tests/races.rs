@@ -60,6 +60,19 @@ fn a_write_without_an_answer_is_made_certain_before_the_drain() {
 }
 
 #[test]
+fn a_write_without_an_answer_is_made_certain_for_a_terminating_pod_too() {
+    let mut chaos = about_to_publish();
+    let former = chaos.world.pods[&key("a/p")].clone();
+    chaos.put_pod(pod(&["a/p", "app=y", "10.0.0.5", "terminating"], Some(&former)));
+    chaos.deliver(usize::MAX);
+    chaos.serve(1, &mut iter::once(Fate::Refused));
+    chaos.answer(1);
+    chaos.wait(MINUTES);
+    assert_eq!(chaos.world.published(&key("a/p")).len(), 0);
+    assert_eq!(chaos.world.real.mappings.len(), 0, "its port does not rest for ever");
+}
+
+#[test]
 fn a_late_answer_does_not_bring_a_pod_back() {
     let mut chaos = about_to_publish();
     chaos.serve(1, &mut iter::once(Fate::Done));

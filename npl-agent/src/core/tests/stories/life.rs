@@ -332,6 +332,7 @@ fn of_two_pods_with_one_address_one_is_served() {
                 AddressConflict: pod default/b: address 10.0.0.5 is also that of pod default/a, which is served; delete one of the two pods
             pod default/a app=web 10.0.0.5 terminating
                 reserve 61001/tcp IPv4
+                annotate default/a nothing
                 unmap 61000/tcp IPv4
                 map 61001/tcp IPv4 -> 10.0.0.5 8080
                 annotate default/b 8080=192.0.2.1:61001/tcp

@@ -245,3 +245,57 @@ fn what_a_terminating_pod_names_without_right_is_emptied_and_its_key_stays() {
         "#]],
     );
 }
+
+#[test]
+fn what_a_terminating_pod_names_and_cannot_have_back_is_emptied() {
+    check(
+        "node 192.0.2.1
+         service default/web app=web 8080/tcp
+         start
+         pod default/a app=web 10.0.0.5
+         steal 61000/tcp &
+         pod default/a app=other 10.0.0.6 terminating &
+         start",
+        &expect![[r#"
+            node 192.0.2.1
+            service default/web app=web 8080/tcp
+            start
+            pod default/a app=web 10.0.0.5
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/a 8080=192.0.2.1:61000/tcp
+            steal 61000/tcp &
+            pod default/a app=other 10.0.0.6 terminating &
+            start
+                reserve 61000/tcp IPv4
+                annotate default/a nothing
+                unmap 61000/tcp IPv4
+        "#]],
+    );
+}
+
+#[test]
+fn another_port_at_its_own_node_port_is_none_that_a_terminating_pod_has() {
+    check(
+        r#"node 192.0.2.1
+         service default/web app=web 8080/tcp
+         start
+         pod default/a app=web 10.0.0.5
+         pod default/a app=web 10.0.0.5 terminating
+         unservice default/web
+         write default/a [{"podPort":80,"nodeIP":"192.0.2.1","nodePort":61000,"protocol":"tcp","protocols":["tcp"]}]"#,
+        &expect![[r#"
+            node 192.0.2.1
+            service default/web app=web 8080/tcp
+            start
+            pod default/a app=web 10.0.0.5
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/a 8080=192.0.2.1:61000/tcp
+            pod default/a app=web 10.0.0.5 terminating
+            unservice default/web
+            write default/a [{"podPort":80,"nodeIP":"192.0.2.1","nodePort":61000,"protocol":"tcp","protocols":["tcp"]}]
+                annotate default/a nothing
+        "#]],
+    );
+}

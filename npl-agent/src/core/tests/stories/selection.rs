@@ -193,6 +193,44 @@ fn a_host_port_is_neither_allocated_nor_hidden_in_silence() {
 }
 
 #[test]
+fn a_host_port_takes_the_port_of_a_pod_that_cannot_be_reached() {
+    check(
+        "node 192.0.2.1
+         service default/web app=web 8080/tcp
+         start
+         pod default/b app=web 10.0.0.5
+         pod default/a app=other 10.0.0.5
+         pod default/c app=web port=x:8080/tcp@61000 10.0.0.7
+         show
+         wait 30s
+         gone default/a",
+        &expect![[r#"
+            node 192.0.2.1
+            service default/web app=web 8080/tcp
+            start
+            pod default/b app=web 10.0.0.5
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/b 8080=192.0.2.1:61000/tcp
+            pod default/a app=other 10.0.0.5
+                withdraw default/b
+                unmap 61000/tcp IPv4
+            pod default/c app=web port=x:8080/tcp@61000 10.0.0.7
+            show
+                61000/tcp IPv4 of default/b: Draining { until: Some(Moment(31000)) }
+                AddressConflict: pod default/b: address 10.0.0.5 is also that of pod default/a, which is served; delete one of the two pods
+                HostPortConflict: pod default/c: host port 61000/tcp is in use for another pod; choose one outside the agent's port range
+            wait 30s
+                annotate default/c 8080=192.0.2.1:61000/tcp
+            gone default/a
+                reserve 61001/tcp IPv4
+                map 61001/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/b 8080=192.0.2.1:61001/tcp
+        "#]],
+    );
+}
+
+#[test]
 fn families_follow_service_pod_and_node() {
     check(
         "node 192.0.2.1

@@ -177,6 +177,65 @@ fn a_mapping_that_drains_is_for_whom_it_was() {
 }
 
 #[test]
+fn a_mapping_that_drains_for_another_reason_than_its_service_is_for_whom_that_says() {
+    check(
+        "node 192.0.2.1 2001:db8::1
+         service default/web app=web 8080/tcp dual
+         start
+         pod default/a app=web 10.0.0.5 2001:db8:1::5
+         node 192.0.2.1
+         service default/web app=web 8080/tcp dual allow:198.51.100.7",
+        &expect![[r#"
+            node 192.0.2.1 2001:db8::1
+            service default/web app=web 8080/tcp dual
+            start
+            pod default/a app=web 10.0.0.5 2001:db8:1::5
+                reserve 61000/tcp IPv4
+                reserve 61000/tcp IPv6
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                map 61000/tcp IPv6 -> 2001:db8:1::5 8080
+                annotate default/a 8080=2001:db8::1:61000/tcp 8080=192.0.2.1:61000/tcp
+            node 192.0.2.1
+                annotate default/a 8080=192.0.2.1:61000/tcp
+            service default/web app=web 8080/tcp dual allow:198.51.100.7
+                allow 61000/tcp IPv4 from 198.51.100.7/32
+                map 61000/tcp IPv6 -> 2001:db8:1::5 8080, restricted
+                map 61000/tcp IPv4 -> 10.0.0.5 8080, restricted
+        "#]],
+    );
+}
+
+#[test]
+fn sources_go_with_a_mapping_that_cannot_be_put_right() {
+    check(
+        "node 192.0.2.1
+         service default/web app=web 8080/tcp allow:198.51.100.7
+         start
+         pod default/a app=web 10.0.0.5
+         steal 61000/tcp &
+         pod default/a app=other 10.0.0.6 &
+         start",
+        &expect![[r#"
+            node 192.0.2.1
+            service default/web app=web 8080/tcp allow:198.51.100.7
+            start
+            pod default/a app=web 10.0.0.5
+                reserve 61000/tcp IPv4
+                allow 61000/tcp IPv4 from 198.51.100.7/32
+                map 61000/tcp IPv4 -> 10.0.0.5 8080, restricted
+                annotate default/a 8080=192.0.2.1:61000/tcp
+            steal 61000/tcp &
+            pod default/a app=other 10.0.0.6 &
+            start
+                reserve 61000/tcp IPv4
+                withdraw default/a
+                unmap 61000/tcp IPv4
+                forget 61000/tcp IPv4 from 198.51.100.7/32
+        "#]],
+    );
+}
+
+#[test]
 fn a_restart_writes_no_source_and_removes_those_of_nobody() {
     check(
         "node 192.0.2.1
