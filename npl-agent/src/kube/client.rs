@@ -146,9 +146,9 @@ async fn load(kubeconfig: Option<&Path>) -> Result<Config, ConnectError> {
     Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(failed)
 }
 
-/// kube's own retries are off: they hold a request back for minutes, while what it says has become untrue.
-/// kube's own stack, without its retries (the callers know better when) and with a connector that sends a request's
-/// last bytes at once: a patch that waits for the acknowledgement of its head takes 40 ms longer.
+/// kube's own stack, without its retries, which hold a request back for minutes, while what it says has become untrue; and
+/// with a connector that sends a request's last bytes at once: a patch that waits for the acknowledgement of its head
+/// takes 40 ms longer.
 fn build(mut config: Config) -> kube::Result<Client> {
     config.headers.push((USER_AGENT, HeaderValue::from_static(concat!("npl-agent/", env!("CARGO_PKG_VERSION")))));
     let token = TokenFile::of(&mut config.auth_info)?;

@@ -2,6 +2,7 @@
 //! What IPv4 and IPv6 do differently: headers, addresses, and the maps that hold them. Everything else is written once
 //! and compiled for each.
 
+mod extension;
 mod v4;
 mod v6;
 

@@ -18,7 +18,10 @@ use npl_common::{
     syn,
 };
 
-use super::{Backend, End, Ends, Family, Fragment, Location, Peer, SourceKey, Walk};
+use super::{
+    Backend, End, Ends, Family, Fragment, Location, Peer, SourceKey, Walk,
+    extension::{is_extension, skip_extensions},
+};
 use crate::{
     maps::{
         ALLOW_V6, ENDPOINT_V6, FLOW_V6, FRAGMENT_V6, LOCAL_ADDRESS_V6, LOCAL_V6, MAPPING_V6, PASSED_V6, PEER_V6,
@@ -60,44 +63,8 @@ pub struct Rest {
     hop_limit: u8,
 }
 
-/// The beginning of an extension header.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Extension {
-    protocol: u8,
-    /// In units of eight bytes, without the first; a fragment header has a zero here, and is eight bytes long.
-    length: u8,
-    /// Of a routing header: its type, and the segments left.
-    rest: [u8; 2],
-}
-
-/// A fragment header (RFC 8200 section 4.5). Words are as loaded.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct FragmentHeader {
-    protocol: u8,
-    reserved: u8,
-    offset: u16,
-    id: u32,
-}
-
 /// The first type of an `ICMPv6` message that is no error; one of an unknown type below is one too (RFC 4443 section 2.1).
 const FIRST_INFORMATION: u8 = 128;
-
-/// Numbers of extension headers (RFC 8200 section 4).
-mod extension {
-    pub const HOP_BY_HOP: u8 = 0;
-    pub const ROUTING: u8 = 43;
-    pub const FRAGMENT: u8 = 44;
-    pub const DESTINATION: u8 = 60;
-}
-
-/// More extension headers than any sender has a use for.
-const MAX_EXTENSIONS: usize = 6;
-/// Fragment offset, as loaded.
-const FRAGMENT_OFFSET_MASK: u16 = 0xfff8_u16.to_be();
-/// More-fragments flag in the same word.
-const MORE_FRAGMENTS: u16 = 1_u16.to_be();
 
 /// The kernel's number of the family.
 const AF_INET6: u8 = 10;
@@ -363,43 +330,6 @@ const fn length(rest: Rest) -> u16 {
 #[inline(always)]
 fn peer_key(peer: &Peer<V6>) -> PeerKeyV6 {
     PeerKeyV6 { socket: peer.socket, pod_addr: bytes(peer.pod.addr), pod_port: peer.pod.port, pad: 0, pad_to_word: 0 }
-}
-
-/// Walks over extension headers to what they precede, or to the fragment header of a fragment that is not the first.
-/// Nothing if there are too many, one is cut off, or the packet is not for its destination address yet.
-#[inline(always)]
-fn skip_extensions(ctx: &TcContext, walk: &mut Walk<V6>) -> Option<()> {
-    let location = &mut walk.location;
-    for _ in 0..MAX_EXTENSIONS {
-        let kind = location.protocol;
-        if !is_extension(kind) {
-            return Some(());
-        }
-        if kind == extension::FRAGMENT {
-            let header = packet::load::<FragmentHeader>(ctx, location.l4)?;
-            location.protocol = header.protocol;
-            location.l4 += size_of::<FragmentHeader>();
-            walk.fragment.id = header.id;
-            walk.fragment.is_later = header.offset & FRAGMENT_OFFSET_MASK != 0;
-            if walk.fragment.is_later {
-                return Some(());
-            }
-            walk.fragment.is_first = header.offset & MORE_FRAGMENTS != 0;
-        } else {
-            let header = packet::load::<Extension>(ctx, location.l4)?;
-            if kind == extension::ROUTING && header.rest[1] != 0 {
-                return None;
-            }
-            location.protocol = header.protocol;
-            location.l4 += (usize::from(header.length) + 1) * 8;
-        }
-    }
-    if is_extension(location.protocol) { None } else { Some(()) }
-}
-
-#[inline(always)]
-const fn is_extension(protocol: u8) -> bool {
-    matches!(protocol, extension::HOP_BY_HOP | extension::ROUTING | extension::FRAGMENT | extension::DESTINATION)
 }
 
 /// An address as maps hold it.

@@ -9,8 +9,9 @@ use std::{
 
 use super::world::World;
 use crate::core::{
+    annotation,
     model::{Backend, Family, Frontend, Pod, PodKey, PodPort, PodUid, Service, ServicePort, TargetPort},
-    op::{Failure, Op},
+    op::{Failure, Op, PodWrite},
     select::WantedPort,
     snapshot::Change,
     sources::SourceRange,
@@ -300,8 +301,17 @@ impl Chaos {
     fn excuse_unreachable(&mut self) {
         let world = &self.world;
         let seen = |pod: &Pod| world.state.snapshot.pod(&pod.key).filter(|seen| seen.uid == pod.uid).cloned();
-        let is_reachable =
-            |pod: &Pod| world.is_reachable(pod) && seen(pod).is_none_or(|seen| world.is_reachable(&seen));
+        let has = |pod: &Pod, family| pod.ips.iter().any(|ip| Family::of(*ip) == family);
+        // Its mapping goes with the address, and what is on its way comes true later.
+        let has_what_is_on_its_way = |pod: &Pod| {
+            let entries = |op: &Op| {
+                let Op::WritePod { uid, value: PodWrite::Set(value), .. } = op else { return None };
+                (*uid == pod.uid).then(|| annotation::seen_entries(value))
+            };
+            self.in_flight.iter().filter_map(entries).flatten().all(|entry| has(pod, entry.family))
+        };
+        let is_served = |pod: &Pod| world.is_reachable(pod) && has_what_is_on_its_way(pod);
+        let is_reachable = |pod: &Pod| is_served(pod) && seen(pod).is_none_or(|seen| is_served(&seen));
         let unreachable = world.pods.values().filter(|pod| !is_reachable(pod));
         self.excused.extend(unreachable.map(|pod| pod.uid.clone()));
     }

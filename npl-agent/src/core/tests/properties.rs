@@ -15,6 +15,7 @@ use crate::core::{
         ServicePort, ServiceType, ServiceUid, TargetPort,
     },
     op::{Op, PodWrite},
+    problem::Cause,
     snapshot::Change,
     sources::{AllowList, SourceRange},
 };
@@ -273,6 +274,10 @@ proptest! {
         chaos.wait(300_000);
         let (before, sources) = (chaos.world.real.mappings.clone(), chaos.world.real.sources.clone());
         let problems: Vec<_> = chaos.world.state.problems().map(Cow::into_owned).collect();
+        let is_exhausted = problems.iter().any(|problem| matches!(problem.cause, Cause::RangeExhausted { .. }));
+        let is_held_for_later = chaos.world.state.mappings().any(|view| view.backend.is_none());
+        // What is held for a Pod without an address is written nowhere: the next agent gives it to whoever lacks a port.
+        prop_assume!(!is_exhausted || !is_held_for_later);
         chaos.world.start();
         for op in chaos.world.settle() {
             // A terminating Pod keeps naming what it had, as long as an agent is there to keep the port from others.

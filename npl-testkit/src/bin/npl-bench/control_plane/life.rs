@@ -86,6 +86,7 @@ impl Round<'_, '_> {
     fn latencies(&mut self, when: &str, figure: &Figure) -> Result<Vec<String>> {
         let pods = numbered(&format!("{SINGLE}-{}-{when}", self.number), self.effort.latencies);
         self.scene.create_pods(&pods, NODE, SINGLE)?;
+        self.scene.collect_garbage()?;
         let (mut ours, mut floor) = (Vec::new(), Vec::new());
         for (number, pod) in pods.iter().enumerate() {
             self.scene.run_pod(pod)?;
@@ -99,33 +100,50 @@ impl Round<'_, '_> {
     }
 
     fn few_pods(&mut self) -> Result<()> {
-        let floor_first = self.floor_if(true, FEW_PODS)?;
-        self.scene.cluster.set_service_enabled(NAMESPACE, FEW, true)?;
-        let ours = self.seconds_until(Instant::now(), &self.cast.few, is_published)?;
-        let floor = floor_first.map_or_else(|| self.cast.plain.all(self.scene, FEW_PODS), Ok)?;
-        self.samples.add(&PODS_200, &[ours], &[floor]);
-        Ok(())
+        let floor = |round: &mut Self| round.cast.plain.all(round.scene, FEW_PODS);
+        self.beside(&PODS_200, floor, |round| {
+            round.scene.cluster.set_service_enabled(NAMESPACE, FEW, true)?;
+            round.seconds_until(Instant::now(), &round.cast.few, is_published)
+        })
     }
 
     fn withdrawal(&mut self) -> Result<()> {
-        self.scene.cluster.delete_service(NAMESPACE, FEW)?;
-        let ours = self.seconds_until(Instant::now(), &self.cast.few, |value| value.is_none())?;
-        let floor = self.cast.plain.all_withdrawn(self.scene, FEW_PODS)?;
-        self.samples.add(&WITHDRAWN_200, &[ours], &[floor]);
+        let floor = |round: &mut Self| round.cast.plain.all_withdrawn(round.scene, FEW_PODS);
+        self.beside(&WITHDRAWN_200, floor, |round| {
+            round.scene.cluster.delete_service(NAMESPACE, FEW)?;
+            round.seconds_until(Instant::now(), &round.cast.few, |value| value.is_none())
+        })?;
         self.scene.create_service(FEW)
     }
 
     fn many_pods(&mut self, agents: &mut Agents) -> Result<()> {
         let pid = agents.agent.process().id();
-        let floor_first = self.floor_if(false, CROWD_PODS)?;
-        let before = usage::cpu_time(pid)?;
-        self.scene.cluster.set_service_enabled(NAMESPACE, CROWD, true)?;
-        let ours = self.seconds_until(Instant::now(), &self.cast.crowd, is_published)?;
-        let_pass(SETTLES)?;
-        let cpu = usage::cpu_time(pid)?.saturating_sub(before).as_secs_f64();
-        let floor = floor_first.map_or_else(|| self.cast.plain.all(self.scene, CROWD_PODS), Ok)?;
-        self.samples.add(&PODS_1000, &[ours], &[floor]);
-        self.samples.add(&CPU_1000, &[cpu], &[]);
+        let mut cpu = Duration::ZERO;
+        let floor = |round: &mut Self| round.cast.plain.all(round.scene, CROWD_PODS);
+        self.beside(&PODS_1000, floor, |round| {
+            let before = usage::cpu_time(pid)?;
+            round.scene.cluster.set_service_enabled(NAMESPACE, CROWD, true)?;
+            let ours = round.seconds_until(Instant::now(), &round.cast.crowd, is_published)?;
+            let_pass(SETTLES)?;
+            cpu = usage::cpu_time(pid)?.saturating_sub(before);
+            Ok(ours)
+        })?;
+        self.samples.add(&CPU_1000, &[cpu.as_secs_f64()], &[]);
+        Ok(())
+    }
+
+    /// Beside the mean of the floor before and after: what slows the machine down by and by favours neither.
+    fn beside(
+        &mut self,
+        figure: &Figure,
+        floor: impl Fn(&mut Self) -> Result<f64>,
+        ours: impl FnOnce(&mut Self) -> Result<f64>,
+    ) -> Result<()> {
+        let before = floor(self)?;
+        self.scene.collect_garbage()?;
+        let ours = ours(self)?;
+        let after = floor(self)?;
+        self.samples.add(figure, &[ours], &[f64::midpoint(before, after)]);
         Ok(())
     }
 
@@ -142,12 +160,6 @@ impl Round<'_, '_> {
         self.samples.add(&STEADY_REQUESTS, &[asked as f64], &[]);
         self.samples.add(&STEADY_CPU, &[cpu * 100.0], &[]);
         Ok(())
-    }
-
-    /// The floor comes first in every other round: what slows the machine down by and by favours neither.
-    fn floor_if(&mut self, in_even_rounds: bool, count: usize) -> Result<Option<f64>> {
-        let is_turn = self.number.is_multiple_of(2) == in_even_rounds;
-        is_turn.then(|| self.cast.plain.all(self.scene, count)).transpose()
     }
 
     fn seconds_until(&self, began: Instant, pods: &[String], wanted: impl Fn(Option<&str>) -> bool) -> Result<f64> {

@@ -56,6 +56,7 @@ impl Plain {
 
     fn timed(&self, scene: &Scene<'_>, count: usize, values: &[Option<&str>]) -> Result<f64> {
         let pods = self.pods.get(..count).ok_or_else(|| anyhow!("fewer than {count} Pods to patch"))?;
+        scene.collect_garbage()?;
         let began = Instant::now();
         patch(&self.clients, pods, values)?;
         let last = scene.wait_for_all(pods, |now| values.last() == Some(&now))?;

@@ -9,6 +9,8 @@
 //!
 //! SCTP's covers no address, and with offload its field is zero.
 
+mod sctp;
+
 use core::mem::offset_of;
 
 use aya_ebpf::{
@@ -20,7 +22,6 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use npl_common::{
-    crc,
     csum::{self, Field},
     mapping::protocol,
 };
@@ -28,7 +29,6 @@ use npl_common::{
 use crate::{
     family::{Family, Location, Walk},
     icmp::Error,
-    maps::CRC,
     packet::{Access, IcmpHeader, Packet, Ports, SctpHeader, TcpHeader, UdpHeader, load, skb},
 };
 
@@ -99,7 +99,7 @@ pub fn apply<F: Family, const END: bool, const L2: usize>(
 ) -> Result<(), Refused> {
     match packet.location.protocol {
         protocol::TCP => write::<F, TcpHeader, END, L2>(ctx, packet, addr, port),
-        protocol::SCTP if !packet.location.is_plain => write_sctp::<F, END>(ctx, packet, addr, port),
+        protocol::SCTP if !packet.location.is_plain => sctp::write::<F, END>(ctx, packet, addr, port),
         _ => write::<F, UdpHeader, END, L2>(ctx, packet, addr, port),
     }
 }
@@ -210,37 +210,6 @@ fn moved<H: Checked>(check: u16, difference: u32, port: (u16, u16)) -> u16 {
     finished::<H>(csum::replace16(check, port.0, port.1))
 }
 
-/// As [`write()`], of an SCTP packet, which is whole.
-#[inline(always)]
-fn write_sctp<F: Family, const END: bool>(
-    ctx: &TcContext,
-    packet: &Packet<F>,
-    addr: F::Addr,
-    port: u16,
-) -> Result<(), Refused> {
-    let header = load::<SctpHeader>(ctx, packet.location.l4).ok_or(Refused)?;
-    let old = packet.ports;
-    let ports = if END == SOURCE { Ports { source: port, ..old } } else { Ports { destination: port, ..old } };
-    let check = sctp_check(header.check, old.word(), ports.word(), packet.end.ok_or(Refused)? - packet.location.l4);
-    write_address::<F, END>(ctx, packet.l3, &packet.location, addr)?;
-    // A CRC does not cancel out in a sum.
-    let flags = u64::from(BPF_F_RECOMPUTE_CSUM);
-    store(ctx, packet.location.l4, &SctpHeader { ports, check, ..header }, flags)
-}
-
-/// SCTP's checksum for other ports. One that is left to hardware is zero and stays so; of those that are right, one in
-/// four thousand million is, and is then lost as a packet on the wire may be.
-#[inline(always)]
-fn sctp_check(check: u32, ports: u32, new_ports: u32, length: usize) -> u32 {
-    if check == 0 { 0 } else { crc::replace_ports(check, ports, new_ports, length as u16, times_element) }
-}
-
-/// Every index has an element. A checksum that stayed as it is for want of one would be wrong, and the packet lost.
-#[inline(never)]
-fn times_element(polynomial: u32, index: u32) -> u32 {
-    crc::times_element(polynomial, index, |index| CRC.get(index).copied()).unwrap_or(0)
-}
-
 /// Gives one end of a packet that has no transport header another address.
 #[inline(always)]
 pub fn apply_address<F: Family, const END: bool>(
@@ -301,7 +270,7 @@ pub fn apply_error<F: Family, const END: bool>(
     }
     let covered = u64::from(BPF_F_RECOMPUTE_CSUM);
     if quoted.protocol == protocol::SCTP {
-        if let Some((before, after)) = quoted_crc(ctx, error, quoted_ports) {
+        if let Some((before, after)) = sctp::quoted_check(ctx, error, quoted_ports) {
             check = csum::replace32(check, before, after);
             store(ctx, quoted.l4 + offset_of!(SctpHeader, check), &after, covered)?;
         }
@@ -332,19 +301,6 @@ fn quoted_check<F: Family>(ctx: &TcContext, error: &Error<F>) -> Option<(usize, 
     let check = load::<u16>(ctx, offset)?;
     // A datagram may go without a checksum, and then gets none.
     if check == 0 && !is_tcp { None } else { Some((offset, check)) }
-}
-
-/// What a quoted SCTP packet's checksum says, and what it has to say for other ports, if the quote is long enough: how
-/// long the packet was is quoted too.
-#[inline(always)]
-fn quoted_crc<F: Family>(ctx: &TcContext, error: &Error<F>, ports: Ports) -> Option<(u32, u32)> {
-    let quote = &error.quote;
-    let (l4, end) = (quote.location.l4, quote.end?);
-    if l4 + size_of::<SctpHeader>() > error.outer.end || l4 > end {
-        return None;
-    }
-    let before = load::<SctpHeader>(ctx, l4)?.check;
-    Some((before, sctp_check(before, quote.ports.word(), ports.word(), end - l4)))
 }
 
 /// Whether the packet alone tells of its transport checksum: the field is one, and `skb->csum` is not in use.
