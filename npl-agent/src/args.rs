@@ -97,6 +97,11 @@ pub struct RunArgs {
     #[arg(long, env = "NPL_CGROUP", value_name = "auto|none|DIRECTORY", default_value = "auto")]
     pub cgroup: String,
 
+    /// Whether an nftables table of its own keeps the Node from masquerading replies whose connection it has forgotten;
+    /// "auto" where somebody translates the sources of what leaves.
+    #[arg(long, env = "NPL_NFT_GUARD", value_name = "auto|on|off", default_value = "auto")]
+    pub nft_guard: String,
+
     /// Give everything up: withdraw what is published, serve until `--drain` is over, take all of it out of the kernel, and
     /// be ready then. What comes before uninstalling.
     #[arg(long, env = "NPL_RETIRE")]

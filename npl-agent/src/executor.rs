@@ -11,6 +11,7 @@ use crate::{
         op::Op,
     },
     datapath::{Datapath, DatapathError},
+    guard::Guard,
     kube::{
         backoff::random_part_of,
         patch::{Class, PatchError, Patched, PodPatcher},
@@ -51,6 +52,7 @@ pub struct Executor {
     /// Programs and maps.
     pub datapath: Datapath,
     reservations: Reservations,
+    guard: Guard,
     writes: Writes,
     failures: BTreeMap<Subject, u32>,
 }
@@ -78,10 +80,11 @@ impl Subject {
 
 impl Executor {
     /// An executor over an opened datapath.
-    pub fn new(datapath: Datapath, patcher: PodPatcher) -> Self {
+    pub fn new(datapath: Datapath, patcher: PodPatcher, guard: Guard) -> Self {
         Self {
             datapath,
             reservations: Reservations::default(),
+            guard,
             writes: Writes::new(patcher),
             failures: BTreeMap::new(),
         }
@@ -94,6 +97,7 @@ impl Executor {
     /// If the maps cannot be read.
     pub fn observe(&mut self) -> Result<Observed, DatapathError> {
         let (mappings, sources) = (self.datapath.mappings()?, self.datapath.sources()?);
+        self.guard.observe(&mappings);
         Ok(Observed { mappings, sources, reservations: self.reservations.held() })
     }
 
@@ -135,6 +139,7 @@ impl Executor {
 
     /// Forgets what an op's subject failed with before.
     pub fn succeeded(&mut self, op: &Op) {
+        self.guard.note(op);
         self.failures.remove(&Subject::of(op));
     }
 

@@ -2,7 +2,7 @@
 //! The NodePortLocal agent: watches the cluster, decides in [`core`], acts on the kernel, and publishes last.
 //!
 //! ```text
-//! kube ──► Change ──► reconciler ──► core ──► Op ──► executor ──► datapath, sockets, kube
+//! kube ──► Change ──► reconciler ──► core ──► Op ──► executor ──► datapath, sockets, guard, kube
 //! netlink ──────────────┘ uplinks ───────────────────────────────► datapath
 //! ```
 
@@ -12,6 +12,7 @@ pub mod config;
 pub mod core;
 pub mod datapath;
 pub mod executor;
+pub mod guard;
 pub mod http;
 pub mod kube;
 pub mod memory;

@@ -23,6 +23,7 @@ use crate::{
     core::{model::Family, state::State},
     datapath::{CgroupSelection, Datapath, DatapathError, LocalClients, Pins, Tables, cleanup},
     executor::Executor,
+    guard::Guard,
     http::{self, Health},
     kube::{self, events::Recorder, patch::PodPatcher},
     metrics::{Counts, DatapathCounters, FamilyTotals, Metrics},
@@ -63,6 +64,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         resync,
         bpffs,
         cgroup,
+        guard,
         listen,
     } = config;
     let _lock = lock()?;
@@ -95,7 +97,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         let connected = connecting.join_next().await.context("connect to the API server")?;
         let (client, refusal, mut watches) = connected.context("connect to the API server")??;
         let patcher = PodPatcher::new(client.clone(), annotation_keys.clone(), metrics.clone());
-        let executor = Executor::new(datapath, patcher);
+        let executor = Executor::new(datapath, patcher, Guard::start(guard, resync));
         let recorder = Recorder::new(client, &node_name, metrics.clone());
         let (problems, seen_problems) = latest::channel(Vec::new());
         let listeners = Listeners { metrics, health: health.clone(), problems };

@@ -11,7 +11,7 @@ use crate::{
     uplinks::ErrorChain,
 };
 
-/// Removes pins, links, filters and qdiscs of ours.
+/// Removes pins, links, filters, qdiscs and tables of ours.
 ///
 /// # Errors
 ///
@@ -28,7 +28,8 @@ pub async fn remove(args: &ViewArgs) -> anyhow::Result<()> {
             let pins = removed.pins.iter().map(|pin| format!("removed pin {}\n", pin.display()));
             let filters = removed.filters.iter().map(|name| format!("removed filters of {name}\n"));
             let qdiscs = removed.qdiscs.iter().map(|name| format!("removed qdisc clsact of {name}\n"));
-            let mut text: String = pins.chain(filters).chain(qdiscs).collect();
+            let tables = removed.tables.iter().map(|name| format!("removed nftables table {name}\n"));
+            let mut text: String = pins.chain(filters).chain(qdiscs).chain(tables).collect();
             if text.is_empty() {
                 text += "nothing to remove\n";
             }

@@ -14,6 +14,7 @@ use crate::{
     args::RunArgs,
     core::{devices::DeviceSelection, model::Family, redirect::Forwarding, settings::Settings, xdp::Attach},
     datapath::CgroupSelection,
+    guard::GuardMode,
     kube::AnnotationKeys,
 };
 
@@ -43,6 +44,8 @@ pub struct Config {
     pub bpffs: PathBuf,
     /// Whose sockets may use mappings on the Node itself.
     pub cgroup: CgroupSelection,
+    /// Whether replies of forgotten connections are kept from masquerading.
+    pub guard: GuardMode,
     /// Where metrics and probes are served.
     pub listen: SocketAddr,
 }
@@ -82,6 +85,7 @@ impl TryFrom<RunArgs> for Config {
             resync,
             bpffs,
             cgroup,
+            nft_guard,
             retire,
             listen,
             log_format: _, // logging has begun before this
@@ -108,6 +112,7 @@ impl TryFrom<RunArgs> for Config {
             resync: flag("resync", value::interval(&resync))?,
             bpffs: flag("bpffs", value::directory(bpffs))?,
             cgroup: flag("cgroup", value::cgroup(&cgroup))?,
+            guard: flag("nft-guard", value::guard(&nft_guard))?,
             listen: flag("listen", value::listen(&listen))?,
         })
     }

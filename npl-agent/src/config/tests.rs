@@ -13,6 +13,7 @@ use crate::{
         settings::{NodeIpSource, PortRange},
         xdp::Attach,
     },
+    guard::GuardMode,
 };
 
 fn args(flags: &[&str]) -> RunArgs {
@@ -63,6 +64,7 @@ fn defaults_are_those_of_antrea_and_of_the_architecture() {
     assert_eq!(config.annotation_keys.mapping, "nodeportlocal.antrea.io");
     assert_eq!(config.resync.as_secs(), 30);
     assert_eq!(config.cgroup, CgroupSelection::Auto);
+    assert_eq!(config.guard, GuardMode::Auto);
     assert_eq!(config.listen.to_string(), "127.0.0.1:9911");
 }
 
@@ -116,6 +118,7 @@ fn nonsense_is_refused_with_the_flag_and_an_example() {
         ("--forwarding", "tunnel", "give stack, redirect or offload"),
         ("--bpffs", "sys/fs/bpf", "not an absolute path"),
         ("--cgroup", "sys/fs/cgroup", "give auto, none or an absolute path, for example /sys/fs/cgroup"),
+        ("--nft-guard", "yes", "give auto, on or off"),
         ("--listen", "9911", "for example 127.0.0.1:9911"),
     ] {
         let complaint = complaint(&[&format!("{flag}={value}")]);

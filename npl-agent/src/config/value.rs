@@ -17,6 +17,7 @@ use crate::{
         xdp::{Attach, AttachError},
     },
     datapath::CgroupSelection,
+    guard::GuardMode,
 };
 
 /// The longest name of a device that the kernel takes.
@@ -91,6 +92,9 @@ pub enum ValueError {
     /// No cgroup.
     #[error("{0:?} is not a cgroup: give auto, none or an absolute path, for example /sys/fs/cgroup")]
     Cgroup(String),
+    /// No choice of a guard.
+    #[error("{0:?} is not a choice of the nftables guard: give auto, on or off")]
+    Guard(String),
     /// No address with a port.
     #[error("{0:?} is not an address with a port: give for example 127.0.0.1:9911")]
     Listen(String),
@@ -213,6 +217,15 @@ fn is_device_name(name: &str) -> bool {
 
 pub(super) fn directory(path: PathBuf) -> Result<PathBuf, ValueError> {
     if path.is_absolute() { Ok(path) } else { Err(ValueError::RelativePath(path)) }
+}
+
+pub(super) fn guard(text: &str) -> Result<GuardMode, ValueError> {
+    match text {
+        "auto" => Ok(GuardMode::Auto),
+        "on" => Ok(GuardMode::On),
+        "off" => Ok(GuardMode::Off),
+        _ => Err(ValueError::Guard(text.to_owned())),
+    }
 }
 
 pub(super) fn cgroup(text: &str) -> Result<CgroupSelection, ValueError> {

@@ -2,7 +2,7 @@
 //! Takes away everything that any agent ever made in the kernel, and nothing of others.
 
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -18,7 +18,10 @@ use super::{
     error::DatapathError,
     pins::{Pins, names_in, pin_error, unpin},
 };
-use crate::netlink::{self, NetlinkError};
+use crate::{
+    guard,
+    netlink::{self, NetlinkError},
+};
 
 /// What was taken away.
 #[derive(Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -29,6 +32,8 @@ pub struct Removed {
     pub filters: Vec<String>,
     /// Devices whose clsact qdisc was ours and empty.
     pub qdiscs: Vec<String>,
+    /// Tables of nftables.
+    pub tables: Vec<String>,
 }
 
 /// Removes filters and qdiscs, then every pin of every ABI version; a link without its pin is detached by the kernel.
@@ -76,6 +81,11 @@ pub async fn remove_everything(bpffs: &Path) -> (Removed, Vec<CleanupError>) {
         }
         Err(error) => errors.push(error.into()),
     }
+    match guard::remove() {
+        Ok(true) => removed.tables.push(guard::TABLE.to_owned()),
+        Ok(false) => {}
+        Err(error) => errors.push(CleanupError::Guard(error)),
+    }
     remove_tree(pins.root(), &mut removed.pins, &mut errors);
     (removed, errors)
 }
@@ -89,6 +99,9 @@ pub enum CleanupError {
     /// A device.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
+    /// The table of nftables.
+    #[error("remove the nftables guard")]
+    Guard(#[source] io::Error),
 }
 
 /// Removes our filters from some hooks of a device, by our programs' names and by our place; whether there were any.

@@ -11,6 +11,7 @@ mod events;
 mod families;
 mod faults;
 mod formats;
+mod guard;
 mod life;
 mod local;
 mod main_job;

@@ -7,6 +7,7 @@ mod firewall;
 mod flood;
 mod foreign;
 mod fragments;
+mod guard;
 mod offload;
 mod oracle;
 mod past_the_stack;

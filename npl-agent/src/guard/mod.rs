@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Keeps the Node from masquerading replies whose connection it has forgotten.
+//!
+//! To connection tracking, a request arrives for the Pod itself, and a reply is never translated. Once it has forgotten the
+//! connection, the Pod's next packet opens another one, from the Pod to the client, and a rule that masquerades what Pods
+//! send outside takes it: it leaves with a port that no client knows. A table of ours decides ahead of such rules that what
+//! comes from a mapping's end keeps its source. See design note 15.
+
+mod table;
+mod uapi;
+mod wire;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use tracing::{info, warn};
+
+use self::{table::Endpoint, wire::Connection};
+use crate::core::{
+    model::{Backend, Frontend},
+    op::Op,
+};
+
+/// After a refusal of the kernel.
+const AGAIN: Duration = Duration::from_secs(5);
+/// Tables of the older iptables, which nftables does not know of.
+const LEGACY_TABLES: [&str; 2] = ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
+
+/// Whether there is a guard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum GuardMode {
+    /// Where somebody translates the sources of what leaves.
+    #[default]
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
+}
+
+/// The guard, on a thread of its own: a transaction of nftables waits for those of others, who may write ten thousand
+/// rules. Dropping it leaves the table as it is.
+#[derive(Debug)]
+pub struct Guard {
+    news: Option<Sender<News>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+enum News {
+    /// All mappings there are.
+    All(BTreeMap<Frontend, Endpoint>),
+    /// One that is new, or gone.
+    One(Frontend, Option<Endpoint>),
+}
+
+impl Guard {
+    /// Starts it; what is there is compared with what should be every `resync`.
+    pub fn start(mode: GuardMode, resync: Duration) -> Self {
+        let (news, heard) = mpsc::channel();
+        let keeper = Keeper { mode, led: BTreeMap::new(), held: None, was_needed: false, has_failed: false };
+        let thread = thread::Builder::new().name("guard".to_owned()).spawn(move || keeper.run(&heard, resync));
+        if let Err(error) = &thread {
+            warn!(err = %error, "no thread for the guard: replies of forgotten connections may be masqueraded");
+        }
+        Self { news: Some(news), thread: thread.ok() }
+    }
+
+    /// Takes in all mappings that there are.
+    pub fn observe(&self, mappings: &BTreeMap<Frontend, Backend>) {
+        let led = mappings.iter().map(|(frontend, backend)| (*frontend, endpoint(*frontend, backend)));
+        self.tell(News::All(led.collect()));
+    }
+
+    /// Takes in what has been done.
+    pub fn note(&self, op: &Op) {
+        match op {
+            Op::UpsertMapping(frontend, backend) => {
+                self.tell(News::One(*frontend, Some(endpoint(*frontend, backend))));
+            }
+            Op::RemoveMapping(frontend) => self.tell(News::One(*frontend, None)),
+            Op::Reserve(_) | Op::AllowSources(..) | Op::WritePod { .. } | Op::ForgetSources(..) | Op::Release(_) => {}
+        }
+    }
+
+    fn tell(&self, news: News) {
+        // Where there is no thread, nobody listens.
+        drop(self.news.as_ref().map(|listener| listener.send(news)));
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.news = None;
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+    }
+}
+
+/// How `nft` names the table.
+pub const TABLE: &str = "inet npl";
+
+/// Takes the table away; whether it was there.
+///
+/// # Errors
+///
+/// The kernel's refusal.
+pub fn remove() -> io::Result<bool> {
+    table::remove(&Connection::open()?)
+}
+
+const fn endpoint(frontend: Frontend, backend: &Backend) -> Endpoint {
+    Endpoint { addr: backend.pod_ip, protocol: frontend.protocol, port: backend.pod_port.0 }
+}
+
+/// What the thread knows.
+struct Keeper {
+    mode: GuardMode,
+    led: BTreeMap<Frontend, Endpoint>,
+    /// What is in the table; nothing while there is none.
+    held: Option<BTreeSet<Endpoint>>,
+    /// Whether it was needed when that was last looked at.
+    was_needed: bool,
+    /// Whether the last attempt failed, which has been said.
+    has_failed: bool,
+}
+
+impl Keeper {
+    fn run(mut self, news: &Receiver<News>, resync: Duration) {
+        // The former agent's table is right until this one knows better.
+        let Ok(first) = news.recv() else { return };
+        self.take_in(first);
+        let mut due = Instant::now();
+        loop {
+            let result = match news.recv_timeout(due.saturating_duration_since(Instant::now())) {
+                Ok(first) => {
+                    std::iter::once(first).chain(news.try_iter()).for_each(|news| self.take_in(news));
+                    self.follow()
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    due = Instant::now() + resync;
+                    self.verify()
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            if let Err(err) = &result {
+                self.held = None;
+                due = due.min(Instant::now() + AGAIN);
+                if !self.has_failed {
+                    warn!(%err, "the nftables guard cannot be kept; replies of forgotten connections may be masqueraded");
+                }
+            }
+            self.has_failed = result.is_err();
+        }
+    }
+
+    fn take_in(&mut self, news: News) {
+        match news {
+            News::All(led) => self.led = led,
+            News::One(frontend, Some(endpoint)) => drop(self.led.insert(frontend, endpoint)),
+            News::One(frontend, None) => drop(self.led.remove(&frontend)),
+        }
+    }
+
+    fn wanted(&self) -> BTreeSet<Endpoint> {
+        self.led.values().copied().collect()
+    }
+
+    fn follow(&mut self) -> io::Result<()> {
+        let wanted = self.wanted();
+        let Some(held) = self.held.as_ref().filter(|held| **held != wanted) else { return Ok(()) };
+        table::update(&Connection::open()?, &(&wanted - held), &(held - &wanted))?;
+        self.held = Some(wanted);
+        Ok(())
+    }
+
+    /// Reads back what there is, whoever changed it.
+    fn verify(&mut self) -> io::Result<()> {
+        let connection = Connection::open()?;
+        let is_needed = self.is_needed()?;
+        // Of a list that others change meanwhile, something may be missing: once is not enough.
+        if std::mem::replace(&mut self.was_needed, is_needed) && !is_needed {
+            return Ok(());
+        }
+        if !is_needed {
+            if table::remove(&connection)? {
+                info!("nobody translates what leaves; the nftables guard is taken away");
+            }
+            self.held = None;
+            return Ok(());
+        }
+        let wanted = self.wanted();
+        if table::read(&connection)?.as_ref() != Some(&wanted) {
+            table::replace(&connection, &wanted)?;
+            if self.held.is_none() {
+                info!(endpoints = wanted.len(), "replies are guarded from masquerading: nftables table inet npl");
+            }
+        }
+        self.held = Some(wanted);
+        Ok(())
+    }
+
+    fn is_needed(&self) -> io::Result<bool> {
+        match self.mode {
+            GuardMode::On => Ok(true),
+            GuardMode::Off => Ok(false),
+            GuardMode::Auto => Ok(has_legacy_nat() || table::others_translate()?),
+        }
+    }
+}
+
+fn has_legacy_nat() -> bool {
+    let names = LEGACY_TABLES.iter().filter_map(|path| fs::read_to_string(path).ok());
+    names.into_iter().any(|names| names.lines().any(|name| name == "nat"))
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Numbers of `linux/netfilter/nf_tables.h` and `linux/netfilter.h`, under the names that they have there.
+
+/// Messages of nftables, in the upper half of a netlink message's type.
+pub(super) const SUBSYSTEM: u16 = 10;
+pub(super) const BATCH_BEGIN: u16 = 16;
+pub(super) const BATCH_END: u16 = 17;
+
+pub(super) const NFPROTO_UNSPEC: u8 = 0;
+pub(super) const NFPROTO_INET: u8 = 1;
+pub(super) const NFPROTO_IPV4: u8 = 2;
+pub(super) const NFPROTO_IPV6: u8 = 10;
+pub(super) const POST_ROUTING: u32 = 4;
+pub(super) const ACCEPT: u32 = 1;
+
+pub(super) mod message {
+    pub(in super::super) const NEW_TABLE: u16 = 0;
+    pub(in super::super) const DEL_TABLE: u16 = 2;
+    pub(in super::super) const NEW_CHAIN: u16 = 3;
+    pub(in super::super) const GET_CHAIN: u16 = 4;
+    pub(in super::super) const NEW_RULE: u16 = 6;
+    pub(in super::super) const GET_RULE: u16 = 7;
+    pub(in super::super) const NEW_SET: u16 = 9;
+    pub(in super::super) const NEW_ELEMENT: u16 = 12;
+    pub(in super::super) const GET_ELEMENT: u16 = 13;
+    pub(in super::super) const DEL_ELEMENT: u16 = 14;
+}
+
+/// Attributes of tables, chains, rules, sets and lists of elements, of which the first is the table.
+pub(super) mod attribute {
+    pub(in super::super) const TABLE: u16 = 1;
+    pub(in super::super) const CHAIN_NAME: u16 = 3;
+    pub(in super::super) const CHAIN_HOOK: u16 = 4;
+    pub(in super::super) const CHAIN_POLICY: u16 = 5;
+    pub(in super::super) const CHAIN_TYPE: u16 = 7;
+    pub(in super::super) const HOOK_NUMBER: u16 = 1;
+    pub(in super::super) const HOOK_PRIORITY: u16 = 2;
+    pub(in super::super) const RULE_CHAIN: u16 = 2;
+    pub(in super::super) const RULE_EXPRESSIONS: u16 = 4;
+    pub(in super::super) const SET_NAME: u16 = 2;
+    pub(in super::super) const SET_FLAGS: u16 = 3;
+    pub(in super::super) const SET_KEY_TYPE: u16 = 4;
+    pub(in super::super) const SET_KEY_LENGTH: u16 = 5;
+    pub(in super::super) const SET_ID: u16 = 10;
+    pub(in super::super) const ELEMENTS_SET: u16 = 2;
+    pub(in super::super) const ELEMENTS: u16 = 3;
+    pub(in super::super) const ELEMENT_KEY: u16 = 1;
+    pub(in super::super) const IN_LIST: u16 = 1;
+    pub(in super::super) const DATA_VALUE: u16 = 1;
+}
+
+/// Attributes of expressions.
+pub(super) mod expression {
+    pub(in super::super) const NAME: u16 = 1;
+    pub(in super::super) const DATA: u16 = 2;
+    pub(in super::super) const META_TO: u16 = 1;
+    pub(in super::super) const META_KEY: u16 = 2;
+    pub(in super::super) const COMPARED: u16 = 1;
+    pub(in super::super) const COMPARED_HOW: u16 = 2;
+    pub(in super::super) const COMPARED_WITH: u16 = 3;
+    pub(in super::super) const PAYLOAD_TO: u16 = 1;
+    pub(in super::super) const PAYLOAD_BASE: u16 = 2;
+    pub(in super::super) const PAYLOAD_OFFSET: u16 = 3;
+    pub(in super::super) const PAYLOAD_LENGTH: u16 = 4;
+    pub(in super::super) const LOOKUP_SET: u16 = 1;
+    pub(in super::super) const LOOKUP_KEY: u16 = 2;
+    pub(in super::super) const NAT_TYPE: u16 = 1;
+    pub(in super::super) const NAT_FAMILY: u16 = 2;
+    pub(in super::super) const NAT_ADDRESS: u16 = 3;
+}
+
+/// What expressions are told.
+pub(super) mod value {
+    /// The first register of four bytes.
+    pub(in super::super) const REGISTER: u32 = 8;
+    pub(in super::super) const META_NFPROTO: u32 = 15;
+    pub(in super::super) const META_L4PROTO: u32 = 16;
+    pub(in super::super) const EQUAL: u32 = 0;
+    pub(in super::super) const NETWORK_HEADER: u32 = 1;
+    pub(in super::super) const TRANSPORT_HEADER: u32 = 2;
+    pub(in super::super) const SOURCE_NAT: u32 = 0;
+}
+
+/// What `nft` calls the parts of a set's keys, so that it can show them.
+pub(super) mod key_type {
+    pub(in super::super) const IPV4_ADDRESS: u32 = 7;
+    pub(in super::super) const IPV6_ADDRESS: u32 = 8;
+    pub(in super::super) const PROTOCOL: u32 = 12;
+    pub(in super::super) const PORT: u32 = 13;
+    /// Bits for each part.
+    pub(in super::super) const BITS: u32 = 6;
+}

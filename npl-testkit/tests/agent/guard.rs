@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The guard against masquerading, with the agent's own rights.
+
+use npl_testkit::poll;
+
+use crate::world::{LIMIT, World};
+
+/// What a CNI has for what Pods send outside.
+const RULES: &str = "
+table inet npl_test {
+  chain postrouting {
+    type nat hook postrouting priority srcnat; policy accept;
+    ip saddr 10.244.0.0/16 ip daddr != 10.244.0.0/16 masquerade
+  }
+}";
+
+fn table(world: &World) -> Option<String> {
+    world.topology.node().nft("list table inet npl").ok()
+}
+
+#[test]
+fn a_node_that_masquerades_its_pods_has_a_guard_until_a_cleanup() {
+    let mut world = World::with_agent(&["--resync", "1s"]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    assert_eq!(table(&world), None, "nobody translates anything");
+    world.topology.node().nft(RULES).unwrap();
+    let element = format!("{} . tcp . 8080", world.topology.pods()[0].ip());
+    let is_guarded = || table(&world).is_some_and(|table| table.contains(&element));
+    poll::until("the guard", LIMIT, || is_guarded().then_some(())).unwrap();
+    world.wait_for_log("replies are guarded from masquerading");
+    world.assert_served("web-0");
+
+    let options = world.agent_options(&[]);
+    world.agent().kill().unwrap();
+    assert!(table(&world).is_some(), "it outlives the agent, as mappings do");
+    let removed = options.command(&["cleanup"]).unwrap();
+    assert!(removed.contains("removed nftables table inet npl"), "{removed}");
+    assert_eq!(table(&world), None);
+}

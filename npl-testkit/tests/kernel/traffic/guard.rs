@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The guard: what a Pod sends after the Node has forgotten the connection, beside rules that masquerade Pods.
+
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::time::Duration;
+
+use npl_agent::core::model::Protocol;
+use npl_agent::guard::{self, Guard, GuardMode};
+use npl_testkit::{poll, tools};
+
+use crate::lab::mapping;
+use crate::world::World;
+
+/// What a CNI has for what Pods send outside.
+const RULES: &str = "
+table inet npl_test {
+  chain postrouting {
+    type nat hook postrouting priority srcnat; policy accept;
+    ip saddr 10.244.0.0/16 ip daddr != 10.244.0.0/16 counter masquerade
+    ip6 saddr fd00:10:244::/64 ip6 daddr != fd00:10:244::/64 counter masquerade
+  }
+}";
+
+/// A port of the Pod that the tests serve themselves.
+const PORT: u16 = 9000;
+const NODE_PORT: u16 = 61_050;
+const LIMIT: Duration = Duration::from_secs(10);
+const RESYNC: Duration = Duration::from_millis(200);
+/// How long nothing comes where nothing can.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// A Node that masquerades its Pods, and a mapping of a port that nobody serves yet.
+fn masquerading() -> World {
+    let mut world = World::new(1);
+    world.node().nft(RULES).unwrap();
+    for protocol in [Protocol::Tcp, Protocol::Udp] {
+        for pod_ip in world.pod().ips() {
+            let (frontend, backend) = mapping(protocol, NODE_PORT, (pod_ip, PORT).into(), 1);
+            world.datapath().upsert_mapping(frontend, backend).unwrap();
+        }
+    }
+    world
+}
+
+fn guarded(world: &mut World, mode: GuardMode) -> Guard {
+    let mappings = world.datapath().mappings().unwrap();
+    let guard = world.node().run(|| Guard::start(mode, RESYNC)).unwrap();
+    guard.observe(&mappings);
+    guard
+}
+
+/// The guard's table as `nft` shows it, if it is there.
+fn table(world: &World) -> Option<String> {
+    world.node().nft(&format!("list table {}", guard::TABLE)).ok()
+}
+
+fn has_both_families(world: &World) -> bool {
+    let elements: Vec<_> = world.pod().ips().iter().map(|ip| format!("{ip} . tcp . {PORT}")).collect();
+    table(world).is_some_and(|table| elements.iter().all(|element| table.contains(element)))
+}
+
+fn forget_connections(world: &World) {
+    tools::output(world.node().command("conntrack").unwrap().arg("--flush")).unwrap();
+}
+
+fn frontend(node_ip: IpAddr) -> SocketAddr {
+    (node_ip, NODE_PORT).into()
+}
+
+/// What the Pod serves, by both protocols and in both families.
+struct Served {
+    listener: TcpListener,
+    socket: UdpSocket,
+}
+
+impl Served {
+    fn by(world: &World) -> Self {
+        let everywhere = (Ipv6Addr::UNSPECIFIED, PORT);
+        let pod = &world.pod().netns;
+        let listener = pod.run(|| TcpListener::bind(everywhere)).unwrap().unwrap();
+        let socket = pod.run(|| UdpSocket::bind(everywhere)).unwrap().unwrap();
+        socket.set_read_timeout(Some(LIMIT)).unwrap();
+        Self { listener, socket }
+    }
+}
+
+/// Whether what a Pod sends by itself, long after its client, still reaches that by TCP and by UDP in a family.
+fn pushes_arrive(world: &World, served: &Served, node_ip: IpAddr, limit: Duration) -> [bool; 2] {
+    let mut client = world.client().run(|| TcpStream::connect_timeout(&frontend(node_ip), LIMIT)).unwrap().unwrap();
+    client.set_read_timeout(Some(limit)).unwrap();
+    let (mut server, _) = served.listener.accept().unwrap();
+    server.set_read_timeout(Some(LIMIT)).unwrap();
+    let mut question = [0; 8];
+    client.write_all(b"question").unwrap();
+    server.read_exact(&mut question).unwrap();
+
+    let unspecified: IpAddr = if node_ip.is_ipv4() { [0; 4].into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = world.client().run(|| UdpSocket::bind((unspecified, 0))).unwrap().unwrap();
+    socket.connect(frontend(node_ip)).unwrap();
+    socket.set_read_timeout(Some(limit)).unwrap();
+    socket.send(b"question").unwrap();
+    let (_, asker) = poll::uninterrupted(|| served.socket.recv_from(&mut question)).unwrap();
+    served.socket.send_to(b"answer", asker).unwrap();
+    let mut answer = [0; 8];
+    assert_eq!(poll::uninterrupted(|| socket.recv(&mut answer)).unwrap(), 6);
+
+    forget_connections(world);
+    server.write_all(b"pushed").unwrap();
+    served.socket.send_to(b"pushed", asker).unwrap();
+    let is_pushed = |read: std::io::Result<usize>, bytes: &[u8]| read.is_ok_and(|count| bytes[..count] == *b"pushed");
+    let by_tcp = poll::uninterrupted(|| client.read(&mut answer));
+    let by_tcp = is_pushed(by_tcp, &answer);
+    let by_udp = poll::uninterrupted(|| socket.recv(&mut answer));
+    [by_tcp, is_pushed(by_udp, &answer)]
+}
+
+#[test]
+fn a_reply_of_a_forgotten_connection_reaches_its_client() {
+    let mut world = masquerading();
+    let _guard = guarded(&mut world, GuardMode::Auto);
+    poll::until("the guard", LIMIT, || has_both_families(&world).then_some(())).unwrap();
+    let served = Served::by(&world);
+    for node_ip in world.node_ips() {
+        assert_eq!(pushes_arrive(&world, &served, node_ip, LIMIT), [true; 2], "by {node_ip}");
+    }
+}
+
+/// What the guard is for: were this not so, the test above would prove nothing.
+#[test]
+fn without_a_guard_the_node_masquerades_it() {
+    let mut world = masquerading();
+    let _guard = guarded(&mut world, GuardMode::Off);
+    let served = Served::by(&world);
+    for node_ip in world.node_ips() {
+        assert_eq!(pushes_arrive(&world, &served, node_ip, SILENCE), [false; 2], "by {node_ip}");
+    }
+}
+
+#[test]
+fn the_guard_follows_mappings_comes_back_and_goes_with_what_it_guards_from() {
+    let mut world = World::new(1);
+    let guard = guarded(&mut world, GuardMode::Auto);
+    world.node().nft(RULES).unwrap();
+    poll::until("the guard", LIMIT, || table(&world)).unwrap();
+    let (frontend, backend) = mapping(Protocol::Tcp, NODE_PORT, (world.pod().ips()[0], PORT).into(), 1);
+    let element = format!("{} . tcp . {PORT}", world.pod().ips()[0]);
+    let has_it = || table(&world).is_some_and(|table| table.contains(&element));
+    guard.note(&npl_agent::core::op::Op::UpsertMapping(frontend, backend));
+    poll::until("a new mapping", LIMIT, || has_it().then_some(())).unwrap();
+    world.node().nft(&format!("delete table {}", guard::TABLE)).unwrap();
+    poll::until("the table that somebody took away", LIMIT, || has_it().then_some(())).unwrap();
+    world.node().nft(&format!("flush chain {} replies", guard::TABLE)).unwrap();
+    let is_whole = || table(&world).is_some_and(|table| table.matches("snat").count() == 2);
+    poll::until("the rules that somebody took away", LIMIT, || is_whole().then_some(())).unwrap();
+    guard.note(&npl_agent::core::op::Op::RemoveMapping(frontend));
+    poll::until("the end of a mapping", LIMIT, || (!has_it()).then_some(())).unwrap();
+    world.node().nft("delete table inet npl_test").unwrap();
+    poll::until("the end of the guard", LIMIT, || table(&world).is_none().then_some(())).unwrap();
+}
+
+#[test]
+fn a_thousand_mappings_are_guarded_and_the_table_is_taken_away() {
+    let world = World::new(1);
+    let guard = world.node().run(|| Guard::start(GuardMode::On, RESYNC)).unwrap();
+    let pod_ips = world.pod().ips();
+    let of_port = |port| {
+        let of_ip = move |pod_ip: &IpAddr| mapping(Protocol::Udp, 20_000 + port, (*pod_ip, 10_000 + port).into(), 1);
+        pod_ips.iter().map(of_ip).collect::<Vec<_>>()
+    };
+    let all = (0..1_500_u16).flat_map(of_port);
+    guard.observe(&all.collect());
+    let count = || table(&world).map_or(0, |table| table.matches(" . udp . ").count());
+    poll::until("all mappings", LIMIT, || (count() == 3_000).then_some(())).unwrap();
+    drop(guard);
+    assert!(world.node().run(guard::remove).unwrap().unwrap());
+    assert_eq!(table(&world), None);
+    assert!(!world.node().run(guard::remove).unwrap().unwrap(), "it is gone");
+}
