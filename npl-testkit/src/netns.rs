@@ -78,6 +78,12 @@ impl Netns {
         tools::output_with_input(self.command("nft")?.args(["--file", "-"]), rules)
     }
 
+    /// A table of `nft` as it lists it, if it is there; protocols by their numbers, for which not every machine has names.
+    pub fn nft_table(&self, name: &str) -> Option<String> {
+        let mut list = self.command("nft").ok()?;
+        tools::output(list.args(["--numeric-protocol", "list", "table"]).args(name.split(' '))).ok()
+    }
+
     /// Packets that a counter of `nft` has seen, by its family, table and name.
     pub fn packets_counted(&self, counter: &str) -> Result<u64> {
         let text = self.nft(&format!("list counter {counter}"))?;

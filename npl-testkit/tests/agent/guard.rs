@@ -15,7 +15,7 @@ table inet npl_test {
 }";
 
 fn table(world: &World) -> Option<String> {
-    world.topology.node().nft("list table inet npl").ok()
+    world.topology.node().nft_table("inet npl")
 }
 
 #[test]
@@ -27,7 +27,7 @@ fn a_node_that_masquerades_its_pods_has_a_guard_until_a_cleanup() {
     world.assert_served("web-0");
     assert_eq!(table(&world), None, "nobody translates anything");
     world.topology.node().nft(RULES).unwrap();
-    let element = format!("{} . tcp . 8080", world.topology.pods()[0].ip());
+    let element = format!("{} . 6 . 8080", world.topology.pods()[0].ip());
     let is_guarded = || table(&world).is_some_and(|table| table.contains(&element));
     poll::until("the guard", LIMIT, || is_guarded().then_some(())).unwrap();
     world.wait_for_log("replies are guarded from masquerading");

@@ -25,7 +25,7 @@ table inet npl_test {
 /// A port of the Pod that the tests serve themselves.
 const PORT: u16 = 9000;
 const NODE_PORT: u16 = 61_050;
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = Duration::from_secs(30);
 const RESYNC: Duration = Duration::from_millis(200);
 /// How long nothing comes where nothing can.
 const SILENCE: Duration = Duration::from_secs(1);
@@ -52,11 +52,16 @@ fn guarded(world: &mut World, mode: GuardMode) -> Guard {
 
 /// The guard's table as `nft` shows it, if it is there.
 fn table(world: &World) -> Option<String> {
-    world.node().nft(&format!("list table {}", guard::TABLE)).ok()
+    world.node().nft_table(guard::TABLE)
+}
+
+/// The Pod's end of TCP as `nft` shows it.
+fn element(pod_ip: IpAddr) -> String {
+    format!("{pod_ip} . 6 . {PORT}")
 }
 
 fn has_both_families(world: &World) -> bool {
-    let elements: Vec<_> = world.pod().ips().iter().map(|ip| format!("{ip} . tcp . {PORT}")).collect();
+    let elements: Vec<_> = world.pod().ips().iter().map(|ip| element(*ip)).collect();
     table(world).is_some_and(|table| elements.iter().all(|element| table.contains(element)))
 }
 
@@ -144,7 +149,7 @@ fn the_guard_follows_mappings_comes_back_and_goes_with_what_it_guards_from() {
     world.node().nft(RULES).unwrap();
     poll::until("the guard", LIMIT, || table(&world)).unwrap();
     let (frontend, backend) = mapping(Protocol::Tcp, NODE_PORT, (world.pod().ips()[0], PORT).into(), 1);
-    let element = format!("{} . tcp . {PORT}", world.pod().ips()[0]);
+    let element = element(world.pod().ips()[0]);
     let has_it = || table(&world).is_some_and(|table| table.contains(&element));
     guard.note(&npl_agent::core::op::Op::UpsertMapping(frontend, backend));
     poll::until("a new mapping", LIMIT, || has_it().then_some(())).unwrap();
@@ -170,7 +175,7 @@ fn a_thousand_mappings_are_guarded_and_the_table_is_taken_away() {
     };
     let all = (0..1_500_u16).flat_map(of_port);
     guard.observe(&all.collect());
-    let count = || table(&world).map_or(0, |table| table.matches(" . udp . ").count());
+    let count = || table(&world).map_or(0, |table| table.matches(" . 17 . ").count());
     poll::until("all mappings", LIMIT, || (count() == 3_000).then_some(())).unwrap();
     drop(guard);
     assert!(world.node().run(guard::remove).unwrap().unwrap());
