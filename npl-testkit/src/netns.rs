@@ -104,6 +104,11 @@ impl Netns {
         self.sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", if is_liberal { "1" } else { "0" })
     }
 
+    /// Has connection tracking forget every connection, also for the sake of its room, which all namespaces share.
+    pub fn forget_connections(&self) -> Result<()> {
+        tools::output(self.command("conntrack")?.arg("--flush")).map(drop)
+    }
+
     /// A counter of the namespace's network stack: of `Tcp` or `Udp`, whose IPv6 half counts as `Udp6`.
     pub fn counter(&self, protocol: &str, name: &str) -> Result<u64> {
         let is_v6 = protocol.ends_with('6');

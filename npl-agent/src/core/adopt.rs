@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 
 use super::{
-    annotation::{self, SeenEntry},
+    annotation,
     model::{Backend, Frontend, Moment, Pod},
     op::{Attempt, Op},
-    ports::{Claim, Owner, Phase},
+    ports::{Claim, Owner},
     select::{Placement, Selector, WantedPort},
     state::State,
 };
@@ -65,7 +65,7 @@ fn owner_of(candidates: &[&Pod], frontend: Frontend, backend: Backend) -> Option
 /// be, and of those rather one that consumers know.
 fn settle_rivals(state: &mut State) {
     for pod in state.snapshot.pods() {
-        let named = named_by(pod);
+        let named = annotation::named_by(pod);
         let mut settled: BTreeMap<WantedPort, Frontend> = BTreeMap::new();
         let mut claims = state.ports.of_pod(&pod.uid);
         claims.sort_by_key(|(port, frontend)| {
@@ -76,7 +76,7 @@ fn settle_rivals(state: &mut State) {
             if *settled.entry(port).or_insert(frontend) != frontend
                 && let Some(claim) = state.ports.get_mut(frontend)
             {
-                claim.phase = Phase::Draining { until: None };
+                claim.drain();
             }
         }
     }
@@ -86,7 +86,7 @@ fn adopt_annotations(state: &mut State) {
     let selector = Selector { settings: &state.settings, snapshot: &state.snapshot, node_ips: &state.node_ips };
     for pod in state.snapshot.pods() {
         let wanted = selector.wanted(pod);
-        for entry in named_by(pod) {
+        for entry in annotation::named_by(pod) {
             let port = WantedPort { pod_port: entry.pod_port, protocol: entry.protocol, family: entry.family };
             let frontend = entry.frontend();
             let needs_claim = wanted.ports.get(&port).copied().is_some_and(Placement::needs_claim);
@@ -98,8 +98,4 @@ fn adopt_annotations(state: &mut State) {
             }
         }
     }
-}
-
-fn named_by(pod: &Pod) -> Vec<SeenEntry> {
-    pod.annotation.as_deref().map(annotation::seen_entries).unwrap_or_default().into_iter().collect()
 }

@@ -6,7 +6,7 @@ use std::{cmp::Reverse, collections::BTreeSet, net::IpAddr};
 use serde::{Deserialize, Serialize, de::IgnoredAny};
 
 use super::{
-    model::{Family, Frontend, NodePort, PodPort, Protocol},
+    model::{Family, Frontend, NodePort, Pod, PodPort, Protocol},
     settings::AnnotationFormat,
 };
 
@@ -92,6 +92,11 @@ pub fn is_right(seen: &str, entries: &[Entry], format: AnnotationFormat) -> bool
 /// The entries of a value that are understood; all generations of the format are, what is malformed is left out.
 pub fn seen_entries(seen: &str) -> BTreeSet<SeenEntry> {
     read::<Vec<Lenient>>(seen).unwrap_or_default().into_iter().flat_map(Lenient::entries).collect()
+}
+
+/// The same of what a Pod has.
+pub fn named_by(pod: &Pod) -> BTreeSet<SeenEntry> {
+    pod.annotation.as_deref().map(seen_entries).unwrap_or_default()
 }
 
 fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Option<T> {

@@ -43,7 +43,7 @@ impl State {
         assignment.update_claims();
         assignment.claim_wanted();
         let Assignment { wanted, is_starved, touched, .. } = assignment;
-        let view = PodView { wanted, named: named_frontends(pod) };
+        let view = PodView { wanted, named: annotation::named_by(pod).iter().map(SeenEntry::frontend).collect() };
         if is_starved {
             self.starved.insert(key.clone());
         }
@@ -56,12 +56,6 @@ impl State {
         self.unpublished.insert(key.clone());
         self.views.insert(key, view);
     }
-}
-
-/// The frontends that the Pod's annotation, as seen, names.
-fn named_frontends(pod: &Pod) -> BTreeSet<Frontend> {
-    let seen = pod.annotation.as_deref().map(annotation::seen_entries).unwrap_or_default();
-    seen.iter().map(SeenEntry::frontend).collect()
 }
 
 /// The decision on one Pod.
@@ -88,8 +82,8 @@ impl Assignment<'_> {
             claim.lead(backend, self.wanted.sources.get(&port));
             if self.pod.is_finished {
                 claim.retire();
-            } else if !is_wanted && claim.phase == Phase::Active {
-                claim.phase = Phase::Draining { until: None };
+            } else if !is_wanted {
+                claim.drain();
             }
         }
     }
@@ -120,8 +114,8 @@ impl Assignment<'_> {
             held.iter().copied().find(|frontend| self.ports.get(*frontend).is_some_and(Claim::is_in_use))
         });
         for frontend in held.into_iter().chain(lost).filter(|frontend| Some(*frontend) != chosen) {
-            if let Some(claim) = self.ports.get_mut(frontend).filter(|claim| claim.phase == Phase::Active) {
-                claim.phase = Phase::Draining { until: None };
+            if let Some(claim) = self.ports.get_mut(frontend) {
+                claim.drain();
             }
         }
         let backend = self.backend(port);
@@ -157,9 +151,9 @@ impl Assignment<'_> {
         let WantedPort { protocol, family, .. } = port;
         let frontend = Frontend { family, node_port, protocol };
         let Some(claim) = self.ports.get_mut(frontend).filter(|claim| claim.may_translate()) else { return };
-        if claim.phase == Phase::Active && claim.backend.is_none() {
+        if claim.backend.is_none() {
             // Its Pod cannot be reached at present, and finds another one when it can.
-            claim.phase = Phase::Draining { until: None };
+            claim.drain();
             self.touched.push(frontend);
         }
         self.wanted.ports.remove(&port);

@@ -224,6 +224,13 @@ pub struct Pod {
     pub gate: Gate,
 }
 
+impl Pod {
+    /// Its first address of a family.
+    pub fn ip_of(&self, family: Family) -> Option<IpAddr> {
+        self.ips.iter().copied().find(|ip| Family::of(*ip) == family)
+    }
+}
+
 /// `containers[].ports[]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerPort {

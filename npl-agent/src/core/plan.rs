@@ -216,11 +216,12 @@ impl State {
     }
 
     fn gap(&self, frontend: Frontend) -> Gap {
-        let claim = self.ports.get(frontend).filter(|claim| claim.backend.is_some() && !self.is_lost(frontend));
+        let claim = self.ports.get(frontend).filter(|claim| claim.backend.is_some());
         let there = self.observed.as_ref().and_then(|observed| observed.sources.get(&frontend));
         if there.is_none() && claim.is_none_or(|claim| !claim.sources.is_restricted()) {
             return Gap::default();
         }
+        let claim = claim.filter(|_| !self.is_lost(frontend));
         let wanted: BTreeSet<_> = claim.into_iter().flat_map(|claim| claim.sources.ranges()).collect();
         let none = BTreeSet::new();
         let there = there.unwrap_or(&none);

@@ -73,6 +73,13 @@ impl Claim {
         self.backend = backend.map(|backend| Backend { is_restricted: self.sources.is_restricted(), ..backend });
     }
 
+    /// Nobody wants it any more: it drains, unless that has begun or is over.
+    pub(super) fn drain(&mut self) {
+        if self.phase == Phase::Active {
+            self.phase = Phase::Draining { until: None };
+        }
+    }
+
     /// Stops it at once.
     pub(super) const fn retire(&mut self) {
         self.backend = None;

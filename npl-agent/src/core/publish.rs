@@ -146,7 +146,7 @@ impl State {
             let leads_there = |owner: &Owner| owner.uid == pod.uid && owner.port.pod_port == entry.pod_port;
             owner.is_some_and(leads_there) && (pod.is_finished || self.works(frontend))
         };
-        pod.annotation.as_deref().map(annotation::seen_entries).unwrap_or_default().iter().all(is_its)
+        annotation::named_by(pod).iter().all(is_its)
     }
 
     /// The entries that are true: each leads to the Pod's port at this moment.

@@ -96,9 +96,12 @@ impl Selector<'_> {
         }
         for service in self.snapshot.services_of(pod) {
             wanted.problems.extend(service_problems(service, self.settings));
-            wanted.allow(pod, service);
-            for port in service.ports.iter().filter(|port| self.settings.protocols.contains(&port.protocol)) {
+            for port in &service.ports {
                 let pod_ports = resolve(pod, port);
+                wanted.allow(service, port.protocol, &pod_ports);
+                if !self.settings.protocols.contains(&port.protocol) {
+                    continue;
+                }
                 if let (true, TargetPort::Name(name)) = (pod_ports.is_empty(), &port.target) {
                     let (service, name, protocol) = (service.key.clone(), name.clone(), port.protocol);
                     wanted.blame(pod, Cause::UnresolvedTargetPort { service, name, protocol });
@@ -117,14 +120,14 @@ impl Selector<'_> {
 
     /// The address under which the Pod alone is reached.
     pub(super) fn pod_ip(self, pod: &Pod, family: Family) -> Option<IpAddr> {
-        let ip = ip_of(pod, family)?;
+        let ip = pod.ip_of(family)?;
         let is_own = pod.host_network || self.snapshot.holder(ip).is_some_and(|holder| holder.uid == pod.uid);
         (is_own && !pod.is_finished).then_some(ip)
     }
 
     /// The families of the Service that this Pod can be reached by. A Pod without any address may yet get each.
     fn families(self, service: &Service, pod: &Pod, wanted: &mut Wanted) -> Vec<Family> {
-        let is_possible = |family: &Family| pod.ips.is_empty() || ip_of(pod, *family).is_some();
+        let is_possible = |family: &Family| pod.ips.is_empty() || pod.ip_of(*family).is_some();
         let served = service.families.iter().filter(|family| self.settings.families.contains(family));
         let mut families = Vec::new();
         for family in served.copied().filter(is_possible) {
@@ -141,7 +144,7 @@ impl Selector<'_> {
         let mut host_ports = BTreeSet::new();
         let mut causes = BTreeSet::new();
         for (port, placement) in &mut wanted.ports {
-            let Some(ip) = ip_of(pod, port.family) else { continue };
+            let Some(ip) = pod.ip_of(port.family) else { continue };
             let host_port = self.host_port(pod, *port).filter(|node_port| {
                 // Two containers may share a hostPort under different addresses; a published port leads to one.
                 host_ports.insert((*node_port, port.protocol, port.family))
@@ -180,15 +183,13 @@ impl Selector<'_> {
 }
 
 impl Wanted {
-    fn allow(&mut self, pod: &Pod, service: &Service) {
-        for family in &service.families {
-            let sources = service.allow_list.sources.of_family(*family);
-            for port in &service.ports {
-                for pod_port in resolve(pod, port) {
-                    let port = WantedPort { pod_port, protocol: port.protocol, family: *family };
-                    let all = self.sources.get(&port).map_or_else(|| sources.clone(), |others| others.or(&sources));
-                    self.sources.insert(port, all);
-                }
+    fn allow(&mut self, service: &Service, protocol: Protocol, pod_ports: &BTreeSet<PodPort>) {
+        for family in service.families.iter().copied() {
+            let sources = service.allow_list.sources.of_family(family);
+            for pod_port in pod_ports.iter().copied() {
+                let port = WantedPort { pod_port, protocol, family };
+                let all = self.sources.get(&port).map_or_else(|| sources.clone(), |others| others.or(&sources));
+                self.sources.insert(port, all);
             }
         }
     }
@@ -196,10 +197,6 @@ impl Wanted {
     fn blame(&mut self, pod: &Pod, cause: Cause) {
         self.problems.insert(Problem { subject: Subject::Pod(pod.key.clone(), pod.uid.clone()), cause });
     }
-}
-
-fn ip_of(pod: &Pod, family: Family) -> Option<IpAddr> {
-    pod.ips.iter().copied().find(|ip| Family::of(*ip) == family)
 }
 
 /// The Pod's ports that a Service's port leads to: one for a number, all of the name and protocol for a name.

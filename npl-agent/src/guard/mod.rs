@@ -216,6 +216,6 @@ impl Keeper {
 }
 
 fn has_legacy_nat() -> bool {
-    let names = LEGACY_TABLES.iter().filter_map(|path| fs::read_to_string(path).ok());
-    names.into_iter().any(|names| names.lines().any(|name| name == "nat"))
+    let has_nat = |path| fs::read_to_string(path).is_ok_and(|names| names.lines().any(|name| name == "nat"));
+    LEGACY_TABLES.into_iter().any(has_nat)
 }

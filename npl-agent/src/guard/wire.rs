@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! nftables by netlink, as far as the guard needs it. Numbers in attributes are in network order.
 
-use std::{io, ops::ControlFlow, time::Duration};
+use std::{io, ops::ControlFlow};
 
 use nix::sys::{
     socket::{setsockopt, sockopt::ReceiveTimeout},
@@ -18,7 +18,7 @@ use rtnetlink::{
 use super::uapi;
 
 /// The kernel answers at once, or once another transaction is over.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: TimeVal = TimeVal::new(10, 0);
 
 /// The value of an attribute in another one.
 pub(super) fn bytes(kind: u16, value: &[u8]) -> DefaultNla {
@@ -40,7 +40,7 @@ pub(super) fn nest(kind: u16, inner: &[DefaultNla]) -> DefaultNla {
 }
 
 /// A message of nftables, or one that begins or ends a transaction.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct Message {
     kind: u16,
     family: u8,
@@ -102,8 +102,7 @@ impl Connection {
     pub(super) fn open() -> io::Result<Self> {
         let socket = Socket::new(NETLINK_NETFILTER)?;
         socket.connect(&SocketAddr::new(0, 0))?;
-        let limit = TimeVal::new(i64::try_from(ANSWER_TIMEOUT.as_secs()).unwrap_or(i64::MAX), 0);
-        setsockopt(&socket, ReceiveTimeout, &limit)?;
+        setsockopt(&socket, ReceiveTimeout, &ANSWER_TIMEOUT)?;
         Ok(Self(socket))
     }
 

@@ -27,6 +27,16 @@ use crate::run::Run;
 const FIRST_UPLINK_INDEX: u32 = 100;
 const FIRST_POD_INDEX: u32 = 200;
 
+/// What a CNI has for what Pods send outside, as `nft` reads it.
+pub const MASQUERADE: &str = "
+table inet npl_test {
+  chain postrouting {
+    type nat hook postrouting priority srcnat; policy accept;
+    ip saddr 10.244.0.0/16 ip daddr != 10.244.0.0/16 masquerade
+    ip6 saddr fd00:10:244::/64 ip6 daddr != fd00:10:244::/64 masquerade
+  }
+}";
+
 /// News of a carrier take a second at most.
 const CARRIER_LIMIT: Duration = Duration::from_secs(5);
 

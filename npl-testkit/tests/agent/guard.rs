@@ -2,17 +2,9 @@
 //! The guard against masquerading, with the agent's own rights.
 
 use npl_testkit::poll;
+use npl_testkit::topology::MASQUERADE;
 
 use crate::world::{LIMIT, World};
-
-/// What a CNI has for what Pods send outside.
-const RULES: &str = "
-table inet npl_test {
-  chain postrouting {
-    type nat hook postrouting priority srcnat; policy accept;
-    ip saddr 10.244.0.0/16 ip daddr != 10.244.0.0/16 masquerade
-  }
-}";
 
 fn table(world: &World) -> Option<String> {
     world.topology.node().nft_table("inet npl")
@@ -26,7 +18,7 @@ fn a_node_that_masquerades_its_pods_has_a_guard_until_a_cleanup() {
     world.create_pod("web-0");
     world.assert_served("web-0");
     assert_eq!(table(&world), None, "nobody translates anything");
-    world.topology.node().nft(RULES).unwrap();
+    world.topology.node().nft(MASQUERADE).unwrap();
     let element = format!("{} . 6 . 8080", world.topology.pods()[0].ip());
     let is_guarded = || table(&world).is_some_and(|table| table.contains(&element));
     poll::until("the guard", LIMIT, || is_guarded().then_some(())).unwrap();

@@ -301,14 +301,13 @@ impl Chaos {
     fn excuse_unreachable(&mut self) {
         let world = &self.world;
         let seen = |pod: &Pod| world.state.snapshot.pod(&pod.key).filter(|seen| seen.uid == pod.uid).cloned();
-        let has = |pod: &Pod, family| pod.ips.iter().any(|ip| Family::of(*ip) == family);
         // Its mapping goes with the address, and what is on its way comes true later.
         let has_what_is_on_its_way = |pod: &Pod| {
             let entries = |op: &Op| {
                 let Op::WritePod { uid, value: PodWrite::Set(value), .. } = op else { return None };
                 (*uid == pod.uid).then(|| annotation::seen_entries(value))
             };
-            self.in_flight.iter().filter_map(entries).flatten().all(|entry| has(pod, entry.family))
+            self.in_flight.iter().filter_map(entries).flatten().all(|entry| pod.ip_of(entry.family).is_some())
         };
         let is_served = |pod: &Pod| world.is_reachable(pod) && has_what_is_on_its_way(pod);
         let is_reachable = |pod: &Pod| is_served(pod) && seen(pod).is_none_or(|seen| is_served(&seen));
@@ -328,7 +327,7 @@ impl Chaos {
         let mut published = BTreeMap::new();
         for pod in self.world.pods.values() {
             for entry in self.world.published(&pod.key) {
-                let has_family = pod.ips.iter().any(|ip| Family::of(*ip) == entry.family);
+                let has_family = pod.ip_of(entry.family).is_some();
                 assert!(has_family || pod.is_terminating, "{} has no address for {entry:?}", pod.key);
                 let port = WantedPort { pod_port: entry.pod_port, protocol: entry.protocol, family: entry.family };
                 let former = published.insert((pod.uid.clone(), port), entry.frontend());

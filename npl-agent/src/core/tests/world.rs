@@ -288,8 +288,7 @@ impl World {
 
     /// What a Pod's annotation names.
     pub(super) fn published(&self, key: &PodKey) -> BTreeSet<SeenEntry> {
-        let annotation = self.pods.get(key).and_then(|pod| pod.annotation.as_deref());
-        annotation.map(annotation::seen_entries).unwrap_or_default()
+        self.pods.get(key).map(annotation::named_by).unwrap_or_default()
     }
 
     /// Whether the Pod answers, in every family it is published with, under addresses that no other living Pod has.
@@ -297,8 +296,7 @@ impl World {
         let shares = |ip: &IpAddr| {
             self.pods.values().any(|other| !other.is_finished && other.key != pod.key && other.ips.contains(ip))
         };
-        let has = |family| pod.ips.iter().any(|ip| Family::of(*ip) == family);
-        let has_all = self.published(&pod.key).iter().all(|entry| has(entry.family));
+        let has_all = self.published(&pod.key).iter().all(|entry| pod.ip_of(entry.family).is_some());
         !pod.is_finished && !pod.ips.is_empty() && has_all && !pod.ips.iter().any(shares)
     }
 

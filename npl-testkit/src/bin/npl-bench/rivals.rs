@@ -61,8 +61,3 @@ pub(crate) fn add_conntrack(node: &Netns) -> Result<()> {
     )
     .map(drop)
 }
-
-/// Empties the Node's table of tracked connections, whose room is shared by all namespaces.
-pub(crate) fn flush_conntrack(node: &Netns) -> Result<()> {
-    tools::output(node.command("conntrack")?.arg("--flush")).map(drop)
-}

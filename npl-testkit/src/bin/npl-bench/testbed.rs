@@ -132,7 +132,7 @@ impl Testbed {
             Workload::NewFlows | Workload::SynFlood => {
                 let rate = self.meter.measure(effort.new_flows, effort.longest)?;
                 if self.case.mode.has_conntrack() {
-                    rivals::flush_conntrack(self.topology.node())?;
+                    self.topology.node().forget_connections()?;
                 }
                 Ok(rate)
             }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Nodes whose own rules drop what does not fit: connection tracking, forwarding policy, masquerading, reverse paths.
 
+use npl_testkit::topology::MASQUERADE;
 use npl_testkit::traffic::{Direction, transfer};
 
 use crate::world::World;
 
-/// What a careful distribution and a CNI have: nothing invalid, nothing forwarded that nobody allowed, Pods masked.
+/// What a careful distribution has: nothing invalid, nothing forwarded that nobody allowed.
 const RULES: &str = "
 table inet npl_test {
   chain forward {
@@ -15,15 +16,11 @@ table inet npl_test {
     ip daddr 10.244.0.0/16 ct state new accept
     ip6 daddr fd00:10:244::/64 ct state new accept
   }
-  chain postrouting {
-    type nat hook postrouting priority srcnat; policy accept;
-    ip saddr 10.244.0.0/16 ip daddr != 10.244.0.0/16 masquerade
-    ip6 saddr fd00:10:244::/64 ip6 daddr != fd00:10:244::/64 masquerade
-  }
 }";
 
 pub(crate) fn load_rules(world: &World) {
     world.node().nft(RULES).unwrap();
+    world.node().nft(MASQUERADE).unwrap();
 }
 
 #[test]

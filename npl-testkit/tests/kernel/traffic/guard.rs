@@ -7,20 +7,11 @@ use std::time::Duration;
 
 use npl_agent::core::model::Protocol;
 use npl_agent::guard::{self, Guard, GuardMode};
-use npl_testkit::{poll, tools};
+use npl_testkit::poll;
+use npl_testkit::topology::MASQUERADE;
 
 use crate::lab::mapping;
 use crate::world::World;
-
-/// What a CNI has for what Pods send outside.
-const RULES: &str = "
-table inet npl_test {
-  chain postrouting {
-    type nat hook postrouting priority srcnat; policy accept;
-    ip saddr 10.244.0.0/16 ip daddr != 10.244.0.0/16 counter masquerade
-    ip6 saddr fd00:10:244::/64 ip6 daddr != fd00:10:244::/64 counter masquerade
-  }
-}";
 
 /// A port of the Pod that the tests serve themselves.
 const PORT: u16 = 9000;
@@ -33,7 +24,7 @@ const SILENCE: Duration = Duration::from_secs(1);
 /// A Node that masquerades its Pods, and a mapping of a port that nobody serves yet.
 fn masquerading() -> World {
     let mut world = World::new(1);
-    world.node().nft(RULES).unwrap();
+    world.node().nft(MASQUERADE).unwrap();
     for protocol in [Protocol::Tcp, Protocol::Udp] {
         for pod_ip in world.pod().ips() {
             let (frontend, backend) = mapping(protocol, NODE_PORT, (pod_ip, PORT).into(), 1);
@@ -63,10 +54,6 @@ fn element(pod_ip: IpAddr) -> String {
 fn has_both_families(world: &World) -> bool {
     let elements: Vec<_> = world.pod().ips().iter().map(|ip| element(*ip)).collect();
     table(world).is_some_and(|table| elements.iter().all(|element| table.contains(element)))
-}
-
-fn forget_connections(world: &World) {
-    tools::output(world.node().command("conntrack").unwrap().arg("--flush")).unwrap();
 }
 
 fn frontend(node_ip: IpAddr) -> SocketAddr {
@@ -110,7 +97,7 @@ fn pushes_arrive(world: &World, served: &Served, node_ip: IpAddr, limit: Duratio
     let mut answer = [0; 8];
     assert_eq!(poll::uninterrupted(|| socket.recv(&mut answer)).unwrap(), 6);
 
-    forget_connections(world);
+    world.node().forget_connections().unwrap();
     server.write_all(b"pushed").unwrap();
     served.socket.send_to(b"pushed", asker).unwrap();
     let is_pushed = |read: std::io::Result<usize>, bytes: &[u8]| read.is_ok_and(|count| bytes[..count] == *b"pushed");
@@ -146,7 +133,7 @@ fn without_a_guard_the_node_masquerades_it() {
 fn the_guard_follows_mappings_comes_back_and_goes_with_what_it_guards_from() {
     let mut world = World::new(1);
     let guard = guarded(&mut world, GuardMode::Auto);
-    world.node().nft(RULES).unwrap();
+    world.node().nft(MASQUERADE).unwrap();
     poll::until("the guard", LIMIT, || table(&world)).unwrap();
     let (frontend, backend) = mapping(Protocol::Tcp, NODE_PORT, (world.pod().ips()[0], PORT).into(), 1);
     let element = element(world.pod().ips()[0]);
