@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 
 use crate::interrupt;
 
-/// Time between two looks at a condition.
+/// Time between two looks at a condition; to look may cost much where everything is slow.
 const INTERVAL: Duration = Duration::from_millis(5);
 
 /// How many times longer everything may take than where these limits were found: `NPL_PATIENCE`, on emulated machines.
@@ -62,7 +62,7 @@ fn wait<T>(
         if start.elapsed() >= limit {
             bail!("{what} did not come about within {} s", limit.as_secs_f32());
         }
-        thread::sleep(INTERVAL);
+        thread::sleep(INTERVAL * patience());
     }
 }
 

@@ -101,6 +101,11 @@ impl Parts {
         }
     }
 
+    /// What an agent and its API server on another machine need of all that [`Self::pass_to`] names.
+    pub(crate) fn of_agent(&self) -> impl Iterator<Item = PathBuf> {
+        [self.agent.clone(), self.kubernetes.control_plane.clone()].into_iter()
+    }
+
     /// What a real cluster on another machine needs of all that [`Self::pass_to`] names; its network is a bridge.
     pub(crate) fn of_nodes(&self) -> impl Iterator<Item = PathBuf> {
         let Kubernetes { control_plane, nodes, flannel: _ } = &self.kubernetes;

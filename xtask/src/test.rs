@@ -54,6 +54,9 @@ const NETWORKS_DEADLINE: Duration = Duration::from_hours(2);
 /// take some 30 minutes, and 40 on a slow machine.
 const GUEST_DEADLINE: Duration = Duration::from_mins(50);
 
+/// The story of the agent's that sets the clock of its machine.
+const CLOCK_STORY: [&str; 2] = ["--ignored", "clock::"];
+
 /// What is told of a real cluster on a machine with another kernel and control groups of version 2 alone.
 const EMULATED_STORIES: [&str; 3] = ["the_agent_is_ready", "every_client_is_answered", "a_node_reaches_its_own_pods"];
 
@@ -155,25 +158,39 @@ fn run_tests(command: Command, deadline: Duration, counts: &mut Counts) -> Resul
     Ok(status.success())
 }
 
-/// Under all kernels at the same time: a guest whose tests run one at a time keeps one processor busy.
+/// A step in a guest, which others run beside.
+type GuestStep<'a> = (String, Box<dyn FnOnce(&mut Counts) -> Result<bool> + Send + 'a>);
+
+/// Under all kernels at the same time: a guest whose tests run one at a time keeps one processor busy. The story that has a
+/// clock of its own waits more than it works, and is told beside them.
 fn run_emulated(options: &Options, binaries: &[TestBinary], parts: &Parts, tally: &mut Tally) -> Result<()> {
     let kernels: Vec<Kernel> = options.kernels.iter().filter_map(|name| name.0).collect();
+    let Some(newest) = kernels.last() else { return Ok(()) };
     let of_kind = |kind| binaries.iter().filter(move |binary| binary.kind == kind);
-    for binary in of_kind(Kind::Kernel) {
-        let step = |kernel: &Kernel| {
-            let mut test = Command::new(&binary.executable);
-            // One at a time: two emulated processors are slow enough for one network.
-            test.arg("--test-threads=1").args(&options.emulated);
-            let guest = Guest::for_packets(*kernel, test);
-            let name = format!("tests: {} under kernel {kernel}, emulated", binary.name);
-            (name, move |counts: &mut Counts| run_guest(&guest, counts))
-        };
-        tally.side_by_side(kernels.iter().map(step).collect())?;
+    let under = |kernel: &Kernel, binary: &'_ TestBinary| -> GuestStep<'_> {
+        let mut test = Command::new(&binary.executable);
+        // One at a time: two emulated processors are slow enough for one network.
+        test.arg("--test-threads=1").args(&options.emulated);
+        let guest = Guest::for_packets(*kernel, test);
+        let name = format!("tests: {} under kernel {kernel}, emulated", binary.name);
+        (name, Box::new(move |counts| run_guest(&guest, counts)))
+    };
+    let while_set = |binary: &TestBinary| -> GuestStep<'_> {
+        let guest = guest_with_clock(*newest, binary, parts);
+        let name = format!("tests: {} while its clock is set, under kernel {newest}, emulated", binary.name);
+        // The filter is a name: it has to have met something.
+        (name, Box::new(move |counts| Ok(run_guest(&guest, counts)? && counts.passed > 0)))
+    };
+    let packets = of_kind(Kind::Kernel).flat_map(|binary| kernels.iter().map(move |kernel| under(kernel, binary)));
+    tally.side_by_side(
+        packets.chain(of_kind(Kind::Agent).filter(|_| options.emulated.is_none()).map(while_set)).collect(),
+    )?;
+    if !options.emulated_cluster {
+        return Ok(());
     }
-    let Some(kernel) = kernels.last().filter(|_newest| options.emulated_cluster) else { return Ok(()) };
     for binary in of_kind(Kind::RealCluster) {
-        let name = format!("tests: {} on control groups 2 alone, under kernel {kernel}, emulated", binary.name);
-        let guest = guest_with_nodes(*kernel, binary, parts);
+        let name = format!("tests: {} on control groups 2 alone, under kernel {newest}, emulated", binary.name);
+        let guest = guest_with_nodes(*newest, binary, parts);
         tally.tests(&name, |counts| run_guest(&guest, counts))?;
     }
     Ok(())
@@ -184,6 +201,15 @@ fn run_guest(guest: &Guest, counts: &mut Counts) -> Result<bool> {
         counts.read(line);
         println!("    {:>6} | {line}", guest.name);
     })
+}
+
+/// A guest with an API server and an agent, and a clock that is nobody else's.
+fn guest_with_clock(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> Guest {
+    let mut test = Command::new(&binary.executable);
+    test.args(CLOCK_STORY).env("NPL_PATIENCE", EMULATED_PATIENCE);
+    parts.pass_to(&mut test);
+    let copies = parts.of_agent().chain([paths::root().join("deploy")]).collect();
+    Guest { name: "clock".to_owned(), kernel, memory_megabytes: 4096, test, programs: &["kubectl"], copies }
 }
 
 /// A guest in which a real cluster starts.

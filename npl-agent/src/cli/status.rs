@@ -6,6 +6,7 @@ use std::{
     net::IpAddr,
 };
 
+use anyhow::Context as _;
 use serde::Serialize;
 
 use super::{print, print_json, table};
@@ -13,7 +14,7 @@ use crate::{
     args::{OutputFormat, ViewArgs},
     core::{devices::Device, xdp::Reason},
     datapath::{inspect::Inspection, pins::Direction, preflight},
-    netlink, run,
+    guard, netlink, run,
 };
 
 /// The datapath's state as it is shown.
@@ -40,6 +41,8 @@ struct Shown {
     /// Of these, how many are not for everybody.
     restricted_mappings: usize,
     flows: usize,
+    /// How many ends of mappings are guarded from masquerading; nothing where there is no guard.
+    guarded_endpoints: Option<usize>,
     /// The names of the pinned programs, by their build.
     programs: BTreeMap<String, Vec<String>>,
     /// Packets by reason.
@@ -69,7 +72,8 @@ struct ShownDevice {
 pub async fn show(args: &ViewArgs) -> anyhow::Result<()> {
     let inspection = Inspection::read(&args.bpffs)?;
     let devices = netlink::interfaces().await?;
-    let shown = Shown::new(&inspection, &devices);
+    let guarded = guard::guarded().context("read the guard's table of nftables")?;
+    let shown = Shown::new(&inspection, &devices, guarded);
     match args.output {
         OutputFormat::Json => print_json(&shown),
         OutputFormat::Table => print(&as_text(&shown, &inspection)),
@@ -77,7 +81,7 @@ pub async fn show(args: &ViewArgs) -> anyhow::Result<()> {
 }
 
 impl Shown {
-    fn new(inspection: &Inspection, devices: &[Device]) -> Self {
+    fn new(inspection: &Inspection, devices: &[Device], guarded_endpoints: Option<usize>) -> Self {
         let name = |ifindex: u32| devices.iter().find(|device| device.ifindex == ifindex).map(|it| it.name.clone());
         let leads_to_pods = |ifindex| inspection.redirected.values().any(|way| way.ifindex == ifindex);
         let config = inspection.config.filter(|config| config.abi != 0);
@@ -109,6 +113,7 @@ impl Shown {
             mappings: inspection.mappings.len(),
             restricted_mappings: inspection.mappings.iter().filter(|it| it.sources.is_restricted()).count(),
             flows: inspection.flows,
+            guarded_endpoints,
             programs: inspection.programs.clone(),
             reasons: inspection.reasons.iter().map(|(reason, count)| (reason.name(), *count)).collect(),
         }
@@ -133,6 +138,7 @@ fn as_text(shown: &Shown, inspection: &Inspection) -> String {
         ("Mappings", format!("{} ({} for some sources only)", shown.mappings, shown.restricted_mappings)),
         ("Flows", shown.flows.to_string()),
         ("Forwarding", forwarding(shown)),
+        ("Guard", guarded(shown.guarded_endpoints)),
     ];
     let facts: Vec<String> = facts.iter().map(|(name, value)| format!("{name:<16}{value}\n")).collect();
     // Those of Pods are as many as the Pods, and say no more than the line above.
@@ -165,6 +171,14 @@ fn forwarding(shown: &Shown) -> String {
     let devices = shown.devices.iter().filter(|device| device.leads_to_pods).count();
     let how = if shown.is_offloading { "offloaded once established," } else { "redirected" };
     format!("{how} to {pods} Pod addresses by {devices} devices; by the host's stack to all others")
+}
+
+/// What keeps replies from being masqueraded.
+fn guarded(endpoints: Option<usize>) -> String {
+    endpoints.map_or_else(
+        || "none: see --nft-guard".to_owned(),
+        |count| format!("nftables table {}, endpoints: {count}", guard::TABLE),
+    )
 }
 
 /// Clients on the Node itself and in its Pods.

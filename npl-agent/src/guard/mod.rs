@@ -115,6 +115,19 @@ pub fn remove() -> io::Result<bool> {
     table::remove(&Connection::open()?)
 }
 
+/// How many endpoints are guarded; nothing where there is no guard, or where somebody took a part of it away.
+///
+/// # Errors
+///
+/// The kernel's refusal.
+pub fn guarded() -> io::Result<Option<usize>> {
+    match Connection::open().and_then(|connection| table::read(&connection)) {
+        // The kernel has no nftables.
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(None),
+        endpoints => endpoints.map(|endpoints| endpoints.map(|endpoints| endpoints.len())),
+    }
+}
+
 const fn endpoint(frontend: Frontend, backend: &Backend) -> Endpoint {
     Endpoint { addr: backend.pod_ip, protocol: frontend.protocol, port: backend.pod_port.0 }
 }

@@ -2,16 +2,17 @@
 //! The token of the agent's service account, which the kubelet replaces in its file long before it expires.
 //!
 //! kube reads such a file again when the wall clock says so. On a Node whose clock is set back by a day, the agent would
-//! go on for a day with a token that is valid for an hour.
+//! go on for a day with a token that is valid for an hour. And whatever a clock says: a token that is refused has most
+//! likely been replaced.
 
 use std::{
-    fs,
+    fs, mem,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-use http::{HeaderValue, Request, header::AUTHORIZATION};
+use http::{HeaderValue, Request, Response, StatusCode, header::AUTHORIZATION};
 use kube::{client::AuthError, config::AuthInfo};
 use tokio::time::Instant;
 
@@ -26,6 +27,7 @@ struct Cached {
     path: PathBuf,
     header: HeaderValue,
     read_at: Instant,
+    was_refused: bool,
 }
 
 impl TokenFile {
@@ -36,7 +38,7 @@ impl TokenFile {
         }
         let Some(path) = access.token_file.take().map(PathBuf::from) else { return Ok(None) };
         let header = read(&path).map_err(kube::Error::Auth)?;
-        Ok(Some(Self(Arc::new(Mutex::new(Cached { path, header, read_at: Instant::now() })))))
+        Ok(Some(Self(Arc::new(Mutex::new(Cached { path, header, read_at: Instant::now(), was_refused: false })))))
     }
 
     /// Names the agent in a request, where there is a file to do it with.
@@ -47,12 +49,20 @@ impl TokenFile {
         }
         request
     }
+
+    /// Has the file read again before the next request, where this is the answer to a token that is not accepted.
+    pub(super) fn heed<B>(file: Option<&Self>, response: Response<B>) -> Response<B> {
+        if let Some(Self(cached)) = file.filter(|_| response.status() == StatusCode::UNAUTHORIZED) {
+            cached.lock().unwrap_or_else(PoisonError::into_inner).was_refused = true;
+        }
+        response
+    }
 }
 
 impl Cached {
     /// A file that cannot be read, as while it is replaced, leaves the token that was read last.
     fn header(&mut self) -> HeaderValue {
-        if self.read_at.elapsed() >= KEPT {
+        if mem::take(&mut self.was_refused) || self.read_at.elapsed() >= KEPT {
             self.read_at = Instant::now();
             if let Ok(header) = read(&self.path) {
                 self.header = header;
@@ -77,6 +87,29 @@ mod tests {
     fn sent(file: Option<&TokenFile>) -> Option<String> {
         let request = TokenFile::authorize(file, Request::new(()));
         request.headers().get(AUTHORIZATION).map(|header| header.to_str().unwrap().to_owned())
+    }
+
+    fn answered(file: &TokenFile, status: StatusCode) {
+        let answer = Response::builder().status(status).body(()).unwrap();
+        TokenFile::heed(Some(file), answer);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_token_that_is_refused_is_read_again_at_once() {
+        let path = std::env::temp_dir().join(format!("npl-refused-token-{}", std::process::id()));
+        fs::write(&path, "first").unwrap();
+        let mut access = AuthInfo { token_file: Some(path.display().to_string()), ..AuthInfo::default() };
+        let file = TokenFile::of(&mut access).unwrap().unwrap();
+        fs::write(&path, "second").unwrap();
+        for status in [StatusCode::OK, StatusCode::FORBIDDEN] {
+            answered(&file, status);
+            assert_eq!(sent(Some(&file)).as_deref(), Some("Bearer first"));
+        }
+        answered(&file, StatusCode::UNAUTHORIZED);
+        assert_eq!(sent(Some(&file)).as_deref(), Some("Bearer second"));
+        fs::write(&path, "third").unwrap();
+        assert_eq!(sent(Some(&file)).as_deref(), Some("Bearer second"), "one refusal is one look");
+        fs::remove_file(&path).unwrap();
     }
 
     #[tokio::test(start_paused = true)]

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::world::{LIMIT, NAMESPACE, NODE, POD_PORT, World};
 
 /// A Pod that is served before the fault, and a load on it that must not notice any of it.
-struct Bystander {
+pub(crate) struct Bystander {
     load: Load,
     node_ports: Vec<Value>,
 }
@@ -27,7 +27,7 @@ const BYSTANDER: &str = "bystander";
 const AWAY: Duration = Duration::from_mins(1);
 
 impl Bystander {
-    fn begin(world: &mut World) -> Self {
+    pub(crate) fn begin(world: &mut World) -> Self {
         world.create_service();
         Self::begin_with(world)
     }
@@ -42,7 +42,7 @@ impl Bystander {
     }
 
     /// The load was served, the node ports are the same, and nothing was written to the Pod since it was published.
-    fn end(self, world: &World) {
+    pub(crate) fn end(self, world: &World) {
         // What happened may have been over in a tenth of a second.
         let has_run = || (self.load.report().total() > 20).then_some(());
         poll::until("a load that has run", LIMIT, has_run).unwrap();

@@ -3,6 +3,7 @@
 
 use npl_testkit::poll;
 use npl_testkit::topology::MASQUERADE;
+use serde_json::Value;
 
 use crate::world::{LIMIT, World};
 
@@ -18,14 +19,19 @@ fn a_node_that_masquerades_its_pods_has_a_guard_until_a_cleanup() {
     world.create_pod("web-0");
     world.assert_served("web-0");
     assert_eq!(table(&world), None, "nobody translates anything");
+    let options = world.agent_options(&[]);
+    let guarded = || options.command_json("status").unwrap()["guardedEndpoints"].clone();
+    assert_eq!(guarded(), Value::Null);
     world.topology.node().nft(MASQUERADE).unwrap();
     let element = format!("{} . 6 . 8080", world.topology.pods()[0].ip());
     let is_guarded = || table(&world).is_some_and(|table| table.contains(&element));
     poll::until("the guard", LIMIT, || is_guarded().then_some(())).unwrap();
     world.wait_for_log("replies are guarded from masquerading");
+    assert_eq!(guarded(), 2, "one of TCP and one of UDP");
+    let status = options.command(&["status"]).unwrap();
+    assert!(status.contains("nftables table inet npl, endpoints: 2"), "{status}");
     world.assert_served("web-0");
 
-    let options = world.agent_options(&[]);
     world.agent().kill().unwrap();
     assert!(table(&world).is_some(), "it outlives the agent, as mappings do");
     let removed = options.command(&["cleanup"]).unwrap();

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use npl_testkit::agent::{Agent, Options};
@@ -15,6 +15,7 @@ use npl_testkit::mounts::{self, BpfFs};
 use npl_testkit::poll;
 use npl_testkit::proxy::Proxy;
 use npl_testkit::run::Run;
+use npl_testkit::tools;
 use npl_testkit::topology::{self, Topology};
 use npl_testkit::traffic::{self, Request};
 use serde_json::json;
@@ -81,10 +82,16 @@ impl World {
 
     /// As [`Self::with_agent`], with a proxy between the agent and the API server; tests go past it.
     pub(crate) fn behind_proxy(flags: &[&str]) -> Self {
+        let mut world = Self::behind_proxy_without_agent();
+        world.start_agent(flags);
+        world
+    }
+
+    /// As [`Self::behind_proxy`]; no agent yet.
+    pub(crate) fn behind_proxy_without_agent() -> Self {
         let mut world = Self::new();
         world.proxy = Some(Proxy::start(world.topology.node(), world.plane.address()).unwrap());
         world.create_node();
-        world.start_agent(flags);
         world
     }
 
@@ -252,5 +259,5 @@ impl World {
 
 /// The manifest whose access rules the agent runs under.
 pub(crate) fn manifest() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/npl.yaml")
+    tools::repository_file("deploy/npl.yaml")
 }
