@@ -3,10 +3,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io,
     net::IpAddr,
 };
 
-use anyhow::Context as _;
 use serde::Serialize;
 
 use super::{print, print_json, table};
@@ -43,6 +43,8 @@ struct Shown {
     flows: usize,
     /// How many ends of mappings are guarded from masquerading; nothing where there is no guard.
     guarded_endpoints: Option<usize>,
+    /// Why that cannot be told.
+    guard_refusal: Option<String>,
     /// The names of the pinned programs, by their build.
     programs: BTreeMap<String, Vec<String>>,
     /// Packets by reason.
@@ -72,8 +74,7 @@ struct ShownDevice {
 pub async fn show(args: &ViewArgs) -> anyhow::Result<()> {
     let inspection = Inspection::read(&args.bpffs)?;
     let devices = netlink::interfaces().await?;
-    let guarded = guard::guarded().context("read the guard's table of nftables")?;
-    let shown = Shown::new(&inspection, &devices, guarded);
+    let shown = Shown::new(&inspection, &devices, guard::guarded());
     match args.output {
         OutputFormat::Json => print_json(&shown),
         OutputFormat::Table => print(&as_text(&shown, &inspection)),
@@ -81,7 +82,7 @@ pub async fn show(args: &ViewArgs) -> anyhow::Result<()> {
 }
 
 impl Shown {
-    fn new(inspection: &Inspection, devices: &[Device], guarded_endpoints: Option<usize>) -> Self {
+    fn new(inspection: &Inspection, devices: &[Device], guarded: io::Result<Option<usize>>) -> Self {
         let name = |ifindex: u32| devices.iter().find(|device| device.ifindex == ifindex).map(|it| it.name.clone());
         let leads_to_pods = |ifindex| inspection.redirected.values().any(|way| way.ifindex == ifindex);
         let config = inspection.config.filter(|config| config.abi != 0);
@@ -113,7 +114,8 @@ impl Shown {
             mappings: inspection.mappings.len(),
             restricted_mappings: inspection.mappings.iter().filter(|it| it.sources.is_restricted()).count(),
             flows: inspection.flows,
-            guarded_endpoints,
+            guard_refusal: guarded.as_ref().err().map(ToString::to_string),
+            guarded_endpoints: guarded.unwrap_or_default(),
             programs: inspection.programs.clone(),
             reasons: inspection.reasons.iter().map(|(reason, count)| (reason.name(), *count)).collect(),
         }
@@ -138,7 +140,7 @@ fn as_text(shown: &Shown, inspection: &Inspection) -> String {
         ("Mappings", format!("{} ({} for some sources only)", shown.mappings, shown.restricted_mappings)),
         ("Flows", shown.flows.to_string()),
         ("Forwarding", forwarding(shown)),
-        ("Guard", guarded(shown.guarded_endpoints)),
+        ("Guard", guard(shown)),
     ];
     let facts: Vec<String> = facts.iter().map(|(name, value)| format!("{name:<16}{value}\n")).collect();
     // Those of Pods are as many as the Pods, and say no more than the line above.
@@ -174,11 +176,12 @@ fn forwarding(shown: &Shown) -> String {
 }
 
 /// What keeps replies from being masqueraded.
-fn guarded(endpoints: Option<usize>) -> String {
-    endpoints.map_or_else(
-        || "none: see --nft-guard".to_owned(),
-        |count| format!("nftables table {}, endpoints: {count}", guard::TABLE),
-    )
+fn guard(shown: &Shown) -> String {
+    match (shown.guarded_endpoints, &shown.guard_refusal) {
+        (Some(count), _) => format!("nftables table {}, endpoints: {count}", guard::TABLE),
+        (None, Some(refusal)) => format!("nftables cannot be read: {refusal}"),
+        (None, None) => "none: see --nft-guard".to_owned(),
+    }
 }
 
 /// Clients on the Node itself and in its Pods.
