@@ -158,33 +158,28 @@ fn run_tests(command: Command, deadline: Duration, counts: &mut Counts) -> Resul
     Ok(status.success())
 }
 
-/// A step in a guest, which others run beside.
-type GuestStep<'a> = (String, Box<dyn FnOnce(&mut Counts) -> Result<bool> + Send + 'a>);
-
 /// Under all kernels at the same time: a guest whose tests run one at a time keeps one processor busy. The story that has a
 /// clock of its own waits more than it works, and is told beside them.
 fn run_emulated(options: &Options, binaries: &[TestBinary], parts: &Parts, tally: &mut Tally) -> Result<()> {
     let kernels: Vec<Kernel> = options.kernels.iter().filter_map(|name| name.0).collect();
     let Some(newest) = kernels.last() else { return Ok(()) };
     let of_kind = |kind| binaries.iter().filter(move |binary| binary.kind == kind);
-    let under = |kernel: &Kernel, binary: &'_ TestBinary| -> GuestStep<'_> {
-        let mut test = Command::new(&binary.executable);
-        // One at a time: two emulated processors are slow enough for one network.
-        test.arg("--test-threads=1").args(&options.emulated);
-        let guest = Guest::for_packets(*kernel, test);
-        let name = format!("tests: {} under kernel {kernel}, emulated", binary.name);
-        (name, Box::new(move |counts| run_guest(&guest, counts)))
-    };
-    let while_set = |binary: &TestBinary| -> GuestStep<'_> {
-        let guest = guest_with_clock(*newest, binary, parts);
+    let mut guests = Vec::new();
+    for binary in of_kind(Kind::Kernel) {
+        guests.extend(kernels.iter().map(|kernel| {
+            let mut test = Command::new(&binary.executable);
+            // One at a time: two emulated processors are slow enough for one network.
+            test.arg("--test-threads=1").args(&options.emulated);
+            let name = format!("tests: {} under kernel {kernel}, emulated", binary.name);
+            (name, Guest::for_packets(*kernel, test))
+        }));
+    }
+    for binary in of_kind(Kind::Agent).filter(|_| options.emulated.is_none()) {
         let name = format!("tests: {} while its clock is set, under kernel {newest}, emulated", binary.name);
-        // The filter is a name: it has to have met something.
-        (name, Box::new(move |counts| Ok(run_guest(&guest, counts)? && counts.passed > 0)))
-    };
-    let packets = of_kind(Kind::Kernel).flat_map(|binary| kernels.iter().map(move |kernel| under(kernel, binary)));
-    tally.side_by_side(
-        packets.chain(of_kind(Kind::Agent).filter(|_| options.emulated.is_none()).map(while_set)).collect(),
-    )?;
+        guests.push((name, guest_with_clock(*newest, binary, parts)));
+    }
+    let step = |(name, guest): (String, Guest)| (name, move |counts: &mut Counts| run_guest(&guest, counts));
+    tally.side_by_side(guests.into_iter().map(step).collect())?;
     if !options.emulated_cluster {
         return Ok(());
     }
@@ -196,11 +191,13 @@ fn run_emulated(options: &Options, binaries: &[TestBinary], parts: &Parts, tally
     Ok(())
 }
 
+/// What a guest is told to run has a name: one that meets no test is a mistake.
 fn run_guest(guest: &Guest, counts: &mut Counts) -> Result<bool> {
-    guest.run(GUEST_DEADLINE, |line| {
+    let is_success = guest.run(GUEST_DEADLINE, |line| {
         counts.read(line);
         println!("    {:>6} | {line}", guest.name);
-    })
+    })?;
+    Ok(is_success && counts.passed > 0)
 }
 
 /// A guest with an API server and an agent, and a clock that is nobody else's.

@@ -140,7 +140,7 @@ fn as_text(shown: &Shown, inspection: &Inspection) -> String {
         ("Mappings", format!("{} ({} for some sources only)", shown.mappings, shown.restricted_mappings)),
         ("Flows", shown.flows.to_string()),
         ("Forwarding", forwarding(shown)),
-        ("Guard", guard(shown)),
+        ("Guard", guard_of(shown)),
     ];
     let facts: Vec<String> = facts.iter().map(|(name, value)| format!("{name:<16}{value}\n")).collect();
     // Those of Pods are as many as the Pods, and say no more than the line above.
@@ -176,7 +176,7 @@ fn forwarding(shown: &Shown) -> String {
 }
 
 /// What keeps replies from being masqueraded.
-fn guard(shown: &Shown) -> String {
+fn guard_of(shown: &Shown) -> String {
     match (shown.guarded_endpoints, &shown.guard_refusal) {
         (Some(count), _) => format!("nftables table {}, endpoints: {count}", guard::TABLE),
         (None, Some(refusal)) => format!("nftables cannot be read: {refusal}"),

@@ -121,11 +121,8 @@ pub fn remove() -> io::Result<bool> {
 ///
 /// The kernel's refusal.
 pub fn guarded() -> io::Result<Option<usize>> {
-    match Connection::open().and_then(|connection| table::read(&connection)) {
-        // The kernel has no nftables.
-        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(None),
-        endpoints => endpoints.map(|endpoints| endpoints.map(|endpoints| endpoints.len())),
-    }
+    let read = Connection::open().and_then(|connection| table::read(&connection));
+    Ok(table::if_known(read)?.flatten().map(|endpoints| endpoints.len()))
 }
 
 const fn endpoint(frontend: Frontend, backend: &Backend) -> Endpoint {

@@ -146,10 +146,14 @@ pub(super) fn others_translate() -> io::Result<bool> {
         found |= is_last && has(attribute::CHAIN_TYPE, "nat") && !has(attribute::TABLE, TABLE);
         if found { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
-    match listed {
-        // The kernel has no nftables, and so has nobody else.
-        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(false),
-        other => other.map(|()| found),
+    Ok(if_known(listed)?.is_some() && found)
+}
+
+/// Nothing where the kernel has no nftables.
+pub(super) fn if_known<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(None),
+        other => other.map(Some),
     }
 }
 

@@ -152,7 +152,7 @@ async fn load(kubeconfig: Option<&Path>) -> Result<Config, ConnectError> {
 fn build(mut config: Config) -> kube::Result<Client> {
     config.headers.push((USER_AGENT, HeaderValue::from_static(concat!("npl-agent/", env!("CARGO_PKG_VERSION")))));
     let token = TokenFile::of(&mut config.auth_info)?;
-    let refused = token.clone();
+    let (sent, answered) = (token.clone(), token);
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
@@ -164,8 +164,8 @@ fn build(mut config: Config) -> kube::Result<Client> {
     let service = ServiceBuilder::new()
         .layer(TimeoutLayer::new(ANSWER_TIMEOUT))
         .layer(config.base_uri_layer())
-        .map_request(move |request| TokenFile::authorize(token.as_ref(), request))
-        .map_response(move |response| TokenFile::heed(refused.as_ref(), response))
+        .map_request(move |request| TokenFile::authorize(sent.as_ref(), request))
+        .map_response(move |response| TokenFile::heed(answered.as_ref(), response))
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
         .map_err(BoxError::from)

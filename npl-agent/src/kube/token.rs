@@ -6,7 +6,7 @@
 //! likely been replaced.
 
 use std::{
-    fs, mem,
+    fs,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -26,8 +26,8 @@ pub(super) struct TokenFile(Arc<Mutex<Cached>>);
 struct Cached {
     path: PathBuf,
     header: HeaderValue,
-    read_at: Instant,
-    was_refused: bool,
+    /// When it was read; nothing once it is refused.
+    read_at: Option<Instant>,
 }
 
 impl TokenFile {
@@ -38,7 +38,7 @@ impl TokenFile {
         }
         let Some(path) = access.token_file.take().map(PathBuf::from) else { return Ok(None) };
         let header = read(&path).map_err(kube::Error::Auth)?;
-        Ok(Some(Self(Arc::new(Mutex::new(Cached { path, header, read_at: Instant::now(), was_refused: false })))))
+        Ok(Some(Self(Arc::new(Mutex::new(Cached { path, header, read_at: Some(Instant::now()) })))))
     }
 
     /// Names the agent in a request, where there is a file to do it with.
@@ -53,7 +53,7 @@ impl TokenFile {
     /// Has the file read again before the next request, where this is the answer to a token that is not accepted.
     pub(super) fn heed<B>(file: Option<&Self>, response: Response<B>) -> Response<B> {
         if let Some(Self(cached)) = file.filter(|_| response.status() == StatusCode::UNAUTHORIZED) {
-            cached.lock().unwrap_or_else(PoisonError::into_inner).was_refused = true;
+            cached.lock().unwrap_or_else(PoisonError::into_inner).read_at = None;
         }
         response
     }
@@ -62,8 +62,8 @@ impl TokenFile {
 impl Cached {
     /// A file that cannot be read, as while it is replaced, leaves the token that was read last.
     fn header(&mut self) -> HeaderValue {
-        if mem::take(&mut self.was_refused) || self.read_at.elapsed() >= KEPT {
-            self.read_at = Instant::now();
+        if self.read_at.is_none_or(|at| at.elapsed() >= KEPT) {
+            self.read_at = Some(Instant::now());
             if let Ok(header) = read(&self.path) {
                 self.header = header;
             }
@@ -89,6 +89,14 @@ mod tests {
         request.headers().get(AUTHORIZATION).map(|header| header.to_str().unwrap().to_owned())
     }
 
+    /// A file for a test of this name, with a token.
+    fn access_by_file(test: &str) -> (PathBuf, AuthInfo) {
+        let path = std::env::temp_dir().join(format!("npl-token-{test}-{}", std::process::id()));
+        fs::write(&path, "first\n").unwrap();
+        let token_file = Some(path.display().to_string());
+        (path, AuthInfo { token_file, ..AuthInfo::default() })
+    }
+
     fn answered(file: &TokenFile, status: StatusCode) {
         let answer = Response::builder().status(status).body(()).unwrap();
         TokenFile::heed(Some(file), answer);
@@ -96,9 +104,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_token_that_is_refused_is_read_again_at_once() {
-        let path = std::env::temp_dir().join(format!("npl-refused-token-{}", std::process::id()));
-        fs::write(&path, "first").unwrap();
-        let mut access = AuthInfo { token_file: Some(path.display().to_string()), ..AuthInfo::default() };
+        let (path, mut access) = access_by_file("refused");
         let file = TokenFile::of(&mut access).unwrap().unwrap();
         fs::write(&path, "second").unwrap();
         for status in [StatusCode::OK, StatusCode::FORBIDDEN] {
@@ -114,9 +120,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_token_that_was_replaced_is_used_a_minute_later_whatever_the_wall_clock_says() {
-        let path = std::env::temp_dir().join(format!("npl-token-{}", std::process::id()));
-        fs::write(&path, "first\n").unwrap();
-        let mut access = AuthInfo { token_file: Some(path.display().to_string()), ..AuthInfo::default() };
+        let (path, mut access) = access_by_file("replaced");
         let file = TokenFile::of(&mut access).unwrap();
         assert_eq!(access.token_file, None, "kube's own way to read it would come on top");
         fs::write(&path, "second").unwrap();

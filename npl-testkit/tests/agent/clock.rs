@@ -56,10 +56,9 @@ fn renew_token(world: &World, file: &Path) {
     fs::rename(&new, file).unwrap();
 }
 
-/// Access by a file with a token, as a Pod has it.
-fn kubeconfig_with(world: &World, token: &Path) -> PathBuf {
-    let options = world.agent_options(&[]);
-    let text = fs::read_to_string(&options.kubeconfig).unwrap();
+/// The agent's access by a file with a token, as a Pod has it.
+fn kubeconfig_with(world: &World, former: &Path, token: &Path) -> PathBuf {
+    let text = fs::read_to_string(former).unwrap();
     let (before, _) = text.split_once("{token: ").unwrap();
     let path = world.run.file("token-file.kubeconfig");
     fs::write(&path, format!("{before}{{tokenFile: \"{}\"}}}}]\n", token.display())).unwrap();
@@ -87,7 +86,7 @@ fn a_clock_that_is_set_forth_and_back_is_noticed_by_nobody_who_has_a_valid_token
     let token = world.run.file("token");
     renew_token(&world, &token);
     let mut options = world.agent_options(&[]);
-    options.kubeconfig = kubeconfig_with(&world, &token);
+    options.kubeconfig = kubeconfig_with(&world, &options.kubeconfig, &token);
     world.agent = Some(Agent::start(options).unwrap());
     let bystander = Bystander::begin(&mut world);
     for (seconds, pod) in [(FORTH, "web-1"), (BACK, "web-2")] {
