@@ -30,6 +30,7 @@ pub mod echo;
 pub mod http;
 pub mod interrupt;
 pub mod live_frames;
+pub mod maps;
 pub mod meter;
 pub mod mounts;
 pub mod netns;

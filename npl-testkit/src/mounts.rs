@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! BPF file systems for tests, and what is mounted where.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sched::{CloneFlags, unshare};
+use nix::sched::{CloneFlags, setns, unshare};
 
 use crate::process;
 
@@ -42,18 +42,34 @@ impl Drop for BpfFs {
     }
 }
 
-/// Runs `work` on a thread with a private view of all mounts, in which a new BPF file system is mounted at `path`.
+/// A private view of all mounts, in which a BPF file system of its own is mounted.
 ///
-/// Nothing of it is seen outside, and it is gone with the thread, also when the process is killed.
-pub fn with_private_bpffs<T: Send>(path: &Path, work: impl FnOnce() -> T + Send) -> Result<T> {
-    let isolated = move || -> Result<T> {
-        unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_FS).context("create a private mount namespace")?;
-        mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
-            .context("make all mounts private")?;
-        mount_bpf(path)?;
-        Ok(work())
-    };
-    process::on_own_thread(isolated)
+/// Nothing of it is seen outside, and it is gone on drop, also when the process is killed.
+#[derive(Debug)]
+pub struct PrivateBpffs(File);
+
+impl PrivateBpffs {
+    /// Mounts one at `path`, which is there.
+    pub fn mount(path: &Path) -> Result<Self> {
+        process::on_own_thread(|| {
+            unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_FS).context("create a private mount namespace")?;
+            mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
+                .context("make all mounts private")?;
+            mount_bpf(path)?;
+            File::open("/proc/thread-self/ns/mnt").map(Self).context("open a private mount namespace")
+        })
+    }
+
+    /// Runs `work` on a thread that sees it.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
+        let inside = || -> Result<T> {
+            // Who shares a root and a working directory with other threads may not go elsewhere.
+            unshare(CloneFlags::CLONE_FS).context("have a root of one's own")?;
+            setns(&self.0, CloneFlags::CLONE_NEWNS).context("enter a private mount namespace")?;
+            Ok(work())
+        };
+        process::on_own_thread(inside)
+    }
 }
 
 /// Shows the folder `from` at `to` as well, which is created.

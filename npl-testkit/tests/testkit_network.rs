@@ -11,13 +11,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use aya::maps::{Array, HashMap, Map, MapData};
 use npl_testkit::agent::{self, Agent};
 use npl_testkit::echo::{EchoServer, Protocol};
+use npl_testkit::mounts::{self, PrivateBpffs};
 use npl_testkit::residue::Residue;
 use npl_testkit::run::{self, Run};
 use npl_testkit::topology::{Offload, Options, Pod, Topology};
 use npl_testkit::traffic::{self, Direction, Load, Request, Transfer, UdpOptions};
-use npl_testkit::{mounts, netns, poll, tools};
+use npl_testkit::{maps, netns, poll, tools};
 
 const PORT: u16 = 8080;
 
@@ -162,11 +164,43 @@ fn what_a_killed_run_left_is_removed_by_all_who_start_at_once() {
 fn private_bpffs_is_not_seen_outside() {
     let run = Run::start().unwrap();
     let path = run.directory().to_owned();
-    let inside = mounts::with_private_bpffs(&path, || {
-        std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap().contains(&path.display().to_string())
-    });
-    assert!(inside.unwrap());
+    let bpffs = PrivateBpffs::mount(&path).unwrap();
+    let is_seen =
+        || std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap().contains(&path.display().to_string());
+    // By whoever enters it, as often as that is.
+    assert!(bpffs.run(is_seen).unwrap() && bpffs.run(is_seen).unwrap());
+    assert!(!is_seen());
     assert_eq!(mounts::below(&path).unwrap(), Vec::<std::path::PathBuf>::new());
+}
+
+#[test]
+fn maps_are_emptied_whatever_their_shape() {
+    const ELEMENTS: u32 = 1000;
+    let run = Run::start().unwrap();
+    let bpffs = run.bpffs("bpf").unwrap();
+    let [words, bytes, table] = ["words", "bytes", "table"].map(|name| bpffs.path().join(name));
+    let mut array = Array::<MapData, [u64; 2]>::create(ELEMENTS, 0).unwrap();
+    let mut odd = Array::<MapData, [u8; 11]>::create(1, 0).unwrap();
+    let mut hash = HashMap::<MapData, u32, u64>::create(ELEMENTS, 0).unwrap();
+    for index in 0..ELEMENTS {
+        array.set(index, [1, u64::MAX], 0).unwrap();
+        hash.insert(index, 1, 0).unwrap();
+    }
+    odd.set(0, [0xff; 11], 0).unwrap();
+    array.pin(&words).unwrap();
+    odd.pin(&bytes).unwrap();
+    hash.pin(&table).unwrap();
+    for pin in [&words, &bytes, &table] {
+        maps::empty(pin).unwrap();
+    }
+    let opened = |pin| MapData::from_pin(pin).unwrap();
+    let array = Array::<_, [u64; 2]>::try_from(Map::Array(opened(&words))).unwrap();
+    let odd = Array::<_, [u8; 11]>::try_from(Map::Array(opened(&bytes))).unwrap();
+    let hash = HashMap::<_, u32, u64>::try_from(Map::HashMap(opened(&table))).unwrap();
+    assert!(array.iter().all(|element| element.unwrap() == [0, 0]) && array.len() == ELEMENTS);
+    assert_eq!(odd.get(&0, 0).unwrap(), [0; 11]);
+    assert_eq!(hash.keys().count(), 0);
+    assert!(maps::empty(&bpffs.path().join("none")).is_err());
 }
 
 #[test]

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
+use std::sync::Mutex;
 
 use aya::maps::{Array, HashMap, Map, MapData, MapError};
 use aya::programs::{ProgramError, SchedClassifier, TestRun as _, TestRunOptions, TestRunResult};
@@ -17,7 +18,8 @@ use npl_common::flow::{FlowKeyV4, FlowKeyV6, FlowState, FlowV4, FlowV6};
 use npl_common::fragment;
 use npl_common::names;
 use npl_common::syn;
-use npl_testkit::mounts;
+use npl_testkit::maps;
+use npl_testkit::mounts::PrivateBpffs;
 use npl_testkit::packet::Packet;
 
 use crate::counters::{Change, Counters};
@@ -83,9 +85,19 @@ const CAPABILITIES: [Capability; 3] = [Capability::CAP_BPF, Capability::CAP_NET_
 /// The first kernel whose verifier asks for no more.
 const CONTENT_WITH_THESE: KernelVersion = KernelVersion::new(6, 6, 0);
 
-/// Runs `test` with a datapath that has no mappings and no addresses; all of it is gone afterwards.
+/// What tests before have left. Their programs serve the next ones too: to verify them is most of a test's work, by far
+/// where the processor is emulated.
+static LEFT: Mutex<Vec<PrivateBpffs>> = Mutex::new(Vec::new());
+
+/// Runs `test` with a datapath that has no mappings, no addresses and no flows.
 pub(crate) fn with_lab(test: impl FnOnce(&mut Lab) + Send) {
+    let left = LEFT.lock().unwrap().pop();
+    let bpffs = left.unwrap_or_else(|| PrivateBpffs::mount(Path::new(BPFFS)).unwrap());
     let confined = || {
+        let pins = Pins::new(Path::new(BPFFS));
+        for pin in names::PINNED_MAPS.iter().map(|name| pins.map(name)).filter(|pin| pin.exists()) {
+            maps::empty(&pin).unwrap();
+        }
         // Of this thread alone, which ends with the test.
         let mut kept = caps::read(None, CapSet::Effective).unwrap();
         let is_content = KernelVersion::current().unwrap() >= CONTENT_WITH_THESE;
@@ -94,7 +106,9 @@ pub(crate) fn with_lab(test: impl FnOnce(&mut Lab) + Send) {
         caps::set(None, CapSet::Effective, &kept).unwrap();
         test(&mut Lab::open());
     };
-    mounts::with_private_bpffs(Path::new(BPFFS), confined).unwrap();
+    bpffs.run(confined).unwrap();
+    // Not after a test that failed.
+    LEFT.lock().unwrap().push(bpffs);
 }
 
 /// A mapping's two ends.

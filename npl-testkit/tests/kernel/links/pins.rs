@@ -10,7 +10,8 @@ use npl_agent::datapath::{Datapath, Pins};
 use npl_common::flow::{FlowKeyV4, FlowV4, MAX_FLOWS};
 use npl_common::mapping::{BackendV4, Frontend, MAX_MAPPINGS};
 use npl_common::names;
-use npl_testkit::{mounts, tools};
+use npl_testkit::mounts::PrivateBpffs;
+use npl_testkit::tools;
 
 use crate::lab::{BPFFS, mapping, with_lab};
 use crate::world::is_emulated;
@@ -27,7 +28,7 @@ fn opens_over(prepare: impl FnOnce(&Pins) + Send) {
         datapath.upsert_mapping(frontend, backend).unwrap();
         assert_eq!(datapath.mappings().unwrap()[&frontend], backend);
     };
-    mounts::with_private_bpffs(Path::new(BPFFS), open).unwrap();
+    PrivateBpffs::mount(Path::new(BPFFS)).unwrap().run(open).unwrap();
 }
 
 #[test]

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Maps of any shape, emptied.
+
+#![expect(unsafe_code, reason = "a system call takes pointers")]
+
+use std::io;
+use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use aya::maps::{MapData, MapType};
+
+use crate::test_run;
+
+const BPF_MAP_DELETE_ELEM: libc::c_int = 3;
+const BPF_MAP_GET_NEXT_KEY: libc::c_int = 4;
+const BPF_PROG_LOAD: libc::c_int = 5;
+const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
+
+/// What the commands on one element read.
+#[repr(C)]
+struct Element {
+    map: u32,
+    pad: u32,
+    key: u64,
+    next_key: u64,
+    flags: u64,
+}
+
+/// What [`BPF_PROG_LOAD`] reads, as far as a program has it.
+#[repr(C)]
+struct Program {
+    kind: u32,
+    instruction_count: u32,
+    instructions: u64,
+    license: u64,
+}
+
+/// A map that somebody fills while it is emptied is never empty; a test's is far smaller.
+const MOST_ELEMENTS: usize = 1 << 20;
+
+/// Elements of an array that one run of the program sets to zero: the verifier follows each, and compares it with those before.
+const ELEMENTS_A_RUN: u32 = 32;
+
+/// Any frame will do.
+const FRAME: [u8; 64] = [0; 64];
+
+/// Removes all elements of a pinned map, or sets them to zero where elements cannot be removed. Maps of programs, and those
+/// that are kept per processor, stay as they are: a counter has no state to begin from.
+///
+/// # Errors
+///
+/// If nothing is pinned there, or a map of a type that this does not know.
+pub fn empty(pin: &Path) -> Result<()> {
+    let map = MapData::from_pin(pin).with_context(|| format!("open {}", pin.display()))?;
+    let info = map.info().context("ask for a map's facts")?;
+    let fd = map.fd().as_fd().as_raw_fd();
+    let kind = info.map_type().context("ask for a map's type")?;
+    let emptied = if matches!(kind, MapType::Hash | MapType::LruHash | MapType::LpmTrie) {
+        remove_all(fd, usize::try_from(info.key_size())?)
+    } else if matches!(kind, MapType::Array) {
+        set_to_zero(fd, info.max_entries(), i16::try_from(info.value_size())?)
+    } else if matches!(kind, MapType::PerCpuArray | MapType::ProgramArray) {
+        Ok(())
+    } else {
+        bail!("{} is a {kind:?}, and nobody knows how one is emptied", pin.display())
+    };
+    emptied.with_context(|| format!("empty {}", pin.display()))
+}
+
+fn remove_all(map: i32, key_size: usize) -> io::Result<()> {
+    let map = map.cast_unsigned();
+    let mut bytes = vec![0_u8; key_size];
+    let key = bytes.as_mut_ptr() as u64;
+    for _ in 0..MOST_ELEMENTS {
+        match bpf(BPF_MAP_GET_NEXT_KEY, Element { map, pad: 0, key: 0, next_key: key, flags: 0 }) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(()),
+            found => found?,
+        };
+        bpf(BPF_MAP_DELETE_ELEM, Element { map, pad: 0, key, next_key: 0, flags: 0 })?;
+    }
+    Err(io::Error::other("it is being filled"))
+}
+
+/// By a program: a system call for each of the elements, and the one for many at once, take a hundred times longer.
+fn set_to_zero(map: i32, elements: u32, value_size: i16) -> io::Result<()> {
+    let instructions = program_that_zeroes(map, value_size);
+    let program = Program {
+        kind: BPF_PROG_TYPE_SCHED_CLS,
+        instruction_count: u32::try_from(instructions.len()).map_err(io::Error::other)?,
+        instructions: instructions.as_ptr() as u64,
+        license: c"Apache-2.0".as_ptr() as u64,
+    };
+    let fd = bpf(BPF_PROG_LOAD, program)?;
+    // SAFETY: the kernel has just opened it for nobody else.
+    let program = unsafe { OwnedFd::from_raw_fd(fd) };
+    let options = test_run::Options { repeat: elements.div_ceil(ELEMENTS_A_RUN), ..test_run::Options::default() };
+    test_run::run(program.as_fd(), &FRAME, &options).map(drop)
+}
+
+/// A program for devices. The packet's mark says at which element a run begins, and then where the next one does.
+fn program_that_zeroes(map: i32, value_size: i16) -> Vec<u64> {
+    const MARK: i16 = 8;
+    const LOOKUP: i32 = 1;
+    /// That the constant is a map's descriptor.
+    const MAP: u8 = 1;
+    let (r0, r1, r2, packet, element, count, frame) = (0, 1, 2, 9, 6, 7, 10);
+    let mut program = vec![
+        instruction(0xbf, packet, r1, 0, 0),
+        instruction(0x61, element, r1, MARK, 0),
+        instruction(0xb7, count, 0, 0, 0),
+    ];
+    let start_of_loop = program.len();
+    program.extend([
+        instruction(0x63, frame, element, -4, 0),
+        instruction(0xbf, r2, frame, 0, 0),
+        instruction(0x07, r2, 0, 0, -4),
+        instruction(0x18, r1, MAP, 0, map),
+        instruction(0, 0, 0, 0, 0),
+        instruction(0x85, 0, 0, 0, LOOKUP),
+    ]);
+    let stores: Vec<u64> = (0..value_size / 8)
+        .map(|word| instruction(0x7a, r0, 0, word * 8, 0))
+        .chain((value_size / 8 * 8..value_size).map(|byte| instruction(0x72, r0, 0, byte, 0)))
+        .collect();
+    let end_of_loop = i16::try_from(stores.len()).unwrap_or(i16::MAX) + 3;
+    // Beyond the last element there is nothing.
+    program.push(instruction(0x15, r0, 0, end_of_loop, 0));
+    program.extend(stores);
+    program.extend([instruction(0x07, element, 0, 0, 1), instruction(0x07, count, 0, 0, 1)]);
+    let back = i16::try_from(program.len() + 1 - start_of_loop).unwrap_or(i16::MAX);
+    program.extend([
+        instruction(0xa5, count, 0, -back, ELEMENTS_A_RUN.cast_signed()),
+        instruction(0x63, packet, element, MARK, 0),
+        instruction(0xb7, r0, 0, 0, 0),
+        instruction(0x95, 0, 0, 0, 0),
+    ]);
+    program
+}
+
+/// An instruction as the kernel reads it, on a machine whose bytes are in the order of this one's.
+fn instruction(code: u8, destination: u8, source: u8, offset: i16, constant: i32) -> u64 {
+    let [low, high] = offset.to_le_bytes();
+    let [a, b, c, d] = constant.to_le_bytes();
+    u64::from_le_bytes([code, source << 4 | destination, low, high, a, b, c, d])
+}
+
+fn bpf<T>(command: libc::c_int, mut attributes: T) -> io::Result<i32> {
+    let to = std::ptr::from_mut(&mut attributes);
+    // SAFETY: the attributes are what the command reads and writes, with their own size; what they point to is as large as
+    // they say, and outlives the call.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, to, size_of::<T>()) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { i32::try_from(result).map_err(io::Error::other) }
+}
