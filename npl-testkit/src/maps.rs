@@ -12,6 +12,7 @@ use aya::maps::{MapData, MapType};
 
 use crate::test_run;
 
+const BPF_MAP_UPDATE_ELEM: libc::c_int = 2;
 const BPF_MAP_DELETE_ELEM: libc::c_int = 3;
 const BPF_MAP_GET_NEXT_KEY: libc::c_int = 4;
 const BPF_PROG_LOAD: libc::c_int = 5;
@@ -23,7 +24,7 @@ struct Element {
     map: u32,
     pad: u32,
     key: u64,
-    next_key: u64,
+    next_key_or_value: u64,
     flags: u64,
 }
 
@@ -45,8 +46,8 @@ const ELEMENTS_A_RUN: u32 = 32;
 /// Any frame will do.
 const FRAME: [u8; 64] = [0; 64];
 
-/// Removes all elements of a pinned map, or sets them to zero where elements cannot be removed. Maps of programs, and those
-/// that are kept per processor, stay as they are: a counter has no state to begin from.
+/// Removes all elements of a pinned map, or sets them to zero where elements cannot be removed. Maps of programs stay as they
+/// are.
 ///
 /// # Errors
 ///
@@ -60,7 +61,9 @@ pub fn empty(pin: &Path) -> Result<()> {
         remove_all(fd, usize::try_from(info.key_size())?)
     } else if matches!(kind, MapType::Array) {
         set_to_zero(fd, info.max_entries(), i16::try_from(info.value_size())?)
-    } else if matches!(kind, MapType::PerCpuArray | MapType::ProgramArray) {
+    } else if matches!(kind, MapType::PerCpuArray) {
+        set_to_zero_everywhere(fd, info.max_entries(), usize::try_from(info.value_size())?)
+    } else if matches!(kind, MapType::ProgramArray) {
         Ok(())
     } else {
         bail!("{} is a {kind:?}, and nobody knows how one is emptied", pin.display())
@@ -73,13 +76,23 @@ fn remove_all(map: i32, key_size: usize) -> io::Result<()> {
     let mut bytes = vec![0_u8; key_size];
     let key = bytes.as_mut_ptr() as u64;
     for _ in 0..MOST_ELEMENTS {
-        match bpf(BPF_MAP_GET_NEXT_KEY, Element { map, pad: 0, key: 0, next_key: key, flags: 0 }) {
+        match bpf(BPF_MAP_GET_NEXT_KEY, Element { map, pad: 0, key: 0, next_key_or_value: key, flags: 0 }) {
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(()),
             found => found?,
         };
-        bpf(BPF_MAP_DELETE_ELEM, Element { map, pad: 0, key, next_key: 0, flags: 0 })?;
+        bpf(BPF_MAP_DELETE_ELEM, Element { map, pad: 0, key, next_key_or_value: 0, flags: 0 })?;
     }
     Err(io::Error::other("it is being filled"))
+}
+
+fn set_to_zero_everywhere(map: i32, elements: u32, value_size: usize) -> io::Result<()> {
+    let processors = aya::util::nr_cpus().map_err(|(_, error)| error)?;
+    let mut values = vec![0_u8; value_size.next_multiple_of(8) * processors];
+    let (map, value) = (map.cast_unsigned(), values.as_mut_ptr() as u64);
+    (0..elements).try_for_each(|mut index| {
+        let key = std::ptr::from_mut(&mut index) as u64;
+        bpf(BPF_MAP_UPDATE_ELEM, Element { map, pad: 0, key, next_key_or_value: value, flags: 0 }).map(drop)
+    })
 }
 
 /// By a program: a system call for each of the elements, and the one for many at once, take a hundred times longer.

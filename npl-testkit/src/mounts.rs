@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! BPF file systems for tests, and what is mounted where.
 
+use std::ffi::CString;
 use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -46,7 +50,11 @@ impl Drop for BpfFs {
 ///
 /// Nothing of it is seen outside, and it is gone on drop, also when the process is killed.
 #[derive(Debug)]
-pub struct PrivateBpffs(File);
+pub struct PrivateBpffs {
+    /// The namespace that sees it.
+    mounts: File,
+    path: PathBuf,
+}
 
 impl PrivateBpffs {
     /// Mounts one at `path`, which is there.
@@ -56,7 +64,8 @@ impl PrivateBpffs {
             mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
                 .context("make all mounts private")?;
             mount_bpf(path)?;
-            File::open("/proc/thread-self/ns/mnt").map(Self).context("open a private mount namespace")
+            let mounts = File::open("/proc/thread-self/ns/mnt").context("open a private mount namespace")?;
+            Ok(Self { mounts, path: path.to_owned() })
         })
     }
 
@@ -65,11 +74,48 @@ impl PrivateBpffs {
         let inside = || -> Result<T> {
             // Who shares a root and a working directory with other threads may not go elsewhere.
             unshare(CloneFlags::CLONE_FS).context("have a root of one's own")?;
-            setns(&self.0, CloneFlags::CLONE_NEWNS).context("enter a private mount namespace")?;
+            setns(&self.mounts, CloneFlags::CLONE_NEWNS).context("enter a private mount namespace")?;
             Ok(work())
         };
         process::on_own_thread(inside)
     }
+
+    /// Shows it to everybody as well, at `path`, which is created.
+    pub fn show_at(&self, path: &Path) -> Result<BpfFs> {
+        fs::create_dir_all(path).with_context(|| format!("create {}", path.display()))?;
+        let copy = self.run(|| copy_of_mount(&self.path))?.context("copy a mount")?;
+        place_mount(&copy, path).with_context(|| format!("show a BPF file system at {}", path.display()))?;
+        Ok(BpfFs { path: path.to_owned() })
+    }
+}
+
+/// A mount of the same file system, which is nowhere yet.
+#[expect(unsafe_code, reason = "no library in use has open_tree")]
+fn copy_of_mount(at: &Path) -> io::Result<OwnedFd> {
+    const OPEN_TREE_CLONE: libc::c_uint = 1;
+    const CLOSE_ON_EXEC: libc::c_uint = libc::O_CLOEXEC.cast_unsigned();
+    let at = CString::new(at.as_os_str().as_bytes())?;
+    // SAFETY: the path is a C string that outlives the call.
+    let tree =
+        unsafe { libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, at.as_ptr(), OPEN_TREE_CLONE | CLOSE_ON_EXEC) };
+    if tree < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let tree = i32::try_from(tree).map_err(io::Error::other)?;
+    // SAFETY: the kernel has just opened it for nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(tree) })
+}
+
+#[expect(unsafe_code, reason = "no library in use has move_mount")]
+fn place_mount(mount: &OwnedFd, at: &Path) -> io::Result<()> {
+    const MOVE_MOUNT_F_EMPTY_PATH: libc::c_uint = 4;
+    let at = CString::new(at.as_os_str().as_bytes())?;
+    let (from, nothing) = (mount.as_raw_fd(), c"".as_ptr());
+    // SAFETY: both paths are C strings that outlive the call.
+    let result = unsafe {
+        libc::syscall(libc::SYS_move_mount, from, nothing, libc::AT_FDCWD, at.as_ptr(), MOVE_MOUNT_F_EMPTY_PATH)
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Shows the folder `from` at `to` as well, which is created.

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use aya::maps::{Array, HashMap, Map, MapData};
+use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, PerCpuValues};
+use aya::util::nr_cpus;
 use npl_testkit::agent::{self, Agent};
 use npl_testkit::echo::{EchoServer, Protocol};
 use npl_testkit::mounts::{self, PrivateBpffs};
@@ -178,11 +179,14 @@ fn maps_are_emptied_whatever_their_shape() {
     const ELEMENTS: u32 = 1000;
     let run = Run::start().unwrap();
     let bpffs = run.bpffs("bpf").unwrap();
-    let [words, bytes, table] = ["words", "bytes", "table"].map(|name| bpffs.path().join(name));
+    let [words, bytes, table, counts] = ["words", "bytes", "table", "counts"].map(|name| bpffs.path().join(name));
     let mut array = Array::<MapData, [u64; 2]>::create(ELEMENTS, 0).unwrap();
     let mut odd = Array::<MapData, [u8; 11]>::create(1, 0).unwrap();
     let mut hash = HashMap::<MapData, u32, u64>::create(ELEMENTS, 0).unwrap();
+    let mut counters = PerCpuArray::<MapData, u64>::create(ELEMENTS, 0).unwrap();
+    let processors = nr_cpus().unwrap();
     for index in 0..ELEMENTS {
+        counters.set(index, PerCpuValues::try_from(vec![7; processors]).unwrap(), 0).unwrap();
         array.set(index, [1, u64::MAX], 0).unwrap();
         hash.insert(index, 1, 0).unwrap();
     }
@@ -190,7 +194,8 @@ fn maps_are_emptied_whatever_their_shape() {
     array.pin(&words).unwrap();
     odd.pin(&bytes).unwrap();
     hash.pin(&table).unwrap();
-    for pin in [&words, &bytes, &table] {
+    counters.pin(&counts).unwrap();
+    for pin in [&words, &bytes, &table, &counts] {
         maps::empty(pin).unwrap();
     }
     let opened = |pin| MapData::from_pin(pin).unwrap();
@@ -200,6 +205,8 @@ fn maps_are_emptied_whatever_their_shape() {
     assert!(array.iter().all(|element| element.unwrap() == [0, 0]) && array.len() == ELEMENTS);
     assert_eq!(odd.get(&0, 0).unwrap(), [0; 11]);
     assert_eq!(hash.keys().count(), 0);
+    let counters = PerCpuArray::<_, u64>::try_from(Map::PerCpuArray(opened(&counts))).unwrap();
+    assert!(counters.iter().all(|values| values.unwrap().iter().all(|value| *value == 0)));
     assert!(maps::empty(&bpffs.path().join("none")).is_err());
 }
 

@@ -86,6 +86,11 @@ impl Pins {
         &self.root
     }
 
+    /// `<bpffs>/npl/v<ABI>`.
+    pub fn version(&self) -> &Path {
+        &self.version
+    }
+
     /// A map's pin.
     pub fn map(&self, name: &str) -> PathBuf {
         self.version.join(name)

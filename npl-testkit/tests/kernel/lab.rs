@@ -4,7 +4,6 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
-use std::sync::Mutex;
 
 use aya::maps::{Array, HashMap, Map, MapData, MapError};
 use aya::programs::{ProgramError, SchedClassifier, TestRun as _, TestRunOptions, TestRunResult};
@@ -18,14 +17,10 @@ use npl_common::flow::{FlowKeyV4, FlowKeyV6, FlowState, FlowV4, FlowV6};
 use npl_common::fragment;
 use npl_common::names;
 use npl_common::syn;
-use npl_testkit::maps;
-use npl_testkit::mounts::PrivateBpffs;
 use npl_testkit::packet::Packet;
 
 use crate::counters::{Change, Counters};
-
-/// Where every test has its own bpffs, in a mount namespace of its own.
-pub(crate) const BPFFS: &str = "/sys/fs/bpf";
+use crate::left::{BPFFS, Shelf};
 
 /// Secret of the half-open cache; any will do, and a constant one makes failures comparable.
 pub(crate) const SEED: u64 = 0x0123_4567_89ab_cdef;
@@ -85,19 +80,14 @@ const CAPABILITIES: [Capability; 3] = [Capability::CAP_BPF, Capability::CAP_NET_
 /// The first kernel whose verifier asks for no more.
 const CONTENT_WITH_THESE: KernelVersion = KernelVersion::new(6, 6, 0);
 
-/// What tests before have left. Their programs serve the next ones too: to verify them is most of a test's work, by far
-/// where the processor is emulated.
-static LEFT: Mutex<Vec<PrivateBpffs>> = Mutex::new(Vec::new());
+/// What was loaded with these rights.
+static CONFINED: Shelf = Shelf::new();
 
 /// Runs `test` with a datapath that has no mappings, no addresses and no flows.
 pub(crate) fn with_lab(test: impl FnOnce(&mut Lab) + Send) {
-    let left = LEFT.lock().unwrap().pop();
-    let bpffs = left.unwrap_or_else(|| PrivateBpffs::mount(Path::new(BPFFS)).unwrap());
+    // aya asks once in a process what the kernel has, and all tests go by it: it is asked with all rights.
+    aya::features();
     let confined = || {
-        let pins = Pins::new(Path::new(BPFFS));
-        for pin in names::PINNED_MAPS.iter().map(|name| pins.map(name)).filter(|pin| pin.exists()) {
-            maps::empty(&pin).unwrap();
-        }
         // Of this thread alone, which ends with the test.
         let mut kept = caps::read(None, CapSet::Effective).unwrap();
         let is_content = KernelVersion::current().unwrap() >= CONTENT_WITH_THESE;
@@ -106,9 +96,7 @@ pub(crate) fn with_lab(test: impl FnOnce(&mut Lab) + Send) {
         caps::set(None, CapSet::Effective, &kept).unwrap();
         test(&mut Lab::open());
     };
-    bpffs.run(confined).unwrap();
-    // Not after a test that failed.
-    LEFT.lock().unwrap().push(bpffs);
+    CONFINED.take().bpffs().run(confined).unwrap();
 }
 
 /// A mapping's two ends.

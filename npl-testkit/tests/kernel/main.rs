@@ -7,6 +7,7 @@
 mod counters;
 mod differential;
 mod lab;
+mod left;
 mod links;
 mod local;
 mod oracle;

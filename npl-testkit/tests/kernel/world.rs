@@ -21,6 +21,7 @@ use npl_testkit::topology::{self, Options, Pod, Topology};
 use npl_testkit::traffic;
 
 use crate::lab::{SEED, mapping, parsed};
+use crate::left::{Left, Shelf};
 
 /// The port that every Pod serves, by TCP and UDP.
 pub(crate) const POD_PORT: u16 = 8080;
@@ -36,8 +37,14 @@ pub(crate) struct World {
     pub(crate) pods: Vec<(Pod, EchoServer)>,
     pub(crate) topology: Topology,
     pub(crate) bpffs: BpfFs,
+    /// What `bpffs` shows, unless it is new.
+    #[expect(dead_code, reason = "it goes back to its shelf with the world")]
+    left: Option<Left>,
     pub(crate) run: Run,
 }
+
+/// What the Worlds of earlier tests have left.
+static LEFT: Shelf = Shelf::new();
 
 impl World {
     /// One client and `pods` Pods, each of them mapped by both protocols; the programs are on the uplink.
@@ -76,10 +83,24 @@ impl World {
         self.datapath = Some(datapath);
     }
 
+    /// As [`Self::new`], on a BPF file system that nobody had before.
+    pub(crate) fn fresh(pods: u8) -> Self {
+        let run = Run::start().unwrap();
+        let bpffs = run.bpffs("bpf").unwrap();
+        let mut world = Self::with_bpffs(pods, Options::default(), run, bpffs, None);
+        world.install();
+        world
+    }
+
     /// Without a datapath.
     pub(crate) fn bare(pods: u8, options: Options) -> Self {
         let run = Run::start().unwrap();
-        let bpffs = run.bpffs("bpf").unwrap();
+        let left = LEFT.take();
+        let bpffs = left.bpffs().show_at(&run.file("bpf")).unwrap();
+        Self::with_bpffs(pods, options, run, bpffs, Some(left))
+    }
+
+    fn with_bpffs(pods: u8, options: Options, run: Run, bpffs: BpfFs, left: Option<Left>) -> Self {
         let mut topology = Topology::new(&run, "", options).unwrap();
         let mut served = Vec::new();
         for index in 0..pods {
@@ -87,7 +108,7 @@ impl World {
             let server = EchoServer::start_in(&pod.netns, &pod.name, &[POD_PORT]).unwrap();
             served.push((pod, server));
         }
-        Self { datapath: None, pods: served, topology, bpffs, run }
+        Self { datapath: None, pods: served, topology, bpffs, left, run }
     }
 
     /// What a starting agent does: adopts what is pinned, or starts afresh.

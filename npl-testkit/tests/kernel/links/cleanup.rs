@@ -22,7 +22,7 @@ fn shown(world: &World, words: &str) -> String {
 
 #[test]
 fn nothing_of_ours_is_left_after_a_cleanup() {
-    let mut world = World::new(1);
+    let mut world = World::fresh(1);
     world.assert_answers();
     world.datapath = None;
     let removed = clean_up(&world);
@@ -55,7 +55,7 @@ fn what_others_have_is_left_by_a_cleanup() {
 
 #[test]
 fn filter_that_came_after_us_keeps_its_qdisc() {
-    let mut world = World::new(1);
+    let mut world = World::fresh(1);
     // Where we are BPF links there is no qdisc yet.
     if world.datapath().hooks.mechanism() == "tcx" {
         shown(&world, "qdisc add dev eth0 clsact");

@@ -13,7 +13,8 @@ use npl_common::names;
 use npl_testkit::mounts::PrivateBpffs;
 use npl_testkit::tools;
 
-use crate::lab::{BPFFS, mapping, with_lab};
+use crate::lab::{mapping, with_lab};
+use crate::left::BPFFS;
 use crate::world::is_emulated;
 
 /// Opens a datapath over what `prepare` has pinned; it works, and starts without mappings.

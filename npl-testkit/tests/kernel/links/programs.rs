@@ -66,7 +66,7 @@ fn assert_are_others(now: &BTreeMap<(String, String), u32>, before: &BTreeMap<(S
 
 #[test]
 fn next_agent_goes_on_with_the_programs_of_the_last() {
-    let mut world = World::new(1);
+    let mut world = World::fresh(1);
     let before = pinned(world.bpffs.path());
     let names: Vec<&str> = before.keys().map(|(_, name)| name.as_str()).collect();
     assert_eq!(names, ALWAYS);
@@ -83,7 +83,7 @@ fn next_agent_goes_on_with_the_programs_of_the_last() {
 
 #[test]
 fn programs_of_another_build_go_once_all_devices_carry_their_own() {
-    let mut world = World::new(1);
+    let mut world = World::fresh(1);
     world.datapath = None;
     let before = pinned(world.bpffs.path());
     let strange = make_strange(world.bpffs.path());
@@ -98,7 +98,7 @@ fn programs_of_another_build_go_once_all_devices_carry_their_own() {
 
 #[test]
 fn programs_over_a_map_that_is_not_pinned_any_more_are_loaded_anew() {
-    let mut world = World::new(1);
+    let mut world = World::fresh(1);
     // One map that all programs use, and one that the plain path does not know.
     for map in [MAP_MAPPING_V4, MAP_HOLD] {
         world.left_behind();
@@ -110,7 +110,7 @@ fn programs_over_a_map_that_is_not_pinned_any_more_are_loaded_anew() {
 
 #[test]
 fn programs_whose_constants_are_not_known_are_loaded_anew() {
-    let mut world = World::new(1);
+    let mut world = World::fresh(1);
     let folder = world.left_behind();
     let before = pinned(world.bpffs.path());
     fs::remove_file(folder.join("constants_0")).unwrap();
@@ -119,7 +119,7 @@ fn programs_whose_constants_are_not_known_are_loaded_anew() {
 
 #[test]
 fn program_under_the_name_of_another_is_not_taken_for_it() {
-    let mut world = World::new(1);
+    let mut world = World::fresh(1);
     let folder = world.left_behind();
     let before = pinned(world.bpffs.path());
     let [ingress, egress, aside] = [PROG_INGRESS, PROG_EGRESS, "aside"].map(|name| folder.join(name));
@@ -131,7 +131,7 @@ fn program_under_the_name_of_another_is_not_taken_for_it() {
 
 #[test]
 fn pin_that_is_no_program_is_replaced() {
-    let mut world = World::new(1);
+    let mut world = World::fresh(1);
     let places: [fn(&Path); 3] = [
         |pin| HashMap::<MapData, u32, u64>::create(1, 0).unwrap().pin(pin).unwrap(),
         |pin| fs::create_dir(pin).unwrap(),
@@ -150,7 +150,7 @@ fn pin_that_is_no_program_is_replaced() {
 
 #[test]
 fn program_for_a_device_without_headers_is_loaded_once() {
-    let mut world = World::new(1);
+    let mut world = World::fresh(1);
     let mut ids = Vec::new();
     // The first agent loads it after its start, the second finds it.
     for _ in 0..2 {
@@ -166,7 +166,7 @@ fn program_for_a_device_without_headers_is_loaded_once() {
 
 #[test]
 fn jumps_that_somebody_removed_are_back_with_the_next_agent() {
-    let mut world = World::new(1);
+    let mut world = World::fresh(1);
     world.datapath = None;
     let before = pinned(world.bpffs.path());
     let jumps = MapData::from_pin(Pins::new(world.bpffs.path()).map(MAP_REST)).and_then(Map::from_map_data);

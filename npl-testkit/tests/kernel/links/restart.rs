@@ -18,7 +18,7 @@ pub(super) const LIMIT: Duration = Duration::from_secs(20);
 
 #[test]
 fn traffic_goes_on_without_the_loader_and_the_next_one_adopts_it() {
-    let mut world = World::new(2);
+    let mut world = World::fresh(2);
     world.assert_answers();
     let mappings = world.datapath().mappings().unwrap();
     let carried = world.datapath().tables.totals(Family::V4).unwrap();
@@ -37,7 +37,7 @@ fn traffic_goes_on_without_the_loader_and_the_next_one_adopts_it() {
 
 #[test]
 fn nothing_is_lost_while_programs_are_replaced() {
-    let mut world = World::new(1);
+    let mut world = World::fresh(1);
     world.datapath = None;
     let request = |protocol| Request {
         protocol,
@@ -63,7 +63,7 @@ fn nothing_is_lost_while_programs_are_replaced() {
 
 #[test]
 fn device_that_comes_again_under_its_old_number_is_attached_afresh() {
-    let mut world = World::new(1);
+    let mut world = World::fresh(1);
     world.assert_answers();
     let ifindex = world.topology.client().uplink.ifindex().unwrap();
     let client = world.client().name().to_owned();
@@ -102,7 +102,7 @@ fn device_that_comes_again_under_its_old_number_is_attached_afresh() {
 
 #[test]
 fn device_that_is_no_longer_wanted_is_left() {
-    let mut world = World::new(1);
+    let mut world = World::fresh(1);
     world.assert_answers();
     let mut datapath = world.datapath.take().unwrap();
     let devices = world.uplinks();

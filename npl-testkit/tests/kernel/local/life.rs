@@ -40,7 +40,7 @@ fn has_part(path: &Path, name: &str) -> bool {
 
 #[test]
 fn local_clients_are_served_without_the_agent_and_by_the_next_one() {
-    let mut scene = Scene::new(1);
+    let mut scene = Scene::fresh(1);
     scene.world.datapath = None;
     scene.assert_answers(scene.world.node(), scene.world.frontend(), "web-0");
     let before = links(&scene);
@@ -58,7 +58,7 @@ fn local_clients_are_served_without_the_agent_and_by_the_next_one() {
 
 #[test]
 fn local_clients_lose_nothing_while_programs_are_replaced() {
-    let mut scene = Scene::new(1);
+    let mut scene = Scene::fresh(1);
     scene.world.datapath = None;
     let request = |protocol| Request {
         protocol,
@@ -83,7 +83,7 @@ fn local_clients_lose_nothing_while_programs_are_replaced() {
 
 #[test]
 fn programs_follow_to_another_cgroup() {
-    let scene = Scene::new(1);
+    let scene = Scene::fresh(1);
     let other = scene.world.run.client_cgroup("others").unwrap();
     let selection = CgroupSelection::Directory(other.path().to_owned());
     let mut next = scene.world.open();
@@ -97,7 +97,7 @@ fn programs_follow_to_another_cgroup() {
 
 #[test]
 fn cgroup_that_was_made_anew_is_served_anew() {
-    let mut scene = Scene::new(1);
+    let mut scene = Scene::fresh(1);
     let name = "anew";
     let old = scene.world.run.client_cgroup(name).unwrap();
     let selection = CgroupSelection::Directory(old.path().to_owned());
@@ -113,7 +113,7 @@ fn cgroup_that_was_made_anew_is_served_anew() {
 
 #[test]
 fn nobody_is_served_when_none_is_selected() {
-    let mut scene = Scene::new(1);
+    let mut scene = Scene::fresh(1);
     let served = scene.world.datapath().serve_local_clients(&CgroupSelection::None).unwrap();
     assert_eq!(served, None);
     assert!(links(&scene).is_empty(), "{:?}", links(&scene));
@@ -131,7 +131,7 @@ fn folder_that_is_no_cgroup_is_refused_by_name() {
 
 #[test]
 fn programs_of_others_on_the_same_cgroup_go_on() {
-    let scene = Scene::new(2);
+    let scene = Scene::fresh(2);
     let bpffs = scene.world.run.bpffs("neighbour").unwrap();
     let open = || Datapath::open(bpffs.path());
     let mut neighbour = scene.world.node().run(open).unwrap().unwrap();
@@ -152,7 +152,7 @@ fn programs_of_others_on_the_same_cgroup_go_on() {
 
 #[test]
 fn no_program_of_ours_is_left_on_the_cgroup_after_a_cleanup() {
-    let mut scene = Scene::new(1);
+    let mut scene = Scene::fresh(1);
     scene.assert_answers(scene.world.node(), scene.world.frontend(), "web-0");
     scene.world.datapath = None;
     let (removed, errors) = scene.world.node().block_on(remove_everything(scene.world.bpffs.path())).unwrap();

@@ -25,7 +25,16 @@ pub(super) struct Scene {
 impl Scene {
     /// Mapped Pods, as of [`World::new`], and the programs on a cgroup for clients.
     pub(super) fn new(pods: u8) -> Self {
-        let mut scene = Self::unserved(pods);
+        Self::served(World::new(pods))
+    }
+
+    /// As [`Self::new`], as of [`World::fresh`].
+    pub(super) fn fresh(pods: u8) -> Self {
+        Self::served(World::fresh(pods))
+    }
+
+    fn served(world: World) -> Self {
+        let mut scene = Self::of(world);
         let mut datapath = scene.world.datapath.take().unwrap();
         scene.serve(&mut datapath);
         scene.world.datapath = Some(datapath);
@@ -34,7 +43,10 @@ impl Scene {
 
     /// As [`Self::new`], without programs on the cgroup.
     pub(super) fn unserved(pods: u8) -> Self {
-        let world = World::new(pods);
+        Self::of(World::new(pods))
+    }
+
+    fn of(world: World) -> Self {
         let cgroup = world.run.client_cgroup("clients").unwrap();
         Self { cgroup, world }
     }
