@@ -34,7 +34,8 @@ impl Pool {
 
     pub(super) fn members_at(&self, now: Instant) -> Arc<[Member]> {
         let versions = self.versions.read().unwrap_or_else(PoisonError::into_inner);
-        let current = versions.iter().rev().find(|(since, _)| *since <= now);
+        // Whoever looked at the clock and comes after somebody who forgot what was then gets the oldest that is left.
+        let current = versions.iter().rev().find(|(since, _)| *since <= now).or_else(|| versions.front());
         current.map_or_else(|| Arc::from([]), |(_, members)| Arc::clone(members))
     }
 
@@ -52,16 +53,29 @@ mod tests {
     use super::*;
     use crate::echo::Protocol;
 
+    fn member() -> Member {
+        let server = ([192, 0, 2, 11], 61000).into();
+        Member { pod: "web-0".to_owned(), protocol: Protocol::Tcp, server }
+    }
+
     #[test]
     fn news_count_after_the_delay() {
         let delay = Duration::from_mins(1);
         let pool = Pool::new(delay);
-        let server = ([192, 0, 2, 11], 61000).into();
-        let member = Member { pod: "web-0".to_owned(), protocol: Protocol::Tcp, server };
         pool.set(Vec::new());
-        pool.set(vec![member.clone()]);
+        pool.set(vec![member()]);
         let after = Instant::now();
         assert_eq!(pool.members_at(after).as_ref(), []);
-        assert_eq!(pool.members_at(after + delay).as_ref(), [member]);
+        assert_eq!(pool.members_at(after + delay).as_ref(), [member()]);
+    }
+
+    #[test]
+    fn there_are_members_also_for_who_asks_late() {
+        let pool = Pool::new(Duration::ZERO);
+        pool.set(vec![member()]);
+        let asked = Instant::now();
+        pool.set(vec![member()]);
+        pool.set(vec![member()]);
+        assert_eq!(pool.members_at(asked).as_ref(), [member()]);
     }
 }
