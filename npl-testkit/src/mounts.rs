@@ -63,6 +63,11 @@ impl PrivateBpffs {
             unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_FS).context("create a private mount namespace")?;
             mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
                 .context("make all mounts private")?;
+            // Here they would stay when whoever made them is done with them: what they hold is theirs to end.
+            for other in all()?.into_iter().filter(|mount| ["bpf", "nsfs"].contains(&mount.kind.as_str())) {
+                umount2(&other.point, MntFlags::MNT_DETACH)
+                    .with_context(|| format!("unmount {} here", other.point.display()))?;
+            }
             mount_bpf(path)?;
             let mounts = File::open("/proc/thread-self/ns/mnt").context("open a private mount namespace")?;
             Ok(Self { mounts, path: path.to_owned() })
@@ -141,9 +146,9 @@ pub struct Mount {
     pub options: Vec<String>,
 }
 
-/// Everything that this process sees mounted.
+/// Everything that this thread sees mounted.
 pub fn all() -> Result<Vec<Mount>> {
-    let table = fs::read_to_string("/proc/self/mountinfo").context("read /proc/self/mountinfo")?;
+    let table = fs::read_to_string("/proc/thread-self/mountinfo").context("read /proc/thread-self/mountinfo")?;
     Ok(table.lines().filter_map(parse).collect())
 }
 

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -165,13 +165,18 @@ fn what_a_killed_run_left_is_removed_by_all_who_start_at_once() {
 fn private_bpffs_is_not_seen_outside() {
     let run = Run::start().unwrap();
     let path = run.directory().to_owned();
+    let _others = (run.bpffs("others").unwrap(), run.netns("others").unwrap());
     let bpffs = PrivateBpffs::mount(&path).unwrap();
-    let is_seen =
-        || std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap().contains(&path.display().to_string());
+    let seen = || mounts::below(&path).unwrap();
     // By whoever enters it, as often as that is.
-    assert!(bpffs.run(is_seen).unwrap() && bpffs.run(is_seen).unwrap());
-    assert!(!is_seen());
-    assert_eq!(mounts::below(&path).unwrap(), Vec::<std::path::PathBuf>::new());
+    assert_eq!([bpffs.run(seen).unwrap(), bpffs.run(seen).unwrap()], [[path.clone()], [path.clone()]]);
+    assert_eq!(mounts::below(&path).unwrap(), [path.join("others")]);
+    // Nor does it hold what others have mounted, and with that their links and their namespaces.
+    let held = || -> Vec<PathBuf> {
+        let of_kind = |mount: &mounts::Mount| ["bpf", "nsfs"].contains(&mount.kind.as_str());
+        mounts::all().unwrap().into_iter().filter(of_kind).map(|mount| mount.point).collect()
+    };
+    assert_eq!(bpffs.run(held).unwrap(), [path.clone()]);
 }
 
 #[test]
