@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Rules of others on a Node, as network policies are made of: they see the packet that the Pod will see.
 
+use std::thread;
+
+use npl_testkit::cluster::Entry;
+use npl_testkit::process;
 use npl_testkit::real_cluster::{Node, client_addresses};
 
 use crate::clients;
@@ -41,10 +45,14 @@ pub(crate) fn a_policy_for_the_clients_address_holds(world: &mut World) {
     {
         netns.nft(&rules(pod, &allowed_addresses.map(|address| address.to_string()))).unwrap();
         assert_eq!(assert_served(world, allowed, pod), PORTS);
-        for entry in &entries {
-            let answer = refused.ask(entry.protocol, entry.address());
-            assert!(answer.is_err(), "{} is not allowed to ask {}: {answer:?}", refused.name, pod.name);
-        }
+        // At the same time: who is dropped waits as long as he can.
+        thread::scope(|scope| {
+            let ask = |entry: &Entry| refused.ask(entry.protocol, entry.address());
+            let asking: Vec<_> = entries.iter().map(|entry| scope.spawn(move || ask(entry))).collect();
+            for answer in asking.into_iter().map(process::joined) {
+                assert!(answer.is_err(), "{} is not allowed to ask {}: {answer:?}", refused.name, pod.name);
+            }
+        });
         netns.nft("delete table inet npl-test-policy").unwrap();
     }
     assert_eq!(assert_served(world, &outside, pod), PORTS);
