@@ -3,8 +3,6 @@
 
 use std::thread;
 
-use npl_testkit::cluster::Entry;
-use npl_testkit::process;
 use npl_testkit::real_cluster::{Node, client_addresses};
 
 use crate::clients;
@@ -47,10 +45,11 @@ pub(crate) fn a_policy_for_the_clients_address_holds(world: &mut World) {
         assert_eq!(assert_served(world, allowed, pod), PORTS);
         // At the same time: who is dropped waits as long as he can.
         thread::scope(|scope| {
-            let ask = |entry: &Entry| refused.ask(entry.protocol, entry.address());
-            let asking: Vec<_> = entries.iter().map(|entry| scope.spawn(move || ask(entry))).collect();
-            for answer in asking.into_iter().map(process::joined) {
-                assert!(answer.is_err(), "{} is not allowed to ask {}: {answer:?}", refused.name, pod.name);
+            for entry in &entries {
+                scope.spawn(move || {
+                    let answer = refused.ask(entry.protocol, entry.address());
+                    assert!(answer.is_err(), "{} is not allowed to ask {}: {answer:?}", refused.name, pod.name);
+                });
             }
         });
         netns.nft("delete table inet npl-test-policy").unwrap();
