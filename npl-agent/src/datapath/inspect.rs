@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What is in the kernel now, for the commands that only look; no agent needs to run.
 
-use std::{collections::BTreeMap, net::IpAddr, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    path::Path,
+};
 
 use npl_common::{config::Config, reason::Reason};
 
@@ -27,6 +31,8 @@ pub struct Inspection {
     pub links: BTreeMap<u32, Vec<Direction>>,
     /// The Pods that packets are redirected to.
     pub redirected: BTreeMap<IpAddr, PodWay>,
+    /// Those of them that drivers send frames to.
+    pub sent_frames: BTreeSet<IpAddr>,
     /// Indexes of the devices whose driver runs a program for requests.
     pub xdp_links: Vec<u32>,
     /// Why requests of a device are translated by XDP, or by TC alone: a key of [`crate::core::xdp::Reason`].
@@ -68,6 +74,7 @@ impl Inspection {
                 local_addresses: Vec::new(),
                 links,
                 redirected: BTreeMap::new(),
+                sent_frames: BTreeSet::new(),
                 xdp_links,
                 xdp_reasons,
                 socket_hooks,
@@ -77,13 +84,14 @@ impl Inspection {
                 reasons: Vec::new(),
             });
         }
-        let tables = Tables::open(&pins)?;
+        let (tables, direct) = (Tables::open(&pins)?, DirectWays::open(&pins)?);
         Ok(Self {
             is_installed: true,
             config: Some(tables.config()?),
             local_addresses: tables.local_addresses()?.into_iter().collect(),
             links,
-            redirected: DirectWays::open(&pins)?.pods()?,
+            redirected: direct.pods()?,
+            sent_frames: direct.pods_with_frames()?,
             xdp_links,
             xdp_reasons,
             socket_hooks,
