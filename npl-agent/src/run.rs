@@ -20,7 +20,7 @@ use tracing::{info, warn};
 
 use crate::{
     config::{Config, port_range_warnings},
-    core::{model::Family, state::State, xdp},
+    core::{model::Family, state::State},
     datapath::{CgroupSelection, Datapath, DatapathError, LocalClients, Pins, Tables, cleanup},
     executor::Executor,
     guard::Guard,
@@ -92,7 +92,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     serve_local_clients(&mut datapath, &cgroup);
 
     let probes = tokio::spawn(http::serve(listener, health.clone(), metrics.clone()));
-    let network = netlink::changes(xdp::sends_to_pods(attach, forwarding))?;
+    let network = netlink::changes()?;
     let work = async {
         let connected = connecting.join_next().await.context("connect to the API server")?;
         let (client, refusal, mut watches) = connected.context("connect to the API server")??;

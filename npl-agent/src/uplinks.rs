@@ -11,7 +11,7 @@ use tracing::{debug, info, warn};
 use crate::{
     core::{
         devices::{Device, DeviceSelection, LinkFacts, Reason, choose, local_addresses},
-        redirect::{Carries, Forwarding, Placement, PodWay, Refusal, Route, frames_to_pods, ways_to_pods},
+        redirect::{Carries, Forwarding, Placement, PodWay, Refusal, Route, ways_to_pods},
         xdp::{self, Attach},
     },
     datapath::{Datapath, DatapathError, preflight},
@@ -84,8 +84,7 @@ impl Uplinks {
     /// Begins to look at the Node's devices, and at the routes to Pods that mappings lead to if these matter.
     pub fn survey(&self, datapath: &Datapath) -> Surveying {
         let is_all_by_stack = self.forwarding == Forwarding::Stack;
-        let pods = if is_all_by_stack { BTreeSet::new() } else { datapath.pod_addresses() };
-        netlink::survey(pods, xdp::sends_to_pods(self.attach, self.forwarding))
+        netlink::survey(if is_all_by_stack { BTreeSet::new() } else { datapath.pod_addresses() })
     }
 
     /// Looks at the Node's devices and makes the datapath fit them.
@@ -155,9 +154,7 @@ impl Uplinks {
         let pods: BTreeMap<_, _> = self.ways.iter().filter_map(|(addr, way)| Some((*addr, way.ok()?))).collect();
         let of_pods = pods.values().map(|way| (way.ifindex, Carries::pods(self.forwarding)));
         let of_uplinks = uplinks.iter().map(|device| (device.ifindex, self.carries(device)));
-        let sends_frames = xdp::sends_to_pods(self.attach, self.forwarding);
-        let frames = if sends_frames { frames_to_pods(devices, &pods) } else { BTreeMap::new() };
-        Placement { devices: of_uplinks.chain(of_pods).collect(), pods, frames }
+        Placement { devices: of_uplinks.chain(of_pods).collect(), pods }
     }
 
     /// What an uplink carries. Frames without Ethernet headers have to get some on the way to a Pod, which the host does.
@@ -187,7 +184,7 @@ impl Uplinks {
     }
 
     fn place_of(&self, device: &Device) -> Place {
-        let planned = xdp::plan(device, self.attach, self.forwarding, preflight::has_xdp_frags());
+        let planned = xdp::plan(device, self.attach, preflight::has_xdp_frags());
         match self.refused.get(&device.ifindex) {
             Some((link, reason)) if *link == device.link && !reason.may_pass() => planned.and(Err(*reason)),
             _ => planned,
@@ -195,7 +192,7 @@ impl Uplinks {
     }
 
     fn attach_xdp(&mut self, datapath: &mut Datapath, device: &Device, reason: xdp::Reason) -> Place {
-        let Err(error) = datapath.hooks.attach_xdp(device, self.forwarding) else {
+        let Err(error) = datapath.hooks.attach_xdp(device) else {
             self.refused.remove(&device.ifindex);
             return Ok(reason);
         };

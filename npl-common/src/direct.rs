@@ -45,15 +45,3 @@ map_type! {
         pub kind: u16,
     }
 }
-
-map_type! {
-    /// How a Pod is sent frames by a driver.
-    pub struct PodFrames: 20, align 4 {
-        /// The device, by the kernel's index.
-        pub ifindex: u32,
-        /// The largest packet that fits, in bytes with its IP header.
-        pub mtu: u32,
-        /// The Ethernet addresses that a frame has on the way: the Pod's, and the device's.
-        pub addresses: [u8; 12],
-    }
-}

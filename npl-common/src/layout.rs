@@ -80,7 +80,6 @@ pub const LAYOUTS: &[Layout] = &[
     crate::direct::PodV4::LAYOUT,
     crate::direct::PodV6::LAYOUT,
     crate::direct::PodWay::LAYOUT,
-    crate::direct::PodFrames::LAYOUT,
     crate::offload::Passed::LAYOUT,
 ];
 

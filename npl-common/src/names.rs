@@ -67,10 +67,6 @@ pub const MAP_UPLINK: &str = "npl_uplink";
 pub const MAP_POD_V4: &str = "npl_pod_v4";
 /// As [`MAP_POD_V4`], IPv6.
 pub const MAP_POD_V6: &str = "npl_pod_v6";
-/// Pods that drivers send frames to, IPv4: [`crate::direct::PodV4`] to [`crate::direct::PodFrames`].
-pub const MAP_FRAMES_V4: &str = "npl_frames_v4";
-/// As [`MAP_FRAMES_V4`], IPv6.
-pub const MAP_FRAMES_V6: &str = "npl_frames_v6";
 /// When the host's stack let IPv4 flows through: array of [`crate::offload::Passed`].
 pub const MAP_PASSED_V4: &str = "npl_passed_v4";
 /// As [`MAP_PASSED_V4`], IPv6.
@@ -107,8 +103,6 @@ pub const PINNED_MAPS: &[&str] = &[
     MAP_UPLINK,
     MAP_POD_V4,
     MAP_POD_V6,
-    MAP_FRAMES_V4,
-    MAP_FRAMES_V6,
     MAP_PASSED_V4,
     MAP_PASSED_V6,
     MAP_STATS,
@@ -161,12 +155,9 @@ pub const PROGRAMS: &[&str] = &[
 pub const PROG_XDP: &str = "npl_xdp";
 /// As [`PROG_XDP`], from Linux 5.18 on, where a frame may be in parts.
 pub const PROG_XDP_FRAGS: &str = "npl_xdp_frags";
-/// XDP on a device with Ethernet headers, where a frame may be in parts: node port to Pod, of plain packets whose Pods take
-/// frames, past the host's stack.
-pub const PROG_XDP_DIRECT: &str = "npl_xdp_direct";
 
-/// Every program that a device's driver runs; one of them at a time.
-pub const XDP_PROGRAMS: &[&str] = &[PROG_XDP, PROG_XDP_FRAGS, PROG_XDP_DIRECT];
+/// Every program that a device's driver runs; one of them per kernel.
+pub const XDP_PROGRAMS: &[&str] = &[PROG_XDP, PROG_XDP_FRAGS];
 
 /// Every program that those of [`PROGRAMS`] jump to with a packet that is unusual: an ICMP error, a fragment, SCTP, or
 /// one with options or extension headers. Each at its index in [`MAP_REST`], see [`rest_of`].

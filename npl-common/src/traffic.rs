@@ -8,8 +8,6 @@ pub const FRAME_BYTES: usize = 60;
 pub const MAP_TRAFFIC: &str = "npl_traffic";
 /// The counter's settings: array of one [`Target`].
 pub const MAP_TARGET: &str = "npl_target";
-/// The program that a driver runs: program array of one.
-pub const MAP_DRIVER: &str = "npl_driver";
 /// Packets that arrived: per-processor array of one `u64`.
 pub const MAP_ARRIVED: &str = "npl_arrived";
 
@@ -44,16 +42,6 @@ pub const fn random_client(number: u64) -> (u32, u16) {
     ((drawn >> u16::BITS) as u32, drawn as u16)
 }
 
-/// Where packets come in.
-pub mod entry {
-    /// The device that the generator runs for receives them.
-    pub const STACK: u16 = 0;
-    /// It sends them, so that the other end of its wire receives them.
-    pub const WIRE: u16 = 1;
-    /// It receives them, and the program in [`super::MAP_DRIVER`] is its driver's.
-    pub const DRIVER: u16 = 2;
-}
-
 map_type! {
     /// What the generator sends.
     pub struct Traffic: 80, align 8 {
@@ -67,8 +55,9 @@ map_type! {
         pub frame: [u8; FRAME_BYTES],
         /// Not zero: each client has another address, of [`RANDOM_ADDRESS_BITS`] random bits, and a random port.
         pub random: u16,
-        /// What becomes of them: see [`entry`].
-        pub entry: u16,
+        /// Not zero: the device that the generator runs for sends the packets, so that the other end of its wire receives
+        /// them; else it receives them itself.
+        pub is_sent: u16,
     }
 }
 

@@ -32,7 +32,7 @@ impl<const WAY: u8> Hook for Requests<WAY> {
         packet: &Packet<F>,
         note: impl FnOnce(&NodeEnd<F>),
     ) -> Verdict {
-        let (backend, (), is_offloaded) = match backend_of::<F, WAY, L2, _>(ctx, packet, |_| Ok(()), note) {
+        let (backend, is_offloaded) = match backend_of::<F, WAY, L2>(ctx, packet, note) {
             Ok(judged) => judged,
             Err(verdict) => return verdict,
         };
@@ -89,15 +89,14 @@ impl<const WAY: u8> Hook for Requests<WAY> {
     }
 }
 
-/// Judges a packet with ports, and notes and counts it if it is a request that `choose` has a way for: the Pod that it goes
-/// to, that way, and whether its flow is offloaded, or what else is to be done with it.
+/// Judges a packet with ports, and notes and counts it if it is a request: the Pod that it goes to and whether its flow is
+/// offloaded, or what else is to be done with it.
 #[inline(always)]
-pub fn backend_of<F: Family, const WAY: u8, const L2: usize, T>(
+pub fn backend_of<F: Family, const WAY: u8, const L2: usize>(
     ctx: &impl Access,
     packet: &Packet<F>,
-    choose: impl FnOnce(&Backend<F>) -> Result<T, Verdict>,
     note: impl FnOnce(&NodeEnd<F>),
-) -> Result<(Backend<F>, T, bool), Verdict> {
+) -> Result<(Backend<F>, bool), Verdict> {
     let node_port = u16::from_be(packet.ports.destination);
     let config = CONFIG.get(0).ok_or(Verdict::NotOurs)?;
     if !config.contains(node_port) {
@@ -114,7 +113,6 @@ pub fn backend_of<F: Family, const WAY: u8, const L2: usize, T>(
         return Err(Verdict::Drop(Reason::SourceRefused));
     }
     let tcp_flags = packet.tcp_flags::<L2>(ctx).map_err(Verdict::Pass)?;
-    let way = choose(&backend)?;
 
     let request = Request { node, generation: backend.generation, ifindex: ctx.ifindex(), tcp_flags };
     let client_port = u16::from_be(packet.ports.source);
@@ -131,5 +129,5 @@ pub fn backend_of<F: Family, const WAY: u8, const L2: usize, T>(
     note(&request.node);
     let offloads = |flow: Flow<'_, F>| offload::is_offloaded::<F, false>(flow.hash, backend.generation, tcp_flags);
     let is_offloaded = WAY == OFFLOAD && flow.is_some_and(offloads);
-    Ok((backend, way, is_offloaded))
+    Ok((backend, is_offloaded))
 }

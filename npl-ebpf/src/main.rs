@@ -129,19 +129,13 @@ pub fn npl_off_to_pods(ctx: TcContext) -> i32 {
 /// Requests ahead of the stack, by the driver of a device with Ethernet headers.
 #[xdp]
 pub fn npl_xdp(ctx: XdpContext) -> u32 {
-    xdp::translate::<STACK, false>(ctx)
+    xdp::translate::<false>(ctx)
 }
 
 /// As [`npl_xdp`], where a frame may be in parts.
 #[xdp(frags)]
 pub fn npl_xdp_frags(ctx: XdpContext) -> u32 {
-    xdp::translate::<STACK, true>(ctx)
-}
-
-/// As [`npl_xdp_frags`], with `--forwarding redirect`.
-#[xdp(frags)]
-pub fn npl_xdp_direct(ctx: XdpContext) -> u32 {
-    xdp::translate::<DIRECT, true>(ctx)
+    xdp::translate::<true>(ctx)
 }
 
 /// Where [`npl_ingress`] leaves what is unusual.

@@ -8,7 +8,7 @@ use aya_ebpf::{
 use npl_common::{
     config::Config,
     crc,
-    direct::{MAX_PODS, MAX_UPLINKS, PodFrames, PodV4, PodV6, PodWay},
+    direct::{MAX_PODS, MAX_UPLINKS, PodV4, PodV6, PodWay},
     flow::{FlowKeyV4, FlowKeyV6, FlowV4, FlowV6, MAX_FLOWS},
     fragment,
     hold::{self, Held},
@@ -120,14 +120,6 @@ pub static POD_V4: HashMap<PodV4, PodWay, { MAX_PODS as usize }> = HashMap::new(
 /// Written by the agent, which follows the routes to Pods.
 #[btf_map(name = "npl_pod_v6")]
 pub static POD_V6: HashMap<PodV6, PodWay, { MAX_PODS as usize }> = HashMap::new();
-
-/// Written by the agent, which follows the devices of Pods.
-#[btf_map(name = "npl_frames_v4")]
-pub static FRAMES_V4: HashMap<PodV4, PodFrames, { MAX_PODS as usize }> = HashMap::new();
-
-/// Written by the agent, which follows the devices of Pods.
-#[btf_map(name = "npl_frames_v6")]
-pub static FRAMES_V6: HashMap<PodV6, PodFrames, { MAX_PODS as usize }> = HashMap::new();
 
 /// Written by the programs, one aligned word at a time.
 #[btf_map(name = "npl_passed_v4")]

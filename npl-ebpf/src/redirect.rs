@@ -13,19 +13,16 @@ use aya_ebpf::{
         bpf_fib_lookup__bindgen_ty_2, bpf_fib_lookup__bindgen_ty_3, bpf_fib_lookup__bindgen_ty_4,
         bpf_fib_lookup__bindgen_ty_5, bpf_redir_neigh,
     },
-    helpers::generated::{bpf_fib_lookup, bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer, bpf_skb_vlan_pop},
+    helpers::generated::{bpf_fib_lookup, bpf_redirect_neigh, bpf_redirect_peer, bpf_skb_vlan_pop},
     programs::TcContext,
 };
-use npl_common::{
-    direct::{PodFrames, kind},
-    mapping::protocol,
-};
+use npl_common::{direct::kind, mapping::protocol};
 
 use crate::{
     family::{Family, Location},
     hook::{DIRECT, OFFLOAD},
     maps::UPLINK,
-    packet::{self, Access, ETHERNET, Ports, TcpHeader, UdpHeader, skb},
+    packet::{self, Access as _, Ports, TcpHeader, UdpHeader, skb},
     rewrite::Refused,
     verdict::Verdict,
 };
@@ -107,29 +104,6 @@ pub fn to_pod<F: Family, const WAY: u8, const L2: usize>(
     }
     let to = if way.kind == kind::PEER { Receiver::Peer } else { Receiver::Neighbour };
     Way { ifindex: way.ifindex, to, next_hop: pod, rest }
-}
-
-/// How a driver sends a frame to a Pod, and the rest of its IP header then; nothing if it is for the programs behind.
-#[inline(always)]
-pub fn frame_to_pod<F: Family>(
-    frame: &impl Access,
-    location: &Location<F>,
-    pod: F::Addr,
-) -> Option<(PodFrames, F::Rest)> {
-    let (rest, way) = (F::one_hop_less(location.rest)?, F::pod_frames(pod)?);
-    // What is behind the packet in its frame counts, since the Pod's device refuses a frame by its length.
-    let is_too_long = frame.length() > way.mtu + ETHERNET as u32;
-    if is_too_long { None } else { Some((way, rest)) }
-}
-
-/// What becomes of a frame that was rewritten: it goes to the Pod's device.
-#[inline(always)]
-pub fn send_frame(rewritten: Result<(), Refused>, way: &PodFrames) -> Verdict {
-    match rewritten {
-        // SAFETY: a helper that notes where the frame goes.
-        Ok(()) => Verdict::Redirected((unsafe { bpf_redirect(way.ifindex, 0) }) as i32),
-        Err(refused) => Err(refused).into(),
-    }
 }
 
 /// Whether a packet comes from where requests to its sender are redirected to.

@@ -55,8 +55,10 @@ impl Verdict {
     #[inline(always)]
     pub fn into_frame_action(self) -> u32 {
         match self {
-            Self::NotOurs | Self::Unusual | Self::Pass(_) | Self::Translated => xdp_action::XDP_PASS,
-            Self::Redirected(action) => action.cast_unsigned(),
+            // Frames are not redirected: their replies could not be.
+            Self::NotOurs | Self::Unusual | Self::Pass(_) | Self::Translated | Self::Redirected(_) => {
+                xdp_action::XDP_PASS
+            }
             Self::Drop(reason) => {
                 stats::count(reason);
                 xdp_action::XDP_DROP

@@ -9,12 +9,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use aya::maps::{Array, PerCpuArray, ProgramArray};
+use aya::maps::{Array, PerCpuArray};
 use aya::programs::{SchedClassifier, TcAttachType, Xdp};
 use aya::{Ebpf, EbpfLoader};
 use npl_common::traffic::{
-    FRAME_BYTES, MAP_ARRIVED, MAP_DRIVER, MAP_TARGET, MAP_TRAFFIC, PROG_COUNT, PROG_GENERATE, PROG_IDLE, Target,
-    Traffic, entry,
+    FRAME_BYTES, MAP_ARRIVED, MAP_TARGET, MAP_TRAFFIC, PROG_COUNT, PROG_GENERATE, PROG_IDLE, Target, Traffic,
 };
 
 use crate::echo::Protocol;
@@ -70,8 +69,6 @@ pub struct Flows {
 pub enum Entry {
     /// Behind the uplink's driver, past any XDP program.
     Uplink,
-    /// In the uplink's driver, which runs the program that [`Meter::set_driver`] was told.
-    Driver,
     /// At the client's end, which sends them to the uplink's driver. That takes them in only while its XDP program or
     /// receive offload is on.
     Wire,
@@ -102,13 +99,12 @@ impl Meter {
             Clients::InTurn { ports } => (ports, 0),
             Clients::Random => (0, 1),
         };
-        let (device, entry) = match flows.entry {
-            Entry::Uplink => (&client.uplink, entry::STACK),
-            Entry::Driver => (&client.uplink, entry::DRIVER),
-            Entry::Wire => (&client.device, entry::WIRE),
+        let (entry, is_sent) = match flows.entry {
+            Entry::Uplink => (&client.uplink, 0),
+            Entry::Wire => (&client.device, 1),
         };
         let (mappings, frame) = (flows.mappings.into(), flows.frame);
-        let traffic = Traffic { next: 0, ports: ports_each, mappings, frame, random, entry };
+        let traffic = Traffic { next: 0, ports: ports_each, mappings, frame, random, is_sent };
         Array::try_from(ebpf.map_mut(MAP_TRAFFIC).context("the object has no generator")?)?.set(0, traffic, 0)?;
         let target = target(to.ip(), &ports);
         Array::try_from(ebpf.map_mut(MAP_TARGET).context("the object has no counter")?)?.set(0, target, 0)?;
@@ -118,16 +114,10 @@ impl Meter {
         let counter: &mut SchedClassifier =
             ebpf.program_mut(PROG_COUNT).context("the object has no counter")?.try_into()?;
         counter.load().context("load the counter")?;
-        let pod_device = to.device.name();
-        to.netns.run(|| counter.attach(pod_device, TcAttachType::Ingress))?.context("attach the counter to the Pod")?;
+        let device = to.device.name();
+        to.netns.run(|| counter.attach(device, TcAttachType::Ingress))?.context("attach the counter to the Pod")?;
         let uplink = client.uplink.clone();
-        Ok(Self { ebpf, uplink, entry: device.clone(), ifindex: device.ifindex()?, frame })
-    }
-
-    /// Has the uplink's driver run a program for frames in parts, see [`Entry::Driver`].
-    pub fn set_driver(&mut self, program: &Xdp) -> Result<()> {
-        let map = self.ebpf.map_mut(MAP_DRIVER).context("the object has no place for a driver's program")?;
-        ProgramArray::try_from(map)?.set(0, program.fd()?, 0).context("have the generator jump to the program")
+        Ok(Self { ebpf, uplink, entry: entry.clone(), ifindex: entry.ifindex()?, frame })
     }
 
     /// Has a program on the uplink, once, that only returns.

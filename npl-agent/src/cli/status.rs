@@ -33,8 +33,6 @@ struct Shown {
     devices: Vec<ShownDevice>,
     /// Addresses of Pods that packets are redirected to, past the host's stack.
     redirected_pods: BTreeSet<IpAddr>,
-    /// Those of them that an uplink's driver sends frames to, ahead of all that TC does.
-    pods_sent_frames: BTreeSet<IpAddr>,
     /// Whether they are only for flows that the host's stack lets through.
     is_offloading: bool,
     /// `connect4`, `sendmsg6`, ….
@@ -111,7 +109,6 @@ impl Shown {
                 })
                 .collect(),
             redirected_pods: inspection.redirected.keys().copied().collect(),
-            pods_sent_frames: inspection.sent_frames.clone(),
             is_offloading: inspection.links.values().flatten().any(|side| *side == Direction::ToPods),
             socket_hooks: inspection.socket_hooks.clone(),
             mappings: inspection.mappings.len(),
@@ -175,11 +172,7 @@ fn forwarding(shown: &Shown) -> String {
     }
     let devices = shown.devices.iter().filter(|device| device.leads_to_pods).count();
     let how = if shown.is_offloading { "offloaded once established," } else { "redirected" };
-    let by_drivers = match shown.pods_sent_frames.len() {
-        0 => String::new(),
-        count => format!(", to {count} of them by drivers"),
-    };
-    format!("{how} to {pods} Pod addresses by {devices} devices{by_drivers}; by the host's stack to all others")
+    format!("{how} to {pods} Pod addresses by {devices} devices; by the host's stack to all others")
 }
 
 /// What keeps replies from being masqueraded.

@@ -128,13 +128,15 @@ fn nonsense_is_refused_with_the_flag_and_an_example() {
 }
 
 #[test]
-fn xdp_and_offload_exclude_each_other() {
+fn xdp_and_redirect_exclude_each_other() {
     for attach in ["auto", "xdp"] {
-        let told = complaint(&["--forwarding", "offload", "--attach", attach]);
-        assert!(told.contains("--attach") && told.contains("does not go with --forwarding offload"), "{told}");
-        assert!(config(&["--forwarding", "redirect", "--attach", attach]).is_ok(), "{attach}");
+        for forwarding in ["redirect", "offload"] {
+            let told = complaint(&["--forwarding", forwarding, "--attach", attach]);
+            let expected = format!("does not go with --forwarding {forwarding}");
+            assert!(told.contains("--attach") && told.contains(&expected), "{told}");
+        }
     }
-    assert!(config(&["--forwarding", "offload", "--attach", "tc"]).is_ok());
+    assert!(config(&["--forwarding", "redirect", "--attach", "tc"]).is_ok());
 }
 
 #[test]

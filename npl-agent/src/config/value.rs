@@ -70,9 +70,16 @@ pub enum ValueError {
     /// No way of forwarding.
     #[error(transparent)]
     Forwarding(#[from] ForwardingError),
-    /// The host's stack would never see what it is to decide on.
-    #[error("{0:?} does not go with --forwarding offload, of which the host's stack has to see packets: give tc")]
-    XdpOffload(String),
+    /// Half of every conversation would take the host's stack.
+    #[error(
+        "{attach:?} does not go with --forwarding {forwarding}, since what XDP translates takes the host's stack: give tc"
+    )]
+    XdpPastTheStack {
+        /// As given.
+        attach: String,
+        /// As on the command line.
+        forwarding: &'static str,
+    },
     /// No list of devices.
     #[error("{0:?} is not a list of devices: give auto or names with commas between them, for example eth0,eth1")]
     Devices(String),
@@ -179,7 +186,9 @@ pub(super) fn protocols(text: &str) -> Result<Vec<Protocol>, ValueError> {
 /// Where requests are translated, beside a way of forwarding.
 pub(super) fn attach(text: &str, forwarding: Forwarding) -> Result<Attach, ValueError> {
     match (text.parse()?, forwarding) {
-        (Attach::Auto | Attach::Xdp, Forwarding::Offload) => Err(ValueError::XdpOffload(text.to_owned())),
+        (Attach::Auto | Attach::Xdp, Forwarding::Redirect | Forwarding::Offload) => {
+            Err(ValueError::XdpPastTheStack { attach: text.to_owned(), forwarding: forwarding.as_str() })
+        }
         (attach, _) => Ok(attach),
     }
 }

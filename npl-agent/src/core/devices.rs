@@ -43,28 +43,6 @@ pub struct Device {
     pub addresses: Vec<IpAddr>,
     /// How its frames come.
     pub link: LinkFacts,
-    /// What its driver does with frames; nothing where nobody has asked.
-    pub frames: FrameFacts,
-}
-
-/// What a driver does with frames that no packet of the stack's was made of yet: those that XDP programs have.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct FrameFacts {
-    /// Whether it hands on to other devices what a program sends there.
-    pub hands_on: bool,
-    /// Who takes what it is handed by others: the other end of a pair. Where it is nobody, frames would be lost.
-    pub taker: Option<FrameTaker>,
-}
-
-/// The other end of a pair, in another network namespace.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FrameTaker {
-    /// The Ethernet address of the end that is here.
-    pub device: [u8; 6],
-    /// The Ethernet address of the other end.
-    pub other_end: [u8; 6],
-    /// The largest packet that it takes, in bytes.
-    pub mtu: u32,
 }
 
 /// How frames come in by a device.
@@ -197,7 +175,7 @@ pub fn local_addresses(devices: &[Device], node_ips: &[IpAddr]) -> Vec<IpAddr> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Device, DeviceKind, DeviceSelection, FrameFacts, LinkFacts, Reason, choose, local_addresses};
+    use super::{Device, DeviceKind, DeviceSelection, LinkFacts, Reason, choose, local_addresses};
 
     const NODE_IP: &str = "192.0.2.11";
 
@@ -212,7 +190,6 @@ mod tests {
             has_default_route: false,
             addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
             link: LinkFacts::default(),
-            frames: FrameFacts::default(),
         }
     }
 

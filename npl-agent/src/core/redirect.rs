@@ -92,8 +92,6 @@ pub struct Placement {
     pub devices: BTreeMap<u32, Carries>,
     /// Pods that packets are redirected to, by their address. Each one's device is among those.
     pub pods: BTreeMap<IpAddr, PodWay>,
-    /// Those of them that drivers send frames to.
-    pub frames: BTreeMap<IpAddr, PodFrames>,
 }
 
 /// The Node's route to an address.
@@ -116,17 +114,6 @@ pub struct PodWay {
     pub way: Way,
     /// The largest packet that fits, in bytes with its IP header.
     pub mtu: u16,
-}
-
-/// How a Pod is sent frames by the driver that they came in by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PodFrames {
-    /// The Pod's device on the Node, by the index.
-    pub ifindex: u32,
-    /// The largest packet that fits, in bytes with its IP header.
-    pub mtu: u32,
-    /// The Ethernet addresses that a frame has on the way: the Pod's, and the device's.
-    pub addresses: [[u8; 6]; 2],
 }
 
 /// How a device leads to Pods.
@@ -190,17 +177,6 @@ pub fn ways_to_pods(
     routes.iter().filter_map(decide).collect()
 }
 
-/// How those of the Pods are sent frames whose devices take any.
-pub fn frames_to_pods(devices: &[Device], pods: &BTreeMap<IpAddr, PodWay>) -> BTreeMap<IpAddr, PodFrames> {
-    let frames_of = |way: &PodWay| {
-        let device = devices.iter().find(|device| device.ifindex == way.ifindex && way.way == Way::Peer)?;
-        let taker = device.frames.taker?;
-        let mtu = taker.mtu.min(way.mtu.into());
-        Some(PodFrames { ifindex: way.ifindex, mtu, addresses: [taker.other_end, taker.device] })
-    };
-    pods.iter().filter_map(|(addr, way)| Some((*addr, frames_of(way)?))).collect()
-}
-
 fn way_of(route: &Route, device: &Device, uplinks: &BTreeSet<u32>) -> Result<PodWay, Refusal> {
     if route.has_gateway {
         return Err(Refusal::HasGateway);
@@ -234,8 +210,8 @@ fn way_by(device: &Device, uplinks: &BTreeSet<u32>) -> Result<Way, Refusal> {
 mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
-    use super::{Forwarding, PodFrames, PodWay, Refusal, Route, Way, frames_to_pods, ways_to_pods};
-    use crate::core::devices::{Device, DeviceKind, FrameFacts, FrameTaker, LinkFacts};
+    use super::{Forwarding, PodWay, Refusal, Route, Way, ways_to_pods};
+    use crate::core::devices::{Device, DeviceKind, LinkFacts};
 
     fn device(kind: DeviceKind) -> Device {
         Device {
@@ -248,7 +224,6 @@ mod tests {
             has_default_route: false,
             addresses: Vec::new(),
             link: LinkFacts { mtu: 1500, ..LinkFacts::default() },
-            frames: FrameFacts::default(),
         }
     }
 
@@ -278,22 +253,6 @@ mod tests {
         assert_eq!(mtu(9000, Some(1400)), 1400);
         assert_eq!(mtu(1400, Some(9000)), 1400);
         assert_eq!(mtu(65_536, None), u16::MAX);
-    }
-
-    #[test]
-    fn frames_go_to_pods_at_the_other_end_of_a_pair_that_takes_them() {
-        let (pod, addresses) = ("10.244.1.5".parse().unwrap(), [[2, 0, 0, 0, 0, 2], [2, 0, 0, 0, 0, 1]]);
-        let frames = |way, mtu, taken: Option<u32>| {
-            let taker = taken.map(|mtu| FrameTaker { other_end: addresses[0], device: addresses[1], mtu });
-            let device = Device { frames: FrameFacts { hands_on: true, taker }, ..device(DeviceKind::Veth) };
-            frames_to_pods(&[device], &BTreeMap::from([(pod, PodWay { ifindex: 7, way, mtu })])).remove(&pod)
-        };
-        let sent = |mtu| Some(PodFrames { ifindex: 7, mtu, addresses });
-        assert_eq!(frames(Way::Peer, 1500, Some(1500)), sent(1500));
-        assert_eq!(frames(Way::Peer, 1400, Some(1500)), sent(1400), "the route's");
-        assert_eq!(frames(Way::Peer, 1500, Some(1400)), sent(1400), "the other end's");
-        assert_eq!(frames(Way::Peer, 1500, None), None, "they would be lost");
-        assert_eq!(frames(Way::Bridge, 1500, Some(1500)), None, "others are on the bridge");
     }
 
     #[test]

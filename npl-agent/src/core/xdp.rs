@@ -3,10 +3,7 @@
 
 use std::str::FromStr;
 
-use super::{
-    devices::{Device, DeviceKind},
-    redirect::Forwarding,
-};
+use super::devices::{Device, DeviceKind};
 
 /// The largest frame of which drivers give programs the whole, in a page with room in front and behind.
 const LARGEST_WHOLE: u32 = 3498;
@@ -60,8 +57,6 @@ pub enum Reason {
     UnknownDriver,
     /// Its frames may be in parts, which this kernel's programs cannot have.
     LargeFrames,
-    /// With `--forwarding redirect`, what a program sends to a Pod would not leave its driver.
-    KeepsFrames,
     /// A driver of [`SAFE_DRIVERS`].
     SafeDriver,
     /// `--attach xdp`.
@@ -75,7 +70,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 12] = [
         Self::NotAsked,
         Self::NotEthernet,
         Self::IsVirtual,
@@ -83,7 +78,6 @@ impl Reason {
         Self::CarriesOthers,
         Self::UnknownDriver,
         Self::LargeFrames,
-        Self::KeepsFrames,
         Self::SafeDriver,
         Self::Forced,
         Self::Occupied,
@@ -101,7 +95,6 @@ impl Reason {
             Self::CarriesOthers => "carries_others",
             Self::UnknownDriver => "unknown_driver",
             Self::LargeFrames => "large_frames",
-            Self::KeepsFrames => "keeps_frames",
             Self::SafeDriver => "safe_driver",
             Self::Forced => "forced",
             Self::Occupied => "occupied",
@@ -120,7 +113,6 @@ impl Reason {
             Self::CarriesOthers => "other devices take frames from it",
             Self::UnknownDriver => "its driver is not known to be safe",
             Self::LargeFrames => "frames too large for XDP on this kernel",
-            Self::KeepsFrames => "its driver is not known to send frames to Pods (Linux 6.3 tells)",
             Self::SafeDriver => "its driver is known to be safe",
             Self::Forced => "--attach xdp",
             Self::Occupied => "another XDP program is there",
@@ -141,13 +133,8 @@ impl Reason {
     }
 }
 
-/// Whether drivers send frames to Pods that take them.
-pub fn sends_to_pods(attach: Attach, forwarding: Forwarding) -> bool {
-    attach != Attach::Tc && forwarding == Forwarding::Redirect
-}
-
 /// Whether requests on a device are translated by XDP, and why; `has_frags` says that programs may have frames in parts.
-pub fn plan(device: &Device, attach: Attach, forwarding: Forwarding, has_frags: bool) -> Result<Reason, Reason> {
+pub fn plan(device: &Device, attach: Attach, has_frags: bool) -> Result<Reason, Reason> {
     if attach == Attach::Tc {
         return Err(Reason::NotAsked);
     }
@@ -156,9 +143,6 @@ pub fn plan(device: &Device, attach: Attach, forwarding: Forwarding, has_frags: 
     }
     if device.link.mtu > LARGEST_WHOLE && !has_frags {
         return Err(Reason::LargeFrames);
-    }
-    if sends_to_pods(attach, forwarding) && !device.frames.hands_on {
-        return Err(Reason::KeepsFrames);
     }
     if attach == Attach::Xdp { Ok(Reason::Forced) } else { plan_by_rules(device) }
 }
@@ -179,15 +163,8 @@ fn plan_by_rules(device: &Device) -> Result<Reason, Reason> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Attach, LARGEST_WHOLE, Reason, plan as plan_beside};
-    use crate::core::{
-        devices::{Device, DeviceKind, FrameFacts, LinkFacts},
-        redirect::Forwarding,
-    };
-
-    fn plan(device: &Device, attach: Attach, has_frags: bool) -> Result<Reason, Reason> {
-        plan_beside(device, attach, Forwarding::Stack, has_frags)
-    }
+    use super::{Attach, LARGEST_WHOLE, Reason, plan};
+    use crate::core::devices::{Device, DeviceKind, LinkFacts};
 
     fn device(kind: DeviceKind, driver: Option<&str>) -> Device {
         Device {
@@ -200,7 +177,6 @@ mod tests {
             has_default_route: true,
             addresses: Vec::new(),
             link: LinkFacts { driver: driver.map(str::to_owned), mtu: 1500, carries_others: false },
-            frames: FrameFacts::default(),
         }
     }
 
@@ -263,20 +239,6 @@ mod tests {
         }
         let tunnel = Device { has_ethernet: false, ..device(DeviceKind::Tunnel, None) };
         assert_eq!(plan(&tunnel, Attach::Xdp, true), Err(Reason::NotEthernet));
-    }
-
-    #[test]
-    fn what_is_redirected_needs_a_driver_that_hands_frames_on() {
-        let plan = |attach, hands_on| {
-            let device = Device { frames: FrameFacts { hands_on, taker: None }, ..nic() };
-            plan_beside(&device, attach, Forwarding::Redirect, true)
-        };
-        assert_eq!(plan(Attach::Auto, true), Ok(Reason::SafeDriver));
-        assert_eq!(plan(Attach::Xdp, true), Ok(Reason::Forced));
-        for attach in [Attach::Auto, Attach::Xdp] {
-            assert_eq!(plan(attach, false), Err(Reason::KeepsFrames));
-        }
-        assert_eq!(plan(Attach::Tc, false), Err(Reason::NotAsked));
     }
 
     #[test]

@@ -88,13 +88,13 @@ impl Hooks {
         self.programs.classifier(name)
     }
 
-    /// A program for drivers by its name, loaded, for whoever runs it without a device.
+    /// The program for drivers, loaded, for whoever runs it without a device.
     ///
     /// # Errors
     ///
-    /// If the object has no such program, or the kernel refuses it.
-    pub fn xdp_program(&mut self, name: &'static str) -> Result<&mut Xdp, DatapathError> {
-        self.programs.xdp(name)
+    /// If the kernel refuses it.
+    pub fn xdp_program(&mut self) -> Result<&mut Xdp, DatapathError> {
+        self.programs.xdp().map(|(_, program)| program)
     }
 
     /// Puts the programs on devices, each what it is to carry, and takes them off the rest.

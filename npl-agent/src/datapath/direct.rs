@@ -11,8 +11,8 @@ use aya::{
     maps::{HashMap, MapData},
 };
 use npl_common::{
-    direct::{PodFrames as FramesValue, PodV4, PodV6, PodWay as Value, UPLINK, kind},
-    names::{MAP_FRAMES_V4, MAP_FRAMES_V6, MAP_POD_V4, MAP_POD_V6, MAP_UPLINK},
+    direct::{PodV4, PodV6, PodWay as Value, UPLINK, kind},
+    names::{MAP_POD_V4, MAP_POD_V6, MAP_UPLINK},
 };
 
 use super::{
@@ -20,7 +20,7 @@ use super::{
     pins::Pins,
     tables::{open, tolerate_missing},
 };
-use crate::core::redirect::{Carries, PodFrames, PodWay, Way};
+use crate::core::redirect::{Carries, PodWay, Way};
 
 /// Their tables.
 #[derive(Debug)]
@@ -28,8 +28,6 @@ pub(super) struct DirectWays {
     uplinks: Table<u32, u32>,
     v4: Table<PodV4, Value>,
     v6: Table<PodV6, Value>,
-    frames_v4: Table<PodV4, FramesValue>,
-    frames_v6: Table<PodV6, FramesValue>,
 }
 
 impl DirectWays {
@@ -38,8 +36,6 @@ impl DirectWays {
             uplinks: Table::open(pins, MAP_UPLINK)?,
             v4: Table::open(pins, MAP_POD_V4)?,
             v6: Table::open(pins, MAP_POD_V6)?,
-            frames_v4: Table::open(pins, MAP_FRAMES_V4)?,
-            frames_v6: Table::open(pins, MAP_FRAMES_V6)?,
         })
     }
 
@@ -50,46 +46,29 @@ impl DirectWays {
         Ok(v4.chain(v6).filter_map(|(addr, value)| Some((addr, way(value)?))).collect())
     }
 
-    /// Those of them that drivers send frames to.
-    pub(super) fn pods_with_frames(&self) -> Result<BTreeSet<IpAddr>, DatapathError> {
-        let v4 = self.frames_v4.read()?.into_keys().map(|pod| IpAddr::from(pod.addr));
-        let v6 = self.frames_v6.read()?.into_keys().map(|pod| IpAddr::from(pod.addr));
-        Ok(v4.chain(v6).collect())
-    }
-
-    /// Takes all out that is not wanted, or not like this. Frames first, which the programs behind the driver serve too;
-    /// then Pods: then both directions of theirs change at once.
+    /// Takes all out that is not wanted, or not like this. Pods first: then both directions of theirs change at once.
     pub(super) fn retain(
         &mut self,
         devices: &BTreeMap<u32, Carries>,
         pods: &BTreeMap<IpAddr, PodWay>,
-        frames: &BTreeMap<IpAddr, PodFrames>,
     ) -> Result<(), DatapathError> {
-        let frames_of = |addr: IpAddr| frames.get(&addr).map(|frames| frames_value(*frames));
-        self.frames_v4.retain(|pod, value| frames_of(pod.addr.into()) == Some(*value))?;
-        self.frames_v6.retain(|pod, value| frames_of(pod.addr.into()) == Some(*value))?;
         let value_of = |addr: IpAddr| pods.get(&addr).map(|way| value(*way));
         self.v4.retain(|pod, value| value_of(pod.addr.into()) == Some(*value))?;
         self.v6.retain(|pod, value| value_of(pod.addr.into()) == Some(*value))?;
         self.uplinks.retain(|ifindex, _| devices.get(ifindex).is_some_and(|carries| carries.is_direct_uplink()))
     }
 
-    /// Puts in what carries programs, in the other order for the same reasons.
+    /// Puts in what carries programs. Pods last, for the same reason.
     pub(super) fn add(
         &mut self,
         devices: &BTreeMap<u32, Carries>,
         pods: &BTreeMap<IpAddr, PodWay>,
-        frames: &BTreeMap<IpAddr, PodFrames>,
     ) -> Result<(), DatapathError> {
         let uplinks = devices.iter().filter(|(_, carries)| carries.is_direct_uplink());
         uplinks.map(|(ifindex, _)| *ifindex).try_for_each(|ifindex| self.uplinks.set(ifindex, UPLINK))?;
         pods.iter().try_for_each(|(addr, way)| match addr {
             IpAddr::V4(addr) => self.v4.set(PodV4 { addr: addr.octets() }, value(*way)),
             IpAddr::V6(addr) => self.v6.set(PodV6 { addr: addr.octets() }, value(*way)),
-        })?;
-        frames.iter().try_for_each(|(addr, frames)| match addr {
-            IpAddr::V4(addr) => self.frames_v4.set(PodV4 { addr: addr.octets() }, frames_value(*frames)),
-            IpAddr::V6(addr) => self.frames_v6.set(PodV6 { addr: addr.octets() }, frames_value(*frames)),
         })
     }
 }
@@ -128,11 +107,6 @@ const fn value(way: PodWay) -> Value {
         Way::Bridge => kind::BRIDGE,
     };
     Value { ifindex: way.ifindex, mtu: way.mtu, kind }
-}
-
-const fn frames_value(PodFrames { ifindex, mtu, addresses: [to, from] }: PodFrames) -> FramesValue {
-    let addresses = [to[0], to[1], to[2], to[3], to[4], to[5], from[0], from[1], from[2], from[3], from[4], from[5]];
-    FramesValue { ifindex, mtu, addresses }
 }
 
 const fn way(value: Value) -> Option<PodWay> {

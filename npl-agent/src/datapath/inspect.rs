@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What is in the kernel now, for the commands that only look; no agent needs to run.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-    path::Path,
-};
+use std::{collections::BTreeMap, net::IpAddr, path::Path};
 
 use npl_common::{config::Config, reason::Reason};
 
@@ -31,8 +27,6 @@ pub struct Inspection {
     pub links: BTreeMap<u32, Vec<Direction>>,
     /// The Pods that packets are redirected to.
     pub redirected: BTreeMap<IpAddr, PodWay>,
-    /// Those of them that drivers send frames to.
-    pub sent_frames: BTreeSet<IpAddr>,
     /// Indexes of the devices whose driver runs a program for requests.
     pub xdp_links: Vec<u32>,
     /// Why requests of a device are translated by XDP, or by TC alone: a key of [`crate::core::xdp::Reason`].
@@ -74,7 +68,6 @@ impl Inspection {
                 local_addresses: Vec::new(),
                 links,
                 redirected: BTreeMap::new(),
-                sent_frames: BTreeSet::new(),
                 xdp_links,
                 xdp_reasons,
                 socket_hooks,
@@ -84,14 +77,13 @@ impl Inspection {
                 reasons: Vec::new(),
             });
         }
-        let (tables, direct) = (Tables::open(&pins)?, DirectWays::open(&pins)?);
+        let tables = Tables::open(&pins)?;
         Ok(Self {
             is_installed: true,
             config: Some(tables.config()?),
             local_addresses: tables.local_addresses()?.into_iter().collect(),
             links,
-            redirected: direct.pods()?,
-            sent_frames: direct.pods_with_frames()?,
+            redirected: DirectWays::open(&pins)?.pods()?,
             xdp_links,
             xdp_reasons,
             socket_hooks,

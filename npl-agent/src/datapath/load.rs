@@ -57,18 +57,15 @@ impl Datapath {
     ///
     /// Of each device that refuses; the others carry theirs.
     pub fn attach(&mut self, devices: &[Device], placement: &Placement) -> Vec<DatapathError> {
-        let Placement { devices: wanted, pods, frames } = placement;
-        if let Err(error) = self.direct.retain(wanted, pods, frames) {
+        let Placement { devices: wanted, pods } = placement;
+        if let Err(error) = self.direct.retain(wanted, pods) {
             return vec![error];
         }
         let mut errors = self.hooks.attach(devices, wanted);
         let attached = self.hooks.attached();
-        let ready = |ifindex: u32| attached.contains_key(&ifindex);
-        let pods = pods.iter().filter(|(_, way)| ready(way.ifindex)).map(|(addr, way)| (*addr, *way)).collect();
-        let frames = frames.iter().filter(|(_, it)| ready(it.ifindex)).map(|(addr, it)| (*addr, *it)).collect();
-        let direct = &mut self.direct;
-        let retained = direct.retain(attached, &pods, &frames);
-        errors.extend(retained.and_then(|()| direct.add(attached, &pods, &frames)).err());
+        let ready = pods.iter().filter(|(_, way)| attached.contains_key(&way.ifindex)).map(|(addr, way)| (*addr, *way));
+        let ready = ready.collect();
+        errors.extend(self.direct.retain(attached, &ready).and_then(|()| self.direct.add(attached, &ready)).err());
         errors
     }
 
@@ -79,15 +76,6 @@ impl Datapath {
     /// If the kernel refuses.
     pub fn redirected(&self) -> Result<BTreeMap<IpAddr, PodWay>, DatapathError> {
         self.direct.pods()
-    }
-
-    /// Those of them that drivers send frames to.
-    ///
-    /// # Errors
-    ///
-    /// If the kernel refuses.
-    pub fn sent_frames(&self) -> Result<BTreeSet<IpAddr>, DatapathError> {
-        self.direct.pods_with_frames()
     }
 
     /// The addresses of the Pods that mappings lead to, as of the last look.

@@ -20,7 +20,7 @@ pub mod preflight;
 mod programs;
 mod sys;
 pub mod tables;
-pub mod xdp;
+mod xdp;
 
 pub use attach::Hooks;
 pub use cgroup::CgroupSelection;

@@ -20,7 +20,8 @@ use aya::{
 };
 use caps::{CapSet, Capability};
 use npl_common::names::{
-    GLOBAL_DIRECT_READS, MAP_REST, PINNED_MAPS, PROG_EGRESS, PROG_INGRESS, REST_PROGRAMS, SocketProgram, rest_of,
+    GLOBAL_DIRECT_READS, MAP_REST, PINNED_MAPS, PROG_EGRESS, PROG_INGRESS, PROG_XDP, PROG_XDP_FRAGS, REST_PROGRAMS,
+    SocketProgram, rest_of,
 };
 use tracing::{debug, info};
 
@@ -28,7 +29,7 @@ use super::{
     error::DatapathError,
     object::{self, Kind, digest, embedded_object},
     pins::{Pins, pin_error, unpin},
-    sys,
+    preflight, sys,
     tables::open,
 };
 use crate::memory;
@@ -58,7 +59,7 @@ pub(super) struct Programs {
     classifiers: BTreeMap<&'static str, SchedClassifier>,
     sockets: BTreeMap<&'static str, CgroupSockAddr>,
     /// For drivers.
-    xdp: BTreeMap<&'static str, Xdp>,
+    xdp: Option<Xdp>,
     /// The object, from the first program that had to be loaded until all are where they belong.
     object: Option<Ebpf>,
     /// Whether the constants of this object are pinned.
@@ -104,7 +105,7 @@ impl Programs {
             known_maps: BTreeSet::new(),
             classifiers: BTreeMap::new(),
             sockets: BTreeMap::new(),
-            xdp: BTreeMap::new(),
+            xdp: None,
             object: None,
             has_pinned_constants: false,
             has_predecessors: true,
@@ -134,13 +135,14 @@ impl Programs {
         self.sockets.get_mut(name).ok_or(DatapathError::Missing(name))
     }
 
-    /// A program for drivers.
-    pub(super) fn xdp(&mut self, name: &'static str) -> Result<&mut Xdp, DatapathError> {
-        if !self.xdp.contains_key(name) {
-            let program = self.adopt_or_load(name)?;
-            self.xdp.insert(name, program);
-        }
-        self.xdp.get_mut(name).ok_or(DatapathError::Missing(name))
+    /// The program for drivers that is made for this kernel, and its name.
+    pub(super) fn xdp(&mut self) -> Result<(&'static str, &mut Xdp), DatapathError> {
+        let name = if preflight::has_xdp_frags() { PROG_XDP_FRAGS } else { PROG_XDP };
+        let program = match self.xdp.take() {
+            Some(program) => program,
+            None => self.adopt_or_load(name)?,
+        };
+        Ok((name, self.xdp.insert(program)))
     }
 
     /// All programs are where they belong: what loading took is given back, and so are programs of other builds, unless

@@ -14,15 +14,14 @@ use aya::{
     programs::{ProgramError, Xdp},
     sys::SyscallError,
 };
-use npl_common::names::{PROG_XDP, PROG_XDP_DIRECT, PROG_XDP_FRAGS};
 
 use super::{
     attach::{Hooks, attach_error, os_error},
     error::DatapathError,
     pins::{pin_error, unpin},
-    preflight, sys,
+    sys,
 };
-use crate::core::{devices::Device, redirect::Forwarding, xdp::Reason};
+use crate::core::{devices::Device, xdp::Reason};
 
 impl Hooks {
     /// Takes the program off all devices but the wanted ones: ahead of what is taken off TC's hooks, so that no request
@@ -36,14 +35,13 @@ impl Hooks {
         unwanted.filter_map(|ifindex| unpin(&self.pins.xdp_link(ifindex)).err()).collect()
     }
 
-    /// Has a device's driver run the program for this way of forwarding. If it does not, no program of ours is left with it,
-    /// and TC does the work.
+    /// Has a device's driver run the program. If it does not, no program of ours is left with it, and TC does the work.
     ///
     /// # Errors
     ///
     /// Why it does not.
-    pub fn attach_xdp(&mut self, device: &Device, forwarding: Forwarding) -> Result<(), DatapathError> {
-        let result = self.attach_or_replace(device, program_name(forwarding));
+    pub fn attach_xdp(&mut self, device: &Device) -> Result<(), DatapathError> {
+        let result = self.attach_or_replace(device);
         // Gives back what loading took; what other builds have left is none of this program's business.
         self.programs.settle(true)?;
         if result.is_err() {
@@ -52,9 +50,9 @@ impl Hooks {
         result
     }
 
-    fn attach_or_replace(&mut self, device: &Device, name: &'static str) -> Result<(), DatapathError> {
+    fn attach_or_replace(&mut self, device: &Device) -> Result<(), DatapathError> {
         let pin = self.pins.xdp_link(device.ifindex);
-        let program = self.programs.xdp(name)?;
+        let (name, program) = self.programs.xdp()?;
         let refused = attach_error(name, device);
         match sys::open_pin(&pin) {
             Ok(link) => {
@@ -90,15 +88,6 @@ impl DatapathError {
             Some(libc::EBUSY | libc::EEXIST) => Reason::Occupied,
             _ => Reason::DriverRefuses,
         }
-    }
-}
-
-/// The program for drivers that is made for this kernel and a way of forwarding.
-pub fn program_name(forwarding: Forwarding) -> &'static str {
-    match forwarding {
-        Forwarding::Redirect => PROG_XDP_DIRECT,
-        Forwarding::Stack | Forwarding::Offload if preflight::has_xdp_frags() => PROG_XDP_FRAGS,
-        Forwarding::Stack | Forwarding::Offload => PROG_XDP,
     }
 }
 

@@ -7,12 +7,9 @@ use rtnetlink::packet_core::DefaultNla;
 
 use super::{
     uapi::{self, attribute, expression, key_type, message, value},
-    wire::{self, Connection, number},
+    wire::{Connection, Message, attributes, bytes, find, nest, number, text},
 };
-use crate::{
-    core::model::{Family, Protocol},
-    netlink::raw::{Message, attributes, bytes, find, nest, text},
-};
+use crate::core::model::{Family, Protocol};
 
 pub(super) const TABLE: &str = "npl";
 const CHAIN: &str = "replies";
@@ -88,7 +85,7 @@ impl Endpoint {
 
 /// Makes the table with these endpoints, in the place of one that may be there.
 pub(super) fn replace(connection: &Connection, endpoints: &BTreeSet<Endpoint>) -> io::Result<()> {
-    let table = |command| wire::message(command, vec![text(attribute::TABLE, TABLE)]);
+    let table = |command| Message::new(command, vec![text(attribute::TABLE, TABLE)]);
     // To be deleted, it has to be there.
     let anew = [table(message::NEW_TABLE), table(message::DEL_TABLE), table(message::NEW_TABLE)];
     let mut commands = Vec::from(anew);
@@ -108,7 +105,7 @@ pub(super) fn update(connection: &Connection, new: &BTreeSet<Endpoint>, gone: &B
 
 /// Takes the table away; whether it was there.
 pub(super) fn remove(connection: &Connection) -> io::Result<bool> {
-    let removed = connection.commit(vec![wire::message(message::DEL_TABLE, vec![text(attribute::TABLE, TABLE)])]);
+    let removed = connection.commit(vec![Message::new(message::DEL_TABLE, vec![text(attribute::TABLE, TABLE)])]);
     if_there(removed).map(|removed| removed.is_some())
 }
 
@@ -117,7 +114,7 @@ pub(super) fn read(connection: &Connection) -> io::Result<Option<BTreeSet<Endpoi
     let mut endpoints = BTreeSet::new();
     for shape in SHAPES {
         let set = vec![text(attribute::TABLE, TABLE), text(attribute::ELEMENTS_SET, shape.set)];
-        let listed = connection.list(wire::message(message::GET_ELEMENT, set), |object| {
+        let listed = connection.list(Message::new(message::GET_ELEMENT, set), |object| {
             let elements = find(object, attribute::ELEMENTS).unwrap_or_default();
             let key = |element| find(find(element, attribute::ELEMENT_KEY)?, attribute::DATA_VALUE);
             endpoints.extend(attributes(elements).filter_map(|(_, element)| Endpoint::read(key(element)?)));
@@ -129,7 +126,7 @@ pub(super) fn read(connection: &Connection) -> io::Result<Option<BTreeSet<Endpoi
     }
     let mut rules = 0;
     let chain = vec![text(attribute::TABLE, TABLE), text(attribute::RULE_CHAIN, CHAIN)];
-    let listed = connection.list(wire::message(message::GET_RULE, chain), |_| {
+    let listed = connection.list(Message::new(message::GET_RULE, chain), |_| {
         rules += 1;
         ControlFlow::Continue(())
     });
@@ -141,7 +138,7 @@ pub(super) fn read(connection: &Connection) -> io::Result<Option<BTreeSet<Endpoi
 /// tell it, no more are read than it takes.
 pub(super) fn others_translate() -> io::Result<bool> {
     let mut found = false;
-    let listed = Connection::open()?.list(wire::of_any_family(message::GET_CHAIN), |chain| {
+    let listed = Connection::open()?.list(Message::new(message::GET_CHAIN, Vec::new()).of_any_family(), |chain| {
         let has =
             |kind, value: &str| find(chain, kind).is_some_and(|it| it.strip_suffix(&[0]) == Some(value.as_bytes()));
         let hook = find(chain, attribute::CHAIN_HOOK).and_then(|hook| find(hook, attribute::HOOK_NUMBER));
@@ -178,7 +175,7 @@ fn new_set(id: u32, shape: &Shape) -> Message {
         number(attribute::SET_KEY_LENGTH, shape.length + 4 + 4),
         number(attribute::SET_ID, id),
     ];
-    wire::message(message::NEW_SET, attributes)
+    Message::new(message::NEW_SET, attributes)
 }
 
 fn new_chain() -> Message {
@@ -190,7 +187,7 @@ fn new_chain() -> Message {
         number(attribute::CHAIN_POLICY, uapi::ACCEPT),
         text(attribute::CHAIN_TYPE, "nat"),
     ];
-    wire::message(message::NEW_CHAIN, attributes)
+    Message::new(message::NEW_CHAIN, attributes)
 }
 
 /// `ip saddr . meta l4proto . th sport @endpoints_v4 snat ip to ip saddr`, and the same of IPv6.
@@ -224,7 +221,7 @@ fn new_rule(shape: &Shape) -> Message {
     ];
     let chain = [text(attribute::TABLE, TABLE), text(attribute::RULE_CHAIN, CHAIN)];
     let attributes = chain.into_iter().chain([nest(attribute::RULE_EXPRESSIONS, &expressions)]);
-    wire::message(message::NEW_RULE, attributes.collect())
+    Message::new(message::NEW_RULE, attributes.collect())
 }
 
 /// Commands about the elements of both sets.
@@ -239,7 +236,7 @@ fn elements(command: u16, endpoints: &BTreeSet<Endpoint>) -> Vec<Message> {
         let all: Vec<_> = endpoints.iter().filter(is_its).map(element).collect();
         messages.extend(all.chunks(TOGETHER).map(|some| {
             let set = [text(attribute::TABLE, TABLE), text(attribute::ELEMENTS_SET, shape.set)];
-            wire::message(command, set.into_iter().chain([nest(attribute::ELEMENTS, some)]).collect())
+            Message::new(command, set.into_iter().chain([nest(attribute::ELEMENTS, some)]).collect())
         }));
     }
     messages

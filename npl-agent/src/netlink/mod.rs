@@ -2,15 +2,13 @@
 //! The Node's devices, addresses and routes, by netlink.
 
 mod driver;
-mod frames;
-pub(crate) mod raw;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
 };
 
-use futures::{Stream, StreamExt as _, TryStreamExt as _, future::Either, stream};
+use futures::{Stream, StreamExt as _, TryStreamExt as _};
 use rtnetlink::{
     Handle, MulticastGroup, new_connection, new_multicast_connection,
     packet_core::NetlinkPayload,
@@ -25,7 +23,7 @@ use rtnetlink::{
 use tokio::task::JoinHandle;
 
 use crate::core::{
-    devices::{Device, DeviceKind, FrameFacts, LinkFacts},
+    devices::{Device, DeviceKind, LinkFacts},
     redirect::Route,
 };
 
@@ -43,13 +41,6 @@ pub enum NetlinkError {
         /// The kernel's answer.
         #[source]
         source: rtnetlink::Error,
-    },
-    /// The kernel does not tell what drivers do with frames.
-    #[error("list what drivers do with frames by netlink")]
-    Frames {
-        /// The kernel's answer.
-        #[source]
-        source: std::io::Error,
     },
 }
 
@@ -71,14 +62,14 @@ pub struct Survey {
 /// A look at the network that is under way.
 pub type Surveying = JoinHandle<Result<Survey, NetlinkError>>;
 
-/// Looks at devices, with their [`FrameFacts`] if these matter, and the routes to Pods, on a thread of its own: while Pods
-/// come and go, the kernel has whoever asks wait for seconds (for `rtnl`), and nothing else may wait with it.
-pub fn survey(pods: BTreeSet<IpAddr>, has_frames: bool) -> Surveying {
+/// Looks at devices, and the routes to Pods, on a thread of its own: while Pods come and go, the kernel has whoever asks
+/// wait for seconds (for `rtnl`), and nothing else may wait with it.
+pub fn survey(pods: BTreeSet<IpAddr>) -> Surveying {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
     tokio::task::spawn_blocking(move || {
         runtime.map_err(NetlinkError::Open)?.block_on(async {
             let routes = routes_to(&pods).await?;
-            let devices = look_at_devices(has_frames).await?;
+            let devices = interfaces().await?;
             Ok(Survey { pods, routes, devices })
         })
     })
@@ -102,17 +93,9 @@ pub async fn surveyed(under_way: &mut Surveying) -> Result<Survey, NetlinkError>
 ///
 /// If the kernel refuses one of the three dumps.
 pub async fn interfaces() -> Result<Vec<Device>, NetlinkError> {
-    look_at_devices(false).await
-}
-
-async fn look_at_devices(has_frames: bool) -> Result<Vec<Device>, NetlinkError> {
     let (connection, handle, _unsolicited) = new_connection().map_err(NetlinkError::Open)?;
     let driver = tokio::spawn(connection);
     let result = read_interfaces(&handle).await;
-    let result = match result {
-        Ok(mut devices) if has_frames => frames::complete(&handle, &mut devices).await.map(|()| devices),
-        result => result,
-    };
     driver.abort();
     result
 }
@@ -243,7 +226,6 @@ fn device(link: &LinkMessage) -> Option<Device> {
         has_default_route: false,
         addresses: Vec::new(),
         link: LinkFacts { driver, mtu, carries_others: false },
-        frames: FrameFacts::default(),
     })
 }
 
@@ -298,13 +280,12 @@ fn kind_of(kind: &InfoKind) -> DeviceKind {
     }
 }
 
-/// Yields once for every message that may have changed devices, their [`FrameFacts`] if these matter, addresses or routes;
-/// an overrun counts as one.
+/// Yields once for every message that may have changed devices, addresses or routes; an overrun counts as one.
 ///
 /// # Errors
 ///
 /// If the kernel gives no socket.
-pub fn changes(has_frames: bool) -> Result<impl Stream<Item = ()> + Unpin, NetlinkError> {
+pub fn changes() -> Result<impl Stream<Item = ()> + Unpin, NetlinkError> {
     let groups = [
         MulticastGroup::Link,
         MulticastGroup::Ipv4Ifaddr,
@@ -315,9 +296,7 @@ pub fn changes(has_frames: bool) -> Result<impl Stream<Item = ()> + Unpin, Netli
     ];
     let (connection, _handle, messages) = new_multicast_connection(&groups).map_err(NetlinkError::Open)?;
     tokio::spawn(connection);
-    let of_network = messages.filter_map(async |(message, _from)| is_change(&message.payload).then_some(()));
-    let of_frames = if has_frames { Either::Left(frames::changes()?) } else { Either::Right(stream::empty()) };
-    Ok(Box::pin(stream::select(of_network, of_frames)))
+    Ok(Box::pin(messages.filter_map(async |(message, _from)| is_change(&message.payload).then_some(()))))
 }
 
 /// Of routes those to everything and to single addresses matter, and of filters only that one went: our own attaching would else wake us again.

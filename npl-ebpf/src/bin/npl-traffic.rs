@@ -3,8 +3,8 @@
 //!
 //! A socket in user space costs more per packet than the whole path that is measured. `BPF_PROG_TEST_RUN` with live
 //! frames runs a program over frames that nobody had to receive, and carries out its verdict: here to hand them to the
-//! stack as received by the Node's uplink, in bulk, as a network card's driver does after its own XDP program; or what such
-//! a program says to them; or to send them by the client's device, for the uplink's driver to receive.
+//! stack as received by the Node's uplink, in bulk, as a network card's driver does after its own XDP program; or to send
+//! them by the client's device, for the uplink's driver to receive and run such a program over.
 
 #![no_std]
 #![no_main]
@@ -17,14 +17,14 @@
 
 use aya_ebpf::{
     bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC, xdp_action},
-    btf_maps::{Array, PerCpuArray, ProgramArray},
+    btf_maps::{Array, PerCpuArray},
     macros::{btf_map, classifier, xdp},
     programs::{TcContext, XdpContext},
 };
 use npl_common::{
     csum,
     mapping::protocol,
-    traffic::{FRAME_BYTES, Target, Traffic, entry, random_client},
+    traffic::{FRAME_BYTES, Target, Traffic, random_client},
 };
 
 /// Written by the bench, counted up by the generator.
@@ -34,10 +34,6 @@ pub static TRAFFIC: Array<Traffic, 1> = Array::new();
 /// Written by the bench.
 #[btf_map(name = "npl_target")]
 pub static TARGET: Array<Target, 1> = Array::new();
-
-/// Written by the bench.
-#[btf_map(name = "npl_driver")]
-pub static DRIVER: ProgramArray<1> = ProgramArray::new();
 
 /// Written by the counter.
 #[btf_map(name = "npl_arrived")]
@@ -77,20 +73,10 @@ const _: () = assert!(size_of::<Frame>() == FRAME_BYTES, "the frame is the templ
 const TCP_CHECK: usize = 6;
 const UDP_CHECK: usize = 1;
 
-/// Makes the next packet and lets the uplink receive it, or the client send it. Of frames in parts, as programs are that
-/// it jumps to.
-#[xdp(frags)]
+/// Makes the next packet and lets the uplink receive it, or the client send it.
+#[xdp]
 pub fn npl_generate(ctx: XdpContext) -> u32 {
-    match generate(&ctx) {
-        Some(entry::STACK) => xdp_action::XDP_PASS,
-        Some(entry::WIRE) => xdp_action::XDP_TX,
-        Some(_driver) => {
-            // SAFETY: nothing here waits to be dropped.
-            unsafe { DRIVER.tail_call(&ctx, 0) };
-            xdp_action::XDP_ABORTED
-        }
-        None => xdp_action::XDP_ABORTED,
-    }
+    generate(&ctx).unwrap_or(xdp_action::XDP_ABORTED)
 }
 
 /// Counts and takes away what arrived where it should; all else goes on to the Pod.
@@ -112,7 +98,7 @@ pub fn npl_idle_xdp(_ctx: XdpContext) -> u32 {
 }
 
 #[inline(always)]
-fn generate(ctx: &XdpContext) -> Option<u16> {
+fn generate(ctx: &XdpContext) -> Option<u32> {
     let traffic = TRAFFIC.get_ptr_mut(0)?;
     // SAFETY: one processor generates, so nobody else writes the element.
     let traffic = unsafe { &mut *traffic };
@@ -120,18 +106,19 @@ fn generate(ctx: &XdpContext) -> Option<u16> {
     write(frame, &traffic.frame);
     let number = traffic.next;
     traffic.next = number.wrapping_add(1);
+    let action = if traffic.is_sent == 0 { xdp_action::XDP_PASS } else { xdp_action::XDP_TX };
     let client = if traffic.random != 0 {
         random_client(number)
     } else if traffic.ports != 0 {
         let ports = u64::from(traffic.ports);
         (number.checked_div(ports)? as u32, number.checked_rem(ports)? as u16)
     } else {
-        return Some(traffic.entry);
+        return Some(action);
     };
     let mapping = number.checked_rem(u64::from(traffic.mappings))? as u16;
     // SAFETY: in bounds as checked.
     vary(unsafe { &mut *frame }, client, mapping);
-    Some(traffic.entry)
+    Some(action)
 }
 
 /// Writes the frame in full, each time: the kernel uses frames again as the Node left them, with other addresses.

@@ -9,7 +9,7 @@ mod v6;
 use aya_ebpf::{bindings::bpf_redir_neigh, btf_maps::lpm_trie::Key, programs::TcContext};
 use npl_common::{
     config::Config,
-    direct::{PodFrames, PodWay},
+    direct::PodWay,
     flow::FlowState,
     mapping::{Endpoint, FLAG_RESTRICTED, Frontend},
     offload::Passed,
@@ -75,8 +75,6 @@ pub trait Family: Sized {
     fn neighbour(addr: Self::Addr) -> bpf_redir_neigh;
     /// How a Pod is reached past the host's stack, if it can be.
     fn pod_way(addr: Self::Addr) -> Option<PodWay>;
-    /// How a driver sends a Pod frames, if it may.
-    fn pod_frames(addr: Self::Addr) -> Option<PodFrames>;
     /// The hash of a flow.
     fn hash(seed: u64, client: Self::Addr, pod: Self::Addr, ports_and_protocol: u64) -> u64;
 

@@ -10,7 +10,7 @@ use aya_ebpf::{
 use npl_common::{
     config::Config,
     csum,
-    direct::{PodFrames, PodV4, PodWay},
+    direct::{PodV4, PodWay},
     flow::{FlowKeyV4, FlowState, FlowV4},
     mapping::{Endpoint, EndpointV4, Frontend, LocalAddressV4, SourceV4},
     offload::Passed,
@@ -21,8 +21,8 @@ use npl_common::{
 use super::{Backend, End, Ends, Family, Fragment, Location, Peer, SourceKey, Walk};
 use crate::{
     maps::{
-        ALLOW_V4, ENDPOINT_V4, FLOW_V4, FRAGMENT_V4, FRAMES_V4, LOCAL_ADDRESS_V4, LOCAL_V4, MAPPING_V4, PASSED_V4,
-        PEER_V4, POD_V4, SYN_V4,
+        ALLOW_V4, ENDPOINT_V4, FLOW_V4, FRAGMENT_V4, LOCAL_ADDRESS_V4, LOCAL_V4, MAPPING_V4, PASSED_V4, PEER_V4,
+        POD_V4, SYN_V4,
     },
     packet::{self, Access, ETHERNET, Other},
     redirect::{self, Routing},
@@ -211,12 +211,6 @@ impl Family for V4 {
     fn pod_way(addr: u32) -> Option<PodWay> {
         // SAFETY: the agent alone writes this map; the kernel replaces an element as a whole.
         unsafe { POD_V4.get(&PodV4 { addr: addr.to_ne_bytes() }) }.copied()
-    }
-
-    #[inline(always)]
-    fn pod_frames(addr: u32) -> Option<PodFrames> {
-        // SAFETY: as above.
-        unsafe { FRAMES_V4.get(&PodV4 { addr: addr.to_ne_bytes() }) }.copied()
     }
 
     #[inline(always)]

@@ -10,7 +10,7 @@ use aya_ebpf::{
 use npl_common::{
     config::Config,
     csum,
-    direct::{PodFrames, PodV6, PodWay},
+    direct::{PodV6, PodWay},
     flow::{FlowKeyV6, FlowState, FlowV6},
     mapping::{Endpoint, EndpointV6, Frontend, LocalAddressV6, SourceV6},
     offload::Passed,
@@ -24,8 +24,8 @@ use super::{
 };
 use crate::{
     maps::{
-        ALLOW_V6, ENDPOINT_V6, FLOW_V6, FRAGMENT_V6, FRAMES_V6, LOCAL_ADDRESS_V6, LOCAL_V6, MAPPING_V6, PASSED_V6,
-        PEER_V6, POD_V6, SYN_V6,
+        ALLOW_V6, ENDPOINT_V6, FLOW_V6, FRAGMENT_V6, LOCAL_ADDRESS_V6, LOCAL_V6, MAPPING_V6, PASSED_V6, PEER_V6,
+        POD_V6, SYN_V6,
     },
     packet::{self, Access, ETHERNET, Other},
     redirect::{self, Routing},
@@ -194,12 +194,6 @@ impl Family for V6 {
     fn pod_way(addr: Addr) -> Option<PodWay> {
         // SAFETY: the agent alone writes this map; the kernel replaces an element as a whole.
         unsafe { POD_V6.get(&PodV6 { addr: bytes(addr) }) }.copied()
-    }
-
-    #[inline(always)]
-    fn pod_frames(addr: Addr) -> Option<PodFrames> {
-        // SAFETY: as above.
-        unsafe { FRAMES_V6.get(&PodV6 { addr: bytes(addr) }) }.copied()
     }
 
     #[inline(always)]

@@ -171,14 +171,6 @@ fn write_to_frame<F: Family, H: Checked, const L2: usize>(
     if is_written { Ok(()) } else { Err(Refused) }
 }
 
-/// Gives a frame other Ethernet addresses: whom it goes to, and whom it comes from.
-#[inline(always)]
-pub fn apply_ethernet(frame: &impl Access, addresses: [u8; 12]) -> Result<(), Refused> {
-    // SAFETY: the same twelve bytes in the same order.
-    let words = unsafe { core::mem::transmute::<[u8; 12], [u32; 3]>(addresses) };
-    if frame.write::<_, 0>(words) { Ok(()) } else { Err(Refused) }
-}
-
 /// What a packet's ends become, and by how much the sums over them change.
 struct Change<F: Family> {
     source: F::Addr,

@@ -11,9 +11,8 @@ use aya::util::KernelVersion;
 use aya::{Ebpf, EbpfLoader};
 use caps::{CapSet, Capability};
 use npl_agent::core::model::{Backend, Family, Frontend, NodePort, PodPort, Protocol};
-use npl_agent::core::redirect::Forwarding;
 use npl_agent::core::sources::{AllowList, SourceRange};
-use npl_agent::datapath::{Datapath, Pins, embedded_object, xdp};
+use npl_agent::datapath::{Datapath, Pins, embedded_object};
 use npl_common::flow::{FlowKeyV4, FlowKeyV6, FlowState, FlowV4, FlowV6};
 use npl_common::fragment;
 use npl_common::names;
@@ -184,10 +183,9 @@ impl Lab {
         self.noting(frame, |lab, options| lab.program(program).test_run(options))
     }
 
-    /// As [`Self::run`], of the program for drivers that goes with this way of forwarding.
-    pub(crate) fn run_xdp(&mut self, forwarding: Forwarding, frame: &[u8]) -> Outcome {
-        let name = xdp::program_name(forwarding);
-        self.noting(frame, |lab, options| lab.datapath.hooks.xdp_program(name).unwrap().test_run(options))
+    /// As [`Self::run`], of the program for drivers.
+    pub(crate) fn run_xdp(&mut self, frame: &[u8]) -> Outcome {
+        self.noting(frame, |lab, options| lab.datapath.hooks.xdp_program().unwrap().test_run(options))
     }
 
     fn noting(

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A Node with Pods and clients in namespaces, and the agent's datapath attached to its uplinks.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
-use npl_agent::core::devices::{Device, DeviceKind, DeviceSelection, FrameFacts, LinkFacts};
+use npl_agent::core::devices::{Device, DeviceKind, DeviceSelection, LinkFacts};
 use npl_agent::core::model::{Backend, Protocol};
 use npl_agent::core::redirect::{Carries, Forwarding, Placement};
 use npl_agent::core::xdp::Attach;
@@ -125,7 +126,7 @@ impl World {
     /// Puts the programs on these devices, and takes them off all others.
     pub(crate) fn attach_to(&self, datapath: &mut Datapath, devices: &[Device]) -> Vec<DatapathError> {
         let wanted = devices.iter().map(|device| (device.ifindex, Carries::Uplink)).collect();
-        let placement = Placement { devices: wanted, ..Placement::default() };
+        let placement = Placement { devices: wanted, pods: BTreeMap::new() };
         self.node().run(|| datapath.attach(devices, &placement)).unwrap()
     }
 
@@ -138,14 +139,8 @@ impl World {
     /// Has the programs on the uplinks and, where packets are redirected, on what leads to Pods, as an agent finds them.
     #[track_caller]
     pub(crate) fn follow(&mut self, forwarding: Forwarding) {
-        self.follow_by(forwarding, Attach::Tc);
-    }
-
-    /// The same, with programs of drivers as `--attach` says.
-    #[track_caller]
-    pub(crate) fn follow_by(&mut self, forwarding: Forwarding, attach: Attach) {
         let names = self.uplinks().into_iter().map(|device| device.name).collect();
-        let mut uplinks = Uplinks::new(DeviceSelection::Named(names), forwarding, attach);
+        let mut uplinks = Uplinks::new(DeviceSelection::Named(names), forwarding, Attach::Tc);
         let (node, node_ips) = (self.node().clone(), self.node_ips());
         let coverage = node.block_on(uplinks.follow(self.datapath(), &node_ips)).unwrap().unwrap();
         assert_eq!(coverage, Coverage { carrying: self.topology.clients().len(), refusing: 0 });
@@ -253,7 +248,6 @@ fn device(device: &topology::Device) -> Device {
         has_default_route: true,
         addresses: Vec::new(),
         link: LinkFacts::default(),
-        frames: FrameFacts::default(),
     }
 }
 

@@ -72,14 +72,6 @@ pub(crate) enum Mode {
     OursWire,
     /// Received like that, and translated by NPL's program in the driver.
     OursXdp,
-    /// Received like that, translated and redirected by NPL behind the driver.
-    OursRedirectWire,
-    /// Received like that, translated and redirected by NPL's program in the driver, to a Pod that takes frames.
-    OursFramesWire,
-    /// Only routed, to a Pod that takes frames.
-    RoutingFrames,
-    /// Translated and redirected by NPL's program in the driver, to a Pod that takes frames.
-    OursFrames,
 }
 
 impl Mode {
@@ -101,10 +93,6 @@ impl Mode {
             Self::RoutingWire => "routing_wire".to_owned(),
             Self::OursWire => "ours_wire".to_owned(),
             Self::OursXdp => "ours_xdp".to_owned(),
-            Self::RoutingFrames => "routing_frames".to_owned(),
-            Self::OursFramesWire => "ours_frames_wire".to_owned(),
-            Self::OursRedirectWire => "ours_redirect_wire".to_owned(),
-            Self::OursFrames => "ours_frames".to_owned(),
         }
     }
 
@@ -123,11 +111,7 @@ impl Mode {
             | Self::OursConntrack
             | Self::RoutingWire
             | Self::OursWire
-            | Self::OursXdp
-            | Self::RoutingFrames
-            | Self::OursRedirectWire
-            | Self::OursFramesWire
-            | Self::OursFrames => MAPPINGS,
+            | Self::OursXdp => MAPPINGS,
         }
     }
 
@@ -148,20 +132,13 @@ impl Mode {
             | Self::OursConntrack
             | Self::RoutingWire
             | Self::OursWire
-            | Self::OursXdp
-            | Self::RoutingFrames
-            | Self::OursFramesWire
-            | Self::OursRedirectWire
-            | Self::OursFrames => (0, self.mappings()),
+            | Self::OursXdp => (0, self.mappings()),
         }
     }
 
     /// Whether the client sends to the Node.
     pub(crate) const fn is_translated(self) -> bool {
-        !matches!(
-            self,
-            Self::Routing | Self::RoutingBesideOurs | Self::RoutingConntrack | Self::RoutingWire | Self::RoutingFrames
-        )
+        !matches!(self, Self::Routing | Self::RoutingBesideOurs | Self::RoutingConntrack | Self::RoutingWire)
     }
 
     /// Whether the Node tracks connections; all translation by netfilter does.
@@ -181,29 +158,13 @@ impl Mode {
             | Self::OursOffload
             | Self::OursOf(_)
             | Self::OursWire
-            | Self::OursXdp
-            | Self::RoutingFrames
-            | Self::OursRedirectWire
-            | Self::OursFramesWire
-            | Self::OursFrames => false,
+            | Self::OursXdp => false,
         }
-    }
-
-    /// Whether the Pod takes frames.
-    pub(crate) const fn has_frames(self) -> bool {
-        matches!(self, Self::RoutingFrames | Self::OursFrames | Self::OursFramesWire)
     }
 
     /// Where packets come in.
     pub(crate) const fn entry(self) -> Entry {
-        if matches!(self, Self::OursFrames) {
-            return Entry::Driver;
-        }
-        let is_by_wire = matches!(
-            self,
-            Self::RoutingWire | Self::OursWire | Self::OursXdp | Self::OursRedirectWire | Self::OursFramesWire
-        );
-        if is_by_wire { Entry::Wire } else { Entry::Uplink }
+        if matches!(self, Self::RoutingWire | Self::OursWire | Self::OursXdp) { Entry::Wire } else { Entry::Uplink }
     }
 }
 
@@ -246,11 +207,10 @@ impl Ratio {
 }
 
 /// Every comparison, in the order in which it is shown.
-pub(crate) const RATIOS: [Ratio; 40] = {
+pub(crate) const RATIOS: [Ratio; 31] = {
     use Mode::{
-        Iptables, IptablesNewest, Nftables, Ours, OursConntrack, OursFrames, OursFramesWire, OursOf, OursOffload,
-        OursOffloadConntrack, OursRedirect, OursRedirectWire, OursWire, OursXdp, Routing, RoutingBesideOurs,
-        RoutingConntrack, RoutingFrames, RoutingWire,
+        Iptables, IptablesNewest, Nftables, Ours, OursConntrack, OursOf, OursOffload, OursOffloadConntrack,
+        OursRedirect, OursWire, OursXdp, Routing, RoutingBesideOurs, RoutingConntrack, RoutingWire,
     };
     use Workload::{Established, NewFlows, SynFlood};
     [
@@ -267,11 +227,6 @@ pub(crate) const RATIOS: [Ratio; 40] = {
         ratio(Established, OursWire, RoutingWire, None),
         ratio(Established, OursXdp, RoutingWire, None),
         ratio(Established, OursXdp, OursWire, None),
-        ratio(Established, OursFrames, Routing, Some(1.7)),
-        ratio(Established, OursFrames, RoutingFrames, None),
-        ratio(Established, OursFrames, OursRedirect, None),
-        ratio(Established, OursFramesWire, RoutingWire, None),
-        ratio(Established, OursFramesWire, OursRedirectWire, None),
         ratio(NewFlows, Ours, Routing, None),
         ratio(NewFlows, Ours, Iptables(1), None),
         ratio(NewFlows, Ours, Iptables(MAPPINGS), None),
@@ -288,10 +243,6 @@ pub(crate) const RATIOS: [Ratio; 40] = {
         ratio(NewFlows, OursWire, RoutingWire, None),
         ratio(NewFlows, OursXdp, RoutingWire, None),
         ratio(NewFlows, OursXdp, OursWire, None),
-        ratio(NewFlows, OursFrames, Iptables(MAPPINGS), None),
-        ratio(NewFlows, OursFrames, IptablesNewest(MAPPINGS), Some(15.0)),
-        ratio(NewFlows, OursFrames, OursRedirect, None),
-        ratio(NewFlows, OursFramesWire, OursRedirectWire, None),
         ratio(SynFlood, Ours, Routing, None),
         Ratio { denominator: Case { workload: Established, mode: Ours }, ..ratio(SynFlood, Ours, Ours, None) },
     ]

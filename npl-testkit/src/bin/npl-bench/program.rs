@@ -8,9 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use aya::EbpfLoader;
 use aya::programs::{SchedClassifier, TestRun, TestRunOptions, TestRunResult, Xdp};
 use npl_agent::core::model::{Backend, Family, Frontend, NodePort, PodPort, Protocol};
-use npl_agent::core::redirect::Forwarding;
 use npl_agent::datapath::Datapath;
-use npl_agent::datapath::xdp::program_name;
 use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
 use npl_common::traffic::{PROG_IDLE, PROG_IDLE_XDP};
 use npl_testkit::mounts::BpfFs;
@@ -77,7 +75,7 @@ enum Hook {
     /// At TC, the program of this name.
     Tc(&'static str),
     /// In a driver.
-    Xdp(Forwarding),
+    Xdp,
 }
 
 /// Programs that are run over packets that nobody sent.
@@ -137,7 +135,7 @@ impl Alone {
         let miss = packet(CLIENT, (ENDS[0].ip(), OUT_OF_RANGE).into());
         for (figure, hook, packet, translated) in [
             (&FORWARD_HIT, Hook::Tc(PROG_INGRESS), &request, [runs, 0]),
-            (&XDP_FORWARD_HIT, Hook::Xdp(Forwarding::Stack), &request, [runs, 0]),
+            (&XDP_FORWARD_HIT, Hook::Xdp, &request, [runs, 0]),
             (&REPLY_HIT, Hook::Tc(PROG_EGRESS), &reply, [0, runs]),
             (&MISS, Hook::Tc(PROG_INGRESS), &miss, [0, 0]),
         ] {
@@ -162,10 +160,9 @@ impl Alone {
                 let idle: &SchedClassifier = self.idle.program(PROG_IDLE).context("no idle program")?.try_into()?;
                 Ok([run(self.datapath.hooks.program(name)?, packet, REPEAT)?, run(idle, packet, REPEAT)?])
             }
-            Hook::Xdp(forwarding) => {
+            Hook::Xdp => {
                 let idle: &Xdp = self.idle.program(PROG_IDLE_XDP).context("no idle program")?.try_into()?;
-                let ours = self.datapath.hooks.xdp_program(program_name(forwarding))?;
-                Ok([run(ours, packet, REPEAT)?, run(idle, packet, REPEAT)?])
+                Ok([run(self.datapath.hooks.xdp_program()?, packet, REPEAT)?, run(idle, packet, REPEAT)?])
             }
         }
     }

@@ -15,7 +15,6 @@ use npl_agent::core::redirect::Forwarding;
 use npl_agent::core::settings::PortRange;
 use npl_agent::core::xdp::Attach;
 use npl_agent::datapath::Datapath;
-use npl_agent::datapath::xdp::program_name;
 use npl_agent::uplinks::Uplinks;
 use npl_common::names::PROG_INGRESS;
 use npl_testkit::echo::{EchoServer, Protocol};
@@ -86,15 +85,12 @@ impl Testbed {
         let pod = topology.add_pod(run, "pod")?;
         let client = topology.client();
         pod.fix_neighbour()?;
-        if mode.entry() != Entry::Uplink {
+        if mode.entry() == Entry::Wire {
             join_drivers(client)?;
-        }
-        if mode.has_frames() {
-            pod.device.set_offloads(&[Offload::Gro], true)?;
         }
 
         let mappings = Mappings { protocol: workload.protocol(), pod_ip: pod.ip(), count: mode.mappings() };
-        let mut ours = translate(run, &name, mode, &topology, mappings)?;
+        let ours = translate(run, &name, mode, &topology, mappings)?;
         let (first, spread) = mode.flows_to();
         let server: SocketAddr = if mode.is_translated() {
             (topology.node_addresses().v4, FIRST_NODE_PORT + first).into()
@@ -120,9 +116,6 @@ impl Testbed {
             mappings: spread,
         };
         let mut meter = Meter::new(object, client, &flows, &pod, mappings.pod_ports())?;
-        if let (Entry::Driver, Some((datapath, _))) = (mode.entry(), &mut ours) {
-            meter.set_driver(datapath.hooks.xdp_program(program_name(Forwarding::Redirect))?)?;
-        }
         meter.measure(WARM_UP, Duration::MAX).context("warm up")?;
         Ok(Self { case, meter, ours, topology })
     }
@@ -202,27 +195,20 @@ fn translate(
 ) -> Result<Option<(Datapath, BpfFs)>> {
     let node = topology.node();
     match mode {
-        Mode::Routing | Mode::RoutingWire | Mode::RoutingFrames => Ok(None),
+        Mode::Routing | Mode::RoutingWire => Ok(None),
         Mode::RoutingConntrack => rivals::add_conntrack(node).map(|()| None),
         Mode::Iptables(_) | Mode::IptablesNewest(_) => rivals::add_iptables(node, mappings).map(|()| None),
         Mode::Nftables => rivals::add_nftables(node, mappings).map(|()| None),
         Mode::Ours | Mode::OursOf(_) | Mode::RoutingBesideOurs | Mode::OursWire => {
             load_ours(run, name, topology, mappings, Forwarding::Stack, Attach::Tc).map(Some)
         }
-        Mode::OursRedirect | Mode::OursRedirectWire => {
-            load_ours(run, name, topology, mappings, Forwarding::Redirect, Attach::Tc).map(Some)
-        }
+        Mode::OursRedirect => load_ours(run, name, topology, mappings, Forwarding::Redirect, Attach::Tc).map(Some),
         Mode::OursOffload => load_ours(run, name, topology, mappings, Forwarding::Offload, Attach::Tc).map(Some),
         Mode::OursOffloadConntrack => {
             rivals::add_conntrack(node)?;
             load_ours(run, name, topology, mappings, Forwarding::Offload, Attach::Tc).map(Some)
         }
         Mode::OursXdp => load_ours(run, name, topology, mappings, Forwarding::Stack, Attach::Xdp).map(Some),
-        Mode::OursFrames | Mode::OursFramesWire => {
-            let ours = load_ours(run, name, topology, mappings, Forwarding::Redirect, Attach::Xdp)?;
-            ensure!(ours.0.sent_frames()?.len() == 1, "the Pod is not sent frames");
-            Ok(Some(ours))
-        }
         Mode::OursConntrack => {
             rivals::add_conntrack(node)?;
             load_ours(run, name, topology, mappings, Forwarding::Stack, Attach::Tc).map(Some)

@@ -10,7 +10,6 @@ use std::process::Command;
 
 use aya::util::KernelVersion;
 use npl_agent::core::devices::Device;
-use npl_agent::core::redirect::Forwarding;
 use npl_agent::core::xdp::{Attach, Reason, plan};
 use npl_agent::datapath::cleanup::remove_everything;
 use npl_agent::datapath::pins::Direction;
@@ -46,7 +45,7 @@ impl World {
 
     fn attach_xdp(&self, datapath: &mut Datapath) -> Result<(), DatapathError> {
         let uplink = self.uplink();
-        self.node().run(|| datapath.hooks.attach_xdp(&uplink, Forwarding::Stack)).unwrap()
+        self.node().run(|| datapath.hooks.attach_xdp(&uplink)).unwrap()
     }
 
     /// The numbers by which the kernel knows the program in a device's driver.
@@ -158,7 +157,7 @@ fn device_whose_driver_runs_no_programs_is_told_apart() {
     let all = world.node().block_on(netlink::interfaces()).unwrap().unwrap();
     let bridge = all.iter().find(|device| device.name == "up0").unwrap();
     let mut datapath = world.datapath.take().unwrap();
-    let error = world.node().run(|| datapath.hooks.attach_xdp(bridge, Forwarding::Stack)).unwrap().unwrap_err();
+    let error = world.node().run(|| datapath.hooks.attach_xdp(bridge)).unwrap().unwrap_err();
     assert_eq!(error.xdp_reason(), Reason::DriverRefuses, "{error:?}");
     assert_eq!(world.xdp_program("up0"), None, "nor does the kernel run it in the driver's place");
 }
@@ -172,7 +171,7 @@ fn device_that_comes_again_under_its_old_number_gets_the_program_again() {
         let all = world.node().block_on(netlink::interfaces()).unwrap().unwrap();
         let device = all.iter().find(|device| device.name == "up0").unwrap();
         for _ in 0..2 {
-            world.node().run(|| datapath.hooks.attach_xdp(device, Forwarding::Stack)).unwrap().unwrap();
+            world.node().run(|| datapath.hooks.attach_xdp(device)).unwrap().unwrap();
             assert!(world.xdp_program("up0").is_some());
         }
         world.node().ip("link del up0").unwrap();
@@ -214,14 +213,10 @@ fn network_card_translates_where_the_plan_is_the_agents_own() {
     world.topology.move_client_to("up0").unwrap();
     let all = world.node().block_on(netlink::interfaces()).unwrap().unwrap();
     let card = all.into_iter().find(|device| device.name == "up0").unwrap();
-    assert_eq!(
-        plan(&card, Attach::Auto, Forwarding::Stack, preflight::has_xdp_frags()),
-        Ok(Reason::SafeDriver),
-        "{card:?}"
-    );
+    assert_eq!(plan(&card, Attach::Auto, preflight::has_xdp_frags()), Ok(Reason::SafeDriver), "{card:?}");
     world.install_on(std::slice::from_ref(&card));
     let mut datapath = world.datapath.take().unwrap();
-    match world.node().run(|| datapath.hooks.attach_xdp(&card, Forwarding::Stack)).unwrap() {
+    match world.node().run(|| datapath.hooks.attach_xdp(&card)).unwrap() {
         Ok(()) => assert!(world.xdp_program("up0").is_some()),
         // Before 5.13 the driver wants a queue more for each processor than this card has.
         Err(error) => {

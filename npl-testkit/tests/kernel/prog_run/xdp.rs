@@ -4,7 +4,6 @@
 use std::sync::Mutex;
 
 use npl_agent::core::model::Family;
-use npl_agent::core::redirect::Forwarding;
 use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
 use npl_common::reason::Reason;
 use npl_testkit::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN};
@@ -30,7 +29,7 @@ const XDP_PASS: i32 = 2;
 #[track_caller]
 fn becomes(lab: &mut Lab, frame: &Packet, expected: &Packet, changes: Vec<Change>) {
     let expected = Outcome { action: XDP_PASS, bytes: expected.build(), changes };
-    assert_eq!(lab.run_xdp(Forwarding::Stack, &frame.build()), expected);
+    assert_eq!(lab.run_xdp(&frame.build()), expected);
 }
 
 #[test]
@@ -46,7 +45,7 @@ fn plain_requests_go_to_the_pod() {
 #[test]
 fn flow_that_opens_ahead_is_established_behind_its_reply() {
     with_mappings(|lab| {
-        lab.run_xdp(Forwarding::Stack, &tcp(client(), node(), SYN, b"").build());
+        lab.run_xdp(&tcp(client(), node(), SYN, b"").build());
         lab.egress(&tcp(pod(), client(), SYN | ACK, b""));
         let request = tcp(client(), node(), ACK, b"");
         becomes(lab, &request, &to(&request, pod()), establishing_request("61000/tcp", bare()));
@@ -72,7 +71,7 @@ fn source_that_is_refused_is_dropped_and_leaves_no_flow() {
         for request in [tcp(client(), node(), SYN, b""), udp(client(), node(), b"hello")] {
             let bytes = request.build();
             let expected = Outcome { action: XDP_DROP, bytes: bytes.clone(), changes: reason(Reason::SourceRefused) };
-            assert_eq!(lab.run_xdp(Forwarding::Stack, &bytes), expected);
+            assert_eq!(lab.run_xdp(&bytes), expected);
         }
         assert_eq!((lab.slot(flow(Tcp)), lab.slot(flow(Udp))), (None, None));
         let allowed = tcp((router_ip(), CLIENT_PORT).into(), node(), SYN, b"");
@@ -118,7 +117,7 @@ fn everything_else_goes_on_untouched_and_uncounted() {
     with_mappings(|lab| {
         for frame in others() {
             let expected = Outcome { action: XDP_PASS, bytes: frame.clone(), changes: vec![] };
-            assert_eq!(lab.run_xdp(Forwarding::Stack, &frame), expected);
+            assert_eq!(lab.run_xdp(&frame), expected);
         }
         assert_eq!((lab.slot(flow(Tcp)), lab.slot(flow(Udp)), lab.slot(flow(Sctp))), (None, None, None));
     });
@@ -142,7 +141,7 @@ fn arrive(lab: &mut Lab, path: Path, frame: &[u8]) -> Outcome {
     if path == Path::TcAlone {
         return lab.run(PROG_INGRESS, frame);
     }
-    let ahead = lab.run_xdp(Forwarding::Stack, frame);
+    let ahead = lab.run_xdp(frame);
     if ahead.action == XDP_DROP {
         return Outcome { action: DROP, ..ahead };
     }
