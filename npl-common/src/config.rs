@@ -19,8 +19,9 @@ map_type! {
         pub flags: u32,
         /// Layout version of all maps: [`crate::names::ABI_VERSION`].
         pub abi: u32,
-        /// Always zero.
-        pub pad: u32,
+        /// Another one whenever a mapping has changed or gone: see [`crate::hint`]. It and `abi` are one aligned word, which is
+        /// written and read as one.
+        pub epoch: u32,
         /// The kernel's name of the Node's network namespace, in which loopback addresses are the Node's; 0 if unknown.
         pub netns_cookie: u64,
     }
@@ -29,7 +30,13 @@ map_type! {
 const _: () = assert!(core::mem::offset_of!(Config, primary_v4) == 8, "one aligned word");
 const _: () = assert!(core::mem::offset_of!(Config, primary_v4_index) == 12, "one aligned word");
 
+const _: () = assert!(core::mem::offset_of!(Config, abi) == Config::EPOCH_WORD * size_of::<u64>(), "one aligned word");
+const _: () = assert!(core::mem::offset_of!(Config, epoch) == 28, "one aligned word");
+
 impl Config {
+    /// Position of the word with `abi` and `epoch`, in words of eight bytes.
+    pub const EPOCH_WORD: usize = 3;
+
     /// Whether a destination port can belong to a mapping at all. Host order.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]

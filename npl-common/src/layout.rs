@@ -81,6 +81,8 @@ pub const LAYOUTS: &[Layout] = &[
     crate::direct::PodV6::LAYOUT,
     crate::direct::PodWay::LAYOUT,
     crate::offload::Passed::LAYOUT,
+    crate::hint::HintV4::LAYOUT,
+    crate::hint::HintV6::LAYOUT,
 ];
 
 #[cfg(test)]

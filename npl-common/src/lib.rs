@@ -24,6 +24,7 @@ pub mod csum;
 pub mod direct;
 pub mod flow;
 pub mod fragment;
+pub mod hint;
 pub mod hold;
 pub mod mapping;
 pub mod names;

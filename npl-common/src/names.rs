@@ -67,6 +67,10 @@ pub const MAP_UPLINK: &str = "npl_uplink";
 pub const MAP_POD_V4: &str = "npl_pod_v4";
 /// As [`MAP_POD_V4`], IPv6.
 pub const MAP_POD_V6: &str = "npl_pod_v6";
+/// Copies of IPv4 mappings that spare a look-up: array of [`crate::hint::HintV4`].
+pub const MAP_HINT_V4: &str = "npl_hint_v4";
+/// As [`MAP_HINT_V4`], IPv6.
+pub const MAP_HINT_V6: &str = "npl_hint_v6";
 /// When the host's stack let IPv4 flows through: array of [`crate::offload::Passed`].
 pub const MAP_PASSED_V4: &str = "npl_passed_v4";
 /// As [`MAP_PASSED_V4`], IPv6.
@@ -103,6 +107,8 @@ pub const PINNED_MAPS: &[&str] = &[
     MAP_UPLINK,
     MAP_POD_V4,
     MAP_POD_V6,
+    MAP_HINT_V4,
+    MAP_HINT_V6,
     MAP_PASSED_V4,
     MAP_PASSED_V6,
     MAP_STATS,

@@ -105,7 +105,7 @@ pub fn backend_of<F: Family, const WAY: u8, const L2: usize>(
     let addr_index = F::local_index(config, packet.location.destination).ok_or(Verdict::NotOurs)?;
     let protocol = packet.location.protocol;
     let frontend = Frontend { node_port, protocol, pad: 0 };
-    let backend = F::backend(frontend).ok_or(Verdict::Pass(Reason::NoMapping))?;
+    let backend = F::backend_by_hint(config, frontend).ok_or(Verdict::Pass(Reason::NoMapping))?;
     let node = NodeEnd { addr: packet.location.destination, addr_index, port: node_port };
     if backend.refuses(frontend, packet.location.source) {
         // For the rest of a fragmented datagram, which is refused by its mapping too.

@@ -27,6 +27,7 @@ mod egress;
 mod family;
 mod flow;
 mod fragment;
+mod hint;
 mod hold;
 mod hook;
 mod icmp;

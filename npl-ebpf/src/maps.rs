@@ -11,6 +11,7 @@ use npl_common::{
     direct::{MAX_PODS, MAX_UPLINKS, PodV4, PodV6, PodWay},
     flow::{FlowKeyV4, FlowKeyV6, FlowV4, FlowV6, MAX_FLOWS},
     fragment,
+    hint::{HINTS, HintV4, HintV6},
     hold::{self, Held},
     mapping::{
         BackendV4, BackendV6, Endpoint, EndpointV4, EndpointV6, Frontend, LocalAddress, LocalAddressV4, LocalAddressV6,
@@ -120,6 +121,14 @@ pub static POD_V4: HashMap<PodV4, PodWay, { MAX_PODS as usize }> = HashMap::new(
 /// Written by the agent, which follows the routes to Pods.
 #[btf_map(name = "npl_pod_v6")]
 pub static POD_V6: HashMap<PodV6, PodWay, { MAX_PODS as usize }> = HashMap::new();
+
+/// Written by the programs, one aligned word at a time.
+#[btf_map(name = "npl_hint_v4")]
+pub static HINT_V4: Array<HintV4, { HINTS as usize }> = Array::new();
+
+/// Written by the programs, one aligned word at a time.
+#[btf_map(name = "npl_hint_v6")]
+pub static HINT_V6: Array<HintV6, { HINTS as usize }> = Array::new();
 
 /// Written by the programs, one aligned word at a time.
 #[btf_map(name = "npl_passed_v4")]

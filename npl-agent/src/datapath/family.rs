@@ -13,6 +13,7 @@ use aya::maps::{
 };
 use npl_common::{
     flow::{FlowKeyV4, FlowKeyV6, FlowV4, FlowV6},
+    hint::{HINTS, HintV4, HintV6},
     mapping::{
         self, ALLOWED, BackendV4, BackendV6, Endpoint, EndpointV4, EndpointV6, FLAG_RESTRICTED, FRONTEND_BITS,
         LocalAddress, LocalAddressV4, LocalAddressV6, MAX_LOCAL_ADDRESSES, SourceV4, SourceV6,
@@ -54,6 +55,8 @@ pub(super) trait FamilyMaps: Send {
     /// The same for many at once. After an error, some may be there.
     fn set_mappings(&mut self, entries: &BTreeMap<Frontend, Entry>) -> Result<(), DatapathError>;
     fn remove_mapping(&mut self, frontend: Frontend) -> Result<(), DatapathError>;
+    /// Takes all copies of mappings out that programs have left for each other.
+    fn discard_hints(&mut self) -> Result<(), DatapathError>;
 
     /// Every allowed source, with the frontend that it is for; those of an unknown protocol are left alone too.
     fn sources(&self) -> Result<Vec<(Frontend, SourceRange)>, DatapathError>;
@@ -86,6 +89,7 @@ pub(super) trait Layout {
     const ALLOW: &'static str;
     const ENDPOINT: &'static str;
     const FLOW: &'static str;
+    const HINT: &'static str;
 
     type Local: aya::Pod + Send;
     type Backend: aya::Pod + Send;
@@ -93,9 +97,12 @@ pub(super) trait Layout {
     type Endpoint: aya::Pod + Send;
     type FlowKey: aya::Pod + Send;
     type Flow: aya::Pod + Send;
+    type Hint: aya::Pod + Send;
 
     /// What stands in a map where no address does.
     const NO_ADDRESS: Self::Local;
+    /// What stands in a map where no hint does.
+    const NO_HINT: Self::Hint;
 
     fn local(addr: IpAddr) -> Option<Self::Local>;
     fn address(local: &Self::Local) -> IpAddr;
@@ -117,6 +124,7 @@ pub(super) struct Maps<L: Layout> {
     allow: LpmTrie<MapData, L::Source, u32>,
     endpoint: HashMap<MapData, L::Endpoint, Endpoint>,
     flow: HashMap<MapData, L::FlowKey, L::Flow>,
+    hint: Array<MapData, L::Hint>,
 }
 
 impl<L: Layout> Maps<L> {
@@ -128,6 +136,7 @@ impl<L: Layout> Maps<L> {
             allow: open(pins, L::ALLOW)?,
             endpoint: open(pins, L::ENDPOINT)?,
             flow: open(pins, L::FLOW)?,
+            hint: open(pins, L::HINT)?,
         })
     }
 }
@@ -158,6 +167,12 @@ impl<L: Layout> FamilyMaps for Maps<L> {
 
     fn remove_mapping(&mut self, frontend: Frontend) -> Result<(), DatapathError> {
         tolerate_missing(self.mapping.remove(&frontend_key(frontend))).map_err(DatapathError::map("write", L::MAPPING))
+    }
+
+    fn discard_hints(&mut self) -> Result<(), DatapathError> {
+        let elements: Vec<_> = (0..HINTS).map(|slot| (slot, L::NO_HINT)).collect();
+        let fd = self.hint.map().fd().as_fd();
+        sys::update_all(fd, &elements).map_err(MapError::from).map_err(DatapathError::map("write", L::HINT))
     }
 
     fn sources(&self) -> Result<Vec<(Frontend, SourceRange)>, DatapathError> {
@@ -270,8 +285,12 @@ macro_rules! layout {
     (
         $(#[$meta:meta])*
         $layout:ident, $ip:ident, $family:expr,
-        [$local:ident, $backend:ident, $source:ident, $endpoint:ident, $flow_key:ident, $flow:ident],
-        [$local_map:ident, $index_map:ident, $mapping_map:ident, $allow_map:ident, $endpoint_map:ident, $flow_map:ident]
+        [$local:ident, $backend:ident, $source:ident, $endpoint:ident, $flow_key:ident, $flow:ident, $hint:ident],
+        [
+            $local_map:ident, $index_map:ident, $mapping_map:ident, $allow_map:ident, $endpoint_map:ident, $flow_map:ident,
+            $hint_map:ident
+        ],
+        $no_hint:expr
     ) => {
         $(#[$meta])*
         pub(super) struct $layout;
@@ -284,6 +303,7 @@ macro_rules! layout {
             const ALLOW: &'static str = names::$allow_map;
             const ENDPOINT: &'static str = names::$endpoint_map;
             const FLOW: &'static str = names::$flow_map;
+            const HINT: &'static str = names::$hint_map;
 
             type Local = $local;
             type Backend = $backend;
@@ -291,8 +311,10 @@ macro_rules! layout {
             type Endpoint = $endpoint;
             type FlowKey = $flow_key;
             type Flow = $flow;
+            type Hint = $hint;
 
             const NO_ADDRESS: $local = $local { addr: $ip::UNSPECIFIED.octets() };
+            const NO_HINT: $hint = $no_hint;
 
             fn local(addr: IpAddr) -> Option<$local> {
                 octets::<$ip, _>(addr, $ip::octets).map(|addr| $local { addr })
@@ -346,15 +368,21 @@ macro_rules! layout {
 layout! {
     /// IPv4.
     V4, Ipv4Addr, Family::V4,
-    [LocalAddressV4, BackendV4, SourceV4, EndpointV4, FlowKeyV4, FlowV4],
-    [MAP_LOCAL_V4, MAP_LOCAL_IDX_V4, MAP_MAPPING_V4, MAP_ALLOW_V4, MAP_ENDPOINT_V4, MAP_FLOW_V4]
+    [LocalAddressV4, BackendV4, SourceV4, EndpointV4, FlowKeyV4, FlowV4, HintV4],
+    [MAP_LOCAL_V4, MAP_LOCAL_IDX_V4, MAP_MAPPING_V4, MAP_ALLOW_V4, MAP_ENDPOINT_V4, MAP_FLOW_V4, MAP_HINT_V4],
+    HintV4 { backend: BackendV4 { pod_addr: [0; 4], pod_port: 0, flags: 0, generation: 0, stats_index: 0 }, check: 0 }
 }
 
 layout! {
     /// IPv6.
     V6, Ipv6Addr, Family::V6,
-    [LocalAddressV6, BackendV6, SourceV6, EndpointV6, FlowKeyV6, FlowV6],
-    [MAP_LOCAL_V6, MAP_LOCAL_IDX_V6, MAP_MAPPING_V6, MAP_ALLOW_V6, MAP_ENDPOINT_V6, MAP_FLOW_V6]
+    [LocalAddressV6, BackendV6, SourceV6, EndpointV6, FlowKeyV6, FlowV6, HintV6],
+    [MAP_LOCAL_V6, MAP_LOCAL_IDX_V6, MAP_MAPPING_V6, MAP_ALLOW_V6, MAP_ENDPOINT_V6, MAP_FLOW_V6, MAP_HINT_V6],
+    HintV6 {
+        backend: BackendV6 { pod_addr: [0; 16], pod_port: 0, flags: 0, generation: 0, stats_index: 0 },
+        pad: 0,
+        check: 0,
+    }
 }
 
 /// An address as maps hold it; nothing if it is of the other family.

@@ -166,8 +166,10 @@ impl Datapath {
             port_min = port_min.min(frontend.node_port.0);
             port_max = port_max.max(frontend.node_port.0);
         }
+        // An agent of a version without hints may have changed mappings since they were left.
+        self.tables.discard_hints()?;
         // Half-open flows are found by the seed, so it stays over a restart.
         let seed = if old.abi == ABI_VERSION { old.seed } else { seed() };
-        self.tables.set_config(Config { seed, port_min, port_max, flags: 0, abi: ABI_VERSION, pad: 0, ..old })
+        self.tables.set_config(Config { seed, port_min, port_max, flags: 0, abi: ABI_VERSION, ..old })
     }
 }

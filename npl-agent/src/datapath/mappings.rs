@@ -111,6 +111,7 @@ impl MappingWriter {
         self.to_purge.retain(|sender| !endpoints.contains_key(sender));
         let maps = tables.family_mut(family);
         let result = maps.set_endpoints(&endpoints).and_then(|()| maps.set_mappings(&entries));
+        let result = result.and_then(|()| tables.begin_epoch());
         if let Err(error) = result {
             debug!(err = %ErrorChain(&error), mappings = entries.len(), "written one by one");
             for entry in entries.values() {
@@ -138,6 +139,7 @@ impl MappingWriter {
         self.to_purge.remove(&sender);
         write_endpoint(tables, sender, endpoint(&new))?;
         tables.family_mut(frontend.family).set_mapping(frontend, &new)?;
+        tables.begin_epoch()?;
         if old.is_some_and(|old| self::sender(&old.backend, frontend.protocol) != sender) {
             self.forget(tables, frontend)?;
         }
@@ -152,6 +154,7 @@ impl MappingWriter {
     /// If the kernel refuses.
     pub fn remove(&mut self, tables: &mut Tables, frontend: Frontend) -> Result<(), DatapathError> {
         tables.family_mut(frontend.family).remove_mapping(frontend)?;
+        tables.begin_epoch()?;
         let stats_index = self.known.get(&frontend).map(|old| old.stats_index);
         self.forget(tables, frontend)?;
         if let Some(index) = stats_index {

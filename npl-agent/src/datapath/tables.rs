@@ -108,6 +108,26 @@ impl Tables {
         self.config.set(0, config, 0).map_err(DatapathError::map("write", names::MAP_CONFIG))
     }
 
+    /// From now on, programs look mappings up that they have hints of, since one has changed: not before it has, and before
+    /// anything else does.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub(super) fn begin_epoch(&mut self) -> Result<(), DatapathError> {
+        let old = self.config()?;
+        self.set_config(Config { epoch: old.epoch.wrapping_add(1), ..old })
+    }
+
+    /// Takes all hints out, whatever epoch they are of.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub(super) fn discard_hints(&mut self) -> Result<(), DatapathError> {
+        Family::ALL.into_iter().try_for_each(|family| self.family_mut(family).discard_hints())
+    }
+
     /// Every mapping with its counters.
     pub fn records(&self) -> Result<Vec<MappingRecord>, DatapathError> {
         let mut sources = self.sources()?;

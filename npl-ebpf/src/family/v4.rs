@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! IPv4.
 
-use core::mem::offset_of;
+use core::mem::{offset_of, transmute};
 
 use aya_ebpf::{
     bindings::{bpf_redir_neigh, bpf_redir_neigh__bindgen_ty_1},
@@ -12,7 +12,7 @@ use npl_common::{
     csum,
     direct::{PodV4, PodWay},
     flow::{FlowKeyV4, FlowState, FlowV4},
-    mapping::{Endpoint, EndpointV4, Frontend, LocalAddressV4, SourceV4},
+    mapping::{BackendV4, Endpoint, EndpointV4, Frontend, LocalAddressV4, SourceV4},
     offload::Passed,
     peer::{PeerKeyV4, PeerV4},
     syn,
@@ -20,9 +20,10 @@ use npl_common::{
 
 use super::{Backend, End, Ends, Family, Fragment, Location, Peer, SourceKey, Walk};
 use crate::{
+    hint::{self, Asked},
     maps::{
-        ALLOW_V4, ENDPOINT_V4, FLOW_V4, FRAGMENT_V4, LOCAL_ADDRESS_V4, LOCAL_V4, MAPPING_V4, PASSED_V4, PEER_V4,
-        POD_V4, SYN_V4,
+        ALLOW_V4, ENDPOINT_V4, FLOW_V4, FRAGMENT_V4, HINT_V4, LOCAL_ADDRESS_V4, LOCAL_V4, MAPPING_V4, PASSED_V4,
+        PEER_V4, POD_V4, SYN_V4,
     },
     packet::{self, Access, ETHERNET, Other},
     redirect::{self, Routing},
@@ -239,15 +240,21 @@ impl Family for V4 {
 
     #[inline(always)]
     fn backend(frontend: Frontend) -> Option<Backend<Self>> {
-        // SAFETY: the agent alone writes this map; the kernel replaces an element as a whole.
-        let backend = unsafe { MAPPING_V4.get(&frontend) }?;
-        Some(Backend {
-            addr: u32::from_ne_bytes(backend.pod_addr),
-            port: backend.pod_port,
-            generation: backend.generation,
-            stats_index: backend.stats_index,
-            flags: backend.flags,
-        })
+        mapping(frontend).map(backend)
+    }
+
+    #[inline(always)]
+    fn backend_by_hint(config: &Config, frontend: Frontend) -> Option<Backend<Self>> {
+        let slot = HINT_V4.get_ptr_mut(hint::slot(frontend))?.cast();
+        let asked = Asked::new(config, frontend);
+        if let Some(words) = hint::read(slot, config, asked) {
+            // SAFETY: the same bytes, as they were left.
+            return Some(backend(&unsafe { transmute::<[u64; 2], BackendV4>(words) }));
+        }
+        let found = mapping(asked.frontend)?;
+        // SAFETY: the same bytes, of integers without padding.
+        hint::write(slot, config, asked, unsafe { transmute::<BackendV4, [u64; 2]>(*found) });
+        Some(backend(found))
     }
 
     #[inline(always)]
@@ -343,4 +350,22 @@ impl Family for V4 {
 #[inline(always)]
 fn peer_key(peer: &Peer<V4>) -> PeerKeyV4 {
     PeerKeyV4 { socket: peer.socket, pod_addr: peer.pod.addr.to_ne_bytes(), pod_port: peer.pod.port, pad: 0 }
+}
+
+/// A mapping.
+#[inline(always)]
+fn mapping(frontend: Frontend) -> Option<&'static BackendV4> {
+    // SAFETY: the agent alone writes this map; the kernel replaces an element as a whole.
+    unsafe { MAPPING_V4.get(&frontend) }
+}
+
+#[inline(always)]
+fn backend(backend: &BackendV4) -> Backend<V4> {
+    Backend {
+        addr: u32::from_ne_bytes(backend.pod_addr),
+        port: backend.pod_port,
+        generation: backend.generation,
+        stats_index: backend.stats_index,
+        flags: backend.flags,
+    }
 }

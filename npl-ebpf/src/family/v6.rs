@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! IPv6.
 
-use core::mem::offset_of;
+use core::mem::{offset_of, transmute};
 
 use aya_ebpf::{
     bindings::{BPF_F_RECOMPUTE_CSUM, bpf_redir_neigh, bpf_redir_neigh__bindgen_ty_1},
@@ -12,7 +12,7 @@ use npl_common::{
     csum,
     direct::{PodV6, PodWay},
     flow::{FlowKeyV6, FlowState, FlowV6},
-    mapping::{Endpoint, EndpointV6, Frontend, LocalAddressV6, SourceV6},
+    mapping::{BackendV6, Endpoint, EndpointV6, Frontend, LocalAddressV6, SourceV6},
     offload::Passed,
     peer::{PeerKeyV6, PeerV6},
     syn,
@@ -23,9 +23,10 @@ use super::{
     extension::{is_extension, skip_extensions},
 };
 use crate::{
+    hint::{self, Asked},
     maps::{
-        ALLOW_V6, ENDPOINT_V6, FLOW_V6, FRAGMENT_V6, LOCAL_ADDRESS_V6, LOCAL_V6, MAPPING_V6, PASSED_V6, PEER_V6,
-        POD_V6, SYN_V6,
+        ALLOW_V6, ENDPOINT_V6, FLOW_V6, FRAGMENT_V6, HINT_V6, LOCAL_ADDRESS_V6, LOCAL_V6, MAPPING_V6, PASSED_V6,
+        PEER_V6, POD_V6, SYN_V6,
     },
     packet::{self, Access, ETHERNET, Other},
     redirect::{self, Routing},
@@ -220,15 +221,21 @@ impl Family for V6 {
 
     #[inline(always)]
     fn backend(frontend: Frontend) -> Option<Backend<Self>> {
-        // SAFETY: the agent alone writes this map; the kernel replaces an element as a whole.
-        let backend = unsafe { MAPPING_V6.get(&frontend) }?;
-        Some(Backend {
-            addr: words(&backend.pod_addr),
-            port: backend.pod_port,
-            generation: backend.generation,
-            stats_index: backend.stats_index,
-            flags: backend.flags,
-        })
+        mapping(frontend).map(backend)
+    }
+
+    #[inline(always)]
+    fn backend_by_hint(config: &Config, frontend: Frontend) -> Option<Backend<Self>> {
+        let slot = HINT_V6.get_ptr_mut(hint::slot(frontend))?.cast();
+        let asked = Asked::new(config, frontend);
+        if let Some(words) = hint::read(slot, config, asked) {
+            // SAFETY: the same bytes, as they were left.
+            return Some(backend(&unsafe { transmute::<[u64; 4], Padded>(words).backend }));
+        }
+        let found = mapping(asked.frontend)?;
+        // SAFETY: the same bytes, of integers without padding.
+        hint::write(slot, config, asked, unsafe { transmute::<Padded, [u64; 4]>(Padded { backend: *found, pad: 0 }) });
+        Some(backend(found))
     }
 
     #[inline(always)]
@@ -336,7 +343,7 @@ fn peer_key(peer: &Peer<V6>) -> PeerKeyV6 {
 #[inline(always)]
 fn bytes(addr: Addr) -> [u8; 16] {
     // SAFETY: the same sixteen bytes in the same order.
-    unsafe { core::mem::transmute(addr) }
+    unsafe { transmute(addr) }
 }
 
 /// An address as packets hold it.
@@ -348,4 +355,29 @@ fn bytes(addr: Addr) -> [u8; 16] {
 fn words(addr: &[u8; 16]) -> Addr {
     // SAFETY: every value of these types has such a field at a multiple of four bytes.
     unsafe { *core::ptr::from_ref(addr).cast::<Addr>() }
+}
+
+/// A mapping in whole words.
+#[repr(C)]
+struct Padded {
+    backend: BackendV6,
+    pad: u32,
+}
+
+/// A mapping.
+#[inline(always)]
+fn mapping(frontend: Frontend) -> Option<&'static BackendV6> {
+    // SAFETY: the agent alone writes this map; the kernel replaces an element as a whole.
+    unsafe { MAPPING_V6.get(&frontend) }
+}
+
+#[inline(always)]
+fn backend(backend: &BackendV6) -> Backend<V6> {
+    Backend {
+        addr: words(&backend.pod_addr),
+        port: backend.pod_port,
+        generation: backend.generation,
+        stats_index: backend.stats_index,
+        flags: backend.flags,
+    }
 }

@@ -306,17 +306,17 @@ fn quoted_check<F: Family>(ctx: &TcContext, error: &Error<F>) -> Option<(usize, 
 /// Whether the packet alone tells of its transport checksum: the field is one, and `skb->csum` is not in use.
 ///
 /// So it is where a device has verified it. Nor has the kernel noted anything of a packet that comes as a frame, as from
-/// an XDP program, and of these only it takes a level that it is given. A reply is not asked for that: a Pod's sockets
-/// leave the checksum to hardware, and the question would cost them.
+/// an XDP program, and of these only it takes a level that it is given. Nothing is asked of a reply: a Pod's sockets leave
+/// the checksum to hardware, and each question would cost them.
 #[inline(always)]
 fn is_in_packet<const END: bool>(ctx: &TcContext) -> bool {
+    if END == SOURCE {
+        return false;
+    }
     // SAFETY: the context is valid.
     let level = |action: u32| unsafe { bpf_csum_level(skb(ctx), u64::from(action)) };
     if level(BPF_CSUM_LEVEL_QUERY) >= 0 {
         return true;
-    }
-    if END == SOURCE {
-        return false;
     }
     level(BPF_CSUM_LEVEL_INC);
     if level(BPF_CSUM_LEVEL_QUERY) < 0 {

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//! Hints: copies of mappings that programs leave for each other in an array, so that nearly every request is spared the
+//! look-up in a hash, which costs more calls than all else that is decided of it.
+//!
+//! A hint is several words, which are not written as one, and nobody takes it away when its mapping changes. So it counts
+//! only together with its check, over all of it, its frontend, the seed and the epoch that it was left in, and the agent
+//! begins another epoch whenever a mapping changes or goes. What does not fit is looked up, and left again.
+
+use crate::{
+    config::Config,
+    mapping::{BackendV4, BackendV6, Frontend, protocol},
+    syn::absorb,
+};
+
+/// Hints per family, a power of two: for each protocol, of as many neighbouring ports as half of it.
+pub const HINTS: u32 = 16_384;
+
+map_type! {
+    /// A copy of an IPv4 mapping.
+    pub struct HintV4: 24, align 8 {
+        /// The copy.
+        pub backend: BackendV4,
+        /// See [`check`]; anything else where there is no hint.
+        pub check: u64,
+    }
+}
+
+map_type! {
+    /// A copy of an IPv6 mapping.
+    pub struct HintV6: 40, align 8 {
+        /// The copy.
+        pub backend: BackendV6,
+        /// Always zero.
+        pub pad: u32,
+        /// See [`check`]; anything else where there is no hint.
+        pub check: u64,
+    }
+}
+
+/// Where a frontend's hint is. Others may have the same place.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn slot(frontend: Frontend) -> u32 {
+    let is_udp = frontend.protocol == protocol::UDP;
+    ((frontend.node_port as u32) << 1 | is_udp as u32) & (HINTS - 1)
+}
+
+/// What stands beside the words of a frontend's hint that is left in `epoch`, as of [`Config::epoch`].
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub fn check<const WORDS: usize>(config: &Config, epoch: u32, frontend: Frontend, words: &[u64; WORDS]) -> u64 {
+    let whose = u64::from(frontend.node_port) << 8 | u64::from(frontend.protocol);
+    let mut check = absorb(config.seed, u64::from(epoch) << 32 | whose);
+    for word in words {
+        check = absorb(check, *word);
+    }
+    check
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::{HINTS, check, slot};
+    use crate::{
+        config::Config,
+        mapping::{Frontend, protocol},
+    };
+
+    const CONFIG: Config = Config {
+        seed: 0x0123_4567_89ab_cdef,
+        primary_v4: [0; 4],
+        primary_v4_index: 0,
+        port_min: 61_000,
+        port_max: 62_000,
+        flags: 0,
+        abi: 1,
+        epoch: 7,
+        netns_cookie: 0,
+    };
+
+    fn tcp(node_port: u16) -> Frontend {
+        Frontend { node_port, protocol: protocol::TCP, pad: 0 }
+    }
+
+    #[test]
+    fn neighbouring_frontends_do_not_meet() {
+        let ports = 61_000..61_000 + u16::try_from(HINTS / 2).unwrap().min(4000);
+        let frontends = ports.flat_map(|port| {
+            [protocol::TCP, protocol::UDP].map(|protocol| Frontend { node_port: port, protocol, pad: 0 })
+        });
+        let frontends: Vec<_> = frontends.collect();
+        let slots: BTreeSet<_> = frontends.iter().map(|frontend| slot(*frontend)).collect();
+        assert_eq!(slots.len(), frontends.len());
+        assert!(slots.iter().all(|slot| *slot < HINTS));
+    }
+
+    /// A hint that two programs, or one in two epochs, have left half of each is none of either.
+    #[test]
+    fn whatever_differs_changes_the_check() {
+        let (words, others) = ([0x0a0a_0a0a_0000_1f90, 1], [0x0b0b_0b0b_0000_1f90, 2]);
+        let of = |words, epoch, frontend| check(&CONFIG, epoch, frontend, &words);
+        let checks = [
+            of(words, 7, tcp(61_000)),
+            of(words, 8, tcp(61_000)),
+            of(words, 7, tcp(61_000 - 8192)),
+            of(words, 7, Frontend { protocol: protocol::SCTP, ..tcp(61_000) }),
+            of(others, 7, tcp(61_000)),
+            of([words[0], others[1]], 7, tcp(61_000)),
+            of([others[0], words[1]], 7, tcp(61_000)),
+            of([words[1], words[0]], 7, tcp(61_000)),
+            check(&Config { seed: 1, ..CONFIG }, 7, tcp(61_000), &words),
+            // What an array holds that nobody has written to.
+            0,
+        ];
+        assert_eq!(checks.iter().collect::<BTreeSet<_>>().len(), checks.len(), "{checks:x?}");
+        assert_ne!(of([0, 0], 7, tcp(61_000)), 0);
+    }
+}
