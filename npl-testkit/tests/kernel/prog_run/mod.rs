@@ -8,6 +8,7 @@ mod errors;
 pub(crate) mod extensions;
 mod flows;
 pub(crate) mod fragments;
+mod hints;
 mod l3;
 mod offload;
 mod reasons;
