@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Hints: copies of mappings that programs leave for each other in an array, so that nearly every request is spared the
-//! look-up in a hash, which costs more calls than all else that is decided of it.
+//! Hints: copies of mappings, and of the ways to their Pods, that programs leave for each other in an array, so that nearly
+//! every request is spared the look-ups in hashes, which cost more calls than all else that is decided of it.
 //!
 //! A hint is several words, which are not written as one, and nobody takes it away when its mapping changes. So it counts
 //! only together with its check, over all of it, its frontend, the seed and the epoch that it was left in, and the agent
-//! begins another epoch whenever a mapping changes or goes. What does not fit is looked up, and left again.
+//! begins another epoch whenever a mapping or a way changes or goes. What does not fit is looked up, and left again.
 
 use crate::{
     config::Config,
+    direct::PodWay,
     mapping::{BackendV4, BackendV6, Frontend, protocol},
     syn::absorb,
 };
@@ -17,9 +18,11 @@ pub const HINTS: u32 = 16_384;
 
 map_type! {
     /// A copy of an IPv4 mapping.
-    pub struct HintV4: 24, align 8 {
+    pub struct HintV4: 32, align 8 {
         /// The copy.
         pub backend: BackendV4,
+        /// How the Pod is reached past the host's stack, or one of [`no_way`].
+        pub way: PodWay,
         /// See [`check`]; anything else where there is no hint.
         pub check: u64,
     }
@@ -27,14 +30,26 @@ map_type! {
 
 map_type! {
     /// A copy of an IPv6 mapping.
-    pub struct HintV6: 40, align 8 {
+    pub struct HintV6: 48, align 8 {
         /// The copy.
         pub backend: BackendV6,
         /// Always zero.
         pub pad: u32,
+        /// As in [`HintV4`].
+        pub way: PodWay,
         /// See [`check`]; anything else where there is no hint.
         pub check: u64,
     }
+}
+
+/// What stands in the place of a way.
+pub mod no_way {
+    use crate::direct::PodWay;
+
+    /// To this Pod all takes the host's stack.
+    pub const THERE_IS_NONE: PodWay = PodWay { ifindex: 0, mtu: 0, kind: 0 };
+    /// The program that has left the hint goes by the host's stack, and has not asked.
+    pub const NOT_ASKED: PodWay = PodWay { kind: 1, ..THERE_IS_NONE };
 }
 
 /// Where a frontend's hint is. Others may have the same place.

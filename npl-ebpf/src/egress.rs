@@ -72,20 +72,24 @@ impl<const WAY: u8> Hook for Replies<WAY> {
         if WAY == OFFLOAD && !is_offloaded() {
             return Verdict::NotOurs;
         }
-        let stack = Way::stack(&packet.location);
-        let way = if Self::AT_POD { way::<F, L2>(ctx, packet, &reply, endpoint) } else { stack };
+        let Some(known) = Known::of(&reply, endpoint) else {
+            return if Self::AT_POD { Verdict::NotOurs } else { Verdict::Pass(Reason::UntrackedReply) };
+        };
+        let node = &known.node;
+        // As the Node's own packets go to the client.
+        let ports = Ports { source: node.port.to_be(), ..packet.ports };
+        let to_client = || redirect::to_client::<F, L2>(ctx, &packet.location, node.addr, ports);
+        let way = if Self::AT_POD { to_client() } else { Way::stack(&packet.location) };
         if Self::AT_POD && way.is_stack() {
             return Verdict::NotOurs;
         }
-        let Some((node, progress)) = node_end::<F, WAY>(&reply, endpoint) else {
-            return Verdict::Pass(Reason::UntrackedReply);
-        };
+        let progress = known.note::<WAY>(&reply, endpoint);
         stats::of_mapping(endpoint.stats_index, |stats| {
             stats.reply_packets += 1;
             stats.reply_bytes += u64::from(ctx.len());
             stats.established_flows += u64::from(progress == Progress::Established);
         });
-        note(&node);
+        note(node);
         let packet = packet.with(way.rest);
         redirect::send(ctx, rewrite::apply::<F, SOURCE, L2>(ctx, &packet, node.addr, node.port.to_be()), way)
     }
@@ -118,7 +122,8 @@ impl<const WAY: u8> Hook for Replies<WAY> {
         let Some(config) = CONFIG.get(0) else { return Verdict::NotOurs };
         let key = F::flow_key(&ends, protocol);
         let Some(flow) = Flow::new(config.seed, &ends, protocol, &key) else { return Verdict::NotOurs };
-        let Some(node) = known_node_end(&Reply { flow, ends, protocol, tcp_flags: 0 }, endpoint) else {
+        // Nothing is noted of it: nobody has to be who an ICMP error seems to come from.
+        let Some(Known { node, .. }) = Known::of(&Reply { flow, ends, protocol, tcp_flags: 0 }, endpoint) else {
             return if WAY == DIRECT { Verdict::NotOurs } else { Verdict::Pass(Reason::UntrackedReply) };
         };
         let to_client = || redirect::to_client::<F, L2>(ctx, &outer.location, node.addr, Ports::NONE);
@@ -136,61 +141,59 @@ impl<const WAY: u8> Hook for Replies<WAY> {
     }
 }
 
-/// The way of a reply to its client, as the Node's own packets go; the host's stack of a flow that is not known.
-#[inline(always)]
-fn way<F: Family, const L2: usize>(
-    ctx: &TcContext,
-    packet: &Packet<F>,
-    reply: &Reply<'_, F>,
-    endpoint: &Endpoint,
-) -> Way<F> {
-    let Some(node) = known_node_end(reply, endpoint) else { return Way::stack(&packet.location) };
-    let ports = Ports { source: node.port.to_be(), ..packet.ports };
-    redirect::to_client::<F, L2>(ctx, &packet.location, node.addr, ports)
+/// What is known of a reply's flow.
+struct Known<F: Family> {
+    /// In the flow table.
+    entry: Option<*mut F::Flow>,
+    /// In the half-open cache, where the table has none.
+    word: u64,
+    /// What its client believes it talks to.
+    node: NodeEnd<F>,
 }
 
-/// What the client of a reply believes it talks to: from the flow table, or from the half-open cache.
-#[inline(always)]
-fn node_end<F: Family, const WAY: u8>(reply: &Reply<'_, F>, endpoint: &Endpoint) -> Option<(NodeEnd<F>, Progress)> {
-    if let Some(entry) = entry(reply, endpoint) {
+impl<F: Family> Known<F> {
+    #[inline(always)]
+    fn of(reply: &Reply<'_, F>, endpoint: &Endpoint) -> Option<Self> {
+        if let Some(entry) = entry(reply, endpoint) {
+            return Some(Self { entry: Some(entry), word: 0, node: entry_node::<F>(entry) });
+        }
+        let word = reply.flow.half_open()?;
+        Some(Self { entry: None, word, node: half_open_node(word, reply, endpoint)? })
+    }
+
+    /// Notes the reply, which goes on translated.
+    #[inline(always)]
+    fn note<const WAY: u8>(&self, reply: &Reply<'_, F>, endpoint: &Endpoint) -> Progress {
+        let Some(entry) = self.entry else { return note_reply(reply, self.word, &self.node, endpoint) };
         if WAY == WITNESS {
             offload::note_passed::<F, true>(reply.flow.hash, endpoint.generation, reply.tcp_flags);
         }
-        flow::note_pod(F::state(entry), reply.tcp_flags);
-        return Some((entry_node(entry), Progress::Known));
-    }
-    let word = reply.flow.half_open()?;
-    let node = half_open_node(word, reply, endpoint)?;
-    let progress = note_reply(reply, word, &node, endpoint);
-    Some((node, progress))
-}
-
-/// The same, of a flow that nothing is noted of: nobody has to be who an ICMP error seems to come from.
-#[inline(always)]
-fn known_node_end<F: Family>(reply: &Reply<'_, F>, endpoint: &Endpoint) -> Option<NodeEnd<F>> {
-    match entry(reply, endpoint) {
-        Some(entry) => Some(entry_node(entry)),
-        None => half_open_node(reply.flow.half_open()?, reply, endpoint),
+        // SAFETY: see `entry`.
+        flow::note_pod(F::state(unsafe { &mut *entry }), reply.tcp_flags);
+        Progress::Known
     }
 }
 
 /// The flow's entry, if it is of the Pod that has the address now: one of another generation was an earlier Pod's. What
 /// accepts or refuses a connection is not about the last one of the same ends, which the entry is of.
+///
+/// As in `Flow::note_by_table`, it is memory of its type for as long as the program runs, with the races that `FlowState`
+/// allows.
 #[inline(always)]
-fn entry<'e, F: Family>(reply: &Reply<'_, F>, endpoint: &Endpoint) -> Option<&'e mut F::Flow>
-where
-    F::Flow: 'e,
-{
+fn entry<F: Family>(reply: &Reply<'_, F>, endpoint: &Endpoint) -> Option<*mut F::Flow> {
     if reply.tcp_flags & (tcp_flag::SYN | tcp_flag::RST) != 0 && reply.flow.is_opening() {
         return None;
     }
-    // SAFETY: see `Flow::note_by_table`: memory of its type, with the races that `FlowState` allows.
-    let entry = unsafe { &mut *reply.flow.entry()? };
-    if F::state(entry).generation == endpoint.generation { Some(entry) } else { None }
+    let entry = reply.flow.entry()?;
+    // SAFETY: see above.
+    let is_of_pod = F::state(unsafe { &mut *entry }).generation == endpoint.generation;
+    if is_of_pod { Some(entry) } else { None }
 }
 
 #[inline(always)]
-fn entry_node<F: Family>(entry: &mut F::Flow) -> NodeEnd<F> {
+fn entry_node<F: Family>(entry: *mut F::Flow) -> NodeEnd<F> {
+    // SAFETY: see `entry`.
+    let entry = unsafe { &mut *entry };
     NodeEnd { addr: F::node_address(entry), addr_index: 0, port: F::state(entry).node_port }
 }
 

@@ -74,7 +74,7 @@ pub fn request<F: Family, const WAY: u8, const L2: usize>(ctx: &TcContext, mut w
         stats.request_packets += 1;
         stats.request_bytes += u64::from(ctx.len());
     });
-    let way = redirect::to_pod::<F, WAY, L2>(ctx, &walk.location, backend.addr);
+    let way = redirect::to_pod::<F, WAY, L2>(ctx, &walk.location, backend.addr, || F::pod_way(backend.addr));
     walk.location.rest = way.rest;
     redirect::send(ctx, rewrite::apply_address::<F, DESTINATION>(ctx, &walk, backend.addr), way)
 }

@@ -1,11 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Reads and leaves hints, see [`npl_common::hint`]. `slot` is a pointer to one, as [`crate::family::Family`] has them.
 
-use npl_common::{config::Config, hint::check, mapping::Frontend, names::ABI_VERSION};
+use npl_common::{
+    config::Config,
+    direct::PodWay,
+    hint::{check, no_way},
+    mapping::Frontend,
+    names::ABI_VERSION,
+};
 
 pub use npl_common::hint::slot;
 
-use crate::word;
+use crate::{
+    hook::{DIRECT, OFFLOAD},
+    word,
+};
 
 /// An epoch, and a frontend to look up in it.
 #[derive(Clone, Copy)]
@@ -45,4 +54,28 @@ pub fn write<const WORDS: usize>(slot: *mut u64, config: &Config, asked: Asked, 
         word::store(slot.wrapping_add(index), *word);
     }
     word::store(slot.wrapping_add(WORDS), check(config, asked.epoch, asked.frontend, &words));
+}
+
+/// Whether a program that goes on by `WAY` has to know the way to the Pod.
+#[inline(always)]
+pub const fn asks_for_way<const WAY: u8>() -> bool {
+    matches!(WAY, DIRECT | OFFLOAD)
+}
+
+/// The way as a hint has it. `way` is asked only by programs that have to know.
+#[inline(always)]
+pub fn way_to_leave<const WAY: u8>(way: impl FnOnce() -> Option<PodWay>) -> PodWay {
+    if asks_for_way::<WAY>() { way().unwrap_or(no_way::THERE_IS_NONE) } else { no_way::NOT_ASKED }
+}
+
+/// Whether a hint has all that such a program has to know.
+#[inline(always)]
+pub fn is_enough<const WAY: u8>(way: &PodWay) -> bool {
+    !asks_for_way::<WAY>() || *way != no_way::NOT_ASKED
+}
+
+/// The way of a hint that is enough.
+#[inline(always)]
+pub fn way(way: PodWay) -> Option<PodWay> {
+    if way.ifindex == 0 { None } else { Some(way) }
 }

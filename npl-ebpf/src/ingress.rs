@@ -2,7 +2,7 @@
 //! Requests: node port to Pod. The destination follows from the mapping alone, packet by packet.
 
 use aya_ebpf::programs::TcContext;
-use npl_common::{mapping::Frontend, reason::Reason};
+use npl_common::{direct::PodWay, mapping::Frontend, reason::Reason};
 
 use crate::{
     family::{Backend, Ends, Family, Walk},
@@ -32,14 +32,14 @@ impl<const WAY: u8> Hook for Requests<WAY> {
         packet: &Packet<F>,
         note: impl FnOnce(&NodeEnd<F>),
     ) -> Verdict {
-        let (backend, is_offloaded) = match backend_of::<F, WAY, L2>(ctx, packet, note) {
+        let (backend, pod_way, is_offloaded) = match backend_of::<F, WAY, L2>(ctx, packet, note) {
             Ok(judged) => judged,
             Err(verdict) => return verdict,
         };
         let way = if WAY == OFFLOAD && !is_offloaded {
             Way::stack(&packet.location)
         } else {
-            redirect::to_pod::<F, WAY, L2>(ctx, &packet.location, backend.addr)
+            redirect::to_pod::<F, WAY, L2>(ctx, &packet.location, backend.addr, || pod_way)
         };
         let packet = packet.with(way.rest);
         redirect::send(ctx, rewrite::apply::<F, DESTINATION, L2>(ctx, &packet, backend.addr, backend.port.to_be()), way)
@@ -78,7 +78,7 @@ impl<const WAY: u8> Hook for Requests<WAY> {
             stats.request_packets += 1;
             stats.request_bytes += u64::from(ctx.len());
         });
-        let way = redirect::to_pod::<F, WAY, L2>(ctx, &outer.location, backend.addr);
+        let way = redirect::to_pod::<F, WAY, L2>(ctx, &outer.location, backend.addr, || F::pod_way(backend.addr));
         outer.location.rest = way.rest;
         let error = Error { outer, header, quote };
         redirect::send(
@@ -89,14 +89,14 @@ impl<const WAY: u8> Hook for Requests<WAY> {
     }
 }
 
-/// Judges a packet with ports, and notes and counts it if it is a request: the Pod that it goes to and whether its flow is
-/// offloaded, or what else is to be done with it.
+/// Judges a packet with ports, and notes and counts it if it is a request: the Pod that it goes to, how that is reached past
+/// the host's stack if `WAY` may do so, and whether its flow is offloaded; or what else is to be done with it.
 #[inline(always)]
 pub fn backend_of<F: Family, const WAY: u8, const L2: usize>(
     ctx: &impl Access,
     packet: &Packet<F>,
     note: impl FnOnce(&NodeEnd<F>),
-) -> Result<(Backend<F>, bool), Verdict> {
+) -> Result<(Backend<F>, Option<PodWay>, bool), Verdict> {
     let node_port = u16::from_be(packet.ports.destination);
     let config = CONFIG.get(0).ok_or(Verdict::NotOurs)?;
     if !config.contains(node_port) {
@@ -105,7 +105,7 @@ pub fn backend_of<F: Family, const WAY: u8, const L2: usize>(
     let addr_index = F::local_index(config, packet.location.destination).ok_or(Verdict::NotOurs)?;
     let protocol = packet.location.protocol;
     let frontend = Frontend { node_port, protocol, pad: 0 };
-    let backend = F::backend_by_hint(config, frontend).ok_or(Verdict::Pass(Reason::NoMapping))?;
+    let (backend, way) = F::backend_by_hint::<WAY>(config, frontend).ok_or(Verdict::Pass(Reason::NoMapping))?;
     let node = NodeEnd { addr: packet.location.destination, addr_index, port: node_port };
     if backend.refuses(frontend, packet.location.source) {
         // For the rest of a fragmented datagram, which is refused by its mapping too.
@@ -129,5 +129,5 @@ pub fn backend_of<F: Family, const WAY: u8, const L2: usize>(
     note(&request.node);
     let offloads = |flow: Flow<'_, F>| offload::is_offloaded::<F, false>(flow.hash, backend.generation, tcp_flags);
     let is_offloaded = WAY == OFFLOAD && flow.is_some_and(offloads);
-    Ok((backend, is_offloaded))
+    Ok((backend, way, is_offloaded))
 }

@@ -16,11 +16,14 @@ use aya_ebpf::{
     helpers::generated::{bpf_fib_lookup, bpf_redirect_neigh, bpf_redirect_peer, bpf_skb_vlan_pop},
     programs::TcContext,
 };
-use npl_common::{direct::kind, mapping::protocol};
+use npl_common::{
+    direct::{PodWay, kind},
+    mapping::protocol,
+};
 
 use crate::{
     family::{Family, Location},
-    hook::{DIRECT, OFFLOAD},
+    hint::asks_for_way,
     maps::UPLINK,
     packet::{self, Access as _, Ports, TcpHeader, UdpHeader, skb},
     rewrite::Refused,
@@ -86,18 +89,19 @@ impl<F: Family> Way<F> {
     }
 }
 
-/// The way of a packet to a Pod: the host's stack's unless it may be another.
+/// The way of a packet to a Pod: the host's stack's unless it may be another, which is asked then.
 #[inline(always)]
 pub fn to_pod<F: Family, const WAY: u8, const L2: usize>(
     ctx: &TcContext,
     location: &Location<F>,
     pod: F::Addr,
+    way: impl FnOnce() -> Option<PodWay>,
 ) -> Way<F> {
     let stack = Way::stack(location);
-    if WAY != DIRECT && WAY != OFFLOAD {
+    if !asks_for_way::<WAY>() {
         return stack;
     }
-    let (Some(rest), Some(way)) = (F::one_hop_less(location.rest), F::pod_way(pod)) else { return stack };
+    let (Some(rest), Some(way)) = (F::one_hop_less(location.rest), way()) else { return stack };
     let length = segment_length::<F>(ctx, location).or_else(|| F::length::<L2>(ctx, rest));
     if length.is_none_or(|length| length > way.mtu) {
         return stack;

@@ -35,7 +35,7 @@ fn translate_family<F: Family, const IN_PARTS: bool>(frame: &Frame<IN_PARTS>) ->
         Err(other) => return other.into(),
     };
     match ingress::backend_of::<F, STACK, ETHERNET>(frame, &packet, |_| ()) {
-        Ok((pod, _)) => rewrite::apply_to_frame::<F, ETHERNET>(frame, &packet, pod.addr, pod.port.to_be()).into(),
+        Ok((pod, _, _)) => rewrite::apply_to_frame::<F, ETHERNET>(frame, &packet, pod.addr, pod.port.to_be()).into(),
         Err(verdict) => verdict,
     }
 }

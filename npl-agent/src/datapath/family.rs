@@ -13,7 +13,7 @@ use aya::maps::{
 };
 use npl_common::{
     flow::{FlowKeyV4, FlowKeyV6, FlowV4, FlowV6},
-    hint::{HINTS, HintV4, HintV6},
+    hint::{HINTS, HintV4, HintV6, no_way},
     mapping::{
         self, ALLOWED, BackendV4, BackendV6, Endpoint, EndpointV4, EndpointV6, FLAG_RESTRICTED, FRONTEND_BITS,
         LocalAddress, LocalAddressV4, LocalAddressV6, MAX_LOCAL_ADDRESSES, SourceV4, SourceV6,
@@ -370,7 +370,11 @@ layout! {
     V4, Ipv4Addr, Family::V4,
     [LocalAddressV4, BackendV4, SourceV4, EndpointV4, FlowKeyV4, FlowV4, HintV4],
     [MAP_LOCAL_V4, MAP_LOCAL_IDX_V4, MAP_MAPPING_V4, MAP_ALLOW_V4, MAP_ENDPOINT_V4, MAP_FLOW_V4, MAP_HINT_V4],
-    HintV4 { backend: BackendV4 { pod_addr: [0; 4], pod_port: 0, flags: 0, generation: 0, stats_index: 0 }, check: 0 }
+    HintV4 {
+        backend: BackendV4 { pod_addr: [0; 4], pod_port: 0, flags: 0, generation: 0, stats_index: 0 },
+        way: no_way::THERE_IS_NONE,
+        check: 0,
+    }
 }
 
 layout! {
@@ -381,6 +385,7 @@ layout! {
     HintV6 {
         backend: BackendV6 { pod_addr: [0; 16], pod_port: 0, flags: 0, generation: 0, stats_index: 0 },
         pad: 0,
+        way: no_way::THERE_IS_NONE,
         check: 0,
     }
 }

@@ -58,14 +58,16 @@ impl Datapath {
     /// Of each device that refuses; the others carry theirs.
     pub fn attach(&mut self, devices: &[Device], placement: &Placement) -> Vec<DatapathError> {
         let Placement { devices: wanted, pods } = placement;
-        if let Err(error) = self.direct.retain(wanted, pods) {
+        if let Err(error) = self.direct.retain(wanted, pods).and_then(|()| self.tables.begin_epoch()) {
             return vec![error];
         }
         let mut errors = self.hooks.attach(devices, wanted);
         let attached = self.hooks.attached();
         let ready = pods.iter().filter(|(_, way)| attached.contains_key(&way.ifindex)).map(|(addr, way)| (*addr, *way));
         let ready = ready.collect();
-        errors.extend(self.direct.retain(attached, &ready).and_then(|()| self.direct.add(attached, &ready)).err());
+        let direct = &mut self.direct;
+        let changed = direct.retain(attached, &ready).and_then(|()| direct.add(attached, &ready));
+        errors.extend(changed.and_then(|()| self.tables.begin_epoch()).err());
         errors
     }
 

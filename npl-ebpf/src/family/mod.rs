@@ -84,8 +84,9 @@ pub trait Family: Sized {
     fn local_address(index: u8) -> Option<Self::Addr>;
     /// The Pod behind a node port.
     fn backend(frontend: Frontend) -> Option<Backend<Self>>;
-    /// The same, by the hint if there is one; else one is left.
-    fn backend_by_hint(config: &Config, frontend: Frontend) -> Option<Backend<Self>>;
+    /// The same and, for a program that goes on by a `WAY` past the host's stack, how it is reached there: by the hint if
+    /// there is one; else one is left.
+    fn backend_by_hint<const WAY: u8>(config: &Config, frontend: Frontend) -> Option<(Backend<Self>, Option<PodWay>)>;
     /// Whether a restricted mapping is there for this source.
     fn is_allowed(frontend: Frontend, source: Self::Addr) -> bool;
     /// What is known of a sender of replies.

@@ -244,17 +244,22 @@ impl Family for V4 {
     }
 
     #[inline(always)]
-    fn backend_by_hint(config: &Config, frontend: Frontend) -> Option<Backend<Self>> {
+    fn backend_by_hint<const WAY: u8>(config: &Config, frontend: Frontend) -> Option<(Backend<Self>, Option<PodWay>)> {
         let slot = HINT_V4.get_ptr_mut(hint::slot(frontend))?.cast();
         let asked = Asked::new(config, frontend);
         if let Some(words) = hint::read(slot, config, asked) {
             // SAFETY: the same bytes, as they were left.
-            return Some(backend(&unsafe { transmute::<[u64; 2], BackendV4>(words) }));
+            let copy = unsafe { transmute::<[u64; 3], Copied>(words) };
+            if hint::is_enough::<WAY>(&copy.way) {
+                return Some((backend(&copy.backend), hint::way(copy.way)));
+            }
         }
         let found = mapping(asked.frontend)?;
+        let way = hint::way_to_leave::<WAY>(|| Self::pod_way(u32::from_ne_bytes(found.pod_addr)));
+        let copy = Copied { backend: *found, way };
         // SAFETY: the same bytes, of integers without padding.
-        hint::write(slot, config, asked, unsafe { transmute::<BackendV4, [u64; 2]>(*found) });
-        Some(backend(found))
+        hint::write(slot, config, asked, unsafe { transmute::<Copied, [u64; 3]>(copy) });
+        Some((backend(found), hint::way(way)))
     }
 
     #[inline(always)]
@@ -350,6 +355,13 @@ impl Family for V4 {
 #[inline(always)]
 fn peer_key(peer: &Peer<V4>) -> PeerKeyV4 {
     PeerKeyV4 { socket: peer.socket, pod_addr: peer.pod.addr.to_ne_bytes(), pod_port: peer.pod.port, pad: 0 }
+}
+
+/// What a hint has a copy of.
+#[repr(C)]
+struct Copied {
+    backend: BackendV4,
+    way: PodWay,
 }
 
 /// A mapping.

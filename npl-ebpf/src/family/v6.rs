@@ -225,17 +225,22 @@ impl Family for V6 {
     }
 
     #[inline(always)]
-    fn backend_by_hint(config: &Config, frontend: Frontend) -> Option<Backend<Self>> {
+    fn backend_by_hint<const WAY: u8>(config: &Config, frontend: Frontend) -> Option<(Backend<Self>, Option<PodWay>)> {
         let slot = HINT_V6.get_ptr_mut(hint::slot(frontend))?.cast();
         let asked = Asked::new(config, frontend);
         if let Some(words) = hint::read(slot, config, asked) {
             // SAFETY: the same bytes, as they were left.
-            return Some(backend(&unsafe { transmute::<[u64; 4], Padded>(words).backend }));
+            let copy = unsafe { transmute::<[u64; 5], Copied>(words) };
+            if hint::is_enough::<WAY>(&copy.way) {
+                return Some((backend(&copy.backend), hint::way(copy.way)));
+            }
         }
         let found = mapping(asked.frontend)?;
+        let way = hint::way_to_leave::<WAY>(|| Self::pod_way(words(&found.pod_addr)));
+        let copy = Copied { backend: *found, pad: 0, way };
         // SAFETY: the same bytes, of integers without padding.
-        hint::write(slot, config, asked, unsafe { transmute::<Padded, [u64; 4]>(Padded { backend: *found, pad: 0 }) });
-        Some(backend(found))
+        hint::write(slot, config, asked, unsafe { transmute::<Copied, [u64; 5]>(copy) });
+        Some((backend(found), hint::way(way)))
     }
 
     #[inline(always)]
@@ -357,11 +362,12 @@ fn words(addr: &[u8; 16]) -> Addr {
     unsafe { *core::ptr::from_ref(addr).cast::<Addr>() }
 }
 
-/// A mapping in whole words.
+/// What a hint has a copy of.
 #[repr(C)]
-struct Padded {
+struct Copied {
     backend: BackendV6,
     pad: u32,
+    way: PodWay,
 }
 
 /// A mapping.

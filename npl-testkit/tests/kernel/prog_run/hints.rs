@@ -10,13 +10,14 @@ use aya::maps::{Array, HashMap, MapData};
 use npl_agent::core::model::Family;
 use npl_common::hint::{HintV4, HintV6, slot};
 use npl_common::mapping::{BackendV4, BackendV6, Frontend, protocol};
-use npl_common::names::{MAP_HINT_V4, MAP_HINT_V6, MAP_MAPPING_V4, MAP_MAPPING_V6, PROG_INGRESS};
+use npl_common::names::{MAP_HINT_V4, MAP_HINT_V6, MAP_MAPPING_V4, MAP_MAPPING_V6, PROG_INGRESS, PROG_INGRESS_DIRECT};
 use npl_common::reason::Reason;
 use npl_testkit::test_run;
 
+use super::redirect::{REDIRECT, WAY, lead, one_hop_on};
 use super::scene::{
-    GENERATION, NODE_PORT, POD_PORT, Udp, client, client_ip, family, node, node_ip, other_pod_ip, pod, router_ip, to,
-    udp, with_mappings,
+    GENERATION, NODE_PORT, POD_PORT, Udp, client, client_ip, family, node, node_ip, other_pod_ip, pod, pod_ip,
+    router_ip, to, udp, with_mappings,
 };
 use crate::counters::reason;
 use crate::lab::{DROP, Lab, NEXT, open};
@@ -88,6 +89,22 @@ fn a_request_leaves_one_that_spares_the_next_the_look_up() {
         goes_to(lab, NODE_PORT, pod());
         change_by_hand(None);
         goes_to(lab, NODE_PORT, pod());
+    });
+}
+
+/// Where devices are without Ethernet headers, and while the way of forwarding changes.
+#[test]
+fn programs_of_both_ways_leave_them_for_each_other() {
+    with_mappings(|lab| {
+        let request = udp(client(), node(), b"hello");
+        let arrived = to(&request, pod());
+        goes_to(lab, NODE_PORT, pod());
+        lead(pod_ip(), WAY);
+        for _turn in 0..2 {
+            let direct = lab.run(PROG_INGRESS_DIRECT, &request.build());
+            assert_eq!((direct.action, direct.bytes), (REDIRECT, one_hop_on(&arrived).build()));
+            goes_to(lab, NODE_PORT, pod());
+        }
     });
 }
 

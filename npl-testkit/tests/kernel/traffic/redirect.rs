@@ -156,6 +156,30 @@ fn path_mtu_discovery_works() {
     }
 }
 
+/// As its route says, and from the moment that the agent has seen it: no request goes by what another one has learnt.
+#[test]
+fn a_pod_whose_route_changes_is_redirected_to_or_not() {
+    let mut world = redirected();
+    let pod = world.pod().clone();
+    let (v4, v6, device) = (pod.addresses.v4, pod.addresses.v6, pod.host_device.name());
+    let by_gateway = format!(
+        "route replace {v4}/32 via {v4} dev {device} onlink\nroute replace {v6}/128 via {v6} dev {device} onlink"
+    );
+    let at_once = format!("route replace {v4}/32 dev {device} scope link\nroute replace {v6}/128 dev {device}");
+    let node = world.node().clone();
+    for _turn in 0..2 {
+        node.ip(&by_gateway).unwrap();
+        world.follow(Forwarding::Redirect);
+        assert_eq!(world.datapath().redirected().unwrap().len(), 2, "the other Pod's two addresses");
+        world.assert_answers();
+        node.ip(&at_once).unwrap();
+        world.follow(Forwarding::Redirect);
+        node.nft(NOTHING_IS_FORWARDED).unwrap();
+        world.assert_answers();
+        node.nft("delete table inet npl_test").unwrap();
+    }
+}
+
 /// The last hop of a packet is the host's to tell of.
 #[test]
 fn a_packet_on_its_last_hop_is_answered_by_the_host() {
