@@ -167,13 +167,25 @@ fn a_pod_whose_route_changes_is_redirected_to_or_not() {
     );
     let at_once = format!("route replace {v4}/32 dev {device} scope link\nroute replace {v6}/128 dev {device}");
     let node = world.node().clone();
-    for _turn in 0..2 {
+    let request = Request {
+        protocol: Protocol::Udp,
+        server: world.frontend(),
+        pod: "web-0".to_owned(),
+        client: world.client_ip(),
+    };
+    for _turn in 0..3 {
         node.ip(&by_gateway).unwrap();
         world.follow(Forwarding::Redirect);
         assert_eq!(world.datapath().redirected().unwrap().len(), 2, "the other Pod's two addresses");
         world.assert_answers();
         node.ip(&at_once).unwrap();
+        let per_second = if is_emulated() { 100 } else { 2000 };
+        let load = Load::start(world.client(), per_second, vec![request.clone()]);
+        let has_begun = || (load.report().total() > 0).then_some(());
+        poll::until("the first answer", LIMIT, has_begun).unwrap();
         world.follow(Forwarding::Redirect);
+        let report = load.stop();
+        assert!(report.failures.is_empty(), "{report:?}");
         node.nft(NOTHING_IS_FORWARDED).unwrap();
         world.assert_answers();
         node.nft("delete table inet npl_test").unwrap();
