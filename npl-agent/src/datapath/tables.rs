@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr},
+    sync::atomic::{Ordering, fence},
 };
 
 use aya::maps::{Array, Map, MapData, MapError, PerCpuArray, PerCpuValues};
@@ -115,8 +116,12 @@ impl Tables {
     ///
     /// If the kernel refuses.
     pub(super) fn begin_epoch(&mut self) -> Result<(), DatapathError> {
+        // No other processor sees what two calls write in another order; calls by themselves promise none.
+        fence(Ordering::SeqCst);
         let old = self.config()?;
-        self.set_config(Config { epoch: old.epoch.wrapping_add(1), ..old })
+        let begun = self.set_config(Config { epoch: old.epoch.wrapping_add(1), ..old });
+        fence(Ordering::SeqCst);
+        begun
     }
 
     /// Takes all hints out, whatever epoch they are of.

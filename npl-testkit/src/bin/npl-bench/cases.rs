@@ -214,7 +214,7 @@ pub(crate) const RATIOS: [Ratio; 31] = {
     };
     use Workload::{Established, NewFlows, SynFlood};
     [
-        ratio(Established, Ours, Routing, None),
+        ratio(Established, Ours, Routing, Some(0.92)),
         ratio(Established, Ours, Iptables(1), Some(1.15)),
         ratio(Established, Ours, Nftables, None),
         ratio(Established, OursRedirect, Routing, Some(1.35)),
