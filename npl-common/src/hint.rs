@@ -42,6 +42,25 @@ map_type! {
     }
 }
 
+impl HintV4 {
+    /// What stands in a slot that nothing was left in.
+    pub const NONE: Self = Self {
+        backend: BackendV4 { pod_addr: [0; 4], pod_port: 0, flags: 0, generation: 0, stats_index: 0 },
+        way: no_way::THERE_IS_NONE,
+        check: 0,
+    };
+}
+
+impl HintV6 {
+    /// As [`HintV4::NONE`].
+    pub const NONE: Self = Self {
+        backend: BackendV6 { pod_addr: [0; 16], pod_port: 0, flags: 0, generation: 0, stats_index: 0 },
+        pad: 0,
+        way: no_way::THERE_IS_NONE,
+        check: 0,
+    };
+}
+
 /// What stands in the place of a way.
 pub mod no_way {
     use crate::direct::PodWay;

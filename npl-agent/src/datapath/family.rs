@@ -13,7 +13,7 @@ use aya::maps::{
 };
 use npl_common::{
     flow::{FlowKeyV4, FlowKeyV6, FlowV4, FlowV6},
-    hint::{HINTS, HintV4, HintV6, no_way},
+    hint::{HINTS, HintV4, HintV6},
     mapping::{
         self, ALLOWED, BackendV4, BackendV6, Endpoint, EndpointV4, EndpointV6, FLAG_RESTRICTED, FRONTEND_BITS,
         LocalAddress, LocalAddressV4, LocalAddressV6, MAX_LOCAL_ADDRESSES, SourceV4, SourceV6,
@@ -289,8 +289,7 @@ macro_rules! layout {
         [
             $local_map:ident, $index_map:ident, $mapping_map:ident, $allow_map:ident, $endpoint_map:ident, $flow_map:ident,
             $hint_map:ident
-        ],
-        $no_hint:expr
+        ]
     ) => {
         $(#[$meta])*
         pub(super) struct $layout;
@@ -314,7 +313,7 @@ macro_rules! layout {
             type Hint = $hint;
 
             const NO_ADDRESS: $local = $local { addr: $ip::UNSPECIFIED.octets() };
-            const NO_HINT: $hint = $no_hint;
+            const NO_HINT: $hint = $hint::NONE;
 
             fn local(addr: IpAddr) -> Option<$local> {
                 octets::<$ip, _>(addr, $ip::octets).map(|addr| $local { addr })
@@ -369,25 +368,14 @@ layout! {
     /// IPv4.
     V4, Ipv4Addr, Family::V4,
     [LocalAddressV4, BackendV4, SourceV4, EndpointV4, FlowKeyV4, FlowV4, HintV4],
-    [MAP_LOCAL_V4, MAP_LOCAL_IDX_V4, MAP_MAPPING_V4, MAP_ALLOW_V4, MAP_ENDPOINT_V4, MAP_FLOW_V4, MAP_HINT_V4],
-    HintV4 {
-        backend: BackendV4 { pod_addr: [0; 4], pod_port: 0, flags: 0, generation: 0, stats_index: 0 },
-        way: no_way::THERE_IS_NONE,
-        check: 0,
-    }
+    [MAP_LOCAL_V4, MAP_LOCAL_IDX_V4, MAP_MAPPING_V4, MAP_ALLOW_V4, MAP_ENDPOINT_V4, MAP_FLOW_V4, MAP_HINT_V4]
 }
 
 layout! {
     /// IPv6.
     V6, Ipv6Addr, Family::V6,
     [LocalAddressV6, BackendV6, SourceV6, EndpointV6, FlowKeyV6, FlowV6, HintV6],
-    [MAP_LOCAL_V6, MAP_LOCAL_IDX_V6, MAP_MAPPING_V6, MAP_ALLOW_V6, MAP_ENDPOINT_V6, MAP_FLOW_V6, MAP_HINT_V6],
-    HintV6 {
-        backend: BackendV6 { pod_addr: [0; 16], pod_port: 0, flags: 0, generation: 0, stats_index: 0 },
-        pad: 0,
-        way: no_way::THERE_IS_NONE,
-        check: 0,
-    }
+    [MAP_LOCAL_V6, MAP_LOCAL_IDX_V6, MAP_MAPPING_V6, MAP_ALLOW_V6, MAP_ENDPOINT_V6, MAP_FLOW_V6, MAP_HINT_V6]
 }
 
 /// An address as maps hold it; nothing if it is of the other family.
