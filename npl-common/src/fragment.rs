@@ -5,8 +5,8 @@
 //! neither memory nor time. A record has to last for as long as its datagram is on the wire.
 //!
 //! ```text
-//! 63        32 31      25   24    23        16 15        0
-//! [ tag: 32 b ][ seconds ][ TCP? ][ address # ][ node port ]
+//! 63        33 32      26 25      24 23        16 15        0
+//! [ tag: 31 b ][ seconds ][ protocol ][ address # ][ node port ]
 //! ```
 
 use crate::mapping::protocol;
@@ -19,11 +19,16 @@ pub const SLOTS: u32 = 65_536;
 pub const LIFETIME: u64 = 30;
 
 const ADDRESS_SHIFT: u32 = 16;
-const TCP_SHIFT: u32 = 24;
-const TIME_SHIFT: u32 = 25;
-const TAG_SHIFT: u32 = 32;
+const PROTOCOL_SHIFT: u32 = 24;
+const TIME_SHIFT: u32 = 26;
+const TAG_SHIFT: u32 = 33;
 const TAG_MASK: u64 = u64::MAX << TAG_SHIFT;
+const PROTOCOL_MASK: u64 = 0x3;
 const TIME_MASK: u64 = 0x7f;
+
+/// What stands for a protocol in a word; every other is UDP.
+const TCP: u64 = 1;
+const SCTP: u64 = 2;
 
 /// What became of a datagram's first fragment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,28 +37,26 @@ pub struct Record {
     pub node_port: u16,
     /// Position of the Node's address among the local ones.
     pub address_index: u8,
-    /// TCP, or else UDP: a later fragment of IPv6 does not tell.
-    pub is_tcp: bool,
+    /// The datagram's protocol, of those that mappings have: a later fragment of IPv6 does not tell.
+    pub protocol: u8,
 }
 
 impl Record {
     /// The first fragment was not ours.
-    pub const NOT_OURS: Self = Self { node_port: 0, address_index: 0, is_tcp: false };
-
-    /// The datagram's protocol.
-    #[inline(always)]
-    #[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
-    pub const fn protocol(&self) -> u8 {
-        if self.is_tcp { protocol::TCP } else { protocol::UDP }
-    }
+    pub const NOT_OURS: Self = Self { node_port: 0, address_index: 0, protocol: protocol::UDP };
 
     /// As it is kept, for a datagram of this hash, at this [`time`].
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
     pub const fn to_word(&self, hash: u64, time: u64) -> u64 {
+        let protocol = match self.protocol {
+            protocol::TCP => TCP,
+            protocol::SCTP => SCTP,
+            _ => 0,
+        };
         (hash & TAG_MASK)
             | (time & TIME_MASK) << TIME_SHIFT
-            | (self.is_tcp as u64) << TCP_SHIFT
+            | protocol << PROTOCOL_SHIFT
             | (self.address_index as u64) << ADDRESS_SHIFT
             | self.node_port as u64
     }
@@ -69,7 +72,11 @@ impl Record {
         Some(Self {
             node_port: word as u16,
             address_index: (word >> ADDRESS_SHIFT) as u8,
-            is_tcp: word >> TCP_SHIFT & 1 != 0,
+            protocol: match word >> PROTOCOL_SHIFT & PROTOCOL_MASK {
+                TCP => protocol::TCP,
+                SCTP => protocol::SCTP,
+                _ => protocol::UDP,
+            },
         })
     }
 }
@@ -116,13 +123,15 @@ const _: () = assert!(LIFETIME < TIME_MASK / 2, "an old record is not taken for 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use proptest::sample::select;
 
-    use super::{LIFETIME, Record, time};
+    use super::{LIFETIME, Record, TAG_SHIFT, time};
+    use crate::mapping::protocol::{SCTP, TCP, UDP};
 
     proptest! {
         #[test]
-        fn a_word_gives_back_what_went_in(hash: u64, nanoseconds: u64, node_port: u16, address_index: u8, is_tcp: bool) {
-            let record = Record { node_port, address_index, is_tcp };
+        fn a_word_gives_back_what_went_in(hash: u64, nanoseconds: u64, node_port: u16, address_index: u8, protocol in select(&[TCP, UDP, SCTP][..])) {
+            let record = Record { node_port, address_index, protocol };
             let now = time(nanoseconds);
             let word = record.to_word(hash, now);
             prop_assert_eq!(Record::from_word(word, hash, now), Some(record));
@@ -133,7 +142,7 @@ mod tests {
         #[test]
         fn a_word_is_of_one_tag(hash: u64, other: u64) {
             let word = Record::NOT_OURS.to_word(hash, 0);
-            prop_assert_eq!(Record::from_word(word, other, 0).is_some(), hash >> 32 == other >> 32);
+            prop_assert_eq!(Record::from_word(word, other, 0).is_some(), hash >> TAG_SHIFT == other >> TAG_SHIFT);
         }
     }
 }

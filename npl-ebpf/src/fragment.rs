@@ -35,11 +35,11 @@ pub fn hash<F: Family, H: Hook>(config: &Config, walk: &Walk<F>) -> u64 {
 
 /// Notes that the first fragment of a datagram was translated.
 #[inline(always)]
-pub fn note_translated<F: Family>(hash: u64, node: &NodeEnd<F>, is_tcp: bool) {
+pub fn note_translated<F: Family>(hash: u64, node: &NodeEnd<F>, protocol: u8) {
     let Some(config) = CONFIG.get(0) else { return };
     // An address that the Node has lost is not known any more to those that follow either.
     if let Some(address_index) = F::local_index(config, node.addr) {
-        note::<F>(hash, Record { node_port: node.port, address_index, is_tcp });
+        note::<F>(hash, Record { node_port: node.port, address_index, protocol });
     }
 }
 
@@ -112,7 +112,7 @@ fn backend<F: Family>(record: &Record) -> Option<(Frontend, Backend<F>)> {
     if record.node_port == 0 {
         return None;
     }
-    let frontend = Frontend { node_port: record.node_port, protocol: record.protocol(), pad: 0 };
+    let frontend = Frontend { node_port: record.node_port, protocol: record.protocol, pad: 0 };
     Some((frontend, F::backend(frontend)?))
 }
 

@@ -39,6 +39,7 @@ mod packet;
 mod redirect;
 mod rest;
 mod rewrite;
+mod sctp;
 mod stats;
 mod verdict;
 mod witness;

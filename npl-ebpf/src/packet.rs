@@ -11,6 +11,7 @@ use npl_common::{mapping::protocol, reason::Reason};
 
 use crate::{
     family::{Family, Location, Walk},
+    sctp::{self, Chunk},
     verdict::Verdict,
 };
 
@@ -79,46 +80,6 @@ pub struct UdpHeader {
     pub check: u16,
 }
 
-/// The header that all chunks of an SCTP packet share (RFC 9260). Words are as loaded.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct SctpHeader {
-    pub ports: Ports,
-    pub tag: u32,
-    pub check: u32,
-}
-
-/// The beginning of an SCTP chunk, of which every packet has one at least.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct SctpChunk {
-    kind: u8,
-    flags: u8,
-    length: u16,
-}
-
-/// Kinds of SCTP chunks.
-mod chunk {
-    pub const INIT: u8 = 1;
-    pub const INIT_ACK: u8 = 2;
-    pub const ABORT: u8 = 6;
-    pub const SHUTDOWN: u8 = 7;
-    pub const SHUTDOWN_ACK: u8 = 8;
-}
-
-impl SctpChunk {
-    /// What a TCP segment would say with its flags.
-    #[inline(always)]
-    const fn tcp_flags(self) -> u8 {
-        match self.kind {
-            chunk::INIT | chunk::INIT_ACK => tcp_flag::SYN,
-            chunk::ABORT => tcp_flag::RST,
-            chunk::SHUTDOWN | chunk::SHUTDOWN_ACK => tcp_flag::FIN,
-            _ => 0,
-        }
-    }
-}
-
 /// An ICMP or `ICMPv6` header (RFC 792, RFC 4443). Words are as loaded.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -135,8 +96,8 @@ pub struct Packet<F: Family> {
     pub l3: usize,
     pub location: Location<F>,
     pub ports: Ports,
-    /// Where it ends, as the IP header says. Nothing if that is only a part of what has one transport header, or of a plain
-    /// packet, of which nobody asks.
+    /// Where it ends that has this transport header, as the IP header says; if this is its first fragment, as SCTP says, or
+    /// nothing. Nothing of a plain packet, of which nobody asks.
     pub end: Option<usize>,
 }
 
@@ -175,7 +136,11 @@ impl<F: Family> Packet<F> {
             return None;
         }
         let ports = load::<Ports>(ctx, walk.location.l4)?;
-        let end = if walk.fragment.is_first || walk.fragment.is_later { None } else { Some(walk.end) };
+        let end = match (walk.fragment.is_first, walk.location.protocol) {
+            (false, _) => Some(walk.end),
+            (true, protocol::SCTP) => sctp::end_of_whole(ctx, walk.location.l4, walk.end),
+            (true, _) => None,
+        };
         Some(Self { l3: walk.l3, location: walk.location, ports, end })
     }
 
@@ -193,18 +158,11 @@ impl<F: Family> Packet<F> {
             protocol::TCP => self.read_transport::<TcpHeader, L2>(ctx).map(|header| header.flags),
             protocol::SCTP if !self.location.is_plain => {
                 let end = self.end.ok_or(Reason::SctpFragment)?;
-                self.first_chunk(ctx, end).map(SctpChunk::tcp_flags)
+                sctp::first_chunk(ctx, self.location.l4, end).map(Chunk::tcp_flags)
             }
             _ => self.read_transport::<UdpHeader, L2>(ctx).map(|_| 0),
         };
         flags.ok_or(Reason::Truncated)
-    }
-
-    /// The beginning of the first chunk of an SCTP packet that ends there.
-    #[inline(always)]
-    fn first_chunk(&self, ctx: &impl Access, end: usize) -> Option<SctpChunk> {
-        let offset = self.location.l4 + size_of::<SctpHeader>();
-        if offset + size_of::<SctpChunk>() > end { None } else { ctx.load(offset) }
     }
 
     /// Copies the beginning of the transport header.

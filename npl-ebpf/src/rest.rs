@@ -7,7 +7,7 @@
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 
-use npl_common::{mapping::protocol, reason::Reason};
+use npl_common::reason::Reason;
 
 use crate::{
     family::{Family, V4, V6},
@@ -60,14 +60,14 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
     let verdict = match Packet::of(ctx, walk) {
         Some(packet) => H::packet::<F, L2>(ctx, &packet, |node| {
             if is_first {
-                fragment::note_translated(hash, node, protocol == protocol::TCP);
+                fragment::note_translated(hash, node, protocol);
             }
         }),
         None => Verdict::NotOurs,
     };
     let is_translated = matches!(verdict, Verdict::Translated | Verdict::Redirected(_));
-    // Its record leads those that follow to the same mapping, and to the same end; one of SCTP cannot name it.
-    let is_followed = matches!(verdict, Verdict::Drop(_)) && protocol != protocol::SCTP;
+    // Its record leads those that follow to the same mapping, and to the same end.
+    let is_followed = matches!(verdict, Verdict::Drop(_));
     // Before anything else: a reason that only some verdicts have must not be kept where the verifier misses it in others.
     let action = verdict.into_action();
     if !is_first || is_followed {

@@ -11,6 +11,7 @@ mod direct;
 pub mod error;
 mod family;
 pub mod inspect;
+mod layout;
 pub mod load;
 pub mod local;
 pub mod mappings;

@@ -19,7 +19,8 @@ use npl_common::{
 
 use super::{
     error::DatapathError,
-    family::{Entry, FamilyMaps, Maps, V4, V6},
+    family::{Entry, FamilyMaps, Maps},
+    layout::{V4, V6},
     pins::Pins,
 };
 use crate::core::{

@@ -29,7 +29,8 @@ use npl_common::{
 use crate::{
     family::{Family, Location, Walk},
     icmp::Error,
-    packet::{Access, IcmpHeader, Packet, Ports, SctpHeader, TcpHeader, UdpHeader, load, skb},
+    packet::{Access, IcmpHeader, Packet, Ports, TcpHeader, UdpHeader, load, skb},
+    sctp::SctpHeader,
 };
 
 /// The kernel refused a write; the packet may be half rewritten.

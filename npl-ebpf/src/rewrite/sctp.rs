@@ -9,7 +9,8 @@ use crate::{
     family::Family,
     icmp::Error,
     maps::CRC,
-    packet::{Packet, Ports, SctpHeader, load},
+    packet::{Packet, Ports, load},
+    sctp::SctpHeader,
 };
 
 /// As [`write()`](super::write), of an SCTP packet, which is whole.

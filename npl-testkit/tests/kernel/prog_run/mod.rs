@@ -18,6 +18,7 @@ mod requests;
 mod scene;
 mod sctp;
 mod sctp_flows;
+mod sctp_fragments;
 mod sources;
 mod together;
 mod untouched;

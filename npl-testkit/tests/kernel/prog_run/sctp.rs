@@ -8,7 +8,6 @@ use npl_testkit::packet::sctp_chunks::{DATA, INIT, INIT_ACK};
 use npl_testkit::packet::{Crc, Ip, Packet, Transport};
 
 use super::extensions::{DESTINATION_OPTIONS, HOP_BY_HOP, SIX, extended};
-use super::fragments::fragments;
 use super::scene::{
     Sctp, client, client_ip, family, from, length, node, node_ip, pod, pod_ip, sctp, to, with_mappings,
     with_mappings_of,
@@ -16,8 +15,6 @@ use super::scene::{
 use crate::counters::{Change, first_request, reason, reply, request};
 use crate::lab::{Lab, NEXT, Outcome};
 
-/// What the fragments of a packet have in common.
-const ID: u32 = 0x4e52;
 /// Bytes of a packet that is as small as any, behind the IP header: the shared header, and that of a chunk.
 const LEAST: usize = 16;
 
@@ -203,32 +200,5 @@ fn truncated_sctp_is_passed_in_both_directions() {
                 }
             }
         }
-    });
-}
-
-#[test]
-fn sctp_fragment_is_passed_in_both_directions() {
-    with_mappings(|lab| {
-        open(lab);
-        for (program, packet) in [
-            (PROG_INGRESS, sctp(client(), node(), DATA, &[7; 200])),
-            (PROG_EGRESS, sctp(pod(), client(), DATA, &[7; 200])),
-        ] {
-            let frames = fragments(&packet, ID);
-            assert!(frames.len() > 2);
-            for (number, frame) in frames.iter().enumerate() {
-                let changes = if number == 0 { reason(Reason::SctpFragment) } else { vec![] };
-                becomes(lab, program, frame, frame.clone(), changes);
-            }
-        }
-    });
-}
-
-#[test]
-fn sctp_fragment_of_no_mapping_is_not_counted_as_one() {
-    with_mappings(|lab| {
-        let packet = sctp(client(), (node_ip(), 61_050).into(), DATA, &[7; 200]);
-        let frame = &fragments(&packet, ID)[0];
-        becomes(lab, PROG_INGRESS, frame, frame.clone(), reason(Reason::NoMapping));
     });
 }

@@ -30,7 +30,7 @@ fn answers(lab: &mut Lab, kind: u8) {
     lab.egress(&packet).is(&from(&packet, node()), reply("61000/sctp", length(&packet)));
 }
 
-fn establish(lab: &mut Lab) {
+pub(super) fn establish(lab: &mut Lab) {
     asks(lab, INIT, first_request);
     answers(lab, INIT_ACK);
     asks(lab, COOKIE_ECHO, establishing_request);

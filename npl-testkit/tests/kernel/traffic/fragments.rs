@@ -67,7 +67,7 @@ fn replies_that_the_node_cuts_are_translated() {
 }
 
 /// Orders of four fragments, by their numbers.
-const ORDERS: [[usize; 4]; 5] = [[0, 1, 2, 3], [3, 2, 1, 0], [1, 2, 3, 0], [2, 0, 3, 1], [1, 0, 2, 3]];
+pub(super) const ORDERS: [[usize; 4]; 5] = [[0, 1, 2, 3], [3, 2, 1, 0], [1, 2, 3, 0], [2, 0, 3, 1], [1, 0, 2, 3]];
 
 /// Sends a question of four fragments in every order; whose answers come back.
 fn ask_in_every_order(world: &World, servers: [SocketAddr; 2]) -> Vec<String> {

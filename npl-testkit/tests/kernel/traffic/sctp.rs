@@ -2,6 +2,7 @@
 //! SCTP through a mapping: by the kernel's own sockets where it has them, and by packets made by hand everywhere, whose
 //! checksums an implementation checks that shares nothing with the programs'.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,10 @@ use npl_testkit::topology::Offload;
 use npl_testkit::traffic::{self, has_sctp};
 
 use super::firewall::load_rules;
+use super::fragments::ORDERS;
 use crate::lab::mapping;
+use crate::prog_run::fragments::pieces;
+use crate::sys::stay_on_this_processor;
 use crate::wire::{self, Wire};
 use crate::world::{NODE_PORT, POD_PORT, World};
 
@@ -56,6 +60,28 @@ fn associations_lead_to_the_pod_and_show_it_the_clients_address() {
     associate(&world);
     for device in [&world.topology.client().device, &world.pod().device] {
         device.set_offloads(&Offload::ALL, false).unwrap();
+    }
+    associate(&world);
+    load_rules(&world);
+    associate(&world);
+}
+
+/// A sender that has made chunks for a wider path has them cut, since their numbers are given out.
+#[test]
+fn associations_go_on_where_a_link_is_narrower_than_the_senders_think() {
+    let world = world();
+    if !has_sctp() {
+        return pass_in_pieces(&world);
+    }
+    let _server = EchoServer::start_sctp_in(&world.pod().netns, "web-0", POD_PORT).unwrap();
+    for device in [&world.pod().device, &world.pod().host_device] {
+        device.set_mtu(1300).unwrap();
+    }
+    // Milliseconds. A sender that is told of the link while it sends waits for its timer all the same.
+    for end in [world.client(), &world.pod().netns] {
+        for setting in ["rto_initial", "rto_min"] {
+            end.sysctl(&format!("net/sctp/{setting}"), "100").unwrap();
+        }
     }
     associate(&world);
     load_rules(&world);
@@ -123,33 +149,152 @@ fn chunk_kind(packet: &Packet) -> u8 {
     sctp.chunks[0]
 }
 
-/// A whole conversation in each family, in which the Pod says its name.
+/// A question of four fragments in every order, and its answer.
 #[track_caller]
-fn converse(world: &World) {
+fn pass_in_pieces(world: &World) {
+    // What came early waits where it came.
+    stay_on_this_processor();
+    in_each_family(world, |family, Association { client_side, pod_side, client, node, pod }| {
+        for (id, order) in (0x4e60..).zip(ORDERS) {
+            let question = Packet::sctp(*client, *node, DATA, &[b'?'; 5000]);
+            passes_in_pieces(family, (client_side, &question, id, order), (pod_side, [*client, *pod]));
+            // A Pod's host sends pieces in order.
+            let answer = Packet::sctp(*pod, *client, DATA, &[b'!'; 5000]);
+            passes_in_pieces(family, (pod_side, &answer, id, ORDERS[0]), (client_side, [*node, *client]));
+        }
+    });
+}
+
+/// Sends a packet by one side in pieces, in an order, and has the other get the same between these ends.
+#[track_caller]
+fn passes_in_pieces(
+    family: Family,
+    (by, packet, id, order): (&Side<'_>, &Packet, u32, [usize; 4]),
+    (at, ends): (&Side<'_>, [SocketAddr; 2]),
+) {
+    let packet = Packet { ethernet: Some(by.wire.ethernet()), ..packet.clone() };
+    let frames = pieces(&packet, id, 1400);
+    for place in order {
+        by.wire.send(&frames[place]).unwrap();
+    }
+    let seen = receive_pieces(at.wire, family);
+    let (Transport::Sctp(sent), Transport::Sctp(got)) = (&packet.transport, &seen.transport) else {
+        panic!("{seen:?}")
+    };
+    let got_ends: [SocketAddr; 2] =
+        [(seen.source_ip(), got.source).into(), (seen.destination_ip(), got.destination).into()];
+    assert_eq!((got_ends, got.checksum, got.chunks == sent.chunks), (ends, Crc::Right, true), "{order:?}");
+}
+
+/// Waits for a packet in pieces, and puts it together.
+#[track_caller]
+fn receive_pieces(wire: &Wire, family: Family) -> Packet {
+    let (mut beginning, mut parts, mut end) = (Vec::new(), BTreeMap::new(), None);
+    let start = Instant::now();
+    while start.elapsed() < LIMIT {
+        let Some(frame) = wire.receive(LIMIT).unwrap() else { break };
+        let (header, offset, has_more) = match family {
+            Family::V4 => {
+                let field = u16::from_be_bytes([frame[20], frame[21]]);
+                (34, usize::from(field & 0x1fff) * 8, field & 0x2000 != 0)
+            }
+            // A fragment header alone.
+            Family::V6 if frame[20] != 44 => continue,
+            Family::V6 => {
+                let field = u16::from_be_bytes([frame[56], frame[57]]);
+                (62, usize::from(field & 0xfff8), field & 1 != 0)
+            }
+        };
+        if offset == 0 && !has_more {
+            continue;
+        }
+        let part = frame[header..].to_vec();
+        if offset == 0 {
+            beginning = frame[..if family == Family::V4 { 34 } else { 54 }].to_vec();
+        }
+        if !has_more {
+            end = Some(offset + part.len());
+        }
+        parts.insert(offset, part);
+        let bytes: Vec<u8> = parts.values().flatten().copied().collect();
+        if !beginning.is_empty() && end == Some(bytes.len()) {
+            let length = u16::try_from(bytes.len()).unwrap();
+            match family {
+                Family::V4 => {
+                    beginning[16..18].copy_from_slice(&(length + 20).to_be_bytes());
+                    beginning[20..22].fill(0);
+                }
+                Family::V6 => {
+                    beginning[18..20].copy_from_slice(&length.to_be_bytes());
+                    beginning[20] = 132;
+                }
+            }
+            return Packet::parse(&[beginning, bytes].concat()).unwrap();
+        }
+    }
+    panic!("of a packet in pieces, in {family:?}, came no more than {:?}", parts.keys());
+}
+
+/// The two ends of an association of one family, by hand.
+struct Association<'w> {
+    client_side: Side<'w>,
+    pod_side: Side<'w>,
+    client: SocketAddr,
+    node: SocketAddr,
+    pod: SocketAddr,
+}
+
+impl Association<'_> {
+    #[track_caller]
+    fn asks(&self, kind: u8, content: &[u8]) {
+        let packet = Packet::sctp(self.client, self.node, kind, content);
+        passes(&self.client_side, &packet, &self.pod_side, self.client, self.pod);
+    }
+
+    #[track_caller]
+    fn answers(&self, kind: u8, content: &[u8]) {
+        let packet = Packet::sctp(self.pod, self.client, kind, content);
+        passes(&self.pod_side, &packet, &self.client_side, self.node, self.client);
+    }
+
+    #[track_caller]
+    fn open(&self) {
+        self.asks(INIT, &[SCTP_TAG.to_be_bytes().as_slice(), &[1; 12]].concat());
+        self.answers(INIT_ACK, &[SCTP_TAG.to_be_bytes().as_slice(), &[2; 36]].concat());
+        self.asks(COOKIE_ECHO, &[3; 20]);
+        self.answers(COOKIE_ACK, &[]);
+    }
+}
+
+/// An association in each family, once it is open.
+#[track_caller]
+fn in_each_family(world: &World, test: impl Fn(Family, &Association<'_>)) {
     // Neighbours must be known: a frame that waits for one would come later than those after it.
     world.assert_answers();
     for (index, family) in Family::ALL.into_iter().enumerate() {
         let client_wire = wire::open_for(family, &world.topology.client().device, &world.topology.client().uplink);
         let pod_wire = wire::open_for(family, &world.pod().device, &world.pod().host_device);
-        let client_side = Side { wire: &client_wire, name: "client" };
-        let pod_side = Side { wire: &pod_wire, name: "Pod" };
-        let client: SocketAddr = (world.client_ips()[index], CLIENT_PORT).into();
-        let (node, pod) = (world.frontends()[index], SocketAddr::from((world.pod().ips()[index], POD_PORT)));
-        let asks = |kind, content: &[u8]| {
-            passes(&client_side, &Packet::sctp(client, node, kind, content), &pod_side, client, pod);
+        let association = Association {
+            client_side: Side { wire: &client_wire, name: "client" },
+            pod_side: Side { wire: &pod_wire, name: "Pod" },
+            client: (world.client_ips()[index], CLIENT_PORT).into(),
+            node: world.frontends()[index],
+            pod: (world.pod().ips()[index], POD_PORT).into(),
         };
-        let answers = |kind, content: &[u8]| {
-            passes(&pod_side, &Packet::sctp(pod, client, kind, content), &client_side, node, client);
-        };
-        asks(INIT, &[SCTP_TAG.to_be_bytes().as_slice(), &[1; 12]].concat());
-        answers(INIT_ACK, &[SCTP_TAG.to_be_bytes().as_slice(), &[2; 36]].concat());
-        asks(COOKIE_ECHO, &[3; 20]);
-        answers(COOKIE_ACK, &[]);
-        for length in [0, 1, 700, 1300] {
-            asks(DATA, &[&[0; 12], b"who are you? ".as_slice(), &vec![b'?'; length]].concat());
-            answers(DATA, &[&[0; 12], world.pod().name.as_bytes(), &vec![b'!'; length]].concat());
-        }
+        association.open();
+        test(family, &association);
     }
+}
+
+/// A whole conversation in each family, in which the Pod says its name.
+#[track_caller]
+fn converse(world: &World) {
+    in_each_family(world, |_, association| {
+        for length in [0, 1, 700, 1300] {
+            association.asks(DATA, &[&[0; 12], b"who are you? ".as_slice(), &vec![b'?'; length]].concat());
+            association.answers(DATA, &[&[0; 12], world.pod().name.as_bytes(), &vec![b'!'; length]].concat());
+        }
+    });
 }
 
 #[test]
@@ -160,6 +305,17 @@ fn every_packet_of_an_association_has_the_right_checksum_on_both_sides() {
     if !has_sctp() {
         load_rules(&world);
         converse(&world);
+    }
+}
+
+/// Connection tracking puts them together, and finds the checksum right that ours have made, or else drops it.
+#[test]
+fn packet_in_pieces_has_the_right_checksum_on_both_sides() {
+    let world = world();
+    pass_in_pieces(&world);
+    if !has_sctp() {
+        load_rules(&world);
+        pass_in_pieces(&world);
     }
 }
 

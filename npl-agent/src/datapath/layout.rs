@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the maps of each family of addresses are called and hold.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use npl_common::{
+    flow::{FlowKeyV4, FlowKeyV6, FlowV4, FlowV6},
+    hint::{HintV4, HintV6},
+    mapping::{
+        self, BackendV4, BackendV6, EndpointV4, EndpointV6, FLAG_RESTRICTED, LocalAddressV4, LocalAddressV6, SourceV4,
+        SourceV6,
+    },
+    names,
+};
+
+use super::family::{Entry, Sender};
+use crate::core::model::{Backend, Family, Frontend, PodPort};
+
+/// How a family's maps are named and what they hold.
+pub(super) trait Layout {
+    const FAMILY: Family;
+    const LOCAL: &'static str;
+    const LOCAL_INDEX: &'static str;
+    const MAPPING: &'static str;
+    const ALLOW: &'static str;
+    const ENDPOINT: &'static str;
+    const FLOW: &'static str;
+    const HINT: &'static str;
+
+    type Local: aya::Pod + Send;
+    type Backend: aya::Pod + Send;
+    type Source: aya::Pod + Send;
+    type Endpoint: aya::Pod + Send;
+    type FlowKey: aya::Pod + Send;
+    type Flow: aya::Pod + Send;
+    type Hint: aya::Pod + Send;
+
+    /// What stands in a map where no address does.
+    const NO_ADDRESS: Self::Local;
+    /// What stands in a map where no hint does.
+    const NO_HINT: Self::Hint;
+
+    fn local(addr: IpAddr) -> Option<Self::Local>;
+    fn address(local: &Self::Local) -> IpAddr;
+    fn raw(entry: &Entry) -> Option<Self::Backend>;
+    fn entry(raw: &Self::Backend) -> Entry;
+    fn source(frontend: Frontend, first: IpAddr) -> Option<Self::Source>;
+    fn source_end(source: &Self::Source) -> (mapping::Frontend, IpAddr);
+    fn endpoint(sender: &Sender) -> Option<Self::Endpoint>;
+    fn sender(endpoint: &Self::Endpoint) -> Sender;
+    /// The Pod's end of a flow.
+    fn pod_end(key: &Self::FlowKey) -> Sender;
+}
+
+/// A frontend as maps hold it.
+pub(super) const fn frontend_key(frontend: Frontend) -> mapping::Frontend {
+    mapping::Frontend { node_port: frontend.node_port.0, protocol: frontend.protocol.number(), pad: 0 }
+}
+
+/// Both families' types have the same fields, of other lengths.
+macro_rules! layout {
+    (
+        $(#[$meta:meta])*
+        $layout:ident, $ip:ident, $family:expr,
+        [$local:ident, $backend:ident, $source:ident, $endpoint:ident, $flow_key:ident, $flow:ident, $hint:ident],
+        [
+            $local_map:ident, $index_map:ident, $mapping_map:ident, $allow_map:ident, $endpoint_map:ident, $flow_map:ident,
+            $hint_map:ident
+        ]
+    ) => {
+        $(#[$meta])*
+        pub(super) struct $layout;
+
+        impl Layout for $layout {
+            const FAMILY: Family = $family;
+            const LOCAL: &'static str = names::$local_map;
+            const LOCAL_INDEX: &'static str = names::$index_map;
+            const MAPPING: &'static str = names::$mapping_map;
+            const ALLOW: &'static str = names::$allow_map;
+            const ENDPOINT: &'static str = names::$endpoint_map;
+            const FLOW: &'static str = names::$flow_map;
+            const HINT: &'static str = names::$hint_map;
+
+            type Local = $local;
+            type Backend = $backend;
+            type Source = $source;
+            type Endpoint = $endpoint;
+            type FlowKey = $flow_key;
+            type Flow = $flow;
+            type Hint = $hint;
+
+            const NO_ADDRESS: $local = $local { addr: $ip::UNSPECIFIED.octets() };
+            const NO_HINT: $hint = $hint::NONE;
+
+            fn local(addr: IpAddr) -> Option<$local> {
+                octets::<$ip, _>(addr, $ip::octets).map(|addr| $local { addr })
+            }
+
+            fn address(local: &$local) -> IpAddr {
+                $ip::from(local.addr).into()
+            }
+
+            fn raw(Entry { backend, stats_index }: &Entry) -> Option<$backend> {
+                let pod_addr = octets::<$ip, _>(backend.pod_ip, $ip::octets)?;
+                let (pod_port, generation) = (backend.pod_port.0, backend.generation);
+                let flags = if backend.is_restricted { FLAG_RESTRICTED } else { 0 };
+                Some($backend { pod_addr, pod_port, flags, generation, stats_index: *stats_index })
+            }
+
+            fn entry(raw: &$backend) -> Entry {
+                let (pod_ip, pod_port) = ($ip::from(raw.pod_addr).into(), PodPort(raw.pod_port));
+                let is_restricted = raw.flags & FLAG_RESTRICTED != 0;
+                let backend = Backend { pod_ip, pod_port, generation: raw.generation, is_restricted };
+                Entry { backend, stats_index: raw.stats_index }
+            }
+
+            fn source(frontend: Frontend, first: IpAddr) -> Option<$source> {
+                let frontend = frontend_key(frontend);
+                octets::<$ip, _>(first, $ip::octets).map(|addr| $source { frontend, addr })
+            }
+
+            fn source_end(source: &$source) -> (mapping::Frontend, IpAddr) {
+                (source.frontend, $ip::from(source.addr).into())
+            }
+
+            fn endpoint(sender: &Sender) -> Option<$endpoint> {
+                let pod_addr = octets::<$ip, _>(sender.pod_ip, $ip::octets)?;
+                Some($endpoint { pod_addr, pod_port: sender.pod_port, protocol: sender.protocol, pad: 0 })
+            }
+
+            fn sender(endpoint: &$endpoint) -> Sender {
+                let pod_ip = $ip::from(endpoint.pod_addr).into();
+                Sender { pod_ip, pod_port: endpoint.pod_port, protocol: endpoint.protocol }
+            }
+
+            fn pod_end(key: &$flow_key) -> Sender {
+                let protocol = u8::try_from(key.protocol).unwrap_or_default();
+                Sender { pod_ip: $ip::from(key.pod_addr).into(), pod_port: key.pod_port, protocol }
+            }
+        }
+    };
+}
+
+layout! {
+    /// IPv4.
+    V4, Ipv4Addr, Family::V4,
+    [LocalAddressV4, BackendV4, SourceV4, EndpointV4, FlowKeyV4, FlowV4, HintV4],
+    [MAP_LOCAL_V4, MAP_LOCAL_IDX_V4, MAP_MAPPING_V4, MAP_ALLOW_V4, MAP_ENDPOINT_V4, MAP_FLOW_V4, MAP_HINT_V4]
+}
+
+layout! {
+    /// IPv6.
+    V6, Ipv6Addr, Family::V6,
+    [LocalAddressV6, BackendV6, SourceV6, EndpointV6, FlowKeyV6, FlowV6, HintV6],
+    [MAP_LOCAL_V6, MAP_LOCAL_IDX_V6, MAP_MAPPING_V6, MAP_ALLOW_V6, MAP_ENDPOINT_V6, MAP_FLOW_V6, MAP_HINT_V6]
+}
+
+/// An address as maps hold it; nothing if it is of the other family.
+fn octets<A, O>(addr: IpAddr, octets: impl Fn(&A) -> O) -> Option<O>
+where
+    A: OfFamily,
+{
+    A::of(addr).as_ref().map(octets)
+}
+
+/// An address type of one family.
+trait OfFamily: Sized {
+    fn of(addr: IpAddr) -> Option<Self>;
+}
+
+impl OfFamily for Ipv4Addr {
+    fn of(addr: IpAddr) -> Option<Self> {
+        if let IpAddr::V4(addr) = addr { Some(addr) } else { None }
+    }
+}
+
+impl OfFamily for Ipv6Addr {
+    fn of(addr: IpAddr) -> Option<Self> {
+        if let IpAddr::V6(addr) = addr { Some(addr) } else { None }
+    }
+}

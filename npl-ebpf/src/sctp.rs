@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! SCTP packets (RFC 9260): a header, and chunks one behind the other.
+
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
+
+use crate::packet::{Access, Ports, load, skb, tcp_flag};
+
+/// The header that all chunks of a packet share. Words are as loaded.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct SctpHeader {
+    pub ports: Ports,
+    pub tag: u32,
+    pub check: u32,
+}
+
+/// The beginning of a chunk, of which every packet has one at least. Words are as loaded.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Chunk {
+    kind: u8,
+    flags: u8,
+    /// Bytes with this beginning, and without the padding to the next multiple of four.
+    length: u16,
+}
+
+/// Kinds of chunks.
+mod chunk {
+    pub const INIT: u8 = 1;
+    pub const INIT_ACK: u8 = 2;
+    pub const ABORT: u8 = 6;
+    pub const SHUTDOWN: u8 = 7;
+    pub const SHUTDOWN_ACK: u8 = 8;
+}
+
+impl Chunk {
+    /// What a TCP segment would say with its flags.
+    #[inline(always)]
+    pub const fn tcp_flags(self) -> u8 {
+        match self.kind {
+            chunk::INIT | chunk::INIT_ACK => tcp_flag::SYN,
+            chunk::ABORT => tcp_flag::RST,
+            chunk::SHUTDOWN | chunk::SHUTDOWN_ACK => tcp_flag::FIN,
+            _ => 0,
+        }
+    }
+}
+
+/// More chunks than senders put ahead of one that is cut: a cookie, what acknowledges, and what signs them.
+const MAX_CHUNKS: usize = 16;
+
+/// The beginning of the first chunk of a packet that ends there.
+#[inline(always)]
+pub fn first_chunk(ctx: &impl Access, l4: usize, end: usize) -> Option<Chunk> {
+    let offset = l4 + size_of::<SctpHeader>();
+    if offset + size_of::<Chunk>() > end { None } else { ctx.load(offset) }
+}
+
+/// Where the whole packet ends that has its first fragment here, up to `end`: where the chunk does that is cut.
+///
+/// No fragment but the last says it. Senders know what the path takes, and make fragments of nothing but a chunk that they
+/// made before they knew: it is the last of its packet. Nothing if no chunk is cut, or it is too far in.
+#[inline(always)]
+pub fn end_of_whole(ctx: &TcContext, l4: usize, end: usize) -> Option<usize> {
+    match npl_end_of_cut(skb(ctx), l4 as u32, end as u32) {
+        0 => None,
+        end => Some(end as usize),
+    }
+}
+
+/// The same, 0 for nothing. Exported, it is a global function to the verifier, which goes over it by itself, and not over
+/// all that follows on a call once more for each chunk that it may end at.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn npl_end_of_cut(skb: *mut __sk_buff, l4: u32, end: u32) -> u32 {
+    let ctx = &TcContext::new(skb);
+    let mut offset = l4 as usize + size_of::<SctpHeader>();
+    for _ in 0..MAX_CHUNKS {
+        if offset + size_of::<Chunk>() > end as usize {
+            return 0;
+        }
+        let Some(chunk) = load::<Chunk>(ctx, offset) else { return 0 };
+        let length = usize::from(u16::from_be(chunk.length));
+        if length < size_of::<Chunk>() {
+            return 0;
+        }
+        offset += length.next_multiple_of(4);
+        if offset > end as usize {
+            return offset as u32;
+        }
+    }
+    0
+}
