@@ -23,6 +23,8 @@ pub mod sctp_chunks {
     pub const COOKIE_ECHO: u8 = 10;
     /// The association is there.
     pub const COOKIE_ACK: u8 = 11;
+    /// The association is over.
+    pub const SHUTDOWN_COMPLETE: u8 = 14;
 }
 
 /// The verification tag of both directions, which INIT and INIT ACK begin with: connection tracking compares.

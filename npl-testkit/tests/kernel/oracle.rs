@@ -20,7 +20,7 @@ pub(crate) fn install(node: &Netns, translations: &[Translation]) {
     for family in Family::ALL {
         let ip = if family == Family::V4 { "ip" } else { "ip6" };
         let mut rules = String::new();
-        for (protocol, name) in [(Protocol::Tcp, "tcp"), (Protocol::Udp, "udp")] {
+        for (protocol, name) in [(Protocol::Tcp, "tcp"), (Protocol::Udp, "udp"), (Protocol::Sctp, "sctp")] {
             let mut elements = String::new();
             let of_both = |it: &&Translation| it.protocol == protocol && Family::of(it.node.ip()) == family;
             for Translation { node, pod, .. } in translations.iter().filter(of_both) {

@@ -29,6 +29,8 @@ pub(super) enum Exception {
     ShortQuote,
     /// The quote ends right behind the TCP checksum: the kernel leaves that as it was, ours changes it with the ports.
     QuoteEndsAtChecksum,
+    /// Of SCTP the kernel computes a quoted checksum from what is quoted; ours changes what it was with the ports.
+    QuotedCrc,
     /// A header that covers the addresses, a route that goes on, or more headers than anybody needs: not ours, so that
     /// nothing that cannot be right reaches the Pod.
     Untranslatable,
@@ -58,6 +60,7 @@ impl Exception {
         match bytes {
             4..8 => Some(Self::ShortQuote),
             18..20 if protocol == Protocol::Tcp => Some(Self::QuoteEndsAtChecksum),
+            12.. if protocol == Protocol::Sctp => Some(Self::QuotedCrc),
             _ => None,
         }
     }
@@ -68,7 +71,7 @@ impl Exception {
         match self {
             Self::NotTracked | Self::WrongIcmpChecksum | Self::ShortQuote | Self::NotWhole => [Arrives, Stays],
             Self::Broken | Self::NotRouted => [Either, Stays],
-            Self::QuoteEndsAtChecksum | Self::LoneFragment | Self::Collision => [Arrives, Arrives],
+            Self::QuoteEndsAtChecksum | Self::QuotedCrc | Self::LoneFragment | Self::Collision => [Arrives, Arrives],
             Self::Untranslatable => [Stays, Either],
         }
     }

@@ -4,8 +4,11 @@
 use std::net::{IpAddr, SocketAddr};
 
 use npl_agent::core::model::{Family, Protocol};
+use npl_testkit::packet::sctp_chunks::{
+    ABORT, COOKIE_ACK, COOKIE_ECHO, DATA, INIT, INIT_ACK, SHUTDOWN, SHUTDOWN_ACK, SHUTDOWN_COMPLETE,
+};
 use npl_testkit::packet::tcp_flags::{ACK, FIN, RST, SYN};
-use npl_testkit::packet::{Icmp, Packet, Transport};
+use npl_testkit::packet::{Icmp, Packet, SCTP_TAG, Transport};
 
 use super::dress::Dress;
 use super::judge::Exception;
@@ -34,18 +37,18 @@ pub(super) struct Talk {
     pub(super) ending: Ending,
 }
 
-/// How a TCP connection begins.
+/// How a TCP connection or an SCTP association begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Opening {
     Handshake,
-    /// With `ECE` and `CWR`, and a repeated first segment.
+    /// With a repeated first packet, of TCP with `ECE` and `CWR`.
     Negotiated,
-    /// The first that is seen is a segment in the middle.
+    /// The first that is seen is a segment in the middle. Connection tracking takes no association up there.
     Midway,
     Refused,
 }
 
-/// How a TCP connection ends.
+/// How it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
     None,
@@ -97,6 +100,14 @@ struct Ends {
 }
 
 impl Ends {
+    /// Source and destination of what somebody sends.
+    const fn of(&self, by: Speaker) -> (SocketAddr, SocketAddr) {
+        match by {
+            Speaker::Client => (self.client, self.node),
+            Speaker::Pod => (self.pod, self.client),
+        }
+    }
+
     /// Where somebody's frames come from.
     const fn link(&self, by: Speaker) -> End {
         match by {
@@ -146,8 +157,10 @@ pub(super) fn steps(talk: &Talk, client: SocketAddr) -> Vec<Step> {
 impl Writer<'_> {
     fn open(&mut self, opening: Opening) {
         use Speaker::{Client, Pod};
-        if self.talk.protocol == Protocol::Udp {
-            return self.say(Client, 0, b"first", &Dress::PLAIN);
+        match self.talk.protocol {
+            Protocol::Udp => return self.say(Client, 0, b"first", &Dress::PLAIN),
+            Protocol::Sctp => return self.open_association(opening),
+            Protocol::Tcp => {}
         }
         match opening {
             Opening::Handshake => self.shake_hands(0),
@@ -172,12 +185,36 @@ impl Writer<'_> {
         self.say(Speaker::Client, ACK, b"", &Dress::PLAIN);
     }
 
+    fn open_association(&mut self, opening: Opening) {
+        use Speaker::{Client, Pod};
+        let init = [SCTP_TAG.to_be_bytes().as_slice(), &[1; 12]].concat();
+        if opening != Opening::Handshake {
+            self.say_chunk(Client, INIT, &init, &Dress::PLAIN);
+        }
+        if opening == Opening::Refused {
+            return self.say_chunk(Pod, ABORT, b"", &Dress::PLAIN);
+        }
+        self.associate(&init);
+    }
+
+    fn associate(&mut self, init: &[u8]) {
+        use Speaker::{Client, Pod};
+        for (by, kind, content) in
+            [(Client, INIT, init), (Pod, INIT_ACK, init), (Client, COOKIE_ECHO, &[3; 20]), (Pod, COOKIE_ACK, b"")]
+        {
+            self.say_chunk(by, kind, content, &Dress::PLAIN);
+        }
+    }
+
     fn line(&mut self, line: &Line) {
         match line {
             Line::Say { by, bytes, flags, dress } => {
                 // Each byte depends on its place, so that a piece in the wrong one is seen.
                 let data: Vec<u8> = (0..*bytes).map(|at| (at ^ at >> 8 ^ dress.number).to_le_bytes()[0]).collect();
-                self.say(*by, ACK | flags, &data, dress);
+                match self.talk.protocol {
+                    Protocol::Sctp => self.say_chunk(*by, DATA, &[&[0; 12], data.as_slice()].concat(), dress),
+                    Protocol::Tcp | Protocol::Udp => self.say(*by, ACK | flags, &data, dress),
+                }
             }
             Line::Repeat(by) => self.repeat(*by),
             Line::Complain { by, kind, quoted, is_router, dress } => {
@@ -187,8 +224,10 @@ impl Writer<'_> {
     }
 
     fn end(&mut self, ending: Ending) {
-        if self.talk.protocol == Protocol::Udp {
-            return;
+        match self.talk.protocol {
+            Protocol::Udp => return,
+            Protocol::Sctp => return self.end_association(ending),
+            Protocol::Tcp => {}
         }
         match ending {
             Ending::None => {}
@@ -202,6 +241,21 @@ impl Writer<'_> {
         }
     }
 
+    fn end_association(&mut self, ending: Ending) {
+        match ending {
+            Ending::None => {}
+            Ending::Reset(by) => self.say_chunk(by, ABORT, b"", &Dress::PLAIN),
+            Ending::Closed(by) | Ending::Reopened(by) => {
+                self.say_chunk(by, SHUTDOWN, &[0; 4], &Dress::PLAIN);
+                self.say_chunk(by.other(), SHUTDOWN_ACK, b"", &Dress::PLAIN);
+                self.say_chunk(by, SHUTDOWN_COMPLETE, b"", &Dress::PLAIN);
+            }
+        }
+        if matches!(ending, Ending::Reopened(_)) {
+            self.associate(&[SCTP_TAG.to_be_bytes().as_slice(), &[2; 12]].concat());
+        }
+    }
+
     fn close(&mut self, by: Speaker) {
         for speaker in [by, by.other()] {
             self.say(speaker, FIN | ACK, b"", &Dress::PLAIN);
@@ -210,8 +264,7 @@ impl Writer<'_> {
     }
 
     fn say(&mut self, by: Speaker, flags: u8, data: &[u8], dress: &Dress) {
-        let Ends { client, node, pod, .. } = self.ends;
-        let (source, destination) = if by == Speaker::Client { (client, node) } else { (pod, client) };
+        let (source, destination) = self.ends.of(by);
         let mut packet = if self.talk.protocol == Protocol::Udp {
             Packet::udp(source, destination, data)
         } else {
@@ -228,6 +281,16 @@ impl Writer<'_> {
             let counted = u32::try_from(data.len()).unwrap() + u32::from(flags & (SYN | FIN) != 0);
             self.sequence[by.index()] = tcp.sequence.wrapping_add(counted);
         }
+        self.send(by, &packet, dress);
+    }
+
+    fn say_chunk(&mut self, by: Speaker, kind: u8, content: &[u8], dress: &Dress) {
+        let (source, destination) = self.ends.of(by);
+        self.send(by, &Packet::sctp(source, destination, kind, content), dress);
+    }
+
+    fn send(&mut self, by: Speaker, packet: &Packet, dress: &Dress) {
+        let Ends { node, pod, .. } = self.ends;
         let mut seen = packet.clone();
         if by == Speaker::Client {
             seen.set_destination(pod);
@@ -235,7 +298,7 @@ impl Writer<'_> {
             seen.set_source(node);
         }
         let link = self.ends.link(by);
-        let frames = dress.frames(&packet, link);
+        let frames = dress.frames(packet, link);
         let arrived =
             Dress { trailer: 0, ..dress.clone() }.frames(&seen, link).swap_remove(first_fragment(dress, &frames));
         self.last[by.index()] = Some(Said { frames: frames.clone(), arrived: arrived[ETHERNET..].to_vec() });

@@ -11,7 +11,7 @@ use super::dress::{Cut, Dress, EXTENSIONS, OPTIONS, Order};
 use super::judge::Exception;
 use super::stray::tag;
 use super::talk::{self, Ending, Line, Opening, Speaker, Step, Talk};
-use super::twin::{End, NARROW, SERVICES, WIDE, node_addresses, pod_end};
+use super::twin::{End, NARROW, PROTOCOLS, SERVICES, WIDE, node_addresses, pod_end};
 use crate::prog_run::extensions::{DESTINATION_OPTIONS, FRAGMENT, SIX, extended};
 use crate::prog_run::fragments::pieces;
 
@@ -111,8 +111,6 @@ fn say(by: Speaker, bytes: u16, dress: Dress) -> Line {
 }
 
 const BOTH: [Speaker; 2] = [Speaker::Client, Speaker::Pod];
-const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
-
 fn every_kind_of_packet(scene: &Scene) -> Vec<Step> {
     let mut lines = Vec::new();
     for bytes in [0, 1, 2, 3, 17, 576, 1400] {
@@ -299,7 +297,8 @@ fn odd_quotes(scene: &Scene) -> Vec<Step> {
 fn errors_of_the_node(scene: &Scene) -> Vec<Step> {
     let last = Dress { hops: 1, ..Dress::PLAIN };
     let mut steps = vec![step(&scene.ask(0, b"the last hop"), End::Client, &last)];
-    for protocol in PROTOCOLS {
+    // Of SCTP, see `Exception::QuotedCrc`.
+    for protocol in [Protocol::Tcp, Protocol::Udp] {
         let number = 1 + u16::from(protocol == Protocol::Udp);
         steps.extend(scene.talk(number, protocol, BOTH.map(|by| say(by, 50, last.clone())).to_vec(), Ending::None));
         for (service, by, bytes) in [(NARROW, Speaker::Client, 1360), (WIDE, Speaker::Pod, 1500)] {

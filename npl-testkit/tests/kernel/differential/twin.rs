@@ -15,7 +15,7 @@ use crate::lab::mapping;
 use crate::oracle::{self, Translation};
 use crate::world::{NODE_PORT, POD_PORT, World, set_addresses};
 
-/// A node port of both protocols and both families, and where it leads to.
+/// A node port of each protocol and both families, and where it leads to.
 pub(super) struct Service {
     pub(super) node_port: u16,
     pub(super) pod: usize,
@@ -28,6 +28,8 @@ pub(super) const SERVICES: [Service; 4] = [
     Service { node_port: NODE_PORT + 2, pod: WIDE, pod_port: POD_PORT },
     Service { node_port: NODE_PORT + 50, pod: 0, pod_port: 9090 },
 ];
+
+pub(super) const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
 
 /// The Pod whose link takes less than the uplink does, and the one whose link takes more.
 pub(super) const NARROW: usize = 1;
@@ -115,10 +117,11 @@ impl Twin {
     pub(super) fn new(forwarding: Forwarding) -> Self {
         let mut ours = world();
         ours.install();
-        let extra = &SERVICES[PODS];
-        for protocol in [Protocol::Tcp, Protocol::Udp] {
+        let extra = SERVICES[PODS..].iter().flat_map(|it| [(it, Protocol::Tcp), (it, Protocol::Udp)]);
+        let of_sctp = SERVICES.iter().map(|it| (it, Protocol::Sctp));
+        for (service, protocol) in extra.chain(of_sctp) {
             for family in Family::ALL {
-                let (frontend, backend) = mapping(protocol, extra.node_port, pod_end(family, extra), 1);
+                let (frontend, backend) = mapping(protocol, service.node_port, pod_end(family, service), 1);
                 ours.datapath().upsert_mapping(frontend, backend).unwrap();
             }
         }
@@ -139,7 +142,7 @@ fn translations() -> Vec<Translation> {
     let mut all = Vec::new();
     for (service, family) in SERVICES.iter().flat_map(|it| Family::ALL.map(|family| (it, family))) {
         for (address, protocol) in
-            node_addresses(family).into_iter().flat_map(|it| [(it, Protocol::Tcp), (it, Protocol::Udp)])
+            node_addresses(family).into_iter().flat_map(|it| PROTOCOLS.map(|protocol| (it, protocol)))
         {
             let node = (address, service.node_port).into();
             all.push(Translation { protocol, node, pod: pod_end(family, service) });
