@@ -4,6 +4,7 @@
 
 use aya_ebpf::programs::TcContext;
 use npl_common::{
+    hold::{Held, SAVED},
     mapping::{Endpoint, Frontend, protocol},
     reason::Reason,
     syn::{self, state},
@@ -15,7 +16,7 @@ use crate::{
     fragment,
     hook::{DIRECT, Hook, OFFLOAD, WITNESS},
     icmp::{self, Error},
-    maps::CONFIG,
+    maps::{CONFIG, HOLD},
     offload,
     packet::{IcmpHeader, Packet, Ports, tcp_flag},
     redirect::{self, Way},
@@ -142,10 +143,15 @@ impl<const WAY: u8> Hook for Replies<WAY> {
 }
 
 /// What is known of a reply's flow.
+///
+/// All of it is there in either case. A processor may guess wrongly which it is, and the verifier of a program without
+/// `CAP_PERFMON` goes on from there: it finds a pointer to a flow, or refuses the program.
 struct Known<F: Family> {
-    /// In the flow table.
-    entry: Option<*mut F::Flow>,
-    /// In the half-open cache, where the table has none.
+    /// Whether it is in the flow table, and not in the half-open cache.
+    is_established: bool,
+    /// In the flow table; else memory of that size which nobody uses.
+    entry: *mut F::Flow,
+    /// In the half-open cache; else zero.
     word: u64,
     /// What its client believes it talks to.
     node: NodeEnd<F>,
@@ -155,21 +161,25 @@ impl<F: Family> Known<F> {
     #[inline(always)]
     fn of(reply: &Reply<'_, F>, endpoint: &Endpoint) -> Option<Self> {
         if let Some(entry) = entry(reply, endpoint) {
-            return Some(Self { entry: Some(entry), word: 0, node: entry_node::<F>(entry) });
+            return Some(Self { is_established: true, entry, word: 0, node: entry_node::<F>(entry) });
         }
         let word = reply.flow.half_open()?;
-        Some(Self { entry: None, word, node: half_open_node(word, reply, endpoint)? })
+        const { assert!(size_of::<F::Flow>() <= size_of::<Held>() && align_of::<F::Flow>() <= align_of::<Held>()) };
+        let unused = HOLD.get_ptr_mut(SAVED)?.cast();
+        Some(Self { is_established: false, entry: unused, word, node: half_open_node(word, reply, endpoint)? })
     }
 
     /// Notes the reply, which goes on translated.
     #[inline(always)]
     fn note<const WAY: u8>(&self, reply: &Reply<'_, F>, endpoint: &Endpoint) -> Progress {
-        let Some(entry) = self.entry else { return note_reply(reply, self.word, &self.node, endpoint) };
+        if !self.is_established {
+            return note_reply(reply, self.word, &self.node, endpoint);
+        }
         if WAY == WITNESS {
             offload::note_passed::<F, true>(reply.flow.hash, endpoint.generation, reply.tcp_flags);
         }
         // SAFETY: see `entry`.
-        flow::note_pod(F::state(unsafe { &mut *entry }), reply.tcp_flags);
+        flow::note_pod(F::state(unsafe { &mut *self.entry }), reply.tcp_flags);
         Progress::Known
     }
 }

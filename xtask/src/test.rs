@@ -11,7 +11,7 @@ use crate::check::{self, Check};
 use crate::demo::{self, Parts, Preparation};
 use crate::emulation::Guest;
 use crate::leftovers::Leftovers;
-use crate::setup::{DEFAULT_KERNELS, Extent, Kernel, KernelName};
+use crate::setup::{BRIEF_KERNELS, DEFAULT_KERNELS, Extent, Kernel, KernelName};
 use crate::tally::{Counts, Tally};
 use crate::test_binary::{self, Kind, TestBinary};
 use crate::{build, paths, process};
@@ -22,6 +22,9 @@ pub(crate) struct Options {
     /// Kernels that the packet tests run under by emulation: 5.10, 6.1, 6.12, latest, or none.
     #[arg(long, value_delimiter = ',', default_value = DEFAULT_KERNELS)]
     kernels: Vec<KernelName>,
+    /// Kernels that the programs are loaded under by emulation, and no more.
+    #[arg(long, value_delimiter = ',', default_value = BRIEF_KERNELS, conflicts_with = "emulated")]
+    load_kernels: Vec<KernelName>,
     /// Also start a real cluster on an emulated machine that has the newest of those kernels, and control groups of
     /// version 2 alone: some 7 minutes more.
     #[arg(long)]
@@ -53,6 +56,9 @@ const NETWORKS_DEADLINE: Duration = Duration::from_hours(2);
 /// Emulation is ten to thirty times slower, but only the packet tests run there, and a few stories: guests side by side
 /// take some 35 minutes, and 45 on a slow machine.
 const GUEST_DEADLINE: Duration = Duration::from_hours(1);
+
+/// The test that loads every program as the agent does.
+const LOADING_TEST: &str = "every_program_loads_with_the_rights_of_the_agent";
 
 /// The story of the agent's that sets the clock of its machine.
 const CLOCK_STORY: [&str; 2] = ["--ignored", "clock::"];
@@ -173,6 +179,14 @@ fn run_emulated(options: &Options, binaries: &[TestBinary], parts: &Parts, tally
             let name = format!("tests: {} under kernel {kernel}, emulated", binary.name);
             (name, Guest::for_packets(*kernel, test))
         }));
+        let others = options.load_kernels.iter().filter_map(|name| name.0).filter(|kernel| !kernels.contains(kernel));
+        for kernel in others.filter(|_| options.emulated.is_none()) {
+            let mut test = Command::new(&binary.executable);
+            test.arg(LOADING_TEST);
+            let name = format!("tests: {}, loading under kernel {kernel}, emulated", binary.name);
+            let guest = Guest::for_packets(kernel, test);
+            tally.tests(&name, |counts| run_guest(&guest, counts))?;
+        }
     }
     let step = |(name, guest): (String, Guest)| (name, move |counts: &mut Counts| run_guest(&guest, counts));
     tally.side_by_side(guests.into_iter().map(step).collect())?;

@@ -15,7 +15,7 @@ pub(crate) use bpf_linker::{LLVM as BPF_LINKER_LLVM, obtain as bpf_linker};
 
 use crate::{ebpf, process};
 use apt::Program;
-pub(crate) use kernels::{DEFAULT_KERNELS, Image as KernelImage, Kernel, KernelName};
+pub(crate) use kernels::{BRIEF_KERNELS, DEFAULT_KERNELS, Image as KernelImage, Kernel, KernelName};
 pub(crate) use kubernetes::{Background as KubernetesBuild, Extent, Kubernetes};
 
 /// Something that a command cannot do without.
@@ -80,8 +80,8 @@ const EMULATION: [Program; 4] = [
 /// Arguments of `cargo xtask setup`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Kernels to have ready for `test --kernels`: 5.10, 6.1, 6.12, latest, or none.
-    #[arg(long, value_delimiter = ',', default_value = DEFAULT_KERNELS)]
+    /// Kernels to have ready for `test`: 5.10, 6.1, 6.12, latest, or none.
+    #[arg(long, value_delimiter = ',', default_values = [DEFAULT_KERNELS, BRIEF_KERNELS])]
     kernels: Vec<KernelName>,
 }
 

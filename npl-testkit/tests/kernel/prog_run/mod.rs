@@ -10,6 +10,7 @@ mod flows;
 pub(crate) mod fragments;
 mod hints;
 mod l3;
+mod loads;
 mod offload;
 mod reasons;
 mod redirect;
