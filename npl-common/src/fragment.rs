@@ -130,7 +130,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_word_gives_back_what_went_in(hash: u64, nanoseconds: u64, node_port: u16, address_index: u8, protocol in select(&[TCP, UDP, SCTP][..])) {
+        fn a_word_gives_back_what_went_in(
+            hash: u64,
+            nanoseconds: u64,
+            node_port: u16,
+            address_index: u8,
+            protocol in select(&[TCP, UDP, SCTP][..]),
+        ) {
             let record = Record { node_port, address_index, protocol };
             let now = time(nanoseconds);
             let word = record.to_word(hash, now);

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use aya::maps::{MapInfo, loaded_maps};
+use aya::maps::{MapInfo, MapType, loaded_maps};
 use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::{ProgramInfo, loaded_links, loaded_programs};
 use npl_common::names::{PROGRAMS, REST_PROGRAMS, SOCKET_PROGRAMS, XDP_PROGRAMS};
@@ -142,7 +142,10 @@ fn bpf_objects(is_ours: impl Fn(u32) -> bool, is_our_map: impl Fn(u32) -> bool, 
             things.insert(format!("BPF program {name} with id {}", program.id()));
         }
     }
-    for map in loaded_maps().flatten().filter(|map| is_our_map(map.id())) {
+    // The kernel itself leaks an array of programs that somebody opens by its number while it is cleared, as every listing
+    // of maps does; who would hold one is a program, a process or a pin.
+    let may_be_left = |map: &MapInfo| map.map_type().is_ok_and(|kind| kind != MapType::ProgramArray);
+    for map in loaded_maps().flatten().filter(|map| is_our_map(map.id()) && may_be_left(map)) {
         if let Some(name) = map.name_as_str().filter(|name| name.starts_with(PREFIX)) {
             things.insert(format!("BPF map {name} with id {}", map.id()));
         }
