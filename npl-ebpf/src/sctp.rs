@@ -48,7 +48,7 @@ impl Chunk {
 
 /// Chunks that are gone through, more than senders put ahead of one that is cut: a cookie, what acknowledges, and what
 /// signs them. So few that the compiler makes no loop of it: a processor may guess that a loop goes on for ever, and the
-/// verifier of a program without `CAP_PERFMON` follows it there, up to 6.12 without an end.
+/// verifier of a program without `CAP_PERFMON` follows it there: that of Linux 6.12 finds no end.
 const MAX_CHUNKS: usize = 6;
 
 /// The beginning of the first chunk of a packet that ends there.

@@ -5,10 +5,8 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::elf::Function;
+use crate::elf::{CALL, Function, INSTRUCTION};
 
-/// Bytes of an instruction.
-const SIZE: usize = 8;
 /// The register that points to the end of a function's frame.
 const FRAME: u8 = 10;
 /// Where functions are that programs call.
@@ -40,7 +38,8 @@ fn of_program(program: &Function, functions: &[Function]) -> Result<Use> {
     let stack =
         walk(program, functions, &mut called, 0).with_context(|| format!("follow the calls of {}", program.name))?;
     let shared = functions.iter().filter(|function| called.contains(&function.offset) && function.section == SHARED);
-    let instructions = std::iter::once(program).chain(shared).map(|function| function.code.len() / SIZE).sum::<usize>();
+    let instructions =
+        std::iter::once(program).chain(shared).map(|function| function.code.len() / INSTRUCTION).sum::<usize>();
     let (name, section) = (program.name.clone(), program.section.clone());
     Ok(Use { name, section, instructions: u64::try_from(instructions)?, stack })
 }
@@ -63,13 +62,12 @@ fn walk(function: &Function, functions: &[Function], called: &mut BTreeSet<usize
 /// Where the functions begin that one calls. The linker counts from the call within their own section, and from the
 /// section's beginning elsewhere.
 fn calls(function: &Function) -> Vec<usize> {
-    const CALL: u8 = 0x85;
     /// Of our own functions, and none of the kernel's.
     const OWN: u8 = 1;
     let mut targets = Vec::new();
-    for (index, instruction) in function.code.chunks_exact(SIZE).enumerate() {
+    for (index, instruction) in function.code.chunks_exact(INSTRUCTION).enumerate() {
         if instruction[0] == CALL && instruction[1] >> 4 == OWN {
-            let base = if function.section == SHARED { function.offset + index * SIZE } else { 0 };
+            let base = if function.section == SHARED { function.offset + index * INSTRUCTION } else { 0 };
             let distance = (i64::from(immediate(instruction)) + 1) * 8;
             targets.extend(base.checked_add_signed(isize::try_from(distance).unwrap_or(isize::MAX)));
         }
@@ -88,7 +86,7 @@ fn frame(code: &[u8]) -> u64 {
     const GRAIN: u64 = 8;
     let mut depth: i64 = 0;
     let mut copies = BTreeSet::new();
-    for instruction in code.chunks_exact(SIZE) {
+    for instruction in code.chunks_exact(INSTRUCTION) {
         let (destination, source) = (instruction[1] & 0xf, instruction[1] >> 4);
         let base = match instruction[0] & CLASS {
             LOAD => Some(source),

@@ -11,8 +11,8 @@ const TYPE_RELOCATIONS: u32 = 9;
 const FLAG_EXECUTABLE: u64 = 4;
 const KIND_FUNCTION: u8 = 2;
 /// Bytes of an instruction of the kernel's virtual machine, and the first of one that calls.
-const INSTRUCTION: usize = 8;
-const CALL: u8 = 0x85;
+pub(crate) const INSTRUCTION: usize = 8;
+pub(crate) const CALL: u8 = 0x85;
 
 /// A program or subprogram of a kernel object.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `cargo xtask test`: everything that must pass, on a fresh machine, in the order of cost.
 
+use std::iter;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -172,19 +173,17 @@ fn run_emulated(options: &Options, binaries: &[TestBinary], parts: &Parts, tally
     let of_kind = |kind| binaries.iter().filter(move |binary| binary.kind == kind);
     let mut guests = Vec::new();
     for binary in of_kind(Kind::Kernel) {
-        guests.extend(kernels.iter().map(|kernel| {
+        let guest = |kernel: Kernel, what: &str, arguments: &[&str]| {
             let mut test = Command::new(&binary.executable);
-            // One at a time: two emulated processors are slow enough for one network.
-            test.arg("--test-threads=1").args(&options.emulated);
-            let name = format!("tests: {} under kernel {kernel}, emulated", binary.name);
-            (name, Guest::for_packets(*kernel, test))
-        }));
+            test.args(arguments);
+            (format!("tests: {}{what} under kernel {kernel}, emulated", binary.name), Guest::for_packets(kernel, test))
+        };
+        // One at a time: two emulated processors are slow enough for one network.
+        let arguments: Vec<_> = iter::once("--test-threads=1").chain(options.emulated.as_deref()).collect();
+        guests.extend(kernels.iter().map(|kernel| guest(*kernel, "", &arguments)));
         let others = options.load_kernels.iter().filter_map(|name| name.0).filter(|kernel| !kernels.contains(kernel));
         for kernel in others.filter(|_| options.emulated.is_none()) {
-            let mut test = Command::new(&binary.executable);
-            test.arg(LOADING_TEST);
-            let name = format!("tests: {}, loading under kernel {kernel}, emulated", binary.name);
-            let guest = Guest::for_packets(kernel, test);
+            let (name, guest) = guest(kernel, ", loading", &[LOADING_TEST]);
             tally.tests(&name, |counts| run_guest(&guest, counts))?;
         }
     }

@@ -7,6 +7,9 @@ use std::net::SocketAddr;
 use npl_agent::core::model::{Family, Protocol};
 use npl_testkit::netns::Netns;
 
+/// What it translates.
+pub(crate) const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+
 /// A node port at one of the Node's addresses, and the Pod port that it leads to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Translation {
@@ -20,14 +23,14 @@ pub(crate) fn install(node: &Netns, translations: &[Translation]) {
     for family in Family::ALL {
         let ip = if family == Family::V4 { "ip" } else { "ip6" };
         let mut rules = String::new();
-        for (protocol, name) in [(Protocol::Tcp, "tcp"), (Protocol::Udp, "udp"), (Protocol::Sctp, "sctp")] {
+        for protocol in PROTOCOLS {
             let mut elements = String::new();
             let of_both = |it: &&Translation| it.protocol == protocol && Family::of(it.node.ip()) == family;
             for Translation { node, pod, .. } in translations.iter().filter(of_both) {
                 write!(elements, "{} . {} : {} . {}, ", node.ip(), node.port(), pod.ip(), pod.port()).unwrap();
             }
             if !elements.is_empty() {
-                writeln!(rules, "    dnat {ip} to {ip} daddr . {name} dport map {{ {elements} }}").unwrap();
+                writeln!(rules, "    dnat {ip} to {ip} daddr . {protocol} dport map {{ {elements} }}").unwrap();
             }
         }
         let table = format!(

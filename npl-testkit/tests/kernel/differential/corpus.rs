@@ -13,7 +13,8 @@ use proptest::sample::select;
 use super::dress::{Cut, Dress, EXTENSIONS, OPTIONS, Order};
 use super::stray::{FLAGS, Kind, Stray, UNMAPPED};
 use super::talk::{self, ERRORS, Ending, Line, Opening, Speaker, Step, Talk};
-use super::twin::{NARROW, PROTOCOLS, SERVICES, WIDE};
+use super::twin::{NARROW, SERVICES, WIDE};
+use crate::oracle::PROTOCOLS;
 
 /// Conversations and single packets that come in between each other's.
 #[derive(Clone, Debug)]

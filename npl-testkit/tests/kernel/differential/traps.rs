@@ -11,7 +11,8 @@ use super::dress::{Cut, Dress, EXTENSIONS, OPTIONS, Order};
 use super::judge::Exception;
 use super::stray::tag;
 use super::talk::{self, Ending, Line, Opening, Speaker, Step, Talk};
-use super::twin::{End, NARROW, PROTOCOLS, SERVICES, WIDE, node_addresses, pod_end};
+use super::twin::{End, NARROW, SERVICES, WIDE, node_addresses, pod_end};
+use crate::oracle::PROTOCOLS;
 use crate::prog_run::extensions::{DESTINATION_OPTIONS, FRAGMENT, SIX, extended};
 use crate::prog_run::fragments::pieces;
 

@@ -12,7 +12,7 @@ use npl_testkit::topology::{Offload, Options};
 
 use super::tap::{Frame, Tap};
 use crate::lab::mapping;
-use crate::oracle::{self, Translation};
+use crate::oracle::{self, PROTOCOLS, Translation};
 use crate::world::{NODE_PORT, POD_PORT, World, set_addresses};
 
 /// A node port of each protocol and both families, and where it leads to.
@@ -28,8 +28,6 @@ pub(super) const SERVICES: [Service; 4] = [
     Service { node_port: NODE_PORT + 2, pod: WIDE, pod_port: POD_PORT },
     Service { node_port: NODE_PORT + 50, pod: 0, pod_port: 9090 },
 ];
-
-pub(super) const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
 
 /// The Pod whose link takes less than the uplink does, and the one whose link takes more.
 pub(super) const NARROW: usize = 1;

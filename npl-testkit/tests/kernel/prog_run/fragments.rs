@@ -8,11 +8,11 @@ use npl_testkit::packet::{Ip, Packet, ones_complement_sum};
 
 use super::extensions::{FRAGMENT, extended};
 use super::scene::{
-    CLIENT_PORT, NODE_PORT, SECOND_NODE_PORT, Tcp, Udp, client, client_ip, establish, family, from, node, node_ip,
-    other_pod_ip, pod, pod_ip, second_node_ip, strange_ip, tcp, to, udp, with_mappings,
+    CLIENT_PORT, NODE_PORT, SECOND_NODE_PORT, Tcp, Udp, becomes, client, client_ip, establish, family, from, node,
+    node_ip, other_pod_ip, pod, pod_ip, second_node_ip, strange_ip, tcp, to, udp, with_mappings,
 };
 use crate::counters::{Change, first_request, reason, reply, request};
-use crate::lab::{Lab, NEXT, Outcome};
+use crate::lab::Lab;
 use crate::sys::stay_on_this_processor;
 
 /// What the fragments of a datagram have in common.
@@ -83,11 +83,6 @@ fn requests() -> [(Packet, &'static str); 2] {
 /// The same from the Pod.
 fn replies() -> [(Packet, &'static str); 2] {
     requests().map(|(packet, mapping)| (from(&to(&packet, client()), pod()), mapping))
-}
-
-#[track_caller]
-fn becomes(lab: &mut Lab, program: &'static str, frame: &[u8], bytes: Vec<u8>, changes: Vec<Change>) {
-    assert_eq!(lab.run(program, frame), Outcome { action: NEXT, bytes, changes }, "{program}");
 }
 
 #[track_caller]

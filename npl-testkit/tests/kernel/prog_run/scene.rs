@@ -186,3 +186,9 @@ pub(crate) fn random_packets(from: SocketAddr, to: SocketAddr, count: u32) -> im
         packet
     })
 }
+
+/// Runs a program over a frame, which goes on as these bytes.
+#[track_caller]
+pub(crate) fn becomes(lab: &mut Lab, program: &'static str, frame: &[u8], bytes: Vec<u8>, changes: Vec<Change>) {
+    assert_eq!(lab.run(program, frame), Outcome { action: NEXT, bytes, changes }, "{program}");
+}

@@ -9,19 +9,14 @@ use npl_testkit::packet::{Crc, Ip, Packet, Transport};
 
 use super::extensions::{DESTINATION_OPTIONS, HOP_BY_HOP, SIX, extended};
 use super::scene::{
-    Sctp, client, client_ip, family, from, length, node, node_ip, pod, pod_ip, sctp, to, with_mappings,
+    Sctp, becomes, client, client_ip, family, from, length, node, node_ip, pod, pod_ip, sctp, to, with_mappings,
     with_mappings_of,
 };
-use crate::counters::{Change, first_request, reason, reply, request};
-use crate::lab::{Lab, NEXT, Outcome};
+use crate::counters::{first_request, reason, reply, request};
+use crate::lab::Lab;
 
 /// Bytes of a packet that is as small as any, behind the IP header: the shared header, and that of a chunk.
 const LEAST: usize = 16;
-
-#[track_caller]
-fn becomes(lab: &mut Lab, program: &'static str, frame: &[u8], bytes: Vec<u8>, changes: Vec<Change>) {
-    assert_eq!(lab.run(program, frame), Outcome { action: NEXT, bytes, changes }, "{program}");
-}
 
 /// The client's first packet.
 fn open(lab: &mut Lab) {

@@ -7,20 +7,15 @@ use npl_testkit::packet::sctp_chunks::{ABORT, COOKIE_ECHO, DATA, INIT};
 use npl_testkit::packet::{Packet, Transport};
 
 use super::fragments::{fragments, pieces};
-use super::scene::{client, from, node, node_ip, pod, sctp, to, with_mappings};
+use super::scene::{becomes, client, from, node, node_ip, pod, sctp, to, with_mappings};
 use super::sctp_flows::establish;
-use crate::counters::{Change, first_request, reason, reply, request};
-use crate::lab::{Lab, NEXT, Outcome};
+use crate::counters::{first_request, reason, reply, request};
+use crate::lab::Lab;
 
 /// What the fragments of a packet have in common.
 const ID: u32 = 0x4e52;
 /// The kind of a chunk that acknowledges.
 const SACK: u8 = 3;
-
-#[track_caller]
-fn becomes(lab: &mut Lab, program: &'static str, frame: &[u8], bytes: Vec<u8>, changes: Vec<Change>) {
-    assert_eq!(lab.run(program, frame), Outcome { action: NEXT, bytes, changes }, "{program}");
-}
 
 /// The same with chunks ahead of its own, each of a kind and as many bytes of content.
 fn behind(packet: Packet, chunks: &[(u8, usize)]) -> Packet {

@@ -17,7 +17,8 @@ use npl_testkit::traffic::{self, has_sctp};
 use super::firewall::load_rules;
 use super::fragments::ORDERS;
 use crate::lab::mapping;
-use crate::prog_run::fragments::pieces;
+use crate::prog_run::extensions::FRAGMENT;
+use crate::prog_run::fragments::{L3, V4_HEADER, V6_HEADER, pieces};
 use crate::sys::stay_on_this_processor;
 use crate::wire::{self, Wire};
 use crate::world::{NODE_PORT, POD_PORT, World};
@@ -193,46 +194,65 @@ fn receive_pieces(wire: &Wire, family: Family) -> Packet {
     let start = Instant::now();
     while start.elapsed() < LIMIT {
         let Some(frame) = wire.receive(LIMIT).unwrap() else { break };
-        let (header, offset, has_more) = match family {
-            Family::V4 => {
-                let field = u16::from_be_bytes([frame[20], frame[21]]);
-                (34, usize::from(field & 0x1fff) * 8, field & 0x2000 != 0)
-            }
-            // A fragment header alone.
-            Family::V6 if frame[20] != 44 => continue,
-            Family::V6 => {
-                let field = u16::from_be_bytes([frame[56], frame[57]]);
-                (62, usize::from(field & 0xfff8), field & 1 != 0)
-            }
-        };
-        if offset == 0 && !has_more {
-            continue;
-        }
-        let part = frame[header..].to_vec();
+        let Some(Piece { offset, is_last, content }) = piece(&frame, family) else { continue };
         if offset == 0 {
-            beginning = frame[..if family == Family::V4 { 34 } else { 54 }].to_vec();
+            beginning = frame[..L3 + header_length(family)].to_vec();
         }
-        if !has_more {
-            end = Some(offset + part.len());
+        if is_last {
+            end = Some(offset + content.len());
         }
-        parts.insert(offset, part);
+        parts.insert(offset, content);
         let bytes: Vec<u8> = parts.values().flatten().copied().collect();
         if !beginning.is_empty() && end == Some(bytes.len()) {
-            let length = u16::try_from(bytes.len()).unwrap();
-            match family {
-                Family::V4 => {
-                    beginning[16..18].copy_from_slice(&(length + 20).to_be_bytes());
-                    beginning[20..22].fill(0);
-                }
-                Family::V6 => {
-                    beginning[18..20].copy_from_slice(&length.to_be_bytes());
-                    beginning[20] = 132;
-                }
-            }
-            return Packet::parse(&[beginning, bytes].concat()).unwrap();
+            return whole(beginning, &bytes, family);
         }
     }
     panic!("of a packet in pieces, in {family:?}, came no more than {:?}", parts.keys());
+}
+
+/// A piece of a packet.
+struct Piece {
+    /// Bytes ahead of it.
+    offset: usize,
+    is_last: bool,
+    content: Vec<u8>,
+}
+
+const fn header_length(family: Family) -> usize {
+    match family {
+        Family::V4 => V4_HEADER,
+        Family::V6 => V6_HEADER,
+    }
+}
+
+/// Reads a piece without options, or in IPv6 with a fragment header alone. Nothing of a whole packet.
+fn piece(frame: &[u8], family: Family) -> Option<Piece> {
+    let word = |at: usize| u16::from_be_bytes([frame[at], frame[at + 1]]);
+    let behind = L3 + header_length(family);
+    let (content, offset, has_more) = match family {
+        Family::V4 => (behind, usize::from(word(L3 + 6) & 0x1fff) * 8, word(L3 + 6) & 0x2000 != 0),
+        Family::V6 if frame[L3 + 6] != FRAGMENT => return None,
+        Family::V6 => (behind + 8, usize::from(word(behind + 2) & 0xfff8), word(behind + 2) & 1 != 0),
+    };
+    let is_whole = offset == 0 && !has_more;
+    (!is_whole).then(|| Piece { offset, is_last: !has_more, content: frame[content..].to_vec() })
+}
+
+/// A packet of SCTP, by the headers of its first piece.
+fn whole(mut headers: Vec<u8>, content: &[u8], family: Family) -> Packet {
+    let length = u16::try_from(content.len()).unwrap();
+    match family {
+        Family::V4 => {
+            let with_header = length + u16::try_from(V4_HEADER).unwrap();
+            headers[L3 + 2..L3 + 4].copy_from_slice(&with_header.to_be_bytes());
+            headers[L3 + 6..L3 + 8].fill(0);
+        }
+        Family::V6 => {
+            headers[L3 + 4..L3 + 6].copy_from_slice(&length.to_be_bytes());
+            headers[L3 + 6] = Protocol::Sctp.number();
+        }
+    }
+    Packet::parse(&[headers, content.to_vec()].concat()).unwrap()
 }
 
 /// The two ends of an association of one family, by hand.
