@@ -19,8 +19,8 @@ map_type! {
         pub flags: u32,
         /// Layout version of all maps: [`crate::names::ABI_VERSION`].
         pub abi: u32,
-        /// Another one whenever a mapping or the way to a Pod has changed or gone: see [`crate::hint`]. It and `abi` are one aligned word, which is
-        /// written and read as one.
+        /// Another one whenever a mapping, an endpoint, the way to a Pod or one of the Node's addresses has changed or gone:
+        /// see [`crate::hint`]. It and `abi` are one aligned word, which is written and read as one.
         pub epoch: u32,
         /// The kernel's name of the Node's network namespace, in which loopback addresses are the Node's; 0 if unknown.
         pub netns_cookie: u64,

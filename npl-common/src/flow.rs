@@ -4,8 +4,9 @@
 /// Flows per family that are remembered at once; 128 Ki of them take about 14 MiB.
 pub const MAX_FLOWS: u32 = 131_072;
 
-/// How often a flow's time is written at most, in jiffies: writing on each packet would share a cache line between
-/// the two directions' processors. 256 jiffies are between 0.25 s and 2.6 s, as the kernel was built.
+/// How often a flow's time is written at most, and how long a reply may go by a [`crate::hint::ReplyHint`], in jiffies: writing
+/// on each packet would share a cache line between the two directions' processors. 256 jiffies are between 0.25 s and 2.6 s,
+/// as the kernel was built.
 pub const TOUCH_INTERVAL_JIFFIES: u32 = 256;
 
 map_type! {

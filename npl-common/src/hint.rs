@@ -9,7 +9,8 @@
 use crate::{
     config::Config,
     direct::PodWay,
-    mapping::{BackendV4, BackendV6, Frontend, protocol},
+    flow::TOUCH_INTERVAL_JIFFIES,
+    mapping::{BackendV4, BackendV6, Endpoint, Frontend, protocol},
     syn::absorb,
 };
 
@@ -89,6 +90,30 @@ pub fn check<const WORDS: usize>(config: &Config, epoch: u32, frontend: Frontend
         check = absorb(check, *word);
     }
     check
+}
+
+map_type! {
+    /// A copy of what a reply's sender was found to be, beside the slot that its flow has in the half-open cache: that it is an
+    /// endpoint, and the flow table has the flow as the slot says.
+    pub struct ReplyHint: 16, align 8 {
+        /// The copy.
+        pub endpoint: Endpoint,
+        /// See [`reply_check`]; anything else where there is no hint.
+        pub check: u64,
+    }
+}
+
+/// What stands beside the copy in a flow's hint: `hash` and `slot` are the flow's, as of [`crate::syn`]; `epoch` is
+/// [`Config::epoch`] and `jiffies` their low half, when it was left.
+///
+/// It counts until the next multiple of [`TOUCH_INTERVAL_JIFFIES`], so that the flow table is asked at times, and knows which
+/// flows are in use.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn reply_check(hash: u64, slot: u64, epoch: u32, jiffies: u32, endpoint: &Endpoint) -> u64 {
+    let when = (epoch as u64) << u32::BITS | (jiffies / TOUCH_INTERVAL_JIFFIES) as u64;
+    let what = (endpoint.generation as u64) << u32::BITS | endpoint.stats_index as u64;
+    absorb(absorb(absorb(hash, slot), when), what)
 }
 
 #[cfg(test)]

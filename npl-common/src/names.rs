@@ -71,6 +71,10 @@ pub const MAP_POD_V6: &str = "npl_pod_v6";
 pub const MAP_HINT_V4: &str = "npl_hint_v4";
 /// As [`MAP_HINT_V4`], IPv6.
 pub const MAP_HINT_V6: &str = "npl_hint_v6";
+/// Copies of what IPv4 replies were found to be: array of [`crate::hint::ReplyHint`], beside [`MAP_SYN_V4`].
+pub const MAP_REPLY_HINT_V4: &str = "npl_rhint_v4";
+/// As [`MAP_REPLY_HINT_V4`], IPv6.
+pub const MAP_REPLY_HINT_V6: &str = "npl_rhint_v6";
 /// When the host's stack let IPv4 flows through: array of [`crate::offload::Passed`].
 pub const MAP_PASSED_V4: &str = "npl_passed_v4";
 /// As [`MAP_PASSED_V4`], IPv6.
@@ -109,6 +113,8 @@ pub const PINNED_MAPS: &[&str] = &[
     MAP_POD_V6,
     MAP_HINT_V4,
     MAP_HINT_V6,
+    MAP_REPLY_HINT_V4,
+    MAP_REPLY_HINT_V6,
     MAP_PASSED_V4,
     MAP_PASSED_V6,
     MAP_STATS,

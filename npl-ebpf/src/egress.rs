@@ -11,9 +11,10 @@ use npl_common::{
 };
 
 use crate::{
-    family::{Ends, Family, Walk},
+    family::{End, Ends, Family, Walk},
     flow::{self, Flow, NodeEnd, Progress, Request},
     fragment,
+    hint::Epoch,
     hook::{DIRECT, Hook, OFFLOAD, WITNESS},
     icmp::{self, Error},
     maps::{CONFIG, HOLD},
@@ -46,35 +47,37 @@ impl<const WAY: u8> Hook for Replies<WAY> {
     const HOLDS_FRAGMENTS: bool = false;
 
     #[inline(always)]
-    fn packet<F: Family, const L2: usize>(
+    fn packet<F: Family, const L2: usize, const IS_PLAIN: bool>(
         ctx: &TcContext,
         packet: &Packet<F>,
         note: impl FnOnce(&NodeEnd<F>),
     ) -> Verdict {
         let (pod_port, protocol) = (u16::from_be(packet.ports.source), packet.location.protocol);
-        let Some(endpoint) = F::endpoint(packet.location.source, pod_port, protocol) else { return Verdict::NotOurs };
-        // What takes the stack is for the program on the uplink, which counts it.
-        if Self::AT_POD && !redirect::is_from_pod(ctx, &packet.location) {
-            return Verdict::NotOurs;
-        }
-        let tcp_flags = match packet.tcp_flags::<L2>(ctx) {
-            Ok(flags) => flags,
-            Err(_) if Self::AT_POD => return Verdict::NotOurs,
-            Err(reason) => return Verdict::Pass(reason),
-        };
         let client_port = u16::from_be(packet.ports.destination);
         let ends =
             Ends::<F> { client: packet.location.destination, client_port, pod: packet.location.source, pod_port };
-        let Some(config) = CONFIG.get(0) else { return Verdict::NotOurs };
+        let Some(config) = CONFIG.get(0) else { return Verdict::NOT_OURS };
         let key = F::flow_key(&ends, protocol);
-        let Some(flow) = Flow::new(config.seed, &ends, protocol, &key) else { return Verdict::NotOurs };
+        let Some(flow) = Flow::new(config.seed, &ends, protocol, &key) else { return Verdict::NOT_OURS };
+        let epoch = Epoch::now(config);
+        let Some(sender) = Sender::of::<F, IS_PLAIN>(&flow, &ends, protocol, epoch) else { return Verdict::NOT_OURS };
+        let endpoint = &sender.endpoint;
+        // What takes the stack is for the program on the uplink, which counts it.
+        if Self::AT_POD && !redirect::is_from_pod(ctx, &packet.location) {
+            return Verdict::NOT_OURS;
+        }
+        let tcp_flags = match packet.tcp_flags::<L2>(ctx) {
+            Ok(flags) => flags,
+            Err(_) if Self::AT_POD => return Verdict::NOT_OURS,
+            Err(reason) => return Verdict::pass(reason),
+        };
         let reply = Reply { flow, ends, protocol, tcp_flags };
         let is_offloaded = || offload::is_offloaded::<F, true>(reply.flow.hash, endpoint.generation, tcp_flags);
         if WAY == OFFLOAD && !is_offloaded() {
-            return Verdict::NotOurs;
+            return Verdict::NOT_OURS;
         }
-        let Some(known) = Known::of(&reply, endpoint) else {
-            return if Self::AT_POD { Verdict::NotOurs } else { Verdict::Pass(Reason::UntrackedReply) };
+        let Some(known) = Known::of(&reply, &sender) else {
+            return if Self::AT_POD { Verdict::NOT_OURS } else { Verdict::pass(Reason::UntrackedReply) };
         };
         let node = &known.node;
         // As the Node's own packets go to the client.
@@ -82,9 +85,9 @@ impl<const WAY: u8> Hook for Replies<WAY> {
         let to_client = || redirect::to_client::<F, L2>(ctx, &packet.location, node.addr, ports);
         let way = if Self::AT_POD { to_client() } else { Way::stack(&packet.location) };
         if Self::AT_POD && way.is_stack() {
-            return Verdict::NotOurs;
+            return Verdict::NOT_OURS;
         }
-        let progress = known.note::<WAY>(&reply, endpoint);
+        let progress = known.note::<WAY, IS_PLAIN>(&reply, endpoint, epoch);
         stats::of_mapping(endpoint.stats_index, |stats| {
             stats.reply_packets += 1;
             stats.reply_bytes += u64::from(ctx.len());
@@ -105,34 +108,33 @@ impl<const WAY: u8> Hook for Replies<WAY> {
     #[inline(always)]
     fn error<F: Family, const L2: usize>(ctx: &TcContext, mut outer: Walk<F>, header: IcmpHeader) -> Verdict {
         if WAY == DIRECT && !redirect::is_from_pod(ctx, &outer.location) {
-            return Verdict::NotOurs;
+            return Verdict::NOT_OURS;
         }
         let quote = match icmp::quote(ctx, &outer) {
             Ok(quote) => quote,
             Err(verdict) => return verdict,
         };
         let (pod_port, protocol) = (u16::from_be(quote.ports.destination), quote.location.protocol);
-        let Some(endpoint) = F::endpoint(quote.location.destination, pod_port, protocol) else {
-            return Verdict::NotOurs;
-        };
+        let pod = End { addr: quote.location.destination, port: pod_port };
+        let Some(sender) = Sender::looked_up::<F>(&pod, protocol, 0) else { return Verdict::NOT_OURS };
         if quote.location.source != outer.location.destination {
-            return Verdict::Pass(Reason::BadQuote);
+            return Verdict::pass(Reason::BadQuote);
         }
         let client_port = u16::from_be(quote.ports.source);
         let ends = Ends::<F> { client: quote.location.source, client_port, pod: quote.location.destination, pod_port };
-        let Some(config) = CONFIG.get(0) else { return Verdict::NotOurs };
+        let Some(config) = CONFIG.get(0) else { return Verdict::NOT_OURS };
         let key = F::flow_key(&ends, protocol);
-        let Some(flow) = Flow::new(config.seed, &ends, protocol, &key) else { return Verdict::NotOurs };
+        let Some(flow) = Flow::new(config.seed, &ends, protocol, &key) else { return Verdict::NOT_OURS };
         // Nothing is noted of it: nobody has to be who an ICMP error seems to come from.
-        let Some(Known { node, .. }) = Known::of(&Reply { flow, ends, protocol, tcp_flags: 0 }, endpoint) else {
-            return if WAY == DIRECT { Verdict::NotOurs } else { Verdict::Pass(Reason::UntrackedReply) };
+        let Some(Known { node, .. }) = Known::of(&Reply { flow, ends, protocol, tcp_flags: 0 }, &sender) else {
+            return if WAY == DIRECT { Verdict::NOT_OURS } else { Verdict::pass(Reason::UntrackedReply) };
         };
         let to_client = || redirect::to_client::<F, L2>(ctx, &outer.location, node.addr, Ports::NONE);
         let way = if WAY == DIRECT { to_client() } else { Way::stack(&outer.location) };
         if WAY == DIRECT && way.is_stack() {
-            return Verdict::NotOurs;
+            return Verdict::NOT_OURS;
         }
-        stats::of_mapping(endpoint.stats_index, |stats| {
+        stats::of_mapping(sender.endpoint.stats_index, |stats| {
             stats.reply_packets += 1;
             stats.reply_bytes += u64::from(ctx.len());
         });
@@ -142,13 +144,48 @@ impl<const WAY: u8> Hook for Replies<WAY> {
     }
 }
 
+/// An endpoint that a packet is from.
+struct Sender {
+    endpoint: Endpoint,
+    /// The flow's word in the half-open cache, if a hint says that the flow is established as that has it; else zero.
+    word: u64,
+}
+
+impl Sender {
+    #[inline(always)]
+    fn of<F: Family, const BY_HINT: bool>(
+        flow: &Flow<'_, F>,
+        ends: &Ends<F>,
+        protocol: u8,
+        epoch: Epoch,
+    ) -> Option<Self> {
+        match if BY_HINT { flow.hint(epoch) } else { None } {
+            Some((word, endpoint)) => Some(Self { endpoint, word }),
+            None => Self::looked_up::<F>(&End { addr: ends.pod, port: ends.pod_port }, protocol, epoch.zero),
+        }
+    }
+
+    #[inline(always)]
+    fn looked_up<F: Family>(pod: &End<F>, protocol: u8, zero: u8) -> Option<Self> {
+        let Endpoint { generation, stats_index } = *F::endpoint(pod, protocol, zero)?;
+        Some(Self { endpoint: Endpoint { generation, stats_index }, word: 0 })
+    }
+}
+
+/// Who knows a reply's flow.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum By {
+    Hint,
+    FlowTable,
+    HalfOpenCache,
+}
+
 /// What is known of a reply's flow.
 ///
-/// All of it is there in either case. A processor may guess wrongly which it is, and the verifier of a program without
+/// All of it is there in every case. A processor may guess wrongly which it is, and the verifier of a program without
 /// `CAP_PERFMON` goes on from there: it finds a pointer to a flow, or refuses the program.
 struct Known<F: Family> {
-    /// Whether it is in the flow table, and not in the half-open cache.
-    is_established: bool,
+    by: By,
     /// In the flow table; else memory of that size which nobody uses.
     entry: *mut F::Flow,
     /// In the half-open cache; else zero.
@@ -159,27 +196,49 @@ struct Known<F: Family> {
 
 impl<F: Family> Known<F> {
     #[inline(always)]
-    fn of(reply: &Reply<'_, F>, endpoint: &Endpoint) -> Option<Self> {
+    fn of(reply: &Reply<'_, F>, Sender { endpoint, word }: &Sender) -> Option<Self> {
+        if *word != 0
+            && reply.tcp_flags & tcp_flag::OPENS_OR_ENDS == 0
+            && let Some(addr) = F::local_address(syn::address_index(*word))
+        {
+            let node = NodeEnd { addr, addr_index: 0, port: syn::node_port(*word) };
+            return Some(Self { by: By::Hint, entry: Self::unused()?, word: 0, node });
+        }
         if let Some(entry) = entry(reply, endpoint) {
-            return Some(Self { is_established: true, entry, word: 0, node: entry_node::<F>(entry) });
+            return Some(Self { by: By::FlowTable, entry, word: 0, node: entry_node::<F>(entry) });
         }
         let word = reply.flow.half_open()?;
+        let node = half_open_node(word, reply, endpoint)?;
+        Some(Self { by: By::HalfOpenCache, entry: Self::unused()?, word, node })
+    }
+
+    #[inline(always)]
+    fn unused() -> Option<*mut F::Flow> {
         const { assert!(size_of::<F::Flow>() <= size_of::<Held>() && align_of::<F::Flow>() <= align_of::<Held>()) };
-        let unused = HOLD.get_ptr_mut(SAVED)?.cast();
-        Some(Self { is_established: false, entry: unused, word, node: half_open_node(word, reply, endpoint)? })
+        HOLD.get_ptr_mut(SAVED).map(<*mut Held>::cast)
     }
 
     /// Notes the reply, which goes on translated.
     #[inline(always)]
-    fn note<const WAY: u8>(&self, reply: &Reply<'_, F>, endpoint: &Endpoint) -> Progress {
-        if !self.is_established {
+    fn note<const WAY: u8, const LEAVES_HINT: bool>(
+        &self,
+        reply: &Reply<'_, F>,
+        endpoint: &Endpoint,
+        epoch: Epoch,
+    ) -> Progress {
+        if self.by == By::HalfOpenCache {
             return note_reply(reply, self.word, &self.node, endpoint);
         }
         if WAY == WITNESS {
             offload::note_passed::<F, true>(reply.flow.hash, endpoint.generation, reply.tcp_flags);
         }
-        // SAFETY: see `entry`.
-        flow::note_pod(F::state(unsafe { &mut *self.entry }), reply.tcp_flags);
+        if self.by == By::FlowTable {
+            // SAFETY: see `entry`.
+            flow::note_pod(F::state(unsafe { &mut *self.entry }), reply.tcp_flags);
+            if LEAVES_HINT {
+                reply.flow.leave_hint(epoch, endpoint, &self.node);
+            }
+        }
         Progress::Known
     }
 }

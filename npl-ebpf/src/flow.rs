@@ -5,13 +5,14 @@
 use aya_ebpf::helpers::generated::{bpf_jiffies64, bpf_ktime_get_ns};
 use npl_common::{
     flow::{FlowState, TOUCH_INTERVAL_JIFFIES},
-    mapping::protocol,
+    mapping::{Endpoint, protocol},
     reason::Reason,
     syn::{self, state},
 };
 
 use crate::{
     family::{Ends, Family},
+    hint::{self, Epoch},
     packet::tcp_flag,
     stats, word,
 };
@@ -25,6 +26,8 @@ pub struct Flow<'k, F: Family> {
     protocol: u8,
     pub hash: u64,
     slot: *mut u64,
+    /// Where the slot is.
+    index: u32,
 }
 
 /// What a client believes it talks to.
@@ -57,8 +60,8 @@ impl<'k, F: Family> Flow<'k, F> {
     #[inline(always)]
     pub fn new(seed: u64, ends: &Ends<F>, protocol: u8, key: &'k F::FlowKey) -> Option<Self> {
         let hash = hash(seed, ends, protocol);
-        let slot = choose_slot::<F>(hash)?;
-        Some(Self { key, protocol, hash, slot })
+        let (slot, index) = choose_slot::<F>(hash)?;
+        Some(Self { key, protocol, hash, slot, index })
     }
 
     /// The flow's entry in the flow table.
@@ -78,6 +81,28 @@ impl<'k, F: Family> Flow<'k, F> {
     pub fn half_open(&self) -> Option<u64> {
         let word = self.slot_word();
         if syn::matches(word, self.hash) { Some(word) } else { None }
+    }
+
+    /// What the flow's last reply was found to be, if that was a moment ago and nothing has changed since: established as the
+    /// flow's word in the half-open cache has it, and its sender an endpoint.
+    #[inline(always)]
+    pub fn hint(&self, epoch: Epoch) -> Option<(u64, Endpoint)> {
+        let word = self.half_open()?;
+        Some((word, hint::read_reply(F::reply_hint(self.index)?, self.hash, word, epoch)?))
+    }
+
+    /// Leaves one: the sender is an endpoint, and the flow table has this flow with the client's end of it. Not where the
+    /// slot, which is to tell that, says something else.
+    #[inline(always)]
+    pub fn leave_hint(&self, epoch: Epoch, endpoint: &Endpoint, node: &NodeEnd<F>) {
+        let word = self.slot_word();
+        let index = syn::address_index(word);
+        if word == syn::word(self.hash, state::ESTABLISHED, index, node.port)
+            && F::local_address(index).is_some_and(|addr| addr == node.addr)
+            && let Some(hint) = F::reply_hint(self.index)
+        {
+            hint::write_reply(hint, self.hash, word, epoch, endpoint);
+        }
     }
 
     /// Notes a packet of the client.
@@ -109,7 +134,7 @@ impl<'k, F: Family> Flow<'k, F> {
             return Progress::Known;
         }
         if word != mine && syn::matches(word, self.hash) {
-            stats::count(Reason::Collision);
+            stats::count(Reason::Collision as u32);
         }
         self.set_slot(syn::word(self.hash, state::REQUESTED, request.node.addr_index, request.node.port));
         Progress::New
@@ -133,7 +158,7 @@ impl<'k, F: Family> Flow<'k, F> {
             }
             if !same {
                 // One client end, two node ends: to the Pod they are one flow, and only one can have the replies.
-                stats::count(Reason::Collision);
+                stats::count(Reason::Collision as u32);
                 if self.protocol != protocol::UDP {
                     return Progress::Known;
                 }
@@ -154,7 +179,7 @@ impl<'k, F: Family> Flow<'k, F> {
     pub fn establish(&self, request: &Request<F>) -> Progress {
         let entry = fresh_entry::<F>(request);
         if F::insert_flow(self.key, &entry).is_none() {
-            stats::count(Reason::FlowTableFull);
+            stats::count(Reason::FlowTableFull as u32);
             return Progress::Known;
         }
         self.set_slot(syn::word(self.hash, state::ESTABLISHED, request.node.addr_index, request.node.port));
@@ -183,14 +208,17 @@ pub fn hash<F: Family>(seed: u64, ends: &Ends<F>, protocol: u8) -> u64 {
 /// The slot that a flow has, or else the one that it may take: the second only where the first would cost another flow
 /// its reply.
 #[inline(always)]
-fn choose_slot<F: Family>(hash: u64) -> Option<*mut u64> {
-    let first = F::slot(syn::slot(hash))?;
-    let word = word::load(first);
+fn choose_slot<F: Family>(hash: u64) -> Option<(*mut u64, u32)> {
+    let first = syn::slot(hash);
+    let slot = F::slot(first)?;
+    let word = word::load(slot);
     if syn::matches(word, hash) {
-        return Some(first);
+        return Some((slot, first));
     }
-    let second = F::slot(syn::second_slot(hash))?;
-    if syn::waits(word) || syn::matches(word::load(second), hash) { Some(second) } else { Some(first) }
+    let second = syn::second_slot(hash);
+    let other = F::slot(second)?;
+    let is_other = syn::waits(word) || syn::matches(word::load(other), hash);
+    if is_other { Some((other, second)) } else { Some((slot, first)) }
 }
 
 /// Notes a packet of the client on an established flow.

@@ -57,18 +57,18 @@ pub fn note_not_ours<F: Family, H: Hook>(hash: u64, destination: F::Addr) {
 /// Judges and rewrites a later fragment of a request.
 #[inline(always)]
 pub fn request<F: Family, const WAY: u8, const L2: usize>(ctx: &TcContext, mut walk: Walk<F>) -> Verdict {
-    let Some(config) = CONFIG.get(0) else { return Verdict::NotOurs };
+    let Some(config) = CONFIG.get(0) else { return Verdict::NOT_OURS };
     if F::local_index(config, walk.location.destination).is_none() {
-        return Verdict::NotOurs;
+        return Verdict::NOT_OURS;
     }
     let hash = hash::<F, Requests<WAY>>(config, &walk);
     let Some(record) = record::<F>(hash) else {
         hold::keep(ctx, hash);
-        return Verdict::Pass(Reason::Fragment);
+        return Verdict::pass(Reason::Fragment);
     };
-    let Some((frontend, backend)) = backend::<F>(&record) else { return Verdict::NotOurs };
+    let Some((frontend, backend)) = backend::<F>(&record) else { return Verdict::NOT_OURS };
     if backend.refuses(frontend, walk.location.source) {
-        return Verdict::Drop(Reason::SourceRefused);
+        return Verdict::drop(Reason::SourceRefused);
     }
     stats::of_mapping(backend.stats_index, |stats| {
         stats.request_packets += 1;
@@ -83,18 +83,18 @@ pub fn request<F: Family, const WAY: u8, const L2: usize>(ctx: &TcContext, mut w
 #[inline(always)]
 pub fn reply<F: Family, const WAY: u8, const L2: usize>(ctx: &TcContext, mut walk: Walk<F>) -> Verdict {
     if WAY == DIRECT && !redirect::is_from_pod(ctx, &walk.location) {
-        return Verdict::NotOurs;
+        return Verdict::NOT_OURS;
     }
-    let Some(config) = CONFIG.get(0) else { return Verdict::NotOurs };
-    let Some(record) = record::<F>(hash::<F, Replies<WAY>>(config, &walk)) else { return Verdict::NotOurs };
+    let Some(config) = CONFIG.get(0) else { return Verdict::NOT_OURS };
+    let Some(record) = record::<F>(hash::<F, Replies<WAY>>(config, &walk)) else { return Verdict::NOT_OURS };
     if record == Record::NOT_OURS {
-        return Verdict::NotOurs;
+        return Verdict::NOT_OURS;
     }
-    let Some(addr) = F::local_address(record.address_index) else { return Verdict::NotOurs };
+    let Some(addr) = F::local_address(record.address_index) else { return Verdict::NOT_OURS };
     let to_client = || redirect::to_client::<F, L2>(ctx, &walk.location, addr, Ports::NONE);
     let way = if WAY == DIRECT { to_client() } else { Way::stack(&walk.location) };
     if WAY == DIRECT && way.is_stack() {
-        return Verdict::NotOurs;
+        return Verdict::NOT_OURS;
     }
     // The flow may outlive its mapping by the time that another mapping of the same Pod port is there.
     if let Some((_, backend)) = backend::<F>(&record) {

@@ -26,8 +26,8 @@ pub trait Hook {
     /// Whether fragments are held that came before the first of their datagram. The Node itself sends the first one first.
     const HOLDS_FRAGMENTS: bool;
 
-    /// Judges and rewrites a packet with ports; `note` is told what its client believes it talks to.
-    fn packet<F: Family, const L2: usize>(
+    /// Judges and rewrites a packet with ports, which is a plain one or was walked through; `note` is told what its client believes it talks to.
+    fn packet<F: Family, const L2: usize, const IS_PLAIN: bool>(
         ctx: &TcContext,
         packet: &Packet<F>,
         note: impl FnOnce(&NodeEnd<F>),
@@ -44,14 +44,14 @@ pub fn translate<H: Hook, const L2: usize>(ctx: &TcContext) -> Verdict {
     match packet::ether_type(ctx) {
         Some(V4::ETHER_TYPE) => translate_family::<V4, H, L2>(ctx),
         Some(V6::ETHER_TYPE) => translate_family::<V6, H, L2>(ctx),
-        _ => Verdict::NotOurs,
+        _ => Verdict::NOT_OURS,
     }
 }
 
 #[inline(always)]
 fn translate_family<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> Verdict {
     match Packet::<F>::read::<L2>(ctx) {
-        Ok(packet) => H::packet::<F, L2>(ctx, &packet, |_| ()),
+        Ok(packet) => H::packet::<F, L2, true>(ctx, &packet, |_| ()),
         Err(other) => other.into(),
     }
 }

@@ -29,10 +29,10 @@ pub fn header<F: Family>(ctx: &TcContext, outer: &Walk<F>) -> Option<IcmpHeader>
 /// Reads what an error quotes; otherwise what becomes of the error.
 #[inline(always)]
 pub fn quote<F: Family>(ctx: &TcContext, outer: &Walk<F>) -> Result<Packet<F>, Verdict> {
-    const UNREADABLE: Verdict = Verdict::Pass(Reason::BadQuote);
+    const UNREADABLE: Verdict = Verdict::pass(Reason::BadQuote);
     let Some(walk) = F::walk(ctx, outer.location.l4 + size_of::<IcmpHeader>()) else { return Err(UNREADABLE) };
     if !packet::has_ports(walk.location.protocol) {
-        return Err(Verdict::NotOurs);
+        return Err(Verdict::NOT_OURS);
     }
     if walk.fragment.is_later || walk.location.l4 + size_of::<Ports>() > outer.end {
         return Err(UNREADABLE);

@@ -27,7 +27,7 @@ impl<const WAY: u8> Hook for Requests<WAY> {
     const HOLDS_FRAGMENTS: bool = true;
 
     #[inline(always)]
-    fn packet<F: Family, const L2: usize>(
+    fn packet<F: Family, const L2: usize, const IS_PLAIN: bool>(
         ctx: &TcContext,
         packet: &Packet<F>,
         note: impl FnOnce(&NodeEnd<F>),
@@ -54,9 +54,9 @@ impl<const WAY: u8> Hook for Requests<WAY> {
     /// the way may send it, so that its source is that of the request which was answered.
     #[inline(always)]
     fn error<F: Family, const L2: usize>(ctx: &TcContext, mut outer: Walk<F>, header: IcmpHeader) -> Verdict {
-        let Some(config) = CONFIG.get(0) else { return Verdict::NotOurs };
+        let Some(config) = CONFIG.get(0) else { return Verdict::NOT_OURS };
         if F::local_index(config, outer.location.destination).is_none() {
-            return Verdict::NotOurs;
+            return Verdict::NOT_OURS;
         }
         let quote = match icmp::quote(ctx, &outer) {
             Ok(quote) => quote,
@@ -64,15 +64,15 @@ impl<const WAY: u8> Hook for Requests<WAY> {
         };
         let node_port = u16::from_be(quote.ports.source);
         if !config.contains(node_port) {
-            return Verdict::NotOurs;
+            return Verdict::NOT_OURS;
         }
         if quote.location.source != outer.location.destination {
-            return Verdict::Pass(Reason::BadQuote);
+            return Verdict::pass(Reason::BadQuote);
         }
         let frontend = Frontend { node_port, protocol: quote.location.protocol, pad: 0 };
-        let Some(backend) = F::backend(frontend) else { return Verdict::Pass(Reason::NoMapping) };
+        let Some(backend) = F::backend(frontend) else { return Verdict::pass(Reason::NoMapping) };
         if backend.refuses(frontend, quote.location.destination) {
-            return Verdict::Drop(Reason::SourceRefused);
+            return Verdict::drop(Reason::SourceRefused);
         }
         stats::of_mapping(backend.stats_index, |stats| {
             stats.request_packets += 1;
@@ -98,21 +98,21 @@ pub fn backend_of<F: Family, const WAY: u8, const L2: usize>(
     note: impl FnOnce(&NodeEnd<F>),
 ) -> Result<(Backend<F>, Option<PodWay>, bool), Verdict> {
     let node_port = u16::from_be(packet.ports.destination);
-    let config = CONFIG.get(0).ok_or(Verdict::NotOurs)?;
+    let config = CONFIG.get(0).ok_or(Verdict::NOT_OURS)?;
     if !config.contains(node_port) {
-        return Err(Verdict::NotOurs);
+        return Err(Verdict::NOT_OURS);
     }
-    let addr_index = F::local_index(config, packet.location.destination).ok_or(Verdict::NotOurs)?;
+    let addr_index = F::local_index(config, packet.location.destination).ok_or(Verdict::NOT_OURS)?;
     let protocol = packet.location.protocol;
     let frontend = Frontend { node_port, protocol, pad: 0 };
-    let (backend, way) = F::backend_by_hint::<WAY>(config, frontend).ok_or(Verdict::Pass(Reason::NoMapping))?;
+    let (backend, way) = F::backend_by_hint::<WAY>(config, frontend).ok_or(Verdict::pass(Reason::NoMapping))?;
     let node = NodeEnd { addr: packet.location.destination, addr_index, port: node_port };
     if backend.refuses(frontend, packet.location.source) {
         // For the rest of a fragmented datagram, which is refused by its mapping too.
         note(&node);
-        return Err(Verdict::Drop(Reason::SourceRefused));
+        return Err(Verdict::drop(Reason::SourceRefused));
     }
-    let tcp_flags = packet.tcp_flags::<L2>(ctx).map_err(Verdict::Pass)?;
+    let tcp_flags = packet.tcp_flags::<L2>(ctx).map_err(Verdict::pass)?;
 
     let request = Request { node, generation: backend.generation, ifindex: ctx.ifindex(), tcp_flags };
     let client_port = u16::from_be(packet.ports.source);

@@ -125,7 +125,7 @@ fn backend<F: Family>(ctx: &SockAddrContext, asked: &End<F>, protocol: u8) -> Op
 /// names the Pod to the IPv4 program.
 #[inline(always)]
 fn forget_direct<F: Family>(ctx: &SockAddrContext, kind: Call, named: End<F>, protocol: u8) {
-    if F::endpoint(named.addr, named.port, protocol).is_some() && (kind == Call::Connect || !is_connected(ctx)) {
+    if F::endpoint(&named, protocol, 0).is_some() && (kind == Call::Connect || !is_connected(ctx)) {
         F::forget_asked(&Peer { socket: socket(ctx), pod: named });
     }
 }

@@ -125,7 +125,7 @@ pub fn npl_off_pods(ctx: TcContext) -> i32 {
 #[classifier]
 pub fn npl_off_to_pods(ctx: TcContext) -> i32 {
     witness::note_request::<ETHERNET>(&ctx);
-    Verdict::NotOurs.into_action()
+    Verdict::NOT_OURS.into_action()
 }
 
 /// Requests ahead of the stack, by the driver of a device with Ethernet headers.
@@ -236,7 +236,7 @@ pub fn npl_getpeer6(ctx: SockAddrContext) -> i32 {
 #[inline(always)]
 fn plain<H: Hook, const L2: usize>(ctx: &TcContext, rest: u32) -> i32 {
     let verdict = hook::translate::<H, L2>(ctx);
-    if matches!(verdict, Verdict::Unusual) {
+    if verdict.is_unusual() {
         // SAFETY: nothing here waits to be dropped. Without that program the packet goes on as it is.
         unsafe { REST.tail_call(ctx, rest) };
     }

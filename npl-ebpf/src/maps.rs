@@ -11,7 +11,7 @@ use npl_common::{
     direct::{MAX_PODS, MAX_UPLINKS, PodV4, PodV6, PodWay},
     flow::{FlowKeyV4, FlowKeyV6, FlowV4, FlowV6, MAX_FLOWS},
     fragment,
-    hint::{HINTS, HintV4, HintV6},
+    hint::{HINTS, HintV4, HintV6, ReplyHint},
     hold::{self, Held},
     mapping::{
         BackendV4, BackendV6, Endpoint, EndpointV4, EndpointV6, Frontend, LocalAddress, LocalAddressV4, LocalAddressV6,
@@ -129,6 +129,14 @@ pub static HINT_V4: Array<HintV4, { HINTS as usize }> = Array::new();
 /// Written by the programs, one aligned word at a time.
 #[btf_map(name = "npl_hint_v6")]
 pub static HINT_V6: Array<HintV6, { HINTS as usize }> = Array::new();
+
+/// Written by the programs, one aligned word at a time.
+#[btf_map(name = "npl_rhint_v4")]
+pub static REPLY_HINT_V4: Array<ReplyHint, { SLOTS as usize }> = Array::new();
+
+/// Written by the programs, one aligned word at a time.
+#[btf_map(name = "npl_rhint_v6")]
+pub static REPLY_HINT_V6: Array<ReplyHint, { SLOTS as usize }> = Array::new();
 
 /// Written by the programs, one aligned word at a time.
 #[btf_map(name = "npl_passed_v4")]

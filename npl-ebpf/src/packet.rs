@@ -114,8 +114,8 @@ impl From<Other> for Verdict {
     #[inline(always)]
     fn from(other: Other) -> Self {
         match other {
-            Other::Unusual => Self::Unusual,
-            Other::Foreign => Self::NotOurs,
+            Other::Unusual => Self::UNUSUAL,
+            Other::Foreign => Self::NOT_OURS,
         }
     }
 }

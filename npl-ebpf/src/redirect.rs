@@ -170,7 +170,7 @@ pub fn send<F: Family>(ctx: &TcContext, rewritten: Result<(), Refused>, way: Way
             Receiver::Routed => bpf_redirect_neigh(ifindex, core::ptr::null_mut(), 0, 0),
         }
     };
-    Verdict::Redirected(action as i32)
+    Verdict::redirected(action as i32)
 }
 
 /// The length of each packet that a large one will be cut into, if it will be.

@@ -29,7 +29,7 @@ pub fn translate<H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
     match packet::ether_type(ctx) {
         Some(V4::ETHER_TYPE) => translate_family::<V4, H, L2>(ctx),
         Some(V6::ETHER_TYPE) => translate_family::<V6, H, L2>(ctx),
-        _ => Verdict::NotOurs.into_action(),
+        _ => Verdict::NOT_OURS.into_action(),
     }
 }
 
@@ -46,7 +46,7 @@ fn translate_family<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32
 #[inline(never)]
 fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) -> i32 {
     let ctx = &TcContext::new(skb);
-    let Some(walk) = F::walk(ctx, L2) else { return Verdict::NotOurs.into_action() };
+    let Some(walk) = F::walk(ctx, L2) else { return Verdict::NOT_OURS.into_action() };
     if walk.location.protocol == F::ICMP {
         return IS_ICMP;
     }
@@ -54,20 +54,20 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
         return IS_FRAGMENT;
     }
     let is_first = walk.fragment.is_first;
-    let Some(config) = CONFIG.get(0) else { return Verdict::NotOurs.into_action() };
+    let Some(config) = CONFIG.get(0) else { return Verdict::NOT_OURS.into_action() };
     let hash = if is_first { fragment::hash::<F, H>(config, &walk) } else { 0 };
     let (destination, protocol) = (walk.location.destination, walk.location.protocol);
     let verdict = match Packet::of(ctx, walk) {
-        Some(packet) => H::packet::<F, L2>(ctx, &packet, |node| {
+        Some(packet) => H::packet::<F, L2, false>(ctx, &packet, |node| {
             if is_first {
                 fragment::note_translated(hash, node, protocol);
             }
         }),
-        None => Verdict::NotOurs,
+        None => Verdict::NOT_OURS,
     };
-    let is_translated = matches!(verdict, Verdict::Translated | Verdict::Redirected(_));
+    let is_translated = verdict.is_translated();
     // Its record leads those that follow to the same mapping, and to the same end.
-    let is_followed = matches!(verdict, Verdict::Drop(_));
+    let is_followed = verdict.is_drop();
     // Before anything else: a reason that only some verdicts have must not be kept where the verifier misses it in others.
     let action = verdict.into_action();
     if !is_first || is_followed {
@@ -76,7 +76,7 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
     if !is_translated {
         fragment::note_not_ours::<F, H>(hash, destination);
     } else if H::HOLDS_FRAGMENTS && !hold::release(skb, hash) {
-        return Verdict::Drop(Reason::RewriteFailed).into_action();
+        return Verdict::drop(Reason::RewriteFailed).into_action();
     }
     action
 }
@@ -84,17 +84,17 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
 #[inline(never)]
 fn translate_fragment<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) -> i32 {
     let ctx = &TcContext::new(skb);
-    let Some(walk) = F::walk(ctx, L2) else { return Verdict::NotOurs.into_action() };
+    let Some(walk) = F::walk(ctx, L2) else { return Verdict::NOT_OURS.into_action() };
     H::later_fragment::<F, L2>(ctx, walk).into_action()
 }
 
 #[inline(never)]
 fn translate_error<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) -> i32 {
     let ctx = &TcContext::new(skb);
-    let Some(outer) = F::walk(ctx, L2) else { return Verdict::NotOurs.into_action() };
+    let Some(outer) = F::walk(ctx, L2) else { return Verdict::NOT_OURS.into_action() };
     if outer.fragment.is_first || outer.fragment.is_later {
-        return Verdict::NotOurs.into_action();
+        return Verdict::NOT_OURS.into_action();
     }
-    let Some(header) = icmp::header(ctx, &outer) else { return Verdict::NotOurs.into_action() };
+    let Some(header) = icmp::header(ctx, &outer) else { return Verdict::NOT_OURS.into_action() };
     H::error::<F, L2>(ctx, outer, header).into_action()
 }

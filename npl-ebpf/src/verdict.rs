@@ -6,63 +6,113 @@ use npl_common::reason::Reason;
 
 use crate::{rewrite::Refused, stats};
 
-/// The outcome of a program.
+/// The outcome of a program: its [`kind`], and above that the number of the reason, or the kernel's action.
+///
+/// One word, and no enum with a detail in some of its variants: in the others that is uninitialised, and the verifier of a
+/// program without `CAP_PERFMON` refuses one that reads it where a processor may guess the variant wrongly.
 #[must_use]
-pub enum Verdict {
-    /// Certainly nothing of ours; not counted, since it is nearly every packet of the Node.
-    NotOurs,
-    /// May be ours, and takes a closer look than nearly every packet needs: see [`crate::rest`].
-    Unusual,
-    /// Came near a mapping and goes on untranslated.
-    Pass(Reason),
-    /// Was rewritten and goes on.
-    Translated,
-    /// Was rewritten and leaves by another device; the kernel's action for that.
-    Redirected(i32),
-    /// Ours, and broken beyond passing on.
-    Drop(Reason),
+#[derive(Clone, Copy)]
+pub struct Verdict(u32);
+
+/// What becomes of a packet.
+mod kind {
+    pub const NOT_OURS: u32 = 0;
+    pub const UNUSUAL: u32 = 1;
+    pub const PASSED: u32 = 2;
+    pub const TRANSLATED: u32 = 3;
+    pub const REDIRECTED: u32 = 4;
+    pub const DROPPED: u32 = 5;
+    /// Bits that a kind has.
+    pub const BITS: u32 = 8;
 }
 
 impl From<Result<(), Refused>> for Verdict {
     #[inline(always)]
     fn from(rewritten: Result<(), Refused>) -> Self {
         match rewritten {
-            Ok(()) => Self::Translated,
-            Err(Refused) => Self::Drop(Reason::RewriteFailed),
+            Ok(()) => Self::TRANSLATED,
+            Err(Refused) => Self::drop(Reason::RewriteFailed),
         }
     }
 }
 
 impl Verdict {
+    /// Certainly nothing of ours; not counted, since it is nearly every packet of the Node.
+    pub const NOT_OURS: Self = Self(kind::NOT_OURS);
+    /// May be ours, and takes a closer look than nearly every packet needs: see [`crate::rest`].
+    pub const UNUSUAL: Self = Self(kind::UNUSUAL);
+    /// Was rewritten and goes on.
+    const TRANSLATED: Self = Self(kind::TRANSLATED);
+
+    /// Came near a mapping and goes on untranslated.
+    #[inline(always)]
+    pub const fn pass(reason: Reason) -> Self {
+        Self((reason as u32) << kind::BITS | kind::PASSED)
+    }
+
+    /// Was rewritten and leaves by another device; the kernel's action for that.
+    #[inline(always)]
+    pub const fn redirected(action: i32) -> Self {
+        Self(action.cast_unsigned() << kind::BITS | kind::REDIRECTED)
+    }
+
+    /// Ours, and not to go on.
+    #[inline(always)]
+    pub const fn drop(reason: Reason) -> Self {
+        Self((reason as u32) << kind::BITS | kind::DROPPED)
+    }
+
+    #[inline(always)]
+    const fn kind(self) -> u32 {
+        self.0 & ((1 << kind::BITS) - 1)
+    }
+
+    #[inline(always)]
+    const fn detail(self) -> u32 {
+        self.0 >> kind::BITS
+    }
+
+    #[inline(always)]
+    pub const fn is_unusual(self) -> bool {
+        self.kind() == kind::UNUSUAL
+    }
+
+    /// Whether the packet was rewritten and goes on.
+    #[inline(always)]
+    pub const fn is_translated(self) -> bool {
+        matches!(self.kind(), kind::TRANSLATED | kind::REDIRECTED)
+    }
+
+    #[inline(always)]
+    pub const fn is_drop(self) -> bool {
+        self.kind() == kind::DROPPED
+    }
+
     /// Counts the reason and gives TC's action: "next program", which is `TCX_NEXT` and `TC_ACT_UNSPEC` alike, or a drop.
     #[inline(always)]
     pub fn into_action(self) -> i32 {
-        match self {
-            Self::NotOurs | Self::Unusual | Self::Translated => TC_ACT_UNSPEC,
-            Self::Pass(reason) => {
-                stats::count(reason);
+        match self.kind() {
+            kind::PASSED => {
+                stats::count(self.detail());
                 TC_ACT_UNSPEC
             }
-            Self::Redirected(action) => action,
-            Self::Drop(reason) => {
-                stats::count(reason);
+            kind::REDIRECTED => self.detail().cast_signed(),
+            kind::DROPPED => {
+                stats::count(self.detail());
                 TC_ACT_SHOT
             }
+            _ => TC_ACT_UNSPEC,
         }
     }
 
-    /// XDP's action. Whatever goes on untranslated meets TC's program, which counts the reason.
+    /// XDP's action. Whatever goes on untranslated meets TC's program, which counts the reason. Frames are not redirected:
+    /// their replies could not be.
     #[inline(always)]
     pub fn into_frame_action(self) -> u32 {
-        match self {
-            // Frames are not redirected: their replies could not be.
-            Self::NotOurs | Self::Unusual | Self::Pass(_) | Self::Translated | Self::Redirected(_) => {
-                xdp_action::XDP_PASS
-            }
-            Self::Drop(reason) => {
-                stats::count(reason);
-                xdp_action::XDP_DROP
-            }
+        if self.is_drop() {
+            stats::count(self.detail());
+            return xdp_action::XDP_DROP;
         }
+        xdp_action::XDP_PASS
     }
 }

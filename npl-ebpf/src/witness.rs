@@ -4,7 +4,7 @@
 use aya_ebpf::programs::TcContext;
 
 use crate::{
-    family::{Ends, Family, V4, V6},
+    family::{End, Ends, Family, V4, V6},
     flow,
     maps::CONFIG,
     offload,
@@ -27,7 +27,7 @@ fn note_family<F: Family, const L2: usize>(ctx: &TcContext) -> Option<()> {
     let packet = Packet::<F>::read::<L2>(ctx).ok()?;
     let (pod, pod_port) = (packet.location.destination, u16::from_be(packet.ports.destination));
     let protocol = packet.location.protocol;
-    let endpoint = F::endpoint(pod, pod_port, protocol)?;
+    let endpoint = F::endpoint(&End { addr: pod, port: pod_port }, protocol, 0)?;
     let client_port = u16::from_be(packet.ports.source);
     let ends = Ends::<F> { client: packet.location.source, client_port, pod, pod_port };
     let hash = flow::hash(CONFIG.get(0)?.seed, &ends, protocol);

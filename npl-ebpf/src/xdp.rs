@@ -23,7 +23,7 @@ pub fn translate<const IN_PARTS: bool>(ctx: XdpContext) -> u32 {
         Some(V4::ETHER_TYPE) => translate_family::<V4, IN_PARTS>(&frame),
         Some(V6::ETHER_TYPE) => translate_family::<V6, IN_PARTS>(&frame),
         // A tag says what VLAN a frame belongs to; one that a device took off is its to keep (docs/datapath.md).
-        _ => Verdict::NotOurs,
+        _ => Verdict::NOT_OURS,
     };
     verdict.into_frame_action()
 }

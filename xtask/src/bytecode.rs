@@ -75,7 +75,8 @@ fn calls(function: &Function) -> Vec<usize> {
     targets
 }
 
-/// Bytes of a function's own frame: the furthest that it reaches below its end, as the kernel rounds it.
+/// Bytes of a function's own frame: the furthest that it reaches below its end, as older kernels round it. Of several in
+/// each other, that makes more than they take.
 fn frame(code: &[u8]) -> u64 {
     const CLASS: u8 = 0x07;
     const LOAD: u8 = 1;
@@ -83,7 +84,7 @@ fn frame(code: &[u8]) -> u64 {
     const STORE_REGISTER: u8 = 3;
     const COPY: u8 = 0xbf;
     const ADD: u8 = 0x07;
-    const GRAIN: u64 = 8;
+    const GRAIN: u64 = 32;
     let mut depth: i64 = 0;
     let mut copies = BTreeSet::new();
     for instruction in code.chunks_exact(INSTRUCTION) {
@@ -104,7 +105,7 @@ fn frame(code: &[u8]) -> u64 {
             _ => {}
         }
     }
-    depth.unsigned_abs().next_multiple_of(GRAIN)
+    depth.unsigned_abs().max(1).next_multiple_of(GRAIN)
 }
 
 fn immediate(instruction: &[u8]) -> i32 {
@@ -144,7 +145,7 @@ mod tests {
             name: "program".to_owned(),
             section: "classifier".to_owned(),
             instructions: 10,
-            stack: 24 + 104 + 24,
+            stack: 32 + 128 + 32,
         };
         assert_eq!(uses(&functions).unwrap(), [expected]);
     }

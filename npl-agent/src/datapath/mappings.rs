@@ -187,7 +187,8 @@ impl MappingWriter {
         self.known.insert(frontend, entry);
     }
 
-    /// Drops what is known of a frontend, and its endpoint unless another mapping still leads there.
+    /// Drops what is known of a frontend, and its endpoint unless another mapping still leads there. Replies have hints of
+    /// endpoints: an epoch ends those.
     fn forget(&mut self, tables: &mut Tables, frontend: Frontend) -> Result<(), DatapathError> {
         let Some(old) = self.known.remove(&frontend) else { return Ok(()) };
         let sender = sender(&old.backend, frontend.protocol);
@@ -196,11 +197,13 @@ impl MappingWriter {
             frontends.first().copied()
         });
         if let Some(other) = survivor.and_then(|frontend| self.known.get(&frontend)) {
-            return write_endpoint(tables, sender, endpoint(other));
+            write_endpoint(tables, sender, endpoint(other))?;
+        } else {
+            self.frontends_of.remove(&sender);
+            self.to_purge.insert(sender);
+            remove_endpoint(tables, sender)?;
         }
-        self.frontends_of.remove(&sender);
-        self.to_purge.insert(sender);
-        remove_endpoint(tables, sender)
+        tables.begin_epoch()
     }
 
     fn free_stats(&mut self, index: u32) {

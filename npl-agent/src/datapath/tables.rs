@@ -204,10 +204,15 @@ impl Tables {
         if gone.contains(&primary) {
             self.set_primary((Ipv4Addr::UNSPECIFIED, 0))?;
         }
+        let has_free_indexes = !gone.is_empty();
         for addr in gone {
             if let Some(index) = present.remove(&addr) {
                 self.family_mut(family).remove_local_address(addr, index)?;
             }
+        }
+        if has_free_indexes {
+            // Hints of replies name addresses by what another one may have now.
+            self.begin_epoch()?;
         }
         for addr in wanted {
             if !present.contains_key(addr) {

@@ -89,8 +89,8 @@ pub trait Family: Sized {
     fn backend_by_hint<const WAY: u8>(config: &Config, frontend: Frontend) -> Option<(Backend<Self>, Option<PodWay>)>;
     /// Whether a restricted mapping is there for this source.
     fn is_allowed(frontend: Frontend, source: Self::Addr) -> bool;
-    /// What is known of a sender of replies.
-    fn endpoint(addr: Self::Addr, port: u16, protocol: u8) -> Option<&'static Endpoint>;
+    /// What is known of a sender of replies; `zero` may be of an [`crate::hint::Epoch`].
+    fn endpoint(sender: &End<Self>, protocol: u8, zero: u8) -> Option<&'static Endpoint>;
 
     fn flow_key(ends: &Ends<Self>, protocol: u8) -> Self::FlowKey;
     /// The flow table's entry; memory of its type for as long as the program runs, even if another takes its place.
@@ -102,6 +102,8 @@ pub trait Family: Sized {
     fn insert_flow(key: &Self::FlowKey, flow: &Self::Flow) -> Option<()>;
     /// A slot of the half-open cache.
     fn slot(index: u32) -> Option<*mut u64>;
+    /// The hint beside a slot.
+    fn reply_hint(index: u32) -> Option<*mut u64>;
     /// A slot of the records of fragmented datagrams.
     fn fragment_slot(index: u32) -> Option<*mut u64>;
     /// A slot of the record of what the host's stack has let through.

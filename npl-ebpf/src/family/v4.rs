@@ -12,6 +12,7 @@ use npl_common::{
     csum,
     direct::{PodV4, PodWay},
     flow::{FlowKeyV4, FlowState, FlowV4},
+    hint::ReplyHint,
     mapping::{BackendV4, Endpoint, EndpointV4, Frontend, LocalAddressV4, SourceV4},
     offload::Passed,
     peer::{PeerKeyV4, PeerV4},
@@ -23,7 +24,7 @@ use crate::{
     hint::{self, Asked},
     maps::{
         ALLOW_V4, ENDPOINT_V4, FLOW_V4, FRAGMENT_V4, HINT_V4, LOCAL_ADDRESS_V4, LOCAL_V4, MAPPING_V4, PASSED_V4,
-        PEER_V4, POD_V4, SYN_V4,
+        PEER_V4, POD_V4, REPLY_HINT_V4, SYN_V4,
     },
     packet::{self, Access, ETHERNET, Other},
     redirect::{self, Routing},
@@ -269,8 +270,9 @@ impl Family for V4 {
     }
 
     #[inline(always)]
-    fn endpoint(addr: u32, port: u16, protocol: u8) -> Option<&'static Endpoint> {
-        let key = EndpointV4 { pod_addr: addr.to_ne_bytes(), pod_port: port, protocol, pad: 0 };
+    fn endpoint(sender: &End<Self>, protocol: u8, zero: u8) -> Option<&'static Endpoint> {
+        let End { addr, port } = *sender;
+        let key = EndpointV4 { pod_addr: addr.to_ne_bytes(), pod_port: port, protocol, pad: zero };
         // SAFETY: the agent alone writes this map; the kernel replaces an element as a whole.
         unsafe { ENDPOINT_V4.get(&key) }
     }
@@ -314,6 +316,11 @@ impl Family for V4 {
     #[inline(always)]
     fn slot(index: u32) -> Option<*mut u64> {
         SYN_V4.get_ptr_mut(index)
+    }
+
+    #[inline(always)]
+    fn reply_hint(index: u32) -> Option<*mut u64> {
+        REPLY_HINT_V4.get_ptr_mut(index).map(<*mut ReplyHint>::cast)
     }
 
     #[inline(always)]

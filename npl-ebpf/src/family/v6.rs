@@ -12,6 +12,7 @@ use npl_common::{
     csum,
     direct::{PodV6, PodWay},
     flow::{FlowKeyV6, FlowState, FlowV6},
+    hint::ReplyHint,
     mapping::{BackendV6, Endpoint, EndpointV6, Frontend, LocalAddressV6, SourceV6},
     offload::Passed,
     peer::{PeerKeyV6, PeerV6},
@@ -26,7 +27,7 @@ use crate::{
     hint::{self, Asked},
     maps::{
         ALLOW_V6, ENDPOINT_V6, FLOW_V6, FRAGMENT_V6, HINT_V6, LOCAL_ADDRESS_V6, LOCAL_V6, MAPPING_V6, PASSED_V6,
-        PEER_V6, POD_V6, SYN_V6,
+        PEER_V6, POD_V6, REPLY_HINT_V6, SYN_V6,
     },
     packet::{self, Access, ETHERNET, Other},
     redirect::{self, Routing},
@@ -250,8 +251,9 @@ impl Family for V6 {
     }
 
     #[inline(always)]
-    fn endpoint(addr: Addr, port: u16, protocol: u8) -> Option<&'static Endpoint> {
-        let key = EndpointV6 { pod_addr: bytes(addr), pod_port: port, protocol, pad: 0 };
+    fn endpoint(sender: &End<Self>, protocol: u8, zero: u8) -> Option<&'static Endpoint> {
+        let End { addr, port } = *sender;
+        let key = EndpointV6 { pod_addr: bytes(addr), pod_port: port, protocol, pad: zero };
         // SAFETY: the agent alone writes this map; the kernel replaces an element as a whole.
         unsafe { ENDPOINT_V6.get(&key) }
     }
@@ -295,6 +297,11 @@ impl Family for V6 {
     #[inline(always)]
     fn slot(index: u32) -> Option<*mut u64> {
         SYN_V6.get_ptr_mut(index)
+    }
+
+    #[inline(always)]
+    fn reply_hint(index: u32) -> Option<*mut u64> {
+        REPLY_HINT_V6.get_ptr_mut(index).map(<*mut ReplyHint>::cast)
     }
 
     #[inline(always)]

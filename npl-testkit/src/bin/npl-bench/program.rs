@@ -27,6 +27,8 @@ const FORWARD_HIT: Figure = figure("program/forward-hit", "ns", Stage::Program, 
 const REPLY_HIT: Figure = figure("program/reply-hit", "ns", Stage::Program, &[Aim::Median(100.0)]);
 /// The same ahead of the stack, by the program for drivers.
 const XDP_FORWARD_HIT: Figure = figure("program/xdp-forward-hit", "ns", Stage::Program, &[]);
+/// A packet that leaves and is nobody's reply.
+const REPLY_MISS: Figure = figure("program/reply-miss", "ns", Stage::Program, &[]);
 /// A packet to a port out of the range.
 const MISS: Figure = figure("program/miss", "ns", Stage::Program, &[Aim::Median(10.0)]);
 /// A SYN of a client that was never there, on the way through the Node.
@@ -34,7 +36,7 @@ const SYN_FLOOD: Figure =
     figure("program/syn-flood", "ns", Stage::Program, &[Aim::Ratio(1.5)]).beside("an established flow");
 
 /// All of them, in the order in which they are shown.
-pub(crate) const FIGURES: [&Figure; 5] = [&FORWARD_HIT, &XDP_FORWARD_HIT, &REPLY_HIT, &MISS, &SYN_FLOOD];
+pub(crate) const FIGURES: [&Figure; 6] = [&FORWARD_HIT, &XDP_FORWARD_HIT, &REPLY_HIT, &MISS, &REPLY_MISS, &SYN_FLOOD];
 
 /// Runs of a program in one go, and how many of these there are in a round: the quickest counts.
 const REPEAT: u32 = 200_000;
@@ -132,12 +134,14 @@ impl Alone {
     fn measure_undisturbed(&mut self, samples: &mut Samples) -> Result<()> {
         let runs = u64::from(REPEAT) * GOES as u64;
         let (request, reply) = (packet(CLIENT, ENDS[0]), packet(ENDS[1], CLIENT));
-        let miss = packet(CLIENT, (ENDS[0].ip(), OUT_OF_RANGE).into());
+        let foreign: SocketAddr = (ENDS[0].ip(), OUT_OF_RANGE).into();
+        let (miss, reply_miss) = (packet(CLIENT, foreign), packet(foreign, CLIENT));
         for (figure, hook, packet, translated) in [
             (&FORWARD_HIT, Hook::Tc(PROG_INGRESS), &request, [runs, 0]),
             (&XDP_FORWARD_HIT, Hook::Xdp, &request, [runs, 0]),
             (&REPLY_HIT, Hook::Tc(PROG_EGRESS), &reply, [0, runs]),
             (&MISS, Hook::Tc(PROG_INGRESS), &miss, [0, 0]),
+            (&REPLY_MISS, Hook::Tc(PROG_EGRESS), &reply_miss, [0, 0]),
         ] {
             let before = self.translated()?;
             let mut least = [f64::INFINITY; 2];

@@ -25,7 +25,7 @@ use crate::world::is_emulated;
 
 const FRONTEND: Frontend = Frontend { node_port: NODE_PORT, protocol: protocol::UDP, pad: 0 };
 /// Flips every bit of a byte.
-const ALL_BITS: u8 = 0xff;
+pub(super) const ALL_BITS: u8 = 0xff;
 
 /// A Pod that the mapping does not lead to.
 fn other_pod() -> SocketAddr {
@@ -154,7 +154,7 @@ fn what_was_looked_up_before_a_change_does_not_count_after_it() {
 }
 
 /// Says so when it is dropped.
-struct AtTheEnd<'a>(&'a AtomicBool);
+pub(super) struct AtTheEnd<'a>(pub(super) &'a AtomicBool);
 
 impl Drop for AtTheEnd<'_> {
     fn drop(&mut self) {

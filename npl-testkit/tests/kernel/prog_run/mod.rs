@@ -15,6 +15,7 @@ mod offload;
 mod reasons;
 mod redirect;
 mod replies;
+mod reply_hints;
 mod requests;
 mod scene;
 mod sctp;

@@ -70,6 +70,11 @@ pub(crate) fn second_node_ip() -> IpAddr {
     ip("192.0.2.11", "2001:db8:0:1::11")
 }
 
+/// One that the Node does not have yet.
+pub(crate) fn third_node_ip() -> IpAddr {
+    ip("192.0.2.12", "2001:db8:0:1::12")
+}
+
 pub(crate) fn pod_ip() -> IpAddr {
     ip("10.0.0.5", "fd00::a:5")
 }
