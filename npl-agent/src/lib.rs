@@ -21,6 +21,7 @@ pub mod netlink;
 pub mod reconciler;
 pub mod run;
 pub mod sockets;
+pub mod sweeper;
 pub mod telemetry;
 mod told;
 pub mod uplinks;

@@ -29,6 +29,7 @@ use crate::{
     metrics::{Counts, DatapathCounters, FamilyTotals, Metrics},
     netlink,
     reconciler::{HEARTBEAT, Listeners, Reconciler},
+    sweeper::Sweeper,
     uplinks::{ErrorChain, Uplinks},
 };
 
@@ -90,6 +91,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         "npl-agent starts"
     );
     serve_local_clients(&mut datapath, &cgroup);
+    let _sweeper = Sweeper::start(&bpffs)?;
 
     let probes = tokio::spawn(http::serve(listener, health.clone(), metrics.clone()));
     let network = netlink::changes()?;

@@ -124,7 +124,7 @@ impl Uplinks {
         let mut places: BTreeMap<u32, Place> =
             chosen.iter().map(|device| (device.ifindex, self.place_of(device))).collect();
         // XDP goes first and comes last: a request is never translated where its reply is not.
-        let mut errors = datapath.hooks.detach_xdp(|ifindex| matches!(places.get(&ifindex), Some(Ok(_))));
+        let mut errors = datapath.detach_xdp(|ifindex| matches!(places.get(&ifindex), Some(Ok(_))));
         errors.extend(datapath.attach(devices, &placement));
         places.retain(|ifindex, _| datapath.hooks.attached().contains_key(ifindex));
         let carrying = places.len();
@@ -192,7 +192,7 @@ impl Uplinks {
     }
 
     fn attach_xdp(&mut self, datapath: &mut Datapath, device: &Device, reason: xdp::Reason) -> Place {
-        let Err(error) = datapath.hooks.attach_xdp(device) else {
+        let Err(error) = datapath.attach_xdp(device) else {
             self.refused.remove(&device.ifindex);
             return Ok(reason);
         };

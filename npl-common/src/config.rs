@@ -15,7 +15,7 @@ map_type! {
         pub port_min: u16,
         /// Last node port that any mapping may have, host order, inclusive.
         pub port_max: u16,
-        /// Bit set of `FLAG_*`; none is defined yet.
+        /// Bit set of `FLAG_*`.
         pub flags: u32,
         /// Layout version of all maps: [`crate::names::ABI_VERSION`].
         pub abi: u32,
@@ -26,6 +26,10 @@ map_type! {
         pub netns_cookie: u64,
     }
 }
+
+/// The program for drivers is with some device. It sees requests first, and what it has translated looks to TC's like a
+/// client's own packet to the Pod.
+pub const FLAG_XDP: u32 = 1;
 
 const _: () = assert!(core::mem::offset_of!(Config, primary_v4) == 8, "one aligned word");
 const _: () = assert!(core::mem::offset_of!(Config, primary_v4_index) == 12, "one aligned word");

@@ -38,7 +38,8 @@ reasons! {
     Truncated = 2, "truncated";
     /// A Pod's packet that belongs to no flow of ours, as direct traffic does; passed on untranslated.
     UntrackedReply = 3, "untracked_reply";
-    /// Two flows of one client meet at one Pod port; the newer one has the replies, of TCP once the Pod accepts it.
+    /// Two flows of one client meet at one Pod port, by two node ends, or by one and directly; the newer one has the replies,
+    /// of TCP once the Pod accepts it.
     Collision = 4, "collision";
     /// The flow table refused an entry; the half-open cache goes on carrying the flow.
     FlowTableFull = 5, "flow_table_full";

@@ -204,8 +204,13 @@ impl<F: Family> Known<F> {
             let node = NodeEnd { addr, addr_index: 0, port: syn::node_port(*word) };
             return Some(Self { by: By::Hint, entry: Self::unused()?, word: 0, node });
         }
-        if let Some(entry) = entry(reply, endpoint) {
+        let is_opened_otherwise = reply.flow.is_opened_otherwise(reply.tcp_flags);
+        if let Some(entry) = entry(reply, endpoint, is_opened_otherwise) {
             return Some(Self { by: By::FlowTable, entry, word: 0, node: entry_node::<F>(entry) });
+        }
+        if is_opened_otherwise {
+            reply.flow.forget();
+            return None;
         }
         let word = reply.flow.half_open()?;
         let node = half_open_node(word, reply, endpoint)?;
@@ -235,7 +240,7 @@ impl<F: Family> Known<F> {
         if self.by == By::FlowTable {
             // SAFETY: see `entry`.
             flow::note_pod(F::state(unsafe { &mut *self.entry }), reply.tcp_flags);
-            if LEAVES_HINT {
+            if LEAVES_HINT && reply.tcp_flags & tcp_flag::OPENS_OR_ENDS == 0 {
                 reply.flow.leave_hint(epoch, endpoint, &self.node);
             }
         }
@@ -244,19 +249,21 @@ impl<F: Family> Known<F> {
 }
 
 /// The flow's entry, if it is of the Pod that has the address now: one of another generation was an earlier Pod's. What
-/// accepts or refuses a connection is not about the last one of the same ends, which the entry is of.
+/// accepts or refuses a connection is not about the last one of the same ends, which the entry is of; unless the Pod repeats
+/// it, having said nothing since.
 ///
 /// As in `Flow::note_by_table`, it is memory of its type for as long as the program runs, with the races that `FlowState`
 /// allows.
 #[inline(always)]
-fn entry<F: Family>(reply: &Reply<'_, F>, endpoint: &Endpoint) -> Option<*mut F::Flow> {
+fn entry<F: Family>(reply: &Reply<'_, F>, endpoint: &Endpoint, is_opened_otherwise: bool) -> Option<*mut F::Flow> {
     if reply.tcp_flags & (tcp_flag::SYN | tcp_flag::RST) != 0 && reply.flow.is_opening() {
         return None;
     }
     let entry = reply.flow.entry()?;
     // SAFETY: see above.
-    let is_of_pod = F::state(unsafe { &mut *entry }).generation == endpoint.generation;
-    if is_of_pod { Some(entry) } else { None }
+    let state = F::state(unsafe { &mut *entry });
+    let is_of_this = state.generation == endpoint.generation && !(is_opened_otherwise && flow::has_spoken(state));
+    if is_of_this { Some(entry) } else { None }
 }
 
 #[inline(always)]

@@ -76,6 +76,37 @@ impl<'k, F: Family> Flow<'k, F> {
         self.half_open().is_some_and(|word| state(word) != state::ESTABLISHED)
     }
 
+    /// Whether the Pod accepts a connection, or asks for one, that nobody has opened through the mapping, as the cache knows of
+    /// the last that was opened.
+    #[inline(always)]
+    pub fn is_opened_otherwise(&self, tcp_flags: u8) -> bool {
+        tcp_flags & tcp_flag::SYN != 0 && !self.is_opening()
+    }
+
+    /// Forgets it, since its client has come to the Pod directly by now.
+    #[inline(always)]
+    pub fn forget(&self) {
+        let is_in_cache = self.half_open().is_some();
+        if is_in_cache {
+            self.set_slot(0);
+        }
+        if F::remove_flow(self.key).is_some() || is_in_cache {
+            stats::count(Reason::Collision as u32);
+        }
+    }
+
+    /// Takes note of a datagram of the client to the Pod itself: to the Pod the two are one flow, and its replies are for the
+    /// way that the client has taken last.
+    ///
+    /// An empty slot says that there is none, so that nearly all that passes by is not looked up.
+    #[inline(always)]
+    pub fn note_direct(&self) {
+        let word = self.slot_word();
+        if syn::matches(word, self.hash) || (word != 0 && self.entry().is_some()) {
+            self.forget();
+        }
+    }
+
     /// The flow's word in the half-open cache, if the slot is this flow's now.
     #[inline(always)]
     pub fn half_open(&self) -> Option<u64> {
@@ -230,9 +261,17 @@ fn note_client(state: &mut FlowState, tcp_flags: u8) {
     touch(state);
 }
 
-/// Notes a packet of the Pod on an established flow.
+/// Whether the Pod has said more on an established flow than that it accepts the connection. After that it does not repeat so.
+#[inline(always)]
+pub fn has_spoken(state: &FlowState) -> bool {
+    state.pod_tcp_flags & tcp_flag::ACK != 0
+}
+
+/// Notes a packet of the Pod on an established flow. Of what accepts the connection the acknowledgement does not count: see
+/// [`has_spoken`].
 #[inline(always)]
 pub fn note_pod(state: &mut FlowState, tcp_flags: u8) {
+    let tcp_flags = if tcp_flags & tcp_flag::SYN != 0 { tcp_flags & !tcp_flag::ACK } else { tcp_flags };
     if state.pod_tcp_flags | tcp_flags != state.pod_tcp_flags {
         state.pod_tcp_flags |= tcp_flags;
     }

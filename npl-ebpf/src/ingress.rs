@@ -2,7 +2,12 @@
 //! Requests: node port to Pod. The destination follows from the mapping alone, packet by packet.
 
 use aya_ebpf::programs::TcContext;
-use npl_common::{direct::PodWay, mapping::Frontend, reason::Reason};
+use npl_common::{
+    config::FLAG_XDP,
+    direct::PodWay,
+    mapping::{Frontend, protocol},
+    reason::Reason,
+};
 
 use crate::{
     family::{Backend, Ends, Family, Walk},
@@ -34,7 +39,10 @@ impl<const WAY: u8> Hook for Requests<WAY> {
     ) -> Verdict {
         let (backend, pod_way, is_offloaded) = match backend_of::<F, WAY, L2>(ctx, packet, note) {
             Ok(judged) => judged,
-            Err(verdict) => return verdict,
+            Err(verdict) => {
+                note_direct(packet, if IS_PLAIN { FLAG_XDP } else { 0 });
+                return verdict;
+            }
         };
         let way = if WAY == OFFLOAD && !is_offloaded {
             Way::stack(&packet.location)
@@ -130,4 +138,22 @@ pub fn backend_of<F: Family, const WAY: u8, const L2: usize>(
     let offloads = |flow: Flow<'_, F>| offload::is_offloaded::<F, false>(flow.hash, backend.generation, tcp_flags);
     let is_offloaded = WAY == OFFLOAD && flow.is_some_and(offloads);
     Ok((backend, way, is_offloaded))
+}
+
+/// Takes note of what is not ours and may be a client's datagram to a Pod itself, unless one of these flags says that others
+/// do. Of a connection, the Pod's answer tells.
+#[inline(always)]
+pub fn note_direct<F: Family>(packet: &Packet<F>, unless: u32) {
+    let (location, protocol) = (&packet.location, packet.location.protocol);
+    let Some(config) = CONFIG.get(0) else { return };
+    // What is for the Node itself carries others' packets, on many Nodes.
+    if protocol != protocol::UDP || config.flags & unless != 0 || F::is_primary(config, location.destination) {
+        return;
+    }
+    let (client_port, pod_port) = (u16::from_be(packet.ports.source), u16::from_be(packet.ports.destination));
+    let ends = Ends::<F> { client: location.source, client_port, pod: location.destination, pod_port };
+    let key = F::flow_key(&ends, protocol);
+    if let Some(flow) = Flow::<F>::new(config.seed, &ends, protocol, &key) {
+        flow.note_direct();
+    }
 }

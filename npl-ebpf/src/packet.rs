@@ -26,6 +26,7 @@ pub mod tcp_flag {
     pub const SYN: u8 = 0x02;
     /// The connection is over.
     pub const RST: u8 = 0x04;
+    pub const ACK: u8 = 0x10;
     /// Any of what opens or ends a connection.
     pub const OPENS_OR_ENDS: u8 = SYN | FIN | RST;
 }

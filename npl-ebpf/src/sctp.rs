@@ -41,7 +41,7 @@ impl Chunk {
             chunk::INIT | chunk::INIT_ACK => tcp_flag::SYN,
             chunk::ABORT => tcp_flag::RST,
             chunk::SHUTDOWN | chunk::SHUTDOWN_ACK => tcp_flag::FIN,
-            _ => 0,
+            _ => tcp_flag::ACK,
         }
     }
 }

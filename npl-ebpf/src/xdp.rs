@@ -36,6 +36,9 @@ fn translate_family<F: Family, const IN_PARTS: bool>(frame: &Frame<IN_PARTS>) ->
     };
     match ingress::backend_of::<F, STACK, ETHERNET>(frame, &packet, |_| ()) {
         Ok((pod, _, _)) => rewrite::apply_to_frame::<F, ETHERNET>(frame, &packet, pod.addr, pod.port.to_be()).into(),
-        Err(verdict) => verdict,
+        Err(verdict) => {
+            ingress::note_direct(&packet, 0);
+            verdict
+        }
     }
 }

@@ -5,6 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     os::fd::AsFd as _,
+    time::Duration,
 };
 
 use aya::maps::{
@@ -24,6 +25,7 @@ use super::{
     tables::{open, tolerate_missing},
 };
 use crate::core::{
+    flows,
     model::{Backend, Frontend, NodePort, Protocol},
     sources::SourceRange,
 };
@@ -72,6 +74,8 @@ pub(super) trait FamilyMaps: Send {
     fn flow_count(&self) -> Result<usize, DatapathError>;
     /// Forgets the flows whose Pod's end is among these.
     fn remove_flows(&mut self, senders: &BTreeSet<Sender>) -> Result<(), DatapathError>;
+    /// Forgets the flows that nothing more is to come of at this time of the kernel's clock, and says how many.
+    fn remove_flows_that_are_over(&mut self, now: Duration) -> Result<usize, DatapathError>;
 
     /// The addresses that count as the Node's, with their indexes.
     fn local_addresses(&self) -> Result<BTreeMap<IpAddr, u32>, DatapathError>;
@@ -101,6 +105,16 @@ impl<L: Layout> Maps<L> {
             flow: open(pins, L::FLOW)?,
             hint: open(pins, L::HINT)?,
         })
+    }
+}
+
+impl<L: Layout> Maps<L> {
+    /// Looks at every flow that is there all the while.
+    fn read_flows(&self, mut look: impl FnMut(&L::FlowKey, &L::Flow)) -> Result<(), DatapathError> {
+        let look_at_all =
+            |keys: &[L::FlowKey], flows: &[L::Flow]| keys.iter().zip(flows).for_each(|(key, flow)| look(key, flow));
+        let read = sys::read_parts(self.flow.map().fd().as_fd(), look_at_all);
+        read.map_err(MapError::from).map_err(DatapathError::map("read", L::FLOW))
     }
 }
 
@@ -187,21 +201,37 @@ impl<L: Layout> FamilyMaps for Maps<L> {
     }
 
     fn flow_count(&self) -> Result<usize, DatapathError> {
-        self.flow.keys().try_fold(0, |count, key| key.map(|_| count + 1)).map_err(DatapathError::map("read", L::FLOW))
+        let mut count = 0;
+        self.read_flows(|_, _| count += 1)?;
+        Ok(count)
     }
 
     fn remove_flows(&mut self, senders: &BTreeSet<Sender>) -> Result<(), DatapathError> {
         let mut stale = Vec::new();
-        for key in self.flow.keys() {
-            let key = key.map_err(DatapathError::map("read", L::FLOW))?;
-            if senders.contains(&L::pod_end(&key)) {
-                stale.push(key);
-            }
-        }
+        self.read_flows(|key, _| stale.extend(senders.contains(&L::pod_end(key)).then_some(*key)))?;
         for key in stale {
             tolerate_missing(self.flow.remove(&key)).map_err(DatapathError::map("write", L::FLOW))?;
         }
         Ok(())
+    }
+
+    fn remove_flows_that_are_over(&mut self, now: Duration) -> Result<usize, DatapathError> {
+        let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+        let is_over = |key: &L::FlowKey, flow: &L::Flow| {
+            let protocol = Protocol::from_number(L::pod_end(key).protocol);
+            protocol.is_some_and(|protocol| flows::is_over(protocol, L::state(flow), now))
+        };
+        let mut over = Vec::new();
+        self.read_flows(|key, flow| over.extend(is_over(key, flow).then_some(*key)))?;
+        let mut removed = 0;
+        for key in over {
+            // It may be in use again. If that is between these two calls, the client's next packet brings it back.
+            if self.flow.get(&key, 0).is_ok_and(|flow| is_over(&key, &flow)) {
+                tolerate_missing(self.flow.remove(&key)).map_err(DatapathError::map("write", L::FLOW))?;
+                removed += 1;
+            }
+        }
+        Ok(removed)
     }
 
     fn local_addresses(&self) -> Result<BTreeMap<IpAddr, u32>, DatapathError> {

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use npl_common::{
-    flow::{FlowKeyV4, FlowKeyV6, FlowV4, FlowV6},
+    flow::{FlowKeyV4, FlowKeyV6, FlowState, FlowV4, FlowV6},
     hint::{HintV4, HintV6},
     mapping::{
         self, BackendV4, BackendV6, EndpointV4, EndpointV6, FLAG_RESTRICTED, LocalAddressV4, LocalAddressV6, SourceV4,
@@ -50,6 +50,7 @@ pub(super) trait Layout {
     fn sender(endpoint: &Self::Endpoint) -> Sender;
     /// The Pod's end of a flow.
     fn pod_end(key: &Self::FlowKey) -> Sender;
+    fn state(flow: &Self::Flow) -> &FlowState;
 }
 
 /// A frontend as maps hold it.
@@ -136,6 +137,10 @@ macro_rules! layout {
             fn pod_end(key: &$flow_key) -> Sender {
                 let protocol = u8::try_from(key.protocol).unwrap_or_default();
                 Sender { pod_ip: $ip::from(key.pod_addr).into(), pod_port: key.pod_port, protocol }
+            }
+
+            fn state(flow: &$flow) -> &FlowState {
+                &flow.state
             }
         }
     };

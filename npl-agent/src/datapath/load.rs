@@ -7,7 +7,10 @@ use std::{
     path::Path,
 };
 
-use npl_common::{config::Config, names::ABI_VERSION};
+use npl_common::{
+    config::{Config, FLAG_XDP},
+    names::ABI_VERSION,
+};
 
 use super::{
     attach::Hooks, direct::DirectWays, error::DatapathError, mappings::MappingWriter, pins::Pins, preflight,
@@ -68,6 +71,25 @@ impl Datapath {
         let direct = &mut self.direct;
         let changed = direct.retain(attached, &ready).and_then(|()| direct.add(attached, &ready));
         errors.extend(changed.and_then(|()| self.tables.begin_epoch()).err());
+        errors
+    }
+
+    /// Has a device's driver run the program for drivers. If it does not, no program of ours is left with it, and TC does the
+    /// work.
+    ///
+    /// # Errors
+    ///
+    /// Why it does not.
+    pub fn attach_xdp(&mut self, device: &Device) -> Result<(), DatapathError> {
+        self.tables.set_flags(FLAG_XDP)?;
+        self.hooks.attach_xdp(device)
+    }
+
+    /// Takes that program off all devices but the wanted ones: ahead of what is taken off TC's hooks, so that no request is
+    /// translated whose reply is not.
+    pub fn detach_xdp(&mut self, is_wanted: impl Fn(u32) -> bool) -> Vec<DatapathError> {
+        let mut errors = self.hooks.detach_xdp(is_wanted);
+        errors.extend(self.hooks.flags().and_then(|flags| self.tables.set_flags(flags)).err());
         errors
     }
 
@@ -172,6 +194,6 @@ impl Datapath {
         self.tables.discard_hints()?;
         // Half-open flows are found by the seed, so it stays over a restart.
         let seed = if old.abi == ABI_VERSION { old.seed } else { seed() };
-        self.tables.set_config(Config { seed, port_min, port_max, flags: 0, abi: ABI_VERSION, ..old })
+        self.tables.set_config(Config { seed, port_min, port_max, flags: self.hooks.flags()?, abi: ABI_VERSION, ..old })
     }
 }

@@ -18,6 +18,7 @@ use aya_obj::generated::{XDP_FLAGS_DRV_MODE, bpf_attach_type, bpf_link_type};
 const BPF_OBJ_PIN: libc::c_int = 6;
 const BPF_OBJ_GET: libc::c_int = 7;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
+const BPF_MAP_LOOKUP_BATCH: libc::c_int = 24;
 const BPF_MAP_UPDATE_BATCH: libc::c_int = 26;
 const BPF_LINK_CREATE: libc::c_int = 28;
 const BPF_LINK_UPDATE: libc::c_int = 29;
@@ -32,11 +33,11 @@ struct ObjPath {
     file_flags: u32,
 }
 
-/// What [`BPF_MAP_UPDATE_BATCH`] reads, and the count that it writes back.
+/// What [`BPF_MAP_LOOKUP_BATCH`] and [`BPF_MAP_UPDATE_BATCH`] read, and the count that they write back.
 #[repr(C)]
-struct UpdateBatch {
-    in_batch: u64,
-    out_batch: u64,
+struct Batch {
+    from: u64,
+    to: u64,
     keys: u64,
     values: u64,
     count: u32,
@@ -137,9 +138,9 @@ pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
 /// ones.
 pub(super) fn update_all<K: aya::Pod, V: aya::Pod>(map: BorrowedFd<'_>, elements: &[(K, V)]) -> io::Result<()> {
     let (keys, values): (Vec<K>, Vec<V>) = elements.iter().copied().unzip();
-    let mut batch = UpdateBatch {
-        in_batch: 0,
-        out_batch: 0,
+    let mut batch = Batch {
+        from: 0,
+        to: 0,
         keys: keys.as_ptr() as u64,
         values: values.as_ptr() as u64,
         count: u32::try_from(elements.len()).map_err(io::Error::other)?,
@@ -148,6 +149,48 @@ pub(super) fn update_all<K: aya::Pod, V: aya::Pod>(map: BorrowedFd<'_>, elements
         flags: 0,
     };
     bpf(BPF_MAP_UPDATE_BATCH, &mut batch).map(drop)
+}
+
+/// Reads a hash map part by part, which aya has not: `look` is given some elements at a time. What changes meanwhile is read
+/// or not; nothing is read twice, and the end is reached, where to go from key to key begins again at one that went.
+pub(super) fn read_parts<K: aya::Pod, V: aya::Pod>(
+    map: BorrowedFd<'_>,
+    mut look: impl FnMut(&[K], &[V]),
+) -> io::Result<()> {
+    // More than there are in any of the kernel's own parts.
+    const PART: usize = 1024;
+    let (mut keys, mut values): (Vec<K>, Vec<V>) = (Vec::with_capacity(PART), Vec::with_capacity(PART));
+    let mut place: Option<u32> = None;
+    loop {
+        let (from, mut to) = (place, 0_u32);
+        let mut batch = Batch {
+            from: from.as_ref().map_or(0, |from| std::ptr::from_ref(from) as u64),
+            to: (&raw mut to) as u64,
+            keys: keys.as_mut_ptr() as u64,
+            values: values.as_mut_ptr() as u64,
+            count: u32::try_from(PART).map_err(io::Error::other)?,
+            map: map.as_raw_fd().cast_unsigned(),
+            element_flags: 0,
+            flags: 0,
+        };
+        let read = bpf(BPF_MAP_LOOKUP_BATCH, &mut batch);
+        let is_last = match &read {
+            Ok(_) => false,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => true,
+            Err(_) => return read.map(drop),
+        };
+        let count = usize::try_from(batch.count).map_err(io::Error::other)?.min(PART);
+        // SAFETY: the kernel has written as many of each, for which there is room, and any bytes are an `aya::Pod`.
+        unsafe {
+            keys.set_len(count);
+            values.set_len(count);
+        }
+        look(&keys, &values);
+        if is_last {
+            return Ok(());
+        }
+        place = Some(to);
+    }
 }
 
 /// Has a device's driver run a program, and nobody in the driver's place. aya asks once more by netlink, which gives no

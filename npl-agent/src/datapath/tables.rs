@@ -5,6 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr},
     sync::atomic::{Ordering, fence},
+    time::Duration,
 };
 
 use aya::maps::{Array, Map, MapData, MapError, PerCpuArray, PerCpuValues};
@@ -110,6 +111,16 @@ impl Tables {
         self.config.set(0, config, 0).map_err(DatapathError::map("write", names::MAP_CONFIG))
     }
 
+    /// Has the programs heed these `FLAG_*` and no others.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn set_flags(&mut self, flags: u32) -> Result<(), DatapathError> {
+        let old = self.config()?;
+        if old.flags == flags { Ok(()) } else { self.set_config(Config { flags, ..old }) }
+    }
+
     /// From now on, programs look mappings up that they have hints of, since one has changed: not before it has, and before
     /// anything else does.
     ///
@@ -167,6 +178,15 @@ impl Tables {
     /// Flows that completed an exchange and are remembered now.
     pub fn flow_count(&self) -> Result<usize, DatapathError> {
         Family::ALL.into_iter().map(|family| self.family(family).flow_count()).sum()
+    }
+
+    /// Forgets the flows that nothing more is to come of at this time of the kernel's clock, and says how many.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn forget_flows_that_are_over(&mut self, now: Duration) -> Result<usize, DatapathError> {
+        Family::ALL.into_iter().map(|family| self.family_mut(family).remove_flows_that_are_over(now)).sum()
     }
 
     /// The addresses that count as the Node's.

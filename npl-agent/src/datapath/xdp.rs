@@ -15,6 +15,8 @@ use aya::{
     sys::SyscallError,
 };
 
+use npl_common::config::FLAG_XDP;
+
 use super::{
     attach::{Hooks, attach_error, os_error},
     error::DatapathError,
@@ -24,9 +26,15 @@ use super::{
 use crate::core::{devices::Device, xdp::Reason};
 
 impl Hooks {
-    /// Takes the program off all devices but the wanted ones: ahead of what is taken off TC's hooks, so that no request
-    /// is translated whose reply is not.
-    pub fn detach_xdp(&self, is_wanted: impl Fn(u32) -> bool) -> Vec<DatapathError> {
+    /// What the configuration says of the drivers' programs that there are.
+    pub(super) fn flags(&self) -> Result<u32, DatapathError> {
+        Ok(if self.pins.xdp_links()?.is_empty() { 0 } else { FLAG_XDP })
+    }
+
+    /// See [`Datapath::detach_xdp`].
+    ///
+    /// [`Datapath::detach_xdp`]: super::load::Datapath::detach_xdp
+    pub(super) fn detach_xdp(&self, is_wanted: impl Fn(u32) -> bool) -> Vec<DatapathError> {
         let links = match self.pins.xdp_links() {
             Ok(links) => links,
             Err(error) => return vec![error],
@@ -35,12 +43,10 @@ impl Hooks {
         unwanted.filter_map(|ifindex| unpin(&self.pins.xdp_link(ifindex)).err()).collect()
     }
 
-    /// Has a device's driver run the program. If it does not, no program of ours is left with it, and TC does the work.
+    /// See [`Datapath::attach_xdp`].
     ///
-    /// # Errors
-    ///
-    /// Why it does not.
-    pub fn attach_xdp(&mut self, device: &Device) -> Result<(), DatapathError> {
+    /// [`Datapath::attach_xdp`]: super::load::Datapath::attach_xdp
+    pub(super) fn attach_xdp(&mut self, device: &Device) -> Result<(), DatapathError> {
         let result = self.attach_or_replace(device);
         // Gives back what loading took; what other builds have left is none of this program's business.
         self.programs.settle(true)?;

@@ -78,6 +78,11 @@ pub trait Family: Sized {
     /// The hash of a flow.
     fn hash(seed: u64, client: Self::Addr, pod: Self::Addr, ports_and_protocol: u64) -> u64;
 
+    /// Whether an address is the one of the Node's that most clients use, where that is known.
+    #[inline(always)]
+    fn is_primary(_config: &Config, _addr: Self::Addr) -> bool {
+        false
+    }
     /// The position of an address among the Node's; nothing if it is not one of them.
     fn local_index(config: &Config, addr: Self::Addr) -> Option<u8>;
     /// The Node's address at a position.
@@ -100,6 +105,8 @@ pub trait Family: Sized {
     fn node_address(flow: &Self::Flow) -> Self::Addr;
     /// Nothing if the table refuses.
     fn insert_flow(key: &Self::FlowKey, flow: &Self::Flow) -> Option<()>;
+    /// Nothing if it was not there.
+    fn remove_flow(key: &Self::FlowKey) -> Option<()>;
     /// A slot of the half-open cache.
     fn slot(index: u32) -> Option<*mut u64>;
     /// The hint beside a slot.

@@ -221,6 +221,11 @@ impl Family for V4 {
     }
 
     #[inline(always)]
+    fn is_primary(config: &Config, addr: u32) -> bool {
+        u32::from_ne_bytes(config.primary_v4) == addr
+    }
+
+    #[inline(always)]
     fn local_index(config: &Config, addr: u32) -> Option<u8> {
         // SAFETY: in the map's element, aligned; address and index are read as the one little-endian word that they are
         // written as.
@@ -311,6 +316,11 @@ impl Family for V4 {
     #[inline(always)]
     fn insert_flow(key: &FlowKeyV4, flow: &FlowV4) -> Option<()> {
         FLOW_V4.insert(key, flow, 0).ok()
+    }
+
+    #[inline(always)]
+    fn remove_flow(key: &FlowKeyV4) -> Option<()> {
+        FLOW_V4.remove(key).ok()
     }
 
     #[inline(always)]

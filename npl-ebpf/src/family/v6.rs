@@ -295,6 +295,11 @@ impl Family for V6 {
     }
 
     #[inline(always)]
+    fn remove_flow(key: &FlowKeyV6) -> Option<()> {
+        FLOW_V6.remove(key).ok()
+    }
+
+    #[inline(always)]
     fn slot(index: u32) -> Option<*mut u64> {
         SYN_V6.get_ptr_mut(index)
     }
@@ -360,10 +365,7 @@ fn bytes(addr: Addr) -> [u8; 16] {
 
 /// An address as packets hold it.
 #[inline(always)]
-#[expect(
-    clippy::cast_ptr_alignment,
-    reason = "the map types are aligned to four bytes, and so are their addresses in them"
-)]
+#[expect(clippy::cast_ptr_alignment, reason = "map types are aligned to four bytes, and so are addresses in them")]
 fn words(addr: &[u8; 16]) -> Addr {
     // SAFETY: every value of these types has such a field at a multiple of four bytes.
     unsafe { *core::ptr::from_ref(addr).cast::<Addr>() }

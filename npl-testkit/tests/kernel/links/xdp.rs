@@ -30,7 +30,7 @@ const REPLACEMENTS: u64 = 3;
 
 impl World {
     /// As [`Self::with_options`], with a client that finishes its checksums, and the program in the uplink's driver.
-    fn with_xdp(options: Options) -> Self {
+    pub(crate) fn with_xdp(options: Options) -> Self {
         let mut world = Self::with_options(1, options);
         world.topology.client().device.set_offloads(&[Offload::TxChecksum], false).unwrap();
         let mut datapath = world.datapath.take().unwrap();
@@ -45,7 +45,7 @@ impl World {
 
     fn attach_xdp(&self, datapath: &mut Datapath) -> Result<(), DatapathError> {
         let uplink = self.uplink();
-        self.node().run(|| datapath.hooks.attach_xdp(&uplink)).unwrap()
+        self.node().run(|| datapath.attach_xdp(&uplink)).unwrap()
     }
 
     /// The numbers by which the kernel knows the program in a device's driver.
@@ -57,14 +57,14 @@ impl World {
 
 #[test]
 fn driver_translates_requests_where_tc_has_no_program_for_them() {
-    let world = World::with_xdp(Options::default());
+    let mut world = World::with_xdp(Options::default());
     if world.datapath.as_ref().unwrap().hooks.mechanism() != "tcx" {
         // A filter does not go with its pin.
         return;
     }
     fs::remove_file(Pins::new(world.bpffs.path()).link(world.uplink().ifindex, Direction::Ingress)).unwrap();
     world.assert_answers();
-    let errors = world.datapath.as_ref().unwrap().hooks.detach_xdp(|_| false);
+    let errors = world.datapath().detach_xdp(|_| false);
     assert!(errors.is_empty(), "{errors:?}");
     world.wait_until_refused();
 }
@@ -157,7 +157,7 @@ fn device_whose_driver_runs_no_programs_is_told_apart() {
     let all = world.node().block_on(netlink::interfaces()).unwrap().unwrap();
     let bridge = all.iter().find(|device| device.name == "up0").unwrap();
     let mut datapath = world.datapath.take().unwrap();
-    let error = world.node().run(|| datapath.hooks.attach_xdp(bridge)).unwrap().unwrap_err();
+    let error = world.node().run(|| datapath.attach_xdp(bridge)).unwrap().unwrap_err();
     assert_eq!(error.xdp_reason(), Reason::DriverRefuses, "{error:?}");
     assert_eq!(world.xdp_program("up0"), None, "nor does the kernel run it in the driver's place");
 }
@@ -171,7 +171,7 @@ fn device_that_comes_again_under_its_old_number_gets_the_program_again() {
         let all = world.node().block_on(netlink::interfaces()).unwrap().unwrap();
         let device = all.iter().find(|device| device.name == "up0").unwrap();
         for _ in 0..2 {
-            world.node().run(|| datapath.hooks.attach_xdp(device)).unwrap().unwrap();
+            world.node().run(|| datapath.attach_xdp(device)).unwrap().unwrap();
             assert!(world.xdp_program("up0").is_some());
         }
         world.node().ip("link del up0").unwrap();
@@ -216,7 +216,7 @@ fn network_card_translates_where_the_plan_is_the_agents_own() {
     assert_eq!(plan(&card, Attach::Auto, preflight::has_xdp_frags()), Ok(Reason::SafeDriver), "{card:?}");
     world.install_on(std::slice::from_ref(&card));
     let mut datapath = world.datapath.take().unwrap();
-    match world.node().run(|| datapath.hooks.attach_xdp(&card)).unwrap() {
+    match world.node().run(|| datapath.attach_xdp(&card)).unwrap() {
         Ok(()) => assert!(world.xdp_program("up0").is_some()),
         // Before 5.13 the driver wants a queue more for each processor than this card has.
         Err(error) => {

@@ -4,6 +4,7 @@
 //! The kernel takes a frame for another machine's unless it is addressed to the loopback device, whose address is zero.
 
 mod complete;
+mod direct;
 mod errors;
 pub(crate) mod extensions;
 mod flows;
@@ -22,6 +23,7 @@ mod sctp;
 mod sctp_flows;
 mod sctp_fragments;
 mod sources;
+mod sweep;
 mod together;
 mod untouched;
 mod xdp;

@@ -2,6 +2,7 @@
 //! Real connections from a client over the Node to Pods, checked at both ends by what was sent.
 
 mod devices;
+mod direct;
 mod errors;
 mod firewall;
 mod flood;

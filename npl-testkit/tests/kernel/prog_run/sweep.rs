@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Flows that nothing more is to come of leave the table, and no others.
+
+use std::path::Path;
+use std::time::Duration;
+
+use aya::maps::{HashMap, MapData};
+use nix::time::{ClockId, clock_gettime};
+use npl_agent::core::model::Family;
+use npl_agent::sweeper::Sweeper;
+use npl_common::flow::{FlowKeyV4, FlowState, FlowV4};
+use npl_common::names::MAP_FLOW_V4;
+use npl_testkit::packet::tcp_flags::{ACK, FIN};
+use npl_testkit::poll;
+
+use super::scene::{Tcp, Udp, client, establish, flow, node, pod, tcp, udp, with_family, with_mappings};
+use crate::lab::{Lab, open};
+use crate::left::BPFFS;
+/// More than a connection that ended is waited for, a datagram, and the turns of the sweeper.
+const ENDED: Duration = Duration::from_secs(31);
+const DATAGRAMS: Duration = Duration::from_secs(301);
+const TURNS: Duration = Duration::from_mins(1);
+/// More than the kernel reads in one go.
+const MANY: u16 = 20_000;
+
+/// The clock of the flow table.
+fn now() -> Duration {
+    clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap().into()
+}
+
+fn swept(lab: &mut Lab, later: Duration) -> usize {
+    lab.datapath.tables.forget_flows_that_are_over(now() + later).unwrap()
+}
+
+#[test]
+fn what_ended_is_forgotten_soon_and_what_is_open_is_not() {
+    with_mappings(|lab| {
+        establish(lab);
+        for _packet in 0..2 {
+            lab.ingress(&udp(client(), node(), b"question"));
+            lab.egress(&udp(pod(), client(), b"answer"));
+        }
+        assert_eq!(swept(lab, ENDED), 0);
+        lab.ingress(&tcp(client(), node(), FIN | ACK, b""));
+        lab.egress(&tcp(pod(), client(), FIN | ACK, b""));
+        assert_eq!(swept(lab, Duration::ZERO), 0, "the last acknowledgement may be lost");
+        assert_eq!(swept(lab, ENDED), 1);
+        assert_eq!((lab.flow(flow(Tcp)), lab.flow(flow(Udp)).is_some()), (None, true));
+        assert_eq!(swept(lab, DATAGRAMS), 1);
+        assert_eq!(lab.flow(flow(Udp)), None);
+    });
+}
+
+/// Flows that were last seen when the machine started, of which every so many-th has ended.
+fn fill(every: u16) {
+    let mut flows: HashMap<MapData, FlowKeyV4, FlowV4> = open(MAP_FLOW_V4);
+    for client_port in 0..MANY {
+        let (client_addr, pod_addr) = ([198, 51, 100, 2], [10, 0, 0, 5]);
+        let key = FlowKeyV4 { client_addr, pod_addr, client_port, pod_port: 8080, protocol: Tcp.number().into() };
+        let client_tcp_flags = if client_port % every == 0 { ACK | FIN } else { ACK };
+        let state = FlowState {
+            last_seen_ns: 0,
+            generation: 1,
+            touched: 0,
+            ifindex: 0,
+            node_port: 61_000,
+            client_tcp_flags,
+            pod_tcp_flags: ACK | FIN,
+        };
+        flows.insert(key, FlowV4 { state, node_addr: [192, 0, 2, 10], pad: 0 }, 0).unwrap();
+    }
+}
+
+#[test]
+fn a_table_of_many_is_looked_through_to_its_end() {
+    with_family(Family::V4, |lab| {
+        fill(2);
+        assert_eq!(lab.datapath.tables.flow_count().unwrap(), usize::from(MANY));
+        // As long after the start as what has ended is waited for, and no longer.
+        let swept = lab.datapath.tables.forget_flows_that_are_over(ENDED).unwrap();
+        assert_eq!((swept, lab.datapath.tables.flow_count().unwrap()), (usize::from(MANY) / 2, usize::from(MANY) / 2));
+    });
+}
+
+#[test]
+fn the_agent_sweeps_by_itself() {
+    with_family(Family::V4, |lab| {
+        fill(1);
+        let _sweeper = Sweeper::start(Path::new(BPFFS)).unwrap();
+        let is_swept = || (lab.datapath.tables.flow_count().unwrap() == 0).then_some(());
+        poll::until("the end of what has ended", TURNS, is_swept).unwrap();
+    });
+}
