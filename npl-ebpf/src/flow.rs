@@ -149,7 +149,13 @@ impl<'k, F: Family> Flow<'k, F> {
         if word == mine {
             match state(word) {
                 state::ESTABLISHED if request.tcp_flags & tcp_flag::OPENS_OR_ENDS == 0 => return Progress::Known,
-                state::REPLIED if request.tcp_flags & tcp_flag::RST == 0 => return self.establish(request),
+                state::REPLIED if request.tcp_flags & tcp_flag::RST == 0 => {
+                    if let Some(hint) = F::reply_hint(self.index) {
+                        // Of the last connection of these ends; of this one the entry has heard nothing yet.
+                        hint::discard_reply(hint);
+                    }
+                    return self.establish(request);
+                }
                 state::REQUESTED | state::REPLIED => return Progress::Known,
                 _ => {}
             }

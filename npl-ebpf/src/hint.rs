@@ -105,6 +105,12 @@ pub fn read_reply(slot: *mut u64, hash: u64, word: u64, epoch: Epoch) -> Option<
     if is_right { Some(endpoint) } else { None }
 }
 
+/// Takes a hint away.
+#[inline(always)]
+pub fn discard_reply(slot: *mut u64) {
+    word::store(slot.wrapping_add(1), 0);
+}
+
 /// Leaves a hint for the replies that follow.
 #[inline(always)]
 pub fn write_reply(slot: *mut u64, hash: u64, word: u64, epoch: Epoch, endpoint: &Endpoint) {

@@ -82,7 +82,11 @@ impl Datapath {
     /// Why it does not.
     pub fn attach_xdp(&mut self, device: &Device) -> Result<(), DatapathError> {
         self.tables.set_flags(FLAG_XDP)?;
-        self.hooks.attach_xdp(device)
+        let attached = self.hooks.attach_xdp(device);
+        if attached.is_err() {
+            self.tables.set_flags(self.hooks.flags()?)?;
+        }
+        attached
     }
 
     /// Takes that program off all devices but the wanted ones: ahead of what is taken off TC's hooks, so that no request is

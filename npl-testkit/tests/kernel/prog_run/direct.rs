@@ -76,6 +76,18 @@ fn answer_that_the_pod_repeats_comes_from_the_node_port() {
     });
 }
 
+/// Before the kernel's clock says so, as it does every second or so: what the last connection said is none of this one's.
+#[test]
+fn connection_that_comes_right_after_another_is_heard_by_the_table() {
+    with_mappings(|lab| {
+        for _connection in 0..20 {
+            establish(lab);
+            is_answered(lab, ACK);
+            assert_eq!(lab.flow(flow(Tcp)).unwrap().state.pod_tcp_flags, ACK);
+        }
+    });
+}
+
 /// Anybody may forge those, and the Pod accepts no connection of one that is open.
 #[test]
 fn direct_segments_of_the_client_change_nothing() {
