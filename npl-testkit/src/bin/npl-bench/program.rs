@@ -27,6 +27,8 @@ const FORWARD_HIT: Figure = figure("program/forward-hit", "ns", Stage::Program, 
 const REPLY_HIT: Figure = figure("program/reply-hit", "ns", Stage::Program, &[Aim::Median(100.0)]);
 /// The same ahead of the stack, by the program for drivers.
 const XDP_FORWARD_HIT: Figure = figure("program/xdp-forward-hit", "ns", Stage::Program, &[]);
+/// A datagram to a Pod itself, which is not the Node's main address.
+const DIRECT: Figure = figure("program/direct", "ns", Stage::Program, &[]);
 /// A packet that leaves and is nobody's reply.
 const REPLY_MISS: Figure = figure("program/reply-miss", "ns", Stage::Program, &[]);
 /// A packet to a port out of the range.
@@ -36,7 +38,8 @@ const SYN_FLOOD: Figure =
     figure("program/syn-flood", "ns", Stage::Program, &[Aim::Ratio(1.5)]).beside("an established flow");
 
 /// All of them, in the order in which they are shown.
-pub(crate) const FIGURES: [&Figure; 6] = [&FORWARD_HIT, &XDP_FORWARD_HIT, &REPLY_HIT, &MISS, &REPLY_MISS, &SYN_FLOOD];
+pub(crate) const FIGURES: [&Figure; 7] =
+    [&FORWARD_HIT, &XDP_FORWARD_HIT, &REPLY_HIT, &MISS, &DIRECT, &REPLY_MISS, &SYN_FLOOD];
 
 /// Runs of a program in one go, and how many of these there are in a round: the quickest counts.
 const REPEAT: u32 = 200_000;
@@ -49,6 +52,8 @@ const ENDS: [SocketAddr; 2] = [
     SocketAddr::new(IpAddr::V4(Ipv4Addr::new(198, 51, 100, 77)), 61_001),
 ];
 const CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(203, 0, 113, 5)), 43_210);
+/// Of no mapping.
+const POD: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 244, 0, 9)), OUT_OF_RANGE);
 const RANGE: &str = "61000-61100";
 const OUT_OF_RANGE: u16 = 8080;
 
@@ -136,11 +141,13 @@ impl Alone {
         let (request, reply) = (packet(CLIENT, ENDS[0]), packet(ENDS[1], CLIENT));
         let foreign: SocketAddr = (ENDS[0].ip(), OUT_OF_RANGE).into();
         let (miss, reply_miss) = (packet(CLIENT, foreign), packet(foreign, CLIENT));
+        let direct = packet(CLIENT, POD);
         for (figure, hook, packet, translated) in [
             (&FORWARD_HIT, Hook::Tc(PROG_INGRESS), &request, [runs, 0]),
             (&XDP_FORWARD_HIT, Hook::Xdp, &request, [runs, 0]),
             (&REPLY_HIT, Hook::Tc(PROG_EGRESS), &reply, [0, runs]),
             (&MISS, Hook::Tc(PROG_INGRESS), &miss, [0, 0]),
+            (&DIRECT, Hook::Tc(PROG_INGRESS), &direct, [0, 0]),
             (&REPLY_MISS, Hook::Tc(PROG_EGRESS), &reply_miss, [0, 0]),
         ] {
             let before = self.translated()?;
