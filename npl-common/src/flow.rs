@@ -9,6 +9,20 @@ pub const MAX_FLOWS: u32 = 131_072;
 /// as the kernel was built.
 pub const TOUCH_INTERVAL_JIFFIES: u32 = 256;
 
+/// TCP flags in the byte at offset 13 (RFC 9293), as [`FlowState`] has them; what chunks of SCTP say is told by the same.
+pub mod tcp_flag {
+    /// No more data from the sender.
+    pub const FIN: u8 = 0x01;
+    /// First packet of a direction.
+    pub const SYN: u8 = 0x02;
+    /// The connection is over.
+    pub const RST: u8 = 0x04;
+    /// All but a connection's first packet have it.
+    pub const ACK: u8 = 0x10;
+    /// Any of what opens or ends a connection.
+    pub const OPENS_OR_ENDS: u8 = SYN | FIN | RST;
+}
+
 map_type! {
     /// A flow as the Pod sees it: from the client to the Pod.
     pub struct FlowKeyV4: 16, align 4 {

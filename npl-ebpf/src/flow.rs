@@ -91,7 +91,7 @@ impl<'k, F: Family> Flow<'k, F> {
             self.set_slot(0);
         }
         if F::remove_flow(self.key).is_some() || is_in_cache {
-            stats::count(Reason::Collision as u32);
+            stats::count(Reason::Collision);
         }
     }
 
@@ -171,7 +171,7 @@ impl<'k, F: Family> Flow<'k, F> {
             return Progress::Known;
         }
         if word != mine && syn::matches(word, self.hash) {
-            stats::count(Reason::Collision as u32);
+            stats::count(Reason::Collision);
         }
         self.set_slot(syn::word(self.hash, state::REQUESTED, request.node.addr_index, request.node.port));
         Progress::New
@@ -195,7 +195,7 @@ impl<'k, F: Family> Flow<'k, F> {
             }
             if !same {
                 // One client end, two node ends: to the Pod they are one flow, and only one can have the replies.
-                stats::count(Reason::Collision as u32);
+                stats::count(Reason::Collision);
                 if self.protocol != protocol::UDP {
                     return Progress::Known;
                 }
@@ -216,7 +216,7 @@ impl<'k, F: Family> Flow<'k, F> {
     pub fn establish(&self, request: &Request<F>) -> Progress {
         let entry = fresh_entry::<F>(request);
         if F::insert_flow(self.key, &entry).is_none() {
-            stats::count(Reason::FlowTableFull as u32);
+            stats::count(Reason::FlowTableFull);
             return Progress::Known;
         }
         self.set_slot(syn::word(self.hash, state::ESTABLISHED, request.node.addr_index, request.node.port));

@@ -18,18 +18,7 @@ use crate::{
 /// Bytes of an Ethernet header.
 pub const ETHERNET: usize = 14;
 
-/// TCP flags in the byte at offset 13.
-pub mod tcp_flag {
-    /// No more data from the sender.
-    pub const FIN: u8 = 0x01;
-    /// First packet of a direction.
-    pub const SYN: u8 = 0x02;
-    /// The connection is over.
-    pub const RST: u8 = 0x04;
-    pub const ACK: u8 = 0x10;
-    /// Any of what opens or ends a connection.
-    pub const OPENS_OR_ENDS: u8 = SYN | FIN | RST;
-}
+pub use npl_common::flow::tcp_flag;
 
 /// The ports, which TCP, UDP and SCTP have at the same place. Words are as loaded.
 #[repr(C)]

@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Counters. Each processor has its own, so plain additions are enough.
 
-use npl_common::stats::MappingStats;
+use npl_common::{reason::Reason, stats::MappingStats};
 
 use crate::maps::{REASONS, STATS};
 
-/// Counts one packet under a reason, by [`npl_common::reason::Reason`]'s number.
+/// Counts one packet under a reason.
 #[inline(always)]
-pub fn count(reason: u32) {
+pub fn count(reason: Reason) {
+    count_number(reason as u32);
+}
+
+/// The same, by the reason's number.
+#[inline(always)]
+pub fn count_number(reason: u32) {
     if let Some(counter) = REASONS.get_ptr_mut(reason) {
         // SAFETY: this processor's element; nothing else on it runs in between.
         unsafe { *counter = (*counter).wrapping_add(1) };

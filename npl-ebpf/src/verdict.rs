@@ -93,12 +93,12 @@ impl Verdict {
     pub fn into_action(self) -> i32 {
         match self.kind() {
             kind::PASSED => {
-                stats::count(self.detail());
+                stats::count_number(self.detail());
                 TC_ACT_UNSPEC
             }
             kind::REDIRECTED => self.detail().cast_signed(),
             kind::DROPPED => {
-                stats::count(self.detail());
+                stats::count_number(self.detail());
                 TC_ACT_SHOT
             }
             _ => TC_ACT_UNSPEC,
@@ -110,7 +110,7 @@ impl Verdict {
     #[inline(always)]
     pub fn into_frame_action(self) -> u32 {
         if self.is_drop() {
-            stats::count(self.detail());
+            stats::count_number(self.detail());
             return xdp_action::XDP_DROP;
         }
         xdp_action::XDP_PASS

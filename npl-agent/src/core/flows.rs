@@ -4,7 +4,10 @@
 //! The kernel takes the flow that was not asked for the longest out of a full table. Connections that ended would have it
 //! take open ones that are silent, so they are taken out before.
 
-use npl_common::flow::FlowState;
+use npl_common::flow::{
+    FlowState,
+    tcp_flag::{FIN, RST},
+};
 
 use super::model::Protocol;
 
@@ -20,10 +23,6 @@ const OPEN: u64 = 5 * 24 * 3600 * SECOND;
 const DATAGRAMS: u64 = 300 * SECOND;
 /// Of SCTP that is open, which says something every thirty seconds (RFC 9260).
 const ASSOCIATION: u64 = 3600 * SECOND;
-
-/// TCP flags, and what of SCTP counts as them.
-const FIN: u8 = 0x01;
-const RST: u8 = 0x04;
 
 /// Whether a flow has been silent for so long that nothing more is to come of it. `now` is nanoseconds of the clock of
 /// [`FlowState::last_seen_ns`].
@@ -43,10 +42,11 @@ pub fn is_over(protocol: Protocol, flow: &FlowState, now: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use npl_common::flow::tcp_flag::ACK;
+
     use super::*;
 
     const SEEN: u64 = 1_000_000 * SECOND;
-    const ACK: u8 = 0x10;
 
     fn flow(client_tcp_flags: u8, pod_tcp_flags: u8) -> FlowState {
         FlowState {

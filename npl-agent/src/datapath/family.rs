@@ -106,15 +106,18 @@ impl<L: Layout> Maps<L> {
             hint: open(pins, L::HINT)?,
         })
     }
-}
 
-impl<L: Layout> Maps<L> {
     /// Looks at every flow that is there all the while.
     fn read_flows(&self, mut look: impl FnMut(&L::FlowKey, &L::Flow)) -> Result<(), DatapathError> {
         let look_at_all =
             |keys: &[L::FlowKey], flows: &[L::Flow]| keys.iter().zip(flows).for_each(|(key, flow)| look(key, flow));
         let read = sys::read_parts(self.flow.map().fd().as_fd(), look_at_all);
         read.map_err(MapError::from).map_err(DatapathError::map("read", L::FLOW))
+    }
+
+    /// Takes a flow out of the table, if it is still there.
+    fn remove_flow(&mut self, key: &L::FlowKey) -> Result<(), DatapathError> {
+        tolerate_missing(self.flow.remove(key)).map_err(DatapathError::map("write", L::FLOW))
     }
 }
 
@@ -209,10 +212,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
     fn remove_flows(&mut self, senders: &BTreeSet<Sender>) -> Result<(), DatapathError> {
         let mut stale = Vec::new();
         self.read_flows(|key, _| stale.extend(senders.contains(&L::pod_end(key)).then_some(*key)))?;
-        for key in stale {
-            tolerate_missing(self.flow.remove(&key)).map_err(DatapathError::map("write", L::FLOW))?;
-        }
-        Ok(())
+        stale.iter().try_for_each(|key| self.remove_flow(key))
     }
 
     fn remove_flows_that_are_over(&mut self, now: Duration) -> Result<usize, DatapathError> {
@@ -227,7 +227,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         for key in over {
             // It may be in use again. If that is between these two calls, the client's next packet brings it back.
             if self.flow.get(&key, 0).is_ok_and(|flow| is_over(&key, &flow)) {
-                tolerate_missing(self.flow.remove(&key)).map_err(DatapathError::map("write", L::FLOW))?;
+                self.remove_flow(&key)?;
                 removed += 1;
             }
         }

@@ -7,17 +7,10 @@ use npl_common::syn::{self, state};
 use npl_testkit::packet::tcp_flags::{ACK, FIN, RST, SYN};
 
 use super::scene::{
-    NODE_PORT, Tcp, Udp, bare, client, establish, flow, from, length, node, pod, tcp, to, udp, with_mappings,
+    NODE_PORT, Tcp, Udp, client, establish, flow, from, is_answered, length, node, pod, tcp, to, udp, with_mappings,
 };
 use crate::counters::{and, first_request, reason, reply};
 use crate::lab::{Lab, hash};
-
-/// The Pod's packet comes from the node port.
-#[track_caller]
-fn is_answered(lab: &mut Lab, flags: u8) {
-    let answer = tcp(pod(), client(), flags, b"");
-    lab.egress(&answer).is(&from(&answer, node()), reply("61000/tcp", bare()));
-}
 
 /// The Pod accepts a connection that nobody has opened through the mapping, and says something on it.
 #[track_caller]

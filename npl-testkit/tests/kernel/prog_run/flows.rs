@@ -8,18 +8,11 @@ use npl_common::syn::{self, state};
 use npl_testkit::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN};
 
 use super::scene::{
-    GENERATION, NODE_PORT, POD_PORT, SECOND_NODE_PORT, Tcp, Udp, bare, client, establish, family, flow, from, length,
-    node, node_ip, other_pod_ip, pod, second_node_ip, tcp, to, udp, with_mappings,
+    GENERATION, NODE_PORT, POD_PORT, SECOND_NODE_PORT, Tcp, Udp, bare, client, establish, family, flow, from,
+    is_answered, length, node, node_ip, other_pod_ip, pod, second_node_ip, tcp, to, udp, with_mappings,
 };
 use crate::counters::{Change, and, establishing_reply, establishing_request, first_request, reason, reply, request};
 use crate::lab::Lab;
-
-/// The Pod's packet is translated back and changes no more than the packet and byte counters.
-#[track_caller]
-fn is_answered(lab: &mut Lab, flags: u8) {
-    let answer = tcp(pod(), client(), flags, b"");
-    lab.egress(&answer).is(&from(&answer, node()), reply("61000/tcp", bare()));
-}
 
 /// The Pod's packet leaves as it is, as one that belongs to no flow.
 #[track_caller]

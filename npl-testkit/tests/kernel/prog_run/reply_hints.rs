@@ -24,11 +24,11 @@ use npl_testkit::test_run;
 use super::hints::{ALL_BITS, AtTheEnd};
 use super::redirect::{WAY, lead};
 use super::scene::{
-    GENERATION, NODE_PORT, POD_PORT, SECOND_NODE_PORT, Tcp, bare, client, establish, family, flow, from, node, pod,
-    pod_ip, second_node_ip, tcp, third_node_ip, with_mappings,
+    GENERATION, NODE_PORT, POD_PORT, SECOND_NODE_PORT, Tcp, bare, client, establish, family, flow, from, is_answered,
+    node, pod, pod_ip, second_node_ip, tcp, third_node_ip, with_mappings,
 };
 use crate::counters::{reason, reply};
-use crate::lab::{Lab, hash, open};
+use crate::lab::{hash, open};
 use crate::world::is_emulated;
 
 /// A hint counts within one interval of the kernel's, between 0.25 s and 2.6 s long, so now and then one is left just before
@@ -41,12 +41,6 @@ const LATER: Duration = Duration::from_secs(10);
 /// What the Pod says on the flow.
 fn answer() -> Packet {
     tcp(pod(), client(), ACK, b"")
-}
-
-/// The Pod's packet comes from the node port and is counted by the mapping, and nothing else is.
-#[track_caller]
-fn is_answered(lab: &mut Lab) {
-    lab.egress(&answer()).is(&from(&answer(), node()), reply("61000/tcp", bare()));
 }
 
 /// All hints, and the place of the flow's.
@@ -87,7 +81,7 @@ fn a_reply_leaves_one_that_spares_the_next_both_look_ups() {
         let translated = from(&answer(), node()).build();
         let is_spared = |_trial: &usize| {
             establish(lab);
-            is_answered(lab);
+            is_answered(lab, ACK);
             let endpoint = hint().endpoint;
             lab.evict(flow(Tcp));
             set_endpoint_by_hand(None);
@@ -105,12 +99,12 @@ fn a_reply_leaves_one_that_spares_the_next_both_look_ups() {
 fn the_flow_table_is_asked_again_after_a_moment() {
     with_mappings(|lab| {
         establish(lab);
-        is_answered(lab);
+        is_answered(lab, ACK);
         lab.evict(flow(Tcp));
         let since = Instant::now();
         while lab.slot(flow(Tcp)).map(state) != Some(state::REPLIED) {
             assert!(since.elapsed() < LATER, "what the table has lost is not noticed");
-            is_answered(lab);
+            is_answered(lab, ACK);
         }
     });
 }
@@ -119,7 +113,7 @@ fn the_flow_table_is_asked_again_after_a_moment() {
 fn end_of_a_connection_is_noted_whatever_a_hint_says() {
     with_mappings(|lab| {
         establish(lab);
-        is_answered(lab);
+        is_answered(lab, ACK);
         lab.egress(&tcp(pod(), client(), FIN | ACK, b""));
         assert_eq!(lab.flow(flow(Tcp)).unwrap().state.pod_tcp_flags & FIN, FIN);
     });
@@ -157,7 +151,7 @@ fn what_was_found_before_a_mapping_went_does_not_count_after_it() {
 fn what_is_left_of_several_mappings_counts_at_once() {
     with_mappings(|lab| {
         establish(lab);
-        is_answered(lab);
+        is_answered(lab, ACK);
         lab.add(Tcp, SECOND_NODE_PORT, pod(), GENERATION);
         lab.remove(family(), Tcp, NODE_PORT);
         lab.egress(&answer()).is(&from(&answer(), node()), reply("61001/tcp", bare()));
@@ -169,11 +163,11 @@ fn what_is_left_of_several_mappings_counts_at_once() {
 fn reply_does_not_come_from_an_address_that_took_anothers_place() {
     with_mappings(|lab| {
         establish(lab);
-        is_answered(lab);
+        is_answered(lab, ACK);
         lab.set_addresses(&[second_node_ip()]);
         lab.set_addresses(&[second_node_ip(), third_node_ip()]);
-        is_answered(lab);
-        is_answered(lab);
+        is_answered(lab, ACK);
+        is_answered(lab, ACK);
     });
 }
 
@@ -182,7 +176,7 @@ fn reply_does_not_come_from_an_address_that_took_anothers_place() {
 fn what_nobody_has_left_is_none_and_is_replaced() {
     with_mappings(|lab| {
         establish(lab);
-        is_answered(lab);
+        is_answered(lab, ACK);
         let (mut hints, place) = hints();
         let left = hint();
         assert_eq!(left.endpoint.generation, GENERATION);
@@ -193,7 +187,7 @@ fn what_nobody_has_left_is_none_and_is_replaced() {
             let bytes = unsafe { std::slice::from_raw_parts_mut((&raw mut changed).cast::<u8>(), size_of_val(&left)) };
             bytes[index] ^= ALL_BITS;
             hints.set(place, changed, 0).unwrap();
-            is_answered(lab);
+            is_answered(lab, ACK);
             assert_eq!(hint().endpoint, left.endpoint, "byte {index}");
             assert_ne!(hint(), changed, "byte {index}");
         }
@@ -207,10 +201,10 @@ fn slot_that_contradicts_the_table_has_no_hint() {
     with_mappings(|lab| {
         for (address, port) in [(0, SECOND_NODE_PORT), (1, NODE_PORT)] {
             establish(lab);
-            is_answered(lab);
+            is_answered(lab, ACK);
             lab.set_slot(flow(Tcp), syn::word(hash(flow(Tcp)), state::ESTABLISHED, address, port));
-            is_answered(lab);
-            is_answered(lab);
+            is_answered(lab, ACK);
+            is_answered(lab, ACK);
         }
     });
 }
@@ -219,10 +213,10 @@ fn slot_that_contradicts_the_table_has_no_hint() {
 fn slot_of_another_flow_has_no_hint_of_this_one() {
     with_mappings(|lab| {
         establish(lab);
-        is_answered(lab);
+        is_answered(lab, ACK);
         lab.set_slot(flow(Tcp), syn::word(!hash(flow(Tcp)), state::ESTABLISHED, 0, NODE_PORT));
         let left = hint();
-        is_answered(lab);
+        is_answered(lab, ACK);
         assert_eq!(hint(), left, "what the other flow may have left there stays");
         lab.evict(flow(Tcp));
         lab.egress(&answer()).is(&answer(), reason(Reason::UntrackedReply));
@@ -234,7 +228,7 @@ fn slot_of_another_flow_has_no_hint_of_this_one() {
 fn packet_from_elsewhere_than_the_pod_is_not_redirected_by_a_hint() {
     with_mappings(|lab| {
         establish(lab);
-        is_answered(lab);
+        is_answered(lab, ACK);
         lead(pod_ip(), PodWay { ifindex: WAY.ifindex + 1, ..WAY });
         let outcome = lab.run(PROG_PODS, &answer().build());
         assert_eq!((outcome.bytes, outcome.changes), (answer().build(), vec![]));

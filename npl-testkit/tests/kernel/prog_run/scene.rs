@@ -8,7 +8,7 @@ use npl_agent::core::model::{Family, Protocol};
 use npl_testkit::packet::tcp_flags::{ACK, SYN};
 use npl_testkit::packet::{Ip, Packet, Transport};
 
-use crate::counters::Change;
+use crate::counters::{Change, reply};
 use crate::lab::{FlowId, Lab, NEXT, Outcome, with_lab};
 
 pub(crate) const CLIENT_PORT: u16 = 43_210;
@@ -167,6 +167,13 @@ pub(crate) fn establish(lab: &mut Lab) {
     lab.egress(&tcp(pod(), client(), SYN | ACK, b""));
     lab.ingress(&tcp(client(), node(), ACK, b""));
     assert!(lab.flow(flow(Tcp)).is_some(), "the client's second packet establishes the flow");
+}
+
+/// The Pod's packet of TCP comes from the node port and changes no more than the packet and byte counters.
+#[track_caller]
+pub(crate) fn is_answered(lab: &mut Lab, flags: u8) {
+    let answer = tcp(pod(), client(), flags, b"");
+    lab.egress(&answer).is(&from(&answer, node()), reply("61000/tcp", bare()));
 }
 
 /// TCP and UDP packets by turns, whose headers and payloads differ in whatever their checksums cover.
