@@ -27,9 +27,15 @@ map_type! {
     }
 }
 
-/// The program for drivers is with some device. It sees requests first, and what it has translated looks to TC's like a
-/// client's own packet to the Pod.
+/// The program for drivers is with some devices, which have a table. It sees requests first, and what it has translated looks
+/// to TC's like a client's own packet to the Pod.
 pub const FLAG_XDP: u32 = 1;
+
+/// Most devices with that program at a time.
+pub const MAX_XDP_DEVICES: u32 = 256;
+
+/// The value of every such device.
+pub const AHEAD: u32 = 1;
 
 const _: () = assert!(core::mem::offset_of!(Config, primary_v4) == 8, "one aligned word");
 const _: () = assert!(core::mem::offset_of!(Config, primary_v4_index) == 12, "one aligned word");

@@ -6,7 +6,8 @@
 pub const PLACES: u32 = 16;
 /// The element that a packet lends its own bytes to, while it stands for a copy.
 pub const SAVED: u32 = PLACES;
-/// The element whose `excess` is the place to be taken next, and whose `time` is that of the last copy.
+/// The element whose `excess` is the place to be taken next, whose `time` is that of the last copy, and whose `hash` is that of
+/// the datagram whose first fragment was just translated.
 pub const CURSOR: u32 = PLACES + 1;
 /// Elements of the map.
 pub const ELEMENTS: u32 = PLACES + 2;

@@ -63,6 +63,8 @@ pub const MAP_REST: &str = "npl_rest";
 pub const MAP_CRC: &str = "npl_crc";
 /// Uplinks that replies are redirected to: kernel index to [`crate::direct::UPLINK`].
 pub const MAP_UPLINK: &str = "npl_uplink";
+/// Devices whose drivers run the program for them: kernel index to [`crate::config::AHEAD`].
+pub const MAP_XDP_DEVICE: &str = "npl_xdp_dev";
 /// Pods that requests are redirected to, IPv4: [`crate::direct::PodV4`] to [`crate::direct::PodWay`].
 pub const MAP_POD_V4: &str = "npl_pod_v4";
 /// As [`MAP_POD_V4`], IPv6.
@@ -109,6 +111,7 @@ pub const PINNED_MAPS: &[&str] = &[
     MAP_REST,
     MAP_CRC,
     MAP_UPLINK,
+    MAP_XDP_DEVICE,
     MAP_POD_V4,
     MAP_POD_V6,
     MAP_HINT_V4,

@@ -44,7 +44,7 @@ impl<const WAY: u8> Replies<WAY> {
 
 impl<const WAY: u8> Hook for Replies<WAY> {
     const END: bool = SOURCE;
-    const HOLDS_FRAGMENTS: bool = false;
+    const ON_ARRIVAL: bool = Self::AT_POD;
 
     #[inline(always)]
     fn packet<F: Family, const L2: usize, const IS_PLAIN: bool>(

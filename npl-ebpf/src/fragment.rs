@@ -43,13 +43,13 @@ pub fn note_translated<F: Family>(hash: u64, node: &NodeEnd<F>, protocol: u8) {
     }
 }
 
-/// Notes that the first fragment of a datagram was not ours: a record of an earlier one with the same number ends, and
-/// of the Node's own datagrams it is known that none of their fragments came too early.
+/// Notes that the first fragment of a datagram was not ours: a record of an earlier one with the same number ends, and of
+/// those that follow it is known that they did not come too early. What others receive never does, and leaves no other record.
 #[inline(always)]
 pub fn note_not_ours<F: Family, H: Hook>(hash: u64, destination: F::Addr) {
     let (Some(config), Some(slot)) = (CONFIG.get(0), F::fragment_slot(fragment::slot(hash))) else { return };
-    let is_for_node = H::END == DESTINATION && F::local_index(config, destination).is_some();
-    if is_for_node || fragment::is_of(word::load(slot), hash) {
+    let may_be_early = H::END == SOURCE || F::local_index(config, destination).is_some();
+    if may_be_early || fragment::is_of(word::load(slot), hash) {
         note::<F>(hash, Record::NOT_OURS);
     }
 }
@@ -63,7 +63,7 @@ pub fn request<F: Family, const WAY: u8, const L2: usize>(ctx: &TcContext, mut w
     }
     let hash = hash::<F, Requests<WAY>>(config, &walk);
     let Some(record) = record::<F>(hash) else {
-        hold::keep(ctx, hash);
+        hold::keep::<Requests<WAY>>(ctx, hash);
         return Verdict::pass(Reason::Fragment);
     };
     let Some((frontend, backend)) = backend::<F>(&record) else { return Verdict::NOT_OURS };
@@ -79,14 +79,18 @@ pub fn request<F: Family, const WAY: u8, const L2: usize>(ctx: &TcContext, mut w
     redirect::send(ctx, rewrite::apply_address::<F, DESTINATION>(ctx, &walk, backend.addr), way)
 }
 
-/// Judges and rewrites a later fragment of a reply. What goes out is mostly others', so one without a record is too.
+/// Judges and rewrites a later fragment of a reply. One without a record is others', or comes before its first one.
 #[inline(always)]
 pub fn reply<F: Family, const WAY: u8, const L2: usize>(ctx: &TcContext, mut walk: Walk<F>) -> Verdict {
     if WAY == DIRECT && !redirect::is_from_pod(ctx, &walk.location) {
         return Verdict::NOT_OURS;
     }
     let Some(config) = CONFIG.get(0) else { return Verdict::NOT_OURS };
-    let Some(record) = record::<F>(hash::<F, Replies<WAY>>(config, &walk)) else { return Verdict::NOT_OURS };
+    let hash = hash::<F, Replies<WAY>>(config, &walk);
+    let Some(record) = record::<F>(hash) else {
+        hold::keep::<Replies<WAY>>(ctx, hash);
+        return if WAY == DIRECT { Verdict::NOT_OURS } else { Verdict::pass(Reason::Fragment) };
+    };
     if record == Record::NOT_OURS {
         return Verdict::NOT_OURS;
     }

@@ -23,8 +23,8 @@ pub const WITNESS: u8 = 3;
 pub trait Hook {
     /// The end of a packet that is rewritten.
     const END: bool;
-    /// Whether fragments are held that came before the first of their datagram. The Node itself sends the first one first.
-    const HOLDS_FRAGMENTS: bool;
+    /// Whether packets come in by their device, and do not leave by it.
+    const ON_ARRIVAL: bool;
 
     /// Judges and rewrites a packet with ports, which is a plain one or was walked through; `note` is told what its client believes it talks to.
     fn packet<F: Family, const L2: usize, const IS_PLAIN: bool>(

@@ -3,7 +3,7 @@
 
 use aya_ebpf::programs::TcContext;
 use npl_common::{
-    config::FLAG_XDP,
+    config::Config,
     direct::PodWay,
     mapping::{Frontend, protocol},
     reason::Reason,
@@ -22,6 +22,7 @@ use crate::{
     rewrite::{self, DESTINATION},
     stats,
     verdict::Verdict,
+    xdp,
 };
 
 /// What is done with requests, that go on by this `WAY`: see [`crate::hook`].
@@ -29,7 +30,7 @@ pub struct Requests<const WAY: u8>;
 
 impl<const WAY: u8> Hook for Requests<WAY> {
     const END: bool = DESTINATION;
-    const HOLDS_FRAGMENTS: bool = true;
+    const ON_ARRIVAL: bool = true;
 
     #[inline(always)]
     fn packet<F: Family, const L2: usize, const IS_PLAIN: bool>(
@@ -40,7 +41,7 @@ impl<const WAY: u8> Hook for Requests<WAY> {
         let (backend, pod_way, is_offloaded) = match backend_of::<F, WAY, L2>(ctx, packet, note) {
             Ok(judged) => judged,
             Err(verdict) => {
-                note_direct(packet, if IS_PLAIN { FLAG_XDP } else { 0 });
+                note_direct(packet, |config| IS_PLAIN && xdp::is_ahead(config, ctx));
                 return verdict;
             }
         };
@@ -140,14 +141,14 @@ pub fn backend_of<F: Family, const WAY: u8, const L2: usize>(
     Ok((backend, way, is_offloaded))
 }
 
-/// Takes note of what is not ours and may be a client's datagram to a Pod itself, unless one of these flags says that others
-/// do. Of a connection, the Pod's answer tells.
+/// Takes note of what is not ours and may be a client's datagram to a Pod itself, unless others have done so already. Of a
+/// connection, the Pod's answer tells.
 #[inline(always)]
-pub fn note_direct<F: Family>(packet: &Packet<F>, unless: u32) {
+pub fn note_direct<F: Family>(packet: &Packet<F>, is_noted: impl FnOnce(&Config) -> bool) {
     let (location, protocol) = (&packet.location, packet.location.protocol);
     let Some(config) = CONFIG.get(0) else { return };
     // What is for the Node itself carries others' packets, on many Nodes.
-    if protocol != protocol::UDP || config.flags & unless != 0 || F::is_primary(config, location.destination) {
+    if protocol != protocol::UDP || F::is_primary(config, location.destination) || is_noted(config) {
         return;
     }
     let (client_port, pod_port) = (u16::from_be(packet.ports.source), u16::from_be(packet.ports.destination));

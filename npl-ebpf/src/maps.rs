@@ -6,7 +6,7 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use npl_common::{
-    config::Config,
+    config::{Config, MAX_XDP_DEVICES},
     crc,
     direct::{MAX_PODS, MAX_UPLINKS, PodV4, PodV6, PodWay},
     flow::{FlowKeyV4, FlowKeyV6, FlowV4, FlowV6, MAX_FLOWS},
@@ -113,6 +113,10 @@ pub static CRC: Array<u32, { crc::ELEMENTS }> = Array::new();
 /// Written by the agent, which follows the Node's devices.
 #[btf_map(name = "npl_uplink")]
 pub static UPLINK: HashMap<u32, u32, { MAX_UPLINKS as usize }> = HashMap::new();
+
+/// Written by the agent, as it attaches the program for drivers. Looked up only where [`npl_common::config::FLAG_XDP`] is set.
+#[btf_map(name = "npl_xdp_dev")]
+pub static XDP_DEVICE: HashMap<u32, u32, { MAX_XDP_DEVICES as usize }> = HashMap::new();
 
 /// Written by the agent, which follows the routes to Pods.
 #[btf_map(name = "npl_pod_v4")]

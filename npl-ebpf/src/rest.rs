@@ -39,7 +39,8 @@ fn translate_family<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32
     match action {
         IS_ICMP => translate_error::<F, H, L2>(skb(ctx)),
         IS_FRAGMENT => translate_fragment::<F, H, L2>(skb(ctx)),
-        action => action,
+        action if hold::release_noted::<H>(skb(ctx)) => action,
+        _ => Verdict::drop(Reason::RewriteFailed).into_action(),
     }
 }
 
@@ -73,10 +74,10 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
     if !is_first || is_followed {
         return action;
     }
-    if !is_translated {
+    if is_translated {
+        hold::note::<H>(hash);
+    } else {
         fragment::note_not_ours::<F, H>(hash, destination);
-    } else if H::HOLDS_FRAGMENTS && !hold::release(skb, hash) {
-        return Verdict::drop(Reason::RewriteFailed).into_action();
     }
     action
 }

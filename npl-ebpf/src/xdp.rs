@@ -4,16 +4,25 @@
 //! Everything else goes on untouched, to the program at TC ingress behind. What was translated here has the Pod's
 //! address, and is nothing of that program's.
 
-use aya_ebpf::programs::XdpContext;
+use aya_ebpf::programs::{TcContext, XdpContext};
+use npl_common::config::{Config, FLAG_XDP};
 
 use crate::{
     family::{Family, V4, V6},
     hook::STACK,
     ingress,
-    packet::{ETHERNET, Frame, Packet},
+    maps::XDP_DEVICE,
+    packet::{Access, ETHERNET, Frame, Packet},
     rewrite,
     verdict::Verdict,
 };
+
+/// Whether the driver of a packet's device runs this program.
+#[inline(always)]
+pub fn is_ahead(config: &Config, ctx: &TcContext) -> bool {
+    // SAFETY: the agent alone writes this map, and no more than one value.
+    config.flags & FLAG_XDP != 0 && unsafe { XDP_DEVICE.get(&ctx.ifindex()) }.is_some()
+}
 
 /// Judges and rewrites one frame, of which `IN_PARTS` see [`Frame`].
 #[inline(always)]
@@ -37,7 +46,7 @@ fn translate_family<F: Family, const IN_PARTS: bool>(frame: &Frame<IN_PARTS>) ->
     match ingress::backend_of::<F, STACK, ETHERNET>(frame, &packet, |_| ()) {
         Ok((pod, _, _)) => rewrite::apply_to_frame::<F, ETHERNET>(frame, &packet, pod.addr, pod.port.to_be()).into(),
         Err(verdict) => {
-            ingress::note_direct(&packet, 0);
+            ingress::note_direct(&packet, |_| false);
             verdict
         }
     }

@@ -75,13 +75,13 @@ impl DirectWays {
 
 /// A hash, with its name for errors.
 #[derive(Debug)]
-struct Table<K: Pod, V: Pod> {
+pub(super) struct Table<K: Pod, V: Pod> {
     map: HashMap<MapData, K, V>,
     name: &'static str,
 }
 
 impl<K: Pod + Ord, V: Pod + PartialEq> Table<K, V> {
-    fn open(pins: &Pins, name: &'static str) -> Result<Self, DatapathError> {
+    pub(super) fn open(pins: &Pins, name: &'static str) -> Result<Self, DatapathError> {
         Ok(Self { map: open(pins, name)?, name })
     }
 
@@ -89,14 +89,14 @@ impl<K: Pod + Ord, V: Pod + PartialEq> Table<K, V> {
         self.map.iter().collect::<Result<_, _>>().map_err(DatapathError::map("read", self.name))
     }
 
-    fn retain(&mut self, is_wanted: impl Fn(&K, &V) -> bool) -> Result<(), DatapathError> {
+    pub(super) fn retain(&mut self, is_wanted: impl Fn(&K, &V) -> bool) -> Result<(), DatapathError> {
         let others: BTreeSet<K> =
             self.read()?.into_iter().filter(|(key, value)| !is_wanted(key, value)).map(|(key, _)| key).collect();
         let removed = others.iter().try_for_each(|key| tolerate_missing(self.map.remove(key)));
         removed.map_err(DatapathError::map("write", self.name))
     }
 
-    fn set(&mut self, key: K, value: V) -> Result<(), DatapathError> {
+    pub(super) fn set(&mut self, key: K, value: V) -> Result<(), DatapathError> {
         self.map.insert(key, value, 0).map_err(DatapathError::map("write", self.name))
     }
 }

@@ -7,14 +7,11 @@ use std::{
     path::Path,
 };
 
-use npl_common::{
-    config::{Config, FLAG_XDP},
-    names::ABI_VERSION,
-};
+use npl_common::{config::Config, names::ABI_VERSION};
 
 use super::{
     attach::Hooks, direct::DirectWays, error::DatapathError, mappings::MappingWriter, pins::Pins, preflight,
-    programs::Programs, tables::Tables,
+    programs::Programs, tables::Tables, xdp::XdpDevices,
 };
 use crate::core::{
     devices::Device,
@@ -32,6 +29,7 @@ pub struct Datapath {
     /// The maps.
     pub tables: Tables,
     direct: DirectWays,
+    xdp_devices: XdpDevices,
     writer: MappingWriter,
 }
 
@@ -49,8 +47,10 @@ impl Datapath {
         let programs = Programs::open(&pins)?;
         let tables = Tables::open(&pins)?;
         let direct = DirectWays::open(&pins)?;
+        let xdp_devices = XdpDevices::open(&pins)?;
         Tables::write_crc_table(&pins)?;
-        Ok(Self { hooks: Hooks::new(programs, pins), tables, direct, writer: MappingWriter::default() })
+        let hooks = Hooks::new(programs, pins);
+        Ok(Self { hooks, tables, direct, xdp_devices, writer: MappingWriter::default() })
     }
 
     /// Puts the programs on devices, each what it is to carry, and takes them off the rest. Packets are redirected to a Pod
@@ -81,10 +81,12 @@ impl Datapath {
     ///
     /// Why it does not.
     pub fn attach_xdp(&mut self, device: &Device) -> Result<(), DatapathError> {
-        self.tables.set_flags(FLAG_XDP)?;
+        let mut devices = self.hooks.xdp_devices()?;
+        devices.insert(device.ifindex);
+        self.tell_xdp_devices(&devices)?;
         let attached = self.hooks.attach_xdp(device);
         if attached.is_err() {
-            self.tables.set_flags(self.hooks.flags()?)?;
+            self.tell_xdp_devices(&self.hooks.xdp_devices()?)?;
         }
         attached
     }
@@ -93,8 +95,17 @@ impl Datapath {
     /// translated whose reply is not.
     pub fn detach_xdp(&mut self, is_wanted: impl Fn(u32) -> bool) -> Vec<DatapathError> {
         let mut errors = self.hooks.detach_xdp(is_wanted);
-        errors.extend(self.hooks.flags().and_then(|flags| self.tables.set_flags(flags)).err());
+        errors.extend(self.hooks.xdp_devices().and_then(|devices| self.tell_xdp_devices(&devices)).err());
         errors
+    }
+
+    /// Tells the programs at TC whose drivers run the one ahead of them, which notes a client's datagrams to Pods themselves.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn tell_xdp_devices(&mut self, devices: &BTreeSet<u32>) -> Result<(), DatapathError> {
+        self.xdp_devices.tell(devices, &mut self.tables)
     }
 
     /// The Pods that packets are redirected to.
@@ -198,6 +209,8 @@ impl Datapath {
         self.tables.discard_hints()?;
         // Half-open flows are found by the seed, so it stays over a restart.
         let seed = if old.abi == ABI_VERSION { old.seed } else { seed() };
-        self.tables.set_config(Config { seed, port_min, port_max, flags: self.hooks.flags()?, abi: ABI_VERSION, ..old })
+        self.tables.set_config(Config { seed, port_min, port_max, abi: ABI_VERSION, ..old })?;
+        // As an earlier agent has left it.
+        self.tell_xdp_devices(&self.hooks.xdp_devices()?)
     }
 }

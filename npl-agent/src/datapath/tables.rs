@@ -116,7 +116,7 @@ impl Tables {
     /// # Errors
     ///
     /// If the kernel refuses.
-    pub fn set_flags(&mut self, flags: u32) -> Result<(), DatapathError> {
+    pub(super) fn set_flags(&mut self, flags: u32) -> Result<(), DatapathError> {
         let old = self.config()?;
         if old.flags == flags { Ok(()) } else { self.set_config(Config { flags, ..old }) }
     }

@@ -5,7 +5,7 @@
 //! restarts, and given another program only where it has not ours.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     os::fd::{AsFd as _, OwnedFd},
 };
@@ -15,20 +15,42 @@ use aya::{
     sys::SyscallError,
 };
 
-use npl_common::config::FLAG_XDP;
+use npl_common::{
+    config::{AHEAD, FLAG_XDP},
+    names::MAP_XDP_DEVICE,
+};
 
 use super::{
     attach::{Hooks, attach_error, os_error},
+    direct::Table,
     error::DatapathError,
-    pins::{pin_error, unpin},
+    pins::{Pins, pin_error, unpin},
     sys,
+    tables::Tables,
 };
 use crate::core::{devices::Device, xdp::Reason};
 
+/// What the programs at TC know of the one ahead of them.
+#[derive(Debug)]
+pub(super) struct XdpDevices(Table<u32, u32>);
+
+impl XdpDevices {
+    pub(super) fn open(pins: &Pins) -> Result<Self, DatapathError> {
+        Table::open(pins, MAP_XDP_DEVICE).map(Self)
+    }
+
+    /// Says whose drivers run it.
+    pub(super) fn tell(&mut self, devices: &BTreeSet<u32>, tables: &mut Tables) -> Result<(), DatapathError> {
+        devices.iter().try_for_each(|ifindex| self.0.set(*ifindex, AHEAD))?;
+        tables.set_flags(if devices.is_empty() { 0 } else { FLAG_XDP })?;
+        self.0.retain(|ifindex, _| devices.contains(ifindex))
+    }
+}
+
 impl Hooks {
-    /// What the configuration says of the drivers' programs that there are.
-    pub(super) fn flags(&self) -> Result<u32, DatapathError> {
-        Ok(if self.pins.xdp_links()?.is_empty() { 0 } else { FLAG_XDP })
+    /// The devices whose drivers run the program.
+    pub(super) fn xdp_devices(&self) -> Result<BTreeSet<u32>, DatapathError> {
+        Ok(self.pins.xdp_links()?.into_iter().collect())
     }
 
     /// See [`Datapath::detach_xdp`].

@@ -25,6 +25,9 @@ use crate::left::{BPFFS, Shelf};
 /// Secret of the half-open cache; any will do, and a constant one makes failures comparable.
 pub(crate) const SEED: u64 = 0x0123_4567_89ab_cdef;
 
+/// The device that the kernel says a frame of a test run came by: the loopback device, by its index in every namespace.
+pub(crate) const TEST_DEVICE: u32 = 1;
+
 /// `TC_ACT_UNSPEC`, which is also `TCX_NEXT`: the next program, and the stack after the last.
 pub(crate) const NEXT: i32 = -1;
 

@@ -108,6 +108,9 @@ pub(super) fn play(twin: &mut Twin, step: &Step, account: &mut Account) -> Resul
     for end in [End::Client, End::Pod(0), End::Pod(1), End::Pod(2)] {
         let (ours, theirs) = (ours.at(end), theirs.at(end));
         account.seen += u64::try_from(theirs.len()).unwrap_or_default();
+        if end != step.from {
+            forget_early(ours);
+        }
         for frames in [&mut *ours, &mut *theirs] {
             normalise(frames, end == step.from, step.frames.len() > 1);
             if is_redirected {
@@ -119,6 +122,23 @@ pub(super) fn play(twin: &mut Twin, step: &Step, account: &mut Account) -> Resul
         }
     }
     Ok(())
+}
+
+/// Takes out fragments that left as they were, before the first of their datagram, where they left translated after it too.
+fn forget_early(frames: &mut Vec<Frame>) {
+    let of_node = |frame: &Frame| source(&frame.bytes).is_some_and(is_node);
+    let translated: Vec<u16> =
+        frames.iter().filter(|frame| of_node(frame)).map(|frame| fragment_offset(&frame.bytes)).collect();
+    frames.retain(|frame| of_node(frame) || !translated.contains(&fragment_offset(&frame.bytes)));
+}
+
+/// Who a frame's packet is from.
+fn source(frame: &[u8]) -> Option<IpAddr> {
+    match frame[12] {
+        0x08 => Some(<[u8; 4]>::try_from(frame.get(L3 + 12..L3 + 16)?).ok()?.into()),
+        0x86 => Some(<[u8; 16]>::try_from(frame.get(L3 + 8..L3 + 24)?).ok()?.into()),
+        _ => None,
+    }
 }
 
 /// Takes out what the kernel chooses: the numbers of packets that the Node makes itself, and the order and, in IPv6, the
@@ -148,13 +168,12 @@ fn is_for_routers(frame: &[u8]) -> bool {
     match frame[12] {
         0x08 => {
             let header = &frame[L3..L3 + header_length(frame)];
-            let source: [u8; 4] = header[12..16].try_into().unwrap();
-            let is_nobody = matches!(source[0], 0 | 127 | 224..) || is_node(source.into());
+            let is_nobody = matches!(header[12], 0 | 127 | 224..) || source(frame).is_some_and(is_node);
             is_cut || is_nobody || ones_complement_sum(header) != 0xffff
         }
         0x86 => {
             let source: [u8; 16] = frame[L3 + 8..L3 + 24].try_into().unwrap();
-            let is_nobody = source[..15] == [0; 15] || source[0] == 0xff || is_node(source.into());
+            let is_nobody = source[..15] == [0; 15] || source[0] == 0xff || is_node(IpAddr::from(source));
             is_cut || is_nobody || frame[L3] >> 4 != 6 || frame[L3 + 6] == HOP_BY_HOP
         }
         _ => false,

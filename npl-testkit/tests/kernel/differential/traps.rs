@@ -319,7 +319,7 @@ fn fragments(scene: &Scene) -> Vec<Step> {
     for (order, number) in [Order::Sent, Order::Reversed, Order::FirstLast, Order::LastFirst].into_iter().zip(1..) {
         let cut = Dress { cut: Some(Cut { size, order }), number, ..Dress::PLAIN };
         lines.push(say(Speaker::Client, 4000, cut.clone()));
-        lines.push(say(Speaker::Pod, 4000, Dress { cut: Some(Cut { size, order: Order::Sent }), ..cut }));
+        lines.push(say(Speaker::Pod, 4000, cut));
     }
     let mut steps: Vec<_> = PROTOCOLS
         .into_iter()

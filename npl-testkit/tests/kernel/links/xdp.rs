@@ -32,11 +32,18 @@ impl World {
     /// As [`Self::with_options`], with a client that finishes its checksums, and the program in the uplink's driver.
     pub(crate) fn with_xdp(options: Options) -> Self {
         let mut world = Self::with_options(1, options);
-        world.topology.client().device.set_offloads(&[Offload::TxChecksum], false).unwrap();
-        let mut datapath = world.datapath.take().unwrap();
-        world.attach_xdp(&mut datapath).unwrap();
-        world.datapath = Some(datapath);
+        let uplink = world.uplink();
+        world.add_xdp(&uplink);
         world
+    }
+
+    /// Puts the program in the driver of one of several uplinks, whose client finishes its checksums.
+    pub(crate) fn add_xdp(&mut self, uplink: &Device) {
+        let client = self.topology.clients().iter().find(|client| client.uplink.name() == uplink.name).unwrap();
+        client.device.set_offloads(&[Offload::TxChecksum], false).unwrap();
+        let mut datapath = self.datapath.take().unwrap();
+        self.node().run(|| datapath.attach_xdp(uplink)).unwrap().unwrap();
+        self.datapath = Some(datapath);
     }
 
     fn uplink(&self) -> Device {

@@ -10,7 +10,7 @@ use super::scene::{
     NODE_PORT, Tcp, Udp, client, establish, flow, from, is_answered, length, node, pod, tcp, to, udp, with_mappings,
 };
 use crate::counters::{and, first_request, reason, reply};
-use crate::lab::{Lab, hash};
+use crate::lab::{Lab, TEST_DEVICE, hash};
 
 /// The Pod accepts a connection that nobody has opened through the mapping, and says something on it.
 #[track_caller]
@@ -130,5 +130,20 @@ fn datagram_to_the_pod_turns_a_flow_that_only_the_table_remembers() {
         }
         lab.set_slot(flow(Udp), syn::word(!hash(flow(Udp)), state::ESTABLISHED, 0, NODE_PORT));
         is_answered_directly(lab, true);
+    });
+}
+
+/// The program that a driver runs has seen what comes by that device, and notes such datagrams itself. What comes by
+/// another one it has not.
+#[test]
+fn datagram_is_noted_once_however_many_programs_its_device_has() {
+    const OTHER: u32 = TEST_DEVICE + 1;
+    with_mappings(|lab| {
+        for (devices, is_turn) in [([OTHER].into(), true), ([TEST_DEVICE, OTHER].into(), false), ([].into(), true)] {
+            lab.datapath.tell_xdp_devices(&devices).unwrap();
+            lab.ingress(&udp(client(), node(), b"to the node"));
+            let question = udp(client(), pod(), b"to you");
+            lab.ingress(&question).is(&question, if is_turn { reason(Reason::Collision) } else { vec![] });
+        }
     });
 }

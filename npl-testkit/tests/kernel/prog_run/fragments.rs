@@ -164,6 +164,24 @@ fn fragment_that_comes_before_the_first_is_passed() {
     });
 }
 
+/// The first one lends its bytes to those that leave once more, and gets them back.
+#[test]
+fn first_fragment_of_a_reply_is_whole_when_others_came_before_it() {
+    stay_on_this_processor();
+    with_mappings(|lab| {
+        open(lab);
+        for ((packet, mapping), id) in replies().into_iter().zip(ID..) {
+            let (frames, translated) = (fragments(&packet, id), fragments(&from(&packet, node()), id));
+            for early in frames[1..].iter().rev() {
+                passes(lab, PROG_EGRESS, early, reason(Reason::Fragment));
+            }
+            for (frame, translated) in frames.iter().zip(translated) {
+                becomes(lab, PROG_EGRESS, frame, translated, reply(mapping, frame.len()));
+            }
+        }
+    });
+}
+
 /// The first one lends its bytes to those that are received once more, and gets them back.
 #[test]
 fn first_fragment_is_whole_when_others_came_before_it() {

@@ -4,7 +4,6 @@
 use std::sync::Mutex;
 
 use npl_agent::core::model::Family;
-use npl_common::config::FLAG_XDP;
 use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
 use npl_common::reason::Reason;
 use npl_testkit::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN};
@@ -19,7 +18,7 @@ use super::scene::{
     with_mappings_of,
 };
 use crate::counters::{Change, and, establishing_request, first_request, reason};
-use crate::lab::{DROP, FlowEntry, Lab, NEXT, Outcome};
+use crate::lab::{DROP, FlowEntry, Lab, NEXT, Outcome, TEST_DEVICE};
 
 /// `XDP_DROP`.
 const XDP_DROP: i32 = 1;
@@ -159,7 +158,7 @@ fn outcomes(family: Family, path: Path, steps: impl Fn() -> Vec<Step> + Send + S
     let all = Mutex::default();
     with_mappings_of(family, |lab| {
         lab.add_for(Udp, SECOND_NODE_PORT, pod(), GENERATION, &router_ip().to_string());
-        lab.datapath.tables.set_flags(if path == Path::XdpAndTc { FLAG_XDP } else { 0 }).unwrap();
+        lab.datapath.tell_xdp_devices(&if path == Path::XdpAndTc { [TEST_DEVICE].into() } else { [].into() }).unwrap();
         let mut run = |step| match step {
             Step::Arrives(frame) => arrive(lab, path, &frame),
             Step::Leaves(frame) => lab.run(PROG_EGRESS, &frame),

@@ -28,8 +28,18 @@ fn worlds() -> impl Iterator<Item = (&'static str, World)> {
     };
     let stack = iter::once_with(|| ("stack", World::new(1)));
     let driver = iter::once_with(|| ("driver", World::with_xdp(Options::default())));
+    // What comes by the first uplink no driver has seen.
+    let other_driver = iter::once_with(|| {
+        let mut world = World::with_options(1, Options { clients: 2, ..Options::default() });
+        let second = world.uplinks().remove(1);
+        world.add_xdp(&second);
+        ("another uplink's driver", world)
+    });
     let past = [("redirect", Forwarding::Redirect), ("offload", Forwarding::Offload)];
-    stack.chain(driver).chain(past.into_iter().map(move |(name, forwarding)| (name, follow(forwarding))))
+    stack
+        .chain(driver)
+        .chain(other_driver)
+        .chain(past.into_iter().map(move |(name, forwarding)| (name, follow(forwarding))))
 }
 
 /// Where the first Pod is reached, through the mapping and directly, in each family.
