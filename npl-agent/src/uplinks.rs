@@ -31,6 +31,8 @@ pub struct Uplinks {
     pods: BTreeSet<IpAddr>,
     /// Whether connection tracking keeps flows from being offloaded.
     is_strict: bool,
+    /// Whether it forgets offloaded ones too soon.
+    is_forgetful: bool,
     told_errors: Vec<String>,
     attach: Attach,
     /// By device index.
@@ -69,6 +71,7 @@ impl Uplinks {
             ways: BTreeMap::new(),
             pods: BTreeSet::new(),
             is_strict: false,
+            is_forgetful: false,
             told_errors: Vec::new(),
             attach,
             places: BTreeMap::new(),
@@ -172,6 +175,15 @@ impl Uplinks {
             info!("connection tracking is liberal now; flows are offloaded");
         }
         self.is_strict = is_strict;
+        let is_forgetful = self.forwarding == Forwarding::Offload && preflight::forgets_silent_connections();
+        if is_forgetful && !self.is_forgetful {
+            warn!(
+                "connection tracking forgets offloaded connections that are silent for some minutes, as it sees not every \
+                 acknowledgement: set net.netfilter.nf_conntrack_tcp_timeout_unacknowledged as high as \
+                 nf_conntrack_tcp_timeout_established on this Node"
+            );
+        }
+        self.is_forgetful = is_forgetful;
     }
 
     fn tell_ways(&self, new: &BTreeMap<IpAddr, Result<PodWay, Refusal>>) {

@@ -239,7 +239,12 @@ impl<F: Family> Known<F> {
         }
         if self.by == By::FlowTable {
             // SAFETY: see `entry`.
-            flow::note_pod(F::state(unsafe { &mut *self.entry }), reply.tcp_flags);
+            let state = F::state(unsafe { &mut *self.entry });
+            if reply.tcp_flags & tcp_flag::RST != 0 && !flow::has_spoken(state) {
+                reply.flow.was_refused();
+                return Progress::Known;
+            }
+            flow::note_pod(state, reply.tcp_flags);
             if LEAVES_HINT && reply.tcp_flags & tcp_flag::OPENS_OR_ENDS == 0 {
                 reply.flow.leave_hint(epoch, endpoint, &self.node);
             }

@@ -83,6 +83,14 @@ impl<'k, F: Family> Flow<'k, F> {
         tcp_flags & tcp_flag::SYN != 0 && !self.is_opening()
     }
 
+    /// Takes a flow out of the table that the Pod refuses, having said nothing on it: whoever forges a SYN can forge what
+    /// follows it too, and takes no place of others by it. The client hears of it by the cache, however often he asks.
+    #[inline(always)]
+    pub fn was_refused(&self) {
+        // One that is gone already is as good as removed.
+        let _missing = F::remove_flow(self.key);
+    }
+
     /// Forgets it, since its client has come to the Pod directly by now.
     #[inline(always)]
     pub fn forget(&self) {

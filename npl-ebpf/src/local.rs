@@ -52,9 +52,7 @@ pub fn request<P: Place>(ctx: &SockAddrContext, kind: Call) {
     let call = ctx.sock_addr;
     let asked = End::<P::Family> { addr: P::addr(call), port: port(call) };
     let Some(protocol) = protocol(call) else { return };
-    let Some(backend) = backend(ctx, &asked, protocol) else {
-        return forget_direct(ctx, kind, asked, protocol);
-    };
+    let Some(backend) = backend(ctx, &asked, protocol) else { return forget_direct(ctx, kind, asked) };
     let pod = End { addr: backend.addr, port: backend.port };
     let peer = Peer::<P::Family> { socket: socket(ctx), pod };
     let known = P::Family::asked(&peer);
@@ -124,9 +122,10 @@ fn backend<F: Family>(ctx: &SockAddrContext, asked: &End<F>, protocol: u8) -> Op
 /// Not one that is connected: each time that an IPv6 socket sends to an IPv4 Pod which it is connected to, the kernel
 /// names the Pod to the IPv4 program.
 #[inline(always)]
-fn forget_direct<F: Family>(ctx: &SockAddrContext, kind: Call, named: End<F>, protocol: u8) {
-    if F::endpoint(&named, protocol, 0).is_some() && (kind == Call::Connect || !is_connected(ctx)) {
-        F::forget_asked(&Peer { socket: socket(ctx), pod: named });
+fn forget_direct<F: Family>(ctx: &SockAddrContext, kind: Call, named: End<F>) {
+    let peer = Peer { socket: socket(ctx), pod: named };
+    if F::asked(&peer).is_some() && (kind == Call::Connect || !is_connected(ctx)) {
+        F::forget_asked(&peer);
     }
 }
 

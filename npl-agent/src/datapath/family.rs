@@ -217,16 +217,20 @@ impl<L: Layout> FamilyMaps for Maps<L> {
 
     fn remove_flows_that_are_over(&mut self, now: Duration) -> Result<usize, DatapathError> {
         let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
-        let is_over = |key: &L::FlowKey, flow: &L::Flow| {
+        let is_over = |key: &L::FlowKey, flow: &L::Flow, in_a_crowd| {
             let protocol = Protocol::from_number(L::pod_end(key).protocol);
-            protocol.is_some_and(|protocol| flows::is_over(protocol, L::state(flow), now))
+            protocol.is_some_and(|protocol| flows::is_over(protocol, L::state(flow), now, in_a_crowd))
         };
-        let mut over = Vec::new();
-        self.read_flows(|key, flow| over.extend(is_over(key, flow).then_some(*key)))?;
+        let (mut count, mut over) = (0, Vec::new());
+        self.read_flows(|key, flow| {
+            count += 1;
+            over.extend(is_over(key, flow, true).then_some(*key));
+        })?;
+        let in_a_crowd = flows::is_crowd(count);
         let mut removed = 0;
         for key in over {
             // It may be in use again. If that is between these two calls, the client's next packet brings it back.
-            if self.flow.get(&key, 0).is_ok_and(|flow| is_over(&key, &flow)) {
+            if self.flow.get(&key, 0).is_ok_and(|flow| is_over(&key, &flow, in_a_crowd)) {
                 self.remove_flow(&key)?;
                 removed += 1;
             }

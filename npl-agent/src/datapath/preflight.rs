@@ -17,8 +17,10 @@ const TCX_SINCE: (u8, u8) = (6, 6);
 /// The first kernel with XDP programs for frames in parts.
 const XDP_FRAGS_SINCE: (u8, u8) = (5, 18);
 
-/// The sysctl of the network namespace that the reader is in; not there without connection tracking.
+/// Sysctls of the network namespace that the reader is in; not there without connection tracking.
 const TCP_BE_LIBERAL: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
+const TCP_TIMEOUT_UNACKNOWLEDGED: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_unacknowledged";
+const TCP_TIMEOUT_ESTABLISHED: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established";
 
 /// Checks kernel, capabilities and bpffs, in the order in which a user can do something about them.
 ///
@@ -45,6 +47,14 @@ pub fn has_xdp_frags() -> bool {
 /// not there.
 pub fn tracks_strictly() -> bool {
     std::fs::read_to_string(TCP_BE_LIBERAL).is_ok_and(|value| value.trim() == "0")
+}
+
+/// Whether connection tracking forgets silent connections sooner because of what it has not seen acknowledged, and of offloaded
+/// ones it has not seen much; not so where it is not there.
+pub fn forgets_silent_connections() -> bool {
+    let timeout = |path| std::fs::read_to_string(path).ok()?.trim().parse::<u32>().ok();
+    let timeouts = timeout(TCP_TIMEOUT_UNACKNOWLEDGED).zip(timeout(TCP_TIMEOUT_ESTABLISHED));
+    timeouts.is_some_and(|(unacknowledged, established)| unacknowledged < established)
 }
 
 /// A kernel that does not say its version is taken for a new one: loading will tell.

@@ -3,13 +3,14 @@
 
 use std::net::{SocketAddr, UdpSocket};
 
-use npl_agent::core::model::Family;
+use npl_agent::core::model::{Family, Protocol};
 use npl_common::stats::MappingStats;
 use npl_testkit::echo::Answer;
 use npl_testkit::{poll, traffic};
 
 use super::scene::{Scene, loopback_names, mapped};
-use crate::world::{POD_PORT, World};
+use crate::lab::mapping;
+use crate::world::{NODE_PORT, POD_PORT, World};
 
 /// Sends to `server` by a socket that talks to anybody; who answers, and from where that seems to come.
 #[track_caller]
@@ -79,6 +80,20 @@ fn socket_that_turns_to_the_pod_itself_is_shown_the_pod() {
             let (answer, source) = ask(&socket, asked);
             assert_eq!((answer.pod.as_str(), source), ("web-0", asked));
         }
+    }
+}
+
+/// The port may be somebody else's by the time that the socket talks to the Pod again.
+#[test]
+fn socket_that_turns_to_the_pod_itself_when_the_mapping_is_gone_is_shown_the_pod() {
+    let mut scene = Scene::new(1);
+    for (server, pod_ip) in scene.world.frontends().into_iter().zip(scene.world.pod().ips()) {
+        let socket = scene.socket(scene.world.node(), server);
+        assert_eq!(ask(&socket, server).1, server);
+        let (frontend, _) = mapping(Protocol::Udp, NODE_PORT, (pod_ip, POD_PORT).into(), 1);
+        scene.world.datapath().remove_mapping(frontend).unwrap();
+        let direct = (pod_ip, POD_PORT).into();
+        assert_eq!(ask(&socket, direct).1, direct);
     }
 }
 

@@ -150,6 +150,25 @@ fn refusal_of_a_closed_pod_port_comes_back_and_makes_no_flow() {
     });
 }
 
+/// Whoever forges the client's first packet can forge his second one too, which the Pod refuses.
+#[test]
+fn connection_that_the_pod_refuses_right_away_leaves_no_flow() {
+    with_mappings(|lab| {
+        establish(lab);
+        assert!(lab.flow(flow(Tcp)).is_some());
+        for _again in 0..3 {
+            is_answered(lab, RST);
+            assert_eq!(lab.flow(flow(Tcp)), None);
+            is_asked(lab, ACK);
+        }
+        // A connection that the Pod has said something on may have more to say.
+        establish(lab);
+        is_answered(lab, ACK);
+        is_answered(lab, RST);
+        assert!(lab.flow(flow(Tcp)).is_some());
+    });
+}
+
 #[test]
 fn client_that_breaks_off_a_handshake_makes_no_flow() {
     with_mappings(|lab| {

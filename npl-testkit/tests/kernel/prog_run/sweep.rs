@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use aya::maps::{HashMap, MapData};
 use nix::time::{ClockId, clock_gettime};
-use npl_agent::core::model::Family;
+use npl_agent::core::model::{Family, Protocol};
 use npl_agent::sweeper::Sweeper;
-use npl_common::flow::{FlowKeyV4, FlowState, FlowV4};
+use npl_common::flow::{FlowKeyV4, FlowState, FlowV4, MAX_FLOWS};
 use npl_common::names::MAP_FLOW_V4;
 use npl_testkit::packet::tcp_flags::{ACK, FIN};
 use npl_testkit::poll;
@@ -18,10 +18,11 @@ use crate::lab::{Lab, open};
 use crate::left::BPFFS;
 /// More than a connection that ended is waited for, a datagram, and the turns of the sweeper.
 const ENDED: Duration = Duration::from_secs(31);
+const TWO_SECONDS: Duration = Duration::from_secs(2);
 const DATAGRAMS: Duration = Duration::from_secs(301);
 const TURNS: Duration = Duration::from_mins(1);
 /// More than the kernel reads in one go.
-const MANY: u16 = 20_000;
+const MANY: u32 = 20_000;
 
 /// The clock of the flow table.
 fn now() -> Duration {
@@ -51,34 +52,58 @@ fn what_ended_is_forgotten_soon_and_what_is_open_is_not() {
     });
 }
 
-/// Flows that were last seen when the machine started, of which every so many-th has ended.
-fn fill(every: u16) {
-    let mut flows: HashMap<MapData, FlowKeyV4, FlowV4> = open(MAP_FLOW_V4);
-    for client_port in 0..MANY {
-        let (client_addr, pod_addr) = ([198, 51, 100, 2], [10, 0, 0, 5]);
-        let key = FlowKeyV4 { client_addr, pod_addr, client_port, pod_port: 8080, protocol: Tcp.number().into() };
-        let client_tcp_flags = if client_port % every == 0 { ACK | FIN } else { ACK };
-        let state = FlowState {
-            last_seen_ns: 0,
-            generation: 1,
-            touched: 0,
-            ifindex: 0,
-            node_port: 61_000,
-            client_tcp_flags,
-            pod_tcp_flags: ACK | FIN,
-        };
-        flows.insert(key, FlowV4 { state, node_addr: [192, 0, 2, 10], pad: 0 }, 0).unwrap();
+/// A flow of one of many clients that was last seen when the machine started.
+fn insert(flows: &mut HashMap<MapData, FlowKeyV4, FlowV4>, protocol: Protocol, client: u32, [ours, theirs]: [u8; 2]) {
+    let [.., high, low] = client.to_be_bytes();
+    let client_addr = [198, 51, 100, u8::try_from(client >> 16).unwrap()];
+    let (pod_addr, client_port) = ([10, 0, 0, 5], u16::from_be_bytes([high, low]));
+    let key = FlowKeyV4 { client_addr, pod_addr, client_port, pod_port: 8080, protocol: protocol.number().into() };
+    let state = FlowState {
+        last_seen_ns: 0,
+        generation: 1,
+        touched: 0,
+        ifindex: 0,
+        node_port: 61_000,
+        client_tcp_flags: theirs,
+        pod_tcp_flags: ours,
+    };
+    flows.insert(key, FlowV4 { state, node_addr: [192, 0, 2, 10], pad: 0 }, 0).unwrap();
+}
+
+/// Many connections, of which every so many-th has ended.
+fn fill(every: u32) {
+    let mut flows = open(MAP_FLOW_V4);
+    for client in 0..MANY {
+        insert(&mut flows, Tcp, client, [ACK | FIN, if client % every == 0 { ACK | FIN } else { ACK }]);
     }
+}
+
+/// Silent connections would be taken out of a full table first: datagrams are asked and answered all the time.
+#[test]
+fn datagrams_make_room_where_there_is_a_crowd() {
+    with_family(Family::V4, |lab| {
+        let mut flows = open(MAP_FLOW_V4);
+        insert(&mut flows, Tcp, 0, [ACK, ACK]);
+        for client in 1..MAX_FLOWS / 2 {
+            insert(&mut flows, Udp, client, [0, 0]);
+        }
+        let mut swept = |after| lab.datapath.tables.forget_flows_that_are_over(after).unwrap();
+        assert_eq!(swept(ENDED), 0, "there is room");
+        insert(&mut flows, Udp, MAX_FLOWS, [0, 0]);
+        assert_eq!(swept(ENDED - TWO_SECONDS), 0, "an answer may be under way");
+        assert_eq!(swept(ENDED), MAX_FLOWS as usize / 2);
+        assert_eq!(lab.datapath.tables.flow_count().unwrap(), 1, "the connection");
+    });
 }
 
 #[test]
 fn a_table_of_many_is_looked_through_to_its_end() {
     with_family(Family::V4, |lab| {
         fill(2);
-        assert_eq!(lab.datapath.tables.flow_count().unwrap(), usize::from(MANY));
+        assert_eq!(lab.datapath.tables.flow_count().unwrap(), MANY as usize);
         // As long after the start as what has ended is waited for, and no longer.
         let swept = lab.datapath.tables.forget_flows_that_are_over(ENDED).unwrap();
-        assert_eq!((swept, lab.datapath.tables.flow_count().unwrap()), (usize::from(MANY) / 2, usize::from(MANY) / 2));
+        assert_eq!((swept, lab.datapath.tables.flow_count().unwrap()), (MANY as usize / 2, MANY as usize / 2));
     });
 }
 

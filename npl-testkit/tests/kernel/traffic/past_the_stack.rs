@@ -56,9 +56,14 @@ fn counted(world: &World, counter: &str) -> u64 {
 /// Waits until connection tracking calls so many connections established.
 #[track_caller]
 fn wait_for_tracked(world: &World, count: usize) {
+    poll::until("what is tracked", LIMIT, || (tracked(world).len() == count).then_some(())).unwrap();
+}
+
+/// What connection tracking says of the connections that it calls established.
+fn tracked(world: &World) -> Vec<String> {
     let arguments = ["-L", "-p", "tcp", "--state", "ESTABLISHED"];
-    let listed = || tools::output(world.node().command("conntrack").unwrap().args(arguments)).unwrap();
-    poll::until("what is tracked", LIMIT, || (listed().lines().count() == count).then_some(())).unwrap();
+    let listed = tools::output(world.node().command("conntrack").unwrap().args(arguments)).unwrap();
+    listed.lines().map(str::to_owned).collect()
 }
 
 /// Packets that the host forwards for a transfer each way, in each family.
@@ -104,6 +109,28 @@ fn connection_tracking_keeps_live_flows_and_sees_their_end() {
     }
     assert_eq!(counted(&world, "invalid"), 0);
     wait_for_tracked(&world, 0);
+}
+
+/// Not every acknowledgement takes the stack, so that connections are forgotten sooner by default.
+#[test]
+fn connection_tracking_can_be_told_to_keep_silent_flows_as_long_as_others() {
+    let world = offloading();
+    let (established, rate) = (3600, 4 << 20);
+    for timeout in ["established", "unacknowledged"] {
+        let sysctl = format!("net/netfilter/nf_conntrack_tcp_timeout_{timeout}");
+        world.node().sysctl(&sysctl, &established.to_string()).unwrap();
+    }
+    for direction in [Direction::Upload, Direction::Download] {
+        let running = Transfer::start(world.client(), world.frontend(), direction, rate * 4, rate).unwrap();
+        wait_for_tracked(&world, 1);
+        while running.moved() < rate * 3 {
+            let [line] = &tracked(&world)[..] else { panic!("one connection is tracked") };
+            let left: u32 = line.split_whitespace().nth(2).unwrap().parse().unwrap();
+            assert!(left > established / 2, "{line}");
+        }
+        assert_eq!(running.join().unwrap().bytes, rate * 4);
+        wait_for_tracked(&world, 0);
+    }
 }
 
 #[test]
