@@ -26,6 +26,7 @@ pub mod flow;
 pub mod fragment;
 pub mod hint;
 pub mod hold;
+pub mod host;
 pub mod mapping;
 pub mod names;
 pub mod offload;

@@ -57,6 +57,10 @@ pub const MAP_PEER_V4: &str = "npl_peer_v4";
 pub const MAP_PEER_V6: &str = "npl_peer_v6";
 /// Copies of fragments that came too early: per-CPU array of [`crate::hold::Held`].
 pub const MAP_HOLD: &str = "npl_hold";
+/// What the host has under way by node ports, IPv4: array of `u64`, see [`crate::host`].
+pub const MAP_HOST_V4: &str = "npl_host_v4";
+/// As [`MAP_HOST_V4`], IPv6.
+pub const MAP_HOST_V6: &str = "npl_host_v6";
 /// Programs that look at unusual packets: program array of [`REST_PROGRAMS`].
 pub const MAP_REST: &str = "npl_rest";
 /// What SCTP's checksum is changed by: array of [`crate::crc::TABLE`].
@@ -108,6 +112,8 @@ pub const PINNED_MAPS: &[&str] = &[
     MAP_PEER_V4,
     MAP_PEER_V6,
     MAP_HOLD,
+    MAP_HOST_V4,
+    MAP_HOST_V6,
     MAP_REST,
     MAP_CRC,
     MAP_UPLINK,

@@ -52,6 +52,9 @@ reasons! {
     SctpFragment = 8, "sctp_fragment";
     /// A packet for a mapping from a source that its Services do not allow, or an error about such a client; dropped.
     SourceRefused = 9, "source_refused";
+    /// A packet or an ICMP error for what the Node itself has under way by a node port, as masquerading gives them; left to the
+    /// host.
+    OfHost = 10, "of_host";
 }
 
 /// Elements of the reason counters; more than there are, so that a new reason does not change the map.

@@ -57,6 +57,9 @@ impl<const WAY: u8> Hook for Replies<WAY> {
         let ends =
             Ends::<F> { client: packet.location.destination, client_port, pod: packet.location.source, pod_port };
         let Some(config) = CONFIG.get(0) else { return Verdict::NOT_OURS };
+        if !Self::AT_POD && config.contains(pod_port) && F::local_index(config, ends.pod).is_some() {
+            return if redirect::is_marked(ctx, config) { Verdict::NOT_OURS } else { Verdict::UNUSUAL };
+        }
         let key = F::flow_key(&ends, protocol);
         let Some(flow) = Flow::new(config.seed, &ends, protocol, &key) else { return Verdict::NOT_OURS };
         let epoch = Epoch::now(config);
@@ -94,6 +97,9 @@ impl<const WAY: u8> Hook for Replies<WAY> {
             stats.established_flows += u64::from(progress == Progress::Established);
         });
         note(node);
+        if Self::AT_POD && IS_PLAIN {
+            redirect::mark_translated(ctx, config);
+        }
         let packet = packet.with(way.rest);
         redirect::send(ctx, rewrite::apply::<F, SOURCE, L2>(ctx, &packet, node.addr, node.port.to_be()), way)
     }

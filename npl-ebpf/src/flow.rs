@@ -53,6 +53,8 @@ pub enum Progress {
     Known,
     New,
     Established,
+    /// Nothing: it is the host's.
+    OfHost,
 }
 
 impl<'k, F: Family> Flow<'k, F> {
@@ -146,12 +148,13 @@ impl<'k, F: Family> Flow<'k, F> {
 
     /// Notes a packet of the client.
     ///
-    /// The hot path is one load: the slot says that this very flow, by this node address and port, is established.
+    /// The hot path is one load: the slot says that this very flow, by this node address and port, is established. What may
+    /// belong to nothing that clients have begun is the host's, if that `is_of_host`.
     #[inline(always)]
-    pub fn note_request(&self, request: &Request<F>) -> Progress {
+    pub fn note_request(&self, request: &Request<F>, is_of_host: impl FnOnce() -> bool) -> Progress {
         let word = self.slot_word();
         let mine = syn::word(self.hash, state(word), request.node.addr_index, request.node.port);
-        if request.tcp_flags & tcp_flag::SYN != 0 {
+        if request.tcp_flags & tcp_flag::SYN != 0 && request.tcp_flags & tcp_flag::ACK == 0 {
             return self.open(request, word, mine);
         }
         if word == mine {
@@ -168,7 +171,7 @@ impl<'k, F: Family> Flow<'k, F> {
                 _ => {}
             }
         }
-        self.note_by_table(request, word)
+        self.note_by_table(request, word, is_of_host)
     }
 
     /// Opens the flow, again if the table knows it: what that has of an earlier connection counts until the Pod accepts
@@ -187,7 +190,7 @@ impl<'k, F: Family> Flow<'k, F> {
 
     /// The slot does not settle it: asks the flow table, and opens the flow where that does not know it either.
     #[inline(always)]
-    fn note_by_table(&self, request: &Request<F>, word: u64) -> Progress {
+    fn note_by_table(&self, request: &Request<F>, word: u64, is_of_host: impl FnOnce() -> bool) -> Progress {
         if let Some(entry) = self.entry() {
             // SAFETY: an element of a preallocated map is memory of its type for as long as the program runs; another
             // processor's write at the same time is one of the races that `FlowState` allows.
@@ -214,6 +217,9 @@ impl<'k, F: Family> Flow<'k, F> {
                 self.set_slot(syn::word(self.hash, state::ESTABLISHED, request.node.addr_index, request.node.port));
             }
             return Progress::Known;
+        }
+        if is_of_host() {
+            return Progress::OfHost;
         }
         self.set_slot(syn::word(self.hash, state::REQUESTED, request.node.addr_index, request.node.port));
         Progress::New

@@ -14,6 +14,7 @@ use crate::{
     flow::{Flow, NodeEnd, Progress, Request},
     fragment,
     hook::{Hook, OFFLOAD},
+    host,
     icmp::{self, Error},
     maps::CONFIG,
     offload,
@@ -78,8 +79,15 @@ impl<const WAY: u8> Hook for Requests<WAY> {
         if quote.location.source != outer.location.destination {
             return Verdict::pass(Reason::BadQuote);
         }
-        let frontend = Frontend { node_port, protocol: quote.location.protocol, pad: 0 };
+        let protocol = quote.location.protocol;
+        let frontend = Frontend { node_port, protocol, pad: 0 };
         let Some(backend) = F::backend(frontend) else { return Verdict::pass(Reason::NoMapping) };
+        let (far_end, far_port) = (quote.location.destination, u16::from_be(quote.ports.destination));
+        let ends =
+            Ends::<F> { client: far_end, client_port: far_port, pod: quote.location.source, pod_port: node_port };
+        if host::is_under_way(config, &ends, protocol) {
+            return Verdict::pass(Reason::OfHost);
+        }
         if backend.refuses(frontend, quote.location.destination) {
             return Verdict::drop(Reason::SourceRefused);
         }
@@ -128,7 +136,14 @@ pub fn backend_of<F: Family, const WAY: u8, const L2: usize>(
     let ends = Ends::<F> { client: packet.location.source, client_port, pod: backend.addr, pod_port: backend.port };
     let key = F::flow_key(&ends, protocol);
     let flow = Flow::<F>::new(config.seed, &ends, protocol, &key);
-    let progress = flow.as_ref().map(|flow| flow.note_request(&request));
+    let is_of_host = || {
+        let ends = Ends::<F> { pod: request.node.addr, pod_port: node_port, ..ends };
+        host::is_under_way(config, &ends, protocol)
+    };
+    let progress = flow.as_ref().map(|flow| flow.note_request(&request, is_of_host));
+    if progress == Some(Progress::OfHost) {
+        return Err(Verdict::pass(Reason::OfHost));
+    }
     stats::of_mapping(backend.stats_index, |stats| {
         stats.request_packets += 1;
         stats.request_bytes += u64::from(ctx.length());

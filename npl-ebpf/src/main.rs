@@ -30,6 +30,7 @@ mod fragment;
 mod hint;
 mod hold;
 mod hook;
+mod host;
 mod icmp;
 mod ingress;
 mod local;

@@ -13,6 +13,7 @@ use npl_common::{
     fragment,
     hint::{HINTS, HintV4, HintV6, ReplyHint},
     hold::{self, Held},
+    host,
     mapping::{
         BackendV4, BackendV6, Endpoint, EndpointV4, EndpointV6, Frontend, LocalAddress, LocalAddressV4, LocalAddressV6,
         MAX_LOCAL_ADDRESSES, MAX_MAPPINGS, MAX_SOURCE_RANGES, SourceV4, SourceV6,
@@ -93,9 +94,17 @@ pub static SYN_V6: Array<u64, { SLOTS as usize }> = Array::new();
 #[btf_map(name = "npl_frag_v6")]
 pub static FRAGMENT_V6: Array<u64, { fragment::SLOTS as usize }> = Array::new();
 
+/// Written by the programs, one aligned word at a time.
+#[btf_map(name = "npl_host_v4")]
+pub static HOST_V4: Array<u64, { host::SLOTS as usize }> = Array::new();
+
 /// Written by the programs. LRU, because local clients choose how many sockets there are.
 #[btf_map(name = "npl_peer_v4")]
 pub static PEER_V4: LruHashMap<PeerKeyV4, PeerV4, { MAX_PEERS as usize }> = LruHashMap::new();
+
+/// Written by the programs, one aligned word at a time.
+#[btf_map(name = "npl_host_v6")]
+pub static HOST_V6: Array<u64, { host::SLOTS as usize }> = Array::new();
 
 /// Written by the programs. LRU, because local clients choose how many sockets there are.
 #[btf_map(name = "npl_peer_v6")]

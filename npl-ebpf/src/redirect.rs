@@ -17,6 +17,7 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use npl_common::{
+    config::Config,
     direct::{PodWay, kind},
     mapping::protocol,
 };
@@ -102,6 +103,9 @@ pub fn to_pod<F: Family, const WAY: u8, const L2: usize>(
         return stack;
     }
     let (Some(rest), Some(way)) = (F::one_hop_less(location.rest), way()) else { return stack };
+    if is_cut_by_its_sender(ctx, location.protocol) {
+        return stack;
+    }
     let length = segment_length::<F>(ctx, location).or_else(|| F::length::<L2>(ctx, rest));
     if length.is_none_or(|length| length > way.mtu) {
         return stack;
@@ -125,6 +129,9 @@ pub fn to_client<F: Family, const L2: usize>(
     ports: Ports,
 ) -> Way<F> {
     let stack = Way::stack(location);
+    if is_cut_by_its_sender(ctx, location.protocol) {
+        return stack;
+    }
     let Some(rest) = F::one_hop_less(location.rest) else { return stack };
     let Some(mut routing) = F::routing::<L2>(ctx, node, location.destination) else { return stack };
     routing.l4_protocol = location.protocol;
@@ -145,6 +152,24 @@ pub fn to_client<F: Family, const L2: usize>(
         None => Way { ifindex: routing.ifindex, to: Receiver::Routed, next_hop: stack.next_hop, rest },
     }
 }
+
+/// Tells the program on the uplink that a reply which goes past the stack is translated. Where somebody else has written there
+/// since, it finds out.
+#[inline(always)]
+pub fn mark_translated(ctx: &TcContext, config: &Config) {
+    // SAFETY: the context is valid; the kernel keeps this field for programs, from one hook to the next.
+    unsafe { (*skb(ctx)).cb[MARK] = config.seed as u32 };
+}
+
+/// Whether a packet has that mark.
+#[inline(always)]
+pub fn is_marked(ctx: &TcContext, config: &Config) -> bool {
+    // SAFETY: as above.
+    unsafe { (*skb(ctx)).cb[MARK] == config.seed as u32 }
+}
+
+/// The last of the words for programs, which the stack's own notes do not reach.
+const MARK: usize = 4;
 
 /// What becomes of a packet that was rewritten: it goes on its way.
 #[inline(always)]
@@ -171,6 +196,13 @@ pub fn send<F: Family>(ctx: &TcContext, rewritten: Result<(), Refused>, way: Way
         }
     };
     Verdict::redirected(action as i32)
+}
+
+/// Whether a large packet will be cut where its sender says, as SCTP's are: the kernel tells programs no length then.
+#[inline(always)]
+fn is_cut_by_its_sender(ctx: &TcContext, protocol: u8) -> bool {
+    // SAFETY: the context is valid for the program's run; the verifier allows this field.
+    protocol == protocol::SCTP && unsafe { (*skb(ctx)).gso_size } != 0
 }
 
 /// The length of each packet that a large one will be cut into, if it will be.

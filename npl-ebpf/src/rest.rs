@@ -13,7 +13,7 @@ use crate::{
     family::{Family, V4, V6},
     fragment, hold,
     hook::Hook,
-    icmp,
+    host, icmp,
     maps::CONFIG,
     packet::{self, Packet, skb},
     verdict::Verdict,
@@ -22,6 +22,7 @@ use crate::{
 /// In the place of an action, of which TC has none of these numbers: the packet is for another function.
 const IS_ICMP: i32 = i32::MAX;
 const IS_FRAGMENT: i32 = i32::MAX - 1;
+const IS_LEAVING: i32 = i32::MAX - 2;
 
 /// Looks closer at a packet whose IP header starts `L2` bytes in.
 #[inline(always)]
@@ -39,6 +40,7 @@ fn translate_family<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32
     match action {
         IS_ICMP => translate_error::<F, H, L2>(skb(ctx)),
         IS_FRAGMENT => translate_fragment::<F, H, L2>(skb(ctx)),
+        IS_LEAVING if !H::ON_ARRIVAL => note_leaving::<F, L2>(skb(ctx)),
         action if hold::release_noted::<H>(skb(ctx)) => action,
         _ => Verdict::drop(Reason::RewriteFailed).into_action(),
     }
@@ -66,6 +68,9 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
         }),
         None => Verdict::NOT_OURS,
     };
+    if !H::ON_ARRIVAL && verdict.is_unusual() {
+        return IS_LEAVING;
+    }
     let is_translated = verdict.is_translated();
     // Its record leads those that follow to the same mapping, and to the same end.
     let is_followed = verdict.is_drop();
@@ -87,6 +92,16 @@ fn translate_fragment<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) 
     let ctx = &TcContext::new(skb);
     let Some(walk) = F::walk(ctx, L2) else { return Verdict::NOT_OURS.into_action() };
     H::later_fragment::<F, L2>(ctx, walk).into_action()
+}
+
+/// What leaves by a node port is the host's.
+#[inline(never)]
+fn note_leaving<F: Family, const L2: usize>(skb: *mut __sk_buff) -> i32 {
+    let ctx = &TcContext::new(skb);
+    if let Some(packet) = F::walk(ctx, L2).and_then(|walk| Packet::of(ctx, walk)) {
+        host::note_leaving(&packet);
+    }
+    Verdict::NOT_OURS.into_action()
 }
 
 #[inline(never)]

@@ -38,7 +38,8 @@ impl Chunk {
     #[inline(always)]
     pub const fn tcp_flags(self) -> u8 {
         match self.kind {
-            chunk::INIT | chunk::INIT_ACK => tcp_flag::SYN,
+            chunk::INIT => tcp_flag::SYN,
+            chunk::INIT_ACK => tcp_flag::SYN | tcp_flag::ACK,
             chunk::ABORT => tcp_flag::RST,
             chunk::SHUTDOWN | chunk::SHUTDOWN_ACK => tcp_flag::FIN,
             _ => tcp_flag::ACK,

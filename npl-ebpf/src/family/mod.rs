@@ -113,6 +113,8 @@ pub trait Family: Sized {
     fn reply_hint(index: u32) -> Option<*mut u64>;
     /// A slot of the records of fragmented datagrams.
     fn fragment_slot(index: u32) -> Option<*mut u64>;
+    /// A slot of the notes of what the host has under way.
+    fn host_slot(index: u32) -> Option<*mut u64>;
     /// A slot of the record of what the host's stack has let through.
     fn offload_slot(index: u32) -> Option<*mut Passed>;
 

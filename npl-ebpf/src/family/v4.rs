@@ -23,8 +23,8 @@ use super::{Backend, End, Ends, Family, Fragment, Location, Peer, SourceKey, Wal
 use crate::{
     hint::{self, Asked},
     maps::{
-        ALLOW_V4, ENDPOINT_V4, FLOW_V4, FRAGMENT_V4, HINT_V4, LOCAL_ADDRESS_V4, LOCAL_V4, MAPPING_V4, PASSED_V4,
-        PEER_V4, POD_V4, REPLY_HINT_V4, SYN_V4,
+        ALLOW_V4, ENDPOINT_V4, FLOW_V4, FRAGMENT_V4, HINT_V4, HOST_V4, LOCAL_ADDRESS_V4, LOCAL_V4, MAPPING_V4,
+        PASSED_V4, PEER_V4, POD_V4, REPLY_HINT_V4, SYN_V4,
     },
     packet::{self, Access, ETHERNET, Other},
     redirect::{self, Routing},
@@ -336,6 +336,11 @@ impl Family for V4 {
     #[inline(always)]
     fn fragment_slot(index: u32) -> Option<*mut u64> {
         FRAGMENT_V4.get_ptr_mut(index)
+    }
+
+    #[inline(always)]
+    fn host_slot(index: u32) -> Option<*mut u64> {
+        HOST_V4.get_ptr_mut(index)
     }
 
     #[inline(always)]

@@ -10,6 +10,7 @@ pub(crate) mod extensions;
 mod flows;
 pub(crate) mod fragments;
 mod hints;
+mod host;
 mod l3;
 mod loads;
 mod offload;

@@ -9,6 +9,7 @@ mod flood;
 mod foreign;
 mod fragments;
 mod guard;
+mod masquerade;
 mod offload;
 mod oracle;
 mod past_the_stack;

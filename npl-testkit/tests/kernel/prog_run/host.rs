@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the host has under way by a node port, as it masquerades Pods behind any port: what comes back is the host's.
+
+use npl_common::reason::Reason;
+use npl_testkit::packet::Packet;
+use npl_testkit::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN};
+
+use super::errors::{about_reply, too_large};
+use super::scene::{
+    Tcp, Udp, client, establish, flow, from, is_answered, length, node, pod, tcp, to, udp, with_mappings,
+};
+use crate::counters::{establishing_request, first_request, reason, request};
+use crate::lab::Lab;
+
+/// A packet leaves by a node port, as it is.
+#[track_caller]
+fn leaves(lab: &mut Lab, packet: &Packet) {
+    lab.egress(packet).is(packet, vec![]);
+}
+
+#[test]
+fn replies_to_what_the_host_has_under_way_are_the_hosts() {
+    with_mappings(|lab| {
+        leaves(lab, &tcp(node(), client(), SYN, b""));
+        for flags in [SYN | ACK, ACK, PSH | ACK, FIN | ACK, RST] {
+            let answer = tcp(client(), node(), flags, b"");
+            lab.ingress(&answer).is(&answer, reason(Reason::OfHost));
+        }
+        leaves(lab, &udp(node(), client(), b"question"));
+        let answer = udp(client(), node(), b"answer");
+        lab.ingress(&answer).is(&answer, reason(Reason::OfHost));
+        assert_eq!((lab.slot(flow(Tcp)), lab.slot(flow(Udp))), (None, None));
+    });
+}
+
+#[test]
+fn errors_about_what_the_host_has_under_way_are_the_hosts() {
+    with_mappings(|lab| {
+        for sent in [tcp(node(), client(), PSH | ACK, b"question"), udp(node(), client(), b"question")] {
+            leaves(lab, &sent);
+            let (error, _) = about_reply(too_large(), &sent, 64);
+            lab.ingress(&error).is(&error, reason(Reason::OfHost));
+        }
+    });
+}
+
+/// A client may open a connection by an end that the host has talked to: nobody answers a question with one.
+#[test]
+fn connections_of_clients_are_theirs_whatever_the_host_had_under_way() {
+    with_mappings(|lab| {
+        leaves(lab, &tcp(node(), client(), SYN, b""));
+        establish(lab);
+        is_answered(lab, ACK);
+        let more = tcp(client(), node(), PSH | ACK, b"more");
+        lab.ingress(&more).is(&to(&more, pod()), request("61000/tcp", length(&more)));
+    });
+}
+
+/// As the last device sees replies that go past the stack, or that one above it has translated.
+#[test]
+fn translated_replies_are_nothing_that_the_host_has_under_way() {
+    with_mappings(|lab| {
+        let (question, answer) = (udp(client(), node(), b"question"), udp(pod(), client(), b"answer"));
+        for changes in [first_request, establishing_request, request] {
+            lab.ingress(&question).is(&to(&question, pod()), changes("61000/udp", length(&question)));
+            lab.egress(&answer);
+            leaves(lab, &from(&answer, node()));
+        }
+        // Known by the flow table alone.
+        lab.set_slot(flow(Udp), 0);
+        leaves(lab, &from(&answer, node()));
+        lab.evict(flow(Udp));
+        lab.set_slot(flow(Udp), 0);
+        lab.ingress(&question).is(&to(&question, pod()), first_request("61000/udp", length(&question)));
+    });
+}

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Connections of Pods that the Node masquerades behind a port which a mapping has: their replies are the Node's.
+
+use std::io::ErrorKind;
+use std::iter;
+use std::net::SocketAddr;
+
+use npl_agent::core::redirect::Forwarding;
+use npl_testkit::echo::EchoServer;
+use npl_testkit::topology::Options;
+use npl_testkit::traffic::{self, REQUEST_LIMIT, UdpOptions};
+
+use crate::world::{NODE_PORT, World};
+
+/// Ports of servers outside: to one of them there is one connection by one port of the Node's.
+const OUTSIDE: [u16; 3] = [7070, 7071, 7072];
+
+/// As `MASQUERADE --random-fully` may choose, behind the node port of the first Pod.
+const MASQUERADE: &str = "
+table inet npl_test {
+  chain postrouting {
+    type nat hook postrouting priority srcnat; policy accept;
+    ip saddr 10.244.0.0/16 ip daddr != 10.244.0.0/16 meta l4proto { tcp, udp } masquerade to :61000
+    ip6 saddr fd00:10:244::/64 ip6 daddr != fd00:10:244::/64 meta l4proto { tcp, udp } masquerade to :61000
+  }
+}";
+
+/// One for each way that a request may take through the Node.
+fn worlds() -> impl Iterator<Item = (&'static str, World)> {
+    let driver = iter::once_with(|| {
+        let mut world = World::with_options(2, Options::default());
+        let uplink = world.uplinks().remove(0);
+        world.add_xdp(&uplink);
+        ("driver", world)
+    });
+    let past = [("stack", Forwarding::Stack), ("redirect", Forwarding::Redirect), ("offload", Forwarding::Offload)];
+    let past = past.into_iter().map(|(name, forwarding)| {
+        let mut world = World::new(2);
+        world.node().set_liberal_tracking(true).unwrap();
+        world.follow(forwarding);
+        (name, world)
+    });
+    past.chain(driver)
+}
+
+#[test]
+fn replies_to_what_the_node_masquerades_behind_a_node_port_are_the_nodes() {
+    for (name, world) in worlds() {
+        // The Pods' replies to clients are masqueraded by nobody: the flow is the client's.
+        world.node().nft(MASQUERADE).unwrap();
+        let _outside = EchoServer::start_in(world.client(), "outside", &OUTSIDE).unwrap();
+        let pod = &world.pods[1].0.netns;
+        for (client_ip, node_ip) in world.client_ips().into_iter().zip(world.node_ips()) {
+            for port in OUTSIDE {
+                let server = SocketAddr::new(client_ip, port);
+                let masqueraded = SocketAddr::new(node_ip, NODE_PORT);
+                let stream = traffic::tcp_connect(pod, server).unwrap_or_else(|error| panic!("{name}: {error:#}"));
+                for question in ["who are you?", "still there?"] {
+                    let answer = traffic::tcp_ask(&stream, question).unwrap();
+                    assert_eq!((answer.pod.as_str(), answer.client), ("outside", masqueraded), "{name}");
+                }
+                let udp = traffic::udp_request(pod, server, b"and you?", UdpOptions::default()).unwrap().answer;
+                assert_eq!((udp.pod.as_str(), udp.client), ("outside", masqueraded), "{name}");
+            }
+        }
+        // Clients of the mapping are served as before.
+        world.assert_answers();
+    }
+}
+
+/// An error about a packet of such a connection is the Node's too, as routers' are that say how large one may be.
+#[test]
+fn errors_about_what_the_node_masquerades_behind_a_node_port_reach_who_has_sent_it() {
+    for (name, world) in worlds() {
+        world.node().nft(MASQUERADE).unwrap();
+        let pod = &world.pods[1].0.netns;
+        for client_ip in world.client_ips() {
+            // Nobody is there: an error comes back.
+            let server = SocketAddr::new(client_ip, OUTSIDE[0]);
+            let socket = traffic::udp_socket(pod, server, true).unwrap();
+            socket.set_read_timeout(Some(REQUEST_LIMIT)).unwrap();
+            socket.send(b"is anybody there?").unwrap();
+            let error = socket.recv(&mut [0; 16]).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{name}, {client_ip}");
+        }
+    }
+}
