@@ -19,8 +19,12 @@ use tokio::{
 use tracing::{info, warn};
 
 use crate::{
-    config::{Config, port_range_warnings},
-    core::{model::Family, state::State},
+    config::Config,
+    core::{
+        model::Family,
+        range::{LentPorts, port_range_warnings},
+        state::State,
+    },
     datapath::{CgroupSelection, Datapath, DatapathError, LocalClients, Pins, Tables, cleanup},
     executor::Executor,
     guard::Guard,
@@ -69,7 +73,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         listen,
     } = config;
     let _lock = lock()?;
-    for warning in port_range_warnings(settings.port_range, ephemeral_range().as_deref()) {
+    for warning in port_range_warnings(settings.port_range, lent_ports().as_ref()) {
         warn!("{warning}");
     }
     let listener = http::bind(listen).await?;
@@ -166,8 +170,11 @@ pub fn is_running() -> bool {
     lock().is_err()
 }
 
-fn ephemeral_range() -> Option<String> {
-    fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok()
+/// The ports that this network namespace lends to outgoing connections.
+fn lent_ports() -> Option<LentPorts> {
+    let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok()?;
+    let reserved = fs::read_to_string("/proc/sys/net/ipv4/ip_local_reserved_ports").unwrap_or_default();
+    LentPorts::parse(&range, &reserved)
 }
 
 /// From the seed that the standard library draws from the system for each of its hash tables.

@@ -2,14 +2,10 @@
 //! From what was typed to what is meant. The rest of the agent never sees [`RunArgs`].
 
 mod value;
-mod warning;
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-pub use self::{
-    value::ValueError,
-    warning::{RangeWarning, port_range_warnings},
-};
+pub use self::value::ValueError;
 use crate::{
     args::RunArgs,
     core::{devices::DeviceSelection, model::Family, redirect::Forwarding, settings::Settings, xdp::Attach},

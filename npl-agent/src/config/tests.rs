@@ -4,15 +4,10 @@ use std::error::Error as _;
 
 use clap::{CommandFactory, Parser};
 
-use super::{CgroupSelection, Config, ConfigError, DeviceSelection, RangeWarning, port_range_warnings};
+use super::{CgroupSelection, Config, ConfigError, DeviceSelection};
 use crate::{
     args::{Cli, Command, RunArgs},
-    core::{
-        model::Protocol,
-        redirect::Forwarding,
-        settings::{NodeIpSource, PortRange},
-        xdp::Attach,
-    },
+    core::{model::Protocol, redirect::Forwarding, settings::NodeIpSource, xdp::Attach},
     guard::GuardMode,
 };
 
@@ -150,19 +145,4 @@ fn a_node_name_must_be_one() {
     let mut args = args(&[]);
     args.node_name = "worker 1,metadata.name=other".to_owned();
     assert!(Config::try_from(args).is_err_and(|err| err.flag == "node-name"));
-}
-
-#[test]
-fn ranges_that_others_use_are_warned_of() {
-    let warnings = |range: &str, ephemeral| port_range_warnings(range.parse::<PortRange>().unwrap(), ephemeral);
-    let linux = Some("32768\t60999\n");
-    assert_eq!(warnings("61000-62000", linux), []);
-    assert_eq!(warnings("61000-62000", None), []);
-    assert_eq!(warnings("61000-62000", Some("nonsense")), []);
-    let range = "60999-61999".parse().unwrap();
-    let ephemeral = RangeWarning::Ephemeral { range, first: 32768, last: 60999 };
-    assert_eq!(warnings("60999-61999", linux), [ephemeral]);
-    let range = "32000-33000".parse().unwrap();
-    let ephemeral = RangeWarning::Ephemeral { range, first: 32768, last: 60999 };
-    assert_eq!(warnings("32000-33000", linux), [ephemeral, RangeWarning::ServiceNodePorts { range }]);
 }

@@ -30,6 +30,7 @@ mod plan;
 pub mod ports;
 pub mod problem;
 mod publish;
+pub mod range;
 pub mod redirect;
 pub mod report;
 pub mod select;
