@@ -25,6 +25,9 @@ pub enum Command {
     Status(ViewArgs),
     /// Show the mappings, read from the kernel, with or without a running agent.
     Mappings(ViewArgs),
+    /// Check kernel, rights and settings of this Node, and say what is wrong and what to do, with or without a running agent.
+    /// Changes nothing. Ends with 1 if something keeps node ports from working.
+    Doctor(ViewArgs),
     /// Remove everything that any agent of this Node has left in the kernel. Translation stops.
     Cleanup(ViewArgs),
 }

@@ -12,6 +12,7 @@ pub mod config;
 pub mod core;
 pub mod datapath;
 pub mod executor;
+pub mod facts;
 pub mod guard;
 pub mod http;
 pub mod kube;

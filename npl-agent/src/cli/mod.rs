@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The commands that look at the kernel or clean it, and how their results are shown.
+//! The commands that look at the kernel, check the Node or clean up, and how their results are shown.
 
 pub mod cleanup;
+pub mod doctor;
 pub mod mappings;
 pub mod status;
 

@@ -22,6 +22,7 @@ mod adopt;
 pub mod annotation;
 mod assign;
 pub mod devices;
+pub mod doctor;
 pub mod flows;
 pub mod model;
 pub mod observed;

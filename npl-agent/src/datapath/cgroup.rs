@@ -35,12 +35,14 @@ pub(super) fn locate(selection: &CgroupSelection) -> Result<Option<PathBuf>, Dat
             let found = candidates.into_iter().find(|candidate| is_cgroup2(candidate));
             found.map(Some).ok_or_else(|| DatapathError::NotCgroup2(directory.clone()))
         }
-        CgroupSelection::Auto => {
-            let table = fs::read_to_string(MOUNTS).unwrap_or_default();
-            let found = roots(&table).into_iter().find(|candidate| is_cgroup2(candidate));
-            found.map(Some).ok_or(DatapathError::NoCgroup2)
-        }
+        CgroupSelection::Auto => hierarchy().map(Some).ok_or(DatapathError::NoCgroup2),
     }
+}
+
+/// Where the most of the version 2 hierarchy is mounted.
+pub fn hierarchy() -> Option<PathBuf> {
+    let table = fs::read_to_string(MOUNTS).unwrap_or_default();
+    roots(&table).into_iter().find(|candidate| is_cgroup2(candidate))
 }
 
 /// Whatever is mounted over a mount hides it, so the table alone does not tell.

@@ -8,6 +8,7 @@ use caps::{CapSet, Capability};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
 use super::error::DatapathError;
+use crate::core::doctor::{Kernel, Rights};
 
 /// The oldest kernel that the programs load on.
 pub const KERNEL_FLOOR: (u8, u8) = (5, 10);
@@ -62,24 +63,38 @@ fn is_at_least((major, minor): (u8, u8)) -> bool {
     KernelVersion::current().map_or(true, |found| found >= KernelVersion::new(major, minor, 0))
 }
 
-fn kernel() -> Result<(), DatapathError> {
-    if is_at_least(KERNEL_FLOOR) {
-        return Ok(());
-    }
-    let found = nix::sys::utsname::uname().map_or_else(
+/// What the kernel says of itself.
+pub fn kernel_facts() -> Kernel {
+    let release = nix::sys::utsname::uname().map_or_else(
         |_unreadable| "of unknown version".to_owned(),
         |name| name.release().to_string_lossy().into_owned(),
     );
-    Err(DatapathError::KernelTooOld { found, needed: KERNEL_FLOOR_TEXT })
+    Kernel { release, needed: KERNEL_FLOOR_TEXT, is_new_enough: is_at_least(KERNEL_FLOOR), has_tcx: has_tcx() }
+}
+
+fn kernel() -> Result<(), DatapathError> {
+    let Kernel { release: found, needed, is_new_enough, has_tcx: _ } = kernel_facts();
+    if is_new_enough { Ok(()) } else { Err(DatapathError::KernelTooOld { found, needed }) }
+}
+
+/// What this process may do now; nothing if the kernel does not tell.
+pub fn rights() -> Option<Rights> {
+    let held = caps::read(None, CapSet::Effective).ok()?;
+    // CAP_SYS_ADMIN stands for CAP_BPF and CAP_PERFMON wherever the kernel asks for them.
+    let has_or_stands_for = |capability| held.contains(&capability) || held.contains(&Capability::CAP_SYS_ADMIN);
+    Some(Rights {
+        bpf: has_or_stands_for(Capability::CAP_BPF),
+        net_admin: held.contains(&Capability::CAP_NET_ADMIN),
+        perfmon: has_or_stands_for(Capability::CAP_PERFMON),
+    })
 }
 
 fn capabilities() -> Result<(), DatapathError> {
-    // CAP_SYS_ADMIN stands for CAP_BPF wherever the kernel asks for it.
-    let has = |capability| caps::has_cap(None, CapSet::Effective, capability).unwrap_or(false);
-    if !has(Capability::CAP_BPF) && !has(Capability::CAP_SYS_ADMIN) {
+    let Rights { bpf, net_admin, perfmon: _ } = rights().unwrap_or_default();
+    if !bpf {
         return Err(DatapathError::MissingCapability("CAP_BPF"));
     }
-    if !has(Capability::CAP_NET_ADMIN) {
+    if !net_admin {
         return Err(DatapathError::MissingCapability("CAP_NET_ADMIN"));
     }
     Ok(())

@@ -18,7 +18,6 @@ use aya::{
     maps::{MapData, MapInfo, ProgramArray},
     programs::{CgroupSockAddr, Program, ProgramFd, SchedClassifier, Xdp},
 };
-use caps::{CapSet, Capability};
 use npl_common::names::{
     GLOBAL_DIRECT_READS, MAP_REST, PINNED_MAPS, PROG_EGRESS, PROG_INGRESS, PROG_XDP, PROG_XDP_FRAGS, REST_PROGRAMS,
     SocketProgram, rest_of,
@@ -307,8 +306,7 @@ impl Reads {
 
 /// Whether every kernel lets this agent's programs read packets by pointers.
 fn has_perfmon() -> bool {
-    let has = |capability| caps::has_cap(None, CapSet::Effective, capability).unwrap_or(false);
-    has(Capability::CAP_PERFMON) || has(Capability::CAP_SYS_ADMIN)
+    preflight::rights().is_some_and(|rights| rights.perfmon)
 }
 
 /// One of the object's programs.

@@ -22,6 +22,7 @@ use tracing::{info, warn};
 
 use self::{table::Endpoint, wire::Connection};
 use crate::core::{
+    doctor::Masquerading,
     model::{Backend, Frontend},
     op::Op,
 };
@@ -125,6 +126,21 @@ pub fn guarded() -> io::Result<Option<usize>> {
     Ok(table::if_known(read)?.flatten().map(|endpoints| endpoints.len()))
 }
 
+/// What a guard would have to do here, and with what.
+///
+/// # Errors
+///
+/// The kernel's refusal.
+pub fn look() -> io::Result<Masquerading> {
+    let others = table::others_translate()?;
+    let guarded = guarded()?;
+    Ok(Masquerading {
+        has_nftables: others.is_some(),
+        is_done: has_legacy_nat() || others.unwrap_or_default(),
+        guarded,
+    })
+}
+
 const fn endpoint(frontend: Frontend, backend: &Backend) -> Endpoint {
     Endpoint { addr: backend.pod_ip, protocol: frontend.protocol, port: backend.pod_port.0 }
 }
@@ -220,7 +236,7 @@ impl Keeper {
         match self.mode {
             GuardMode::On => Ok(true),
             GuardMode::Off => Ok(false),
-            GuardMode::Auto => Ok(has_legacy_nat() || table::others_translate()?),
+            GuardMode::Auto => Ok(has_legacy_nat() || table::others_translate()?.unwrap_or_default()),
         }
     }
 }

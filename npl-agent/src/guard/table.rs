@@ -134,9 +134,9 @@ pub(super) fn read(connection: &Connection) -> io::Result<Option<BTreeSet<Endpoi
     Ok(is_whole.then_some(endpoints))
 }
 
-/// Whether anybody else translates the sources of packets that leave. Of ten thousand chains, whose first ones most often
-/// tell it, no more are read than it takes.
-pub(super) fn others_translate() -> io::Result<bool> {
+/// Whether anybody else translates the sources of packets that leave; nothing where the kernel has no nftables. Of ten
+/// thousand chains, whose first ones most often tell it, no more are read than it takes.
+pub(super) fn others_translate() -> io::Result<Option<bool>> {
     let mut found = false;
     let listed = Connection::open()?.list(Message::new(message::GET_CHAIN, Vec::new()).of_any_family(), |chain| {
         let has =
@@ -146,7 +146,7 @@ pub(super) fn others_translate() -> io::Result<bool> {
         found |= is_last && has(attribute::CHAIN_TYPE, "nat") && !has(attribute::TABLE, TABLE);
         if found { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
-    Ok(if_known(listed)?.is_some() && found)
+    Ok(if_known(listed)?.map(|()| found))
 }
 
 /// Nothing where the kernel has no nftables.

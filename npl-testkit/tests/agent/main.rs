@@ -8,6 +8,7 @@ mod bad_input;
 mod clock;
 mod contract;
 mod devices;
+mod doctor;
 mod events;
 mod families;
 mod faults;

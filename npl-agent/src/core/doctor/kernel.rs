@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Checks of the kernel, of rights, and of what is in the kernel.
+
+use super::{Datapath, Device, Facts, Finding, Kernel};
+
+/// What to do where a process may not look.
+const ASK_AS_ROOT: &str = "nothing can be said of it: ask again as root, or in the agent's container";
+
+pub(super) fn version(kernel: &Kernel) -> Finding {
+    let (key, found) = ("kernel", format!("Linux {}", kernel.release));
+    if kernel.is_new_enough {
+        return Finding::ok(key, found);
+    }
+    let needed = kernel.needed;
+    let advice = format!("the programs do not load, and node ports lead nowhere: run Linux {needed} or newer");
+    Finding::failed(key, found, advice)
+}
+
+pub(super) fn btf(has_btf: bool) -> Finding {
+    let key = "btf";
+    if has_btf {
+        return Finding::ok(key, "the kernel tells its types");
+    }
+    Finding::warning(
+        key,
+        "no /sys/kernel/btf/vmlinux",
+        "the kernel may refuse the programs, which nobody has tried without: run one with CONFIG_DEBUG_INFO_BTF",
+    )
+}
+
+pub(super) fn bpffs(facts: &Facts) -> Finding {
+    let (key, path) = ("bpffs", &facts.bpffs);
+    if facts.is_bpffs_mounted {
+        return Finding::ok(key, format!("mounted at {path}"));
+    }
+    let advice = format!(
+        "no agent starts without one, and node ports lead nowhere: mount it (`mount -t bpf bpf {path}`) or name another \
+         with --bpffs"
+    );
+    Finding::failed(key, format!("none at {path}"), advice)
+}
+
+/// The rights of this process, which are those of the agent where it is run in its place.
+pub(super) fn rights(facts: &Facts) -> [Finding; 3] {
+    let keys = ["cap_bpf", "cap_net_admin", "cap_perfmon"];
+    let Some(rights) = facts.rights else {
+        return keys.map(|key| Finding::unknown(key, "the kernel does not tell", ASK_AS_ROOT));
+    };
+    let needed = |key, name, is_held| {
+        if is_held {
+            return Finding::ok(key, "held");
+        }
+        let advice = format!(
+            "an agent with these rights changes nothing in the kernel, and node ports lead nowhere: run it as uid 0 with \
+             {name} (deploy/npl.yaml grants it)"
+        );
+        Finding::failed(key, "not held by this process", advice)
+    };
+    let perfmon = match (rights.perfmon, facts.kernel.has_tcx) {
+        (true, _) => "held",
+        (false, true) => "not held, and not needed",
+        (false, false) => "not held: before Linux 6.6, packets are read by a helper then, and XDP has no program",
+    };
+    let [bpf, net_admin, speed_up] = keys;
+    [
+        needed(bpf, "CAP_BPF", rights.bpf),
+        needed(net_admin, "CAP_NET_ADMIN", rights.net_admin),
+        Finding::ok(speed_up, perfmon),
+    ]
+}
+
+pub(super) fn agent(facts: &Facts) -> Finding {
+    let key = "agent";
+    if facts.is_agent_running {
+        return Finding::ok(key, "running");
+    }
+    let meaning = if facts.is_installed() {
+        "mappings go on translating and follow no change"
+    } else {
+        "no Pod gets a node port of this Node"
+    };
+    Finding::warning(key, "not running", format!("{meaning}: start it; the log of the last one says why it ended"))
+}
+
+pub(super) fn datapath(facts: &Facts) -> Finding {
+    let key = "datapath";
+    let datapath = match &facts.datapath {
+        _ if !facts.is_bpffs_mounted => {
+            return Finding::unknown(
+                key,
+                "there is no BPF file system to look in",
+                "node ports lead nowhere: see bpffs",
+            );
+        }
+        Ok(datapath) => datapath,
+        Err(reason) => return Finding::unknown(key, reason, ASK_AS_ROOT),
+    };
+    if !datapath.is_installed {
+        return not_installed(key, facts);
+    }
+    let carrying = carrying(datapath, facts.devices.as_deref());
+    let mappings: usize = datapath.mappings.values().sum();
+    if carrying.is_empty() {
+        return Finding::failed(
+            key,
+            format!("no device carries programs in both directions; mappings: {mappings}"),
+            "no client outside reaches a node port: name the uplinks with --devices, or see why in the agent's log",
+        );
+    }
+    Finding::ok(key, format!("programs on {}; mappings: {mappings}", carrying.join(", ")))
+}
+
+fn not_installed(key: &'static str, facts: &Facts) -> Finding {
+    let found = format!("nothing is pinned below {}", facts.bpffs);
+    if facts.is_agent_running {
+        let advice = "node ports lead nowhere, or what leads them is elsewhere: name the agent's own --bpffs, unless it \
+                      has retired";
+        return Finding::failed(key, found, advice);
+    }
+    Finding::warning(key, found, "node ports lead nowhere: start an agent")
+}
+
+/// The names of the devices that carry programs; those that are gone carry nothing.
+fn carrying(datapath: &Datapath, devices: Result<&[Device], &String>) -> Vec<String> {
+    let name = |ifindex: &u32| match devices {
+        Ok(devices) => devices.iter().find(|device| device.ifindex == *ifindex).map(|device| device.name.clone()),
+        Err(_) => Some(format!("device {ifindex}")),
+    };
+    datapath.carrying.iter().filter_map(name).collect()
+}
+
+pub(super) fn local_clients(facts: &Facts) -> Finding {
+    const MEANING: &str = "clients on the Node itself and in its Pods do not reach node ports, all others do";
+    let key = "local_clients";
+    let hooks = facts.datapath.as_ref().map_or(&[][..], |datapath| &datapath.socket_hooks);
+    if !hooks.is_empty() {
+        return Finding::ok(key, format!("served by {}", hooks.join(", ")));
+    }
+    match &facts.cgroup {
+        None => Finding::warning(
+            key,
+            "no cgroup v2 hierarchy is mounted",
+            format!("{MEANING}: mount one (`mount -t cgroup2 cgroup2 DIR`) and name it with --cgroup"),
+        ),
+        Some(path) if facts.is_installed() => Finding::warning(
+            key,
+            format!("not served; cgroup v2 is at {path}"),
+            format!("{MEANING}: name it with --cgroup, unless --cgroup none is meant"),
+        ),
+        Some(path) => Finding::ok(key, format!("cgroup v2 is at {path}")),
+    }
+}
+
+pub(super) fn guard(facts: &Facts) -> Finding {
+    const MEANING: &str = "what a Pod sends once connection tracking has forgotten its connection is masqueraded, and \
+                           means nothing to the client";
+    let key = "guard";
+    let it = match &facts.masquerading {
+        Ok(masquerading) => masquerading,
+        Err(reason) => return Finding::unknown(key, reason, ASK_AS_ROOT),
+    };
+    match it.guarded {
+        Some(endpoints) => Finding::ok(key, format!("nftables table inet npl, endpoints: {endpoints}")),
+        None if !it.is_done => Finding::ok(key, "none needed: nobody translates what leaves"),
+        None if !it.has_nftables => Finding::warning(
+            key,
+            "what leaves is translated, and this kernel has no nftables",
+            format!("{MEANING}: load its module nf_tables, which the guard is made of"),
+        ),
+        None if facts.is_installed() => Finding::warning(
+            key,
+            "what leaves is translated, and there is no guard",
+            format!("{MEANING}: see --nft-guard, and the agent's log"),
+        ),
+        None => Finding::ok(key, "nftables is there; an agent guards what it maps"),
+    }
+}

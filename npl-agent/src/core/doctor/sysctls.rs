@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Checks of the network namespace's settings.
+
+use std::collections::BTreeSet;
+
+use super::{Facts, Finding, Setting, State, Sysctls};
+use crate::core::{
+    devices::local_addresses,
+    model::Family,
+    range::{LentPorts, port_range_warnings},
+};
+
+/// What to do where a file of `/proc/sys` does not open.
+const SEE_PROC: &str = "nothing can be said of it: ask again as root, where /proc is mounted";
+/// Connection tracking's setting that offload needs.
+const TCP_BE_LIBERAL: &str = "net.netfilter.nf_conntrack_tcp_be_liberal";
+
+/// How sure it is that Pods have addresses of a family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Need {
+    No,
+    Perhaps,
+    Yes,
+}
+
+pub(super) fn forwarding(facts: &Facts, family: Family) -> Finding {
+    let (key, name, setting) = match family {
+        Family::V4 => ("ip_forward", "net.ipv4.ip_forward", &facts.sysctls.ip_forward),
+        Family::V6 => ("ipv6_forwarding", "net.ipv6.conf.all.forwarding", &facts.sysctls.ipv6_forwarding),
+    };
+    let value = match setting {
+        Setting::Is(value) => value,
+        Setting::Missing if family == Family::V6 => return Finding::ok(key, "this kernel has no IPv6"),
+        Setting::Missing => return Finding::unknown(key, format!("no {name}"), SEE_PROC),
+        Setting::Unreadable(reason) => return Finding::unknown(key, reason, SEE_PROC),
+    };
+    let found = format!("{name}={value}");
+    let (state, condition) = match need(facts, family) {
+        _ if value != "0" => return Finding::ok(key, found),
+        Need::No => return Finding::ok(key, format!("{found}; the Node has no {family} address")),
+        Need::Perhaps => (State::Warning, format!(", if Pods have {family} addresses")),
+        Need::Yes => (State::Failed, String::new()),
+    };
+    let advice = format!("requests over {family} end on the Node and reach no Pod: set {name}=1{condition}");
+    Finding::not_ok(key, state, found, advice)
+}
+
+/// By the mappings that there are; before the first, by the Node's addresses.
+fn need(facts: &Facts, family: Family) -> Need {
+    let mapped = facts.datapath.as_ref().map(|datapath| &datapath.mappings).ok().filter(|it| !it.is_empty());
+    if mapped.is_some_and(|mapped| mapped.contains_key(&family)) {
+        return Need::Yes;
+    }
+    let own: BTreeSet<Family> = match &facts.devices {
+        Ok(devices) => local_addresses(devices, &[]).into_iter().map(Family::of).collect(),
+        Err(_) => Family::ALL.into(),
+    };
+    if !own.contains(&family) {
+        Need::No
+    } else if mapped.is_none() && own.first() == Some(&family) {
+        Need::Yes
+    } else {
+        Need::Perhaps
+    }
+}
+
+/// A strict filter lets both directions pass: each takes the route that it would take without mappings.
+pub(super) fn rp_filter(facts: &Facts) -> Finding {
+    let key = "rp_filter";
+    let all = match &facts.sysctls.rp_filter {
+        Setting::Is(value) => value,
+        Setting::Missing => return Finding::ok(key, "the kernel has none"),
+        Setting::Unreadable(reason) => return Finding::unknown(key, reason, SEE_PROC),
+    };
+    let of = |device: &str| match facts.sysctls.rp_filters.get(device) {
+        // The kernel goes by the higher one of the two.
+        Some(Setting::Is(own)) => own.max(all),
+        Some(Setting::Missing | Setting::Unreadable(_)) | None => all,
+    };
+    let shown: Vec<String> = facts.uplinks().map(|it| format!("{} on {}", strictness(of(&it.name)), it.name)).collect();
+    Finding::ok(key, if shown.is_empty() { strictness(all).to_owned() } else { shown.join(", ") })
+}
+
+fn strictness(value: &str) -> &str {
+    match value {
+        "0" => "off",
+        "1" => "strict",
+        "2" => "loose",
+        other => other,
+    }
+}
+
+pub(super) fn conntrack_liberal(sysctls: &Sysctls) -> Finding {
+    let key = "conntrack_liberal";
+    match &sysctls.tcp_be_liberal {
+        Setting::Missing => Finding::ok(key, "connection tracking is not there"),
+        Setting::Unreadable(reason) => Finding::unknown(key, reason, SEE_PROC),
+        Setting::Is(value) if value == "0" => Finding::warning(
+            key,
+            format!("{TCP_BE_LIBERAL}=0"),
+            format!(
+                "needed for offload: with --forwarding offload everything takes the host's stack until this is set, and \
+                 nothing else needs it: set {TCP_BE_LIBERAL}=1, or --conntrack-tcp-be-liberal of kube-proxy"
+            ),
+        ),
+        Setting::Is(value) => Finding::ok(key, format!("{TCP_BE_LIBERAL}={value}")),
+    }
+}
+
+pub(super) fn port_range(facts: &Facts) -> Finding {
+    let key = "port_range";
+    let reserved = match &facts.sysctls.reserved_ports {
+        Setting::Is(ports) => ports,
+        Setting::Missing | Setting::Unreadable(_) => "",
+    };
+    let lent = match &facts.sysctls.local_ports {
+        Setting::Is(range) => LentPorts::parse(range, reserved),
+        Setting::Missing | Setting::Unreadable(_) => None,
+    };
+    let lends = lent.as_ref().map_or_else(
+        || "net.ipv4.ip_local_port_range cannot be read".to_owned(),
+        |lent| format!("the kernel lends {lent} to outgoing connections"),
+    );
+    let Some(range) = facts.datapath.as_ref().ok().and_then(|datapath| datapath.port_range) else {
+        let advice = "connections hold ports that NPL would need, where both overlap: keep --port-range out of it";
+        return Finding::unknown(key, format!("no agent has said its range; {lends}"), advice);
+    };
+    let found = format!("{range}; {lends}");
+    let warnings: Vec<String> = port_range_warnings(range, lent.as_ref()).iter().map(ToString::to_string).collect();
+    if !warnings.is_empty() {
+        return Finding::warning(key, found, warnings.join("; and "));
+    }
+    if lent.is_none() {
+        return Finding::unknown(key, found, SEE_PROC);
+    }
+    Finding::ok(key, found)
+}

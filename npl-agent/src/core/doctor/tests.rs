@@ -1,0 +1,380 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Each check with what is well and what is not.
+
+use super::*;
+use crate::core::devices::{DeviceKind, LinkFacts};
+
+const UPLINK: u32 = 2;
+
+/// A change of the facts, and what is then found: the check, how it ended, and words of what is there and of the advice.
+type Row = (fn(&mut Facts), &'static str, State, &'static str, &'static str);
+
+fn is(value: &str) -> Setting {
+    Setting::Is(value.to_owned())
+}
+
+fn device(name: &str, ifindex: u32, kind: DeviceKind, addresses: &[&str]) -> Device {
+    Device {
+        ifindex,
+        name: name.to_owned(),
+        kind,
+        has_ethernet: true,
+        is_enslaved: false,
+        peer_is_elsewhere: false,
+        has_default_route: false,
+        addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
+        link: LinkFacts::default(),
+    }
+}
+
+/// A Node with both families, an agent, and mappings of IPv4.
+fn well() -> Facts {
+    Facts {
+        kernel: Kernel { release: "6.12.0".to_owned(), needed: "5.10", is_new_enough: true, has_tcx: true },
+        has_btf: true,
+        bpffs: "/sys/fs/bpf".to_owned(),
+        is_bpffs_mounted: true,
+        rights: Some(Rights { bpf: true, net_admin: true, perfmon: false }),
+        is_agent_running: true,
+        datapath: Ok(Datapath {
+            is_installed: true,
+            carrying: [UPLINK].into(),
+            socket_hooks: vec!["connect4", "connect6"],
+            port_range: "61000-62000".parse().ok(),
+            mappings: [(Family::V4, 3)].into(),
+        }),
+        cgroup: Some("/sys/fs/cgroup".to_owned()),
+        devices: Ok(vec![
+            device("eth0", UPLINK, DeviceKind::Physical, &["192.0.2.10", "2001:db8::10"]),
+            device("cali1", 3, DeviceKind::Veth, &[]),
+        ]),
+        sysctls: Sysctls {
+            ip_forward: is("1"),
+            ipv6_forwarding: is("1"),
+            rp_filter: is("0"),
+            rp_filters: ["eth0", "cali1"].map(|name| (name.to_owned(), is("1"))).into(),
+            tcp_be_liberal: is("1"),
+            local_ports: is("32768\t60999"),
+            reserved_ports: is(""),
+        },
+        masquerading: Ok(Masquerading { has_nftables: true, is_done: true, guarded: Some(3) }),
+    }
+}
+
+fn pinned(facts: &mut Facts) -> &mut Datapath {
+    facts.datapath.as_mut().unwrap()
+}
+
+fn masquerading(facts: &mut Facts) -> &mut Masquerading {
+    facts.masquerading.as_mut().unwrap()
+}
+
+fn nothing_pinned(facts: &mut Facts) {
+    facts.datapath = Ok(Datapath::default());
+}
+
+/// Every row is found so, and nothing but its check is found otherwise than on a Node where all is well.
+fn check(rows: &[Row]) {
+    let usual = examine(&well());
+    for (number, (change, key, state, found, advice)) in rows.iter().enumerate() {
+        let mut facts = well();
+        change(&mut facts);
+        let findings = examine(&facts);
+        let finding = findings.iter().find(|finding| finding.key == *key).unwrap();
+        assert_eq!(finding.state, *state, "row {number}: {finding:?}");
+        assert!(finding.found.contains(found), "row {number}: {finding:?}");
+        let told = finding.advice.as_deref().unwrap_or_default();
+        assert!(told.contains(advice), "row {number}: {finding:?}");
+        assert_eq!(told.is_empty(), *state == State::Ok, "row {number}: {finding:?}");
+        let changed = findings.iter().zip(&usual).filter(|(now, usual)| now.state != usual.state);
+        let others: Vec<_> = changed.map(|(now, _)| now.key).filter(|other| other != key).collect();
+        // What is pinned, and whether an agent runs, matters to more than one check.
+        let matters_to_many = facts.datapath != well().datapath || !facts.is_bpffs_mounted || !facts.is_agent_running;
+        assert!(others.is_empty() || matters_to_many, "row {number} also changes {others:?}");
+    }
+}
+
+#[test]
+fn where_all_is_well_every_check_says_so_and_none_advises() {
+    let findings = examine(&well());
+    let keys: Vec<&str> = findings.iter().map(|finding| finding.key).collect();
+    let expected = [
+        "kernel",
+        "btf",
+        "bpffs",
+        "cap_bpf",
+        "cap_net_admin",
+        "cap_perfmon",
+        "agent",
+        "datapath",
+        "local_clients",
+        "ip_forward",
+        "ipv6_forwarding",
+        "rp_filter",
+        "conntrack_liberal",
+        "port_range",
+        "guard",
+    ];
+    assert_eq!(keys, expected);
+    for finding in findings {
+        assert_eq!((finding.state, &finding.advice), (State::Ok, &None), "{finding:?}");
+    }
+}
+
+#[test]
+fn a_kernel_that_lacks_something_is_told() {
+    check(&[
+        (|it| it.kernel.is_new_enough = false, "kernel", State::Failed, "Linux 6.12.0", "run Linux 5.10 or newer"),
+        (|it| it.has_btf = false, "btf", State::Warning, "/sys/kernel/btf/vmlinux", "CONFIG_DEBUG_INFO_BTF"),
+        (|it| it.is_bpffs_mounted = false, "bpffs", State::Failed, "none at /sys/fs/bpf", "mount -t bpf"),
+    ]);
+}
+
+#[test]
+fn rights_that_the_agent_needs_are_told_apart_from_those_that_it_can_use() {
+    let held = |bpf, net_admin, perfmon| Some(Rights { bpf, net_admin, perfmon });
+    let state_of = |rights, has_tcx, key| {
+        let mut facts = well();
+        (facts.rights, facts.kernel.has_tcx) = (rights, has_tcx);
+        let finding = examine(&facts).into_iter().find(|finding| finding.key == key).unwrap();
+        (finding.state, finding.found)
+    };
+    assert_eq!(state_of(held(false, true, true), true, "cap_bpf").0, State::Failed);
+    assert_eq!(state_of(held(false, true, true), true, "cap_net_admin").0, State::Ok);
+    assert_eq!(state_of(held(true, false, true), true, "cap_net_admin").0, State::Failed);
+    for key in ["cap_bpf", "cap_net_admin", "cap_perfmon"] {
+        assert_eq!(state_of(None, true, key).0, State::Unknown, "{key}");
+    }
+    let perfmon = |is_held, has_tcx| state_of(held(true, true, is_held), has_tcx, "cap_perfmon");
+    assert_eq!(perfmon(true, false), (State::Ok, "held".to_owned()));
+    assert_eq!(perfmon(false, true), (State::Ok, "not held, and not needed".to_owned()));
+    let (state, found) = perfmon(false, false);
+    assert!(state == State::Ok && found.contains("read by a helper"), "{found}");
+}
+
+#[test]
+fn a_datapath_that_is_not_there_or_carries_nothing_is_told() {
+    let no_devices: Row = (
+        |it| pinned(it).carrying = [].into(),
+        "datapath",
+        State::Failed,
+        "no device carries programs in both directions; mappings: 3",
+        "--devices",
+    );
+    check(&[
+        no_devices,
+        (|it| pinned(it).carrying = [99].into(), "datapath", State::Failed, "no device", "no client outside"),
+        (|_| {}, "datapath", State::Ok, "programs on eth0; mappings: 3", ""),
+        (|it| it.datapath = Err("no".to_owned()), "datapath", State::Unknown, "no", "as root"),
+        (|it| it.is_bpffs_mounted = false, "datapath", State::Unknown, "no BPF file system", "see bpffs"),
+        (nothing_pinned, "datapath", State::Failed, "nothing is pinned below /sys/fs/bpf", "--bpffs"),
+        (
+            |it| {
+                nothing_pinned(it);
+                it.is_agent_running = false;
+            },
+            "datapath",
+            State::Warning,
+            "nothing is pinned",
+            "start an agent",
+        ),
+        (|it| it.is_agent_running = false, "agent", State::Warning, "not running", "follow no change"),
+        (
+            |it| {
+                nothing_pinned(it);
+                it.is_agent_running = false;
+            },
+            "agent",
+            State::Warning,
+            "not running",
+            "no Pod gets a node port",
+        ),
+    ]);
+}
+
+#[test]
+fn local_clients_without_a_hierarchy_or_without_programs_are_told() {
+    check(&[
+        (|_| {}, "local_clients", State::Ok, "served by connect4, connect6", ""),
+        (
+            |it| pinned(it).socket_hooks.clear(),
+            "local_clients",
+            State::Warning,
+            "not served; cgroup v2 is at /sys/fs/cgroup",
+            "--cgroup",
+        ),
+        (
+            |it| {
+                it.cgroup = None;
+                pinned(it).socket_hooks.clear();
+            },
+            "local_clients",
+            State::Warning,
+            "no cgroup v2",
+            "mount -t cgroup2",
+        ),
+        (nothing_pinned, "local_clients", State::Ok, "cgroup v2 is at /sys/fs/cgroup", ""),
+    ]);
+}
+
+#[test]
+fn a_node_that_does_not_forward_is_told_for_families_that_pods_have() {
+    const V4: &str = "ip_forward";
+    const V6: &str = "ipv6_forwarding";
+    check(&[
+        (|it| it.sysctls.ip_forward = is("0"), V4, State::Failed, "net.ipv4.ip_forward=0", "set net.ipv4.ip_forward=1"),
+        (|it| it.sysctls.ip_forward = Setting::Missing, V4, State::Unknown, "no net.ipv4.ip_forward", "/proc"),
+        (|it| it.sysctls.ip_forward = Setting::Unreadable("why".to_owned()), V4, State::Unknown, "why", "as root"),
+        // Before the first mapping: the first family of the Node is that of its Pods.
+        (
+            |it| {
+                pinned(it).mappings.clear();
+                it.sysctls.ip_forward = is("0");
+            },
+            V4,
+            State::Failed,
+            "=0",
+            "reach no Pod",
+        ),
+        (
+            |it| {
+                pinned(it).mappings = [(Family::V6, 1)].into();
+                it.sysctls.ip_forward = is("0");
+            },
+            V4,
+            State::Warning,
+            "=0",
+            "if Pods have IPv4 addresses",
+        ),
+        (
+            |it| {
+                it.datapath = Err("no".to_owned());
+                it.devices = Err("no".to_owned());
+                it.sysctls.ip_forward = is("0");
+            },
+            V4,
+            State::Failed,
+            "=0",
+            "set net.ipv4.ip_forward=1",
+        ),
+        (
+            |it| it.sysctls.ipv6_forwarding = is("0"),
+            V6,
+            State::Warning,
+            "net.ipv6.conf.all.forwarding=0",
+            "set net.ipv6.conf.all.forwarding=1, if Pods have IPv6 addresses",
+        ),
+        (
+            |it| {
+                pinned(it).mappings.insert(Family::V6, 1);
+                it.sysctls.ipv6_forwarding = is("0");
+            },
+            V6,
+            State::Failed,
+            "=0",
+            "requests over IPv6 end on the Node",
+        ),
+        (
+            |it| {
+                it.devices = Ok(vec![device("eth0", UPLINK, DeviceKind::Physical, &["192.0.2.10"])]);
+                it.sysctls.ipv6_forwarding = is("0");
+            },
+            V6,
+            State::Ok,
+            "the Node has no IPv6 address",
+            "",
+        ),
+        (|it| it.sysctls.ipv6_forwarding = Setting::Missing, V6, State::Ok, "this kernel has no IPv6", ""),
+    ]);
+}
+
+#[test]
+fn reverse_path_filters_are_shown_by_the_stricter_setting_and_are_all_right() {
+    check(&[
+        (|_| {}, "rp_filter", State::Ok, "strict on eth0", ""),
+        (|it| it.sysctls.rp_filter = is("2"), "rp_filter", State::Ok, "loose on eth0", ""),
+        (
+            |it| drop(it.sysctls.rp_filters.insert("eth0".to_owned(), is("0"))),
+            "rp_filter",
+            State::Ok,
+            "off on eth0",
+            "",
+        ),
+        (|it| it.sysctls.rp_filter = Setting::Unreadable("why".to_owned()), "rp_filter", State::Unknown, "why", "root"),
+    ]);
+    let finding = examine(&well()).into_iter().find(|finding| finding.key == "rp_filter").unwrap();
+    assert!(!finding.found.contains("cali1"), "it leads to a Pod: {finding:?}");
+}
+
+#[test]
+fn strict_connection_tracking_is_told_for_the_sake_of_offload() {
+    const KEY: &str = "conntrack_liberal";
+    check(&[
+        (|it| it.sysctls.tcp_be_liberal = is("0"), KEY, State::Warning, "tcp_be_liberal=0", "needed for offload"),
+        (|it| it.sysctls.tcp_be_liberal = is("0"), KEY, State::Warning, "", "nf_conntrack_tcp_be_liberal=1"),
+        (|it| it.sysctls.tcp_be_liberal = Setting::Missing, KEY, State::Ok, "connection tracking is not there", ""),
+        (|it| it.sysctls.tcp_be_liberal = Setting::Unreadable("why".to_owned()), KEY, State::Unknown, "why", "root"),
+    ]);
+}
+
+#[test]
+fn ports_that_the_kernel_lends_are_told_unless_they_are_reserved() {
+    const KEY: &str = "port_range";
+    check(&[
+        (|it| it.sysctls.local_ports = is("1024 65535"), KEY, State::Warning, "61000-62000", "ip_local_reserved_ports"),
+        (
+            |it| {
+                it.sysctls.local_ports = is("1024 65535");
+                it.sysctls.reserved_ports = is("61000-62000");
+            },
+            KEY,
+            State::Ok,
+            "61000-62000; the kernel lends 1024-65535",
+            "",
+        ),
+        (|it| it.sysctls.local_ports = Setting::Missing, KEY, State::Unknown, "cannot be read", "/proc"),
+        (
+            |it| pinned(it).port_range = "31000-32000".parse().ok(),
+            KEY,
+            State::Warning,
+            "31000-32000",
+            "Services of type NodePort",
+        ),
+        (|it| pinned(it).port_range = None, KEY, State::Unknown, "32768-60999", "keep --port-range out of it"),
+    ]);
+}
+
+#[test]
+fn masquerading_without_a_guard_is_told() {
+    check(&[
+        (|it| masquerading(it).guarded = None, "guard", State::Warning, "there is no guard", "--nft-guard"),
+        (
+            |it| {
+                masquerading(it).guarded = None;
+                masquerading(it).has_nftables = false;
+            },
+            "guard",
+            State::Warning,
+            "this kernel has no nftables",
+            "nf_tables",
+        ),
+        (
+            |it| it.masquerading = Ok(Masquerading { has_nftables: false, is_done: false, guarded: None }),
+            "guard",
+            State::Ok,
+            "nobody translates what leaves",
+            "",
+        ),
+        (
+            |it| {
+                nothing_pinned(it);
+                masquerading(it).guarded = None;
+            },
+            "guard",
+            State::Ok,
+            "nftables is there",
+            "",
+        ),
+        (|it| it.masquerading = Err("EPERM".to_owned()), "guard", State::Unknown, "EPERM", "as root"),
+    ]);
+}

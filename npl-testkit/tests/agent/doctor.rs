@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the doctor says of a Node that is set wrongly, and of the same Node once it is set right.
+
+use std::fs;
+
+use npl_testkit::tools;
+use serde_json::Value;
+
+use crate::world::World;
+
+/// One word of the doctor's.
+struct Finding {
+    state: String,
+    found: String,
+    advice: Option<String>,
+}
+
+/// Whether the doctor ended well, and what it printed.
+fn doctor(world: &World, arguments: &[&str]) -> (bool, String) {
+    let options = world.agent_options(&[]);
+    let mut command = options.netns.command(&options.binary).unwrap();
+    let output = command.arg("doctor").args(arguments).arg("--bpffs").arg(&options.bpffs).output().unwrap();
+    let (text, complaint) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(complaint, "", "{}", tools::show(&command));
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{:?}", output.status);
+    (output.status.success(), text.into_owned())
+}
+
+fn findings(world: &World) -> (bool, Value) {
+    let (is_well, text) = doctor(world, &["--output", "json"]);
+    (is_well, serde_json::from_str(&text).unwrap())
+}
+
+#[track_caller]
+fn finding(world: &World, key: &str) -> Finding {
+    let (_, all) = findings(world);
+    let of_key: Vec<&Value> = all.as_array().unwrap().iter().filter(|it| it["key"] == key).collect();
+    assert_eq!(of_key.len(), 1, "{key} in {all:#}");
+    let text = |field: &str| of_key[0][field].as_str().map(ToOwned::to_owned);
+    Finding { state: text("state").unwrap(), found: text("found").unwrap(), advice: text("advice") }
+}
+
+#[track_caller]
+fn assert_ok(world: &World, key: &str, found: &str) {
+    let finding = finding(world, key);
+    assert_eq!(finding.state, "ok", "{key}: {} {:?}", finding.found, finding.advice);
+    assert!(finding.found.contains(found), "{key}: {}", finding.found);
+    assert_eq!(finding.advice, None, "{key}");
+}
+
+#[track_caller]
+fn assert_told(world: &World, key: &str, state: &str, advice: &str) {
+    let finding = finding(world, key);
+    assert_eq!(finding.state, state, "{key}: {} {:?}", finding.found, finding.advice);
+    assert!(finding.advice.as_ref().is_some_and(|told| told.contains(advice)), "{key}: {:?}", finding.advice);
+}
+
+#[test]
+fn settings_that_stop_traffic_are_told_and_are_ok_once_they_are_set_right() {
+    let world = World::new();
+    let node = world.topology.node();
+    node.set_liberal_tracking(false).unwrap();
+    node.sysctl("net/ipv4/ip_forward", "0").unwrap();
+    node.sysctl("net/ipv6/conf/all/forwarding", "0").unwrap();
+    let pins = || fs::read_dir(world.bpffs.path()).unwrap().count();
+    let pins_before = pins();
+
+    assert_told(&world, "ip_forward", "failed", "set net.ipv4.ip_forward=1");
+    assert_told(&world, "ipv6_forwarding", "warning", "set net.ipv6.conf.all.forwarding=1");
+    assert_told(&world, "conntrack_liberal", "warning", "needed for offload");
+    let (is_well, table) = doctor(&world, &[]);
+    assert!(!is_well, "node ports do not work: {table}");
+    for words in ["CHECK", "net.ipv4.ip_forward=0", "ip_forward: requests over IPv4 end on the Node"] {
+        assert!(table.contains(words), "{words} is not in\n{table}");
+    }
+
+    node.sysctl("net/ipv4/ip_forward", "1").unwrap();
+    node.sysctl("net/ipv6/conf/all/forwarding", "1").unwrap();
+    node.set_liberal_tracking(true).unwrap();
+    assert_ok(&world, "ip_forward", "net.ipv4.ip_forward=1");
+    assert_ok(&world, "ipv6_forwarding", "net.ipv6.conf.all.forwarding=1");
+    assert_ok(&world, "conntrack_liberal", "nf_conntrack_tcp_be_liberal=1");
+    assert_told(&world, "datapath", "warning", "start an agent");
+    let (is_well, all) = findings(&world);
+    assert!(is_well, "warnings alone are no failure: {all:#}");
+    assert_eq!(pins(), pins_before, "it has only looked");
+}
+
+#[test]
+fn an_agents_work_is_examined_while_it_runs_and_after_it() {
+    let (mut world, _cgroup) = World::with_local_clients();
+    for key in ["kernel", "btf", "bpffs", "cap_bpf", "cap_net_admin", "cap_perfmon"] {
+        assert_ok(&world, key, "");
+    }
+    assert_ok(&world, "agent", "running");
+    assert_ok(&world, "datapath", "programs on eth0; mappings: 2");
+    assert_ok(&world, "local_clients", "served by");
+    assert_ok(&world, "rp_filter", "on eth0");
+    assert_ok(&world, "guard", "nobody translates");
+    assert_ok(&world, "port_range", "61000-62000");
+    let node = world.topology.node();
+    node.sysctl("net/ipv4/ip_local_port_range", "60000 61500").unwrap();
+    assert_told(&world, "port_range", "warning", "net.ipv4.ip_local_reserved_ports");
+    node.sysctl("net/ipv4/ip_local_reserved_ports", "61000-62000").unwrap();
+    assert_ok(&world, "port_range", "the kernel lends 60000-61500");
+
+    world.agent().kill().unwrap();
+    assert_told(&world, "agent", "warning", "follow no change");
+    assert_ok(&world, "datapath", "programs on eth0; mappings: 2");
+    assert!(findings(&world).0, "the datapath goes on");
+
+    // Whoever takes a device away takes the programs with it.
+    world.topology.node().ip("link del eth0").unwrap();
+    assert_told(&world, "datapath", "failed", "no client outside reaches a node port");
+    assert!(!findings(&world).0, "nobody outside is served");
+}
