@@ -2,32 +2,47 @@
 //! The programs of devices without link-layer header.
 //!
 //! The kernel's test run knows Ethernet frames only: it reads the kind of packet at offset 12 and hands over all bytes.
-//! An IPv4 header has its source address there. So these packets come from 8.0.0.0/16, which reads as "IPv4", and
-//! begin with 0x45, which reads as a multicast address: for this machine too.
+//! An IP header has its source address there. So these packets come from 8.0.0.0/16 and from addresses whose third group
+//! is 86dd, which reads as "IPv4" and "IPv6". They begin with 0x45 or, with some traffic class, with 0x61, which reads as
+//! a multicast address: for this machine too.
 
 use std::net::SocketAddr;
 
-use npl_agent::core::model::Family;
 use npl_common::names::{PROG_EGRESS_L3, PROG_INGRESS_L3};
+use npl_common::reason::Reason;
 use npl_testkit::packet::sctp_chunks::{INIT, INIT_ACK};
 use npl_testkit::packet::tcp_flags::{ACK, SYN};
-use npl_testkit::packet::{Checksum, Packet, Transport};
+use npl_testkit::packet::{Checksum, Ip, Packet};
 
-use super::scene::{GENERATION, NODE_PORT, Sctp, Tcp, Udp, from, node, to, with_mappings_of};
-use crate::counters::{first_request, reason, reply, request};
+use super::errors::too_large;
+use super::fragments::{L3, pieces};
+use super::scene::{
+    CLIENT_PORT, GENERATION, NODE_PORT, POD_PORT, Sctp, Tcp, Udp, becomes, from, ip, length, node, node_ip, to,
+    with_mappings,
+};
+use crate::counters::{establishing_reply, first_request, reason, reply, request};
 use crate::lab::Lab;
-use npl_common::reason::Reason;
+
+/// What the fragments of a datagram have in common.
+const ID: u32 = 0x4e52;
+/// Bytes of a fragment, without headers.
+const SIZE: usize = 40;
 
 fn client() -> SocketAddr {
-    "8.0.0.2:43210".parse().unwrap()
+    (ip("8.0.0.2", "2001:db8:86dd::2"), CLIENT_PORT).into()
 }
 
 fn pod() -> SocketAddr {
-    "8.0.0.5:8080".parse().unwrap()
+    (ip("8.0.0.5", "fd00:0:86dd::5"), POD_PORT).into()
+}
+
+/// A port of the Node's.
+fn node_at(port: u16) -> SocketAddr {
+    (node_ip(), port).into()
 }
 
 fn with_l3_mappings(test: impl Fn(&mut Lab) + Send + Sync) {
-    with_mappings_of(Family::V4, |lab| {
+    with_mappings(|lab| {
         for protocol in [Tcp, Udp, Sctp] {
             lab.add(protocol, NODE_PORT, pod(), GENERATION);
         }
@@ -35,32 +50,40 @@ fn with_l3_mappings(test: impl Fn(&mut Lab) + Send + Sync) {
     });
 }
 
-fn bare(packet: Packet) -> Packet {
-    Packet { ethernet: None, ..packet }
+fn bare(mut packet: Packet) -> Packet {
+    packet.ethernet = None;
+    if let Ip::V6(header) = &mut packet.ip {
+        header.traffic_class = 0x10;
+    }
+    packet
 }
 
 #[test]
 fn request_and_reply_are_translated_without_a_link_layer_header() {
     with_l3_mappings(|lab| {
         let request = bare(Packet::tcp(client(), node(), SYN, b""));
-        lab.run(PROG_INGRESS_L3, &request.build()).is(&to(&request, pod()), first_request("61000/tcp", 40));
+        let counted = first_request("61000/tcp", length(&request));
+        lab.run(PROG_INGRESS_L3, &request.build()).is(&to(&request, pod()), counted);
         let answer = bare(Packet::tcp(pod(), client(), SYN | ACK, b""));
-        lab.run(PROG_EGRESS_L3, &answer.build()).is(&from(&answer, node()), reply("61000/tcp", 40));
+        lab.run(PROG_EGRESS_L3, &answer.build()).is(&from(&answer, node()), reply("61000/tcp", length(&answer)));
         // The test run takes no frame that is shorter than an Ethernet and an IPv4 header.
         let request = bare(Packet::udp(client(), node(), b"hello there"));
-        lab.run(PROG_INGRESS_L3, &request.build()).is(&to(&request, pod()), first_request("61000/udp", 39));
+        let counted = first_request("61000/udp", length(&request));
+        lab.run(PROG_INGRESS_L3, &request.build()).is(&to(&request, pod()), counted);
         let mut answer = bare(Packet::udp(pod(), client(), b"hello yourself"));
+        lab.run(PROG_EGRESS_L3, &answer.build()).is(&from(&answer, node()), reply("61000/udp", length(&answer)));
         *answer.transport.checksum_mut().unwrap() = Checksum::Zero;
-        lab.run(PROG_EGRESS_L3, &answer.build()).is(&from(&answer, node()), reply("61000/udp", 42));
+        let counted = establishing_reply("61000/udp", length(&answer));
+        lab.run(PROG_EGRESS_L3, &answer.build()).is(&from(&answer, node()), counted);
     });
 }
 
 #[test]
 fn what_is_not_ours_passes_without_a_link_layer_header() {
     with_l3_mappings(|lab| {
-        let other_port = bare(Packet::tcp(client(), "192.0.2.10:22".parse().unwrap(), SYN, b""));
+        let other_port = bare(Packet::tcp(client(), node_at(22), SYN, b""));
         lab.run(PROG_INGRESS_L3, &other_port.build()).is(&other_port, vec![]);
-        let unmapped = bare(Packet::tcp(client(), "192.0.2.10:61050".parse().unwrap(), SYN, b""));
+        let unmapped = bare(Packet::tcp(client(), node_at(61_050), SYN, b""));
         lab.run(PROG_INGRESS_L3, &unmapped.build()).is(&unmapped, reason(Reason::NoMapping));
         let direct = bare(Packet::tcp(pod(), client(), ACK, b""));
         lab.run(PROG_EGRESS_L3, &direct.build()).is(&direct, reason(Reason::UntrackedReply));
@@ -68,28 +91,39 @@ fn what_is_not_ours_passes_without_a_link_layer_header() {
 }
 
 #[test]
-fn unusual_packets_are_translated_without_a_link_layer_header() {
+fn errors_are_translated_without_a_link_layer_header() {
     with_l3_mappings(|lab| {
         lab.run(PROG_INGRESS_L3, &bare(Packet::udp(client(), node(), b"hello there")).build());
-        let router = "8.0.0.9".parse().unwrap();
-        let about_reply = |server| bare(Packet::icmp_error(router, 3, 4, &Packet::udp(server, client(), b"hello"), 8));
+        let (kind, code) = too_large();
+        let about = |sender, quoted: &Packet| bare(Packet::icmp_error(sender, kind, code, quoted, 8));
+        let router = ip("8.0.0.9", "2001:db8:86dd::9");
+        let about_reply = |server| about(router, &Packet::udp(server, client(), b"hello"));
         let (arrives, expected) = (about_reply(node()), about_reply(pod()));
-        lab.run(PROG_INGRESS_L3, &arrives.build()).is(&expected, request("61000/udp", 56));
-        let about_request = |sender: SocketAddr, server| {
-            bare(Packet::icmp_error(sender.ip(), 3, 3, &Packet::udp(client(), server, b"hello"), 8))
+        lab.run(PROG_INGRESS_L3, &arrives.build()).is(&expected, request("61000/udp", length(&arrives)));
+        let about_request = |server: SocketAddr| about(server.ip(), &Packet::udp(client(), server, b"hello"));
+        let (leaves, expected) = (about_request(pod()), about_request(node()));
+        lab.run(PROG_EGRESS_L3, &leaves.build()).is(&expected, reply("61000/udp", length(&leaves)));
+    });
+}
+
+#[test]
+fn fragments_are_translated_without_a_link_layer_header() {
+    with_l3_mappings(|lab| {
+        let payload = [7; 100];
+        let bare_pieces = |packet: Packet| -> Vec<Vec<u8>> {
+            let framed = bare(packet).to_this_machine();
+            pieces(&framed, ID, SIZE).into_iter().map(|frame| frame[L3..].to_vec()).collect()
         };
-        let (leaves, expected) = (about_request(pod(), pod()), about_request(node(), node()));
-        lab.run(PROG_EGRESS_L3, &leaves.build()).is(&expected, reply("61000/udp", 56));
-        let mut first = bare(Packet::udp(client(), node(), b"the first of several"));
-        (first.ipv4_mut().unwrap().more_fragments, first.ipv4_mut().unwrap().dont_fragment) = (true, false);
-        lab.run(PROG_INGRESS_L3, &first.build()).is(&to(&first, pod()), request("61000/udp", 48));
-        let mut later = bare(Packet::new(
-            client().ip(),
-            node().ip(),
-            Transport::Raw { protocol: 17, bytes: b"what follows it, and more".to_vec() },
-        ));
-        (later.ipv4_mut().unwrap().fragment_offset, later.ipv4_mut().unwrap().dont_fragment) = (20, false);
-        lab.run(PROG_INGRESS_L3, &later.build()).is(&to(&later, pod()), request("61000/udp", 45));
+        let [arrive, expected] = [node(), pod()].map(|server| bare_pieces(Packet::udp(client(), server, &payload)));
+        assert!(arrive.len() > 2);
+        for (number, (frame, expected)) in arrive.iter().zip(expected).enumerate() {
+            let change = if number == 0 { first_request } else { request };
+            becomes(lab, PROG_INGRESS_L3, frame, expected, change("61000/udp", frame.len()));
+        }
+        let [leave, expected] = [pod(), node()].map(|server| bare_pieces(Packet::udp(server, client(), &payload)));
+        for (frame, expected) in leave.iter().zip(expected) {
+            becomes(lab, PROG_EGRESS_L3, frame, expected, reply("61000/udp", frame.len()));
+        }
     });
 }
 
@@ -97,8 +131,9 @@ fn unusual_packets_are_translated_without_a_link_layer_header() {
 fn sctp_is_translated_without_a_link_layer_header() {
     with_l3_mappings(|lab| {
         let init = bare(Packet::sctp(client(), node(), INIT, &[7; 16]));
-        lab.run(PROG_INGRESS_L3, &init.build()).is(&to(&init, pod()), first_request("61000/sctp", 52));
+        let counted = first_request("61000/sctp", length(&init));
+        lab.run(PROG_INGRESS_L3, &init.build()).is(&to(&init, pod()), counted);
         let answer = bare(Packet::sctp(pod(), client(), INIT_ACK, &[7; 20]));
-        lab.run(PROG_EGRESS_L3, &answer.build()).is(&from(&answer, node()), reply("61000/sctp", 56));
+        lab.run(PROG_EGRESS_L3, &answer.build()).is(&from(&answer, node()), reply("61000/sctp", length(&answer)));
     });
 }

@@ -56,8 +56,8 @@ pub(crate) fn family() -> Family {
     FAMILY.get()
 }
 
-/// One of two addresses.
-fn ip(v4: &str, v6: &str) -> IpAddr {
+/// One of two addresses, as the family is.
+pub(crate) fn ip(v4: &str, v6: &str) -> IpAddr {
     let text = if family() == Family::V4 { v4 } else { v6 };
     text.parse().unwrap()
 }

@@ -18,3 +18,5 @@ mod requests;
 mod sctp;
 mod sources;
 mod surroundings;
+mod tunnels;
+mod wireguard;
