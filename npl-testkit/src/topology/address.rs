@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The addresses of a topology: documentation ranges outside, private ones for Pods.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// The Node's addresses on its first uplink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +28,11 @@ pub struct ClientAddresses {
 }
 
 impl ClientAddresses {
+    /// That of each family.
+    pub fn ips(&self) -> [IpAddr; 2] {
+        [self.v4.into(), self.v6.into()]
+    }
+
     pub(super) fn first() -> Self {
         Self { v4: Ipv4Addr::new(198, 51, 100, 2), v6: Ipv6Addr::new(0x2001, 0xdb8, 0, 2, 0, 0, 0, 2) }
     }

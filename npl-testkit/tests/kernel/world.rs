@@ -187,8 +187,7 @@ impl World {
 
     /// The client's address of each family.
     pub(crate) fn client_ips(&self) -> [IpAddr; 2] {
-        let addresses = self.topology.client().addresses;
-        [addresses.v4.into(), addresses.v6.into()]
+        self.topology.client().addresses.ips()
     }
 
     /// Where the first Pod is reached, in each family.

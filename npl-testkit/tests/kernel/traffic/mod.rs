@@ -19,4 +19,5 @@ mod sctp;
 mod sources;
 mod surroundings;
 mod tunnels;
+mod uplinks;
 mod wireguard;

@@ -12,7 +12,7 @@ use crate::world::{World, is_emulated};
 
 /// What a CNI's firewall is like: connections are let through that began with a SYN, and whatever belongs to nobody's is
 /// dropped and counted.
-const STATEFUL: &str = "
+pub(super) const STATEFUL: &str = "
 table inet npl_test {
   counter forwarded { }
   counter invalid { }

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A Node with two uplinks whose replies leave by another one than requests have come by.
+
+use std::time::Duration;
+
+use npl_agent::core::redirect::Forwarding;
+use npl_testkit::netns::Netns;
+use npl_testkit::poll;
+use npl_testkit::topology::{Client, Options};
+use npl_testkit::traffic::{Direction, UdpOptions, tcp_request, transfer, udp_request};
+
+use super::past_the_stack::STATEFUL;
+use super::tunnels::received;
+use crate::world::{NODE_PORT, World, is_emulated};
+
+/// Far longer than the kernel needs.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// A reverse path filter that takes a packet whose sender is reached by any device, not only by that which it came by.
+/// The strict one drops requests whose replies leave elsewhere, with NPL or without.
+const LOOSE: &str = "2";
+
+fn bytes() -> u64 {
+    if is_emulated() { 1 << 20 } else { 8 << 20 }
+}
+
+/// Each of two clients, who are joined with each other, is the Node's gateway to the other.
+fn crossed() -> World {
+    let world = World::with_options(1, Options { clients: 2, ..Options::default() });
+    let [first, second] = world.topology.clients() else { unreachable!("two clients were asked for") };
+    let joined = format!("link add far0 index 300 type veth peer name far0 netns {}", second.netns.name());
+    first.netns.ip(&joined).unwrap();
+    for (own, other, next, other_next) in [(first, second, "fe80::a", "fe80::b"), (second, first, "fe80::b", "fe80::a")]
+    {
+        own.netns.ip(&format!("link set far0 up\naddr add {next}/64 dev far0 nodad")).unwrap();
+        let (v4, v6) = (other.addresses.v4, other.addresses.v6);
+        own.netns.ip(&format!("route add {v4}/32 dev far0\nroute add {v6}/128 via {other_next} dev far0")).unwrap();
+        own.netns.sysctl("net/ipv4/ip_forward", "1").unwrap();
+        own.netns.sysctl("net/ipv6/conf/all/forwarding", "1").unwrap();
+    }
+    for client in [first, second] {
+        let is_up = || client.netns.ip("link show dev far0").is_ok_and(|it| it.contains("state UP")).then_some(());
+        poll::until("the carrier between the clients", LIMIT, is_up).unwrap();
+    }
+    world.node().sysctl("net/ipv4/conf/all/rp_filter", LOOSE).unwrap();
+    let by = |gateways: [&str; 2], client: &Client, other: &Client| {
+        let ([v4, v6], device) = (gateways, other.uplink.name());
+        let (to_v4, to_v6) = (client.addresses.v4, client.addresses.v6);
+        format!("route add {to_v4}/32 via {v4} dev {device} onlink\nroute add {to_v6}/128 via {v6} dev {device} onlink")
+    };
+    world.node().ip(&by(["203.0.113.2", "2001:db8:0:3::2"], first, second)).unwrap();
+    world.node().ip(&by(["192.0.2.1", "2001:db8:0:1::1"], second, first)).unwrap();
+    world
+}
+
+/// What a client asks is answered by the other one's uplink, in both families and by both protocols.
+#[track_caller]
+fn assert_answered_by_the_other_uplink(world: &World, client: &Client, other: &Netns) {
+    let came_by = || [&client.netns, other].map(|netns| received(netns, "eth0"));
+    for (node_ip, own_ip) in world.node_ips().into_iter().zip(client.addresses.ips()) {
+        let (server, before) = ((node_ip, NODE_PORT).into(), came_by());
+        let tcp = tcp_request(&client.netns, server, "who are you?").unwrap();
+        assert_eq!((tcp.pod.as_str(), tcp.client.ip()), ("web-0", own_ip));
+        let udp = udp_request(&client.netns, server, b"and you?", UdpOptions::default()).unwrap().answer;
+        assert_eq!((udp.pod.as_str(), udp.client.ip()), ("web-0", own_ip));
+        for direction in [Direction::Upload, Direction::Download] {
+            assert_eq!(transfer(&client.netns, server, direction, bytes()).unwrap().bytes, bytes());
+        }
+        let [by_own, by_other] = [0, 1].map(|end| came_by()[end] - before[end]);
+        // The neighbours ask each other for their addresses.
+        assert!(
+            by_own < bytes() / 100 && by_other > bytes(),
+            "{by_own} bytes came by its own uplink, {by_other} by the other"
+        );
+    }
+}
+
+/// Packets that the host's own stack forwards while both clients are answered.
+#[track_caller]
+fn forwarded(world: &mut World, forwarding: Forwarding) -> u64 {
+    world.follow(forwarding);
+    let count = |world: &World| world.node().packets_counted("inet npl_test forwarded").unwrap();
+    let before = count(world);
+    let [first, second] = world.topology.clients() else { unreachable!("two clients were asked for") };
+    assert_answered_by_the_other_uplink(world, first, &second.netns);
+    assert_answered_by_the_other_uplink(world, second, &first.netns);
+    count(world) - before
+}
+
+#[test]
+fn replies_leave_by_another_uplink_than_requests_came_by() {
+    let mut world = crossed();
+    world.node().nft(STATEFUL).unwrap();
+    world.node().set_liberal_tracking(true).unwrap();
+    let by_the_stack = forwarded(&mut world, Forwarding::Stack);
+    assert_eq!(forwarded(&mut world, Forwarding::Redirect), 0);
+    let offloaded = forwarded(&mut world, Forwarding::Offload);
+    assert!(offloaded > 0 && offloaded * 4 < by_the_stack, "{offloaded} packets instead of {by_the_stack}");
+    assert_eq!(world.node().packets_counted("inet npl_test invalid").unwrap(), 0);
+}
