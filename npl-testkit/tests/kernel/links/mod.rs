@@ -2,6 +2,8 @@
 //! The life of what is pinned: it outlives the loader, is adopted, replaced, repaired and removed, beside that of others.
 
 mod cleanup;
+mod foreign;
+mod instances;
 mod neighbours;
 mod pins;
 pub(crate) mod programs;
