@@ -93,7 +93,8 @@ fn replies_leave_by_another_uplink_than_requests_came_by() {
     world.node().nft(STATEFUL).unwrap();
     world.node().set_liberal_tracking(true).unwrap();
     let by_the_stack = forwarded(&mut world, Forwarding::Stack);
-    assert_eq!(forwarded(&mut world, Forwarding::Redirect), 0);
+    let redirected = forwarded(&mut world, Forwarding::Redirect);
+    assert!(redirected * 50 < by_the_stack, "{redirected} packets instead of {by_the_stack}");
     let offloaded = forwarded(&mut world, Forwarding::Offload);
     assert!(offloaded > 0 && offloaded * 4 < by_the_stack, "{offloaded} packets instead of {by_the_stack}");
     assert_eq!(world.node().packets_counted("inet npl_test invalid").unwrap(), 0);
