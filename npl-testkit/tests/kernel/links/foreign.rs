@@ -88,6 +88,11 @@ impl Foreign {
         }
         Self { _program: program, _bpffs: bpffs }
     }
+
+    /// A filter is taken away in the namespace of its device.
+    fn take_away(self, world: &World) {
+        world.node().run(|| drop(self)).unwrap();
+    }
 }
 
 fn is_tcx() -> bool {
@@ -172,7 +177,7 @@ fn program_ahead_of_ours_that_ends_the_chain_keeps_requests_from_us() {
     }
     assert_eq!(counted(&world), (0, 0));
     assert_seems_attached(&world);
-    drop(ahead);
+    ahead.take_away(&world);
     world.assert_answers();
 }
 
@@ -190,6 +195,6 @@ fn program_ahead_of_ours_that_ends_the_chain_keeps_replies_from_us() {
     let (requests, replies) = counted(&world);
     assert!(requests >= 8 && replies == 0, "{requests} requests, {replies} replies");
     assert_seems_attached(&world);
-    drop(ahead);
+    ahead.take_away(&world);
     world.assert_answers();
 }
