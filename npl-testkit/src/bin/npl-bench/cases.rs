@@ -215,7 +215,7 @@ pub(crate) const RATIOS: [Ratio; 31] = {
     use Workload::{Established, NewFlows, SynFlood};
     [
         ratio(Established, Ours, Routing, Some(0.92)),
-        ratio(Established, Ours, Iptables(1), Some(1.15)),
+        ratio(Established, Ours, Iptables(1), Some(1.3)),
         ratio(Established, Ours, Nftables, None),
         ratio(Established, OursRedirect, Routing, Some(1.35)),
         ratio(Established, OursRedirect, Iptables(1), None),
@@ -229,10 +229,10 @@ pub(crate) const RATIOS: [Ratio; 31] = {
         ratio(Established, OursXdp, OursWire, None),
         ratio(NewFlows, Ours, Routing, None),
         ratio(NewFlows, Ours, Iptables(1), None),
-        ratio(NewFlows, Ours, Iptables(MAPPINGS), None),
-        ratio(NewFlows, Ours, IptablesNewest(MAPPINGS), Some(7.0)),
-        ratio(NewFlows, Ours, Nftables, None),
-        ratio(NewFlows, OursRedirect, Iptables(MAPPINGS), None),
+        ratio(NewFlows, Ours, Iptables(MAPPINGS), Some(10.0)),
+        ratio(NewFlows, Ours, IptablesNewest(MAPPINGS), Some(10.0)),
+        ratio(NewFlows, Ours, Nftables, Some(3.5)),
+        ratio(NewFlows, OursRedirect, Iptables(MAPPINGS), Some(12.0)),
         ratio(NewFlows, OursRedirect, IptablesNewest(MAPPINGS), Some(12.0)),
         ratio(NewFlows, OursRedirect, Nftables, None),
         ratio(NewFlows, OursOf(100), OursOf(1), Some(0.95)),

@@ -2,6 +2,7 @@
 //! What was measured, for people and for programs.
 
 use std::fmt::Write as _;
+use std::ops::Range;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::ValueEnum;
@@ -45,8 +46,9 @@ struct Compared {
     name: String,
     #[serde(flatten)]
     spread: Spread,
-    #[serde(skip)]
+    /// What the median should at least be.
     aim: Option<f64>,
+    is_met: Option<bool>,
 }
 
 /// Of the rounds' values.
@@ -78,7 +80,9 @@ impl Report {
         for ratio in ratios {
             let (above, below) = (of(ratio.numerator)?, of(ratio.denominator)?);
             let values: Vec<f64> = above.iter().zip(below).map(|(above, below)| above / below).collect();
-            compared.push(Compared { name: ratio.name(), spread: Spread::of(&values)?, aim: ratio.aim });
+            let spread = Spread::of(&values)?;
+            let is_met = ratio.aim.map(|aim| spread.median >= aim);
+            compared.push(Compared { name: ratio.name(), spread, aim: ratio.aim, is_met });
         }
         Ok(Self { rounds, results, ratios: compared, figures })
     }
@@ -105,7 +109,7 @@ impl Report {
     }
 
     fn results(&self, preset: TableStyle) -> Table {
-        let mut table = table(preset, ["workload", "by", "Mpps, median", "min", "max"]);
+        let mut table = table(preset, ["workload", "by", "Mpps, median", "min", "max"], 2..5);
         for Measured { name, mode, unit: _, spread } in &self.results {
             table.add_row([
                 (*name).to_owned(),
@@ -119,10 +123,16 @@ impl Report {
     }
 
     fn ratios(&self, preset: TableStyle) -> Table {
-        let mut table = table(preset, ["ratio", "aim", "median", "min", "max"]);
-        for Compared { name, spread, aim } in &self.ratios {
-            let aim = aim.map(|aim| format!("≥ {aim}")).unwrap_or_default();
-            table.add_row([name.clone(), aim, number(spread.median), number(spread.min), number(spread.max)]);
+        let mut table = table(preset, ["ratio", "median", "min", "max", "aim", "aim is"], 1..4);
+        for Compared { name, spread, aim, is_met } in &self.ratios {
+            table.add_row([
+                name.clone(),
+                number(spread.median),
+                number(spread.min),
+                number(spread.max),
+                aim.map(|aim| format!("≥ {aim}")).unwrap_or_default(),
+                figures::verdict(*is_met).to_owned(),
+            ]);
         }
         table
     }
@@ -140,10 +150,11 @@ impl Spread {
     }
 }
 
-fn table<const N: usize>(preset: TableStyle, header: [&str; N]) -> Table {
+/// A table whose `numbers` are columns that are aligned to the right.
+fn table<const N: usize>(preset: TableStyle, header: [&str; N], numbers: Range<usize>) -> Table {
     let mut table = Table::new();
     table.load_style(preset).set_header(header);
-    for column in table.column_iter_mut().skip(2) {
+    for column in table.column_iter_mut().skip(numbers.start).take(numbers.len()) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table
@@ -156,7 +167,25 @@ fn number(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::Spread;
+    use super::{Format, Report, Spread};
+    use crate::cases::{Case, Mode, Ratio, Workload};
+
+    #[test]
+    fn a_ratio_meets_its_aim_with_the_median_of_its_rounds() {
+        let [ours, routing] = [Mode::Ours, Mode::Routing].map(|mode| Case { workload: Workload::Established, mode });
+        let verdict = |aim| {
+            let samples = [(ours, vec![0.5, 0.9, 2.0]), (routing, vec![1.0; 3])];
+            let ratio = Ratio { numerator: ours, denominator: routing, aim };
+            let report = Report::new(3, &samples, &[ratio], Vec::new()).unwrap();
+            let shown = report.show(Format::Markdown).unwrap();
+            let line = shown.lines().find(|line| line.contains(&ratio.name())).unwrap();
+            (report.ratios[0].is_met, line.replace(' ', ""))
+        };
+        let line = |aim| format!("|established_ours_vs_routing|0.900|0.500|2.00|{aim}|");
+        assert_eq!(verdict(Some(0.9)), (Some(true), line("≥0.9|met")));
+        assert_eq!(verdict(Some(0.92)), (Some(false), line("≥0.92|missed")));
+        assert_eq!(verdict(None), (None, line("|")));
+    }
 
     #[test]
     fn the_median_is_the_middle_one_or_between_the_two() {

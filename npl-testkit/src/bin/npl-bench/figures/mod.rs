@@ -7,7 +7,7 @@ mod samples;
 mod table;
 
 pub(crate) use self::samples::{Row, Samples, percentile};
-pub(crate) use self::table::table;
+pub(crate) use self::table::{table, verdict};
 
 /// What a figure is measured with; each measures all of its figures at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -36,7 +36,8 @@ pub(crate) fn table(rows: &[Row], style: TableStyle) -> Table {
     table
 }
 
-const fn verdict(is_met: Option<bool>) -> &'static str {
+/// What became of an aim; nothing where there is none.
+pub(crate) const fn verdict(is_met: Option<bool>) -> &'static str {
     match is_met {
         Some(true) => "met",
         Some(false) => "missed",
