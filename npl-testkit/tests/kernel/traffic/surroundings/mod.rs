@@ -5,13 +5,15 @@
 //! and marks.
 
 use std::io::ErrorKind;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use npl_agent::core::model::Protocol;
 use npl_agent::core::redirect::Forwarding;
 use npl_testkit::echo::EchoServer;
-use npl_testkit::topology::Options;
-use npl_testkit::traffic::{self, Direction, UdpOptions, tcp_connect, tcp_request, transfer, udp_exchange};
+use npl_testkit::netns::Netns;
+use npl_testkit::tools;
+use npl_testkit::topology::{Options, Pod};
+use npl_testkit::traffic::{Direction, UdpOptions, tcp_connect, tcp_request, transfer, udp_exchange, udp_request};
 
 use crate::lab::mapping;
 use crate::world::{NODE_PORT, POD_PORT, World, is_emulated};
@@ -21,6 +23,7 @@ const CALICO: &str = include_str!("calico.nft");
 const ANTREA: &str = include_str!("antrea.nft");
 const KUBE_ROUTER: &str = include_str!("kube-router.nft");
 const AWS_VPC: &str = include_str!("aws-vpc.nft");
+const AWS_VPC_NOTE: &str = include_str!("aws-vpc-note.nft");
 const KUBE_PROXY: &str = include_str!("kube-proxy.nft");
 
 /// A node port whose Pod port nobody listens on.
@@ -29,9 +32,35 @@ const CLOSED: u16 = 61_050;
 /// Where somebody outside of the cluster listens.
 const OUTSIDE: u16 = 9090;
 
+/// What a Pod's link takes, less than the client's and the Node's.
+const SMALL_LINK: u32 = 1400;
+
+/// How a client comes to a Pod.
+struct Way {
+    pod: String,
+    server: SocketAddr,
+    client: IpAddr,
+}
+
+/// To the first Pod, in each family.
+fn to_first_pod(world: &World) -> Vec<Way> {
+    let ways = world.frontends().into_iter().zip(world.client_ips());
+    ways.map(|(server, client)| Way { pod: world.pod().name.clone(), server, client }).collect()
+}
+
+/// To every Pod, in the one family that a cluster of the AWS VPC CNI has.
+fn to_every_pod_by_v4(world: &World) -> Vec<Way> {
+    let way = |(node_port, (pod, _)): (u16, &(Pod, EchoServer))| Way {
+        pod: pod.name.clone(),
+        server: (world.node_ip(), node_port).into(),
+        client: world.client_ip(),
+    };
+    (NODE_PORT..).zip(&world.pods).map(way).collect()
+}
+
 /// Two Pods on a Node with these rules.
-fn node_with(rules: &[&str]) -> World {
-    let mut world = World::new(2);
+fn node_with(rules: &[&str], clients: u8) -> World {
+    let mut world = World::with_options(2, Options { clients, ..Options::default() });
     world.node().nft(&rules.concat()).unwrap();
     let (frontend, backend) = mapping(Protocol::Tcp, CLOSED, (world.pod().ip(), POD_PORT + 1).into(), 1);
     world.datapath().upsert_mapping(frontend, backend).unwrap();
@@ -39,37 +68,71 @@ fn node_with(rules: &[&str]) -> World {
 }
 
 /// By the host's stack, past it, and past it as long as it lets flows through.
-fn everything_passes_either_way(mut world: World) {
-    everything_passes(&world);
-    world.follow(Forwarding::Redirect);
-    everything_passes(&world);
-    world.node().set_liberal_tracking(true).unwrap();
-    world.follow(Forwarding::Offload);
-    everything_passes(&world);
+fn everything_passes_either_way(world: &mut World, ways: fn(&World) -> Vec<Way>) {
+    world.node().set_liberal_tracking(false).unwrap();
+    for forwarding in [Forwarding::Stack, Forwarding::Redirect, Forwarding::Offload] {
+        if forwarding == Forwarding::Offload {
+            world.node().set_liberal_tracking(true).unwrap();
+        }
+        world.follow(forwarding);
+        everything_passes(world, &ways(world));
+        small_links_are_told(world, forwarding, ways);
+    }
 }
 
 /// What passes on every Node, whose rules hide its Pods behind it.
-fn everything_passes(world: &World) {
-    let size = if is_emulated() { 1 << 17 } else { 4 << 20 };
-    for _ in 0..3 {
-        world.assert_answers();
-    }
-    for (frontend, client) in world.frontends().into_iter().zip(world.client_ips()) {
+fn everything_passes(world: &World, ways: &[Way]) {
+    let size = transfer_size();
+    for Way { pod, server, client } in ways {
+        let expected = (pod.as_str(), *client);
+        let ask = |options| udp_request(world.client(), *server, b"and you?", options).unwrap().answer;
+        for _ in 0..3 {
+            let tcp = tcp_request(world.client(), *server, "who are you?").unwrap();
+            assert_eq!((tcp.pod.as_str(), tcp.client.ip()), expected);
+            let udp = ask(UdpOptions::default());
+            assert_eq!((udp.pod.as_str(), udp.client.ip()), expected);
+        }
         for direction in [Direction::Upload, Direction::Download] {
-            assert_eq!(transfer(world.client(), frontend, direction, size).unwrap().bytes, size);
+            assert_eq!(transfer(world.client(), *server, direction, size).unwrap().bytes, size);
         }
         for (question, answer) in [(4000, 512), (512, 4000)] {
-            let answer = udp_exchange(world.client(), frontend, question, answer).unwrap();
-            assert_eq!((answer.pod.as_str(), answer.client.ip()), ("web-0", client));
+            let answer = udp_exchange(world.client(), *server, question, answer).unwrap();
+            assert_eq!((answer.pod.as_str(), answer.client.ip()), expected);
+        }
+        if server.is_ipv4() {
+            let answer = ask(UdpOptions { checksum: false, ..UdpOptions::default() });
+            assert_eq!((answer.pod.as_str(), answer.client.ip()), expected);
         }
     }
-    let without = UdpOptions { checksum: false, ..UdpOptions::default() };
-    let answer = traffic::udp_request(world.client(), world.frontend(), b"no checksum", without).unwrap().answer;
-    assert_eq!((answer.pod.as_str(), answer.client.ip()), ("web-0", world.client_ip()));
-    assert_eq!(refusal(world, CLOSED), ErrorKind::ConnectionRefused, "by the Pod itself");
-    assert_eq!(refusal(world, CLOSED + 1), ErrorKind::ConnectionRefused, "by the host");
+    let refused = |node_port| refusal(world.client(), (world.node_ip(), node_port).into());
+    assert_eq!(refused(CLOSED), ErrorKind::ConnectionRefused, "by the Pod itself");
+    assert_eq!(refused(CLOSED + 1), ErrorKind::ConnectionRefused, "by the host");
     nothing_was_invalid(world);
     assert_eq!(seen_outside_as(world), world.node_ip(), "the rules are there");
+}
+
+/// A client whose packets are too large for the Pods' links learns it, and of the address that it knows.
+fn small_links_are_told(world: &mut World, forwarding: Forwarding, ways: fn(&World) -> Vec<Way>) {
+    let set_mtu = |world: &World, mtu| world.pods.iter().for_each(|(pod, _)| pod.host_device.set_mtu(mtu).unwrap());
+    set_mtu(world, SMALL_LINK);
+    world.follow(forwarding);
+    for Way { server, .. } in ways(world) {
+        let size = transfer_size();
+        assert_eq!(transfer(world.client(), server, Direction::Upload, size).unwrap().bytes, size);
+        let route = world.client().ip(&format!("route get {}", server.ip())).unwrap();
+        assert!(route.contains(&format!("mtu {SMALL_LINK}")), "{route}");
+    }
+    nothing_was_invalid(world);
+    set_mtu(world, Options::default().mtu);
+    world.follow(forwarding);
+    for family in ["-4", "-6"] {
+        let mut forget = world.client().command("ip").unwrap();
+        tools::output(forget.args([family, "route", "flush", "cache"])).unwrap();
+    }
+}
+
+fn transfer_size() -> u64 {
+    if is_emulated() { 1 << 17 } else { 4 << 20 }
 }
 
 /// No rule has met a packet that belongs to no connection, or one that nobody allowed.
@@ -88,44 +151,54 @@ fn seen_outside_as(world: &World) -> IpAddr {
     answer.client.ip()
 }
 
-/// How the client is turned away.
-fn refusal(world: &World, node_port: u16) -> ErrorKind {
-    let error = tcp_connect(world.client(), (world.node_ip(), node_port).into()).unwrap_err();
+/// How a client is turned away.
+fn refusal(client: &Netns, server: SocketAddr) -> ErrorKind {
+    let error = tcp_connect(client, server).unwrap_err();
     error.downcast_ref::<std::io::Error>().unwrap().kind()
 }
 
 #[test]
 fn everything_passes_beside_flannel() {
-    everything_passes_either_way(node_with(&[FLANNEL, KUBE_PROXY]));
+    everything_passes_either_way(&mut node_with(&[FLANNEL, KUBE_PROXY], 1), to_first_pod);
 }
 
 #[test]
 fn everything_passes_beside_calico() {
-    everything_passes_either_way(node_with(&[CALICO, KUBE_PROXY]));
+    everything_passes_either_way(&mut node_with(&[CALICO, KUBE_PROXY], 1), to_first_pod);
 }
 
 #[test]
 fn everything_passes_beside_antrea_with_strict_reverse_paths() {
-    let world = node_with(&[ANTREA, KUBE_PROXY]);
+    let mut world = node_with(&[ANTREA, KUBE_PROXY], 1);
     for device in ["all", "default", "eth0", world.pod().host_device.name()] {
         world.node().sysctl(&format!("net/ipv4/conf/{device}/rp_filter"), "1").unwrap();
     }
-    everything_passes_either_way(world);
+    everything_passes_either_way(&mut world, to_first_pod);
+}
+
+/// The Node speaks in the Pod's place, and clients learn it of the address that they know.
+#[track_caller]
+fn policy_refuses_others(world: &World) {
+    let second_pod = (world.node_ip(), NODE_PORT + 1).into();
+    assert_eq!(refusal(world.client(), second_pod), ErrorKind::ConnectionRefused);
+    let stranger = &world.topology.clients()[1].netns;
+    for server in world.frontends() {
+        assert_eq!(refusal(stranger, server), ErrorKind::ConnectionRefused, "{server}");
+    }
 }
 
 #[test]
-fn everything_passes_beside_kube_router_and_what_it_rejects_is_refused() {
-    let world = node_with(&[KUBE_ROUTER, KUBE_PROXY]);
-    everything_passes(&world);
-    // The Node speaks in the Pod's place, and the client learns it of the address that it knows.
-    assert_eq!(refusal(&world, NODE_PORT + 1), ErrorKind::ConnectionRefused);
+fn everything_passes_beside_kube_router_and_its_policy_holds_wherever_it_is_asked() {
+    let mut world = node_with(&[KUBE_ROUTER, KUBE_PROXY], 2);
+    policy_refuses_others(&world);
+    everything_passes_either_way(&mut world, to_first_pod);
+    policy_refuses_others(&world);
 }
 
-/// The second Pod's own packets leave by the second interface, where nobody expects the Node's address.
-#[test]
-fn answers_return_by_the_interface_of_the_request_beside_the_aws_vpc_cni() {
-    let mut world = World::with_options(2, Options { clients: 2, ..Options::default() });
-    world.node().nft(AWS_VPC).unwrap();
+/// A Node of the AWS VPC CNI: the second Pod's own packets leave by the second interface, where nobody expects the Node's
+/// address.
+fn node_with_aws_vpc(rules: &[&str]) -> World {
+    let world = node_with(rules, 2);
     let second = world.pods[1].0.ip();
     world
         .node()
@@ -139,23 +212,39 @@ rule add from {second} lookup 100 priority 1536"
     for device in ["all", "eth0", "eth1"] {
         world.node().sysctl(&format!("net/ipv4/conf/{device}/rp_filter"), "2").unwrap();
     }
-    every_pod_answers(&world);
-    world.follow(Forwarding::Redirect);
-    every_pod_answers(&world);
-    world.node().set_liberal_tracking(true).unwrap();
-    world.follow(Forwarding::Offload);
-    every_pod_answers(&world);
+    world
 }
 
-#[track_caller]
-fn every_pod_answers(world: &World) {
-    for (node_port, (pod, _)) in (NODE_PORT..).zip(&world.pods) {
-        for _ in 0..3 {
-            let server = (world.node_ip(), node_port).into();
-            let tcp = tcp_request(world.client(), server, "who are you?").unwrap();
-            assert_eq!((tcp.pod.as_str(), tcp.client.ip()), (pod.name.as_str(), world.client_ip()));
-            let udp = traffic::udp_request(world.client(), server, b"and you?", UdpOptions::default()).unwrap().answer;
-            assert_eq!((udp.pod.as_str(), udp.client.ip()), (pod.name.as_str(), world.client_ip()));
-        }
+#[test]
+fn everything_passes_beside_the_aws_vpc_cni_with_a_note_of_where_requests_came_in() {
+    let mut world = node_with_aws_vpc(&[AWS_VPC, AWS_VPC_NOTE, KUBE_PROXY]);
+    everything_passes_either_way(&mut world, to_every_pod_by_v4);
+}
+
+/// Counts what comes from the Node's first address, which has no business at the second interface.
+const ASTRAY: &str = "
+table inet npl_test {
+  counter astray {}
+  chain prerouting {
+    type filter hook prerouting priority raw;
+    ip saddr 192.0.2.10 tcp sport 61001 counter name astray
+  }
+}";
+
+#[test]
+fn without_that_note_the_stacks_replies_leave_by_the_pods_own_interface_and_redirected_ones_do_not() {
+    let mut world = node_with_aws_vpc(&[AWS_VPC, KUBE_PROXY]);
+    let beyond = world.topology.clients()[1].netns.clone();
+    beyond.nft(ASTRAY).unwrap();
+    let second_pod = (world.node_ip(), NODE_PORT + 1).into();
+    let mut astray = 0;
+    for forwarding in [Forwarding::Stack, Forwarding::Redirect, Forwarding::Offload] {
+        world.node().set_liberal_tracking(true).unwrap();
+        world.follow(forwarding);
+        let answer = tcp_request(world.client(), second_pod, "who are you?");
+        let now = beyond.packets_counted("inet npl_test astray").unwrap();
+        let is_redirected = forwarding == Forwarding::Redirect;
+        assert_eq!((answer.is_ok(), now == astray), (is_redirected, is_redirected), "{forwarding:?}: {answer:?}");
+        astray = now;
     }
 }
