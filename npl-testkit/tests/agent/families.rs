@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::world::{LIMIT, NAMESPACE, NODE, World};
 
 /// A dual-stack Node with an agent, and Service `web`, enabled, with these fields of its `spec`.
-fn world_with_service(spec: &serde_json::Value) -> World {
+pub(crate) fn world_with_service(spec: &serde_json::Value) -> World {
     let mut world = World::new();
     let addresses = world.topology.node_addresses();
     world.cluster.create_node(NODE, &[addresses.v4.into(), addresses.v6.into()]).unwrap();
@@ -28,7 +28,7 @@ fn set_service(world: &World, spec: &serde_json::Value) {
 }
 
 /// A running Pod with an address of each family.
-fn create_dual_stack_pod(world: &mut World, name: &str) {
+pub(crate) fn create_dual_stack_pod(world: &mut World, name: &str) {
     world.create_unready_pod(name);
     let ips = world.topology.pods().iter().find(|pod| pod.name == name).unwrap().ips();
     world.cluster.set_pod_running(NAMESPACE, name, world.node_ip(), &ips).unwrap();
@@ -36,7 +36,7 @@ fn create_dual_stack_pod(world: &mut World, name: &str) {
 
 /// Each entry's address is answered by the Pod, which sees the client's own address of that family.
 #[track_caller]
-fn assert_served(world: &World, pod: &str, entries: &[Entry]) {
+pub(crate) fn assert_served(world: &World, pod: &str, entries: &[Entry]) {
     let client = world.topology.client();
     for entry in entries {
         let client_ip: IpAddr =

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Devices and addresses of both families that come, go, move and are renamed under a running agent.
+
+use std::net::{IpAddr, SocketAddr};
+
+use aya::programs::{SchedClassifier, TcAttachType};
+use npl_testkit::cluster::Entry;
+use npl_testkit::poll;
+use npl_testkit::traffic::{self, Load, Request};
+use serde_json::json;
+
+use crate::families::{assert_served, create_dual_stack_pod, world_with_service};
+use crate::world::{LIMIT, World};
+
+/// What a device above the uplink has at the Node's end.
+const NODE_ABOVE: [&str; 2] = ["198.18.100.10", "fd00:18:100::10"];
+/// The same at the client's end.
+const CLIENT_ABOVE: [&str; 2] = ["198.18.100.2", "fd00:18:100::2"];
+
+/// A Node with an agent and a Pod that is served in both families, and the Pod's entries.
+fn served() -> (World, Vec<Entry>) {
+    let mut world = world_with_service(&json!({"ipFamilyPolicy": "RequireDualStack"}));
+    create_dual_stack_pod(&mut world, "web-0");
+    let entries = world.wait_for_entries("web-0", 4);
+    assert_served(&world, "web-0", &entries);
+    (world, entries)
+}
+
+/// The entries with other addresses of the Node, as `client` would ask them.
+fn requests(entries: &[Entry], node: [&str; 2], client: [&str; 2]) -> Vec<Request> {
+    let of =
+        |entry: &Entry, texts: [&str; 2]| -> IpAddr { texts[usize::from(entry.node_ip.is_ipv6())].parse().unwrap() };
+    let request = |entry: &Entry| Request {
+        protocol: entry.protocol,
+        server: SocketAddr::new(of(entry, node), entry.node_port),
+        pod: "web-0".to_owned(),
+        client: of(entry, client),
+    };
+    entries.iter().map(request).collect()
+}
+
+/// As the client of the topology would ask the entries with these addresses of the Node.
+fn from_afar(world: &World, entries: &[Entry], node: [&str; 2]) -> Vec<Request> {
+    let client = world.topology.client().addresses;
+    requests(entries, node, [&client.v4.to_string(), &client.v6.to_string()])
+}
+
+/// The entries as the client asks them.
+fn own_requests(world: &World, entries: &[Entry]) -> Vec<Request> {
+    let node = world.topology.node_addresses();
+    from_afar(world, entries, [&node.v4.to_string(), &node.v6.to_string()])
+}
+
+/// Waits until each is answered as it has to be.
+#[track_caller]
+fn wait_until_served(world: &World, requests: &[Request]) {
+    let netns = &world.topology.client().netns;
+    for Request { protocol, server, pod, client } in requests {
+        let ask = || traffic::request(netns, *protocol, *server, "who?").ok();
+        let (answer, _) = poll::until(&format!("an answer of {server} over {protocol}"), LIMIT, ask).unwrap();
+        assert_eq!((answer.pod.as_str(), answer.client.ip()), (pod.as_str(), *client), "{protocol} {server}");
+    }
+}
+
+/// Waits until none is answered any more.
+#[track_caller]
+fn wait_until_refused(world: &World, requests: &[Request]) {
+    let netns = &world.topology.client().netns;
+    for Request { protocol, server, .. } in requests {
+        let is_refused = || traffic::request(netns, *protocol, *server, "who?").is_err().then_some(());
+        poll::until(&format!("the refusal of {server} over {protocol}"), LIMIT, is_refused).unwrap();
+    }
+}
+
+/// Waits until the programs are on these devices and no other.
+#[track_caller]
+fn wait_for_devices(world: &World, expected: &[&str]) {
+    let names = || {
+        let status = world.agent_options(&[]).command_json("status").unwrap();
+        let devices = status["devices"].as_array().unwrap().iter();
+        let attached = devices.filter(|device| device["attached"] == json!(["ingress", "egress"]));
+        let mut names: Vec<String> = attached.map(|device| device["name"].as_str().unwrap().to_owned()).collect();
+        names.sort();
+        names
+    };
+    poll::until(&format!("programs on {expected:?}"), LIMIT, || (names() == expected).then_some(())).unwrap();
+}
+
+/// Programs that the kernel has at the Node's device of this name.
+fn programs_on(world: &World, device: &str) -> usize {
+    let at = |attach_type| SchedClassifier::query_tcx(device, attach_type).unwrap().1.len();
+    world.topology.node().run(|| [TcAttachType::Ingress, TcAttachType::Egress].map(at).iter().sum()).unwrap()
+}
+
+/// Has a client's packets to these addresses come by the uplink, and the Node refuse at once what is not for it.
+fn send_by_the_uplink(world: &World, [v4, v6]: [&str; 2]) {
+    let (node, client) = (world.topology.node_addresses(), world.topology.client().addresses);
+    world.topology.node().ip(&format!("route add unreachable {v4}/32\nroute add unreachable {v6}/128")).unwrap();
+    let routes = format!(
+        "route add {v4}/32 via {} dev eth0 src {}\nroute add {v6}/128 via {} dev eth0 src {}",
+        node.v4, client.v4, node.v6, client.v6
+    );
+    world.topology.client().netns.ip(&routes).unwrap();
+}
+
+/// A VLAN, or, where the kernel has none, what stands above an uplink just like one; the client's device for it.
+fn add_device_above(world: &World) -> &'static str {
+    let (node, client) = (world.topology.node(), &world.topology.client().netns);
+    let vlan = "link add link eth0 name eth0.100 type vlan id 100";
+    let client_device = if node.ip(vlan).is_ok() {
+        client.ip(&format!("{vlan}\nlink set eth0.100 up")).unwrap();
+        "eth0.100"
+    } else {
+        node.ip("link add link eth0 name eth0.100 type macvlan mode bridge").unwrap();
+        "eth0"
+    };
+    // Who has an address answers for it, and not the device below as well.
+    node.sysctl("net/ipv4/conf/all/arp_ignore", "1").unwrap();
+    for (netns, device, [v4, v6]) in [(client, client_device, CLIENT_ABOVE), (node, "eth0.100", NODE_ABOVE)] {
+        let lines = format!("addr add {v4}/24 dev {device}\naddr add {v6}/64 dev {device} nodad");
+        netns.ip(&format!("link set {device} up\n{lines}")).unwrap();
+    }
+    client_device
+}
+
+#[test]
+fn a_device_above_the_uplink_that_comes_is_served_and_one_that_goes_is_not() {
+    let (world, entries) = served();
+    let client_device = add_device_above(&world);
+    wait_for_devices(&world, &["eth0", "eth0.100"]);
+    wait_until_served(&world, &requests(&entries, NODE_ABOVE, CLIENT_ABOVE));
+    assert_served(&world, "web-0", &entries);
+
+    world.topology.node().ip("link del eth0.100").unwrap();
+    let [v4, v6] = CLIENT_ABOVE;
+    let gone = format!("addr del {v4}/24 dev {client_device}\naddr del {v6}/64 dev {client_device}");
+    world.topology.client().netns.ip(&gone).unwrap();
+    send_by_the_uplink(&world, NODE_ABOVE);
+    wait_for_devices(&world, &["eth0"]);
+    wait_until_refused(&world, &from_afar(&world, &entries, NODE_ABOVE));
+    assert_served(&world, "web-0", &entries);
+}
+
+#[test]
+fn addresses_of_both_families_are_served_from_when_they_come_until_they_go() {
+    let (world, entries) = served();
+    let added = ["192.0.2.77", "2001:db8:0:1::77"];
+    let requests = from_afar(&world, &entries, added);
+    send_by_the_uplink(&world, added);
+    wait_until_refused(&world, &requests);
+    for _ in 0..2 {
+        let [v4, v6] = added;
+        world.topology.node().ip(&format!("addr add {v4}/32 dev eth0\naddr add {v6}/128 dev eth0 nodad")).unwrap();
+        wait_until_served(&world, &requests);
+        world.topology.node().ip(&format!("addr del {v6}/128 dev eth0")).unwrap();
+        let (of_v6, of_v4): (Vec<_>, Vec<_>) = requests.iter().cloned().partition(|it| it.server.is_ipv6());
+        wait_until_refused(&world, &of_v6);
+        wait_until_served(&world, &of_v4);
+        world.topology.node().ip(&format!("addr del {v4}/32 dev eth0")).unwrap();
+        wait_until_refused(&world, &of_v4);
+        assert_served(&world, "web-0", &entries);
+    }
+}
+
+#[test]
+fn programs_follow_the_addresses_to_a_bridge_and_back() {
+    let (world, entries) = served();
+    let requests = own_requests(&world, &entries);
+    let node = world.topology.node();
+    assert_eq!(programs_on(&world, "eth0"), 2);
+    node.ip("link add br0 type bridge forward_delay 0\nlink set br0 up\nlink set eth0 master br0").unwrap();
+    world.topology.move_node_to("br0").unwrap();
+    wait_for_devices(&world, &["br0"]);
+    wait_until_served(&world, &requests);
+    assert_eq!((programs_on(&world, "eth0"), programs_on(&world, "br0")), (0, 2));
+
+    node.ip("link del br0").unwrap();
+    world.topology.move_node_to("eth0").unwrap();
+    wait_for_devices(&world, &["eth0"]);
+    wait_until_served(&world, &requests);
+    assert_eq!(programs_on(&world, "eth0"), 2);
+}
+
+#[test]
+fn an_uplink_that_is_renamed_goes_on_serving_and_is_known_by_its_new_name() {
+    let (mut world, entries) = served();
+    let load = Load::start(&world.topology.client().netns, 200, own_requests(&world, &entries));
+    let wait_for_answers = |count| {
+        let total = load.report().total() + count;
+        poll::until("answers", LIMIT, || (load.report().total() >= total).then_some(())).unwrap();
+    };
+    wait_for_answers(50);
+    world.topology.node().ip("link set eth0 name wan0").unwrap();
+    wait_for_devices(&world, &["wan0"]);
+    wait_for_answers(50);
+    world.wait_for_log("wan0");
+    world.agent().restart().unwrap();
+    wait_for_devices(&world, &["wan0"]);
+    wait_for_answers(50);
+    let report = load.stop();
+    assert!(report.failures.is_empty(), "{:?}", report.failures);
+    assert_served(&world, "web-0", &entries);
+}
