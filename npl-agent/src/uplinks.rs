@@ -33,6 +33,8 @@ pub struct Uplinks {
     is_strict: bool,
     /// Whether it forgets offloaded ones too soon.
     is_forgetful: bool,
+    /// Whether there are Pods whose replies may leave by another interface than their requests came in by.
+    is_routed_apart: bool,
     told_errors: Vec<String>,
     attach: Attach,
     /// By device index.
@@ -72,6 +74,7 @@ impl Uplinks {
             pods: BTreeSet::new(),
             is_strict: false,
             is_forgetful: false,
+            is_routed_apart: false,
             told_errors: Vec::new(),
             attach,
             places: BTreeMap::new(),
@@ -108,10 +111,11 @@ impl Uplinks {
     pub fn apply(
         &mut self,
         datapath: &mut Datapath,
-        Survey { pods, routes, devices }: Survey,
+        Survey { pods, routes, devices, routed_apart }: Survey,
         node_ips: &[IpAddr],
     ) -> Result<Coverage, DatapathError> {
         self.pods = pods;
+        self.tell_routed_apart(&(&datapath.pod_addresses() & &routed_apart));
         let devices = devices.as_slice();
         set_local_addresses(datapath, devices, node_ips)?;
         let decide = |device: &Device| {
@@ -184,6 +188,20 @@ impl Uplinks {
             );
         }
         self.is_forgetful = is_forgetful;
+    }
+
+    /// What is redirected has its way back asked for the Node's address, and not for the Pod's.
+    fn tell_routed_apart(&mut self, pods: &BTreeSet<IpAddr>) {
+        let first = pods.first().filter(|_| self.forwarding != Forwarding::Redirect);
+        if let Some(pod_ip) = first.filter(|_| !self.is_routed_apart) {
+            warn!(
+                count = pods.len(),
+                %pod_ip,
+                "rules route packets of Pods by tables of their own: unless connections are marked, replies leave by other \
+                 interfaces than their requests came in by; see \"Beside the rules of others\" in docs/datapath.md"
+            );
+        }
+        self.is_routed_apart = first.is_some();
     }
 
     fn tell_ways(&self, new: &BTreeMap<IpAddr, Result<PodWay, Refusal>>) {

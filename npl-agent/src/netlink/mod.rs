@@ -17,6 +17,7 @@ use rtnetlink::{
         address::{AddressAttribute, AddressScope},
         link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage},
         route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteMetric},
+        rule::{RuleAction, RuleAttribute, RuleMessage},
         tc::{TcAttribute, TcHandle},
     },
 };
@@ -57,6 +58,8 @@ pub struct Survey {
     pub routes: BTreeMap<IpAddr, Route>,
     /// Every device, by index.
     pub devices: Vec<Device>,
+    /// Addresses whose own packets a rule has routed by a table of their own.
+    pub routed_apart: BTreeSet<IpAddr>,
 }
 
 /// A look at the network that is under way.
@@ -70,7 +73,8 @@ pub fn survey(pods: BTreeSet<IpAddr>) -> Surveying {
         runtime.map_err(NetlinkError::Open)?.block_on(async {
             let routes = routes_to(&pods).await?;
             let devices = interfaces().await?;
-            Ok(Survey { pods, routes, devices })
+            let routed_apart = routed_apart().await?;
+            Ok(Survey { pods, routes, devices, routed_apart })
         })
     })
 }
@@ -155,6 +159,30 @@ async fn route_to(handle: &Handle, addr: IpAddr) -> Option<Route> {
             .any(|it| matches!(it, RouteAttribute::Gateway(_) | RouteAttribute::Via(_))),
         mtu: metrics.flatten().find_map(|metric| if let RouteMetric::Mtu(mtu) = metric { Some(*mtu) } else { None }),
     })
+}
+
+/// Single addresses whose packets a rule has routed by another table than the Node's.
+async fn routed_apart() -> Result<BTreeSet<IpAddr>, NetlinkError> {
+    let (connection, handle, _unsolicited) = new_connection().map_err(NetlinkError::Open)?;
+    let driver = tokio::spawn(connection);
+    let mut addresses = BTreeSet::new();
+    for family in [rtnetlink::IpVersion::V4, rtnetlink::IpVersion::V6] {
+        // A kernel without such rules says so by an error.
+        let rules: Vec<RuleMessage> = handle.rule().get(family).execute().try_collect().await.unwrap_or_default();
+        addresses.extend(rules.iter().filter_map(sender_routed_apart));
+    }
+    driver.abort();
+    Ok(addresses)
+}
+
+fn sender_routed_apart(rule: &RuleMessage) -> Option<IpAddr> {
+    let of_table = |it: &RuleAttribute| if let RuleAttribute::Table(table) = it { Some(*table) } else { None };
+    let of_source = |it: &RuleAttribute| if let RuleAttribute::Source(addr) = it { Some(*addr) } else { None };
+    let table = rule.attributes.iter().find_map(of_table).unwrap_or_else(|| rule.header.table.into());
+    let addr = rule.attributes.iter().find_map(of_source)?;
+    let is_single = rule.header.src_len == if addr.is_ipv4() { 32 } else { 128 };
+    let is_apart = rule.header.action == RuleAction::ToTable && table != u32::from(RouteHeader::RT_TABLE_MAIN);
+    (is_single && is_apart).then_some(addr)
 }
 
 /// Addresses of global scope by device; others cannot be a client's destination from outside.

@@ -201,3 +201,23 @@ fn an_uplink_that_is_renamed_goes_on_serving_and_is_known_by_its_new_name() {
     assert!(report.failures.is_empty(), "{:?}", report.failures);
     assert_served(&world, "web-0", &entries);
 }
+
+#[test]
+fn the_log_tells_of_pods_whose_replies_may_leave_by_another_interface() {
+    let mut world = World::with_agent(&["--resync", "1s"]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    let pod = world.topology.pods()[0].ip();
+    let warning = "rules route packets of Pods by tables of their own";
+    // None of these has a Pod's packets take another way, and with the new address the agent has seen them.
+    let harmless = format!("rule add from 192.0.2.10 lookup 100\nrule add from {pod} lookup main");
+    world.topology.node().ip(&format!("{harmless}\naddr add 192.0.2.77/32 dev eth0")).unwrap();
+    let status = || world.agent_options(&[]).command(&["status"]).unwrap();
+    poll::until("the new address", LIMIT, || status().contains("192.0.2.77").then_some(())).unwrap();
+    assert!(!world.agent_log().contains(warning), "{}", world.agent_log());
+    world.topology.node().ip(&format!("rule add from {pod} lookup 100")).unwrap();
+    world.wait_for_log(warning);
+    world.assert_served("web-0");
+}
