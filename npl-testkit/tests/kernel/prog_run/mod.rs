@@ -19,6 +19,7 @@ mod redirect;
 mod replies;
 mod reply_hints;
 mod requests;
+mod round_trip;
 mod scene;
 mod sctp;
 mod sctp_flows;

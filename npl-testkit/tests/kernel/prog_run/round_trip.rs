@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Whoever asks whomever by whatever port, the answer comes from where was asked: for random ends and contents.
+
+use std::cell::RefCell;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use npl_agent::core::model::{Family, Protocol};
+use npl_testkit::packet::sctp_chunks::{DATA, INIT, INIT_ACK};
+use npl_testkit::packet::tcp_flags::{ACK, PSH, SYN};
+use npl_testkit::packet::{Packet, Transport};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+
+use super::scene::{GENERATION, from, sctp, tcp, to, udp, with_family};
+use crate::lab::{Lab, NEXT, Outcome};
+use crate::oracle::PROTOCOLS;
+
+/// In each family.
+const CASES: u32 = 100;
+
+/// A request and its answer.
+#[derive(Clone, Debug)]
+struct Exchange {
+    protocol: Protocol,
+    client: SocketAddr,
+    node: SocketAddr,
+    pod: SocketAddr,
+    /// Opens a conversation, or is in the middle of one that nobody has seen begin.
+    opens: bool,
+    question: Vec<u8>,
+    answer: Vec<u8>,
+}
+
+impl Exchange {
+    fn request(&self) -> Packet {
+        let Self { protocol, client, node, question, .. } = self;
+        match protocol {
+            Protocol::Tcp => tcp(*client, *node, if self.opens { SYN } else { PSH | ACK }, question),
+            Protocol::Udp => udp(*client, *node, question),
+            Protocol::Sctp => sctp(*client, *node, if self.opens { INIT } else { DATA }, question),
+        }
+    }
+
+    /// What a Pod answers that has received this: it knows nothing else of who has asked.
+    fn reply(&self, received: &Packet) -> Packet {
+        let mut transport = received.transport.clone();
+        let (source, destination) = transport.ports_mut().unwrap();
+        let (own, peer) = ((received.destination_ip(), *destination).into(), (received.source_ip(), *source).into());
+        let answer = &self.answer;
+        match transport {
+            Transport::Tcp(_) => tcp(own, peer, if self.opens { SYN | ACK } else { ACK }, answer),
+            Transport::Sctp(_) => sctp(own, peer, if self.opens { INIT_ACK } else { DATA }, answer),
+            Transport::Udp(_) | Transport::Icmp(_) | Transport::Raw { .. } => udp(own, peer, answer),
+        }
+    }
+
+    fn play(&self, lab: &mut Lab) {
+        lab.set_addresses(&[self.node.ip()]);
+        lab.add(self.protocol, self.node.port(), self.pod, GENERATION);
+        let request = self.request();
+        let received = parsed(&lab.ingress(&request));
+        assert_eq!(received, to(&request, self.pod), "what the Pod receives");
+        let reply = self.reply(&received);
+        let answered = parsed(&lab.egress(&reply));
+        assert_eq!(answered, from(&to(&reply, self.client), self.node), "what the client receives");
+        lab.remove(Family::of(self.pod.ip()), self.protocol, self.node.port());
+    }
+}
+
+/// The packet that went on. Its checksums are read as right only where they are.
+fn parsed(outcome: &Outcome) -> Packet {
+    assert_eq!(outcome.action, NEXT);
+    Packet::parse(&outcome.bytes).unwrap()
+}
+
+fn exchanges(family: Family) -> impl Strategy<Value = Exchange> {
+    let ports = || prop_oneof![4 => any::<u16>(), 1 => select(&[0, 1, 0x00ff, 0xff00, 0xffff][..])];
+    let ends = (ips(family), ports(), ips(family), 61_000..=61_100_u16, ips(family), 1..=u16::MAX);
+    let contents = || prop_oneof![vec(any::<u8>(), 0..40), vec(any::<u8>(), 0..1400)];
+    let exchange = (select(&PROTOCOLS[..]), ends, any::<bool>(), contents(), contents());
+    exchange
+        .prop_map(|(protocol, (client, client_port, node, node_port, pod, pod_port), opens, question, answer)| {
+            let (client, node, pod) = ((client, client_port).into(), (node, node_port).into(), (pod, pod_port).into());
+            Exchange { protocol, client, node, pod, opens, question, answer }
+        })
+        .prop_filter("three hosts", |it| {
+            it.client.ip() != it.node.ip() && it.node.ip() != it.pod.ip() && it.pod.ip() != it.client.ip()
+        })
+}
+
+/// Of any host.
+fn ips(family: Family) -> BoxedStrategy<IpAddr> {
+    if family == Family::V4 {
+        let of_host = |ip: &Ipv4Addr| !matches!(ip.octets()[0], 0 | 127 | 224..);
+        return any::<u32>().prop_map(Ipv4Addr::from).prop_filter("of a host", of_host).prop_map_into().boxed();
+    }
+    // Global ones, and those that networks give themselves.
+    let prefixes = select(&[0x2000_u16, 0x2001, 0x3fff, 0xfc00, 0xfdff][..]);
+    let address = |(prefix, rest): (u16, u128)| Ipv6Addr::from(u128::from(prefix) << 112 | rest >> 16);
+    (prefixes, any::<u128>()).prop_map(address).prop_map_into().boxed()
+}
+
+#[test]
+fn answer_comes_from_where_the_client_has_asked() {
+    for family in Family::ALL {
+        with_family(family, |lab| {
+            let config = Config { cases: CASES, failure_persistence: None, ..Config::default() };
+            // The same with every run, so that the same programs pass or fail.
+            let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[0x4e; 32]);
+            let lab = RefCell::new(lab);
+            let play = |exchange: Exchange| {
+                exchange.play(&mut lab.borrow_mut());
+                Ok(())
+            };
+            TestRunner::new_with_rng(config, rng).run(&exchanges(family), play).unwrap();
+        });
+    }
+}
