@@ -139,8 +139,14 @@ impl World {
     /// Has the programs on the uplinks and, where packets are redirected, on what leads to Pods, as an agent finds them.
     #[track_caller]
     pub(crate) fn follow(&mut self, forwarding: Forwarding) {
+        self.follow_by(forwarding, Attach::Tc);
+    }
+
+    /// As [`Self::follow`], with requests where `attach` wants them.
+    #[track_caller]
+    pub(crate) fn follow_by(&mut self, forwarding: Forwarding, attach: Attach) {
         let names = self.uplinks().into_iter().map(|device| device.name).collect();
-        let mut uplinks = Uplinks::new(DeviceSelection::Named(names), forwarding, Attach::Tc);
+        let mut uplinks = Uplinks::new(DeviceSelection::Named(names), forwarding, attach);
         let (node, node_ips) = (self.node().clone(), self.node_ips());
         let coverage = node.block_on(uplinks.follow(self.datapath(), &node_ips)).unwrap().unwrap();
         assert_eq!(coverage, Coverage { carrying: self.topology.clients().len(), refusing: 0 });

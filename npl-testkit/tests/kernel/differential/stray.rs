@@ -8,7 +8,7 @@ use npl_testkit::packet::tcp_flags::{ACK, PSH, RST, SYN};
 use npl_testkit::packet::{Checksum, Icmp, Packet, Transport, ones_complement_sum};
 
 use super::dress::Dress;
-use super::judge::Exception;
+use super::exception::Exception;
 use super::talk::Step;
 use super::twin::{End, SERVICES, node_addresses, pod_end, pod_ip};
 use crate::prog_run::fragments::{L3, V4_HEADER, V6_HEADER};
@@ -63,7 +63,9 @@ impl Stray {
                 (End::Client, self.packet(client, mapped, SYN))
             }
         };
-        let mut frames = self.dress.frames(&packet, from);
+        // A fragment of its own, should it be bent into one.
+        let number = if matches!(self.kind, Kind::Bent { .. }) { client.port() } else { self.dress.number };
+        let mut frames = Dress { number, ..self.dress.clone() }.frames(&packet, from);
         let mut exception = None;
         match &self.kind {
             Kind::Tagged { tags } => tag(&mut frames[0], tags),
@@ -78,7 +80,7 @@ impl Stray {
             | Kind::Foreign { .. }
             | Kind::Echo { .. } => {}
         }
-        Step { from, frames, exception }
+        Step { exception, ..Step::new(from, frames) }
     }
 
     fn packet(&self, source: SocketAddr, destination: SocketAddr, flags: u8) -> Packet {

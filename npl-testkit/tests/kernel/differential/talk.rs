@@ -11,7 +11,7 @@ use npl_testkit::packet::tcp_flags::{ACK, FIN, RST, SYN};
 use npl_testkit::packet::{Icmp, Packet, SCTP_TAG, Transport};
 
 use super::dress::Dress;
-use super::judge::Exception;
+use super::exception::Exception;
 use super::twin::{End, SERVICES, node_addresses, pod_end};
 
 /// Frames that somebody sends, and whether what comes of them may differ.
@@ -21,6 +21,24 @@ pub(super) struct Step {
     /// Of more than one, all are of one datagram.
     pub(super) frames: Vec<Vec<u8>>,
     pub(super) exception: Option<Exception>,
+    /// Of [`SERVICES`]: what it belongs to, if to any, and which of the Node's addresses the client knows that by.
+    pub(super) service: usize,
+    pub(super) address: usize,
+}
+
+impl Step {
+    /// Of the first service, by the Node's first address.
+    pub(super) const fn new(from: End, frames: Vec<Vec<u8>>) -> Self {
+        Self { from, frames, exception: None, service: 0, address: 0 }
+    }
+
+    /// The other end.
+    pub(super) fn receiver(&self) -> End {
+        match self.from {
+            End::Client => End::Pod(SERVICES[self.service].pod),
+            End::Pod(_) => End::Client,
+        }
+    }
 }
 
 /// A conversation.
@@ -302,12 +320,12 @@ impl Writer<'_> {
         let arrived =
             Dress { trailer: 0, ..dress.clone() }.frames(&seen, link).swap_remove(first_fragment(dress, &frames));
         self.last[by.index()] = Some(Said { frames: frames.clone(), arrived: arrived[ETHERNET..].to_vec() });
-        self.steps.push(Step { from: link, frames, exception: None });
+        self.push(link, frames, None);
     }
 
     fn repeat(&mut self, by: Speaker) {
         if let Some(Said { frames, .. }) = self.last[by.index()].clone() {
-            self.steps.push(Step { from: self.ends.link(by), frames, exception: None });
+            self.push(self.ends.link(by), frames, None);
         }
     }
 
@@ -332,7 +350,12 @@ impl Writer<'_> {
         let packet = Packet::new(from, sender, Transport::Icmp(error));
         let link = self.ends.link(by);
         let exception = Exception::of_quote(self.talk.protocol, quote.len() - headers);
-        self.steps.push(Step { from: link, frames: dress.frames(&packet, link), exception });
+        self.push(link, dress.frames(&packet, link), exception);
+    }
+
+    fn push(&mut self, from: End, frames: Vec<Vec<u8>>, exception: Option<Exception>) {
+        let Talk { service, address, .. } = *self.talk;
+        self.steps.push(Step { exception, service, address, ..Step::new(from, frames) });
     }
 }
 

@@ -31,6 +31,12 @@ pub(super) struct Frame {
     pub(super) tag: Option<u16>,
 }
 
+impl From<Vec<u8>> for Frame {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self { bytes, tag: None }
+    }
+}
+
 pub(super) struct Tap {
     socket: Socket,
     to: SockAddr,

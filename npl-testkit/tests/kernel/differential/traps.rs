@@ -8,7 +8,7 @@ use npl_testkit::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN};
 use npl_testkit::packet::{Checksum, Icmp, Packet, Transport};
 
 use super::dress::{Cut, Dress, EXTENSIONS, OPTIONS, Order};
-use super::judge::Exception;
+use super::exception::Exception;
 use super::stray::tag;
 use super::talk::{self, Ending, Line, Opening, Speaker, Step, Talk};
 use super::twin::{End, NARROW, SERVICES, WIDE, node_addresses, pod_end};
@@ -95,12 +95,12 @@ fn pod(packet: &Packet) -> Step {
 }
 
 fn step(packet: &Packet, from: End, dress: &Dress) -> Step {
-    Step { from, frames: dress.frames(packet, from), exception: None }
+    Step::new(from, dress.frames(packet, from))
 }
 
 /// A frame that no packet can be made into.
 fn frames(frames: Vec<Vec<u8>>) -> Step {
-    Step { from: End::Client, frames, exception: None }
+    Step::new(End::Client, frames)
 }
 
 fn but(exception: Exception, step: Step) -> Step {
@@ -180,7 +180,7 @@ fn wrong_error(scene: &Scene) -> Vec<Step> {
     let about = known_answer(scene, 0);
     let mut wrong = error(scene, kind, scene.client, scene.node().ip(), &about, 16);
     *wrong.transport.checksum_mut().unwrap() = Checksum::Wrong(0x1234);
-    let wrong = Step { from: End::Client, frames: vec![framed(&wrong)], exception: Some(Exception::WrongIcmpChecksum) };
+    let wrong = but(Exception::WrongIcmpChecksum, frames(vec![framed(&wrong)]));
     let right = error(scene, kind, scene.client, scene.node().ip(), &about, 16);
     vec![client(&scene.ask(0, b"hello")), pod(&scene.answer(0, b"hello")), client(&right), wrong]
 }

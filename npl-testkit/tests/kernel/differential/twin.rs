@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use npl_agent::core::model::{Family, Protocol};
 use npl_agent::core::redirect::Forwarding;
+use npl_agent::core::xdp::Attach;
 use npl_testkit::packet::{Ethernet, Packet};
 use npl_testkit::topology::{Offload, Options};
 
@@ -59,6 +60,8 @@ pub(super) enum End {
 }
 
 impl End {
+    pub(super) const ALL: [Self; 1 + PODS] = [Self::Client, Self::Pod(0), Self::Pod(1), Self::Pod(2)];
+
     /// The header of what it sends to the Node.
     pub(super) fn ethernet(self) -> Ethernet {
         let (own, node) = match self {
@@ -79,7 +82,7 @@ fn pod_address(pod: usize) -> [u8; 6] {
 }
 
 /// All frames that arrived during a step.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Seen {
     pub(super) client: Vec<Frame>,
     pub(super) pods: [Vec<Frame>; PODS],
@@ -103,16 +106,41 @@ pub(super) struct Side {
     _world: World,
 }
 
+/// Where ours translates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    Stack,
+    /// As [`Self::Stack`], but requests in the uplink's driver.
+    Driver,
+    Redirect,
+    Offload,
+}
+
+impl Way {
+    const fn forwarding(self) -> Forwarding {
+        match self {
+            Self::Stack | Self::Driver => Forwarding::Stack,
+            Self::Redirect => Forwarding::Redirect,
+            Self::Offload => Forwarding::Offload,
+        }
+    }
+
+    /// Whether packets pass the host's stack by.
+    pub(super) fn is_short(self) -> bool {
+        self.forwarding() != Forwarding::Stack
+    }
+}
+
 /// Both.
 pub(super) struct Twin {
     /// Of ours.
-    pub(super) forwarding: Forwarding,
+    pub(super) way: Way,
     pub(super) ours: Side,
     pub(super) theirs: Side,
 }
 
 impl Twin {
-    pub(super) fn new(forwarding: Forwarding) -> Self {
+    pub(super) fn new(way: Way) -> Self {
         let mut ours = world();
         ours.install();
         let extra = SERVICES[PODS..].iter().flat_map(|it| [(it, Protocol::Tcp), (it, Protocol::Udp)]);
@@ -131,8 +159,10 @@ impl Twin {
         for node in [ours.node(), theirs.node()] {
             oracle::be_liberal(node);
         }
-        ours.follow(forwarding);
-        Self { forwarding, ours: Side::new(ours), theirs: Side::new(theirs) }
+        let attach = if way == Way::Driver { Attach::Xdp } else { Attach::Tc };
+        ours.follow_by(way.forwarding(), attach);
+        assert_eq!(ours.xdp_program("eth0").is_some(), way == Way::Driver);
+        Self { way, ours: Side::new(ours), theirs: Side::new(theirs) }
     }
 }
 

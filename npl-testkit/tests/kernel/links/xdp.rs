@@ -56,7 +56,7 @@ impl World {
     }
 
     /// The numbers by which the kernel knows the program in a device's driver.
-    fn xdp_program(&self, device: &str) -> Option<String> {
+    pub(crate) fn xdp_program(&self, device: &str) -> Option<String> {
         let shown = self.node().ip(&format!("link show dev {device}")).unwrap();
         Some(shown.split_once("prog/xdp id ")?.1.split_whitespace().next()?.to_owned())
     }
