@@ -5,6 +5,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
+use std::os::fd::AsRawFd as _;
 use std::time::Duration;
 
 use npl_agent::core::model::Family;
@@ -63,6 +64,23 @@ impl Wire {
 
     pub(crate) fn send(&self, frame: &[u8]) -> io::Result<usize> {
         self.socket.send_to(frame, &self.to)
+    }
+
+    /// Sends a frame of more than a page, all of which but the link-layer header lies in pages of their own.
+    pub(crate) fn send_in_parts(&self, frame: &[u8]) -> io::Result<usize> {
+        const VNET_HEADER: usize = 10;
+        let on: libc::c_int = 1;
+        let size = u32::try_from(size_of_val(&on)).unwrap();
+        let (socket, value) = (self.socket.as_raw_fd(), (&raw const on).cast());
+        // SAFETY: the value outlives the call, and the size is its own.
+        let status = unsafe { libc::setsockopt(socket, libc::SOL_PACKET, libc::PACKET_VNET_HDR, value, size) };
+        if status != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // Neither segments nor a checksum to be made, and how many bytes are to lie together.
+        let mut header = [0_u8; VNET_HEADER];
+        header[2..4].copy_from_slice(&14_u16.to_ne_bytes());
+        self.send(&[&header, frame].concat())
     }
 
     /// The next frame that arrives, of a [`capture`] also one that leaves. None if there is none for `limit`.

@@ -2,12 +2,15 @@
 //! Agents come and go, and devices too; packets are translated all the while.
 
 use std::io::ErrorKind;
+use std::process::Command;
 use std::time::Duration;
 
+use aya::programs::tc;
 use npl_agent::core::model::Family;
 use npl_agent::core::redirect::Placement;
 use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
+use npl_testkit::tools;
 use npl_testkit::traffic::{self, Direction, Load, Request, Transfer};
 
 use super::programs::make_strange;
@@ -109,6 +112,24 @@ fn device_that_is_no_longer_wanted_is_left() {
     let errors = world.node().run(|| datapath.attach(&devices, &Placement::default())).unwrap();
     assert!(errors.is_empty(), "{errors:?}");
     world.wait_until_refused();
+    world.attach(&mut datapath);
+    world.assert_answers();
+}
+
+/// Filters go with their qdisc until the agent looks again; links have nothing to do with it.
+#[test]
+fn programs_are_there_again_after_somebody_deleted_their_qdisc() {
+    let mut world = World::new(1);
+    let mut datapath = world.datapath.take().unwrap();
+    let delete = || {
+        // Where we are filters ourselves, it is there already.
+        drop(tc::qdisc_add_clsact("eth0"));
+        tools::output(Command::new("tc").args(["qdisc", "del", "dev", "eth0", "clsact"])).unwrap();
+    };
+    world.node().run(delete).unwrap();
+    if datapath.hooks.mechanism() == "tcx" {
+        world.assert_answers();
+    }
     world.attach(&mut datapath);
     world.assert_answers();
 }

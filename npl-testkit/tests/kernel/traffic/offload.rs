@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Large transfers, in which packets are of many segments and checksums are left to devices, or not.
 
+use std::net::UdpSocket;
+
+use npl_agent::core::model::Family;
 use npl_testkit::netns::Netns;
 use npl_testkit::packet::{Checksum, Packet};
-use npl_testkit::topology::Offload;
+use npl_testkit::topology::{Offload, Options};
 use npl_testkit::traffic::{self, Direction, REQUEST_LIMIT, transfer};
 
 use crate::wire;
 use crate::world::{World, is_emulated};
+
+/// Three times what IP has a length for.
+const LARGEST: u32 = 196_608;
 
 /// Enough for windows to grow until the largest segments are used; an emulated processor takes its time.
 fn bytes() -> u64 {
@@ -49,6 +55,42 @@ fn transfer_is_whole_when_packets_are_merged_on_receipt() {
         device.set_offloads(&[Offload::Gro], true).unwrap();
     }
     transfer_both_ways(&world);
+}
+
+/// Larger than a length of sixteen bits says: IPv6 has a hop-by-hop header for it then, ahead of TCP's.
+#[test]
+fn transfer_is_whole_in_packets_larger_than_ip_has_a_length_for() {
+    let world = World::new(1);
+    for device in world.ends() {
+        device.set_offloads(&Offload::ALL, true).unwrap();
+        let line = format!("link set dev {} gso_max_size {LARGEST} gro_max_size {LARGEST}", device.name());
+        let limits = device.netns().ip(&line);
+        // Not every kernel goes beyond.
+        assert!(limits.is_ok() || is_emulated(), "{limits:?}");
+    }
+    // The kernel counts that header where it forwards, though no segment has it.
+    let [_, uplink, _, host_device] = world.ends();
+    for device in [uplink, host_device] {
+        device.set_mtu(1600).unwrap();
+    }
+    transfer_both_ways(&world);
+}
+
+/// As drivers hand on what came in several buffers.
+#[test]
+fn request_whose_headers_lie_apart_is_answered() {
+    let world = World::with_options(1, Options { mtu: 9000, ..Options::default() });
+    let [client, uplink, ..] = world.ends();
+    for (frontend, client_ip) in world.frontends().into_iter().zip(world.client_ips()) {
+        let socket = world.client().run(|| UdpSocket::bind((client_ip, 0))).unwrap().unwrap();
+        socket.set_read_timeout(Some(REQUEST_LIMIT)).unwrap();
+        let wire = wire::open_for(Family::of(client_ip), &client, &uplink);
+        let mut packet = Packet::udp(socket.local_addr().unwrap(), frontend, &[7; 5000]);
+        packet.ethernet = Some(wire.ethernet());
+        wire.send_in_parts(&packet.build()).unwrap();
+        let (_, from) = socket.recv_from(&mut [0; 8192]).unwrap();
+        assert_eq!(from, frontend);
+    }
 }
 
 /// Who leaves checksums to its device and who does not, each with each: a rewrite that takes the one for the other
