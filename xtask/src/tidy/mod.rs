@@ -2,8 +2,8 @@
 //! `cargo xtask tidy`: the rules of this repository that no compiler knows. Also a test of this crate, so that nobody
 //! learns of a broken rule from continuous integration.
 
-mod compatibility;
 mod documents;
+mod proofs;
 mod purity;
 mod reasons;
 mod source;
@@ -58,7 +58,7 @@ pub(crate) fn run(_options: &Options) -> Result<()> {
 }
 
 fn findings(tree: &Tree) -> Vec<Finding> {
-    let rules = [source::check, purity::check, reasons::check, documents::check, compatibility::check];
+    let rules = [source::check, purity::check, reasons::check, documents::check, proofs::check];
     rules.iter().flat_map(|check| check(tree)).collect()
 }
 

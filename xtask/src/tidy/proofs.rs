@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Pages that list what tests prove have a line for everything that they speak of, and each test that they name exists.
+
+use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
+
+use super::Finding;
+use super::tree::Tree;
+
+/// A page, and how its lines are numbered.
+struct Page {
+    path: &'static str,
+    lines: &'static [Lines],
+}
+
+/// What comes before the number, its least digits, and which numbers there are.
+struct Lines {
+    prefix: &'static str,
+    digits: usize,
+    numbers: RangeInclusive<u32>,
+}
+
+const PAGES: [Page; 2] = [
+    Page {
+        path: "docs/antrea-compatibility.md",
+        lines: &[
+            Lines { prefix: "", digits: 1, numbers: 1..=71 },
+            Lines { prefix: "B", digits: 1, numbers: 1..=16 },
+            Lines { prefix: "C-", digits: 1, numbers: 1..=21 },
+        ],
+    },
+    Page { path: "docs/traps.md", lines: &[Lines { prefix: "P-", digits: 2, numbers: 1..=80 }] },
+];
+
+impl Lines {
+    fn names(&self) -> impl Iterator<Item = String> {
+        let Self { prefix, digits, numbers } = self;
+        numbers.clone().map(move |number| format!("{prefix}{number:0digits$}"))
+    }
+}
+
+pub(super) fn check(tree: &Tree) -> Vec<Finding> {
+    let tests: BTreeSet<&str> = tree.below("", ".rs").flat_map(|(_, text)| test_names(text)).collect();
+    PAGES.iter().flat_map(|page| check_page(tree, page, &tests)).collect()
+}
+
+fn check_page(tree: &Tree, Page { path, lines }: &Page, tests: &BTreeSet<&str>) -> Vec<Finding> {
+    let Some(page) = tree.text(path) else { return vec![Finding::error(*path, "the page is not there")] };
+    let mut findings = Vec::new();
+    for line in lines.iter().flat_map(Lines::names) {
+        match page.lines().filter(|row| row.starts_with(&format!("| {line} |"))).count() {
+            1 => {}
+            count => findings.push(Finding::error(*path, format!("{line} has {count} lines"))),
+        }
+    }
+    let missing = page.lines().flat_map(named_tests).filter(|name| !tests.contains(name));
+    findings.extend(missing.map(|name| Finding::error(*path, format!("no test is named `{name}`"))));
+    findings
+}
+
+/// The names in the last column of a table's row.
+fn named_tests(row: &str) -> impl Iterator<Item = &str> {
+    let column = row.strip_suffix(" |").and_then(|row| row.rsplit_once(" | ")).map_or("", |(_, column)| column);
+    column.split('`').skip(1).step_by(2)
+}
+
+/// Of functions; those that are told on a real cluster are public to their list.
+fn test_names(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter_map(|line| {
+        let line = line.trim();
+        let line = line.strip_prefix("pub(crate) ").unwrap_or(line);
+        line.strip_prefix("async ").unwrap_or(line).strip_prefix("fn ")?.split('(').next()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Lines, PAGES, Page, Tree, check};
+
+    fn content(page: &Page, test: &str) -> String {
+        let lines = page.lines.iter().flat_map(Lines::names);
+        let rows: Vec<String> = lines.map(|line| format!("| {line} | `text` | `{test}` |\n")).collect();
+        rows.concat()
+    }
+
+    /// What is found in pages that one change was made to.
+    fn rules(change: impl Fn(String) -> String) -> Vec<String> {
+        let pages = PAGES.iter().map(|page| (page.path, change(content(page, "is_there")))).collect::<Vec<_>>();
+        let mut files: Vec<_> = pages.iter().map(|(path, text)| (*path, text.as_str())).collect();
+        files.push(("npl-agent/src/a.rs", "    #[test]\n    async fn is_there() {\n"));
+        check(&Tree::of(&files)).into_iter().map(|found| found.rule).collect()
+    }
+
+    #[test]
+    fn whole_pages_with_tests_that_exist_are_right() {
+        assert_eq!(rules(|page| page), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_test_that_does_not_exist_and_a_missing_line_are_found() {
+        let of_nobody = "no test is named `is_gone`";
+        assert_eq!(rules(|page| page.replacen("is_there", "is_gone", 1)), [of_nobody, of_nobody]);
+        assert_eq!(rules(|page| page.replace("| B7 |", "| B6 |")), ["B6 has 2 lines", "B7 has 0 lines"]);
+        assert_eq!(rules(|page| page.replace("| P-07 |", "| P-7 |")), ["P-07 has 0 lines"]);
+    }
+}
