@@ -154,6 +154,8 @@ fn is_tracked(frame: &[u8]) -> bool {
             transport.len() >= 8
                 && (8..=transport.len()).contains(&usize::from(u16::from_be_bytes([transport[4], transport[5]])))
         }
+        // A segment or datagram that says it is SCTP has no chunks.
+        132 => false,
         _ => true,
     }
 }
