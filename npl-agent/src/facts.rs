@@ -72,6 +72,8 @@ fn sysctls(devices: &[Device]) -> Sysctls {
         rp_filter: of_device("all"),
         rp_filters: devices.iter().map(|device| (device.name.clone(), of_device(&device.name))).collect(),
         tcp_be_liberal: setting("net/netfilter/nf_conntrack_tcp_be_liberal"),
+        tcp_unacknowledged: setting("net/netfilter/nf_conntrack_tcp_timeout_unacknowledged"),
+        tcp_established: setting("net/netfilter/nf_conntrack_tcp_timeout_established"),
         local_ports: setting("net/ipv4/ip_local_port_range"),
         reserved_ports: setting("net/ipv4/ip_local_reserved_ports"),
     }

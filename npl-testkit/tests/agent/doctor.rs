@@ -68,6 +68,7 @@ fn settings_that_stop_traffic_are_told_and_are_ok_once_they_are_set_right() {
     assert_told(&world, "ip_forward", "failed", "set net.ipv4.ip_forward=1");
     assert_told(&world, "ipv6_forwarding", "warning", "set net.ipv6.conf.all.forwarding=1");
     assert_told(&world, "conntrack_liberal", "warning", "needed for offload");
+    assert_told(&world, "conntrack_silence", "warning", "connections that are silent for longer are forgotten");
     let (is_well, table) = doctor(&world, &[]);
     assert!(!is_well, "node ports do not work: {table}");
     for words in ["CHECK", "net.ipv4.ip_forward=0", "ip_forward: requests over IPv4 end on the Node"] {
@@ -80,6 +81,8 @@ fn settings_that_stop_traffic_are_told_and_are_ok_once_they_are_set_right() {
     assert_ok(&world, "ip_forward", "net.ipv4.ip_forward=1");
     assert_ok(&world, "ipv6_forwarding", "net.ipv6.conf.all.forwarding=1");
     assert_ok(&world, "conntrack_liberal", "nf_conntrack_tcp_be_liberal=1");
+    node.sysctl("net/netfilter/nf_conntrack_tcp_timeout_unacknowledged", "432000").unwrap();
+    assert_ok(&world, "conntrack_silence", "nf_conntrack_tcp_timeout_unacknowledged=432000");
     assert_told(&world, "datapath", "warning", "start an agent");
     let (is_well, all) = findings(&world);
     assert!(is_well, "warnings alone are no failure: {all:#}");

@@ -91,6 +91,10 @@ pub struct Sysctls {
     pub rp_filters: BTreeMap<String, Setting>,
     /// `net.netfilter.nf_conntrack_tcp_be_liberal`.
     pub tcp_be_liberal: Setting,
+    /// `net.netfilter.nf_conntrack_tcp_timeout_unacknowledged`, in seconds.
+    pub tcp_unacknowledged: Setting,
+    /// `net.netfilter.nf_conntrack_tcp_timeout_established`, in seconds.
+    pub tcp_established: Setting,
     /// `net.ipv4.ip_local_port_range`.
     pub local_ports: Setting,
     /// `net.ipv4.ip_local_reserved_ports`.
@@ -188,6 +192,7 @@ pub fn examine(facts: &Facts) -> Vec<Finding> {
     findings.extend([
         sysctls::rp_filter(facts),
         sysctls::conntrack_liberal(&facts.sysctls),
+        sysctls::conntrack_silence(&facts.sysctls),
         sysctls::port_range(facts),
     ]);
     findings.push(kernel::guard(facts));

@@ -14,6 +14,7 @@ use crate::core::{
 const SEE_PROC: &str = "nothing can be said of it: ask again as root, where /proc is mounted";
 /// Connection tracking's setting that offload needs.
 const TCP_BE_LIBERAL: &str = "net.netfilter.nf_conntrack_tcp_be_liberal";
+const TCP_UNACKNOWLEDGED: &str = "net.netfilter.nf_conntrack_tcp_timeout_unacknowledged";
 
 /// How sure it is that Pods have addresses of a family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,6 +106,28 @@ pub(super) fn conntrack_liberal(sysctls: &Sysctls) -> Finding {
         ),
         Setting::Is(value) => Finding::ok(key, format!("{TCP_BE_LIBERAL}={value}")),
     }
+}
+
+/// Of offloaded connections not every acknowledgement is seen.
+pub(super) fn conntrack_silence(sysctls: &Sysctls) -> Finding {
+    let key = "conntrack_silence";
+    let (unacknowledged, established) = match (&sysctls.tcp_unacknowledged, &sysctls.tcp_established) {
+        (Setting::Missing, _) | (_, Setting::Missing) => return Finding::ok(key, "connection tracking is not there"),
+        (Setting::Unreadable(reason), _) | (_, Setting::Unreadable(reason)) => {
+            return Finding::unknown(key, reason, SEE_PROC);
+        }
+        (Setting::Is(unacknowledged), Setting::Is(established)) => (unacknowledged, established),
+    };
+    let found = format!("{TCP_UNACKNOWLEDGED}={unacknowledged}");
+    let seconds = |value: &str| value.parse::<u32>().ok();
+    if seconds(unacknowledged).zip(seconds(established)).is_some_and(|(some, all)| some < all) {
+        let advice = format!(
+            "matters for offload: with --forwarding offload, connections that are silent for longer are forgotten, and \
+             nothing else needs it: set {TCP_UNACKNOWLEDGED}={established}"
+        );
+        return Finding::warning(key, found, advice);
+    }
+    Finding::ok(key, found)
 }
 
 pub(super) fn port_range(facts: &Facts) -> Finding {

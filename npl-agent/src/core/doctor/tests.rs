@@ -54,6 +54,8 @@ fn well() -> Facts {
             rp_filter: is("0"),
             rp_filters: ["eth0", "cali1"].map(|name| (name.to_owned(), is("1"))).into(),
             tcp_be_liberal: is("1"),
+            tcp_unacknowledged: is("432000"),
+            tcp_established: is("432000"),
             local_ports: is("32768\t60999"),
             reserved_ports: is(""),
         },
@@ -112,6 +114,7 @@ fn where_all_is_well_every_check_says_so_and_none_advises() {
         "ipv6_forwarding",
         "rp_filter",
         "conntrack_liberal",
+        "conntrack_silence",
         "port_range",
         "guard",
     ];
@@ -314,6 +317,17 @@ fn strict_connection_tracking_is_told_for_the_sake_of_offload() {
         (|it| it.sysctls.tcp_be_liberal = is("0"), KEY, State::Warning, "", "nf_conntrack_tcp_be_liberal=1"),
         (|it| it.sysctls.tcp_be_liberal = Setting::Missing, KEY, State::Ok, "connection tracking is not there", ""),
         (|it| it.sysctls.tcp_be_liberal = Setting::Unreadable("why".to_owned()), KEY, State::Unknown, "why", "root"),
+    ]);
+}
+
+#[test]
+fn connection_tracking_that_forgets_silent_connections_is_told_for_the_sake_of_offload() {
+    const KEY: &str = "conntrack_silence";
+    check(&[
+        (|it| it.sysctls.tcp_unacknowledged = is("300"), KEY, State::Warning, "unacknowledged=300", "=432000"),
+        (|it| it.sysctls.tcp_established = is("300"), KEY, State::Ok, "unacknowledged=432000", ""),
+        (|it| it.sysctls.tcp_unacknowledged = Setting::Missing, KEY, State::Ok, "connection tracking is not there", ""),
+        (|it| it.sysctls.tcp_established = Setting::Unreadable("why".to_owned()), KEY, State::Unknown, "why", "root"),
     ]);
 }
 
