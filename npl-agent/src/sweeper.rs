@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Takes flows out of the table that nothing more is to come of, on a thread of its own: a large table takes a while.
+//! Takes flows out of the table that nothing more is to come of, and attempts to open one out of the half-open cache, on a
+//! thread of its own: a large table takes a while.
 
 use std::{
     path::Path,
@@ -11,6 +12,7 @@ use std::{
 use tracing::{debug, warn};
 
 use crate::{
+    core::attempts::Attempts,
     datapath::{DatapathError, Pins, Tables},
     uplinks::ErrorChain,
 };
@@ -52,9 +54,10 @@ impl Drop for Sweeper {
 }
 
 fn sweep(mut tables: Tables, ended: &Receiver<()>) {
-    let mut has_failed = false;
+    let (mut has_failed, mut attempts) = (false, <[Attempts; 2]>::default());
     while ended.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
-        let swept = tables.forget_flows_that_are_over(now());
+        let flows = tables.forget_flows_that_are_over(now());
+        let swept = flows.and_then(|flows| Ok(flows + tables.forget_attempts_that_are_over(&mut attempts)?));
         match &swept {
             Ok(0) => {}
             Ok(flows) => debug!(flows, "forgotten, since nothing more is to come of them"),

@@ -5,8 +5,8 @@
 //! neither memory nor time. A record has to last for as long as its datagram is on the wire.
 //!
 //! ```text
-//! 63        33 32      26 25      24 23        16 15        0
-//! [ tag: 31 b ][ seconds ][ protocol ][ address # ][ node port ]
+//! 63        34 33       33 32      26 25      24 23        16 15        0
+//! [ tag: 30 b ][ by stack ][ seconds ][ protocol ][ address # ][ node port ]
 //! ```
 
 use crate::mapping::protocol;
@@ -21,7 +21,9 @@ pub const LIFETIME: u64 = 30;
 const ADDRESS_SHIFT: u32 = 16;
 const PROTOCOL_SHIFT: u32 = 24;
 const TIME_SHIFT: u32 = 26;
-const TAG_SHIFT: u32 = 33;
+/// The first fragment took the host's stack, where others may go past it.
+const BY_STACK: u64 = 1 << 33;
+const TAG_SHIFT: u32 = 34;
 const TAG_MASK: u64 = u64::MAX << TAG_SHIFT;
 const PROTOCOL_MASK: u64 = 0x3;
 const TIME_MASK: u64 = 0x7f;
@@ -88,6 +90,21 @@ pub const fn is_of(word: u64, hash: u64) -> bool {
     (word ^ hash) & TAG_MASK == 0
 }
 
+/// The same word, of a datagram whose first fragment took the host's stack: the others have to as well, since whoever gets some
+/// of them can make nothing of those.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
+pub const fn by_stack(word: u64) -> u64 {
+    word | BY_STACK
+}
+
+/// Whether a word is one of [`by_stack`].
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
+pub const fn is_by_stack(word: u64) -> bool {
+    word & BY_STACK != 0
+}
+
 /// The same word, written `units` of [`time`] earlier.
 pub const fn aged(word: u64, units: u64) -> u64 {
     let time = (word >> TIME_SHIFT).wrapping_sub(units) & TIME_MASK;
@@ -125,7 +142,7 @@ mod tests {
     use proptest::prelude::*;
     use proptest::sample::select;
 
-    use super::{LIFETIME, Record, TAG_SHIFT, time};
+    use super::{LIFETIME, Record, TAG_SHIFT, by_stack, is_by_stack, time};
     use crate::mapping::protocol::{SCTP, TCP, UDP};
 
     proptest! {
@@ -141,6 +158,8 @@ mod tests {
             let now = time(nanoseconds);
             let word = record.to_word(hash, now);
             prop_assert_eq!(Record::from_word(word, hash, now), Some(record));
+            prop_assert_eq!(Record::from_word(by_stack(word), hash, now), Some(record));
+            prop_assert_eq!((is_by_stack(word), is_by_stack(by_stack(word))), (false, true));
             prop_assert_eq!(Record::from_word(word, hash, now + LIFETIME), Some(record));
             prop_assert_eq!(Record::from_word(word, hash, now + LIFETIME + 1), None);
         }

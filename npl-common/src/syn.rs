@@ -30,6 +30,8 @@ pub mod state {
     pub const REPLIED: u64 = 1;
     /// The flow is in the flow table.
     pub const ESTABLISHED: u64 = 2;
+    /// Either side has broken the attempt off: what is left to be said is translated, but nobody opens it any more.
+    pub const CLOSED: u64 = 3;
 }
 
 /// Mixes a flow's identity into 64 bits: the low ones choose the slot, the high ones are its tag.
@@ -94,6 +96,13 @@ pub const fn waits(word: u64) -> bool {
     node_port(word) != 0 && state(word) == state::REQUESTED
 }
 
+/// Whether a word's flow is being opened.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn opens(word: u64) -> bool {
+    state(word) < state::ESTABLISHED
+}
+
 /// Which [`mod@state`] a word is in.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
@@ -137,7 +146,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_word_gives_back_what_went_in(h: u64, s in 0_u64..3, index: u8, port in 1_u16..) {
+        fn a_word_gives_back_what_went_in(h: u64, s in 0_u64..4, index: u8, port in 1_u16..) {
             let w = word(h, s, index, port);
             prop_assert!(matches(w, h));
             prop_assert_eq!((state(w), address_index(w), node_port(w)), (s, index, port));

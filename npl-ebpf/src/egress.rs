@@ -303,7 +303,8 @@ fn half_open_node<F: Family>(word: u64, reply: &Reply<'_, F>, endpoint: &Endpoin
 #[inline(always)]
 fn note_reply<F: Family>(reply: &Reply<'_, F>, word: u64, node: &NodeEnd<F>, endpoint: &Endpoint) -> Progress {
     if reply.tcp_flags & tcp_flag::RST != 0 {
-        // A refused connection never becomes a flow.
+        // A refused connection never becomes a flow, nor does the next one, if that is direct.
+        reply.flow.set_slot(syn::with_state(word, state::CLOSED));
         return Progress::Known;
     }
     if reply.protocol == protocol::UDP && state(word) == state::REPLIED {
@@ -312,7 +313,7 @@ fn note_reply<F: Family>(reply: &Reply<'_, F>, word: u64, node: &NodeEnd<F>, end
         let request = Request { node, generation: endpoint.generation, ifindex: 0, tcp_flags: 0 };
         return reply.flow.establish(&request);
     }
-    if state(word) != state::REPLIED {
+    if !matches!(state(word), state::REPLIED | state::CLOSED) {
         reply.flow.set_slot(syn::with_state(word, state::REPLIED));
     }
     Progress::Known

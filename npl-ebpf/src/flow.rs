@@ -75,7 +75,7 @@ impl<'k, F: Family> Flow<'k, F> {
     /// Whether the cache says that the client opens the flow, for the first time or again.
     #[inline(always)]
     pub fn is_opening(&self) -> bool {
-        self.half_open().is_some_and(|word| state(word) != state::ESTABLISHED)
+        self.half_open().is_some_and(syn::opens)
     }
 
     /// Whether the Pod accepts a connection, or asks for one, that nobody has opened through the mapping, as the cache knows of
@@ -167,7 +167,12 @@ impl<'k, F: Family> Flow<'k, F> {
                     }
                     return self.establish(request);
                 }
-                state::REQUESTED | state::REPLIED => return Progress::Known,
+                state::REQUESTED | state::REPLIED => {
+                    if request.tcp_flags & tcp_flag::RST != 0 {
+                        self.set_slot(syn::with_state(word, state::CLOSED));
+                    }
+                    return Progress::Known;
+                }
                 _ => {}
             }
         }
@@ -178,7 +183,7 @@ impl<'k, F: Family> Flow<'k, F> {
     /// this one. So a SYN asks the table nothing, and one that is forged takes nothing away.
     #[inline(always)]
     fn open(&self, request: &Request<F>, word: u64, mine: u64) -> Progress {
-        if word == mine && state(word) != state::ESTABLISHED {
+        if word == mine && syn::opens(word) {
             return Progress::Known;
         }
         if word != mine && syn::matches(word, self.hash) {

@@ -14,6 +14,7 @@ use crate::{
     egress::Replies,
     family::{Backend, Family, Walk},
     flow::NodeEnd,
+    hint::asks_for_way,
     hold,
     hook::{DIRECT, Hook},
     ingress::Requests,
@@ -66,6 +67,7 @@ pub fn request<F: Family, const WAY: u8, const L2: usize>(ctx: &TcContext, mut w
         hold::keep::<Requests<WAY>>(ctx, hash);
         return Verdict::pass(Reason::Fragment);
     };
+    let is_by_stack = asks_for_way::<WAY>() && is_by_stack::<F>(hash);
     let Some((frontend, backend)) = backend::<F>(&record) else { return Verdict::NOT_OURS };
     if backend.refuses(frontend, walk.location.source) {
         return Verdict::drop(Reason::SourceRefused);
@@ -74,7 +76,8 @@ pub fn request<F: Family, const WAY: u8, const L2: usize>(ctx: &TcContext, mut w
         stats.request_packets += 1;
         stats.request_bytes += u64::from(ctx.len());
     });
-    let way = redirect::to_pod::<F, WAY, L2>(ctx, &walk.location, backend.addr, || F::pod_way(backend.addr));
+    let pod_way = || if is_by_stack { None } else { F::pod_way(backend.addr) };
+    let way = redirect::to_pod::<F, WAY, L2>(ctx, &walk.location, backend.addr, pod_way);
     walk.location.rest = way.rest;
     redirect::send(ctx, rewrite::apply_address::<F, DESTINATION>(ctx, &walk, backend.addr), way)
 }
@@ -124,6 +127,19 @@ fn backend<F: Family>(record: &Record) -> Option<(Frontend, Backend<F>)> {
 fn record<F: Family>(hash: u64) -> Option<Record> {
     let slot = F::fragment_slot(fragment::slot(hash))?;
     Record::from_word(word::load(slot), hash, now())
+}
+
+/// Notes that the first fragment, which was translated, goes on by the host's stack: see [`fragment::by_stack`].
+#[inline(always)]
+pub fn note_by_stack<F: Family>(hash: u64) {
+    if let Some(slot) = F::fragment_slot(fragment::slot(hash)) {
+        word::store(slot, fragment::by_stack(word::load(slot)));
+    }
+}
+
+#[inline(always)]
+fn is_by_stack<F: Family>(hash: u64) -> bool {
+    F::fragment_slot(fragment::slot(hash)).is_some_and(|slot| fragment::is_by_stack(word::load(slot)))
 }
 
 #[inline(always)]

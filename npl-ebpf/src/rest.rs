@@ -71,7 +71,7 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
     if !H::ON_ARRIVAL && verdict.is_unusual() {
         return IS_LEAVING;
     }
-    let is_translated = verdict.is_translated();
+    let (is_translated, is_by_stack) = (verdict.is_translated(), H::ON_ARRIVAL && !verdict.is_redirected());
     // Its record leads those that follow to the same mapping, and to the same end.
     let is_followed = verdict.is_drop();
     // Before anything else: a reason that only some verdicts have must not be kept where the verifier misses it in others.
@@ -80,6 +80,9 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
         return action;
     }
     if is_translated {
+        if is_by_stack {
+            fragment::note_by_stack::<F>(hash);
+        }
         hold::note::<H>(hash);
     } else {
         fragment::note_not_ours::<F, H>(hash, destination);

@@ -83,6 +83,12 @@ impl Verdict {
         matches!(self.kind(), kind::TRANSLATED | kind::REDIRECTED)
     }
 
+    /// Whether it was, and does not take the host's stack.
+    #[inline(always)]
+    pub const fn is_redirected(self) -> bool {
+        self.kind() == kind::REDIRECTED
+    }
+
     #[inline(always)]
     pub const fn is_drop(self) -> bool {
         self.kind() == kind::DROPPED

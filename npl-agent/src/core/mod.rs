@@ -21,6 +21,7 @@
 mod adopt;
 pub mod annotation;
 mod assign;
+pub mod attempts;
 pub mod devices;
 pub mod doctor;
 pub mod flows;

@@ -15,6 +15,7 @@ use aya::maps::{
 use npl_common::{
     hint::HINTS,
     mapping::{self, ALLOWED, Endpoint, FRONTEND_BITS, LocalAddress, MAX_LOCAL_ADDRESSES},
+    syn,
 };
 
 use super::{
@@ -25,6 +26,7 @@ use super::{
     tables::{open, tolerate_missing},
 };
 use crate::core::{
+    attempts::Attempts,
     flows,
     model::{Backend, Frontend, NodePort, Protocol},
     sources::SourceRange,
@@ -77,6 +79,9 @@ pub(super) trait FamilyMaps: Send {
     /// Forgets the flows that nothing more is to come of at this time of the kernel's clock, and says how many.
     fn remove_flows_that_are_over(&mut self, now: Duration) -> Result<usize, DatapathError>;
 
+    /// Empties the half-open cache's slots of attempts that are over, after so many looks at it.
+    fn remove_attempts_that_are_over(&mut self, attempts: &mut Attempts) -> Result<usize, DatapathError>;
+
     /// The addresses that count as the Node's, with their indexes.
     fn local_addresses(&self) -> Result<BTreeMap<IpAddr, u32>, DatapathError>;
     fn add_local_address(&mut self, addr: IpAddr, used: &BTreeSet<u32>) -> Result<Option<u32>, DatapathError>;
@@ -92,6 +97,7 @@ pub(super) struct Maps<L: Layout> {
     endpoint: HashMap<MapData, L::Endpoint, Endpoint>,
     flow: HashMap<MapData, L::FlowKey, L::Flow>,
     hint: Array<MapData, L::Hint>,
+    syn: Array<MapData, u64>,
 }
 
 impl<L: Layout> Maps<L> {
@@ -104,6 +110,7 @@ impl<L: Layout> Maps<L> {
             endpoint: open(pins, L::ENDPOINT)?,
             flow: open(pins, L::FLOW)?,
             hint: open(pins, L::HINT)?,
+            syn: open(pins, L::SYN)?,
         })
     }
 
@@ -232,6 +239,25 @@ impl<L: Layout> FamilyMaps for Maps<L> {
             // It may be in use again. If that is between these two calls, the client's next packet brings it back.
             if self.flow.get(&key, 0).is_ok_and(|flow| is_over(&key, &flow, in_a_crowd)) {
                 self.remove_flow(&key)?;
+                removed += 1;
+            }
+        }
+        Ok(removed)
+    }
+
+    fn remove_attempts_that_are_over(&mut self, attempts: &mut Attempts) -> Result<usize, DatapathError> {
+        let mut words = Vec::new();
+        let read = sys::read_parts(self.syn.map().fd().as_fd(), |slots: &[u32], read: &[u64]| {
+            words.extend(
+                slots.iter().copied().zip(read.iter().copied()).filter(|(_, word)| *word != 0 && syn::opens(*word)),
+            );
+        });
+        read.map_err(MapError::from).map_err(DatapathError::map("read", L::SYN))?;
+        let mut removed = 0;
+        for (slot, word) in attempts.look(words) {
+            // Another flow may have it by now. If that is between these two calls, the client's next packet takes it back.
+            if self.syn.get(&slot, 0).is_ok_and(|now| now == word) {
+                self.syn.set(slot, 0, 0).map_err(DatapathError::map("write", L::SYN))?;
                 removed += 1;
             }
         }

@@ -25,6 +25,7 @@ use super::{
     pins::Pins,
 };
 use crate::core::{
+    attempts::Attempts,
     model::{Backend, Family, Frontend},
     sources::{SourceRange, Sources},
 };
@@ -187,6 +188,17 @@ impl Tables {
     /// If the kernel refuses.
     pub fn forget_flows_that_are_over(&mut self, now: Duration) -> Result<usize, DatapathError> {
         Family::ALL.into_iter().map(|family| self.family_mut(family).remove_flows_that_are_over(now)).sum()
+    }
+
+    /// Forgets attempts to open flows that nothing has come of, and says how many; `attempts` of each family are what the looks
+    /// before have found.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn forget_attempts_that_are_over(&mut self, attempts: &mut [Attempts; 2]) -> Result<usize, DatapathError> {
+        let families = Family::ALL.into_iter().zip(attempts);
+        families.map(|(family, it)| self.family_mut(family).remove_attempts_that_are_over(it)).sum()
     }
 
     /// The addresses that count as the Node's.

@@ -36,6 +36,23 @@ fn connection_that_the_pod_accepts_directly_leaves_as_it_is() {
     });
 }
 
+/// Nobody knows how long ago that was.
+#[test]
+fn connection_after_an_attempt_that_was_broken_off_may_be_direct() {
+    with_mappings(|lab| {
+        for by_client in [false, true] {
+            lab.ingress(&tcp(client(), node(), SYN, b""));
+            if by_client {
+                is_answered(lab, SYN | ACK);
+                lab.ingress(&tcp(client(), node(), RST, b""));
+            } else {
+                is_answered(lab, RST | ACK);
+            }
+            is_accepted_directly(lab);
+        }
+    });
+}
+
 /// As if the table had lost the connection that was before.
 #[test]
 fn connection_that_only_the_cache_remembers_does_not_take_a_direct_one() {

@@ -19,7 +19,7 @@ fn leaves(lab: &mut Lab, packet: &Packet) {
 }
 
 #[test]
-fn replies_to_what_the_host_has_under_way_are_the_hosts() {
+fn of_host_is_what_answers_something_under_way() {
     with_mappings(|lab| {
         leaves(lab, &tcp(node(), client(), SYN, b""));
         for flags in [SYN | ACK, ACK, PSH | ACK, FIN | ACK, RST] {
@@ -34,7 +34,7 @@ fn replies_to_what_the_host_has_under_way_are_the_hosts() {
 }
 
 #[test]
-fn errors_about_what_the_host_has_under_way_are_the_hosts() {
+fn of_host_are_errors_about_something_under_way() {
     with_mappings(|lab| {
         for sent in [tcp(node(), client(), PSH | ACK, b"question"), udp(node(), client(), b"question")] {
             leaves(lab, &sent);

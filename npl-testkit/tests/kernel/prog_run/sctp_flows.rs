@@ -75,7 +75,7 @@ fn refusal_of_a_closed_pod_port_comes_back_and_makes_no_flow() {
     with_mappings(|lab| {
         asks(lab, INIT, first_request);
         answers(lab, ABORT);
-        asks(lab, INIT, request);
+        asks(lab, INIT, first_request);
         answers(lab, ABORT);
         assert_eq!(lab.flow(flow(Sctp)), None);
     });

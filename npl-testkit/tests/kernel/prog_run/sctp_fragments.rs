@@ -139,6 +139,6 @@ fn cut_packet_says_what_a_whole_one_would() {
         // Had that not been seen, this would establish the flow.
         let question = sctp(client(), node(), DATA, &[0; 100]);
         let (frame, expected) = (&fragments(&question, ID)[0], fragments(&to(&question, pod()), ID).remove(0));
-        becomes(lab, PROG_INGRESS, frame, expected, request("61000/sctp", frame.len()));
+        becomes(lab, PROG_INGRESS, frame, expected, first_request("61000/sctp", frame.len()));
     });
 }

@@ -11,8 +11,9 @@ use npl_agent::core::redirect::Forwarding;
 use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
 use npl_testkit::topology::{Offload, Options};
-use npl_testkit::traffic::{self, Direction, Load, Request, Transfer, UdpOptions, transfer, udp_socket};
+use npl_testkit::traffic::{self, Direction, Load, Request, Transfer, UdpOptions, transfer, udp_exchange, udp_socket};
 
+use super::firewall::load_rules;
 use crate::lab::mapping;
 use crate::world::{NODE_PORT, POD_PORT, World, is_emulated};
 
@@ -127,7 +128,7 @@ fn what_few_packets_are_like_passes_by_the_hosts_stack_too() {
     world.node().nft(NOTHING_IS_FORWARDED).unwrap();
     for frontend in world.frontends() {
         for (question, answer) in [(4000, 512), (512, 4000), (4000, 4000)] {
-            assert_eq!(traffic::udp_exchange(world.client(), frontend, question, answer).unwrap().pod, "web-0");
+            assert_eq!(udp_exchange(world.client(), frontend, question, answer).unwrap().pod, "web-0");
         }
     }
     let socket = udp_socket(world.client(), (world.node_ip(), CLOSED).into(), true).unwrap();
@@ -136,9 +137,8 @@ fn what_few_packets_are_like_passes_by_the_hosts_stack_too() {
     assert_eq!(kind, Some(ErrorKind::ConnectionRefused), "the Pod's port is closed: {error:#}");
 }
 
-/// A Pod with a narrow device: the client is told by the host, and both directions go on with what fits.
-#[test]
-fn path_mtu_discovery_works() {
+/// A Pod that is reached by a narrow route.
+fn narrow() -> World {
     const NARROW: u32 = 1300;
     let mut world = World::new(1);
     let pod = world.pod().clone();
@@ -148,6 +148,27 @@ fn path_mtu_discovery_works() {
         .ip(&format!("route replace {v4}/32 dev {device} scope link mtu {NARROW}\nroute replace {v6}/128 dev {device} mtu {NARROW}"))
         .unwrap();
     world.follow(Forwarding::Redirect);
+    world
+}
+
+/// Its first fragment does not fit, and is the host's, whose connection tracking waits for the others, of which the last one
+/// would fit. In IPv6 the client is told, and makes smaller ones.
+#[test]
+fn fragments_of_a_datagram_take_the_way_of_the_first_one() {
+    let world = narrow();
+    load_rules(&world);
+    for server in world.frontends() {
+        let exchange = || udp_exchange(world.client(), server, 2000, 512);
+        let told = if server.is_ipv6() { exchange().ok() } else { None };
+        let answer = told.map_or_else(exchange, Ok).unwrap();
+        assert_eq!((answer.pod.as_str(), answer.received), ("web-0", 2000));
+    }
+}
+
+/// A Pod with a narrow device: the client is told by the host, and both directions go on with what fits.
+#[test]
+fn path_mtu_discovery_works() {
+    let world = narrow();
     assert_served(&world);
     for node_ip in world.node_ips() {
         let learnt =
