@@ -57,13 +57,13 @@ impl<const WAY: u8> Hook for Replies<WAY> {
         let ends =
             Ends::<F> { client: packet.location.destination, client_port, pod: packet.location.source, pod_port };
         let Some(config) = CONFIG.get(0) else { return Verdict::NOT_OURS };
-        if !Self::AT_POD && config.contains(pod_port) && F::local_index(config, ends.pod).is_some() {
-            return if redirect::is_marked(ctx, config) { Verdict::NOT_OURS } else { Verdict::UNUSUAL };
-        }
         let key = F::flow_key(&ends, protocol);
         let Some(flow) = Flow::new(config.seed, &ends, protocol, &key) else { return Verdict::NOT_OURS };
         let epoch = Epoch::now(config);
-        let Some(sender) = Sender::of::<F, IS_PLAIN>(&flow, &ends, protocol, epoch) else { return Verdict::NOT_OURS };
+        let Some(sender) = Sender::of::<F, IS_PLAIN>(&flow, &ends, protocol, epoch) else {
+            let is_of_node = !Self::AT_POD && config.contains(pod_port) && F::local_index(config, ends.pod).is_some();
+            return if is_of_node && !redirect::is_marked(ctx, config) { Verdict::UNUSUAL } else { Verdict::NOT_OURS };
+        };
         let endpoint = &sender.endpoint;
         // What takes the stack is for the program on the uplink, which counts it.
         if Self::AT_POD && !redirect::is_from_pod(ctx, &packet.location) {
