@@ -83,7 +83,8 @@ pub struct RunArgs {
     #[arg(long, env = "NPL_DRAIN", value_name = "DURATION", default_value = "30s")]
     pub drain: String,
 
-    /// How long a node port stays out of use after its mapping is gone.
+    /// How long a node port stays out of use after its mapping is gone. One that somebody still sends datagrams to is the
+    /// last to be used after that.
     #[arg(long, env = "NPL_QUARANTINE", value_name = "DURATION", default_value = "60s")]
     pub quarantine: String,
 

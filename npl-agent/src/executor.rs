@@ -38,6 +38,16 @@ pub enum OpError {
     /// At the API server.
     #[error(transparent)]
     Patch(#[from] PatchError),
+    /// Somebody talks to whoever had the port before.
+    #[error(
+        "reserve node port {frontend}: datagrams came to it although it led nowhere; it is silent in {wait:?} at the earliest"
+    )]
+    SentTo {
+        /// The port.
+        frontend: Frontend,
+        /// After what time it counts as silent, if it is from now on.
+        wait: Duration,
+    },
 }
 
 /// What came of an op: nothing yet, if its answer is still to come.
@@ -68,6 +78,7 @@ impl Subject {
     fn of(op: &Op) -> Self {
         match op {
             Op::Reserve(frontend)
+            | Op::ReserveSilent(frontend)
             | Op::AllowSources(frontend, _)
             | Op::UpsertMapping(frontend, _)
             | Op::RemoveMapping(frontend)
@@ -118,6 +129,12 @@ impl Executor {
     fn execute_one(&mut self, op: &Op) -> Outcome {
         match op {
             Op::Reserve(frontend) => self.reservations.reserve(*frontend)?,
+            Op::ReserveSilent(frontend) => {
+                if let Some(wait) = self.datapath.silent_in(*frontend)? {
+                    return Err(OpError::SentTo { frontend: *frontend, wait });
+                }
+                self.reservations.reserve(*frontend)?;
+            }
             Op::AllowSources(frontend, ranges) => self.datapath.allow_sources(*frontend, ranges)?,
             Op::UpsertMapping(frontend, backend) => self.datapath.upsert_mapping(*frontend, *backend)?,
             Op::RemoveMapping(frontend) => self.datapath.remove_mapping(*frontend)?,
@@ -153,7 +170,7 @@ impl Executor {
                 Class::Retry { after } => after.unwrap_or_default(),
                 Class::Gone => Duration::ZERO,
             },
-            OpError::Datapath(_) | OpError::Reserve(_) => Duration::ZERO,
+            OpError::Datapath(_) | OpError::Reserve(_) | OpError::SentTo { .. } => Duration::ZERO,
         };
         wait(*failures, at_least)
     }

@@ -254,7 +254,9 @@ impl Reconciler {
             }
             Op::RemoveMapping(frontend) => info!(%frontend, "mapping removed"),
             Op::WritePod { pod, .. } => debug!(%pod, ?op, "Pod written"),
-            Op::Reserve(frontend) | Op::Release(frontend) => debug!(%frontend, ?op, "op done"),
+            Op::Reserve(frontend) | Op::ReserveSilent(frontend) | Op::Release(frontend) => {
+                debug!(%frontend, ?op, "op done");
+            }
         }
         self.executor.succeeded(op);
         self.state.done(op, self.now());
@@ -265,6 +267,10 @@ impl Reconciler {
         let wait = self.executor.wait_after(op, error);
         let (failure, outcome) = match error {
             OpError::Reserve(ReserveError::Taken(_)) => (Failure::PortTaken, OpOutcome::PortTaken),
+            OpError::SentTo { wait, .. } => {
+                let until = self.now().plus(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
+                (Failure::PortSentTo { until }, OpOutcome::PortSentTo)
+            }
             OpError::Patch(patch) if patch.class() == crate::kube::patch::Class::Gone => {
                 (Failure::Gone, OpOutcome::Gone)
             }
@@ -276,7 +282,9 @@ impl Reconciler {
         };
         match outcome {
             OpOutcome::Retry => warn!(err = %ErrorChain(error), retry_ms = wait.as_millis(), "op is tried again"),
-            OpOutcome::PortTaken | OpOutcome::Gone | OpOutcome::Done => debug!(err = %ErrorChain(error), "op given up"),
+            OpOutcome::PortTaken | OpOutcome::PortSentTo | OpOutcome::Gone | OpOutcome::Done => {
+                debug!(err = %ErrorChain(error), "op given up");
+            }
         }
         self.metrics.op(op, outcome);
         self.state.failed(op, failure, self.now());

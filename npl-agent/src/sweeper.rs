@@ -13,7 +13,7 @@ use tracing::{debug, warn};
 
 use crate::{
     core::attempts::Attempts,
-    datapath::{DatapathError, Pins, Tables},
+    datapath::{DatapathError, Pins, Tables, kernel_clock},
     uplinks::ErrorChain,
 };
 
@@ -56,7 +56,7 @@ impl Drop for Sweeper {
 fn sweep(mut tables: Tables, ended: &Receiver<()>) {
     let (mut has_failed, mut attempts) = (false, <[Attempts; 2]>::default());
     while ended.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
-        let flows = tables.forget_flows_that_are_over(now());
+        let flows = tables.forget_flows_that_are_over(kernel_clock());
         let swept = flows.and_then(|flows| Ok(flows + tables.forget_attempts_that_are_over(&mut attempts)?));
         match &swept {
             Ok(0) => {}
@@ -66,10 +66,4 @@ fn sweep(mut tables: Tables, ended: &Receiver<()>) {
         }
         has_failed = swept.is_err();
     }
-}
-
-/// The kernel's clock for programs.
-fn now() -> Duration {
-    // That clock cannot fail.
-    nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from)
 }

@@ -33,6 +33,7 @@ pub mod offload;
 pub mod peer;
 pub mod reason;
 pub mod stats;
+pub mod stray;
 pub mod syn;
 pub mod traffic;
 

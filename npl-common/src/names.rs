@@ -61,6 +61,10 @@ pub const MAP_HOLD: &str = "npl_hold";
 pub const MAP_HOST_V4: &str = "npl_host_v4";
 /// As [`MAP_HOST_V4`], IPv6.
 pub const MAP_HOST_V6: &str = "npl_host_v6";
+/// When a datagram last came to a node port that led nowhere, IPv4: array of `u64`, by the port, see [`crate::stray`].
+pub const MAP_STRAY_V4: &str = "npl_stray_v4";
+/// As [`MAP_STRAY_V4`], IPv6.
+pub const MAP_STRAY_V6: &str = "npl_stray_v6";
 /// Programs that look at unusual packets: program array of [`REST_PROGRAMS`].
 pub const MAP_REST: &str = "npl_rest";
 /// What SCTP's checksum is changed by: array of [`crate::crc::TABLE`].
@@ -114,6 +118,8 @@ pub const PINNED_MAPS: &[&str] = &[
     MAP_HOLD,
     MAP_HOST_V4,
     MAP_HOST_V6,
+    MAP_STRAY_V4,
+    MAP_STRAY_V6,
     MAP_REST,
     MAP_CRC,
     MAP_UPLINK,

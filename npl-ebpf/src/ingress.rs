@@ -21,7 +21,7 @@ use crate::{
     packet::{Access, IcmpHeader, Packet},
     redirect::{self, Way},
     rewrite::{self, DESTINATION},
-    stats,
+    stats, stray,
     verdict::Verdict,
     xdp,
 };
@@ -122,7 +122,10 @@ pub fn backend_of<F: Family, const WAY: u8, const L2: usize>(
     let addr_index = F::local_index(config, packet.location.destination).ok_or(Verdict::NOT_OURS)?;
     let protocol = packet.location.protocol;
     let frontend = Frontend { node_port, protocol, pad: 0 };
-    let (backend, way) = F::backend_by_hint::<WAY>(config, frontend).ok_or(Verdict::pass(Reason::NoMapping))?;
+    let Some((backend, way)) = F::backend_by_hint::<WAY>(config, frontend) else {
+        stray::note::<F>(frontend);
+        return Err(Verdict::pass(Reason::NoMapping));
+    };
     let node = NodeEnd { addr: packet.location.destination, addr_index, port: node_port };
     if backend.refuses(frontend, packet.location.source) {
         // For the rest of a fragmented datagram, which is refused by its mapping too.

@@ -13,7 +13,7 @@ use npl_common::{config::Config, mapping::Frontend};
 use crate::{
     family::{Backend, End, Family, Peer, V4, V6},
     maps::CONFIG,
-    stats,
+    stats, stray,
 };
 
 /// Where the kernel keeps the address that a call names.
@@ -112,7 +112,10 @@ fn backend<F: Family>(ctx: &SockAddrContext, asked: &End<F>, protocol: u8) -> Op
         return None;
     }
     let frontend = Frontend { node_port: asked.port, protocol, pad: 0 };
-    let backend = F::backend(frontend)?;
+    let Some(backend) = F::backend(frontend) else {
+        stray::note::<F>(frontend);
+        return None;
+    };
     // To the Node's own address the kernel connects from that same address.
     if backend.refuses(frontend, asked.addr) { None } else { Some(backend) }
 }

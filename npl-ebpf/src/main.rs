@@ -42,6 +42,7 @@ mod rest;
 mod rewrite;
 mod sctp;
 mod stats;
+mod stray;
 mod verdict;
 mod witness;
 mod word;

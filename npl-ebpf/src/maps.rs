@@ -23,6 +23,7 @@ use npl_common::{
     peer::{MAX_PEERS, PeerKeyV4, PeerKeyV6, PeerV4, PeerV6},
     reason::MAX_REASONS,
     stats::{MAX_STATS, MappingStats},
+    stray,
     syn::SLOTS,
 };
 
@@ -101,6 +102,14 @@ pub static HOST_V4: Array<u64, { host::SLOTS as usize }> = Array::new();
 /// Written by the programs. LRU, because local clients choose how many sockets there are.
 #[btf_map(name = "npl_peer_v4")]
 pub static PEER_V4: LruHashMap<PeerKeyV4, PeerV4, { MAX_PEERS as usize }> = LruHashMap::new();
+
+/// Written by the programs, one aligned word at a time, and by the agent as it takes mappings away.
+#[btf_map(name = "npl_stray_v4")]
+pub static STRAY_V4: Array<u64, { stray::PORTS as usize }> = Array::new();
+
+/// Written by the programs, one aligned word at a time, and by the agent as it takes mappings away.
+#[btf_map(name = "npl_stray_v6")]
+pub static STRAY_V6: Array<u64, { stray::PORTS as usize }> = Array::new();
 
 /// Written by the programs, one aligned word at a time.
 #[btf_map(name = "npl_host_v6")]

@@ -13,6 +13,8 @@ use super::{
 pub enum Op {
     /// Bind the port's socket so that no other process takes it.
     Reserve(Frontend),
+    /// The same, unless datagrams have come to it lately although it led nowhere: see [`npl_common::stray`].
+    ReserveSilent(Frontend),
     /// Let these use the mapping, if it is a restricted one; nobody else is let in or shut out.
     AllowSources(Frontend, BTreeSet<SourceRange>),
     /// Write the mapping; an existing one of the same frontend is replaced at once.
@@ -50,6 +52,11 @@ pub enum PodWrite {
 pub enum Failure {
     /// Of [`Op::Reserve`]: another process has the port. Another one is chosen.
     PortTaken,
+    /// Of [`Op::ReserveSilent`]: somebody talks to whoever had the port before. Another one is chosen, if there is one.
+    PortSentTo {
+        /// When it counts as silent, if it is from now on.
+        until: Moment,
+    },
     /// Of [`Op::AllowSources`]: the kernel has no room for more. It is tried again when there may be.
     NoRoom {
         /// Or else not before this moment.
@@ -79,7 +86,7 @@ pub(super) enum Attempt {
 impl Attempt {
     pub(super) fn of(op: &Op) -> Self {
         match op {
-            Op::Reserve(frontend) => Self::Reserve(*frontend),
+            Op::Reserve(frontend) | Op::ReserveSilent(frontend) => Self::Reserve(*frontend),
             Op::AllowSources(frontend, _) => Self::AllowSources(*frontend),
             Op::UpsertMapping(frontend, _) => Self::Upsert(*frontend),
             Op::WritePod { uid, .. } => Self::WritePod(uid.clone()),

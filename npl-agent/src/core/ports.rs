@@ -120,6 +120,8 @@ pub(super) struct PortTable {
     cursors: BTreeMap<Family, NodePort>,
     /// Ports that another process has, and until when they are not tried again.
     taken: BTreeMap<Frontend, Moment>,
+    /// Ports that somebody sent datagrams to when they led nowhere, and until when any other one is better.
+    sent_to: BTreeMap<Frontend, Moment>,
 }
 
 impl PortTable {
@@ -130,6 +132,7 @@ impl PortTable {
             by_pod: BTreeMap::new(),
             cursors: BTreeMap::new(),
             taken: BTreeMap::new(),
+            sent_to: BTreeMap::new(),
         }
     }
 
@@ -199,7 +202,8 @@ impl PortTable {
     }
 
     /// The next free port that passes the test. The search goes on behind the last one found, round and round, so
-    /// that a freed port is the last to be used again.
+    /// that a freed port is the last to be used again. Where somebody still sends to each, it is the one that may be silent
+    /// first: whoever can send to all ports must not keep Pods from having any.
     pub(super) fn next_free(
         &mut self,
         family: Family,
@@ -210,12 +214,28 @@ impl PortTable {
         for _ in 0..self.range.len() {
             let frontend = Frontend { family, node_port, protocol };
             node_port = self.range.after(node_port);
-            if is_usable(frontend.node_port) && self.is_free(frontend) {
+            if is_usable(frontend.node_port) && self.is_free(frontend) && !self.sent_to.contains_key(&frontend) {
                 self.cursors.insert(family, node_port);
                 return Some(frontend);
             }
         }
-        None
+        let is_of_space = |frontend: &Frontend| frontend.family == family && frontend.protocol == protocol;
+        let may_be_had =
+            |frontend: &Frontend| is_of_space(frontend) && is_usable(frontend.node_port) && self.is_free(*frontend);
+        let sent_to = self.sent_to.iter().filter(|(frontend, _)| may_be_had(frontend));
+        sent_to.min_by_key(|(_, until)| **until).map(|(frontend, _)| *frontend)
+    }
+
+    /// Whether nobody but the former owner's clients can have heard of a claim, and it matters to them who has it: a
+    /// connection notices, datagrams do not. Not where the port was chosen although they were heard.
+    pub(super) fn is_new(&self, frontend: Frontend) -> bool {
+        let was_mapped = self.claims.get(&frontend).is_none_or(|claim| claim.was_mapped);
+        frontend.protocol == Protocol::Udp && !was_mapped && !self.sent_to.contains_key(&frontend)
+    }
+
+    /// Takes in that somebody still sends datagrams to a port that leads nowhere.
+    pub(super) fn mark_sent_to(&mut self, frontend: Frontend, until: Moment) {
+        self.sent_to.insert(frontend, until);
     }
 
     /// Places the cursors behind the highest port in use. A restarted agent does not know which ports were freed
@@ -242,6 +262,7 @@ impl PortTable {
 
     /// Forgets ports whose time is over and says which they were.
     pub(super) fn expire_taken(&mut self, now: Moment) -> Vec<Frontend> {
+        self.sent_to.retain(|_, until| *until > now);
         self.taken.extract_if(.., |_, until| *until <= now).map(|(frontend, _)| frontend).collect()
     }
 

@@ -202,7 +202,7 @@ impl State {
         self.retries.remove(&Attempt::of(op));
         let observed = self.observed.get_or_insert_default();
         match op {
-            Op::Reserve(frontend) => {
+            Op::Reserve(frontend) | Op::ReserveSilent(frontend) => {
                 observed.reservations.insert(*frontend);
                 self.ports.unmark_taken(*frontend);
                 self.touch(*frontend);
@@ -251,17 +251,27 @@ impl State {
     pub fn failed(&mut self, op: &Op, failure: Failure, now: Moment) {
         let at = match failure {
             Failure::Retry { at } | Failure::NoRoom { at } => at,
-            Failure::PortTaken | Failure::Gone => now.plus(UNEXPECTED_MILLIS),
+            Failure::PortTaken | Failure::PortSentTo { .. } | Failure::Gone => now.plus(UNEXPECTED_MILLIS),
         };
         match (op, failure) {
             (Op::WritePod { uid, .. }, _) if self.departed.remove(uid) => return,
-            (Op::Reserve(frontend), Failure::PortTaken) => return self.give_way(*frontend, now),
+            (Op::Reserve(frontend) | Op::ReserveSilent(frontend), Failure::PortTaken) => {
+                self.ports.mark_taken(*frontend, now.plus(TAKEN_MILLIS));
+                return self.give_way(*frontend);
+            }
+            (Op::ReserveSilent(frontend), Failure::PortSentTo { until }) => {
+                self.ports.mark_sent_to(*frontend, until);
+                return self.give_way(*frontend);
+            }
             (Op::WritePod { uid, .. }, Failure::Gone) => {
                 self.writes.insert(uid.clone(), Write::Gone);
                 self.touch_all_of(uid);
                 return;
             }
-            (Op::WritePod { pod, uid, value }, Failure::Retry { .. } | Failure::NoRoom { .. } | Failure::PortTaken) => {
+            (
+                Op::WritePod { pod, uid, value },
+                Failure::Retry { .. } | Failure::NoRoom { .. } | Failure::PortTaken | Failure::PortSentTo { .. },
+            ) => {
                 self.writes.insert(uid.clone(), Write::Unconfirmed(value.clone()));
                 self.touch_all_of(uid);
                 self.unpublished.insert(pod.clone());
@@ -272,6 +282,7 @@ impl State {
             }
             (
                 Op::Reserve(frontend)
+                | Op::ReserveSilent(frontend)
                 | Op::AllowSources(frontend, _)
                 | Op::UpsertMapping(frontend, _)
                 | Op::RemoveMapping(frontend)
@@ -378,10 +389,9 @@ impl State {
         }
     }
 
-    /// Another process has the port: a mapping that is there goes on until its successor is published, a claim
-    /// without one is worth nothing.
-    fn give_way(&mut self, frontend: Frontend, now: Moment) {
-        self.ports.mark_taken(frontend, now.plus(TAKEN_MILLIS));
+    /// Others have the port: a mapping that is there goes on until its successor is published, a claim without one is
+    /// worth nothing.
+    fn give_way(&mut self, frontend: Frontend) {
         self.touch(frontend);
         let pod = self.ports.get(frontend).and_then(|claim| Some(claim.owner.as_ref()?.pod.clone()));
         let is_mapped = self.observed.as_ref().is_some_and(|observed| observed.mappings.contains_key(&frontend));

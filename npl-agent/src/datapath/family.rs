@@ -82,6 +82,10 @@ pub(super) trait FamilyMaps: Send {
     /// Empties the half-open cache's slots of attempts that are over, after so many looks at it.
     fn remove_attempts_that_are_over(&mut self, attempts: &mut Attempts) -> Result<usize, DatapathError>;
 
+    /// When a datagram last came to a node port that led nowhere, in [`npl_common::fragment::time`]'s unit; zero if none has.
+    fn last_stray(&self, port: NodePort) -> Result<u64, DatapathError>;
+    fn set_last_stray(&mut self, port: NodePort, time: u64) -> Result<(), DatapathError>;
+
     /// The addresses that count as the Node's, with their indexes.
     fn local_addresses(&self) -> Result<BTreeMap<IpAddr, u32>, DatapathError>;
     fn add_local_address(&mut self, addr: IpAddr, used: &BTreeSet<u32>) -> Result<Option<u32>, DatapathError>;
@@ -98,6 +102,7 @@ pub(super) struct Maps<L: Layout> {
     flow: HashMap<MapData, L::FlowKey, L::Flow>,
     hint: Array<MapData, L::Hint>,
     syn: Array<MapData, u64>,
+    stray: Array<MapData, u64>,
 }
 
 impl<L: Layout> Maps<L> {
@@ -111,6 +116,7 @@ impl<L: Layout> Maps<L> {
             flow: open(pins, L::FLOW)?,
             hint: open(pins, L::HINT)?,
             syn: open(pins, L::SYN)?,
+            stray: open(pins, L::STRAY)?,
         })
     }
 
@@ -262,6 +268,14 @@ impl<L: Layout> FamilyMaps for Maps<L> {
             }
         }
         Ok(removed)
+    }
+
+    fn last_stray(&self, port: NodePort) -> Result<u64, DatapathError> {
+        self.stray.get(&u32::from(port.0), 0).map_err(DatapathError::map("read", L::STRAY))
+    }
+
+    fn set_last_stray(&mut self, port: NodePort, time: u64) -> Result<(), DatapathError> {
+        self.stray.set(u32::from(port.0), time, 0).map_err(DatapathError::map("write", L::STRAY))
     }
 
     fn local_addresses(&self) -> Result<BTreeMap<IpAddr, u32>, DatapathError> {

@@ -27,6 +27,7 @@ pub(super) trait Layout {
     const FLOW: &'static str;
     const HINT: &'static str;
     const SYN: &'static str;
+    const STRAY: &'static str;
 
     type Local: aya::Pod + Send;
     type Backend: aya::Pod + Send;
@@ -67,7 +68,7 @@ macro_rules! layout {
         [$local:ident, $backend:ident, $source:ident, $endpoint:ident, $flow_key:ident, $flow:ident, $hint:ident],
         [
             $local_map:ident, $index_map:ident, $mapping_map:ident, $allow_map:ident, $endpoint_map:ident, $flow_map:ident,
-            $hint_map:ident, $syn_map:ident
+            $hint_map:ident, $syn_map:ident, $stray_map:ident
         ]
     ) => {
         $(#[$meta])*
@@ -83,6 +84,7 @@ macro_rules! layout {
             const FLOW: &'static str = names::$flow_map;
             const HINT: &'static str = names::$hint_map;
             const SYN: &'static str = names::$syn_map;
+            const STRAY: &'static str = names::$stray_map;
 
             type Local = $local;
             type Backend = $backend;
@@ -152,14 +154,20 @@ layout! {
     /// IPv4.
     V4, Ipv4Addr, Family::V4,
     [LocalAddressV4, BackendV4, SourceV4, EndpointV4, FlowKeyV4, FlowV4, HintV4],
-    [MAP_LOCAL_V4, MAP_LOCAL_IDX_V4, MAP_MAPPING_V4, MAP_ALLOW_V4, MAP_ENDPOINT_V4, MAP_FLOW_V4, MAP_HINT_V4, MAP_SYN_V4]
+    [
+        MAP_LOCAL_V4, MAP_LOCAL_IDX_V4, MAP_MAPPING_V4, MAP_ALLOW_V4, MAP_ENDPOINT_V4, MAP_FLOW_V4, MAP_HINT_V4, MAP_SYN_V4,
+        MAP_STRAY_V4
+    ]
 }
 
 layout! {
     /// IPv6.
     V6, Ipv6Addr, Family::V6,
     [LocalAddressV6, BackendV6, SourceV6, EndpointV6, FlowKeyV6, FlowV6, HintV6],
-    [MAP_LOCAL_V6, MAP_LOCAL_IDX_V6, MAP_MAPPING_V6, MAP_ALLOW_V6, MAP_ENDPOINT_V6, MAP_FLOW_V6, MAP_HINT_V6, MAP_SYN_V6]
+    [
+        MAP_LOCAL_V6, MAP_LOCAL_IDX_V6, MAP_MAPPING_V6, MAP_ALLOW_V6, MAP_ENDPOINT_V6, MAP_FLOW_V6, MAP_HINT_V6, MAP_SYN_V6,
+        MAP_STRAY_V6
+    ]
 }
 
 /// An address as maps hold it; nothing if it is of the other family.

@@ -5,6 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     path::Path,
+    time::Duration,
 };
 
 use npl_common::{config::Config, names::ABI_VERSION};
@@ -153,6 +154,16 @@ impl Datapath {
     /// If the kernel refuses.
     pub fn remove_mapping(&mut self, frontend: Frontend) -> Result<(), DatapathError> {
         self.writer.remove(&mut self.tables, frontend)
+    }
+
+    /// After what time a node port counts as silent that led nowhere and was sent datagrams to, if nobody sends from now on;
+    /// nothing if it does already.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn silent_in(&self, frontend: Frontend) -> Result<Option<Duration>, DatapathError> {
+        self.tables.silent_in(frontend)
     }
 
     /// Every frontend's allowed sources, whether its mapping asks for them or not.

@@ -153,6 +153,8 @@ impl MappingWriter {
     ///
     /// If the kernel refuses.
     pub fn remove(&mut self, tables: &mut Tables, frontend: Frontend) -> Result<(), DatapathError> {
+        // Before it goes, so that nobody finds the port free and silent whose clients were heard a moment ago.
+        tables.expect_strays(frontend)?;
         tables.family_mut(frontend.family).remove_mapping(frontend)?;
         tables.begin_epoch()?;
         let stats_index = self.known.get(&frontend).map(|old| old.stats_index);

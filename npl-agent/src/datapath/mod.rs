@@ -30,4 +30,5 @@ pub use load::Datapath;
 pub use local::LocalClients;
 pub use object::embedded_object;
 pub use pins::Pins;
+pub(crate) use sys::now as kernel_clock;
 pub use tables::Tables;

@@ -11,6 +11,7 @@ use std::{
         unix::{ffi::OsStrExt as _, net::UnixDatagram},
     },
     path::Path,
+    time::Duration,
 };
 
 use aya_obj::generated::{XDP_FLAGS_DRV_MODE, bpf_attach_type, bpf_link_type};
@@ -239,6 +240,12 @@ pub(super) fn replace_program(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> 
     let number = |fd: BorrowedFd<'_>| fd.as_raw_fd().cast_unsigned();
     bpf(BPF_LINK_UPDATE, &mut LinkUpdate { link: number(link), new_program: number(program), flags: 0, old_program: 0 })
         .map(drop)
+}
+
+/// The kernel's clock for programs.
+pub(crate) fn now() -> Duration {
+    // That clock cannot fail.
+    nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from)
 }
 
 /// The kernel's name of this network namespace; nothing before Linux 5.14, which does not tell.

@@ -11,11 +11,12 @@ use std::{
 use aya::maps::{Array, Map, MapData, MapError, PerCpuArray, PerCpuValues};
 use npl_common::{
     config::Config,
-    crc,
+    crc, fragment,
     mapping::MAX_LOCAL_ADDRESSES,
     names,
     reason::Reason,
     stats::{COUNTED_MAPPINGS, MappingStats, SHARED_V4, SHARED_V6},
+    stray,
 };
 
 use super::{
@@ -23,10 +24,11 @@ use super::{
     family::{Entry, FamilyMaps, Maps},
     layout::{V4, V6},
     pins::Pins,
+    sys,
 };
 use crate::core::{
     attempts::Attempts,
-    model::{Backend, Family, Frontend},
+    model::{Backend, Family, Frontend, Protocol},
     sources::{SourceRange, Sources},
 };
 
@@ -201,6 +203,20 @@ impl Tables {
         families.map(|(family, it)| self.family_mut(family).remove_attempts_that_are_over(it)).sum()
     }
 
+    /// As [`super::Datapath::silent_in`].
+    pub(super) fn silent_in(&self, frontend: Frontend) -> Result<Option<Duration>, DatapathError> {
+        let last = self.family(frontend.family).last_stray(frontend.node_port)?;
+        Ok(stray::silence(last, kernel_time()).map(|silence| Duration::from_secs(1 + stray::LIFETIME - silence)))
+    }
+
+    /// Takes note that datagrams may come to a node port for a mapping that was there until now.
+    pub(super) fn expect_strays(&mut self, frontend: Frontend) -> Result<(), DatapathError> {
+        if frontend.protocol != Protocol::Udp {
+            return Ok(());
+        }
+        self.family_mut(frontend.family).set_last_stray(frontend.node_port, kernel_time())
+    }
+
     /// The addresses that count as the Node's.
     pub fn local_addresses(&self) -> Result<BTreeSet<IpAddr>, DatapathError> {
         let mut addresses = BTreeSet::new();
@@ -323,6 +339,11 @@ pub(super) const fn shared_stats(family: Family) -> u32 {
         Family::V4 => SHARED_V4,
         Family::V6 => SHARED_V6,
     }
+}
+
+/// The time by which programs date their notes.
+fn kernel_time() -> u64 {
+    fragment::time(u64::try_from(sys::now().as_nanos()).unwrap_or(u64::MAX))
 }
 
 fn plus(a: &MappingStats, b: &MappingStats) -> MappingStats {

@@ -20,6 +20,8 @@ pub enum OpOutcome {
     Done,
     /// Another process holds the port.
     PortTaken,
+    /// Somebody still sends datagrams to the port for whoever had it before.
+    PortSentTo,
     /// Failed; done again later.
     Retry,
     /// The Pod is gone.
@@ -31,6 +33,7 @@ impl OpOutcome {
         match self {
             Self::Done => "done",
             Self::PortTaken => "port_taken",
+            Self::PortSentTo => "port_sent_to",
             Self::Retry => "retry",
             Self::Gone => "gone",
         }
@@ -115,7 +118,7 @@ pub(super) enum OpName {
 impl OpName {
     pub(super) const fn of(op: &Op) -> Self {
         match op {
-            Op::Reserve(_) => Self::Reserve,
+            Op::Reserve(_) | Op::ReserveSilent(_) => Self::Reserve,
             Op::AllowSources(..) => Self::AllowSources,
             Op::UpsertMapping(..) => Self::UpsertMapping,
             Op::WritePod { value: PodWrite::Set(_) | PodWrite::Withdraw, .. } => Self::Annotate,

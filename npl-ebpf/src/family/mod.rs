@@ -115,6 +115,8 @@ pub trait Family: Sized {
     fn fragment_slot(index: u32) -> Option<*mut u64>;
     /// A slot of the notes of what the host has under way.
     fn host_slot(index: u32) -> Option<*mut u64>;
+    /// When the last stray datagram came to a node port, by [`crate::fragment::now`].
+    fn stray(port: u16) -> Option<*mut u64>;
     /// A slot of the record of what the host's stack has let through.
     fn offload_slot(index: u32) -> Option<*mut Passed>;
 

@@ -24,7 +24,7 @@ use crate::{
     hint::{self, Asked},
     maps::{
         ALLOW_V4, ENDPOINT_V4, FLOW_V4, FRAGMENT_V4, HINT_V4, HOST_V4, LOCAL_ADDRESS_V4, LOCAL_V4, MAPPING_V4,
-        PASSED_V4, PEER_V4, POD_V4, REPLY_HINT_V4, SYN_V4,
+        PASSED_V4, PEER_V4, POD_V4, REPLY_HINT_V4, STRAY_V4, SYN_V4,
     },
     packet::{self, Access, ETHERNET, Other},
     redirect::{self, Routing},
@@ -341,6 +341,11 @@ impl Family for V4 {
     #[inline(always)]
     fn host_slot(index: u32) -> Option<*mut u64> {
         HOST_V4.get_ptr_mut(index)
+    }
+
+    #[inline(always)]
+    fn stray(port: u16) -> Option<*mut u64> {
+        STRAY_V4.get_ptr_mut(u32::from(port))
     }
 
     #[inline(always)]

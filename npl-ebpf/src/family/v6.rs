@@ -27,7 +27,7 @@ use crate::{
     hint::{self, Asked},
     maps::{
         ALLOW_V6, ENDPOINT_V6, FLOW_V6, FRAGMENT_V6, HINT_V6, HOST_V6, LOCAL_ADDRESS_V6, LOCAL_V6, MAPPING_V6,
-        PASSED_V6, PEER_V6, POD_V6, REPLY_HINT_V6, SYN_V6,
+        PASSED_V6, PEER_V6, POD_V6, REPLY_HINT_V6, STRAY_V6, SYN_V6,
     },
     packet::{self, Access, ETHERNET, Other},
     redirect::{self, Routing},
@@ -317,6 +317,11 @@ impl Family for V6 {
     #[inline(always)]
     fn host_slot(index: u32) -> Option<*mut u64> {
         HOST_V6.get_ptr_mut(index)
+    }
+
+    #[inline(always)]
+    fn stray(port: u16) -> Option<*mut u64> {
+        STRAY_V6.get_ptr_mut(u32::from(port))
     }
 
     #[inline(always)]

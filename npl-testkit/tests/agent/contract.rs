@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What consumers rely on, where no other test shows it; docs/antrea-compatibility.md has the whole list.
 
-use std::net::TcpListener;
+use std::net::{TcpListener, UdpSocket};
 use std::time::{Duration, Instant};
 
 use npl_testkit::cluster::{Port, ServiceObject};
@@ -78,7 +78,11 @@ fn a_withdrawn_port_serves_through_the_drain_and_nobody_has_it_before_the_quaran
 
 #[test]
 fn an_open_flow_of_datagrams_goes_to_the_ports_new_pod_and_never_to_the_former() {
-    let mut world = World::with_agent(&["--quarantine", "0s", "--port-range", "61000-61001"]);
+    let mut world = World::new();
+    world.create_node();
+    // Of two ports, datagrams have one: where there is no other, it is given although its client has not ceased.
+    let holder = world.topology.node().run(|| UdpSocket::bind("0.0.0.0:61000").unwrap()).unwrap();
+    world.start_agent(&["--quarantine", "0s", "--port-range", "61000-61001"]);
     world.create_service();
     world.enable_service();
     world.create_pod("web-0");
@@ -95,6 +99,32 @@ fn an_open_flow_of_datagrams_goes_to_the_ports_new_pod_and_never_to_the_former()
     for _ in 0..3 {
         assert_eq!(traffic::udp_ask(&socket, "who?").unwrap().pod, "web-1");
     }
+    drop(holder);
+}
+
+#[test]
+fn a_port_that_a_client_sends_to_for_its_former_pod_is_the_last_that_a_new_one_gets() {
+    // Room for two Pods, each with a port of both protocols.
+    let mut world = World::with_agent(&["--quarantine", "0s", "--port-range", "61000-61003"]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    let former = world.address("web-0", Protocol::Udp);
+    let socket = traffic::udp_socket(&world.topology.client().netns, former, true).unwrap();
+    assert_eq!(traffic::udp_ask(&socket, "who?").unwrap().pod, "web-0");
+    world.cluster.delete_pod(NAMESPACE, "web-0").unwrap();
+    world.wait_for_kernel_mappings(0);
+    // Each of these would have the port again within two, by its turn.
+    for pod in ["web-1", "web-2", "web-3"] {
+        world.create_pod(pod);
+        assert_ne!(world.address(pod, Protocol::Udp), former, "{pod}");
+        assert!(traffic::udp_ask(&socket, "who?").is_err(), "nobody answers who means {former}'s former Pod");
+        if pod != "web-3" {
+            world.cluster.delete_pod(NAMESPACE, pod).unwrap();
+            world.wait_for_kernel_mappings(0);
+        }
+    }
+    world.assert_served("web-3");
 }
 
 #[test]

@@ -36,6 +36,8 @@ enum Event {
     Room(usize),
     Steal(Frontend),
     Return(Frontend),
+    Send(Frontend),
+    Cease(Frontend),
     Restart(Option<Frontend>),
     Deliver(usize),
     Pass(Vec<Fate>),
@@ -190,6 +192,8 @@ fn event() -> impl Strategy<Value = Event> {
         1 => prop_oneof![0..8_usize, Just(usize::MAX)].prop_map(Event::Room),
         1 => frontend().prop_map(Event::Steal),
         1 => frontend().prop_map(Event::Return),
+        1 => frontend().prop_map(Event::Send),
+        1 => frontend().prop_map(Event::Cease),
         1 => prop::option::weighted(0.3, frontend()).prop_map(Event::Restart),
         6 => (0..4_usize).prop_map(Event::Deliver),
         10 => fates().prop_map(Event::Pass),
@@ -238,6 +242,8 @@ fn happen(chaos: &mut Chaos, event: Event) {
         Event::Room(room) => chaos.world.room = room,
         Event::Steal(frontend) => chaos.steal(frontend),
         Event::Return(frontend) => drop(chaos.world.stolen.remove(&frontend)),
+        Event::Send(frontend) => drop(chaos.world.sent_to.insert(frontend)),
+        Event::Cease(frontend) => drop(chaos.world.sent_to.remove(&frontend)),
         Event::Restart(stolen) => chaos.restart(stolen),
         Event::Deliver(count) => chaos.deliver(count),
         Event::Pass(fates) => drop(chaos.pass(&mut fates.into_iter())),
@@ -285,7 +291,8 @@ proptest! {
             let is_expected = match &op {
                 Op::Reserve(_) => true,
                 Op::WritePod { pod, value: PodWrite::Set(value), .. } => value == "[]" && is_emptied(pod),
-                Op::AllowSources(..)
+                Op::ReserveSilent(_)
+                | Op::AllowSources(..)
                 | Op::UpsertMapping(..)
                 | Op::WritePod { .. }
                 | Op::RemoveMapping(_)

@@ -75,6 +75,8 @@ fn run(world: &mut World, command: &str) -> Vec<Op> {
         }
         "steal" => drop(world.stolen.insert(frontend(rest))),
         "return" => drop(world.stolen.remove(&frontend(rest))),
+        "send" => drop(world.sent_to.insert(frontend(rest))),
+        "cease" => drop(world.sent_to.remove(&frontend(rest))),
         "lose" => {
             world.real.mappings.remove(&frontend(rest));
             world.state.observe(world.real.clone());
@@ -216,7 +218,7 @@ fn show(text: &mut String, ops: &[Op]) {
 
 fn told(op: &Op) -> String {
     match op {
-        Op::Reserve(frontend) => format!("reserve {frontend}"),
+        Op::Reserve(frontend) | Op::ReserveSilent(frontend) => format!("reserve {frontend}"),
         Op::AllowSources(frontend, ranges) => format!("allow {frontend} from {}", list(ranges)),
         Op::UpsertMapping(frontend, to) => {
             let restricted = if to.is_restricted { ", restricted" } else { "" };

@@ -42,6 +42,8 @@ pub(super) struct World {
     pub(super) room: usize,
     /// Ports that other processes hold.
     pub(super) stolen: BTreeSet<Frontend>,
+    /// Ports that datagrams come to without a mapping.
+    pub(super) sent_to: BTreeSet<Frontend>,
     pub(super) pods: BTreeMap<PodKey, Pod>,
     pub(super) services: BTreeMap<ServiceKey, Service>,
     pub(super) node: Option<Node>,
@@ -59,6 +61,7 @@ impl World {
             real: Observed::default(),
             room: usize::MAX,
             stolen: BTreeSet::new(),
+            sent_to: BTreeSet::new(),
             pods: BTreeMap::new(),
             services: BTreeMap::new(),
             node: None,
@@ -167,6 +170,7 @@ impl World {
                 result
             }
             Op::Reserve(_)
+            | Op::ReserveSilent(_)
             | Op::AllowSources(..)
             | Op::UpsertMapping(..)
             | Op::RemoveMapping(_)
@@ -196,8 +200,15 @@ impl World {
     /// Carries out an op on the kernel or the sockets, which must be ready for it.
     pub(super) fn kernel(&mut self, op: &Op) -> Result<(), Failure> {
         match op {
-            Op::Reserve(frontend) if self.stolen.contains(frontend) => return Err(Failure::PortTaken),
-            Op::Reserve(frontend) => assert!(self.real.reservations.insert(*frontend), "{op:?}: reserved twice"),
+            Op::ReserveSilent(frontend) if self.sent_to.contains(frontend) => {
+                return Err(Failure::PortSentTo { until: self.now.plus(120_000) });
+            }
+            Op::Reserve(frontend) | Op::ReserveSilent(frontend) if self.stolen.contains(frontend) => {
+                return Err(Failure::PortTaken);
+            }
+            Op::Reserve(frontend) | Op::ReserveSilent(frontend) => {
+                assert!(self.real.reservations.insert(*frontend), "{op:?}: reserved twice");
+            }
             Op::AllowSources(frontend, ranges) => return self.allow(*frontend, ranges),
             Op::UpsertMapping(frontend, backend) => {
                 let former = self.real.mappings.insert(*frontend, *backend);

@@ -25,6 +25,7 @@ mod sctp;
 mod sctp_flows;
 mod sctp_fragments;
 mod sources;
+mod strays;
 mod sweep;
 mod together;
 mod untouched;

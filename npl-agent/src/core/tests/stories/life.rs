@@ -267,8 +267,8 @@ fn exhaustion_is_told_and_ends_with_the_first_free_port() {
             start
             pod default/a app=web 10.0.0.5
                 reserve 61000/tcp IPv4
-                reserve 61000/udp IPv4
                 reserve 61001/tcp IPv4
+                reserve 61000/udp IPv4
                 map 61000/tcp IPv4 -> 10.0.0.5 9090
                 map 61000/udp IPv4 -> 10.0.0.5 53
                 map 61001/tcp IPv4 -> 10.0.0.5 8080
@@ -474,6 +474,101 @@ fn an_agent_that_retires_withdraws_drains_and_is_done() {
             show
                 61000/tcp IPv4 of default/web-0: Quarantined { until: Some(Moment(91000)) }
                 retired
+        "#]],
+    );
+}
+
+#[test]
+fn a_port_that_datagrams_come_to_is_given_last_and_again_once_they_have_ceased() {
+    check(
+        "range 61000-61002
+         node 192.0.2.1
+         service default/dns app=dns 53/udp
+         start
+         send 61000/udp
+         pod default/dns-0 app=dns 10.0.0.5
+         pod default/dns-1 app=dns 10.0.0.6
+         pod default/dns-2 app=dns 10.0.0.7
+         show
+         gone default/dns-0
+         cease 61000/udp
+         gone default/dns-2
+         wait 60s
+         send 61001/udp
+         wait 60s
+         pod default/dns-3 app=dns 10.0.0.8
+         pod default/dns-4 app=dns 10.0.0.9",
+        &expect![[r#"
+            range 61000-61002
+            node 192.0.2.1
+            service default/dns app=dns 53/udp
+            start
+            send 61000/udp
+            pod default/dns-0 app=dns 10.0.0.5
+                reserve 61000/udp IPv4
+                reserve 61001/udp IPv4
+                map 61001/udp IPv4 -> 10.0.0.5 53
+                annotate default/dns-0 53=192.0.2.1:61001/udp
+            pod default/dns-1 app=dns 10.0.0.6
+                reserve 61002/udp IPv4
+                map 61002/udp IPv4 -> 10.0.0.6 53
+                annotate default/dns-1 53=192.0.2.1:61002/udp
+            pod default/dns-2 app=dns 10.0.0.7
+                reserve 61000/udp IPv4
+                map 61000/udp IPv4 -> 10.0.0.7 53
+                annotate default/dns-2 53=192.0.2.1:61000/udp
+            show
+                61000/udp IPv4 of default/dns-2: Active
+                61001/udp IPv4 of default/dns-0: Active
+                61002/udp IPv4 of default/dns-1: Active
+            gone default/dns-0
+                unmap 61001/udp IPv4
+            cease 61000/udp
+            gone default/dns-2
+                unmap 61000/udp IPv4
+            wait 60s
+                release 61000/udp IPv4
+                release 61001/udp IPv4
+            send 61001/udp
+            wait 60s
+            pod default/dns-3 app=dns 10.0.0.8
+                reserve 61000/udp IPv4
+                map 61000/udp IPv4 -> 10.0.0.8 53
+                annotate default/dns-3 53=192.0.2.1:61000/udp
+            pod default/dns-4 app=dns 10.0.0.9
+                reserve 61001/udp IPv4
+                reserve 61001/udp IPv4
+                map 61001/udp IPv4 -> 10.0.0.9 53
+                annotate default/dns-4 53=192.0.2.1:61001/udp
+        "#]],
+    );
+}
+
+#[test]
+fn a_port_that_is_published_is_taken_up_again_whoever_sends_to_it() {
+    check(
+        "range 61000-61002
+         node 192.0.2.1
+         service default/dns app=dns 53/udp
+         start
+         pod default/dns-0 app=dns 10.0.0.5
+         send 61000/udp
+         lose 61000/udp
+         start",
+        &expect![[r#"
+            range 61000-61002
+            node 192.0.2.1
+            service default/dns app=dns 53/udp
+            start
+            pod default/dns-0 app=dns 10.0.0.5
+                reserve 61000/udp IPv4
+                map 61000/udp IPv4 -> 10.0.0.5 53
+                annotate default/dns-0 53=192.0.2.1:61000/udp
+            send 61000/udp
+            lose 61000/udp
+                map 61000/udp IPv4 -> 10.0.0.5 53
+            start
+                reserve 61000/udp IPv4
         "#]],
     );
 }
