@@ -379,3 +379,18 @@ fn is_change(payload: &NetlinkPayload<RouteNetlinkMessage>, with_fittings: bool)
             | RouteNetlinkMessage::DelQueueDiscipline(_)
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pair_of_netkits_is_closed_by_its_own_policy() {
+        for (policy, closed) in [(NetkitPolicy::Pass, false), (NetkitPolicy::Drop, true)] {
+            let data = InfoData::Netkit(vec![InfoNetkit::PeerPolicy(NetkitPolicy::Drop), InfoNetkit::Policy(policy)]);
+            let mut link = LinkMessage::default();
+            link.attributes.push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Netkit), LinkInfo::Data(data)]));
+            assert_eq!(is_closed(&link), closed, "{policy:?}");
+        }
+    }
+}
