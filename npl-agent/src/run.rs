@@ -23,6 +23,7 @@ use crate::{
     core::{
         model::Family,
         range::{LentPorts, port_range_warnings},
+        redirect::Forwarding,
         state::State,
     },
     datapath::{CgroupSelection, Datapath, DatapathError, LocalClients, Pins, Tables, cleanup},
@@ -98,7 +99,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let _sweeper = Sweeper::start(&bpffs)?;
 
     let probes = tokio::spawn(http::serve(listener, health.clone(), metrics.clone()));
-    let network = netlink::changes()?;
+    let network = netlink::changes(forwarding != Forwarding::Stack)?;
     let work = async {
         let connected = connecting.join_next().await.context("connect to the API server")?;
         let (client, refusal, mut watches) = connected.context("connect to the API server")??;

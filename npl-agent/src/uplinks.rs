@@ -11,11 +11,12 @@ use tracing::{debug, info, warn};
 use crate::{
     core::{
         devices::{Device, DeviceSelection, LinkFacts, Reason, choose, local_addresses},
+        fittings::Fittings,
         redirect::{Carries, Forwarding, Placement, PodWay, Refusal, Route, ways_to_pods},
         xdp::{self, Attach},
     },
     datapath::{Datapath, DatapathError, preflight},
-    netlink::{self, NetlinkError, Survey, Surveying},
+    netlink::{self, NetlinkError, Onlooker, Survey, Surveying},
 };
 
 /// Whether requests are translated by XDP, and why.
@@ -87,10 +88,18 @@ impl Uplinks {
         self.forwarding != Forwarding::Stack && datapath.pod_addresses() != self.pods
     }
 
-    /// Begins to look at the Node's devices, and at the routes to Pods that mappings lead to if these matter.
+    /// Begins to look at the Node's devices, and, if packets may pass the host's stack by, at the routes to Pods that mappings
+    /// lead to and at what others have on the way.
     pub fn survey(&self, datapath: &Datapath) -> Surveying {
-        let is_all_by_stack = self.forwarding == Forwarding::Stack;
-        netlink::survey(if is_all_by_stack { BTreeSet::new() } else { datapath.pod_addresses() })
+        if self.forwarding == Forwarding::Stack {
+            return netlink::survey(BTreeSet::new(), None);
+        }
+        let own = datapath.hooks.own_programs();
+        let onlooker = Onlooker {
+            uplinks: self.selection.clone(),
+            programs_on: Box::new(move |ifindex| own.programs_on(ifindex)),
+        };
+        netlink::survey(datapath.pod_addresses(), Some(onlooker))
     }
 
     /// Looks at the Node's devices and makes the datapath fit them.
@@ -111,7 +120,7 @@ impl Uplinks {
     pub fn apply(
         &mut self,
         datapath: &mut Datapath,
-        Survey { pods, routes, devices, routed_apart }: Survey,
+        Survey { pods, routes, devices, routed_apart, fittings }: Survey,
         node_ips: &[IpAddr],
     ) -> Result<Coverage, DatapathError> {
         self.pods = pods;
@@ -127,7 +136,7 @@ impl Uplinks {
         self.decided = decided;
         let is_chosen = |device: &Device| matches!(self.decided.get(&device.name), Some(Ok(_)));
         let chosen: Vec<&Device> = devices.iter().filter(|device| is_chosen(device)).collect();
-        let placement = self.placement(devices, &chosen, &routes);
+        let placement = self.placement(devices, &chosen, &routes, &fittings);
         let mut places: BTreeMap<u32, Place> =
             chosen.iter().map(|device| (device.ifindex, self.place_of(device))).collect();
         // XDP goes first and comes last: a request is never translated where its reply is not.
@@ -151,11 +160,17 @@ impl Uplinks {
     }
 
     /// What is to stand where; says what has changed of it.
-    fn placement(&mut self, devices: &[Device], uplinks: &[&Device], routes: &BTreeMap<IpAddr, Route>) -> Placement {
+    fn placement(
+        &mut self,
+        devices: &[Device],
+        uplinks: &[&Device],
+        routes: &BTreeMap<IpAddr, Route>,
+        fittings: &BTreeMap<u32, Fittings>,
+    ) -> Placement {
         let chosen = uplinks.iter().map(|device| device.ifindex).collect();
         let is_strict = self.forwarding == Forwarding::Offload && preflight::tracks_strictly();
         self.tell_tracking(is_strict);
-        let ways = if is_strict { BTreeMap::new() } else { ways_to_pods(devices, &chosen, routes) };
+        let ways = if is_strict { BTreeMap::new() } else { ways_to_pods(devices, &chosen, routes, fittings) };
         self.tell_ways(&ways);
         self.ways = ways;
         let pods: BTreeMap<_, _> = self.ways.iter().filter_map(|(addr, way)| Some((*addr, way.ok()?))).collect();

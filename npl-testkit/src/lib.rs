@@ -27,6 +27,7 @@ pub mod cluster;
 pub mod consumers;
 pub mod control_plane;
 pub mod echo;
+pub mod foreign;
 pub mod http;
 pub mod interrupt;
 pub mod live_frames;

@@ -54,6 +54,8 @@ pub struct LinkFacts {
     pub mtu: u32,
     /// Whether VLAN devices and the like take frames from it.
     pub carries_others: bool,
+    /// Whether nothing leaves by it unless a program lets it, as a pair of netkit may be made.
+    pub is_closed: bool,
 }
 
 /// `--devices`.

@@ -24,6 +24,7 @@ mod assign;
 pub mod attempts;
 pub mod devices;
 pub mod doctor;
+pub mod fittings;
 pub mod flows;
 pub mod model;
 pub mod observed;

@@ -176,7 +176,7 @@ mod tests {
             peer_is_elsewhere: false,
             has_default_route: true,
             addresses: Vec::new(),
-            link: LinkFacts { driver: driver.map(str::to_owned), mtu: 1500, carries_others: false },
+            link: LinkFacts { driver: driver.map(str::to_owned), mtu: 1500, ..LinkFacts::default() },
         }
     }
 

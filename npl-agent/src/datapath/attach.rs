@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, io};
 use aya::{
     programs::{
         LinkOrder, ProgramError, SchedClassifier, TcAttachType, Xdp,
-        links::{FdLink, LinkError, PinnedLink},
+        links::{FdLink, Link as _, LinkError, PinnedLink},
         tc::{self, NlOptions, SchedClassifierLink, SchedClassifierLinkId, TcAttachOptions, TcError, TcHandle},
     },
     sys::SyscallError,
@@ -22,19 +22,19 @@ use npl_common::names::{
 
 use super::{
     error::DatapathError,
+    fittings::OwnPrograms,
     pins::{Direction, Pins, pin_error, unpin},
     preflight,
     programs::Programs,
 };
 use crate::core::{
     devices::Device,
+    fittings::{self, FILTER_HANDLE},
     redirect::{Carries, Forwarding},
 };
 
-/// Ahead of every filter that leaves the choice to the kernel.
-pub(super) const CLSACT_PRIORITY: u16 = 1;
-/// Ours among the filters of that priority.
-pub(super) const CLSACT_HANDLE: TcHandle = TcHandle::new(0x4e50, 0x4c01);
+/// Ours among the filters of their priority.
+const CLSACT_HANDLE: TcHandle = TcHandle::new(FILTER_HANDLE.0, FILTER_HANDLE.1);
 
 /// The programs and where they are attached.
 #[derive(Debug)]
@@ -63,6 +63,11 @@ impl Hooks {
     /// Whether an earlier agent, or this one, has the device serve clients.
     pub fn is_uplink(&self, ifindex: u32) -> bool {
         self.pins.link(ifindex, Direction::Egress).exists()
+    }
+
+    /// The programs that are ours, whatever device they are on.
+    pub fn own_programs(&self) -> OwnPrograms {
+        OwnPrograms::read(&self.pins)
     }
 
     /// Loads what a way of forwarding takes, so that a kernel that refuses is known at once.
@@ -159,7 +164,7 @@ impl Hooks {
             Err(LinkError::SyscallError(error)) if error.io_error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(link_error("open")(error)),
         }
-        let options = TcAttachOptions::TcxOrder(LinkOrder::first());
+        let options = TcAttachOptions::TcxOrder(order(direction));
         let id = program.attach_with_options(&device.name, attach_type(direction), options);
         let link = id.and_then(|id| program.take_link(id)).map_err(attach_error(name, device))?;
         let link = FdLink::try_from(link).map_err(link_error("take"))?;
@@ -170,9 +175,9 @@ impl Hooks {
         self.ensure_clsact(device, name)?;
         let program = self.programs.classifier(name)?;
         let direction = attach_type(side);
-        let existing = SchedClassifierLink::attached(&device.name, direction, CLSACT_PRIORITY, CLSACT_HANDLE, None)
+        let existing = filter(&device.name, side)
             .map_err(|error| attach_error(name, device)(ProgramError::from(TcError::from(error))))?;
-        let options = NlOptions { priority: CLSACT_PRIORITY, handle: CLSACT_HANDLE, classid: None };
+        let options = NlOptions { priority: priority(side), handle: CLSACT_HANDLE, classid: None };
         let id = program.attach_to_link(existing).or_else(|_not_there| {
             program.attach_with_options(&device.name, direction, TcAttachOptions::Netlink(options))
         });
@@ -208,11 +213,9 @@ impl Hooks {
             if wanted_sides(ifindex).contains(&direction) {
                 continue;
             }
-            // A hook has one filter of ours: it may be another side's by now.
-            let has_other = wanted_sides(ifindex).iter().any(|side| attach_type(*side) == attach_type(direction));
-            let is_ours = |device: &&Device| device.ifindex == ifindex && !self.tcx && !has_other;
-            if let Some(device) = devices.iter().find(is_ours) {
-                super::cleanup::detach_filters(&device.name, &[attach_type(direction)]);
+            let has_filter = |device: &&Device| device.ifindex == ifindex && !self.tcx;
+            if let Some(device) = devices.iter().find(has_filter) {
+                detach_filter(&device.name, direction);
             }
             errors.extend(unpin(&self.pins.link(ifindex, direction)).err());
         }
@@ -245,7 +248,30 @@ const fn program_name(device: &Device, direction: Direction, carries: Carries) -
     }
 }
 
-const fn attach_type(direction: Direction) -> TcAttachType {
+/// Ahead of others, where ours make of a packet what others are to see; behind them, where ours see what they let through.
+const fn is_last(direction: Direction) -> bool {
+    matches!(direction, Direction::ToPods)
+}
+
+fn order(direction: Direction) -> LinkOrder {
+    if is_last(direction) { LinkOrder::last() } else { LinkOrder::first() }
+}
+
+const fn priority(direction: Direction) -> u16 {
+    if is_last(direction) { fittings::LAST } else { fittings::FIRST }
+}
+
+/// Our filter in its place, whether or not it is there.
+fn filter(interface: &str, direction: Direction) -> io::Result<SchedClassifierLink> {
+    SchedClassifierLink::attached(interface, attach_type(direction), priority(direction), CLSACT_HANDLE, None)
+}
+
+/// Takes our filter from its place; whether it was there.
+pub(super) fn detach_filter(interface: &str, direction: Direction) -> bool {
+    filter(interface, direction).is_ok_and(|link| link.detach().is_ok())
+}
+
+pub(super) const fn attach_type(direction: Direction) -> TcAttachType {
     match direction {
         Direction::Ingress => TcAttachType::Ingress,
         Direction::Egress | Direction::ToPods => TcAttachType::Egress,

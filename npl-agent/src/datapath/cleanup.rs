@@ -6,17 +6,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use aya::programs::{
-    TcAttachType,
-    links::Link as _,
-    tc::{self, SchedClassifierLink, TcError},
-};
+use aya::programs::tc::{self, TcError};
 use npl_common::names::PROGRAMS;
 
 use super::{
-    attach::{CLSACT_HANDLE, CLSACT_PRIORITY},
+    attach::{attach_type, detach_filter},
     error::DatapathError,
-    pins::{Pins, names_in, pin_error, unpin},
+    pins::{Direction, Pins, names_in, pin_error, unpin},
 };
 use crate::{
     guard,
@@ -62,7 +58,7 @@ pub async fn remove_everything(bpffs: &Path) -> (Removed, Vec<CleanupError>) {
     match netlink::interfaces().await {
         Ok(interfaces) => {
             for interface in interfaces {
-                if detach_filters(&interface.name, &[TcAttachType::Ingress, TcAttachType::Egress]) {
+                if detach_filters(&interface.name) {
                     removed.filters.push(interface.name);
                 }
             }
@@ -104,18 +100,17 @@ pub enum CleanupError {
     Guard(#[source] io::Error),
 }
 
-/// Removes our filters from some hooks of a device, by our programs' names and by our place; whether there were any.
-pub(super) fn detach_filters(interface: &str, directions: &[TcAttachType]) -> bool {
+/// Removes our filters from a device, by our programs' names and by our places; whether there were any.
+fn detach_filters(interface: &str) -> bool {
     let mut found = false;
-    for direction in directions.iter().copied() {
+    for direction in Direction::ALL {
         for name in PROGRAMS {
             // A device without the qdisc, or without our filter, answers with an error that means "nothing to do".
-            let result: Result<(), TcError> = tc::qdisc_detach_program(interface, direction, name);
+            let result: Result<(), TcError> = tc::qdisc_detach_program(interface, attach_type(direction), name);
             found |= result.is_ok();
         }
         // A filter has the kernel's name of its program, which a pinned one may be without.
-        let ours = SchedClassifierLink::attached(interface, direction, CLSACT_PRIORITY, CLSACT_HANDLE, None);
-        found |= ours.is_ok_and(|link| link.detach().is_ok());
+        found |= detach_filter(interface, direction);
     }
     found
 }

@@ -19,12 +19,15 @@ use aya_obj::generated::{XDP_FLAGS_DRV_MODE, bpf_attach_type, bpf_link_type};
 const BPF_OBJ_PIN: libc::c_int = 6;
 const BPF_OBJ_GET: libc::c_int = 7;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
+const BPF_PROG_QUERY: libc::c_int = 16;
 const BPF_MAP_LOOKUP_BATCH: libc::c_int = 24;
 const BPF_MAP_UPDATE_BATCH: libc::c_int = 26;
 const BPF_LINK_CREATE: libc::c_int = 28;
 const BPF_LINK_UPDATE: libc::c_int = 29;
 /// More than any program of ours can use.
 const MOST_MAPS: usize = 64;
+/// As many as the kernel puts on a hook.
+const MOST_PROGRAMS: usize = 64;
 
 /// What [`BPF_OBJ_GET`] and [`BPF_OBJ_PIN`] read.
 #[repr(C)]
@@ -78,9 +81,26 @@ struct ProgramInfo {
 pub(super) struct ProgramFacts {
     /// The kernel's number of its type.
     pub(super) kind: u32,
+    pub(super) id: u32,
     pub(super) name: Vec<u8>,
     /// The ids of the maps that it uses.
     pub(super) maps: Vec<u32>,
+}
+
+/// What [`BPF_PROG_QUERY`] reads, and the count that it writes back.
+#[repr(C)]
+struct Query {
+    ifindex: u32,
+    attach_type: u32,
+    flags: u32,
+    attach_flags: u32,
+    programs: u64,
+    count: u32,
+    pad: u32,
+    program_flags: u64,
+    links: u64,
+    link_flags: u64,
+    revision: u64,
 }
 
 /// What [`BPF_LINK_CREATE`] reads.
@@ -222,7 +242,29 @@ pub(super) fn program_facts(program: BorrowedFd<'_>) -> io::Result<ProgramFacts>
     }
     maps.truncate(map_count);
     let name = info.name.iter().copied().take_while(|byte| *byte != 0).collect();
-    Ok(ProgramFacts { kind: info.kind, name, maps })
+    Ok(ProgramFacts { kind: info.kind, id: info.id, name, maps })
+}
+
+/// The ids of the programs on a hook of a device, in the order in which packets meet them. aya opens each of them too, which
+/// takes `CAP_SYS_ADMIN`.
+pub(super) fn programs_on(ifindex: u32, hook: bpf_attach_type) -> io::Result<Vec<u32>> {
+    let mut programs = vec![0_u32; MOST_PROGRAMS];
+    let mut query = Query {
+        ifindex,
+        attach_type: hook as u32,
+        flags: 0,
+        attach_flags: 0,
+        programs: programs.as_mut_ptr() as u64,
+        count: u32::try_from(programs.len()).map_err(io::Error::other)?,
+        pad: 0,
+        program_flags: 0,
+        links: 0,
+        link_flags: 0,
+        revision: 0,
+    };
+    bpf(BPF_PROG_QUERY, &mut query)?;
+    programs.truncate(usize::try_from(query.count).map_err(io::Error::other)?);
+    Ok(programs)
 }
 
 /// What the kernel tells of an XDP link; aya does not tell the device.

@@ -2,6 +2,7 @@
 //! The Node's devices, addresses and routes, by netlink.
 
 mod driver;
+mod fittings;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,16 +16,20 @@ use rtnetlink::{
     packet_route::{
         AddressFamily, RouteNetlinkMessage,
         address::{AddressAttribute, AddressScope},
-        link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage},
+        link::{
+            InfoData, InfoKind, InfoNetkit, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
+            NetkitPolicy,
+        },
         route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteMetric},
         rule::{RuleAction, RuleAttribute, RuleMessage},
-        tc::{TcAttribute, TcHandle},
     },
 };
 use tokio::task::JoinHandle;
 
+pub use self::fittings::{Onlooker, remove_unused_clsact};
 use crate::core::{
     devices::{Device, DeviceKind, LinkFacts},
+    fittings::Fittings,
     redirect::Route,
 };
 
@@ -60,21 +65,29 @@ pub struct Survey {
     pub devices: Vec<Device>,
     /// Addresses whose own packets a rule has routed by a table of their own.
     pub routed_apart: BTreeSet<IpAddr>,
+    /// What packets meet on the devices that matter, by their index; nothing unless it was asked for.
+    pub fittings: BTreeMap<u32, Fittings>,
 }
 
 /// A look at the network that is under way.
 pub type Surveying = JoinHandle<Result<Survey, NetlinkError>>;
 
 /// Looks at devices, and the routes to Pods, on a thread of its own: while Pods come and go, the kernel has whoever asks
-/// wait for seconds (for `rtnl`), and nothing else may wait with it.
-pub fn survey(pods: BTreeSet<IpAddr>) -> Surveying {
+/// wait for seconds (for `rtnl`), and nothing else may wait with it. What packets meet on devices is looked at only if
+/// there is an onlooker.
+pub fn survey(pods: BTreeSet<IpAddr>, onlooker: Option<Onlooker>) -> Surveying {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
     tokio::task::spawn_blocking(move || {
         runtime.map_err(NetlinkError::Open)?.block_on(async {
             let routes = routes_to(&pods).await?;
             let devices = interfaces().await?;
             let routed_apart = routed_apart().await?;
-            Ok(Survey { pods, routes, devices, routed_apart })
+            let lead_to_pods = routes.values().map(|route| route.ifindex).collect();
+            let fittings = match onlooker {
+                Some(onlooker) => fittings::fittings(&devices, &lead_to_pods, &onlooker).await?,
+                None => BTreeMap::new(),
+            };
+            Ok(Survey { pods, routes, devices, routed_apart, fittings })
         })
     })
 }
@@ -253,7 +266,7 @@ fn device(link: &LinkMessage) -> Option<Device> {
         peer_is_elsewhere: link.attributes.iter().any(|it| matches!(it, LinkAttribute::LinkNetNsId(_))),
         has_default_route: false,
         addresses: Vec::new(),
-        link: LinkFacts { driver, mtu, carries_others: false },
+        link: LinkFacts { driver, mtu, carries_others: false, is_closed: is_closed(link) },
     })
 }
 
@@ -268,6 +281,13 @@ fn carrier(link: &LinkMessage) -> Option<u32> {
     link.attributes.iter().find_map(of_link).filter(|_| takes_frames)
 }
 
+/// Whether it is a pair of netkit's that drops what no program lets pass.
+fn is_closed(link: &LinkMessage) -> bool {
+    let data = link_infos(link)
+        .find_map(|info| if let LinkInfo::Data(InfoData::Netkit(data)) = info { Some(data) } else { None });
+    data.into_iter().flatten().any(|it| matches!(it, InfoNetkit::Policy(policy) if *policy != NetkitPolicy::Pass))
+}
+
 fn kind(link: &LinkMessage) -> DeviceKind {
     if link.header.flags.contains(LinkFlags::Loopback) {
         return DeviceKind::Loopback;
@@ -277,11 +297,15 @@ fn kind(link: &LinkMessage) -> DeviceKind {
 
 /// What made it, of a device that is no hardware.
 fn info_kind(link: &LinkMessage) -> Option<&InfoKind> {
+    link_infos(link).find_map(|info| if let LinkInfo::Kind(kind) = info { Some(kind) } else { None })
+}
+
+fn link_infos(link: &LinkMessage) -> impl Iterator<Item = &LinkInfo> {
     let infos = link
         .attributes
         .iter()
         .find_map(|attribute| if let LinkAttribute::LinkInfo(infos) = attribute { Some(infos) } else { None });
-    infos.into_iter().flatten().find_map(|info| if let LinkInfo::Kind(kind) = info { Some(kind) } else { None })
+    infos.into_iter().flatten()
 }
 
 #[expect(clippy::wildcard_enum_match_arm, reason = "the kernel adds kinds; an unknown one is treated as an uplink")]
@@ -308,12 +332,13 @@ fn kind_of(kind: &InfoKind) -> DeviceKind {
     }
 }
 
-/// Yields once for every message that may have changed devices, addresses or routes; an overrun counts as one.
+/// Yields once for every message that may have changed devices, addresses or routes, and, `with_fittings`, what others have
+/// on devices; an overrun counts as one.
 ///
 /// # Errors
 ///
 /// If the kernel gives no socket.
-pub fn changes() -> Result<impl Stream<Item = ()> + Unpin, NetlinkError> {
+pub fn changes(with_fittings: bool) -> Result<impl Stream<Item = ()> + Unpin, NetlinkError> {
     let groups = [
         MulticastGroup::Link,
         MulticastGroup::Ipv4Ifaddr,
@@ -324,16 +349,25 @@ pub fn changes() -> Result<impl Stream<Item = ()> + Unpin, NetlinkError> {
     ];
     let (connection, _handle, messages) = new_multicast_connection(&groups).map_err(NetlinkError::Open)?;
     tokio::spawn(connection);
-    Ok(Box::pin(messages.filter_map(async |(message, _from)| is_change(&message.payload).then_some(()))))
+    Ok(Box::pin(messages.filter_map(move |(message, _from)| {
+        std::future::ready(is_change(&message.payload, with_fittings).then_some(()))
+    })))
 }
 
-/// Of routes those to everything and to single addresses matter, and of filters only that one went: our own attaching would else wake us again.
-fn is_change(payload: &NetlinkPayload<RouteNetlinkMessage>) -> bool {
+/// Of routes those to everything and to single addresses matter, and of filters that one went, or that one of others came:
+/// our own attaching would else wake us again.
+fn is_change(payload: &NetlinkPayload<RouteNetlinkMessage>, with_fittings: bool) -> bool {
     let NetlinkPayload::InnerMessage(message) = payload else {
         return matches!(payload, NetlinkPayload::Overrun(_));
     };
     if let RouteNetlinkMessage::NewRoute(route) | RouteNetlinkMessage::DelRoute(route) = message {
         return matches!(route.header.destination_prefix_length, 0 | 32 | 128);
+    }
+    if let RouteNetlinkMessage::NewTrafficFilter(filter) = message {
+        return with_fittings && fittings::is_others_filter(filter);
+    }
+    if let RouteNetlinkMessage::NewQueueDiscipline(queue) = message {
+        return with_fittings && fittings::is_queue(queue);
     }
     matches!(
         message,
@@ -346,42 +380,17 @@ fn is_change(payload: &NetlinkPayload<RouteNetlinkMessage>) -> bool {
     )
 }
 
-/// Removes a device's clsact qdisc if no filter is left on it; its device's name if it was removed.
-///
-/// # Errors
-///
-/// If the kernel refuses.
-pub async fn remove_unused_clsact(ifindex: u32) -> Result<Option<String>, NetlinkError> {
-    let (connection, handle, _unsolicited) = new_connection().map_err(NetlinkError::Open)?;
-    let driver = tokio::spawn(connection);
-    let result = remove_clsact(&handle, ifindex).await;
-    driver.abort();
-    result
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-async fn remove_clsact(handle: &Handle, ifindex: u32) -> Result<Option<String>, NetlinkError> {
-    let devices = read_interfaces(handle).await?;
-    let Some(device) = devices.into_iter().find(|device| device.ifindex == ifindex) else { return Ok(None) };
-    let Ok(index) = i32::try_from(ifindex) else { return Ok(None) };
-    if has_filters(handle, index).await? {
-        return Ok(None);
-    }
-    let mut delete = handle.qdisc().del(index);
-    let message = delete.message_mut();
-    message.header.parent = TcHandle::CLSACT;
-    message.header.handle = TcHandle { major: 0xffff, minor: 0 };
-    message.attributes.push(TcAttribute::Kind("clsact".to_owned()));
-    delete.execute().await.map_err(request("remove the clsact qdisc"))?;
-    Ok(Some(device.name))
-}
-
-async fn has_filters(handle: &Handle, index: i32) -> Result<bool, NetlinkError> {
-    let filters = || handle.traffic_filter(index).get();
-    for query in [filters().ingress(), filters().egress()] {
-        let mut dump = query.execute();
-        if dump.try_next().await.map_err(request("list filters"))?.is_some() {
-            return Ok(true);
+    #[test]
+    fn a_pair_of_netkits_is_closed_by_its_own_policy() {
+        for (policy, closed) in [(NetkitPolicy::Pass, false), (NetkitPolicy::Drop, true)] {
+            let data = InfoData::Netkit(vec![InfoNetkit::PeerPolicy(NetkitPolicy::Drop), InfoNetkit::Policy(policy)]);
+            let mut link = LinkMessage::default();
+            link.attributes.push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Netkit), LinkInfo::Data(data)]));
+            assert_eq!(is_closed(&link), closed, "{policy:?}");
         }
     }
-    Ok(false)
 }

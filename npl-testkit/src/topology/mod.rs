@@ -114,6 +114,11 @@ impl Topology {
         &self.node
     }
 
+    /// A device of the Node's that somebody else has made.
+    pub fn node_device(&self, name: &str) -> Device {
+        Device::new(&self.node, name)
+    }
+
     /// The Node's own addresses.
     pub fn node_addresses(&self) -> NodeAddresses {
         NodeAddresses::default()

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `--forwarding redirect` and `offload`, by the agent with its own rights.
 
+use aya::programs::TcAttachType;
 use npl_testkit::echo::Protocol;
-use npl_testkit::{poll, traffic};
+use npl_testkit::foreign::{Foreign, HANDS_ON, Place};
+use npl_testkit::topology::Device;
+use npl_testkit::{poll, tools, traffic};
 
 use crate::world::{LIMIT, World};
 
@@ -47,6 +50,66 @@ fn pods_that_come_and_go_are_redirected_to_and_a_restarted_agent_goes_on() {
     world.delete_pod("web-1");
     world.start_agent(&flags);
     wait_for_redirected_pods(&world, 1);
+    world.assert_served("web-0");
+}
+
+/// A world with a Pod that packets are redirected to, and the Node's end of its device.
+fn world_with_redirected_pod(flags: &[&str]) -> (World, Device) {
+    let mut world = world_with(flags);
+    world.create_pod("web-0");
+    wait_for_redirected_pods(&world, 1);
+    let device = world.topology.pods()[0].host_device.clone();
+    (world, device)
+}
+
+fn tc(device: &Device, line: &str) {
+    let line = line.replace("DEVICE", device.name());
+    tools::output(device.netns().command("tc").unwrap().args(line.split(' '))).unwrap();
+}
+
+/// The agent is told by the kernel, long before it looks by itself.
+#[test]
+fn a_pod_behind_a_device_with_a_rate_limit_takes_the_stack_until_that_is_gone() {
+    let (mut world, device) = world_with_redirected_pod(&["--forwarding", "redirect", "--resync", "10m"]);
+    tc(&device, "qdisc add dev DEVICE root tbf rate 1mbit burst 32kbit latency 400ms");
+    wait_for_redirected_pods(&world, 0);
+    world.wait_for_log("others have its device limit or order what passes");
+    world.assert_served("web-0");
+    tc(&device, "qdisc del dev DEVICE root");
+    wait_for_redirected_pods(&world, 1);
+    world.topology.node().nft(NOTHING_IS_FORWARDED).unwrap();
+    world.assert_served("web-0");
+}
+
+/// As above.
+#[test]
+fn a_pod_behind_a_device_with_a_filter_of_anothers_takes_the_stack_until_that_is_gone() {
+    let (mut world, device) = world_with_redirected_pod(&["--forwarding", "redirect", "--resync", "10m"]);
+    tc(&device, "qdisc add dev DEVICE clsact");
+    for side in ["ingress", "egress"] {
+        tc(&device, &format!("filter add dev DEVICE {side} protocol all prio 7 u32 match u32 0 0 flowid 1:1"));
+        wait_for_redirected_pods(&world, 0);
+        world.wait_for_log("others have programs or filters on its device");
+        world.assert_served("web-0");
+        tc(&device, &format!("filter del dev DEVICE {side} protocol all prio 7 u32"));
+        wait_for_redirected_pods(&world, 1);
+    }
+    world.topology.node().nft(NOTHING_IS_FORWARDED).unwrap();
+    world.assert_served("web-0");
+}
+
+/// Of BPF links the kernel tells nobody; the agent sees them when it looks by itself.
+#[test]
+fn a_pod_behind_a_device_with_a_program_of_anothers_takes_the_stack_until_that_is_gone() {
+    let (world, device) = world_with_redirected_pod(&["--forwarding", "redirect", "--resync", "1s"]);
+    for hook in [TcAttachType::Ingress, TcAttachType::Egress] {
+        let program = Foreign::attach(&world.run, "other", &device, HANDS_ON, Place::Behind, &[hook]).unwrap();
+        wait_for_redirected_pods(&world, 0);
+        world.assert_served("web-0");
+        drop(program);
+        wait_for_redirected_pods(&world, 1);
+    }
+    world.topology.node().nft(NOTHING_IS_FORWARDED).unwrap();
     world.assert_served("web-0");
 }
 

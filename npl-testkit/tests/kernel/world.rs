@@ -11,6 +11,7 @@ use npl_agent::core::model::{Backend, Protocol};
 use npl_agent::core::redirect::{Carries, Forwarding, Placement};
 use npl_agent::core::xdp::Attach;
 use npl_agent::datapath::{Datapath, DatapathError};
+use npl_agent::netlink;
 use npl_agent::uplinks::{Coverage, Uplinks};
 use npl_testkit::echo::EchoServer;
 use npl_testkit::mounts::BpfFs;
@@ -134,6 +135,11 @@ impl World {
     pub(crate) fn uplinks(&self) -> Vec<Device> {
         let devices = self.topology.clients().iter().map(|client| device(&client.uplink));
         devices.collect()
+    }
+
+    /// All devices of the Node as the agent sees them.
+    pub(crate) fn devices(&self) -> Vec<Device> {
+        self.node().block_on(netlink::interfaces()).unwrap().unwrap()
     }
 
     /// Has the programs on the uplinks and, where packets are redirected, on what leads to Pods, as an agent finds them.

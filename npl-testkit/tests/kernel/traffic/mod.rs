@@ -12,6 +12,7 @@ mod guard;
 mod masquerade;
 mod offload;
 mod oracle;
+mod past_others;
 mod past_the_stack;
 mod redirect;
 mod requests;

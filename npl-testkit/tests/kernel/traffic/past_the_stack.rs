@@ -175,6 +175,24 @@ fn what_the_host_does_not_let_through_is_never_offloaded() {
     }
 }
 
+/// Where devices carry filters, two of ours may be on one hook of a device, by what they are for.
+#[test]
+fn nothing_is_left_on_a_device_that_flows_are_not_offloaded_to_any_more() {
+    let mut world = offloading();
+    let device = world.pod().host_device.clone();
+    let has_filters = ["ingress", "egress"].map(|side| {
+        let device = device.clone();
+        move || {
+            let mut show = device.netns().command("tc").unwrap();
+            !tools::output(show.args(["filter", "show", "dev", device.name(), side])).unwrap().is_empty()
+        }
+    });
+    let are_filters = world.datapath().hooks.mechanism() == "clsact";
+    assert!(has_filters.iter().all(|has| has() == are_filters));
+    world.follow(Forwarding::Stack);
+    assert!(!has_filters.iter().any(|has| has()));
+}
+
 /// Connection tracking that has to see every packet of a connection would call the rest invalid.
 #[test]
 fn strict_connection_tracking_gets_every_packet() {

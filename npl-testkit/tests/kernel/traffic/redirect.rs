@@ -18,7 +18,7 @@ use crate::lab::mapping;
 use crate::world::{NODE_PORT, POD_PORT, World, is_emulated};
 
 /// A Node that forwards nothing between the client and the Pods: whatever arrives has not met it.
-const NOTHING_IS_FORWARDED: &str = "
+pub(super) const NOTHING_IS_FORWARDED: &str = "
 table inet npl_test {
   chain forward {
     type filter hook forward priority filter; policy drop;
@@ -45,7 +45,7 @@ fn bytes() -> u64 {
 }
 
 /// Two Pods, to which packets are redirected.
-fn redirected() -> World {
+pub(super) fn redirected() -> World {
     let mut world = World::new(2);
     world.follow(Forwarding::Redirect);
     world

@@ -7,7 +7,10 @@ use std::{
     str::FromStr,
 };
 
-use super::devices::{Device, DeviceKind};
+use super::{
+    devices::{Device, DeviceKind},
+    fittings::{Fittings, Side},
+};
 
 /// `--forwarding`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -150,6 +153,14 @@ pub enum Refusal {
     NoEthernet,
     /// Another host passes packets on to it.
     HasGateway,
+    /// A queue of its device holds packets back, or drops them, as others have set it.
+    HasLimit,
+    /// Programs or filters of others see what passes its device.
+    HasFilters,
+    /// The same of what comes in by an uplink, behind ours.
+    UplinkHasFilters,
+    /// What others have there could not be looked at.
+    Unseen,
 }
 
 impl Refusal {
@@ -162,6 +173,10 @@ impl Refusal {
             Self::IsEnslaved => "its device belongs to another one",
             Self::NoEthernet => "its device has no Ethernet headers",
             Self::HasGateway => "the route to it has a gateway",
+            Self::HasLimit => "others have its device limit or order what passes",
+            Self::HasFilters => "others have programs or filters on its device",
+            Self::UplinkHasFilters => "others have programs or filters behind ours on an uplink",
+            Self::Unseen => "what others have on its device cannot be seen",
         }
     }
 }
@@ -171,17 +186,36 @@ pub fn ways_to_pods(
     devices: &[Device],
     uplinks: &BTreeSet<u32>,
     routes: &BTreeMap<IpAddr, Route>,
+    fittings: &BTreeMap<u32, Fittings>,
 ) -> BTreeMap<IpAddr, Result<PodWay, Refusal>> {
-    let device_of = |route: &Route| devices.iter().find(|device| device.ifindex == route.ifindex);
-    let decide = |(addr, route): (&IpAddr, &Route)| Some((*addr, way_of(route, device_of(route)?, uplinks)));
+    let device = |ifindex: u32| devices.iter().find(|device| device.ifindex == ifindex);
+    // Of all uplinks, since replies may leave by another than their requests came in by, and take the same way or break.
+    let are_clear = uplinks.iter().filter_map(|ifindex| device(*ifindex)).all(|uplink| is_clear(uplink, fittings));
+    let decide = |(addr, route): (&IpAddr, &Route)| {
+        let device = device(route.ifindex)?;
+        let way = way_of(route, device, uplinks, fittings.get(&device.ifindex));
+        Some((*addr, if are_clear { way } else { way.and(Err(Refusal::UplinkHasFilters)) }))
+    };
     routes.iter().filter_map(decide).collect()
 }
 
-fn way_of(route: &Route, device: &Device, uplinks: &BTreeSet<u32>) -> Result<PodWay, Refusal> {
+/// Whether others miss nothing of what leaves an uplink for Pods at once. Without Ethernet headers nothing does.
+fn is_clear(uplink: &Device, fittings: &BTreeMap<u32, Fittings>) -> bool {
+    let has_others = || fittings.get(&uplink.ifindex).is_none_or(Fittings::has_others_behind_ours);
+    !uplink.has_ethernet || !has_others()
+}
+
+fn way_of(
+    route: &Route,
+    device: &Device,
+    uplinks: &BTreeSet<u32>,
+    fittings: Option<&Fittings>,
+) -> Result<PodWay, Refusal> {
     if route.has_gateway {
         return Err(Refusal::HasGateway);
     }
     let way = way_by(device, uplinks)?;
+    passes_nobody_by(way, device, fittings)?;
     let mtu = route.mtu.map_or(device.link.mtu, |mtu| mtu.min(device.link.mtu));
     Ok(PodWay { ifindex: device.ifindex, way, mtu: u16::try_from(mtu).unwrap_or(u16::MAX) })
 }
@@ -206,86 +240,16 @@ fn way_by(device: &Device, uplinks: &BTreeSet<u32>) -> Result<Way, Refusal> {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::collections::{BTreeMap, BTreeSet};
-
-    use super::{Forwarding, PodWay, Refusal, Route, Way, ways_to_pods};
-    use crate::core::devices::{Device, DeviceKind, LinkFacts};
-
-    fn device(kind: DeviceKind) -> Device {
-        Device {
-            ifindex: 7,
-            name: "device".to_owned(),
-            kind,
-            has_ethernet: true,
-            is_enslaved: false,
-            peer_is_elsewhere: kind == DeviceKind::Veth,
-            has_default_route: false,
-            addresses: Vec::new(),
-            link: LinkFacts { mtu: 1500, ..LinkFacts::default() },
-        }
+/// Replies leave a device of Pods where they come in. Requests come to a bridge as the host's do; to the other end of a pair
+/// they are handed, past all that they would meet on this one.
+fn passes_nobody_by(way: Way, device: &Device, fittings: Option<&Fittings>) -> Result<(), Refusal> {
+    let fittings = fittings.ok_or(Refusal::Unseen)?;
+    if way == Way::Peer && fittings.has_limit() {
+        return Err(Refusal::HasLimit);
     }
-
-    const ROUTE: Route = Route { ifindex: 7, has_gateway: false, mtu: None };
-
-    fn decided(device: &Device, route: Route, uplinks: &[u32]) -> Option<Result<PodWay, Refusal>> {
-        let pod = "10.244.1.5".parse().unwrap();
-        let uplinks = uplinks.iter().copied().collect::<BTreeSet<u32>>();
-        ways_to_pods(std::slice::from_ref(device), &uplinks, &BTreeMap::from([(pod, route)])).remove(&pod)
-    }
-
-    #[test]
-    fn pairs_that_end_in_a_pod_and_bridges_lead_to_pods() {
-        let reached = |way| Some(Ok(PodWay { ifindex: 7, way, mtu: 1500 }));
-        assert_eq!(decided(&device(DeviceKind::Veth), ROUTE, &[2]), reached(Way::Peer));
-        assert_eq!(decided(&device(DeviceKind::Bridge), ROUTE, &[2]), reached(Way::Bridge));
-    }
-
-    #[test]
-    fn the_smaller_mtu_counts() {
-        let mtu = |device_mtu, mtu| {
-            let link = LinkFacts { mtu: device_mtu, ..LinkFacts::default() };
-            let device = Device { link, ..device(DeviceKind::Veth) };
-            decided(&device, Route { mtu, ..ROUTE }, &[2]).unwrap().unwrap().mtu
-        };
-        assert_eq!(mtu(9000, None), 9000);
-        assert_eq!(mtu(9000, Some(1400)), 1400);
-        assert_eq!(mtu(1400, Some(9000)), 1400);
-        assert_eq!(mtu(65_536, None), u16::MAX);
-    }
-
-    #[test]
-    fn a_pod_whose_device_is_gone_is_not_decided_on() {
-        assert_eq!(decided(&device(DeviceKind::Veth), Route { ifindex: 9, ..ROUTE }, &[2]), None);
-    }
-
-    #[test]
-    fn every_refusal_has_its_reason() {
-        let veth = || device(DeviceKind::Veth);
-        let table = [
-            (veth(), vec![7], Refusal::IsUplink),
-            (device(DeviceKind::Bridge), vec![2, 7], Refusal::IsUplink),
-            (Device { peer_is_elsewhere: false, ..veth() }, vec![], Refusal::EndsOnTheNode),
-            (Device { is_enslaved: true, ..veth() }, vec![], Refusal::IsEnslaved),
-            (Device { has_ethernet: false, ..veth() }, vec![], Refusal::NoEthernet),
-            (device(DeviceKind::Other), vec![], Refusal::UnknownKind),
-            (device(DeviceKind::Tunnel), vec![], Refusal::UnknownKind),
-            (device(DeviceKind::Physical), vec![], Refusal::UnknownKind),
-        ];
-        for (device, uplinks, refusal) in table {
-            assert_eq!(decided(&device, ROUTE, &uplinks), Some(Err(refusal)), "{device:?}");
-        }
-        let beyond = Route { has_gateway: true, ..ROUTE };
-        assert_eq!(decided(&veth(), beyond, &[]), Some(Err(Refusal::HasGateway)));
-    }
-
-    #[test]
-    fn only_what_is_there_can_be_chosen() {
-        for forwarding in [Forwarding::Stack, Forwarding::Redirect, Forwarding::Offload] {
-            assert_eq!(forwarding.as_str().parse(), Ok(forwarding));
-        }
-        let refused = "tunnel".parse::<Forwarding>().unwrap_err();
-        assert_eq!(refused.to_string(), "\"tunnel\" is no way of forwarding: give stack, redirect or offload");
-    }
+    let requests_pass_by = way == Way::Peer && (fittings.has_others(Side::Egress) || device.link.is_closed);
+    if requests_pass_by || fittings.has_others(Side::Ingress) { Err(Refusal::HasFilters) } else { Ok(()) }
 }
+
+#[cfg(test)]
+mod tests;

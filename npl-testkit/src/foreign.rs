@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Programs of others on devices: two instructions that say the same of every packet.
+
+#![expect(unsafe_code, reason = "no library in use loads a program that is in no file")]
+
+use std::ffi::CString;
+use std::fs;
+use std::io;
+use std::os::fd::{FromRawFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use aya::programs::tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle};
+use aya::programs::{LinkOrder, ProgramError, SchedClassifier, TcAttachType};
+use aya::util::KernelVersion;
+
+use crate::mounts::BpfFs;
+use crate::process;
+use crate::run::Run;
+use crate::topology::Device;
+
+/// `TC_ACT_UNSPEC`, which is also `TCX_NEXT`: the next program decides.
+pub const HANDS_ON: i32 = -1;
+/// `TC_ACT_OK`, which is also `TCX_PASS`: the packet goes on its way, past all other programs of the hook.
+pub const ENDS_THE_CHAIN: i32 = 0;
+/// `TC_ACT_SHOT`, which is also `TCX_DROP`.
+pub const DROPS: i32 = 2;
+
+/// Both hooks of a device.
+pub const BOTH: [TcAttachType; 2] = [TcAttachType::Ingress, TcAttachType::Egress];
+
+/// The first kernel with BPF links on TC hooks.
+const TCX_SINCE: KernelVersion = KernelVersion::new(6, 6, 0);
+
+const BPF_PROG_LOAD: libc::c_int = 5;
+const BPF_OBJ_PIN: libc::c_int = 6;
+const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
+
+/// What [`BPF_PROG_LOAD`] reads, as far as a program has it.
+#[repr(C)]
+struct Load {
+    kind: u32,
+    instruction_count: u32,
+    instructions: u64,
+    license: u64,
+}
+
+/// What [`BPF_OBJ_PIN`] reads.
+#[repr(C)]
+struct Pin {
+    path: u64,
+    fd: u32,
+    flags: u32,
+}
+
+/// Where a program stands on a hook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Ahead of all that is there already.
+    Ahead,
+    /// Behind it.
+    Behind,
+}
+
+/// Somebody else's program on hooks of a device, as links or, before Linux 6.6, as filters; gone when dropped.
+#[derive(Debug)]
+pub struct Foreign {
+    device: Device,
+    links: Vec<SchedClassifierLink>,
+    program: SchedClassifier,
+    bpffs: BpfFs,
+}
+
+impl Foreign {
+    /// Loads it and puts it in its place; `name` tells several of one run apart.
+    pub fn attach(
+        run: &Run,
+        name: &str,
+        device: &Device,
+        verdict: i32,
+        place: Place,
+        hooks: &[TcAttachType],
+    ) -> Result<Self> {
+        let bpffs = run.bpffs(name)?;
+        let mut program = load(verdict, &bpffs.path().join("program"))?;
+        let attach = || hooks.iter().map(|hook| put(&mut program, device.name(), *hook, place)).collect();
+        let links: Result<_, ProgramError> = device.netns().run(attach)?;
+        Ok(Self { device: device.clone(), links: links.context("attach a program of another")?, program, bpffs })
+    }
+
+    /// Says something else of every packet from now on, in the same place.
+    pub fn change(&mut self, verdict: i32) -> Result<()> {
+        let mut program = load(verdict, &self.bpffs.path().join("program"))?;
+        let links = std::mem::take(&mut self.links);
+        let mut replace = |link| {
+            let id = program.attach_to_link(link)?;
+            program.take_link(id)
+        };
+        let replaced = || links.into_iter().map(&mut replace).collect();
+        let links: Result<_, ProgramError> = self.device.netns().run(replaced)?;
+        self.links = links.context("replace a program of another")?;
+        self.program = program;
+        Ok(())
+    }
+}
+
+impl Drop for Foreign {
+    /// A filter is taken away in the namespace of its device.
+    fn drop(&mut self) {
+        let links = std::mem::take(&mut self.links);
+        if let Err(error) = self.device.netns().run(|| drop(links)) {
+            process::report(&format!("{error:#}"));
+        }
+    }
+}
+
+fn put(
+    program: &mut SchedClassifier,
+    device: &str,
+    hook: TcAttachType,
+    place: Place,
+) -> Result<SchedClassifierLink, ProgramError> {
+    let options = if KernelVersion::current().is_ok_and(|found| found >= TCX_SINCE) {
+        TcAttachOptions::TcxOrder(match place {
+            Place::Ahead => LinkOrder::first(),
+            Place::Behind => LinkOrder::last(),
+        })
+    } else {
+        // It may be there already.
+        drop(tc::qdisc_add_clsact(device));
+        // Of one priority, the filter that came last is the first.
+        TcAttachOptions::Netlink(match place {
+            Place::Ahead => NlOptions { priority: 1, handle: TcHandle::new(1, 1), classid: None },
+            Place::Behind => NlOptions { priority: 10, ..NlOptions::default() },
+        })
+    };
+    let id = program.attach_with_options(device, hook, options)?;
+    program.take_link(id)
+}
+
+/// Loads a program that returns a constant.
+fn load(verdict: i32, pin: &Path) -> Result<SchedClassifier> {
+    load_and_pin(verdict, pin).context("load a program of another")?;
+    let program = SchedClassifier::from_pin(pin).context("open a program of another")?;
+    fs::remove_file(pin).context("unpin a program of another")?;
+    Ok(program)
+}
+
+fn load_and_pin(verdict: i32, pin: &Path) -> io::Result<()> {
+    let [a, b, c, d] = verdict.to_le_bytes();
+    // `r0 = verdict; exit`.
+    let instructions = [u64::from_le_bytes([0xb7, 0, 0, 0, a, b, c, d]), 0x95];
+    let program = Load {
+        kind: BPF_PROG_TYPE_SCHED_CLS,
+        instruction_count: 2,
+        instructions: instructions.as_ptr() as u64,
+        license: c"Apache-2.0".as_ptr() as u64,
+    };
+    let fd = bpf(BPF_PROG_LOAD, &program)?;
+    // SAFETY: the kernel has just opened it for nobody else.
+    let _open = unsafe { OwnedFd::from_raw_fd(fd) };
+    let path = CString::new(pin.as_os_str().as_bytes())?;
+    bpf(BPF_OBJ_PIN, &Pin { path: path.as_ptr() as u64, fd: fd.cast_unsigned(), flags: 0 }).map(drop)
+}
+
+fn bpf<T>(command: libc::c_int, attributes: &T) -> io::Result<i32> {
+    // SAFETY: the attributes are what the command reads, with their own size; what they point to outlives the call.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(attributes), size_of::<T>()) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { i32::try_from(result).map_err(io::Error::other) }
+}
