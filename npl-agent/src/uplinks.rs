@@ -54,6 +54,13 @@ pub enum FollowError {
     Datapath(#[from] DatapathError),
 }
 
+impl FollowError {
+    /// Whether it is only that the network changes all the time.
+    pub const fn is_change(&self) -> bool {
+        matches!(self, Self::Netlink(NetlinkError::Changing { .. }))
+    }
+}
+
 /// On how many of the chosen devices the programs are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Coverage {
