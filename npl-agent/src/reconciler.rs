@@ -129,7 +129,7 @@ impl Reconciler {
         resync.reset();
         let mut heartbeat = interval(HEARTBEAT);
         loop {
-            let deadline = self.deadline.map(|at| self.started + Duration::from_millis(at.0));
+            let deadline = self.deadline.map(|at| self.instant(at));
             let (network_due, quiet_due) = (self.network_due, self.quiet_due);
             tokio::select! {
                 change = changes.recv() => {
@@ -291,7 +291,11 @@ impl Reconciler {
 
     fn look_at_network_soon(&mut self) {
         let due = (Instant::now() + NETWORK_SETTLES).max(self.network_seen + NETWORK_REST);
-        self.network_due.get_or_insert(due);
+        self.look_at_network_by(due);
+    }
+
+    fn look_at_network_by(&mut self, due: Instant) {
+        self.network_due = Some(self.network_due.map_or(due, |planned| planned.min(due)));
     }
 
     fn begin_survey(&mut self) {
@@ -327,7 +331,11 @@ impl Reconciler {
             }
             found => found?,
         };
-        let coverage = self.uplinks.apply(&mut self.executor.datapath, survey, &self.node_ips)?;
+        let now = self.now();
+        let coverage = self.uplinks.apply(&mut self.executor.datapath, survey, &self.node_ips, now)?;
+        if let Some(at) = self.uplinks.next_deadline() {
+            self.look_at_network_by(self.instant(at));
+        }
         self.metrics.set_devices(coverage);
         // A device that always refuses, as a stranger's may, must not keep all the others from being served.
         let is_attached = coverage.carrying > 0;
@@ -360,6 +368,10 @@ impl Reconciler {
             };
             self.metrics.set_ports(family, counts);
         }
+    }
+
+    fn instant(&self, moment: Moment) -> Instant {
+        self.started + Duration::from_millis(moment.0)
     }
 
     fn now(&self) -> Moment {
