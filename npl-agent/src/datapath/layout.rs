@@ -11,6 +11,7 @@ use npl_common::{
         SourceV6,
     },
     names,
+    peer::{PeerKeyV4, PeerKeyV6, PeerV4, PeerV6},
 };
 
 use super::family::{Entry, Sender};
@@ -27,6 +28,7 @@ pub(super) trait Layout {
     const FLOW: &'static str;
     const HINT: &'static str;
     const SYN: &'static str;
+    const PEER: &'static str;
 
     type Local: aya::Pod + Send;
     type Backend: aya::Pod + Send;
@@ -35,6 +37,8 @@ pub(super) trait Layout {
     type FlowKey: aya::Pod + Send;
     type Flow: aya::Pod + Send;
     type Hint: aya::Pod + Send;
+    type PeerKey: aya::Pod + Send;
+    type Peer: aya::Pod + Send;
 
     /// What stands in a map where no address does.
     const NO_ADDRESS: Self::Local;
@@ -52,6 +56,8 @@ pub(super) trait Layout {
     /// The Pod's end of a flow.
     fn pod_end(key: &Self::FlowKey) -> Sender;
     fn state(flow: &Self::Flow) -> &FlowState;
+    /// The address and port of the Pod that a local client talks to.
+    fn peer(key: &Self::PeerKey) -> (IpAddr, u16);
 }
 
 /// A frontend as maps hold it.
@@ -64,10 +70,11 @@ macro_rules! layout {
     (
         $(#[$meta:meta])*
         $layout:ident, $ip:ident, $family:expr,
-        [$local:ident, $backend:ident, $source:ident, $endpoint:ident, $flow_key:ident, $flow:ident, $hint:ident],
+        [$local:ident, $backend:ident, $source:ident, $endpoint:ident, $flow_key:ident, $flow:ident, $hint:ident,
+         $peer_key:ident, $peer:ident],
         [
             $local_map:ident, $index_map:ident, $mapping_map:ident, $allow_map:ident, $endpoint_map:ident, $flow_map:ident,
-            $hint_map:ident, $syn_map:ident
+            $hint_map:ident, $syn_map:ident, $peer_map:ident
         ]
     ) => {
         $(#[$meta])*
@@ -83,6 +90,7 @@ macro_rules! layout {
             const FLOW: &'static str = names::$flow_map;
             const HINT: &'static str = names::$hint_map;
             const SYN: &'static str = names::$syn_map;
+            const PEER: &'static str = names::$peer_map;
 
             type Local = $local;
             type Backend = $backend;
@@ -91,6 +99,8 @@ macro_rules! layout {
             type FlowKey = $flow_key;
             type Flow = $flow;
             type Hint = $hint;
+            type PeerKey = $peer_key;
+            type Peer = $peer;
 
             const NO_ADDRESS: $local = $local { addr: $ip::UNSPECIFIED.octets() };
             const NO_HINT: $hint = $hint::NONE;
@@ -144,6 +154,10 @@ macro_rules! layout {
             fn state(flow: &$flow) -> &FlowState {
                 &flow.state
             }
+
+            fn peer(key: &$peer_key) -> (IpAddr, u16) {
+                ($ip::from(key.pod_addr).into(), key.pod_port)
+            }
         }
     };
 }
@@ -151,15 +165,15 @@ macro_rules! layout {
 layout! {
     /// IPv4.
     V4, Ipv4Addr, Family::V4,
-    [LocalAddressV4, BackendV4, SourceV4, EndpointV4, FlowKeyV4, FlowV4, HintV4],
-    [MAP_LOCAL_V4, MAP_LOCAL_IDX_V4, MAP_MAPPING_V4, MAP_ALLOW_V4, MAP_ENDPOINT_V4, MAP_FLOW_V4, MAP_HINT_V4, MAP_SYN_V4]
+    [LocalAddressV4, BackendV4, SourceV4, EndpointV4, FlowKeyV4, FlowV4, HintV4, PeerKeyV4, PeerV4],
+    [MAP_LOCAL_V4, MAP_LOCAL_IDX_V4, MAP_MAPPING_V4, MAP_ALLOW_V4, MAP_ENDPOINT_V4, MAP_FLOW_V4, MAP_HINT_V4, MAP_SYN_V4, MAP_PEER_V4]
 }
 
 layout! {
     /// IPv6.
     V6, Ipv6Addr, Family::V6,
-    [LocalAddressV6, BackendV6, SourceV6, EndpointV6, FlowKeyV6, FlowV6, HintV6],
-    [MAP_LOCAL_V6, MAP_LOCAL_IDX_V6, MAP_MAPPING_V6, MAP_ALLOW_V6, MAP_ENDPOINT_V6, MAP_FLOW_V6, MAP_HINT_V6, MAP_SYN_V6]
+    [LocalAddressV6, BackendV6, SourceV6, EndpointV6, FlowKeyV6, FlowV6, HintV6, PeerKeyV6, PeerV6],
+    [MAP_LOCAL_V6, MAP_LOCAL_IDX_V6, MAP_MAPPING_V6, MAP_ALLOW_V6, MAP_ENDPOINT_V6, MAP_FLOW_V6, MAP_HINT_V6, MAP_SYN_V6, MAP_PEER_V6]
 }
 
 /// An address as maps hold it; nothing if it is of the other family.
