@@ -7,7 +7,7 @@ use std::{mem, net::IpAddr, time::Duration};
 use futures::{Stream, StreamExt as _};
 use tokio::{
     sync::{mpsc::Receiver, watch},
-    time::{Instant, MissedTickBehavior, interval, sleep_until},
+    time::{Instant, MissedTickBehavior, interval, sleep, sleep_until},
 };
 use tracing::{debug, info, warn};
 
@@ -129,7 +129,7 @@ impl Reconciler {
         resync.reset();
         let mut heartbeat = interval(HEARTBEAT);
         loop {
-            let deadline = self.deadline.map(|at| self.started + Duration::from_millis(at.0));
+            let deadline = self.deadline.map(|at| self.instant(at));
             let (network_due, quiet_due) = (self.network_due, self.quiet_due);
             tokio::select! {
                 change = changes.recv() => {
@@ -139,7 +139,7 @@ impl Reconciler {
                 answer = self.executor.next_answer() => self.answered(answer),
                 Some(()) = network.next() => self.look_at_network_soon(),
                 () = until(network_due), if self.survey.is_none() => self.begin_survey(),
-                found = end_of(&mut self.survey) => self.take_in_survey(found?)?,
+                found = end_of(&mut self.survey) => drop(self.take_in_survey(found)?),
                 () = until(deadline) => {}
                 () = until(quiet_due) => self.give_memory_back(),
                 _ = resync.tick() => {
@@ -299,7 +299,11 @@ impl Reconciler {
 
     fn look_at_network_soon(&mut self) {
         let due = (Instant::now() + NETWORK_SETTLES).max(self.network_seen + NETWORK_REST);
-        self.network_due.get_or_insert(due);
+        self.look_at_network_by(due);
+    }
+
+    fn look_at_network_by(&mut self, due: Instant) {
+        self.network_due = Some(self.network_due.map_or(due, |planned| planned.min(due)));
     }
 
     fn begin_survey(&mut self) {
@@ -310,23 +314,42 @@ impl Reconciler {
     /// Where nothing may go on before: what is under way may be of an earlier time, and is waited for too.
     async fn look_at_network(&mut self) -> Result<(), LoopError> {
         if self.survey.is_some() {
-            end_of(&mut self.survey).await?;
+            drop(end_of(&mut self.survey).await);
         }
-        self.begin_survey();
-        let found = end_of(&mut self.survey).await?;
-        self.take_in_survey(found)
+        loop {
+            self.begin_survey();
+            let found = end_of(&mut self.survey).await;
+            if self.take_in_survey(found)? {
+                return Ok(());
+            }
+            self.health.beat();
+            sleep(NETWORK_REST).await;
+        }
     }
 
-    fn take_in_survey(&mut self, survey: Survey) -> Result<(), LoopError> {
+    /// Makes the datapath fit what was found, if that is all there is; until then everything stays as it is.
+    fn take_in_survey(&mut self, found: Result<Survey, FollowError>) -> Result<bool, LoopError> {
         self.network_seen = Instant::now();
         self.network_due = self.network_due.map(|due| due.max(self.network_seen + NETWORK_REST));
-        let coverage = self.uplinks.apply(&mut self.executor.datapath, survey, &self.node_ips)?;
+        let survey = match found {
+            Err(error) if error.is_change() => {
+                debug!(err = %ErrorChain(&error), "the network is looked at again");
+                self.look_at_network_soon();
+                return Ok(false);
+            }
+            found => found?,
+        };
+        let now = self.now();
+        let coverage = self.uplinks.apply(&mut self.executor.datapath, survey, &self.node_ips, now)?;
+        if let Some(at) = self.uplinks.next_deadline() {
+            self.look_at_network_by(self.instant(at));
+        }
         self.metrics.set_devices(coverage);
         // A device that always refuses, as a stranger's may, must not keep all the others from being served.
         let is_attached = coverage.carrying > 0;
         self.was_attached |= is_attached;
         self.health.set_attached(is_attached);
-        Ok(())
+        Ok(true)
     }
 
     /// The Node's addresses decide which devices are uplinks.
@@ -353,6 +376,10 @@ impl Reconciler {
             };
             self.metrics.set_ports(family, counts);
         }
+    }
+
+    fn instant(&self, moment: Moment) -> Instant {
+        self.started + Duration::from_millis(moment.0)
     }
 
     fn now(&self) -> Moment {

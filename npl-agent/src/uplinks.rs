@@ -10,8 +10,10 @@ use tracing::{debug, info, warn};
 
 use crate::{
     core::{
+        absences::Absences,
         devices::{Device, DeviceSelection, LinkFacts, Reason, choose, local_addresses},
         fittings::Fittings,
+        model::Moment,
         redirect::{Carries, Forwarding, Placement, PodWay, Refusal, Route, ways_to_pods},
         xdp::{self, Attach},
     },
@@ -40,6 +42,10 @@ pub struct Uplinks {
     attach: Attach,
     /// By device index.
     places: BTreeMap<u32, Place>,
+    /// The Node's addresses that are away for a moment.
+    absent_addresses: Absences<IpAddr>,
+    /// Devices, by index, that were uplinks a moment ago.
+    absent_devices: Absences<u32>,
     /// Devices whose driver does not run the program, by their index, as they were then.
     refused: BTreeMap<u32, (LinkFacts, xdp::Reason)>,
 }
@@ -55,6 +61,13 @@ pub enum FollowError {
     Datapath(#[from] DatapathError),
 }
 
+impl FollowError {
+    /// Whether it is only that the network changes all the time.
+    pub const fn is_change(&self) -> bool {
+        matches!(self, Self::Netlink(NetlinkError::Changing { .. }))
+    }
+}
+
 /// On how many of the chosen devices the programs are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Coverage {
@@ -66,7 +79,7 @@ pub struct Coverage {
 
 impl Uplinks {
     /// Nothing decided yet.
-    pub const fn new(selection: DeviceSelection, forwarding: Forwarding, attach: Attach) -> Self {
+    pub fn new(selection: DeviceSelection, forwarding: Forwarding, attach: Attach) -> Self {
         Self {
             selection,
             forwarding,
@@ -79,6 +92,8 @@ impl Uplinks {
             told_errors: Vec::new(),
             attach,
             places: BTreeMap::new(),
+            absent_addresses: Absences::default(),
+            absent_devices: Absences::default(),
             refused: BTreeMap::new(),
         }
     }
@@ -109,7 +124,13 @@ impl Uplinks {
     /// If devices cannot be listed, and as [`Self::apply`].
     pub async fn follow(&mut self, datapath: &mut Datapath, node_ips: &[IpAddr]) -> Result<Coverage, FollowError> {
         let survey = netlink::surveyed(&mut self.survey(datapath)).await?;
-        Ok(self.apply(datapath, survey, node_ips)?)
+        Ok(self.apply(datapath, survey, node_ips, Moment::default())?)
+    }
+
+    /// When what is away counts as gone, if it does not come back before.
+    pub fn next_deadline(&self) -> Option<Moment> {
+        let deadlines = [self.absent_addresses.next_deadline(), self.absent_devices.next_deadline()];
+        deadlines.into_iter().flatten().min()
     }
 
     /// Makes the datapath fit the Node's devices, and says how many of the chosen ones it could be put on.
@@ -122,16 +143,13 @@ impl Uplinks {
         datapath: &mut Datapath,
         Survey { pods, routes, devices, routed_apart, fittings }: Survey,
         node_ips: &[IpAddr],
+        now: Moment,
     ) -> Result<Coverage, DatapathError> {
         self.pods = pods;
         self.tell_routed_apart(&(&datapath.pod_addresses() & &routed_apart));
         let devices = devices.as_slice();
-        set_local_addresses(datapath, devices, node_ips)?;
-        let decide = |device: &Device| {
-            let is_carrying = datapath.hooks.is_uplink(device.ifindex);
-            (device.name.clone(), choose(device, &self.selection, node_ips, is_carrying))
-        };
-        let decided: BTreeMap<_, _> = devices.iter().map(decide).collect();
+        self.set_local_addresses(datapath, devices, node_ips, now)?;
+        let decided = self.decide(datapath, devices, node_ips, now);
         self.tell_decisions(&decided);
         self.decided = decided;
         let is_chosen = |device: &Device| matches!(self.decided.get(&device.name), Some(Ok(_)));
@@ -157,6 +175,49 @@ impl Uplinks {
         self.refused.retain(|ifindex, _| places.contains_key(ifindex));
         self.places = places;
         Ok(coverage)
+    }
+
+    /// Makes these the Node's addresses, and those of a moment ago.
+    fn set_local_addresses(
+        &mut self,
+        datapath: &mut Datapath,
+        devices: &[Device],
+        node_ips: &[IpAddr],
+        now: Moment,
+    ) -> Result<(), DatapathError> {
+        let mut wanted = local_addresses(devices, node_ips);
+        let (held, present) = (datapath.tables.local_addresses()?, wanted.iter().copied().collect());
+        wanted.extend(self.absent_addresses.awaited(&held, &present, now));
+        let left_out = datapath.tables.set_local_addresses(&wanted)?;
+        if let Some(first) = left_out.first() {
+            warn!(count = left_out.len(), %first, "the Node has more addresses than fit; mappings do not answer on the last ones");
+        }
+        Ok(())
+    }
+
+    /// Which devices carry the programs, and why.
+    fn decide(
+        &mut self,
+        datapath: &Datapath,
+        devices: &[Device],
+        node_ips: &[IpAddr],
+        now: Moment,
+    ) -> BTreeMap<String, Result<Reason, Reason>> {
+        let is_carrying = |device: &Device| datapath.hooks.is_uplink(device.ifindex);
+        let chosen: Vec<_> = devices
+            .iter()
+            .map(|device| (device, choose(device, &self.selection, node_ips, is_carrying(device))))
+            .collect();
+        let lacks = |(device, decision): &(&Device, Result<Reason, Reason>)| {
+            (decision.is_err_and(Reason::is_absence) && is_carrying(device)).then_some(device.ifindex)
+        };
+        let held = chosen.iter().filter_map(lacks).collect();
+        let awaited = self.absent_devices.awaited(&held, &BTreeSet::new(), now);
+        let decide = |(device, decision): (&Device, Result<Reason, Reason>)| {
+            let is_awaited = awaited.contains(&device.ifindex);
+            (device.name.clone(), if is_awaited { Ok(Reason::Awaited) } else { decision })
+        };
+        chosen.into_iter().map(decide).collect()
     }
 
     /// What is to stand where; says what has changed of it.
@@ -297,14 +358,6 @@ impl Uplinks {
         }
         self.told_errors = texts;
     }
-}
-
-fn set_local_addresses(datapath: &mut Datapath, devices: &[Device], node_ips: &[IpAddr]) -> Result<(), DatapathError> {
-    let left_out = datapath.tables.set_local_addresses(&local_addresses(devices, node_ips))?;
-    if let Some(first) = left_out.first() {
-        warn!(count = left_out.len(), %first, "the Node has more addresses than fit; mappings do not answer on the last ones");
-    }
-    Ok(())
 }
 
 /// Shows an error with its causes on one line.

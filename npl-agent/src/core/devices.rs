@@ -84,6 +84,8 @@ pub enum Reason {
     IsUplink,
     /// An earlier agent chose it, and which addresses the Node publishes is not known yet.
     Kept,
+    /// What it was chosen for was there a moment ago, and may come back.
+    Awaited,
     /// Its master carries the programs.
     IsEnslaved,
     /// Clients on the Node itself do not come in by a device.
@@ -107,12 +109,18 @@ impl Reason {
             Self::IsTunnel => "tunnel to other Nodes",
             Self::IsUplink => "uplink with an address",
             Self::Kept => "kept from an earlier agent until the Node's addresses are known",
+            Self::Awaited => "was an uplink a moment ago",
             Self::IsEnslaved => "its master carries the programs",
             Self::IsLoopback => "loopback",
             Self::IsDummy => "carries no traffic",
             Self::LeadsToPods => "leads to Pods",
             Self::HasNoAddress => "has no address",
         }
+    }
+
+    /// Whether a device does not carry the programs for want of what may come back.
+    pub const fn is_absence(self) -> bool {
+        matches!(self, Self::LeadsToPods | Self::HasNoAddress)
     }
 }
 

@@ -18,6 +18,7 @@
 //!
 //! Who may use a mapping is in the kernel before the mapping asks for it, and for as long as it does.
 
+pub mod absences;
 mod adopt;
 pub mod annotation;
 mod assign;

@@ -76,6 +76,8 @@ pub(super) trait FamilyMaps: Send {
     fn flow_count(&self) -> Result<usize, DatapathError>;
     /// Forgets the flows whose Pod's end is among these.
     fn remove_flows(&mut self, senders: &BTreeSet<Sender>) -> Result<(), DatapathError>;
+    /// Forgets what local clients asked for that were led to one of these addresses and ports.
+    fn remove_peers(&mut self, pods: &BTreeSet<(IpAddr, u16)>) -> Result<(), DatapathError>;
     /// Forgets the flows that nothing more is to come of at this time of the kernel's clock, and says how many.
     fn remove_flows_that_are_over(&mut self, now: Duration) -> Result<usize, DatapathError>;
 
@@ -103,6 +105,7 @@ pub(super) struct Maps<L: Layout> {
     hint: Array<MapData, L::Hint>,
     syn: Array<MapData, u64>,
     stray: Array<MapData, u64>,
+    peer: HashMap<MapData, L::PeerKey, L::Peer>,
 }
 
 impl<L: Layout> Maps<L> {
@@ -117,6 +120,7 @@ impl<L: Layout> Maps<L> {
             hint: open(pins, L::HINT)?,
             syn: open(pins, L::SYN)?,
             stray: open(pins, L::STRAY)?,
+            peer: open(pins, L::PEER)?,
         })
     }
 
@@ -226,6 +230,17 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         let mut stale = Vec::new();
         self.read_flows(|key, _| stale.extend(senders.contains(&L::pod_end(key)).then_some(*key)))?;
         stale.iter().try_for_each(|key| self.remove_flow(key))
+    }
+
+    fn remove_peers(&mut self, pods: &BTreeSet<(IpAddr, u16)>) -> Result<(), DatapathError> {
+        let mut stale = Vec::new();
+        let look = |keys: &[L::PeerKey], _peers: &[L::Peer]| {
+            stale.extend(keys.iter().filter(|key| pods.contains(&L::peer(key))));
+        };
+        let read = sys::read_parts(self.peer.map().fd().as_fd(), look);
+        read.map_err(MapError::from).map_err(DatapathError::map("read", L::PEER))?;
+        let mut forget = |key| tolerate_missing(self.peer.remove(key)).map_err(DatapathError::map("write", L::PEER));
+        stale.iter().try_for_each(&mut forget)
     }
 
     fn remove_flows_that_are_over(&mut self, now: Duration) -> Result<usize, DatapathError> {

@@ -11,6 +11,7 @@ use npl_common::{
         SourceV6,
     },
     names,
+    peer::{PeerKeyV4, PeerKeyV6, PeerV4, PeerV6},
 };
 
 use super::family::{Entry, Sender};
@@ -28,6 +29,7 @@ pub(super) trait Layout {
     const HINT: &'static str;
     const SYN: &'static str;
     const STRAY: &'static str;
+    const PEER: &'static str;
 
     type Local: aya::Pod + Send;
     type Backend: aya::Pod + Send;
@@ -36,6 +38,8 @@ pub(super) trait Layout {
     type FlowKey: aya::Pod + Send;
     type Flow: aya::Pod + Send;
     type Hint: aya::Pod + Send;
+    type PeerKey: aya::Pod + Send;
+    type Peer: aya::Pod + Send;
 
     /// What stands in a map where no address does.
     const NO_ADDRESS: Self::Local;
@@ -53,6 +57,8 @@ pub(super) trait Layout {
     /// The Pod's end of a flow.
     fn pod_end(key: &Self::FlowKey) -> Sender;
     fn state(flow: &Self::Flow) -> &FlowState;
+    /// The address and port of the Pod that a local client talks to.
+    fn peer(key: &Self::PeerKey) -> (IpAddr, u16);
 }
 
 /// A frontend as maps hold it.
@@ -65,10 +71,11 @@ macro_rules! layout {
     (
         $(#[$meta:meta])*
         $layout:ident, $ip:ident, $family:expr,
-        [$local:ident, $backend:ident, $source:ident, $endpoint:ident, $flow_key:ident, $flow:ident, $hint:ident],
+        [$local:ident, $backend:ident, $source:ident, $endpoint:ident, $flow_key:ident, $flow:ident, $hint:ident,
+         $peer_key:ident, $peer:ident],
         [
             $local_map:ident, $index_map:ident, $mapping_map:ident, $allow_map:ident, $endpoint_map:ident, $flow_map:ident,
-            $hint_map:ident, $syn_map:ident, $stray_map:ident
+            $hint_map:ident, $syn_map:ident, $stray_map:ident, $peer_map:ident
         ]
     ) => {
         $(#[$meta])*
@@ -85,6 +92,7 @@ macro_rules! layout {
             const HINT: &'static str = names::$hint_map;
             const SYN: &'static str = names::$syn_map;
             const STRAY: &'static str = names::$stray_map;
+            const PEER: &'static str = names::$peer_map;
 
             type Local = $local;
             type Backend = $backend;
@@ -93,6 +101,8 @@ macro_rules! layout {
             type FlowKey = $flow_key;
             type Flow = $flow;
             type Hint = $hint;
+            type PeerKey = $peer_key;
+            type Peer = $peer;
 
             const NO_ADDRESS: $local = $local { addr: $ip::UNSPECIFIED.octets() };
             const NO_HINT: $hint = $hint::NONE;
@@ -146,6 +156,10 @@ macro_rules! layout {
             fn state(flow: &$flow) -> &FlowState {
                 &flow.state
             }
+
+            fn peer(key: &$peer_key) -> (IpAddr, u16) {
+                ($ip::from(key.pod_addr).into(), key.pod_port)
+            }
         }
     };
 }
@@ -153,20 +167,20 @@ macro_rules! layout {
 layout! {
     /// IPv4.
     V4, Ipv4Addr, Family::V4,
-    [LocalAddressV4, BackendV4, SourceV4, EndpointV4, FlowKeyV4, FlowV4, HintV4],
+    [LocalAddressV4, BackendV4, SourceV4, EndpointV4, FlowKeyV4, FlowV4, HintV4, PeerKeyV4, PeerV4],
     [
         MAP_LOCAL_V4, MAP_LOCAL_IDX_V4, MAP_MAPPING_V4, MAP_ALLOW_V4, MAP_ENDPOINT_V4, MAP_FLOW_V4, MAP_HINT_V4, MAP_SYN_V4,
-        MAP_STRAY_V4
+        MAP_STRAY_V4, MAP_PEER_V4
     ]
 }
 
 layout! {
     /// IPv6.
     V6, Ipv6Addr, Family::V6,
-    [LocalAddressV6, BackendV6, SourceV6, EndpointV6, FlowKeyV6, FlowV6, HintV6],
+    [LocalAddressV6, BackendV6, SourceV6, EndpointV6, FlowKeyV6, FlowV6, HintV6, PeerKeyV6, PeerV6],
     [
         MAP_LOCAL_V6, MAP_LOCAL_IDX_V6, MAP_MAPPING_V6, MAP_ALLOW_V6, MAP_ENDPOINT_V6, MAP_FLOW_V6, MAP_HINT_V6, MAP_SYN_V6,
-        MAP_STRAY_V6
+        MAP_STRAY_V6, MAP_PEER_V6
     ]
 }
 

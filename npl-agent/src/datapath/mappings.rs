@@ -108,9 +108,9 @@ impl MappingWriter {
             .iter()
             .map(|(frontend, entry)| (sender(&entry.backend, frontend.protocol), endpoint(entry)))
             .collect();
-        self.to_purge.retain(|sender| !endpoints.contains_key(sender));
+        let result = self.begin_anew(tables, family, &endpoints.keys().copied().collect());
         let maps = tables.family_mut(family);
-        let result = maps.set_endpoints(&endpoints).and_then(|()| maps.set_mappings(&entries));
+        let result = result.and_then(|()| maps.set_endpoints(&endpoints)).and_then(|()| maps.set_mappings(&entries));
         let result = result.and_then(|()| tables.begin_epoch());
         if let Err(error) = result {
             debug!(err = %ErrorChain(&error), mappings = entries.len(), "written one by one");
@@ -136,7 +136,7 @@ impl MappingWriter {
         };
         let new = Entry { backend, stats_index };
         let sender = sender(&backend, frontend.protocol);
-        self.to_purge.remove(&sender);
+        self.begin_anew(tables, frontend.family, &BTreeSet::from([sender]))?;
         write_endpoint(tables, sender, endpoint(&new))?;
         tables.family_mut(frontend.family).set_mapping(frontend, &new)?;
         tables.begin_epoch()?;
@@ -145,6 +145,22 @@ impl MappingWriter {
         }
         self.remember(frontend, new);
         Ok(())
+    }
+
+    /// Of endpoints that are there again before their flows were forgotten, those may stay, since they have a generation. What
+    /// local clients asked for has none.
+    fn begin_anew(
+        &mut self,
+        tables: &mut Tables,
+        family: Family,
+        endpoints: &BTreeSet<Sender>,
+    ) -> Result<(), DatapathError> {
+        let again: BTreeSet<Sender> = endpoints.intersection(&self.to_purge).copied().collect();
+        self.to_purge.retain(|sender| !again.contains(sender));
+        if again.is_empty() {
+            return Ok(());
+        }
+        tables.family_mut(family).remove_peers(&self.left(&again))
     }
 
     /// Removes a mapping, and with the last one of an endpoint all that is remembered of it.
@@ -166,8 +182,9 @@ impl MappingWriter {
         Ok(())
     }
 
-    /// Forgets the flows of all endpoints that went since the last call, in one look at the table: the next Pod with
-    /// the address of one starts without them. Until then the generation keeps them from being used.
+    /// Forgets the flows of all endpoints that went since the last call, and what local clients asked for that were led
+    /// there, in one look at each table: the next Pod with the address of one starts without them. Until then the
+    /// generation keeps flows from being used.
     ///
     /// # Errors
     ///
@@ -178,9 +195,19 @@ impl MappingWriter {
             let of_family = gone.iter().copied().filter(|sender| Family::of(sender.pod_ip) == family).collect();
             if !BTreeSet::is_empty(&of_family) {
                 tables.family_mut(family).remove_flows(&of_family)?;
+                tables.family_mut(family).remove_peers(&self.left(&of_family))?;
             }
         }
         Ok(())
+    }
+
+    /// Where no mapping of any protocol leads any more: what local clients asked for is not told apart by protocol.
+    fn left(&self, gone: &BTreeSet<Sender>) -> BTreeSet<(IpAddr, u16)> {
+        let mut left: BTreeSet<_> = gone.iter().map(|sender| (sender.pod_ip, sender.pod_port)).collect();
+        for sender in self.frontends_of.keys() {
+            left.remove(&(sender.pod_ip, sender.pod_port));
+        }
+        left
     }
 
     fn remember(&mut self, frontend: Frontend, entry: Entry) {

@@ -6,10 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use futures::TryStreamExt as _;
 use rtnetlink::{
     Handle, new_connection,
-    packet_route::tc::{TcAttribute, TcHandle, TcMessage},
+    packet_route::{
+        RouteNetlinkMessage,
+        tc::{TcAttribute, TcHandle, TcMessage},
+    },
 };
 
-use super::{NetlinkError, read_interfaces, request};
+use super::{NetlinkError, interfaces, list::Lists, request};
 use crate::core::{
     devices::{Device, DeviceSelection},
     fittings::{Fittings, Owner, Side, is_hook, matters, owner_of_filter},
@@ -36,7 +39,7 @@ pub(super) async fn fittings(
 ) -> Result<BTreeMap<u32, Fittings>, NetlinkError> {
     let (connection, handle, _unsolicited) = new_connection().map_err(NetlinkError::Open)?;
     let driver = tokio::spawn(connection);
-    let mut queues = read_queues(&handle).await?;
+    let mut queues = read_queues().await?;
     let mut all = BTreeMap::new();
     for ifindex in
         devices.iter().filter(|device| matters(device, lead_to_pods, &onlooker.uplinks)).map(|device| device.ifindex)
@@ -52,10 +55,11 @@ pub(super) async fn fittings(
 }
 
 /// The kinds of every device's queues, in one go.
-async fn read_queues(handle: &Handle) -> Result<BTreeMap<u32, BTreeSet<String>>, NetlinkError> {
+async fn read_queues() -> Result<BTreeMap<u32, BTreeSet<String>>, NetlinkError> {
+    let pick = |message| if let RouteNetlinkMessage::NewQueueDiscipline(queue) = message { Some(queue) } else { None };
+    let wanted = RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default());
     let mut queues: BTreeMap<u32, BTreeSet<String>> = BTreeMap::new();
-    let mut dump = Box::pin(handle.qdisc().get().execute());
-    while let Some(queue) = dump.try_next().await.map_err(request("list queues"))? {
+    for queue in Lists::open()?.of("list queues", wanted, pick).await? {
         queues.entry(queue.header.index.cast_unsigned()).or_default().insert(kind(&queue).to_owned());
     }
     Ok(queues)
@@ -116,7 +120,7 @@ pub async fn remove_unused_clsact(ifindex: u32) -> Result<Option<String>, Netlin
 }
 
 async fn remove_clsact(handle: &Handle, ifindex: u32) -> Result<Option<String>, NetlinkError> {
-    let devices = read_interfaces(handle).await?;
+    let devices = interfaces().await?;
     let Some(device) = devices.into_iter().find(|device| device.ifindex == ifindex) else { return Ok(None) };
     let Ok(index) = i32::try_from(ifindex) else { return Ok(None) };
     for side in [Side::Ingress, Side::Egress] {

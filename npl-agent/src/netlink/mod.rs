@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The Node's devices, addresses and routes, by netlink.
 
+mod device;
 mod driver;
 mod fittings;
+mod list;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,11 +17,8 @@ use rtnetlink::{
     packet_core::NetlinkPayload,
     packet_route::{
         AddressFamily, RouteNetlinkMessage,
-        address::{AddressAttribute, AddressScope},
-        link::{
-            InfoData, InfoKind, InfoNetkit, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
-            NetkitPolicy,
-        },
+        address::{AddressAttribute, AddressMessage, AddressScope},
+        link::LinkMessage,
         route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteMetric},
         rule::{RuleAction, RuleAttribute, RuleMessage},
     },
@@ -27,11 +26,13 @@ use rtnetlink::{
 use tokio::task::JoinHandle;
 
 pub use self::fittings::{Onlooker, remove_unused_clsact};
-use crate::core::{
-    devices::{Device, DeviceKind, LinkFacts},
-    fittings::Fittings,
-    redirect::Route,
+use self::{
+    device::{carrier, device},
+    list::Lists,
 };
+use crate::core::{devices::Device, fittings::Fittings, redirect::Route};
+
+const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];
 
 /// An operation that the kernel's netlink refused.
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +48,12 @@ pub enum NetlinkError {
         /// The kernel's answer.
         #[source]
         source: rtnetlink::Error,
+    },
+    /// A list may lack what is there; to be asked for again.
+    #[error("{operation} by netlink: it changes all the time")]
+    Changing {
+        /// The verb and its object.
+        operation: &'static str,
     },
 }
 
@@ -108,19 +115,12 @@ pub async fn surveyed(under_way: &mut Surveying) -> Result<Survey, NetlinkError>
 ///
 /// # Errors
 ///
-/// If the kernel refuses one of the three dumps.
+/// If the kernel refuses one of the lists, or does not come to the end of one before it changes.
 pub async fn interfaces() -> Result<Vec<Device>, NetlinkError> {
-    let (connection, handle, _unsolicited) = new_connection().map_err(NetlinkError::Open)?;
-    let driver = tokio::spawn(connection);
-    let result = read_interfaces(&handle).await;
-    driver.abort();
-    result
-}
-
-async fn read_interfaces(handle: &Handle) -> Result<Vec<Device>, NetlinkError> {
-    let links: Vec<LinkMessage> = handle.link().get().execute().try_collect().await.map_err(request("list devices"))?;
-    let mut addresses = read_addresses(handle).await?;
-    let routed = devices_with_default_route(handle).await?;
+    let lists = Lists::open()?;
+    let links = links(&lists).await?;
+    let mut addresses = read_addresses(&lists).await?;
+    let routed = devices_with_default_route(&lists).await?;
     let carriers: BTreeSet<u32> = links.iter().filter_map(carrier).collect();
     let mut devices: Vec<Device> = links.iter().filter_map(device).collect();
     for device in &mut devices {
@@ -130,6 +130,11 @@ async fn read_interfaces(handle: &Handle) -> Result<Vec<Device>, NetlinkError> {
     }
     devices.sort_by_key(|device| device.ifindex);
     Ok(devices)
+}
+
+async fn links(lists: &Lists) -> Result<Vec<LinkMessage>, NetlinkError> {
+    let pick = |message| if let RouteNetlinkMessage::NewLink(link) = message { Some(link) } else { None };
+    lists.of("list devices", RouteNetlinkMessage::GetLink(LinkMessage::default()), pick).await
 }
 
 /// The route to each address; addresses without one are left out.
@@ -176,15 +181,19 @@ async fn route_to(handle: &Handle, addr: IpAddr) -> Option<Route> {
 
 /// Single addresses whose packets a rule has routed by another table than the Node's.
 async fn routed_apart() -> Result<BTreeSet<IpAddr>, NetlinkError> {
-    let (connection, handle, _unsolicited) = new_connection().map_err(NetlinkError::Open)?;
-    let driver = tokio::spawn(connection);
+    let lists = Lists::open()?;
     let mut addresses = BTreeSet::new();
-    for family in [rtnetlink::IpVersion::V4, rtnetlink::IpVersion::V6] {
-        // A kernel without such rules says so by an error.
-        let rules: Vec<RuleMessage> = handle.rule().get(family).execute().try_collect().await.unwrap_or_default();
+    for family in FAMILIES {
+        let mut wanted = RuleMessage::default();
+        wanted.header.family = family;
+        let pick = |message| if let RouteNetlinkMessage::NewRule(rule) = message { Some(rule) } else { None };
+        let rules = match lists.of("list rules", RouteNetlinkMessage::GetRule(wanted), pick).await {
+            // A kernel without such rules says so by an error.
+            Err(NetlinkError::Request { .. }) => continue,
+            told => told?,
+        };
         addresses.extend(rules.iter().filter_map(sender_routed_apart));
     }
-    driver.abort();
     Ok(addresses)
 }
 
@@ -199,34 +208,39 @@ fn sender_routed_apart(rule: &RuleMessage) -> Option<IpAddr> {
 }
 
 /// Addresses of global scope by device; others cannot be a client's destination from outside.
-async fn read_addresses(handle: &Handle) -> Result<BTreeMap<u32, Vec<IpAddr>>, NetlinkError> {
-    let mut dump = handle.address().get().execute();
+async fn read_addresses(lists: &Lists) -> Result<BTreeMap<u32, Vec<IpAddr>>, NetlinkError> {
     let mut addresses: BTreeMap<u32, Vec<IpAddr>> = BTreeMap::new();
-    while let Some(message) = dump.try_next().await.map_err(request("list addresses"))? {
-        if message.header.scope != AddressScope::Universe {
-            continue;
-        }
-        // On a point-to-point device `Address` is the peer's and `Local` is ours.
-        let of = |pick: fn(&AddressAttribute) -> Option<IpAddr>| message.attributes.iter().find_map(pick);
-        let local = of(|attribute| if let AddressAttribute::Local(ip) = attribute { Some(*ip) } else { None });
-        let address = of(|attribute| if let AddressAttribute::Address(ip) = attribute { Some(*ip) } else { None });
-        if let Some(ip) = local.or(address) {
-            addresses.entry(message.header.index).or_default().push(ip);
+    // By family: of a list of both, the kernel does not always say that the first half changed.
+    for family in FAMILIES {
+        let mut wanted = AddressMessage::default();
+        wanted.header.family = family;
+        let pick = |message| if let RouteNetlinkMessage::NewAddress(it) = message { Some(it) } else { None };
+        let all = lists.of("list addresses", RouteNetlinkMessage::GetAddress(wanted), pick).await?;
+        // A kernel without IPv6 tells those of IPv4 once more.
+        for message in all.iter().filter(|message| message.header.family == family) {
+            if let Some(ip) = global_address(message) {
+                addresses.entry(message.header.index).or_default().push(ip);
+            }
         }
     }
     Ok(addresses)
 }
 
-async fn devices_with_default_route(handle: &Handle) -> Result<BTreeSet<u32>, NetlinkError> {
+fn global_address(message: &AddressMessage) -> Option<IpAddr> {
+    // On a point-to-point device `Address` is the peer's and `Local` is ours.
+    let of = |pick: fn(&AddressAttribute) -> Option<IpAddr>| message.attributes.iter().find_map(pick);
+    let local = of(|attribute| if let AddressAttribute::Local(ip) = attribute { Some(*ip) } else { None });
+    let address = of(|attribute| if let AddressAttribute::Address(ip) = attribute { Some(*ip) } else { None });
+    local.or(address).filter(|_| message.header.scope == AddressScope::Universe)
+}
+
+async fn devices_with_default_route(lists: &Lists) -> Result<BTreeSet<u32>, NetlinkError> {
     let mut devices = BTreeSet::new();
-    for family in [rtnetlink::IpVersion::V4, rtnetlink::IpVersion::V6] {
-        let mut message = RouteMessage::default();
-        message.header.address_family = match family {
-            rtnetlink::IpVersion::V4 => AddressFamily::Inet,
-            rtnetlink::IpVersion::V6 => AddressFamily::Inet6,
-        };
-        let mut dump = handle.route().get(message).execute();
-        while let Some(route) = dump.try_next().await.map_err(request("list routes"))? {
+    for family in FAMILIES {
+        let mut wanted = RouteMessage::default();
+        wanted.header.address_family = family;
+        let pick = |message| if let RouteNetlinkMessage::NewRoute(route) = message { Some(route) } else { None };
+        for route in lists.of("list routes", RouteNetlinkMessage::GetRoute(wanted), pick).await? {
             let in_main = route.header.table == RouteHeader::RT_TABLE_MAIN;
             if in_main && route.header.destination_prefix_length == 0 {
                 devices.extend(route.attributes.iter().flat_map(outgoing_devices));
@@ -243,92 +257,6 @@ fn outgoing_devices(attribute: &RouteAttribute) -> Vec<u32> {
         hops.iter().map(|hop| hop.interface_index).collect()
     } else {
         Vec::new()
-    }
-}
-
-fn device(link: &LinkMessage) -> Option<Device> {
-    let name = link
-        .attributes
-        .iter()
-        .find_map(|attribute| if let LinkAttribute::IfName(name) = attribute { Some(name.clone()) } else { None })?;
-    let is_enslaved =
-        link.attributes.iter().any(|attribute| matches!(attribute, LinkAttribute::Controller(index) if *index != 0));
-    let kind = kind(link);
-    let driver = if kind == DeviceKind::Physical { driver::driver(&name) } else { None };
-    let of_mtu = |attribute: &LinkAttribute| if let LinkAttribute::Mtu(mtu) = attribute { Some(*mtu) } else { None };
-    let mtu = link.attributes.iter().find_map(of_mtu).unwrap_or_default();
-    Some(Device {
-        ifindex: link.header.index,
-        name,
-        kind,
-        has_ethernet: link.header.link_layer_type == LinkLayerType::Ether,
-        is_enslaved,
-        peer_is_elsewhere: link.attributes.iter().any(|it| matches!(it, LinkAttribute::LinkNetNsId(_))),
-        has_default_route: false,
-        addresses: Vec::new(),
-        link: LinkFacts { driver, mtu, carries_others: false, is_closed: is_closed(link) },
-    })
-}
-
-/// The device that this one takes its frames from.
-fn carrier(link: &LinkMessage) -> Option<u32> {
-    let takes_frames = matches!(
-        info_kind(link)?,
-        InfoKind::Vlan | InfoKind::MacVlan | InfoKind::MacVtap | InfoKind::IpVlan | InfoKind::IpVtap
-    );
-    let of_link =
-        |attribute: &LinkAttribute| if let LinkAttribute::Link(index) = attribute { Some(*index) } else { None };
-    link.attributes.iter().find_map(of_link).filter(|_| takes_frames)
-}
-
-/// Whether it is a pair of netkit's that drops what no program lets pass.
-fn is_closed(link: &LinkMessage) -> bool {
-    let data = link_infos(link)
-        .find_map(|info| if let LinkInfo::Data(InfoData::Netkit(data)) = info { Some(data) } else { None });
-    data.into_iter().flatten().any(|it| matches!(it, InfoNetkit::Policy(policy) if *policy != NetkitPolicy::Pass))
-}
-
-fn kind(link: &LinkMessage) -> DeviceKind {
-    if link.header.flags.contains(LinkFlags::Loopback) {
-        return DeviceKind::Loopback;
-    }
-    info_kind(link).map_or(DeviceKind::Physical, kind_of)
-}
-
-/// What made it, of a device that is no hardware.
-fn info_kind(link: &LinkMessage) -> Option<&InfoKind> {
-    link_infos(link).find_map(|info| if let LinkInfo::Kind(kind) = info { Some(kind) } else { None })
-}
-
-fn link_infos(link: &LinkMessage) -> impl Iterator<Item = &LinkInfo> {
-    let infos = link
-        .attributes
-        .iter()
-        .find_map(|attribute| if let LinkAttribute::LinkInfo(infos) = attribute { Some(infos) } else { None });
-    infos.into_iter().flatten()
-}
-
-#[expect(clippy::wildcard_enum_match_arm, reason = "the kernel adds kinds; an unknown one is treated as an uplink")]
-fn kind_of(kind: &InfoKind) -> DeviceKind {
-    match kind {
-        InfoKind::Veth | InfoKind::Netkit => DeviceKind::Veth,
-        InfoKind::Bridge => DeviceKind::Bridge,
-        InfoKind::Dummy | InfoKind::Ifb | InfoKind::Nlmon => DeviceKind::Dummy,
-        InfoKind::Vxlan
-        | InfoKind::Geneve
-        | InfoKind::IpIp
-        | InfoKind::Ip6Tnl
-        | InfoKind::SitTun
-        | InfoKind::GreTun
-        | InfoKind::GreTap
-        | InfoKind::GreTun6
-        | InfoKind::GreTap6
-        | InfoKind::Wireguard
-        | InfoKind::Xfrm
-        | InfoKind::Vti
-        | InfoKind::Vti6
-        | InfoKind::Tun => DeviceKind::Tunnel,
-        _ => DeviceKind::Other,
     }
 }
 
@@ -378,19 +306,4 @@ fn is_change(payload: &NetlinkPayload<RouteNetlinkMessage>, with_fittings: bool)
             | RouteNetlinkMessage::DelTrafficFilter(_)
             | RouteNetlinkMessage::DelQueueDiscipline(_)
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_pair_of_netkits_is_closed_by_its_own_policy() {
-        for (policy, closed) in [(NetkitPolicy::Pass, false), (NetkitPolicy::Drop, true)] {
-            let data = InfoData::Netkit(vec![InfoNetkit::PeerPolicy(NetkitPolicy::Drop), InfoNetkit::Policy(policy)]);
-            let mut link = LinkMessage::default();
-            link.attributes.push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Netkit), LinkInfo::Data(data)]));
-            assert_eq!(is_closed(&link), closed, "{policy:?}");
-        }
-    }
 }

@@ -5,8 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 
 use aya::programs::{SchedClassifier, TcAttachType};
 use npl_testkit::cluster::Entry;
+use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
-use npl_testkit::traffic::{self, Load, Request};
+use npl_testkit::topology::Offload;
+use npl_testkit::traffic::{self, Direction, Load, Request, Transfer};
 use serde_json::json;
 
 use crate::families::{assert_served, create_dual_stack_pod, world_with_service};
@@ -148,18 +150,79 @@ fn addresses_of_both_families_are_served_from_when_they_come_until_they_go() {
     let requests = from_afar(&world, &entries, added);
     send_by_the_uplink(&world, added);
     wait_until_refused(&world, &requests);
-    for _ in 0..2 {
-        let [v4, v6] = added;
-        world.topology.node().ip(&format!("addr add {v4}/32 dev eth0\naddr add {v6}/128 dev eth0 nodad")).unwrap();
-        wait_until_served(&world, &requests);
-        world.topology.node().ip(&format!("addr del {v6}/128 dev eth0")).unwrap();
-        let (of_v6, of_v4): (Vec<_>, Vec<_>) = requests.iter().cloned().partition(|it| it.server.is_ipv6());
-        wait_until_refused(&world, &of_v6);
-        wait_until_served(&world, &of_v4);
-        world.topology.node().ip(&format!("addr del {v4}/32 dev eth0")).unwrap();
-        wait_until_refused(&world, &of_v4);
-        assert_served(&world, "web-0", &entries);
+    let [v4, v6] = added;
+    let come = format!("addr add {v4}/32 dev eth0\naddr add {v6}/128 dev eth0 nodad");
+    world.topology.node().ip(&come).unwrap();
+    wait_until_served(&world, &requests);
+    world.topology.node().ip(&format!("addr del {v6}/128 dev eth0")).unwrap();
+    let (of_v6, of_v4): (Vec<_>, Vec<_>) = requests.iter().cloned().partition(|it| it.server.is_ipv6());
+    wait_until_refused(&world, &of_v6);
+    wait_until_served(&world, &of_v4);
+    world.topology.node().ip(&format!("addr del {v4}/32 dev eth0")).unwrap();
+    wait_until_refused(&world, &of_v4);
+    assert_served(&world, "web-0", &entries);
+    world.topology.node().ip(&come).unwrap();
+    wait_until_served(&world, &requests);
+}
+
+/// A transfer to the Pod in each family, long enough for what is done meanwhile.
+fn transfers(world: &World, entries: &[Entry]) -> Vec<Transfer> {
+    let client = &world.topology.client().netns;
+    let start = |entry: &Entry| Transfer::start(client, entry.address(), Direction::Upload, 4 << 20, 1 << 20).unwrap();
+    let transfers: Vec<_> = entries.iter().filter(|entry| entry.protocol == Protocol::Tcp).map(start).collect();
+    for transfer in &transfers {
+        transfer.wait_for_share(0.1, LIMIT).unwrap();
     }
+    transfers
+}
+
+/// Changes the Node's network, and waits until the agent has seen it as it is then.
+#[track_caller]
+fn change_and_wait_until_seen(world: &World, lines: &str) {
+    let mark = "198.18.200.1";
+    world.topology.node().ip(&format!("{lines}\naddr add {mark}/32 dev lo")).unwrap();
+    let status = || world.agent_options(&[]).command(&["status"]).unwrap();
+    poll::until("the new address", LIMIT, || status().contains(mark).then_some(())).unwrap();
+}
+
+#[test]
+fn connections_outlive_addresses_that_are_away_for_a_moment() {
+    let (world, entries) = served();
+    let writes = world.writes("web-0");
+    let transfers = transfers(&world, &entries);
+    change_and_wait_until_seen(&world, "addr flush dev eth0 scope global");
+    world.topology.move_node_to("eth0").unwrap();
+    for transfer in transfers {
+        transfer.join().unwrap();
+    }
+    assert_eq!(world.writes("web-0"), writes);
+    assert_served(&world, "web-0", &entries);
+}
+
+/// The program that the driver of the uplink runs, by its number.
+fn program_in_the_driver(world: &World) -> Option<String> {
+    let shown = world.topology.node().ip("link show dev eth0").unwrap();
+    shown.split_once("prog/xdp id ").and_then(|(_, rest)| rest.split_whitespace().next()).map(str::to_owned)
+}
+
+#[test]
+fn connections_and_what_is_in_the_driver_outlive_a_link_that_bounces() {
+    let (mut world, entries) = served();
+    // What a driver's program meets has to be finished.
+    world.topology.client().device.set_offloads(&[Offload::TxChecksum], false).unwrap();
+    world.agent().kill().unwrap();
+    world.start_agent(&["--attach", "xdp"]);
+    let (program, _) = poll::until("a program in the driver", LIMIT, || program_in_the_driver(&world)).unwrap();
+    let transfers = transfers(&world, &entries);
+    change_and_wait_until_seen(&world, "link set eth0 down\naddr flush dev eth0 scope global");
+    assert_eq!(program_in_the_driver(&world), Some(program.clone()));
+    world.topology.node().ip("link set eth0 up").unwrap();
+    world.topology.move_node_to("eth0").unwrap();
+    for transfer in transfers {
+        transfer.join().unwrap();
+    }
+    assert_eq!(program_in_the_driver(&world), Some(program));
+    assert_served(&world, "web-0", &entries);
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod differential;
 mod lab;
 mod left;
 mod links;
+mod lists;
 mod local;
 mod oracle;
 mod prog_run;

@@ -97,6 +97,28 @@ fn socket_that_turns_to_the_pod_itself_when_the_mapping_is_gone_is_shown_the_pod
     }
 }
 
+/// The port may be somebody else's by the time that a later Pod has the address.
+#[test]
+fn what_a_later_pod_with_the_address_sends_does_not_come_from_the_mapping_of_the_earlier_one() {
+    let mut scene = Scene::new(1);
+    let servers = scene.world.frontends();
+    let sockets = servers.map(|server| scene.socket(scene.world.node(), server));
+    let asked = [0, 1].map(|family: usize| ask(&sockets[family], servers[family]));
+    assert_eq!(asked.each_ref().map(|(_, source)| *source), servers);
+    for frontend in scene.world.datapath().mappings().unwrap().into_keys() {
+        scene.world.datapath().remove_mapping(frontend).unwrap();
+    }
+    scene.world.datapath().purge_flows().unwrap();
+    let (pod, earlier) = scene.world.pods.remove(0);
+    drop(earlier);
+    for ((socket, pod_ip), (answer, _)) in sockets.iter().zip(pod.ips()).zip(asked) {
+        let later = pod.netns.run(|| UdpSocket::bind((pod_ip, POD_PORT))).unwrap().unwrap();
+        later.send_to(b"unasked", answer.client).unwrap();
+        let source = poll::uninterrupted(|| socket.recv_from(&mut [0; 64])).unwrap().1;
+        assert_eq!(source, (pod_ip, POD_PORT).into());
+    }
+}
+
 #[test]
 fn socket_that_is_connected_to_the_pod_itself_is_shown_the_pod() {
     let scene = Scene::new(1);

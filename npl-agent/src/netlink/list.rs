@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Lists that the kernel tells, each as a whole. It tells a long one in parts, and what changes between two of them may have
+//! it leave something out that was there all the while; it says so, and the list is asked for again.
+
+use futures::StreamExt as _;
+use rtnetlink::{
+    Handle, new_connection,
+    packet_core::{NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload},
+    packet_route::RouteNetlinkMessage,
+};
+use tokio::task::AbortHandle;
+
+use super::{NetlinkError, request};
+
+/// How often a list is asked for that changes while it is told, before that counts as an answer.
+const ATTEMPTS: usize = 8;
+
+/// A socket for nothing but lists.
+pub(super) struct Lists {
+    handle: Handle,
+    driver: AbortHandle,
+}
+
+impl Lists {
+    pub(super) fn open() -> Result<Self, NetlinkError> {
+        let (mut connection, handle, _unsolicited) = new_connection().map_err(NetlinkError::Open)?;
+        // The end of a list may be all that tells that it was interrupted.
+        connection.set_forward_done(true);
+        Ok(Self { handle, driver: tokio::spawn(connection).abort_handle() })
+    }
+
+    /// What `pick` takes of the whole list that this asks for.
+    pub(super) async fn of<T>(
+        &self,
+        operation: &'static str,
+        wanted: RouteNetlinkMessage,
+        pick: fn(RouteNetlinkMessage) -> Option<T>,
+    ) -> Result<Vec<T>, NetlinkError> {
+        for _ in 0..ATTEMPTS {
+            let mut message = NetlinkMessage::from(wanted.clone());
+            message.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
+            let answers = self.handle.clone().request(message).map_err(request(operation))?.collect().await;
+            if let Some(list) = whole(answers).map_err(request(operation))? {
+                return Ok(list.into_iter().filter_map(pick).collect());
+            }
+        }
+        Err(NetlinkError::Changing { operation })
+    }
+}
+
+impl Drop for Lists {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
+/// A list that was told from its beginning to its end without a change; nothing of any other.
+fn whole(
+    answers: Vec<NetlinkMessage<RouteNetlinkMessage>>,
+) -> Result<Option<Vec<RouteNetlinkMessage>>, rtnetlink::Error> {
+    let mut list = Vec::with_capacity(answers.len());
+    for NetlinkMessage { header, payload, .. } in answers {
+        if header.flags & NLM_F_DUMP_INTR != 0 {
+            return Ok(None);
+        }
+        if let NetlinkPayload::InnerMessage(message) = payload {
+            list.push(message);
+        } else if let NetlinkPayload::Error(error) = payload {
+            return Err(rtnetlink::Error::NetlinkError(error));
+        } else {
+            let is_end = matches!(payload, NetlinkPayload::Done(end) if end.code >= 0);
+            return Ok(is_end.then_some(list));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use rtnetlink::{
+        packet_core::{DoneMessage, NLM_F_DUMP_INTR, NLM_F_MULTIPART, NetlinkMessage, NetlinkPayload},
+        packet_route::{RouteNetlinkMessage, link::LinkMessage},
+    };
+
+    use super::whole;
+
+    type Answer = NetlinkMessage<RouteNetlinkMessage>;
+
+    fn link(index: u32) -> Answer {
+        let mut link = LinkMessage::default();
+        link.header.index = index;
+        let mut answer = NetlinkMessage::from(RouteNetlinkMessage::NewLink(link));
+        answer.header.flags = NLM_F_MULTIPART;
+        answer
+    }
+
+    fn other(payload: NetlinkPayload<RouteNetlinkMessage>) -> Answer {
+        let mut answer = link(0);
+        answer.payload = payload;
+        answer
+    }
+
+    fn end(code: i32) -> Answer {
+        let mut done = DoneMessage::default();
+        done.code = code;
+        other(NetlinkPayload::Done(done))
+    }
+
+    fn interrupted(mut answer: Answer) -> Answer {
+        answer.header.flags |= NLM_F_DUMP_INTR;
+        answer
+    }
+
+    fn length(answers: Vec<Answer>) -> Option<usize> {
+        whole(answers).unwrap().map(|list| list.len())
+    }
+
+    #[test]
+    fn a_list_that_ends_without_a_change_is_whole() {
+        assert_eq!(length(vec![link(1), link(2), end(0)]), Some(2));
+        assert_eq!(length(vec![end(0)]), Some(0));
+    }
+
+    #[test]
+    fn a_list_that_changed_while_it_was_told_is_not_whole_wherever_the_kernel_says_so() {
+        assert_eq!(length(vec![interrupted(link(1)), link(2), end(0)]), None);
+        assert_eq!(length(vec![link(1), interrupted(link(2)), end(0)]), None);
+        assert_eq!(length(vec![link(1), link(2), interrupted(end(0))]), None);
+    }
+
+    #[test]
+    fn a_list_without_its_end_is_not_whole() {
+        assert_eq!(length(vec![link(1), link(2)]), None);
+        assert_eq!(length(vec![link(1), other(NetlinkPayload::Overrun(Vec::new())), end(0)]), None);
+        assert_eq!(length(vec![link(1), end(-12)]), None);
+        assert_eq!(length(Vec::new()), None);
+    }
+}
