@@ -46,3 +46,4 @@ pub mod test_run;
 pub mod tools;
 pub mod topology;
 pub mod traffic;
+pub mod tun;

@@ -7,7 +7,7 @@ use std::{
     str::FromStr,
 };
 
-use super::devices::{Device, DeviceKind};
+use super::devices::{Device, DeviceKind, LinkLayer, Master};
 
 /// `--forwarding`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,9 +65,12 @@ pub enum Carries {
 }
 
 impl Carries {
-    /// Of an uplink.
-    pub const fn uplink(forwarding: Forwarding) -> Self {
+    /// Of an uplink. Frames without Ethernet headers have to get some on the way to a Pod, and a virtual router has routes of
+    /// its own; the host knows both.
+    pub fn of_uplink(device: &Device, forwarding: Forwarding) -> Self {
+        let is_plain = device.link_layer == LinkLayer::Ethernet && device.master != Some(Master::Vrf);
         match forwarding {
+            _ if !is_plain => Self::Uplink,
             Forwarding::Stack => Self::Uplink,
             Forwarding::Redirect => Self::DirectUplink,
             Forwarding::Offload => Self::OffloadUplink,
@@ -190,19 +193,22 @@ fn way_by(device: &Device, uplinks: &BTreeSet<u32>) -> Result<Way, Refusal> {
     if uplinks.contains(&device.ifindex) {
         return Err(Refusal::IsUplink);
     }
-    if device.is_enslaved {
+    if device.master.is_some() {
         return Err(Refusal::IsEnslaved);
     }
-    if !device.has_ethernet {
+    if device.link_layer != LinkLayer::Ethernet {
         return Err(Refusal::NoEthernet);
     }
     match device.kind {
         DeviceKind::Veth if device.peer_is_elsewhere => Ok(Way::Peer),
         DeviceKind::Veth => Err(Refusal::EndsOnTheNode),
         DeviceKind::Bridge => Ok(Way::Bridge),
-        DeviceKind::Physical | DeviceKind::Loopback | DeviceKind::Dummy | DeviceKind::Tunnel | DeviceKind::Other => {
-            Err(Refusal::UnknownKind)
-        }
+        DeviceKind::Physical
+        | DeviceKind::Loopback
+        | DeviceKind::Dummy
+        | DeviceKind::Tunnel
+        | DeviceKind::Vrf
+        | DeviceKind::Other => Err(Refusal::UnknownKind),
     }
 }
 
@@ -210,16 +216,16 @@ fn way_by(device: &Device, uplinks: &BTreeSet<u32>) -> Result<Way, Refusal> {
 mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
-    use super::{Forwarding, PodWay, Refusal, Route, Way, ways_to_pods};
-    use crate::core::devices::{Device, DeviceKind, LinkFacts};
+    use super::{Carries, Forwarding, PodWay, Refusal, Route, Way, ways_to_pods};
+    use crate::core::devices::{Device, DeviceKind, LinkFacts, LinkLayer, Master};
 
     fn device(kind: DeviceKind) -> Device {
         Device {
             ifindex: 7,
             name: "device".to_owned(),
             kind,
-            has_ethernet: true,
-            is_enslaved: false,
+            link_layer: LinkLayer::Ethernet,
+            master: None,
             peer_is_elsewhere: kind == DeviceKind::Veth,
             has_default_route: false,
             addresses: Vec::new(),
@@ -267,8 +273,9 @@ mod tests {
             (veth(), vec![7], Refusal::IsUplink),
             (device(DeviceKind::Bridge), vec![2, 7], Refusal::IsUplink),
             (Device { peer_is_elsewhere: false, ..veth() }, vec![], Refusal::EndsOnTheNode),
-            (Device { is_enslaved: true, ..veth() }, vec![], Refusal::IsEnslaved),
-            (Device { has_ethernet: false, ..veth() }, vec![], Refusal::NoEthernet),
+            (Device { master: Some(Master::TakesFrames), ..veth() }, vec![], Refusal::IsEnslaved),
+            (Device { master: Some(Master::Vrf), ..veth() }, vec![], Refusal::IsEnslaved),
+            (Device { link_layer: LinkLayer::None, ..veth() }, vec![], Refusal::NoEthernet),
             (device(DeviceKind::Other), vec![], Refusal::UnknownKind),
             (device(DeviceKind::Tunnel), vec![], Refusal::UnknownKind),
             (device(DeviceKind::Physical), vec![], Refusal::UnknownKind),
@@ -278,6 +285,15 @@ mod tests {
         }
         let beyond = Route { has_gateway: true, ..ROUTE };
         assert_eq!(decided(&veth(), beyond, &[]), Some(Err(Refusal::HasGateway)));
+    }
+
+    #[test]
+    fn uplinks_without_ethernet_and_of_virtual_routers_take_the_stack() {
+        let plain = || device(DeviceKind::Physical);
+        let carried = |device: &Device| Carries::of_uplink(device, Forwarding::Redirect);
+        assert_eq!(carried(&plain()), Carries::DirectUplink);
+        assert_eq!(carried(&Device { link_layer: LinkLayer::None, ..plain() }), Carries::Uplink);
+        assert_eq!(carried(&Device { master: Some(Master::Vrf), ..plain() }), Carries::Uplink);
     }
 
     #[test]

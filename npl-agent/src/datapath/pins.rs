@@ -46,7 +46,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    const ALL: [Self; 3] = [Self::Ingress, Self::Egress, Self::ToPods];
+    pub(super) const ALL: [Self; 3] = [Self::Ingress, Self::Egress, Self::ToPods];
 
     /// As in pin names.
     const fn suffix(self) -> &'static str {

@@ -2,6 +2,8 @@
 //! The Node's devices, addresses and routes, by netlink.
 
 mod driver;
+mod link;
+mod queue;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,18 +17,15 @@ use rtnetlink::{
     packet_route::{
         AddressFamily, RouteNetlinkMessage,
         address::{AddressAttribute, AddressScope},
-        link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage},
+        link::LinkMessage,
         route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteMetric},
         rule::{RuleAction, RuleAttribute, RuleMessage},
-        tc::{TcAttribute, TcHandle},
     },
 };
 use tokio::task::JoinHandle;
 
-use crate::core::{
-    devices::{Device, DeviceKind, LinkFacts},
-    redirect::Route,
-};
+pub use self::queue::remove_unused_clsact;
+use crate::core::{devices::Device, redirect::Route};
 
 /// An operation that the kernel's netlink refused.
 #[derive(Debug, thiserror::Error)]
@@ -108,10 +107,12 @@ async fn read_interfaces(handle: &Handle) -> Result<Vec<Device>, NetlinkError> {
     let links: Vec<LinkMessage> = handle.link().get().execute().try_collect().await.map_err(request("list devices"))?;
     let mut addresses = read_addresses(handle).await?;
     let routed = devices_with_default_route(handle).await?;
-    let carriers: BTreeSet<u32> = links.iter().filter_map(carrier).collect();
-    let mut devices: Vec<Device> = links.iter().filter_map(device).collect();
+    let ingress_queues = queue::ingress_queues(handle).await;
+    let carriers: BTreeSet<u32> = links.iter().filter_map(link::carrier).collect();
+    let mut devices: Vec<Device> = links.iter().filter_map(link::device).collect();
     for device in &mut devices {
         device.link.carries_others = carriers.contains(&device.ifindex);
+        device.link.has_ingress_queue = ingress_queues.contains(&device.ifindex);
         device.addresses = addresses.remove(&device.ifindex).unwrap_or_default();
         device.has_default_route = routed.contains(&device.ifindex);
     }
@@ -233,81 +234,6 @@ fn outgoing_devices(attribute: &RouteAttribute) -> Vec<u32> {
     }
 }
 
-fn device(link: &LinkMessage) -> Option<Device> {
-    let name = link
-        .attributes
-        .iter()
-        .find_map(|attribute| if let LinkAttribute::IfName(name) = attribute { Some(name.clone()) } else { None })?;
-    let is_enslaved =
-        link.attributes.iter().any(|attribute| matches!(attribute, LinkAttribute::Controller(index) if *index != 0));
-    let kind = kind(link);
-    let driver = if kind == DeviceKind::Physical { driver::driver(&name) } else { None };
-    let of_mtu = |attribute: &LinkAttribute| if let LinkAttribute::Mtu(mtu) = attribute { Some(*mtu) } else { None };
-    let mtu = link.attributes.iter().find_map(of_mtu).unwrap_or_default();
-    Some(Device {
-        ifindex: link.header.index,
-        name,
-        kind,
-        has_ethernet: link.header.link_layer_type == LinkLayerType::Ether,
-        is_enslaved,
-        peer_is_elsewhere: link.attributes.iter().any(|it| matches!(it, LinkAttribute::LinkNetNsId(_))),
-        has_default_route: false,
-        addresses: Vec::new(),
-        link: LinkFacts { driver, mtu, carries_others: false },
-    })
-}
-
-/// The device that this one takes its frames from.
-fn carrier(link: &LinkMessage) -> Option<u32> {
-    let takes_frames = matches!(
-        info_kind(link)?,
-        InfoKind::Vlan | InfoKind::MacVlan | InfoKind::MacVtap | InfoKind::IpVlan | InfoKind::IpVtap
-    );
-    let of_link =
-        |attribute: &LinkAttribute| if let LinkAttribute::Link(index) = attribute { Some(*index) } else { None };
-    link.attributes.iter().find_map(of_link).filter(|_| takes_frames)
-}
-
-fn kind(link: &LinkMessage) -> DeviceKind {
-    if link.header.flags.contains(LinkFlags::Loopback) {
-        return DeviceKind::Loopback;
-    }
-    info_kind(link).map_or(DeviceKind::Physical, kind_of)
-}
-
-/// What made it, of a device that is no hardware.
-fn info_kind(link: &LinkMessage) -> Option<&InfoKind> {
-    let infos = link
-        .attributes
-        .iter()
-        .find_map(|attribute| if let LinkAttribute::LinkInfo(infos) = attribute { Some(infos) } else { None });
-    infos.into_iter().flatten().find_map(|info| if let LinkInfo::Kind(kind) = info { Some(kind) } else { None })
-}
-
-#[expect(clippy::wildcard_enum_match_arm, reason = "the kernel adds kinds; an unknown one is treated as an uplink")]
-fn kind_of(kind: &InfoKind) -> DeviceKind {
-    match kind {
-        InfoKind::Veth | InfoKind::Netkit => DeviceKind::Veth,
-        InfoKind::Bridge => DeviceKind::Bridge,
-        InfoKind::Dummy | InfoKind::Ifb | InfoKind::Nlmon => DeviceKind::Dummy,
-        InfoKind::Vxlan
-        | InfoKind::Geneve
-        | InfoKind::IpIp
-        | InfoKind::Ip6Tnl
-        | InfoKind::SitTun
-        | InfoKind::GreTun
-        | InfoKind::GreTap
-        | InfoKind::GreTun6
-        | InfoKind::GreTap6
-        | InfoKind::Wireguard
-        | InfoKind::Xfrm
-        | InfoKind::Vti
-        | InfoKind::Vti6
-        | InfoKind::Tun => DeviceKind::Tunnel,
-        _ => DeviceKind::Other,
-    }
-}
-
 /// Yields once for every message that may have changed devices, addresses or routes; an overrun counts as one.
 ///
 /// # Errors
@@ -344,44 +270,4 @@ fn is_change(payload: &NetlinkPayload<RouteNetlinkMessage>) -> bool {
             | RouteNetlinkMessage::DelTrafficFilter(_)
             | RouteNetlinkMessage::DelQueueDiscipline(_)
     )
-}
-
-/// Removes a device's clsact qdisc if no filter is left on it; its device's name if it was removed.
-///
-/// # Errors
-///
-/// If the kernel refuses.
-pub async fn remove_unused_clsact(ifindex: u32) -> Result<Option<String>, NetlinkError> {
-    let (connection, handle, _unsolicited) = new_connection().map_err(NetlinkError::Open)?;
-    let driver = tokio::spawn(connection);
-    let result = remove_clsact(&handle, ifindex).await;
-    driver.abort();
-    result
-}
-
-async fn remove_clsact(handle: &Handle, ifindex: u32) -> Result<Option<String>, NetlinkError> {
-    let devices = read_interfaces(handle).await?;
-    let Some(device) = devices.into_iter().find(|device| device.ifindex == ifindex) else { return Ok(None) };
-    let Ok(index) = i32::try_from(ifindex) else { return Ok(None) };
-    if has_filters(handle, index).await? {
-        return Ok(None);
-    }
-    let mut delete = handle.qdisc().del(index);
-    let message = delete.message_mut();
-    message.header.parent = TcHandle::CLSACT;
-    message.header.handle = TcHandle { major: 0xffff, minor: 0 };
-    message.attributes.push(TcAttribute::Kind("clsact".to_owned()));
-    delete.execute().await.map_err(request("remove the clsact qdisc"))?;
-    Ok(Some(device.name))
-}
-
-async fn has_filters(handle: &Handle, index: i32) -> Result<bool, NetlinkError> {
-    let filters = || handle.traffic_filter(index).get();
-    for query in [filters().ingress(), filters().egress()] {
-        let mut dump = query.execute();
-        if dump.try_next().await.map_err(request("list filters"))?.is_some() {
-            return Ok(true);
-        }
-    }
-    Ok(false)
 }
