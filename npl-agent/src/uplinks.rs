@@ -73,7 +73,7 @@ impl FollowError {
 pub struct Coverage {
     /// Devices that carry them.
     pub carrying: usize,
-    /// Devices that were chosen and refuse; they are tried again each time.
+    /// Devices that were chosen and refuse, or show programs no headers that they know; they are tried again each time.
     pub refusing: usize,
 }
 
@@ -161,13 +161,15 @@ impl Uplinks {
         let mut errors = datapath.detach_xdp(|ifindex| matches!(places.get(&ifindex), Some(Ok(_))));
         errors.extend(datapath.attach(devices, &placement));
         places.retain(|ifindex, _| datapath.hooks.attached().contains_key(ifindex));
+        errors.extend(datapath.detach_xdp(|ifindex| places.contains_key(&ifindex)));
         let carrying = places.len();
         for device in &chosen {
             if let Some(place) = places.get_mut(&device.ifindex) {
                 *place = place.and_then(|reason| self.attach_xdp(datapath, device, reason));
             }
         }
-        let coverage = Coverage { carrying, refusing: chosen.len().saturating_sub(carrying) };
+        let refused = self.decided.values().filter(|it| it.is_err_and(Reason::is_refusal)).count();
+        let coverage = Coverage { carrying, refusing: chosen.len().saturating_sub(carrying) + refused };
         let reasons = places.iter().map(|(ifindex, place)| (*ifindex, place.unwrap_or_else(|reason| reason)));
         errors.extend(datapath.hooks.note_reasons(&reasons.collect()).err());
         self.tell_errors(&errors);
@@ -236,13 +238,8 @@ impl Uplinks {
         self.ways = ways;
         let pods: BTreeMap<_, _> = self.ways.iter().filter_map(|(addr, way)| Some((*addr, way.ok()?))).collect();
         let of_pods = pods.values().map(|way| (way.ifindex, Carries::pods(self.forwarding)));
-        let of_uplinks = uplinks.iter().map(|device| (device.ifindex, self.carries(device)));
+        let of_uplinks = uplinks.iter().map(|it| (it.ifindex, Carries::of_uplink(it, self.forwarding)));
         Placement { devices: of_uplinks.chain(of_pods).collect(), pods }
-    }
-
-    /// What an uplink carries. Frames without Ethernet headers have to get some on the way to a Pod, which the host does.
-    fn carries(&self, uplink: &Device) -> Carries {
-        Carries::uplink(if uplink.has_ethernet { self.forwarding } else { Forwarding::Stack })
     }
 
     fn tell_tracking(&mut self, is_strict: bool) {
@@ -336,6 +333,13 @@ impl Uplinks {
             }
             match decision {
                 Ok(reason) => info!(iface, reason = reason.as_str(), "device carries the programs"),
+                Err(reason) if reason.is_refusal() => {
+                    warn!(
+                        iface,
+                        reason = reason.as_str(),
+                        "device cannot carry the programs; clients behind it are not served"
+                    );
+                }
                 Err(reason) => debug!(iface, reason = reason.as_str(), "device is left alone"),
             }
         }

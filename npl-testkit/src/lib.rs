@@ -47,3 +47,4 @@ pub mod test_run;
 pub mod tools;
 pub mod topology;
 pub mod traffic;
+pub mod tun;

@@ -12,7 +12,10 @@ use serde::Serialize;
 use super::{print, print_json, table};
 use crate::{
     args::{OutputFormat, ViewArgs},
-    core::{devices::Device, xdp::Reason},
+    core::{
+        devices::{Device, DeviceSelection, choose},
+        xdp::Reason,
+    },
     datapath::{inspect::Inspection, pins::Direction, preflight},
     guard, netlink, run,
 };
@@ -31,6 +34,8 @@ struct Shown {
     port_range: Option<String>,
     node_addresses: Vec<String>,
     devices: Vec<ShownDevice>,
+    /// Devices by which clients may come, and on which programs cannot stand.
+    refusing_devices: Vec<RefusingDevice>,
     /// Addresses of Pods that packets are redirected to, past the host's stack.
     redirected_pods: BTreeSet<IpAddr>,
     /// Whether they are only for flows that the host's stack lets through.
@@ -64,6 +69,14 @@ struct ShownDevice {
     requests: &'static str,
     /// Why; nothing where no agent has said so.
     reason: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct RefusingDevice {
+    name: String,
+    ifindex: u32,
+    reason: &'static str,
 }
 
 /// Shows what the kernel holds.
@@ -108,6 +121,7 @@ impl Shown {
                     }),
                 })
                 .collect(),
+            refusing_devices: refusing(devices, &inspection.local_addresses),
             redirected_pods: inspection.redirected.keys().copied().collect(),
             is_offloading: inspection.links.values().flatten().any(|side| *side == Direction::ToPods),
             socket_hooks: inspection.socket_hooks.clone(),
@@ -120,6 +134,15 @@ impl Shown {
             reasons: inspection.reasons.iter().map(|(reason, count)| (reason.name(), *count)).collect(),
         }
     }
+}
+
+/// What an agent without `--devices` would choose, if programs knew its headers.
+fn refusing(devices: &[Device], node_ips: &[IpAddr]) -> Vec<RefusingDevice> {
+    let refusal = |device: &Device| {
+        let reason = choose(device, &DeviceSelection::Auto, node_ips, false).err().filter(|it| it.is_refusal())?;
+        Some(RefusingDevice { name: device.name.clone(), ifindex: device.ifindex, reason: reason.as_str() })
+    };
+    devices.iter().filter_map(refusal).collect()
 }
 
 fn as_text(shown: &Shown, inspection: &Inspection) -> String {
@@ -149,7 +172,11 @@ fn as_text(shown: &Shown, inspection: &Inspection) -> String {
         let (ifindex, attached) = (device.ifindex.to_string(), device.attached.join(", "));
         vec![device.name.clone(), ifindex, attached, device.requests.to_owned(), reason]
     });
-    let devices = table(&["DEVICE", "IFINDEX", "ATTACHED", "REQUESTS", "WHY"], devices);
+    let refusing = shown
+        .refusing_devices
+        .iter()
+        .map(|device| vec![device.name.clone(), device.ifindex.to_string(), none(), none(), device.reason.to_owned()]);
+    let devices = table(&["DEVICE", "IFINDEX", "ATTACHED", "REQUESTS", "WHY"], devices.chain(refusing));
     let reasons = inspection
         .reasons
         .iter()

@@ -18,8 +18,34 @@ pub enum DeviceKind {
     Dummy,
     /// Encapsulates: vxlan, geneve, ipip, wireguard, tun …
     Tunnel,
+    /// A virtual router, which routes what its members' hooks have seen.
+    Vrf,
     /// VLAN, bond, team and whatever else stands for an uplink.
     Other,
+}
+
+/// Where the IP header of a packet is, as a device shows it to programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinkLayer {
+    /// Behind an Ethernet header.
+    Ethernet,
+    /// At the beginning: tunnels to one other end, PPP, raw IP.
+    None,
+    /// Behind an Ethernet header and a tag, which a VLAN device with `reorder_hdr off` leaves there.
+    Tagged,
+    /// Behind the tunnel's own headers, as GRE that has many other ends shows them.
+    Outer,
+    /// Behind a header that no program of ours knows, as InfiniBand's.
+    Other,
+}
+
+/// What a device belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Master {
+    /// A bond, bridge or team, which takes its members' frames.
+    TakesFrames,
+    /// A virtual router.
+    Vrf,
 }
 
 /// A network device as seen now.
@@ -31,10 +57,10 @@ pub struct Device {
     pub name: String,
     /// What it is.
     pub kind: DeviceKind,
-    /// Whether frames begin with an Ethernet header.
-    pub has_ethernet: bool,
-    /// Whether it belongs to a bond, bridge, team or virtual router.
-    pub is_enslaved: bool,
+    /// Where its packets have their IP header.
+    pub link_layer: LinkLayer,
+    /// What it belongs to.
+    pub master: Option<Master>,
     /// Whether it is one end of a pair, or the like, and the other is in another network namespace.
     pub peer_is_elsewhere: bool,
     /// Whether a default route leaves by it.
@@ -56,6 +82,8 @@ pub struct LinkFacts {
     pub carries_others: bool,
     /// Whether nothing leaves by it unless a program lets it, as a pair of netkit may be made.
     pub is_closed: bool,
+    /// Whether it has an `ingress` queue, which unlike `clsact` has no place for filters of what leaves.
+    pub has_ingress_queue: bool,
 }
 
 /// `--devices`.
@@ -88,6 +116,8 @@ pub enum Reason {
     Awaited,
     /// Its master carries the programs.
     IsEnslaved,
+    /// Its members carry the programs.
+    IsVrf,
     /// Clients on the Node itself do not come in by a device.
     IsLoopback,
     /// Nothing leaves by it.
@@ -96,6 +126,12 @@ pub enum Reason {
     LeadsToPods,
     /// Nobody can send to it.
     HasNoAddress,
+    /// [`LinkLayer::Tagged`].
+    LeavesTags,
+    /// [`LinkLayer::Outer`].
+    ShowsOuterHeaders,
+    /// [`LinkLayer::Other`].
+    HasOtherLinkLayer,
 }
 
 impl Reason {
@@ -111,10 +147,16 @@ impl Reason {
             Self::Kept => "kept from an earlier agent until the Node's addresses are known",
             Self::Awaited => "was an uplink a moment ago",
             Self::IsEnslaved => "its master carries the programs",
+            Self::IsVrf => "its members carry the programs",
             Self::IsLoopback => "loopback",
             Self::IsDummy => "carries no traffic",
             Self::LeadsToPods => "leads to Pods",
             Self::HasNoAddress => "has no address",
+            Self::LeavesTags => "leaves VLAN tags in frames: set it to `reorder_hdr on`",
+            Self::ShowsOuterHeaders => {
+                "a GRE tunnel without one remote end shows its own headers: set `remote` or `external`"
+            }
+            Self::HasOtherLinkLayer => "its link layer is neither Ethernet nor none",
         }
     }
 
@@ -122,31 +164,55 @@ impl Reason {
     pub const fn is_absence(self) -> bool {
         matches!(self, Self::LeadsToPods | Self::HasNoAddress)
     }
+
+    /// Whether clients may come by the device all the same, and are not served there.
+    pub const fn is_refusal(self) -> bool {
+        matches!(self, Self::LeavesTags | Self::ShowsOuterHeaders | Self::HasOtherLinkLayer)
+    }
 }
 
 /// Whether a device carries the programs, and why.
 ///
 /// Requests arrive where the Node's addresses are, replies leave by any device that leads away from the Pods; so a
 /// chosen device carries both programs. Until the Node's addresses are known, a device that carries them already keeps
-/// them: an agent that starts while the API server is away takes nothing off.
+/// them: an agent that starts while the API server is away takes nothing off. Whatever chooses a device, programs that
+/// would look for headers where there are none are not put on it.
 pub fn choose(
     device: &Device,
     selection: &DeviceSelection,
     node_ips: &[IpAddr],
     is_carrying: bool,
 ) -> Result<Reason, Reason> {
-    if let DeviceSelection::Named(names) = selection {
-        return if names.contains(&device.name) { Ok(Reason::Named) } else { Err(Reason::NotNamed) };
+    let chosen = match selection {
+        DeviceSelection::Named(names) if names.contains(&device.name) => Ok(Reason::Named),
+        DeviceSelection::Named(_) => Err(Reason::NotNamed),
+        DeviceSelection::Auto => choose_by_rules(device, node_ips)
+            .or_else(|reason| if is_carrying && node_ips.is_empty() { Ok(Reason::Kept) } else { Err(reason) }),
+    };
+    let reason = chosen?;
+    match refusal(device.link_layer) {
+        None => Ok(reason),
+        // As `gre0`, which comes with the kernel's module: nothing goes through it.
+        Some(_) if reason == Reason::IsTunnel && device.addresses.is_empty() => Err(Reason::HasNoAddress),
+        Some(refusal) => Err(refusal),
     }
-    let chosen = choose_by_rules(device, node_ips);
-    if chosen.is_err() && is_carrying && node_ips.is_empty() { Ok(Reason::Kept) } else { chosen }
+}
+
+const fn refusal(link_layer: LinkLayer) -> Option<Reason> {
+    match link_layer {
+        LinkLayer::Ethernet | LinkLayer::None => None,
+        LinkLayer::Tagged => Some(Reason::LeavesTags),
+        LinkLayer::Outer => Some(Reason::ShowsOuterHeaders),
+        LinkLayer::Other => Some(Reason::HasOtherLinkLayer),
+    }
 }
 
 fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<Reason, Reason> {
     match device.kind {
         DeviceKind::Loopback => return Err(Reason::IsLoopback),
         DeviceKind::Dummy => return Err(Reason::IsDummy),
-        _ if device.is_enslaved => return Err(Reason::IsEnslaved),
+        DeviceKind::Vrf => return Err(Reason::IsVrf),
+        _ if device.master == Some(Master::TakesFrames) => return Err(Reason::IsEnslaved),
         DeviceKind::Tunnel => return Ok(Reason::IsTunnel),
         DeviceKind::Physical | DeviceKind::Veth | DeviceKind::Bridge | DeviceKind::Other => {}
     }
@@ -158,7 +224,12 @@ fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<Reason, Reaso
     }
     match device.kind {
         DeviceKind::Veth | DeviceKind::Bridge => Err(Reason::LeadsToPods),
-        DeviceKind::Physical | DeviceKind::Other | DeviceKind::Loopback | DeviceKind::Dummy | DeviceKind::Tunnel => {
+        DeviceKind::Physical
+        | DeviceKind::Other
+        | DeviceKind::Loopback
+        | DeviceKind::Dummy
+        | DeviceKind::Tunnel
+        | DeviceKind::Vrf => {
             if device.addresses.is_empty() {
                 Err(Reason::HasNoAddress)
             } else {
@@ -185,7 +256,7 @@ pub fn local_addresses(devices: &[Device], node_ips: &[IpAddr]) -> Vec<IpAddr> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Device, DeviceKind, DeviceSelection, LinkFacts, Reason, choose, local_addresses};
+    use super::{Device, DeviceKind, DeviceSelection, LinkFacts, LinkLayer, Master, Reason, choose, local_addresses};
 
     const NODE_IP: &str = "192.0.2.11";
 
@@ -194,8 +265,8 @@ mod tests {
             ifindex: 2,
             name: name.to_owned(),
             kind,
-            has_ethernet: true,
-            is_enslaved: false,
+            link_layer: LinkLayer::Ethernet,
+            master: None,
             peer_is_elsewhere: false,
             has_default_route: false,
             addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
@@ -232,8 +303,41 @@ mod tests {
     fn a_default_route_makes_an_uplink_of_anything_and_a_master_takes_its_members_place() {
         let routed = Device { has_default_route: true, ..device("br-ex", DeviceKind::Bridge, &[]) };
         assert_eq!(auto(&routed), Ok(Reason::HasDefaultRoute));
-        let member = Device { is_enslaved: true, ..device("eth3", DeviceKind::Physical, &[]) };
+        let master = Some(Master::TakesFrames);
+        let member = Device { master, ..device("eth3", DeviceKind::Physical, &[]) };
         assert_eq!(auto(&member), Err(Reason::IsEnslaved));
+    }
+
+    #[test]
+    fn members_of_a_virtual_router_are_chosen_as_if_they_belonged_to_nobody_and_the_router_is_not() {
+        let member = |name, kind, addresses| Device { master: Some(Master::Vrf), ..device(name, kind, addresses) };
+        assert_eq!(auto(&member("eth0", DeviceKind::Physical, &[NODE_IP])), Ok(Reason::HasNodeAddress));
+        assert_eq!(auto(&member("cali123", DeviceKind::Veth, &[])), Err(Reason::LeadsToPods));
+        assert_eq!(auto(&device("vrf-red", DeviceKind::Vrf, &[NODE_IP])), Err(Reason::IsVrf));
+    }
+
+    #[test]
+    fn a_device_whose_headers_are_elsewhere_is_refused_however_it_was_chosen() {
+        let table = [
+            (LinkLayer::Ethernet, None),
+            (LinkLayer::None, None),
+            (LinkLayer::Tagged, Some(Reason::LeavesTags)),
+            (LinkLayer::Outer, Some(Reason::ShowsOuterHeaders)),
+            (LinkLayer::Other, Some(Reason::HasOtherLinkLayer)),
+        ];
+        let named = DeviceSelection::Named(vec!["ib0".to_owned()]);
+        let others = DeviceSelection::Named(vec!["eth0".to_owned()]);
+        for (link_layer, refusal) in table {
+            let it = Device { link_layer, ..device("ib0", DeviceKind::Physical, &["198.51.100.4"]) };
+            let expected = |reason| refusal.map_or(Ok(reason), Err);
+            assert_eq!(auto(&it), expected(Reason::IsUplink));
+            assert_eq!(choose(&it, &named, &[], false), expected(Reason::Named));
+            assert_eq!(choose(&it, &others, &[], true), Err(Reason::NotNamed));
+            let idle = Device { link_layer, ..device("gre0", DeviceKind::Tunnel, &[]) };
+            let expected = if refusal.is_some() { Err(Reason::HasNoAddress) } else { Ok(Reason::IsTunnel) };
+            assert_eq!(auto(&idle), expected);
+            assert!(refusal.is_none_or(Reason::is_refusal));
+        }
     }
 
     #[test]

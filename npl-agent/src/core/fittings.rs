@@ -128,7 +128,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::{FILTER_HANDLE, FIRST, Fittings, LAST, Owner, Side, matters, owner_of_filter};
-    use crate::core::devices::{Device, DeviceKind, DeviceSelection, LinkFacts};
+    use crate::core::devices::{Device, DeviceKind, DeviceSelection, LinkFacts, LinkLayer};
 
     fn with_queues(kinds: &[&str]) -> Fittings {
         Fittings { queues: kinds.iter().map(|kind| (*kind).to_owned()).collect(), ..Fittings::default() }
@@ -190,8 +190,8 @@ mod tests {
             ifindex: 7,
             name: "device".to_owned(),
             kind,
-            has_ethernet: true,
-            is_enslaved: false,
+            link_layer: LinkLayer::Ethernet,
+            master: None,
             peer_is_elsewhere: true,
             has_default_route: false,
             addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),

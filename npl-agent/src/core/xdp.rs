@@ -3,7 +3,7 @@
 
 use std::str::FromStr;
 
-use super::devices::{Device, DeviceKind};
+use super::devices::{Device, DeviceKind, LinkLayer, Master};
 
 /// The largest frame of which drivers give programs the whole, in a page with room in front and behind.
 const LARGEST_WHOLE: u32 = 3498;
@@ -138,7 +138,7 @@ pub fn plan(device: &Device, attach: Attach, has_frags: bool) -> Result<Reason, 
     if attach == Attach::Tc {
         return Err(Reason::NotAsked);
     }
-    if !device.has_ethernet {
+    if device.link_layer != LinkLayer::Ethernet {
         return Err(Reason::NotEthernet);
     }
     if device.link.mtu > LARGEST_WHOLE && !has_frags {
@@ -151,7 +151,7 @@ fn plan_by_rules(device: &Device) -> Result<Reason, Reason> {
     if device.kind != DeviceKind::Physical {
         return Err(Reason::IsVirtual);
     }
-    if device.is_enslaved {
+    if device.master == Some(Master::TakesFrames) {
         return Err(Reason::IsEnslaved);
     }
     if device.link.carries_others {
@@ -164,15 +164,15 @@ fn plan_by_rules(device: &Device) -> Result<Reason, Reason> {
 #[cfg(test)]
 mod tests {
     use super::{Attach, LARGEST_WHOLE, Reason, plan};
-    use crate::core::devices::{Device, DeviceKind, LinkFacts};
+    use crate::core::devices::{Device, DeviceKind, LinkFacts, LinkLayer, Master};
 
     fn device(kind: DeviceKind, driver: Option<&str>) -> Device {
         Device {
             ifindex: 2,
             name: "eth0".to_owned(),
             kind,
-            has_ethernet: true,
-            is_enslaved: false,
+            link_layer: LinkLayer::Ethernet,
+            master: None,
             peer_is_elsewhere: false,
             has_default_route: true,
             addresses: Vec::new(),
@@ -214,9 +214,9 @@ mod tests {
         for kind in virtual_kinds {
             assert_eq!(plan(&device(kind, Some("ice")), Attach::Auto, true), Err(Reason::IsVirtual), "{kind:?}");
         }
-        assert_eq!(with(|device| device.is_enslaved = true), Err(Reason::IsEnslaved));
+        assert_eq!(with(|device| device.master = Some(Master::TakesFrames)), Err(Reason::IsEnslaved));
         assert_eq!(with(|device| device.link.carries_others = true), Err(Reason::CarriesOthers));
-        assert_eq!(with(|device| device.has_ethernet = false), Err(Reason::NotEthernet));
+        assert_eq!(with(|device| device.link_layer = LinkLayer::None), Err(Reason::NotEthernet));
     }
 
     #[test]
@@ -237,7 +237,7 @@ mod tests {
         for kind in [DeviceKind::Veth, DeviceKind::Physical, DeviceKind::Other] {
             assert_eq!(plan(&device(kind, None), Attach::Xdp, true), Ok(Reason::Forced), "{kind:?}");
         }
-        let tunnel = Device { has_ethernet: false, ..device(DeviceKind::Tunnel, None) };
+        let tunnel = Device { link_layer: LinkLayer::None, ..device(DeviceKind::Tunnel, None) };
         assert_eq!(plan(&tunnel, Attach::Xdp, true), Err(Reason::NotEthernet));
     }
 

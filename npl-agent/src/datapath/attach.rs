@@ -28,7 +28,7 @@ use super::{
     programs::Programs,
 };
 use crate::core::{
-    devices::Device,
+    devices::{Device, LinkLayer},
     fittings::{self, FILTER_HANDLE},
     redirect::{Carries, Forwarding},
 };
@@ -172,6 +172,7 @@ impl Hooks {
     }
 
     fn attach_clsact(&mut self, device: &Device, side: Direction, name: &'static str) -> Result<(), DatapathError> {
+        self.refuse_ingress_queue(device)?;
         self.ensure_clsact(device, name)?;
         let program = self.programs.classifier(name)?;
         let direction = attach_type(side);
@@ -186,6 +187,16 @@ impl Hooks {
         // A filter has no pin; an empty folder in its place tells the commands that look, and the next agent.
         let mark = self.pins.link(device.ifindex, side);
         std::fs::create_dir_all(&mark).map_err(|source| pin_error("create", &mark, source))
+    }
+
+    /// An `ingress` queue is where clsact would be, and takes filters for what leaves among those for what comes in.
+    fn refuse_ingress_queue(&self, device: &Device) -> Result<(), DatapathError> {
+        if !device.link.has_ingress_queue {
+            return Ok(());
+        }
+        // Whatever we had was on a clsact qdisc that is gone.
+        Direction::ALL.into_iter().try_for_each(|side| unpin(&self.pins.link(device.ifindex, side)))?;
+        Err(DatapathError::IngressQueue { interface: device.name.clone() })
     }
 
     /// Adds the qdisc where there is none, and notes that it is ours.
@@ -233,8 +244,8 @@ const fn sides(carries: Carries) -> &'static [Direction] {
     }
 }
 
-const fn program_name(device: &Device, direction: Direction, carries: Carries) -> &'static str {
-    match (direction, carries, device.has_ethernet) {
+fn program_name(device: &Device, direction: Direction, carries: Carries) -> &'static str {
+    match (direction, carries, device.link_layer == LinkLayer::Ethernet) {
         (Direction::Ingress, Carries::Pods, _) => PROG_PODS,
         (Direction::Ingress, Carries::OffloadPods, _) => PROG_PODS_OFFLOAD,
         (Direction::ToPods, _, _) => PROG_TO_PODS,

@@ -108,6 +108,15 @@ pub enum DatapathError {
         #[source]
         source: Box<ProgramError>,
     },
+    /// A queue stands where clsact has to, and cannot hold programs for what leaves.
+    #[error(
+        "{interface} has an ingress qdisc, which holds no filters for what leaves: replace it by clsact, which holds the same \
+         filters (`tc qdisc del dev {interface} ingress`, `tc qdisc add dev {interface} clsact`)"
+    )]
+    IngressQueue {
+        /// The device's name.
+        interface: String,
+    },
     /// No cgroup v2 hierarchy.
     #[error(
         "no cgroup v2 hierarchy is mounted here: mount one (`mount -t cgroup2 cgroup2 DIR`) and name it with --cgroup"

@@ -39,7 +39,7 @@ pub(super) async fn fittings(
 ) -> Result<BTreeMap<u32, Fittings>, NetlinkError> {
     let (connection, handle, _unsolicited) = new_connection().map_err(NetlinkError::Open)?;
     let driver = tokio::spawn(connection);
-    let mut queues = read_queues().await?;
+    let mut queues = read_queues(&Lists::open()?).await?;
     let mut all = BTreeMap::new();
     for ifindex in
         devices.iter().filter(|device| matters(device, lead_to_pods, &onlooker.uplinks)).map(|device| device.ifindex)
@@ -55,14 +55,24 @@ pub(super) async fn fittings(
 }
 
 /// The kinds of every device's queues, in one go.
-async fn read_queues() -> Result<BTreeMap<u32, BTreeSet<String>>, NetlinkError> {
+async fn read_queues(lists: &Lists) -> Result<BTreeMap<u32, BTreeSet<String>>, NetlinkError> {
     let pick = |message| if let RouteNetlinkMessage::NewQueueDiscipline(queue) = message { Some(queue) } else { None };
     let wanted = RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default());
     let mut queues: BTreeMap<u32, BTreeSet<String>> = BTreeMap::new();
-    for queue in Lists::open()?.of("list queues", wanted, pick).await? {
+    for queue in lists.of("list queues", wanted, pick).await? {
         queues.entry(queue.header.index.cast_unsigned()).or_default().insert(kind(&queue).to_owned());
     }
     Ok(queues)
+}
+
+/// Devices with an `ingress` queue, by their index.
+pub(super) async fn ingress_queues(lists: &Lists) -> Result<BTreeSet<u32>, NetlinkError> {
+    let queues = match read_queues(lists).await {
+        // A kernel without queues says so by an error.
+        Err(NetlinkError::Request { .. }) => return Ok(BTreeSet::new()),
+        told => told?,
+    };
+    Ok(queues.into_iter().filter(|(_, kinds)| kinds.contains("ingress")).map(|(ifindex, _)| ifindex).collect())
 }
 
 async fn add_filters(handle: &Handle, ifindex: u32, fittings: &mut Fittings) -> Option<()> {

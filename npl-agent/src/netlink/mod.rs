@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The Node's devices, addresses and routes, by netlink.
 
-mod device;
 mod driver;
 mod fittings;
+mod link;
 mod list;
 
 use std::{
@@ -27,7 +27,7 @@ use tokio::task::JoinHandle;
 
 pub use self::fittings::{Onlooker, remove_unused_clsact};
 use self::{
-    device::{carrier, device},
+    link::{carrier, device},
     list::Lists,
 };
 use crate::core::{devices::Device, fittings::Fittings, redirect::Route};
@@ -121,10 +121,12 @@ pub async fn interfaces() -> Result<Vec<Device>, NetlinkError> {
     let links = links(&lists).await?;
     let mut addresses = read_addresses(&lists).await?;
     let routed = devices_with_default_route(&lists).await?;
+    let ingress_queues = fittings::ingress_queues(&lists).await?;
     let carriers: BTreeSet<u32> = links.iter().filter_map(carrier).collect();
     let mut devices: Vec<Device> = links.iter().filter_map(device).collect();
     for device in &mut devices {
         device.link.carries_others = carriers.contains(&device.ifindex);
+        device.link.has_ingress_queue = ingress_queues.contains(&device.ifindex);
         device.addresses = addresses.remove(&device.ifindex).unwrap_or_default();
         device.has_default_route = routed.contains(&device.ifindex);
     }

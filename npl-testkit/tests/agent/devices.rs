@@ -10,6 +10,7 @@ use npl_common::names;
 use npl_testkit::echo::Protocol;
 use npl_testkit::process::Process;
 use npl_testkit::topology::Offload;
+use npl_testkit::tun::{self, Tun};
 use npl_testkit::{poll, traffic};
 
 use crate::world::{LIMIT, World};
@@ -43,6 +44,29 @@ fn a_device_that_refuses_the_programs_is_told_counted_and_tried_again_while_the_
     world.wait_for_metric(r#"npl_devices{state="carrying"} 2"#);
     world.wait_for_metric(r#"npl_devices{state="refusing"} 0"#);
     world.assert_served("web-0");
+}
+
+#[test]
+fn a_device_with_another_link_layer_is_told_counted_and_shown_while_the_others_serve() {
+    let mut world = World::new();
+    let _device = Tun::create(world.topology.node(), "ib0", tun::INFINIBAND).unwrap();
+    world.topology.node().ip("addr add 203.0.113.77/24 dev ib0\nlink set ib0 up").unwrap();
+    world.create_node();
+    world.start_agent(&["--resync", "1s"]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    world.wait_for_metric(r#"npl_devices{state="carrying"} 1"#);
+    world.wait_for_metric(r#"npl_devices{state="refusing"} 1"#);
+    let status = world.agent_options(&[]).command_json("status").unwrap();
+    assert_eq!(status["devices"].as_array().unwrap().len(), 1);
+    let reason = "its link layer is neither Ethernet nor none";
+    assert_eq!(status["refusingDevices"][0]["name"], "ib0");
+    assert_eq!(status["refusingDevices"][0]["reason"], reason);
+    assert!(world.agent_options(&[]).command(&["status"]).unwrap().contains(reason));
+    let log = world.agent_log();
+    assert_eq!(log.matches("device cannot carry the programs").count(), 1, "{log}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
-use npl_agent::core::devices::{Device, DeviceKind, DeviceSelection, LinkFacts};
+use npl_agent::core::devices::{Device, DeviceKind, DeviceSelection, LinkFacts, LinkLayer};
 use npl_agent::core::model::{Backend, Protocol};
 use npl_agent::core::redirect::{Carries, Forwarding, Placement};
 use npl_agent::core::xdp::Attach;
@@ -253,8 +253,8 @@ fn device(device: &topology::Device) -> Device {
         ifindex: device.ifindex().unwrap(),
         name: device.name().to_owned(),
         kind: DeviceKind::Veth,
-        has_ethernet: true,
-        is_enslaved: false,
+        link_layer: LinkLayer::Ethernet,
+        master: None,
         peer_is_elsewhere: false,
         has_default_route: true,
         addresses: Vec::new(),

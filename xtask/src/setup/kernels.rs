@@ -35,8 +35,8 @@ const META_PACKAGE: &str = "linux-image-cloud-amd64";
 const MODULES: [&str; 7] = ["net", "lib", "crypto", "arch/x86/crypto", "drivers/net", "drivers/virtio", "fs/overlayfs"];
 
 /// Of the devices, those that are made and not plugged in, and the one that the emulator has.
-const DEVICES: [&str; 10] =
-    ["veth", "vxlan", "geneve", "dummy", "tun", "virtio_net", "wireguard", "bonding", "macvlan", "net_failover"];
+const DEVICES: [&str; 11] =
+    ["veth", "vxlan", "geneve", "dummy", "tun", "virtio_net", "wireguard", "bonding", "macvlan", "net_failover", "vrf"];
 
 /// A kernel on the command line, or the word `none`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

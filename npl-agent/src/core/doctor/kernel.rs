@@ -4,7 +4,7 @@
 use super::{Datapath, Device, Facts, Finding, Kernel};
 
 /// What to do where a process may not look.
-const ASK_AS_ROOT: &str = "nothing can be said of it: ask again as root, or in the agent's container";
+pub(super) const ASK_AS_ROOT: &str = "nothing can be said of it: ask again as root, or in the agent's container";
 
 pub(super) fn version(kernel: &Kernel) -> Finding {
     let (key, found) = ("kernel", format!("Linux {}", kernel.release));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What may keep node ports of this Node from working: facts of the machine in, findings out.
 
+mod devices;
 mod kernel;
 mod sysctls;
 
@@ -187,7 +188,8 @@ impl Finding {
 pub fn examine(facts: &Facts) -> Vec<Finding> {
     let mut findings = vec![kernel::version(&facts.kernel), kernel::btf(facts.has_btf), kernel::bpffs(facts)];
     findings.extend(kernel::rights(facts));
-    findings.extend([kernel::agent(facts), kernel::datapath(facts), kernel::local_clients(facts)]);
+    findings.extend([kernel::agent(facts), kernel::datapath(facts), devices::devices(facts)]);
+    findings.push(kernel::local_clients(facts));
     findings.extend(Family::ALL.map(|family| sysctls::forwarding(facts, family)));
     findings.extend([
         sysctls::rp_filter(facts),
@@ -206,10 +208,12 @@ impl Facts {
 
     /// Devices by which clients' packets come in and leave: those that an agent took, or would take.
     fn uplinks(&self) -> impl Iterator<Item = &Device> {
-        let is_carrying =
-            |device: &Device| self.datapath.as_ref().is_ok_and(|it| it.carrying.contains(&device.ifindex));
         let devices = self.devices.as_deref().unwrap_or_default().iter();
-        devices.filter(move |device| choose(device, &DeviceSelection::Auto, &[], is_carrying(device)).is_ok())
+        devices.filter(|device| choose(device, &DeviceSelection::Auto, &[], self.is_carrying(device)).is_ok())
+    }
+
+    fn is_carrying(&self, device: &Device) -> bool {
+        self.datapath.as_ref().is_ok_and(|it| it.carrying.contains(&device.ifindex))
     }
 }
 

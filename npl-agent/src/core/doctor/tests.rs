@@ -2,7 +2,7 @@
 //! Each check with what is well and what is not.
 
 use super::*;
-use crate::core::devices::{DeviceKind, LinkFacts};
+use crate::core::devices::{DeviceKind, LinkFacts, LinkLayer};
 
 const UPLINK: u32 = 2;
 
@@ -18,8 +18,8 @@ fn device(name: &str, ifindex: u32, kind: DeviceKind, addresses: &[&str]) -> Dev
         ifindex,
         name: name.to_owned(),
         kind,
-        has_ethernet: true,
-        is_enslaved: false,
+        link_layer: LinkLayer::Ethernet,
+        master: None,
         peer_is_elsewhere: false,
         has_default_route: false,
         addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
@@ -71,12 +71,16 @@ fn masquerading(facts: &mut Facts) -> &mut Masquerading {
     facts.masquerading.as_mut().unwrap()
 }
 
+pub(super) fn first_device(facts: &mut Facts) -> &mut Device {
+    facts.devices.as_mut().unwrap().first_mut().unwrap()
+}
+
 fn nothing_pinned(facts: &mut Facts) {
     facts.datapath = Ok(Datapath::default());
 }
 
 /// Every row is found so, and nothing but its check is found otherwise than on a Node where all is well.
-fn check(rows: &[Row]) {
+pub(super) fn check(rows: &[Row]) {
     let usual = examine(&well());
     for (number, (change, key, state, found, advice)) in rows.iter().enumerate() {
         let mut facts = well();
@@ -109,6 +113,7 @@ fn where_all_is_well_every_check_says_so_and_none_advises() {
         "cap_perfmon",
         "agent",
         "datapath",
+        "devices",
         "local_clients",
         "ip_forward",
         "ipv6_forwarding",

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    devices::{Device, DeviceKind},
+    devices::{Device, DeviceKind, LinkLayer, Master},
     fittings::{Fittings, Side},
 };
 
@@ -68,9 +68,12 @@ pub enum Carries {
 }
 
 impl Carries {
-    /// Of an uplink.
-    pub const fn uplink(forwarding: Forwarding) -> Self {
+    /// Of an uplink. Frames without Ethernet headers have to get some on the way to a Pod, and a virtual router has routes of
+    /// its own; the host knows both.
+    pub fn of_uplink(device: &Device, forwarding: Forwarding) -> Self {
+        let is_plain = device.link_layer == LinkLayer::Ethernet && device.master != Some(Master::Vrf);
         match forwarding {
+            _ if !is_plain => Self::Uplink,
             Forwarding::Stack => Self::Uplink,
             Forwarding::Redirect => Self::DirectUplink,
             Forwarding::Offload => Self::OffloadUplink,
@@ -199,10 +202,10 @@ pub fn ways_to_pods(
     routes.iter().filter_map(decide).collect()
 }
 
-/// Whether others miss nothing of what leaves an uplink for Pods at once. Without Ethernet headers nothing does.
+/// Whether others miss nothing of what leaves an uplink for Pods at once; nothing leaves one so that takes the stack.
 fn is_clear(uplink: &Device, fittings: &BTreeMap<u32, Fittings>) -> bool {
     let has_others = || fittings.get(&uplink.ifindex).is_none_or(Fittings::has_others_behind_ours);
-    !uplink.has_ethernet || !has_others()
+    !Carries::of_uplink(uplink, Forwarding::Redirect).is_direct_uplink() || !has_others()
 }
 
 fn way_of(
@@ -224,19 +227,22 @@ fn way_by(device: &Device, uplinks: &BTreeSet<u32>) -> Result<Way, Refusal> {
     if uplinks.contains(&device.ifindex) {
         return Err(Refusal::IsUplink);
     }
-    if device.is_enslaved {
+    if device.master.is_some() {
         return Err(Refusal::IsEnslaved);
     }
-    if !device.has_ethernet {
+    if device.link_layer != LinkLayer::Ethernet {
         return Err(Refusal::NoEthernet);
     }
     match device.kind {
         DeviceKind::Veth if device.peer_is_elsewhere => Ok(Way::Peer),
         DeviceKind::Veth => Err(Refusal::EndsOnTheNode),
         DeviceKind::Bridge => Ok(Way::Bridge),
-        DeviceKind::Physical | DeviceKind::Loopback | DeviceKind::Dummy | DeviceKind::Tunnel | DeviceKind::Other => {
-            Err(Refusal::UnknownKind)
-        }
+        DeviceKind::Physical
+        | DeviceKind::Loopback
+        | DeviceKind::Dummy
+        | DeviceKind::Tunnel
+        | DeviceKind::Vrf
+        | DeviceKind::Other => Err(Refusal::UnknownKind),
     }
 }
 

@@ -3,9 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Forwarding, PodWay, Refusal, Route, Way, ways_to_pods};
+use super::{Carries, Forwarding, PodWay, Refusal, Route, Way, ways_to_pods};
 use crate::core::{
-    devices::{Device, DeviceKind, LinkFacts},
+    devices::{Device, DeviceKind, LinkFacts, LinkLayer, Master},
     fittings::{Fittings, Owner},
 };
 
@@ -14,8 +14,8 @@ fn device(kind: DeviceKind) -> Device {
         ifindex: 7,
         name: "device".to_owned(),
         kind,
-        has_ethernet: true,
-        is_enslaved: false,
+        link_layer: LinkLayer::Ethernet,
+        master: None,
         peer_is_elsewhere: kind == DeviceKind::Veth,
         has_default_route: false,
         addresses: Vec::new(),
@@ -76,8 +76,9 @@ fn every_refusal_has_its_reason() {
         (veth(), vec![7], Refusal::IsUplink),
         (device(DeviceKind::Bridge), vec![2, 7], Refusal::IsUplink),
         (Device { peer_is_elsewhere: false, ..veth() }, vec![], Refusal::EndsOnTheNode),
-        (Device { is_enslaved: true, ..veth() }, vec![], Refusal::IsEnslaved),
-        (Device { has_ethernet: false, ..veth() }, vec![], Refusal::NoEthernet),
+        (Device { master: Some(Master::TakesFrames), ..veth() }, vec![], Refusal::IsEnslaved),
+        (Device { master: Some(Master::Vrf), ..veth() }, vec![], Refusal::IsEnslaved),
+        (Device { link_layer: LinkLayer::None, ..veth() }, vec![], Refusal::NoEthernet),
         (device(DeviceKind::Other), vec![], Refusal::UnknownKind),
         (device(DeviceKind::Tunnel), vec![], Refusal::UnknownKind),
         (device(DeviceKind::Physical), vec![], Refusal::UnknownKind),
@@ -136,7 +137,7 @@ fn an_uplink_on_which_others_come_behind_us_keeps_all_packets_on_the_stack() {
     assert_eq!(decided(&uplink, Some(vec![Owner::Ours, Owner::Others])), refused);
     assert_eq!(decided(&uplink, Some(vec![Owner::Others])), refused);
     assert_eq!(decided(&uplink, None), refused, "nobody knows what is there");
-    assert_eq!(decided(&Device { has_ethernet: false, ..uplink }, Some(vec![Owner::Others])), Ok(()));
+    assert_eq!(decided(&Device { link_layer: LinkLayer::None, ..uplink }, Some(vec![Owner::Others])), Ok(()));
 }
 
 #[test]
@@ -146,4 +147,13 @@ fn only_what_is_there_can_be_chosen() {
     }
     let refused = "tunnel".parse::<Forwarding>().unwrap_err();
     assert_eq!(refused.to_string(), "\"tunnel\" is no way of forwarding: give stack, redirect or offload");
+}
+
+#[test]
+fn uplinks_without_ethernet_and_of_virtual_routers_take_the_stack() {
+    let plain = || device(DeviceKind::Physical);
+    let carried = |device: &Device| Carries::of_uplink(device, Forwarding::Redirect);
+    assert_eq!(carried(&plain()), Carries::DirectUplink);
+    assert_eq!(carried(&Device { link_layer: LinkLayer::None, ..plain() }), Carries::Uplink);
+    assert_eq!(carried(&Device { master: Some(Master::Vrf), ..plain() }), Carries::Uplink);
 }

@@ -3,6 +3,7 @@
 
 mod cleanup;
 mod foreign;
+mod ingress;
 mod instances;
 mod neighbours;
 mod pins;

@@ -42,6 +42,13 @@ pub(super) fn chosen(world: &World) -> Vec<(Device, Reason)> {
     chosen
 }
 
+/// What the agent decides on one device.
+pub(super) fn decided(world: &World, name: &str) -> Result<Reason, Reason> {
+    let all = world.node().block_on(netlink::interfaces()).unwrap().unwrap();
+    let device = all.iter().find(|device| device.name == name).unwrap();
+    devices::choose(device, &DeviceSelection::Auto, &world.node_ips(), false)
+}
+
 /// The chosen ones but those that come unasked with a kind's first device, which nothing goes through.
 pub(super) fn names(chosen: &[(Device, Reason)]) -> Vec<(&str, Reason)> {
     let made = chosen.iter().filter(|(device, _)| ["eth0", "up0", "tun0"].contains(&device.name.as_str()));
@@ -56,10 +63,15 @@ pub(super) fn install(world: &mut World, chosen: &[(Device, Reason)]) {
 /// Moves the Node's addresses to `up0`, which the agent chooses then, and by which everything is served: requests of both
 /// families and protocols, and transfers by segments as large as devices make them.
 #[track_caller]
-fn assert_served_by_up0(mut world: World) {
+fn assert_served_by_up0(world: World) {
     world.topology.move_node_to("up0").unwrap();
+    assert_served_by(world, "up0");
+}
+
+#[track_caller]
+fn assert_served_by(mut world: World, device: &str) {
     let chosen = chosen(&world);
-    assert_eq!(names(&chosen), [("up0", Reason::HasNodeAddress)]);
+    assert_eq!(names(&chosen), [(device, Reason::HasNodeAddress)]);
     install(&mut world, &chosen);
     world.assert_answers();
     let size = if is_emulated() { 1 << 17 } else { 4 << 20 };
@@ -102,4 +114,68 @@ fn bond_that_has_the_nodes_addresses_carries_the_programs() {
     let is_up = || world.node().ip("link show dev up0").is_ok_and(|shown| shown.contains("state UP")).then_some(());
     poll::until("the bond's carrier", CARRIER_LIMIT, is_up).unwrap();
     assert_served_by_up0(world);
+}
+
+#[test]
+fn vlan_that_leaves_its_tag_in_frames_is_refused_until_it_takes_it_out() {
+    let world = World::bare(1, Options::default());
+    if !has("vlan", world.node(), "link add link eth0 name up0 type vlan id 100 reorder_hdr off") {
+        return;
+    }
+    world.client().ip("link add link eth0 name up0 type vlan id 100").unwrap();
+    for end in [world.node(), world.client()] {
+        end.ip("link set up0 up").unwrap();
+    }
+    world.topology.move_client_to("up0").unwrap();
+    world.topology.move_node_to("up0").unwrap();
+    let shown = world.node().ip("-d link show dev up0");
+    let shown2 =
+        npl_testkit::tools::output(world.node().command("ip").unwrap().args(["-d", "link", "show", "dev", "up0"]));
+    assert_eq!(decided(&world, "up0"), Err(Reason::LeavesTags), "EXP {shown:?} {shown2:?}");
+    world.node().ip("link set up0 type vlan reorder_hdr on").unwrap();
+    assert_served_by_up0(world);
+}
+
+#[test]
+fn gre_without_one_remote_end_is_refused() {
+    let world = World::bare(0, Options::default());
+    let refused = Err(Reason::ShowsOuterHeaders);
+    for (kind, settings, expected) in [
+        ("gre", "local 192.0.2.10", refused),
+        ("gre", "external", Ok(Reason::IsTunnel)),
+        ("ip6gre", "local 2001:db8:0:1::10", refused),
+        ("ip6gre", "external", Ok(Reason::IsTunnel)),
+    ] {
+        if !has(kind, world.node(), &format!("link add tun0 type {kind} {settings}")) {
+            continue;
+        }
+        let without_address = expected.or(Err(Reason::HasNoAddress));
+        assert_eq!(decided(&world, "tun0"), without_address, "{kind} {settings}");
+        world.node().ip("addr add 10.244.0.200/32 dev tun0").unwrap();
+        assert_eq!(decided(&world, "tun0"), expected, "{kind} {settings}");
+        world.node().ip("link del tun0").unwrap();
+    }
+}
+
+/// The virtual router has what comes in from its member, behind that device's hooks, and routes by a table of its own.
+#[test]
+fn member_of_a_virtual_router_that_has_the_nodes_addresses_carries_the_programs() {
+    let world = World::bare(1, Options::default());
+    if !has("vrf", world.node(), "link add vrf0 type vrf table 10") {
+        return;
+    }
+    world.node().ip("link set vrf0 up\nlink set eth0 master vrf0").unwrap();
+    world.topology.move_node_to("eth0").unwrap();
+    let (pod, device) = (world.pod().addresses, world.pod().host_device.name());
+    // As a virtual router is set up, and leads to Pods outside of it.
+    let lines = format!(
+        "route add unreachable default metric 4278198272 table 10\n\
+         route add {} dev {device} scope link table 10\n\
+         route add unreachable ::/0 metric 4278198272 table 10\n\
+         route add {} dev {device} table 10",
+        pod.v4, pod.v6
+    );
+    world.node().ip(&lines).unwrap();
+    assert_eq!(decided(&world, "vrf0"), Err(Reason::IsVrf));
+    assert_served_by(world, "eth0");
 }

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A device, out of the kernel's message about it.
+
+use rtnetlink::packet_route::link::{
+    InfoData, InfoGre, InfoGre6, InfoKind, InfoNetkit, InfoPortKind, InfoVlan, LinkAttribute, LinkFlags, LinkInfo,
+    LinkLayerType, LinkMessage, NetkitPolicy, VlanFlags,
+};
+
+use super::driver;
+use crate::core::devices::{Device, DeviceKind, LinkFacts, LinkLayer, Master};
+
+pub(super) fn device(link: &LinkMessage) -> Option<Device> {
+    let name = link
+        .attributes
+        .iter()
+        .find_map(|attribute| if let LinkAttribute::IfName(name) = attribute { Some(name.clone()) } else { None })?;
+    let kind = kind(link);
+    let driver = if kind == DeviceKind::Physical { driver::driver(&name) } else { None };
+    let of_mtu = |attribute: &LinkAttribute| if let LinkAttribute::Mtu(mtu) = attribute { Some(*mtu) } else { None };
+    let mtu = link.attributes.iter().find_map(of_mtu).unwrap_or_default();
+    Some(Device {
+        ifindex: link.header.index,
+        name,
+        kind,
+        link_layer: link_layer(link),
+        master: master(link),
+        peer_is_elsewhere: link.attributes.iter().any(|it| matches!(it, LinkAttribute::LinkNetNsId(_))),
+        has_default_route: false,
+        addresses: Vec::new(),
+        link: LinkFacts { driver, mtu, is_closed: is_closed(link), ..LinkFacts::default() },
+    })
+}
+
+/// The device that this one takes its frames from.
+pub(super) fn carrier(link: &LinkMessage) -> Option<u32> {
+    let takes_frames = matches!(
+        info_kind(link)?,
+        InfoKind::Vlan | InfoKind::MacVlan | InfoKind::MacVtap | InfoKind::IpVlan | InfoKind::IpVtap
+    );
+    let of_link =
+        |attribute: &LinkAttribute| if let LinkAttribute::Link(index) = attribute { Some(*index) } else { None };
+    link.attributes.iter().find_map(of_link).filter(|_| takes_frames)
+}
+
+fn kind(link: &LinkMessage) -> DeviceKind {
+    if link.header.flags.contains(LinkFlags::Loopback) {
+        return DeviceKind::Loopback;
+    }
+    info_kind(link).map_or(DeviceKind::Physical, kind_of)
+}
+
+/// What made it, of a device that is no hardware.
+fn info_kind(link: &LinkMessage) -> Option<&InfoKind> {
+    infos(link).find_map(|info| if let LinkInfo::Kind(kind) = info { Some(kind) } else { None })
+}
+
+fn infos(link: &LinkMessage) -> impl Iterator<Item = &LinkInfo> {
+    link.attributes.iter().flat_map(infos_of)
+}
+
+fn infos_of(attribute: &LinkAttribute) -> &[LinkInfo] {
+    if let LinkAttribute::LinkInfo(infos) = attribute { infos } else { &[] }
+}
+
+/// Whether it is a pair of netkit's that drops what no program lets pass.
+fn is_closed(link: &LinkMessage) -> bool {
+    let data =
+        infos(link).find_map(|it| if let LinkInfo::Data(InfoData::Netkit(data)) = it { Some(data) } else { None });
+    data.into_iter().flatten().any(|it| matches!(it, InfoNetkit::Policy(policy) if *policy != NetkitPolicy::Pass))
+}
+
+fn master(link: &LinkMessage) -> Option<Master> {
+    let is_master = |it: &LinkAttribute| matches!(it, LinkAttribute::Controller(index) if *index != 0);
+    link.attributes.iter().find(|it| is_master(it))?;
+    let is_of_vrf = infos(link).any(|info| matches!(info, LinkInfo::PortKind(InfoPortKind::Vrf)));
+    Some(if is_of_vrf { Master::Vrf } else { Master::TakesFrames })
+}
+
+#[expect(clippy::wildcard_enum_match_arm, reason = "most link layers have headers that no program of ours knows")]
+fn link_layer(link: &LinkMessage) -> LinkLayer {
+    match link.header.link_layer_type {
+        LinkLayerType::Ether if leaves_tags(link) => LinkLayer::Tagged,
+        LinkLayerType::Ether => LinkLayer::Ethernet,
+        LinkLayerType::Ipgre | LinkLayerType::Ip6gre if !knows_its_other_end(link) => LinkLayer::Outer,
+        LinkLayerType::None
+        | LinkLayerType::Ppp
+        | LinkLayerType::Rawip
+        | LinkLayerType::Tunnel
+        | LinkLayerType::Tunnel6
+        | LinkLayerType::Sit
+        | LinkLayerType::Ipgre
+        | LinkLayerType::Ip6gre => LinkLayer::None,
+        _ => LinkLayer::Other,
+    }
+}
+
+/// A VLAN device that puts the tag back into what comes in, and into what leaves before its TC hook.
+fn leaves_tags(link: &LinkMessage) -> bool {
+    let flags = |vlan: &InfoVlan| if let InfoVlan::Flags((flags, _mask)) = vlan { Some(*flags) } else { None };
+    let of_vlan =
+        |info: &LinkInfo| if let LinkInfo::Data(InfoData::Vlan(it)) = info { it.iter().find_map(flags) } else { None };
+    infos(link).find_map(of_vlan).is_some_and(|flags| !flags.contains(VlanFlags::ReorderHdr))
+}
+
+/// Whether a GRE device or, with `external`, a route says where its packets go. Where neither does, the tunnel's own headers do,
+/// which are there before the TC hook (`ipgre_header_ops`, `ip6gre_header_ops`).
+fn knows_its_other_end(link: &LinkMessage) -> bool {
+    let v4 = |it: &InfoGre| {
+        matches!(it, InfoGre::CollectMetadata)
+            || matches!(it, InfoGre::Remote(addr) if !addr.is_unspecified() && !addr.is_multicast())
+    };
+    let v6 = |it: &InfoGre6| {
+        matches!(it, InfoGre6::CollectMetadata) || matches!(it, InfoGre6::Remote(addr) if !addr.is_unspecified())
+    };
+    infos(link).any(|info| {
+        matches!(info, LinkInfo::Data(InfoData::GreTun(gre)) if gre.iter().any(v4))
+            || matches!(info, LinkInfo::Data(InfoData::GreTun6(gre)) if gre.iter().any(v6))
+    })
+}
+
+#[expect(clippy::wildcard_enum_match_arm, reason = "the kernel adds kinds; an unknown one is treated as an uplink")]
+fn kind_of(kind: &InfoKind) -> DeviceKind {
+    match kind {
+        InfoKind::Veth | InfoKind::Netkit => DeviceKind::Veth,
+        InfoKind::Bridge => DeviceKind::Bridge,
+        InfoKind::Vrf => DeviceKind::Vrf,
+        InfoKind::Dummy | InfoKind::Ifb | InfoKind::Nlmon => DeviceKind::Dummy,
+        InfoKind::Vxlan
+        | InfoKind::Geneve
+        | InfoKind::IpIp
+        | InfoKind::Ip6Tnl
+        | InfoKind::SitTun
+        | InfoKind::GreTun
+        | InfoKind::GreTap
+        | InfoKind::GreTun6
+        | InfoKind::GreTap6
+        | InfoKind::Wireguard
+        | InfoKind::Xfrm
+        | InfoKind::Vti
+        | InfoKind::Vti6
+        | InfoKind::Tun => DeviceKind::Tunnel,
+        _ => DeviceKind::Other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link(link_layer_type: LinkLayerType, infos: Vec<LinkInfo>) -> LinkMessage {
+        let mut message = LinkMessage::default();
+        message.header.link_layer_type = link_layer_type;
+        message.attributes.push(LinkAttribute::LinkInfo(infos));
+        message
+    }
+
+    fn gre(data: Vec<InfoGre>) -> LinkMessage {
+        link(LinkLayerType::Ipgre, vec![LinkInfo::Kind(InfoKind::GreTun), LinkInfo::Data(InfoData::GreTun(data))])
+    }
+
+    fn gre6(data: Vec<InfoGre6>) -> LinkMessage {
+        link(LinkLayerType::Ip6gre, vec![LinkInfo::Kind(InfoKind::GreTun6), LinkInfo::Data(InfoData::GreTun6(data))])
+    }
+
+    fn vlan(flags: VlanFlags) -> LinkMessage {
+        let data = vec![InfoVlan::Id(100), InfoVlan::Flags((flags, VlanFlags::all()))];
+        link(LinkLayerType::Ether, vec![LinkInfo::Kind(InfoKind::Vlan), LinkInfo::Data(InfoData::Vlan(data))])
+    }
+
+    #[test]
+    fn headers_are_told_apart_by_what_a_device_shows_programs() {
+        let table = [
+            (link(LinkLayerType::Ether, vec![]), LinkLayer::Ethernet),
+            (vlan(VlanFlags::ReorderHdr | VlanFlags::Gvrp), LinkLayer::Ethernet),
+            (vlan(VlanFlags::Gvrp), LinkLayer::Tagged),
+            (link(LinkLayerType::None, vec![]), LinkLayer::None),
+            (link(LinkLayerType::Ppp, vec![]), LinkLayer::None),
+            (link(LinkLayerType::Rawip, vec![]), LinkLayer::None),
+            (link(LinkLayerType::Tunnel, vec![]), LinkLayer::None),
+            (link(LinkLayerType::Tunnel6, vec![]), LinkLayer::None),
+            (link(LinkLayerType::Sit, vec![]), LinkLayer::None),
+            (gre(vec![InfoGre::Remote([192, 0, 2, 1].into())]), LinkLayer::None),
+            (gre(vec![InfoGre::Remote([0; 4].into()), InfoGre::CollectMetadata]), LinkLayer::None),
+            (gre(vec![InfoGre::Remote([0; 4].into())]), LinkLayer::Outer),
+            (gre(vec![InfoGre::Remote([224, 66, 66, 66].into())]), LinkLayer::Outer),
+            (gre6(vec![InfoGre6::Remote([0xfd; 16].into())]), LinkLayer::None),
+            (gre6(vec![InfoGre6::CollectMetadata]), LinkLayer::None),
+            (gre6(vec![InfoGre6::Remote([0; 16].into())]), LinkLayer::Outer),
+            (link(LinkLayerType::Infiniband, vec![]), LinkLayer::Other),
+            (link(LinkLayerType::Ieee1394, vec![]), LinkLayer::Other),
+            (link(LinkLayerType::Loopback, vec![]), LinkLayer::Other),
+        ];
+        for (message, expected) in table {
+            assert_eq!(link_layer(&message), expected, "{message:?}");
+        }
+    }
+
+    #[test]
+    fn a_virtual_router_is_told_apart_from_masters_that_take_frames() {
+        let mut message = link(LinkLayerType::Ether, vec![LinkInfo::PortKind(InfoPortKind::Vrf)]);
+        assert_eq!(master(&message), None);
+        message.attributes.push(LinkAttribute::Controller(7));
+        assert_eq!(master(&message), Some(Master::Vrf));
+        let mut message = link(LinkLayerType::Ether, vec![LinkInfo::PortKind(InfoPortKind::Bond)]);
+        message.attributes.push(LinkAttribute::Controller(7));
+        assert_eq!(master(&message), Some(Master::TakesFrames));
+    }
+
+    #[test]
+    fn a_pair_of_netkits_is_closed_by_its_own_policy() {
+        for (policy, closed) in [(NetkitPolicy::Pass, false), (NetkitPolicy::Drop, true)] {
+            let data = InfoData::Netkit(vec![InfoNetkit::PeerPolicy(NetkitPolicy::Drop), InfoNetkit::Policy(policy)]);
+            let message = link(LinkLayerType::Ether, vec![LinkInfo::Kind(InfoKind::Netkit), LinkInfo::Data(data)]);
+            assert_eq!(is_closed(&message), closed, "{policy:?}");
+        }
+    }
+}
