@@ -94,12 +94,12 @@ fn link_layer(link: &LinkMessage) -> LinkLayer {
     }
 }
 
-/// A VLAN device that puts the tag back into what comes in, and into what leaves before its TC hook.
+/// A VLAN device that puts the tag back into what comes in, and into what leaves before its TC hook. Of one without any flag the
+/// kernel says nothing.
 fn leaves_tags(link: &LinkMessage) -> bool {
-    let flags = |vlan: &InfoVlan| if let InfoVlan::Flags((flags, _mask)) = vlan { Some(*flags) } else { None };
-    let of_vlan =
-        |info: &LinkInfo| if let LinkInfo::Data(InfoData::Vlan(it)) = info { it.iter().find_map(flags) } else { None };
-    infos(link).find_map(of_vlan).is_some_and(|flags| !flags.contains(VlanFlags::ReorderHdr))
+    let reorders =
+        |it: &InfoVlan| matches!(it, InfoVlan::Flags((flags, _mask)) if flags.contains(VlanFlags::ReorderHdr));
+    infos(link).any(|info| matches!(info, LinkInfo::Data(InfoData::Vlan(vlan)) if !vlan.iter().any(reorders)))
 }
 
 /// Whether a GRE device or, with `external`, a route says where its packets go. Where neither does, the tunnel's own headers do,
@@ -163,7 +163,10 @@ mod tests {
     }
 
     fn vlan(flags: VlanFlags) -> LinkMessage {
-        let data = vec![InfoVlan::Id(100), InfoVlan::Flags((flags, VlanFlags::all()))];
+        let mut data = vec![InfoVlan::Id(100)];
+        if !flags.is_empty() {
+            data.push(InfoVlan::Flags((flags, VlanFlags::all())));
+        }
         link(LinkLayerType::Ether, vec![LinkInfo::Kind(InfoKind::Vlan), LinkInfo::Data(InfoData::Vlan(data))])
     }
 
@@ -173,6 +176,7 @@ mod tests {
             (link(LinkLayerType::Ether, vec![]), LinkLayer::Ethernet),
             (vlan(VlanFlags::ReorderHdr | VlanFlags::Gvrp), LinkLayer::Ethernet),
             (vlan(VlanFlags::Gvrp), LinkLayer::Tagged),
+            (vlan(VlanFlags::empty()), LinkLayer::Tagged),
             (link(LinkLayerType::None, vec![]), LinkLayer::None),
             (link(LinkLayerType::Ppp, vec![]), LinkLayer::None),
             (link(LinkLayerType::Rawip, vec![]), LinkLayer::None),
