@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Programs of others on devices: two instructions that say the same of every packet.
 
-#![expect(unsafe_code, reason = "no library in use loads a program that is in no file")]
-
 use std::ffi::CString;
 use std::fs;
 use std::io;
-use std::os::fd::{FromRawFd as _, OwnedFd};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
@@ -15,6 +13,7 @@ use aya::programs::tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions, T
 use aya::programs::{LinkOrder, ProgramError, SchedClassifier, TcAttachType};
 use aya::util::KernelVersion;
 
+use crate::bpf;
 use crate::mounts::BpfFs;
 use crate::process;
 use crate::run::Run;
@@ -33,18 +32,7 @@ pub const BOTH: [TcAttachType; 2] = [TcAttachType::Ingress, TcAttachType::Egress
 /// The first kernel with BPF links on TC hooks.
 const TCX_SINCE: KernelVersion = KernelVersion::new(6, 6, 0);
 
-const BPF_PROG_LOAD: libc::c_int = 5;
 const BPF_OBJ_PIN: libc::c_int = 6;
-const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
-
-/// What [`BPF_PROG_LOAD`] reads, as far as a program has it.
-#[repr(C)]
-struct Load {
-    kind: u32,
-    instruction_count: u32,
-    instructions: u64,
-    license: u64,
-}
 
 /// What [`BPF_OBJ_PIN`] reads.
 #[repr(C)]
@@ -151,21 +139,8 @@ fn load_and_pin(verdict: i32, pin: &Path) -> io::Result<()> {
     let [a, b, c, d] = verdict.to_le_bytes();
     // `r0 = verdict; exit`.
     let instructions = [u64::from_le_bytes([0xb7, 0, 0, 0, a, b, c, d]), 0x95];
-    let program = Load {
-        kind: BPF_PROG_TYPE_SCHED_CLS,
-        instruction_count: 2,
-        instructions: instructions.as_ptr() as u64,
-        license: c"Apache-2.0".as_ptr() as u64,
-    };
-    let fd = bpf(BPF_PROG_LOAD, &program)?;
-    // SAFETY: the kernel has just opened it for nobody else.
-    let _open = unsafe { OwnedFd::from_raw_fd(fd) };
+    let program = bpf::load_classifier(&instructions)?;
     let path = CString::new(pin.as_os_str().as_bytes())?;
-    bpf(BPF_OBJ_PIN, &Pin { path: path.as_ptr() as u64, fd: fd.cast_unsigned(), flags: 0 }).map(drop)
-}
-
-fn bpf<T>(command: libc::c_int, attributes: &T) -> io::Result<i32> {
-    // SAFETY: the attributes are what the command reads, with their own size; what they point to outlives the call.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(attributes), size_of::<T>()) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { i32::try_from(result).map_err(io::Error::other) }
+    let fd = program.as_raw_fd().cast_unsigned();
+    bpf::call(BPF_OBJ_PIN, &mut Pin { path: path.as_ptr() as u64, fd, flags: 0 }).map(drop)
 }

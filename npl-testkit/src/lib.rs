@@ -21,6 +21,7 @@
 pub mod agent;
 pub mod api_client;
 pub mod balancer;
+mod bpf;
 pub mod cgroups;
 pub mod client_cgroup;
 pub mod cluster;

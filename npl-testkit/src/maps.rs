@@ -1,22 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Maps of any shape, emptied.
 
-#![expect(unsafe_code, reason = "a system call takes pointers")]
-
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use aya::maps::{MapData, MapType};
 
-use crate::test_run;
+use crate::{bpf, test_run};
 
 const BPF_MAP_UPDATE_ELEM: libc::c_int = 2;
 const BPF_MAP_DELETE_ELEM: libc::c_int = 3;
 const BPF_MAP_GET_NEXT_KEY: libc::c_int = 4;
-const BPF_PROG_LOAD: libc::c_int = 5;
-const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
 
 /// What the commands on one element read.
 #[repr(C)]
@@ -26,15 +22,6 @@ struct Element {
     key: u64,
     next_key_or_value: u64,
     flags: u64,
-}
-
-/// What [`BPF_PROG_LOAD`] reads, as far as a program has it.
-#[repr(C)]
-struct Program {
-    kind: u32,
-    instruction_count: u32,
-    instructions: u64,
-    license: u64,
 }
 
 /// A map that somebody fills while it is emptied is never empty; a test's is far smaller.
@@ -76,11 +63,11 @@ fn remove_all(map: i32, key_size: usize) -> io::Result<()> {
     let mut bytes = vec![0_u8; key_size];
     let key = bytes.as_mut_ptr() as u64;
     for _ in 0..MOST_ELEMENTS {
-        match bpf(BPF_MAP_GET_NEXT_KEY, Element { map, pad: 0, key: 0, next_key_or_value: key, flags: 0 }) {
+        match bpf::call(BPF_MAP_GET_NEXT_KEY, &mut Element { map, pad: 0, key: 0, next_key_or_value: key, flags: 0 }) {
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(()),
             found => found?,
         };
-        bpf(BPF_MAP_DELETE_ELEM, Element { map, pad: 0, key, next_key_or_value: 0, flags: 0 })?;
+        bpf::call(BPF_MAP_DELETE_ELEM, &mut Element { map, pad: 0, key, next_key_or_value: 0, flags: 0 })?;
     }
     Err(io::Error::other("it is being filled"))
 }
@@ -91,22 +78,14 @@ fn set_to_zero_everywhere(map: i32, elements: u32, value_size: usize) -> io::Res
     let (map, value) = (map.cast_unsigned(), values.as_mut_ptr() as u64);
     (0..elements).try_for_each(|mut index| {
         let key = std::ptr::from_mut(&mut index) as u64;
-        bpf(BPF_MAP_UPDATE_ELEM, Element { map, pad: 0, key, next_key_or_value: value, flags: 0 }).map(drop)
+        bpf::call(BPF_MAP_UPDATE_ELEM, &mut Element { map, pad: 0, key, next_key_or_value: value, flags: 0 }).map(drop)
     })
 }
 
 /// By a program: a system call for each of the elements, and the one for many at once, take a hundred times longer.
 fn set_to_zero(map: i32, elements: u32, value_size: i16) -> io::Result<()> {
     let instructions = program_that_zeroes(map, value_size);
-    let program = Program {
-        kind: BPF_PROG_TYPE_SCHED_CLS,
-        instruction_count: u32::try_from(instructions.len()).map_err(io::Error::other)?,
-        instructions: instructions.as_ptr() as u64,
-        license: c"Apache-2.0".as_ptr() as u64,
-    };
-    let fd = bpf(BPF_PROG_LOAD, program)?;
-    // SAFETY: the kernel has just opened it for nobody else.
-    let program = unsafe { OwnedFd::from_raw_fd(fd) };
+    let program = bpf::load_classifier(&instructions)?;
     let options = test_run::Options { repeat: elements.div_ceil(ELEMENTS_A_RUN), ..test_run::Options::default() };
     test_run::run(program.as_fd(), &FRAME, &options).map(drop)
 }
@@ -156,12 +135,4 @@ fn instruction(code: u8, destination: u8, source: u8, offset: i16, constant: i32
     let [low, high] = offset.to_le_bytes();
     let [a, b, c, d] = constant.to_le_bytes();
     u64::from_le_bytes([code, source << 4 | destination, low, high, a, b, c, d])
-}
-
-fn bpf<T>(command: libc::c_int, mut attributes: T) -> io::Result<i32> {
-    let to = std::ptr::from_mut(&mut attributes);
-    // SAFETY: the attributes are what the command reads and writes, with their own size; what they point to is as large as
-    // they say, and outlives the call.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, command, to, size_of::<T>()) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { i32::try_from(result).map_err(io::Error::other) }
 }

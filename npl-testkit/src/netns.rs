@@ -73,6 +73,11 @@ impl Netns {
         tools::output_with_input(Command::new("ip").args(["-n", self.name(), "-batch", "-"]), &format!("{lines}\n"))
     }
 
+    /// Runs a line of `tc` inside, without the word `tc`.
+    pub fn tc(&self, line: &str) -> Result<String> {
+        tools::output(self.command("tc")?.args(line.split(' ')))
+    }
+
     /// Runs lines of `nft` inside, without the word `nft`, as one file; all of them hold, or none.
     pub fn nft(&self, rules: &str) -> Result<String> {
         tools::output_with_input(self.command("nft")?.args(["--file", "-"]), rules)

@@ -6,6 +6,8 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use nix::sys::signal::{SigSet, SigmaskHow};
 
+use crate::bpf;
+
 /// The command's number among those of bpf(2).
 const BPF_PROG_TEST_RUN: libc::c_int = 10;
 
@@ -67,7 +69,6 @@ struct Attributes {
 /// # Errors
 ///
 /// The kernel's.
-#[expect(unsafe_code, reason = "a system call takes pointers")]
 pub fn run(program: BorrowedFd<'_>, frame: &[u8], options: &Options<'_>) -> io::Result<i32> {
     let Options { flags, repeat, batch_size, context } = *options;
     let context_size = u32::try_from(context.map_or(0, size_of_val)).map_err(io::Error::other)?;
@@ -82,13 +83,9 @@ pub fn run(program: BorrowedFd<'_>, frame: &[u8], options: &Options<'_>) -> io::
         batch_size,
         ..Attributes::default()
     };
-    let (to, size) = (std::ptr::from_mut(&mut attributes), size_of::<Attributes>());
     // The end of a child that another thread started would end the runs early.
     let held_before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
-    // SAFETY: the attributes are what the command reads and writes, with their own size; the frame and the context that
-    // they point to outlive the call, and are only read.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_TEST_RUN, to, size) };
-    let ran = if result < 0 { Err(io::Error::last_os_error()) } else { Ok(attributes.action.cast_signed()) };
+    let ran = bpf::call(BPF_PROG_TEST_RUN, &mut attributes);
     held_before.thread_set_mask()?;
-    ran
+    ran.map(|_| attributes.action.cast_signed())
 }

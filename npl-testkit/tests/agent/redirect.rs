@@ -5,7 +5,7 @@ use aya::programs::TcAttachType;
 use npl_testkit::echo::Protocol;
 use npl_testkit::foreign::{Foreign, HANDS_ON, Place};
 use npl_testkit::topology::Device;
-use npl_testkit::{poll, tools, traffic};
+use npl_testkit::{poll, traffic};
 
 use crate::world::{LIMIT, World};
 
@@ -63,8 +63,7 @@ fn world_with_redirected_pod(flags: &[&str]) -> (World, Device) {
 }
 
 fn tc(device: &Device, line: &str) {
-    let line = line.replace("DEVICE", device.name());
-    tools::output(device.netns().command("tc").unwrap().args(line.split(' '))).unwrap();
+    device.netns().tc(&line.replace("DEVICE", device.name())).unwrap();
 }
 
 /// The agent is told by the kernel, long before it looks by itself.

@@ -4,7 +4,6 @@
 use aya::maps::{HashMap, MapData};
 use npl_agent::datapath::cleanup::{Removed, remove_everything};
 use npl_common::names::PIN_ROOT;
-use npl_testkit::tools;
 use npl_testkit::topology::Options;
 
 use crate::world::World;
@@ -16,8 +15,7 @@ fn clean_up(world: &World) -> Removed {
 }
 
 fn shown(world: &World, words: &str) -> String {
-    let mut command = world.node().command("tc").unwrap();
-    tools::output(command.args(words.split(' '))).unwrap()
+    world.node().tc(words).unwrap()
 }
 
 #[test]

@@ -10,7 +10,6 @@ use npl_agent::datapath::inspect::Inspection;
 use npl_agent::datapath::pins::{Direction, Pins};
 use npl_agent::netlink;
 use npl_agent::uplinks::{Coverage, Uplinks};
-use npl_testkit::tools;
 use npl_testkit::topology::{Offload, Options};
 
 use crate::world::World;
@@ -19,8 +18,7 @@ use crate::world::World;
 const FILTER: &str = "filter add dev eth0 ingress pref 10 protocol ip u32 match u32 0 0 flowid 1:1";
 
 fn tc(world: &World, words: &str) -> String {
-    let mut command = world.node().command("tc").unwrap();
-    tools::output(command.args(words.split(' '))).unwrap()
+    world.node().tc(words).unwrap()
 }
 
 /// What the agent does whenever devices change.

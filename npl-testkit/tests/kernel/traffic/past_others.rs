@@ -9,7 +9,7 @@ use aya::programs::TcAttachType;
 use npl_agent::core::redirect::{Carries, Forwarding, Placement, PodWay, Way};
 use npl_testkit::foreign::{BOTH, DROPS, ENDS_THE_CHAIN, Foreign, HANDS_ON, Place};
 use npl_testkit::topology::Device;
-use npl_testkit::{poll, tools, traffic};
+use npl_testkit::{poll, traffic};
 
 use super::redirect::{NOTHING_IS_FORWARDED, redirected, redirected_over_a_bridge};
 use crate::world::World;
@@ -35,8 +35,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 const SOON: Duration = Duration::from_millis(500);
 
 fn tc(device: &Device, line: &str) {
-    let line = line.replace("DEVICE", device.name());
-    tools::output(device.netns().command("tc").unwrap().args(line.split(' '))).unwrap();
+    device.netns().tc(&line.replace("DEVICE", device.name())).unwrap();
 }
 
 /// Follows, and counts the addresses that packets are redirected to.
@@ -77,8 +76,7 @@ fn filters_of_others_on_a_pods_device_are_not_passed_by() {
         let line = format!("filter add dev DEVICE {side} protocol all prio 7 u32 match u32 0 0 flowid 1:1");
         let put = |_: &World| {
             // Where ours are filters, it is there already.
-            let mut add = device.netns().command("tc").unwrap();
-            drop(tools::output(add.args(["qdisc", "add", "dev", device.name(), "clsact"])));
+            drop(device.netns().tc(&format!("qdisc add dev {} clsact", device.name())));
             tc(&device, &line);
         };
         let forget = format!("filter del dev DEVICE {side} protocol all prio 7 u32");

@@ -182,10 +182,7 @@ fn nothing_is_left_on_a_device_that_flows_are_not_offloaded_to_any_more() {
     let device = world.pod().host_device.clone();
     let has_filters = ["ingress", "egress"].map(|side| {
         let device = device.clone();
-        move || {
-            let mut show = device.netns().command("tc").unwrap();
-            !tools::output(show.args(["filter", "show", "dev", device.name(), side])).unwrap().is_empty()
-        }
+        move || !device.netns().tc(&format!("filter show dev {} {side}", device.name())).unwrap().is_empty()
     });
     let are_filters = world.datapath().hooks.mechanism() == "clsact";
     assert!(has_filters.iter().all(|has| has() == are_filters));

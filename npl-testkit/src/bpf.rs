@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+//! bpf(2), for what no library in use does.
+
+#![expect(unsafe_code, reason = "a system call takes pointers")]
+
+use std::io;
+use std::os::fd::{FromRawFd as _, OwnedFd};
+
+const BPF_PROG_LOAD: libc::c_int = 5;
+const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
+
+/// What [`BPF_PROG_LOAD`] reads, as far as a program has it.
+#[repr(C)]
+struct Program {
+    kind: u32,
+    instruction_count: u32,
+    instructions: u64,
+    license: u64,
+}
+
+/// Carries out a command. Its attributes have to be what it reads and writes, and what they point to as large as they say.
+pub(crate) fn call<T>(command: libc::c_int, attributes: &mut T) -> io::Result<i32> {
+    let to = std::ptr::from_mut(attributes);
+    // SAFETY: the attributes are what the command reads and writes, with their own size; what they point to is as large as
+    // they say, and outlives the call.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, command, to, size_of::<T>()) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { i32::try_from(result).map_err(io::Error::other) }
+}
+
+/// Loads a program for devices.
+pub(crate) fn load_classifier(instructions: &[u64]) -> io::Result<OwnedFd> {
+    let mut program = Program {
+        kind: BPF_PROG_TYPE_SCHED_CLS,
+        instruction_count: u32::try_from(instructions.len()).map_err(io::Error::other)?,
+        instructions: instructions.as_ptr() as u64,
+        license: c"Apache-2.0".as_ptr() as u64,
+    };
+    let fd = call(BPF_PROG_LOAD, &mut program)?;
+    // SAFETY: the kernel has just opened it for nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
