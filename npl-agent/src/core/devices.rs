@@ -86,6 +86,10 @@ pub struct LinkFacts {
     pub has_ingress_queue: bool,
 }
 
+/// What keeps filters away before Linux 6.6, for logs and the doctor.
+pub const HAS_INGRESS_QUEUE: &str = "has an ingress qdisc, which holds no filters for what leaves: replace it by clsact, \
+                                     which holds the same filters";
+
 /// `--devices`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DeviceSelection {

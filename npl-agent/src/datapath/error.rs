@@ -9,7 +9,7 @@ use aya::{
     programs::{ProgramError, links::LinkError},
 };
 
-use crate::core::model::Frontend;
+use crate::core::{devices::HAS_INGRESS_QUEUE, model::Frontend};
 
 /// An operation on the datapath that the kernel refused, or that cannot be tried here.
 #[derive(Debug, thiserror::Error)]
@@ -110,8 +110,7 @@ pub enum DatapathError {
     },
     /// A queue stands where clsact has to, and cannot hold programs for what leaves.
     #[error(
-        "{interface} has an ingress qdisc, which holds no filters for what leaves: replace it by clsact, which holds the same \
-         filters (`tc qdisc del dev {interface} ingress`, `tc qdisc add dev {interface} clsact`)"
+        "{interface} {HAS_INGRESS_QUEUE} (`tc qdisc del dev {interface} ingress`, `tc qdisc add dev {interface} clsact`)"
     )]
     IngressQueue {
         /// The device's name.

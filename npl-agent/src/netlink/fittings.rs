@@ -27,19 +27,22 @@ pub struct Onlooker {
     pub programs_on: Box<dyn Fn(u32) -> Option<Fittings> + Send + Sync>,
 }
 
+/// The kinds of each device's queues, by its index.
+pub(super) type Queues = BTreeMap<u32, BTreeSet<String>>;
+
 /// What packets meet on the devices that matter, by their index. Those that cannot be looked at are left out.
 ///
 /// # Errors
 ///
-/// If the kernel does not list the queues.
+/// If there is no socket.
 pub(super) async fn fittings(
     devices: &[Device],
+    mut queues: Queues,
     lead_to_pods: &BTreeSet<u32>,
     onlooker: &Onlooker,
 ) -> Result<BTreeMap<u32, Fittings>, NetlinkError> {
     let (connection, handle, _unsolicited) = new_connection().map_err(NetlinkError::Open)?;
     let driver = tokio::spawn(connection);
-    let mut queues = read_queues(&Lists::open()?).await?;
     let mut all = BTreeMap::new();
     for ifindex in
         devices.iter().filter(|device| matters(device, lead_to_pods, &onlooker.uplinks)).map(|device| device.ifindex)
@@ -55,24 +58,19 @@ pub(super) async fn fittings(
 }
 
 /// The kinds of every device's queues, in one go.
-async fn read_queues(lists: &Lists) -> Result<BTreeMap<u32, BTreeSet<String>>, NetlinkError> {
+pub(super) async fn read_queues(lists: &Lists) -> Result<Queues, NetlinkError> {
     let pick = |message| if let RouteNetlinkMessage::NewQueueDiscipline(queue) = message { Some(queue) } else { None };
     let wanted = RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default());
-    let mut queues: BTreeMap<u32, BTreeSet<String>> = BTreeMap::new();
+    let mut queues = Queues::new();
     for queue in lists.of("list queues", wanted, pick).await? {
         queues.entry(queue.header.index.cast_unsigned()).or_default().insert(kind(&queue).to_owned());
     }
     Ok(queues)
 }
 
-/// Devices with an `ingress` queue, by their index.
-pub(super) async fn ingress_queues(lists: &Lists) -> Result<BTreeSet<u32>, NetlinkError> {
-    let queues = match read_queues(lists).await {
-        // A kernel without queues says so by an error.
-        Err(NetlinkError::Request { .. }) => return Ok(BTreeSet::new()),
-        told => told?,
-    };
-    Ok(queues.into_iter().filter(|(_, kinds)| kinds.contains("ingress")).map(|(ifindex, _)| ifindex).collect())
+/// Whether a device has an `ingress` queue.
+pub(super) fn has_ingress_queue(queues: &Queues, ifindex: u32) -> bool {
+    queues.get(&ifindex).is_some_and(|kinds| kinds.contains("ingress"))
 }
 
 async fn add_filters(handle: &Handle, ifindex: u32, fittings: &mut Fittings) -> Option<()> {

@@ -27,6 +27,7 @@ use tokio::task::JoinHandle;
 
 pub use self::fittings::{Onlooker, remove_unused_clsact};
 use self::{
+    fittings::Queues,
     link::{carrier, device},
     list::Lists,
 };
@@ -87,11 +88,11 @@ pub fn survey(pods: BTreeSet<IpAddr>, onlooker: Option<Onlooker>) -> Surveying {
     tokio::task::spawn_blocking(move || {
         runtime.map_err(NetlinkError::Open)?.block_on(async {
             let routes = routes_to(&pods).await?;
-            let devices = interfaces().await?;
+            let (devices, queues) = devices_and_queues().await?;
             let routed_apart = routed_apart().await?;
             let lead_to_pods = routes.values().map(|route| route.ifindex).collect();
             let fittings = match onlooker {
-                Some(onlooker) => fittings::fittings(&devices, &lead_to_pods, &onlooker).await?,
+                Some(onlooker) => fittings::fittings(&devices, queues?, &lead_to_pods, &onlooker).await?,
                 None => BTreeMap::new(),
             };
             Ok(Survey { pods, routes, devices, routed_apart, fittings })
@@ -117,21 +118,30 @@ pub async fn surveyed(under_way: &mut Surveying) -> Result<Survey, NetlinkError>
 ///
 /// If the kernel refuses one of the lists, or does not come to the end of one before it changes.
 pub async fn interfaces() -> Result<Vec<Device>, NetlinkError> {
+    devices_and_queues().await.map(|(devices, _)| devices)
+}
+
+/// The same, and their queues: a kernel without any says so by an error.
+async fn devices_and_queues() -> Result<(Vec<Device>, Result<Queues, NetlinkError>), NetlinkError> {
     let lists = Lists::open()?;
     let links = links(&lists).await?;
     let mut addresses = read_addresses(&lists).await?;
     let routed = devices_with_default_route(&lists).await?;
-    let ingress_queues = fittings::ingress_queues(&lists).await?;
+    let queues = fittings::read_queues(&lists).await;
+    if let Err(error @ NetlinkError::Changing { .. }) = queues {
+        return Err(error);
+    }
+    let has_ingress_queue = |ifindex| queues.as_ref().is_ok_and(|all| fittings::has_ingress_queue(all, ifindex));
     let carriers: BTreeSet<u32> = links.iter().filter_map(carrier).collect();
     let mut devices: Vec<Device> = links.iter().filter_map(device).collect();
     for device in &mut devices {
         device.link.carries_others = carriers.contains(&device.ifindex);
-        device.link.has_ingress_queue = ingress_queues.contains(&device.ifindex);
+        device.link.has_ingress_queue = has_ingress_queue(device.ifindex);
         device.addresses = addresses.remove(&device.ifindex).unwrap_or_default();
         device.has_default_route = routed.contains(&device.ifindex);
     }
     devices.sort_by_key(|device| device.ifindex);
-    Ok(devices)
+    Ok((devices, queues))
 }
 
 async fn links(lists: &Lists) -> Result<Vec<LinkMessage>, NetlinkError> {

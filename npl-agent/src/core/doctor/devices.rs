@@ -2,11 +2,7 @@
 //! Checks of the Node's devices.
 
 use super::{Facts, Finding, kernel::ASK_AS_ROOT};
-use crate::core::devices::{Device, DeviceSelection, choose};
-
-/// What keeps filters away before Linux 6.6.
-const INGRESS_QUEUE: &str = "has an ingress qdisc, which holds no filters for what leaves: replace it by clsact, which holds \
-                             the same filters";
+use crate::core::devices::{Device, DeviceSelection, HAS_INGRESS_QUEUE, choose};
 
 /// Devices by which clients may come, and on which programs cannot stand.
 pub(super) fn devices(facts: &Facts) -> Finding {
@@ -29,7 +25,7 @@ pub(super) fn devices(facts: &Facts) -> Finding {
 
 fn refusal(facts: &Facts, device: &Device) -> Option<&'static str> {
     match choose(device, &DeviceSelection::Auto, &[], facts.is_carrying(device)) {
-        Ok(_) if device.link.has_ingress_queue && !facts.kernel.has_tcx => Some(INGRESS_QUEUE),
+        Ok(_) if device.link.has_ingress_queue && !facts.kernel.has_tcx => Some(HAS_INGRESS_QUEUE),
         Err(reason) if reason.is_refusal() => Some(reason.as_str()),
         Ok(_) | Err(_) => None,
     }
