@@ -268,14 +268,14 @@ impl Reconciler {
         let (failure, outcome) = match error {
             OpError::Reserve(ReserveError::Taken(_)) => (Failure::PortTaken, OpOutcome::PortTaken),
             OpError::SentTo { wait, .. } => {
-                let until = self.now().plus(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
+                let until = self.now().plus(millis(*wait));
                 (Failure::PortSentTo { until }, OpOutcome::PortSentTo)
             }
             OpError::Patch(patch) if patch.class() == crate::kube::patch::Class::Gone => {
                 (Failure::Gone, OpOutcome::Gone)
             }
             OpError::Reserve(_) | OpError::Patch(_) | OpError::Datapath(_) => {
-                let at = self.now().plus(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
+                let at = self.now().plus(millis(wait));
                 let is_full = matches!(error, OpError::Datapath(error) if error.is_full());
                 (if is_full { Failure::NoRoom { at } } else { Failure::Retry { at } }, OpOutcome::Retry)
             }
@@ -383,7 +383,7 @@ impl Reconciler {
     }
 
     fn now(&self) -> Moment {
-        Moment(u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX))
+        Moment(millis(self.started.elapsed()))
     }
 }
 
@@ -401,4 +401,8 @@ async fn until(at: Option<Instant>) {
         Some(at) => sleep_until(at).await,
         None => std::future::pending().await,
     }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
