@@ -55,6 +55,9 @@ reasons! {
     /// A packet or an ICMP error for what the Node itself has under way by a node port, as masquerading gives them; left to the
     /// host.
     OfHost = 10, "of_host";
+    /// A packet for the Node behind more IPv6 extension headers than any sender needs, one that is cut off, or a source route
+    /// that has not ended; passed on untranslated.
+    HeaderChain = 11, "header_chain";
 }
 
 /// Elements of the reason counters; more than there are, so that a new reason does not change the map.

@@ -23,6 +23,7 @@ use crate::{
 const IS_ICMP: i32 = i32::MAX;
 const IS_FRAGMENT: i32 = i32::MAX - 1;
 const IS_LEAVING: i32 = i32::MAX - 2;
+const IS_UNREADABLE: i32 = i32::MAX - 3;
 
 /// Looks closer at a packet whose IP header starts `L2` bytes in.
 #[inline(always)]
@@ -41,6 +42,7 @@ fn translate_family<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32
         IS_ICMP => translate_error::<F, H, L2>(skb(ctx)),
         IS_FRAGMENT => translate_fragment::<F, H, L2>(skb(ctx)),
         IS_LEAVING if !H::ON_ARRIVAL => note_leaving::<F, L2>(skb(ctx)),
+        IS_UNREADABLE if H::ON_ARRIVAL => judge_unreadable::<F, L2>(skb(ctx)),
         action if hold::release_noted::<H>(skb(ctx)) => action,
         _ => Verdict::drop(Reason::RewriteFailed).into_action(),
     }
@@ -49,7 +51,9 @@ fn translate_family<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32
 #[inline(never)]
 fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) -> i32 {
     let ctx = &TcContext::new(skb);
-    let Some(walk) = F::walk(ctx, L2) else { return Verdict::NOT_OURS.into_action() };
+    let Some(walk) = F::walk(ctx, L2) else {
+        return if H::ON_ARRIVAL { IS_UNREADABLE } else { Verdict::NOT_OURS.into_action() };
+    };
     if walk.location.protocol == F::ICMP {
         return IS_ICMP;
     }
@@ -95,6 +99,15 @@ fn translate_fragment<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) 
     let ctx = &TcContext::new(skb);
     let Some(walk) = F::walk(ctx, L2) else { return Verdict::NOT_OURS.into_action() };
     H::later_fragment::<F, L2>(ctx, walk).into_action()
+}
+
+/// What arrives for the Node behind headers that lead to no ports may have been for a mapping.
+#[inline(never)]
+fn judge_unreadable<F: Family, const L2: usize>(skb: *mut __sk_buff) -> i32 {
+    let destination = F::destination_of_chain(&TcContext::new(skb), L2);
+    let is_for_node = |addr| CONFIG.get(0).is_some_and(|config| F::local_index(config, addr).is_some());
+    let is_near = destination.is_some_and(is_for_node);
+    if is_near { Verdict::pass(Reason::HeaderChain) } else { Verdict::NOT_OURS }.into_action()
 }
 
 /// What leaves by a node port is the host's.

@@ -51,7 +51,7 @@ pub trait Family: Sized {
     /// Reads the IP header `L2` bytes in, and finds the transport header of a plain packet.
     fn locate<const L2: usize>(ctx: &impl Access) -> Result<Location<Self>, Other>;
     /// Reads the IP header at any offset, and goes over all that stands between it and the transport header. Nothing if
-    /// it is none, or leads to a transport header that is not for its destination.
+    /// it is none, or leads to no transport header that is for its destination.
     fn walk(ctx: &TcContext, l3: usize) -> Option<Walk<Self>>;
     /// Whether an ICMP message of this type tells of a packet that did not arrive.
     fn is_error(kind: u8) -> bool;
@@ -82,6 +82,11 @@ pub trait Family: Sized {
     #[inline(always)]
     fn is_primary(_config: &Config, _addr: Self::Addr) -> bool {
         false
+    }
+    /// The destination of a packet behind whose IP header, at this offset, others may stand that lead nowhere.
+    #[inline(always)]
+    fn destination_of_chain(_ctx: &TcContext, _l3: usize) -> Option<Self::Addr> {
+        None
     }
     /// The position of an address among the Node's; nothing if it is not one of them.
     fn local_index(config: &Config, addr: Self::Addr) -> Option<u8>;

@@ -123,6 +123,11 @@ impl Family for V6 {
     }
 
     #[inline(always)]
+    fn destination_of_chain(ctx: &TcContext, l3: usize) -> Option<Self::Addr> {
+        packet::load(ctx, l3 + Self::TAIL + offset_of!(Tail, destination))
+    }
+
+    #[inline(always)]
     fn is_error(kind: u8) -> bool {
         kind < FIRST_INFORMATION
     }

@@ -7,9 +7,10 @@ use npl_testkit::packet::tcp_flags::{ACK, SYN};
 
 use super::fragments::{L3, V6_HEADER};
 use super::scene::{SECOND_NODE_PORT, Udp, client, from, node, node_ip, pod, tcp, to, udp, with_mappings_of};
-use crate::counters::{first_request, reply, request};
+use crate::counters::{first_request, reason, reply, request};
 use crate::lab::{Lab, NEXT, Outcome};
 use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
+use npl_common::reason::Reason;
 
 pub(crate) const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
@@ -98,16 +99,31 @@ fn passes(lab: &mut Lab, program: &'static str, frame: Vec<u8>, changes: Vec<cra
 fn what_has_no_ports_to_be_found_is_not_ours() {
     in_v6(|lab| {
         let packet = udp(client(), node(), b"hello");
-        // One more than any sender needs, a source route that has not ended, an integrity check over the addresses.
-        passes(lab, PROG_INGRESS, extended(&packet, &[(DESTINATION_OPTIONS, SIX); 7]), vec![]);
-        passes(lab, PROG_INGRESS, extended(&packet, &[(ROUTING, &[4, 1, 0, 0, 0, 0])]), vec![]);
+        // An integrity check over the addresses.
         passes(lab, PROG_INGRESS, extended(&packet, &[(AUTHENTICATION, &[0; 14])]), vec![]);
-        // A header that claims to be longer than the packet, and one that is cut off.
+        // A header that claims to be longer than the packet.
         let mut lies = extended(&packet, &[(DESTINATION_OPTIONS, SIX)]);
         lies[HEADER_END + 1] = 0xff;
         passes(lab, PROG_INGRESS, lies, vec![]);
-        let cut = extended(&packet, &[(DESTINATION_OPTIONS, SIX)])[..HEADER_END + 2].to_vec();
-        passes(lab, PROG_INGRESS, cut, vec![]);
+    });
+}
+
+#[test]
+fn header_chain_without_an_end_is_passed_and_counted_where_it_is_for_the_node() {
+    in_v6(|lab| {
+        let for_the_node = udp(client(), node(), b"hello");
+        let for_others = udp(client(), (pod().ip(), 61_000).into(), b"hello");
+        for (packet, changes) in [(for_the_node, reason(Reason::HeaderChain)), (for_others, vec![])] {
+            let too_many = extended(&packet, &[(DESTINATION_OPTIONS, SIX); 7]);
+            let cut = extended(&packet, &[(DESTINATION_OPTIONS, SIX)])[..HEADER_END + 2].to_vec();
+            let routed_on = extended(&packet, &[(ROUTING, &[4, 1, 0, 0, 0, 0])]);
+            for frame in [too_many, cut, routed_on] {
+                passes(lab, PROG_INGRESS, frame, changes.clone());
+            }
+        }
+        // What leaves is others' as well as ours, and nothing tells.
+        let answer = extended(&udp(pod(), client(), b"hello"), &[(DESTINATION_OPTIONS, SIX); 7]);
+        passes(lab, PROG_EGRESS, answer, vec![]);
     });
 }
 
