@@ -8,7 +8,7 @@ use crate::{
     core::{
         model::{Backend, Frontend, PodKey},
         observed::Observed,
-        op::Op,
+        op::{Op, Strays},
     },
     datapath::{Datapath, DatapathError},
     guard::Guard,
@@ -77,8 +77,7 @@ enum Subject {
 impl Subject {
     fn of(op: &Op) -> Self {
         match op {
-            Op::Reserve(frontend)
-            | Op::ReserveSilent(frontend)
+            Op::Reserve(frontend, _)
             | Op::AllowSources(frontend, _)
             | Op::UpsertMapping(frontend, _)
             | Op::RemoveMapping(frontend)
@@ -128,13 +127,7 @@ impl Executor {
 
     fn execute_one(&mut self, op: &Op) -> Outcome {
         match op {
-            Op::Reserve(frontend) => self.reservations.reserve(*frontend)?,
-            Op::ReserveSilent(frontend) => {
-                if let Some(wait) = self.datapath.silent_in(*frontend)? {
-                    return Err(OpError::SentTo { frontend: *frontend, wait });
-                }
-                self.reservations.reserve(*frontend)?;
-            }
+            Op::Reserve(frontend, strays) => self.reserve(*frontend, *strays)?,
             Op::AllowSources(frontend, ranges) => self.datapath.allow_sources(*frontend, ranges)?,
             Op::UpsertMapping(frontend, backend) => self.datapath.upsert_mapping(*frontend, *backend)?,
             Op::RemoveMapping(frontend) => self.datapath.remove_mapping(*frontend)?,
@@ -146,6 +139,17 @@ impl Executor {
             }
         }
         Ok(Some(()))
+    }
+
+    fn reserve(&mut self, frontend: Frontend, strays: Strays) -> Result<(), OpError> {
+        let wait = match strays {
+            Strays::Tolerated => None,
+            Strays::Refused => self.datapath.silent_in(frontend)?,
+        };
+        match wait {
+            Some(wait) => Err(OpError::SentTo { frontend, wait }),
+            None => Ok(self.reservations.reserve(frontend)?),
+        }
     }
 
     /// The next answer of the API server; waits for ever while nothing is under way.

@@ -254,7 +254,7 @@ impl Reconciler {
             }
             Op::RemoveMapping(frontend) => info!(%frontend, "mapping removed"),
             Op::WritePod { pod, .. } => debug!(%pod, ?op, "Pod written"),
-            Op::Reserve(frontend) | Op::ReserveSilent(frontend) | Op::Release(frontend) => {
+            Op::Reserve(frontend, _) | Op::Release(frontend) => {
                 debug!(%frontend, ?op, "op done");
             }
         }

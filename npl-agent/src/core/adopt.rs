@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::{
     annotation,
     model::{Backend, Frontend, Moment, Pod},
-    op::{Attempt, Op},
+    op::{Attempt, Op, Strays},
     ports::{Claim, Owner},
     select::{Placement, Selector, WantedPort},
     state::State,
@@ -19,7 +19,7 @@ pub(super) fn reservations(state: &State, now: Moment) -> Vec<Op> {
     let is_held = |frontend: &Frontend| observed.reservations.contains(frontend) || state.ports.is_taken(*frontend);
     let missing = observed.mappings.keys().filter(|frontend| !is_held(frontend));
     let is_due = |op: &Op| !state.is_delayed(&Attempt::of(op), now);
-    missing.map(|frontend| Op::Reserve(*frontend)).filter(is_due).collect()
+    missing.map(|frontend| Op::Reserve(*frontend, Strays::Tolerated)).filter(is_due).collect()
 }
 
 /// Gives every mapping in the datapath its owner, and every Pod the free ports that its annotation names.

@@ -12,9 +12,7 @@ use super::{
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Op {
     /// Bind the port's socket so that no other process takes it.
-    Reserve(Frontend),
-    /// The same, unless datagrams have come to it lately although it led nowhere: see [`npl_common::stray`].
-    ReserveSilent(Frontend),
+    Reserve(Frontend, Strays),
     /// Let these use the mapping, if it is a restricted one; nobody else is let in or shut out.
     AllowSources(Frontend, BTreeSet<SourceRange>),
     /// Write the mapping; an existing one of the same frontend is replaced at once.
@@ -36,6 +34,15 @@ pub enum Op {
     Release(Frontend),
 }
 
+/// Whether a port is taken to which datagrams have come lately although it led nowhere: see [`npl_common::stray`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Strays {
+    /// It leads somewhere already, or no other port is free.
+    Tolerated,
+    /// Another one is to be chosen.
+    Refused,
+}
+
 /// What happens to a Pod's annotation, or to the condition that its readiness waits for.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PodWrite {
@@ -52,7 +59,7 @@ pub enum PodWrite {
 pub enum Failure {
     /// Of [`Op::Reserve`]: another process has the port. Another one is chosen.
     PortTaken,
-    /// Of [`Op::ReserveSilent`]: somebody talks to whoever had the port before. Another one is chosen, if there is one.
+    /// Of [`Strays::Refused`]: somebody talks to whoever had the port before. Another one is chosen, if there is one.
     PortSentTo {
         /// When it counts as silent, if it is from now on.
         until: Moment,
@@ -86,7 +93,7 @@ pub(super) enum Attempt {
 impl Attempt {
     pub(super) fn of(op: &Op) -> Self {
         match op {
-            Op::Reserve(frontend) | Op::ReserveSilent(frontend) => Self::Reserve(*frontend),
+            Op::Reserve(frontend, _) => Self::Reserve(*frontend),
             Op::AllowSources(frontend, _) => Self::AllowSources(*frontend),
             Op::UpsertMapping(frontend, _) => Self::Upsert(*frontend),
             Op::WritePod { uid, .. } => Self::WritePod(uid.clone()),

@@ -185,10 +185,7 @@ impl State {
         match (is_over, is_reserved) {
             (true, true) => return Step::Needs(Op::Release(frontend)),
             (true, false) => return Step::Settled,
-            (false, false) if !is_taken && self.ports.is_new(frontend) => {
-                return Step::Needs(Op::ReserveSilent(frontend));
-            }
-            (false, false) if !is_taken => return Step::Needs(Op::Reserve(frontend)),
+            (false, false) if !is_taken => return Step::Needs(Op::Reserve(frontend, self.ports.strays(frontend))),
             (false, false) if !leads_home => return Step::Waiting,
             (false, false | true) => {}
         }
@@ -239,10 +236,9 @@ impl State {
     /// The Pods whose mappings are being made: their annotations wait, so that each is written once.
     fn owners_of(&self, ops: &[Op]) -> BTreeSet<PodUid> {
         let frontend = |op: &Op| match op {
-            Op::Reserve(frontend)
-            | Op::ReserveSilent(frontend)
-            | Op::AllowSources(frontend, _)
-            | Op::UpsertMapping(frontend, _) => Some(*frontend),
+            Op::Reserve(frontend, _) | Op::AllowSources(frontend, _) | Op::UpsertMapping(frontend, _) => {
+                Some(*frontend)
+            }
             Op::WritePod { .. } | Op::RemoveMapping(_) | Op::ForgetSources(..) | Op::Release(_) => None,
         };
         let claims = ops.iter().filter_map(frontend).filter_map(|frontend| self.ports.get(frontend));

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     model::{Backend, Family, Frontend, Moment, NodePort, PodKey, PodUid, Protocol},
+    op::Strays,
     select::WantedPort,
     settings::PortRange,
     sources::Sources,
@@ -226,11 +227,12 @@ impl PortTable {
         sent_to.min_by_key(|(_, until)| **until).map(|(frontend, _)| *frontend)
     }
 
-    /// Whether nobody but the former owner's clients can have heard of a claim, and it matters to them who has it: a
+    /// Refused where nobody but the former owner's clients can have heard of a claim, and it matters to them who has it: a
     /// connection notices, datagrams do not. Not where the port was chosen although they were heard.
-    pub(super) fn is_new(&self, frontend: Frontend) -> bool {
+    pub(super) fn strays(&self, frontend: Frontend) -> Strays {
         let was_mapped = self.claims.get(&frontend).is_none_or(|claim| claim.was_mapped);
-        frontend.protocol == Protocol::Udp && !was_mapped && !self.sent_to.contains_key(&frontend)
+        let is_new = frontend.protocol == Protocol::Udp && !was_mapped && !self.sent_to.contains_key(&frontend);
+        if is_new { Strays::Refused } else { Strays::Tolerated }
     }
 
     /// Takes in that somebody still sends datagrams to a port that leads nowhere.

@@ -202,7 +202,7 @@ impl State {
         self.retries.remove(&Attempt::of(op));
         let observed = self.observed.get_or_insert_default();
         match op {
-            Op::Reserve(frontend) | Op::ReserveSilent(frontend) => {
+            Op::Reserve(frontend, _) => {
                 observed.reservations.insert(*frontend);
                 self.ports.unmark_taken(*frontend);
                 self.touch(*frontend);
@@ -255,11 +255,11 @@ impl State {
         };
         match (op, failure) {
             (Op::WritePod { uid, .. }, _) if self.departed.remove(uid) => return,
-            (Op::Reserve(frontend) | Op::ReserveSilent(frontend), Failure::PortTaken) => {
+            (Op::Reserve(frontend, _), Failure::PortTaken) => {
                 self.ports.mark_taken(*frontend, now.plus(TAKEN_MILLIS));
                 return self.give_way(*frontend);
             }
-            (Op::ReserveSilent(frontend), Failure::PortSentTo { until }) => {
+            (Op::Reserve(frontend, _), Failure::PortSentTo { until }) => {
                 self.ports.mark_sent_to(*frontend, until);
                 return self.give_way(*frontend);
             }
@@ -281,8 +281,7 @@ impl State {
                 self.touch(*frontend);
             }
             (
-                Op::Reserve(frontend)
-                | Op::ReserveSilent(frontend)
+                Op::Reserve(frontend, _)
                 | Op::AllowSources(frontend, _)
                 | Op::UpsertMapping(frontend, _)
                 | Op::RemoveMapping(frontend)

@@ -85,12 +85,7 @@ impl Guard {
                 self.tell(News::One(*frontend, Some(endpoint(*frontend, backend))));
             }
             Op::RemoveMapping(frontend) => self.tell(News::One(*frontend, None)),
-            Op::Reserve(_)
-            | Op::ReserveSilent(_)
-            | Op::AllowSources(..)
-            | Op::WritePod { .. }
-            | Op::ForgetSources(..)
-            | Op::Release(_) => {}
+            Op::Reserve(..) | Op::AllowSources(..) | Op::WritePod { .. } | Op::ForgetSources(..) | Op::Release(_) => {}
         }
     }
 

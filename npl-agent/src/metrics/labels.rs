@@ -118,7 +118,7 @@ pub(super) enum OpName {
 impl OpName {
     pub(super) const fn of(op: &Op) -> Self {
         match op {
-            Op::Reserve(_) | Op::ReserveSilent(_) => Self::Reserve,
+            Op::Reserve(..) => Self::Reserve,
             Op::AllowSources(..) => Self::AllowSources,
             Op::UpsertMapping(..) => Self::UpsertMapping,
             Op::WritePod { value: PodWrite::Set(_) | PodWrite::Withdraw, .. } => Self::Annotate,

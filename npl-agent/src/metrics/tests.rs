@@ -11,7 +11,7 @@ use super::{Counts, DatapathCounters, EventOutcome, FamilyTotals, Metrics, OpOut
 use crate::{
     core::{
         model::{Family, Frontend, NodePort, Protocol},
-        op::Op,
+        op::{Op, Strays},
     },
     kube::{failure::FailureKind, watch::Subject},
     uplinks::Coverage,
@@ -36,7 +36,7 @@ impl DatapathCounters for Fixed {
 fn filled() -> String {
     let metrics = Metrics::new(Arc::new(Fixed));
     let frontend = Frontend { family: Family::V4, node_port: NodePort(61000), protocol: Protocol::Tcp };
-    metrics.op(&Op::Reserve(frontend), OpOutcome::PortTaken);
+    metrics.op(&Op::Reserve(frontend, Strays::Refused), OpOutcome::PortTaken);
     metrics.pass(Duration::from_millis(1), Some(UNIX_EPOCH + Duration::from_secs(7)));
     metrics.patched(PatchOutcome::TimedOut, Duration::from_secs(10));
     metrics.event(EventOutcome::Repeated);

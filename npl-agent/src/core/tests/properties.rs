@@ -14,7 +14,7 @@ use crate::core::{
         ContainerPort, Family, Frontend, Gate, Node, NodePort, ObjectKey, Pod, PodPort, PodUid, Protocol, Service,
         ServicePort, ServiceType, ServiceUid, TargetPort,
     },
-    op::{Op, PodWrite},
+    op::{Op, PodWrite, Strays},
     problem::Cause,
     snapshot::Change,
     sources::{AllowList, SourceRange},
@@ -289,9 +289,9 @@ proptest! {
             // A terminating Pod keeps naming what it had, as long as an agent is there to keep the port from others.
             let is_emptied = |key: &ObjectKey| chaos.world.pods[key].is_terminating;
             let is_expected = match &op {
-                Op::Reserve(_) => true,
+                Op::Reserve(_, Strays::Tolerated) => true,
                 Op::WritePod { pod, value: PodWrite::Set(value), .. } => value == "[]" && is_emptied(pod),
-                Op::ReserveSilent(_)
+                Op::Reserve(_, Strays::Refused)
                 | Op::AllowSources(..)
                 | Op::UpsertMapping(..)
                 | Op::WritePod { .. }

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::core::{
     model::{Pod, PodUid},
-    op::{Op, PodWrite},
+    op::{Op, PodWrite, Strays},
     ports::Phase,
     snapshot::Change,
 };
@@ -209,7 +209,7 @@ fn before_the_lists_are_there_ports_of_mappings_are_reserved_and_nothing_else_is
     // Another process takes one of them between the agents.
     world.stolen.insert(ports[1]);
     world.start_without_lists();
-    assert_eq!(world.settle(), [Op::Reserve(ports[0]), Op::Reserve(ports[1])]);
+    assert_eq!(world.settle(), [ports[0], ports[1]].map(|port| Op::Reserve(port, Strays::Tolerated)));
     assert_eq!(world.real.reservations, BTreeSet::from([ports[0]]));
     let (kept, moved) = (world.published(&key("a/p")), world.published(&key("a/q")));
     world.list();

@@ -218,7 +218,7 @@ fn show(text: &mut String, ops: &[Op]) {
 
 fn told(op: &Op) -> String {
     match op {
-        Op::Reserve(frontend) | Op::ReserveSilent(frontend) => format!("reserve {frontend}"),
+        Op::Reserve(frontend, _) => format!("reserve {frontend}"),
         Op::AllowSources(frontend, ranges) => format!("allow {frontend} from {}", list(ranges)),
         Op::UpsertMapping(frontend, to) => {
             let restricted = if to.is_restricted { ", restricted" } else { "" };

@@ -10,7 +10,7 @@ use crate::core::{
     annotation::{self, SeenEntry},
     model::{Backend, Family, Frontend, Gate, Moment, Node, Pod, PodKey, PodUid, Protocol, Service, ServiceKey},
     observed::Observed,
-    op::{Attempt, Failure, Op, PodWrite},
+    op::{Attempt, Failure, Op, PodWrite, Strays},
     settings::{AnnotationFormat, NodeIpSource, Settings},
     snapshot::Change,
     sources::SourceRange,
@@ -169,8 +169,7 @@ impl World {
                 }
                 result
             }
-            Op::Reserve(_)
-            | Op::ReserveSilent(_)
+            Op::Reserve(..)
             | Op::AllowSources(..)
             | Op::UpsertMapping(..)
             | Op::RemoveMapping(_)
@@ -200,13 +199,13 @@ impl World {
     /// Carries out an op on the kernel or the sockets, which must be ready for it.
     pub(super) fn kernel(&mut self, op: &Op) -> Result<(), Failure> {
         match op {
-            Op::ReserveSilent(frontend) if self.sent_to.contains(frontend) => {
+            Op::Reserve(frontend, Strays::Refused) if self.sent_to.contains(frontend) => {
                 return Err(Failure::PortSentTo { until: self.now.plus(120_000) });
             }
-            Op::Reserve(frontend) | Op::ReserveSilent(frontend) if self.stolen.contains(frontend) => {
+            Op::Reserve(frontend, _) if self.stolen.contains(frontend) => {
                 return Err(Failure::PortTaken);
             }
-            Op::Reserve(frontend) | Op::ReserveSilent(frontend) => {
+            Op::Reserve(frontend, _) => {
                 assert!(self.real.reservations.insert(*frontend), "{op:?}: reserved twice");
             }
             Op::AllowSources(frontend, ranges) => return self.allow(*frontend, ranges),

@@ -267,8 +267,8 @@ fn exhaustion_is_told_and_ends_with_the_first_free_port() {
             start
             pod default/a app=web 10.0.0.5
                 reserve 61000/tcp IPv4
-                reserve 61001/tcp IPv4
                 reserve 61000/udp IPv4
+                reserve 61001/tcp IPv4
                 map 61000/tcp IPv4 -> 10.0.0.5 9090
                 map 61000/udp IPv4 -> 10.0.0.5 53
                 map 61001/tcp IPv4 -> 10.0.0.5 8080

@@ -71,8 +71,8 @@ fn a_port_of_another_process_is_left_for_the_next() {
                 map 61002/tcp IPv4 -> 10.0.0.5 8080
                 annotate default/web-0 8080=192.0.2.1:61001/udp 8080=192.0.2.1:61002/tcp
             pod default/web-1 app=web 10.0.0.6
-                reserve 61003/tcp IPv4
                 reserve 61000/udp IPv4
+                reserve 61003/tcp IPv4
                 map 61000/udp IPv4 -> 10.0.0.6 8080
                 map 61003/tcp IPv4 -> 10.0.0.6 8080
                 annotate default/web-1 8080=192.0.2.1:61000/udp 8080=192.0.2.1:61003/tcp

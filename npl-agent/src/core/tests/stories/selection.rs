@@ -79,10 +79,10 @@ fn ports_of_all_services_are_united_and_written_at_once() {
             service default/two app=web tier=front http/tcp 9090/tcp
             start
             pod default/web-0 app=web tier=front port=http:8080/tcp port=dns:53/udp port=dns:5353/udp 10.0.0.5
-                reserve 61002/tcp IPv4
-                reserve 61003/tcp IPv4
                 reserve 61000/udp IPv4
                 reserve 61001/udp IPv4
+                reserve 61002/tcp IPv4
+                reserve 61003/tcp IPv4
                 map 61000/udp IPv4 -> 10.0.0.5 53
                 map 61001/udp IPv4 -> 10.0.0.5 5353
                 map 61002/tcp IPv4 -> 10.0.0.5 8080
@@ -150,8 +150,8 @@ fn host_ports_and_the_host_network_are_echoed() {
             pod default/host app=web hostnet 192.0.2.1
                 annotate default/host 53=192.0.2.1:53/udp 8080=192.0.2.1:8080/tcp 9090=192.0.2.1:9090/tcp
             pod default/here app=web port=a:8080/tcp@192.0.2.1:81 port=b:9090/udp@9090 10.0.0.6
-                reserve 61002/tcp IPv4
                 reserve 61001/udp IPv4
+                reserve 61002/tcp IPv4
                 map 61001/udp IPv4 -> 10.0.0.6 53
                 map 61002/tcp IPv4 -> 10.0.0.6 9090
                 annotate default/here 8080=192.0.2.1:81/tcp 53=192.0.2.1:61001/udp 9090=192.0.2.1:61002/tcp
