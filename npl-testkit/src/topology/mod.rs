@@ -186,6 +186,27 @@ impl Topology {
         let netns = run.netns(&format!("{}pod-{name}", self.prefix))?;
         let host_device = format!("npl{}", self.made);
         self.join(&host_device, FIRST_POD_INDEX + u32::from(self.made), &netns)?;
+        self.route_pod(&netns, &host_device, addresses)?;
+        let device = Device::new(&netns, "eth0");
+        let host_device = Device::new(&self.node, &host_device);
+        Ok(Pod { name: name.to_owned(), netns, addresses, device, host_device })
+    }
+
+    /// Joins a Pod by a pair of netkit's, under the names that its pair of veth's had. `ip` cannot name the other end, which
+    /// the kernel does, by the first number that is free.
+    pub fn put_behind_netkit(&self, pod: &Pod) -> Result<()> {
+        let host_device = pod.host_device.name();
+        let peer = pod.netns.name();
+        self.node.ip(&format!("link del {host_device}\nlink add {host_device} type netkit"))?;
+        self.node.ip(&format!("link set nk0 netns {peer} name eth0\nlink set {host_device} up"))?;
+        pod.netns.ip("link set eth0 up")?;
+        wait_for_carrier(&self.node, host_device)?;
+        wait_for_carrier(&pod.netns, "eth0")?;
+        self.route_pod(&pod.netns, host_device, pod.addresses)
+    }
+
+    /// Gives a Pod its addresses, and both ends of its pair their routes.
+    fn route_pod(&self, netns: &Netns, host_device: &str, addresses: PodAddresses) -> Result<()> {
         let PodAddresses { v4, v6 } = addresses;
         self.node.ip(&format!(
             "addr add fe80::1/64 dev {host_device} nodad\n\
@@ -202,9 +223,7 @@ impl Topology {
              route add default via 169.254.1.1 dev eth0\n\
              route add default via fe80::1 dev eth0"
         ))?;
-        let device = Device::new(&netns, "eth0");
-        let host_device = Device::new(&self.node, &host_device);
-        Ok(Pod { name: name.to_owned(), netns, addresses, device, host_device })
+        Ok(())
     }
 
     /// Joins the Node's device `name` with `eth0` of `peer`.

@@ -10,6 +10,7 @@ mod foreign;
 mod fragments;
 mod guard;
 mod masquerade;
+mod netkit;
 mod offload;
 mod oracle;
 mod past_others;

@@ -79,7 +79,7 @@ fn forwarded_for_transfers(world: &World) -> u64 {
 
 /// Few packets of transfers take the stack of a Node that offloads, beside what takes it otherwise; none is invalid.
 #[track_caller]
-fn assert_most_packets_pass_by(mut world: World) {
+pub(super) fn assert_most_packets_pass_by(mut world: World) {
     let offloaded = forwarded_for_transfers(&world);
     world.follow(Forwarding::Stack);
     let by_the_stack = forwarded_for_transfers(&world);

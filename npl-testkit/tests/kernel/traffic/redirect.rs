@@ -74,7 +74,7 @@ pub(super) fn redirected_over_a_bridge() -> World {
 
 /// Requests by both protocols and families, and transfers in both directions.
 #[track_caller]
-fn assert_served(world: &World) {
+pub(super) fn assert_served(world: &World) {
     for _ in 0..3 {
         world.assert_answers();
     }
