@@ -58,7 +58,7 @@ pub enum Progress {
 }
 
 impl<'k, F: Family> Flow<'k, F> {
-    /// The flow between a client and a Pod; `key` is [`Family::flow_key`] of the same.
+    /// The flow between a client and a Pod; `key` is [`crate::family::Tables::flow_key`] of the same.
     #[inline(always)]
     pub fn new(seed: u64, ends: &Ends<F>, protocol: u8, key: &'k F::FlowKey) -> Option<Self> {
         let hash = hash(seed, ends, protocol);

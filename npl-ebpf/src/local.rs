@@ -11,7 +11,7 @@ use aya_ebpf::{
 use npl_common::{config::Config, mapping::Frontend};
 
 use crate::{
-    family::{Backend, End, Family, Peer, V4, V6},
+    family::{Backend, End, Family, Peer, Tables, V4, V6},
     maps::CONFIG,
     stats, stray,
 };
@@ -20,8 +20,8 @@ use crate::{
 pub trait Place {
     type Family: Family;
 
-    fn addr(call: *const bpf_sock_addr) -> <Self::Family as Family>::Addr;
-    fn set_addr(call: *mut bpf_sock_addr, addr: <Self::Family as Family>::Addr);
+    fn addr(call: *const bpf_sock_addr) -> <Self::Family as Tables>::Addr;
+    fn set_addr(call: *mut bpf_sock_addr, addr: <Self::Family as Tables>::Addr);
 }
 
 /// An IPv4 address.
