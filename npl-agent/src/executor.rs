@@ -4,6 +4,8 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use tracing::{debug, info};
+
 use crate::{
     core::{
         model::{Backend, Frontend, PodKey},
@@ -158,8 +160,22 @@ impl Executor {
         (Op::WritePod { pod, uid, value }, result)
     }
 
-    /// Forgets what an op's subject failed with before.
+    /// Tells of an op that was carried out, and forgets what its subject failed with before.
     pub fn succeeded(&mut self, op: &Op) {
+        match op {
+            Op::UpsertMapping(frontend, backend) => {
+                info!(%frontend, pod_ip = %backend.pod_ip, pod_port = %backend.pod_port, "mapping written");
+            }
+            Op::AllowSources(frontend, ranges) => info!(%frontend, ranges = ranges.len(), "sources allowed"),
+            Op::ForgetSources(frontend, ranges) => {
+                info!(%frontend, ranges = ranges.len(), "sources not allowed any more");
+            }
+            Op::RemoveMapping(frontend) => info!(%frontend, "mapping removed"),
+            Op::WritePod { pod, .. } => debug!(%pod, ?op, "Pod written"),
+            Op::Reserve(frontend, _) | Op::Release(frontend) => {
+                debug!(%frontend, ?op, "op done");
+            }
+        }
         self.guard.note(op);
         self.failures.remove(&Subject::of(op));
     }

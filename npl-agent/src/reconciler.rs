@@ -244,20 +244,6 @@ impl Reconciler {
     }
 
     fn succeeded(&mut self, op: &Op) {
-        match op {
-            Op::UpsertMapping(frontend, backend) => {
-                info!(%frontend, pod_ip = %backend.pod_ip, pod_port = %backend.pod_port, "mapping written");
-            }
-            Op::AllowSources(frontend, ranges) => info!(%frontend, ranges = ranges.len(), "sources allowed"),
-            Op::ForgetSources(frontend, ranges) => {
-                info!(%frontend, ranges = ranges.len(), "sources not allowed any more");
-            }
-            Op::RemoveMapping(frontend) => info!(%frontend, "mapping removed"),
-            Op::WritePod { pod, .. } => debug!(%pod, ?op, "Pod written"),
-            Op::Reserve(frontend, _) | Op::Release(frontend) => {
-                debug!(%frontend, ?op, "op done");
-            }
-        }
         self.executor.succeeded(op);
         self.state.done(op, self.now());
         self.metrics.op(op, OpOutcome::Done);

@@ -268,10 +268,7 @@ impl State {
                 self.touch_all_of(uid);
                 return;
             }
-            (
-                Op::WritePod { pod, uid, value },
-                Failure::Retry { .. } | Failure::NoRoom { .. } | Failure::PortTaken | Failure::PortSentTo { .. },
-            ) => {
+            (Op::WritePod { pod, uid, value }, _) => {
                 self.writes.insert(uid.clone(), Write::Unconfirmed(value.clone()));
                 self.touch_all_of(uid);
                 self.unpublished.insert(pod.clone());
