@@ -31,6 +31,7 @@ pub mod echo;
 pub mod foreign;
 pub mod http;
 pub mod interrupt;
+pub mod kernel;
 pub mod live_frames;
 pub mod maps;
 pub mod meter;

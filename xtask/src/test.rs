@@ -61,8 +61,9 @@ const GUEST_DEADLINE: Duration = Duration::from_hours(1);
 /// The test that loads every program as the agent does.
 const LOADING_TEST: &str = "every_program_loads_with_the_rights_of_the_agent";
 
-/// The story of the agent's that sets the clock of its machine.
-const CLOCK_STORY: [&str; 2] = ["--ignored", "clock::"];
+/// What is told of the agent on an emulated machine, one after the other: the story of a bond, which not every kernel has, and
+/// the one that sets the clock of its machine.
+const OWN_MACHINE_STORIES: [&str; 4] = ["--test-threads=1", "--include-ignored", "bond::", "clock::"];
 
 /// What is told of a real cluster on a machine with another kernel and control groups of version 2 alone.
 const EMULATED_STORIES: [&str; 3] = ["the_agent_is_ready", "every_client_is_answered", "a_node_reaches_its_own_pods"];
@@ -190,7 +191,8 @@ fn run_emulated(options: &Options, binaries: &[TestBinary], parts: &Parts, tally
     let step = |(name, guest): (String, Guest)| (name, move |counts: &mut Counts| run_guest(&guest, counts));
     tally.side_by_side(guests.into_iter().map(step).collect())?;
     for binary in of_kind(Kind::Agent).filter(|_| options.emulated.is_none()) {
-        let name = format!("tests: {} while its clock is set, under kernel {newest}, emulated", binary.name);
+        let name =
+            format!("tests: {} on a bond, and while its clock is set, under kernel {newest}, emulated", binary.name);
         let guest = guest_with_clock(*newest, binary, parts);
         tally.tests(&name, |counts| run_guest(&guest, counts))?;
     }
@@ -217,7 +219,7 @@ fn run_guest(guest: &Guest, counts: &mut Counts) -> Result<bool> {
 /// A guest with an API server and an agent, and a clock that is nobody else's.
 fn guest_with_clock(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> Guest {
     let mut test = Command::new(&binary.executable);
-    test.args(CLOCK_STORY).env("NPL_PATIENCE", EMULATED_PATIENCE);
+    test.args(OWN_MACHINE_STORIES).env("NPL_PATIENCE", EMULATED_PATIENCE);
     parts.pass_to(&mut test);
     let copies = parts.of_agent().chain([paths::root().join("deploy")]).collect();
     Guest { name: "clock".to_owned(), kernel, memory_megabytes: 4096, test, programs: &["kubectl"], copies }

@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "what fails here ends the test")]
 
 mod bad_input;
+mod bond;
 mod changes;
 mod clock;
 mod contract;

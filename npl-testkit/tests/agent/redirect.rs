@@ -10,14 +10,14 @@ use npl_testkit::{poll, traffic};
 use crate::world::{LIMIT, World};
 
 /// A Node that forwards nothing: only what is redirected gets through.
-const NOTHING_IS_FORWARDED: &str = "
+pub(crate) const NOTHING_IS_FORWARDED: &str = "
 table inet npl_test {
   chain forward {
     type filter hook forward priority filter; policy drop;
   }
 }";
 
-fn wait_for_redirected_pods(world: &World, count: usize) {
+pub(crate) fn wait_for_redirected_pods(world: &World, count: usize) {
     let status = || world.agent_options(&[]).command_json("status").unwrap();
     let is_reached = || (status().get("redirectedPods").unwrap().as_array().unwrap().len() == count).then_some(());
     poll::until(&format!("{count} redirected Pods"), LIMIT, is_reached).unwrap();

@@ -14,6 +14,7 @@ use npl_agent::datapath::{Datapath, DatapathError};
 use npl_agent::netlink;
 use npl_agent::uplinks::{Coverage, Uplinks};
 use npl_testkit::echo::EchoServer;
+use npl_testkit::kernel;
 use npl_testkit::mounts::BpfFs;
 use npl_testkit::netns::Netns;
 use npl_testkit::poll;
@@ -269,5 +270,5 @@ pub(crate) fn replacements() -> u64 {
 
 /// Whether the processor is the emulator's, which takes its time.
 pub(crate) fn is_emulated() -> bool {
-    std::fs::read_to_string("/proc/cpuinfo").unwrap().contains("QEMU")
+    kernel::is_emulated().unwrap()
 }

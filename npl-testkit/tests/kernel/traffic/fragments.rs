@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 use npl_agent::core::model::Protocol;
 use npl_testkit::echo::EchoServer;
 use npl_testkit::packet::Packet;
-use npl_testkit::topology::Offload;
+use npl_testkit::poll;
+use npl_testkit::topology::{Device, Offload};
 use npl_testkit::traffic::{self, REQUEST_LIMIT, udp_exchange};
 
 use super::firewall::load_rules;
@@ -70,7 +71,7 @@ fn replies_that_the_node_cuts_are_translated() {
 pub(super) const ORDERS: [[usize; 4]; 5] = [[0, 1, 2, 3], [3, 2, 1, 0], [1, 2, 3, 0], [2, 0, 3, 1], [1, 0, 2, 3]];
 
 /// Sends a question of four fragments in every order; whose answers come back.
-fn ask_in_every_order(world: &World, servers: [SocketAddr; 2]) -> Vec<String> {
+pub(super) fn ask_in_every_order(world: &World, servers: [SocketAddr; 2]) -> Vec<String> {
     // What came early waits where it came.
     stay_on_this_processor();
     let wire = wire::open(&world.topology.client().device, &world.topology.client().uplink);
@@ -109,4 +110,37 @@ fn fragments_for_the_node_itself_may_come_in_any_order_too() {
     world.assert_answers();
     let _server = EchoServer::start_in(world.node(), "node", &[9090]).unwrap();
     assert_eq!(ask_in_every_order(&world, world.node_ips().map(|ip| (ip, 9090).into())), ["node"; 10]);
+}
+
+/// The first Pod sends answers of four fragments in every order, by a wire of its own that leads to `gateway`: the client of
+/// an open conversation gets them all, whole and from whom it has asked.
+#[track_caller]
+pub(super) fn answer_in_every_order(world: &World, gateway: &Device) {
+    stay_on_this_processor();
+    let wire = wire::open(&world.pod().device, gateway);
+    for (server, pod_ip) in world.frontends().into_iter().zip(world.pod().ips()) {
+        let socket = traffic::udp_socket(world.client(), server, true).unwrap();
+        let client = traffic::udp_ask(&socket, "who answers?").unwrap().client;
+        for (number, order) in (0_u32..).zip(ORDERS) {
+            let answer = format!("answer {number} of {} ", world.pod().name).repeat(5000).into_bytes()[..5000].to_vec();
+            let mut datagram = Packet::udp((pod_ip, POD_PORT).into(), client, &answer);
+            datagram.ethernet = Some(wire.ethernet());
+            let frames = pieces(&datagram, 0x4e50 + number, 1400);
+            for at in order {
+                wire.send(&frames[at]).unwrap();
+            }
+            socket.set_read_timeout(Some(REQUEST_LIMIT * poll::patience())).unwrap();
+            let mut arrived = vec![0; usize::from(u16::MAX)];
+            let length = poll::uninterrupted(|| socket.recv(&mut arrived));
+            let length = length.unwrap_or_else(|err| panic!("no answer of {order:?} by {server}: {err}"));
+            assert!(arrived[..length] == answer, "{order:?} by {server}: {}", String::from_utf8_lossy(&arrived[..60]));
+        }
+    }
+}
+
+#[test]
+fn fragments_of_answers_may_come_in_any_order() {
+    let world = World::new(1);
+    world.assert_answers();
+    answer_in_every_order(&world, &world.pod().host_device);
 }

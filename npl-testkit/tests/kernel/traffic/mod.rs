@@ -20,6 +20,7 @@ mod requests;
 mod sctp;
 mod sources;
 mod surroundings;
+mod tracking;
 mod tunnels;
 mod uplinks;
 mod wireguard;

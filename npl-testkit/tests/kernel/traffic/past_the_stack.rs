@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use npl_agent::core::redirect::Forwarding;
+use npl_testkit::poll;
 use npl_testkit::traffic::{self, Direction, Transfer, transfer, udp_socket};
-use npl_testkit::{poll, tools};
 
 use super::redirect::redirected_over_a_bridge;
 use crate::world::{World, is_emulated};
@@ -32,14 +32,14 @@ table inet npl_test {
 const NOTHING_ANY_MORE: &str = "insert rule inet npl_test forward meta l4proto tcp drop comment \"changed\"";
 
 /// Far longer than the kernel needs.
-const LIMIT: Duration = Duration::from_secs(30);
+pub(super) const LIMIT: Duration = Duration::from_secs(30);
 
 fn bytes() -> u64 {
     if is_emulated() { 1 << 20 } else { 32 << 20 }
 }
 
 /// A Pod on a Node with a stateful firewall and liberal connection tracking.
-fn offloading() -> World {
+pub(super) fn offloading() -> World {
     let mut world = World::new(1);
     world.node().nft(STATEFUL).unwrap();
     world.node().set_liberal_tracking(true).unwrap();
@@ -49,21 +49,8 @@ fn offloading() -> World {
 }
 
 /// Packets that a counter of the rules has seen.
-fn counted(world: &World, counter: &str) -> u64 {
+pub(super) fn counted(world: &World, counter: &str) -> u64 {
     world.node().packets_counted(&format!("inet npl_test {counter}")).unwrap()
-}
-
-/// Waits until connection tracking calls so many connections established.
-#[track_caller]
-fn wait_for_tracked(world: &World, count: usize) {
-    poll::until("what is tracked", LIMIT, || (tracked(world).len() == count).then_some(())).unwrap();
-}
-
-/// What connection tracking says of the connections that it calls established.
-fn tracked(world: &World) -> Vec<String> {
-    let arguments = ["-L", "-p", "tcp", "--state", "ESTABLISHED"];
-    let listed = tools::output(world.node().command("conntrack").unwrap().args(arguments)).unwrap();
-    listed.lines().map(str::to_owned).collect()
 }
 
 /// Packets that the host forwards for a transfer each way, in each family.
@@ -92,45 +79,6 @@ fn most_packets_of_established_flows_pass_by_the_hosts_stack() {
     let world = offloading();
     world.assert_answers();
     assert_most_packets_pass_by(world);
-}
-
-/// Their entries would be gone after four seconds if connection tracking saw nothing of them, and what comes then belongs to
-/// no connection that it knows.
-#[test]
-fn connection_tracking_keeps_live_flows_and_sees_their_end() {
-    let world = offloading();
-    world.node().sysctl("net/netfilter/nf_conntrack_tcp_timeout_established", "4").unwrap();
-    let (rate, seconds) = (1 << 20, 8);
-    let running = [Direction::Upload, Direction::Download]
-        .map(|direction| Transfer::start(world.client(), world.frontend(), direction, rate * seconds, rate).unwrap());
-    wait_for_tracked(&world, running.len());
-    for transfer in running {
-        assert_eq!(transfer.join().unwrap().bytes, rate * seconds);
-    }
-    assert_eq!(counted(&world, "invalid"), 0);
-    wait_for_tracked(&world, 0);
-}
-
-/// Not every acknowledgement takes the stack, so that connections are forgotten sooner by default.
-#[test]
-fn connection_tracking_can_be_told_to_keep_silent_flows_as_long_as_others() {
-    let world = offloading();
-    let (established, rate) = (3600, 4 << 20);
-    for timeout in ["established", "unacknowledged"] {
-        let sysctl = format!("net/netfilter/nf_conntrack_tcp_timeout_{timeout}");
-        world.node().sysctl(&sysctl, &established.to_string()).unwrap();
-    }
-    for direction in [Direction::Upload, Direction::Download] {
-        let running = Transfer::start(world.client(), world.frontend(), direction, rate * 4, rate).unwrap();
-        wait_for_tracked(&world, 1);
-        while running.moved() < rate * 3 {
-            let [line] = &tracked(&world)[..] else { panic!("one connection is tracked") };
-            let left: u32 = line.split_whitespace().nth(2).unwrap().parse().unwrap();
-            assert!(left > established / 2, "{line}");
-        }
-        assert_eq!(running.join().unwrap().bytes, rate * 4);
-        wait_for_tracked(&world, 0);
-    }
 }
 
 #[test]

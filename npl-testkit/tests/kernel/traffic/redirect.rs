@@ -14,6 +14,7 @@ use npl_testkit::topology::{Offload, Options};
 use npl_testkit::traffic::{self, Direction, Load, Request, Transfer, UdpOptions, transfer, udp_exchange, udp_socket};
 
 use super::firewall::load_rules;
+use super::fragments::{answer_in_every_order, ask_in_every_order};
 use crate::lab::mapping;
 use crate::world::{NODE_PORT, POD_PORT, World, is_emulated};
 
@@ -135,6 +136,25 @@ fn what_few_packets_are_like_passes_by_the_hosts_stack_too() {
     let error = traffic::udp_ask(&socket, "anybody?").unwrap_err();
     let kind = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
     assert_eq!(kind, Some(ErrorKind::ConnectionRefused), "the Pod's port is closed: {error:#}");
+}
+
+/// Those that come ahead of the first one of their datagram are the host's, and their copies go the first one's way.
+#[test]
+fn fragments_pass_by_the_hosts_stack_in_any_order() {
+    let world = redirected();
+    world.assert_answers();
+    world.node().nft(NOTHING_IS_FORWARDED).unwrap();
+    assert_eq!(ask_in_every_order(&world, world.frontends()), ["web-0"; 10]);
+    answer_in_every_order(&world, &world.pod().host_device);
+}
+
+#[test]
+fn fragments_pass_by_the_hosts_stack_in_any_order_over_a_bridge() {
+    let world = redirected_over_a_bridge();
+    world.assert_answers();
+    world.node().nft(NOTHING_IS_FORWARDED).unwrap();
+    assert_eq!(ask_in_every_order(&world, world.frontends()), ["web-0"; 10]);
+    answer_in_every_order(&world, &world.topology.node_device("cni0"));
 }
 
 /// A Pod that is reached by a narrow route.
