@@ -6,16 +6,21 @@
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
-use npl_agent::core::model::Protocol;
+use npl_agent::core::model::{Family, Protocol};
 use npl_agent::core::redirect::Forwarding;
 use npl_testkit::echo::EchoServer;
 use npl_testkit::netns::Netns;
-use npl_testkit::tools;
+use npl_testkit::packet::{Packet, tcp_flags};
 use npl_testkit::topology::{Options, Pod};
-use npl_testkit::traffic::{Direction, UdpOptions, tcp_connect, tcp_request, transfer, udp_exchange, udp_request};
+use npl_testkit::traffic::{
+    Direction, UdpOptions, tcp_connect, tcp_request, transfer, udp_exchange, udp_request, udp_socket,
+};
+use npl_testkit::{poll, tools};
 
 use crate::lab::mapping;
+use crate::wire;
 use crate::world::{NODE_PORT, POD_PORT, World, is_emulated};
 
 const FLANNEL: &str = include_str!("flannel.nft");
@@ -34,6 +39,12 @@ const OUTSIDE: u16 = 9090;
 
 /// What a Pod's link takes, less than the client's and the Node's.
 const SMALL_LINK: u32 = 1400;
+
+/// A port of the client's that has no connection.
+const UNOPENED: u16 = 20_000;
+
+/// Far longer than a packet needs to come to a rule.
+const LIMIT: Duration = Duration::from_secs(5);
 
 /// How a client comes to a Pod.
 struct Way {
@@ -78,6 +89,11 @@ fn everything_passes_either_way(world: &mut World, ways: fn(&World) -> Vec<Way>)
         everything_passes(world, &ways(world));
         small_links_are_told(world, forwarding, ways);
     }
+    // Past the stack no rule is asked.
+    for forwarding in [Forwarding::Offload, Forwarding::Stack] {
+        world.follow(forwarding);
+        what_is_invalid_is_dropped(world, &ways(world));
+    }
 }
 
 /// What passes on every Node, whose rules hide its Pods behind it.
@@ -108,7 +124,9 @@ fn everything_passes(world: &World, ways: &[Way]) {
     assert_eq!(refused(CLOSED), ErrorKind::ConnectionRefused, "by the Pod itself");
     assert_eq!(refused(CLOSED + 1), ErrorKind::ConnectionRefused, "by the host");
     nothing_was_invalid(world);
-    assert_eq!(seen_outside_as(world), world.node_ip(), "the rules are there");
+    for Way { server, client, .. } in ways {
+        assert_eq!(seen_outside_as(world, *client), server.ip(), "the rules are there");
+    }
 }
 
 /// A client whose packets are too large for the Pods' links learns it, and of the address that it knows.
@@ -137,16 +155,46 @@ fn transfer_size() -> u64 {
 
 /// No rule has met a packet that belongs to no connection, or one that nobody allowed.
 fn nothing_was_invalid(world: &World) {
-    let rules = world.node().nft("list ruleset").unwrap();
-    let dropped: Vec<&str> =
-        rules.lines().filter(|line| line.contains("counter") && !line.contains("packets 0 bytes 0")).collect();
-    assert!(dropped.is_empty(), "{dropped:?}");
+    let dropped = dropping_rules(world);
+    assert!(dropped.iter().all(|(_, packets)| *packets == 0), "{dropped:?}");
 }
 
-/// As whom somebody outside sees the first Pod.
-fn seen_outside_as(world: &World) -> IpAddr {
+/// Every rule that drops, as far as it says which packets, and how many it has met.
+fn dropping_rules(world: &World) -> Vec<(String, u64)> {
+    let rules = world.node().nft("list ruleset").unwrap();
+    let counted = |line: &str| {
+        let (rule, after) = line.split_once("counter packets ")?;
+        Some((rule.trim().to_owned(), after.split_once(' ')?.0.parse().unwrap()))
+    };
+    rules.lines().filter_map(counted).collect()
+}
+
+/// What is sent is dropped by one of these rules: a test of which they meet nothing says something only where they would.
+#[track_caller]
+fn is_dropped_by(world: &World, is_meant: fn(&str) -> bool, send: impl FnOnce()) {
+    let dropped =
+        || -> u64 { dropping_rules(world).iter().filter(|(rule, _)| is_meant(rule)).map(|(_, packets)| packets).sum() };
+    let before = dropped();
+    send();
+    poll::until("a dropped packet", LIMIT, || (dropped() > before).then_some(())).unwrap();
+    assert_eq!(dropped(), before + 1);
+}
+
+/// The end of a connection that nobody has opened.
+fn what_is_invalid_is_dropped(world: &World, ways: &[Way]) {
+    for Way { server, client, .. } in ways {
+        let ends = world.topology.client();
+        let wire = wire::open_for(Family::of(*client), &ends.device, &ends.uplink);
+        let mut reset = Packet::tcp((*client, UNOPENED).into(), *server, tcp_flags::RST, b"");
+        reset.ethernet = Some(wire.ethernet());
+        is_dropped_by(world, |rule| rule == "ct state invalid", || assert!(wire.send(&reset.build()).is_ok()));
+    }
+}
+
+/// As whom somebody outside, at this address, sees the first Pod.
+fn seen_outside_as(world: &World, address: IpAddr) -> IpAddr {
     let _outside = EchoServer::start_in(world.client(), "outside", &[OUTSIDE]).unwrap();
-    let answer = tcp_request(&world.pod().netns, (world.client_ip(), OUTSIDE).into(), "as whom?").unwrap();
+    let answer = tcp_request(&world.pod().netns, (address, OUTSIDE).into(), "as whom?").unwrap();
     assert_eq!(answer.pod, "outside");
     answer.client.ip()
 }
@@ -163,8 +211,16 @@ fn everything_passes_beside_flannel() {
 }
 
 #[test]
-fn everything_passes_beside_calico() {
-    everything_passes_either_way(&mut node_with(&[CALICO, KUBE_PROXY], 1), to_first_pod);
+fn everything_passes_beside_calico_and_its_policy_holds() {
+    let mut world = node_with(&[CALICO, KUBE_PROXY], 2);
+    everything_passes_either_way(&mut world, to_first_pod);
+    for forwarding in [Forwarding::Offload, Forwarding::Stack] {
+        world.follow(forwarding);
+        for server in world.frontends() {
+            let stranger = udp_socket(&world.topology.clients()[1].netns, server, true).unwrap();
+            is_dropped_by(&world, str::is_empty, || assert!(stranger.send(b"may I?").is_ok()));
+        }
+    }
 }
 
 #[test]
