@@ -114,10 +114,14 @@ impl Netns {
         tools::output(self.command("conntrack")?.arg("--flush")).map(drop)
     }
 
-    /// A counter of the namespace's network stack: of `Tcp` or `Udp`, whose IPv6 half counts as `Udp6`.
+    /// A counter of the namespace's network stack: of `Tcp` or `Udp`, whose IPv6 half counts as `Udp6`, or of `TcpExt`.
     pub fn counter(&self, protocol: &str, name: &str) -> Result<u64> {
         let is_v6 = protocol.ends_with('6');
-        let path = if is_v6 { "/proc/thread-self/net/snmp6" } else { "/proc/thread-self/net/snmp" };
+        let path = match protocol {
+            _ if is_v6 => "/proc/thread-self/net/snmp6",
+            "TcpExt" => "/proc/thread-self/net/netstat",
+            _ => "/proc/thread-self/net/snmp",
+        };
         let text = self.run(|| fs::read_to_string(path))?.with_context(|| format!("read {path}"))?;
         let value = if is_v6 { value_in_lines(&text, protocol, name) } else { value_in_table(&text, protocol, name) };
         let value = value.with_context(|| format!("no {name} of {protocol} in {path}"))?;

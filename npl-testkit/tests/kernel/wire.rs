@@ -18,7 +18,7 @@ use socket2::{Domain, Protocol, SockAddr, SockAddrStorage, Socket, Type};
 const ETH_P_IP: u16 = 0x0800;
 const ETH_P_IPV6: u16 = 0x86dd;
 /// `ETH_P_ALL`: what tcpdump asks for.
-const ETH_P_ALL: u16 = 0x0003;
+pub(crate) const ETH_P_ALL: u16 = 0x0003;
 
 /// A device's end, with its own link-layer address and that of the other end.
 pub(crate) struct Wire {

@@ -2,6 +2,7 @@
 //! Datagrams that no link takes whole.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use npl_agent::core::model::Protocol;
 use npl_testkit::echo::EchoServer;
@@ -70,6 +71,10 @@ fn replies_that_the_node_cuts_are_translated() {
 /// Orders of four fragments, by their numbers.
 pub(super) const ORDERS: [[usize; 4]; 5] = [[0, 1, 2, 3], [3, 2, 1, 0], [1, 2, 3, 0], [2, 0, 3, 1], [1, 0, 2, 3]];
 
+/// What the next datagram that is sent in every order is numbered: by an earlier one's number, fragments that come early would
+/// be known.
+static NEXT_ID: AtomicU32 = AtomicU32::new(0x4e50);
+
 /// Sends a question of four fragments in every order; whose answers come back.
 pub(super) fn ask_in_every_order(world: &World, servers: [SocketAddr; 2]) -> Vec<String> {
     // What came early waits where it came.
@@ -83,7 +88,7 @@ pub(super) fn ask_in_every_order(world: &World, servers: [SocketAddr; 2]) -> Vec
             let question = vec![b'a' + number; 5000];
             let mut datagram = Packet::udp(client, server, &question);
             datagram.ethernet = Some(wire.ethernet());
-            let frames = pieces(&datagram, 0x4e50 + u32::from(number), 1400);
+            let frames = pieces(&datagram, NEXT_ID.fetch_add(1, Ordering::Relaxed), 1400);
             for at in order {
                 wire.send(&frames[at]).unwrap();
             }

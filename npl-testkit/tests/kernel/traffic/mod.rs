@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Real connections from a client over the Node to Pods, checked at both ends by what was sent.
 
+mod big_tcp;
 mod devices;
 mod direct;
 mod errors;
 mod firewall;
 mod flood;
 mod foreign;
+mod fragment_flood;
 mod fragments;
 mod guard;
 mod masquerade;
@@ -17,6 +19,7 @@ mod past_others;
 mod past_the_stack;
 mod redirect;
 mod requests;
+mod reverse_path;
 mod sctp;
 mod sources;
 mod surroundings;

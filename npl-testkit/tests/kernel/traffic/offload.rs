@@ -12,11 +12,8 @@ use npl_testkit::traffic::{self, Direction, REQUEST_LIMIT, transfer};
 use crate::wire;
 use crate::world::{World, is_emulated};
 
-/// Three times what IP has a length for.
-const LARGEST: u32 = 196_608;
-
 /// Enough for windows to grow until the largest segments are used; an emulated processor takes its time.
-fn bytes() -> u64 {
+pub(super) fn bytes() -> u64 {
     if is_emulated() { 2 << 20 } else { 48 << 20 }
 }
 
@@ -53,25 +50,6 @@ fn transfer_is_whole_when_packets_are_merged_on_receipt() {
     for device in world.ends() {
         device.set_offloads(&[Offload::Tso, Offload::Gso], false).unwrap();
         device.set_offloads(&[Offload::Gro], true).unwrap();
-    }
-    transfer_both_ways(&world);
-}
-
-/// Larger than a length of sixteen bits says: IPv6 has a hop-by-hop header for it then, ahead of TCP's.
-#[test]
-fn transfer_is_whole_in_packets_larger_than_ip_has_a_length_for() {
-    let world = World::new(1);
-    for device in world.ends() {
-        device.set_offloads(&Offload::ALL, true).unwrap();
-        let line = format!("link set dev {} gso_max_size {LARGEST} gro_max_size {LARGEST}", device.name());
-        let limits = device.netns().ip(&line);
-        // Not every kernel goes beyond.
-        assert!(limits.is_ok() || is_emulated(), "{limits:?}");
-    }
-    // The kernel counts that header where it forwards, though no segment has it.
-    let [_, uplink, _, host_device] = world.ends();
-    for device in [uplink, host_device] {
-        device.set_mtu(1600).unwrap();
     }
     transfer_both_ways(&world);
 }

@@ -24,8 +24,8 @@ fn bytes() -> u64 {
     if is_emulated() { 1 << 20 } else { 8 << 20 }
 }
 
-/// Each of two clients, who are joined with each other, is the Node's gateway to the other.
-fn crossed() -> World {
+/// Two clients who are joined with each other, and each bring the other what the Node sends by their uplink.
+pub(super) fn joined() -> World {
     let world = World::with_options(1, Options { clients: 2, ..Options::default() });
     let [first, second] = world.topology.clients() else { unreachable!("two clients were asked for") };
     let joined = format!("link add far0 index 300 type veth peer name far0 netns {}", second.netns.name());
@@ -42,6 +42,13 @@ fn crossed() -> World {
         let is_up = || client.netns.ip("link show dev far0").is_ok_and(|it| it.contains("state UP")).then_some(());
         poll::until("the carrier between the clients", LIMIT, is_up).unwrap();
     }
+    world
+}
+
+/// Each of two clients is the Node's gateway to the other.
+fn crossed() -> World {
+    let world = joined();
+    let [first, second] = world.topology.clients() else { unreachable!("two clients were asked for") };
     world.node().sysctl("net/ipv4/conf/all/rp_filter", LOOSE).unwrap();
     let by = |gateways: [&str; 2], client: &Client, other: &Client| {
         let ([v4, v6], device) = (gateways, other.uplink.name());
@@ -53,10 +60,10 @@ fn crossed() -> World {
     world
 }
 
-/// What a client asks is answered by the other one's uplink, in both families and by both protocols.
+/// What a client asks is answered by this end's uplink and not by the other's, in both families and by both protocols.
 #[track_caller]
-fn assert_answered_by_the_other_uplink(world: &World, client: &Client, other: &Netns) {
-    let came_by = || [&client.netns, other].map(|netns| received(netns, "eth0"));
+pub(super) fn assert_answered_by(world: &World, client: &Client, by: &Netns, not_by: &Netns) {
+    let came_by = || [by, not_by].map(|netns| received(netns, "eth0"));
     for (node_ip, own_ip) in world.node_ips().into_iter().zip(client.addresses.ips()) {
         let (server, before) = ((node_ip, NODE_PORT).into(), came_by());
         let tcp = tcp_request(&client.netns, server, "who are you?").unwrap();
@@ -66,12 +73,9 @@ fn assert_answered_by_the_other_uplink(world: &World, client: &Client, other: &N
         for direction in [Direction::Upload, Direction::Download] {
             assert_eq!(transfer(&client.netns, server, direction, bytes()).unwrap().bytes, bytes());
         }
-        let [by_own, by_other] = [0, 1].map(|end| came_by()[end] - before[end]);
+        let [expected, astray] = [0, 1].map(|end| came_by()[end] - before[end]);
         // The neighbours ask each other for their addresses.
-        assert!(
-            by_own < bytes() / 100 && by_other > bytes(),
-            "{by_own} bytes came by its own uplink, {by_other} by the other"
-        );
+        assert!(astray < bytes() / 100 && expected > bytes(), "{astray} bytes of {expected} came by the other uplink");
     }
 }
 
@@ -82,8 +86,8 @@ fn forwarded(world: &mut World, forwarding: Forwarding) -> u64 {
     let count = |world: &World| world.node().packets_counted("inet npl_test forwarded").unwrap();
     let before = count(world);
     let [first, second] = world.topology.clients() else { unreachable!("two clients were asked for") };
-    assert_answered_by_the_other_uplink(world, first, &second.netns);
-    assert_answered_by_the_other_uplink(world, second, &first.netns);
+    assert_answered_by(world, first, &second.netns, &first.netns);
+    assert_answered_by(world, second, &first.netns, &second.netns);
     count(world) - before
 }
 

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A flood of fragments that nobody can put together, and what others notice of it.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+
+use npl_agent::core::model::{Family, NodePort, Protocol};
+use npl_common::fragment::SLOTS;
+use npl_common::reason::Reason;
+use npl_common::traffic::random_client;
+use npl_testkit::packet::Packet;
+use npl_testkit::traffic::{self, REQUEST_LIMIT};
+
+use super::fragments::{ORDERS, ask_in_every_order};
+use crate::prog_run::fragments::pieces;
+use crate::sys::stay_on_this_processor;
+use crate::wire::{self, Wire};
+use crate::world::{NODE_PORT, World, is_emulated};
+
+/// The node port of the second Pod, which gets the flood: a Pod has room for few datagrams that are not whole.
+const FLOODED_PORT: u16 = NODE_PORT + 1;
+
+/// Pairs of fragments between two of a datagram's: far more than a processor keeps.
+const BETWEEN: u64 = 64;
+
+/// Numbers of the datagrams that are to be answered. With these, no record of theirs is overwritten, which happens to one of
+/// some hundred.
+const FIRST_ID: u32 = 0x6000;
+const DATAGRAMS: u32 = 16;
+
+/// Pairs of fragments ahead of everything else: two of three records are written then.
+fn pairs() -> u64 {
+    if is_emulated() { 500 } else { SLOTS.into() }
+}
+
+/// Where fragments come from, each from another sender.
+struct Flood {
+    wire: Wire,
+    server: SocketAddr,
+    sent: u64,
+}
+
+impl Flood {
+    fn new(world: &World, server: SocketAddr) -> Self {
+        let client = world.topology.client();
+        Self { wire: wire::open_for(Family::of(server.ip()), &client.device, &client.uplink), server, sent: 0 }
+    }
+
+    /// So many fragments that come before the first of their datagram, and as many first ones that nothing follows.
+    fn send(&mut self, pairs: u64) {
+        for at in [1, 0].repeat(usize::try_from(pairs).unwrap()) {
+            let (address, port) = random_client(self.sent);
+            let source = match self.server {
+                SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::from_bits(0x1000_0000 + address)),
+                SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::from_bits(0x2001_0db8_00ff_u128 << 80 | u128::from(address))),
+            };
+            let mut datagram = Packet::udp((source, port).into(), self.server, &[0x4e; 64]);
+            datagram.ethernet = Some(self.wire.ethernet());
+            self.wire.send(&pieces(&datagram, port.into(), 32)[at]).unwrap();
+            self.sent += 1;
+        }
+    }
+}
+
+/// Who sends honest datagrams of four fragments.
+struct Sender {
+    wire: Wire,
+    socket: UdpSocket,
+    client: SocketAddr,
+    server: SocketAddr,
+}
+
+impl Sender {
+    fn new(world: &World, client_ip: IpAddr, server: SocketAddr) -> Self {
+        let ends = world.topology.client();
+        let socket = traffic::udp_socket(world.client(), server, true).unwrap();
+        let client = (client_ip, socket.local_addr().unwrap().port()).into();
+        Self { wire: wire::open_for(Family::of(client_ip), &ends.device, &ends.uplink), socket, client, server }
+    }
+
+    /// Sends a datagram's fragments in this order, once, with something before each; what it says.
+    fn send(&self, id: u32, order: [usize; 4], mut before: impl FnMut()) -> Vec<u8> {
+        let question = format!("{id:05}").repeat(1000).into_bytes();
+        let mut datagram = Packet::udp(self.client, self.server, &question);
+        datagram.ethernet = Some(self.wire.ethernet());
+        let frames = pieces(&datagram, id, 1400);
+        for at in order {
+            before();
+            self.wire.send(&frames[at]).unwrap();
+        }
+        question
+    }
+
+    #[track_caller]
+    fn assert_answered(&self, question: &[u8]) {
+        let answer = traffic::udp_receive(&self.socket, question, REQUEST_LIMIT).unwrap();
+        let answer = answer.unwrap_or_else(|| panic!("{} got no datagram", self.server));
+        assert_eq!((answer.pod.as_str(), answer.client), ("web-0", self.client));
+    }
+
+    /// What the Pod would have answered before it has answered somebody who came later.
+    #[track_caller]
+    fn assert_not_answered(&self) {
+        self.socket.set_nonblocking(true).unwrap();
+        assert_eq!(self.socket.recv(&mut [0; 64]).unwrap_err().kind(), ErrorKind::WouldBlock);
+    }
+}
+
+/// Fragments that came before their first one, and those that were translated to the second Pod.
+fn counted(world: &mut World, family: Family) -> [u64; 2] {
+    let tables = &world.datapath().tables;
+    let (_, early) = tables.reasons().unwrap().into_iter().find(|(reason, _)| *reason == Reason::Fragment).unwrap();
+    let records = tables.records().unwrap();
+    let flooded = records.iter().find(|record| {
+        let frontend = record.frontend;
+        (frontend.family, frontend.node_port, frontend.protocol) == (family, NodePort(FLOODED_PORT), Protocol::Udp)
+    });
+    [early, flooded.unwrap().stats.request_packets]
+}
+
+/// While fragments come from everywhere.
+#[track_caller]
+fn assert_served(world: &World, flood: &mut Flood, client_ip: IpAddr, server: SocketAddr) {
+    let stream = traffic::tcp_connect(world.client(), server).unwrap();
+    let socket = traffic::udp_socket(world.client(), server, true).unwrap();
+    let sender = Sender::new(world, client_ip, server);
+    let (in_order, first_last) = (ORDERS[0], ORDERS[2]);
+    for id in FIRST_ID..FIRST_ID + DATAGRAMS {
+        sender.assert_answered(&sender.send(id, in_order, || flood.send(BETWEEN)));
+        for answer in [traffic::tcp_ask(&stream, "still there?"), traffic::udp_ask(&socket, "and you?")] {
+            assert_eq!(answer.unwrap().pod, "web-0");
+        }
+    }
+    // What waits for its first fragment is given up for what comes later: so it is a flood.
+    let late = Sender::new(world, client_ip, server);
+    late.send(FIRST_ID + DATAGRAMS, first_last, || flood.send(BETWEEN));
+    sender.assert_answered(&sender.send(FIRST_ID + DATAGRAMS + 1, in_order, || {}));
+    late.assert_not_answered();
+}
+
+#[test]
+fn a_flood_of_fragments_keeps_no_datagram_out_that_comes_in_order_and_has_no_effect_when_it_is_over() {
+    let mut world = World::new(2);
+    // Neighbours must be known, and what came early waits where it came.
+    world.assert_answers();
+    stay_on_this_processor();
+    for (server, client_ip) in world.frontends().into_iter().zip(world.client_ips()) {
+        let mut flood = Flood::new(&world, (server.ip(), FLOODED_PORT).into());
+        let before = counted(&mut world, Family::of(client_ip));
+        flood.send(pairs());
+        let after = counted(&mut world, Family::of(client_ip));
+        assert_eq!([0, 1].map(|which| after[which] - before[which]), [pairs(); 2], "all of it came to the program");
+        assert_served(&world, &mut flood, client_ip, server);
+    }
+    assert_eq!(ask_in_every_order(&world, world.frontends()), ["web-0"; 10]);
+}
