@@ -88,6 +88,9 @@ struct Effort {
 /// Threads that build test networks.
 const BUILDERS: usize = 4;
 
+/// So many rounds are measured in the same networks. Where the memory of one lies makes it faster or slower by a twentieth.
+const ROUNDS_IN_A_PLACE: usize = 3;
+
 const QUICK: Effort = Effort {
     rounds: 3,
     established: 200_000,
@@ -158,14 +161,14 @@ fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Builds a network for each case, several at a time: most of it is waiting for the kernel.
-fn build(run: &Run, cases: &[Case], object: &Path) -> Result<Vec<(Testbed, Vec<f64>)>> {
+/// Builds a network for each case, numbered from `first`, several at a time: most of it is waiting for the kernel.
+fn build(run: &Run, cases: &[Case], first: usize, object: &Path) -> Result<Vec<Testbed>> {
+    eprintln!("bench: building {} test networks", cases.len());
     let one = |(number, case): &(usize, Case)| {
         ensure!(!interrupt::is_requested(), "interrupted");
-        let testbed = Testbed::new(run, *number, *case, object).with_context(|| format!("prepare {case}"))?;
-        Ok((testbed, Vec::new()))
+        Testbed::new(run, *number, *case, object).with_context(|| format!("prepare {case}"))
     };
-    let numbered: Vec<(usize, Case)> = cases.iter().copied().enumerate().collect();
+    let numbered: Vec<(usize, Case)> = (first..).zip(cases.iter().copied()).collect();
     thread::scope(|scope| {
         let mut builders = Vec::new();
         for share in numbered.chunks(numbered.len().div_ceil(BUILDERS).max(1)) {
@@ -182,19 +185,23 @@ fn measure(arguments: &Arguments, cases: &[Case], effort: Effort) -> Result<Vec<
         return Ok(Vec::new());
     }
     let run = Run::start()?;
-    eprintln!("bench: building {} test networks", cases.len());
-    let mut testbeds = build(&run, cases, &arguments.traffic_object)?;
+    let mut samples: Vec<(Case, Vec<f64>)> = cases.iter().map(|case| (*case, Vec::new())).collect();
+    let (mut testbeds, mut former) = (Vec::new(), Vec::new());
     for round in 0..effort.rounds {
+        if round % ROUNDS_IN_A_PLACE == 0 {
+            // The kernel would take the former ones down while these are measured.
+            former.append(&mut testbeds);
+            testbeds = build(&run, cases, former.len(), &arguments.traffic_object)?;
+        }
         eprintln!("bench: round {} of {}", round + 1, effort.rounds);
         // There and back: a drift of the machine's speed does not favour who comes first.
         let order: Vec<usize> =
             if round % 2 == 0 { (0..cases.len()).collect() } else { (0..cases.len()).rev().collect() };
         for index in order {
-            if let Some((testbed, samples)) = testbeds.get_mut(index) {
-                let case = testbed.case();
-                samples.push(testbed.sample(effort).with_context(|| format!("measure {case}"))?);
+            if let (Some(testbed), Some((case, rates))) = (testbeds.get_mut(index), samples.get_mut(index)) {
+                rates.push(testbed.sample(effort).with_context(|| format!("measure {case}"))?);
             }
         }
     }
-    Ok(testbeds.into_iter().map(|(testbed, samples)| (testbed.case(), samples)).collect())
+    Ok(samples)
 }

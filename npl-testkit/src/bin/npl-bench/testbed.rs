@@ -120,11 +120,6 @@ impl Testbed {
         Ok(Self { case, meter, ours, topology })
     }
 
-    /// What it measures.
-    pub(crate) const fn case(&self) -> Case {
-        self.case
-    }
-
     /// Measures once: millions of packets per second.
     pub(crate) fn sample(&mut self, effort: Effort) -> Result<f64> {
         match self.case.workload {
