@@ -18,6 +18,8 @@ pub const RANDOM_ADDRESS_BITS: u32 = 28;
 pub const PROG_GENERATE: &str = "npl_generate";
 /// The TC program that only returns: what running any program costs.
 pub const PROG_IDLE: &str = "npl_idle";
+/// The TC program that only redirects: the least that any way past the host's stack costs.
+pub const PROG_SHORTCUT: &str = "npl_shortcut";
 /// The XDP program that only returns.
 pub const PROG_IDLE_XDP: &str = "npl_idle_xdp";
 /// The TC program that counts at the Pod.
@@ -55,21 +57,32 @@ map_type! {
         pub frame: [u8; FRAME_BYTES],
         /// Not zero: each client has another address, of [`RANDOM_ADDRESS_BITS`] random bits, and a random port.
         pub random: u16,
-        /// Not zero: the device that the generator runs for sends the packets, so that the other end of its wire receives
-        /// them; else it receives them itself.
-        pub is_sent: u16,
+        /// What becomes of each, one of [`fate`].
+        pub fate: u16,
     }
+}
+
+/// What becomes of a packet that the generator has made.
+pub mod fate {
+    /// The device that the generator runs for receives it.
+    pub const RECEIVED: u16 = 0;
+    /// That device sends it, so that the other end of its wire receives it.
+    pub const SENT: u16 = 1;
+    /// It goes from that device's driver to the one that leads to the Pod, as a frame.
+    pub const REDIRECTED: u16 = 2;
 }
 
 map_type! {
     /// Where packets have to arrive to count.
-    pub struct Target: 8, align 4 {
+    pub struct Target: 12, align 4 {
         /// Network order.
         pub pod_addr: [u8; 4],
         /// First pod port, host order.
         pub port_min: u16,
         /// Last pod port, host order, inclusive.
         pub port_max: u16,
+        /// Kernel index of the Node's end of the Pod's device, for what only redirects.
+        pub ifindex: u32,
     }
 }
 

@@ -2,7 +2,7 @@
 //! Lets the Node's uplink receive packets that are made in the kernel, and counts those that arrive at the Pod.
 
 use std::env;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,8 @@ use aya::maps::{Array, PerCpuArray};
 use aya::programs::{SchedClassifier, TcAttachType, Xdp};
 use aya::{Ebpf, EbpfLoader};
 use npl_common::traffic::{
-    FRAME_BYTES, MAP_ARRIVED, MAP_TARGET, MAP_TRAFFIC, PROG_COUNT, PROG_GENERATE, PROG_IDLE, Target, Traffic,
+    FRAME_BYTES, MAP_ARRIVED, MAP_TARGET, MAP_TRAFFIC, PROG_COUNT, PROG_GENERATE, PROG_IDLE, PROG_SHORTCUT, Target,
+    Traffic, fate,
 };
 
 use crate::echo::Protocol;
@@ -72,6 +73,8 @@ pub enum Entry {
     /// At the client's end, which sends them to the uplink's driver. That takes them in only while its XDP program or
     /// receive offload is on.
     Wire,
+    /// At the Pod, as frames from the uplink's driver, which takes them while receive offload is on at its end.
+    Pod,
 }
 
 /// The clients of flows.
@@ -99,14 +102,15 @@ impl Meter {
             Clients::InTurn { ports } => (ports, 0),
             Clients::Random => (0, 1),
         };
-        let (entry, is_sent) = match flows.entry {
-            Entry::Uplink => (&client.uplink, 0),
-            Entry::Wire => (&client.device, 1),
+        let (entry, fate) = match flows.entry {
+            Entry::Uplink => (&client.uplink, fate::RECEIVED),
+            Entry::Wire => (&client.device, fate::SENT),
+            Entry::Pod => (&client.uplink, fate::REDIRECTED),
         };
         let (mappings, frame) = (flows.mappings.into(), flows.frame);
-        let traffic = Traffic { next: 0, ports: ports_each, mappings, frame, random, is_sent };
+        let traffic = Traffic { next: 0, ports: ports_each, mappings, frame, random, fate };
         Array::try_from(ebpf.map_mut(MAP_TRAFFIC).context("the object has no generator")?)?.set(0, traffic, 0)?;
-        let target = target(to.ip(), &ports);
+        let target = target(to, &ports)?;
         Array::try_from(ebpf.map_mut(MAP_TARGET).context("the object has no counter")?)?.set(0, target, 0)?;
 
         let generator: &mut Xdp = ebpf.program_mut(PROG_GENERATE).context("the object has no generator")?.try_into()?;
@@ -122,14 +126,24 @@ impl Meter {
 
     /// Has a program on the uplink, once, that only returns.
     pub fn attach_idle(&mut self) -> Result<()> {
-        let idle: &mut SchedClassifier =
-            self.ebpf.program_mut(PROG_IDLE).context("the object has no idle program")?.try_into()?;
-        if idle.fd().is_ok() {
+        self.attach(PROG_IDLE)
+    }
+
+    /// Has a program on the uplink, once, that only redirects to the Pod.
+    pub fn attach_shortcut(&mut self) -> Result<()> {
+        self.attach(PROG_SHORTCUT)
+    }
+
+    fn attach(&mut self, name: &str) -> Result<()> {
+        let program = self.ebpf.program_mut(name).with_context(|| format!("the object has no {name}"))?;
+        let program: &mut SchedClassifier = program.try_into()?;
+        if program.fd().is_ok() {
             return Ok(());
         }
-        idle.load().context("load the idle program")?;
+        program.load().with_context(|| format!("load {name}"))?;
         let device = self.uplink.name();
-        self.uplink.netns().run(|| idle.attach(device, TcAttachType::Ingress))?.context("attach the idle program")?;
+        let attached = self.uplink.netns().run(|| program.attach(device, TcAttachType::Ingress))?;
+        attached.with_context(|| format!("attach {name} to {device}"))?;
         Ok(())
     }
 
@@ -192,8 +206,9 @@ impl Meter {
     }
 }
 
-const fn target(addr: Ipv4Addr, ports: &RangeInclusive<u16>) -> Target {
-    Target { pod_addr: addr.octets(), port_min: *ports.start(), port_max: *ports.end() }
+fn target(pod: &Pod, ports: &RangeInclusive<u16>) -> Result<Target> {
+    let (port_min, port_max) = (*ports.start(), *ports.end());
+    Ok(Target { pod_addr: pod.ip().octets(), port_min, port_max, ifindex: pod.host_device.ifindex()? })
 }
 
 /// The first frame, a datagram or a SYN: from `source`, by the client's uplink, to arrive at `pod_port`.

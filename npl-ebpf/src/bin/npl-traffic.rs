@@ -18,13 +18,14 @@
 use aya_ebpf::{
     bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC, xdp_action},
     btf_maps::{Array, PerCpuArray},
+    helpers::generated::{bpf_redirect, bpf_redirect_peer},
     macros::{btf_map, classifier, xdp},
     programs::{TcContext, XdpContext},
 };
 use npl_common::{
     csum,
     mapping::protocol,
-    traffic::{FRAME_BYTES, Target, Traffic, random_client},
+    traffic::{FRAME_BYTES, Target, Traffic, fate, random_client},
 };
 
 /// Written by the bench, counted up by the generator.
@@ -73,7 +74,7 @@ const _: () = assert!(size_of::<Frame>() == FRAME_BYTES, "the frame is the templ
 const TCP_CHECK: usize = 6;
 const UDP_CHECK: usize = 1;
 
-/// Makes the next packet and lets the uplink receive it, or the client send it.
+/// Makes the next packet and lets the uplink receive it, the client send it, or the driver hand it to the Pod's device.
 #[xdp]
 pub fn npl_generate(ctx: XdpContext) -> u32 {
     generate(&ctx).unwrap_or(xdp_action::XDP_ABORTED)
@@ -91,6 +92,14 @@ pub fn npl_idle(_ctx: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
+/// Has every packet go on at the Pod, and does nothing else.
+#[classifier]
+pub fn npl_shortcut(_ctx: TcContext) -> i32 {
+    let Some(target) = TARGET.get(0) else { return TC_ACT_SHOT };
+    // SAFETY: a helper that notes where the packet goes.
+    unsafe { bpf_redirect_peer(target.ifindex, 0) as i32 }
+}
+
 /// Does nothing, where drivers run programs.
 #[xdp]
 pub fn npl_idle_xdp(_ctx: XdpContext) -> u32 {
@@ -106,7 +115,12 @@ fn generate(ctx: &XdpContext) -> Option<u32> {
     write(frame, &traffic.frame);
     let number = traffic.next;
     traffic.next = number.wrapping_add(1);
-    let action = if traffic.is_sent == 0 { xdp_action::XDP_PASS } else { xdp_action::XDP_TX };
+    let action = match traffic.fate {
+        fate::RECEIVED => xdp_action::XDP_PASS,
+        fate::SENT => xdp_action::XDP_TX,
+        // SAFETY: a helper that notes where the frame goes.
+        _ => unsafe { bpf_redirect(TARGET.get(0)?.ifindex, 0) as u32 },
+    };
     let client = if traffic.random != 0 {
         random_client(number)
     } else if traffic.ports != 0 {

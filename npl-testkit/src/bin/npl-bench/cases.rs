@@ -72,6 +72,10 @@ pub(crate) enum Mode {
     OursWire,
     /// Received like that, and translated by NPL's program in the driver.
     OursXdp,
+    /// Sent to the Pod's own address, and redirected there by a program that does nothing else: no way past the stack is shorter.
+    Shortcut,
+    /// The same from the uplink's driver, as frames.
+    ShortcutXdp,
 }
 
 impl Mode {
@@ -93,6 +97,8 @@ impl Mode {
             Self::RoutingWire => "routing_wire".to_owned(),
             Self::OursWire => "ours_wire".to_owned(),
             Self::OursXdp => "ours_xdp".to_owned(),
+            Self::Shortcut => "shortcut".to_owned(),
+            Self::ShortcutXdp => "shortcut_xdp".to_owned(),
         }
     }
 
@@ -111,7 +117,9 @@ impl Mode {
             | Self::OursConntrack
             | Self::RoutingWire
             | Self::OursWire
-            | Self::OursXdp => MAPPINGS,
+            | Self::OursXdp
+            | Self::Shortcut
+            | Self::ShortcutXdp => MAPPINGS,
         }
     }
 
@@ -132,13 +140,23 @@ impl Mode {
             | Self::OursConntrack
             | Self::RoutingWire
             | Self::OursWire
-            | Self::OursXdp => (0, self.mappings()),
+            | Self::OursXdp
+            | Self::Shortcut
+            | Self::ShortcutXdp => (0, self.mappings()),
         }
     }
 
     /// Whether the client sends to the Node.
     pub(crate) const fn is_translated(self) -> bool {
-        !matches!(self, Self::Routing | Self::RoutingBesideOurs | Self::RoutingConntrack | Self::RoutingWire)
+        !matches!(
+            self,
+            Self::Routing
+                | Self::RoutingBesideOurs
+                | Self::RoutingConntrack
+                | Self::RoutingWire
+                | Self::Shortcut
+                | Self::ShortcutXdp
+        )
     }
 
     /// Whether the Node tracks connections; all translation by netfilter does.
@@ -158,13 +176,19 @@ impl Mode {
             | Self::OursOffload
             | Self::OursOf(_)
             | Self::OursWire
-            | Self::OursXdp => false,
+            | Self::OursXdp
+            | Self::Shortcut
+            | Self::ShortcutXdp => false,
         }
     }
 
     /// Where packets come in.
     pub(crate) const fn entry(self) -> Entry {
-        if matches!(self, Self::RoutingWire | Self::OursWire | Self::OursXdp) { Entry::Wire } else { Entry::Uplink }
+        match self {
+            Self::RoutingWire | Self::OursWire | Self::OursXdp => Entry::Wire,
+            Self::ShortcutXdp => Entry::Pod,
+            _ => Entry::Uplink,
+        }
     }
 }
 
@@ -207,10 +231,11 @@ impl Ratio {
 }
 
 /// Every comparison, in the order in which it is shown.
-pub(crate) const RATIOS: [Ratio; 31] = {
+pub(crate) const RATIOS: [Ratio; 43] = {
     use Mode::{
         Iptables, IptablesNewest, Nftables, Ours, OursConntrack, OursOf, OursOffload, OursOffloadConntrack,
-        OursRedirect, OursWire, OursXdp, Routing, RoutingBesideOurs, RoutingConntrack, RoutingWire,
+        OursRedirect, OursWire, OursXdp, Routing, RoutingBesideOurs, RoutingConntrack, RoutingWire, Shortcut,
+        ShortcutXdp,
     };
     use Workload::{Established, NewFlows, SynFlood};
     [
@@ -245,6 +270,19 @@ pub(crate) const RATIOS: [Ratio; 31] = {
         ratio(NewFlows, OursXdp, OursWire, None),
         ratio(SynFlood, Ours, Routing, None),
         Ratio { denominator: Case { workload: Established, mode: Ours }, ..ratio(SynFlood, Ours, Ours, None) },
+        // What no translation in the stack's way, or past it, can be faster than.
+        ratio(Established, Routing, Iptables(1), None),
+        ratio(NewFlows, Routing, Iptables(MAPPINGS), None),
+        ratio(NewFlows, Routing, IptablesNewest(MAPPINGS), None),
+        ratio(NewFlows, Routing, Nftables, None),
+        ratio(Established, Shortcut, Routing, None),
+        ratio(Established, ShortcutXdp, Routing, None),
+        ratio(Established, OursRedirect, Shortcut, None),
+        ratio(NewFlows, Shortcut, Iptables(MAPPINGS), None),
+        ratio(NewFlows, Shortcut, IptablesNewest(MAPPINGS), None),
+        ratio(NewFlows, ShortcutXdp, Iptables(MAPPINGS), None),
+        ratio(NewFlows, ShortcutXdp, IptablesNewest(MAPPINGS), None),
+        ratio(NewFlows, OursRedirect, Shortcut, None),
     ]
 };
 

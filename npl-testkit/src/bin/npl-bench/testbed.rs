@@ -85,8 +85,10 @@ impl Testbed {
         let pod = topology.add_pod(run, "pod")?;
         let client = topology.client();
         pod.fix_neighbour()?;
-        if mode.entry() == Entry::Wire {
-            join_drivers(client)?;
+        match mode.entry() {
+            Entry::Uplink => {}
+            Entry::Wire => join_drivers(client)?,
+            Entry::Pod => pod.device.set_offloads(&[Offload::Gro], true)?,
         }
 
         let mappings = Mappings { protocol: workload.protocol(), pod_ip: pod.ip(), count: mode.mappings() };
@@ -116,6 +118,9 @@ impl Testbed {
             mappings: spread,
         };
         let mut meter = Meter::new(object, client, &flows, &pod, mappings.pod_ports())?;
+        if mode == Mode::Shortcut {
+            meter.attach_shortcut()?;
+        }
         meter.measure(WARM_UP, Duration::MAX).context("warm up")?;
         Ok(Self { case, meter, ours, topology })
     }
@@ -190,7 +195,7 @@ fn translate(
 ) -> Result<Option<(Datapath, BpfFs)>> {
     let node = topology.node();
     match mode {
-        Mode::Routing | Mode::RoutingWire => Ok(None),
+        Mode::Routing | Mode::RoutingWire | Mode::Shortcut | Mode::ShortcutXdp => Ok(None),
         Mode::RoutingConntrack => rivals::add_conntrack(node).map(|()| None),
         Mode::Iptables(_) | Mode::IptablesNewest(_) => rivals::add_iptables(node, mappings).map(|()| None),
         Mode::Nftables => rivals::add_nftables(node, mappings).map(|()| None),
