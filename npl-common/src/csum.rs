@@ -21,13 +21,18 @@ pub const fn replace16(check: u16, old: u16, new: u16) -> u16 {
     !fold(!check as u32 + !old as u32 + new as u32)
 }
 
+/// What a 32-bit word at an even offset adds to a sum.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn sum32(word: u32) -> u32 {
+    (word & 0xffff) + (word >> 16)
+}
+
 /// The checksum after a 32-bit word that it covers, at an even offset, changed from `old` to `new`.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn replace32(check: u16, old: u32, new: u32) -> u16 {
-    let removed = (!old & 0xffff) + (!old >> 16);
-    let added = (new & 0xffff) + (new >> 16);
-    !fold(!check as u32 + removed + added)
+    !fold(!check as u32 + difference32(old, new))
 }
 
 /// What is added to a sum when a 32-bit word of it goes from `old` to `new`, as `bpf_l4_csum_replace` takes it. Of four
@@ -35,7 +40,7 @@ pub const fn replace32(check: u16, old: u32, new: u32) -> u16 {
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn difference32(old: u32, new: u32) -> u32 {
-    (!old & 0xffff) + (!old >> 16) + (new & 0xffff) + (new >> 16)
+    sum32(!old) + sum32(new)
 }
 
 /// Whether two ones-complement numbers are the same: zero has two forms.

@@ -101,7 +101,7 @@ impl<const WAY: u8> Hook for Replies<WAY> {
             redirect::mark_translated(ctx, config);
         }
         let packet = packet.with(way.rest);
-        redirect::send(ctx, rewrite::apply::<F, SOURCE, L2>(ctx, &packet, node.addr, node.port.to_be()), way)
+        redirect::send(ctx, rewrite::apply::<F, SOURCE, L2, IS_PLAIN>(ctx, &packet, node.addr, node.port.to_be()), way)
     }
 
     #[inline(always)]

@@ -52,7 +52,11 @@ impl<const WAY: u8> Hook for Requests<WAY> {
             redirect::to_pod::<F, WAY, L2>(ctx, &packet.location, backend.addr, || pod_way)
         };
         let packet = packet.with(way.rest);
-        redirect::send(ctx, rewrite::apply::<F, DESTINATION, L2>(ctx, &packet, backend.addr, backend.port.to_be()), way)
+        redirect::send(
+            ctx,
+            rewrite::apply::<F, DESTINATION, L2, IS_PLAIN>(ctx, &packet, backend.addr, backend.port.to_be()),
+            way,
+        )
     }
 
     #[inline(always)]

@@ -98,7 +98,8 @@ pub fn to_pod<F: Family, const WAY: u8, const L2: usize>(
     pod: F::Addr,
     way: impl FnOnce() -> Option<PodWay>,
 ) -> Way<F> {
-    let stack = Way::stack(location);
+    // Nobody asks for the next hop there; so it is the same in every case, and takes no room beside the Pod's address.
+    let stack = Way { next_hop: pod, ..Way::stack(location) };
     if !asks_for_way::<WAY>() {
         return stack;
     }

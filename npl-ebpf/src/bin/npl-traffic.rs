@@ -119,7 +119,7 @@ fn generate(ctx: &XdpContext) -> Option<u32> {
         fate::RECEIVED => xdp_action::XDP_PASS,
         fate::SENT => xdp_action::XDP_TX,
         // SAFETY: a helper that notes where the frame goes.
-        _ => unsafe { bpf_redirect(TARGET.get(0)?.ifindex, 0) as u32 },
+        _ => unsafe { bpf_redirect(TARGET.get(0)?.ifindex, 0) }.cast_unsigned() as u32,
     };
     let client = if traffic.random != 0 {
         random_client(number)

@@ -51,6 +51,8 @@ pub trait Family: Tables {
     fn read_behind<T: Copy, const L2: usize>(ctx: &impl Access) -> Option<T>;
     /// Writes over the IP header's end and what follows at once, if that is possible without the kernel's help.
     fn write_tail<T: Copy, const L2: usize>(ctx: &impl Access, value: T) -> bool;
+    /// What an address adds to a sum. Of two such, with two words more, the sum still fits.
+    fn sum(addr: Self::Addr) -> u32;
     /// What a sum over the old address gains when it becomes the new one.
     fn difference(old: Self::Addr, new: Self::Addr) -> u32;
     /// The header's end with other addresses, whose sum differs by `difference`.

@@ -137,6 +137,11 @@ impl Family for V4 {
     }
 
     #[inline(always)]
+    fn sum(addr: u32) -> u32 {
+        csum::sum32(addr)
+    }
+
+    #[inline(always)]
     fn difference(old: u32, new: u32) -> u32 {
         csum::difference32(old, new)
     }

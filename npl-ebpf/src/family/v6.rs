@@ -131,6 +131,11 @@ impl Family for V6 {
     }
 
     #[inline(always)]
+    fn sum(addr: Addr) -> u32 {
+        csum::sum32(addr[0]) + csum::sum32(addr[1]) + csum::sum32(addr[2]) + csum::sum32(addr[3])
+    }
+
+    #[inline(always)]
     fn difference(old: Addr, new: Addr) -> u32 {
         csum::difference32(old[0], new[0])
             + csum::difference32(old[1], new[1])

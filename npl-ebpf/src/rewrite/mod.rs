@@ -3,9 +3,9 @@
 //!
 //! Of TCP and UDP, three checksums have to stay right: the IP header's, the transport's, and the kernel's own idea of either
 //! (`skb->csum` and `skb->ip_summed`). Only the kernel knows whether the transport field holds a checksum or, with
-//! offload, the sum of the pseudo-header that hardware completes. Where a device has verified the checksum, or the
-//! kernel knows nothing of it, it is one; elsewhere the kernel's helper changes it for the new address, and what came out
-//! tells which it was (`csum::field_kind`). Calls are what a rewrite costs, and those that ask cost least.
+//! offload, the sum of the pseudo-header that hardware completes. Of a request whose field is no such sum, it is known
+//! without the kernel; elsewhere the kernel's helper changes it for the new address, and what came out tells which it was
+//! (`csum::field_kind`). Calls are what a rewrite costs.
 //!
 //! SCTP's covers no address, and with offload its field is zero.
 
@@ -14,11 +14,8 @@ mod sctp;
 use core::mem::offset_of;
 
 use aya_ebpf::{
-    bindings::{
-        BPF_CSUM_LEVEL_INC, BPF_CSUM_LEVEL_QUERY, BPF_CSUM_LEVEL_RESET, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR,
-        BPF_F_RECOMPUTE_CSUM,
-    },
-    helpers::generated::{bpf_csum_level, bpf_l4_csum_replace, bpf_skb_store_bytes},
+    bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM},
+    helpers::generated::{bpf_csum_update, bpf_l4_csum_replace, bpf_skb_store_bytes},
     programs::TcContext,
 };
 use npl_common::{
@@ -48,6 +45,8 @@ trait Checked: Copy {
     const FLAGS: u64;
 
     fn check(&self) -> u16;
+    /// How long its pseudo-header says that it is, with what follows it, if that is not for the IP header to say.
+    fn length(&self) -> Option<u16>;
     fn with(self, ports: Ports, check: u16) -> Self;
 }
 
@@ -58,6 +57,11 @@ impl Checked for TcpHeader {
     #[inline(always)]
     fn check(&self) -> u16 {
         self.check
+    }
+
+    #[inline(always)]
+    fn length(&self) -> Option<u16> {
+        None
     }
 
     #[inline(always)]
@@ -77,6 +81,11 @@ impl Checked for UdpHeader {
     }
 
     #[inline(always)]
+    fn length(&self) -> Option<u16> {
+        Some(u16::from_be(self.length))
+    }
+
+    #[inline(always)]
     fn with(self, ports: Ports, check: u16) -> Self {
         Self { ports, check, ..self }
     }
@@ -92,21 +101,21 @@ struct Headers<T, H> {
 
 /// Gives one end of the packet another address and port. Words as loaded from a packet.
 #[inline(always)]
-pub fn apply<F: Family, const END: bool, const L2: usize>(
+pub fn apply<F: Family, const END: bool, const L2: usize, const IS_PLAIN: bool>(
     ctx: &TcContext,
     packet: &Packet<F>,
     addr: F::Addr,
     port: u16,
 ) -> Result<(), Refused> {
     match packet.location.protocol {
-        protocol::TCP => write::<F, TcpHeader, END, L2>(ctx, packet, addr, port),
-        protocol::SCTP if !packet.location.is_plain => sctp::write::<F, END>(ctx, packet, addr, port),
-        _ => write::<F, UdpHeader, END, L2>(ctx, packet, addr, port),
+        protocol::TCP => write::<F, TcpHeader, END, L2, IS_PLAIN>(ctx, packet, addr, port),
+        protocol::SCTP if !IS_PLAIN => sctp::write::<F, END>(ctx, packet, addr, port),
+        _ => write::<F, UdpHeader, END, L2, IS_PLAIN>(ctx, packet, addr, port),
     }
 }
 
 #[inline(always)]
-fn write<F: Family, H: Checked, const END: bool, const L2: usize>(
+fn write<F: Family, H: Checked, const END: bool, const L2: usize, const IS_PLAIN: bool>(
     ctx: &TcContext,
     packet: &Packet<F>,
     addr: F::Addr,
@@ -116,8 +125,12 @@ fn write<F: Family, H: Checked, const END: bool, const L2: usize>(
     let has_checksum = has_checksum(&header);
     let Change { source, destination, ports, difference, port } = Change::new::<END>(packet, addr, port);
     let location = &packet.location;
-    let is_in_packet = has_checksum && is_in_packet::<END>(ctx);
-    let check = if is_in_packet {
+    let is_certain = IS_PLAIN && END == DESTINATION && has_checksum && is_certain::<F, H, L2>(ctx, location, &header);
+    let check = if is_certain {
+        if F::STORE_FLAGS == 0 {
+            // What the kernel's sum loses with the checksum. The address is made up for by the header's own.
+            add_to_sum(ctx, !csum::fold(difference));
+        }
         moved::<H>(header.check(), difference, port)
     } else if has_checksum {
         transport_check::<F, H, L2>(ctx, packet, header.check(), difference, port)?
@@ -129,18 +142,17 @@ fn write<F: Family, H: Checked, const END: bool, const L2: usize>(
     // kernel has to add up what is written.
     let flags = if has_checksum { F::STORE_FLAGS } else { u64::from(BPF_F_RECOMPUTE_CSUM) };
     let (offset, transport) = (packet.l3 + F::TAIL, header.with(ports, check));
-    if location.is_plain {
-        // A request is written to at once, since a call costs as much as all that is decided of it. Replies are not: that
-        // a program has such writes makes the kernel copy what it shares with a socket, also of packets that are not ours.
-        let needs_no_sum = flags == 0 || is_in_packet;
-        if END == DESTINATION && needs_no_sum && F::write_tail::<_, L2>(ctx, Headers { ip, transport }) {
-            return Ok(());
-        }
-        store(ctx, offset, &Headers { ip, transport }, flags)
-    } else {
+    if !IS_PLAIN {
         store(ctx, offset, &ip, flags)?;
-        store(ctx, location.l4, &transport, flags)
+        return store(ctx, location.l4, &transport, flags);
     }
+    // A request is written to at once, since a call costs as much as all that is decided of it. Replies are not: that
+    // a program has such writes makes the kernel copy what it shares with a socket, also of packets that are not ours.
+    let needs_no_sum = flags == 0 || is_certain;
+    if END == DESTINATION && needs_no_sum && F::write_tail::<_, L2>(ctx, Headers { ip, transport }) {
+        return Ok(());
+    }
+    store(ctx, offset, &Headers { ip, transport }, flags)
 }
 
 /// As [`apply`], of the destination of a frame that no `skb` speaks of yet: its checksums are in it, or nowhere.
@@ -304,27 +316,29 @@ fn quoted_check<F: Family>(ctx: &TcContext, error: &Error<F>) -> Option<(usize, 
     if check == 0 && !is_tcp { None } else { Some((offset, check)) }
 }
 
-/// Whether the packet alone tells of its transport checksum: the field is one, and `skb->csum` is not in use.
+/// Whether the transport's field is a checksum, and that is certain: it is not the sum that hardware would complete, which a
+/// sender who leaves it to hardware has to put there. Of a large packet, which will be cut, nobody says how long that is.
 ///
-/// So it is where a device has verified it. Nor has the kernel noted anything of a packet that comes as a frame, as from
-/// an XDP program, and of these only it takes a level that it is given. Nothing is asked of a reply: a Pod's sockets leave
-/// the checksum to hardware, and each question would cost them.
+/// Of the checksums themselves, one in 65 535 is the same number, and is for the kernel to tell.
 #[inline(always)]
-fn is_in_packet<const END: bool>(ctx: &TcContext) -> bool {
-    if END == SOURCE {
+fn is_certain<F: Family, H: Checked, const L2: usize>(ctx: &TcContext, location: &Location<F>, header: &H) -> bool {
+    // SAFETY: the context is valid for the program's run; the verifier allows this field.
+    if unsafe { (*skb(ctx)).gso_size } != 0 {
         return false;
     }
+    let of_packet = || F::length::<L2>(ctx, location.rest).map(|length| length.wrapping_sub(F::LENGTH as u16));
+    let Some(length) = header.length().or_else(of_packet) else { return false };
+    let protocol = u16::from_be_bytes([0, location.protocol]);
+    let ends = F::sum(location.source) + F::sum(location.destination);
+    let pseudo_header = csum::fold(ends + u32::from(protocol.to_be()) + u32::from(length.to_be()));
+    !csum::same(header.check(), pseudo_header)
+}
+
+/// Adds to the sum that a device has made of the packet, if it has.
+#[inline(always)]
+fn add_to_sum(ctx: &TcContext, summand: u16) {
     // SAFETY: the context is valid.
-    let level = |action: u32| unsafe { bpf_csum_level(skb(ctx), u64::from(action)) };
-    if level(BPF_CSUM_LEVEL_QUERY) >= 0 {
-        return true;
-    }
-    level(BPF_CSUM_LEVEL_INC);
-    if level(BPF_CSUM_LEVEL_QUERY) < 0 {
-        return false;
-    }
-    level(BPF_CSUM_LEVEL_RESET);
-    true
+    let _sum_or_none = unsafe { bpf_csum_update(skb(ctx), u32::from(summand)) };
 }
 
 /// The transport checksum field for another address and port, of which the kernel does its part for the address.
