@@ -328,10 +328,8 @@ fn is_certain<F: Family, H: Checked, const L2: usize>(ctx: &TcContext, location:
     }
     let of_packet = || F::length::<L2>(ctx, location.rest).map(|length| length.wrapping_sub(F::LENGTH as u16));
     let Some(length) = header.length().or_else(of_packet) else { return false };
-    let protocol = u16::from_be_bytes([0, location.protocol]);
     let ends = F::sum(location.source) + F::sum(location.destination);
-    let pseudo_header = csum::fold(ends + u32::from(protocol.to_be()) + u32::from(length.to_be()));
-    !csum::same(header.check(), pseudo_header)
+    !csum::same(header.check(), csum::pseudo_header(ends, location.protocol, length))
 }
 
 /// Adds to the sum that a device has made of the packet, if it has.

@@ -11,6 +11,7 @@ use npl_testkit::packet::tcp_flags::{ACK, SYN};
 use npl_testkit::packet::{Checksum, Packet};
 
 use super::fragments::fragments;
+use super::requests::looks_unfinished;
 use super::scene::{client, family, node, pod, pod_ip, router_ip, sctp, tcp, udp, with_mappings};
 use crate::lab::{Lab, NEXT};
 use crate::sys::run_with_complete_checksum;
@@ -43,7 +44,9 @@ fn sum_that_a_device_made_stays_right() {
         if let Some(header) = options.ipv4_mut() {
             header.options = vec![1; 39];
         }
-        let requests = [tcp(client(), node(), SYN, b"odd"), udp(client(), node(), b"hello"), no_checksum, options];
+        let unfinished = looks_unfinished(|payload| udp(client(), node(), payload));
+        let requests =
+            [tcp(client(), node(), SYN, b"odd"), udp(client(), node(), b"hello"), no_checksum, options, unfinished];
         for request in requests {
             keeps_the_sum(lab, PROG_INGRESS, &request);
         }
