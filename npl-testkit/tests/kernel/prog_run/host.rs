@@ -3,11 +3,12 @@
 
 use npl_common::reason::Reason;
 use npl_testkit::packet::Packet;
+use npl_testkit::packet::sctp_chunks::{ABORT, DATA};
 use npl_testkit::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN};
 
 use super::errors::{about_reply, too_large};
 use super::scene::{
-    Tcp, Udp, client, establish, flow, from, is_answered, length, node, pod, tcp, to, udp, with_mappings,
+    Tcp, Udp, client, establish, flow, from, is_answered, length, node, pod, sctp, tcp, to, udp, with_mappings,
 };
 use crate::counters::{establishing_request, first_request, reason, request};
 use crate::lab::Lab;
@@ -53,6 +54,21 @@ fn connections_of_clients_are_theirs_whatever_the_host_had_under_way() {
         is_answered(lab, ACK);
         let more = tcp(client(), node(), PSH | ACK, b"more");
         lab.ingress(&more).is(&to(&more, pod()), request("61000/tcp", length(&more)));
+    });
+}
+
+/// Who answers so has nothing under way: a client may have come to the port before it led to a Pod, and comes again.
+#[test]
+fn refusals_leave_no_note() {
+    with_mappings(|lab| {
+        for flags in [RST, RST | ACK] {
+            leaves(lab, &tcp(node(), client(), flags, b""));
+        }
+        leaves(lab, &sctp(node(), client(), ABORT, b""));
+        let more = tcp(client(), node(), PSH | ACK, b"more");
+        lab.ingress(&more).is(&to(&more, pod()), first_request("61000/tcp", length(&more)));
+        let more = sctp(client(), node(), DATA, b"more");
+        lab.ingress(&more).is(&to(&more, pod()), first_request("61000/sctp", length(&more)));
     });
 }
 
