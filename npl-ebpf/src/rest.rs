@@ -73,6 +73,9 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
         None => Verdict::NOT_OURS,
     };
     if !H::ON_ARRIVAL && verdict.is_unusual() {
+        if is_first {
+            fragment::note_not_ours::<F, H>(hash, destination);
+        }
         return IS_LEAVING;
     }
     let (is_translated, is_by_stack) = (verdict.is_translated(), H::ON_ARRIVAL && !verdict.is_redirected());
