@@ -327,6 +327,22 @@ fn truncated_first_fragment_is_passed_with_the_others() {
     });
 }
 
+/// A frame may be longer than its packet, as a short one is on an Ethernet.
+#[test]
+fn truncated_first_fragment_is_passed_whatever_is_behind_it() {
+    with_mappings(|lab| {
+        let [_, (packet, _)] = requests();
+        let padded = |size| [fragment(&packet, ID, 0, size), vec![0; 30]].concat();
+        for size in [8, 16] {
+            passes(lab, PROG_INGRESS, &padded(size), reason(Reason::Truncated));
+            passes(lab, PROG_INGRESS, &fragment(&packet, ID, size, SIZE), vec![]);
+        }
+        let translated = [fragment(&to(&packet, pod()), ID, 0, 24), vec![0; 30]].concat();
+        let changes = first_request("61000/tcp", translated.len());
+        becomes(lab, PROG_INGRESS, &padded(24), translated, changes);
+    });
+}
+
 #[test]
 fn smallest_fragments_of_a_datagram_are_translated() {
     with_mappings(|lab| {
