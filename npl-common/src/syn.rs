@@ -59,6 +59,19 @@ pub const fn absorb(seed: u64, word: u64) -> u64 {
     h ^ (h >> 32)
 }
 
+/// As [`absorb`], of two words that outsiders may choose both of.
+///
+/// The highest bit of a product by a constant is that of what is multiplied: whoever changes it in the first word would know
+/// two bits of the second one that make up for that, whatever the seed. So the second product is by a number that the first
+/// one tells.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn absorb_both(seed: u64, first: u64, second: u64) -> u64 {
+    let seed = absorb(seed, first);
+    let h = (seed ^ second).wrapping_mul(0x9e37_79b9_7f4a_7c15 ^ seed << 1);
+    h ^ (h >> 32)
+}
+
 /// The slot of a hash.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
@@ -141,7 +154,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::{
-        SLOTS, absorb, address_index, hash, matches, node_port, second_slot, slot, state, waits, with_state, word,
+        SLOTS, absorb_both, address_index, hash, matches, node_port, second_slot, slot, state, waits, with_state, word,
     };
 
     proptest! {
@@ -153,6 +166,13 @@ mod tests {
             let promoted = with_state(w, state::ESTABLISHED);
             prop_assert!(matches(promoted, h));
             prop_assert_eq!((state(promoted), address_index(promoted), node_port(promoted)), (state::ESTABLISHED, index, port));
+        }
+
+        /// Whoever has the one address would have the flows of the other.
+        #[test]
+        fn no_bits_of_an_address_make_up_for_others(seed: u64, first: u64, second: u64) {
+            let other = absorb_both(seed, first ^ 1 << 63, second ^ (1 << 63 | 1 << 31));
+            prop_assert_ne!(absorb_both(seed, first, second), other);
         }
 
         #[test]
@@ -214,7 +234,7 @@ mod tests {
         let mut taken = vec![0_u32; SLOTS as usize];
         for network in 0..256_u64 {
             for interface in 0..256_u64 {
-                let seed = absorb(absorb(7, 0x2001_0db8_0000_0000 + network), interface);
+                let seed = absorb_both(7, 0x2001_0db8_0000_0000 + network, interface);
                 taken[slot(hash(seed, 5, 1024 << 32 | 8080 << 8 | 6)) as usize] += 1;
             }
         }

@@ -261,7 +261,7 @@ impl<F: Family> Known<F> {
 
 /// The flow's entry, if it is of the Pod that has the address now: one of another generation was an earlier Pod's. What
 /// accepts or refuses a connection is not about the last one of the same ends, which the entry is of; unless the Pod repeats
-/// it, having said nothing since.
+/// it, nothing having been said since, nor broken off.
 ///
 /// As in `Flow::note_by_table`, it is memory of its type for as long as the program runs, with the races that `FlowState`
 /// allows.
@@ -273,7 +273,8 @@ fn entry<F: Family>(reply: &Reply<'_, F>, endpoint: &Endpoint, is_opened_otherwi
     let entry = reply.flow.entry()?;
     // SAFETY: see above.
     let state = F::state(unsafe { &mut *entry });
-    let is_of_this = state.generation == endpoint.generation && !(is_opened_otherwise && flow::has_spoken(state));
+    let is_of_this =
+        state.generation == endpoint.generation && (!is_opened_otherwise || flow::may_be_accepted_again(state));
     if is_of_this { Some(entry) } else { None }
 }
 

@@ -292,6 +292,13 @@ pub fn has_spoken(state: &FlowState) -> bool {
     state.pod_tcp_flags & tcp_flag::ACK != 0
 }
 
+/// Whether the Pod may accept the connection of an established flow once more, as it does when the answer was lost on its way:
+/// not if either side has gone on since.
+#[inline(always)]
+pub fn may_be_accepted_again(state: &FlowState) -> bool {
+    !has_spoken(state) && state.client_tcp_flags & tcp_flag::RST == 0
+}
+
 /// Notes a packet of the Pod on an established flow. Of what accepts the connection the acknowledgement does not count: see
 /// [`has_spoken`].
 #[inline(always)]

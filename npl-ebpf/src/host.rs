@@ -14,22 +14,23 @@ use crate::{
     fragment::now,
     hook::STACK,
     maps::CONFIG,
-    packet::Packet,
+    packet::{Packet, tcp_flag},
     word,
 };
 
 /// Takes note of a packet that leaves from a node port, unless it is a reply of ours, which was translated already: past the
-/// stack, or by a device above this one.
+/// stack, or by a device above this one. What refuses or breaks off has nothing under way: so the host answers whoever comes to
+/// a port that leads nowhere, which may be the client's next Pod's.
 ///
 /// Once there is a note, it is not written on each packet: other processors read it.
 #[inline(always)]
-pub fn note_leaving<F: Family>(packet: &Packet<F>) {
+pub fn note_leaving<F: Family>(packet: &Packet<F>, tcp_flags: u8) {
     let Some(config) = CONFIG.get(0) else { return };
     let Packet { ports, location, .. } = packet;
     let (client_port, pod_port) = (u16::from_be(ports.destination), u16::from_be(ports.source));
     let ends = &Ends::<F> { client: location.destination, client_port, pod: location.source, pod_port };
     let protocol = location.protocol;
-    if is_reply(config, ends, protocol) {
+    if tcp_flags & tcp_flag::RST != 0 || is_reply(config, ends, protocol) {
         return;
     }
     let hash = flow::hash(config.seed, ends, protocol);

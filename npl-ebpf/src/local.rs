@@ -50,7 +50,7 @@ const MAPPED_PREFIX: [u32; 3] = [0, 0, 0xffff_u32.to_be()];
 #[inline(always)]
 pub fn request<P: Place>(ctx: &SockAddrContext, kind: Call) {
     let call = ctx.sock_addr;
-    let asked = End::<P::Family> { addr: P::addr(call), port: port(call) };
+    let asked = End::<P::Family> { addr: P::Family::named(P::addr(call)), port: port(call) };
     let Some(protocol) = protocol(call) else { return };
     let Some(backend) = backend(ctx, &asked, protocol) else { return forget_direct(ctx, kind, asked) };
     let pod = End { addr: backend.addr, port: backend.port };

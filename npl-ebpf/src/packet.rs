@@ -86,8 +86,8 @@ pub struct Packet<F: Family> {
     pub l3: usize,
     pub location: Location<F>,
     pub ports: Ports,
-    /// Where it ends that has this transport header, as the IP header says; if this is its first fragment, as SCTP says, or
-    /// nothing. Nothing of a plain packet, of which nobody asks.
+    /// Where it ends that has this transport header, as the IP header says; of a first fragment of SCTP, as that says, or
+    /// nothing. Nothing of one that ends within TCP's header, nor of a plain packet, of which nobody asks.
     pub end: Option<usize>,
 }
 
@@ -129,7 +129,9 @@ impl<F: Family> Packet<F> {
         let end = match (walk.fragment.is_first, walk.location.protocol) {
             (false, _) => Some(walk.end),
             (true, protocol::SCTP) => sctp::end_of_whole(ctx, walk.location.l4, walk.end),
-            (true, _) => None,
+            // One that ends within its transport header has the checksum elsewhere, whatever the frame has behind it.
+            (true, protocol::TCP) if walk.location.l4 + size_of::<TcpHeader>() > walk.end => None,
+            (true, _) => Some(walk.end),
         };
         Some(Self { l3: walk.l3, location: walk.location, ports, end })
     }
@@ -145,6 +147,7 @@ impl<F: Family> Packet<F> {
     #[inline(always)]
     pub fn tcp_flags<const L2: usize>(&self, ctx: &impl Access) -> Result<u8, Reason> {
         let flags = match self.location.protocol {
+            protocol::TCP if !self.location.is_plain && self.end.is_none() => None,
             protocol::TCP => self.read_transport::<TcpHeader, L2>(ctx).map(|header| header.flags),
             protocol::SCTP if !self.location.is_plain => {
                 let end = self.end.ok_or(Reason::SctpFragment)?;

@@ -73,6 +73,9 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
         None => Verdict::NOT_OURS,
     };
     if !H::ON_ARRIVAL && verdict.is_unusual() {
+        if is_first {
+            fragment::note_not_ours::<F, H>(hash, destination);
+        }
         return IS_LEAVING;
     }
     let (is_translated, is_by_stack) = (verdict.is_translated(), H::ON_ARRIVAL && !verdict.is_redirected());
@@ -115,7 +118,8 @@ fn judge_unreadable<F: Family, const L2: usize>(skb: *mut __sk_buff) -> i32 {
 fn note_leaving<F: Family, const L2: usize>(skb: *mut __sk_buff) -> i32 {
     let ctx = &TcContext::new(skb);
     if let Some(packet) = F::walk(ctx, L2).and_then(|walk| Packet::of(ctx, walk)) {
-        host::note_leaving(&packet);
+        // One that is cut off before its flags is taken for one that goes on.
+        host::note_leaving(&packet, packet.tcp_flags::<L2>(ctx).unwrap_or(0));
     }
     Verdict::NOT_OURS.into_action()
 }

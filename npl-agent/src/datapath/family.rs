@@ -84,6 +84,9 @@ pub(super) trait FamilyMaps: Send {
     /// Empties the half-open cache's slots of attempts that are over, after so many looks at it.
     fn remove_attempts_that_are_over(&mut self, attempts: &mut Attempts) -> Result<usize, DatapathError>;
 
+    /// Empties the half-open cache's slots that name an address by another index than these.
+    fn forget_indexes_but(&mut self, used: &BTreeSet<u32>) -> Result<(), DatapathError>;
+
     /// When a datagram last came to a node port that led nowhere, in [`npl_common::fragment::time`]'s unit; zero if none has.
     fn last_stray(&self, port: NodePort) -> Result<u64, DatapathError>;
     fn set_last_stray(&mut self, port: NodePort, time: u64) -> Result<(), DatapathError>;
@@ -130,6 +133,27 @@ impl<L: Layout> Maps<L> {
             |keys: &[L::FlowKey], flows: &[L::Flow]| keys.iter().zip(flows).for_each(|(key, flow)| look(key, flow));
         let read = sys::read_parts(self.flow.map().fd().as_fd(), look_at_all);
         read.map_err(MapError::from).map_err(DatapathError::map("read", L::FLOW))
+    }
+
+    /// What the half-open cache has of flows that this is true of, by slot.
+    fn read_slots(&self, is_wanted: impl Fn(u64) -> bool) -> Result<Vec<(u32, u64)>, DatapathError> {
+        let mut wanted = Vec::new();
+        let read = sys::read_parts(self.syn.map().fd().as_fd(), |slots: &[u32], words: &[u64]| {
+            let all = slots.iter().copied().zip(words.iter().copied());
+            wanted.extend(all.filter(|(_, word)| *word != 0 && is_wanted(*word)));
+        });
+        read.map_err(MapError::from).map_err(DatapathError::map("read", L::SYN))?;
+        Ok(wanted)
+    }
+
+    /// Empties a slot, if it has this word still. Another flow may have it by now; if that is between the two calls, the
+    /// client's next packet takes it back.
+    fn empty_slot(&mut self, slot: u32, word: u64) -> Result<bool, DatapathError> {
+        let is_same = self.syn.get(&slot, 0).is_ok_and(|now| now == word);
+        if is_same {
+            self.syn.set(slot, 0, 0).map_err(DatapathError::map("write", L::SYN))?;
+        }
+        Ok(is_same)
     }
 
     /// Takes a flow out of the table, if it is still there.
@@ -267,22 +291,19 @@ impl<L: Layout> FamilyMaps for Maps<L> {
     }
 
     fn remove_attempts_that_are_over(&mut self, attempts: &mut Attempts) -> Result<usize, DatapathError> {
-        let mut words = Vec::new();
-        let read = sys::read_parts(self.syn.map().fd().as_fd(), |slots: &[u32], read: &[u64]| {
-            words.extend(
-                slots.iter().copied().zip(read.iter().copied()).filter(|(_, word)| *word != 0 && syn::opens(*word)),
-            );
-        });
-        read.map_err(MapError::from).map_err(DatapathError::map("read", L::SYN))?;
         let mut removed = 0;
-        for (slot, word) in attempts.look(words) {
-            // Another flow may have it by now. If that is between these two calls, the client's next packet takes it back.
-            if self.syn.get(&slot, 0).is_ok_and(|now| now == word) {
-                self.syn.set(slot, 0, 0).map_err(DatapathError::map("write", L::SYN))?;
-                removed += 1;
-            }
+        for (slot, word) in attempts.look(self.read_slots(syn::opens)?) {
+            removed += usize::from(self.empty_slot(slot, word)?);
         }
         Ok(removed)
+    }
+
+    fn forget_indexes_but(&mut self, used: &BTreeSet<u32>) -> Result<(), DatapathError> {
+        let names_another = |word| !used.contains(&u32::from(syn::address_index(word)));
+        for (slot, word) in self.read_slots(names_another)? {
+            self.empty_slot(slot, word)?;
+        }
+        Ok(())
     }
 
     fn last_stray(&self, port: NodePort) -> Result<u64, DatapathError> {

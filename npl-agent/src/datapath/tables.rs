@@ -262,6 +262,10 @@ impl Tables {
             // Hints of replies name addresses by what another one may have now.
             self.begin_epoch()?;
         }
+        if wanted.iter().any(|addr| !present.contains_key(addr)) {
+            // So may flows in the half-open cache, which believe themselves established by it.
+            self.family_mut(family).forget_indexes_but(&present.values().copied().collect())?;
+        }
         for addr in wanted {
             if !present.contains_key(addr) {
                 let used = present.values().copied().collect();

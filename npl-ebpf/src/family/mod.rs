@@ -72,6 +72,8 @@ pub trait Family: Tables {
     fn destination_of_chain(_ctx: &TcContext, _l3: usize) -> Option<Self::Addr> {
         None
     }
+    /// Whom a socket means by this address: the loopback one by that of nobody, as the kernel takes it.
+    fn named(addr: Self::Addr) -> Self::Addr;
     /// Whether the address never leaves the network namespace that it is used in.
     fn is_loopback(addr: Self::Addr) -> bool;
 }

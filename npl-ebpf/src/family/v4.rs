@@ -64,6 +64,8 @@ mod icmp {
 }
 /// The kernel's number of the family.
 const AF_INET: u8 = 2;
+/// `127.0.0.1`.
+const LOOPBACK: u32 = 0x7f00_0001_u32.to_be();
 /// First byte of every loopback address.
 const LOOPBACK_NETWORK: u8 = 127;
 /// The smallest header.
@@ -192,6 +194,11 @@ impl Family for V4 {
     fn neighbour(addr: u32) -> bpf_redir_neigh {
         let ipv6_nh = [addr, 0, 0, 0];
         bpf_redir_neigh { nh_family: u32::from(AF_INET), __bindgen_anon_1: bpf_redir_neigh__bindgen_ty_1 { ipv6_nh } }
+    }
+
+    #[inline(always)]
+    fn named(addr: u32) -> u32 {
+        if addr == 0 { LOOPBACK } else { addr }
     }
 
     #[inline(always)]

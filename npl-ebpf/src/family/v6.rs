@@ -185,6 +185,11 @@ impl Family for V6 {
     }
 
     #[inline(always)]
+    fn named(addr: Addr) -> Addr {
+        if addr == [0; 4] { LOOPBACK } else { addr }
+    }
+
+    #[inline(always)]
     fn is_loopback(addr: Addr) -> bool {
         addr == LOOPBACK
     }

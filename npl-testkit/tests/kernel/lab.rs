@@ -331,7 +331,7 @@ pub(crate) fn hash(id: FlowId) -> u64 {
         }
         Ends::V6(key) => {
             let [client, pod] = [key.client_addr, key.pod_addr].map(words);
-            let seed = syn::absorb(syn::absorb(syn::absorb(SEED, client[0]), client[1]), pod[0]);
+            let seed = syn::absorb(syn::absorb_both(SEED, client[0], client[1]), pod[0]);
             syn::hash(seed, pod[1], rest)
         }
     }

@@ -38,8 +38,7 @@ impl Tables for V6 {
     #[inline(always)]
     fn hash(seed: u64, client: Addr, pod: Addr, ports_and_protocol: u64) -> u64 {
         let word = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
-        let seed = syn::absorb(seed, word(client[0], client[1]));
-        let seed = syn::absorb(seed, word(client[2], client[3]));
+        let seed = syn::absorb_both(seed, word(client[0], client[1]), word(client[2], client[3]));
         let seed = syn::absorb(seed, word(pod[0], pod[1]));
         syn::hash(seed, word(pod[2], pod[3]), ports_and_protocol)
     }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! By which names clients on the Node reach Pods, and by which they do not.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use npl_agent::core::model::{Family, Frontend, NodePort, Protocol};
 use npl_testkit::echo::EchoServer;
 use npl_testkit::traffic;
 
-use super::scene::{PROTOCOLS, Scene, has_loopback, loopback_frontends, loopback_names};
+use super::scene::{PROTOCOLS, Scene, has_loopback, loopback_frontends, loopback_names, mapped};
 use crate::world::NODE_PORT;
 
 #[test]
@@ -35,6 +35,25 @@ fn clients_on_the_node_reach_the_pod_by_loopback() {
         for server in loopback_frontends() {
             scene.assert_refused(scene.world.node(), server);
         }
+    }
+}
+
+/// It is the loopback address to the kernel, each namespace's own.
+#[test]
+fn clients_on_the_node_reach_the_pod_by_the_address_of_nobody() {
+    let scene = Scene::new(1);
+    let v4: SocketAddr = (Ipv4Addr::UNSPECIFIED, NODE_PORT).into();
+    let v6: SocketAddr = (Ipv6Addr::UNSPECIFIED, NODE_PORT).into();
+    let [v4_loopback, v6_loopback] = loopback_frontends();
+    for (server, loopback) in [(v4, v4_loopback), (v6, v6_loopback), (mapped(v4), mapped(v4_loopback))] {
+        scene.assert_refused(&scene.world.pod().netns, server);
+        if !has_loopback() {
+            scene.assert_refused(scene.world.node(), server);
+            continue;
+        }
+        scene.assert_answers(scene.world.node(), server, "web-0");
+        let stream = scene.cgroup.run(|| traffic::tcp_connect(scene.world.node(), server).unwrap()).unwrap();
+        assert_eq!(stream.peer_addr().unwrap(), loopback, "{server}");
     }
 }
 

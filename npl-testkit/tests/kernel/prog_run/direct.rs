@@ -53,6 +53,18 @@ fn connection_after_an_attempt_that_was_broken_off_may_be_direct() {
     });
 }
 
+/// As balancers do that only ask whether somebody listens: the Pod has said nothing but that it accepts.
+#[test]
+fn connection_after_one_that_the_client_broke_off_at_once_may_be_direct() {
+    with_mappings(|lab| {
+        for flags in [RST, RST | ACK] {
+            establish(lab);
+            lab.ingress(&tcp(client(), node(), flags, b""));
+            is_accepted_directly(lab);
+        }
+    });
+}
+
 /// As if the table had lost the connection that was before.
 #[test]
 fn connection_that_only_the_cache_remembers_does_not_take_a_direct_one() {

@@ -9,7 +9,7 @@ use npl_testkit::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN};
 
 use super::scene::{
     GENERATION, NODE_PORT, POD_PORT, SECOND_NODE_PORT, Tcp, Udp, bare, client, establish, family, flow, from,
-    is_answered, length, node, node_ip, other_pod_ip, pod, second_node_ip, tcp, to, udp, with_mappings,
+    is_answered, length, node, node_ip, other_pod_ip, pod, second_node_ip, tcp, third_node_ip, to, udp, with_mappings,
 };
 use crate::counters::{Change, and, establishing_reply, establishing_request, first_request, reason, reply, request};
 use crate::lab::Lab;
@@ -275,6 +275,25 @@ fn half_open_flow_of_an_address_that_the_node_lost_is_not_answered() {
         lab.ingress(&tcp(client(), (second_node_ip(), NODE_PORT).into(), SYN, b""));
         lab.set_addresses(&[node_ip()]);
         is_untracked(lab);
+    });
+}
+
+/// The half-open cache names an address by its place, which the next one may have.
+#[test]
+fn datagram_to_an_address_that_took_anothers_place_is_answered_from_there() {
+    with_mappings(|lab| {
+        let [second, third] = [second_node_ip(), third_node_ip()].map(|ip| (ip, NODE_PORT).into());
+        let answer = udp(pod(), client(), b"from me");
+        for _exchange in 0..2 {
+            lab.ingress(&udp(client(), second, b"to the Node"));
+            assert_eq!(lab.egress(&answer).bytes, from(&answer, second).build());
+        }
+        lab.set_addresses(&[node_ip()]);
+        lab.set_addresses(&[node_ip(), third_node_ip()]);
+        for _exchange in 0..2 {
+            lab.ingress(&udp(client(), third, b"to the Node"));
+            assert_eq!(lab.egress(&answer).bytes, from(&answer, third).build());
+        }
     });
 }
 

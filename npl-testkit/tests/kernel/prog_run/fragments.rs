@@ -1,18 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Datagrams in fragments, of which only the first has ports.
 
-use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
+use std::collections::BTreeSet;
+
+use aya::maps::{MapData, PerCpuArray, PerCpuValues};
+use npl_common::direct::PodWay;
+use npl_common::hold::{Held, PLACES};
+use npl_common::names::{MAP_HOLD, PROG_EGRESS, PROG_INGRESS, PROG_PODS};
 use npl_common::reason::Reason;
 use npl_testkit::packet::tcp_flags::{ACK, PSH, SYN};
 use npl_testkit::packet::{Ip, Packet, ones_complement_sum};
 
+use super::errors::{about_reply, about_request, too_large};
 use super::extensions::{FRAGMENT, extended};
+use super::redirect::{WAY, lead};
 use super::scene::{
     CLIENT_PORT, NODE_PORT, SECOND_NODE_PORT, Tcp, Udp, becomes, client, client_ip, establish, family, from, node,
     node_ip, other_pod_ip, pod, pod_ip, second_node_ip, strange_ip, tcp, to, udp, with_mappings,
 };
 use crate::counters::{Change, first_request, reason, reply, request};
-use crate::lab::Lab;
+use crate::lab::{Lab, TEST_DEVICE, open as open_map};
 use crate::sys::stay_on_this_processor;
 
 /// What the fragments of a datagram have in common.
@@ -327,6 +334,22 @@ fn truncated_first_fragment_is_passed_with_the_others() {
     });
 }
 
+/// A frame may be longer than its packet, as a short one is on an Ethernet.
+#[test]
+fn truncated_first_fragment_is_passed_whatever_is_behind_it() {
+    with_mappings(|lab| {
+        let [_, (packet, _)] = requests();
+        let padded = |size| [fragment(&packet, ID, 0, size), vec![0; 30]].concat();
+        for size in [8, 16] {
+            passes(lab, PROG_INGRESS, &padded(size), reason(Reason::Truncated));
+            passes(lab, PROG_INGRESS, &fragment(&packet, ID, size, SIZE), vec![]);
+        }
+        let translated = [fragment(&to(&packet, pod()), ID, 0, 24), vec![0; 30]].concat();
+        let changes = first_request("61000/tcp", translated.len());
+        becomes(lab, PROG_INGRESS, &padded(24), translated, changes);
+    });
+}
+
 #[test]
 fn smallest_fragments_of_a_datagram_are_translated() {
     with_mappings(|lab| {
@@ -347,5 +370,74 @@ fn fragments_of_a_mapping_that_goes_are_the_hosts() {
         lab.run(PROG_INGRESS, &fragment(&packet, ID, 0, SIZE));
         lab.remove(family(), Tcp, NODE_PORT);
         passes(lab, PROG_INGRESS, &fragment(&packet, ID, SIZE, SIZE), vec![]);
+    });
+}
+
+/// What tells the copies that are kept, of all processors.
+fn kept() -> BTreeSet<u64> {
+    let map: PerCpuArray<MapData, Held> = open_map(MAP_HOLD);
+    let hashes = |place| -> Vec<u64> { map.get(&place, 0).unwrap().iter().map(|held| held.hash).collect() };
+    (0..PLACES).flat_map(hashes).filter(|hash| *hash != 0).collect()
+}
+
+/// Makes all copies older, by units of about a second.
+fn age_copies(units: u64) {
+    let mut map: PerCpuArray<MapData, Held> = open_map(MAP_HOLD);
+    for place in 0..PLACES {
+        let copies = map.get(&place, 0).unwrap();
+        let aged = copies.iter().map(|held| Held { time: held.time.wrapping_sub(units), ..*held });
+        let aged: Vec<Held> = aged.collect();
+        map.set(place, PerCpuValues::try_from(aged).unwrap(), 0).unwrap();
+    }
+}
+
+#[test]
+fn copy_that_is_too_old_is_not_received_again() {
+    stay_on_this_processor();
+    with_mappings(|lab| {
+        let [(packet, _), _] = requests();
+        for (id, units, is_received) in [(ID, 20, true), (ID + 1, 40, false)] {
+            let before = kept();
+            passes(lab, PROG_INGRESS, &fragment(&packet, id, SIZE, SIZE), reason(Reason::Fragment));
+            let copy = &kept() - &before;
+            assert_eq!(copy.len(), 1);
+            age_copies(units);
+            lab.run(PROG_INGRESS, &fragment(&packet, id, 0, SIZE));
+            assert_eq!(kept().is_disjoint(&copy), is_received, "after {units}");
+        }
+    });
+}
+
+/// With redirect, a reply passes two hooks, which know a fragment by the same; the frame of the one has addresses of a link
+/// that is not the other's.
+#[test]
+fn copy_of_one_hook_does_not_leave_by_another() {
+    stay_on_this_processor();
+    with_mappings(|lab| {
+        open(lab);
+        lead(pod_ip(), PodWay { ifindex: TEST_DEVICE, ..WAY });
+        let [(packet, mapping), _] = replies();
+        let before = kept();
+        passes(lab, PROG_PODS, &fragment(&packet, ID, SIZE, SIZE), vec![]);
+        let copy = &kept() - &before;
+        assert_eq!(copy.len(), 1);
+        let (first, translated) = (fragment(&packet, ID, 0, SIZE), fragment(&from(&packet, node()), ID, 0, SIZE));
+        becomes(lab, PROG_EGRESS, &first, translated, reply(mapping, first.len()));
+        assert!(copy.is_subset(&kept()), "it is still kept");
+    });
+}
+
+/// What they quote is in several of them, and their checksum is over all.
+#[test]
+fn fragments_of_an_error_are_left_alone() {
+    with_mappings(|lab| {
+        open(lab);
+        let (arrives, _) = about_reply(too_large(), &udp(pod(), client(), &[7; 100]), 64);
+        let (leaves, _) = about_request(too_large(), pod_ip(), &udp(client(), node(), &[7; 100]), 64);
+        for (program, error) in [(PROG_INGRESS, arrives), (PROG_EGRESS, leaves)] {
+            for frame in pieces(&error, ID, 48) {
+                passes(lab, program, &frame, vec![]);
+            }
+        }
     });
 }

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the host has under way by a node port, as it masquerades Pods behind any port: what comes back is the host's.
 
+use npl_common::names::PROG_EGRESS;
 use npl_common::reason::Reason;
 use npl_testkit::packet::Packet;
+use npl_testkit::packet::sctp_chunks::{ABORT, DATA};
 use npl_testkit::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN};
 
 use super::errors::{about_reply, too_large};
+use super::fragments::pieces;
 use super::scene::{
-    Tcp, Udp, client, establish, flow, from, is_answered, length, node, pod, tcp, to, udp, with_mappings,
+    Tcp, Udp, becomes, client, establish, flow, from, is_answered, length, node, pod, sctp, tcp, to, udp, with_mappings,
 };
 use crate::counters::{establishing_request, first_request, reason, request};
 use crate::lab::Lab;
@@ -53,6 +56,33 @@ fn connections_of_clients_are_theirs_whatever_the_host_had_under_way() {
         is_answered(lab, ACK);
         let more = tcp(client(), node(), PSH | ACK, b"more");
         lab.ingress(&more).is(&to(&more, pod()), request("61000/tcp", length(&more)));
+    });
+}
+
+/// Who answers so has nothing under way: a client may have come to the port before it led to a Pod, and comes again.
+#[test]
+fn refusals_leave_no_note() {
+    with_mappings(|lab| {
+        for flags in [RST, RST | ACK] {
+            leaves(lab, &tcp(node(), client(), flags, b""));
+        }
+        leaves(lab, &sctp(node(), client(), ABORT, b""));
+        let more = tcp(client(), node(), PSH | ACK, b"more");
+        lab.ingress(&more).is(&to(&more, pod()), first_request("61000/tcp", length(&more)));
+        let more = sctp(client(), node(), DATA, b"more");
+        lab.ingress(&more).is(&to(&more, pod()), first_request("61000/sctp", length(&more)));
+    });
+}
+
+/// Of what the Node masquerades, and of replies that went past the stack: no first one is to come that they would wait for.
+#[test]
+fn fragments_that_leave_from_a_node_port_are_not_taken_for_early() {
+    with_mappings(|lab| {
+        for (number, packet) in (1..).zip([udp(node(), client(), &[7; 1000]), tcp(node(), client(), ACK, &[7; 1000])]) {
+            for frame in pieces(&packet, number, 504) {
+                becomes(lab, PROG_EGRESS, &frame, frame.clone(), vec![]);
+            }
+        }
     });
 }
 

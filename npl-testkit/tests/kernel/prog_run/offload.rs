@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use npl_common::names::{PROG_EGRESS_OFFLOAD, PROG_INGRESS_OFFLOAD, PROG_TO_PODS};
+use npl_common::syn::slot;
 use npl_testkit::packet::Packet;
 use npl_testkit::packet::tcp_flags::{ACK, FIN, RST, SYN};
 use npl_testkit::poll;
@@ -11,8 +12,8 @@ use npl_testkit::poll;
 use super::errors::{about_reply, too_large};
 use super::fragments::pieces;
 use super::redirect::{REDIRECT, WAY, lead, one_hop_on};
-use super::scene::{client, from, node, pod, pod_ip, tcp, to, udp, with_mappings};
-use crate::lab::{Lab, NEXT, Outcome};
+use super::scene::{Tcp, client, flow, from, ip, node, pod, pod_ip, tcp, to, udp, with_mappings};
+use crate::lab::{FlowId, Lab, NEXT, Outcome, hash};
 
 /// Many times the longest that a flow is offloaded without another look.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -114,6 +115,22 @@ fn what_ends_a_connection_takes_the_stack_and_all_that_follows() {
             offloaded_connection(lab);
         });
     }
+}
+
+/// Flows of one slot take turns, and the end of one is not another's.
+#[test]
+fn end_of_a_connection_is_not_that_of_another_one_of_its_slot() {
+    with_mappings(|lab| {
+        let slot_of = |client| slot(hash(FlowId { client, ..flow(Tcp) }));
+        let addresses = (1..=250).map(|n| ip(&format!("203.0.113.{n}"), &format!("2001:db8:0:9::{n}")));
+        let mut ends = addresses.flat_map(|ip| (1024..=u16::MAX).map(move |port| (ip, port).into()));
+        let other = ends.find(|end| slot_of(*end) == slot_of(client())).unwrap();
+        for flags in [FIN | ACK, RST, SYN] {
+            offloaded_connection(lab);
+            assert_eq!(request(lab, &tcp(other, node(), flags, b"")), NEXT);
+            assert_eq!(request(lab, &data()), REDIRECT, "after {flags:#x}");
+        }
+    });
 }
 
 #[test]
