@@ -125,6 +125,14 @@ fn write<F: Family, H: Checked, const END: bool, const L2: usize, const IS_PLAIN
     let has_checksum = has_checksum(&header);
     let Change { source, destination, ports, difference, port } = Change::new::<END>(packet, addr, port);
     let location = &packet.location;
+    // In `skb->csum` the port and the transport checksum cancel out. A port that no checksum covers does not, so the
+    // kernel has to add up what is written.
+    let flags = if has_checksum { F::STORE_FLAGS } else { u64::from(BPF_F_RECOMPUTE_CSUM) };
+    let (offset, ip) = (packet.l3 + F::TAIL, F::tail(location.rest, source, destination, difference));
+    if !IS_PLAIN {
+        // At once, so that it does not wait on the stack.
+        store(ctx, offset, &ip, flags)?;
+    }
     let is_certain = IS_PLAIN && END == DESTINATION && has_checksum && is_certain::<F, H, L2>(ctx, location, &header);
     let check = if is_certain {
         if F::STORE_FLAGS == 0 {
@@ -137,13 +145,8 @@ fn write<F: Family, H: Checked, const END: bool, const L2: usize, const IS_PLAIN
     } else {
         header.check()
     };
-    let ip = F::tail(location.rest, source, destination, difference);
-    // In `skb->csum` the port and the transport checksum cancel out. A port that no checksum covers does not, so the
-    // kernel has to add up what is written.
-    let flags = if has_checksum { F::STORE_FLAGS } else { u64::from(BPF_F_RECOMPUTE_CSUM) };
-    let (offset, transport) = (packet.l3 + F::TAIL, header.with(ports, check));
+    let transport = header.with(ports, check);
     if !IS_PLAIN {
-        store(ctx, offset, &ip, flags)?;
         return store(ctx, location.l4, &transport, flags);
     }
     // A request is written to at once, since a call costs as much as all that is decided of it. Replies are not: that
