@@ -16,6 +16,8 @@ pub mod facts;
 pub mod guard;
 pub mod http;
 pub mod kube;
+pub mod limits;
+pub mod lock;
 pub mod memory;
 pub mod metrics;
 pub mod netlink;

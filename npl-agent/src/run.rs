@@ -2,9 +2,7 @@
 //! Wires the agent together and waits for its end.
 
 use std::{
-    fs, io,
-    os::linux::net::SocketAddrExt as _,
-    os::unix::net::{SocketAddr, UnixDatagram},
+    fs,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -26,11 +24,12 @@ use crate::{
         redirect::Forwarding,
         state::State,
     },
-    datapath::{CgroupSelection, Datapath, DatapathError, LocalClients, Pins, Tables, cleanup},
+    datapath::{CgroupSelection, Datapath, LocalClients, Pins, Tables, cleanup},
     executor::Executor,
     guard::Guard,
     http::{self, Health},
     kube::{self, events::Recorder, patch::PodPatcher},
+    lock,
     metrics::{Counts, DatapathCounters, FamilyTotals, Metrics},
     netlink,
     reconciler::{HEARTBEAT, Listeners, Reconciler},
@@ -40,8 +39,6 @@ use crate::{
 
 /// Changes that may queue up before the watches wait for the loop.
 const QUEUE: usize = 1024;
-/// An abstract socket's name belongs to the network namespace, as the datapath does, and goes with the process.
-const LOCK_NAME: &[u8] = b"npl-agent";
 
 /// Serves the Node until SIGTERM or SIGINT. The datapath goes on afterwards.
 ///
@@ -73,7 +70,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         guard,
         listen,
     } = config;
-    let _lock = lock()?;
+    let _lock = lock::take()?;
     for warning in port_range_warnings(settings.port_range, lent_ports().as_ref()) {
         warn!("{warning}");
     }
@@ -157,18 +154,6 @@ fn serve_local_clients(datapath: &mut Datapath, selection: &CgroupSelection) {
             warn!(%err, "clients on the Node itself and in its Pods do not reach mappings; all others do");
         }
     }
-}
-
-/// Keeps a second agent off this network namespace.
-fn lock() -> Result<UnixDatagram, DatapathError> {
-    let taken = |_error: io::Error| DatapathError::AlreadyRunning;
-    let address = SocketAddr::from_abstract_name(LOCK_NAME).map_err(taken)?;
-    UnixDatagram::bind_addr(&address).map_err(taken)
-}
-
-/// Whether an agent runs in this network namespace.
-pub fn is_running() -> bool {
-    lock().is_err()
 }
 
 /// The ports that this network namespace lends to outgoing connections.
