@@ -29,7 +29,7 @@ use crate::{
     guard::Guard,
     http::{self, Health},
     kube::{self, events::Recorder, patch::PodPatcher},
-    lock,
+    limits, lock,
     metrics::{Counts, DatapathCounters, FamilyTotals, Metrics},
     netlink,
     reconciler::{HEARTBEAT, Listeners, Reconciler},
@@ -71,6 +71,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         listen,
     } = config;
     let _lock = lock::take()?;
+    limits::raise_open_files(&settings);
     for warning in port_range_warnings(settings.port_range, lent_ports().as_ref()) {
         warn!("{warning}");
     }
