@@ -8,6 +8,7 @@
 
 pub mod args;
 pub mod cli;
+pub mod clients;
 pub mod config;
 pub mod core;
 pub mod datapath;

@@ -17,6 +17,7 @@ use tokio::{
 use tracing::{info, warn};
 
 use crate::{
+    clients::Clients,
     config::Config,
     core::{
         model::Family,
@@ -24,7 +25,7 @@ use crate::{
         redirect::Forwarding,
         state::State,
     },
-    datapath::{CgroupSelection, Datapath, LocalClients, Pins, Tables, cleanup},
+    datapath::{Datapath, Pins, Tables, cleanup},
     executor::Executor,
     guard::Guard,
     http::{self, Health},
@@ -32,9 +33,9 @@ use crate::{
     limits, lock,
     metrics::{Counts, DatapathCounters, FamilyTotals, Metrics},
     netlink,
-    reconciler::{HEARTBEAT, Listeners, Reconciler},
+    reconciler::{HEARTBEAT, Listeners, Places, Reconciler},
     sweeper::Sweeper,
-    uplinks::{ErrorChain, Uplinks},
+    uplinks::Uplinks,
 };
 
 /// Changes that may queue up before the watches wait for the loop.
@@ -93,7 +94,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         forwarding = forwarding.as_str(),
         "npl-agent starts"
     );
-    serve_local_clients(&mut datapath, &cgroup);
+    let mut clients = Clients::new(cgroup);
+    clients.serve(&mut datapath);
     let _sweeper = Sweeper::start(&bpffs)?;
 
     let probes = tokio::spawn(http::serve(listener, health.clone(), metrics.clone()));
@@ -106,8 +108,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         let recorder = Recorder::new(client, &node_name, metrics.clone());
         let (problems, seen_problems) = latest::channel(Vec::new());
         let listeners = Listeners { metrics, health: health.clone(), problems };
-        let uplinks = Uplinks::new(devices, forwarding, attach);
-        let reconciler = Reconciler::new(State::new(settings), executor, uplinks, listeners, resync);
+        let places = Places { uplinks: Uplinks::new(devices, forwarding, attach), clients };
+        let reconciler = Reconciler::new(State::new(settings), executor, places, listeners, resync);
         tokio::select! {
             ended = reconciler.run(changes, network) => { ended?; retire(&bpffs, &health).await?; stand_by(&health).await }
             refused = refusal => Err(refused.into()),
@@ -137,23 +139,6 @@ async fn stand_by(health: &Health) -> ! {
     loop {
         health.beat();
         sleep(HEARTBEAT).await;
-    }
-}
-
-/// Clients on the Node itself and in its Pods. Whatever keeps them from being served keeps nobody else.
-fn serve_local_clients(datapath: &mut Datapath, selection: &CgroupSelection) {
-    match datapath.serve_local_clients(selection) {
-        Ok(None) => {}
-        Ok(Some(LocalClients { cgroup, has_loopback })) => {
-            info!(cgroup = %cgroup.display(), "clients on the Node itself and in its Pods are led to Pods");
-            if !has_loopback {
-                info!("loopback addresses do not lead to Pods: that needs Linux 5.14 or newer");
-            }
-        }
-        Err(error) => {
-            let err = ErrorChain(&error);
-            warn!(%err, "clients on the Node itself and in its Pods do not reach mappings; all others do");
-        }
     }
 }
 

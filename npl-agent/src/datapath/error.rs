@@ -45,6 +45,23 @@ pub enum DatapathError {
     /// Another agent works in this network namespace.
     #[error("another npl-agent runs on this Node: stop it first, or remove the DaemonSet's second copy")]
     AlreadyRunning,
+    /// Whether another one does cannot be told.
+    #[error("keep other agents off this Node by a socket")]
+    Lock(#[source] io::Error),
+    /// Some maps are pinned and others not.
+    #[error(
+        "{path} is not there, but other maps are: an agent just starts, a cleanup just ends, or npl-agent is of another \
+         version than the one that started last; ask again",
+        path = .0.display()
+    )]
+    Incomplete(PathBuf),
+    /// Somebody took a pin away.
+    #[error(
+        "{path} is not this agent's any more: somebody has removed or replaced what npl-agent pins there, which takes a start \
+         to put right",
+        path = .0.display()
+    )]
+    PinLost(PathBuf),
     /// A file operation on the bpffs.
     #[error("{operation} {path}", path = .path.display())]
     Pin {

@@ -109,6 +109,17 @@ impl Datapath {
         self.xdp_devices.tell(devices, &mut self.tables)
     }
 
+    /// Checks that this agent's maps are those that the next one will find, and makes folders again that somebody has removed.
+    ///
+    /// # Errors
+    ///
+    /// If a map's pin is gone or another one's: the programs of this agent, and those of the next one, would work on different
+    /// maps.
+    pub fn check_pins(&self) -> Result<(), DatapathError> {
+        self.hooks.programs.check_maps()?;
+        self.hooks.pins.create()
+    }
+
     /// The Pods that packets are redirected to.
     ///
     /// # Errors

@@ -19,8 +19,7 @@ use crate::world::{LIMIT, World};
 fn obstacle(world: &World, device: &str) -> PathBuf {
     let shown = world.topology.node().ip(&format!("link show dev {device}")).unwrap();
     let ifindex = shown.split(':').next().unwrap().trim();
-    let pins = world.bpffs.path().join(names::PIN_ROOT).join(format!("v{}", names::ABI_VERSION));
-    pins.join(names::LINK_DIR).join(format!("{ifindex}_in"))
+    world.pins().join(names::LINK_DIR).join(format!("{ifindex}_in"))
 }
 
 #[test]
