@@ -233,6 +233,8 @@ impl Datapath {
         let seed = if old.abi == ABI_VERSION { old.seed } else { seed() };
         self.tables.set_config(Config { seed, port_min, port_max, abi: ABI_VERSION, ..old })?;
         // As an earlier agent has left it.
-        self.tell_xdp_devices(&self.hooks.xdp_devices()?)
+        self.tell_xdp_devices(&self.hooks.xdp_devices()?)?;
+        // An agent that was killed may have taken an address or an endpoint out without one.
+        self.tables.begin_epoch()
     }
 }
