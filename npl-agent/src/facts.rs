@@ -53,6 +53,7 @@ fn datapath(inspection: &Inspection) -> Datapath {
     Datapath {
         is_installed: inspection.is_installed,
         carrying: carrying.map(|(ifindex, _)| *ifindex).collect(),
+        addresses: inspection.local_addresses.iter().copied().collect(),
         socket_hooks: inspection.socket_hooks.clone(),
         port_range: inspection.config.and_then(port_range),
         mappings,

@@ -69,9 +69,12 @@ impl Datapath {
         let attached = self.hooks.attached();
         let ready = pods.iter().filter(|(_, way)| attached.contains_key(&way.ifindex)).map(|(addr, way)| (*addr, *way));
         let ready = ready.collect();
-        let direct = &mut self.direct;
-        let changed = direct.retain(attached, &ready).and_then(|()| direct.add(attached, &ready));
-        errors.extend(changed.and_then(|()| self.tables.begin_epoch()).err());
+        match self.direct.retain(attached, &ready) {
+            Ok(()) => errors.extend(self.direct.add(attached, &ready)),
+            Err(error) => errors.push(error),
+        }
+        // Some has changed, whatever was refused.
+        errors.extend(self.tables.begin_epoch().err());
         errors
     }
 
