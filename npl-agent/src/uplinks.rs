@@ -291,7 +291,7 @@ impl Uplinks {
     }
 
     fn place_of(&self, device: &Device) -> Place {
-        let planned = xdp::plan(device, self.attach, preflight::has_xdp_frags());
+        let planned = xdp::plan(device, self.attach, self.forwarding, preflight::has_xdp_frags());
         match self.refused.get(&device.ifindex) {
             Some((link, reason)) if *link == device.link && !reason.may_pass() => planned.and(Err(*reason)),
             _ => planned,

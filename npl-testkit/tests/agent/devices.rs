@@ -141,7 +141,7 @@ fn a_named_device_that_is_not_there_or_goes_is_told() {
 }
 
 /// What `status` says of the uplink: what translates its requests, and why.
-fn place(world: &World) -> [String; 2] {
+pub(crate) fn place(world: &World) -> [String; 2] {
     let status = world.agent_options(&[]).command_json("status").unwrap();
     ["requests", "reason"].map(|field| status["devices"][0][field].as_str().unwrap_or_default().to_owned())
 }
