@@ -63,7 +63,8 @@ pub struct RunArgs {
     pub forwarding: String,
 
     /// Where requests are translated: by TC; "auto" has the drivers of network cards do it ahead of that, by XDP, where they
-    /// are known to be safe; "xdp" all that can. Packets whose checksums are not finished are broken by "xdp".
+    /// are known to be safe and packets take the host's stack; "xdp" all that can. Packets whose checksums are not finished are
+    /// broken by "xdp".
     #[arg(long, env = "NPL_ATTACH", value_name = "tc|auto|xdp", default_value = "tc")]
     pub attach: String,
 

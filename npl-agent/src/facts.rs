@@ -13,7 +13,7 @@ use crate::{
         settings::PortRange,
     },
     datapath::{cgroup, inspect::Inspection, pins::Direction, preflight},
-    guard, netlink, run,
+    guard, lock, netlink,
     uplinks::ErrorChain,
 };
 
@@ -32,7 +32,7 @@ pub async fn gather(args: &ViewArgs) -> Facts {
         bpffs: args.bpffs.display().to_string(),
         is_bpffs_mounted: preflight::check_bpffs(&args.bpffs).is_ok(),
         rights: preflight::rights(),
-        is_agent_running: run::is_running(),
+        is_agent_running: lock::is_taken(),
         datapath: datapath.map_err(|error| ErrorChain(&error).to_string()),
         cgroup: cgroup::hierarchy().map(|path| path.display().to_string()),
         sysctls: sysctls(devices.as_deref().unwrap_or_default()),
@@ -53,6 +53,7 @@ fn datapath(inspection: &Inspection) -> Datapath {
     Datapath {
         is_installed: inspection.is_installed,
         carrying: carrying.map(|(ifindex, _)| *ifindex).collect(),
+        addresses: inspection.local_addresses.iter().copied().collect(),
         socket_hooks: inspection.socket_hooks.clone(),
         port_range: inspection.config.and_then(port_range),
         mappings,

@@ -8,6 +8,7 @@
 
 pub mod args;
 pub mod cli;
+pub mod clients;
 pub mod config;
 pub mod core;
 pub mod datapath;
@@ -16,6 +17,8 @@ pub mod facts;
 pub mod guard;
 pub mod http;
 pub mod kube;
+pub mod limits;
+pub mod lock;
 pub mod memory;
 pub mod metrics;
 pub mod netlink;

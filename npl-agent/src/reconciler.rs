@@ -12,8 +12,9 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use crate::{
+    clients::Clients,
     core::{
-        model::{Family, Moment},
+        model::Moment,
         op::{Failure, Op},
         problem::Problem,
         snapshot::Change,
@@ -23,7 +24,7 @@ use crate::{
     executor::{Answer, Executor, OpError},
     http::Health,
     memory,
-    metrics::{Metrics, OpOutcome, PortCounts},
+    metrics::{Metrics, OpOutcome},
     netlink::{self, Survey, Surveying},
     sockets::ReserveError,
     told::Told,
@@ -61,6 +62,7 @@ pub struct Reconciler {
     state: State,
     executor: Executor,
     uplinks: Uplinks,
+    clients: Clients,
     metrics: Metrics,
     health: Health,
     resync: Duration,
@@ -78,6 +80,15 @@ pub struct Reconciler {
     quiet_due: Option<Instant>,
 }
 
+/// Where the programs are to be.
+#[derive(Debug)]
+pub struct Places {
+    /// Devices.
+    pub uplinks: Uplinks,
+    /// Sockets.
+    pub clients: Clients,
+}
+
 /// Who hears of what the loop does.
 #[derive(Debug)]
 pub struct Listeners {
@@ -91,12 +102,13 @@ pub struct Listeners {
 
 impl Reconciler {
     /// A loop that has not looked at anything yet.
-    pub fn new(state: State, executor: Executor, uplinks: Uplinks, listeners: Listeners, resync: Duration) -> Self {
-        let Listeners { metrics, health, problems } = listeners;
+    pub fn new(state: State, executor: Executor, places: Places, listeners: Listeners, resync: Duration) -> Self {
+        let (Places { uplinks, clients }, Listeners { metrics, health, problems }) = (places, listeners);
         Self {
             state,
             executor,
             uplinks,
+            clients,
             metrics,
             health,
             resync,
@@ -142,14 +154,7 @@ impl Reconciler {
                 found = end_of(&mut self.survey) => drop(self.take_in_survey(found)?),
                 () = until(deadline) => {}
                 () = until(quiet_due) => self.give_memory_back(),
-                _ = resync.tick() => {
-                    self.look_at_mappings()?;
-                    self.look_at_network_soon();
-                    // Where it is never quiet.
-                    if self.quiet_due.is_some() {
-                        self.give_memory_back();
-                    }
-                }
+                _ = resync.tick() => self.look_again()?,
                 _ = heartbeat.tick() => {}
             }
             // Which devices are uplinks depends on the Node's addresses; they come first, so that nothing is
@@ -174,6 +179,19 @@ impl Reconciler {
             self.state.apply(change);
         }
         self.quiet_due = Some(Instant::now() + QUIET);
+    }
+
+    /// Compares everything with what should be there, whoever has changed it.
+    fn look_again(&mut self) -> Result<(), LoopError> {
+        self.executor.datapath.check_pins()?;
+        self.look_at_mappings()?;
+        self.look_at_network_soon();
+        self.clients.serve(&mut self.executor.datapath);
+        // Where it is never quiet.
+        if self.quiet_due.is_some() {
+            self.give_memory_back();
+        }
+        Ok(())
     }
 
     fn give_memory_back(&mut self) {
@@ -230,7 +248,7 @@ impl Reconciler {
         self.executor.datapath.purge_flows()?;
         if done > 0 {
             debug!(ops = done, elapsed_ms = began.elapsed().as_millis(), "pass done");
-            self.report_state();
+            Told::counts(&self.state, &self.metrics);
         }
         #[expect(clippy::disallowed_methods, reason = "shown to people by a metric, and decides nothing")]
         let finished = is_clean.then(std::time::SystemTime::now);
@@ -347,21 +365,6 @@ impl Reconciler {
         info!(addresses = ?now, "the Node's published addresses");
         self.node_ips = now;
         self.look_at_network().await
-    }
-
-    fn report_state(&self) {
-        for family in [Family::V4, Family::V6] {
-            let count = self.state.mappings().filter(|view| view.frontend.family == family).count();
-            self.metrics.set_mappings(family, count as u64);
-            let usages: Vec<_> = self.state.port_usages(family).collect();
-            let sum = |pick: fn(&crate::core::ports::PortUsage) -> usize| usages.iter().map(pick).sum::<usize>() as u64;
-            let counts = PortCounts {
-                used: sum(|usage| usage.active + usage.draining),
-                free: sum(|usage| usage.free),
-                quarantined: sum(|usage| usage.quarantined),
-            };
-            self.metrics.set_ports(family, counts);
-        }
     }
 
     fn instant(&self, moment: Moment) -> Instant {

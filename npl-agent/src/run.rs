@@ -2,9 +2,7 @@
 //! Wires the agent together and waits for its end.
 
 use std::{
-    fs, io,
-    os::linux::net::SocketAddrExt as _,
-    os::unix::net::{SocketAddr, UnixDatagram},
+    fs,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -19,6 +17,7 @@ use tokio::{
 use tracing::{info, warn};
 
 use crate::{
+    clients::Clients,
     config::Config,
     core::{
         model::Family,
@@ -26,22 +25,21 @@ use crate::{
         redirect::Forwarding,
         state::State,
     },
-    datapath::{CgroupSelection, Datapath, DatapathError, LocalClients, Pins, Tables, cleanup},
+    datapath::{Datapath, Pins, Tables, cleanup},
     executor::Executor,
     guard::Guard,
     http::{self, Health},
     kube::{self, events::Recorder, patch::PodPatcher},
+    limits, lock,
     metrics::{Counts, DatapathCounters, FamilyTotals, Metrics},
     netlink,
-    reconciler::{HEARTBEAT, Listeners, Reconciler},
+    reconciler::{HEARTBEAT, Listeners, Places, Reconciler},
     sweeper::Sweeper,
-    uplinks::{ErrorChain, Uplinks},
+    uplinks::Uplinks,
 };
 
 /// Changes that may queue up before the watches wait for the loop.
 const QUEUE: usize = 1024;
-/// An abstract socket's name belongs to the network namespace, as the datapath does, and goes with the process.
-const LOCK_NAME: &[u8] = b"npl-agent";
 
 /// Serves the Node until SIGTERM or SIGINT. The datapath goes on afterwards.
 ///
@@ -73,7 +71,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         guard,
         listen,
     } = config;
-    let _lock = lock()?;
+    let _lock = lock::take()?;
+    limits::raise_open_files(&settings);
     for warning in port_range_warnings(settings.port_range, lent_ports().as_ref()) {
         warn!("{warning}");
     }
@@ -95,7 +94,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         forwarding = forwarding.as_str(),
         "npl-agent starts"
     );
-    serve_local_clients(&mut datapath, &cgroup);
+    let mut clients = Clients::new(cgroup);
+    clients.serve(&mut datapath);
     let _sweeper = Sweeper::start(&bpffs)?;
 
     let probes = tokio::spawn(http::serve(listener, health.clone(), metrics.clone()));
@@ -108,8 +108,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         let recorder = Recorder::new(client, &node_name, metrics.clone());
         let (problems, seen_problems) = latest::channel(Vec::new());
         let listeners = Listeners { metrics, health: health.clone(), problems };
-        let uplinks = Uplinks::new(devices, forwarding, attach);
-        let reconciler = Reconciler::new(State::new(settings), executor, uplinks, listeners, resync);
+        let places = Places { uplinks: Uplinks::new(devices, forwarding, attach), clients };
+        let reconciler = Reconciler::new(State::new(settings), executor, places, listeners, resync);
         tokio::select! {
             ended = reconciler.run(changes, network) => { ended?; retire(&bpffs, &health).await?; stand_by(&health).await }
             refused = refusal => Err(refused.into()),
@@ -140,35 +140,6 @@ async fn stand_by(health: &Health) -> ! {
         health.beat();
         sleep(HEARTBEAT).await;
     }
-}
-
-/// Clients on the Node itself and in its Pods. Whatever keeps them from being served keeps nobody else.
-fn serve_local_clients(datapath: &mut Datapath, selection: &CgroupSelection) {
-    match datapath.serve_local_clients(selection) {
-        Ok(None) => {}
-        Ok(Some(LocalClients { cgroup, has_loopback })) => {
-            info!(cgroup = %cgroup.display(), "clients on the Node itself and in its Pods are led to Pods");
-            if !has_loopback {
-                info!("loopback addresses do not lead to Pods: that needs Linux 5.14 or newer");
-            }
-        }
-        Err(error) => {
-            let err = ErrorChain(&error);
-            warn!(%err, "clients on the Node itself and in its Pods do not reach mappings; all others do");
-        }
-    }
-}
-
-/// Keeps a second agent off this network namespace.
-fn lock() -> Result<UnixDatagram, DatapathError> {
-    let taken = |_error: io::Error| DatapathError::AlreadyRunning;
-    let address = SocketAddr::from_abstract_name(LOCK_NAME).map_err(taken)?;
-    UnixDatagram::bind_addr(&address).map_err(taken)
-}
-
-/// Whether an agent runs in this network namespace.
-pub fn is_running() -> bool {
-    lock().is_err()
 }
 
 /// The ports that this network namespace lends to outgoing connections.

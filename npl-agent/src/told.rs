@@ -11,12 +11,13 @@ use tracing::{debug, info, warn};
 
 use crate::{
     core::{
-        model::Moment,
+        model::{Family, Moment},
+        ports::PortUsage,
         problem::Problem,
         report::Warnings,
         state::{Awaited, State},
     },
-    metrics::Metrics,
+    metrics::{Metrics, PortCounts},
 };
 
 /// What the log and the users have heard, so that they hear it once.
@@ -63,5 +64,21 @@ impl Told {
         }
         metrics.set_problems(&counts.into_iter().collect::<Vec<_>>());
         self.problems.send_replace(current);
+    }
+
+    /// Tells the metrics what there is.
+    pub(crate) fn counts(state: &State, metrics: &Metrics) {
+        for family in Family::ALL {
+            let count = state.mappings().filter(|view| view.frontend.family == family).count();
+            metrics.set_mappings(family, count as u64);
+            let usages: Vec<_> = state.port_usages(family).collect();
+            let sum = |pick: fn(&PortUsage) -> usize| usages.iter().map(pick).sum::<usize>() as u64;
+            let counts = PortCounts {
+                used: sum(|usage| usage.active + usage.draining),
+                free: sum(|usage| usage.free),
+                quarantined: sum(|usage| usage.quarantined),
+            };
+            metrics.set_ports(family, counts);
+        }
     }
 }

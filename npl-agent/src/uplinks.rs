@@ -39,6 +39,8 @@ pub struct Uplinks {
     /// Whether there are Pods whose replies may leave by another interface than their requests came in by.
     is_routed_apart: bool,
     told_errors: Vec<String>,
+    /// How many of the Node's addresses found no room.
+    left_out: usize,
     attach: Attach,
     /// By device index.
     places: BTreeMap<u32, Place>,
@@ -90,6 +92,7 @@ impl Uplinks {
             is_forgetful: false,
             is_routed_apart: false,
             told_errors: Vec::new(),
+            left_out: 0,
             attach,
             places: BTreeMap::new(),
             absent_addresses: Absences::default(),
@@ -191,9 +194,10 @@ impl Uplinks {
         let (held, present) = (datapath.tables.local_addresses()?, wanted.iter().copied().collect());
         wanted.extend(self.absent_addresses.awaited(&held, &present, now));
         let left_out = datapath.tables.set_local_addresses(&wanted)?;
-        if let Some(first) = left_out.first() {
+        if let Some(first) = left_out.first().filter(|_| self.left_out != left_out.len()) {
             warn!(count = left_out.len(), %first, "the Node has more addresses than fit; mappings do not answer on the last ones");
         }
+        self.left_out = left_out.len();
         Ok(())
     }
 
@@ -287,7 +291,7 @@ impl Uplinks {
     }
 
     fn place_of(&self, device: &Device) -> Place {
-        let planned = xdp::plan(device, self.attach, preflight::has_xdp_frags());
+        let planned = xdp::plan(device, self.attach, self.forwarding, preflight::has_xdp_frags());
         match self.refused.get(&device.ifindex) {
             Some((link, reason)) if *link == device.link && !reason.may_pass() => planned.and(Err(*reason)),
             _ => planned,
@@ -344,10 +348,9 @@ impl Uplinks {
             }
         }
         if let DeviceSelection::Named(names) = &self.selection {
-            for iface in names.iter().filter(|name| !new.contains_key(*name)) {
-                if self.decided.is_empty() {
-                    warn!(iface, "--devices names a device that is not there; it is used as soon as it comes");
-                }
+            let is_news = |name: &&String| self.decided.is_empty() || self.decided.contains_key(*name);
+            for iface in names.iter().filter(|name| !new.contains_key(*name)).filter(is_news) {
+                warn!(iface, "--devices names a device that is not there; it is used as soon as it comes");
             }
         }
         if !new.values().any(Result::is_ok) && self.decided.values().any(Result::is_ok) | self.decided.is_empty() {
@@ -356,11 +359,19 @@ impl Uplinks {
     }
 
     fn tell_errors(&mut self, errors: &[DatapathError]) {
-        let texts: Vec<String> = errors.iter().map(|error| format!("{:#}", ErrorChain(error))).collect();
-        for text in texts.iter().filter(|text| !self.told_errors.contains(text)) {
-            warn!(err = text, "a device does not carry the programs; the others do");
+        let mut told = Vec::new();
+        for error in errors {
+            let err = ErrorChain(error).to_string();
+            if error.is_of_gone_device() {
+                debug!(err, "a device went while programs were put on it");
+                continue;
+            }
+            if !self.told_errors.contains(&err) {
+                warn!(err, "{}", error.meaning());
+            }
+            told.push(err);
         }
-        self.told_errors = texts;
+        self.told_errors = told;
     }
 }
 

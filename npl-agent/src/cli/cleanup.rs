@@ -6,8 +6,8 @@ use anyhow::bail;
 use super::{print, print_json};
 use crate::{
     args::{OutputFormat, ViewArgs},
-    datapath::{cleanup, preflight},
-    run,
+    datapath::{DatapathError, cleanup, preflight},
+    lock,
     uplinks::ErrorChain,
 };
 
@@ -18,9 +18,13 @@ use crate::{
 /// If an agent is running, or something could not be removed.
 pub async fn remove(args: &ViewArgs) -> anyhow::Result<()> {
     preflight::check_bpffs(&args.bpffs)?;
-    if run::is_running() {
-        bail!("clean up: an npl-agent runs on this Node and would make all of it anew; stop it first");
-    }
+    // Until the end: an agent that starts meanwhile would go on with what is half gone.
+    let _lock = match lock::take() {
+        Err(DatapathError::AlreadyRunning) => {
+            bail!("clean up: an npl-agent runs on this Node and would make all of it anew; stop it first")
+        }
+        taken => taken?,
+    };
     let (removed, errors) = cleanup::remove_everything(&args.bpffs).await;
     match args.output {
         OutputFormat::Json => print_json(&removed)?,

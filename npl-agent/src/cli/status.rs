@@ -17,7 +17,7 @@ use crate::{
         xdp::Reason,
     },
     datapath::{inspect::Inspection, pins::Direction, preflight},
-    guard, netlink, run,
+    guard, lock, netlink,
 };
 
 /// The datapath's state as it is shown.
@@ -100,7 +100,7 @@ impl Shown {
         let leads_to_pods = |ifindex| inspection.redirected.values().any(|way| way.ifindex == ifindex);
         let config = inspection.config.filter(|config| config.abi != 0);
         Self {
-            agent_running: run::is_running(),
+            agent_running: lock::is_taken(),
             installed: inspection.is_installed,
             hooks: if preflight::has_tcx() { "tcx" } else { "clsact" },
             abi: config.map(|config| config.abi),

@@ -125,15 +125,15 @@ fn nonsense_is_refused_with_the_flag_and_an_example() {
 }
 
 #[test]
-fn xdp_and_redirect_exclude_each_other() {
-    for attach in ["auto", "xdp"] {
-        for forwarding in ["redirect", "offload"] {
-            let told = complaint(&["--forwarding", forwarding, "--attach", attach]);
-            let expected = format!("does not go with --forwarding {forwarding}");
-            assert!(told.contains("--attach") && told.contains(&expected), "{told}");
+fn xdp_and_redirect_exclude_each_other_and_the_choice_is_the_agents_where_it_has_one() {
+    for forwarding in ["redirect", "offload"] {
+        let told = complaint(&["--forwarding", forwarding, "--attach", "xdp"]);
+        let expected = format!("\"xdp\" does not go with --forwarding {forwarding}");
+        assert!(told.contains("--attach") && told.contains(&expected) && told.contains("give auto or tc"), "{told}");
+        for attach in ["tc", "auto"] {
+            assert!(config(&["--forwarding", forwarding, "--attach", attach]).is_ok());
         }
     }
-    assert!(config(&["--forwarding", "redirect", "--attach", "tc"]).is_ok());
 }
 
 #[test]

@@ -72,14 +72,9 @@ pub enum ValueError {
     Forwarding(#[from] ForwardingError),
     /// Half of every conversation would take the host's stack.
     #[error(
-        "{attach:?} does not go with --forwarding {forwarding}, since what XDP translates takes the host's stack: give tc"
+        "\"xdp\" does not go with --forwarding {0}, since what XDP translates takes the host's stack: give auto or tc"
     )]
-    XdpPastTheStack {
-        /// As given.
-        attach: String,
-        /// As on the command line.
-        forwarding: &'static str,
-    },
+    XdpPastTheStack(&'static str),
     /// No list of devices.
     #[error("{0:?} is not a list of devices: give auto or names with commas between them, for example eth0,eth1")]
     Devices(String),
@@ -186,8 +181,8 @@ pub(super) fn protocols(text: &str) -> Result<Vec<Protocol>, ValueError> {
 /// Where requests are translated, beside a way of forwarding.
 pub(super) fn attach(text: &str, forwarding: Forwarding) -> Result<Attach, ValueError> {
     match (text.parse()?, forwarding) {
-        (Attach::Auto | Attach::Xdp, Forwarding::Redirect | Forwarding::Offload) => {
-            Err(ValueError::XdpPastTheStack { attach: text.to_owned(), forwarding: forwarding.as_str() })
+        (Attach::Xdp, Forwarding::Redirect | Forwarding::Offload) => {
+            Err(ValueError::XdpPastTheStack(forwarding.as_str()))
         }
         (attach, _) => Ok(attach),
     }

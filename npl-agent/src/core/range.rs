@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::settings::PortRange;
+use super::settings::{PortRange, Settings};
 
 /// What Kubernetes gives to Services of type `NodePort` unless it is told otherwise.
 const SERVICE_NODE_PORTS: (u16, u16) = (30000, 32767);
@@ -83,9 +83,51 @@ pub fn port_range_warnings(range: PortRange, lent: Option<&LentPorts>) -> Vec<Ra
     ephemeral.into_iter().chain(services).collect()
 }
 
+/// What an agent has open beside the node ports that it holds, at most.
+const OTHER_FILES: u64 = 256;
+
+/// What to say of a limit of open files that is too low for all node ports of the range; each that is held is one of each
+/// family and protocol.
+pub fn open_files_warning(settings: &Settings, limit: u64) -> Option<String> {
+    let each = settings.families.len() * settings.protocols.len();
+    let needed = (settings.port_range.len() * each) as u64 + OTHER_FILES;
+    (limit < needed).then(|| {
+        let range = settings.port_range;
+        format!(
+            "this process may have {limit} files open, and {needed} are needed to hold all node ports of {range}: a Pod \
+             whose port cannot be held gets none; raise the hard limit of the container runtime (LimitNOFILE), or give a \
+             smaller --port-range"
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::{
+        model::{Family, Protocol},
+        settings::{AnnotationFormat, NodeIpSource},
+    };
+
+    #[test]
+    fn a_limit_of_open_files_is_warned_of_where_node_ports_do_not_fit() {
+        let settings = Settings {
+            port_range: "61000-62000".parse().unwrap(),
+            node_ip: NodeIpSource::Internal,
+            annotation_format: AnnotationFormat::V1_7,
+            families: Family::ALL.to_vec(),
+            protocols: vec![Protocol::Tcp, Protocol::Udp],
+            drain_millis: 0,
+            quarantine_millis: 0,
+            is_retiring: false,
+        };
+        let needed = 1001 * 4 + OTHER_FILES;
+        assert_eq!(open_files_warning(&settings, needed), None);
+        let warning = open_files_warning(&settings, needed - 1).unwrap();
+        for words in ["4259 files", "4260 are needed", "61000-62000", "LimitNOFILE", "--port-range"] {
+            assert!(warning.contains(words), "{words} is not in {warning}");
+        }
+    }
 
     fn warnings(range: &str, lent: &str, reserved: &str) -> Vec<RangeWarning> {
         port_range_warnings(range.parse().unwrap(), LentPorts::parse(lent, reserved).as_ref())

@@ -3,7 +3,10 @@
 
 use std::str::FromStr;
 
-use super::devices::{Device, DeviceKind, LinkLayer, Master};
+use super::{
+    devices::{Device, DeviceKind, LinkLayer, Master},
+    redirect::Forwarding,
+};
 
 /// The largest frame of which drivers give programs the whole, in a page with room in front and behind.
 const LARGEST_WHOLE: u32 = 3498;
@@ -45,6 +48,8 @@ impl FromStr for Attach {
 pub enum Reason {
     /// `--attach tc`.
     NotAsked,
+    /// Packets pass the host's stack by from TC; what XDP translates would take it.
+    PassesStack,
     /// The program reads Ethernet headers.
     NotEthernet,
     /// What comes from this machine's own stack has checksums that are not finished, and XDP is not told.
@@ -70,8 +75,9 @@ pub enum Reason {
 }
 
 impl Reason {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::NotAsked,
+        Self::PassesStack,
         Self::NotEthernet,
         Self::IsVirtual,
         Self::IsEnslaved,
@@ -89,6 +95,7 @@ impl Reason {
     pub const fn key(self) -> &'static str {
         match self {
             Self::NotAsked => "not_asked",
+            Self::PassesStack => "passes_stack",
             Self::NotEthernet => "not_ethernet",
             Self::IsVirtual => "is_virtual",
             Self::IsEnslaved => "is_enslaved",
@@ -107,6 +114,7 @@ impl Reason {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::NotAsked => "--attach tc",
+            Self::PassesStack => "the way past the stack begins at TC",
             Self::NotEthernet => "no Ethernet headers",
             Self::IsVirtual => "virtual: checksums may be unfinished",
             Self::IsEnslaved => "belongs to another device",
@@ -134,9 +142,12 @@ impl Reason {
 }
 
 /// Whether requests on a device are translated by XDP, and why; `has_frags` says that programs may have frames in parts.
-pub fn plan(device: &Device, attach: Attach, has_frags: bool) -> Result<Reason, Reason> {
+pub fn plan(device: &Device, attach: Attach, forwarding: Forwarding, has_frags: bool) -> Result<Reason, Reason> {
     if attach == Attach::Tc {
         return Err(Reason::NotAsked);
+    }
+    if forwarding != Forwarding::Stack {
+        return Err(Reason::PassesStack);
     }
     if device.link_layer != LinkLayer::Ethernet {
         return Err(Reason::NotEthernet);
@@ -163,8 +174,15 @@ fn plan_by_rules(device: &Device) -> Result<Reason, Reason> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Attach, LARGEST_WHOLE, Reason, plan};
-    use crate::core::devices::{Device, DeviceKind, LinkFacts, LinkLayer, Master};
+    use super::{Attach, LARGEST_WHOLE, Reason};
+    use crate::core::{
+        devices::{Device, DeviceKind, LinkFacts, LinkLayer, Master},
+        redirect::Forwarding,
+    };
+
+    fn plan(device: &Device, attach: Attach, has_frags: bool) -> Result<Reason, Reason> {
+        super::plan(device, attach, Forwarding::Stack, has_frags)
+    }
 
     fn device(kind: DeviceKind, driver: Option<&str>) -> Device {
         Device {
@@ -217,6 +235,17 @@ mod tests {
         assert_eq!(with(|device| device.master = Some(Master::TakesFrames)), Err(Reason::IsEnslaved));
         assert_eq!(with(|device| device.link.carries_others = true), Err(Reason::CarriesOthers));
         assert_eq!(with(|device| device.link_layer = LinkLayer::None), Err(Reason::NotEthernet));
+    }
+
+    /// What XDP translates takes the stack, and half of each conversation would.
+    #[test]
+    fn nothing_is_translated_by_xdp_where_packets_pass_the_stack_by() {
+        for forwarding in [Forwarding::Redirect, Forwarding::Offload] {
+            for attach in [Attach::Auto, Attach::Xdp] {
+                assert_eq!(super::plan(&nic(), attach, forwarding, true), Err(Reason::PassesStack));
+            }
+            assert_eq!(super::plan(&nic(), Attach::Tc, forwarding, true), Err(Reason::NotAsked));
+        }
     }
 
     #[test]

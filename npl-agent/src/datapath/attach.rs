@@ -5,16 +5,21 @@
 //! they are filters of a clsact qdisc under a priority and handle of our own. Attaching is idempotent: it replaces what
 //! is there, makes what is missing, and so also repairs what somebody removed.
 
-use std::{collections::BTreeMap, io};
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsFd as _, OwnedFd},
+};
 
 use aya::{
     programs::{
-        LinkOrder, ProgramError, SchedClassifier, TcAttachType, Xdp,
-        links::{FdLink, Link as _, LinkError, PinnedLink},
-        tc::{self, NlOptions, SchedClassifierLink, SchedClassifierLinkId, TcAttachOptions, TcError, TcHandle},
+        ProgramError, SchedClassifier, TcAttachType, Xdp,
+        links::{FdLink, Link as _, LinkError},
+        tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions, TcError, TcHandle},
     },
     sys::SyscallError,
 };
+use aya_obj::generated::bpf_attach_type;
 use npl_common::names::{
     PROG_EGRESS, PROG_EGRESS_L3, PROG_EGRESS_OFFLOAD, PROG_INGRESS, PROG_INGRESS_DIRECT, PROG_INGRESS_L3,
     PROG_INGRESS_OFFLOAD, PROG_PODS, PROG_PODS_OFFLOAD, PROG_TO_PODS,
@@ -26,6 +31,7 @@ use super::{
     pins::{Direction, Pins, pin_error, unpin},
     preflight,
     programs::Programs,
+    sys,
 };
 use crate::core::{
     devices::{Device, LinkLayer},
@@ -146,29 +152,31 @@ impl Hooks {
 
     fn attach_tcx(&mut self, device: &Device, direction: Direction, name: &'static str) -> Result<(), DatapathError> {
         let pin = self.pins.link(device.ifindex, direction);
+        let refused = attach_error(name, device);
         let program = self.programs.classifier(name)?;
-        let link_error = |operation| {
-            move |source| DatapathError::Link { operation, program: name, interface: device.name.clone(), source }
-        };
-        match PinnedLink::from_pin(&pin) {
-            Ok(pinned) => match replace(program, FdLink::from(pinned)) {
-                // The device that the link was on is gone, or the pin is no link of ours: start afresh.
-                Err(error) if !is_severed(&error) => return Err(attach_error(name, device)(error)),
-                Err(_severed) => unpin(&pin)?,
-                Ok(id) => {
-                    // The pin holds the link; the descriptor is not needed any more.
-                    drop(program.take_link(id).map_err(attach_error(name, device))?);
+        match sys::open_pin(&pin) {
+            Ok(link) => {
+                if replace(&link, program, device.ifindex, direction).map_err(&refused)? {
                     return Ok(());
                 }
-            },
-            Err(LinkError::SyscallError(error)) if error.io_error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(link_error("open")(error)),
+                unpin(&pin)?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(io_error) => {
+                let source = LinkError::SyscallError(SyscallError { call: "bpf_obj_get", io_error });
+                return Err(DatapathError::Link {
+                    operation: "open",
+                    program: name,
+                    interface: device.name.clone(),
+                    source,
+                });
+            }
         }
-        let options = TcAttachOptions::TcxOrder(order(direction));
-        let id = program.attach_with_options(&device.name, attach_type(direction), options);
-        let link = id.and_then(|id| program.take_link(id)).map_err(attach_error(name, device))?;
-        let link = FdLink::try_from(link).map_err(link_error("take"))?;
-        link.pin(&pin).map(drop).map_err(|error| pin_error("pin link", &pin, io::Error::other(error)))
+        let program = program.fd().map_err(&refused)?.as_fd();
+        let link = sys::create_tcx_link(program, device.ifindex, hook(direction), is_last(direction))
+            .map_err(failed("bpf_link_create"))
+            .map_err(&refused)?;
+        sys::pin(link.as_fd(), &pin).map_err(|source| pin_error("pin link", &pin, source))
     }
 
     fn attach_clsact(&mut self, device: &Device, side: Direction, name: &'static str) -> Result<(), DatapathError> {
@@ -264,8 +272,12 @@ const fn is_last(direction: Direction) -> bool {
     matches!(direction, Direction::ToPods)
 }
 
-fn order(direction: Direction) -> LinkOrder {
-    if is_last(direction) { LinkOrder::last() } else { LinkOrder::first() }
+/// Where links are.
+const fn hook(direction: Direction) -> bpf_attach_type {
+    match direction {
+        Direction::Ingress => bpf_attach_type::BPF_TCX_INGRESS,
+        Direction::Egress | Direction::ToPods => bpf_attach_type::BPF_TCX_EGRESS,
+    }
 }
 
 const fn priority(direction: Direction) -> u16 {
@@ -289,14 +301,28 @@ pub(super) const fn attach_type(direction: Direction) -> TcAttachType {
     }
 }
 
-fn replace(program: &mut SchedClassifier, link: FdLink) -> Result<SchedClassifierLinkId, ProgramError> {
-    let link = SchedClassifierLink::try_from(link).map_err(|_not_tcx| {
-        ProgramError::SyscallError(SyscallError {
-            call: "bpf_link_get_info",
-            io_error: io::Error::from_raw_os_error(libc::ENOLINK),
-        })
-    })?;
-    program.attach_to_link(link)
+/// Puts the program in a link's place, unless it is there already; whether it is on the device then. A link is no use whose
+/// device is gone, or has gone elsewhere and left its number to another one, and neither is one of another kind.
+fn replace(
+    link: &OwnedFd,
+    program: &SchedClassifier,
+    ifindex: u32,
+    direction: Direction,
+) -> Result<bool, ProgramError> {
+    let hook = hook(direction);
+    let facts = sys::link_facts(link.as_fd()).map_err(failed("bpf_link_get_info"))?;
+    if !facts.is_of_hook(ifindex, hook) {
+        return Ok(false);
+    }
+    let id = program.info()?.id();
+    if facts.program != id {
+        match sys::replace_program(link.as_fd(), program.fd()?.as_fd()).map_err(failed("bpf_link_update")) {
+            Err(error) if is_severed(&error) => return Ok(false),
+            replaced => replaced?,
+        }
+    }
+    // The kernel tells a device's number only, in whatever network namespace it is.
+    Ok(sys::programs_on(ifindex, hook).map_or(true, |programs| programs.contains(&id)))
 }
 
 /// Gives a filter up without detaching it: aya detaches what is dropped, except what it cannot turn into a link.
@@ -310,6 +336,11 @@ fn is_severed(error: &ProgramError) -> bool {
 
 fn is_unsupported(error: &ProgramError) -> bool {
     matches!(os_error(error), Some(libc::EINVAL | libc::EOPNOTSUPP))
+}
+
+/// A system call's answer as that of an operation on a program.
+pub(super) fn failed(call: &'static str) -> impl FnOnce(io::Error) -> ProgramError {
+    move |io_error| ProgramError::SyscallError(SyscallError { call, io_error })
 }
 
 pub(super) fn os_error(error: &ProgramError) -> Option<i32> {

@@ -58,18 +58,25 @@ impl DirectWays {
         self.uplinks.retain(|ifindex, _| devices.get(ifindex).is_some_and(|carries| carries.is_direct_uplink()))
     }
 
-    /// Puts in what carries programs. Pods last, for the same reason.
+    /// Puts in what carries programs. Pods last, for the same reason. A table of Pods that is full keeps those of the other
+    /// family out of nothing; without room for an uplink no Pod stays, since what leaves by that one takes the stack.
     pub(super) fn add(
         &mut self,
         devices: &BTreeMap<u32, Carries>,
         pods: &BTreeMap<IpAddr, PodWay>,
-    ) -> Result<(), DatapathError> {
-        let uplinks = devices.iter().filter(|(_, carries)| carries.is_direct_uplink());
-        uplinks.map(|(ifindex, _)| *ifindex).try_for_each(|ifindex| self.uplinks.set(ifindex, UPLINK))?;
-        pods.iter().try_for_each(|(addr, way)| match addr {
-            IpAddr::V4(addr) => self.v4.set(PodV4 { addr: addr.octets() }, value(*way)),
-            IpAddr::V6(addr) => self.v6.set(PodV6 { addr: addr.octets() }, value(*way)),
-        })
+    ) -> Vec<DatapathError> {
+        let mut uplinks = devices.iter().filter(|(_, carries)| carries.is_direct_uplink());
+        if let Err(error) = uplinks.try_for_each(|(ifindex, _)| self.uplinks.set(*ifindex, UPLINK)) {
+            return [Some(error), self.retain(devices, &BTreeMap::new()).err()].into_iter().flatten().collect();
+        }
+        let (mut v4, mut v6) = (Ok(()), Ok(()));
+        for (addr, way) in pods {
+            match addr {
+                IpAddr::V4(addr) => v4 = v4.and_then(|()| self.v4.set(PodV4 { addr: addr.octets() }, value(*way))),
+                IpAddr::V6(addr) => v6 = v6.and_then(|()| self.v6.set(PodV6 { addr: addr.octets() }, value(*way))),
+            }
+        }
+        [v4, v6].into_iter().filter_map(Result::err).collect()
     }
 }
 

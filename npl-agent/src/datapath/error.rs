@@ -6,7 +6,7 @@ use std::{io, path::PathBuf};
 use aya::{
     EbpfError,
     maps::MapError,
-    programs::{ProgramError, links::LinkError},
+    programs::{ProgramError, links::LinkError, tc::TcError},
 };
 
 use crate::core::{devices::HAS_INGRESS_QUEUE, model::Frontend};
@@ -42,9 +42,28 @@ pub enum DatapathError {
         path = .0.display()
     )]
     NoBpffs(PathBuf),
-    /// Another agent works in this network namespace.
-    #[error("another npl-agent runs on this Node: stop it first, or remove the DaemonSet's second copy")]
+    /// Another agent, or a cleanup, works in this network namespace.
+    #[error(
+        "another npl-agent runs on this Node: stop it first, or remove the DaemonSet's second copy; a cleanup ends by itself"
+    )]
     AlreadyRunning,
+    /// Whether another one does cannot be told.
+    #[error("keep other agents off this Node by a socket")]
+    Lock(#[source] io::Error),
+    /// Some maps are pinned and others not.
+    #[error(
+        "{path} is not there, but other maps are: an agent just starts, a cleanup just ends, or npl-agent is of another \
+         version than the one that started last; ask again",
+        path = .0.display()
+    )]
+    Incomplete(PathBuf),
+    /// Somebody took a pin away.
+    #[error(
+        "{path} is not this agent's any more: somebody has removed or replaced what npl-agent pins there, which takes a start \
+         to put right",
+        path = .0.display()
+    )]
+    PinLost(PathBuf),
     /// A file operation on the bpffs.
     #[error("{operation} {path}", path = .path.display())]
     Pin {
@@ -176,6 +195,44 @@ impl DatapathError {
         io_error.raw_os_error() == Some(libc::EACCES)
     }
 
+    /// What it means for traffic, where devices and Pods are followed.
+    pub(crate) fn meaning(&self) -> &'static str {
+        if self.is_of_device() {
+            "a device does not carry the programs; the others do"
+        } else if self.is_full() {
+            "a table is full; packets take the host's stack for what found no room in it"
+        } else {
+            "not all follows the Node's devices; it is tried again"
+        }
+    }
+
+    const fn is_of_device(&self) -> bool {
+        matches!(
+            self,
+            Self::Attach { .. }
+                | Self::IngressQueue { .. }
+                | Self::Link { .. }
+                | Self::Load(_)
+                | Self::LoadProgram { .. }
+                | Self::NeedsPerfmon
+        )
+    }
+
+    /// Whether it is only that a device went while programs were put on it.
+    pub(crate) fn is_of_gone_device(&self) -> bool {
+        let Self::Attach { source, .. } = self else { return false };
+        let code = if let ProgramError::SyscallError(error) = &**source {
+            error.io_error.raw_os_error()
+        } else if let ProgramError::TcError(TcError::IoError(error)) = &**source {
+            error.raw_os_error()
+        } else if let ProgramError::TcError(TcError::NetlinkError(error)) = &**source {
+            error.raw_os_error()
+        } else {
+            None
+        };
+        matches!(code, Some(libc::ENODEV | libc::ENXIO))
+    }
+
     /// Whether a map has no room for another element.
     pub(crate) fn is_full(&self) -> bool {
         let Self::Map { source: MapError::SyscallError(error), .. } = self else { return false };
@@ -186,5 +243,35 @@ impl DatapathError {
     /// Wraps the kernel's refusal of an operation on a map.
     pub(crate) const fn map(operation: &'static str, name: &'static str) -> impl FnOnce(MapError) -> Self {
         move |source| Self::Map { operation, name, source }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use aya::{maps::MapError, programs::ProgramError, sys::SyscallError};
+
+    use super::DatapathError;
+
+    fn answer(code: i32) -> SyscallError {
+        SyscallError { call: "bpf", io_error: io::Error::from_raw_os_error(code) }
+    }
+
+    #[test]
+    fn what_refuses_is_told_from_what_is_full_and_from_a_device_that_went() {
+        let attach = |code| {
+            let source = Box::new(ProgramError::SyscallError(answer(code)));
+            DatapathError::Attach { program: "npl_pods", interface: "veth1".to_owned(), source }
+        };
+        assert!(attach(libc::ENODEV).is_of_gone_device() && !attach(libc::EPERM).is_of_gone_device());
+        let map = |code| DatapathError::map("write", "npl_pod_v4")(MapError::SyscallError(answer(code)));
+        for (error, meaning) in [
+            (attach(libc::EPERM), "a device does not carry the programs"),
+            (map(libc::E2BIG), "a table is full"),
+            (map(libc::ENOMEM), "not all follows the Node's devices"),
+        ] {
+            assert!(error.meaning().starts_with(meaning), "{error}");
+        }
     }
 }

@@ -76,6 +76,8 @@ pub(super) trait FamilyMaps: Send {
     fn flow_count(&self) -> Result<usize, DatapathError>;
     /// Forgets the flows whose Pod's end is among these.
     fn remove_flows(&mut self, senders: &BTreeSet<Sender>) -> Result<(), DatapathError>;
+    /// The addresses and ports that local clients were led to.
+    fn peers(&self) -> Result<BTreeSet<(IpAddr, u16)>, DatapathError>;
     /// Forgets what local clients asked for that were led to one of these addresses and ports.
     fn remove_peers(&mut self, pods: &BTreeSet<(IpAddr, u16)>) -> Result<(), DatapathError>;
     /// Forgets the flows that nothing more is to come of at this time of the kernel's clock, and says how many.
@@ -154,6 +156,13 @@ impl<L: Layout> Maps<L> {
             self.syn.set(slot, 0, 0).map_err(DatapathError::map("write", L::SYN))?;
         }
         Ok(is_same)
+    }
+
+    /// Looks at what every local client asked for.
+    fn read_peers(&self, mut look: impl FnMut(&L::PeerKey)) -> Result<(), DatapathError> {
+        let read =
+            sys::read_parts(self.peer.map().fd().as_fd(), |keys, _peers: &[L::Peer]| keys.iter().for_each(&mut look));
+        read.map_err(MapError::from).map_err(DatapathError::map("read", L::PEER))
     }
 
     /// Takes a flow out of the table, if it is still there.
@@ -256,13 +265,17 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         stale.iter().try_for_each(|key| self.remove_flow(key))
     }
 
+    fn peers(&self) -> Result<BTreeSet<(IpAddr, u16)>, DatapathError> {
+        let mut pods = BTreeSet::new();
+        self.read_peers(|key| {
+            pods.insert(L::peer(key));
+        })?;
+        Ok(pods)
+    }
+
     fn remove_peers(&mut self, pods: &BTreeSet<(IpAddr, u16)>) -> Result<(), DatapathError> {
         let mut stale = Vec::new();
-        let look = |keys: &[L::PeerKey], _peers: &[L::Peer]| {
-            stale.extend(keys.iter().filter(|key| pods.contains(&L::peer(key))));
-        };
-        let read = sys::read_parts(self.peer.map().fd().as_fd(), look);
-        read.map_err(MapError::from).map_err(DatapathError::map("read", L::PEER))?;
+        self.read_peers(|key| stale.extend(pods.contains(&L::peer(key)).then_some(*key)))?;
         let mut forget = |key| tolerate_missing(self.peer.remove(key)).map_err(DatapathError::map("write", L::PEER));
         stale.iter().try_for_each(&mut forget)
     }

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, net::IpAddr, path::Path};
 
-use npl_common::{config::Config, reason::Reason};
+use npl_common::{config::Config, names::PINNED_MAPS, reason::Reason};
 
 use super::{
     direct::DirectWays,
@@ -61,7 +61,12 @@ impl Inspection {
         socket_hooks.dedup();
         let of_build = |build: String| pins.program_names(&build).map(|names| (build, names));
         let programs = pins.builds()?.into_iter().map(of_build).collect::<Result<_, _>>()?;
-        if !pins.map(npl_common::names::MAP_CONFIG).exists() {
+        let missing = PINNED_MAPS.iter().filter(|name| !pins.map(name).exists());
+        let missing: Vec<&str> = missing.copied().collect();
+        if let Some(first) = missing.first().filter(|_| missing.len() < PINNED_MAPS.len()) {
+            return Err(DatapathError::Incomplete(pins.map(first)));
+        }
+        if !missing.is_empty() {
             return Ok(Self {
                 is_installed: false,
                 config: None,

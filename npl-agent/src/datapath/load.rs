@@ -69,9 +69,12 @@ impl Datapath {
         let attached = self.hooks.attached();
         let ready = pods.iter().filter(|(_, way)| attached.contains_key(&way.ifindex)).map(|(addr, way)| (*addr, *way));
         let ready = ready.collect();
-        let direct = &mut self.direct;
-        let changed = direct.retain(attached, &ready).and_then(|()| direct.add(attached, &ready));
-        errors.extend(changed.and_then(|()| self.tables.begin_epoch()).err());
+        match self.direct.retain(attached, &ready) {
+            Ok(()) => errors.extend(self.direct.add(attached, &ready)),
+            Err(error) => errors.push(error),
+        }
+        // Some has changed, whatever was refused.
+        errors.extend(self.tables.begin_epoch().err());
         errors
     }
 
@@ -107,6 +110,17 @@ impl Datapath {
     /// If the kernel refuses.
     pub fn tell_xdp_devices(&mut self, devices: &BTreeSet<u32>) -> Result<(), DatapathError> {
         self.xdp_devices.tell(devices, &mut self.tables)
+    }
+
+    /// Checks that this agent's maps are those that the next one will find, and makes folders again that somebody has removed.
+    ///
+    /// # Errors
+    ///
+    /// If a map's pin is gone or another one's: the programs of this agent, and those of the next one, would work on different
+    /// maps.
+    pub fn check_pins(&self) -> Result<(), DatapathError> {
+        self.hooks.programs.check_maps()?;
+        self.hooks.pins.create()
     }
 
     /// The Pods that packets are redirected to.
@@ -222,6 +236,8 @@ impl Datapath {
         let seed = if old.abi == ABI_VERSION { old.seed } else { seed() };
         self.tables.set_config(Config { seed, port_min, port_max, abi: ABI_VERSION, ..old })?;
         // As an earlier agent has left it.
-        self.tell_xdp_devices(&self.hooks.xdp_devices()?)
+        self.tell_xdp_devices(&self.hooks.xdp_devices()?)?;
+        // An agent that was killed may have taken an address or an endpoint out without one.
+        self.tables.begin_epoch()
     }
 }

@@ -6,18 +6,21 @@
 use std::{
     fs::File,
     io,
-    os::{fd::AsFd as _, unix::fs::MetadataExt as _},
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::fs::MetadataExt as _,
+    },
     path::{Path, PathBuf},
 };
 
-use aya::programs::{CgroupAttachMode, links::FdLink};
+use aya::programs::{CgroupAttachMode, CgroupSockAddr, ProgramError, links::FdLink};
 use npl_common::{
     config::Config,
     names::{SOCKET_PROGRAMS, SocketProgram},
 };
 
 use super::{
-    attach::Hooks,
+    attach::{Hooks, failed},
     cgroup::{self, CgroupSelection},
     error::DatapathError,
     load::Datapath,
@@ -54,11 +57,28 @@ impl Datapath {
             return self.hooks.leave_cgroups(None).map(|()| None);
         };
         let netns_cookie = sys::netns_cookie();
-        let config = self.tables.config()?;
-        self.tables.set_config(Config { netns_cookie: netns_cookie.unwrap_or_default(), ..config })?;
-        self.hooks.attach_cgroup(&path)?;
+        let old = self.tables.config()?;
+        let new = Config { netns_cookie: netns_cookie.unwrap_or_default(), ..old };
+        if new != old {
+            self.tables.set_config(new)?;
+        }
+        let attached = self.hooks.attach_cgroup(&path);
+        // Gives back what loading took; what other builds have left is none of these programs' business.
+        self.hooks.programs.settle(true)?;
+        attached?;
         Ok(Some(LocalClients { cgroup: path, has_loopback: netns_cookie.is_some() }))
     }
+}
+
+/// Puts the program in a link's place, unless it is there already; whether it is on the cgroup then.
+fn replace(link: &OwnedFd, program: &CgroupSockAddr, cgroup: u64) -> Result<bool, ProgramError> {
+    let facts = sys::link_facts(link.as_fd()).map_err(failed("bpf_link_get_info"))?;
+    if !facts.is_of_cgroup(cgroup) {
+        return Ok(false);
+    }
+    // Whoever changes a cgroup's programs keeps the kernel from making and removing others.
+    let is_there = facts.program == program.info()?.id();
+    Ok(is_there || sys::replace_program(link.as_fd(), program.fd()?.as_fd()).is_ok())
 }
 
 impl Hooks {
@@ -84,8 +104,7 @@ impl Hooks {
         let pin = self.pins.socket_link(cgroup.id, which.hook);
         match sys::open_pin(&pin) {
             Ok(link) => {
-                let loaded = program.fd().map_err(refused)?;
-                if sys::replace_program(link.as_fd(), loaded.as_fd()).is_ok() {
+                if replace(&link, program, cgroup.id).map_err(refused)? {
                     return Ok(());
                 }
                 // The cgroup that the link was on is gone, or the pin is no link of ours: start afresh.

@@ -29,6 +29,8 @@ pub struct MappingWriter {
     /// Below it no counters are free: a thousand new mappings do not each search from the start.
     free_stats_from: u32,
     to_purge: BTreeSet<Sender>,
+    /// Whether it was looked for what a predecessor has left that was killed.
+    has_looked_back: bool,
 }
 
 impl MappingWriter {
@@ -38,7 +40,8 @@ impl MappingWriter {
     ///
     /// If the kernel refuses.
     pub fn refresh(&mut self, tables: &mut Tables) -> Result<BTreeMap<Frontend, Backend>, DatapathError> {
-        *self = Self { to_purge: std::mem::take(&mut self.to_purge), ..Self::default() };
+        let (to_purge, has_looked_back) = (std::mem::take(&mut self.to_purge), self.has_looked_back);
+        *self = Self { to_purge, has_looked_back, ..Self::default() };
         for (frontend, entry) in tables.entries()? {
             self.remember(frontend, entry);
         }
@@ -46,17 +49,27 @@ impl MappingWriter {
         for family in Family::ALL {
             present.extend(tables.family(family).endpoints()?);
         }
+        let mut is_repaired = false;
         for (sender, frontends) in &self.frontends_of {
             let right = frontends.iter().filter_map(|frontend| self.known.get(frontend)).map(endpoint);
             if !right.clone().any(|value| present.get(sender) == Some(&value)) {
                 for value in right.take(1) {
                     write_endpoint(tables, *sender, value)?;
+                    is_repaired = true;
                 }
             }
         }
         for orphan in present.keys().filter(|sender| !self.frontends_of.contains_key(sender)) {
             remove_endpoint(tables, *orphan)?;
             self.to_purge.insert(*orphan);
+            is_repaired = true;
+        }
+        if is_repaired {
+            tables.begin_epoch()?;
+        }
+        if !self.has_looked_back {
+            self.forget_strange_peers(tables)?;
+            self.has_looked_back = true;
         }
         Ok(self.known.iter().map(|(frontend, entry)| (*frontend, entry.backend)).collect())
     }
@@ -201,13 +214,28 @@ impl MappingWriter {
         Ok(())
     }
 
+    /// Forgets what local clients asked for that were led where no mapping leads: a predecessor has removed the mapping, and was
+    /// killed before it forgot the rest. A later Pod there would seem to be behind it. Flows have a generation.
+    fn forget_strange_peers(&self, tables: &mut Tables) -> Result<(), DatapathError> {
+        for family in Family::ALL {
+            let strange = self.left_of(tables.family(family).peers()?);
+            if !strange.is_empty() {
+                tables.family_mut(family).remove_peers(&strange)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Where no mapping of any protocol leads any more: what local clients asked for is not told apart by protocol.
     fn left(&self, gone: &BTreeSet<Sender>) -> BTreeSet<(IpAddr, u16)> {
-        let mut left: BTreeSet<_> = gone.iter().map(|sender| (sender.pod_ip, sender.pod_port)).collect();
+        self.left_of(gone.iter().map(|sender| (sender.pod_ip, sender.pod_port)).collect())
+    }
+
+    fn left_of(&self, mut pods: BTreeSet<(IpAddr, u16)>) -> BTreeSet<(IpAddr, u16)> {
         for sender in self.frontends_of.keys() {
-            left.remove(&(sender.pod_ip, sender.pod_port));
+            pods.remove(&(sender.pod_ip, sender.pod_port));
         }
-        left
+        pods
     }
 
     fn remember(&mut self, frontend: Frontend, entry: Entry) {

@@ -14,7 +14,8 @@ use tracing::warn;
 
 use super::{
     error::DatapathError,
-    pins::{Pins, unpin},
+    pins::{Pins, pin_error, unpin},
+    sys,
 };
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/npl.bpf.o"));
@@ -35,7 +36,8 @@ pub(super) fn digest(object: &[u8]) -> String {
     format!("{:016x}", u64::from_be_bytes(first))
 }
 
-/// Removes pinned maps that do not fit the object: aya opens whatever is pinned under a name.
+/// Removes pinned maps that do not fit the object: aya opens whatever is pinned under a name. What cannot be opened now, for
+/// want of files or rights, may well fit, and has all mappings in it.
 pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8]) -> Result<(), DatapathError> {
     let parsed = Object::parse(object).map_err(DatapathError::Parse)?;
     for name in PINNED_MAPS {
@@ -44,7 +46,11 @@ pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8]) -> Result<()
             continue;
         }
         let wanted = parsed.maps.get(*name).ok_or(DatapathError::Missing(name))?;
-        let info = MapData::from_pin(&path).and_then(|map| map.info()).ok();
+        let pinned = match sys::open_pin(&path) {
+            Err(source) if !path.is_dir() => return Err(pin_error("open", &path, source)),
+            pinned => pinned,
+        };
+        let info = pinned.ok().and_then(|fd| MapData::from_fd(fd).ok()?.info().ok());
         let fits = info.is_some_and(|info| {
             info.map_type().ok().map(|kind| kind as u32) == Some(wanted.map_type())
                 && info.key_size() == wanted.key_size()

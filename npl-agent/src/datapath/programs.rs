@@ -276,6 +276,19 @@ impl Programs {
         Ok(())
     }
 
+    /// Checks that the maps of this agent are those that are pinned.
+    pub(super) fn check_maps(&self) -> Result<(), DatapathError> {
+        PINNED_MAPS.iter().try_for_each(|name| {
+            let pin = self.pins.map(name);
+            match MapInfo::from_pin(&pin) {
+                Ok(info) if self.known_maps.contains(&info.id()) => Ok(()),
+                Ok(_) => Err(DatapathError::PinLost(pin)),
+                Err(_) if !pin.exists() => Err(DatapathError::PinLost(pin)),
+                Err(source) => Err(DatapathError::OpenMap { name, source }),
+            }
+        })
+    }
+
     /// The ids of the maps that are pinned, for this build and for all; nothing unless all are there.
     fn look_for_maps(&self) -> Result<Option<BTreeSet<u32>>, DatapathError> {
         let of_all = PINNED_MAPS.iter().map(|name| self.pins.map(name));

@@ -24,6 +24,9 @@ const BPF_MAP_LOOKUP_BATCH: libc::c_int = 24;
 const BPF_MAP_UPDATE_BATCH: libc::c_int = 26;
 const BPF_LINK_CREATE: libc::c_int = 28;
 const BPF_LINK_UPDATE: libc::c_int = 29;
+/// Ahead of all programs of a hook, and behind them, where no other one is named.
+const BPF_F_BEFORE: u32 = 1 << 3;
+const BPF_F_AFTER: u32 = 1 << 4;
 /// More than any program of ours can use.
 const MOST_MAPS: usize = 64;
 /// As many as the kernel puts on a hook.
@@ -129,16 +132,39 @@ struct LinkInfo {
     id: u32,
     program: u32,
     pad: u32,
-    /// Of a link of XDP: the index of its device, or zero once that is gone.
-    ifindex: u32,
+    /// What it is on, or zero once that is gone: of a link of a device the device's index, and of TCX the hook behind it; of a
+    /// cgroup its number.
+    target: [u32; 2],
 }
 
-/// What an XDP link holds.
-pub(super) struct XdpLinkFacts {
+/// What a link holds.
+pub(super) struct LinkFacts {
     /// The program's id.
     pub(super) program: u32,
-    /// The device; nothing if that is gone, or this is a link of another kind.
-    pub(super) ifindex: Option<u32>,
+    kind: u32,
+    target: [u32; 2],
+}
+
+impl LinkFacts {
+    /// Whether it is one of XDP, on this device.
+    pub(super) const fn is_of_driver(&self, ifindex: u32) -> bool {
+        self.kind == bpf_link_type::BPF_LINK_TYPE_XDP as u32 && self.target[0] == ifindex
+    }
+
+    /// Whether it is one of TCX, on this hook of a device.
+    pub(super) const fn is_of_hook(&self, ifindex: u32, hook: bpf_attach_type) -> bool {
+        let [device, its_hook] = self.target;
+        self.kind == bpf_link_type::BPF_LINK_TYPE_TCX as u32 && device == ifindex && its_hook == hook as u32
+    }
+
+    /// Whether it is on this cgroup.
+    pub(super) fn is_of_cgroup(&self, cgroup: u64) -> bool {
+        let mut number = [0; 8];
+        for (to, from) in number.iter_mut().zip(self.target.into_iter().flat_map(u32::to_ne_bytes)) {
+            *to = from;
+        }
+        self.kind == bpf_link_type::BPF_LINK_TYPE_CGROUP as u32 && u64::from_ne_bytes(number) == cgroup
+    }
 }
 
 /// Opens what is pinned.
@@ -217,9 +243,23 @@ pub(super) fn read_parts<K: aya::Pod, V: aya::Pod>(
 /// Has a device's driver run a program, and nobody in the driver's place. aya asks once more by netlink, which gives no
 /// link.
 pub(super) fn create_xdp_link(program: BorrowedFd<'_>, ifindex: u32) -> io::Result<OwnedFd> {
+    create_link(program, ifindex, bpf_attach_type::BPF_XDP, XDP_FLAGS_DRV_MODE)
+}
+
+/// Puts a program on a hook of a device, ahead of all others there or behind them. aya asks for the device by its name, which
+/// another one may have by now.
+pub(super) fn create_tcx_link(
+    program: BorrowedFd<'_>,
+    ifindex: u32,
+    hook: bpf_attach_type,
+    is_last: bool,
+) -> io::Result<OwnedFd> {
+    create_link(program, ifindex, hook, if is_last { BPF_F_AFTER } else { BPF_F_BEFORE })
+}
+
+fn create_link(program: BorrowedFd<'_>, ifindex: u32, hook: bpf_attach_type, flags: u32) -> io::Result<OwnedFd> {
     let program = program.as_raw_fd().cast_unsigned();
-    let attach_type = bpf_attach_type::BPF_XDP as u32;
-    bpf(BPF_LINK_CREATE, &mut LinkCreate { program, ifindex, attach_type, flags: XDP_FLAGS_DRV_MODE }).map(owned)
+    bpf(BPF_LINK_CREATE, &mut LinkCreate { program, ifindex, attach_type: hook as u32, flags }).map(owned)
 }
 
 /// What the kernel has just made, so that nobody else knows it.
@@ -267,14 +307,13 @@ pub(super) fn programs_on(ifindex: u32, hook: bpf_attach_type) -> io::Result<Vec
     Ok(programs)
 }
 
-/// What the kernel tells of an XDP link; aya does not tell the device.
-pub(super) fn xdp_link_facts(link: BorrowedFd<'_>) -> io::Result<XdpLinkFacts> {
+/// What the kernel tells of a link; aya does not tell what it is on.
+pub(super) fn link_facts(link: BorrowedFd<'_>) -> io::Result<LinkFacts> {
     let mut info = LinkInfo::default();
     let info_len = u32::try_from(size_of_val(&info)).map_err(io::Error::other)?;
     let bpf_fd = link.as_raw_fd().cast_unsigned();
     bpf(BPF_OBJ_GET_INFO_BY_FD, &mut GetInfo { bpf_fd, info_len, info: (&raw mut info) as u64 })?;
-    let is_xdp = info.kind == bpf_link_type::BPF_LINK_TYPE_XDP as u32;
-    Ok(XdpLinkFacts { program: info.program, ifindex: Some(info.ifindex).filter(|ifindex| is_xdp && *ifindex != 0) })
+    Ok(LinkFacts { program: info.program, kind: info.kind, target: info.target })
 }
 
 /// Puts another program in a link's place at once; aya does so for devices only.

@@ -10,18 +10,14 @@ use std::{
     os::fd::{AsFd as _, OwnedFd},
 };
 
-use aya::{
-    programs::{ProgramError, Xdp},
-    sys::SyscallError,
-};
-
+use aya::programs::{ProgramError, Xdp};
 use npl_common::{
     config::{AHEAD, FLAG_XDP},
     names::MAP_XDP_DEVICE,
 };
 
 use super::{
-    attach::{Hooks, attach_error, os_error},
+    attach::{Hooks, attach_error, failed, os_error},
     direct::Table,
     error::DatapathError,
     pins::{Pins, pin_error, unpin},
@@ -122,8 +118,8 @@ impl DatapathError {
 /// Puts the program in a link's place, unless it is there already; nothing is done to a link that holds no device any
 /// more, or is none of this kind.
 fn replace(link: &OwnedFd, program: &Xdp, ifindex: u32) -> Result<bool, ProgramError> {
-    let facts = sys::xdp_link_facts(link.as_fd()).map_err(failed("bpf_link_get_info"))?;
-    if facts.ifindex != Some(ifindex) {
+    let facts = sys::link_facts(link.as_fd()).map_err(failed("bpf_link_get_info"))?;
+    if !facts.is_of_driver(ifindex) {
         return Ok(false);
     }
     if facts.program != program.info()?.id() {
@@ -131,8 +127,4 @@ fn replace(link: &OwnedFd, program: &Xdp, ifindex: u32) -> Result<bool, ProgramE
         sys::replace_program(link.as_fd(), program).map_err(failed("bpf_link_update"))?;
     }
     Ok(true)
-}
-
-fn failed(call: &'static str) -> impl FnOnce(io::Error) -> ProgramError {
-    move |io_error| ProgramError::SyscallError(SyscallError { call, io_error })
 }

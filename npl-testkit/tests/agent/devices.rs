@@ -19,8 +19,7 @@ use crate::world::{LIMIT, World};
 fn obstacle(world: &World, device: &str) -> PathBuf {
     let shown = world.topology.node().ip(&format!("link show dev {device}")).unwrap();
     let ifindex = shown.split(':').next().unwrap().trim();
-    let pins = world.bpffs.path().join(names::PIN_ROOT).join(format!("v{}", names::ABI_VERSION));
-    pins.join(names::LINK_DIR).join(format!("{ifindex}_in"))
+    world.pins().join(names::LINK_DIR).join(format!("{ifindex}_in"))
 }
 
 #[test]
@@ -101,8 +100,48 @@ fn programs_are_on_the_uplink_and_not_on_the_pods_devices() {
     assert_eq!(devices[0].get("attached").unwrap(), &serde_json::json!(["ingress", "egress"]));
 }
 
+/// Those of the Node object are served whatever comes before them; `doctor` tells of the others too.
+#[test]
+fn addresses_that_find_no_room_are_told_once_and_the_published_ones_are_served() {
+    let mut world = World::new();
+    let lines: Vec<String> =
+        (0..300).map(|number| format!("addr add 203.0.{}.{}/32 dev lo", number / 200, number % 200 + 1)).collect();
+    world.topology.node().ip(&lines.join("\n")).unwrap();
+    world.create_node();
+    world.start_agent(&["--resync", "1s"]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    let passes = |world: &mut World| {
+        let metrics = world.agent().metrics().unwrap();
+        let line = metrics.lines().find(|line| line.starts_with("npl_pass_seconds_count")).unwrap().to_owned();
+        line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()
+    };
+    let before = passes(&mut world);
+    poll::until("two more looks at the Node", LIMIT, || (passes(&mut world) > before + 4).then_some(())).unwrap();
+    assert_eq!(world.agent_log().matches("more addresses than fit").count(), 1, "{}", world.agent_log());
+    let table = world.agent_options(&[]).command(&["doctor"]).unwrap();
+    assert!(table.contains("addresses: clients who ask there are not served"), "{table}");
+}
+
+#[test]
+fn a_named_device_that_is_not_there_or_goes_is_told() {
+    let mut world = World::new();
+    world.create_node();
+    let devices = format!("{},later", world.topology.client().uplink.name());
+    world.start_agent(&["--devices", &devices]);
+    let told = "--devices names a device that is not there";
+    world.wait_for_log(told);
+    world.topology.node().ip("link add later type veth peer name later-end").unwrap();
+    world.wait_for_metric(r#"npl_devices{state="carrying"} 2"#);
+    world.topology.node().ip("link del later").unwrap();
+    world.wait_for_metric(r#"npl_devices{state="carrying"} 1"#);
+    assert_eq!(world.agent_log().matches(told).count(), 2, "{}", world.agent_log());
+}
+
 /// What `status` says of the uplink: what translates its requests, and why.
-fn place(world: &World) -> [String; 2] {
+pub(crate) fn place(world: &World) -> [String; 2] {
     let status = world.agent_options(&[]).command_json("status").unwrap();
     ["requests", "reason"].map(|field| status["devices"][0][field].as_str().unwrap_or_default().to_owned())
 }

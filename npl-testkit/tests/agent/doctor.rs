@@ -91,7 +91,7 @@ fn settings_that_stop_traffic_are_told_and_are_ok_once_they_are_set_right() {
 
 #[test]
 fn an_agents_work_is_examined_while_it_runs_and_after_it() {
-    let (mut world, _cgroup) = World::with_local_clients();
+    let (mut world, _cgroup) = World::with_local_clients(&[]);
     for key in ["kernel", "btf", "bpffs", "cap_bpf", "cap_net_admin", "cap_perfmon"] {
         assert_ok(&world, key, "");
     }

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Clients on the Node itself, served by the agent with its own rights.
 
+use std::fs;
+use std::path::PathBuf;
+
+use npl_common::names::{self, SOCKET_PROGRAMS};
 use npl_testkit::client_cgroup::ClientCgroup;
 use npl_testkit::echo::{Answer, Protocol};
 use npl_testkit::{poll, traffic};
@@ -14,7 +18,7 @@ fn ask(world: &World, cgroup: &ClientCgroup, protocol: Protocol) -> anyhow::Resu
 
 #[test]
 fn local_clients_are_served_with_the_agents_rights_and_without_the_agent() {
-    let (mut world, cgroup) = World::with_local_clients();
+    let (mut world, cgroup) = World::with_local_clients(&[]);
     let options = world.agent_options(&[]);
     for _ in ["with the agent", "without it"] {
         for protocol in [Protocol::Tcp, Protocol::Udp] {
@@ -29,14 +33,33 @@ fn local_clients_are_served_with_the_agents_rights_and_without_the_agent() {
     poll::until("the end of the programs", LIMIT, is_refused).unwrap();
 }
 
+/// As somebody detaches them, or a cgroup is made anew.
+#[test]
+fn programs_that_somebody_took_off_the_cgroup_are_back_with_the_next_look() {
+    let (mut world, cgroup) = World::with_local_clients(&["--resync", "1s"]);
+    let links = world.pins().join(names::LINK_DIR);
+    let of_sockets = || {
+        let all = fs::read_dir(&links).unwrap().map(|entry| entry.unwrap().path());
+        all.filter(|pin| SOCKET_PROGRAMS.iter().any(|program| pin.to_str().unwrap().ends_with(program.hook))).collect()
+    };
+    let before: Vec<PathBuf> = of_sockets();
+    assert_eq!(before.len(), SOCKET_PROGRAMS.len());
+    before.iter().for_each(|pin| fs::remove_file(pin).unwrap());
+    poll::until("the programs", LIMIT, || (of_sockets().len() == before.len()).then_some(())).unwrap();
+    for protocol in [Protocol::Tcp, Protocol::Udp] {
+        assert_eq!(ask(&world, &cgroup, protocol).unwrap().pod, "web-0");
+    }
+    assert_eq!(world.agent_log().matches("are led to Pods").count(), 1);
+}
+
 #[test]
 fn without_a_cgroup_all_other_clients_are_served_and_one_warning_says_so() {
-    let mut world = World::with_agent(&["--cgroup", "/proc"]);
+    let mut world = World::with_agent(&["--cgroup", "/proc", "--resync", "1s"]);
     world.create_service();
     world.enable_service();
     world.create_pod("web-0");
     world.assert_served("web-0");
-    let log = std::fs::read_to_string(world.agent().process().log()).unwrap();
+    let log = fs::read_to_string(world.agent().process().log()).unwrap();
     let warnings: Vec<&str> = log.lines().filter(|line| line.contains("do not reach mappings")).collect();
     assert_eq!(warnings.len(), 1, "{warnings:?}");
     let (warning, expected) = (warnings[0], "/proc is not in a cgroup v2 hierarchy");

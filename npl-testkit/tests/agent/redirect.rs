@@ -7,6 +7,7 @@ use npl_testkit::foreign::{Foreign, HANDS_ON, Place};
 use npl_testkit::topology::Device;
 use npl_testkit::{poll, traffic};
 
+use crate::devices::place;
 use crate::world::{LIMIT, World};
 
 /// A Node that forwards nothing: only what is redirected gets through.
@@ -114,9 +115,10 @@ fn a_pod_behind_a_device_with_a_program_of_anothers_takes_the_stack_until_that_i
 
 #[test]
 fn an_agent_that_is_told_otherwise_gives_packets_back_to_the_stack() {
-    let mut world = world_with(&["--forwarding", "redirect"]);
+    let mut world = world_with(&["--forwarding", "redirect", "--attach", "auto"]);
     world.create_pod("web-0");
     wait_for_redirected_pods(&world, 1);
+    assert_eq!(place(&world), ["tc", "the way past the stack begins at TC"]);
     world.agent().kill().unwrap();
     world.start_agent(&[]);
     wait_for_redirected_pods(&world, 0);

@@ -2,12 +2,16 @@
 //! Whatever is wrong gets one sentence with the way out, and never a panic.
 
 use std::fs;
+use std::net::IpAddr;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Output};
 
-use npl_testkit::agent::Agent;
+use npl_testkit::agent::{Agent, Options};
+use npl_testkit::cluster::{PodObject, Port};
+use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
 
-use crate::world::{LIMIT, NODE, World};
+use crate::world::{LIMIT, NAMESPACE, NODE, POD_PORT, World};
 
 /// Runs the agent with full rights until it ends by itself.
 fn run(world: &World, arguments: &[&str]) -> Output {
@@ -108,4 +112,31 @@ fn a_second_agent_and_a_bad_port_range_are_spoken_of() {
     let bpffs = world.bpffs.path().to_str().unwrap().to_owned();
     let output = run(&world, &["run", "--node-name", NODE, "--bpffs", &bpffs]);
     assert_says(&output, 1, &["another npl-agent runs"]);
+}
+
+/// As container runtimes start processes: with few files that may be open, and leave to have more.
+#[test]
+fn node_ports_are_held_beyond_the_files_that_a_process_may_open_at_its_start() {
+    let mut world = World::new();
+    world.create_node();
+    let wrapper = world.run.file("npl-agent-with-few-files");
+    let options = world.agent_options(&[]);
+    let script = format!("#!/bin/sh\nulimit -S -n 64\nexec {} \"$@\"\n", options.binary.display());
+    fs::write(&wrapper, script).unwrap();
+    fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).unwrap();
+    world.agent = Some(Agent::start(Options { binary: wrapper, ..options }).unwrap());
+    world.create_service();
+    world.enable_service();
+    let name = |number: u8| format!("crowd-{number}");
+    for number in 1..=40 {
+        let pod = PodObject::new(NAMESPACE, &name(number), NODE, "web");
+        world.cluster.create_pod(&pod.with_ports(vec![Port::new("web", POD_PORT, Protocol::Tcp)])).unwrap();
+        let ip = IpAddr::from([10, 99, 0, number]);
+        world.cluster.set_pod_running(NAMESPACE, &name(number), world.node_ip(), &[ip]).unwrap();
+    }
+    for number in 1..=40 {
+        world.wait_for_entries(&name(number), 2);
+    }
+    assert!(world.agent().process().exit_status().is_none());
+    assert!(!world.agent_log().contains("Too many open files"), "{}", world.agent_log());
 }

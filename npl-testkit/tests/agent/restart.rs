@@ -9,6 +9,7 @@ use aya::programs::ProgramInfo;
 use npl_common::names::{ABI_VERSION, PIN_ROOT, PROGRAM_DIR};
 use npl_testkit::cluster::Entry;
 use npl_testkit::echo::Protocol;
+use npl_testkit::poll;
 use npl_testkit::traffic::{Direction, Load, Transfer};
 
 use crate::world::{LIMIT, World};
@@ -67,7 +68,7 @@ fn programs(world: &World) -> BTreeMap<String, u32> {
 
 #[test]
 fn a_restarted_agent_loads_no_program() {
-    let (mut world, _cgroup) = World::with_local_clients();
+    let (mut world, _cgroup) = World::with_local_clients(&[]);
     let before = programs(&world);
     assert_eq!(before.len(), 4 + 8, "of devices and sockets: {before:?}");
     world.agent().kill().unwrap();
@@ -149,4 +150,24 @@ fn a_port_range_that_changes_moves_only_what_is_outside() {
     };
     world.annotations.wait_for("web-0", LIMIT, moved).unwrap();
     world.assert_served("web-0");
+}
+
+/// Its maps would be others than those of the next agent and of `npl-agent status`.
+#[test]
+fn an_agent_whose_pins_somebody_removes_ends_and_the_next_one_makes_all_anew() {
+    let mut world = World::with_agent(&["--resync", "1s"]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    let port = world.address("web-0", Protocol::Tcp);
+    fs::remove_dir_all(world.bpffs.path().join(PIN_ROOT)).unwrap();
+    let agent = world.agent();
+    let status = poll::until("the end of the agent", LIMIT, || agent.process().exit_status()).unwrap();
+    assert_eq!(status.0.code(), Some(1));
+    let log = world.agent_log();
+    assert!(log.contains("somebody has removed or replaced what npl-agent pins there"), "{log}");
+    world.agent().restart().unwrap();
+    world.wait_for_kernel_mappings(2);
+    world.assert_answers(Protocol::Tcp, port, "web-0");
 }

@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use npl_common::names;
 use npl_testkit::agent::{Agent, Options};
 use npl_testkit::client_cgroup::ClientCgroup;
 use npl_testkit::cluster::{AnnotationLog, Cluster, Entry, PodObject, Port, ServiceObject};
@@ -65,14 +66,14 @@ impl World {
     }
 
     /// As [`Self::with_agent`], for clients of a cgroup too, with one Pod that is served.
-    pub(crate) fn with_local_clients() -> (Self, ClientCgroup) {
+    pub(crate) fn with_local_clients(flags: &[&str]) -> (Self, ClientCgroup) {
         let mut world = Self::new();
         let cgroup = world.run.client_cgroup("clients").unwrap();
         // As in the DaemonSet's container, whose own /sys does not show the Node's cgroups.
         let shown = world.run.file("cgroup");
         mounts::bind(cgroup.path(), &shown).unwrap();
         world.create_node();
-        world.start_agent(&["--cgroup", shown.to_str().unwrap()]);
+        world.start_agent(&[&["--cgroup", shown.to_str().unwrap()], flags].concat());
         world.create_service();
         world.enable_service();
         world.create_pod("web-0");
@@ -93,6 +94,11 @@ impl World {
         world.proxy = Some(Proxy::start(world.topology.node(), world.plane.address()).unwrap());
         world.create_node();
         world
+    }
+
+    /// The folder that agents pin in.
+    pub(crate) fn pins(&self) -> PathBuf {
+        self.bpffs.path().join(names::PIN_ROOT).join(format!("v{}", names::ABI_VERSION))
     }
 
     pub(crate) fn proxy(&self) -> &Proxy {

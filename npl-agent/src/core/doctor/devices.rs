@@ -2,7 +2,7 @@
 //! Checks of the Node's devices.
 
 use super::{Facts, Finding, kernel::ASK_AS_ROOT};
-use crate::core::devices::{Device, DeviceSelection, HAS_INGRESS_QUEUE, choose};
+use crate::core::devices::{Device, DeviceSelection, HAS_INGRESS_QUEUE, choose, local_addresses};
 
 /// Devices by which clients may come, and on which programs cannot stand.
 pub(super) fn devices(facts: &Facts) -> Finding {
@@ -31,13 +31,63 @@ fn refusal(facts: &Facts, device: &Device) -> Option<&'static str> {
     }
 }
 
+/// Addresses by which clients reach the Node, and no Pod.
+pub(super) fn addresses(facts: &Facts) -> Finding {
+    let key = "addresses";
+    let (datapath, devices) = match (&facts.datapath, &facts.devices) {
+        (Ok(datapath), Ok(devices)) => (datapath, devices),
+        (Err(reason), _) | (_, Err(reason)) => return Finding::unknown(key, reason, ASK_AS_ROOT),
+    };
+    if !datapath.is_installed {
+        return Finding::ok(key, "none is served: see datapath");
+    }
+    let all = local_addresses(devices, &[]);
+    let missing: Vec<_> = all.iter().filter(|addr| !datapath.addresses.contains(addr)).collect();
+    let Some(first) = missing.first() else {
+        return Finding::ok(key, format!("node ports answer on all of the Node's, which are {}", all.len()));
+    };
+    let advice = if facts.is_agent_running {
+        "clients who ask there are not served: an agent takes a new address in within a second, and of each family 256, \
+         those that the Node publishes first"
+    } else {
+        "clients who ask there are not served: start an agent, which takes them in"
+    };
+    Finding::warning(key, format!("no node port answers on {} of {}: {first} …", missing.len(), all.len()), advice)
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::{
-        State,
+        Datapath, State,
         tests::{check, first_device},
     };
     use crate::core::devices::LinkLayer;
+
+    #[test]
+    fn addresses_that_found_no_room_are_told() {
+        let key = "addresses";
+        check(&[
+            (
+                |it| first_device(it).addresses.push([192, 0, 2, 77].into()),
+                key,
+                State::Warning,
+                "1 of 3: 192.0.2.77",
+                "256",
+            ),
+            (
+                |it| {
+                    it.is_agent_running = false;
+                    first_device(it).addresses.push([192, 0, 2, 77].into());
+                },
+                key,
+                State::Warning,
+                "1 of 3",
+                "start an agent",
+            ),
+            (|it| it.datapath = Err("EPERM".to_owned()), key, State::Unknown, "EPERM", "as root"),
+            (|it| it.datapath = Ok(Datapath::default()), key, State::Ok, "see datapath", ""),
+        ]);
+    }
 
     const KEY: &str = "devices";
 

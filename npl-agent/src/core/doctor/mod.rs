@@ -5,7 +5,10 @@ mod devices;
 mod kernel;
 mod sysctls;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use super::{
     devices::{Device, DeviceSelection, choose},
@@ -71,6 +74,8 @@ pub struct Datapath {
     pub is_installed: bool,
     /// Indexes of the devices that carry a program in both directions, whether or not they are there.
     pub carrying: BTreeSet<u32>,
+    /// The addresses that count as the Node's.
+    pub addresses: BTreeSet<IpAddr>,
     /// Hooks by which clients on the Node itself are served.
     pub socket_hooks: Vec<&'static str>,
     /// The agent's ports.
@@ -188,7 +193,12 @@ impl Finding {
 pub fn examine(facts: &Facts) -> Vec<Finding> {
     let mut findings = vec![kernel::version(&facts.kernel), kernel::btf(facts.has_btf), kernel::bpffs(facts)];
     findings.extend(kernel::rights(facts));
-    findings.extend([kernel::agent(facts), kernel::datapath(facts), devices::devices(facts)]);
+    findings.extend([
+        kernel::agent(facts),
+        kernel::datapath(facts),
+        devices::devices(facts),
+        devices::addresses(facts),
+    ]);
     findings.push(kernel::local_clients(facts));
     findings.extend(Family::ALL.map(|family| sysctls::forwarding(facts, family)));
     findings.extend([

@@ -39,6 +39,7 @@ fn well() -> Facts {
         datapath: Ok(Datapath {
             is_installed: true,
             carrying: [UPLINK].into(),
+            addresses: ["192.0.2.10", "2001:db8::10"].map(|text| text.parse().unwrap()).into(),
             socket_hooks: vec!["connect4", "connect6"],
             port_range: "61000-62000".parse().ok(),
             mappings: [(Family::V4, 3)].into(),
@@ -94,8 +95,11 @@ pub(super) fn check(rows: &[Row]) {
         assert_eq!(told.is_empty(), *state == State::Ok, "row {number}: {finding:?}");
         let changed = findings.iter().zip(&usual).filter(|(now, usual)| now.state != usual.state);
         let others: Vec<_> = changed.map(|(now, _)| now.key).filter(|other| other != key).collect();
-        // What is pinned, and whether an agent runs, matters to more than one check.
-        let matters_to_many = facts.datapath != well().datapath || !facts.is_bpffs_mounted || !facts.is_agent_running;
+        // What is pinned, which devices there are, and whether an agent runs, matters to more than one check.
+        let matters_to_many = facts.datapath != well().datapath
+            || facts.devices.is_err()
+            || !facts.is_bpffs_mounted
+            || !facts.is_agent_running;
         assert!(others.is_empty() || matters_to_many, "row {number} also changes {others:?}");
     }
 }
@@ -114,6 +118,7 @@ fn where_all_is_well_every_check_says_so_and_none_advises() {
         "agent",
         "datapath",
         "devices",
+        "addresses",
         "local_clients",
         "ip_forward",
         "ipv6_forwarding",

@@ -187,7 +187,19 @@ impl Mode {
         match self {
             Self::RoutingWire | Self::OursWire | Self::OursXdp => Entry::Wire,
             Self::ShortcutXdp => Entry::Pod,
-            _ => Entry::Uplink,
+            Self::Routing
+            | Self::RoutingBesideOurs
+            | Self::RoutingConntrack
+            | Self::Iptables(_)
+            | Self::IptablesNewest(_)
+            | Self::Nftables
+            | Self::Ours
+            | Self::OursRedirect
+            | Self::OursOffload
+            | Self::OursOffloadConntrack
+            | Self::OursOf(_)
+            | Self::OursConntrack
+            | Self::Shortcut => Entry::Uplink,
         }
     }
 }

@@ -3,6 +3,7 @@
 
 mod cleanup;
 mod foreign;
+mod full;
 mod ingress;
 mod instances;
 mod neighbours;

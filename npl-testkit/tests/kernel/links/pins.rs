@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Pinned maps: what fits is adopted, what does not is replaced, and people can read them.
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
 use aya::maps::{HashMap, MapData};
 use npl_agent::core::model::Protocol;
+use npl_agent::datapath::inspect::Inspection;
 use npl_agent::datapath::{Datapath, Pins};
+use npl_agent::uplinks::ErrorChain;
 use npl_common::flow::{FlowKeyV4, FlowV4, MAX_FLOWS};
 use npl_common::mapping::{BackendV4, Frontend, MAX_MAPPINGS};
 use npl_common::names;
@@ -59,7 +63,7 @@ fn pinned_map_of_another_type_is_replaced() {
 
 #[test]
 fn pin_that_is_no_map_is_replaced() {
-    opens_over(|pins| std::fs::create_dir(pins.map(names::MAP_STATS)).unwrap());
+    opens_over(|pins| fs::create_dir(pins.map(names::MAP_STATS)).unwrap());
 }
 
 #[test]
@@ -85,5 +89,48 @@ fn dump_of_the_mappings_can_be_read_by_people() {
         for part in [r#""node_port":61000"#, r#""protocol":6"#, r#""pod_addr":[10,0,0,5]"#, r#""pod_port":8080"#] {
             assert!(dump.contains(part), "{part} is not in {dump}");
         }
+    });
+}
+
+/// For want of rights, as here, or of open files: it holds all mappings.
+#[test]
+fn pinned_map_that_cannot_be_opened_now_stays_as_it_is() {
+    with_lab(|lab| {
+        lab.add(Protocol::Tcp, 61_000, "10.0.0.5:8080".parse().unwrap(), 7);
+        let pin = Pins::new(Path::new(BPFFS)).map(names::MAP_MAPPING_V4);
+        let set_mode = |mode| fs::set_permissions(&pin, fs::Permissions::from_mode(mode)).unwrap();
+        set_mode(0);
+        let error = Datapath::open(Path::new(BPFFS)).unwrap_err();
+        let text = ErrorChain(&error).to_string();
+        assert!(text.starts_with(&format!("open {}", pin.display())) && text.contains("Permission denied"), "{text}");
+        set_mode(0o600);
+        let mut next = Datapath::open(Path::new(BPFFS)).unwrap();
+        assert_eq!(next.mappings().unwrap().len(), 1);
+    });
+}
+
+/// As `npl-agent status` finds them while a first agent loads its programs, or a cleanup removes them.
+#[test]
+fn maps_of_which_some_are_not_pinned_are_told_as_such() {
+    with_lab(|lab| {
+        let pin = Pins::new(Path::new(BPFFS)).map(names::MAP_FLOW_V6);
+        fs::remove_file(&pin).unwrap();
+        let text = Inspection::read(Path::new(BPFFS)).unwrap_err().to_string();
+        assert!(text.starts_with(&pin.display().to_string()) && text.contains("ask again"), "{text}");
+        let text = lab.datapath.check_pins().unwrap_err().to_string();
+        assert!(text.starts_with(&pin.display().to_string()) && text.contains("takes a start"), "{text}");
+    });
+}
+
+#[test]
+fn pins_of_another_agents_maps_are_told_from_those_of_ones_own() {
+    with_lab(|lab| {
+        lab.datapath.check_pins().unwrap();
+        fs::remove_dir(Pins::new(Path::new(BPFFS)).version().join(names::LINK_DIR)).unwrap();
+        lab.datapath.check_pins().unwrap();
+        assert!(Pins::new(Path::new(BPFFS)).version().join(names::LINK_DIR).exists(), "folders are made again");
+        fs::remove_file(Pins::new(Path::new(BPFFS)).map(names::MAP_CONFIG)).unwrap();
+        drop(Datapath::open(Path::new(BPFFS)).unwrap());
+        assert!(lab.datapath.check_pins().is_err(), "another map is pinned there");
     });
 }

@@ -6,11 +6,13 @@ use std::process::Command;
 use std::time::Duration;
 
 use aya::programs::tc;
+use npl_agent::core::devices::Device;
 use npl_agent::core::model::Family;
 use npl_agent::core::redirect::Placement;
 use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
 use npl_testkit::tools;
+use npl_testkit::topology::Options;
 use npl_testkit::traffic::{self, Direction, Load, Request, Transfer};
 
 use super::programs::make_strange;
@@ -64,13 +66,9 @@ fn nothing_is_lost_while_programs_are_replaced() {
     assert_eq!(load.stop().failures, []);
 }
 
-#[test]
-fn device_that_comes_again_under_its_old_number_is_attached_afresh() {
-    let mut world = World::fresh(1);
-    world.assert_answers();
-    let ifindex = world.topology.client().uplink.ifindex().unwrap();
+/// The uplink is made anew, under the number that it had.
+fn make_uplink_anew(world: &World, ifindex: u32) {
     let client = world.client().name().to_owned();
-    world.node().ip("link del eth0").unwrap();
     world
         .node()
         .ip(&format!(
@@ -95,12 +93,52 @@ fn device_that_comes_again_under_its_old_number_is_attached_afresh() {
         .ip("route add default via 192.0.2.1 dev eth0\n\
              route add default via 2001:db8:0:1::1 dev eth0")
         .unwrap();
+}
+
+#[track_caller]
+fn assert_attached_afresh(world: &mut World) {
     let error = traffic::tcp_connect(world.client(), world.frontend()).unwrap_err();
     let kind = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
     assert_eq!(kind, Some(ErrorKind::ConnectionRefused), "without the programs, the host answers");
     let mut datapath = world.datapath.take().unwrap();
     world.attach(&mut datapath);
     world.assert_answers();
+}
+
+#[test]
+fn device_that_comes_again_under_its_old_number_is_attached_afresh() {
+    let mut world = World::fresh(1);
+    world.assert_answers();
+    let ifindex = world.topology.client().uplink.ifindex().unwrap();
+    world.node().ip("link del eth0").unwrap();
+    make_uplink_anew(&world, ifindex);
+    assert_attached_afresh(&mut world);
+}
+
+/// As a network card that a Pod is given, and another one that comes back from a Pod before the agent looks.
+#[test]
+fn device_that_takes_the_number_of_one_that_went_elsewhere_is_attached_afresh() {
+    let mut world = World::fresh(1);
+    world.assert_answers();
+    let ifindex = world.topology.client().uplink.ifindex().unwrap();
+    let elsewhere = world.run.netns("elsewhere").unwrap();
+    world.node().ip(&format!("link set eth0 name gone netns {}", elsewhere.name())).unwrap();
+    world.client().ip("link set eth0 name old").unwrap();
+    make_uplink_anew(&world, ifindex);
+    assert_attached_afresh(&mut world);
+}
+
+/// As names that change places while the agent looks at devices.
+#[test]
+fn device_whose_name_another_one_has_by_now_is_attached_by_its_number() {
+    let mut world = World::bare(1, Options::default());
+    world.node().ip("link add other type veth peer name other-end").unwrap();
+    let uplinks: Vec<_> =
+        world.uplinks().into_iter().map(|device| Device { name: "other".to_owned(), ..device }).collect();
+    world.install_on(&uplinks);
+    if world.datapath().hooks.mechanism() == "tcx" {
+        world.assert_answers();
+    }
 }
 
 #[test]

@@ -10,6 +10,7 @@ use std::process::Command;
 
 use aya::util::KernelVersion;
 use npl_agent::core::devices::Device;
+use npl_agent::core::redirect::Forwarding;
 use npl_agent::core::xdp::{Attach, Reason, plan};
 use npl_agent::datapath::cleanup::remove_everything;
 use npl_agent::datapath::pins::Direction;
@@ -220,7 +221,11 @@ fn network_card_translates_where_the_plan_is_the_agents_own() {
     world.topology.move_client_to("up0").unwrap();
     let all = world.node().block_on(netlink::interfaces()).unwrap().unwrap();
     let card = all.into_iter().find(|device| device.name == "up0").unwrap();
-    assert_eq!(plan(&card, Attach::Auto, preflight::has_xdp_frags()), Ok(Reason::SafeDriver), "{card:?}");
+    assert_eq!(
+        plan(&card, Attach::Auto, Forwarding::Stack, preflight::has_xdp_frags()),
+        Ok(Reason::SafeDriver),
+        "{card:?}"
+    );
     world.install_on(std::slice::from_ref(&card));
     let mut datapath = world.datapath.take().unwrap();
     match world.node().run(|| datapath.attach_xdp(&card)).unwrap() {

@@ -100,6 +100,29 @@ fn socket_that_turns_to_the_pod_itself_when_the_mapping_is_gone_is_shown_the_pod
 /// The port may be somebody else's by the time that a later Pod has the address.
 #[test]
 fn what_a_later_pod_with_the_address_sends_does_not_come_from_the_mapping_of_the_earlier_one() {
+    assert_later_pod_is_its_own(|world| {
+        world.datapath().purge_flows().unwrap();
+    });
+}
+
+/// What belonged to the mapping was not forgotten yet, and the later Pod has one of its own.
+#[test]
+fn what_a_later_pod_sends_is_its_own_where_an_agent_was_killed_in_between() {
+    assert_later_pod_is_its_own(|world| {
+        world.datapath = None;
+        let mut next = world.open();
+        assert!(next.mappings().unwrap().is_empty());
+        for pod_ip in world.pod().ips() {
+            let (frontend, backend) = mapping(Protocol::Udp, NODE_PORT + 5, (pod_ip, POD_PORT).into(), 2);
+            next.upsert_mapping(frontend, backend).unwrap();
+        }
+        world.datapath = Some(next);
+    });
+}
+
+/// Local clients talk to a Pod by its mapping, which goes; what the agent does then, and another Pod with the address.
+#[track_caller]
+fn assert_later_pod_is_its_own(agent: impl FnOnce(&mut World)) {
     let mut scene = Scene::new(1);
     let servers = scene.world.frontends();
     let sockets = servers.map(|server| scene.socket(scene.world.node(), server));
@@ -108,7 +131,7 @@ fn what_a_later_pod_with_the_address_sends_does_not_come_from_the_mapping_of_the
     for frontend in scene.world.datapath().mappings().unwrap().into_keys() {
         scene.world.datapath().remove_mapping(frontend).unwrap();
     }
-    scene.world.datapath().purge_flows().unwrap();
+    agent(&mut scene.world);
     let (pod, earlier) = scene.world.pods.remove(0);
     drop(earlier);
     for ((socket, pod_ip), (answer, _)) in sockets.iter().zip(pod.ips()).zip(asked) {

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+//! More Pods and uplinks than the tables of redirect have room for.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+
+use npl_agent::core::redirect::{Carries, Placement, PodWay, Way};
+use npl_common::direct::{MAX_PODS, MAX_UPLINKS};
+
+use crate::world::World;
+
+#[test]
+fn pods_of_one_family_that_find_no_room_keep_none_of_the_other_out() {
+    let mut world = World::new(1);
+    let devices = world.devices();
+    let of = |name: &str| devices.iter().find(|device| device.name == name).unwrap().ifindex;
+    let (uplink, pods) = (of(world.topology.client().uplink.name()), of(world.pod().host_device.name()));
+    let way = PodWay { ifindex: pods, way: Way::Peer, mtu: 1500 };
+    let v4 = |number| IpAddr::from(Ipv4Addr::from_bits(0x0a63_0000 + number));
+    let v6: IpAddr = "fd00::99".parse().unwrap();
+    let placement = Placement {
+        devices: BTreeMap::from([(uplink, Carries::DirectUplink), (pods, Carries::Pods)]),
+        pods: (0..=MAX_PODS).map(v4).chain([v6]).map(|addr| (addr, way)).collect(),
+    };
+    let mut datapath = world.datapath.take().unwrap();
+    let errors = world.node().run(|| datapath.attach(&devices, &placement)).unwrap();
+    assert_eq!(errors.len(), 1, "{errors:?}");
+    let redirected = datapath.redirected().unwrap();
+    assert!(redirected.contains_key(&v6) && redirected.len() == MAX_PODS as usize + 1, "{}", redirected.len());
+    world.assert_answers();
+}
+
+/// What leaves by the one that found no room would take the stack, and its requests not.
+#[test]
+fn uplinks_that_find_no_room_leave_all_packets_to_the_stack() {
+    let mut world = World::new(1);
+    let pod = world.pod().host_device.ifindex().unwrap();
+    let mut datapath = world.datapath.take().unwrap();
+    let way = PodWay { ifindex: pod, way: Way::Peer, mtu: 1500 };
+    let mut devices = world.devices();
+    let mut wanted = BTreeMap::from([(world.uplinks()[0].ifindex, Carries::DirectUplink), (pod, Carries::Pods)]);
+    let pods = BTreeMap::from([(world.pod().ips()[0], way)]);
+    let mut attach = |devices: &[_], wanted: &BTreeMap<_, _>| {
+        let placement = Placement { devices: wanted.clone(), pods: pods.clone() };
+        world.node().run(|| datapath.attach(devices, &placement)).unwrap()
+    };
+    assert!(attach(&devices, &wanted).is_empty());
+    let lines: Vec<String> =
+        (0..MAX_UPLINKS / 2).map(|number| format!("link add up{number} type veth peer name up{number}-end")).collect();
+    world.node().ip(&lines.join("\n")).unwrap();
+    devices = world.devices();
+    let others = devices.iter().filter(|device| device.name.starts_with("up"));
+    wanted.extend(others.map(|device| (device.ifindex, Carries::DirectUplink)));
+    let errors = attach(&devices, &wanted);
+    assert_eq!(errors.len(), 1, "{errors:?}");
+    assert!(datapath.redirected().unwrap().is_empty());
+    world.assert_answers();
+}
