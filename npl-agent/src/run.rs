@@ -108,7 +108,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         let recorder = Recorder::new(client, &node_name, metrics.clone());
         let (problems, seen_problems) = latest::channel(Vec::new());
         let listeners = Listeners { metrics, health: health.clone(), problems };
-        let uplinks = Uplinks::new(devices, forwarding, attach);
+        let uplinks = Uplinks::new(devices, forwarding, attach, guard);
         let reconciler = Reconciler::new(State::new(settings), executor, uplinks, listeners, resync);
         tokio::select! {
             ended = reconciler.run(changes, network) => { ended?; retire(&bpffs, &health).await?; stand_by(&health).await }
