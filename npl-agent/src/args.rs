@@ -102,8 +102,9 @@ pub struct RunArgs {
     #[arg(long, env = "NPL_CGROUP", value_name = "auto|none|DIRECTORY", default_value = "auto")]
     pub cgroup: String,
 
-    /// Whether an nftables table of its own keeps the Node from masquerading replies whose connection it has forgotten;
-    /// "auto" where somebody translates the sources of what leaves.
+    /// Whether an nftables table of its own keeps the Node from masquerading replies whose connection it has forgotten, and
+    /// sets the mark by which rules lead replies back to where requests came in; "auto" where somebody translates the sources
+    /// of what leaves, or has such rules.
     #[arg(long, env = "NPL_NFT_GUARD", value_name = "auto|on|off", default_value = "auto")]
     pub nft_guard: String,
 

@@ -64,7 +64,8 @@ pub struct Executor {
     /// Programs and maps.
     pub datapath: Datapath,
     reservations: Reservations,
-    guard: Guard,
+    /// Its table follows mappings, rules and routes, not ops.
+    pub guard: Guard,
     writes: Writes,
     failures: BTreeMap<Subject, u32>,
 }

@@ -24,7 +24,12 @@ const SYSCTLS: &str = "/proc/sys";
 
 /// Looks at everything once.
 pub async fn gather(args: &ViewArgs) -> Facts {
-    let devices = netlink::interfaces().await.map_err(|error| ErrorChain(&error).to_string());
+    let network = netlink::interfaces_and_routing().await.map_err(|error| ErrorChain(&error).to_string());
+    let (devices, routing) = match network {
+        Ok((devices, routing)) => (Ok(devices), Ok(routing)),
+        Err(reason) => (Err(reason.clone()), Err(reason)),
+    };
+    let held = guard::held().map_err(|error| unreadable(&error));
     let datapath = Inspection::read(&args.bpffs).map(|inspection| datapath(&inspection));
     Facts {
         kernel: preflight::kernel_facts(),
@@ -37,8 +42,17 @@ pub async fn gather(args: &ViewArgs) -> Facts {
         cgroup: cgroup::hierarchy().map(|path| path.display().to_string()),
         sysctls: sysctls(devices.as_deref().unwrap_or_default()),
         devices,
-        masquerading: guard::look().map_err(|error| format!("nftables cannot be read: {error}")),
+        routing,
+        masquerading: held
+            .as_ref()
+            .map_err(Clone::clone)
+            .and_then(|held| guard::look(held).map_err(|error| unreadable(&error))),
+        markings: held.map(|held| held.markings),
     }
+}
+
+fn unreadable(error: &io::Error) -> String {
+    format!("nftables cannot be read: {error}")
 }
 
 fn datapath(inspection: &Inspection) -> Datapath {
@@ -57,6 +71,7 @@ fn datapath(inspection: &Inspection) -> Datapath {
         socket_hooks: inspection.socket_hooks.clone(),
         port_range: inspection.config.and_then(port_range),
         mappings,
+        pods: inspection.mappings.iter().map(|mapping| mapping.backend.pod_ip).collect(),
     }
 }
 

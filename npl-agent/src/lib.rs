@@ -23,6 +23,7 @@ pub mod memory;
 pub mod metrics;
 pub mod netlink;
 pub mod reconciler;
+pub mod returns;
 pub mod run;
 pub mod sockets;
 pub mod sweeper;

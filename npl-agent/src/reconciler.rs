@@ -345,6 +345,7 @@ impl Reconciler {
         };
         let now = self.now();
         let coverage = self.uplinks.apply(&mut self.executor.datapath, survey, &self.node_ips, now)?;
+        self.executor.guard.mark(self.uplinks.markings());
         if let Some(at) = self.uplinks.next_deadline() {
             self.look_at_network_by(self.instant(at));
         }

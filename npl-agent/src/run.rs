@@ -108,7 +108,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         let recorder = Recorder::new(client, &node_name, metrics.clone());
         let (problems, seen_problems) = latest::channel(Vec::new());
         let listeners = Listeners { metrics, health: health.clone(), problems };
-        let places = Places { uplinks: Uplinks::new(devices, forwarding, attach), clients };
+        let places = Places { uplinks: Uplinks::new(devices, forwarding, attach, guard), clients };
         let reconciler = Reconciler::new(State::new(settings), executor, places, listeners, resync);
         tokio::select! {
             ended = reconciler.run(changes, network) => { ended?; retire(&bpffs, &health).await?; stand_by(&health).await }

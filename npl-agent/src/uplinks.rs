@@ -15,10 +15,13 @@ use crate::{
         fittings::Fittings,
         model::Moment,
         redirect::{Carries, Forwarding, Placement, PodWay, Refusal, Route, ways_to_pods},
+        returns::Marking,
         xdp::{self, Attach},
     },
     datapath::{Datapath, DatapathError, preflight},
+    guard::GuardMode,
     netlink::{self, NetlinkError, Onlooker, Survey, Surveying},
+    returns::Returns,
 };
 
 /// Whether requests are translated by XDP, and why.
@@ -36,8 +39,8 @@ pub struct Uplinks {
     is_strict: bool,
     /// Whether it forgets offloaded ones too soon.
     is_forgetful: bool,
-    /// Whether there are Pods whose replies may leave by another interface than their requests came in by.
-    is_routed_apart: bool,
+    /// By which interfaces replies leave.
+    returns: Returns,
     told_errors: Vec<String>,
     /// How many of the Node's addresses found no room.
     left_out: usize,
@@ -81,7 +84,7 @@ pub struct Coverage {
 
 impl Uplinks {
     /// Nothing decided yet.
-    pub fn new(selection: DeviceSelection, forwarding: Forwarding, attach: Attach) -> Self {
+    pub fn new(selection: DeviceSelection, forwarding: Forwarding, attach: Attach, guard: GuardMode) -> Self {
         Self {
             selection,
             forwarding,
@@ -90,7 +93,7 @@ impl Uplinks {
             pods: BTreeSet::new(),
             is_strict: false,
             is_forgetful: false,
-            is_routed_apart: false,
+            returns: Returns::new(forwarding, guard),
             told_errors: Vec::new(),
             left_out: 0,
             attach,
@@ -99,6 +102,11 @@ impl Uplinks {
             absent_devices: Absences::default(),
             refused: BTreeMap::new(),
         }
+    }
+
+    /// Which connections are to be marked, so that replies leave where requests came in.
+    pub const fn markings(&self) -> &BTreeSet<Marking> {
+        self.returns.markings()
     }
 
     /// Whether mappings lead to other Pods than when the devices were last looked at, and that makes a difference.
@@ -144,12 +152,11 @@ impl Uplinks {
     pub fn apply(
         &mut self,
         datapath: &mut Datapath,
-        Survey { pods, routes, devices, routed_apart, fittings }: Survey,
+        Survey { pods, routes, devices, routing, fittings }: Survey,
         node_ips: &[IpAddr],
         now: Moment,
     ) -> Result<Coverage, DatapathError> {
         self.pods = pods;
-        self.tell_routed_apart(&(&datapath.pod_addresses() & &routed_apart));
         let devices = devices.as_slice();
         self.set_local_addresses(datapath, devices, node_ips, now)?;
         let decided = self.decide(datapath, devices, node_ips, now);
@@ -157,6 +164,8 @@ impl Uplinks {
         self.decided = decided;
         let is_chosen = |device: &Device| matches!(self.decided.get(&device.name), Some(Ok(_)));
         let chosen: Vec<&Device> = devices.iter().filter(|device| is_chosen(device)).collect();
+        let uplinks = chosen.iter().map(|device| device.ifindex).collect();
+        self.returns.take_in(routing.ways_back(devices, &uplinks), &datapath.pod_addresses());
         let placement = self.placement(devices, &chosen, &routes, &fittings);
         let mut places: BTreeMap<u32, Place> =
             chosen.iter().map(|device| (device.ifindex, self.place_of(device))).collect();
@@ -265,20 +274,6 @@ impl Uplinks {
             );
         }
         self.is_forgetful = is_forgetful;
-    }
-
-    /// What is redirected has its way back asked for the Node's address, and not for the Pod's.
-    fn tell_routed_apart(&mut self, pods: &BTreeSet<IpAddr>) {
-        let first = pods.first().filter(|_| self.forwarding != Forwarding::Redirect);
-        if let Some(pod_ip) = first.filter(|_| !self.is_routed_apart) {
-            warn!(
-                count = pods.len(),
-                %pod_ip,
-                "rules route packets of Pods by tables of their own: unless connections are marked, replies leave by other \
-                 interfaces than their requests came in by; see \"Beside the rules of others\" in docs/datapath.md"
-            );
-        }
-        self.is_routed_apart = first.is_some();
     }
 
     fn tell_ways(&self, new: &BTreeMap<IpAddr, Result<PodWay, Refusal>>) {

@@ -14,11 +14,16 @@ use crate::{
     args::{OutputFormat, ViewArgs},
     core::{
         devices::{Device, DeviceSelection, choose},
+        returns::Marking,
         xdp::Reason,
     },
     datapath::{inspect::Inspection, pins::Direction, preflight},
-    guard, lock, netlink,
+    guard::{self, Held},
+    lock, netlink,
 };
+
+/// In the place of a device's name.
+const GONE: &str = "(gone)";
 
 /// The datapath's state as it is shown.
 #[derive(Debug, Serialize)]
@@ -48,6 +53,8 @@ struct Shown {
     flows: usize,
     /// How many ends of mappings are guarded from masquerading; nothing where there is no guard.
     guarded_endpoints: Option<usize>,
+    /// Which connections to mappings are marked, so that replies leave where requests came in.
+    connection_marks: Vec<String>,
     /// Why that cannot be told.
     guard_refusal: Option<String>,
     /// The names of the pinned programs, by their build.
@@ -87,7 +94,7 @@ struct RefusingDevice {
 pub async fn show(args: &ViewArgs) -> anyhow::Result<()> {
     let inspection = Inspection::read(&args.bpffs)?;
     let devices = netlink::interfaces().await?;
-    let shown = Shown::new(&inspection, &devices, guard::guarded());
+    let shown = Shown::new(&inspection, &devices, guard::held());
     match args.output {
         OutputFormat::Json => print_json(&shown),
         OutputFormat::Table => print(&as_text(&shown, &inspection)),
@@ -95,10 +102,16 @@ pub async fn show(args: &ViewArgs) -> anyhow::Result<()> {
 }
 
 impl Shown {
-    fn new(inspection: &Inspection, devices: &[Device], guarded: io::Result<Option<usize>>) -> Self {
+    fn new(inspection: &Inspection, devices: &[Device], held: io::Result<Held>) -> Self {
         let name = |ifindex: u32| devices.iter().find(|device| device.ifindex == ifindex).map(|it| it.name.clone());
         let leads_to_pods = |ifindex| inspection.redirected.values().any(|way| way.ifindex == ifindex);
         let config = inspection.config.filter(|config| config.abi != 0);
+        let guard_refusal = held.as_ref().err().map(ToString::to_string);
+        let held = held.unwrap_or_default();
+        let marked = |it: &Marking| {
+            let device = name(it.ifindex).unwrap_or_else(|| GONE.to_owned());
+            format!("{} by {device}: {}", it.family, it.mark)
+        };
         Self {
             agent_running: lock::is_taken(),
             installed: inspection.is_installed,
@@ -110,7 +123,7 @@ impl Shown {
                 .links
                 .iter()
                 .map(|(ifindex, directions)| ShownDevice {
-                    name: name(*ifindex).unwrap_or_else(|| "(gone)".to_owned()),
+                    name: name(*ifindex).unwrap_or_else(|| GONE.to_owned()),
                     ifindex: *ifindex,
                     attached: directions.iter().map(|direction| direction.as_str()).collect(),
                     leads_to_pods: leads_to_pods(*ifindex),
@@ -128,8 +141,9 @@ impl Shown {
             mappings: inspection.mappings.len(),
             restricted_mappings: inspection.mappings.iter().filter(|it| it.sources.is_restricted()).count(),
             flows: inspection.flows,
-            guard_refusal: guarded.as_ref().err().map(ToString::to_string),
-            guarded_endpoints: guarded.unwrap_or_default(),
+            guard_refusal,
+            guarded_endpoints: held.guarded,
+            connection_marks: held.markings.iter().map(marked).collect(),
             programs: inspection.programs.clone(),
             reasons: inspection.reasons.iter().map(|(reason, count)| (reason.name(), *count)).collect(),
         }
@@ -202,13 +216,19 @@ fn forwarding(shown: &Shown) -> String {
     format!("{how} to {pods} Pod addresses by {devices} devices; by the host's stack to all others")
 }
 
-/// What keeps replies from being masqueraded.
+/// What keeps replies from being masqueraded, and has them leave where requests came in.
 fn guard_of(shown: &Shown) -> String {
-    match (shown.guarded_endpoints, &shown.guard_refusal) {
-        (Some(count), _) => format!("nftables table {}, endpoints: {count}", guard::TABLE),
-        (None, Some(refusal)) => format!("nftables cannot be read: {refusal}"),
-        (None, None) => "none: see --nft-guard".to_owned(),
+    if let Some(refusal) = &shown.guard_refusal {
+        return format!("nftables cannot be read: {refusal}");
     }
+    let endpoints = shown.guarded_endpoints.map(|count| format!("endpoints: {count}"));
+    let marks = Some(&shown.connection_marks).filter(|all| !all.is_empty());
+    let does: Vec<String> =
+        endpoints.into_iter().chain(marks.map(|all| format!("marks connections of {}", all.join(", ")))).collect();
+    if does.is_empty() {
+        return "none: see --nft-guard".to_owned();
+    }
+    format!("nftables table {}, {}", guard::TABLE, does.join("; "))
 }
 
 /// Clients on the Node itself and in its Pods.

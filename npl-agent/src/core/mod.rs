@@ -37,6 +37,7 @@ mod publish;
 pub mod range;
 pub mod redirect;
 pub mod report;
+pub mod returns;
 pub mod select;
 pub mod settings;
 pub mod snapshot;

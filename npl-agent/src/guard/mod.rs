@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Keeps the Node from masquerading replies whose connection it has forgotten.
+//! Keeps replies what they are, and has them leave where their requests came in, beside rules of others.
 //!
 //! To connection tracking, a request arrives for the Pod itself, and a reply is never translated. Once it has forgotten the
 //! connection, the Pod's next packet opens another one, from the Pod to the client, and a rule that masquerades what Pods
 //! send outside takes it: it leaves with a port that no client knows. A table of ours decides ahead of such rules that what
 //! comes from a mapping's end keeps its source. See design note 15.
+//!
+//! Where a CNI marks connections that come for the Node, so that replies of Pods with routes of their own leave by the
+//! Node's, it does not see that a request came for the Node. A second chain sets that mark. See design note 21.
 
+mod rules;
 mod table;
 mod uapi;
 mod wire;
@@ -20,11 +24,15 @@ use std::{
 
 use tracing::{info, warn};
 
-use self::{table::Endpoint, wire::Connection};
+use self::{
+    table::{Content, Endpoint},
+    wire::Connection,
+};
 use crate::core::{
     doctor::Masquerading,
     model::{Backend, Frontend},
     op::Op,
+    returns::Marking,
 };
 
 /// After a refusal of the kernel.
@@ -35,7 +43,7 @@ const LEGACY_TABLES: [&str; 2] = ["/proc/thread-self/net/ip_tables_names", "/pro
 /// Whether there is a guard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum GuardMode {
-    /// Where somebody translates the sources of what leaves.
+    /// Where somebody translates the sources of what leaves, or a mark leads replies back.
     #[default]
     Auto,
     /// Always.
@@ -58,13 +66,16 @@ enum News {
     All(BTreeMap<Frontend, Endpoint>),
     /// One that is new, or gone.
     One(Frontend, Option<Endpoint>),
+    /// Which connections are to be marked.
+    Markings(BTreeSet<Marking>),
 }
 
 impl Guard {
     /// Starts it; what is there is compared with what should be every `resync`.
     pub fn start(mode: GuardMode, resync: Duration) -> Self {
         let (news, heard) = mpsc::channel();
-        let keeper = Keeper { mode, led: BTreeMap::new(), held: None, was_needed: false, has_failed: false };
+        let keeper =
+            Keeper { mode, led: BTreeMap::new(), markings: None, held: None, was_needed: false, has_failed: false };
         let thread = thread::Builder::new().name("guard".to_owned()).spawn(move || keeper.run(&heard, resync));
         if let Err(error) = &thread {
             warn!(err = %error, "no thread for the guard: replies of forgotten connections may be masqueraded");
@@ -87,6 +98,11 @@ impl Guard {
             Op::RemoveMapping(frontend) => self.tell(News::One(*frontend, None)),
             Op::Reserve(..) | Op::AllowSources(..) | Op::WritePod { .. } | Op::ForgetSources(..) | Op::Release(_) => {}
         }
+    }
+
+    /// Takes in which connections are to be marked. Until this is known, those that are marked stay so.
+    pub fn mark(&self, markings: &BTreeSet<Marking>) {
+        self.tell(News::Markings(markings.clone()));
     }
 
     fn tell(&self, news: News) {
@@ -116,28 +132,39 @@ pub fn remove() -> io::Result<bool> {
     table::remove(&Connection::open()?)
 }
 
-/// How many endpoints are guarded; nothing where there is no guard, or where somebody took a part of it away.
-///
-/// # Errors
-///
-/// The kernel's refusal.
-pub fn guarded() -> io::Result<Option<usize>> {
-    let read = Connection::open().and_then(|connection| table::read(&connection));
-    Ok(table::if_known(read)?.flatten().map(|endpoints| endpoints.len()))
+/// What a guard's table does, as the kernel has it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Held {
+    /// How many endpoints are guarded from masquerading; nothing where none is, or where somebody took a part away.
+    pub guarded: Option<usize>,
+    /// Which connections are marked.
+    pub markings: BTreeSet<Marking>,
 }
 
-/// What a guard would have to do here, and with what.
+/// What is there.
 ///
 /// # Errors
 ///
 /// The kernel's refusal.
-pub fn look() -> io::Result<Masquerading> {
+pub fn held() -> io::Result<Held> {
+    let read = Connection::open().and_then(|connection| table::read(&connection));
+    let Some(Content { endpoints, keeps_sources, markings }) = table::if_known(read)?.flatten() else {
+        return Ok(Held::default());
+    };
+    Ok(Held { guarded: keeps_sources.then_some(endpoints.len()), markings })
+}
+
+/// What a guard would have to do here against masquerading, and with what.
+///
+/// # Errors
+///
+/// The kernel's refusal.
+pub fn look(held: &Held) -> io::Result<Masquerading> {
     let others = table::others_translate()?;
-    let guarded = guarded()?;
     Ok(Masquerading {
         has_nftables: others.is_some(),
         is_done: has_legacy_nat() || others.unwrap_or_default(),
-        guarded,
+        guarded: held.guarded,
     })
 }
 
@@ -149,9 +176,11 @@ const fn endpoint(frontend: Frontend, backend: &Backend) -> Endpoint {
 struct Keeper {
     mode: GuardMode,
     led: BTreeMap<Frontend, Endpoint>,
+    /// Nothing until somebody has looked.
+    markings: Option<BTreeSet<Marking>>,
     /// What is in the table; nothing while there is none.
-    held: Option<BTreeSet<Endpoint>>,
-    /// Whether it was needed when that was last looked at.
+    held: Option<Content>,
+    /// Whether it was needed against masquerading when that was last looked at.
     was_needed: bool,
     /// Whether the last attempt failed, which has been said.
     has_failed: bool,
@@ -166,8 +195,9 @@ impl Keeper {
         loop {
             let result = match news.recv_timeout(due.saturating_duration_since(Instant::now())) {
                 Ok(first) => {
+                    let former = self.markings.clone();
                     std::iter::once(first).chain(news.try_iter()).for_each(|news| self.take_in(news));
-                    self.follow()
+                    if self.markings == former { self.follow() } else { self.verify() }
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     due = Instant::now() + resync;
@@ -179,7 +209,11 @@ impl Keeper {
                 self.held = None;
                 due = due.min(Instant::now() + AGAIN);
                 if !self.has_failed {
-                    warn!(%err, "the nftables guard cannot be kept; replies of forgotten connections may be masqueraded");
+                    warn!(
+                        %err,
+                        "the nftables guard cannot be kept; replies of forgotten connections may be masqueraded, and those \
+                         of Pods with routes of their own may leave by other interfaces"
+                    );
                 }
             }
             self.has_failed = result.is_err();
@@ -191,18 +225,19 @@ impl Keeper {
             News::All(led) => self.led = led,
             News::One(frontend, Some(endpoint)) => drop(self.led.insert(frontend, endpoint)),
             News::One(frontend, None) => drop(self.led.remove(&frontend)),
+            News::Markings(markings) => self.markings = Some(markings),
         }
     }
 
-    fn wanted(&self) -> BTreeSet<Endpoint> {
+    fn endpoints(&self) -> BTreeSet<Endpoint> {
         self.led.values().copied().collect()
     }
 
     fn follow(&mut self) -> io::Result<()> {
-        let wanted = self.wanted();
-        let Some(held) = self.held.as_ref().filter(|held| **held != wanted) else { return Ok(()) };
-        table::update(&Connection::open()?, &(&wanted - held), &(held - &wanted))?;
-        self.held = Some(wanted);
+        let wanted = self.endpoints();
+        let Some(held) = self.held.as_mut().filter(|held| held.endpoints != wanted) else { return Ok(()) };
+        table::update(&Connection::open()?, &(&wanted - &held.endpoints), &(&held.endpoints - &wanted))?;
+        held.endpoints = wanted;
         Ok(())
     }
 
@@ -211,25 +246,42 @@ impl Keeper {
         let connection = Connection::open()?;
         let is_needed = self.is_needed()?;
         // Of a list that others change meanwhile, something may be missing: once is not enough.
-        if std::mem::replace(&mut self.was_needed, is_needed) && !is_needed {
-            return Ok(());
-        }
-        if !is_needed {
-            if table::remove(&connection)? {
-                info!("nobody translates what leaves; the nftables guard is taken away");
+        let keeps_sources = std::mem::replace(&mut self.was_needed, is_needed) || is_needed;
+        let found = table::if_known(table::read(&connection))?.flatten();
+        let markings = match (&self.markings, &found) {
+            (_, _) if self.mode == GuardMode::Off => BTreeSet::new(),
+            (Some(wanted), _) => wanted.clone(),
+            (None, found) => found.as_ref().map(|it| it.markings.clone()).unwrap_or_default(),
+        };
+        if !keeps_sources && markings.is_empty() {
+            if table::if_known(table::remove(&connection))?.unwrap_or_default() {
+                info!("nothing is to be guarded or marked; nftables table {TABLE} is taken away");
             }
             self.held = None;
             return Ok(());
         }
-        let wanted = self.wanted();
-        if table::read(&connection)?.as_ref() != Some(&wanted) {
+        let wanted = Content { endpoints: self.endpoints(), keeps_sources, markings };
+        if found.as_ref() != Some(&wanted) {
             table::replace(&connection, &wanted)?;
-            if self.held.is_none() {
-                info!(endpoints = wanted.len(), "replies are guarded from masquerading: nftables table inet npl");
-            }
+            self.tell(&wanted);
         }
         self.held = Some(wanted);
         Ok(())
+    }
+
+    /// Tells what has begun.
+    fn tell(&self, wanted: &Content) {
+        let endpoints = wanted.endpoints.len();
+        if wanted.keeps_sources && !self.held.as_ref().is_some_and(|held| held.keeps_sources) {
+            info!(endpoints, "replies are guarded from masquerading: nftables table inet npl");
+        }
+        let is_told = self.held.as_ref().is_some_and(|held| held.markings == wanted.markings);
+        if let Some(first) = wanted.markings.first().filter(|_| !is_told) {
+            info!(
+                mark = %first.mark,
+                "connections to mappings are marked, so that replies leave where requests came in: nftables table inet npl"
+            );
+        }
     }
 
     fn is_needed(&self) -> io::Result<bool> {

@@ -6,15 +6,16 @@ use std::{collections::BTreeSet, io, net::IpAddr, ops::ControlFlow};
 use rtnetlink::packet_core::DefaultNla;
 
 use super::{
-    uapi::{self, attribute, expression, key_type, message, value},
+    rules::{self, SHAPES, Shape},
+    uapi::{self, attribute, key_type, message},
     wire::{Connection, Message, attributes, bytes, find, nest, number, text},
 };
-use crate::core::model::{Family, Protocol};
+use crate::core::{
+    model::{Family, Protocol},
+    returns::Marking,
+};
 
 pub(super) const TABLE: &str = "npl";
-const CHAIN: &str = "replies";
-/// Ahead of everybody's `srcnat`, which is 100.
-const PRIORITY: i32 = 99;
 /// Elements in one message: an attribute has 65 535 bytes at most.
 const TOGETHER: usize = 1000;
 
@@ -27,38 +28,29 @@ pub(super) struct Endpoint {
     pub(super) port: u16,
 }
 
-/// How a family's addresses lie in headers and sets.
-#[derive(Debug)]
-struct Shape {
-    family: Family,
-    set: &'static str,
-    nfproto: u8,
-    /// Offset of the source address in the header.
-    source: u32,
-    /// Bytes of an address.
-    length: u32,
-    key_type: u32,
+/// What is in the table.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Content {
+    /// Ends of mappings, which the chains ask for.
+    pub(super) endpoints: BTreeSet<Endpoint>,
+    /// Whether what comes from them keeps its source.
+    pub(super) keeps_sources: bool,
+    /// Which connections to them are marked.
+    pub(super) markings: BTreeSet<Marking>,
 }
 
-const V4: Shape = Shape {
-    family: Family::V4,
-    set: "endpoints_v4",
-    nfproto: uapi::NFPROTO_IPV4,
-    source: 12,
-    length: 4,
-    key_type: key_type::IPV4_ADDRESS,
-};
+/// A chain at a hook.
+struct Chain {
+    name: &'static str,
+    kind: &'static str,
+    hook: u32,
+    priority: i32,
+}
 
-const V6: Shape = Shape {
-    family: Family::V6,
-    set: "endpoints_v6",
-    nfproto: uapi::NFPROTO_IPV6,
-    source: 8,
-    length: 16,
-    key_type: key_type::IPV6_ADDRESS,
-};
-
-const SHAPES: [&Shape; 2] = [&V4, &V6];
+/// Ahead of everybody's `srcnat`, which is 100.
+const REPLIES: Chain = Chain { name: "replies", kind: "nat", hook: uapi::POST_ROUTING, priority: 99 };
+/// `mangle`, behind connection tracking and ahead of routing.
+const REQUESTS: Chain = Chain { name: "requests", kind: "filter", hook: uapi::PRE_ROUTING, priority: -150 };
 
 impl Endpoint {
     /// Address, protocol and port, each of which takes whole words.
@@ -83,17 +75,23 @@ impl Endpoint {
     }
 }
 
-/// Makes the table with these endpoints, in the place of one that may be there.
-pub(super) fn replace(connection: &Connection, endpoints: &BTreeSet<Endpoint>) -> io::Result<()> {
+/// Makes the table with this content, in the place of one that may be there.
+pub(super) fn replace(connection: &Connection, content: &Content) -> io::Result<()> {
     let table = |command| Message::new(command, vec![text(attribute::TABLE, TABLE)]);
     // To be deleted, it has to be there.
     let anew = [table(message::NEW_TABLE), table(message::DEL_TABLE), table(message::NEW_TABLE)];
     let mut commands = Vec::from(anew);
     commands.extend((1..).zip(SHAPES).map(|(id, shape)| new_set(id, shape)));
-    commands.push(new_chain());
-    commands.extend(SHAPES.map(new_rule));
+    if content.keeps_sources {
+        commands.push(new_chain(&REPLIES));
+        commands.extend(SHAPES.map(|shape| new_rule(&REPLIES, &rules::keeps_source(shape))));
+    }
+    if !content.markings.is_empty() {
+        commands.push(new_chain(&REQUESTS));
+        commands.extend(content.markings.iter().map(|marking| new_rule(&REQUESTS, &rules::marks(marking))));
+    }
     connection.commit(commands)?;
-    update(connection, endpoints, &BTreeSet::new())
+    update(connection, &content.endpoints, &BTreeSet::new())
 }
 
 /// Adds some endpoints and takes others out.
@@ -109,8 +107,8 @@ pub(super) fn remove(connection: &Connection) -> io::Result<bool> {
     if_there(removed).map(|removed| removed.is_some())
 }
 
-/// The endpoints in the table; nothing if it is not there, or not whole.
-pub(super) fn read(connection: &Connection) -> io::Result<Option<BTreeSet<Endpoint>>> {
+/// What is in the table; nothing if it is not there, or not whole.
+pub(super) fn read(connection: &Connection) -> io::Result<Option<Content>> {
     let mut endpoints = BTreeSet::new();
     for shape in SHAPES {
         let set = vec![text(attribute::TABLE, TABLE), text(attribute::ELEMENTS_SET, shape.set)];
@@ -124,14 +122,22 @@ pub(super) fn read(connection: &Connection) -> io::Result<Option<BTreeSet<Endpoi
             return Ok(None);
         }
     }
-    let mut rules = 0;
-    let chain = vec![text(attribute::TABLE, TABLE), text(attribute::RULE_CHAIN, CHAIN)];
-    let listed = connection.list(Message::new(message::GET_RULE, chain), |_| {
-        rules += 1;
+    let (mut kept, mut markings) = (0, Vec::new());
+    list_rules(connection, &REPLIES, |_| kept += 1)?;
+    list_rules(connection, &REQUESTS, |rule| markings.push(rules::read_marking(rule)))?;
+    let Some(markings) = markings.into_iter().collect() else { return Ok(None) };
+    let is_whole = kept == 0 || kept == SHAPES.len();
+    Ok(is_whole.then_some(Content { endpoints, keeps_sources: kept > 0, markings }))
+}
+
+/// Of a chain that is not there, there are none.
+fn list_rules(connection: &Connection, chain: &Chain, mut on_rule: impl FnMut(&[u8])) -> io::Result<()> {
+    let of_chain = vec![text(attribute::TABLE, TABLE), text(attribute::RULE_CHAIN, chain.name)];
+    let listed = connection.list(Message::new(message::GET_RULE, of_chain), |rule| {
+        on_rule(rule);
         ControlFlow::Continue(())
     });
-    let is_whole = if_there(listed)?.is_some() && rules == SHAPES.len();
-    Ok(is_whole.then_some(endpoints))
+    if_there(listed).map(drop)
 }
 
 /// Whether anybody else translates the sources of packets that leave; nothing where the kernel has no nftables. Of ten
@@ -178,49 +184,21 @@ fn new_set(id: u32, shape: &Shape) -> Message {
     Message::new(message::NEW_SET, attributes)
 }
 
-fn new_chain() -> Message {
-    let priority = bytes(attribute::HOOK_PRIORITY, &PRIORITY.to_be_bytes());
+fn new_chain(chain: &Chain) -> Message {
+    let priority = bytes(attribute::HOOK_PRIORITY, &chain.priority.to_be_bytes());
     let attributes = vec![
         text(attribute::TABLE, TABLE),
-        text(attribute::CHAIN_NAME, CHAIN),
-        nest(attribute::CHAIN_HOOK, &[number(attribute::HOOK_NUMBER, uapi::POST_ROUTING), priority]),
+        text(attribute::CHAIN_NAME, chain.name),
+        nest(attribute::CHAIN_HOOK, &[number(attribute::HOOK_NUMBER, chain.hook), priority]),
         number(attribute::CHAIN_POLICY, uapi::ACCEPT),
-        text(attribute::CHAIN_TYPE, "nat"),
+        text(attribute::CHAIN_TYPE, chain.kind),
     ];
     Message::new(message::NEW_CHAIN, attributes)
 }
 
-/// `ip saddr . meta l4proto . th sport @endpoints_v4 snat ip to ip saddr`, and the same of IPv6.
-fn new_rule(shape: &Shape) -> Message {
-    use expression as of;
-    let expression =
-        |name, data: &[DefaultNla]| nest(attribute::IN_LIST, &[text(of::NAME, name), nest(of::DATA, data)]);
-    let meta = |to, key| expression("meta", &[number(of::META_TO, to), number(of::META_KEY, key)]);
-    let payload = |to, base, offset, length| {
-        let (to, base) = (number(of::PAYLOAD_TO, to), number(of::PAYLOAD_BASE, base));
-        expression("payload", &[to, base, number(of::PAYLOAD_OFFSET, offset), number(of::PAYLOAD_LENGTH, length)])
-    };
-    let source = || payload(value::REGISTER, value::NETWORK_HEADER, shape.source, shape.length);
-    let behind = value::REGISTER + shape.length / 4;
-    let family = nest(of::COMPARED_WITH, &[bytes(attribute::DATA_VALUE, &[shape.nfproto])]);
-    let is_equal = [number(of::COMPARED, value::REGISTER), number(of::COMPARED_HOW, value::EQUAL), family];
-    let translation = [
-        number(of::NAT_TYPE, value::SOURCE_NAT),
-        number(of::NAT_FAMILY, shape.nfproto.into()),
-        number(of::NAT_ADDRESS, value::REGISTER),
-    ];
-    let expressions = [
-        meta(value::REGISTER, value::META_NFPROTO),
-        expression("cmp", &is_equal),
-        source(),
-        meta(behind, value::META_L4PROTO),
-        payload(behind + 1, value::TRANSPORT_HEADER, 0, 2),
-        expression("lookup", &[text(of::LOOKUP_SET, shape.set), number(of::LOOKUP_KEY, value::REGISTER)]),
-        source(),
-        expression("nat", &translation),
-    ];
-    let chain = [text(attribute::TABLE, TABLE), text(attribute::RULE_CHAIN, CHAIN)];
-    let attributes = chain.into_iter().chain([nest(attribute::RULE_EXPRESSIONS, &expressions)]);
+fn new_rule(chain: &Chain, expressions: &[DefaultNla]) -> Message {
+    let of_chain = [text(attribute::TABLE, TABLE), text(attribute::RULE_CHAIN, chain.name)];
+    let attributes = of_chain.into_iter().chain([nest(attribute::RULE_EXPRESSIONS, expressions)]);
     Message::new(message::NEW_RULE, attributes.collect())
 }
 

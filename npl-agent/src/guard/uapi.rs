@@ -10,6 +10,7 @@ pub(super) const NFPROTO_UNSPEC: u8 = 0;
 pub(super) const NFPROTO_INET: u8 = 1;
 pub(super) const NFPROTO_IPV4: u8 = 2;
 pub(super) const NFPROTO_IPV6: u8 = 10;
+pub(super) const PRE_ROUTING: u32 = 0;
 pub(super) const POST_ROUTING: u32 = 4;
 pub(super) const ACCEPT: u32 = 1;
 
@@ -64,6 +65,14 @@ pub(super) mod expression {
     pub(in super::super) const PAYLOAD_LENGTH: u16 = 4;
     pub(in super::super) const LOOKUP_SET: u16 = 1;
     pub(in super::super) const LOOKUP_KEY: u16 = 2;
+    pub(in super::super) const BITWISE_FROM: u16 = 1;
+    pub(in super::super) const BITWISE_TO: u16 = 2;
+    pub(in super::super) const BITWISE_LENGTH: u16 = 3;
+    pub(in super::super) const BITWISE_MASK: u16 = 4;
+    pub(in super::super) const BITWISE_XOR: u16 = 5;
+    pub(in super::super) const CT_TO: u16 = 1;
+    pub(in super::super) const CT_KEY: u16 = 2;
+    pub(in super::super) const CT_FROM: u16 = 4;
     pub(in super::super) const NAT_TYPE: u16 = 1;
     pub(in super::super) const NAT_FAMILY: u16 = 2;
     pub(in super::super) const NAT_ADDRESS: u16 = 3;
@@ -73,9 +82,12 @@ pub(super) mod expression {
 pub(super) mod value {
     /// The first register of four bytes.
     pub(in super::super) const REGISTER: u32 = 8;
+    pub(in super::super) const META_IIF: u32 = 4;
     pub(in super::super) const META_NFPROTO: u32 = 15;
     pub(in super::super) const META_L4PROTO: u32 = 16;
+    pub(in super::super) const CT_MARK: u32 = 3;
     pub(in super::super) const EQUAL: u32 = 0;
+    pub(in super::super) const NOT_EQUAL: u32 = 1;
     pub(in super::super) const NETWORK_HEADER: u32 = 1;
     pub(in super::super) const TRANSPORT_HEADER: u32 = 2;
     pub(in super::super) const SOURCE_NAT: u32 = 0;

@@ -5,6 +5,7 @@ mod driver;
 mod fittings;
 mod link;
 mod list;
+mod rules;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,8 +20,7 @@ use rtnetlink::{
         AddressFamily, RouteNetlinkMessage,
         address::{AddressAttribute, AddressMessage, AddressScope},
         link::LinkMessage,
-        route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteMetric},
-        rule::{RuleAction, RuleAttribute, RuleMessage},
+        route::{RouteAddress, RouteAttribute, RouteMessage, RouteMetric},
     },
 };
 use tokio::task::JoinHandle;
@@ -31,7 +31,12 @@ use self::{
     link::{carrier, device},
     list::Lists,
 };
-use crate::core::{devices::Device, fittings::Fittings, redirect::Route};
+use crate::core::{
+    devices::Device,
+    fittings::Fittings,
+    redirect::Route,
+    returns::{MAIN_TABLE, Routing},
+};
 
 const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];
 
@@ -71,8 +76,8 @@ pub struct Survey {
     pub routes: BTreeMap<IpAddr, Route>,
     /// Every device, by index.
     pub devices: Vec<Device>,
-    /// Addresses whose own packets a rule has routed by a table of their own.
-    pub routed_apart: BTreeSet<IpAddr>,
+    /// By which tables packets leave.
+    pub routing: Routing,
     /// What packets meet on the devices that matter, by their index; nothing unless it was asked for.
     pub fittings: BTreeMap<u32, Fittings>,
 }
@@ -88,14 +93,13 @@ pub fn survey(pods: BTreeSet<IpAddr>, onlooker: Option<Onlooker>) -> Surveying {
     tokio::task::spawn_blocking(move || {
         runtime.map_err(NetlinkError::Open)?.block_on(async {
             let routes = routes_to(&pods).await?;
-            let (devices, queues) = devices_and_queues().await?;
-            let routed_apart = routed_apart().await?;
+            let Seen { devices, queues, routing } = see().await?;
             let lead_to_pods = routes.values().map(|route| route.ifindex).collect();
             let fittings = match onlooker {
                 Some(onlooker) => fittings::fittings(&devices, queues?, &lead_to_pods, &onlooker).await?,
                 None => BTreeMap::new(),
             };
-            Ok(Survey { pods, routes, devices, routed_apart, fittings })
+            Ok(Survey { pods, routes, devices, routing, fittings })
         })
     })
 }
@@ -118,15 +122,34 @@ pub async fn surveyed(under_way: &mut Surveying) -> Result<Survey, NetlinkError>
 ///
 /// If the kernel refuses one of the lists, or does not come to the end of one before it changes.
 pub async fn interfaces() -> Result<Vec<Device>, NetlinkError> {
-    devices_and_queues().await.map(|(devices, _)| devices)
+    see().await.map(|seen| seen.devices)
 }
 
-/// The same, and their queues: a kernel without any says so by an error.
-async fn devices_and_queues() -> Result<(Vec<Device>, Result<Queues, NetlinkError>), NetlinkError> {
+/// The same, and by which tables packets leave.
+///
+/// # Errors
+///
+/// As [`interfaces`].
+pub async fn interfaces_and_routing() -> Result<(Vec<Device>, Routing), NetlinkError> {
+    see().await.map(|seen| (seen.devices, seen.routing))
+}
+
+/// What one look finds.
+struct Seen {
+    devices: Vec<Device>,
+    /// A kernel without any says so by an error.
+    queues: Result<Queues, NetlinkError>,
+    routing: Routing,
+}
+
+async fn see() -> Result<Seen, NetlinkError> {
     let lists = Lists::open()?;
     let links = links(&lists).await?;
     let mut addresses = read_addresses(&lists).await?;
-    let routed = devices_with_default_route(&lists).await?;
+    let default_routes = rules::read_default_routes(&lists).await?;
+    let routing = Routing { rules: rules::read_rules(&lists).await?, default_routes };
+    let of_main = routing.default_routes.iter().filter(|route| route.table == MAIN_TABLE);
+    let routed: BTreeSet<u32> = of_main.map(|route| route.ifindex).collect();
     let queues = fittings::read_queues(&lists).await;
     if let Err(error @ NetlinkError::Changing { .. }) = queues {
         return Err(error);
@@ -141,7 +164,7 @@ async fn devices_and_queues() -> Result<(Vec<Device>, Result<Queues, NetlinkErro
         device.has_default_route = routed.contains(&device.ifindex);
     }
     devices.sort_by_key(|device| device.ifindex);
-    Ok((devices, queues))
+    Ok(Seen { devices, queues, routing })
 }
 
 async fn links(lists: &Lists) -> Result<Vec<LinkMessage>, NetlinkError> {
@@ -191,34 +214,6 @@ async fn route_to(handle: &Handle, addr: IpAddr) -> Option<Route> {
     })
 }
 
-/// Single addresses whose packets a rule has routed by another table than the Node's.
-async fn routed_apart() -> Result<BTreeSet<IpAddr>, NetlinkError> {
-    let lists = Lists::open()?;
-    let mut addresses = BTreeSet::new();
-    for family in FAMILIES {
-        let mut wanted = RuleMessage::default();
-        wanted.header.family = family;
-        let pick = |message| if let RouteNetlinkMessage::NewRule(rule) = message { Some(rule) } else { None };
-        let rules = match lists.of("list rules", RouteNetlinkMessage::GetRule(wanted), pick).await {
-            // A kernel without such rules says so by an error.
-            Err(NetlinkError::Request { .. }) => continue,
-            told => told?,
-        };
-        addresses.extend(rules.iter().filter_map(sender_routed_apart));
-    }
-    Ok(addresses)
-}
-
-fn sender_routed_apart(rule: &RuleMessage) -> Option<IpAddr> {
-    let of_table = |it: &RuleAttribute| if let RuleAttribute::Table(table) = it { Some(*table) } else { None };
-    let of_source = |it: &RuleAttribute| if let RuleAttribute::Source(addr) = it { Some(*addr) } else { None };
-    let table = rule.attributes.iter().find_map(of_table).unwrap_or_else(|| rule.header.table.into());
-    let addr = rule.attributes.iter().find_map(of_source)?;
-    let is_single = rule.header.src_len == if addr.is_ipv4() { 32 } else { 128 };
-    let is_apart = rule.header.action == RuleAction::ToTable && table != u32::from(RouteHeader::RT_TABLE_MAIN);
-    (is_single && is_apart).then_some(addr)
-}
-
 /// Addresses of global scope by device; others cannot be a client's destination from outside.
 async fn read_addresses(lists: &Lists) -> Result<BTreeMap<u32, Vec<IpAddr>>, NetlinkError> {
     let mut addresses: BTreeMap<u32, Vec<IpAddr>> = BTreeMap::new();
@@ -246,22 +241,6 @@ fn global_address(message: &AddressMessage) -> Option<IpAddr> {
     local.or(address).filter(|_| message.header.scope == AddressScope::Universe)
 }
 
-async fn devices_with_default_route(lists: &Lists) -> Result<BTreeSet<u32>, NetlinkError> {
-    let mut devices = BTreeSet::new();
-    for family in FAMILIES {
-        let mut wanted = RouteMessage::default();
-        wanted.header.address_family = family;
-        let pick = |message| if let RouteNetlinkMessage::NewRoute(route) = message { Some(route) } else { None };
-        for route in lists.of("list routes", RouteNetlinkMessage::GetRoute(wanted), pick).await? {
-            let in_main = route.header.table == RouteHeader::RT_TABLE_MAIN;
-            if in_main && route.header.destination_prefix_length == 0 {
-                devices.extend(route.attributes.iter().flat_map(outgoing_devices));
-            }
-        }
-    }
-    Ok(devices)
-}
-
 fn outgoing_devices(attribute: &RouteAttribute) -> Vec<u32> {
     if let RouteAttribute::Oif(index) = attribute {
         vec![*index]
@@ -272,7 +251,7 @@ fn outgoing_devices(attribute: &RouteAttribute) -> Vec<u32> {
     }
 }
 
-/// Yields once for every message that may have changed devices, addresses or routes, and, `with_fittings`, what others have
+/// Yields once for every message that may have changed devices, addresses, routes or rules, and, `with_fittings`, what others have
 /// on devices; an overrun counts as one.
 ///
 /// # Errors
@@ -285,6 +264,8 @@ pub fn changes(with_fittings: bool) -> Result<impl Stream<Item = ()> + Unpin, Ne
         MulticastGroup::Ipv6Ifaddr,
         MulticastGroup::Ipv4Route,
         MulticastGroup::Ipv6Route,
+        MulticastGroup::Ipv4Rule,
+        MulticastGroup::Ipv6Rule,
         MulticastGroup::Tc,
     ];
     let (connection, _handle, messages) = new_multicast_connection(&groups).map_err(NetlinkError::Open)?;
@@ -315,6 +296,8 @@ fn is_change(payload: &NetlinkPayload<RouteNetlinkMessage>, with_fittings: bool)
             | RouteNetlinkMessage::DelLink(_)
             | RouteNetlinkMessage::NewAddress(_)
             | RouteNetlinkMessage::DelAddress(_)
+            | RouteNetlinkMessage::NewRule(_)
+            | RouteNetlinkMessage::DelRule(_)
             | RouteNetlinkMessage::DelTrafficFilter(_)
             | RouteNetlinkMessage::DelQueueDiscipline(_)
     )

@@ -117,3 +117,23 @@ fn an_agents_work_is_examined_while_it_runs_and_after_it() {
     assert_told(&world, "datapath", "failed", "no client outside reaches a node port");
     assert!(!findings(&world).0, "nobody outside is served");
 }
+
+#[test]
+fn pods_whose_replies_leave_elsewhere_are_told_until_a_mark_leads_them_back() {
+    let key = "reply_routes";
+    let mut world = World::with_agent(&["--resync", "1s"]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    assert_ok(&world, key, "no rule routes a Pod's packets");
+    let (node, pod) = (world.topology.node().clone(), world.topology.pods()[0].ip());
+    node.ip(&format!("rule add from {pod} lookup 100 priority 1536")).unwrap();
+    assert_told(&world, key, "warning", "docs/datapath.md");
+    node.ip("rule add fwmark 0x80/0x80 lookup main priority 1024").unwrap();
+    world.wait_for_log("connections to mappings are marked");
+    assert_ok(&world, key, "nftables table inet npl marks their connections");
+    world.agent().kill().unwrap();
+    node.nft("delete table inet npl").unwrap();
+    assert_told(&world, key, "warning", "--nft-guard");
+}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The guard against masquerading, with the agent's own rights.
+//! The guard against masquerading, and for replies of Pods with routes of their own, with the agent's own rights.
 
 use npl_testkit::poll;
 use npl_testkit::topology::MASQUERADE;
@@ -37,4 +37,76 @@ fn a_node_that_masquerades_its_pods_has_a_guard_until_a_cleanup() {
     let removed = options.command(&["cleanup"]).unwrap();
     assert!(removed.contains("removed nftables table inet npl"), "{removed}");
     assert_eq!(table(&world), None);
+}
+
+/// As the AWS VPC CNI has it: what carries the mark is routed by the Node's table, ahead of the Pods' rules.
+const RULE_OF_MARK: &str = "rule add fwmark 0x80/0x80 lookup main priority 1024";
+
+fn rule_of_pod(world: &World, verb: &str) {
+    let pod = world.topology.pods()[0].ip();
+    world.topology.node().ip(&format!("rule {verb} from {pod} lookup 100 priority 1536")).unwrap();
+}
+
+fn is_marked(world: &World) -> bool {
+    let element = format!("{} . 6 . 8080", world.topology.pods()[0].ip());
+    table(world).is_some_and(|table| table.contains("ct mark set") && table.contains(&element))
+}
+
+#[test]
+fn connections_of_a_pod_that_a_rule_routes_apart_are_marked_for_as_long_as_it_does() {
+    let mut world = World::with_agent(&["--resync", "1s"]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    let node = world.topology.node().clone();
+    node.ip(RULE_OF_MARK).unwrap();
+    rule_of_pod(&world, "add");
+    poll::until("the mark", LIMIT, || is_marked(&world).then_some(())).unwrap();
+    world.wait_for_log("connections to mappings are marked");
+    let shown = table(&world).unwrap();
+    assert!(shown.contains("iif \"eth0\"") && !shown.contains("snat"), "nobody masquerades: {shown}");
+    let options = world.agent_options(&[]);
+    let status = options.command_json("status").unwrap();
+    assert_eq!(status["connectionMarks"][0], "IPv4 by eth0: 0x80/0x80");
+    assert_eq!(status["guardedEndpoints"], Value::Null);
+
+    node.nft(MASQUERADE).unwrap();
+    let does_both = || is_marked(&world) && table(&world).is_some_and(|table| table.matches("snat").count() == 2);
+    poll::until("the guard against masquerading", LIMIT, || does_both().then_some(())).unwrap();
+    for meddling in ["delete table inet npl", "delete chain inet npl requests", "flush chain inet npl requests"] {
+        let flush = if meddling.starts_with("delete chain") { "flush chain inet npl requests\n" } else { "" };
+        node.nft(&format!("{flush}{meddling}")).unwrap();
+        poll::until(meddling, LIMIT, || does_both().then_some(())).unwrap();
+    }
+
+    rule_of_pod(&world, "del");
+    let is_bare = || table(&world).is_some_and(|table| !table.contains("ct mark") && table.contains("snat"));
+    poll::until("the end of the mark", LIMIT, || is_bare().then_some(())).unwrap();
+    node.nft("delete table inet npl_test").unwrap();
+    poll::until("the end of the table", LIMIT, || table(&world).is_none().then_some(())).unwrap();
+
+    rule_of_pod(&world, "add");
+    poll::until("the mark again", LIMIT, || is_marked(&world).then_some(())).unwrap();
+    world.agent().kill().unwrap();
+    assert!(is_marked(&world), "it outlives the agent, as mappings do");
+    let removed = options.command(&["cleanup"]).unwrap();
+    assert!(removed.contains("removed nftables table inet npl"), "{removed}");
+    assert_eq!(table(&world), None);
+}
+
+#[test]
+fn an_agent_whose_guard_is_off_marks_nothing_takes_away_what_was_marked_and_says_so() {
+    let mut world = World::with_agent(&["--resync", "1s"]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    world.topology.node().ip(RULE_OF_MARK).unwrap();
+    rule_of_pod(&world, "add");
+    poll::until("the mark", LIMIT, || is_marked(&world).then_some(())).unwrap();
+    world.agent().kill().unwrap();
+    world.start_agent(&["--resync", "1s", "--nft-guard", "off"]);
+    world.wait_for_log("with --nft-guard off nobody marks connections");
+    poll::until("the end of the mark", LIMIT, || table(&world).is_none().then_some(())).unwrap();
 }

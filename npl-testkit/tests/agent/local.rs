@@ -44,7 +44,9 @@ fn programs_that_somebody_took_off_the_cgroup_are_back_with_the_next_look() {
     };
     let before: Vec<PathBuf> = of_sockets();
     assert_eq!(before.len(), SOCKET_PROGRAMS.len());
-    before.iter().for_each(|pin| fs::remove_file(pin).unwrap());
+    for pin in &before {
+        fs::remove_file(pin).unwrap();
+    }
     poll::until("the programs", LIMIT, || (of_sockets().len() == before.len()).then_some(())).unwrap();
     for protocol in [Protocol::Tcp, Protocol::Udp] {
         assert_eq!(ask(&world, &cgroup, protocol).unwrap().pod, "web-0");

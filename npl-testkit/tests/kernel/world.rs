@@ -11,6 +11,7 @@ use npl_agent::core::model::{Backend, Protocol};
 use npl_agent::core::redirect::{Carries, Forwarding, Placement};
 use npl_agent::core::xdp::Attach;
 use npl_agent::datapath::{Datapath, DatapathError};
+use npl_agent::guard::{Guard, GuardMode};
 use npl_agent::netlink;
 use npl_agent::uplinks::{Coverage, Uplinks};
 use npl_testkit::echo::EchoServer;
@@ -35,6 +36,8 @@ const DETACH_LIMIT: Duration = Duration::from_secs(10);
 
 /// Everything is taken down in this order.
 pub(crate) struct World {
+    /// Follows what is followed, where a test has one.
+    pub(crate) guard: Option<Guard>,
     pub(crate) datapath: Option<Datapath>,
     pub(crate) pods: Vec<(Pod, EchoServer)>,
     pub(crate) topology: Topology,
@@ -110,7 +113,7 @@ impl World {
             let server = EchoServer::start_in(&pod.netns, &pod.name, &[POD_PORT]).unwrap();
             served.push((pod, server));
         }
-        Self { datapath: None, pods: served, topology, bpffs, left, run }
+        Self { guard: None, datapath: None, pods: served, topology, bpffs, left, run }
     }
 
     /// What a starting agent does: adopts what is pinned, or starts afresh.
@@ -153,10 +156,16 @@ impl World {
     #[track_caller]
     pub(crate) fn follow_by(&mut self, forwarding: Forwarding, attach: Attach) {
         let names = self.uplinks().into_iter().map(|device| device.name).collect();
-        let mut uplinks = Uplinks::new(DeviceSelection::Named(names), forwarding, attach);
+        let mode = if self.guard.is_some() { GuardMode::Auto } else { GuardMode::Off };
+        let mut uplinks = Uplinks::new(DeviceSelection::Named(names), forwarding, attach, mode);
         let (node, node_ips) = (self.node().clone(), self.node_ips());
         let coverage = node.block_on(uplinks.follow(self.datapath(), &node_ips)).unwrap().unwrap();
         assert_eq!(coverage, Coverage { carrying: self.topology.clients().len(), refusing: 0 });
+        if let Some(guard) = self.guard.take() {
+            guard.observe(&self.datapath().mappings().unwrap());
+            guard.mark(uplinks.markings());
+            self.guard = Some(guard);
+        }
     }
 
     /// Has every mapping be for these alone; as the agent does it, nobody who is in both lists notices.

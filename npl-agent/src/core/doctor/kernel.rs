@@ -150,28 +150,3 @@ pub(super) fn local_clients(facts: &Facts) -> Finding {
         Some(path) => Finding::ok(key, format!("cgroup v2 is at {path}")),
     }
 }
-
-pub(super) fn guard(facts: &Facts) -> Finding {
-    const MEANING: &str = "what a Pod sends once connection tracking has forgotten its connection is masqueraded, and \
-                           means nothing to the client";
-    let key = "guard";
-    let it = match &facts.masquerading {
-        Ok(masquerading) => masquerading,
-        Err(reason) => return Finding::unknown(key, reason, ASK_AS_ROOT),
-    };
-    match it.guarded {
-        Some(endpoints) => Finding::ok(key, format!("nftables table inet npl, endpoints: {endpoints}")),
-        None if !it.is_done => Finding::ok(key, "none needed: nobody translates what leaves"),
-        None if !it.has_nftables => Finding::warning(
-            key,
-            "what leaves is translated, and this kernel has no nftables",
-            format!("{MEANING}: load its module nf_tables, which the guard is made of"),
-        ),
-        None if facts.is_installed() => Finding::warning(
-            key,
-            "what leaves is translated, and there is no guard",
-            format!("{MEANING}: see --nft-guard, and the agent's log"),
-        ),
-        None => Finding::ok(key, "nftables is there; an agent guards what it maps"),
-    }
-}

@@ -2,6 +2,7 @@
 //! What may keep node ports of this Node from working: facts of the machine in, findings out.
 
 mod devices;
+mod guard;
 mod kernel;
 mod sysctls;
 
@@ -13,6 +14,7 @@ use std::{
 use super::{
     devices::{Device, DeviceSelection, choose},
     model::Family,
+    returns::{Marking, Routing},
     settings::PortRange,
 };
 
@@ -41,6 +43,10 @@ pub struct Facts {
     pub sysctls: Sysctls,
     /// What becomes of the sources of packets that leave.
     pub masquerading: Result<Masquerading, String>,
+    /// By which tables packets leave.
+    pub routing: Result<Routing, String>,
+    /// Which connections are marked.
+    pub markings: Result<BTreeSet<Marking>, String>,
 }
 
 /// A kernel.
@@ -82,6 +88,8 @@ pub struct Datapath {
     pub port_range: Option<PortRange>,
     /// How many mappings there are of each family that has any.
     pub mappings: BTreeMap<Family, usize>,
+    /// Addresses that they lead to.
+    pub pods: BTreeSet<IpAddr>,
 }
 
 /// Settings of a network namespace.
@@ -207,7 +215,7 @@ pub fn examine(facts: &Facts) -> Vec<Finding> {
         sysctls::conntrack_silence(&facts.sysctls),
         sysctls::port_range(facts),
     ]);
-    findings.push(kernel::guard(facts));
+    findings.extend([guard::masquerading(facts), guard::reply_routes(facts)]);
     findings
 }
 

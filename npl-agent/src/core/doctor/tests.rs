@@ -43,6 +43,7 @@ fn well() -> Facts {
             socket_hooks: vec!["connect4", "connect6"],
             port_range: "61000-62000".parse().ok(),
             mappings: [(Family::V4, 3)].into(),
+            pods: ["10.0.64.7".parse().unwrap()].into(),
         }),
         cgroup: Some("/sys/fs/cgroup".to_owned()),
         devices: Ok(vec![
@@ -61,6 +62,8 @@ fn well() -> Facts {
             reserved_ports: is(""),
         },
         masquerading: Ok(Masquerading { has_nftables: true, is_done: true, guarded: Some(3) }),
+        routing: Ok(Routing::default()),
+        markings: Ok([].into()),
     }
 }
 
@@ -68,15 +71,11 @@ fn pinned(facts: &mut Facts) -> &mut Datapath {
     facts.datapath.as_mut().unwrap()
 }
 
-fn masquerading(facts: &mut Facts) -> &mut Masquerading {
-    facts.masquerading.as_mut().unwrap()
-}
-
 pub(super) fn first_device(facts: &mut Facts) -> &mut Device {
     facts.devices.as_mut().unwrap().first_mut().unwrap()
 }
 
-fn nothing_pinned(facts: &mut Facts) {
+pub(super) fn nothing_pinned(facts: &mut Facts) {
     facts.datapath = Ok(Datapath::default());
 }
 
@@ -127,6 +126,7 @@ fn where_all_is_well_every_check_says_so_and_none_advises() {
         "conntrack_silence",
         "port_range",
         "guard",
+        "reply_routes",
     ];
     assert_eq!(keys, expected);
     for finding in findings {
@@ -365,40 +365,5 @@ fn ports_that_the_kernel_lends_are_told_unless_they_are_reserved() {
             "Services of type NodePort",
         ),
         (|it| pinned(it).port_range = None, KEY, State::Unknown, "32768-60999", "keep --port-range out of it"),
-    ]);
-}
-
-#[test]
-fn masquerading_without_a_guard_is_told() {
-    check(&[
-        (|it| masquerading(it).guarded = None, "guard", State::Warning, "there is no guard", "--nft-guard"),
-        (
-            |it| {
-                masquerading(it).guarded = None;
-                masquerading(it).has_nftables = false;
-            },
-            "guard",
-            State::Warning,
-            "this kernel has no nftables",
-            "nf_tables",
-        ),
-        (
-            |it| it.masquerading = Ok(Masquerading { has_nftables: false, is_done: false, guarded: None }),
-            "guard",
-            State::Ok,
-            "nobody translates what leaves",
-            "",
-        ),
-        (
-            |it| {
-                nothing_pinned(it);
-                masquerading(it).guarded = None;
-            },
-            "guard",
-            State::Ok,
-            "nftables is there",
-            "",
-        ),
-        (|it| it.masquerading = Err("EPERM".to_owned()), "guard", State::Unknown, "EPERM", "as root"),
     ]);
 }

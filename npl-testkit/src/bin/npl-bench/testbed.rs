@@ -15,6 +15,7 @@ use npl_agent::core::redirect::Forwarding;
 use npl_agent::core::settings::PortRange;
 use npl_agent::core::xdp::Attach;
 use npl_agent::datapath::Datapath;
+use npl_agent::guard::GuardMode;
 use npl_agent::uplinks::Uplinks;
 use npl_common::names::PROG_INGRESS;
 use npl_testkit::echo::{EchoServer, Protocol};
@@ -250,7 +251,7 @@ pub(crate) fn load_ours(
     // Any seed will do; a fixed one lets flows meet in the same slots in every run.
     datapath.configure(range, || 0x4e50_4c00_4e50_4c01)?;
     let uplink = topology.client().uplink.name().to_owned();
-    let mut uplinks = Uplinks::new(DeviceSelection::Named(vec![uplink.clone()]), forwarding, attach);
+    let mut uplinks = Uplinks::new(DeviceSelection::Named(vec![uplink.clone()]), forwarding, attach, GuardMode::Off);
     let node_ips = [topology.node_addresses().v4.into()];
     let coverage = topology.node().block_on(uplinks.follow(&mut datapath, &node_ips))??;
     ensure!(coverage.carrying == 1, "the uplink refuses the programs");

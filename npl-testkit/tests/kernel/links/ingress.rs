@@ -8,6 +8,7 @@ use npl_agent::core::redirect::Forwarding;
 use npl_agent::core::xdp::Attach;
 use npl_agent::datapath::inspect::Inspection;
 use npl_agent::datapath::pins::{Direction, Pins};
+use npl_agent::guard::GuardMode;
 use npl_agent::netlink;
 use npl_agent::uplinks::{Coverage, Uplinks};
 use npl_testkit::topology::{Offload, Options};
@@ -23,7 +24,7 @@ fn tc(world: &World, words: &str) -> String {
 
 /// What the agent does whenever devices change.
 fn follow(world: &mut World, attach: Attach) -> Coverage {
-    let mut uplinks = Uplinks::new(DeviceSelection::Auto, Forwarding::Stack, attach);
+    let mut uplinks = Uplinks::new(DeviceSelection::Auto, Forwarding::Stack, attach, GuardMode::Off);
     let (node, node_ips) = (world.node().clone(), world.node_ips());
     node.block_on(uplinks.follow(world.datapath(), &node_ips)).unwrap().unwrap()
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use npl_agent::core::model::{Family, Protocol};
 use npl_agent::core::redirect::Forwarding;
+use npl_agent::guard::{self, Guard, GuardMode};
 use npl_testkit::echo::EchoServer;
 use npl_testkit::netns::Netns;
 use npl_testkit::packet::{Packet, tcp_flags};
@@ -28,7 +29,6 @@ const CALICO: &str = include_str!("calico.nft");
 const ANTREA: &str = include_str!("antrea.nft");
 const KUBE_ROUTER: &str = include_str!("kube-router.nft");
 const AWS_VPC: &str = include_str!("aws-vpc.nft");
-const AWS_VPC_NOTE: &str = include_str!("aws-vpc-note.nft");
 const KUBE_PROXY: &str = include_str!("kube-proxy.nft");
 
 /// A node port whose Pod port nobody listens on.
@@ -45,6 +45,12 @@ const UNOPENED: u16 = 20_000;
 
 /// Far longer than a packet needs to come to a rule.
 const LIMIT: Duration = Duration::from_secs(5);
+
+/// How soon the guard looks at its table again.
+const RESYNC: Duration = Duration::from_millis(200);
+
+/// How long nothing comes where nothing can.
+const SILENCE: Duration = Duration::from_millis(500);
 
 /// How a client comes to a Pod.
 struct Way {
@@ -271,10 +277,69 @@ rule add from {second} lookup 100 priority 1536"
     world
 }
 
+/// The guard has found the rules for a mark and for the second Pod, and has its own in place.
+fn guarded(mut world: World) -> World {
+    world.guard = Some(world.node().run(|| Guard::start(GuardMode::Auto, RESYNC)).unwrap());
+    world.follow(Forwarding::Stack);
+    let second = format!("{} . 6 . {POD_PORT}", world.pods[1].0.ip());
+    let is_there = || {
+        let table = world.node().nft_table(guard::TABLE)?;
+        (table.contains("ct mark set") && table.contains(&second)).then_some(())
+    };
+    poll::until("the guard's mark", LIMIT, is_there).unwrap();
+    world
+}
+
 #[test]
-fn everything_passes_beside_the_aws_vpc_cni_with_a_note_of_where_requests_came_in() {
-    let mut world = node_with_aws_vpc(&[AWS_VPC, AWS_VPC_NOTE, KUBE_PROXY]);
+fn everything_passes_beside_the_aws_vpc_cni_as_the_guard_marks_where_requests_came_in() {
+    let mut world = guarded(node_with_aws_vpc(&[AWS_VPC, KUBE_PROXY]));
     everything_passes_either_way(&mut world, to_every_pod_by_v4);
+}
+
+/// Counts what the guard has marked and what it has not, as it comes in by each interface.
+const MARKED: &str = "
+table inet npl_test {
+  counter first_marked {}
+  counter second_marked {}
+  counter second_unmarked {}
+  chain prerouting {
+    type filter hook prerouting priority mangle + 1;
+    iifname eth0 ip daddr 10.244.0.0/16 ct mark & 0x80 == 0x80 counter name first_marked
+    iifname eth1 ip daddr 10.244.0.0/16 ct mark & 0x80 == 0x80 counter name second_marked
+    iifname eth1 ip daddr 10.244.0.0/16 ct mark & 0x80 == 0 counter name second_unmarked
+  }
+}";
+
+/// Whoever asks a Pod directly comes in by the Pod's own interface, and is answered there.
+#[test]
+fn who_asks_a_pod_directly_by_its_own_interface_is_not_marked() {
+    let world = guarded(node_with_aws_vpc(&[AWS_VPC, KUBE_PROXY]));
+    world.node().nft(MARKED).unwrap();
+    let count = |name: &str| world.node().packets_counted(&format!("inet npl_test {name}")).unwrap();
+    let second = world.pods[1].0.ip();
+    let neighbour = &world.topology.clients()[1];
+    assert_eq!(tcp_request(&neighbour.netns, (second, POD_PORT).into(), "directly?").unwrap().pod, "web-1");
+    assert_eq!((count("first_marked"), count("second_marked")), (0, 0));
+    assert!(count("second_unmarked") > 0, "it came by the second interface");
+    assert_eq!(tcp_request(world.client(), (world.node_ip(), NODE_PORT + 1).into(), "who?").unwrap().pod, "web-1");
+    assert!(count("first_marked") > 0);
+    assert_eq!(count("second_marked"), 0);
+}
+
+/// A conversation that began before the rule was there goes on by the right interface with its next request.
+#[test]
+fn datagrams_that_strayed_before_the_guard_was_there_are_answered_once_it_is() {
+    let world = node_with_aws_vpc(&[AWS_VPC, KUBE_PROXY]);
+    let socket = udp_socket(world.client(), (world.node_ip(), NODE_PORT + 1).into(), true).unwrap();
+    socket.set_read_timeout(Some(SILENCE)).unwrap();
+    let mut answer = [0; 512];
+    let mut ask = || {
+        socket.send(b"who?").unwrap();
+        poll::uninterrupted(|| socket.recv(&mut answer))
+    };
+    assert!(ask().is_err(), "the answer leaves by the second interface");
+    let _guarded = guarded(world);
+    poll::until("an answer", LIMIT, || ask().ok()).unwrap();
 }
 
 /// Counts what comes from the Node's first address, which has no business at the second interface.
@@ -288,7 +353,7 @@ table inet npl_test {
 }";
 
 #[test]
-fn without_that_note_the_stacks_replies_leave_by_the_pods_own_interface_and_redirected_ones_do_not() {
+fn without_that_mark_the_stacks_replies_leave_by_the_pods_own_interface_and_redirected_ones_do_not() {
     let mut world = node_with_aws_vpc(&[AWS_VPC, KUBE_PROXY]);
     let beyond = world.topology.clients()[1].netns.clone();
     beyond.nft(ASTRAY).unwrap();

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Checks of what the agent's table of nftables is for.
+
+use super::{Facts, Finding, kernel::ASK_AS_ROOT};
+use crate::core::{
+    redirect::Forwarding,
+    returns::{Trouble, WaysBack},
+};
+
+pub(super) fn masquerading(facts: &Facts) -> Finding {
+    const MEANING: &str = "what a Pod sends once connection tracking has forgotten its connection is masqueraded, and \
+                           means nothing to the client";
+    let key = "guard";
+    let it = match &facts.masquerading {
+        Ok(masquerading) => masquerading,
+        Err(reason) => return Finding::unknown(key, reason, ASK_AS_ROOT),
+    };
+    match it.guarded {
+        Some(endpoints) => Finding::ok(key, format!("nftables table inet npl, endpoints: {endpoints}")),
+        None if !it.is_done => Finding::ok(key, "none needed: nobody translates what leaves"),
+        None if !it.has_nftables => Finding::warning(
+            key,
+            "what leaves is translated, and this kernel has no nftables",
+            format!("{MEANING}: load its module nf_tables, which the guard is made of"),
+        ),
+        None if facts.is_installed() => Finding::warning(
+            key,
+            "what leaves is translated, and there is no guard",
+            format!("{MEANING}: see --nft-guard, and the agent's log"),
+        ),
+        None => Finding::ok(key, "nftables is there; an agent guards what it maps"),
+    }
+}
+
+/// As the agent finds it with another `--forwarding` than redirect; which one it has, nobody can see.
+pub(super) fn reply_routes(facts: &Facts) -> Finding {
+    const MEANING: &str = "with --forwarding stack and offload, replies of these Pods leave by other interfaces than requests \
+                           came in by, and are lost where nobody expects them";
+    let key = "reply_routes";
+    let routing = match &facts.routing {
+        Ok(routing) => routing,
+        Err(reason) => return Finding::unknown(key, reason, ASK_AS_ROOT),
+    };
+    let (devices, uplinks) =
+        (facts.devices.as_deref().unwrap_or_default(), facts.uplinks().map(|uplink| uplink.ifindex));
+    let ways = routing.ways_back(devices, &uplinks.collect());
+    if ways == WaysBack::default() {
+        return Finding::ok(key, "no rule routes a Pod's packets by a table of its own");
+    }
+    let (pods, markings) = match (&facts.datapath, &facts.markings) {
+        (Ok(datapath), Ok(markings)) => (&datapath.pods, markings),
+        (Err(reason), _) | (_, Err(reason)) => return Finding::unknown(key, reason, ASK_AS_ROOT),
+    };
+    let (are_marked, ways) = (ways.markings.is_subset(markings), ways.of(pods));
+    let found = format!(
+        "rules route packets of mapped Pod addresses by tables of their own: {}",
+        ways.marked.len() + ways.stray.len()
+    );
+    match ways.trouble(Forwarding::Stack, are_marked) {
+        None if ways.marked.is_empty() => Finding::ok(key, found),
+        None => Finding::ok(key, format!("{found}; nftables table inet npl marks their connections")),
+        Some((Trouble::NoMark, stray)) => Finding::warning(
+            key,
+            format!("{found}; no mark leads these back: {}", stray.len()),
+            format!("{MEANING}: see \"Beside the rules of others\" in docs/datapath.md"),
+        ),
+        Some((Trouble::NobodyMarks, _)) => Finding::warning(
+            key,
+            format!("{found}; nobody marks their connections"),
+            format!("{MEANING}: see --nft-guard, and the agent's log"),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{
+        Masquerading, State,
+        tests::{check, first_device, nothing_pinned},
+    };
+    use super::Facts;
+    use crate::core::{
+        model::Family,
+        returns::{DefaultRoute, MAIN_TABLE, Mark, Marking, Routing, Rule, Selector},
+    };
+
+    fn masquerading(facts: &mut Facts) -> &mut Masquerading {
+        facts.masquerading.as_mut().unwrap()
+    }
+
+    /// The mapped Pod has a table of its own, behind these rules; the main table leaves by the first device.
+    fn routed_apart(facts: &mut Facts, ahead: Option<Mark>) {
+        let (family, ifindex) = (Family::V4, first_device(facts).ifindex);
+        let mark = ahead.map(|mark| Rule { family, selector: Selector::Mark(mark), table: MAIN_TABLE });
+        let pod = Rule { family, selector: Selector::Source("10.0.64.7".parse().unwrap()), table: 2 };
+        let default_routes = [DefaultRoute { family, table: MAIN_TABLE, ifindex }].into();
+        facts.routing = Ok(Routing { rules: mark.into_iter().chain([pod]).collect(), default_routes });
+    }
+
+    fn marks(facts: &mut Facts, mark: Mark) {
+        facts.markings = Ok([Marking { family: Family::V4, ifindex: first_device(facts).ifindex, mark }].into());
+    }
+
+    fn mark() -> Mark {
+        Mark::new(0x80, 0x80).unwrap()
+    }
+
+    #[test]
+    fn pods_whose_replies_leave_elsewhere_are_told_unless_their_connections_are_marked() {
+        const KEY: &str = "reply_routes";
+        check(&[
+            (|it| routed_apart(it, None), KEY, State::Warning, "no mark leads these back: 1", "docs/datapath.md"),
+            (|it| routed_apart(it, Some(mark())), KEY, State::Warning, "nobody marks", "--nft-guard"),
+            (
+                |it| {
+                    routed_apart(it, Some(mark()));
+                    marks(it, Mark::new(0x40, 0x40).unwrap());
+                },
+                KEY,
+                State::Warning,
+                "nobody marks",
+                "--nft-guard",
+            ),
+            (
+                |it| {
+                    routed_apart(it, Some(mark()));
+                    marks(it, mark());
+                },
+                KEY,
+                State::Ok,
+                "own: 1; nftables table inet npl marks their connections",
+                "",
+            ),
+            (
+                |it| {
+                    routed_apart(it, None);
+                    nothing_pinned(it);
+                },
+                KEY,
+                State::Ok,
+                "of mapped Pod addresses by tables of their own: 0",
+                "",
+            ),
+            (
+                |it| {
+                    routed_apart(it, Some(mark()));
+                    it.markings = Err("EPERM".to_owned());
+                },
+                KEY,
+                State::Unknown,
+                "EPERM",
+                "as root",
+            ),
+            (|it| it.markings = Err("EPERM".to_owned()), KEY, State::Ok, "no rule routes a Pod's packets", ""),
+            (|it| it.routing = Err("EPERM".to_owned()), KEY, State::Unknown, "EPERM", "as root"),
+        ]);
+    }
+
+    #[test]
+    fn masquerading_without_a_guard_is_told() {
+        check(&[
+            (|it| masquerading(it).guarded = None, "guard", State::Warning, "there is no guard", "--nft-guard"),
+            (
+                |it| {
+                    masquerading(it).guarded = None;
+                    masquerading(it).has_nftables = false;
+                },
+                "guard",
+                State::Warning,
+                "this kernel has no nftables",
+                "nf_tables",
+            ),
+            (
+                |it| it.masquerading = Ok(Masquerading { has_nftables: false, is_done: false, guarded: None }),
+                "guard",
+                State::Ok,
+                "nobody translates what leaves",
+                "",
+            ),
+            (
+                |it| {
+                    nothing_pinned(it);
+                    masquerading(it).guarded = None;
+                },
+                "guard",
+                State::Ok,
+                "nftables is there",
+                "",
+            ),
+            (|it| it.masquerading = Err("EPERM".to_owned()), "guard", State::Unknown, "EPERM", "as root"),
+        ]);
+    }
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Rules that choose a table of routes, and the tables' default routes.
+
+use std::collections::BTreeSet;
+
+use rtnetlink::packet_route::{
+    AddressFamily, RouteNetlinkMessage,
+    route::{RouteAttribute, RouteMessage},
+    rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage},
+};
+
+use super::{FAMILIES, NetlinkError, list::Lists, outgoing_devices};
+use crate::core::{
+    model::Family,
+    returns::{DefaultRoute, Mark, Rule, Selector},
+};
+
+/// What `suppress_prefixlength` is where nobody has set it.
+const SUPPRESSES_NOTHING: u32 = u32::MAX;
+/// A packet's whole mark.
+const WHOLE: u32 = u32::MAX;
+
+/// Rules about single senders and about marks, in the order in which the kernel asks them.
+pub(super) async fn read_rules(lists: &Lists) -> Result<Vec<Rule>, NetlinkError> {
+    let mut rules = Vec::new();
+    for family in FAMILIES {
+        let mut wanted = RuleMessage::default();
+        wanted.header.family = family;
+        let pick = |message| if let RouteNetlinkMessage::NewRule(rule) = message { Some(rule) } else { None };
+        match lists.of("list rules", RouteNetlinkMessage::GetRule(wanted), pick).await {
+            // A kernel without such rules says so by an error.
+            Err(NetlinkError::Request { .. }) => {}
+            told => rules.extend(told?.iter().filter_map(rule)),
+        }
+    }
+    Ok(rules)
+}
+
+pub(super) async fn read_default_routes(lists: &Lists) -> Result<BTreeSet<DefaultRoute>, NetlinkError> {
+    let mut found = BTreeSet::new();
+    for family in FAMILIES {
+        let mut wanted = RouteMessage::default();
+        wanted.header.address_family = family;
+        let pick = |message| if let RouteNetlinkMessage::NewRoute(route) = message { Some(route) } else { None };
+        for route in lists.of("list routes", RouteNetlinkMessage::GetRoute(wanted), pick).await? {
+            if route.header.destination_prefix_length == 0 {
+                found.extend(default_routes(&route));
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn default_routes(route: &RouteMessage) -> Vec<DefaultRoute> {
+    let Some(family) = family_of(route.header.address_family) else { return Vec::new() };
+    let of_table = |it: &RouteAttribute| if let RouteAttribute::Table(table) = it { Some(*table) } else { None };
+    let table = route.attributes.iter().find_map(of_table).unwrap_or_else(|| route.header.table.into());
+    let devices = route.attributes.iter().flat_map(outgoing_devices);
+    devices.map(|ifindex| DefaultRoute { family, table, ifindex }).collect()
+}
+
+const fn family_of(family: AddressFamily) -> Option<Family> {
+    if matches!(family, AddressFamily::Inet) {
+        Some(Family::V4)
+    } else if matches!(family, AddressFamily::Inet6) {
+        Some(Family::V6)
+    } else {
+        None
+    }
+}
+
+fn rule(message: &RuleMessage) -> Option<Rule> {
+    if message.header.action != RuleAction::ToTable || message.header.flags.contains(RuleFlags::Invert) {
+        return None;
+    }
+    let selector = sender(message).or_else(|| mark(message))?;
+    let of_table = |it: &RuleAttribute| if let RuleAttribute::Table(table) = it { Some(*table) } else { None };
+    let table = message.attributes.iter().find_map(of_table).unwrap_or_else(|| message.header.table.into());
+    Some(Rule { family: family_of(message.header.family)?, selector, table })
+}
+
+/// The one address that it is about.
+fn sender(rule: &RuleMessage) -> Option<Selector> {
+    let of_source = |it: &RuleAttribute| if let RuleAttribute::Source(addr) = it { Some(*addr) } else { None };
+    let addr = rule.attributes.iter().find_map(of_source)?;
+    let is_single = rule.header.src_len == if addr.is_ipv4() { 32 } else { 128 };
+    is_single.then_some(Selector::Source(addr))
+}
+
+/// The mark that it is about, if it asks for nothing else.
+fn mark(rule: &RuleMessage) -> Option<Selector> {
+    let header = &rule.header;
+    let is_all = (header.src_len, header.dst_len, header.tos) == (0, 0, 0);
+    if !is_all || !rule.attributes.iter().all(asks_for_no_more) {
+        return None;
+    }
+    let value = |it: &RuleAttribute| if let RuleAttribute::FwMark(value) = it { Some(*value) } else { None };
+    let mask = |it: &RuleAttribute| if let RuleAttribute::FwMask(mask) = it { Some(*mask) } else { None };
+    let value = rule.attributes.iter().find_map(value)?;
+    let mask = rule.attributes.iter().find_map(mask).unwrap_or(WHOLE);
+    Mark::new(value, mask).map(Selector::Mark)
+}
+
+const fn asks_for_no_more(attribute: &RuleAttribute) -> bool {
+    matches!(
+        attribute,
+        RuleAttribute::Priority(_)
+            | RuleAttribute::Table(_)
+            | RuleAttribute::Protocol(_)
+            | RuleAttribute::FwMark(_)
+            | RuleAttribute::FwMask(_)
+            | RuleAttribute::SuppressPrefixLen(SUPPRESSES_NOTHING)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use rtnetlink::packet_route::{
+        AddressFamily,
+        rule::{RuleAction, RuleAttribute as Of, RuleFlags, RuleMessage},
+    };
+
+    use super::{Mark, Rule, Selector, rule};
+    use crate::core::{model::Family, returns::MAIN_TABLE};
+
+    const POD: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 64, 7));
+
+    fn message(src_len: u8, attributes: Vec<Of>) -> RuleMessage {
+        let mut message = RuleMessage::default();
+        message.header.family = AddressFamily::Inet;
+        message.header.action = RuleAction::ToTable;
+        message.header.src_len = src_len;
+        message.attributes = [vec![Of::Priority(1024), Of::SuppressPrefixLen(u32::MAX)], attributes].concat();
+        message
+    }
+
+    fn marked(mask: Option<u32>) -> RuleMessage {
+        let mask = mask.map(Of::FwMask);
+        message(0, [Of::FwMark(0x80), Of::Table(MAIN_TABLE)].into_iter().chain(mask).collect())
+    }
+
+    #[test]
+    fn rules_about_one_sender_and_about_a_mark_are_read() {
+        let read = |selector, table| Some(Rule { family: Family::V4, selector, table });
+        let of_pod = |src_len| rule(&message(src_len, vec![Of::Source(POD), Of::Table(1002)]));
+        assert_eq!(of_pod(32), read(Selector::Source(POD), 1002));
+        assert_eq!(of_pod(24), None, "of a whole network");
+        let mark = |mask| Selector::Mark(Mark::new(0x80, mask).unwrap());
+        assert_eq!(rule(&marked(Some(0x80))), read(mark(0x80), MAIN_TABLE));
+        assert_eq!(rule(&marked(None)), read(mark(u32::MAX), MAIN_TABLE));
+    }
+
+    #[test]
+    fn rules_that_a_mark_alone_does_not_fulfil_are_not() {
+        let mut inverted = marked(Some(0x80));
+        inverted.header.flags = RuleFlags::Invert;
+        let mut to_somewhere = marked(Some(0x80));
+        to_somewhere.header.dst_len = 24;
+        let mut refusing = marked(Some(0x80));
+        refusing.header.action = RuleAction::Unreachable;
+        let with = |attribute| {
+            let mut message = marked(Some(0x80));
+            message.attributes.push(attribute);
+            message
+        };
+        let conditional = [Of::Iifname("eth0".to_owned()), Of::SuppressPrefixLen(0)].map(with);
+        for message in [inverted, to_somewhere, refusing].into_iter().chain(conditional) {
+            assert_eq!(rule(&message), None, "{message:?}");
+        }
+        assert_eq!(rule(&message(0, vec![Of::FwMark(0), Of::FwMask(0x80), Of::Table(MAIN_TABLE)])), None);
+    }
+}
