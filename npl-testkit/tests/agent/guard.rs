@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The guard against masquerading, and for replies of Pods with routes of their own, with the agent's own rights.
 
-use npl_testkit::poll;
 use npl_testkit::topology::MASQUERADE;
-use serde_json::Value;
+use npl_testkit::{poll, tools};
+use serde_json::{Value, json};
 
 use crate::world::{LIMIT, World};
 
@@ -42,6 +42,9 @@ fn a_node_that_masquerades_its_pods_has_a_guard_until_a_cleanup() {
 /// As the AWS VPC CNI has it: what carries the mark is routed by the Node's table, ahead of the Pods' rules.
 const RULE_OF_MARK: &str = "rule add fwmark 0x80/0x80 lookup main priority 1024";
 
+/// Another mark, of more bits.
+const RULE_OF_MARK_V6: &str = "fwmark 0x40/0xc0 lookup main priority 1024";
+
 fn rule_of_pod(world: &World, verb: &str) {
     let pod = world.topology.pods()[0].ip();
     world.topology.node().ip(&format!("rule {verb} from {pod} lookup 100 priority 1536")).unwrap();
@@ -71,6 +74,15 @@ fn connections_of_a_pod_that_a_rule_routes_apart_are_marked_for_as_long_as_it_do
     assert_eq!(status["connectionMarks"][0], "IPv4 by eth0: 0x80/0x80");
     assert_eq!(status["guardedEndpoints"], Value::Null);
 
+    // Before a Pod with such an address has a mapping.
+    for rule in [&format!("from {} lookup 100 priority 1536", world.topology.pods()[0].addresses.v6), RULE_OF_MARK_V6] {
+        let mut add = node.command("ip").unwrap();
+        tools::output(add.args(["-6", "rule", "add"]).args(rule.split(' '))).unwrap();
+    }
+    let marks = || options.command_json("status").unwrap()["connectionMarks"].clone();
+    let both = json!(["IPv4 by eth0: 0x80/0x80", "IPv6 by eth0: 0x40/0xc0"]);
+    poll::until("the mark of the other family", LIMIT, || (marks() == both).then_some(())).unwrap();
+
     node.nft(MASQUERADE).unwrap();
     let does_both = || is_marked(&world) && table(&world).is_some_and(|table| table.matches("snat").count() == 2);
     poll::until("the guard against masquerading", LIMIT, || does_both().then_some(())).unwrap();
@@ -81,6 +93,8 @@ fn connections_of_a_pod_that_a_rule_routes_apart_are_marked_for_as_long_as_it_do
     }
 
     rule_of_pod(&world, "del");
+    let mut forget = node.command("ip").unwrap();
+    tools::output(forget.args(["-6", "rule", "del", "priority", "1536"])).unwrap();
     let is_bare = || table(&world).is_some_and(|table| !table.contains("ct mark") && table.contains("snat"));
     poll::until("the end of the mark", LIMIT, || is_bare().then_some(())).unwrap();
     node.nft("delete table inet npl_test").unwrap();

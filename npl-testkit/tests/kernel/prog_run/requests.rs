@@ -177,7 +177,7 @@ fn what_a_mapping_carried_stays_in_its_familys_sum_when_it_is_gone() {
 }
 
 /// A packet whose checksum is right, and at the same time the sum of its pseudo header.
-pub fn looks_unfinished(of: impl Fn(&[u8]) -> Packet) -> Packet {
+pub(super) fn looks_unfinished(of: impl Fn(&[u8]) -> Packet) -> Packet {
     let mut unfinished = of(&[0; 2]);
     *unfinished.transport.checksum_mut().unwrap() = Checksum::Partial;
     let wanted = checksum_field(&unfinished);
