@@ -8,9 +8,12 @@ use std::thread;
 
 use aya::maps::{Array, HashMap, MapData};
 use npl_agent::core::model::Family;
+use npl_common::config::Config;
 use npl_common::hint::{HintV4, HintV6, slot};
 use npl_common::mapping::{BackendV4, BackendV6, Frontend, protocol};
-use npl_common::names::{MAP_HINT_V4, MAP_HINT_V6, MAP_MAPPING_V4, MAP_MAPPING_V6, PROG_INGRESS, PROG_INGRESS_DIRECT};
+use npl_common::names::{
+    MAP_CONFIG, MAP_HINT_V4, MAP_HINT_V6, MAP_MAPPING_V4, MAP_MAPPING_V6, PROG_INGRESS, PROG_INGRESS_DIRECT,
+};
 use npl_common::reason::Reason;
 use npl_testkit::test_run;
 
@@ -193,15 +196,18 @@ fn frontends_of_one_place_each_lead_to_their_own_pod() {
     });
 }
 
-/// An agent of a version without hints may have been there in between.
+/// An agent of a version without hints may have been there in between, and have begun its epochs anew.
 #[test]
 fn a_starting_agent_discards_those_of_earlier_ones() {
     with_mappings(|lab| {
         goes_to(lab, NODE_PORT, pod());
-        let epoch = lab.datapath.tables.config().unwrap().epoch;
+        let config = lab.datapath.tables.config().unwrap();
         change_by_hand(Some(other_pod()));
+        let mut map: Array<MapData, Config> = open(MAP_CONFIG);
+        map.set(0, Config { epoch: config.epoch - 1, ..config }, 0).unwrap();
         lab.datapath.configure("61000-61100".parse().unwrap(), || 1).unwrap();
-        assert_eq!(lab.datapath.tables.config().unwrap().epoch, epoch, "nothing else keeps it from counting");
+        let begun = lab.datapath.tables.config().unwrap().epoch;
+        assert_eq!(begun, config.epoch, "nothing else keeps it from counting");
         goes_to(lab, NODE_PORT, other_pod());
     });
 }
