@@ -123,7 +123,8 @@ fn device_that_takes_the_number_of_one_that_went_elsewhere_is_attached_afresh() 
     let ifindex = world.topology.client().uplink.ifindex().unwrap();
     let elsewhere = world.run.netns("elsewhere").unwrap();
     world.node().ip(&format!("link set eth0 name gone netns {}", elsewhere.name())).unwrap();
-    world.client().ip("link set eth0 name old").unwrap();
+    // Before 6.2 what is up keeps its name.
+    world.client().ip("link set eth0 down\nlink set eth0 name old").unwrap();
     make_uplink_anew(&world, ifindex);
     assert_attached_afresh(&mut world);
 }
