@@ -28,6 +28,9 @@ pub enum Command {
     /// Check kernel, rights and settings of this Node, and say what is wrong and what to do, with or without a running agent.
     /// Changes nothing. Ends with 1 if something keeps node ports from working.
     Doctor(ViewArgs),
+    /// Load the programs and leave them to the agent, which runs with fewer rights. With `CAP_PERFMON`, the kernel takes them as
+    /// they are; without it, nothing is done.
+    Load(LoadArgs),
     /// Remove everything that any agent of this Node has left in the kernel. Translation stops.
     Cleanup(ViewArgs),
 }
@@ -120,6 +123,14 @@ pub struct RunArgs {
     /// How log lines look; the variable `NPL_LOG` says which there are.
     #[arg(long, env = "NPL_LOG_FORMAT", value_enum, default_value_t)]
     pub log_format: LogFormat,
+}
+
+/// Flags of `load`.
+#[derive(Debug, Clone, Args)]
+pub struct LoadArgs {
+    /// Where the bpf filesystem is mounted.
+    #[arg(long, env = "NPL_BPFFS", value_name = "DIRECTORY", default_value = DEFAULT_BPFFS)]
+    pub bpffs: PathBuf,
 }
 
 /// Flags of the commands that look at the kernel.

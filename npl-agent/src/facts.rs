@@ -12,7 +12,7 @@ use crate::{
         doctor::{Datapath, Facts, Setting, Sysctls},
         settings::PortRange,
     },
-    datapath::{cgroup, inspect::Inspection, pins::Direction, preflight},
+    datapath::{cgroup, inspect::Inspection, is_unfenced, pins::Direction, preflight},
     guard, lock, netlink,
     uplinks::ErrorChain,
 };
@@ -66,6 +66,7 @@ fn datapath(inspection: &Inspection) -> Datapath {
     }
     Datapath {
         is_installed: inspection.is_installed,
+        has_fenced_programs: !inspection.programs.keys().all(|build| is_unfenced(build)),
         carrying: carrying.map(|(ifindex, _)| *ifindex).collect(),
         addresses: inspection.local_addresses.iter().copied().collect(),
         socket_hooks: inspection.socket_hooks.clone(),

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The commands that look at the kernel, check the Node or clean up, and how their results are shown.
+//! The commands that load programs, look at the kernel, check the Node or clean up, and how their results are shown.
 
 pub mod cleanup;
 pub mod doctor;
+pub mod load;
 pub mod mappings;
 pub mod status;
 

@@ -15,9 +15,11 @@ fn args(flags: &[&str]) -> RunArgs {
     let line = ["npl-agent", "run", "--node-name", "worker-1"].iter().chain(flags);
     match Cli::parse_from(line).command {
         Command::Run(args) => *args,
-        other @ (Command::Status(_) | Command::Mappings(_) | Command::Doctor(_) | Command::Cleanup(_)) => {
-            panic!("{other:?}")
-        }
+        other @ (Command::Status(_)
+        | Command::Mappings(_)
+        | Command::Doctor(_)
+        | Command::Load(_)
+        | Command::Cleanup(_)) => panic!("{other:?}"),
     }
 }
 

@@ -90,6 +90,16 @@ impl Hooks {
         names.iter().try_for_each(|name| self.program(name).map(drop))
     }
 
+    /// Loads and pins whatever an agent on this machine may ask for one day: the names of all, or why one does not load.
+    pub fn load_all(&mut self) -> Vec<Result<&'static str, DatapathError>> {
+        self.programs.load_all()
+    }
+
+    /// Whether the programs are without the kernel's barriers against speculation.
+    pub fn are_unfenced(&self) -> bool {
+        self.programs.are_unfenced()
+    }
+
     /// A program by its name, loaded, for whoever runs it without a device.
     ///
     /// # Errors

@@ -32,5 +32,6 @@ pub use load::Datapath;
 pub use local::LocalClients;
 pub use object::embedded_object;
 pub use pins::Pins;
+pub use programs::is_unfenced;
 pub(crate) use sys::now as kernel_clock;
 pub use tables::Tables;

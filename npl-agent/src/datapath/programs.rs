@@ -19,8 +19,8 @@ use aya::{
     programs::{CgroupSockAddr, Program, ProgramFd, SchedClassifier, Xdp},
 };
 use npl_common::names::{
-    GLOBAL_DIRECT_READS, MAP_REST, PINNED_MAPS, PROG_EGRESS, PROG_INGRESS, PROG_XDP, PROG_XDP_FRAGS, REST_PROGRAMS,
-    SocketProgram, rest_of,
+    GLOBAL_DIRECT_READS, MAP_REST, PINNED_MAPS, PROG_EGRESS, PROG_INGRESS, PROG_XDP, PROG_XDP_FRAGS, PROGRAMS,
+    REST_PROGRAMS, SOCKET_PROGRAMS, SocketProgram, rest_of,
 };
 use tracing::{debug, info};
 
@@ -36,21 +36,27 @@ use crate::memory;
 /// What every Node needs. The programs for devices without link-layer headers, which few Nodes have, wait for such a
 /// device.
 const ALWAYS: [&str; 2] = [PROG_EGRESS, PROG_INGRESS];
+/// How [`Variant::Unfenced`] is named.
+const UNFENCED: &str = "unfenced";
 /// The object's section of constants, a map of its own in every loaded copy.
 const CONSTANTS: &str = ".rodata";
 
-/// How the programs read packets: a constant, set when they are loaded. Pointers are faster.
+/// What comes of the programs, by the rights of whoever loads them and the kernel's verifier; the fastest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Reads {
-    Pointers,
-    Helper,
+enum Variant {
+    /// Loaded with `CAP_PERFMON`: as they are. They read packets by pointers.
+    Unfenced,
+    /// Loaded without: the kernel puts a barrier behind nearly every store to the stack, against speculation.
+    Fenced,
+    /// Before Linux 6.6 without that right: as [`Self::Fenced`], and they read packets by a helper.
+    ByHelper,
 }
 
 /// The programs of this agent's build, as far as they were needed yet.
 #[derive(Debug)]
 pub(super) struct Programs {
     pins: Pins,
-    reads: Reads,
+    variant: Variant,
     /// Tells the pins of this build from those of others.
     build: String,
     /// The maps that a program may use, by their ids.
@@ -75,15 +81,19 @@ impl Programs {
     /// The kernel's refusal.
     pub(super) fn open(pins: &Pins) -> Result<Self, DatapathError> {
         let digest = digest(embedded_object()?);
-        let mut by_pointers = Self::new(pins, &digest, Reads::Pointers);
-        if by_pointers.adopt_hooks()? {
-            return Ok(by_pointers);
+        // What was loaded with more rights than this agent has is taken over all the same.
+        let (known, loadable): (&[Variant], [Variant; 2]) = if has_perfmon() {
+            (&[Variant::Unfenced], [Variant::Unfenced, Variant::ByHelper])
+        } else {
+            (&[Variant::Unfenced, Variant::Fenced, Variant::ByHelper], [Variant::Fenced, Variant::ByHelper])
+        };
+        for variant in known {
+            let mut programs = Self::new(pins, &digest, *variant);
+            if programs.adopt_hooks()? {
+                return Ok(programs);
+            }
         }
-        let mut by_helper = Self::new(pins, &digest, Reads::Helper);
-        // An agent that was given CAP_PERFMON meanwhile is to have the faster ones.
-        if !has_perfmon() && by_helper.adopt_hooks()? {
-            return Ok(by_helper);
-        }
+        let [mut by_pointers, mut by_helper] = loadable.map(|variant| Self::new(pins, &digest, variant));
         match by_pointers.load_hooks() {
             Err(error) if error.is_verifier_refusal() => {
                 debug!(%error, "what the kernel said to packets read by pointers");
@@ -96,11 +106,11 @@ impl Programs {
         }
     }
 
-    fn new(pins: &Pins, digest: &str, reads: Reads) -> Self {
+    fn new(pins: &Pins, digest: &str, variant: Variant) -> Self {
         Self {
             pins: pins.clone(),
-            reads,
-            build: format!("{digest}_{}", reads.as_str()),
+            variant,
+            build: format!("{digest}_{}", variant.as_str()),
             known_maps: BTreeSet::new(),
             classifiers: BTreeMap::new(),
             sockets: BTreeMap::new(),
@@ -109,6 +119,20 @@ impl Programs {
             has_pinned_constants: false,
             has_predecessors: true,
         }
+    }
+
+    /// Loads whatever an agent on this machine may ask for one day; the names of all, or why one of them does not load.
+    pub(super) fn load_all(&mut self) -> Vec<Result<&'static str, DatapathError>> {
+        let mut loaded: Vec<_> = PROGRAMS.iter().map(|name| self.classifier(name).map(|_| *name)).collect();
+        loaded.extend(SOCKET_PROGRAMS.iter().map(|which| self.socket_program(which).map(|_| which.name)));
+        loaded.push(self.xdp().map(|(name, _)| name));
+        self.object = None;
+        loaded
+    }
+
+    /// Whether they are without barriers against speculation.
+    pub(super) fn are_unfenced(&self) -> bool {
+        self.variant == Variant::Unfenced
     }
 
     /// A program for devices, ready to run: that to which it jumps with what is unusual is in its place.
@@ -189,6 +213,12 @@ impl Programs {
             self.classifier(hook)?;
         }
         info!(build = self.build, "programs loaded");
+        if self.variant != Variant::Unfenced {
+            info!(
+                "loaded without CAP_PERFMON, they have the kernel's barriers against speculation, and a packet takes some \
+                 0.3 µs longer; `npl-agent load`, in an init container that has the capability, loads them without"
+            );
+        }
         Ok(())
     }
 
@@ -250,7 +280,7 @@ impl Programs {
         let bytes = embedded_object()?;
         object::discard_incompatible_maps(&self.pins, bytes)?;
         let mut loader = EbpfLoader::new();
-        let has_direct_reads = u8::from(self.reads == Reads::Pointers);
+        let has_direct_reads = u8::from(self.variant != Variant::ByHelper);
         loader.override_global(GLOBAL_DIRECT_READS, &has_direct_reads, true);
         for name in PINNED_MAPS {
             loader.map_pin_path(name, self.pins.map(name));
@@ -307,17 +337,23 @@ impl Programs {
     }
 }
 
-impl Reads {
+impl Variant {
     /// As in the names of folders.
     const fn as_str(self) -> &'static str {
         match self {
-            Self::Pointers => "pointers",
-            Self::Helper => "helper",
+            Self::Unfenced => UNFENCED,
+            Self::Fenced => "fenced",
+            Self::ByHelper => "helper",
         }
     }
 }
 
-/// Whether every kernel lets this agent's programs read packets by pointers.
+/// Whether the programs of a build, by the name of its folder, are without barriers against speculation.
+pub fn is_unfenced(build: &str) -> bool {
+    build.rsplit('_').next() == Some(UNFENCED)
+}
+
+/// Whether the verifier takes programs of this process as they are.
 fn has_perfmon() -> bool {
     preflight::rights().is_some_and(|rights| rights.perfmon)
 }

@@ -92,9 +92,10 @@ fn settings_that_stop_traffic_are_told_and_are_ok_once_they_are_set_right() {
 #[test]
 fn an_agents_work_is_examined_while_it_runs_and_after_it() {
     let (mut world, _cgroup) = World::with_local_clients(&[]);
-    for key in ["kernel", "btf", "bpffs", "cap_bpf", "cap_net_admin", "cap_perfmon"] {
+    for key in ["kernel", "btf", "bpffs", "cap_bpf", "cap_net_admin"] {
         assert_ok(&world, key, "");
     }
+    assert_told(&world, "cap_perfmon", "warning", "as the init container of deploy/npl.yaml does");
     assert_ok(&world, "agent", "running");
     assert_ok(&world, "datapath", "programs on eth0; mappings: 2");
     assert_ok(&world, "local_clients", "served by");

@@ -4,12 +4,14 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 
 use aya::programs::ProgramInfo;
-use npl_common::names::{ABI_VERSION, PIN_ROOT, PROGRAM_DIR};
+use npl_common::names::{ABI_VERSION, PIN_ROOT, PROGRAM_DIR, PROGRAMS, REST_PROGRAMS, SOCKET_PROGRAMS};
 use npl_testkit::cluster::Entry;
 use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
+use npl_testkit::tools;
 use npl_testkit::traffic::{Direction, Load, Transfer};
 
 use crate::world::{LIMIT, World};
@@ -79,6 +81,59 @@ fn a_restarted_agent_loads_no_program() {
     let build = builds(&world).pop().unwrap();
     let expected = format!("12 of {}", build.file_name().unwrap().to_str().unwrap());
     assert!(status.contains(&expected), "{expected} is not in {status}");
+}
+
+/// Barriers against speculation in a pinned program.
+fn barriers(world: &World, name: &str) -> usize {
+    let pin = builds(world).pop().unwrap().join(name);
+    let dump = tools::output(Command::new("bpftool").args(["prog", "dump", "xlated", "pinned"]).arg(pin)).unwrap();
+    assert!(dump.lines().count() > 1000, "the kernel shows no instructions: {dump}");
+    dump.matches("nospec").count()
+}
+
+#[test]
+fn programs_that_were_loaded_with_more_rights_are_those_of_an_agent_that_has_fewer() {
+    let mut world = World::new();
+    world.create_node();
+    let flags = ["--forwarding", "offload"];
+    let options = world.agent_options(&flags);
+    let said = options.command(&["load"]).unwrap();
+    let loaded = programs(&world);
+    assert_eq!(
+        said,
+        format!("{} programs are loaded, without the kernel's barriers against speculation\n", 10 + 8 + 1)
+    );
+    assert_eq!(loaded.len(), 10 + 6 + 8 + 1, "of devices, with their rests, of sockets, and of drivers: {loaded:?}");
+    assert_eq!(options.command(&["load"]).unwrap(), said);
+    assert_eq!(programs(&world), loaded, "what is there is left alone");
+
+    world.start_agent(&flags);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    assert_eq!(programs(&world), loaded, "the agent has loaded none");
+    assert_eq!(["npl_off_ingress", "npl_off_egress", "npl_off_pods"].map(|name| barriers(&world, name)), [0; 3]);
+    let refused = options.command(&["load"]).unwrap_err();
+    assert!(format!("{refused:#}").contains("an npl-agent runs on this Node"), "{refused:#}");
+    world.agent().kill().unwrap();
+    world.agent().restart().unwrap();
+    world.assert_served("web-0");
+    assert_eq!(programs(&world), loaded);
+
+    // By itself, it has programs with barriers, which those that are loaded without take the place of.
+    world.agent().kill().unwrap();
+    options.command(&["cleanup"]).unwrap();
+    world.agent().restart().unwrap();
+    world.assert_served("web-0");
+    assert!(barriers(&world, "npl_off_ingress") > 100, "{:?}", builds(&world));
+    world.agent().kill().unwrap();
+    options.command(&["load"]).unwrap();
+    assert_eq!(builds(&world).len(), 2, "links still have the others");
+    world.agent().restart().unwrap();
+    world.assert_served("web-0");
+    assert_eq!(barriers(&world, "npl_off_ingress"), 0, "{:?}", builds(&world));
+    assert_eq!(builds(&world).len(), 1, "{:?}", builds(&world));
 }
 
 #[test]

@@ -2,7 +2,9 @@
 //! The agent as a Pod among others.
 
 use std::fs;
+use std::process::Command;
 
+use npl_common::names::{PROGRAMS, REST_PROGRAMS, SOCKET_PROGRAMS};
 use npl_testkit::poll;
 
 use crate::clients;
@@ -44,6 +46,18 @@ pub(crate) fn the_agent_has_two_capabilities_and_no_more(world: &mut World) {
         let root = fs::read_to_string(format!("/proc/{agent}/mountinfo")).unwrap();
         let root = root.lines().find(|line| line.split(' ').nth(4) == Some("/")).unwrap();
         assert!(root.split(' ').nth(5).unwrap().split(',').any(|option| option == "ro"), "{root}");
+    }
+}
+
+/// By the container ahead of it, which has one capability more.
+pub(crate) fn the_programs_are_loaded_ahead_of_the_agent(world: &mut World) {
+    for node in world.cluster.nodes() {
+        let mut command = Command::new("find");
+        command.args(["/sys/fs/bpf/npl", "-path", "*/programs/*", "-name", "npl_*"]);
+        let found = node.space().output(command).unwrap();
+        let programs: Vec<&str> = found.lines().collect();
+        assert_eq!(programs.len(), PROGRAMS.len() + REST_PROGRAMS.len() + SOCKET_PROGRAMS.len() + 1, "{found}");
+        assert!(programs.iter().all(|pin| pin.contains("_unfenced/")), "some have barriers: {found}");
     }
 }
 

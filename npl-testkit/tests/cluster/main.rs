@@ -36,6 +36,7 @@ const STORIES: &[Story] = &[
     Story::new("the_machine_itself_is_not_touched", machine::the_machine_itself_is_not_touched),
     Story::new("the_agent_is_ready_on_every_node", agent::the_agent_is_ready_on_every_node),
     Story::new("the_agent_has_two_capabilities_and_no_more", agent::the_agent_has_two_capabilities_and_no_more),
+    Story::new("the_programs_are_loaded_ahead_of_the_agent", agent::the_programs_are_loaded_ahead_of_the_agent),
     Story::new(
         "an_agent_may_write_its_annotation_and_nothing_else",
         policy::an_agent_may_write_its_annotation_and_nothing_else,

@@ -56,17 +56,33 @@ pub(super) fn rights(facts: &Facts) -> [Finding; 3] {
         );
         Finding::failed(key, "not held by this process", advice)
     };
-    let perfmon = match (rights.perfmon, facts.kernel.has_tcx) {
-        (true, _) => "held",
-        (false, true) => "not held, and not needed",
-        (false, false) => "not held: before Linux 6.6, packets are read by a helper then, and XDP has no program",
-    };
     let [bpf, net_admin, speed_up] = keys;
     [
         needed(bpf, "CAP_BPF", rights.bpf),
         needed(net_admin, "CAP_NET_ADMIN", rights.net_admin),
-        Finding::ok(speed_up, perfmon),
+        perfmon(speed_up, rights.perfmon, facts),
     ]
+}
+
+/// A right that makes programs faster for as long as they are loaded, whoever had it.
+fn perfmon(key: &'static str, is_held: bool, facts: &Facts) -> Finding {
+    let is_installed = facts.datapath.as_ref().is_ok_and(|datapath| datapath.is_installed);
+    let are_fenced = facts.datapath.as_ref().is_ok_and(|datapath| datapath.has_fenced_programs);
+    match (is_installed, are_fenced, facts.kernel.has_tcx) {
+        (true, false, _) => Finding::ok(key, "the programs were loaded with it, and are as fast as they can be"),
+        (true, true, has_tcx) => {
+            let cost = if has_tcx { "" } else { ", packets are read by a helper, and XDP has no program" };
+            let advice = format!(
+                "the kernel's barriers against speculation are in them, and a packet takes some 0.3 µs longer{cost}: have \
+                 `npl-agent load` run with it ahead of the agent, as the init container of deploy/npl.yaml does"
+            );
+            Finding::warning(key, "the programs were loaded without it", advice)
+        }
+        (false, ..) if is_held => Finding::ok(key, "held"),
+        (false, ..) => {
+            Finding::ok(key, "not held by this process; whoever loads the programs has it, or they are slower")
+        }
+    }
 }
 
 pub(super) fn agent(facts: &Facts) -> Finding {

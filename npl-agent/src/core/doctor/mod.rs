@@ -78,6 +78,8 @@ pub struct Rights {
 pub struct Datapath {
     /// Whether anything is.
     pub is_installed: bool,
+    /// Whether programs are loaded that have the kernel's barriers against speculation.
+    pub has_fenced_programs: bool,
     /// Indexes of the devices that carry a program in both directions, whether or not they are there.
     pub carrying: BTreeSet<u32>,
     /// The addresses that count as the Node's.

@@ -38,6 +38,7 @@ fn well() -> Facts {
         is_agent_running: true,
         datapath: Ok(Datapath {
             is_installed: true,
+            has_fenced_programs: false,
             carrying: [UPLINK].into(),
             addresses: ["192.0.2.10", "2001:db8::10"].map(|text| text.parse().unwrap()).into(),
             socket_hooks: vec!["connect4", "connect6"],
@@ -146,23 +147,42 @@ fn a_kernel_that_lacks_something_is_told() {
 #[test]
 fn rights_that_the_agent_needs_are_told_apart_from_those_that_it_can_use() {
     let held = |bpf, net_admin, perfmon| Some(Rights { bpf, net_admin, perfmon });
-    let state_of = |rights, has_tcx, key| {
+    let state_of = |rights, key| {
         let mut facts = well();
-        (facts.rights, facts.kernel.has_tcx) = (rights, has_tcx);
+        facts.rights = rights;
         let finding = examine(&facts).into_iter().find(|finding| finding.key == key).unwrap();
         (finding.state, finding.found)
     };
-    assert_eq!(state_of(held(false, true, true), true, "cap_bpf").0, State::Failed);
-    assert_eq!(state_of(held(false, true, true), true, "cap_net_admin").0, State::Ok);
-    assert_eq!(state_of(held(true, false, true), true, "cap_net_admin").0, State::Failed);
+    assert_eq!(state_of(held(false, true, true), "cap_bpf").0, State::Failed);
+    assert_eq!(state_of(held(false, true, true), "cap_net_admin").0, State::Ok);
+    assert_eq!(state_of(held(true, false, true), "cap_net_admin").0, State::Failed);
     for key in ["cap_bpf", "cap_net_admin", "cap_perfmon"] {
-        assert_eq!(state_of(None, true, key).0, State::Unknown, "{key}");
+        assert_eq!(state_of(None, key).0, State::Unknown, "{key}");
     }
-    let perfmon = |is_held, has_tcx| state_of(held(true, true, is_held), has_tcx, "cap_perfmon");
-    assert_eq!(perfmon(true, false), (State::Ok, "held".to_owned()));
-    assert_eq!(perfmon(false, true), (State::Ok, "not held, and not needed".to_owned()));
-    let (state, found) = perfmon(false, false);
-    assert!(state == State::Ok && found.contains("read by a helper"), "{found}");
+}
+
+#[test]
+fn whoever_loaded_the_programs_decides_how_fast_they_are() {
+    let of = |is_held, has_tcx, is_installed, has_fenced_programs| {
+        let mut facts = well();
+        facts.rights = Some(Rights { bpf: true, net_admin: true, perfmon: is_held });
+        facts.kernel.has_tcx = has_tcx;
+        facts.datapath = facts.datapath.map(|datapath| Datapath { is_installed, has_fenced_programs, ..datapath });
+        let finding = examine(&facts).into_iter().find(|finding| finding.key == "cap_perfmon").unwrap();
+        (finding.state, finding.found, finding.advice.unwrap_or_default())
+    };
+    for is_held in [true, false] {
+        let (state, found, _) = of(is_held, true, true, false);
+        assert!(state == State::Ok && found.contains("were loaded with it"), "{found}");
+        let (state, found, advice) = of(is_held, true, true, true);
+        assert!(state == State::Warning && found.contains("were loaded without it"), "{found}");
+        assert!(advice.contains("npl-agent load") && !advice.contains("helper"), "{advice}");
+        let (_, _, advice) = of(is_held, false, true, true);
+        assert!(advice.contains("read by a helper"), "{advice}");
+    }
+    assert_eq!(of(true, true, false, false).1, "held");
+    let (state, found, _) = of(false, true, false, false);
+    assert!(state == State::Ok && found.contains("not held by this process"), "{found}");
 }
 
 #[test]

@@ -56,6 +56,8 @@ pub(crate) enum Mode {
     Nftables,
     /// Translated by NPL.
     Ours,
+    /// Translated by NPL, whose programs were loaded with the agent's rights alone and so have the kernel's barriers.
+    OursFenced,
     /// Translated by NPL and redirected, past the host's stack.
     OursRedirect,
     /// Translated by NPL and offloaded: past the host's stack while that lets the flow through.
@@ -89,6 +91,7 @@ impl Mode {
             Self::IptablesNewest(mappings) => format!("iptables_{mappings}_newest"),
             Self::Nftables => "nftables".to_owned(),
             Self::Ours => "ours".to_owned(),
+            Self::OursFenced => "ours_fenced".to_owned(),
             Self::OursRedirect => "ours_redirect".to_owned(),
             Self::OursOffload => "ours_offload".to_owned(),
             Self::OursOffloadConntrack => "ours_offload_conntrack".to_owned(),
@@ -111,6 +114,7 @@ impl Mode {
             | Self::RoutingConntrack
             | Self::Nftables
             | Self::Ours
+            | Self::OursFenced
             | Self::OursRedirect
             | Self::OursOffload
             | Self::OursOffloadConntrack
@@ -133,6 +137,7 @@ impl Mode {
             | Self::RoutingConntrack
             | Self::Nftables
             | Self::Ours
+            | Self::OursFenced
             | Self::OursRedirect
             | Self::OursOffload
             | Self::OursOffloadConntrack
@@ -172,6 +177,7 @@ impl Mode {
             | Self::RoutingBesideOurs
             | Self::RoutingWire
             | Self::Ours
+            | Self::OursFenced
             | Self::OursRedirect
             | Self::OursOffload
             | Self::OursOf(_)
@@ -194,6 +200,7 @@ impl Mode {
             | Self::IptablesNewest(_)
             | Self::Nftables
             | Self::Ours
+            | Self::OursFenced
             | Self::OursRedirect
             | Self::OursOffload
             | Self::OursOffloadConntrack
@@ -243,9 +250,9 @@ impl Ratio {
 }
 
 /// Every comparison, in the order in which it is shown.
-pub(crate) const RATIOS: [Ratio; 43] = {
+pub(crate) const RATIOS: [Ratio; 44] = {
     use Mode::{
-        Iptables, IptablesNewest, Nftables, Ours, OursConntrack, OursOf, OursOffload, OursOffloadConntrack,
+        Iptables, IptablesNewest, Nftables, Ours, OursConntrack, OursFenced, OursOf, OursOffload, OursOffloadConntrack,
         OursRedirect, OursWire, OursXdp, Routing, RoutingBesideOurs, RoutingConntrack, RoutingWire, Shortcut,
         ShortcutXdp,
     };
@@ -261,6 +268,7 @@ pub(crate) const RATIOS: [Ratio; 43] = {
         ratio(Established, RoutingBesideOurs, Routing, Some(0.98)),
         ratio(Established, OursConntrack, RoutingConntrack, None),
         ratio(Established, OursConntrack, Iptables(1), None),
+        ratio(Established, OursFenced, Routing, None),
         ratio(Established, OursWire, RoutingWire, None),
         ratio(Established, OursXdp, RoutingWire, None),
         ratio(Established, OursXdp, OursWire, None),

@@ -19,12 +19,17 @@ use npl_testkit::{interrupt, live_frames, process};
 use crate::Effort;
 use crate::cases::{Case, Mode, Workload};
 use crate::figures::{Aim, Figure, Samples, Stage, figure, say};
-use crate::testbed::Testbed;
+use crate::testbed::{Testbed, open_fenced};
 
 /// A request of an established flow, translated.
 const FORWARD_HIT: Figure = figure("program/forward-hit", "ns", Stage::Program, &[Aim::Median(100.0)]);
 /// A reply of one.
 const REPLY_HIT: Figure = figure("program/reply-hit", "ns", Stage::Program, &[Aim::Median(100.0)]);
+/// The two, where the agent has loaded the programs itself: the kernel has put barriers against speculation into them.
+const FORWARD_HIT_FENCED: Figure =
+    figure("program/forward-hit-fenced", "ns", Stage::Program, &[]).beside("loaded ahead of the agent");
+const REPLY_HIT_FENCED: Figure =
+    figure("program/reply-hit-fenced", "ns", Stage::Program, &[]).beside("loaded ahead of the agent");
 /// The same ahead of the stack, by the program for drivers.
 const XDP_FORWARD_HIT: Figure = figure("program/xdp-forward-hit", "ns", Stage::Program, &[]);
 /// A datagram to a Pod itself, which is not the Node's main address.
@@ -38,8 +43,17 @@ const SYN_FLOOD: Figure =
     figure("program/syn-flood", "ns", Stage::Program, &[Aim::Ratio(1.5)]).beside("an established flow");
 
 /// All of them, in the order in which they are shown.
-pub(crate) const FIGURES: [&Figure; 7] =
-    [&FORWARD_HIT, &XDP_FORWARD_HIT, &REPLY_HIT, &MISS, &DIRECT, &REPLY_MISS, &SYN_FLOOD];
+pub(crate) const FIGURES: [&Figure; 9] = [
+    &FORWARD_HIT,
+    &XDP_FORWARD_HIT,
+    &REPLY_HIT,
+    &MISS,
+    &DIRECT,
+    &REPLY_MISS,
+    &FORWARD_HIT_FENCED,
+    &REPLY_HIT_FENCED,
+    &SYN_FLOOD,
+];
 
 /// Runs of a program in one go, and how many of these there are in a round: the quickest counts.
 const REPEAT: u32 = 200_000;
@@ -67,10 +81,17 @@ pub(crate) fn measure(figures: &[&Figure], object: &Path, effort: Effort, sample
     }
     let run = Run::start()?;
     say("running the programs by themselves");
-    let (mut alone, mut flooded) = (Alone::new(&run, object)?, Flooded::new(&run, object)?);
+    let (mut alone, mut fenced) = (Alone::new(&run, object, false)?, Alone::new(&run, object, true)?);
+    let mut flooded = Flooded::new(&run, object)?;
     for _round in 0..effort.rounds {
         ensure!(!interrupt::is_requested(), "interrupted");
-        alone.measure(samples)?;
+        for (figure, cost) in alone.costs(&ALONE)? {
+            samples.add(figure, &[cost], &[]);
+        }
+        let (with, without) = (fenced.costs(&FENCED)?, alone.costs(&FENCED)?);
+        for ((figure, cost), (_, beside)) in with.into_iter().zip(without) {
+            samples.add(figure, &[cost], &[beside]);
+        }
         flooded.measure(effort, samples)?;
     }
     Ok(())
@@ -85,6 +106,58 @@ enum Hook {
     Xdp,
 }
 
+/// A packet that nobody sent.
+#[derive(Clone, Copy, Debug)]
+enum Sent {
+    Request,
+    Reply,
+    /// To a port out of the range.
+    Miss,
+    /// Of the Node's, and nobody's reply.
+    ReplyMiss,
+    /// To a Pod itself.
+    Direct,
+}
+
+/// What a program does with a packet, and the figure for what that takes.
+type Cost = (&'static Figure, Hook, Sent);
+
+const ALONE: [Cost; 6] = [
+    (&FORWARD_HIT, Hook::Tc(PROG_INGRESS), Sent::Request),
+    (&XDP_FORWARD_HIT, Hook::Xdp, Sent::Request),
+    (&REPLY_HIT, Hook::Tc(PROG_EGRESS), Sent::Reply),
+    (&MISS, Hook::Tc(PROG_INGRESS), Sent::Miss),
+    (&DIRECT, Hook::Tc(PROG_INGRESS), Sent::Direct),
+    (&REPLY_MISS, Hook::Tc(PROG_EGRESS), Sent::ReplyMiss),
+];
+const FENCED: [Cost; 2] = [
+    (&FORWARD_HIT_FENCED, Hook::Tc(PROG_INGRESS), Sent::Request),
+    (&REPLY_HIT_FENCED, Hook::Tc(PROG_EGRESS), Sent::Reply),
+];
+
+impl Sent {
+    fn packet(self) -> Packet {
+        let foreign: SocketAddr = (ENDS[0].ip(), OUT_OF_RANGE).into();
+        let (from, to) = match self {
+            Self::Request => (CLIENT, ENDS[0]),
+            Self::Reply => (ENDS[1], CLIENT),
+            Self::Miss => (CLIENT, foreign),
+            Self::ReplyMiss => (foreign, CLIENT),
+            Self::Direct => (CLIENT, POD),
+        };
+        packet(from, to)
+    }
+
+    /// How many requests and replies a run of it translates.
+    const fn translated(self) -> [u64; 2] {
+        match self {
+            Self::Request => [1, 0],
+            Self::Reply => [0, 1],
+            Self::Miss | Self::ReplyMiss | Self::Direct => [0, 0],
+        }
+    }
+}
+
 /// Programs that are run over packets that nobody sent.
 struct Alone {
     datapath: Datapath,
@@ -94,9 +167,9 @@ struct Alone {
 }
 
 impl Alone {
-    fn new(run: &Run, object: &Path) -> Result<Self> {
-        let bpffs = run.bpffs("bpf-program")?;
-        let mut datapath = Datapath::open(bpffs.path())?;
+    fn new(run: &Run, object: &Path, are_fenced: bool) -> Result<Self> {
+        let bpffs = run.bpffs(if are_fenced { "bpf-fenced" } else { "bpf-program" })?;
+        let mut datapath = if are_fenced { open_fenced(bpffs.path())? } else { Datapath::open(bpffs.path())? };
         datapath.tables.set_local_addresses(&ENDS.map(|end| end.ip()))?;
         for (from, to) in [(ENDS[0], ENDS[1]), (ENDS[1], ENDS[0])] {
             let (node_port, pod_port) = (NodePort(from.port()), PodPort(to.port()));
@@ -129,39 +202,26 @@ impl Alone {
         Ok(())
     }
 
-    fn measure(&mut self, samples: &mut Samples) -> Result<()> {
+    /// What programs take for packets, in nanoseconds.
+    fn costs(&mut self, costs: &[Cost]) -> Result<Vec<(&'static Figure, f64)>> {
         process::on_own_thread(|| {
             live_frames::occupy_one_processor()?;
-            self.measure_undisturbed(samples)
+            costs.iter().map(|(figure, hook, sent)| Ok((*figure, self.cost(figure, *hook, *sent)?))).collect()
         })
     }
 
-    fn measure_undisturbed(&mut self, samples: &mut Samples) -> Result<()> {
-        let runs = u64::from(REPEAT) * GOES as u64;
-        let (request, reply) = (packet(CLIENT, ENDS[0]), packet(ENDS[1], CLIENT));
-        let foreign: SocketAddr = (ENDS[0].ip(), OUT_OF_RANGE).into();
-        let (miss, reply_miss) = (packet(CLIENT, foreign), packet(foreign, CLIENT));
-        let direct = packet(CLIENT, POD);
-        for (figure, hook, packet, translated) in [
-            (&FORWARD_HIT, Hook::Tc(PROG_INGRESS), &request, [runs, 0]),
-            (&XDP_FORWARD_HIT, Hook::Xdp, &request, [runs, 0]),
-            (&REPLY_HIT, Hook::Tc(PROG_EGRESS), &reply, [0, runs]),
-            (&MISS, Hook::Tc(PROG_INGRESS), &miss, [0, 0]),
-            (&DIRECT, Hook::Tc(PROG_INGRESS), &direct, [0, 0]),
-            (&REPLY_MISS, Hook::Tc(PROG_EGRESS), &reply_miss, [0, 0]),
-        ] {
-            let before = self.translated()?;
-            let mut least = [f64::INFINITY; 2];
-            for _go in 0..GOES {
-                let times = self.run_both(hook, packet)?;
-                least = [0, 1].map(|index: usize| least[index].min(times[index]));
-            }
-            let now = self.translated()?;
-            let translated_now = [0, 1].map(|index: usize| now[index] - before[index]);
-            ensure!(translated_now == translated, "{}: {translated_now:?} packets were translated", figure.name);
-            samples.add(figure, &[least[0] - least[1]], &[]);
+    fn cost(&mut self, figure: &Figure, hook: Hook, sent: Sent) -> Result<f64> {
+        let (packet, before) = (sent.packet(), self.translated()?);
+        let mut least = [f64::INFINITY; 2];
+        for _go in 0..GOES {
+            let times = self.run_both(hook, &packet)?;
+            least = [0, 1].map(|index: usize| least[index].min(times[index]));
         }
-        Ok(())
+        let now = self.translated()?;
+        let translated = [0, 1].map(|index: usize| now[index] - before[index]);
+        let expected = sent.translated().map(|each| each * u64::from(REPEAT) * GOES as u64);
+        ensure!(translated == expected, "{}: {translated:?} packets were translated", figure.name);
+        Ok(least[0] - least[1])
     }
 
     /// The mean times of a run of ours and of a run of the program that only returns.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use aya::programs::ProgramInfo;
 use aya::sys::{Stats, enable_stats};
+use caps::{CapSet, Capability};
 use npl_agent::core::devices::DeviceSelection;
 use npl_agent::core::model::{self, Backend, Family, Frontend, NodePort, PodPort};
 use npl_agent::core::redirect::Forwarding;
@@ -201,19 +202,42 @@ fn translate(
         Mode::Iptables(_) | Mode::IptablesNewest(_) => rivals::add_iptables(node, mappings).map(|()| None),
         Mode::Nftables => rivals::add_nftables(node, mappings).map(|()| None),
         Mode::Ours | Mode::OursOf(_) | Mode::RoutingBesideOurs | Mode::OursWire => {
-            load_ours(run, name, topology, mappings, Forwarding::Stack, Attach::Tc).map(Some)
+            load_ours(run, name, topology, mappings, Ours::STACK).map(Some)
         }
-        Mode::OursRedirect => load_ours(run, name, topology, mappings, Forwarding::Redirect, Attach::Tc).map(Some),
-        Mode::OursOffload => load_ours(run, name, topology, mappings, Forwarding::Offload, Attach::Tc).map(Some),
+        Mode::OursFenced => {
+            load_ours(run, name, topology, mappings, Ours { are_fenced: true, ..Ours::STACK }).map(Some)
+        }
+        Mode::OursRedirect => load_ours(run, name, topology, mappings, Ours::by(Forwarding::Redirect)).map(Some),
+        Mode::OursOffload => load_ours(run, name, topology, mappings, Ours::by(Forwarding::Offload)).map(Some),
         Mode::OursOffloadConntrack => {
             rivals::add_conntrack(node)?;
-            load_ours(run, name, topology, mappings, Forwarding::Offload, Attach::Tc).map(Some)
+            load_ours(run, name, topology, mappings, Ours::by(Forwarding::Offload)).map(Some)
         }
-        Mode::OursXdp => load_ours(run, name, topology, mappings, Forwarding::Stack, Attach::Xdp).map(Some),
+        Mode::OursXdp => {
+            load_ours(run, name, topology, mappings, Ours { attach: Attach::Xdp, ..Ours::STACK }).map(Some)
+        }
         Mode::OursConntrack => {
             rivals::add_conntrack(node)?;
-            load_ours(run, name, topology, mappings, Forwarding::Stack, Attach::Tc).map(Some)
+            load_ours(run, name, topology, mappings, Ours::STACK).map(Some)
         }
+    }
+}
+
+/// How a Node has NPL.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ours {
+    forwarding: Forwarding,
+    attach: Attach,
+    /// Whether the agent has loaded the programs itself, without `CAP_PERFMON`.
+    are_fenced: bool,
+}
+
+impl Ours {
+    const STACK: Self = Self::by(Forwarding::Stack);
+
+    /// At TC, with programs that were loaded ahead of the agent.
+    pub(crate) const fn by(forwarding: Forwarding) -> Self {
+        Self { forwarding, attach: Attach::Tc, are_fenced: false }
     }
 }
 
@@ -223,15 +247,14 @@ pub(crate) fn load_ours(
     name: &str,
     topology: &Topology,
     mappings: Mappings,
-    forwarding: Forwarding,
-    attach: Attach,
+    Ours { forwarding, attach, are_fenced }: Ours,
 ) -> Result<(Datapath, BpfFs)> {
     if forwarding == Forwarding::Offload {
         // The kernel has the setting if anybody has asked for connection tracking.
         let _there_or_not = topology.node().sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", "1");
     }
     let bpffs = run.bpffs(&format!("bpf-{name}"))?;
-    let mut datapath = Datapath::open(bpffs.path())?;
+    let mut datapath = if are_fenced { open_fenced(bpffs.path())? } else { Datapath::open(bpffs.path())? };
     let protocol = match mappings.protocol {
         Protocol::Tcp => model::Protocol::Tcp,
         Protocol::Udp => model::Protocol::Udp,
@@ -258,6 +281,21 @@ pub(crate) fn load_ours(
     let has_xdp = topology.node().ip(&format!("link show dev {uplink}"))?.contains("prog/xdp");
     ensure!(has_xdp == (attach == Attach::Xdp), "the uplink's driver refuses the program");
     Ok((datapath, bpffs))
+}
+
+/// The agent's own datapath, of which every program for requests and replies is loaded with the agent's rights alone.
+pub(crate) fn open_fenced(bpffs: &Path) -> Result<Datapath> {
+    // aya asks once in a process what the kernel has: with all rights.
+    aya::features();
+    let held = caps::read(None, CapSet::Effective)?;
+    // Either lets the verifier take programs as they are.
+    let kept = &held - &[Capability::CAP_PERFMON, Capability::CAP_SYS_ADMIN].into();
+    caps::set(None, CapSet::Effective, &kept)?;
+    let opened = Datapath::open(bpffs);
+    caps::set(None, CapSet::Effective, &held)?;
+    let datapath = opened?;
+    ensure!(!datapath.hooks.are_unfenced(), "this process has more rights than it seems");
+    Ok(datapath)
 }
 
 /// Has the uplink's driver take in what the client's device is told to send without a socket, with an XDP program or

@@ -7,7 +7,6 @@ mod figures;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 
 use anyhow::{Context as _, Result, ensure};
-use npl_agent::core::xdp::Attach;
 use npl_agent::datapath::Datapath;
 use npl_testkit::echo::Protocol;
 use npl_testkit::interrupt;
@@ -21,7 +20,7 @@ use self::figures::{OFFLOAD, REDIRECT, STACK, STREAMS, Way};
 use crate::Effort;
 use crate::cases::MAPPINGS;
 use crate::figures::{Figure, Samples, percentile, say};
-use crate::testbed::{FIRST_NODE_PORT, FIRST_POD_PORT, Mappings, load_ours};
+use crate::testbed::{FIRST_NODE_PORT, FIRST_POD_PORT, Mappings, Ours, load_ours};
 
 /// Measures those of `figures` that are ours, side by side.
 pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples) -> Result<()> {
@@ -65,7 +64,7 @@ impl Bed {
         let pod = topology.add_pod(run, "pod")?;
         pod.fix_neighbour()?;
         let mappings = Mappings { protocol: Protocol::Tcp, pod_ip: pod.ip(), count: MAPPINGS };
-        let ours = load_ours(run, &format!("tcp{number}"), &topology, mappings, way.forwarding, Attach::Tc)?;
+        let ours = load_ours(run, &format!("tcp{number}"), &topology, mappings, Ours::by(way.forwarding))?;
         let listen = || TcpListener::bind((Ipv4Addr::UNSPECIFIED, FIRST_POD_PORT));
         let listener = pod.netns.run(listen)?.context("listen in the Pod")?;
         let open = |server: SocketAddr| -> Result<Vec<Conversation>> {

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `npl-agent load`: loads the programs with more rights than the agent has that uses them, and ends. It hears nobody: no
+//! byte of the network and no object of the API server comes near those rights.
+
+use anyhow::bail;
+
+use super::{complain, print};
+use crate::{
+    args::LoadArgs,
+    datapath::{Datapath, DatapathError, preflight},
+    lock,
+};
+
+/// Loads and pins every program that an agent on this machine may ask for; those that are pinned already are left alone.
+///
+/// # Errors
+///
+/// What an agent would end for too: a missing right or file system, a kernel that is too old; and if an agent is running.
+pub fn load(args: &LoadArgs) -> anyhow::Result<()> {
+    if !preflight::rights().unwrap_or_default().perfmon {
+        return print("nothing done: without CAP_PERFMON, the agent can load the programs as well by itself\n");
+    }
+    let _lock = match lock::take() {
+        Err(DatapathError::AlreadyRunning) => {
+            bail!(
+                "load: an npl-agent runs on this Node, with its own programs; restart its Pod, whose init container loads them"
+            )
+        }
+        taken => taken?,
+    };
+    let mut datapath = Datapath::open(&args.bpffs)?;
+    let (loaded, refused): (Vec<_>, Vec<_>) = datapath.hooks.load_all().into_iter().partition(Result::is_ok);
+    // Not every kernel has a use for every program: the agent says so where it asks for one.
+    refused.into_iter().filter_map(Result::err).for_each(|error| complain(&error.into()));
+    let barriers = if datapath.hooks.are_unfenced() { "without" } else { "with" };
+    print(&format!("{} programs are loaded, {barriers} the kernel's barriers against speculation\n", loaded.len()))
+}
