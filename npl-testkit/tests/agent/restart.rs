@@ -99,11 +99,9 @@ fn programs_that_were_loaded_with_more_rights_are_those_of_an_agent_that_has_few
     let options = world.agent_options(&flags);
     let said = options.command(&["load"]).unwrap();
     let loaded = programs(&world);
-    assert_eq!(
-        said,
-        format!("{} programs are loaded, without the kernel's barriers against speculation\n", 10 + 8 + 1)
-    );
-    assert_eq!(loaded.len(), 10 + 6 + 8 + 1, "of devices, with their rests, of sockets, and of drivers: {loaded:?}");
+    let named = PROGRAMS.len() + SOCKET_PROGRAMS.len() + 1;
+    assert_eq!(said, format!("{named} programs are loaded, without the kernel's barriers against speculation\n"));
+    assert_eq!(loaded.len(), named + REST_PROGRAMS.len(), "{loaded:?}");
     assert_eq!(options.command(&["load"]).unwrap(), said);
     assert_eq!(programs(&world), loaded, "what is there is left alone");
 
