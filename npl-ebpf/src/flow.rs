@@ -4,6 +4,7 @@
 
 use aya_ebpf::helpers::generated::{bpf_jiffies64, bpf_ktime_get_ns};
 use npl_common::{
+    config::Config,
     flow::{FlowState, TOUCH_INTERVAL_JIFFIES},
     mapping::{Endpoint, protocol},
     reason::Reason,
@@ -252,6 +253,14 @@ impl<'k, F: Family> Flow<'k, F> {
     fn slot_word(&self) -> u64 {
         word::load(self.slot)
     }
+}
+
+/// Whether a client has this flow by a mapping, and has not broken it off before it was established.
+#[inline(never)]
+pub fn is_known<F: Family>(config: &Config, ends: &Ends<F>, protocol: u8) -> bool {
+    let key = F::flow_key(ends, protocol);
+    Flow::<F>::new(config.seed, ends, protocol, &key)
+        .is_some_and(|flow| flow.half_open().is_some_and(|word| state(word) != state::CLOSED) || flow.entry().is_some())
 }
 
 /// What a flow is found by, where that is not its key.

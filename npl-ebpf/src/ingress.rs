@@ -11,7 +11,7 @@ use npl_common::{
 
 use crate::{
     family::{Backend, Ends, Family, Walk},
-    flow::{Flow, NodeEnd, Progress, Request},
+    flow::{self, Flow, NodeEnd, Progress, Request},
     fragment,
     hook::{Hook, OFFLOAD},
     host,
@@ -87,10 +87,14 @@ impl<const WAY: u8> Hook for Requests<WAY> {
         let frontend = Frontend { node_port, protocol, pad: 0 };
         let Some(backend) = F::backend(frontend) else { return Verdict::pass(Reason::NoMapping) };
         let (far_end, far_port) = (quote.location.destination, u16::from_be(quote.ports.destination));
-        let ends =
+        let mut ends =
             Ends::<F> { client: far_end, client_port: far_port, pod: quote.location.source, pod_port: node_port };
         if host::is_under_way(config, &ends, protocol) {
-            return Verdict::pass(Reason::OfHost);
+            // One place for both: there is no stack for another.
+            (ends.pod, ends.pod_port) = (backend.addr, backend.port);
+            if !flow::is_known(config, &ends, protocol) {
+                return Verdict::pass(Reason::OfHost);
+            }
         }
         if backend.refuses(frontend, quote.location.destination) {
             return Verdict::drop(Reason::SourceRefused);

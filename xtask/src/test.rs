@@ -58,8 +58,8 @@ const NETWORKS_DEADLINE: Duration = Duration::from_hours(2);
 /// take some 35 minutes, and 45 on a slow machine.
 const GUEST_DEADLINE: Duration = Duration::from_hours(1);
 
-/// The test that loads every program as the agent does.
-const LOADING_TEST: &str = "every_program_loads_with_the_rights_of_the_agent";
+/// What the names of the tests begin with that load every program: as the agent does, and as whoever loads them ahead of it.
+const LOADING_TESTS: &str = "every_program_loads";
 
 /// What is told of the agent on an emulated machine, one after the other: the story of a bond, which not every kernel has, and
 /// the one that sets the clock of its machine.
@@ -184,7 +184,7 @@ fn run_emulated(options: &Options, binaries: &[TestBinary], parts: &Parts, tally
         guests.extend(kernels.iter().map(|kernel| guest(*kernel, "", &arguments)));
         let others = options.load_kernels.iter().filter_map(|name| name.0).filter(|kernel| !kernels.contains(kernel));
         for kernel in others.filter(|_| options.emulated.is_none()) {
-            let (name, guest) = guest(kernel, ", loading", &[LOADING_TEST]);
+            let (name, guest) = guest(kernel, ", loading", &[LOADING_TESTS]);
             tally.tests(&name, |counts| run_guest(&guest, counts))?;
         }
     }

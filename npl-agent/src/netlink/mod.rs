@@ -12,7 +12,7 @@ use std::{
     net::IpAddr,
 };
 
-use futures::{Stream, StreamExt as _, TryStreamExt as _};
+use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
 use rtnetlink::{
     Handle, MulticastGroup, new_connection, new_multicast_connection,
     packet_core::NetlinkPayload,
@@ -24,6 +24,7 @@ use rtnetlink::{
     },
 };
 use tokio::task::JoinHandle;
+use tracing::warn;
 
 pub use self::fittings::{Onlooker, remove_unused_clsact};
 use self::{
@@ -270,9 +271,15 @@ pub fn changes(with_fittings: bool) -> Result<impl Stream<Item = ()> + Unpin, Ne
     ];
     let (connection, _handle, messages) = new_multicast_connection(&groups).map_err(NetlinkError::Open)?;
     tokio::spawn(connection);
-    Ok(Box::pin(messages.filter_map(move |(message, _from)| {
+    let changes = messages.filter_map(move |(message, _from)| {
         std::future::ready(is_change(&message.payload, with_fittings).then_some(()))
-    })))
+    });
+    let end = async {
+        warn!(
+            "the kernel tells of no change to devices, addresses and routes any more: they are followed with each resync"
+        );
+    };
+    Ok(Box::pin(changes.chain(stream::once(end))))
 }
 
 /// Of routes those to everything and to single addresses matter, and of filters that one went, or that one of others came:

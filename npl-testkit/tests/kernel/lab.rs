@@ -86,20 +86,32 @@ const CONTENT_WITH_THESE: KernelVersion = KernelVersion::new(6, 6, 0);
 /// What was loaded with these rights.
 static CONFINED: Shelf = Shelf::new();
 
+/// What was loaded as the DaemonSet's init container does, which has one right more.
+static AHEAD: Shelf = Shelf::new();
+
 /// Runs `test` with a datapath that has no mappings, no addresses and no flows.
 pub(crate) fn with_lab(test: impl FnOnce(&mut Lab) + Send) {
+    let is_content = KernelVersion::current().unwrap() >= CONTENT_WITH_THESE;
+    with_rights(&CONFINED, !is_content, test);
+}
+
+/// The same with programs that were loaded ahead of the agent.
+pub(crate) fn with_lab_of_loader(test: impl FnOnce(&mut Lab) + Send) {
+    with_rights(&AHEAD, true, test);
+}
+
+fn with_rights(shelf: &'static Shelf, with_perfmon: bool, test: impl FnOnce(&mut Lab) + Send) {
     // aya asks once in a process what the kernel has, and all tests go by it: it is asked with all rights.
     aya::features();
     let confined = || {
         // Of this thread alone, which ends with the test.
         let mut kept = caps::read(None, CapSet::Effective).unwrap();
-        let is_content = KernelVersion::current().unwrap() >= CONTENT_WITH_THESE;
-        let may_stay = |it: &Capability| CAPABILITIES.contains(it) || (!is_content && *it == Capability::CAP_PERFMON);
+        let may_stay = |it: &Capability| CAPABILITIES.contains(it) || (with_perfmon && *it == Capability::CAP_PERFMON);
         kept.retain(may_stay);
         caps::set(None, CapSet::Effective, &kept).unwrap();
         test(&mut Lab::open());
     };
-    CONFINED.take().bpffs().run(confined).unwrap();
+    shelf.take().bpffs().run(confined).unwrap();
 }
 
 /// A mapping's two ends.

@@ -59,6 +59,25 @@ fn connections_of_clients_are_theirs_whatever_the_host_had_under_way() {
     });
 }
 
+#[test]
+fn errors_about_connections_of_clients_are_theirs_whatever_the_host_had_under_way() {
+    with_mappings(|lab| {
+        leaves(lab, &tcp(node(), client(), SYN, b""));
+        let (arrives, expected) = about_reply(too_large(), &tcp(pod(), client(), PSH | ACK, b"answer"), 64);
+        let goes_to_pod = |lab: &mut Lab| lab.ingress(&arrives).is(&expected, request("61000/tcp", length(&arrives)));
+        let is_of_host = |lab: &mut Lab| lab.ingress(&arrives).is(&arrives, reason(Reason::OfHost));
+        is_of_host(lab);
+        lab.ingress(&tcp(client(), node(), SYN, b""));
+        goes_to_pod(lab);
+        lab.ingress(&tcp(client(), node(), RST, b""));
+        is_of_host(lab);
+        establish(lab);
+        goes_to_pod(lab);
+        lab.set_slot(flow(Tcp), 0);
+        goes_to_pod(lab);
+    });
+}
+
 /// Who answers so has nothing under way: a client may have come to the port before it led to a Pod, and comes again.
 #[test]
 fn refusals_leave_no_note() {
