@@ -14,6 +14,7 @@ use socket2::{Domain, Protocol as SocketProtocol, Socket, Type};
 use super::pattern::Digest;
 use super::{PADDED, Protocol, tcp};
 use crate::netns::Netns;
+use crate::poll;
 
 /// How long a thread may sit in a system call before it looks whether it has to end, should nothing wake it. Hundreds of
 /// servers on one machine are not to be a load by themselves.
@@ -21,6 +22,9 @@ const LOOK: Duration = Duration::from_millis(500);
 
 /// How long a client may say nothing before its connection is closed.
 const CLIENT_PAUSE: Duration = Duration::from_secs(30);
+
+/// How long it may take until a program that was started is executed.
+const EXECUTION: Duration = Duration::from_secs(5);
 
 /// Waiting connections: more than any test opens at once.
 const BACKLOG: i32 = 1024;
@@ -132,11 +136,24 @@ fn bind(kind: Type, protocol: Protocol, port: u16) -> io::Result<Socket> {
     // A server that was just stopped leaves connections in TIME_WAIT.
     socket.set_reuse_address(kind == Type::STREAM)?;
     socket.set_read_timeout(Some(LOOK))?;
-    socket.bind(&address.into())?;
+    bind_once_free(&socket, address)?;
     if kind == Type::STREAM {
         socket.listen(BACKLOG)?;
     }
     Ok(socket)
+}
+
+/// A program that somebody starts is a copy of this process until it is executed, with the sockets of servers that were stopped
+/// meanwhile: their ports are not free before.
+fn bind_once_free(socket: &Socket, address: SocketAddr) -> io::Result<()> {
+    let mut outcome = Ok(());
+    let is_settled = || {
+        outcome = socket.bind(&address.into());
+        outcome.as_ref().err().is_none_or(|error| error.kind() != io::ErrorKind::AddrInUse).then_some(())
+    };
+    // What the kernel said last tells more than that the time is over.
+    drop(poll::until("a free port", EXECUTION, is_settled));
+    outcome
 }
 
 fn accept(listener: &TcpListener, shared: &Arc<Shared>, protocol: Protocol) {
@@ -183,4 +200,43 @@ fn wanted_length(request: &[u8]) -> Option<usize> {
     }
     let length: u16 = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
     Some(length.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::CommandExt as _;
+    use std::process::Command;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
+    use super::EchoServer;
+
+    /// Tests start programs all the time, and each is a copy of the test with all of its sockets until it is executed.
+    #[test]
+    fn a_server_follows_another_by_its_port_whatever_is_started_meanwhile() {
+        let is_over = AtomicBool::new(false);
+        let start_programs = || {
+            while !is_over.load(Ordering::Relaxed) {
+                let mut program = Command::new("true");
+                #[expect(unsafe_code, reason = "with it, the standard library makes a copy of the process")]
+                // SAFETY: it does nothing.
+                unsafe {
+                    program.pre_exec(|| Ok(()));
+                }
+                assert!(program.status().unwrap().success());
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(start_programs);
+            }
+            let first = EchoServer::start("first", &[0]).unwrap();
+            let port = first.sockets[1].local_addr().unwrap().as_socket().unwrap().port();
+            drop(first);
+            let servers = (0..100).map(|_| EchoServer::start("next", &[port]).map(drop));
+            let outcome: Result<Vec<()>, _> = servers.collect();
+            is_over.store(true, Ordering::Relaxed);
+            outcome.unwrap();
+        });
+    }
 }
