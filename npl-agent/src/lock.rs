@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Keeps whoever changes the datapath by himself in his network namespace: an agent, or a cleanup.
+//! Keeps whoever changes the datapath by himself in his network namespace: an agent, a loader of programs, or a cleanup.
 
 use std::{
     io,

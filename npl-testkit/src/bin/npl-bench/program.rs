@@ -19,7 +19,7 @@ use npl_testkit::{interrupt, live_frames, process};
 use crate::Effort;
 use crate::cases::{Case, Mode, Workload};
 use crate::figures::{Aim, Figure, Samples, Stage, figure, say};
-use crate::testbed::{Testbed, open_fenced};
+use crate::testbed::{Testbed, open_datapath};
 
 /// A request of an established flow, translated.
 const FORWARD_HIT: Figure = figure("program/forward-hit", "ns", Stage::Program, &[Aim::Median(100.0)]);
@@ -169,7 +169,7 @@ struct Alone {
 impl Alone {
     fn new(run: &Run, object: &Path, are_fenced: bool) -> Result<Self> {
         let bpffs = run.bpffs(if are_fenced { "bpf-fenced" } else { "bpf-program" })?;
-        let mut datapath = if are_fenced { open_fenced(bpffs.path())? } else { Datapath::open(bpffs.path())? };
+        let mut datapath = open_datapath(bpffs.path(), are_fenced)?;
         datapath.tables.set_local_addresses(&ENDS.map(|end| end.ip()))?;
         for (from, to) in [(ENDS[0], ENDS[1]), (ENDS[1], ENDS[0])] {
             let (node_port, pod_port) = (NodePort(from.port()), PodPort(to.port()));

@@ -254,7 +254,7 @@ pub(crate) fn load_ours(
         let _there_or_not = topology.node().sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", "1");
     }
     let bpffs = run.bpffs(&format!("bpf-{name}"))?;
-    let mut datapath = if are_fenced { open_fenced(bpffs.path())? } else { Datapath::open(bpffs.path())? };
+    let mut datapath = open_datapath(bpffs.path(), are_fenced)?;
     let protocol = match mappings.protocol {
         Protocol::Tcp => model::Protocol::Tcp,
         Protocol::Udp => model::Protocol::Udp,
@@ -283,8 +283,11 @@ pub(crate) fn load_ours(
     Ok((datapath, bpffs))
 }
 
-/// The agent's own datapath, of which every program for requests and replies is loaded with the agent's rights alone.
-pub(crate) fn open_fenced(bpffs: &Path) -> Result<Datapath> {
+/// The agent's own datapath; if `are_fenced`, the programs that every Node needs are loaded with the agent's rights alone.
+pub(crate) fn open_datapath(bpffs: &Path, are_fenced: bool) -> Result<Datapath> {
+    if !are_fenced {
+        return Ok(Datapath::open(bpffs)?);
+    }
     // aya asks once in a process what the kernel has: with all rights.
     aya::features();
     let held = caps::read(None, CapSet::Effective)?;

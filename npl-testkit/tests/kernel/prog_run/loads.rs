@@ -3,26 +3,22 @@
 
 use npl_common::names::PROGRAMS;
 
-use crate::lab::{Lab, with_lab, with_lab_of_loader};
+use crate::lab::{with_lab, with_lab_of_loader};
 
-/// All of them, with what each jumps to.
-fn load_all(lab: &mut Lab) {
-    for name in PROGRAMS {
-        lab.program(name);
-    }
-    lab.datapath.hooks.xdp_program().unwrap();
-}
-
-/// On kernels that have no test but this, it is all that is known.
+/// With what each of them jumps to. On kernels that have no test but this, it is all that is known.
 #[test]
 fn every_program_loads_with_the_rights_of_the_agent() {
-    with_lab(load_all);
+    with_lab(|lab| {
+        for name in PROGRAMS {
+            lab.program(name);
+        }
+        lab.datapath.hooks.xdp_program().unwrap();
+    });
 }
 
 #[test]
 fn every_program_loads_with_the_rights_of_the_loader() {
     with_lab_of_loader(|lab| {
-        load_all(lab);
         assert!(lab.datapath.hooks.are_unfenced());
         let refused: Vec<_> = lab.datapath.hooks.load_all().into_iter().filter_map(Result::err).collect();
         assert!(refused.is_empty(), "{refused:?}");
