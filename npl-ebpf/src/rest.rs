@@ -7,16 +7,16 @@
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 
-use npl_common::reason::Reason;
+use npl_common::{mapping::protocol, reason::Reason};
 
 use crate::{
     family::{Family, V4, V6},
-    fragment, hold,
+    first, fragment, hold,
     hook::Hook,
     host, icmp,
     maps::CONFIG,
     packet::{self, Packet, skb},
-    verdict::Verdict,
+    verdict::{self, Verdict},
 };
 
 /// In the place of an action, of which TC has none of these numbers: the packet is for another function.
@@ -40,6 +40,7 @@ fn translate_family<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32
     let action = translate_packet::<F, H, L2>(skb(ctx));
     match action {
         IS_ICMP => translate_error::<F, H, L2>(skb(ctx)),
+        IS_FRAGMENT if !first::recall_noted::<H>(skb(ctx)) => Verdict::drop(Reason::RewriteFailed).into_action(),
         IS_FRAGMENT => translate_fragment::<F, H, L2>(skb(ctx)),
         IS_LEAVING if !H::ON_ARRIVAL => note_leaving::<F, L2>(skb(ctx)),
         IS_UNREADABLE if H::ON_ARRIVAL => judge_unreadable::<F, L2>(skb(ctx)),
@@ -57,13 +58,20 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
     if walk.location.protocol == F::ICMP {
         return IS_ICMP;
     }
-    if walk.fragment.is_later {
-        return IS_FRAGMENT;
-    }
     let is_first = walk.fragment.is_first;
     let Some(config) = CONFIG.get(0) else { return Verdict::NOT_OURS.into_action() };
-    let hash = if is_first { fragment::hash::<F, H>(config, &walk) } else { 0 };
+    let is_awaited = first::is_awaited(&walk);
+    let hash = if is_first || is_awaited { fragment::hash::<F, H>(config, &walk) } else { 0 };
+    if walk.fragment.is_later {
+        if is_awaited {
+            first::note_last::<F, H>(hash, &walk);
+        }
+        return IS_FRAGMENT;
+    }
     let (destination, protocol) = (walk.location.destination, walk.location.protocol);
+    if is_first && walk.fragment.content == protocol::SCTP {
+        first::begin::<H>(ctx, hash);
+    }
     let verdict = match Packet::of(ctx, walk) {
         Some(packet) => H::packet::<F, L2, false>(ctx, &packet, |node| {
             if is_first {
@@ -72,6 +80,7 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
         }),
         None => Verdict::NOT_OURS,
     };
+    let waits = is_first && first::waits_if(hold::mark::<H>(hash), verdict.is_translated());
     if !H::ON_ARRIVAL && verdict.is_unusual() {
         if is_first {
             fragment::note_not_ours::<F, H>(hash, destination);
@@ -91,6 +100,9 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
             fragment::note_by_stack::<F>(hash);
         }
         hold::note::<H>(hash);
+        if waits {
+            return verdict::COPIED;
+        }
     } else {
         fragment::note_not_ours::<F, H>(hash, destination);
     }

@@ -14,6 +14,9 @@ use crate::{rewrite::Refused, stats};
 #[derive(Clone, Copy)]
 pub struct Verdict(u32);
 
+/// The action for a packet of which a copy is kept, to go on later.
+pub const COPIED: i32 = TC_ACT_SHOT;
+
 /// What becomes of a packet.
 mod kind {
     pub const NOT_OURS: u32 = 0;
