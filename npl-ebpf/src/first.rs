@@ -96,16 +96,14 @@ extern "C" fn npl_look(skb: *mut __sk_buff, mark: u64) -> u32 {
     let Some(place) = FIRST.get_ptr_mut(first_place(mark)) else { return 0 };
     // SAFETY: see `waits_if`.
     let place = unsafe { &mut *place };
-    if is_held(place) {
-        if place.hash != mark {
-            return 0;
-        }
-        if place.whole != 0 {
-            place.hash = 0;
-            return place.whole;
-        }
+    let is_mine = is_young(place) && place.hash == mark;
+    if !is_mine && is_kept(place) {
+        return 0;
     }
     place.hash = 0;
+    if is_mine && place.whole != 0 {
+        return place.whole;
+    }
     if copy(skb, place).is_ok() { WAITS } else { 0 }
 }
 
@@ -129,10 +127,10 @@ extern "C" fn npl_recall(skb: *mut __sk_buff, mark: u64, whole: u32, direction: 
     let (Some(place), Some(last)) = (FIRST.get_ptr_mut(first_place(mark)), HOLD.get_ptr_mut(LAST)) else { return 0 };
     // SAFETY: see `waits_if`.
     let first = unsafe { &mut *place };
-    let is_held = is_held(first);
-    if !is_held || first.hash != mark || first.whole != 0 {
-        // It comes before the first one, which need not wait then.
-        if whole & WAITS != 0 && (!is_held || first.hash == mark) {
+    let is_mine = is_young(first) && first.hash == mark;
+    if !is_mine || first.whole != 0 {
+        if whole & WAITS != 0 && (is_mine || !is_kept(first)) {
+            // It may come before the first one, which need not wait then.
             (first.time, first.whole, first.hash) = (now(), whole & WHOLE_BYTES, mark);
         }
         return 0;
@@ -151,10 +149,16 @@ extern "C" fn npl_recall(skb: *mut __sk_buff, mark: u64, whole: u32, direction: 
     u32::from(become_frame(skb, last).is_err())
 }
 
-/// Whether a place is somebody's.
+/// Whether what a place has is of now.
 #[inline(always)]
-fn is_held(place: &Held) -> bool {
+fn is_young(place: &Held) -> bool {
     place.hash != 0 && now().wrapping_sub(place.time) < WAIT_NS
+}
+
+/// Whether a place has a first fragment that waits, or comes again. What a last one has told yields to others.
+#[inline(always)]
+fn is_kept(place: &Held) -> bool {
+    is_young(place) && (place.whole == 0 || place.whole & AGAIN != 0)
 }
 
 /// Notes what is known of the whole that the packet at hand is the first fragment of.

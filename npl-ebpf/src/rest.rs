@@ -24,6 +24,8 @@ const IS_ICMP: i32 = i32::MAX;
 const IS_FRAGMENT: i32 = i32::MAX - 1;
 const IS_LEAVING: i32 = i32::MAX - 2;
 const IS_UNREADABLE: i32 = i32::MAX - 3;
+/// The packet is a first fragment that goes on later.
+const IS_WAITING: i32 = i32::MAX - 4;
 
 /// Looks closer at a packet whose IP header starts `L2` bytes in.
 #[inline(always)]
@@ -44,8 +46,9 @@ fn translate_family<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32
         IS_FRAGMENT => translate_fragment::<F, H, L2>(skb(ctx)),
         IS_LEAVING if !H::ON_ARRIVAL => note_leaving::<F, L2>(skb(ctx)),
         IS_UNREADABLE if H::ON_ARRIVAL => judge_unreadable::<F, L2>(skb(ctx)),
-        action if hold::release_noted::<H>(skb(ctx)) => action,
-        _ => Verdict::drop(Reason::RewriteFailed).into_action(),
+        _ if !hold::release_noted::<H>(skb(ctx)) => Verdict::drop(Reason::RewriteFailed).into_action(),
+        IS_WAITING => verdict::take(),
+        action => action,
     }
 }
 
@@ -101,7 +104,7 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
         }
         hold::note::<H>(hash);
         if waits {
-            return verdict::COPIED;
+            return IS_WAITING;
         }
     } else {
         fragment::note_not_ours::<F, H>(hash, destination);

@@ -150,20 +150,32 @@ fn chunk_kind(packet: &Packet) -> u8 {
     sctp.chunks[0]
 }
 
-/// A question of four fragments in every order, and its answer.
+/// A question of four fragments in every order, and its answer: of one chunk, which its sender cuts, and of many, which a router
+/// cuts anywhere.
 #[track_caller]
 fn pass_in_pieces(world: &World) {
     // What came early waits where it came.
     stay_on_this_processor();
     in_each_family(world, |family, Association { client_side, pod_side, client, node, pod }| {
-        for (id, order) in (0x4e60..).zip(ORDERS) {
-            let question = Packet::sctp(*client, *node, DATA, &[b'?'; 5000]);
-            passes_in_pieces(family, (client_side, &question, id, order), (pod_side, [*client, *pod]));
-            // A Pod's host sends pieces in order.
-            let answer = Packet::sctp(*pod, *client, DATA, &[b'!'; 5000]);
-            passes_in_pieces(family, (pod_side, &answer, id, ORDERS[0]), (client_side, [*node, *client]));
+        let mut ids = 0x4e60..;
+        for chunks in [1, 43] {
+            for order in ORDERS {
+                let question = bundle(*client, *node, b'?', chunks);
+                let id = ids.next().unwrap();
+                passes_in_pieces(family, (client_side, &question, id, order), (pod_side, [*client, *pod]));
+                let answer = bundle(*pod, *client, b'!', chunks);
+                passes_in_pieces(family, (pod_side, &answer, id, order), (client_side, [*node, *client]));
+            }
         }
     });
+}
+
+/// A packet of 5000 bytes and some, in so many chunks.
+fn bundle(source: SocketAddr, destination: SocketAddr, content: u8, chunks: usize) -> Packet {
+    let mut packet = Packet::sctp(source, destination, DATA, &vec![content; 5000 / chunks]);
+    let Transport::Sctp(sctp) = &mut packet.transport else { unreachable!("SCTP was asked for") };
+    sctp.chunks = sctp.chunks.repeat(chunks);
+    packet
 }
 
 /// Sends a packet by one side in pieces, in an order, and has the other get the same between these ends.
@@ -178,7 +190,9 @@ fn passes_in_pieces(
     for place in order {
         by.wire.send(&frames[place]).unwrap();
     }
-    let seen = receive_pieces(at.wire, family);
+    let seen = receive_pieces(at.wire, family).unwrap_or_else(|parts| {
+        panic!("of {id:#x} in the order {order:?}, in {family:?}, the {} got no more than {parts:?}", at.name)
+    });
     let (Transport::Sctp(sent), Transport::Sctp(got)) = (&packet.transport, &seen.transport) else {
         panic!("{seen:?}")
     };
@@ -187,9 +201,8 @@ fn passes_in_pieces(
     assert_eq!((got_ends, got.checksum, got.chunks == sent.chunks), (ends, Crc::Right, true), "{order:?}");
 }
 
-/// Waits for a packet in pieces, and puts it together.
-#[track_caller]
-fn receive_pieces(wire: &Wire, family: Family) -> Packet {
+/// Waits for a packet in pieces, and puts it together; or where those pieces begin that came.
+fn receive_pieces(wire: &Wire, family: Family) -> Result<Packet, Vec<usize>> {
     let (mut beginning, mut parts, mut end) = (Vec::new(), BTreeMap::new(), None);
     let start = Instant::now();
     while start.elapsed() < LIMIT {
@@ -204,10 +217,10 @@ fn receive_pieces(wire: &Wire, family: Family) -> Packet {
         parts.insert(offset, content);
         let bytes: Vec<u8> = parts.values().flatten().copied().collect();
         if !beginning.is_empty() && end == Some(bytes.len()) {
-            return whole(beginning, &bytes, family);
+            return Ok(whole(beginning, &bytes, family));
         }
     }
-    panic!("of a packet in pieces, in {family:?}, came no more than {:?}", parts.keys());
+    Err(parts.into_keys().collect())
 }
 
 /// A piece of a packet.
