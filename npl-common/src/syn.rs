@@ -15,6 +15,9 @@
 
 /// Slots, a power of two: 512 KiB.
 pub const SLOTS: u32 = 65_536;
+/// How the kernel makes the map, `BPF_F_MMAPABLE`: the agent looks through all slots every few seconds, and to copy each of them
+/// out would take most of its time.
+pub const MAP_FLAGS: u32 = 1 << 10;
 
 const STATE_SHIFT: u32 = 24;
 const ADDRESS_SHIFT: u32 = 16;

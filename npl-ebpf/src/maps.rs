@@ -24,7 +24,7 @@ use npl_common::{
     reason::MAX_REASONS,
     stats::{MAX_STATS, MappingStats},
     stray,
-    syn::SLOTS,
+    syn::{self, SLOTS},
 };
 
 /// Written by the agent.
@@ -55,9 +55,9 @@ pub static ENDPOINT_V4: HashMap<EndpointV4, Endpoint, { MAX_MAPPINGS as usize }>
 #[btf_map(name = "npl_flow_v4")]
 pub static FLOW_V4: LruHashMap<FlowKeyV4, FlowV4, { MAX_FLOWS as usize }> = LruHashMap::new();
 
-/// Written by the programs, one aligned word at a time.
+/// Written by the programs, one aligned word at a time, and by the agent, in its own memory.
 #[btf_map(name = "npl_syn_v4")]
-pub static SYN_V4: Array<u64, { SLOTS as usize }> = Array::new();
+pub static SYN_V4: Array<u64, { SLOTS as usize }, { syn::MAP_FLAGS as usize }> = Array::new();
 
 /// Written by the programs, one aligned word at a time.
 #[btf_map(name = "npl_frag_v4")]
@@ -87,9 +87,9 @@ pub static ENDPOINT_V6: HashMap<EndpointV6, Endpoint, { MAX_MAPPINGS as usize }>
 #[btf_map(name = "npl_flow_v6")]
 pub static FLOW_V6: LruHashMap<FlowKeyV6, FlowV6, { MAX_FLOWS as usize }> = LruHashMap::new();
 
-/// Written by the programs, one aligned word at a time.
+/// Written by the programs, one aligned word at a time, and by the agent, in its own memory.
 #[btf_map(name = "npl_syn_v6")]
-pub static SYN_V6: Array<u64, { SLOTS as usize }> = Array::new();
+pub static SYN_V6: Array<u64, { SLOTS as usize }, { syn::MAP_FLAGS as usize }> = Array::new();
 
 /// Written by the programs, one aligned word at a time.
 #[btf_map(name = "npl_frag_v6")]

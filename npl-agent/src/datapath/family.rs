@@ -5,6 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     os::fd::AsFd as _,
+    sync::atomic::Ordering,
     time::Duration,
 };
 
@@ -137,25 +138,20 @@ impl<L: Layout> Maps<L> {
         read.map_err(MapError::from).map_err(DatapathError::map("read", L::FLOW))
     }
 
-    /// What the half-open cache has of flows that this is true of, by slot.
-    fn read_slots(&self, is_wanted: impl Fn(u64) -> bool) -> Result<Vec<(u32, u64)>, DatapathError> {
-        let mut wanted = Vec::new();
-        let read = sys::read_parts(self.syn.map().fd().as_fd(), |slots: &[u32], words: &[u64]| {
-            let all = slots.iter().copied().zip(words.iter().copied());
-            wanted.extend(all.filter(|(_, word)| *word != 0 && is_wanted(*word)));
+    /// Empties the half-open cache's slots that `over` chooses of all, if they have the same word still; how many.
+    fn empty_slots<C>(&self, over: impl FnOnce(&mut dyn Iterator<Item = (u32, u64)>) -> C) -> Result<usize, DatapathError>
+    where
+        C: IntoIterator<Item = (u32, u64)>,
+    {
+        let emptied = sys::with_words(self.syn.map().fd().as_fd(), syn::SLOTS as usize, |slots| {
+            let over = over(&mut (0_u32..).zip(slots).map(|(slot, word)| (slot, word.load(Ordering::Relaxed))));
+            let empty = |(slot, word): &(u32, u64)| {
+                let slot = usize::try_from(*slot).ok().and_then(|slot| slots.get(slot));
+                slot.is_some_and(|it| it.compare_exchange(*word, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok())
+            };
+            over.into_iter().filter(empty).count()
         });
-        read.map_err(MapError::from).map_err(DatapathError::map("read", L::SYN))?;
-        Ok(wanted)
-    }
-
-    /// Empties a slot, if it has this word still. Another flow may have it by now; if that is between the two calls, the
-    /// client's next packet takes it back.
-    fn empty_slot(&mut self, slot: u32, word: u64) -> Result<bool, DatapathError> {
-        let is_same = self.syn.get(&slot, 0).is_ok_and(|now| now == word);
-        if is_same {
-            self.syn.set(slot, 0, 0).map_err(DatapathError::map("write", L::SYN))?;
-        }
-        Ok(is_same)
+        emptied.map_err(MapError::from).map_err(DatapathError::map("map", L::SYN))
     }
 
     /// Looks at what every local client asked for.
@@ -304,19 +300,12 @@ impl<L: Layout> FamilyMaps for Maps<L> {
     }
 
     fn remove_attempts_that_are_over(&mut self, attempts: &mut Attempts) -> Result<usize, DatapathError> {
-        let mut removed = 0;
-        for (slot, word) in attempts.look(self.read_slots(syn::opens)?) {
-            removed += usize::from(self.empty_slot(slot, word)?);
-        }
-        Ok(removed)
+        self.empty_slots(|slots| attempts.look(slots))
     }
 
     fn forget_indexes_but(&mut self, used: &BTreeSet<u32>) -> Result<(), DatapathError> {
-        let names_another = |word| !used.contains(&u32::from(syn::address_index(word)));
-        for (slot, word) in self.read_slots(names_another)? {
-            self.empty_slot(slot, word)?;
-        }
-        Ok(())
+        let names_another = |word| word != 0 && !used.contains(&u32::from(syn::address_index(word)));
+        self.empty_slots(|slots| slots.filter(|(_, word)| names_another(*word)).collect::<Vec<_>>()).map(drop)
     }
 
     fn last_stray(&self, port: NodePort) -> Result<u64, DatapathError> {

@@ -56,6 +56,7 @@ pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8]) -> Result<()
                 && info.key_size() == wanted.key_size()
                 && info.value_size() == wanted.value_size()
                 && info.max_entries() == wanted.max_entries()
+                && info.map_flags() == wanted.map_flags()
         });
         if !fits {
             warn!(map = *name, "pinned map does not fit this agent; it starts empty");

@@ -6,15 +6,19 @@
 use std::{
     ffi::CString,
     io,
+    num::NonZero,
     os::{
         fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
         unix::{ffi::OsStrExt as _, net::UnixDatagram},
     },
     path::Path,
+    slice,
+    sync::atomic::AtomicU64,
     time::Duration,
 };
 
 use aya_obj::generated::{XDP_FLAGS_DRV_MODE, bpf_attach_type, bpf_link_type};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
 const BPF_OBJ_PIN: libc::c_int = 6;
 const BPF_OBJ_GET: libc::c_int = 7;
@@ -238,6 +242,21 @@ pub(super) fn read_parts<K: aya::Pod, V: aya::Pod>(
         }
         place = Some(to);
     }
+}
+
+/// Lets `work` see and change an array of so many words where the kernel has it, of a map with `BPF_F_MMAPABLE`: programs do the
+/// same meanwhile. Not for longer, since the whole array counts as the process's memory.
+pub(super) fn with_words<T>(map: BorrowedFd<'_>, count: usize, work: impl FnOnce(&[AtomicU64]) -> T) -> io::Result<T> {
+    let length = NonZero::new(count * size_of::<u64>()).ok_or(io::ErrorKind::InvalidInput)?;
+    let (rights, flags) = (ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_SHARED);
+    // SAFETY: at an address that is free; the kernel refuses a map that is shorter.
+    let start = unsafe { mmap(None, length, rights, flags, map, 0) }?;
+    // SAFETY: elements of eight bytes, one behind the other from the beginning of a page on, for as long as they are mapped; whoever
+    // changes them changes whole words.
+    let done = work(unsafe { slice::from_raw_parts(start.cast().as_ptr(), count) });
+    // SAFETY: as mapped above; nothing points there any more.
+    unsafe { munmap(start, length.get()) }?;
+    Ok(done)
 }
 
 /// Has a device's driver run a program, and nobody in the driver's place. aya asks once more by netlink, which gives no
