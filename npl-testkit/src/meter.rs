@@ -97,19 +97,10 @@ impl Meter {
     pub fn new(object: &Path, client: &Client, flows: &Flows, to: &Pod, ports: RangeInclusive<u16>) -> Result<Self> {
         let mut ebpf =
             EbpfLoader::new().load_file(object).with_context(|| format!("load the generator {}", object.display()))?;
-        let (ports_each, random) = match flows.clients {
-            Clients::One => (0, 0),
-            Clients::InTurn { ports } => (ports, 0),
-            Clients::Random => (0, 1),
+        let entry = match flows.entry {
+            Entry::Uplink | Entry::Pod => client.uplink.clone(),
+            Entry::Wire => client.device.clone(),
         };
-        let (entry, fate) = match flows.entry {
-            Entry::Uplink => (&client.uplink, fate::RECEIVED),
-            Entry::Wire => (&client.device, fate::SENT),
-            Entry::Pod => (&client.uplink, fate::REDIRECTED),
-        };
-        let (mappings, frame) = (flows.mappings.into(), flows.frame);
-        let traffic = Traffic { next: 0, ports: ports_each, mappings, frame, random, fate };
-        Array::try_from(ebpf.map_mut(MAP_TRAFFIC).context("the object has no generator")?)?.set(0, traffic, 0)?;
         let target = target(to, &ports)?;
         Array::try_from(ebpf.map_mut(MAP_TARGET).context("the object has no counter")?)?.set(0, target, 0)?;
 
@@ -120,8 +111,31 @@ impl Meter {
         counter.load().context("load the counter")?;
         let device = to.device.name();
         to.netns.run(|| counter.attach(device, TcAttachType::Ingress))?.context("attach the counter to the Pod")?;
-        let uplink = client.uplink.clone();
-        Ok(Self { ebpf, uplink, entry: entry.clone(), ifindex: entry.ifindex()?, frame })
+        let (uplink, ifindex) = (client.uplink.clone(), entry.ifindex()?);
+        let mut meter = Self { ebpf, uplink, entry, ifindex, frame: flows.frame };
+        meter.turn_to(flows)?;
+        Ok(meter)
+    }
+
+    /// Sends these flows from now on, which come in where the first ones did. No client that has been sent from comes again.
+    pub fn turn_to(&mut self, flows: &Flows) -> Result<()> {
+        let (ports, random) = match flows.clients {
+            Clients::One => (0, 0),
+            Clients::InTurn { ports } => (ports, 0),
+            Clients::Random => (0, 1),
+        };
+        let fate = match flows.entry {
+            Entry::Uplink => fate::RECEIVED,
+            Entry::Wire => fate::SENT,
+            Entry::Pod => fate::REDIRECTED,
+        };
+        let mut traffic: Array<_, Traffic> =
+            Array::try_from(self.ebpf.map_mut(MAP_TRAFFIC).context("the object has no generator")?)?;
+        let Traffic { next, .. } = traffic.get(&0, 0)?;
+        let (mappings, frame) = (flows.mappings.into(), flows.frame);
+        traffic.set(0, Traffic { next, ports, mappings, frame, random, fate }, 0)?;
+        self.frame = frame;
+        Ok(())
     }
 
     /// Has a program on the uplink, once, that only returns.

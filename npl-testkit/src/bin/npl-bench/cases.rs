@@ -8,6 +8,8 @@ use npl_testkit::meter::Entry;
 
 /// Mappings of every Node that does not say otherwise: what some hundred Pods need.
 pub(crate) const MAPPINGS: u16 = 500;
+/// Mappings of the Node that has most.
+pub(crate) const MOST_MAPPINGS: u16 = 10_000;
 
 /// What the client sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,6 +166,33 @@ impl Mode {
         )
     }
 
+    /// Whether NPL's programs are on the Node's devices.
+    pub(crate) const fn has_ours(self) -> bool {
+        self.is_translated() && !matches!(self, Self::Iptables(_) | Self::IptablesNewest(_) | Self::Nftables)
+            || matches!(self, Self::RoutingBesideOurs)
+    }
+
+    /// The mode that a network is built for on which this one is measured. What differs between modes of one network is
+    /// brought about for each sample: whether NPL is there, and how many mappings it has.
+    const fn network(self) -> Self {
+        match self {
+            Self::Routing | Self::RoutingBesideOurs | Self::Ours => Self::Ours,
+            Self::RoutingConntrack | Self::OursConntrack => Self::OursConntrack,
+            Self::RoutingWire | Self::OursWire => Self::OursWire,
+            Self::OursOf(_) => Self::OursOf(MOST_MAPPINGS),
+            Self::Iptables(_)
+            | Self::IptablesNewest(_)
+            | Self::Nftables
+            | Self::OursFenced
+            | Self::OursRedirect
+            | Self::OursOffload
+            | Self::OursOffloadConntrack
+            | Self::OursXdp
+            | Self::Shortcut
+            | Self::ShortcutXdp => self,
+        }
+    }
+
     /// Whether the Node tracks connections; all translation by netfilter does.
     pub(crate) const fn has_conntrack(self) -> bool {
         match self {
@@ -216,6 +245,13 @@ impl Mode {
 pub(crate) struct Case {
     pub(crate) workload: Workload,
     pub(crate) mode: Mode,
+}
+
+impl Case {
+    /// The case that a network is built for on which this one is measured: equal for all that share one.
+    pub(crate) const fn network(self) -> Self {
+        Self { workload: self.workload, mode: self.mode.network() }
+    }
 }
 
 impl fmt::Display for Case {
@@ -282,7 +318,7 @@ pub(crate) const RATIOS: [Ratio; 44] = {
         ratio(NewFlows, OursRedirect, Nftables, None),
         ratio(NewFlows, OursOf(100), OursOf(1), Some(0.95)),
         ratio(NewFlows, OursOf(1000), OursOf(1), Some(0.95)),
-        ratio(NewFlows, OursOf(10_000), OursOf(1), Some(0.95)),
+        ratio(NewFlows, OursOf(MOST_MAPPINGS), OursOf(1), Some(0.95)),
         ratio(NewFlows, OursConntrack, RoutingConntrack, None),
         ratio(NewFlows, OursConntrack, Iptables(MAPPINGS), None),
         ratio(NewFlows, OursWire, RoutingWire, None),
@@ -310,13 +346,17 @@ const fn ratio(workload: Workload, mode: Mode, base: Mode, aim: Option<f64>) -> 
     Ratio { numerator: Case { workload, mode }, denominator: Case { workload, mode: base }, aim }
 }
 
-/// The cases that `ratios` compare, each once.
-pub(crate) fn needed_for(ratios: &[Ratio]) -> Vec<Case> {
-    let mut cases = Vec::new();
+/// The cases that `ratios` compare, each once: together those that share a network, and are measured one right after the
+/// other.
+pub(crate) fn needed_for(ratios: &[Ratio]) -> Vec<Vec<Case>> {
+    let mut networks: Vec<Vec<Case>> = Vec::new();
     for case in ratios.iter().flat_map(|ratio| [ratio.denominator, ratio.numerator]) {
-        if !cases.contains(&case) {
-            cases.push(case);
+        let shared = networks.iter_mut().find(|cases| cases.iter().any(|other| other.network() == case.network()));
+        match shared {
+            Some(cases) if cases.contains(&case) => {}
+            Some(cases) => cases.push(case),
+            None => networks.push(vec![case]),
         }
     }
-    cases
+    networks
 }

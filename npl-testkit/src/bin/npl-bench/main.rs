@@ -3,7 +3,8 @@
 //! TCP through a mapping is beside the Pod's own address; how soon the agent publishes, and what it costs, beside the API
 //! server's own speed; and what a request costs on a real cluster, beside kube-proxy's ports.
 //!
-//! Each case (a workload and a way of forwarding) has a client, a Node and a Pod of its own in network namespaces.
+//! Each case (a workload and a way of forwarding) has a client, a Node and a Pod in network namespaces, of its own or with
+//! cases that differ from it in nothing but NPL's being there, or in the number of its mappings.
 //! Packets are made in the kernel, enter the Node by its uplink's driver, and count if they arrive at the right port of
 //! the Pod. Every round measures every case, so that what slows the machine down slows them all.
 
@@ -15,6 +16,7 @@ mod cluster;
 mod control_plane;
 mod ends;
 mod figures;
+mod ours;
 mod program;
 mod report;
 mod rivals;
@@ -161,14 +163,15 @@ fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Builds a network for each case, numbered from `first`, several at a time: most of it is waiting for the kernel.
-fn build(run: &Run, cases: &[Case], first: usize, object: &Path) -> Result<Vec<Testbed>> {
-    eprintln!("bench: building {} test networks", cases.len());
-    let one = |(number, case): &(usize, Case)| {
+/// Builds a network for the cases of each of `networks`, numbered from `first`, several at a time: most of it is waiting
+/// for the kernel.
+fn build(run: &Run, networks: &[Vec<Case>], first: usize, object: &Path) -> Result<Vec<Testbed>> {
+    eprintln!("bench: building {} test networks", networks.len());
+    let one = |(number, cases): &(usize, &Vec<Case>)| {
         ensure!(!interrupt::is_requested(), "interrupted");
-        Testbed::new(run, *number, *case, object).with_context(|| format!("prepare {case}"))
+        Testbed::new(run, *number, cases, object).with_context(|| format!("prepare {}", cases[0]))
     };
-    let numbered: Vec<(usize, Case)> = (first..).zip(cases.iter().copied()).collect();
+    let numbered: Vec<(usize, &Vec<Case>)> = (first..).zip(networks).collect();
     thread::scope(|scope| {
         let mut builders = Vec::new();
         for share in numbered.chunks(numbered.len().div_ceil(BUILDERS).max(1)) {
@@ -180,27 +183,28 @@ fn build(run: &Run, cases: &[Case], first: usize, object: &Path) -> Result<Vec<T
 }
 
 /// Millions of packets per second of each case, round by round.
-fn measure(arguments: &Arguments, cases: &[Case], effort: Effort) -> Result<Vec<(Case, Vec<f64>)>> {
-    if cases.is_empty() {
+fn measure(arguments: &Arguments, networks: &[Vec<Case>], effort: Effort) -> Result<Vec<(Case, Vec<f64>)>> {
+    if networks.is_empty() {
         return Ok(Vec::new());
     }
     let run = Run::start()?;
-    let mut samples: Vec<(Case, Vec<f64>)> = cases.iter().map(|case| (*case, Vec::new())).collect();
+    let mut samples: Vec<(Case, Vec<f64>)> = networks.iter().flatten().map(|case| (*case, Vec::new())).collect();
     let (mut testbeds, mut former) = (Vec::new(), Vec::new());
     for round in 0..effort.rounds {
         if round % ROUNDS_IN_A_PLACE == 0 {
             // The kernel would take the former ones down while these are measured.
             former.append(&mut testbeds);
-            testbeds = build(&run, cases, former.len(), &arguments.traffic_object)?;
+            testbeds = build(&run, networks, former.len(), &arguments.traffic_object)?;
         }
         eprintln!("bench: round {} of {}", round + 1, effort.rounds);
         // There and back: a drift of the machine's speed does not favour who comes first.
-        let order: Vec<usize> =
-            if round % 2 == 0 { (0..cases.len()).collect() } else { (0..cases.len()).rev().collect() };
-        for index in order {
-            if let (Some(testbed), Some((case, rates))) = (testbeds.get_mut(index), samples.get_mut(index)) {
-                rates.push(testbed.sample(effort).with_context(|| format!("measure {case}"))?);
-            }
+        let mut order: Vec<_> = samples.iter_mut().collect();
+        if round % 2 != 0 {
+            order.reverse();
+        }
+        for (case, rates) in order {
+            let testbed = testbeds.iter_mut().find(|testbed| testbed.has(*case)).context("every case has a network")?;
+            rates.push(testbed.sample(*case, effort).with_context(|| format!("measure {case}"))?);
         }
     }
     Ok(samples)

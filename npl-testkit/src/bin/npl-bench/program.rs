@@ -19,7 +19,8 @@ use npl_testkit::{interrupt, live_frames, process};
 use crate::Effort;
 use crate::cases::{Case, Mode, Workload};
 use crate::figures::{Aim, Figure, Samples, Stage, figure, say};
-use crate::testbed::{Testbed, open_datapath};
+use crate::ours::open_datapath;
+use crate::testbed::Testbed;
 
 /// A request of an established flow, translated.
 const FORWARD_HIT: Figure = figure("program/forward-hit", "ns", Stage::Program, &[Aim::Median(100.0)]);
@@ -269,13 +270,17 @@ struct Flooded {
 }
 
 impl Flooded {
+    const FLOOD: Case = Case { workload: Workload::SynFlood, mode: Mode::Ours };
+    const ESTABLISHED: Case = Case { workload: Workload::Established, mode: Mode::Ours };
+
     fn new(run: &Run, object: &Path) -> Result<Self> {
-        let testbed = |number, workload| Testbed::new(run, number, Case { workload, mode: Mode::Ours }, object);
-        Ok(Self { flood: testbed(0, Workload::SynFlood)?, established: testbed(1, Workload::Established)? })
+        let testbed = |number, case| Testbed::new(run, number, &[case], object);
+        Ok(Self { flood: testbed(0, Self::FLOOD)?, established: testbed(1, Self::ESTABLISHED)? })
     }
 
     fn measure(&mut self, effort: Effort, samples: &mut Samples) -> Result<()> {
-        let (flood, established) = (self.flood.program_cost(effort)?, self.established.program_cost(effort)?);
+        let flood = self.flood.program_cost(Self::FLOOD, effort)?;
+        let established = self.established.program_cost(Self::ESTABLISHED, effort)?;
         samples.add(&SYN_FLOOD, &[flood], &[established]);
         Ok(())
     }

@@ -7,10 +7,8 @@ mod figures;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 
 use anyhow::{Context as _, Result, ensure};
-use npl_agent::datapath::Datapath;
 use npl_testkit::echo::Protocol;
 use npl_testkit::interrupt;
-use npl_testkit::mounts::BpfFs;
 use npl_testkit::run::Run;
 use npl_testkit::topology::{Options, Topology};
 
@@ -20,7 +18,8 @@ use self::figures::{OFFLOAD, REDIRECT, STACK, STREAMS, Way};
 use crate::Effort;
 use crate::cases::MAPPINGS;
 use crate::figures::{Figure, Samples, percentile, say};
-use crate::testbed::{FIRST_NODE_PORT, FIRST_POD_PORT, Mappings, Ours, load_ours};
+use crate::ours::{Manner, Ours};
+use crate::testbed::{FIRST_NODE_PORT, FIRST_POD_PORT, Mappings};
 
 /// Measures those of `figures` that are ours, side by side.
 pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples) -> Result<()> {
@@ -54,7 +53,7 @@ struct Bed {
     way: &'static Way,
     mapping: Vec<Conversation>,
     direct: Vec<Conversation>,
-    _ours: (Datapath, BpfFs),
+    _ours: Ours,
     _topology: Topology,
 }
 
@@ -64,7 +63,7 @@ impl Bed {
         let pod = topology.add_pod(run, "pod")?;
         pod.fix_neighbour()?;
         let mappings = Mappings { protocol: Protocol::Tcp, pod_ip: pod.ip(), count: MAPPINGS };
-        let ours = load_ours(run, &format!("tcp{number}"), &topology, mappings, Ours::by(way.forwarding))?;
+        let ours = Ours::load(run, &format!("tcp{number}"), &topology, mappings, Manner::by(way.forwarding))?;
         let listen = || TcpListener::bind((Ipv4Addr::UNSPECIFIED, FIRST_POD_PORT));
         let listener = pod.netns.run(listen)?.context("listen in the Pod")?;
         let open = |server: SocketAddr| -> Result<Vec<Conversation>> {

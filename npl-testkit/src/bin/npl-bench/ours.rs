@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+//! NPL on a Node of a test network.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use caps::{CapSet, Capability};
+use npl_agent::core::devices::DeviceSelection;
+use npl_agent::core::model::{self, Backend, Family, Frontend, NodePort, PodPort};
+use npl_agent::core::redirect::Forwarding;
+use npl_agent::core::settings::PortRange;
+use npl_agent::core::xdp::Attach;
+use npl_agent::datapath::Datapath;
+use npl_agent::guard::GuardMode;
+use npl_agent::uplinks::Uplinks;
+use npl_testkit::echo::Protocol;
+use npl_testkit::mounts::BpfFs;
+use npl_testkit::run::Run;
+use npl_testkit::topology::Topology;
+
+use crate::cases::MOST_MAPPINGS;
+use crate::testbed::{FIRST_NODE_PORT, Mappings};
+
+/// How a Node has NPL.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Manner {
+    pub(crate) forwarding: Forwarding,
+    pub(crate) attach: Attach,
+    /// Whether the agent has loaded the programs itself, without `CAP_PERFMON`.
+    pub(crate) are_fenced: bool,
+}
+
+impl Manner {
+    pub(crate) const STACK: Self = Self::by(Forwarding::Stack);
+
+    /// At TC, with programs that were loaded ahead of the agent.
+    pub(crate) const fn by(forwarding: Forwarding) -> Self {
+        Self { forwarding, attach: Attach::Tc, are_fenced: false }
+    }
+}
+
+/// The agent's own datapath, with maps of its own; gone when dropped, in this order.
+pub(crate) struct Ours {
+    pub(crate) datapath: Datapath,
+    manner: Manner,
+    is_attached: bool,
+    _bpffs: BpfFs,
+}
+
+impl Ours {
+    /// Has a Node translate these mappings at its uplink.
+    pub(crate) fn load(run: &Run, name: &str, topology: &Topology, mappings: Mappings, manner: Manner) -> Result<Self> {
+        if manner.forwarding == Forwarding::Offload {
+            // The kernel has the setting if anybody has asked for connection tracking.
+            let _there_or_not = topology.node().sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", "1");
+        }
+        let bpffs = run.bpffs(&format!("bpf-{name}"))?;
+        let mut datapath = open_datapath(bpffs.path(), manner.are_fenced)?;
+        // No pod port is in the range.
+        let range: PortRange = format!("{FIRST_NODE_PORT}-{}", FIRST_NODE_PORT + MOST_MAPPINGS).parse()?;
+        // Any seed will do; a fixed one lets flows meet in the same slots in every run.
+        datapath.configure(range, || 0x4e50_4c00_4e50_4c01)?;
+        let mut ours = Self { datapath, manner, is_attached: false, _bpffs: bpffs };
+        ours.set_mappings(mappings)?;
+        ours.set_attached(topology, true)?;
+        Ok(ours)
+    }
+
+    /// Makes these the mappings that there are.
+    pub(crate) fn set_mappings(&mut self, mappings: Mappings) -> Result<()> {
+        let protocol = match mappings.protocol {
+            Protocol::Tcp => model::Protocol::Tcp,
+            Protocol::Udp => model::Protocol::Udp,
+            Protocol::Sctp => model::Protocol::Sctp,
+        };
+        let mapping = |(node_port, pod_port)| {
+            let frontend = Frontend { family: Family::V4, node_port: NodePort(node_port), protocol };
+            let (pod_ip, pod_port) = (mappings.pod_ip.into(), PodPort(pod_port));
+            (frontend, Backend { pod_ip, pod_port, generation: 1, is_restricted: false })
+        };
+        let mut wanted: BTreeMap<_, _> = mappings.ports().map(mapping).collect();
+        for (frontend, backend) in self.datapath.mappings()? {
+            if wanted.get(&frontend) == Some(&backend) {
+                wanted.remove(&frontend);
+            } else {
+                self.datapath.remove_mapping(frontend)?;
+            }
+        }
+        let refused = self.datapath.upsert_mappings(&wanted);
+        refused.into_values().next().map_or(Ok(()), Err).context("write the mappings")
+    }
+
+    /// Puts the programs on the uplink, or takes them off.
+    pub(crate) fn set_attached(&mut self, topology: &Topology, is_attached: bool) -> Result<()> {
+        if self.is_attached == is_attached {
+            return Ok(());
+        }
+        let uplink = topology.client().uplink.name();
+        let selection = DeviceSelection::Named(is_attached.then(|| uplink.to_owned()).into_iter().collect());
+        // New ones, which do not wait for what is gone to come back.
+        let mut uplinks = Uplinks::new(selection, self.manner.forwarding, self.manner.attach, GuardMode::Off);
+        let node_ips = [topology.node_addresses().v4.into()];
+        let coverage = topology.node().block_on(uplinks.follow(&mut self.datapath, &node_ips))??;
+        ensure!(coverage.carrying == usize::from(is_attached), "the uplink refuses the programs, or keeps them");
+        let has_xdp = topology.node().ip(&format!("link show dev {uplink}"))?.contains("prog/xdp");
+        let is_xdp = is_attached && self.manner.attach == Attach::Xdp;
+        ensure!(has_xdp == is_xdp, "the uplink's driver refuses the program, or keeps it");
+        self.is_attached = is_attached;
+        Ok(())
+    }
+}
+
+/// The agent's own datapath; if `are_fenced`, the programs that every Node needs are loaded with the agent's rights alone.
+pub(crate) fn open_datapath(bpffs: &Path, are_fenced: bool) -> Result<Datapath> {
+    if !are_fenced {
+        return Ok(Datapath::open(bpffs)?);
+    }
+    // aya asks once in a process what the kernel has: with all rights.
+    aya::features();
+    let held = caps::read(None, CapSet::Effective)?;
+    // Either lets the verifier take programs as they are.
+    let kept = &held - &[Capability::CAP_PERFMON, Capability::CAP_SYS_ADMIN].into();
+    caps::set(None, CapSet::Effective, &kept)?;
+    let opened = Datapath::open(bpffs);
+    caps::set(None, CapSet::Effective, &held)?;
+    let datapath = opened?;
+    ensure!(!datapath.hooks.are_unfenced(), "this process has more rights than it seems");
+    Ok(datapath)
+}
