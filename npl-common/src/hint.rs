@@ -82,7 +82,8 @@ pub mod no_way {
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn slot(frontend: Frontend) -> u32 {
     let is_udp = frontend.protocol == protocol::UDP;
-    is_udp as u32 * OF_PROTOCOL | frontend.node_port as u32 & (OF_PROTOCOL - 1)
+    let half = if is_udp { OF_PROTOCOL } else { 0 };
+    half | frontend.node_port as u32 & (OF_PROTOCOL - 1)
 }
 
 /// What stands beside the words of a frontend's hint that is left in `epoch`, as of [`Config::epoch`].

@@ -139,7 +139,10 @@ impl<L: Layout> Maps<L> {
     }
 
     /// Empties the half-open cache's slots that `over` chooses of all, if they have the same word still; how many.
-    fn empty_slots<C>(&self, over: impl FnOnce(&mut dyn Iterator<Item = (u32, u64)>) -> C) -> Result<usize, DatapathError>
+    fn empty_slots<C>(
+        &self,
+        over: impl FnOnce(&mut dyn Iterator<Item = (u32, u64)>) -> C,
+    ) -> Result<usize, DatapathError>
     where
         C: IntoIterator<Item = (u32, u64)>,
     {

@@ -130,15 +130,8 @@ pub struct Fragment {
 
 impl Fragment {
     /// A whole datagram.
-    pub const NONE: Self = Self {
-        id: 0,
-        protocol: 0,
-        is_later: false,
-        is_first: false,
-        is_last: false,
-        content: 0,
-        ahead: 0,
-    };
+    pub const NONE: Self =
+        Self { id: 0, protocol: 0, is_later: false, is_first: false, is_last: false, content: 0, ahead: 0 };
 }
 
 /// The Pod behind a mapping.

@@ -2,6 +2,7 @@
 //! What clients are shown as their peer, and what is counted.
 
 use std::net::{SocketAddr, UdpSocket};
+use std::time::Duration;
 
 use npl_agent::core::model::{Family, Protocol};
 use npl_common::stats::MappingStats;
@@ -11,6 +12,9 @@ use npl_testkit::{poll, traffic};
 use super::scene::{Scene, loopback_names, mapped};
 use crate::lab::mapping;
 use crate::world::{NODE_PORT, POD_PORT, World};
+
+/// Far longer than a port needs to become free.
+const LIMIT: Duration = Duration::from_secs(10);
 
 /// Sends to `server` by a socket that talks to anybody; who answers, and from where that seems to come.
 #[track_caller]
@@ -135,7 +139,9 @@ fn assert_later_pod_is_its_own(agent: impl FnOnce(&mut World)) {
     let (pod, earlier) = scene.world.pods.remove(0);
     drop(earlier);
     for ((socket, pod_ip), (answer, _)) in sockets.iter().zip(pod.ips()).zip(asked) {
-        let later = pod.netns.run(|| UdpSocket::bind((pod_ip, POD_PORT))).unwrap().unwrap();
+        // A program that another test starts has the earlier Pod's sockets until it is executed.
+        let bind = || UdpSocket::bind((pod_ip, POD_PORT)).ok();
+        let later = pod.netns.run(|| poll::until("the earlier Pod's port", LIMIT, bind)).unwrap().unwrap().0;
         later.send_to(b"unasked", answer.client).unwrap();
         let source = poll::uninterrupted(|| socket.recv_from(&mut [0; 64])).unwrap().1;
         assert_eq!(source, (pod_ip, POD_PORT).into());

@@ -56,7 +56,8 @@ fn take_places(time: Duration) {
     let mut map: Array<MapData, Held> = open_map(MAP_FIRST);
     for place in 0..FIRSTS {
         // All zero where nothing else is said.
-        let taken = Held { hash: u64::MAX, time: u64::try_from(time.as_nanos()).unwrap(), ..map.get(&place, 0).unwrap() };
+        let taken =
+            Held { hash: u64::MAX, time: u64::try_from(time.as_nanos()).unwrap(), ..map.get(&place, 0).unwrap() };
         map.set(place, taken, 0).unwrap();
     }
 }
@@ -200,7 +201,8 @@ fn first_fragment_takes_the_place_of_one_that_waits_no_more() {
     stay_on_this_processor();
     with_mappings(|lab| {
         for (program, packet, expected) in both(lab, &[7; 200], |packet| packet) {
-            let (frame, expected) = (fragments(&packet, ID + 0x20).remove(0), fragments(&expected, ID + 0x20).remove(0));
+            let (frame, expected) =
+                (fragments(&packet, ID + 0x20).remove(0), fragments(&expected, ID + 0x20).remove(0));
             take_places(now());
             becomes(lab, program, &frame, expected, counted(program, &frame));
             free_places();

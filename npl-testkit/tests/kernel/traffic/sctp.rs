@@ -16,10 +16,11 @@ use npl_testkit::traffic::{self, has_sctp};
 
 use super::firewall::load_rules;
 use super::fragments::ORDERS;
+use super::redirect::redirected;
 use crate::lab::mapping;
 use crate::prog_run::extensions::FRAGMENT;
 use crate::prog_run::fragments::{L3, V4_HEADER, V6_HEADER, pieces};
-use crate::sys::stay_on_this_processor;
+use crate::sys::{stay_on, stay_on_this_processor};
 use crate::wire::{self, Wire};
 use crate::world::{NODE_PORT, POD_PORT, World};
 
@@ -29,7 +30,10 @@ const LIMIT: Duration = Duration::from_secs(5);
 
 /// The first Pod's port is mapped for SCTP as well.
 fn world() -> World {
-    let mut world = World::new(1);
+    mapped(World::new(1))
+}
+
+fn mapped(mut world: World) -> World {
     for pod_ip in world.pod().ips() {
         let (frontend, backend) = mapping(Protocol::Sctp, NODE_PORT, (pod_ip, POD_PORT).into(), 1);
         world.datapath().upsert_mapping(frontend, backend).unwrap();
@@ -162,9 +166,14 @@ fn pass_in_pieces(world: &World) {
             for order in ORDERS {
                 let question = bundle(*client, *node, b'?', chunks);
                 let id = ids.next().unwrap();
-                passes_in_pieces(family, (client_side, &question, id, order), (pod_side, [*client, *pod]));
+                let send = |wire: &Wire, frames: &[Vec<u8>]| {
+                    for place in order {
+                        wire.send(&frames[place]).unwrap();
+                    }
+                };
+                passes_in_pieces(family, (client_side, &question, id, send), (pod_side, [*client, *pod]));
                 let answer = bundle(*pod, *client, b'!', chunks);
-                passes_in_pieces(family, (pod_side, &answer, id, order), (client_side, [*node, *client]));
+                passes_in_pieces(family, (pod_side, &answer, id, send), (client_side, [*node, *client]));
             }
         }
     });
@@ -178,27 +187,23 @@ fn bundle(source: SocketAddr, destination: SocketAddr, content: u8, chunks: usiz
     packet
 }
 
-/// Sends a packet by one side in pieces, in an order, and has the other get the same between these ends.
+/// Sends a packet by one side in pieces, and has the other get the same between these ends.
 #[track_caller]
 fn passes_in_pieces(
     family: Family,
-    (by, packet, id, order): (&Side<'_>, &Packet, u32, [usize; 4]),
+    (by, packet, id, send): (&Side<'_>, &Packet, u32, impl Fn(&Wire, &[Vec<u8>])),
     (at, ends): (&Side<'_>, [SocketAddr; 2]),
 ) {
     let packet = Packet { ethernet: Some(by.wire.ethernet()), ..packet.clone() };
-    let frames = pieces(&packet, id, 1400);
-    for place in order {
-        by.wire.send(&frames[place]).unwrap();
-    }
-    let seen = receive_pieces(at.wire, family).unwrap_or_else(|parts| {
-        panic!("of {id:#x} in the order {order:?}, in {family:?}, the {} got no more than {parts:?}", at.name)
-    });
+    send(by.wire, &pieces(&packet, id, 1400));
+    let seen = receive_pieces(at.wire, family)
+        .unwrap_or_else(|parts| panic!("of {id:#x} in {family:?}, the {} got no more than {parts:?}", at.name));
     let (Transport::Sctp(sent), Transport::Sctp(got)) = (&packet.transport, &seen.transport) else {
         panic!("{seen:?}")
     };
     let got_ends: [SocketAddr; 2] =
         [(seen.source_ip(), got.source).into(), (seen.destination_ip(), got.destination).into()];
-    assert_eq!((got_ends, got.checksum, got.chunks == sent.chunks), (ends, Crc::Right, true), "{order:?}");
+    assert_eq!((got_ends, got.checksum, got.chunks == sent.chunks), (ends, Crc::Right, true), "{id:#x}");
 }
 
 /// Waits for a packet in pieces, and puts it together; or where those pieces begin that came.
@@ -359,6 +364,35 @@ fn packet_in_pieces_has_the_right_checksum_on_both_sides() {
     pass_in_pieces(&world);
     load_rules(&world);
     pass_in_pieces(&world);
+}
+
+/// Also past the host's stack.
+#[test]
+fn packet_in_pieces_has_the_right_checksum_where_it_is_redirected() {
+    pass_in_pieces(&mapped(redirected()));
+}
+
+/// As a network card has it that hashes ports where there are any.
+#[test]
+fn first_piece_may_come_by_another_processor() {
+    let world = world();
+    in_each_family(&world, |family, Association { client_side, pod_side, client, node, pod }| {
+        let send = |wire: &Wire, frames: &[Vec<u8>]| {
+            let (first, rest) = frames.split_at(1);
+            for (processor, frames) in [first, rest].into_iter().enumerate() {
+                stay_on(processor);
+                for frame in frames {
+                    wire.send(frame).unwrap();
+                }
+            }
+        };
+        for id in 0x4e60..0x4e70 {
+            let question = bundle(*client, *node, b'?', 43);
+            passes_in_pieces(family, (client_side, &question, id, send), (pod_side, [*client, *pod]));
+            let answer = bundle(*pod, *client, b'!', 43);
+            passes_in_pieces(family, (pod_side, &answer, id, send), (client_side, [*node, *client]));
+        }
+    });
 }
 
 /// What a Pod without SCTP sends is an error that quotes all of a short packet.
