@@ -10,12 +10,16 @@ use crate::{
     config::Config,
     direct::PodWay,
     flow::TOUCH_INTERVAL_JIFFIES,
-    mapping::{BackendV4, BackendV6, Endpoint, Frontend, protocol},
+    mapping::{BackendV4, BackendV6, Endpoint, Frontend, MAX_MAPPINGS, protocol},
     syn::absorb,
 };
 
-/// Hints per family, a power of two: for each protocol, of as many neighbouring ports as half of it.
-pub const HINTS: u32 = 16_384;
+/// Hints per family, a power of two: for UDP and for all other protocols, of as many neighbouring ports as there may be
+/// mappings.
+pub const HINTS: u32 = 2 * OF_PROTOCOL;
+const OF_PROTOCOL: u32 = MAX_MAPPINGS;
+
+const _: () = assert!(OF_PROTOCOL.is_power_of_two(), "a hint is chosen by a mask");
 
 map_type! {
     /// A copy of an IPv4 mapping.
@@ -72,12 +76,13 @@ pub mod no_way {
     pub const NOT_ASKED: PodWay = PodWay { kind: 1, ..THERE_IS_NONE };
 }
 
-/// Where a frontend's hint is. Others may have the same place.
+/// Where a frontend's hint is. Others may have the same place. Neighbouring ports of a protocol lie side by side, so that
+/// the processor loads two at once.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn slot(frontend: Frontend) -> u32 {
     let is_udp = frontend.protocol == protocol::UDP;
-    ((frontend.node_port as u32) << 1 | is_udp as u32) & (HINTS - 1)
+    (is_udp as u32 * OF_PROTOCOL) | (frontend.node_port as u32 & (OF_PROTOCOL - 1))
 }
 
 /// What stands beside the words of a frontend's hint that is left in `epoch`, as of [`Config::epoch`].
@@ -123,7 +128,7 @@ mod tests {
     use super::{HINTS, check, slot};
     use crate::{
         config::Config,
-        mapping::{Frontend, protocol},
+        mapping::{Frontend, MAX_MAPPINGS, protocol},
     };
 
     const CONFIG: Config = Config {
@@ -144,7 +149,7 @@ mod tests {
 
     #[test]
     fn neighbouring_frontends_do_not_meet() {
-        let ports = 61_000..61_000 + u16::try_from(HINTS / 2).unwrap().min(4000);
+        let ports = 48_000..48_000 + u16::try_from(MAX_MAPPINGS).unwrap();
         let frontends = ports.flat_map(|port| {
             [protocol::TCP, protocol::UDP].map(|protocol| Frontend { node_port: port, protocol, pad: 0 })
         });
@@ -162,7 +167,7 @@ mod tests {
         let checks = [
             of(words, 7, tcp(61_000)),
             of(words, 8, tcp(61_000)),
-            of(words, 7, tcp(61_000 - 8192)),
+            of(words, 7, tcp(61_000 - 16_384)),
             of(words, 7, Frontend { protocol: protocol::SCTP, ..tcp(61_000) }),
             of(others, 7, tcp(61_000)),
             of([words[0], others[1]], 7, tcp(61_000)),

@@ -184,10 +184,10 @@ fn what_nobody_has_left_is_none_and_is_replaced() {
 
 #[test]
 fn frontends_of_one_place_each_lead_to_their_own_pod() {
-    const FAR: u16 = NODE_PORT - 8192;
+    const FAR: u16 = NODE_PORT - 16_384;
     assert_eq!(slot(Frontend { node_port: FAR, ..FRONTEND }), slot(FRONTEND));
     with_mappings(|lab| {
-        lab.datapath.configure("50000-62000".parse().unwrap(), || 1).unwrap();
+        lab.datapath.configure("40000-62000".parse().unwrap(), || 1).unwrap();
         lab.add(Udp, FAR, other_pod(), GENERATION);
         for _turn in 0..3 {
             goes_to(lab, NODE_PORT, pod());
