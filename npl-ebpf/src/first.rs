@@ -48,15 +48,7 @@ pub fn is_again<F: Family>(location: &Location<F>) -> bool {
 /// Has the first fragment wait that [`begin`] has made a copy of, if it `is_translated`; whether it does.
 #[inline(always)]
 pub fn waits_if(mark: u64, is_translated: bool) -> bool {
-    let waits = told() & WAITS != 0 && is_translated;
-    tell(0);
-    if let Some(place) = FIRST.get_ptr_mut(first_place(mark)).filter(|_| waits) {
-        // SAFETY: aligned memory of the map. Two processors that take one place at a time mix up two packets, whose
-        // checksums tell.
-        let place = unsafe { &mut *place };
-        (place.time, place.whole, place.hash) = (now(), 0, mark);
-    }
-    waits
+    npl_wait(mark, u32::from(is_translated)) != 0
 }
 
 /// Whether a fragment is the last one of what may be a packet whose first one waits. A later fragment of IPv6 need not say what
@@ -94,7 +86,7 @@ pub fn recall_noted<H: Hook>(skb: *mut __sk_buff) -> bool {
 #[inline(never)]
 extern "C" fn npl_look(skb: *mut __sk_buff, mark: u64) -> u32 {
     let Some(place) = FIRST.get_ptr_mut(first_place(mark)) else { return 0 };
-    // SAFETY: see `waits_if`.
+    // SAFETY: see `npl_wait`.
     let place = unsafe { &mut *place };
     let is_mine = is_young(place) && place.hash == mark;
     if !is_mine && is_kept(place) {
@@ -105,6 +97,23 @@ extern "C" fn npl_look(skb: *mut __sk_buff, mark: u64) -> u32 {
         return place.whole;
     }
     if copy(skb, place).is_ok() { WAITS } else { 0 }
+}
+
+/// What [`waits_if`] does. Exported as [`npl_look`] is.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn npl_wait(mark: u64, is_translated: u32) -> u32 {
+    let waits = told() & WAITS != 0 && is_translated != 0;
+    tell(0);
+    if !waits {
+        return 0;
+    }
+    let Some(place) = FIRST.get_ptr_mut(first_place(mark)) else { return 0 };
+    // SAFETY: aligned memory of the map. Two processors that take one place at a time mix up two packets, whose checksums
+    // tell.
+    let place = unsafe { &mut *place };
+    (place.time, place.whole, place.hash) = (now(), 0, mark);
+    1
 }
 
 /// What [`end_of_whole`] gives, 0 for nothing. Exported as [`npl_look`] is, which spares the verifier from going over all that
@@ -125,7 +134,7 @@ extern "C" fn npl_end(skb: *mut __sk_buff, l4: u32, end: u32) -> u32 {
 #[inline(never)]
 extern "C" fn npl_recall(skb: *mut __sk_buff, mark: u64, whole: u32, direction: u32) -> u32 {
     let (Some(place), Some(last)) = (FIRST.get_ptr_mut(first_place(mark)), HOLD.get_ptr_mut(LAST)) else { return 0 };
-    // SAFETY: see `waits_if`.
+    // SAFETY: see `npl_wait`.
     let first = unsafe { &mut *place };
     let is_mine = is_young(first) && first.hash == mark;
     if !is_mine || first.whole != 0 {
