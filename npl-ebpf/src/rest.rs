@@ -61,16 +61,15 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
     if walk.location.protocol == F::ICMP {
         return IS_ICMP;
     }
-    let is_first = walk.fragment.is_first;
     let Some(config) = CONFIG.get(0) else { return Verdict::NOT_OURS.into_action() };
-    let is_awaited = first::is_awaited(&walk);
-    let hash = if is_first || is_awaited { fragment::hash::<F, H>(config, &walk) } else { 0 };
     if walk.fragment.is_later {
-        if is_awaited {
-            first::note_last::<F, H>(hash, &walk);
+        if first::is_awaited(&walk) {
+            first::note_last::<F, H>(fragment::hash::<F, H>(config, &walk), &walk);
         }
         return IS_FRAGMENT;
     }
+    let is_first = walk.fragment.is_first;
+    let hash = if is_first { fragment::hash::<F, H>(config, &walk) } else { 0 };
     let (destination, protocol) = (walk.location.destination, walk.location.protocol);
     if is_first && walk.fragment.content == protocol::SCTP {
         first::begin::<H>(ctx, hash);
