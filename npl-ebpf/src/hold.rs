@@ -18,7 +18,7 @@ use crate::{fragment, hook::Hook, maps::HOLD, packet, rewrite::Refused};
 /// What the held fragments of a datagram are told by. At one hook: their frames are of no use at the next, which may have the
 /// same datagram.
 #[inline(always)]
-pub const fn mark<H: Hook>(hash: u64) -> u64 {
+const fn mark<H: Hook>(hash: u64) -> u64 {
     if H::ON_ARRIVAL { hash } else { !hash }
 }
 
@@ -115,7 +115,7 @@ extern "C" fn npl_release(skb: *mut __sk_buff, hash: u64, now: u64, place: u32, 
 
 /// Copies a frame out.
 #[inline(always)]
-pub fn copy(skb: *mut __sk_buff, to: *mut Held) -> Result<(), Refused> {
+fn copy(skb: *mut __sk_buff, to: *mut Held) -> Result<(), Refused> {
     // SAFETY: the context is valid, and the element is this processor's.
     let length = unsafe {
         (*to).excess = (*skb).len.wrapping_sub(MIN_FRAME);
@@ -128,7 +128,7 @@ pub fn copy(skb: *mut __sk_buff, to: *mut Held) -> Result<(), Refused> {
 
 /// Gives a packet the length and the bytes of a copy.
 #[inline(always)]
-pub fn become_frame(skb: *mut __sk_buff, from: *mut Held) -> Result<(), Refused> {
+fn become_frame(skb: *mut __sk_buff, from: *mut Held) -> Result<(), Refused> {
     let length = length(from)?;
     // SAFETY: the context is valid, and no pointer into the packet is held.
     if unsafe { bpf_skb_change_tail(skb, length, 0) } != 0 {

@@ -25,7 +25,6 @@
 
 mod egress;
 mod family;
-mod first;
 mod flow;
 mod fragment;
 mod hint;

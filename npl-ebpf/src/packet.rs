@@ -11,7 +11,6 @@ use npl_common::{mapping::protocol, reason::Reason};
 
 use crate::{
     family::{Family, Location, Walk},
-    first,
     sctp::{self, Chunk},
     verdict::Verdict,
 };
@@ -87,8 +86,8 @@ pub struct Packet<F: Family> {
     pub l3: usize,
     pub location: Location<F>,
     pub ports: Ports,
-    /// Where it ends that has this transport header, as the IP header says; of a first fragment of SCTP, as another one or that
-    /// says, or nothing. Nothing of one that ends within TCP's header, nor of a plain packet, of which nobody asks.
+    /// Where it ends that has this transport header, as the IP header says; of a first fragment of SCTP, as that says, or
+    /// nothing. Nothing of one that ends within TCP's header, nor of a plain packet, of which nobody asks.
     pub end: Option<usize>,
 }
 
@@ -129,7 +128,7 @@ impl<F: Family> Packet<F> {
         let ports = load::<Ports>(ctx, walk.location.l4)?;
         let end = match (walk.fragment.is_first, walk.location.protocol) {
             (false, _) => Some(walk.end),
-            (true, protocol::SCTP) => first::end_of_whole(ctx, &walk),
+            (true, protocol::SCTP) => sctp::end_of_whole(ctx, walk.location.l4, walk.end),
             // One that ends within its transport header has the checksum elsewhere, whatever the frame has behind it.
             (true, protocol::TCP) if walk.location.l4 + size_of::<TcpHeader>() > walk.end => None,
             (true, _) => Some(walk.end),

@@ -7,16 +7,16 @@
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 
-use npl_common::{mapping::protocol, reason::Reason};
+use npl_common::reason::Reason;
 
 use crate::{
     family::{Family, V4, V6},
-    first, fragment, hold,
+    fragment, hold,
     hook::Hook,
     host, icmp,
     maps::CONFIG,
     packet::{self, Packet, skb},
-    verdict::{self, Verdict},
+    verdict::Verdict,
 };
 
 /// In the place of an action, of which TC has none of these numbers: the packet is for another function.
@@ -24,8 +24,6 @@ const IS_ICMP: i32 = i32::MAX;
 const IS_FRAGMENT: i32 = i32::MAX - 1;
 const IS_LEAVING: i32 = i32::MAX - 2;
 const IS_UNREADABLE: i32 = i32::MAX - 3;
-/// The packet is a first fragment that goes on later.
-const IS_WAITING: i32 = i32::MAX - 4;
 
 /// Looks closer at a packet whose IP header starts `L2` bytes in.
 #[inline(always)]
@@ -42,13 +40,11 @@ fn translate_family<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32
     let action = translate_packet::<F, H, L2>(skb(ctx));
     match action {
         IS_ICMP => translate_error::<F, H, L2>(skb(ctx)),
-        IS_FRAGMENT if !first::recall_noted::<H>(skb(ctx)) => Verdict::drop(Reason::RewriteFailed).into_action(),
         IS_FRAGMENT => translate_fragment::<F, H, L2>(skb(ctx)),
         IS_LEAVING if !H::ON_ARRIVAL => note_leaving::<F, L2>(skb(ctx)),
         IS_UNREADABLE if H::ON_ARRIVAL => judge_unreadable::<F, L2>(skb(ctx)),
-        _ if !hold::release_noted::<H>(skb(ctx)) => Verdict::drop(Reason::RewriteFailed).into_action(),
-        IS_WAITING => verdict::take(),
-        action => action,
+        action if hold::release_noted::<H>(skb(ctx)) => action,
+        _ => Verdict::drop(Reason::RewriteFailed).into_action(),
     }
 }
 
@@ -61,19 +57,13 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
     if walk.location.protocol == F::ICMP {
         return IS_ICMP;
     }
-    let Some(config) = CONFIG.get(0) else { return Verdict::NOT_OURS.into_action() };
     if walk.fragment.is_later {
-        if first::is_awaited(&walk) {
-            first::note_last::<F, H>(fragment::hash::<F, H>(config, &walk), &walk);
-        }
         return IS_FRAGMENT;
     }
     let is_first = walk.fragment.is_first;
+    let Some(config) = CONFIG.get(0) else { return Verdict::NOT_OURS.into_action() };
     let hash = if is_first { fragment::hash::<F, H>(config, &walk) } else { 0 };
     let (destination, protocol) = (walk.location.destination, walk.location.protocol);
-    if is_first && walk.fragment.content == protocol::SCTP {
-        first::begin::<H>(ctx, hash);
-    }
     let verdict = match Packet::of(ctx, walk) {
         Some(packet) => H::packet::<F, L2, false>(ctx, &packet, |node| {
             if is_first {
@@ -82,7 +72,6 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
         }),
         None => Verdict::NOT_OURS,
     };
-    let waits = is_first && first::waits_if(hold::mark::<H>(hash), verdict.is_translated());
     if !H::ON_ARRIVAL && verdict.is_unusual() {
         if is_first {
             fragment::note_not_ours::<F, H>(hash, destination);
@@ -102,9 +91,6 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
             fragment::note_by_stack::<F>(hash);
         }
         hold::note::<H>(hash);
-        if waits {
-            return IS_WAITING;
-        }
     } else {
         fragment::note_not_ours::<F, H>(hash, destination);
     }

@@ -185,7 +185,7 @@ impl DatapathError {
     /// A refusal that `CAP_PERFMON` would very likely turn, in words that say so.
     pub(crate) fn or_missing_perfmon(self) -> Self {
         let has_perfmon = caps::has_cap(None, caps::CapSet::Effective, caps::Capability::CAP_PERFMON);
-        { eprintln!("DEBUG {self:?}"); } if self.is_verifier_refusal() && matches!(has_perfmon, Ok(false)) { Self::NeedsPerfmon } else { self }
+        if self.is_verifier_refusal() && matches!(has_perfmon, Ok(false)) { Self::NeedsPerfmon } else { self }
     }
 
     /// Whether the verifier took a program for unsafe, as against a kernel that lacks or forbids something altogether.
