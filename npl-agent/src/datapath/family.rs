@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     os::fd::AsFd as _,
-    sync::atomic::Ordering,
+    sync::atomic::{AtomicU64, Ordering, fence},
     time::Duration,
 };
 
@@ -138,23 +138,10 @@ impl<L: Layout> Maps<L> {
         read.map_err(MapError::from).map_err(DatapathError::map("read", L::FLOW))
     }
 
-    /// Empties the half-open cache's slots that `over` chooses of all, if they have the same word still; how many.
-    fn empty_slots<C>(
-        &self,
-        over: impl FnOnce(&mut dyn Iterator<Item = (u32, u64)>) -> C,
-    ) -> Result<usize, DatapathError>
-    where
-        C: IntoIterator<Item = (u32, u64)>,
-    {
-        let emptied = sys::with_words(self.syn.map().fd().as_fd(), syn::SLOTS as usize, |slots| {
-            let over = over(&mut (0_u32..).zip(slots).map(|(slot, word)| (slot, word.load(Ordering::Relaxed))));
-            let empty = |(slot, word): &(u32, u64)| {
-                let slot = usize::try_from(*slot).ok().and_then(|slot| slots.get(slot));
-                slot.is_some_and(|it| it.compare_exchange(*word, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok())
-            };
-            over.into_iter().filter(empty).count()
-        });
-        emptied.map_err(MapError::from).map_err(DatapathError::map("map", L::SYN))
+    /// Lets `work` see and change the half-open cache's slots where the programs do.
+    fn with_slots<T>(&self, work: impl FnOnce(&[AtomicU64]) -> T) -> Result<T, DatapathError> {
+        let done = sys::with_words(self.syn.map().fd().as_fd(), syn::SLOTS as usize, work);
+        done.map_err(MapError::from).map_err(DatapathError::map("read", L::SYN))
     }
 
     /// Looks at what every local client asked for.
@@ -303,12 +290,28 @@ impl<L: Layout> FamilyMaps for Maps<L> {
     }
 
     fn remove_attempts_that_are_over(&mut self, attempts: &mut Attempts) -> Result<usize, DatapathError> {
-        self.empty_slots(|slots| attempts.look(slots))
+        self.with_slots(|slots| {
+            let over = attempts.look((0..).zip(slots).map(|(slot, word)| (slot, word.load(Ordering::Relaxed))));
+            // Another flow may have the slot by now, or the Pod may have answered.
+            let empty = |(slot, word): &(u32, u64)| {
+                let slot = slots.get(*slot as usize);
+                slot.is_some_and(|it| it.compare_exchange(*word, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok())
+            };
+            over.into_iter().filter(empty).count()
+        })
     }
 
     fn forget_indexes_but(&mut self, used: &BTreeSet<u32>) -> Result<(), DatapathError> {
         let names_another = |word| word != 0 && !used.contains(&u32::from(syn::address_index(word)));
-        self.empty_slots(|slots| slots.filter(|(_, word)| names_another(*word)).collect::<Vec<_>>()).map(drop)
+        self.with_slots(|slots| {
+            for slot in slots {
+                // A flow that goes on meanwhile names the same index by another word.
+                let empty = |word| names_another(word).then_some(0);
+                let _stays = slot.fetch_update(Ordering::Relaxed, Ordering::Relaxed, empty);
+            }
+            // Whoever sees an index lead to another address sees what was emptied before, too.
+            fence(Ordering::SeqCst);
+        })
     }
 
     fn last_stray(&self, port: NodePort) -> Result<u64, DatapathError> {

@@ -6,20 +6,20 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
-use aya::maps::{HashMap, MapData};
+use aya::maps::{Array, HashMap, MapData};
 use npl_agent::core::model::Protocol;
 use npl_agent::datapath::inspect::Inspection;
 use npl_agent::datapath::{Datapath, Pins};
 use npl_agent::uplinks::ErrorChain;
 use npl_common::flow::{FlowKeyV4, FlowV4, MAX_FLOWS};
 use npl_common::mapping::{BackendV4, Frontend, MAX_MAPPINGS};
-use npl_common::names;
+use npl_common::{names, syn};
 use npl_testkit::mounts::PrivateBpffs;
 use npl_testkit::tools;
 
 use crate::lab::{mapping, with_lab};
 use crate::left::BPFFS;
-use crate::world::is_emulated;
+use crate::world::{is_emulated, set_addresses};
 
 /// Opens a datapath over what `prepare` has pinned; it works, and starts without mappings.
 fn opens_over(prepare: impl FnOnce(&Pins) + Send) {
@@ -32,6 +32,7 @@ fn opens_over(prepare: impl FnOnce(&Pins) + Send) {
         let (frontend, backend) = mapping(Protocol::Tcp, 61_000, "10.0.0.5:8080".parse().unwrap(), 1);
         datapath.upsert_mapping(frontend, backend).unwrap();
         assert_eq!(datapath.mappings().unwrap()[&frontend], backend);
+        set_addresses(&mut datapath, &["192.0.2.10".parse().unwrap()]);
     };
     PrivateBpffs::mount(Path::new(BPFFS)).unwrap().run(open).unwrap();
 }
@@ -58,6 +59,15 @@ fn pinned_map_of_another_type_is_replaced() {
     opens_over(|pins| {
         let other = HashMap::<MapData, FlowKeyV4, FlowV4>::create(MAX_FLOWS, 0).unwrap();
         other.pin(pins.map(names::MAP_FLOW_V4)).unwrap();
+    });
+}
+
+/// One that the agent cannot have in its own memory.
+#[test]
+fn pinned_map_with_other_flags_is_replaced() {
+    opens_over(|pins| {
+        let other = Array::<MapData, u64>::create(syn::SLOTS, 0).unwrap();
+        other.pin(pins.map(names::MAP_SYN_V4)).unwrap();
     });
 }
 
