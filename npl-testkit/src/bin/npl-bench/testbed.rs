@@ -110,7 +110,11 @@ impl Testbed {
 
     /// Measures once: millions of packets per second.
     pub(crate) fn sample(&mut self, case: Case, effort: Effort) -> Result<f64> {
-        self.prepare(case).with_context(|| format!("prepare {case}"))?;
+        self.prepare(case)?;
+        self.measure(case, effort)
+    }
+
+    fn measure(&mut self, case: Case, effort: Effort) -> Result<f64> {
         let packets = match case.workload {
             Workload::Established => effort.established,
             Workload::NewFlows | Workload::SynFlood => effort.new_flows,
@@ -129,6 +133,11 @@ impl Testbed {
 
     /// Makes the network that of the case, and fills caches.
     fn prepare(&mut self, case: Case) -> Result<()> {
+        self.turn_to(case).with_context(|| format!("prepare {case}"))?;
+        self.send(case, WARM_UP, Duration::MAX).with_context(|| format!("warm up {case}")).map(drop)
+    }
+
+    fn turn_to(&mut self, case: Case) -> Result<()> {
         if let Some(ours) = &mut self.ours {
             ours.set_attached(&self.topology, case.mode.has_ours())?;
             if let Mode::OursOf(count) = case.mode {
@@ -136,8 +145,7 @@ impl Testbed {
             }
         }
         let (_, flows) = self.flows.iter().find(|(other, _)| *other == case).context("measured elsewhere")?;
-        self.meter.turn_to(flows)?;
-        self.send(case, WARM_UP, Duration::MAX).context("warm up").map(drop)
+        self.meter.turn_to(flows)
     }
 
     /// What the program that meets each packet first costs, in nanoseconds, by the kernel's own account of one sample.
@@ -146,9 +154,10 @@ impl Testbed {
     /// and meets the same packets.
     pub(crate) fn program_cost(&mut self, case: Case, effort: Effort) -> Result<f64> {
         self.meter.attach_idle()?;
+        self.prepare(case)?;
         let before = self.accounts()?;
         let accounting = enable_stats(Stats::RunTime).context("have the kernel account for programs")?;
-        self.sample(case, effort)?;
+        self.measure(case, effort)?;
         drop(accounting);
         let after = self.accounts()?;
         let [ours, idle] = [0, 1].map(|program| after[program].since(before[program]));
@@ -204,16 +213,17 @@ impl Account {
     }
 }
 
-/// Makes the Node do what the mode says.
+/// Makes the Node do what the mode says, or another one that is measured on the same network.
 fn translate(run: &Run, name: &str, mode: Mode, topology: &Topology, mappings: Mappings) -> Result<Option<Ours>> {
     let node = topology.node();
     let load = |manner| Ours::load(run, name, topology, mappings, manner).map(Some);
     match mode {
-        Mode::Routing | Mode::RoutingWire | Mode::Shortcut | Mode::ShortcutXdp => Ok(None),
-        Mode::RoutingConntrack => rivals::add_conntrack(node).map(|()| None),
+        Mode::Shortcut | Mode::ShortcutXdp => Ok(None),
         Mode::Iptables(_) | Mode::IptablesNewest(_) => rivals::add_iptables(node, mappings).map(|()| None),
         Mode::Nftables => rivals::add_nftables(node, mappings).map(|()| None),
-        Mode::Ours | Mode::OursOf(_) | Mode::RoutingBesideOurs | Mode::OursWire => load(Manner::STACK),
+        Mode::Routing | Mode::RoutingBesideOurs | Mode::RoutingWire | Mode::Ours | Mode::OursOf(_) | Mode::OursWire => {
+            load(Manner::STACK)
+        }
         Mode::OursFenced => load(Manner { are_fenced: true, ..Manner::STACK }),
         Mode::OursRedirect => load(Manner::by(Forwarding::Redirect)),
         Mode::OursOffload => load(Manner::by(Forwarding::Offload)),
@@ -222,7 +232,7 @@ fn translate(run: &Run, name: &str, mode: Mode, topology: &Topology, mappings: M
             load(Manner::by(Forwarding::Offload))
         }
         Mode::OursXdp => load(Manner { attach: Attach::Xdp, ..Manner::STACK }),
-        Mode::OursConntrack => {
+        Mode::RoutingConntrack | Mode::OursConntrack => {
             rivals::add_conntrack(node)?;
             load(Manner::STACK)
         }
