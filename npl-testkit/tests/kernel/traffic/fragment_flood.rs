@@ -75,6 +75,11 @@ impl Sender {
         let ends = world.topology.client();
         let socket = traffic::udp_socket(world.client(), server, true).unwrap();
         let client = (client_ip, socket.local_addr().unwrap().port()).into();
+        // So that the flow table knows the flow: each first fragment of the flood opens one too, and one of some hundred datagrams
+        // would find its half-open word overwritten before its answer comes.
+        for question in ["hello", "hello again"] {
+            assert_eq!(traffic::udp_ask(&socket, question).unwrap().pod, "web-0");
+        }
         Self { wire: wire::open_for(Family::of(client_ip), &ends.device, &ends.uplink), socket, client, server }
     }
 
