@@ -103,7 +103,9 @@ pub fn to_pod<F: Family, const WAY: u8, const L2: usize>(
     if !asks_for_way::<WAY>() {
         return stack;
     }
-    let (Some(rest), Some(way)) = (F::one_hop_less(location.rest), way()) else { return stack };
+    // One after the other: what is asked for again behind a call, the verifier takes for something else.
+    let Some(rest) = F::one_hop_less(location.rest) else { return stack };
+    let Some(way) = way() else { return stack };
     if is_cut_by_its_sender(ctx, location.protocol) {
         return stack;
     }
