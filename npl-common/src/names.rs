@@ -57,6 +57,8 @@ pub const MAP_PEER_V4: &str = "npl_peer_v4";
 pub const MAP_PEER_V6: &str = "npl_peer_v6";
 /// Copies of fragments that came too early: per-CPU array of [`crate::hold::Held`].
 pub const MAP_HOLD: &str = "npl_hold";
+/// First fragments of SCTP that wait for the last one: array of [`crate::hold::Held`].
+pub const MAP_FIRST: &str = "npl_first";
 /// What the host has under way by node ports, IPv4: array of `u64`, see [`crate::host`].
 pub const MAP_HOST_V4: &str = "npl_host_v4";
 /// As [`MAP_HOST_V4`], IPv6.
@@ -116,6 +118,7 @@ pub const PINNED_MAPS: &[&str] = &[
     MAP_PEER_V4,
     MAP_PEER_V6,
     MAP_HOLD,
+    MAP_FIRST,
     MAP_HOST_V4,
     MAP_HOST_V6,
     MAP_STRAY_V4,

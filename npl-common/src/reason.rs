@@ -47,8 +47,8 @@ reasons! {
     RewriteFailed = 6, "rewrite_failed";
     /// An ICMP error whose quote ends too early, or names another address than it went to; passed on untranslated.
     BadQuote = 7, "bad_quote";
-    /// A first fragment of SCTP for a mapping or of a reply, that does not tell the length of the whole, which the checksum
-    /// depends on; passed on untranslated.
+    /// A first fragment of SCTP for a mapping or of a reply, that cannot wait for the last one and does not tell the length of
+    /// the whole itself, which the checksum depends on; passed on untranslated.
     SctpFragment = 8, "sctp_fragment";
     /// A packet for a mapping from a source that its Services do not allow, or an error about such a client; dropped.
     SourceRefused = 9, "source_refused";

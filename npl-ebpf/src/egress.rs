@@ -12,6 +12,7 @@ use npl_common::{
 
 use crate::{
     family::{End, Ends, Family, Walk},
+    first,
     flow::{self, Flow, NodeEnd, Progress, Request},
     fragment,
     hint::Epoch,
@@ -92,6 +93,9 @@ impl<const WAY: u8> Hook for Replies<WAY> {
         }
         let progress = known.note::<WAY, IS_PLAIN>(&reply, endpoint, epoch);
         stats::of_mapping(endpoint.stats_index, |stats| {
+            if first::is_again(&packet.location) {
+                return;
+            }
             stats.reply_packets += 1;
             stats.reply_bytes += u64::from(ctx.len());
             stats.established_flows += u64::from(progress == Progress::Established);

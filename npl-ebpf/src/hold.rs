@@ -18,7 +18,7 @@ use crate::{fragment, hook::Hook, maps::HOLD, packet, rewrite::Refused};
 /// What the held fragments of a datagram are told by. At one hook: their frames are of no use at the next, which may have the
 /// same datagram.
 #[inline(always)]
-const fn mark<H: Hook>(hash: u64) -> u64 {
+pub const fn mark<H: Hook>(hash: u64) -> u64 {
     if H::ON_ARRIVAL { hash } else { !hash }
 }
 
@@ -56,6 +56,13 @@ pub fn note<H: Hook>(hash: u64) {
         // SAFETY: this processor's element; nothing else on it runs in between.
         unsafe { (*cursor).hash = mark::<H>(hash) };
     }
+}
+
+/// What [`note`] has noted, or 0.
+#[inline(always)]
+pub fn noted() -> u64 {
+    // SAFETY: this processor's element; nothing else on it runs in between.
+    HOLD.get_ptr_mut(CURSOR).map_or(0, |cursor| unsafe { (*cursor).hash })
 }
 
 /// Of what [`npl_release`] is told: the first fragment is saved; what is held leaves by the device, and did not come by it.
@@ -115,7 +122,7 @@ extern "C" fn npl_release(skb: *mut __sk_buff, hash: u64, now: u64, place: u32, 
 
 /// Copies a frame out.
 #[inline(always)]
-fn copy(skb: *mut __sk_buff, to: *mut Held) -> Result<(), Refused> {
+pub fn copy(skb: *mut __sk_buff, to: *mut Held) -> Result<(), Refused> {
     // SAFETY: the context is valid, and the element is this processor's.
     let length = unsafe {
         (*to).excess = (*skb).len.wrapping_sub(MIN_FRAME);
@@ -128,7 +135,7 @@ fn copy(skb: *mut __sk_buff, to: *mut Held) -> Result<(), Refused> {
 
 /// Gives a packet the length and the bytes of a copy.
 #[inline(always)]
-fn become_frame(skb: *mut __sk_buff, from: *mut Held) -> Result<(), Refused> {
+pub fn become_frame(skb: *mut __sk_buff, from: *mut Held) -> Result<(), Refused> {
     let length = length(from)?;
     // SAFETY: the context is valid, and no pointer into the packet is held.
     if unsafe { bpf_skb_change_tail(skb, length, 0) } != 0 {

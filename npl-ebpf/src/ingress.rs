@@ -11,6 +11,7 @@ use npl_common::{
 
 use crate::{
     family::{Backend, Ends, Family, Walk},
+    first,
     flow::{self, Flow, NodeEnd, Progress, Request},
     fragment,
     hook::{Hook, OFFLOAD},
@@ -156,6 +157,9 @@ pub fn backend_of<F: Family, const WAY: u8, const L2: usize>(
         return Err(Verdict::pass(Reason::OfHost));
     }
     stats::of_mapping(backend.stats_index, |stats| {
+        if first::is_again(&packet.location) {
+            return;
+        }
         stats.request_packets += 1;
         stats.request_bytes += u64::from(ctx.length());
         stats.new_flows += u64::from(progress == Some(Progress::New));

@@ -25,6 +25,7 @@
 
 mod egress;
 mod family;
+mod first;
 mod flow;
 mod fragment;
 mod hint;

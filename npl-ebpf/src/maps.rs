@@ -173,6 +173,10 @@ pub static PASSED_V6: Array<Passed, { offload::SLOTS as usize }> = Array::new();
 pub static HOLD: PerCpuArray<Held, { hold::ELEMENTS as usize }> = PerCpuArray::new();
 
 /// Written by the programs.
+#[btf_map(name = "npl_first")]
+pub static FIRST: Array<Held, { hold::FIRSTS as usize }> = Array::new();
+
+/// Written by the programs.
 #[btf_map(name = "npl_stats")]
 pub static STATS: PerCpuArray<MappingStats, { MAX_STATS as usize }> = PerCpuArray::new();
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Bounds-checked access to packets: the only place that makes pointers into them. All read, only `rewrite` writes.
 
+use core::num::NonZeroUsize;
+
 use aya_ebpf::{
     EbpfContext as _,
     bindings::__sk_buff,
@@ -11,6 +13,7 @@ use npl_common::{mapping::protocol, reason::Reason};
 
 use crate::{
     family::{Family, Location, Walk},
+    first,
     sctp::{self, Chunk},
     verdict::Verdict,
 };
@@ -86,9 +89,9 @@ pub struct Packet<F: Family> {
     pub l3: usize,
     pub location: Location<F>,
     pub ports: Ports,
-    /// Where it ends that has this transport header, as the IP header says; of a first fragment of SCTP, as that says, or
-    /// nothing. Nothing of one that ends within TCP's header, nor of a plain packet, of which nobody asks.
-    pub end: Option<usize>,
+    /// Where it ends that has this transport header, as the IP header says; of a first fragment of SCTP, as another one or that
+    /// says, or nothing. Nothing of one that ends within TCP's header, nor of a plain packet, of which nobody asks.
+    pub end: Option<NonZeroUsize>,
 }
 
 /// What a packet is that is not a plain one with ports.
@@ -127,11 +130,11 @@ impl<F: Family> Packet<F> {
         }
         let ports = load::<Ports>(ctx, walk.location.l4)?;
         let end = match (walk.fragment.is_first, walk.location.protocol) {
-            (false, _) => Some(walk.end),
-            (true, protocol::SCTP) => sctp::end_of_whole(ctx, walk.location.l4, walk.end),
+            (false, _) => NonZeroUsize::new(walk.end),
+            (true, protocol::SCTP) => first::end_of_whole(ctx, &walk),
             // One that ends within its transport header has the checksum elsewhere, whatever the frame has behind it.
             (true, protocol::TCP) if walk.location.l4 + size_of::<TcpHeader>() > walk.end => None,
-            (true, _) => Some(walk.end),
+            (true, _) => NonZeroUsize::new(walk.end),
         };
         Some(Self { l3: walk.l3, location: walk.location, ports, end })
     }
@@ -151,7 +154,7 @@ impl<F: Family> Packet<F> {
             protocol::TCP => self.read_transport::<TcpHeader, L2>(ctx).map(|header| header.flags),
             protocol::SCTP if !self.location.is_plain => {
                 let end = self.end.ok_or(Reason::SctpFragment)?;
-                sctp::first_chunk(ctx, self.location.l4, end).map(Chunk::tcp_flags)
+                sctp::first_chunk(ctx, self.location.l4, end.get()).map(Chunk::tcp_flags)
             }
             _ => self.read_transport::<UdpHeader, L2>(ctx).map(|_| 0),
         };

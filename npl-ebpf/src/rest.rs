@@ -11,12 +11,12 @@ use npl_common::reason::Reason;
 
 use crate::{
     family::{Family, V4, V6},
-    fragment, hold,
+    first, fragment, hold,
     hook::Hook,
     host, icmp,
     maps::CONFIG,
     packet::{self, Packet, skb},
-    verdict::Verdict,
+    verdict::{self, Verdict},
 };
 
 /// In the place of an action, of which TC has none of these numbers: the packet is for another function.
@@ -37,14 +37,31 @@ pub fn translate<H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
 
 #[inline(always)]
 fn translate_family<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
+    begin::<F, H, L2>(skb(ctx));
     let action = translate_packet::<F, H, L2>(skb(ctx));
+    let waits = action != IS_FRAGMENT && first::waits_noted();
     match action {
         IS_ICMP => translate_error::<F, H, L2>(skb(ctx)),
+        IS_FRAGMENT if !first::recall_noted::<H>(skb(ctx)) => Verdict::drop(Reason::RewriteFailed).into_action(),
         IS_FRAGMENT => translate_fragment::<F, H, L2>(skb(ctx)),
         IS_LEAVING if !H::ON_ARRIVAL => note_leaving::<F, L2>(skb(ctx)),
         IS_UNREADABLE if H::ON_ARRIVAL => judge_unreadable::<F, L2>(skb(ctx)),
-        action if hold::release_noted::<H>(skb(ctx)) => action,
-        _ => Verdict::drop(Reason::RewriteFailed).into_action(),
+        _ if !hold::release_noted::<H>(skb(ctx)) => Verdict::drop(Reason::RewriteFailed).into_action(),
+        _ if waits => verdict::take(),
+        action => action,
+    }
+}
+
+/// Notes what the other parts have to know of a fragment of SCTP.
+#[inline(never)]
+fn begin<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) {
+    let ctx = &TcContext::new(skb);
+    let Some(walk) = F::walk(ctx, L2) else { return };
+    let Some(config) = CONFIG.get(0) else { return };
+    if first::is_first(&walk) {
+        first::begin::<H>(ctx, fragment::hash::<F, H>(config, &walk));
+    } else if first::is_awaited(&walk) {
+        first::note_last::<F, H>(fragment::hash::<F, H>(config, &walk), &walk);
     }
 }
 

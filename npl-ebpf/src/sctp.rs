@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! SCTP packets (RFC 9260): a header, and chunks one behind the other.
 
-use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
+use aya_ebpf::programs::TcContext;
 
-use crate::packet::{Access, Ports, load, skb, tcp_flag};
+use crate::packet::{Access, Ports, load, tcp_flag};
 
 /// The header that all chunks of a packet share. Words are as loaded.
 #[repr(C)]
@@ -59,24 +59,12 @@ pub fn first_chunk(ctx: &impl Access, l4: usize, end: usize) -> Option<Chunk> {
     if offset + size_of::<Chunk>() > end { None } else { ctx.load(offset) }
 }
 
-/// Where the whole packet ends that has its first fragment here, up to `end`: where the chunk does that is cut.
+/// Where the whole packet most likely ends that has its first fragment here, up to `end`: where the chunk does that is cut.
 ///
-/// No fragment but the last says it. Senders know what the path takes, and make fragments of nothing but a chunk that they
-/// made before they knew: it is the last of its packet. Nothing if no chunk is cut, or it is too far in.
+/// Senders know what the path takes, and make fragments of nothing but a chunk that they made before they knew: it is the
+/// last of its packet. 0 if no chunk is cut, or it is too far in.
 #[inline(always)]
-pub fn end_of_whole(ctx: &TcContext, l4: usize, end: usize) -> Option<usize> {
-    match npl_end_of_cut(skb(ctx), l4 as u32, end as u32) {
-        0 => None,
-        end => Some(end as usize),
-    }
-}
-
-/// The same, 0 for nothing. Exported, it is a global function to the verifier, which goes over it by itself, and not over
-/// all that follows on a call once more for each chunk that it may end at.
-#[unsafe(no_mangle)]
-#[inline(never)]
-extern "C" fn npl_end_of_cut(skb: *mut __sk_buff, l4: u32, end: u32) -> u32 {
-    let ctx = &TcContext::new(skb);
+pub fn end_of_cut(ctx: &TcContext, l4: u32, end: u32) -> u32 {
     let mut offset = l4 as usize + size_of::<SctpHeader>();
     for _ in 0..MAX_CHUNKS {
         if offset + size_of::<Chunk>() > end as usize {

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! What happens to a packet, and why; the only place that knows the hooks' action codes.
 
-use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC, xdp_action};
+use aya_ebpf::{
+    bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC, xdp_action},
+    helpers::generated::bpf_redirect,
+};
 use npl_common::reason::Reason;
 
 use crate::{rewrite::Refused, stats};
@@ -13,6 +16,19 @@ use crate::{rewrite::Refused, stats};
 #[must_use]
 #[derive(Clone, Copy)]
 pub struct Verdict(u32);
+
+/// No device's number.
+const NO_DEVICE: u32 = u32::MAX;
+
+/// The action for a packet of which a copy is kept, to go on later.
+///
+/// A host that cuts a packet sends no more of its fragments after one that was dropped. One that is sent to no device counts as
+/// sent, and so does one that is received there.
+#[inline(always)]
+pub fn take() -> i32 {
+    // SAFETY: a helper that takes numbers.
+    (unsafe { bpf_redirect(NO_DEVICE, 0) }) as i32
+}
 
 /// What becomes of a packet.
 mod kind {

@@ -55,8 +55,11 @@ pub fn skip_extensions(ctx: &TcContext, walk: &mut Walk<V6>) -> Option<()> {
             location.protocol = header.protocol;
             location.l4 += size_of::<FragmentHeader>();
             walk.fragment.id = header.id;
+            walk.fragment.content = header.protocol;
             walk.fragment.is_later = header.offset & FRAGMENT_OFFSET_MASK != 0;
             if walk.fragment.is_later {
+                walk.fragment.is_last = header.offset & MORE_FRAGMENTS == 0;
+                walk.fragment.ahead = u16::from_be(header.offset & FRAGMENT_OFFSET_MASK);
                 return Some(());
             }
             walk.fragment.is_first = header.offset & MORE_FRAGMENTS != 0;

@@ -102,6 +102,14 @@ pub struct Walk<F: Family> {
     pub end: usize,
 }
 
+impl<F: Family> Walk<F> {
+    /// Bytes of the whole that this is the last fragment of.
+    #[inline(always)]
+    pub const fn whole(&self) -> usize {
+        self.fragment.ahead as usize + self.end - self.location.l4
+    }
+}
+
 /// Which part of a datagram a packet carries.
 pub struct Fragment {
     /// What the fragments of a datagram have in common beside their addresses, as loaded.
@@ -112,11 +120,18 @@ pub struct Fragment {
     pub is_later: bool,
     /// Whether it is the first of several.
     pub is_first: bool,
+    /// Whether it is the last of several.
+    pub is_last: bool,
+    /// What the whole begins with, as this one says: the number of a transport protocol, or of another header.
+    pub content: u8,
+    /// Bytes of the whole ahead of this one's.
+    pub ahead: u16,
 }
 
 impl Fragment {
     /// A whole datagram.
-    pub const NONE: Self = Self { id: 0, protocol: 0, is_later: false, is_first: false };
+    pub const NONE: Self =
+        Self { id: 0, protocol: 0, is_later: false, is_first: false, is_last: false, content: 0, ahead: 0 };
 }
 
 /// The Pod behind a mapping.

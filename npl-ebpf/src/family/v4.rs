@@ -52,6 +52,8 @@ pub struct Rest {
 const FRAGMENT_MASK: u16 = 0x3fff_u16.to_be();
 /// The fragment offset alone, as loaded.
 const FRAGMENT_OFFSET_MASK: u16 = 0x1fff_u16.to_be();
+/// More-fragments flag in the same word.
+const MORE_FRAGMENTS: u16 = 0x2000_u16.to_be();
 /// Version 4, and no options.
 const PLAIN: u8 = 0x45;
 /// Types of ICMP messages that quote a packet (RFC 792).
@@ -109,11 +111,22 @@ impl Family for V4 {
         let protocol = rest.protocol;
         let is_later = ip.fragment & FRAGMENT_OFFSET_MASK != 0;
         let is_first = !is_later && ip.fragment & FRAGMENT_MASK != 0;
+        let is_last = is_later && ip.fragment & MORE_FRAGMENTS == 0;
+        let ahead = u16::from_be(ip.fragment & FRAGMENT_OFFSET_MASK) * 8;
         Some(Walk {
             l3,
             location: Location { source, destination, rest, protocol, l4: l3 + length, is_plain: false },
-            fragment: Fragment { id: u32::from(ip.id), protocol, is_later, is_first },
-            end: l3 + usize::from(u16::from_be(ip.total_length)),
+            fragment: Fragment {
+                id: u32::from(ip.id),
+                protocol,
+                is_later,
+                is_first,
+                is_last,
+                content: protocol,
+                ahead,
+            },
+            // A segment of more than 64 KiB says 0.
+            end: l3 + usize::from(u16::from_be(ip.total_length)).max(length),
         })
     }
 

@@ -24,7 +24,7 @@ pub(super) fn write<F: Family, const END: bool>(
     let header = load::<SctpHeader>(ctx, packet.location.l4).ok_or(Refused)?;
     let old = packet.ports;
     let ports = if END == SOURCE { Ports { source: port, ..old } } else { Ports { destination: port, ..old } };
-    let check = sctp_check(header.check, old.word(), ports.word(), packet.end.ok_or(Refused)? - packet.location.l4);
+    let check = sctp_check(header.check, old.word(), ports.word(), packet.end.ok_or(Refused)?.get() - packet.location.l4);
     write_address::<F, END>(ctx, packet.l3, &packet.location, addr)?;
     // A CRC does not cancel out in a sum.
     let flags = u64::from(BPF_F_RECOMPUTE_CSUM);
@@ -36,7 +36,7 @@ pub(super) fn write<F: Family, const END: bool>(
 #[inline(always)]
 pub(super) fn quoted_check<F: Family>(ctx: &TcContext, error: &Error<F>, ports: Ports) -> Option<(u32, u32)> {
     let quote = &error.quote;
-    let (l4, end) = (quote.location.l4, quote.end?);
+    let (l4, end) = (quote.location.l4, quote.end?.get());
     if l4 + size_of::<SctpHeader>() > error.outer.end || l4 > end {
         return None;
     }

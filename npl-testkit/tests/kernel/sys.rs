@@ -21,5 +21,10 @@ pub(crate) fn run_with_complete_checksum(program: BorrowedFd<'_>, frame: &[u8]) 
 /// Keeps this thread, and those that it starts, on the processor that it is on: what a program keeps per processor is
 /// then there for the next run.
 pub(crate) fn stay_on_this_processor() {
-    process::keep_on(Pid::from_raw(0), sched_getcpu().unwrap()).unwrap();
+    stay_on(sched_getcpu().unwrap());
+}
+
+/// The same on the processor of this number.
+pub(crate) fn stay_on(processor: usize) {
+    process::keep_on(Pid::from_raw(0), processor).unwrap();
 }

@@ -1,19 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-//! SCTP packets in fragments: how long the whole is, which the checksum depends on, is told by the chunk that is cut.
+//! SCTP packets in fragments: how long the whole is, which the checksum depends on, is told by the last one. Where the first one
+//! cannot wait for that, the chunk that is cut tells it.
 
-use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
+use std::time::Duration;
+
+use aya::maps::{Array, MapData};
+use npl_common::hold::{FIRSTS, Held};
+use npl_common::names::{MAP_FIRST, PROG_EGRESS, PROG_INGRESS};
 use npl_common::reason::Reason;
 use npl_testkit::packet::sctp_chunks::{ABORT, COOKIE_ECHO, DATA, INIT};
 use npl_testkit::packet::{Packet, Transport};
 
 use super::fragments::{fragments, pieces};
-use super::scene::{becomes, client, from, node, node_ip, pod, sctp, to, with_mappings};
+use super::scene::{becomes, client, from, node, node_ip, pod, pod_ip, sctp, strange_ip, to, with_mappings};
 use super::sctp_flows::establish;
-use crate::counters::{first_request, reason, reply, request};
-use crate::lab::Lab;
+use crate::counters::{Change, first_request, reason, reply, request};
+use crate::lab::{Lab, open as open_map};
+use crate::sys::stay_on_this_processor;
 
 /// What the fragments of a packet have in common.
 const ID: u32 = 0x4e52;
+/// `TC_ACT_REDIRECT`, to no device: it is taken from who has sent it, who takes it for sent.
+const TAKEN: i32 = 7;
 /// The kind of a chunk that acknowledges.
 const SACK: u8 = 3;
 
@@ -43,21 +51,48 @@ fn both(lab: &mut Lab, content: &[u8], dress: impl Fn(Packet) -> Packet) -> [(&'
     [(PROG_INGRESS, question, asked), (PROG_EGRESS, answer, answered)]
 }
 
+/// Has every place taken by others: no first fragment waits, and what is done is what the first one alone tells.
+fn take_places(time: Duration) {
+    let mut map: Array<MapData, Held> = open_map(MAP_FIRST);
+    for place in 0..FIRSTS {
+        // All zero where nothing else is said.
+        let taken =
+            Held { hash: u64::MAX, time: u64::try_from(time.as_nanos()).unwrap(), ..map.get(&place, 0).unwrap() };
+        map.set(place, taken, 0).unwrap();
+    }
+}
+
+/// Has no place taken: which one a fragment gets is chosen at random.
+fn free_places() {
+    take_places(now().checked_sub(Duration::from_secs(2)).unwrap());
+}
+
+/// By a program's clock.
+fn now() -> Duration {
+    nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).unwrap().into()
+}
+
 #[track_caller]
 fn are_translated(lab: &mut Lab, size: usize, packets: [(&'static str, Packet, Packet); 2]) {
+    take_places(now());
     for (program, packet, expected) in packets {
         let frames = pieces(&packet, ID, size);
         assert!(frames.len() > 1, "{size} bytes at once");
         for (frame, expected) in frames.iter().zip(pieces(&expected, ID, size)) {
-            let change = if program == PROG_INGRESS { request } else { reply };
-            becomes(lab, program, frame, expected, change("61000/sctp", frame.len()));
+            becomes(lab, program, frame, expected, counted(program, frame));
         }
     }
+}
+
+fn counted(program: &str, frame: &[u8]) -> Vec<Change> {
+    let change = if program == PROG_INGRESS { request } else { reply };
+    change("61000/sctp", frame.len())
 }
 
 /// Passed on, and counted where it is known: those that follow have no ports.
 #[track_caller]
 fn are_passed(lab: &mut Lab, size: usize, packets: [(&'static str, Packet, Packet); 2]) {
+    take_places(now());
     for (program, packet, _) in packets {
         for (number, frame) in pieces(&packet, ID, size).iter().enumerate() {
             let changes = if number == 0 { reason(Reason::SctpFragment) } else { vec![] };
@@ -113,6 +148,85 @@ fn whole_that_nothing_tells_the_length_of_is_passed_and_counted() {
     });
 }
 
+/// Packets that nothing but the length of the whole tells the checksum of: a router cuts them anywhere, or the seventh chunk is
+/// cut.
+fn bundles(lab: &mut Lab) -> [(&'static str, Packet, Packet); 2] {
+    both(lab, &[7; 28], |packet| {
+        let packet = behind(packet, &[(SACK, 0); 6]);
+        with_chunks(packet, |chunks| chunks.repeat(8))
+    })
+}
+
+/// Its copy waits; it is counted as it comes, and not as it comes again with the length of the whole.
+#[test]
+fn first_fragment_waits_for_the_last_one() {
+    stay_on_this_processor();
+    with_mappings(|lab| {
+        for (id, size) in (ID..).zip([64, 72, 200]) {
+            for (program, packet, expected) in bundles(lab) {
+                let (frames, expected) = (pieces(&packet, id, size), pieces(&expected, id, size));
+                free_places();
+                let first = lab.run(program, &frames[0]);
+                assert_eq!((first.action, first.changes), (TAKEN, counted(program, &frames[0])), "{program}");
+                for (frame, expected) in frames.iter().zip(&expected).skip(1) {
+                    becomes(lab, program, frame, expected.clone(), counted(program, frame));
+                }
+                becomes(lab, program, &frames[0], expected[0].clone(), vec![]);
+            }
+        }
+    });
+}
+
+#[test]
+fn first_fragment_that_comes_after_the_last_one_need_not_wait() {
+    stay_on_this_processor();
+    with_mappings(|lab| {
+        for (id, size) in (ID + 0x10..).zip([64, 72, 200]) {
+            for (program, packet, expected) in bundles(lab) {
+                let (frames, expected) = (pieces(&packet, id, size), pieces(&expected, id, size));
+                let last = frames.last().unwrap();
+                free_places();
+                becomes(lab, program, last, last.clone(), reason(Reason::Fragment));
+                for (frame, expected) in frames.iter().zip(&expected) {
+                    becomes(lab, program, frame, expected.clone(), counted(program, frame));
+                }
+            }
+        }
+    });
+}
+
+/// A place is somebody's for a second.
+#[test]
+fn first_fragment_takes_the_place_of_one_that_waits_no_more() {
+    stay_on_this_processor();
+    with_mappings(|lab| {
+        for (program, packet, expected) in both(lab, &[7; 200], |packet| packet) {
+            let (frame, expected) =
+                (fragments(&packet, ID + 0x20).remove(0), fragments(&expected, ID + 0x20).remove(0));
+            take_places(now());
+            becomes(lab, program, &frame, expected, counted(program, &frame));
+            free_places();
+            assert_eq!(lab.run(program, &frame).action, TAKEN);
+        }
+    });
+}
+
+/// Nor is any other's packet touched: a first fragment that nobody translates goes on at once.
+#[test]
+fn first_fragment_of_others_does_not_wait() {
+    stay_on_this_processor();
+    with_mappings(|lab| {
+        let to_node = sctp(client(), (node_ip(), 2905).into(), DATA, &[7; 200]);
+        let to_others = sctp(client(), (strange_ip(), 61_000).into(), DATA, &[7; 200]);
+        let direct = sctp((pod_ip(), 2905).into(), client(), DATA, &[7; 200]);
+        for (program, packet) in [(PROG_INGRESS, to_node), (PROG_INGRESS, to_others), (PROG_EGRESS, direct)] {
+            for frame in fragments(&packet, ID + 0x30) {
+                becomes(lab, program, &frame, frame.clone(), vec![]);
+            }
+        }
+    });
+}
+
 #[test]
 fn sctp_fragment_of_no_mapping_is_not_counted_as_one() {
     with_mappings(|lab| {
@@ -126,6 +240,7 @@ fn sctp_fragment_of_no_mapping_is_not_counted_as_one() {
 #[test]
 fn cut_packet_says_what_a_whole_one_would() {
     with_mappings(|lab| {
+        take_places(now());
         let init = sctp(client(), node(), INIT, &[0; 100]);
         for (number, (frame, expected)) in fragments(&init, ID).iter().zip(fragments(&to(&init, pod()), ID)).enumerate()
         {

@@ -16,10 +16,11 @@ use npl_testkit::traffic::{self, has_sctp};
 
 use super::firewall::load_rules;
 use super::fragments::ORDERS;
+use super::redirect::redirected;
 use crate::lab::mapping;
 use crate::prog_run::extensions::FRAGMENT;
 use crate::prog_run::fragments::{L3, V4_HEADER, V6_HEADER, pieces};
-use crate::sys::stay_on_this_processor;
+use crate::sys::{stay_on, stay_on_this_processor};
 use crate::wire::{self, Wire};
 use crate::world::{NODE_PORT, POD_PORT, World};
 
@@ -29,7 +30,10 @@ const LIMIT: Duration = Duration::from_secs(5);
 
 /// The first Pod's port is mapped for SCTP as well.
 fn world() -> World {
-    let mut world = World::new(1);
+    mapped(World::new(1))
+}
+
+fn mapped(mut world: World) -> World {
     for pod_ip in world.pod().ips() {
         let (frontend, backend) = mapping(Protocol::Sctp, NODE_PORT, (pod_ip, POD_PORT).into(), 1);
         world.datapath().upsert_mapping(frontend, backend).unwrap();
@@ -150,46 +154,60 @@ fn chunk_kind(packet: &Packet) -> u8 {
     sctp.chunks[0]
 }
 
-/// A question of four fragments in every order, and its answer.
+/// A question of four fragments in every order, and its answer: of one chunk, which its sender cuts, and of many, which a router
+/// cuts anywhere.
 #[track_caller]
 fn pass_in_pieces(world: &World) {
     // What came early waits where it came.
     stay_on_this_processor();
     in_each_family(world, |family, Association { client_side, pod_side, client, node, pod }| {
-        for (id, order) in (0x4e60..).zip(ORDERS) {
-            let question = Packet::sctp(*client, *node, DATA, &[b'?'; 5000]);
-            passes_in_pieces(family, (client_side, &question, id, order), (pod_side, [*client, *pod]));
-            // A Pod's host sends pieces in order.
-            let answer = Packet::sctp(*pod, *client, DATA, &[b'!'; 5000]);
-            passes_in_pieces(family, (pod_side, &answer, id, ORDERS[0]), (client_side, [*node, *client]));
+        let mut ids = 0x4e60..;
+        for chunks in [1, 43] {
+            for order in ORDERS {
+                let question = bundle(*client, *node, b'?', chunks);
+                let id = ids.next().unwrap();
+                let send = |wire: &Wire, frames: &[Vec<u8>]| {
+                    for place in order {
+                        wire.send(&frames[place]).unwrap();
+                    }
+                };
+                passes_in_pieces(family, (client_side, &question, id, send), (pod_side, [*client, *pod]));
+                let answer = bundle(*pod, *client, b'!', chunks);
+                passes_in_pieces(family, (pod_side, &answer, id, send), (client_side, [*node, *client]));
+            }
         }
     });
 }
 
-/// Sends a packet by one side in pieces, in an order, and has the other get the same between these ends.
+/// A packet of 5000 bytes and some, in so many chunks.
+fn bundle(source: SocketAddr, destination: SocketAddr, content: u8, chunks: usize) -> Packet {
+    let mut packet = Packet::sctp(source, destination, DATA, &vec![content; 5000 / chunks]);
+    let Transport::Sctp(sctp) = &mut packet.transport else { unreachable!("SCTP was asked for") };
+    sctp.chunks = sctp.chunks.repeat(chunks);
+    packet
+}
+
+/// Sends a packet by one side in pieces, and has the other get the same between these ends.
 #[track_caller]
 fn passes_in_pieces(
     family: Family,
-    (by, packet, id, order): (&Side<'_>, &Packet, u32, [usize; 4]),
+    (by, packet, id, send): (&Side<'_>, &Packet, u32, impl Fn(&Wire, &[Vec<u8>])),
     (at, ends): (&Side<'_>, [SocketAddr; 2]),
 ) {
     let packet = Packet { ethernet: Some(by.wire.ethernet()), ..packet.clone() };
-    let frames = pieces(&packet, id, 1400);
-    for place in order {
-        by.wire.send(&frames[place]).unwrap();
-    }
-    let seen = receive_pieces(at.wire, family);
+    send(by.wire, &pieces(&packet, id, 1400));
+    let seen = receive_pieces(at.wire, family)
+        .unwrap_or_else(|parts| panic!("of {id:#x} in {family:?}, the {} got no more than {parts:?}", at.name));
     let (Transport::Sctp(sent), Transport::Sctp(got)) = (&packet.transport, &seen.transport) else {
         panic!("{seen:?}")
     };
     let got_ends: [SocketAddr; 2] =
         [(seen.source_ip(), got.source).into(), (seen.destination_ip(), got.destination).into()];
-    assert_eq!((got_ends, got.checksum, got.chunks == sent.chunks), (ends, Crc::Right, true), "{order:?}");
+    assert_eq!((got_ends, got.checksum, got.chunks == sent.chunks), (ends, Crc::Right, true), "{id:#x}");
 }
 
-/// Waits for a packet in pieces, and puts it together.
-#[track_caller]
-fn receive_pieces(wire: &Wire, family: Family) -> Packet {
+/// Waits for a packet in pieces, and puts it together; or where those pieces begin that came.
+fn receive_pieces(wire: &Wire, family: Family) -> Result<Packet, Vec<usize>> {
     let (mut beginning, mut parts, mut end) = (Vec::new(), BTreeMap::new(), None);
     let start = Instant::now();
     while start.elapsed() < LIMIT {
@@ -204,10 +222,10 @@ fn receive_pieces(wire: &Wire, family: Family) -> Packet {
         parts.insert(offset, content);
         let bytes: Vec<u8> = parts.values().flatten().copied().collect();
         if !beginning.is_empty() && end == Some(bytes.len()) {
-            return whole(beginning, &bytes, family);
+            return Ok(whole(beginning, &bytes, family));
         }
     }
-    panic!("of a packet in pieces, in {family:?}, came no more than {:?}", parts.keys());
+    Err(parts.into_keys().collect())
 }
 
 /// A piece of a packet.
@@ -346,6 +364,35 @@ fn packet_in_pieces_has_the_right_checksum_on_both_sides() {
     pass_in_pieces(&world);
     load_rules(&world);
     pass_in_pieces(&world);
+}
+
+/// Also past the host's stack.
+#[test]
+fn packet_in_pieces_has_the_right_checksum_where_it_is_redirected() {
+    pass_in_pieces(&mapped(redirected()));
+}
+
+/// As a network card has it that hashes ports where there are any.
+#[test]
+fn first_piece_may_come_by_another_processor() {
+    let world = world();
+    in_each_family(&world, |family, Association { client_side, pod_side, client, node, pod }| {
+        let send = |wire: &Wire, frames: &[Vec<u8>]| {
+            let (first, rest) = frames.split_at(1);
+            for (processor, frames) in [first, rest].into_iter().enumerate() {
+                stay_on(processor);
+                for frame in frames {
+                    wire.send(frame).unwrap();
+                }
+            }
+        };
+        for id in 0x4e60..0x4e70 {
+            let question = bundle(*client, *node, b'?', 43);
+            passes_in_pieces(family, (client_side, &question, id, send), (pod_side, [*client, *pod]));
+            let answer = bundle(*pod, *client, b'!', 43);
+            passes_in_pieces(family, (pod_side, &answer, id, send), (client_side, [*node, *client]));
+        }
+    });
 }
 
 /// What a Pod without SCTP sends is an error that quotes all of a short packet.
