@@ -59,6 +59,10 @@ pub(crate) fn the_programs_are_loaded_ahead_of_the_agent(world: &mut World) {
         assert_eq!(programs.len(), PROGRAMS.len() + REST_PROGRAMS.len() + SOCKET_PROGRAMS.len() + 1, "{found}");
         assert!(programs.iter().all(|pin| pin.contains("_unfenced/")), "some have barriers: {found}");
     }
+    // Whoever loads programs has no business with the API server: nothing of it is mounted there.
+    let mounts = "jsonpath={.items[*].spec.initContainers[*].volumeMounts[*].mountPath}";
+    let mounts = world.kubectl(&["get", "pods", "--namespace", AGENT_NAMESPACE, "--output", mounts]);
+    assert_eq!(mounts, "/bpf /bpf");
 }
 
 pub(crate) fn an_agent_that_is_deleted_is_not_missed(world: &mut World) {
