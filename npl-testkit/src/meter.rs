@@ -2,6 +2,8 @@
 //! Lets the Node's uplink receive packets that are made in the kernel, and counts those that arrive at the Pod.
 
 use std::env;
+use std::error::Error;
+use std::fmt;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::os::fd::AsFd as _;
@@ -10,6 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use aya::maps::{Array, PerCpuArray};
+use aya::programs::tc::SchedClassifierLink;
 use aya::programs::{SchedClassifier, TcAttachType, Xdp};
 use aya::{Ebpf, EbpfLoader};
 use npl_common::traffic::{
@@ -50,6 +53,8 @@ pub struct Meter {
     entry: Device,
     ifindex: u32,
     frame: [u8; FRAME_BYTES],
+    idle: Option<SchedClassifierLink>,
+    shortcut: Option<SchedClassifierLink>,
 }
 
 /// The flows that are sent.
@@ -92,6 +97,22 @@ pub enum Clients {
     Random,
 }
 
+/// Packets did not arrive.
+#[derive(Clone, Copy, Debug)]
+pub struct Lost {
+    arrived: u64,
+    packets: u64,
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { arrived, packets } = self;
+        write!(f, "only {arrived} of {packets} packets arrived at the Pod and the right port of it")
+    }
+}
+
+impl Error for Lost {}
+
 impl Meter {
     /// Loads both programs; from now on the Pod itself sees nothing of what is sent to `ports`.
     pub fn new(object: &Path, client: &Client, flows: &Flows, to: &Pod, ports: RangeInclusive<u16>) -> Result<Self> {
@@ -112,7 +133,7 @@ impl Meter {
         let device = to.device.name();
         to.netns.run(|| counter.attach(device, TcAttachType::Ingress))?.context("attach the counter to the Pod")?;
         let (uplink, ifindex) = (client.uplink.clone(), entry.ifindex()?);
-        let mut meter = Self { ebpf, uplink, entry, ifindex, frame: flows.frame };
+        let mut meter = Self { ebpf, uplink, entry, ifindex, frame: flows.frame, idle: None, shortcut: None };
         meter.turn_to(flows)?;
         Ok(meter)
     }
@@ -138,27 +159,32 @@ impl Meter {
         Ok(())
     }
 
-    /// Has a program on the uplink, once, that only returns.
-    pub fn attach_idle(&mut self) -> Result<()> {
-        self.attach(PROG_IDLE)
+    /// Has a program on the uplink that only returns, behind those that are there, or has it no more.
+    pub fn set_idle(&mut self, is_there: bool) -> Result<()> {
+        if is_there && self.idle.is_none() {
+            self.idle = Some(self.attach(PROG_IDLE)?);
+        } else if !is_there {
+            self.idle = None;
+        }
+        Ok(())
     }
 
-    /// Has a program on the uplink, once, that only redirects to the Pod.
+    /// Has a program on the uplink, for good, that only redirects to the Pod.
     pub fn attach_shortcut(&mut self) -> Result<()> {
-        self.attach(PROG_SHORTCUT)
+        self.shortcut = Some(self.attach(PROG_SHORTCUT)?);
+        Ok(())
     }
 
-    fn attach(&mut self, name: &str) -> Result<()> {
+    fn attach(&mut self, name: &str) -> Result<SchedClassifierLink> {
         let program = self.ebpf.program_mut(name).with_context(|| format!("the object has no {name}"))?;
         let program: &mut SchedClassifier = program.try_into()?;
-        if program.fd().is_ok() {
-            return Ok(());
+        if program.fd().is_err() {
+            program.load().with_context(|| format!("load {name}"))?;
         }
-        program.load().with_context(|| format!("load {name}"))?;
         let device = self.uplink.name();
         let attached = self.uplink.netns().run(|| program.attach(device, TcAttachType::Ingress))?;
-        attached.with_context(|| format!("attach {name} to {device}"))?;
-        Ok(())
+        let id = attached.with_context(|| format!("attach {name} to {device}"))?;
+        Ok(program.take_link(id)?)
     }
 
     /// The program that only returns.
@@ -167,13 +193,17 @@ impl Meter {
     }
 
     /// Sends packets, but for no longer than `limit`, and gives the rate in millions per second at which they arrived.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`], where so many did not arrive that the rate would not be that of the path.
     pub fn measure(&mut self, packets: u64, limit: Duration) -> Result<f64> {
         let before = self.arrived()?;
         let (packets, elapsed) = self.send_alone(packets, limit)?;
         let expected = packets - packets * TOLERATED_PER_MILLE / 1000;
         let arrived = self.wait_for(before + expected)? - before;
         if arrived < expected {
-            bail!("only {arrived} of {packets} packets arrived at the Pod and the right port of it");
+            bail!(Lost { arrived, packets });
         }
         #[expect(clippy::cast_precision_loss, reason = "some millions")]
         Ok(arrived as f64 / elapsed.as_secs_f64() / 1e6)

@@ -24,7 +24,8 @@ pub(super) fn write<F: Family, const END: bool>(
     let header = load::<SctpHeader>(ctx, packet.location.l4).ok_or(Refused)?;
     let old = packet.ports;
     let ports = if END == SOURCE { Ports { source: port, ..old } } else { Ports { destination: port, ..old } };
-    let check = sctp_check(header.check, old.word(), ports.word(), packet.end.ok_or(Refused)?.get() - packet.location.l4);
+    let check =
+        sctp_check(header.check, old.word(), ports.word(), packet.end.ok_or(Refused)?.get() - packet.location.l4);
     write_address::<F, END>(ctx, packet.l3, &packet.location, addr)?;
     // A CRC does not cancel out in a sum.
     let flags = u64::from(BPF_F_RECOMPUTE_CSUM);

@@ -48,6 +48,8 @@ pub(crate) enum Mode {
     Routing,
     /// The same on a Node that has NPL, which has nothing to do with these packets.
     RoutingBesideOurs,
+    /// The same on a Node that has a program in the place of NPL's that only returns.
+    RoutingBesideIdle,
     /// Only routed, on a Node whose rules use connection tracking, as most CNIs' do.
     RoutingConntrack,
     /// Translated by the iptables rules that Antrea makes, one for each mapping.
@@ -88,6 +90,7 @@ impl Mode {
         match self {
             Self::Routing => "routing".to_owned(),
             Self::RoutingBesideOurs => "routing_beside_ours".to_owned(),
+            Self::RoutingBesideIdle => "routing_beside_idle".to_owned(),
             Self::RoutingConntrack => "routing_conntrack".to_owned(),
             Self::Iptables(mappings) => format!("iptables_{mappings}"),
             Self::IptablesNewest(mappings) => format!("iptables_{mappings}_newest"),
@@ -113,6 +116,7 @@ impl Mode {
             Self::Iptables(mappings) | Self::IptablesNewest(mappings) | Self::OursOf(mappings) => mappings,
             Self::Routing
             | Self::RoutingBesideOurs
+            | Self::RoutingBesideIdle
             | Self::RoutingConntrack
             | Self::Nftables
             | Self::Ours
@@ -136,6 +140,7 @@ impl Mode {
             Self::Iptables(_)
             | Self::Routing
             | Self::RoutingBesideOurs
+            | Self::RoutingBesideIdle
             | Self::RoutingConntrack
             | Self::Nftables
             | Self::Ours
@@ -159,6 +164,7 @@ impl Mode {
             self,
             Self::Routing
                 | Self::RoutingBesideOurs
+                | Self::RoutingBesideIdle
                 | Self::RoutingConntrack
                 | Self::RoutingWire
                 | Self::Shortcut
@@ -176,7 +182,7 @@ impl Mode {
     /// brought about for each sample: whether NPL is there, and how many mappings it has.
     const fn network(self) -> Self {
         match self {
-            Self::Routing | Self::RoutingBesideOurs | Self::Ours => Self::Ours,
+            Self::Routing | Self::RoutingBesideOurs | Self::RoutingBesideIdle | Self::Ours => Self::Ours,
             Self::RoutingConntrack | Self::OursConntrack => Self::OursConntrack,
             Self::RoutingWire | Self::OursWire => Self::OursWire,
             Self::OursOf(_) => Self::OursOf(MOST_MAPPINGS),
@@ -204,6 +210,7 @@ impl Mode {
             | Self::Nftables => true,
             Self::Routing
             | Self::RoutingBesideOurs
+            | Self::RoutingBesideIdle
             | Self::RoutingWire
             | Self::Ours
             | Self::OursFenced
@@ -224,6 +231,7 @@ impl Mode {
             Self::ShortcutXdp => Entry::Pod,
             Self::Routing
             | Self::RoutingBesideOurs
+            | Self::RoutingBesideIdle
             | Self::RoutingConntrack
             | Self::Iptables(_)
             | Self::IptablesNewest(_)
@@ -286,11 +294,11 @@ impl Ratio {
 }
 
 /// Every comparison, in the order in which it is shown.
-pub(crate) const RATIOS: [Ratio; 44] = {
+pub(crate) const RATIOS: [Ratio; 46] = {
     use Mode::{
         Iptables, IptablesNewest, Nftables, Ours, OursConntrack, OursFenced, OursOf, OursOffload, OursOffloadConntrack,
-        OursRedirect, OursWire, OursXdp, Routing, RoutingBesideOurs, RoutingConntrack, RoutingWire, Shortcut,
-        ShortcutXdp,
+        OursRedirect, OursWire, OursXdp, Routing, RoutingBesideIdle, RoutingBesideOurs, RoutingConntrack, RoutingWire,
+        Shortcut, ShortcutXdp,
     };
     use Workload::{Established, NewFlows, SynFlood};
     [
@@ -326,6 +334,9 @@ pub(crate) const RATIOS: [Ratio; 44] = {
         ratio(NewFlows, OursXdp, OursWire, None),
         ratio(SynFlood, Ours, Routing, None),
         Ratio { denominator: Case { workload: Established, mode: Ours }, ..ratio(SynFlood, Ours, Ours, None) },
+        // What any program at the hook costs a packet, and what ours adds to that.
+        ratio(Established, RoutingBesideIdle, Routing, None),
+        ratio(Established, RoutingBesideOurs, RoutingBesideIdle, None),
         // What no translation in the stack's way, or past it, can be faster than.
         ratio(Established, Routing, Iptables(1), None),
         ratio(NewFlows, Routing, Iptables(MAPPINGS), None),

@@ -13,7 +13,7 @@ use npl_agent::core::redirect::Forwarding;
 use npl_agent::core::xdp::Attach;
 use npl_common::names::PROG_INGRESS;
 use npl_testkit::echo::{EchoServer, Protocol};
-use npl_testkit::meter::{self, Clients, Entry, Flows, Meter};
+use npl_testkit::meter::{self, Clients, Entry, Flows, Lost, Meter};
 use npl_testkit::run::Run;
 use npl_testkit::topology::{Client, Offload, Options, Pod, Topology};
 use npl_testkit::{poll, traffic};
@@ -34,6 +34,10 @@ const PORTS_PER_CLIENT: u32 = 50_000;
 
 /// The random clients of a flood follow this one: public addresses.
 const FIRST_RANDOM_CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(16, 0, 0, 0)), 0);
+
+/// How often a sample is taken if packets get lost: where the machine has no time for one of its processors, that may be the
+/// one that empties a queue.
+const TRIES: usize = 3;
 
 /// Packets that fill caches before anything is measured.
 const WARM_UP: u64 = 20_000;
@@ -108,8 +112,16 @@ impl Testbed {
         self.flows.iter().any(|(other, _)| *other == case)
     }
 
-    /// Measures once: millions of packets per second.
+    /// Measures once: millions of packets per second. A sample that lost packets is none, and is taken again.
     pub(crate) fn sample(&mut self, case: Case, effort: Effort) -> Result<f64> {
+        for _ in 1..TRIES {
+            match self.prepare(case).and_then(|()| self.measure(case, effort)) {
+                Err(error) if error.downcast_ref::<Lost>().is_some() => {
+                    eprintln!("bench: {case}: {error:#}; once more");
+                }
+                result => return result,
+            }
+        }
         self.prepare(case)?;
         self.measure(case, effort)
     }
@@ -144,6 +156,7 @@ impl Testbed {
                 ours.set_mappings(Mappings { count, ..self.mappings })?;
             }
         }
+        self.meter.set_idle(case.mode == Mode::RoutingBesideIdle)?;
         let (_, flows) = self.flows.iter().find(|(other, _)| *other == case).context("measured elsewhere")?;
         self.meter.turn_to(flows)
     }
@@ -153,8 +166,8 @@ impl Testbed {
     /// The kernel reads its clock twice around every program; what that adds is what a program costs that only returns,
     /// and meets the same packets.
     pub(crate) fn program_cost(&mut self, case: Case, effort: Effort) -> Result<f64> {
-        self.meter.attach_idle()?;
         self.prepare(case)?;
+        self.meter.set_idle(true)?;
         let before = self.accounts()?;
         let accounting = enable_stats(Stats::RunTime).context("have the kernel account for programs")?;
         self.measure(case, effort)?;
@@ -221,9 +234,13 @@ fn translate(run: &Run, name: &str, mode: Mode, topology: &Topology, mappings: M
         Mode::Shortcut | Mode::ShortcutXdp => Ok(None),
         Mode::Iptables(_) | Mode::IptablesNewest(_) => rivals::add_iptables(node, mappings).map(|()| None),
         Mode::Nftables => rivals::add_nftables(node, mappings).map(|()| None),
-        Mode::Routing | Mode::RoutingBesideOurs | Mode::RoutingWire | Mode::Ours | Mode::OursOf(_) | Mode::OursWire => {
-            load(Manner::STACK)
-        }
+        Mode::Routing
+        | Mode::RoutingBesideOurs
+        | Mode::RoutingBesideIdle
+        | Mode::RoutingWire
+        | Mode::Ours
+        | Mode::OursOf(_)
+        | Mode::OursWire => load(Manner::STACK),
         Mode::OursFenced => load(Manner { are_fenced: true, ..Manner::STACK }),
         Mode::OursRedirect => load(Manner::by(Forwarding::Redirect)),
         Mode::OursOffload => load(Manner::by(Forwarding::Offload)),
