@@ -25,7 +25,7 @@ pub const FIRSTS: u32 = 64;
 pub const WAIT_NS: u64 = 1_000_000_000;
 /// In [`Held::whole`], beside the bytes of the whole: its first fragment has waited, and comes again.
 pub const AGAIN: u32 = 1 << 16;
-/// In the same place: the first fragment is to wait, if it is translated.
+/// In the same place, of the packet at hand: it is a first fragment that is to wait if it is translated, or a last one of SCTP.
 pub const WAITS: u32 = 1 << 17;
 /// The bytes of the whole alone.
 pub const WHOLE_BYTES: u32 = AGAIN - 1;

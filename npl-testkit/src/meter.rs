@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use aya::maps::{Array, PerCpuArray};
-use aya::programs::tc::SchedClassifierLink;
+use aya::programs::tc::SchedClassifierLinkId;
 use aya::programs::{SchedClassifier, TcAttachType, Xdp};
 use aya::{Ebpf, EbpfLoader};
 use npl_common::traffic::{
@@ -53,8 +53,8 @@ pub struct Meter {
     entry: Device,
     ifindex: u32,
     frame: [u8; FRAME_BYTES],
-    idle: Option<SchedClassifierLink>,
-    shortcut: Option<SchedClassifierLink>,
+    /// Where the program that only returns is attached, if it is.
+    idle: Option<SchedClassifierLinkId>,
 }
 
 /// The flows that are sent.
@@ -133,7 +133,7 @@ impl Meter {
         let device = to.device.name();
         to.netns.run(|| counter.attach(device, TcAttachType::Ingress))?.context("attach the counter to the Pod")?;
         let (uplink, ifindex) = (client.uplink.clone(), entry.ifindex()?);
-        let mut meter = Self { ebpf, uplink, entry, ifindex, frame: flows.frame, idle: None, shortcut: None };
+        let mut meter = Self { ebpf, uplink, entry, ifindex, frame: flows.frame, idle: None };
         meter.turn_to(flows)?;
         Ok(meter)
     }
@@ -161,30 +161,35 @@ impl Meter {
 
     /// Has a program on the uplink that only returns, behind those that are there, or has it no more.
     pub fn set_idle(&mut self, is_there: bool) -> Result<()> {
-        if is_there && self.idle.is_none() {
-            self.idle = Some(self.attach(PROG_IDLE)?);
-        } else if !is_there {
-            self.idle = None;
+        if is_there == self.idle.is_some() {
+            return Ok(());
         }
+        self.idle = match self.idle.take() {
+            Some(link) => self.program(PROG_IDLE)?.detach(link).map(|()| None)?,
+            None => Some(self.attach(PROG_IDLE)?),
+        };
         Ok(())
     }
 
     /// Has a program on the uplink, for good, that only redirects to the Pod.
     pub fn attach_shortcut(&mut self) -> Result<()> {
-        self.shortcut = Some(self.attach(PROG_SHORTCUT)?);
-        Ok(())
+        self.attach(PROG_SHORTCUT).map(drop)
     }
 
-    fn attach(&mut self, name: &str) -> Result<SchedClassifierLink> {
-        let program = self.ebpf.program_mut(name).with_context(|| format!("the object has no {name}"))?;
-        let program: &mut SchedClassifier = program.try_into()?;
+    /// Has it on the uplink until it is detached, or the meter is dropped.
+    fn attach(&mut self, name: &str) -> Result<SchedClassifierLinkId> {
+        let uplink = self.uplink.clone();
+        let program = self.program(name)?;
         if program.fd().is_err() {
             program.load().with_context(|| format!("load {name}"))?;
         }
-        let device = self.uplink.name();
-        let attached = self.uplink.netns().run(|| program.attach(device, TcAttachType::Ingress))?;
-        let id = attached.with_context(|| format!("attach {name} to {device}"))?;
-        Ok(program.take_link(id)?)
+        let device = uplink.name();
+        let attached = uplink.netns().run(|| program.attach(device, TcAttachType::Ingress))?;
+        attached.with_context(|| format!("attach {name} to {device}"))
+    }
+
+    fn program(&mut self, name: &str) -> Result<&mut SchedClassifier> {
+        Ok(self.ebpf.program_mut(name).with_context(|| format!("the object has no {name}"))?.try_into()?)
     }
 
     /// The program that only returns.

@@ -11,16 +11,12 @@ use npl_agent::netlink::{self, NetlinkError};
 use npl_testkit::netns::Netns;
 use npl_testkit::run::Run;
 
-use crate::world::is_emulated;
-
 /// Addresses of each family that stay: more than the kernel tells at once.
 const STAYING: u16 = 1000;
 /// Addresses of each family that come and go. They stand ahead of those that stay, which move up when one goes.
 const PASSING: u16 = 16;
 /// Lists that are looked at.
-fn looks() -> usize {
-    if is_emulated() { 200 } else { 500 }
-}
+const LOOKS: usize = 500;
 
 fn staying() -> impl Iterator<Item = IpAddr> {
     let v4 = |number: u16| IpAddr::from([10, 0, number.to_be_bytes()[0], number.to_be_bytes()[1]]);
@@ -47,7 +43,7 @@ fn come_and_go(netns: &Netns, is_over: &AtomicBool) {
 /// As many lists of addresses as could be had without a change in between.
 async fn look() -> Vec<BTreeSet<IpAddr>> {
     let mut lists = Vec::new();
-    for _ in 0..looks() {
+    for _ in 0..LOOKS {
         match netlink::interfaces().await {
             Ok(devices) => lists.push(devices.iter().flat_map(|Device { addresses, .. }| addresses).copied().collect()),
             Err(NetlinkError::Changing { .. }) => {}
@@ -70,10 +66,9 @@ fn a_list_that_changes_while_it_is_told_is_asked_for_again() {
         is_over.store(true, Ordering::Relaxed);
         lists.unwrap()
     });
-    let looks = looks();
-    assert!(lists.len() > looks / 10, "only {} of {looks} could be had", lists.len());
+    assert!(lists.len() > LOOKS / 10, "only {} of {LOOKS} could be had", lists.len());
     let lacks = |list: &&BTreeSet<IpAddr>| staying().any(|addr| !list.contains(&addr));
     let lacking = lists.iter().filter(lacks).count();
     // Newer kernels take an address off before they say that the list changes.
-    assert!(lacking <= looks / 10, "{lacking} of {} lack an address that is there all the while", lists.len());
+    assert!(lacking <= LOOKS / 10, "{lacking} of {} lack an address that is there all the while", lists.len());
 }

@@ -37,7 +37,7 @@ const FIRST_RANDOM_CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new
 
 /// How often a sample is taken if packets get lost: where the machine has no time for one of its processors, that may be the
 /// one that empties a queue.
-const TRIES: usize = 3;
+const TRIES: u32 = 3;
 
 /// Packets that fill caches before anything is measured.
 const WARM_UP: u64 = 20_000;
@@ -114,16 +114,14 @@ impl Testbed {
 
     /// Measures once: millions of packets per second. A sample that lost packets is none, and is taken again.
     pub(crate) fn sample(&mut self, case: Case, effort: Effort) -> Result<f64> {
-        for _ in 1..TRIES {
+        let mut left = TRIES;
+        loop {
+            left -= 1;
             match self.prepare(case).and_then(|()| self.measure(case, effort)) {
-                Err(error) if error.downcast_ref::<Lost>().is_some() => {
-                    eprintln!("bench: {case}: {error:#}; once more");
-                }
+                Err(error) if left > 0 && error.is::<Lost>() => eprintln!("bench: {case}: {error:#}; once more"),
                 result => return result,
             }
         }
-        self.prepare(case)?;
-        self.measure(case, effort)
     }
 
     fn measure(&mut self, case: Case, effort: Effort) -> Result<f64> {
@@ -146,7 +144,7 @@ impl Testbed {
     /// Makes the network that of the case, and fills caches.
     fn prepare(&mut self, case: Case) -> Result<()> {
         self.turn_to(case).with_context(|| format!("prepare {case}"))?;
-        self.send(case, WARM_UP, Duration::MAX).with_context(|| format!("warm up {case}")).map(drop)
+        self.send(case, WARM_UP, Duration::MAX).context("warm up").map(drop)
     }
 
     fn turn_to(&mut self, case: Case) -> Result<()> {
