@@ -12,9 +12,16 @@
 //! ```
 //!
 //! A slot also spares the flow table: once its flow has been promoted, requests that match it need no second look-up.
+//!
+//! Connections that are asked for, and not established yet, have slots apart behind the others: so few that the processor's
+//! caches hold them under a flood, which takes no other flow's word then.
 
 /// Slots, a power of two: 512 KiB.
 pub const SLOTS: u32 = 65_536;
+/// Slots of connections that are asked for, a power of two: 128 KiB.
+pub const ATTEMPTS: u32 = 16_384;
+/// All of them.
+pub const WORDS: u32 = SLOTS + ATTEMPTS;
 /// How the kernel makes the map, `BPF_F_MMAPABLE`: the agent looks through all slots every few seconds, and to copy each of them
 /// out would take most of its time.
 pub const MAP_FLAGS: u32 = 1 << 10;
@@ -91,6 +98,20 @@ pub const fn second_slot(hash: u64) -> u32 {
     slot(hash) ^ (slot(hash >> SLOTS.trailing_zeros()) & 0b111 | 1)
 }
 
+/// As [`slot`], of a connection that is asked for.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn attempt_slot(hash: u64) -> u32 {
+    SLOTS | slot(hash) & (ATTEMPTS - 1)
+}
+
+/// As [`second_slot`], of a connection that is asked for.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn second_attempt_slot(hash: u64) -> u32 {
+    SLOTS | second_slot(hash) & (ATTEMPTS - 1)
+}
+
 /// The word for a flow. `address_index` is the local address's, `node_port` in host order.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
@@ -141,6 +162,13 @@ pub const fn node_port(word: u64) -> u16 {
     word as u16
 }
 
+/// Whether two words name the same end of the Node.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn is_same_end(word: u64, other: u64) -> bool {
+    address_index(word) == address_index(other) && node_port(word) == node_port(other)
+}
+
 /// The local address's index of a word.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
@@ -150,14 +178,16 @@ pub const fn address_index(word: u64) -> u8 {
 }
 
 const _: () = assert!(crate::mapping::MAX_LOCAL_ADDRESSES == 256, "an address index has eight bits in a slot");
-const _: () = assert!(SLOTS.is_power_of_two(), "a slot is chosen by a mask");
+const _: () = assert!(SLOTS.is_power_of_two() && ATTEMPTS.is_power_of_two(), "a slot is chosen by a mask");
+const _: () = assert!(ATTEMPTS <= SLOTS, "a slot among the attempts is one that a flow has, cut short");
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::{
-        SLOTS, absorb_both, address_index, hash, matches, node_port, second_slot, slot, state, waits, with_state, word,
+        ATTEMPTS, SLOTS, WORDS, absorb_both, address_index, attempt_slot, hash, is_same_end, matches, node_port,
+        second_attempt_slot, second_slot, slot, state, waits, with_state, word,
     };
 
     proptest! {
@@ -166,6 +196,8 @@ mod tests {
             let w = word(h, s, index, port);
             prop_assert!(matches(w, h));
             prop_assert_eq!((state(w), address_index(w), node_port(w)), (s, index, port));
+            prop_assert!(is_same_end(w, with_state(w, state::CLOSED)));
+            prop_assert!(!is_same_end(w, word(h, s, index ^ 1, port)) && !is_same_end(w, word(h, s, index, port ^ 1)));
             let promoted = with_state(w, state::ESTABLISHED);
             prop_assert!(matches(promoted, h));
             prop_assert_eq!((state(promoted), address_index(promoted), node_port(promoted)), (state::ESTABLISHED, index, port));
@@ -210,6 +242,21 @@ mod tests {
             let expected = if distance % 2 == 1 { 15_000..18_000 } else { 0..1 };
             assert!(expected.contains(&count), "{count} at {distance}");
         }
+    }
+
+    /// As of flows; and no flow that is not attempted has a slot among them.
+    #[test]
+    fn attempts_spread_over_slots_of_their_own() {
+        let mut taken = vec![0_u32; ATTEMPTS as usize];
+        for h in hashes(ATTEMPTS) {
+            let (first, second) = (attempt_slot(h), second_attempt_slot(h));
+            assert!((SLOTS..WORDS).contains(&first) && (SLOTS..WORDS).contains(&second));
+            assert!(first / 8 == second / 8 && first != second);
+            assert!(slot(h).max(second_slot(h)) < SLOTS);
+            taken[(first - SLOTS) as usize] += 1;
+        }
+        let used = taken.iter().filter(|n| **n > 0).count();
+        assert!((10_000..10_750).contains(&used), "{used} slots used");
     }
 
     /// With a sixteenth of all slots taken, one flow in a thousand takes another's, where one slot alone would be one in

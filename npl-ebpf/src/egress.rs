@@ -222,7 +222,7 @@ impl<F: Family> Known<F> {
             reply.flow.forget();
             return None;
         }
-        let word = reply.flow.half_open()?;
+        let word = reply.flow.asked(reply.tcp_flags)?;
         let node = half_open_node(word, reply, endpoint)?;
         Some(Self { by: By::HalfOpenCache, entry: Self::unused()?, word, node })
     }
@@ -307,19 +307,17 @@ fn half_open_node<F: Family>(word: u64, reply: &Reply<'_, F>, endpoint: &Endpoin
 /// Notes that the Pod has answered a half-open flow.
 #[inline(always)]
 fn note_reply<F: Family>(reply: &Reply<'_, F>, word: u64, node: &NodeEnd<F>, endpoint: &Endpoint) -> Progress {
-    if reply.tcp_flags & tcp_flag::RST != 0 {
-        // A refused connection never becomes a flow, nor does the next one, if that is direct.
-        reply.flow.set_slot(syn::with_state(word, state::CLOSED));
-        return Progress::Known;
-    }
-    if reply.protocol == protocol::UDP && state(word) == state::REPLIED {
+    let is_refused = reply.tcp_flags & tcp_flag::RST != 0;
+    if !is_refused && reply.protocol == protocol::UDP && state(word) == state::REPLIED {
         // A second reply without a second request: a stream that the client may never write to again.
         let node = NodeEnd { ..*node };
         let request = Request { node, generation: endpoint.generation, ifindex: 0, tcp_flags: 0 };
         return reply.flow.establish(&request);
     }
-    if !matches!(state(word), state::REPLIED | state::CLOSED) {
-        reply.flow.set_slot(syn::with_state(word, state::REPLIED));
+    // A refused connection never becomes a flow, nor does the next one, if that is direct.
+    let next = if is_refused || state(word) == state::CLOSED { state::CLOSED } else { state::REPLIED };
+    if next != state(word) {
+        reply.flow.set_asked(reply.tcp_flags, syn::with_state(word, next));
     }
     Progress::Known
 }

@@ -24,7 +24,7 @@ use crate::{
 /// program without `CAP_PERFMON` put nothing else afterwards.
 pub struct Flow<'k, F: Family> {
     key: &'k F::FlowKey,
-    protocol: u8,
+    pub protocol: u8,
     pub hash: u64,
     slot: *mut u64,
     /// Where the slot is.
@@ -62,8 +62,13 @@ impl<'k, F: Family> Flow<'k, F> {
     /// The flow between a client and a Pod; `key` is [`crate::family::Tables::flow_key`] of the same.
     #[inline(always)]
     pub fn new(seed: u64, ends: &Ends<F>, protocol: u8, key: &'k F::FlowKey) -> Option<Self> {
-        let hash = hash(seed, ends, protocol);
-        let (slot, index) = choose_slot::<F>(hash)?;
+        Self::of_hash(hash(seed, ends, protocol), protocol, key)
+    }
+
+    /// The same, where its hash is known.
+    #[inline(always)]
+    pub fn of_hash(hash: u64, protocol: u8, key: &'k F::FlowKey) -> Option<Self> {
+        let (slot, index) = choose_slot::<F>(hash, syn::slot(hash), syn::second_slot(hash))?;
         Some(Self { key, protocol, hash, slot, index })
     }
 
@@ -73,17 +78,10 @@ impl<'k, F: Family> Flow<'k, F> {
         F::flow(self.key)
     }
 
-    /// Whether the cache says that the client opens the flow, for the first time or again.
+    /// Whether anything is known of it.
     #[inline(always)]
-    pub fn is_opening(&self) -> bool {
-        self.half_open().is_some_and(syn::opens)
-    }
-
-    /// Whether the Pod accepts a connection, or asks for one, that nobody has opened through the mapping, as the cache knows of
-    /// the last that was opened.
-    #[inline(always)]
-    pub fn is_opened_otherwise(&self, tcp_flags: u8) -> bool {
-        tcp_flags & tcp_flag::SYN != 0 && !self.is_opening()
+    pub fn is_remembered(&self) -> bool {
+        self.half_open().is_some() || self.attempt() != 0 || self.entry().is_some()
     }
 
     /// Takes a flow out of the table that the Pod refuses, having said nothing on it: whoever forges a SYN can forge what
@@ -97,11 +95,12 @@ impl<'k, F: Family> Flow<'k, F> {
     /// Forgets it, since its client has come to the Pod directly by now.
     #[inline(always)]
     pub fn forget(&self) {
-        let is_in_cache = self.half_open().is_some();
-        if is_in_cache {
+        let is_in_slot = self.half_open().is_some();
+        if is_in_slot {
             self.set_slot(0);
         }
-        if F::remove_flow(self.key).is_some() || is_in_cache {
+        let was_attempted = self.set_attempt(0);
+        if F::remove_flow(self.key).is_some() || is_in_slot || was_attempted {
             stats::count(Reason::Collision);
         }
     }
@@ -147,7 +146,7 @@ impl<'k, F: Family> Flow<'k, F> {
         }
     }
 
-    /// Notes a packet of the client.
+    /// Notes a packet of the client, which does not ask for a connection: that is [`crate::attempt::open`]'s.
     ///
     /// The hot path is one load: the slot says that this very flow, by this node address and port, is established. What may
     /// belong to nothing that clients have begun is the host's, if that `is_of_host`.
@@ -155,43 +154,42 @@ impl<'k, F: Family> Flow<'k, F> {
     pub fn note_request(&self, request: &Request<F>, is_of_host: impl FnOnce() -> bool) -> Progress {
         let word = self.slot_word();
         let mine = syn::word(self.hash, state(word), request.node.addr_index, request.node.port);
-        if request.tcp_flags & tcp_flag::SYN != 0 && request.tcp_flags & tcp_flag::ACK == 0 {
-            return self.open(request, word, mine);
-        }
-        if word == mine {
-            match state(word) {
-                state::ESTABLISHED if request.tcp_flags & tcp_flag::OPENS_OR_ENDS == 0 => return Progress::Known,
-                state::REPLIED if request.tcp_flags & tcp_flag::RST == 0 => {
-                    if let Some(hint) = F::reply_hint(self.index) {
-                        // Of the last connection of these ends; of this one the entry has heard nothing yet.
-                        hint::discard_reply(hint);
-                    }
-                    return self.establish(request);
-                }
-                state::REQUESTED | state::REPLIED => {
-                    if request.tcp_flags & tcp_flag::RST != 0 {
-                        self.set_slot(syn::with_state(word, state::CLOSED));
-                    }
-                    return Progress::Known;
-                }
-                _ => {}
+        if word == mine && state(word) == state::ESTABLISHED {
+            if request.tcp_flags & tcp_flag::OPENS_OR_ENDS == 0 {
+                return Progress::Known;
+            }
+        } else {
+            // Of an attempt nothing is known but where the slot says nothing of the flow.
+            let opened = if syn::matches(word, self.hash) { word } else { self.attempt() };
+            if opened == syn::word(self.hash, state(opened), request.node.addr_index, request.node.port)
+                && syn::opens(opened)
+            {
+                return self.note_opened(request, opened);
             }
         }
         self.note_by_table(request, word, is_of_host)
     }
 
-    /// Opens the flow, again if the table knows it: what that has of an earlier connection counts until the Pod accepts
-    /// this one. So a SYN asks the table nothing, and one that is forged takes nothing away.
+    /// Notes a packet on what the client has opened: once the Pod has replied, it is established.
     #[inline(always)]
-    fn open(&self, request: &Request<F>, word: u64, mine: u64) -> Progress {
-        if word == mine && syn::opens(word) {
+    fn note_opened(&self, request: &Request<F>, word: u64) -> Progress {
+        // Nobody breaks off what was not answered, but whoever forges that.
+        if state(word) != state::REPLIED {
             return Progress::Known;
         }
-        if word != mine && syn::matches(word, self.hash) {
-            stats::count(Reason::Collision);
+        if request.tcp_flags & tcp_flag::RST != 0 {
+            self.set_asked(0, syn::with_state(word, state::CLOSED));
+            return Progress::Known;
         }
-        self.set_slot(syn::word(self.hash, state::REQUESTED, request.node.addr_index, request.node.port));
-        Progress::New
+        if let Some(hint) = F::reply_hint(self.index) {
+            // Of the last connection of these ends; of this one the entry has heard nothing yet.
+            hint::discard_reply(hint);
+        }
+        let progress = self.establish(request);
+        if progress == Progress::Established {
+            self.set_attempt(0);
+        }
+        progress
     }
 
     /// The slot does not settle it: asks the flow table, and opens the flow where that does not know it either.
@@ -260,7 +258,7 @@ impl<'k, F: Family> Flow<'k, F> {
 pub fn is_known<F: Family>(config: &Config, ends: &Ends<F>, protocol: u8) -> bool {
     let key = F::flow_key(ends, protocol);
     Flow::<F>::new(config.seed, ends, protocol, &key)
-        .is_some_and(|flow| flow.half_open().is_some_and(|word| state(word) != state::CLOSED) || flow.entry().is_some())
+        .is_some_and(|flow| flow.asked(0).is_some_and(|word| state(word) != state::CLOSED) || flow.entry().is_some())
 }
 
 /// What a flow is found by, where that is not its key.
@@ -270,17 +268,15 @@ pub fn hash<F: Family>(seed: u64, ends: &Ends<F>, protocol: u8) -> u64 {
     F::hash(seed, ends.client, ends.pod, rest)
 }
 
-/// The slot that a flow has, or else the one that it may take: the second only where the first would cost another flow
+/// The slot that a flow has of two, or else the one that it may take: the second only where the first would cost another flow
 /// its reply.
 #[inline(always)]
-fn choose_slot<F: Family>(hash: u64) -> Option<(*mut u64, u32)> {
-    let first = syn::slot(hash);
+pub fn choose_slot<F: Family>(hash: u64, first: u32, second: u32) -> Option<(*mut u64, u32)> {
     let slot = F::slot(first)?;
     let word = word::load(slot);
     if syn::matches(word, hash) {
         return Some((slot, first));
     }
-    let second = syn::second_slot(hash);
     let other = F::slot(second)?;
     let is_other = syn::waits(word) || syn::matches(word::load(other), hash);
     if is_other { Some((other, second)) } else { Some((slot, first)) }

@@ -56,6 +56,5 @@ fn is_reply<F: Family>(config: &Config, ends: &Ends<F>, protocol: u8) -> bool {
     let ends =
         Ends::<F> { client: ends.client, client_port: ends.client_port, pod: backend.addr, pod_port: backend.port };
     let key = F::flow_key(&ends, protocol);
-    Flow::<F>::new(config.seed, &ends, protocol, &key)
-        .is_some_and(|flow| flow.half_open().is_some() || flow.entry().is_some())
+    Flow::<F>::new(config.seed, &ends, protocol, &key).is_some_and(|flow| flow.is_remembered())
 }

@@ -10,6 +10,7 @@ use npl_common::{
 };
 
 use crate::{
+    attempt,
     family::{Backend, Ends, Family, Walk},
     first,
     flow::{self, Flow, NodeEnd, Progress, Request},
@@ -147,13 +148,18 @@ pub fn backend_of<F: Family, const WAY: u8, const L2: usize>(
     let client_port = u16::from_be(packet.ports.source);
     let ends = Ends::<F> { client: packet.location.source, client_port, pod: backend.addr, pod_port: backend.port };
     let key = F::flow_key(&ends, protocol);
-    let flow = Flow::<F>::new(config.seed, &ends, protocol, &key);
+    let hash = flow::hash(config.seed, &ends, protocol);
     let is_of_host = || {
         let ends = Ends::<F> { pod: request.node.addr, pod_port: node_port, ..ends };
         host::is_under_way(config, &ends, protocol)
     };
-    let progress = flow.as_ref().map(|flow| flow.note_request(&request, is_of_host));
-    if progress == Some(Progress::OfHost) {
+    let progress = if attempt::asks(tcp_flags) {
+        attempt::open(hash, &request)
+    } else {
+        let flow = Flow::<F>::of_hash(hash, protocol, &key).ok_or(Verdict::NOT_OURS)?;
+        flow.note_request(&request, is_of_host)
+    };
+    if progress == Progress::OfHost {
         return Err(Verdict::pass(Reason::OfHost));
     }
     stats::of_mapping(backend.stats_index, |stats| {
@@ -162,12 +168,11 @@ pub fn backend_of<F: Family, const WAY: u8, const L2: usize>(
         }
         stats.request_packets += 1;
         stats.request_bytes += u64::from(ctx.length());
-        stats.new_flows += u64::from(progress == Some(Progress::New));
-        stats.established_flows += u64::from(progress == Some(Progress::Established));
+        stats.new_flows += u64::from(progress == Progress::New);
+        stats.established_flows += u64::from(progress == Progress::Established);
     });
     note(&request.node);
-    let offloads = |flow: Flow<'_, F>| offload::is_offloaded::<F, false>(flow.hash, backend.generation, tcp_flags);
-    let is_offloaded = WAY == OFFLOAD && flow.is_some_and(offloads);
+    let is_offloaded = WAY == OFFLOAD && offload::is_offloaded::<F, false>(hash, backend.generation, tcp_flags);
     Ok((backend, way, is_offloaded))
 }
 

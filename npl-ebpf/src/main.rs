@@ -23,6 +23,7 @@
 #![expect(clippy::needless_borrows_for_generic_args, reason = "aya's next version takes references only")]
 #![expect(unsafe_code, reason = "packets and map values are raw memory that the kernel's verifier checks")]
 
+mod attempt;
 mod egress;
 mod family;
 mod first;

@@ -57,7 +57,7 @@ pub static FLOW_V4: LruHashMap<FlowKeyV4, FlowV4, { MAX_FLOWS as usize }> = LruH
 
 /// Written by the programs, one aligned word at a time, and by the agent, in its own memory.
 #[btf_map(name = "npl_syn_v4")]
-pub static SYN_V4: Array<u64, { SLOTS as usize }, { syn::MAP_FLAGS as usize }> = Array::new();
+pub static SYN_V4: Array<u64, { syn::WORDS as usize }, { syn::MAP_FLAGS as usize }> = Array::new();
 
 /// Written by the programs, one aligned word at a time.
 #[btf_map(name = "npl_frag_v4")]
@@ -89,7 +89,7 @@ pub static FLOW_V6: LruHashMap<FlowKeyV6, FlowV6, { MAX_FLOWS as usize }> = LruH
 
 /// Written by the programs, one aligned word at a time, and by the agent, in its own memory.
 #[btf_map(name = "npl_syn_v6")]
-pub static SYN_V6: Array<u64, { SLOTS as usize }, { syn::MAP_FLAGS as usize }> = Array::new();
+pub static SYN_V6: Array<u64, { syn::WORDS as usize }, { syn::MAP_FLAGS as usize }> = Array::new();
 
 /// Written by the programs, one aligned word at a time.
 #[btf_map(name = "npl_frag_v6")]

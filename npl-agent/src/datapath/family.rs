@@ -140,7 +140,7 @@ impl<L: Layout> Maps<L> {
 
     /// Lets `work` see and change the half-open cache's slots where the programs do.
     fn with_slots<T>(&self, work: impl FnOnce(&[AtomicU64]) -> T) -> Result<T, DatapathError> {
-        let done = sys::with_words(self.syn.map().fd().as_fd(), syn::SLOTS as usize, work);
+        let done = sys::with_words(self.syn.map().fd().as_fd(), syn::WORDS as usize, work);
         done.map_err(MapError::from).map_err(DatapathError::map("read", L::SYN))
     }
 

@@ -279,15 +279,28 @@ impl Lab {
         }
     }
 
-    /// The half-open cache's word for a flow, if the slot is its own.
+    /// The half-open cache's word for a flow, if the slot is its own; else that of an attempt at it.
     pub(crate) fn slot(&mut self, id: FlowId) -> Option<u64> {
-        let hash = hash(id);
-        Some(self.slots(id).get(&syn::slot(hash), 0).unwrap()).filter(|word| syn::matches(*word, hash))
+        self.word(id, syn::slot(hash(id))).or_else(|| self.attempt(id))
+    }
+
+    /// The word of an attempt at a connection.
+    pub(crate) fn attempt(&mut self, id: FlowId) -> Option<u64> {
+        self.word(id, syn::attempt_slot(hash(id)))
+    }
+
+    fn word(&mut self, id: FlowId, slot: u32) -> Option<u64> {
+        Some(self.slots(id).get(&slot, 0).unwrap()).filter(|word| syn::matches(*word, hash(id)))
     }
 
     /// Overwrites a flow's slot.
     pub(crate) fn set_slot(&mut self, id: FlowId, word: u64) {
         self.slots(id).set(syn::slot(hash(id)), word, 0).unwrap();
+    }
+
+    /// Overwrites the slot of an attempt at it.
+    pub(crate) fn set_attempt(&mut self, id: FlowId, word: u64) {
+        self.slots(id).set(syn::attempt_slot(hash(id)), word, 0).unwrap();
     }
 
     /// Makes all records of fragmented datagrams older, by units of about a second.

@@ -44,6 +44,7 @@ fn handshake_establishes_the_flow_with_the_clients_second_packet() {
         assert_eq!((entry.node_addr, state.node_port, state.generation), (node_ip(), NODE_PORT, GENERATION));
         assert_eq!((state.client_tcp_flags, state.pod_tcp_flags), (ACK, 0));
         assert!(state.last_seen_ns > 0);
+        assert_eq!(lab.attempt(flow(Tcp)), None, "nobody attempts it any more");
         is_answered(lab, ACK | PSH);
         is_asked(lab, ACK);
         assert_eq!(lab.flow(flow(Tcp)).unwrap().state.pod_tcp_flags, ACK | PSH);
@@ -101,7 +102,7 @@ fn half_open_flow_whose_slot_another_one_took_comes_back_with_a_retransmission()
     with_mappings(|lab| {
         lab.ingress(&tcp(client(), node(), SYN, b""));
         let other = syn::word(!crate::lab::hash(flow(Tcp)), state::REQUESTED, 0, NODE_PORT);
-        lab.set_slot(flow(Tcp), other);
+        lab.set_attempt(flow(Tcp), other);
         is_untracked(lab);
         let syn = tcp(client(), node(), SYN, b"");
         lab.ingress(&syn).is(&to(&syn, pod()), first_request("61000/tcp", bare()));
@@ -113,13 +114,28 @@ fn half_open_flow_whose_slot_another_one_took_comes_back_with_a_retransmission()
 fn half_open_flow_leaves_the_slot_to_another_one_that_waits_for_its_reply() {
     with_mappings(|lab| {
         let other = syn::word(!crate::lab::hash(flow(Tcp)), state::REQUESTED, 0, NODE_PORT);
-        lab.set_slot(flow(Tcp), other);
+        lab.set_attempt(flow(Tcp), other);
         let syn = tcp(client(), node(), SYN, b"");
         lab.ingress(&syn).is(&to(&syn, pod()), first_request("61000/tcp", bare()));
         assert_eq!(lab.slot(flow(Tcp)), None, "the other flow still has it");
         is_answered(lab, SYN | ACK);
         let ack = tcp(client(), node(), ACK, b"");
         lab.ingress(&ack).is(&to(&ack, pod()), establishing_request("61000/tcp", bare()));
+    });
+}
+
+/// A flood overwrites words of attempts, also of those that the Pod has answered.
+#[test]
+fn connection_whose_attempt_is_lost_before_the_client_confirms_it_is_established_all_the_same() {
+    with_mappings(|lab| {
+        opens(lab, node(), vec![]);
+        is_answered(lab, SYN | ACK);
+        lab.set_attempt(flow(Tcp), 0);
+        let ack = tcp(client(), node(), ACK, b"");
+        lab.ingress(&ack).is(&to(&ack, pod()), first_request("61000/tcp", bare()));
+        is_answered(lab, ACK);
+        lab.ingress(&ack).is(&to(&ack, pod()), establishing_request("61000/tcp", bare()));
+        is_answered(lab, ACK);
     });
 }
 
@@ -182,6 +198,18 @@ fn client_that_breaks_off_a_handshake_makes_no_flow() {
     });
 }
 
+/// As only others than the client send it.
+#[test]
+fn reset_ahead_of_the_pods_answer_breaks_nothing_off() {
+    with_mappings(|lab| {
+        opens(lab, node(), vec![]);
+        is_asked(lab, RST);
+        is_answered(lab, SYN | ACK);
+        let ack = tcp(client(), node(), ACK, b"");
+        lab.ingress(&ack).is(&to(&ack, pod()), establishing_request("61000/tcp", bare()));
+    });
+}
+
 #[test]
 fn end_of_a_connection_is_noted_from_both_sides() {
     with_mappings(|lab| {
@@ -218,9 +246,10 @@ fn tuple_that_is_opened_again_forgets_the_last_connections_end() {
 #[test]
 fn syn_that_the_pod_does_not_accept_takes_nothing_from_the_flow() {
     with_mappings(|lab| {
-        for (end, counted) in [(node(), vec![]), ((second_node_ip(), NODE_PORT).into(), reason(Reason::Collision))] {
+        for end in [node(), (second_node_ip(), NODE_PORT).into()] {
             establish(lab);
-            opens(lab, end, counted);
+            opens(lab, end, vec![]);
+            assert_eq!(lab.slot(flow(Tcp)).map(state), Some(state::ESTABLISHED));
             // As the Pod tells somebody who seems to open what is open (RFC 5961).
             is_answered(lab, ACK);
             is_asked(lab, ACK);
@@ -234,7 +263,7 @@ fn refusal_of_a_tuple_that_is_opened_by_another_address_comes_from_there() {
     with_mappings(|lab| {
         establish(lab);
         let second = (second_node_ip(), NODE_PORT).into();
-        opens(lab, second, reason(Reason::Collision));
+        opens(lab, second, vec![]);
         let refusal = tcp(pod(), client(), RST | ACK, b"");
         lab.egress(&refusal).is(&from(&refusal, second), reply("61000/tcp", bare()));
     });
@@ -288,8 +317,10 @@ fn datagram_to_an_address_that_took_anothers_place_is_answered_from_there() {
             lab.ingress(&udp(client(), second, b"to the Node"));
             assert_eq!(lab.egress(&answer).bytes, from(&answer, second).build());
         }
+        opens(lab, second, vec![]);
         lab.set_addresses(&[node_ip()]);
         lab.set_addresses(&[node_ip(), third_node_ip()]);
+        is_untracked(lab);
         for _exchange in 0..2 {
             lab.ingress(&udp(client(), third, b"to the Node"));
             assert_eq!(lab.egress(&answer).bytes, from(&answer, third).build());

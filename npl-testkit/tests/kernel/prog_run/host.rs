@@ -69,6 +69,7 @@ fn errors_about_connections_of_clients_are_theirs_whatever_the_host_had_under_wa
         is_of_host(lab);
         lab.ingress(&tcp(client(), node(), SYN, b""));
         goes_to_pod(lab);
+        is_answered(lab, SYN | ACK);
         lab.ingress(&tcp(client(), node(), RST, b""));
         is_of_host(lab);
         establish(lab);

@@ -66,10 +66,10 @@ fn collision_gives_the_replies_to_the_newer_tcp_flow() {
         let answer = tcp(pod(), client(), ACK, b"");
         lab.egress(&answer).is(&from(&answer, node()), reply("61000/tcp", bare()));
         let syn = tcp(client(), second, SYN, b"");
-        let changes = and(reason(Reason::Collision), first_request("61000/tcp", bare()));
-        lab.ingress(&syn).is(&to(&syn, pod()), changes);
+        lab.ingress(&syn).is(&to(&syn, pod()), first_request("61000/tcp", bare()));
         let answer = tcp(pod(), client(), SYN | ACK, b"");
-        lab.egress(&answer).is(&from(&answer, second), reply("61000/tcp", bare()));
+        let changes = and(reason(Reason::Collision), reply("61000/tcp", bare()));
+        lab.egress(&answer).is(&from(&answer, second), changes);
         let ack = tcp(client(), second, ACK, b"");
         lab.ingress(&ack).is(&to(&ack, pod()), establishing_request("61000/tcp", bare()));
         let answer = tcp(pod(), client(), ACK, b"");

@@ -103,10 +103,10 @@ fn collision_gives_the_replies_to_the_newer_association() {
         lab.ingress(&stray).is(&to(&stray, pod()), changes);
         answers(lab, DATA);
         let init = sctp(client(), second, INIT, b"");
-        let changes = and(reason(Reason::Collision), first_request("61000/sctp", length(&init)));
-        lab.ingress(&init).is(&to(&init, pod()), changes);
+        lab.ingress(&init).is(&to(&init, pod()), first_request("61000/sctp", length(&init)));
         let answer = sctp(pod(), client(), INIT_ACK, b"");
-        lab.egress(&answer).is(&from(&answer, second), reply("61000/sctp", length(&answer)));
+        let changes = and(reason(Reason::Collision), reply("61000/sctp", length(&answer)));
+        lab.egress(&answer).is(&from(&answer, second), changes);
     });
 }
 

@@ -10,7 +10,7 @@ use npl_agent::core::model::{Family, Protocol};
 use npl_agent::sweeper::Sweeper;
 use npl_common::flow::{FlowKeyV4, FlowState, FlowV4, MAX_FLOWS};
 use npl_common::names::MAP_FLOW_V4;
-use npl_testkit::packet::tcp_flags::{ACK, FIN};
+use npl_testkit::packet::tcp_flags::{ACK, FIN, SYN};
 use npl_testkit::poll;
 
 use super::scene::{Tcp, Udp, client, establish, flow, node, pod, tcp, udp, with_family, with_mappings};
@@ -84,14 +84,15 @@ fn attempts_that_nothing_comes_of_are_forgotten_and_flows_are_not() {
     with_mappings(|lab| {
         establish(lab);
         lab.ingress(&udp(client(), node(), b"question"));
+        lab.ingress(&tcp(client(), node(), SYN, b""));
         let mut attempts = Default::default();
         let mut looks = |lab: &mut Lab, count| {
             let forgotten =
                 (0..count).map(|_| lab.datapath.tables.forget_attempts_that_are_over(&mut attempts).unwrap());
             forgotten.sum::<usize>()
         };
-        assert_eq!((looks(lab, 3), looks(lab, 1)), (0, 1));
-        assert_eq!((lab.slot(flow(Udp)), lab.slot(flow(Tcp)).is_some()), (None, true));
+        assert_eq!((looks(lab, 3), looks(lab, 1)), (0, 2));
+        assert_eq!((lab.slot(flow(Udp)), lab.attempt(flow(Tcp)), lab.slot(flow(Tcp)).is_some()), (None, None, true));
         lab.ingress(&udp(client(), node(), b"question"));
         lab.egress(&udp(pod(), client(), b"answer"));
         assert_eq!((looks(lab, 30), looks(lab, 1), looks(lab, 40)), (0, 1, 0));
