@@ -67,10 +67,12 @@ struct Effort {
     new_flows: u64,
     /// After so long, a sample of packets ends with those that it has.
     longest: Duration,
-    /// How often a mapping and a Pod's own address have their turns at connections in a round.
+    /// How often a mapping and a Pod's own address have their turns at questions in a round.
     turns: usize,
     /// Questions over one connection through a Node, of one turn.
     questions: usize,
+    /// The same, at streams.
+    streams: usize,
     /// How long one turn at streams is.
     stream: Duration,
     /// Pods of one sample of latencies.
@@ -100,6 +102,7 @@ const QUICK: Effort = Effort {
     longest: Duration::from_millis(400),
     turns: 6,
     questions: 500,
+    streams: 12,
     stream: Duration::from_millis(15),
     latencies: 50,
     changes: 20,
@@ -116,7 +119,8 @@ const FULL: Effort = Effort {
     longest: Duration::MAX,
     turns: 12,
     questions: 2_000,
-    stream: Duration::from_millis(60),
+    streams: 24,
+    stream: Duration::from_millis(30),
     latencies: 100,
     changes: 50,
     steady: Duration::from_secs(31),

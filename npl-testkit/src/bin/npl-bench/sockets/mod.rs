@@ -24,7 +24,7 @@ use crate::testbed::{FIRST_NODE_PORT, FIRST_POD_PORT, Mappings};
 /// Measures those of `figures` that are ours, side by side.
 pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples) -> Result<()> {
     let is_meant = |figure: &Figure| figures.iter().any(|meant| meant.name == figure.name);
-    let is_needed = |way: &&Way| way.figures().into_iter().any(is_meant);
+    let is_needed = |way: &&Way| way.figures().any(is_meant);
     let ways: Vec<&Way> = [&STACK, &REDIRECT, &OFFLOAD].into_iter().filter(is_needed).collect();
     if ways.is_empty() {
         return Ok(());
@@ -43,8 +43,8 @@ pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples
 }
 
 impl Way {
-    const fn figures(&self) -> [&Figure; 4] {
-        [&self.latency, &self.latency_p99, &self.stream, &self.streams]
+    fn figures(&self) -> impl Iterator<Item = &Figure> {
+        [&self.latency, &self.latency_p99, &self.stream, &self.streams].into_iter().chain(self.itself)
     }
 }
 
@@ -53,6 +53,8 @@ struct Bed {
     way: &'static Way,
     mapping: Vec<Conversation>,
     direct: Vec<Conversation>,
+    /// More by the Pod's own address.
+    itself: Vec<Conversation>,
     _ours: Ours,
     _topology: Topology,
 }
@@ -60,6 +62,8 @@ struct Bed {
 impl Bed {
     fn new(run: &Run, number: usize, way: &'static Way) -> Result<Self> {
         let mut topology = Topology::new(run, &format!("tcp{number}"), Options::default())?;
+        // A connection waits for its next turn, and is not to begin that like a new one.
+        topology.client().netns.sysctl("net/ipv4/tcp_slow_start_after_idle", "0")?;
         let pod = topology.add_pod(run, "pod")?;
         pod.fix_neighbour()?;
         let mappings = Mappings { protocol: Protocol::Tcp, pod_ip: pod.ip(), count: MAPPINGS };
@@ -70,49 +74,61 @@ impl Bed {
             (0..STREAMS).map(|_| Conversation::open(&topology.client().netns, server, &listener)).collect()
         };
         let mapping = open((topology.node_addresses().v4, FIRST_NODE_PORT).into())?;
-        let direct = open((pod.ip(), FIRST_POD_PORT).into())?;
-        Ok(Self { way, mapping, direct, _ours: ours, _topology: topology })
+        let to_itself = || open((pod.ip(), FIRST_POD_PORT).into());
+        let (direct, itself) = (to_itself()?, to_itself()?);
+        Ok(Self { way, mapping, direct, itself, _ours: ours, _topology: topology })
     }
 
     fn measure(&self, is_meant: impl Fn(&Figure) -> bool, effort: Effort, samples: &mut Samples) -> Result<()> {
-        let Way { forwarding: _, latency, latency_p99, stream: one, streams: many } = self.way;
+        let Way { latency, latency_p99, stream: one, streams: many, itself, forwarding: _ } = self.way;
         if is_meant(latency) || is_meant(latency_p99) {
-            let ask = |conversations: &[Conversation]| conversations[0].ask(effort.questions);
-            self.by_turns(effort.turns, ask, |[mapping, direct]| {
+            let ask = |conversations: &[Conversation], _turn| conversations[0].ask(effort.questions);
+            self.by_turns(&self.mapping, effort.turns, ask, |[mapping, direct]| {
                 let p99 = |values: &[f64]| percentile(values, 99).context("too few questions");
                 samples.add(latency_p99, &[p99(&mapping)?], &[p99(&direct)?]);
                 samples.add(latency, &mapping, &direct);
                 Ok(())
             })?;
         }
-        for (figure, count) in [(one, 1), (many, STREAMS)] {
-            if is_meant(figure) {
-                let go = |conversations: &[Conversation]| stream(&conversations[..count], effort.stream);
-                self.by_turns(effort.turns, go, |[mapping, direct]| {
-                    samples.add(figure, &[mapping], &[direct]);
-                    Ok(())
-                })?;
-            }
+        // Two connections are not alike for as long as they last: where their memory lies, how far their windows have grown.
+        // So one is another one in each turn.
+        let one_goes = |all: &[Conversation], turn| stream(&all[turn % STREAMS..][..1], effort.stream);
+        let all_go = |all: &[Conversation], _turn| stream(all, effort.stream);
+        let mut add = |figure, [mapping, direct]: [f64; 2]| {
+            samples.add(figure, &[mapping], &[direct]);
+            Ok(())
+        };
+        if is_meant(one) {
+            self.by_turns(&self.mapping, effort.streams, one_goes, |shown| add(one, shown))?;
+        }
+        if is_meant(many) {
+            self.by_turns(&self.mapping, effort.streams, all_go, |shown| add(many, shown))?;
+        }
+        if let Some(itself) = itself
+            && is_meant(itself)
+        {
+            self.by_turns(&self.itself, effort.streams, one_goes, |shown| add(itself, shown))?;
         }
         Ok(())
     }
 
-    /// Measures by the mapping and by the Pod's own address, one right after the other, and takes in what each such turn
+    /// Measures by these connections and by those to the Pod's own address, one right after the other, and takes in what each such turn
     /// has shown: other work on the machine changes the rate of everything severalfold within a second.
     fn by_turns<T>(
         &self,
+        mapping: &[Conversation],
         turns: usize,
-        measure: impl Fn(&[Conversation]) -> Result<T>,
+        measure: impl Fn(&[Conversation], usize) -> Result<T>,
         mut take_in: impl FnMut([T; 2]) -> Result<()>,
     ) -> Result<()> {
         for turn in 0..turns {
             // Nobody is always the first.
             let shown = if turn % 2 == 0 {
-                let mapping = measure(&self.mapping)?;
-                [mapping, measure(&self.direct)?]
+                let mapping = measure(mapping, turn)?;
+                [mapping, measure(&self.direct, turn)?]
             } else {
-                let direct = measure(&self.direct)?;
-                [measure(&self.mapping)?, direct]
+                let direct = measure(&self.direct, turn)?;
+                [measure(mapping, turn)?, direct]
             };
             take_in(shown)?;
         }
