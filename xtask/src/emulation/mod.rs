@@ -7,9 +7,9 @@ mod ramdisk;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use self::ramdisk::TEST_BINARY;
 use crate::setup::{Kernel, KernelImage};
@@ -42,6 +42,16 @@ modprobe virtio_net
 ip link set lo up
 ";
 
+/// How the guest says that it has come up.
+const UP_LINE: &str = "npl-guest: up";
+
+/// A guest takes some seconds to come up. One that has not by then never will: where others had this machine's processors while
+/// its kernel measured the clock, that stopped for good as it changed clocks, with no program in it yet (Linux 7.2, seen once).
+const BOOT_DEADLINE: Duration = Duration::from_mins(2);
+
+/// How often it is booted before that is an error.
+const BOOTS: u32 = 3;
+
 /// How the guest says with which exit code the test binary ended.
 const EXIT_LINE: &str = "npl-guest: exit code ";
 
@@ -73,21 +83,43 @@ impl Guest {
         let image = self.kernel.obtain()?;
         let disk = paths::target_dir().join("emulation").join(format!("{}.cpio", self.name));
         ramdisk::write(&disk, &image, self).with_context(|| format!("make the RAM disk of {}", self.name))?;
-        let emulator = self.emulator(&image, &disk);
-        process::show(&emulator);
-        let mut exit_code = None;
-        process::stream(emulator, deadline, |line| {
-            let Some(line) = line else { return Ok(()) };
-            match line.split_once(EXIT_LINE) {
-                Some((_, code)) => exit_code = code.trim().parse::<i32>().ok(),
-                None => on_line(line),
+        for _boot in 0..BOOTS {
+            if let Some(exit_code) = self.boot(&image, &disk, deadline, &mut on_line)? {
+                return Ok(exit_code == 0);
             }
-            Ok(())
-        })?;
-        match exit_code {
-            Some(code) => Ok(code == 0),
-            None => bail!("the guest {} ended without a result: its last words are above", self.name),
+            process::detail(&format!("the guest {} has not come up within {BOOT_DEADLINE:?}, and is ended", self.name));
         }
+        bail!("the guest {} has not come up, {BOOTS} times: its last words, if it had any, are above", self.name)
+    }
+
+    /// The exit code of its test; nothing if it does not come up.
+    fn boot(
+        &self,
+        image: &KernelImage,
+        disk: &Path,
+        deadline: Duration,
+        on_line: &mut impl FnMut(&str),
+    ) -> Result<Option<i32>> {
+        let emulator = self.emulator(image, disk);
+        process::show(&emulator);
+        let (booted, mut is_up, mut is_late, mut exit_code) = (Instant::now(), false, false, None);
+        let ended = process::stream(emulator, deadline, |line| {
+            match line.map(|line| (line, line.split_once(EXIT_LINE))) {
+                Some((_, Some((_, code)))) => exit_code = code.trim().parse::<i32>().ok(),
+                Some((line, None)) if line.contains(UP_LINE) => is_up = true,
+                Some((line, None)) => on_line(line),
+                None => {}
+            }
+            is_late = !is_up && booted.elapsed() > BOOT_DEADLINE;
+            ensure!(!is_late, "it has not come up");
+            Ok(())
+        });
+        if is_late {
+            return Ok(None);
+        }
+        ended?;
+        let without = || format!("the guest {} ended without a result: its last words are above", self.name);
+        exit_code.with_context(without).map(Some)
     }
 
     /// By emulation of the processor: virtualisation of this machine's may be absent, or be there and hang.
@@ -115,7 +147,9 @@ impl Guest {
         let environment: Vec<String> = self.test.get_envs().filter_map(pair).collect();
         let arguments: Vec<_> = self.test.get_args().map(OsStr::to_string_lossy).collect();
         let (environment, arguments) = (environment.join("\n"), arguments.join(" "));
-        format!("{START}{environment}\n{TEST_BINARY} {arguments}\necho \"{EXIT_LINE}$?\"\npoweroff -f\n")
+        format!(
+            "{START}{environment}\necho \"{UP_LINE}\"\n{TEST_BINARY} {arguments}\necho \"{EXIT_LINE}$?\"\npoweroff -f\n"
+        )
     }
 }
 
@@ -123,18 +157,19 @@ impl Guest {
 mod tests {
     use std::process::Command;
 
-    use super::{EXIT_LINE, Guest};
+    use super::{EXIT_LINE, Guest, UP_LINE};
     use crate::setup::KernelName;
 
     #[test]
-    fn the_guest_tells_the_exit_code_right_after_the_test() {
+    fn the_guest_says_that_it_is_up_right_before_the_test_and_the_exit_code_right_after_it() {
         let mut test = Command::new("kernel-1f");
         test.arg("--test-threads=1").env("NPL_PATIENCE", "10");
         let kernel = "latest".parse::<KernelName>().unwrap().0.unwrap();
         let script = Guest::for_packets(kernel, test).init_script();
         let lines: Vec<&str> = script.lines().collect();
         let test = lines.iter().position(|line| line.ends_with("--test-threads=1")).unwrap();
-        assert_eq!(lines[test - 1], "export NPL_PATIENCE='10'");
+        assert_eq!(lines[test - 2], "export NPL_PATIENCE='10'");
+        assert_eq!(lines[test - 1], format!("echo \"{UP_LINE}\""));
         assert_eq!(lines[test + 1], format!("echo \"{EXIT_LINE}$?\""));
         assert!(lines[0].starts_with("#!/bin/busybox"));
     }
