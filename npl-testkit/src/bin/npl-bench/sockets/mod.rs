@@ -53,7 +53,7 @@ struct Bed {
     way: &'static Way,
     mapping: Vec<Conversation>,
     direct: Vec<Conversation>,
-    /// More by the Pod's own address.
+    /// More by the Pod's own address, where it is measured beside itself.
     itself: Vec<Conversation>,
     _ours: Ours,
     _topology: Topology,
@@ -74,8 +74,9 @@ impl Bed {
             (0..STREAMS).map(|_| Conversation::open(&topology.client().netns, server, &listener)).collect()
         };
         let mapping = open((topology.node_addresses().v4, FIRST_NODE_PORT).into())?;
-        let to_itself = || open((pod.ip(), FIRST_POD_PORT).into());
-        let (direct, itself) = (to_itself()?, to_itself()?);
+        let to_pod = || open((pod.ip(), FIRST_POD_PORT).into());
+        let direct = to_pod()?;
+        let itself = if way.itself.is_some() { to_pod()? } else { Vec::new() };
         Ok(Self { way, mapping, direct, itself, _ours: ours, _topology: topology })
     }
 
@@ -112,11 +113,11 @@ impl Bed {
         Ok(())
     }
 
-    /// Measures by these connections and by those to the Pod's own address, one right after the other, and takes in what each such turn
-    /// has shown: other work on the machine changes the rate of everything severalfold within a second.
+    /// Measures by these connections and by those to the Pod's own address, one right after the other, and takes in what each
+    /// such turn has shown: other work on the machine changes the rate of everything severalfold within a second.
     fn by_turns<T>(
         &self,
-        mapping: &[Conversation],
+        conversations: &[Conversation],
         turns: usize,
         measure: impl Fn(&[Conversation], usize) -> Result<T>,
         mut take_in: impl FnMut([T; 2]) -> Result<()>,
@@ -124,11 +125,11 @@ impl Bed {
         for turn in 0..turns {
             // Nobody is always the first.
             let shown = if turn % 2 == 0 {
-                let mapping = measure(mapping, turn)?;
-                [mapping, measure(&self.direct, turn)?]
+                let shown = measure(conversations, turn)?;
+                [shown, measure(&self.direct, turn)?]
             } else {
                 let direct = measure(&self.direct, turn)?;
-                [measure(mapping, turn)?, direct]
+                [measure(conversations, turn)?, direct]
             };
             take_in(shown)?;
         }
