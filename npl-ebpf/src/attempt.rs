@@ -24,6 +24,12 @@ pub const fn asks(tcp_flags: u8) -> bool {
     tcp_flags & (tcp_flag::SYN | tcp_flag::ACK) == tcp_flag::SYN
 }
 
+/// Whether a packet of the Pod's, which accepts or refuses, is about the last attempt and not about what was before it.
+#[inline(always)]
+pub const fn settles(tcp_flags: u8) -> bool {
+    tcp_flags & (tcp_flag::SYN | tcp_flag::RST) != 0
+}
+
 /// Whether flows of a protocol begin by one that does.
 #[inline(always)]
 const fn is_connected(protocol: u8) -> bool {
@@ -53,34 +59,28 @@ impl<F: Family> Flow<'_, F> {
     /// Whether the cache says that the client opens the flow, for the first time or again.
     #[inline(always)]
     pub fn is_opening(&self) -> bool {
-        let attempt = self.attempt();
-        (attempt != 0 && syn::opens(attempt)) || self.half_open().is_some_and(syn::opens)
+        self.attempt().is_some_and(syn::opens) || self.half_open().is_some_and(syn::opens)
     }
 
-    /// The word of the last attempt at it; zero if there is none.
+    /// The word of the last attempt at it.
     #[inline(always)]
-    pub fn attempt(&self) -> u64 {
-        if is_connected(self.protocol) { word::<F>(self.hash) } else { 0 }
+    pub fn attempt(&self) -> Option<u64> {
+        let word = if is_connected(self.protocol) { word::<F>(self.hash) } else { 0 };
+        if word == 0 { None } else { Some(word) }
     }
 
-    /// The flow's word in the cache that a packet of the Pod's is about: what accepts or refuses is about the last attempt.
+    /// The flow's word in the cache that a packet of the Pod's is about.
     #[inline(always)]
     pub fn asked(&self, tcp_flags: u8) -> Option<u64> {
         let word = self.half_open();
-        if word.is_some() && tcp_flags & (tcp_flag::SYN | tcp_flag::RST) == 0 {
-            return word;
-        }
-        match self.attempt() {
-            0 => word,
-            attempt => Some(attempt),
-        }
+        if word.is_some() && !settles(tcp_flags) { word } else { self.attempt().or(word) }
     }
 
     /// Replaces the word that [`Self::asked`] gave by the same in another state. Once the Pod accepts an attempt, the client's
     /// next packet is about that, and what the slot had of the last connection of these ends is over.
     #[inline(always)]
     pub fn set_asked(&self, tcp_flags: u8, word: u64) {
-        let is_about_attempt = tcp_flags & (tcp_flag::SYN | tcp_flag::RST) != 0 || self.half_open().is_none();
+        let is_about_attempt = settles(tcp_flags) || self.half_open().is_none();
         if !is_about_attempt || !self.set_attempt(word) {
             self.set_slot(word);
         } else if tcp_flags & tcp_flag::SYN != 0

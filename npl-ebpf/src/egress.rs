@@ -11,6 +11,7 @@ use npl_common::{
 };
 
 use crate::{
+    attempt,
     family::{End, Ends, Family, Walk},
     first,
     flow::{self, Flow, NodeEnd, Progress, Request},
@@ -271,7 +272,7 @@ impl<F: Family> Known<F> {
 /// allows.
 #[inline(always)]
 fn entry<F: Family>(reply: &Reply<'_, F>, endpoint: &Endpoint, is_opened_otherwise: bool) -> Option<*mut F::Flow> {
-    if reply.tcp_flags & (tcp_flag::SYN | tcp_flag::RST) != 0 && reply.flow.is_opening() {
+    if attempt::settles(reply.tcp_flags) && reply.flow.is_opening() {
         return None;
     }
     let entry = reply.flow.entry()?;

@@ -81,7 +81,7 @@ impl<'k, F: Family> Flow<'k, F> {
     /// Whether anything is known of it.
     #[inline(always)]
     pub fn is_remembered(&self) -> bool {
-        self.half_open().is_some() || self.attempt() != 0 || self.entry().is_some()
+        self.half_open().is_some() || self.attempt().is_some() || self.entry().is_some()
     }
 
     /// Takes a flow out of the table that the Pod refuses, having said nothing on it: whoever forges a SYN can forge what
@@ -160,8 +160,9 @@ impl<'k, F: Family> Flow<'k, F> {
             }
         } else {
             // Of an attempt nothing is known but where the slot says nothing of the flow.
-            let opened = if syn::matches(word, self.hash) { word } else { self.attempt() };
-            if opened == syn::word(self.hash, state(opened), request.node.addr_index, request.node.port)
+            let opened = if syn::matches(word, self.hash) { Some(word) } else { self.attempt() };
+            if let Some(opened) = opened
+                && opened == syn::word(self.hash, state(opened), request.node.addr_index, request.node.port)
                 && syn::opens(opened)
             {
                 return self.note_opened(request, opened);
