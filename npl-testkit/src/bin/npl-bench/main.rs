@@ -119,7 +119,7 @@ const FULL: Effort = Effort {
     longest: Duration::MAX,
     turns: 12,
     questions: 2_000,
-    streams: 24,
+    streams: 48,
     stream: Duration::from_millis(30),
     latencies: 100,
     changes: 50,

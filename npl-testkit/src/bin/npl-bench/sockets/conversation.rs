@@ -46,6 +46,14 @@ impl Conversation {
         Ok(Self { client, pod })
     }
 
+    /// By its client's ends, for errors.
+    fn name(&self) -> String {
+        match (self.client.local_addr(), self.client.peer_addr()) {
+            (Ok(own), Ok(server)) => format!("from {own} to {server}"),
+            _ => "of an ended connection".to_owned(),
+        }
+    }
+
     /// What each of so many questions and answers took, in µs.
     pub(super) fn ask(&self, questions: usize) -> Result<Vec<f64>> {
         let all = WARM_UP + questions;
@@ -69,10 +77,11 @@ fn stream_ahead(conversations: &[Conversation], time: Duration) -> Result<f64> {
     let (received, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
     thread::scope(|scope| {
         let mut threads = Vec::new();
-        for Conversation { client, pod } in conversations {
+        for conversation @ Conversation { client, pod } in conversations {
             let (received, is_over) = (&received, &is_over);
-            threads.push(scope.spawn(move || on(SERVER_CPU, || receive(pod, received))));
-            threads.push(scope.spawn(move || on(CLIENT_CPU, || send(client, is_over))));
+            let name = || conversation.name();
+            threads.push(scope.spawn(move || on(SERVER_CPU, || receive(pod, received)).with_context(name)));
+            threads.push(scope.spawn(move || on(CLIENT_CPU, || send(client, is_over)).with_context(name)));
         }
         thread::sleep(RAMP);
         let (start, before) = (Instant::now(), received.load(Ordering::Relaxed));

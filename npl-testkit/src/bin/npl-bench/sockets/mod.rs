@@ -48,15 +48,13 @@ impl Way {
     }
 }
 
-/// Client, Node and Pod, with connections by the mapping and by the Pod's own address; gone when dropped, in this order.
+/// Client, Node and Pod; gone when dropped, in this order.
 struct Bed {
     way: &'static Way,
-    mapping: Vec<Conversation>,
-    direct: Vec<Conversation>,
-    /// More by the Pod's own address, where it is measured beside itself.
-    itself: Vec<Conversation>,
+    listener: TcpListener,
+    pod_ip: Ipv4Addr,
     _ours: Ours,
-    _topology: Topology,
+    topology: Topology,
 }
 
 impl Bed {
@@ -70,29 +68,34 @@ impl Bed {
         let ours = Ours::load(run, &format!("tcp{number}"), &topology, mappings, Manner::by(way.forwarding))?;
         let listen = || TcpListener::bind((Ipv4Addr::UNSPECIFIED, FIRST_POD_PORT));
         let listener = pod.netns.run(listen)?.context("listen in the Pod")?;
-        let open = |server: SocketAddr| -> Result<Vec<Conversation>> {
-            (0..STREAMS).map(|_| Conversation::open(&topology.client().netns, server, &listener)).collect()
-        };
-        let mapping = open((topology.node_addresses().v4, FIRST_NODE_PORT).into())?;
-        let to_pod = || open((pod.ip(), FIRST_POD_PORT).into());
-        let direct = to_pod()?;
-        let itself = if way.itself.is_some() { to_pod()? } else { Vec::new() };
-        Ok(Self { way, mapping, direct, itself, _ours: ours, _topology: topology })
+        Ok(Self { way, listener, pod_ip: pod.ip(), _ours: ours, topology })
     }
 
+    /// Connections to `server` that have their windows already.
+    fn open(&self, server: SocketAddr, effort: Effort) -> Result<Vec<Conversation>> {
+        let client = &self.topology.client().netns;
+        let open = |_| Conversation::open(client, server, &self.listener);
+        let conversations = (0..STREAMS).map(open).collect::<Result<Vec<_>>>()?;
+        stream(&conversations, effort.stream)?;
+        Ok(conversations)
+    }
+
+    /// One round, over connections of its own: two are not alike for as long as they last.
     fn measure(&self, is_meant: impl Fn(&Figure) -> bool, effort: Effort, samples: &mut Samples) -> Result<()> {
+        let to_pod = || self.open((self.pod_ip, FIRST_POD_PORT).into(), effort);
+        let mapping = self.open((self.topology.node_addresses().v4, FIRST_NODE_PORT).into(), effort)?;
+        let direct = to_pod()?;
         let Way { latency, latency_p99, stream: one, streams: many, itself, forwarding: _ } = self.way;
         if is_meant(latency) || is_meant(latency_p99) {
             let ask = |conversations: &[Conversation], _turn| conversations[0].ask(effort.questions);
-            self.by_turns(&self.mapping, effort.turns, ask, |[mapping, direct]| {
+            by_turns([&mapping, &direct], effort.turns, ask, |[mapping, direct]| {
                 let p99 = |values: &[f64]| percentile(values, 99).context("too few questions");
                 samples.add(latency_p99, &[p99(&mapping)?], &[p99(&direct)?]);
                 samples.add(latency, &mapping, &direct);
                 Ok(())
             })?;
         }
-        // Two connections are not alike for as long as they last: where their memory lies, how far their windows have grown.
-        // So one is another one in each turn.
+        // Where a connection's memory lies makes it faster or slower, so one is another one in each turn.
         let one_goes = |all: &[Conversation], turn| stream(&all[turn % STREAMS..][..1], effort.stream);
         let all_go = |all: &[Conversation], _turn| stream(all, effort.stream);
         let mut add = |figure, [mapping, direct]: [f64; 2]| {
@@ -100,39 +103,38 @@ impl Bed {
             Ok(())
         };
         if is_meant(one) {
-            self.by_turns(&self.mapping, effort.streams, one_goes, |shown| add(one, shown))?;
+            by_turns([&mapping, &direct], effort.streams, one_goes, |shown| add(one, shown))?;
         }
         if is_meant(many) {
-            self.by_turns(&self.mapping, effort.streams, all_go, |shown| add(many, shown))?;
+            by_turns([&mapping, &direct], effort.streams, all_go, |shown| add(many, shown))?;
         }
         if let Some(itself) = itself
             && is_meant(itself)
         {
-            self.by_turns(&self.itself, effort.streams, one_goes, |shown| add(itself, shown))?;
+            by_turns([&to_pod()?, &to_pod()?], effort.streams, one_goes, |shown| add(itself, shown))?;
         }
         Ok(())
     }
+}
 
-    /// Measures by these connections and by those to the Pod's own address, one right after the other, and takes in what each
-    /// such turn has shown: other work on the machine changes the rate of everything severalfold within a second.
-    fn by_turns<T>(
-        &self,
-        conversations: &[Conversation],
-        turns: usize,
-        measure: impl Fn(&[Conversation], usize) -> Result<T>,
-        mut take_in: impl FnMut([T; 2]) -> Result<()>,
-    ) -> Result<()> {
-        for turn in 0..turns {
-            // Nobody is always the first.
-            let shown = if turn % 2 == 0 {
-                let shown = measure(conversations, turn)?;
-                [shown, measure(&self.direct, turn)?]
-            } else {
-                let direct = measure(&self.direct, turn)?;
-                [measure(conversations, turn)?, direct]
-            };
-            take_in(shown)?;
-        }
-        Ok(())
+/// Measures by these connections and by those to the Pod's own address, one right after the other, and takes in what each such
+/// turn has shown: other work on the machine changes the rate of everything severalfold within a second.
+fn by_turns<T>(
+    [conversations, direct]: [&[Conversation]; 2],
+    turns: usize,
+    measure: impl Fn(&[Conversation], usize) -> Result<T>,
+    mut take_in: impl FnMut([T; 2]) -> Result<()>,
+) -> Result<()> {
+    for turn in 0..turns {
+        // Nobody is always the first.
+        let shown = if turn % 2 == 0 {
+            let shown = measure(conversations, turn)?;
+            [shown, measure(direct, turn)?]
+        } else {
+            let direct = measure(direct, turn)?;
+            [measure(conversations, turn)?, direct]
+        };
+        take_in(shown)?;
     }
+    Ok(())
 }
