@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What passed and what failed, over all kinds of steps; a test binary tells its own numbers.
 
+use std::collections::BTreeMap;
+use std::num::NonZero;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -93,26 +96,28 @@ impl Tally {
         self.enter(name, outcome)
     }
 
-    /// Runs steps that count their own tests at the same time; they mark their own lines. Each comes to its end.
+    /// Runs steps that count their own tests, as many at the same time as there are processors, in their order; they mark
+    /// their own lines. Each comes to its end.
     pub(crate) fn side_by_side<S>(&mut self, steps: Vec<(String, S)>) -> Result<()>
     where
         S: FnOnce(&mut Counts) -> Result<bool> + Send,
     {
         let is_meant = |name: &str| self.only.as_ref().is_none_or(|only| name.contains(only));
         let meant: Vec<(String, S)> = steps.into_iter().filter(|(name, _)| is_meant(name)).collect();
-        for (name, _) in &meant {
-            println!("\n### {name}");
-        }
-        let outcomes: Vec<(String, Outcome)> = thread::scope(|scope| {
-            let running: Vec<_> =
-                meant.into_iter().map(|(name, step)| (name, scope.spawn(|| Outcome::of(step)))).collect();
-            let join = |(name, thread): (String, thread::ScopedJoinHandle<'_, Outcome>)| {
-                (name, thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            };
-            running.into_iter().map(join).collect()
-        });
+        let lanes = thread::available_parallelism().map_or(1, NonZero::get).min(meant.len());
+        let (waiting, ended) = (Mutex::new(meant.into_iter().enumerate()), Mutex::new(BTreeMap::new()));
+        let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let lane = || {
+            while let Some((turn, (name, step))) = next() {
+                println!("\n### {name}");
+                let outcome = Outcome::of(step);
+                ended.lock().unwrap_or_else(PoisonError::into_inner).insert(turn, (name, outcome));
+            }
+        };
+        thread::scope(|scope| (0..lanes).for_each(|_| drop(scope.spawn(lane))));
         // All of them are entered, whichever fails.
-        let entered: Vec<Result<()>> = outcomes.into_iter().map(|(name, it)| self.enter(&name, it)).collect();
+        let ended = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let entered: Vec<Result<()>> = ended.into_values().map(|(name, it)| self.enter(&name, it)).collect();
         entered.into_iter().collect()
     }
 

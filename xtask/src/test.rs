@@ -166,43 +166,33 @@ fn run_tests(command: Command, deadline: Duration, counts: &mut Counts) -> Resul
     Ok(status.success())
 }
 
-/// Under all kernels at the same time: a guest whose tests run one at a time keeps one processor busy. The story that has a
-/// clock of its own is told alone: an API server ends by itself where it takes too long to start.
+/// Side by side: a guest keeps one processor busy. What takes longest begins.
 fn run_emulated(options: &Options, binaries: &[TestBinary], parts: &Parts, tally: &mut Tally) -> Result<()> {
     let kernels: Vec<Kernel> = options.kernels.iter().filter_map(|name| name.0).collect();
     let Some(newest) = kernels.last() else { return Ok(()) };
     let of_kind = |kind| binaries.iter().filter(move |binary| binary.kind == kind);
+    // One at a time: two emulated processors are slow enough for one network.
+    let arguments: Vec<_> = iter::once("--test-threads=1").chain(options.emulated.as_deref()).collect();
     let mut guests = Vec::new();
     for binary in of_kind(Kind::Kernel) {
-        let guest = |kernel: Kernel, what: &str, arguments: &[&str]| {
-            let mut test = Command::new(&binary.executable);
-            test.args(arguments);
-            (format!("tests: {}{what} under kernel {kernel}, emulated", binary.name), Guest::for_packets(kernel, test))
-        };
-        // One at a time: two emulated processors are slow enough for one network.
-        let arguments: Vec<_> = iter::once("--test-threads=1").chain(options.emulated.as_deref()).collect();
-        guests.extend(kernels.iter().map(|kernel| guest(*kernel, "", &arguments)));
-        let others = options.load_kernels.iter().filter_map(|name| name.0).filter(|kernel| !kernels.contains(kernel));
-        for kernel in others.filter(|_| options.emulated.is_none()) {
-            let (name, guest) = guest(kernel, ", loading", &[LOADING_TESTS]);
-            tally.tests(&name, |counts| run_guest(&guest, counts))?;
+        guests.extend(kernels.iter().map(|kernel| guest_for_packets(*kernel, binary, "", &arguments)));
+    }
+    if options.emulated.is_none() {
+        guests.extend(of_kind(Kind::Agent).map(|binary| guest_with_clock(*newest, binary, parts)));
+        let only_loaded =
+            options.load_kernels.iter().filter_map(|name| name.0).filter(|kernel| !kernels.contains(kernel));
+        for (kernel, binary) in only_loaded.flat_map(|kernel| of_kind(Kind::Kernel).map(move |binary| (kernel, binary)))
+        {
+            guests.push(guest_for_packets(kernel, binary, ", loading", &[LOADING_TESTS]));
         }
     }
     let step = |(name, guest): (String, Guest)| (name, move |counts: &mut Counts| run_guest(&guest, counts));
     tally.side_by_side(guests.into_iter().map(step).collect())?;
-    for binary in of_kind(Kind::Agent).filter(|_| options.emulated.is_none()) {
-        let name =
-            format!("tests: {} on a bond, and while its clock is set, under kernel {newest}, emulated", binary.name);
-        let guest = guest_with_clock(*newest, binary, parts);
-        tally.tests(&name, |counts| run_guest(&guest, counts))?;
-    }
-    if !options.emulated_cluster {
-        return Ok(());
-    }
-    for binary in of_kind(Kind::RealCluster) {
-        let name = format!("tests: {} on control groups 2 alone, under kernel {newest}, emulated", binary.name);
-        let guest = guest_with_nodes(*newest, binary, parts);
-        tally.tests(&name, |counts| run_guest(&guest, counts))?;
+    if options.emulated_cluster {
+        for binary in of_kind(Kind::RealCluster) {
+            let (name, guest) = guest_with_nodes(*newest, binary, parts);
+            tally.tests(&name, |counts| run_guest(&guest, counts))?;
+        }
     }
     Ok(())
 }
@@ -216,17 +206,27 @@ fn run_guest(guest: &Guest, counts: &mut Counts) -> Result<bool> {
     Ok(is_success && counts.passed > 0)
 }
 
+/// What a step is called, and the guest that it is; so all of the following.
+fn guest_for_packets(kernel: Kernel, binary: &TestBinary, what: &str, arguments: &[&str]) -> (String, Guest) {
+    let mut test = Command::new(&binary.executable);
+    test.args(arguments);
+    (format!("tests: {}{what} under kernel {kernel}, emulated", binary.name), Guest::for_packets(kernel, test))
+}
+
 /// A guest with an API server and an agent, and a clock that is nobody else's.
-fn guest_with_clock(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> Guest {
+fn guest_with_clock(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> (String, Guest) {
+    let name = format!("tests: {} on a bond, and while its clock is set, under kernel {kernel}, emulated", binary.name);
     let mut test = Command::new(&binary.executable);
     test.args(OWN_MACHINE_STORIES).env("NPL_PATIENCE", EMULATED_PATIENCE);
     parts.pass_to(&mut test);
     let copies = parts.of_agent().chain([paths::root().join("deploy")]).collect();
-    Guest { name: "clock".to_owned(), kernel, memory_megabytes: 4096, test, programs: &["kubectl"], copies }
+    let programs = &["kubectl"];
+    (name, Guest { name: "clock".to_owned(), kernel, memory_megabytes: 4096, test, programs, copies })
 }
 
 /// A guest in which a real cluster starts.
-fn guest_with_nodes(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> Guest {
+fn guest_with_nodes(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> (String, Guest) {
+    let name = format!("tests: {} on control groups 2 alone, under kernel {kernel}, emulated", binary.name);
     let mut test = Command::new(&binary.executable);
     test.args(["--network", "bridge/iptables"]).args(EMULATED_STORIES).env("NPL_PATIENCE", EMULATED_PATIENCE);
     parts.pass_to(&mut test);
@@ -234,5 +234,6 @@ fn guest_with_nodes(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> Guest
     let folders = CNI_FOLDERS.map(PathBuf::from).into_iter().filter(|folder| folder.is_dir());
     let own = [build::built_folder().join("npl-cluster")];
     let copies = parts.of_nodes().chain(own).chain(of_repository).chain(folders).collect();
-    Guest { name: "nodes".to_owned(), kernel, memory_megabytes: 6144, test, programs: &NODE_PROGRAMS, copies }
+    let programs = &NODE_PROGRAMS;
+    (name, Guest { name: "nodes".to_owned(), kernel, memory_megabytes: 6144, test, programs, copies })
 }
