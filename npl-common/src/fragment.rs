@@ -18,6 +18,7 @@ pub const SLOTS: u32 = 65_536;
 /// numbers come again.
 pub const LIFETIME: u64 = 30;
 
+const NODE_PORT_MASK: u64 = 0xffff;
 const ADDRESS_SHIFT: u32 = 16;
 const PROTOCOL_SHIFT: u32 = 24;
 const TIME_SHIFT: u32 = 26;
@@ -68,7 +69,7 @@ impl Record {
     #[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
     #[expect(clippy::cast_possible_truncation, reason = "each field is cut out of the word")]
     pub const fn from_word(word: u64, hash: u64, time: u64) -> Option<Self> {
-        if !is_of(word, hash) || time.wrapping_sub(word >> TIME_SHIFT) & TIME_MASK > LIFETIME {
+        if !is_of(word, hash) || !is_young(word, time) {
             return None;
         }
         Some(Self {
@@ -83,11 +84,26 @@ impl Record {
     }
 }
 
+/// Whether a word still counts at this [`time`].
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
+const fn is_young(word: u64, time: u64) -> bool {
+    time.wrapping_sub(word >> TIME_SHIFT) & TIME_MASK <= LIFETIME
+}
+
 /// Whether a word was written for a datagram of this hash, however long ago.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
 pub const fn is_of(word: u64, hash: u64) -> bool {
     (word ^ hash) & TAG_MASK == 0
+}
+
+/// Whether a word leads the later fragments of some datagram to a mapping, at this [`time`]: whoever has nothing to say but that
+/// another datagram is not ours does not take its slot.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
+pub const fn leads(word: u64, time: u64) -> bool {
+    word & NODE_PORT_MASK != 0 && is_young(word, time)
 }
 
 /// The same word, of a datagram whose first fragment took the host's stack: the others have to as well, since whoever gets some
@@ -142,7 +158,7 @@ mod tests {
     use proptest::prelude::*;
     use proptest::sample::select;
 
-    use super::{LIFETIME, Record, TAG_SHIFT, by_stack, is_by_stack, time};
+    use super::{LIFETIME, Record, TAG_SHIFT, by_stack, is_by_stack, leads, time};
     use crate::mapping::protocol::{SCTP, TCP, UDP};
 
     proptest! {
@@ -160,6 +176,8 @@ mod tests {
             prop_assert_eq!(Record::from_word(word, hash, now), Some(record));
             prop_assert_eq!(Record::from_word(by_stack(word), hash, now), Some(record));
             prop_assert_eq!((is_by_stack(word), is_by_stack(by_stack(word))), (false, true));
+            prop_assert_eq!(leads(word, now + LIFETIME), node_port != 0);
+            prop_assert!(!leads(word, now + LIFETIME + 1));
             prop_assert_eq!(Record::from_word(word, hash, now + LIFETIME), Some(record));
             prop_assert_eq!(Record::from_word(word, hash, now + LIFETIME + 1), None);
         }

@@ -45,12 +45,14 @@ pub fn note_translated<F: Family>(hash: u64, node: &NodeEnd<F>, protocol: u8) {
 }
 
 /// Notes that the first fragment of a datagram was not ours: a record of an earlier one with the same number ends, and of
-/// those that follow it is known that they did not come too early. What others receive never does, and leaves no other record.
+/// those that follow it is known that they did not come too early. What others receive never does, and leaves no other record;
+/// nor does what would take the place of a record that others are led by.
 #[inline(always)]
 pub fn note_not_ours<F: Family, H: Hook>(hash: u64, destination: F::Addr) {
     let (Some(config), Some(slot)) = (CONFIG.get(0), F::fragment_slot(fragment::slot(hash))) else { return };
-    let may_be_early = H::END == SOURCE || F::local_index(config, destination).is_some();
-    if may_be_early || fragment::is_of(word::load(slot), hash) {
+    let word = word::load(slot);
+    let may_be_early = || H::END == SOURCE || F::local_index(config, destination).is_some();
+    if fragment::is_of(word, hash) || !fragment::leads(word, now()) && may_be_early() {
         note::<F>(hash, Record::NOT_OURS);
     }
 }

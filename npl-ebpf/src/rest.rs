@@ -16,6 +16,8 @@ use crate::{
     host, icmp,
     maps::CONFIG,
     packet::{self, Packet, skb},
+    redirect,
+    rewrite::SOURCE,
     verdict::{self, Verdict},
 };
 
@@ -37,6 +39,24 @@ pub fn translate<H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
 
 #[inline(always)]
 fn translate_family<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
+    // What was translated at the Pod's device says nothing about what is to be translated here.
+    if !H::ON_ARRIVAL && CONFIG.get(0).is_some_and(|config| redirect::is_marked(ctx, config)) {
+        return Verdict::NOT_OURS.into_action();
+    }
+    let action = act::<F, H, L2>(ctx);
+    // After the copies that came to the hook again by the same buffer: those may yet take the stack.
+    if H::ON_ARRIVAL
+        && H::END == SOURCE
+        && verdict::is_redirect(action)
+        && let Some(config) = CONFIG.get(0)
+    {
+        redirect::mark_translated(ctx, config);
+    }
+    action
+}
+
+#[inline(always)]
+fn act<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
     begin::<F, H, L2>(skb(ctx));
     let action = translate_packet::<F, H, L2>(skb(ctx));
     let waits = action != IS_FRAGMENT && first::waits_noted();

@@ -2,7 +2,7 @@
 //! What happens to a packet, and why; the only place that knows the hooks' action codes.
 
 use aya_ebpf::{
-    bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC, xdp_action},
+    bindings::{TC_ACT_REDIRECT, TC_ACT_SHOT, TC_ACT_UNSPEC, xdp_action},
     helpers::generated::bpf_redirect,
 };
 use npl_common::reason::Reason;
@@ -28,6 +28,12 @@ const NO_DEVICE: u32 = u32::MAX;
 pub fn take() -> i32 {
     // SAFETY: a helper that takes numbers.
     (unsafe { bpf_redirect(NO_DEVICE, 0) }) as i32
+}
+
+/// Whether an action has a packet go on by another device.
+#[inline(always)]
+pub const fn is_redirect(action: i32) -> bool {
+    action == TC_ACT_REDIRECT
 }
 
 /// What becomes of a packet.

@@ -10,7 +10,7 @@ use anyhow::Result;
 
 use crate::check::{self, Check};
 use crate::demo::{self, Parts, Preparation};
-use crate::emulation::Guest;
+use crate::emulation::{Guest, Threads};
 use crate::leftovers::Leftovers;
 use crate::setup::{BRIEF_KERNELS, DEFAULT_KERNELS, Extent, Kernel, KernelName};
 use crate::tally::{Counts, Tally};
@@ -220,11 +220,11 @@ fn guest_with_clock(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> (Stri
     test.args(OWN_MACHINE_STORIES).env("NPL_PATIENCE", EMULATED_PATIENCE);
     parts.pass_to(&mut test);
     let copies = parts.of_agent().chain([paths::root().join("deploy")]).collect();
-    let programs = &["kubectl"];
-    (name, Guest { name: "clock".to_owned(), kernel, memory_megabytes: 4096, test, programs, copies })
+    let (threads, programs) = (Threads::One, &["kubectl"]);
+    (name, Guest { name: "clock".to_owned(), kernel, threads, memory_megabytes: 4096, test, programs, copies })
 }
 
-/// A guest in which a real cluster starts.
+/// A guest in which a real cluster starts, which takes both processors at the same time: by turns, it never stood.
 fn guest_with_nodes(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> (String, Guest) {
     let name = format!("tests: {} on control groups 2 alone, under kernel {kernel}, emulated", binary.name);
     let mut test = Command::new(&binary.executable);
@@ -234,6 +234,6 @@ fn guest_with_nodes(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> (Stri
     let folders = CNI_FOLDERS.map(PathBuf::from).into_iter().filter(|folder| folder.is_dir());
     let own = [build::built_folder().join("npl-cluster")];
     let copies = parts.of_nodes().chain(own).chain(of_repository).chain(folders).collect();
-    let programs = &NODE_PROGRAMS;
-    (name, Guest { name: "nodes".to_owned(), kernel, memory_megabytes: 6144, test, programs, copies })
+    let (threads, programs) = (Threads::Each, &NODE_PROGRAMS);
+    (name, Guest { name: "nodes".to_owned(), kernel, threads, memory_megabytes: 6144, test, programs, copies })
 }

@@ -303,13 +303,25 @@ impl Lab {
         self.slots(id).set(syn::attempt_slot(hash(id)), word, 0).unwrap();
     }
 
-    /// Makes all records of fragmented datagrams older, by units of about a second.
+    /// All records of fragmented datagrams, with their slots.
+    pub(crate) fn fragment_records(&mut self, family: Family) -> Vec<(u32, u64)> {
+        (0..).zip(self.fragments(family).iter().map(Result::unwrap)).filter(|(_, word)| *word != 0).collect()
+    }
+
+    /// Overwrites a slot of theirs.
+    pub(crate) fn set_fragment_record(&mut self, family: Family, slot: u32, word: u64) {
+        self.fragments(family).set(slot, word, 0).unwrap();
+    }
+
+    /// Makes all of them older, by units of about a second.
     pub(crate) fn age_fragment_records(&mut self, family: Family, units: u64) {
-        let maps = if family == Family::V4 { &mut self.v4.fragments } else { &mut self.v6.fragments };
-        let words: Vec<u64> = maps.iter().map(Result::unwrap).collect();
-        for (slot, word) in (0..).zip(words).filter(|(_, word)| *word != 0) {
-            maps.set(slot, fragment::aged(word, units), 0).unwrap();
+        for (slot, word) in self.fragment_records(family) {
+            self.set_fragment_record(family, slot, fragment::aged(word, units));
         }
+    }
+
+    fn fragments(&mut self, family: Family) -> &mut Array<MapData, u64> {
+        if family == Family::V4 { &mut self.v4.fragments } else { &mut self.v6.fragments }
     }
 
     fn slots(&mut self, id: FlowId) -> &mut Array<MapData, u64> {

@@ -51,12 +51,23 @@ const BOOT_DEADLINE: Duration = Duration::from_mins(2);
 /// How the guest says with which exit code the test binary ended.
 const EXIT_LINE: &str = "npl-guest: exit code ";
 
+/// By how many threads of the emulator's the two processors of a guest are executed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Threads {
+    /// By turns.
+    One,
+    /// At the same time. Now and then a kernel that patches its code ends by that: with its store, a processor makes what was
+    /// translated void before it stores, and in between the other may translate the breakpoint of the patch again.
+    Each,
+}
+
 /// An emulated machine. It has control groups of version 2 alone.
 #[derive(Debug)]
 pub(crate) struct Guest {
     /// Names its RAM disk.
     pub(crate) name: String,
     pub(crate) kernel: Kernel,
+    pub(crate) threads: Threads,
     /// For the RAM disk, its unpacked copy and all that runs.
     pub(crate) memory_megabytes: u32,
     /// The static test binary that it runs, with arguments and additional environment.
@@ -71,7 +82,8 @@ impl Guest {
     /// A guest that has what packet tests need.
     pub(crate) fn for_packets(kernel: Kernel, test: Command) -> Self {
         // The largest map takes most of the memory.
-        Self { name: kernel.to_string(), kernel, memory_megabytes: 2048, test, programs: &[], copies: Vec::new() }
+        let (name, threads) = (kernel.to_string(), Threads::One);
+        Self { name, kernel, threads, memory_megabytes: 2048, test, programs: &[], copies: Vec::new() }
     }
 
     /// Boots it, runs the test, and hands on each line that it prints; whether it ended with success.
@@ -99,10 +111,11 @@ impl Guest {
     /// By emulation of the processor: virtualisation of this machine's may be absent, or be there and hang.
     fn emulator(&self, image: &KernelImage, disk: &Path) -> Command {
         let mut command = Command::new("qemu-system-x86_64");
-        // By turns in one thread: with a thread each, one processor can translate a page again between the moment when the
-        // other's store has made its translation void and the moment when it reaches the memory. Where a kernel patches its
-        // own code, that keeps the breakpoint of the patch for good, and the kernel ends with "Oops: int3".
-        command.args(["-accel", "tcg,thread=single", "-cpu", "max", "-smp", "2"]);
+        let threads = match self.threads {
+            Threads::One => "tcg,thread=single",
+            Threads::Each => "tcg,thread=multi",
+        };
+        command.args(["-accel", threads, "-cpu", "max", "-smp", "2"]);
         command.arg("-m").arg(self.memory_megabytes.to_string());
         command.arg("-kernel").arg(image.vmlinuz()).arg("-initrd").arg(disk);
         // A panic is a reset, and a reset is the end. A kernel that waits for ticks in a busy loop as it boots finds its timer

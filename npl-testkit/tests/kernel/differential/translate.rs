@@ -194,8 +194,9 @@ fn pass_hop(ip: &mut [u8], family: Family) {
     adjust(ip, 10, &before, &[ip[8], ip[9]].map(u8::from));
 }
 
-/// Of IPv4, with as many of its options as there are.
+/// Of IPv4, with as many of its options as there are. A packet may say that it ends ahead of its header's end, or its beginning.
 pub(super) fn header_length(frame: &[u8]) -> usize {
-    let length = usize::from(frame[L3] & 0x0f) * 4;
+    let Some(first) = frame.get(L3) else { return V4_HEADER };
+    let length = usize::from(first & 0x0f) * 4;
     length.min(frame.len() - L3).max(V4_HEADER)
 }

@@ -26,7 +26,7 @@ const V4_TRANSPORT: usize = 34;
 pub(super) type Trap = (&'static str, fn(&Scene) -> Vec<Step>);
 
 /// Each that packets can be caught in. What it takes offloads, devices or the agent for has tests elsewhere.
-pub(super) const TRAPS: [Trap; 18] = [
+pub(super) const TRAPS: [Trap; 19] = [
     ("P-02, P-03: checksums of both transports, both ends", every_kind_of_packet),
     ("P-05: a UDP checksum of none, or that comes out as none", zero_checksums),
     ("P-06: both forms of zero", forms_of_zero),
@@ -40,6 +40,7 @@ pub(super) const TRAPS: [Trap; 18] = [
     ("P-30: quotes that are short, or of something else", odd_quotes),
     ("P-31: errors of the Node itself", errors_of_the_node),
     ("P-32: fragments", fragments),
+    ("P-32: numbers that come again, the last fragment first", numbers_again),
     ("P-32: datagrams that are not whole", not_whole),
     ("P-44, P-48: ports of nobody, addresses of the Node", ports_and_addresses),
     ("P-46: one client port, two ways", collision),
@@ -334,6 +335,18 @@ fn fragments(scene: &Scene) -> Vec<Step> {
     });
     steps.extend(both[0].iter().zip(&both[1]).flat_map(|(a, b)| [a, b]).map(|frame| frames(vec![frame.clone()])));
     delivered_at_once(&mut steps)
+}
+
+/// The last fragment is led by the record of the datagram before, and does not wait for the first one. So many that what is
+/// noted of two of them, or of one at two hooks, is bound to meet.
+fn numbers_again(scene: &Scene) -> Vec<Step> {
+    let lines = (1..=200).flat_map(|number| {
+        [Order::Sent, Order::Reversed].map(|order| {
+            let dress = Dress { cut: Some(Cut { size: 88, order }), number, ..Dress::PLAIN };
+            say(Speaker::Pod, 160, dress)
+        })
+    });
+    scene.talk(0, Protocol::Sctp, lines.collect(), Ending::None)
 }
 
 /// The kernel hands on a datagram with its last fragment; so steps of one fragment each are one step.

@@ -288,6 +288,28 @@ fn record_of_a_datagram_ends_with_its_time() {
 }
 
 #[test]
+fn datagram_that_is_not_ours_takes_no_slot_from_one_that_is() {
+    with_mappings(|lab| {
+        let first = |packet: &Packet| fragment(packet, ID, 0, SIZE);
+        let [(packet, _), _] = requests();
+        let to_host = to(&packet, (second_node_ip(), 53).into());
+        lab.run(PROG_INGRESS, &first(&packet));
+        let (slot_of_mapping, of_mapping) = lab.fragment_records(family())[0];
+        lab.set_fragment_record(family(), slot_of_mapping, 0);
+        lab.run(PROG_INGRESS, &first(&to_host));
+        let (slot, not_ours) = lab.fragment_records(family())[0];
+        // As if both had come to one slot.
+        lab.set_fragment_record(family(), slot, of_mapping);
+        passes(lab, PROG_INGRESS, &first(&to_host), vec![]);
+        assert_eq!(lab.fragment_records(family()), [(slot, of_mapping)]);
+        lab.age_fragment_records(family(), 40);
+        passes(lab, PROG_INGRESS, &first(&to_host), vec![]);
+        let replaced = lab.fragment_records(family())[0].1;
+        assert_eq!(replaced >> 34, not_ours >> 34, "one that is over is replaced");
+    });
+}
+
+#[test]
 fn fragments_of_what_is_not_ours_are_not_ours() {
     with_mappings(|lab| {
         let [(packet, _), _] = requests();
