@@ -179,11 +179,9 @@ fn run_emulated(options: &Options, binaries: &[TestBinary], parts: &Parts, tally
     }
     if options.emulated.is_none() {
         guests.extend(of_kind(Kind::Agent).map(|binary| guest_with_clock(*newest, binary, parts)));
-        let only_loaded =
-            options.load_kernels.iter().filter_map(|name| name.0).filter(|kernel| !kernels.contains(kernel));
-        for (kernel, binary) in only_loaded.flat_map(|kernel| of_kind(Kind::Kernel).map(move |binary| (kernel, binary)))
-        {
-            guests.push(guest_for_packets(kernel, binary, ", loading", &[LOADING_TESTS]));
+        let only_loaded = || options.load_kernels.iter().filter_map(|it| it.0).filter(|it| !kernels.contains(it));
+        for binary in of_kind(Kind::Kernel) {
+            guests.extend(only_loaded().map(|it| guest_for_packets(it, binary, ", loading", &[LOADING_TESTS])));
         }
     }
     let step = |(name, guest): (String, Guest)| (name, move |counts: &mut Counts| run_guest(&guest, counts));
