@@ -11,7 +11,7 @@ use anyhow::{Result, bail};
 use aya::maps::{MapInfo, MapType, loaded_maps};
 use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::{ProgramInfo, loaded_links, loaded_programs};
-use npl_common::names::{PROGRAMS, REST_PROGRAMS, SOCKET_PROGRAMS, XDP_PROGRAMS};
+use npl_common::names::{PROGRAMS, SLOW_PATH_PROGRAMS, SOCKET_PROGRAMS, XDP_PROGRAMS};
 
 use crate::run::{self, Run};
 use crate::{cgroups, mounts, poll, tools};
@@ -166,7 +166,7 @@ fn pins(directory: &Path, on_pin: &mut impl FnMut(&Path)) {
 
 /// Whether a program is pinned there, by its name.
 fn is_program(pin: &Path) -> bool {
-    let names = PROGRAMS.iter().chain(REST_PROGRAMS).chain(XDP_PROGRAMS).copied();
+    let names = PROGRAMS.iter().chain(SLOW_PATH_PROGRAMS).chain(XDP_PROGRAMS).copied();
     let mut names = names.chain(SOCKET_PROGRAMS.iter().map(|program| program.name));
     names.any(|name| pin.ends_with(name))
 }

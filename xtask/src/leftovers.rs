@@ -128,11 +128,11 @@ mod tests {
 
     #[test]
     fn what_the_kernel_itself_leaks_is_not_left_behind() {
-        let list = "7: hash  name npl_map_v4  flags 0x0\n\tkey 4B  value 16B\n8: prog_array  name npl_rest  flags 0x0\n\
+        let list = "7: hash  name npl_mapping_v4  flags 0x0\n\tkey 4B  value 16B\n8: prog_array  name npl_slow  flags 0x0\n\
             9: sched_cls  name npl_ingress  tag 01  gpl\n10: hash  name another  flags 0x0\n";
         assert_eq!(
             ours("map", list),
-            ["map 7: hash  name npl_map_v4  flags 0x0", "map 9: sched_cls  name npl_ingress"]
+            ["map 7: hash  name npl_mapping_v4  flags 0x0", "map 9: sched_cls  name npl_ingress"]
         );
     }
 

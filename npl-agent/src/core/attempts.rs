@@ -2,7 +2,7 @@
 //! Attempts to open a flow that nothing came of: their words in the half-open cache have no time, and would stay until other
 //! flows take their slots.
 
-use npl_common::syn::state;
+use npl_common::half_open::state;
 
 /// An attempt that the Pod has not answered: looks, each ten seconds after the one before. As connection tracking waits for
 /// the answer to a datagram; whoever asks again has the slot again.
@@ -44,12 +44,12 @@ impl Attempts {
 
 #[cfg(test)]
 mod tests {
-    use npl_common::syn;
+    use npl_common::half_open;
 
     use super::*;
 
     fn word(hash: u64, state: u64) -> u64 {
-        syn::word(hash, state, 0, 61_000)
+        half_open::word(hash, state, 0, 61_000)
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub enum Op {
     Release(Frontend),
 }
 
-/// Whether a port is taken to which datagrams have come lately although it led nowhere: see [`npl_common::stray`].
+/// Whether a port is taken to which datagrams have come lately although it led nowhere: see [`npl_common::unmapped`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Strays {
     /// It leads somewhere already, or no other port is free.

@@ -21,8 +21,8 @@ use aya::{
 };
 use aya_obj::generated::bpf_attach_type;
 use npl_common::names::{
-    PROG_EGRESS, PROG_EGRESS_L3, PROG_EGRESS_OFFLOAD, PROG_INGRESS, PROG_INGRESS_DIRECT, PROG_INGRESS_L3,
-    PROG_INGRESS_OFFLOAD, PROG_PODS, PROG_PODS_OFFLOAD, PROG_TO_PODS,
+    PROG_EGRESS, PROG_EGRESS_L3, PROG_EGRESS_OFFLOAD, PROG_INGRESS, PROG_INGRESS_L3, PROG_INGRESS_OFFLOAD,
+    PROG_INGRESS_REDIRECT, PROG_PODS_OFFLOAD, PROG_PODS_REDIRECT, PROG_TO_PODS,
 };
 
 use super::{
@@ -84,7 +84,7 @@ impl Hooks {
     pub fn prepare(&mut self, forwarding: Forwarding) -> Result<(), DatapathError> {
         let names: &[_] = match forwarding {
             Forwarding::Stack => &[],
-            Forwarding::Redirect => &[PROG_INGRESS_DIRECT, PROG_PODS],
+            Forwarding::Redirect => &[PROG_INGRESS_REDIRECT, PROG_PODS_REDIRECT],
             Forwarding::Offload => &[PROG_INGRESS_OFFLOAD, PROG_EGRESS_OFFLOAD, PROG_PODS_OFFLOAD, PROG_TO_PODS],
         };
         names.iter().try_for_each(|name| self.program(name).map(drop))
@@ -264,10 +264,10 @@ const fn sides(carries: Carries) -> &'static [Direction] {
 
 fn program_name(device: &Device, direction: Direction, carries: Carries) -> &'static str {
     match (direction, carries, device.link_layer == LinkLayer::Ethernet) {
-        (Direction::Ingress, Carries::Pods, _) => PROG_PODS,
+        (Direction::Ingress, Carries::Pods, _) => PROG_PODS_REDIRECT,
         (Direction::Ingress, Carries::OffloadPods, _) => PROG_PODS_OFFLOAD,
         (Direction::ToPods, _, _) => PROG_TO_PODS,
-        (Direction::Ingress, Carries::DirectUplink, true) => PROG_INGRESS_DIRECT,
+        (Direction::Ingress, Carries::DirectUplink, true) => PROG_INGRESS_REDIRECT,
         (Direction::Ingress, Carries::OffloadUplink, true) => PROG_INGRESS_OFFLOAD,
         (Direction::Ingress, _, true) => PROG_INGRESS,
         (Direction::Ingress, _, false) => PROG_INGRESS_L3,

@@ -14,9 +14,9 @@ use aya::maps::{
     lpm_trie::{Key, LpmTrie},
 };
 use npl_common::{
-    hint::HINTS,
+    half_open,
+    lookup_cache::CACHED_MAPPINGS,
     mapping::{self, ALLOWED, Endpoint, FRONTEND_BITS, LocalAddress, MAX_LOCAL_ADDRESSES},
-    syn,
 };
 
 use super::{
@@ -140,7 +140,7 @@ impl<L: Layout> Maps<L> {
 
     /// Lets `work` see and change the half-open cache's slots where the programs do.
     fn with_slots<T>(&self, work: impl FnOnce(&[AtomicU64]) -> T) -> Result<T, DatapathError> {
-        let done = sys::with_words(self.syn.map().fd().as_fd(), syn::WORDS as usize, work);
+        let done = sys::with_words(self.syn.map().fd().as_fd(), half_open::WORDS as usize, work);
         done.map_err(MapError::from).map_err(DatapathError::map("read", L::SYN))
     }
 
@@ -189,7 +189,8 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         let fd = self.hint.map().fd().as_fd();
         // In parts, each in the memory of the one before.
         (0..HINT_PARTS).try_for_each(|part| {
-            let elements: Vec<_> = (part..HINTS).step_by(HINT_PARTS as usize).map(|slot| (slot, L::NO_HINT)).collect();
+            let elements: Vec<_> =
+                (part..CACHED_MAPPINGS).step_by(HINT_PARTS as usize).map(|slot| (slot, L::NO_HINT)).collect();
             sys::update_all(fd, &elements).map_err(MapError::from).map_err(DatapathError::map("write", L::HINT))
         })
     }
@@ -302,7 +303,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
     }
 
     fn forget_indexes_but(&mut self, used: &BTreeSet<u32>) -> Result<(), DatapathError> {
-        let names_another = |word| word != 0 && !used.contains(&u32::from(syn::address_index(word)));
+        let names_another = |word| word != 0 && !used.contains(&u32::from(half_open::address_index(word)));
         self.with_slots(|slots| {
             for slot in slots {
                 // A flow that goes on meanwhile names the same index by another word.

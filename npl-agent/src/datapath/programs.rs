@@ -19,8 +19,8 @@ use aya::{
     programs::{CgroupSockAddr, Program, ProgramFd, SchedClassifier, Xdp},
 };
 use npl_common::names::{
-    GLOBAL_DIRECT_READS, MAP_REST, PINNED_MAPS, PROG_EGRESS, PROG_INGRESS, PROG_XDP, PROG_XDP_FRAGS, PROGRAMS,
-    REST_PROGRAMS, SOCKET_PROGRAMS, SocketProgram, rest_of,
+    GLOBAL_DIRECT_READS, MAP_SLOW_PATH, PINNED_MAPS, PROG_EGRESS, PROG_INGRESS, PROG_XDP, PROG_XDP_FRAGS, PROGRAMS,
+    SLOW_PATH_PROGRAMS, SOCKET_PROGRAMS, SocketProgram, slow_path_of,
 };
 use tracing::{debug, info};
 
@@ -138,8 +138,8 @@ impl Programs {
     /// A program for devices, ready to run: that to which it jumps with what is unusual is in its place.
     pub(super) fn classifier(&mut self, name: &'static str) -> Result<&mut SchedClassifier, DatapathError> {
         if !self.classifiers.contains_key(name) {
-            if let Some(index) = rest_of(name) {
-                let program = self.adopt_or_load(REST_PROGRAMS[index as usize])?;
+            if let Some(index) = slow_path_of(name) {
+                let program = self.adopt_or_load(SLOW_PATH_PROGRAMS[index as usize])?;
                 self.place_rest(index, &program)?;
             }
             let program = self.adopt_or_load(name)?;
@@ -191,7 +191,7 @@ impl Programs {
         self.known_maps = known_maps;
         let mut rests = Vec::new();
         for hook in ALWAYS {
-            let rest = rest_of(hook).map(|index| (index, self.adopt(REST_PROGRAMS[index as usize])));
+            let rest = slow_path_of(hook).map(|index| (index, self.adopt(SLOW_PATH_PROGRAMS[index as usize])));
             let (Some((index, Some(rest))), Some(program)) = (rest, self.adopt(hook)) else {
                 self.classifiers.clear();
                 return Ok(false);
@@ -329,11 +329,11 @@ impl Programs {
 
     /// Has the programs of a hook jump to their rest; so do those of an earlier agent from then on.
     fn place_rest(&self, index: u32, rest: &SchedClassifier) -> Result<(), DatapathError> {
-        let name = REST_PROGRAMS[index as usize];
+        let name = SLOW_PATH_PROGRAMS[index as usize];
         let program: &ProgramFd =
             rest.fd().map_err(|source| DatapathError::LoadProgram { name, source: Box::new(source) })?;
-        let mut jumps: ProgramArray<MapData> = open(&self.pins, MAP_REST)?;
-        jumps.set(index, program, 0).map_err(DatapathError::map("write", MAP_REST))
+        let mut jumps: ProgramArray<MapData> = open(&self.pins, MAP_SLOW_PATH)?;
+        jumps.set(index, program, 0).map_err(DatapathError::map("write", MAP_SLOW_PATH))
     }
 }
 

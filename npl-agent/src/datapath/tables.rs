@@ -16,7 +16,7 @@ use npl_common::{
     names,
     reason::Reason,
     stats::{COUNTED_MAPPINGS, MappingStats, SHARED_V4, SHARED_V6},
-    stray,
+    unmapped,
 };
 
 use super::{

@@ -130,7 +130,7 @@ mod tests {
             "use crate::core::model::Pod; // unlike kube::Pod",
             "/// Not `tokio::time`.\nuse std::collections::{BTreeMap, BTreeSet};",
             "fn aya_like(kube: u8) {}",
-            "use npl_common::mapping::{EndpointV4, LocalAddressV4};",
+            "use npl_common::mapping::{EndpointV4, NodeAddressV4};",
         ] {
             assert!(found(code).is_empty(), "{code}: {:?}", found(code));
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
 use npl_agent::core::redirect::{Carries, Placement, PodWay, Way};
-use npl_common::direct::{MAX_PODS, MAX_UPLINKS};
+use npl_common::next_hop::{MAX_NEXT_HOPS, MAX_UPLINKS};
 
 use crate::world::World;
 
@@ -20,13 +20,13 @@ fn pods_of_one_family_that_find_no_room_keep_none_of_the_other_out() {
     let v6: IpAddr = "fd00::99".parse().unwrap();
     let placement = Placement {
         devices: BTreeMap::from([(uplink, Carries::DirectUplink), (pods, Carries::Pods)]),
-        pods: (0..=MAX_PODS).map(v4).chain([v6]).map(|addr| (addr, way)).collect(),
+        pods: (0..=MAX_NEXT_HOPS).map(v4).chain([v6]).map(|addr| (addr, way)).collect(),
     };
     let mut datapath = world.datapath.take().unwrap();
     let errors = world.node().run(|| datapath.attach(&devices, &placement)).unwrap();
     assert_eq!(errors.len(), 1, "{errors:?}");
     let redirected = datapath.redirected().unwrap();
-    assert!(redirected.contains_key(&v6) && redirected.len() == MAX_PODS as usize + 1, "{}", redirected.len());
+    assert!(redirected.contains_key(&v6) && redirected.len() == MAX_NEXT_HOPS as usize + 1, "{}", redirected.len());
     world.assert_answers();
 }
 

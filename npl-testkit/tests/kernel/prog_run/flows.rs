@@ -3,8 +3,8 @@
 
 use std::net::SocketAddr;
 
+use npl_common::half_open::{self, state};
 use npl_common::reason::Reason;
-use npl_common::syn::{self, state};
 use npl_testkit::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN};
 
 use super::scene::{
@@ -101,7 +101,7 @@ fn flow_that_was_lost_everywhere_comes_back_with_the_clients_next_packet() {
 fn half_open_flow_whose_slot_another_one_took_comes_back_with_a_retransmission() {
     with_mappings(|lab| {
         lab.ingress(&tcp(client(), node(), SYN, b""));
-        let other = syn::word(!crate::lab::hash(flow(Tcp)), state::REQUESTED, 0, NODE_PORT);
+        let other = half_open::word(!crate::lab::hash(flow(Tcp)), state::REQUESTED, 0, NODE_PORT);
         lab.set_attempt(flow(Tcp), other);
         is_untracked(lab);
         let syn = tcp(client(), node(), SYN, b"");
@@ -113,7 +113,7 @@ fn half_open_flow_whose_slot_another_one_took_comes_back_with_a_retransmission()
 #[test]
 fn half_open_flow_leaves_the_slot_to_another_one_that_waits_for_its_reply() {
     with_mappings(|lab| {
-        let other = syn::word(!crate::lab::hash(flow(Tcp)), state::REQUESTED, 0, NODE_PORT);
+        let other = half_open::word(!crate::lab::hash(flow(Tcp)), state::REQUESTED, 0, NODE_PORT);
         lab.set_attempt(flow(Tcp), other);
         let syn = tcp(client(), node(), SYN, b"");
         lab.ingress(&syn).is(&to(&syn, pod()), first_request("61000/tcp", bare()));
@@ -143,7 +143,7 @@ fn connection_whose_attempt_is_lost_before_the_client_confirms_it_is_established
 fn established_flow_leaves_the_slot_to_the_half_open_flow_that_took_it() {
     with_mappings(|lab| {
         establish(lab);
-        let other = syn::word(!crate::lab::hash(flow(Tcp)), state::REPLIED, 0, NODE_PORT);
+        let other = half_open::word(!crate::lab::hash(flow(Tcp)), state::REPLIED, 0, NODE_PORT);
         lab.set_slot(flow(Tcp), other);
         is_asked(lab, ACK);
         is_answered(lab, ACK);

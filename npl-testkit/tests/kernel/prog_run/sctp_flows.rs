@@ -2,9 +2,9 @@
 //! What is remembered of SCTP's associations, and the ICMP errors about them.
 
 use npl_agent::core::model::Family;
+use npl_common::half_open::state;
 use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
 use npl_common::reason::Reason;
-use npl_common::syn::state;
 use npl_testkit::packet::sctp_chunks::{ABORT, COOKIE_ACK, COOKIE_ECHO, DATA, INIT, INIT_ACK, SHUTDOWN, SHUTDOWN_ACK};
 use npl_testkit::packet::tcp_flags::{FIN, RST};
 use npl_testkit::packet::{Crc, Packet, Transport};
@@ -99,13 +99,13 @@ fn collision_gives_the_replies_to_the_newer_association() {
         establish(lab);
         let second = (second_node_ip(), NODE_PORT).into();
         let stray = sctp(client(), second, DATA, b"");
-        let changes = and(reason(Reason::Collision), request("61000/sctp", length(&stray)));
+        let changes = and(reason(Reason::TupleConflict), request("61000/sctp", length(&stray)));
         lab.ingress(&stray).is(&to(&stray, pod()), changes);
         answers(lab, DATA);
         let init = sctp(client(), second, INIT, b"");
         lab.ingress(&init).is(&to(&init, pod()), first_request("61000/sctp", length(&init)));
         let answer = sctp(pod(), client(), INIT_ACK, b"");
-        let changes = and(reason(Reason::Collision), reply("61000/sctp", length(&answer)));
+        let changes = and(reason(Reason::TupleConflict), reply("61000/sctp", length(&answer)));
         lab.egress(&answer).is(&from(&answer, second), changes);
     });
 }
