@@ -3,9 +3,11 @@
 //! learns of a broken rule from continuous integration.
 
 mod documents;
+mod names;
 mod proofs;
 mod purity;
 mod reasons;
+mod rust_code;
 mod source;
 mod tree;
 
@@ -58,7 +60,7 @@ pub(crate) fn run(_options: &Options) -> Result<()> {
 }
 
 fn findings(tree: &Tree) -> Vec<Finding> {
-    let rules = [source::check, purity::check, reasons::check, documents::check, proofs::check];
+    let rules = [source::check, purity::check, names::check, reasons::check, documents::check, proofs::check];
     rules.iter().flat_map(|check| check(tree)).collect()
 }
 

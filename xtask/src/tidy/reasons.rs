@@ -48,14 +48,14 @@ mod tests {
     use super::{REASONS, Tree, check};
 
     const DECLARATION: &str =
-        "reasons! {\n    /// Text.\n    NoMapping = 0, \"no_mapping\";\n    Fragment = 1, \"fragment\";\n}";
+        "reasons! {\n    /// Text.\n    NoMapping = 0, \"no_mapping\";\n    Truncated = 2, \"truncated\";\n}";
 
     #[test]
     fn a_reason_without_a_test_is_found() {
         let tests = "#[test]\nfn no_mapping_is_left_to_the_host() {\n}";
         let findings = check(&Tree::of(&[(REASONS, DECLARATION), ("npl-testkit/tests/kernel/a.rs", tests)]));
         assert_eq!(findings.len(), 1, "{findings:?}");
-        assert!(findings[0].rule.contains("`fragment`"));
+        assert!(findings[0].rule.contains("`truncated`"));
     }
 
     #[test]
