@@ -3,6 +3,7 @@
 //! learns of a broken rule from continuous integration.
 
 mod documents;
+mod layers;
 mod names;
 mod proofs;
 mod purity;
@@ -60,7 +61,8 @@ pub(crate) fn run(_options: &Options) -> Result<()> {
 }
 
 fn findings(tree: &Tree) -> Vec<Finding> {
-    let rules = [source::check, purity::check, names::check, reasons::check, documents::check, proofs::check];
+    let rules =
+        [source::check, purity::check, layers::check, names::check, reasons::check, documents::check, proofs::check];
     rules.iter().flat_map(|check| check(tree)).collect()
 }
 
