@@ -6,6 +6,7 @@ mod documents;
 mod layers;
 mod names;
 mod proofs;
+mod prose;
 mod purity;
 mod reasons;
 mod rust_code;
@@ -61,8 +62,16 @@ pub(crate) fn run(_options: &Options) -> Result<()> {
 }
 
 fn findings(tree: &Tree) -> Vec<Finding> {
-    let rules =
-        [source::check, purity::check, layers::check, names::check, reasons::check, documents::check, proofs::check];
+    let rules = [
+        source::check,
+        purity::check,
+        layers::check,
+        names::check,
+        reasons::check,
+        documents::check,
+        proofs::check,
+        prose::check,
+    ];
     rules.iter().flat_map(|check| check(tree)).collect()
 }
 
