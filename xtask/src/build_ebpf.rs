@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::{budget, bytecode, ebpf, elf, paths, process};
+use crate::{budget, bytecode, ebpf, kernel_object, paths, process};
 
 /// Arguments of `cargo xtask build-ebpf`.
 #[derive(Debug, clap::Args)]
@@ -88,7 +88,7 @@ fn strip(object: &Path) -> Result<()> {
 
 /// Shows what each program takes.
 fn list(object: &Path, bytes: &[u8]) -> Result<Vec<bytecode::Use>> {
-    let uses = elf::functions(bytes).and_then(|functions| bytecode::uses(&functions));
+    let uses = kernel_object::functions(bytes).and_then(|functions| bytecode::uses(&functions));
     let uses = uses.with_context(|| format!("read the programs of {}", object.display()))?;
     process::say(&format!(
         "{}: {} bytes; instructions and stack with all that is called",

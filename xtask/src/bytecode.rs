@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::elf::{CALL, Function, INSTRUCTION};
+use crate::kernel_object::{CALL, Function, INSTRUCTION};
 
 /// The register that points to the end of a function's frame.
 const FRAME: u8 = 10;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `cargo xtask`: everything that is done with this repository, each command in its own file.
 //!
-//! It is compiled before anything else on a fresh machine, so it depends on next to nothing and on no other crate
+//! It is compiled before anything else on a fresh machine, so it depends on few crates and on no other crate
 //! of the workspace: it runs programs.
 
 #![expect(clippy::print_stdout, reason = "results go to standard output")]
@@ -17,9 +17,9 @@ mod check;
 mod cluster;
 mod demo;
 mod ebpf;
-mod elf;
 mod emulation;
 mod image;
+mod kernel_object;
 mod leftovers;
 mod paths;
 mod process;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result};
+use serde_json::Value;
 
 use crate::process;
 
@@ -42,28 +43,26 @@ impl TestBinary {
         command
     }
 
-    /// From a line of cargo's messages, if it tells of a test binary.
+    /// Reads a line of cargo's messages; none if it describes no test binary.
     fn from_message(message: &str) -> Option<Self> {
-        // A target also says `"test":true`, of a program that has tests; only the profile tells what was built.
-        let profile = message.split_once(r#""profile":{"#)?.1.split('}').next()?;
-        if !message.contains(r#""reason":"compiler-artifact""#) || !profile.contains(r#""test":true"#) {
+        let message: Value = serde_json::from_str(message).ok()?;
+        // The target also has a field `test`, which is true for every program that has tests.
+        if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
             return None;
         }
-        let (_, target) = message.split_once(r#""target":"#)?;
-        let name = text_after(target, r#""name":""#)?;
-        let kind = match text_after(target, r#""kind":[""#)? {
+        let name = message["target"]["name"].as_str()?;
+        let kind = match message["target"]["kind"][0].as_str()? {
             "test" if name.starts_with("testkit") => Kind::TestKit,
             "test" if name.starts_with("kernel") => Kind::Kernel,
             "test" if name.starts_with("cluster") => Kind::RealCluster,
             "test" => Kind::Agent,
             _ => Kind::Unit,
         };
-        let manifest = Path::new(text_after(message, r#""manifest_path":""#)?);
         Some(Self {
             name: name.to_owned(),
             kind,
-            executable: text_after(message, r#""executable":""#)?.into(),
-            folder: manifest.parent()?.to_owned(),
+            executable: message["executable"].as_str()?.into(),
+            folder: Path::new(message["manifest_path"].as_str()?).parent()?.to_owned(),
         })
     }
 }
@@ -78,10 +77,6 @@ pub(crate) fn compile(cargo_test: &mut Command) -> Result<Vec<TestBinary>> {
     let mut binaries: Vec<_> = messages.lines().filter_map(TestBinary::from_message).collect();
     binaries.sort_by(|a, b| (a.kind, &a.name).cmp(&(b.kind, &b.name)));
     Ok(binaries)
-}
-
-fn text_after<'a>(message: &'a str, key: &str) -> Option<&'a str> {
-    message.split_once(key)?.1.split('"').next()
 }
 
 #[cfg(test)]

@@ -24,8 +24,10 @@ const EXEMPT: [&str; 2] = ["CHANGELOG.md", "docs/design/"];
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let documents = tree.below("", ".md").filter(|(path, _)| !EXEMPT.iter().any(|it| path.starts_with(it)));
-    let documents = documents.flat_map(|(path, text)| check_lines(path, text.lines().map(Some)));
-    let comments = tree.below("", ".rs").flat_map(|(path, text)| check_lines(path, text.lines().map(comment)));
+    let documents = documents.flat_map(|(path, text)| check_lines(path, &text.lines().map(Some).collect::<Vec<_>>()));
+    let comments = tree
+        .below("", ".rs")
+        .flat_map(|(path, text)| check_lines(path, &text.lines().map(comment).collect::<Vec<_>>()));
     documents.chain(comments).collect()
 }
 
@@ -35,10 +37,10 @@ fn comment(line: &str) -> Option<&str> {
 }
 
 /// Finds phrases in text whose sentences run over line ends; a line without text ends a paragraph.
-fn check_lines<'a>(path: &str, lines: impl Iterator<Item = Option<&'a str>>) -> Vec<Finding> {
+fn check_lines(path: &str, lines: &[Option<&str>]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut paragraph: Vec<(usize, String)> = Vec::new();
-    for (index, text) in lines.chain([None]).enumerate() {
+    for (index, text) in lines.iter().chain([&None]).enumerate() {
         let words = text.unwrap_or_default().split_whitespace().map(str::to_lowercase);
         let before = paragraph.len();
         paragraph.extend(words.map(|word| (index + 1, word)));
