@@ -92,7 +92,7 @@ impl Parts {
     pub(crate) fn pass_to(&self, command: &mut Command) {
         let Kubernetes { control_plane, nodes, flannel } = &self.kubernetes;
         command.env("NPL_AGENT", &self.agent).env("NPL_CONTROL_PLANE_DIR", control_plane);
-        command.env("NPL_TRAFFIC_OBJECT", paths::bpf_object().with_file_name("npl-traffic.bpf.o"));
+        pass_objects_to(command);
         if let Some(nodes) = nodes {
             command.env("NPL_KUBERNETES_DIR", nodes).env("NPL_IMAGES_DIR", paths::target_dir());
         }
@@ -111,6 +111,11 @@ impl Parts {
         let Kubernetes { control_plane, nodes, flannel: _ } = &self.kubernetes;
         [control_plane].into_iter().chain(nodes).cloned().chain(image::archives())
     }
+}
+
+/// Tells a program of npl-testkit where the kernel objects are that it loads.
+pub(crate) fn pass_objects_to(command: &mut Command) {
+    command.env("NPL_TRAFFIC_OBJECT", paths::bpf_object().with_file_name("npl-traffic.bpf.o"));
 }
 
 /// Builds what is missing and tells the story.

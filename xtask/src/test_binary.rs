@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The test binaries that cargo built, in the order in which they are run.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -43,6 +44,16 @@ impl TestBinary {
         command
     }
 
+    /// Whether a test with `filter` in its name runs; ignored tests run on machines of their own only.
+    pub(crate) fn has_test(&self, filter: &str) -> Result<bool> {
+        let mut ignored = BTreeSet::new();
+        // The real cluster's harness ignores no test and has no such option.
+        if self.kind != Kind::RealCluster {
+            ignored = listed(self.command().args(["--list", "--ignored", filter]))?;
+        }
+        Ok(listed(self.command().args(["--list", filter]))?.difference(&ignored).next().is_some())
+    }
+
     /// Reads a line of cargo's messages; none if it describes no test binary.
     fn from_message(message: &str) -> Option<Self> {
         let message: Value = serde_json::from_str(message).ok()?;
@@ -67,6 +78,12 @@ impl TestBinary {
     }
 }
 
+/// The tests that a command lists, in lines like `module::name: test`.
+pub(crate) fn listed(list: &mut Command) -> Result<BTreeSet<String>> {
+    let output = process::ask(list)?;
+    Ok(output.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+}
+
 /// Compiles tests without running them.
 pub(crate) fn compile(cargo_test: &mut Command) -> Result<Vec<TestBinary>> {
     cargo_test.args(["--no-run", "--message-format=json-render-diagnostics"]);
@@ -81,7 +98,26 @@ pub(crate) fn compile(cargo_test: &mut Command) -> Result<Vec<TestBinary>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Kind, TestBinary};
+    use std::env;
+    use std::process::Command;
+
+    use super::{Kind, TestBinary, listed};
+
+    #[test]
+    fn a_test_is_found_by_a_part_of_its_name() {
+        let executable = env::current_exe().unwrap();
+        let folder = env::current_dir().unwrap();
+        let own = TestBinary { name: "xtask".to_owned(), kind: Kind::Unit, executable, folder };
+        assert!(own.has_test("found_by_a_part_of").unwrap());
+        assert!(!own.has_test("no_test_has_this_name").unwrap());
+    }
+
+    #[test]
+    fn tests_are_listed_by_their_harness() {
+        let mut list = Command::new("printf");
+        list.arg("a::b: test\nc: benchmark\n\n1 test, 1 benchmark\n");
+        assert_eq!(listed(&mut list).unwrap().into_iter().collect::<Vec<_>>(), ["a::b"]);
+    }
 
     const MESSAGE: &str = r#"{"reason":"compiler-artifact","package_id":"path+file:///p#0.1.0","manifest_path":"/p/k/Cargo.toml","target":{"kind":["test"],"crate_types":["bin"],"name":"kernel","src_path":"/p/k/tests/kernel/main.rs"},"profile":{"opt_level":"3","test":true},"features":[],"filenames":["/t/kernel-1"],"executable":"/t/kernel-1","fresh":true}"#;
 

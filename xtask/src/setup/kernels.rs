@@ -61,6 +61,11 @@ impl FromStr for KernelName {
     }
 }
 
+/// The kernels of a default value.
+pub(crate) fn parse_kernels(names: &str) -> Vec<KernelName> {
+    names.split(',').filter_map(|name| name.parse().ok()).collect()
+}
+
 impl fmt::Display for Kernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name)

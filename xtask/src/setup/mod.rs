@@ -15,7 +15,7 @@ pub(crate) use bpf_linker::{LLVM as BPF_LINKER_LLVM, obtain as bpf_linker};
 
 use crate::{ebpf, process};
 use apt::Program;
-pub(crate) use kernels::{BRIEF_KERNELS, DEFAULT_KERNELS, Image as KernelImage, Kernel, KernelName};
+pub(crate) use kernels::{BRIEF_KERNELS, DEFAULT_KERNELS, Image as KernelImage, Kernel, KernelName, parse_kernels};
 pub(crate) use kubernetes::{Background as KubernetesBuild, Extent, Kubernetes};
 
 /// Something that a command cannot do without.
