@@ -188,7 +188,7 @@ impl Suite<'_> {
         }
         let name = format!("nothing is left behind, also of the {REAL_CLUSTER}");
         match &self.before {
-            Ok(before) => tally.check(&name, || Leftovers::check_against(before)),
+            Ok(before) => tally.check(&name, || before.check()),
             Err(missing) => tally.not_run(&name, *missing),
         }
     }
