@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use crate::{build, build_ebpf, paths, process, tidy};
+use crate::{build, build_ebpf, commits, paths, process, tidy};
 
 /// Arguments of `cargo xtask check`.
 #[derive(Debug, clap::Args)]
@@ -18,8 +18,9 @@ pub(crate) struct Check {
 }
 
 /// Cheap ones first.
-pub(crate) const STATIC: [Check; 5] = [
+pub(crate) const STATIC: [Check; 6] = [
     Check { name: "tidy", run: || tidy::run(&tidy::Options {}) },
+    Check { name: "commit subjects", run: commits::check },
     Check { name: "formatting", run: formatting },
     Check { name: "lints of the kernel programs", run: build_ebpf::lint },
     Check { name: "lints", run: lints },

@@ -15,6 +15,7 @@ mod bytecode;
 mod cache;
 mod check;
 mod cluster;
+mod commits;
 mod demo;
 mod ebpf;
 mod emulation;
