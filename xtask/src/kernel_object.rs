@@ -7,7 +7,7 @@ use object::{
     LittleEndian, Object as _, ObjectSection as _, ObjectSymbol as _, RelocationTarget, SectionFlags, SymbolKind, elf,
 };
 
-/// Bytes of an instruction of the kernel's virtual machine.
+/// The size of a BPF instruction in bytes.
 pub(crate) const INSTRUCTION: usize = 8;
 /// The operation code of a call.
 pub(crate) const CALL: u8 = 0x85;
@@ -27,7 +27,7 @@ type Symbol<'a> = ElfSymbol64<'a, 'a, LittleEndian>;
 
 /// The functions of a 64-bit little-endian ELF file, sorted by name.
 ///
-/// Calls are resolved: the linker leaves calls of global functions to the loader.
+/// Calls of global functions are resolved, which the linker leaves to the loader.
 pub(crate) fn functions(file: &[u8]) -> Result<Vec<Function>> {
     let file = ElfFile64::<LittleEndian>::parse(file).context("read it as a 64-bit little-endian ELF file")?;
     let mut functions = Vec::new();
@@ -58,7 +58,7 @@ fn function(file: &ElfFile64<'_, LittleEndian>, section: &Section<'_>, symbol: &
         let Some(start) = usize::try_from(at)?.checked_sub(offset) else { continue };
         let Some(call) = code.get_mut(start..).and_then(|it| it.get_mut(..INSTRUCTION)) else { continue };
         if callee.kind() == SymbolKind::Text && call[0] == CALL {
-            // Counted from the call within one section, and from the section's beginning in another one.
+            // The distance counts from the call within one section, and from the beginning of another section.
             let from = if callee.section_index() == Some(section.index()) { i64::try_from(at)? } else { 0 };
             let distance = (i64::try_from(callee.address())? - from) / i64::try_from(INSTRUCTION)? - 1;
             call[4..].copy_from_slice(&i32::try_from(distance)?.to_le_bytes());
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_elf_file_or_is_cut_short_is_refused() {
+    fn other_files_and_truncated_ones_are_refused() {
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         assert!(functions(b"#!/bin/sh").is_err());
         for end in [0, 5, 40, 63, 64, own.len() / 2, own.len() - 60] {

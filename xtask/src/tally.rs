@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Steps of a test run and their results: every step runs whose preparation succeeded, and the summary lists the failures.
+//! Steps of a test run and their results: every step runs whose preparation succeeded, and the summary lists the
+//! failures.
 
 use std::collections::BTreeMap;
 use std::num::NonZero;
@@ -91,7 +92,8 @@ impl Tally {
         Self { started: Instant::now(), chosen: chosen.map(str::to_owned), steps: Vec::new() }
     }
 
-    /// Makes a product that later steps need; preparations run whichever steps were chosen, and count only when they fail.
+    /// Makes a product that later steps need; preparations run whichever steps were chosen, and count only when they
+    /// fail.
     pub(crate) fn prepare<T>(&mut self, name: &'static str, make: impl FnOnce() -> Result<T>) -> Result<T, NotReady> {
         println!("\n### {name}");
         let started = Instant::now();
@@ -133,7 +135,8 @@ impl Tally {
         }
     }
 
-    /// Runs steps that count their tests, as many at the same time as there are processors, and begins them in their order.
+    /// Runs steps that count their tests, as many at the same time as there are processors, and begins them in their
+    /// order.
     pub(crate) fn side_by_side<S>(&mut self, steps: Vec<(String, S)>)
     where
         S: FnOnce(&mut Counts) -> Result<bool> + Send,
@@ -151,7 +154,9 @@ impl Tally {
         };
         thread::scope(|scope| (0..lanes).for_each(|_| drop(scope.spawn(lane))));
         let ended = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
-        ended.into_values().for_each(|(name, end)| self.enter(name, Kind::Test, end));
+        for (name, end) in ended.into_values() {
+            self.enter(name, Kind::Test, end);
+        }
     }
 
     fn enter(&mut self, name: String, kind: Kind, end: End) {
@@ -177,8 +182,8 @@ impl Tally {
         tests.map(|step| step.end.counts()).map(|it| it.passed + it.failed).sum()
     }
 
-    /// Prints the summary, whose last line counts the tests, and reports the failures. `selection` is the text by which the
-    /// command line selected tests: a run without any test is an error then.
+    /// Prints the summary, whose last line counts the tests, and reports the failures. `selection` is the text by which
+    /// the command line selected tests: a run without any test is an error then.
     pub(crate) fn close(self, selection: Option<&str>) -> Result<()> {
         println!();
         self.summary().iter().for_each(|line| println!("{line}"));

@@ -20,28 +20,29 @@ use crate::{build, paths, process};
 /// Arguments of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Run only the tests with this text in their names: on this machine's kernel, or with `--kernels` under those only.
+    /// Run only the tests with this text in their names: on this machine's kernel, or with `--kernels` under those
+    /// only.
     #[arg(long, value_name = "TEXT", conflicts_with = "emulated_cluster")]
     filter: Option<String>,
     /// Run only the steps with this text in their names, as the summary lists them.
     #[arg(long, value_name = "TEXT")]
     step: Option<String>,
-    /// Kernels that the packet tests run under, by emulation: 5.10, 6.1, 6.12, latest, or none [default: 5.10,latest; with
-    /// `--filter`: none].
+    /// Kernels that the packet tests run under, by emulation: 5.10, 6.1, 6.12, latest, or none [default: 5.10,latest;
+    /// with `--filter`: none].
     #[arg(long, value_delimiter = ',')]
     kernels: Option<Vec<KernelName>>,
     /// Kernels that only load the kernel programs, by emulation.
     #[arg(long, value_delimiter = ',', default_value = BRIEF_KERNELS, conflicts_with = "filter")]
     load_kernels: Vec<KernelName>,
-    /// Also start a real cluster on an emulated machine with the newest of those kernels and control groups of version 2
-    /// only: some 7 minutes more.
+    /// Also start a real cluster on an emulated machine with the newest of those kernels and control groups of version
+    /// 2 only: some 7 minutes more.
     #[arg(long)]
     emulated_cluster: bool,
     /// Run only the steps that need a real cluster.
     #[arg(long, conflicts_with = "step")]
     real_cluster: bool,
-    /// Run all tests of the real cluster with this network, such as `flannel-vxlan/nftables`, or with `every` network; the
-    /// result is written to docs/compatibility.md.
+    /// Run all tests of the real cluster with this network, such as `flannel-vxlan/nftables`, or with `every` network;
+    /// the result is written to docs/compatibility.md.
     #[arg(long, value_name = "CNI/KUBE-PROXY", requires = "real_cluster")]
     network: Vec<String>,
 }
@@ -71,15 +72,16 @@ const BINARY_DEADLINE: Duration = Duration::from_mins(20);
 /// The time limit of the real cluster's tests with several networks, one after the other.
 const NETWORKS_DEADLINE: Duration = Duration::from_hours(2);
 
-/// The time limit of a guest. Emulation is ten to thirty times slower; guests side by side take some 35 minutes, and 45 on a
-/// slow machine.
+/// The time limit of a guest. Emulation is ten to thirty times slower; guests side by side take some 35 minutes, and 45
+/// on a slow machine.
 const GUEST_DEADLINE: Duration = Duration::from_hours(1);
 
-/// The beginning of the names of the tests that load every kernel program, as the agent does and as `npl-agent load` does.
+/// The beginning of the names of the tests that load every kernel program, as the agent does and as `npl-agent load`
+/// does.
 const LOADING_TESTS: &str = "every_program_loads";
 
-/// Arguments for the agent's tests on an emulated machine: those of a bond, which not every kernel has, and those that set
-/// the machine's clock.
+/// Arguments for the agent's tests on an emulated machine: those of a bond, which not every kernel has, and those that
+/// set the machine's clock.
 const OWN_MACHINE_TESTS: [&str; 4] = ["--test-threads=1", "--include-ignored", "bond::", "clock::"];
 
 /// The tests of a real cluster on an emulated machine.
@@ -120,7 +122,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 fn run_all(options: &Options, tally: &mut Tally) {
     let preparation = tally.prepare("requirements", || Preparation::begin(Extent::Flannel));
     if options.filter.is_none() {
-        check::STATIC.into_iter().for_each(|Check { name, run }| tally.check(name, run));
+        for Check { name, run } in check::STATIC {
+            tally.check(name, run);
+        }
     }
     if options.is_on_host() {
         run_own_tests(options, tally);
@@ -144,7 +148,7 @@ fn ready<T>(product: &Result<T, NotReady>) -> Result<&T, NotReady> {
     product.as_ref().map_err(|missing| *missing)
 }
 
-/// The unit tests of this program, which cargo compiles apart from all others.
+/// Runs the unit tests of xtask, which are compiled separately.
 fn run_own_tests(options: &Options, tally: &mut Tally) {
     let name = "unit tests of xtask";
     let mut command = check::own_tests();
@@ -165,7 +169,7 @@ fn tests() -> Command {
     command
 }
 
-/// The compiled tests and the products that they need, as far as those could be made.
+/// The compiled tests, and the products that they need or the preparations that failed.
 struct Suite<'a> {
     options: &'a Options,
     binaries: Vec<TestBinary>,
@@ -240,7 +244,7 @@ impl Suite<'_> {
         self.options.filter.as_deref().map_or(Ok(true), |filter| binary.has_test(filter))
     }
 
-    /// What tests of a kind need beside their own binary.
+    /// Checks the products that tests of a kind need in addition to their binary.
     fn requirements(&self, kind: Kind) -> Result<(), NotReady> {
         match kind {
             Kind::Unit | Kind::Kernel => Ok(()),
@@ -249,7 +253,7 @@ impl Suite<'_> {
         }
     }
 
-    /// Runs guests side by side, since each keeps one processor busy; those that take longest begin.
+    /// Runs guests side by side, since each uses one processor; the longest begin.
     fn run_emulated(&self, tally: &mut Tally) {
         let (options, kernels) = (self.options, self.options.emulated_kernels());
         let Some(newest) = kernels.last().copied() else { return };
@@ -302,7 +306,7 @@ fn run_tests(command: Command, deadline: Duration, counts: &mut Counts) -> Resul
     Ok(status.success())
 }
 
-/// A guest runs tests by name, so that one without any test is a mistake.
+/// Runs a guest. Its tests are selected by name, so that a guest without tests is a mistake.
 fn run_guest(guest: &Guest, counts: &mut Counts) -> Result<bool> {
     let is_success = guest.run(GUEST_DEADLINE, |line| {
         counts.read(line);
@@ -337,7 +341,8 @@ fn nodes_step(kernel: Kernel, binary: &TestBinary) -> String {
     format!("tests: {} on control groups 2 alone, under kernel {kernel}, emulated", binary.name)
 }
 
-/// A guest in which a real cluster starts. It uses both processors at the same time: by turns, the cluster never came up.
+/// A guest in which a real cluster starts. It uses both processors at the same time: by turns, the cluster never came
+/// up.
 fn guest_with_nodes(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> Guest {
     let mut test = Command::new(&binary.executable);
     test.args(["--network", "bridge/iptables"]).args(EMULATED_CLUSTER_TESTS).env("NPL_PATIENCE", EMULATED_PATIENCE);

@@ -17,27 +17,27 @@ pub(crate) struct TestBinary {
     pub(crate) name: String,
     pub(crate) kind: Kind,
     pub(crate) executable: PathBuf,
-    /// The folder that cargo would run it in.
+    /// The working directory, as cargo sets it.
     folder: PathBuf,
 }
 
-/// What a test binary needs, in the order of cost.
+/// The requirements of a test binary, in the order of cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
-    /// Nothing: beside the code that it tests.
+    /// None: unit tests beside the code.
     Unit,
-    /// Namespaces.
+    /// Root, for network namespaces.
     TestKit,
-    /// Namespaces and the kernel programs; runs under other kernels too.
+    /// Root and the kernel programs; these tests also run under emulated kernels.
     Kernel,
-    /// The agent, and a real API server.
+    /// The agent and a real API server.
     Agent,
-    /// The agent's image, and real Nodes.
+    /// The agent's image and real Nodes.
     RealCluster,
 }
 
 impl TestBinary {
-    /// A command that runs its tests.
+    /// A command that runs the tests.
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(&self.executable);
         command.current_dir(&self.folder);
@@ -122,7 +122,7 @@ mod tests {
     const MESSAGE: &str = r#"{"reason":"compiler-artifact","package_id":"path+file:///p#0.1.0","manifest_path":"/p/k/Cargo.toml","target":{"kind":["test"],"crate_types":["bin"],"name":"kernel","src_path":"/p/k/tests/kernel/main.rs"},"profile":{"opt_level":"3","test":true},"features":[],"filenames":["/t/kernel-1"],"executable":"/t/kernel-1","fresh":true}"#;
 
     #[test]
-    fn cargo_says_what_it_built() {
+    fn a_message_of_cargo_describes_a_test_binary() {
         let binary = TestBinary::from_message(MESSAGE).unwrap();
         assert_eq!((binary.name.as_str(), binary.kind), ("kernel", Kind::Kernel));
         assert_eq!(binary.executable.to_str(), Some("/t/kernel-1"));
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_tells_what_a_set_of_tests_needs() {
+    fn the_name_decides_the_requirements() {
         let kind = |name: &str| {
             let message = MESSAGE.replace(r#""name":"kernel""#, &format!(r#""name":"{name}""#));
             TestBinary::from_message(&message).unwrap().kind
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_test_is_left_out() {
+    fn other_messages_are_ignored() {
         let program = MESSAGE
             .replace(r#""test":true"#, r#""test":false"#)
             .replace(r#"main.rs"}"#, r#"main.rs","doctest":false,"test":true}"#);

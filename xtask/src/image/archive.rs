@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One image as an OCI archive, without a container runtime.
+//! Writes an image as an OCI archive, without a container runtime.
 //!
-//! The same binary gives the same archive: owners, times and order are fixed.
+//! The same binary gives the same archive: owners, times and the order of files are fixed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::{paths, process};
 /// The media type of an image's manifest.
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
-/// Where the archive of an image is that holds this program.
+/// The path of the archive of the image with this program.
 pub(super) fn path_for(program: &str) -> PathBuf {
     paths::target_dir().join(format!("{program}.oci.tar"))
 }
@@ -23,20 +23,20 @@ pub(super) fn path_for(program: &str) -> PathBuf {
 /// An image that holds one static binary and nothing else.
 #[derive(Debug, Clone)]
 pub(super) struct Image<'a> {
-    /// What it is called once it is loaded.
+    /// The name of the loaded image.
     pub(super) name: &'a str,
     /// The binary's name in the image, and the image's title.
     pub(super) program: &'a str,
-    /// The binary's arguments, unless a container has its own.
+    /// The default arguments of the binary.
     pub(super) arguments: &'a [&'a str],
-    /// Whose code is in it.
-    pub(super) licences: &'a str,
-    /// The binary.
+    /// The licenses of the code in the image.
+    pub(super) licenses: &'a str,
+    /// The path of the binary.
     pub(super) binary: &'a Path,
 }
 
 impl Image<'_> {
-    /// Packs it into `target/<program>.oci.tar`.
+    /// Packs the image into `target/<program>.oci.tar`.
     pub(super) fn pack(&self) -> Result<PathBuf> {
         let work = paths::target_dir().join("image").join(self.program);
         if work.exists() {
@@ -61,7 +61,7 @@ impl Image<'_> {
         Ok(archive)
     }
 
-    /// The one layer: the binary at the root.
+    /// Writes the only layer: the binary at the root.
     fn layer(&self, work: &Path) -> Result<PathBuf> {
         let root = work.join("root");
         fs::create_dir_all(&root).with_context(|| format!("create {}", root.display()))?;
@@ -72,7 +72,7 @@ impl Image<'_> {
     }
 
     fn config(&self, diff_id: &str) -> Value {
-        let Self { name: _, program, arguments, licences, binary: _ } = self;
+        let Self { name: _, program, arguments, licenses, binary: _ } = self;
         json!({
             "architecture": architecture(),
             "os": "linux",
@@ -80,7 +80,7 @@ impl Image<'_> {
                 "Entrypoint": [format!("/{program}")],
                 "Cmd": arguments,
                 "Labels": {
-                    "org.opencontainers.image.licenses": licences,
+                    "org.opencontainers.image.licenses": licenses,
                     "org.opencontainers.image.source": env!("CARGO_PKG_REPOSITORY"),
                     "org.opencontainers.image.title": program,
                     "org.opencontainers.image.version": env!("CARGO_PKG_VERSION"),
@@ -91,7 +91,7 @@ impl Image<'_> {
     }
 }
 
-/// Something in the archive that others refer to by its hash.
+/// A file in the archive that other files refer to by its hash.
 struct Blob {
     digest: String,
     size: u64,
@@ -104,24 +104,24 @@ fn tar(archive: &Path, root: &Path) -> Command {
     command
 }
 
-/// Puts content into the archive under its hash.
+/// Adds a file to the archive, with its hash as its name.
 fn store(blobs: &Path, content: &[u8]) -> Result<Blob> {
     let unnamed = blobs.join("new");
     fs::write(&unnamed, content).with_context(|| format!("write {}", unnamed.display()))?;
     let digest = sha256(&unnamed)?;
-    fs::rename(&unnamed, blobs.join(&digest)).with_context(|| format!("name a blob {digest}"))?;
-    Ok(Blob { digest, size: content.len().try_into().context("measure a blob")? })
+    fs::rename(&unnamed, blobs.join(&digest)).with_context(|| format!("rename a blob to {digest}"))?;
+    Ok(Blob { digest, size: content.len().try_into().context("convert the size of a blob")? })
 }
 
 fn sha256(file: &Path) -> Result<String> {
     let answer = process::ask(Command::new("sha256sum").arg(file).stderr(Stdio::piped()))?;
     match answer.split(' ').next() {
         Some(digest) if digest.len() == 64 => Ok(digest.to_owned()),
-        _ => bail!("sha256sum answered {answer:?}"),
+        _ => bail!("sha256sum printed no hash but {answer:?}"),
     }
 }
 
-/// Go's name of the processor, which images use.
+/// Go's name of the processor architecture, which images use.
 fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn the_configuration_names_the_program_and_its_arguments() {
         let image =
-            Image { name: "r/n:1.2", program: "p", arguments: &["run"], licences: "L", binary: Path::new("/b") };
+            Image { name: "r/n:1.2", program: "p", arguments: &["run"], licenses: "L", binary: Path::new("/b") };
         let config = image.config("dd");
         assert_eq!(config["config"]["Entrypoint"], json!(["/p"]));
         assert_eq!(config["config"]["Cmd"], json!(["run"]));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask tidy`: the rules of this repository that no compiler knows. Also a test of this crate, so that nobody
-//! learns of a broken rule from continuous integration.
+//! `cargo xtask tidy`: the repository's own rules. A test of this crate checks them too, so that `cargo test` finds a
+//! broken rule before continuous integration does.
 
 mod documents;
 mod layers;
@@ -32,7 +32,7 @@ struct Finding {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Severity {
-    /// Shown; for an aim that is not a limit.
+    /// A note about an aim that is not a limit.
     Note,
     Error,
 }
@@ -47,7 +47,7 @@ impl Finding {
     }
 }
 
-/// Checks every rule and prints what breaks it.
+/// Checks every rule and prints the findings.
 pub(crate) fn run(_options: &Options) -> Result<()> {
     process::say("tidy: the repository's own rules");
     let findings = findings(&Tree::read(&paths::root())?);
@@ -57,7 +57,7 @@ pub(crate) fn run(_options: &Options) -> Result<()> {
     }
     match findings.iter().filter(|finding| finding.severity == Severity::Error).count() {
         0 => Ok(()),
-        count => bail!("{count} places break the repository's rules: they are listed above"),
+        count => bail!("{count} places break the repository's rules, as listed above"),
     }
 }
 

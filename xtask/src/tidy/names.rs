@@ -3,6 +3,8 @@
 //!
 //! CHANGELOG.md and docs/design describe the past and may use the old names.
 
+use std::path::Path;
+
 use super::Finding;
 use super::rust_code::{identifiers, is_identifier, without_comments};
 use super::tree::Tree;
@@ -190,7 +192,7 @@ const PROGRAMS: [(&str, &str); 8] = [
 ];
 
 /// Files that are searched, by the ends of their names.
-const SEARCHED: [&str; 6] = [".rs", ".toml", ".md", ".yaml", ".yml", ".snap"];
+const SEARCHED: [&str; 6] = ["rs", "toml", "md", "yaml", "yml", "snap"];
 
 /// Files that describe the past, and this one, which lists the retired names.
 const EXEMPT: [&str; 3] = ["CHANGELOG.md", "docs/design/", "xtask/src/tidy/names.rs"];
@@ -200,7 +202,7 @@ const DECLARING: [&str; 9] = ["mod", "fn", "struct", "enum", "union", "type", "t
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let is_searched =
-        |path: &str| SEARCHED.iter().any(|it| path.ends_with(it)) && !EXEMPT.iter().any(|it| path.starts_with(it));
+        |path: &str| SEARCHED.iter().any(|it| has_ending(path, it)) && !EXEMPT.iter().any(|it| path.starts_with(it));
     tree.files().filter(|(path, _)| is_searched(path)).flat_map(|(path, text)| check_file(path, text)).collect()
 }
 
@@ -231,20 +233,24 @@ fn stem(part: &str) -> &str {
 }
 
 fn is_used(form: Form, line: &str, retired: &str, path: &str) -> bool {
-    let is_rust = path.ends_with(".rs");
+    let (is_rust, is_document) = (has_ending(path, "rs"), has_ending(path, "md"));
     match form {
         Form::Identifier => identifiers(line).any(|word| word == retired),
         Form::Code => is_rust && identifiers(line).any(|word| word == retired),
         Form::Declaration => is_rust && declared(line).any(|word| word == retired),
         Form::Quoted => is_quoted(line, retired),
-        Form::Marked => path.ends_with(".md") && line.contains(&format!("`{retired}`")),
+        Form::Marked => is_document && line.contains(&format!("`{retired}`")),
     }
 }
 
+/// The names that a line of code declares.
 fn declared(line: &str) -> impl Iterator<Item = &str> {
-    let words: Vec<&str> = identifiers(line).collect();
-    let pairs: Vec<&str> = words.windows(2).filter(|it| DECLARING.contains(&it[0])).map(|it| it[1]).collect();
-    pairs.into_iter()
+    let mut before = "";
+    identifiers(line).filter(move |word| DECLARING.contains(&std::mem::replace(&mut before, word)))
+}
+
+fn has_ending(path: &str, ending: &str) -> bool {
+    Path::new(path).extension() == Some(ending.as_ref())
 }
 
 /// Whether a value stands between quotation marks, which may be escaped, as in `state=\"value\"`.

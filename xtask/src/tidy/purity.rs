@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent/src/core/` decides and does nothing else: it may not even name what acts.
+//! `npl-agent/src/core/` has no side effects: it may not use clocks, sockets, files, logs or outside systems.
 
 use super::Finding;
 use super::rust_code::{paths, without_comments};
@@ -7,7 +7,7 @@ use super::tree::Tree;
 
 const CORE: &str = "npl-agent/src/core/";
 
-/// Crates and modules of clocks, sockets, files, processes, threads, randomness, logs and outside systems.
+/// Crates and modules with side effects, and `HashMap`, whose order is random.
 const FORBIDDEN: [&str; 23] = [
     "axum",
     "aya",
@@ -43,11 +43,11 @@ fn check_file(path: &str, text: &str) -> Vec<Finding> {
     FORBIDDEN
         .iter()
         .filter(|forbidden| named.iter().any(|name| is_within(name, forbidden)))
-        .map(|forbidden| Finding::error(path, format!("the core is pure and may not use `{forbidden}`")))
+        .map(|forbidden| Finding::error(path, format!("the core has no side effects and may not use `{forbidden}`")))
         .collect()
 }
 
-/// Whether a path is the forbidden one or below it.
+/// Whether a path is the forbidden path or below it.
 fn is_within(path: &str, forbidden: &str) -> bool {
     path.strip_prefix(forbidden).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
 }
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn what_acts_is_found_however_it_is_named() {
+    fn forbidden_paths_are_found_in_every_form() {
         for code in [
             "use tokio::sync::mpsc;",
             "use std::{collections::BTreeMap, time::{Duration, Instant}};",
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_computes_is_allowed() {
+    fn other_paths_are_allowed() {
         for code in [
             "use std::net::{IpAddr, Ipv4Addr};",
             "use crate::core::model::Pod; // unlike kube::Pod",

@@ -13,25 +13,23 @@ const TESTS: &str = "npl-testkit/tests/";
 /// The reference of all reasons, which is generated.
 const REFERENCE: &str = "docs/reference/reasons.md";
 
-/// Reasons that nothing outside of the kernel can provoke.
-const UNPROVOKED: [(&str, &str); 1] = [(
-    "rewrite_failed",
-    "the headers were read before, so only the kernel's lack of memory keeps them from being written",
-)];
+/// Reasons that no test can provoke, and why.
+const UNPROVOKED: [(&str, &str); 1] =
+    [("rewrite_failed", "the headers were read before, so that a write fails only if the kernel lacks memory")];
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let Some(declaration) = tree.text(REASONS) else {
-        return vec![Finding::error(REASONS, "the reasons are not where this rule looks for them")];
+        return vec![Finding::error(REASONS, "the file of the reasons is missing: correct this rule")];
     };
     let names = names(declaration);
     if names.is_empty() {
-        return vec![Finding::error(REASONS, "no reason is found in the form `Variant = 0, \"name\";`")];
+        return vec![Finding::error(REASONS, "the file contains no reason in the form `Variant = 0, \"name\";`")];
     }
     let tests: Vec<&str> = tree.below(TESTS, ".rs").flat_map(|(_, text)| test_names(text)).collect();
     let is_excused = |name: &str| UNPROVOKED.iter().any(|(excused, _why)| *excused == name);
     let untested = names.iter().filter(|name| !is_excused(name) && !tests.iter().any(|test| test.contains(*name)));
     let untested =
-        untested.map(|name| Finding::error(REASONS, format!("no test below {TESTS} has `{name}` in its name")));
+        untested.map(|name| Finding::error(REASONS, format!("no test in {TESTS} has the reason `{name}` in its name")));
     untested.chain(undocumented(tree, &names)).collect()
 }
 
@@ -43,7 +41,7 @@ fn undocumented(tree: &Tree, names: &[&str]) -> Vec<Finding> {
     missing.map(|name| Finding::error(REFERENCE, format!("the reason `{name}` of {REASONS} is missing"))).collect()
 }
 
-/// From lines like `NoMapping = 0, "no_mapping";`.
+/// Reads names from lines such as `NoMapping = 0, "no_mapping";`.
 fn names(declaration: &str) -> Vec<&str> {
     declaration.lines().filter_map(reason_name).collect()
 }

@@ -107,6 +107,6 @@ mod tests {
 
     #[test]
     fn identifiers_are_whole_words() {
-        assert_eq!(identifiers("npl_rest-x(npl_rest_2)").collect::<Vec<_>>(), ["npl_rest", "x", "npl_rest_2"]);
+        assert_eq!(identifiers("npl_slow-x(npl_slow_2)").collect::<Vec<_>>(), ["npl_slow", "x", "npl_slow_2"]);
     }
 }
