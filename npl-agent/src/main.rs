@@ -5,10 +5,13 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use npl_agent::{
-    args::{Cli, Command},
+    agent::run,
     cli,
-    config::Config,
-    memory, run, telemetry,
+    config::{
+        Config,
+        args::{Cli, Command},
+    },
+    process::{memory, telemetry},
 };
 
 /// clap's own code for a command line that makes no sense.

@@ -6,9 +6,9 @@ use anyhow::bail;
 
 use super::{complain, print};
 use crate::{
-    args::LoadArgs,
+    config::args::LoadArgs,
     datapath::{Datapath, DatapathError, preflight},
-    lock,
+    process::lock,
 };
 
 /// Loads and pins every program that an agent on this machine may ask for; those that are pinned already are left alone.

@@ -11,15 +11,12 @@ use serde::Serialize;
 
 use super::{print, print_json, table};
 use crate::{
-    args::{OutputFormat, ViewArgs},
-    core::{
-        devices::{Device, DeviceSelection, choose},
-        returns::Marking,
-        xdp::Reason,
-    },
+    config::args::{OutputFormat, ViewArgs},
+    core::devices::{Device, DeviceSelection, choose, reply_routing::Marking, xdp::Reason},
     datapath::{inspect::Inspection, pins::Direction, preflight},
-    guard::{self, Held},
-    lock, netlink,
+    netlink,
+    nft_guard::{self, Held},
+    process::lock,
 };
 
 /// In the place of a device's name.
@@ -94,7 +91,7 @@ struct RefusingDevice {
 pub async fn show(args: &ViewArgs) -> anyhow::Result<()> {
     let inspection = Inspection::read(&args.bpffs)?;
     let devices = netlink::interfaces().await?;
-    let shown = Shown::new(&inspection, &devices, guard::held());
+    let shown = Shown::new(&inspection, &devices, nft_guard::held());
     match args.output {
         OutputFormat::Json => print_json(&shown),
         OutputFormat::Table => print(&as_text(&shown, &inspection)),
@@ -228,7 +225,7 @@ fn guard_of(shown: &Shown) -> String {
     if does.is_empty() {
         return "none: see --nft-guard".to_owned();
     }
-    format!("nftables table {}, {}", guard::TABLE, does.join("; "))
+    format!("nftables table {}, {}", nft_guard::TABLE, does.join("; "))
 }
 
 /// Clients on the Node itself and in its Pods.

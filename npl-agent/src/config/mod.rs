@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //! From what was typed to what is meant. The rest of the agent never sees [`RunArgs`].
 
+pub mod args;
 mod value;
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 pub use self::value::ValueError;
 use crate::{
-    args::RunArgs,
-    core::{devices::DeviceSelection, model::Family, redirect::Forwarding, settings::Settings, xdp::Attach},
+    config::args::RunArgs,
+    core::{
+        devices::{DeviceSelection, redirect::Forwarding, xdp::Attach},
+        model::{Family, settings::Settings},
+    },
     datapath::CgroupSelection,
-    guard::GuardMode,
     kube::AnnotationKeys,
+    nft_guard::GuardMode,
 };
 
 /// What the datapath can do today.

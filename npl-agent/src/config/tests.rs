@@ -6,9 +6,12 @@ use clap::{CommandFactory, Parser};
 
 use super::{CgroupSelection, Config, ConfigError, DeviceSelection};
 use crate::{
-    args::{Cli, Command, RunArgs},
-    core::{model::Protocol, redirect::Forwarding, settings::NodeIpSource, xdp::Attach},
-    guard::GuardMode,
+    config::args::{Cli, Command, RunArgs},
+    core::{
+        devices::{redirect::Forwarding, xdp::Attach},
+        model::{Protocol, settings::NodeIpSource},
+    },
+    nft_guard::GuardMode,
 };
 
 fn args(flags: &[&str]) -> RunArgs {

@@ -10,14 +10,18 @@ use std::{
 
 use crate::{
     core::{
-        devices::DeviceSelection,
-        model::{Family, Protocol},
-        redirect::{Forwarding, ForwardingError},
-        settings::{AnnotationFormatError, NodeIpSource, NodeIpSourceError, PortRangeError},
-        xdp::{Attach, AttachError},
+        devices::{
+            DeviceSelection,
+            redirect::{Forwarding, ForwardingError},
+            xdp::{Attach, AttachError},
+        },
+        model::{
+            Family, Protocol,
+            settings::{AnnotationFormatError, NodeIpSource, NodeIpSourceError, PortRangeError},
+        },
     },
     datapath::CgroupSelection,
-    guard::GuardMode,
+    nft_guard::GuardMode,
 };
 
 /// The longest name of a device that the kernel takes.

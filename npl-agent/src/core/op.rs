@@ -3,10 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{
-    model::{Backend, Frontend, Moment, PodKey, PodUid},
-    sources::SourceRange,
-};
+use super::model::{Backend, Frontend, Moment, PodKey, PodUid, sources::SourceRange};
 
 /// One step. Every op is idempotent: done twice, it does nothing the second time.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

@@ -4,10 +4,9 @@
 use std::collections::BTreeSet;
 
 use super::{
-    model::{Family, Frontend, Moment, NodePort, PodUid, Protocol},
+    model::{Family, Frontend, Moment, NodePort, PodUid, Protocol, sources::SourceRange},
     op::{Attempt, Op},
     ports::Phase,
-    sources::SourceRange,
     state::{Pass, State},
 };
 

@@ -12,16 +12,18 @@ use std::{
 };
 
 use super::{
-    adopt,
-    model::{Backend, Family, Frontend, Moment, PodKey, PodPort, PodUid},
-    observed::Observed,
+    model::{
+        Backend, Family, Frontend, Moment, PodKey, PodPort, PodUid,
+        observed::Observed,
+        settings::Settings,
+        snapshot::{Change, Snapshot},
+    },
     op::{Attempt, Failure, Op},
-    ports::{Phase, PortTable, PortUsage},
-    problem::{Cause, Problem, Subject},
-    publish::Write,
-    select::Wanted,
-    settings::Settings,
-    snapshot::{Change, Snapshot},
+    ports::{Phase, PortTable, PortUsage, adopt, select::Wanted},
+    publish::{
+        Write,
+        problem::{Cause, Problem, Subject},
+    },
 };
 
 /// How long a port that another process has is not tried again.

@@ -27,15 +27,15 @@ use npl_common::names::{
 
 use super::{
     error::DatapathError,
-    fittings::OwnPrograms,
+    own_programs::OwnPrograms,
     pins::{Direction, Pins, pin_error, unpin},
     preflight,
     programs::Programs,
     sys,
 };
-use crate::core::{
-    devices::{Device, LinkLayer},
-    fittings::{self, FILTER_HANDLE},
+use crate::core::devices::{
+    Device, LinkLayer,
+    attachments::{self, FILTER_HANDLE},
     redirect::{Carries, Forwarding},
 };
 
@@ -291,7 +291,7 @@ const fn hook(direction: Direction) -> bpf_attach_type {
 }
 
 const fn priority(direction: Direction) -> u16 {
-    if is_last(direction) { fittings::LAST } else { fittings::FIRST }
+    if is_last(direction) { attachments::LAST } else { attachments::FIRST }
 }
 
 /// Our filter in its place, whether or not it is there.

@@ -27,10 +27,9 @@ use super::{
     tables::{open, tolerate_missing},
 };
 use crate::core::{
-    attempts::Attempts,
     flows,
-    model::{Backend, Frontend, NodePort, Protocol},
-    sources::SourceRange,
+    flows::half_open::Attempts,
+    model::{Backend, Frontend, NodePort, Protocol, sources::SourceRange},
 };
 
 /// In how many parts the hints are written.

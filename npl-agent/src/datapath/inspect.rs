@@ -6,13 +6,13 @@ use std::{collections::BTreeMap, net::IpAddr, path::Path};
 use npl_common::{config::Config, names::PINNED_MAPS, reason::Reason};
 
 use super::{
-    direct::DirectWays,
     error::DatapathError,
+    next_hops::DirectWays,
     pins::{Direction, Pins},
     preflight,
     tables::{MappingRecord, Tables},
 };
-use crate::core::redirect::PodWay;
+use crate::core::devices::redirect::PodWay;
 
 /// All of the datapath's state.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub struct Inspection {
     pub redirected: BTreeMap<IpAddr, PodWay>,
     /// Indexes of the devices whose driver runs a program for requests.
     pub xdp_links: Vec<u32>,
-    /// Why requests of a device are translated by XDP, or by TC alone: a key of [`crate::core::xdp::Reason`].
+    /// Why requests of a device are translated by XDP, or by TC alone: a key of [`crate::core::devices::xdp::Reason`].
     pub xdp_reasons: BTreeMap<u32, String>,
     /// The hooks by which clients on the Node itself and in its Pods are served, without repetition.
     pub socket_hooks: Vec<&'static str>,

@@ -11,15 +11,15 @@ use std::{
 use npl_common::{config::Config, names::ABI_VERSION};
 
 use super::{
-    attach::Hooks, direct::DirectWays, error::DatapathError, mappings::MappingWriter, pins::Pins, preflight,
+    attach::Hooks, error::DatapathError, mappings::MappingWriter, next_hops::DirectWays, pins::Pins, preflight,
     programs::Programs, tables::Tables, xdp::XdpDevices,
 };
 use crate::core::{
-    devices::Device,
-    model::{Backend, Frontend},
-    redirect::{Placement, PodWay},
-    settings::PortRange,
-    sources::SourceRange,
+    devices::{
+        Device,
+        redirect::{Placement, PodWay},
+    },
+    model::{Backend, Frontend, settings::PortRange, sources::SourceRange},
 };
 
 /// The programs and their maps.

@@ -31,7 +31,7 @@ use super::{
     preflight, sys,
     tables::open,
 };
-use crate::memory;
+use crate::process::memory;
 
 /// What every Node needs. The programs for devices without link-layer headers, which few Nodes have, wait for such a
 /// device.

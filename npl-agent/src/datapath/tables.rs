@@ -27,9 +27,11 @@ use super::{
     sys,
 };
 use crate::core::{
-    attempts::Attempts,
-    model::{Backend, Family, Frontend, Protocol},
-    sources::{SourceRange, Sources},
+    flows::half_open::Attempts,
+    model::{
+        Backend, Family, Frontend, Protocol,
+        sources::{SourceRange, Sources},
+    },
 };
 
 /// All maps of the datapath.

@@ -18,13 +18,13 @@ use npl_common::{
 
 use super::{
     attach::{Hooks, attach_error, failed, os_error},
-    direct::Table,
     error::DatapathError,
+    next_hops::Table,
     pins::{Pins, pin_error, unpin},
     sys,
     tables::Tables,
 };
-use crate::core::{devices::Device, xdp::Reason};
+use crate::core::devices::{Device, xdp::Reason};
 
 /// What the programs at TC know of the one ahead of them.
 #[derive(Debug)]

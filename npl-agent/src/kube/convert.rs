@@ -10,12 +10,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use super::objects::{
     Container, NodeObject, NumberOrName, PodObject, PodSpec, PodStatus, Port, ServiceObject, ServicePortSpec,
 };
-use crate::core::{
-    model::{
-        ContainerPort, Family, Gate, Node, NodePort, ObjectKey, Pod, PodPort, PodUid, Protocol, Service, ServicePort,
-        ServiceType, ServiceUid, TargetPort,
-    },
-    sources::AllowList,
+use crate::core::model::{
+    ContainerPort, Family, Gate, Node, NodePort, ObjectKey, Pod, PodPort, PodUid, Protocol, Service, ServicePort,
+    ServiceType, ServiceUid, TargetPort, sources::AllowList,
 };
 
 /// The keys of the annotations of one domain.

@@ -30,8 +30,10 @@ use super::{
 use crate::{
     core::{
         model::Moment,
-        problem::{Problem, Subject},
-        report::{Report, Reports},
+        publish::{
+            problem::{Problem, Subject},
+            report::{Report, Reports},
+        },
     },
     metrics::{EventOutcome, Metrics},
 };

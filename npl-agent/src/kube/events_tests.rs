@@ -7,7 +7,7 @@ use super::*;
 use crate::{
     core::{
         model::{Family, ObjectKey, PodPort, PodUid, Protocol, ServiceUid},
-        problem::Cause,
+        publish::problem::Cause,
     },
     kube::mock::{Asked, MockServer, api_server, metrics, refusal},
 };

@@ -30,7 +30,7 @@ use k8s_openapi::jiff::Timestamp;
 use tokio::{sync::mpsc::Sender, task::JoinSet};
 
 use self::{client::ConnectError, watch::Subject};
-use crate::{core::snapshot::Change, metrics::Metrics};
+use crate::{core::model::snapshot::Change, metrics::Metrics};
 
 /// A client, the API server's refusal to let the agent do its work, if it comes to that, and the watches.
 pub type Connection = (Client, BoxFuture<'static, ConnectError>, JoinSet<Subject>);

@@ -22,10 +22,7 @@ use super::{
     objects::{NodeObject, PodObject, ServiceObject},
 };
 use crate::{
-    core::{
-        model::{Node, Pod, Service},
-        snapshot::Change,
-    },
+    core::model::{Node, Pod, Service, snapshot::Change},
     metrics::Metrics,
 };
 

@@ -36,8 +36,8 @@ pub use self::{
 };
 use crate::{
     core::{model::Family, op::Op},
+    devices::uplinks::Coverage,
     kube::{failure::FailureKind, watch::Subject},
-    uplinks::Coverage,
 };
 
 /// What a text of metrics is served as.

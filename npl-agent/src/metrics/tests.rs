@@ -13,8 +13,8 @@ use crate::{
         model::{Family, Frontend, NodePort, Protocol},
         op::{Op, Strays},
     },
+    devices::uplinks::Coverage,
     kube::{failure::FailureKind, watch::Subject},
-    uplinks::Coverage,
 };
 
 struct Fixed;

@@ -2,10 +2,10 @@
 //! The Node's devices, addresses and routes, by netlink.
 
 mod driver;
-mod fittings;
 mod link;
 mod list;
 mod rules;
+mod tc_inspection;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,17 +26,17 @@ use rtnetlink::{
 use tokio::task::JoinHandle;
 use tracing::warn;
 
-pub use self::fittings::{Onlooker, remove_unused_clsact};
+pub use self::tc_inspection::{Onlooker, remove_unused_clsact};
 use self::{
-    fittings::Queues,
     link::{carrier, device},
     list::Lists,
+    tc_inspection::Queues,
 };
-use crate::core::{
-    devices::Device,
-    fittings::Fittings,
+use crate::core::devices::{
+    Device,
+    attachments::Fittings,
     redirect::Route,
-    returns::{MAIN_TABLE, Routing},
+    reply_routing::{MAIN_TABLE, Routing},
 };
 
 const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];
@@ -97,7 +97,7 @@ pub fn survey(pods: BTreeSet<IpAddr>, onlooker: Option<Onlooker>) -> Surveying {
             let Seen { devices, queues, routing } = see().await?;
             let lead_to_pods = routes.values().map(|route| route.ifindex).collect();
             let fittings = match onlooker {
-                Some(onlooker) => fittings::fittings(&devices, queues?, &lead_to_pods, &onlooker).await?,
+                Some(onlooker) => tc_inspection::fittings(&devices, queues?, &lead_to_pods, &onlooker).await?,
                 None => BTreeMap::new(),
             };
             Ok(Survey { pods, routes, devices, routing, fittings })
@@ -151,11 +151,11 @@ async fn see() -> Result<Seen, NetlinkError> {
     let routing = Routing { rules: rules::read_rules(&lists).await?, default_routes };
     let of_main = routing.default_routes.iter().filter(|route| route.table == MAIN_TABLE);
     let routed: BTreeSet<u32> = of_main.map(|route| route.ifindex).collect();
-    let queues = fittings::read_queues(&lists).await;
+    let queues = tc_inspection::read_queues(&lists).await;
     if let Err(error @ NetlinkError::Changing { .. }) = queues {
         return Err(error);
     }
-    let has_ingress_queue = |ifindex| queues.as_ref().is_ok_and(|all| fittings::has_ingress_queue(all, ifindex));
+    let has_ingress_queue = |ifindex| queues.as_ref().is_ok_and(|all| tc_inspection::has_ingress_queue(all, ifindex));
     let carriers: BTreeSet<u32> = links.iter().filter_map(carrier).collect();
     let mut devices: Vec<Device> = links.iter().filter_map(device).collect();
     for device in &mut devices {
@@ -292,10 +292,10 @@ fn is_change(payload: &NetlinkPayload<RouteNetlinkMessage>, with_fittings: bool)
         return matches!(route.header.destination_prefix_length, 0 | 32 | 128);
     }
     if let RouteNetlinkMessage::NewTrafficFilter(filter) = message {
-        return with_fittings && fittings::is_others_filter(filter);
+        return with_fittings && tc_inspection::is_others_filter(filter);
     }
     if let RouteNetlinkMessage::NewQueueDiscipline(queue) = message {
-        return with_fittings && fittings::is_queue(queue);
+        return with_fittings && tc_inspection::is_queue(queue);
     }
     matches!(
         message,

@@ -11,8 +11,8 @@ use rtnetlink::packet_route::{
 
 use super::{FAMILIES, NetlinkError, list::Lists, outgoing_devices};
 use crate::core::{
+    devices::reply_routing::{DefaultRoute, Mark, Rule, Selector},
     model::Family,
-    returns::{DefaultRoute, Mark, Rule, Selector},
 };
 
 /// What `suppress_prefixlength` is where nobody has set it.
@@ -123,7 +123,7 @@ mod tests {
     };
 
     use super::{Mark, Rule, Selector, rule};
-    use crate::core::{model::Family, returns::MAIN_TABLE};
+    use crate::core::{devices::reply_routing::MAIN_TABLE, model::Family};
 
     const POD: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 64, 7));
 

@@ -10,8 +10,8 @@ use aya::programs::{ProgramError, SchedClassifier, TestRun as _, TestRunOptions,
 use aya::util::KernelVersion;
 use aya::{Ebpf, EbpfLoader};
 use caps::{CapSet, Capability};
+use npl_agent::core::model::sources::{AllowList, SourceRange};
 use npl_agent::core::model::{Backend, Family, Frontend, NodePort, PodPort, Protocol};
-use npl_agent::core::sources::{AllowList, SourceRange};
 use npl_agent::datapath::{Datapath, Pins, embedded_object};
 use npl_common::flow::{FlowKeyV4, FlowKeyV6, FlowState, FlowV4, FlowV6};
 use npl_common::fragment;

@@ -6,14 +6,14 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
+use npl_agent::core::devices::redirect::{Carries, Forwarding, Placement};
+use npl_agent::core::devices::xdp::Attach;
 use npl_agent::core::devices::{Device, DeviceKind, DeviceSelection, LinkFacts, LinkLayer};
 use npl_agent::core::model::{Backend, Protocol};
-use npl_agent::core::redirect::{Carries, Forwarding, Placement};
-use npl_agent::core::xdp::Attach;
 use npl_agent::datapath::{Datapath, DatapathError};
-use npl_agent::guard::{Guard, GuardMode};
+use npl_agent::devices::uplinks::{Coverage, Uplinks};
 use npl_agent::netlink;
-use npl_agent::uplinks::{Coverage, Uplinks};
+use npl_agent::nft_guard::{Guard, GuardMode};
 use npl_testkit::echo::EchoServer;
 use npl_testkit::kernel;
 use npl_testkit::mounts::BpfFs;

@@ -2,9 +2,9 @@
 //! Checks of what the agent's table of nftables is for.
 
 use super::{Facts, Finding, kernel::ASK_AS_ROOT};
-use crate::core::{
+use crate::core::devices::{
     redirect::Forwarding,
-    returns::{Trouble, WaysBack},
+    reply_routing::{Trouble, WaysBack},
 };
 
 pub(super) fn masquerading(facts: &Facts) -> Finding {
@@ -74,14 +74,16 @@ pub(super) fn reply_routes(facts: &Facts) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{
-        Masquerading, State,
-        tests::{check, first_device, nothing_pinned},
+    use super::{
+        super::{
+            Masquerading, State,
+            tests::{check, first_device, nothing_pinned},
+        },
+        Facts,
     };
-    use super::Facts;
     use crate::core::{
+        devices::reply_routing::{DefaultRoute, MAIN_TABLE, Mark, Marking, Routing, Rule, Selector},
         model::Family,
-        returns::{DefaultRoute, MAIN_TABLE, Mark, Marking, Routing, Rule, Selector},
     };
 
     fn masquerading(facts: &mut Facts) -> &mut Masquerading {

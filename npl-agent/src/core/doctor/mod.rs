@@ -12,10 +12,11 @@ use std::{
 };
 
 use super::{
-    devices::{Device, DeviceSelection, choose},
-    model::Family,
-    returns::{Marking, Routing},
-    settings::PortRange,
+    devices::{
+        Device, DeviceSelection, choose,
+        reply_routing::{Marking, Routing},
+    },
+    model::{Family, settings::PortRange},
 };
 
 /// The machine as it is now. What could not be read has the reason in its place.

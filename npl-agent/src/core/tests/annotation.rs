@@ -6,10 +6,7 @@ use std::collections::BTreeSet;
 use proptest::{prelude::*, sample::select};
 
 use super::{Entry, SeenEntry, encode, is_right, seen_entries};
-use crate::core::{
-    model::{Family, NodePort, PodPort, Protocol},
-    settings::AnnotationFormat,
-};
+use crate::core::model::{Family, NodePort, PodPort, Protocol, settings::AnnotationFormat};
 
 fn entry(pod_port: u16, node_ip: &str, node_port: u16, protocol: Protocol) -> Entry {
     Entry { node_ip: node_ip.parse().unwrap(), node_port: NodePort(node_port), protocol, pod_port: PodPort(pod_port) }

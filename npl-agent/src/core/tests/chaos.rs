@@ -9,12 +9,13 @@ use std::{
 
 use super::world::World;
 use crate::core::{
-    annotation,
-    model::{Backend, Family, Frontend, Pod, PodKey, PodPort, PodUid, Service, ServicePort, TargetPort},
+    model::{
+        Backend, Family, Frontend, Pod, PodKey, PodPort, PodUid, Service, ServicePort, TargetPort, snapshot::Change,
+        sources::SourceRange,
+    },
     op::{Failure, Op, PodWrite},
-    select::WantedPort,
-    snapshot::Change,
-    sources::SourceRange,
+    ports::select::WantedPort,
+    publish::annotation,
 };
 
 /// How an op ends.

@@ -13,11 +13,11 @@ use crate::core::{
     model::{
         ContainerPort, Family, Frontend, Gate, Node, NodePort, ObjectKey, Pod, PodPort, PodUid, Protocol, Service,
         ServicePort, ServiceType, ServiceUid, TargetPort,
+        snapshot::Change,
+        sources::{AllowList, SourceRange},
     },
     op::{Op, PodWrite, Strays},
-    problem::Cause,
-    snapshot::Change,
-    sources::{AllowList, SourceRange},
+    publish::problem::Cause,
 };
 
 const FIRST_PORT: u16 = 61_000;

@@ -9,10 +9,9 @@ use super::{
     world::{World, settings},
 };
 use crate::core::{
-    model::{Pod, PodUid},
+    model::{Pod, PodUid, snapshot::Change},
     op::{Op, PodWrite, Strays},
     ports::Phase,
-    snapshot::Change,
 };
 
 const MINUTES: u64 = 300_000;

@@ -3,7 +3,7 @@
 use super::{QUIET_MILLIS, REFRESH_MILLIS, Reports, SETTLE_MILLIS, Warnings};
 use crate::core::{
     model::{Family, Moment, ObjectKey, PodPort, PodUid, Protocol, ServiceUid},
-    problem::{Cause, Problem, Subject},
+    publish::problem::{Cause, Problem, Subject},
 };
 
 fn exhausted(pod: &str, pod_port: u16) -> Problem {

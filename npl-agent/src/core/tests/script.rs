@@ -12,9 +12,9 @@ use crate::core::{
     model::{
         ContainerPort, Family, Frontend, Gate, Node, NodePort, ObjectKey, Pod, PodPort, PodUid, Protocol, Service,
         ServicePort, ServiceType, ServiceUid, TargetPort,
+        sources::{AllowList, SourceRange},
     },
     op::{Op, PodWrite},
-    sources::{AllowList, SourceRange},
 };
 
 /// Plays a story and compares it, with the ops written in, with what is expected.

@@ -7,13 +7,15 @@ use std::{
 };
 
 use crate::core::{
-    annotation::{self, SeenEntry},
-    model::{Backend, Family, Frontend, Gate, Moment, Node, Pod, PodKey, PodUid, Protocol, Service, ServiceKey},
-    observed::Observed,
+    model::{
+        Backend, Family, Frontend, Gate, Moment, Node, Pod, PodKey, PodUid, Protocol, Service, ServiceKey,
+        observed::Observed,
+        settings::{AnnotationFormat, NodeIpSource, Settings},
+        snapshot::Change,
+        sources::SourceRange,
+    },
     op::{Attempt, Failure, Op, PodWrite, Strays},
-    settings::{AnnotationFormat, NodeIpSource, Settings},
-    snapshot::Change,
-    sources::SourceRange,
+    publish::annotation::{self, SeenEntry},
     state::State,
 };
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
-use npl_agent::core::redirect::{Carries, Placement, PodWay, Way};
+use npl_agent::core::devices::redirect::{Carries, Placement, PodWay, Way};
 use npl_common::direct::{MAX_PODS, MAX_UPLINKS};
 
 use crate::world::World;

@@ -4,13 +4,13 @@
 use std::fs;
 
 use npl_agent::core::devices::DeviceSelection;
-use npl_agent::core::redirect::Forwarding;
-use npl_agent::core::xdp::Attach;
+use npl_agent::core::devices::redirect::Forwarding;
+use npl_agent::core::devices::xdp::Attach;
 use npl_agent::datapath::inspect::Inspection;
 use npl_agent::datapath::pins::{Direction, Pins};
-use npl_agent::guard::GuardMode;
+use npl_agent::devices::uplinks::{Coverage, Uplinks};
 use npl_agent::netlink;
-use npl_agent::uplinks::{Coverage, Uplinks};
+use npl_agent::nft_guard::GuardMode;
 use npl_testkit::topology::{Offload, Options};
 
 use crate::world::World;

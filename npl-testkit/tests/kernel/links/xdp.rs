@@ -10,8 +10,8 @@ use std::process::Command;
 
 use aya::util::KernelVersion;
 use npl_agent::core::devices::Device;
-use npl_agent::core::redirect::Forwarding;
-use npl_agent::core::xdp::{Attach, Reason, plan};
+use npl_agent::core::devices::redirect::Forwarding;
+use npl_agent::core::devices::xdp::{Attach, Reason, plan};
 use npl_agent::datapath::cleanup::remove_everything;
 use npl_agent::datapath::pins::Direction;
 use npl_agent::datapath::{Datapath, DatapathError, Pins, preflight};

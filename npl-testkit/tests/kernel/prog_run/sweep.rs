@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use aya::maps::{HashMap, MapData};
 use nix::time::{ClockId, clock_gettime};
+use npl_agent::agent::sweeper::Sweeper;
 use npl_agent::core::model::{Family, Protocol};
-use npl_agent::sweeper::Sweeper;
 use npl_common::flow::{FlowKeyV4, FlowState, FlowV4, MAX_FLOWS};
 use npl_common::names::MAP_FLOW_V4;
 use npl_testkit::packet::tcp_flags::{ACK, FIN, SYN};

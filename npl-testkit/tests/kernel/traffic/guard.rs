@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use npl_agent::core::model::Protocol;
-use npl_agent::guard::{self, Guard, GuardMode};
+use npl_agent::nft_guard::{self, Guard, GuardMode};
 use npl_testkit::poll;
 use npl_testkit::topology::MASQUERADE;
 

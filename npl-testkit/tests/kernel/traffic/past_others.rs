@@ -6,7 +6,7 @@ use std::net::UdpSocket;
 use std::time::Duration;
 
 use aya::programs::TcAttachType;
-use npl_agent::core::redirect::{Carries, Forwarding, Placement, PodWay, Way};
+use npl_agent::core::devices::redirect::{Carries, Forwarding, Placement, PodWay, Way};
 use npl_testkit::foreign::{BOTH, DROPS, ENDS_THE_CHAIN, Foreign, HANDS_ON, Place};
 use npl_testkit::topology::Device;
 use npl_testkit::{poll, traffic};

@@ -8,9 +8,9 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use npl_agent::core::devices::redirect::Forwarding;
 use npl_agent::core::model::{Family, Protocol};
-use npl_agent::core::redirect::Forwarding;
-use npl_agent::guard::{self, Guard, GuardMode};
+use npl_agent::nft_guard::{self, Guard, GuardMode};
 use npl_testkit::echo::EchoServer;
 use npl_testkit::netns::Netns;
 use npl_testkit::packet::{Packet, tcp_flags};

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The devices and Pods that packets are redirected between, as the kernel knows them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use aya::{
+    Pod,
+    maps::{HashMap, MapData},
+};
+use npl_common::{
+    direct::{PodV4, PodV6, PodWay as Value, UPLINK, kind},
+    names::{MAP_POD_V4, MAP_POD_V6, MAP_UPLINK},
+};
+
+use super::{
+    error::DatapathError,
+    pins::Pins,
+    tables::{open, tolerate_missing},
+};
+use crate::core::devices::redirect::{Carries, PodWay, Way};
+
+/// Their tables.
+#[derive(Debug)]
+pub(super) struct DirectWays {
+    uplinks: Table<u32, u32>,
+    v4: Table<PodV4, Value>,
+    v6: Table<PodV6, Value>,
+}
+
+impl DirectWays {
+    pub(super) fn open(pins: &Pins) -> Result<Self, DatapathError> {
+        Ok(Self {
+            uplinks: Table::open(pins, MAP_UPLINK)?,
+            v4: Table::open(pins, MAP_POD_V4)?,
+            v6: Table::open(pins, MAP_POD_V6)?,
+        })
+    }
+
+    /// The Pods that packets are redirected to.
+    pub(super) fn pods(&self) -> Result<BTreeMap<IpAddr, PodWay>, DatapathError> {
+        let v4 = self.v4.read()?.into_iter().map(|(pod, value)| (IpAddr::from(pod.addr), value));
+        let v6 = self.v6.read()?.into_iter().map(|(pod, value)| (IpAddr::from(pod.addr), value));
+        Ok(v4.chain(v6).filter_map(|(addr, value)| Some((addr, way(value)?))).collect())
+    }
+
+    /// Takes all out that is not wanted, or not like this. Pods first: then both directions of theirs change at once.
+    pub(super) fn retain(
+        &mut self,
+        devices: &BTreeMap<u32, Carries>,
+        pods: &BTreeMap<IpAddr, PodWay>,
+    ) -> Result<(), DatapathError> {
+        let value_of = |addr: IpAddr| pods.get(&addr).map(|way| value(*way));
+        self.v4.retain(|pod, value| value_of(pod.addr.into()) == Some(*value))?;
+        self.v6.retain(|pod, value| value_of(pod.addr.into()) == Some(*value))?;
+        self.uplinks.retain(|ifindex, _| devices.get(ifindex).is_some_and(|carries| carries.is_direct_uplink()))
+    }
+
+    /// Puts in what carries programs. Pods last, for the same reason. A table of Pods that is full keeps those of the other
+    /// family out of nothing; without room for an uplink no Pod stays, since what leaves by that one takes the stack.
+    pub(super) fn add(
+        &mut self,
+        devices: &BTreeMap<u32, Carries>,
+        pods: &BTreeMap<IpAddr, PodWay>,
+    ) -> Vec<DatapathError> {
+        let mut uplinks = devices.iter().filter(|(_, carries)| carries.is_direct_uplink());
+        if let Err(error) = uplinks.try_for_each(|(ifindex, _)| self.uplinks.set(*ifindex, UPLINK)) {
+            return [Some(error), self.retain(devices, &BTreeMap::new()).err()].into_iter().flatten().collect();
+        }
+        let (mut v4, mut v6) = (Ok(()), Ok(()));
+        for (addr, way) in pods {
+            match addr {
+                IpAddr::V4(addr) => v4 = v4.and_then(|()| self.v4.set(PodV4 { addr: addr.octets() }, value(*way))),
+                IpAddr::V6(addr) => v6 = v6.and_then(|()| self.v6.set(PodV6 { addr: addr.octets() }, value(*way))),
+            }
+        }
+        [v4, v6].into_iter().filter_map(Result::err).collect()
+    }
+}
+
+/// A hash, with its name for errors.
+#[derive(Debug)]
+pub(super) struct Table<K: Pod, V: Pod> {
+    map: HashMap<MapData, K, V>,
+    name: &'static str,
+}
+
+impl<K: Pod + Ord, V: Pod + PartialEq> Table<K, V> {
+    pub(super) fn open(pins: &Pins, name: &'static str) -> Result<Self, DatapathError> {
+        Ok(Self { map: open(pins, name)?, name })
+    }
+
+    fn read(&self) -> Result<BTreeMap<K, V>, DatapathError> {
+        self.map.iter().collect::<Result<_, _>>().map_err(DatapathError::map("read", self.name))
+    }
+
+    pub(super) fn retain(&mut self, is_wanted: impl Fn(&K, &V) -> bool) -> Result<(), DatapathError> {
+        let others: BTreeSet<K> =
+            self.read()?.into_iter().filter(|(key, value)| !is_wanted(key, value)).map(|(key, _)| key).collect();
+        let removed = others.iter().try_for_each(|key| tolerate_missing(self.map.remove(key)));
+        removed.map_err(DatapathError::map("write", self.name))
+    }
+
+    pub(super) fn set(&mut self, key: K, value: V) -> Result<(), DatapathError> {
+        self.map.insert(key, value, 0).map_err(DatapathError::map("write", self.name))
+    }
+}
+
+const fn value(way: PodWay) -> Value {
+    let kind = match way.way {
+        Way::Peer => kind::PEER,
+        Way::Bridge => kind::BRIDGE,
+    };
+    Value { ifindex: way.ifindex, mtu: way.mtu, kind }
+}
+
+const fn way(value: Value) -> Option<PodWay> {
+    let way = match value.kind {
+        kind::PEER => Way::Peer,
+        kind::BRIDGE => Way::Bridge,
+        _ => return None,
+    };
+    Some(PodWay { ifindex: value.ifindex, way, mtu: value.mtu })
+}
