@@ -14,21 +14,21 @@ use crate::{
         model::{Family, Moment},
         ports::PortUsage,
         publish::{problem::Problem, report::Warnings},
-        state::{Awaited, State},
+        state::{Prerequisite, State},
     },
     metrics::{Metrics, PortCounts},
 };
 
 /// What the log and the users have heard, so that they hear it once.
 #[derive(Debug)]
-pub(crate) struct Told {
+pub(crate) struct ChangeLog {
     /// Whoever tells users.
     problems: watch::Sender<Vec<Problem>>,
     warnings: Warnings,
-    waiting_for: Option<BTreeSet<Awaited>>,
+    waiting_for: Option<BTreeSet<Prerequisite>>,
 }
 
-impl Told {
+impl ChangeLog {
     /// Nothing so far.
     pub(crate) fn new(problems: watch::Sender<Vec<Problem>>) -> Self {
         Self { problems, warnings: Warnings::default(), waiting_for: None }
@@ -36,10 +36,10 @@ impl Told {
 
     /// Tells the log what is still waited for.
     pub(crate) fn readiness(&mut self, state: &State) {
-        let waiting_for = state.awaited();
+        let waiting_for = state.missing_prerequisites();
         if self.waiting_for.as_ref() != Some(&waiting_for) {
-            for awaited in &waiting_for {
-                debug!(?awaited, "nothing is decided before this is known");
+            for missing_prerequisites in &waiting_for {
+                debug!(?missing_prerequisites, "nothing is decided before this is known");
             }
             if waiting_for.is_empty() {
                 info!("Pods, Services and Node are known; serving");

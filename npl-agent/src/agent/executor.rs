@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Carries ops out; the only place that does. What the kernel does at once is done at once; what the API server is
+//! ProgramSet ops out; the only place that does. What the kernel does at once is done at once; what the API server is
 //! asked for is under way until its answer comes back.
 
 use std::{collections::BTreeMap, time::Duration};
@@ -9,7 +9,7 @@ use tracing::{debug, info};
 use crate::{
     core::{
         model::{Backend, Frontend, PodKey, observed::Observed},
-        op::{Op, Strays},
+        op::{Op, RecentTraffic},
     },
     datapath::{Datapath, DatapathError},
     kube::{
@@ -43,7 +43,7 @@ pub enum OpError {
     #[error(
         "reserve node port {frontend}: datagrams came to it although it led nowhere; it is silent in {wait:?} at the earliest"
     )]
-    SentTo {
+    RecentTraffic {
         /// The port.
         frontend: Frontend,
         /// After what time it counts as silent, if it is from now on.
@@ -66,17 +66,17 @@ pub struct Executor {
     /// Its table follows mappings, rules and routes, not ops.
     pub guard: Guard,
     writes: Writes,
-    failures: BTreeMap<Subject, u32>,
+    failures: BTreeMap<BackoffKey, u32>,
 }
 
 /// What fails again and again, for its back-off.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Subject {
+enum BackoffKey {
     Port(Frontend),
     Pod(PodKey),
 }
 
-impl Subject {
+impl BackoffKey {
     fn of(op: &Op) -> Self {
         match op {
             Op::Reserve(frontend, _)
@@ -110,10 +110,10 @@ impl Executor {
     pub fn observe(&mut self) -> Result<Observed, DatapathError> {
         let (mappings, sources) = (self.datapath.mappings()?, self.datapath.sources()?);
         self.guard.observe(&mappings);
-        Ok(Observed { mappings, sources, reservations: self.reservations.held() })
+        Ok(Observed { mappings, sources, reservations: self.reservations.observe() })
     }
 
-    /// Carries out ops in their order. Mappings that follow each other are written together.
+    /// ProgramSet out ops in their order. Mappings that follow each other are written together.
     pub fn execute(&mut self, ops: &[Op]) -> Vec<Outcome> {
         let runs = ops.chunk_by(|a, b| mapping(a).is_some() && mapping(b).is_some());
         runs.flat_map(|run| if let [op] = run { vec![self.execute_one(op)] } else { self.write_together(run) })
@@ -129,7 +129,7 @@ impl Executor {
 
     fn execute_one(&mut self, op: &Op) -> Outcome {
         match op {
-            Op::Reserve(frontend, strays) => self.reserve(*frontend, *strays)?,
+            Op::Reserve(frontend, recent_traffic) => self.reserve(*frontend, *recent_traffic)?,
             Op::AllowSources(frontend, ranges) => self.datapath.allow_sources(*frontend, ranges)?,
             Op::UpsertMapping(frontend, backend) => self.datapath.upsert_mapping(*frontend, *backend)?,
             Op::RemoveMapping(frontend) => self.datapath.remove_mapping(*frontend)?,
@@ -143,13 +143,13 @@ impl Executor {
         Ok(Some(()))
     }
 
-    fn reserve(&mut self, frontend: Frontend, strays: Strays) -> Result<(), OpError> {
-        let wait = match strays {
-            Strays::Tolerated => None,
-            Strays::Refused => self.datapath.silent_in(frontend)?,
+    fn reserve(&mut self, frontend: Frontend, recent_traffic: RecentTraffic) -> Result<(), OpError> {
+        let wait = match recent_traffic {
+            RecentTraffic::Tolerated => None,
+            RecentTraffic::Refused => self.datapath.time_until_quiet(frontend)?,
         };
         match wait {
-            Some(wait) => Err(OpError::SentTo { frontend, wait }),
+            Some(wait) => Err(OpError::RecentTraffic { frontend, wait }),
             None => Ok(self.reservations.reserve(frontend)?),
         }
     }
@@ -161,7 +161,7 @@ impl Executor {
     }
 
     /// Tells of an op that was carried out, and forgets what its subject failed with before.
-    pub fn succeeded(&mut self, op: &Op) {
+    pub fn record_success(&mut self, op: &Op) {
         match op {
             Op::UpsertMapping(frontend, backend) => {
                 info!(%frontend, pod_ip = %backend.pod_ip, pod_port = %backend.pod_port, "mapping written");
@@ -176,13 +176,13 @@ impl Executor {
                 debug!(%frontend, ?op, "op done");
             }
         }
-        self.guard.note(op);
-        self.failures.remove(&Subject::of(op));
+        self.guard.record(op);
+        self.failures.remove(&BackoffKey::of(op));
     }
 
     /// How long to wait before the op is tried again, longer each time.
-    pub fn wait_after(&mut self, op: &Op, error: &OpError) -> Duration {
-        let failures = self.failures.entry(Subject::of(op)).or_insert(0);
+    pub fn back_off(&mut self, op: &Op, error: &OpError) -> Duration {
+        let failures = self.failures.entry(BackoffKey::of(op)).or_insert(0);
         *failures = failures.saturating_add(1);
         let at_least = match error {
             OpError::Patch(error) => match error.class() {
@@ -190,7 +190,7 @@ impl Executor {
                 Class::Retry { after } => after.unwrap_or_default(),
                 Class::Gone => Duration::ZERO,
             },
-            OpError::Datapath(_) | OpError::Reserve(_) | OpError::SentTo { .. } => Duration::ZERO,
+            OpError::Datapath(_) | OpError::Reserve(_) | OpError::RecentTraffic { .. } => Duration::ZERO,
         };
         wait(*failures, at_least)
     }
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_together_is_not_tried_again_together() {
+    fn simultaneous_failures_are_retried_at_different_times() {
         let waits: BTreeSet<Duration> = (0..40).map(|_| wait(1, Duration::from_secs(1))).collect();
         assert!(waits.len() > 20, "{waits:?}");
     }

@@ -13,7 +13,7 @@ use tracing::{debug, info, warn};
 
 use crate::{
     agent::{
-        change_log::Told,
+        change_log::ChangeLog,
         executor::{Answer, Executor, OpError},
     },
     core::{
@@ -24,12 +24,12 @@ use crate::{
     },
     datapath::DatapathError,
     devices::{
-        local_clients::Clients,
+        local_clients::LocalClients,
         uplinks::{ErrorChain, FollowError, Uplinks},
     },
     http::Health,
     metrics::{Metrics, OpOutcome},
-    netlink::{self, Survey, Surveying},
+    netlink::{self, Survey, SurveyTask},
     process::memory,
     sockets::ReserveError,
 };
@@ -65,7 +65,7 @@ pub struct Reconciler {
     state: State,
     executor: Executor,
     uplinks: Uplinks,
-    clients: Clients,
+    local_clients: LocalClients,
     metrics: Metrics,
     health: Health,
     resync: Duration,
@@ -74,22 +74,22 @@ pub struct Reconciler {
     network_due: Option<Instant>,
     network_seen: Instant,
     /// The look at the network that is under way.
-    survey: Option<Surveying>,
+    survey: Option<SurveyTask>,
     /// Whether any device has carried the programs; nothing is published before.
     was_attached: bool,
     node_ips: Vec<IpAddr>,
-    told: Told,
+    change_log: ChangeLog,
     /// When what was done last may give its memory back, if nothing else comes.
     quiet_due: Option<Instant>,
 }
 
 /// Where the programs are to be.
 #[derive(Debug)]
-pub struct Places {
+pub struct ProgramTargets {
     /// Devices.
     pub uplinks: Uplinks,
     /// Sockets.
-    pub clients: Clients,
+    pub local_clients: LocalClients,
 }
 
 /// Who hears of what the loop does.
@@ -105,13 +105,19 @@ pub struct Listeners {
 
 impl Reconciler {
     /// A loop that has not looked at anything yet.
-    pub fn new(state: State, executor: Executor, places: Places, listeners: Listeners, resync: Duration) -> Self {
-        let (Places { uplinks, clients }, Listeners { metrics, health, problems }) = (places, listeners);
+    pub fn new(
+        state: State,
+        executor: Executor,
+        targets: ProgramTargets,
+        listeners: Listeners,
+        resync: Duration,
+    ) -> Self {
+        let (ProgramTargets { uplinks, local_clients }, Listeners { metrics, health, problems }) = (targets, listeners);
         Self {
             state,
             executor,
             uplinks,
-            clients,
+            local_clients,
             metrics,
             health,
             resync,
@@ -122,7 +128,7 @@ impl Reconciler {
             survey: None,
             was_attached: false,
             node_ips: Vec::new(),
-            told: Told::new(problems),
+            change_log: ChangeLog::new(problems),
             quiet_due: None,
         }
     }
@@ -151,7 +157,7 @@ impl Reconciler {
                     let Some(change) = change else { return Err(LoopError::WatchesEnded) };
                     self.take_in(change, &mut changes);
                 }
-                answer = self.executor.next_answer() => self.answered(answer),
+                answer = self.executor.next_answer() => self.handle_answer(answer),
                 Some(()) = network.next() => self.look_at_network_soon(),
                 () = until(network_due), if self.survey.is_none() => self.begin_survey(),
                 found = end_of(&mut self.survey) => drop(self.take_in_survey(found)?),
@@ -189,7 +195,7 @@ impl Reconciler {
         self.executor.datapath.check_pins()?;
         self.look_at_mappings()?;
         self.look_at_network_soon();
-        self.clients.serve(&mut self.executor.datapath);
+        self.local_clients.serve(&mut self.executor.datapath);
         // Where it is never quiet.
         if self.quiet_due.is_some() {
             self.give_memory_back();
@@ -203,14 +209,14 @@ impl Reconciler {
     }
 
     /// Takes in the API server's answer to a patch.
-    fn answered(&mut self, (op, result): Answer) {
+    fn handle_answer(&mut self, (op, result): Answer) {
         match result {
             Ok(patched) => {
                 // The answer tells more than the watch does now; the core knows an old echo by its version.
                 self.state.apply(Change::Pod(patched.pod));
-                self.succeeded(&op);
+                self.record_success(&op);
             }
-            Err(error) => self.failed(&op, &OpError::Patch(error)),
+            Err(error) => self.record_failure(&op, &OpError::Patch(error)),
         }
     }
 
@@ -231,12 +237,12 @@ impl Reconciler {
             done += pass.ops.len();
             for (op, outcome) in pass.ops.iter().zip(self.executor.execute(&pass.ops)) {
                 match outcome {
-                    Ok(Some(())) => self.succeeded(op),
+                    Ok(Some(())) => self.record_success(op),
                     Ok(None) => {}
                     Err(error) => {
                         is_clean = false;
                         is_unsure |= matches!(op, Op::AllowSources(..) | Op::ForgetSources(..));
-                        self.failed(op, &error);
+                        self.record_failure(op, &error);
                     }
                 }
             }
@@ -251,32 +257,32 @@ impl Reconciler {
         self.executor.datapath.purge_flows()?;
         if done > 0 {
             debug!(ops = done, elapsed_ms = began.elapsed().as_millis(), "pass done");
-            Told::counts(&self.state, &self.metrics);
+            ChangeLog::counts(&self.state, &self.metrics);
         }
         #[expect(clippy::disallowed_methods, reason = "shown to people by a metric, and decides nothing")]
         let finished = is_clean.then(std::time::SystemTime::now);
-        self.metrics.pass(began.elapsed(), finished);
-        self.told.readiness(&self.state);
-        self.told.problems(&self.state, &self.metrics, self.now());
+        self.metrics.observe_pass(began.elapsed(), finished);
+        self.change_log.readiness(&self.state);
+        self.change_log.problems(&self.state, &self.metrics, self.now());
         if self.state.is_ready() && !self.state.is_retiring() {
-            self.health.synced();
+            self.health.set_synced();
         }
         Ok(())
     }
 
-    fn succeeded(&mut self, op: &Op) {
-        self.executor.succeeded(op);
-        self.state.done(op, self.now());
-        self.metrics.op(op, OpOutcome::Done);
+    fn record_success(&mut self, op: &Op) {
+        self.executor.record_success(op);
+        self.state.record_done(op, self.now());
+        self.metrics.count_op(op, OpOutcome::Done);
     }
 
-    fn failed(&mut self, op: &Op, error: &OpError) {
-        let wait = self.executor.wait_after(op, error);
+    fn record_failure(&mut self, op: &Op, error: &OpError) {
+        let wait = self.executor.back_off(op, error);
         let (failure, outcome) = match error {
             OpError::Reserve(ReserveError::Taken(_)) => (Failure::PortTaken, OpOutcome::PortTaken),
-            OpError::SentTo { wait, .. } => {
+            OpError::RecentTraffic { wait, .. } => {
                 let until = self.now().plus(millis(*wait));
-                (Failure::PortSentTo { until }, OpOutcome::PortSentTo)
+                (Failure::RecentTraffic { until }, OpOutcome::RecentTraffic)
             }
             OpError::Patch(patch) if patch.class() == crate::kube::patch::Class::Gone => {
                 (Failure::Gone, OpOutcome::Gone)
@@ -289,12 +295,12 @@ impl Reconciler {
         };
         match outcome {
             OpOutcome::Retry => warn!(err = %ErrorChain(error), retry_ms = wait.as_millis(), "op is tried again"),
-            OpOutcome::PortTaken | OpOutcome::PortSentTo | OpOutcome::Gone | OpOutcome::Done => {
+            OpOutcome::PortTaken | OpOutcome::RecentTraffic | OpOutcome::Gone | OpOutcome::Done => {
                 debug!(err = %ErrorChain(error), "op given up");
             }
         }
-        self.metrics.op(op, outcome);
-        self.state.failed(op, failure, self.now());
+        self.metrics.count_op(op, outcome);
+        self.state.record_failed(op, failure, self.now());
     }
 
     /// Reads back what the kernel holds, whoever changed it.
@@ -354,7 +360,7 @@ impl Reconciler {
         }
         self.metrics.set_devices(coverage);
         // A device that always refuses, as a stranger's may, must not keep all the others from being served.
-        let is_attached = coverage.carrying > 0;
+        let is_attached = coverage.attached > 0;
         self.was_attached |= is_attached;
         self.health.set_attached(is_attached);
         Ok(true)
@@ -381,9 +387,9 @@ impl Reconciler {
 }
 
 /// Waits for what a survey finds, or for ever if none is under way. Nothing is lost if it is dropped.
-async fn end_of(survey: &mut Option<Surveying>) -> Result<Survey, FollowError> {
-    let Some(under_way) = survey else { return std::future::pending().await };
-    let found = netlink::surveyed(under_way).await;
+async fn end_of(survey: &mut Option<SurveyTask>) -> Result<Survey, FollowError> {
+    let Some(in_flight) = survey else { return std::future::pending().await };
+    let found = netlink::join_survey(in_flight).await;
     *survey = None;
     Ok(found?)
 }

@@ -19,7 +19,7 @@ use tracing::{info, warn};
 use crate::{
     agent::{
         executor::Executor,
-        reconciler::{HEARTBEAT, Listeners, Places, Reconciler},
+        reconciler::{HEARTBEAT, Listeners, ProgramTargets, Reconciler},
         sweeper::Sweeper,
     },
     config::Config,
@@ -32,7 +32,7 @@ use crate::{
         state::State,
     },
     datapath::{Datapath, Pins, Tables, cleanup},
-    devices::{local_clients::Clients, uplinks::Uplinks},
+    devices::{local_clients::LocalClients, uplinks::Uplinks},
     http::{self, Health},
     kube::{self, events::Recorder, patch::PodPatcher},
     metrics::{Counts, DatapathCounters, FamilyTotals, Metrics},
@@ -97,8 +97,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         forwarding = forwarding.as_str(),
         "npl-agent starts"
     );
-    let mut clients = Clients::new(cgroup);
-    clients.serve(&mut datapath);
+    let mut local_clients = LocalClients::new(cgroup);
+    local_clients.serve(&mut datapath);
     let _sweeper = Sweeper::start(&bpffs)?;
 
     let probes = tokio::spawn(http::serve(listener, health.clone(), metrics.clone()));
@@ -111,8 +111,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         let recorder = Recorder::new(client, &node_name, metrics.clone());
         let (problems, seen_problems) = latest::channel(Vec::new());
         let listeners = Listeners { metrics, health: health.clone(), problems };
-        let places = Places { uplinks: Uplinks::new(devices, forwarding, attach, guard), clients };
-        let reconciler = Reconciler::new(State::new(settings), executor, places, listeners, resync);
+        let targets = ProgramTargets { uplinks: Uplinks::new(devices, forwarding, attach, guard), local_clients };
+        let reconciler = Reconciler::new(State::new(settings), executor, targets, listeners, resync);
         tokio::select! {
             ended = reconciler.run(changes, network) => { ended?; retire(&bpffs, &health).await?; stand_by(&health).await }
             refused = refusal => Err(refused.into()),
@@ -133,7 +133,7 @@ async fn retire(bpffs: &Path, health: &Health) -> anyhow::Result<()> {
         return Err(error).context("take everything of npl out of the kernel");
     }
     info!(pins = removed.pins.len(), "nothing of npl is left on this Node; the agent can be deleted");
-    health.retired();
+    health.set_retired();
     Ok(())
 }
 

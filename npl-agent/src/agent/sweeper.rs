@@ -12,7 +12,7 @@ use std::{
 use tracing::{debug, warn};
 
 use crate::{
-    core::flows::half_open::Attempts,
+    core::flows::half_open::HalfOpenExpiry,
     datapath::{DatapathError, Pins, Tables, kernel_clock},
     devices::uplinks::ErrorChain,
 };
@@ -54,10 +54,10 @@ impl Drop for Sweeper {
 }
 
 fn sweep(mut tables: Tables, ended: &Receiver<()>) {
-    let (mut has_failed, mut attempts) = (false, <[Attempts; 2]>::default());
+    let (mut has_failed, mut expiry) = (false, <[HalfOpenExpiry; 2]>::default());
     while ended.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
-        let flows = tables.forget_flows_that_are_over(kernel_clock());
-        let swept = flows.and_then(|flows| Ok(flows + tables.forget_attempts_that_are_over(&mut attempts)?));
+        let flows = tables.remove_expired_flows(kernel_clock());
+        let swept = flows.and_then(|flows| Ok(flows + tables.remove_expired_half_open(&mut expiry)?));
         match &swept {
             Ok(0) => {}
             Ok(flows) => debug!(flows, "forgotten, since nothing more is to come of them"),

@@ -12,7 +12,7 @@ use crate::{
         doctor::{Datapath, Facts, Setting, Sysctls},
         model::settings::PortRange,
     },
-    datapath::{cgroup, inspect::Inspection, is_unfenced, pins::Direction, preflight},
+    datapath::{cgroup, inspect::Inspection, is_unmitigated, pins::Direction, preflight},
     devices::uplinks::ErrorChain,
     netlink, nft_guard,
     process::lock,
@@ -30,7 +30,7 @@ pub(super) async fn gather(args: &ViewArgs) -> Facts {
         Ok((devices, routing)) => (Ok(devices), Ok(routing)),
         Err(reason) => (Err(reason.clone()), Err(reason)),
     };
-    let held = nft_guard::held().map_err(|error| unreadable(&error));
+    let held = nft_guard::read_state().map_err(|error| unreadable(&error));
     let datapath = Inspection::read(&args.bpffs).map(|inspection| datapath(&inspection));
     Facts {
         kernel: preflight::kernel_facts(),
@@ -60,15 +60,15 @@ fn datapath(inspection: &Inspection) -> Datapath {
     let is_in_both = |directions: &[Direction]| {
         [Direction::Ingress, Direction::Egress].iter().all(|direction| directions.contains(direction))
     };
-    let carrying = inspection.links.iter().filter(|(_, directions)| is_in_both(directions));
+    let attached = inspection.links.iter().filter(|(_, directions)| is_in_both(directions));
     let mut mappings = BTreeMap::new();
     for mapping in &inspection.mappings {
         *mappings.entry(mapping.frontend.family).or_default() += 1;
     }
     Datapath {
         is_installed: inspection.is_installed,
-        has_fenced_programs: !inspection.programs.keys().all(|build| is_unfenced(build)),
-        carrying: carrying.map(|(ifindex, _)| *ifindex).collect(),
+        has_mitigated_programs: !inspection.programs.keys().all(|build| is_unmitigated(build)),
+        attached_devices: attached.map(|(ifindex, _)| *ifindex).collect(),
         addresses: inspection.local_addresses.iter().copied().collect(),
         socket_hooks: inspection.socket_hooks.clone(),
         port_range: inspection.config.and_then(port_range),

@@ -132,9 +132,12 @@ fn nonsense_is_refused_with_the_flag_and_an_example() {
 #[test]
 fn xdp_and_redirect_exclude_each_other_and_the_choice_is_the_agents_where_it_has_one() {
     for forwarding in ["redirect", "offload"] {
-        let told = complaint(&["--forwarding", forwarding, "--attach", "xdp"]);
+        let complaint = complaint(&["--forwarding", forwarding, "--attach", "xdp"]);
         let expected = format!("\"xdp\" does not go with --forwarding {forwarding}");
-        assert!(told.contains("--attach") && told.contains(&expected) && told.contains("give auto or tc"), "{told}");
+        assert!(
+            complaint.contains("--attach") && complaint.contains(&expected) && complaint.contains("give auto or tc"),
+            "{complaint}"
+        );
         for attach in ["tc", "auto"] {
             assert!(config(&["--forwarding", forwarding, "--attach", attach]).is_ok());
         }

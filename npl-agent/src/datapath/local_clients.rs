@@ -30,7 +30,7 @@ use super::{
 
 /// Which clients are served.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LocalClients {
+pub struct ServedClients {
     /// Those of this cgroup and all below.
     pub cgroup: PathBuf,
     /// Whether they may also name a loopback address.
@@ -52,7 +52,7 @@ impl Datapath {
     /// # Errors
     ///
     /// If there is no such cgroup, or the kernel refuses. What an earlier agent attached goes on then.
-    pub fn serve_local_clients(&mut self, selection: &CgroupSelection) -> Result<Option<LocalClients>, DatapathError> {
+    pub fn serve_local_clients(&mut self, selection: &CgroupSelection) -> Result<Option<ServedClients>, DatapathError> {
         let Some(path) = cgroup::locate(selection)? else {
             return self.hooks.leave_cgroups(None).map(|()| None);
         };
@@ -66,7 +66,7 @@ impl Datapath {
         // Gives back what loading took; what other builds have left is none of these programs' business.
         self.hooks.programs.settle(true)?;
         attached?;
-        Ok(Some(LocalClients { cgroup: path, has_loopback: netns_cookie.is_some() }))
+        Ok(Some(ServedClients { cgroup: path, has_loopback: netns_cookie.is_some() }))
     }
 }
 
@@ -100,7 +100,7 @@ impl Hooks {
             let (cgroup, source) = (cgroup.path.to_owned(), Box::new(source));
             DatapathError::AttachCgroup { program: name, cgroup, source }
         };
-        let program = self.programs.socket_program(which)?;
+        let program = self.programs.load_socket_program(which)?;
         let pin = self.pins.socket_link(cgroup.id, which.hook);
         match sys::open_pin(&pin) {
             Ok(link) => {

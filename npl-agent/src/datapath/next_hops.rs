@@ -20,17 +20,17 @@ use super::{
     pins::Pins,
     tables::{open, tolerate_missing},
 };
-use crate::core::devices::redirect::{Carries, PodWay, Way};
+use crate::core::devices::redirect::{HopKind, PodNextHop, ProgramSet};
 
 /// Their tables.
 #[derive(Debug)]
-pub(super) struct DirectWays {
+pub(super) struct NextHops {
     uplinks: Table<u32, u32>,
     v4: Table<PodV4, Value>,
     v6: Table<PodV6, Value>,
 }
 
-impl DirectWays {
+impl NextHops {
     pub(super) fn open(pins: &Pins) -> Result<Self, DatapathError> {
         Ok(Self {
             uplinks: Table::open(pins, MAP_UPLINK)?,
@@ -40,40 +40,41 @@ impl DirectWays {
     }
 
     /// The Pods that packets are redirected to.
-    pub(super) fn pods(&self) -> Result<BTreeMap<IpAddr, PodWay>, DatapathError> {
+    pub(super) fn pods(&self) -> Result<BTreeMap<IpAddr, PodNextHop>, DatapathError> {
         let v4 = self.v4.read()?.into_iter().map(|(pod, value)| (IpAddr::from(pod.addr), value));
         let v6 = self.v6.read()?.into_iter().map(|(pod, value)| (IpAddr::from(pod.addr), value));
-        Ok(v4.chain(v6).filter_map(|(addr, value)| Some((addr, way(value)?))).collect())
+        Ok(v4.chain(v6).filter_map(|(addr, value)| Some((addr, next_hop(value)?))).collect())
     }
 
     /// Takes all out that is not wanted, or not like this. Pods first: then both directions of theirs change at once.
     pub(super) fn retain(
         &mut self,
-        devices: &BTreeMap<u32, Carries>,
-        pods: &BTreeMap<IpAddr, PodWay>,
+        devices: &BTreeMap<u32, ProgramSet>,
+        pods: &BTreeMap<IpAddr, PodNextHop>,
     ) -> Result<(), DatapathError> {
-        let value_of = |addr: IpAddr| pods.get(&addr).map(|way| value(*way));
+        let value_of = |addr: IpAddr| pods.get(&addr).map(|hop| value(*hop));
         self.v4.retain(|pod, value| value_of(pod.addr.into()) == Some(*value))?;
         self.v6.retain(|pod, value| value_of(pod.addr.into()) == Some(*value))?;
-        self.uplinks.retain(|ifindex, _| devices.get(ifindex).is_some_and(|carries| carries.is_direct_uplink()))
+        self.uplinks
+            .retain(|ifindex, _| devices.get(ifindex).is_some_and(|program_set| program_set.is_redirect_uplink()))
     }
 
     /// Puts in what carries programs. Pods last, for the same reason. A table of Pods that is full keeps those of the other
     /// family out of nothing; without room for an uplink no Pod stays, since what leaves by that one takes the stack.
     pub(super) fn add(
         &mut self,
-        devices: &BTreeMap<u32, Carries>,
-        pods: &BTreeMap<IpAddr, PodWay>,
+        devices: &BTreeMap<u32, ProgramSet>,
+        pods: &BTreeMap<IpAddr, PodNextHop>,
     ) -> Vec<DatapathError> {
-        let mut uplinks = devices.iter().filter(|(_, carries)| carries.is_direct_uplink());
+        let mut uplinks = devices.iter().filter(|(_, program_set)| program_set.is_redirect_uplink());
         if let Err(error) = uplinks.try_for_each(|(ifindex, _)| self.uplinks.set(*ifindex, UPLINK)) {
             return [Some(error), self.retain(devices, &BTreeMap::new()).err()].into_iter().flatten().collect();
         }
         let (mut v4, mut v6) = (Ok(()), Ok(()));
-        for (addr, way) in pods {
+        for (addr, hop) in pods {
             match addr {
-                IpAddr::V4(addr) => v4 = v4.and_then(|()| self.v4.set(PodV4 { addr: addr.octets() }, value(*way))),
-                IpAddr::V6(addr) => v6 = v6.and_then(|()| self.v6.set(PodV6 { addr: addr.octets() }, value(*way))),
+                IpAddr::V4(addr) => v4 = v4.and_then(|()| self.v4.set(PodV4 { addr: addr.octets() }, value(*hop))),
+                IpAddr::V6(addr) => v6 = v6.and_then(|()| self.v6.set(PodV6 { addr: addr.octets() }, value(*hop))),
             }
         }
         [v4, v6].into_iter().filter_map(Result::err).collect()
@@ -108,19 +109,19 @@ impl<K: Pod + Ord, V: Pod + PartialEq> Table<K, V> {
     }
 }
 
-const fn value(way: PodWay) -> Value {
-    let kind = match way.way {
-        Way::Peer => kind::PEER,
-        Way::Bridge => kind::BRIDGE,
+const fn value(hop: PodNextHop) -> Value {
+    let kind = match hop.kind {
+        HopKind::Peer => kind::PEER,
+        HopKind::Bridge => kind::BRIDGE,
     };
-    Value { ifindex: way.ifindex, mtu: way.mtu, kind }
+    Value { ifindex: hop.ifindex, mtu: hop.mtu, kind }
 }
 
-const fn way(value: Value) -> Option<PodWay> {
-    let way = match value.kind {
-        kind::PEER => Way::Peer,
-        kind::BRIDGE => Way::Bridge,
+const fn next_hop(value: Value) -> Option<PodNextHop> {
+    let kind = match value.kind {
+        kind::PEER => HopKind::Peer,
+        kind::BRIDGE => HopKind::Bridge,
         _ => return None,
     };
-    Some(PodWay { ifindex: value.ifindex, way, mtu: value.mtu })
+    Some(PodNextHop { ifindex: value.ifindex, kind, mtu: value.mtu })
 }

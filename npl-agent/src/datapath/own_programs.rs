@@ -7,7 +7,7 @@ use aya_obj::generated::bpf_attach_type::{self, BPF_NETKIT_PRIMARY, BPF_TCX_EGRE
 use tracing::debug;
 
 use super::{pins::Pins, sys};
-use crate::core::devices::attachments::{Fittings, Owner};
+use crate::core::devices::attachments::{AttachmentOwner, DeviceAttachments};
 
 /// The kernel's ids of all programs that agents of this ABI have pinned.
 #[derive(Debug)]
@@ -26,15 +26,15 @@ impl OwnPrograms {
     }
 
     /// Whose programs are on a device's hooks for BPF links; nothing if the kernel does not tell.
-    pub fn programs_on(&self, ifindex: u32) -> Option<Fittings> {
+    pub fn programs_on(&self, ifindex: u32) -> Option<DeviceAttachments> {
         let ingress = self.owners(ifindex, BPF_TCX_INGRESS)?;
         let mut egress = self.owners(ifindex, BPF_TCX_EGRESS)?;
         egress.extend(self.owners(ifindex, BPF_NETKIT_PRIMARY)?);
-        Some(Fittings { queues: BTreeSet::new(), ingress, egress })
+        Some(DeviceAttachments { queues: BTreeSet::new(), ingress, egress })
     }
 
-    fn owners(&self, ifindex: u32, hook: bpf_attach_type) -> Option<Vec<Owner>> {
-        let owner = |id| if self.0.contains(id) { Owner::Ours } else { Owner::Others };
+    fn owners(&self, ifindex: u32, hook: bpf_attach_type) -> Option<Vec<AttachmentOwner>> {
+        let owner = |id| if self.0.contains(id) { AttachmentOwner::Npl } else { AttachmentOwner::Other };
         match sys::programs_on(ifindex, hook) {
             Ok(ids) => Some(ids.iter().map(owner).collect()),
             Err(error) if has_no_such_hook(&error) => Some(Vec::new()),

@@ -4,18 +4,18 @@
 use tracing::{info, warn};
 
 use crate::{
-    datapath::{CgroupSelection, Datapath, LocalClients},
+    datapath::{CgroupSelection, Datapath, ServedClients},
     devices::uplinks::ErrorChain,
 };
 
 /// Whose sockets are led to Pods, and what was last told of it.
 #[derive(Debug)]
-pub struct Clients {
+pub struct LocalClients {
     selection: CgroupSelection,
-    told: Option<Result<Option<LocalClients>, String>>,
+    told: Option<Result<Option<ServedClients>, String>>,
 }
 
-impl Clients {
+impl LocalClients {
     /// Nobody is served yet.
     pub const fn new(selection: CgroupSelection) -> Self {
         Self { selection, told: None }
@@ -31,10 +31,10 @@ impl Clients {
     }
 }
 
-fn tell(served: &Result<Option<LocalClients>, String>) {
+fn tell(served: &Result<Option<ServedClients>, String>) {
     match served {
         Ok(None) => {}
-        Ok(Some(LocalClients { cgroup, has_loopback })) => {
+        Ok(Some(ServedClients { cgroup, has_loopback })) => {
             info!(cgroup = %cgroup.display(), "clients on the Node itself and in its Pods are led to Pods");
             if !has_loopback {
                 info!("loopback addresses do not lead to Pods: that needs Linux 5.14 or newer");

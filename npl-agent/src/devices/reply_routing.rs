@@ -8,24 +8,24 @@ use tracing::{field::display, info, warn};
 use crate::{
     core::devices::{
         redirect::Forwarding,
-        reply_routing::{Marking, Trouble, WaysBack},
+        reply_routing::{Marking, ReplyRouteProblem, ReplyRoutes},
     },
     nft_guard::GuardMode,
 };
 
 /// What was last found, so that only changes are told.
 #[derive(Debug)]
-pub struct Returns {
+pub struct ReplyRouting {
     forwarding: Forwarding,
     guard: GuardMode,
     markings: BTreeSet<Marking>,
-    trouble: Option<Trouble>,
+    problem: Option<ReplyRouteProblem>,
 }
 
-impl Returns {
+impl ReplyRouting {
     /// Nothing found yet.
     pub const fn new(forwarding: Forwarding, guard: GuardMode) -> Self {
-        Self { forwarding, guard, markings: BTreeSet::new(), trouble: None }
+        Self { forwarding, guard, markings: BTreeSet::new(), problem: None }
     }
 
     /// Which connections are to be marked.
@@ -34,28 +34,28 @@ impl Returns {
     }
 
     /// Takes in what was found, and which Pods have mappings.
-    pub fn take_in(&mut self, ways: WaysBack, mapped: &BTreeSet<IpAddr>) {
-        let ways = ways.of(mapped);
-        let (trouble, pods) = ways.trouble(self.forwarding, self.guard != GuardMode::Off).unzip();
-        if self.trouble != trouble {
-            self.trouble = trouble;
+    pub fn take_in(&mut self, routes: ReplyRoutes, mapped: &BTreeSet<IpAddr>) {
+        let routes = routes.of(mapped);
+        let (problem, pods) = routes.problem(self.forwarding, self.guard != GuardMode::Off).unzip();
+        if self.problem != problem {
+            self.problem = problem;
             self.tell(pods.unwrap_or(&BTreeSet::new()));
         }
-        self.markings = ways.markings;
+        self.markings = routes.markings;
     }
 
     fn tell(&self, pods: &BTreeSet<IpAddr>) {
         let (count, pod_ip) = (pods.len(), pods.first().map(display));
-        match self.trouble {
+        match self.problem {
             None => info!("replies leave by the interfaces that their requests came in by"),
-            Some(Trouble::NoMark) => warn!(
+            Some(ReplyRouteProblem::NoMark) => warn!(
                 count,
                 pod_ip,
                 "rules route packets of Pods by tables of their own, and none ahead of them leads a mark to the Node's: replies \
                  leave by other interfaces than their requests came in by; see \"Beside the rules of others\" in \
                  docs/datapath.md"
             ),
-            Some(Trouble::NobodyMarks) => warn!(
+            Some(ReplyRouteProblem::MarkNotSet) => warn!(
                 count,
                 pod_ip,
                 "rules route packets of Pods by tables of their own, and with --nft-guard off nobody marks connections to \

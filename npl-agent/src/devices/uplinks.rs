@@ -11,52 +11,52 @@ use tracing::{debug, info, warn};
 use crate::{
     core::{
         devices::{
-            Device, DeviceSelection, LinkFacts, Reason,
-            attachments::Fittings,
+            Device, DeviceSelection, LinkFacts, UplinkReason,
+            attachments::DeviceAttachments,
             choose,
-            grace_periods::Absences,
+            grace_periods::GracePeriods,
             local_addresses,
-            redirect::{Carries, Forwarding, Placement, PodWay, Refusal, Route, ways_to_pods},
+            redirect::{Forwarding, Placement, PodNextHop, ProgramSet, RedirectRefusal, Route, next_hops},
             reply_routing::Marking,
             xdp::{self, Attach},
         },
         model::Moment,
     },
     datapath::{Datapath, DatapathError, preflight},
-    devices::reply_routing::Returns,
-    netlink::{self, NetlinkError, Onlooker, Survey, Surveying},
+    devices::reply_routing::ReplyRouting,
+    netlink::{self, NetlinkError, Survey, SurveyTask, TcInspection},
     nft_guard::GuardMode,
 };
 
 /// Whether requests are translated by XDP, and why.
-type Place = Result<xdp::Reason, xdp::Reason>;
+type XdpDecision = Result<xdp::XdpReason, xdp::XdpReason>;
 
 /// What was last decided, so that only changes are told.
 #[derive(Debug)]
 pub struct Uplinks {
     selection: DeviceSelection,
     forwarding: Forwarding,
-    decided: BTreeMap<String, Result<Reason, Reason>>,
-    ways: BTreeMap<IpAddr, Result<PodWay, Refusal>>,
+    decided: BTreeMap<String, Result<UplinkReason, UplinkReason>>,
+    ways: BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>>,
     pods: BTreeSet<IpAddr>,
     /// Whether connection tracking keeps flows from being offloaded.
     is_strict: bool,
     /// Whether it forgets offloaded ones too soon.
     is_forgetful: bool,
     /// By which interfaces replies leave.
-    returns: Returns,
+    returns: ReplyRouting,
     told_errors: Vec<String>,
     /// How many of the Node's addresses found no room.
     left_out: usize,
     attach: Attach,
     /// By device index.
-    places: BTreeMap<u32, Place>,
+    places: BTreeMap<u32, XdpDecision>,
     /// The Node's addresses that are away for a moment.
-    absent_addresses: Absences<IpAddr>,
+    address_grace: GracePeriods<IpAddr>,
     /// Devices, by index, that were uplinks a moment ago.
-    absent_devices: Absences<u32>,
+    device_grace: GracePeriods<u32>,
     /// Devices whose driver does not run the program, by their index, as they were then.
-    refused: BTreeMap<u32, (LinkFacts, xdp::Reason)>,
+    refused: BTreeMap<u32, (LinkFacts, xdp::XdpReason)>,
 }
 
 /// Why the devices could not be followed.
@@ -81,9 +81,9 @@ impl FollowError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Coverage {
     /// Devices that carry them.
-    pub carrying: usize,
+    pub attached: usize,
     /// Devices that were chosen and refuse, or show programs no headers that they know; they are tried again each time.
-    pub refusing: usize,
+    pub failed: usize,
 }
 
 impl Uplinks {
@@ -97,13 +97,13 @@ impl Uplinks {
             pods: BTreeSet::new(),
             is_strict: false,
             is_forgetful: false,
-            returns: Returns::new(forwarding, guard),
+            returns: ReplyRouting::new(forwarding, guard),
             told_errors: Vec::new(),
             left_out: 0,
             attach,
             places: BTreeMap::new(),
-            absent_addresses: Absences::default(),
-            absent_devices: Absences::default(),
+            address_grace: GracePeriods::default(),
+            device_grace: GracePeriods::default(),
             refused: BTreeMap::new(),
         }
     }
@@ -120,16 +120,16 @@ impl Uplinks {
 
     /// Begins to look at the Node's devices, and, if packets may pass the host's stack by, at the routes to Pods that mappings
     /// lead to and at what others have on the way.
-    pub fn survey(&self, datapath: &Datapath) -> Surveying {
+    pub fn survey(&self, datapath: &Datapath) -> SurveyTask {
         if self.forwarding == Forwarding::Stack {
             return netlink::survey(BTreeSet::new(), None);
         }
         let own = datapath.hooks.own_programs();
-        let onlooker = Onlooker {
+        let inspection = TcInspection {
             uplinks: self.selection.clone(),
             programs_on: Box::new(move |ifindex| own.programs_on(ifindex)),
         };
-        netlink::survey(datapath.pod_addresses(), Some(onlooker))
+        netlink::survey(datapath.pod_addresses(), Some(inspection))
     }
 
     /// Looks at the Node's devices and makes the datapath fit them.
@@ -138,13 +138,13 @@ impl Uplinks {
     ///
     /// If devices cannot be listed, and as [`Self::apply`].
     pub async fn follow(&mut self, datapath: &mut Datapath, node_ips: &[IpAddr]) -> Result<Coverage, FollowError> {
-        let survey = netlink::surveyed(&mut self.survey(datapath)).await?;
+        let survey = netlink::join_survey(&mut self.survey(datapath)).await?;
         Ok(self.apply(datapath, survey, node_ips, Moment::default())?)
     }
 
     /// When what is away counts as gone, if it does not come back before.
     pub fn next_deadline(&self) -> Option<Moment> {
-        let deadlines = [self.absent_addresses.next_deadline(), self.absent_devices.next_deadline()];
+        let deadlines = [self.address_grace.next_deadline(), self.device_grace.next_deadline()];
         deadlines.into_iter().flatten().min()
     }
 
@@ -156,7 +156,7 @@ impl Uplinks {
     pub fn apply(
         &mut self,
         datapath: &mut Datapath,
-        Survey { pods, routes, devices, routing, fittings }: Survey,
+        Survey { pods, routes, devices, routing, attachments }: Survey,
         node_ips: &[IpAddr],
         now: Moment,
     ) -> Result<Coverage, DatapathError> {
@@ -169,23 +169,23 @@ impl Uplinks {
         let is_chosen = |device: &Device| matches!(self.decided.get(&device.name), Some(Ok(_)));
         let chosen: Vec<&Device> = devices.iter().filter(|device| is_chosen(device)).collect();
         let uplinks = chosen.iter().map(|device| device.ifindex).collect();
-        self.returns.take_in(routing.ways_back(devices, &uplinks), &datapath.pod_addresses());
-        let placement = self.placement(devices, &chosen, &routes, &fittings);
-        let mut places: BTreeMap<u32, Place> =
+        self.returns.take_in(routing.reply_routes(devices, &uplinks), &datapath.pod_addresses());
+        let placement = self.placement(devices, &chosen, &routes, &attachments);
+        let mut places: BTreeMap<u32, XdpDecision> =
             chosen.iter().map(|device| (device.ifindex, self.place_of(device))).collect();
         // XDP goes first and comes last: a request is never translated where its reply is not.
         let mut errors = datapath.detach_xdp(|ifindex| matches!(places.get(&ifindex), Some(Ok(_))));
         errors.extend(datapath.attach(devices, &placement));
         places.retain(|ifindex, _| datapath.hooks.attached().contains_key(ifindex));
         errors.extend(datapath.detach_xdp(|ifindex| places.contains_key(&ifindex)));
-        let carrying = places.len();
+        let attached = places.len();
         for device in &chosen {
             if let Some(place) = places.get_mut(&device.ifindex) {
                 *place = place.and_then(|reason| self.attach_xdp(datapath, device, reason));
             }
         }
-        let refused = self.decided.values().filter(|it| it.is_err_and(Reason::is_refusal)).count();
-        let coverage = Coverage { carrying, refusing: chosen.len().saturating_sub(carrying) + refused };
+        let refused = self.decided.values().filter(|it| it.is_err_and(UplinkReason::is_unsupported)).count();
+        let coverage = Coverage { attached, failed: chosen.len().saturating_sub(attached) + refused };
         let reasons = places.iter().map(|(ifindex, place)| (*ifindex, place.unwrap_or_else(|reason| reason)));
         errors.extend(datapath.hooks.note_reasons(&reasons.collect()).err());
         self.tell_errors(&errors);
@@ -205,7 +205,7 @@ impl Uplinks {
     ) -> Result<(), DatapathError> {
         let mut wanted = local_addresses(devices, node_ips);
         let (held, present) = (datapath.tables.local_addresses()?, wanted.iter().copied().collect());
-        wanted.extend(self.absent_addresses.awaited(&held, &present, now));
+        wanted.extend(self.address_grace.update(&held, &present, now));
         let left_out = datapath.tables.set_local_addresses(&wanted)?;
         if let Some(first) = left_out.first().filter(|_| self.left_out != left_out.len()) {
             warn!(count = left_out.len(), %first, "the Node has more addresses than fit; mappings do not answer on the last ones");
@@ -221,20 +221,20 @@ impl Uplinks {
         devices: &[Device],
         node_ips: &[IpAddr],
         now: Moment,
-    ) -> BTreeMap<String, Result<Reason, Reason>> {
-        let is_carrying = |device: &Device| datapath.hooks.is_uplink(device.ifindex);
+    ) -> BTreeMap<String, Result<UplinkReason, UplinkReason>> {
+        let is_attached = |device: &Device| datapath.hooks.is_uplink(device.ifindex);
         let chosen: Vec<_> = devices
             .iter()
-            .map(|device| (device, choose(device, &self.selection, node_ips, is_carrying(device))))
+            .map(|device| (device, choose(device, &self.selection, node_ips, is_attached(device))))
             .collect();
-        let lacks = |(device, decision): &(&Device, Result<Reason, Reason>)| {
-            (decision.is_err_and(Reason::is_absence) && is_carrying(device)).then_some(device.ifindex)
+        let lacks = |(device, decision): &(&Device, Result<UplinkReason, UplinkReason>)| {
+            (decision.is_err_and(UplinkReason::has_grace_period) && is_attached(device)).then_some(device.ifindex)
         };
         let held = chosen.iter().filter_map(lacks).collect();
-        let awaited = self.absent_devices.awaited(&held, &BTreeSet::new(), now);
-        let decide = |(device, decision): (&Device, Result<Reason, Reason>)| {
-            let is_awaited = awaited.contains(&device.ifindex);
-            (device.name.clone(), if is_awaited { Ok(Reason::Awaited) } else { decision })
+        let in_grace = self.device_grace.update(&held, &BTreeSet::new(), now);
+        let decide = |(device, decision): (&Device, Result<UplinkReason, UplinkReason>)| {
+            let is_awaited = in_grace.contains(&device.ifindex);
+            (device.name.clone(), if is_awaited { Ok(UplinkReason::InGracePeriod) } else { decision })
         };
         chosen.into_iter().map(decide).collect()
     }
@@ -245,17 +245,17 @@ impl Uplinks {
         devices: &[Device],
         uplinks: &[&Device],
         routes: &BTreeMap<IpAddr, Route>,
-        fittings: &BTreeMap<u32, Fittings>,
+        attachments: &BTreeMap<u32, DeviceAttachments>,
     ) -> Placement {
         let chosen = uplinks.iter().map(|device| device.ifindex).collect();
         let is_strict = self.forwarding == Forwarding::Offload && preflight::tracks_strictly();
         self.tell_tracking(is_strict);
-        let ways = if is_strict { BTreeMap::new() } else { ways_to_pods(devices, &chosen, routes, fittings) };
+        let ways = if is_strict { BTreeMap::new() } else { next_hops(devices, &chosen, routes, attachments) };
         self.tell_ways(&ways);
         self.ways = ways;
         let pods: BTreeMap<_, _> = self.ways.iter().filter_map(|(addr, way)| Some((*addr, way.ok()?))).collect();
-        let of_pods = pods.values().map(|way| (way.ifindex, Carries::pods(self.forwarding)));
-        let of_uplinks = uplinks.iter().map(|it| (it.ifindex, Carries::of_uplink(it, self.forwarding)));
+        let of_pods = pods.values().map(|way| (way.ifindex, ProgramSet::pods(self.forwarding)));
+        let of_uplinks = uplinks.iter().map(|it| (it.ifindex, ProgramSet::of_uplink(it, self.forwarding)));
         Placement { devices: of_uplinks.chain(of_pods).collect(), pods }
     }
 
@@ -280,24 +280,24 @@ impl Uplinks {
         self.is_forgetful = is_forgetful;
     }
 
-    fn tell_ways(&self, new: &BTreeMap<IpAddr, Result<PodWay, Refusal>>) {
+    fn tell_ways(&self, new: &BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>>) {
         for (pod_ip, way) in new.iter().filter(|(addr, way)| self.ways.get(addr) != Some(way)) {
             match way {
-                Ok(way) => debug!(%pod_ip, way = way.way.as_str(), mtu = way.mtu, "packets are redirected to this Pod"),
+                Ok(way) => debug!(%pod_ip, by = way.kind.as_str(), mtu = way.mtu, "packets are redirected to this Pod"),
                 Err(reason) => info!(%pod_ip, reason = reason.as_str(), "packets take the host's stack to this Pod"),
             }
         }
     }
 
-    fn place_of(&self, device: &Device) -> Place {
+    fn place_of(&self, device: &Device) -> XdpDecision {
         let planned = xdp::plan(device, self.attach, self.forwarding, preflight::has_xdp_frags());
         match self.refused.get(&device.ifindex) {
-            Some((link, reason)) if *link == device.link && !reason.may_pass() => planned.and(Err(*reason)),
+            Some((link, reason)) if *link == device.link && !reason.is_temporary() => planned.and(Err(*reason)),
             _ => planned,
         }
     }
 
-    fn attach_xdp(&mut self, datapath: &mut Datapath, device: &Device, reason: xdp::Reason) -> Place {
+    fn attach_xdp(&mut self, datapath: &mut Datapath, device: &Device, reason: xdp::XdpReason) -> XdpDecision {
         let Err(error) = datapath.attach_xdp(device) else {
             self.refused.remove(&device.ifindex);
             return Ok(reason);
@@ -309,34 +309,34 @@ impl Uplinks {
         Err(reason)
     }
 
-    fn tell_places(&self, devices: &[&Device], new: &BTreeMap<u32, Place>) {
+    fn tell_places(&self, devices: &[&Device], new: &BTreeMap<u32, XdpDecision>) {
         for device in devices {
             let (iface, place) = (&device.name, new.get(&device.ifindex));
             if place == self.places.get(&device.ifindex) {
                 continue;
             }
             match place {
-                Some(Ok(xdp::Reason::Forced)) => {
+                Some(Ok(xdp::XdpReason::Forced)) => {
                     warn!(
                         iface,
                         "XDP translates requests as --attach xdp demands; it breaks packets with unfinished checksums"
                     );
                 }
                 Some(Ok(reason)) => info!(iface, reason = reason.as_str(), "XDP translates requests"),
-                Some(Err(xdp::Reason::NotAsked)) | None => {}
+                Some(Err(xdp::XdpReason::NotRequested)) | None => {}
                 Some(Err(reason)) => info!(iface, reason = reason.as_str(), "TC translates requests"),
             }
         }
     }
 
-    fn tell_decisions(&self, new: &BTreeMap<String, Result<Reason, Reason>>) {
+    fn tell_decisions(&self, new: &BTreeMap<String, Result<UplinkReason, UplinkReason>>) {
         for (iface, decision) in new {
             if self.decided.get(iface) == Some(decision) {
                 continue;
             }
             match decision {
                 Ok(reason) => info!(iface, reason = reason.as_str(), "device carries the programs"),
-                Err(reason) if reason.is_refusal() => {
+                Err(reason) if reason.is_unsupported() => {
                     warn!(
                         iface,
                         reason = reason.as_str(),

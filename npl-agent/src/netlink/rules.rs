@@ -91,7 +91,7 @@ fn sender(rule: &RuleMessage) -> Option<Selector> {
 fn mark(rule: &RuleMessage) -> Option<Selector> {
     let header = &rule.header;
     let is_all = (header.src_len, header.dst_len, header.tos) == (0, 0, 0);
-    if !is_all || !rule.attributes.iter().all(asks_for_no_more) {
+    if !is_all || !rule.attributes.iter().all(has_no_other_condition) {
         return None;
     }
     let value = |it: &RuleAttribute| if let RuleAttribute::FwMark(value) = it { Some(*value) } else { None };
@@ -101,7 +101,7 @@ fn mark(rule: &RuleMessage) -> Option<Selector> {
     Mark::new(value, mask).map(Selector::Mark)
 }
 
-const fn asks_for_no_more(attribute: &RuleAttribute) -> bool {
+const fn has_no_other_condition(attribute: &RuleAttribute) -> bool {
     matches!(
         attribute,
         RuleAttribute::Priority(_)

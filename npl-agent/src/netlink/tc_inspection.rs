@@ -15,16 +15,16 @@ use rtnetlink::{
 use super::{NetlinkError, interfaces, list::Lists, request};
 use crate::core::devices::{
     Device, DeviceSelection,
-    attachments::{Fittings, Owner, Side, is_hook, matters, owner_of_filter},
+    attachments::{AttachmentOwner, DeviceAttachments, Side, is_hook, matters, owner_of_filter},
 };
 
 /// What has to be known to look at what others have on devices.
 #[expect(missing_debug_implementations, reason = "a function has nothing to show")]
-pub struct Onlooker {
+pub struct TcInspection {
     /// Which devices may be uplinks.
     pub uplinks: DeviceSelection,
     /// Tells whose programs are on a device's hooks, ahead of all filters; nothing if that cannot be told.
-    pub programs_on: Box<dyn Fn(u32) -> Option<Fittings> + Send + Sync>,
+    pub programs_on: Box<dyn Fn(u32) -> Option<DeviceAttachments> + Send + Sync>,
 }
 
 /// The kinds of each device's queues, by its index.
@@ -35,22 +35,22 @@ pub(super) type Queues = BTreeMap<u32, BTreeSet<String>>;
 /// # Errors
 ///
 /// If there is no socket.
-pub(super) async fn fittings(
+pub(super) async fn inspect(
     devices: &[Device],
     mut queues: Queues,
     lead_to_pods: &BTreeSet<u32>,
-    onlooker: &Onlooker,
-) -> Result<BTreeMap<u32, Fittings>, NetlinkError> {
+    inspection: &TcInspection,
+) -> Result<BTreeMap<u32, DeviceAttachments>, NetlinkError> {
     let (connection, handle, _unsolicited) = new_connection().map_err(NetlinkError::Open)?;
     let driver = tokio::spawn(connection);
     let mut all = BTreeMap::new();
     for ifindex in
-        devices.iter().filter(|device| matters(device, lead_to_pods, &onlooker.uplinks)).map(|device| device.ifindex)
+        devices.iter().filter(|device| matters(device, lead_to_pods, &inspection.uplinks)).map(|device| device.ifindex)
     {
-        let Some(mut fittings) = (onlooker.programs_on)(ifindex) else { continue };
-        fittings.queues = queues.remove(&ifindex).unwrap_or_default();
-        if add_filters(&handle, ifindex, &mut fittings).await.is_some() {
-            all.insert(ifindex, fittings);
+        let Some(mut attachments) = (inspection.programs_on)(ifindex) else { continue };
+        attachments.queues = queues.remove(&ifindex).unwrap_or_default();
+        if add_filters(&handle, ifindex, &mut attachments).await.is_some() {
+            all.insert(ifindex, attachments);
         }
     }
     driver.abort();
@@ -73,11 +73,11 @@ pub(super) fn has_ingress_queue(queues: &Queues, ifindex: u32) -> bool {
     queues.get(&ifindex).is_some_and(|kinds| kinds.contains("ingress"))
 }
 
-async fn add_filters(handle: &Handle, ifindex: u32, fittings: &mut Fittings) -> Option<()> {
+async fn add_filters(handle: &Handle, ifindex: u32, attachments: &mut DeviceAttachments) -> Option<()> {
     let index = i32::try_from(ifindex).ok()?;
-    for side in fittings.filtered_sides() {
+    for side in attachments.filtered_sides() {
         let filters: Vec<TcMessage> = dump_filters(handle, index, *side).await.ok()?;
-        fittings.add(*side, filters.iter().filter_map(owner));
+        attachments.add(*side, filters.iter().filter_map(owner));
     }
     Some(())
 }
@@ -91,7 +91,7 @@ async fn dump_filters(handle: &Handle, index: i32, side: Side) -> Result<Vec<TcM
     query.execute().try_collect().await.map_err(request("list filters"))
 }
 
-fn owner(filter: &TcMessage) -> Option<Owner> {
+fn owner(filter: &TcMessage) -> Option<AttachmentOwner> {
     let priority = u16::try_from(filter.header.info >> u16::BITS).unwrap_or_default();
     owner_of_filter(kind(filter), priority, (filter.header.handle.major, filter.header.handle.minor))
 }
@@ -106,7 +106,7 @@ fn kind(message: &TcMessage) -> &str {
 
 /// Whether a filter is new that is not ours, which attaching makes.
 pub(super) fn is_others_filter(filter: &TcMessage) -> bool {
-    owner(filter) == Some(Owner::Others)
+    owner(filter) == Some(AttachmentOwner::Other)
 }
 
 /// Whether packets may wait in a new queue.

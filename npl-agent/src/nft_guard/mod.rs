@@ -25,7 +25,7 @@ use std::{
 use tracing::{info, warn};
 
 use self::{
-    table::{Content, Endpoint},
+    table::{Content, PodEndpoint},
     wire::Connection,
 };
 use crate::core::{
@@ -56,16 +56,16 @@ pub enum GuardMode {
 /// rules. Dropping it leaves the table as it is.
 #[derive(Debug)]
 pub struct Guard {
-    news: Option<Sender<News>>,
+    updates: Option<Sender<Update>>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-enum News {
+enum Update {
     /// All mappings there are.
-    All(BTreeMap<Frontend, Endpoint>),
+    All(BTreeMap<Frontend, PodEndpoint>),
     /// One that is new, or gone.
-    One(Frontend, Option<Endpoint>),
+    One(Frontend, Option<PodEndpoint>),
     /// Which connections are to be marked.
     Markings(BTreeSet<Marking>),
 }
@@ -73,47 +73,47 @@ enum News {
 impl Guard {
     /// Starts it; what is there is compared with what should be every `resync`.
     pub fn start(mode: GuardMode, resync: Duration) -> Self {
-        let (news, heard) = mpsc::channel();
-        let keeper =
-            Keeper { mode, led: BTreeMap::new(), markings: None, held: None, was_needed: false, has_failed: false };
-        let thread = thread::Builder::new().name("guard".to_owned()).spawn(move || keeper.run(&heard, resync));
+        let (updates, receiver) = mpsc::channel();
+        let worker =
+            Worker { mode, mapped: BTreeMap::new(), markings: None, held: None, was_needed: false, has_failed: false };
+        let thread = thread::Builder::new().name("guard".to_owned()).spawn(move || worker.run(&receiver, resync));
         if let Err(error) = &thread {
             warn!(err = %error, "no thread for the guard: replies of forgotten connections may be masqueraded");
         }
-        Self { news: Some(news), thread: thread.ok() }
+        Self { updates: Some(updates), thread: thread.ok() }
     }
 
     /// Takes in all mappings that there are.
     pub fn observe(&self, mappings: &BTreeMap<Frontend, Backend>) {
-        let led = mappings.iter().map(|(frontend, backend)| (*frontend, endpoint(*frontend, backend)));
-        self.tell(News::All(led.collect()));
+        let mapped = mappings.iter().map(|(frontend, backend)| (*frontend, endpoint(*frontend, backend)));
+        self.tell(Update::All(mapped.collect()));
     }
 
     /// Takes in what has been done.
-    pub fn note(&self, op: &Op) {
+    pub fn record(&self, op: &Op) {
         match op {
             Op::UpsertMapping(frontend, backend) => {
-                self.tell(News::One(*frontend, Some(endpoint(*frontend, backend))));
+                self.tell(Update::One(*frontend, Some(endpoint(*frontend, backend))));
             }
-            Op::RemoveMapping(frontend) => self.tell(News::One(*frontend, None)),
+            Op::RemoveMapping(frontend) => self.tell(Update::One(*frontend, None)),
             Op::Reserve(..) | Op::AllowSources(..) | Op::WritePod { .. } | Op::ForgetSources(..) | Op::Release(_) => {}
         }
     }
 
     /// Takes in which connections are to be marked. Until this is known, those that are marked stay so.
     pub fn mark(&self, markings: &BTreeSet<Marking>) {
-        self.tell(News::Markings(markings.clone()));
+        self.tell(Update::Markings(markings.clone()));
     }
 
-    fn tell(&self, news: News) {
+    fn tell(&self, updates: Update) {
         // Where there is no thread, nobody listens.
-        drop(self.news.as_ref().map(|listener| listener.send(news)));
+        drop(self.updates.as_ref().map(|listener| listener.send(updates)));
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.news = None;
+        self.updates = None;
         if let Some(thread) = self.thread.take() {
             drop(thread.join());
         }
@@ -134,7 +134,7 @@ pub fn remove() -> io::Result<bool> {
 
 /// What a guard's table does, as the kernel has it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct TableState {
     /// How many endpoints are guarded from masquerading; nothing where none is, or where somebody took a part away.
     pub guarded: Option<usize>,
     /// Which connections are marked.
@@ -146,12 +146,12 @@ pub struct Held {
 /// # Errors
 ///
 /// The kernel's refusal.
-pub fn held() -> io::Result<Held> {
+pub fn read_state() -> io::Result<TableState> {
     let read = Connection::open().and_then(|connection| table::read(&connection));
     let Some(Content { endpoints, keeps_sources, markings }) = table::if_known(read)?.flatten() else {
-        return Ok(Held::default());
+        return Ok(TableState::default());
     };
-    Ok(Held { guarded: keeps_sources.then_some(endpoints.len()), markings })
+    Ok(TableState { guarded: keeps_sources.then_some(endpoints.len()), markings })
 }
 
 /// What a guard would have to do here against masquerading, and with what.
@@ -159,7 +159,7 @@ pub fn held() -> io::Result<Held> {
 /// # Errors
 ///
 /// The kernel's refusal.
-pub fn look(held: &Held) -> io::Result<Masquerading> {
+pub fn look(held: &TableState) -> io::Result<Masquerading> {
     let others = table::others_translate()?;
     Ok(Masquerading {
         has_nftables: others.is_some(),
@@ -168,14 +168,14 @@ pub fn look(held: &Held) -> io::Result<Masquerading> {
     })
 }
 
-const fn endpoint(frontend: Frontend, backend: &Backend) -> Endpoint {
-    Endpoint { addr: backend.pod_ip, protocol: frontend.protocol, port: backend.pod_port.0 }
+const fn endpoint(frontend: Frontend, backend: &Backend) -> PodEndpoint {
+    PodEndpoint { addr: backend.pod_ip, protocol: frontend.protocol, port: backend.pod_port.0 }
 }
 
 /// What the thread knows.
-struct Keeper {
+struct Worker {
     mode: GuardMode,
-    led: BTreeMap<Frontend, Endpoint>,
+    mapped: BTreeMap<Frontend, PodEndpoint>,
     /// Nothing until somebody has looked.
     markings: Option<BTreeSet<Marking>>,
     /// What is in the table; nothing while there is none.
@@ -186,17 +186,17 @@ struct Keeper {
     has_failed: bool,
 }
 
-impl Keeper {
-    fn run(mut self, news: &Receiver<News>, resync: Duration) {
+impl Worker {
+    fn run(mut self, updates: &Receiver<Update>, resync: Duration) {
         // The former agent's table is right until this one knows better.
-        let Ok(first) = news.recv() else { return };
+        let Ok(first) = updates.recv() else { return };
         self.take_in(first);
         let mut due = Instant::now();
         loop {
-            let result = match news.recv_timeout(due.saturating_duration_since(Instant::now())) {
+            let result = match updates.recv_timeout(due.saturating_duration_since(Instant::now())) {
                 Ok(first) => {
                     let former = self.markings.clone();
-                    std::iter::once(first).chain(news.try_iter()).for_each(|news| self.take_in(news));
+                    std::iter::once(first).chain(updates.try_iter()).for_each(|updates| self.take_in(updates));
                     if self.markings == former { self.follow() } else { self.verify() }
                 }
                 Err(RecvTimeoutError::Timeout) => {
@@ -220,17 +220,17 @@ impl Keeper {
         }
     }
 
-    fn take_in(&mut self, news: News) {
-        match news {
-            News::All(led) => self.led = led,
-            News::One(frontend, Some(endpoint)) => drop(self.led.insert(frontend, endpoint)),
-            News::One(frontend, None) => drop(self.led.remove(&frontend)),
-            News::Markings(markings) => self.markings = Some(markings),
+    fn take_in(&mut self, updates: Update) {
+        match updates {
+            Update::All(mapped) => self.mapped = mapped,
+            Update::One(frontend, Some(endpoint)) => drop(self.mapped.insert(frontend, endpoint)),
+            Update::One(frontend, None) => drop(self.mapped.remove(&frontend)),
+            Update::Markings(markings) => self.markings = Some(markings),
         }
     }
 
-    fn endpoints(&self) -> BTreeSet<Endpoint> {
-        self.led.values().copied().collect()
+    fn endpoints(&self) -> BTreeSet<PodEndpoint> {
+        self.mapped.values().copied().collect()
     }
 
     fn follow(&mut self) -> io::Result<()> {
@@ -275,8 +275,8 @@ impl Keeper {
         if wanted.keeps_sources && !self.held.as_ref().is_some_and(|held| held.keeps_sources) {
             info!(endpoints, "replies are guarded from masquerading: nftables table inet npl");
         }
-        let is_told = self.held.as_ref().is_some_and(|held| held.markings == wanted.markings);
-        if let Some(first) = wanted.markings.first().filter(|_| !is_told) {
+        let is_logged = self.held.as_ref().is_some_and(|held| held.markings == wanted.markings);
+        if let Some(first) = wanted.markings.first().filter(|_| !is_logged) {
             info!(
                 mark = %first.mark,
                 "connections to mappings are marked, so that replies leave where requests came in: nftables table inet npl"

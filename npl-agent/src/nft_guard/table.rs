@@ -21,7 +21,7 @@ const TOGETHER: usize = 1000;
 
 /// Where replies come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Endpoint {
+pub(super) struct PodEndpoint {
     pub(super) addr: IpAddr,
     pub(super) protocol: Protocol,
     /// Host order.
@@ -32,7 +32,7 @@ pub(super) struct Endpoint {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Content {
     /// Ends of mappings, which the chains ask for.
-    pub(super) endpoints: BTreeSet<Endpoint>,
+    pub(super) endpoints: BTreeSet<PodEndpoint>,
     /// Whether what comes from them keeps its source.
     pub(super) keeps_sources: bool,
     /// Which connections to them are marked.
@@ -52,7 +52,7 @@ const REPLIES: Chain = Chain { name: "replies", kind: "nat", hook: uapi::POST_RO
 /// `mangle`, behind connection tracking and ahead of routing.
 const REQUESTS: Chain = Chain { name: "requests", kind: "filter", hook: uapi::PRE_ROUTING, priority: -150 };
 
-impl Endpoint {
+impl PodEndpoint {
     /// Address, protocol and port, each of which takes whole words.
     fn key(&self) -> Vec<u8> {
         let [high, low] = self.port.to_be_bytes();
@@ -95,7 +95,11 @@ pub(super) fn replace(connection: &Connection, content: &Content) -> io::Result<
 }
 
 /// Adds some endpoints and takes others out.
-pub(super) fn update(connection: &Connection, new: &BTreeSet<Endpoint>, gone: &BTreeSet<Endpoint>) -> io::Result<()> {
+pub(super) fn update(
+    connection: &Connection,
+    new: &BTreeSet<PodEndpoint>,
+    gone: &BTreeSet<PodEndpoint>,
+) -> io::Result<()> {
     let messages = elements(message::DEL_ELEMENT, gone).into_iter().chain(elements(message::NEW_ELEMENT, new));
     // A transaction of all might not fit into the socket.
     messages.into_iter().try_for_each(|message| connection.commit(vec![message]))
@@ -115,7 +119,7 @@ pub(super) fn read(connection: &Connection) -> io::Result<Option<Content>> {
         let listed = connection.list(Message::new(message::GET_ELEMENT, set), |object| {
             let elements = find(object, attribute::ELEMENTS).unwrap_or_default();
             let key = |element| find(find(element, attribute::ELEMENT_KEY)?, attribute::DATA_VALUE);
-            endpoints.extend(attributes(elements).filter_map(|(_, element)| Endpoint::read(key(element)?)));
+            endpoints.extend(attributes(elements).filter_map(|(_, element)| PodEndpoint::read(key(element)?)));
             ControlFlow::Continue(())
         });
         if if_there(listed)?.is_none() {
@@ -203,11 +207,11 @@ fn new_rule(chain: &Chain, expressions: &[DefaultNla]) -> Message {
 }
 
 /// Commands about the elements of both sets.
-fn elements(command: u16, endpoints: &BTreeSet<Endpoint>) -> Vec<Message> {
+fn elements(command: u16, endpoints: &BTreeSet<PodEndpoint>) -> Vec<Message> {
     let mut messages = Vec::new();
     for shape in SHAPES {
-        let is_its = |endpoint: &&Endpoint| Family::of(endpoint.addr) == shape.family;
-        let element = |endpoint: &Endpoint| {
+        let is_its = |endpoint: &&PodEndpoint| Family::of(endpoint.addr) == shape.family;
+        let element = |endpoint: &PodEndpoint| {
             let key = nest(attribute::ELEMENT_KEY, &[bytes(attribute::DATA_VALUE, &endpoint.key())]);
             nest(attribute::IN_LIST, &[key])
         };

@@ -106,7 +106,7 @@ impl Connection {
         Ok(Self(socket))
     }
 
-    /// Carries out all of the commands or none.
+    /// ProgramSet out all of the commands or none.
     ///
     /// # Errors
     ///

@@ -79,7 +79,7 @@ mod tests {
 
     /// As `npl-agent status` asks while an agent starts.
     #[test]
-    fn whoever_asks_keeps_nobody_from_taking_it() {
+    fn asking_for_the_lock_does_not_keep_others_from_taking_it() {
         let (name, is_over) = (name("asked"), AtomicBool::new(false));
         thread::scope(|scope| {
             scope.spawn(|| {

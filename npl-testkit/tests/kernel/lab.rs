@@ -200,7 +200,7 @@ impl Lab {
 
     /// As [`Self::run`], of the program for drivers.
     pub(crate) fn run_xdp(&mut self, frame: &[u8]) -> Outcome {
-        self.noting(frame, |lab, options| lab.datapath.hooks.xdp_program().unwrap().test_run(options))
+        self.noting(frame, |lab, options| lab.datapath.hooks.load_xdp_program().unwrap().test_run(options))
     }
 
     fn noting(
@@ -222,7 +222,7 @@ impl Lab {
     pub(crate) fn program(&mut self, name: &'static str) -> &mut SchedClassifier {
         match &mut self.others {
             Some(others) => others.program_mut(name).unwrap().try_into().unwrap(),
-            None => self.datapath.hooks.program(name).unwrap(),
+            None => self.datapath.hooks.load_program(name).unwrap(),
         }
     }
 

@@ -24,11 +24,11 @@ const HOOK_OF_INGRESS: &str = "ingress";
 
 /// Whose something is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Owner {
+pub enum AttachmentOwner {
     /// This agent's, or its predecessor's.
-    Ours,
+    Npl,
     /// Anybody else's.
-    Others,
+    Other,
 }
 
 /// A direction in which packets pass a device.
@@ -42,16 +42,16 @@ pub enum Side {
 
 /// What packets meet on a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Fittings {
+pub struct DeviceAttachments {
     /// The kinds of its queues, as `tc` names them.
     pub queues: BTreeSet<String>,
     /// Programs and filters for what comes in, in the order in which packets meet them.
-    pub ingress: Vec<Owner>,
+    pub ingress: Vec<AttachmentOwner>,
     /// The same for what leaves.
-    pub egress: Vec<Owner>,
+    pub egress: Vec<AttachmentOwner>,
 }
 
-impl Fittings {
+impl DeviceAttachments {
     /// Whether what leaves waits where others have said how long, or is dropped where they have said how much may pass.
     pub fn has_limit(&self) -> bool {
         self.queues.iter().any(|kind| !PLAIN_QUEUES.contains(&kind.as_str()) && !is_hook(kind))
@@ -59,13 +59,13 @@ impl Fittings {
 
     /// Whether others have a program or a filter for a direction.
     pub fn has_others(&self, side: Side) -> bool {
-        self.on(side).contains(&Owner::Others)
+        self.on(side).contains(&AttachmentOwner::Other)
     }
 
     /// Whether others have one behind ours, or where ours would come first, for what comes in.
-    pub fn has_others_behind_ours(&self) -> bool {
-        let ours = self.ingress.iter().position(|owner| *owner == Owner::Ours);
-        self.ingress.iter().skip(ours.unwrap_or_default()).any(|owner| *owner == Owner::Others)
+    pub fn has_others_behind_npl(&self) -> bool {
+        let npl = self.ingress.iter().position(|owner| *owner == AttachmentOwner::Npl);
+        self.ingress.iter().skip(npl.unwrap_or_default()).any(|owner| *owner == AttachmentOwner::Other)
     }
 
     /// The directions for which there may be filters.
@@ -80,14 +80,14 @@ impl Fittings {
     }
 
     /// Adds filters, behind all that is there.
-    pub fn add(&mut self, side: Side, owners: impl IntoIterator<Item = Owner>) {
+    pub fn add(&mut self, side: Side, owners: impl IntoIterator<Item = AttachmentOwner>) {
         match side {
             Side::Ingress => self.ingress.extend(owners),
             Side::Egress => self.egress.extend(owners),
         }
     }
 
-    const fn on(&self, side: Side) -> &Vec<Owner> {
+    const fn on(&self, side: Side) -> &Vec<AttachmentOwner> {
         match side {
             Side::Ingress => &self.ingress,
             Side::Egress => &self.egress,
@@ -103,12 +103,12 @@ pub fn is_hook(kind: &str) -> bool {
 /// Whose a filter is that the kernel tells of; nothing if it tells of a priority alone, which ours have as well.
 ///
 /// A priority comes with the kind of its filters and without a handle, ahead of the filters themselves.
-pub fn owner_of_filter(kind: &str, priority: u16, handle: (u16, u16)) -> Option<Owner> {
-    let is_ours = kind == "bpf" && [FIRST, LAST].contains(&priority);
+pub fn owner_of_filter(kind: &str, priority: u16, handle: (u16, u16)) -> Option<AttachmentOwner> {
+    let is_npl = kind == "bpf" && [FIRST, LAST].contains(&priority);
     match handle {
-        FILTER_HANDLE if is_ours => Some(Owner::Ours),
-        (0, 0) if is_ours => None,
-        _ => Some(Owner::Others),
+        FILTER_HANDLE if is_npl => Some(AttachmentOwner::Npl),
+        (0, 0) if is_npl => None,
+        _ => Some(AttachmentOwner::Other),
     }
 }
 
@@ -127,11 +127,14 @@ pub fn matters(device: &Device, lead_to_pods: &BTreeSet<u32>, uplinks: &DeviceSe
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::{FILTER_HANDLE, FIRST, Fittings, LAST, Owner, Side, matters, owner_of_filter};
+    use super::{AttachmentOwner, DeviceAttachments, FILTER_HANDLE, FIRST, LAST, Side, matters, owner_of_filter};
     use crate::core::devices::{Device, DeviceKind, DeviceSelection, LinkFacts, LinkLayer};
 
-    fn with_queues(kinds: &[&str]) -> Fittings {
-        Fittings { queues: kinds.iter().map(|kind| (*kind).to_owned()).collect(), ..Fittings::default() }
+    fn with_queues(kinds: &[&str]) -> DeviceAttachments {
+        DeviceAttachments {
+            queues: kinds.iter().map(|kind| (*kind).to_owned()).collect(),
+            ..DeviceAttachments::default()
+        }
     }
 
     #[test]
@@ -153,34 +156,34 @@ mod tests {
     }
 
     #[test]
-    fn filters_are_ours_by_kind_priority_and_handle() {
+    fn filters_of_npl_are_recognized_by_kind_priority_and_handle() {
         for priority in [FIRST, LAST] {
-            assert_eq!(owner_of_filter("bpf", priority, FILTER_HANDLE), Some(Owner::Ours));
+            assert_eq!(owner_of_filter("bpf", priority, FILTER_HANDLE), Some(AttachmentOwner::Npl));
             assert_eq!(owner_of_filter("bpf", priority, (0, 0)), None);
-            assert_eq!(owner_of_filter("bpf", priority, (0, 1)), Some(Owner::Others));
-            assert_eq!(owner_of_filter("u32", priority, (0, 0)), Some(Owner::Others));
+            assert_eq!(owner_of_filter("bpf", priority, (0, 1)), Some(AttachmentOwner::Other));
+            assert_eq!(owner_of_filter("u32", priority, (0, 0)), Some(AttachmentOwner::Other));
         }
-        assert_eq!(owner_of_filter("bpf", 10, (0, 0)), Some(Owner::Others));
-        assert_eq!(owner_of_filter("bpf", 10, FILTER_HANDLE), Some(Owner::Others));
+        assert_eq!(owner_of_filter("bpf", 10, (0, 0)), Some(AttachmentOwner::Other));
+        assert_eq!(owner_of_filter("bpf", 10, FILTER_HANDLE), Some(AttachmentOwner::Other));
     }
 
     #[test]
-    fn what_is_ahead_of_ours_is_met_and_what_is_behind_is_not() {
-        use Owner::{Others, Ours};
+    fn other_programs_behind_npl_are_distinguished_from_those_ahead() {
+        use AttachmentOwner::{Npl, Other};
         let table = [
             (vec![], false, false),
-            (vec![Ours], false, false),
-            (vec![Others, Ours], true, false),
-            (vec![Ours, Others], true, true),
-            (vec![Others, Ours, Others], true, true),
-            (vec![Others], true, true),
+            (vec![Npl], false, false),
+            (vec![Other, Npl], true, false),
+            (vec![Npl, Other], true, true),
+            (vec![Other, Npl, Other], true, true),
+            (vec![Other], true, true),
         ];
         for (ingress, has_others, has_others_behind) in table {
-            let mut fittings = Fittings::default();
-            fittings.add(Side::Ingress, ingress.iter().copied());
-            assert_eq!(fittings.has_others(Side::Ingress), has_others, "{ingress:?}");
-            assert_eq!(fittings.has_others_behind_ours(), has_others_behind, "{ingress:?}");
-            assert!(!fittings.has_others(Side::Egress));
+            let mut attachments = DeviceAttachments::default();
+            attachments.add(Side::Ingress, ingress.iter().copied());
+            assert_eq!(attachments.has_others(Side::Ingress), has_others, "{ingress:?}");
+            assert_eq!(attachments.has_others_behind_npl(), has_others_behind, "{ingress:?}");
+            assert!(!attachments.has_others(Side::Egress));
         }
     }
 

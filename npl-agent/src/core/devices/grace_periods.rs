@@ -12,19 +12,19 @@ pub const GRACE_MILLIS: u64 = 10_000;
 
 /// Since when things are away that are gone on with.
 #[derive(Debug)]
-pub struct Absences<K> {
+pub struct GracePeriods<K> {
     since: BTreeMap<K, Moment>,
 }
 
-impl<K> Default for Absences<K> {
+impl<K> Default for GracePeriods<K> {
     fn default() -> Self {
         Self { since: BTreeMap::new() }
     }
 }
 
-impl<K: Ord + Copy> Absences<K> {
+impl<K: Ord + Copy> GracePeriods<K> {
     /// Those of what is held that are away, and not for long enough to count as gone.
-    pub fn awaited(&mut self, held: &BTreeSet<K>, present: &BTreeSet<K>, now: Moment) -> BTreeSet<K> {
+    pub fn update(&mut self, held: &BTreeSet<K>, present: &BTreeSet<K>, now: Moment) -> BTreeSet<K> {
         let since = |it: &K| (*it, self.since.get(it).copied().unwrap_or(now));
         let away: BTreeMap<K, Moment> = held.difference(present).map(since).collect();
         self.since = away.into_iter().filter(|(_, since)| now < since.plus(GRACE_MILLIS)).collect();
@@ -41,7 +41,7 @@ impl<K: Ord + Copy> Absences<K> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::{Absences, GRACE_MILLIS};
+    use super::{GRACE_MILLIS, GracePeriods};
     use crate::core::model::Moment;
 
     fn set(numbers: &[u32]) -> BTreeSet<u32> {
@@ -49,40 +49,40 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_back_in_time_was_never_gone() {
-        let mut absences = Absences::default();
+    fn an_element_that_returns_within_the_grace_period_is_kept() {
+        let mut grace_periods = GracePeriods::default();
         let held = set(&[1, 2]);
-        assert_eq!(absences.awaited(&held, &set(&[1, 2, 3]), Moment(5)), set(&[]));
-        assert_eq!(absences.awaited(&held, &set(&[1]), Moment(10)), set(&[2]));
-        assert_eq!(absences.next_deadline(), Some(Moment(10 + GRACE_MILLIS)));
-        assert_eq!(absences.awaited(&held, &set(&[1]), Moment(9 + GRACE_MILLIS)), set(&[2]));
-        assert_eq!(absences.awaited(&held, &held, Moment(9 + GRACE_MILLIS)), set(&[]));
-        assert_eq!(absences.next_deadline(), None);
+        assert_eq!(grace_periods.update(&held, &set(&[1, 2, 3]), Moment(5)), set(&[]));
+        assert_eq!(grace_periods.update(&held, &set(&[1]), Moment(10)), set(&[2]));
+        assert_eq!(grace_periods.next_deadline(), Some(Moment(10 + GRACE_MILLIS)));
+        assert_eq!(grace_periods.update(&held, &set(&[1]), Moment(9 + GRACE_MILLIS)), set(&[2]));
+        assert_eq!(grace_periods.update(&held, &held, Moment(9 + GRACE_MILLIS)), set(&[]));
+        assert_eq!(grace_periods.next_deadline(), None);
     }
 
     #[test]
-    fn what_stays_away_is_gone_after_the_grace_and_not_before() {
-        let mut absences = Absences::default();
-        assert_eq!(absences.awaited(&set(&[1, 2]), &set(&[1]), Moment(10)), set(&[2]));
-        assert_eq!(absences.awaited(&set(&[1, 2]), &set(&[]), Moment(20)), set(&[1, 2]));
-        assert_eq!(absences.awaited(&set(&[1, 2]), &set(&[]), Moment(10 + GRACE_MILLIS)), set(&[1]));
-        assert_eq!(absences.next_deadline(), Some(Moment(20 + GRACE_MILLIS)));
+    fn an_absent_element_is_dropped_after_the_grace_period_and_not_before() {
+        let mut grace_periods = GracePeriods::default();
+        assert_eq!(grace_periods.update(&set(&[1, 2]), &set(&[1]), Moment(10)), set(&[2]));
+        assert_eq!(grace_periods.update(&set(&[1, 2]), &set(&[]), Moment(20)), set(&[1, 2]));
+        assert_eq!(grace_periods.update(&set(&[1, 2]), &set(&[]), Moment(10 + GRACE_MILLIS)), set(&[1]));
+        assert_eq!(grace_periods.next_deadline(), Some(Moment(20 + GRACE_MILLIS)));
     }
 
     #[test]
-    fn what_comes_back_and_goes_again_has_the_whole_grace() {
-        let mut absences = Absences::default();
+    fn a_second_absence_has_a_whole_grace_period() {
+        let mut grace_periods = GracePeriods::default();
         let held = set(&[1]);
-        absences.awaited(&held, &set(&[]), Moment(0));
-        absences.awaited(&held, &held, Moment(GRACE_MILLIS - 1));
-        assert_eq!(absences.awaited(&held, &set(&[]), Moment(GRACE_MILLIS)), held);
+        grace_periods.update(&held, &set(&[]), Moment(0));
+        grace_periods.update(&held, &held, Moment(GRACE_MILLIS - 1));
+        assert_eq!(grace_periods.update(&held, &set(&[]), Moment(GRACE_MILLIS)), held);
     }
 
     #[test]
-    fn what_is_not_held_is_not_waited_for() {
-        let mut absences = Absences::default();
-        absences.awaited(&set(&[1]), &set(&[]), Moment(0));
-        assert_eq!(absences.awaited(&set(&[]), &set(&[]), Moment(1)), set(&[]));
-        assert_eq!(absences.next_deadline(), None);
+    fn an_element_that_was_never_held_has_no_grace_period() {
+        let mut grace_periods = GracePeriods::default();
+        grace_periods.update(&set(&[1]), &set(&[]), Moment(0));
+        assert_eq!(grace_periods.update(&set(&[]), &set(&[]), Moment(1)), set(&[]));
+        assert_eq!(grace_periods.next_deadline(), None);
     }
 }

@@ -85,7 +85,7 @@ pub struct LinkFacts {
     /// The largest packet that it carries, in bytes.
     pub mtu: u32,
     /// Whether VLAN devices and the like take frames from it.
-    pub carries_others: bool,
+    pub has_upper_devices: bool,
     /// Whether nothing leaves by it unless a program lets it, as a pair of netkit may be made.
     pub is_closed: bool,
     /// Whether it has an `ingress` queue, which unlike `clsact` has no place for filters of what leaves.
@@ -107,7 +107,7 @@ pub enum DeviceSelection {
 
 /// Why a device does or does not carry the programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Reason {
+pub enum UplinkReason {
     /// `--devices` names it.
     Named,
     /// `--devices` names others.
@@ -123,7 +123,7 @@ pub enum Reason {
     /// An earlier agent chose it, and which addresses the Node publishes is not known yet.
     Kept,
     /// What it was chosen for was there a moment ago, and may come back.
-    Awaited,
+    InGracePeriod,
     /// Its master carries the programs.
     IsEnslaved,
     /// Its members carry the programs.
@@ -144,7 +144,7 @@ pub enum Reason {
     HasOtherLinkLayer,
 }
 
-impl Reason {
+impl UplinkReason {
     /// For tables and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -155,7 +155,7 @@ impl Reason {
             Self::IsTunnel => "tunnel to other Nodes",
             Self::IsUplink => "uplink with an address",
             Self::Kept => "kept from an earlier agent until the Node's addresses are known",
-            Self::Awaited => "was an uplink a moment ago",
+            Self::InGracePeriod => "was an uplink a moment ago",
             Self::IsEnslaved => "its master carries the programs",
             Self::IsVrf => "its members carry the programs",
             Self::IsLoopback => "loopback",
@@ -171,12 +171,12 @@ impl Reason {
     }
 
     /// Whether a device does not carry the programs for want of what may come back.
-    pub const fn is_absence(self) -> bool {
+    pub const fn has_grace_period(self) -> bool {
         matches!(self, Self::LeadsToPods | Self::HasNoAddress)
     }
 
     /// Whether clients may come by the device all the same, and are not served there.
-    pub const fn is_refusal(self) -> bool {
+    pub const fn is_unsupported(self) -> bool {
         matches!(self, Self::LeavesTags | Self::ShowsOuterHeaders | Self::HasOtherLinkLayer)
     }
 }
@@ -191,49 +191,49 @@ pub fn choose(
     device: &Device,
     selection: &DeviceSelection,
     node_ips: &[IpAddr],
-    is_carrying: bool,
-) -> Result<Reason, Reason> {
+    is_attached: bool,
+) -> Result<UplinkReason, UplinkReason> {
     let chosen = match selection {
-        DeviceSelection::Named(names) if names.contains(&device.name) => Ok(Reason::Named),
-        DeviceSelection::Named(_) => Err(Reason::NotNamed),
+        DeviceSelection::Named(names) if names.contains(&device.name) => Ok(UplinkReason::Named),
+        DeviceSelection::Named(_) => Err(UplinkReason::NotNamed),
         DeviceSelection::Auto => choose_by_rules(device, node_ips)
-            .or_else(|reason| if is_carrying && node_ips.is_empty() { Ok(Reason::Kept) } else { Err(reason) }),
+            .or_else(|reason| if is_attached && node_ips.is_empty() { Ok(UplinkReason::Kept) } else { Err(reason) }),
     };
     let reason = chosen?;
-    match refusal(device.link_layer) {
+    match unsupported_link_layer(device.link_layer) {
         None => Ok(reason),
         // As `gre0`, which comes with the kernel's module: nothing goes through it.
-        Some(_) if reason == Reason::IsTunnel && device.addresses.is_empty() => Err(Reason::HasNoAddress),
-        Some(refusal) => Err(refusal),
+        Some(_) if reason == UplinkReason::IsTunnel && device.addresses.is_empty() => Err(UplinkReason::HasNoAddress),
+        Some(unsupported_link_layer) => Err(unsupported_link_layer),
     }
 }
 
-const fn refusal(link_layer: LinkLayer) -> Option<Reason> {
+const fn unsupported_link_layer(link_layer: LinkLayer) -> Option<UplinkReason> {
     match link_layer {
         LinkLayer::Ethernet | LinkLayer::None => None,
-        LinkLayer::Tagged => Some(Reason::LeavesTags),
-        LinkLayer::Outer => Some(Reason::ShowsOuterHeaders),
-        LinkLayer::Other => Some(Reason::HasOtherLinkLayer),
+        LinkLayer::Tagged => Some(UplinkReason::LeavesTags),
+        LinkLayer::Outer => Some(UplinkReason::ShowsOuterHeaders),
+        LinkLayer::Other => Some(UplinkReason::HasOtherLinkLayer),
     }
 }
 
-fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<Reason, Reason> {
+fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<UplinkReason, UplinkReason> {
     match device.kind {
-        DeviceKind::Loopback => return Err(Reason::IsLoopback),
-        DeviceKind::Dummy => return Err(Reason::IsDummy),
-        DeviceKind::Vrf => return Err(Reason::IsVrf),
-        _ if device.master == Some(Master::TakesFrames) => return Err(Reason::IsEnslaved),
-        DeviceKind::Tunnel => return Ok(Reason::IsTunnel),
+        DeviceKind::Loopback => return Err(UplinkReason::IsLoopback),
+        DeviceKind::Dummy => return Err(UplinkReason::IsDummy),
+        DeviceKind::Vrf => return Err(UplinkReason::IsVrf),
+        _ if device.master == Some(Master::TakesFrames) => return Err(UplinkReason::IsEnslaved),
+        DeviceKind::Tunnel => return Ok(UplinkReason::IsTunnel),
         DeviceKind::Physical | DeviceKind::Veth | DeviceKind::Bridge | DeviceKind::Other => {}
     }
     if device.addresses.iter().any(|addr| node_ips.contains(addr)) {
-        return Ok(Reason::HasNodeAddress);
+        return Ok(UplinkReason::HasNodeAddress);
     }
     if device.has_default_route {
-        return Ok(Reason::HasDefaultRoute);
+        return Ok(UplinkReason::HasDefaultRoute);
     }
     match device.kind {
-        DeviceKind::Veth | DeviceKind::Bridge => Err(Reason::LeadsToPods),
+        DeviceKind::Veth | DeviceKind::Bridge => Err(UplinkReason::LeadsToPods),
         DeviceKind::Physical
         | DeviceKind::Other
         | DeviceKind::Loopback
@@ -241,9 +241,9 @@ fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<Reason, Reaso
         | DeviceKind::Tunnel
         | DeviceKind::Vrf => {
             if device.addresses.is_empty() {
-                Err(Reason::HasNoAddress)
+                Err(UplinkReason::HasNoAddress)
             } else {
-                Ok(Reason::IsUplink)
+                Ok(UplinkReason::IsUplink)
             }
         }
     }
@@ -266,7 +266,9 @@ pub fn local_addresses(devices: &[Device], node_ips: &[IpAddr]) -> Vec<IpAddr> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Device, DeviceKind, DeviceSelection, LinkFacts, LinkLayer, Master, Reason, choose, local_addresses};
+    use super::{
+        Device, DeviceKind, DeviceSelection, LinkFacts, LinkLayer, Master, UplinkReason, choose, local_addresses,
+    };
 
     const NODE_IP: &str = "192.0.2.11";
 
@@ -284,25 +286,25 @@ mod tests {
         }
     }
 
-    fn auto(device: &Device) -> Result<Reason, Reason> {
+    fn auto(device: &Device) -> Result<UplinkReason, UplinkReason> {
         choose(device, &DeviceSelection::Auto, &[NODE_IP.parse().unwrap()], false)
     }
 
     #[test]
     fn uplinks_and_tunnels_are_chosen_and_pod_devices_are_not() {
         let table = [
-            (device("eth0", DeviceKind::Physical, &[NODE_IP]), Ok(Reason::HasNodeAddress)),
-            (device("eth1", DeviceKind::Physical, &["198.51.100.4"]), Ok(Reason::IsUplink)),
-            (device("eth2", DeviceKind::Physical, &[]), Err(Reason::HasNoAddress)),
-            (device("veth0", DeviceKind::Veth, &[NODE_IP]), Ok(Reason::HasNodeAddress)),
-            (device("cali123", DeviceKind::Veth, &[]), Err(Reason::LeadsToPods)),
-            (device("cni0", DeviceKind::Bridge, &["10.244.1.1"]), Err(Reason::LeadsToPods)),
-            (device("br0", DeviceKind::Bridge, &[NODE_IP]), Ok(Reason::HasNodeAddress)),
-            (device("flannel.1", DeviceKind::Tunnel, &["10.244.1.0"]), Ok(Reason::IsTunnel)),
-            (device("wg0", DeviceKind::Tunnel, &[]), Ok(Reason::IsTunnel)),
-            (device("kube-ipvs0", DeviceKind::Dummy, &["10.96.0.1"]), Err(Reason::IsDummy)),
-            (device("lo", DeviceKind::Loopback, &[]), Err(Reason::IsLoopback)),
-            (device("eth0.100", DeviceKind::Other, &["203.0.113.4"]), Ok(Reason::IsUplink)),
+            (device("eth0", DeviceKind::Physical, &[NODE_IP]), Ok(UplinkReason::HasNodeAddress)),
+            (device("eth1", DeviceKind::Physical, &["198.51.100.4"]), Ok(UplinkReason::IsUplink)),
+            (device("eth2", DeviceKind::Physical, &[]), Err(UplinkReason::HasNoAddress)),
+            (device("veth0", DeviceKind::Veth, &[NODE_IP]), Ok(UplinkReason::HasNodeAddress)),
+            (device("cali123", DeviceKind::Veth, &[]), Err(UplinkReason::LeadsToPods)),
+            (device("cni0", DeviceKind::Bridge, &["10.244.1.1"]), Err(UplinkReason::LeadsToPods)),
+            (device("br0", DeviceKind::Bridge, &[NODE_IP]), Ok(UplinkReason::HasNodeAddress)),
+            (device("flannel.1", DeviceKind::Tunnel, &["10.244.1.0"]), Ok(UplinkReason::IsTunnel)),
+            (device("wg0", DeviceKind::Tunnel, &[]), Ok(UplinkReason::IsTunnel)),
+            (device("kube-ipvs0", DeviceKind::Dummy, &["10.96.0.1"]), Err(UplinkReason::IsDummy)),
+            (device("lo", DeviceKind::Loopback, &[]), Err(UplinkReason::IsLoopback)),
+            (device("eth0.100", DeviceKind::Other, &["203.0.113.4"]), Ok(UplinkReason::IsUplink)),
         ];
         for (device, expected) in table {
             assert_eq!(auto(&device), expected, "{}", device.name);
@@ -310,20 +312,20 @@ mod tests {
     }
 
     #[test]
-    fn a_default_route_makes_an_uplink_of_anything_and_a_master_takes_its_members_place() {
+    fn a_default_route_makes_any_device_an_uplink_and_a_master_replaces_its_members() {
         let routed = Device { has_default_route: true, ..device("br-ex", DeviceKind::Bridge, &[]) };
-        assert_eq!(auto(&routed), Ok(Reason::HasDefaultRoute));
+        assert_eq!(auto(&routed), Ok(UplinkReason::HasDefaultRoute));
         let master = Some(Master::TakesFrames);
         let member = Device { master, ..device("eth3", DeviceKind::Physical, &[]) };
-        assert_eq!(auto(&member), Err(Reason::IsEnslaved));
+        assert_eq!(auto(&member), Err(UplinkReason::IsEnslaved));
     }
 
     #[test]
-    fn members_of_a_virtual_router_are_chosen_as_if_they_belonged_to_nobody_and_the_router_is_not() {
+    fn vrf_members_are_chosen_like_devices_without_a_master_and_the_vrf_is_not() {
         let member = |name, kind, addresses| Device { master: Some(Master::Vrf), ..device(name, kind, addresses) };
-        assert_eq!(auto(&member("eth0", DeviceKind::Physical, &[NODE_IP])), Ok(Reason::HasNodeAddress));
-        assert_eq!(auto(&member("cali123", DeviceKind::Veth, &[])), Err(Reason::LeadsToPods));
-        assert_eq!(auto(&device("vrf-red", DeviceKind::Vrf, &[NODE_IP])), Err(Reason::IsVrf));
+        assert_eq!(auto(&member("eth0", DeviceKind::Physical, &[NODE_IP])), Ok(UplinkReason::HasNodeAddress));
+        assert_eq!(auto(&member("cali123", DeviceKind::Veth, &[])), Err(UplinkReason::LeadsToPods));
+        assert_eq!(auto(&device("vrf-red", DeviceKind::Vrf, &[NODE_IP])), Err(UplinkReason::IsVrf));
     }
 
     #[test]
@@ -331,44 +333,48 @@ mod tests {
         let table = [
             (LinkLayer::Ethernet, None),
             (LinkLayer::None, None),
-            (LinkLayer::Tagged, Some(Reason::LeavesTags)),
-            (LinkLayer::Outer, Some(Reason::ShowsOuterHeaders)),
-            (LinkLayer::Other, Some(Reason::HasOtherLinkLayer)),
+            (LinkLayer::Tagged, Some(UplinkReason::LeavesTags)),
+            (LinkLayer::Outer, Some(UplinkReason::ShowsOuterHeaders)),
+            (LinkLayer::Other, Some(UplinkReason::HasOtherLinkLayer)),
         ];
         let named = DeviceSelection::Named(vec!["ib0".to_owned()]);
         let others = DeviceSelection::Named(vec!["eth0".to_owned()]);
-        for (link_layer, refusal) in table {
+        for (link_layer, unsupported_link_layer) in table {
             let it = Device { link_layer, ..device("ib0", DeviceKind::Physical, &["198.51.100.4"]) };
-            let expected = |reason| refusal.map_or(Ok(reason), Err);
-            assert_eq!(auto(&it), expected(Reason::IsUplink));
-            assert_eq!(choose(&it, &named, &[], false), expected(Reason::Named));
-            assert_eq!(choose(&it, &others, &[], true), Err(Reason::NotNamed));
+            let expected = |reason| unsupported_link_layer.map_or(Ok(reason), Err);
+            assert_eq!(auto(&it), expected(UplinkReason::IsUplink));
+            assert_eq!(choose(&it, &named, &[], false), expected(UplinkReason::Named));
+            assert_eq!(choose(&it, &others, &[], true), Err(UplinkReason::NotNamed));
             let idle = Device { link_layer, ..device("gre0", DeviceKind::Tunnel, &[]) };
-            let expected = if refusal.is_some() { Err(Reason::HasNoAddress) } else { Ok(Reason::IsTunnel) };
+            let expected = if unsupported_link_layer.is_some() {
+                Err(UplinkReason::HasNoAddress)
+            } else {
+                Ok(UplinkReason::IsTunnel)
+            };
             assert_eq!(auto(&idle), expected);
-            assert!(refusal.is_none_or(Reason::is_refusal));
+            assert!(unsupported_link_layer.is_none_or(UplinkReason::is_unsupported));
         }
     }
 
     #[test]
     fn a_list_of_names_overrides_every_rule() {
         let named = DeviceSelection::Named(vec!["cni0".to_owned()]);
-        assert_eq!(choose(&device("cni0", DeviceKind::Bridge, &[]), &named, &[], false), Ok(Reason::Named));
+        assert_eq!(choose(&device("cni0", DeviceKind::Bridge, &[]), &named, &[], false), Ok(UplinkReason::Named));
         let left_out = device("eth0", DeviceKind::Physical, &[NODE_IP]);
-        for is_carrying in [false, true] {
-            assert_eq!(choose(&left_out, &named, &[], is_carrying), Err(Reason::NotNamed));
+        for is_attached in [false, true] {
+            assert_eq!(choose(&left_out, &named, &[], is_attached), Err(UplinkReason::NotNamed));
         }
     }
 
     #[test]
-    fn a_device_that_carries_programs_keeps_them_until_the_nodes_addresses_are_known() {
+    fn attached_programs_are_kept_until_the_nodes_addresses_are_known() {
         let bridge = device("br0", DeviceKind::Bridge, &[NODE_IP]);
         let node_ips = |texts: &[&str]| -> Vec<_> { texts.iter().map(|text| text.parse().unwrap()).collect() };
-        let auto = |ips: &[&str], is_carrying| choose(&bridge, &DeviceSelection::Auto, &node_ips(ips), is_carrying);
-        assert_eq!(auto(&[], false), Err(Reason::LeadsToPods));
-        assert_eq!(auto(&[], true), Ok(Reason::Kept));
-        assert_eq!(auto(&["192.0.2.99"], true), Err(Reason::LeadsToPods));
-        assert_eq!(auto(&[NODE_IP], true), Ok(Reason::HasNodeAddress));
+        let auto = |ips: &[&str], is_attached| choose(&bridge, &DeviceSelection::Auto, &node_ips(ips), is_attached);
+        assert_eq!(auto(&[], false), Err(UplinkReason::LeadsToPods));
+        assert_eq!(auto(&[], true), Ok(UplinkReason::Kept));
+        assert_eq!(auto(&["192.0.2.99"], true), Err(UplinkReason::LeadsToPods));
+        assert_eq!(auto(&[NODE_IP], true), Ok(UplinkReason::HasNodeAddress));
     }
 
     #[test]

@@ -42,11 +42,11 @@ impl FromStr for Attach {
 
 /// Why requests that come in by a device are translated by XDP, or by TC alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reason {
+pub enum XdpReason {
     /// `--attach tc`.
-    NotAsked,
+    NotRequested,
     /// Packets pass the host's stack by from TC; what XDP translates would take it.
-    PassesStack,
+    BypassesStack,
     /// The program reads Ethernet headers.
     NotEthernet,
     /// What comes from this machine's own stack has checksums that are not finished, and XDP is not told.
@@ -54,7 +54,7 @@ pub enum Reason {
     /// Its master decides where its frames belong.
     IsEnslaved,
     /// A frame's tag may be told apart from the frame, and XDP is not told.
-    CarriesOthers,
+    HasUpperDevices,
     /// Nobody has tried it.
     UnknownDriver,
     /// Its frames may be in parts, which this kernel's programs cannot have.
@@ -71,14 +71,14 @@ pub enum Reason {
     KernelRefuses,
 }
 
-impl Reason {
+impl XdpReason {
     const ALL: [Self; 13] = [
-        Self::NotAsked,
-        Self::PassesStack,
+        Self::NotRequested,
+        Self::BypassesStack,
         Self::NotEthernet,
         Self::IsVirtual,
         Self::IsEnslaved,
-        Self::CarriesOthers,
+        Self::HasUpperDevices,
         Self::UnknownDriver,
         Self::LargeFrames,
         Self::SafeDriver,
@@ -91,12 +91,12 @@ impl Reason {
     /// As in the names of files.
     pub const fn key(self) -> &'static str {
         match self {
-            Self::NotAsked => "not_asked",
-            Self::PassesStack => "passes_stack",
+            Self::NotRequested => "not_requested",
+            Self::BypassesStack => "bypasses_stack",
             Self::NotEthernet => "not_ethernet",
             Self::IsVirtual => "is_virtual",
             Self::IsEnslaved => "is_enslaved",
-            Self::CarriesOthers => "carries_others",
+            Self::HasUpperDevices => "has_upper_devices",
             Self::UnknownDriver => "unknown_driver",
             Self::LargeFrames => "large_frames",
             Self::SafeDriver => "safe_driver",
@@ -110,12 +110,12 @@ impl Reason {
     /// For tables and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::NotAsked => "--attach tc",
-            Self::PassesStack => "the way past the stack begins at TC",
+            Self::NotRequested => "--attach tc",
+            Self::BypassesStack => "the way past the stack begins at TC",
             Self::NotEthernet => "no Ethernet headers",
             Self::IsVirtual => "virtual: checksums may be unfinished",
             Self::IsEnslaved => "belongs to another device",
-            Self::CarriesOthers => "other devices take frames from it",
+            Self::HasUpperDevices => "other devices take frames from it",
             Self::UnknownDriver => "its driver is not known to be safe",
             Self::LargeFrames => "frames too large for XDP on this kernel",
             Self::SafeDriver => "its driver is known to be safe",
@@ -133,48 +133,48 @@ impl Reason {
 
     /// Whether to ask the kernel again while the device stays as it is. A driver may rebuild its queues for a program
     /// before it refuses it.
-    pub const fn may_pass(self) -> bool {
+    pub const fn is_temporary(self) -> bool {
         matches!(self, Self::Occupied)
     }
 }
 
 /// Whether requests on a device are translated by XDP, and why; `has_frags` says that programs may have frames in parts.
-pub fn plan(device: &Device, attach: Attach, forwarding: Forwarding, has_frags: bool) -> Result<Reason, Reason> {
+pub fn plan(device: &Device, attach: Attach, forwarding: Forwarding, has_frags: bool) -> Result<XdpReason, XdpReason> {
     if attach == Attach::Tc {
-        return Err(Reason::NotAsked);
+        return Err(XdpReason::NotRequested);
     }
     if forwarding != Forwarding::Stack {
-        return Err(Reason::PassesStack);
+        return Err(XdpReason::BypassesStack);
     }
     if device.link_layer != LinkLayer::Ethernet {
-        return Err(Reason::NotEthernet);
+        return Err(XdpReason::NotEthernet);
     }
     if device.link.mtu > LARGEST_WHOLE && !has_frags {
-        return Err(Reason::LargeFrames);
+        return Err(XdpReason::LargeFrames);
     }
-    if attach == Attach::Xdp { Ok(Reason::Forced) } else { plan_by_rules(device) }
+    if attach == Attach::Xdp { Ok(XdpReason::Forced) } else { plan_by_rules(device) }
 }
 
-fn plan_by_rules(device: &Device) -> Result<Reason, Reason> {
+fn plan_by_rules(device: &Device) -> Result<XdpReason, XdpReason> {
     if device.kind != DeviceKind::Physical {
-        return Err(Reason::IsVirtual);
+        return Err(XdpReason::IsVirtual);
     }
     if device.master == Some(Master::TakesFrames) {
-        return Err(Reason::IsEnslaved);
+        return Err(XdpReason::IsEnslaved);
     }
-    if device.link.carries_others {
-        return Err(Reason::CarriesOthers);
+    if device.link.has_upper_devices {
+        return Err(XdpReason::HasUpperDevices);
     }
     let is_safe = device.link.driver.as_deref().is_some_and(|driver| SAFE_DRIVERS.contains(&driver));
-    if is_safe { Ok(Reason::SafeDriver) } else { Err(Reason::UnknownDriver) }
+    if is_safe { Ok(XdpReason::SafeDriver) } else { Err(XdpReason::UnknownDriver) }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Attach, LARGEST_WHOLE, Reason};
+    use super::{Attach, LARGEST_WHOLE, XdpReason};
     use crate::core::devices::{Device, DeviceKind, LinkFacts, LinkLayer, Master, redirect::Forwarding};
 
-    fn plan(device: &Device, attach: Attach, has_frags: bool) -> Result<Reason, Reason> {
+    fn plan(device: &Device, attach: Attach, has_frags: bool) -> Result<XdpReason, XdpReason> {
         super::plan(device, attach, Forwarding::Stack, has_frags)
     }
 
@@ -197,9 +197,9 @@ mod tests {
     }
 
     #[test]
-    fn tc_alone_is_what_nobody_has_to_ask_for() {
+    fn tc_alone_is_the_default() {
         for device in [nic(), device(DeviceKind::Veth, None)] {
-            assert_eq!(plan(&device, Attach::Tc, true), Err(Reason::NotAsked));
+            assert_eq!(plan(&device, Attach::Tc, true), Err(XdpReason::NotRequested));
         }
     }
 
@@ -207,16 +207,16 @@ mod tests {
     fn auto_takes_drivers_that_are_known_to_be_safe() {
         for driver in ["mlx5_core", "ice", "i40e", "ixgbe", "bnxt_en", "ena", "virtio_net", "gve"] {
             let nic = device(DeviceKind::Physical, Some(driver));
-            assert_eq!(plan(&nic, Attach::Auto, true), Ok(Reason::SafeDriver), "{driver}");
+            assert_eq!(plan(&nic, Attach::Auto, true), Ok(XdpReason::SafeDriver), "{driver}");
         }
         for driver in [Some("e1000e"), Some("ic"), None] {
             let nic = device(DeviceKind::Physical, driver);
-            assert_eq!(plan(&nic, Attach::Auto, true), Err(Reason::UnknownDriver), "{driver:?}");
+            assert_eq!(plan(&nic, Attach::Auto, true), Err(XdpReason::UnknownDriver), "{driver:?}");
         }
     }
 
     #[test]
-    fn auto_leaves_to_tc_what_xdp_cannot_see() {
+    fn auto_uses_tc_where_xdp_lacks_information() {
         let with = |change: fn(&mut Device)| {
             let mut device = nic();
             change(&mut device);
@@ -224,26 +224,26 @@ mod tests {
         };
         let virtual_kinds = [DeviceKind::Veth, DeviceKind::Bridge, DeviceKind::Tunnel, DeviceKind::Other];
         for kind in virtual_kinds {
-            assert_eq!(plan(&device(kind, Some("ice")), Attach::Auto, true), Err(Reason::IsVirtual), "{kind:?}");
+            assert_eq!(plan(&device(kind, Some("ice")), Attach::Auto, true), Err(XdpReason::IsVirtual), "{kind:?}");
         }
-        assert_eq!(with(|device| device.master = Some(Master::TakesFrames)), Err(Reason::IsEnslaved));
-        assert_eq!(with(|device| device.link.carries_others = true), Err(Reason::CarriesOthers));
-        assert_eq!(with(|device| device.link_layer = LinkLayer::None), Err(Reason::NotEthernet));
+        assert_eq!(with(|device| device.master = Some(Master::TakesFrames)), Err(XdpReason::IsEnslaved));
+        assert_eq!(with(|device| device.link.has_upper_devices = true), Err(XdpReason::HasUpperDevices));
+        assert_eq!(with(|device| device.link_layer = LinkLayer::None), Err(XdpReason::NotEthernet));
     }
 
     /// What XDP translates takes the stack, and half of each conversation would.
     #[test]
-    fn nothing_is_translated_by_xdp_where_packets_pass_the_stack_by() {
+    fn xdp_is_not_used_where_packets_bypass_the_stack() {
         for forwarding in [Forwarding::Redirect, Forwarding::Offload] {
             for attach in [Attach::Auto, Attach::Xdp] {
-                assert_eq!(super::plan(&nic(), attach, forwarding, true), Err(Reason::PassesStack));
+                assert_eq!(super::plan(&nic(), attach, forwarding, true), Err(XdpReason::BypassesStack));
             }
-            assert_eq!(super::plan(&nic(), Attach::Tc, forwarding, true), Err(Reason::NotAsked));
+            assert_eq!(super::plan(&nic(), Attach::Tc, forwarding, true), Err(XdpReason::NotRequested));
         }
     }
 
     #[test]
-    fn large_frames_need_a_kernel_that_gives_programs_parts_of_them() {
+    fn large_frames_need_xdp_frags() {
         for attach in [Attach::Auto, Attach::Xdp] {
             let with_mtu = |mtu, has_frags| {
                 let nic = nic();
@@ -256,25 +256,25 @@ mod tests {
     }
 
     #[test]
-    fn xdp_is_forced_on_whatever_has_ethernet_headers() {
+    fn xdp_is_forced_on_every_ethernet_device() {
         for kind in [DeviceKind::Veth, DeviceKind::Physical, DeviceKind::Other] {
-            assert_eq!(plan(&device(kind, None), Attach::Xdp, true), Ok(Reason::Forced), "{kind:?}");
+            assert_eq!(plan(&device(kind, None), Attach::Xdp, true), Ok(XdpReason::Forced), "{kind:?}");
         }
         let tunnel = Device { link_layer: LinkLayer::None, ..device(DeviceKind::Tunnel, None) };
-        assert_eq!(plan(&tunnel, Attach::Xdp, true), Err(Reason::NotEthernet));
+        assert_eq!(plan(&tunnel, Attach::Xdp, true), Err(XdpReason::NotEthernet));
     }
 
     #[test]
     fn a_reason_is_found_by_its_key_which_a_file_can_have_as_its_name() {
-        for reason in Reason::ALL {
-            assert_eq!(Reason::of_key(reason.key()), Some(reason));
+        for reason in XdpReason::ALL {
+            assert_eq!(XdpReason::of_key(reason.key()), Some(reason));
             assert!(reason.key().bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{reason:?}");
         }
-        assert_eq!(Reason::of_key("of_another_version"), None);
+        assert_eq!(XdpReason::of_key("of_another_version"), None);
     }
 
     #[test]
-    fn attach_is_one_of_three_words() {
+    fn attach_has_three_values() {
         assert_eq!(
             ["tc", "auto", "xdp"].map(|text| text.parse().ok()),
             [Attach::Tc, Attach::Auto, Attach::Xdp].map(Some)

@@ -12,14 +12,14 @@ const ANSWERED: u8 = 31;
 
 /// What the last looks at a family's half-open cache have found.
 #[derive(Debug, Default)]
-pub struct Attempts {
+pub struct HalfOpenExpiry {
     /// Slot, its word, and in how many looks it was the same; by slot.
     seen: Vec<(u32, u64, u8)>,
 }
 
-impl Attempts {
+impl HalfOpenExpiry {
     /// Notes what another look has found, by slot, and says what is over: slots, and the words that they are to have still.
-    pub fn look(&mut self, words: impl IntoIterator<Item = (u32, u64)>) -> Vec<(u32, u64)> {
+    pub fn observe(&mut self, words: impl IntoIterator<Item = (u32, u64)>) -> Vec<(u32, u64)> {
         let mut before = std::mem::take(&mut self.seen).into_iter().peekable();
         let mut over = Vec::new();
         for (slot, word) in words {
@@ -53,45 +53,46 @@ mod tests {
     }
 
     #[test]
-    fn an_attempt_is_over_when_it_is_the_same_for_long_enough() {
+    fn an_unchanged_half_open_entry_times_out() {
         for (state, limit) in [(state::REQUESTED, UNANSWERED), (state::REPLIED, ANSWERED)] {
-            let (mut attempts, slots) = (Attempts::default(), [(3, word(1 << 40, state)), (7, word(2 << 40, state))]);
+            let (mut expiry, slots) =
+                (HalfOpenExpiry::default(), [(3, word(1 << 40, state)), (7, word(2 << 40, state))]);
             for _look in 1..limit {
-                assert_eq!(attempts.look(slots), []);
+                assert_eq!(expiry.observe(slots), []);
             }
-            assert_eq!(attempts.look(slots), slots);
-            assert_eq!(attempts.look([]), []);
+            assert_eq!(expiry.observe(slots), slots);
+            assert_eq!(expiry.observe([]), []);
         }
     }
 
     #[test]
-    fn an_attempt_that_goes_on_or_another_one_in_its_slot_is_not_over() {
-        let mut attempts = Attempts::default();
+    fn a_half_open_entry_that_changes_or_is_replaced_does_not_time_out() {
+        let mut expiry = HalfOpenExpiry::default();
         for number in 0..u64::from(ANSWERED) * 2 {
-            assert_eq!(attempts.look([(3, word(number << 40, state::REQUESTED))]), []);
+            assert_eq!(expiry.observe([(3, word(number << 40, state::REQUESTED))]), []);
         }
     }
 
     #[test]
-    fn what_is_no_attempt_is_left_alone() {
-        let mut attempts = Attempts::default();
+    fn entries_that_are_not_half_open_do_not_time_out() {
+        let mut expiry = HalfOpenExpiry::default();
         let others = [(0, 0), (1, word(1 << 40, state::ESTABLISHED)), (2, word(1 << 40, state::CLOSED))];
         for _look in 0..=ANSWERED {
-            assert_eq!(attempts.look(others), []);
+            assert_eq!(expiry.observe(others), []);
         }
-        assert!(attempts.seen.is_empty());
+        assert!(expiry.seen.is_empty());
     }
 
     /// Slots come and go in between.
     #[test]
-    fn each_attempt_is_told_from_its_neighbours() {
-        let (mut attempts, stays) = (Attempts::default(), (5, word(5 << 40, state::REQUESTED)));
+    fn half_open_entries_in_other_slots_do_not_interfere() {
+        let (mut expiry, stays) = (HalfOpenExpiry::default(), (5, word(5 << 40, state::REQUESTED)));
         let others = [vec![], vec![(2, word(2 << 40, 0))], vec![(9, word(9 << 40, 0))]];
         for mut slots in others {
             slots.push(stays);
             slots.sort_unstable();
-            assert_eq!(attempts.look(slots), []);
+            assert_eq!(expiry.observe(slots), []);
         }
-        assert_eq!(attempts.look([stays, (9, word(9 << 40, 0))]), [stays]);
+        assert_eq!(expiry.observe([stays, (9, word(9 << 40, 0))]), [stays]);
     }
 }

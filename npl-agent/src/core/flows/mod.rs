@@ -24,24 +24,24 @@ const OPEN: u64 = 5 * 24 * 3600 * SECOND;
 /// As RFC 4787 asks of who translates datagrams.
 const DATAGRAMS: u64 = 300 * SECOND;
 /// The same where flows are many: as connection tracking, of those that may be a question and its answers.
-const DATAGRAMS_IN_A_CROWD: u64 = 30 * SECOND;
+const DATAGRAMS_CROWDED: u64 = 30 * SECOND;
 /// Of SCTP that is open, which says something every thirty seconds (RFC 9260).
 const ASSOCIATION: u64 = 3600 * SECOND;
 
 /// Whether so many flows are a crowd. Where the table is full, questions and answers would have the kernel take open
 /// connections out that are silent.
-pub const fn is_crowd(flows: usize) -> bool {
+pub const fn is_crowded(flows: usize) -> bool {
     flows > MAX_FLOWS as usize / 2
 }
 
 /// Whether a flow has been silent for so long that nothing more is to come of it, or of what it stands for in a crowd. `now`
 /// is nanoseconds of the clock of [`FlowState::last_seen_ns`].
-pub fn is_over(protocol: Protocol, flow: &FlowState, now: u64, in_a_crowd: bool) -> bool {
+pub fn is_expired(protocol: Protocol, flow: &FlowState, now: u64, is_crowded: bool) -> bool {
     let silent = now.saturating_sub(flow.last_seen_ns);
     let (client, pod) = (flow.client_tcp_flags, flow.pod_tcp_flags);
     let has_ended = client & pod & FIN != 0 || (client | pod) & RST != 0;
     let limit = match protocol {
-        Protocol::Udp if in_a_crowd => DATAGRAMS_IN_A_CROWD,
+        Protocol::Udp if is_crowded => DATAGRAMS_CROWDED,
         Protocol::Udp => DATAGRAMS,
         Protocol::Tcp | Protocol::Sctp if has_ended => ENDED,
         Protocol::Tcp | Protocol::Sctp if (client | pod) & FIN != 0 => HALF_CLOSED,
@@ -85,17 +85,17 @@ mod tests {
             (Protocol::Sctp, flow(FIN, FIN), ENDED),
         ];
         for (protocol, state, limit) in states {
-            for in_a_crowd in [false, true] {
-                let is_shorter = in_a_crowd && protocol == Protocol::Udp;
-                let limit = if is_shorter { DATAGRAMS_IN_A_CROWD } else { limit };
-                assert!(!is_over(protocol, &state, SEEN + limit - 1, in_a_crowd), "{protocol} {state:?}");
-                assert!(is_over(protocol, &state, SEEN + limit, in_a_crowd), "{protocol} {state:?}");
+            for is_crowded in [false, true] {
+                let is_shorter = is_crowded && protocol == Protocol::Udp;
+                let limit = if is_shorter { DATAGRAMS_CROWDED } else { limit };
+                assert!(!is_expired(protocol, &state, SEEN + limit - 1, is_crowded), "{protocol} {state:?}");
+                assert!(is_expired(protocol, &state, SEEN + limit, is_crowded), "{protocol} {state:?}");
             }
         }
     }
 
     #[test]
     fn a_flow_that_was_seen_since_the_clock_was_read_is_not_over() {
-        assert!(!is_over(Protocol::Tcp, &flow(FIN, FIN), 0, true));
+        assert!(!is_expired(Protocol::Tcp, &flow(FIN, FIN), 0, true));
     }
 }

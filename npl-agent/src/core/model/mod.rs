@@ -358,7 +358,7 @@ pub struct Backend {
 
 impl Backend {
     /// Whether both lead to the same port of the same Pod, whoever may use them.
-    pub fn leads_as(&self, other: &Self) -> bool {
+    pub fn has_same_target(&self, other: &Self) -> bool {
         Self { is_restricted: other.is_restricted, ..*self } == *other
     }
 }

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 
 use super::{
     Claim, Owner,
-    select::{Placement, Selector, WantedPort},
+    select::{Exposure, Selector, WantedPort},
 };
 use crate::core::{
     model::{Backend, Frontend, Moment, Pod},
-    op::{Attempt, Op, Strays},
+    op::{Op, RecentTraffic, RetryKey},
     publish::annotation,
     state::State,
 };
@@ -20,8 +20,8 @@ pub(in crate::core) fn reservations(state: &State, now: Moment) -> Vec<Op> {
     let Some(observed) = &state.observed else { return Vec::new() };
     let is_held = |frontend: &Frontend| observed.reservations.contains(frontend) || state.ports.is_taken(*frontend);
     let missing = observed.mappings.keys().filter(|frontend| !is_held(frontend));
-    let is_due = |op: &Op| !state.is_delayed(&Attempt::of(op), now);
-    missing.map(|frontend| Op::Reserve(*frontend, Strays::Tolerated)).filter(is_due).collect()
+    let is_due = |op: &Op| !state.is_delayed(&RetryKey::of(op), now);
+    missing.map(|frontend| Op::Reserve(*frontend, RecentTraffic::Tolerated)).filter(is_due).collect()
 }
 
 /// Gives every mapping in the datapath its owner, and every Pod the free ports that its annotation names.
@@ -52,7 +52,7 @@ fn adopt_mappings(state: &mut State) {
         state.ports.insert(*frontend, claim);
         state.unsettled.insert(*frontend);
     }
-    settle_rivals(state);
+    resolve_duplicates(state);
 }
 
 /// The Pod of the generation; of several, the one at the mapping's address.
@@ -65,7 +65,7 @@ fn owner_of(candidates: &[&Pod], frontend: Frontend, backend: Backend) -> Option
 
 /// Where a port was on the move, one of its mappings stays and the others drain: rather one that is where it should
 /// be, and of those rather one that consumers know.
-fn settle_rivals(state: &mut State) {
+fn resolve_duplicates(state: &mut State) {
     for pod in state.snapshot.pods() {
         let named = annotation::named_by(pod);
         let mut settled: BTreeMap<WantedPort, Frontend> = BTreeMap::new();
@@ -91,7 +91,7 @@ fn adopt_annotations(state: &mut State) {
         for entry in annotation::named_by(pod) {
             let port = WantedPort { pod_port: entry.pod_port, protocol: entry.protocol, family: entry.family };
             let frontend = entry.frontend();
-            let needs_claim = wanted.ports.get(&port).copied().is_some_and(Placement::needs_claim);
+            let needs_claim = wanted.ports.get(&port).copied().is_some_and(Exposure::needs_claim);
             let is_free =
                 state.ports.is_free(frontend) && !state.snapshot.is_host_port(entry.node_port, entry.protocol);
             if needs_claim && is_free && state.ports.of_port(&pod.uid, port).is_empty() {

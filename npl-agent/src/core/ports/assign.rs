@@ -8,13 +8,13 @@ use std::{
 
 use super::{
     Claim, Owner, Phase, PortTable,
-    select::{Placement, Selector, Wanted, WantedPort},
+    select::{Exposure, Selector, Wanted, WantedPort},
 };
 use crate::core::{
     model::{Backend, Family, Frontend, NodePort, Pod, PodKey, Protocol, snapshot::Snapshot},
     publish::{
         annotation::{self, SeenEntry},
-        problem::{Cause, Problem, Subject},
+        problem::{AffectedObject, Cause, Problem},
     },
     state::{PodView, State},
 };
@@ -29,7 +29,7 @@ impl State {
     }
 
     fn assign_pod(&mut self, key: PodKey, exhausted: &mut BTreeSet<(Family, Protocol)>) {
-        self.starved.remove(&key);
+        self.waiting_for_port.remove(&key);
         let Some(pod) = self.snapshot.pod(&key) else { return };
         let selector = Selector { settings: &self.settings, snapshot: &self.snapshot, node_ips: &self.node_ips };
         let pod_ip = |family| Some((family, selector.pod_ip(pod, family)?));
@@ -40,20 +40,20 @@ impl State {
             snapshot: &self.snapshot,
             ports: &mut self.ports,
             exhausted,
-            is_starved: false,
+            lacks_port: false,
             touched: Vec::new(),
         };
         assignment.update_claims();
         assignment.claim_wanted();
-        let Assignment { wanted, is_starved, touched, .. } = assignment;
+        let Assignment { wanted, lacks_port, touched, .. } = assignment;
         let view = PodView { wanted, named: annotation::named_by(pod).iter().map(SeenEntry::frontend).collect() };
-        if is_starved {
-            self.starved.insert(key.clone());
+        if lacks_port {
+            self.waiting_for_port.insert(key.clone());
         }
         if view.wanted.problems.is_empty() {
-            self.troubled.remove(&key);
+            self.with_problems.remove(&key);
         } else {
-            self.troubled.insert(key.clone());
+            self.with_problems.insert(key.clone());
         }
         self.unsettled.extend(touched);
         self.unpublished.insert(key.clone());
@@ -70,7 +70,7 @@ struct Assignment<'a> {
     ports: &'a mut PortTable,
     /// Where no port was free a moment ago, so that a thousand waiting Pods do not search the range each.
     exhausted: &'a mut BTreeSet<(Family, Protocol)>,
-    is_starved: bool,
+    lacks_port: bool,
     touched: Vec<Frontend>,
 }
 
@@ -80,9 +80,9 @@ impl Assignment<'_> {
         for (port, frontend) in self.ports.of_pod(&self.pod.uid) {
             self.touched.push(frontend);
             let backend = self.backend(port);
-            let is_wanted = self.wanted.ports.get(&port).copied().is_some_and(Placement::needs_claim);
+            let is_wanted = self.wanted.ports.get(&port).copied().is_some_and(Exposure::needs_claim);
             let Some(claim) = self.ports.get_mut(frontend).filter(|claim| claim.is_in_use()) else { continue };
-            claim.lead(backend, self.wanted.sources.get(&port));
+            claim.set_target(backend, self.wanted.sources.get(&port));
             if self.pod.is_finished {
                 claim.retire();
             } else if !is_wanted {
@@ -92,11 +92,11 @@ impl Assignment<'_> {
     }
 
     fn claim_wanted(&mut self) {
-        for (port, placement) in self.wanted.ports.clone() {
-            match placement {
-                Placement::Host(node_port) => self.check_host_port(port, node_port),
-                Placement::Mapped => self.claim(port, true),
-                Placement::Held => self.claim(port, false),
+        for (port, exposure) in self.wanted.ports.clone() {
+            match exposure {
+                Exposure::HostPort(node_port) => self.check_host_port(port, node_port),
+                Exposure::Mapping => self.claim(port, true),
+                Exposure::Pending => self.claim(port, false),
             }
         }
     }
@@ -126,7 +126,7 @@ impl Assignment<'_> {
             && let Some(claim) = self.ports.get_mut(frontend)
         {
             claim.phase = Phase::Active;
-            claim.lead(backend, self.wanted.sources.get(&port));
+            claim.set_target(backend, self.wanted.sources.get(&port));
             self.touched.push(frontend);
         } else if may_allocate {
             let WantedPort { pod_port, protocol, family } = port;
@@ -139,12 +139,12 @@ impl Assignment<'_> {
         let space = (port.family, port.protocol);
         let is_usable = |node_port| !snapshot.is_host_port(node_port, port.protocol);
         let free =
-            if exhausted.contains(&space) { None } else { ports.next_free(port.family, port.protocol, is_usable) };
+            if exhausted.contains(&space) { None } else { ports.take_next_free(port.family, port.protocol, is_usable) };
         if let Some(frontend) = free {
             ports.insert(frontend, Claim::new(Owner { pod: pod.key.clone(), uid: pod.uid.clone(), port }));
         } else {
             exhausted.insert(space);
-            self.is_starved = true;
+            self.lacks_port = true;
         }
         free
     }
@@ -160,7 +160,7 @@ impl Assignment<'_> {
             self.touched.push(frontend);
         }
         self.wanted.ports.remove(&port);
-        self.is_starved = true;
+        self.lacks_port = true;
         self.blame(Cause::HostPortConflict { node_port, protocol });
     }
 
@@ -172,7 +172,7 @@ impl Assignment<'_> {
     }
 
     fn blame(&mut self, cause: Cause) {
-        let subject = Subject::Pod(self.pod.key.clone(), self.pod.uid.clone());
+        let subject = AffectedObject::Pod(self.pod.key.clone(), self.pod.uid.clone());
         self.wanted.problems.insert(Problem { subject, cause });
     }
 }

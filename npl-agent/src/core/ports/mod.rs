@@ -11,7 +11,7 @@ use super::{
     model::{
         Backend, Family, Frontend, Moment, NodePort, PodKey, PodUid, Protocol, settings::PortRange, sources::Sources,
     },
-    op::Strays,
+    op::RecentTraffic,
     ports::select::WantedPort,
 };
 
@@ -71,7 +71,7 @@ impl Claim {
     }
 
     /// Has it lead there, for whom it is to be from now on; where nobody says, for the same as before.
-    pub(in crate::core) fn lead(&mut self, backend: Option<Backend>, sources: Option<&Sources>) {
+    pub(in crate::core) fn set_target(&mut self, backend: Option<Backend>, sources: Option<&Sources>) {
         if let Some(sources) = sources {
             self.sources.clone_from(sources);
         }
@@ -126,7 +126,7 @@ pub(in crate::core) struct PortTable {
     /// Ports that another process has, and until when they are not tried again.
     taken: BTreeMap<Frontend, Moment>,
     /// Ports that somebody sent datagrams to when they led nowhere, and until when any other one is better.
-    sent_to: BTreeMap<Frontend, Moment>,
+    recent_traffic: BTreeMap<Frontend, Moment>,
 }
 
 impl PortTable {
@@ -137,7 +137,7 @@ impl PortTable {
             by_pod: BTreeMap::new(),
             cursors: BTreeMap::new(),
             taken: BTreeMap::new(),
-            sent_to: BTreeMap::new(),
+            recent_traffic: BTreeMap::new(),
         }
     }
 
@@ -209,7 +209,7 @@ impl PortTable {
     /// The next free port that passes the test. The search goes on behind the last one found, round and round, so
     /// that a freed port is the last to be used again. Where somebody still sends to each, it is the one that may be silent
     /// first: whoever can send to all ports must not keep Pods from having any.
-    pub(in crate::core) fn next_free(
+    pub(in crate::core) fn take_next_free(
         &mut self,
         family: Family,
         protocol: Protocol,
@@ -219,7 +219,7 @@ impl PortTable {
         for _ in 0..self.range.len() {
             let frontend = Frontend { family, node_port, protocol };
             node_port = self.range.after(node_port);
-            if is_usable(frontend.node_port) && self.is_free(frontend) && !self.sent_to.contains_key(&frontend) {
+            if is_usable(frontend.node_port) && self.is_free(frontend) && !self.recent_traffic.contains_key(&frontend) {
                 self.cursors.insert(family, node_port);
                 return Some(frontend);
             }
@@ -227,21 +227,21 @@ impl PortTable {
         let is_of_space = |frontend: &Frontend| frontend.family == family && frontend.protocol == protocol;
         let may_be_had =
             |frontend: &Frontend| is_of_space(frontend) && is_usable(frontend.node_port) && self.is_free(*frontend);
-        let sent_to = self.sent_to.iter().filter(|(frontend, _)| may_be_had(frontend));
-        sent_to.min_by_key(|(_, until)| **until).map(|(frontend, _)| *frontend)
+        let recent_traffic = self.recent_traffic.iter().filter(|(frontend, _)| may_be_had(frontend));
+        recent_traffic.min_by_key(|(_, until)| **until).map(|(frontend, _)| *frontend)
     }
 
     /// Refused where nobody but the former owner's clients can have heard of a claim, and it matters to them who has it: a
     /// connection notices, datagrams do not. Not where the port was chosen although they were heard.
-    pub(in crate::core) fn strays(&self, frontend: Frontend) -> Strays {
+    pub(in crate::core) fn recent_traffic_policy(&self, frontend: Frontend) -> RecentTraffic {
         let was_mapped = self.claims.get(&frontend).is_none_or(|claim| claim.was_mapped);
-        let is_new = frontend.protocol == Protocol::Udp && !was_mapped && !self.sent_to.contains_key(&frontend);
-        if is_new { Strays::Refused } else { Strays::Tolerated }
+        let is_new = frontend.protocol == Protocol::Udp && !was_mapped && !self.recent_traffic.contains_key(&frontend);
+        if is_new { RecentTraffic::Refused } else { RecentTraffic::Tolerated }
     }
 
     /// Takes in that somebody still sends datagrams to a port that leads nowhere.
-    pub(in crate::core) fn mark_sent_to(&mut self, frontend: Frontend, until: Moment) {
-        self.sent_to.insert(frontend, until);
+    pub(in crate::core) fn mark_recent_traffic(&mut self, frontend: Frontend, until: Moment) {
+        self.recent_traffic.insert(frontend, until);
     }
 
     /// Places the cursors behind the highest port in use. A restarted agent does not know which ports were freed
@@ -268,7 +268,7 @@ impl PortTable {
 
     /// Forgets ports whose time is over and says which they were.
     pub(in crate::core) fn expire_taken(&mut self, now: Moment) -> Vec<Frontend> {
-        self.sent_to.retain(|_, until| *until > now);
+        self.recent_traffic.retain(|_, until| *until > now);
         self.taken.extract_if(.., |_, until| *until <= now).map(|(frontend, _)| frontend).collect()
     }
 

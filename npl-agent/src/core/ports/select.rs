@@ -11,7 +11,7 @@ use crate::core::{
         ContainerPort, Family, NodePort, Pod, PodPort, Protocol, Service, ServicePort, TargetPort, settings::Settings,
         snapshot::Snapshot, sources::Sources,
     },
-    publish::problem::{Cause, Problem, Subject},
+    publish::problem::{AffectedObject, Cause, Problem},
 };
 
 /// What one node port is for: a port of a Pod that at least one Service wants. Ordered as ports are allocated.
@@ -27,26 +27,26 @@ pub struct WantedPort {
 
 /// How a wanted port is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::core) enum Placement {
+pub(in crate::core) enum Exposure {
     /// By a port of the host that leads there already: nothing to map.
-    Host(NodePort),
+    HostPort(NodePort),
     /// By a mapping to the Pod's address.
-    Mapped,
+    Mapping,
     /// Not at present, for the Pod has no address of its own; it keeps the node port that it may have.
-    Held,
+    Pending,
 }
 
-impl Placement {
+impl Exposure {
     /// Whether a node port is held for it.
     pub(in crate::core) const fn needs_claim(self) -> bool {
-        matches!(self, Self::Mapped | Self::Held)
+        matches!(self, Self::Mapping | Self::Pending)
     }
 }
 
 /// What a Pod is to have.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(in crate::core) struct Wanted {
-    pub(in crate::core) ports: BTreeMap<WantedPort, Placement>,
+    pub(in crate::core) ports: BTreeMap<WantedPort, Exposure>,
     /// Who may use each port that a Service leads to, also one that cannot be reached at present and whose mapping
     /// drains: whoever may by one of those Services.
     pub(in crate::core) sources: BTreeMap<WantedPort, Sources>,
@@ -69,7 +69,7 @@ pub(in crate::core) fn selects(service: &Service, pod: &Pod) -> bool {
 
 /// What is wrong with a Service whatever its Pods are.
 fn service_problems(service: &Service, settings: &Settings) -> BTreeSet<Problem> {
-    let subject = || Subject::Service(service.key.clone(), service.uid.clone());
+    let subject = || AffectedObject::Service(service.key.clone(), service.uid.clone());
     let protocols = service.ports.iter().map(|port| port.protocol);
     let unsupported = protocols.filter(|protocol| !settings.protocols.contains(protocol));
     let mut problems: BTreeSet<_> = unsupported
@@ -109,7 +109,7 @@ impl Selector<'_> {
                 for family in self.families(service, pod, &mut wanted) {
                     for pod_port in &pod_ports {
                         let port = WantedPort { pod_port: *pod_port, protocol: port.protocol, family };
-                        wanted.ports.insert(port, Placement::Held);
+                        wanted.ports.insert(port, Exposure::Pending);
                     }
                 }
             }
@@ -143,19 +143,19 @@ impl Selector<'_> {
     fn place(self, pod: &Pod, wanted: &mut Wanted) {
         let mut host_ports = BTreeSet::new();
         let mut causes = BTreeSet::new();
-        for (port, placement) in &mut wanted.ports {
+        for (port, exposure) in &mut wanted.ports {
             let Some(ip) = pod.ip_of(port.family) else { continue };
             let host_port = self.host_port(pod, *port).filter(|node_port| {
                 // Two containers may share a hostPort under different addresses; a published port leads to one.
                 host_ports.insert((*node_port, port.protocol, port.family))
             });
             if let Some(node_port) = host_port {
-                *placement = Placement::Host(node_port);
+                *exposure = Exposure::HostPort(node_port);
                 if wanted.sources.get(port).is_some_and(Sources::is_restricted) {
                     causes.insert(Cause::UnenforcedSources { node_port, protocol: port.protocol });
                 }
             } else if self.pod_ip(pod, port.family).is_some() {
-                *placement = Placement::Mapped;
+                *exposure = Exposure::Mapping;
             } else if let Some(holder) = self.snapshot.holder(ip) {
                 causes.insert(Cause::AddressConflict { ip, holder: holder.key.clone() });
             }
@@ -195,7 +195,7 @@ impl Wanted {
     }
 
     fn blame(&mut self, pod: &Pod, cause: Cause) {
-        self.problems.insert(Problem { subject: Subject::Pod(pod.key.clone(), pod.uid.clone()), cause });
+        self.problems.insert(Problem { subject: AffectedObject::Pod(pod.key.clone(), pod.uid.clone()), cause });
     }
 }
 

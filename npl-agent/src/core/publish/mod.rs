@@ -10,10 +10,10 @@ use std::collections::BTreeSet;
 use self::annotation::{Entry, SeenEntry};
 use super::{
     model::{Frontend, Gate, Moment, NodePort, Pod, PodKey, PodUid},
-    op::{Attempt, Op, PodWrite},
+    op::{Op, PodWrite, RetryKey},
     ports::{
         Claim, Owner,
-        select::{Placement, WantedPort},
+        select::{Exposure, WantedPort},
     },
     state::State,
 };
@@ -107,7 +107,7 @@ impl State {
             Some(Write::Unconfirmed(PodWrite::Set(_) | PodWrite::Withdraw)) => true,
             Some(Write::Unconfirmed(PodWrite::OpenGate)) | None => false,
         };
-        if blocked.contains(&pod.uid) || self.is_delayed(&Attempt::WritePod(pod.uid.clone()), now) {
+        if blocked.contains(&pod.uid) || self.is_delayed(&RetryKey::WritePod(pod.uid.clone()), now) {
             return Publication::Waiting;
         }
         let entries = self.entries(pod);
@@ -149,8 +149,8 @@ impl State {
         let is_its = |entry: &SeenEntry| {
             let frontend = entry.frontend();
             let owner = self.ports.get(frontend).and_then(|claim| claim.owner.as_ref());
-            let leads_there = |owner: &Owner| owner.uid == pod.uid && owner.port.pod_port == entry.pod_port;
-            owner.is_some_and(leads_there) && (pod.is_finished || self.works(frontend))
+            let is_its_target = |owner: &Owner| owner.uid == pod.uid && owner.port.pod_port == entry.pod_port;
+            owner.is_some_and(is_its_target) && (pod.is_finished || self.works(frontend))
         };
         annotation::named_by(pod).iter().all(is_its)
     }
@@ -158,11 +158,11 @@ impl State {
     /// The entries that are true: each leads to the Pod's port at this moment.
     fn entries(&self, pod: &Pod) -> Vec<Entry> {
         let wanted = self.views.get(&pod.key).map(|view| &view.wanted.ports);
-        let entry = |(port, placement): (&WantedPort, &Placement)| {
-            let node_port = match placement {
-                Placement::Host(node_port) => *node_port,
-                Placement::Mapped => self.working_node_port(&pod.uid, *port)?,
-                Placement::Held => return None,
+        let entry = |(port, exposure): (&WantedPort, &Exposure)| {
+            let node_port = match exposure {
+                Exposure::HostPort(node_port) => *node_port,
+                Exposure::Mapping => self.working_node_port(&pod.uid, *port)?,
+                Exposure::Pending => return None,
             };
             let node_ip = *self.node_ips.get(&port.family)?;
             Some(Entry { node_ip, node_port, protocol: port.protocol, pod_port: port.pod_port })
@@ -180,6 +180,6 @@ impl State {
 
     /// Whether the frontend's clients are led to where they are to be led.
     fn works(&self, frontend: Frontend) -> bool {
-        self.ports.get(frontend).is_some_and(Claim::is_in_use) && self.leads_home(frontend)
+        self.ports.get(frontend).is_some_and(Claim::is_in_use) && self.mapping_is_current(frontend)
     }
 }

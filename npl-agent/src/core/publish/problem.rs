@@ -12,14 +12,14 @@ use crate::core::model::{
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
     /// The object that a user would look at.
-    pub subject: Subject,
+    pub subject: AffectedObject,
     /// What is wrong.
     pub cause: Cause,
 }
 
 /// The object that a problem is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Subject {
+pub enum AffectedObject {
     /// A Pod of this Node.
     Pod(PodKey, PodUid),
     /// A Service.
@@ -123,8 +123,8 @@ impl Problem {
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.subject {
-            Subject::Pod(pod, _) => write!(f, "pod {pod}: {}", self.cause),
-            Subject::Service(service, _) => write!(f, "service {service}: {}", self.cause),
+            AffectedObject::Pod(pod, _) => write!(f, "pod {pod}: {}", self.cause),
+            AffectedObject::Service(service, _) => write!(f, "service {service}: {}", self.cause),
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::problem::{Problem, Subject};
+use super::problem::{AffectedObject, Problem};
 use crate::core::model::Moment;
 
 /// What passes by itself sooner, as when a Service changes in two steps, is not worth a word.
@@ -17,7 +17,7 @@ const REFRESH_MILLIS: u64 = 30 * 60_000;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
     /// The object that a user would look at.
-    pub subject: Subject,
+    pub subject: AffectedObject,
     /// [`Problem::reason`].
     pub reason: &'static str,
     /// One sentence: what is wrong, and what to do.
@@ -28,8 +28,8 @@ impl Report {
     /// The same for the same words about the same object, in every agent and after every restart: FNV-1a.
     pub fn mark(&self) -> u64 {
         let object = match &self.subject {
-            Subject::Pod(key, uid) => format!("pod {key} {uid}"),
-            Subject::Service(key, uid) => format!("service {key} {uid}"),
+            AffectedObject::Pod(key, uid) => format!("pod {key} {uid}"),
+            AffectedObject::Service(key, uid) => format!("service {key} {uid}"),
         };
         let text = format!("{object} {} {}", self.reason, self.note);
         text.bytes()
@@ -43,28 +43,28 @@ impl Report {
 /// more than there are problems.
 #[derive(Debug, Default)]
 pub struct Reports {
-    entries: BTreeMap<(Subject, &'static str), Entry>,
+    entries: BTreeMap<(AffectedObject, &'static str), Entry>,
 }
 
 #[derive(Debug)]
 struct Entry {
     /// What is wrong; nothing when it is over.
     note: Option<String>,
-    told: Option<Moment>,
+    reported: Option<Moment>,
     /// When to tell it next.
     due: Moment,
 }
 
 impl Entry {
     fn is_over(&self, now: Moment) -> bool {
-        self.note.is_none() && self.told.is_none_or(|at| at.plus(QUIET_MILLIS) <= now)
+        self.note.is_none() && self.reported.is_none_or(|at| at.plus(QUIET_MILLIS) <= now)
     }
 }
 
 impl Reports {
     /// Takes in everything that is wrong at this moment.
     pub fn observe(&mut self, problems: &[Problem], now: Moment) {
-        let mut causes: BTreeMap<(Subject, &'static str), (String, usize)> = BTreeMap::new();
+        let mut causes: BTreeMap<(AffectedObject, &'static str), (String, usize)> = BTreeMap::new();
         for problem in problems {
             let key = (problem.subject.clone(), problem.reason());
             causes.entry(key).or_insert_with(|| (problem.cause.to_string(), 0)).1 += 1;
@@ -76,9 +76,9 @@ impl Reports {
         }
         for (key, (first, count)) in causes {
             let note = if count > 1 { format!("{first} ({} more like this)", count - 1) } else { first };
-            let entry = self.entries.entry(key).or_insert(Entry { note: None, told: None, due: now });
+            let entry = self.entries.entry(key).or_insert(Entry { note: None, reported: None, due: now });
             if entry.note.as_ref() != Some(&note) {
-                let quiet_until = entry.told.map(|at| at.plus(QUIET_MILLIS));
+                let quiet_until = entry.reported.map(|at| at.plus(QUIET_MILLIS));
                 entry.due = quiet_until.unwrap_or_default().max(now.plus(SETTLE_MILLIS));
                 entry.note = Some(note);
             }
@@ -91,17 +91,17 @@ impl Reports {
         self.entries.values().filter(|entry| entry.note.is_some()).map(|entry| entry.due).min()
     }
 
-    /// The next thing to tell, if it is time. It is taken to be told, unless [`Self::failed`] says otherwise.
+    /// The next thing to tell, if it is time. It is taken to be told, unless [`Self::record_failure`] says otherwise.
     pub fn take_due(&mut self, now: Moment) -> Option<Report> {
         let due = self.entries.iter_mut().filter(|(_, entry)| entry.note.is_some() && entry.due <= now);
         let ((subject, reason), entry) = due.min_by_key(|(_, entry)| entry.due)?;
-        entry.told = Some(now);
+        entry.reported = Some(now);
         entry.due = now.plus(REFRESH_MILLIS);
         Some(Report { subject: subject.clone(), reason, note: entry.note.clone()? })
     }
 
     /// Takes in that nobody heard.
-    pub fn failed(&mut self, report: &Report, now: Moment) {
+    pub fn record_failure(&mut self, report: &Report, now: Moment) {
         if let Some(entry) = self.entries.get_mut(&(report.subject.clone(), report.reason)) {
             entry.due = now.plus(QUIET_MILLIS);
         }
@@ -112,7 +112,7 @@ impl Reports {
 #[derive(Debug, Default)]
 pub struct Warnings {
     current: BTreeSet<Problem>,
-    given: BTreeMap<(Subject, &'static str), Moment>,
+    given: BTreeMap<(AffectedObject, &'static str), Moment>,
 }
 
 impl Warnings {

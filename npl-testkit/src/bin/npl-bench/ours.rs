@@ -125,6 +125,6 @@ pub(crate) fn open_datapath(bpffs: &Path, are_fenced: bool) -> Result<Datapath> 
     let opened = Datapath::open(bpffs);
     caps::set(None, CapSet::Effective, &held)?;
     let datapath = opened?;
-    ensure!(!datapath.hooks.are_unfenced(), "this process has more rights than it seems");
+    ensure!(!datapath.hooks.are_unmitigated(), "this process has more rights than it seems");
     Ok(datapath)
 }

@@ -179,7 +179,7 @@ impl Testbed {
     /// Of NPL's program and of the one that only returns.
     fn accounts(&mut self) -> Result<[Account; 2]> {
         let Ours { datapath, .. } = self.ours.as_mut().context("NPL is not on this Node")?;
-        let ours = datapath.hooks.program(PROG_INGRESS)?.info()?;
+        let ours = datapath.hooks.load_program(PROG_INGRESS)?.info()?;
         Ok([Account::of(&ours), Account::of(&self.meter.idle()?.info()?)])
     }
 }

@@ -33,8 +33,8 @@ fn is_tcx(world: &mut World) -> bool {
     world.datapath().hooks.mechanism() == "tcx"
 }
 
-const SERVED: Coverage = Coverage { carrying: 1, refusing: 0 };
-const REFUSED: Coverage = Coverage { carrying: 0, refusing: 1 };
+const SERVED: Coverage = Coverage { attached: 1, failed: 0 };
+const REFUSED: Coverage = Coverage { attached: 0, failed: 1 };
 
 #[test]
 fn an_ingress_queue_is_told_from_clsact_and_refused_where_filters_would_mix() {

@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     Device, DeviceKind, LinkLayer, Master,
-    attachments::{Fittings, Side},
+    attachments::{DeviceAttachments, Side},
 };
 
 /// `--forwarding`.
@@ -36,7 +36,7 @@ impl Forwarding {
 
 /// No way of forwarding.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no way of forwarding: give stack, redirect or offload")]
+#[error("{0:?} is no kind of forwarding: give stack, redirect or offload")]
 pub struct ForwardingError(String);
 
 impl FromStr for Forwarding {
@@ -54,11 +54,11 @@ impl FromStr for Forwarding {
 
 /// What a device's programs do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Carries {
+pub enum ProgramSet {
     /// Requests come in and replies go out, by way of the host's stack.
     Uplink,
     /// The same, and a request may leave for a Pod at once.
-    DirectUplink,
+    RedirectUplink,
     /// The same, of flows that the host's stack lets through.
     OffloadUplink,
     /// Replies of Pods come in, and may leave for the client at once.
@@ -67,7 +67,7 @@ pub enum Carries {
     OffloadPods,
 }
 
-impl Carries {
+impl ProgramSet {
     /// Of an uplink. Frames without Ethernet headers have to get some on the way to a Pod, and a virtual router has routes of
     /// its own; the host knows both.
     pub fn of_uplink(device: &Device, forwarding: Forwarding) -> Self {
@@ -75,7 +75,7 @@ impl Carries {
         match forwarding {
             _ if !is_plain => Self::Uplink,
             Forwarding::Stack => Self::Uplink,
-            Forwarding::Redirect => Self::DirectUplink,
+            Forwarding::Redirect => Self::RedirectUplink,
             Forwarding::Offload => Self::OffloadUplink,
         }
     }
@@ -86,8 +86,8 @@ impl Carries {
     }
 
     /// Whether replies may leave by it that did not take the host's stack.
-    pub const fn is_direct_uplink(self) -> bool {
-        matches!(self, Self::DirectUplink | Self::OffloadUplink)
+    pub const fn is_redirect_uplink(self) -> bool {
+        matches!(self, Self::RedirectUplink | Self::OffloadUplink)
     }
 }
 
@@ -95,9 +95,9 @@ impl Carries {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Placement {
     /// Devices that carry programs, by their index.
-    pub devices: BTreeMap<u32, Carries>,
+    pub devices: BTreeMap<u32, ProgramSet>,
     /// Pods that packets are redirected to, by their address. Each one's device is among those.
-    pub pods: BTreeMap<IpAddr, PodWay>,
+    pub pods: BTreeMap<IpAddr, PodNextHop>,
 }
 
 /// The Node's route to an address.
@@ -113,25 +113,25 @@ pub struct Route {
 
 /// How a Pod is reached without the host's stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PodWay {
+pub struct PodNextHop {
     /// Its device on the Node, by the index.
     pub ifindex: u32,
     /// How that leads to it.
-    pub way: Way,
+    pub kind: HopKind,
     /// The largest packet that fits, in bytes with its IP header.
     pub mtu: u16,
 }
 
 /// How a device leads to Pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Way {
+pub enum HopKind {
     /// Its other end is the Pod's.
     Peer,
     /// It is a bridge, which finds the Pod by its neighbour entry.
     Bridge,
 }
 
-impl Way {
+impl HopKind {
     /// For tables and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -143,7 +143,7 @@ impl Way {
 
 /// Why packets take the host's stack to a Pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Refusal {
+pub enum RedirectRefusal {
     /// Clients are behind it too, and replies could not be told from requests.
     IsUplink,
     /// It is one end of a pair whose other end is on the Node itself.
@@ -166,7 +166,7 @@ pub enum Refusal {
     Unseen,
 }
 
-impl Refusal {
+impl RedirectRefusal {
     /// For tables and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -185,76 +185,80 @@ impl Refusal {
 }
 
 /// How each Pod is reached without the host's stack, or why it is not.
-pub fn ways_to_pods(
+pub fn next_hops(
     devices: &[Device],
     uplinks: &BTreeSet<u32>,
     routes: &BTreeMap<IpAddr, Route>,
-    fittings: &BTreeMap<u32, Fittings>,
-) -> BTreeMap<IpAddr, Result<PodWay, Refusal>> {
+    attachments: &BTreeMap<u32, DeviceAttachments>,
+) -> BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>> {
     let device = |ifindex: u32| devices.iter().find(|device| device.ifindex == ifindex);
     // Of all uplinks, since replies may leave by another than their requests came in by, and take the same way or break.
-    let are_clear = uplinks.iter().filter_map(|ifindex| device(*ifindex)).all(|uplink| is_clear(uplink, fittings));
+    let are_clear = uplinks.iter().filter_map(|ifindex| device(*ifindex)).all(|uplink| is_clear(uplink, attachments));
     let decide = |(addr, route): (&IpAddr, &Route)| {
         let device = device(route.ifindex)?;
-        let way = way_of(route, device, uplinks, fittings.get(&device.ifindex));
-        Some((*addr, if are_clear { way } else { way.and(Err(Refusal::UplinkHasFilters)) }))
+        let hop = next_hop(route, device, uplinks, attachments.get(&device.ifindex));
+        Some((*addr, if are_clear { hop } else { hop.and(Err(RedirectRefusal::UplinkHasFilters)) }))
     };
     routes.iter().filter_map(decide).collect()
 }
 
 /// Whether others miss nothing of what leaves an uplink for Pods at once; nothing leaves one so that takes the stack.
-fn is_clear(uplink: &Device, fittings: &BTreeMap<u32, Fittings>) -> bool {
-    let has_others = || fittings.get(&uplink.ifindex).is_none_or(Fittings::has_others_behind_ours);
-    !Carries::of_uplink(uplink, Forwarding::Redirect).is_direct_uplink() || !has_others()
+fn is_clear(uplink: &Device, attachments: &BTreeMap<u32, DeviceAttachments>) -> bool {
+    let has_others = || attachments.get(&uplink.ifindex).is_none_or(DeviceAttachments::has_others_behind_npl);
+    !ProgramSet::of_uplink(uplink, Forwarding::Redirect).is_redirect_uplink() || !has_others()
 }
 
-fn way_of(
+fn next_hop(
     route: &Route,
     device: &Device,
     uplinks: &BTreeSet<u32>,
-    fittings: Option<&Fittings>,
-) -> Result<PodWay, Refusal> {
+    attachments: Option<&DeviceAttachments>,
+) -> Result<PodNextHop, RedirectRefusal> {
     if route.has_gateway {
-        return Err(Refusal::HasGateway);
+        return Err(RedirectRefusal::HasGateway);
     }
-    let way = way_by(device, uplinks)?;
-    passes_nobody_by(way, device, fittings)?;
+    let kind = hop_kind(device, uplinks)?;
+    check_bypass(kind, device, attachments)?;
     let mtu = route.mtu.map_or(device.link.mtu, |mtu| mtu.min(device.link.mtu));
-    Ok(PodWay { ifindex: device.ifindex, way, mtu: u16::try_from(mtu).unwrap_or(u16::MAX) })
+    Ok(PodNextHop { ifindex: device.ifindex, kind, mtu: u16::try_from(mtu).unwrap_or(u16::MAX) })
 }
 
-fn way_by(device: &Device, uplinks: &BTreeSet<u32>) -> Result<Way, Refusal> {
+fn hop_kind(device: &Device, uplinks: &BTreeSet<u32>) -> Result<HopKind, RedirectRefusal> {
     if uplinks.contains(&device.ifindex) {
-        return Err(Refusal::IsUplink);
+        return Err(RedirectRefusal::IsUplink);
     }
     if device.master.is_some() {
-        return Err(Refusal::IsEnslaved);
+        return Err(RedirectRefusal::IsEnslaved);
     }
     if device.link_layer != LinkLayer::Ethernet {
-        return Err(Refusal::NoEthernet);
+        return Err(RedirectRefusal::NoEthernet);
     }
     match device.kind {
-        DeviceKind::Veth if device.peer_is_elsewhere => Ok(Way::Peer),
-        DeviceKind::Veth => Err(Refusal::EndsOnTheNode),
-        DeviceKind::Bridge => Ok(Way::Bridge),
+        DeviceKind::Veth if device.peer_is_elsewhere => Ok(HopKind::Peer),
+        DeviceKind::Veth => Err(RedirectRefusal::EndsOnTheNode),
+        DeviceKind::Bridge => Ok(HopKind::Bridge),
         DeviceKind::Physical
         | DeviceKind::Loopback
         | DeviceKind::Dummy
         | DeviceKind::Tunnel
         | DeviceKind::Vrf
-        | DeviceKind::Other => Err(Refusal::UnknownKind),
+        | DeviceKind::Other => Err(RedirectRefusal::UnknownKind),
     }
 }
 
 /// Replies leave a device of Pods where they come in. Requests come to a bridge as the host's do; to the other end of a pair
 /// they are handed, past all that they would meet on this one.
-fn passes_nobody_by(way: Way, device: &Device, fittings: Option<&Fittings>) -> Result<(), Refusal> {
-    let fittings = fittings.ok_or(Refusal::Unseen)?;
-    if way == Way::Peer && fittings.has_limit() {
-        return Err(Refusal::HasLimit);
+fn check_bypass(
+    kind: HopKind,
+    device: &Device,
+    attachments: Option<&DeviceAttachments>,
+) -> Result<(), RedirectRefusal> {
+    let attachments = attachments.ok_or(RedirectRefusal::Unseen)?;
+    if kind == HopKind::Peer && attachments.has_limit() {
+        return Err(RedirectRefusal::HasLimit);
     }
-    let requests_pass_by = way == Way::Peer && (fittings.has_others(Side::Egress) || device.link.is_closed);
-    if requests_pass_by || fittings.has_others(Side::Ingress) { Err(Refusal::HasFilters) } else { Ok(()) }
+    let requests_bypass = kind == HopKind::Peer && (attachments.has_others(Side::Egress) || device.link.is_closed);
+    if requests_bypass || attachments.has_others(Side::Ingress) { Err(RedirectRefusal::HasFilters) } else { Ok(()) }
 }
 
 #[cfg(test)]

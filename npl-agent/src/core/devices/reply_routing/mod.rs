@@ -106,30 +106,30 @@ pub struct Marking {
 
 /// What becomes of replies whose sender a rule has routed by a table of its own.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct WaysBack {
+pub struct ReplyRoutes {
     /// What leads replies of the marked ones back.
     pub markings: BTreeSet<Marking>,
     /// Whose replies leave by the uplink that their requests came in by, if their connections are marked.
     pub marked: BTreeSet<IpAddr>,
     /// Whose replies no mark leads there.
-    pub stray: BTreeSet<IpAddr>,
+    pub unmarked: BTreeSet<IpAddr>,
 }
 
 /// Why replies of some Pods leave by other interfaces than their requests came in by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Trouble {
+pub enum ReplyRouteProblem {
     /// No rule leads a mark to the Node's own routes ahead of the Pods' rules.
     NoMark,
     /// One does, and nobody sets the mark.
-    NobodyMarks,
+    MarkNotSet,
 }
 
 impl Routing {
     /// Judges by rules and routes alone, and so before a Pod has its first mapping. A rule for an address of the Node's own
     /// is about no Pod.
-    pub fn ways_back(&self, devices: &[Device], uplinks: &BTreeSet<u32>) -> WaysBack {
+    pub fn reply_routes(&self, devices: &[Device], uplinks: &BTreeSet<u32>) -> ReplyRoutes {
         let is_own = |addr: &IpAddr| devices.iter().any(|device| device.addresses.contains(addr));
-        let mut ways = WaysBack::default();
+        let mut routes = ReplyRoutes::default();
         let mut leading: BTreeMap<Family, BTreeSet<Marking>> = BTreeMap::new();
         for rule in &self.rules {
             match rule.selector {
@@ -140,12 +140,12 @@ impl Routing {
                     }
                 }
                 Selector::Source(addr) if rule.table != MAIN_TABLE && !is_own(&addr) => {
-                    ways.take_in(addr, leading.get(&rule.family));
+                    routes.take_in(addr, leading.get(&rule.family));
                 }
                 Selector::Mark(_) | Selector::Source(_) => {}
             }
         }
-        ways
+        routes
     }
 
     /// By which uplinks replies leave that a rule leads by its table, and that requests may have come in by.
@@ -156,29 +156,29 @@ impl Routing {
     }
 }
 
-impl WaysBack {
+impl ReplyRoutes {
     /// The first rule for an address decides; those of a CNI that names destinations too follow each other.
     fn take_in(&mut self, addr: IpAddr, leading: Option<&BTreeSet<Marking>>) {
-        if self.marked.contains(&addr) || self.stray.contains(&addr) {
+        if self.marked.contains(&addr) || self.unmarked.contains(&addr) {
             return;
         }
         if let Some(markings) = leading {
             self.marked.insert(addr);
             self.markings.extend(markings);
         } else {
-            self.stray.insert(addr);
+            self.unmarked.insert(addr);
         }
     }
 
     /// What is wrong, and with which Pods. What is redirected has its way back asked for the Node's address, and not for the
     /// Pod's.
-    pub fn trouble(&self, forwarding: Forwarding, are_marked: bool) -> Option<(Trouble, &BTreeSet<IpAddr>)> {
+    pub fn problem(&self, forwarding: Forwarding, are_marked: bool) -> Option<(ReplyRouteProblem, &BTreeSet<IpAddr>)> {
         if forwarding == Forwarding::Redirect {
             None
-        } else if !self.stray.is_empty() {
-            Some((Trouble::NoMark, &self.stray))
+        } else if !self.unmarked.is_empty() {
+            Some((ReplyRouteProblem::NoMark, &self.unmarked))
         } else if !are_marked && !self.marked.is_empty() {
-            Some((Trouble::NobodyMarks, &self.marked))
+            Some((ReplyRouteProblem::MarkNotSet, &self.marked))
         } else {
             None
         }
@@ -187,7 +187,7 @@ impl WaysBack {
     /// The same about some addresses; what is marked is marked for all.
     #[must_use]
     pub fn of(mut self, addresses: &BTreeSet<IpAddr>) -> Self {
-        for addrs in [&mut self.marked, &mut self.stray] {
+        for addrs in [&mut self.marked, &mut self.unmarked] {
             addrs.retain(|addr| addresses.contains(addr));
         }
         self

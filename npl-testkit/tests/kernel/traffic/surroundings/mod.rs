@@ -283,7 +283,7 @@ fn guarded(mut world: World) -> World {
     world.follow(Forwarding::Stack);
     let second = format!("{} . 6 . {POD_PORT}", world.pods[1].0.ip());
     let is_there = || {
-        let table = world.node().nft_table(guard::TABLE)?;
+        let table = world.node().nft_table(nft_guard::TABLE)?;
         (table.contains("ct mark set") && table.contains(&second)).then_some(())
     };
     poll::until("the guard's mark", LIMIT, is_there).unwrap();
