@@ -14,13 +14,13 @@ pub const FILTER_VARIABLE: &str = "NPL_LOG";
 /// kube tells every failed request at `error`; the agent says the same once, with what it means.
 const DEFAULT_FILTER: &str = "warn,npl_agent=info,kube_client=off,kube_runtime=off";
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     #[default]
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line, for log collectors.
     Json,
 }
 
