@@ -1,27 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent`: parses the command line, starts logging, and leaves the rest to the library.
+//! `npl-agent`: parses the command line, starts logging and calls the library.
 
 use std::process::ExitCode;
 
 use clap::Parser as _;
 use npl_agent::{
-    args::{Cli, Command},
+    agent::run,
     cli,
-    config::Config,
-    memory, run, telemetry,
+    config::{
+        Config, ConfigError,
+        args::{Cli, Command},
+    },
+    process::{memory, telemetry},
 };
 
-/// clap's own code for a command line that makes no sense.
+/// clap's exit code for usage errors.
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
-    match dispatch(Cli::parse()) {
-        Ok(code) => code,
-        Err(error) => {
-            cli::complain(&error);
-            ExitCode::FAILURE
-        }
-    }
+    let outcome = match Cli::try_parse() {
+        Ok(cli) => dispatch(cli),
+        Err(error) => match ConfigError::from_clap(&error) {
+            Some(refused) => return usage_error(refused),
+            None => error.exit(),
+        },
+    };
+    outcome.unwrap_or_else(|error| {
+        cli::complain(&error);
+        ExitCode::FAILURE
+    })
+}
+
+fn usage_error(error: impl Into<anyhow::Error>) -> ExitCode {
+    cli::complain(&error.into());
+    ExitCode::from(USAGE)
 }
 
 fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
@@ -31,15 +43,11 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Run(args) => {
             let filter = std::env::var(telemetry::FILTER_VARIABLE).ok();
             if let Err(error) = telemetry::init(args.log_format, filter.as_deref()) {
-                cli::complain(&error.into());
-                return Ok(ExitCode::from(USAGE));
+                return Ok(usage_error(error));
             }
             match Config::try_from(*args) {
                 Ok(config) => runtime.block_on(run::run(config)).map(|()| ExitCode::SUCCESS),
-                Err(error) => {
-                    cli::complain(&error.into());
-                    Ok(ExitCode::from(USAGE))
-                }
+                Err(error) => Ok(usage_error(error)),
             }
         }
         Command::Status(args) => runtime.block_on(cli::status::show(&args)).map(|()| ExitCode::SUCCESS),
@@ -48,7 +56,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Load(args) => cli::load::load(&args).map(|()| ExitCode::SUCCESS),
         Command::Cleanup(args) => runtime.block_on(cli::cleanup::remove(&args)).map(|()| ExitCode::SUCCESS),
     };
-    // Whoever still waits for the kernel changes nothing.
+    // A blocking thread may still wait for the kernel; its result is not needed.
     runtime.shutdown_background();
     outcome
 }

@@ -5,10 +5,10 @@ use anyhow::bail;
 
 use super::{print, print_json};
 use crate::{
-    args::{OutputFormat, ViewArgs},
+    config::args::{OutputFormat, ViewArgs},
     datapath::{DatapathError, cleanup, preflight},
-    lock,
-    uplinks::ErrorChain,
+    devices::uplinks::ErrorChain,
+    process::lock,
 };
 
 /// Removes pins, links, filters, qdiscs and tables of ours.

@@ -7,9 +7,9 @@ use serde::Serialize;
 
 use super::{print, print_json, table};
 use crate::{
-    args::{OutputFormat, ViewArgs},
+    cli::facts,
+    config::args::{OutputFormat, ViewArgs},
     core::doctor::{Finding, State, examine},
-    facts,
 };
 
 /// A finding as it is shown.

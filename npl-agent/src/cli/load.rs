@@ -6,9 +6,9 @@ use anyhow::bail;
 
 use super::{complain, print};
 use crate::{
-    args::LoadArgs,
+    config::args::LoadArgs,
     datapath::{Datapath, DatapathError, preflight},
-    lock,
+    process::lock,
 };
 
 /// Loads and pins every program that an agent on this machine may ask for; those that are pinned already are left alone.
@@ -32,6 +32,6 @@ pub fn load(args: &LoadArgs) -> anyhow::Result<()> {
     let (loaded, refused): (Vec<_>, Vec<_>) = datapath.hooks.load_all().into_iter().partition(Result::is_ok);
     // Not every kernel has a use for every program: the agent says so where it asks for one.
     refused.into_iter().filter_map(Result::err).for_each(|error| complain(&error.into()));
-    let barriers = if datapath.hooks.are_unfenced() { "without" } else { "with" };
+    let barriers = if datapath.hooks.are_unmitigated() { "without" } else { "with" };
     print(&format!("{} programs are loaded, {barriers} the kernel's barriers against speculation\n", loaded.len()))
 }

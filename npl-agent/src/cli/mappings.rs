@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::{print, print_json, table};
 use crate::{
-    args::{OutputFormat, ViewArgs},
+    config::args::{OutputFormat, ViewArgs},
     datapath::{inspect::Inspection, tables::MappingRecord},
 };
 

@@ -3,6 +3,7 @@
 
 pub mod cleanup;
 pub mod doctor;
+mod facts;
 pub mod load;
 pub mod mappings;
 pub mod status;

@@ -11,15 +11,12 @@ use serde::Serialize;
 
 use super::{print, print_json, table};
 use crate::{
-    args::{OutputFormat, ViewArgs},
-    core::{
-        devices::{Device, DeviceSelection, choose},
-        returns::Marking,
-        xdp::Reason,
-    },
+    config::args::{OutputFormat, ViewArgs},
+    core::devices::{Device, DeviceSelection, choose, reply_routing::Marking, xdp::XdpReason},
     datapath::{inspect::Inspection, pins::Direction, preflight},
-    guard::{self, Held},
-    lock, netlink,
+    netlink,
+    nft_guard::{self, TableState},
+    process::lock,
 };
 
 /// In the place of a device's name.
@@ -40,7 +37,7 @@ struct Shown {
     node_addresses: Vec<String>,
     devices: Vec<ShownDevice>,
     /// Devices by which clients may come, and on which programs cannot stand.
-    refusing_devices: Vec<RefusingDevice>,
+    unsupported_devices: Vec<UnsupportedDevice>,
     /// Addresses of Pods that packets are redirected to, past the host's stack.
     redirected_pods: BTreeSet<IpAddr>,
     /// Whether they are only for flows that the host's stack lets through.
@@ -80,7 +77,7 @@ struct ShownDevice {
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct RefusingDevice {
+struct UnsupportedDevice {
     name: String,
     ifindex: u32,
     reason: &'static str,
@@ -94,7 +91,7 @@ struct RefusingDevice {
 pub async fn show(args: &ViewArgs) -> anyhow::Result<()> {
     let inspection = Inspection::read(&args.bpffs)?;
     let devices = netlink::interfaces().await?;
-    let shown = Shown::new(&inspection, &devices, guard::held());
+    let shown = Shown::new(&inspection, &devices, nft_guard::read_state());
     match args.output {
         OutputFormat::Json => print_json(&shown),
         OutputFormat::Table => print(&as_text(&shown, &inspection)),
@@ -102,9 +99,9 @@ pub async fn show(args: &ViewArgs) -> anyhow::Result<()> {
 }
 
 impl Shown {
-    fn new(inspection: &Inspection, devices: &[Device], held: io::Result<Held>) -> Self {
+    fn new(inspection: &Inspection, devices: &[Device], held: io::Result<TableState>) -> Self {
         let name = |ifindex: u32| devices.iter().find(|device| device.ifindex == ifindex).map(|it| it.name.clone());
-        let leads_to_pods = |ifindex| inspection.redirected.values().any(|way| way.ifindex == ifindex);
+        let leads_to_pods = |ifindex| inspection.redirected.values().any(|hop| hop.ifindex == ifindex);
         let config = inspection.config.filter(|config| config.abi != 0);
         let guard_refusal = held.as_ref().err().map(ToString::to_string);
         let held = held.unwrap_or_default();
@@ -129,12 +126,12 @@ impl Shown {
                     leads_to_pods: leads_to_pods(*ifindex),
                     requests: if inspection.xdp_links.contains(ifindex) { "xdp" } else { "tc" },
                     reason: inspection.xdp_reasons.get(ifindex).map(|key| {
-                        let known = Reason::of_key(key);
+                        let known = XdpReason::of_key(key);
                         known.map_or_else(|| key.clone(), |reason| reason.as_str().to_owned())
                     }),
                 })
                 .collect(),
-            refusing_devices: refusing(devices, &inspection.local_addresses),
+            unsupported_devices: unsupported(devices, &inspection.local_addresses),
             redirected_pods: inspection.redirected.keys().copied().collect(),
             is_offloading: inspection.links.values().flatten().any(|side| *side == Direction::ToPods),
             socket_hooks: inspection.socket_hooks.clone(),
@@ -151,10 +148,10 @@ impl Shown {
 }
 
 /// What an agent without `--devices` would choose, if programs knew its headers.
-fn refusing(devices: &[Device], node_ips: &[IpAddr]) -> Vec<RefusingDevice> {
+fn unsupported(devices: &[Device], node_ips: &[IpAddr]) -> Vec<UnsupportedDevice> {
     let refusal = |device: &Device| {
-        let reason = choose(device, &DeviceSelection::Auto, node_ips, false).err().filter(|it| it.is_refusal())?;
-        Some(RefusingDevice { name: device.name.clone(), ifindex: device.ifindex, reason: reason.as_str() })
+        let reason = choose(device, &DeviceSelection::Auto, node_ips, false).err().filter(|it| it.is_unsupported())?;
+        Some(UnsupportedDevice { name: device.name.clone(), ifindex: device.ifindex, reason: reason.as_str() })
     };
     devices.iter().filter_map(refusal).collect()
 }
@@ -186,11 +183,11 @@ fn as_text(shown: &Shown, inspection: &Inspection) -> String {
         let (ifindex, attached) = (device.ifindex.to_string(), device.attached.join(", "));
         vec![device.name.clone(), ifindex, attached, device.requests.to_owned(), reason]
     });
-    let refusing = shown
-        .refusing_devices
+    let unsupported = shown
+        .unsupported_devices
         .iter()
         .map(|device| vec![device.name.clone(), device.ifindex.to_string(), none(), none(), device.reason.to_owned()]);
-    let devices = table(&["DEVICE", "IFINDEX", "ATTACHED", "REQUESTS", "WHY"], devices.chain(refusing));
+    let devices = table(&["DEVICE", "IFINDEX", "ATTACHED", "REQUESTS", "WHY"], devices.chain(unsupported));
     let reasons = inspection
         .reasons
         .iter()
@@ -228,7 +225,7 @@ fn guard_of(shown: &Shown) -> String {
     if does.is_empty() {
         return "none: see --nft-guard".to_owned();
     }
-    format!("nftables table {}, {}", guard::TABLE, does.join("; "))
+    format!("nftables table {}, {}", nft_guard::TABLE, does.join("; "))
 }
 
 /// Clients on the Node itself and in its Pods.

@@ -18,32 +18,15 @@
 //!
 //! Who may use a mapping is in the kernel before the mapping asks for it, and for as long as it does.
 
-pub mod absences;
-mod adopt;
-pub mod annotation;
-mod assign;
-pub mod attempts;
 pub mod devices;
 pub mod doctor;
-pub mod fittings;
 pub mod flows;
 pub mod model;
-pub mod observed;
 pub mod op;
 mod plan;
 pub mod ports;
-pub mod problem;
-mod publish;
-pub mod range;
-pub mod redirect;
-pub mod report;
-pub mod returns;
-pub mod select;
-pub mod settings;
-pub mod snapshot;
-pub mod sources;
+pub mod publish;
 pub mod state;
-pub mod xdp;
 
 #[cfg(test)]
 mod tests;

@@ -3,16 +3,13 @@
 
 use std::collections::BTreeSet;
 
-use super::{
-    model::{Backend, Frontend, Moment, PodKey, PodUid},
-    sources::SourceRange,
-};
+use super::model::{Backend, Frontend, Moment, PodKey, PodUid, sources::SourceRange};
 
 /// One step. Every op is idempotent: done twice, it does nothing the second time.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Op {
     /// Bind the port's socket so that no other process takes it.
-    Reserve(Frontend, Strays),
+    Reserve(Frontend, RecentTraffic),
     /// Let these use the mapping, if it is a restricted one; nobody else is let in or shut out.
     AllowSources(Frontend, BTreeSet<SourceRange>),
     /// Write the mapping; an existing one of the same frontend is replaced at once.
@@ -36,7 +33,7 @@ pub enum Op {
 
 /// Whether a port is taken to which datagrams have come lately although it led nowhere: see [`npl_common::unmapped`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Strays {
+pub enum RecentTraffic {
     /// It leads somewhere already, or no other port is free.
     Tolerated,
     /// Another one is to be chosen.
@@ -59,8 +56,8 @@ pub enum PodWrite {
 pub enum Failure {
     /// Of [`Op::Reserve`]: another process has the port. Another one is chosen.
     PortTaken,
-    /// Of [`Strays::Refused`]: somebody talks to whoever had the port before. Another one is chosen, if there is one.
-    PortSentTo {
+    /// Of [`RecentTraffic::Refused`]: somebody talks to whoever had the port before. Another one is chosen, if there is one.
+    RecentTraffic {
         /// When it counts as silent, if it is from now on.
         until: Moment,
     },
@@ -80,7 +77,7 @@ pub enum Failure {
 
 /// An op for the purpose of trying again: what it is about, not what it says.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Attempt {
+pub(super) enum RetryKey {
     Reserve(Frontend),
     AllowSources(Frontend),
     Upsert(Frontend),
@@ -90,7 +87,7 @@ pub(super) enum Attempt {
     Release(Frontend),
 }
 
-impl Attempt {
+impl RetryKey {
     pub(super) fn of(op: &Op) -> Self {
         match op {
             Op::Reserve(frontend, _) => Self::Reserve(*frontend),

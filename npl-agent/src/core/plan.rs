@@ -4,10 +4,9 @@
 use std::collections::BTreeSet;
 
 use super::{
-    model::{Family, Frontend, Moment, NodePort, PodUid, Protocol},
-    op::{Attempt, Op},
+    model::{Family, Frontend, Moment, NodePort, PodUid, Protocol, sources::SourceRange},
+    op::{Op, RetryKey},
     ports::Phase,
-    sources::SourceRange,
     state::{Pass, State},
 };
 
@@ -51,19 +50,19 @@ impl State {
         Pass { ops, next_deadline: self.next_deadline(now) }
     }
 
-    pub(super) fn is_delayed(&self, attempt: &Attempt, now: Moment) -> bool {
-        self.retries.get(attempt).is_some_and(|at| *at > now)
+    pub(super) fn is_delayed(&self, key: &RetryKey, now: Moment) -> bool {
+        self.retries.get(key).is_some_and(|at| *at > now)
     }
 
     fn expire(&mut self, now: Moment) {
         self.retries.retain(|_, at| *at > now);
-        let later = self.parked.split_off(&(now.plus(1), FIRST_FRONTEND));
-        let due = std::mem::replace(&mut self.parked, later);
+        let later = self.timers.split_off(&(now.plus(1), FIRST_FRONTEND));
+        let due = std::mem::replace(&mut self.timers, later);
         self.unsettled.extend(due.into_iter().map(|(_, frontend)| frontend));
         let freed = self.ports.expire_taken(now);
         if !freed.is_empty() {
             self.unsettled.extend(freed);
-            self.wake_starved();
+            self.retry_waiting_for_port();
         }
     }
 
@@ -79,14 +78,14 @@ impl State {
                         claim.phase = next;
                         if !claim.is_in_use() {
                             claim.backend = None;
-                            self.wake_starved();
+                            self.retry_waiting_for_port();
                         }
                     }
                 }
                 None => {
                     self.touch(frontend);
                     self.ports.remove(frontend);
-                    self.wake_starved();
+                    self.retry_waiting_for_port();
                 }
             }
         }
@@ -130,10 +129,10 @@ impl State {
             match self.step(frontend, now) {
                 Step::Settled => continue,
                 Step::Waiting => {
-                    self.park(frontend, now);
+                    self.wait_for_timer(frontend, now);
                     continue;
                 }
-                Step::Needs(op) if self.is_delayed(&Attempt::of(&op), now) => {}
+                Step::Needs(op) if self.is_delayed(&RetryKey::of(&op), now) => {}
                 Step::Needs(op) => {
                     if let (Op::UpsertMapping(..), Some(claim)) = (&op, self.ports.get_mut(frontend)) {
                         claim.was_mapped = true;
@@ -148,10 +147,10 @@ impl State {
 
     /// Leaves a frontend alone until its time has come. One without a time waits for something to happen to it or to
     /// the annotation of its Pod, and whatever happens has it looked at.
-    fn park(&mut self, frontend: Frontend, now: Moment) {
+    fn wait_for_timer(&mut self, frontend: Frontend, now: Moment) {
         match self.ports.get(frontend).map(|claim| claim.phase) {
             Some(Phase::Draining { until: Some(at) } | Phase::Quarantined { until: Some(at) }) if at > now => {
-                self.parked.insert((at, frontend));
+                self.timers.insert((at, frontend));
             }
             Some(Phase::Active | Phase::Draining { .. } | Phase::Quarantined { .. }) | None => {}
         }
@@ -170,7 +169,7 @@ impl State {
         };
         // A mapping that leads to the wrong place and cannot be put right, since another process has its port, is
         // worse than none.
-        let leads_home = self.leads_home(frontend);
+        let mapping_is_current = self.mapping_is_current(frontend);
         let is_taken = self.ports.is_taken(frontend);
         let is_wrong = backend.is_none() || self.is_lost(frontend);
         if mapping.is_some() && is_wrong {
@@ -185,13 +184,15 @@ impl State {
         match (is_over, is_reserved) {
             (true, true) => return Step::Needs(Op::Release(frontend)),
             (true, false) => return Step::Settled,
-            (false, false) if !is_taken => return Step::Needs(Op::Reserve(frontend, self.ports.strays(frontend))),
-            (false, false) if !leads_home => return Step::Waiting,
+            (false, false) if !is_taken => {
+                return Step::Needs(Op::Reserve(frontend, self.ports.recent_traffic_policy(frontend)));
+            }
+            (false, false) if !mapping_is_current => return Step::Waiting,
             (false, false | true) => {}
         }
         let add = || Op::AllowSources(frontend, missing.clone());
         // Where there is no room for them, the mapping does without: whoever they are meant for is refused.
-        let may_add = !missing.is_empty() && !self.is_delayed(&Attempt::AllowSources(frontend), now);
+        let may_add = !missing.is_empty() && !self.is_delayed(&RetryKey::AllowSources(frontend), now);
         match backend {
             Some(_) if may_add => Step::Needs(add()),
             Some(backend) if mapping != Some(&backend) => Step::Needs(Op::UpsertMapping(frontend, backend)),
@@ -203,16 +204,16 @@ impl State {
     }
 
     /// Whether the kernel has the frontend lead to where its claim says.
-    pub(super) fn leads_home(&self, frontend: Frontend) -> bool {
+    pub(super) fn mapping_is_current(&self, frontend: Frontend) -> bool {
         let mapping = self.observed.as_ref().and_then(|observed| observed.mappings.get(&frontend));
         let backend = self.ports.get(frontend).and_then(|claim| claim.backend);
-        mapping.zip(backend).is_some_and(|(mapping, backend)| mapping.leads_as(&backend))
+        mapping.zip(backend).is_some_and(|(mapping, backend)| mapping.has_same_target(&backend))
     }
 
     /// Whether another process has the port, so that it cannot be made to lead home.
     fn is_lost(&self, frontend: Frontend) -> bool {
         let is_reserved = self.observed.as_ref().is_some_and(|observed| observed.reservations.contains(&frontend));
-        !is_reserved && self.ports.is_taken(frontend) && !self.leads_home(frontend)
+        !is_reserved && self.ports.is_taken(frontend) && !self.mapping_is_current(frontend)
     }
 
     fn gap(&self, frontend: Frontend) -> Gap {
@@ -252,7 +253,7 @@ impl State {
         };
         let deadlines = self.unsettled.iter().filter_map(until);
         let retries = self.retries.values().copied();
-        let parked = self.parked.first().map(|(at, _)| *at);
-        deadlines.chain(retries).chain(parked).chain(self.ports.next_taken_expiry()).filter(|at| *at > now).min()
+        let timers = self.timers.first().map(|(at, _)| *at);
+        deadlines.chain(retries).chain(timers).chain(self.ports.next_taken_expiry()).filter(|at| *at > now).min()
     }
 }

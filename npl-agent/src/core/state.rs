@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The agent's mind: what it was told, what it holds, and what it is waiting for.
 //!
-//! [`State::pass`] says what to do next; the caller does it and reports with [`State::done`] or [`State::failed`]. An
+//! [`State::pass`] says what to do next; the caller does it and reports with [`State::record_done`] or [`State::record_failed`]. An
 //! op is only given out once its precondition was observed, so stopping anywhere leaves nothing published that does
 //! not work.
 
@@ -12,16 +12,18 @@ use std::{
 };
 
 use super::{
-    adopt,
-    model::{Backend, Family, Frontend, Moment, PodKey, PodPort, PodUid},
-    observed::Observed,
-    op::{Attempt, Failure, Op},
-    ports::{Phase, PortTable, PortUsage},
-    problem::{Cause, Problem, Subject},
-    publish::Write,
-    select::Wanted,
-    settings::Settings,
-    snapshot::{Change, Snapshot},
+    model::{
+        Backend, Family, Frontend, Moment, PodKey, PodPort, PodUid,
+        observed::Observed,
+        settings::Settings,
+        snapshot::{Change, Snapshot},
+    },
+    op::{Failure, Op, RetryKey},
+    ports::{Phase, PortTable, PortUsage, adopt, select::Wanted},
+    publish::{
+        Write,
+        problem::{AffectedObject, Cause, Problem},
+    },
 };
 
 /// How long a port that another process has is not tried again.
@@ -45,22 +47,22 @@ pub struct State {
     /// Pods to decide on anew.
     pub(super) dirty: BTreeSet<PodKey>,
     /// Pods that wait for a port that others hold.
-    pub(super) starved: BTreeSet<PodKey>,
+    pub(super) waiting_for_port: BTreeSet<PodKey>,
     /// Frontends for whose allowed sources the kernel had no room.
-    pub(super) cramped: BTreeSet<Frontend>,
+    pub(super) source_table_full: BTreeSet<Frontend>,
     /// Pods of which something is not served.
-    pub(super) troubled: BTreeSet<PodKey>,
+    pub(super) with_problems: BTreeSet<PodKey>,
     /// Frontends that something happened to: they may need an op, or time.
     pub(super) unsettled: BTreeSet<Frontend>,
     /// Frontends that need nothing but time, and when it has come; one that something happened to since is looked at
     /// once more than needed.
-    pub(super) parked: BTreeSet<(Moment, Frontend)>,
+    pub(super) timers: BTreeSet<(Moment, Frontend)>,
     /// Pods whose annotation may need a write.
     pub(super) unpublished: BTreeSet<PodKey>,
     pub(super) writes: BTreeMap<PodUid, Write>,
     /// Pods that went while a write to them was under way: its answer must not bring them back.
     departed: BTreeSet<PodUid>,
-    pub(super) retries: BTreeMap<Attempt, Moment>,
+    pub(super) retries: BTreeMap<RetryKey, Moment>,
 }
 
 /// What to do now, in this order, and when to look again if nothing else happens.
@@ -74,7 +76,7 @@ pub struct Pass {
 
 /// What the agent has to hear before its first pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Awaited {
+pub enum Prerequisite {
     /// A list of Pods and of Services.
     Lists,
     /// An address of the Node in a family that is served.
@@ -117,11 +119,11 @@ impl State {
             is_adopted: false,
             views: BTreeMap::new(),
             dirty: BTreeSet::new(),
-            starved: BTreeSet::new(),
-            cramped: BTreeSet::new(),
-            troubled: BTreeSet::new(),
+            waiting_for_port: BTreeSet::new(),
+            source_table_full: BTreeSet::new(),
+            with_problems: BTreeSet::new(),
             unsettled: BTreeSet::new(),
-            parked: BTreeSet::new(),
+            timers: BTreeSet::new(),
             unpublished: BTreeSet::new(),
             writes: BTreeMap::new(),
             departed: BTreeSet::new(),
@@ -147,7 +149,7 @@ impl State {
         let touched = self.snapshot.apply(change);
         for (key, uid) in &touched.gone {
             self.views.remove(key);
-            self.troubled.remove(key);
+            self.with_problems.remove(key);
             self.retire_pod(uid);
         }
         for key in touched.pods {
@@ -158,18 +160,22 @@ impl State {
     }
 
     /// What has to be heard before the first pass.
-    pub fn awaited(&self) -> BTreeSet<Awaited> {
+    pub fn missing_prerequisites(&self) -> BTreeSet<Prerequisite> {
         let conditions = [
-            (Awaited::Lists, self.snapshot.is_listed()),
-            (Awaited::NodeAddress, !self.node_ips.is_empty()),
-            (Awaited::Observation, self.observed.is_some()),
+            (Prerequisite::Lists, self.snapshot.is_listed()),
+            (Prerequisite::NodeAddress, !self.node_ips.is_empty()),
+            (Prerequisite::Observation, self.observed.is_some()),
         ];
-        conditions.into_iter().filter(|(_, is_met)| !is_met).map(|(awaited, _)| awaited).collect()
+        conditions
+            .into_iter()
+            .filter(|(_, is_met)| !is_met)
+            .map(|(missing_prerequisites, _)| missing_prerequisites)
+            .collect()
     }
 
     /// Whether everything was heard that decisions need; before that, a pass only reserves what is mapped already.
     pub fn is_ready(&self) -> bool {
-        self.awaited().is_empty()
+        self.missing_prerequisites().is_empty()
     }
 
     /// Whether all Services count as gone.
@@ -198,8 +204,8 @@ impl State {
     }
 
     /// Takes in that an op was carried out.
-    pub fn done(&mut self, op: &Op, now: Moment) {
-        self.retries.remove(&Attempt::of(op));
+    pub fn record_done(&mut self, op: &Op, now: Moment) {
+        self.retries.remove(&RetryKey::of(op));
         let observed = self.observed.get_or_insert_default();
         match op {
             Op::Reserve(frontend, _) => {
@@ -209,7 +215,7 @@ impl State {
             }
             Op::AllowSources(frontend, ranges) => {
                 observed.sources.entry(*frontend).or_default().extend(ranges);
-                self.cramped.remove(frontend);
+                self.source_table_full.remove(frontend);
                 self.touch(*frontend);
             }
             Op::UpsertMapping(frontend, backend) => {
@@ -228,7 +234,7 @@ impl State {
                     }
                 }
                 self.touch(*frontend);
-                self.wake_cramped();
+                self.retry_source_table_full();
             }
             Op::Release(frontend) => {
                 observed.reservations.remove(frontend);
@@ -241,27 +247,27 @@ impl State {
                 self.unpublished.insert(pod.clone());
                 let is_stored = self.snapshot.pod(pod).is_none_or(|pod| value.is_stored_in(pod));
                 if !is_stored {
-                    self.retries.insert(Attempt::of(op), now.plus(CONTESTED_MILLIS));
+                    self.retries.insert(RetryKey::of(op), now.plus(CONTESTED_MILLIS));
                 }
             }
         }
     }
 
     /// Takes in that an op could not be carried out, or may not have been.
-    pub fn failed(&mut self, op: &Op, failure: Failure, now: Moment) {
+    pub fn record_failed(&mut self, op: &Op, failure: Failure, now: Moment) {
         let at = match failure {
             Failure::Retry { at } | Failure::NoRoom { at } => at,
-            Failure::PortTaken | Failure::PortSentTo { .. } | Failure::Gone => now.plus(UNEXPECTED_MILLIS),
+            Failure::PortTaken | Failure::RecentTraffic { .. } | Failure::Gone => now.plus(UNEXPECTED_MILLIS),
         };
         match (op, failure) {
             (Op::WritePod { uid, .. }, _) if self.departed.remove(uid) => return,
             (Op::Reserve(frontend, _), Failure::PortTaken) => {
                 self.ports.mark_taken(*frontend, now.plus(TAKEN_MILLIS));
-                return self.give_way(*frontend);
+                return self.yield_port(*frontend);
             }
-            (Op::Reserve(frontend, _), Failure::PortSentTo { until }) => {
-                self.ports.mark_sent_to(*frontend, until);
-                return self.give_way(*frontend);
+            (Op::Reserve(frontend, _), Failure::RecentTraffic { until }) => {
+                self.ports.mark_recent_traffic(*frontend, until);
+                return self.yield_port(*frontend);
             }
             (Op::WritePod { uid, .. }, Failure::Gone) => {
                 self.writes.insert(uid.clone(), Write::Gone);
@@ -274,7 +280,7 @@ impl State {
                 self.unpublished.insert(pod.clone());
             }
             (Op::AllowSources(frontend, _), Failure::NoRoom { .. }) => {
-                self.cramped.insert(*frontend);
+                self.source_table_full.insert(*frontend);
                 self.touch(*frontend);
             }
             (
@@ -287,25 +293,26 @@ impl State {
                 _,
             ) => self.touch(*frontend),
         }
-        self.retries.insert(Attempt::of(op), at);
+        self.retries.insert(RetryKey::of(op), at);
     }
 
     /// Everything that is asked for and not served, for Events and metrics: each once, in order. What is wrong with a
     /// Service is told where a Pod of it runs and nowhere else, so that a large cluster does not hear of it from each
     /// of its Nodes.
     pub fn problems(&self) -> impl Iterator<Item = Cow<'_, Problem>> {
-        let views = self.troubled.iter().filter_map(|pod| self.views.get(pod));
+        let views = self.with_problems.iter().filter_map(|pod| self.views.get(pod));
         let of_pods = views.flat_map(|view| &view.wanted.problems).map(Cow::Borrowed);
-        let of_room = self.cramped.iter().filter_map(|frontend| self.lack_of_room(*frontend)).map(Cow::Owned);
+        let of_room =
+            self.source_table_full.iter().filter_map(|frontend| self.source_table_problem(*frontend)).map(Cow::Owned);
         let problems: BTreeSet<_> = of_pods.chain(of_room).collect();
         problems.into_iter()
     }
 
-    fn lack_of_room(&self, frontend: Frontend) -> Option<Problem> {
+    fn source_table_problem(&self, frontend: Frontend) -> Option<Problem> {
         let owner = self.ports.get(frontend)?.owner.as_ref().filter(|_| self.lacks_sources(frontend))?;
         let Frontend { node_port, protocol, family } = frontend;
         let cause = Cause::SourceTableFull { node_port, protocol, family };
-        Some(Problem { subject: Subject::Pod(owner.pod.clone(), owner.uid.clone()), cause })
+        Some(Problem { subject: AffectedObject::Pod(owner.pod.clone(), owner.uid.clone()), cause })
     }
 
     /// All held node ports.
@@ -343,17 +350,17 @@ impl State {
     }
 
     /// Has every Pod that lacked a port try again.
-    pub(super) fn wake_starved(&mut self) {
-        self.dirty.append(&mut self.starved);
+    pub(super) fn retry_waiting_for_port(&mut self) {
+        self.dirty.append(&mut self.waiting_for_port);
     }
 
     /// Has every frontend that lacked room for its allowed sources try again.
-    fn wake_cramped(&mut self) {
-        for frontend in std::mem::take(&mut self.cramped) {
+    fn retry_source_table_full(&mut self) {
+        for frontend in std::mem::take(&mut self.source_table_full) {
             if self.lacks_sources(frontend) {
-                self.retries.remove(&Attempt::AllowSources(frontend));
+                self.retries.remove(&RetryKey::AllowSources(frontend));
                 self.touch(frontend);
-                self.cramped.insert(frontend);
+                self.source_table_full.insert(frontend);
             }
         }
     }
@@ -371,8 +378,8 @@ impl State {
         if self.writes.remove(uid) == Some(Write::InFlight) {
             self.departed.insert(uid.clone());
         }
-        self.retries.remove(&Attempt::WritePod(uid.clone()));
-        self.wake_starved();
+        self.retries.remove(&RetryKey::WritePod(uid.clone()));
+        self.retry_waiting_for_port();
     }
 
     /// Follows the Node's addresses. A Node that shows none at all keeps those that were known: what is published
@@ -387,7 +394,7 @@ impl State {
 
     /// Others have the port: a mapping that is there goes on until its successor is published, a claim without one is
     /// worth nothing.
-    fn give_way(&mut self, frontend: Frontend) {
+    fn yield_port(&mut self, frontend: Frontend) {
         self.touch(frontend);
         let pod = self.ports.get(frontend).and_then(|claim| Some(claim.owner.as_ref()?.pod.clone()));
         let is_mapped = self.observed.as_ref().is_some_and(|observed| observed.mappings.contains_key(&frontend));

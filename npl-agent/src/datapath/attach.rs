@@ -21,22 +21,22 @@ use aya::{
 };
 use aya_obj::generated::bpf_attach_type;
 use npl_common::names::{
-    PROG_EGRESS, PROG_EGRESS_L3, PROG_EGRESS_OFFLOAD, PROG_INGRESS, PROG_INGRESS_L3, PROG_INGRESS_OFFLOAD,
-    PROG_INGRESS_REDIRECT, PROG_PODS_OFFLOAD, PROG_PODS_REDIRECT, PROG_TO_PODS,
+    PROG_EGRESS, PROG_EGRESS_L3, PROG_EGRESS_OFFLOAD, PROG_INGRESS, PROG_INGRESS_REDIRECT, PROG_INGRESS_L3,
+    PROG_INGRESS_OFFLOAD, PROG_PODS_REDIRECT, PROG_PODS_OFFLOAD, PROG_TO_PODS,
 };
 
 use super::{
     error::DatapathError,
-    fittings::OwnPrograms,
+    own_programs::OwnPrograms,
     pins::{Direction, Pins, pin_error, unpin},
     preflight,
     programs::Programs,
     sys,
 };
-use crate::core::{
-    devices::{Device, LinkLayer},
-    fittings::{self, FILTER_HANDLE},
-    redirect::{Carries, Forwarding},
+use crate::core::devices::{
+    Device, LinkLayer,
+    attachments::{self, FILTER_HANDLE},
+    redirect::{Forwarding, ProgramSet},
 };
 
 /// Ours among the filters of their priority.
@@ -48,7 +48,7 @@ pub struct Hooks {
     pub(super) programs: Programs,
     pub(super) pins: Pins,
     tcx: bool,
-    attached: BTreeMap<u32, Carries>,
+    attached: BTreeMap<u32, ProgramSet>,
 }
 
 impl Hooks {
@@ -62,7 +62,7 @@ impl Hooks {
     }
 
     /// The devices that carry programs, by their index.
-    pub const fn attached(&self) -> &BTreeMap<u32, Carries> {
+    pub const fn attached(&self) -> &BTreeMap<u32, ProgramSet> {
         &self.attached
     }
 
@@ -87,7 +87,7 @@ impl Hooks {
             Forwarding::Redirect => &[PROG_INGRESS_REDIRECT, PROG_PODS_REDIRECT],
             Forwarding::Offload => &[PROG_INGRESS_OFFLOAD, PROG_EGRESS_OFFLOAD, PROG_PODS_OFFLOAD, PROG_TO_PODS],
         };
-        names.iter().try_for_each(|name| self.program(name).map(drop))
+        names.iter().try_for_each(|name| self.load_program(name).map(drop))
     }
 
     /// Loads and pins whatever an agent on this machine may ask for one day: the names of all, or why one does not load.
@@ -96,8 +96,8 @@ impl Hooks {
     }
 
     /// Whether the programs are without the kernel's barriers against speculation.
-    pub fn are_unfenced(&self) -> bool {
-        self.programs.are_unfenced()
+    pub fn are_unmitigated(&self) -> bool {
+        self.programs.are_unmitigated()
     }
 
     /// A program by its name, loaded, for whoever runs it without a device.
@@ -105,8 +105,8 @@ impl Hooks {
     /// # Errors
     ///
     /// If the object has no such program, or the kernel refuses it.
-    pub fn program(&mut self, name: &'static str) -> Result<&mut SchedClassifier, DatapathError> {
-        self.programs.classifier(name)
+    pub fn load_program(&mut self, name: &'static str) -> Result<&mut SchedClassifier, DatapathError> {
+        self.programs.load_classifier(name)
     }
 
     /// The program for drivers, loaded, for whoever runs it without a device.
@@ -114,20 +114,20 @@ impl Hooks {
     /// # Errors
     ///
     /// If the kernel refuses it.
-    pub fn xdp_program(&mut self) -> Result<&mut Xdp, DatapathError> {
-        self.programs.xdp().map(|(_, program)| program)
+    pub fn load_xdp_program(&mut self) -> Result<&mut Xdp, DatapathError> {
+        self.programs.load_xdp().map(|(_, program)| program)
     }
 
     /// Puts the programs on devices, each what it is to carry, and takes them off the rest.
     ///
     /// A device that fails is reported and the others go on.
-    pub(super) fn attach(&mut self, devices: &[Device], wanted: &BTreeMap<u32, Carries>) -> Vec<DatapathError> {
+    pub(super) fn attach(&mut self, devices: &[Device], wanted: &BTreeMap<u32, ProgramSet>) -> Vec<DatapathError> {
         let mut errors = Vec::new();
         let wanted_of = |device: &&Device| wanted.get(&device.ifindex).copied();
-        for (device, carries) in devices.iter().filter_map(|device| Some((device, wanted_of(&device)?))) {
-            match self.attach_all(device, carries) {
+        for (device, program_set) in devices.iter().filter_map(|device| Some((device, wanted_of(&device)?))) {
+            match self.attach_all(device, program_set) {
                 Ok(()) => {
-                    self.attached.insert(device.ifindex, carries);
+                    self.attached.insert(device.ifindex, program_set);
                 }
                 Err(error) => {
                     self.attached.remove(&device.ifindex);
@@ -141,12 +141,17 @@ impl Hooks {
         errors
     }
 
-    fn attach_all(&mut self, device: &Device, carries: Carries) -> Result<(), DatapathError> {
-        sides(carries).iter().try_for_each(|side| self.attach_one(device, *side, carries))
+    fn attach_all(&mut self, device: &Device, program_set: ProgramSet) -> Result<(), DatapathError> {
+        sides(program_set).iter().try_for_each(|side| self.attach_one(device, *side, program_set))
     }
 
-    fn attach_one(&mut self, device: &Device, direction: Direction, carries: Carries) -> Result<(), DatapathError> {
-        let name = program_name(device, direction, carries);
+    fn attach_one(
+        &mut self,
+        device: &Device,
+        direction: Direction,
+        program_set: ProgramSet,
+    ) -> Result<(), DatapathError> {
+        let name = program_name(device, direction, program_set);
         if !self.tcx {
             return self.attach_clsact(device, direction, name);
         }
@@ -163,7 +168,7 @@ impl Hooks {
     fn attach_tcx(&mut self, device: &Device, direction: Direction, name: &'static str) -> Result<(), DatapathError> {
         let pin = self.pins.link(device.ifindex, direction);
         let refused = attach_error(name, device);
-        let program = self.programs.classifier(name)?;
+        let program = self.programs.load_classifier(name)?;
         match sys::open_pin(&pin) {
             Ok(link) => {
                 if replace(&link, program, device.ifindex, direction).map_err(&refused)? {
@@ -192,7 +197,7 @@ impl Hooks {
     fn attach_clsact(&mut self, device: &Device, side: Direction, name: &'static str) -> Result<(), DatapathError> {
         self.refuse_ingress_queue(device)?;
         self.ensure_clsact(device, name)?;
-        let program = self.programs.classifier(name)?;
+        let program = self.programs.load_classifier(name)?;
         let direction = attach_type(side);
         let existing = filter(&device.name, side)
             .map_err(|error| attach_error(name, device)(ProgramError::from(TcError::from(error))))?;
@@ -230,14 +235,14 @@ impl Hooks {
     }
 
     /// Takes the programs off devices that are no longer wanted, or gone, and off the sides of others where nothing is.
-    fn detach_others(&mut self, devices: &[Device], wanted: &BTreeMap<u32, Carries>) -> Vec<DatapathError> {
+    fn detach_others(&mut self, devices: &[Device], wanted: &BTreeMap<u32, ProgramSet>) -> Vec<DatapathError> {
         self.attached.retain(|ifindex, _| wanted.contains_key(ifindex));
         let links = match self.pins.links() {
             Ok(links) => links,
             Err(error) => return vec![error],
         };
         let mut errors = Vec::new();
-        let wanted_sides = |ifindex| wanted.get(&ifindex).map(|carries| sides(*carries)).unwrap_or_default();
+        let wanted_sides = |ifindex| wanted.get(&ifindex).map(|program_set| sides(*program_set)).unwrap_or_default();
         for (ifindex, direction) in links {
             if wanted_sides(ifindex).contains(&direction) {
                 continue;
@@ -254,24 +259,26 @@ impl Hooks {
 
 /// Where programs are on a device, in the order in which they come. Replies first: a request whose reply leaves untranslated
 /// is worse than one that waits for a moment.
-const fn sides(carries: Carries) -> &'static [Direction] {
-    match carries {
-        Carries::Uplink | Carries::DirectUplink | Carries::OffloadUplink => &[Direction::Egress, Direction::Ingress],
-        Carries::Pods => &[Direction::Ingress],
-        Carries::OffloadPods => &[Direction::ToPods, Direction::Ingress],
+const fn sides(program_set: ProgramSet) -> &'static [Direction] {
+    match program_set {
+        ProgramSet::Uplink | ProgramSet::RedirectUplink | ProgramSet::OffloadUplink => {
+            &[Direction::Egress, Direction::Ingress]
+        }
+        ProgramSet::Pods => &[Direction::Ingress],
+        ProgramSet::OffloadPods => &[Direction::ToPods, Direction::Ingress],
     }
 }
 
-fn program_name(device: &Device, direction: Direction, carries: Carries) -> &'static str {
-    match (direction, carries, device.link_layer == LinkLayer::Ethernet) {
-        (Direction::Ingress, Carries::Pods, _) => PROG_PODS_REDIRECT,
-        (Direction::Ingress, Carries::OffloadPods, _) => PROG_PODS_OFFLOAD,
+fn program_name(device: &Device, direction: Direction, program_set: ProgramSet) -> &'static str {
+    match (direction, program_set, device.link_layer == LinkLayer::Ethernet) {
+        (Direction::Ingress, ProgramSet::Pods, _) => PROG_PODS_REDIRECT,
+        (Direction::Ingress, ProgramSet::OffloadPods, _) => PROG_PODS_OFFLOAD,
         (Direction::ToPods, _, _) => PROG_TO_PODS,
-        (Direction::Ingress, Carries::DirectUplink, true) => PROG_INGRESS_REDIRECT,
-        (Direction::Ingress, Carries::OffloadUplink, true) => PROG_INGRESS_OFFLOAD,
+        (Direction::Ingress, ProgramSet::RedirectUplink, true) => PROG_INGRESS_REDIRECT,
+        (Direction::Ingress, ProgramSet::OffloadUplink, true) => PROG_INGRESS_OFFLOAD,
         (Direction::Ingress, _, true) => PROG_INGRESS,
         (Direction::Ingress, _, false) => PROG_INGRESS_L3,
-        (Direction::Egress, Carries::OffloadUplink, true) => PROG_EGRESS_OFFLOAD,
+        (Direction::Egress, ProgramSet::OffloadUplink, true) => PROG_EGRESS_OFFLOAD,
         (Direction::Egress, _, true) => PROG_EGRESS,
         (Direction::Egress, _, false) => PROG_EGRESS_L3,
     }
@@ -291,7 +298,7 @@ const fn hook(direction: Direction) -> bpf_attach_type {
 }
 
 const fn priority(direction: Direction) -> u16 {
-    if is_last(direction) { fittings::LAST } else { fittings::FIRST }
+    if is_last(direction) { attachments::LAST } else { attachments::FIRST }
 }
 
 /// Our filter in its place, whether or not it is there.

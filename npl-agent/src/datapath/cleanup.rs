@@ -15,8 +15,8 @@ use super::{
     pins::{Direction, Pins, names_in, pin_error, unpin},
 };
 use crate::{
-    guard,
     netlink::{self, NetlinkError},
+    nft_guard,
 };
 
 /// What was taken away.
@@ -77,8 +77,8 @@ pub async fn remove_everything(bpffs: &Path) -> (Removed, Vec<CleanupError>) {
         }
         Err(error) => errors.push(error.into()),
     }
-    match guard::remove() {
-        Ok(true) => removed.tables.push(guard::TABLE.to_owned()),
+    match nft_guard::remove() {
+        Ok(true) => removed.tables.push(nft_guard::TABLE.to_owned()),
         Ok(false) => {}
         Err(error) => errors.push(CleanupError::Guard(error)),
     }

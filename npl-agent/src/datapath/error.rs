@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_refuses_is_told_from_what_is_full_and_from_a_device_that_went() {
+    fn a_refusal_is_distinguished_from_a_full_map_and_a_removed_device() {
         let attach = |code| {
             let source = Box::new(ProgramError::SyscallError(answer(code)));
             DatapathError::Attach { program: "npl_rd_pods", interface: "veth1".to_owned(), source }

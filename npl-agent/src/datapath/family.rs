@@ -14,9 +14,9 @@ use aya::maps::{
     lpm_trie::{Key, LpmTrie},
 };
 use npl_common::{
-    half_open,
     lookup_cache::CACHED_MAPPINGS,
     mapping::{self, ALLOWED, Endpoint, FRONTEND_BITS, LocalAddress, MAX_LOCAL_ADDRESSES},
+    half_open,
 };
 
 use super::{
@@ -27,14 +27,13 @@ use super::{
     tables::{open, tolerate_missing},
 };
 use crate::core::{
-    attempts::Attempts,
     flows,
-    model::{Backend, Frontend, NodePort, Protocol},
-    sources::SourceRange,
+    flows::half_open::HalfOpenExpiry,
+    model::{Backend, Frontend, NodePort, Protocol, sources::SourceRange},
 };
 
 /// In how many parts the hints are written.
-const HINT_PARTS: u32 = 16;
+const LOOKUP_CACHE_PARTS: u32 = 16;
 
 /// A mapping's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,7 +59,7 @@ pub(super) trait FamilyMaps: Send {
     fn set_mappings(&mut self, entries: &BTreeMap<Frontend, Entry>) -> Result<(), DatapathError>;
     fn remove_mapping(&mut self, frontend: Frontend) -> Result<(), DatapathError>;
     /// Takes all copies of mappings out that programs have left for each other.
-    fn discard_hints(&mut self) -> Result<(), DatapathError>;
+    fn clear_lookup_cache(&mut self) -> Result<(), DatapathError>;
 
     /// Every allowed source, with the frontend that it is for; those of an unknown protocol are left alone too.
     fn sources(&self) -> Result<Vec<(Frontend, SourceRange)>, DatapathError>;
@@ -78,21 +77,21 @@ pub(super) trait FamilyMaps: Send {
     /// Forgets the flows whose Pod's end is among these.
     fn remove_flows(&mut self, senders: &BTreeSet<Sender>) -> Result<(), DatapathError>;
     /// The addresses and ports that local clients were led to.
-    fn peers(&self) -> Result<BTreeSet<(IpAddr, u16)>, DatapathError>;
+    fn socket_rnat_pods(&self) -> Result<BTreeSet<(IpAddr, u16)>, DatapathError>;
     /// Forgets what local clients asked for that were led to one of these addresses and ports.
-    fn remove_peers(&mut self, pods: &BTreeSet<(IpAddr, u16)>) -> Result<(), DatapathError>;
+    fn remove_socket_rnat(&mut self, pods: &BTreeSet<(IpAddr, u16)>) -> Result<(), DatapathError>;
     /// Forgets the flows that nothing more is to come of at this time of the kernel's clock, and says how many.
-    fn remove_flows_that_are_over(&mut self, now: Duration) -> Result<usize, DatapathError>;
+    fn remove_expired_flows(&mut self, now: Duration) -> Result<usize, DatapathError>;
 
     /// Empties the half-open cache's slots of attempts that are over, after so many looks at it.
-    fn remove_attempts_that_are_over(&mut self, attempts: &mut Attempts) -> Result<usize, DatapathError>;
+    fn remove_expired_half_open(&mut self, expiry: &mut HalfOpenExpiry) -> Result<usize, DatapathError>;
 
     /// Empties the half-open cache's slots that name an address by another index than these.
     fn forget_indexes_but(&mut self, used: &BTreeSet<u32>) -> Result<(), DatapathError>;
 
     /// When a datagram last came to a node port that led nowhere, in [`npl_common::fragment::time`]'s unit; zero if none has.
-    fn last_stray(&self, port: NodePort) -> Result<u64, DatapathError>;
-    fn set_last_stray(&mut self, port: NodePort, time: u64) -> Result<(), DatapathError>;
+    fn last_unmapped(&self, port: NodePort) -> Result<u64, DatapathError>;
+    fn set_last_unmapped(&mut self, port: NodePort, time: u64) -> Result<(), DatapathError>;
 
     /// The addresses that count as the Node's, with their indexes.
     fn local_addresses(&self) -> Result<BTreeMap<IpAddr, u32>, DatapathError>;
@@ -108,10 +107,10 @@ pub(super) struct Maps<L: Layout> {
     allow: LpmTrie<MapData, L::Source, u32>,
     endpoint: HashMap<MapData, L::Endpoint, Endpoint>,
     flow: HashMap<MapData, L::FlowKey, L::Flow>,
-    hint: Array<MapData, L::Hint>,
-    syn: Array<MapData, u64>,
-    stray: Array<MapData, u64>,
-    peer: HashMap<MapData, L::PeerKey, L::Peer>,
+    lookup_cache: Array<MapData, L::CacheEntry>,
+    half_open: Array<MapData, u64>,
+    unmapped: Array<MapData, u64>,
+    socket_rnat: HashMap<MapData, L::SocketRnatKey, L::SocketRnat>,
 }
 
 impl<L: Layout> Maps<L> {
@@ -123,10 +122,10 @@ impl<L: Layout> Maps<L> {
             allow: open(pins, L::ALLOW)?,
             endpoint: open(pins, L::ENDPOINT)?,
             flow: open(pins, L::FLOW)?,
-            hint: open(pins, L::HINT)?,
-            syn: open(pins, L::SYN)?,
-            stray: open(pins, L::STRAY)?,
-            peer: open(pins, L::PEER)?,
+            lookup_cache: open(pins, L::LOOKUP_CACHE)?,
+            half_open: open(pins, L::HALF_OPEN)?,
+            unmapped: open(pins, L::UNMAPPED)?,
+            socket_rnat: open(pins, L::SOCKET_RNAT)?,
         })
     }
 
@@ -140,15 +139,16 @@ impl<L: Layout> Maps<L> {
 
     /// Lets `work` see and change the half-open cache's slots where the programs do.
     fn with_slots<T>(&self, work: impl FnOnce(&[AtomicU64]) -> T) -> Result<T, DatapathError> {
-        let done = sys::with_words(self.syn.map().fd().as_fd(), half_open::WORDS as usize, work);
-        done.map_err(MapError::from).map_err(DatapathError::map("read", L::SYN))
+        let done = sys::with_words(self.half_open.map().fd().as_fd(), half_open::WORDS as usize, work);
+        done.map_err(MapError::from).map_err(DatapathError::map("read", L::HALF_OPEN))
     }
 
     /// Looks at what every local client asked for.
-    fn read_peers(&self, mut look: impl FnMut(&L::PeerKey)) -> Result<(), DatapathError> {
-        let read =
-            sys::read_parts(self.peer.map().fd().as_fd(), |keys, _peers: &[L::Peer]| keys.iter().for_each(&mut look));
-        read.map_err(MapError::from).map_err(DatapathError::map("read", L::PEER))
+    fn read_socket_rnat(&self, mut look: impl FnMut(&L::SocketRnatKey)) -> Result<(), DatapathError> {
+        let read = sys::read_parts(self.socket_rnat.map().fd().as_fd(), |keys, _peers: &[L::SocketRnat]| {
+            keys.iter().for_each(&mut look)
+        });
+        read.map_err(MapError::from).map_err(DatapathError::map("read", L::SOCKET_RNAT))
     }
 
     /// Takes a flow out of the table, if it is still there.
@@ -185,13 +185,13 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         tolerate_missing(self.mapping.remove(&frontend_key(frontend))).map_err(DatapathError::map("write", L::MAPPING))
     }
 
-    fn discard_hints(&mut self) -> Result<(), DatapathError> {
-        let fd = self.hint.map().fd().as_fd();
+    fn clear_lookup_cache(&mut self) -> Result<(), DatapathError> {
+        let fd = self.lookup_cache.map().fd().as_fd();
         // In parts, each in the memory of the one before.
-        (0..HINT_PARTS).try_for_each(|part| {
+        (0..LOOKUP_CACHE_PARTS).try_for_each(|part| {
             let elements: Vec<_> =
-                (part..CACHED_MAPPINGS).step_by(HINT_PARTS as usize).map(|slot| (slot, L::NO_HINT)).collect();
-            sys::update_all(fd, &elements).map_err(MapError::from).map_err(DatapathError::map("write", L::HINT))
+                (part..CACHED_MAPPINGS).step_by(LOOKUP_CACHE_PARTS as usize).map(|slot| (slot, L::EMPTY_CACHE_ENTRY)).collect();
+            sys::update_all(fd, &elements).map_err(MapError::from).map_err(DatapathError::map("write", L::LOOKUP_CACHE))
         })
     }
 
@@ -252,37 +252,38 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         stale.iter().try_for_each(|key| self.remove_flow(key))
     }
 
-    fn peers(&self) -> Result<BTreeSet<(IpAddr, u16)>, DatapathError> {
+    fn socket_rnat_pods(&self) -> Result<BTreeSet<(IpAddr, u16)>, DatapathError> {
         let mut pods = BTreeSet::new();
-        self.read_peers(|key| {
-            pods.insert(L::peer(key));
+        self.read_socket_rnat(|key| {
+            pods.insert(L::socket_rnat_pod(key));
         })?;
         Ok(pods)
     }
 
-    fn remove_peers(&mut self, pods: &BTreeSet<(IpAddr, u16)>) -> Result<(), DatapathError> {
+    fn remove_socket_rnat(&mut self, pods: &BTreeSet<(IpAddr, u16)>) -> Result<(), DatapathError> {
         let mut stale = Vec::new();
-        self.read_peers(|key| stale.extend(pods.contains(&L::peer(key)).then_some(*key)))?;
-        let mut forget = |key| tolerate_missing(self.peer.remove(key)).map_err(DatapathError::map("write", L::PEER));
+        self.read_socket_rnat(|key| stale.extend(pods.contains(&L::socket_rnat_pod(key)).then_some(*key)))?;
+        let mut forget =
+            |key| tolerate_missing(self.socket_rnat.remove(key)).map_err(DatapathError::map("write", L::SOCKET_RNAT));
         stale.iter().try_for_each(&mut forget)
     }
 
-    fn remove_flows_that_are_over(&mut self, now: Duration) -> Result<usize, DatapathError> {
+    fn remove_expired_flows(&mut self, now: Duration) -> Result<usize, DatapathError> {
         let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
-        let is_over = |key: &L::FlowKey, flow: &L::Flow, in_a_crowd| {
+        let is_expired = |key: &L::FlowKey, flow: &L::Flow, is_crowded| {
             let protocol = Protocol::from_number(L::pod_end(key).protocol);
-            protocol.is_some_and(|protocol| flows::is_over(protocol, L::state(flow), now, in_a_crowd))
+            protocol.is_some_and(|protocol| flows::is_expired(protocol, L::state(flow), now, is_crowded))
         };
         let (mut count, mut over) = (0, Vec::new());
         self.read_flows(|key, flow| {
             count += 1;
-            over.extend(is_over(key, flow, true).then_some(*key));
+            over.extend(is_expired(key, flow, true).then_some(*key));
         })?;
-        let in_a_crowd = flows::is_crowd(count);
+        let is_crowded = flows::is_crowded(count);
         let mut removed = 0;
         for key in over {
             // It may be in use again. If that is between these two calls, the client's next packet brings it back.
-            if self.flow.get(&key, 0).is_ok_and(|flow| is_over(&key, &flow, in_a_crowd)) {
+            if self.flow.get(&key, 0).is_ok_and(|flow| is_expired(&key, &flow, is_crowded)) {
                 self.remove_flow(&key)?;
                 removed += 1;
             }
@@ -290,9 +291,9 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         Ok(removed)
     }
 
-    fn remove_attempts_that_are_over(&mut self, attempts: &mut Attempts) -> Result<usize, DatapathError> {
+    fn remove_expired_half_open(&mut self, expiry: &mut HalfOpenExpiry) -> Result<usize, DatapathError> {
         self.with_slots(|slots| {
-            let over = attempts.look((0..).zip(slots).map(|(slot, word)| (slot, word.load(Ordering::Relaxed))));
+            let over = expiry.observe((0..).zip(slots).map(|(slot, word)| (slot, word.load(Ordering::Relaxed))));
             // Another flow may have the slot by now, or the Pod may have answered.
             let empty = |(slot, word): &(u32, u64)| {
                 let slot = slots.get(*slot as usize);
@@ -315,12 +316,12 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         })
     }
 
-    fn last_stray(&self, port: NodePort) -> Result<u64, DatapathError> {
-        self.stray.get(&u32::from(port.0), 0).map_err(DatapathError::map("read", L::STRAY))
+    fn last_unmapped(&self, port: NodePort) -> Result<u64, DatapathError> {
+        self.unmapped.get(&u32::from(port.0), 0).map_err(DatapathError::map("read", L::UNMAPPED))
     }
 
-    fn set_last_stray(&mut self, port: NodePort, time: u64) -> Result<(), DatapathError> {
-        self.stray.set(u32::from(port.0), time, 0).map_err(DatapathError::map("write", L::STRAY))
+    fn set_last_unmapped(&mut self, port: NodePort, time: u64) -> Result<(), DatapathError> {
+        self.unmapped.set(u32::from(port.0), time, 0).map_err(DatapathError::map("write", L::UNMAPPED))
     }
 
     fn local_addresses(&self) -> Result<BTreeMap<IpAddr, u32>, DatapathError> {

@@ -6,13 +6,13 @@ use std::{collections::BTreeMap, net::IpAddr, path::Path};
 use npl_common::{config::Config, names::PINNED_MAPS, reason::Reason};
 
 use super::{
-    direct::DirectWays,
     error::DatapathError,
+    next_hops::NextHops,
     pins::{Direction, Pins},
     preflight,
     tables::{MappingRecord, Tables},
 };
-use crate::core::redirect::PodWay;
+use crate::core::devices::redirect::PodNextHop;
 
 /// All of the datapath's state.
 #[derive(Debug)]
@@ -26,10 +26,10 @@ pub struct Inspection {
     /// Directions by device index, of pinned links.
     pub links: BTreeMap<u32, Vec<Direction>>,
     /// The Pods that packets are redirected to.
-    pub redirected: BTreeMap<IpAddr, PodWay>,
+    pub redirected: BTreeMap<IpAddr, PodNextHop>,
     /// Indexes of the devices whose driver runs a program for requests.
     pub xdp_links: Vec<u32>,
-    /// Why requests of a device are translated by XDP, or by TC alone: a key of [`crate::core::xdp::Reason`].
+    /// Why requests of a device are translated by XDP, or by TC alone: a key of [`crate::core::devices::xdp::XdpReason`].
     pub xdp_reasons: BTreeMap<u32, String>,
     /// The hooks by which clients on the Node itself and in its Pods are served, without repetition.
     pub socket_hooks: Vec<&'static str>,
@@ -88,7 +88,7 @@ impl Inspection {
             config: Some(tables.config()?),
             local_addresses: tables.local_addresses()?.into_iter().collect(),
             links,
-            redirected: DirectWays::open(&pins)?.pods()?,
+            redirected: NextHops::open(&pins)?.pods()?,
             xdp_links,
             xdp_reasons,
             socket_hooks,

@@ -26,10 +26,10 @@ pub(super) trait Layout {
     const ALLOW: &'static str;
     const ENDPOINT: &'static str;
     const FLOW: &'static str;
-    const HINT: &'static str;
-    const SYN: &'static str;
-    const STRAY: &'static str;
-    const PEER: &'static str;
+    const LOOKUP_CACHE: &'static str;
+    const HALF_OPEN: &'static str;
+    const UNMAPPED: &'static str;
+    const SOCKET_RNAT: &'static str;
 
     type Local: aya::Pod + Send;
     type Backend: aya::Pod + Send;
@@ -37,14 +37,14 @@ pub(super) trait Layout {
     type Endpoint: aya::Pod + Send;
     type FlowKey: aya::Pod + Send;
     type Flow: aya::Pod + Send;
-    type Hint: aya::Pod + Send;
-    type PeerKey: aya::Pod + Send;
-    type Peer: aya::Pod + Send;
+    type CacheEntry: aya::Pod + Send;
+    type SocketRnatKey: aya::Pod + Send;
+    type SocketRnat: aya::Pod + Send;
 
     /// What stands in a map where no address does.
     const NO_ADDRESS: Self::Local;
     /// What stands in a map where no hint does.
-    const NO_HINT: Self::Hint;
+    const EMPTY_CACHE_ENTRY: Self::CacheEntry;
 
     fn local(addr: IpAddr) -> Option<Self::Local>;
     fn address(local: &Self::Local) -> IpAddr;
@@ -58,7 +58,7 @@ pub(super) trait Layout {
     fn pod_end(key: &Self::FlowKey) -> Sender;
     fn state(flow: &Self::Flow) -> &FlowState;
     /// The address and port of the Pod that a local client talks to.
-    fn peer(key: &Self::PeerKey) -> (IpAddr, u16);
+    fn socket_rnat_pod(key: &Self::SocketRnatKey) -> (IpAddr, u16);
 }
 
 /// A frontend as maps hold it.
@@ -71,11 +71,11 @@ macro_rules! layout {
     (
         $(#[$meta:meta])*
         $layout:ident, $ip:ident, $family:expr,
-        [$local:ident, $backend:ident, $source:ident, $endpoint:ident, $flow_key:ident, $flow:ident, $hint:ident,
-         $peer_key:ident, $peer:ident],
+        [$local:ident, $backend:ident, $source:ident, $endpoint:ident, $flow_key:ident, $flow:ident, $cache_entry:ident,
+         $socket_rnat_key:ident, $socket_rnat:ident],
         [
             $local_map:ident, $index_map:ident, $mapping_map:ident, $allow_map:ident, $endpoint_map:ident, $flow_map:ident,
-            $hint_map:ident, $syn_map:ident, $stray_map:ident, $peer_map:ident
+            $lookup_cache_map:ident, $half_open_map:ident, $unmapped_map:ident, $socket_rnat_map:ident
         ]
     ) => {
         $(#[$meta])*
@@ -89,10 +89,10 @@ macro_rules! layout {
             const ALLOW: &'static str = names::$allow_map;
             const ENDPOINT: &'static str = names::$endpoint_map;
             const FLOW: &'static str = names::$flow_map;
-            const HINT: &'static str = names::$hint_map;
-            const SYN: &'static str = names::$syn_map;
-            const STRAY: &'static str = names::$stray_map;
-            const PEER: &'static str = names::$peer_map;
+            const LOOKUP_CACHE: &'static str = names::$lookup_cache_map;
+            const HALF_OPEN: &'static str = names::$half_open_map;
+            const UNMAPPED: &'static str = names::$unmapped_map;
+            const SOCKET_RNAT: &'static str = names::$socket_rnat_map;
 
             type Local = $local;
             type Backend = $backend;
@@ -100,12 +100,12 @@ macro_rules! layout {
             type Endpoint = $endpoint;
             type FlowKey = $flow_key;
             type Flow = $flow;
-            type Hint = $hint;
-            type PeerKey = $peer_key;
-            type Peer = $peer;
+            type CacheEntry = $cache_entry;
+            type SocketRnatKey = $socket_rnat_key;
+            type SocketRnat = $socket_rnat;
 
             const NO_ADDRESS: $local = $local { addr: $ip::UNSPECIFIED.octets() };
-            const NO_HINT: $hint = $hint::NONE;
+            const EMPTY_CACHE_ENTRY: $cache_entry = $cache_entry::NONE;
 
             fn local(addr: IpAddr) -> Option<$local> {
                 octets::<$ip, _>(addr, $ip::octets).map(|addr| $local { addr })
@@ -157,7 +157,7 @@ macro_rules! layout {
                 &flow.state
             }
 
-            fn peer(key: &$peer_key) -> (IpAddr, u16) {
+            fn socket_rnat_pod(key: &$socket_rnat_key) -> (IpAddr, u16) {
                 ($ip::from(key.pod_addr).into(), key.pod_port)
             }
         }

@@ -11,15 +11,15 @@ use std::{
 use npl_common::{config::Config, names::ABI_VERSION};
 
 use super::{
-    attach::Hooks, direct::DirectWays, error::DatapathError, mappings::MappingWriter, pins::Pins, preflight,
+    attach::Hooks, error::DatapathError, mappings::MappingWriter, next_hops::NextHops, pins::Pins, preflight,
     programs::Programs, tables::Tables, xdp::XdpDevices,
 };
 use crate::core::{
-    devices::Device,
-    model::{Backend, Frontend},
-    redirect::{Placement, PodWay},
-    settings::PortRange,
-    sources::SourceRange,
+    devices::{
+        Device,
+        redirect::{Placement, PodNextHop},
+    },
+    model::{Backend, Frontend, settings::PortRange, sources::SourceRange},
 };
 
 /// The programs and their maps.
@@ -29,7 +29,7 @@ pub struct Datapath {
     pub hooks: Hooks,
     /// The maps.
     pub tables: Tables,
-    direct: DirectWays,
+    next_hops: NextHops,
     xdp_devices: XdpDevices,
     writer: MappingWriter,
 }
@@ -47,11 +47,11 @@ impl Datapath {
         pins.create()?;
         let programs = Programs::open(&pins)?;
         let tables = Tables::open(&pins)?;
-        let direct = DirectWays::open(&pins)?;
+        let next_hops = NextHops::open(&pins)?;
         let xdp_devices = XdpDevices::open(&pins)?;
         Tables::write_crc_table(&pins)?;
         let hooks = Hooks::new(programs, pins);
-        Ok(Self { hooks, tables, direct, xdp_devices, writer: MappingWriter::default() })
+        Ok(Self { hooks, tables, next_hops, xdp_devices, writer: MappingWriter::default() })
     }
 
     /// Puts the programs on devices, each what it is to carry, and takes them off the rest. Packets are redirected to a Pod
@@ -62,15 +62,15 @@ impl Datapath {
     /// Of each device that refuses; the others carry theirs.
     pub fn attach(&mut self, devices: &[Device], placement: &Placement) -> Vec<DatapathError> {
         let Placement { devices: wanted, pods } = placement;
-        if let Err(error) = self.direct.retain(wanted, pods).and_then(|()| self.tables.begin_epoch()) {
+        if let Err(error) = self.next_hops.retain(wanted, pods).and_then(|()| self.tables.begin_epoch()) {
             return vec![error];
         }
         let mut errors = self.hooks.attach(devices, wanted);
         let attached = self.hooks.attached();
         let ready = pods.iter().filter(|(_, way)| attached.contains_key(&way.ifindex)).map(|(addr, way)| (*addr, *way));
         let ready = ready.collect();
-        match self.direct.retain(attached, &ready) {
-            Ok(()) => errors.extend(self.direct.add(attached, &ready)),
+        match self.next_hops.retain(attached, &ready) {
+            Ok(()) => errors.extend(self.next_hops.add(attached, &ready)),
             Err(error) => errors.push(error),
         }
         // Some has changed, whatever was refused.
@@ -87,10 +87,10 @@ impl Datapath {
     pub fn attach_xdp(&mut self, device: &Device) -> Result<(), DatapathError> {
         let mut devices = self.hooks.xdp_devices()?;
         devices.insert(device.ifindex);
-        self.tell_xdp_devices(&devices)?;
+        self.write_xdp_devices(&devices)?;
         let attached = self.hooks.attach_xdp(device);
         if attached.is_err() {
-            self.tell_xdp_devices(&self.hooks.xdp_devices()?)?;
+            self.write_xdp_devices(&self.hooks.xdp_devices()?)?;
         }
         attached
     }
@@ -99,7 +99,7 @@ impl Datapath {
     /// translated whose reply is not.
     pub fn detach_xdp(&mut self, is_wanted: impl Fn(u32) -> bool) -> Vec<DatapathError> {
         let mut errors = self.hooks.detach_xdp(is_wanted);
-        errors.extend(self.hooks.xdp_devices().and_then(|devices| self.tell_xdp_devices(&devices)).err());
+        errors.extend(self.hooks.xdp_devices().and_then(|devices| self.write_xdp_devices(&devices)).err());
         errors
     }
 
@@ -108,8 +108,8 @@ impl Datapath {
     /// # Errors
     ///
     /// If the kernel refuses.
-    pub fn tell_xdp_devices(&mut self, devices: &BTreeSet<u32>) -> Result<(), DatapathError> {
-        self.xdp_devices.tell(devices, &mut self.tables)
+    pub fn write_xdp_devices(&mut self, devices: &BTreeSet<u32>) -> Result<(), DatapathError> {
+        self.xdp_devices.write(devices, &mut self.tables)
     }
 
     /// Checks that this agent's maps are those that the next one will find, and makes folders again that somebody has removed.
@@ -128,8 +128,8 @@ impl Datapath {
     /// # Errors
     ///
     /// If the kernel refuses.
-    pub fn redirected(&self) -> Result<BTreeMap<IpAddr, PodWay>, DatapathError> {
-        self.direct.pods()
+    pub fn redirected(&self) -> Result<BTreeMap<IpAddr, PodNextHop>, DatapathError> {
+        self.next_hops.pods()
     }
 
     /// The addresses of the Pods that mappings lead to, as of the last look.
@@ -146,7 +146,7 @@ impl Datapath {
         self.writer.refresh(&mut self.tables)
     }
 
-    /// Writes mappings; an existing one of the same frontend is replaced at once. Returns those that the kernel refused,
+    /// Writes mappings; an existing one of the same frontend is replaced at once. ReplyRouting those that the kernel refused,
     /// or whose backend is not of the frontend's family.
     pub fn upsert_mappings(&mut self, wanted: &BTreeMap<Frontend, Backend>) -> BTreeMap<Frontend, DatapathError> {
         self.writer.upsert_all(&mut self.tables, wanted)
@@ -176,8 +176,8 @@ impl Datapath {
     /// # Errors
     ///
     /// If the kernel refuses.
-    pub fn silent_in(&self, frontend: Frontend) -> Result<Option<Duration>, DatapathError> {
-        self.tables.silent_in(frontend)
+    pub fn time_until_quiet(&self, frontend: Frontend) -> Result<Option<Duration>, DatapathError> {
+        self.tables.time_until_quiet(frontend)
     }
 
     /// Every frontend's allowed sources, whether its mapping asks for them or not.
@@ -231,12 +231,12 @@ impl Datapath {
             port_max = port_max.max(frontend.node_port.0);
         }
         // An agent of a version without hints may have changed mappings since they were left.
-        self.tables.discard_hints()?;
+        self.tables.clear_lookup_cache()?;
         // Half-open flows are found by the seed, so it stays over a restart.
         let seed = if old.abi == ABI_VERSION { old.seed } else { seed() };
         self.tables.set_config(Config { seed, port_min, port_max, abi: ABI_VERSION, ..old })?;
         // As an earlier agent has left it.
-        self.tell_xdp_devices(&self.hooks.xdp_devices()?)?;
+        self.write_xdp_devices(&self.hooks.xdp_devices()?)?;
         // An agent that was killed may have taken an address or an endpoint out without one.
         self.tables.begin_epoch()
     }

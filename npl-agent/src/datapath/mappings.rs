@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     core::model::{Backend, Family, Frontend, Protocol},
-    uplinks::ErrorChain,
+    devices::uplinks::ErrorChain,
 };
 
 /// What the kernel held when it was last read, so that one change does not cost a look at all mappings.
@@ -68,7 +68,7 @@ impl MappingWriter {
             tables.begin_epoch()?;
         }
         if !self.has_looked_back {
-            self.forget_strange_peers(tables)?;
+            self.remove_stale_socket_rnat(tables)?;
             self.has_looked_back = true;
         }
         Ok(self.known.iter().map(|(frontend, entry)| (*frontend, entry.backend)).collect())
@@ -113,7 +113,7 @@ impl MappingWriter {
         }
         let mut entries = BTreeMap::new();
         for (frontend, backend) in new {
-            let Ok(stats_index) = self.fresh_stats(tables, family) else { break };
+            let Ok(stats_index) = self.allocate_stats(tables, family) else { break };
             self.used_stats.insert(stats_index);
             entries.insert(*frontend, Entry { backend: *backend, stats_index });
         }
@@ -145,7 +145,7 @@ impl MappingWriter {
         let old = self.known.get(&frontend).copied();
         let stats_index = match old {
             Some(old) => old.stats_index,
-            None => self.fresh_stats(tables, frontend.family)?,
+            None => self.allocate_stats(tables, frontend.family)?,
         };
         let new = Entry { backend, stats_index };
         let sender = sender(&backend, frontend.protocol);
@@ -173,7 +173,7 @@ impl MappingWriter {
         if again.is_empty() {
             return Ok(());
         }
-        tables.family_mut(family).remove_peers(&self.left(&again))
+        tables.family_mut(family).remove_socket_rnat(&self.left(&again))
     }
 
     /// Removes a mapping, and with the last one of an endpoint all that is remembered of it.
@@ -183,7 +183,7 @@ impl MappingWriter {
     /// If the kernel refuses.
     pub fn remove(&mut self, tables: &mut Tables, frontend: Frontend) -> Result<(), DatapathError> {
         // Before it goes, so that nobody finds the port free and silent whose clients were heard a moment ago.
-        tables.expect_strays(frontend)?;
+        tables.note_unmapped_traffic(frontend)?;
         tables.family_mut(frontend.family).remove_mapping(frontend)?;
         tables.begin_epoch()?;
         let stats_index = self.known.get(&frontend).map(|old| old.stats_index);
@@ -208,7 +208,7 @@ impl MappingWriter {
             let of_family = gone.iter().copied().filter(|sender| Family::of(sender.pod_ip) == family).collect();
             if !BTreeSet::is_empty(&of_family) {
                 tables.family_mut(family).remove_flows(&of_family)?;
-                tables.family_mut(family).remove_peers(&self.left(&of_family))?;
+                tables.family_mut(family).remove_socket_rnat(&self.left(&of_family))?;
             }
         }
         Ok(())
@@ -216,11 +216,11 @@ impl MappingWriter {
 
     /// Forgets what local clients asked for that were led where no mapping leads: a predecessor has removed the mapping, and was
     /// killed before it forgot the rest. A later Pod there would seem to be behind it. Flows have a generation.
-    fn forget_strange_peers(&self, tables: &mut Tables) -> Result<(), DatapathError> {
+    fn remove_stale_socket_rnat(&self, tables: &mut Tables) -> Result<(), DatapathError> {
         for family in Family::ALL {
-            let strange = self.left_of(tables.family(family).peers()?);
-            if !strange.is_empty() {
-                tables.family_mut(family).remove_peers(&strange)?;
+            let stale = self.left_of(tables.family(family).socket_rnat_pods()?);
+            if !stale.is_empty() {
+                tables.family_mut(family).remove_socket_rnat(&stale)?;
             }
         }
         Ok(())
@@ -269,7 +269,7 @@ impl MappingWriter {
     }
 
     /// Finds counters that no mapping uses and sets them to zero; beyond their number, mappings share one element.
-    fn fresh_stats(&mut self, tables: &mut Tables, family: Family) -> Result<u32, DatapathError> {
+    fn allocate_stats(&mut self, tables: &mut Tables, family: Family) -> Result<u32, DatapathError> {
         // The first gap of an ordered set: its length where there is none.
         let first = self.free_stats_from;
         let mut used = self.used_stats.range(first..);

@@ -31,13 +31,13 @@ use super::{
     preflight, sys,
     tables::open,
 };
-use crate::memory;
+use crate::process::memory;
 
 /// What every Node needs. The programs for devices without link-layer headers, which few Nodes have, wait for such a
 /// device.
 const ALWAYS: [&str; 2] = [PROG_EGRESS, PROG_INGRESS];
-/// How [`Variant::Unfenced`] is named.
-const UNFENCED: &str = "unfenced";
+/// How [`Variant::Unmitigated`] is named.
+const UNMITIGATED: &str = "unmitigated";
 /// The object's section of constants, a map of its own in every loaded copy.
 const CONSTANTS: &str = ".rodata";
 
@@ -45,10 +45,10 @@ const CONSTANTS: &str = ".rodata";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Variant {
     /// Loaded with `CAP_PERFMON`: as they are. They read packets by pointers.
-    Unfenced,
+    Unmitigated,
     /// Loaded without: the kernel puts a barrier behind nearly every store to the stack, against speculation.
-    Fenced,
-    /// Before Linux 6.6 without that right: as [`Self::Fenced`], and they read packets by a helper.
+    Mitigated,
+    /// Before Linux 6.6 without that right: as [`Self::Mitigated`], and they read packets by a helper.
     ByHelper,
 }
 
@@ -83,9 +83,9 @@ impl Programs {
         let digest = digest(embedded_object()?);
         // What was loaded with more rights than this agent has is taken over all the same.
         let (known, loadable): (&[Variant], [Variant; 2]) = if has_perfmon() {
-            (&[Variant::Unfenced], [Variant::Unfenced, Variant::ByHelper])
+            (&[Variant::Unmitigated], [Variant::Unmitigated, Variant::ByHelper])
         } else {
-            (&[Variant::Unfenced, Variant::Fenced, Variant::ByHelper], [Variant::Fenced, Variant::ByHelper])
+            (&[Variant::Unmitigated, Variant::Mitigated, Variant::ByHelper], [Variant::Mitigated, Variant::ByHelper])
         };
         for variant in known {
             let mut programs = Self::new(pins, &digest, *variant);
@@ -123,24 +123,24 @@ impl Programs {
 
     /// Loads whatever an agent on this machine may ask for one day; the names of all, or why one of them does not load.
     pub(super) fn load_all(&mut self) -> Vec<Result<&'static str, DatapathError>> {
-        let mut loaded: Vec<_> = PROGRAMS.iter().map(|name| self.classifier(name).map(|_| *name)).collect();
-        loaded.extend(SOCKET_PROGRAMS.iter().map(|which| self.socket_program(which).map(|_| which.name)));
-        loaded.push(self.xdp().map(|(name, _)| name));
+        let mut loaded: Vec<_> = PROGRAMS.iter().map(|name| self.load_classifier(name).map(|_| *name)).collect();
+        loaded.extend(SOCKET_PROGRAMS.iter().map(|which| self.load_socket_program(which).map(|_| which.name)));
+        loaded.push(self.load_xdp().map(|(name, _)| name));
         self.object = None;
         loaded
     }
 
     /// Whether they are without barriers against speculation.
-    pub(super) fn are_unfenced(&self) -> bool {
-        self.variant == Variant::Unfenced
+    pub(super) fn are_unmitigated(&self) -> bool {
+        self.variant == Variant::Unmitigated
     }
 
     /// A program for devices, ready to run: that to which it jumps with what is unusual is in its place.
-    pub(super) fn classifier(&mut self, name: &'static str) -> Result<&mut SchedClassifier, DatapathError> {
+    pub(super) fn load_classifier(&mut self, name: &'static str) -> Result<&mut SchedClassifier, DatapathError> {
         if !self.classifiers.contains_key(name) {
             if let Some(index) = slow_path_of(name) {
                 let program = self.adopt_or_load(SLOW_PATH_PROGRAMS[index as usize])?;
-                self.place_rest(index, &program)?;
+                self.place_slow_path(index, &program)?;
             }
             let program = self.adopt_or_load(name)?;
             self.classifiers.insert(name, program);
@@ -149,7 +149,7 @@ impl Programs {
     }
 
     /// A program for the sockets of a cgroup.
-    pub(super) fn socket_program(&mut self, which: &SocketProgram) -> Result<&mut CgroupSockAddr, DatapathError> {
+    pub(super) fn load_socket_program(&mut self, which: &SocketProgram) -> Result<&mut CgroupSockAddr, DatapathError> {
         let name = which.name;
         if !self.sockets.contains_key(name) {
             let program = self.adopt_or_load(name)?;
@@ -159,7 +159,7 @@ impl Programs {
     }
 
     /// The program for drivers that is made for this kernel, and its name.
-    pub(super) fn xdp(&mut self) -> Result<(&'static str, &mut Xdp), DatapathError> {
+    pub(super) fn load_xdp(&mut self) -> Result<(&'static str, &mut Xdp), DatapathError> {
         let name = if preflight::has_xdp_frags() { PROG_XDP_FRAGS } else { PROG_XDP };
         let program = match self.xdp.take() {
             Some(program) => program,
@@ -189,18 +189,18 @@ impl Programs {
     fn adopt_hooks(&mut self) -> Result<bool, DatapathError> {
         let Some(known_maps) = self.look_for_maps()? else { return Ok(false) };
         self.known_maps = known_maps;
-        let mut rests = Vec::new();
+        let mut slow_paths = Vec::new();
         for hook in ALWAYS {
-            let rest = slow_path_of(hook).map(|index| (index, self.adopt(SLOW_PATH_PROGRAMS[index as usize])));
-            let (Some((index, Some(rest))), Some(program)) = (rest, self.adopt(hook)) else {
+            let slow_path = slow_path_of(hook).map(|index| (index, self.adopt(SLOW_PATH_PROGRAMS[index as usize])));
+            let (Some((index, Some(slow_path))), Some(program)) = (slow_path, self.adopt(hook)) else {
                 self.classifiers.clear();
                 return Ok(false);
             };
-            rests.push((index, rest));
+            slow_paths.push((index, slow_path));
             self.classifiers.insert(hook, program);
         }
-        for (index, rest) in rests {
-            self.place_rest(index, &rest)?;
+        for (index, slow_path) in slow_paths {
+            self.place_slow_path(index, &slow_path)?;
         }
         info!(build = self.build, "programs of an earlier agent go on");
         Ok(true)
@@ -210,10 +210,10 @@ impl Programs {
     fn load_hooks(&mut self) -> Result<(), DatapathError> {
         self.discard()?;
         for hook in ALWAYS {
-            self.classifier(hook)?;
+            self.load_classifier(hook)?;
         }
         info!(build = self.build, "programs loaded");
-        if self.variant != Variant::Unfenced {
+        if self.variant != Variant::Unmitigated {
             info!(
                 "loaded without CAP_PERFMON, they have the kernel's barriers against speculation, and a packet takes some \
                  0.3 µs longer; `npl-agent load`, in an init container that has the capability, loads them without"
@@ -242,8 +242,8 @@ impl Programs {
         let facts = sys::program_facts(program.fd().ok()?.as_fd()).ok()?;
         // aya names programs only if it may load one for tracing, which takes more than the agent is given.
         let is_named = facts.name.is_empty() || facts.name == name.as_bytes();
-        let is_ours = facts.kind == K::TYPE as u32 && is_named;
-        let fits = is_ours && facts.maps.iter().all(|id| self.known_maps.contains(id));
+        let is_npl = facts.kind == K::TYPE as u32 && is_named;
+        let fits = is_npl && facts.maps.iter().all(|id| self.known_maps.contains(id));
         if !fits {
             debug!(name, ?facts, "pinned program does not fit");
         }
@@ -256,19 +256,19 @@ impl Programs {
         for<'a> &'a mut K: TryFrom<&'a mut Program>,
     {
         let refused = |source| DatapathError::LoadProgram { name, source: Box::new(source) };
-        let program: Result<&mut K, _> = program_of(self.object()?, name)?.try_into();
+        let program: Result<&mut K, _> = program_of(self.load_object()?, name)?.try_into();
         program.map_err(|_other_type| DatapathError::Missing(name))?.load().map_err(refused)?;
         // Not before: a device whose program is refused is tried again and again.
         self.pin_constants()?;
         let pin = self.pins.program(&self.build, name);
         unpin(&pin)?;
-        let program = program_of(self.object()?, name)?;
+        let program = program_of(self.load_object()?, name)?;
         program.pin(&pin).map_err(|error| pin_error("pin program", &pin, io::Error::other(error)))?;
         K::from_pin(&pin, name).map_err(refused)
     }
 
     /// The object over the pinned maps. One of them that does not fit is replaced.
-    fn object(&mut self) -> Result<&mut Ebpf, DatapathError> {
+    fn load_object(&mut self) -> Result<&mut Ebpf, DatapathError> {
         let object = match self.object.take() {
             Some(object) => object,
             None => self.open_object()?,
@@ -300,7 +300,7 @@ impl Programs {
         fs::create_dir_all(&folder).map_err(|source| pin_error("create", &folder, source))?;
         let free = (0..u32::MAX).map(|number| self.pins.constants(&self.build, number)).find(|pin| !pin.exists());
         let pin = free.ok_or(DatapathError::Missing(CONSTANTS))?;
-        let constants = self.object()?.map(CONSTANTS).ok_or(DatapathError::Missing(CONSTANTS))?;
+        let constants = self.load_object()?.map(CONSTANTS).ok_or(DatapathError::Missing(CONSTANTS))?;
         constants.pin(&pin).map_err(|error| pin_error("pin constants", &pin, io::Error::other(error)))?;
         self.has_pinned_constants = true;
         Ok(())
@@ -328,10 +328,10 @@ impl Programs {
     }
 
     /// Has the programs of a hook jump to their rest; so do those of an earlier agent from then on.
-    fn place_rest(&self, index: u32, rest: &SchedClassifier) -> Result<(), DatapathError> {
+    fn place_slow_path(&self, index: u32, slow_path: &SchedClassifier) -> Result<(), DatapathError> {
         let name = SLOW_PATH_PROGRAMS[index as usize];
         let program: &ProgramFd =
-            rest.fd().map_err(|source| DatapathError::LoadProgram { name, source: Box::new(source) })?;
+            slow_path.fd().map_err(|source| DatapathError::LoadProgram { name, source: Box::new(source) })?;
         let mut jumps: ProgramArray<MapData> = open(&self.pins, MAP_SLOW_PATH)?;
         jumps.set(index, program, 0).map_err(DatapathError::map("write", MAP_SLOW_PATH))
     }
@@ -341,16 +341,16 @@ impl Variant {
     /// As in the names of folders.
     const fn as_str(self) -> &'static str {
         match self {
-            Self::Unfenced => UNFENCED,
-            Self::Fenced => "fenced",
+            Self::Unmitigated => UNMITIGATED,
+            Self::Mitigated => "mitigated",
             Self::ByHelper => "helper",
         }
     }
 }
 
 /// Whether the programs of a build, by the name of its folder, are without barriers against speculation.
-pub fn is_unfenced(build: &str) -> bool {
-    build.rsplit('_').next() == Some(UNFENCED)
+pub fn is_unmitigated(build: &str) -> bool {
+    build.rsplit('_').next() == Some(UNMITIGATED)
 }
 
 /// Whether the verifier takes programs of this process as they are.

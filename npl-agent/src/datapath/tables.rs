@@ -27,9 +27,11 @@ use super::{
     sys,
 };
 use crate::core::{
-    attempts::Attempts,
-    model::{Backend, Family, Frontend, Protocol},
-    sources::{SourceRange, Sources},
+    flows::half_open::HalfOpenExpiry,
+    model::{
+        Backend, Family, Frontend, Protocol,
+        sources::{SourceRange, Sources},
+    },
 };
 
 /// All maps of the datapath.
@@ -144,8 +146,8 @@ impl Tables {
     /// # Errors
     ///
     /// If the kernel refuses.
-    pub(super) fn discard_hints(&mut self) -> Result<(), DatapathError> {
-        Family::ALL.into_iter().try_for_each(|family| self.family_mut(family).discard_hints())
+    pub(super) fn clear_lookup_cache(&mut self) -> Result<(), DatapathError> {
+        Family::ALL.into_iter().try_for_each(|family| self.family_mut(family).clear_lookup_cache())
     }
 
     /// Every mapping with its counters.
@@ -188,8 +190,8 @@ impl Tables {
     /// # Errors
     ///
     /// If the kernel refuses.
-    pub fn forget_flows_that_are_over(&mut self, now: Duration) -> Result<usize, DatapathError> {
-        Family::ALL.into_iter().map(|family| self.family_mut(family).remove_flows_that_are_over(now)).sum()
+    pub fn remove_expired_flows(&mut self, now: Duration) -> Result<usize, DatapathError> {
+        Family::ALL.into_iter().map(|family| self.family_mut(family).remove_expired_flows(now)).sum()
     }
 
     /// Forgets attempts to open flows that nothing has come of, and says how many; `attempts` of each family are what the looks
@@ -198,23 +200,23 @@ impl Tables {
     /// # Errors
     ///
     /// If the kernel refuses.
-    pub fn forget_attempts_that_are_over(&mut self, attempts: &mut [Attempts; 2]) -> Result<usize, DatapathError> {
-        let families = Family::ALL.into_iter().zip(attempts);
-        families.map(|(family, it)| self.family_mut(family).remove_attempts_that_are_over(it)).sum()
+    pub fn remove_expired_half_open(&mut self, expiry: &mut [HalfOpenExpiry; 2]) -> Result<usize, DatapathError> {
+        let families = Family::ALL.into_iter().zip(expiry);
+        families.map(|(family, it)| self.family_mut(family).remove_expired_half_open(it)).sum()
     }
 
-    /// As [`super::Datapath::silent_in`].
-    pub(super) fn silent_in(&self, frontend: Frontend) -> Result<Option<Duration>, DatapathError> {
-        let last = self.family(frontend.family).last_stray(frontend.node_port)?;
+    /// As [`super::Datapath::time_until_quiet`].
+    pub(super) fn time_until_quiet(&self, frontend: Frontend) -> Result<Option<Duration>, DatapathError> {
+        let last = self.family(frontend.family).last_unmapped(frontend.node_port)?;
         Ok(stray::silence(last, kernel_time()).map(|silence| Duration::from_secs(1 + stray::LIFETIME - silence)))
     }
 
     /// Takes note that datagrams may come to a node port for a mapping that was there until now.
-    pub(super) fn expect_strays(&mut self, frontend: Frontend) -> Result<(), DatapathError> {
+    pub(super) fn note_unmapped_traffic(&mut self, frontend: Frontend) -> Result<(), DatapathError> {
         if frontend.protocol != Protocol::Udp {
             return Ok(());
         }
-        self.family_mut(frontend.family).set_last_stray(frontend.node_port, kernel_time())
+        self.family_mut(frontend.family).set_last_unmapped(frontend.node_port, kernel_time())
     }
 
     /// The addresses that count as the Node's.

@@ -18,13 +18,13 @@ use npl_common::{
 
 use super::{
     attach::{Hooks, attach_error, failed, os_error},
-    direct::Table,
     error::DatapathError,
+    next_hops::Table,
     pins::{Pins, pin_error, unpin},
     sys,
     tables::Tables,
 };
-use crate::core::{devices::Device, xdp::Reason};
+use crate::core::devices::{Device, xdp::XdpReason};
 
 /// What the programs at TC know of the one ahead of them.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl XdpDevices {
     }
 
     /// Says whose drivers run it.
-    pub(super) fn tell(&mut self, devices: &BTreeSet<u32>, tables: &mut Tables) -> Result<(), DatapathError> {
+    pub(super) fn write(&mut self, devices: &BTreeSet<u32>, tables: &mut Tables) -> Result<(), DatapathError> {
         devices.iter().try_for_each(|ifindex| self.0.set(*ifindex, AHEAD))?;
         tables.set_flags(if devices.is_empty() { 0 } else { FLAG_XDP })?;
         self.0.retain(|ifindex, _| devices.contains(ifindex))
@@ -76,7 +76,7 @@ impl Hooks {
 
     fn attach_or_replace(&mut self, device: &Device) -> Result<(), DatapathError> {
         let pin = self.pins.xdp_link(device.ifindex);
-        let (name, program) = self.programs.xdp()?;
+        let (name, program) = self.programs.load_xdp()?;
         let refused = attach_error(name, device);
         match sys::open_pin(&pin) {
             Ok(link) => {
@@ -99,18 +99,18 @@ impl Hooks {
     /// # Errors
     ///
     /// If the bpffs refuses.
-    pub fn note_reasons(&self, reasons: &BTreeMap<u32, Reason>) -> Result<(), DatapathError> {
+    pub fn note_reasons(&self, reasons: &BTreeMap<u32, XdpReason>) -> Result<(), DatapathError> {
         self.pins.note_xdp_reasons(&reasons.iter().map(|(ifindex, reason)| (*ifindex, reason.key())).collect())
     }
 }
 
 impl DatapathError {
     /// What it means that this kept a device's driver from running the program.
-    pub fn xdp_reason(&self) -> Reason {
-        let Self::Attach { source, .. } = self else { return Reason::KernelRefuses };
+    pub fn xdp_reason(&self) -> XdpReason {
+        let Self::Attach { source, .. } = self else { return XdpReason::KernelRefuses };
         match os_error(source) {
-            Some(libc::EBUSY | libc::EEXIST) => Reason::Occupied,
-            _ => Reason::DriverRefuses,
+            Some(libc::EBUSY | libc::EEXIST) => XdpReason::Occupied,
+            _ => XdpReason::DriverRefuses,
         }
     }
 }

@@ -47,7 +47,7 @@ impl Health {
 
     /// The first pass over everything is done. There is no way back: readiness does not depend on whether the API
     /// server can be reached afterwards.
-    pub fn synced(&self) {
+    pub fn set_synced(&self) {
         self.0.is_synced.store(true, Ordering::Relaxed);
     }
 
@@ -58,7 +58,7 @@ impl Health {
     }
 
     /// Nothing of ours is left on the Node, which is what this agent was started for.
-    pub fn retired(&self) {
+    pub fn set_retired(&self) {
         self.0.is_retired.store(true, Ordering::Relaxed);
     }
 
@@ -113,16 +113,16 @@ mod tests {
         assert!(!health.is_started() && !health.is_ready());
         health.set_attached(true);
         assert!(health.is_started() && !health.is_ready());
-        health.synced();
+        health.set_synced();
         assert!(health.is_ready());
         health.set_attached(false);
         assert!(health.is_started() && !health.is_ready());
     }
 
     #[test]
-    fn an_agent_that_has_given_everything_up_is_ready() {
+    fn a_retired_agent_is_ready() {
         let health = Health::new();
-        health.retired();
+        health.set_retired();
         assert!(health.is_ready());
     }
 }

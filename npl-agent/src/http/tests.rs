@@ -46,7 +46,7 @@ async fn probes_follow_the_health() {
         assert!(get(address, path).await.starts_with(&format!("HTTP/1.1 {status} ")), "{path}");
     }
     health.set_attached(true);
-    health.synced();
+    health.set_synced();
     for path in ["/livez", "/startupz", "/readyz"] {
         assert!(get(address, path).await.starts_with("HTTP/1.1 200 "), "{path}");
     }
@@ -64,7 +64,7 @@ async fn metrics_are_served_as_open_metrics() {
 }
 
 #[tokio::test]
-async fn an_address_in_use_is_said_so() {
+async fn an_address_in_use_is_reported() {
     let first = bind(([127, 0, 0, 1], 0).into()).await.unwrap();
     let address = first.local_addr().unwrap();
     let err = bind(address).await.unwrap_err();

@@ -58,7 +58,7 @@ async fn a_node_that_is_not_known_is_waited_for_elsewhere() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn missing_permissions_are_named_with_the_way_out() {
+async fn missing_permissions_are_named_with_advice() {
     let result = access(async |server: &mut MockServer| {
         for _ in 0..REFUSALS_TO_BELIEVE {
             review(server, &["list services", "patch pods"]).await;

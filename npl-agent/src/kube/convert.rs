@@ -10,12 +10,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use super::objects::{
     Container, NodeObject, NumberOrName, PodObject, PodSpec, PodStatus, Port, ServiceObject, ServicePortSpec,
 };
-use crate::core::{
-    model::{
-        ContainerPort, Family, Gate, Node, NodePort, ObjectKey, Pod, PodPort, PodUid, Protocol, Service, ServicePort,
-        ServiceType, ServiceUid, TargetPort,
-    },
-    sources::AllowList,
+use crate::core::model::{
+    ContainerPort, Family, Gate, Node, NodePort, ObjectKey, Pod, PodPort, PodUid, Protocol, Service, ServicePort,
+    ServiceType, ServiceUid, TargetPort, sources::AllowList,
 };
 
 /// The keys of the annotations of one domain.
@@ -157,12 +154,12 @@ fn keep<F, T>(from: Vec<F>, skipped: &mut Vec<Skipped>, mut convert: impl FnMut(
 }
 
 fn gate(spec: &PodSpec, status: &PodStatus, keys: &AnnotationKeys) -> Gate {
-    let is_ours = |kind: &Option<String>| kind.as_ref() == Some(&keys.gate);
-    if !spec.readiness_gates.iter().flatten().any(|gate| is_ours(&gate.condition_type)) {
+    let is_npl = |kind: &Option<String>| kind.as_ref() == Some(&keys.gate);
+    if !spec.readiness_gates.iter().flatten().any(|gate| is_npl(&gate.condition_type)) {
         return Gate::Absent;
     }
-    let ours = status.conditions.iter().flatten().find(|condition| is_ours(&condition.kind));
-    let is_true = ours.is_some_and(|condition| condition.status.as_deref() == Some("True"));
+    let npl = status.conditions.iter().flatten().find(|condition| is_npl(&condition.kind));
+    let is_true = npl.is_some_and(|condition| condition.status.as_deref() == Some("True"));
     if is_true { Gate::Open } else { Gate::Closed }
 }
 

@@ -73,7 +73,7 @@ fn a_pod_is_read_whole() {
 }
 
 #[test]
-fn a_gate_is_ours_by_its_type_and_open_when_the_condition_is_true() {
+fn a_gate_is_recognized_by_its_type_and_open_when_the_condition_is_true() {
     let gate_of = |gates: &[&str], conditions: &[(&str, &str)]| {
         let gates: Vec<Value> = gates.iter().map(|kind| json!({ "conditionType": kind })).collect();
         let conditions: Vec<Value> =

@@ -30,8 +30,10 @@ use super::{
 use crate::{
     core::{
         model::Moment,
-        problem::{Problem, Subject},
-        report::{Report, Reports},
+        publish::{
+            problem::{AffectedObject, Problem},
+            report::{Report, Reports},
+        },
     },
     metrics::{EventOutcome, Metrics},
 };
@@ -99,7 +101,7 @@ impl Recorder {
                 && let Some(report) = reports.take_due(self.now())
                 && !self.tell(&report).await
             {
-                reports.failed(&report, self.now());
+                reports.record_failure(&report, self.now());
             }
         }
     }
@@ -110,14 +112,14 @@ impl Recorder {
 
     /// Whether there is nothing more to do about it.
     async fn tell(&mut self, report: &Report) -> bool {
-        let told = timeout(DEADLINE, self.record(report)).await;
-        let (outcome, err) = match told.unwrap_or_else(|late| Err(kube::Error::Service(late.into()))) {
+        let reported = timeout(DEADLINE, self.record(report)).await;
+        let (outcome, err) = match reported.unwrap_or_else(|late| Err(kube::Error::Service(late.into()))) {
             Ok(outcome) => (outcome, None),
             Err(kube::Error::Api(status)) if is_namespace_gone(&status) => (EventOutcome::Gone, None),
             Err(err) if FailureKind::of(&err) == FailureKind::Forbidden => (EventOutcome::Denied, Some(err)),
             Err(err) => (EventOutcome::Failed, Some(err)),
         };
-        self.metrics.event(outcome);
+        self.metrics.count_event(outcome);
         if let Some(err) = &err {
             let err = root_cause(err);
             if outcome == EventOutcome::Denied && self.complaint.allows() {
@@ -149,8 +151,8 @@ impl Recorder {
 
     fn event(&self, report: &Report) -> Event {
         let (kind, key, uid) = match &report.subject {
-            Subject::Pod(key, uid) => ("Pod", key, &uid.0),
-            Subject::Service(key, uid) => ("Service", key, &uid.0),
+            AffectedObject::Pod(key, uid) => ("Pod", key, &uid.0),
+            AffectedObject::Service(key, uid) => ("Service", key, &uid.0),
         };
         let mark = format!(".{:016x}", report.mark());
         let name = format!("{}{mark}", shortened(&key.name, NAME_BYTES - mark.len()));

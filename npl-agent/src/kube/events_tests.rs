@@ -7,7 +7,7 @@ use super::*;
 use crate::{
     core::{
         model::{Family, ObjectKey, PodPort, PodUid, Protocol, ServiceUid},
-        problem::Cause,
+        publish::problem::Cause,
     },
     kube::mock::{Asked, MockServer, api_server, metrics, refusal},
 };
@@ -16,11 +16,11 @@ const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/shop/events";
 
 fn exhausted(pod: &str) -> Problem {
     let cause = Cause::RangeExhausted { pod_port: PodPort(80), protocol: Protocol::Tcp, family: Family::V4 };
-    Problem { subject: Subject::Pod(ObjectKey::new("shop", pod), PodUid("u-1".into())), cause }
+    Problem { subject: AffectedObject::Pod(ObjectKey::new("shop", pod), PodUid("u-1".into())), cause }
 }
 
 fn unsupported() -> Problem {
-    let subject = Subject::Service(ObjectKey::new("shop", "web"), ServiceUid("u-2".into()));
+    let subject = AffectedObject::Service(ObjectKey::new("shop", "web"), ServiceUid("u-2".into()));
     Problem { subject, cause: Cause::UnsupportedProtocol { protocol: Protocol::Sctp } }
 }
 
@@ -101,7 +101,7 @@ async fn an_event_that_is_there_is_counted_up_without_being_read() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_could_not_be_told_is_told_a_minute_later() {
+async fn a_failed_event_is_sent_again_a_minute_later() {
     let metrics = recording(vec![exhausted("web-0")], async |server| {
         server.asked().await.answer(403, refusal(403, "Forbidden", "events is forbidden"));
         let refused = Instant::now();
@@ -124,7 +124,7 @@ async fn a_namespace_that_goes_needs_no_event() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_flood_is_told_slowly() {
+async fn a_flood_of_problems_is_reported_at_a_limited_rate() {
     let problems: Vec<Problem> = (0..120).map(|number| exhausted(&format!("web-{number}"))).collect();
     let started = Instant::now();
     recording(problems, async |server| {

@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_burst_waits_for_nothing_and_what_follows_comes_at_the_rate() {
+    async fn a_burst_is_admitted_at_once_and_later_requests_at_the_rate() {
         let limit = RateLimit::new(1000, 200);
         assert!(seconds_for(&limit, 1000).await < 0.01);
         let took = seconds_for(&limit, 400).await;
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_rest_fills_the_bucket_and_never_above_its_burst() {
+    async fn a_pause_fills_the_bucket_up_to_its_burst() {
         let limit = RateLimit::new(100, 100);
         assert!(seconds_for(&limit, 100).await < 0.01);
         tokio::time::advance(Duration::from_hours(1)).await;

@@ -29,11 +29,11 @@ use futures::{FutureExt as _, future::BoxFuture};
 use k8s_openapi::jiff::Timestamp;
 use tokio::{sync::mpsc::Sender, task::JoinSet};
 
-use self::{client::ConnectError, watch::Subject};
-use crate::{core::snapshot::Change, metrics::Metrics};
+use self::{client::ConnectError, watch::WatchedResource};
+use crate::{core::model::snapshot::Change, metrics::Metrics};
 
 /// A client, the API server's refusal to let the agent do its work, if it comes to that, and the watches.
-pub type Connection = (Client, BoxFuture<'static, ConnectError>, JoinSet<Subject>);
+pub type Connection = (Client, BoxFuture<'static, ConnectError>, JoinSet<WatchedResource>);
 
 /// Watches on tasks of their own: a restart is over when the API server and the kernel have answered, and neither needs
 /// to wait for the other, nor the watches for the answer to whether they are allowed.

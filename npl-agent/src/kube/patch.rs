@@ -204,7 +204,7 @@ impl PodPatcher {
             Err(_elapsed) => Err(PatchError::TimedOut { pod: pod.clone() }),
         };
         let outcome = result.as_ref().map_or_else(PatchError::outcome, |_| PatchOutcome::Patched);
-        self.metrics.patched(outcome, started.elapsed());
+        self.metrics.count_patch(outcome, started.elapsed());
         result
     }
 

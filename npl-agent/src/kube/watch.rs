@@ -22,10 +22,7 @@ use super::{
     objects::{NodeObject, PodObject, ServiceObject},
 };
 use crate::{
-    core::{
-        model::{Node, Pod, Service},
-        snapshot::Change,
-    },
+    core::model::{Node, Pod, Service, snapshot::Change},
     metrics::Metrics,
 };
 
@@ -34,7 +31,7 @@ pub(super) const WATCH_SECONDS: u32 = 240;
 
 /// What a watch is about; also the value of a metric label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Subject {
+pub enum WatchedResource {
     /// Pods of this Node.
     Pods,
     /// All Services.
@@ -43,7 +40,7 @@ pub enum Subject {
     Node,
 }
 
-impl Subject {
+impl WatchedResource {
     /// The value of the metric label.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -54,7 +51,7 @@ impl Subject {
     }
 }
 
-impl fmt::Display for Subject {
+impl fmt::Display for WatchedResource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
@@ -67,7 +64,7 @@ pub fn spawn(
     keys: &AnnotationKeys,
     metrics: &Metrics,
     changes: &Sender<Change>,
-) -> JoinSet<Subject> {
+) -> JoinSet<WatchedResource> {
     let watch = Watch { keys: keys.clone(), metrics: metrics.clone(), changes: changes.clone() };
     let mut tasks = JoinSet::new();
     tasks.spawn(watch.clone().follow::<PodObject>(client.clone(), Some(format!("spec.nodeName={node_name}"))));
@@ -78,7 +75,7 @@ pub fn spawn(
 
 /// An object that is watched, and the changes that it makes.
 trait Watched: Resource<DynamicType = ()> + Clone + fmt::Debug + DeserializeOwned + Send + 'static {
-    const SUBJECT: Subject;
+    const SUBJECT: WatchedResource;
     /// Lists are the newest state and never a cache's older one, in which a Pod that is served could be missing.
     /// A list in one piece costs the API server no read of its database all the same, one in pages does; pages are for
     /// what can be too much to hold at once.
@@ -96,7 +93,7 @@ trait Watched: Resource<DynamicType = ()> + Clone + fmt::Debug + DeserializeOwne
 }
 
 impl Watched for PodObject {
-    const SUBJECT: Subject = Subject::Pods;
+    const SUBJECT: WatchedResource = WatchedResource::Pods;
     const PAGE_SIZE: Option<u32> = None;
     type Model = Pod;
 
@@ -118,7 +115,7 @@ impl Watched for PodObject {
 }
 
 impl Watched for ServiceObject {
-    const SUBJECT: Subject = Subject::Services;
+    const SUBJECT: WatchedResource = WatchedResource::Services;
     const PAGE_SIZE: Option<u32> = Some(500);
     type Model = Service;
 
@@ -144,7 +141,7 @@ impl Watched for ServiceObject {
 }
 
 impl Watched for NodeObject {
-    const SUBJECT: Subject = Subject::Node;
+    const SUBJECT: WatchedResource = WatchedResource::Node;
     const PAGE_SIZE: Option<u32> = None;
     type Model = Node;
 
@@ -173,7 +170,7 @@ struct Watch {
 }
 
 impl Watch {
-    async fn follow<W: Watched>(self, client: Client, fields: Option<String>) -> Subject {
+    async fn follow<W: Watched>(self, client: Client, fields: Option<String>) -> WatchedResource {
         let mut config = watcher::Config::default().timeout(WATCH_SECONDS);
         config.field_selector = fields;
         config.page_size = W::PAGE_SIZE;
@@ -227,14 +224,14 @@ impl Watch {
 
 /// Says what is wrong with a watch: each kind of failure at once, then once a minute, and when it works again.
 struct WatchHealth {
-    subject: Subject,
+    subject: WatchedResource,
     metrics: Metrics,
     failing: BTreeMap<FailureKind, Throttle>,
     refusals: u32,
 }
 
 impl WatchHealth {
-    fn new(subject: Subject, metrics: Metrics) -> Self {
+    fn new(subject: WatchedResource, metrics: Metrics) -> Self {
         Self { subject, metrics, failing: BTreeMap::new(), refusals: 0 }
     }
 
@@ -247,7 +244,7 @@ impl WatchHealth {
 
     fn failed(&mut self, err: &watcher::Error) {
         let kind = FailureKind::of_watch(err);
-        self.metrics.watch_failed(self.subject, kind);
+        self.metrics.count_watch_failure(self.subject, kind);
         if kind == FailureKind::Expired {
             debug!(subject = %self.subject, "watch is too old and starts anew from a list");
             return;

@@ -14,7 +14,7 @@ use crate::kube::mock::{Asked, MockServer, api_server, metrics, refusal};
 struct Scene {
     server: MockServer,
     changes: Receiver<Change>,
-    tasks: JoinSet<Subject>,
+    tasks: JoinSet<WatchedResource>,
     metrics: Metrics,
 }
 
@@ -157,12 +157,12 @@ async fn a_node_that_is_not_listed_is_gone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_ends_when_nobody_listens() {
+async fn a_watch_ends_when_its_receiver_is_dropped() {
     let mut scene = watching::<PodObject>(None);
     drop(scene.changes);
     list(scene.server.asked().await, &[pod("a", 1)]);
     let ended = timeout(Duration::from_secs(5), scene.tasks.join_next()).await.unwrap();
-    assert!(matches!(ended, Some(Ok(Subject::Pods))), "{ended:?}");
+    assert!(matches!(ended, Some(Ok(WatchedResource::Pods))), "{ended:?}");
 }
 
 #[tokio::test(start_paused = true)]

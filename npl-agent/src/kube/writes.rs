@@ -12,7 +12,7 @@ use crate::core::{
 };
 
 /// Requests under way: enough to keep the API server's disk busy, few enough for a hundred Nodes that start together.
-const UNDER_WAY: usize = 8;
+const MAX_IN_FLIGHT: usize = 8;
 
 /// A write to a Pod of this name and uid.
 pub type Asked = (PodKey, PodUid, PodWrite);
@@ -21,7 +21,7 @@ pub type Asked = (PodKey, PodUid, PodWrite);
 #[derive(Debug)]
 pub struct Writes {
     patcher: PodPatcher,
-    under_way: JoinSet<(Asked, Result<Patched, PatchError>)>,
+    in_flight: JoinSet<(Asked, Result<Patched, PatchError>)>,
     /// No requests yet: a thousand of those take megabytes, and what is allocated among them keeps these resident.
     waiting: VecDeque<Asked>,
 }
@@ -29,7 +29,7 @@ pub struct Writes {
 impl Writes {
     /// None so far.
     pub fn new(patcher: PodPatcher) -> Self {
-        Self { patcher, under_way: JoinSet::new(), waiting: VecDeque::new() }
+        Self { patcher, in_flight: JoinSet::new(), waiting: VecDeque::new() }
     }
 
     /// Asks for one more.
@@ -41,7 +41,7 @@ impl Writes {
     /// The next answer; waits for ever while nothing is under way. Nothing is lost if it is dropped.
     pub async fn next_answer(&mut self) -> (Asked, Result<Patched, PatchError>) {
         loop {
-            match self.under_way.join_next().await {
+            match self.in_flight.join_next().await {
                 Some(Ok(answer)) => {
                     self.send();
                     return answer;
@@ -58,11 +58,11 @@ impl Writes {
     }
 
     fn send(&mut self) {
-        while self.under_way.len() < UNDER_WAY
+        while self.in_flight.len() < MAX_IN_FLIGHT
             && let Some((pod, uid, write)) = self.waiting.pop_front()
         {
             let patcher = self.patcher.clone();
-            self.under_way.spawn(async move {
+            self.in_flight.spawn(async move {
                 let result = patcher.write(&pod, &uid, &write).await;
                 ((pod, uid, write), result)
             });
@@ -79,21 +79,21 @@ mod tests {
     };
 
     #[tokio::test(start_paused = true)]
-    async fn a_few_are_under_way_and_the_others_follow_in_order() {
+    async fn a_few_writes_are_in_flight_and_the_others_follow_in_order() {
         let (client, mut server) = api_server();
         let patcher = PodPatcher::new(client, AnnotationKeys::new("nodeportlocal.antrea.io"), metrics());
         let mut writes = Writes::new(patcher);
-        for number in 0..=UNDER_WAY {
+        for number in 0..=MAX_IN_FLIGHT {
             let pod = PodKey::new("default", &format!("web-{number}"));
             writes.push((pod, PodUid("u-1".into()), PodWrite::Set("[]".to_owned())));
         }
-        assert_eq!((writes.under_way.len(), writes.waiting.len()), (UNDER_WAY, 1));
+        assert_eq!((writes.in_flight.len(), writes.waiting.len()), (MAX_IN_FLIGHT, 1));
         server.asked().await.answer(404, refusal(404, "NotFound", "no such Pod"));
         let ((pod, ..), result) = writes.next_answer().await;
         assert_eq!(pod, PodKey::new("default", "web-0"));
         assert!(matches!(result, Err(PatchError::Gone { .. })), "{result:?}");
-        assert_eq!((writes.under_way.len(), writes.waiting.len()), (UNDER_WAY, 0));
-        for _ in 1..UNDER_WAY {
+        assert_eq!((writes.in_flight.len(), writes.waiting.len()), (MAX_IN_FLIGHT, 0));
+        for _ in 1..MAX_IN_FLIGHT {
             drop(server.asked().await);
         }
         assert!(server.asked().await.line.contains("web-8/status"));

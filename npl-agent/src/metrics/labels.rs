@@ -10,7 +10,7 @@ use crate::{
         model::Family,
         op::{Op, PodWrite},
     },
-    kube::{failure::FailureKind, watch::Subject},
+    kube::{failure::FailureKind, watch::WatchedResource},
 };
 
 /// How an op ended.
@@ -21,7 +21,7 @@ pub enum OpOutcome {
     /// Another process holds the port.
     PortTaken,
     /// Somebody still sends datagrams to the port for whoever had it before.
-    PortSentTo,
+    RecentTraffic,
     /// Failed; done again later.
     Retry,
     /// The Pod is gone.
@@ -33,7 +33,7 @@ impl OpOutcome {
         match self {
             Self::Done => "done",
             Self::PortTaken => "port_taken",
-            Self::PortSentTo => "port_sent_to",
+            Self::RecentTraffic => "recent_traffic",
             Self::Retry => "retry",
             Self::Gone => "gone",
         }
@@ -162,15 +162,15 @@ impl PortState {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum DeviceState {
-    Carrying,
-    Refusing,
+    Attached,
+    Failed,
 }
 
 impl DeviceState {
     const fn as_str(self) -> &'static str {
         match self {
-            Self::Carrying => "carrying",
-            Self::Refusing => "refusing",
+            Self::Attached => "attached",
+            Self::Failed => "failed",
         }
     }
 }
@@ -185,7 +185,17 @@ macro_rules! label_values {
     )+};
 }
 
-label_values!(OpOutcome, PatchOutcome, EventOutcome, OpName, PortState, DeviceState, Family, Subject, FailureKind);
+label_values!(
+    OpOutcome,
+    PatchOutcome,
+    EventOutcome,
+    OpName,
+    PortState,
+    DeviceState,
+    Family,
+    WatchedResource,
+    FailureKind
+);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct OpLabels {
@@ -205,7 +215,7 @@ pub(super) struct EventLabel {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct WatchLabels {
-    pub(super) subject: Subject,
+    pub(super) subject: WatchedResource,
     pub(super) kind: FailureKind,
 }
 

@@ -36,8 +36,8 @@ pub use self::{
 };
 use crate::{
     core::{model::Family, op::Op},
-    kube::{failure::FailureKind, watch::Subject},
-    uplinks::Coverage,
+    devices::uplinks::Coverage,
+    kube::{failure::FailureKind, watch::WatchedResource},
 };
 
 /// What a text of metrics is served as.
@@ -107,12 +107,12 @@ impl Metrics {
     }
 
     /// One op was carried out or failed.
-    pub fn op(&self, op: &Op, outcome: OpOutcome) {
+    pub fn count_op(&self, op: &Op, outcome: OpOutcome) {
         self.0.families.ops.get_or_create(&OpLabels { op: OpName::of(op), outcome }).inc();
     }
 
     /// One pass of the owner loop took this long; `succeeded_at` is set when no op of it failed.
-    pub fn pass(&self, elapsed: Duration, succeeded_at: Option<SystemTime>) {
+    pub fn observe_pass(&self, elapsed: Duration, succeeded_at: Option<SystemTime>) {
         self.0.families.pass_seconds.0.observe(elapsed.as_secs_f64());
         if let Some(since_epoch) = succeeded_at.and_then(|at| at.duration_since(UNIX_EPOCH).ok()) {
             self.0.families.last_successful_pass.set(since_epoch.as_secs_f64());
@@ -120,18 +120,18 @@ impl Metrics {
     }
 
     /// One patch of an annotation was answered, or not, after this time.
-    pub fn patched(&self, outcome: PatchOutcome, elapsed: Duration) {
+    pub fn count_patch(&self, outcome: PatchOutcome, elapsed: Duration) {
         self.0.families.patches.get_or_create(&OutcomeLabel { outcome }).inc();
         self.0.families.patch_seconds.0.observe(elapsed.as_secs_f64());
     }
 
     /// A user was told of a problem by a Kubernetes Event, or could not be.
-    pub fn event(&self, outcome: EventOutcome) {
+    pub fn count_event(&self, outcome: EventOutcome) {
         self.0.families.events.get_or_create(&EventLabel { outcome }).inc();
     }
 
     /// A watch reported an error.
-    pub fn watch_failed(&self, subject: Subject, kind: FailureKind) {
+    pub fn count_watch_failure(&self, subject: WatchedResource, kind: FailureKind) {
         self.0.families.watch_errors.get_or_create(&WatchLabels { subject, kind }).inc();
     }
 
@@ -152,8 +152,8 @@ impl Metrics {
 
     /// On how many of the chosen devices the programs are.
     pub fn set_devices(&self, coverage: Coverage) {
-        let Coverage { carrying, refusing } = coverage;
-        for (state, count) in [(DeviceState::Carrying, carrying), (DeviceState::Refusing, refusing)] {
+        let Coverage { attached, failed } = coverage;
+        for (state, count) in [(DeviceState::Attached, attached), (DeviceState::Failed, failed)] {
             self.0.families.devices.get_or_create(&DeviceLabel { state }).set(gauge(count as u64));
         }
     }

@@ -11,10 +11,10 @@ use super::{Counts, DatapathCounters, EventOutcome, FamilyTotals, Metrics, OpOut
 use crate::{
     core::{
         model::{Family, Frontend, NodePort, Protocol},
-        op::{Op, Strays},
+        op::{Op, RecentTraffic},
     },
-    kube::{failure::FailureKind, watch::Subject},
-    uplinks::Coverage,
+    devices::uplinks::Coverage,
+    kube::{failure::FailureKind, watch::WatchedResource},
 };
 
 struct Fixed;
@@ -36,14 +36,14 @@ impl DatapathCounters for Fixed {
 fn filled() -> String {
     let metrics = Metrics::new(Arc::new(Fixed));
     let frontend = Frontend { family: Family::V4, node_port: NodePort(61000), protocol: Protocol::Tcp };
-    metrics.op(&Op::Reserve(frontend, Strays::Refused), OpOutcome::PortTaken);
-    metrics.pass(Duration::from_millis(1), Some(UNIX_EPOCH + Duration::from_secs(7)));
-    metrics.patched(PatchOutcome::TimedOut, Duration::from_secs(10));
-    metrics.event(EventOutcome::Repeated);
-    metrics.watch_failed(Subject::Services, FailureKind::Forbidden);
+    metrics.count_op(&Op::Reserve(frontend, RecentTraffic::Refused), OpOutcome::PortTaken);
+    metrics.observe_pass(Duration::from_millis(1), Some(UNIX_EPOCH + Duration::from_secs(7)));
+    metrics.count_patch(PatchOutcome::TimedOut, Duration::from_secs(10));
+    metrics.count_event(EventOutcome::Repeated);
+    metrics.count_watch_failure(WatchedResource::Services, FailureKind::Forbidden);
     metrics.set_mappings(Family::V4, 2);
     metrics.set_ports(Family::V4, PortCounts { used: 2, free: 998, quarantined: 1 });
-    metrics.set_devices(Coverage { carrying: 2, refusing: 1 });
+    metrics.set_devices(Coverage { attached: 2, failed: 1 });
     metrics.set_problems(&[("RangeExhausted", 1), ("AddressConflict", 1)]);
     metrics.set_problems(&[("RangeExhausted", 4)]);
     metrics.encode().expect("text")
@@ -62,7 +62,7 @@ fn every_metric_has_its_prefix_unit_and_labels() {
         r#"npl_watch_errors_total{subject="services",kind="forbidden"} 1"#,
         r#"npl_mappings{family="IPv4"} 2"#,
         r#"npl_node_ports{family="IPv4",state="quarantined"} 1"#,
-        r#"npl_devices{state="refusing"} 1"#,
+        r#"npl_devices{state="failed"} 1"#,
         r#"npl_problems{reason="RangeExhausted"} 4"#,
         r#"npl_datapath_reason_packets_total{reason="no_mapping"} 3"#,
         r#"npl_datapath_packets_total{family="IPv4",direction="request"} 1"#,

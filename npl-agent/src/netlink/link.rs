@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_told_apart_by_what_a_device_shows_programs() {
+    fn link_layers_follow_the_headers_that_programs_see() {
         let table = [
             (link(LinkLayerType::Ether, vec![]), LinkLayer::Ethernet),
             (vlan(VlanFlags::ReorderHdr | VlanFlags::Gvrp), LinkLayer::Ethernet),
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_virtual_router_is_told_apart_from_masters_that_take_frames() {
+    fn a_vrf_master_is_distinguished_from_masters_that_take_frames() {
         let mut message = link(LinkLayerType::Ether, vec![LinkInfo::PortKind(InfoPortKind::Vrf)]);
         assert_eq!(master(&message), None);
         message.attributes.push(LinkAttribute::Controller(7));

@@ -13,7 +13,7 @@ use tokio::task::AbortHandle;
 use super::{NetlinkError, request};
 
 /// How often a list is asked for that changes while it is told, before that counts as an answer.
-const ATTEMPTS: usize = 8;
+const TRIES: usize = 8;
 
 /// A socket for nothing but lists.
 pub(super) struct Lists {
@@ -36,7 +36,7 @@ impl Lists {
         wanted: RouteNetlinkMessage,
         pick: fn(RouteNetlinkMessage) -> Option<T>,
     ) -> Result<Vec<T>, NetlinkError> {
-        for _ in 0..ATTEMPTS {
+        for _ in 0..TRIES {
             let mut message = NetlinkMessage::from(wanted.clone());
             message.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
             let answers = self.handle.clone().request(message).map_err(request(operation))?.collect().await;
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_changed_while_it_was_told_is_not_whole_wherever_the_kernel_says_so() {
+    fn a_list_that_changed_during_the_dump_is_rejected_wherever_the_flag_is_set() {
         assert_eq!(length(vec![interrupted(link(1)), link(2), end(0)]), None);
         assert_eq!(length(vec![link(1), interrupted(link(2)), end(0)]), None);
         assert_eq!(length(vec![link(1), link(2), interrupted(end(0))]), None);

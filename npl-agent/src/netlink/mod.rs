@@ -2,10 +2,10 @@
 //! The Node's devices, addresses and routes, by netlink.
 
 mod driver;
-mod fittings;
 mod link;
 mod list;
 mod rules;
+mod tc_inspection;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,17 +26,17 @@ use rtnetlink::{
 use tokio::task::JoinHandle;
 use tracing::warn;
 
-pub use self::fittings::{Onlooker, remove_unused_clsact};
+pub use self::tc_inspection::{TcInspection, remove_unused_clsact};
 use self::{
-    fittings::Queues,
     link::{carrier, device},
     list::Lists,
+    tc_inspection::Queues,
 };
-use crate::core::{
-    devices::Device,
-    fittings::Fittings,
+use crate::core::devices::{
+    Device,
+    attachments::DeviceAttachments,
     redirect::Route,
-    returns::{MAIN_TABLE, Routing},
+    reply_routing::{MAIN_TABLE, Routing},
 };
 
 const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];
@@ -80,27 +80,27 @@ pub struct Survey {
     /// By which tables packets leave.
     pub routing: Routing,
     /// What packets meet on the devices that matter, by their index; nothing unless it was asked for.
-    pub fittings: BTreeMap<u32, Fittings>,
+    pub attachments: BTreeMap<u32, DeviceAttachments>,
 }
 
 /// A look at the network that is under way.
-pub type Surveying = JoinHandle<Result<Survey, NetlinkError>>;
+pub type SurveyTask = JoinHandle<Result<Survey, NetlinkError>>;
 
 /// Looks at devices, and the routes to Pods, on a thread of its own: while Pods come and go, the kernel has whoever asks
 /// wait for seconds (for `rtnl`), and nothing else may wait with it. What packets meet on devices is looked at only if
 /// there is an onlooker.
-pub fn survey(pods: BTreeSet<IpAddr>, onlooker: Option<Onlooker>) -> Surveying {
+pub fn survey(pods: BTreeSet<IpAddr>, inspection: Option<TcInspection>) -> SurveyTask {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
     tokio::task::spawn_blocking(move || {
         runtime.map_err(NetlinkError::Open)?.block_on(async {
             let routes = routes_to(&pods).await?;
             let Seen { devices, queues, routing } = see().await?;
             let lead_to_pods = routes.values().map(|route| route.ifindex).collect();
-            let fittings = match onlooker {
-                Some(onlooker) => fittings::fittings(&devices, queues?, &lead_to_pods, &onlooker).await?,
+            let attachments = match inspection {
+                Some(inspection) => tc_inspection::inspect(&devices, queues?, &lead_to_pods, &inspection).await?,
                 None => BTreeMap::new(),
             };
-            Ok(Survey { pods, routes, devices, routing, fittings })
+            Ok(Survey { pods, routes, devices, routing, attachments })
         })
     })
 }
@@ -110,8 +110,8 @@ pub fn survey(pods: BTreeSet<IpAddr>, onlooker: Option<Onlooker>) -> Surveying {
 /// # Errors
 ///
 /// If the kernel refuses.
-pub async fn surveyed(under_way: &mut Surveying) -> Result<Survey, NetlinkError> {
-    under_way.await.unwrap_or_else(|error| match error.try_into_panic() {
+pub async fn join_survey(in_flight: &mut SurveyTask) -> Result<Survey, NetlinkError> {
+    in_flight.await.unwrap_or_else(|error| match error.try_into_panic() {
         Ok(panic) => std::panic::resume_unwind(panic),
         Err(error) => Err(NetlinkError::Open(std::io::Error::other(error))),
     })
@@ -151,15 +151,15 @@ async fn see() -> Result<Seen, NetlinkError> {
     let routing = Routing { rules: rules::read_rules(&lists).await?, default_routes };
     let of_main = routing.default_routes.iter().filter(|route| route.table == MAIN_TABLE);
     let routed: BTreeSet<u32> = of_main.map(|route| route.ifindex).collect();
-    let queues = fittings::read_queues(&lists).await;
+    let queues = tc_inspection::read_queues(&lists).await;
     if let Err(error @ NetlinkError::Changing { .. }) = queues {
         return Err(error);
     }
-    let has_ingress_queue = |ifindex| queues.as_ref().is_ok_and(|all| fittings::has_ingress_queue(all, ifindex));
+    let has_ingress_queue = |ifindex| queues.as_ref().is_ok_and(|all| tc_inspection::has_ingress_queue(all, ifindex));
     let carriers: BTreeSet<u32> = links.iter().filter_map(carrier).collect();
     let mut devices: Vec<Device> = links.iter().filter_map(device).collect();
     for device in &mut devices {
-        device.link.carries_others = carriers.contains(&device.ifindex);
+        device.link.has_upper_devices = carriers.contains(&device.ifindex);
         device.link.has_ingress_queue = has_ingress_queue(device.ifindex);
         device.addresses = addresses.remove(&device.ifindex).unwrap_or_default();
         device.has_default_route = routed.contains(&device.ifindex);
@@ -258,7 +258,7 @@ fn outgoing_devices(attribute: &RouteAttribute) -> Vec<u32> {
 /// # Errors
 ///
 /// If the kernel gives no socket.
-pub fn changes(with_fittings: bool) -> Result<impl Stream<Item = ()> + Unpin, NetlinkError> {
+pub fn changes(with_attachments: bool) -> Result<impl Stream<Item = ()> + Unpin, NetlinkError> {
     let groups = [
         MulticastGroup::Link,
         MulticastGroup::Ipv4Ifaddr,
@@ -272,7 +272,7 @@ pub fn changes(with_fittings: bool) -> Result<impl Stream<Item = ()> + Unpin, Ne
     let (connection, _handle, messages) = new_multicast_connection(&groups).map_err(NetlinkError::Open)?;
     tokio::spawn(connection);
     let changes = messages.filter_map(move |(message, _from)| {
-        std::future::ready(is_change(&message.payload, with_fittings).then_some(()))
+        std::future::ready(is_change(&message.payload, with_attachments).then_some(()))
     });
     let end = async {
         warn!(
@@ -284,7 +284,7 @@ pub fn changes(with_fittings: bool) -> Result<impl Stream<Item = ()> + Unpin, Ne
 
 /// Of routes those to everything and to single addresses matter, and of filters that one went, or that one of others came:
 /// our own attaching would else wake us again.
-fn is_change(payload: &NetlinkPayload<RouteNetlinkMessage>, with_fittings: bool) -> bool {
+fn is_change(payload: &NetlinkPayload<RouteNetlinkMessage>, with_attachments: bool) -> bool {
     let NetlinkPayload::InnerMessage(message) = payload else {
         return matches!(payload, NetlinkPayload::Overrun(_));
     };
@@ -292,10 +292,10 @@ fn is_change(payload: &NetlinkPayload<RouteNetlinkMessage>, with_fittings: bool)
         return matches!(route.header.destination_prefix_length, 0 | 32 | 128);
     }
     if let RouteNetlinkMessage::NewTrafficFilter(filter) = message {
-        return with_fittings && fittings::is_others_filter(filter);
+        return with_attachments && tc_inspection::is_others_filter(filter);
     }
     if let RouteNetlinkMessage::NewQueueDiscipline(queue) = message {
-        return with_fittings && fittings::is_queue(queue);
+        return with_attachments && tc_inspection::is_queue(queue);
     }
     matches!(
         message,

@@ -11,8 +11,8 @@ use rtnetlink::packet_route::{
 
 use super::{FAMILIES, NetlinkError, list::Lists, outgoing_devices};
 use crate::core::{
+    devices::reply_routing::{DefaultRoute, Mark, Rule, Selector},
     model::Family,
-    returns::{DefaultRoute, Mark, Rule, Selector},
 };
 
 /// What `suppress_prefixlength` is where nobody has set it.
@@ -91,7 +91,7 @@ fn sender(rule: &RuleMessage) -> Option<Selector> {
 fn mark(rule: &RuleMessage) -> Option<Selector> {
     let header = &rule.header;
     let is_all = (header.src_len, header.dst_len, header.tos) == (0, 0, 0);
-    if !is_all || !rule.attributes.iter().all(asks_for_no_more) {
+    if !is_all || !rule.attributes.iter().all(has_no_other_condition) {
         return None;
     }
     let value = |it: &RuleAttribute| if let RuleAttribute::FwMark(value) = it { Some(*value) } else { None };
@@ -101,7 +101,7 @@ fn mark(rule: &RuleMessage) -> Option<Selector> {
     Mark::new(value, mask).map(Selector::Mark)
 }
 
-const fn asks_for_no_more(attribute: &RuleAttribute) -> bool {
+const fn has_no_other_condition(attribute: &RuleAttribute) -> bool {
     matches!(
         attribute,
         RuleAttribute::Priority(_)
@@ -123,7 +123,7 @@ mod tests {
     };
 
     use super::{Mark, Rule, Selector, rule};
-    use crate::core::{model::Family, returns::MAIN_TABLE};
+    use crate::core::{devices::reply_routing::MAIN_TABLE, model::Family};
 
     const POD: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 64, 7));
 

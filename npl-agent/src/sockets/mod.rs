@@ -52,7 +52,7 @@ pub struct Reservations {
 
 impl Reservations {
     /// What is reserved. Not what was without a socket, once the kernel has learnt to make one.
-    pub fn held(&mut self) -> BTreeSet<Frontend> {
+    pub fn observe(&mut self) -> BTreeSet<Frontend> {
         if self.held.values().any(Option::is_none) && kernel_knows_sctp() {
             self.held.retain(|_, socket| socket.is_some());
         }
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reserved_port_is_nobody_elses_and_refuses_clients() {
+    fn a_reserved_port_cannot_be_bound_and_refuses_connections() {
         let port = free_port();
         let mut reservations = Reservations::default();
         reservations.reserve(frontend(port, Protocol::Tcp)).unwrap();
@@ -180,7 +180,7 @@ mod tests {
         let mut reservations = Reservations::default();
         let error = reservations.reserve(frontend(port, Protocol::Udp)).unwrap_err();
         assert!(matches!(error, ReserveError::Taken(_)), "{error}");
-        assert!(reservations.held().is_empty());
+        assert!(reservations.observe().is_empty());
     }
 
     /// With a socket where the kernel has one to give, and without where it has none.
@@ -189,10 +189,10 @@ mod tests {
         let mut reservations = Reservations::default();
         let frontend = frontend(free_port(), Protocol::Sctp);
         reservations.reserve(frontend).unwrap();
-        assert_eq!(reservations.held().into_iter().collect::<Vec<_>>(), [frontend]);
+        assert_eq!(reservations.observe().into_iter().collect::<Vec<_>>(), [frontend]);
         assert_eq!(reservations.held[&frontend].is_some(), super::kernel_knows_sctp());
         reservations.release(frontend);
-        assert!(reservations.held().is_empty());
+        assert!(reservations.observe().is_empty());
     }
 
     #[test]
@@ -202,6 +202,6 @@ mod tests {
         for _ in 0..2 {
             reservations.reserve(frontend(port, Protocol::Tcp)).unwrap();
         }
-        assert_eq!(reservations.held().len(), 1);
+        assert_eq!(reservations.observe().len(), 1);
     }
 }

@@ -117,7 +117,7 @@ fn pins(world: &World) -> BTreeMap<String, u64> {
 #[track_caller]
 fn assert_bond_carries(world: &mut World) {
     let metrics = world.agent().metrics().unwrap();
-    for line in [r#"npl_devices{state="carrying"} 1"#, r#"npl_devices{state="refusing"} 0"#] {
+    for line in [r#"npl_devices{state="attached"} 1"#, r#"npl_devices{state="failed"} 0"#] {
         assert!(metrics.lines().any(|found| found == line), "{line} is not in {metrics}");
     }
     let status = world.agent_options(&[]).command_json("status").unwrap();

@@ -37,11 +37,11 @@ fn a_device_that_refuses_the_programs_is_told_counted_and_tried_again_while_the_
     world.assert_served("web-0");
     let log = fs::read_to_string(world.agent().process().log()).unwrap();
     assert!(log.contains("a device does not carry the programs") && log.contains("second"), "{log}");
-    world.wait_for_metric(r#"npl_devices{state="carrying"} 1"#);
-    world.wait_for_metric(r#"npl_devices{state="refusing"} 1"#);
+    world.wait_for_metric(r#"npl_devices{state="attached"} 1"#);
+    world.wait_for_metric(r#"npl_devices{state="failed"} 1"#);
     fs::remove_dir(&obstacle).unwrap();
-    world.wait_for_metric(r#"npl_devices{state="carrying"} 2"#);
-    world.wait_for_metric(r#"npl_devices{state="refusing"} 0"#);
+    world.wait_for_metric(r#"npl_devices{state="attached"} 2"#);
+    world.wait_for_metric(r#"npl_devices{state="failed"} 0"#);
     world.assert_served("web-0");
 }
 
@@ -56,13 +56,13 @@ fn a_device_with_another_link_layer_is_told_counted_and_shown_while_the_others_s
     world.enable_service();
     world.create_pod("web-0");
     world.assert_served("web-0");
-    world.wait_for_metric(r#"npl_devices{state="carrying"} 1"#);
-    world.wait_for_metric(r#"npl_devices{state="refusing"} 1"#);
+    world.wait_for_metric(r#"npl_devices{state="attached"} 1"#);
+    world.wait_for_metric(r#"npl_devices{state="failed"} 1"#);
     let status = world.agent_options(&[]).command_json("status").unwrap();
     assert_eq!(status["devices"].as_array().unwrap().len(), 1);
     let reason = "its link layer is neither Ethernet nor none";
-    assert_eq!(status["refusingDevices"][0]["name"], "ib0");
-    assert_eq!(status["refusingDevices"][0]["reason"], reason);
+    assert_eq!(status["unsupportedDevices"][0]["name"], "ib0");
+    assert_eq!(status["unsupportedDevices"][0]["reason"], reason);
     assert!(world.agent_options(&[]).command(&["status"]).unwrap().contains(reason));
     let log = world.agent_log();
     assert_eq!(log.matches("device cannot carry the programs").count(), 1, "{log}");
@@ -134,9 +134,9 @@ fn a_named_device_that_is_not_there_or_goes_is_told() {
     let told = "--devices names a device that is not there";
     world.wait_for_log(told);
     world.topology.node().ip("link add later type veth peer name later-end").unwrap();
-    world.wait_for_metric(r#"npl_devices{state="carrying"} 2"#);
+    world.wait_for_metric(r#"npl_devices{state="attached"} 2"#);
     world.topology.node().ip("link del later").unwrap();
-    world.wait_for_metric(r#"npl_devices{state="carrying"} 1"#);
+    world.wait_for_metric(r#"npl_devices{state="attached"} 1"#);
     assert_eq!(world.agent_log().matches(told).count(), 2, "{}", world.agent_log());
 }
 

@@ -10,8 +10,8 @@ use aya::programs::{ProgramError, SchedClassifier, TestRun as _, TestRunOptions,
 use aya::util::KernelVersion;
 use aya::{Ebpf, EbpfLoader};
 use caps::{CapSet, Capability};
+use npl_agent::core::model::sources::{AllowList, SourceRange};
 use npl_agent::core::model::{Backend, Family, Frontend, NodePort, PodPort, Protocol};
-use npl_agent::core::sources::{AllowList, SourceRange};
 use npl_agent::datapath::{Datapath, Pins, embedded_object};
 use npl_common::flow::{FlowKeyV4, FlowKeyV6, FlowState, FlowV4, FlowV6};
 use npl_common::fragment;
@@ -200,7 +200,7 @@ impl Lab {
 
     /// As [`Self::run`], of the program for drivers.
     pub(crate) fn run_xdp(&mut self, frame: &[u8]) -> Outcome {
-        self.noting(frame, |lab, options| lab.datapath.hooks.xdp_program().unwrap().test_run(options))
+        self.noting(frame, |lab, options| lab.datapath.hooks.load_xdp_program().unwrap().test_run(options))
     }
 
     fn noting(
@@ -222,7 +222,7 @@ impl Lab {
     pub(crate) fn program(&mut self, name: &'static str) -> &mut SchedClassifier {
         match &mut self.others {
             Some(others) => others.program_mut(name).unwrap().try_into().unwrap(),
-            None => self.datapath.hooks.program(name).unwrap(),
+            None => self.datapath.hooks.load_program(name).unwrap(),
         }
     }
 

@@ -6,14 +6,14 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
+use npl_agent::core::devices::redirect::{Forwarding, Placement, ProgramSet};
+use npl_agent::core::devices::xdp::Attach;
 use npl_agent::core::devices::{Device, DeviceKind, DeviceSelection, LinkFacts, LinkLayer};
 use npl_agent::core::model::{Backend, Protocol};
-use npl_agent::core::redirect::{Carries, Forwarding, Placement};
-use npl_agent::core::xdp::Attach;
 use npl_agent::datapath::{Datapath, DatapathError};
-use npl_agent::guard::{Guard, GuardMode};
+use npl_agent::devices::uplinks::{Coverage, Uplinks};
 use npl_agent::netlink;
-use npl_agent::uplinks::{Coverage, Uplinks};
+use npl_agent::nft_guard::{Guard, GuardMode};
 use npl_testkit::echo::EchoServer;
 use npl_testkit::kernel;
 use npl_testkit::mounts::BpfFs;
@@ -130,7 +130,7 @@ impl World {
 
     /// Puts the programs on these devices, and takes them off all others.
     pub(crate) fn attach_to(&self, datapath: &mut Datapath, devices: &[Device]) -> Vec<DatapathError> {
-        let wanted = devices.iter().map(|device| (device.ifindex, Carries::Uplink)).collect();
+        let wanted = devices.iter().map(|device| (device.ifindex, ProgramSet::Uplink)).collect();
         let placement = Placement { devices: wanted, pods: BTreeMap::new() };
         self.node().run(|| datapath.attach(devices, &placement)).unwrap()
     }
@@ -160,7 +160,7 @@ impl World {
         let mut uplinks = Uplinks::new(DeviceSelection::Named(names), forwarding, attach, mode);
         let (node, node_ips) = (self.node().clone(), self.node_ips());
         let coverage = node.block_on(uplinks.follow(self.datapath(), &node_ips)).unwrap().unwrap();
-        assert_eq!(coverage, Coverage { carrying: self.topology.clients().len(), refusing: 0 });
+        assert_eq!(coverage, Coverage { attached: self.topology.clients().len(), failed: 0 });
         if let Some(guard) = self.guard.take() {
             guard.observe(&self.datapath().mappings().unwrap());
             guard.mark(uplinks.markings());

@@ -23,7 +23,7 @@ const FACTS: [Fact; 3] = [
     },
     Fact {
         name: "port range",
-        file: "npl-agent/src/args.rs",
+        file: "npl-agent/src/config/args.rs",
         before: "value_name = \"START-END\", default_value = \"",
         documents: &["README.md"],
     },

@@ -11,22 +11,22 @@ pub(super) fn devices(facts: &Facts) -> Finding {
         Ok(devices) => devices,
         Err(reason) => return Finding::unknown(key, reason, ASK_AS_ROOT),
     };
-    let refusing = devices.iter().filter_map(|device| Some(format!("{}: {}", device.name, refusal(facts, device)?)));
-    let refusing: Vec<String> = refusing.collect();
-    if refusing.is_empty() {
+    let unsupported = devices.iter().filter_map(|device| Some(format!("{}: {}", device.name, refusal(facts, device)?)));
+    let unsupported: Vec<String> = unsupported.collect();
+    if unsupported.is_empty() {
         return Finding::ok(key, "none refuses the programs");
     }
     Finding::warning(
         key,
-        refusing.join("; "),
+        unsupported.join("; "),
         "clients who come by such a device are not served, all others are: set it right, or have --devices name the others",
     )
 }
 
 fn refusal(facts: &Facts, device: &Device) -> Option<&'static str> {
-    match choose(device, &DeviceSelection::Auto, &[], facts.is_carrying(device)) {
+    match choose(device, &DeviceSelection::Auto, &[], facts.is_attached(device)) {
         Ok(_) if device.link.has_ingress_queue && !facts.kernel.has_tcx => Some(HAS_INGRESS_QUEUE),
-        Err(reason) if reason.is_refusal() => Some(reason.as_str()),
+        Err(reason) if reason.is_unsupported() => Some(reason.as_str()),
         Ok(_) | Err(_) => None,
     }
 }
@@ -64,7 +64,7 @@ mod tests {
     use crate::core::devices::LinkLayer;
 
     #[test]
-    fn addresses_that_found_no_room_are_told() {
+    fn addresses_that_do_not_fit_are_reported() {
         let key = "addresses";
         check(&[
             (
@@ -92,7 +92,7 @@ mod tests {
     const KEY: &str = "devices";
 
     #[test]
-    fn devices_that_programs_cannot_stand_on_are_told_with_what_to_do() {
+    fn unsupported_devices_are_reported_with_advice() {
         check(&[
             (
                 |it| first_device(it).link_layer = LinkLayer::Tagged,

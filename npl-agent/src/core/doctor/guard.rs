@@ -2,9 +2,9 @@
 //! Checks of what the agent's table of nftables is for.
 
 use super::{Facts, Finding, kernel::ASK_AS_ROOT};
-use crate::core::{
+use crate::core::devices::{
     redirect::Forwarding,
-    returns::{Trouble, WaysBack},
+    reply_routing::{ReplyRouteProblem, ReplyRoutes},
 };
 
 pub(super) fn masquerading(facts: &Facts) -> Finding {
@@ -43,28 +43,28 @@ pub(super) fn reply_routes(facts: &Facts) -> Finding {
     };
     let (devices, uplinks) =
         (facts.devices.as_deref().unwrap_or_default(), facts.uplinks().map(|uplink| uplink.ifindex));
-    let ways = routing.ways_back(devices, &uplinks.collect());
-    if ways == WaysBack::default() {
+    let routes = routing.reply_routes(devices, &uplinks.collect());
+    if routes == ReplyRoutes::default() {
         return Finding::ok(key, "no rule routes a Pod's packets by a table of its own");
     }
     let (pods, markings) = match (&facts.datapath, &facts.markings) {
         (Ok(datapath), Ok(markings)) => (&datapath.pods, markings),
         (Err(reason), _) | (_, Err(reason)) => return Finding::unknown(key, reason, ASK_AS_ROOT),
     };
-    let (are_marked, ways) = (ways.markings.is_subset(markings), ways.of(pods));
+    let (are_marked, routes) = (routes.markings.is_subset(markings), routes.of(pods));
     let found = format!(
         "rules route packets of mapped Pod addresses by tables of their own: {}",
-        ways.marked.len() + ways.stray.len()
+        routes.marked.len() + routes.unmarked.len()
     );
-    match ways.trouble(Forwarding::Stack, are_marked) {
-        None if ways.marked.is_empty() => Finding::ok(key, found),
+    match routes.problem(Forwarding::Stack, are_marked) {
+        None if routes.marked.is_empty() => Finding::ok(key, found),
         None => Finding::ok(key, format!("{found}; nftables table inet npl marks their connections")),
-        Some((Trouble::NoMark, stray)) => Finding::warning(
+        Some((ReplyRouteProblem::NoMark, unmarked)) => Finding::warning(
             key,
-            format!("{found}; no mark leads these back: {}", stray.len()),
+            format!("{found}; no mark leads these back: {}", unmarked.len()),
             format!("{MEANING}: see \"Beside the rules of others\" in docs/datapath.md"),
         ),
-        Some((Trouble::NobodyMarks, _)) => Finding::warning(
+        Some((ReplyRouteProblem::MarkNotSet, _)) => Finding::warning(
             key,
             format!("{found}; nobody marks their connections"),
             format!("{MEANING}: see --nft-guard, and the agent's log"),
@@ -74,14 +74,16 @@ pub(super) fn reply_routes(facts: &Facts) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{
-        Masquerading, State,
-        tests::{check, first_device, nothing_pinned},
+    use super::{
+        super::{
+            Masquerading, State,
+            tests::{check, first_device, nothing_pinned},
+        },
+        Facts,
     };
-    use super::Facts;
     use crate::core::{
+        devices::reply_routing::{DefaultRoute, MAIN_TABLE, Mark, Marking, Routing, Rule, Selector},
         model::Family,
-        returns::{DefaultRoute, MAIN_TABLE, Mark, Marking, Routing, Rule, Selector},
     };
 
     fn masquerading(facts: &mut Facts) -> &mut Masquerading {
@@ -106,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_whose_replies_leave_elsewhere_are_told_unless_their_connections_are_marked() {
+    fn pods_with_misrouted_replies_are_reported_unless_their_connections_are_marked() {
         const KEY: &str = "reply_routes";
         check(&[
             (|it| routed_apart(it, None), KEY, State::Warning, "no mark leads these back: 1", "docs/datapath.md"),
@@ -157,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn masquerading_without_a_guard_is_told() {
+    fn masquerading_without_a_guard_is_reported() {
         check(&[
             (|it| masquerading(it).guarded = None, "guard", State::Warning, "there is no guard", "--nft-guard"),
             (

@@ -67,8 +67,8 @@ pub(super) fn rights(facts: &Facts) -> [Finding; 3] {
 /// A right that makes programs faster for as long as they are loaded, whoever had it.
 fn perfmon(key: &'static str, is_held: bool, facts: &Facts) -> Finding {
     let is_installed = facts.datapath.as_ref().is_ok_and(|datapath| datapath.is_installed);
-    let are_fenced = facts.datapath.as_ref().is_ok_and(|datapath| datapath.has_fenced_programs);
-    match (is_installed, are_fenced, facts.kernel.has_tcx) {
+    let are_mitigated = facts.datapath.as_ref().is_ok_and(|datapath| datapath.has_mitigated_programs);
+    match (is_installed, are_mitigated, facts.kernel.has_tcx) {
         (true, false, _) => Finding::ok(key, "the programs were loaded with it, and are as fast as they can be"),
         (true, true, has_tcx) => {
             let cost = if has_tcx { "" } else { ", packets are read by a helper, and XDP has no program" };
@@ -114,16 +114,16 @@ pub(super) fn datapath(facts: &Facts) -> Finding {
     if !datapath.is_installed {
         return not_installed(key, facts);
     }
-    let carrying = carrying(datapath, facts.devices.as_deref());
+    let attached = attached(datapath, facts.devices.as_deref());
     let mappings: usize = datapath.mappings.values().sum();
-    if carrying.is_empty() {
+    if attached.is_empty() {
         return Finding::failed(
             key,
             format!("no device carries programs in both directions; mappings: {mappings}"),
             "no client outside reaches a node port: name the uplinks with --devices, or see why in the agent's log",
         );
     }
-    Finding::ok(key, format!("programs on {}; mappings: {mappings}", carrying.join(", ")))
+    Finding::ok(key, format!("programs on {}; mappings: {mappings}", attached.join(", ")))
 }
 
 fn not_installed(key: &'static str, facts: &Facts) -> Finding {
@@ -137,12 +137,12 @@ fn not_installed(key: &'static str, facts: &Facts) -> Finding {
 }
 
 /// The names of the devices that carry programs; those that are gone carry nothing.
-fn carrying(datapath: &Datapath, devices: Result<&[Device], &String>) -> Vec<String> {
+fn attached(datapath: &Datapath, devices: Result<&[Device], &String>) -> Vec<String> {
     let name = |ifindex: &u32| match devices {
         Ok(devices) => devices.iter().find(|device| device.ifindex == *ifindex).map(|device| device.name.clone()),
         Err(_) => Some(format!("device {ifindex}")),
     };
-    datapath.carrying.iter().filter_map(name).collect()
+    datapath.attached_devices.iter().filter_map(name).collect()
 }
 
 pub(super) fn local_clients(facts: &Facts) -> Finding {

@@ -12,10 +12,11 @@ use std::{
 };
 
 use super::{
-    devices::{Device, DeviceSelection, choose},
-    model::Family,
-    returns::{Marking, Routing},
-    settings::PortRange,
+    devices::{
+        Device, DeviceSelection, choose,
+        reply_routing::{Marking, Routing},
+    },
+    model::{Family, settings::PortRange},
 };
 
 /// The machine as it is now. What could not be read has the reason in its place.
@@ -79,9 +80,9 @@ pub struct Datapath {
     /// Whether anything is.
     pub is_installed: bool,
     /// Whether programs are loaded that have the kernel's barriers against speculation.
-    pub has_fenced_programs: bool,
+    pub has_mitigated_programs: bool,
     /// Indexes of the devices that carry a program in both directions, whether or not they are there.
-    pub carrying: BTreeSet<u32>,
+    pub attached_devices: BTreeSet<u32>,
     /// The addresses that count as the Node's.
     pub addresses: BTreeSet<IpAddr>,
     /// Hooks by which clients on the Node itself are served.
@@ -229,11 +230,11 @@ impl Facts {
     /// Devices by which clients' packets come in and leave: those that an agent took, or would take.
     fn uplinks(&self) -> impl Iterator<Item = &Device> {
         let devices = self.devices.as_deref().unwrap_or_default().iter();
-        devices.filter(|device| choose(device, &DeviceSelection::Auto, &[], self.is_carrying(device)).is_ok())
+        devices.filter(|device| choose(device, &DeviceSelection::Auto, &[], self.is_attached(device)).is_ok())
     }
 
-    fn is_carrying(&self, device: &Device) -> bool {
-        self.datapath.as_ref().is_ok_and(|it| it.carrying.contains(&device.ifindex))
+    fn is_attached(&self, device: &Device) -> bool {
+        self.datapath.as_ref().is_ok_and(|it| it.attached_devices.contains(&device.ifindex))
     }
 }
 

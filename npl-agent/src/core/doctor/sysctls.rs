@@ -6,8 +6,10 @@ use std::collections::BTreeSet;
 use super::{Facts, Finding, Setting, State, Sysctls};
 use crate::core::{
     devices::local_addresses,
-    model::Family,
-    range::{LentPorts, port_range_warnings},
+    model::{
+        Family,
+        port_range::{LentPorts, port_range_warnings},
+    },
 };
 
 /// What to do where a file of `/proc/sys` does not open.

@@ -38,8 +38,8 @@ fn well() -> Facts {
         is_agent_running: true,
         datapath: Ok(Datapath {
             is_installed: true,
-            has_fenced_programs: false,
-            carrying: [UPLINK].into(),
+            has_mitigated_programs: false,
+            attached_devices: [UPLINK].into(),
             addresses: ["192.0.2.10", "2001:db8::10"].map(|text| text.parse().unwrap()).into(),
             socket_hooks: vec!["connect4", "connect6"],
             port_range: "61000-62000".parse().ok(),
@@ -90,9 +90,9 @@ pub(super) fn check(rows: &[Row]) {
         let finding = findings.iter().find(|finding| finding.key == *key).unwrap();
         assert_eq!(finding.state, *state, "row {number}: {finding:?}");
         assert!(finding.found.contains(found), "row {number}: {finding:?}");
-        let told = finding.advice.as_deref().unwrap_or_default();
-        assert!(told.contains(advice), "row {number}: {finding:?}");
-        assert_eq!(told.is_empty(), *state == State::Ok, "row {number}: {finding:?}");
+        let advised = finding.advice.as_deref().unwrap_or_default();
+        assert!(advised.contains(advice), "row {number}: {finding:?}");
+        assert_eq!(advised.is_empty(), *state == State::Ok, "row {number}: {finding:?}");
         let changed = findings.iter().zip(&usual).filter(|(now, usual)| now.state != usual.state);
         let others: Vec<_> = changed.map(|(now, _)| now.key).filter(|other| other != key).collect();
         // What is pinned, which devices there are, and whether an agent runs, matters to more than one check.
@@ -136,7 +136,7 @@ fn where_all_is_well_every_check_says_so_and_none_advises() {
 }
 
 #[test]
-fn a_kernel_that_lacks_something_is_told() {
+fn a_kernel_that_lacks_something_is_reported() {
     check(&[
         (|it| it.kernel.is_new_enough = false, "kernel", State::Failed, "Linux 6.12.0", "run Linux 5.10 or newer"),
         (|it| it.has_btf = false, "btf", State::Warning, "/sys/kernel/btf/vmlinux", "CONFIG_DEBUG_INFO_BTF"),
@@ -145,7 +145,7 @@ fn a_kernel_that_lacks_something_is_told() {
 }
 
 #[test]
-fn rights_that_the_agent_needs_are_told_apart_from_those_that_it_can_use() {
+fn required_capabilities_are_distinguished_from_optional_ones() {
     let held = |bpf, net_admin, perfmon| Some(Rights { bpf, net_admin, perfmon });
     let state_of = |rights, key| {
         let mut facts = well();
@@ -162,12 +162,12 @@ fn rights_that_the_agent_needs_are_told_apart_from_those_that_it_can_use() {
 }
 
 #[test]
-fn whoever_loaded_the_programs_decides_how_fast_they_are() {
-    let of = |is_held, has_tcx, is_installed, has_fenced_programs| {
+fn the_capabilities_of_the_loader_decide_the_speed_of_the_programs() {
+    let of = |is_held, has_tcx, is_installed, has_mitigated_programs| {
         let mut facts = well();
         facts.rights = Some(Rights { bpf: true, net_admin: true, perfmon: is_held });
         facts.kernel.has_tcx = has_tcx;
-        facts.datapath = facts.datapath.map(|datapath| Datapath { is_installed, has_fenced_programs, ..datapath });
+        facts.datapath = facts.datapath.map(|datapath| Datapath { is_installed, has_mitigated_programs, ..datapath });
         let finding = examine(&facts).into_iter().find(|finding| finding.key == "cap_perfmon").unwrap();
         (finding.state, finding.found, finding.advice.unwrap_or_default())
     };
@@ -186,9 +186,9 @@ fn whoever_loaded_the_programs_decides_how_fast_they_are() {
 }
 
 #[test]
-fn a_datapath_that_is_not_there_or_carries_nothing_is_told() {
+fn a_missing_or_unattached_datapath_is_reported() {
     let no_devices: Row = (
-        |it| pinned(it).carrying = [].into(),
+        |it| pinned(it).attached_devices = [].into(),
         "datapath",
         State::Failed,
         "no device carries programs in both directions; mappings: 3",
@@ -196,7 +196,7 @@ fn a_datapath_that_is_not_there_or_carries_nothing_is_told() {
     );
     check(&[
         no_devices,
-        (|it| pinned(it).carrying = [99].into(), "datapath", State::Failed, "no device", "no client outside"),
+        (|it| pinned(it).attached_devices = [99].into(), "datapath", State::Failed, "no device", "no client outside"),
         (|_| {}, "datapath", State::Ok, "programs on eth0; mappings: 3", ""),
         (|it| it.datapath = Err("no".to_owned()), "datapath", State::Unknown, "no", "as root"),
         (|it| it.is_bpffs_mounted = false, "datapath", State::Unknown, "no BPF file system", "see bpffs"),
@@ -226,7 +226,7 @@ fn a_datapath_that_is_not_there_or_carries_nothing_is_told() {
 }
 
 #[test]
-fn local_clients_without_a_hierarchy_or_without_programs_are_told() {
+fn missing_cgroup_hierarchy_or_socket_programs_are_reported() {
     check(&[
         (|_| {}, "local_clients", State::Ok, "served by connect4, connect6", ""),
         (
@@ -251,7 +251,7 @@ fn local_clients_without_a_hierarchy_or_without_programs_are_told() {
 }
 
 #[test]
-fn a_node_that_does_not_forward_is_told_for_families_that_pods_have() {
+fn disabled_forwarding_is_reported_for_families_of_pods() {
     const V4: &str = "ip_forward";
     const V6: &str = "ipv6_forwarding";
     check(&[
@@ -340,7 +340,7 @@ fn reverse_path_filters_are_shown_by_the_stricter_setting_and_are_all_right() {
 }
 
 #[test]
-fn strict_connection_tracking_is_told_for_the_sake_of_offload() {
+fn strict_connection_tracking_is_reported_for_offload() {
     const KEY: &str = "conntrack_liberal";
     check(&[
         (|it| it.sysctls.tcp_be_liberal = is("0"), KEY, State::Warning, "tcp_be_liberal=0", "needed for offload"),
@@ -351,7 +351,7 @@ fn strict_connection_tracking_is_told_for_the_sake_of_offload() {
 }
 
 #[test]
-fn connection_tracking_that_forgets_silent_connections_is_told_for_the_sake_of_offload() {
+fn short_conntrack_timeouts_are_reported_for_offload() {
     const KEY: &str = "conntrack_silence";
     check(&[
         (|it| it.sysctls.tcp_unacknowledged = is("300"), KEY, State::Warning, "unacknowledged=300", "=432000"),
@@ -362,7 +362,7 @@ fn connection_tracking_that_forgets_silent_connections_is_told_for_the_sake_of_o
 }
 
 #[test]
-fn ports_that_the_kernel_lends_are_told_unless_they_are_reserved() {
+fn ephemeral_ports_in_the_range_are_reported_unless_reserved() {
     const KEY: &str = "port_range";
     check(&[
         (|it| it.sysctls.local_ports = is("1024 65535"), KEY, State::Warning, "61000-62000", "ip_local_reserved_ports"),

@@ -6,10 +6,7 @@ use std::collections::BTreeSet;
 use proptest::{prelude::*, sample::select};
 
 use super::{Entry, SeenEntry, encode, is_right, seen_entries};
-use crate::core::{
-    model::{Family, NodePort, PodPort, Protocol},
-    settings::AnnotationFormat,
-};
+use crate::core::model::{Family, NodePort, PodPort, Protocol, settings::AnnotationFormat};
 
 fn entry(pod_port: u16, node_ip: &str, node_port: u16, protocol: Protocol) -> Entry {
     Entry { node_ip: node_ip.parse().unwrap(), node_port: NodePort(node_port), protocol, pod_port: PodPort(pod_port) }
@@ -113,7 +110,7 @@ fn a_malformed_entry_is_left_out_and_hides_no_other() {
 }
 
 #[test]
-fn what_is_no_list_names_nothing() {
+fn a_value_that_is_no_list_has_no_entries() {
     let nested = "[".repeat(100_000);
     let deep = format!("{}{}", "[".repeat(100), "]".repeat(100));
     let huge = format!("[{}]", vec![r#"{"podPort":80,"nodeIP":"192.0.2.1","nodePort":61000}"#; 10_000].join(","));
@@ -148,7 +145,7 @@ fn any_format() -> impl Strategy<Value = AnnotationFormat> {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read_and_right(entries in prop::collection::vec(any_entry(), 0..20), format in any_format()) {
+    fn a_written_value_is_read_back_and_right(entries in prop::collection::vec(any_entry(), 0..20), format in any_format()) {
         let text = encode(&entries, format);
         let said: BTreeSet<_> =
             entries.iter().map(|it| seen(it.pod_port.0, it.node_port.0, it.protocol, Family::of(it.node_ip))).collect();

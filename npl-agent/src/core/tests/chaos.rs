@@ -9,12 +9,13 @@ use std::{
 
 use super::world::World;
 use crate::core::{
-    annotation,
-    model::{Backend, Family, Frontend, Pod, PodKey, PodPort, PodUid, Service, ServicePort, TargetPort},
+    model::{
+        Backend, Family, Frontend, Pod, PodKey, PodPort, PodUid, Service, ServicePort, TargetPort, snapshot::Change,
+        sources::SourceRange,
+    },
     op::{Failure, Op, PodWrite},
-    select::WantedPort,
-    snapshot::Change,
-    sources::SourceRange,
+    ports::select::WantedPort,
+    publish::annotation,
 };
 
 /// How an op ends.
@@ -149,7 +150,7 @@ impl Chaos {
         let is_forged = |(frontend, backend): (&Frontend, &Backend)| backend.pod_ip == forged_ip(frontend.family);
         // What the former agent had no time to put right, the next one finds.
         self.may_move |= stolen.is_some() || self.world.real.mappings.iter().any(is_forged);
-        self.forget_what_nothing_says();
+        self.forget_unlisted_objects();
         if stolen.is_some() {
             self.excused.extend(self.world.pods.values().map(|pod| pod.uid.clone()));
         }
@@ -161,7 +162,7 @@ impl Chaos {
 
     /// The next agent learns from the kernel and from annotations who had which port; a `hostPort` takes the ones of
     /// which the kernel has no mapping.
-    fn forget_what_nothing_says(&mut self) {
+    fn forget_unlisted_objects(&mut self) {
         let world = &self.world;
         self.former.retain(|(uid, port), frontend| {
             let is_host_port = |pod: &Pod| pod.ports.iter().any(|port| port.host_port == Some(frontend.node_port));
@@ -230,9 +231,9 @@ impl Chaos {
                     if let Some(pod) = stored {
                         self.world.state.apply(Change::Pod(pod));
                     }
-                    self.world.state.done(&op, self.world.now);
+                    self.world.state.record_done(&op, self.world.now);
                 }
-                Err(failure) => self.world.state.failed(&op, failure, self.world.now),
+                Err(failure) => self.world.state.record_failed(&op, failure, self.world.now),
             }
         }
     }
@@ -274,16 +275,16 @@ impl Chaos {
         let result = if fate == Fate::Refused { Err(failure) } else { self.world.kernel(op) };
         match (result, fate) {
             (Err(failure @ Failure::NoRoom { .. }), _) => {
-                self.world.state.failed(op, failure, self.world.now);
+                self.world.state.record_failed(op, failure, self.world.now);
                 self.world.state.observe(self.world.real.clone());
             }
             (Ok(()), Fate::Lost) => {
-                self.world.state.failed(op, failure, self.world.now);
+                self.world.state.record_failed(op, failure, self.world.now);
                 // The adapter reads the kernel again after it failed.
                 self.world.state.observe(self.world.real.clone());
             }
-            (Ok(()), _) => self.world.state.done(op, self.world.now),
-            (Err(failure), _) => self.world.state.failed(op, failure, self.world.now),
+            (Ok(()), _) => self.world.state.record_done(op, self.world.now),
+            (Err(failure), _) => self.world.state.record_failed(op, failure, self.world.now),
         }
     }
 
@@ -322,7 +323,7 @@ impl Chaos {
         let known: Vec<_> = self.world.state.snapshot.pods().map(|pod| &pod.uid).collect();
         let real: Vec<_> = self.world.pods.values().map(|pod| &pod.uid).collect();
         assert_eq!(known, real, "the Pods that the agent knows of");
-        self.assert_mappings_lead_home();
+        self.assert_mappings_are_current();
         self.assert_services_say_who_may_enter();
         let mut published = BTreeMap::new();
         for pod in self.world.pods.values() {
@@ -354,7 +355,7 @@ impl Chaos {
                 let mut ports = pod.ports.iter().filter(|port| port.name.as_ref() == Some(name));
                 ports.any(|port| port.port == backend.pod_port && port.protocol == frontend.protocol)
             };
-            let leads_there = |port: &ServicePort| {
+            let is_its_target = |port: &ServicePort| {
                 let is_its = match &port.target {
                     TargetPort::Number(number) => *number == backend.pod_port,
                     TargetPort::Name(name) => names(name),
@@ -366,7 +367,7 @@ impl Chaos {
                     && service.key.namespace == pod.key.namespace
                     && service.selector.iter().all(|(label, value)| pod.labels.get(label) == Some(value))
                     && service.families.contains(&frontend.family)
-                    && service.ports.iter().any(leads_there)
+                    && service.ports.iter().any(is_its_target)
             };
             let services: Vec<_> = self.world.services.values().filter(asks).collect();
             // One that drains is for whom it was.
@@ -387,7 +388,7 @@ impl Chaos {
         assert_eq!(of_nobody, None, "sources of a mapping that does not ask for them");
     }
 
-    fn assert_mappings_lead_home(&self) {
+    fn assert_mappings_are_current(&self) {
         for (frontend, backend) in &self.world.real.mappings {
             let is_home = |pod: &&Pod| pod.uid.generation() == backend.generation && pod.ips.contains(&backend.pod_ip);
             let pod = self.world.pods.values().find(is_home);

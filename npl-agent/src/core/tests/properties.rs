@@ -13,11 +13,11 @@ use crate::core::{
     model::{
         ContainerPort, Family, Frontend, Gate, Node, NodePort, ObjectKey, Pod, PodPort, PodUid, Protocol, Service,
         ServicePort, ServiceType, ServiceUid, TargetPort,
+        snapshot::Change,
+        sources::{AllowList, SourceRange},
     },
-    op::{Op, PodWrite, Strays},
-    problem::Cause,
-    snapshot::Change,
-    sources::{AllowList, SourceRange},
+    op::{Op, PodWrite, RecentTraffic},
+    publish::problem::Cause,
 };
 
 const FIRST_PORT: u16 = 61_000;
@@ -242,8 +242,8 @@ fn happen(chaos: &mut Chaos, event: Event) {
         Event::Room(room) => chaos.world.room = room,
         Event::Steal(frontend) => chaos.steal(frontend),
         Event::Return(frontend) => drop(chaos.world.stolen.remove(&frontend)),
-        Event::Send(frontend) => drop(chaos.world.sent_to.insert(frontend)),
-        Event::Cease(frontend) => drop(chaos.world.sent_to.remove(&frontend)),
+        Event::Send(frontend) => drop(chaos.world.recent_traffic.insert(frontend)),
+        Event::Cease(frontend) => drop(chaos.world.recent_traffic.remove(&frontend)),
         Event::Restart(stolen) => chaos.restart(stolen),
         Event::Deliver(count) => chaos.deliver(count),
         Event::Pass(fates) => drop(chaos.pass(&mut fates.into_iter())),
@@ -289,9 +289,9 @@ proptest! {
             // A terminating Pod keeps naming what it had, as long as an agent is there to keep the port from others.
             let is_emptied = |key: &ObjectKey| chaos.world.pods[key].is_terminating;
             let is_expected = match &op {
-                Op::Reserve(_, Strays::Tolerated) => true,
+                Op::Reserve(_, RecentTraffic::Tolerated) => true,
                 Op::WritePod { pod, value: PodWrite::Set(value), .. } => value == "[]" && is_emptied(pod),
-                Op::Reserve(_, Strays::Refused)
+                Op::Reserve(_, RecentTraffic::Refused)
                 | Op::AllowSources(..)
                 | Op::UpsertMapping(..)
                 | Op::WritePod { .. }

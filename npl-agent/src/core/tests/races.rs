@@ -9,10 +9,9 @@ use super::{
     world::{World, settings},
 };
 use crate::core::{
-    model::{Pod, PodUid},
-    op::{Op, PodWrite, Strays},
+    model::{Pod, PodUid, snapshot::Change},
+    op::{Op, PodWrite, RecentTraffic},
     ports::Phase,
-    snapshot::Change,
 };
 
 const MINUTES: u64 = 300_000;
@@ -36,7 +35,7 @@ fn pass_often(chaos: &mut Chaos) {
 }
 
 #[test]
-fn the_drain_waits_for_a_write_that_is_under_way() {
+fn the_drain_waits_for_a_write_in_flight() {
     let mut chaos = about_to_publish();
     chaos.serve(1, &mut iter::once(Fate::Done));
     chaos.world.remove_service(&key("a/s"));
@@ -84,7 +83,7 @@ fn a_late_answer_does_not_bring_a_pod_back() {
 }
 
 #[test]
-fn old_news_is_no_news() {
+fn an_outdated_watch_event_is_ignored() {
     let mut chaos = about_to_publish();
     let old = Pod { ips: Vec::new(), ..chaos.world.pods[&key("a/p")].clone() };
     chaos.settle();
@@ -97,7 +96,7 @@ fn old_news_is_no_news() {
 }
 
 #[test]
-fn a_pod_that_the_api_server_does_not_know_is_left_until_there_is_news() {
+fn a_pod_unknown_to_the_api_server_is_left_alone_until_the_next_watch_event() {
     let mut chaos = about_to_publish();
     let known = chaos.world.pods.remove(&key("a/p")).unwrap();
     chaos.serve(1, &mut iter::empty());
@@ -117,7 +116,7 @@ fn a_write_that_does_not_stay_is_not_repeated_at_full_speed() {
         uid,
         value: PodWrite::Set("[a value that a webhook took away]".to_owned()),
     });
-    chaos.world.state.done(&op.unwrap(), chaos.world.now);
+    chaos.world.state.record_done(&op.unwrap(), chaos.world.now);
     let pass = chaos.world.state.pass(chaos.world.now);
     assert!(pass.ops.is_empty(), "{:?}", pass.ops);
     let again = chaos.world.state.pass(pass.next_deadline.unwrap());
@@ -129,7 +128,7 @@ fn a_forged_mapping_at_a_port_that_was_never_used_is_removed() {
     let mut world = World::new(settings("61000-61001"));
     world.put_node(node(&["192.0.2.1"]));
     world.put_service(service(&["a/s", "app=x", "8080/tcp"]));
-    for (name, ip) in [("a/p", "10.0.0.5"), ("a/q", "10.0.0.6"), ("a/starved", "10.0.0.7")] {
+    for (name, ip) in [("a/p", "10.0.0.5"), ("a/q", "10.0.0.6"), ("a/waiting_for_port", "10.0.0.7")] {
         world.put_pod(pod(&[name, "app=x", ip], None));
     }
     let mut chaos = Chaos::new(world);
@@ -140,7 +139,7 @@ fn a_forged_mapping_at_a_port_that_was_never_used_is_removed() {
     chaos.settle();
     assert!(chaos.world.real.mappings.values().all(|backend| backend.generation != 1), "nobody is led astray");
     chaos.wait(MINUTES);
-    assert_eq!(chaos.world.published(&key("a/starved")).len(), 1);
+    assert_eq!(chaos.world.published(&key("a/waiting_for_port")).len(), 1);
 }
 
 #[test]
@@ -173,7 +172,7 @@ fn a_withdrawal_is_a_withdrawal() {
 }
 
 #[test]
-fn what_waits_for_time_costs_no_pass_and_goes_on_when_it_has_come() {
+fn a_timer_costs_no_pass_and_fires_when_due() {
     let mut world = World::new(settings("61000-61003"));
     world.put_node(node(&["192.0.2.1"]));
     world.put_service(service(&["a/s", "app=x", "8080/tcp"]));
@@ -193,7 +192,7 @@ fn what_waits_for_time_costs_no_pass_and_goes_on_when_it_has_come() {
     assert!(world.state.unsettled.is_empty(), "{:?}", world.state.unsettled);
     world.wait(MINUTES);
     assert_eq!(world.state.mappings().count(), 0);
-    assert!(world.state.parked.is_empty() && world.state.unsettled.is_empty(), "{:?}", world.state);
+    assert!(world.state.timers.is_empty() && world.state.unsettled.is_empty(), "{:?}", world.state);
 }
 
 #[test]
@@ -209,7 +208,7 @@ fn before_the_lists_are_there_ports_of_mappings_are_reserved_and_nothing_else_is
     // Another process takes one of them between the agents.
     world.stolen.insert(ports[1]);
     world.start_without_lists();
-    assert_eq!(world.settle(), [ports[0], ports[1]].map(|port| Op::Reserve(port, Strays::Tolerated)));
+    assert_eq!(world.settle(), [ports[0], ports[1]].map(|port| Op::Reserve(port, RecentTraffic::Tolerated)));
     assert_eq!(world.real.reservations, BTreeSet::from([ports[0]]));
     let (kept, moved) = (world.published(&key("a/p")), world.published(&key("a/q")));
     world.list();
@@ -220,7 +219,7 @@ fn before_the_lists_are_there_ports_of_mappings_are_reserved_and_nothing_else_is
 }
 
 #[test]
-fn the_news_of_what_was_answered_costs_no_decision() {
+fn a_watch_event_that_repeats_an_answer_costs_no_decision() {
     let mut world = World::new(settings("61000-61003"));
     world.put_node(node(&["192.0.2.1"]));
     world.put_service(service(&["a/s", "app=x", "8080/tcp"]));

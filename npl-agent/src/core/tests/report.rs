@@ -3,11 +3,11 @@
 use super::{QUIET_MILLIS, REFRESH_MILLIS, Reports, SETTLE_MILLIS, Warnings};
 use crate::core::{
     model::{Family, Moment, ObjectKey, PodPort, PodUid, Protocol, ServiceUid},
-    problem::{Cause, Problem, Subject},
+    publish::problem::{AffectedObject, Cause, Problem},
 };
 
 fn exhausted(pod: &str, pod_port: u16) -> Problem {
-    let subject = Subject::Pod(ObjectKey::new("a", pod), PodUid(pod.into()));
+    let subject = AffectedObject::Pod(ObjectKey::new("a", pod), PodUid(pod.into()));
     Problem {
         subject,
         cause: Cause::RangeExhausted { pod_port: PodPort(pod_port), protocol: Protocol::Tcp, family: Family::V4 },
@@ -15,62 +15,63 @@ fn exhausted(pod: &str, pod_port: u16) -> Problem {
 }
 
 fn unsupported(service: &str) -> Problem {
-    let subject = Subject::Service(ObjectKey::new("a", service), ServiceUid(service.into()));
+    let subject = AffectedObject::Service(ObjectKey::new("a", service), ServiceUid(service.into()));
     Problem { subject, cause: Cause::UnsupportedProtocol { protocol: Protocol::Sctp } }
 }
 
 /// What is told until this moment, one after the other.
-fn told(reports: &mut Reports, until: u64) -> Vec<String> {
-    let mut told = Vec::new();
+fn reported(reports: &mut Reports, until: u64) -> Vec<String> {
+    let mut reported = Vec::new();
     while let Some(due) = reports.next_due().filter(|due| due.0 <= until) {
-        told.push(reports.take_due(due).map(|report| format!("{} {} {}", due.0, report.reason, report.note)).unwrap());
+        reported
+            .push(reports.take_due(due).map(|report| format!("{} {} {}", due.0, report.reason, report.note)).unwrap());
     }
-    told
+    reported
 }
 
 #[test]
-fn what_lasts_is_told_once_and_again_before_an_event_is_forgotten() {
+fn a_lasting_problem_is_reported_once_and_again_before_its_event_expires() {
     let mut reports = Reports::default();
     let problems = [exhausted("p", 80)];
     reports.observe(&problems, Moment(0));
-    let told = told(&mut reports, SETTLE_MILLIS + REFRESH_MILLIS);
+    let reported = reported(&mut reports, SETTLE_MILLIS + REFRESH_MILLIS);
     let note = "no IPv4 node port is free for pod port 80/tcp; widen the port range of the agent";
     let expected = [SETTLE_MILLIS, SETTLE_MILLIS + REFRESH_MILLIS].map(|at| format!("{at} PortRangeExhausted {note}"));
-    assert_eq!(told, expected);
+    assert_eq!(reported, expected);
 }
 
 #[test]
-fn seeing_the_same_again_is_no_news() {
+fn observing_the_same_problem_again_changes_nothing() {
     let mut reports = Reports::default();
     let problems = [exhausted("p", 80)];
     for at in 0..100 {
         reports.observe(&problems, Moment(at * 1_000));
-        told(&mut reports, at * 1_000);
+        reported(&mut reports, at * 1_000);
     }
     assert_eq!(reports.next_due(), Some(Moment(SETTLE_MILLIS + REFRESH_MILLIS)));
 }
 
 #[test]
-fn what_passes_at_once_is_never_told_and_leaves_nothing_behind() {
+fn a_short_problem_is_never_reported_and_leaves_no_entry() {
     let mut reports = Reports::default();
     let problems = [exhausted("p", 80)];
     for round in 0..1_000 {
         reports.observe(&problems, Moment(round));
-        assert_eq!(told(&mut reports, round), Vec::<String>::new());
+        assert_eq!(reported(&mut reports, round), Vec::<String>::new());
         reports.observe(&[], Moment(round));
         assert_eq!(reports.entries.len(), 0);
     }
 }
 
 #[test]
-fn what_comes_and_goes_is_told_once_a_minute_at_most() {
+fn a_flapping_problem_is_reported_once_a_minute_at_most() {
     let mut reports = Reports::default();
     let problems = [unsupported("s")];
     let mut count = 0;
     for second in 0..600 {
         let now = second * 2_000;
         reports.observe(&problems, Moment(now));
-        count += told(&mut reports, now + 1_500).len();
+        count += reported(&mut reports, now + 1_500).len();
         reports.observe(&[], Moment(now + 1_500));
     }
     let minutes = 600 * 2_000 / QUIET_MILLIS;
@@ -80,28 +81,31 @@ fn what_comes_and_goes_is_told_once_a_minute_at_most() {
 }
 
 #[test]
-fn all_ports_of_a_pod_with_the_same_trouble_are_one_report() {
+fn ports_of_a_pod_with_the_same_problem_are_one_report() {
     let mut reports = Reports::default();
     let (first, second, other) = (exhausted("p", 80), exhausted("p", 81), exhausted("q", 80));
     reports.observe(&[first, second.clone(), other.clone()], Moment(0));
-    let told = told(&mut reports, SETTLE_MILLIS);
-    assert_eq!(told.len(), 2);
-    assert!(told[0].ends_with("pod port 80/tcp; widen the port range of the agent (1 more like this)"), "{told:?}");
+    let reported = reported(&mut reports, SETTLE_MILLIS);
+    assert_eq!(reported.len(), 2);
+    assert!(
+        reported[0].ends_with("pod port 80/tcp; widen the port range of the agent (1 more like this)"),
+        "{reported:?}"
+    );
     reports.observe(&[second, other], Moment(SETTLE_MILLIS));
     assert_eq!(reports.next_due(), Some(Moment(SETTLE_MILLIS + QUIET_MILLIS)), "other words, but not in a breath");
 }
 
 #[test]
-fn what_nobody_heard_is_told_again_soon() {
+fn a_failed_report_is_due_again_soon() {
     let mut reports = Reports::default();
     reports.observe(&[exhausted("p", 80)], Moment(0));
     let report = reports.take_due(Moment(SETTLE_MILLIS)).unwrap();
-    reports.failed(&report, Moment(SETTLE_MILLIS));
+    reports.record_failure(&report, Moment(SETTLE_MILLIS));
     assert_eq!(reports.next_due(), Some(Moment(SETTLE_MILLIS + QUIET_MILLIS)));
 }
 
 #[test]
-fn a_mark_is_of_the_object_the_reason_and_the_words() {
+fn a_mark_depends_on_object_reason_and_note() {
     let mark = |problem: &Problem| {
         let mut reports = Reports::default();
         reports.observe(std::slice::from_ref(problem), Moment(0));
@@ -125,7 +129,7 @@ fn a_problem_that_comes_and_goes_is_warned_of_once_a_minute() {
 }
 
 #[test]
-fn what_lasts_is_warned_of_once_and_nothing_else_is_held_up_by_it() {
+fn a_lasting_problem_is_warned_of_once_and_delays_no_other() {
     let mut warnings = Warnings::default();
     let both = [exhausted("p", 80), exhausted("p", 81)];
     assert_eq!(warnings.observe(&both, Moment(0)), both);

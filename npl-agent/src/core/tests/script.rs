@@ -12,9 +12,9 @@ use crate::core::{
     model::{
         ContainerPort, Family, Frontend, Gate, Node, NodePort, ObjectKey, Pod, PodPort, PodUid, Protocol, Service,
         ServicePort, ServiceType, ServiceUid, TargetPort,
+        sources::{AllowList, SourceRange},
     },
     op::{Op, PodWrite},
-    sources::{AllowList, SourceRange},
 };
 
 /// Plays a story and compares it, with the ops written in, with what is expected.
@@ -75,8 +75,8 @@ fn run(world: &mut World, command: &str) -> Vec<Op> {
         }
         "steal" => drop(world.stolen.insert(frontend(rest))),
         "return" => drop(world.stolen.remove(&frontend(rest))),
-        "send" => drop(world.sent_to.insert(frontend(rest))),
-        "cease" => drop(world.sent_to.remove(&frontend(rest))),
+        "send" => drop(world.recent_traffic.insert(frontend(rest))),
+        "cease" => drop(world.recent_traffic.remove(&frontend(rest))),
         "lose" => {
             world.real.mappings.remove(&frontend(rest));
             world.state.observe(world.real.clone());

@@ -46,7 +46,7 @@ fn ranges_and_addresses_are_read_and_have_one_form() {
 }
 
 #[test]
-fn what_cannot_be_read_lets_nobody_in_and_is_told() {
+fn an_unreadable_entry_allows_no_source_and_is_reported() {
     for text in [
         "everybody",
         "*",
@@ -80,7 +80,7 @@ fn what_cannot_be_read_lets_nobody_in_and_is_told() {
 }
 
 #[test]
-fn an_empty_list_is_for_nobody_and_no_list_for_everybody() {
+fn an_empty_list_allows_no_source_and_a_missing_list_allows_all() {
     for text in ["", " ", ",", " , ,"] {
         let list = AllowList::read(text);
         assert_eq!((list.sources, list.unreadable), (Sources::Only([].into()), None), "{text:?}");
@@ -89,14 +89,14 @@ fn an_empty_list_is_for_nobody_and_no_list_for_everybody() {
 }
 
 #[test]
-fn what_is_part_of_another_range_counts_once() {
+fn a_range_within_another_range_counts_once() {
     assert_eq!(ranges("10.1.2.3,10.1.0.0/16,10.0.0.0/8,11.0.0.0/8,10.255.0.0/16"), "10.0.0.0/8 11.0.0.0/8");
     assert_eq!(ranges("10.1.2.3,0.0.0.0/0,2001:db8::1"), "0.0.0.0/0 2001:db8::1/128");
     assert_eq!(ranges("10.0.0.0/9,10.128.0.0/9"), "10.0.0.0/9 10.128.0.0/9", "halves stay halves");
 }
 
 #[test]
-fn ranges_beyond_the_most_let_nobody_in() {
+fn ranges_beyond_the_limit_allow_no_source() {
     let entries: Vec<String> = (0..MAX_RANGES + 3).map(|n| format!("10.{}.{}.0/24", n / 256, n % 256)).collect();
     let list = AllowList::read(&entries.join(","));
     assert_eq!((list.sources.ranges().count(), list.beyond), (MAX_RANGES, 3));
@@ -107,7 +107,7 @@ fn ranges_beyond_the_most_let_nobody_in() {
 }
 
 #[test]
-fn of_several_lists_whoever_one_lets_in_gets_in() {
+fn several_lists_allow_the_union_of_their_sources() {
     let (one, other) = (sources("10.0.0.0/8"), sources("10.1.0.0/16,192.0.2.1"));
     assert_eq!(shown(&one.or(&other)), "10.0.0.0/8 192.0.2.1/32");
     assert_eq!(one.or(&Sources::Anyone), Sources::Anyone);
@@ -116,7 +116,7 @@ fn of_several_lists_whoever_one_lets_in_gets_in() {
 }
 
 #[test]
-fn ranges_of_the_other_family_let_nobody_in() {
+fn ranges_of_the_other_family_allow_no_source() {
     let list = sources("10.0.0.0/8,2001:db8::/32");
     assert_eq!(shown(&list.of_family(Family::V4)), "10.0.0.0/8");
     assert_eq!(shown(&list.of_family(Family::V6)), "2001:db8::/32");
@@ -168,7 +168,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_left_out_of_a_list_makes_no_difference(
+    fn duplicate_entries_of_a_list_make_no_difference(
         ranges in prop::collection::vec((any::<[u8; 2]>(), 0..=16_u8), 0..8),
         client: [u8; 2],
     ) {

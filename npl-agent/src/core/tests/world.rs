@@ -7,13 +7,15 @@ use std::{
 };
 
 use crate::core::{
-    annotation::{self, SeenEntry},
-    model::{Backend, Family, Frontend, Gate, Moment, Node, Pod, PodKey, PodUid, Protocol, Service, ServiceKey},
-    observed::Observed,
-    op::{Attempt, Failure, Op, PodWrite, Strays},
-    settings::{AnnotationFormat, NodeIpSource, Settings},
-    snapshot::Change,
-    sources::SourceRange,
+    model::{
+        Backend, Family, Frontend, Gate, Moment, Node, Pod, PodKey, PodUid, Protocol, Service, ServiceKey,
+        observed::Observed,
+        settings::{AnnotationFormat, NodeIpSource, Settings},
+        snapshot::Change,
+        sources::SourceRange,
+    },
+    op::{Failure, Op, PodWrite, RecentTraffic, RetryKey},
+    publish::annotation::{self, SeenEntry},
     state::State,
 };
 
@@ -43,7 +45,7 @@ pub(super) struct World {
     /// Ports that other processes hold.
     pub(super) stolen: BTreeSet<Frontend>,
     /// Ports that datagrams come to without a mapping.
-    pub(super) sent_to: BTreeSet<Frontend>,
+    pub(super) recent_traffic: BTreeSet<Frontend>,
     pub(super) pods: BTreeMap<PodKey, Pod>,
     pub(super) services: BTreeMap<ServiceKey, Service>,
     pub(super) node: Option<Node>,
@@ -61,7 +63,7 @@ impl World {
             real: Observed::default(),
             room: usize::MAX,
             stolen: BTreeSet::new(),
-            sent_to: BTreeSet::new(),
+            recent_traffic: BTreeSet::new(),
             pods: BTreeMap::new(),
             services: BTreeMap::new(),
             node: None,
@@ -136,8 +138,8 @@ impl World {
             }
             for op in ops {
                 match self.execute(&op) {
-                    Ok(()) => self.state.done(&op, self.now),
-                    Err(failure) => self.state.failed(&op, failure, self.now),
+                    Ok(()) => self.state.record_done(&op, self.now),
+                    Err(failure) => self.state.record_failed(&op, failure, self.now),
                 }
                 done.push(op);
             }
@@ -196,11 +198,11 @@ impl World {
         Failure::Retry { at: self.now.plus(1_000) }
     }
 
-    /// Carries out an op on the kernel or the sockets, which must be ready for it.
+    /// ProgramSet out an op on the kernel or the sockets, which must be ready for it.
     pub(super) fn kernel(&mut self, op: &Op) -> Result<(), Failure> {
         match op {
-            Op::Reserve(frontend, Strays::Refused) if self.sent_to.contains(frontend) => {
-                return Err(Failure::PortSentTo { until: self.now.plus(120_000) });
+            Op::Reserve(frontend, RecentTraffic::Refused) if self.recent_traffic.contains(frontend) => {
+                return Err(Failure::RecentTraffic { until: self.now.plus(120_000) });
             }
             Op::Reserve(frontend, _) if self.stolen.contains(frontend) => {
                 return Err(Failure::PortTaken);
@@ -211,13 +213,13 @@ impl World {
             Op::AllowSources(frontend, ranges) => return self.allow(*frontend, ranges),
             Op::UpsertMapping(frontend, backend) => {
                 let former = self.real.mappings.insert(*frontend, *backend);
-                let led_there = former.is_some_and(|former| former.leads_as(backend));
-                assert!(led_there || self.real.reservations.contains(frontend), "{op:?}: not reserved");
+                let same_target = former.is_some_and(|former| former.has_same_target(backend));
+                assert!(same_target || self.real.reservations.contains(frontend), "{op:?}: not reserved");
                 assert_eq!(frontend.family, Family::of(backend.pod_ip), "{op:?}: family");
                 assert_ne!(former, Some(*backend), "{op:?}: it was there");
                 let was_restricted = former.is_some_and(|former| former.is_restricted);
                 if backend.is_restricted && !was_restricted {
-                    self.assert_lets_in_whom_it_is_for(*frontend);
+                    self.assert_allows_exactly_its_sources(*frontend);
                 }
             }
             Op::ForgetSources(frontend, ranges) => {
@@ -263,11 +265,11 @@ impl World {
     }
 
     /// All of them, unless there was no room, and never anybody else.
-    fn assert_lets_in_whom_it_is_for(&self, frontend: Frontend) {
+    fn assert_allows_exactly_its_sources(&self, frontend: Frontend) {
         let there = self.real.sources.get(&frontend).cloned().unwrap_or_default();
         let wanted = self.wanted_sources(frontend);
         assert!(there.is_subset(&wanted), "{frontend} lets in {there:?} and is for {wanted:?}");
-        let may_lack = self.state.is_delayed(&Attempt::AllowSources(frontend), self.now);
+        let may_lack = self.state.is_delayed(&RetryKey::AllowSources(frontend), self.now);
         assert!(may_lack || there == wanted, "{frontend} lets in {there:?} and is for {wanted:?}");
     }
 
@@ -280,7 +282,7 @@ impl World {
             || ranges.into_iter().any(|range| SourceRange::new(client, range.length()) == Some(*range))
     }
 
-    /// Carries out a patch in the API server; no watcher hears of it yet.
+    /// ProgramSet out a patch in the API server; no watcher hears of it yet.
     pub(super) fn patch(&mut self, op: &Op) -> Result<(), Failure> {
         let Op::WritePod { pod: key, uid, value } = op else { unreachable!("not the API server's") };
         let Some(mut pod) = self.pods.get(key).filter(|pod| pod.uid == *uid).cloned() else {

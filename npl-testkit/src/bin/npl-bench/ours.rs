@@ -7,13 +7,13 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 use caps::{CapSet, Capability};
 use npl_agent::core::devices::DeviceSelection;
+use npl_agent::core::devices::redirect::Forwarding;
+use npl_agent::core::devices::xdp::Attach;
+use npl_agent::core::model::settings::PortRange;
 use npl_agent::core::model::{self, Backend, Family, Frontend, NodePort, PodPort};
-use npl_agent::core::redirect::Forwarding;
-use npl_agent::core::settings::PortRange;
-use npl_agent::core::xdp::Attach;
 use npl_agent::datapath::Datapath;
-use npl_agent::guard::GuardMode;
-use npl_agent::uplinks::Uplinks;
+use npl_agent::devices::uplinks::Uplinks;
+use npl_agent::nft_guard::GuardMode;
 use npl_testkit::echo::Protocol;
 use npl_testkit::mounts::BpfFs;
 use npl_testkit::run::Run;
@@ -125,6 +125,6 @@ pub(crate) fn open_datapath(bpffs: &Path, are_fenced: bool) -> Result<Datapath> 
     let opened = Datapath::open(bpffs);
     caps::set(None, CapSet::Effective, &held)?;
     let datapath = opened?;
-    ensure!(!datapath.hooks.are_unfenced(), "this process has more rights than it seems");
+    ensure!(!datapath.hooks.are_unmitigated(), "this process has more rights than it seems");
     Ok(datapath)
 }

@@ -196,7 +196,7 @@ impl Alone {
         for (asked, pod) in [(ENDS[0], ENDS[1]), (ENDS[1], ENDS[0])] {
             let (request, reply) = (packet(CLIENT, asked), packet(pod, CLIENT));
             for (name, packet) in [(PROG_INGRESS, &request), (PROG_EGRESS, &reply), (PROG_INGRESS, &request)] {
-                run(self.datapath.hooks.program(name)?, packet, 1)?;
+                run(self.datapath.hooks.load_program(name)?, packet, 1)?;
             }
         }
         ensure!(self.datapath.tables.flow_count()? == 2, "the two flows are not established");
@@ -230,11 +230,11 @@ impl Alone {
         match hook {
             Hook::Tc(name) => {
                 let idle: &SchedClassifier = self.idle.program(PROG_IDLE).context("no idle program")?.try_into()?;
-                Ok([run(self.datapath.hooks.program(name)?, packet, REPEAT)?, run(idle, packet, REPEAT)?])
+                Ok([run(self.datapath.hooks.load_program(name)?, packet, REPEAT)?, run(idle, packet, REPEAT)?])
             }
             Hook::Xdp => {
                 let idle: &Xdp = self.idle.program(PROG_IDLE_XDP).context("no idle program")?.try_into()?;
-                Ok([run(self.datapath.hooks.xdp_program()?, packet, REPEAT)?, run(idle, packet, REPEAT)?])
+                Ok([run(self.datapath.hooks.load_xdp_program()?, packet, REPEAT)?, run(idle, packet, REPEAT)?])
             }
         }
     }

@@ -9,8 +9,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use aya::programs::ProgramInfo;
 use aya::sys::{Stats, enable_stats};
-use npl_agent::core::redirect::Forwarding;
-use npl_agent::core::xdp::Attach;
+use npl_agent::core::devices::redirect::Forwarding;
+use npl_agent::core::devices::xdp::Attach;
 use npl_common::names::PROG_INGRESS;
 use npl_testkit::echo::{EchoServer, Protocol};
 use npl_testkit::meter::{self, Clients, Entry, Flows, Lost, Meter};
@@ -179,7 +179,7 @@ impl Testbed {
     /// Of NPL's program and of the one that only returns.
     fn accounts(&mut self) -> Result<[Account; 2]> {
         let Ours { datapath, .. } = self.ours.as_mut().context("NPL is not on this Node")?;
-        let ours = datapath.hooks.program(PROG_INGRESS)?.info()?;
+        let ours = datapath.hooks.load_program(PROG_INGRESS)?.info()?;
         Ok([Account::of(&ours), Account::of(&self.meter.idle()?.info()?)])
     }
 }

@@ -5,9 +5,9 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use npl_agent::core::devices::redirect::Forwarding;
+use npl_agent::core::devices::xdp::Attach;
 use npl_agent::core::model::{Family, Protocol};
-use npl_agent::core::redirect::Forwarding;
-use npl_agent::core::xdp::Attach;
 use npl_testkit::packet::{Ethernet, Packet};
 use npl_testkit::topology::{Offload, Options};
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
-use npl_agent::core::redirect::{Carries, Placement, PodWay, Way};
+use npl_agent::core::devices::redirect::{HopKind, Placement, PodNextHop, ProgramSet};
 use npl_common::next_hop::{MAX_NEXT_HOPS, MAX_UPLINKS};
 
 use crate::world::World;
@@ -15,11 +15,11 @@ fn pods_of_one_family_that_find_no_room_keep_none_of_the_other_out() {
     let devices = world.devices();
     let of = |name: &str| devices.iter().find(|device| device.name == name).unwrap().ifindex;
     let (uplink, pods) = (of(world.topology.client().uplink.name()), of(world.pod().host_device.name()));
-    let way = PodWay { ifindex: pods, way: Way::Peer, mtu: 1500 };
+    let way = PodNextHop { ifindex: pods, kind: HopKind::Peer, mtu: 1500 };
     let v4 = |number| IpAddr::from(Ipv4Addr::from_bits(0x0a63_0000 + number));
     let v6: IpAddr = "fd00::99".parse().unwrap();
     let placement = Placement {
-        devices: BTreeMap::from([(uplink, Carries::DirectUplink), (pods, Carries::Pods)]),
+        devices: BTreeMap::from([(uplink, ProgramSet::RedirectUplink), (pods, ProgramSet::Pods)]),
         pods: (0..=MAX_NEXT_HOPS).map(v4).chain([v6]).map(|addr| (addr, way)).collect(),
     };
     let mut datapath = world.datapath.take().unwrap();
@@ -36,9 +36,10 @@ fn uplinks_that_find_no_room_leave_all_packets_to_the_stack() {
     let mut world = World::new(1);
     let pod = world.pod().host_device.ifindex().unwrap();
     let mut datapath = world.datapath.take().unwrap();
-    let way = PodWay { ifindex: pod, way: Way::Peer, mtu: 1500 };
+    let way = PodNextHop { ifindex: pod, kind: HopKind::Peer, mtu: 1500 };
     let mut devices = world.devices();
-    let mut wanted = BTreeMap::from([(world.uplinks()[0].ifindex, Carries::DirectUplink), (pod, Carries::Pods)]);
+    let mut wanted =
+        BTreeMap::from([(world.uplinks()[0].ifindex, ProgramSet::RedirectUplink), (pod, ProgramSet::Pods)]);
     let pods = BTreeMap::from([(world.pod().ips()[0], way)]);
     let mut attach = |devices: &[_], wanted: &BTreeMap<_, _>| {
         let placement = Placement { devices: wanted.clone(), pods: pods.clone() };
@@ -50,7 +51,7 @@ fn uplinks_that_find_no_room_leave_all_packets_to_the_stack() {
     world.node().ip(&lines.join("\n")).unwrap();
     devices = world.devices();
     let others = devices.iter().filter(|device| device.name.starts_with("up"));
-    wanted.extend(others.map(|device| (device.ifindex, Carries::DirectUplink)));
+    wanted.extend(others.map(|device| (device.ifindex, ProgramSet::RedirectUplink)));
     let errors = attach(&devices, &wanted);
     assert_eq!(errors.len(), 1, "{errors:?}");
     assert!(datapath.redirected().unwrap().is_empty());

@@ -4,13 +4,13 @@
 use std::fs;
 
 use npl_agent::core::devices::DeviceSelection;
-use npl_agent::core::redirect::Forwarding;
-use npl_agent::core::xdp::Attach;
+use npl_agent::core::devices::redirect::Forwarding;
+use npl_agent::core::devices::xdp::Attach;
 use npl_agent::datapath::inspect::Inspection;
 use npl_agent::datapath::pins::{Direction, Pins};
-use npl_agent::guard::GuardMode;
+use npl_agent::devices::uplinks::{Coverage, Uplinks};
 use npl_agent::netlink;
-use npl_agent::uplinks::{Coverage, Uplinks};
+use npl_agent::nft_guard::GuardMode;
 use npl_testkit::topology::{Offload, Options};
 
 use crate::world::World;
@@ -33,8 +33,8 @@ fn is_tcx(world: &mut World) -> bool {
     world.datapath().hooks.mechanism() == "tcx"
 }
 
-const SERVED: Coverage = Coverage { carrying: 1, refusing: 0 };
-const REFUSED: Coverage = Coverage { carrying: 0, refusing: 1 };
+const SERVED: Coverage = Coverage { attached: 1, failed: 0 };
+const REFUSED: Coverage = Coverage { attached: 0, failed: 1 };
 
 #[test]
 fn an_ingress_queue_is_told_from_clsact_and_refused_where_filters_would_mix() {

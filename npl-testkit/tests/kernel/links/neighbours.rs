@@ -70,7 +70,7 @@ fn program_behind_ours_sees_requests_as_the_pod_gets_them() {
 fn filter_behind_ours_sees_requests_as_the_pod_gets_them() {
     let world = World::new(1);
     let mut neighbour = Neighbour::load(&world, world.pod().ip(), "8000-8100");
-    let program = neighbour.datapath.hooks.program(PROG_INGRESS).unwrap();
+    let program = neighbour.datapath.hooks.load_program(PROG_INGRESS).unwrap();
     let options = NlOptions { priority: 10, ..NlOptions::default() };
     let attach = || {
         // Where we are filters ourselves, the qdisc is there already.

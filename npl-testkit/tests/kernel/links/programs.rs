@@ -76,7 +76,7 @@ fn next_agent_goes_on_with_the_programs_of_the_last() {
     world.attach(&mut next);
     assert_eq!(pinned(world.bpffs.path()), before);
     for name in [PROG_INGRESS, PROG_EGRESS] {
-        let id = next.hooks.program(name).unwrap().info().unwrap().id();
+        let id = next.hooks.load_program(name).unwrap().info().unwrap().id();
         assert!(before.iter().any(|((_, pinned), of)| pinned == name && *of == id), "{name} has id {id}: {before:?}");
     }
     world.assert_answers();
@@ -155,7 +155,7 @@ fn program_for_a_device_without_headers_is_loaded_once() {
     let mut ids = Vec::new();
     // The first agent loads it after its start, the second finds it.
     for _ in 0..2 {
-        ids.push(world.datapath().hooks.program(PROG_INGRESS_L3).unwrap().info().unwrap().id());
+        ids.push(world.datapath().hooks.load_program(PROG_INGRESS_L3).unwrap().info().unwrap().id());
         world.datapath = None;
         world.datapath = Some(world.open());
     }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use aya::programs::tc;
 use npl_agent::core::devices::Device;
+use npl_agent::core::devices::redirect::Placement;
 use npl_agent::core::model::Family;
-use npl_agent::core::redirect::Placement;
 use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
 use npl_testkit::tools;

@@ -10,8 +10,8 @@ use std::process::Command;
 
 use aya::util::KernelVersion;
 use npl_agent::core::devices::Device;
-use npl_agent::core::redirect::Forwarding;
-use npl_agent::core::xdp::{Attach, Reason, plan};
+use npl_agent::core::devices::redirect::Forwarding;
+use npl_agent::core::devices::xdp::{Attach, XdpReason, plan};
 use npl_agent::datapath::cleanup::remove_everything;
 use npl_agent::datapath::pins::Direction;
 use npl_agent::datapath::{Datapath, DatapathError, Pins, preflight};
@@ -151,7 +151,7 @@ fn program_of_others_is_left_in_its_place_and_tc_serves() {
     let theirs = world.xdp_program("eth0");
     let mut datapath = world.datapath.take().unwrap();
     let error = world.attach_xdp(&mut datapath).unwrap_err();
-    assert_eq!(error.xdp_reason(), Reason::Occupied, "{error:?}");
+    assert_eq!(error.xdp_reason(), XdpReason::Occupied, "{error:?}");
     assert!(theirs.is_some() && world.xdp_program("eth0") == theirs, "{theirs:?}");
     assert!(!Pins::new(world.bpffs.path()).xdp_link(world.uplink().ifindex).exists());
     world.topology.client().device.set_offloads(&[Offload::TxChecksum], false).unwrap();
@@ -166,7 +166,7 @@ fn device_whose_driver_runs_no_programs_is_told_apart() {
     let bridge = all.iter().find(|device| device.name == "up0").unwrap();
     let mut datapath = world.datapath.take().unwrap();
     let error = world.node().run(|| datapath.attach_xdp(bridge)).unwrap().unwrap_err();
-    assert_eq!(error.xdp_reason(), Reason::DriverRefuses, "{error:?}");
+    assert_eq!(error.xdp_reason(), XdpReason::DriverRefuses, "{error:?}");
     assert_eq!(world.xdp_program("up0"), None, "nor does the kernel run it in the driver's place");
 }
 
@@ -223,7 +223,7 @@ fn network_card_translates_where_the_plan_is_the_agents_own() {
     let card = all.into_iter().find(|device| device.name == "up0").unwrap();
     assert_eq!(
         plan(&card, Attach::Auto, Forwarding::Stack, preflight::has_xdp_frags()),
-        Ok(Reason::SafeDriver),
+        Ok(XdpReason::SafeDriver),
         "{card:?}"
     );
     world.install_on(std::slice::from_ref(&card));
@@ -233,7 +233,7 @@ fn network_card_translates_where_the_plan_is_the_agents_own() {
         // Before 5.13 the driver wants a queue more for each processor than this card has.
         Err(error) => {
             assert!(KernelVersion::current().unwrap() < KernelVersion::new(5, 13, 0), "{error:?}");
-            assert_eq!(error.xdp_reason(), Reason::DriverRefuses, "{error:?}");
+            assert_eq!(error.xdp_reason(), XdpReason::DriverRefuses, "{error:?}");
         }
     }
     world.assert_answers();
@@ -252,10 +252,10 @@ fn device_tells_how_its_frames_come() {
         all.into_iter().find(|device| device.name == name).unwrap().link
     };
     let eth0 = facts("eth0");
-    assert_eq!((eth0.mtu, eth0.carries_others, eth0.driver), (1500, false, None));
+    assert_eq!((eth0.mtu, eth0.has_upper_devices, eth0.driver), (1500, false, None));
     // Not every kernel has this kind of device.
     if world.node().ip("link add link eth0 name up0 type vlan id 100").is_ok() {
-        assert_eq!((facts("eth0").carries_others, facts("up0").carries_others), (true, false));
+        assert_eq!((facts("eth0").has_upper_devices, facts("up0").has_upper_devices), (true, false));
     } else {
         assert!(!is_emulated());
     }

@@ -89,15 +89,15 @@ fn port_without_mapping_is_the_hosts() {
 #[test]
 fn datagram_of_a_local_client_to_a_port_that_leads_nowhere_is_noted() {
     let mut scene = Scene::new(1);
-    let silent_in = |scene: &mut Scene, family| {
+    let time_until_quiet = |scene: &mut Scene, family| {
         let frontend = Frontend { family, node_port: NodePort(61_099), protocol: Protocol::Udp };
-        scene.world.datapath().silent_in(frontend).unwrap()
+        scene.world.datapath().time_until_quiet(frontend).unwrap()
     };
     for (mut server, family) in scene.world.frontends().into_iter().zip([Family::V4, Family::V6]) {
         server.set_port(61_099);
-        assert_eq!(silent_in(&mut scene, family), None);
+        assert_eq!(time_until_quiet(&mut scene, family), None);
         scene.socket(scene.world.node(), server).send_to(b"anybody there?", server).unwrap();
-        assert!(silent_in(&mut scene, family).is_some(), "{server}");
+        assert!(time_until_quiet(&mut scene, family).is_some(), "{server}");
     }
 }
 

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use aya::util::KernelVersion;
-use npl_agent::datapath::{CgroupSelection, Datapath, LocalClients};
+use npl_agent::datapath::{CgroupSelection, Datapath, ServedClients};
 use npl_testkit::client_cgroup::ClientCgroup;
 use npl_testkit::echo::{Answer, Protocol};
 use npl_testkit::netns::Netns;
@@ -52,7 +52,7 @@ impl Scene {
     }
 
     /// What a starting agent does for local clients.
-    pub(super) fn serve(&self, datapath: &mut Datapath) -> LocalClients {
+    pub(super) fn serve(&self, datapath: &mut Datapath) -> ServedClients {
         let selection = CgroupSelection::Directory(self.cgroup.path().to_owned());
         let serve = || datapath.serve_local_clients(&selection);
         self.world.node().run(serve).unwrap().unwrap().unwrap()

@@ -169,7 +169,7 @@ fn datagram_is_noted_once_however_many_programs_its_device_has() {
     const OTHER: u32 = TEST_DEVICE + 1;
     with_mappings(|lab| {
         for (devices, is_turn) in [([OTHER].into(), true), ([TEST_DEVICE, OTHER].into(), false), ([].into(), true)] {
-            lab.datapath.tell_xdp_devices(&devices).unwrap();
+            lab.datapath.write_xdp_devices(&devices).unwrap();
             lab.ingress(&udp(client(), node(), b"to the node"));
             let question = udp(client(), pod(), b"to you");
             lab.ingress(&question).is(&question, if is_turn { reason(Reason::TupleConflict) } else { vec![] });

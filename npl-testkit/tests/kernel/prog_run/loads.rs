@@ -12,14 +12,14 @@ fn every_program_loads_with_the_rights_of_the_agent() {
         for name in PROGRAMS {
             lab.program(name);
         }
-        lab.datapath.hooks.xdp_program().unwrap();
+        lab.datapath.hooks.load_xdp_program().unwrap();
     });
 }
 
 #[test]
 fn every_program_loads_with_the_rights_of_the_loader() {
     with_lab_of_loader(|lab| {
-        assert!(lab.datapath.hooks.are_unfenced());
+        assert!(lab.datapath.hooks.are_unmitigated());
         let refused: Vec<_> = lab.datapath.hooks.load_all().into_iter().filter_map(Result::err).collect();
         assert!(refused.is_empty(), "{refused:?}");
     });

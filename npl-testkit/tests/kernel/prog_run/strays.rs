@@ -22,13 +22,13 @@ fn frontend(node_port: u16, protocol: Protocol) -> Frontend {
     Frontend { family: family(), node_port: NodePort(node_port), protocol }
 }
 
-fn silent_in(lab: &Lab, node_port: u16) -> Option<Duration> {
-    lab.datapath.silent_in(frontend(node_port, Udp)).unwrap()
+fn time_until_quiet(lab: &Lab, node_port: u16) -> Option<Duration> {
+    lab.datapath.time_until_quiet(frontend(node_port, Udp)).unwrap()
 }
 
 /// Somebody has sent a moment ago.
 fn assert_is_sent_to(lab: &Lab, node_port: u16) {
-    let wait = silent_in(lab, node_port).unwrap();
+    let wait = time_until_quiet(lab, node_port).unwrap();
     let longest = Duration::from_secs(1 + LIFETIME);
     assert!(wait <= longest && wait > longest / 2, "{wait:?}");
 }
@@ -37,7 +37,7 @@ fn assert_is_sent_to(lab: &Lab, node_port: u16) {
 fn datagram_to_a_port_that_leads_nowhere_is_noted_by_each_way_that_it_may_come() {
     with_mappings(|lab| {
         let to = |node_port: u16| -> SocketAddr { (node_ip(), node_port).into() };
-        assert_eq!(silent_in(lab, FREE_PORT), None);
+        assert_eq!(time_until_quiet(lab, FREE_PORT), None);
         lab.ingress(&udp(client(), to(FREE_PORT), b"anybody there?"));
         assert_is_sent_to(lab, FREE_PORT);
         lab.ingress(&udp(client(), (second_node_ip(), FREE_PORT + 1).into(), b"anybody there?"));
@@ -45,7 +45,7 @@ fn datagram_to_a_port_that_leads_nowhere_is_noted_by_each_way_that_it_may_come()
         let first = fragments(&udp(client(), to(FREE_PORT + 2), &[7; 3000]), 5).remove(0);
         lab.run(PROG_INGRESS, &first);
         assert_is_sent_to(lab, FREE_PORT + 2);
-        assert_eq!(silent_in(lab, FREE_PORT + 3), None, "nobody has sent to the next one");
+        assert_eq!(time_until_quiet(lab, FREE_PORT + 3), None, "nobody has sent to the next one");
     });
 }
 
@@ -57,7 +57,7 @@ fn what_notices_by_itself_who_answers_is_not_noted_nor_is_what_a_mapping_takes()
         lab.ingress(&udp(client(), (node_ip(), 53).into(), b"not of the range"));
         lab.ingress(&udp(client(), (pod().ip(), FREE_PORT + 1).into(), b"not for the Node"));
         for port in [FREE_PORT, NODE_PORT, 53, FREE_PORT + 1] {
-            assert_eq!(silent_in(lab, port), None, "{port}");
+            assert_eq!(time_until_quiet(lab, port), None, "{port}");
         }
     });
 }
@@ -67,7 +67,7 @@ fn a_mapping_that_goes_leaves_a_port_that_may_be_sent_to() {
     with_mappings(|lab| {
         for protocol in [Tcp, Sctp] {
             lab.remove(family(), protocol, NODE_PORT);
-            assert_eq!(silent_in(lab, NODE_PORT), None, "{protocol}");
+            assert_eq!(time_until_quiet(lab, NODE_PORT), None, "{protocol}");
         }
         lab.remove(family(), Udp, NODE_PORT);
         assert_is_sent_to(lab, NODE_PORT);

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use aya::maps::{HashMap, MapData};
 use nix::time::{ClockId, clock_gettime};
+use npl_agent::agent::sweeper::Sweeper;
 use npl_agent::core::model::{Family, Protocol};
-use npl_agent::sweeper::Sweeper;
 use npl_common::flow::{FlowKeyV4, FlowState, FlowV4, MAX_FLOWS};
 use npl_common::names::MAP_FLOW_V4;
 use npl_testkit::packet::tcp_flags::{ACK, FIN, SYN};
@@ -30,7 +30,7 @@ fn now() -> Duration {
 }
 
 fn swept(lab: &mut Lab, later: Duration) -> usize {
-    lab.datapath.tables.forget_flows_that_are_over(now() + later).unwrap()
+    lab.datapath.tables.remove_expired_flows(now() + later).unwrap()
 }
 
 #[test]
@@ -87,8 +87,7 @@ fn attempts_that_nothing_comes_of_are_forgotten_and_flows_are_not() {
         lab.ingress(&tcp(client(), node(), SYN, b""));
         let mut attempts = Default::default();
         let mut looks = |lab: &mut Lab, count| {
-            let forgotten =
-                (0..count).map(|_| lab.datapath.tables.forget_attempts_that_are_over(&mut attempts).unwrap());
+            let forgotten = (0..count).map(|_| lab.datapath.tables.remove_expired_half_open(&mut attempts).unwrap());
             forgotten.sum::<usize>()
         };
         assert_eq!((looks(lab, 3), looks(lab, 1)), (0, 2));
@@ -109,7 +108,7 @@ fn datagrams_make_room_where_there_is_a_crowd() {
         for client in 1..MAX_FLOWS / 2 {
             insert(&mut flows, Udp, client, [0, 0]);
         }
-        let mut swept = |after| lab.datapath.tables.forget_flows_that_are_over(after).unwrap();
+        let mut swept = |after| lab.datapath.tables.remove_expired_flows(after).unwrap();
         assert_eq!(swept(ENDED), 0, "there is room");
         insert(&mut flows, Udp, MAX_FLOWS, [0, 0]);
         assert_eq!(swept(NOT_ENDED), 0, "an answer may be under way");
@@ -124,7 +123,7 @@ fn a_table_of_many_is_looked_through_to_its_end() {
         fill(2);
         assert_eq!(lab.datapath.tables.flow_count().unwrap(), MANY as usize);
         // As long after the start as what has ended is waited for, and no longer.
-        let swept = lab.datapath.tables.forget_flows_that_are_over(ENDED).unwrap();
+        let swept = lab.datapath.tables.remove_expired_flows(ENDED).unwrap();
         assert_eq!((swept, lab.datapath.tables.flow_count().unwrap()), (MANY as usize / 2, MANY as usize / 2));
     });
 }

@@ -5,8 +5,8 @@ use std::io;
 use std::time::Duration;
 
 use aya::util::KernelVersion;
+use npl_agent::core::devices::redirect::Forwarding;
 use npl_agent::core::model::Family;
-use npl_agent::core::redirect::Forwarding;
 use npl_testkit::poll;
 use npl_testkit::topology::{Device, Offload};
 use npl_testkit::traffic::{Direction, transfer};

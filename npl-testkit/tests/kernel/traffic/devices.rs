@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use npl_agent::core::devices::{self, Device, DeviceSelection, Reason};
+use npl_agent::core::devices::{self, Device, DeviceSelection, UplinkReason};
 use npl_agent::netlink;
 use npl_testkit::kernel;
 use npl_testkit::netns::Netns;
@@ -26,7 +26,7 @@ pub(super) fn has(kind: &str, netns: &Netns, line: &str) -> bool {
 }
 
 /// The devices that the agent would choose, and why.
-pub(super) fn chosen(world: &World) -> Vec<(Device, Reason)> {
+pub(super) fn chosen(world: &World) -> Vec<(Device, UplinkReason)> {
     let all = world.node().block_on(netlink::interfaces()).unwrap().unwrap().into_iter();
     let choose = |device: &Device| devices::choose(device, &DeviceSelection::Auto, &world.node_ips(), false).ok();
     let mut chosen: Vec<_> = all.filter_map(|device| choose(&device).map(|reason| (device, reason))).collect();
@@ -35,19 +35,19 @@ pub(super) fn chosen(world: &World) -> Vec<(Device, Reason)> {
 }
 
 /// What the agent decides on one device.
-pub(super) fn decided(world: &World, name: &str) -> Result<Reason, Reason> {
+pub(super) fn decided(world: &World, name: &str) -> Result<UplinkReason, UplinkReason> {
     let all = world.node().block_on(netlink::interfaces()).unwrap().unwrap();
     let device = all.iter().find(|device| device.name == name).unwrap();
     devices::choose(device, &DeviceSelection::Auto, &world.node_ips(), false)
 }
 
 /// The chosen ones but those that come unasked with a kind's first device, which nothing goes through.
-pub(super) fn names(chosen: &[(Device, Reason)]) -> Vec<(&str, Reason)> {
+pub(super) fn names(chosen: &[(Device, UplinkReason)]) -> Vec<(&str, UplinkReason)> {
     let made = chosen.iter().filter(|(device, _)| ["eth0", "up0", "tun0"].contains(&device.name.as_str()));
     made.map(|(device, reason)| (device.name.as_str(), *reason)).collect()
 }
 
-pub(super) fn install(world: &mut World, chosen: &[(Device, Reason)]) {
+pub(super) fn install(world: &mut World, chosen: &[(Device, UplinkReason)]) {
     let devices: Vec<Device> = chosen.iter().map(|(device, _)| device.clone()).collect();
     world.install_on(&devices);
 }
@@ -63,7 +63,7 @@ fn assert_served_by_up0(world: World) {
 #[track_caller]
 fn assert_served_by(mut world: World, device: &str) {
     let chosen = chosen(&world);
-    assert_eq!(names(&chosen), [(device, Reason::HasNodeAddress)]);
+    assert_eq!(names(&chosen), [(device, UplinkReason::HasNodeAddress)]);
     install(&mut world, &chosen);
     world.assert_answers();
     let size = if is_emulated() { 1 << 17 } else { 4 << 20 };
@@ -120,7 +120,7 @@ fn bond_that_has_the_nodes_addresses_carries_the_programs() {
 fn vlan_that_leaves_its_tag_in_frames_is_refused_until_it_takes_it_out() {
     let Some(world) = with_vlan("reorder_hdr off") else { return };
     world.topology.move_node_to("up0").unwrap();
-    assert_eq!(decided(&world, "up0"), Err(Reason::LeavesTags));
+    assert_eq!(decided(&world, "up0"), Err(UplinkReason::LeavesTags));
     world.node().ip("link set up0 type vlan reorder_hdr on").unwrap();
     assert_served_by(world, "up0");
 }
@@ -128,17 +128,17 @@ fn vlan_that_leaves_its_tag_in_frames_is_refused_until_it_takes_it_out() {
 #[test]
 fn gre_without_one_remote_end_is_refused() {
     let world = World::bare(0, Options::default());
-    let refused = Err(Reason::ShowsOuterHeaders);
+    let refused = Err(UplinkReason::ShowsOuterHeaders);
     for (kind, settings, expected) in [
         ("gre", "local 192.0.2.10", refused),
-        ("gre", "external", Ok(Reason::IsTunnel)),
+        ("gre", "external", Ok(UplinkReason::IsTunnel)),
         ("ip6gre", "local 2001:db8:0:1::10", refused),
-        ("ip6gre", "external", Ok(Reason::IsTunnel)),
+        ("ip6gre", "external", Ok(UplinkReason::IsTunnel)),
     ] {
         if !has(kind, world.node(), &format!("link add tun0 type {kind} {settings}")) {
             continue;
         }
-        let without_address = expected.or(Err(Reason::HasNoAddress));
+        let without_address = expected.or(Err(UplinkReason::HasNoAddress));
         assert_eq!(decided(&world, "tun0"), without_address, "{kind} {settings}");
         world.node().ip("addr add 10.244.0.200/32 dev tun0").unwrap();
         assert_eq!(decided(&world, "tun0"), expected, "{kind} {settings}");
@@ -165,6 +165,6 @@ fn member_of_a_virtual_router_that_has_the_nodes_addresses_carries_the_programs(
         pod.v4, pod.v6
     );
     world.node().ip(&lines).unwrap();
-    assert_eq!(decided(&world, "vrf0"), Err(Reason::IsVrf));
+    assert_eq!(decided(&world, "vrf0"), Err(UplinkReason::IsVrf));
     assert_served_by(world, "eth0");
 }

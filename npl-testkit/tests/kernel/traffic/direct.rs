@@ -6,7 +6,7 @@ use std::iter;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
 
-use npl_agent::core::redirect::Forwarding;
+use npl_agent::core::devices::redirect::Forwarding;
 use npl_testkit::netns::Netns;
 use npl_testkit::topology::Options;
 use npl_testkit::traffic;

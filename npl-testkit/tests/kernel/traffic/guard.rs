@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use npl_agent::core::model::Protocol;
-use npl_agent::guard::{self, Guard, GuardMode};
+use npl_agent::nft_guard::{self, Guard, GuardMode};
 use npl_testkit::poll;
 use npl_testkit::topology::MASQUERADE;
 
@@ -43,7 +43,7 @@ fn guarded(world: &mut World, mode: GuardMode) -> Guard {
 
 /// The guard's table as `nft` shows it, if it is there.
 fn table(world: &World) -> Option<String> {
-    world.node().nft_table(guard::TABLE)
+    world.node().nft_table(nft_guard::TABLE)
 }
 
 /// The Pod's end of TCP as `nft` shows it.
@@ -138,14 +138,14 @@ fn the_guard_follows_mappings_comes_back_and_goes_with_what_it_guards_from() {
     let (frontend, backend) = mapping(Protocol::Tcp, NODE_PORT, (world.pod().ips()[0], PORT).into(), 1);
     let element = element(world.pod().ips()[0]);
     let has_it = || table(&world).is_some_and(|table| table.contains(&element));
-    guard.note(&npl_agent::core::op::Op::UpsertMapping(frontend, backend));
+    guard.record(&npl_agent::core::op::Op::UpsertMapping(frontend, backend));
     poll::until("a new mapping", LIMIT, || has_it().then_some(())).unwrap();
-    world.node().nft(&format!("delete table {}", guard::TABLE)).unwrap();
+    world.node().nft(&format!("delete table {}", nft_guard::TABLE)).unwrap();
     poll::until("the table that somebody took away", LIMIT, || has_it().then_some(())).unwrap();
-    world.node().nft(&format!("flush chain {} replies", guard::TABLE)).unwrap();
+    world.node().nft(&format!("flush chain {} replies", nft_guard::TABLE)).unwrap();
     let is_whole = || table(&world).is_some_and(|table| table.matches("snat").count() == 2);
     poll::until("the rules that somebody took away", LIMIT, || is_whole().then_some(())).unwrap();
-    guard.note(&npl_agent::core::op::Op::RemoveMapping(frontend));
+    guard.record(&npl_agent::core::op::Op::RemoveMapping(frontend));
     poll::until("the end of a mapping", LIMIT, || (!has_it()).then_some(())).unwrap();
     world.node().nft("delete table inet npl_test").unwrap();
     poll::until("the end of the guard", LIMIT, || table(&world).is_none().then_some(())).unwrap();
@@ -165,7 +165,7 @@ fn a_thousand_mappings_are_guarded_and_the_table_is_taken_away() {
     let count = || table(&world).map_or(0, |table| table.matches(" . 17 . ").count());
     poll::until("all mappings", LIMIT, || (count() == 3_000).then_some(())).unwrap();
     drop(guard);
-    assert!(world.node().run(guard::remove).unwrap().unwrap());
+    assert!(world.node().run(nft_guard::remove).unwrap().unwrap());
     assert_eq!(table(&world), None);
-    assert!(!world.node().run(guard::remove).unwrap().unwrap(), "it is gone");
+    assert!(!world.node().run(nft_guard::remove).unwrap().unwrap(), "it is gone");
 }

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::iter;
 use std::net::SocketAddr;
 
-use npl_agent::core::redirect::Forwarding;
+use npl_agent::core::devices::redirect::Forwarding;
 use npl_testkit::echo::EchoServer;
 use npl_testkit::topology::Options;
 use npl_testkit::traffic::{self, REQUEST_LIMIT, UdpOptions};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Pods behind a pair of netkit's, which CNIs take instead of veth's. The way to such a Pod is another function of the kernel's.
 
-use npl_agent::core::redirect::Forwarding;
+use npl_agent::core::devices::redirect::Forwarding;
 use npl_agent::datapath::preflight;
 
 use super::devices::has;

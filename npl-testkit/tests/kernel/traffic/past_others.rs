@@ -6,7 +6,7 @@ use std::net::UdpSocket;
 use std::time::Duration;
 
 use aya::programs::TcAttachType;
-use npl_agent::core::redirect::{Carries, Forwarding, Placement, PodWay, Way};
+use npl_agent::core::devices::redirect::{Forwarding, HopKind, Placement, PodNextHop, ProgramSet};
 use npl_testkit::foreign::{BOTH, DROPS, ENDS_THE_CHAIN, Foreign, HANDS_ON, Place};
 use npl_testkit::topology::Device;
 use npl_testkit::{poll, traffic};
@@ -153,8 +153,8 @@ fn what_others_drop_on_a_pods_device_is_not_taken_as_let_through() {
     let mut program =
         Foreign::attach(&world.run, "policy", &device, HANDS_ON, Place::Behind, &[TcAttachType::Egress]).unwrap();
     let (ifindex, pod_ips) = (device.ifindex().unwrap(), world.pod().ips());
-    let way = PodWay { ifindex, way: Way::Peer, mtu: 1500 };
-    let carries = [(uplink.ifindex().unwrap(), Carries::OffloadUplink), (ifindex, Carries::OffloadPods)];
+    let way = PodNextHop { ifindex, kind: HopKind::Peer, mtu: 1500 };
+    let carries = [(uplink.ifindex().unwrap(), ProgramSet::OffloadUplink), (ifindex, ProgramSet::OffloadPods)];
     let placement =
         Placement { devices: BTreeMap::from(carries), pods: pod_ips.into_iter().map(|pod_ip| (pod_ip, way)).collect() };
     let devices = world.devices();

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use npl_agent::core::redirect::Forwarding;
+use npl_agent::core::devices::redirect::Forwarding;
 use npl_testkit::poll;
 use npl_testkit::traffic::{self, Direction, Transfer, transfer, udp_socket};
 

@@ -6,8 +6,8 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use npl_agent::core::devices::redirect::Forwarding;
 use npl_agent::core::model;
-use npl_agent::core::redirect::Forwarding;
 use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
 use npl_testkit::topology::{Offload, Options};

@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use npl_agent::core::redirect::Forwarding;
+use npl_agent::core::devices::redirect::Forwarding;
 use npl_testkit::traffic::{UdpOptions, tcp_connect, tcp_request, udp_request, udp_socket};
 use npl_testkit::{poll, tools};
 

@@ -423,7 +423,7 @@ fn reserved_sctp_port_is_nobody_elses() {
         let has_sctp = has_sctp();
         let (mut first, mut second) = (Reservations::default(), Reservations::default());
         first.reserve(frontend).unwrap();
-        assert!(first.held().contains(&frontend));
+        assert!(first.observe().contains(&frontend));
         (has_sctp, second.reserve(frontend))
     });
     match reserved.unwrap() {

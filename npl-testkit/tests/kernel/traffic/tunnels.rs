@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::process::Command;
 
 use aya::util::KernelVersion;
-use npl_agent::core::devices::Reason;
+use npl_agent::core::devices::UplinkReason;
 use npl_agent::core::model::Family;
 use npl_testkit::netns::Netns;
 use npl_testkit::tools;
@@ -102,7 +102,7 @@ impl Scene {
         let [v4, v6] = FAR_POD;
         client.ip(&format!("addr add {v4}/32 dev lo\naddr add {v6}/128 dev lo nodad")).unwrap();
         let chosen = chosen(&world);
-        assert_eq!(names(&chosen), [("eth0", Reason::HasNodeAddress), ("tun0", Reason::IsTunnel)]);
+        assert_eq!(names(&chosen), [("eth0", UplinkReason::HasNodeAddress), ("tun0", UplinkReason::IsTunnel)]);
         install(&mut world, &chosen);
         Some(Self { world, tunnel })
     }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use npl_agent::core::redirect::Forwarding;
+use npl_agent::core::devices::redirect::Forwarding;
 use npl_testkit::netns::Netns;
 use npl_testkit::poll;
 use npl_testkit::topology::{Client, Options};

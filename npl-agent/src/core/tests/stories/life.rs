@@ -136,7 +136,7 @@ fn a_port_that_is_wanted_again_is_the_same_port_again() {
 }
 
 #[test]
-fn a_pod_that_is_gone_is_unmapped_at_once_and_its_port_rests() {
+fn a_deleted_pod_is_unmapped_at_once_and_its_port_is_quarantined() {
     check(
         "range 61000-61001
          node 192.0.2.1
@@ -248,7 +248,7 @@ fn a_new_address_keeps_the_node_port_and_a_lost_one_withdraws() {
 }
 
 #[test]
-fn exhaustion_is_told_and_ends_with_the_first_free_port() {
+fn exhaustion_is_reported_and_ends_with_the_first_free_port() {
     check(
         "range 61000-61001
          node 192.0.2.1
@@ -381,7 +381,7 @@ fn a_pod_that_takes_an_address_over_is_served_in_the_place_of_the_former() {
 }
 
 #[test]
-fn a_port_rests_as_long_as_an_annotation_names_it() {
+fn a_port_stays_quarantined_while_an_annotation_names_it() {
     check(
         "range 61000-61001
          node 192.0.2.1
@@ -479,7 +479,7 @@ fn an_agent_that_retires_withdraws_drains_and_is_done() {
 }
 
 #[test]
-fn a_port_that_datagrams_come_to_is_given_last_and_again_once_they_have_ceased() {
+fn a_port_with_recent_datagrams_is_allocated_last_until_they_cease() {
     check(
         "range 61000-61002
          node 192.0.2.1
@@ -545,7 +545,7 @@ fn a_port_that_datagrams_come_to_is_given_last_and_again_once_they_have_ceased()
 }
 
 #[test]
-fn a_port_that_is_published_is_taken_up_again_whoever_sends_to_it() {
+fn a_published_port_is_reserved_again_despite_recent_traffic() {
     check(
         "range 61000-61002
          node 192.0.2.1

@@ -96,7 +96,7 @@ fn a_port_of_another_process_is_left_for_the_next() {
 }
 
 #[test]
-fn a_port_stolen_during_a_restart_goes_on_until_its_successor_is_published() {
+fn a_port_stolen_during_a_restart_is_served_until_its_successor_is_published() {
     check(
         "node 192.0.2.1
          service default/web app=web 8080/tcp
@@ -223,7 +223,7 @@ fn writes_wait_for_the_api_server_and_the_drain_waits_for_the_write() {
 }
 
 #[test]
-fn what_a_terminating_pod_names_without_right_is_emptied_and_its_key_stays() {
+fn a_terminating_pod_with_a_foreign_annotation_gets_an_empty_list_and_keeps_the_key() {
     check(
         r#"node 192.0.2.1
          service default/web app=web 8080/tcp
@@ -247,7 +247,7 @@ fn what_a_terminating_pod_names_without_right_is_emptied_and_its_key_stays() {
 }
 
 #[test]
-fn what_a_terminating_pod_names_and_cannot_have_back_is_emptied() {
+fn a_terminating_pod_whose_ports_are_taken_gets_an_empty_annotation() {
     check(
         "node 192.0.2.1
          service default/web app=web 8080/tcp

@@ -177,7 +177,7 @@ fn a_new_port_range_moves_mappings_one_by_one_without_a_gap() {
 }
 
 #[test]
-fn a_restart_in_the_middle_of_a_move_goes_on_with_it() {
+fn a_restart_in_the_middle_of_a_move_completes_the_move() {
     check(
         "range 61001-61002
          node 192.0.2.1

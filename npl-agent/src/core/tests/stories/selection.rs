@@ -269,7 +269,7 @@ fn families_follow_service_pod_and_node() {
 }
 
 #[test]
-fn a_family_that_is_not_served_is_told_once_for_the_service() {
+fn an_unsupported_family_is_reported_once_for_the_service() {
     check(
         "only-ipv4
          node 192.0.2.1 2001:db8::1
@@ -298,7 +298,7 @@ fn a_family_that_is_not_served_is_told_once_for_the_service() {
 }
 
 #[test]
-fn what_is_wrong_with_a_service_is_told_where_a_pod_of_it_runs_and_once() {
+fn a_service_problem_is_reported_once_on_nodes_with_its_pods() {
     check(
         "node 192.0.2.1
          service default/web app=web 99/sctp

@@ -125,7 +125,7 @@ fn of_several_services_any_may_let_a_client_in() {
 }
 
 #[test]
-fn each_family_has_its_own_ranges_and_without_any_is_for_nobody() {
+fn each_family_has_its_own_ranges_and_without_any_allows_no_source() {
     check(
         "node 192.0.2.1 2001:db8:1::1
          service default/web app=web 8080/tcp dual allow:198.51.100.0/24
@@ -236,7 +236,7 @@ fn sources_go_with_a_mapping_that_cannot_be_put_right() {
 }
 
 #[test]
-fn a_restart_writes_no_source_and_removes_those_of_nobody() {
+fn a_restart_writes_no_source_and_removes_orphaned_sources() {
     check(
         "node 192.0.2.1
          service default/web app=web 8080/tcp allow:198.51.100.0/24
@@ -318,7 +318,7 @@ fn a_full_table_refuses_whom_it_has_no_room_for_and_takes_them_when_it_has() {
 }
 
 #[test]
-fn what_is_wrong_with_a_list_is_told_and_the_rest_is_served() {
+fn a_list_with_errors_is_reported_and_its_valid_ranges_are_served() {
     check(
         r#"node 192.0.2.1
          service default/web app=web 8080/tcp allow:198.51.100.0/24,10.0.0.0/33,any

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What is measured with sockets, and what each figure should be.
 
-use npl_agent::core::redirect::Forwarding;
+use npl_agent::core::devices::redirect::Forwarding;
 
 use crate::figures::{Aim, Figure, Stage, figure};
 

@@ -72,7 +72,7 @@ fn flood_of_syns_costs_no_connection_and_keeps_no_client_out() {
     groups.iter_mut().for_each(Conversations::go_round);
 
     let before = requests(&datapath.tables);
-    let source = Source::new(&world, datapath.hooks.program(npl_common::names::PROG_INGRESS).unwrap());
+    let source = Source::new(&world, datapath.hooks.load_program(npl_common::names::PROG_INGRESS).unwrap());
     let is_over = AtomicBool::new(false);
     let (sent, rounds, newcomers) = thread::scope(|scope| {
         let flood = scope.spawn(|| until_over(&is_over, || source.send(syns, &is_over)));

@@ -8,9 +8,9 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use npl_agent::core::devices::redirect::Forwarding;
 use npl_agent::core::model::{Family, Protocol};
-use npl_agent::core::redirect::Forwarding;
-use npl_agent::guard::{self, Guard, GuardMode};
+use npl_agent::nft_guard::{self, Guard, GuardMode};
 use npl_testkit::echo::EchoServer;
 use npl_testkit::netns::Netns;
 use npl_testkit::packet::{Packet, tcp_flags};
@@ -283,7 +283,7 @@ fn guarded(mut world: World) -> World {
     world.follow(Forwarding::Stack);
     let second = format!("{} . 6 . {POD_PORT}", world.pods[1].0.ip());
     let is_there = || {
-        let table = world.node().nft_table(guard::TABLE)?;
+        let table = world.node().nft_table(nft_guard::TABLE)?;
         (table.contains("ct mark set") && table.contains(&second)).then_some(())
     };
     poll::until("the guard's mark", LIMIT, is_there).unwrap();

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+//! ProgramSet ops out; the only place that does. What the kernel does at once is done at once; what the API server is
+//! asked for is under way until its answer comes back.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
+use tracing::{debug, info};
+
+use crate::{
+    core::{
+        model::{Backend, Frontend, PodKey, observed::Observed},
+        op::{Op, RecentTraffic},
+    },
+    datapath::{Datapath, DatapathError},
+    kube::{
+        patch::{Class, PatchError, Patched, PodPatcher},
+        writes::Writes,
+    },
+    nft_guard::Guard,
+    sockets::{Reservations, ReserveError},
+};
+
+/// The delay after the first failure; it doubles up to [`LONGEST_WAIT`].
+const FIRST_WAIT: Duration = Duration::from_millis(250);
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+/// The shortest delay after a denial, which lasts until a person changes permissions.
+const DENIED_WAIT: Duration = Duration::from_mins(1);
+
+/// Why an op was not done.
+#[derive(Debug, thiserror::Error)]
+pub enum OpError {
+    /// In the kernel's maps.
+    #[error(transparent)]
+    Datapath(#[from] DatapathError),
+    /// At a socket.
+    #[error(transparent)]
+    Reserve(#[from] ReserveError),
+    /// At the API server.
+    #[error(transparent)]
+    Patch(#[from] PatchError),
+    /// Somebody talks to whoever had the port before.
+    #[error(
+        "reserve node port {frontend}: datagrams came to it although it led nowhere; it is silent in {wait:?} at the earliest"
+    )]
+    RecentTraffic {
+        /// The port.
+        frontend: Frontend,
+        /// After what time it counts as silent, if it is from now on.
+        wait: Duration,
+    },
+}
+
+/// What came of an op: nothing yet, if its answer is still to come.
+pub type Outcome = Result<Option<()>, OpError>;
+
+/// An answer of the API server to an [`Op::WritePod`].
+pub type Answer = (Op, Result<Patched, PatchError>);
+
+/// What ops are carried out on.
+#[derive(Debug)]
+pub struct Executor {
+    /// Programs and maps.
+    pub datapath: Datapath,
+    reservations: Reservations,
+    /// Its table follows mappings, rules and routes, not ops.
+    pub guard: Guard,
+    writes: Writes,
+    failures: BTreeMap<BackoffKey, ExponentialBackoff>,
+}
+
+/// Each has a back-off of its own.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum BackoffKey {
+    Port(Frontend),
+    Pod(PodKey),
+}
+
+impl BackoffKey {
+    fn of(op: &Op) -> Self {
+        match op {
+            Op::Reserve(frontend, _)
+            | Op::AllowSources(frontend, _)
+            | Op::UpsertMapping(frontend, _)
+            | Op::RemoveMapping(frontend)
+            | Op::ForgetSources(frontend, _)
+            | Op::Release(frontend) => Self::Port(*frontend),
+            Op::WritePod { pod, .. } => Self::Pod(pod.clone()),
+        }
+    }
+}
+
+impl Executor {
+    /// An executor over an opened datapath.
+    pub fn new(datapath: Datapath, patcher: PodPatcher, guard: Guard) -> Self {
+        Self {
+            datapath,
+            reservations: Reservations::default(),
+            guard,
+            writes: Writes::new(patcher),
+            failures: BTreeMap::new(),
+        }
+    }
+
+    /// What the kernel and the sockets hold now.
+    ///
+    /// # Errors
+    ///
+    /// If the maps cannot be read.
+    pub fn observe(&mut self) -> Result<Observed, DatapathError> {
+        let (mappings, sources) = (self.datapath.mappings()?, self.datapath.sources()?);
+        self.guard.observe(&mappings);
+        Ok(Observed { mappings, sources, reservations: self.reservations.observe() })
+    }
+
+    /// ProgramSet out ops in their order. Mappings that follow each other are written together.
+    pub fn execute(&mut self, ops: &[Op]) -> Vec<Outcome> {
+        let runs = ops.chunk_by(|a, b| mapping(a).is_some() && mapping(b).is_some());
+        runs.flat_map(|run| if let [op] = run { vec![self.execute_one(op)] } else { self.write_together(run) })
+            .collect()
+    }
+
+    fn write_together(&mut self, ops: &[Op]) -> Vec<Outcome> {
+        let mappings: BTreeMap<Frontend, Backend> = ops.iter().filter_map(mapping).collect();
+        let mut refused = self.datapath.upsert_mappings(&mappings);
+        let outcome = |(frontend, _)| refused.remove(&frontend).map_or(Ok(Some(())), |error| Err(error.into()));
+        ops.iter().filter_map(mapping).map(outcome).collect()
+    }
+
+    fn execute_one(&mut self, op: &Op) -> Outcome {
+        match op {
+            Op::Reserve(frontend, recent_traffic) => self.reserve(*frontend, *recent_traffic)?,
+            Op::AllowSources(frontend, ranges) => self.datapath.allow_sources(*frontend, ranges)?,
+            Op::UpsertMapping(frontend, backend) => self.datapath.upsert_mapping(*frontend, *backend)?,
+            Op::RemoveMapping(frontend) => self.datapath.remove_mapping(*frontend)?,
+            Op::ForgetSources(frontend, ranges) => self.datapath.forget_sources(*frontend, ranges)?,
+            Op::Release(frontend) => self.reservations.release(*frontend),
+            Op::WritePod { pod, uid, value } => {
+                self.writes.push((pod.clone(), uid.clone(), value.clone()));
+                return Ok(None);
+            }
+        }
+        Ok(Some(()))
+    }
+
+    fn reserve(&mut self, frontend: Frontend, recent_traffic: RecentTraffic) -> Result<(), OpError> {
+        let wait = match recent_traffic {
+            RecentTraffic::Tolerated => None,
+            RecentTraffic::Refused => self.datapath.time_until_quiet(frontend)?,
+        };
+        match wait {
+            Some(wait) => Err(OpError::RecentTraffic { frontend, wait }),
+            None => Ok(self.reservations.reserve(frontend)?),
+        }
+    }
+
+    /// The next answer of the API server; waits for ever while nothing is under way.
+    pub async fn next_answer(&mut self) -> Answer {
+        let ((pod, uid, value), result) = self.writes.next_answer().await;
+        (Op::WritePod { pod, uid, value }, result)
+    }
+
+    /// Tells of an op that was carried out, and forgets what its subject failed with before.
+    pub fn record_success(&mut self, op: &Op) {
+        match op {
+            Op::UpsertMapping(frontend, backend) => {
+                info!(%frontend, pod_ip = %backend.pod_ip, pod_port = %backend.pod_port, "mapping written");
+            }
+            Op::AllowSources(frontend, ranges) => info!(%frontend, ranges = ranges.len(), "sources allowed"),
+            Op::ForgetSources(frontend, ranges) => {
+                info!(%frontend, ranges = ranges.len(), "sources not allowed any more");
+            }
+            Op::RemoveMapping(frontend) => info!(%frontend, "mapping removed"),
+            Op::WritePod { pod, .. } => debug!(%pod, ?op, "Pod written"),
+            Op::Reserve(frontend, _) | Op::Release(frontend) => {
+                debug!(%frontend, ?op, "op done");
+            }
+        }
+        self.guard.record(op);
+        self.failures.remove(&BackoffKey::of(op));
+    }
+
+    /// The delay before the op is retried, which grows with each failure.
+    pub fn back_off(&mut self, op: &Op, error: &OpError) -> Duration {
+        let delays = self.failures.entry(BackoffKey::of(op)).or_insert_with(delays);
+        let at_least = match error {
+            OpError::Patch(error) => match error.class() {
+                Class::Denied => DENIED_WAIT,
+                Class::Retry { after } => after.unwrap_or_default(),
+                Class::Gone => Duration::ZERO,
+            },
+            OpError::Datapath(_) | OpError::Reserve(_) | OpError::RecentTraffic { .. } => Duration::ZERO,
+        };
+        wait(delays, at_least)
+    }
+}
+
+/// The mapping that an op writes.
+const fn mapping(op: &Op) -> Option<(Frontend, Backend)> {
+    if let Op::UpsertMapping(frontend, backend) = op { Some((*frontend, *backend)) } else { None }
+}
+
+fn delays() -> ExponentialBackoff {
+    ExponentialBuilder::new().with_min_delay(FIRST_WAIT).with_max_delay(LONGEST_WAIT).without_max_times().build()
+}
+
+/// The next delay, but at least `at_least`, and a random part. An API server that refuses half of forty simultaneous patches would
+/// refuse half of their simultaneous retries. Not backon's jitter, which would not apply to `at_least`.
+fn wait(delays: &mut ExponentialBackoff, at_least: Duration) -> Duration {
+    let shortest = delays.next().unwrap_or(LONGEST_WAIT).max(at_least);
+    shortest + shortest.mul_f32(fastrand::f32() / 2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, time::Duration};
+
+    use super::{DENIED_WAIT, FIRST_WAIT, LONGEST_WAIT, delays, wait};
+
+    #[test]
+    fn waits_double_up_to_the_longest_and_are_never_shorter_than_asked_for() {
+        for (failures, shortest) in [(1, FIRST_WAIT), (2, 2 * FIRST_WAIT), (20, LONGEST_WAIT), (10_000, LONGEST_WAIT)] {
+            let mut delays = delays();
+            assert_eq!(delays.by_ref().take(failures - 1).count(), failures - 1);
+            let wait = wait(&mut delays, Duration::ZERO);
+            assert!(wait >= shortest && wait <= shortest * 3 / 2, "{failures}: {wait:?}");
+        }
+        assert!(wait(&mut delays(), DENIED_WAIT) >= DENIED_WAIT);
+    }
+
+    #[test]
+    fn simultaneous_failures_are_retried_at_different_times() {
+        let waits: BTreeSet<Duration> = (0..40).map(|_| wait(&mut delays(), Duration::from_secs(1))).collect();
+        assert!(waits.len() > 20, "{waits:?}");
+    }
+}

@@ -1,0 +1,407 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The one loop: it owns all that changes. Whatever wakes it, it takes in what there is, then does what the core says
+//! until the core has nothing more to do.
+
+use std::{mem, net::IpAddr, time::Duration};
+
+use futures::{Stream, StreamExt as _};
+use tokio::{
+    sync::{mpsc::Receiver, watch},
+    time::{Instant, MissedTickBehavior, interval, sleep, sleep_until},
+};
+use tracing::{debug, info, warn};
+
+use crate::{
+    agent::{
+        change_log::ChangeLog,
+        executor::{Answer, Executor, OpError},
+    },
+    core::{
+        model::{Moment, snapshot::Change},
+        op::{Failure, Op},
+        publish::problem::Problem,
+        state::State,
+    },
+    datapath::DatapathError,
+    devices::{
+        local_clients::LocalClients,
+        uplinks::{ErrorChain, FollowError, Uplinks},
+    },
+    http::Health,
+    metrics::{Metrics, OpOutcome},
+    netlink::{self, Survey, SurveyTask},
+    process::memory,
+    sockets::ReserveError,
+};
+
+/// Devices and addresses often change several at a time; they are looked at once, this long after the first.
+const NETWORK_SETTLES: Duration = Duration::from_millis(50);
+/// A Node that starts hundreds of Pods makes as many devices; they are not all listed each time.
+const NETWORK_REST: Duration = Duration::from_millis(500);
+/// After so long without a change, what changes needed goes back to the system; a burst of them pays for it once.
+const QUIET: Duration = Duration::from_millis(500);
+/// How often the probe hears from an idle loop.
+pub const HEARTBEAT: Duration = Duration::from_secs(5);
+/// After this many rounds the loop hears what else has happened before it goes on.
+const MOST_ROUNDS: usize = 64;
+
+/// Why the loop ended.
+#[derive(Debug, thiserror::Error)]
+pub enum LoopError {
+    /// The kernel cannot be trusted.
+    #[error("look at the datapath")]
+    Datapath(#[from] DatapathError),
+    /// Devices cannot be followed.
+    #[error("look at the Node's devices")]
+    Devices(#[from] FollowError),
+    /// The watches are gone.
+    #[error("the watches of the API server ended")]
+    WatchesEnded,
+}
+
+/// The owner of everything.
+#[derive(Debug)]
+pub struct Reconciler {
+    state: State,
+    executor: Executor,
+    uplinks: Uplinks,
+    local_clients: LocalClients,
+    metrics: Metrics,
+    health: Health,
+    resync: Duration,
+    started: Instant,
+    deadline: Option<Moment>,
+    network_due: Option<Instant>,
+    network_seen: Instant,
+    /// The look at the network that is under way.
+    survey: Option<SurveyTask>,
+    /// Whether any device has carried the programs; nothing is published before.
+    was_attached: bool,
+    node_ips: Vec<IpAddr>,
+    change_log: ChangeLog,
+    /// When what was done last may give its memory back, if nothing else comes.
+    quiet_due: Option<Instant>,
+}
+
+/// Where the programs are to be.
+#[derive(Debug)]
+pub struct ProgramTargets {
+    /// Devices.
+    pub uplinks: Uplinks,
+    /// Sockets.
+    pub local_clients: LocalClients,
+}
+
+/// Who hears of what the loop does.
+#[derive(Debug)]
+pub struct Listeners {
+    /// Whoever counts.
+    pub metrics: Metrics,
+    /// The probes.
+    pub health: Health,
+    /// Whoever tells users what is not served.
+    pub problems: watch::Sender<Vec<Problem>>,
+}
+
+impl Reconciler {
+    /// A loop that has not looked at anything yet.
+    pub fn new(
+        state: State,
+        executor: Executor,
+        targets: ProgramTargets,
+        listeners: Listeners,
+        resync: Duration,
+    ) -> Self {
+        let (ProgramTargets { uplinks, local_clients }, Listeners { metrics, health, problems }) = (targets, listeners);
+        Self {
+            state,
+            executor,
+            uplinks,
+            local_clients,
+            metrics,
+            health,
+            resync,
+            started: Instant::now(),
+            deadline: None,
+            network_due: None,
+            network_seen: Instant::now(),
+            survey: None,
+            was_attached: false,
+            node_ips: Vec::new(),
+            change_log: ChangeLog::new(problems),
+            quiet_due: None,
+        }
+    }
+
+    /// Runs until the changes end, or something that the agent cannot do without fails, or nothing is left to retire.
+    ///
+    /// # Errors
+    ///
+    /// What failed. Dropping the future is the orderly way to stop: the datapath goes on.
+    pub async fn run(
+        mut self,
+        mut changes: Receiver<Change>,
+        mut network: impl Stream<Item = ()> + Unpin,
+    ) -> Result<(), LoopError> {
+        self.look_at_mappings()?;
+        self.look_at_network().await?;
+        let mut resync = interval(self.resync);
+        resync.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        resync.reset();
+        let mut heartbeat = interval(HEARTBEAT);
+        loop {
+            let deadline = self.deadline.map(|at| self.instant(at));
+            let (network_due, quiet_due) = (self.network_due, self.quiet_due);
+            tokio::select! {
+                change = changes.recv() => {
+                    let Some(change) = change else { return Err(LoopError::WatchesEnded) };
+                    self.take_in(change, &mut changes);
+                }
+                answer = self.executor.next_answer() => self.handle_answer(answer),
+                Some(()) = network.next() => self.look_at_network_soon(),
+                () = until(network_due), if self.survey.is_none() => self.begin_survey(),
+                found = end_of(&mut self.survey) => drop(self.take_in_survey(found)?),
+                () = until(deadline) => {}
+                () = until(quiet_due) => self.give_memory_back(),
+                _ = resync.tick() => self.look_again()?,
+                _ = heartbeat.tick() => {}
+            }
+            // Which devices are uplinks depends on the Node's addresses; they come first, so that nothing is
+            // published that no device serves.
+            self.follow_node_addresses().await?;
+            if self.was_attached {
+                self.settle()?;
+                if self.uplinks.are_out_of_date(&self.executor.datapath) {
+                    self.look_at_network_soon();
+                }
+            }
+            self.health.beat();
+            if self.state.is_retired() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Takes in a change and all that are queued behind it, so that a burst costs one pass.
+    fn take_in(&mut self, first: Change, changes: &mut Receiver<Change>) {
+        for change in std::iter::once(first).chain(std::iter::from_fn(|| changes.try_recv().ok())) {
+            self.state.apply(change);
+        }
+        self.quiet_due = Some(Instant::now() + QUIET);
+    }
+
+    /// Compares everything with what should be there, whoever has changed it.
+    fn look_again(&mut self) -> Result<(), LoopError> {
+        self.executor.datapath.check_pins()?;
+        self.look_at_mappings()?;
+        self.look_at_network_soon();
+        self.local_clients.serve(&mut self.executor.datapath);
+        // Where it is never quiet.
+        if self.quiet_due.is_some() {
+            self.give_memory_back();
+        }
+        Ok(())
+    }
+
+    fn give_memory_back(&mut self) {
+        self.quiet_due = None;
+        memory::give_back();
+    }
+
+    /// Takes in the API server's answer to a patch.
+    fn handle_answer(&mut self, (op, result): Answer) {
+        match result {
+            Ok(patched) => {
+                // The answer tells more than the watch does now; the core knows an old echo by its version.
+                self.state.apply(Change::Pod(patched.pod));
+                self.record_success(&op);
+            }
+            Err(error) => self.record_failure(&op, &OpError::Patch(error)),
+        }
+    }
+
+    /// Does what there is to do until nothing is left, or all the rest waits for an answer or for time.
+    fn settle(&mut self) -> Result<(), LoopError> {
+        let began = Instant::now();
+        let mut done = 0_usize;
+        let mut is_clean = true;
+        let mut is_unsure = false;
+        let mut is_settled = false;
+        for _ in 0..MOST_ROUNDS {
+            let pass = self.state.pass(self.now());
+            self.deadline = pass.next_deadline;
+            if pass.ops.is_empty() {
+                is_settled = true;
+                break;
+            }
+            done += pass.ops.len();
+            for (op, outcome) in pass.ops.iter().zip(self.executor.execute(&pass.ops)) {
+                match outcome {
+                    Ok(Some(())) => self.record_success(op),
+                    Ok(None) => {}
+                    Err(error) => {
+                        is_clean = false;
+                        is_unsure |= matches!(op, Op::AllowSources(..) | Op::ForgetSources(..));
+                        self.record_failure(op, &error);
+                    }
+                }
+            }
+            if mem::take(&mut is_unsure) {
+                // Of several ranges, some may have been written.
+                self.state.observe(self.executor.observe()?);
+            }
+        }
+        if !is_settled {
+            self.deadline = Some(self.now());
+        }
+        self.executor.datapath.purge_flows()?;
+        if done > 0 {
+            debug!(ops = done, elapsed_ms = began.elapsed().as_millis(), "pass done");
+            ChangeLog::counts(&self.state, &self.metrics);
+        }
+        #[expect(clippy::disallowed_methods, reason = "shown to people by a metric, and decides nothing")]
+        let finished = is_clean.then(std::time::SystemTime::now);
+        self.metrics.observe_pass(began.elapsed(), finished);
+        self.change_log.readiness(&self.state);
+        self.change_log.problems(&self.state, &self.metrics, self.now());
+        if self.state.is_ready() && !self.state.is_retiring() {
+            self.health.set_synced();
+        }
+        Ok(())
+    }
+
+    fn record_success(&mut self, op: &Op) {
+        self.executor.record_success(op);
+        self.state.record_done(op, self.now());
+        self.metrics.count_op(op, OpOutcome::Done);
+    }
+
+    fn record_failure(&mut self, op: &Op, error: &OpError) {
+        let wait = self.executor.back_off(op, error);
+        let (failure, outcome) = match error {
+            OpError::Reserve(ReserveError::Taken(_)) => (Failure::PortTaken, OpOutcome::PortTaken),
+            OpError::RecentTraffic { wait, .. } => {
+                let until = self.now().plus(millis(*wait));
+                (Failure::RecentTraffic { until }, OpOutcome::RecentTraffic)
+            }
+            OpError::Patch(patch) if patch.class() == crate::kube::patch::Class::Gone => {
+                (Failure::Gone, OpOutcome::Gone)
+            }
+            OpError::Reserve(_) | OpError::Patch(_) | OpError::Datapath(_) => {
+                let at = self.now().plus(millis(wait));
+                let is_full = matches!(error, OpError::Datapath(error) if error.is_full());
+                (if is_full { Failure::NoRoom { at } } else { Failure::Retry { at } }, OpOutcome::Retry)
+            }
+        };
+        match outcome {
+            OpOutcome::Retry => warn!(err = %ErrorChain(error), retry_ms = wait.as_millis(), "op is tried again"),
+            OpOutcome::PortTaken | OpOutcome::RecentTraffic | OpOutcome::Gone | OpOutcome::Done => {
+                debug!(err = %ErrorChain(error), "op given up");
+            }
+        }
+        self.metrics.count_op(op, outcome);
+        self.state.record_failed(op, failure, self.now());
+    }
+
+    /// Reads back what the kernel holds, whoever changed it.
+    fn look_at_mappings(&mut self) -> Result<(), LoopError> {
+        let observed = self.executor.observe()?;
+        self.state.observe(observed);
+        Ok(())
+    }
+
+    fn look_at_network_soon(&mut self) {
+        let due = (Instant::now() + NETWORK_SETTLES).max(self.network_seen + NETWORK_REST);
+        self.look_at_network_by(due);
+    }
+
+    fn look_at_network_by(&mut self, due: Instant) {
+        self.network_due = Some(self.network_due.map_or(due, |planned| planned.min(due)));
+    }
+
+    fn begin_survey(&mut self) {
+        self.network_due = None;
+        self.survey = Some(self.uplinks.survey(&self.executor.datapath));
+    }
+
+    /// Where nothing may go on before: what is under way may be of an earlier time, and is waited for too.
+    async fn look_at_network(&mut self) -> Result<(), LoopError> {
+        if self.survey.is_some() {
+            drop(end_of(&mut self.survey).await);
+        }
+        loop {
+            self.begin_survey();
+            let found = end_of(&mut self.survey).await;
+            if self.take_in_survey(found)? {
+                return Ok(());
+            }
+            self.health.beat();
+            sleep(NETWORK_REST).await;
+        }
+    }
+
+    /// Makes the datapath fit what was found, if that is all there is; until then everything stays as it is.
+    fn take_in_survey(&mut self, found: Result<Survey, FollowError>) -> Result<bool, LoopError> {
+        self.network_seen = Instant::now();
+        self.network_due = self.network_due.map(|due| due.max(self.network_seen + NETWORK_REST));
+        let survey = match found {
+            Err(error) if error.is_change() => {
+                debug!(err = %ErrorChain(&error), "the network is looked at again");
+                self.look_at_network_soon();
+                return Ok(false);
+            }
+            found => found?,
+        };
+        let now = self.now();
+        let coverage = self.uplinks.apply(&mut self.executor.datapath, survey, &self.node_ips, now)?;
+        self.executor.guard.mark(self.uplinks.markings());
+        if let Some(at) = self.uplinks.next_deadline() {
+            self.look_at_network_by(self.instant(at));
+        }
+        self.metrics.set_devices(coverage);
+        // A device that always refuses, as a stranger's may, must not keep all the others from being served.
+        let is_attached = coverage.attached > 0;
+        self.was_attached |= is_attached;
+        self.health.set_attached(is_attached);
+        Ok(true)
+    }
+
+    /// The Node's addresses decide which devices are uplinks.
+    async fn follow_node_addresses(&mut self) -> Result<(), LoopError> {
+        let now: Vec<IpAddr> = self.state.node_ips().collect();
+        if now == self.node_ips {
+            return Ok(());
+        }
+        info!(addresses = ?now, "the Node's published addresses");
+        self.node_ips = now;
+        self.look_at_network().await
+    }
+
+    fn instant(&self, moment: Moment) -> Instant {
+        self.started + Duration::from_millis(moment.0)
+    }
+
+    fn now(&self) -> Moment {
+        Moment(millis(self.started.elapsed()))
+    }
+}
+
+/// Waits for what a survey finds, or for ever if none is under way. Nothing is lost if it is dropped.
+async fn end_of(survey: &mut Option<SurveyTask>) -> Result<Survey, FollowError> {
+    let Some(in_flight) = survey else { return std::future::pending().await };
+    let found = netlink::join_survey(in_flight).await;
+    *survey = None;
+    Ok(found?)
+}
+
+/// Waits for a moment, or for ever if there is none.
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

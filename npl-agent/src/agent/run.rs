@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Wires the agent together and waits for its end.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use anyhow::{Context as _, bail};
+use npl_common::names::ABI_VERSION;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::{mpsc, watch as latest},
+    time::sleep,
+};
+use tracing::{info, warn};
+
+use crate::{
+    agent::{
+        executor::Executor,
+        reconciler::{HEARTBEAT, Listeners, ProgramTargets, Reconciler},
+        sweeper::Sweeper,
+    },
+    config::Config,
+    core::{
+        devices::redirect::Forwarding,
+        model::{
+            Family,
+            port_range::{LentPorts, port_range_warnings},
+        },
+        state::State,
+    },
+    datapath::{Datapath, Pins, Tables, cleanup},
+    devices::{local_clients::LocalClients, uplinks::Uplinks},
+    http::{self, Health},
+    kube::{self, events::Recorder, patch::PodPatcher},
+    metrics::{Counts, DatapathCounters, FamilyTotals, Metrics},
+    netlink,
+    nft_guard::Guard,
+    process::{limits, lock},
+};
+
+/// Changes that may queue up before the watches wait for the loop.
+const QUEUE: usize = 1024;
+
+/// Serves the Node until SIGTERM or SIGINT. The datapath goes on afterwards.
+///
+/// # Errors
+///
+/// One sentence and its causes.
+pub async fn run(config: Config) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    tokio::select! {
+        ended = serve(config) => ended,
+        _ = terminate.recv() => { info!("stopped by SIGTERM; the datapath goes on"); Ok(()) }
+        _ = interrupt.recv() => { info!("stopped by SIGINT; the datapath goes on"); Ok(()) }
+    }
+}
+
+async fn serve(config: Config) -> anyhow::Result<()> {
+    let Config {
+        node_name,
+        kubeconfig,
+        settings,
+        devices,
+        forwarding,
+        attach,
+        annotation_keys,
+        resync,
+        bpffs,
+        cgroup,
+        guard,
+        listen,
+    } = config;
+    let _lock = lock::take()?;
+    limits::raise_open_files(&settings);
+    for warning in port_range_warnings(settings.port_range, lent_ports().as_ref()) {
+        warn!("{warning}");
+    }
+    let listener = http::bind(listen).await?;
+    let health = Health::new();
+    let metrics = Metrics::new(Arc::new(PinnedCounters { bpffs: bpffs.clone() }));
+    // The API server is asked while the kernel checks the programs: a restart is over when both have answered.
+    let (sender, changes) = mpsc::channel(QUEUE);
+    let mut connecting = kube::connect_and_watch(kubeconfig, &node_name, &annotation_keys, &metrics, sender);
+    let mut datapath = Datapath::open(&bpffs)?;
+    datapath.configure(settings.port_range, random_seed)?;
+    datapath.hooks.prepare(forwarding)?;
+    info!(
+        version = env!("CARGO_PKG_VERSION"),
+        abi = ABI_VERSION,
+        node = node_name,
+        port_range = %settings.port_range,
+        hooks = datapath.hooks.mechanism(),
+        forwarding = forwarding.as_str(),
+        "npl-agent starts"
+    );
+    let mut local_clients = LocalClients::new(cgroup);
+    local_clients.serve(&mut datapath);
+    let _sweeper = Sweeper::start(&bpffs)?;
+
+    let probes = tokio::spawn(http::serve(listener, health.clone(), metrics.clone()));
+    let network = netlink::changes(forwarding != Forwarding::Stack)?;
+    let work = async {
+        let connected = connecting.join_next().await.context("connect to the API server")?;
+        let (client, refusal, mut watches) = connected.context("connect to the API server")??;
+        let patcher = PodPatcher::new(client.clone(), annotation_keys.clone(), metrics.clone());
+        let executor = Executor::new(datapath, patcher, Guard::start(guard, resync));
+        let recorder = Recorder::new(client, &node_name, metrics.clone());
+        let (problems, seen_problems) = latest::channel(Vec::new());
+        let listeners = Listeners { metrics, health: health.clone(), problems };
+        let targets = ProgramTargets { uplinks: Uplinks::new(devices, forwarding, attach, guard), local_clients };
+        let reconciler = Reconciler::new(State::new(settings), executor, targets, listeners, resync);
+        tokio::select! {
+            ended = reconciler.run(changes, network) => { ended?; retire(&bpffs, &health).await?; stand_by(&health).await }
+            refused = refusal => Err(refused.into()),
+            () = recorder.run(seen_problems) => bail!("the recorder of Events ended"),
+            ended = watches.join_next() => bail!("a watch of the API server ended: {ended:?}"),
+        }
+    };
+    tokio::select! {
+        ended = work => ended,
+        ended = probes => ended.context("serve probes and metrics")?.context("serve probes and metrics"),
+    }
+}
+
+/// Everything is withdrawn: the rest goes from the kernel.
+async fn retire(bpffs: &Path, health: &Health) -> anyhow::Result<()> {
+    let (removed, errors) = cleanup::remove_everything(bpffs).await;
+    if let Some(error) = errors.into_iter().next() {
+        return Err(error).context("take everything of npl out of the kernel");
+    }
+    info!(pins = removed.pins.len(), "nothing of npl is left on this Node; the agent can be deleted");
+    health.set_retired();
+    Ok(())
+}
+
+/// Does nothing but live, until somebody takes the agent away.
+async fn stand_by(health: &Health) -> ! {
+    loop {
+        health.beat();
+        sleep(HEARTBEAT).await;
+    }
+}
+
+/// The ports that this network namespace lends to outgoing connections.
+fn lent_ports() -> Option<LentPorts> {
+    let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok()?;
+    let reserved = fs::read_to_string("/proc/sys/net/ipv4/ip_local_reserved_ports").unwrap_or_default();
+    LentPorts::parse(&range, &reserved)
+}
+
+/// From the seed that the standard library draws from the system for each of its hash tables.
+fn random_seed() -> u64 {
+    use std::hash::BuildHasher as _;
+    std::hash::RandomState::new().hash_one(())
+}
+
+/// Reads the counters by their pins whenever somebody asks.
+#[derive(Debug)]
+struct PinnedCounters {
+    bpffs: PathBuf,
+}
+
+impl DatapathCounters for PinnedCounters {
+    fn read(&self) -> Counts {
+        let Ok(tables) = Tables::open(&Pins::new(&self.bpffs)) else { return Counts::default() };
+        let reasons = tables.reasons().unwrap_or_default();
+        let totals = |family| tables.totals(family).map(|stats| FamilyTotals { family, stats });
+        Counts {
+            reasons: reasons.into_iter().map(|(reason, count)| (reason.name(), count)).collect(),
+            totals: Family::ALL.into_iter().flat_map(totals).collect(),
+        }
+    }
+}

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Takes flows out of the table that nothing more is to come of, and attempts to open one out of the half-open cache, on a
+//! thread of its own: a large table takes a while.
+
+use std::{
+    path::Path,
+    sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use tracing::{debug, warn};
+
+use crate::{
+    core::flows::half_open::HalfOpenExpiry,
+    datapath::{DatapathError, Pins, Tables, kernel_clock},
+    devices::uplinks::ErrorChain,
+};
+
+/// How often the table is looked through.
+const EVERY: Duration = Duration::from_secs(10);
+
+/// The thread, which ends when this is dropped.
+#[derive(Debug)]
+pub struct Sweeper {
+    end: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Sweeper {
+    /// Starts it.
+    ///
+    /// # Errors
+    ///
+    /// If the maps are not there.
+    pub fn start(bpffs: &Path) -> Result<Self, DatapathError> {
+        let tables = Tables::open(&Pins::new(bpffs))?;
+        let (end, ended) = mpsc::channel();
+        let thread = thread::Builder::new().name("sweeper".to_owned()).spawn(move || sweep(tables, &ended));
+        if let Err(error) = &thread {
+            warn!(err = %error, "no thread for the flow table: what ended stays until there is no room");
+        }
+        Ok(Self { end: Some(end), thread: thread.ok() })
+    }
+}
+
+impl Drop for Sweeper {
+    fn drop(&mut self) {
+        self.end = None;
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+    }
+}
+
+fn sweep(mut tables: Tables, ended: &Receiver<()>) {
+    let (mut has_failed, mut expiry) = (false, <[HalfOpenExpiry; 2]>::default());
+    while ended.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
+        let flows = tables.remove_expired_flows(kernel_clock());
+        let swept = flows.and_then(|flows| Ok(flows + tables.remove_expired_half_open(&mut expiry)?));
+        match &swept {
+            Ok(0) => {}
+            Ok(flows) => debug!(flows, "forgotten, since nothing more is to come of them"),
+            Err(error) if has_failed => debug!(err = %ErrorChain(error), "the flow table cannot be looked through"),
+            Err(error) => warn!(err = %ErrorChain(error), "the flow table cannot be looked through"),
+        }
+        has_failed = swept.is_err();
+    }
+}

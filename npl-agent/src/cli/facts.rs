@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The machine as it is now, for [`crate::core::doctor`]. Reads and changes nothing; what cannot be read is a fact too.
+
+use std::{collections::BTreeMap, fs, io, path::Path};
+
+use npl_common::config::Config;
+
+use crate::{
+    config::args::ViewArgs,
+    core::{
+        devices::Device,
+        doctor::{Datapath, Facts, Setting, Sysctls},
+        model::settings::PortRange,
+    },
+    datapath::{cgroup, inspect::Inspection, is_unmitigated, pins::Direction, preflight},
+    devices::uplinks::ErrorChain,
+    netlink, nft_guard,
+    process::lock,
+};
+
+/// Where the kernel tells its own types.
+const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
+/// Settings, those of networks of the namespace that the reader is in.
+const SYSCTLS: &str = "/proc/sys";
+
+/// Looks at everything once.
+pub(super) async fn gather(args: &ViewArgs) -> Facts {
+    let network = netlink::interfaces_and_routing().await.map_err(|error| ErrorChain(&error).to_string());
+    let (devices, routing) = match network {
+        Ok((devices, routing)) => (Ok(devices), Ok(routing)),
+        Err(reason) => (Err(reason.clone()), Err(reason)),
+    };
+    let held = nft_guard::read_state().map_err(|error| unreadable(&error));
+    let datapath = Inspection::read(&args.bpffs).map(|inspection| datapath(&inspection));
+    Facts {
+        kernel: preflight::kernel_facts(),
+        has_btf: Path::new(KERNEL_TYPES).exists(),
+        bpffs: args.bpffs.display().to_string(),
+        is_bpffs_mounted: preflight::check_bpffs(&args.bpffs).is_ok(),
+        rights: preflight::rights(),
+        is_agent_running: lock::is_taken(),
+        datapath: datapath.map_err(|error| ErrorChain(&error).to_string()),
+        cgroup: cgroup::hierarchy().map(|path| path.display().to_string()),
+        sysctls: sysctls(devices.as_deref().unwrap_or_default()),
+        devices,
+        routing,
+        masquerading: held
+            .as_ref()
+            .map_err(Clone::clone)
+            .and_then(|held| nft_guard::look(held).map_err(|error| unreadable(&error))),
+        markings: held.map(|held| held.markings),
+    }
+}
+
+fn unreadable(error: &io::Error) -> String {
+    format!("nftables cannot be read: {error}")
+}
+
+fn datapath(inspection: &Inspection) -> Datapath {
+    let is_in_both = |directions: &[Direction]| {
+        [Direction::Ingress, Direction::Egress].iter().all(|direction| directions.contains(direction))
+    };
+    let attached = inspection.links.iter().filter(|(_, directions)| is_in_both(directions));
+    let mut mappings = BTreeMap::new();
+    for mapping in &inspection.mappings {
+        *mappings.entry(mapping.frontend.family).or_default() += 1;
+    }
+    Datapath {
+        is_installed: inspection.is_installed,
+        has_mitigated_programs: !inspection.programs.keys().all(|build| is_unmitigated(build)),
+        attached_devices: attached.map(|(ifindex, _)| *ifindex).collect(),
+        addresses: inspection.local_addresses.iter().copied().collect(),
+        socket_hooks: inspection.socket_hooks.clone(),
+        port_range: inspection.config.and_then(port_range),
+        mappings,
+        pods: inspection.mappings.iter().map(|mapping| mapping.backend.pod_ip).collect(),
+    }
+}
+
+/// Nothing before an agent has written its range.
+fn port_range(config: Config) -> Option<PortRange> {
+    format!("{}-{}", config.port_min, config.port_max).parse().ok()
+}
+
+fn sysctls(devices: &[Device]) -> Sysctls {
+    let of_device = |name: &str| setting(&format!("net/ipv4/conf/{name}/rp_filter"));
+    Sysctls {
+        ip_forward: setting("net/ipv4/ip_forward"),
+        ipv6_forwarding: setting("net/ipv6/conf/all/forwarding"),
+        rp_filter: of_device("all"),
+        rp_filters: devices.iter().map(|device| (device.name.clone(), of_device(&device.name))).collect(),
+        tcp_be_liberal: setting("net/netfilter/nf_conntrack_tcp_be_liberal"),
+        tcp_unacknowledged: setting("net/netfilter/nf_conntrack_tcp_timeout_unacknowledged"),
+        tcp_established: setting("net/netfilter/nf_conntrack_tcp_timeout_established"),
+        local_ports: setting("net/ipv4/ip_local_port_range"),
+        reserved_ports: setting("net/ipv4/ip_local_reserved_ports"),
+    }
+}
+
+fn setting(path: &str) -> Setting {
+    let file = Path::new(SYSCTLS).join(path);
+    match fs::read_to_string(&file) {
+        Ok(text) => Setting::Is(text.trim().to_owned()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Setting::Missing,
+        Err(error) => Setting::Unreadable(format!("read {}: {error}", file.display())),
+    }
+}

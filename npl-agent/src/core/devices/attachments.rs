@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What packets meet on a device beside our programs: programs, filters and queues of others, which a short way may pass
+//! by.
+
+use std::collections::BTreeSet;
+
+use super::{Device, DeviceKind, DeviceSelection};
+
+/// Ours among filters of one priority, as its two halves.
+pub const FILTER_HANDLE: (u16, u16) = (0x4e50, 0x4c01);
+/// The priority of our filters: ahead of every filter that leaves the choice to the kernel.
+pub const FIRST: u16 = 1;
+/// That of those which are to see what is left by all others.
+pub const LAST: u16 = u16::MAX;
+
+/// Queues that drop nothing but what the device has no room for, and hold nothing back for long.
+const PLAIN_QUEUES: [&str; 9] = ["noqueue", "pfifo_fast", "pfifo", "bfifo", "mq", "fq", "fq_codel", "codel", "sfq"];
+/// What filters hang on; no packet waits there.
+const HOOKS: [&str; 2] = [HOOK_OF_BOTH, HOOK_OF_INGRESS];
+/// Takes filters for both directions.
+const HOOK_OF_BOTH: &str = "clsact";
+/// Takes filters for what comes in.
+const HOOK_OF_INGRESS: &str = "ingress";
+
+/// Whose something is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttachmentOwner {
+    /// This agent's, or its predecessor's.
+    Npl,
+    /// Anybody else's.
+    Other,
+}
+
+/// A direction in which packets pass a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// They come in by it.
+    Ingress,
+    /// They leave by it.
+    Egress,
+}
+
+/// What packets meet on a device.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DeviceAttachments {
+    /// The kinds of its queues, as `tc` names them.
+    pub queues: BTreeSet<String>,
+    /// Programs and filters for what comes in, in the order in which packets meet them.
+    pub ingress: Vec<AttachmentOwner>,
+    /// The same for what leaves.
+    pub egress: Vec<AttachmentOwner>,
+}
+
+impl DeviceAttachments {
+    /// Whether what leaves waits where others have said how long, or is dropped where they have said how much may pass.
+    pub fn has_limit(&self) -> bool {
+        self.queues.iter().any(|kind| !PLAIN_QUEUES.contains(&kind.as_str()) && !is_hook(kind))
+    }
+
+    /// Whether others have a program or a filter for a direction.
+    pub fn has_others(&self, side: Side) -> bool {
+        self.on(side).contains(&AttachmentOwner::Other)
+    }
+
+    /// Whether others have one behind ours, or where ours would come first, for what comes in.
+    pub fn has_others_behind_npl(&self) -> bool {
+        let npl = self.ingress.iter().position(|owner| *owner == AttachmentOwner::Npl);
+        self.ingress.iter().skip(npl.unwrap_or_default()).any(|owner| *owner == AttachmentOwner::Other)
+    }
+
+    /// The directions for which there may be filters.
+    pub fn filtered_sides(&self) -> &'static [Side] {
+        if self.queues.contains(HOOK_OF_BOTH) {
+            &[Side::Ingress, Side::Egress]
+        } else if self.queues.contains(HOOK_OF_INGRESS) {
+            &[Side::Ingress]
+        } else {
+            &[]
+        }
+    }
+
+    /// Adds filters, behind all that is there.
+    pub fn add(&mut self, side: Side, owners: impl IntoIterator<Item = AttachmentOwner>) {
+        match side {
+            Side::Ingress => self.ingress.extend(owners),
+            Side::Egress => self.egress.extend(owners),
+        }
+    }
+
+    const fn on(&self, side: Side) -> &Vec<AttachmentOwner> {
+        match side {
+            Side::Ingress => &self.ingress,
+            Side::Egress => &self.egress,
+        }
+    }
+}
+
+/// Whether a queue is none, but what filters hang on.
+pub fn is_hook(kind: &str) -> bool {
+    HOOKS.contains(&kind)
+}
+
+/// Whose a filter is that the kernel tells of; nothing if it tells of a priority alone, which ours have as well.
+///
+/// A priority comes with the kind of its filters and without a handle, ahead of the filters themselves.
+pub fn owner_of_filter(kind: &str, priority: u16, handle: (u16, u16)) -> Option<AttachmentOwner> {
+    let is_npl = kind == "bpf" && [FIRST, LAST].contains(&priority);
+    match handle {
+        FILTER_HANDLE if is_npl => Some(AttachmentOwner::Npl),
+        (0, 0) if is_npl => None,
+        _ => Some(AttachmentOwner::Other),
+    }
+}
+
+/// Whether it matters what others have on a device: it leads to Pods of mappings, or may be an uplink.
+pub fn matters(device: &Device, lead_to_pods: &BTreeSet<u32>, uplinks: &DeviceSelection) -> bool {
+    let may_be_uplink = match uplinks {
+        DeviceSelection::Named(names) => names.contains(&device.name),
+        DeviceSelection::Auto => {
+            device.kind != DeviceKind::Veth || device.has_default_route || !device.addresses.is_empty()
+        }
+    };
+    may_be_uplink || lead_to_pods.contains(&device.ifindex)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::{AttachmentOwner, DeviceAttachments, FILTER_HANDLE, FIRST, LAST, Side, matters, owner_of_filter};
+    use crate::core::devices::{Device, DeviceKind, DeviceSelection, LinkFacts, LinkLayer};
+
+    fn with_queues(kinds: &[&str]) -> DeviceAttachments {
+        DeviceAttachments {
+            queues: kinds.iter().map(|kind| (*kind).to_owned()).collect(),
+            ..DeviceAttachments::default()
+        }
+    }
+
+    #[test]
+    fn queues_that_shape_traffic_are_limits_and_those_of_the_kernel_are_none() {
+        for plain in ["noqueue", "pfifo_fast", "fq_codel", "mq", "fq", "clsact", "ingress"] {
+            assert!(!with_queues(&[plain]).has_limit(), "{plain}");
+        }
+        for limit in ["tbf", "htb", "hfsc", "netem", "cake", "prio", "red", "of a later kernel"] {
+            assert!(with_queues(&[limit]).has_limit(), "{limit}");
+            assert!(with_queues(&["mq", "clsact", limit]).has_limit(), "{limit} below another");
+        }
+    }
+
+    #[test]
+    fn filters_are_looked_for_where_there_may_be_some() {
+        assert_eq!(with_queues(&["noqueue"]).filtered_sides(), []);
+        assert_eq!(with_queues(&["noqueue", "ingress"]).filtered_sides(), [Side::Ingress]);
+        assert_eq!(with_queues(&["tbf", "clsact"]).filtered_sides(), [Side::Ingress, Side::Egress]);
+    }
+
+    #[test]
+    fn filters_of_npl_are_recognized_by_kind_priority_and_handle() {
+        for priority in [FIRST, LAST] {
+            assert_eq!(owner_of_filter("bpf", priority, FILTER_HANDLE), Some(AttachmentOwner::Npl));
+            assert_eq!(owner_of_filter("bpf", priority, (0, 0)), None);
+            assert_eq!(owner_of_filter("bpf", priority, (0, 1)), Some(AttachmentOwner::Other));
+            assert_eq!(owner_of_filter("u32", priority, (0, 0)), Some(AttachmentOwner::Other));
+        }
+        assert_eq!(owner_of_filter("bpf", 10, (0, 0)), Some(AttachmentOwner::Other));
+        assert_eq!(owner_of_filter("bpf", 10, FILTER_HANDLE), Some(AttachmentOwner::Other));
+    }
+
+    #[test]
+    fn other_programs_behind_npl_are_distinguished_from_those_ahead() {
+        use AttachmentOwner::{Npl, Other};
+        let table = [
+            (vec![], false, false),
+            (vec![Npl], false, false),
+            (vec![Other, Npl], true, false),
+            (vec![Npl, Other], true, true),
+            (vec![Other, Npl, Other], true, true),
+            (vec![Other], true, true),
+        ];
+        for (ingress, has_others, has_others_behind) in table {
+            let mut attachments = DeviceAttachments::default();
+            attachments.add(Side::Ingress, ingress.iter().copied());
+            assert_eq!(attachments.has_others(Side::Ingress), has_others, "{ingress:?}");
+            assert_eq!(attachments.has_others_behind_npl(), has_others_behind, "{ingress:?}");
+            assert!(!attachments.has_others(Side::Egress));
+        }
+    }
+
+    #[test]
+    fn devices_of_pods_without_a_mapping_do_not_matter() {
+        let device = |kind, addresses: &[&str]| Device {
+            ifindex: 7,
+            name: "device".to_owned(),
+            kind,
+            link_layer: LinkLayer::Ethernet,
+            master: None,
+            peer_is_elsewhere: true,
+            has_default_route: false,
+            addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
+            link: LinkFacts::default(),
+        };
+        let veth = device(DeviceKind::Veth, &[]);
+        let auto = |device: &Device, lead_to_pods: &[u32]| {
+            matters(device, &lead_to_pods.iter().copied().collect(), &DeviceSelection::Auto)
+        };
+        assert!(!auto(&veth, &[8]));
+        assert!(auto(&veth, &[7]));
+        assert!(auto(&device(DeviceKind::Veth, &["192.0.2.10"]), &[]));
+        assert!(auto(&Device { has_default_route: true, ..veth.clone() }, &[]));
+        assert!(auto(&device(DeviceKind::Physical, &[]), &[]));
+        let named = |name: &str| matters(&veth, &BTreeSet::new(), &DeviceSelection::Named(vec![name.to_owned()]));
+        assert!(named("device") && !named("another"));
+    }
+}

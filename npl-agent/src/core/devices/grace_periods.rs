@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is away for a moment only does not count as gone: addresses and routes are taken off a device and put back when a
+//! link bounces, a lease is renewed or a network manager starts again. To take the programs off in between would have the
+//! host answer for the Pods, and end their connections.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::core::model::Moment;
+
+/// How long that moment is. A link takes seconds to come up again, and IPv6 some more to find its addresses.
+pub const GRACE_MILLIS: u64 = 10_000;
+
+/// Since when things are away that are gone on with.
+#[derive(Debug)]
+pub struct GracePeriods<K> {
+    since: BTreeMap<K, Moment>,
+}
+
+impl<K> Default for GracePeriods<K> {
+    fn default() -> Self {
+        Self { since: BTreeMap::new() }
+    }
+}
+
+impl<K: Ord + Copy> GracePeriods<K> {
+    /// Those of what is held that are away, and not for long enough to count as gone.
+    pub fn update(&mut self, held: &BTreeSet<K>, present: &BTreeSet<K>, now: Moment) -> BTreeSet<K> {
+        let since = |it: &K| (*it, self.since.get(it).copied().unwrap_or(now));
+        let away: BTreeMap<K, Moment> = held.difference(present).map(since).collect();
+        self.since = away.into_iter().filter(|(_, since)| now < since.plus(GRACE_MILLIS)).collect();
+        self.since.keys().copied().collect()
+    }
+
+    /// When the first of them counts as gone.
+    pub fn next_deadline(&self) -> Option<Moment> {
+        self.since.values().min().map(|since| since.plus(GRACE_MILLIS))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::{GRACE_MILLIS, GracePeriods};
+    use crate::core::model::Moment;
+
+    fn set(numbers: &[u32]) -> BTreeSet<u32> {
+        numbers.iter().copied().collect()
+    }
+
+    #[test]
+    fn an_element_that_returns_within_the_grace_period_is_kept() {
+        let mut grace_periods = GracePeriods::default();
+        let held = set(&[1, 2]);
+        assert_eq!(grace_periods.update(&held, &set(&[1, 2, 3]), Moment(5)), set(&[]));
+        assert_eq!(grace_periods.update(&held, &set(&[1]), Moment(10)), set(&[2]));
+        assert_eq!(grace_periods.next_deadline(), Some(Moment(10 + GRACE_MILLIS)));
+        assert_eq!(grace_periods.update(&held, &set(&[1]), Moment(9 + GRACE_MILLIS)), set(&[2]));
+        assert_eq!(grace_periods.update(&held, &held, Moment(9 + GRACE_MILLIS)), set(&[]));
+        assert_eq!(grace_periods.next_deadline(), None);
+    }
+
+    #[test]
+    fn an_absent_element_is_dropped_after_the_grace_period_and_not_before() {
+        let mut grace_periods = GracePeriods::default();
+        assert_eq!(grace_periods.update(&set(&[1, 2]), &set(&[1]), Moment(10)), set(&[2]));
+        assert_eq!(grace_periods.update(&set(&[1, 2]), &set(&[]), Moment(20)), set(&[1, 2]));
+        assert_eq!(grace_periods.update(&set(&[1, 2]), &set(&[]), Moment(10 + GRACE_MILLIS)), set(&[1]));
+        assert_eq!(grace_periods.next_deadline(), Some(Moment(20 + GRACE_MILLIS)));
+    }
+
+    #[test]
+    fn a_second_absence_has_a_whole_grace_period() {
+        let mut grace_periods = GracePeriods::default();
+        let held = set(&[1]);
+        grace_periods.update(&held, &set(&[]), Moment(0));
+        grace_periods.update(&held, &held, Moment(GRACE_MILLIS - 1));
+        assert_eq!(grace_periods.update(&held, &set(&[]), Moment(GRACE_MILLIS)), held);
+    }
+
+    #[test]
+    fn an_element_that_was_never_held_has_no_grace_period() {
+        let mut grace_periods = GracePeriods::default();
+        grace_periods.update(&set(&[1]), &set(&[]), Moment(0));
+        assert_eq!(grace_periods.update(&set(&[]), &set(&[]), Moment(1)), set(&[]));
+        assert_eq!(grace_periods.next_deadline(), None);
+    }
+}

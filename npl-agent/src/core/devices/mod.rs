@@ -1,0 +1,391 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which devices carry the programs, and which addresses count as the Node's. Every device gets a reason.
+
+pub mod attachments;
+pub mod grace_periods;
+pub mod redirect;
+pub mod reply_routing;
+pub mod xdp;
+
+use std::net::IpAddr;
+
+/// What a network device is, as far as the choice depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// Hardware, or what the hypervisor shows as such.
+    Physical,
+    /// `lo`.
+    Loopback,
+    /// One end of a pair; usually a Pod's, on machines made of containers also the uplink.
+    Veth,
+    /// A bridge; usually a CNI's, sometimes the uplink.
+    Bridge,
+    /// Holds addresses and carries nothing.
+    Dummy,
+    /// Encapsulates: vxlan, geneve, ipip, wireguard, tun …
+    Tunnel,
+    /// A virtual router, which routes what its members' hooks have seen.
+    Vrf,
+    /// VLAN, bond, team and whatever else stands for an uplink.
+    Other,
+}
+
+/// Where the IP header of a packet is, as a device shows it to programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinkLayer {
+    /// Behind an Ethernet header.
+    Ethernet,
+    /// At the beginning: tunnels to one other end, PPP, raw IP.
+    None,
+    /// Behind an Ethernet header and a tag, which a VLAN device with `reorder_hdr off` leaves there.
+    Tagged,
+    /// Behind the tunnel's own headers, as GRE that has many other ends shows them.
+    Outer,
+    /// Behind a header that no program of ours knows, as InfiniBand's.
+    Other,
+}
+
+/// What a device belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Master {
+    /// A bond, bridge or team, which takes its members' frames.
+    TakesFrames,
+    /// A virtual router.
+    Vrf,
+}
+
+/// A network device as seen now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// Kernel index.
+    pub ifindex: u32,
+    /// The name now.
+    pub name: String,
+    /// What it is.
+    pub kind: DeviceKind,
+    /// Where its packets have their IP header.
+    pub link_layer: LinkLayer,
+    /// What it belongs to.
+    pub master: Option<Master>,
+    /// Whether it is one end of a pair, or the like, and the other is in another network namespace.
+    pub peer_is_elsewhere: bool,
+    /// Whether a default route leaves by it.
+    pub has_default_route: bool,
+    /// Its addresses of global scope, in the kernel's order.
+    pub addresses: Vec<IpAddr>,
+    /// How its frames come.
+    pub link: LinkFacts,
+}
+
+/// How frames come in by a device.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LinkFacts {
+    /// The name of its driver, of hardware.
+    pub driver: Option<String>,
+    /// The largest packet that it carries, in bytes.
+    pub mtu: u32,
+    /// Whether VLAN devices and the like take frames from it.
+    pub has_upper_devices: bool,
+    /// Whether nothing leaves by it unless a program lets it, as a pair of netkit may be made.
+    pub is_closed: bool,
+    /// Whether it has an `ingress` queue, which unlike `clsact` has no place for filters of what leaves.
+    pub has_ingress_queue: bool,
+}
+
+/// What keeps filters away before Linux 6.6, for logs and the doctor.
+pub const HAS_INGRESS_QUEUE: &str = "has an ingress qdisc, which holds no filters for what leaves: replace it by clsact, \
+                                     which holds the same filters";
+
+/// `--devices`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DeviceSelection {
+    /// By the rules of [`choose`].
+    Auto,
+    /// These, by name.
+    Named(Vec<String>),
+}
+
+/// Why a device does or does not carry the programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum UplinkReason {
+    /// `--devices` names it.
+    Named,
+    /// `--devices` names others.
+    NotNamed,
+    /// It has one of the Node's published addresses.
+    HasNodeAddress,
+    /// A default route leaves by it.
+    HasDefaultRoute,
+    /// Replies to Pods of other Nodes leave by it.
+    IsTunnel,
+    /// An uplink with an address.
+    IsUplink,
+    /// An earlier agent chose it, and which addresses the Node publishes is not known yet.
+    Kept,
+    /// What it was chosen for was there a moment ago, and may come back.
+    InGracePeriod,
+    /// Its master carries the programs.
+    IsEnslaved,
+    /// Its members carry the programs.
+    IsVrf,
+    /// Clients on the Node itself do not come in by a device.
+    IsLoopback,
+    /// Nothing leaves by it.
+    IsDummy,
+    /// Without Node address and default route, a veth or bridge leads to Pods.
+    LeadsToPods,
+    /// Nobody can send to it.
+    HasNoAddress,
+    /// [`LinkLayer::Tagged`].
+    LeavesTags,
+    /// [`LinkLayer::Outer`].
+    ShowsOuterHeaders,
+    /// [`LinkLayer::Other`].
+    HasOtherLinkLayer,
+}
+
+impl UplinkReason {
+    /// For tables and logs.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Named => "named by --devices",
+            Self::NotNamed => "not named by --devices",
+            Self::HasNodeAddress => "has a Node address",
+            Self::HasDefaultRoute => "has a default route",
+            Self::IsTunnel => "tunnel to other Nodes",
+            Self::IsUplink => "uplink with an address",
+            Self::Kept => "kept from an earlier agent until the Node's addresses are known",
+            Self::InGracePeriod => "was an uplink a moment ago",
+            Self::IsEnslaved => "its master carries the programs",
+            Self::IsVrf => "its members carry the programs",
+            Self::IsLoopback => "loopback",
+            Self::IsDummy => "carries no traffic",
+            Self::LeadsToPods => "leads to Pods",
+            Self::HasNoAddress => "has no address",
+            Self::LeavesTags => "leaves VLAN tags in frames: set it to `reorder_hdr on`",
+            Self::ShowsOuterHeaders => {
+                "a GRE tunnel without one remote end shows its own headers: set `remote` or `external`"
+            }
+            Self::HasOtherLinkLayer => "its link layer is neither Ethernet nor none",
+        }
+    }
+
+    /// Whether a device does not carry the programs for want of what may come back.
+    pub const fn has_grace_period(self) -> bool {
+        matches!(self, Self::LeadsToPods | Self::HasNoAddress)
+    }
+
+    /// Whether clients may come by the device all the same, and are not served there.
+    pub const fn is_unsupported(self) -> bool {
+        matches!(self, Self::LeavesTags | Self::ShowsOuterHeaders | Self::HasOtherLinkLayer)
+    }
+}
+
+/// Whether a device carries the programs, and why.
+///
+/// Requests arrive where the Node's addresses are, replies leave by any device that leads away from the Pods; so a
+/// chosen device carries both programs. Until the Node's addresses are known, a device that carries them already keeps
+/// them: an agent that starts while the API server is away takes nothing off. Whatever chooses a device, programs that
+/// would look for headers where there are none are not put on it.
+pub fn choose(
+    device: &Device,
+    selection: &DeviceSelection,
+    node_ips: &[IpAddr],
+    is_attached: bool,
+) -> Result<UplinkReason, UplinkReason> {
+    let chosen = match selection {
+        DeviceSelection::Named(names) if names.contains(&device.name) => Ok(UplinkReason::Named),
+        DeviceSelection::Named(_) => Err(UplinkReason::NotNamed),
+        DeviceSelection::Auto => choose_by_rules(device, node_ips)
+            .or_else(|reason| if is_attached && node_ips.is_empty() { Ok(UplinkReason::Kept) } else { Err(reason) }),
+    };
+    let reason = chosen?;
+    match unsupported_link_layer(device.link_layer) {
+        None => Ok(reason),
+        // As `gre0`, which comes with the kernel's module: nothing goes through it.
+        Some(_) if reason == UplinkReason::IsTunnel && device.addresses.is_empty() => Err(UplinkReason::HasNoAddress),
+        Some(unsupported_link_layer) => Err(unsupported_link_layer),
+    }
+}
+
+const fn unsupported_link_layer(link_layer: LinkLayer) -> Option<UplinkReason> {
+    match link_layer {
+        LinkLayer::Ethernet | LinkLayer::None => None,
+        LinkLayer::Tagged => Some(UplinkReason::LeavesTags),
+        LinkLayer::Outer => Some(UplinkReason::ShowsOuterHeaders),
+        LinkLayer::Other => Some(UplinkReason::HasOtherLinkLayer),
+    }
+}
+
+fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<UplinkReason, UplinkReason> {
+    match device.kind {
+        DeviceKind::Loopback => return Err(UplinkReason::IsLoopback),
+        DeviceKind::Dummy => return Err(UplinkReason::IsDummy),
+        DeviceKind::Vrf => return Err(UplinkReason::IsVrf),
+        _ if device.master == Some(Master::TakesFrames) => return Err(UplinkReason::IsEnslaved),
+        DeviceKind::Tunnel => return Ok(UplinkReason::IsTunnel),
+        DeviceKind::Physical | DeviceKind::Veth | DeviceKind::Bridge | DeviceKind::Other => {}
+    }
+    if device.addresses.iter().any(|addr| node_ips.contains(addr)) {
+        return Ok(UplinkReason::HasNodeAddress);
+    }
+    if device.has_default_route {
+        return Ok(UplinkReason::HasDefaultRoute);
+    }
+    match device.kind {
+        DeviceKind::Veth | DeviceKind::Bridge => Err(UplinkReason::LeadsToPods),
+        DeviceKind::Physical
+        | DeviceKind::Other
+        | DeviceKind::Loopback
+        | DeviceKind::Dummy
+        | DeviceKind::Tunnel
+        | DeviceKind::Vrf => {
+            if device.addresses.is_empty() {
+                Err(UplinkReason::HasNoAddress)
+            } else {
+                Ok(UplinkReason::IsUplink)
+            }
+        }
+    }
+}
+
+/// The addresses that clients can reach mappings by, the more important first: the published ones that the machine
+/// has, then every other address of a device that is not a dummy (kube-proxy's IPVS mode keeps all cluster IPs on one).
+pub fn local_addresses(devices: &[Device], node_ips: &[IpAddr]) -> Vec<IpAddr> {
+    let real = devices.iter().filter(|device| device.kind != DeviceKind::Dummy);
+    let all: Vec<IpAddr> = real.flat_map(|device| device.addresses.iter().copied()).collect();
+    let anywhere = |ip: &&IpAddr| devices.iter().any(|device| device.addresses.contains(ip));
+    let mut ordered = Vec::new();
+    for addr in node_ips.iter().filter(anywhere).copied().chain(all) {
+        if !ordered.contains(&addr) {
+            ordered.push(addr);
+        }
+    }
+    ordered
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        Device, DeviceKind, DeviceSelection, LinkFacts, LinkLayer, Master, UplinkReason, choose, local_addresses,
+    };
+
+    const NODE_IP: &str = "192.0.2.11";
+
+    fn device(name: &str, kind: DeviceKind, addresses: &[&str]) -> Device {
+        Device {
+            ifindex: 2,
+            name: name.to_owned(),
+            kind,
+            link_layer: LinkLayer::Ethernet,
+            master: None,
+            peer_is_elsewhere: false,
+            has_default_route: false,
+            addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
+            link: LinkFacts::default(),
+        }
+    }
+
+    fn auto(device: &Device) -> Result<UplinkReason, UplinkReason> {
+        choose(device, &DeviceSelection::Auto, &[NODE_IP.parse().unwrap()], false)
+    }
+
+    #[test]
+    fn uplinks_and_tunnels_are_chosen_and_pod_devices_are_not() {
+        let table = [
+            (device("eth0", DeviceKind::Physical, &[NODE_IP]), Ok(UplinkReason::HasNodeAddress)),
+            (device("eth1", DeviceKind::Physical, &["198.51.100.4"]), Ok(UplinkReason::IsUplink)),
+            (device("eth2", DeviceKind::Physical, &[]), Err(UplinkReason::HasNoAddress)),
+            (device("veth0", DeviceKind::Veth, &[NODE_IP]), Ok(UplinkReason::HasNodeAddress)),
+            (device("cali123", DeviceKind::Veth, &[]), Err(UplinkReason::LeadsToPods)),
+            (device("cni0", DeviceKind::Bridge, &["10.244.1.1"]), Err(UplinkReason::LeadsToPods)),
+            (device("br0", DeviceKind::Bridge, &[NODE_IP]), Ok(UplinkReason::HasNodeAddress)),
+            (device("flannel.1", DeviceKind::Tunnel, &["10.244.1.0"]), Ok(UplinkReason::IsTunnel)),
+            (device("wg0", DeviceKind::Tunnel, &[]), Ok(UplinkReason::IsTunnel)),
+            (device("kube-ipvs0", DeviceKind::Dummy, &["10.96.0.1"]), Err(UplinkReason::IsDummy)),
+            (device("lo", DeviceKind::Loopback, &[]), Err(UplinkReason::IsLoopback)),
+            (device("eth0.100", DeviceKind::Other, &["203.0.113.4"]), Ok(UplinkReason::IsUplink)),
+        ];
+        for (device, expected) in table {
+            assert_eq!(auto(&device), expected, "{}", device.name);
+        }
+    }
+
+    #[test]
+    fn a_default_route_makes_any_device_an_uplink_and_a_master_replaces_its_members() {
+        let routed = Device { has_default_route: true, ..device("br-ex", DeviceKind::Bridge, &[]) };
+        assert_eq!(auto(&routed), Ok(UplinkReason::HasDefaultRoute));
+        let master = Some(Master::TakesFrames);
+        let member = Device { master, ..device("eth3", DeviceKind::Physical, &[]) };
+        assert_eq!(auto(&member), Err(UplinkReason::IsEnslaved));
+    }
+
+    #[test]
+    fn vrf_members_are_chosen_like_devices_without_a_master_and_the_vrf_is_not() {
+        let member = |name, kind, addresses| Device { master: Some(Master::Vrf), ..device(name, kind, addresses) };
+        assert_eq!(auto(&member("eth0", DeviceKind::Physical, &[NODE_IP])), Ok(UplinkReason::HasNodeAddress));
+        assert_eq!(auto(&member("cali123", DeviceKind::Veth, &[])), Err(UplinkReason::LeadsToPods));
+        assert_eq!(auto(&device("vrf-red", DeviceKind::Vrf, &[NODE_IP])), Err(UplinkReason::IsVrf));
+    }
+
+    #[test]
+    fn a_device_whose_headers_are_elsewhere_is_refused_however_it_was_chosen() {
+        let table = [
+            (LinkLayer::Ethernet, None),
+            (LinkLayer::None, None),
+            (LinkLayer::Tagged, Some(UplinkReason::LeavesTags)),
+            (LinkLayer::Outer, Some(UplinkReason::ShowsOuterHeaders)),
+            (LinkLayer::Other, Some(UplinkReason::HasOtherLinkLayer)),
+        ];
+        let named = DeviceSelection::Named(vec!["ib0".to_owned()]);
+        let others = DeviceSelection::Named(vec!["eth0".to_owned()]);
+        for (link_layer, unsupported_link_layer) in table {
+            let it = Device { link_layer, ..device("ib0", DeviceKind::Physical, &["198.51.100.4"]) };
+            let expected = |reason| unsupported_link_layer.map_or(Ok(reason), Err);
+            assert_eq!(auto(&it), expected(UplinkReason::IsUplink));
+            assert_eq!(choose(&it, &named, &[], false), expected(UplinkReason::Named));
+            assert_eq!(choose(&it, &others, &[], true), Err(UplinkReason::NotNamed));
+            let idle = Device { link_layer, ..device("gre0", DeviceKind::Tunnel, &[]) };
+            let expected = if unsupported_link_layer.is_some() {
+                Err(UplinkReason::HasNoAddress)
+            } else {
+                Ok(UplinkReason::IsTunnel)
+            };
+            assert_eq!(auto(&idle), expected);
+            assert!(unsupported_link_layer.is_none_or(UplinkReason::is_unsupported));
+        }
+    }
+
+    #[test]
+    fn a_list_of_names_overrides_every_rule() {
+        let named = DeviceSelection::Named(vec!["cni0".to_owned()]);
+        assert_eq!(choose(&device("cni0", DeviceKind::Bridge, &[]), &named, &[], false), Ok(UplinkReason::Named));
+        let left_out = device("eth0", DeviceKind::Physical, &[NODE_IP]);
+        for is_attached in [false, true] {
+            assert_eq!(choose(&left_out, &named, &[], is_attached), Err(UplinkReason::NotNamed));
+        }
+    }
+
+    #[test]
+    fn attached_programs_are_kept_until_the_nodes_addresses_are_known() {
+        let bridge = device("br0", DeviceKind::Bridge, &[NODE_IP]);
+        let node_ips = |texts: &[&str]| -> Vec<_> { texts.iter().map(|text| text.parse().unwrap()).collect() };
+        let auto = |ips: &[&str], is_attached| choose(&bridge, &DeviceSelection::Auto, &node_ips(ips), is_attached);
+        assert_eq!(auto(&[], false), Err(UplinkReason::LeadsToPods));
+        assert_eq!(auto(&[], true), Ok(UplinkReason::Kept));
+        assert_eq!(auto(&["192.0.2.99"], true), Err(UplinkReason::LeadsToPods));
+        assert_eq!(auto(&[NODE_IP], true), Ok(UplinkReason::HasNodeAddress));
+    }
+
+    #[test]
+    fn published_addresses_come_first_and_dummies_do_not_count() {
+        let devices = [
+            device("eth1", DeviceKind::Physical, &["198.51.100.4", "2001:db8::4"]),
+            device("eth0", DeviceKind::Physical, &[NODE_IP]),
+            device("kube-ipvs0", DeviceKind::Dummy, &["10.96.0.1"]),
+        ];
+        let node_ips = [NODE_IP.parse().unwrap(), "203.0.113.250".parse().unwrap()];
+        let texts: Vec<String> = local_addresses(&devices, &node_ips).iter().map(ToString::to_string).collect();
+        assert_eq!(texts, [NODE_IP, "198.51.100.4", "2001:db8::4"]);
+    }
+}

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Rules as `ip rule` shows them, and what becomes of replies.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use super::{DefaultRoute, MAIN_TABLE, Mark, Marking, ReplyRouteProblem, ReplyRoutes, Routing, Rule, Selector};
+use crate::core::{
+    devices::{Device, DeviceKind, LinkFacts, LinkLayer, redirect::Forwarding},
+    model::Family,
+};
+
+const FIRST: u32 = 2;
+const SECOND: u32 = 3;
+const THIRD: u32 = 4;
+const UPLINKS: [u32; 2] = [FIRST, SECOND];
+const POD: &str = "10.0.64.7";
+const POD_V6: &str = "2001:db8:64::7";
+const OWN: &str = "192.0.2.10";
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn from(addr: &str, table: u32) -> Rule {
+    let addr = ip(addr);
+    Rule { family: Family::of(addr), selector: Selector::Source(addr), table }
+}
+
+fn marked(family: Family, value: u32, mask: u32, table: u32) -> Rule {
+    Rule { family, selector: Selector::Mark(Mark::new(value, mask).unwrap()), table }
+}
+
+/// The main table leaves by the first device, table 2 by the second, table 3 by one that is no uplink.
+fn reply_routes(rules: &[Rule]) -> ReplyRoutes {
+    let tables = [(MAIN_TABLE, FIRST), (2, SECOND), (3, THIRD)];
+    let route = |family| tables.map(|(table, ifindex)| DefaultRoute { family, table, ifindex });
+    let routing = Routing { rules: rules.to_vec(), default_routes: Family::ALL.into_iter().flat_map(route).collect() };
+    let device = Device {
+        ifindex: FIRST,
+        name: "eth0".to_owned(),
+        kind: DeviceKind::Physical,
+        link_layer: LinkLayer::Ethernet,
+        master: None,
+        peer_is_elsewhere: false,
+        has_default_route: true,
+        addresses: vec![ip(OWN)],
+        link: LinkFacts::default(),
+    };
+    routing.reply_routes(&[device], &UPLINKS.into())
+}
+
+fn routes(markings: &[(Family, u32, u32, u32)], marked: &[&str], unmarked: &[&str]) -> ReplyRoutes {
+    let marking = |(family, ifindex, value, mask): &(Family, u32, u32, u32)| Marking {
+        family: *family,
+        ifindex: *ifindex,
+        mark: Mark::new(*value, *mask).unwrap(),
+    };
+    let addrs = |texts: &[&str]| texts.iter().map(|text| ip(text)).collect::<BTreeSet<_>>();
+    ReplyRoutes { markings: markings.iter().map(marking).collect(), marked: addrs(marked), unmarked: addrs(unmarked) }
+}
+
+#[test]
+fn a_mark_that_leads_to_the_main_table_ahead_of_a_pods_rule_is_set() {
+    let rules = [marked(Family::V4, 0x80, 0x80, MAIN_TABLE), from(POD, 2), from("10.0.64.8", 2)];
+    assert_eq!(reply_routes(&rules), routes(&[(Family::V4, FIRST, 0x80, 0x80)], &[POD, "10.0.64.8"], &[]));
+}
+
+#[test]
+fn a_pods_rule_ahead_of_the_marks_takes_its_replies_whatever_is_marked() {
+    let mark = marked(Family::V4, 0x80, 0x80, MAIN_TABLE);
+    assert_eq!(reply_routes(&[from(POD, 2), mark]), routes(&[], &[], &[POD]));
+    let one_of_two = [from(POD, 2), mark, from(POD, 2), from("10.0.64.8", 2)];
+    assert_eq!(reply_routes(&one_of_two), routes(&[(Family::V4, FIRST, 0x80, 0x80)], &["10.0.64.8"], &[POD]));
+}
+
+#[test]
+fn without_a_mark_pods_stay_unmarked() {
+    assert_eq!(reply_routes(&[from(POD, 2)]), routes(&[], &[], &[POD]));
+}
+
+#[test]
+fn rules_without_pod_tables_need_no_mark() {
+    let mark = marked(Family::V4, 0x80, 0x80, MAIN_TABLE);
+    assert_eq!(reply_routes(&[mark]), ReplyRoutes::default());
+    assert_eq!(reply_routes(&[mark, from(POD, MAIN_TABLE), from(OWN, 2)]), ReplyRoutes::default());
+}
+
+#[test]
+fn a_mark_counts_whose_table_leaves_by_an_uplink_and_the_first_of_several_is_set() {
+    let by = |table| marked(Family::V4, 0x200, 0xf00, table);
+    assert_eq!(reply_routes(&[by(2), from(POD, 3)]), routes(&[(Family::V4, SECOND, 0x200, 0xf00)], &[POD], &[]));
+    for nowhere in [3, 2004] {
+        assert_eq!(reply_routes(&[by(nowhere), from(POD, 2)]), routes(&[], &[], &[POD]), "{nowhere}");
+    }
+    let several = [by(2004), marked(Family::V4, 0x80, 0x80, MAIN_TABLE), by(2), from(POD, 3)];
+    assert_eq!(reply_routes(&several), routes(&[(Family::V4, FIRST, 0x80, 0x80)], &[POD], &[]));
+}
+
+#[test]
+fn each_family_has_its_own_rules() {
+    let rules = [marked(Family::V6, 0x80, 0x80, MAIN_TABLE), from(POD, 2), from(POD_V6, 2)];
+    assert_eq!(reply_routes(&rules), routes(&[(Family::V6, FIRST, 0x80, 0x80)], &[POD_V6], &[POD]));
+}
+
+#[test]
+fn a_mark_keeps_only_masked_bits_and_zero_is_no_mark() {
+    assert_eq!(Mark::new(0x1080, 0xff).map(|mark| (mark.value(), mark.mask())), Some((0x80, 0xff)));
+    assert_eq!([Mark::new(0, 0xff), Mark::new(0x100, 0xff)], [None, None]);
+    assert_eq!(Mark::new(0x80, 0x80).unwrap().to_string(), "0x80/0x80");
+}
+
+#[test]
+fn restricting_addresses_keeps_the_markings() {
+    let rules = [marked(Family::V4, 0x80, 0x80, MAIN_TABLE), from(POD, 2), from("10.0.64.8", 2), from(POD_V6, 2)];
+    let some = reply_routes(&rules).of(&[ip(POD)].into());
+    assert_eq!(some, routes(&[(Family::V4, FIRST, 0x80, 0x80)], &[POD], &[]));
+}
+
+#[test]
+fn misrouted_replies_are_a_problem_unless_marked_or_redirected() {
+    let mark = marked(Family::V4, 0x80, 0x80, MAIN_TABLE);
+    let of = |rules: &[Rule], forwarding, are_marked| {
+        reply_routes(rules).problem(forwarding, are_marked).map(|(problem, pods)| (problem, pods.len()))
+    };
+    for forwarding in [Forwarding::Stack, Forwarding::Offload] {
+        assert_eq!(of(&[from(POD, 2)], forwarding, true), Some((ReplyRouteProblem::NoMark, 1)));
+        assert_eq!(of(&[mark, from(POD, 2)], forwarding, false), Some((ReplyRouteProblem::MarkNotSet, 1)));
+        assert_eq!(of(&[mark, from(POD, 2)], forwarding, true), None);
+        assert_eq!(of(&[mark], forwarding, false), None);
+    }
+    for rules in [&[from(POD, 2)][..], &[mark, from(POD, 2)]] {
+        assert_eq!(of(rules, Forwarding::Redirect, false), None);
+    }
+}

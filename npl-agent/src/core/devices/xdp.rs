@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+//! On which devices requests are translated by XDP, in the driver, ahead of TC. Every device gets a reason.
+
+use std::str::FromStr;
+
+use super::{Device, DeviceKind, LinkLayer, Master, redirect::Forwarding};
+
+/// The largest frame of which drivers give programs the whole, in a page with room in front and behind.
+const LARGEST_WHOLE: u32 = 3498;
+
+/// Drivers that run programs on frames as they came by the wire, and whose checksums stand in the frames.
+const SAFE_DRIVERS: [&str; 8] = ["mlx5_core", "ice", "i40e", "ixgbe", "bnxt_en", "ena", "virtio_net", "gve"];
+
+/// `--attach`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Attach {
+    /// TC alone.
+    Tc,
+    /// XDP too, where that is known to be safe.
+    Auto,
+    /// XDP too, wherever a driver takes it.
+    Xdp,
+}
+
+/// The text is none of `--attach`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no place for programs: give tc, auto or xdp")]
+pub struct AttachError(String);
+
+impl FromStr for Attach {
+    type Err = AttachError;
+
+    fn from_str(text: &str) -> Result<Self, AttachError> {
+        match text {
+            "tc" => Ok(Self::Tc),
+            "auto" => Ok(Self::Auto),
+            "xdp" => Ok(Self::Xdp),
+            other => Err(AttachError(other.to_owned())),
+        }
+    }
+}
+
+/// Why requests that come in by a device are translated by XDP, or by TC alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum XdpReason {
+    /// `--attach tc`.
+    NotRequested,
+    /// Packets pass the host's stack by from TC; what XDP translates would take it.
+    BypassesStack,
+    /// The program reads Ethernet headers.
+    NotEthernet,
+    /// What comes from this machine's own stack has checksums that are not finished, and XDP is not told.
+    IsVirtual,
+    /// Its master decides where its frames belong.
+    IsEnslaved,
+    /// A frame's tag may be told apart from the frame, and XDP is not told.
+    HasUpperDevices,
+    /// Nobody has tried it.
+    UnknownDriver,
+    /// Its frames may be in parts, which this kernel's programs cannot have.
+    LargeFrames,
+    /// A driver of [`SAFE_DRIVERS`].
+    SafeDriver,
+    /// `--attach xdp`.
+    Forced,
+    /// Somebody else's program is there.
+    Occupied,
+    /// The driver took no program.
+    DriverRefuses,
+    /// The kernel took the program for unsafe, or does not know its kind.
+    KernelRefuses,
+}
+
+impl XdpReason {
+    const ALL: [Self; 13] = [
+        Self::NotRequested,
+        Self::BypassesStack,
+        Self::NotEthernet,
+        Self::IsVirtual,
+        Self::IsEnslaved,
+        Self::HasUpperDevices,
+        Self::UnknownDriver,
+        Self::LargeFrames,
+        Self::SafeDriver,
+        Self::Forced,
+        Self::Occupied,
+        Self::DriverRefuses,
+        Self::KernelRefuses,
+    ];
+
+    /// As in the names of files.
+    pub const fn key(self) -> &'static str {
+        match self {
+            Self::NotRequested => "not_requested",
+            Self::BypassesStack => "bypasses_stack",
+            Self::NotEthernet => "not_ethernet",
+            Self::IsVirtual => "is_virtual",
+            Self::IsEnslaved => "is_enslaved",
+            Self::HasUpperDevices => "has_upper_devices",
+            Self::UnknownDriver => "unknown_driver",
+            Self::LargeFrames => "large_frames",
+            Self::SafeDriver => "safe_driver",
+            Self::Forced => "forced",
+            Self::Occupied => "occupied",
+            Self::DriverRefuses => "driver_refuses",
+            Self::KernelRefuses => "kernel_refuses",
+        }
+    }
+
+    /// For tables and logs.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::NotRequested => "--attach tc",
+            Self::BypassesStack => "the way past the stack begins at TC",
+            Self::NotEthernet => "no Ethernet headers",
+            Self::IsVirtual => "virtual: checksums may be unfinished",
+            Self::IsEnslaved => "belongs to another device",
+            Self::HasUpperDevices => "other devices take frames from it",
+            Self::UnknownDriver => "its driver is not known to be safe",
+            Self::LargeFrames => "frames too large for XDP on this kernel",
+            Self::SafeDriver => "its driver is known to be safe",
+            Self::Forced => "--attach xdp",
+            Self::Occupied => "another XDP program is there",
+            Self::DriverRefuses => "its driver takes no XDP program now",
+            Self::KernelRefuses => "the kernel refuses the XDP program",
+        }
+    }
+
+    /// The reason with this [`Self::key`].
+    pub fn of_key(key: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|reason| reason.key() == key)
+    }
+
+    /// Whether to ask the kernel again while the device stays as it is. A driver may rebuild its queues for a program
+    /// before it refuses it.
+    pub const fn is_temporary(self) -> bool {
+        matches!(self, Self::Occupied)
+    }
+}
+
+/// Whether requests on a device are translated by XDP, and why; `has_frags` says that programs may have frames in parts.
+pub fn plan(device: &Device, attach: Attach, forwarding: Forwarding, has_frags: bool) -> Result<XdpReason, XdpReason> {
+    if attach == Attach::Tc {
+        return Err(XdpReason::NotRequested);
+    }
+    if forwarding != Forwarding::Stack {
+        return Err(XdpReason::BypassesStack);
+    }
+    if device.link_layer != LinkLayer::Ethernet {
+        return Err(XdpReason::NotEthernet);
+    }
+    if device.link.mtu > LARGEST_WHOLE && !has_frags {
+        return Err(XdpReason::LargeFrames);
+    }
+    if attach == Attach::Xdp { Ok(XdpReason::Forced) } else { plan_by_rules(device) }
+}
+
+fn plan_by_rules(device: &Device) -> Result<XdpReason, XdpReason> {
+    if device.kind != DeviceKind::Physical {
+        return Err(XdpReason::IsVirtual);
+    }
+    if device.master == Some(Master::TakesFrames) {
+        return Err(XdpReason::IsEnslaved);
+    }
+    if device.link.has_upper_devices {
+        return Err(XdpReason::HasUpperDevices);
+    }
+    let is_safe = device.link.driver.as_deref().is_some_and(|driver| SAFE_DRIVERS.contains(&driver));
+    if is_safe { Ok(XdpReason::SafeDriver) } else { Err(XdpReason::UnknownDriver) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Attach, LARGEST_WHOLE, XdpReason};
+    use crate::core::devices::{Device, DeviceKind, LinkFacts, LinkLayer, Master, redirect::Forwarding};
+
+    fn plan(device: &Device, attach: Attach, has_frags: bool) -> Result<XdpReason, XdpReason> {
+        super::plan(device, attach, Forwarding::Stack, has_frags)
+    }
+
+    fn device(kind: DeviceKind, driver: Option<&str>) -> Device {
+        Device {
+            ifindex: 2,
+            name: "eth0".to_owned(),
+            kind,
+            link_layer: LinkLayer::Ethernet,
+            master: None,
+            peer_is_elsewhere: false,
+            has_default_route: true,
+            addresses: Vec::new(),
+            link: LinkFacts { driver: driver.map(str::to_owned), mtu: 1500, ..LinkFacts::default() },
+        }
+    }
+
+    fn nic() -> Device {
+        device(DeviceKind::Physical, Some("ice"))
+    }
+
+    #[test]
+    fn tc_alone_is_the_default() {
+        for device in [nic(), device(DeviceKind::Veth, None)] {
+            assert_eq!(plan(&device, Attach::Tc, true), Err(XdpReason::NotRequested));
+        }
+    }
+
+    #[test]
+    fn auto_takes_drivers_that_are_known_to_be_safe() {
+        for driver in ["mlx5_core", "ice", "i40e", "ixgbe", "bnxt_en", "ena", "virtio_net", "gve"] {
+            let nic = device(DeviceKind::Physical, Some(driver));
+            assert_eq!(plan(&nic, Attach::Auto, true), Ok(XdpReason::SafeDriver), "{driver}");
+        }
+        for driver in [Some("e1000e"), Some("ic"), None] {
+            let nic = device(DeviceKind::Physical, driver);
+            assert_eq!(plan(&nic, Attach::Auto, true), Err(XdpReason::UnknownDriver), "{driver:?}");
+        }
+    }
+
+    #[test]
+    fn auto_uses_tc_where_xdp_lacks_information() {
+        let with = |change: fn(&mut Device)| {
+            let mut device = nic();
+            change(&mut device);
+            plan(&device, Attach::Auto, true)
+        };
+        let virtual_kinds = [DeviceKind::Veth, DeviceKind::Bridge, DeviceKind::Tunnel, DeviceKind::Other];
+        for kind in virtual_kinds {
+            assert_eq!(plan(&device(kind, Some("ice")), Attach::Auto, true), Err(XdpReason::IsVirtual), "{kind:?}");
+        }
+        assert_eq!(with(|device| device.master = Some(Master::TakesFrames)), Err(XdpReason::IsEnslaved));
+        assert_eq!(with(|device| device.link.has_upper_devices = true), Err(XdpReason::HasUpperDevices));
+        assert_eq!(with(|device| device.link_layer = LinkLayer::None), Err(XdpReason::NotEthernet));
+    }
+
+    /// What XDP translates takes the stack, and half of each conversation would.
+    #[test]
+    fn xdp_is_not_used_where_packets_bypass_the_stack() {
+        for forwarding in [Forwarding::Redirect, Forwarding::Offload] {
+            for attach in [Attach::Auto, Attach::Xdp] {
+                assert_eq!(super::plan(&nic(), attach, forwarding, true), Err(XdpReason::BypassesStack));
+            }
+            assert_eq!(super::plan(&nic(), Attach::Tc, forwarding, true), Err(XdpReason::NotRequested));
+        }
+    }
+
+    #[test]
+    fn large_frames_need_xdp_frags() {
+        for attach in [Attach::Auto, Attach::Xdp] {
+            let with_mtu = |mtu, has_frags| {
+                let nic = nic();
+                let link = LinkFacts { mtu, ..nic.link.clone() };
+                plan(&Device { link, ..nic }, attach, has_frags).is_ok()
+            };
+            assert_eq!([with_mtu(LARGEST_WHOLE, false), with_mtu(9000, true)], [true, true]);
+            assert!(!with_mtu(LARGEST_WHOLE + 1, false));
+        }
+    }
+
+    #[test]
+    fn xdp_is_forced_on_every_ethernet_device() {
+        for kind in [DeviceKind::Veth, DeviceKind::Physical, DeviceKind::Other] {
+            assert_eq!(plan(&device(kind, None), Attach::Xdp, true), Ok(XdpReason::Forced), "{kind:?}");
+        }
+        let tunnel = Device { link_layer: LinkLayer::None, ..device(DeviceKind::Tunnel, None) };
+        assert_eq!(plan(&tunnel, Attach::Xdp, true), Err(XdpReason::NotEthernet));
+    }
+
+    #[test]
+    fn a_reason_is_found_by_its_key_which_a_file_can_have_as_its_name() {
+        for reason in XdpReason::ALL {
+            assert_eq!(XdpReason::of_key(reason.key()), Some(reason));
+            assert!(reason.key().bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{reason:?}");
+        }
+        assert_eq!(XdpReason::of_key("of_another_version"), None);
+    }
+
+    #[test]
+    fn attach_has_three_values() {
+        assert_eq!(
+            ["tc", "auto", "xdp"].map(|text| text.parse().ok()),
+            [Attach::Tc, Attach::Auto, Attach::Xdp].map(Some)
+        );
+        assert!("generic".parse::<Attach>().is_err());
+    }
+}

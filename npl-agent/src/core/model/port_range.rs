@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Port ranges that work and are still a bad idea.
+
+use std::fmt;
+
+use super::settings::{PortRange, Settings};
+
+/// What Kubernetes gives to Services of type `NodePort` unless it is told otherwise.
+const SERVICE_NODE_PORTS: (u16, u16) = (30000, 32767);
+
+/// Somebody else takes ports of the range too. Its text is one sentence for the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RangeWarning {
+    /// The kernel lends out these ports for outgoing connections.
+    #[error(
+        "port range {range} overlaps the ports {first}-{last} that the kernel lends to outgoing connections: \
+         connections that hold a port keep it from NPL; change --port-range or net.ipv4.ip_local_port_range, or add \
+         the range to net.ipv4.ip_local_reserved_ports"
+    )]
+    Ephemeral {
+        /// The range of `--port-range`.
+        range: PortRange,
+        /// The kernel's first port.
+        first: u16,
+        /// The kernel's last port.
+        last: u16,
+    },
+    /// Kubernetes gives these to Services of type `NodePort`.
+    #[error(
+        "port range {range} overlaps 30000-32767, which Kubernetes gives to Services of type NodePort: \
+         NPL answers first where both use a port; change --port-range unless the cluster's range is another"
+    )]
+    ServiceNodePorts {
+        /// The range of `--port-range`.
+        range: PortRange,
+    },
+}
+
+/// Ports that the kernel lends to outgoing connections.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LentPorts {
+    first: u16,
+    last: u16,
+    /// Spans of ports that it lends to nobody.
+    reserved: Vec<(u16, u16)>,
+}
+
+impl LentPorts {
+    /// From the texts of `net.ipv4.ip_local_port_range` and `net.ipv4.ip_local_reserved_ports`; nothing if the first is
+    /// not two ports.
+    pub fn parse(range: &str, reserved: &str) -> Option<Self> {
+        let mut numbers = range.split_ascii_whitespace().map(str::parse);
+        let (first, last) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
+        Some(Self { first, last, reserved: reserved.trim().split(',').filter_map(span).collect() })
+    }
+
+    /// Whether any port of the range may be lent.
+    fn are_of(&self, range: PortRange) -> bool {
+        let is_reserved = |port| self.reserved.iter().any(|(first, last)| (*first..=*last).contains(&port));
+        (self.first.max(range.start().0)..=self.last.min(range.end().0)).any(|port| !is_reserved(port))
+    }
+}
+
+impl fmt::Display for LentPorts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.first, self.last)
+    }
+}
+
+/// `61000-62000`, or `8080` alone.
+fn span(text: &str) -> Option<(u16, u16)> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    Some((first.parse().ok()?, last.parse().ok()?))
+}
+
+/// What to say about a range; `lent` where that can be read.
+pub fn port_range_warnings(range: PortRange, lent: Option<&LentPorts>) -> Vec<RangeWarning> {
+    let lent = lent.filter(|lent| lent.are_of(range));
+    let ephemeral = lent.map(|lent| RangeWarning::Ephemeral { range, first: lent.first, last: lent.last });
+    let (first, last) = SERVICE_NODE_PORTS;
+    let overlaps = range.start().0 <= last && first <= range.end().0;
+    let services = overlaps.then_some(RangeWarning::ServiceNodePorts { range });
+    ephemeral.into_iter().chain(services).collect()
+}
+
+/// What an agent has open beside the node ports that it holds, at most.
+const OTHER_FILES: u64 = 256;
+
+/// What to say of a limit of open files that is too low for all node ports of the range; each that is held is one of each
+/// family and protocol.
+pub fn open_files_warning(settings: &Settings, limit: u64) -> Option<String> {
+    let each = settings.families.len() * settings.protocols.len();
+    let needed = (settings.port_range.len() * each) as u64 + OTHER_FILES;
+    (limit < needed).then(|| {
+        let range = settings.port_range;
+        format!(
+            "this process may have {limit} files open, and {needed} are needed to hold all node ports of {range}: a Pod \
+             whose port cannot be held gets none; raise the hard limit of the container runtime (LimitNOFILE), or give a \
+             smaller --port-range"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::model::{
+        Family, Protocol,
+        settings::{AnnotationFormat, NodeIpSource},
+    };
+
+    #[test]
+    fn a_limit_of_open_files_is_warned_of_where_node_ports_do_not_fit() {
+        let settings = Settings {
+            port_range: "61000-62000".parse().unwrap(),
+            node_ip: NodeIpSource::Internal,
+            annotation_format: AnnotationFormat::V1_7,
+            families: Family::ALL.to_vec(),
+            protocols: vec![Protocol::Tcp, Protocol::Udp],
+            drain_millis: 0,
+            quarantine_millis: 0,
+            is_retiring: false,
+        };
+        let needed = 1001 * 4 + OTHER_FILES;
+        assert_eq!(open_files_warning(&settings, needed), None);
+        let warning = open_files_warning(&settings, needed - 1).unwrap();
+        for words in ["4259 files", "4260 are needed", "61000-62000", "LimitNOFILE", "--port-range"] {
+            assert!(warning.contains(words), "{words} is not in {warning}");
+        }
+    }
+
+    fn warnings(range: &str, lent: &str, reserved: &str) -> Vec<RangeWarning> {
+        port_range_warnings(range.parse().unwrap(), LentPorts::parse(lent, reserved).as_ref())
+    }
+
+    #[test]
+    fn ranges_that_others_use_are_warned_of() {
+        let linux = "32768\t60999\n";
+        assert_eq!(warnings("61000-62000", linux, "\n"), []);
+        assert_eq!(warnings("61000-62000", "nonsense", ""), []);
+        let range = "60999-61999".parse().unwrap();
+        let ephemeral = RangeWarning::Ephemeral { range, first: 32768, last: 60999 };
+        assert_eq!(warnings("60999-61999", linux, ""), [ephemeral]);
+        let range = "32000-33000".parse().unwrap();
+        let ephemeral = RangeWarning::Ephemeral { range, first: 32768, last: 60999 };
+        assert_eq!(warnings("32000-33000", linux, ""), [ephemeral, RangeWarning::ServiceNodePorts { range }]);
+    }
+
+    #[test]
+    fn reserved_ports_are_not_lent() {
+        let wide = "1024 65535";
+        for enough in ["61000-62000\n", "8080,61000-61499,61500-62000\n", "60000-65535"] {
+            assert_eq!(warnings("61000-62000", wide, enough), [], "{enough}");
+        }
+        let range = "61000-62000".parse().unwrap();
+        for too_few in ["61000-61999", "61001-62000", "61000,62000", "", "nonsense"] {
+            let ephemeral = RangeWarning::Ephemeral { range, first: 1024, last: 65535 };
+            assert_eq!(warnings("61000-62000", wide, too_few), [ephemeral], "{too_few}");
+        }
+    }
+}

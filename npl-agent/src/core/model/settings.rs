@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the operator chose and what the datapath can do: the constants of all decisions.
+
+use std::{collections::BTreeMap, fmt, net::IpAddr, str::FromStr};
+
+use super::{Family, Node, NodePort, Protocol};
+
+/// The constants of all decisions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// The node ports to allocate from.
+    pub port_range: PortRange,
+    /// Which of the Node's addresses are published.
+    pub node_ip: NodeIpSource,
+    /// The fields of a published entry.
+    pub annotation_format: AnnotationFormat,
+    /// The families that the datapath serves.
+    pub families: Vec<Family>,
+    /// The protocols that the datapath serves.
+    pub protocols: Vec<Protocol>,
+    /// How long a mapping goes on translating after its Pod's annotation stopped naming it.
+    pub drain_millis: u64,
+    /// How long a node port stays out of use after its mapping is gone.
+    pub quarantine_millis: u64,
+    /// Whether all Services count as gone, for this Node is to have nothing of ours any more.
+    pub is_retiring: bool,
+}
+
+impl Settings {
+    /// The address that is published for each family that is served.
+    pub fn node_ips(&self, node: Option<&Node>) -> BTreeMap<Family, IpAddr> {
+        let candidates = self.node_ip.candidates(node);
+        let of = |family: &Family| candidates.iter().copied().find(|ip| Family::of(*ip) == *family);
+        self.families.iter().filter_map(|family| Some((*family, of(family)?))).collect()
+    }
+}
+
+/// An interval of node ports, both ends included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PortRange {
+    start: NodePort,
+    end: NodePort,
+}
+
+/// Why a text is no port range.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PortRangeError {
+    /// Not two numbers with a dash between them.
+    #[error("port range {0:?} is not START-END: give two port numbers, for example 61000-62000")]
+    Malformed(String),
+    /// A bound is no port.
+    #[error("port range {0:?} has a bound outside 1-65535: give two port numbers, for example 61000-62000")]
+    OutOfBounds(String),
+    /// The end is not above the start.
+    #[error("port range {0:?} does not end above its start: give the lower port first, for example 61000-62000")]
+    Empty(String),
+}
+
+impl PortRange {
+    /// The first port.
+    pub const fn start(self) -> NodePort {
+        self.start
+    }
+
+    /// The last port.
+    pub const fn end(self) -> NodePort {
+        self.end
+    }
+
+    /// Whether a port is inside.
+    pub fn contains(self, port: NodePort) -> bool {
+        (self.start..=self.end).contains(&port)
+    }
+
+    /// How many ports there are.
+    pub fn len(self) -> usize {
+        usize::from(self.end.0 - self.start.0) + 1
+    }
+
+    /// A range has two ports at least.
+    pub const fn is_empty(self) -> bool {
+        false
+    }
+
+    /// The port after this one; after the last, and for a port outside, the first.
+    pub(in crate::core) fn after(self, port: NodePort) -> NodePort {
+        if self.contains(port) && port < self.end { NodePort(port.0 + 1) } else { self.start }
+    }
+}
+
+impl FromStr for PortRange {
+    type Err = PortRangeError;
+
+    /// As strict as Antrea, a range of a single port included (most likely a slip of the pen), and stricter where
+    /// Antrea takes bounds that are no ports.
+    fn from_str(text: &str) -> Result<Self, PortRangeError> {
+        let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+        let (start, end) = text
+            .split_once('-')
+            .filter(|(start, end)| is_number(start) && is_number(end))
+            .ok_or_else(|| PortRangeError::Malformed(text.to_owned()))?;
+        let port = |part: &str| part.parse().ok().filter(|port| *port != 0).map(NodePort);
+        match (port(start), port(end)) {
+            (Some(start), Some(end)) if start < end => Ok(Self { start, end }),
+            (Some(_), Some(_)) => Err(PortRangeError::Empty(text.to_owned())),
+            (None, _) | (_, None) => Err(PortRangeError::OutOfBounds(text.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for PortRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.start, self.end)
+    }
+}
+
+/// Which of the Node's addresses are published, chosen for each family by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NodeIpSource {
+    /// The first `InternalIP` of the family; the first `ExternalIP` where there is none.
+    Internal,
+    /// The first `ExternalIP` of the family; the first `InternalIP` where there is none.
+    External,
+    /// The first of these of the family, whatever the Node object says.
+    Fixed(Vec<IpAddr>),
+}
+
+/// The text names no source of Node addresses.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("node IP {0:?} is neither internal nor external nor a list of addresses: give for example 192.0.2.10")]
+pub struct NodeIpSourceError(String);
+
+impl NodeIpSource {
+    fn candidates(&self, node: Option<&Node>) -> Vec<IpAddr> {
+        let internal = node.map_or(&[][..], |node| &node.internal_ips);
+        let external = node.map_or(&[][..], |node| &node.external_ips);
+        match self {
+            Self::Internal => [internal, external].concat(),
+            Self::External => [external, internal].concat(),
+            Self::Fixed(ips) => ips.clone(),
+        }
+    }
+}
+
+impl FromStr for NodeIpSource {
+    type Err = NodeIpSourceError;
+
+    fn from_str(text: &str) -> Result<Self, NodeIpSourceError> {
+        match text {
+            "internal" => Ok(Self::Internal),
+            "external" => Ok(Self::External),
+            list => {
+                let ips: Option<Vec<IpAddr>> = list.split(',').map(|ip| ip.trim().parse().ok()).collect();
+                ips.map(Self::Fixed).ok_or_else(|| NodeIpSourceError(text.to_owned()))
+            }
+        }
+    }
+}
+
+/// The fields of a published entry, named for the version of Antrea that writes the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AnnotationFormat {
+    /// `podPort, nodeIP, nodePort, protocol, protocols`.
+    V1_7,
+    /// Without `protocols`.
+    V2_0,
+    /// Without `protocols`, with `ipFamily`.
+    V2_6,
+}
+
+/// The text names no annotation format.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("annotation format {0:?} is not known: give v1.7, v2.0 or v2.6")]
+pub struct AnnotationFormatError(String);
+
+impl FromStr for AnnotationFormat {
+    type Err = AnnotationFormatError;
+
+    fn from_str(text: &str) -> Result<Self, AnnotationFormatError> {
+        match text {
+            "v1.7" => Ok(Self::V1_7),
+            "v2.0" => Ok(Self::V2_0),
+            "v2.6" => Ok(Self::V2_6),
+            other => Err(AnnotationFormatError(other.to_owned())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{AnnotationFormat, NodeIpSource, NodePort, PortRange, PortRangeError};
+
+    #[test]
+    fn a_range_of_two_ascending_ports_is_taken() {
+        for text in ["61000-62000", "1-65535", "40000-40001"] {
+            assert_eq!(text.parse::<PortRange>().map(|range| range.to_string()), Ok(text.to_owned()));
+        }
+    }
+
+    #[test]
+    fn anything_else_is_refused_with_its_reason() {
+        let reason = |text: &str| text.parse::<PortRange>().unwrap_err();
+        for text in ["", "-", "61000", "200 300", "6110-7000-8000", "wrong-6200", "6100-wrong", " 1-2", "+1-2", "-1-2"]
+        {
+            assert_eq!(reason(text), PortRangeError::Malformed(text.to_owned()));
+        }
+        for text in ["0-6100", "70000-71000", "1-65536", "1-99999999999999999999"] {
+            assert_eq!(reason(text), PortRangeError::OutOfBounds(text.to_owned()));
+        }
+        for text in ["6000-5000", "6100-6100"] {
+            assert_eq!(reason(text), PortRangeError::Empty(text.to_owned()));
+        }
+    }
+
+    #[test]
+    fn the_port_after_the_last_is_the_first() {
+        let range: PortRange = "10-12".parse().unwrap();
+        let walked = [9, 10, 11, 12, 13].map(|port| range.after(NodePort(port)).0);
+        assert_eq!(walked, [10, 11, 12, 10, 10]);
+        assert_eq!(range.len(), 3);
+    }
+
+    #[test]
+    fn node_ip_and_format_are_read_from_their_flags() {
+        assert_eq!("external".parse(), Ok(NodeIpSource::External));
+        let fixed = NodeIpSource::Fixed(vec!["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()]);
+        assert_eq!("192.0.2.1,2001:db8::1".parse(), Ok(fixed));
+        assert!("both".parse::<NodeIpSource>().is_err());
+        assert_eq!("v2.0".parse(), Ok(AnnotationFormat::V2_0));
+        assert!("v3".parse::<AnnotationFormat>().is_err());
+    }
+}

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a restarted agent takes over: mappings first, since traffic depends on them, then what annotations name.
+
+use std::collections::BTreeMap;
+
+use super::{
+    Claim, Owner,
+    select::{Exposure, Selector, WantedPort},
+};
+use crate::core::{
+    model::{Backend, Frontend, Moment, Pod},
+    op::{Op, RecentTraffic, RetryKey},
+    publish::annotation,
+    state::State,
+};
+
+/// Keeps the ports of the datapath's mappings from other processes, whoever they turn out to be for: a thousand of them
+/// take a while, and the API server has not answered yet.
+pub(in crate::core) fn reservations(state: &State, now: Moment) -> Vec<Op> {
+    let Some(observed) = &state.observed else { return Vec::new() };
+    let is_held = |frontend: &Frontend| observed.reservations.contains(frontend) || state.ports.is_taken(*frontend);
+    let missing = observed.mappings.keys().filter(|frontend| !is_held(frontend));
+    let is_due = |op: &Op| !state.is_delayed(&RetryKey::of(op), now);
+    missing.map(|frontend| Op::Reserve(*frontend, RecentTraffic::Tolerated)).filter(is_due).collect()
+}
+
+/// Gives every mapping in the datapath its owner, and every Pod the free ports that its annotation names.
+///
+/// Once, with everything listed: later, a Pod's first annotation was copied from somewhere and means nothing.
+pub(in crate::core) fn adopt(state: &mut State) {
+    adopt_mappings(state);
+    adopt_annotations(state);
+    state.ports.place_cursors();
+    state.dirty.extend(state.snapshot.pods().map(|pod| pod.key.clone()));
+}
+
+fn adopt_mappings(state: &mut State) {
+    let Some(observed) = &state.observed else { return };
+    let mut pods: BTreeMap<u32, Vec<&Pod>> = BTreeMap::new();
+    for pod in state.snapshot.pods() {
+        pods.entry(pod.uid.generation()).or_default().push(pod);
+    }
+    for (frontend, backend) in &observed.mappings {
+        let candidates = pods.get(&backend.generation).map_or(&[][..], Vec::as_slice);
+        let claim = owner_of(candidates, *frontend, *backend).map_or_else(Claim::orphan, |owner| Claim {
+            backend: Some(*backend),
+            // Until somebody says otherwise: while it drains nobody does.
+            sources: observed.sources_of(*frontend, *backend),
+            was_mapped: true,
+            ..Claim::new(owner)
+        });
+        state.ports.insert(*frontend, claim);
+        state.unsettled.insert(*frontend);
+    }
+    resolve_duplicates(state);
+}
+
+/// The Pod of the generation; of several, the one at the mapping's address.
+fn owner_of(candidates: &[&Pod], frontend: Frontend, backend: Backend) -> Option<Owner> {
+    let pod = candidates.iter().min_by_key(|pod| (!pod.ips.contains(&backend.pod_ip), &pod.uid))?;
+    let Frontend { family, protocol, .. } = frontend;
+    let port = WantedPort { pod_port: backend.pod_port, protocol, family };
+    Some(Owner { pod: pod.key.clone(), uid: pod.uid.clone(), port })
+}
+
+/// Where a port was on the move, one of its mappings stays and the others drain: rather one that is where it should
+/// be, and of those rather one that consumers know.
+fn resolve_duplicates(state: &mut State) {
+    for pod in state.snapshot.pods() {
+        let named = annotation::named_by(pod);
+        let mut settled: BTreeMap<WantedPort, Frontend> = BTreeMap::new();
+        let mut claims = state.ports.of_pod(&pod.uid);
+        claims.sort_by_key(|(port, frontend)| {
+            let is_named = named.iter().any(|entry| entry.frontend() == *frontend);
+            (!state.ports.is_well_placed(*frontend), !is_named, *port, *frontend)
+        });
+        for (port, frontend) in claims {
+            if *settled.entry(port).or_insert(frontend) != frontend
+                && let Some(claim) = state.ports.get_mut(frontend)
+            {
+                claim.drain();
+            }
+        }
+    }
+}
+
+fn adopt_annotations(state: &mut State) {
+    let selector = Selector { settings: &state.settings, snapshot: &state.snapshot, node_ips: &state.node_ips };
+    for pod in state.snapshot.pods() {
+        let wanted = selector.wanted(pod);
+        for entry in annotation::named_by(pod) {
+            let port = WantedPort { pod_port: entry.pod_port, protocol: entry.protocol, family: entry.family };
+            let frontend = entry.frontend();
+            let needs_claim = wanted.ports.get(&port).copied().is_some_and(Exposure::needs_claim);
+            let is_free =
+                state.ports.is_free(frontend) && !state.snapshot.is_host_port(entry.node_port, entry.protocol);
+            if needs_claim && is_free && state.ports.of_port(&pod.uid, port).is_empty() {
+                let owner = Owner { pod: pod.key.clone(), uid: pod.uid.clone(), port };
+                state.ports.insert(frontend, Claim { was_mapped: true, ..Claim::new(owner) });
+            }
+        }
+    }
+}

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The mapping annotation of a Pod: written in one exact form, read in every form that ever was.
+
+use std::{cmp::Reverse, collections::BTreeSet, net::IpAddr};
+
+use serde::{Deserialize, Serialize, de::IgnoredAny};
+
+use crate::core::model::{Family, Frontend, NodePort, Pod, PodPort, Protocol, settings::AnnotationFormat};
+
+/// The API server takes no more for all annotations of an object together.
+const MAX_BYTES: usize = 256 * 1024;
+
+/// One published port of a Pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    /// The Node's address; its family is the entry's.
+    pub node_ip: IpAddr,
+    /// The node port.
+    pub node_port: NodePort,
+    /// The transport protocol.
+    pub protocol: Protocol,
+    /// The Pod's port.
+    pub pod_port: PodPort,
+}
+
+impl Entry {
+    const fn family(&self) -> Family {
+        Family::of(self.node_ip)
+    }
+}
+
+/// One entry of an annotation that somebody wrote: an earlier agent, Antrea, a user, a template.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SeenEntry {
+    /// The IP family.
+    pub family: Family,
+    /// The node port.
+    pub node_port: NodePort,
+    /// The transport protocol.
+    pub protocol: Protocol,
+    /// The Pod's port.
+    pub pod_port: PodPort,
+}
+
+impl SeenEntry {
+    /// Where the entry sends clients.
+    pub const fn frontend(&self) -> Frontend {
+        Frontend { family: self.family, node_port: self.node_port, protocol: self.protocol }
+    }
+}
+
+/// An entry exactly as it is written; field order is the order in the text.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Wire {
+    pod_port: u16,
+    #[serde(rename = "nodeIP")]
+    node_ip: String,
+    node_port: u16,
+    protocol: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    protocols: Option<Vec<String>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ip_family: Option<String>,
+}
+
+/// The value for a Pod with these entries: the same set gives the same bytes.
+pub fn encode(entries: &[Entry], format: AnnotationFormat) -> String {
+    let mut sorted = entries.to_vec();
+    // IPv6 first: AKO up to 1.13.1 gives every member of a Pod the address of the last entry.
+    sorted.sort_by_key(|entry| (Reverse(entry.family()), entry.node_port, entry.protocol, entry.pod_port));
+    let wires = wires(&sorted, format);
+    // Integers and texts always serialize; were it otherwise, an empty list publishes nothing wrong.
+    serde_json::to_string(&wires).unwrap_or_else(|_impossible| "[]".to_owned())
+}
+
+/// Whether a value already says these entries and nothing else, in any order and spacing.
+///
+/// Rewriting an equal set would cost every consumer an event for nothing. Only IPv6 has to come first.
+pub fn is_right(seen: &str, entries: &[Entry], format: AnnotationFormat) -> bool {
+    let Some(mut seen) = read::<Vec<Wire>>(seen) else { return false };
+    let families: Vec<_> = seen.iter().map(|wire| wire.node_ip.parse().ok().map(Family::of)).collect();
+    let mut right = wires(entries, format);
+    seen.sort_unstable();
+    right.sort_unstable();
+    seen == right && families.is_sorted_by_key(|family| Reverse(*family))
+}
+
+/// The entries of a value that are understood; all generations of the format are, what is malformed is left out.
+pub fn seen_entries(seen: &str) -> BTreeSet<SeenEntry> {
+    read::<Vec<Lenient>>(seen).unwrap_or_default().into_iter().flat_map(Lenient::entries).collect()
+}
+
+/// The same of what a Pod has.
+pub fn named_by(pod: &Pod) -> BTreeSet<SeenEntry> {
+    pod.annotation.as_deref().map(seen_entries).unwrap_or_default()
+}
+
+fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Option<T> {
+    // The parser itself bounds the depth of nesting.
+    if text.len() > MAX_BYTES { None } else { serde_json::from_str(text).ok() }
+}
+
+fn wires(entries: &[Entry], format: AnnotationFormat) -> Vec<Wire> {
+    // With both families in one value, a reader cannot be left to guess which entry is which.
+    let with_family = format == AnnotationFormat::V2_6 || entries.iter().any(|entry| entry.family() == Family::V6);
+    let wire = |entry: &Entry| Wire {
+        pod_port: entry.pod_port.0,
+        node_ip: entry.node_ip.to_string(),
+        node_port: entry.node_port.0,
+        protocol: entry.protocol.to_string(),
+        protocols: (format == AnnotationFormat::V1_7).then(|| vec![entry.protocol.to_string()]),
+        ip_family: with_family.then(|| entry.family().to_string()),
+    };
+    entries.iter().map(wire).collect()
+}
+
+/// An element of the array: a malformed one does not hide its neighbours.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Lenient {
+    Entry(LenientEntry),
+    Malformed(IgnoredAny),
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct LenientEntry {
+    pod_port: u16,
+    node_port: u16,
+    #[serde(rename = "nodeIP")]
+    node_ip: Option<IpAddr>,
+    protocol: Option<String>,
+    protocols: Option<Vec<String>>,
+    ip_family: Option<String>,
+}
+
+impl Lenient {
+    fn entries(self) -> Vec<SeenEntry> {
+        match self {
+            Self::Entry(entry) if entry.pod_port != 0 && entry.node_port != 0 => entry.entries(),
+            Self::Entry(_) | Self::Malformed(_) => Vec::new(),
+        }
+    }
+}
+
+impl LenientEntry {
+    /// One entry for each protocol; before there were protocols, TCP was meant, and before families, IPv4.
+    fn entries(&self) -> Vec<SeenEntry> {
+        let family = match self.ip_family.as_deref() {
+            Some("IPv4") => Family::V4,
+            Some("IPv6") => Family::V6,
+            Some(_) => return Vec::new(),
+            None => self.node_ip.map_or(Family::V4, Family::of),
+        };
+        let names = match (&self.protocol, &self.protocols) {
+            (Some(protocol), _) => vec![protocol.as_str()],
+            (None, Some(protocols)) => protocols.iter().map(String::as_str).collect(),
+            (None, None) => vec!["tcp"],
+        };
+        let (node_port, pod_port) = (NodePort(self.node_port), PodPort(self.pod_port));
+        let entry = |protocol| SeenEntry { family, node_port, protocol, pod_port };
+        names.iter().filter_map(|name| name.parse().ok()).map(entry).collect()
+    }
+}
+
+#[cfg(test)]
+#[path = "../tests/annotation.rs"]
+mod tests;

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Programs for clients on the Node itself and in its Pods, on the sockets of a cgroup.
+//!
+//! Each is a BPF link of its own, pinned, and replaced in place. Other programs on the same hooks run as well.
+
+use std::{
+    fs::File,
+    io,
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::fs::MetadataExt as _,
+    },
+    path::{Path, PathBuf},
+};
+
+use aya::programs::{CgroupAttachMode, CgroupSockAddr, ProgramError, links::FdLink};
+use npl_common::{
+    config::Config,
+    names::{SOCKET_PROGRAMS, SocketProgram},
+};
+
+use super::{
+    attach::{Hooks, failed},
+    cgroup::{self, CgroupSelection},
+    error::DatapathError,
+    load::Datapath,
+    pins::{pin_error, unpin},
+    sys,
+};
+
+/// Which clients are served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServedClients {
+    /// Those of this cgroup and all below.
+    pub cgroup: PathBuf,
+    /// Whether they may also name a loopback address.
+    pub has_loopback: bool,
+}
+
+/// An open cgroup.
+struct Cgroup<'a> {
+    path: &'a Path,
+    folder: File,
+    id: u64,
+}
+
+impl Datapath {
+    /// Leads the sockets of the selected cgroup to Pods; nobody's if that is what is selected.
+    ///
+    /// Call it in the Node's network namespace: loopback addresses are the Node's in there and nowhere else.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such cgroup, or the kernel refuses. What an earlier agent attached goes on then.
+    pub fn serve_local_clients(&mut self, selection: &CgroupSelection) -> Result<Option<ServedClients>, DatapathError> {
+        let Some(path) = cgroup::locate(selection)? else {
+            return self.hooks.leave_cgroups(None).map(|()| None);
+        };
+        let netns_cookie = sys::netns_cookie();
+        let old = self.tables.config()?;
+        let new = Config { netns_cookie: netns_cookie.unwrap_or_default(), ..old };
+        if new != old {
+            self.tables.set_config(new)?;
+        }
+        let attached = self.hooks.attach_cgroup(&path);
+        // Gives back what loading took; what other builds have left is none of these programs' business.
+        self.hooks.programs.settle(true)?;
+        attached?;
+        Ok(Some(ServedClients { cgroup: path, has_loopback: netns_cookie.is_some() }))
+    }
+}
+
+/// Puts the program in a link's place, unless it is there already; whether it is on the cgroup then.
+fn replace(link: &OwnedFd, program: &CgroupSockAddr, cgroup: u64) -> Result<bool, ProgramError> {
+    let facts = sys::link_facts(link.as_fd()).map_err(failed("bpf_link_get_info"))?;
+    if !facts.is_of_cgroup(cgroup) {
+        return Ok(false);
+    }
+    // Whoever changes a cgroup's programs keeps the kernel from making and removing others.
+    let is_there = facts.program == program.info()?.id();
+    Ok(is_there || sys::replace_program(link.as_fd(), program.fd()?.as_fd()).is_ok())
+}
+
+impl Hooks {
+    /// Puts the programs on a cgroup, and takes them off all others.
+    fn attach_cgroup(&mut self, path: &Path) -> Result<(), DatapathError> {
+        let open = |source| DatapathError::OpenCgroup { path: path.to_owned(), source };
+        let folder = File::open(path).map_err(open)?;
+        let id = folder.metadata().map_err(open)?.ino();
+        let cgroup = Cgroup { path, folder, id };
+        for which in SOCKET_PROGRAMS {
+            self.attach_to_sockets(which, &cgroup)?;
+        }
+        self.leave_cgroups(Some(id))
+    }
+
+    fn attach_to_sockets(&mut self, which: &SocketProgram, cgroup: &Cgroup<'_>) -> Result<(), DatapathError> {
+        let name = which.name;
+        let refused = |source| {
+            let (cgroup, source) = (cgroup.path.to_owned(), Box::new(source));
+            DatapathError::AttachCgroup { program: name, cgroup, source }
+        };
+        let program = self.programs.load_socket_program(which)?;
+        let pin = self.pins.socket_link(cgroup.id, which.hook);
+        match sys::open_pin(&pin) {
+            Ok(link) => {
+                if replace(&link, program, cgroup.id).map_err(refused)? {
+                    return Ok(());
+                }
+                // The cgroup that the link was on is gone, or the pin is no link of ours: start afresh.
+                unpin(&pin)?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(pin_error("open", &pin, error)),
+        }
+        // A BPF link always leaves the hook to others as well; aya's other modes are for attaching without one.
+        let id = program.attach(&cgroup.folder, CgroupAttachMode::Single);
+        let link = id.and_then(|id| program.take_link(id)).map_err(refused)?;
+        let interface = cgroup.path.display().to_string();
+        let link = FdLink::try_from(link).map_err(|source| DatapathError::Link {
+            operation: "take",
+            program: name,
+            interface,
+            source,
+        })?;
+        link.pin(&pin).map(drop).map_err(|error| pin_error("pin link", &pin, io::Error::other(error)))
+    }
+
+    /// Takes the programs off every cgroup but one.
+    fn leave_cgroups(&self, keep: Option<u64>) -> Result<(), DatapathError> {
+        let others = self.pins.socket_links()?.into_iter().filter(|(cgroup, _)| Some(*cgroup) != keep);
+        // Requests first: until they are gone, their answers have to look like what was asked for.
+        others.rev().try_for_each(|(cgroup, hook)| unpin(&self.pins.socket_link(cgroup, hook)))
+    }
+}

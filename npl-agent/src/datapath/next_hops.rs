@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The devices and Pods that packets are redirected between, as the kernel knows them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use aya::{
+    Pod,
+    maps::{HashMap, MapData},
+};
+use npl_common::{
+    next_hop::{PodAddressV4, PodAddressV6, PodWay as Value, UPLINK, kind},
+    names::{MAP_NEXT_HOP_V4, MAP_NEXT_HOP_V6, MAP_UPLINK},
+};
+
+use super::{
+    error::DatapathError,
+    pins::Pins,
+    tables::{open, tolerate_missing},
+};
+use crate::core::devices::redirect::{HopKind, PodNextHop, ProgramSet};
+
+/// Their tables.
+#[derive(Debug)]
+pub(super) struct NextHops {
+    uplinks: Table<u32, u32>,
+    v4: Table<PodAddressV4, Value>,
+    v6: Table<PodAddressV6, Value>,
+}
+
+impl NextHops {
+    pub(super) fn open(pins: &Pins) -> Result<Self, DatapathError> {
+        Ok(Self {
+            uplinks: Table::open(pins, MAP_UPLINK)?,
+            v4: Table::open(pins, MAP_NEXT_HOP_V4)?,
+            v6: Table::open(pins, MAP_NEXT_HOP_V6)?,
+        })
+    }
+
+    /// The Pods that packets are redirected to.
+    pub(super) fn pods(&self) -> Result<BTreeMap<IpAddr, PodNextHop>, DatapathError> {
+        let v4 = self.v4.read()?.into_iter().map(|(pod, value)| (IpAddr::from(pod.addr), value));
+        let v6 = self.v6.read()?.into_iter().map(|(pod, value)| (IpAddr::from(pod.addr), value));
+        Ok(v4.chain(v6).filter_map(|(addr, value)| Some((addr, next_hop(value)?))).collect())
+    }
+
+    /// Takes all out that is not wanted, or not like this. Pods first: then both directions of theirs change at once.
+    pub(super) fn retain(
+        &mut self,
+        devices: &BTreeMap<u32, ProgramSet>,
+        pods: &BTreeMap<IpAddr, PodNextHop>,
+    ) -> Result<(), DatapathError> {
+        let value_of = |addr: IpAddr| pods.get(&addr).map(|hop| value(*hop));
+        self.v4.retain(|pod, value| value_of(pod.addr.into()) == Some(*value))?;
+        self.v6.retain(|pod, value| value_of(pod.addr.into()) == Some(*value))?;
+        self.uplinks
+            .retain(|ifindex, _| devices.get(ifindex).is_some_and(|program_set| program_set.is_redirect_uplink()))
+    }
+
+    /// Puts in what carries programs. Pods last, for the same reason. A table of Pods that is full keeps those of the other
+    /// family out of nothing; without room for an uplink no Pod stays, since what leaves by that one takes the stack.
+    pub(super) fn add(
+        &mut self,
+        devices: &BTreeMap<u32, ProgramSet>,
+        pods: &BTreeMap<IpAddr, PodNextHop>,
+    ) -> Vec<DatapathError> {
+        let mut uplinks = devices.iter().filter(|(_, program_set)| program_set.is_redirect_uplink());
+        if let Err(error) = uplinks.try_for_each(|(ifindex, _)| self.uplinks.set(*ifindex, UPLINK)) {
+            return [Some(error), self.retain(devices, &BTreeMap::new()).err()].into_iter().flatten().collect();
+        }
+        let (mut v4, mut v6) = (Ok(()), Ok(()));
+        for (addr, hop) in pods {
+            match addr {
+                IpAddr::V4(addr) => v4 = v4.and_then(|()| self.v4.set(PodAddressV4 { addr: addr.octets() }, value(*hop))),
+                IpAddr::V6(addr) => v6 = v6.and_then(|()| self.v6.set(PodAddressV6 { addr: addr.octets() }, value(*hop))),
+            }
+        }
+        [v4, v6].into_iter().filter_map(Result::err).collect()
+    }
+}
+
+/// A hash, with its name for errors.
+#[derive(Debug)]
+pub(super) struct Table<K: Pod, V: Pod> {
+    map: HashMap<MapData, K, V>,
+    name: &'static str,
+}
+
+impl<K: Pod + Ord, V: Pod + PartialEq> Table<K, V> {
+    pub(super) fn open(pins: &Pins, name: &'static str) -> Result<Self, DatapathError> {
+        Ok(Self { map: open(pins, name)?, name })
+    }
+
+    fn read(&self) -> Result<BTreeMap<K, V>, DatapathError> {
+        self.map.iter().collect::<Result<_, _>>().map_err(DatapathError::map("read", self.name))
+    }
+
+    pub(super) fn retain(&mut self, is_wanted: impl Fn(&K, &V) -> bool) -> Result<(), DatapathError> {
+        let others: BTreeSet<K> =
+            self.read()?.into_iter().filter(|(key, value)| !is_wanted(key, value)).map(|(key, _)| key).collect();
+        let removed = others.iter().try_for_each(|key| tolerate_missing(self.map.remove(key)));
+        removed.map_err(DatapathError::map("write", self.name))
+    }
+
+    pub(super) fn set(&mut self, key: K, value: V) -> Result<(), DatapathError> {
+        self.map.insert(key, value, 0).map_err(DatapathError::map("write", self.name))
+    }
+}
+
+const fn value(hop: PodNextHop) -> Value {
+    let kind = match hop.kind {
+        HopKind::Peer => kind::PEER,
+        HopKind::Bridge => kind::BRIDGE,
+    };
+    Value { ifindex: hop.ifindex, mtu: hop.mtu, kind }
+}
+
+const fn next_hop(value: Value) -> Option<PodNextHop> {
+    let kind = match value.kind {
+        kind::PEER => HopKind::Peer,
+        kind::BRIDGE => HopKind::Bridge,
+        _ => return None,
+    };
+    Some(PodNextHop { ifindex: value.ifindex, kind, mtu: value.mtu })
+}

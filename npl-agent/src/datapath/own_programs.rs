@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Whose programs are on devices: ours are known by their pins.
+
+use std::{collections::BTreeSet, io, os::fd::AsFd as _, path::PathBuf};
+
+use aya_obj::generated::bpf_attach_type::{self, BPF_NETKIT_PRIMARY, BPF_TCX_EGRESS, BPF_TCX_INGRESS};
+use tracing::debug;
+
+use super::{pins::Pins, sys};
+use crate::core::devices::attachments::{AttachmentOwner, DeviceAttachments};
+
+/// The kernel's ids of all programs that agents of this ABI have pinned.
+#[derive(Debug)]
+pub struct OwnPrograms(BTreeSet<u32>);
+
+impl OwnPrograms {
+    /// Those that are pinned now. One that cannot be read is nobody's of ours.
+    pub(super) fn read(pins: &Pins) -> Self {
+        let builds = pins.builds().unwrap_or_default();
+        let of_build = |build: &String| {
+            let names = pins.program_names(build).unwrap_or_default();
+            names.into_iter().map(|name| pins.program(build, &name)).collect::<Vec<_>>()
+        };
+        let id = |pin: PathBuf| sys::program_facts(sys::open_pin(&pin).ok()?.as_fd()).ok().map(|facts| facts.id);
+        Self(builds.iter().flat_map(of_build).filter_map(id).collect())
+    }
+
+    /// Whose programs are on a device's hooks for BPF links; nothing if the kernel does not tell.
+    pub fn programs_on(&self, ifindex: u32) -> Option<DeviceAttachments> {
+        let ingress = self.owners(ifindex, BPF_TCX_INGRESS)?;
+        let mut egress = self.owners(ifindex, BPF_TCX_EGRESS)?;
+        egress.extend(self.owners(ifindex, BPF_NETKIT_PRIMARY)?);
+        Some(DeviceAttachments { queues: BTreeSet::new(), ingress, egress })
+    }
+
+    fn owners(&self, ifindex: u32, hook: bpf_attach_type) -> Option<Vec<AttachmentOwner>> {
+        let owner = |id| if self.0.contains(id) { AttachmentOwner::Npl } else { AttachmentOwner::Other };
+        match sys::programs_on(ifindex, hook) {
+            Ok(ids) => Some(ids.iter().map(owner).collect()),
+            Err(error) if has_no_such_hook(&error) => Some(Vec::new()),
+            Err(error) => {
+                debug!(ifindex, %error, "the kernel does not tell which programs are on a device");
+                None
+            }
+        }
+    }
+}
+
+/// Whether the kernel is too old for it, the device is of another kind, or gone.
+fn has_no_such_hook(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENXIO | libc::ENODEV))
+}

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Keeps replies what they are, and has them leave where their requests came in, beside rules of others.
+//!
+//! To connection tracking, a request arrives for the Pod itself, and a reply is never translated. Once it has forgotten the
+//! connection, the Pod's next packet opens another one, from the Pod to the client, and a rule that masquerades what Pods
+//! send outside takes it: it leaves with a port that no client knows. A table of ours decides ahead of such rules that what
+//! comes from a mapping's end keeps its source. See design note 15.
+//!
+//! Where a CNI marks connections that come for the Node, so that replies of Pods with routes of their own leave by the
+//! Node's, it does not see that a request came for the Node. A second chain sets that mark. See design note 21.
+
+mod rules;
+mod table;
+mod uapi;
+mod wire;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use tracing::{info, warn};
+
+use self::{
+    table::{Content, PodEndpoint},
+    wire::Connection,
+};
+use crate::core::{
+    devices::reply_routing::Marking,
+    doctor::Masquerading,
+    model::{Backend, Frontend},
+    op::Op,
+};
+
+/// After a refusal of the kernel.
+const AGAIN: Duration = Duration::from_secs(5);
+/// Tables of the older iptables, which nftables does not know of.
+const LEGACY_TABLES: [&str; 2] = ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
+
+/// Whether there is a guard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum GuardMode {
+    /// Where somebody translates the sources of what leaves, or a mark leads replies back.
+    #[default]
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
+}
+
+/// The guard, on a thread of its own: a transaction of nftables waits for those of others, who may write ten thousand
+/// rules. Dropping it leaves the table as it is.
+#[derive(Debug)]
+pub struct Guard {
+    updates: Option<Sender<Update>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+enum Update {
+    /// All mappings there are.
+    All(BTreeMap<Frontend, PodEndpoint>),
+    /// One that is new, or gone.
+    One(Frontend, Option<PodEndpoint>),
+    /// Which connections are to be marked.
+    Markings(BTreeSet<Marking>),
+}
+
+impl Guard {
+    /// Starts it; what is there is compared with what should be every `resync`.
+    pub fn start(mode: GuardMode, resync: Duration) -> Self {
+        let (updates, receiver) = mpsc::channel();
+        let worker =
+            Worker { mode, mapped: BTreeMap::new(), markings: None, held: None, was_needed: false, has_failed: false };
+        let thread = thread::Builder::new().name("guard".to_owned()).spawn(move || worker.run(&receiver, resync));
+        if let Err(error) = &thread {
+            warn!(err = %error, "no thread for the guard: replies of forgotten connections may be masqueraded");
+        }
+        Self { updates: Some(updates), thread: thread.ok() }
+    }
+
+    /// Takes in all mappings that there are.
+    pub fn observe(&self, mappings: &BTreeMap<Frontend, Backend>) {
+        let mapped = mappings.iter().map(|(frontend, backend)| (*frontend, endpoint(*frontend, backend)));
+        self.tell(Update::All(mapped.collect()));
+    }
+
+    /// Takes in what has been done.
+    pub fn record(&self, op: &Op) {
+        match op {
+            Op::UpsertMapping(frontend, backend) => {
+                self.tell(Update::One(*frontend, Some(endpoint(*frontend, backend))));
+            }
+            Op::RemoveMapping(frontend) => self.tell(Update::One(*frontend, None)),
+            Op::Reserve(..) | Op::AllowSources(..) | Op::WritePod { .. } | Op::ForgetSources(..) | Op::Release(_) => {}
+        }
+    }
+
+    /// Takes in which connections are to be marked. Until this is known, those that are marked stay so.
+    pub fn mark(&self, markings: &BTreeSet<Marking>) {
+        self.tell(Update::Markings(markings.clone()));
+    }
+
+    fn tell(&self, updates: Update) {
+        // Where there is no thread, nobody listens.
+        drop(self.updates.as_ref().map(|listener| listener.send(updates)));
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.updates = None;
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+    }
+}
+
+/// How `nft` names the table.
+pub const TABLE: &str = "inet npl";
+
+/// Takes the table away; whether it was there.
+///
+/// # Errors
+///
+/// The kernel's refusal.
+pub fn remove() -> io::Result<bool> {
+    table::remove(&Connection::open()?)
+}
+
+/// What a guard's table does, as the kernel has it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TableState {
+    /// How many endpoints are guarded from masquerading; nothing where none is, or where somebody took a part away.
+    pub guarded: Option<usize>,
+    /// Which connections are marked.
+    pub markings: BTreeSet<Marking>,
+}
+
+/// What is there.
+///
+/// # Errors
+///
+/// The kernel's refusal.
+pub fn read_state() -> io::Result<TableState> {
+    let read = Connection::open().and_then(|connection| table::read(&connection));
+    let Some(Content { endpoints, keeps_sources, markings }) = table::if_known(read)?.flatten() else {
+        return Ok(TableState::default());
+    };
+    Ok(TableState { guarded: keeps_sources.then_some(endpoints.len()), markings })
+}
+
+/// What a guard would have to do here against masquerading, and with what.
+///
+/// # Errors
+///
+/// The kernel's refusal.
+pub fn look(held: &TableState) -> io::Result<Masquerading> {
+    let others = table::others_translate()?;
+    Ok(Masquerading {
+        has_nftables: others.is_some(),
+        is_done: has_legacy_nat() || others.unwrap_or_default(),
+        guarded: held.guarded,
+    })
+}
+
+const fn endpoint(frontend: Frontend, backend: &Backend) -> PodEndpoint {
+    PodEndpoint { addr: backend.pod_ip, protocol: frontend.protocol, port: backend.pod_port.0 }
+}
+
+/// What the thread knows.
+struct Worker {
+    mode: GuardMode,
+    mapped: BTreeMap<Frontend, PodEndpoint>,
+    /// Nothing until somebody has looked.
+    markings: Option<BTreeSet<Marking>>,
+    /// What is in the table; nothing while there is none.
+    held: Option<Content>,
+    /// Whether it was needed against masquerading when that was last looked at.
+    was_needed: bool,
+    /// Whether the last attempt failed, which has been said.
+    has_failed: bool,
+}
+
+impl Worker {
+    fn run(mut self, updates: &Receiver<Update>, resync: Duration) {
+        // The former agent's table is right until this one knows better.
+        let Ok(first) = updates.recv() else { return };
+        self.take_in(first);
+        let mut due = Instant::now();
+        loop {
+            let result = match updates.recv_timeout(due.saturating_duration_since(Instant::now())) {
+                Ok(first) => {
+                    let former = self.markings.clone();
+                    std::iter::once(first).chain(updates.try_iter()).for_each(|updates| self.take_in(updates));
+                    if self.markings == former { self.follow() } else { self.verify() }
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    due = Instant::now() + resync;
+                    self.verify()
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            if let Err(err) = &result {
+                self.held = None;
+                due = due.min(Instant::now() + AGAIN);
+                if !self.has_failed {
+                    warn!(
+                        %err,
+                        "the nftables guard cannot be kept; replies of forgotten connections may be masqueraded, and those \
+                         of Pods with routes of their own may leave by other interfaces"
+                    );
+                }
+            }
+            self.has_failed = result.is_err();
+        }
+    }
+
+    fn take_in(&mut self, updates: Update) {
+        match updates {
+            Update::All(mapped) => self.mapped = mapped,
+            Update::One(frontend, Some(endpoint)) => drop(self.mapped.insert(frontend, endpoint)),
+            Update::One(frontend, None) => drop(self.mapped.remove(&frontend)),
+            Update::Markings(markings) => self.markings = Some(markings),
+        }
+    }
+
+    fn endpoints(&self) -> BTreeSet<PodEndpoint> {
+        self.mapped.values().copied().collect()
+    }
+
+    fn follow(&mut self) -> io::Result<()> {
+        let wanted = self.endpoints();
+        let Some(held) = self.held.as_mut().filter(|held| held.endpoints != wanted) else { return Ok(()) };
+        table::update(&Connection::open()?, &(&wanted - &held.endpoints), &(&held.endpoints - &wanted))?;
+        held.endpoints = wanted;
+        Ok(())
+    }
+
+    /// Reads back what there is, whoever changed it.
+    fn verify(&mut self) -> io::Result<()> {
+        let connection = Connection::open()?;
+        let is_needed = self.is_needed()?;
+        // Of a list that others change meanwhile, something may be missing: once is not enough.
+        let keeps_sources = std::mem::replace(&mut self.was_needed, is_needed) || is_needed;
+        let found = table::if_known(table::read(&connection))?.flatten();
+        let markings = match (&self.markings, &found) {
+            (_, _) if self.mode == GuardMode::Off => BTreeSet::new(),
+            (Some(wanted), _) => wanted.clone(),
+            (None, found) => found.as_ref().map(|it| it.markings.clone()).unwrap_or_default(),
+        };
+        if !keeps_sources && markings.is_empty() {
+            if table::if_known(table::remove(&connection))?.unwrap_or_default() {
+                info!("nothing is to be guarded or marked; nftables table {TABLE} is taken away");
+            }
+            self.held = None;
+            return Ok(());
+        }
+        let wanted = Content { endpoints: self.endpoints(), keeps_sources, markings };
+        if found.as_ref() != Some(&wanted) {
+            table::replace(&connection, &wanted)?;
+            self.tell(&wanted);
+        }
+        self.held = Some(wanted);
+        Ok(())
+    }
+
+    /// Tells what has begun.
+    fn tell(&self, wanted: &Content) {
+        let endpoints = wanted.endpoints.len();
+        if wanted.keeps_sources && !self.held.as_ref().is_some_and(|held| held.keeps_sources) {
+            info!(endpoints, "replies are guarded from masquerading: nftables table inet npl");
+        }
+        let is_logged = self.held.as_ref().is_some_and(|held| held.markings == wanted.markings);
+        if let Some(first) = wanted.markings.first().filter(|_| !is_logged) {
+            info!(
+                mark = %first.mark,
+                "connections to mappings are marked, so that replies leave where requests came in: nftables table inet npl"
+            );
+        }
+    }
+
+    fn is_needed(&self) -> io::Result<bool> {
+        match self.mode {
+            GuardMode::On => Ok(true),
+            GuardMode::Off => Ok(false),
+            GuardMode::Auto => Ok(has_legacy_nat() || table::others_translate()?.unwrap_or_default()),
+        }
+    }
+}
+
+fn has_legacy_nat() -> bool {
+    let has_nat = |path| fs::read_to_string(path).is_ok_and(|names| names.lines().any(|name| name == "nat"));
+    LEGACY_TABLES.into_iter().any(has_nat)
+}

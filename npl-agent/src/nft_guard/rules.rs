@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The rules of the guard's chains, as they are made and read back.
+
+use rtnetlink::packet_core::DefaultNla;
+
+use super::{
+    uapi::{self, attribute, expression as of, value},
+    wire::{attributes, bytes, find, nest, number, text},
+};
+use crate::core::{
+    devices::reply_routing::{Mark, Marking},
+    model::Family,
+};
+
+/// How a family's addresses lie in headers and sets.
+#[derive(Debug)]
+pub(super) struct Shape {
+    pub(super) family: Family,
+    pub(super) set: &'static str,
+    nfproto: u8,
+    /// Offset of the source address in the header.
+    source: u32,
+    /// Bytes of an address.
+    pub(super) length: u32,
+    pub(super) key_type: u32,
+}
+
+const V4: Shape = Shape {
+    family: Family::V4,
+    set: "endpoints_v4",
+    nfproto: uapi::NFPROTO_IPV4,
+    source: 12,
+    length: 4,
+    key_type: uapi::key_type::IPV4_ADDRESS,
+};
+
+const V6: Shape = Shape {
+    family: Family::V6,
+    set: "endpoints_v6",
+    nfproto: uapi::NFPROTO_IPV6,
+    source: 8,
+    length: 16,
+    key_type: uapi::key_type::IPV6_ADDRESS,
+};
+
+pub(super) const SHAPES: [&Shape; 2] = [&V4, &V6];
+
+/// Which end of a packet.
+#[derive(Debug, Clone, Copy)]
+enum End {
+    Source,
+    Destination,
+}
+
+/// `ip saddr . meta l4proto . th sport @endpoints_v4 snat ip to ip saddr`, and the same of IPv6.
+pub(super) fn keeps_source(shape: &Shape) -> Vec<DefaultNla> {
+    let translation = [
+        number(of::NAT_TYPE, value::SOURCE_NAT),
+        number(of::NAT_FAMILY, shape.nfproto.into()),
+        number(of::NAT_ADDRESS, value::REGISTER),
+    ];
+    let mut rule = is_of_family(shape).to_vec();
+    rule.extend(is_endpoint(shape, End::Source));
+    rule.extend([address(shape, End::Source), expression("nat", &translation)]);
+    rule
+}
+
+/// `iif DEVICE ct mark & MASK != MARK ip daddr . meta l4proto . th dport @endpoints_v4 ct mark set ct mark & ~MASK | MARK`,
+/// and the same of IPv6.
+///
+/// What is marked already is told from what is not before any look into the set. That the connection is new is not asked:
+/// datagrams of one that began before the rule was there would keep it unmarked for ever.
+pub(super) fn marks(marking: &Marking) -> Vec<DefaultNla> {
+    let shape = if marking.family == Family::V4 { &V4 } else { &V6 };
+    let (set, mask) = (marking.mark.value(), marking.mark.mask());
+    let mut rule = is_of_family(shape).to_vec();
+    rule.extend([meta(value::REGISTER, value::META_IIF), compare(value::EQUAL, &marking.ifindex.to_ne_bytes())]);
+    rule.extend([mark_to_register(), bitwise(mask, 0), compare(value::NOT_EQUAL, &set.to_ne_bytes())]);
+    rule.extend(is_endpoint(shape, End::Destination));
+    rule.extend([mark_to_register(), bitwise(!mask, set), mark_from_register()]);
+    rule
+}
+
+/// What a rule marks; nothing of a rule that is not as [`marks`] makes it.
+pub(super) fn read_marking(rule: &[u8]) -> Option<Marking> {
+    let made = |(_, expression)| {
+        let name = find(expression, of::NAME)?.strip_suffix(&[0])?;
+        Some((name, find(expression, of::DATA)?))
+    };
+    let all: Vec<_> = attributes(find(rule, attribute::RULE_EXPRESSIONS)?).map(made).collect::<Option<_>>()?;
+    let data = |at: usize, name: &[u8], kind| {
+        let (_, data) = all.get(at).filter(|(found, _)| *found == name)?;
+        find(find(data, kind)?, attribute::DATA_VALUE)
+    };
+    let number = |at, name, kind| data(at, name, kind)?.try_into().ok().map(u32::from_ne_bytes);
+    let nfproto = data(1, b"cmp", of::COMPARED_WITH)?;
+    let shape = SHAPES.into_iter().find(|shape| [shape.nfproto] == nfproto)?;
+    let ifindex = number(3, b"cmp", of::COMPARED_WITH)?;
+    let mask = number(5, b"bitwise", of::BITWISE_MASK)?;
+    let mark = Mark::new(number(6, b"cmp", of::COMPARED_WITH)?, mask)?;
+    let marking = Marking { family: shape.family, ifindex, mark };
+    let sets = (number(12, b"bitwise", of::BITWISE_MASK)?, number(12, b"bitwise", of::BITWISE_XOR)?);
+    (all.len() == marks(&marking).len() && sets == (!mark.mask(), mark.value())).then_some(marking)
+}
+
+fn is_of_family(shape: &Shape) -> [DefaultNla; 2] {
+    [meta(value::REGISTER, value::META_NFPROTO), compare(value::EQUAL, &[shape.nfproto])]
+}
+
+/// Address, protocol and port of an end are in the set.
+fn is_endpoint(shape: &Shape, end: End) -> [DefaultNla; 4] {
+    let behind = value::REGISTER + shape.length / 4;
+    let port = match end {
+        End::Source => 0,
+        End::Destination => 2,
+    };
+    let lookup = [text(of::LOOKUP_SET, shape.set), number(of::LOOKUP_KEY, value::REGISTER)];
+    [
+        address(shape, end),
+        meta(behind, value::META_L4PROTO),
+        payload(behind + 1, value::TRANSPORT_HEADER, port, 2),
+        expression("lookup", &lookup),
+    ]
+}
+
+fn address(shape: &Shape, end: End) -> DefaultNla {
+    let offset = match end {
+        End::Source => shape.source,
+        End::Destination => shape.source + shape.length,
+    };
+    payload(value::REGISTER, value::NETWORK_HEADER, offset, shape.length)
+}
+
+fn expression(name: &str, data: &[DefaultNla]) -> DefaultNla {
+    nest(attribute::IN_LIST, &[text(of::NAME, name), nest(of::DATA, data)])
+}
+
+fn meta(to: u32, key: u32) -> DefaultNla {
+    expression("meta", &[number(of::META_TO, to), number(of::META_KEY, key)])
+}
+
+fn payload(to: u32, base: u32, offset: u32, length: u32) -> DefaultNla {
+    let (to, base) = (number(of::PAYLOAD_TO, to), number(of::PAYLOAD_BASE, base));
+    expression("payload", &[to, base, number(of::PAYLOAD_OFFSET, offset), number(of::PAYLOAD_LENGTH, length)])
+}
+
+fn compare(how: u32, with: &[u8]) -> DefaultNla {
+    let with = nest(of::COMPARED_WITH, &[bytes(attribute::DATA_VALUE, with)]);
+    expression("cmp", &[number(of::COMPARED, value::REGISTER), number(of::COMPARED_HOW, how), with])
+}
+
+/// Of the register: what the mask keeps, with these bits turned.
+fn bitwise(mask: u32, turned: u32) -> DefaultNla {
+    let operand = |kind, operand: u32| nest(kind, &[bytes(attribute::DATA_VALUE, &operand.to_ne_bytes())]);
+    let registers = [number(of::BITWISE_FROM, value::REGISTER), number(of::BITWISE_TO, value::REGISTER)];
+    let operands = [operand(of::BITWISE_MASK, mask), operand(of::BITWISE_XOR, turned)];
+    let data: Vec<_> = registers.into_iter().chain([number(of::BITWISE_LENGTH, 4)]).chain(operands).collect();
+    expression("bitwise", &data)
+}
+
+fn mark_to_register() -> DefaultNla {
+    expression("ct", &[number(of::CT_KEY, value::CT_MARK), number(of::CT_TO, value::REGISTER)])
+}
+
+fn mark_from_register() -> DefaultNla {
+    expression("ct", &[number(of::CT_KEY, value::CT_MARK), number(of::CT_FROM, value::REGISTER)])
+}
+
+#[cfg(test)]
+mod tests {
+    use rtnetlink::packet_core::{DefaultNla, Emitable as _};
+
+    use super::{Family, Mark, Marking, SHAPES, attribute, keeps_source, marks, nest, read_marking};
+
+    fn bytes(expressions: &[DefaultNla]) -> Vec<u8> {
+        let rule = nest(attribute::RULE_EXPRESSIONS, expressions);
+        let mut buffer = vec![0; rule.buffer_len()];
+        rule.emit(&mut buffer);
+        buffer
+    }
+
+    #[test]
+    fn a_rule_that_marks_is_read_back_as_it_was_made_and_no_other_is() {
+        for family in Family::ALL {
+            let marking = Marking { family, ifindex: 7, mark: Mark::new(0x280, 0xf80).unwrap() };
+            let rule = marks(&marking);
+            assert_eq!(read_marking(&bytes(&rule)), Some(marking));
+            for missing in 0..rule.len() {
+                let (head, tail) = rule.split_at(missing);
+                let rest = [head, &tail[1..]].concat();
+                assert_eq!(read_marking(&bytes(&rest)), None, "without the {missing}th");
+            }
+            let other = marks(&Marking { mark: Mark::new(0x80, 0x80).unwrap(), ..marking });
+            let mixed = [&rule[..11], &other[11..]].concat();
+            assert_eq!(read_marking(&bytes(&mixed)), None, "it sets another mark than it asks for");
+        }
+        assert_eq!(read_marking(&bytes(&keeps_source(SHAPES[0]))), None);
+        assert_eq!(read_marking(&[]), None);
+    }
+}

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The guard's table: what is in it, how it is made and read back.
+
+use std::{collections::BTreeSet, io, net::IpAddr, ops::ControlFlow};
+
+use rtnetlink::packet_core::DefaultNla;
+
+use super::{
+    rules::{self, SHAPES, Shape},
+    uapi::{self, attribute, key_type, message},
+    wire::{Connection, Message, attributes, bytes, find, nest, number, text},
+};
+use crate::core::{
+    devices::reply_routing::Marking,
+    model::{Family, Protocol},
+};
+
+pub(super) const TABLE: &str = "npl";
+/// Elements in one message: an attribute has 65 535 bytes at most.
+const TOGETHER: usize = 1000;
+
+/// Where replies come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct PodEndpoint {
+    pub(super) addr: IpAddr,
+    pub(super) protocol: Protocol,
+    /// Host order.
+    pub(super) port: u16,
+}
+
+/// What is in the table.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Content {
+    /// Ends of mappings, which the chains ask for.
+    pub(super) endpoints: BTreeSet<PodEndpoint>,
+    /// Whether what comes from them keeps its source.
+    pub(super) keeps_sources: bool,
+    /// Which connections to them are marked.
+    pub(super) markings: BTreeSet<Marking>,
+}
+
+/// A chain at a hook.
+struct Chain {
+    name: &'static str,
+    kind: &'static str,
+    hook: u32,
+    priority: i32,
+}
+
+/// Ahead of everybody's `srcnat`, which is 100.
+const REPLIES: Chain = Chain { name: "replies", kind: "nat", hook: uapi::POST_ROUTING, priority: 99 };
+/// `mangle`, behind connection tracking and ahead of routing.
+const REQUESTS: Chain = Chain { name: "requests", kind: "filter", hook: uapi::PRE_ROUTING, priority: -150 };
+
+impl PodEndpoint {
+    /// Address, protocol and port, each of which takes whole words.
+    fn key(&self) -> Vec<u8> {
+        let [high, low] = self.port.to_be_bytes();
+        let tail = [self.protocol.number(), 0, 0, 0, high, low, 0, 0];
+        match self.addr {
+            IpAddr::V4(addr) => [&addr.octets()[..], &tail].concat(),
+            IpAddr::V6(addr) => [&addr.octets()[..], &tail].concat(),
+        }
+    }
+
+    fn read(key: &[u8]) -> Option<Self> {
+        let (addr, tail) = key.split_last_chunk::<8>()?;
+        let addr = match addr.len() {
+            4 => IpAddr::from(<[u8; 4]>::try_from(addr).ok()?),
+            16 => IpAddr::from(<[u8; 16]>::try_from(addr).ok()?),
+            _ => return None,
+        };
+        let [protocol, _, _, _, high, low, _, _] = *tail;
+        Some(Self { addr, protocol: Protocol::from_number(protocol)?, port: u16::from_be_bytes([high, low]) })
+    }
+}
+
+/// Makes the table with this content, in the place of one that may be there.
+pub(super) fn replace(connection: &Connection, content: &Content) -> io::Result<()> {
+    let table = |command| Message::new(command, vec![text(attribute::TABLE, TABLE)]);
+    // To be deleted, it has to be there.
+    let anew = [table(message::NEW_TABLE), table(message::DEL_TABLE), table(message::NEW_TABLE)];
+    let mut commands = Vec::from(anew);
+    commands.extend((1..).zip(SHAPES).map(|(id, shape)| new_set(id, shape)));
+    if content.keeps_sources {
+        commands.push(new_chain(&REPLIES));
+        commands.extend(SHAPES.map(|shape| new_rule(&REPLIES, &rules::keeps_source(shape))));
+    }
+    if !content.markings.is_empty() {
+        commands.push(new_chain(&REQUESTS));
+        commands.extend(content.markings.iter().map(|marking| new_rule(&REQUESTS, &rules::marks(marking))));
+    }
+    connection.commit(commands)?;
+    update(connection, &content.endpoints, &BTreeSet::new())
+}
+
+/// Adds some endpoints and takes others out.
+pub(super) fn update(
+    connection: &Connection,
+    new: &BTreeSet<PodEndpoint>,
+    gone: &BTreeSet<PodEndpoint>,
+) -> io::Result<()> {
+    let messages = elements(message::DEL_ELEMENT, gone).into_iter().chain(elements(message::NEW_ELEMENT, new));
+    // A transaction of all might not fit into the socket.
+    messages.into_iter().try_for_each(|message| connection.commit(vec![message]))
+}
+
+/// Takes the table away; whether it was there.
+pub(super) fn remove(connection: &Connection) -> io::Result<bool> {
+    let removed = connection.commit(vec![Message::new(message::DEL_TABLE, vec![text(attribute::TABLE, TABLE)])]);
+    if_there(removed).map(|removed| removed.is_some())
+}
+
+/// What is in the table; nothing if it is not there, or not whole.
+pub(super) fn read(connection: &Connection) -> io::Result<Option<Content>> {
+    let mut endpoints = BTreeSet::new();
+    for shape in SHAPES {
+        let set = vec![text(attribute::TABLE, TABLE), text(attribute::ELEMENTS_SET, shape.set)];
+        let listed = connection.list(Message::new(message::GET_ELEMENT, set), |object| {
+            let elements = find(object, attribute::ELEMENTS).unwrap_or_default();
+            let key = |element| find(find(element, attribute::ELEMENT_KEY)?, attribute::DATA_VALUE);
+            endpoints.extend(attributes(elements).filter_map(|(_, element)| PodEndpoint::read(key(element)?)));
+            ControlFlow::Continue(())
+        });
+        if if_there(listed)?.is_none() {
+            return Ok(None);
+        }
+    }
+    let (mut kept, mut markings) = (0, Vec::new());
+    list_rules(connection, &REPLIES, |_| kept += 1)?;
+    list_rules(connection, &REQUESTS, |rule| markings.push(rules::read_marking(rule)))?;
+    let Some(markings) = markings.into_iter().collect() else { return Ok(None) };
+    let is_whole = kept == 0 || kept == SHAPES.len();
+    Ok(is_whole.then_some(Content { endpoints, keeps_sources: kept > 0, markings }))
+}
+
+/// Of a chain that is not there, there are none.
+fn list_rules(connection: &Connection, chain: &Chain, mut on_rule: impl FnMut(&[u8])) -> io::Result<()> {
+    let of_chain = vec![text(attribute::TABLE, TABLE), text(attribute::RULE_CHAIN, chain.name)];
+    let listed = connection.list(Message::new(message::GET_RULE, of_chain), |rule| {
+        on_rule(rule);
+        ControlFlow::Continue(())
+    });
+    if_there(listed).map(drop)
+}
+
+/// Whether anybody else translates the sources of packets that leave; nothing where the kernel has no nftables. Of ten
+/// thousand chains, whose first ones most often tell it, no more are read than it takes.
+pub(super) fn others_translate() -> io::Result<Option<bool>> {
+    let mut found = false;
+    let listed = Connection::open()?.list(Message::new(message::GET_CHAIN, Vec::new()).of_any_family(), |chain| {
+        let has =
+            |kind, value: &str| find(chain, kind).is_some_and(|it| it.strip_suffix(&[0]) == Some(value.as_bytes()));
+        let hook = find(chain, attribute::CHAIN_HOOK).and_then(|hook| find(hook, attribute::HOOK_NUMBER));
+        let is_last = hook == Some(&uapi::POST_ROUTING.to_be_bytes()[..]);
+        found |= is_last && has(attribute::CHAIN_TYPE, "nat") && !has(attribute::TABLE, TABLE);
+        if found { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    Ok(if_known(listed)?.map(|()| found))
+}
+
+/// Nothing where the kernel has no nftables.
+pub(super) fn if_known<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+fn if_there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+fn new_set(id: u32, shape: &Shape) -> Message {
+    let parts = [shape.key_type, key_type::PROTOCOL, key_type::PORT];
+    let key_type = parts.into_iter().fold(0, |all, part| all << key_type::BITS | part);
+    let attributes = vec![
+        text(attribute::TABLE, TABLE),
+        text(attribute::SET_NAME, shape.set),
+        number(attribute::SET_FLAGS, 0),
+        number(attribute::SET_KEY_TYPE, key_type),
+        number(attribute::SET_KEY_LENGTH, shape.length + 4 + 4),
+        number(attribute::SET_ID, id),
+    ];
+    Message::new(message::NEW_SET, attributes)
+}
+
+fn new_chain(chain: &Chain) -> Message {
+    let priority = bytes(attribute::HOOK_PRIORITY, &chain.priority.to_be_bytes());
+    let attributes = vec![
+        text(attribute::TABLE, TABLE),
+        text(attribute::CHAIN_NAME, chain.name),
+        nest(attribute::CHAIN_HOOK, &[number(attribute::HOOK_NUMBER, chain.hook), priority]),
+        number(attribute::CHAIN_POLICY, uapi::ACCEPT),
+        text(attribute::CHAIN_TYPE, chain.kind),
+    ];
+    Message::new(message::NEW_CHAIN, attributes)
+}
+
+fn new_rule(chain: &Chain, expressions: &[DefaultNla]) -> Message {
+    let of_chain = [text(attribute::TABLE, TABLE), text(attribute::RULE_CHAIN, chain.name)];
+    let attributes = of_chain.into_iter().chain([nest(attribute::RULE_EXPRESSIONS, expressions)]);
+    Message::new(message::NEW_RULE, attributes.collect())
+}
+
+/// Commands about the elements of both sets.
+fn elements(command: u16, endpoints: &BTreeSet<PodEndpoint>) -> Vec<Message> {
+    let mut messages = Vec::new();
+    for shape in SHAPES {
+        let is_its = |endpoint: &&PodEndpoint| Family::of(endpoint.addr) == shape.family;
+        let element = |endpoint: &PodEndpoint| {
+            let key = nest(attribute::ELEMENT_KEY, &[bytes(attribute::DATA_VALUE, &endpoint.key())]);
+            nest(attribute::IN_LIST, &[key])
+        };
+        let all: Vec<_> = endpoints.iter().filter(is_its).map(element).collect();
+        messages.extend(all.chunks(TOGETHER).map(|some| {
+            let set = [text(attribute::TABLE, TABLE), text(attribute::ELEMENTS_SET, shape.set)];
+            Message::new(command, set.into_iter().chain([nest(attribute::ELEMENTS, some)]).collect())
+        }));
+    }
+    messages
+}

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+//! nftables by netlink, as far as the guard needs it. Numbers in attributes are in network order.
+
+use std::{io, ops::ControlFlow};
+
+use nix::sys::{
+    socket::{setsockopt, sockopt::ReceiveTimeout},
+    time::TimeVal,
+};
+use rtnetlink::{
+    packet_core::{
+        DefaultNla, Emitable as _, NLA_F_NESTED, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_REQUEST, NetlinkBuffer,
+        NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable, NlasIterator,
+    },
+    sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER},
+};
+
+use super::uapi;
+
+/// The kernel answers at once, or once another transaction is over.
+const ANSWER_TIMEOUT: TimeVal = TimeVal::new(10, 0);
+
+/// The value of an attribute in another one.
+pub(super) fn bytes(kind: u16, value: &[u8]) -> DefaultNla {
+    DefaultNla::new(kind, value.to_vec())
+}
+
+pub(super) fn text(kind: u16, value: &str) -> DefaultNla {
+    DefaultNla::new(kind, [value.as_bytes(), &[0]].concat())
+}
+
+pub(super) fn number(kind: u16, value: u32) -> DefaultNla {
+    DefaultNla::new(kind, value.to_be_bytes().to_vec())
+}
+
+pub(super) fn nest(kind: u16, inner: &[DefaultNla]) -> DefaultNla {
+    let mut value = vec![0; inner.buffer_len()];
+    inner.emit(&mut value);
+    DefaultNla::new(kind | NLA_F_NESTED, value)
+}
+
+/// A message of nftables, or one that begins or ends a transaction.
+#[derive(Debug)]
+pub(super) struct Message {
+    kind: u16,
+    family: u8,
+    /// Of a transaction: whose it is.
+    subsystem: u16,
+    attributes: Vec<DefaultNla>,
+}
+
+impl Message {
+    /// About a table for both families; the command is one of [`uapi::message`].
+    pub(super) const fn new(command: u16, attributes: Vec<DefaultNla>) -> Self {
+        Self { kind: uapi::SUBSYSTEM << 8 | command, family: uapi::NFPROTO_INET, subsystem: 0, attributes }
+    }
+
+    /// The same about the tables of all families.
+    pub(super) fn of_any_family(self) -> Self {
+        Self { family: uapi::NFPROTO_UNSPEC, ..self }
+    }
+
+    const fn of_transaction(kind: u16) -> Self {
+        Self { kind, family: uapi::NFPROTO_UNSPEC, subsystem: uapi::SUBSYSTEM, attributes: Vec::new() }
+    }
+}
+
+impl NetlinkSerializable for Message {
+    fn message_type(&self) -> u16 {
+        self.kind
+    }
+
+    fn buffer_len(&self) -> usize {
+        size_of::<[u8; 4]>() + self.attributes.as_slice().buffer_len()
+    }
+
+    fn serialize(&self, buffer: &mut [u8]) {
+        let [high, low] = self.subsystem.to_be_bytes();
+        let (head, attributes) = buffer.split_at_mut(size_of::<[u8; 4]>());
+        head.copy_from_slice(&[self.family, 0, high, low]);
+        self.attributes.as_slice().emit(attributes);
+    }
+}
+
+/// The attributes of an answer.
+#[derive(Debug)]
+struct Answer(Vec<u8>);
+
+impl NetlinkDeserializable for Answer {
+    type Error = io::Error;
+
+    fn deserialize(_header: &NetlinkHeader, payload: &[u8]) -> io::Result<Self> {
+        payload.get(size_of::<[u8; 4]>()..).map(|rest| Self(rest.to_vec())).ok_or_else(cut_off)
+    }
+}
+
+/// A socket that talks to nftables.
+#[derive(Debug)]
+pub(super) struct Connection(Socket);
+
+impl Connection {
+    pub(super) fn open() -> io::Result<Self> {
+        let socket = Socket::new(NETLINK_NETFILTER)?;
+        socket.connect(&SocketAddr::new(0, 0))?;
+        setsockopt(&socket, ReceiveTimeout, &ANSWER_TIMEOUT)?;
+        Ok(Self(socket))
+    }
+
+    /// ProgramSet out all of the commands or none.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's first refusal.
+    pub(super) fn commit(&self, commands: Vec<Message>) -> io::Result<()> {
+        let begin = Message::of_transaction(uapi::BATCH_BEGIN);
+        let end = Message::of_transaction(uapi::BATCH_END);
+        let mut batch = serialized(begin, NLM_F_REQUEST, 0);
+        let mut last = 0;
+        for command in commands {
+            last += 1;
+            batch.extend(serialized(command, NLM_F_REQUEST | NLM_F_CREATE | NLM_F_ACK, last));
+        }
+        batch.extend(serialized(end, NLM_F_REQUEST, last + 1));
+        self.0.send(&batch, 0)?;
+        self.answers(|sequence| sequence == last, |_| ControlFlow::Continue(()))
+    }
+
+    /// Asks for all objects of a kind and hands the attributes of each to `on_object`. Where that breaks off, the rest is
+    /// left to the connection, which is of no more use.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's refusal.
+    pub(super) fn list(&self, command: Message, on_object: impl FnMut(&[u8]) -> ControlFlow<()>) -> io::Result<()> {
+        self.0.send(&serialized(command, NLM_F_REQUEST | NLM_F_DUMP, 1), 0)?;
+        self.answers(|_| false, on_object)
+    }
+
+    /// Hears answers until the one that is acknowledged last, or the end of a list.
+    fn answers(
+        &self,
+        is_last: impl Fn(u32) -> bool,
+        mut on_object: impl FnMut(&[u8]) -> ControlFlow<()>,
+    ) -> io::Result<()> {
+        loop {
+            // The end of a child interrupts whoever waits with a limit.
+            let datagram = match self.0.recv_from_full() {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                received => received?.0,
+            };
+            let mut rest = datagram.as_slice();
+            while !rest.is_empty() {
+                let length = NetlinkBuffer::new_checked(rest).map_err(io::Error::other)?.length();
+                let message: NetlinkMessage<Answer> = NetlinkMessage::deserialize(rest).map_err(io::Error::other)?;
+                if let NetlinkPayload::Error(answer) = &message.payload {
+                    if answer.code.is_some() {
+                        return Err(answer.to_io());
+                    }
+                    if is_last(message.header.sequence_number) {
+                        return Ok(());
+                    }
+                } else if let NetlinkPayload::Done(_) = message.payload {
+                    return Ok(());
+                } else if let NetlinkPayload::InnerMessage(Answer(attributes)) = &message.payload
+                    && on_object(attributes).is_break()
+                {
+                    return Ok(());
+                }
+                rest = rest.get((length as usize).next_multiple_of(4)..).unwrap_or_default();
+            }
+        }
+    }
+}
+
+fn serialized(message: Message, flags: u16, sequence: u32) -> Vec<u8> {
+    let mut header = NetlinkHeader::default();
+    header.flags = flags;
+    header.sequence_number = sequence;
+    let mut message = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(message));
+    message.finalize();
+    let mut buffer = vec![0; message.buffer_len()];
+    message.serialize(&mut buffer);
+    buffer
+}
+
+/// The attributes in a value; what cannot be read ends them.
+pub(super) fn attributes(value: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    NlasIterator::new(value).map_while(Result::ok).map(|attribute| {
+        let (kind, length) = (attribute.kind(), attribute.value_length());
+        (kind, attribute.into_inner().get(4..4 + length).unwrap_or_default())
+    })
+}
+
+/// The first attribute of a kind.
+pub(super) fn find(value: &[u8], kind: u16) -> Option<&[u8]> {
+    attributes(value).find(|(found, _)| *found == kind).map(|(_, value)| value)
+}
+
+fn cut_off() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the kernel's answer is cut off")
+}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Keeps whoever changes the datapath by himself in his network namespace: an agent, a loader of programs, or a cleanup.
+
+use std::{
+    io,
+    os::linux::net::SocketAddrExt as _,
+    os::unix::net::{SocketAddr, UnixDatagram},
+};
+
+use crate::datapath::DatapathError;
+
+/// An abstract socket's name belongs to the network namespace, as the datapath does, and goes with the process.
+const NAME: &[u8] = b"npl-agent";
+
+/// Held for as long as this is there.
+#[derive(Debug)]
+pub struct Lock {
+    _socket: UnixDatagram,
+}
+
+/// Takes the lock of this network namespace.
+///
+/// # Errors
+///
+/// If another process has it, or the kernel refuses.
+pub fn take() -> Result<Lock, DatapathError> {
+    take_named(NAME)
+}
+
+/// Whether a process has it. Nobody who takes it meanwhile finds it taken by this question.
+pub fn is_taken() -> bool {
+    is_taken_named(NAME)
+}
+
+fn take_named(name: &[u8]) -> Result<Lock, DatapathError> {
+    let bound = SocketAddr::from_abstract_name(name).and_then(|address| UnixDatagram::bind_addr(&address));
+    bound.map(|socket| Lock { _socket: socket }).map_err(|error| {
+        if error.kind() == io::ErrorKind::AddrInUse {
+            DatapathError::AlreadyRunning
+        } else {
+            DatapathError::Lock(error)
+        }
+    })
+}
+
+/// A socket of that name can be connected to; nothing is sent.
+fn is_taken_named(name: &[u8]) -> bool {
+    let connect = |address| UnixDatagram::unbound().and_then(|socket| socket.connect_addr(&address));
+    SocketAddr::from_abstract_name(name).and_then(connect).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        process,
+        sync::atomic::{AtomicBool, Ordering},
+        thread,
+    };
+
+    use super::{is_taken_named, take_named};
+    use crate::datapath::DatapathError;
+
+    /// Another one for each test and process.
+    fn name(test: &str) -> Vec<u8> {
+        format!("npl-agent-{test}-{}", process::id()).into_bytes()
+    }
+
+    #[test]
+    fn one_has_it_at_a_time_and_others_see_that() {
+        let name = name("one");
+        assert!(!is_taken_named(&name));
+        let lock = take_named(&name).unwrap();
+        assert!(is_taken_named(&name));
+        assert!(matches!(take_named(&name), Err(DatapathError::AlreadyRunning)));
+        drop(lock);
+        assert!(!is_taken_named(&name));
+        take_named(&name).unwrap();
+    }
+
+    /// As `npl-agent status` asks while an agent starts.
+    #[test]
+    fn asking_for_the_lock_does_not_keep_others_from_taking_it() {
+        let (name, is_over) = (name("asked"), AtomicBool::new(false));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    is_taken_named(&name);
+                }
+            });
+            let refused = (0..20_000).filter(|_| take_named(&name).is_err()).count();
+            is_over.store(true, Ordering::Relaxed);
+            assert_eq!(refused, 0);
+        });
+    }
+}
