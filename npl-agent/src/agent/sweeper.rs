@@ -12,13 +12,13 @@ use std::{
 use tracing::{debug, warn};
 
 use crate::{
-    core::flows::half_open::HalfOpenExpiry,
+    core::flows::half_open::{HalfOpenExpiry, SWEEP_INTERVAL_NS},
     datapath::{DatapathError, Pins, Tables, kernel_clock},
     devices::uplinks::ErrorChain,
 };
 
 /// How often the table is looked through.
-const EVERY: Duration = Duration::from_secs(10);
+const EVERY: Duration = Duration::from_nanos(SWEEP_INTERVAL_NS);
 
 /// The thread, which ends when this is dropped.
 #[derive(Debug)]

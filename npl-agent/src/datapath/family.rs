@@ -14,9 +14,9 @@ use aya::maps::{
     lpm_trie::{Key, LpmTrie},
 };
 use npl_common::{
+    half_open,
     lookup_cache::CACHED_MAPPINGS,
     mapping::{self, ALLOWED, Endpoint, FRONTEND_BITS, LocalAddress, MAX_LOCAL_ADDRESSES},
-    half_open,
 };
 
 use super::{
@@ -189,8 +189,10 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         let fd = self.lookup_cache.map().fd().as_fd();
         // In parts, each in the memory of the one before.
         (0..LOOKUP_CACHE_PARTS).try_for_each(|part| {
-            let elements: Vec<_> =
-                (part..CACHED_MAPPINGS).step_by(LOOKUP_CACHE_PARTS as usize).map(|slot| (slot, L::EMPTY_CACHE_ENTRY)).collect();
+            let elements: Vec<_> = (part..CACHED_MAPPINGS)
+                .step_by(LOOKUP_CACHE_PARTS as usize)
+                .map(|slot| (slot, L::EMPTY_CACHE_ENTRY))
+                .collect();
             sys::update_all(fd, &elements).map_err(MapError::from).map_err(DatapathError::map("write", L::LOOKUP_CACHE))
         })
     }
@@ -271,8 +273,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
     fn remove_expired_flows(&mut self, now: Duration) -> Result<usize, DatapathError> {
         let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
         let is_expired = |key: &L::FlowKey, flow: &L::Flow, is_crowded| {
-            let protocol = Protocol::from_number(L::pod_end(key).protocol);
-            protocol.is_some_and(|protocol| flows::is_expired(protocol, L::state(flow), now, is_crowded))
+            flows::is_expired(L::pod_end(key).protocol, L::state(flow), now, is_crowded)
         };
         let (mut count, mut over) = (0, Vec::new());
         self.read_flows(|key, flow| {

@@ -11,8 +11,8 @@ use aya::{
     maps::{HashMap, MapData},
 };
 use npl_common::{
-    next_hop::{PodAddressV4, PodAddressV6, PodWay as Value, UPLINK, kind},
     names::{MAP_NEXT_HOP_V4, MAP_NEXT_HOP_V6, MAP_UPLINK},
+    next_hop::{PodAddressV4, PodAddressV6, PodNextHop as Value, UPLINK, kind},
 };
 
 use super::{
@@ -73,8 +73,12 @@ impl NextHops {
         let (mut v4, mut v6) = (Ok(()), Ok(()));
         for (addr, hop) in pods {
             match addr {
-                IpAddr::V4(addr) => v4 = v4.and_then(|()| self.v4.set(PodAddressV4 { addr: addr.octets() }, value(*hop))),
-                IpAddr::V6(addr) => v6 = v6.and_then(|()| self.v6.set(PodAddressV6 { addr: addr.octets() }, value(*hop))),
+                IpAddr::V4(addr) => {
+                    v4 = v4.and_then(|()| self.v4.set(PodAddressV4 { addr: addr.octets() }, value(*hop)))
+                }
+                IpAddr::V6(addr) => {
+                    v6 = v6.and_then(|()| self.v6.set(PodAddressV6 { addr: addr.octets() }, value(*hop)))
+                }
             }
         }
         [v4, v6].into_iter().filter_map(Result::err).collect()

@@ -208,7 +208,7 @@ impl Tables {
     /// As [`super::Datapath::time_until_quiet`].
     pub(super) fn time_until_quiet(&self, frontend: Frontend) -> Result<Option<Duration>, DatapathError> {
         let last = self.family(frontend.family).last_unmapped(frontend.node_port)?;
-        Ok(stray::silence(last, kernel_time()).map(|silence| Duration::from_secs(1 + stray::LIFETIME - silence)))
+        Ok(unmapped::silence(last, kernel_time()).map(|silence| Duration::from_secs(1 + unmapped::LIFETIME - silence)))
     }
 
     /// Takes note that datagrams may come to a node port for a mapping that was there until now.

@@ -241,7 +241,7 @@ impl Lab {
         let nobody = FlowState {
             last_seen_ns: 0,
             generation: 0,
-            touched: 0,
+            refreshed: 0,
             ifindex: 0,
             node_port: 0,
             client_tcp_flags: 0,
@@ -286,7 +286,7 @@ impl Lab {
 
     /// The word of an attempt at a connection.
     pub(crate) fn attempt(&mut self, id: FlowId) -> Option<u64> {
-        self.word(id, half_open::attempt_slot(hash(id)))
+        self.word(id, half_open::handshake_slot(hash(id)))
     }
 
     fn word(&mut self, id: FlowId, slot: u32) -> Option<u64> {
@@ -300,7 +300,7 @@ impl Lab {
 
     /// Overwrites the slot of an attempt at it.
     pub(crate) fn set_attempt(&mut self, id: FlowId, word: u64) {
-        self.slots(id).set(half_open::attempt_slot(hash(id)), word, 0).unwrap();
+        self.slots(id).set(half_open::handshake_slot(hash(id)), word, 0).unwrap();
     }
 
     /// All records of fragmented datagrams, with their slots.
@@ -364,12 +364,12 @@ pub(crate) fn hash(id: FlowId) -> u64 {
     match id.ends() {
         Ends::V4(key) => {
             let [client, pod] = [key.client_addr, key.pod_addr].map(|addr| u64::from(u32::from_ne_bytes(addr)));
-            half_open::hash(SEED, client << 32 | pod, rest)
+            npl_common::hash::flow(SEED, client << 32 | pod, rest)
         }
         Ends::V6(key) => {
             let [client, pod] = [key.client_addr, key.pod_addr].map(words);
-            let seed = half_open::absorb(half_open::absorb_both(SEED, client[0], client[1]), pod[0]);
-            half_open::hash(seed, pod[1], rest)
+            let seed = npl_common::hash::absorb(npl_common::hash::absorb_both(SEED, client[0], client[1]), pod[0]);
+            npl_common::hash::flow(seed, pod[1], rest)
         }
     }
 }

@@ -2,8 +2,8 @@
 //! A client that talks to a Pod through a mapping and directly by the same port of its own: to the Pod the two are one flow,
 //! and its replies are for the way that was taken last.
 
-use npl_common::half_open::{self, state};
 use npl_common::reason::Reason;
+use npl_common::{conntrack::Phase, half_open};
 use npl_testkit::packet::tcp_flags::{ACK, FIN, RST, SYN};
 
 use super::scene::{
@@ -81,7 +81,7 @@ fn connection_that_only_the_table_remembers_does_not_take_a_direct_one() {
     with_mappings(|lab| {
         establish(lab);
         is_answered(lab, ACK);
-        lab.set_slot(flow(Tcp), half_open::word(!hash(flow(Tcp)), state::ESTABLISHED, 0, NODE_PORT));
+        lab.set_slot(flow(Tcp), half_open::entry(!hash(flow(Tcp)), Phase::ESTABLISHED, 0, NODE_PORT));
         is_accepted_directly(lab);
     });
 }
@@ -157,7 +157,7 @@ fn datagram_to_the_pod_turns_a_flow_that_only_the_table_remembers() {
             lab.ingress(&udp(client(), node(), b"to the node"));
             lab.egress(&udp(pod(), client(), b"from me"));
         }
-        lab.set_slot(flow(Udp), half_open::word(!hash(flow(Udp)), state::ESTABLISHED, 0, NODE_PORT));
+        lab.set_slot(flow(Udp), half_open::entry(!hash(flow(Udp)), Phase::ESTABLISHED, 0, NODE_PORT));
         is_answered_directly(lab, true);
     });
 }

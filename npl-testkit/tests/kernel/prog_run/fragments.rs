@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 
 use aya::maps::{MapData, PerCpuArray, PerCpuValues};
 use npl_common::fragment::is_of;
-use npl_common::fragment_buffer::{Held, PLACES};
+use npl_common::fragment_buffer::{FRAGMENTS, SavedFrame};
 use npl_common::names::{MAP_FRAGMENT_BUFFER, PROG_EGRESS, PROG_INGRESS, PROG_PODS_REDIRECT};
-use npl_common::next_hop::PodWay;
+use npl_common::next_hop::PodNextHop;
 use npl_common::reason::Reason;
 use npl_testkit::packet::tcp_flags::{ACK, PSH, SYN};
 use npl_testkit::packet::{Ip, Packet, ones_complement_sum};
@@ -398,18 +398,18 @@ fn fragments_of_a_mapping_that_goes_are_the_hosts() {
 
 /// What tells the copies that are kept, of all processors.
 fn kept() -> BTreeSet<u64> {
-    let map: PerCpuArray<MapData, Held> = open_map(MAP_FRAGMENT_BUFFER);
+    let map: PerCpuArray<MapData, SavedFrame> = open_map(MAP_FRAGMENT_BUFFER);
     let hashes = |place| -> Vec<u64> { map.get(&place, 0).unwrap().iter().map(|held| held.hash).collect() };
-    (0..PLACES).flat_map(hashes).filter(|hash| *hash != 0).collect()
+    (0..FRAGMENTS).flat_map(hashes).filter(|hash| *hash != 0).collect()
 }
 
 /// Makes all copies older, by units of about a second.
 fn age_copies(units: u64) {
-    let mut map: PerCpuArray<MapData, Held> = open_map(MAP_FRAGMENT_BUFFER);
-    for place in 0..PLACES {
+    let mut map: PerCpuArray<MapData, SavedFrame> = open_map(MAP_FRAGMENT_BUFFER);
+    for place in 0..FRAGMENTS {
         let copies = map.get(&place, 0).unwrap();
-        let aged = copies.iter().map(|held| Held { time: held.time.wrapping_sub(units), ..*held });
-        let aged: Vec<Held> = aged.collect();
+        let aged = copies.iter().map(|held| SavedFrame { time: held.time.wrapping_sub(units), ..*held });
+        let aged: Vec<SavedFrame> = aged.collect();
         map.set(place, PerCpuValues::try_from(aged).unwrap(), 0).unwrap();
     }
 }
@@ -438,7 +438,7 @@ fn copy_of_one_hook_does_not_leave_by_another() {
     stay_on_this_processor();
     with_mappings(|lab| {
         open(lab);
-        lead(pod_ip(), PodWay { ifindex: TEST_DEVICE, ..WAY });
+        lead(pod_ip(), PodNextHop { ifindex: TEST_DEVICE, ..WAY });
         let [(packet, mapping), _] = replies();
         let before = kept();
         passes(lab, PROG_PODS_REDIRECT, &fragment(&packet, ID, SIZE, SIZE), vec![]);

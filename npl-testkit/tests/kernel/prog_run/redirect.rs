@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use aya::maps::{HashMap, MapData};
 use npl_agent::core::model::Family;
 use npl_common::names::{MAP_NEXT_HOP_V4, MAP_NEXT_HOP_V6, PROG_INGRESS_REDIRECT, PROG_PODS_REDIRECT};
-use npl_common::next_hop::{PodAddressV4, PodAddressV6, PodWay, kind};
+use npl_common::next_hop::{PodAddressV4, PodAddressV6, PodNextHop, kind};
 use npl_testkit::packet::tcp_flags::{ACK, SYN};
 use npl_testkit::packet::{Ip, Packet};
 
@@ -28,20 +28,20 @@ const ID: u32 = 0x4e51;
 const SIZE: usize = 504;
 
 /// Says that packets to a Pod go by a device, and that its own come by it.
-pub(super) fn lead(pod: IpAddr, way: PodWay) {
+pub(super) fn lead(pod: IpAddr, way: PodNextHop) {
     match pod {
         IpAddr::V4(addr) => {
-            let mut map: HashMap<MapData, PodAddressV4, PodWay> = open(MAP_NEXT_HOP_V4);
+            let mut map: HashMap<MapData, PodAddressV4, PodNextHop> = open(MAP_NEXT_HOP_V4);
             map.insert(PodAddressV4 { addr: addr.octets() }, way, 0).unwrap();
         }
         IpAddr::V6(addr) => {
-            let mut map: HashMap<MapData, PodAddressV6, PodWay> = open(MAP_NEXT_HOP_V6);
+            let mut map: HashMap<MapData, PodAddressV6, PodNextHop> = open(MAP_NEXT_HOP_V6);
             map.insert(PodAddressV6 { addr: addr.octets() }, way, 0).unwrap();
         }
     }
 }
 
-pub(super) const WAY: PodWay = PodWay { ifindex: DEVICE, mtu: MTU, kind: kind::PEER };
+pub(super) const WAY: PodNextHop = PodNextHop { ifindex: DEVICE, mtu: MTU, kind: kind::PEER };
 
 /// The same after one more hop.
 pub(super) fn one_hop_on(packet: &Packet) -> Packet {
@@ -65,7 +65,7 @@ fn with_hops(mut packet: Packet, hops: u8) -> Packet {
 fn a_request_leaves_for_the_pods_device_one_hop_older() {
     for kind in [kind::PEER, kind::BRIDGE] {
         with_mappings(|lab| {
-            lead(pod_ip(), PodWay { kind, ..WAY });
+            lead(pod_ip(), PodNextHop { kind, ..WAY });
             for (packet, mapping) in
                 [(tcp(client(), node(), SYN, b""), "61000/tcp"), (udp(client(), node(), b"hello"), "61000/udp")]
             {

@@ -2,9 +2,9 @@
 //! What is remembered of SCTP's associations, and the ICMP errors about them.
 
 use npl_agent::core::model::Family;
-use npl_common::half_open::state;
 use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
 use npl_common::reason::Reason;
+use npl_common::{conntrack::Phase, half_open};
 use npl_testkit::packet::sctp_chunks::{ABORT, COOKIE_ACK, COOKIE_ECHO, DATA, INIT, INIT_ACK, SHUTDOWN, SHUTDOWN_ACK};
 use npl_testkit::packet::tcp_flags::{FIN, RST};
 use npl_testkit::packet::{Crc, Packet, Transport};
@@ -45,7 +45,7 @@ fn entry(lab: &Lab) -> FlowEntry {
 fn handshake_establishes_the_association_with_the_clients_second_packet() {
     with_mappings(|lab| {
         asks(lab, INIT, first_request);
-        assert_eq!(lab.slot(flow(Sctp)).map(state), Some(state::REQUESTED));
+        assert_eq!(lab.slot(flow(Sctp)).map(half_open::phase), Some(Phase::REQUESTED));
         answers(lab, INIT_ACK);
         assert_eq!(lab.flow(flow(Sctp)), None, "nothing is in the flow table before the client has answered");
         asks(lab, COOKIE_ECHO, establishing_request);
