@@ -45,8 +45,8 @@ impl State {
         let mut ops = self.plan_frontends(now);
         let blocked = self.owners_of(&ops);
         ops.extend(self.plan_annotations(&blocked, now));
-        // The order of the variants of `Op` is the order in which nothing can go wrong.
-        ops.sort();
+        // Stable: ops of one rank keep the order of their frontends and Pods.
+        ops.sort_by_key(Op::rank);
         Pass { ops, next_deadline: self.next_deadline(now) }
     }
 

@@ -3,6 +3,7 @@
 //!
 //! Past this point there is no Kubernetes type and no optional field without a meaning of ours.
 
+pub mod last;
 pub mod observed;
 pub mod port_range;
 pub mod settings;
