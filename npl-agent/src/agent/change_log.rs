@@ -147,14 +147,11 @@ impl ChangeLog {
     /// Logs what has changed of the Node's devices.
     pub(crate) fn log_devices(&mut self, report: DeviceReport) {
         let DeviceReport { coverage: _, decisions, xdp, xdp_errors, conntrack, left_out_addresses, errors } = report;
-        if let Some(first) =
-            left_out_addresses.first().filter(|_| self.left_out_addresses.update(left_out_addresses.len()))
+        let count = left_out_addresses.len();
+        if self.left_out_addresses.update(count)
+            && let Some(first) = left_out_addresses.first()
         {
-            warn!(
-                count = left_out_addresses.len(),
-                %first,
-                "the Node has more addresses than the maps hold: node ports do not answer on these"
-            );
+            warn!(count, %first, "the Node has more addresses than the maps hold: node ports do not answer on the last ones");
         }
         self.log_uplinks(&decisions);
         self.log_next_hops(decisions.next_hops);

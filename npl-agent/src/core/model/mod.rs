@@ -288,6 +288,12 @@ pub struct Service {
 }
 
 impl Service {
+    /// Whether a Pod of the same namespace has every label that the selector names.
+    pub(in crate::core) fn selects(&self, pod: &Pod) -> bool {
+        let has = |(key, value): (&String, &String)| pod.labels.get(key) == Some(value);
+        !self.selector.is_empty() && self.selector.iter().all(has)
+    }
+
     /// Whether NPL acts on it at all.
     pub fn is_active(&self) -> bool {
         let has_type = match self.service_type {
