@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the log and the users have heard of the loop.
+//! Logs each change once: of readiness, problems, devices, next hops, connection tracking, reply routes and local clients.
 
 use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
 };
 
 use tokio::sync::watch;
@@ -11,45 +12,86 @@ use tracing::{debug, info, warn};
 
 use crate::{
     core::{
-        model::{Family, Moment},
+        devices::{
+            UplinkReason,
+            planner::{ConntrackSettings, DeviceDecisions, XdpDecision},
+            redirect::{PodNextHop, RedirectRefusal},
+            reply_routing::ReplyRouteProblem,
+            xdp::XdpReason,
+        },
+        model::{Family, Moment, last::Last},
         ports::PortUsage,
         publish::{problem::Problem, report::Warnings},
         state::{Prerequisite, State},
     },
+    datapath::{DatapathError, ServedClients},
+    devices::uplinks::DeviceReport,
     metrics::{Metrics, PortCounts},
+    process::error_chain::ErrorChain,
 };
 
-/// What the log and the users have heard, so that they hear it once.
+/// What was logged last of each subject.
 #[derive(Debug)]
-pub(crate) struct ChangeLog {
-    /// Whoever tells users.
+pub struct ChangeLog {
+    /// Receives the problems that Events report.
     problems: watch::Sender<Vec<Problem>>,
     warnings: Warnings,
-    waiting_for: Option<BTreeSet<Prerequisite>>,
+    prerequisites: Last<BTreeSet<Prerequisite>>,
+    local_clients: Last<Result<Option<ServedClients>, String>>,
+    uplinks: Last<BTreeMap<String, Result<UplinkReason, UplinkReason>>>,
+    missing_devices: Last<BTreeSet<String>>,
+    has_no_uplink: Last<bool>,
+    xdp: Last<BTreeMap<String, XdpDecision>>,
+    xdp_errors: Last<BTreeMap<String, XdpReason>>,
+    next_hops: Last<BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>>>,
+    conntrack: Last<ConntrackSettings>,
+    reply_route_problem: Last<Option<ReplyRouteProblem>>,
+    left_out_addresses: Last<usize>,
+    device_errors: Last<BTreeSet<String>>,
 }
 
 impl ChangeLog {
-    /// Nothing so far.
-    pub(crate) fn new(problems: watch::Sender<Vec<Problem>>) -> Self {
-        Self { problems, warnings: Warnings::default(), waiting_for: None }
-    }
-
-    /// Tells the log what is still waited for.
-    pub(crate) fn readiness(&mut self, state: &State) {
-        let waiting_for = state.missing_prerequisites();
-        if self.waiting_for.as_ref() != Some(&waiting_for) {
-            for missing_prerequisites in &waiting_for {
-                debug!(?missing_prerequisites, "nothing is decided before this is known");
-            }
-            if waiting_for.is_empty() {
-                info!("Pods, Services and Node are known; serving");
-            }
-            self.waiting_for = Some(waiting_for);
+    /// A log without entries.
+    pub fn new(problems: watch::Sender<Vec<Problem>>) -> Self {
+        let (mut conntrack, mut reply_route_problem, mut left_out_addresses) =
+            (Last::default(), Last::default(), Last::default());
+        // The usual state is not a change.
+        conntrack.update(ConntrackSettings::default());
+        reply_route_problem.update(None);
+        left_out_addresses.update(0);
+        Self {
+            problems,
+            warnings: Warnings::default(),
+            prerequisites: Last::default(),
+            local_clients: Last::default(),
+            uplinks: Last::default(),
+            missing_devices: Last::default(),
+            has_no_uplink: Last::default(),
+            xdp: Last::default(),
+            xdp_errors: Last::default(),
+            next_hops: Last::default(),
+            conntrack,
+            reply_route_problem,
+            left_out_addresses,
+            device_errors: Last::default(),
         }
     }
 
-    /// Most passes change nothing here, and cost one comparison.
-    pub(crate) fn problems(&mut self, state: &State, metrics: &Metrics, now: Moment) {
+    /// Logs which prerequisites of the first pass are missing.
+    pub(crate) fn log_readiness(&mut self, state: &State) {
+        let missing = state.missing_prerequisites();
+        if self.prerequisites.update(missing.clone()) {
+            for prerequisite in &missing {
+                debug!(?prerequisite, "waiting for a prerequisite; nothing is published before");
+            }
+            if missing.is_empty() {
+                info!("Pods, Services and Node are known: publishing mappings");
+            }
+        }
+    }
+
+    /// Logs new problems and passes all of them on to Events and metrics. Most passes change none and cost one comparison.
+    pub(crate) fn log_problems(&mut self, state: &State, metrics: &Metrics, now: Moment) {
         if state.problems().eq(self.problems.borrow().iter().map(Cow::Borrowed)) {
             return;
         }
@@ -65,8 +107,8 @@ impl ChangeLog {
         self.problems.send_replace(current);
     }
 
-    /// Tells the metrics what there is.
-    pub(crate) fn counts(state: &State, metrics: &Metrics) {
+    /// Sets the metrics of mappings and node ports.
+    pub(crate) fn count(state: &State, metrics: &Metrics) {
         for family in Family::ALL {
             let count = state.mappings().filter(|view| view.frontend.family == family).count();
             metrics.set_mappings(family, count as u64);
@@ -78,6 +120,154 @@ impl ChangeLog {
                 quarantined: sum(|usage| usage.quarantined),
             };
             metrics.set_ports(family, counts);
+        }
+    }
+
+    /// Logs whether local clients are served.
+    pub(crate) fn log_local_clients(&mut self, served: &Result<Option<ServedClients>, String>) {
+        if !self.local_clients.update(served.clone()) {
+            return;
+        }
+        match served {
+            Ok(None) => {}
+            Ok(Some(ServedClients { cgroup, has_loopback })) => {
+                info!(cgroup = %cgroup.display(), "clients on the Node and in its Pods can connect to node ports");
+                if !has_loopback {
+                    info!("node ports do not answer on loopback addresses: that needs Linux 5.14 or newer");
+                }
+            }
+            Err(err) => warn!(
+                %err,
+                "clients on the Node and in its Pods cannot connect to node ports; all other clients can. The agent tries again \
+                 with each resync"
+            ),
+        }
+    }
+
+    /// Logs what has changed of the Node's devices.
+    pub(crate) fn log_devices(&mut self, report: DeviceReport) {
+        let DeviceReport { coverage: _, decisions, xdp, xdp_errors, conntrack, left_out_addresses, errors } = report;
+        let count = left_out_addresses.len();
+        if self.left_out_addresses.update(count)
+            && let Some(first) = left_out_addresses.first()
+        {
+            warn!(count, %first, "the Node has more addresses than the maps hold: node ports do not answer on the last ones");
+        }
+        self.log_uplinks(&decisions);
+        self.log_next_hops(decisions.next_hops);
+        self.log_conntrack(conntrack);
+        self.log_reply_routes(decisions.reply_route_problem);
+        self.log_xdp(xdp, &xdp_errors);
+        self.log_device_errors(&errors);
+    }
+
+    fn log_uplinks(&mut self, decisions: &DeviceDecisions) {
+        for (iface, decision) in self.uplinks.update_entries(decisions.uplinks.clone()) {
+            match decision {
+                Ok(reason) => info!(iface, reason = reason.as_str(), "device is an uplink"),
+                Err(reason) if reason.is_unsupported() => warn!(
+                    iface,
+                    reason = reason.as_str(),
+                    "device is not supported: clients that reach the Node by this device are not served"
+                ),
+                Err(reason) => debug!(iface, reason = reason.as_str(), "device is not an uplink"),
+            }
+        }
+        for iface in self.missing_devices.update_elements(decisions.missing_devices.clone()) {
+            warn!(iface, "--devices names a device that does not exist; the agent uses it as soon as it appears");
+        }
+        let has_none = !decisions.uplinks.values().any(Result::is_ok);
+        if self.has_no_uplink.update(has_none) && has_none {
+            warn!("no device is an uplink, so no client outside the Node is served: name the uplinks with --devices");
+        }
+    }
+
+    fn log_next_hops(&mut self, next_hops: BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>>) {
+        for (pod_ip, hop) in self.next_hops.update_entries(next_hops) {
+            match hop {
+                Ok(hop) => debug!(%pod_ip, by = hop.kind.as_str(), mtu = hop.mtu, "packets to this Pod are redirected"),
+                Err(reason) => {
+                    info!(%pod_ip, reason = reason.as_str(), "packets to this Pod take the host's stack");
+                }
+            }
+        }
+    }
+
+    fn log_conntrack(&mut self, conntrack: ConntrackSettings) {
+        if !self.conntrack.update(conntrack) {
+            return;
+        }
+        if conntrack.is_strict {
+            warn!(
+                "connection tracking would drop packets of offloaded flows as invalid, so no flow is offloaded: set \
+                 net.netfilter.nf_conntrack_tcp_be_liberal=1 on this Node"
+            );
+        } else {
+            info!("connection tracking accepts packets of offloaded flows");
+        }
+        if conntrack.forgets_idle {
+            warn!(
+                "connection tracking times out idle offloaded connections after some minutes, since it does not see every \
+                 acknowledgement: set net.netfilter.nf_conntrack_tcp_timeout_unacknowledged as high as \
+                 nf_conntrack_tcp_timeout_established on this Node"
+            );
+        }
+    }
+
+    fn log_reply_routes(&mut self, problem: Option<(ReplyRouteProblem, BTreeSet<IpAddr>)>) {
+        let (problem, pods) = problem.unzip();
+        if !self.reply_route_problem.update(problem) {
+            return;
+        }
+        let pods = pods.unwrap_or_default();
+        let (count, pod_ip) = (pods.len(), pods.first().map(tracing::field::display));
+        match problem {
+            None => info!("replies leave by the interfaces that their requests came in by"),
+            Some(ReplyRouteProblem::NoMark) => warn!(
+                count,
+                pod_ip,
+                "policy routing rules give Pods routing tables of their own, and no rule before them leads a mark to the main \
+                 table: replies leave by another interface than their requests came in by and may be dropped; see \"Beside the \
+                 rules of others\" in docs/datapath.md"
+            ),
+            Some(ReplyRouteProblem::MarkNotSet) => warn!(
+                count,
+                pod_ip,
+                "policy routing rules give Pods routing tables of their own, and with --nft-guard off no connection is marked: \
+                 replies leave by another interface than their requests came in by and may be dropped; set --nft-guard auto"
+            ),
+        }
+    }
+
+    fn log_xdp(&mut self, xdp: BTreeMap<String, XdpDecision>, errors: &BTreeMap<String, DatapathError>) {
+        let reasons = errors.iter().map(|(iface, error)| (iface.clone(), error.xdp_reason())).collect();
+        for iface in self.xdp_errors.update_entries(reasons).keys() {
+            if let Some(error) = errors.get(iface) {
+                warn!(iface, err = %ErrorChain(error), "the XDP program cannot be attached: TC translates requests");
+            }
+        }
+        for (iface, decision) in self.xdp.update_entries(xdp) {
+            match decision {
+                Ok(XdpReason::Forced) => warn!(
+                    iface,
+                    "XDP translates requests, as --attach xdp demands: packets with unfinished checksums are corrupted"
+                ),
+                Ok(reason) => info!(iface, reason = reason.as_str(), "XDP translates requests"),
+                Err(XdpReason::NotRequested) => {}
+                Err(reason) => info!(iface, reason = reason.as_str(), "TC translates requests"),
+            }
+        }
+    }
+
+    fn log_device_errors(&mut self, errors: &[DatapathError]) {
+        let (gone, errors): (Vec<_>, Vec<_>) = errors.iter().partition(|error| error.is_of_gone_device());
+        for error in gone {
+            debug!(err = %ErrorChain(error), "a device was removed while programs were attached to it");
+        }
+        let effects: BTreeMap<String, &'static str> =
+            errors.into_iter().map(|error| (ErrorChain(error).to_string(), error.effect())).collect();
+        for err in self.device_errors.update_elements(effects.keys().cloned().collect()) {
+            warn!(err, "{}", effects.get(&err).copied().unwrap_or_default());
         }
     }
 }

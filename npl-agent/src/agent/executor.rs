@@ -154,6 +154,15 @@ impl Executor {
         }
     }
 
+    /// Removes the connection tracking entries of endpoints that earlier ops have removed.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn purge_flows(&mut self) -> Result<(), DatapathError> {
+        self.datapath.purge_flows()
+    }
+
     /// The next answer of the API server; waits for ever while nothing is under way.
     pub async fn next_answer(&mut self) -> Answer {
         let ((pod, uid, value), result) = self.writes.next_answer().await;

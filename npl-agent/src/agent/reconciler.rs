@@ -6,7 +6,7 @@ use std::{mem, net::IpAddr, time::Duration};
 
 use futures::{Stream, StreamExt as _};
 use tokio::{
-    sync::{mpsc::Receiver, watch},
+    sync::mpsc::Receiver,
     time::{Instant, MissedTickBehavior, interval, sleep, sleep_until},
 };
 use tracing::{debug, info, warn};
@@ -19,18 +19,17 @@ use crate::{
     core::{
         model::{Moment, snapshot::Change},
         op::{Failure, Op},
-        publish::problem::Problem,
         state::State,
     },
     datapath::DatapathError,
     devices::{
         local_clients::LocalClients,
-        uplinks::{ErrorChain, FollowError, Uplinks},
+        uplinks::{FollowError, Uplinks},
     },
     http::Health,
     metrics::{Metrics, OpOutcome},
     netlink::{self, Survey, SurveyTask},
-    process::memory,
+    process::{error_chain::ErrorChain, memory},
     sockets::ReserveError,
 };
 
@@ -99,8 +98,8 @@ pub struct Listeners {
     pub metrics: Metrics,
     /// The probes.
     pub health: Health,
-    /// Whoever tells users what is not served.
-    pub problems: watch::Sender<Vec<Problem>>,
+    /// The log, and the Events that report problems.
+    pub change_log: ChangeLog,
 }
 
 impl Reconciler {
@@ -112,7 +111,8 @@ impl Reconciler {
         listeners: Listeners,
         resync: Duration,
     ) -> Self {
-        let (ProgramTargets { uplinks, local_clients }, Listeners { metrics, health, problems }) = (targets, listeners);
+        let (ProgramTargets { uplinks, local_clients }, Listeners { metrics, health, change_log }) =
+            (targets, listeners);
         Self {
             state,
             executor,
@@ -128,7 +128,7 @@ impl Reconciler {
             survey: None,
             was_attached: false,
             node_ips: Vec::new(),
-            change_log: ChangeLog::new(problems),
+            change_log,
             quiet_due: None,
         }
     }
@@ -195,7 +195,8 @@ impl Reconciler {
         self.executor.datapath.check_pins()?;
         self.look_at_mappings()?;
         self.look_at_network_soon();
-        self.local_clients.serve(&mut self.executor.datapath);
+        let served = self.local_clients.serve(&mut self.executor.datapath);
+        self.change_log.log_local_clients(&served);
         // Where it is never quiet.
         if self.quiet_due.is_some() {
             self.give_memory_back();
@@ -254,16 +255,16 @@ impl Reconciler {
         if !is_settled {
             self.deadline = Some(self.now());
         }
-        self.executor.datapath.purge_flows()?;
+        self.executor.purge_flows()?;
         if done > 0 {
             debug!(ops = done, elapsed_ms = began.elapsed().as_millis(), "pass done");
-            ChangeLog::counts(&self.state, &self.metrics);
+            ChangeLog::count(&self.state, &self.metrics);
         }
         #[expect(clippy::disallowed_methods, reason = "shown to people by a metric, and decides nothing")]
         let finished = is_clean.then(std::time::SystemTime::now);
         self.metrics.observe_pass(began.elapsed(), finished);
-        self.change_log.readiness(&self.state);
-        self.change_log.problems(&self.state, &self.metrics, self.now());
+        self.change_log.log_readiness(&self.state);
+        self.change_log.log_problems(&self.state, &self.metrics, self.now());
         if self.state.is_ready() && !self.state.is_retiring() {
             self.health.set_synced();
         }
@@ -353,7 +354,9 @@ impl Reconciler {
             found => found?,
         };
         let now = self.now();
-        let coverage = self.uplinks.apply(&mut self.executor.datapath, survey, &self.node_ips, now)?;
+        let report = self.uplinks.apply(&mut self.executor.datapath, survey, &self.node_ips, now)?;
+        let coverage = report.coverage;
+        self.change_log.log_devices(report);
         self.executor.guard.mark(self.uplinks.markings());
         if let Some(at) = self.uplinks.next_deadline() {
             self.look_at_network_by(self.instant(at));

@@ -18,6 +18,7 @@ use tracing::{info, warn};
 
 use crate::{
     agent::{
+        change_log::ChangeLog,
         executor::Executor,
         reconciler::{HEARTBEAT, Listeners, ProgramTargets, Reconciler},
         sweeper::Sweeper,
@@ -97,8 +98,10 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         forwarding = forwarding.as_str(),
         "npl-agent starts"
     );
-    let mut local_clients = LocalClients::new(cgroup);
-    local_clients.serve(&mut datapath);
+    let (problems, seen_problems) = latest::channel(Vec::new());
+    let mut change_log = ChangeLog::new(problems);
+    let local_clients = LocalClients::new(cgroup);
+    change_log.log_local_clients(&local_clients.serve(&mut datapath));
     let _sweeper = Sweeper::start(&bpffs)?;
 
     let probes = tokio::spawn(http::serve(listener, health.clone(), metrics.clone()));
@@ -109,8 +112,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         let patcher = PodPatcher::new(client.clone(), annotation_keys.clone(), metrics.clone());
         let executor = Executor::new(datapath, patcher, Guard::start(guard, resync));
         let recorder = Recorder::new(client, &node_name, metrics.clone());
-        let (problems, seen_problems) = latest::channel(Vec::new());
-        let listeners = Listeners { metrics, health: health.clone(), problems };
+        let listeners = Listeners { metrics, health: health.clone(), change_log };
         let targets = ProgramTargets { uplinks: Uplinks::new(devices, forwarding, attach, guard), local_clients };
         let reconciler = Reconciler::new(State::new(settings), executor, targets, listeners, resync);
         tokio::select! {

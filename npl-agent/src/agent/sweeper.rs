@@ -12,9 +12,12 @@ use std::{
 use tracing::{debug, warn};
 
 use crate::{
-    core::flows::half_open::{HalfOpenExpiry, SWEEP_INTERVAL_NS},
+    core::{
+        flows::half_open::{HalfOpenExpiry, SWEEP_INTERVAL_NS},
+        model::last::Last,
+    },
     datapath::{DatapathError, Pins, Tables, kernel_clock},
-    devices::uplinks::ErrorChain,
+    process::error_chain::ErrorChain,
 };
 
 /// How often the table is looked through.
@@ -54,16 +57,22 @@ impl Drop for Sweeper {
 }
 
 fn sweep(mut tables: Tables, ended: &Receiver<()>) {
-    let (mut has_failed, mut expiry) = (false, <[HalfOpenExpiry; 2]>::default());
+    let (mut failing, mut expiry) = (Last::default(), <[HalfOpenExpiry; 2]>::default());
     while ended.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
         let flows = tables.remove_expired_flows(kernel_clock());
         let swept = flows.and_then(|flows| Ok(flows + tables.remove_expired_half_open(&mut expiry)?));
+        let is_change = failing.update(swept.is_err());
         match &swept {
             Ok(0) => {}
-            Ok(flows) => debug!(flows, "forgotten, since nothing more is to come of them"),
-            Err(error) if has_failed => debug!(err = %ErrorChain(error), "the flow table cannot be looked through"),
-            Err(error) => warn!(err = %ErrorChain(error), "the flow table cannot be looked through"),
+            Ok(entries) => debug!(entries, "expired connection tracking entries removed"),
+            Err(error) if is_change => warn!(
+                err = %ErrorChain(error),
+                "expired connection tracking entries cannot be removed: they stay until the table is full and the kernel evicts \
+                 the least recently used ones"
+            ),
+            Err(error) => {
+                debug!(err = %ErrorChain(error), "expired connection tracking entries still cannot be removed")
+            }
         }
-        has_failed = swept.is_err();
     }
 }

@@ -6,9 +6,9 @@ use anyhow::bail;
 use super::{print, print_json};
 use crate::{
     config::args::{OutputFormat, ViewArgs},
-    datapath::{DatapathError, cleanup, preflight},
-    devices::uplinks::ErrorChain,
-    process::lock,
+    datapath::{cleanup, preflight},
+    process::error_chain::ErrorChain,
+    process::lock::{self, LockError},
 };
 
 /// Removes pins, links, filters, qdiscs and tables of ours.
@@ -20,7 +20,7 @@ pub async fn remove(args: &ViewArgs) -> anyhow::Result<()> {
     preflight::check_bpffs(&args.bpffs)?;
     // Until the end: an agent that starts meanwhile would go on with what is half gone.
     let _lock = match lock::take() {
-        Err(DatapathError::AlreadyRunning) => {
+        Err(LockError::AlreadyRunning) => {
             bail!("clean up: an npl-agent runs on this Node and would make all of it anew; stop it first")
         }
         taken => taken?,

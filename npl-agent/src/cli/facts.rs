@@ -13,8 +13,8 @@ use crate::{
         model::settings::PortRange,
     },
     datapath::{cgroup, inspect::Inspection, is_unmitigated, pins::Direction, preflight},
-    devices::uplinks::ErrorChain,
     netlink, nft_guard,
+    process::error_chain::ErrorChain,
     process::lock,
 };
 

@@ -7,8 +7,8 @@ use anyhow::bail;
 use super::{complain, print};
 use crate::{
     config::args::LoadArgs,
-    datapath::{Datapath, DatapathError, preflight},
-    process::lock,
+    datapath::{Datapath, preflight},
+    process::lock::{self, LockError},
 };
 
 /// Loads and pins every program that an agent on this machine may ask for; those that are pinned already are left alone.
@@ -21,7 +21,7 @@ pub fn load(args: &LoadArgs) -> anyhow::Result<()> {
         return print("nothing done: without CAP_PERFMON, the agent can load the programs as well by itself\n");
     }
     let _lock = match lock::take() {
-        Err(DatapathError::AlreadyRunning) => {
+        Err(LockError::AlreadyRunning) => {
             bail!(
                 "load: an npl-agent runs on this Node, with its own programs; restart its Pod, whose init container loads them"
             )

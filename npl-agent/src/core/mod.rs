@@ -23,7 +23,6 @@ pub mod doctor;
 pub mod flows;
 pub mod model;
 pub mod op;
-mod plan;
 pub mod ports;
 pub mod publish;
 pub mod state;

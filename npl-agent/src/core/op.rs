@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use super::model::{Backend, Frontend, Moment, PodKey, PodUid, sources::SourceRange};
 
 /// One step. Every op is idempotent: done twice, it does nothing the second time.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
     /// Bind the port's socket so that no other process takes it.
     Reserve(Frontend, RecentTraffic),
@@ -85,6 +85,22 @@ pub(super) enum RetryKey {
     Remove(Frontend),
     ForgetSources(Frontend),
     Release(Frontend),
+}
+
+impl Op {
+    /// The place of the op in a pass. After any prefix of a pass that is ordered so, no annotation names a mapping that the
+    /// datapath lacks, and no mapping lacks its reservation or its allowed sources.
+    pub const fn rank(&self) -> u8 {
+        match self {
+            Self::Reserve(..) => 0,
+            Self::AllowSources(..) => 1,
+            Self::UpsertMapping(..) => 2,
+            Self::WritePod { .. } => 3,
+            Self::RemoveMapping(_) => 4,
+            Self::ForgetSources(..) => 5,
+            Self::Release(_) => 6,
+        }
+    }
 }
 
 impl RetryKey {

@@ -6,7 +6,6 @@
 //! is there, makes what is missing, and so also repairs what somebody removed.
 
 use std::{
-    collections::BTreeMap,
     io,
     os::fd::{AsFd as _, OwnedFd},
 };
@@ -21,22 +20,23 @@ use aya::{
 };
 use aya_obj::generated::bpf_attach_type;
 use npl_common::names::{
-    PROG_EGRESS, PROG_EGRESS_L3, PROG_EGRESS_OFFLOAD, PROG_INGRESS, PROG_INGRESS_L3, PROG_INGRESS_OFFLOAD,
-    PROG_INGRESS_REDIRECT, PROG_PODS_OFFLOAD, PROG_PODS_REDIRECT, PROG_TO_PODS,
+    PROG_EGRESS_OFFLOAD, PROG_INGRESS_OFFLOAD, PROG_INGRESS_REDIRECT, PROG_PODS_OFFLOAD, PROG_PODS_REDIRECT,
+    PROG_TO_PODS,
 };
 
 use super::{
     error::DatapathError,
     own_programs::OwnPrograms,
-    pins::{Direction, Pins, pin_error, unpin},
+    pins::{Pins, pin_error, unpin},
     preflight,
     programs::Programs,
     sys,
 };
 use crate::core::devices::{
-    Device, LinkLayer,
+    Device, Direction,
     attachments::{self, FILTER_HANDLE},
-    redirect::{Forwarding, ProgramSet},
+    plan::AttachedPrograms,
+    redirect::Forwarding,
 };
 
 /// Ours among the filters of their priority.
@@ -48,27 +48,16 @@ pub struct Hooks {
     pub(super) programs: Programs,
     pub(super) pins: Pins,
     tcx: bool,
-    attached: BTreeMap<u32, ProgramSet>,
 }
 
 impl Hooks {
     pub(super) fn new(programs: Programs, pins: Pins) -> Self {
-        Self { programs, pins, tcx: preflight::has_tcx(), attached: BTreeMap::new() }
+        Self { programs, pins, tcx: preflight::has_tcx() }
     }
 
     /// Whether devices carry BPF links (`tcx`) or filters (`clsact`).
     pub const fn mechanism(&self) -> &'static str {
         if self.tcx { "tcx" } else { "clsact" }
-    }
-
-    /// The devices that carry programs, by their index.
-    pub const fn attached(&self) -> &BTreeMap<u32, ProgramSet> {
-        &self.attached
-    }
-
-    /// Whether an earlier agent, or this one, has the device serve clients.
-    pub fn is_uplink(&self, ifindex: u32) -> bool {
-        self.pins.link(ifindex, Direction::Egress).exists()
     }
 
     /// The programs that are ours, whatever device they are on.
@@ -118,51 +107,58 @@ impl Hooks {
         self.programs.load_xdp().map(|(_, program)| program)
     }
 
-    /// Puts the programs on devices, each what it is to carry, and takes them off the rest.
+    /// The programs that devices carry now, of this agent or an earlier one.
     ///
-    /// A device that fails is reported and the others go on.
-    pub(super) fn attach(&mut self, devices: &[Device], wanted: &BTreeMap<u32, ProgramSet>) -> Vec<DatapathError> {
-        let mut errors = Vec::new();
-        let wanted_of = |device: &&Device| wanted.get(&device.ifindex).copied();
-        for (device, program_set) in devices.iter().filter_map(|device| Some((device, wanted_of(&device)?))) {
-            match self.attach_all(device, program_set) {
-                Ok(()) => {
-                    self.attached.insert(device.ifindex, program_set);
-                }
-                Err(error) => {
-                    self.attached.remove(&device.ifindex);
-                    errors.push(error);
-                }
-            }
-        }
-        errors.extend(self.detach_others(devices, wanted));
-        // What failed may still carry the programs of another build.
-        errors.extend(self.programs.settle(!errors.is_empty()).err());
-        errors
+    /// # Errors
+    ///
+    /// If the pins cannot be listed.
+    pub fn attached_programs(&self) -> Result<AttachedPrograms, DatapathError> {
+        Ok(AttachedPrograms { hooks: self.pins.links()?.into_iter().collect(), xdp: self.xdp_devices()? })
     }
 
-    fn attach_all(&mut self, device: &Device, program_set: ProgramSet) -> Result<(), DatapathError> {
-        sides(program_set).iter().try_for_each(|side| self.attach_one(device, *side, program_set))
-    }
-
-    fn attach_one(
+    /// Attaches a program to a hook of a device, or replaces the one of an earlier agent in its place.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's refusal.
+    pub fn attach(
         &mut self,
         device: &Device,
         direction: Direction,
-        program_set: ProgramSet,
+        program: &'static str,
     ) -> Result<(), DatapathError> {
-        let name = program_name(device, direction, program_set);
         if !self.tcx {
-            return self.attach_clsact(device, direction, name);
+            return self.attach_clsact(device, direction, program);
         }
-        match self.attach_tcx(device, direction, name) {
+        match self.attach_tcx(device, direction, program) {
             // A kernel of the right age can still be built without TCX.
             Err(DatapathError::Attach { source, .. }) if is_unsupported(&source) => {
                 self.tcx = false;
-                self.attach_clsact(device, direction, name)
+                self.attach_clsact(device, direction, program)
             }
             other => other,
         }
+    }
+
+    /// Detaches the program of a hook; the device may be gone.
+    ///
+    /// # Errors
+    ///
+    /// If the pin cannot be removed.
+    pub fn detach(&self, ifindex: u32, direction: Direction, device: Option<&Device>) -> Result<(), DatapathError> {
+        if let Some(device) = device.filter(|_| !self.tcx) {
+            detach_filter(&device.name, direction);
+        }
+        unpin(&self.pins.link(ifindex, direction))
+    }
+
+    /// Frees the memory that loading took and, unless a device may still carry them, the programs of other builds.
+    ///
+    /// # Errors
+    ///
+    /// If their pins cannot be removed.
+    pub fn release_unused_programs(&mut self, are_others_used: bool) -> Result<(), DatapathError> {
+        self.programs.settle(are_others_used)
     }
 
     fn attach_tcx(&mut self, device: &Device, direction: Direction, name: &'static str) -> Result<(), DatapathError> {
@@ -232,55 +228,6 @@ impl Hooks {
             Err(TcError::NetlinkError(error)) if error.raw_os_error() == Some(libc::EEXIST) => Ok(()),
             Err(error) => Err(attach_error(name, device)(ProgramError::from(error))),
         }
-    }
-
-    /// Takes the programs off devices that are no longer wanted, or gone, and off the sides of others where nothing is.
-    fn detach_others(&mut self, devices: &[Device], wanted: &BTreeMap<u32, ProgramSet>) -> Vec<DatapathError> {
-        self.attached.retain(|ifindex, _| wanted.contains_key(ifindex));
-        let links = match self.pins.links() {
-            Ok(links) => links,
-            Err(error) => return vec![error],
-        };
-        let mut errors = Vec::new();
-        let wanted_sides = |ifindex| wanted.get(&ifindex).map(|program_set| sides(*program_set)).unwrap_or_default();
-        for (ifindex, direction) in links {
-            if wanted_sides(ifindex).contains(&direction) {
-                continue;
-            }
-            let has_filter = |device: &&Device| device.ifindex == ifindex && !self.tcx;
-            if let Some(device) = devices.iter().find(has_filter) {
-                detach_filter(&device.name, direction);
-            }
-            errors.extend(unpin(&self.pins.link(ifindex, direction)).err());
-        }
-        errors
-    }
-}
-
-/// Where programs are on a device, in the order in which they come. Replies first: a request whose reply leaves untranslated
-/// is worse than one that waits for a moment.
-const fn sides(program_set: ProgramSet) -> &'static [Direction] {
-    match program_set {
-        ProgramSet::Uplink | ProgramSet::RedirectUplink | ProgramSet::OffloadUplink => {
-            &[Direction::Egress, Direction::Ingress]
-        }
-        ProgramSet::Pods => &[Direction::Ingress],
-        ProgramSet::OffloadPods => &[Direction::ToPods, Direction::Ingress],
-    }
-}
-
-fn program_name(device: &Device, direction: Direction, program_set: ProgramSet) -> &'static str {
-    match (direction, program_set, device.link_layer == LinkLayer::Ethernet) {
-        (Direction::Ingress, ProgramSet::Pods, _) => PROG_PODS_REDIRECT,
-        (Direction::Ingress, ProgramSet::OffloadPods, _) => PROG_PODS_OFFLOAD,
-        (Direction::ToPods, _, _) => PROG_TO_PODS,
-        (Direction::Ingress, ProgramSet::RedirectUplink, true) => PROG_INGRESS_REDIRECT,
-        (Direction::Ingress, ProgramSet::OffloadUplink, true) => PROG_INGRESS_OFFLOAD,
-        (Direction::Ingress, _, true) => PROG_INGRESS,
-        (Direction::Ingress, _, false) => PROG_INGRESS_L3,
-        (Direction::Egress, ProgramSet::OffloadUplink, true) => PROG_EGRESS_OFFLOAD,
-        (Direction::Egress, _, true) => PROG_EGRESS,
-        (Direction::Egress, _, false) => PROG_EGRESS_L3,
     }
 }
 

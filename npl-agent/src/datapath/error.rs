@@ -42,14 +42,6 @@ pub enum DatapathError {
         path = .0.display()
     )]
     NoBpffs(PathBuf),
-    /// Another agent, or a cleanup, works in this network namespace.
-    #[error(
-        "another npl-agent runs on this Node: stop it first, or remove the DaemonSet's second copy; a cleanup ends by itself"
-    )]
-    AlreadyRunning,
-    /// Whether another one does cannot be told.
-    #[error("keep other agents off this Node by a socket")]
-    Lock(#[source] io::Error),
     /// Some maps are pinned and others not.
     #[error(
         "{path} is not there, but other maps are: an agent just starts, a cleanup just ends, or npl-agent is of another \
@@ -196,7 +188,7 @@ impl DatapathError {
     }
 
     /// What it means for traffic, where devices and Pods are followed.
-    pub(crate) fn meaning(&self) -> &'static str {
+    pub(crate) fn effect(&self) -> &'static str {
         if self.is_of_device() {
             "a device does not carry the programs; the others do"
         } else if self.is_full() {
@@ -266,12 +258,12 @@ mod tests {
         };
         assert!(attach(libc::ENODEV).is_of_gone_device() && !attach(libc::EPERM).is_of_gone_device());
         let map = |code| DatapathError::map("write", "npl_nexthop_v4")(MapError::SyscallError(answer(code)));
-        for (error, meaning) in [
+        for (error, effect) in [
             (attach(libc::EPERM), "a device does not carry the programs"),
             (map(libc::E2BIG), "a table is full"),
             (map(libc::ENOMEM), "not all follows the Node's devices"),
         ] {
-            assert!(error.meaning().starts_with(meaning), "{error}");
+            assert!(error.effect().starts_with(effect), "{error}");
         }
     }
 }

@@ -15,10 +15,7 @@ use super::{
     programs::Programs, tables::Tables, xdp::XdpDevices,
 };
 use crate::core::{
-    devices::{
-        Device,
-        redirect::{Placement, PodNextHop},
-    },
+    devices::{Device, plan::DevicePlan, redirect::PodNextHop},
     model::{Backend, Frontend, settings::PortRange, sources::SourceRange},
 };
 
@@ -54,26 +51,24 @@ impl Datapath {
         Ok(Self { hooks, tables, next_hops, xdp_devices, writer: MappingWriter::default() })
     }
 
-    /// Puts the programs on devices, each what it is to carry, and takes them off the rest. Packets are redirected to a Pod
-    /// only while its device has its program.
+    /// Removes the next hops that a plan lacks or has different. Their packets take the host's stack from then on.
     ///
     /// # Errors
     ///
-    /// Of each device that refuses; the others carry theirs.
-    pub fn attach(&mut self, devices: &[Device], placement: &Placement) -> Vec<DatapathError> {
-        let Placement { devices: wanted, pods } = placement;
-        if let Err(error) = self.next_hops.retain(wanted, pods).and_then(|()| self.tables.begin_epoch()) {
-            return vec![error];
-        }
-        let mut errors = self.hooks.attach(devices, wanted);
-        let attached = self.hooks.attached();
-        let ready = pods.iter().filter(|(_, way)| attached.contains_key(&way.ifindex)).map(|(addr, way)| (*addr, *way));
-        let ready = ready.collect();
-        match self.next_hops.retain(attached, &ready) {
-            Ok(()) => errors.extend(self.next_hops.add(attached, &ready)),
-            Err(error) => errors.push(error),
-        }
-        // Some has changed, whatever was refused.
+    /// If the kernel refuses.
+    pub fn retain_next_hops(&mut self, plan: &DevicePlan) -> Result<(), DatapathError> {
+        self.next_hops.retain(&plan.programs, &plan.next_hops)?;
+        self.tables.begin_epoch()
+    }
+
+    /// Adds the next hops of a plan whose programs are attached.
+    ///
+    /// # Errors
+    ///
+    /// Of each table that refuses or is full.
+    pub fn add_next_hops(&mut self, plan: &DevicePlan) -> Vec<DatapathError> {
+        let mut errors = self.next_hops.add(&plan.programs, &plan.next_hops);
+        // Some may have been added before a refusal.
         errors.extend(self.tables.begin_epoch().err());
         errors
     }
@@ -95,10 +90,13 @@ impl Datapath {
         attached
     }
 
-    /// Takes that program off all devices but the wanted ones: ahead of what is taken off TC's hooks, so that no request is
-    /// translated whose reply is not.
-    pub fn detach_xdp(&mut self, is_wanted: impl Fn(u32) -> bool) -> Vec<DatapathError> {
-        let mut errors = self.hooks.detach_xdp(is_wanted);
+    /// Detaches the XDP program from all devices but these.
+    ///
+    /// # Errors
+    ///
+    /// Of each device that refuses.
+    pub fn retain_xdp(&mut self, devices: &BTreeSet<u32>) -> Vec<DatapathError> {
+        let mut errors = self.hooks.retain_xdp(devices);
         errors.extend(self.hooks.xdp_devices().and_then(|devices| self.write_xdp_devices(&devices)).err());
         errors
     }

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     core::model::{Backend, Family, Frontend, Protocol},
-    devices::uplinks::ErrorChain,
+    process::error_chain::ErrorChain,
 };
 
 /// What the kernel held when it was last read, so that one change does not cost a look at all mappings.

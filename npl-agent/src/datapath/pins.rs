@@ -26,6 +26,7 @@ use std::{
 use npl_common::names::{ABI_VERSION, LINK_DIR, PIN_ROOT, PROGRAM_DIR, SOCKET_PROGRAMS};
 
 use super::error::DatapathError;
+pub use crate::core::devices::Direction;
 
 const CLSACT_DIR: &str = "clsact";
 const XDP_REASON_DIR: &str = "xdp";
@@ -34,35 +35,12 @@ const XDP_SUFFIX: &str = "xdp";
 /// What the names of the pinned maps of constants begin with.
 const CONSTANTS: &str = "constants_";
 
-/// Direction of a hook, seen from the device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Direction {
-    /// Packets that come in by the device: requests.
-    Ingress,
-    /// Packets that leave by the device: replies.
-    Egress,
-    /// Packets that leave by a device that leads to Pods: requests, behind the host's stack.
-    ToPods,
-}
-
-impl Direction {
-    pub(super) const ALL: [Self; 3] = [Self::Ingress, Self::Egress, Self::ToPods];
-
-    /// As in pin names.
-    const fn suffix(self) -> &'static str {
-        match self {
-            Self::Ingress => "in",
-            Self::Egress => "out",
-            Self::ToPods => "pods",
-        }
-    }
-
-    /// As in tables and logs.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Ingress => "ingress",
-            Self::Egress | Self::ToPods => "egress",
-        }
+/// The end of a pin's name.
+const fn suffix(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Ingress => "in",
+        Direction::Egress => "out",
+        Direction::ToPods => "pods",
     }
 }
 
@@ -98,7 +76,7 @@ impl Pins {
 
     /// The pin of a device's link.
     pub fn link(&self, ifindex: u32, direction: Direction) -> PathBuf {
-        self.version.join(LINK_DIR).join(format!("{ifindex}_{}", direction.suffix()))
+        self.version.join(LINK_DIR).join(format!("{ifindex}_{}", suffix(direction)))
     }
 
     /// The pin of the link by which a device's driver runs a program.
@@ -144,7 +122,7 @@ impl Pins {
         let mut links = Vec::new();
         for name in names_in(&self.version.join(LINK_DIR))? {
             let Some((ifindex, suffix)) = name.split_once('_') else { continue };
-            let direction = Direction::ALL.into_iter().find(|d| d.suffix() == suffix);
+            let direction = Direction::ALL.into_iter().find(|direction| self::suffix(*direction) == suffix);
             if let (Ok(ifindex), Some(direction)) = (ifindex.parse(), direction) {
                 links.push((ifindex, direction));
             }

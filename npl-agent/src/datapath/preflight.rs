@@ -8,7 +8,10 @@ use caps::{CapSet, Capability};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
 use super::error::DatapathError;
-use crate::core::doctor::{Kernel, Rights};
+use crate::core::{
+    devices::planner::ConntrackSettings,
+    doctor::{Kernel, Rights},
+};
 
 /// The oldest kernel that the programs load on.
 pub const KERNEL_FLOOR: (u8, u8) = (5, 10);
@@ -44,18 +47,15 @@ pub fn has_xdp_frags() -> bool {
     is_at_least(XDP_FRAGS_SINCE)
 }
 
-/// Whether connection tracking finds packets of TCP invalid that are out of the window which it has seen; not so where it is
-/// not there.
-pub fn tracks_strictly() -> bool {
-    std::fs::read_to_string(TCP_BE_LIBERAL).is_ok_and(|value| value.trim() == "0")
-}
-
-/// Whether connection tracking forgets silent connections sooner because of what it has not seen acknowledged, and of offloaded
-/// ones it has not seen much; not so where it is not there.
-pub fn forgets_silent_connections() -> bool {
-    let timeout = |path| std::fs::read_to_string(path).ok()?.trim().parse::<u32>().ok();
+/// The settings of connection tracking that limit offload; neither limits it where connection tracking is not loaded.
+pub fn conntrack_settings() -> ConntrackSettings {
+    let read = |path| Some(std::fs::read_to_string(path).ok()?.trim().to_owned());
+    let timeout = |path| read(path)?.parse::<u32>().ok();
     let timeouts = timeout(TCP_TIMEOUT_UNACKNOWLEDGED).zip(timeout(TCP_TIMEOUT_ESTABLISHED));
-    timeouts.is_some_and(|(unacknowledged, established)| unacknowledged < established)
+    ConntrackSettings {
+        is_strict: read(TCP_BE_LIBERAL).is_some_and(|value| value == "0"),
+        forgets_idle: timeouts.is_some_and(|(unacknowledged, established)| unacknowledged < established),
+    }
 }
 
 /// A kernel that does not say its version is taken for a new one: loading will tell.

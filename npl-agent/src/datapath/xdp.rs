@@ -49,15 +49,15 @@ impl Hooks {
         Ok(self.pins.xdp_links()?.into_iter().collect())
     }
 
-    /// See [`Datapath::detach_xdp`].
+    /// See [`Datapath::retain_xdp`].
     ///
-    /// [`Datapath::detach_xdp`]: super::load::Datapath::detach_xdp
-    pub(super) fn detach_xdp(&self, is_wanted: impl Fn(u32) -> bool) -> Vec<DatapathError> {
+    /// [`Datapath::retain_xdp`]: super::load::Datapath::retain_xdp
+    pub(super) fn retain_xdp(&self, devices: &BTreeSet<u32>) -> Vec<DatapathError> {
         let links = match self.pins.xdp_links() {
             Ok(links) => links,
             Err(error) => return vec![error],
         };
-        let unwanted = links.into_iter().filter(|ifindex| !is_wanted(*ifindex));
+        let unwanted = links.into_iter().filter(|ifindex| !devices.contains(ifindex));
         unwanted.filter_map(|ifindex| unpin(&self.pins.xdp_link(ifindex)).err()).collect()
     }
 

@@ -1,62 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Keeps the programs on the right devices and the local addresses in the maps, as devices and addresses come and go.
+//! Keeps the programs on the devices that [`DevicePlanner`] chooses, and the Node's addresses in the maps, as devices and
+//! addresses come and go.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
 };
 
-use tracing::{debug, info, warn};
-
+use super::apply::{Applied, apply};
 use crate::{
     core::{
         devices::{
-            Device, DeviceSelection, LinkFacts, UplinkReason,
-            attachments::DeviceAttachments,
-            choose,
-            grace_periods::GracePeriods,
-            local_addresses,
-            redirect::{Forwarding, Placement, PodNextHop, ProgramSet, RedirectRefusal, Route, next_hops},
+            Coverage, Device, DeviceSelection, Direction, UplinkReason,
+            planner::{ConntrackSettings, DeviceDecisions, DevicePlanner, DevicePolicy, NodeNetwork, XdpDecision},
+            redirect::Forwarding,
             reply_routing::Marking,
-            xdp::{self, Attach},
+            xdp::{Attach, XdpReason},
         },
         model::Moment,
     },
     datapath::{Datapath, DatapathError, preflight},
-    devices::reply_routing::ReplyRouting,
     netlink::{self, NetlinkError, Survey, SurveyTask, TcInspection},
     nft_guard::GuardMode,
 };
 
-/// Whether requests are translated by XDP, and why.
-type XdpDecision = Result<xdp::XdpReason, xdp::XdpReason>;
-
-/// What was last decided, so that only changes are told.
+/// The programs on the Node's devices.
 #[derive(Debug)]
 pub struct Uplinks {
-    selection: DeviceSelection,
-    forwarding: Forwarding,
-    decided: BTreeMap<String, Result<UplinkReason, UplinkReason>>,
-    ways: BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>>,
+    planner: DevicePlanner,
+    /// The Pods with mappings at the last look.
     pods: BTreeSet<IpAddr>,
-    /// Whether connection tracking keeps flows from being offloaded.
-    is_strict: bool,
-    /// Whether it forgets offloaded ones too soon.
-    is_forgetful: bool,
-    /// By which interfaces replies leave.
-    returns: ReplyRouting,
-    told_errors: Vec<String>,
-    /// How many of the Node's addresses found no room.
-    left_out: usize,
-    attach: Attach,
-    /// By device index.
-    places: BTreeMap<u32, XdpDecision>,
-    /// The Node's addresses that are away for a moment.
-    address_grace: GracePeriods<IpAddr>,
-    /// Devices, by index, that were uplinks a moment ago.
-    device_grace: GracePeriods<u32>,
-    /// Devices whose driver does not run the program, by their index, as they were then.
-    refused: BTreeMap<u32, (LinkFacts, xdp::XdpReason)>,
+    markings: BTreeSet<Marking>,
+}
+
+/// What was decided about devices, and what came of it.
+#[derive(Debug)]
+pub struct DeviceReport {
+    /// How many of the chosen devices carry the programs.
+    pub coverage: Coverage,
+    /// Every decision.
+    pub decisions: DeviceDecisions,
+    /// Whether each attached uplink translates requests by XDP, by its name.
+    pub xdp: BTreeMap<String, XdpDecision>,
+    /// Why a device's driver did not run the XDP program in this pass, by the device's name.
+    pub xdp_errors: BTreeMap<String, DatapathError>,
+    /// Connection tracking, where offload depends on it.
+    pub conntrack: ConntrackSettings,
+    /// Addresses of the Node that the maps have no room for.
+    pub left_out_addresses: Vec<IpAddr>,
+    /// All other failures.
+    pub errors: Vec<DatapathError>,
 }
 
 /// Why the devices could not be followed.
@@ -71,321 +64,127 @@ pub enum FollowError {
 }
 
 impl FollowError {
-    /// Whether it is only that the network changes all the time.
+    /// Whether the network kept changing while it was listed.
     pub const fn is_change(&self) -> bool {
         matches!(self, Self::Netlink(NetlinkError::Changing { .. }))
     }
 }
 
-/// On how many of the chosen devices the programs are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Coverage {
-    /// Devices that carry them.
-    pub attached: usize,
-    /// Devices that were chosen and refuse, or show programs no headers that they know; they are tried again each time.
-    pub failed: usize,
-}
-
 impl Uplinks {
-    /// Nothing decided yet.
+    /// No program attached yet.
     pub fn new(selection: DeviceSelection, forwarding: Forwarding, attach: Attach, guard: GuardMode) -> Self {
-        Self {
-            selection,
-            forwarding,
-            decided: BTreeMap::new(),
-            ways: BTreeMap::new(),
-            pods: BTreeSet::new(),
-            is_strict: false,
-            is_forgetful: false,
-            returns: ReplyRouting::new(forwarding, guard),
-            told_errors: Vec::new(),
-            left_out: 0,
-            attach,
-            places: BTreeMap::new(),
-            address_grace: GracePeriods::default(),
-            device_grace: GracePeriods::default(),
-            refused: BTreeMap::new(),
-        }
+        let policy = DevicePolicy { selection, forwarding, attach, marks_connections: guard != GuardMode::Off };
+        Self { planner: DevicePlanner::new(policy), pods: BTreeSet::new(), markings: BTreeSet::new() }
     }
 
-    /// Which connections are to be marked, so that replies leave where requests came in.
+    /// The connections to mark, so that replies leave by the interface that their requests came in by.
     pub const fn markings(&self) -> &BTreeSet<Marking> {
-        self.returns.markings()
+        &self.markings
     }
 
-    /// Whether mappings lead to other Pods than when the devices were last looked at, and that makes a difference.
+    /// Whether next hops are out of date: mappings lead to other Pods than at the last look.
     pub fn are_out_of_date(&self, datapath: &Datapath) -> bool {
-        self.forwarding != Forwarding::Stack && datapath.pod_addresses() != self.pods
+        self.planner.policy().forwarding != Forwarding::Stack && datapath.pod_addresses() != self.pods
     }
 
-    /// Begins to look at the Node's devices, and, if packets may pass the host's stack by, at the routes to Pods that mappings
-    /// lead to and at what others have on the way.
+    /// Begins to look at the Node's devices and, if packets may be redirected, at the routes to Pods with mappings and at
+    /// other programs on the way.
     pub fn survey(&self, datapath: &Datapath) -> SurveyTask {
-        if self.forwarding == Forwarding::Stack {
+        let DevicePolicy { selection, forwarding, .. } = self.planner.policy();
+        if *forwarding == Forwarding::Stack {
             return netlink::survey(BTreeSet::new(), None);
         }
         let own = datapath.hooks.own_programs();
-        let inspection = TcInspection {
-            uplinks: self.selection.clone(),
-            programs_on: Box::new(move |ifindex| own.programs_on(ifindex)),
-        };
+        let inspection =
+            TcInspection { uplinks: selection.clone(), programs_on: Box::new(move |ifindex| own.programs_on(ifindex)) };
         netlink::survey(datapath.pod_addresses(), Some(inspection))
     }
 
-    /// Looks at the Node's devices and makes the datapath fit them.
+    /// Looks at the Node's devices and attaches the programs.
     ///
     /// # Errors
     ///
     /// If devices cannot be listed, and as [`Self::apply`].
     pub async fn follow(&mut self, datapath: &mut Datapath, node_ips: &[IpAddr]) -> Result<Coverage, FollowError> {
         let survey = netlink::join_survey(&mut self.survey(datapath)).await?;
-        Ok(self.apply(datapath, survey, node_ips, Moment::default())?)
+        Ok(self.apply(datapath, survey, node_ips, Moment::default())?.coverage)
     }
 
-    /// When what is away counts as gone, if it does not come back before.
+    /// When a grace period ends next.
     pub fn next_deadline(&self) -> Option<Moment> {
-        let deadlines = [self.address_grace.next_deadline(), self.device_grace.next_deadline()];
-        deadlines.into_iter().flatten().min()
+        self.planner.next_deadline()
     }
 
-    /// Makes the datapath fit the Node's devices, and says how many of the chosen ones it could be put on.
+    /// Decides on the devices of a survey and carries the decisions out.
     ///
     /// # Errors
     ///
-    /// If the maps refuse; a device that refuses is told in the log, and the others are served.
+    /// If the maps of addresses refuse. A device that refuses is reported, and the others are served.
     pub fn apply(
         &mut self,
         datapath: &mut Datapath,
-        Survey { pods, routes, devices, routing, attachments }: Survey,
+        survey: Survey,
         node_ips: &[IpAddr],
         now: Moment,
-    ) -> Result<Coverage, DatapathError> {
+    ) -> Result<DeviceReport, DatapathError> {
+        let Survey { pods, routes, devices, routing, attachments } = survey;
         self.pods = pods;
-        let devices = devices.as_slice();
-        self.set_local_addresses(datapath, devices, node_ips, now)?;
-        let decided = self.decide(datapath, devices, node_ips, now);
-        self.tell_decisions(&decided);
-        self.decided = decided;
-        let is_chosen = |device: &Device| matches!(self.decided.get(&device.name), Some(Ok(_)));
-        let chosen: Vec<&Device> = devices.iter().filter(|device| is_chosen(device)).collect();
-        let uplinks = chosen.iter().map(|device| device.ifindex).collect();
-        self.returns.take_in(routing.reply_routes(devices, &uplinks), &datapath.pod_addresses());
-        let placement = self.placement(devices, &chosen, &routes, &attachments);
-        let mut places: BTreeMap<u32, XdpDecision> =
-            chosen.iter().map(|device| (device.ifindex, self.place_of(device))).collect();
-        // XDP goes first and comes last: a request is never translated where its reply is not.
-        let mut errors = datapath.detach_xdp(|ifindex| matches!(places.get(&ifindex), Some(Ok(_))));
-        errors.extend(datapath.attach(devices, &placement));
-        places.retain(|ifindex, _| datapath.hooks.attached().contains_key(ifindex));
-        errors.extend(datapath.detach_xdp(|ifindex| places.contains_key(&ifindex)));
-        let attached = places.len();
-        for device in &chosen {
-            if let Some(place) = places.get_mut(&device.ifindex) {
-                *place = place.and_then(|reason| self.attach_xdp(datapath, device, reason));
-            }
-        }
-        let refused = self.decided.values().filter(|it| it.is_err_and(UplinkReason::is_unsupported)).count();
-        let coverage = Coverage { attached, failed: chosen.len().saturating_sub(attached) + refused };
-        let reasons = places.iter().map(|(ifindex, place)| (*ifindex, place.unwrap_or_else(|reason| reason)));
-        errors.extend(datapath.hooks.note_reasons(&reasons.collect()).err());
-        self.tell_errors(&errors);
-        self.tell_places(&chosen, &places);
-        self.refused.retain(|ifindex, _| places.contains_key(ifindex));
-        self.places = places;
-        Ok(coverage)
-    }
-
-    /// Makes these the Node's addresses, and those of a moment ago.
-    fn set_local_addresses(
-        &mut self,
-        datapath: &mut Datapath,
-        devices: &[Device],
-        node_ips: &[IpAddr],
-        now: Moment,
-    ) -> Result<(), DatapathError> {
-        let mut wanted = local_addresses(devices, node_ips);
-        let (held, present) = (datapath.tables.local_addresses()?, wanted.iter().copied().collect());
-        wanted.extend(self.address_grace.update(&held, &present, now));
-        let left_out = datapath.tables.set_local_addresses(&wanted)?;
-        if let Some(first) = left_out.first().filter(|_| self.left_out != left_out.len()) {
-            warn!(count = left_out.len(), %first, "the Node has more addresses than fit; mappings do not answer on the last ones");
-        }
-        self.left_out = left_out.len();
-        Ok(())
-    }
-
-    /// Which devices carry the programs, and why.
-    fn decide(
-        &mut self,
-        datapath: &Datapath,
-        devices: &[Device],
-        node_ips: &[IpAddr],
-        now: Moment,
-    ) -> BTreeMap<String, Result<UplinkReason, UplinkReason>> {
-        let is_attached = |device: &Device| datapath.hooks.is_uplink(device.ifindex);
-        let chosen: Vec<_> = devices
-            .iter()
-            .map(|device| (device, choose(device, &self.selection, node_ips, is_attached(device))))
-            .collect();
-        let lacks = |(device, decision): &(&Device, Result<UplinkReason, UplinkReason>)| {
-            (decision.is_err_and(UplinkReason::has_grace_period) && is_attached(device)).then_some(device.ifindex)
+        let is_offload = self.planner.policy().forwarding == Forwarding::Offload;
+        let conntrack = if is_offload { preflight::conntrack_settings() } else { ConntrackSettings::default() };
+        let network = NodeNetwork {
+            devices: &devices,
+            routing: &routing,
+            routes: &routes,
+            attachments: &attachments,
+            node_ips,
+            mapped_pods: &datapath.pod_addresses(),
+            held_addresses: &datapath.tables.local_addresses()?,
+            attached_uplinks: &attached_uplinks(datapath)?,
+            conntrack,
+            has_xdp_frags: preflight::has_xdp_frags(),
         };
-        let held = chosen.iter().filter_map(lacks).collect();
-        let in_grace = self.device_grace.update(&held, &BTreeSet::new(), now);
-        let decide = |(device, decision): (&Device, Result<UplinkReason, UplinkReason>)| {
-            let is_awaited = in_grace.contains(&device.ifindex);
-            (device.name.clone(), if is_awaited { Ok(UplinkReason::InGracePeriod) } else { decision })
-        };
-        chosen.into_iter().map(decide).collect()
+        let decisions = self.planner.decide(&network, now);
+        let left_out_addresses = datapath.tables.set_local_addresses(&decisions.local_addresses)?;
+        self.markings.clone_from(&decisions.reply_routes.markings);
+        let applied = apply(datapath, &devices, &decisions.plan);
+        let mut report = self.report(&devices, decisions, applied);
+        let reasons = devices.iter().filter_map(|device| Some((device.ifindex, *report.xdp.get(&device.name)?)));
+        let reasons: BTreeMap<u32, XdpReason> =
+            reasons.map(|(ifindex, decision)| (ifindex, decision.unwrap_or_else(|reason| reason))).collect();
+        report.errors.extend(datapath.hooks.note_reasons(&reasons).err());
+        Ok(DeviceReport { conntrack, left_out_addresses, ..report })
     }
 
-    /// What is to stand where; says what has changed of it.
-    fn placement(
-        &mut self,
-        devices: &[Device],
-        uplinks: &[&Device],
-        routes: &BTreeMap<IpAddr, Route>,
-        attachments: &BTreeMap<u32, DeviceAttachments>,
-    ) -> Placement {
-        let chosen = uplinks.iter().map(|device| device.ifindex).collect();
-        let is_strict = self.forwarding == Forwarding::Offload && preflight::tracks_strictly();
-        self.tell_tracking(is_strict);
-        let ways = if is_strict { BTreeMap::new() } else { next_hops(devices, &chosen, routes, attachments) };
-        self.tell_ways(&ways);
-        self.ways = ways;
-        let pods: BTreeMap<_, _> = self.ways.iter().filter_map(|(addr, way)| Some((*addr, way.ok()?))).collect();
-        let of_pods = pods.values().map(|way| (way.ifindex, ProgramSet::pods(self.forwarding)));
-        let of_uplinks = uplinks.iter().map(|it| (it.ifindex, ProgramSet::of_uplink(it, self.forwarding)));
-        Placement { devices: of_uplinks.chain(of_pods).collect(), pods }
-    }
-
-    fn tell_tracking(&mut self, is_strict: bool) {
-        if is_strict && !self.is_strict {
-            warn!(
-                "connection tracking would find packets of offloaded flows invalid, so all take the host's stack: set \
-                 net.netfilter.nf_conntrack_tcp_be_liberal=1 on this Node"
-            );
-        } else if self.is_strict && !is_strict {
-            info!("connection tracking is liberal now; flows are offloaded");
-        }
-        self.is_strict = is_strict;
-        let is_forgetful = self.forwarding == Forwarding::Offload && preflight::forgets_silent_connections();
-        if is_forgetful && !self.is_forgetful {
-            warn!(
-                "connection tracking forgets offloaded connections that are silent for some minutes, as it sees not every \
-                 acknowledgement: set net.netfilter.nf_conntrack_tcp_timeout_unacknowledged as high as \
-                 nf_conntrack_tcp_timeout_established on this Node"
-            );
-        }
-        self.is_forgetful = is_forgetful;
-    }
-
-    fn tell_ways(&self, new: &BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>>) {
-        for (pod_ip, way) in new.iter().filter(|(addr, way)| self.ways.get(addr) != Some(way)) {
-            match way {
-                Ok(way) => debug!(%pod_ip, by = way.kind.as_str(), mtu = way.mtu, "packets are redirected to this Pod"),
-                Err(reason) => info!(%pod_ip, reason = reason.as_str(), "packets take the host's stack to this Pod"),
+    fn report(&mut self, devices: &[Device], decisions: DeviceDecisions, applied: Applied) -> DeviceReport {
+        let Applied { attached, mut xdp_errors, errors } = applied;
+        let (mut xdp, mut errors_by_name) = (BTreeMap::new(), BTreeMap::new());
+        for device in devices.iter().filter(|device| attached.contains(&device.ifindex)) {
+            let Some(mut decision) = decisions.xdp.get(&device.ifindex).copied() else { continue };
+            if decision.is_ok() {
+                let error = xdp_errors.remove(&device.ifindex);
+                let outcome = error.as_ref().map_or(Ok(()), |error| Err(error.xdp_reason()));
+                decision = decision.and_then(|reason| outcome.map(|()| reason));
+                self.planner.record_xdp(device, outcome);
+                errors_by_name.extend(error.map(|error| (device.name.clone(), error)));
             }
+            xdp.insert(device.name.clone(), decision);
         }
-    }
-
-    fn place_of(&self, device: &Device) -> XdpDecision {
-        let planned = xdp::plan(device, self.attach, self.forwarding, preflight::has_xdp_frags());
-        match self.refused.get(&device.ifindex) {
-            Some((link, reason)) if *link == device.link && !reason.is_temporary() => planned.and(Err(*reason)),
-            _ => planned,
+        let unsupported = decisions.uplinks.values().filter(|it| it.is_err_and(UplinkReason::is_unsupported)).count();
+        let failed = decisions.xdp.len().saturating_sub(xdp.len()) + unsupported;
+        DeviceReport {
+            coverage: Coverage { attached: xdp.len(), failed },
+            decisions,
+            xdp,
+            xdp_errors: errors_by_name,
+            conntrack: ConntrackSettings::default(),
+            left_out_addresses: Vec::new(),
+            errors,
         }
-    }
-
-    fn attach_xdp(&mut self, datapath: &mut Datapath, device: &Device, reason: xdp::XdpReason) -> XdpDecision {
-        let Err(error) = datapath.attach_xdp(device) else {
-            self.refused.remove(&device.ifindex);
-            return Ok(reason);
-        };
-        let (iface, err, reason) = (&device.name, ErrorChain(&error), error.xdp_reason());
-        if self.refused.insert(device.ifindex, (device.link.clone(), reason)).is_none_or(|(_, old)| old != reason) {
-            warn!(iface, %err, "no XDP program on a device; TC does its work");
-        }
-        Err(reason)
-    }
-
-    fn tell_places(&self, devices: &[&Device], new: &BTreeMap<u32, XdpDecision>) {
-        for device in devices {
-            let (iface, place) = (&device.name, new.get(&device.ifindex));
-            if place == self.places.get(&device.ifindex) {
-                continue;
-            }
-            match place {
-                Some(Ok(xdp::XdpReason::Forced)) => {
-                    warn!(
-                        iface,
-                        "XDP translates requests as --attach xdp demands; it breaks packets with unfinished checksums"
-                    );
-                }
-                Some(Ok(reason)) => info!(iface, reason = reason.as_str(), "XDP translates requests"),
-                Some(Err(xdp::XdpReason::NotRequested)) | None => {}
-                Some(Err(reason)) => info!(iface, reason = reason.as_str(), "TC translates requests"),
-            }
-        }
-    }
-
-    fn tell_decisions(&self, new: &BTreeMap<String, Result<UplinkReason, UplinkReason>>) {
-        for (iface, decision) in new {
-            if self.decided.get(iface) == Some(decision) {
-                continue;
-            }
-            match decision {
-                Ok(reason) => info!(iface, reason = reason.as_str(), "device carries the programs"),
-                Err(reason) if reason.is_unsupported() => {
-                    warn!(
-                        iface,
-                        reason = reason.as_str(),
-                        "device cannot carry the programs; clients behind it are not served"
-                    );
-                }
-                Err(reason) => debug!(iface, reason = reason.as_str(), "device is left alone"),
-            }
-        }
-        if let DeviceSelection::Named(names) = &self.selection {
-            let is_news = |name: &&String| self.decided.is_empty() || self.decided.contains_key(*name);
-            for iface in names.iter().filter(|name| !new.contains_key(*name)).filter(is_news) {
-                warn!(iface, "--devices names a device that is not there; it is used as soon as it comes");
-            }
-        }
-        if !new.values().any(Result::is_ok) && self.decided.values().any(Result::is_ok) | self.decided.is_empty() {
-            warn!("no device carries the programs: name the uplinks with --devices");
-        }
-    }
-
-    fn tell_errors(&mut self, errors: &[DatapathError]) {
-        let mut told = Vec::new();
-        for error in errors {
-            let err = ErrorChain(error).to_string();
-            if error.is_of_gone_device() {
-                debug!(err, "a device went while programs were put on it");
-                continue;
-            }
-            if !self.told_errors.contains(&err) {
-                warn!(err, "{}", error.meaning());
-            }
-            told.push(err);
-        }
-        self.told_errors = told;
     }
 }
 
-/// Shows an error with its causes on one line.
-#[derive(Debug)]
-pub struct ErrorChain<'a>(pub &'a (dyn std::error::Error + 'static));
-
-impl std::fmt::Display for ErrorChain<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.0)?;
-        let mut source = self.0.source();
-        while let Some(cause) = source {
-            write!(f, ": {cause}")?;
-            source = cause.source();
-        }
-        Ok(())
-    }
+/// The devices that carry an uplink's programs now, whoever attached them.
+fn attached_uplinks(datapath: &Datapath) -> Result<BTreeSet<u32>, DatapathError> {
+    let hooks = datapath.hooks.attached_programs()?.hooks.into_iter();
+    Ok(hooks.filter(|(_, direction)| *direction == Direction::Egress).map(|(ifindex, _)| ifindex).collect())
 }

@@ -5,42 +5,12 @@ use std::error::Error;
 
 use kube::{core::Status, runtime::watcher};
 
+pub use crate::metrics::FailureKind;
+
 /// An API server that has only just started refuses for a moment what it allows afterwards.
 pub(super) const REFUSALS_TO_BELIEVE: u32 = 3;
 
-/// A kind of failure; also the value of a metric label.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum FailureKind {
-    /// 401: the token is not accepted.
-    Unauthorized,
-    /// 403: a permission is missing.
-    Forbidden,
-    /// 410: the watch is too old and starts anew from a list.
-    Expired,
-    /// 429 and 5xx: the API server cannot answer now.
-    Unavailable,
-    /// Another answer that is not a success.
-    Rejected,
-    /// No answer: no connection, a broken one, or none in time.
-    Unreachable,
-    /// An answer that cannot be read.
-    Malformed,
-}
-
 impl FailureKind {
-    /// The value of the metric label.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Unauthorized => "unauthorized",
-            Self::Forbidden => "forbidden",
-            Self::Expired => "expired",
-            Self::Unavailable => "unavailable",
-            Self::Rejected => "rejected",
-            Self::Unreachable => "unreachable",
-            Self::Malformed => "malformed",
-        }
-    }
-
     /// The kind of an HTTP status that is not a success.
     pub const fn of_status(code: u16) -> Self {
         match code {

@@ -29,8 +29,11 @@ use futures::{FutureExt as _, future::BoxFuture};
 use k8s_openapi::jiff::Timestamp;
 use tokio::{sync::mpsc::Sender, task::JoinSet};
 
-use self::{client::ConnectError, watch::WatchedResource};
-use crate::{core::model::snapshot::Change, metrics::Metrics};
+use self::client::ConnectError;
+use crate::{
+    core::model::snapshot::Change,
+    metrics::{Metrics, WatchedResource},
+};
 
 /// A client, the API server's refusal to let the agent do its work, if it comes to that, and the watches.
 pub type Connection = (Client, BoxFuture<'static, ConnectError>, JoinSet<WatchedResource>);

@@ -23,39 +23,11 @@ use super::{
 };
 use crate::{
     core::model::{Node, Pod, Service, snapshot::Change},
-    metrics::Metrics,
+    metrics::{Metrics, WatchedResource},
 };
 
 /// How long the API server keeps one watch open. A connection that died without a word is noticed five seconds later.
 pub(super) const WATCH_SECONDS: u32 = 240;
-
-/// What a watch is about; also the value of a metric label.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum WatchedResource {
-    /// Pods of this Node.
-    Pods,
-    /// All Services.
-    Services,
-    /// This Node.
-    Node,
-}
-
-impl WatchedResource {
-    /// The value of the metric label.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Pods => "pods",
-            Self::Services => "services",
-            Self::Node => "nodes",
-        }
-    }
-}
-
-impl fmt::Display for WatchedResource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
 
 /// Starts the three watches. None ends while `changes` is open, so that one which did is a reason to leave.
 pub fn spawn(

@@ -5,12 +5,9 @@ use std::fmt::{self, Write as _};
 
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 
-use crate::{
-    core::{
-        model::Family,
-        op::{Op, PodWrite},
-    },
-    kube::{failure::FailureKind, watch::WatchedResource},
+use crate::core::{
+    model::Family,
+    op::{Op, PodWrite},
 };
 
 /// How an op ended.
@@ -100,6 +97,68 @@ impl EventOutcome {
             Self::Denied => "denied",
             Self::Failed => "failed",
         }
+    }
+}
+
+/// A kind of failure; also the value of a metric label.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FailureKind {
+    /// 401: the token is not accepted.
+    Unauthorized,
+    /// 403: a permission is missing.
+    Forbidden,
+    /// 410: the watch is too old and starts anew from a list.
+    Expired,
+    /// 429 and 5xx: the API server cannot answer now.
+    Unavailable,
+    /// Another answer that is not a success.
+    Rejected,
+    /// No answer: no connection, a broken one, or none in time.
+    Unreachable,
+    /// An answer that cannot be read.
+    Malformed,
+}
+
+impl FailureKind {
+    /// The value of the metric label.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Unauthorized => "unauthorized",
+            Self::Forbidden => "forbidden",
+            Self::Expired => "expired",
+            Self::Unavailable => "unavailable",
+            Self::Rejected => "rejected",
+            Self::Unreachable => "unreachable",
+            Self::Malformed => "malformed",
+        }
+    }
+}
+
+/// What a watch is about; also the value of a metric label.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum WatchedResource {
+    /// Pods of this Node.
+    Pods,
+    /// All Services.
+    Services,
+    /// This Node.
+    Node,
+}
+
+impl WatchedResource {
+    /// The value of the metric label.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Pods => "pods",
+            Self::Services => "services",
+            Self::Node => "nodes",
+        }
+    }
+}
+
+impl fmt::Display for WatchedResource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
     }
 }
 

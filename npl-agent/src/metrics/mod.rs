@@ -32,13 +32,9 @@ use self::{
 };
 pub use self::{
     datapath::{Counts, DatapathCounters, FamilyTotals},
-    labels::{EventOutcome, OpOutcome, PatchOutcome},
+    labels::{EventOutcome, FailureKind, OpOutcome, PatchOutcome, WatchedResource},
 };
-use crate::{
-    core::{model::Family, op::Op},
-    devices::uplinks::Coverage,
-    kube::{failure::FailureKind, watch::WatchedResource},
-};
+use crate::core::{devices::Coverage, model::Family, op::Op};
 
 /// What a text of metrics is served as.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";

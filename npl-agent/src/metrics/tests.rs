@@ -7,14 +7,14 @@ use std::{
 
 use npl_common::stats::MappingStats;
 
-use super::{Counts, DatapathCounters, EventOutcome, FamilyTotals, Metrics, OpOutcome, PatchOutcome, PortCounts};
-use crate::{
-    core::{
-        model::{Family, Frontend, NodePort, Protocol},
-        op::{Op, RecentTraffic},
-    },
-    devices::uplinks::Coverage,
-    kube::{failure::FailureKind, watch::WatchedResource},
+use super::{
+    Counts, DatapathCounters, EventOutcome, FailureKind, FamilyTotals, Metrics, OpOutcome, PatchOutcome, PortCounts,
+    WatchedResource,
+};
+use crate::core::{
+    devices::Coverage,
+    model::{Family, Frontend, NodePort, Protocol},
+    op::{Op, RecentTraffic},
 };
 
 struct Fixed;

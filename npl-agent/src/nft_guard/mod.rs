@@ -31,7 +31,7 @@ use self::{
 use crate::core::{
     devices::reply_routing::Marking,
     doctor::Masquerading,
-    model::{Backend, Frontend},
+    model::{Backend, Frontend, last::Last},
     op::Op,
 };
 
@@ -74,8 +74,16 @@ impl Guard {
     /// Starts it; what is there is compared with what should be every `resync`.
     pub fn start(mode: GuardMode, resync: Duration) -> Self {
         let (updates, receiver) = mpsc::channel();
-        let worker =
-            Worker { mode, mapped: BTreeMap::new(), markings: None, held: None, was_needed: false, has_failed: false };
+        let worker = Worker {
+            mode,
+            mapped: BTreeMap::new(),
+            markings: None,
+            held: None,
+            was_needed: false,
+            failing: Last::default(),
+            keeps_sources: Last::default(),
+            marked: Last::default(),
+        };
         let thread = thread::Builder::new().name("guard".to_owned()).spawn(move || worker.run(&receiver, resync));
         if let Err(error) = &thread {
             warn!(err = %error, "no thread for the guard: replies of forgotten connections may be masqueraded");
@@ -182,8 +190,12 @@ struct Worker {
     held: Option<Content>,
     /// Whether it was needed against masquerading when that was last looked at.
     was_needed: bool,
-    /// Whether the last attempt failed, which has been said.
-    has_failed: bool,
+    /// Whether the table could not be kept.
+    failing: Last<bool>,
+    /// Whether the table exempts endpoints from masquerading.
+    keeps_sources: Last<bool>,
+    /// The connections that the table marks.
+    marked: Last<BTreeSet<Marking>>,
 }
 
 impl Worker {
@@ -208,7 +220,7 @@ impl Worker {
             if let Err(err) = &result {
                 self.held = None;
                 due = due.min(Instant::now() + AGAIN);
-                if !self.has_failed {
+                if self.failing.update(true) {
                     warn!(
                         %err,
                         "the nftables guard cannot be kept; replies of forgotten connections may be masqueraded, and those \
@@ -216,7 +228,9 @@ impl Worker {
                     );
                 }
             }
-            self.has_failed = result.is_err();
+            if result.is_ok() {
+                self.failing.update(false);
+            }
         }
     }
 
@@ -257,29 +271,31 @@ impl Worker {
             if table::if_known(table::remove(&connection))?.unwrap_or_default() {
                 info!("nothing is to be guarded or marked; nftables table {TABLE} is taken away");
             }
+            self.log(&Content::default());
             self.held = None;
             return Ok(());
         }
         let wanted = Content { endpoints: self.endpoints(), keeps_sources, markings };
         if found.as_ref() != Some(&wanted) {
             table::replace(&connection, &wanted)?;
-            self.tell(&wanted);
+            self.log(&wanted);
         }
         self.held = Some(wanted);
         Ok(())
     }
 
-    /// Tells what has begun.
-    fn tell(&self, wanted: &Content) {
-        let endpoints = wanted.endpoints.len();
-        if wanted.keeps_sources && !self.held.as_ref().is_some_and(|held| held.keeps_sources) {
-            info!(endpoints, "replies are guarded from masquerading: nftables table inet npl");
+    /// Logs what the table begins to do.
+    fn log(&mut self, content: &Content) {
+        if self.keeps_sources.update(content.keeps_sources) && content.keeps_sources {
+            let endpoints = content.endpoints.len();
+            info!(endpoints, "nftables table {TABLE} exempts replies of mapped endpoints from masquerading");
         }
-        let is_logged = self.held.as_ref().is_some_and(|held| held.markings == wanted.markings);
-        if let Some(first) = wanted.markings.first().filter(|_| !is_logged) {
+        if self.marked.update(content.markings.clone())
+            && let Some(first) = content.markings.first()
+        {
             info!(
                 mark = %first.mark,
-                "connections to mappings are marked, so that replies leave where requests came in: nftables table inet npl"
+                "nftables table {TABLE} marks connections to mappings, so that replies leave by the interface of their requests"
             );
         }
     }

@@ -7,10 +7,21 @@ use std::{
     os::unix::net::{SocketAddr, UnixDatagram},
 };
 
-use crate::datapath::DatapathError;
-
 /// An abstract socket's name belongs to the network namespace, as the datapath does, and goes with the process.
 const NAME: &[u8] = b"npl-agent";
+
+/// Why the lock could not be taken.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    /// Another agent, or a cleanup, runs in this network namespace.
+    #[error(
+        "another npl-agent runs on this Node: stop it first, or remove the DaemonSet's second copy; a cleanup ends by itself"
+    )]
+    AlreadyRunning,
+    /// The kernel refuses the lock's socket.
+    #[error("bind the socket that keeps a second agent off this Node")]
+    Socket(#[source] io::Error),
+}
 
 /// Held for as long as this is there.
 #[derive(Debug)]
@@ -23,7 +34,7 @@ pub struct Lock {
 /// # Errors
 ///
 /// If another process has it, or the kernel refuses.
-pub fn take() -> Result<Lock, DatapathError> {
+pub fn take() -> Result<Lock, LockError> {
     take_named(NAME)
 }
 
@@ -32,14 +43,10 @@ pub fn is_taken() -> bool {
     is_taken_named(NAME)
 }
 
-fn take_named(name: &[u8]) -> Result<Lock, DatapathError> {
+fn take_named(name: &[u8]) -> Result<Lock, LockError> {
     let bound = SocketAddr::from_abstract_name(name).and_then(|address| UnixDatagram::bind_addr(&address));
     bound.map(|socket| Lock { _socket: socket }).map_err(|error| {
-        if error.kind() == io::ErrorKind::AddrInUse {
-            DatapathError::AlreadyRunning
-        } else {
-            DatapathError::Lock(error)
-        }
+        if error.kind() == io::ErrorKind::AddrInUse { LockError::AlreadyRunning } else { LockError::Socket(error) }
     })
 }
 
@@ -57,8 +64,7 @@ mod tests {
         thread,
     };
 
-    use super::{is_taken_named, take_named};
-    use crate::datapath::DatapathError;
+    use super::{LockError, is_taken_named, take_named};
 
     /// Another one for each test and process.
     fn name(test: &str) -> Vec<u8> {
@@ -71,7 +77,7 @@ mod tests {
         assert!(!is_taken_named(&name));
         let lock = take_named(&name).unwrap();
         assert!(is_taken_named(&name));
-        assert!(matches!(take_named(&name), Err(DatapathError::AlreadyRunning)));
+        assert!(matches!(take_named(&name), Err(LockError::AlreadyRunning)));
         drop(lock);
         assert!(!is_taken_named(&name));
         take_named(&name).unwrap();

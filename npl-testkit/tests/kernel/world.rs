@@ -6,12 +6,14 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
-use npl_agent::core::devices::redirect::{Forwarding, Placement, ProgramSet};
+use npl_agent::core::devices::plan::DevicePlan;
+use npl_agent::core::devices::redirect::{Forwarding, ProgramSet};
 use npl_agent::core::devices::xdp::Attach;
-use npl_agent::core::devices::{Device, DeviceKind, DeviceSelection, LinkFacts, LinkLayer};
+use npl_agent::core::devices::{Coverage, Device, DeviceKind, DeviceSelection, LinkFacts, LinkLayer};
 use npl_agent::core::model::{Backend, Protocol};
 use npl_agent::datapath::{Datapath, DatapathError};
-use npl_agent::devices::uplinks::{Coverage, Uplinks};
+use npl_agent::devices::apply::{Applied, apply};
+use npl_agent::devices::uplinks::Uplinks;
 use npl_agent::netlink;
 use npl_agent::nft_guard::{Guard, GuardMode};
 use npl_testkit::echo::EchoServer;
@@ -130,9 +132,13 @@ impl World {
 
     /// Puts the programs on these devices, and takes them off all others.
     pub(crate) fn attach_to(&self, datapath: &mut Datapath, devices: &[Device]) -> Vec<DatapathError> {
-        let wanted = devices.iter().map(|device| (device.ifindex, ProgramSet::Uplink)).collect();
-        let placement = Placement { devices: wanted, pods: BTreeMap::new() };
-        self.node().run(|| datapath.attach(devices, &placement)).unwrap()
+        let programs: BTreeMap<_, _> = devices.iter().map(|device| (device.ifindex, ProgramSet::Uplink)).collect();
+        // XDP programs are attached and detached by the tests that are about them.
+        let mut xdp = datapath.hooks.attached_programs().unwrap().xdp;
+        xdp.retain(|ifindex| programs.contains_key(ifindex));
+        let plan = DevicePlan { programs, xdp, next_hops: BTreeMap::new() };
+        let Applied { errors, xdp_errors, .. } = self.node().run(|| apply(datapath, devices, &plan)).unwrap();
+        errors.into_iter().chain(xdp_errors.into_values()).collect()
     }
 
     /// The Node's uplinks as the agent sees devices.

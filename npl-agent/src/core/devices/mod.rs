@@ -3,6 +3,8 @@
 
 pub mod attachments;
 pub mod grace_periods;
+pub mod plan;
+pub mod planner;
 pub mod redirect;
 pub mod reply_routing;
 pub mod xdp;
@@ -95,6 +97,39 @@ pub struct LinkFacts {
 /// What keeps filters away before Linux 6.6, for logs and the doctor.
 pub const HAS_INGRESS_QUEUE: &str = "has an ingress qdisc, which holds no filters for what leaves: replace it by clsact, \
                                      which holds the same filters";
+
+/// The TC hook of a program, seen from the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Direction {
+    /// Packets that come in by the device: requests by an uplink, replies by a Pod's device.
+    Ingress,
+    /// Packets that leave by an uplink: replies.
+    Egress,
+    /// Packets that leave by a Pod's device: requests that the host's stack forwarded.
+    ToPods,
+}
+
+impl Direction {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Ingress, Self::Egress, Self::ToPods];
+
+    /// The name in tables and logs.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ingress => "ingress",
+            Self::Egress | Self::ToPods => "egress",
+        }
+    }
+}
+
+/// How many of the chosen devices carry the programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Coverage {
+    /// Devices that carry them.
+    pub attached: usize,
+    /// Devices that were chosen and failed, or whose link layer the programs do not support. Each pass tries them again.
+    pub failed: usize,
+}
 
 /// `--devices`.
 #[derive(Debug, Clone, PartialEq, Eq)]

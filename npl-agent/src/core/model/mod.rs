@@ -3,6 +3,7 @@
 //!
 //! Past this point there is no Kubernetes type and no optional field without a meaning of ours.
 
+pub mod last;
 pub mod observed;
 pub mod port_range;
 pub mod settings;
@@ -287,6 +288,12 @@ pub struct Service {
 }
 
 impl Service {
+    /// Whether a Pod of the same namespace has every label that the selector names.
+    pub(in crate::core) fn selects(&self, pod: &Pod) -> bool {
+        let has = |(key, value): (&String, &String)| pod.labels.get(key) == Some(value);
+        !self.selector.is_empty() && self.selector.iter().all(has)
+    }
+
     /// Whether NPL acts on it at all.
     pub fn is_active(&self) -> bool {
         let has_type = match self.service_type {

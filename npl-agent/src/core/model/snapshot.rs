@@ -8,7 +8,6 @@ use std::{
 };
 
 use super::{Node, NodePort, ObjectKey, Pod, PodKey, PodUid, Protocol, Service, ServiceKey};
-use crate::core::ports::select;
 
 /// What a watcher has to tell.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,7 +103,7 @@ impl Snapshot {
 
     /// The Services that select the Pod.
     pub(in crate::core) fn services_of<'a>(&'a self, pod: &'a Pod) -> impl Iterator<Item = &'a Service> {
-        in_namespace(&self.services, &pod.key.namespace).filter(move |service| select::selects(service, pod))
+        in_namespace(&self.services, &pod.key.namespace).filter(move |service| service.selects(pod))
     }
 
     /// The one Pod that an address is taken to belong to.
@@ -218,7 +217,7 @@ impl Snapshot {
     fn touch_selected(&self, service: Option<&Service>, touched: &mut Touched) {
         let Some(service) = service else { return };
         let namespace = in_namespace(&self.pods, &service.key.namespace);
-        touched.pods.extend(namespace.filter(|pod| select::selects(service, pod)).map(|pod| pod.key.clone()));
+        touched.pods.extend(namespace.filter(|pod| service.selects(pod)).map(|pod| pod.key.clone()));
     }
 }
 

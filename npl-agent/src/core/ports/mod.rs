@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The port table: who holds which node port, how far it is through its life, and which one is next.
 
-pub(super) mod adopt;
-mod assign;
 pub mod select;
 
 use std::collections::{BTreeMap, BTreeSet};

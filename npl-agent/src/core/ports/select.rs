@@ -61,12 +61,6 @@ pub(in crate::core) struct Selector<'a> {
     pub(in crate::core) node_ips: &'a BTreeMap<Family, IpAddr>,
 }
 
-/// Whether the Pod, of the same namespace, has every label that the Service's selector names.
-pub(in crate::core) fn selects(service: &Service, pod: &Pod) -> bool {
-    let has = |(key, value): (&String, &String)| pod.labels.get(key) == Some(value);
-    !service.selector.is_empty() && service.selector.iter().all(has)
-}
-
 /// What is wrong with a Service whatever its Pods are.
 fn service_problems(service: &Service, settings: &Settings) -> BTreeSet<Problem> {
     let subject = || AffectedObject::Service(service.key.clone(), service.uid.clone());

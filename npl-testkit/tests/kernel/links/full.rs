@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
-use npl_agent::core::devices::redirect::{HopKind, Placement, PodNextHop, ProgramSet};
+use npl_agent::core::devices::plan::DevicePlan;
+use npl_agent::core::devices::redirect::{HopKind, PodNextHop, ProgramSet};
+use npl_agent::devices::apply::apply;
 use npl_common::next_hop::{MAX_NEXT_HOPS, MAX_UPLINKS};
 
 use crate::world::World;
@@ -15,15 +17,16 @@ fn pods_of_one_family_that_find_no_room_keep_none_of_the_other_out() {
     let devices = world.devices();
     let of = |name: &str| devices.iter().find(|device| device.name == name).unwrap().ifindex;
     let (uplink, pods) = (of(world.topology.client().uplink.name()), of(world.pod().host_device.name()));
-    let way = PodNextHop { ifindex: pods, kind: HopKind::Peer, mtu: 1500 };
+    let hop = PodNextHop { ifindex: pods, kind: HopKind::Peer, mtu: 1500 };
     let v4 = |number| IpAddr::from(Ipv4Addr::from_bits(0x0a63_0000 + number));
     let v6: IpAddr = "fd00::99".parse().unwrap();
-    let placement = Placement {
-        devices: BTreeMap::from([(uplink, ProgramSet::RedirectUplink), (pods, ProgramSet::Pods)]),
-        pods: (0..=MAX_NEXT_HOPS).map(v4).chain([v6]).map(|addr| (addr, way)).collect(),
+    let plan = DevicePlan {
+        programs: BTreeMap::from([(uplink, ProgramSet::RedirectUplink), (pods, ProgramSet::Pods)]),
+        next_hops: (0..=MAX_NEXT_HOPS).map(v4).chain([v6]).map(|addr| (addr, hop)).collect(),
+        ..DevicePlan::default()
     };
     let mut datapath = world.datapath.take().unwrap();
-    let errors = world.node().run(|| datapath.attach(&devices, &placement)).unwrap();
+    let errors = world.node().run(|| apply(&mut datapath, &devices, &plan)).unwrap().errors;
     assert_eq!(errors.len(), 1, "{errors:?}");
     let redirected = datapath.redirected().unwrap();
     assert!(redirected.contains_key(&v6) && redirected.len() == MAX_NEXT_HOPS as usize + 1, "{}", redirected.len());
@@ -36,14 +39,14 @@ fn uplinks_that_find_no_room_leave_all_packets_to_the_stack() {
     let mut world = World::new(1);
     let pod = world.pod().host_device.ifindex().unwrap();
     let mut datapath = world.datapath.take().unwrap();
-    let way = PodNextHop { ifindex: pod, kind: HopKind::Peer, mtu: 1500 };
+    let hop = PodNextHop { ifindex: pod, kind: HopKind::Peer, mtu: 1500 };
     let mut devices = world.devices();
     let mut wanted =
         BTreeMap::from([(world.uplinks()[0].ifindex, ProgramSet::RedirectUplink), (pod, ProgramSet::Pods)]);
-    let pods = BTreeMap::from([(world.pod().ips()[0], way)]);
+    let pods = BTreeMap::from([(world.pod().ips()[0], hop)]);
     let mut attach = |devices: &[_], wanted: &BTreeMap<_, _>| {
-        let placement = Placement { devices: wanted.clone(), pods: pods.clone() };
-        world.node().run(|| datapath.attach(devices, &placement)).unwrap()
+        let plan = DevicePlan { programs: wanted.clone(), next_hops: pods.clone(), ..DevicePlan::default() };
+        world.node().run(|| apply(&mut datapath, devices, &plan)).unwrap().errors
     };
     assert!(attach(&devices, &wanted).is_empty());
     let lines: Vec<String> =

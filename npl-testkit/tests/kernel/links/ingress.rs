@@ -3,12 +3,12 @@
 
 use std::fs;
 
-use npl_agent::core::devices::DeviceSelection;
 use npl_agent::core::devices::redirect::Forwarding;
 use npl_agent::core::devices::xdp::Attach;
+use npl_agent::core::devices::{Coverage, DeviceSelection};
 use npl_agent::datapath::inspect::Inspection;
 use npl_agent::datapath::pins::{Direction, Pins};
-use npl_agent::devices::uplinks::{Coverage, Uplinks};
+use npl_agent::devices::uplinks::Uplinks;
 use npl_agent::netlink;
 use npl_agent::nft_guard::GuardMode;
 use npl_testkit::topology::{Offload, Options};

@@ -10,7 +10,7 @@ use aya::maps::{Array, HashMap, MapData};
 use npl_agent::core::model::Protocol;
 use npl_agent::datapath::inspect::Inspection;
 use npl_agent::datapath::{Datapath, Pins};
-use npl_agent::devices::uplinks::ErrorChain;
+use npl_agent::process::error_chain::ErrorChain;
 use npl_common::flow::{FlowKeyV4, FlowV4, MAX_FLOWS};
 use npl_common::mapping::{BackendV4, Frontend, MAX_MAPPINGS};
 use npl_common::{half_open, names};

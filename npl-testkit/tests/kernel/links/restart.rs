@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use aya::programs::tc;
 use npl_agent::core::devices::Device;
-use npl_agent::core::devices::redirect::Placement;
+use npl_agent::core::devices::plan::DevicePlan;
 use npl_agent::core::model::Family;
+use npl_agent::devices::apply::apply;
 use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
 use npl_testkit::tools;
@@ -148,7 +149,7 @@ fn device_that_is_no_longer_wanted_is_left() {
     world.assert_answers();
     let mut datapath = world.datapath.take().unwrap();
     let devices = world.uplinks();
-    let errors = world.node().run(|| datapath.attach(&devices, &Placement::default())).unwrap();
+    let errors = world.node().run(|| apply(&mut datapath, &devices, &DevicePlan::default())).unwrap().errors;
     assert!(errors.is_empty(), "{errors:?}");
     world.wait_until_refused();
     world.attach(&mut datapath);

@@ -72,7 +72,7 @@ fn driver_translates_requests_where_tc_has_no_program_for_them() {
     }
     fs::remove_file(Pins::new(world.bpffs.path()).link(world.uplink().ifindex, Direction::Ingress)).unwrap();
     world.assert_answers();
-    let errors = world.datapath().detach_xdp(|_| false);
+    let errors = world.datapath().retain_xdp(&[].into());
     assert!(errors.is_empty(), "{errors:?}");
     world.wait_until_refused();
 }

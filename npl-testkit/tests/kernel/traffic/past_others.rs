@@ -6,7 +6,9 @@ use std::net::UdpSocket;
 use std::time::Duration;
 
 use aya::programs::TcAttachType;
-use npl_agent::core::devices::redirect::{Forwarding, HopKind, Placement, PodNextHop, ProgramSet};
+use npl_agent::core::devices::plan::DevicePlan;
+use npl_agent::core::devices::redirect::{Forwarding, HopKind, PodNextHop, ProgramSet};
+use npl_agent::devices::apply::apply;
 use npl_testkit::foreign::{BOTH, DROPS, ENDS_THE_CHAIN, Foreign, HANDS_ON, Place};
 use npl_testkit::topology::Device;
 use npl_testkit::{poll, traffic};
@@ -153,13 +155,16 @@ fn what_others_drop_on_a_pods_device_is_not_taken_as_let_through() {
     let mut program =
         Foreign::attach(&world.run, "policy", &device, HANDS_ON, Place::Behind, &[TcAttachType::Egress]).unwrap();
     let (ifindex, pod_ips) = (device.ifindex().unwrap(), world.pod().ips());
-    let way = PodNextHop { ifindex, kind: HopKind::Peer, mtu: 1500 };
-    let carries = [(uplink.ifindex().unwrap(), ProgramSet::OffloadUplink), (ifindex, ProgramSet::OffloadPods)];
-    let placement =
-        Placement { devices: BTreeMap::from(carries), pods: pod_ips.into_iter().map(|pod_ip| (pod_ip, way)).collect() };
+    let hop = PodNextHop { ifindex, kind: HopKind::Peer, mtu: 1500 };
+    let programs = [(uplink.ifindex().unwrap(), ProgramSet::OffloadUplink), (ifindex, ProgramSet::OffloadPods)];
+    let plan = DevicePlan {
+        programs: BTreeMap::from(programs),
+        next_hops: pod_ips.into_iter().map(|pod_ip| (pod_ip, hop)).collect(),
+        ..DevicePlan::default()
+    };
     let devices = world.devices();
     let mut datapath = world.datapath.take().unwrap();
-    let errors = world.node().run(|| datapath.attach(&devices, &placement)).unwrap();
+    let errors = world.node().run(|| apply(&mut datapath, &devices, &plan)).unwrap().errors;
     assert!(errors.is_empty(), "{errors:?}");
     world.datapath = Some(datapath);
 

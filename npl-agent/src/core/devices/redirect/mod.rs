@@ -91,15 +91,6 @@ impl ProgramSet {
     }
 }
 
-/// What is to stand where.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Placement {
-    /// Devices that carry programs, by their index.
-    pub devices: BTreeMap<u32, ProgramSet>,
-    /// Pods that packets are redirected to, by their address. Each one's device is among those.
-    pub pods: BTreeMap<IpAddr, PodNextHop>,
-}
-
 /// The Node's route to an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Route {

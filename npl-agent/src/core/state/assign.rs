@@ -6,12 +6,12 @@ use std::{
     net::IpAddr,
 };
 
-use super::{
-    Claim, Owner, Phase, PortTable,
-    select::{Exposure, Selector, Wanted, WantedPort},
-};
 use crate::core::{
     model::{Backend, Family, Frontend, NodePort, Pod, PodKey, Protocol, snapshot::Snapshot},
+    ports::{
+        Claim, Owner, Phase, PortTable,
+        select::{Exposure, Selector, Wanted, WantedPort},
+    },
     publish::{
         annotation::{self, SeenEntry},
         problem::{AffectedObject, Cause, Problem},

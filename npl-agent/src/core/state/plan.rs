@@ -3,11 +3,11 @@
 
 use std::collections::BTreeSet;
 
-use super::{
+use super::{Pass, State};
+use crate::core::{
     model::{Family, Frontend, Moment, NodePort, PodUid, Protocol, sources::SourceRange},
     op::{Op, RetryKey},
     ports::Phase,
-    state::{Pass, State},
 };
 
 /// No other comes before it.
@@ -32,7 +32,7 @@ struct Gap {
 
 impl State {
     /// One pass; every Pod and claim that nothing happened to is left out, so that a pass costs what has changed.
-    pub(super) fn plan(&mut self, now: Moment) -> Pass {
+    pub(in crate::core) fn plan(&mut self, now: Moment) -> Pass {
         self.expire(now);
         // A freed port may be what a Pod was waiting for.
         loop {
@@ -45,12 +45,12 @@ impl State {
         let mut ops = self.plan_frontends(now);
         let blocked = self.owners_of(&ops);
         ops.extend(self.plan_annotations(&blocked, now));
-        // The order of the variants of `Op` is the order in which nothing can go wrong.
-        ops.sort();
+        // Stable: ops of one rank keep the order of their frontends and Pods.
+        ops.sort_by_key(Op::rank);
         Pass { ops, next_deadline: self.next_deadline(now) }
     }
 
-    pub(super) fn is_delayed(&self, key: &RetryKey, now: Moment) -> bool {
+    pub(in crate::core) fn is_delayed(&self, key: &RetryKey, now: Moment) -> bool {
         self.retries.get(key).is_some_and(|at| *at > now)
     }
 
@@ -204,7 +204,7 @@ impl State {
     }
 
     /// Whether the kernel has the frontend lead to where its claim says.
-    pub(super) fn mapping_is_current(&self, frontend: Frontend) -> bool {
+    pub(in crate::core) fn mapping_is_current(&self, frontend: Frontend) -> bool {
         let mapping = self.observed.as_ref().and_then(|observed| observed.mappings.get(&frontend));
         let backend = self.ports.get(frontend).and_then(|claim| claim.backend);
         mapping.zip(backend).is_some_and(|(mapping, backend)| mapping.has_same_target(&backend))
@@ -230,7 +230,7 @@ impl State {
     }
 
     /// Whether some whom the frontend is for are refused at this moment.
-    pub(super) fn lacks_sources(&self, frontend: Frontend) -> bool {
+    pub(in crate::core) fn lacks_sources(&self, frontend: Frontend) -> bool {
         !self.gap(frontend).missing.is_empty()
     }
 

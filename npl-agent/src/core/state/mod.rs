@@ -5,12 +5,18 @@
 //! op is only given out once its precondition was observed, so stopping anywhere leaves nothing published that does
 //! not work.
 
+mod adopt;
+mod assign;
+mod plan;
+mod publication;
+
 use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
 };
 
+use self::publication::Write;
 use super::{
     model::{
         Backend, Family, Frontend, Moment, PodKey, PodPort, PodUid,
@@ -19,11 +25,8 @@ use super::{
         snapshot::{Change, Snapshot},
     },
     op::{Failure, Op, RetryKey},
-    ports::{Phase, PortTable, PortUsage, adopt, select::Wanted},
-    publish::{
-        Write,
-        problem::{AffectedObject, Cause, Problem},
-    },
+    ports::{Phase, PortTable, PortUsage, select::Wanted},
+    publish::problem::{AffectedObject, Cause, Problem},
 };
 
 /// How long a port that another process has is not tried again.
@@ -36,33 +39,33 @@ const UNEXPECTED_MILLIS: u64 = 1_000;
 /// The whole of the agent's mind.
 #[derive(Debug)]
 pub struct State {
-    pub(super) settings: Settings,
-    pub(super) snapshot: Snapshot,
-    pub(super) node_ips: BTreeMap<Family, IpAddr>,
+    pub(in crate::core) settings: Settings,
+    pub(in crate::core) snapshot: Snapshot,
+    pub(in crate::core) node_ips: BTreeMap<Family, IpAddr>,
     /// What the kernel and the sockets hold; `None` until they were read.
-    pub(super) observed: Option<Observed>,
-    pub(super) is_adopted: bool,
-    pub(super) ports: PortTable,
-    pub(super) views: BTreeMap<PodKey, PodView>,
+    pub(in crate::core) observed: Option<Observed>,
+    pub(in crate::core) is_adopted: bool,
+    pub(in crate::core) ports: PortTable,
+    pub(in crate::core) views: BTreeMap<PodKey, PodView>,
     /// Pods to decide on anew.
-    pub(super) dirty: BTreeSet<PodKey>,
+    pub(in crate::core) dirty: BTreeSet<PodKey>,
     /// Pods that wait for a port that others hold.
-    pub(super) waiting_for_port: BTreeSet<PodKey>,
+    pub(in crate::core) waiting_for_port: BTreeSet<PodKey>,
     /// Frontends for whose allowed sources the kernel had no room.
-    pub(super) source_table_full: BTreeSet<Frontend>,
+    pub(in crate::core) source_table_full: BTreeSet<Frontend>,
     /// Pods of which something is not served.
-    pub(super) with_problems: BTreeSet<PodKey>,
+    pub(in crate::core) with_problems: BTreeSet<PodKey>,
     /// Frontends that something happened to: they may need an op, or time.
-    pub(super) unsettled: BTreeSet<Frontend>,
+    pub(in crate::core) unsettled: BTreeSet<Frontend>,
     /// Frontends that need nothing but time, and when it has come; one that something happened to since is looked at
     /// once more than needed.
-    pub(super) timers: BTreeSet<(Moment, Frontend)>,
+    pub(in crate::core) timers: BTreeSet<(Moment, Frontend)>,
     /// Pods whose annotation may need a write.
-    pub(super) unpublished: BTreeSet<PodKey>,
-    pub(super) writes: BTreeMap<PodUid, Write>,
+    pub(in crate::core) unpublished: BTreeSet<PodKey>,
+    pub(in crate::core) writes: BTreeMap<PodUid, Write>,
     /// Pods that went while a write to them was under way: its answer must not bring them back.
     departed: BTreeSet<PodUid>,
-    pub(super) retries: BTreeMap<RetryKey, Moment>,
+    pub(in crate::core) retries: BTreeMap<RetryKey, Moment>,
 }
 
 /// What to do now, in this order, and when to look again if nothing else happens.
@@ -102,9 +105,9 @@ pub struct MappingView<'a> {
 
 /// What was decided about a Pod, and what its annotation as seen says.
 #[derive(Debug)]
-pub(super) struct PodView {
-    pub(super) wanted: Wanted,
-    pub(super) named: BTreeSet<Frontend>,
+pub(in crate::core) struct PodView {
+    pub(in crate::core) wanted: Wanted,
+    pub(in crate::core) named: BTreeSet<Frontend>,
 }
 
 impl State {
@@ -337,7 +340,7 @@ impl State {
     }
 
     /// Has the frontend, and the annotation of the Pod behind it, looked at in the next pass.
-    pub(super) fn touch(&mut self, frontend: Frontend) {
+    pub(in crate::core) fn touch(&mut self, frontend: Frontend) {
         self.unsettled.insert(frontend);
         if let Some(owner) = self.ports.get(frontend).and_then(|claim| claim.owner.as_ref()) {
             self.unpublished.insert(owner.pod.clone());
@@ -345,12 +348,12 @@ impl State {
     }
 
     /// Has all frontends of a Pod looked at in the next pass: what its annotation may name decides how far they are.
-    pub(super) fn touch_all_of(&mut self, uid: &PodUid) {
+    pub(in crate::core) fn touch_all_of(&mut self, uid: &PodUid) {
         self.unsettled.extend(self.ports.of_pod(uid).into_iter().map(|(_, frontend)| frontend));
     }
 
     /// Has every Pod that lacked a port try again.
-    pub(super) fn retry_waiting_for_port(&mut self) {
+    pub(in crate::core) fn retry_waiting_for_port(&mut self) {
         self.dirty.append(&mut self.waiting_for_port);
     }
 

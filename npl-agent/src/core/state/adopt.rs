@@ -3,13 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use super::{
-    Claim, Owner,
-    select::{Exposure, Selector, WantedPort},
-};
 use crate::core::{
     model::{Backend, Frontend, Moment, Pod},
     op::{Op, RecentTraffic, RetryKey},
+    ports::{
+        Claim, Owner,
+        select::{Exposure, Selector, WantedPort},
+    },
     publish::annotation,
     state::State,
 };

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The programs that each device is to carry, and the order in which to attach and detach them.
+//!
+//! Two rules decide the order:
+//!
+//! 1. Requests are never translated on a device whose replies are not. So the egress program is attached before the
+//!    ingress program and detached after it, and the driver's XDP program, which translates requests ahead of TC, is the
+//!    first to be detached and the last to be attached.
+//! 2. Programs are detached after all others are attached, so that a Pod or a client that moves to another device is
+//!    served all the while.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use npl_common::names::{
+    PROG_EGRESS, PROG_EGRESS_L3, PROG_EGRESS_OFFLOAD, PROG_INGRESS, PROG_INGRESS_L3, PROG_INGRESS_OFFLOAD,
+    PROG_INGRESS_REDIRECT, PROG_PODS_OFFLOAD, PROG_PODS_REDIRECT, PROG_TO_PODS,
+};
+
+use super::{
+    Device, Direction, LinkLayer,
+    redirect::{PodNextHop, ProgramSet},
+};
+
+/// The programs of each device, and the Pods that packets are redirected to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DevicePlan {
+    /// The TC programs of each device, by its index.
+    pub programs: BTreeMap<u32, ProgramSet>,
+    /// The next hop of each redirected Pod, by its address. Its device is among [`Self::programs`].
+    pub next_hops: BTreeMap<IpAddr, PodNextHop>,
+    /// Devices whose driver runs the XDP program. Each is an uplink among [`Self::programs`].
+    pub xdp: BTreeSet<u32>,
+}
+
+/// The programs that devices carry before a plan is carried out.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AttachedPrograms {
+    /// TC hooks with a program, by the device's index.
+    pub hooks: BTreeSet<(u32, Direction)>,
+    /// Devices whose driver runs the XDP program.
+    pub xdp: BTreeSet<u32>,
+}
+
+/// One step of a plan. Every step is idempotent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DeviceStep {
+    /// Detach the XDP program from all devices but these.
+    RetainXdp(BTreeSet<u32>),
+    /// Remove the next hops that the plan lacks or has different, so that those Pods' packets take the host's stack.
+    RetainNextHops,
+    /// Attach a program, or replace another one of NPL in its place.
+    Attach {
+        /// The device, by its index.
+        ifindex: u32,
+        /// The hook.
+        direction: Direction,
+        /// The program's name.
+        program: &'static str,
+    },
+    /// Detach the program of a hook.
+    Detach {
+        /// The device, by its index; it may be gone.
+        ifindex: u32,
+        /// The hook.
+        direction: Direction,
+    },
+    /// Add the plan's next hops.
+    AddNextHops,
+    /// Have a device's driver run the XDP program.
+    AttachXdp {
+        /// The device, by its index.
+        ifindex: u32,
+    },
+}
+
+impl DeviceStep {
+    /// The place of the step in the order; steps of one rank keep theirs.
+    pub const fn rank(&self) -> u8 {
+        match self {
+            Self::RetainXdp(_) => 0,
+            Self::RetainNextHops => 1,
+            Self::Attach { .. } => 2,
+            Self::Detach { direction: Direction::Ingress, .. } => 3,
+            Self::Detach { direction: Direction::Egress | Direction::ToPods, .. } => 4,
+            Self::AddNextHops => 5,
+            Self::AttachXdp { .. } => 6,
+        }
+    }
+}
+
+impl DeviceStep {
+    /// The device that a step about TC programs changes, by its index.
+    pub const fn device(&self) -> Option<u32> {
+        match self {
+            Self::Attach { ifindex, .. } | Self::Detach { ifindex, .. } => Some(*ifindex),
+            Self::RetainXdp(_) | Self::RetainNextHops | Self::AddNextHops | Self::AttachXdp { .. } => None,
+        }
+    }
+}
+
+impl DevicePlan {
+    /// The first half: TC programs. After a failure on a device, its later steps are left out, and so is the device from the
+    /// second half.
+    pub fn attach_steps(&self, devices: &[Device], attached: &AttachedPrograms) -> Vec<DeviceStep> {
+        let mut steps = vec![DeviceStep::RetainXdp(self.xdp.clone()), DeviceStep::RetainNextHops];
+        for device in devices {
+            let set = self.programs.get(&device.ifindex);
+            steps.extend(set.into_iter().flat_map(|set| attach_all(*set, device)));
+        }
+        let unwanted = attached.hooks.iter().filter(|(ifindex, direction)| !self.has_program(*ifindex, *direction));
+        steps.extend(
+            unwanted.map(|(ifindex, direction)| DeviceStep::Detach { ifindex: *ifindex, direction: *direction }),
+        );
+        ordered(steps)
+    }
+
+    /// The second half: what needs the TC programs of its devices.
+    pub fn completion_steps(&self) -> Vec<DeviceStep> {
+        let retained = [DeviceStep::RetainXdp(self.xdp.clone()), DeviceStep::RetainNextHops, DeviceStep::AddNextHops];
+        let xdp = self.xdp.iter().map(|ifindex| DeviceStep::AttachXdp { ifindex: *ifindex });
+        ordered(retained.into_iter().chain(xdp).collect())
+    }
+
+    /// The plan for these devices alone.
+    #[must_use]
+    pub fn restricted_to(&self, devices: &BTreeSet<u32>) -> Self {
+        let programs = self.programs.iter().filter(|(ifindex, _)| devices.contains(ifindex));
+        let next_hops = self.next_hops.iter().filter(|(_, hop)| devices.contains(&hop.ifindex));
+        Self {
+            programs: programs.map(|(ifindex, set)| (*ifindex, *set)).collect(),
+            next_hops: next_hops.map(|(addr, hop)| (*addr, *hop)).collect(),
+            xdp: &self.xdp & devices,
+        }
+    }
+
+    /// The devices that already carry a program on every hook that the plan has for them.
+    pub fn attached_devices(&self, attached: &AttachedPrograms) -> BTreeSet<u32> {
+        let has_all = |(ifindex, set): &(&u32, &ProgramSet)| {
+            set.directions().iter().all(|direction| attached.hooks.contains(&(**ifindex, *direction)))
+        };
+        self.programs.iter().filter(has_all).map(|(ifindex, _)| *ifindex).collect()
+    }
+
+    fn has_program(&self, ifindex: u32, direction: Direction) -> bool {
+        self.programs.get(&ifindex).is_some_and(|set| set.directions().contains(&direction))
+    }
+}
+
+/// By rank; the sort is stable.
+fn ordered(mut steps: Vec<DeviceStep>) -> Vec<DeviceStep> {
+    steps.sort_by_key(DeviceStep::rank);
+    steps
+}
+
+fn attach_all(set: ProgramSet, device: &Device) -> impl Iterator<Item = DeviceStep> {
+    let ifindex = device.ifindex;
+    let has_ethernet = device.link_layer == LinkLayer::Ethernet;
+    let attach = move |direction: &Direction| {
+        let program = program(set, *direction, has_ethernet);
+        DeviceStep::Attach { ifindex, direction: *direction, program }
+    };
+    set.directions().iter().map(attach)
+}
+
+impl ProgramSet {
+    /// The hooks of the set, in the order in which they are attached: replies first.
+    pub const fn directions(self) -> &'static [Direction] {
+        match self {
+            Self::Uplink | Self::RedirectUplink | Self::OffloadUplink => &[Direction::Egress, Direction::Ingress],
+            Self::Pods => &[Direction::Ingress],
+            Self::OffloadPods => &[Direction::ToPods, Direction::Ingress],
+        }
+    }
+}
+
+/// The program of a hook.
+const fn program(set: ProgramSet, direction: Direction, has_ethernet: bool) -> &'static str {
+    match (direction, set, has_ethernet) {
+        (Direction::Ingress, ProgramSet::Pods, _) => PROG_PODS_REDIRECT,
+        (Direction::Ingress, ProgramSet::OffloadPods, _) => PROG_PODS_OFFLOAD,
+        (Direction::ToPods, _, _) => PROG_TO_PODS,
+        (Direction::Ingress, ProgramSet::RedirectUplink, true) => PROG_INGRESS_REDIRECT,
+        (Direction::Ingress, ProgramSet::OffloadUplink, true) => PROG_INGRESS_OFFLOAD,
+        (Direction::Ingress, _, true) => PROG_INGRESS,
+        (Direction::Ingress, _, false) => PROG_INGRESS_L3,
+        (Direction::Egress, ProgramSet::OffloadUplink, true) => PROG_EGRESS_OFFLOAD,
+        (Direction::Egress, _, true) => PROG_EGRESS,
+        (Direction::Egress, _, false) => PROG_EGRESS_L3,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Decides what the Node's devices are for: which are uplinks, which translate requests by XDP, which Pods are reached by
+//! redirect, and which addresses mappings answer on.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use super::{
+    Device, DeviceSelection, LinkFacts, UplinkReason,
+    attachments::DeviceAttachments,
+    choose,
+    grace_periods::GracePeriods,
+    local_addresses,
+    plan::DevicePlan,
+    redirect::{Forwarding, PodNextHop, ProgramSet, RedirectRefusal, Route, next_hops},
+    reply_routing::{ReplyRouteProblem, ReplyRoutes, Routing},
+    xdp::{self, Attach, XdpReason},
+};
+use crate::core::model::Moment;
+
+/// Whether requests on an uplink are translated by XDP, and why.
+pub type XdpDecision = Result<XdpReason, XdpReason>;
+
+/// The operator's choices.
+#[derive(Debug, Clone)]
+pub struct DevicePolicy {
+    /// `--devices`.
+    pub selection: DeviceSelection,
+    /// `--forwarding`.
+    pub forwarding: Forwarding,
+    /// `--attach`.
+    pub attach: Attach,
+    /// Whether the nftables guard may mark connections.
+    pub marks_connections: bool,
+}
+
+/// The kernel's connection tracking, as far as it limits offload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ConntrackSettings {
+    /// Whether TCP packets outside the window that it has seen are invalid to it.
+    pub is_strict: bool,
+    /// Whether it times out idle connections early because it has not seen every acknowledgement.
+    pub forgets_idle: bool,
+}
+
+/// The Node at the time of a decision.
+#[derive(Debug)]
+pub struct NodeNetwork<'a> {
+    /// Every device.
+    pub devices: &'a [Device],
+    /// Policy routing.
+    pub routing: &'a Routing,
+    /// The routes to Pods with mappings.
+    pub routes: &'a BTreeMap<IpAddr, Route>,
+    /// Programs, filters and queues on devices that matter.
+    pub attachments: &'a BTreeMap<u32, DeviceAttachments>,
+    /// The published addresses of the Node; empty until they are known.
+    pub node_ips: &'a [IpAddr],
+    /// The Pods that have mappings.
+    pub mapped_pods: &'a BTreeSet<IpAddr>,
+    /// The addresses that mappings answer on now.
+    pub held_addresses: &'a BTreeSet<IpAddr>,
+    /// Devices that carry an uplink's programs now, by their index.
+    pub attached_uplinks: &'a BTreeSet<u32>,
+    /// Connection tracking.
+    pub conntrack: ConntrackSettings,
+    /// Whether XDP programs may be given frames in parts.
+    pub has_xdp_frags: bool,
+}
+
+/// Every decision about the Node's devices, with its reason.
+#[derive(Debug, Clone, Default)]
+pub struct DeviceDecisions {
+    /// The addresses that mappings answer on, the more important first.
+    pub local_addresses: Vec<IpAddr>,
+    /// Whether each device is an uplink, by its name.
+    pub uplinks: BTreeMap<String, Result<UplinkReason, UplinkReason>>,
+    /// Whether each uplink translates requests by XDP, by its index.
+    pub xdp: BTreeMap<u32, XdpDecision>,
+    /// How each Pod is reached by redirect, or why not.
+    pub next_hops: BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>>,
+    /// How replies of Pods with routing tables of their own are led back.
+    pub reply_routes: ReplyRoutes,
+    /// Pods whose replies leave by another interface than their requests came in by, and why.
+    pub reply_route_problem: Option<(ReplyRouteProblem, BTreeSet<IpAddr>)>,
+    /// Names in `--devices` that no device has.
+    pub missing_devices: BTreeSet<String>,
+    /// The programs that follow from all this.
+    pub plan: DevicePlan,
+}
+
+/// Decides, and remembers what time or a driver's refusal decides.
+#[derive(Debug)]
+pub struct DevicePlanner {
+    policy: DevicePolicy,
+    address_grace: GracePeriods<IpAddr>,
+    device_grace: GracePeriods<u32>,
+    /// Devices whose driver refused the XDP program, by their index, as they were then.
+    refused: BTreeMap<u32, (LinkFacts, XdpReason)>,
+}
+
+impl DevicePlanner {
+    /// A planner that has decided nothing yet.
+    pub fn new(policy: DevicePolicy) -> Self {
+        Self {
+            policy,
+            address_grace: GracePeriods::default(),
+            device_grace: GracePeriods::default(),
+            refused: BTreeMap::new(),
+        }
+    }
+
+    /// The operator's choices.
+    pub const fn policy(&self) -> &DevicePolicy {
+        &self.policy
+    }
+
+    /// When a grace period ends next.
+    pub fn next_deadline(&self) -> Option<Moment> {
+        let deadlines = [self.address_grace.next_deadline(), self.device_grace.next_deadline()];
+        deadlines.into_iter().flatten().min()
+    }
+
+    /// Decides on everything.
+    pub fn decide(&mut self, network: &NodeNetwork<'_>, now: Moment) -> DeviceDecisions {
+        let local_addresses = self.decide_local_addresses(network, now);
+        let uplinks = self.decide_uplinks(network, now);
+        let is_uplink = |device: &&Device| matches!(uplinks.get(&device.name), Some(Ok(_)));
+        let chosen: Vec<&Device> = network.devices.iter().filter(is_uplink).collect();
+        let indexes: BTreeSet<u32> = chosen.iter().map(|device| device.ifindex).collect();
+        self.refused.retain(|ifindex, _| indexes.contains(ifindex));
+        let xdp =
+            chosen.iter().map(|device| (device.ifindex, self.decide_xdp(device, network.has_xdp_frags))).collect();
+        let next_hops = self.decide_next_hops(network, &indexes);
+        let reply_routes = network.routing.reply_routes(network.devices, &indexes).of(network.mapped_pods);
+        let problem = reply_routes.problem(self.policy.forwarding, self.policy.marks_connections);
+        let reply_route_problem = problem.map(|(problem, pods)| (problem, pods.clone()));
+        let missing_devices = self.missing_devices(network.devices);
+        let plan = self.plan(&chosen, &xdp, &next_hops);
+        DeviceDecisions {
+            local_addresses,
+            uplinks,
+            xdp,
+            next_hops,
+            reply_routes,
+            reply_route_problem,
+            missing_devices,
+            plan,
+        }
+    }
+
+    /// Records that a driver ran the XDP program, or why it did not.
+    pub fn record_xdp(&mut self, device: &Device, outcome: Result<(), XdpReason>) {
+        match outcome {
+            Ok(()) => drop(self.refused.remove(&device.ifindex)),
+            Err(reason) => drop(self.refused.insert(device.ifindex, (device.link.clone(), reason))),
+        }
+    }
+
+    /// The Node's addresses, and those within their grace period.
+    fn decide_local_addresses(&mut self, network: &NodeNetwork<'_>, now: Moment) -> Vec<IpAddr> {
+        let mut wanted = local_addresses(network.devices, network.node_ips);
+        let present = wanted.iter().copied().collect();
+        wanted.extend(self.address_grace.update(network.held_addresses, &present, now));
+        wanted
+    }
+
+    fn decide_uplinks(
+        &mut self,
+        network: &NodeNetwork<'_>,
+        now: Moment,
+    ) -> BTreeMap<String, Result<UplinkReason, UplinkReason>> {
+        let is_attached = |device: &Device| network.attached_uplinks.contains(&device.ifindex);
+        let decisions: Vec<_> = network
+            .devices
+            .iter()
+            .map(|device| (device, choose(device, &self.policy.selection, network.node_ips, is_attached(device))))
+            .collect();
+        let is_leaving = |(device, decision): &&(&Device, Result<UplinkReason, UplinkReason>)| {
+            decision.is_err_and(UplinkReason::has_grace_period) && is_attached(device)
+        };
+        let leaving = decisions.iter().filter(is_leaving).map(|(device, _)| device.ifindex).collect();
+        let in_grace = self.device_grace.update(&leaving, &BTreeSet::new(), now);
+        let decide = |(device, decision): (&Device, Result<UplinkReason, UplinkReason>)| {
+            let stays = in_grace.contains(&device.ifindex);
+            (device.name.clone(), if stays { Ok(UplinkReason::InGracePeriod) } else { decision })
+        };
+        decisions.into_iter().map(decide).collect()
+    }
+
+    /// A driver that refused is asked again once its device has changed, or where the reason may pass.
+    fn decide_xdp(&self, device: &Device, has_frags: bool) -> XdpDecision {
+        let decision = xdp::plan(device, self.policy.attach, self.policy.forwarding, has_frags);
+        match self.refused.get(&device.ifindex) {
+            Some((link, reason)) if *link == device.link && !reason.is_temporary() => decision.and(Err(*reason)),
+            _ => decision,
+        }
+    }
+
+    /// With strict connection tracking, offloaded packets would be invalid to it: all take the host's stack.
+    fn decide_next_hops(
+        &self,
+        network: &NodeNetwork<'_>,
+        uplinks: &BTreeSet<u32>,
+    ) -> BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>> {
+        if self.policy.forwarding == Forwarding::Offload && network.conntrack.is_strict {
+            return BTreeMap::new();
+        }
+        next_hops(network.devices, uplinks, network.routes, network.attachments)
+    }
+
+    fn missing_devices(&self, devices: &[Device]) -> BTreeSet<String> {
+        let DeviceSelection::Named(names) = &self.policy.selection else { return BTreeSet::new() };
+        let is_missing = |name: &&String| devices.iter().all(|device| device.name != **name);
+        names.iter().filter(is_missing).cloned().collect()
+    }
+
+    fn plan(
+        &self,
+        uplinks: &[&Device],
+        xdp: &BTreeMap<u32, XdpDecision>,
+        next_hops: &BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>>,
+    ) -> DevicePlan {
+        let forwarding = self.policy.forwarding;
+        let next_hops: BTreeMap<_, _> = next_hops.iter().filter_map(|(addr, hop)| Some((*addr, hop.ok()?))).collect();
+        let of_pods = next_hops.values().map(|hop| (hop.ifindex, ProgramSet::pods(forwarding)));
+        let of_uplinks = uplinks.iter().map(|it| (it.ifindex, ProgramSet::of_uplink(it, forwarding)));
+        DevicePlan {
+            programs: of_uplinks.chain(of_pods).collect(),
+            xdp: xdp.iter().filter(|(_, decision)| decision.is_ok()).map(|(ifindex, _)| *ifindex).collect(),
+            next_hops,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::devices::{DeviceKind, LinkLayer, grace_periods::GRACE_MILLIS};
+
+    const NODE_IP: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 10));
+
+    fn policy() -> DevicePolicy {
+        DevicePolicy {
+            selection: DeviceSelection::Auto,
+            forwarding: Forwarding::Stack,
+            attach: Attach::Auto,
+            marks_connections: false,
+        }
+    }
+
+    fn bridge(addresses: &[IpAddr]) -> Device {
+        Device {
+            ifindex: 2,
+            name: "br0".to_owned(),
+            kind: DeviceKind::Bridge,
+            link_layer: LinkLayer::Ethernet,
+            master: None,
+            peer_is_elsewhere: false,
+            has_default_route: false,
+            addresses: addresses.to_vec(),
+            link: LinkFacts::default(),
+        }
+    }
+
+    /// Decides on these devices, of which the plan before had these uplinks and addresses.
+    fn decide(
+        planner: &mut DevicePlanner,
+        devices: &[Device],
+        (uplinks, addresses): (&[u32], &[IpAddr]),
+        now: u64,
+    ) -> DeviceDecisions {
+        let network = NodeNetwork {
+            devices,
+            routing: &Routing::default(),
+            routes: &BTreeMap::new(),
+            attachments: &BTreeMap::new(),
+            node_ips: &[NODE_IP],
+            mapped_pods: &BTreeSet::new(),
+            held_addresses: &addresses.iter().copied().collect(),
+            attached_uplinks: &uplinks.iter().copied().collect(),
+            conntrack: ConntrackSettings::default(),
+            has_xdp_frags: true,
+        };
+        planner.decide(&network, Moment(now))
+    }
+
+    #[test]
+    fn an_uplink_that_loses_its_address_keeps_programs_and_address_for_the_grace_period() {
+        let mut planner = DevicePlanner::new(policy());
+        let first = decide(&mut planner, &[bridge(&[NODE_IP])], (&[], &[]), 0);
+        assert_eq!(first.uplinks["br0"], Ok(UplinkReason::HasNodeAddress));
+        let held: (&[u32], &[IpAddr]) = (&[2], &[NODE_IP]);
+        let second = decide(&mut planner, &[bridge(&[])], held, 1);
+        assert_eq!(second.uplinks["br0"], Ok(UplinkReason::InGracePeriod));
+        assert_eq!((second.local_addresses, second.plan.programs.len()), (vec![NODE_IP], 1));
+        assert_eq!(planner.next_deadline(), Some(Moment(1 + GRACE_MILLIS)));
+        let last = decide(&mut planner, &[bridge(&[])], held, 1 + GRACE_MILLIS);
+        assert_eq!(last.uplinks["br0"], Err(UplinkReason::LeadsToPods));
+        assert_eq!((last.local_addresses, last.plan), (vec![], DevicePlan::default()));
+    }
+
+    #[test]
+    fn a_driver_that_refused_xdp_is_asked_again_once_its_device_has_changed() {
+        let card = |mtu| {
+            let link = LinkFacts { driver: Some("ice".to_owned()), mtu, ..LinkFacts::default() };
+            Device { kind: DeviceKind::Physical, link, ..bridge(&[NODE_IP]) }
+        };
+        let mut planner = DevicePlanner::new(policy());
+        let decision = |planner: &mut DevicePlanner, mtu| decide(planner, &[card(mtu)], (&[], &[]), 0).xdp[&2];
+        assert_eq!(decision(&mut planner, 1500), Ok(XdpReason::SafeDriver));
+        planner.record_xdp(&card(1500), Err(XdpReason::DriverRefuses));
+        assert_eq!(decision(&mut planner, 1500), Err(XdpReason::DriverRefuses));
+        assert_eq!(decision(&mut planner, 1400), Ok(XdpReason::SafeDriver));
+        planner.record_xdp(&card(1400), Err(XdpReason::Occupied));
+        assert_eq!(decision(&mut planner, 1400), Ok(XdpReason::SafeDriver), "another program may go at any time");
+    }
+
+    #[test]
+    fn named_devices_that_do_not_exist_are_missing() {
+        let selection = DeviceSelection::Named(vec!["br0".to_owned(), "eth7".to_owned()]);
+        let mut planner = DevicePlanner::new(DevicePolicy { selection, ..policy() });
+        let decisions = decide(&mut planner, &[bridge(&[])], (&[], &[]), 0);
+        assert_eq!(decisions.missing_devices, BTreeSet::from(["eth7".to_owned()]));
+    }
+}

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The last value of something, so that a change of it is logged once.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The last value; none before the first one.
+#[derive(Debug, Clone)]
+pub struct Last<T> {
+    value: Option<T>,
+}
+
+impl<T> Default for Last<T> {
+    fn default() -> Self {
+        Self { value: None }
+    }
+}
+
+impl<T: PartialEq> Last<T> {
+    /// Replaces the last value, and returns whether the new one is the first or a different one.
+    pub fn update(&mut self, value: T) -> bool {
+        let has_changed = self.value.as_ref() != Some(&value);
+        self.value = Some(value);
+        has_changed
+    }
+}
+
+impl<K: Ord + Clone, V: PartialEq + Clone> Last<BTreeMap<K, V>> {
+    /// Replaces the last entries, and returns those that are new or have another value.
+    pub fn update_entries(&mut self, entries: BTreeMap<K, V>) -> BTreeMap<K, V> {
+        let former = self.value.take().unwrap_or_default();
+        let changed = entries.iter().filter(|(key, value)| former.get(*key) != Some(*value));
+        let changed = changed.map(|(key, value)| (key.clone(), value.clone())).collect();
+        self.value = Some(entries);
+        changed
+    }
+}
+
+impl<T: Ord + Clone> Last<BTreeSet<T>> {
+    /// Replaces the last elements, and returns the new ones.
+    pub fn update_elements(&mut self, elements: BTreeSet<T>) -> BTreeSet<T> {
+        let new = self.value.as_ref().map_or_else(|| elements.clone(), |former| &elements - former);
+        self.value = Some(elements);
+        new
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use super::Last;
+
+    #[test]
+    fn the_first_value_and_every_other_one_are_changes() {
+        let mut last = Last::default();
+        assert_eq!([1, 1, 2, 1].map(|value| last.update(value)), [true, false, true, true]);
+    }
+
+    #[test]
+    fn entries_that_are_new_or_different_are_changes() {
+        let mut last = Last::default();
+        let all = |entries: &[(u8, u8)]| entries.iter().copied().collect::<BTreeMap<_, _>>();
+        assert_eq!(last.update_entries(all(&[(1, 1), (2, 2)])), all(&[(1, 1), (2, 2)]));
+        assert_eq!(last.update_entries(all(&[(1, 1), (2, 3)])), all(&[(2, 3)]));
+        assert_eq!(last.update_entries(all(&[(1, 1)])), all(&[]));
+        assert_eq!(last.update_entries(all(&[(1, 1), (2, 3)])), all(&[(2, 3)]), "an entry that returns is new");
+    }
+
+    #[test]
+    fn elements_that_were_absent_are_new() {
+        let mut last = Last::default();
+        let all = |elements: &[u8]| elements.iter().copied().collect::<BTreeSet<_>>();
+        assert_eq!(last.update_elements(all(&[1, 2])), all(&[1, 2]));
+        assert_eq!(last.update_elements(all(&[2, 3])), all(&[3]));
+        assert_eq!(last.update_elements(all(&[])), all(&[]));
+        assert_eq!(last.update_elements(all(&[2])), all(&[2]));
+    }
+}

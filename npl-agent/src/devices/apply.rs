@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Carries a plan for devices out, step by step in the order that [`crate::core::devices::plan`] gives.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{
+    core::devices::{
+        Device,
+        plan::{DevicePlan, DeviceStep},
+    },
+    datapath::{Datapath, DatapathError},
+};
+
+/// What came of a plan.
+#[derive(Debug, Default)]
+pub struct Applied {
+    /// Devices of the plan that carry all of their TC programs, by their index.
+    pub attached: BTreeSet<u32>,
+    /// Devices of the plan whose driver did not run the XDP program, and why.
+    pub xdp_errors: BTreeMap<u32, DatapathError>,
+    /// All other failures.
+    pub errors: Vec<DatapathError>,
+}
+
+/// Carries a plan out. A device that fails does not keep the others from being served.
+pub fn apply(datapath: &mut Datapath, devices: &[Device], plan: &DevicePlan) -> Applied {
+    let mut applied = Applied::default();
+    attach(datapath, devices, plan, &mut applied);
+    complete(datapath, devices, &plan.restricted_to(&applied.attached), &mut applied);
+    applied
+}
+
+/// The first half: TC programs.
+fn attach(datapath: &mut Datapath, devices: &[Device], plan: &DevicePlan, applied: &mut Applied) {
+    let before = match datapath.hooks.attached_programs() {
+        Ok(before) => before,
+        Err(error) => return applied.errors.push(error),
+    };
+    let mut failures = Vec::new();
+    let mut failed = BTreeSet::new();
+    for step in plan.attach_steps(devices, &before) {
+        if step.device().is_some_and(|ifindex| failed.contains(&ifindex)) {
+            continue;
+        }
+        let result = match step {
+            DeviceStep::RetainXdp(wanted) => {
+                applied.errors.extend(datapath.retain_xdp(&wanted));
+                continue;
+            }
+            DeviceStep::RetainNextHops => match datapath.retain_next_hops(plan) {
+                Ok(()) => continue,
+                // Packets may still be redirected to devices that are about to lose their programs.
+                Err(error) => {
+                    applied.errors.push(error);
+                    applied.attached = plan.attached_devices(&before);
+                    return;
+                }
+            },
+            DeviceStep::Attach { ifindex, direction, program } => match find(devices, ifindex) {
+                Some(device) => datapath.hooks.attach(device, direction, program),
+                None => continue,
+            },
+            DeviceStep::Detach { ifindex, direction } => {
+                datapath.hooks.detach(ifindex, direction, find(devices, ifindex))
+            }
+            DeviceStep::AddNextHops | DeviceStep::AttachXdp { .. } => continue,
+        };
+        if let Err(error) = result {
+            failed.extend(step.device());
+            failures.push(error);
+        }
+    }
+    // A device that failed may still carry the programs of another build.
+    failures.extend(datapath.hooks.release_unused_programs(!failures.is_empty()).err());
+    applied.errors.extend(failures);
+    let is_attached = |ifindex: &u32| find(devices, *ifindex).is_some() && !failed.contains(ifindex);
+    applied.attached = plan.programs.keys().copied().filter(is_attached).collect();
+}
+
+/// The second half: next hops and XDP, on devices whose TC programs are attached.
+fn complete(datapath: &mut Datapath, devices: &[Device], plan: &DevicePlan, applied: &mut Applied) {
+    let mut may_redirect = true;
+    for step in plan.completion_steps() {
+        match step {
+            DeviceStep::RetainXdp(wanted) => applied.errors.extend(datapath.retain_xdp(&wanted)),
+            DeviceStep::RetainNextHops => {
+                let result = datapath.retain_next_hops(plan);
+                may_redirect = result.is_ok();
+                applied.errors.extend(result.err());
+            }
+            DeviceStep::AddNextHops if may_redirect => applied.errors.extend(datapath.add_next_hops(plan)),
+            DeviceStep::AttachXdp { ifindex } => {
+                let result = find(devices, ifindex).map_or(Ok(()), |device| datapath.attach_xdp(device));
+                applied.xdp_errors.extend(result.err().map(|error| (ifindex, error)));
+            }
+            DeviceStep::AddNextHops | DeviceStep::Attach { .. } | DeviceStep::Detach { .. } => {}
+        }
+    }
+}
+
+fn find(devices: &[Device], ifindex: u32) -> Option<&Device> {
+    devices.iter().find(|device| device.ifindex == ifindex)
+}

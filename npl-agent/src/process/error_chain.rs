@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Errors with their causes, for log lines.
+
+use std::{error::Error, fmt};
+
+/// Shows an error with its causes on one line.
+#[derive(Debug)]
+pub struct ErrorChain<'a>(pub &'a (dyn Error + 'static));
+
+impl fmt::Display for ErrorChain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)?;
+        let mut source = self.0.source();
+        while let Some(cause) = source {
+            write!(f, ": {cause}")?;
+            source = cause.source();
+        }
+        Ok(())
+    }
+}
