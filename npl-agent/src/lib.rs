@@ -18,4 +18,5 @@ pub mod metrics;
 pub mod netlink;
 pub mod nft_guard;
 pub mod process;
+pub mod reference;
 pub mod sockets;

@@ -171,7 +171,7 @@ pub const MAPS: &[Map] = &[
         purpose: "Node addresses by the index that half-open entries and fragment records have; all zero where an index is \
                   free.",
         written_by: AGENT,
-        when_full: "as the map of node addresses",
+        when_full: "as `npl_nodeip_v4`",
     },
     Map {
         names: &[MAP_MAPPING_V4, MAP_MAPPING_V6],
@@ -202,7 +202,7 @@ pub const MAPS: &[Map] = &[
         value: Content::Type(&[Endpoint::LAYOUT]),
         purpose: "Endpoints: the Pod addresses and ports whose packets may be replies.",
         written_by: AGENT,
-        when_full: "as the map of mappings",
+        when_full: "as `npl_mapping_v4`",
     },
     Map {
         names: &[MAP_FLOW_V4, MAP_FLOW_V6],

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The few forms of Markdown that the pages have.
+
+use std::fmt::Write as _;
+
+/// A table; the last line ends with a line feed.
+pub(super) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let mut text = format!("| {} |\n|{}\n", header.join(" | "), "---|".repeat(header.len()));
+    for row in rows {
+        let cells: Vec<_> = row.iter().map(|cell| cell.replace('|', "\\|")).collect();
+        text.push_str(&format!("| {} |\n", cells.join(" | ")));
+    }
+    text
+}
+
+/// A heading, with empty lines around.
+pub(super) fn heading(level: usize, title: &str) -> String {
+    format!("\n{} {title}\n\n", "#".repeat(level))
+}
+
+/// The text as code.
+pub(super) fn code(text: &str) -> String {
+    format!("`{text}`")
+}
+
+/// Several names as code.
+pub(super) fn codes(names: &[&str]) -> String {
+    names.iter().map(|name| code(name)).collect::<Vec<_>>().join(", ")
+}
+
+/// The target of a link to a heading.
+pub(super) fn anchor(heading: &str) -> String {
+    let kept = heading.to_lowercase().chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c)).collect::<String>();
+    format!("#{}", kept.replace(' ', "-"))
+}
+
+/// A doc comment as sentences: links to Rust items become code, and a full stop ends the text.
+pub(super) fn prose(doc: &str) -> String {
+    let mut text = String::new();
+    let mut rest = doc;
+    while let Some((before, link)) = rest.split_once("[`") {
+        let (item, after) = link.split_once("`]").unwrap_or((link, ""));
+        let item = item.strip_prefix("crate::").unwrap_or(item);
+        let _infallible = write!(text, "{before}`{item}`");
+        rest = after;
+    }
+    text.push_str(rest);
+    if !text.ends_with(['.', ':', '!', '?']) {
+        text.push('.');
+    }
+    text
+}
+
+/// A number with a thin space between thousands, as the other documents write it.
+pub(super) fn number(value: usize) -> String {
+    let digits = value.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && digits.len() > 4 && (digits.len() - index) % 3 == 0 {
+            text.push(' ');
+        }
+        text.push(digit);
+    }
+    text
+}
