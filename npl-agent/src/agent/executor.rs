@@ -41,7 +41,8 @@ pub enum OpError {
     Patch(#[from] PatchError),
     /// Somebody talks to whoever had the port before.
     #[error(
-        "reserve node port {frontend}: datagrams came to it although it led nowhere; it is silent in {wait:?} at the earliest"
+        "reserve node port {frontend}: it received datagrams without being mapped; it counts as unused in {wait:?} \
+         at the earliest"
     )]
     RecentTraffic {
         /// The port.
@@ -175,14 +176,14 @@ impl Executor {
             Op::UpsertMapping(frontend, backend) => {
                 info!(%frontend, pod_ip = %backend.pod_ip, pod_port = %backend.pod_port, "mapping written");
             }
-            Op::AllowSources(frontend, ranges) => info!(%frontend, ranges = ranges.len(), "sources allowed"),
+            Op::AllowSources(frontend, ranges) => info!(%frontend, ranges = ranges.len(), "allowed sources added"),
             Op::ForgetSources(frontend, ranges) => {
-                info!(%frontend, ranges = ranges.len(), "sources not allowed any more");
+                info!(%frontend, ranges = ranges.len(), "allowed sources removed");
             }
             Op::RemoveMapping(frontend) => info!(%frontend, "mapping removed"),
-            Op::WritePod { pod, .. } => debug!(%pod, ?op, "Pod written"),
+            Op::WritePod { pod, .. } => debug!(%pod, ?op, "Pod patched"),
             Op::Reserve(frontend, _) | Op::Release(frontend) => {
-                debug!(%frontend, ?op, "op done");
+                debug!(%frontend, ?op, "operation completed");
             }
         }
         self.guard.record(op);

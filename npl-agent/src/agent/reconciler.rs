@@ -48,13 +48,13 @@ const MOST_ROUNDS: usize = 64;
 #[derive(Debug, thiserror::Error)]
 pub enum LoopError {
     /// The kernel cannot be trusted.
-    #[error("look at the datapath")]
+    #[error("read the datapath")]
     Datapath(#[from] DatapathError),
     /// Devices cannot be followed.
-    #[error("look at the Node's devices")]
+    #[error("follow the Node's devices")]
     Devices(#[from] FollowError),
     /// The watches are gone.
-    #[error("the watches of the API server ended")]
+    #[error("the watches of the API server have ended")]
     WatchesEnded,
 }
 
@@ -257,7 +257,7 @@ impl Reconciler {
         }
         self.executor.purge_flows()?;
         if done > 0 {
-            debug!(ops = done, elapsed_ms = began.elapsed().as_millis(), "pass done");
+            debug!(ops = done, elapsed_ms = began.elapsed().as_millis(), "pass completed");
             ChangeLog::count(&self.state, &self.metrics);
         }
         #[expect(clippy::disallowed_methods, reason = "shown to people by a metric, and decides nothing")]
@@ -295,9 +295,11 @@ impl Reconciler {
             }
         };
         match outcome {
-            OpOutcome::Retry => warn!(err = %ErrorChain(error), retry_ms = wait.as_millis(), "op is tried again"),
+            OpOutcome::Retry => {
+                warn!(err = %ErrorChain(error), retry_ms = wait.as_millis(), "operation failed; the agent retries it")
+            }
             OpOutcome::PortTaken | OpOutcome::RecentTraffic | OpOutcome::Gone | OpOutcome::Done => {
-                debug!(err = %ErrorChain(error), "op given up");
+                debug!(err = %ErrorChain(error), "operation abandoned; the agent plans another one");
             }
         }
         self.metrics.count_op(op, outcome);
@@ -347,7 +349,7 @@ impl Reconciler {
         self.network_due = self.network_due.map(|due| due.max(self.network_seen + NETWORK_REST));
         let survey = match found {
             Err(error) if error.is_change() => {
-                debug!(err = %ErrorChain(&error), "the network is looked at again");
+                debug!(err = %ErrorChain(&error), "the network changed while it was listed; the agent lists it again");
                 self.look_at_network_soon();
                 return Ok(false);
             }

@@ -55,8 +55,8 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
     tokio::select! {
         ended = serve(config) => ended,
-        _ = terminate.recv() => { info!("stopped by SIGTERM; the datapath goes on"); Ok(()) }
-        _ = interrupt.recv() => { info!("stopped by SIGINT; the datapath goes on"); Ok(()) }
+        _ = terminate.recv() => { info!("stopped by SIGTERM: mappings keep translating"); Ok(()) }
+        _ = interrupt.recv() => { info!("stopped by SIGINT: mappings keep translating"); Ok(()) }
     }
 }
 
@@ -96,7 +96,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         port_range = %settings.port_range,
         hooks = datapath.hooks.mechanism(),
         forwarding = forwarding.as_str(),
-        "npl-agent starts"
+        "npl-agent started"
     );
     let (problems, seen_problems) = latest::channel(Vec::new());
     let mut change_log = ChangeLog::new(problems);
@@ -132,9 +132,12 @@ async fn serve(config: Config) -> anyhow::Result<()> {
 async fn retire(bpffs: &Path, health: &Health) -> anyhow::Result<()> {
     let (removed, errors) = cleanup::remove_everything(bpffs).await;
     if let Some(error) = errors.into_iter().next() {
-        return Err(error).context("take everything of npl out of the kernel");
+        return Err(error).context("remove all kernel state of NPL");
     }
-    info!(pins = removed.pins.len(), "nothing of npl is left on this Node; the agent can be deleted");
+    info!(
+        pins = removed.pins.len(),
+        "retired: no kernel state of NPL is left on this Node; the agent can be uninstalled"
+    );
     health.set_retired();
     Ok(())
 }

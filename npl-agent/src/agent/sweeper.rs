@@ -38,7 +38,8 @@ impl Sweeper {
         let (end, ended) = mpsc::channel();
         let thread = thread::Builder::new().name("sweeper".to_owned()).spawn(move || sweep(tables, &ended));
         if let Err(error) = &thread {
-            warn!(err = %error, "no thread for the flow table: what ended stays until there is no room");
+            warn!(err = %error, "the sweeper thread cannot be started: expired connection tracking entries stay \
+                                 until the table is full");
         }
         Ok(Self { end: Some(end), thread: thread.ok() })
     }

@@ -21,7 +21,7 @@ pub async fn remove(args: &ViewArgs) -> anyhow::Result<()> {
     // Until the end: an agent that starts meanwhile would go on with what is half gone.
     let _lock = match lock::take() {
         Err(LockError::AlreadyRunning) => {
-            bail!("clean up: an npl-agent runs on this Node and would make all of it anew; stop it first")
+            bail!("clean up: an npl-agent runs on this Node and would create everything again: stop it first")
         }
         taken => taken?,
     };
@@ -41,7 +41,7 @@ pub async fn remove(args: &ViewArgs) -> anyhow::Result<()> {
         }
     }
     if let Some(first) = errors.first() {
-        bail!("clean up: {} of the steps failed, the first: {}", errors.len(), ErrorChain(first));
+        bail!("clean up: {} steps failed; the first failure: {}", errors.len(), ErrorChain(first));
     }
     Ok(())
 }

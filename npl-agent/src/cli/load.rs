@@ -18,12 +18,13 @@ use crate::{
 /// What an agent would end for too: a missing right or file system, a kernel that is too old; and if an agent is running.
 pub fn load(args: &LoadArgs) -> anyhow::Result<()> {
     if !preflight::rights().unwrap_or_default().perfmon {
-        return print("nothing done: without CAP_PERFMON, the agent can load the programs as well by itself\n");
+        return print("nothing to do: without CAP_PERFMON, the agent loads the same programs itself\n");
     }
     let _lock = match lock::take() {
         Err(LockError::AlreadyRunning) => {
             bail!(
-                "load: an npl-agent runs on this Node, with its own programs; restart its Pod, whose init container loads them"
+                "load: an npl-agent runs on this Node and has loaded its programs: restart its Pod, whose init \
+                 container loads them"
             )
         }
         taken => taken?,
@@ -33,5 +34,5 @@ pub fn load(args: &LoadArgs) -> anyhow::Result<()> {
     // Not every kernel has a use for every program: the agent says so where it asks for one.
     refused.into_iter().filter_map(Result::err).for_each(|error| complain(&error.into()));
     let barriers = if datapath.hooks.are_unmitigated() { "without" } else { "with" };
-    print(&format!("{} programs are loaded, {barriers} the kernel's barriers against speculation\n", loaded.len()))
+    print(&format!("{} programs loaded {barriers} the kernel's barriers against speculation\n", loaded.len()))
 }

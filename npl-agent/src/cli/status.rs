@@ -158,11 +158,12 @@ fn unsupported(devices: &[Device], node_ips: &[IpAddr]) -> Vec<UnsupportedDevice
 
 fn as_text(shown: &Shown, inspection: &Inspection) -> String {
     if !shown.installed {
-        return "Nothing is installed: no agent has run on this Node, or `npl-agent cleanup` has removed it.\n"
+        return "Nothing is installed: no agent has run on this Node, or `npl-agent cleanup` has removed its kernel \
+                state.\n"
             .to_owned();
     }
     let none = || "-".to_owned();
-    let agent = if shown.agent_running { "running" } else { "not running; the datapath goes on without it" };
+    let agent = if shown.agent_running { "running" } else { "not running; mappings keep translating" };
     let facts = [
         ("Agent", agent.to_owned()),
         ("Hooks", shown.hooks.to_owned()),
@@ -171,7 +172,7 @@ fn as_text(shown: &Shown, inspection: &Inspection) -> String {
         ("Port range", shown.port_range.clone().unwrap_or_else(none)),
         ("Node addresses", shown.node_addresses.join(", ")),
         ("Local clients", local_clients(&shown.socket_hooks)),
-        ("Mappings", format!("{} ({} for some sources only)", shown.mappings, shown.restricted_mappings)),
+        ("Mappings", format!("{} ({} restricted to allowed sources)", shown.mappings, shown.restricted_mappings)),
         ("Flows", shown.flows.to_string()),
         ("Forwarding", forwarding(shown)),
         ("Guard", guard_of(shown)),
@@ -206,11 +207,11 @@ fn programs(builds: &BTreeMap<String, Vec<String>>) -> String {
 fn forwarding(shown: &Shown) -> String {
     let pods = shown.redirected_pods.len();
     if pods == 0 {
-        return "by the host's stack".to_owned();
+        return "host's stack".to_owned();
     }
     let devices = shown.devices.iter().filter(|device| device.leads_to_pods).count();
     let how = if shown.is_offloading { "offloaded once established," } else { "redirected" };
-    format!("{how} to {pods} Pod addresses by {devices} devices; by the host's stack to all others")
+    format!("{how} to {pods} Pod addresses by {devices} devices; host's stack to all others")
 }
 
 /// What keeps replies from being masqueraded, and has them leave where requests came in.

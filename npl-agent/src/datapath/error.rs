@@ -32,8 +32,8 @@ pub enum DatapathError {
     MissingCapability(&'static str),
     /// The kernel's verifier wants more than newer ones do.
     #[error(
-        "this kernel refuses the programs to an agent without CAP_PERFMON, as Linux before 6.6 does: add PERFMON to \
-         its capabilities in deploy/npl.yaml, or run a newer kernel"
+        "this kernel rejects the programs of an agent without CAP_PERFMON, as Linux before 6.6 does: add PERFMON \
+         to its capabilities in deploy/npl.yaml, or run a newer kernel"
     )]
     NeedsPerfmon,
     /// No bpffs where one was expected.
@@ -44,15 +44,15 @@ pub enum DatapathError {
     NoBpffs(PathBuf),
     /// Some maps are pinned and others not.
     #[error(
-        "{path} is not there, but other maps are: an agent just starts, a cleanup just ends, or npl-agent is of another \
-         version than the one that started last; ask again",
+        "{path} is missing, but other maps exist: an agent is starting, a cleanup is running, or this npl-agent is \
+         of another version than the running agent; try again",
         path = .0.display()
     )]
     Incomplete(PathBuf),
     /// Somebody took a pin away.
     #[error(
-        "{path} is not this agent's any more: somebody has removed or replaced what npl-agent pins there, which takes a start \
-         to put right",
+        "{path} no longer belongs to this agent: another program has removed or replaced the pin; restart the \
+         agent to restore it",
         path = .0.display()
     )]
     PinLost(PathBuf),
@@ -83,7 +83,7 @@ pub enum DatapathError {
         source: Box<ProgramError>,
     },
     /// The object lacks a program or map that the agent knows.
-    #[error("the kernel object has no {0}: agent and object are of different builds")]
+    #[error("the kernel object has no {0}: build agent and object together with `cargo xtask build`")]
     Missing(&'static str),
     /// A pinned map could not be opened.
     #[error("open map {name}")]
@@ -106,7 +106,7 @@ pub enum DatapathError {
         source: MapError,
     },
     /// The mapping's addresses are not of its family, or the family has no programs.
-    #[error("mapping {0} has an address of the wrong family")]
+    #[error("mapping {0} has an address of another family")]
     WrongFamily(Frontend),
     /// A program could not be attached.
     #[error("attach {program} to {interface}")]
@@ -190,11 +190,11 @@ impl DatapathError {
     /// What it means for traffic, where devices and Pods are followed.
     pub(crate) fn effect(&self) -> &'static str {
         if self.is_of_device() {
-            "a device does not carry the programs; the others do"
+            "a device does not carry the programs: clients that reach the Node by it are not served, all others are"
         } else if self.is_full() {
-            "a table is full; packets take the host's stack for what found no room in it"
+            "a map is full: packets of the Pods or uplinks that do not fit take the host's stack"
         } else {
-            "not all follows the Node's devices; it is tried again"
+            "the datapath does not yet match the Node's devices; the agent tries again"
         }
     }
 
@@ -260,8 +260,8 @@ mod tests {
         let map = |code| DatapathError::map("write", "npl_pod_v4")(MapError::SyscallError(answer(code)));
         for (error, effect) in [
             (attach(libc::EPERM), "a device does not carry the programs"),
-            (map(libc::E2BIG), "a table is full"),
-            (map(libc::ENOMEM), "not all follows the Node's devices"),
+            (map(libc::E2BIG), "a map is full"),
+            (map(libc::ENOMEM), "the datapath does not yet match"),
         ] {
             assert!(error.effect().starts_with(effect), "{error}");
         }

@@ -126,7 +126,8 @@ impl MappingWriter {
         let result = result.and_then(|()| maps.set_endpoints(&endpoints)).and_then(|()| maps.set_mappings(&entries));
         let result = result.and_then(|()| tables.begin_epoch());
         if let Err(error) = result {
-            debug!(err = %ErrorChain(&error), mappings = entries.len(), "written one by one");
+            debug!(err = %ErrorChain(&error), mappings = entries.len(), "mappings cannot be written together; the \
+                                                                         agent writes them one by one");
             for entry in entries.values() {
                 self.free_stats(entry.stats_index);
             }

@@ -59,7 +59,7 @@ pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8]) -> Result<()
                 && info.map_flags() == wanted.map_flags()
         });
         if !fits {
-            warn!(map = *name, "pinned map does not fit this agent; it starts empty");
+            warn!(map = *name, "pinned map has another layout than this agent's: it is replaced by an empty one");
             unpin(&path)?;
         }
     }

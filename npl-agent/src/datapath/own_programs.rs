@@ -39,7 +39,8 @@ impl OwnPrograms {
             Ok(ids) => Some(ids.iter().map(owner).collect()),
             Err(error) if has_no_such_hook(&error) => Some(Vec::new()),
             Err(error) => {
-                debug!(ifindex, %error, "the kernel does not tell which programs are on a device");
+                debug!(ifindex, %error, "the programs of a device cannot be listed; packets to its Pods take the \
+                                         host's stack");
                 None
             }
         }

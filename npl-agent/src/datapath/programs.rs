@@ -96,10 +96,13 @@ impl Programs {
         let [mut by_pointers, mut by_helper] = loadable.map(|variant| Self::new(pins, &digest, variant));
         match by_pointers.load_hooks() {
             Err(error) if error.is_verifier_refusal() => {
-                debug!(%error, "what the kernel said to packets read by pointers");
+                debug!(%error, "the verifier rejects programs that read packets by pointers");
                 by_pointers.discard()?;
                 by_helper.load_hooks().map_err(DatapathError::or_missing_perfmon)?;
-                info!("this kernel lets programs read packets by a helper only, unless the agent has CAP_PERFMON too");
+                info!(
+                    "programs read packets by a helper, which is slower: before Linux 6.6, the fast variant \
+                     needs CAP_PERFMON"
+                );
                 Ok(by_helper)
             }
             loaded => loaded.map(|()| by_pointers),
@@ -178,7 +181,7 @@ impl Programs {
             return Ok(());
         }
         for build in self.pins.builds()?.iter().filter(|build| **build != self.build) {
-            debug!(build, "programs of another build are not needed any more");
+            debug!(build, "programs of another build are removed");
             remove_folder(&self.pins.programs_of(build))?;
         }
         self.has_predecessors = false;
@@ -202,7 +205,7 @@ impl Programs {
         for (index, slow_path) in slow_paths {
             self.place_slow_path(index, &slow_path)?;
         }
-        info!(build = self.build, "programs of an earlier agent go on");
+        info!(build = self.build, "programs of an earlier agent are reused");
         Ok(true)
     }
 
@@ -215,8 +218,9 @@ impl Programs {
         info!(build = self.build, "programs loaded");
         if self.variant != Variant::Unmitigated {
             info!(
-                "loaded without CAP_PERFMON, they have the kernel's barriers against speculation, and a packet takes some \
-                 0.3 µs longer; `npl-agent load`, in an init container that has the capability, loads them without"
+                "the programs contain the kernel's barriers against speculation, since they were loaded without \
+                 CAP_PERFMON: each packet takes some 0.3 µs longer. Run `npl-agent load` in an init container with \
+                 that capability, as deploy/npl.yaml does"
             );
         }
         Ok(())
@@ -245,7 +249,7 @@ impl Programs {
         let is_npl = facts.kind == K::TYPE as u32 && is_named;
         let fits = is_npl && facts.maps.iter().all(|id| self.known_maps.contains(id));
         if !fits {
-            debug!(name, ?facts, "pinned program does not fit");
+            debug!(name, ?facts, "pinned program is of another kind or build; it is loaded again");
         }
         fits.then_some(program)
     }

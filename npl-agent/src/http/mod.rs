@@ -72,15 +72,15 @@ async fn all_metrics(State(metrics): State<Metrics>) -> Response {
 }
 
 async fn livez(State(health): State<Health>) -> Response {
-    answer(health.is_live(), "the owner loop has not moved for 30 s")
+    answer(health.is_live(), "the agent's main loop has not made progress for 30 s")
 }
 
 async fn readyz(State(health): State<Health>) -> Response {
-    answer(health.is_ready(), "the cluster was not listed yet or the datapath is not attached")
+    answer(health.is_ready(), "Pods and Services are not listed yet, or no device carries the programs")
 }
 
 async fn startupz(State(health): State<Health>) -> Response {
-    answer(health.is_started(), "the datapath was not attached yet")
+    answer(health.is_started(), "no device carries the programs yet")
 }
 
 fn answer(is_well: bool, otherwise: &'static str) -> Response {

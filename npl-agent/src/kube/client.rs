@@ -191,14 +191,17 @@ async fn wait_for_access(client: &Client, url: &str, node_name: &str) -> Result<
             Probe::Granted { is_node_known } => {
                 info!(url, "connected to the API server");
                 if !is_node_known {
-                    warn!(node = node_name, "node is not known to the API server: check --node-name; waiting for it");
+                    warn!(
+                        node = node_name,
+                        "the API server does not know this Node: check --node-name. The agent waits for it"
+                    );
                 }
                 return Ok(());
             }
             Probe::NotYet(err) => {
                 refusals = 0;
                 if throttle.allows() {
-                    warn!(url, err = root_cause(&err), "API server does not answer; waiting for it");
+                    warn!(url, err = root_cause(&err), "the API server does not answer; the agent waits for it");
                 }
             }
             Probe::Refused(err) => {
@@ -206,7 +209,7 @@ async fn wait_for_access(client: &Client, url: &str, node_name: &str) -> Result<
                 if refusals == REFUSALS_TO_BELIEVE {
                     return Err(err);
                 }
-                debug!(%err, refusals, "refused; asking again");
+                debug!(%err, refusals, "the API server refuses access; the agent asks again");
             }
         }
         sleep(delays.next().unwrap_or(PROBE_TIMEOUT)).await;

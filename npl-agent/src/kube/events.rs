@@ -123,9 +123,9 @@ impl Recorder {
         if let Some(err) = &err {
             let err = root_cause(err);
             if outcome == EventOutcome::Denied && self.complaint.allows() {
-                warn!(err, "agent may not create and patch Events: apply deploy/npl.yaml, which grants it");
+                warn!(err, "the agent may not create and patch Events: apply deploy/npl.yaml, which grants it");
             } else {
-                debug!(err, reason = report.reason, "Event is tried again");
+                debug!(err, reason = report.reason, "Event could not be sent; the agent retries");
             }
         }
         err.is_none()

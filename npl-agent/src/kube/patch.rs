@@ -79,7 +79,7 @@ pub enum Class {
 #[derive(Debug, thiserror::Error)]
 pub enum PatchError {
     /// 404, or the uid is another one.
-    #[error("write to pod {pod}: it is gone or was created anew")]
+    #[error("write to pod {pod}: the Pod is deleted, or another one has its name")]
     Gone {
         /// The Pod.
         pod: PodKey,
@@ -103,7 +103,7 @@ pub enum PatchError {
         status: Box<Status>,
     },
     /// 409, 429 or 5xx.
-    #[error("write to pod {pod}: the API server cannot do it now")]
+    #[error("write to pod {pod}: the API server is not available")]
     Unavailable {
         /// The Pod.
         pod: PodKey,
@@ -190,7 +190,7 @@ impl PodPatcher {
             "type": &self.keys.gate,
             "status": "True",
             "reason": "Published",
-            "message": "everything that the Pod is to be reached by is published",
+            "message": "all node ports of the Pod are published",
             "lastTransitionTime": Time(shown_time()),
         });
         Patch::Strategic(json!({ "metadata": { "uid": &*uid.0 }, "status": { "conditions": [condition] } }))

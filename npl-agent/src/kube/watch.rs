@@ -184,11 +184,11 @@ impl Watch {
         let name = object.meta().name.clone().unwrap_or_default();
         let namespace = object.meta().namespace.clone().unwrap_or_default();
         let Some(Converted { object, skipped }) = object.convert(&self.keys) else {
-            debug!(subject = %W::SUBJECT, namespace, name, "object without an identity was left out");
+            debug!(subject = %W::SUBJECT, namespace, name, "object without name, namespace or uid ignored");
             return None;
         };
         for value in skipped {
-            debug!(subject = %W::SUBJECT, namespace, name, %value, "nonsense value was left out");
+            debug!(subject = %W::SUBJECT, namespace, name, %value, "invalid value ignored");
         }
         Some(object)
     }
@@ -218,13 +218,13 @@ impl WatchHealth {
         let kind = FailureKind::of_watch(err);
         self.metrics.count_watch_failure(self.subject, kind);
         if kind == FailureKind::Expired {
-            debug!(subject = %self.subject, "watch is too old and starts anew from a list");
+            debug!(subject = %self.subject, "watch expired; it starts again with a list");
             return;
         }
         if matches!(kind, FailureKind::Forbidden | FailureKind::Unauthorized) {
             self.refusals += 1;
             if self.refusals < REFUSALS_TO_BELIEVE {
-                debug!(subject = %self.subject, err = root_cause(err), "refused; asking again");
+                debug!(subject = %self.subject, err = root_cause(err), "the API server refuses the watch; the agent asks again");
                 return;
             }
         }
@@ -238,19 +238,19 @@ impl WatchHealth {
         match kind {
             FailureKind::Forbidden => warn!(
                 %subject, err,
-                "agent may not list and watch {subject}: apply deploy/npl.yaml, which grants it; \
-                 going on with what was last known"
+                "the agent may not list and watch {subject}: apply deploy/npl.yaml, which grants it. Until then \
+                 the last known state is served"
             ),
             FailureKind::Unauthorized => warn!(
                 %subject, err,
-                "API server does not accept the agent's credentials: check its service account; \
-                 going on with what was last known"
+                "the API server does not accept the agent's credentials: check its service account. Until then the \
+                 last known state is served"
             ),
             FailureKind::Malformed => {
-                warn!(%subject, err, "API server's answer cannot be read; going on with what was last known");
+                warn!(%subject, err, "the API server's answer cannot be decoded; the last known state is served");
             }
             FailureKind::Unavailable | FailureKind::Unreachable | FailureKind::Rejected | FailureKind::Expired => {
-                warn!(%subject, err, "watch is interrupted; going on with what was last known");
+                warn!(%subject, err, "watch is interrupted; the last known state is served");
             }
         }
     }

@@ -97,7 +97,7 @@ impl Metrics {
         let mut registry = Registry::with_prefix("npl");
         families.register(&mut registry);
         let version = vec![("version", env!("CARGO_PKG_VERSION").to_owned()), ("abi", ABI_VERSION.to_string())];
-        registry.register("build", "Version of the agent and of its contract with the datapath", Info::new(version));
+        registry.register("build", "Version of the agent and ABI version of its maps", Info::new(version));
         registry.register_collector(Box::new(DatapathCollector(datapath)));
         Self(Arc::new(Inner { registry, families }))
     }
@@ -185,31 +185,44 @@ impl Families {
             devices,
             problems,
         } = self.clone();
-        registry.register("ops", "Steps towards the desired state, by kind and outcome", ops);
-        registry.register_with_unit("pass", "Time of one pass of the owner loop", Unit::Seconds, pass_seconds.0);
+        registry.register(
+            "ops",
+            "Operations of the agent on mappings, reservations, allowed sources and \
+             annotations, by operation and outcome",
+            ops,
+        );
+        registry.register_with_unit("pass", "Duration of one pass of the main loop", Unit::Seconds, pass_seconds.0);
         registry.register_with_unit(
             "last_successful_pass_timestamp",
-            "When the last pass without a failure ended, since 1970",
+            "Unix time at which the last pass without a failed operation ended",
             Unit::Seconds,
             last_successful_pass,
         );
-        registry.register("annotation_patches", "Patches of Pods' annotations, by outcome", patches);
+        registry.register("annotation_patches", "Patches of Pods' status subresource, by outcome", patches);
         registry.register_with_unit(
             "annotation_patch",
-            "Time from sending a patch to its answer",
+            "Time from sending a patch to the API server's answer",
             Unit::Seconds,
             patch_seconds.0,
         );
-        registry.register("events", "Kubernetes Events about problems, by outcome", events);
+        registry.register("events", "Kubernetes Events that report problems, by outcome of sending them", events);
         registry.register(
             "watch_errors",
-            "Errors of the watches on the API server, by resource and kind",
+            "Errors of the watches on the API server, by resource and kind of error",
             watch_errors,
         );
-        registry.register("mappings", "Mappings in the datapath", mappings);
-        registry.register("node_ports", "Node ports of the configured range, by state", ports);
-        registry.register("devices", "Devices that are to carry the programs, by whether they do", devices);
-        registry.register("problems", "Pod ports that are not mapped, by reason", problems);
+        registry.register("mappings", "Node ports that are mapped or held for a mapping", mappings);
+        registry.register("node_ports", "Node ports of --port-range, by state", ports);
+        registry.register(
+            "devices",
+            "Uplinks that carry the programs (attached), or that clients may use but that do not carry them (failed)",
+            devices,
+        );
+        registry.register(
+            "problems",
+            "Problems that keep Pod ports from being served as requested, by reason",
+            problems,
+        );
     }
 }
 

@@ -57,7 +57,7 @@ pub enum NetlinkError {
         source: rtnetlink::Error,
     },
     /// A list may lack what is there; to be asked for again.
-    #[error("{operation} by netlink: it changes all the time")]
+    #[error("{operation} by netlink: the list kept changing while it was read")]
     Changing {
         /// The verb and its object.
         operation: &'static str,
@@ -276,7 +276,8 @@ pub fn changes(with_attachments: bool) -> Result<impl Stream<Item = ()> + Unpin,
     });
     let end = async {
         warn!(
-            "the kernel tells of no change to devices, addresses and routes any more: they are followed with each resync"
+            "the kernel no longer notifies the agent of changes to devices, addresses and routes: the agent \
+             follows them with each resync"
         );
     };
     Ok(Box::pin(changes.chain(stream::once(end))))

@@ -86,7 +86,8 @@ impl Guard {
         };
         let thread = thread::Builder::new().name("guard".to_owned()).spawn(move || worker.run(&receiver, resync));
         if let Err(error) = &thread {
-            warn!(err = %error, "no thread for the guard: replies of forgotten connections may be masqueraded");
+            warn!(err = %error, "the nftables guard's thread cannot be started: replies of timed-out connections \
+                                 may be masqueraded");
         }
         Self { updates: Some(updates), thread: thread.ok() }
     }
@@ -223,8 +224,9 @@ impl Worker {
                 if self.failing.update(true) {
                     warn!(
                         %err,
-                        "the nftables guard cannot be kept; replies of forgotten connections may be masqueraded, and those \
-                         of Pods with routes of their own may leave by other interfaces"
+                        "the nftables guard's table cannot be written: replies of timed-out connections may be \
+                         masqueraded, and replies of Pods with routing tables of their own may leave by another \
+                         interface. The agent tries again every 5 s"
                     );
                 }
             }
@@ -269,7 +271,7 @@ impl Worker {
         };
         if !keeps_sources && markings.is_empty() {
             if table::if_known(table::remove(&connection))?.unwrap_or_default() {
-                info!("nothing is to be guarded or marked; nftables table {TABLE} is taken away");
+                info!("the nftables guard is not needed: table {TABLE} is removed");
             }
             self.log(&Content::default());
             self.held = None;

@@ -11,7 +11,7 @@ use crate::core::model::{port_range::open_files_warning, settings::Settings};
 pub fn raise_open_files(settings: &Settings) {
     let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(soft, hard)| {
         setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
-        debug!(from = soft, to = hard, "more open files are allowed");
+        debug!(from = soft, to = hard, "limit of open files raised");
         Ok(hard)
     });
     match raised {
@@ -21,7 +21,7 @@ pub fn raise_open_files(settings: &Settings) {
             }
         }
         Err(errno) => {
-            warn!(err = %errno, "the limit of open files cannot be raised; node ports beyond it are not held");
+            warn!(err = %errno, "the limit of open files cannot be raised: Pods beyond it get no node port");
         }
     }
 }

@@ -37,7 +37,7 @@ pub enum TelemetryError {
         source: ParseError,
     },
     /// Called twice.
-    #[error("start logging: it is started already")]
+    #[error("start logging: it has already been started")]
     AlreadyStarted(#[source] tracing_subscriber::util::TryInitError),
 }
 

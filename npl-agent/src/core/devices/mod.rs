@@ -95,8 +95,8 @@ pub struct LinkFacts {
 }
 
 /// What keeps filters away before Linux 6.6, for logs and the doctor.
-pub const HAS_INGRESS_QUEUE: &str = "has an ingress qdisc, which holds no filters for what leaves: replace it by clsact, \
-                                     which holds the same filters";
+pub const HAS_INGRESS_QUEUE: &str = "has an ingress qdisc, which has no egress hook: replace it by clsact, which \
+                                     holds the same filters";
 
 /// The TC hook of a program, seen from the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -189,8 +189,8 @@ impl UplinkReason {
             Self::HasDefaultRoute => "has a default route",
             Self::IsTunnel => "tunnel to other Nodes",
             Self::IsUplink => "uplink with an address",
-            Self::Kept => "kept from an earlier agent until the Node's addresses are known",
-            Self::InGracePeriod => "was an uplink a moment ago",
+            Self::Kept => "attached by an earlier agent; kept until the Node's addresses are known",
+            Self::InGracePeriod => "was an uplink a moment ago; kept for a grace period",
             Self::IsEnslaved => "its master carries the programs",
             Self::IsVrf => "its members carry the programs",
             Self::IsLoopback => "loopback",
@@ -199,7 +199,7 @@ impl UplinkReason {
             Self::HasNoAddress => "has no address",
             Self::LeavesTags => "leaves VLAN tags in frames: set it to `reorder_hdr on`",
             Self::ShowsOuterHeaders => {
-                "a GRE tunnel without one remote end shows its own headers: set `remote` or `external`"
+                "a GRE tunnel without a remote address shows its outer headers: set `remote` or `external`"
             }
             Self::HasOtherLinkLayer => "its link layer is neither Ethernet nor none",
         }

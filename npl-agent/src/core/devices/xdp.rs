@@ -24,7 +24,7 @@ pub enum Attach {
 
 /// The text is none of `--attach`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no place for programs: give tc, auto or xdp")]
+#[error("{0:?} is not a value of --attach: give tc, auto or xdp")]
 pub struct AttachError(String);
 
 impl FromStr for Attach {
@@ -111,18 +111,18 @@ impl XdpReason {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::NotRequested => "--attach tc",
-            Self::BypassesStack => "the way past the stack begins at TC",
+            Self::BypassesStack => "--forwarding redirect and offload need TC",
             Self::NotEthernet => "no Ethernet headers",
             Self::IsVirtual => "virtual: checksums may be unfinished",
-            Self::IsEnslaved => "belongs to another device",
-            Self::HasUpperDevices => "other devices take frames from it",
+            Self::IsEnslaved => "enslaved to another device",
+            Self::HasUpperDevices => "VLAN or similar devices are on top of it",
             Self::UnknownDriver => "its driver is not known to be safe",
             Self::LargeFrames => "frames too large for XDP on this kernel",
             Self::SafeDriver => "its driver is known to be safe",
             Self::Forced => "--attach xdp",
-            Self::Occupied => "another XDP program is there",
-            Self::DriverRefuses => "its driver takes no XDP program now",
-            Self::KernelRefuses => "the kernel refuses the XDP program",
+            Self::Occupied => "another XDP program is attached",
+            Self::DriverRefuses => "its driver rejects the XDP program",
+            Self::KernelRefuses => "the kernel rejects the XDP program",
         }
     }
 

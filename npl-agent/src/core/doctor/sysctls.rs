@@ -13,7 +13,7 @@ use crate::core::{
 };
 
 /// What to do where a file of `/proc/sys` does not open.
-const SEE_PROC: &str = "nothing can be said of it: ask again as root, where /proc is mounted";
+const SEE_PROC: &str = "this setting cannot be read: run the check again as root, where /proc is mounted";
 /// Connection tracking's setting that offload needs.
 const TCP_BE_LIBERAL: &str = "net.netfilter.nf_conntrack_tcp_be_liberal";
 const TCP_UNACKNOWLEDGED: &str = "net.netfilter.nf_conntrack_tcp_timeout_unacknowledged";
@@ -44,7 +44,7 @@ pub(super) fn forwarding(facts: &Facts, family: Family) -> Finding {
         Need::Perhaps => (State::Warning, format!(", if Pods have {family} addresses")),
         Need::Yes => (State::Failed, String::new()),
     };
-    let advice = format!("requests over {family} end on the Node and reach no Pod: set {name}=1{condition}");
+    let advice = format!("the kernel drops {family} requests before they reach a Pod: set {name}=1{condition}");
     Finding::not_ok(key, state, found, advice)
 }
 
@@ -72,7 +72,7 @@ pub(super) fn rp_filter(facts: &Facts) -> Finding {
     let key = "rp_filter";
     let all = match &facts.sysctls.rp_filter {
         Setting::Is(value) => value,
-        Setting::Missing => return Finding::ok(key, "the kernel has none"),
+        Setting::Missing => return Finding::ok(key, "this kernel has no rp_filter"),
         Setting::Unreadable(reason) => return Finding::unknown(key, reason, SEE_PROC),
     };
     let of = |device: &str| match facts.sysctls.rp_filters.get(device) {
@@ -96,14 +96,14 @@ fn strictness(value: &str) -> &str {
 pub(super) fn conntrack_liberal(sysctls: &Sysctls) -> Finding {
     let key = "conntrack_liberal";
     match &sysctls.tcp_be_liberal {
-        Setting::Missing => Finding::ok(key, "connection tracking is not there"),
+        Setting::Missing => Finding::ok(key, "connection tracking is not loaded"),
         Setting::Unreadable(reason) => Finding::unknown(key, reason, SEE_PROC),
         Setting::Is(value) if value == "0" => Finding::warning(
             key,
             format!("{TCP_BE_LIBERAL}=0"),
             format!(
-                "needed for offload: with --forwarding offload everything takes the host's stack until this is set, and \
-                 nothing else needs it: set {TCP_BE_LIBERAL}=1, or --conntrack-tcp-be-liberal of kube-proxy"
+                "only --forwarding offload needs it, and offloads no flow until it is set: set {TCP_BE_LIBERAL}=1, \
+                 or --conntrack-tcp-be-liberal of kube-proxy"
             ),
         ),
         Setting::Is(value) => Finding::ok(key, format!("{TCP_BE_LIBERAL}={value}")),
@@ -112,9 +112,9 @@ pub(super) fn conntrack_liberal(sysctls: &Sysctls) -> Finding {
 
 /// Of offloaded connections not every acknowledgement is seen.
 pub(super) fn conntrack_silence(sysctls: &Sysctls) -> Finding {
-    let key = "conntrack_silence";
+    let key = "conntrack_timeouts";
     let (unacknowledged, established) = match (&sysctls.tcp_unacknowledged, &sysctls.tcp_established) {
-        (Setting::Missing, _) | (_, Setting::Missing) => return Finding::ok(key, "connection tracking is not there"),
+        (Setting::Missing, _) | (_, Setting::Missing) => return Finding::ok(key, "connection tracking is not loaded"),
         (Setting::Unreadable(reason), _) | (_, Setting::Unreadable(reason)) => {
             return Finding::unknown(key, reason, SEE_PROC);
         }
@@ -124,8 +124,8 @@ pub(super) fn conntrack_silence(sysctls: &Sysctls) -> Finding {
     let seconds = |value: &str| value.parse::<u32>().ok();
     if seconds(unacknowledged).zip(seconds(established)).is_some_and(|(some, all)| some < all) {
         let advice = format!(
-            "matters for offload: with --forwarding offload, connections that are silent for longer are forgotten, and \
-             nothing else needs it: set {TCP_UNACKNOWLEDGED}={established}"
+            "only --forwarding offload needs it: connection tracking times out offloaded connections that are idle \
+             for longer. Set {TCP_UNACKNOWLEDGED}={established}"
         );
         return Finding::warning(key, found, advice);
     }
@@ -144,11 +144,12 @@ pub(super) fn port_range(facts: &Facts) -> Finding {
     };
     let lends = lent.as_ref().map_or_else(
         || "net.ipv4.ip_local_port_range cannot be read".to_owned(),
-        |lent| format!("the kernel lends {lent} to outgoing connections"),
+        |lent| format!("ephemeral ports of outgoing connections are {lent}"),
     );
     let Some(range) = facts.datapath.as_ref().ok().and_then(|datapath| datapath.port_range) else {
-        let advice = "connections hold ports that NPL would need, where both overlap: keep --port-range out of it";
-        return Finding::unknown(key, format!("no agent has said its range; {lends}"), advice);
+        let advice = "where both ranges overlap, outgoing connections keep NPL from allocating ports: keep \
+                      --port-range out of the ephemeral ports";
+        return Finding::unknown(key, format!("no agent has configured a port range yet; {lends}"), advice);
     };
     let found = format!("{range}; {lends}");
     let warnings: Vec<String> = port_range_warnings(range, lent.as_ref()).iter().map(ToString::to_string).collect();

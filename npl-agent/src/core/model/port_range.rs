@@ -13,8 +13,8 @@ const SERVICE_NODE_PORTS: (u16, u16) = (30000, 32767);
 pub enum RangeWarning {
     /// The kernel lends out these ports for outgoing connections.
     #[error(
-        "port range {range} overlaps the ports {first}-{last} that the kernel lends to outgoing connections: \
-         connections that hold a port keep it from NPL; change --port-range or net.ipv4.ip_local_port_range, or add \
+        "port range {range} overlaps the ephemeral ports {first}-{last} of outgoing connections: NPL cannot \
+         allocate a port while a connection uses it. Change --port-range or net.ipv4.ip_local_port_range, or add \
          the range to net.ipv4.ip_local_reserved_ports"
     )]
     Ephemeral {
@@ -27,8 +27,9 @@ pub enum RangeWarning {
     },
     /// Kubernetes gives these to Services of type `NodePort`.
     #[error(
-        "port range {range} overlaps 30000-32767, which Kubernetes gives to Services of type NodePort: \
-         NPL answers first where both use a port; change --port-range unless the cluster's range is another"
+        "port range {range} overlaps 30000-32767, the default range of Services of type NodePort: where both use a \
+         port, clients reach the Pod of NPL. Change --port-range, unless the cluster has another service node port \
+         range"
     )]
     ServiceNodePorts {
         /// The range of `--port-range`.
@@ -94,9 +95,9 @@ pub fn open_files_warning(settings: &Settings, limit: u64) -> Option<String> {
     (limit < needed).then(|| {
         let range = settings.port_range;
         format!(
-            "this process may have {limit} files open, and {needed} are needed to hold all node ports of {range}: a Pod \
-             whose port cannot be held gets none; raise the hard limit of the container runtime (LimitNOFILE), or give a \
-             smaller --port-range"
+            "this process may have {limit} open files, and {needed} are needed to reserve all node ports of \
+             {range}: Pods beyond the limit get no node port. Raise the hard limit of the container runtime \
+             (LimitNOFILE), or give a smaller --port-range"
         )
     })
 }
@@ -124,7 +125,7 @@ mod tests {
         let needed = 1001 * 4 + OTHER_FILES;
         assert_eq!(open_files_warning(&settings, needed), None);
         let warning = open_files_warning(&settings, needed - 1).unwrap();
-        for words in ["4259 files", "4260 are needed", "61000-62000", "LimitNOFILE", "--port-range"] {
+        for words in ["4259 open files", "4260 are needed", "61000-62000", "LimitNOFILE", "--port-range"] {
             assert!(warning.contains(words), "{words} is not in {warning}");
         }
     }

@@ -130,37 +130,41 @@ impl fmt::Display for Problem {
 }
 
 /// What is wrong with an entry, and what to do.
-const UNREADABLE: &str = "is no address or range and lets nobody in; write it like 192.0.2.0/24 or 2001:db8::/32";
+const UNREADABLE: &str = "is not an address or a CIDR range and allows no client; write it as 192.0.2.0/24 or \
+                          2001:db8::/32";
 
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::RangeExhausted { pod_port, protocol, family } => write!(
                 f,
-                "no {family} node port is free for pod port {pod_port}/{protocol}; widen the port range of the agent"
+                "no {family} node port is free for pod port {pod_port}/{protocol}: widen the agent's --port-range"
             ),
             Self::UnresolvedTargetPort { service, name, protocol } => write!(
                 f,
-                "no container port is named {name:?} with protocol {protocol}, as service {service} asks; name one so"
+                "no container port is named {name:?} with protocol {protocol}, as the targetPort of service \
+                 {service} requires: add the name to a container port, or change the targetPort"
             ),
             Self::UnsupportedProtocol { protocol } => {
                 write!(
                     f,
-                    "protocol {protocol} is not among the agent's --protocols; the service's other ports are served"
+                    "protocol {protocol} is not among the agent's --protocols, so ports of this protocol get no \
+                     node port; the service's other ports are served"
                 )
             }
             Self::UnsupportedFamily { family } => {
-                write!(f, "family {family} is not served by this agent; add another to spec.ipFamilies")
+                write!(f, "the agent does not serve family {family}: add another one to spec.ipFamilies")
             }
             Self::NoNodeAddress { family } => {
-                write!(f, "the node has no {family} address to publish; give it one or name it with --node-ip")
+                write!(f, "the node has no {family} address to publish: add one to the node, or name it with --node-ip")
             }
             Self::AddressConflict { ip, holder } => {
-                write!(f, "address {ip} is also that of pod {holder}, which is served; delete one of the two pods")
+                write!(f, "pod {holder} has the same address {ip} and gets the traffic: delete one of the two pods")
             }
             Self::HostPortConflict { node_port, protocol } => write!(
                 f,
-                "host port {node_port}/{protocol} is in use for another pod; choose one outside the agent's port range"
+                "host port {node_port}/{protocol} is in use as the node port of another pod: choose a host port \
+                 outside the agent's --port-range"
             ),
             Self::UnreadableSource(Unreadable { position, entry, others: 0 }) => {
                 write!(f, "entry {position} of allowed-source-ranges, {entry:?}, {UNREADABLE}")
@@ -170,18 +174,19 @@ impl fmt::Display for Cause {
             }
             Self::TooManySources { beyond } => write!(
                 f,
-                "{beyond} entries of allowed-source-ranges let nobody in, for only the first {MAX_RANGES} ranges count; \
-                 join ranges or use several services"
+                "{beyond} entries of allowed-source-ranges allow no client, since only the first {MAX_RANGES} \
+                 count: merge ranges or use several services"
             ),
             Self::UnenforcedSources { node_port, protocol } => write!(
                 f,
-                "host port {node_port}/{protocol} leads to the pod for everybody, whatever allowed-source-ranges says; \
-                 take the host port away or guard it with the node's firewall"
+                "host port {node_port}/{protocol} bypasses NPL, so allowed-source-ranges is not enforced: remove \
+                 the host port, or restrict it in the node's firewall"
             ),
             Self::SourceTableFull { node_port, protocol, family } => write!(
                 f,
-                "the node's {family} table of allowed sources is full and clients of node port {node_port}/{protocol} \
-                 are refused; shorten allowed-source-ranges of services with pods on this node"
+                "the node's {family} map of allowed sources is full, so some allowed clients of node port \
+                 {node_port}/{protocol} are dropped: shorten allowed-source-ranges of services with pods on this \
+                 node"
             ),
         }
     }

@@ -36,7 +36,7 @@ impl Forwarding {
 
 /// No way of forwarding.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no kind of forwarding: give stack, redirect or offload")]
+#[error("{0:?} is not a value of --forwarding: give stack, redirect or offload")]
 pub struct ForwardingError(String);
 
 impl FromStr for Forwarding {
@@ -126,8 +126,8 @@ impl HopKind {
     /// For tables and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Peer => "its device ends there",
-            Self::Bridge => "by a bridge",
+            Self::Peer => "veth peer",
+            Self::Bridge => "bridge",
         }
     }
 }
@@ -161,16 +161,16 @@ impl RedirectRefusal {
     /// For tables and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::IsUplink => "clients are behind its device too",
-            Self::EndsOnTheNode => "the other end of its device is on the Node itself",
-            Self::UnknownKind => "its device is neither a pair that ends in a Pod nor a bridge",
-            Self::IsEnslaved => "its device belongs to another one",
+            Self::IsUplink => "its device is also an uplink",
+            Self::EndsOnTheNode => "the veth peer of its device is on the Node",
+            Self::UnknownKind => "its device is neither a veth pair into the Pod nor a bridge",
+            Self::IsEnslaved => "its device is enslaved to another one",
             Self::NoEthernet => "its device has no Ethernet headers",
-            Self::HasGateway => "the route to it has a gateway",
-            Self::HasLimit => "others have its device limit or order what passes",
-            Self::HasFilters => "others have programs or filters on its device",
-            Self::UplinkHasFilters => "others have programs or filters behind ours on an uplink",
-            Self::Unseen => "what others have on its device cannot be seen",
+            Self::HasGateway => "the route to the Pod has a gateway",
+            Self::HasLimit => "a qdisc of its device shapes or polices traffic",
+            Self::HasFilters => "its device has programs or filters of other software",
+            Self::UplinkHasFilters => "an uplink has programs or filters of other software behind NPL's",
+            Self::Unseen => "the programs and filters of its device cannot be listed",
         }
     }
 }
