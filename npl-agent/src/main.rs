@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent`: parses the command line, starts logging, and leaves the rest to the library.
+//! `npl-agent`: parses the command line, starts the log, and runs the command.
 
 use std::process::ExitCode;
 
@@ -14,7 +14,7 @@ use npl_agent::{
     process::{memory, telemetry},
 };
 
-/// clap's own code for a command line that makes no sense.
+/// clap's exit code for a usage error.
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
@@ -51,7 +51,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Load(args) => cli::load::load(&args).map(|()| ExitCode::SUCCESS),
         Command::Cleanup(args) => runtime.block_on(cli::cleanup::remove(&args)).map(|()| ExitCode::SUCCESS),
     };
-    // Whoever still waits for the kernel changes nothing.
+    // Blocking tasks that still wait for the kernel only read.
     runtime.shutdown_background();
     outcome
 }

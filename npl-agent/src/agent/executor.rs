@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! ProgramSet ops out; the only place that does. What the kernel does at once is done at once; what the API server is
+//! Carries ops out; the only place that does. What the kernel does at once is done at once; what the API server is
 //! asked for is under way until its answer comes back.
 
 use std::{collections::BTreeMap, time::Duration};
@@ -114,7 +114,7 @@ impl Executor {
         Ok(Observed { mappings, sources, reservations: self.reservations.observe() })
     }
 
-    /// ProgramSet out ops in their order. Mappings that follow each other are written together.
+    /// Carries out ops in their order. Mappings that follow each other are written together.
     pub fn execute(&mut self, ops: &[Op]) -> Vec<Outcome> {
         let runs = ops.chunk_by(|a, b| mapping(a).is_some() && mapping(b).is_some());
         runs.flat_map(|run| if let [op] = run { vec![self.execute_one(op)] } else { self.write_together(run) })

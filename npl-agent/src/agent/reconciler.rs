@@ -296,7 +296,7 @@ impl Reconciler {
         };
         match outcome {
             OpOutcome::Retry => {
-                warn!(err = %ErrorChain(error), retry_ms = wait.as_millis(), "operation failed; the agent retries it")
+                warn!(err = %ErrorChain(error), retry_ms = wait.as_millis(), "operation failed; the agent retries it");
             }
             OpOutcome::PortTaken | OpOutcome::RecentTraffic | OpOutcome::Gone | OpOutcome::Done => {
                 debug!(err = %ErrorChain(error), "operation abandoned; the agent plans another one");

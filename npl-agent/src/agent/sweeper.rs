@@ -69,7 +69,7 @@ fn sweep(mut tables: Tables, ended: &Receiver<()>) {
                  the least recently used ones"
             ),
             Err(error) => {
-                debug!(err = %ErrorChain(error), "expired connection tracking entries still cannot be removed")
+                debug!(err = %ErrorChain(error), "expired connection tracking entries still cannot be removed");
             }
         }
     }

@@ -144,7 +144,7 @@ impl Datapath {
         self.writer.refresh(&mut self.tables)
     }
 
-    /// Writes mappings; an existing one of the same frontend is replaced at once. ReplyRouting those that the kernel refused,
+    /// Writes mappings; an existing one of the same frontend is replaced at once. Returns those that the kernel refused,
     /// or whose backend is not of the frontend's family.
     pub fn upsert_mappings(&mut self, wanted: &BTreeMap<Frontend, Backend>) -> BTreeMap<Frontend, DatapathError> {
         self.writer.upsert_all(&mut self.tables, wanted)

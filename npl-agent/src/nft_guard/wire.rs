@@ -106,7 +106,7 @@ impl Connection {
         Ok(Self(socket))
     }
 
-    /// ProgramSet out all of the commands or none.
+    /// Carries out all of the commands or none.
     ///
     /// # Errors
     ///
