@@ -4,7 +4,7 @@
 use super::{Facts, Finding, kernel::ASK_AS_ROOT};
 use crate::core::devices::{Device, DeviceSelection, HAS_INGRESS_QUEUE, choose, local_addresses};
 
-/// Devices by which clients may come, and on which programs cannot stand.
+/// Checks for devices that clients may use and that the programs do not support.
 pub(super) fn devices(facts: &Facts) -> Finding {
     let key = "devices";
     let devices = match &facts.devices {
@@ -32,7 +32,7 @@ fn refusal(facts: &Facts, device: &Device) -> Option<&'static str> {
     }
 }
 
-/// Addresses by which clients reach the Node, and no Pod.
+/// Checks for addresses of the Node that mappings do not answer on.
 pub(super) fn addresses(facts: &Facts) -> Finding {
     let key = "addresses";
     let (datapath, devices) = match (&facts.datapath, &facts.devices) {
@@ -113,7 +113,7 @@ mod tests {
                 "eth0: has an ingress qdisc",
                 "--devices",
             ),
-            // Links stand beside it.
+            // TCX links coexist with an ingress qdisc.
             (|it| first_device(it).link.has_ingress_queue = true, KEY, State::Ok, "all devices support", ""),
             (|it| it.devices = Err("EPERM".to_owned()), KEY, State::Unknown, "EPERM", "as root"),
         ]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks of what the agent's table of nftables is for.
+//! Checks of the nftables guard.
 
 use super::{Facts, Finding, kernel::ASK_AS_ROOT};
 use crate::core::devices::{
@@ -32,7 +32,7 @@ pub(super) fn masquerading(facts: &Facts) -> Finding {
     }
 }
 
-/// As the agent finds it with another `--forwarding` than redirect; which one it has, nobody can see.
+/// Assumes `--forwarding stack` or `offload`, since the value is not visible from outside the agent.
 pub(super) fn reply_routes(facts: &Facts) -> Finding {
     const MEANING: &str = "with --forwarding stack and offload, replies of these Pods leave by another interface \
                            than their requests came in by, and may be dropped on the way";
@@ -90,7 +90,8 @@ mod tests {
         facts.masquerading.as_mut().unwrap()
     }
 
-    /// The mapped Pod has a table of its own, behind these rules; the main table leaves by the first device.
+    /// The mapped Pod has a table of its own, behind these rules; the main table has a default route by the first
+    /// device.
     fn routed_apart(facts: &mut Facts, ahead: Option<Mark>) {
         let (family, ifindex) = (Family::V4, first_device(facts).ifindex);
         let mark = ahead.map(|mark| Rule { family, selector: Selector::Mark(mark), table: MAIN_TABLE });

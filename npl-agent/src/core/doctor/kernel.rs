@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks of the kernel, of rights, and of what is in the kernel.
+//! Checks of the kernel, of capabilities, and of the pinned datapath.
 
 use super::{Datapath, Device, Facts, Finding, Kernel};
 
-/// What to do where a process may not look.
+/// The advice where this process may not read something.
 pub(super) const ASK_AS_ROOT: &str = "this check needs more rights: run it again as root, or in the agent's container";
 
 pub(super) fn version(kernel: &Kernel) -> Finding {
@@ -41,7 +41,7 @@ pub(super) fn bpffs(facts: &Facts) -> Finding {
     Finding::failed(key, format!("none at {path}"), advice)
 }
 
-/// The rights of this process, which are those of the agent where it is run in its place.
+/// The capabilities of this process, which are the agent's if it runs in the agent's container.
 pub(super) fn rights(facts: &Facts) -> [Finding; 3] {
     let keys = ["cap_bpf", "cap_net_admin", "cap_perfmon"];
     let Some(rights) = facts.rights else {
@@ -65,7 +65,7 @@ pub(super) fn rights(facts: &Facts) -> [Finding; 3] {
     ]
 }
 
-/// A right that makes programs faster for as long as they are loaded, whoever had it.
+/// `CAP_PERFMON` of the process that loads the programs decides their speed.
 fn perfmon(key: &'static str, is_held: bool, facts: &Facts) -> Finding {
     let is_installed = facts.datapath.as_ref().is_ok_and(|datapath| datapath.is_installed);
     let are_mitigated = facts.datapath.as_ref().is_ok_and(|datapath| datapath.has_mitigated_programs);
@@ -139,7 +139,7 @@ fn not_installed(key: &'static str, facts: &Facts) -> Finding {
     Finding::warning(key, found, "no node port is served: start the agent")
 }
 
-/// The names of the devices that carry programs; those that are gone carry nothing.
+/// The names of existing devices that carry programs.
 fn attached(datapath: &Datapath, devices: Result<&[Device], &String>) -> Vec<String> {
     let name = |ifindex: &u32| match devices {
         Ok(devices) => devices.iter().find(|device| device.ifindex == *ifindex).map(|device| device.name.clone()),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks of the network namespace's settings.
+//! Checks of sysctls.
 
 use std::collections::BTreeSet;
 
@@ -12,13 +12,13 @@ use crate::core::{
     },
 };
 
-/// What to do where a file of `/proc/sys` does not open.
+/// The advice where a file of `/proc/sys` cannot be read.
 const SEE_PROC: &str = "this setting cannot be read: run the check again as root, where /proc is mounted";
-/// Connection tracking's setting that offload needs.
+/// The setting that offload needs.
 const TCP_BE_LIBERAL: &str = "net.netfilter.nf_conntrack_tcp_be_liberal";
 const TCP_UNACKNOWLEDGED: &str = "net.netfilter.nf_conntrack_tcp_timeout_unacknowledged";
 
-/// How sure it is that Pods have addresses of a family.
+/// Whether Pods have addresses of a family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Need {
     No,
@@ -48,7 +48,7 @@ pub(super) fn forwarding(facts: &Facts, family: Family) -> Finding {
     Finding::not_ok(key, state, found, advice)
 }
 
-/// By the mappings that there are; before the first, by the Node's addresses.
+/// Decided by the mappings, and before the first mapping by the Node's addresses.
 fn need(facts: &Facts, family: Family) -> Need {
     let mapped = facts.datapath.as_ref().map(|datapath| &datapath.mappings).ok().filter(|it| !it.is_empty());
     if mapped.is_some_and(|mapped| mapped.contains_key(&family)) {
@@ -67,7 +67,7 @@ fn need(facts: &Facts, family: Family) -> Need {
     }
 }
 
-/// A strict filter lets both directions pass: each takes the route that it would take without mappings.
+/// Strict filtering passes both directions, since each takes the same route as without NPL.
 pub(super) fn rp_filter(facts: &Facts) -> Finding {
     let key = "rp_filter";
     let all = match &facts.sysctls.rp_filter {
@@ -76,7 +76,7 @@ pub(super) fn rp_filter(facts: &Facts) -> Finding {
         Setting::Unreadable(reason) => return Finding::unknown(key, reason, SEE_PROC),
     };
     let of = |device: &str| match facts.sysctls.rp_filters.get(device) {
-        // The kernel goes by the higher one of the two.
+        // The kernel applies the stricter of both.
         Some(Setting::Is(own)) => own.max(all),
         Some(Setting::Missing | Setting::Unreadable(_)) | None => all,
     };
@@ -110,7 +110,7 @@ pub(super) fn conntrack_liberal(sysctls: &Sysctls) -> Finding {
     }
 }
 
-/// Of offloaded connections not every acknowledgement is seen.
+/// Connection tracking does not see every acknowledgement of offloaded connections.
 pub(super) fn conntrack_silence(sysctls: &Sysctls) -> Finding {
     let key = "conntrack_timeouts";
     let (unacknowledged, established) = match (&sysctls.tcp_unacknowledged, &sysctls.tcp_established) {

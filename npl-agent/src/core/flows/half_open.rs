@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Attempts to open a flow that nothing came of: their words in the half-open cache have no time, and would stay until other
-//! flows take their slots.
+//! Timeouts of half-open entries. They have no time stamp, and would stay until other handshakes need their slots. So
+//! an entry times out when several scans in a row find it unchanged.
 
 use npl_common::syn::state;
 
-/// An attempt that the Pod has not answered: looks, each ten seconds after the one before. As connection tracking waits for
-/// the answer to a datagram; whoever asks again has the slot again.
+/// Scans, 10 s apart, until an entry that the Pod has not answered times out: as long as the kernel's conntrack waits
+/// for the answer to a datagram.
 const UNANSWERED: u8 = 4;
-/// One that it has answered once, as a datagram may be that is pushed some minutes later.
+/// Scans until an entry that the Pod has answered once times out: a server may push a datagram minutes later.
 const ANSWERED: u8 = 31;
 
-/// What the last looks at a family's half-open cache have found.
+/// The half-open entries of a family in the last scans.
 #[derive(Debug, Default)]
 pub struct HalfOpenExpiry {
-    /// Slot, its word, and in how many looks it was the same; by slot.
+    /// Slot, entry, and the number of scans that found it unchanged; ordered by slot.
     seen: Vec<(u32, u64, u8)>,
 }
 
 impl HalfOpenExpiry {
-    /// Notes what another look has found, by slot, and says what is over: slots, and the words that they are to have still.
+    /// Records a scan, ordered by slot, and returns the expired slots with the entries that they must still have.
     pub fn observe(&mut self, words: impl IntoIterator<Item = (u32, u64)>) -> Vec<(u32, u64)> {
         let mut before = std::mem::take(&mut self.seen).into_iter().peekable();
         let mut over = Vec::new();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How long a flow is remembered that says nothing.
+//! Timeouts of connection tracking entries.
 //!
-//! The kernel takes the flow that was not asked for the longest out of a full table. Connections that ended would have it
-//! take open ones that are silent, so they are taken out before, and so are short conversations of datagrams.
+//! The kernel evicts the least recently used entry of a full map. Ended connections would have it evict idle ones, so
+//! they are removed earlier, and so are short exchanges of datagrams.
 
 pub mod half_open;
 
@@ -13,29 +13,27 @@ use npl_common::flow::{
 
 use super::model::Protocol;
 
-/// Nanoseconds of a second.
+/// One second in nanoseconds.
 const SECOND: u64 = 1_000_000_000;
-/// As connection tracking waits for the last acknowledgement, or what is repeated for want of it.
+/// After RST, or FIN of both sides: the kernel's conntrack waits as long for the last acknowledgement.
 const ENDED: u64 = 30 * SECOND;
-/// One side has nothing more to say; as connection tracking.
+/// After FIN of one side, as in the kernel's conntrack.
 const HALF_CLOSED: u64 = 120 * SECOND;
-/// Of TCP that is open, as connection tracking.
+/// An established TCP connection, as in the kernel's conntrack.
 const OPEN: u64 = 5 * 24 * 3600 * SECOND;
-/// As RFC 4787 asks of who translates datagrams.
+/// UDP, as RFC 4787 requires.
 const DATAGRAMS: u64 = 300 * SECOND;
-/// The same where flows are many: as connection tracking, of those that may be a question and its answers.
+/// UDP while the table is crowded, as in the kernel's conntrack for an exchange of few datagrams.
 const DATAGRAMS_CROWDED: u64 = 30 * SECOND;
-/// Of SCTP that is open, which says something every thirty seconds (RFC 9260).
+/// An established SCTP association, which sends heartbeats every 30 s (RFC 9260).
 const ASSOCIATION: u64 = 3600 * SECOND;
 
-/// Whether so many flows are a crowd. Where the table is full, questions and answers would have the kernel take open
-/// connections out that are silent.
+/// Whether the table is crowded: idle connections would soon be evicted.
 pub const fn is_crowded(flows: usize) -> bool {
     flows > MAX_FLOWS as usize / 2
 }
 
-/// Whether a flow has been silent for so long that nothing more is to come of it, or of what it stands for in a crowd. `now`
-/// is nanoseconds of the clock of [`FlowState::last_seen_ns`].
+/// Whether an entry has been idle for its timeout. `now` is in nanoseconds of the clock of [`FlowState::last_seen_ns`].
 pub fn is_expired(protocol: Protocol, flow: &FlowState, now: u64, is_crowded: bool) -> bool {
     let silent = now.saturating_sub(flow.last_seen_ns);
     let (client, pod) = (flow.client_tcp_flags, flow.pod_tcp_flags);
