@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Carries ops out; the only place that does. What the kernel does at once is done at once; what the API server is
-//! asked for is under way until its answer comes back.
+//! Carries operations out; nothing else does. Operations on the kernel complete at once, and writes to the API server
+//! when its answer arrives.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -21,25 +21,25 @@ use crate::{
     sockets::{Reservations, ReserveError},
 };
 
-/// The first wait after a failure; it doubles up to [`LONGEST_WAIT`].
+/// The retry delay after the first failure; it doubles up to [`LONGEST_WAIT`].
 const FIRST_WAIT: Duration = Duration::from_millis(250);
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
-/// What a person has to change is not asked for more often.
+/// The minimal delay if a person has to grant a permission first.
 const DENIED_WAIT: Duration = Duration::from_mins(1);
 
-/// Why an op was not done.
+/// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum OpError {
-    /// In the kernel's maps.
+    /// A map operation failed.
     #[error(transparent)]
     Datapath(#[from] DatapathError),
-    /// At a socket.
+    /// A socket could not be bound.
     #[error(transparent)]
     Reserve(#[from] ReserveError),
-    /// At the API server.
+    /// A patch failed.
     #[error(transparent)]
     Patch(#[from] PatchError),
-    /// Somebody talks to whoever had the port before.
+    /// Clients of the port's former owner still send datagrams.
     #[error(
         "reserve node port {frontend}: it received datagrams without being mapped; it counts as unused in {wait:?} \
          at the earliest"
@@ -47,30 +47,30 @@ pub enum OpError {
     RecentTraffic {
         /// The port.
         frontend: Frontend,
-        /// After what time it counts as silent, if it is from now on.
+        /// When the port counts as unused, if no more datagrams arrive.
         wait: Duration,
     },
 }
 
-/// What came of an op: nothing yet, if its answer is still to come.
+/// The result of an operation: `None` while its answer is outstanding.
 pub type Outcome = Result<Option<()>, OpError>;
 
 /// An answer of the API server to an [`Op::WritePod`].
 pub type Answer = (Op, Result<Patched, PatchError>);
 
-/// What ops are carried out on.
+/// The adapters that operations are carried out with.
 #[derive(Debug)]
 pub struct Executor {
     /// Programs and maps.
     pub datapath: Datapath,
     reservations: Reservations,
-    /// Its table follows mappings, rules and routes, not ops.
+    /// The guard follows mappings and policy routing; no operation changes its table.
     pub guard: Guard,
     writes: Writes,
     failures: BTreeMap<BackoffKey, u32>,
 }
 
-/// What fails again and again, for its back-off.
+/// The subject of repeated failures, as the key of its back-off.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum BackoffKey {
     Port(Frontend),
@@ -92,7 +92,7 @@ impl BackoffKey {
 }
 
 impl Executor {
-    /// An executor over an opened datapath.
+    /// An executor for an opened datapath.
     pub fn new(datapath: Datapath, patcher: PodPatcher, guard: Guard) -> Self {
         Self {
             datapath,
@@ -103,7 +103,7 @@ impl Executor {
         }
     }
 
-    /// What the kernel and the sockets hold now.
+    /// Reads the state of the kernel's maps and of the reserved sockets.
     ///
     /// # Errors
     ///
@@ -114,7 +114,7 @@ impl Executor {
         Ok(Observed { mappings, sources, reservations: self.reservations.observe() })
     }
 
-    /// Carries out ops in their order. Mappings that follow each other are written together.
+    /// Carries operations out in their order. Consecutive mappings are written in one call.
     pub fn execute(&mut self, ops: &[Op]) -> Vec<Outcome> {
         let runs = ops.chunk_by(|a, b| mapping(a).is_some() && mapping(b).is_some());
         runs.flat_map(|run| if let [op] = run { vec![self.execute_one(op)] } else { self.write_together(run) })
@@ -164,13 +164,13 @@ impl Executor {
         self.datapath.purge_flows()
     }
 
-    /// The next answer of the API server; waits for ever while nothing is under way.
+    /// The next answer of the API server; pending while no write is in flight.
     pub async fn next_answer(&mut self) -> Answer {
         let ((pod, uid, value), result) = self.writes.next_answer().await;
         (Op::WritePod { pod, uid, value }, result)
     }
 
-    /// Tells of an op that was carried out, and forgets what its subject failed with before.
+    /// Logs a completed operation and resets the back-off of its subject.
     pub fn record_success(&mut self, op: &Op) {
         match op {
             Op::UpsertMapping(frontend, backend) => {
@@ -190,7 +190,7 @@ impl Executor {
         self.failures.remove(&BackoffKey::of(op));
     }
 
-    /// How long to wait before the op is tried again, longer each time.
+    /// The delay before a retry, longer after each failure.
     pub fn back_off(&mut self, op: &Op, error: &OpError) -> Duration {
         let failures = self.failures.entry(BackoffKey::of(op)).or_insert(0);
         *failures = failures.saturating_add(1);
@@ -211,8 +211,8 @@ const fn mapping(op: &Op) -> Option<(Frontend, Backend)> {
     if let Op::UpsertMapping(frontend, backend) = op { Some((*frontend, *backend)) } else { None }
 }
 
-/// What failed together is tried again one by one: an API server that refuses half of forty patches because they come
-/// at once would refuse half of them again.
+/// Half of the delay is random: an API server that rejects half of forty simultaneous patches would reject half of
+/// simultaneous retries.
 fn wait(failures: u32, at_least: Duration) -> Duration {
     let doubled = FIRST_WAIT.saturating_mul(1 << failures.saturating_sub(1).min(10)).min(LONGEST_WAIT);
     let shortest = doubled.max(at_least);

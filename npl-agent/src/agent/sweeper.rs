@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Takes flows out of the table that nothing more is to come of, and attempts to open one out of the half-open cache, on a
-//! thread of its own: a large table takes a while.
+//! Removes expired connection tracking entries and half-open entries, on a thread of its own, since scanning a large
+//! map takes a while.
 
 use std::{
     path::Path,
@@ -17,7 +17,7 @@ use crate::{
     process::error_chain::ErrorChain,
 };
 
-/// How often the table is looked through.
+/// The time between two scans.
 const EVERY: Duration = Duration::from_secs(10);
 
 /// The thread, which ends when this is dropped.
@@ -28,11 +28,11 @@ pub struct Sweeper {
 }
 
 impl Sweeper {
-    /// Starts it.
+    /// Starts the thread.
     ///
     /// # Errors
     ///
-    /// If the maps are not there.
+    /// If the maps cannot be opened.
     pub fn start(bpffs: &Path) -> Result<Self, DatapathError> {
         let tables = Tables::open(&Pins::new(bpffs))?;
         let (end, ended) = mpsc::channel();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The kernel's own counters, read when somebody asks for them and at no other time.
+//! The counters of the kernel programs, which are read for each scrape.
 
 use std::{fmt, sync::Arc};
 
@@ -15,20 +15,20 @@ use crate::core::model::Family;
 
 /// The counters of the datapath, summed over processors.
 pub trait DatapathCounters: Send + Sync {
-    /// All of them at one moment; empty when they cannot be read.
+    /// All counters; empty if they cannot be read.
     fn read(&self) -> Counts;
 }
 
-/// What the datapath has counted.
+/// The counters of the datapath.
 #[derive(Debug, Clone, Default)]
 pub struct Counts {
     /// Packets by reason.
     pub reasons: Vec<(&'static str, u64)>,
-    /// What the mappings of each family have carried, those included that are gone by now.
+    /// The totals of each family, removed mappings included.
     pub totals: Vec<FamilyTotals>,
 }
 
-/// What the mappings of one family have carried.
+/// The totals of one family.
 #[derive(Debug, Clone, Copy)]
 pub struct FamilyTotals {
     /// The family.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the agent counts. Every label value comes from a closed set; none names a Pod.
+//! The agent's metrics. Every label has a closed set of values; none names a Pod.
 
 mod datapath;
 mod labels;
@@ -36,10 +36,10 @@ pub use self::{
 };
 use crate::core::{devices::Coverage, model::Family, op::Op};
 
-/// What a text of metrics is served as.
+/// The content type of the text.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// All metrics of the agent. Clones are handles to the same ones.
+/// All metrics. Clones share them.
 #[derive(Clone)]
 pub struct Metrics(Arc<Inner>);
 
@@ -48,14 +48,14 @@ struct Inner {
     families: Families,
 }
 
-/// How many node ports of a family are in which state.
+/// The number of node ports of a family in each state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PortCounts {
-    /// Allocated to a mapping.
+    /// Allocated.
     pub used: u64,
     /// Free to be allocated.
     pub free: u64,
-    /// Released not long ago.
+    /// Released recently.
     pub quarantined: u64,
 }
 
@@ -91,7 +91,7 @@ impl fmt::Debug for Metrics {
 }
 
 impl Metrics {
-    /// Metrics at zero; `datapath` is read whenever they are asked for.
+    /// Metrics at zero; `datapath` is read for each scrape.
     pub fn new(datapath: Arc<dyn DatapathCounters>) -> Self {
         let families = Families::default();
         let mut registry = Registry::with_prefix("npl");
@@ -102,12 +102,12 @@ impl Metrics {
         Self(Arc::new(Inner { registry, families }))
     }
 
-    /// One op was carried out or failed.
+    /// Counts an operation.
     pub fn count_op(&self, op: &Op, outcome: OpOutcome) {
         self.0.families.ops.get_or_create(&OpLabels { op: OpName::of(op), outcome }).inc();
     }
 
-    /// One pass of the owner loop took this long; `succeeded_at` is set when no op of it failed.
+    /// Records a pass of the main loop; `succeeded_at` is set if no operation of it failed.
     pub fn observe_pass(&self, elapsed: Duration, succeeded_at: Option<SystemTime>) {
         self.0.families.pass_seconds.0.observe(elapsed.as_secs_f64());
         if let Some(since_epoch) = succeeded_at.and_then(|at| at.duration_since(UNIX_EPOCH).ok()) {
@@ -115,28 +115,28 @@ impl Metrics {
         }
     }
 
-    /// One patch of an annotation was answered, or not, after this time.
+    /// Records a patch and the time until its answer or timeout.
     pub fn count_patch(&self, outcome: PatchOutcome, elapsed: Duration) {
         self.0.families.patches.get_or_create(&OutcomeLabel { outcome }).inc();
         self.0.families.patch_seconds.0.observe(elapsed.as_secs_f64());
     }
 
-    /// A user was told of a problem by a Kubernetes Event, or could not be.
+    /// Counts a Kubernetes Event.
     pub fn count_event(&self, outcome: EventOutcome) {
         self.0.families.events.get_or_create(&EventLabel { outcome }).inc();
     }
 
-    /// A watch reported an error.
+    /// Counts an error of a watch.
     pub fn count_watch_failure(&self, subject: WatchedResource, kind: FailureKind) {
         self.0.families.watch_errors.get_or_create(&WatchLabels { subject, kind }).inc();
     }
 
-    /// How many mappings of a family the datapath holds.
+    /// Sets the number of mappings of a family.
     pub fn set_mappings(&self, family: Family, count: u64) {
         self.0.families.mappings.get_or_create(&FamilyLabel { family }).set(gauge(count));
     }
 
-    /// How many node ports of a family are in which state.
+    /// Sets the number of node ports of a family in each state.
     pub fn set_ports(&self, family: Family, counts: PortCounts) {
         let PortCounts { used, free, quarantined } = counts;
         for (state, count) in [(PortState::Used, used), (PortState::Free, free), (PortState::Quarantined, quarantined)]
@@ -146,7 +146,7 @@ impl Metrics {
         }
     }
 
-    /// On how many of the chosen devices the programs are.
+    /// Sets the number of devices with and without programs.
     pub fn set_devices(&self, coverage: Coverage) {
         let Coverage { attached, failed } = coverage;
         for (state, count) in [(DeviceState::Attached, attached), (DeviceState::Failed, failed)] {
@@ -154,7 +154,7 @@ impl Metrics {
         }
     }
 
-    /// How many problems of each reason there are; a reason that is not named has none.
+    /// Replaces the number of problems of each reason.
     pub fn set_problems(&self, counts: &[(&'static str, u64)]) {
         self.0.families.problems.clear();
         for (reason, count) in counts {
@@ -162,7 +162,7 @@ impl Metrics {
         }
     }
 
-    /// All of it as text in the format of [`CONTENT_TYPE`].
+    /// All metrics as text of [`CONTENT_TYPE`].
     pub fn encode(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
         text::encode(&mut text, &self.0.registry)?;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How many files this process may have open: a node port that is held takes one.
+//! The limit of open files: each reserved node port needs one.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tracing::{debug, warn};
 
 use crate::core::model::{port_range::open_files_warning, settings::Settings};
 
-/// Allows this process what it may allow itself, and says so where that is not enough. Container runtimes start processes
-/// with 1024, for the sake of programs that are older than `poll`.
+/// Raises the soft limit to the hard limit, and warns if that is too low. Container runtimes start processes with a
+/// soft limit of 1024, for the sake of `select`.
 pub fn raise_open_files(settings: &Settings) {
     let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(soft, hard)| {
         setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
