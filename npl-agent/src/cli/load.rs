@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent load`: loads the programs with CAP_PERFMON, which the agent does not have, and exits. It reads nothing
+//! `npl-agent load`: loads the programs with `CAP_PERFMON`, which the agent does not have, and exits. It reads nothing
 //! from the network or the API server, so that no input reaches this capability.
 
 use anyhow::bail;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From what was typed to what is meant. The rest of the agent never sees [`RunArgs`].
+//! Validates the command line. The rest of the agent never sees [`RunArgs`].
 
 pub mod args;
 mod value;
@@ -18,45 +18,45 @@ use crate::{
     nft_guard::GuardMode,
 };
 
-/// What the datapath can do today.
+/// The families that the datapath supports.
 const SERVED_FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
-/// Everything that `run` was told, checked.
+/// The validated flags of `run`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// This Node.
     pub node_name: String,
-    /// How to reach the API server; the service account when there is none.
+    /// The kubeconfig file; the Pod's service account if there is none.
     pub kubeconfig: Option<PathBuf>,
-    /// What decisions are made by.
+    /// The constants of all decisions.
     pub settings: Settings,
-    /// Where packets arrive.
+    /// The devices that clients' packets arrive on.
     pub devices: DeviceSelection,
-    /// How what was translated goes on.
+    /// How translated packets reach Pods.
     pub forwarding: Forwarding,
-    /// Where requests are translated.
+    /// Whether TC or XDP translates requests.
     pub attach: Attach,
-    /// The annotations' keys.
+    /// The annotation keys.
     pub annotation_keys: AnnotationKeys,
-    /// How often the kernel is compared with what should be there.
+    /// How often the kernel is compared with the desired state.
     pub resync: Duration,
-    /// Where the bpf filesystem is.
+    /// The directory of the BPF file system.
     pub bpffs: PathBuf,
-    /// Whose sockets may use mappings on the Node itself.
+    /// The cgroup whose sockets may use mappings on the Node.
     pub cgroup: CgroupSelection,
-    /// Whether replies of forgotten connections are kept from masquerading.
+    /// Whether the nftables guard exempts replies from masquerading and marks connections.
     pub guard: GuardMode,
-    /// Where metrics and probes are served.
+    /// The address of metrics and probes.
     pub listen: SocketAddr,
 }
 
-/// A flag whose value makes no sense. The exit code is that of a usage error, 2.
+/// An invalid value of a flag. The exit code is 2, as for all usage errors.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("--{flag}")]
 pub struct ConfigError {
     /// The flag.
     pub flag: &'static str,
-    /// What is wrong with its value, with an example of a right one.
+    /// The error, with an example of a valid value.
     #[source]
     pub source: ValueError,
 }

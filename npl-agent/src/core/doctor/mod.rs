@@ -63,7 +63,7 @@ pub struct Kernel {
     pub has_tcx: bool,
 }
 
-/// Effective capabilities, including those that CAP_SYS_ADMIN implies.
+/// Effective capabilities, including those that `CAP_SYS_ADMIN` implies.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Rights {
     /// `CAP_BPF`.
