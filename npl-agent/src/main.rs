@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent`: parses the command line, starts the log, and runs the command.
+//! `npl-agent`: parses the command line, starts logging and calls the library.
 
 use std::process::ExitCode;
 
@@ -8,23 +8,32 @@ use npl_agent::{
     agent::run,
     cli,
     config::{
-        Config,
+        Config, ConfigError,
         args::{Cli, Command},
     },
     process::{memory, telemetry},
 };
 
-/// clap's exit code for a usage error.
+/// clap's exit code for usage errors.
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
-    match dispatch(Cli::parse()) {
-        Ok(code) => code,
-        Err(error) => {
-            cli::complain(&error);
-            ExitCode::FAILURE
-        }
-    }
+    let outcome = match Cli::try_parse() {
+        Ok(cli) => dispatch(cli),
+        Err(error) => match ConfigError::from_clap(&error) {
+            Some(refused) => return usage_error(refused),
+            None => error.exit(),
+        },
+    };
+    outcome.unwrap_or_else(|error| {
+        cli::complain(&error);
+        ExitCode::FAILURE
+    })
+}
+
+fn usage_error(error: impl Into<anyhow::Error>) -> ExitCode {
+    cli::complain(&error.into());
+    ExitCode::from(USAGE)
 }
 
 fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
@@ -34,15 +43,11 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Run(args) => {
             let filter = std::env::var(telemetry::FILTER_VARIABLE).ok();
             if let Err(error) = telemetry::init(args.log_format, filter.as_deref()) {
-                cli::complain(&error.into());
-                return Ok(ExitCode::from(USAGE));
+                return Ok(usage_error(error));
             }
             match Config::try_from(*args) {
                 Ok(config) => runtime.block_on(run::run(config)).map(|()| ExitCode::SUCCESS),
-                Err(error) => {
-                    cli::complain(&error.into());
-                    Ok(ExitCode::from(USAGE))
-                }
+                Err(error) => Ok(usage_error(error)),
             }
         }
         Command::Status(args) => runtime.block_on(cli::status::show(&args)).map(|()| ExitCode::SUCCESS),
@@ -51,7 +56,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Load(args) => cli::load::load(&args).map(|()| ExitCode::SUCCESS),
         Command::Cleanup(args) => runtime.block_on(cli::cleanup::remove(&args)).map(|()| ExitCode::SUCCESS),
     };
-    // Blocking tasks that still wait for the kernel only read.
+    // A blocking thread may still wait for the kernel; its result is not needed.
     runtime.shutdown_background();
     outcome
 }

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Flows that completed an exchange. Only replies need them: a request's destination follows from the mapping alone.
+//! The flow table: conntrack entries of established flows. Only reverse NAT needs them; the destination of a request follows from
+//! its mapping.
 
-/// Flows per family that are remembered at once; 128 Ki of them take about 14 MiB.
+/// Entries per family; 128 Ki of them take about 14 MiB.
 pub const MAX_FLOWS: u32 = 131_072;
 
-/// How often a flow's time is written at most, and how long a reply may go by a [`crate::hint::ReplyHint`], in jiffies: writing
-/// on each packet would share a cache line between the two directions' processors. 256 jiffies are between 0.25 s and 2.6 s,
-/// as the kernel was built.
-pub const TOUCH_INTERVAL_JIFFIES: u32 = 256;
+/// Interval, in jiffies, at which an entry's time is refreshed and a [`crate::lookup_cache::CachedReply`] expires. Writing on every
+/// packet would bounce a cache line between the processors of both directions. 256 jiffies are 0.25 s (HZ=1000) to 2.6 s (HZ=100).
+pub const REFRESH_INTERVAL_JIFFIES: u32 = 256;
 
-/// TCP flags in the byte at offset 13 (RFC 9293), as [`FlowState`] has them; what chunks of SCTP say is told by the same.
+/// TCP flags in the byte at offset 13 (RFC 9293). SCTP chunks are recorded as the TCP flags with the same meaning.
 pub mod tcp_flag {
     /// No more data from the sender.
     pub const FIN: u8 = 0x01;
-    /// First packet of a direction.
+    /// Opens a direction.
     pub const SYN: u8 = 0x02;
-    /// The connection is over.
+    /// Aborts the connection.
     pub const RST: u8 = 0x04;
-    /// All but a connection's first packet have it.
+    /// Acknowledges; every segment but a connection's first has it.
     pub const ACK: u8 = 0x10;
-    /// Any of what opens or ends a connection.
+    /// The flags that open or end a connection.
     pub const OPENS_OR_ENDS: u8 = SYN | FIN | RST;
 }
 
@@ -34,7 +34,7 @@ map_type! {
         pub client_port: u16,
         /// Host order.
         pub pod_port: u16,
-        /// [`crate::mapping::protocol`]; as wide as the rest of the word, so that nothing is left over.
+        /// [`crate::mapping::protocol`]; widened to 32 bits, so that the key has no padding.
         pub protocol: u32,
     }
 }
@@ -50,39 +50,39 @@ map_type! {
         pub client_port: u16,
         /// Host order.
         pub pod_port: u16,
-        /// [`crate::mapping::protocol`]; as wide as the rest of the word, so that nothing is left over.
+        /// [`crate::mapping::protocol`]; widened to 32 bits, so that the key has no padding.
         pub protocol: u32,
     }
 }
 
 map_type! {
-    /// How a flow is doing, of either family.
+    /// State of an established flow, of either family: see [`crate::conntrack`].
     ///
-    /// Both directions write `last_seen_ns` and `touched`; a lost update costs a moment of age and nothing else.
+    /// Both directions write `last_seen_ns` and `refreshed`; a lost update makes the entry look slightly older.
     pub struct FlowState: 24, align 8 {
-        /// When a packet of the flow was last written down, nanoseconds of `CLOCK_MONOTONIC`.
+        /// Time of the last refresh, nanoseconds of `CLOCK_MONOTONIC`.
         pub last_seen_ns: u64,
-        /// The endpoint's generation when the flow was made.
+        /// Generation of the endpoint when the entry was made.
         pub generation: u32,
         /// Low half of `jiffies` at `last_seen_ns`.
-        pub touched: u32,
-        /// The device that the client's packets come in by.
+        pub refreshed: u32,
+        /// Device that received the client's packet, by its index; 0 if the Pod's packet made the entry.
         pub ifindex: u32,
-        /// The node port that the client uses, host order.
+        /// Node port of the NAT address, host order.
         pub node_port: u16,
-        /// TCP flags that the client has sent, together.
+        /// TCP flags that the client has sent, or-ed together.
         pub client_tcp_flags: u8,
-        /// TCP flags that the Pod has sent, together.
+        /// TCP flags that the Pod has sent, or-ed together, without the ACK of its SYN-ACK.
         pub pod_tcp_flags: u8,
     }
 }
 
 map_type! {
-    /// What the client believes it talks to, and how the flow is doing.
+    /// A flow table entry: the NAT address and the state.
     pub struct FlowV4: 32, align 8 {
-        /// All that does not depend on the family, the node port among it.
+        /// The part that does not depend on the family.
         pub state: FlowState,
-        /// The Node's address that the client uses, network order.
+        /// Node address of the NAT address, network order.
         pub node_addr: [u8; 4],
         /// Always zero.
         pub pad: u32,
@@ -98,3 +98,24 @@ map_type! {
         pub node_addr: [u8; 16],
     }
 }
+
+impl FlowV4 {
+    /// An entry; the address in network order.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    pub const fn new(state: FlowState, node_addr: [u8; 4]) -> Self {
+        Self { state, node_addr, pad: 0 }
+    }
+}
+
+impl FlowV6 {
+    /// As [`FlowV4::new`].
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    pub const fn new(state: FlowState, node_addr: [u8; 16]) -> Self {
+        Self { state, node_addr }
+    }
+}
+
+// Programs reach the state of an entry of either family by a pointer to the entry.
+const _: () = assert!(core::mem::offset_of!(FlowV4, state) == 0 && core::mem::offset_of!(FlowV6, state) == 0);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Records of fragmented datagrams. Only the first fragment has ports; what became of it is written down for the others.
+//! Fragment tracking. Only the first fragment of a datagram has ports; its record tells the later fragments' translation.
 //!
-//! One word per slot, as in [`crate::syn`] and for the same reason: a flood of fragments overwrites words, and takes
-//! neither memory nor time. A record has to last for as long as its datagram is on the wire.
+//! One 64-bit word per slot, as in [`crate::half_open`]: a flood of fragments overwrites slots and cannot take memory.
 //!
 //! ```text
 //! 63        34 33       33 32      26 25      24 23        16 15        0
@@ -14,41 +13,40 @@ use crate::mapping::protocol;
 /// Slots, a power of two: 512 KiB.
 pub const SLOTS: u32 = 65_536;
 
-/// How long a record counts, in [`time`]'s unit: as long as the kernel waits for the fragments of a datagram. Their
-/// numbers come again.
+/// Lifetime of a record in [`time`]'s unit, as the kernel's reassembly timeout. Identifications are reused afterwards.
 pub const LIFETIME: u64 = 30;
 
 const NODE_PORT_MASK: u64 = 0xffff;
 const ADDRESS_SHIFT: u32 = 16;
 const PROTOCOL_SHIFT: u32 = 24;
 const TIME_SHIFT: u32 = 26;
-/// The first fragment took the host's stack, where others may go past it.
+/// The first fragment took the host's stack, in a mode that can bypass it.
 const BY_STACK: u64 = 1 << 33;
 const TAG_SHIFT: u32 = 34;
 const TAG_MASK: u64 = u64::MAX << TAG_SHIFT;
 const PROTOCOL_MASK: u64 = 0x3;
 const TIME_MASK: u64 = 0x7f;
 
-/// What stands for a protocol in a word; every other is UDP.
+// Protocols of a record; 0 is UDP.
 const TCP: u64 = 1;
 const SCTP: u64 = 2;
 
-/// What became of a datagram's first fragment.
+/// How a datagram's first fragment was translated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record {
-    /// The node port that it was translated by, host order; 0 if it was not.
+    /// Node port of the mapping, host order; 0 if the first fragment was not translated.
     pub node_port: u16,
-    /// Position of the Node's address among the local ones.
+    /// Index of the node address.
     pub address_index: u8,
-    /// The datagram's protocol, of those that mappings have: a later fragment of IPv6 does not tell.
+    /// The datagram's protocol, which later IPv6 fragments need not have.
     pub protocol: u8,
 }
 
 impl Record {
-    /// The first fragment was not ours.
-    pub const NOT_OURS: Self = Self { node_port: 0, address_index: 0, protocol: protocol::UDP };
+    /// The first fragment was not translated.
+    pub const UNTRANSLATED: Self = Self { node_port: 0, address_index: 0, protocol: protocol::UDP };
 
-    /// As it is kept, for a datagram of this hash, at this [`time`].
+    /// Packs the record of a datagram with this hash, at this [`time`].
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
     pub const fn to_word(&self, hash: u64, time: u64) -> u64 {
@@ -64,7 +62,7 @@ impl Record {
             | self.node_port as u64
     }
 
-    /// Reads a slot's word, if it is of a datagram of this hash, and not too old at this [`time`].
+    /// Unpacks a slot, if its record is of a datagram with this hash and has not expired at this [`time`].
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
     #[expect(clippy::cast_possible_truncation, reason = "each field is cut out of the word")]
@@ -84,57 +82,57 @@ impl Record {
     }
 }
 
-/// Whether a word still counts at this [`time`].
+/// Whether a record has not expired at this [`time`].
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
 const fn is_young(word: u64, time: u64) -> bool {
     time.wrapping_sub(word >> TIME_SHIFT) & TIME_MASK <= LIFETIME
 }
 
-/// Whether a word was written for a datagram of this hash, however long ago.
+/// Whether a record is of a datagram with this hash, expired or not.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
 pub const fn is_of(word: u64, hash: u64) -> bool {
     (word ^ hash) & TAG_MASK == 0
 }
 
-/// Whether a word leads the later fragments of some datagram to a mapping, at this [`time`]: whoever has nothing to say but that
-/// another datagram is not ours does not take its slot.
+/// Whether a record translates the later fragments of some datagram at this [`time`]. Records of untranslated datagrams do not
+/// replace it.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
-pub const fn leads(word: u64, time: u64) -> bool {
+pub const fn translates(word: u64, time: u64) -> bool {
     word & NODE_PORT_MASK != 0 && is_young(word, time)
 }
 
-/// The same word, of a datagram whose first fragment took the host's stack: the others have to as well, since whoever gets some
-/// of them can make nothing of those.
+/// The same record, of a datagram whose first fragment took the host's stack. The later ones take the same path, or reassembly
+/// behind the stack would miss some.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
 pub const fn by_stack(word: u64) -> u64 {
     word | BY_STACK
 }
 
-/// Whether a word is one of [`by_stack`].
+/// Whether a record is marked by [`by_stack`].
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
 pub const fn is_by_stack(word: u64) -> bool {
     word & BY_STACK != 0
 }
 
-/// The same word, written `units` of [`time`] earlier.
+/// The same record, `units` of [`time`] older.
 pub const fn aged(word: u64, units: u64) -> u64 {
     let time = (word >> TIME_SHIFT).wrapping_sub(units) & TIME_MASK;
     word & !(TIME_MASK << TIME_SHIFT) | time << TIME_SHIFT
 }
 
-/// Whether a whole [`time`] is too long ago.
+/// Whether a [`time`] is more than [`LIFETIME`] ago.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
 pub const fn is_over(time: u64, now: u64) -> bool {
     now.wrapping_sub(time) > LIFETIME
 }
 
-/// The slot of a hash; its tag does not depend on it.
+/// The slot of a hash, from bits that the tag does not have.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
 #[expect(clippy::cast_possible_truncation, reason = "masked to the number of slots")]
@@ -142,7 +140,7 @@ pub const fn slot(hash: u64) -> u32 {
     (hash as u32) & (SLOTS - 1)
 }
 
-/// The time of a record, from nanoseconds: in units of 1.07 seconds, of which a word keeps the last 128.
+/// Nanoseconds in units of 2^30 ns (1.07 s); a record has the low seven bits.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
 pub const fn time(nanoseconds: u64) -> u64 {
@@ -158,7 +156,7 @@ mod tests {
     use proptest::prelude::*;
     use proptest::sample::select;
 
-    use super::{LIFETIME, Record, TAG_SHIFT, by_stack, is_by_stack, leads, time};
+    use super::{LIFETIME, Record, TAG_SHIFT, by_stack, is_by_stack, time, translates};
     use crate::mapping::protocol::{SCTP, TCP, UDP};
 
     proptest! {
@@ -176,15 +174,15 @@ mod tests {
             prop_assert_eq!(Record::from_word(word, hash, now), Some(record));
             prop_assert_eq!(Record::from_word(by_stack(word), hash, now), Some(record));
             prop_assert_eq!((is_by_stack(word), is_by_stack(by_stack(word))), (false, true));
-            prop_assert_eq!(leads(word, now + LIFETIME), node_port != 0);
-            prop_assert!(!leads(word, now + LIFETIME + 1));
+            prop_assert_eq!(translates(word, now + LIFETIME), node_port != 0);
+            prop_assert!(!translates(word, now + LIFETIME + 1));
             prop_assert_eq!(Record::from_word(word, hash, now + LIFETIME), Some(record));
             prop_assert_eq!(Record::from_word(word, hash, now + LIFETIME + 1), None);
         }
 
         #[test]
         fn a_word_is_of_one_tag(hash: u64, other: u64) {
-            let word = Record::NOT_OURS.to_word(hash, 0);
+            let word = Record::UNTRANSLATED.to_word(hash, 0);
             prop_assert_eq!(Record::from_word(word, other, 0).is_some(), hash >> TAG_SHIFT == other >> TAG_SHIFT);
         }
     }

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The contract between NPL's kernel programs and everything in user space.
-//!
-//! Whatever both sides must agree on is here and nowhere else: the keys and values of every map, the reasons that
-//! are counted, the names of maps and programs, the ABI version, and the arithmetic of checksums.
+//! The ABI between NPL's kernel programs and user space: keys and values of every map, drop and pass reasons, names of maps and
+//! programs, the ABI version, the connection tracking state machine, and checksum arithmetic.
 //!
 //! # Byte order and layout
 //!
@@ -19,22 +17,24 @@
 mod layout;
 
 pub mod config;
+pub mod conntrack;
 pub mod crc;
 pub mod csum;
-pub mod direct;
 pub mod flow;
 pub mod fragment;
-pub mod hint;
-pub mod hold;
-pub mod host;
+pub mod fragment_buffer;
+pub mod half_open;
+pub mod hash;
+pub mod host_connection;
+pub mod lookup_cache;
 pub mod mapping;
 pub mod names;
+pub mod next_hop;
 pub mod offload;
-pub mod peer;
 pub mod reason;
+pub mod socket_rnat;
 pub mod stats;
-pub mod stray;
-pub mod syn;
 pub mod traffic;
+pub mod unmapped;
 
 pub use layout::{LAYOUTS, Layout};

@@ -26,7 +26,7 @@ pub const ALLOWED: u32 = 1;
 
 map_type! {
     /// An IPv4 address of this Node.
-    pub struct LocalAddressV4: 4, align 4 {
+    pub struct NodeAddressV4: 4, align 4 {
         /// Network order.
         pub addr: [u8; 4],
     }
@@ -34,22 +34,22 @@ map_type! {
 
 map_type! {
     /// An IPv6 address of this Node.
-    pub struct LocalAddressV6: 16, align 4 {
+    pub struct NodeAddressV6: 16, align 4 {
         /// Network order.
         pub addr: [u8; 16],
     }
 }
 
 map_type! {
-    /// What the kernel knows of a local address.
+    /// Value of a node address.
     pub struct LocalAddress: 4, align 4 {
-        /// Position in the address index map; never given to another address while flows may name it.
+        /// Index of the address; not reused while a flow may name it.
         pub index: u32,
     }
 }
 
 map_type! {
-    /// Where a client sends to, on any address of the Node of one family.
+    /// Node port and protocol that a client sends to, on any node address of one family.
     pub struct Frontend: 4, align 4 {
         /// Host order.
         pub node_port: u16,
@@ -93,8 +93,7 @@ map_type! {
 }
 
 map_type! {
-    /// Who may use a mapping, IPv4: what stands behind the prefix length in a key of the allowed sources. Of it the frontend
-    /// counts as a whole, and of the address as much as the range is long.
+    /// Source allow-list entry, IPv4: the key behind its prefix length. The frontend matches in full, the address by the range's prefix.
     pub struct SourceV4: 8, align 4 {
         /// The mapping.
         pub frontend: Frontend,
@@ -113,13 +112,13 @@ map_type! {
     }
 }
 
-/// Bits of a frontend: what the prefix length of a source is more than that of its range.
+/// Bits of a frontend, which the prefix length of an allow-list entry counts beside those of its range.
 pub const FRONTEND_BITS: u32 = 32;
 
 const _: () = assert!(size_of::<Frontend>() * u8::BITS as usize == FRONTEND_BITS as usize, "all of a frontend counts");
 
 map_type! {
-    /// The sender of a reply: one lookup tells the egress program that a packet is nobody's of ours.
+    /// The Pod side of a mapping: a packet from any other address and port is no reply.
     pub struct EndpointV4: 8, align 4 {
         /// Network order.
         pub pod_addr: [u8; 4],
@@ -133,7 +132,7 @@ map_type! {
 }
 
 map_type! {
-    /// The sender of a reply, IPv6.
+    /// As [`EndpointV4`], IPv6.
     pub struct EndpointV6: 20, align 4 {
         /// Network order.
         pub pod_addr: [u8; 16],
@@ -147,7 +146,7 @@ map_type! {
 }
 
 map_type! {
-    /// What a reply of an endpoint needs to be judged.
+    /// Value of an endpoint.
     pub struct Endpoint: 8, align 4 {
         /// As in [`BackendV4`]; all mappings of one Pod's port share it.
         pub generation: u32,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Why a packet that looked like ours was not translated, or what was unusual about one that was.
+//! Reasons for which a packet near a mapping was passed unchanged or dropped, or was translated with a conflict.
 
 macro_rules! reasons {
     ($( $(#[doc = $doc:literal])+ $variant:ident = $value:literal, $name:literal; )+) => {
-        /// Index into the reason counters. Closed: a packet that comes near a mapping gets one of these or is
-        /// translated; one that cannot be ours (another port, another protocol) is passed on without being counted.
+        /// Index into the reason counters. Every packet to or from a mapping's port is translated or counted under one of these;
+        /// packets that no mapping can match are passed unchanged and not counted.
         #[repr(u32)]
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Reason {
@@ -29,38 +29,37 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// No mapping has this node port and protocol; the packet is left to the host.
+    /// No mapping has this node port and protocol; passed to the host unchanged.
     NoMapping = 0, "no_mapping";
-    /// A fragment for the Node that came before the first of its datagram, which has the ports; passed on untranslated,
-    /// and a copy of it is kept.
-    Fragment = 1, "fragment";
-    /// The packet ends before its transport header does; passed on untranslated.
+    /// A fragment that arrived before the first fragment of its datagram; a copy is saved until the first one arrives, and the
+    /// fragment itself is passed to the host unchanged.
+    EarlyFragment = 1, "early_fragment";
+    /// The packet ends before its transport header does; passed to the host unchanged.
     Truncated = 2, "truncated";
-    /// A Pod's packet that belongs to no flow of ours, as direct traffic does; passed on untranslated.
+    /// A Pod's packet without a conntrack entry, such as one of a direct connection; passed on unchanged.
     UntrackedReply = 3, "untracked_reply";
-    /// Two flows of one client meet at one Pod port, by two node ends, or by one and directly; the newer one has the replies,
-    /// of TCP once the Pod accepts it.
-    Collision = 4, "collision";
-    /// The flow table refused an entry; the half-open cache goes on carrying the flow.
+    /// Two connections have the same client and Pod endpoints, through two NAT addresses or one of them direct; replies follow
+    /// the newer one, for TCP once the Pod accepts it.
+    TupleConflict = 4, "tuple_conflict";
+    /// The flow table refused an entry; the flow stays in the half-open cache.
     FlowTableFull = 5, "flow_table_full";
     /// The kernel could not make the packet writable after its rewrite had begun; dropped.
     RewriteFailed = 6, "rewrite_failed";
-    /// An ICMP error whose quote ends too early, or names another address than it went to; passed on untranslated.
+    /// An ICMP error whose quoted packet is cut off or does not match the error's destination; passed on unchanged.
     BadQuote = 7, "bad_quote";
-    /// A first fragment of SCTP for a mapping or of a reply, that cannot wait for the last one and does not tell the length of
-    /// the whole itself, which the checksum depends on; passed on untranslated.
+    /// A first SCTP fragment whose datagram length is unknown, because the SCTP reassembly buffer has no room for it; passed on
+    /// unchanged.
     SctpFragment = 8, "sctp_fragment";
-    /// A packet for a mapping from a source that its Services do not allow, or an error about such a client; dropped.
+    /// A packet, or an ICMP error about one, from a source that the mapping's allow-list does not contain; dropped.
     SourceRefused = 9, "source_refused";
-    /// A packet or an ICMP error for what the Node itself has under way by a node port, as masquerading gives them; left to the
-    /// host.
-    OfHost = 10, "of_host";
-    /// A packet for the Node behind more IPv6 extension headers than any sender needs, one that is cut off, or a source route
-    /// that has not ended; passed on untranslated.
-    HeaderChain = 11, "header_chain";
+    /// A packet of the Node's own connection from a port of the range, such as a masqueraded one; passed to the host unchanged.
+    HostConnection = 10, "host_connection";
+    /// A packet for the Node with too many or cut-off IPv6 extension headers, or a source route with segments left; passed to the
+    /// host unchanged.
+    Ipv6ExtensionHeaders = 11, "ipv6_extension_headers";
 }
 
-/// Elements of the reason counters; more than there are, so that a new reason does not change the map.
+/// Elements of the reason counters; more than reasons, so that a new one does not change the map.
 pub const MAX_REASONS: u32 = 64;
 
 const _: () = assert!(Reason::ALL.len() <= MAX_REASONS as usize, "a reason is an index into the counters");

@@ -36,7 +36,7 @@ const CLIENT_MASK: u64 = (1 << CLIENT_BITS) - 1;
 #[expect(clippy::inline_always, reason = "a call costs more than the body")]
 #[expect(clippy::cast_possible_truncation, reason = "the port is the low 16 bits")]
 pub const fn random_client(number: u64) -> (u32, u16) {
-    // Odd, and so a factor that can be undone; see `syn::hash`.
+    // Odd, and so a factor that can be undone; see `hash::flow`.
     let mut drawn = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) & CLIENT_MASK;
     drawn ^= drawn >> (CLIENT_BITS / 2);
     drawn = drawn.wrapping_mul(0x6a09_e667_f3bc_c909) & CLIENT_MASK;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a run may leave behind outside of its process, looked at before and after.
+//! Objects that a run may leave behind outside of its process, listed before and after it.
+//!
+//! `cargo xtask test` has this list by the program `npl-residue`: xtask itself depends on no other crate of the workspace.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,19 +13,19 @@ use anyhow::{Result, bail};
 use aya::maps::{MapInfo, MapType, loaded_maps};
 use aya::programs::links::{FdLink, PinnedLink};
 use aya::programs::{ProgramInfo, loaded_links, loaded_programs};
-use npl_common::names::{PROGRAMS, REST_PROGRAMS, SOCKET_PROGRAMS, XDP_PROGRAMS};
+use npl_common::names::{PROGRAMS, SLOW_PATH_PROGRAMS, SOCKET_PROGRAMS, XDP_PROGRAMS};
 
 use crate::run::{self, Run};
 use crate::{cgroups, mounts, poll, tools};
 
 /// The kernel frees programs and maps some time after their last user is gone.
-const FREED_WITHIN: Duration = Duration::from_secs(10);
+const FREED_WITHIN: Duration = Duration::from_secs(20);
 
 /// The beginning of the names of NPL's programs and maps, and of the namespaces of test runs.
 const PREFIX: &str = "npl";
 
 /// Executables of runs, as the kernel cuts their names; `server` is etcd as Go builds it.
-const EXECUTABLES: [&str; 12] = [
+const EXECUTABLES: [&str; 15] = [
     "containerd",
     "containerd-shim",
     "etcd",
@@ -34,7 +36,10 @@ const EXECUTABLES: [&str; 12] = [
     "kubelet",
     "npl-agent",
     "npl-cluster",
+    "npl-demo",
+    "npl-echo",
     "npl-pause",
+    "qemu-system-x86",
     "server",
 ];
 
@@ -45,14 +50,14 @@ pub struct Residue {
 }
 
 impl Residue {
-    /// Everything that any run or agent of ours has made on this machine.
+    /// All objects on this machine that a run or an agent may have made.
     pub fn look() -> Result<Self> {
-        let mut things: BTreeSet<String> = netns_lines(PREFIX).chain(cgroup_lines(PREFIX)?).collect();
+        let mut things: BTreeSet<String> = netns_lines("").chain(cgroup_lines(PREFIX)?).chain(device_lines()).collect();
         for mount in mounts::all()? {
             if mount.kind == "bpf" {
                 pins(&mount.point.join(PREFIX), &mut |path| things.extend([pin_line(path)]));
             }
-            if mount.point.starts_with(run::ROOT) {
+            if mount.point.to_string_lossy().contains(PREFIX) {
                 things.insert(mount_line(&mount.point));
             }
         }
@@ -64,6 +69,11 @@ impl Residue {
         }
         processes(|_any| true, &mut things);
         Ok(Self { things })
+    }
+
+    /// A list that [`Self::lines`] gave, perhaps in another process.
+    pub fn from_lines(text: &str) -> Self {
+        Self { things: text.lines().map(str::to_owned).collect() }
     }
 
     /// What one run has made, and what is pinned in its BPF file system, so that other runs do not matter.
@@ -99,9 +109,13 @@ impl Residue {
         self.things.iter().map(String::as_str)
     }
 
-    /// What is there now and was not there then.
+    /// Objects that exist now and did not exist then.
     pub fn new_things(&self) -> Result<BTreeSet<String>> {
-        Ok(Self::look()?.things.difference(&self.things).cloned().collect())
+        Ok(Self::look()?.beyond(self))
+    }
+
+    fn beyond(&self, before: &Self) -> BTreeSet<String> {
+        self.things.difference(&before.things).cloned().collect()
     }
 
     /// Waits a while for everything new to go.
@@ -142,10 +156,8 @@ fn bpf_objects(is_ours: impl Fn(u32) -> bool, is_our_map: impl Fn(u32) -> bool, 
             things.insert(format!("BPF program {name} with id {}", program.id()));
         }
     }
-    // The kernel itself leaks an array of programs that somebody opens by its number while it is cleared, as every listing
-    // of maps does; who would hold one is a program, a process or a pin.
-    let may_be_left = |map: &MapInfo| map.map_type().is_ok_and(|kind| kind != MapType::ProgramArray);
-    for map in loaded_maps().flatten().filter(|map| is_our_map(map.id()) && may_be_left(map)) {
+    let counts = |map: &MapInfo| map.map_type().is_ok_and(may_be_left);
+    for map in loaded_maps().flatten().filter(|map| is_our_map(map.id()) && counts(map)) {
         if let Some(name) = map.name_as_str().filter(|name| name.starts_with(PREFIX)) {
             things.insert(format!("BPF map {name} with id {}", map.id()));
         }
@@ -153,6 +165,12 @@ fn bpf_objects(is_ours: impl Fn(u32) -> bool, is_our_map: impl Fn(u32) -> bool, 
     for link in loaded_links().flatten().filter(|link| programs.contains(&link.program_id())) {
         things.insert(format!("BPF link with id {} of program {}", link.id(), link.program_id()));
     }
+}
+
+/// Whether a map of this type may be left by a run. The kernel itself leaks a program array that is opened by its id while
+/// it is cleared, as every listing of maps does; its holder would be found as a program, a process or a pin.
+fn may_be_left(kind: MapType) -> bool {
+    kind != MapType::ProgramArray
 }
 
 fn pins(directory: &Path, on_pin: &mut impl FnMut(&Path)) {
@@ -166,7 +184,7 @@ fn pins(directory: &Path, on_pin: &mut impl FnMut(&Path)) {
 
 /// Whether a program is pinned there, by its name.
 fn is_program(pin: &Path) -> bool {
-    let names = PROGRAMS.iter().chain(REST_PROGRAMS).chain(XDP_PROGRAMS).copied();
+    let names = PROGRAMS.iter().chain(SLOW_PATH_PROGRAMS).chain(XDP_PROGRAMS).copied();
     let mut names = names.chain(SOCKET_PROGRAMS.iter().map(|program| program.name));
     names.any(|name| pin.ends_with(name))
 }
@@ -192,10 +210,39 @@ fn cgroup_lines(prefix: &str) -> Result<impl Iterator<Item = String>> {
     Ok(cgroups::names(prefix)?.into_iter().map(|name| format!("control group {name}")))
 }
 
+/// Network devices of this namespace.
+fn device_lines() -> impl Iterator<Item = String> {
+    let entries = fs::read_dir("/sys/class/net").into_iter().flatten().flatten();
+    entries.map(|entry| format!("network device {}", entry.file_name().display()))
+}
+
 fn mount_line(point: &Path) -> String {
     format!("mount at {}", point.display())
 }
 
 fn pin_line(path: &Path) -> String {
     format!("pin {}", path.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MapType, Residue, may_be_left};
+
+    #[test]
+    fn what_was_there_before_is_not_left_behind() {
+        let of = |names: &[&str]| Residue::from_lines(&names.join("\n"));
+        assert_eq!(of(&["a", "b"]).beyond(&of(&["b", "c"])).into_iter().collect::<Vec<_>>(), ["a"]);
+    }
+
+    #[test]
+    fn what_the_kernel_itself_leaks_is_not_left_behind() {
+        assert!(!may_be_left(MapType::ProgramArray));
+        assert!(may_be_left(MapType::Hash) && may_be_left(MapType::Array));
+    }
+
+    #[test]
+    fn a_list_is_read_as_it_was_written() {
+        let list = Residue::from_lines("network device lo\nprocess etcd with id 7");
+        assert_eq!(Residue::from_lines(&list.lines().collect::<Vec<_>>().join("\n")), list);
+    }
 }

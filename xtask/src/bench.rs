@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask bench`: the comparisons of the performance page, side by side in one run.
+//! `cargo xtask bench`: the measurements of docs/performance.md in one run.
 
 use std::process::Command;
 
@@ -12,12 +12,12 @@ use crate::{build, process};
 /// Arguments of `cargo xtask bench`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Passed on to the bench: `--quick`, `--only NAME`, `--output table|json`.
+    /// Arguments of the bench: `--quick`, `--only NAME`, `--output table|json`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }
 
-/// Builds what it measures and the bench, and runs it.
+/// Builds the agent and the bench, and runs the bench.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let is_of_cluster = options.arguments.iter().any(|argument| argument.contains("cluster"));
     let extent = if is_of_cluster { Extent::Nodes } else { Extent::ControlPlane };

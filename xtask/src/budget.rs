@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the kernel programs may take, by npl-ebpf/budget.toml: who makes one larger notices, and says why.
+//! Limits on the size and stack of the kernel programs, in npl-ebpf/budget.toml: a change that exceeds one raises it
+//! and gives the reason.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,17 +10,17 @@ use anyhow::{Context as _, Result, bail};
 use crate::bytecode::Use;
 use crate::paths;
 
-/// Where the limits are.
+/// The file with the limits.
 const FILE: &str = "npl-ebpf/budget.toml";
 
-/// What one program may take.
+/// The limits of one program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Limit {
     instructions: u64,
     stack: u64,
 }
 
-/// Refuses programs that take more than they may.
+/// Refuses programs that exceed their limits.
 pub(crate) fn check(uses: &[Use]) -> Result<()> {
     let file = paths::root().join(FILE);
     let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
@@ -37,19 +38,19 @@ fn problems(uses: &[Use], limits: &BTreeMap<String, Limit>) -> Vec<String> {
             problems.push(format!("{name} has no limit: add a line for it to {FILE}"));
             continue;
         };
-        for (what, taken, allowed) in
+        for (unit, taken, allowed) in
             [("instructions", *instructions, limit.instructions), ("bytes of stack", *stack, limit.stack)]
         {
             if taken > allowed {
                 problems.push(format!(
-                    "{name} takes {taken} {what} and may take {allowed}: make it smaller, or raise its limit in {FILE} \
-                     and say in the commit what it is for"
+                    "{name} has {taken} {unit}, and {allowed} are allowed: reduce them, or raise the limit in {FILE} and \
+                     give the reason in the commit"
                 ));
             }
         }
     }
     let gone = limits.keys().filter(|name| uses.iter().all(|it| it.name != **name));
-    problems.extend(gone.map(|name| format!("{FILE} has a limit for {name}, which is no program: remove the line")));
+    problems.extend(gone.map(|name| format!("{FILE} has a limit for {name}, which is not a program: remove the line")));
     problems
 }
 
@@ -60,16 +61,17 @@ fn parse(text: &str) -> Result<BTreeMap<String, Limit>> {
 }
 
 fn limit(line: &str) -> Result<(String, Limit)> {
-    let (name, rest) = line.split_once('=').context("a line is a name and its limits")?;
-    let inside = rest.trim().strip_prefix('{').and_then(|it| it.strip_suffix('}')).context("limits are in braces")?;
+    let (name, rest) = line.split_once('=').context("a line needs a name, `=` and limits")?;
+    let inside =
+        rest.trim().strip_prefix('{').and_then(|it| it.strip_suffix('}')).context("limits need braces around them")?;
     let mut numbers = BTreeMap::new();
     for part in inside.split(',') {
-        let (key, value) = part.split_once('=').context("a limit is a name and a number")?;
-        numbers.insert(key.trim(), value.trim().parse().context("a limit is a number")?);
+        let (key, value) = part.split_once('=').context("a limit needs a name, `=` and a number")?;
+        numbers.insert(key.trim(), value.trim().parse().context("a limit must be a number")?);
     }
     match (numbers.remove("instructions"), numbers.remove("stack"), numbers.is_empty()) {
         (Some(instructions), Some(stack), true) => Ok((name.trim().to_owned(), Limit { instructions, stack })),
-        _ => bail!("limits are of `instructions` and of `stack`"),
+        _ => bail!("the limits must be `instructions` and `stack`"),
     }
 }
 
@@ -89,26 +91,26 @@ mod tests {
         assert_eq!(
             problems(&[program("a", 101, 72), program("b", 1, 0)], &limits),
             [("101 instructions", "100"), ("72 bytes of stack", "64")].map(|(taken, allowed)| format!(
-                "a takes {taken} and may take {allowed}: make it smaller, or raise its limit in npl-ebpf/budget.toml and \
-                 say in the commit what it is for"
+                "a has {taken}, and {allowed} are allowed: reduce them, or raise the limit in npl-ebpf/budget.toml and \
+                 give the reason in the commit"
             ))
         );
     }
 
     #[test]
-    fn programs_and_limits_belong_together() {
+    fn every_program_has_a_limit_and_every_limit_a_program() {
         let limits = parse("old = { instructions = 1, stack = 1 }").unwrap();
         assert_eq!(
             problems(&[program("new", 1, 1)], &limits),
             [
                 "new has no limit: add a line for it to npl-ebpf/budget.toml",
-                "npl-ebpf/budget.toml has a limit for old, which is no program: remove the line"
+                "npl-ebpf/budget.toml has a limit for old, which is not a program: remove the line"
             ]
         );
     }
 
     #[test]
-    fn a_line_that_is_none_is_named() {
+    fn an_invalid_line_is_quoted() {
         for line in [
             "a",
             "a = 5",

@@ -20,41 +20,43 @@ pub(crate) fn run(_options: &Options) -> Result<()> {
     build_agent(&[]).map(drop)
 }
 
-/// Builds the agent around the kernel object that is there, and beside it what else cargo is told to; the agent's path.
-pub(crate) fn build_agent(beside: &[&str]) -> Result<PathBuf> {
+/// Builds the agent with the kernel object that `build-ebpf` left, and the targets of the further arguments for cargo
+/// in the same run. Returns the agent's path.
+pub(crate) fn build_agent(further: &[&str]) -> Result<PathBuf> {
     process::say("agent: compiling it as one static binary with the kernel programs embedded");
-    process::run(cargo("build").args(["--package", "npl-agent", "--bin", "npl-agent"]).args(beside))?;
+    process::run(cargo("build").args(["--package", "npl-agent", "--bin", "npl-agent"]).args(further))?;
     let release = paths::target_dir().join("release");
     let (built, agent) = (built_folder().join("npl-agent"), release.join("npl-agent"));
     fs::create_dir_all(&release).with_context(|| format!("create {}", release.display()))?;
-    // A copy beside it and a rename: an agent that runs from there keeps its own file.
+    // A rename replaces the file without changing the one that a running agent has open.
     let new = release.join("npl-agent.new");
     fs::copy(&built, &new).with_context(|| format!("copy {}", built.display()))?;
-    fs::rename(&new, &agent).with_context(|| format!("put {} in place", agent.display()))?;
+    fs::rename(&new, &agent).with_context(|| format!("install {}", agent.display()))?;
     let size = fs::metadata(&agent).map_or(0, |data| data.len());
     process::say(&format!("{}: {} kB", paths::shown(&agent), size / 1000));
     Ok(agent)
 }
 
-/// Where binaries made by [`cargo`] lie.
+/// The folder of the binaries that [`cargo`] builds.
 pub(crate) fn built_folder() -> PathBuf {
     paths::target_dir().join(paths::agent_target()).join("release")
 }
 
-/// Cargo without what it told this program about itself: build scripts of others would take that for theirs, and with a
-/// developer's own `cargo` in between, all that stands on them would be compiled by turns.
+/// Cargo without the variables that describe xtask's own package. Build scripts read them, and would run again, with
+/// all crates that depend on them, whenever a developer runs cargo without these variables.
 pub(crate) fn plain_cargo() -> Command {
     let mut command = Command::new(paths::cargo());
-    let is_about_us = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
-    for (name, _value) in env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_about_us)) {
+    let is_of_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for (name, _value) in env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_of_package)) {
         command.env_remove(name);
     }
     command
 }
 
-/// The one way in which the agent and all tests are compiled: same profile, target and flags, so that dependencies are
-/// compiled once. Static, so that a binary runs in an empty container and under a foreign kernel's initramfs. The
-/// target is named, although it is this machine's, to keep the flags away from build scripts and procedural macros.
+/// Cargo for the agent and all tests: with the same profile, target and flags, dependencies are compiled once.
+///
+/// Binaries are static to run in an empty container and in the initramfs of another kernel. The target is this
+/// machine's; naming it keeps the flags away from build scripts and procedural macros.
 pub(crate) fn cargo(subcommand: &str) -> Command {
     let mut command = plain_cargo();
     command.arg(subcommand).args(["--release", "--target", &paths::agent_target()]);

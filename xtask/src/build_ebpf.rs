@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask build-ebpf`: the kernel programs, compiled, linked, stripped, listed and held to their budget.
+//! `cargo xtask build-ebpf`: compiles, links, strips and lists the kernel programs and checks them against their
+//! limits.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::{budget, bytecode, ebpf, elf, paths, process};
+use crate::{budget, bytecode, ebpf, kernel_object, paths, process};
 
 /// Arguments of `cargo xtask build-ebpf`.
 #[derive(Debug, clap::Args)]
@@ -18,7 +19,7 @@ pub(crate) fn run(_options: &Options) -> Result<()> {
     build().map(drop)
 }
 
-/// Builds every kernel object of npl-ebpf; the path of the one that the agent embeds.
+/// Builds every kernel object of npl-ebpf and returns the path of the one that the agent embeds.
 pub(crate) fn build() -> Result<PathBuf> {
     let toolchain = ebpf::choose()?;
     let target_dir = target_dir();
@@ -31,7 +32,7 @@ pub(crate) fn build() -> Result<PathBuf> {
     Ok(paths::bpf_object())
 }
 
-/// Lints the kernel programs for the target that they are written for: on any other they do not compile.
+/// Lints the kernel programs for the BPF target, the only one that they compile for.
 pub(crate) fn lint() -> Result<()> {
     process::run(ebpf::choose()?.clippy(&target_dir())?.args(["--bins", "--", "-D", "warnings"]))
 }
@@ -40,7 +41,7 @@ fn target_dir() -> PathBuf {
     paths::target_dir().join("ebpf")
 }
 
-/// The binaries of npl-ebpf, as its manifest names them.
+/// The names of the binaries in the manifest of npl-ebpf.
 fn object_names() -> Result<Vec<String>> {
     let manifest = paths::root().join("npl-ebpf").join("Cargo.toml");
     let text = fs::read_to_string(&manifest).with_context(|| format!("read {}", manifest.display()))?;
@@ -59,8 +60,8 @@ fn binaries(manifest: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// Strips one object, lists its programs, and puts it in place unless the same bytes are there: the agent that embeds
-/// it is then not built again.
+/// Strips one object, lists its programs and installs it. An installed object with the same content keeps its time, so
+/// that cargo does not build the agent again.
 fn install(linked: &Path, object: &Path) -> Result<()> {
     let stripped = linked.with_extension("stripped");
     fs::copy(linked, &stripped).with_context(|| format!("copy {}", linked.display()))?;
@@ -73,12 +74,12 @@ fn install(linked: &Path, object: &Path) -> Result<()> {
     if fs::read(object).is_ok_and(|present| present == bytes) {
         return Ok(());
     }
-    let folder = object.parent().context("an object lies in a folder")?;
+    let folder = object.parent().context("find the folder of an object")?;
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-    fs::rename(&stripped, object).with_context(|| format!("put {} in place", object.display()))
+    fs::rename(&stripped, object).with_context(|| format!("install {}", object.display()))
 }
 
-/// Takes away DWARF, which nobody reads at run time; the kernel and bpftool read BTF, which stays.
+/// Removes DWARF, which has no use at run time. BTF stays for the kernel and bpftool.
 fn strip(object: &Path) -> Result<()> {
     match process::find("llvm-strip") {
         Some(tool) => process::ask(Command::new(tool).arg("--strip-debug").arg(object)).map(drop),
@@ -86,12 +87,12 @@ fn strip(object: &Path) -> Result<()> {
     }
 }
 
-/// Shows what each program takes.
+/// Prints the size and stack of each program.
 fn list(object: &Path, bytes: &[u8]) -> Result<Vec<bytecode::Use>> {
-    let uses = elf::functions(bytes).and_then(|functions| bytecode::uses(&functions));
+    let uses = kernel_object::functions(bytes).and_then(|functions| bytecode::uses(&functions));
     let uses = uses.with_context(|| format!("read the programs of {}", object.display()))?;
     process::say(&format!(
-        "{}: {} bytes; instructions and stack with all that is called",
+        "{}: {} bytes; instructions and stack, called functions included",
         paths::shown(object),
         bytes.len()
     ));

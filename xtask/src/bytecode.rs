@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a program takes of the kernel's virtual machine: instructions, and stack.
+//! The number of instructions and the stack size of kernel programs.
 
 use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::elf::{CALL, Function, INSTRUCTION};
+use crate::kernel_object::{CALL, Function, INSTRUCTION};
 
-/// The register that points to the end of a function's frame.
+/// The frame pointer: the register that points to the end of a function's frame.
 const FRAME: u8 = 10;
-/// Where functions are that programs call.
+/// The section of the functions that programs call.
 const SHARED: &str = ".text";
-/// Calls within calls that the kernel allows.
+/// The depth of nested calls that the kernel allows.
 const MAX_DEPTH: usize = 8;
 
-/// What a program takes, with all that it calls.
+/// The size and stack of a program, called functions included.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Use {
     pub(crate) name: String,
     pub(crate) section: String,
     pub(crate) instructions: u64,
-    /// Bytes, along the chain of calls that takes most.
+    /// Bytes along the chain of calls that needs most.
     pub(crate) stack: u64,
 }
 
-/// What each program of an object takes.
+/// The size and stack of each program of an object.
 pub(crate) fn uses(functions: &[Function]) -> Result<Vec<Use>> {
     functions
         .iter()
@@ -44,25 +44,25 @@ fn of_program(program: &Function, functions: &[Function]) -> Result<Use> {
     Ok(Use { name, section, instructions: u64::try_from(instructions)?, stack })
 }
 
-/// The stack of a function and of what it calls; notes where that is.
+/// Returns the stack of a function with its calls, and adds the offsets of the called functions to `called`.
 fn walk(function: &Function, functions: &[Function], called: &mut BTreeSet<usize>, depth: usize) -> Result<u64> {
     if depth > MAX_DEPTH {
-        bail!("more than {MAX_DEPTH} calls are in each other");
+        bail!("more than {MAX_DEPTH} calls are nested");
     }
     let mut deepest = 0;
     for target in calls(function) {
         let is_there = |it: &&Function| it.section == SHARED && it.offset == target;
-        let callee = functions.iter().find(is_there).with_context(|| format!("no function is at {target:#x}"))?;
+        let callee = functions.iter().find(is_there).with_context(|| format!("no function begins at {target:#x}"))?;
         called.insert(target);
         deepest = deepest.max(walk(callee, functions, called, depth + 1)?);
     }
     Ok(frame(&function.code) + deepest)
 }
 
-/// Where the functions begin that one calls. The linker counts from the call within their own section, and from the
-/// section's beginning elsewhere.
+/// The offsets of the functions that a function calls. The linker counts from the call within one section, and from the
+/// beginning of the called function's section otherwise.
 fn calls(function: &Function) -> Vec<usize> {
-    /// Of our own functions, and none of the kernel's.
+    /// Marks a call of a BPF function; other calls are helpers of the kernel.
     const OWN: u8 = 1;
     let mut targets = Vec::new();
     for (index, instruction) in function.code.chunks_exact(INSTRUCTION).enumerate() {
@@ -75,8 +75,8 @@ fn calls(function: &Function) -> Vec<usize> {
     targets
 }
 
-/// Bytes of a function's own frame: the furthest that it reaches below its end, as older kernels round it. Of several in
-/// each other, that makes more than they take.
+/// Bytes of a function's own frame: its largest distance from the frame pointer, rounded as older kernels do. For
+/// nested calls the sum is an upper bound.
 fn frame(code: &[u8]) -> u64 {
     const CLASS: u8 = 0x07;
     const LOAD: u8 = 1;
@@ -134,12 +134,12 @@ mod tests {
     #[test]
     fn what_a_program_calls_counts_too() {
         let functions = [
-            // To the first and the second function, from the beginning of their section.
+            // Calls of `first` and `second`, counted from the beginning of their section.
             function("program", "classifier", 0, &[STORE, call(-1), call(1), EXIT]),
             function("first", ".text", 0, &[STORE, EXIT]),
-            // To the first one, two instructions back and the call itself.
+            // A call of `first`, counted from the call.
             function("second", ".text", 16, &[ADDRESS[0], ADDRESS[1], call(-5), EXIT]),
-            function("of_others", ".text", 48, &[ADDRESS[0], ADDRESS[1], EXIT]),
+            function("not_called", ".text", 48, &[ADDRESS[0], ADDRESS[1], EXIT]),
         ];
         let expected = Use {
             name: "program".to_owned(),
@@ -151,11 +151,12 @@ mod tests {
     }
 
     #[test]
-    fn a_call_to_nowhere_or_without_end_is_told() {
+    fn a_call_without_target_or_without_end_is_refused() {
         let nowhere = [function("program", "classifier", 0, &[call(7), EXIT])];
         let endless =
             [function("program", "classifier", 0, &[call(-1), EXIT]), function("f", ".text", 0, &[call(-1), EXIT])];
-        for (functions, problem) in [(&nowhere[..], "no function is at 0x40"), (&endless[..], "more than 8 calls")] {
+        for (functions, problem) in [(&nowhere[..], "no function begins at 0x40"), (&endless[..], "more than 8 calls")]
+        {
             let error = format!("{:#}", uses(functions).unwrap_err());
             assert!(error.starts_with("follow the calls of program: ") && error.contains(problem), "{error}");
         }

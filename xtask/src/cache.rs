@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The user's cache folder: what takes minutes to make is made once per machine and not once per checkout.
+//! The user's cache folder: tools and kernels that take minutes to make are made once per machine, not once per
+//! checkout.
 
 use std::env;
 use std::fs::{self, File, TryLockError};
@@ -13,12 +14,12 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::process::say;
 
-/// Longer than anything that is made here takes.
+/// The time limit for another run that makes the same entry: longer than any entry takes.
 const LOCK_DEADLINE: Duration = Duration::from_mins(20);
 
-/// The folder `<cache>/npl/<name>-<hash of what it is made from>`; `make` fills it where it is missing.
+/// Returns the folder `<cache>/npl/<name>-<hash of made_from>`, which `make` fills where it is missing.
 ///
-/// It appears by a rename, so that a run that was killed leaves nothing that looks finished.
+/// The folder gets its name when it is complete, so that a killed run leaves no incomplete entry.
 pub(crate) fn obtain(name: &str, made_from: &[&[u8]], make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     let finished = entry(name, made_from)?;
     if finished.is_dir() {
@@ -43,7 +44,7 @@ pub(crate) fn obtain(name: &str, made_from: &[&[u8]], make: impl FnOnce(&Path) -
     Ok(finished)
 }
 
-/// Where `obtain` puts it; present once it was made.
+/// The folder that `obtain` returns, which may not exist yet.
 pub(crate) fn entry(name: &str, made_from: &[&[u8]]) -> Result<PathBuf> {
     Ok(root()?.join(format!("{name}-{:016x}", hash(made_from))))
 }
@@ -52,27 +53,27 @@ fn root() -> Result<PathBuf> {
     let folder = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     match folder.or_else(|| env::home_dir().map(|home| home.join(".cache"))) {
         Some(folder) => Ok(folder.join("npl")),
-        None => bail!("there is no home folder to keep built tools in: set XDG_CACHE_HOME"),
+        None => bail!("built tools need a cache folder, and this user has no home folder: set XDG_CACHE_HOME"),
     }
 }
 
-/// Waits for another run that is making the same; the lock ends with the file, also when its process is killed.
+/// Waits for another run that makes the same entry. The kernel releases the lock of a killed process.
 fn lock(path: &Path, name: &str) -> Result<File> {
     let file = File::create(path).with_context(|| format!("create the lock file {}", path.display()))?;
     match file.try_lock() {
         Ok(()) => return Ok(file),
         Err(TryLockError::Error(error)) => return Err(error).with_context(|| format!("lock {}", path.display())),
-        Err(TryLockError::WouldBlock) => say(&format!("{name}: another run is making it, waiting")),
+        Err(TryLockError::WouldBlock) => say(&format!("{name}: waiting for another run that makes it")),
     }
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || sender.send(file.lock().map(|()| file)));
     match receiver.recv_timeout(LOCK_DEADLINE) {
         Ok(locked) => locked.with_context(|| format!("lock {}", path.display())),
-        Err(_) => bail!("another run has been making {name} for 20 minutes: end it, then try again"),
+        Err(_) => bail!("another run has been making {name} for 20 minutes: end that run and repeat this command"),
     }
 }
 
-/// FNV-1a, which is enough to tell versions apart. Lengths are part of it, so that ("a", "b") is not ("ab", "").
+/// FNV-1a, which suffices to distinguish versions. The lengths make ("a", "b") differ from ("ab", "").
 fn hash(parts: &[&[u8]]) -> u64 {
     let bytes = parts.iter().flat_map(|part| part.len().to_le_bytes().into_iter().chain(part.iter().copied()));
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask check`: everything that needs no privilege; what is wrong is all told in one run.
+//! `cargo xtask check`: all checks that need no root. One run reports every failure.
 
 use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use crate::{build, build_ebpf, paths, process, tidy};
+use crate::{build, build_ebpf, commits, paths, process, tidy};
 
 /// Arguments of `cargo xtask check`.
 #[derive(Debug, clap::Args)]
@@ -17,23 +17,24 @@ pub(crate) struct Check {
     pub(crate) run: fn() -> Result<()>,
 }
 
-/// Cheap ones first.
-pub(crate) const STATIC: [Check; 5] = [
+/// The static checks, cheap ones first.
+pub(crate) const STATIC: [Check; 6] = [
     Check { name: "tidy", run: || tidy::run(&tidy::Options {}) },
+    Check { name: "commit subjects", run: commits::check },
     Check { name: "formatting", run: formatting },
     Check { name: "lints of the kernel programs", run: build_ebpf::lint },
     Check { name: "lints", run: lints },
     Check { name: "documentation", run: documentation },
 ];
 
-/// Crates whose unit tests need neither privilege nor kernel programs, beside xtask itself.
+/// Crates whose unit tests need neither root nor kernel programs, except xtask itself.
 pub(crate) const UNPRIVILEGED: [&str; 4] = ["--package", "npl-common", "--package", "npl-agent"];
 
-/// Runs every check, also after one has failed.
+/// Runs every check, also after a failure.
 pub(crate) fn run(_options: &Options) -> Result<()> {
     let mut failed = Vec::new();
     let last = [
-        // All other commands build them anyway.
+        // The last build, since the build of the agent checks the budget too.
         Check { name: "budget of the kernel programs", run: || build_ebpf::build().map(drop) },
         Check { name: "tests", run: tests },
     ];
@@ -78,7 +79,7 @@ fn tests() -> Result<()> {
     process::run(build::cargo("test").args(UNPRIVILEGED))
 }
 
-/// The tests of xtask, built as xtask itself is.
+/// The unit tests of xtask, built with the profile of xtask.
 pub(crate) fn own_tests() -> Command {
     cargo(&["test", "--package", "xtask"])
 }

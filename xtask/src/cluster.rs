@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask cluster`: a real Kubernetes of several Nodes on this machine.
+//! `cargo xtask cluster`: runs a real Kubernetes of several Nodes on this machine.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -20,11 +20,11 @@ pub(crate) struct Options {
     arguments: Vec<String>,
 }
 
-/// Builds what is missing and hands over to npl-testkit's `npl-cluster`.
+/// Builds the programs that are missing and becomes npl-testkit's `npl-cluster`.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let built = build::built_folder().join("npl-cluster");
     if !options.arguments.iter().any(|word| word == "up") {
-        // What only looks at a cluster that is up, or takes it down, is to be quick.
+        // Commands for a running cluster need no build.
         let program = if built.exists() { built } else { compile()? };
         return process::become_program_quietly(Command::new(program).args(&options.arguments));
     }
@@ -37,8 +37,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 }
 
 fn compile() -> Result<PathBuf> {
-    process::say("cluster: compiling it");
-    // With the agent named beside it, both use dependencies with the same features, which are compiled once.
+    process::say("cluster: compiling npl-cluster");
+    // With both packages in one run, their dependencies have the same features and are compiled once.
     process::run(
         build::cargo("build").args(["--package", "npl-agent", "--package", "npl-testkit"]).args(FIRST_PROCESS),
     )?;

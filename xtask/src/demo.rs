@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask demo`: the main job on one machine, told as a short story.
+//! `cargo xtask demo`: shows Pods reached through node ports on one machine, and makes the products that tests need.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -12,30 +12,30 @@ use crate::{build, build_ebpf, image, paths, process};
 /// Arguments of `cargo xtask demo`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Passed on to the demo: `--real-cluster`, `--keep`, `--output table|json`.
+    /// Arguments of the demo: `--real-cluster`, `--keep`, `--output table|json`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     arguments: Vec<String>,
 }
 
-/// For cargo: the program that owns a cluster, and whose processes are the first of each Node.
+/// Arguments for cargo that build `npl-cluster`, which owns a cluster and is the first process of each Node.
 pub(crate) const FIRST_PROCESS: [&str; 2] = ["--bin", "npl-cluster"];
 
-/// What the demo and the agent's tests run.
+/// The products that the demo and the tests of the agent run.
 #[derive(Debug)]
 pub(crate) struct Parts {
     agent: PathBuf,
     kubernetes: Kubernetes,
 }
 
-/// Parts in the making: Kubernetes, which takes longest, is begun before anything else.
+/// The first stage of the parts: Kubernetes, which takes longest, is being built.
 #[derive(Debug)]
 pub(crate) struct Preparation {
     extent: Extent,
     kubernetes: KubernetesBuild,
 }
 
-/// Parts of which Kubernetes is still in the making. What else is to be compiled is best compiled now: Go, which links
-/// for long, leaves processors idle towards its end.
+/// The second stage of the parts: the agent is built, and Kubernetes may still be. Tests are best compiled at this
+/// stage, since Go's linker leaves processors idle.
 #[derive(Debug)]
 pub(crate) struct AgentBuilt {
     agent: PathBuf,
@@ -43,56 +43,58 @@ pub(crate) struct AgentBuilt {
 }
 
 impl Preparation {
-    /// Begins, if this machine can do it at all.
+    /// Checks the requirements and starts the build of Kubernetes.
     pub(crate) fn begin(extent: Extent) -> Result<Self> {
         if !setup::is_root() {
-            bail!("network namespaces and kernel programs need root: run it with `sudo --preserve-env=PATH,HOME`");
+            bail!(
+                "network namespaces and kernel programs need root: run the command with `sudo --preserve-env=PATH,HOME`"
+            );
         }
         setup::require_kubectl()?;
         Ok(Self { extent, kubernetes: KubernetesBuild::start(extent) })
     }
 
-    /// Builds the agent, and beside it what else cargo is told to, with what the machine lacks for running them.
-    pub(crate) fn build_agent(self, beside: &[&str]) -> Result<AgentBuilt> {
+    /// Installs missing packages and builds the agent, with the targets of the further arguments for cargo.
+    pub(crate) fn build_agent(self, further: &[&str]) -> Result<AgentBuilt> {
         setup::ensure(&[Need::TestNetwork])?;
         if self.extent >= Extent::Nodes {
             setup::ensure(&[Need::Containers])?;
         }
         build_ebpf::build()?;
-        Ok(AgentBuilt { agent: build::build_agent(beside)?, kubernetes: self.kubernetes })
+        Ok(AgentBuilt { agent: build::build_agent(further)?, kubernetes: self.kubernetes })
     }
 }
 
 impl AgentBuilt {
-    /// Packs the images that Nodes run.
+    /// Packs the container images that Nodes run.
     pub(crate) fn pack_images(&self) -> Result<()> {
         image::pack_all(&self.agent)
     }
 
-    /// Waits for Kubernetes.
+    /// Waits for the build of Kubernetes.
     pub(crate) fn finish(self) -> Result<Parts> {
         Ok(Parts { agent: self.agent, kubernetes: self.kubernetes.finish()? })
     }
 }
 
 impl Parts {
-    /// Makes all of them, with a program of npl-testkit for them to be passed to: cargo is told which.
+    /// Makes all parts and a program of npl-testkit, which the arguments for cargo select.
     pub(crate) fn make_for(program: &[&str], extent: Extent) -> Result<Self> {
         let has_nodes = extent >= Extent::Nodes;
-        let mut beside = [&["--package", "npl-testkit"], program].concat();
-        beside.extend(has_nodes.then_some(FIRST_PROCESS).into_iter().flatten());
-        let agent_built = Preparation::begin(extent)?.build_agent(&beside)?;
+        let mut further = [&["--package", "npl-testkit"], program].concat();
+        further.extend(has_nodes.then_some(FIRST_PROCESS).into_iter().flatten());
+        let agent_built = Preparation::begin(extent)?.build_agent(&further)?;
         if has_nodes {
             agent_built.pack_images()?;
         }
         agent_built.finish()
     }
 
-    /// Tells a program of npl-testkit where the parts are.
+    /// Passes the paths of the parts to a program of npl-testkit.
     pub(crate) fn pass_to(&self, command: &mut Command) {
         let Kubernetes { control_plane, nodes, flannel } = &self.kubernetes;
         command.env("NPL_AGENT", &self.agent).env("NPL_CONTROL_PLANE_DIR", control_plane);
-        command.env("NPL_TRAFFIC_OBJECT", paths::bpf_object().with_file_name("npl-traffic.bpf.o"));
+        pass_objects_to(command);
         if let Some(nodes) = nodes {
             command.env("NPL_KUBERNETES_DIR", nodes).env("NPL_IMAGES_DIR", paths::target_dir());
         }
@@ -101,19 +103,24 @@ impl Parts {
         }
     }
 
-    /// What an agent and its API server on another machine need of all that [`Self::pass_to`] names.
+    /// The files of [`Self::pass_to`] that an agent and an API server on another machine need.
     pub(crate) fn of_agent(&self) -> impl Iterator<Item = PathBuf> {
         [self.agent.clone(), self.kubernetes.control_plane.clone()].into_iter()
     }
 
-    /// What a real cluster on another machine needs of all that [`Self::pass_to`] names; its network is a bridge.
+    /// The files of [`Self::pass_to`] that a real cluster with a bridge network on another machine needs.
     pub(crate) fn of_nodes(&self) -> impl Iterator<Item = PathBuf> {
         let Kubernetes { control_plane, nodes, flannel: _ } = &self.kubernetes;
         [control_plane].into_iter().chain(nodes).cloned().chain(image::archives())
     }
 }
 
-/// Builds what is missing and tells the story.
+/// Passes the paths of the kernel objects that npl-testkit loads to one of its programs.
+pub(crate) fn pass_objects_to(command: &mut Command) {
+    command.env("NPL_TRAFFIC_OBJECT", paths::bpf_object().with_file_name("npl-traffic.bpf.o"));
+}
+
+/// Builds the programs that are missing and becomes the demo.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let is_real = options.arguments.iter().any(|argument| argument == "--real-cluster");
     let extent = if is_real { Extent::Nodes } else { Extent::ControlPlane };
@@ -121,7 +128,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     process::become_program(&mut command(&parts, &options.arguments))
 }
 
-/// The demo as npl-testkit built it.
+/// A command that runs the built demo.
 pub(crate) fn command(parts: &Parts, arguments: &[String]) -> Command {
     let mut command = Command::new(build::built_folder().join("npl-demo"));
     parts.pass_to(&mut command);

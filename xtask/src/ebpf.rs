@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which compiler and linker build the kernel programs: one function decides, and says what it chose.
+//! Chooses and prints the compiler and the linker of the kernel programs.
 //!
-//! A compiler fits when it has the source of its core library, which is compiled for the kernel's virtual machine;
-//! a linker fits when it understands the bitcode of that compiler's LLVM.
+//! The compiler needs the source of its core library, which is compiled for the BPF target. The linker needs to read
+//! the bitcode of that compiler's LLVM.
 
 use std::env::consts::ARCH;
 use std::ffi::OsString;
@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::setup::{self, Need};
 use crate::{paths, process};
 
-/// A compiler and a linker that fit together.
+/// A compiler, and a linker that reads its bitcode.
 #[derive(Debug)]
 pub(crate) struct Toolchain {
     compiler: Compiler,
@@ -31,33 +31,34 @@ struct Compiler {
 
 #[derive(Debug)]
 enum Linker {
-    /// The developer's own.
+    /// The developer's installation.
     OnPath(PathBuf),
-    /// Ours from the cache, which loads the compiler's libLLVM.
+    /// xtask's own in the cache, which loads the compiler's libLLVM.
     Cached(PathBuf),
 }
 
 const SYSTEM_RUSTC: &str = "/usr/bin/rustc";
 
-/// Chooses the developer's own nightly where it can do the work, Debian's compiler otherwise, installed if need be.
+/// Chooses the developer's nightly toolchain if it is complete, and Debian's compiler otherwise, which is installed if
+/// necessary.
 pub(crate) fn choose() -> Result<Toolchain> {
-    if let Some(toolchain) = first_that_fits()? {
+    if let Some(toolchain) = first_complete()? {
         return Ok(toolchain);
     }
     if setup::can_install() {
         setup::ensure(&[Need::EbpfCompiler])?;
-        if let Some(toolchain) = first_that_fits()? {
+        if let Some(toolchain) = first_complete()? {
             return Ok(toolchain);
         }
     }
     bail!(
-        "no Rust compiler with the source of its core library and a fitting bpf-linker was found: run \
-         `rustup toolchain install nightly --component rust-src` and `cargo install bpf-linker`, or as root on Debian \
-         `cargo xtask setup`"
+        "the kernel programs need a Rust compiler with the source of its core library and a bpf-linker that reads its \
+         bitcode: run `rustup toolchain install nightly --component rust-src` and `cargo install bpf-linker`, or as \
+         root on Debian `cargo xtask setup`"
     )
 }
 
-fn first_that_fits() -> Result<Option<Toolchain>> {
+fn first_complete() -> Result<Option<Toolchain>> {
     for compiler in [nightly(), system()].into_iter().flatten().filter(Compiler::has_library_source) {
         if let Some(linker) = linker_for(&compiler)? {
             let toolchain = Toolchain { compiler, linker };
@@ -91,7 +92,7 @@ fn linker_for(compiler: &Compiler) -> Result<Option<Linker>> {
     Ok(None)
 }
 
-/// The newest LLVM whose bitcode a bpf-linker reads; it does not say so itself, but its releases are built for it.
+/// The newest LLVM whose bitcode a bpf-linker reads. bpf-linker does not print it, so it follows from the release.
 fn newest_llvm_of(linker: &Path) -> Option<u32> {
     let answer = process::ask(Command::new(linker).arg("--version")).ok()?;
     let minor: u32 = answer.trim().strip_prefix("bpf-linker 0.")?.split('.').next()?.parse().ok()?;
@@ -138,12 +139,12 @@ impl Toolchain {
         process::say(&format!("kernel programs: rustc {release} (LLVM {llvm}) at {} with {linker}", rustc.display()));
     }
 
-    /// `cargo build` and the like for the kernel's target; its output goes below `target_dir`.
+    /// A cargo command for the BPF target, with its output below `target_dir`.
     pub(crate) fn cargo(&self, subcommand: &str, target_dir: &Path) -> Result<Command> {
         self.configure(Command::new(self.own_cargo()), subcommand, target_dir)
     }
 
-    /// `cargo clippy` of this compiler; the one on the path belongs to another.
+    /// `cargo clippy` of this compiler: the clippy on the search path belongs to another compiler.
     pub(crate) fn clippy(&self, target_dir: &Path) -> Result<Command> {
         let clippy = self.compiler.sysroot.join("bin").join("cargo-clippy");
         if !clippy.is_file() && self.compiler.is_system() && setup::can_install() {
@@ -151,7 +152,8 @@ impl Toolchain {
         }
         if !clippy.is_file() {
             bail!(
-                "the kernel programs' compiler has no clippy at {}: add it, by `rustup component add clippy` or as a package",
+                "the compiler of the kernel programs has no clippy at {}: run `rustup component add clippy`, or \
+                 install the package",
                 clippy.display()
             );
         }
@@ -173,15 +175,15 @@ impl Toolchain {
             .env("RUSTFLAGS", self.flags()?)
             .env_remove("CARGO_ENCODED_RUSTFLAGS");
         if !self.compiler.release.contains("nightly") {
-            // Building the core library is an unstable feature of cargo and of rustc, and the only one that is used.
+            // The build of the core library is the only unstable feature of cargo and rustc in use.
             command.env("RUSTC_BOOTSTRAP", "1");
         }
-        let libraries = std::env::join_paths(self.compiler.library_folders()).context("name libLLVM's folders")?;
+        let libraries = std::env::join_paths(self.compiler.library_folders()).context("join the folders of libLLVM")?;
         command.env("LD_LIBRARY_PATH", libraries).current_dir(paths::root());
         Ok(command)
     }
 
-    /// The same sources give the same bytes in every checkout: paths are replaced by short names.
+    /// Paths are replaced by short names, so that the same source gives the same bytes in every checkout.
     fn flags(&self) -> Result<String> {
         let (Linker::OnPath(linker) | Linker::Cached(linker)) = &self.linker;
         let mut flags = vec![
@@ -197,7 +199,10 @@ impl Toolchain {
             flags.extend(from.map(|from| format!("--remap-path-prefix={}={to}", from.display())));
         }
         if flags.iter().any(|flag| flag.contains(char::is_whitespace)) {
-            bail!("a folder that the compiler is told about has a space in its name: move the checkout or the cache");
+            bail!(
+                "the path of the checkout, the cache or the compiler contains a space, which RUSTFLAGS cannot hold: \
+                 move it"
+            );
         }
         Ok(flags.join(" "))
     }

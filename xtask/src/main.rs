@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask`: everything that is done with this repository, each command in its own file.
+//! `cargo xtask`: all tasks of a developer, each command in its own file.
 //!
-//! It is compiled before anything else on a fresh machine, so it depends on next to nothing and on no other crate
-//! of the workspace: it runs programs.
+//! A fresh machine compiles xtask before anything else, so xtask depends on few crates and on no other crate of the
+//! workspace: it runs programs.
 
 #![expect(clippy::print_stdout, reason = "results go to standard output")]
-#![expect(clippy::print_stderr, reason = "what is done, and what went wrong, goes to standard error")]
+#![expect(clippy::print_stderr, reason = "progress and errors go to standard error")]
 
 mod bench;
 mod budget;
@@ -15,11 +15,12 @@ mod bytecode;
 mod cache;
 mod check;
 mod cluster;
+mod commits;
 mod demo;
 mod ebpf;
-mod elf;
 mod emulation;
 mod image;
+mod kernel_object;
 mod leftovers;
 mod paths;
 mod process;
@@ -43,25 +44,25 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Install what the builds and the tests need; what is there already is left alone.
+    /// Install the programs and packages that builds and tests need, unless they are installed.
     Setup(setup::Options),
     /// Build the kernel programs into target/bpf/.
     BuildEbpf(build_ebpf::Options),
     /// Build the agent, with the kernel programs embedded, as one static binary: target/release/npl-agent.
     Build(build::Options),
-    /// Show the main job on one machine: namespaces as Node, Pods and client, a real API server, real requests.
+    /// Show Pods reached through node ports on one machine: namespaces as Node, Pods and client, a real API server.
     Demo(demo::Options),
-    /// A real Kubernetes of several Nodes on this machine: up, down, status, kubectl, exec.
+    /// Run a real Kubernetes of several Nodes on this machine: up, down, status, kubectl, exec.
     Cluster(cluster::Options),
-    /// Run everything that must pass, on a fresh machine.
+    /// Run all checks and tests, also on a fresh machine.
     Test(test::Options),
-    /// Run what needs no privilege: formatting, lints, the repository's own rules, documentation, unit tests.
+    /// Run the checks that need no root: formatting, lints, tidy, commit subjects, documentation, unit tests.
     Check(check::Options),
-    /// Check only the repository's own rules, which no compiler knows.
+    /// Check the repository's own rules: names, layers, documents, licenses.
     Tidy(tidy::Options),
-    /// Pack the agent, and what tests run beside it, as container images: OCI archives, target/npl-agent.oci.tar.
+    /// Pack the agent and the images for tests as OCI archives: target/npl-agent.oci.tar and others.
     Image(image::Options),
-    /// Measure against plain routing, iptables and nftables, side by side.
+    /// Measure NPL beside plain routing, iptables and nftables.
     Bench(bench::Options),
 }
 

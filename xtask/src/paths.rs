@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where things are: the workspace, its target folder, the toolchain that runs us.
+//! Paths of the workspace, its target folder and the toolchain that runs xtask.
 
 use std::env;
 use std::ffi::OsString;
@@ -11,17 +11,17 @@ pub(crate) fn root() -> PathBuf {
     manifest.parent().map_or_else(|| manifest.clone(), Path::to_path_buf)
 }
 
-/// Cargo's target folder, wherever the user has put it.
+/// Cargo's target folder, which the user may have moved.
 pub(crate) fn target_dir() -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |dir| root().join(dir))
 }
 
-/// The cargo that runs us, so that every step uses the same toolchain.
+/// The cargo that runs xtask, so that every step uses the same toolchain.
 pub(crate) fn cargo() -> OsString {
     env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
-/// Cargo's home: its registry is below it.
+/// Cargo's home folder, which contains the sources of dependencies.
 pub(crate) fn cargo_home() -> Option<PathBuf> {
     env::var_os("CARGO_HOME").map(PathBuf::from).or_else(|| env::home_dir().map(|home| home.join(".cargo")))
 }
@@ -31,12 +31,12 @@ pub(crate) fn agent_target() -> String {
     format!("{}-unknown-linux-gnu", env::consts::ARCH)
 }
 
-/// Where `build-ebpf` leaves the kernel object that the agent embeds.
+/// The kernel object that `build-ebpf` writes and the agent embeds.
 pub(crate) fn bpf_object() -> PathBuf {
     target_dir().join("bpf").join("npl.bpf.o")
 }
 
-/// A path as a reader wants to see it: relative to the workspace where it is inside.
+/// A path for messages: relative to the workspace if it is inside.
 pub(crate) fn shown(path: &Path) -> String {
     path.strip_prefix(root()).unwrap_or(path).display().to_string()
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Running other programs: each command is printed before it runs, so that it can be repeated by hand.
+//! Runs other programs. Each command is printed before it runs, so that a developer can repeat it by hand.
 //!
-//! What is said here goes to standard error: standard output belongs to results, which may be data.
+//! Messages go to standard error: standard output is for results, which may be data.
 
 use std::borrow::Cow;
 use std::env;
@@ -16,15 +16,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 
-/// Lines of a quiet program's output that are shown when it fails.
+/// The number of lines that are printed of a quiet program when it fails.
 const SHOWN_LINES: usize = 40;
 
-/// Says what happens next and why, in one line.
+/// Prints one line about the next action and its purpose.
 pub(crate) fn say(text: &str) {
     eprintln!("==> {text}");
 }
 
-/// Adds a detail to what was said last.
+/// Prints a detail of the last message.
 pub(crate) fn detail(text: &str) {
     eprintln!("    {text}");
 }
@@ -39,7 +39,7 @@ pub(crate) fn elapsed(time: Duration) -> String {
     }
 }
 
-/// Runs a program on our own terminal.
+/// Runs a program on the terminal of xtask.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let started = Instant::now();
     show(command);
@@ -49,19 +49,19 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Becomes the program: the last thing that a command does, so that a Ctrl-C is the program's alone to handle.
+/// Replaces xtask by the program, so that only the program handles Ctrl-C.
 pub(crate) fn become_program(command: &mut Command) -> Result<()> {
     show(command);
     become_program_quietly(command)
 }
 
-/// As [`become_program`], for a program whose output another may read.
+/// As [`become_program`], without printing the command.
 pub(crate) fn become_program_quietly(command: &mut Command) -> Result<()> {
-    // It returns only if it could not.
+    // `exec` returns only on failure.
     Err(command.exec()).with_context(|| cannot_start(command))
 }
 
-/// Runs a program whose output matters only when it fails.
+/// Runs a program and prints the end of its output only if it fails.
 pub(crate) fn run_quietly(command: &mut Command) -> Result<()> {
     let started = Instant::now();
     show(command);
@@ -75,18 +75,18 @@ pub(crate) fn run_quietly(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Asks a program something; nothing is printed.
+/// Runs a program without printing anything and returns its output.
 pub(crate) fn ask(command: &mut Command) -> Result<String> {
     let output = command.stdin(Stdio::null()).output().with_context(|| cannot_start(command))?;
     if !output.status.success() {
-        bail!("`{}` answered: {}", line(command), String::from_utf8_lossy(&output.stderr).trim());
+        bail!("`{}` failed: {}", line(command), String::from_utf8_lossy(&output.stderr).trim());
     }
-    String::from_utf8(output.stdout).with_context(|| format!("read the answer of `{}`", line(command)))
+    String::from_utf8(output.stdout).with_context(|| format!("read the output of `{}`", line(command)))
 }
 
-/// Runs a program, hands on each line that it prints, and ends it at the deadline.
+/// Runs a program, passes each line that it prints to `watch`, and kills it at the deadline.
 ///
-/// `watch` is called with every line, and without one a few times a second; its error ends the program too.
+/// `watch` is also called without a line, a few times a second. An error of `watch` kills the program too.
 pub(crate) fn stream(
     mut command: Command,
     deadline: Duration,
@@ -97,7 +97,7 @@ pub(crate) fn stream(
     let (reader, writer) = std::io::pipe().context("create a pipe")?;
     command.stdin(Stdio::null()).stdout(writer.try_clone().context("share a pipe")?).stderr(writer);
     let mut child = command.spawn().with_context(|| cannot_start(&command))?;
-    // It holds ends of the pipe, which would never close.
+    // The command holds writing ends of the pipe, which would keep the reader from seeing its end.
     drop(command);
     let lines = lines_of(reader);
     let watched = loop {
@@ -107,7 +107,7 @@ pub(crate) fn stream(
             Err(RecvTimeoutError::Disconnected) => break Ok(()),
         };
         if started.elapsed() > deadline {
-            break Err(anyhow!("`{shown}` was ended after {}: it should be done by then", elapsed(deadline)));
+            break Err(anyhow!("`{shown}` was killed after {}, its time limit", elapsed(deadline)));
         }
         let watched = watch(line.as_deref());
         if watched.is_err() {
@@ -125,12 +125,12 @@ pub(crate) fn print_end(text: &str) {
     }
 }
 
-/// Prints a command as a shell would take it, with the variables and the folder that it is given.
+/// Prints a command in the syntax of a shell, with its environment variables.
 pub(crate) fn show(command: &Command) {
     detail(&format!("$ {}", line(command)));
 }
 
-/// Where a program is, also where only root's search path looks.
+/// Finds a program in the search path or in the folders for administrators.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path)
@@ -139,15 +139,15 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
         .find(|candidate| is_executable(candidate))
 }
 
-/// What a program's end means: an error that names the command, unless it succeeded.
+/// Returns an error that names the command unless the program succeeded.
 pub(crate) fn check(command: &Command, status: ExitStatus) -> Result<()> {
     if status.success() {
         return Ok(());
     }
     let program = Path::new(command.get_program()).display();
     match status.code() {
-        Some(code) => bail!("`{program}` ended with exit code {code}: `{}`", line(command)),
-        None => bail!("`{program}` was ended by a signal: `{}`", line(command)),
+        Some(code) => bail!("`{program}` failed with exit code {code}: `{}`", line(command)),
+        None => bail!("`{program}` was killed by a signal: `{}`", line(command)),
     }
 }
 
@@ -167,12 +167,12 @@ fn lines_of(reader: PipeReader) -> Receiver<String> {
     receiver
 }
 
-/// Waits for a program that has closed its output, or ends one that is to go on no longer.
+/// Waits for a program that has closed its output, and kills it first after an error.
 fn finish(child: &mut Child, watched: Result<()>) -> Result<ExitStatus> {
     if watched.is_err() {
-        child.kill().context("end it")?;
+        child.kill().context("kill the program")?;
     }
-    let status = child.wait().context("wait for its end")?;
+    let status = child.wait().context("wait for the end of the program")?;
     watched.map(|()| status)
 }
 
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_come_as_they_are_printed() {
+    fn lines_arrive_in_the_order_in_which_they_are_printed() {
         let mut seen = Vec::new();
         let status = stream(shell("echo one; echo two >&2; exit 3"), Duration::from_secs(10), |line| {
             seen.extend(line.map(str::to_owned));
@@ -223,16 +223,16 @@ mod tests {
     }
 
     #[test]
-    fn a_program_ends_at_its_deadline_and_when_its_watcher_says_so() {
+    fn a_program_is_killed_at_its_deadline_and_after_an_error_of_its_watcher() {
         let endless = "while true; do echo x; done";
         let late = stream(shell(endless), Duration::from_millis(50), |_| Ok(())).unwrap_err();
-        assert!(format!("{late:#}").contains("was ended after"), "{late:#}");
+        assert!(format!("{late:#}").contains("was killed after"), "{late:#}");
         let stopped = stream(shell(endless), Duration::from_secs(10), |_| bail!("enough")).unwrap_err();
         assert!(format!("{stopped:#}").contains("enough"), "{stopped:#}");
     }
 
     #[test]
-    fn a_command_is_shown_as_a_shell_takes_it() {
+    fn a_command_is_printed_in_the_syntax_of_a_shell() {
         let mut command = Command::new("cargo");
         command.env("RUSTFLAGS", "-C linker=l").args(["build", "it's"]);
         assert_eq!(line(&command), r"RUSTFLAGS='-C linker=l' cargo build 'it'\''s'");

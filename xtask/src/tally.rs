@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What passed and what failed, over all kinds of steps; a test binary tells its own numbers.
+//! Steps of a test run and their results: every step runs whose preparation succeeded, and the summary lists the
+//! failures.
 
 use std::collections::BTreeMap;
 use std::num::NonZero;
@@ -11,13 +12,13 @@ use anyhow::{Error, Result, bail};
 
 use crate::process;
 
-/// The sum of everything that was run.
+/// All steps of a run.
 #[derive(Debug)]
 pub(crate) struct Tally {
     started: Instant,
-    counts: Counts,
-    steps: Vec<(String, Duration, Counts)>,
-    only: Option<String>,
+    /// A text that a step must have in its name to run.
+    chosen: Option<String>,
+    steps: Vec<Step>,
 }
 
 /// Tests that passed and failed.
@@ -28,7 +29,7 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// Adds what a line of a test binary says: `test result: ok. 3 passed; 0 failed; …`.
+    /// Adds the result line of a test binary: `test result: ok. 3 passed; 0 failed; …`.
     pub(crate) fn read(&mut self, line: &str) {
         let Some((_, result)) = line.split_once("test result: ") else { return };
         let number = |name: &str| {
@@ -40,15 +41,32 @@ impl Counts {
     }
 }
 
-/// How a step ended that counts its own tests.
+/// The name of a preparation that failed, so that its product does not exist.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NotReady(&'static str);
+
+/// A step that ended, or could not begin.
 #[derive(Debug)]
-struct Outcome {
-    took: Duration,
-    counts: Counts,
-    error: Option<Error>,
+struct Step {
+    name: String,
+    kind: Kind,
+    end: End,
 }
 
-impl Outcome {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Preparation,
+    Test,
+}
+
+#[derive(Debug)]
+enum End {
+    Ran { took: Duration, counts: Counts, error: Option<Error> },
+    NotRun(NotReady),
+}
+
+impl End {
+    /// Runs a step that counts its tests.
     fn of(step: impl FnOnce(&mut Counts) -> Result<bool>) -> Self {
         let started = Instant::now();
         let mut counts = Counts::default();
@@ -57,106 +75,173 @@ impl Outcome {
         if !matches!(ended, Ok(true)) && counts.failed == 0 {
             counts.failed = 1;
         }
-        Self { took: started.elapsed(), counts, error: ended.err() }
+        Self::Ran { took: started.elapsed(), counts, error: ended.err() }
+    }
+
+    fn counts(&self) -> Counts {
+        match self {
+            Self::Ran { counts, .. } => *counts,
+            Self::NotRun(_) => Counts::default(),
+        }
     }
 }
 
 impl Tally {
-    /// Begins; with `only`, all steps are left out but those with that text in their name.
-    pub(crate) fn start(only: Option<&str>) -> Self {
-        Self { started: Instant::now(), counts: Counts::default(), steps: Vec::new(), only: only.map(str::to_owned) }
+    /// Begins a run of the steps with `chosen` in their names, or of all.
+    pub(crate) fn start(chosen: Option<&str>) -> Self {
+        Self { started: Instant::now(), chosen: chosen.map(str::to_owned), steps: Vec::new() }
     }
 
-    /// Makes something that later steps need, whichever were asked for; it counts only when it fails.
-    pub(crate) fn prepare<T>(&mut self, name: &str, make: impl FnOnce() -> Result<T>) -> Result<T> {
+    /// Makes a product that later steps need; preparations run whichever steps were chosen, and count only when they
+    /// fail.
+    pub(crate) fn prepare<T>(&mut self, name: &'static str, make: impl FnOnce() -> Result<T>) -> Result<T, NotReady> {
         println!("\n### {name}");
         let started = Instant::now();
-        let made = make();
+        let (made, error) = match make() {
+            Ok(made) => (Ok(made), None),
+            Err(error) => (Err(NotReady(name)), Some(error)),
+        };
         let counts = Counts { passed: 0, failed: made.is_err().into() };
-        self.add(name, started.elapsed(), counts);
+        self.enter(name.to_owned(), Kind::Preparation, End::Ran { took: started.elapsed(), counts, error });
         made
     }
 
+    /// Whether a step of this name was chosen.
+    pub(crate) fn is_chosen(&self, name: &str) -> bool {
+        self.chosen.as_ref().is_none_or(|chosen| name.contains(chosen))
+    }
+
     /// Runs a step that passes or fails as a whole.
-    pub(crate) fn check(&mut self, name: &str, step: impl FnOnce() -> Result<()>) -> Result<()> {
+    pub(crate) fn check(&mut self, name: &str, step: impl FnOnce() -> Result<()>) {
         self.tests(name, |counts| {
             step()?;
             counts.passed = 1;
             Ok(true)
-        })
+        });
     }
 
-    /// Runs a step that counts its own tests and says whether it ended well. The first that fails ends the run.
-    pub(crate) fn tests(&mut self, name: &str, step: impl FnOnce(&mut Counts) -> Result<bool>) -> Result<()> {
-        if self.only.as_ref().is_some_and(|only| !name.contains(only)) {
-            return Ok(());
+    /// Runs a step that counts its tests and returns whether all passed.
+    pub(crate) fn tests(&mut self, name: &str, step: impl FnOnce(&mut Counts) -> Result<bool>) {
+        if self.is_chosen(name) {
+            println!("\n### {name}");
+            self.enter(name.to_owned(), Kind::Test, End::of(step));
         }
-        println!("\n### {name}");
-        let outcome = Outcome::of(step);
-        self.enter(name, outcome)
     }
 
-    /// Runs steps that count their own tests, as many at the same time as there are processors, in their order; they mark
-    /// their own lines. Each comes to its end.
-    pub(crate) fn side_by_side<S>(&mut self, steps: Vec<(String, S)>) -> Result<()>
+    /// Records that a step cannot run because a preparation failed.
+    pub(crate) fn not_run(&mut self, name: &str, missing: NotReady) {
+        if self.is_chosen(name) {
+            self.steps.push(Step { name: name.to_owned(), kind: Kind::Test, end: End::NotRun(missing) });
+        }
+    }
+
+    /// Runs steps that count their tests, as many at the same time as there are processors, and begins them in their
+    /// order.
+    pub(crate) fn side_by_side<S>(&mut self, steps: Vec<(String, S)>)
     where
         S: FnOnce(&mut Counts) -> Result<bool> + Send,
     {
-        let is_meant = |name: &str| self.only.as_ref().is_none_or(|only| name.contains(only));
-        let meant: Vec<(String, S)> = steps.into_iter().filter(|(name, _)| is_meant(name)).collect();
-        let lanes = thread::available_parallelism().map_or(1, NonZero::get).min(meant.len());
-        let (waiting, ended) = (Mutex::new(meant.into_iter().enumerate()), Mutex::new(BTreeMap::new()));
+        let chosen: Vec<(String, S)> = steps.into_iter().filter(|(name, _)| self.is_chosen(name)).collect();
+        let lanes = thread::available_parallelism().map_or(1, NonZero::get).min(chosen.len());
+        let (waiting, ended) = (Mutex::new(chosen.into_iter().enumerate()), Mutex::new(BTreeMap::new()));
         let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
         let lane = || {
             while let Some((turn, (name, step))) = next() {
                 println!("\n### {name}");
-                let outcome = Outcome::of(step);
-                ended.lock().unwrap_or_else(PoisonError::into_inner).insert(turn, (name, outcome));
+                let end = End::of(step);
+                ended.lock().unwrap_or_else(PoisonError::into_inner).insert(turn, (name, end));
             }
         };
         thread::scope(|scope| (0..lanes).for_each(|_| drop(scope.spawn(lane))));
-        // All of them are entered, whichever fails.
         let ended = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let entered: Vec<Result<()>> = ended.into_values().map(|(name, it)| self.enter(&name, it)).collect();
-        entered.into_iter().collect()
-    }
-
-    fn enter(&mut self, name: &str, outcome: Outcome) -> Result<()> {
-        let Outcome { took, counts, error } = outcome;
-        self.add(name, took, counts);
-        if counts.failed == 0 {
-            return Ok(());
+        for (name, end) in ended.into_values() {
+            self.enter(name, Kind::Test, end);
         }
-        if let Some(error) = error {
-            println!("    {error:#}");
+    }
+
+    fn enter(&mut self, name: String, kind: Kind, end: End) {
+        if let End::Ran { took, counts: Counts { passed, failed }, error } = &end {
+            if let Some(error) = error {
+                println!("    {error:#}");
+            }
+            println!("    {passed} passed, {failed} failed in {}", process::elapsed(*took));
         }
-        bail!("{name}: failed")
+        self.steps.push(Step { name, kind, end });
     }
 
-    fn add(&mut self, name: &str, time: Duration, counts: Counts) {
-        self.counts.passed += counts.passed;
-        self.counts.failed += counts.failed;
-        self.steps.push((name.to_owned(), time, counts));
-        println!("    {} passed, {} failed in {}", counts.passed, counts.failed, process::elapsed(time));
+    fn counts(&self) -> Counts {
+        self.steps.iter().map(|step| step.end.counts()).fold(Counts::default(), |sum, it| Counts {
+            passed: sum.passed + it.passed,
+            failed: sum.failed + it.failed,
+        })
     }
 
-    /// Prints the steps, the total time and, as the last line, the sums.
-    pub(crate) fn close(&self) {
+    /// How many tests and checks ran, without the preparations.
+    fn ran(&self) -> u32 {
+        let tests = self.steps.iter().filter(|step| step.kind == Kind::Test);
+        tests.map(|step| step.end.counts()).map(|it| it.passed + it.failed).sum()
+    }
+
+    /// Prints the summary, whose last line counts the tests, and reports the failures. `selection` is the text by which
+    /// the command line selected tests: a run without any test is an error then.
+    pub(crate) fn close(self, selection: Option<&str>) -> Result<()> {
         println!();
-        for (name, time, Counts { passed, failed }) in &self.steps {
-            println!("{:>10}  {passed:>4} passed  {failed:>2} failed  {name}", process::elapsed(*time));
-        }
+        self.summary().iter().for_each(|line| println!("{line}"));
         println!("total time: {}", process::elapsed(self.started.elapsed()));
-        println!("{} passed, {} failed", self.counts.passed, self.counts.failed);
+        let Counts { passed, failed } = self.counts();
+        println!("{passed} passed, {failed} failed");
+        self.outcome(selection)
+    }
+
+    /// One line for each step, and after them one for each failure.
+    fn summary(&self) -> Vec<String> {
+        let (mut lines, mut failures) = (Vec::new(), Vec::new());
+        for Step { name, end, .. } in &self.steps {
+            match end {
+                End::Ran { took, counts: Counts { passed, failed }, error } => {
+                    lines.push(format!(
+                        "{:>10}  {passed:>4} passed  {failed:>2} failed  {name}",
+                        process::elapsed(*took)
+                    ));
+                    if *failed > 0 {
+                        let reason = error.as_ref().map_or(String::new(), |error| format!(": {error:#}"));
+                        failures.push(format!("failed: {name}{reason}"));
+                    }
+                }
+                End::NotRun(NotReady(missing)) => {
+                    lines.push(format!("{:>10}  {:>25}  {name}", "-", "not run"));
+                    failures.push(format!("not run: {name}: it needs `{missing}`, which failed"));
+                }
+            }
+        }
+        lines.append(&mut failures);
+        lines
+    }
+
+    fn outcome(&self, selection: Option<&str>) -> Result<()> {
+        let failed = self.steps.iter().filter(|step| step.end.counts().failed > 0).map(|step| step.name.as_str());
+        let failed: Vec<&str> = failed.collect();
+        match (failed.as_slice(), selection) {
+            ([], Some(text)) if self.ran() == 0 => bail!("nothing ran: no test or step has `{text}` in its name"),
+            ([], _) => Ok(()),
+            (names, _) => bail!("failed: {}", names.join(", ")),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Counts, Tally, bail};
+    use super::{Counts, NotReady, Tally, bail};
+
+    fn step(passed: u32, failed: u32) -> impl FnOnce(&mut Counts) -> anyhow::Result<bool> + Send {
+        move |counts| {
+            *counts = Counts { passed, failed };
+            Ok(failed == 0)
+        }
+    }
 
     #[test]
-    fn a_test_binary_tells_its_numbers() {
+    fn a_test_binary_reports_its_numbers() {
         let mut counts = Counts::default();
         counts.read("running 3 tests");
         counts.read("test result: ok. 17 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.10s");
@@ -167,47 +252,69 @@ mod tests {
     #[test]
     fn a_preparation_counts_only_when_it_fails() {
         let mut tally = Tally::start(Some("else"));
-        assert_eq!(tally.prepare("build", || Ok(7)).unwrap(), 7);
-        assert!(tally.prepare("build", || -> anyhow::Result<()> { bail!("no") }).is_err());
-        assert_eq!(tally.counts, Counts { passed: 0, failed: 1 });
+        assert_eq!(tally.prepare("build", || Ok(7)), Ok(7));
+        assert_eq!(tally.prepare("build", || -> anyhow::Result<()> { bail!("no") }), Err(NotReady("build")));
+        assert_eq!(tally.counts(), Counts { passed: 0, failed: 1 });
+        assert_eq!(tally.ran(), 0);
     }
 
     #[test]
-    fn a_step_that_was_not_asked_for_is_left_out() {
+    fn a_step_that_was_not_chosen_is_left_out() {
         let mut tally = Tally::start(Some("tidy"));
-        assert!(tally.check("lints", || bail!("no")).is_ok());
-        assert!(tally.check("tidy", || Ok(())).is_ok());
-        assert_eq!(tally.counts, Counts { passed: 1, failed: 0 });
+        tally.check("lints", || bail!("no"));
+        tally.check("tidy", || Ok(()));
+        tally.not_run("the demo", NotReady("build"));
+        assert_eq!(tally.counts(), Counts { passed: 1, failed: 0 });
+        assert!(tally.outcome(Some("tidy")).is_ok());
+        assert_eq!(tally.summary().len(), 1);
     }
 
     #[test]
     fn steps_side_by_side_all_come_to_their_end() {
         let mut tally = Tally::start(Some("kernel"));
-        let step = |passed, failed| {
-            move |counts: &mut Counts| {
-                *counts = Counts { passed, failed };
-                Ok(failed == 0)
-            }
-        };
         let steps = ["kernel 1", "kernel 2", "kernel 3", "another"].map(str::to_owned);
         let all = steps.into_iter().zip([step(2, 0), step(3, 1), step(4, 0), step(5, 0)]).collect();
-        assert_eq!(tally.side_by_side(all).unwrap_err().to_string(), "kernel 2: failed");
-        assert_eq!(tally.counts, Counts { passed: 9, failed: 1 });
+        tally.side_by_side(all);
+        assert_eq!(tally.outcome(None).unwrap_err().to_string(), "failed: kernel 2");
+        assert_eq!(tally.counts(), Counts { passed: 9, failed: 1 });
     }
 
     #[test]
-    fn a_step_that_ends_badly_has_failed() {
+    fn steps_after_one_that_failed_run_and_all_failures_are_listed() {
         let mut tally = Tally::start(None);
-        assert!(tally.check("good", || Ok(())).is_ok());
-        assert!(tally.check("bad", || bail!("no")).is_err());
-        assert!(
-            tally
-                .tests("dies", |counts| {
-                    counts.passed = 2;
-                    Ok(false)
-                })
-                .is_err()
+        tally.check("good", || Ok(()));
+        tally.check("bad", || bail!("no"));
+        tally.tests("dies", |counts| {
+            counts.passed = 2;
+            Ok(false)
+        });
+        tally.tests("later", step(4, 0));
+        assert_eq!(tally.counts(), Counts { passed: 7, failed: 2 });
+        assert_eq!(tally.summary()[4..], ["failed: bad: no", "failed: dies"]);
+        assert_eq!(tally.outcome(None).unwrap_err().to_string(), "failed: bad, dies");
+    }
+
+    #[test]
+    fn steps_whose_preparation_failed_are_listed_as_not_run() {
+        let mut tally = Tally::start(None);
+        let built = tally.prepare("build", || -> anyhow::Result<()> { bail!("no compiler") });
+        tally.not_run("the demo", built.unwrap_err());
+        tally.check("tidy", || Ok(()));
+        assert_eq!(
+            tally.summary()[3..],
+            ["failed: build: no compiler", "not run: the demo: it needs `build`, which failed"]
         );
-        assert_eq!(tally.counts, Counts { passed: 3, failed: 2 });
+        assert_eq!(tally.outcome(None).unwrap_err().to_string(), "failed: build");
+    }
+
+    #[test]
+    fn a_selection_that_matches_nothing_is_an_error() {
+        let mut tally = Tally::start(None);
+        assert!(tally.prepare("build", || Ok(())).is_ok());
+        assert!(tally.outcome(None).is_ok());
+        let error = tally.outcome(Some("no_such")).unwrap_err().to_string();
+        assert_eq!(error, "nothing ran: no test or step has `no_such` in its name");
+        tally.tests("tests: kernel", step(1, 0));
+        assert!(tally.outcome(Some("no_such")).is_ok());
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask test`: everything that must pass, on a fresh machine, in the order of cost.
+//! `cargo xtask test`: every check and test, cheap ones first. It prepares a fresh machine for them.
 
 use std::iter;
 use std::path::PathBuf;
@@ -12,69 +12,89 @@ use crate::check::{self, Check};
 use crate::demo::{self, Parts, Preparation};
 use crate::emulation::{Guest, Threads};
 use crate::leftovers::Leftovers;
-use crate::setup::{BRIEF_KERNELS, DEFAULT_KERNELS, Extent, Kernel, KernelName};
-use crate::tally::{Counts, Tally};
+use crate::setup::{BRIEF_KERNELS, DEFAULT_KERNELS, Extent, Kernel, KernelName, parse_kernels};
+use crate::tally::{Counts, NotReady, Tally};
 use crate::test_binary::{self, Kind, TestBinary};
 use crate::{build, paths, process};
 
 /// Arguments of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Kernels that the packet tests run under by emulation: 5.10, 6.1, 6.12, latest, or none.
-    #[arg(long, value_delimiter = ',', default_value = DEFAULT_KERNELS)]
-    kernels: Vec<KernelName>,
-    /// Kernels that the programs are loaded under by emulation, and no more.
-    #[arg(long, value_delimiter = ',', default_value = BRIEF_KERNELS, conflicts_with = "emulated")]
+    /// Run only the tests with this text in their names: on this machine's kernel, or with `--kernels` under those
+    /// only.
+    #[arg(long, value_name = "TEXT", conflicts_with = "emulated_cluster")]
+    filter: Option<String>,
+    /// Run only the steps with this text in their names, as the summary lists them.
+    #[arg(long, value_name = "TEXT")]
+    step: Option<String>,
+    /// Kernels that the packet tests run under, by emulation: 5.10, 6.1, 6.12, latest, or none [default: 5.10,latest;
+    /// with `--filter`: none].
+    #[arg(long, value_delimiter = ',')]
+    kernels: Option<Vec<KernelName>>,
+    /// Kernels that only load the kernel programs, by emulation.
+    #[arg(long, value_delimiter = ',', default_value = BRIEF_KERNELS, conflicts_with = "filter")]
     load_kernels: Vec<KernelName>,
-    /// Also start a real cluster on an emulated machine that has the newest of those kernels, and control groups of
-    /// version 2 alone: some 7 minutes more.
+    /// Also start a real cluster on an emulated machine with the newest of those kernels and control groups of version
+    /// 2 only: some 7 minutes more.
     #[arg(long)]
     emulated_cluster: bool,
-    /// Run only what needs a real cluster.
-    #[arg(long, conflicts_with = "only")]
+    /// Run only the steps that need a real cluster.
+    #[arg(long, conflicts_with = "step")]
     real_cluster: bool,
-    /// Run all tests of the real cluster on one that is connected so, such as `flannel-vxlan/nftables`, or on `every`
-    /// kind; the outcome goes into docs/compatibility.md.
+    /// Run all tests of the real cluster with this network, such as `flannel-vxlan/nftables`, or with `every` network;
+    /// the result is written to docs/compatibility.md.
     #[arg(long, value_name = "CNI/KUBE-PROXY", requires = "real_cluster")]
     network: Vec<String>,
-    /// Run only the steps with this text in their name, as the list at the end shows them.
-    #[arg(long, value_name = "TEXT")]
-    only: Option<String>,
-    /// Under emulated kernels, run only the tests with this text in their names.
-    #[arg(long, value_name = "TEXT", requires = "only")]
-    emulated: Option<String>,
 }
 
-/// In the names of the steps that need a real cluster.
+impl Options {
+    /// The kernels to emulate for packet tests, the newest one last.
+    fn emulated_kernels(&self) -> Vec<Kernel> {
+        let default = if self.filter.is_some() { "none" } else { DEFAULT_KERNELS };
+        let names = self.kernels.clone().unwrap_or_else(|| parse_kernels(default));
+        names.iter().filter_map(|name| name.0).collect()
+    }
+
+    /// Whether tests run on this machine's kernel.
+    fn is_on_host(&self) -> bool {
+        self.filter.is_none() || self.emulated_kernels().is_empty()
+    }
+}
+
+/// Part of the names of all steps that need a real cluster.
 const REAL_CLUSTER: &str = "real cluster";
 
-/// Far beyond what any set of tests takes on two cores; a set that hangs ends there.
+const DEMO: &str = "the demo";
+
+/// The time limit of one test binary: far more than any takes on two cores.
 const BINARY_DEADLINE: Duration = Duration::from_mins(20);
 
-/// The same for all ways to connect a cluster, one after the other.
+/// The time limit of the real cluster's tests with several networks, one after the other.
 const NETWORKS_DEADLINE: Duration = Duration::from_hours(2);
 
-/// Emulation is ten to thirty times slower, but only the packet tests run there, and a few stories: guests side by side
-/// take some 35 minutes, and 45 on a slow machine.
+/// The time limit of a guest. Emulation is ten to thirty times slower; guests side by side take some 35 minutes, and 45
+/// on a slow machine.
 const GUEST_DEADLINE: Duration = Duration::from_hours(1);
 
-/// What the names of the tests begin with that load every program: as the agent does, and as whoever loads them ahead of it.
+/// The beginning of the names of the tests that load every kernel program, as the agent does and as `npl-agent load`
+/// does.
 const LOADING_TESTS: &str = "every_program_loads";
 
-/// What is told of the agent on an emulated machine, one after the other: the story of a bond, which not every kernel has, and
-/// the one that sets the clock of its machine.
-const OWN_MACHINE_STORIES: [&str; 4] = ["--test-threads=1", "--include-ignored", "bond::", "clock::"];
+/// Arguments for the agent's tests on an emulated machine: those of a bond, which not every kernel has, and those that
+/// set the machine's clock.
+const OWN_MACHINE_TESTS: [&str; 4] = ["--test-threads=1", "--include-ignored", "bond::", "clock::"];
 
-/// What is told of a real cluster on a machine with another kernel and control groups of version 2 alone.
-const EMULATED_STORIES: [&str; 3] = ["the_agent_is_ready", "every_client_is_answered", "a_node_reaches_its_own_pods"];
+/// The tests of a real cluster on an emulated machine.
+const EMULATED_CLUSTER_TESTS: [&str; 3] =
+    ["the_agent_is_ready", "every_client_is_answered", "a_node_reaches_its_own_pods"];
 
-/// How much longer everything may take there.
+/// The factor for all deadlines on an emulated machine.
 const EMULATED_PATIENCE: &str = "15";
 
-/// Where Debian and the upstream archive put what connects Pods.
+/// Folders in which Debian and the upstream release install CNI plug-ins.
 const CNI_FOLDERS: [&str; 2] = ["/usr/lib/cni", "/opt/cni/bin"];
 
-/// What Nodes run beside the tools of every guest.
+/// Programs of Nodes, beyond the tools of every guest.
 const NODE_PROGRAMS: [&str; 13] = [
     "containerd",
     "containerd-shim-runc-v2",
@@ -91,40 +111,56 @@ const NODE_PROGRAMS: [&str; 13] = [
     "umount",
 ];
 
-/// Runs everything until something fails; the last line says how many passed and failed.
+/// Runs every step; the last line counts the tests that passed and failed.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let only = if options.real_cluster { Some(REAL_CLUSTER) } else { options.only.as_deref() };
-    let mut tally = Tally::start(only);
-    let outcome = run_all(options, &mut tally);
-    tally.close();
-    outcome
+    let step = if options.real_cluster { Some(REAL_CLUSTER) } else { options.step.as_deref() };
+    let mut tally = Tally::start(step);
+    run_all(options, &mut tally);
+    tally.close(options.filter.as_deref().or(options.step.as_deref()))
 }
 
-fn run_all(options: &Options, tally: &mut Tally) -> Result<()> {
-    let preparation = tally.prepare("requirements", || Preparation::begin(Extent::Flannel))?;
-    for Check { name, run } in check::STATIC {
-        tally.check(name, run)?;
+fn run_all(options: &Options, tally: &mut Tally) {
+    let preparation = tally.prepare("requirements", || Preparation::begin(Extent::Flannel));
+    if options.filter.is_none() {
+        for Check { name, run } in check::STATIC {
+            tally.check(name, run);
+        }
     }
-    tally.tests("unit tests of xtask", |counts| run_tests(check::own_tests(), BINARY_DEADLINE, counts))?;
-    let agent_built = tally.prepare("build of the agent", || preparation.build_agent(&[]))?;
-    let binaries = tally.prepare("build of the tests", || test_binary::compile(&mut tests()))?;
-    tally.prepare("images", || agent_built.pack_images())?;
-    let parts = tally.prepare("build of Kubernetes", || agent_built.finish())?;
+    if options.is_on_host() {
+        run_own_tests(options, tally);
+    }
+    let agent_built = preparation.and_then(|it| tally.prepare("build of the agent", || it.build_agent(&[])));
+    let binaries = ready(&agent_built)
+        .and_then(|_built| tally.prepare("build of the tests", || test_binary::compile(&mut tests())));
+    let images = ready(&agent_built).and_then(|it| tally.prepare("images", || it.pack_images()));
+    let parts = agent_built.and_then(|it| tally.prepare("build of Kubernetes", || it.finish()));
+    let before = ready(&binaries).and_then(|_built| tally.prepare("a look at the machine", Leftovers::look));
+    match binaries {
+        Ok(binaries) => Suite { options, binaries, images, parts, before }.run(tally),
+        Err(missing) => {
+            tally.not_run("tests of npl-common, npl-agent and npl-testkit, and those under emulated kernels", missing);
+            tally.not_run(DEMO, missing);
+        }
+    }
+}
 
-    let before = Leftovers::look()?;
-    for binary in binaries.iter().filter(|binary| binary.kind <= Kind::Kernel) {
-        run_binary(binary, &parts, tally)?;
+fn ready<T>(product: &Result<T, NotReady>) -> Result<&T, NotReady> {
+    product.as_ref().map_err(|missing| *missing)
+}
+
+/// Runs the unit tests of xtask, which are compiled separately.
+fn run_own_tests(options: &Options, tally: &mut Tally) {
+    let name = "unit tests of xtask";
+    let mut command = check::own_tests();
+    if let Some(filter) = options.filter.as_deref().filter(|_filter| tally.is_chosen(name)) {
+        let mut list = check::own_tests();
+        match test_binary::listed(list.args(["--", "--list", filter])) {
+            Ok(tests) if tests.is_empty() => return,
+            Ok(_tests) => drop(command.args(["--", filter])),
+            Err(error) => return tally.check(name, || Err(error)),
+        }
     }
-    run_emulated(options, &binaries, &parts, tally)?;
-    for binary in binaries.iter().filter(|binary| binary.kind == Kind::Agent) {
-        run_binary(binary, &parts, tally)?;
-    }
-    let networks: Vec<&str> = options.network.iter().flat_map(|network| ["--network", network]).collect();
-    for binary in binaries.iter().filter(|binary| binary.kind == Kind::RealCluster) {
-        run_binary_with(binary, &networks, &parts, tally)?;
-    }
-    tally.check("the demo", || process::run(&mut demo::command(&parts, &[])))?;
-    tally.check("nothing is left behind, also of the real cluster", || Leftovers::check_against(&before))
+    tally.tests(name, |counts| run_tests(command, BINARY_DEADLINE, counts));
 }
 
 fn tests() -> Command {
@@ -133,25 +169,129 @@ fn tests() -> Command {
     command
 }
 
-fn run_binary(binary: &TestBinary, parts: &Parts, tally: &mut Tally) -> Result<()> {
-    run_binary_with(binary, &[], parts, tally)
+/// The compiled tests, and the products that they need or the preparations that failed.
+struct Suite<'a> {
+    options: &'a Options,
+    binaries: Vec<TestBinary>,
+    images: Result<(), NotReady>,
+    parts: Result<Parts, NotReady>,
+    before: Result<Leftovers, NotReady>,
 }
 
-fn run_binary_with(binary: &TestBinary, arguments: &[&str], parts: &Parts, tally: &mut Tally) -> Result<()> {
-    let mut command = binary.command();
-    parts.pass_to(command.args(arguments));
-    let deadline = if arguments.is_empty() { BINARY_DEADLINE } else { NETWORKS_DEADLINE };
-    let name = match binary.kind {
-        Kind::Unit => format!("unit tests of {}", binary.name),
-        Kind::TestKit | Kind::Kernel | Kind::Agent => format!("tests: {}", binary.name),
-        Kind::RealCluster => format!("tests: {}, on a {REAL_CLUSTER}", binary.name),
-    };
-    tally.tests(&name, |counts| Ok(run_tests(command, deadline, counts)? && proves_something(binary, *counts)))
-}
+impl Suite<'_> {
+    fn run(&self, tally: &mut Tally) {
+        self.run_kinds(|kind| kind <= Kind::Kernel, tally);
+        self.run_emulated(tally);
+        self.run_kinds(|kind| kind > Kind::Kernel, tally);
+        if self.options.filter.is_some() {
+            return;
+        }
+        match &self.parts {
+            Ok(parts) => tally.check(DEMO, || process::run(&mut demo::command(parts, &[]))),
+            Err(missing) => tally.not_run(DEMO, *missing),
+        }
+        let name = format!("nothing is left behind, also of the {REAL_CLUSTER}");
+        match &self.before {
+            Ok(before) => tally.check(&name, || before.check()),
+            Err(missing) => tally.not_run(&name, *missing),
+        }
+    }
 
-/// A module may have no unit tests, but a set of tests that runs none is a mistake.
-fn proves_something(binary: &TestBinary, counts: Counts) -> bool {
-    binary.kind == Kind::Unit || counts.passed > 0
+    fn of_kind(&self, kind: Kind) -> impl Iterator<Item = &TestBinary> {
+        self.binaries.iter().filter(move |binary| binary.kind == kind)
+    }
+
+    fn run_kinds(&self, is_wanted: impl Fn(Kind) -> bool, tally: &mut Tally) {
+        if self.options.is_on_host() {
+            self.binaries.iter().filter(|binary| is_wanted(binary.kind)).for_each(|it| self.run_binary(it, tally));
+        }
+    }
+
+    fn run_binary(&self, binary: &TestBinary, tally: &mut Tally) {
+        let name = match binary.kind {
+            Kind::Unit => format!("unit tests of {}", binary.name),
+            Kind::TestKit | Kind::Kernel | Kind::Agent => format!("tests: {}", binary.name),
+            Kind::RealCluster => format!("tests: {}, on a {REAL_CLUSTER}", binary.name),
+        };
+        if !tally.is_chosen(&name) {
+            return;
+        }
+        match self.has_tests(binary) {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(error) => return tally.check(&name, || Err(error)),
+        }
+        if let Err(missing) = self.requirements(binary.kind) {
+            return tally.not_run(&name, missing);
+        }
+        let networks = self.options.network.iter().filter(|_network| binary.kind == Kind::RealCluster);
+        let mut arguments: Vec<&str> = networks.flat_map(|network| ["--network", network]).collect();
+        let deadline = if arguments.is_empty() { BINARY_DEADLINE } else { NETWORKS_DEADLINE };
+        arguments.extend(self.options.filter.as_deref());
+        let mut command = binary.command();
+        command.args(arguments);
+        match &self.parts {
+            Ok(parts) => parts.pass_to(&mut command),
+            Err(_not_needed) => demo::pass_objects_to(&mut command),
+        }
+        // A module may have no unit tests, but an integration test that runs none is a mistake.
+        let may_be_empty = binary.kind == Kind::Unit;
+        tally.tests(&name, |counts| Ok(run_tests(command, deadline, counts)? && (may_be_empty || counts.passed > 0)));
+    }
+
+    /// Whether the binary has tests that were selected.
+    fn has_tests(&self, binary: &TestBinary) -> Result<bool> {
+        self.options.filter.as_deref().map_or(Ok(true), |filter| binary.has_test(filter))
+    }
+
+    /// Checks the products that tests of a kind need in addition to their binary.
+    fn requirements(&self, kind: Kind) -> Result<(), NotReady> {
+        match kind {
+            Kind::Unit | Kind::Kernel => Ok(()),
+            Kind::TestKit | Kind::Agent => ready(&self.parts).map(drop),
+            Kind::RealCluster => self.images.and(ready(&self.parts).map(drop)),
+        }
+    }
+
+    /// Runs guests side by side, since each uses one processor; the longest begin.
+    fn run_emulated(&self, tally: &mut Tally) {
+        let (options, kernels) = (self.options, self.options.emulated_kernels());
+        let Some(newest) = kernels.last().copied() else { return };
+        // One test at a time: two emulated processors are just fast enough for one network.
+        let arguments: Vec<_> = iter::once("--test-threads=1").chain(options.filter.as_deref()).collect();
+        let mut guests = Vec::new();
+        for binary in self.of_kind(Kind::Kernel) {
+            match self.has_tests(binary) {
+                Ok(false) => {}
+                Ok(true) => guests.extend(kernels.iter().map(|it| guest_for_packets(*it, binary, "", &arguments))),
+                Err(error) => tally.check(&format!("tests: {}, emulated", binary.name), || Err(error)),
+            }
+        }
+        if options.filter.is_none() {
+            for binary in self.of_kind(Kind::Agent) {
+                match &self.parts {
+                    Ok(parts) => guests.push(guest_with_clock(newest, binary, parts)),
+                    Err(missing) => tally.not_run(&clock_step(newest, binary), *missing),
+                }
+            }
+            let only_loaded = || options.load_kernels.iter().filter_map(|it| it.0).filter(|it| !kernels.contains(it));
+            for binary in self.of_kind(Kind::Kernel) {
+                guests.extend(only_loaded().map(|it| guest_for_packets(it, binary, ", loading", &[LOADING_TESTS])));
+            }
+        }
+        let step = |(name, guest): (String, Guest)| (name, move |counts: &mut Counts| run_guest(&guest, counts));
+        tally.side_by_side(guests.into_iter().map(step).collect());
+        for binary in self.of_kind(Kind::RealCluster).filter(|_binary| options.emulated_cluster) {
+            let name = nodes_step(newest, binary);
+            match self.images.and(ready(&self.parts)) {
+                Ok(parts) => {
+                    let guest = guest_with_nodes(newest, binary, parts);
+                    tally.tests(&name, |counts| run_guest(&guest, counts));
+                }
+                Err(missing) => tally.not_run(&name, missing),
+            }
+        }
+    }
 }
 
 fn run_tests(command: Command, deadline: Duration, counts: &mut Counts) -> Result<bool> {
@@ -166,36 +306,7 @@ fn run_tests(command: Command, deadline: Duration, counts: &mut Counts) -> Resul
     Ok(status.success())
 }
 
-/// Side by side: a guest keeps one processor busy. What takes longest begins.
-fn run_emulated(options: &Options, binaries: &[TestBinary], parts: &Parts, tally: &mut Tally) -> Result<()> {
-    let kernels: Vec<Kernel> = options.kernels.iter().filter_map(|name| name.0).collect();
-    let Some(newest) = kernels.last() else { return Ok(()) };
-    let of_kind = |kind| binaries.iter().filter(move |binary| binary.kind == kind);
-    // One at a time: two emulated processors are slow enough for one network.
-    let arguments: Vec<_> = iter::once("--test-threads=1").chain(options.emulated.as_deref()).collect();
-    let mut guests = Vec::new();
-    for binary in of_kind(Kind::Kernel) {
-        guests.extend(kernels.iter().map(|kernel| guest_for_packets(*kernel, binary, "", &arguments)));
-    }
-    if options.emulated.is_none() {
-        guests.extend(of_kind(Kind::Agent).map(|binary| guest_with_clock(*newest, binary, parts)));
-        let only_loaded = || options.load_kernels.iter().filter_map(|it| it.0).filter(|it| !kernels.contains(it));
-        for binary in of_kind(Kind::Kernel) {
-            guests.extend(only_loaded().map(|it| guest_for_packets(it, binary, ", loading", &[LOADING_TESTS])));
-        }
-    }
-    let step = |(name, guest): (String, Guest)| (name, move |counts: &mut Counts| run_guest(&guest, counts));
-    tally.side_by_side(guests.into_iter().map(step).collect())?;
-    if options.emulated_cluster {
-        for binary in of_kind(Kind::RealCluster) {
-            let (name, guest) = guest_with_nodes(*newest, binary, parts);
-            tally.tests(&name, |counts| run_guest(&guest, counts))?;
-        }
-    }
-    Ok(())
-}
-
-/// What a guest is told to run has a name: one that meets no test is a mistake.
+/// Runs a guest. Its tests are selected by name, so that a guest without tests is a mistake.
 fn run_guest(guest: &Guest, counts: &mut Counts) -> Result<bool> {
     let is_success = guest.run(GUEST_DEADLINE, |line| {
         counts.read(line);
@@ -204,34 +315,82 @@ fn run_guest(guest: &Guest, counts: &mut Counts) -> Result<bool> {
     Ok(is_success && counts.passed > 0)
 }
 
-/// What a step is called, and the guest that it is; so all of the following.
-fn guest_for_packets(kernel: Kernel, binary: &TestBinary, what: &str, arguments: &[&str]) -> (String, Guest) {
+/// The name of a step and its guest.
+fn guest_for_packets(kernel: Kernel, binary: &TestBinary, scope: &str, arguments: &[&str]) -> (String, Guest) {
     let mut test = Command::new(&binary.executable);
     test.args(arguments);
-    (format!("tests: {}{what} under kernel {kernel}, emulated", binary.name), Guest::for_packets(kernel, test))
+    (format!("tests: {}{scope} under kernel {kernel}, emulated", binary.name), Guest::for_packets(kernel, test))
 }
 
-/// A guest with an API server and an agent, and a clock that is nobody else's.
+fn clock_step(kernel: Kernel, binary: &TestBinary) -> String {
+    format!("tests: {} on a bond, and while its clock is set, under kernel {kernel}, emulated", binary.name)
+}
+
+/// A guest with an API server and an agent, whose clock no other process depends on.
 fn guest_with_clock(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> (String, Guest) {
-    let name = format!("tests: {} on a bond, and while its clock is set, under kernel {kernel}, emulated", binary.name);
     let mut test = Command::new(&binary.executable);
-    test.args(OWN_MACHINE_STORIES).env("NPL_PATIENCE", EMULATED_PATIENCE);
+    test.args(OWN_MACHINE_TESTS).env("NPL_PATIENCE", EMULATED_PATIENCE);
     parts.pass_to(&mut test);
     let copies = parts.of_agent().chain([paths::root().join("deploy")]).collect();
     let (threads, programs) = (Threads::One, &["kubectl"]);
-    (name, Guest { name: "clock".to_owned(), kernel, threads, memory_megabytes: 4096, test, programs, copies })
+    let guest = Guest { name: "clock".to_owned(), kernel, threads, memory_megabytes: 4096, test, programs, copies };
+    (clock_step(kernel, binary), guest)
 }
 
-/// A guest in which a real cluster starts, which takes both processors at the same time: by turns, it never stood.
-fn guest_with_nodes(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> (String, Guest) {
-    let name = format!("tests: {} on control groups 2 alone, under kernel {kernel}, emulated", binary.name);
+fn nodes_step(kernel: Kernel, binary: &TestBinary) -> String {
+    format!("tests: {} on control groups 2 alone, under kernel {kernel}, emulated", binary.name)
+}
+
+/// A guest in which a real cluster starts. It uses both processors at the same time: by turns, the cluster never came
+/// up.
+fn guest_with_nodes(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> Guest {
     let mut test = Command::new(&binary.executable);
-    test.args(["--network", "bridge/iptables"]).args(EMULATED_STORIES).env("NPL_PATIENCE", EMULATED_PATIENCE);
+    test.args(["--network", "bridge/iptables"]).args(EMULATED_CLUSTER_TESTS).env("NPL_PATIENCE", EMULATED_PATIENCE);
     parts.pass_to(&mut test);
     let of_repository = ["deploy", "npl-testkit/tests/cluster/manifests"].map(|path| paths::root().join(path));
     let folders = CNI_FOLDERS.map(PathBuf::from).into_iter().filter(|folder| folder.is_dir());
     let own = [build::built_folder().join("npl-cluster")];
     let copies = parts.of_nodes().chain(own).chain(of_repository).chain(folders).collect();
     let (threads, programs) = (Threads::Each, &NODE_PROGRAMS);
-    (name, Guest { name: "nodes".to_owned(), kernel, threads, memory_megabytes: 6144, test, programs, copies })
+    Guest { name: "nodes".to_owned(), kernel, threads, memory_megabytes: 6144, test, programs, copies }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::Options;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn parse(line: &str) -> Result<Options, clap::Error> {
+        Line::try_parse_from(format!("test {line}").split_whitespace()).map(|line| line.options)
+    }
+
+    #[test]
+    fn a_filter_runs_on_the_host_or_under_the_given_kernels() {
+        for (line, is_on_host, kernels) in [
+            ("", true, "5.10,latest"),
+            ("--kernels none", true, ""),
+            ("--filter sctp", true, ""),
+            ("--filter sctp --kernels 5.10,6.1", false, "5.10,6.1"),
+            ("--filter sctp --kernels none", true, ""),
+            ("--real-cluster --network every --filter drained", true, ""),
+        ] {
+            let options = parse(line).unwrap();
+            let emulated: Vec<String> = options.emulated_kernels().iter().map(ToString::to_string).collect();
+            assert_eq!((options.is_on_host(), emulated.join(",").as_str()), (is_on_host, kernels), "{line}");
+        }
+    }
+
+    #[test]
+    fn options_that_exclude_each_other_are_refused() {
+        for line in ["--filter a --load-kernels 6.1", "--filter a --emulated-cluster", "--real-cluster --step a"] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
 }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The test binaries that cargo built, in the order in which they are run.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result};
+use serde_json::Value;
 
 use crate::process;
 
@@ -15,57 +17,71 @@ pub(crate) struct TestBinary {
     pub(crate) name: String,
     pub(crate) kind: Kind,
     pub(crate) executable: PathBuf,
-    /// The folder that cargo would run it in.
+    /// The working directory, as cargo sets it.
     folder: PathBuf,
 }
 
-/// What a test binary needs, in the order of cost.
+/// The requirements of a test binary, in the order of cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
-    /// Nothing: beside the code that it tests.
+    /// None: unit tests beside the code.
     Unit,
-    /// Namespaces.
+    /// Root, for network namespaces.
     TestKit,
-    /// Namespaces and the kernel programs; runs under other kernels too.
+    /// Root and the kernel programs; these tests also run under emulated kernels.
     Kernel,
-    /// The agent, and a real API server.
+    /// The agent and a real API server.
     Agent,
-    /// The agent's image, and real Nodes.
+    /// The agent's image and real Nodes.
     RealCluster,
 }
 
 impl TestBinary {
-    /// A command that runs its tests.
+    /// A command that runs the tests.
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(&self.executable);
         command.current_dir(&self.folder);
         command
     }
 
-    /// From a line of cargo's messages, if it tells of a test binary.
+    /// Whether a test with `filter` in its name runs; ignored tests run on machines of their own only.
+    pub(crate) fn has_test(&self, filter: &str) -> Result<bool> {
+        let mut ignored = BTreeSet::new();
+        // The real cluster's harness ignores no test and has no such option.
+        if self.kind != Kind::RealCluster {
+            ignored = listed(self.command().args(["--list", "--ignored", filter]))?;
+        }
+        Ok(listed(self.command().args(["--list", filter]))?.difference(&ignored).next().is_some())
+    }
+
+    /// Reads a line of cargo's messages; none if it describes no test binary.
     fn from_message(message: &str) -> Option<Self> {
-        // A target also says `"test":true`, of a program that has tests; only the profile tells what was built.
-        let profile = message.split_once(r#""profile":{"#)?.1.split('}').next()?;
-        if !message.contains(r#""reason":"compiler-artifact""#) || !profile.contains(r#""test":true"#) {
+        let message: Value = serde_json::from_str(message).ok()?;
+        // The target also has a field `test`, which is true for every program that has tests.
+        if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
             return None;
         }
-        let (_, target) = message.split_once(r#""target":"#)?;
-        let name = text_after(target, r#""name":""#)?;
-        let kind = match text_after(target, r#""kind":[""#)? {
+        let name = message["target"]["name"].as_str()?;
+        let kind = match message["target"]["kind"][0].as_str()? {
             "test" if name.starts_with("testkit") => Kind::TestKit,
             "test" if name.starts_with("kernel") => Kind::Kernel,
             "test" if name.starts_with("cluster") => Kind::RealCluster,
             "test" => Kind::Agent,
             _ => Kind::Unit,
         };
-        let manifest = Path::new(text_after(message, r#""manifest_path":""#)?);
         Some(Self {
             name: name.to_owned(),
             kind,
-            executable: text_after(message, r#""executable":""#)?.into(),
-            folder: manifest.parent()?.to_owned(),
+            executable: message["executable"].as_str()?.into(),
+            folder: Path::new(message["manifest_path"].as_str()?).parent()?.to_owned(),
         })
     }
+}
+
+/// The tests that a command lists, in lines like `module::name: test`.
+pub(crate) fn listed(list: &mut Command) -> Result<BTreeSet<String>> {
+    let output = process::ask(list)?;
+    Ok(output.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
 }
 
 /// Compiles tests without running them.
@@ -80,18 +96,33 @@ pub(crate) fn compile(cargo_test: &mut Command) -> Result<Vec<TestBinary>> {
     Ok(binaries)
 }
 
-fn text_after<'a>(message: &'a str, key: &str) -> Option<&'a str> {
-    message.split_once(key)?.1.split('"').next()
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Kind, TestBinary};
+    use std::env;
+    use std::process::Command;
+
+    use super::{Kind, TestBinary, listed};
+
+    #[test]
+    fn a_test_is_found_by_a_part_of_its_name() {
+        let executable = env::current_exe().unwrap();
+        let folder = env::current_dir().unwrap();
+        let own = TestBinary { name: "xtask".to_owned(), kind: Kind::Unit, executable, folder };
+        assert!(own.has_test("found_by_a_part_of").unwrap());
+        assert!(!own.has_test("no_test_has_this_name").unwrap());
+    }
+
+    #[test]
+    fn tests_are_listed_by_their_harness() {
+        let mut list = Command::new("printf");
+        list.arg("a::b: test\nc: benchmark\n\n1 test, 1 benchmark\n");
+        assert_eq!(listed(&mut list).unwrap().into_iter().collect::<Vec<_>>(), ["a::b"]);
+    }
 
     const MESSAGE: &str = r#"{"reason":"compiler-artifact","package_id":"path+file:///p#0.1.0","manifest_path":"/p/k/Cargo.toml","target":{"kind":["test"],"crate_types":["bin"],"name":"kernel","src_path":"/p/k/tests/kernel/main.rs"},"profile":{"opt_level":"3","test":true},"features":[],"filenames":["/t/kernel-1"],"executable":"/t/kernel-1","fresh":true}"#;
 
     #[test]
-    fn cargo_says_what_it_built() {
+    fn a_message_of_cargo_describes_a_test_binary() {
         let binary = TestBinary::from_message(MESSAGE).unwrap();
         assert_eq!((binary.name.as_str(), binary.kind), ("kernel", Kind::Kernel));
         assert_eq!(binary.executable.to_str(), Some("/t/kernel-1"));
@@ -99,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_tells_what_a_set_of_tests_needs() {
+    fn the_name_decides_the_requirements() {
         let kind = |name: &str| {
             let message = MESSAGE.replace(r#""name":"kernel""#, &format!(r#""name":"{name}""#));
             TestBinary::from_message(&message).unwrap().kind
@@ -111,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_test_is_left_out() {
+    fn other_messages_are_ignored() {
         let program = MESSAGE
             .replace(r#""test":true"#, r#""test":false"#)
             .replace(r#"main.rs"}"#, r#"main.rs","doctest":false,"test":true}"#);

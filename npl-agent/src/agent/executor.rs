@@ -4,6 +4,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
 use tracing::{debug, info};
 
 use crate::{
@@ -13,7 +14,6 @@ use crate::{
     },
     datapath::{Datapath, DatapathError},
     kube::{
-        backoff::random_part_of,
         patch::{Class, PatchError, Patched, PodPatcher},
         writes::Writes,
     },
@@ -21,10 +21,10 @@ use crate::{
     sockets::{Reservations, ReserveError},
 };
 
-/// The retry delay after the first failure; it doubles up to [`LONGEST_WAIT`].
+/// The delay after the first failure; it doubles up to [`LONGEST_WAIT`].
 const FIRST_WAIT: Duration = Duration::from_millis(250);
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
-/// The minimal delay if a person has to grant a permission first.
+/// The shortest delay after a denial, which lasts until a person changes permissions.
 const DENIED_WAIT: Duration = Duration::from_mins(1);
 
 /// Why an operation failed.
@@ -67,10 +67,10 @@ pub struct Executor {
     /// The guard follows mappings and policy routing; no operation changes its table.
     pub guard: Guard,
     writes: Writes,
-    failures: BTreeMap<BackoffKey, u32>,
+    failures: BTreeMap<BackoffKey, ExponentialBackoff>,
 }
 
-/// The subject of repeated failures, as the key of its back-off.
+/// Each has a back-off of its own.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum BackoffKey {
     Port(Frontend),
@@ -190,10 +190,9 @@ impl Executor {
         self.failures.remove(&BackoffKey::of(op));
     }
 
-    /// The delay before a retry, longer after each failure.
+    /// The delay before the op is retried, which grows with each failure.
     pub fn back_off(&mut self, op: &Op, error: &OpError) -> Duration {
-        let failures = self.failures.entry(BackoffKey::of(op)).or_insert(0);
-        *failures = failures.saturating_add(1);
+        let delays = self.failures.entry(BackoffKey::of(op)).or_insert_with(delays);
         let at_least = match error {
             OpError::Patch(error) => match error.class() {
                 Class::Denied => DENIED_WAIT,
@@ -202,7 +201,7 @@ impl Executor {
             },
             OpError::Datapath(_) | OpError::Reserve(_) | OpError::RecentTraffic { .. } => Duration::ZERO,
         };
-        wait(*failures, at_least)
+        wait(delays, at_least)
     }
 }
 
@@ -211,33 +210,37 @@ const fn mapping(op: &Op) -> Option<(Frontend, Backend)> {
     if let Op::UpsertMapping(frontend, backend) = op { Some((*frontend, *backend)) } else { None }
 }
 
-/// Half of the delay is random: an API server that rejects half of forty simultaneous patches would reject half of
-/// simultaneous retries.
-fn wait(failures: u32, at_least: Duration) -> Duration {
-    let doubled = FIRST_WAIT.saturating_mul(1 << failures.saturating_sub(1).min(10)).min(LONGEST_WAIT);
-    let shortest = doubled.max(at_least);
-    shortest + random_part_of(shortest / 2)
+fn delays() -> ExponentialBackoff {
+    ExponentialBuilder::new().with_min_delay(FIRST_WAIT).with_max_delay(LONGEST_WAIT).without_max_times().build()
+}
+
+/// The next delay, but at least `at_least`, and a random part. An API server that refuses half of forty simultaneous patches would
+/// refuse half of their simultaneous retries. Not backon's jitter, which would not apply to `at_least`.
+fn wait(delays: &mut ExponentialBackoff, at_least: Duration) -> Duration {
+    let shortest = delays.next().unwrap_or(LONGEST_WAIT).max(at_least);
+    shortest + shortest.mul_f32(fastrand::f32() / 2.0)
 }
 
 #[cfg(test)]
 mod tests {
     use std::{collections::BTreeSet, time::Duration};
 
-    use super::{DENIED_WAIT, FIRST_WAIT, LONGEST_WAIT, wait};
+    use super::{DENIED_WAIT, FIRST_WAIT, LONGEST_WAIT, delays, wait};
 
     #[test]
     fn waits_double_up_to_the_longest_and_are_never_shorter_than_asked_for() {
-        for (failures, shortest) in [(1, FIRST_WAIT), (2, 2 * FIRST_WAIT), (20, LONGEST_WAIT), (u32::MAX, LONGEST_WAIT)]
-        {
-            let wait = wait(failures, Duration::ZERO);
+        for (failures, shortest) in [(1, FIRST_WAIT), (2, 2 * FIRST_WAIT), (20, LONGEST_WAIT), (10_000, LONGEST_WAIT)] {
+            let mut delays = delays();
+            assert_eq!(delays.by_ref().take(failures - 1).count(), failures - 1);
+            let wait = wait(&mut delays, Duration::ZERO);
             assert!(wait >= shortest && wait <= shortest * 3 / 2, "{failures}: {wait:?}");
         }
-        assert!(wait(1, DENIED_WAIT) >= DENIED_WAIT);
+        assert!(wait(&mut delays(), DENIED_WAIT) >= DENIED_WAIT);
     }
 
     #[test]
     fn simultaneous_failures_are_retried_at_different_times() {
-        let waits: BTreeSet<Duration> = (0..40).map(|_| wait(1, Duration::from_secs(1))).collect();
+        let waits: BTreeSet<Duration> = (0..40).map(|_| wait(&mut delays(), Duration::from_secs(1))).collect();
         assert!(waits.len() > 20, "{waits:?}");
     }
 }

@@ -12,13 +12,16 @@ use std::{
 use tracing::{debug, warn};
 
 use crate::{
-    core::{flows::half_open::HalfOpenExpiry, model::last::Last},
+    core::{
+        flows::half_open::{HalfOpenExpiry, SWEEP_INTERVAL_NS},
+        model::last::Last,
+    },
     datapath::{DatapathError, Pins, Tables, kernel_clock},
     process::error_chain::ErrorChain,
 };
 
 /// The time between two scans.
-const EVERY: Duration = Duration::from_secs(10);
+const EVERY: Duration = Duration::from_nanos(SWEEP_INTERVAL_NS);
 
 /// The thread, which ends when this is dropped.
 #[derive(Debug)]

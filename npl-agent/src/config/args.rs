@@ -1,126 +1,163 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The command line: text and numbers as they were typed. [`crate::config`] makes sense of them.
+//! The command line: clap checks each value as it parses it, with the functions of [`super::value`].
 
-use std::path::PathBuf;
+use std::{collections::BTreeSet, net::SocketAddr, path::PathBuf, time::Duration};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{
+    Args, Parser, Subcommand, ValueEnum,
+    builder::{PathBufValueParser, TypedValueParser as _},
+};
 
-use crate::process::telemetry::LogFormat;
+use super::value;
+use crate::{
+    core::{
+        devices::{DeviceSelection, redirect::Forwarding, xdp::Attach},
+        model::{
+            Protocol,
+            settings::{AnnotationFormat, NodeIpSource, PortRange},
+        },
+    },
+    datapath::CgroupSelection,
+    nft_guard::GuardMode,
+    process::telemetry::LogFormat,
+};
 
-/// NodePortLocal for every Kubernetes CNI: a port of the Node for each port of a Pod that an enabled Service selects.
+/// NodePortLocal for every Kubernetes CNI: maps a port of the Node to each Pod port that an enabled Service selects.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "npl-agent", version, propagate_version = true)]
 pub struct Cli {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to do.
+/// The subcommands.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Command {
-    /// Serve this Node until told to stop; the datapath goes on translating afterwards.
+    /// Run the agent on this Node. The kernel programs keep translating after the agent stops.
     Run(Box<RunArgs>),
-    /// Show what is attached and what has been counted, read from the kernel, with or without a running agent.
+    /// Show attached programs and packet counters. Reads the kernel, so it works with and without a running agent.
     Status(ViewArgs),
-    /// Show the mappings, read from the kernel, with or without a running agent.
+    /// Show the mappings of this Node. Reads the kernel, so it works with and without a running agent.
     Mappings(ViewArgs),
-    /// Check kernel, rights and settings of this Node, and say what is wrong and what to do, with or without a running agent.
-    /// Changes nothing. Ends with 1 if something keeps node ports from working.
+    /// Check this Node's kernel, capabilities and settings, and print each finding with its remedy. Changes nothing, and works
+    /// with and without a running agent. Exits with 1 if a finding keeps node ports from working.
     Doctor(ViewArgs),
-    /// Load the programs and leave them to the agent, which runs with fewer rights. With `CAP_PERFMON`, the kernel takes them as
-    /// they are; without it, nothing is done.
+    /// Load the kernel programs ahead of an agent that runs with fewer capabilities. With `CAP_PERFMON`, the kernel omits its
+    /// Spectre mitigations from them, which makes them faster; without `CAP_PERFMON`, load does nothing.
     Load(LoadArgs),
-    /// Remove everything that any agent of this Node has left in the kernel. Translation stops.
+    /// Remove everything that npl-agent has left in this Node's kernel. Translation stops and connections break.
     Cleanup(ViewArgs),
 }
 
 /// Flags of `run`.
 #[derive(Debug, Clone, Args)]
 pub struct RunArgs {
-    /// Name of the Node that the agent runs on, as the API server knows it.
-    #[arg(long, env = "NPL_NODE_NAME", value_name = "NAME")]
+    /// Serve the Node with this name, as `kubectl get nodes` shows it.
+    #[arg(long, env = "NPL_NODE_NAME", value_name = "NAME", value_parser = value::node_name)]
     pub node_name: String,
 
-    /// Kubeconfig file to reach the API server with; without it, the Pod's own service account is used.
+    /// Connect to the API server with this kubeconfig file. Unset: with the service account of the agent's Pod.
     #[arg(long, env = "NPL_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Ports of the Node to allocate from, both ends included; no other program of the Node may use them.
+    /// Allocate node ports from this range, both ends included. No other program of the Node may use these ports: keep the
+    /// range apart from `net.ipv4.ip_local_port_range` and from the cluster's range for Services of type `NodePort`.
     #[arg(long, env = "NPL_PORT_RANGE", value_name = "START-END", default_value = "61000-62000")]
-    pub port_range: String,
+    pub port_range: PortRange,
 
-    /// Protocols to serve, of tcp, udp and sctp. AKO and F5 CIS read annotations without regard to the protocol, and would
-    /// send TCP to the node port of an SCTP entry: name sctp only where whoever reads annotations knows it.
-    #[arg(long, env = "NPL_PROTOCOLS", value_name = "LIST", default_value = "tcp,udp")]
-    pub protocols: String,
+    /// Map Pod ports of these protocols: tcp, udp and sctp, separated by commas. Add sctp only for load balancers that know
+    /// it: AKO and F5 CIS ignore the protocol of an entry and send TCP to SCTP node ports.
+    #[arg(long, env = "NPL_PROTOCOLS", value_name = "LIST", default_value = "tcp,udp", value_parser = value::protocols)]
+    pub protocols: BTreeSet<Protocol>,
 
-    /// Network devices that clients' packets arrive on: "auto" follows the Node's routes, or a list such as eth0,eth1.
-    #[arg(long, env = "NPL_DEVICES", value_name = "auto|LIST", default_value = "auto")]
-    pub devices: String,
+    /// Translate packets on these network devices, separated by commas, for example eth0,eth1. "auto" selects each device with
+    /// the Node's address, a default route or an address of its own, and each tunnel, and follows changes.
+    #[arg(long, env = "NPL_DEVICES", value_name = "auto|LIST", default_value = "auto", value_parser = value::devices)]
+    pub devices: DeviceSelection,
 
-    /// How what was translated goes on: "stack" by the host's routes and firewall, "redirect" from device to device, past
-    /// both, where that can be right; "offload" the same for flows that both let through, of which they go on to see a packet
-    /// now and then. Connection tracking has to be liberal for that: see docs/datapath.md.
+    /// Forward translated packets through the kernel stack, or faster by device-to-device redirect. "offload" redirects a
+    /// connection after the stack has let packets of both directions through, and asks the stack again every few seconds; it
+    /// needs `net.netfilter.nf_conntrack_tcp_be_liberal=1`. FORWARD rules, NetworkPolicy and `ip xfrm` policies do not apply to
+    /// redirected packets; docs/datapath.md has the details.
     #[arg(long, env = "NPL_FORWARDING", value_name = "stack|redirect|offload", default_value = "stack")]
-    pub forwarding: String,
+    pub forwarding: Forwarding,
 
-    /// Where requests are translated: by TC; "auto" has the drivers of network cards do it ahead of that, by XDP, where they
-    /// are known to be safe and packets take the host's stack; "xdp" all that can. Packets whose checksums are not finished are
-    /// broken by "xdp".
+    /// Translate requests at TC, or for less CPU time per packet in the driver by XDP: "auto" uses XDP where the driver is
+    /// known to be safe, "xdp" on each driver that accepts a program. "xdp" breaks packets with unfinished checksums, which
+    /// virtual devices such as veth carry. XDP takes effect only with --forwarding stack.
     #[arg(long, env = "NPL_ATTACH", value_name = "tc|auto|xdp", default_value = "tc")]
-    pub attach: String,
+    pub attach: Attach,
 
-    /// Address of the Node to publish: its internal or external one, or one address of each family.
-    #[arg(long, env = "NPL_NODE_IP", value_name = "internal|external|IP[,IP]", default_value = "internal")]
-    pub node_ip: String,
+    /// Publish the Node's `InternalIP` or `ExternalIP`, or the other of the two where it has none, or these addresses, at most one
+    /// of each IP family.
+    #[arg(
+        long, env = "NPL_NODE_IP", value_name = "internal|external|IP[,IP]", default_value = "internal",
+        value_parser = value::node_ip
+    )]
+    pub node_ip: NodeIpSource,
 
-    /// Domain of the annotations: DOMAIN/enabled and DOMAIN/allowed-source-ranges on a Service, DOMAIN on a Pod.
-    #[arg(long, env = "NPL_ANNOTATION_DOMAIN", value_name = "DOMAIN", default_value = "nodeportlocal.antrea.io")]
+    /// Use the annotations of this domain: DOMAIN/enabled and DOMAIN/allowed-source-ranges on Services, DOMAIN on Pods.
+    #[arg(
+        long, env = "NPL_ANNOTATION_DOMAIN", value_name = "DOMAIN", default_value = "nodeportlocal.antrea.io",
+        value_parser = value::domain
+    )]
     pub annotation_domain: String,
 
-    /// Fields of a published entry, named for the version of Antrea that writes the same: v1.7, v2.0 or v2.6.
+    /// Write entries with the fields of this Antrea version, for load balancers that read its annotation: v1.7, v2.0 or v2.6.
     #[arg(long, env = "NPL_ANNOTATION_FORMAT", value_name = "VERSION", default_value = "v1.7")]
-    pub annotation_format: String,
+    pub annotation_format: AnnotationFormat,
 
-    /// How long a mapping goes on translating after the annotation has stopped naming it.
-    #[arg(long, env = "NPL_DRAIN", value_name = "DURATION", default_value = "30s")]
-    pub drain: String,
+    /// Keep translating a mapping for this long after the annotation stops naming it, so that load balancers can drain its
+    /// connections: numbers with the units ms, s, m and h, for example 1m30s, at most a day.
+    #[arg(long, env = "NPL_DRAIN", value_name = "DURATION", default_value = "30s", value_parser = value::duration)]
+    pub drain: Duration,
 
-    /// How long a node port stays out of use after its mapping is gone. One that somebody still sends datagrams to is the
-    /// last to be used after that.
-    #[arg(long, env = "NPL_QUARANTINE", value_name = "DURATION", default_value = "60s")]
-    pub quarantine: String,
+    /// Keep a node port unused for this long after its mapping is removed, so that late packets do not reach another Pod:
+    /// numbers with the units ms, s, m and h, at most a day. Ports that still receive datagrams are reused last.
+    #[arg(long, env = "NPL_QUARANTINE", value_name = "DURATION", default_value = "60s", value_parser = value::duration)]
+    pub quarantine: Duration,
 
-    /// How often everything in the kernel is compared with what should be there, beside each change that is noticed.
-    #[arg(long, env = "NPL_RESYNC", value_name = "DURATION", default_value = "30s")]
-    pub resync: String,
+    /// Compare the kernel's state with the desired state this often, and repair it, in addition to each change that the agent
+    /// notices: numbers with the units ms, s, m and h, at least 1s.
+    #[arg(long, env = "NPL_RESYNC", value_name = "DURATION", default_value = "30s", value_parser = value::interval)]
+    pub resync: Duration,
 
-    /// Where the bpf filesystem is mounted.
-    #[arg(long, env = "NPL_BPFFS", value_name = "DIRECTORY", default_value = DEFAULT_BPFFS)]
+    /// Pin programs and maps below this mount point of the BPF file system, where they outlive the agent.
+    #[arg(
+        long, env = "NPL_BPFFS", value_name = "DIRECTORY", default_value = DEFAULT_BPFFS,
+        value_parser = PathBufValueParser::new().try_map(value::directory)
+    )]
     pub bpffs: PathBuf,
 
-    /// Whose sockets may use mappings on the Node itself: the processes of this cgroup v2 and all below, Pods included.
-    /// "auto" finds the root of the hierarchy; a container has to name where it sees the Node's.
-    #[arg(long, env = "NPL_CGROUP", value_name = "auto|none|DIRECTORY", default_value = "auto")]
-    pub cgroup: String,
+    /// Let the Node's own processes, Pods included, connect to mappings if they belong to this cgroup v2 or one below it.
+    /// "auto" finds the root of the hierarchy; in a container, give the mount point of the Node's hierarchy. "none" turns
+    /// this off.
+    #[arg(
+        long, env = "NPL_CGROUP", value_name = "auto|none|DIRECTORY", default_value = "auto",
+        value_parser = value::cgroup
+    )]
+    pub cgroup: CgroupSelection,
 
-    /// Whether an nftables table of its own keeps the Node from masquerading replies whose connection it has forgotten, and
-    /// sets the mark by which rules lead replies back to where requests came in; "auto" where somebody translates the sources
-    /// of what leaves, or has such rules.
-    #[arg(long, env = "NPL_NFT_GUARD", value_name = "auto|on|off", default_value = "auto")]
-    pub nft_guard: String,
+    /// Maintain an nftables table that exempts replies of mapped Pod ports from masquerading, and sets the mark that reply
+    /// routing needs. "auto" maintains it where the Node has source NAT rules or such a mark.
+    #[arg(long, env = "NPL_NFT_GUARD", value_name = "auto|on|off", default_value = "auto", value_parser = value::guard)]
+    pub nft_guard: GuardMode,
 
-    /// Give everything up: withdraw what is published, serve until `--drain` is over, take all of it out of the kernel, and
-    /// be ready then. What comes before uninstalling.
+    /// Retire this Node before uninstalling: remove the annotations, keep translating for --drain, then remove all kernel
+    /// state and report ready.
     #[arg(long, env = "NPL_RETIRE")]
     pub retire: bool,
 
-    /// Address and port to serve /metrics, /livez, /readyz and /startupz on.
-    #[arg(long, env = "NPL_LISTEN", value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9911")]
-    pub listen: String,
+    /// Serve /metrics, /livez, /readyz and /startupz by HTTP on this address and port.
+    #[arg(
+        long, env = "NPL_LISTEN", value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9911",
+        value_parser = value::listen
+    )]
+    pub listen: SocketAddr,
 
-    /// How log lines look; the variable `NPL_LOG` says which there are.
+    /// Write log lines to standard error in this format. The variable `NPL_LOG` selects lines by level and module, for
+    /// example `npl_agent=debug,warn`.
     #[arg(long, env = "NPL_LOG_FORMAT", value_enum, default_value_t)]
     pub log_format: LogFormat,
 }
@@ -128,31 +165,31 @@ pub struct RunArgs {
 /// Flags of `load`.
 #[derive(Debug, Clone, Args)]
 pub struct LoadArgs {
-    /// Where the bpf filesystem is mounted.
+    /// Pin the programs below this mount point of the BPF file system, where the agent finds them.
     #[arg(long, env = "NPL_BPFFS", value_name = "DIRECTORY", default_value = DEFAULT_BPFFS)]
     pub bpffs: PathBuf,
 }
 
-/// Flags of the commands that look at the kernel.
+/// Flags of the subcommands that read the kernel's state.
 #[derive(Debug, Clone, Args)]
 pub struct ViewArgs {
-    /// Where the bpf filesystem is mounted.
+    /// Find the agent's programs and maps below this mount point of the BPF file system.
     #[arg(long, env = "NPL_BPFFS", value_name = "DIRECTORY", default_value = DEFAULT_BPFFS)]
     pub bpffs: PathBuf,
 
-    /// How the result looks.
+    /// Print the result in this format.
     #[arg(long, env = "NPL_OUTPUT", value_enum, default_value_t)]
     pub output: OutputFormat,
 }
 
 const DEFAULT_BPFFS: &str = "/sys/fs/bpf";
 
-/// How a result looks.
+/// The format of a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum OutputFormat {
-    /// For people.
+    /// Tables and text for people.
     #[default]
     Table,
-    /// For programs.
+    /// JSON for programs.
     Json,
 }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Validates the command line. The rest of the agent never sees [`RunArgs`].
+//! The configuration of `run`. The rest of the agent uses [`Config`], never [`RunArgs`].
 
 pub mod args;
 mod value;
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{error::Error as _, net::SocketAddr, path::PathBuf, time::Duration};
 
-pub use self::value::ValueError;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
 use crate::{
     config::args::RunArgs,
     core::{
@@ -18,51 +19,61 @@ use crate::{
     nft_guard::GuardMode,
 };
 
-/// The families that the datapath supports.
+/// The IP families that the datapath serves.
 const SERVED_FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
-/// The validated flags of `run`.
+/// The checked configuration of `run`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// This Node.
+    /// The name of this Node.
     pub node_name: String,
-    /// The kubeconfig file; the Pod's service account if there is none.
+    /// The kubeconfig file; the Pod's service account if `None`.
     pub kubeconfig: Option<PathBuf>,
     /// The constants of all decisions.
     pub settings: Settings,
-    /// The devices that clients' packets arrive on.
+    /// The devices that requests arrive on.
     pub devices: DeviceSelection,
-    /// How translated packets reach Pods.
+    /// How translated packets reach the Pod.
     pub forwarding: Forwarding,
-    /// Whether TC or XDP translates requests.
+    /// Whether requests are translated by TC or XDP.
     pub attach: Attach,
-    /// The annotation keys.
+    /// The keys of the annotations.
     pub annotation_keys: AnnotationKeys,
-    /// How often the kernel is compared with the desired state.
+    /// The interval at which the kernel's state is compared with the desired state.
     pub resync: Duration,
-    /// The directory of the BPF file system.
+    /// The mount point of the BPF file system.
     pub bpffs: PathBuf,
-    /// The cgroup whose sockets may use mappings on the Node.
+    /// The processes of the Node that can connect to mappings.
     pub cgroup: CgroupSelection,
-    /// Whether the nftables guard exempts replies from masquerading and marks connections.
+    /// Whether the agent maintains the nftables table.
     pub guard: GuardMode,
-    /// The address of metrics and probes.
+    /// The address and port of the HTTP server.
     pub listen: SocketAddr,
 }
 
-/// An invalid value of a flag. The exit code is 2, as for all usage errors.
+/// A flag whose value the agent refuses. The exit code is 2, as for the usage errors of clap.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("--{flag}")]
+#[error("{flag}: {reason}")]
 pub struct ConfigError {
-    /// The flag.
-    pub flag: &'static str,
-    /// The error, with an example of a valid value.
-    #[source]
-    pub source: ValueError,
+    /// The flag, for example `--drain`.
+    pub flag: String,
+    /// The reason, with an example of a valid value.
+    pub reason: String,
 }
 
-fn flag<T, E: Into<ValueError>>(flag: &'static str, value: Result<T, E>) -> Result<T, ConfigError> {
-    value.map_err(|err| ConfigError { flag, source: err.into() })
+impl ConfigError {
+    /// The value that one of our parsers refused, without the usage lines that clap puts around the reason; `None` for the
+    /// errors that clap itself finds, such as an unknown flag.
+    pub fn from_clap(error: &clap::Error) -> Option<Self> {
+        let (ErrorKind::ValueValidation, Some(reason), Some(ContextValue::String(argument))) =
+            (error.kind(), error.source(), error.get(ContextKind::InvalidArg))
+        else {
+            return None;
+        };
+        // clap names the argument as in `--drain <DURATION>`.
+        let flag = argument.split(' ').next().unwrap_or_default();
+        Some(Self { flag: flag.to_owned(), reason: reason.to_string() })
+    }
 }
 
 impl TryFrom<RunArgs> for Config {
@@ -88,34 +99,52 @@ impl TryFrom<RunArgs> for Config {
             nft_guard,
             retire,
             listen,
-            log_format: _, // logging has begun before this
+            log_format: _, // logging is already initialized
         } = args;
+        match (attach, forwarding) {
+            (Attach::Xdp, Forwarding::Redirect | Forwarding::Offload) => return Err(xdp_needs_stack(forwarding)),
+            (Attach::Tc | Attach::Auto, _) | (_, Forwarding::Stack) => {}
+        }
         let settings = Settings {
-            port_range: flag("port-range", port_range.parse())?,
-            node_ip: flag("node-ip", value::node_ip(&node_ip))?,
-            annotation_format: flag("annotation-format", annotation_format.parse())?,
+            port_range,
+            node_ip,
+            annotation_format,
             families: SERVED_FAMILIES.to_vec(),
-            protocols: flag("protocols", value::protocols(&protocols))?,
-            drain_millis: flag("drain", value::millis(&drain))?,
-            quarantine_millis: flag("quarantine", value::millis(&quarantine))?,
+            protocols: protocols.into_iter().collect(),
+            drain_millis: millis(drain),
+            quarantine_millis: millis(quarantine),
             is_retiring: retire,
         };
-        let forwarding = flag("forwarding", forwarding.parse())?;
         Ok(Self {
-            node_name: flag("node-name", value::node_name(node_name))?,
+            node_name,
             kubeconfig,
             settings,
-            devices: flag("devices", value::devices(&devices))?,
+            devices,
             forwarding,
-            attach: flag("attach", value::attach(&attach, forwarding))?,
-            annotation_keys: AnnotationKeys::new(flag("annotation-domain", value::domain(&annotation_domain))?),
-            resync: flag("resync", value::interval(&resync))?,
-            bpffs: flag("bpffs", value::directory(bpffs))?,
-            cgroup: flag("cgroup", value::cgroup(&cgroup))?,
-            guard: flag("nft-guard", value::guard(&nft_guard))?,
-            listen: flag("listen", value::listen(&listen))?,
+            attach,
+            annotation_keys: AnnotationKeys::new(&annotation_domain),
+            resync,
+            bpffs,
+            cgroup,
+            guard: nft_guard,
+            listen,
         })
     }
+}
+
+/// clap's conflicts are between flags, not between values of flags.
+fn xdp_needs_stack(forwarding: Forwarding) -> ConfigError {
+    let forwarding = forwarding.as_str();
+    let reason = format!(
+        "\"xdp\" does not go with --forwarding {forwarding}, since packets that XDP translates go through the kernel stack: \
+         give auto or tc"
+    );
+    ConfigError { flag: "--attach".to_owned(), reason }
+}
+
+/// [`value::duration`] accepts a day at most, which always fits.
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-use std::error::Error as _;
-
 use clap::{CommandFactory, Parser};
 
 use super::{CgroupSelection, Config, ConfigError, DeviceSelection};
 use crate::{
-    config::args::{Cli, Command, RunArgs},
+    config::args::{Cli, Command},
     core::{
         devices::{redirect::Forwarding, xdp::Attach},
         model::{Protocol, settings::NodeIpSource},
@@ -14,10 +12,10 @@ use crate::{
     nft_guard::GuardMode,
 };
 
-fn args(flags: &[&str]) -> RunArgs {
-    let line = ["npl-agent", "run", "--node-name", "worker-1"].iter().chain(flags);
-    match Cli::parse_from(line).command {
-        Command::Run(args) => *args,
+fn parse(line: &[&str]) -> Result<Config, ConfigError> {
+    let cli = Cli::try_parse_from(line).map_err(|err| ConfigError::from_clap(&err).expect("a refused value"))?;
+    match cli.command {
+        Command::Run(args) => Config::try_from(*args),
         other @ (Command::Status(_)
         | Command::Mappings(_)
         | Command::Doctor(_)
@@ -27,13 +25,12 @@ fn args(flags: &[&str]) -> RunArgs {
 }
 
 fn config(flags: &[&str]) -> Result<Config, ConfigError> {
-    Config::try_from(args(flags))
+    parse(&[&["npl-agent", "run", "--node-name", "worker-1"], flags].concat())
 }
 
-/// As the agent prints it.
+/// The sentence that the agent prints.
 fn complaint(flags: &[&str]) -> String {
-    let err = config(flags).unwrap_err();
-    format!("{err}: {}", err.source().unwrap())
+    config(flags).unwrap_err().to_string()
 }
 
 #[test]
@@ -152,7 +149,16 @@ fn a_domain_too_long_for_an_annotation_is_refused() {
 
 #[test]
 fn a_node_name_must_be_one() {
-    let mut args = args(&[]);
-    args.node_name = "worker 1,metadata.name=other".to_owned();
-    assert!(Config::try_from(args).is_err_and(|err| err.flag == "node-name"));
+    let refused = parse(&["npl-agent", "run", "--node-name", "worker 1,metadata.name=other"]);
+    assert!(refused.is_err_and(|err| err.flag == "--node-name"));
+}
+
+#[test]
+fn errors_that_clap_finds_keep_its_text() {
+    for line in
+        [&["npl-agent", "run"][..], &["npl-agent", "run", "--no-such-flag"], &["npl-agent", "status", "--output=x"]]
+    {
+        let err = Cli::try_parse_from(line).unwrap_err();
+        assert_eq!((ConfigError::from_clap(&err), err.exit_code()), (None, 2), "{line:?}");
+    }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One function for each kind of value.
+//! The value parsers of the command line.
 
 use std::{
     collections::BTreeSet,
@@ -10,91 +10,71 @@ use std::{
 
 use crate::{
     core::{
-        devices::{
-            DeviceSelection,
-            redirect::{Forwarding, ForwardingError},
-            xdp::{Attach, AttachError},
-        },
+        devices::DeviceSelection,
         model::{
             Family, Protocol,
-            settings::{AnnotationFormatError, NodeIpSource, NodeIpSourceError, PortRangeError},
+            settings::{NodeIpSource, NodeIpSourceError},
         },
     },
     datapath::CgroupSelection,
     nft_guard::GuardMode,
 };
 
-/// The longest name of a device that the kernel takes.
+/// The kernel's limit for the name of a device.
 const DEVICE_NAME_BYTES: usize = 15;
-/// The longest name of an annotation, which the domain is on a Pod.
+/// Kubernetes' limit for the name of an annotation; on a Pod, the domain is the name.
 const ANNOTATION_NAME_BYTES: usize = 63;
+/// Kubernetes' limit for the name of an object.
 const OBJECT_NAME_BYTES: usize = 253;
 const LONGEST_DURATION: Duration = Duration::from_hours(24);
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What is wrong with a value.
+/// Why a value is refused: one sentence with an example of a valid value. clap's own parsers would print the usage instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ValueError {
-    /// No port range.
-    #[error(transparent)]
-    PortRange(#[from] PortRangeError),
-    /// No source of Node addresses.
+pub(super) enum ValueError {
+    /// Neither a keyword nor a list of addresses.
     #[error(transparent)]
     NodeIp(#[from] NodeIpSourceError),
-    /// An address that no client can reach.
+    /// A loopback, multicast or unspecified address.
     #[error("{0} is not an address that clients can reach: give for example 192.0.2.10")]
     UnreachableNodeIp(IpAddr),
-    /// Two addresses of one family.
+    /// Two addresses of one IP family.
     #[error("more than one {0} address: give at most one of each family, for example 192.0.2.10,2001:db8::10")]
     TwoNodeIps(Family),
-    /// No annotation format.
-    #[error(transparent)]
-    AnnotationFormat(#[from] AnnotationFormatError),
-    /// No duration.
+    /// Not numbers with units.
     #[error("{0:?} is not a duration: give a number and a unit, for example 30s, 2m or 500ms")]
     Duration(String),
-    /// More than a day.
+    /// Above [`LONGEST_DURATION`].
     #[error("{0:?} is longer than a day: give for example 60s")]
     LongDuration(String),
-    /// An interval that would be all work.
+    /// Below [`SHORTEST_INTERVAL`].
     #[error("{0:?} is shorter than a second: give for example 30s")]
     ShortInterval(String),
-    /// No name of a Node.
+    /// Not the name of an object.
     #[error("{0:?} is not a Node's name: give it as `kubectl get nodes` shows it, for example worker-1")]
     NodeName(String),
-    /// No annotation domain.
+    /// Not the name of an annotation.
     #[error(
         "{0:?} is not an annotation domain: give at most 63 lower-case letters, digits, dots and dashes, for example \
          nodeportlocal.antrea.io"
     )]
     Domain(String),
-    /// No list of protocols.
+    /// An unknown protocol in the list.
     #[error("{0:?} is not a list of protocols: give tcp, udp or sctp with commas between them, for example tcp,udp")]
     Protocols(String),
-    /// No way of forwarding.
-    #[error(transparent)]
-    Forwarding(#[from] ForwardingError),
-    /// Half of every conversation would take the host's stack.
-    #[error(
-        "\"xdp\" does not go with --forwarding {0}, since what XDP translates takes the host's stack: give auto or tc"
-    )]
-    XdpPastTheStack(&'static str),
-    /// No list of devices.
+    /// A name in the list that no device can have.
     #[error("{0:?} is not a list of devices: give auto or names with commas between them, for example eth0,eth1")]
     Devices(String),
-    /// No place for programs.
-    #[error(transparent)]
-    Attach(#[from] AttachError),
-    /// A path that depends on where the agent was started.
+    /// A relative path.
     #[error("{} is not an absolute path: give for example /sys/fs/bpf", .0.display())]
     RelativePath(PathBuf),
-    /// No cgroup.
+    /// Neither a keyword nor an absolute path.
     #[error("{0:?} is not a cgroup: give auto, none or an absolute path, for example /sys/fs/cgroup")]
     Cgroup(String),
-    /// No choice of a guard.
-    #[error("{0:?} is not a choice of the nftables guard: give auto, on or off")]
+    /// An unknown keyword.
+    #[error("{0:?} is not a mode of the nftables guard: give auto, on or off")]
     Guard(String),
-    /// No address with a port.
+    /// Not an address with a port.
     #[error("{0:?} is not an address with a port: give for example 127.0.0.1:9911")]
     Listen(String),
 }
@@ -115,19 +95,15 @@ pub(super) fn node_ip(text: &str) -> Result<NodeIpSource, ValueError> {
     Ok(source)
 }
 
-pub(super) fn millis(text: &str) -> Result<u64, ValueError> {
-    let millis = duration(text)?.as_millis();
-    u64::try_from(millis).map_err(|_too_large| ValueError::LongDuration(text.to_owned()))
-}
-
 pub(super) fn interval(text: &str) -> Result<Duration, ValueError> {
     Some(duration(text)?)
         .filter(|interval| *interval >= SHORTEST_INTERVAL)
         .ok_or_else(|| ValueError::ShortInterval(text.to_owned()))
 }
 
-/// Whole numbers, each with its unit: `500ms`, `30s`, `1m30s`, `2h`.
-fn duration(text: &str) -> Result<Duration, ValueError> {
+/// Whole numbers, each with its unit: `500ms`, `30s`, `1m30s`, `2h`. Not jiff's parser, which is among the dependencies:
+/// it also accepts signs, fractions and words such as `ago`.
+pub(super) fn duration(text: &str) -> Result<Duration, ValueError> {
     let unreadable = || ValueError::Duration(text.to_owned());
     let too_long = || ValueError::LongDuration(text.to_owned());
     let mut total = Duration::ZERO;
@@ -156,15 +132,17 @@ fn split_where(text: &str, at: impl Fn(char) -> bool) -> (&str, &str) {
     text.find(at).map_or((text, ""), |index| text.split_at(index))
 }
 
-pub(super) fn node_name(text: String) -> Result<String, ValueError> {
+pub(super) fn node_name(text: &str) -> Result<String, ValueError> {
+    let text = text.to_owned();
     if is_subdomain(&text, OBJECT_NAME_BYTES) { Ok(text) } else { Err(ValueError::NodeName(text)) }
 }
 
-pub(super) fn domain(text: &str) -> Result<&str, ValueError> {
-    if is_subdomain(text, ANNOTATION_NAME_BYTES) { Ok(text) } else { Err(ValueError::Domain(text.to_owned())) }
+pub(super) fn domain(text: &str) -> Result<String, ValueError> {
+    let text = text.to_owned();
+    if is_subdomain(&text, ANNOTATION_NAME_BYTES) { Ok(text) } else { Err(ValueError::Domain(text)) }
 }
 
-/// What Kubernetes calls a DNS subdomain: labels of lower-case letters, digits and inner dashes, with dots between.
+/// A DNS subdomain, as Kubernetes defines it: labels of lower-case letters, digits and inner dashes, with dots between.
 fn is_subdomain(text: &str, longest: usize) -> bool {
     let is_label = |label: &str| {
         !label.is_empty()
@@ -175,21 +153,9 @@ fn is_subdomain(text: &str, longest: usize) -> bool {
     text.len() <= longest && text.split('.').all(is_label)
 }
 
-/// Each once, in the order in which they are listed everywhere.
-pub(super) fn protocols(text: &str) -> Result<Vec<Protocol>, ValueError> {
-    let names = text.split(',').map(|name| name.trim().parse());
-    let protocols: Result<BTreeSet<Protocol>, _> = names.collect();
-    protocols.map(Vec::from_iter).map_err(|_unknown| ValueError::Protocols(text.to_owned()))
-}
-
-/// Where requests are translated, beside a way of forwarding.
-pub(super) fn attach(text: &str, forwarding: Forwarding) -> Result<Attach, ValueError> {
-    match (text.parse()?, forwarding) {
-        (Attach::Xdp, Forwarding::Redirect | Forwarding::Offload) => {
-            Err(ValueError::XdpPastTheStack(forwarding.as_str()))
-        }
-        (attach, _) => Ok(attach),
-    }
+pub(super) fn protocols(text: &str) -> Result<BTreeSet<Protocol>, ValueError> {
+    let protocols: Result<_, _> = text.split(',').map(|name| name.trim().parse()).collect();
+    protocols.map_err(|_unknown| ValueError::Protocols(text.to_owned()))
 }
 
 pub(super) fn devices(text: &str) -> Result<DeviceSelection, ValueError> {
@@ -208,7 +174,7 @@ pub(super) fn devices(text: &str) -> Result<DeviceSelection, ValueError> {
     Ok(DeviceSelection::Named(names))
 }
 
-/// As the kernel checks it.
+/// The rule of the kernel's `dev_valid_name`.
 fn is_device_name(name: &str) -> bool {
     let is_allowed = |c: char| !c.is_whitespace() && c != '/' && c != ':';
     (1..=DEVICE_NAME_BYTES).contains(&name.len()) && name != "." && name != ".." && name.chars().all(is_allowed)

@@ -31,7 +31,7 @@ pub enum Op {
     Release(Frontend),
 }
 
-/// Whether to reserve a node port that received datagrams recently without being mapped: see [`npl_common::stray`].
+/// Whether a port is taken to which datagrams have come lately although it led nowhere: see [`npl_common::unmapped`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RecentTraffic {
     /// Reserve it: the port is mapped already, or no other port is free.

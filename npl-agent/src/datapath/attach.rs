@@ -20,7 +20,8 @@ use aya::{
 };
 use aya_obj::generated::bpf_attach_type;
 use npl_common::names::{
-    PROG_EGRESS_OFFLOAD, PROG_INGRESS_DIRECT, PROG_INGRESS_OFFLOAD, PROG_PODS, PROG_PODS_OFFLOAD, PROG_TO_PODS,
+    PROG_EGRESS_OFFLOAD, PROG_INGRESS_OFFLOAD, PROG_INGRESS_REDIRECT, PROG_PODS_OFFLOAD, PROG_PODS_REDIRECT,
+    PROG_TO_PODS,
 };
 
 use super::{
@@ -72,7 +73,7 @@ impl Hooks {
     pub fn prepare(&mut self, forwarding: Forwarding) -> Result<(), DatapathError> {
         let names: &[_] = match forwarding {
             Forwarding::Stack => &[],
-            Forwarding::Redirect => &[PROG_INGRESS_DIRECT, PROG_PODS],
+            Forwarding::Redirect => &[PROG_INGRESS_REDIRECT, PROG_PODS_REDIRECT],
             Forwarding::Offload => &[PROG_INGRESS_OFFLOAD, PROG_EGRESS_OFFLOAD, PROG_PODS_OFFLOAD, PROG_TO_PODS],
         };
         names.iter().try_for_each(|name| self.load_program(name).map(drop))

@@ -254,10 +254,10 @@ mod tests {
     fn a_refusal_is_distinguished_from_a_full_map_and_a_removed_device() {
         let attach = |code| {
             let source = Box::new(ProgramError::SyscallError(answer(code)));
-            DatapathError::Attach { program: "npl_pods", interface: "veth1".to_owned(), source }
+            DatapathError::Attach { program: "npl_rd_pods", interface: "veth1".to_owned(), source }
         };
         assert!(attach(libc::ENODEV).is_of_gone_device() && !attach(libc::EPERM).is_of_gone_device());
-        let map = |code| DatapathError::map("write", "npl_pod_v4")(MapError::SyscallError(answer(code)));
+        let map = |code| DatapathError::map("write", "npl_nexthop_v4")(MapError::SyscallError(answer(code)));
         for (error, effect) in [
             (attach(libc::EPERM), "a device does not carry the programs"),
             (map(libc::E2BIG), "a map is full"),

@@ -14,9 +14,9 @@ use aya::maps::{
     lpm_trie::{Key, LpmTrie},
 };
 use npl_common::{
-    hint::HINTS,
+    half_open,
+    lookup_cache::CACHED_MAPPINGS,
     mapping::{self, ALLOWED, Endpoint, FRONTEND_BITS, LocalAddress, MAX_LOCAL_ADDRESSES},
-    syn,
 };
 
 use super::{
@@ -140,7 +140,7 @@ impl<L: Layout> Maps<L> {
 
     /// Gives `work` access to the memory of the half-open entries, which the programs change at the same time.
     fn with_slots<T>(&self, work: impl FnOnce(&[AtomicU64]) -> T) -> Result<T, DatapathError> {
-        let done = sys::with_words(self.half_open.map().fd().as_fd(), syn::WORDS as usize, work);
+        let done = sys::with_words(self.half_open.map().fd().as_fd(), half_open::WORDS as usize, work);
         done.map_err(MapError::from).map_err(DatapathError::map("read", L::HALF_OPEN))
     }
 
@@ -190,8 +190,10 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         let fd = self.lookup_cache.map().fd().as_fd();
         // In several writes that share one buffer, to save memory.
         (0..LOOKUP_CACHE_PARTS).try_for_each(|part| {
-            let elements: Vec<_> =
-                (part..HINTS).step_by(LOOKUP_CACHE_PARTS as usize).map(|slot| (slot, L::EMPTY_CACHE_ENTRY)).collect();
+            let elements: Vec<_> = (part..CACHED_MAPPINGS)
+                .step_by(LOOKUP_CACHE_PARTS as usize)
+                .map(|slot| (slot, L::EMPTY_CACHE_ENTRY))
+                .collect();
             sys::update_all(fd, &elements).map_err(MapError::from).map_err(DatapathError::map("write", L::LOOKUP_CACHE))
         })
     }
@@ -272,8 +274,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
     fn remove_expired_flows(&mut self, now: Duration) -> Result<usize, DatapathError> {
         let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
         let is_expired = |key: &L::FlowKey, flow: &L::Flow, is_crowded| {
-            let protocol = Protocol::from_number(L::pod_end(key).protocol);
-            protocol.is_some_and(|protocol| flows::is_expired(protocol, L::state(flow), now, is_crowded))
+            flows::is_expired(L::pod_end(key).protocol, L::state(flow), now, is_crowded)
         };
         let (mut count, mut over) = (0, Vec::new());
         self.read_flows(|key, flow| {
@@ -306,7 +307,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
     }
 
     fn forget_indexes_but(&mut self, used: &BTreeSet<u32>) -> Result<(), DatapathError> {
-        let names_another = |word| word != 0 && !used.contains(&u32::from(syn::address_index(word)));
+        let names_another = |word| word != 0 && !used.contains(&u32::from(half_open::address_index(word)));
         self.with_slots(|slots| {
             for slot in slots {
                 // A connection that stays active writes the slot again with a current index.

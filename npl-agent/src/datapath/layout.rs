@@ -5,13 +5,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use npl_common::{
     flow::{FlowKeyV4, FlowKeyV6, FlowState, FlowV4, FlowV6},
-    hint::{HintV4, HintV6},
+    lookup_cache::{CachedMappingV4, CachedMappingV6},
     mapping::{
-        self, BackendV4, BackendV6, EndpointV4, EndpointV6, FLAG_RESTRICTED, LocalAddressV4, LocalAddressV6, SourceV4,
+        self, BackendV4, BackendV6, EndpointV4, EndpointV6, FLAG_RESTRICTED, NodeAddressV4, NodeAddressV6, SourceV4,
         SourceV6,
     },
     names,
-    peer::{PeerKeyV4, PeerKeyV6, PeerV4, PeerV6},
+    socket_rnat::{SocketRnatKeyV4, SocketRnatKeyV6, SocketRnatV4, SocketRnatV6},
 };
 
 use super::family::{Entry, Sender};
@@ -167,20 +167,20 @@ macro_rules! layout {
 layout! {
     /// IPv4.
     V4, Ipv4Addr, Family::V4,
-    [LocalAddressV4, BackendV4, SourceV4, EndpointV4, FlowKeyV4, FlowV4, HintV4, PeerKeyV4, PeerV4],
+    [NodeAddressV4, BackendV4, SourceV4, EndpointV4, FlowKeyV4, FlowV4, CachedMappingV4, SocketRnatKeyV4, SocketRnatV4],
     [
-        MAP_LOCAL_V4, MAP_LOCAL_IDX_V4, MAP_MAPPING_V4, MAP_ALLOW_V4, MAP_ENDPOINT_V4, MAP_FLOW_V4, MAP_HINT_V4, MAP_SYN_V4,
-        MAP_STRAY_V4, MAP_PEER_V4
+        MAP_NODE_ADDRESS_V4, MAP_NODE_ADDRESS_INDEX_V4, MAP_MAPPING_V4, MAP_ALLOW_V4, MAP_ENDPOINT_V4, MAP_FLOW_V4, MAP_LOOKUP_CACHE_V4, MAP_HALF_OPEN_V4,
+        MAP_UNMAPPED_V4, MAP_SOCKET_RNAT_V4
     ]
 }
 
 layout! {
     /// IPv6.
     V6, Ipv6Addr, Family::V6,
-    [LocalAddressV6, BackendV6, SourceV6, EndpointV6, FlowKeyV6, FlowV6, HintV6, PeerKeyV6, PeerV6],
+    [NodeAddressV6, BackendV6, SourceV6, EndpointV6, FlowKeyV6, FlowV6, CachedMappingV6, SocketRnatKeyV6, SocketRnatV6],
     [
-        MAP_LOCAL_V6, MAP_LOCAL_IDX_V6, MAP_MAPPING_V6, MAP_ALLOW_V6, MAP_ENDPOINT_V6, MAP_FLOW_V6, MAP_HINT_V6, MAP_SYN_V6,
-        MAP_STRAY_V6, MAP_PEER_V6
+        MAP_NODE_ADDRESS_V6, MAP_NODE_ADDRESS_INDEX_V6, MAP_MAPPING_V6, MAP_ALLOW_V6, MAP_ENDPOINT_V6, MAP_FLOW_V6, MAP_LOOKUP_CACHE_V6, MAP_HALF_OPEN_V6,
+        MAP_UNMAPPED_V6, MAP_SOCKET_RNAT_V6
     ]
 }
 

@@ -11,8 +11,8 @@ use aya::{
     maps::{HashMap, MapData},
 };
 use npl_common::{
-    direct::{PodV4, PodV6, PodWay as Value, UPLINK, kind},
-    names::{MAP_POD_V4, MAP_POD_V6, MAP_UPLINK},
+    names::{MAP_NEXT_HOP_V4, MAP_NEXT_HOP_V6, MAP_UPLINK},
+    next_hop::{PodAddressV4, PodAddressV6, PodNextHop as Value, UPLINK, kind},
 };
 
 use super::{
@@ -26,16 +26,16 @@ use crate::core::devices::redirect::{HopKind, PodNextHop, ProgramSet};
 #[derive(Debug)]
 pub(super) struct NextHops {
     uplinks: Table<u32, u32>,
-    v4: Table<PodV4, Value>,
-    v6: Table<PodV6, Value>,
+    v4: Table<PodAddressV4, Value>,
+    v6: Table<PodAddressV6, Value>,
 }
 
 impl NextHops {
     pub(super) fn open(pins: &Pins) -> Result<Self, DatapathError> {
         Ok(Self {
             uplinks: Table::open(pins, MAP_UPLINK)?,
-            v4: Table::open(pins, MAP_POD_V4)?,
-            v6: Table::open(pins, MAP_POD_V6)?,
+            v4: Table::open(pins, MAP_NEXT_HOP_V4)?,
+            v6: Table::open(pins, MAP_NEXT_HOP_V6)?,
         })
     }
 
@@ -74,8 +74,12 @@ impl NextHops {
         let (mut v4, mut v6) = (Ok(()), Ok(()));
         for (addr, hop) in pods {
             match addr {
-                IpAddr::V4(addr) => v4 = v4.and_then(|()| self.v4.set(PodV4 { addr: addr.octets() }, value(*hop))),
-                IpAddr::V6(addr) => v6 = v6.and_then(|()| self.v6.set(PodV6 { addr: addr.octets() }, value(*hop))),
+                IpAddr::V4(addr) => {
+                    v4 = v4.and_then(|()| self.v4.set(PodAddressV4 { addr: addr.octets() }, value(*hop)));
+                }
+                IpAddr::V6(addr) => {
+                    v6 = v6.and_then(|()| self.v6.set(PodAddressV6 { addr: addr.octets() }, value(*hop)));
+                }
             }
         }
         [v4, v6].into_iter().filter_map(Result::err).collect()

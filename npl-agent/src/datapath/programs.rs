@@ -17,8 +17,8 @@ use aya::{
     programs::{CgroupSockAddr, Program, ProgramFd, SchedClassifier, Xdp},
 };
 use npl_common::names::{
-    GLOBAL_DIRECT_READS, MAP_REST, PINNED_MAPS, PROG_EGRESS, PROG_INGRESS, PROG_XDP, PROG_XDP_FRAGS, PROGRAMS,
-    REST_PROGRAMS, SOCKET_PROGRAMS, SocketProgram, rest_of,
+    GLOBAL_DIRECT_READS, MAP_SLOW_PATH, PINNED_MAPS, PROG_EGRESS, PROG_INGRESS, PROG_XDP, PROG_XDP_FRAGS, PROGRAMS,
+    SLOW_PATH_PROGRAMS, SOCKET_PROGRAMS, SocketProgram, slow_path_of,
 };
 use tracing::{debug, info};
 
@@ -139,8 +139,8 @@ impl Programs {
     /// Loads a TC program and, ahead of it, the slow path that it tail-calls.
     pub(super) fn load_classifier(&mut self, name: &'static str) -> Result<&mut SchedClassifier, DatapathError> {
         if !self.classifiers.contains_key(name) {
-            if let Some(index) = rest_of(name) {
-                let program = self.adopt_or_load(REST_PROGRAMS[index as usize])?;
+            if let Some(index) = slow_path_of(name) {
+                let program = self.adopt_or_load(SLOW_PATH_PROGRAMS[index as usize])?;
                 self.place_slow_path(index, &program)?;
             }
             let program = self.adopt_or_load(name)?;
@@ -191,7 +191,7 @@ impl Programs {
         self.known_maps = known_maps;
         let mut slow_paths = Vec::new();
         for hook in ALWAYS {
-            let slow_path = rest_of(hook).map(|index| (index, self.adopt(REST_PROGRAMS[index as usize])));
+            let slow_path = slow_path_of(hook).map(|index| (index, self.adopt(SLOW_PATH_PROGRAMS[index as usize])));
             let (Some((index, Some(slow_path))), Some(program)) = (slow_path, self.adopt(hook)) else {
                 self.classifiers.clear();
                 return Ok(false);
@@ -330,11 +330,11 @@ impl Programs {
 
     /// Places a slow path where the programs of its hook tail-call it, those of earlier agents included.
     fn place_slow_path(&self, index: u32, slow_path: &SchedClassifier) -> Result<(), DatapathError> {
-        let name = REST_PROGRAMS[index as usize];
+        let name = SLOW_PATH_PROGRAMS[index as usize];
         let program: &ProgramFd =
             slow_path.fd().map_err(|source| DatapathError::LoadProgram { name, source: Box::new(source) })?;
-        let mut jumps: ProgramArray<MapData> = open(&self.pins, MAP_REST)?;
-        jumps.set(index, program, 0).map_err(DatapathError::map("write", MAP_REST))
+        let mut jumps: ProgramArray<MapData> = open(&self.pins, MAP_SLOW_PATH)?;
+        jumps.set(index, program, 0).map_err(DatapathError::map("write", MAP_SLOW_PATH))
     }
 }
 

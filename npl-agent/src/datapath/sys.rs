@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! System calls that no library in use makes.
+//! The system calls that aya, nix and rtnetlink do not make, with the structures of the kernel that aya generates.
 
 #![expect(unsafe_code, reason = "a system call takes pointers")]
 
 use std::{
     ffi::CString,
-    io,
+    io, mem,
     num::NonZero,
     os::{
         fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
@@ -17,220 +17,118 @@ use std::{
     time::Duration,
 };
 
-use aya_obj::generated::{XDP_FLAGS_DRV_MODE, bpf_attach_type, bpf_link_type};
+use aya_obj::generated::{
+    BPF_F_AFTER, BPF_F_BEFORE, XDP_FLAGS_DRV_MODE, bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info, bpf_link_type,
+    bpf_prog_info,
+};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
-const BPF_OBJ_PIN: libc::c_int = 6;
-const BPF_OBJ_GET: libc::c_int = 7;
-const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
-const BPF_PROG_QUERY: libc::c_int = 16;
-const BPF_MAP_LOOKUP_BATCH: libc::c_int = 24;
-const BPF_MAP_UPDATE_BATCH: libc::c_int = 26;
-const BPF_LINK_CREATE: libc::c_int = 28;
-const BPF_LINK_UPDATE: libc::c_int = 29;
-/// Ahead of all programs of a hook, and behind them, where no other one is named.
-const BPF_F_BEFORE: u32 = 1 << 3;
-const BPF_F_AFTER: u32 = 1 << 4;
-/// More than any program of ours can use.
+/// Above the number of maps that any of NPL's programs uses.
 const MOST_MAPS: usize = 64;
-/// As many as the kernel puts on a hook.
+/// The kernel's limit for the programs on a hook.
 const MOST_PROGRAMS: usize = 64;
 
-/// What [`BPF_OBJ_GET`] and [`BPF_OBJ_PIN`] read.
-#[repr(C)]
-struct ObjPath {
-    path: u64,
-    bpf_fd: u32,
-    file_flags: u32,
-}
-
-/// What [`BPF_MAP_LOOKUP_BATCH`] and [`BPF_MAP_UPDATE_BATCH`] read, and the count that they write back.
-#[repr(C)]
-struct Batch {
-    from: u64,
-    to: u64,
-    keys: u64,
-    values: u64,
-    count: u32,
-    map: u32,
-    element_flags: u64,
-    flags: u64,
-}
-
-/// What [`BPF_OBJ_GET_INFO_BY_FD`] reads.
-#[repr(C)]
-struct GetInfo {
-    bpf_fd: u32,
-    info_len: u32,
-    info: u64,
-}
-
-/// The beginning of what the kernel tells of a program: it writes no more than there is room for.
-#[repr(C)]
-#[derive(Default)]
-struct ProgramInfo {
-    kind: u32,
-    id: u32,
-    tag: [u8; 8],
-    machine_code_len: u32,
-    code_len: u32,
-    machine_code: u64,
-    code: u64,
-    load_time: u64,
-    created_by: u32,
-    map_count: u32,
-    map_ids: u64,
-    name: [u8; 16],
-}
-
-/// What tells whether a program is the one that it should be.
+/// The part of `bpf_prog_info` that identifies a program.
 #[derive(Debug)]
 pub(super) struct ProgramFacts {
-    /// The kernel's number of its type.
+    /// The kernel's number of the program type.
     pub(super) kind: u32,
     pub(super) id: u32,
     pub(super) name: Vec<u8>,
-    /// The ids of the maps that it uses.
+    /// The ids of the maps that the program uses.
     pub(super) maps: Vec<u32>,
 }
 
-/// What [`BPF_PROG_QUERY`] reads, and the count that it writes back.
-#[repr(C)]
-struct Query {
-    ifindex: u32,
-    attach_type: u32,
-    flags: u32,
-    attach_flags: u32,
-    programs: u64,
-    count: u32,
-    pad: u32,
-    program_flags: u64,
-    links: u64,
-    link_flags: u64,
-    revision: u64,
-}
-
-/// What [`BPF_LINK_CREATE`] reads.
-#[repr(C)]
-struct LinkCreate {
-    program: u32,
-    ifindex: u32,
-    attach_type: u32,
-    flags: u32,
-}
-
-/// What [`BPF_LINK_UPDATE`] reads.
-#[repr(C)]
-struct LinkUpdate {
-    link: u32,
-    new_program: u32,
-    flags: u32,
-    old_program: u32,
-}
-
-/// The beginning of what the kernel tells of a link.
-#[repr(C)]
-#[derive(Default)]
-struct LinkInfo {
-    kind: u32,
-    id: u32,
-    program: u32,
-    pad: u32,
-    /// What it is on, or zero once that is gone: of a link of a device the device's index, and of TCX the hook behind it; of a
-    /// cgroup its number.
-    target: [u32; 2],
-}
-
-/// What a link holds.
+/// A link's program and target.
 pub(super) struct LinkFacts {
     /// The program's id.
     pub(super) program: u32,
-    kind: u32,
-    target: [u32; 2],
+    info: bpf_link_info,
 }
 
 impl LinkFacts {
-    /// Whether it is one of XDP, on this device.
+    /// Whether this is an XDP link on the device.
     pub(super) const fn is_of_driver(&self, ifindex: u32) -> bool {
-        self.kind == bpf_link_type::BPF_LINK_TYPE_XDP as u32 && self.target[0] == ifindex
+        // SAFETY: numbers, which are valid whatever their bits are.
+        let target = unsafe { self.info.__bindgen_anon_1.xdp };
+        self.is(bpf_link_type::BPF_LINK_TYPE_XDP) && target.ifindex == ifindex
     }
 
-    /// Whether it is one of TCX, on this hook of a device.
+    /// Whether this is a TCX link on the hook of the device.
     pub(super) const fn is_of_hook(&self, ifindex: u32, hook: bpf_attach_type) -> bool {
-        let [device, its_hook] = self.target;
-        self.kind == bpf_link_type::BPF_LINK_TYPE_TCX as u32 && device == ifindex && its_hook == hook as u32
+        // SAFETY: as above.
+        let target = unsafe { self.info.__bindgen_anon_1.tcx };
+        self.is(bpf_link_type::BPF_LINK_TYPE_TCX) && target.ifindex == ifindex && target.attach_type == hook as u32
     }
 
-    /// Whether it is on this cgroup.
-    pub(super) fn is_of_cgroup(&self, cgroup: u64) -> bool {
-        let mut number = [0; 8];
-        for (to, from) in number.iter_mut().zip(self.target.into_iter().flat_map(u32::to_ne_bytes)) {
-            *to = from;
-        }
-        self.kind == bpf_link_type::BPF_LINK_TYPE_CGROUP as u32 && u64::from_ne_bytes(number) == cgroup
+    /// Whether this is a link on the cgroup.
+    pub(super) const fn is_of_cgroup(&self, cgroup: u64) -> bool {
+        // SAFETY: as above.
+        let target = unsafe { self.info.__bindgen_anon_1.cgroup };
+        self.is(bpf_link_type::BPF_LINK_TYPE_CGROUP) && target.cgroup_id == cgroup
+    }
+
+    const fn is(&self, kind: bpf_link_type) -> bool {
+        self.info.type_ == kind as u32
     }
 }
 
-/// Opens what is pinned.
+/// Opens a pinned map, program or link. aya opens each kind by a type of its own.
 pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
-    let fd = bpf(BPF_OBJ_GET, &mut ObjPath { path: path.as_ptr() as u64, bpf_fd: 0, file_flags: 0 })?;
-    Ok(owned(fd))
+    let mut attr = no_attributes();
+    attr.__bindgen_anon_4.pathname = path.as_ptr() as u64;
+    bpf(bpf_cmd::BPF_OBJ_GET, &mut attr).map(owned)
 }
 
-/// Pins what is open.
+/// Pins an object. aya pins only the links that it has created.
 pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
-    let bpf_fd = object.as_raw_fd().cast_unsigned();
-    bpf(BPF_OBJ_PIN, &mut ObjPath { path: path.as_ptr() as u64, bpf_fd, file_flags: 0 }).map(drop)
+    let mut attr = no_attributes();
+    attr.__bindgen_anon_4.pathname = path.as_ptr() as u64;
+    attr.__bindgen_anon_4.bpf_fd = number(object);
+    bpf(bpf_cmd::BPF_OBJ_PIN, &mut attr).map(drop)
 }
 
-/// Writes elements of a hash map in one call, which aya has not. After an error some may have been written: the first
-/// ones.
+/// Writes elements of a hash map in one system call; aya has no batch operations. After an error, the first elements may have
+/// been written.
 pub(super) fn update_all<K: aya::Pod, V: aya::Pod>(map: BorrowedFd<'_>, elements: &[(K, V)]) -> io::Result<()> {
     let (keys, values): (Vec<K>, Vec<V>) = elements.iter().copied().unzip();
-    let mut batch = Batch {
-        from: 0,
-        to: 0,
-        keys: keys.as_ptr() as u64,
-        values: values.as_ptr() as u64,
-        count: u32::try_from(elements.len()).map_err(io::Error::other)?,
-        map: map.as_raw_fd().cast_unsigned(),
-        element_flags: 0,
-        flags: 0,
-    };
-    bpf(BPF_MAP_UPDATE_BATCH, &mut batch).map(drop)
+    let mut attr = no_attributes();
+    attr.batch.keys = keys.as_ptr() as u64;
+    attr.batch.values = values.as_ptr() as u64;
+    attr.batch.count = length(elements)?;
+    attr.batch.map_fd = number(map);
+    bpf(bpf_cmd::BPF_MAP_UPDATE_BATCH, &mut attr).map(drop)
 }
 
-/// Reads a hash map part by part, which aya has not: `look` is given some elements at a time. What changes meanwhile is read
-/// or not; nothing is read twice, and the end is reached, where to go from key to key begins again at one that went.
+/// Reads a hash map in batches, each of which is handed to `look`; aya has no batch operations. No element is read twice, and
+/// the loop ends although elements come and go, where iteration by key starts over at a key that was deleted.
 pub(super) fn read_parts<K: aya::Pod, V: aya::Pod>(
     map: BorrowedFd<'_>,
     mut look: impl FnMut(&[K], &[V]),
 ) -> io::Result<()> {
-    // More than there are in any of the kernel's own parts.
+    // Above the size of a hash bucket, which the kernel returns only whole.
     const PART: usize = 1024;
     let (mut keys, mut values): (Vec<K>, Vec<V>) = (Vec::with_capacity(PART), Vec::with_capacity(PART));
     let mut place: Option<u32> = None;
     loop {
         let (from, mut to) = (place, 0_u32);
-        let mut batch = Batch {
-            from: from.as_ref().map_or(0, |from| std::ptr::from_ref(from) as u64),
-            to: (&raw mut to) as u64,
-            keys: keys.as_mut_ptr() as u64,
-            values: values.as_mut_ptr() as u64,
-            count: u32::try_from(PART).map_err(io::Error::other)?,
-            map: map.as_raw_fd().cast_unsigned(),
-            element_flags: 0,
-            flags: 0,
-        };
-        let read = bpf(BPF_MAP_LOOKUP_BATCH, &mut batch);
+        let mut attr = no_attributes();
+        attr.batch.in_batch = from.as_ref().map_or(0, |from| std::ptr::from_ref(from) as u64);
+        attr.batch.out_batch = (&raw mut to) as u64;
+        attr.batch.keys = keys.as_mut_ptr() as u64;
+        attr.batch.values = values.as_mut_ptr() as u64;
+        attr.batch.count = u32::try_from(PART).map_err(io::Error::other)?;
+        attr.batch.map_fd = number(map);
+        let read = bpf(bpf_cmd::BPF_MAP_LOOKUP_BATCH, &mut attr);
         let is_last = match &read {
             Ok(_) => false,
             Err(error) if error.kind() == io::ErrorKind::NotFound => true,
             Err(_) => return read.map(drop),
         };
-        let count = usize::try_from(batch.count).map_err(io::Error::other)?.min(PART);
+        // SAFETY: a number, which is valid whatever its bits are.
+        let count = usize::try_from(unsafe { attr.batch.count }).map_err(io::Error::other)?.min(PART);
         // SAFETY: the kernel has written as many of each, for which there is room, and any bytes are an `aya::Pod`.
         unsafe {
             keys.set_len(count);
@@ -244,29 +142,29 @@ pub(super) fn read_parts<K: aya::Pod, V: aya::Pod>(
     }
 }
 
-/// Lets `work` see and change an array of so many words where the kernel has it, of a map with `BPF_F_MMAPABLE`: programs do the
-/// same meanwhile. Not for longer, since the whole array counts as the process's memory.
+/// Maps an array of `count` words, of a map with `BPF_F_MMAPABLE`, into memory while `work` reads and changes it; kernel programs
+/// do so at the same time. Unmapped afterwards, since the whole array counts as memory of the process.
 pub(super) fn with_words<T>(map: BorrowedFd<'_>, count: usize, work: impl FnOnce(&[AtomicU64]) -> T) -> io::Result<T> {
     let length = NonZero::new(count * size_of::<u64>()).ok_or(io::ErrorKind::InvalidInput)?;
     let (rights, flags) = (ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_SHARED);
-    // SAFETY: at an address that is free; the kernel refuses a map that is shorter.
+    // SAFETY: the kernel chooses a free address, and refuses a map that is shorter.
     let start = unsafe { mmap(None, length, rights, flags, map, 0) }?;
-    // SAFETY: elements of eight bytes, one behind the other from the beginning of a page on, for as long as they are mapped; whoever
-    // changes them changes whole words.
+    // SAFETY: `count` elements of eight bytes from the start of a page on, mapped until `work` returns; the programs change whole
+    // words.
     let done = work(unsafe { slice::from_raw_parts(start.cast().as_ptr(), count) });
-    // SAFETY: as mapped above; nothing points there any more.
+    // SAFETY: mapped above, and `work` cannot keep a reference.
     unsafe { munmap(start, length.get()) }?;
     Ok(done)
 }
 
-/// Has a device's driver run a program, and nobody in the driver's place. aya asks once more by netlink, which gives no
-/// link.
+/// Attaches a program in the device's driver, and fails where the driver cannot run it. aya would then attach by netlink, which
+/// returns no link.
 pub(super) fn create_xdp_link(program: BorrowedFd<'_>, ifindex: u32) -> io::Result<OwnedFd> {
     create_link(program, ifindex, bpf_attach_type::BPF_XDP, XDP_FLAGS_DRV_MODE)
 }
 
-/// Puts a program on a hook of a device, ahead of all others there or behind them. aya asks for the device by its name, which
-/// another one may have by now.
+/// Attaches a program before or after all others of a device's hook. aya finds the device by its name, which another device may
+/// have by now.
 pub(super) fn create_tcx_link(
     program: BorrowedFd<'_>,
     ifindex: u32,
@@ -277,78 +175,70 @@ pub(super) fn create_tcx_link(
 }
 
 fn create_link(program: BorrowedFd<'_>, ifindex: u32, hook: bpf_attach_type, flags: u32) -> io::Result<OwnedFd> {
-    let program = program.as_raw_fd().cast_unsigned();
-    bpf(BPF_LINK_CREATE, &mut LinkCreate { program, ifindex, attach_type: hook as u32, flags }).map(owned)
+    let mut attr = no_attributes();
+    attr.link_create.__bindgen_anon_1.prog_fd = number(program);
+    attr.link_create.__bindgen_anon_2.target_ifindex = ifindex;
+    attr.link_create.attach_type = hook as u32;
+    attr.link_create.flags = flags;
+    bpf(bpf_cmd::BPF_LINK_CREATE, &mut attr).map(owned)
 }
 
-/// What the kernel has just made, so that nobody else knows it.
-fn owned(fd: RawFd) -> OwnedFd {
-    // SAFETY: see above.
-    unsafe { OwnedFd::from_raw_fd(fd) }
-}
-
-/// What the kernel tells of a program. aya asks for the maps by the program's id, which takes `CAP_SYS_ADMIN`.
+/// Reads a program's `bpf_prog_info`. aya opens the maps by their ids, which needs `CAP_SYS_ADMIN`.
 pub(super) fn program_facts(program: BorrowedFd<'_>) -> io::Result<ProgramFacts> {
     let mut maps = vec![0_u32; MOST_MAPS];
-    let map_count = u32::try_from(maps.len()).map_err(io::Error::other)?;
-    let mut info = ProgramInfo { map_count, map_ids: maps.as_mut_ptr() as u64, ..ProgramInfo::default() };
-    let info_len = u32::try_from(size_of_val(&info)).map_err(io::Error::other)?;
-    let bpf_fd = program.as_raw_fd().cast_unsigned();
-    bpf(BPF_OBJ_GET_INFO_BY_FD, &mut GetInfo { bpf_fd, info_len, info: (&raw mut info) as u64 })?;
-    let map_count = usize::try_from(info.map_count).map_err(io::Error::other)?;
+    // SAFETY: numbers, which may be zero.
+    let mut info: bpf_prog_info = unsafe { mem::zeroed() };
+    info.nr_map_ids = length(&maps)?;
+    info.map_ids = maps.as_mut_ptr() as u64;
+    read_info(program, &mut info)?;
+    let map_count = usize::try_from(info.nr_map_ids).map_err(io::Error::other)?;
     if map_count > maps.len() {
         return Err(io::Error::other(format!("the program uses {map_count} maps")));
     }
     maps.truncate(map_count);
-    let name = info.name.iter().copied().take_while(|byte| *byte != 0).collect();
-    Ok(ProgramFacts { kind: info.kind, id: info.id, name, maps })
+    let name = info.name.iter().flat_map(|byte| byte.to_ne_bytes()).take_while(|byte| *byte != 0).collect();
+    Ok(ProgramFacts { kind: info.type_, id: info.id, name, maps })
 }
 
-/// The ids of the programs on a hook of a device, in the order in which packets meet them. aya opens each of them too, which
-/// takes `CAP_SYS_ADMIN`.
+/// The ids of the programs on a device's hook, in the order in which they run. aya opens each program, which needs
+/// `CAP_SYS_ADMIN`.
 pub(super) fn programs_on(ifindex: u32, hook: bpf_attach_type) -> io::Result<Vec<u32>> {
     let mut programs = vec![0_u32; MOST_PROGRAMS];
-    let mut query = Query {
-        ifindex,
-        attach_type: hook as u32,
-        flags: 0,
-        attach_flags: 0,
-        programs: programs.as_mut_ptr() as u64,
-        count: u32::try_from(programs.len()).map_err(io::Error::other)?,
-        pad: 0,
-        program_flags: 0,
-        links: 0,
-        link_flags: 0,
-        revision: 0,
-    };
-    bpf(BPF_PROG_QUERY, &mut query)?;
-    programs.truncate(usize::try_from(query.count).map_err(io::Error::other)?);
+    let mut attr = no_attributes();
+    attr.query.__bindgen_anon_1.target_ifindex = ifindex;
+    attr.query.attach_type = hook as u32;
+    attr.query.prog_ids = programs.as_mut_ptr() as u64;
+    attr.query.__bindgen_anon_2.prog_cnt = length(&programs)?;
+    bpf(bpf_cmd::BPF_PROG_QUERY, &mut attr)?;
+    // SAFETY: a number, which is valid whatever its bits are.
+    let count = unsafe { attr.query.__bindgen_anon_2.prog_cnt };
+    programs.truncate(usize::try_from(count).map_err(io::Error::other)?);
     Ok(programs)
 }
 
-/// What the kernel tells of a link; aya does not tell what it is on.
+/// Reads a link's `bpf_link_info`. aya does not return the target.
 pub(super) fn link_facts(link: BorrowedFd<'_>) -> io::Result<LinkFacts> {
-    let mut info = LinkInfo::default();
-    let info_len = u32::try_from(size_of_val(&info)).map_err(io::Error::other)?;
-    let bpf_fd = link.as_raw_fd().cast_unsigned();
-    bpf(BPF_OBJ_GET_INFO_BY_FD, &mut GetInfo { bpf_fd, info_len, info: (&raw mut info) as u64 })?;
-    Ok(LinkFacts { program: info.program, kind: info.kind, target: info.target })
+    // SAFETY: numbers, which may be zero.
+    let mut info: bpf_link_info = unsafe { mem::zeroed() };
+    read_info(link, &mut info)?;
+    Ok(LinkFacts { program: info.prog_id, info })
 }
 
-/// Puts another program in a link's place at once; aya does so for devices only.
+/// Replaces a link's program atomically. aya does so for links of devices, not of cgroups.
 pub(super) fn replace_program(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
-    let number = |fd: BorrowedFd<'_>| fd.as_raw_fd().cast_unsigned();
-    bpf(BPF_LINK_UPDATE, &mut LinkUpdate { link: number(link), new_program: number(program), flags: 0, old_program: 0 })
-        .map(drop)
+    let mut attr = no_attributes();
+    attr.link_update.link_fd = number(link);
+    attr.link_update.__bindgen_anon_1.new_prog_fd = number(program);
+    bpf(bpf_cmd::BPF_LINK_UPDATE, &mut attr).map(drop)
 }
 
-/// The kernel's clock for programs.
+/// The clock that kernel programs read.
 pub(crate) fn now() -> Duration {
-    // That clock cannot fail.
+    // This clock cannot fail.
     nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from)
 }
 
-/// The kernel's name of this network namespace; nothing before Linux 5.14, which does not tell.
+/// The cookie of this network namespace; `None` before Linux 5.14. nix does not have the socket option.
 pub(super) fn netns_cookie() -> Option<u64> {
     let socket = UnixDatagram::unbound().ok()?;
     let mut cookie = 0_u64;
@@ -361,9 +251,39 @@ pub(super) fn netns_cookie() -> Option<u64> {
     (result == 0).then_some(cookie)
 }
 
-fn bpf<T>(command: libc::c_int, attributes: &mut T) -> io::Result<RawFd> {
-    let at = std::ptr::from_mut(attributes);
-    // SAFETY: the attributes are what the command reads and writes, with their own size, and their pointers outlive it.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, command, at, size_of::<T>()) };
+/// Fills `info`, which is `bpf_prog_info` or `bpf_link_info`; the kernel leaves the fields that it does not know as they are.
+fn read_info<T>(object: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
+    let mut attr = no_attributes();
+    attr.info.bpf_fd = number(object);
+    attr.info.info_len = u32::try_from(size_of_val(info)).map_err(io::Error::other)?;
+    attr.info.info = std::ptr::from_mut(info) as u64;
+    bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr).map(drop)
+}
+
+/// All zero: the kernel refuses a command with any other value in a field that it does not use or does not know.
+const fn no_attributes() -> bpf_attr {
+    // SAFETY: numbers, which may be zero.
+    unsafe { mem::zeroed() }
+}
+
+fn number(fd: BorrowedFd<'_>) -> u32 {
+    fd.as_raw_fd().cast_unsigned()
+}
+
+fn length<T>(elements: &[T]) -> io::Result<u32> {
+    u32::try_from(elements.len()).map_err(io::Error::other)
+}
+
+/// Owns a file descriptor that the kernel has just returned.
+fn owned(fd: RawFd) -> OwnedFd {
+    // SAFETY: nothing else has the descriptor yet.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// aya's own function for this is private.
+fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<RawFd> {
+    // SAFETY: the attributes have the size that is given, and what they point to outlives the call.
+    let result =
+        unsafe { libc::syscall(libc::SYS_bpf, command as u32, std::ptr::from_mut(attr), size_of::<bpf_attr>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { RawFd::try_from(result).map_err(io::Error::other) }
 }

@@ -16,7 +16,7 @@ use npl_common::{
     names,
     reason::Reason,
     stats::{COUNTED_MAPPINGS, MappingStats, SHARED_V4, SHARED_V6},
-    stray,
+    unmapped,
 };
 
 use super::{
@@ -207,7 +207,7 @@ impl Tables {
     /// As [`super::Datapath::time_until_quiet`].
     pub(super) fn time_until_quiet(&self, frontend: Frontend) -> Result<Option<Duration>, DatapathError> {
         let last = self.family(frontend.family).last_unmapped(frontend.node_port)?;
-        Ok(stray::silence(last, kernel_time()).map(|silence| Duration::from_secs(1 + stray::LIFETIME - silence)))
+        Ok(unmapped::silence(last, kernel_time()).map(|silence| Duration::from_secs(1 + unmapped::LIFETIME - silence)))
     }
 
     /// Records that clients of a removed mapping may still send datagrams.

@@ -12,7 +12,7 @@ use std::{
 
 use aya::programs::{ProgramError, Xdp};
 use npl_common::{
-    config::{AHEAD, FLAG_XDP},
+    config::{FLAG_XDP, XDP_ATTACHED},
     names::MAP_XDP_DEVICE,
 };
 
@@ -37,7 +37,7 @@ impl XdpDevices {
 
     /// Writes the devices.
     pub(super) fn write(&mut self, devices: &BTreeSet<u32>, tables: &mut Tables) -> Result<(), DatapathError> {
-        devices.iter().try_for_each(|ifindex| self.0.set(*ifindex, AHEAD))?;
+        devices.iter().try_for_each(|ifindex| self.0.set(*ifindex, XDP_ATTACHED))?;
         tables.set_flags(if devices.is_empty() { 0 } else { FLAG_XDP })?;
         self.0.retain(|ifindex, _| devices.contains(ifindex))
     }

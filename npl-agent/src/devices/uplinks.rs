@@ -183,7 +183,7 @@ impl Uplinks {
     }
 }
 
-/// The devices that carry an uplink's programs now, whoever attached them.
+/// The devices that carry an uplink's programs now, also those that another process attached.
 fn attached_uplinks(datapath: &Datapath) -> Result<BTreeSet<u32>, DatapathError> {
     let hooks = datapath.hooks.attached_programs()?.hooks.into_iter();
     Ok(hooks.filter(|(_, direction)| *direction == Direction::Egress).map(|(ifindex, _)| ifindex).collect())

@@ -1,100 +1,66 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How long to wait before the API server is asked again, and how often to speak of it.
+//! The back-off of requests to the API server, and the limit of log lines about it.
 
-use std::{
-    hash::{BuildHasher, RandomState},
-    time::Duration,
+use std::time::Duration;
+
+use backon::ExponentialBuilder;
+use kube::runtime::{
+    utils::{Backoff, ResetTimerBackoff},
+    watcher::ExponentialBackoff,
 };
-
-use kube::runtime::utils::Backoff;
 use tokio::time::Instant;
 
+/// The upper bound of the first delay.
 const FIRST: Duration = Duration::from_millis(500);
-/// Kept low, since nothing is published while the agent waits; a hundred Nodes then ask about fifteen times a second.
+/// Low, since the agent publishes nothing during a delay; a hundred Nodes then send about fifteen requests a second.
 const LONGEST: Duration = Duration::from_secs(10);
-/// A success sooner than this after a wait does not start the delays over: a watch that begins well and breaks at
-/// once, again and again, is not a working one.
-const STABLE_AFTER: Duration = Duration::from_secs(30);
+/// Above the time of one delay and one request that times out, so that failures alone never shorten the delays.
+const STABLE_AFTER: Duration = Duration::from_mins(1);
 const QUIET: Duration = Duration::from_mins(1);
 
-/// Delays that double, each with a random half, so that Nodes which lost the API server together return one by one.
-#[derive(Debug)]
-pub struct Jittered {
-    ceiling: Duration,
-    last_wait: Option<Instant>,
-}
+/// Delays that double and have a random half, so that Nodes that lost the API server together do not return together. They start
+/// over with the first failure after [`STABLE_AFTER`].
+pub(super) struct Jittered(ResetTimerBackoff<ExponentialBackoff>);
 
 impl Jittered {
-    /// Starts with the shortest delay.
-    pub const fn new() -> Self {
-        Self { ceiling: FIRST, last_wait: None }
-    }
-
-    /// The next delay, with this much of its random half.
-    fn next_with(&mut self, fraction: Fraction) -> Duration {
-        let half = self.ceiling / 2;
-        self.ceiling = (self.ceiling * 2).min(LONGEST);
-        self.last_wait = Some(Instant::now());
-        half + fraction.of(half)
+    pub(super) fn new() -> Self {
+        Self::from(builder())
     }
 }
 
-impl Default for Jittered {
-    fn default() -> Self {
-        Self::new()
+impl From<ExponentialBuilder> for Jittered {
+    fn from(builder: ExponentialBuilder) -> Self {
+        Self(ResetTimerBackoff::new(builder.into(), STABLE_AFTER))
     }
+}
+
+/// Half of the bounds: backon adds a random part of at most the delay itself.
+fn builder() -> ExponentialBuilder {
+    ExponentialBuilder::new().with_min_delay(FIRST / 2).with_max_delay(LONGEST / 2).without_max_times().with_jitter()
 }
 
 impl Iterator for Jittered {
     type Item = Duration;
 
     fn next(&mut self) -> Option<Duration> {
-        Some(self.next_with(Fraction::random()))
+        self.0.next()
     }
 }
 
 impl Backoff for Jittered {
-    fn reset(&mut self) {
-        if self.last_wait.is_some_and(|at| at.elapsed() >= STABLE_AFTER) {
-            *self = Self::new();
-        }
-    }
+    /// Only time resets the delays. kube resets at each event, and a watcher's first event precedes its first request: the delays
+    /// would never grow while the API server is down.
+    fn reset(&mut self) {}
 }
 
-/// Between nothing and the whole.
-pub(crate) fn random_part_of(whole: Duration) -> Duration {
-    Fraction::random().of(whole)
-}
-
-/// So many of 1024 parts.
-#[derive(Clone, Copy, Debug)]
-struct Fraction(u32);
-
-impl Fraction {
-    const PARTS: u32 = 1024;
-
-    /// From the seed that the standard library draws for each hash table.
-    fn random() -> Self {
-        Self::from_seed(RandomState::new().hash_one(()))
-    }
-
-    fn from_seed(seed: u64) -> Self {
-        Self(u32::try_from(seed % u64::from(Self::PARTS)).unwrap_or_default())
-    }
-
-    fn of(self, whole: Duration) -> Duration {
-        whole * self.0 / Self::PARTS
-    }
-}
-
-/// Lets one line a minute through.
+/// Allows one log line per minute.
 #[derive(Debug, Default)]
 pub struct Throttle {
     last: Option<Instant>,
 }
 
 impl Throttle {
-    /// Whether to speak now.
+    /// Whether to log now; counts as a line if so.
     pub fn allows(&mut self) -> bool {
         let now = Instant::now();
         let allowed = self.last.is_none_or(|last| now.duration_since(last) >= QUIET);
@@ -123,42 +89,35 @@ mod tests {
         assert!(delays.by_ref().take(4).count() == 4);
         delays.reset();
         assert!(delays.next() >= Some(Duration::from_secs(4)));
-        tokio::time::advance(STABLE_AFTER).await;
+        tokio::time::advance(STABLE_AFTER + Duration::from_millis(1)).await;
         delays.reset();
         assert!(delays.next() <= Some(FIRST));
     }
 
-    /// Evenly distributed and the same in every run: the highest bits of Knuth's linear congruential generator.
-    fn fractions() -> impl Iterator<Item = Fraction> {
-        let next = |seed: u64| seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        std::iter::successors(Some(0), move |seed| Some(next(*seed))).map(|seed| Fraction::from_seed(seed >> 54))
-    }
-
-    /// A model: three watches each, which lose the API server in the same moment and ask again until it is back. What is
-    /// modelled is the time between questions and nothing else; the bench restarts a hundred real agents.
+    /// A model of a hundred Nodes with three watches each, which lose the API server at the same moment and retry until it returns.
+    /// Only the delays are modeled; the bench restarts a hundred real agents. The seeds make each run the same.
     #[test]
     fn a_hundred_nodes_that_lose_the_api_server_together_do_not_return_together() {
-        const WATCHES: usize = 300;
+        const WATCHES: u64 = 300;
         let away = Duration::from_mins(1);
-        let mut by_half_second = [0; 240];
+        let mut by_half_second = [0_u64; 240];
         let mut first_of_return = Vec::new();
-        let mut fractions = fractions();
-        for _ in 0..WATCHES {
+        for seed in 0..WATCHES {
             let mut at = Duration::ZERO;
-            let mut delays = Jittered::new();
+            let mut delays = Jittered::from(builder().with_jitter_seed(seed));
             while at < away {
-                at += delays.next_with(fractions.next().unwrap());
+                at += delays.next().unwrap();
                 by_half_second[usize::try_from(at.as_millis() / 500).unwrap()] += 1;
             }
             first_of_return.push(at);
         }
-        let asked: usize = by_half_second.iter().sum();
-        assert!(asked < WATCHES * 15, "{asked} questions within a minute");
+        let asked: u64 = by_half_second.iter().sum();
+        assert!(asked < WATCHES * 15, "{asked} requests within a minute");
         let busiest = by_half_second[20..].iter().max().unwrap();
-        // In step, all of them would be one question.
+        // Without the random half, all of the watches would retry within the same half second.
         assert!(*busiest <= WATCHES / 6, "{busiest} of {WATCHES} within half a second");
         let latest = first_of_return.iter().max().unwrap();
-        assert!(*latest <= away + LONGEST, "back {latest:?} after the API server went");
+        assert!(*latest <= away + LONGEST, "the last watch retries {latest:?} after the API server went");
     }
 
     #[tokio::test(start_paused = true)]

@@ -30,7 +30,7 @@ pub(super) async fn read_rules(lists: &Lists) -> Result<Vec<Rule>, NetlinkError>
         match lists.of("list rules", RouteNetlinkMessage::GetRule(wanted), pick).await {
             // A kernel without policy routing answers with an error.
             Err(NetlinkError::Request { .. }) => {}
-            told => rules.extend(told?.iter().filter_map(rule)),
+            rules_of_family => rules.extend(rules_of_family?.iter().filter_map(rule)),
         }
     }
     Ok(rules)

@@ -17,10 +17,10 @@ const DEFAULT_FILTER: &str = "warn,npl_agent=info,kube_client=off,kube_runtime=o
 /// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum LogFormat {
-    /// Text.
+    /// Text for people.
     #[default]
     Text,
-    /// One JSON object per line.
+    /// One JSON object per line, for log collectors.
     Json,
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! The bench's packets: made by an XDP program that is run in a loop, and counted where they leave the stack again.
 //!
-//! A socket in user space costs more per packet than the whole path that is measured. `BPF_PROG_TEST_RUN` with live
+//! A socket in user space costs more per packet than the datagram_length path that is measured. `BPF_PROG_TEST_RUN` with live
 //! frames runs a program over frames that nobody had to receive, and carries out its verdict: here to hand them to the
 //! stack as received by the Node's uplink, in bulk, as a network card's driver does after its own XDP program; or to send
 //! them by the client's device, for the uplink's driver to receive and run such a program over.
@@ -178,7 +178,7 @@ const fn plus(word: u16, summand: u16) -> u16 {
 /// Counts a packet that is at the Pod and the port that it was meant for.
 #[inline(always)]
 fn arrived(ctx: &TcContext) -> Option<()> {
-    // Not the whole frame: the Node has cut the padding off.
+    // Not the datagram_length frame: the Node has cut the padding off.
     let headers = pointer::<Headers>(ctx.data(), ctx.data_end())?;
     // SAFETY: in bounds as checked.
     let headers = unsafe { &*headers };

@@ -19,7 +19,7 @@ use crate::process::Process;
 pub(super) const GROUP: &str = "system:nodes";
 
 /// More than any test puts on a Node, and as many as its range has addresses for.
-const MAX_PODS: u32 = 200;
+const MAX_NEXT_HOPS: u32 = 200;
 
 /// The user that a Node's kubelet is to the API server.
 pub(super) fn user(node: NodeNumber) -> String {
@@ -46,7 +46,7 @@ pub(super) fn configure(directory: &Path, node: NodeNumber, plane: &ControlPlane
         // An image that is removed to make room cannot be had back: there is no registry.
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
-        "maxPods": MAX_PODS,
+        "maxPods": MAX_NEXT_HOPS,
         "nodeStatusUpdateFrequency": "5s",
         // A machine may lack CAP_SYS_RESOURCE, which a lower value needs.
         "oomScoreAdj": 0,

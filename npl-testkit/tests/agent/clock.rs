@@ -41,7 +41,7 @@ fn set_clock(seconds: i64) {
     let command_line = fs::read_to_string("/proc/cmdline").unwrap();
     assert!(
         command_line.split_whitespace().any(|word| word == OWN_MACHINE),
-        "this test sets the machine's clock: have it run on an emulated one, by `cargo xtask test --only clock`"
+        "this test sets the machine's clock: have it run on an emulated one, by `cargo xtask test --step clock`"
     );
     let now = clock_gettime(ClockId::CLOCK_REALTIME).unwrap();
     clock_settime(ClockId::CLOCK_REALTIME, now + TimeSpec::seconds(seconds)).unwrap();

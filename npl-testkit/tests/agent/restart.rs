@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use aya::programs::ProgramInfo;
-use npl_common::names::{ABI_VERSION, PIN_ROOT, PROGRAM_DIR, PROGRAMS, REST_PROGRAMS, SOCKET_PROGRAMS};
+use npl_common::names::{ABI_VERSION, PIN_ROOT, PROGRAM_DIR, PROGRAMS, SLOW_PATH_PROGRAMS, SOCKET_PROGRAMS};
 use npl_testkit::cluster::Entry;
 use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
@@ -101,7 +101,7 @@ fn programs_that_were_loaded_with_more_rights_are_those_of_an_agent_that_has_few
     let loaded = programs(&world);
     let named = PROGRAMS.len() + SOCKET_PROGRAMS.len() + 1;
     assert_eq!(said, format!("{named} programs are loaded, without the kernel's barriers against speculation\n"));
-    assert_eq!(loaded.len(), named + REST_PROGRAMS.len(), "{loaded:?}");
+    assert_eq!(loaded.len(), named + SLOW_PATH_PROGRAMS.len(), "{loaded:?}");
     assert_eq!(options.command(&["load"]).unwrap(), said);
     assert_eq!(programs(&world), loaded, "what is there is left alone");
 

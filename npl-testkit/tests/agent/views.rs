@@ -61,7 +61,7 @@ fn cleanup_takes_everything_of_ours_and_nothing_of_others() {
     std::fs::create_dir(&foreign).unwrap();
     world.agent().kill().unwrap();
     let removed = options.command(&["cleanup"]).unwrap();
-    assert!(removed.contains("npl_map_v4"), "{removed}");
+    assert!(removed.contains("npl_mapping_v4"), "{removed}");
     assert!(!world.bpffs.path().join("npl").exists());
     assert!(foreign.exists());
     let residue = Residue::look_at(&world.run, world.bpffs.path()).unwrap();

@@ -4,7 +4,7 @@
 use std::fs;
 use std::process::Command;
 
-use npl_common::names::{PROGRAMS, REST_PROGRAMS, SOCKET_PROGRAMS};
+use npl_common::names::{PROGRAMS, SLOW_PATH_PROGRAMS, SOCKET_PROGRAMS};
 use npl_testkit::poll;
 
 use crate::clients;
@@ -56,7 +56,7 @@ pub(crate) fn the_programs_are_loaded_ahead_of_the_agent(world: &mut World) {
         command.args(["/sys/fs/bpf/npl", "-path", "*/programs/*", "-name", "npl_*"]);
         let found = node.space().output(command).unwrap();
         let programs: Vec<&str> = found.lines().collect();
-        assert_eq!(programs.len(), PROGRAMS.len() + REST_PROGRAMS.len() + SOCKET_PROGRAMS.len() + 1, "{found}");
+        assert_eq!(programs.len(), PROGRAMS.len() + SLOW_PATH_PROGRAMS.len() + SOCKET_PROGRAMS.len() + 1, "{found}");
         assert!(programs.iter().all(|pin| pin.contains("_unfenced/")), "some have barriers: {found}");
     }
     // Whoever loads programs has no business with the API server: nothing of it is mounted there.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How much earlier than readiness the annotation is there: some consumers look when a Pod becomes ready, and never
 //! again. With the gate in its template, no Pod is ready before; without it, nobody could promise that: see
-//! `docs/design/0005-publication-and-readiness.md`.
+//! `docs/design/0005-readiness-gate.md`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -14,7 +14,7 @@ use crate::world::{AGENT_NAMESPACE, NAMESPACE, World};
 /// What tells on a Node whether anything of ours is in its kernel, and the word that tells it: pins, without which the
 /// kernel takes programs off devices, and programs for sockets.
 const TRACES: [(&str, &str); 2] = [
-    ("find /sys/fs/bpf -name 'npl*'", "npl_map_v4"),
+    ("find /sys/fs/bpf -name 'npl*'", "npl_mapping_v4"),
     ("find /sys/fs/cgroup -maxdepth 1 -type d -exec bpftool cgroup show {} ';' 2>&1 || true", "connect"),
 ];
 

@@ -15,8 +15,8 @@ use npl_agent::core::model::{Backend, Family, Frontend, NodePort, PodPort, Proto
 use npl_agent::datapath::{Datapath, Pins, embedded_object};
 use npl_common::flow::{FlowKeyV4, FlowKeyV6, FlowState, FlowV4, FlowV6};
 use npl_common::fragment;
+use npl_common::half_open;
 use npl_common::names;
-use npl_common::syn;
 use npl_testkit::packet::Packet;
 
 use crate::counters::{Change, Counters};
@@ -131,12 +131,12 @@ impl Lab {
         datapath.configure("61000-61100".parse().unwrap(), || SEED).unwrap();
         let v4 = FlowMaps {
             flows: open(names::MAP_FLOW_V4),
-            slots: open(names::MAP_SYN_V4),
+            slots: open(names::MAP_HALF_OPEN_V4),
             fragments: open(names::MAP_FRAGMENT_V4),
         };
         let v6 = FlowMaps {
             flows: open(names::MAP_FLOW_V6),
-            slots: open(names::MAP_SYN_V6),
+            slots: open(names::MAP_HALF_OPEN_V6),
             fragments: open(names::MAP_FRAGMENT_V6),
         };
         Self { datapath, v4, v6, others: None }
@@ -241,7 +241,7 @@ impl Lab {
         let nobody = FlowState {
             last_seen_ns: 0,
             generation: 0,
-            touched: 0,
+            refreshed: 0,
             ifindex: 0,
             node_port: 0,
             client_tcp_flags: 0,
@@ -281,26 +281,26 @@ impl Lab {
 
     /// The half-open cache's word for a flow, if the slot is its own; else that of an attempt at it.
     pub(crate) fn slot(&mut self, id: FlowId) -> Option<u64> {
-        self.word(id, syn::slot(hash(id))).or_else(|| self.attempt(id))
+        self.word(id, half_open::slot(hash(id))).or_else(|| self.attempt(id))
     }
 
     /// The word of an attempt at a connection.
     pub(crate) fn attempt(&mut self, id: FlowId) -> Option<u64> {
-        self.word(id, syn::attempt_slot(hash(id)))
+        self.word(id, half_open::handshake_slot(hash(id)))
     }
 
     fn word(&mut self, id: FlowId, slot: u32) -> Option<u64> {
-        Some(self.slots(id).get(&slot, 0).unwrap()).filter(|word| syn::matches(*word, hash(id)))
+        Some(self.slots(id).get(&slot, 0).unwrap()).filter(|word| half_open::matches(*word, hash(id)))
     }
 
     /// Overwrites a flow's slot.
     pub(crate) fn set_slot(&mut self, id: FlowId, word: u64) {
-        self.slots(id).set(syn::slot(hash(id)), word, 0).unwrap();
+        self.slots(id).set(half_open::slot(hash(id)), word, 0).unwrap();
     }
 
     /// Overwrites the slot of an attempt at it.
     pub(crate) fn set_attempt(&mut self, id: FlowId, word: u64) {
-        self.slots(id).set(syn::attempt_slot(hash(id)), word, 0).unwrap();
+        self.slots(id).set(half_open::handshake_slot(hash(id)), word, 0).unwrap();
     }
 
     /// All records of fragmented datagrams, with their slots.
@@ -364,12 +364,12 @@ pub(crate) fn hash(id: FlowId) -> u64 {
     match id.ends() {
         Ends::V4(key) => {
             let [client, pod] = [key.client_addr, key.pod_addr].map(|addr| u64::from(u32::from_ne_bytes(addr)));
-            syn::hash(SEED, client << 32 | pod, rest)
+            npl_common::hash::flow(SEED, client << 32 | pod, rest)
         }
         Ends::V6(key) => {
             let [client, pod] = [key.client_addr, key.pod_addr].map(words);
-            let seed = syn::absorb(syn::absorb_both(SEED, client[0], client[1]), pod[0]);
-            syn::hash(seed, pod[1], rest)
+            let seed = npl_common::hash::absorb(npl_common::hash::absorb_both(SEED, client[0], client[1]), pod[0]);
+            npl_common::hash::flow(seed, pod[1], rest)
         }
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Runs a test binary on another machine: emulated, with a kernel of its own and an initial RAM disk as its only disk, its
-//! result on the serial console.
+//! Runs a test binary on an emulated machine with another kernel. Its only disk is an initial RAM disk, and it reports
+//! the result on the serial console.
 
 mod ramdisk;
 
@@ -15,8 +15,8 @@ use self::ramdisk::TEST_BINARY;
 use crate::setup::{Kernel, KernelImage};
 use crate::{paths, process};
 
-/// What a guest does ahead of its test, twice: the second time its root is a mount like any other. A container has its own
-/// in the place of that, which the first root of all does not allow.
+/// The guest's script before the test. It restarts once with its root on a bind mount: containers call `pivot_root`,
+/// which the initial root file system does not allow.
 const START: &str = "#!/bin/busybox sh
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/ RUST_BACKTRACE=1
 if [ $# = 0 ]; then
@@ -42,51 +42,52 @@ modprobe virtio_net
 ip link set lo up
 ";
 
-/// How the guest says that it has come up.
+/// The line that the guest prints when it has booted.
 const UP_LINE: &str = "npl-guest: up";
 
-/// A guest takes some seconds to come up. One that has not by then never will.
+/// The time limit of the boot, which takes some seconds. A guest that exceeds it hangs.
 const BOOT_DEADLINE: Duration = Duration::from_mins(2);
 
-/// How the guest says with which exit code the test binary ended.
+/// The beginning of the line with the exit code of the test binary.
 const EXIT_LINE: &str = "npl-guest: exit code ";
 
-/// By how many threads of the emulator's the two processors of a guest are executed.
+/// The emulator's threads for the two processors of a guest.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Threads {
-    /// By turns.
+    /// Both processors take turns in one thread.
     One,
-    /// At the same time. Now and then a kernel that patches its code ends by that: with its store, a processor makes what was
-    /// translated void before it stores, and in between the other may translate the breakpoint of the patch again.
+    /// Each processor has a thread. Sometimes a kernel that patches its own code crashes then: the emulator discards
+    /// the translated code before it writes the patch, and the other processor may translate the old breakpoint in
+    /// between.
     Each,
 }
 
-/// An emulated machine. It has control groups of version 2 alone.
+/// An emulated machine. It has control groups of version 2 only.
 #[derive(Debug)]
 pub(crate) struct Guest {
-    /// Names its RAM disk.
+    /// The name of the guest and of its RAM disk.
     pub(crate) name: String,
     pub(crate) kernel: Kernel,
     pub(crate) threads: Threads,
-    /// For the RAM disk, its unpacked copy and all that runs.
+    /// Memory for the RAM disk, its unpacked copy and all processes.
     pub(crate) memory_megabytes: u32,
-    /// The static test binary that it runs, with arguments and additional environment.
+    /// The static test binary, with arguments and additional environment.
     pub(crate) test: Command,
-    /// Programs that it has beside those of every guest.
+    /// Programs in addition to those of every guest.
     pub(crate) programs: &'static [&'static str],
-    /// Files and folders that it has where this machine has them.
+    /// Files and folders of this machine, which the guest has at the same paths.
     pub(crate) copies: Vec<PathBuf>,
 }
 
 impl Guest {
-    /// A guest that has what packet tests need.
+    /// A guest for packet tests.
     pub(crate) fn for_packets(kernel: Kernel, test: Command) -> Self {
-        // The largest map takes most of the memory.
+        // Most of the memory is for the largest map.
         let (name, threads) = (kernel.to_string(), Threads::One);
         Self { name, kernel, threads, memory_megabytes: 2048, test, programs: &[], copies: Vec::new() }
     }
 
-    /// Boots it, runs the test, and hands on each line that it prints; whether it ended with success.
+    /// Boots the guest, runs the test, passes each printed line to `on_line` and returns whether the test succeeded.
     pub(crate) fn run(&self, deadline: Duration, mut on_line: impl FnMut(&str)) -> Result<bool> {
         let image = self.kernel.obtain()?;
         let disk = paths::target_dir().join("emulation").join(format!("{}.cpio", self.name));
@@ -101,14 +102,14 @@ impl Guest {
                 Some((line, None)) => on_line(line),
                 None => {}
             }
-            ensure!(is_up || booted.elapsed() < BOOT_DEADLINE, "it has not come up within {BOOT_DEADLINE:?}");
+            ensure!(is_up || booted.elapsed() < BOOT_DEADLINE, "the guest has not booted within {BOOT_DEADLINE:?}");
             Ok(())
         })?;
-        let without = || format!("the guest {} ended without a result: its last words are above", self.name);
+        let without = || format!("the guest {} ended without a result: its last output is above", self.name);
         exit_code.with_context(without).map(|code| code == 0)
     }
 
-    /// By emulation of the processor: virtualisation of this machine's may be absent, or be there and hang.
+    /// The emulator's command. It emulates the processor, since hardware virtualization may be missing or hang.
     fn emulator(&self, image: &KernelImage, disk: &Path) -> Command {
         let mut command = Command::new("qemu-system-x86_64");
         let threads = match self.threads {
@@ -118,11 +119,11 @@ impl Guest {
         command.args(["-accel", threads, "-cpu", "max", "-smp", "2"]);
         command.arg("-m").arg(self.memory_megabytes.to_string());
         command.arg("-kernel").arg(image.vmlinuz()).arg("-initrd").arg(disk);
-        // A panic is a reset, and a reset is the end. A kernel that waits for ticks in a busy loop as it boots finds its timer
-        // broken where this machine is busy, too. By the last word a test knows that the machine is its own.
+        // A panic resets the guest, and a reset ends the emulator. `no_timer_check`: on a busy machine, a booting
+        // kernel takes its timer for broken. `npl.guest=1` permits tests to change the machine, such as its clock.
         command.args(["-append", "console=ttyS0 quiet panic=-1 no_timer_check npl.guest=1", "-no-reboot"]);
         command.args(["-display", "none", "-nodefaults", "-serial", "stdio"]);
-        // Two network cards at one wire, which leads nowhere else.
+        // Two network cards on one isolated segment.
         for card in ["one", "two"] {
             command.arg("-netdev").arg(format!("hubport,id={card},hubid=0"));
             command.arg("-device").arg(format!("virtio-net-pci,netdev={card},romfile="));
@@ -130,7 +131,7 @@ impl Guest {
         command
     }
 
-    /// The first program of the guest.
+    /// The init program of the guest.
     fn init_script(&self) -> String {
         let pair =
             |(name, value): (&OsStr, Option<&OsStr>)| Some(format!("export {}='{}'", name.to_str()?, value?.to_str()?));
@@ -151,7 +152,7 @@ mod tests {
     use crate::setup::KernelName;
 
     #[test]
-    fn the_guest_says_that_it_is_up_right_before_the_test_and_the_exit_code_right_after_it() {
+    fn the_guest_reports_that_it_is_up_before_the_test_and_the_exit_code_after_it() {
         let mut test = Command::new("kernel-1f");
         test.arg("--test-threads=1").env("NPL_PATIENCE", "10");
         let kernel = "latest".parse::<KernelName>().unwrap().0.unwrap();

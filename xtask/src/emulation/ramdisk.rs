@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The guest's root: busybox, the tools that the tests run with their libraries, modules, the test binary, and what it
-//! takes from this machine.
+//! The root file system of a guest: busybox, tools with their libraries, kernel modules, the test binary, and copies of
+//! this machine's files.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -15,19 +15,19 @@ use super::Guest;
 use crate::process;
 use crate::setup::KernelImage;
 
-/// Where the guest has the test binary.
+/// The path of the test binary in the guest.
 pub(super) const TEST_BINARY: &str = "/test";
 
-/// What npl-testkit runs in a network test.
+/// Programs that npl-testkit runs in network tests.
 const TOOLS: [&str; 6] = ["ip", "tc", "ethtool", "nft", "iptables", "conntrack"];
 
-/// Folders that a root has, empty.
+/// Empty folders of the root.
 const FOLDERS: [&str; 14] = [
     "bin", "dev", "etc", "newroot", "proc", "root", "run", "sbin", "sys", "tmp", "usr/bin", "usr/sbin", "var/lib",
     "var/log",
 ];
 
-/// Writes the RAM disk as an archive that the kernel unpacks.
+/// Writes the RAM disk, an archive that the kernel unpacks.
 pub(super) fn write(archive: &Path, image: &KernelImage, guest: &Guest) -> Result<()> {
     let root = archive.with_extension("root");
     if root.exists() {
@@ -55,8 +55,8 @@ fn add_programs(root: &Path, additional: &[&str]) -> Result<()> {
     symlink("/bin/busybox", root.join("sbin/modprobe")).context("link modprobe")?;
     for tool in TOOLS.iter().chain(additional) {
         let Some(path) = process::find(tool) else { bail!("{tool} is not installed: run `cargo xtask setup`") };
-        // Debian's alternatives: the name that is called decides what the one binary behind it does.
-        let real = path.canonicalize().with_context(|| format!("find {tool} behind its links"))?;
+        // With Debian's alternatives, one binary has several names and acts by the name that is called.
+        let real = path.canonicalize().with_context(|| format!("resolve the links of {tool}"))?;
         libraries.extend(shared_libraries(&real)?);
         add_file(&real, &below(root, &real))?;
         let called = root.join("usr/sbin").join(tool);
@@ -70,17 +70,17 @@ fn add_programs(root: &Path, additional: &[&str]) -> Result<()> {
     add_match_extensions(root, &libraries)
 }
 
-/// What iptables loads by name when it runs, which the loader does not know of.
+/// Adds the match extensions that iptables loads by name at run time, which `ldd` does not list.
 fn add_match_extensions(root: &Path, libraries: &BTreeSet<PathBuf>) -> Result<()> {
     let folders: BTreeSet<PathBuf> = libraries.iter().filter_map(|path| Some(path.parent()?.join("xtables"))).collect();
-    // The loader names libraries by /lib, which is a link to /usr/lib, where iptables looks.
+    // `ldd` prints /lib, a link to /usr/lib, and iptables searches /usr/lib.
     let real: BTreeSet<PathBuf> = folders.iter().filter_map(|folder| folder.canonicalize().ok()).collect();
     real.iter().try_for_each(|folder| copy_folder(folder, &below(root, folder)))
 }
 
 fn shared_libraries(program: &Path) -> Result<BTreeSet<PathBuf>> {
-    let output = Command::new("ldd").arg(program).output().context("ask ldd for a program's libraries")?;
-    // A static program is an error for ldd, and needs none.
+    let output = Command::new("ldd").arg(program).output().context("list the libraries of a program with ldd")?;
+    // ldd fails for a static program, which needs no library.
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     Ok(text
         .split_whitespace()
@@ -113,10 +113,10 @@ fn copy_folder(from: &Path, to: &Path) -> Result<()> {
 fn write_executable(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).with_context(|| format!("write {}", path.display()))?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o755))
-        .with_context(|| format!("mark {} to be run", path.display()))
+        .with_context(|| format!("make {} executable", path.display()))
 }
 
-/// Not compressed: emulated decompression takes longer than reading more.
+/// Packs the root without compression: emulated decompression takes longer than reading more data.
 fn pack(root: &Path, archive: &Path) -> Result<()> {
     let names = process::ask(Command::new("find").arg(".").current_dir(root))?;
     let output = File::create(archive).with_context(|| format!("create {}", archive.display()))?;
@@ -127,8 +127,8 @@ fn pack(root: &Path, archive: &Path) -> Result<()> {
         .stdout(output)
         .spawn()
         .context("start cpio")?;
-    let mut input = cpio.stdin.take().context("hand names to cpio")?;
-    input.write_all(names.as_bytes()).context("hand names to cpio")?;
+    let mut input = cpio.stdin.take().context("write file names to cpio")?;
+    input.write_all(names.as_bytes()).context("write file names to cpio")?;
     drop(input);
     let status = cpio.wait().context("wait for cpio")?;
     if !status.success() {

@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One image as an OCI archive, without a container runtime.
+//! Writes an image as an OCI archive, without a container runtime.
 //!
-//! The same binary gives the same archive: owners, times and order are fixed.
+//! The same binary gives the same archive: owners, times and the order of files are fixed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
+use serde_json::{Value, json};
 
 use crate::{paths, process};
 
-/// Where the archive of an image is that holds this program.
+/// The media type of an image's manifest.
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+
+/// The path of the archive of the image with this program.
 pub(super) fn path_for(program: &str) -> PathBuf {
     paths::target_dir().join(format!("{program}.oci.tar"))
 }
@@ -19,20 +23,20 @@ pub(super) fn path_for(program: &str) -> PathBuf {
 /// An image that holds one static binary and nothing else.
 #[derive(Debug, Clone)]
 pub(super) struct Image<'a> {
-    /// What it is called once it is loaded.
+    /// The name of the loaded image.
     pub(super) name: &'a str,
     /// The binary's name in the image, and the image's title.
     pub(super) program: &'a str,
-    /// The binary's arguments, unless a container has its own.
+    /// The default arguments of the binary.
     pub(super) arguments: &'a [&'a str],
-    /// Whose code is in it.
-    pub(super) licences: &'a str,
-    /// The binary.
+    /// The licenses of the code in the image.
+    pub(super) licenses: &'a str,
+    /// The path of the binary.
     pub(super) binary: &'a Path,
 }
 
 impl Image<'_> {
-    /// Packs it into `target/<program>.oci.tar`.
+    /// Packs the image into `target/<program>.oci.tar`.
     pub(super) fn pack(&self) -> Result<PathBuf> {
         let work = paths::target_dir().join("image").join(self.program);
         if work.exists() {
@@ -44,19 +48,20 @@ impl Image<'_> {
         let diff_id = sha256(&layer_tar)?;
         process::ask(Command::new("gzip").args(["--no-name", "--best"]).arg(&layer_tar))?;
         let layer = store(&blobs, &fs::read(layer_tar.with_extension("tar.gz")).context("read the packed layer")?)?;
-        let config = store(&blobs, self.config(&diff_id).as_bytes())?;
-        let manifest = store(&blobs, manifest(&config, &layer).as_bytes())?;
+        let config = store(&blobs, self.config(&diff_id).to_string().as_bytes())?;
+        let manifest = store(&blobs, manifest(&config, &layer).to_string().as_bytes())?;
 
         let root = work.join("archive");
-        fs::write(root.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).context("write oci-layout")?;
-        fs::write(root.join("index.json"), index(&manifest, self.name)).context("write index.json")?;
+        fs::write(root.join("oci-layout"), json!({ "imageLayoutVersion": "1.0.0" }).to_string())
+            .context("write oci-layout")?;
+        fs::write(root.join("index.json"), index(&manifest, self.name).to_string()).context("write index.json")?;
         let archive = path_for(self.program);
         process::ask(tar(&archive, &root).args(["blobs", "index.json", "oci-layout"]))?;
         process::say(&format!("{}: {}, manifest sha256:{}", paths::shown(&archive), self.name, manifest.digest));
         Ok(archive)
     }
 
-    /// The one layer: the binary at the root.
+    /// Writes the only layer: the binary at the root.
     fn layer(&self, work: &Path) -> Result<PathBuf> {
         let root = work.join("root");
         fs::create_dir_all(&root).with_context(|| format!("create {}", root.display()))?;
@@ -66,19 +71,27 @@ impl Image<'_> {
         Ok(layer)
     }
 
-    fn config(&self, diff_id: &str) -> String {
-        let (version, source) = (env!("CARGO_PKG_VERSION"), env!("CARGO_PKG_REPOSITORY"));
-        let Self { name: _, program, arguments, licences, binary: _ } = self;
-        let arguments: Vec<String> = arguments.iter().map(|word| format!(r#""{word}""#)).collect();
-        format!(
-            r#"{{"architecture":"{}","os":"linux","config":{{"Entrypoint":["/{program}"],"Cmd":[{}],"Labels":{{"org.opencontainers.image.licenses":"{licences}","org.opencontainers.image.source":"{source}","org.opencontainers.image.title":"{program}","org.opencontainers.image.version":"{version}"}}}},"rootfs":{{"type":"layers","diff_ids":["sha256:{diff_id}"]}}}}"#,
-            architecture(),
-            arguments.join(",")
-        )
+    fn config(&self, diff_id: &str) -> Value {
+        let Self { name: _, program, arguments, licenses, binary: _ } = self;
+        json!({
+            "architecture": architecture(),
+            "os": "linux",
+            "config": {
+                "Entrypoint": [format!("/{program}")],
+                "Cmd": arguments,
+                "Labels": {
+                    "org.opencontainers.image.licenses": licenses,
+                    "org.opencontainers.image.source": env!("CARGO_PKG_REPOSITORY"),
+                    "org.opencontainers.image.title": program,
+                    "org.opencontainers.image.version": env!("CARGO_PKG_VERSION"),
+                },
+            },
+            "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{diff_id}")] },
+        })
     }
 }
 
-/// Something in the archive that others refer to by its hash.
+/// A file in the archive that other files refer to by its hash.
 struct Blob {
     digest: String,
     size: u64,
@@ -91,24 +104,24 @@ fn tar(archive: &Path, root: &Path) -> Command {
     command
 }
 
-/// Puts content into the archive under its hash.
+/// Adds a file to the archive, with its hash as its name.
 fn store(blobs: &Path, content: &[u8]) -> Result<Blob> {
     let unnamed = blobs.join("new");
     fs::write(&unnamed, content).with_context(|| format!("write {}", unnamed.display()))?;
     let digest = sha256(&unnamed)?;
-    fs::rename(&unnamed, blobs.join(&digest)).with_context(|| format!("name a blob {digest}"))?;
-    Ok(Blob { digest, size: content.len().try_into().context("measure a blob")? })
+    fs::rename(&unnamed, blobs.join(&digest)).with_context(|| format!("rename a blob to {digest}"))?;
+    Ok(Blob { digest, size: content.len().try_into().context("convert the size of a blob")? })
 }
 
 fn sha256(file: &Path) -> Result<String> {
     let answer = process::ask(Command::new("sha256sum").arg(file).stderr(Stdio::piped()))?;
     match answer.split(' ').next() {
         Some(digest) if digest.len() == 64 => Ok(digest.to_owned()),
-        _ => bail!("sha256sum answered {answer:?}"),
+        _ => bail!("sha256sum printed no hash but {answer:?}"),
     }
 }
 
-/// Go's name of the processor, which images use.
+/// Go's name of the processor architecture, which images use.
 fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -117,42 +130,63 @@ fn architecture() -> &'static str {
     }
 }
 
-fn manifest(config: &Blob, layer: &Blob) -> String {
-    format!(
-        r#"{{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json","config":{},"layers":[{}]}}"#,
-        config.descriptor("application/vnd.oci.image.config.v1+json"),
-        layer.descriptor("application/vnd.oci.image.layer.v1.tar+gzip")
-    )
+fn manifest(config: &Blob, layer: &Blob) -> Value {
+    json!({
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "config": config.descriptor("application/vnd.oci.image.config.v1+json"),
+        "layers": [layer.descriptor("application/vnd.oci.image.layer.v1.tar+gzip")],
+    })
 }
 
-fn index(manifest: &Blob, name: &str) -> String {
-    let descriptor = manifest.descriptor("application/vnd.oci.image.manifest.v1+json");
+fn index(manifest: &Blob, name: &str) -> Value {
     let tag = name.rsplit_once(':').map_or("latest", |(_, tag)| tag);
-    let annotations =
-        format!(r#""annotations":{{"io.containerd.image.name":"{name}","org.opencontainers.image.ref.name":"{tag}"}}"#);
-    let annotated = format!("{},{annotations}}}", descriptor.trim_end_matches('}'));
-    format!(r#"{{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[{annotated}]}}"#)
+    let mut descriptor = manifest.descriptor(MANIFEST);
+    descriptor["annotations"] = json!({ "io.containerd.image.name": name, "org.opencontainers.image.ref.name": tag });
+    json!({
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.index.v1+json",
+        "manifests": [descriptor],
+    })
 }
 
 impl Blob {
-    fn descriptor(&self, media_type: &str) -> String {
-        format!(r#"{{"mediaType":"{media_type}","digest":"sha256:{}","size":{}}}"#, self.digest, self.size)
+    fn descriptor(&self, media_type: &str) -> Value {
+        json!({ "mediaType": media_type, "digest": format!("sha256:{}", self.digest), "size": self.size })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Blob, index, manifest};
+    use std::path::Path;
+
+    use super::{Blob, Image, index, json, manifest};
 
     #[test]
     fn descriptors_name_digest_and_size() {
         let blob = |digest: &str, size| Blob { digest: digest.to_owned(), size };
         let manifest = manifest(&blob("aa", 1), &blob("bb", 2));
-        assert!(manifest.contains(
-            r#""config":{"mediaType":"application/vnd.oci.image.config.v1+json","digest":"sha256:aa","size":1}"#
-        ));
-        assert!(manifest.contains(r#""digest":"sha256:bb","size":2}]"#));
+        assert_eq!(
+            manifest["config"],
+            json!({ "mediaType": "application/vnd.oci.image.config.v1+json", "digest": "sha256:aa", "size": 1 })
+        );
+        assert_eq!(manifest["layers"][0]["digest"], "sha256:bb");
+        assert_eq!(manifest["layers"][0]["size"], 2);
         let index = index(&blob("cc", 3), "r/n:1.2");
-        assert!(index.contains(r#""size":3,"annotations":{"io.containerd.image.name":"r/n:1.2","org.opencontainers.image.ref.name":"1.2"}}]"#));
+        assert_eq!(index["manifests"][0]["size"], 3);
+        assert_eq!(
+            index["manifests"][0]["annotations"],
+            json!({ "io.containerd.image.name": "r/n:1.2", "org.opencontainers.image.ref.name": "1.2" })
+        );
+    }
+
+    #[test]
+    fn the_configuration_names_the_program_and_its_arguments() {
+        let image =
+            Image { name: "r/n:1.2", program: "p", arguments: &["run"], licenses: "L", binary: Path::new("/b") };
+        let config = image.config("dd");
+        assert_eq!(config["config"]["Entrypoint"], json!(["/p"]));
+        assert_eq!(config["config"]["Cmd"], json!(["run"]));
+        assert_eq!(config["rootfs"]["diff_ids"], json!(["sha256:dd"]));
     }
 }

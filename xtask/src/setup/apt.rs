@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Debian's packages, where the machine is a Debian and we are root.
+//! Installs Debian packages, if the machine runs Debian and the user is root.
 
 use std::process::Command;
 use std::sync::OnceLock;
@@ -8,14 +8,14 @@ use anyhow::{Result, bail};
 
 use crate::process;
 
-/// A program that a command of ours runs, and Debian's package that has it.
+/// A program that xtask runs, and the Debian package that contains it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Program {
     pub(crate) name: &'static str,
     pub(crate) package: &'static str,
 }
 
-/// The packages of those programs that are not on the machine.
+/// The packages of the programs that are missing on the machine.
 pub(crate) fn missing(programs: &[Program]) -> Vec<&'static str> {
     let mut packages: Vec<_> = programs.iter().filter(|p| process::find(p.name).is_none()).map(|p| p.package).collect();
     packages.sort_unstable();
@@ -23,14 +23,14 @@ pub(crate) fn missing(programs: &[Program]) -> Vec<&'static str> {
     packages
 }
 
-/// Installs packages, or says how the user can.
+/// Installs packages, or fails with advice.
 pub(crate) fn install(packages: &[&str], why: &str) -> Result<()> {
     if packages.is_empty() {
         return Ok(());
     }
     let list = packages.join(" ");
     if process::find("apt-get").is_none() {
-        bail!("{why} needs {list}, and this machine has no apt-get: install what these Debian packages contain");
+        bail!("{why} needs {list}, and this machine has no apt-get: install the programs of these Debian packages");
     }
     if !is_root() {
         bail!("{why} needs {list}, and only root can install packages: run `sudo apt-get install {list}`");
@@ -40,17 +40,17 @@ pub(crate) fn install(packages: &[&str], why: &str) -> Result<()> {
     process::run_quietly(apt_get().args(["install", "--yes", "--no-install-recommends"]).args(packages))
 }
 
-/// Whether this machine can install packages at all.
+/// Whether xtask can install packages on this machine.
 pub(crate) fn is_available() -> bool {
     process::find("apt-get").is_some() && is_root()
 }
 
-/// Whether we may do what only root may.
+/// Whether the user is root.
 pub(crate) fn is_root() -> bool {
     process::ask(Command::new("id").arg("-u")).is_ok_and(|id| id.trim() == "0")
 }
 
-/// A fresh machine's package lists are often empty or old.
+/// Updates the package lists once per run: those of a fresh machine are often empty or old.
 fn update_once() -> Result<()> {
     static UPDATED: OnceLock<()> = OnceLock::new();
     if UPDATED.get().is_none() {
@@ -60,7 +60,7 @@ fn update_once() -> Result<()> {
     Ok(())
 }
 
-/// Waits for another package manager's lock a while, and never asks anything.
+/// apt-get without questions, which waits for the lock of another package manager.
 fn apt_get() -> Command {
     let mut command = Command::new("apt-get");
     command.env("DEBIAN_FRONTEND", "noninteractive").args(["-o", "DPkg::Lock::Timeout=120", "--quiet"]);

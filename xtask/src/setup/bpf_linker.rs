@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! bpf-linker: turns rustc's LLVM bitcode into the kernel object.
+//! Builds bpf-linker, which links rustc's LLVM bitcode into a kernel object.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -8,21 +8,23 @@ use anyhow::Result;
 
 use crate::{cache, paths, process};
 
-/// The last version that loads the compiler's own libLLVM when it runs, so that no LLVM has to be installed for it.
+/// The last version that loads the compiler's libLLVM at run time, so that no other LLVM needs to be installed.
 const VERSION: &str = "0.10.3";
 
-/// The major version of LLVM that [`VERSION`] speaks.
+/// The major version of LLVM whose bitcode [`VERSION`] reads.
 pub(crate) const LLVM: u32 = 22;
 
-/// The linker in the cache, compiled there the first time.
+/// Returns the linker in the cache and compiles it if it is missing.
 pub(crate) fn obtain() -> Result<PathBuf> {
     let folder = cache::obtain("bpf-linker", &[VERSION.as_bytes(), &LLVM.to_le_bytes()], |folder| {
-        process::say(&format!("bpf-linker {VERSION}: links the kernel programs; compiled once, takes 1 to 2 minutes"));
+        process::say(&format!(
+            "bpf-linker {VERSION}: compiling the linker of the kernel programs once, 1 to 2 minutes"
+        ));
         let mut install = Command::new(paths::cargo());
         install.args(["install", "bpf-linker", "--version", VERSION, "--locked", "--no-track", "--root"]).arg(folder);
-        // Its own flags and folder, not those of the build that asked for it.
+        // Flags and target folder of the calling build do not apply.
         install.args(["--target-dir"]).arg(folder.join("build")).env_remove("RUSTFLAGS");
-        // It links two small objects, and the newcomer waits for it: LLVM does the work, which is compiled already.
+        // Little optimization: LLVM, which is compiled already, does most of the work.
         install.env("CARGO_PROFILE_RELEASE_DEBUG", "false").env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1");
         process::run_quietly(&mut install)?;
         Ok(std::fs::remove_dir_all(folder.join("build"))?)

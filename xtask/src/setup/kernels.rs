@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Debian's kernels, to boot by emulation: the signed packages, unpacked into the cache and never installed.
+//! Debian's kernels for emulated machines: the signed packages are unpacked into the cache and never installed.
 
 use std::fmt;
 use std::fs;
@@ -12,12 +12,12 @@ use anyhow::{Context as _, Result, bail};
 use super::{Need, ensure};
 use crate::{cache, process};
 
-/// A kernel that the packet tests run under.
+/// A kernel for packet tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Kernel {
     name: &'static str,
     suite: &'static str,
-    /// The label of the archive that has the suite.
+    /// The label of the archive that contains the suite.
     archive: &'static str,
 }
 
@@ -28,13 +28,13 @@ const KERNELS: [Kernel; 4] = [
     Kernel { name: "latest", suite: "sid", archive: "Debian" },
 ];
 
-/// The package that always depends on a suite's newest kernel, built for virtual machines.
+/// The package that depends on a suite's newest kernel for virtual machines.
 const META_PACKAGE: &str = "linux-image-cloud-amd64";
 
-/// What a test of packets may load: protocols, netfilter, traffic control, and the devices that they run on.
+/// Folders of modules that packet tests may load: protocols, netfilter, traffic control and devices.
 const MODULES: [&str; 7] = ["net", "lib", "crypto", "arch/x86/crypto", "drivers/net", "drivers/virtio", "fs/overlayfs"];
 
-/// Of the devices, those that are made and not plugged in, and the one that the emulator has.
+/// The modules of `drivers/net`: virtual devices, and the network card of the emulator.
 const DEVICES: [&str; 11] =
     ["veth", "vxlan", "geneve", "dummy", "tun", "virtio_net", "wireguard", "bonding", "macvlan", "net_failover", "vrf"];
 
@@ -42,9 +42,9 @@ const DEVICES: [&str; 11] =
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct KernelName(pub(crate) Option<Kernel>);
 
-/// The oldest and the newest: what packets meet breaks there first.
+/// Kernels that run all packet tests: most differences appear between the oldest and the newest kernel.
 pub(crate) const DEFAULT_KERNELS: &str = "5.10,latest";
-/// Those between. Verifiers follow what a processor may guess in some kernels and not in others, older or newer.
+/// Kernels that only load the programs: verifiers of kernels in between check speculative execution differently.
 pub(crate) const BRIEF_KERNELS: &str = "6.1,6.12";
 
 impl FromStr for KernelName {
@@ -53,12 +53,15 @@ impl FromStr for KernelName {
     fn from_str(name: &str) -> Result<Self, String> {
         let known = || KERNELS.map(|kernel| kernel.name).join(", ");
         match KERNELS.into_iter().find(|kernel| kernel.name == name) {
-            None if name != "none" => {
-                Err(format!("there is no kernel {name:?} to test with: choose from {}, none", known()))
-            }
+            None if name != "none" => Err(format!("there is no kernel {name:?}: choose from {}, none", known())),
             kernel => Ok(Self(kernel)),
         }
     }
+}
+
+/// The kernels of a default value.
+pub(crate) fn parse_kernels(names: &str) -> Vec<KernelName> {
+    names.split(',').filter_map(|name| name.parse().ok()).collect()
 }
 
 impl fmt::Display for Kernel {
@@ -74,30 +77,30 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// The file that a boot loader starts.
+    /// The kernel file that a boot loader starts.
     pub(crate) fn vmlinuz(&self) -> PathBuf {
         self.folder.join("vmlinuz")
     }
 
-    /// The folder `lib` with the modules, as the running kernel looks for them.
+    /// The folder `lib` with the modules, in the layout that modprobe expects.
     pub(crate) fn library(&self) -> PathBuf {
         self.folder.join("lib")
     }
 
-    /// The package that it came in.
+    /// The name of the kernel's package.
     pub(crate) fn package(&self) -> Result<String> {
-        fs::read_to_string(self.folder.join("package")).context("read which package the kernel came in")
+        fs::read_to_string(self.folder.join("package")).context("read the name of the kernel's package")
     }
 }
 
 impl Kernel {
-    /// The unpacked kernel, downloaded the first time.
+    /// Returns the unpacked kernel and downloads it if it is missing.
     pub(crate) fn obtain(self) -> Result<Image> {
         ensure(&[Need::Emulation])?;
         let contents = [MODULES.join(" "), DEVICES.join(" ")].join(" ");
         let made_from = [self.suite.as_bytes(), META_PACKAGE.as_bytes(), contents.as_bytes()];
         let folder = cache::obtain(&format!("kernel-{}", self.name), &made_from, |folder| {
-            process::say(&format!("kernel {self}: downloading Debian's package, to test under it by emulation"));
+            process::say(&format!("kernel {self}: downloading Debian's package for emulated tests"));
             self.download(folder)
         })?;
         Ok(Image { folder })
@@ -111,7 +114,7 @@ impl Kernel {
             .dependency(META_PACKAGE, "linux-image-")?
             .with_context(|| format!("the suite {} has no kernel package", self.suite))?;
         let mut packages = vec![image.clone()];
-        // Newer suites keep the kernel and its modules in packages of their own.
+        // Newer suites have separate packages for the kernel and its modules.
         for part in ["linux-binary-", "linux-modules-"] {
             packages.extend(archive.dependency(&image, part)?);
         }
@@ -122,13 +125,13 @@ impl Kernel {
         for package in files_with_ending(&work, "deb")? {
             process::ask(Command::new("dpkg-deb").arg("--extract").arg(package).arg(&unpacked))?;
         }
-        keep_what_boots(&unpacked, folder)?;
-        fs::write(folder.join("package"), image).context("note the kernel's package")?;
-        fs::remove_dir_all(&work).context("remove what is left of the packages")
+        copy_bootable_parts(&unpacked, folder)?;
+        fs::write(folder.join("package"), image).context("write the name of the kernel's package")?;
+        fs::remove_dir_all(&work).context("remove the downloaded packages")
     }
 }
 
-/// A suite of Debian's archive beside the machine's own package sources, which stay as they are.
+/// A suite of Debian's archive, apart from the machine's own package sources, which do not change.
 struct Archive {
     configuration: PathBuf,
 }
@@ -162,7 +165,7 @@ impl Archive {
         command
     }
 
-    /// The dependency of a package whose name begins with `prefix` and a version.
+    /// The dependency of a package whose name is `prefix` and a version.
     fn dependency(&self, package: &str, prefix: &str) -> Result<Option<String>> {
         let answer = process::ask(&mut self.tool("apt-cache", &["depends", package]))?;
         let names = answer.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
@@ -171,21 +174,22 @@ impl Archive {
     }
 }
 
-/// The address under which this machine reaches an archive of Debian.
+/// The address of a Debian archive in this machine's package sources.
 fn mirror(label: &str) -> Result<String> {
     let mut query = Command::new("apt-get");
     query.args(["indextargets", "--format", "$(LABEL) $(REPO_URI)", "Created-By: Packages"]);
-    let targets = process::ask(&mut query).context("ask which package archives this machine uses")?;
+    let targets = process::ask(&mut query).context("list the package archives of this machine")?;
     match targets.lines().find_map(|line| line.strip_prefix(label)?.strip_prefix(' ')) {
         Some(address) => Ok(address.to_owned()),
         None => bail!(
-            "the other kernels come from the {label} archive, which this machine does not use: test with `--kernels none`"
+            "the kernels for emulated tests come from the {label} archive, which this machine does not use: add it, or \
+             test with `--kernels none`"
         ),
     }
 }
 
-/// Copies the kernel and those modules that a test may need, and indexes the modules.
-fn keep_what_boots(unpacked: &Path, folder: &Path) -> Result<()> {
+/// Copies the kernel and the modules for tests, and indexes the modules.
+fn copy_bootable_parts(unpacked: &Path, folder: &Path) -> Result<()> {
     let roots = ["lib/modules", "usr/lib/modules"].map(|root| unpacked.join(root));
     let modules =
         roots.iter().find_map(|root| root.read_dir().ok()?.next()?.ok()).context("the package has no modules")?;
@@ -199,7 +203,7 @@ fn keep_what_boots(unpacked: &Path, folder: &Path) -> Result<()> {
     for part in MODULES {
         copy_modules(&modules.path().join("kernel").join(part), &kept.join("kernel").join(part), part)?;
     }
-    // A list that the kernel's package leaves to its installation, which does not take place here.
+    // The index of modules, which the package would write during its installation.
     process::ask(Command::new("busybox").args(["depmod", "-b"]).arg(folder).arg(version)).map(drop)
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A real Kubernetes, compiled from Go modules that name the versions.
+//! Builds a real Kubernetes from Go modules that pin the versions.
 //!
-//! It is kept in parts, since most commands need an API server only, and that at once: the other programs are compiled
-//! after it, from the same packages with the same flags, and a network of others last.
+//! The cache has a folder for each part, since most commands need the API server only: it is compiled first, the
+//! programs of Nodes after it, and flannel last.
 
 use std::env;
 use std::fs;
@@ -17,14 +17,14 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::{cache, paths, process};
 
-/// What Kubernetes' binaries are linked with; `VERSION` and `MINOR` stand for its version.
+/// Linker flags of Kubernetes' binaries; `VERSION` and `MINOR` are replaced by its version.
 const LINKER_FLAGS: &str = "-s -w -X k8s.io/component-base/version.gitVersion=VERSION \
      -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=MINOR";
 
-/// Neither debugger's tables, which the linker would throw away again, nor inlining: 40 % less to compile.
+/// No debug information, which the linker would remove, and no inlining: the build takes 40 % less time.
 const COMPILER_FLAGS: &str = "all=-dwarf=false -l";
 
-/// What every command with a real API server needs.
+/// The part for every command with a real API server.
 const CONTROL_PLANE: Part = Part {
     name: "control-plane",
     words: "Kubernetes' API server and etcd",
@@ -35,7 +35,7 @@ const CONTROL_PLANE: Part = Part {
     packages: &["go.etcd.io/etcd/server/v3", "k8s.io/kubernetes/cmd/kube-apiserver"],
 };
 
-/// What real Nodes need on top.
+/// The part for real Nodes.
 const NODES: Part = Part {
     name: "kubernetes",
     words: "kubelet, kube-proxy, scheduler and controllers",
@@ -51,7 +51,7 @@ const NODES: Part = Part {
     ],
 };
 
-/// What Nodes need whose Pods are connected by flannel.
+/// The part for Nodes whose Pod network is flannel.
 const FLANNEL: Part = Part {
     name: "flannel",
     words: "flannel's daemon",
@@ -62,28 +62,28 @@ const FLANNEL: Part = Part {
     packages: &["github.com/flannel-io/flannel"],
 };
 
-/// Programs that are compiled and kept together.
+/// Programs that are compiled together into one folder of the cache.
 struct Part {
-    /// Of the entry in the cache, and in what is said.
+    /// The name of the folder in the cache, and in messages.
     name: &'static str,
     words: &'static str,
     time: &'static str,
-    /// The folder of the Go module, in npl-testkit.
+    /// The folder of the Go module in npl-testkit.
     module: &'static str,
-    /// Whose version that module gives to the part.
+    /// The required module whose version is the version of the part.
     versioned: &'static str,
     linker_flags: &'static str,
     packages: &'static [&'static str],
 }
 
-/// How much of Kubernetes a command needs.
+/// The parts of Kubernetes that a command needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Extent {
     /// An API server.
     ControlPlane,
-    /// Nodes too.
+    /// An API server and Nodes.
     Nodes,
-    /// Nodes, and flannel between them.
+    /// An API server, and Nodes with flannel.
     Flannel,
 }
 
@@ -92,19 +92,19 @@ pub(crate) enum Extent {
 pub(crate) struct Kubernetes {
     /// `etcd` and `kube-apiserver`.
     pub(crate) control_plane: PathBuf,
-    /// `kubelet` and the others, where they were asked for.
+    /// `kubelet` and the other programs of Nodes, if the command needs them.
     pub(crate) nodes: Option<PathBuf>,
-    /// `flannel`, where it was asked for.
+    /// `flannel`, if the command needs it.
     pub(crate) flannel: Option<PathBuf>,
 }
 
-/// Far beyond the four minutes that two cores take.
+/// The time limit of a part: far more than the four minutes on two cores.
 const DEADLINE: Duration = Duration::from_mins(25);
 
-/// How often a line tells how far it is.
-const TELL_EVERY: Duration = Duration::from_secs(20);
+/// The time between two lines that report the progress.
+const REPORT_EVERY: Duration = Duration::from_secs(20);
 
-/// Kubernetes being made on a thread of its own, since it takes longer than everything else together.
+/// A build of Kubernetes on its own thread, since it takes longer than all other builds together.
 #[derive(Debug)]
 pub(crate) struct Background {
     thread: Option<JoinHandle<Result<Kubernetes>>>,
@@ -112,7 +112,7 @@ pub(crate) struct Background {
 }
 
 impl Background {
-    /// Begins; returns at once.
+    /// Starts the build and returns at once.
     pub(crate) fn start(extent: Extent) -> Self {
         let cancelled = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&cancelled);
@@ -125,17 +125,17 @@ impl Background {
         Self { thread: Some(thread::spawn(make)), cancelled }
     }
 
-    /// Waits for it.
+    /// Waits for the end of the build.
     pub(crate) fn finish(mut self) -> Result<Kubernetes> {
         match self.thread.take().map(JoinHandle::join) {
             Some(Ok(made)) => made,
-            _ => bail!("the thread that makes Kubernetes ended early"),
+            _ => bail!("the build of Kubernetes panicked"),
         }
     }
 }
 
 impl Drop for Background {
-    /// A command that fails on something else leaves no compiler running behind it.
+    /// Stops the compiler when the command fails for another reason.
     fn drop(&mut self) {
         self.cancelled.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
@@ -144,13 +144,16 @@ impl Drop for Background {
     }
 }
 
-/// The folder with `etcd` and `kube-apiserver`: the user's own, the cached one, or a new one.
+/// Returns the folder with `etcd` and `kube-apiserver`: the user's or the cached one, which is built if it is missing.
 fn obtain_control_plane(cancelled: &AtomicBool) -> Result<PathBuf> {
     if let Some(own) = env::var_os("KUBEBUILDER_ASSETS").map(PathBuf::from) {
         if own.join("etcd").is_file() && own.join("kube-apiserver").is_file() {
             return Ok(own);
         }
-        bail!("KUBEBUILDER_ASSETS is {}, which has no etcd and kube-apiserver: correct or unset it", own.display());
+        bail!(
+            "KUBEBUILDER_ASSETS is {}, which contains no etcd and kube-apiserver: correct or unset the variable",
+            own.display()
+        );
     }
     obtain(&CONTROL_PLANE, cancelled)
 }
@@ -165,10 +168,10 @@ fn obtain(part: &Part, cancelled: &AtomicBool) -> Result<PathBuf> {
         [&requirements, &sums, part.linker_flags.as_bytes(), COMPILER_FLAGS.as_bytes(), packages.as_bytes()];
     cache::obtain(part.name, &made_from, |folder| {
         build(part, &module, &version, folder, cancelled)?;
-        // Go names a program for its folder.
+        // Go names a program after its folder.
         let server = folder.join("server");
         if server.exists() {
-            fs::rename(server, folder.join("etcd")).context("give etcd's binary its usual name")?;
+            fs::rename(server, folder.join("etcd")).context("rename the binary of etcd")?;
         }
         Ok(())
     })
@@ -177,7 +180,8 @@ fn obtain(part: &Part, cancelled: &AtomicBool) -> Result<PathBuf> {
 fn build(part: &Part, module: &Path, version: &str, folder: &Path, cancelled: &AtomicBool) -> Result<()> {
     let Some(go) = process::find("go") else {
         bail!(
-            "the tests' real Kubernetes is compiled with Go, and there is no `go` here: install Go 1.21 or newer{}",
+            "the real Kubernetes of the tests is compiled with Go, and `go` is not installed: install \
+             Go 1.21 or newer{}",
             if part.name == CONTROL_PLANE.name {
                 ", or set KUBEBUILDER_ASSETS to a folder with etcd and kube-apiserver"
             } else {
@@ -193,7 +197,7 @@ fn build(part: &Part, module: &Path, version: &str, folder: &Path, cancelled: &A
     let mut compile = Command::new(&go);
     compile
         .current_dir(module)
-        // The compiler is a Go program too: it collects its garbage less often, for the price of some memory.
+        // The compiler is a Go program: fewer garbage collections save time and cost memory.
         .env("GOGC", "800")
         .args(["build", "-v", "-trimpath", "-gcflags", COMPILER_FLAGS, "-ldflags"])
         .arg(at_version(linker_flags, version))
@@ -204,18 +208,18 @@ fn build(part: &Part, module: &Path, version: &str, folder: &Path, cancelled: &A
     watch(part, compile, needed.lines().count(), started, cancelled)
 }
 
-/// Tells now and then how far `go build -v` is, which prints a line for each package that it has compiled.
+/// Reports the progress of `go build -v`, which prints a line for each compiled package.
 fn watch(part: &Part, compile: Command, total: usize, started: Instant, cancelled: &AtomicBool) -> Result<()> {
     let Part { name, words, .. } = part;
     let mut printed = Vec::new();
-    let mut told = Instant::now();
+    let mut reported = Instant::now();
     let status = process::stream(compile, DEADLINE, |line| {
         printed.extend(line.map(str::to_owned));
         if cancelled.load(Ordering::Relaxed) {
-            bail!("the command that needed {words} has ended");
+            bail!("the command that needs {words} has ended");
         }
-        if told.elapsed() > TELL_EVERY {
-            told = Instant::now();
+        if reported.elapsed() > REPORT_EVERY {
+            reported = Instant::now();
             let time = process::elapsed(started.elapsed());
             process::detail(&format!("{name}: {} of at most {total} packages after {time}", printed.len()));
         }
@@ -223,19 +227,19 @@ fn watch(part: &Part, compile: Command, total: usize, started: Instant, cancelle
     })?;
     if !status.success() {
         process::print_end(&printed.join("\n"));
-        bail!("{words} did not compile: Go's own words are above");
+        bail!("{words} did not compile: Go's output is above");
     }
     process::detail(&format!("{name}: done in {}", process::elapsed(started.elapsed())));
     Ok(())
 }
 
-/// Without them the API server calls itself v0.0.0.
+/// Inserts the version, without which the API server reports v0.0.0.
 fn at_version(linker_flags: &str, version: &str) -> String {
     let minor = version.split('.').nth(1).unwrap_or_default();
     linker_flags.replace("VERSION", version).replace("MINOR", minor)
 }
 
-/// From a line like `k8s.io/kubernetes v1.36.3 // indirect`.
+/// Reads the version from a line such as `k8s.io/kubernetes v1.36.3 // indirect`.
 fn version_of(module: &str, requirements: &str) -> Result<String> {
     let mut lines = requirements.lines().map(|line| line.trim().trim_start_matches("require "));
     let rest = lines.find_map(|line| line.strip_prefix(module)?.strip_prefix(' '));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask setup`: installs what is missing, each need separately, so that every command asks for its own.
+//! `cargo xtask setup`: installs missing packages and builds tools. Other commands install only the packages that they
+//! need.
 
 mod apt;
 mod bpf_linker;
@@ -15,19 +16,19 @@ pub(crate) use bpf_linker::{LLVM as BPF_LINKER_LLVM, obtain as bpf_linker};
 
 use crate::{ebpf, process};
 use apt::Program;
-pub(crate) use kernels::{BRIEF_KERNELS, DEFAULT_KERNELS, Image as KernelImage, Kernel, KernelName};
+pub(crate) use kernels::{BRIEF_KERNELS, DEFAULT_KERNELS, Image as KernelImage, Kernel, KernelName, parse_kernels};
 pub(crate) use kubernetes::{Background as KubernetesBuild, Extent, Kubernetes};
 
-/// Something that a command cannot do without.
+/// A requirement of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Need {
     /// A Rust compiler with the source of its core library, for the kernel programs.
     EbpfCompiler,
-    /// What builds and looks at test networks.
+    /// Tools that build and inspect test networks.
     TestNetwork,
-    /// What runs containers on the Nodes of a real cluster.
+    /// The container runtime and CNI plug-ins for the Nodes of a real cluster.
     Containers,
-    /// What boots another kernel on this one.
+    /// The emulator and tools that boot another kernel.
     Emulation,
 }
 
@@ -35,9 +36,9 @@ impl Need {
     fn why(self) -> &'static str {
         match self {
             Self::EbpfCompiler => "compiling the kernel programs",
-            Self::TestNetwork => "building test networks and looking into them",
+            Self::TestNetwork => "building and inspecting test networks",
             Self::Containers => "running containers on the Nodes of a real cluster",
-            Self::Emulation => "booting other kernels by emulation",
+            Self::Emulation => "booting other kernels in an emulator",
         }
     }
 
@@ -62,7 +63,7 @@ const TEST_NETWORK: [Program; 8] = [
     Program { name: "openssl", package: "openssl" },
 ];
 
-/// Plug-ins are not on the search path; one stands for all.
+/// CNI plug-ins are not in the search path; `bridge` represents their package.
 const CONTAINERS: [Program; 4] = [
     Program { name: "containerd", package: "containerd" },
     Program { name: "ctr", package: "containerd" },
@@ -80,15 +81,15 @@ const EMULATION: [Program; 4] = [
 /// Arguments of `cargo xtask setup`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Kernels to have ready for `test`: 5.10, 6.1, 6.12, latest, or none.
+    /// Kernels to download for `test`: 5.10, 6.1, 6.12, latest, or none.
     #[arg(long, value_delimiter = ',', default_values = [DEFAULT_KERNELS, BRIEF_KERNELS])]
     kernels: Vec<KernelName>,
 }
 
-/// Installs everything that any command needs.
+/// Installs and builds the requirements of all commands.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let started = Instant::now();
-    // The longest step first, beside everything else.
+    // The longest step runs beside all others.
     let kubernetes = KubernetesBuild::start(Extent::Flannel);
     ensure(&[Need::TestNetwork, Need::Containers, Need::Emulation])?;
     require_kubectl()?;
@@ -101,20 +102,20 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     for folder in [control_plane].iter().chain(&nodes).chain(&flannel) {
         process::detail(&format!("Kubernetes: {}", folder.display()));
     }
-    process::say(&format!("everything is there ({})", process::elapsed(started.elapsed())));
+    process::say(&format!("all requirements are installed ({})", process::elapsed(started.elapsed())));
     Ok(())
 }
 
-/// Installs what is missing of each need; prints nothing when nothing is.
+/// Installs the missing packages of each need; prints nothing if none is missing.
 pub(crate) fn ensure(needs: &[Need]) -> Result<()> {
     needs.iter().try_for_each(|need| apt::install(&need.missing_packages(), need.why()))
 }
 
-/// `kubectl` is the one program that no Debian package has.
+/// Fails unless `kubectl` is installed, which no Debian package contains.
 pub(crate) fn require_kubectl() -> Result<()> {
     if process::find("kubectl").is_none() {
         bail!(
-            "the demo and the agent's tests use kubectl, which is not here: install it from kubernetes.io/docs/tasks/tools"
+            "the demo and the tests of the agent need kubectl: install it as kubernetes.io/docs/tasks/tools describes"
         );
     }
     Ok(())

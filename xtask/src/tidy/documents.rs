@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Documents lead somewhere, and the numbers in them are those of the code.
+//! Links in documents have a target, and documents repeat values of the code correctly.
 
 use super::Finding;
 use super::tree::Tree;
 
-/// A value that stands in code or configuration, and the documents that repeat it.
+/// A value in code or configuration, and the documents that repeat it.
 struct Fact {
     name: &'static str,
     file: &'static str,
-    /// What stands right before the value; a quotation mark ends the value.
+    /// The text before the value; a quotation mark ends the value.
     before: &'static str,
     documents: &'static [&'static str],
 }
@@ -34,8 +34,8 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     for (path, text) in tree.below("", ".md") {
         findings.extend(
             links(text)
-                .filter(|link| !leads_somewhere(tree, path, link))
-                .map(|link| Finding::error(path, format!("the link `{link}` leads nowhere"))),
+                .filter(|link| !has_target(tree, path, link))
+                .map(|link| Finding::error(path, format!("the link `{link}` has no target"))),
         );
     }
     findings
@@ -45,10 +45,13 @@ fn check_fact(tree: &Tree, fact: &Fact) -> Vec<Finding> {
     let found =
         tree.text(fact.file).and_then(|text| text.split_once(fact.before)).and_then(|(_, rest)| rest.split('"').next());
     let Some(value) = found else {
-        return vec![Finding::error(fact.file, format!("the {} is not where this rule looks for it", fact.name))];
+        return vec![Finding::error(
+            fact.file,
+            format!("this rule finds no {} in the file: correct the rule", fact.name),
+        )];
     };
     let silent = fact.documents.iter().filter(|path| !tree.text(path).is_some_and(|text| text.contains(value)));
-    silent.map(|path| Finding::error(*path, format!("the {} `{value}` is not named", fact.name))).collect()
+    silent.map(|path| Finding::error(*path, format!("the document must contain the {} `{value}`", fact.name))).collect()
 }
 
 /// The targets of `[text](target)`.
@@ -56,7 +59,7 @@ fn links(text: &str) -> impl Iterator<Item = &str> {
     text.split("](").skip(1).filter_map(|rest| rest.split(')').next())
 }
 
-fn leads_somewhere(tree: &Tree, document: &str, link: &str) -> bool {
+fn has_target(tree: &Tree, document: &str, link: &str) -> bool {
     if link.contains("://") || link.starts_with("mailto:") {
         return true;
     }
@@ -69,7 +72,7 @@ fn leads_somewhere(tree: &Tree, document: &str, link: &str) -> bool {
     tree.text(&target).is_some_and(|text| headings(text).any(|known| known == heading))
 }
 
-/// A link's path from the root, or none if it leads out of the repository.
+/// The path of a link from the root, or none if the target is outside of the repository.
 fn resolve(document: &str, link: &str) -> Option<String> {
     let mut folders: Vec<&str> = document.split('/').collect();
     folders.pop();
@@ -83,7 +86,7 @@ fn resolve(document: &str, link: &str) -> Option<String> {
     Some(folders.join("/"))
 }
 
-/// Headings in the form that links to them have.
+/// Headings in the form of links to them.
 fn headings(text: &str) -> impl Iterator<Item = String> {
     text.lines().filter(|line| line.starts_with('#')).map(|line| {
         let words = line.trim_start_matches('#').trim().to_lowercase();
@@ -97,16 +100,16 @@ fn headings(text: &str) -> impl Iterator<Item = String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Fact, Tree, check_fact, leads_somewhere};
+    use super::{Fact, Tree, check_fact, has_target};
 
     #[test]
-    fn links_lead_to_files_folders_and_headings() {
+    fn targets_of_links_are_files_folders_and_headings() {
         let tree = Tree::of(&[("README.md", "# Two Words: here"), ("docs/a.md", ""), ("docs/design/b.md", "")]);
         for link in ["../README.md", "a.md", "./design", "../README.md#two-words-here", "https://example.org/x"] {
-            assert!(leads_somewhere(&tree, "docs/a.md", link), "{link}");
+            assert!(has_target(&tree, "docs/a.md", link), "{link}");
         }
         for link in ["README.md", "../../x", "design/c.md", "../README.md#two", "#none"] {
-            assert!(!leads_somewhere(&tree, "docs/a.md", link), "{link}");
+            assert!(!has_target(&tree, "docs/a.md", link), "{link}");
         }
     }
 

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `cargo xtask tidy`: the rules of this repository that no compiler knows. Also a test of this crate, so that nobody
-//! learns of a broken rule from continuous integration.
+//! `cargo xtask tidy`: the repository's own rules. A test of this crate checks them too, so that `cargo test` finds a
+//! broken rule before continuous integration does.
 
 mod documents;
+mod layers;
+mod names;
 mod proofs;
+mod prose;
 mod purity;
 mod reasons;
+mod rust_code;
 mod source;
 mod tree;
 
@@ -28,7 +32,7 @@ struct Finding {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Severity {
-    /// Shown; for an aim that is not a limit.
+    /// A note about an aim that is not a limit.
     Note,
     Error,
 }
@@ -43,7 +47,7 @@ impl Finding {
     }
 }
 
-/// Checks every rule and prints what breaks it.
+/// Checks every rule and prints the findings.
 pub(crate) fn run(_options: &Options) -> Result<()> {
     process::say("tidy: the repository's own rules");
     let findings = findings(&Tree::read(&paths::root())?);
@@ -53,12 +57,21 @@ pub(crate) fn run(_options: &Options) -> Result<()> {
     }
     match findings.iter().filter(|finding| finding.severity == Severity::Error).count() {
         0 => Ok(()),
-        count => bail!("{count} places break the repository's rules: they are listed above"),
+        count => bail!("{count} places break the repository's rules, as listed above"),
     }
 }
 
 fn findings(tree: &Tree) -> Vec<Finding> {
-    let rules = [source::check, purity::check, reasons::check, documents::check, proofs::check];
+    let rules = [
+        source::check,
+        purity::check,
+        layers::check,
+        names::check,
+        reasons::check,
+        documents::check,
+        proofs::check,
+        prose::check,
+    ];
     rules.iter().flat_map(|check| check(tree)).collect()
 }
 

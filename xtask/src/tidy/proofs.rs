@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pages that list what tests prove have a line for everything that they speak of, and each test that they name exists.
+//! Documents that list the tests of each requirement have a row for every requirement, and every test in them exists.
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -7,13 +7,13 @@ use std::ops::RangeInclusive;
 use super::Finding;
 use super::tree::Tree;
 
-/// A page, and how its lines are numbered.
+/// A document and the names of its rows.
 struct Page {
     path: &'static str,
     lines: &'static [Lines],
 }
 
-/// What comes before the number, its least digits, and which numbers there are.
+/// The prefix of the row names, the least digits of their number, and the range of the numbers.
 struct Lines {
     prefix: &'static str,
     digits: usize,
@@ -45,12 +45,12 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
 }
 
 fn check_page(tree: &Tree, Page { path, lines }: &Page, tests: &BTreeSet<&str>) -> Vec<Finding> {
-    let Some(page) = tree.text(path) else { return vec![Finding::error(*path, "the page is not there")] };
+    let Some(page) = tree.text(path) else { return vec![Finding::error(*path, "the document is missing")] };
     let mut findings = Vec::new();
     for line in lines.iter().flat_map(Lines::names) {
         match page.lines().filter(|row| row.starts_with(&format!("| {line} |"))).count() {
             1 => {}
-            count => findings.push(Finding::error(*path, format!("{line} has {count} lines"))),
+            count => findings.push(Finding::error(*path, format!("{line} has {count} rows"))),
         }
     }
     let missing = page.lines().flat_map(named_tests).filter(|name| !tests.contains(name));
@@ -64,7 +64,7 @@ fn named_tests(row: &str) -> impl Iterator<Item = &str> {
     column.split('`').skip(1).step_by(2)
 }
 
-/// Of functions; those that are told on a real cluster are public to their list.
+/// The names of functions; tests of the real cluster are `pub(crate)`.
 fn test_names(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter_map(|line| {
         let line = line.trim();
@@ -83,7 +83,7 @@ mod tests {
         rows.concat()
     }
 
-    /// What is found in pages that one change was made to.
+    /// The findings in documents after one change.
     fn rules(change: impl Fn(String) -> String) -> Vec<String> {
         let pages = PAGES.iter().map(|page| (page.path, change(content(page, "is_there")))).collect::<Vec<_>>();
         let mut files: Vec<_> = pages.iter().map(|(path, text)| (*path, text.as_str())).collect();
@@ -92,15 +92,15 @@ mod tests {
     }
 
     #[test]
-    fn whole_pages_with_tests_that_exist_are_right() {
+    fn complete_documents_with_existing_tests_are_accepted() {
         assert_eq!(rules(|page| page), Vec::<String>::new());
     }
 
     #[test]
-    fn a_test_that_does_not_exist_and_a_missing_line_are_found() {
-        let of_nobody = "no test is named `is_gone`";
-        assert_eq!(rules(|page| page.replacen("is_there", "is_gone", 1)), [of_nobody, of_nobody]);
-        assert_eq!(rules(|page| page.replace("| B7 |", "| B6 |")), ["B6 has 2 lines", "B7 has 0 lines"]);
-        assert_eq!(rules(|page| page.replace("| P-07 |", "| P-7 |")), ["P-07 has 0 lines"]);
+    fn a_missing_test_and_a_missing_row_are_found() {
+        let missing = "no test is named `is_gone`";
+        assert_eq!(rules(|page| page.replacen("is_there", "is_gone", 1)), [missing, missing]);
+        assert_eq!(rules(|page| page.replace("| B7 |", "| B6 |")), ["B6 has 2 rows", "B7 has 0 rows"]);
+        assert_eq!(rules(|page| page.replace("| P-07 |", "| P-7 |")), ["P-07 has 0 rows"]);
     }
 }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent/src/core/` decides and does nothing else: it may not even name what acts.
+//! `npl-agent/src/core/` has no side effects: it may not use clocks, sockets, files, logs or outside systems.
 
 use super::Finding;
+use super::rust_code::{paths, without_comments};
 use super::tree::Tree;
 
 const CORE: &str = "npl-agent/src/core/";
 
-/// Crates and modules of clocks, sockets, files, processes, threads, randomness, logs and outside systems.
+/// Crates and modules with side effects, and `HashMap`, whose order is random.
 const FORBIDDEN: [&str; 23] = [
     "axum",
     "aya",
@@ -38,66 +39,17 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
 }
 
 fn check_file(path: &str, text: &str) -> Vec<Finding> {
-    let code: String = text
-        .lines()
-        .map(|line| line.split("//").next().unwrap_or_default())
-        .fold(String::new(), |code, line| code + line + "\n");
-    let mut named = imports(&code);
-    named.extend(qualified_paths(&code));
+    let named = paths(&without_comments(text));
     FORBIDDEN
         .iter()
         .filter(|forbidden| named.iter().any(|name| is_within(name, forbidden)))
-        .map(|forbidden| Finding::error(path, format!("the core is pure and may not use `{forbidden}`")))
+        .map(|forbidden| Finding::error(path, format!("the core has no side effects and may not use `{forbidden}`")))
         .collect()
 }
 
-/// Whether a path is the forbidden one or below it.
+/// Whether a path is the forbidden path or below it.
 fn is_within(path: &str, forbidden: &str) -> bool {
     path.strip_prefix(forbidden).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
-}
-
-/// The paths of all `use` declarations, with groups written out.
-fn imports(code: &str) -> Vec<String> {
-    let mut paths = Vec::new();
-    for statement in code.split("use ").skip(1).filter_map(|rest| rest.split(';').next()) {
-        let compact: String = statement.split(" as ").next().unwrap_or_default().split_whitespace().collect();
-        expand(&compact, "", &mut paths);
-    }
-    paths
-}
-
-/// Writes out `a::{b, c::{d, e}}`.
-fn expand(tree: &str, prefix: &str, paths: &mut Vec<String>) {
-    let Some((head, group)) = tree.split_once('{') else {
-        paths.push(format!("{prefix}{tree}"));
-        return;
-    };
-    let inner = group.strip_suffix('}').unwrap_or(group);
-    for part in split_top_level(inner) {
-        expand(part, &format!("{prefix}{head}"), paths);
-    }
-}
-
-/// Splits at the commas that are in no inner group.
-fn split_top_level(list: &str) -> Vec<&str> {
-    let mut depth = 0_usize;
-    let parts = list.split(|c: char| {
-        match c {
-            '{' => depth += 1,
-            '}' => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-        c == ',' && depth == 0
-    });
-    parts.filter(|part| !part.is_empty()).collect()
-}
-
-/// Paths that are written out where they are used: `std::fs::read(…)`.
-fn qualified_paths(code: &str) -> impl Iterator<Item = String> {
-    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
-    code.split(move |c: char| !is_part(c))
-        .filter(|word| word.contains("::"))
-        .map(|word| word.trim_matches(':').to_owned())
 }
 
 #[cfg(test)]
@@ -109,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn what_acts_is_found_however_it_is_named() {
+    fn forbidden_paths_are_found_in_every_form() {
         for code in [
             "use tokio::sync::mpsc;",
             "use std::{collections::BTreeMap, time::{Duration, Instant}};",
@@ -124,13 +76,13 @@ mod tests {
     }
 
     #[test]
-    fn what_only_computes_is_allowed() {
+    fn other_paths_are_allowed() {
         for code in [
             "use std::net::{IpAddr, Ipv4Addr};",
             "use crate::core::model::Pod; // unlike kube::Pod",
             "/// Not `tokio::time`.\nuse std::collections::{BTreeMap, BTreeSet};",
             "fn aya_like(kube: u8) {}",
-            "use npl_common::mapping::{EndpointV4, LocalAddressV4};",
+            "use npl_common::mapping::{EndpointV4, NodeAddressV4};",
         ] {
             assert!(found(code).is_empty(), "{code}: {:?}", found(code));
         }

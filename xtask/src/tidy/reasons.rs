@@ -1,33 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Every reason that the kernel programs count has a test that provokes it and says so in its name.
+//! Every reason that the kernel programs count has a test with the reason in its name, and an entry in the documents.
+
+use std::collections::BTreeSet;
 
 use super::Finding;
+use super::rust_code::identifiers;
 use super::tree::Tree;
 
 const REASONS: &str = "npl-common/src/reason.rs";
 const TESTS: &str = "npl-testkit/tests/";
 
-/// Reasons that nothing outside of the kernel can provoke.
-const UNPROVOKED: [(&str, &str); 1] = [(
-    "rewrite_failed",
-    "the headers were read before, so only the kernel's lack of memory keeps them from being written",
-)];
+/// The reference of all reasons, which is generated.
+const REFERENCE: &str = "docs/reference/reasons.md";
+
+/// Reasons that no test can provoke, and why.
+const UNPROVOKED: [(&str, &str); 1] =
+    [("rewrite_failed", "the headers were read before, so that a write fails only if the kernel lacks memory")];
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let Some(declaration) = tree.text(REASONS) else {
-        return vec![Finding::error(REASONS, "the reasons are not where this rule looks for them")];
+        return vec![Finding::error(REASONS, "the file of the reasons is missing: correct this rule")];
     };
     let names = names(declaration);
     if names.is_empty() {
-        return vec![Finding::error(REASONS, "no reason is found in the form `Variant = 0, \"name\";`")];
+        return vec![Finding::error(REASONS, "the file contains no reason in the form `Variant = 0, \"name\";`")];
     }
     let tests: Vec<&str> = tree.below(TESTS, ".rs").flat_map(|(_, text)| test_names(text)).collect();
     let is_excused = |name: &str| UNPROVOKED.iter().any(|(excused, _why)| *excused == name);
     let untested = names.iter().filter(|name| !is_excused(name) && !tests.iter().any(|test| test.contains(*name)));
-    untested.map(|name| Finding::error(REASONS, format!("no test below {TESTS} has `{name}` in its name"))).collect()
+    let untested =
+        untested.map(|name| Finding::error(REASONS, format!("no test in {TESTS} has the reason `{name}` in its name")));
+    untested.chain(undocumented(tree, &names)).collect()
 }
 
-/// From lines like `NoMapping = 0, "no_mapping";`.
+/// Reasons that the reference does not name, where it exists.
+fn undocumented(tree: &Tree, names: &[&str]) -> Vec<Finding> {
+    let Some(reference) = tree.text(REFERENCE) else { return Vec::new() };
+    let documented: BTreeSet<&str> = identifiers(reference).collect();
+    let missing = names.iter().filter(|name| !documented.contains(*name));
+    missing.map(|name| Finding::error(REFERENCE, format!("the reason `{name}` of {REASONS} is missing"))).collect()
+}
+
+/// Reads names from lines such as `NoMapping = 0, "no_mapping";`.
 fn names(declaration: &str) -> Vec<&str> {
     declaration.lines().filter_map(reason_name).collect()
 }
@@ -45,17 +59,27 @@ fn test_names(text: &str) -> impl Iterator<Item = &str> {
 
 #[cfg(test)]
 mod tests {
-    use super::{REASONS, Tree, check};
+    use super::{REASONS, REFERENCE, Tree, check};
 
     const DECLARATION: &str =
-        "reasons! {\n    /// Text.\n    NoMapping = 0, \"no_mapping\";\n    Fragment = 1, \"fragment\";\n}";
+        "reasons! {\n    /// Text.\n    NoMapping = 0, \"no_mapping\";\n    Truncated = 2, \"truncated\";\n}";
 
     #[test]
     fn a_reason_without_a_test_is_found() {
         let tests = "#[test]\nfn no_mapping_is_left_to_the_host() {\n}";
         let findings = check(&Tree::of(&[(REASONS, DECLARATION), ("npl-testkit/tests/kernel/a.rs", tests)]));
         assert_eq!(findings.len(), 1, "{findings:?}");
-        assert!(findings[0].rule.contains("`fragment`"));
+        assert!(findings[0].rule.contains("`truncated`"));
+    }
+
+    #[test]
+    fn a_reason_that_the_reference_does_not_name_is_found() {
+        let tests = ("npl-testkit/tests/kernel/a.rs", "fn no_mapping_and_truncated() {");
+        let found = |reference| check(&Tree::of(&[(REASONS, DECLARATION), tests, (REFERENCE, reference)]));
+        assert!(found("| `no_mapping` | a |\n| `truncated` | b |").is_empty());
+        let findings = found("| `no_mapping` | a |\n| `truncated_2` | b |");
+        assert_eq!(findings.len(), 1, "{findings:?}");
+        assert!(findings[0].rule.contains("`truncated`") && findings[0].place == REFERENCE);
     }
 
     #[test]

@@ -1,42 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Rules for each source file: licence, length, name, silence in the packet path, no trace of one machine.
+//! Rules for each source file: license, length, name, no log in the packet path, no paths of one machine.
 
 use std::path::Path;
 
 use super::Finding;
 use super::tree::Tree;
 
-/// What a file should stay below, and what it must.
+/// The aim and the limit for the lines of a file.
 const LINES_AIM: usize = 400;
 const LINES_LIMIT: usize = 600;
 
-/// Names that say nothing about what is in a module.
+/// Names that do not describe the content of a module.
 const EMPTY_NAMES: [&str; 6] = ["common", "helper", "helpers", "misc", "types", "utils"];
 
-/// Folders that exist on one machine only; written so that this file does not name them.
+/// Folders of one machine, in a form that this rule does not find in this file.
 const MACHINE_PATHS: [&str; 4] =
     [concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/ho", "me/"), concat!("/t", "mp/")];
 
-/// What would write a log line for a packet.
+/// Macros and functions that would write a log line for a packet.
 const LOGGING: [&str; 7] = ["aya_log", "bpf_printk", "trace_printk", "debug!(", "info!(", "warn!(", "println!("];
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (path, text) in tree.files() {
         if Path::new(path).extension() == Some("rs".as_ref()) {
-            findings.extend(licence(path, text));
+            findings.extend(license(path, text));
             findings.extend(length(path, text));
             findings.extend(name(path));
         }
         if path.starts_with("npl-ebpf/src/") && !path.ends_with("/trace.rs") {
-            findings.extend(lines_with(path, text, &LOGGING, "the packet path writes no log: count a reason instead"));
+            findings.extend(lines_with(path, text, &LOGGING, "the packet path writes no log: count a reason"));
         }
-        findings.extend(lines_with(path, text, &MACHINE_PATHS, "a folder of one machine is named"));
+        findings.extend(lines_with(path, text, &MACHINE_PATHS, "the line contains a path of one machine"));
     }
     findings
 }
 
-fn licence(path: &str, text: &str) -> Option<Finding> {
+fn license(path: &str, text: &str) -> Option<Finding> {
     let expected = match path.split('/').next() {
         Some("npl-ebpf") => "GPL-2.0-only",
         Some("npl-common") => "Apache-2.0 OR GPL-2.0-only",
@@ -46,21 +46,21 @@ fn licence(path: &str, text: &str) -> Option<Finding> {
     (text.lines().next() != Some(&line)).then(|| Finding::error(path, format!("the first line is not `{line}`")))
 }
 
-/// Tests do not count: they are long because they are complete.
+/// Lines of tests do not count.
 fn length(path: &str, text: &str) -> Option<Finding> {
     let is_test = path.split('/').any(|part| part == "tests" || part == "tests.rs");
     let code = if is_test { "" } else { text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default() };
     let lines = code.lines().count();
     if lines > LINES_LIMIT {
-        return Some(Finding::error(path, format!("{lines} lines; {LINES_LIMIT} is the limit")));
+        return Some(Finding::error(path, format!("the file has {lines} lines, and the limit is {LINES_LIMIT}")));
     }
-    (lines > LINES_AIM).then(|| Finding::note(path, format!("{lines} lines; {LINES_AIM} is the aim")))
+    (lines > LINES_AIM).then(|| Finding::note(path, format!("the file has {lines} lines, and the aim is {LINES_AIM}")))
 }
 
 fn name(path: &str) -> Option<Finding> {
     let words = path.trim_end_matches(".rs").split('/');
     let bad = words.into_iter().find(|word| EMPTY_NAMES.contains(word))?;
-    Some(Finding::error(path, format!("`{bad}` says nothing about what is inside")))
+    Some(Finding::error(path, format!("`{bad}` does not describe the content")))
 }
 
 fn lines_with(path: &str, text: &str, forbidden: &[&str], rule: &str) -> Vec<Finding> {
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn each_crate_has_its_licence_on_the_first_line() {
+    fn each_crate_has_its_license_on_the_first_line() {
         let (apache, gpl) = ("// SPDX-License-Identifier: Apache-2.0\n", "// SPDX-License-Identifier: GPL-2.0-only\n");
         assert!(places(&[("npl-agent/src/a.rs", apache), ("npl-ebpf/src/b.rs", gpl)]).is_empty());
         assert_eq!(places(&[("npl-agent/src/a.rs", gpl)]), ["npl-agent/src/a.rs"]);
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn long_files_are_noted_and_very_long_ones_refused() {
+    fn long_files_get_a_note_and_very_long_files_an_error() {
         let of = |lines: usize| format!("// SPDX-License-Identifier: Apache-2.0\n{}", "\n".repeat(lines - 1));
         let severity = |lines| check(&Tree::of(&[("xtask/a.rs", &of(lines))])).first().map(|found| found.severity);
         assert_eq!(severity(LINES_AIM), None);
@@ -98,14 +98,14 @@ mod tests {
     }
 
     #[test]
-    fn names_that_say_nothing_are_refused() {
-        let licence = "// SPDX-License-Identifier: Apache-2.0";
-        assert_eq!(places(&[("npl-agent/src/utils.rs", licence)]), ["npl-agent/src/utils.rs"]);
-        assert_eq!(places(&[("npl-agent/src/types/a.rs", licence)]), ["npl-agent/src/types/a.rs"]);
+    fn names_that_describe_nothing_are_refused() {
+        let license = "// SPDX-License-Identifier: Apache-2.0";
+        assert_eq!(places(&[("npl-agent/src/utils.rs", license)]), ["npl-agent/src/utils.rs"]);
+        assert_eq!(places(&[("npl-agent/src/types/a.rs", license)]), ["npl-agent/src/types/a.rs"]);
     }
 
     #[test]
-    fn the_packet_path_is_silent_and_no_machine_is_named() {
+    fn logs_of_the_packet_path_and_paths_of_a_machine_are_refused() {
         let gpl = "// SPDX-License-Identifier: GPL-2.0-only";
         assert_eq!(places(&[("npl-ebpf/src/a.rs", &format!("{gpl}\ninfo!(ctx)"))]), ["npl-ebpf/src/a.rs:2"]);
         assert_eq!(places(&[("README.md", &format!("see\n{}x", MACHINE_PATHS[0]))]), ["README.md:2"]);

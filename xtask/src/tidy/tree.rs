@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 
-/// Folders that hold nothing that was written by us.
+/// Folders without files of the repository, and test data that tools write.
 const LEFT_OUT: [&str; 3] = [".git", "target", "proptest-regressions"];
 
 /// The text of each file, by its path below the root.
@@ -28,12 +28,12 @@ impl Tree {
         Self { files: files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())).collect() }
     }
 
-    /// All files, in the order of their paths.
+    /// All files, sorted by path.
     pub(super) fn files(&self) -> impl Iterator<Item = (&str, &str)> {
         self.files.iter().map(|(path, text)| (path.as_str(), text.as_str()))
     }
 
-    /// The files of a kind below a folder: `("npl-agent/src/core/", ".rs")`.
+    /// The files below a folder whose names have this ending: `("npl-agent/src/core/", ".rs")`.
     pub(super) fn below(&self, folder: &str, ending: &str) -> impl Iterator<Item = (&str, &str)> {
         self.files().filter(move |(path, _)| path.starts_with(folder) && path.ends_with(ending))
     }
@@ -42,7 +42,7 @@ impl Tree {
         self.files.get(path).map(String::as_str)
     }
 
-    /// Whether a file or a folder is at this path.
+    /// Whether the path is a file or a folder.
     pub(super) fn has(&self, path: &str) -> bool {
         path.is_empty() || self.files.contains_key(path) || self.below(&format!("{path}/"), "").next().is_some()
     }

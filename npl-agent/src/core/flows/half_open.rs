@@ -1,63 +1,74 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Timeouts of half-open entries. They have no time stamp, and would stay until other handshakes need their slots. So
-//! an entry times out when several scans in a row find it unchanged.
+//! Expiry of half-open entries. They have no time stamp and would stay until another flow takes the slot, so the sweeper counts for how
+//! many sweeps an entry has not changed.
 
-use npl_common::syn::state;
+use npl_common::{
+    conntrack::{Action, Event, State, step},
+    half_open::phase,
+    mapping::protocol,
+};
 
-/// Scans, 10 s apart, until an entry that the Pod has not answered times out: as long as the kernel's conntrack waits
-/// for the answer to a datagram.
-const UNANSWERED: u8 = 4;
-/// Scans until an entry that the Pod has answered once times out: a server may push a datagram minutes later.
-const ANSWERED: u8 = 31;
+/// Interval between two sweeps, nanoseconds.
+pub const SWEEP_INTERVAL_NS: u64 = 10_000_000_000;
 
-/// The half-open entries of a family in the last scans.
+/// The half-open entries that earlier sweeps have seen.
 #[derive(Debug, Default)]
 pub struct HalfOpenExpiry {
-    /// Slot, entry, and the number of scans that found it unchanged; ordered by slot.
-    seen: Vec<(u32, u64, u8)>,
+    /// Slot, entry, and the number of sweeps in which the entry was the same; by slot.
+    seen: Vec<(u32, u64, u32)>,
 }
 
 impl HalfOpenExpiry {
-    /// Records a scan, ordered by slot, and returns the expired slots with the entries that they must still have.
-    pub fn observe(&mut self, words: impl IntoIterator<Item = (u32, u64)>) -> Vec<(u32, u64)> {
+    /// Takes the entries of one sweep, by slot, and returns those that have timed out: the caller removes each only if the slot still has
+    /// that entry.
+    pub fn observe(&mut self, entries: impl IntoIterator<Item = (u32, u64)>) -> Vec<(u32, u64)> {
         let mut before = std::mem::take(&mut self.seen).into_iter().peekable();
-        let mut over = Vec::new();
-        for (slot, word) in words {
-            let limit = match (word, state(word)) {
-                (0, _) => continue,
-                (_, state::REQUESTED) => UNANSWERED,
-                (_, state::REPLIED) => ANSWERED,
-                _ => continue,
-            };
+        let mut expired = Vec::new();
+        for (slot, entry) in entries {
+            if entry == 0 || !phase(entry).is_opening() {
+                continue;
+            }
             while before.next_if(|(other, ..)| *other < slot).is_some() {}
-            let looks = before.next_if(|(other, ..)| *other == slot).filter(|(_, same, _)| *same == word);
-            let looks = looks.map_or(1, |(.., looks)| looks.saturating_add(1));
-            if looks >= limit {
-                over.push((slot, word));
+            let sweeps = before.next_if(|(other, ..)| *other == slot).filter(|(_, same, _)| *same == entry);
+            let sweeps = sweeps.map_or(1, |(.., sweeps)| sweeps.saturating_add(1));
+            if has_timed_out(entry, sweeps) {
+                expired.push((slot, entry));
             } else {
-                self.seen.push((slot, word, looks));
+                self.seen.push((slot, entry, sweeps));
             }
         }
-        over
+        expired
     }
+}
+
+/// Whether an entry that was the same in so many sweeps has timed out. Half-open entries of every protocol have the same timeouts.
+fn has_timed_out(entry: u64, sweeps: u32) -> bool {
+    let ns = u64::from(sweeps.saturating_sub(1)) * SWEEP_INTERVAL_NS;
+    let silence = Event::Silence { ns, protocol: protocol::TCP, is_crowded: false };
+    step(State::half_open(phase(entry)), silence).1 == Action::Remove
 }
 
 #[cfg(test)]
 mod tests {
-    use npl_common::syn;
+    use npl_common::{conntrack::Phase, half_open};
 
     use super::*;
 
-    fn word(hash: u64, state: u64) -> u64 {
-        syn::word(hash, state, 0, 61_000)
+    /// Sweeps until an unanswered request times out: 30 s are three intervals.
+    const UNANSWERED: u32 = 4;
+    /// Sweeps until an answered request times out: 300 s are thirty intervals.
+    const ANSWERED: u32 = 31;
+
+    fn entry(hash: u64, phase: Phase) -> u64 {
+        half_open::entry(hash, phase, 0, 61_000)
     }
 
     #[test]
     fn an_unchanged_half_open_entry_times_out() {
-        for (state, limit) in [(state::REQUESTED, UNANSWERED), (state::REPLIED, ANSWERED)] {
+        for (phase, limit) in [(Phase::REQUESTED, UNANSWERED), (Phase::REPLIED, ANSWERED)] {
             let (mut expiry, slots) =
-                (HalfOpenExpiry::default(), [(3, word(1 << 40, state)), (7, word(2 << 40, state))]);
-            for _look in 1..limit {
+                (HalfOpenExpiry::default(), [(3, entry(1 << 40, phase)), (7, entry(2 << 40, phase))]);
+            for _sweep in 1..limit {
                 assert_eq!(expiry.observe(slots), []);
             }
             assert_eq!(expiry.observe(slots), slots);
@@ -69,30 +80,29 @@ mod tests {
     fn a_half_open_entry_that_changes_or_is_replaced_does_not_time_out() {
         let mut expiry = HalfOpenExpiry::default();
         for number in 0..u64::from(ANSWERED) * 2 {
-            assert_eq!(expiry.observe([(3, word(number << 40, state::REQUESTED))]), []);
+            assert_eq!(expiry.observe([(3, entry(number << 40, Phase::REQUESTED))]), []);
         }
     }
 
     #[test]
     fn entries_that_are_not_half_open_do_not_time_out() {
         let mut expiry = HalfOpenExpiry::default();
-        let others = [(0, 0), (1, word(1 << 40, state::ESTABLISHED)), (2, word(1 << 40, state::CLOSED))];
-        for _look in 0..=ANSWERED {
+        let others = [(0, 0), (1, entry(1 << 40, Phase::ESTABLISHED)), (2, entry(1 << 40, Phase::REFUSED))];
+        for _sweep in 0..=ANSWERED {
             assert_eq!(expiry.observe(others), []);
         }
         assert!(expiry.seen.is_empty());
     }
 
-    /// Slots come and go in between.
     #[test]
     fn half_open_entries_in_other_slots_do_not_interfere() {
-        let (mut expiry, stays) = (HalfOpenExpiry::default(), (5, word(5 << 40, state::REQUESTED)));
-        let others = [vec![], vec![(2, word(2 << 40, 0))], vec![(9, word(9 << 40, 0))]];
+        let (mut expiry, stays) = (HalfOpenExpiry::default(), (5, entry(5 << 40, Phase::REQUESTED)));
+        let others = [vec![], vec![(2, entry(2 << 40, Phase::REQUESTED))], vec![(9, entry(9 << 40, Phase::REQUESTED))]];
         for mut slots in others {
             slots.push(stays);
             slots.sort_unstable();
             assert_eq!(expiry.observe(slots), []);
         }
-        assert_eq!(expiry.observe([stays, (9, word(9 << 40, 0))]), [stays]);
+        assert_eq!(expiry.observe([stays, (9, entry(9 << 40, Phase::REQUESTED))]), [stays]);
     }
 }

@@ -227,7 +227,7 @@ pub struct Pod {
     pub ips: Vec<IpAddr>,
     /// Ports of containers and of native sidecars (restartable init containers), in the order of the spec.
     pub ports: Vec<ContainerPort>,
-    /// The value of the mapping annotation in the API server, whoever wrote it.
+    /// The value of the mapping annotation in the API server, which NPL or somebody else may have written.
     pub annotation: Option<String>,
     /// NPL's readiness gate.
     pub gate: Gate,

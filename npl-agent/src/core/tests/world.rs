@@ -19,7 +19,7 @@ use crate::core::{
     state::State,
 };
 
-/// Ports for whoever needs not say which.
+/// Settings whose only relevant value is the port range.
 pub(super) fn settings(port_range: &str) -> Settings {
     Settings {
         port_range: port_range.parse().unwrap(),

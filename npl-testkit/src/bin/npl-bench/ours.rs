@@ -102,7 +102,7 @@ impl Ours {
         let mut uplinks = Uplinks::new(selection, self.manner.forwarding, self.manner.attach, GuardMode::Off);
         let node_ips = [topology.node_addresses().v4.into()];
         let coverage = topology.node().block_on(uplinks.follow(&mut self.datapath, &node_ips))??;
-        ensure!(coverage.carrying == usize::from(is_attached), "the uplink refuses the programs, or keeps them");
+        ensure!(coverage.attached == usize::from(is_attached), "the uplink refuses the programs, or keeps them");
         let has_xdp = topology.node().ip(&format!("link show dev {uplink}"))?.contains("prog/xdp");
         let is_xdp = is_attached && self.manner.attach == Attach::Xdp;
         ensure!(has_xdp == is_xdp, "the uplink's driver refuses the program, or keeps it");

@@ -38,7 +38,7 @@ pub(super) enum Exception {
     LoneFragment,
     /// One client port by two of the Node's ends to one Pod port: the kernel gives the second flow another client port,
     /// ours keeps the client's own, and the Pod answers one of the two.
-    Collision,
+    TupleConflict,
     /// Only where ours redirects: what a router has to look at, a wrong header checksum, hop-by-hop options, a sender that
     /// nobody has. The kernel's forwarding drops it; past the stack it is for the Pod's own to judge.
     NotRouted,
@@ -95,7 +95,7 @@ impl Exception {
                 hands_on(&mut expected);
                 self.compare(step, &Frame::from(put_together(expected.at(other))), theirs.at(other))?;
             }
-            Self::Collision => {
+            Self::TupleConflict => {
                 hands_on(&mut expected);
                 self.is_by_another_port(step, expected.at(other), theirs.at(other))?;
             }

@@ -403,7 +403,7 @@ fn ports_and_addresses(scene: &Scene) -> Vec<Step> {
 fn collision(scene: &Scene) -> Vec<Step> {
     let mut steps = scene.talk(0, Protocol::Udp, BOTH.map(|by| say(by, 8, Dress::PLAIN)).to_vec(), Ending::None);
     let second = (node_addresses(scene.family)[1], scene.node().port()).into();
-    steps.push(but(Exception::Collision, client(&Packet::udp(scene.end(0), second, b"the other way"))));
+    steps.push(but(Exception::TupleConflict, client(&Packet::udp(scene.end(0), second, b"the other way"))));
     steps
 }
 

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use npl_agent::core::devices::plan::DevicePlan;
 use npl_agent::core::devices::redirect::{HopKind, PodNextHop, ProgramSet};
 use npl_agent::devices::apply::apply;
-use npl_common::direct::{MAX_PODS, MAX_UPLINKS};
+use npl_common::next_hop::{MAX_NEXT_HOPS, MAX_UPLINKS};
 
 use crate::world::World;
 
@@ -22,14 +22,14 @@ fn pods_of_one_family_that_find_no_room_keep_none_of_the_other_out() {
     let v6: IpAddr = "fd00::99".parse().unwrap();
     let plan = DevicePlan {
         programs: BTreeMap::from([(uplink, ProgramSet::RedirectUplink), (pods, ProgramSet::Pods)]),
-        next_hops: (0..=MAX_PODS).map(v4).chain([v6]).map(|addr| (addr, hop)).collect(),
+        next_hops: (0..=MAX_NEXT_HOPS).map(v4).chain([v6]).map(|addr| (addr, hop)).collect(),
         ..DevicePlan::default()
     };
     let mut datapath = world.datapath.take().unwrap();
     let errors = world.node().run(|| apply(&mut datapath, &devices, &plan)).unwrap().errors;
     assert_eq!(errors.len(), 1, "{errors:?}");
     let redirected = datapath.redirected().unwrap();
-    assert!(redirected.contains_key(&v6) && redirected.len() == MAX_PODS as usize + 1, "{}", redirected.len());
+    assert!(redirected.contains_key(&v6) && redirected.len() == MAX_NEXT_HOPS as usize + 1, "{}", redirected.len());
     world.assert_answers();
 }
 

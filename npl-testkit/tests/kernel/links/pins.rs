@@ -13,7 +13,7 @@ use npl_agent::datapath::{Datapath, Pins};
 use npl_agent::process::error_chain::ErrorChain;
 use npl_common::flow::{FlowKeyV4, FlowV4, MAX_FLOWS};
 use npl_common::mapping::{BackendV4, Frontend, MAX_MAPPINGS};
-use npl_common::{names, syn};
+use npl_common::{half_open, names};
 use npl_testkit::mounts::PrivateBpffs;
 use npl_testkit::tools;
 
@@ -66,8 +66,8 @@ fn pinned_map_of_another_type_is_replaced() {
 #[test]
 fn pinned_map_with_other_flags_is_replaced() {
     opens_over(|pins| {
-        let other = Array::<MapData, u64>::create(syn::SLOTS, 0).unwrap();
-        other.pin(pins.map(names::MAP_SYN_V4)).unwrap();
+        let other = Array::<MapData, u64>::create(half_open::SLOTS, 0).unwrap();
+        other.pin(pins.map(names::MAP_HALF_OPEN_V4)).unwrap();
     });
 }
 

@@ -9,14 +9,15 @@ use aya::maps::{HashMap, Map, MapData, ProgramArray};
 use aya::programs::ProgramInfo;
 use npl_agent::datapath::Pins;
 use npl_common::names::{
-    MAP_HOLD, MAP_MAPPING_V4, MAP_REST, PROG_EGRESS, PROG_INGRESS, PROG_INGRESS_L3, PROGRAMS, REST_PROGRAMS,
+    MAP_FRAGMENT_BUFFER, MAP_MAPPING_V4, MAP_SLOW_PATH, PROG_EGRESS, PROG_INGRESS, PROG_INGRESS_L3, PROGRAMS,
+    SLOW_PATH_PROGRAMS,
 };
 use npl_testkit::traffic;
 
 use crate::world::World;
 
 /// What every Node needs, in the order of names.
-const ALWAYS: [&str; 4] = ["npl_egress", "npl_in_rest", "npl_ingress", "npl_out_rest"];
+const ALWAYS: [&str; 4] = ["npl_egress", "npl_in_slow", "npl_ingress", "npl_out_slow"];
 
 /// The ids of all pinned programs, by build and name.
 pub(crate) fn pinned(bpffs: &Path) -> BTreeMap<(String, String), u32> {
@@ -100,7 +101,7 @@ fn programs_of_another_build_go_once_all_devices_carry_their_own() {
 fn programs_over_a_map_that_is_not_pinned_any_more_are_loaded_anew() {
     let mut world = World::fresh(1);
     // One map that all programs use, and one that the plain path does not know.
-    for map in [MAP_MAPPING_V4, MAP_HOLD] {
+    for map in [MAP_MAPPING_V4, MAP_FRAGMENT_BUFFER] {
         world.left_behind();
         let before = pinned(world.bpffs.path());
         fs::remove_file(Pins::new(world.bpffs.path()).map(map)).unwrap();
@@ -141,7 +142,7 @@ fn pin_that_is_no_program_is_replaced() {
     for place in places {
         let folder = world.left_behind();
         let before = pinned(world.bpffs.path());
-        let pin = folder.join(REST_PROGRAMS[0]);
+        let pin = folder.join(SLOW_PATH_PROGRAMS[0]);
         fs::remove_file(&pin).unwrap();
         place(&pin);
         world.assert_all_are_loaded_anew(&before);
@@ -169,7 +170,7 @@ fn jumps_that_somebody_removed_are_back_with_the_next_agent() {
     let mut world = World::fresh(1);
     world.datapath = None;
     let before = pinned(world.bpffs.path());
-    let jumps = MapData::from_pin(Pins::new(world.bpffs.path()).map(MAP_REST)).and_then(Map::from_map_data);
+    let jumps = MapData::from_pin(Pins::new(world.bpffs.path()).map(MAP_SLOW_PATH)).and_then(Map::from_map_data);
     let mut jumps = ProgramArray::try_from(jumps.unwrap()).unwrap();
     for index in 0..2 {
         jumps.clear_index(&index).unwrap();

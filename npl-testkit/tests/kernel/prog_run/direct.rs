@@ -3,7 +3,7 @@
 //! and its replies are for the way that was taken last.
 
 use npl_common::reason::Reason;
-use npl_common::syn::{self, state};
+use npl_common::{conntrack::Phase, half_open};
 use npl_testkit::packet::tcp_flags::{ACK, FIN, RST, SYN};
 
 use super::scene::{
@@ -16,7 +16,7 @@ use crate::lab::{Lab, TEST_DEVICE, hash};
 #[track_caller]
 fn is_accepted_directly(lab: &mut Lab) {
     let accepted = tcp(pod(), client(), SYN | ACK, b"");
-    lab.egress(&accepted).is(&accepted, and(reason(Reason::Collision), reason(Reason::UntrackedReply)));
+    lab.egress(&accepted).is(&accepted, and(reason(Reason::TupleConflict), reason(Reason::UntrackedReply)));
     assert_eq!((lab.flow(flow(Tcp)), lab.slot(flow(Tcp))), (None, None));
     for flags in [SYN | ACK, ACK, FIN | ACK] {
         let answer = tcp(pod(), client(), flags, b"");
@@ -81,7 +81,7 @@ fn connection_that_only_the_table_remembers_does_not_take_a_direct_one() {
     with_mappings(|lab| {
         establish(lab);
         is_answered(lab, ACK);
-        lab.set_slot(flow(Tcp), syn::word(!hash(flow(Tcp)), state::ESTABLISHED, 0, NODE_PORT));
+        lab.set_slot(flow(Tcp), half_open::entry(!hash(flow(Tcp)), Phase::ESTABLISHED, 0, NODE_PORT));
         is_accepted_directly(lab);
     });
 }
@@ -127,7 +127,7 @@ fn direct_segments_of_the_client_change_nothing() {
 #[track_caller]
 fn is_answered_directly(lab: &mut Lab, is_turn: bool) {
     let (question, answer) = (udp(client(), pod(), b"to you"), udp(pod(), client(), b"from me"));
-    lab.ingress(&question).is(&question, if is_turn { reason(Reason::Collision) } else { vec![] });
+    lab.ingress(&question).is(&question, if is_turn { reason(Reason::TupleConflict) } else { vec![] });
     lab.egress(&answer).is(&answer, reason(Reason::UntrackedReply));
 }
 
@@ -157,7 +157,7 @@ fn datagram_to_the_pod_turns_a_flow_that_only_the_table_remembers() {
             lab.ingress(&udp(client(), node(), b"to the node"));
             lab.egress(&udp(pod(), client(), b"from me"));
         }
-        lab.set_slot(flow(Udp), syn::word(!hash(flow(Udp)), state::ESTABLISHED, 0, NODE_PORT));
+        lab.set_slot(flow(Udp), half_open::entry(!hash(flow(Udp)), Phase::ESTABLISHED, 0, NODE_PORT));
         is_answered_directly(lab, true);
     });
 }
@@ -172,7 +172,7 @@ fn datagram_is_noted_once_however_many_programs_its_device_has() {
             lab.datapath.write_xdp_devices(&devices).unwrap();
             lab.ingress(&udp(client(), node(), b"to the node"));
             let question = udp(client(), pod(), b"to you");
-            lab.ingress(&question).is(&question, if is_turn { reason(Reason::Collision) } else { vec![] });
+            lab.ingress(&question).is(&question, if is_turn { reason(Reason::TupleConflict) } else { vec![] });
         }
     });
 }

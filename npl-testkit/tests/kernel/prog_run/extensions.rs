@@ -113,7 +113,7 @@ fn header_chain_without_an_end_is_passed_and_counted_where_it_is_for_the_node() 
     in_v6(|lab| {
         let for_the_node = udp(client(), node(), b"hello");
         let for_others = udp(client(), (pod().ip(), 61_000).into(), b"hello");
-        for (packet, changes) in [(for_the_node, reason(Reason::HeaderChain)), (for_others, vec![])] {
+        for (packet, changes) in [(for_the_node, reason(Reason::Ipv6ExtensionHeaders)), (for_others, vec![])] {
             let too_many = extended(&packet, &[(DESTINATION_OPTIONS, SIX); 7]);
             let cut = extended(&packet, &[(DESTINATION_OPTIONS, SIX)])[..HEADER_END + 2].to_vec();
             let routed_on = extended(&packet, &[(ROUTING, &[4, 1, 0, 0, 0, 0])]);

@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use npl_common::reason::Reason;
-use npl_common::syn::{self, state};
+use npl_common::{conntrack::Phase, half_open};
 use npl_testkit::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN};
 
 use super::scene::{
@@ -33,9 +33,9 @@ fn handshake_establishes_the_flow_with_the_clients_second_packet() {
     with_mappings(|lab| {
         let syn = tcp(client(), node(), SYN, b"");
         lab.ingress(&syn).is(&to(&syn, pod()), first_request("61000/tcp", bare()));
-        assert_eq!(lab.slot(flow(Tcp)).map(state), Some(state::REQUESTED));
+        assert_eq!(lab.slot(flow(Tcp)).map(half_open::phase), Some(Phase::REQUESTED));
         is_answered(lab, SYN | ACK);
-        assert_eq!(lab.slot(flow(Tcp)).map(state), Some(state::REPLIED));
+        assert_eq!(lab.slot(flow(Tcp)).map(half_open::phase), Some(Phase::REPLIED));
         assert_eq!(lab.flow(flow(Tcp)), None, "nothing is in the flow table before the client has answered");
         let ack = tcp(client(), node(), ACK, b"");
         lab.ingress(&ack).is(&to(&ack, pod()), establishing_request("61000/tcp", bare()));
@@ -101,7 +101,7 @@ fn flow_that_was_lost_everywhere_comes_back_with_the_clients_next_packet() {
 fn half_open_flow_whose_slot_another_one_took_comes_back_with_a_retransmission() {
     with_mappings(|lab| {
         lab.ingress(&tcp(client(), node(), SYN, b""));
-        let other = syn::word(!crate::lab::hash(flow(Tcp)), state::REQUESTED, 0, NODE_PORT);
+        let other = half_open::entry(!crate::lab::hash(flow(Tcp)), Phase::REQUESTED, 0, NODE_PORT);
         lab.set_attempt(flow(Tcp), other);
         is_untracked(lab);
         let syn = tcp(client(), node(), SYN, b"");
@@ -113,7 +113,7 @@ fn half_open_flow_whose_slot_another_one_took_comes_back_with_a_retransmission()
 #[test]
 fn half_open_flow_leaves_the_slot_to_another_one_that_waits_for_its_reply() {
     with_mappings(|lab| {
-        let other = syn::word(!crate::lab::hash(flow(Tcp)), state::REQUESTED, 0, NODE_PORT);
+        let other = half_open::entry(!crate::lab::hash(flow(Tcp)), Phase::REQUESTED, 0, NODE_PORT);
         lab.set_attempt(flow(Tcp), other);
         let syn = tcp(client(), node(), SYN, b"");
         lab.ingress(&syn).is(&to(&syn, pod()), first_request("61000/tcp", bare()));
@@ -143,14 +143,14 @@ fn connection_whose_attempt_is_lost_before_the_client_confirms_it_is_established
 fn established_flow_leaves_the_slot_to_the_half_open_flow_that_took_it() {
     with_mappings(|lab| {
         establish(lab);
-        let other = syn::word(!crate::lab::hash(flow(Tcp)), state::REPLIED, 0, NODE_PORT);
+        let other = half_open::entry(!crate::lab::hash(flow(Tcp)), Phase::REPLIED, 0, NODE_PORT);
         lab.set_slot(flow(Tcp), other);
         is_asked(lab, ACK);
         is_answered(lab, ACK);
         assert_eq!(lab.slot(flow(Tcp)), None, "the other flow still has it");
         lab.set_slot(flow(Tcp), 0);
         is_asked(lab, ACK);
-        assert_eq!(lab.slot(flow(Tcp)).map(state), Some(state::ESTABLISHED), "an empty one is taken");
+        assert_eq!(lab.slot(flow(Tcp)).map(half_open::phase), Some(Phase::ESTABLISHED), "an empty one is taken");
     });
 }
 
@@ -160,7 +160,7 @@ fn refusal_of_a_closed_pod_port_comes_back_and_makes_no_flow() {
         lab.ingress(&tcp(client(), node(), SYN, b""));
         for _again in 0..2 {
             is_answered(lab, RST | ACK);
-            assert_eq!(lab.slot(flow(Tcp)).map(state), Some(state::CLOSED));
+            assert_eq!(lab.slot(flow(Tcp)).map(half_open::phase), Some(Phase::REFUSED));
         }
         opens(lab, node(), vec![]);
         is_answered(lab, RST | ACK);
@@ -249,7 +249,7 @@ fn syn_that_the_pod_does_not_accept_takes_nothing_from_the_flow() {
         for end in [node(), (second_node_ip(), NODE_PORT).into()] {
             establish(lab);
             opens(lab, end, vec![]);
-            assert_eq!(lab.slot(flow(Tcp)).map(state), Some(state::ESTABLISHED));
+            assert_eq!(lab.slot(flow(Tcp)).map(half_open::phase), Some(Phase::ESTABLISHED));
             // As the Pod tells somebody who seems to open what is open (RFC 5961).
             is_answered(lab, ACK);
             is_asked(lab, ACK);

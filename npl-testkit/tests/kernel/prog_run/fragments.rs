@@ -4,10 +4,10 @@
 use std::collections::BTreeSet;
 
 use aya::maps::{MapData, PerCpuArray, PerCpuValues};
-use npl_common::direct::PodWay;
 use npl_common::fragment::is_of;
-use npl_common::hold::{Held, PLACES};
-use npl_common::names::{MAP_HOLD, PROG_EGRESS, PROG_INGRESS, PROG_PODS};
+use npl_common::fragment_buffer::{FRAGMENTS, SavedFrame};
+use npl_common::names::{MAP_FRAGMENT_BUFFER, PROG_EGRESS, PROG_INGRESS, PROG_PODS_REDIRECT};
+use npl_common::next_hop::PodNextHop;
 use npl_common::reason::Reason;
 use npl_testkit::packet::tcp_flags::{ACK, PSH, SYN};
 use npl_testkit::packet::{Ip, Packet, ones_complement_sum};
@@ -165,7 +165,7 @@ fn fragment_that_comes_before_the_first_is_passed() {
     with_mappings(|lab| {
         let [(packet, mapping), _] = requests();
         let later = fragment(&packet, ID, SIZE, SIZE);
-        passes(lab, PROG_INGRESS, &later, reason(Reason::Fragment));
+        passes(lab, PROG_INGRESS, &later, reason(Reason::EarlyFragment));
         lab.run(PROG_INGRESS, &fragment(&packet, ID, 0, SIZE));
         let translated = fragment(&to(&packet, pod()), ID, SIZE, SIZE);
         becomes(lab, PROG_INGRESS, &later, translated, request(mapping, later.len()));
@@ -181,7 +181,7 @@ fn first_fragment_of_a_reply_is_whole_when_others_came_before_it() {
         for ((packet, mapping), id) in replies().into_iter().zip(ID..) {
             let (frames, translated) = (fragments(&packet, id), fragments(&from(&packet, node()), id));
             for early in frames[1..].iter().rev() {
-                passes(lab, PROG_EGRESS, early, reason(Reason::Fragment));
+                passes(lab, PROG_EGRESS, early, reason(Reason::EarlyFragment));
             }
             for (frame, translated) in frames.iter().zip(translated) {
                 becomes(lab, PROG_EGRESS, frame, translated, reply(mapping, frame.len()));
@@ -199,7 +199,7 @@ fn first_fragment_is_whole_when_others_came_before_it() {
         for ((packet, mapping), id) in requests().into_iter().zip(ID..) {
             let frames = fragments(&packet, id);
             for early in frames[1..].iter().rev() {
-                passes(lab, PROG_INGRESS, early, reason(Reason::Fragment));
+                passes(lab, PROG_INGRESS, early, reason(Reason::EarlyFragment));
             }
             let translated = fragments(&to(&packet, pod()), id);
             let changes = first_request(mapping, frames[0].len());
@@ -284,7 +284,7 @@ fn record_of_a_datagram_ends_with_its_time() {
         let translated = fragment(&to(&packet, pod()), ID, SIZE, SIZE);
         becomes(lab, PROG_INGRESS, &later, translated, request(mapping, later.len()));
         lab.age_fragment_records(family(), 20);
-        passes(lab, PROG_INGRESS, &later, reason(Reason::Fragment));
+        passes(lab, PROG_INGRESS, &later, reason(Reason::EarlyFragment));
     });
 }
 
@@ -398,18 +398,18 @@ fn fragments_of_a_mapping_that_goes_are_the_hosts() {
 
 /// What tells the copies that are kept, of all processors.
 fn kept() -> BTreeSet<u64> {
-    let map: PerCpuArray<MapData, Held> = open_map(MAP_HOLD);
+    let map: PerCpuArray<MapData, SavedFrame> = open_map(MAP_FRAGMENT_BUFFER);
     let hashes = |place| -> Vec<u64> { map.get(&place, 0).unwrap().iter().map(|held| held.hash).collect() };
-    (0..PLACES).flat_map(hashes).filter(|hash| *hash != 0).collect()
+    (0..FRAGMENTS).flat_map(hashes).filter(|hash| *hash != 0).collect()
 }
 
 /// Makes all copies older, by units of about a second.
 fn age_copies(units: u64) {
-    let mut map: PerCpuArray<MapData, Held> = open_map(MAP_HOLD);
-    for place in 0..PLACES {
+    let mut map: PerCpuArray<MapData, SavedFrame> = open_map(MAP_FRAGMENT_BUFFER);
+    for place in 0..FRAGMENTS {
         let copies = map.get(&place, 0).unwrap();
-        let aged = copies.iter().map(|held| Held { time: held.time.wrapping_sub(units), ..*held });
-        let aged: Vec<Held> = aged.collect();
+        let aged = copies.iter().map(|held| SavedFrame { time: held.time.wrapping_sub(units), ..*held });
+        let aged: Vec<SavedFrame> = aged.collect();
         map.set(place, PerCpuValues::try_from(aged).unwrap(), 0).unwrap();
     }
 }
@@ -421,7 +421,7 @@ fn copy_that_is_too_old_is_not_received_again() {
         let [(packet, _), _] = requests();
         for (id, units, is_received) in [(ID, 20, true), (ID + 1, 40, false)] {
             let before = kept();
-            passes(lab, PROG_INGRESS, &fragment(&packet, id, SIZE, SIZE), reason(Reason::Fragment));
+            passes(lab, PROG_INGRESS, &fragment(&packet, id, SIZE, SIZE), reason(Reason::EarlyFragment));
             let copy = &kept() - &before;
             assert_eq!(copy.len(), 1);
             age_copies(units);
@@ -438,10 +438,10 @@ fn copy_of_one_hook_does_not_leave_by_another() {
     stay_on_this_processor();
     with_mappings(|lab| {
         open(lab);
-        lead(pod_ip(), PodWay { ifindex: TEST_DEVICE, ..WAY });
+        lead(pod_ip(), PodNextHop { ifindex: TEST_DEVICE, ..WAY });
         let [(packet, mapping), _] = replies();
         let before = kept();
-        passes(lab, PROG_PODS, &fragment(&packet, ID, SIZE, SIZE), vec![]);
+        passes(lab, PROG_PODS_REDIRECT, &fragment(&packet, ID, SIZE, SIZE), vec![]);
         let copy = &kept() - &before;
         assert_eq!(copy.len(), 1);
         let (first, translated) = (fragment(&packet, ID, 0, SIZE), fragment(&from(&packet, node()), ID, 0, SIZE));

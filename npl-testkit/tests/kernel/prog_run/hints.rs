@@ -9,10 +9,11 @@ use std::thread;
 use aya::maps::{Array, HashMap, MapData};
 use npl_agent::core::model::Family;
 use npl_common::config::Config;
-use npl_common::hint::{HintV4, HintV6, slot};
+use npl_common::lookup_cache::{CachedMappingV4, CachedMappingV6, slot};
 use npl_common::mapping::{BackendV4, BackendV6, Frontend, protocol};
 use npl_common::names::{
-    MAP_CONFIG, MAP_HINT_V4, MAP_HINT_V6, MAP_MAPPING_V4, MAP_MAPPING_V6, PROG_INGRESS, PROG_INGRESS_DIRECT,
+    MAP_CONFIG, MAP_LOOKUP_CACHE_V4, MAP_LOOKUP_CACHE_V6, MAP_MAPPING_V4, MAP_MAPPING_V6, PROG_INGRESS,
+    PROG_INGRESS_REDIRECT,
 };
 use npl_common::reason::Reason;
 use npl_testkit::test_run;
@@ -59,8 +60,8 @@ fn hint(replaced_by: Option<Vec<u8>>) -> Vec<u8> {
         unsafe { std::slice::from_raw_parts((&raw const hint).cast::<u8>(), size_of::<H>()) }.to_vec()
     }
     match family() {
-        Family::V4 => of::<HintV4>(MAP_HINT_V4, replaced_by),
-        Family::V6 => of::<HintV6>(MAP_HINT_V6, replaced_by),
+        Family::V4 => of::<CachedMappingV4>(MAP_LOOKUP_CACHE_V4, replaced_by),
+        Family::V6 => of::<CachedMappingV6>(MAP_LOOKUP_CACHE_V6, replaced_by),
     }
 }
 
@@ -104,7 +105,7 @@ fn programs_of_both_ways_leave_them_for_each_other() {
         goes_to(lab, NODE_PORT, pod());
         lead(pod_ip(), WAY);
         for _turn in 0..2 {
-            let direct = lab.run(PROG_INGRESS_DIRECT, &request.build());
+            let direct = lab.run(PROG_INGRESS_REDIRECT, &request.build());
             assert_eq!((direct.action, direct.bytes), (REDIRECT, one_hop_on(&arrived).build()));
             goes_to(lab, NODE_PORT, pod());
         }

@@ -27,11 +27,11 @@ fn of_host_is_what_answers_something_under_way() {
         leaves(lab, &tcp(node(), client(), SYN, b""));
         for flags in [SYN | ACK, ACK, PSH | ACK, FIN | ACK, RST] {
             let answer = tcp(client(), node(), flags, b"");
-            lab.ingress(&answer).is(&answer, reason(Reason::OfHost));
+            lab.ingress(&answer).is(&answer, reason(Reason::HostConnection));
         }
         leaves(lab, &udp(node(), client(), b"question"));
         let answer = udp(client(), node(), b"answer");
-        lab.ingress(&answer).is(&answer, reason(Reason::OfHost));
+        lab.ingress(&answer).is(&answer, reason(Reason::HostConnection));
         assert_eq!((lab.slot(flow(Tcp)), lab.slot(flow(Udp))), (None, None));
     });
 }
@@ -42,7 +42,7 @@ fn of_host_are_errors_about_something_under_way() {
         for sent in [tcp(node(), client(), PSH | ACK, b"question"), udp(node(), client(), b"question")] {
             leaves(lab, &sent);
             let (error, _) = about_reply(too_large(), &sent, 64);
-            lab.ingress(&error).is(&error, reason(Reason::OfHost));
+            lab.ingress(&error).is(&error, reason(Reason::HostConnection));
         }
     });
 }
@@ -65,7 +65,7 @@ fn errors_about_connections_of_clients_are_theirs_whatever_the_host_had_under_wa
         leaves(lab, &tcp(node(), client(), SYN, b""));
         let (arrives, expected) = about_reply(too_large(), &tcp(pod(), client(), PSH | ACK, b"answer"), 64);
         let goes_to_pod = |lab: &mut Lab| lab.ingress(&arrives).is(&expected, request("61000/tcp", length(&arrives)));
-        let is_of_host = |lab: &mut Lab| lab.ingress(&arrives).is(&arrives, reason(Reason::OfHost));
+        let is_of_host = |lab: &mut Lab| lab.ingress(&arrives).is(&arrives, reason(Reason::HostConnection));
         is_of_host(lab);
         lab.ingress(&tcp(client(), node(), SYN, b""));
         goes_to_pod(lab);

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
+use npl_common::half_open::slot;
 use npl_common::names::{PROG_EGRESS_OFFLOAD, PROG_INGRESS_OFFLOAD, PROG_TO_PODS};
-use npl_common::syn::slot;
 use npl_testkit::packet::Packet;
 use npl_testkit::packet::tcp_flags::{ACK, FIN, RST, SYN};
 use npl_testkit::poll;

@@ -61,14 +61,14 @@ fn collision_gives_the_replies_to_the_newer_tcp_flow() {
         establish(lab);
         let second = (second_node_ip(), NODE_PORT).into();
         let stray = tcp(client(), second, ACK, b"");
-        let changes = and(reason(Reason::Collision), request("61000/tcp", bare()));
+        let changes = and(reason(Reason::TupleConflict), request("61000/tcp", bare()));
         lab.ingress(&stray).is(&to(&stray, pod()), changes);
         let answer = tcp(pod(), client(), ACK, b"");
         lab.egress(&answer).is(&from(&answer, node()), reply("61000/tcp", bare()));
         let syn = tcp(client(), second, SYN, b"");
         lab.ingress(&syn).is(&to(&syn, pod()), first_request("61000/tcp", bare()));
         let answer = tcp(pod(), client(), SYN | ACK, b"");
-        let changes = and(reason(Reason::Collision), reply("61000/tcp", bare()));
+        let changes = and(reason(Reason::TupleConflict), reply("61000/tcp", bare()));
         lab.egress(&answer).is(&from(&answer, second), changes);
         let ack = tcp(client(), second, ACK, b"");
         lab.ingress(&ack).is(&to(&ack, pod()), establishing_request("61000/tcp", bare()));
@@ -87,7 +87,7 @@ fn collision_gives_the_reply_to_whoever_sent_the_last_datagram() {
         assert!(lab.flow(flow(Udp)).is_some(), "the flow is established");
         for end in [second, node(), second, node()] {
             let datagram = udp(client(), end, b"question");
-            let changes = and(reason(Reason::Collision), request("61000/udp", length(&datagram)));
+            let changes = and(reason(Reason::TupleConflict), request("61000/udp", length(&datagram)));
             lab.ingress(&datagram).is(&to(&datagram, pod()), changes);
             let answer = udp(pod(), client(), b"answer");
             lab.egress(&answer).is(&from(&answer, end), reply("61000/udp", length(&answer)));

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use aya::maps::{Array, HashMap, MapData};
 use npl_agent::core::model::Family;
-use npl_common::direct::PodWay;
-use npl_common::hint::ReplyHint;
+use npl_common::lookup_cache::CachedReply;
 use npl_common::mapping::{Endpoint, EndpointV4, EndpointV6};
 use npl_common::names::{
-    MAP_ENDPOINT_V4, MAP_ENDPOINT_V6, MAP_REPLY_HINT_V4, MAP_REPLY_HINT_V6, PROG_EGRESS, PROG_PODS,
+    MAP_ENDPOINT_V4, MAP_ENDPOINT_V6, MAP_REPLY_CACHE_V4, MAP_REPLY_CACHE_V6, PROG_EGRESS, PROG_PODS_REDIRECT,
 };
+use npl_common::next_hop::PodNextHop;
 use npl_common::reason::Reason;
-use npl_common::syn::{self, state};
+use npl_common::{conntrack::Phase, half_open};
 use npl_testkit::packet::Packet;
 use npl_testkit::packet::tcp_flags::{ACK, FIN};
 use npl_testkit::test_run;
@@ -44,13 +44,13 @@ fn answer() -> Packet {
 }
 
 /// All hints, and the place of the flow's.
-fn hints() -> (Array<MapData, ReplyHint>, u32) {
-    let name = if family() == Family::V4 { MAP_REPLY_HINT_V4 } else { MAP_REPLY_HINT_V6 };
-    (open(name), syn::slot(hash(flow(Tcp))))
+fn hints() -> (Array<MapData, CachedReply>, u32) {
+    let name = if family() == Family::V4 { MAP_REPLY_CACHE_V4 } else { MAP_REPLY_CACHE_V6 };
+    (open(name), half_open::slot(hash(flow(Tcp))))
 }
 
 /// The flow's hint.
-fn hint() -> ReplyHint {
+fn hint() -> CachedReply {
     let (hints, place) = hints();
     hints.get(&place, 0).unwrap()
 }
@@ -102,7 +102,7 @@ fn the_flow_table_is_asked_again_after_a_moment() {
         is_answered(lab, ACK);
         lab.evict(flow(Tcp));
         let since = Instant::now();
-        while lab.slot(flow(Tcp)).map(state) != Some(state::REPLIED) {
+        while lab.slot(flow(Tcp)).map(half_open::phase) != Some(Phase::REPLIED) {
             assert!(since.elapsed() < LATER, "what the table has lost is not noticed");
             is_answered(lab, ACK);
         }
@@ -180,7 +180,7 @@ fn what_nobody_has_left_is_none_and_is_replaced() {
         let (mut hints, place) = hints();
         let left = hint();
         assert_eq!(left.endpoint.generation, GENERATION);
-        for index in 0..size_of::<ReplyHint>() {
+        for index in 0..size_of::<CachedReply>() {
             let mut changed = left;
             // SAFETY: an `aya::Pod` has no padding, and any bytes are a value of it.
             #[expect(unsafe_code, reason = "a hint is changed byte by byte")]
@@ -202,7 +202,7 @@ fn slot_that_contradicts_the_table_has_no_hint() {
         for (address, port) in [(0, SECOND_NODE_PORT), (1, NODE_PORT)] {
             establish(lab);
             is_answered(lab, ACK);
-            lab.set_slot(flow(Tcp), syn::word(hash(flow(Tcp)), state::ESTABLISHED, address, port));
+            lab.set_slot(flow(Tcp), half_open::entry(hash(flow(Tcp)), Phase::ESTABLISHED, address, port));
             is_answered(lab, ACK);
             is_answered(lab, ACK);
         }
@@ -214,7 +214,7 @@ fn slot_of_another_flow_has_no_hint_of_this_one() {
     with_mappings(|lab| {
         establish(lab);
         is_answered(lab, ACK);
-        lab.set_slot(flow(Tcp), syn::word(!hash(flow(Tcp)), state::ESTABLISHED, 0, NODE_PORT));
+        lab.set_slot(flow(Tcp), half_open::entry(!hash(flow(Tcp)), Phase::ESTABLISHED, 0, NODE_PORT));
         let left = hint();
         is_answered(lab, ACK);
         assert_eq!(hint(), left, "what the other flow may have left there stays");
@@ -229,8 +229,8 @@ fn packet_from_elsewhere_than_the_pod_is_not_redirected_by_a_hint() {
     with_mappings(|lab| {
         establish(lab);
         is_answered(lab, ACK);
-        lead(pod_ip(), PodWay { ifindex: WAY.ifindex + 1, ..WAY });
-        let outcome = lab.run(PROG_PODS, &answer().build());
+        lead(pod_ip(), PodNextHop { ifindex: WAY.ifindex + 1, ..WAY });
+        let outcome = lab.run(PROG_PODS_REDIRECT, &answer().build());
         assert_eq!((outcome.bytes, outcome.changes), (answer().build(), vec![]));
     });
 }

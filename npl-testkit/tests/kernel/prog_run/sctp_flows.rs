@@ -4,7 +4,7 @@
 use npl_agent::core::model::Family;
 use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
 use npl_common::reason::Reason;
-use npl_common::syn::state;
+use npl_common::{conntrack::Phase, half_open};
 use npl_testkit::packet::sctp_chunks::{ABORT, COOKIE_ACK, COOKIE_ECHO, DATA, INIT, INIT_ACK, SHUTDOWN, SHUTDOWN_ACK};
 use npl_testkit::packet::tcp_flags::{FIN, RST};
 use npl_testkit::packet::{Crc, Packet, Transport};
@@ -45,7 +45,7 @@ fn entry(lab: &Lab) -> FlowEntry {
 fn handshake_establishes_the_association_with_the_clients_second_packet() {
     with_mappings(|lab| {
         asks(lab, INIT, first_request);
-        assert_eq!(lab.slot(flow(Sctp)).map(state), Some(state::REQUESTED));
+        assert_eq!(lab.slot(flow(Sctp)).map(half_open::phase), Some(Phase::REQUESTED));
         answers(lab, INIT_ACK);
         assert_eq!(lab.flow(flow(Sctp)), None, "nothing is in the flow table before the client has answered");
         asks(lab, COOKIE_ECHO, establishing_request);
@@ -99,13 +99,13 @@ fn collision_gives_the_replies_to_the_newer_association() {
         establish(lab);
         let second = (second_node_ip(), NODE_PORT).into();
         let stray = sctp(client(), second, DATA, b"");
-        let changes = and(reason(Reason::Collision), request("61000/sctp", length(&stray)));
+        let changes = and(reason(Reason::TupleConflict), request("61000/sctp", length(&stray)));
         lab.ingress(&stray).is(&to(&stray, pod()), changes);
         answers(lab, DATA);
         let init = sctp(client(), second, INIT, b"");
         lab.ingress(&init).is(&to(&init, pod()), first_request("61000/sctp", length(&init)));
         let answer = sctp(pod(), client(), INIT_ACK, b"");
-        let changes = and(reason(Reason::Collision), reply("61000/sctp", length(&answer)));
+        let changes = and(reason(Reason::TupleConflict), reply("61000/sctp", length(&answer)));
         lab.egress(&answer).is(&from(&answer, second), changes);
     });
 }

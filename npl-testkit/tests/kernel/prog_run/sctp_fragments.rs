@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use aya::maps::{Array, MapData};
-use npl_common::hold::{FIRSTS, Held};
-use npl_common::names::{MAP_FIRST, PROG_EGRESS, PROG_INGRESS};
+use npl_common::fragment_buffer::{SCTP_FRAGMENTS, SavedFrame};
+use npl_common::names::{MAP_SCTP_BUFFER, PROG_EGRESS, PROG_INGRESS};
 use npl_common::reason::Reason;
 use npl_testkit::packet::sctp_chunks::{ABORT, COOKIE_ECHO, DATA, INIT};
 use npl_testkit::packet::{Packet, Transport};
@@ -53,11 +53,11 @@ fn both(lab: &mut Lab, content: &[u8], dress: impl Fn(Packet) -> Packet) -> [(&'
 
 /// Has every place taken by others: no first fragment waits, and what is done is what the first one alone tells.
 fn take_places(time: Duration) {
-    let mut map: Array<MapData, Held> = open_map(MAP_FIRST);
-    for place in 0..FIRSTS {
+    let mut map: Array<MapData, SavedFrame> = open_map(MAP_SCTP_BUFFER);
+    for place in 0..SCTP_FRAGMENTS {
         // All zero where nothing else is said.
         let taken =
-            Held { hash: u64::MAX, time: u64::try_from(time.as_nanos()).unwrap(), ..map.get(&place, 0).unwrap() };
+            SavedFrame { hash: u64::MAX, time: u64::try_from(time.as_nanos()).unwrap(), ..map.get(&place, 0).unwrap() };
         map.set(place, taken, 0).unwrap();
     }
 }
@@ -186,7 +186,7 @@ fn first_fragment_that_comes_after_the_last_one_need_not_wait() {
                 let (frames, expected) = (pieces(&packet, id, size), pieces(&expected, id, size));
                 let last = frames.last().unwrap();
                 free_places();
-                becomes(lab, program, last, last.clone(), reason(Reason::Fragment));
+                becomes(lab, program, last, last.clone(), reason(Reason::EarlyFragment));
                 for (frame, expected) in frames.iter().zip(&expected) {
                     becomes(lab, program, frame, expected.clone(), counted(program, frame));
                 }

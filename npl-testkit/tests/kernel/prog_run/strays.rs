@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use npl_agent::core::model::{Frontend, NodePort, Protocol};
 use npl_common::names::PROG_INGRESS;
-use npl_common::stray::LIFETIME;
+use npl_common::unmapped::LIFETIME;
 use npl_testkit::packet::tcp_flags::SYN;
 
 use super::fragments::fragments;

@@ -61,7 +61,7 @@ fn insert(flows: &mut HashMap<MapData, FlowKeyV4, FlowV4>, protocol: Protocol, c
     let state = FlowState {
         last_seen_ns: 0,
         generation: 1,
-        touched: 0,
+        refreshed: 0,
         ifindex: 0,
         node_port: 61_000,
         client_tcp_flags: theirs,

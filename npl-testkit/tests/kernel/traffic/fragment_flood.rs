@@ -114,7 +114,8 @@ impl Sender {
 /// Fragments that came before their first one, and those that were translated to the second Pod.
 fn counted(world: &mut World, family: Family) -> [u64; 2] {
     let tables = &world.datapath().tables;
-    let (_, early) = tables.reasons().unwrap().into_iter().find(|(reason, _)| *reason == Reason::Fragment).unwrap();
+    let (_, early) =
+        tables.reasons().unwrap().into_iter().find(|(reason, _)| *reason == Reason::EarlyFragment).unwrap();
     let records = tables.records().unwrap();
     let flooded = records.iter().find(|record| {
         let frontend = record.frontend;

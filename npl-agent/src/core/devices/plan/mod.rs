@@ -15,8 +15,8 @@ use std::{
 };
 
 use npl_common::names::{
-    PROG_EGRESS, PROG_EGRESS_L3, PROG_EGRESS_OFFLOAD, PROG_INGRESS, PROG_INGRESS_DIRECT, PROG_INGRESS_L3,
-    PROG_INGRESS_OFFLOAD, PROG_PODS, PROG_PODS_OFFLOAD, PROG_TO_PODS,
+    PROG_EGRESS, PROG_EGRESS_L3, PROG_EGRESS_OFFLOAD, PROG_INGRESS, PROG_INGRESS_L3, PROG_INGRESS_OFFLOAD,
+    PROG_INGRESS_REDIRECT, PROG_PODS_OFFLOAD, PROG_PODS_REDIRECT, PROG_TO_PODS,
 };
 
 use super::{
@@ -179,10 +179,10 @@ impl ProgramSet {
 /// The program of a hook.
 const fn program(set: ProgramSet, direction: Direction, has_ethernet: bool) -> &'static str {
     match (direction, set, has_ethernet) {
-        (Direction::Ingress, ProgramSet::Pods, _) => PROG_PODS,
+        (Direction::Ingress, ProgramSet::Pods, _) => PROG_PODS_REDIRECT,
         (Direction::Ingress, ProgramSet::OffloadPods, _) => PROG_PODS_OFFLOAD,
         (Direction::ToPods, _, _) => PROG_TO_PODS,
-        (Direction::Ingress, ProgramSet::RedirectUplink, true) => PROG_INGRESS_DIRECT,
+        (Direction::Ingress, ProgramSet::RedirectUplink, true) => PROG_INGRESS_REDIRECT,
         (Direction::Ingress, ProgramSet::OffloadUplink, true) => PROG_INGRESS_OFFLOAD,
         (Direction::Ingress, _, true) => PROG_INGRESS,
         (Direction::Ingress, _, false) => PROG_INGRESS_L3,

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use npl_common::names::{PROG_EGRESS_L3, PROG_INGRESS_L3, PROG_PODS, PROG_PODS_OFFLOAD};
+use npl_common::names::{PROG_EGRESS_L3, PROG_INGRESS_L3, PROG_PODS_OFFLOAD, PROG_PODS_REDIRECT};
 use proptest::{prelude::*, sample::select};
 
 use super::{AttachedPrograms, DevicePlan, DeviceStep};
@@ -96,7 +96,7 @@ impl Kernel {
             assert!(has_replies(*ifindex), "XDP on {ifindex} without replies after {step:?}");
         }
         for ((ifindex, direction), program) in &self.programs {
-            let is_of_pods = [PROG_PODS, PROG_PODS_OFFLOAD].contains(program);
+            let is_of_pods = [PROG_PODS_REDIRECT, PROG_PODS_OFFLOAD].contains(program);
             let translates_requests = *direction == Direction::Ingress && !is_of_pods;
             assert!(!translates_requests || has_replies(*ifindex), "requests on {ifindex} alone after {step:?}");
         }

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//! Buffers for fragments that wait for another fragment of their datagram.
+//!
+//! The fragment buffer has the last fragments of each processor that arrived before their datagram's first one. The SCTP reassembly
+//! buffer has first fragments of SCTP, whose checksum depends on the datagram's length, until the last fragment shows it; all
+//! processors share it, because a network card may steer the first fragment to another processor than the others.
+
+/// Fragments that a processor saves: more than a datagram of 16 KiB has on Ethernet.
+pub const FRAGMENTS: u32 = 16;
+/// Element for the packet at hand while its skb is overwritten with saved fragments.
+pub const SAVED: u32 = FRAGMENTS;
+/// Bookkeeping element: `excess` is the next slot to overwrite, `time` that of the last save, `hash` that of the datagram whose first
+/// fragment was just translated.
+pub const CURSOR: u32 = FRAGMENTS + 1;
+/// Element for the last fragment of an SCTP datagram while its skb carries the first one. `datagram_length` describes the packet at
+/// hand, `hash` is that of the datagram whose last fragment it is.
+pub const LAST: u32 = FRAGMENTS + 2;
+/// Elements of the map.
+pub const ELEMENTS: u32 = FRAGMENTS + 3;
+
+/// Slots of the SCTP reassembly buffer, a power of two.
+pub const SCTP_FRAGMENTS: u32 = 64;
+/// How long a waiting first fragment keeps its slot, nanoseconds. Other datagrams of the slot are translated by the length that their
+/// chunks suggest meanwhile, so that a flood of fragments evicts no packet.
+pub const WAIT_NS: u64 = 1_000_000_000;
+/// Flag in [`SavedFrame::datagram_length`]: the first fragment has waited, and is re-injected.
+pub const REINJECTED: u32 = 1 << 16;
+/// Flag in the same field, for the packet at hand: a first fragment to be saved if it is translated, or a last fragment of SCTP.
+pub const WAITING: u32 = 1 << 17;
+/// The length alone.
+pub const LENGTH_MASK: u32 = REINJECTED - 1;
+
+/// The slot of a datagram's first fragment.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
+#[expect(clippy::cast_possible_truncation, reason = "masked to the number of places")]
+pub const fn sctp_slot(hash: u64) -> u32 {
+    hash as u32 & (SCTP_FRAGMENTS - 1)
+}
+
+const _: () = assert!(SCTP_FRAGMENTS.is_power_of_two(), "a slot is chosen by a mask");
+
+/// Bytes of the longest frame that is saved.
+pub const MAX_FRAME: u32 = 2024;
+/// Bytes of the shortest frame: an IPv4 header and the smallest fragment.
+pub const MIN_FRAME: u32 = 28;
+/// The largest [`SavedFrame::excess`].
+pub const FRAME_EXCESS: u32 = MAX_FRAME - MIN_FRAME;
+
+map_type! {
+    /// A saved frame.
+    pub struct SavedFrame: 2048, align 8 {
+        /// Hash of its datagram, as in [`crate::fragment`]; 0 if the element is free.
+        pub hash: u64,
+        /// When it was saved: [`crate::fragment::time`], in the SCTP reassembly buffer nanoseconds.
+        pub time: u64,
+        /// Bytes beyond [`MIN_FRAME`].
+        pub excess: u32,
+        /// SCTP reassembly buffer: bytes of the datagram, with or without [`REINJECTED`]; 0 while the last fragment is missing.
+        pub datagram_length: u32,
+        /// The frame, from the link-layer header on.
+        pub frame: [u8; MAX_FRAME as usize],
+    }
+}

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//! The half-open cache: conntrack entries of flows that have not completed an exchange, one 64-bit word each.
+//!
+//! The cache is direct-mapped and never full: a flood overwrites slots, and can neither take memory nor evict entries of the
+//! flow table. A flow has two slots, and takes the one whose entry does not wait for a reply.
+//! A word is read and written as one, so that a reader sees an old or a new entry and never a mixture:
+//!
+//! ```text
+//! 63            26 25  24 23        16 15        0
+//! [ tag: 38 bits ][ phase ][ address # ][ node port ]
+//! ```
+//!
+//! An entry in [`Phase::ESTABLISHED`] is a copy of the flow table's: requests that match it skip that look-up.
+//!
+//! Handshakes have slots of their own behind the others. These are few, so that a SYN flood stays in the processor's caches and
+//! displaces no entry of another kind.
+
+use crate::conntrack::Phase;
+
+/// Slots of flows, a power of two: 512 KiB.
+pub const SLOTS: u32 = 65_536;
+/// Slots of handshakes, a power of two: 128 KiB.
+pub const HANDSHAKE_SLOTS: u32 = 16_384;
+/// Elements of the map.
+pub const WORDS: u32 = SLOTS + HANDSHAKE_SLOTS;
+/// `BPF_F_MMAPABLE`: the agent maps the cache into its memory, because a system call for each slot would take most of a sweep.
+pub const MAP_FLAGS: u32 = 1 << 10;
+
+const PHASE_SHIFT: u32 = 24;
+const ADDRESS_SHIFT: u32 = 16;
+const TAG_SHIFT: u32 = 26;
+const PHASE_MASK: u64 = 0b11 << PHASE_SHIFT;
+const TAG_MASK: u64 = u64::MAX << TAG_SHIFT;
+
+/// The first slot of a flow.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::cast_possible_truncation, reason = "masked to the number of slots")]
+pub const fn slot(hash: u64) -> u32 {
+    (hash as u32) & (SLOTS - 1)
+}
+
+/// The second slot of a flow: one of the seven beside [`slot`], most likely in the same cache line.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn second_slot(hash: u64) -> u32 {
+    slot(hash) ^ (slot(hash >> SLOTS.trailing_zeros()) & 0b111 | 1)
+}
+
+/// The first slot of a handshake.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn handshake_slot(hash: u64) -> u32 {
+    SLOTS | slot(hash) & (HANDSHAKE_SLOTS - 1)
+}
+
+/// The second slot of a handshake.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn second_handshake_slot(hash: u64) -> u32 {
+    SLOTS | second_slot(hash) & (HANDSHAKE_SLOTS - 1)
+}
+
+/// Packs an entry. `address_index` is the position of the node address, `node_port` is in host byte order.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn entry(hash: u64, phase: Phase, address_index: u8, node_port: u16) -> u64 {
+    (hash & TAG_MASK) | phase.bits() << PHASE_SHIFT | (address_index as u64) << ADDRESS_SHIFT | node_port as u64
+}
+
+/// Whether an entry is of a flow with this hash. An empty slot has node port 0 and matches no flow.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn matches(entry: u64, hash: u64) -> bool {
+    (entry ^ hash) & TAG_MASK == 0 && node_port(entry) != 0
+}
+
+/// Whether an entry's flow waits for the Pod's first reply, which would be lost with the entry.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn is_waiting(entry: u64) -> bool {
+    node_port(entry) != 0 && phase(entry).is(Phase::REQUESTED)
+}
+
+/// The phase of an entry.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn phase(entry: u64) -> Phase {
+    Phase::from_bits((entry & PHASE_MASK) >> PHASE_SHIFT)
+}
+
+/// The same entry in another phase.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn with_phase(entry: u64, phase: Phase) -> u64 {
+    (entry & !PHASE_MASK) | phase.bits() << PHASE_SHIFT
+}
+
+/// The node port of an entry, host byte order.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::cast_possible_truncation, reason = "the low 16 bits are the port")]
+pub const fn node_port(entry: u64) -> u16 {
+    entry as u16
+}
+
+/// Whether two entries have the same NAT address.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn has_same_nat_address(entry: u64, other: u64) -> bool {
+    address_index(entry) == address_index(other) && node_port(entry) == node_port(other)
+}
+
+/// The position of an entry's node address.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::cast_possible_truncation, reason = "eight bits above the port are the index")]
+pub const fn address_index(entry: u64) -> u8 {
+    (entry >> ADDRESS_SHIFT) as u8
+}
+
+const _: () = assert!(crate::mapping::MAX_LOCAL_ADDRESSES == 256, "an address index has eight bits in an entry");
+const _: () = assert!(SLOTS.is_power_of_two() && HANDSHAKE_SLOTS.is_power_of_two(), "a slot is chosen by a mask");
+const _: () = assert!(HANDSHAKE_SLOTS <= SLOTS, "a handshake's slot is a flow's slot, masked further");
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{
+        HANDSHAKE_SLOTS, SLOTS, WORDS, address_index, entry, handshake_slot, has_same_nat_address, is_waiting, matches,
+        node_port, phase, second_handshake_slot, second_slot, slot, with_phase,
+    };
+    use crate::{
+        conntrack::Phase,
+        hash::{absorb_both, flow as hash},
+    };
+
+    proptest! {
+        #[test]
+        fn an_entry_gives_back_what_went_in(h: u64, bits in 0_u64..4, index: u8, port in 1_u16..) {
+            let p = Phase::from_bits(bits);
+            let e = entry(h, p, index, port);
+            prop_assert!(matches(e, h));
+            prop_assert_eq!((phase(e), address_index(e), node_port(e)), (p, index, port));
+            prop_assert!(has_same_nat_address(e, with_phase(e, Phase::REFUSED)));
+            prop_assert!(!has_same_nat_address(e, entry(h, p, index ^ 1, port)));
+            prop_assert!(!has_same_nat_address(e, entry(h, p, index, port ^ 1)));
+            let promoted = with_phase(e, Phase::ESTABLISHED);
+            prop_assert!(matches(promoted, h));
+            let fields = (phase(promoted), address_index(promoted), node_port(promoted));
+            prop_assert_eq!(fields, (Phase::ESTABLISHED, index, port));
+        }
+
+        #[test]
+        fn an_empty_slot_matches_no_flow(h: u64) {
+            prop_assert!(!matches(0, h));
+            prop_assert!(!is_waiting(0));
+        }
+    }
+
+    /// A load balancer's clients have consecutive addresses and ports.
+    #[test]
+    fn neighbouring_flows_spread_over_the_slots() {
+        let mut taken = vec![0_u32; SLOTS as usize];
+        for client in 0..64_u64 {
+            for port in 0..1024_u64 {
+                let h = hash(7, (0xc000_0200 + client) << 32 | 0x0a00_0005, (1024 + port) << 32 | 8080 << 8 | 6);
+                taken[slot(h) as usize] += 1;
+            }
+        }
+        assert_spread(&taken);
+    }
+
+    /// The second slot is another one of the same cache line, each of four with the same probability.
+    #[test]
+    fn flows_of_one_slot_spread_over_the_second() {
+        let mut taken = [0_u32; 8];
+        for h in hashes(65_536) {
+            assert_eq!(slot(h) / 8, second_slot(h) / 8);
+            taken[((slot(h) ^ second_slot(h)) & 7) as usize] += 1;
+        }
+        for (distance, count) in taken.into_iter().enumerate() {
+            let expected = if distance % 2 == 1 { 15_000..18_000 } else { 0..1 };
+            assert!(expected.contains(&count), "{count} at {distance}");
+        }
+    }
+
+    #[test]
+    fn handshakes_spread_over_slots_of_their_own() {
+        let mut taken = vec![0_u32; HANDSHAKE_SLOTS as usize];
+        for h in hashes(HANDSHAKE_SLOTS) {
+            let (first, second) = (handshake_slot(h), second_handshake_slot(h));
+            assert!((SLOTS..WORDS).contains(&first) && (SLOTS..WORDS).contains(&second));
+            assert!(first / 8 == second / 8 && first != second);
+            assert!(slot(h).max(second_slot(h)) < SLOTS);
+            taken[(first - SLOTS) as usize] += 1;
+        }
+        let used = taken.iter().filter(|n| **n > 0).count();
+        assert!((10_000..10_750).contains(&used), "{used} slots used");
+    }
+
+    /// At one flow for sixteen slots, a second choice lowers the losses from one in thirty to one in a thousand.
+    #[test]
+    fn few_waiting_flows_lose_their_slot() {
+        let mut slots = vec![0_u64; SLOTS as usize];
+        let lost = hashes(SLOTS / 16).filter(|h| {
+            let first = slot(*h) as usize;
+            let at = if is_waiting(slots[first]) { second_slot(*h) as usize } else { first };
+            is_waiting(std::mem::replace(&mut slots[at], entry(*h, Phase::REQUESTED, 0, 61_000)))
+        });
+        let lost = lost.count();
+        assert!(lost < 16, "{lost} of {}", SLOTS / 16);
+    }
+
+    /// Hashes of one client's flows to one Pod.
+    fn hashes(count: u32) -> impl Iterator<Item = u64> {
+        (0..u64::from(count)).map(|port| hash(7, 0xc000_0200 << 32 | 0x0a00_0005, port << 32 | 8080 << 8 | 6))
+    }
+
+    #[test]
+    fn every_word_of_a_long_address_matters() {
+        let mut taken = vec![0_u32; SLOTS as usize];
+        for network in 0..256_u64 {
+            for interface in 0..256_u64 {
+                let seed = absorb_both(7, 0x2001_0db8_0000_0000 + network, interface);
+                taken[slot(hash(seed, 5, 1024 << 32 | 8080 << 8 | 6)) as usize] += 1;
+            }
+        }
+        assert_spread(&taken);
+    }
+
+    fn assert_spread(taken: &[u32]) {
+        // 65 536 balls into 65 536 bins: 63 % of the bins are hit, and hardly any more than eight times.
+        let used = taken.iter().filter(|n| **n > 0).count();
+        let fullest = taken.iter().max().unwrap();
+        assert!((40_000..43_000).contains(&used), "{used} slots used");
+        assert!(*fullest <= 11, "{fullest} flows in one slot");
+    }
+}

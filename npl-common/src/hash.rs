@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//! The seeded hash that chooses slots and tags. A sender who does not know the seed cannot choose two flows that share a slot.
+
+/// Hashes a flow's identity into 64 bits: the low bits choose a slot, the high bits are its tag.
+///
+/// Two rounds of multiply and xor-shift, which cost the verifier and the processor little.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn flow(seed: u64, addresses: u64, ports_and_protocol: u64) -> u64 {
+    // Odd constants with well-spread bits (the fractional parts of the golden ratio and of the square root of two).
+    let mut h = (addresses ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    h ^= h >> 32;
+    h = (h ^ ports_and_protocol).wrapping_mul(0x6a09_e667_f3bc_c909);
+    h ^= h >> 29;
+    h = h.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    h ^ (h >> 32)
+}
+
+/// Mixes another word of a longer identity into the seed of [`flow`].
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn absorb(seed: u64, word: u64) -> u64 {
+    let h = (seed ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    h ^ (h >> 32)
+}
+
+/// As [`absorb`], for two words that a sender can choose, as an IPv6 client chooses its interface identifier.
+///
+/// The highest bit of a product by a constant depends on the highest bit of the factor alone: two changes in two words could
+/// cancel each other out whatever the seed. So the second factor depends on the first word.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn absorb_both(seed: u64, first: u64, second: u64) -> u64 {
+    let seed = absorb(seed, first);
+    let h = (seed ^ second).wrapping_mul(0x9e37_79b9_7f4a_7c15 ^ seed << 1);
+    h ^ (h >> 32)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::absorb_both;
+
+    proptest! {
+        /// Two addresses with the same hash would share their flows.
+        #[test]
+        fn no_bits_of_one_word_cancel_out_those_of_the_other(seed: u64, first: u64, second: u64) {
+            let other = absorb_both(seed, first ^ 1 << 63, second ^ (1 << 63 | 1 << 31));
+            prop_assert_ne!(absorb_both(seed, first, second), other);
+        }
+    }
+}

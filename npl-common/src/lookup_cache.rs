@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//! Lookup caches: copies of map look-ups that programs leave for each other in arrays. A cached mapping spares a request the hash
+//! look-ups of mapping and next hop; a cached reply spares a reply those of endpoint and flow.
+//!
+//! Nobody invalidates a cached copy. Each carries a checksum over its words, its key, the seed and the epoch, and the agent starts a
+//! new epoch whenever a mapping, an endpoint, a next hop or a node address changes. A copy whose checksum does not match is a miss.
+
+use crate::{
+    config::Config,
+    flow::REFRESH_INTERVAL_JIFFIES,
+    hash::absorb,
+    mapping::{BackendV4, BackendV6, Endpoint, Frontend, MAX_MAPPINGS, protocol},
+    next_hop::PodNextHop,
+};
+
+/// Cached mappings per family, a power of two: one half for UDP, the other for all other protocols.
+pub const CACHED_MAPPINGS: u32 = 2 * PER_PROTOCOL;
+const PER_PROTOCOL: u32 = MAX_MAPPINGS;
+
+const _: () = assert!(PER_PROTOCOL.is_power_of_two(), "a slot is chosen by a mask");
+
+map_type! {
+    /// A cached IPv4 mapping.
+    pub struct CachedMappingV4: 32, align 8 {
+        /// Copy of the map's value.
+        pub backend: BackendV4,
+        /// Copy of the Pod's next hop, or one of [`no_next_hop`].
+        pub next_hop: PodNextHop,
+        /// See [`checksum`]; any other value is a miss.
+        pub checksum: u64,
+    }
+}
+
+map_type! {
+    /// A cached IPv6 mapping.
+    pub struct CachedMappingV6: 48, align 8 {
+        /// Copy of the map's value.
+        pub backend: BackendV6,
+        /// Always zero.
+        pub pad: u32,
+        /// As in [`CachedMappingV4`].
+        pub next_hop: PodNextHop,
+        /// See [`checksum`]; any other value is a miss.
+        pub checksum: u64,
+    }
+}
+
+impl CachedMappingV4 {
+    /// An empty slot.
+    pub const NONE: Self = Self {
+        backend: BackendV4 { pod_addr: [0; 4], pod_port: 0, flags: 0, generation: 0, stats_index: 0 },
+        next_hop: no_next_hop::UNREACHABLE,
+        checksum: 0,
+    };
+}
+
+impl CachedMappingV6 {
+    /// As [`CachedMappingV4::NONE`].
+    pub const NONE: Self = Self {
+        backend: BackendV6 { pod_addr: [0; 16], pod_port: 0, flags: 0, generation: 0, stats_index: 0 },
+        pad: 0,
+        next_hop: no_next_hop::UNREACHABLE,
+        checksum: 0,
+    };
+}
+
+/// Values in place of a next hop.
+pub mod no_next_hop {
+    use crate::next_hop::PodNextHop;
+
+    /// The Pod has no next hop: its packets take the host's stack.
+    pub const UNREACHABLE: PodNextHop = PodNextHop { ifindex: 0, mtu: 0, kind: 0 };
+    /// The caching program uses the host's stack, and did not look the next hop up.
+    pub const NOT_LOOKED_UP: PodNextHop = PodNextHop { kind: 1, ..UNREACHABLE };
+}
+
+/// The slot of a frontend, which other frontends may share. Consecutive ports are adjacent, so that a cache line holds two.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn slot(frontend: Frontend) -> u32 {
+    let is_udp = frontend.protocol == protocol::UDP;
+    let half = if is_udp { PER_PROTOCOL } else { 0 };
+    half | frontend.node_port as u32 & (PER_PROTOCOL - 1)
+}
+
+/// The checksum of a mapping's cached `words` in `epoch`, see [`Config::epoch`].
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub fn checksum(config: &Config, epoch: u32, frontend: Frontend, words: &[u64]) -> u64 {
+    let key = u64::from(frontend.node_port) << 8 | u64::from(frontend.protocol);
+    let mut sum = absorb(config.seed, u64::from(epoch) << 32 | key);
+    for word in words {
+        sum = absorb(sum, *word);
+    }
+    sum
+}
+
+map_type! {
+    /// The cached look-ups of a reply, beside its flow's slot in the half-open cache: its sender is this endpoint, and the flow table
+    /// has the flow that the slot has.
+    pub struct CachedReply: 16, align 8 {
+        /// Copy of the map's value.
+        pub endpoint: Endpoint,
+        /// See [`reply_checksum`]; any other value is a miss.
+        pub checksum: u64,
+    }
+}
+
+/// The checksum of a cached reply. `hash` and `entry` are the flow's in the half-open cache, `epoch` is [`Config::epoch`], `jiffies` the
+/// low half of the kernel's.
+///
+/// The copy expires at the next multiple of [`REFRESH_INTERVAL_JIFFIES`], so that a reply refreshes its flow table entry then.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn reply_checksum(hash: u64, entry: u64, epoch: u32, jiffies: u32, endpoint: &Endpoint) -> u64 {
+    let when = (epoch as u64) << u32::BITS | (jiffies / REFRESH_INTERVAL_JIFFIES) as u64;
+    let what = (endpoint.generation as u64) << u32::BITS | endpoint.stats_index as u64;
+    absorb(absorb(absorb(hash, entry), when), what)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::{CACHED_MAPPINGS, checksum, slot};
+    use crate::{
+        config::Config,
+        mapping::{Frontend, MAX_MAPPINGS, protocol},
+    };
+
+    const CONFIG: Config = Config {
+        seed: 0x0123_4567_89ab_cdef,
+        primary_v4: [0; 4],
+        primary_v4_index: 0,
+        port_min: 61_000,
+        port_max: 62_000,
+        flags: 0,
+        abi: 1,
+        epoch: 7,
+        netns_cookie: 0,
+    };
+
+    fn tcp(node_port: u16) -> Frontend {
+        Frontend { node_port, protocol: protocol::TCP, pad: 0 }
+    }
+
+    #[test]
+    fn neighboring_frontends_do_not_share_a_slot() {
+        let ports = 48_000..48_000 + u16::try_from(MAX_MAPPINGS).unwrap();
+        let frontends = ports.flat_map(|port| {
+            [protocol::TCP, protocol::UDP].map(|protocol| Frontend { node_port: port, protocol, pad: 0 })
+        });
+        let frontends: Vec<_> = frontends.collect();
+        let slots: BTreeSet<_> = frontends.iter().map(|frontend| slot(*frontend)).collect();
+        assert_eq!(slots.len(), frontends.len());
+        assert!(slots.iter().all(|slot| *slot < CACHED_MAPPINGS));
+    }
+
+    /// A copy that two programs wrote at the same time, or one in two epochs, is a miss.
+    #[test]
+    fn a_change_of_any_input_changes_the_checksum() {
+        let (words, others) = ([0x0a0a_0a0a_0000_1f90, 1], [0x0b0b_0b0b_0000_1f90, 2]);
+        let of = |words: [u64; 2], epoch, frontend| checksum(&CONFIG, epoch, frontend, &words);
+        let checks = [
+            of(words, 7, tcp(61_000)),
+            of(words, 8, tcp(61_000)),
+            of(words, 7, tcp(61_000 - 16_384)),
+            of(words, 7, Frontend { protocol: protocol::SCTP, ..tcp(61_000) }),
+            of(others, 7, tcp(61_000)),
+            of([words[0], others[1]], 7, tcp(61_000)),
+            of([others[0], words[1]], 7, tcp(61_000)),
+            of([words[1], words[0]], 7, tcp(61_000)),
+            checksum(&Config { seed: 1, ..CONFIG }, 7, tcp(61_000), &words),
+            // An array element that was never written.
+            0,
+        ];
+        assert_eq!(checks.iter().collect::<BTreeSet<_>>().len(), checks.len(), "{checks:x?}");
+        assert_ne!(of([0, 0], 7, tcp(61_000)), 0);
+    }
+}

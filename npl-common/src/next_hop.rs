@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//! Next hops of `--forwarding redirect` and `offload`: uplinks by device index, Pods by address. An entry exists while the device's
+//! programs are attached.
+
+/// Uplinks that the map holds.
+pub const MAX_UPLINKS: u32 = 256;
+/// Pod addresses per family that the map holds.
+pub const MAX_NEXT_HOPS: u32 = 4096;
+
+/// The value of every uplink.
+pub const UPLINK: u32 = 1;
+
+/// How a device reaches a Pod.
+pub mod kind {
+    /// A veth or netkit pair whose peer is in the Pod's network namespace.
+    pub const PEER: u16 = 1;
+    /// A bridge; the kernel's neighbor table has the Pod's link-layer address.
+    pub const BRIDGE: u16 = 2;
+}
+
+map_type! {
+    /// A Pod's IPv4 address.
+    pub struct PodAddressV4: 4, align 4 {
+        /// Network order.
+        pub addr: [u8; 4],
+    }
+}
+
+map_type! {
+    /// A Pod's IPv6 address.
+    pub struct PodAddressV6: 16, align 4 {
+        /// Network order.
+        pub addr: [u8; 16],
+    }
+}
+
+map_type! {
+    /// The next hop of a Pod, and the device that its replies arrive on.
+    pub struct PodNextHop: 8, align 4 {
+        /// The device's index.
+        pub ifindex: u32,
+        /// The device's MTU in bytes, IP header included.
+        pub mtu: u16,
+        /// [`kind`].
+        pub kind: u16,
+    }
+}

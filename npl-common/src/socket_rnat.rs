@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//! Socket reverse NAT: the address that a local client connected to, for `getpeername` and `recvmsg`. A lost entry shows the client
+//! the Pod's address and breaks no connection.
+
+/// Entries per family; 16 Ki of them take less than 2 MiB.
+pub const MAX_SOCKET_RNAT: u32 = 16_384;
+
+map_type! {
+    /// A local client's socket and the Pod that it is connected to.
+    pub struct SocketRnatKeyV4: 16, align 8 {
+        /// The kernel's cookie of the socket, which is never reused.
+        pub socket: u64,
+        /// Network order.
+        pub pod_addr: [u8; 4],
+        /// Host order.
+        pub pod_port: u16,
+        /// Always zero.
+        pub pad: u16,
+    }
+}
+
+map_type! {
+    /// As [`SocketRnatKeyV4`], IPv6.
+    pub struct SocketRnatKeyV6: 32, align 8 {
+        /// As in [`SocketRnatKeyV4`].
+        pub socket: u64,
+        /// Network order.
+        pub pod_addr: [u8; 16],
+        /// Host order.
+        pub pod_port: u16,
+        /// Always zero.
+        pub pad: u16,
+        /// Always zero.
+        pub pad_to_word: u32,
+    }
+}
+
+map_type! {
+    /// The NAT address that the client connected or sent to last.
+    pub struct SocketRnatV4: 8, align 4 {
+        /// A node address or a loopback address, network order.
+        pub node_addr: [u8; 4],
+        /// Host order.
+        pub node_port: u16,
+        /// Always zero.
+        pub pad: u16,
+    }
+}
+
+map_type! {
+    /// As [`SocketRnatV4`], IPv6.
+    pub struct SocketRnatV6: 20, align 4 {
+        /// As in [`SocketRnatV4`].
+        pub node_addr: [u8; 16],
+        /// Host order.
+        pub node_port: u16,
+        /// Always zero.
+        pub pad: u16,
+    }
+}

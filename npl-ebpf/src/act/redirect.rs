@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! `--forwarding redirect`: translated packets go from the uplink to the Pod's device, and from there to the uplink, and bypass the
+//! host's stack.
+//!
+//! Both directions are redirected or neither, because kernel conntrack cannot follow half a connection: one next hop entry of the agent
+//! decides for both. The way to the client follows the kernel's routes and neighbor table. Packets that the stack would do more with than
+//! forward take the stack: those at their last hop, those above the MTU, and those whose route leaves by another device.
+
+use aya_ebpf::{
+    bindings::{BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup__bindgen_ty_1, bpf_redir_neigh},
+    helpers::generated::{bpf_fib_lookup, bpf_redirect_neigh, bpf_redirect_peer, bpf_skb_vlan_pop},
+    programs::TcContext,
+};
+use npl_common::{
+    config::Config,
+    mapping::protocol,
+    next_hop::{PodNextHop, kind},
+};
+
+use crate::{
+    base::{
+        context::{self, Access as _, gso_size, skb},
+        error::RewriteError,
+        maps::UPLINK,
+        mode::needs_next_hop,
+        verdict::Verdict,
+    },
+    net::{
+        family::Headers,
+        headers::{Ports, TcpHeader, UdpHeader},
+        route::RouteLookup,
+    },
+    state::maps::Family,
+};
+
+/// Receiver of a redirected packet.
+#[derive(Clone, Copy)]
+enum Receiver {
+    /// The peer of a veth or netkit pair.
+    Peer,
+    /// A neighbor of the packet's family.
+    Neighbor,
+    /// The neighbor that the kernel's route names, of the other family.
+    Routed,
+}
+
+/// Where a translated packet goes.
+///
+/// Every field is always set: the compiler reads fields ahead of need, and the verifier of a program without `CAP_PERFMON` refuses a read
+/// of uninitialized stack.
+pub struct NextHop<F: Family> {
+    /// The device that sends the packet; 0 for the host's stack.
+    ifindex: u32,
+    receiver: Receiver,
+    /// The address of [`Receiver::Neighbor`].
+    neighbor: F::Addr,
+    /// The packet's TTL fields as it is sent.
+    pub ttl_fields: F::TtlFields,
+}
+
+impl<F: Family> NextHop<F> {
+    /// The host's stack.
+    #[inline(always)]
+    pub fn stack(headers: &Headers<F>) -> Self {
+        Self { ifindex: 0, receiver: Receiver::Routed, neighbor: headers.destination, ttl_fields: headers.ttl_fields }
+    }
+
+    #[inline(always)]
+    pub const fn is_stack(&self) -> bool {
+        self.ifindex == 0
+    }
+}
+
+/// The next hop of a packet to a Pod. `lookup` is called only by programs of a mode that needs it.
+#[inline(always)]
+pub fn to_pod<F: Family, const MODE: u8, const L2: usize>(
+    ctx: &TcContext,
+    headers: &Headers<F>,
+    pod: F::Addr,
+    lookup: impl FnOnce() -> Option<PodNextHop>,
+) -> NextHop<F> {
+    // The neighbor is unused there; the same value in every case takes no stack beside the Pod's address.
+    let stack = NextHop { neighbor: pod, ..NextHop::stack(headers) };
+    if !needs_next_hop::<MODE>() {
+        return stack;
+    }
+    // One look-up after the other: the verifier forgets what it knows of a value that is loaded again behind a call.
+    let Some(ttl_fields) = F::decrement_ttl(headers.ttl_fields) else { return stack };
+    let Some(next_hop) = lookup() else { return stack };
+    if is_sctp_gso(ctx, headers.protocol) {
+        return stack;
+    }
+    let length = segment_length::<F>(ctx, headers).or_else(|| F::packet_length::<L2>(ctx, ttl_fields));
+    if length.is_none_or(|length| length > next_hop.mtu) {
+        return stack;
+    }
+    let receiver = if next_hop.kind == kind::PEER { Receiver::Peer } else { Receiver::Neighbor };
+    NextHop { ifindex: next_hop.ifindex, receiver, neighbor: pod, ttl_fields }
+}
+
+/// Whether a packet arrived on the device that requests to its sender are redirected to.
+#[inline(always)]
+pub fn is_from_pod<F: Family>(ctx: &TcContext, headers: &Headers<F>) -> bool {
+    F::next_hop(headers.source).is_some_and(|next_hop| next_hop.ifindex == ctx.ifindex())
+}
+
+/// The next hop of a packet to a client, by the route of the Node's own packets. `ports` are those after translation, if any.
+#[inline(always)]
+pub fn to_client<F: Family, const L2: usize>(
+    ctx: &TcContext,
+    headers: &Headers<F>,
+    node: F::Addr,
+    ports: Ports,
+) -> NextHop<F> {
+    let stack = NextHop::stack(headers);
+    if is_sctp_gso(ctx, headers.protocol) {
+        return stack;
+    }
+    let Some(ttl_fields) = F::decrement_ttl(headers.ttl_fields) else { return stack };
+    let Some(mut lookup) = F::route_lookup::<L2>(ctx, node, headers.destination) else { return stack };
+    lookup.l4_protocol = headers.protocol;
+    (lookup.sport, lookup.dport) = (ports.source, ports.destination);
+    lookup.ifindex = ctx.ifindex();
+    if let Some(tot_len) = segment_length::<F>(ctx, headers) {
+        lookup.__bindgen_anon_1 = bpf_fib_lookup__bindgen_ty_1 { tot_len };
+    }
+    // SAFETY: the context is valid, and the kernel reads and writes exactly this structure.
+    let status = unsafe { bpf_fib_lookup(skb(ctx).cast(), &raw mut lookup, size_of::<RouteLookup>() as i32, 0) };
+    let is_found = status == i64::from(BPF_FIB_LKUP_RET_SUCCESS) || status == i64::from(BPF_FIB_LKUP_RET_NO_NEIGH);
+    // SAFETY: the agent alone writes this map.
+    if !is_found || unsafe { UPLINK.get(&lookup.ifindex) }.is_none() {
+        return stack;
+    }
+    match F::neighbor_of(&lookup) {
+        Some(neighbor) => NextHop { ifindex: lookup.ifindex, receiver: Receiver::Neighbor, neighbor, ttl_fields },
+        None => NextHop { ifindex: lookup.ifindex, receiver: Receiver::Routed, neighbor: stack.neighbor, ttl_fields },
+    }
+}
+
+/// Marks a reply that was translated at the Pod's device, for the program on the uplink. If another program overwrites the mark, the
+/// uplink's program looks the reply up instead.
+#[inline(always)]
+pub fn mark_translated(ctx: &TcContext, config: &Config) {
+    // SAFETY: the context is valid; the kernel keeps this field for programs, from one hook to the next.
+    unsafe { (*skb(ctx)).cb[MARK] = config.seed as u32 };
+}
+
+/// Whether a packet has the mark of [`mark_translated`].
+#[inline(always)]
+pub fn is_marked(ctx: &TcContext, config: &Config) -> bool {
+    // SAFETY: as above.
+    unsafe { (*skb(ctx)).cb[MARK] == config.seed as u32 }
+}
+
+/// The last word of `skb->cb` for programs, which the stack's own data does not reach.
+const MARK: usize = 4;
+
+/// Forwards a packet that was rewritten.
+#[inline(always)]
+pub fn forward<F: Family>(ctx: &TcContext, rewritten: Result<(), RewriteError>, next_hop: NextHop<F>) -> Verdict {
+    if rewritten.is_err() || next_hop.is_stack() {
+        return rewritten.into();
+    }
+    // A priority tag belongs to the link that the packet arrived on; routing removes it too.
+    // SAFETY: the context is valid, the verifier allows this field, and no pointer into the packet is held.
+    unsafe {
+        if (*skb(ctx)).vlan_present != 0 {
+            let _status = bpf_skb_vlan_pop(skb(ctx));
+        }
+    }
+    let (ifindex, size) = (next_hop.ifindex, size_of::<bpf_redir_neigh>() as i32);
+    // SAFETY: helpers that record the target; the kernel reads exactly this structure.
+    let action = unsafe {
+        match next_hop.receiver {
+            Receiver::Peer => bpf_redirect_peer(ifindex, 0),
+            Receiver::Neighbor => {
+                let mut neighbor = F::redirect_neighbor(next_hop.neighbor);
+                bpf_redirect_neigh(ifindex, &raw mut neighbor, size, 0)
+            }
+            Receiver::Routed => bpf_redirect_neigh(ifindex, core::ptr::null_mut(), 0, 0),
+        }
+    };
+    Verdict::redirected(action as i32)
+}
+
+/// Whether this is a GSO packet of SCTP, whose segment lengths the kernel does not show to programs.
+#[inline(always)]
+fn is_sctp_gso(ctx: &TcContext, protocol: u8) -> bool {
+    protocol == protocol::SCTP && gso_size(ctx) != 0
+}
+
+/// Bytes of each packet that a GSO packet will be cut into.
+#[inline(always)]
+fn segment_length<F: Family>(ctx: &TcContext, headers: &Headers<F>) -> Option<u16> {
+    let payload = gso_size(ctx);
+    if payload == 0 {
+        return None;
+    }
+    let is_tcp = headers.protocol == protocol::TCP;
+    let tcp = if is_tcp { context::load::<TcpHeader>(ctx, headers.l4) } else { None };
+    let transport = tcp.map_or(size_of::<UdpHeader>(), |header| header.length());
+    Some(payload as u16 + (F::LENGTH + transport) as u16)
+}

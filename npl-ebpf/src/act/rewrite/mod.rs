@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! The one place that changes packet bytes.
+//!
+//! TCP and UDP have three checksums to update: the IP header's, the transport's, and `skb->csum`. With checksum offload the transport
+//! field has the sum of the pseudo-header, which hardware completes, and only the kernel knows. For a request whose field is no such sum
+//! the program updates the field itself; otherwise the kernel's helper updates it for the address, and the result shows which kind it
+//! was ([`csum::field_kind`]). Helper calls dominate the cost of a rewrite.
+//!
+//! SCTP's checksum covers no address, and is 0 with offload.
+
+mod sctp;
+
+use core::mem::offset_of;
+
+use aya_ebpf::{
+    bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM},
+    helpers::generated::{bpf_csum_update, bpf_l4_csum_replace, bpf_skb_store_bytes},
+    programs::TcContext,
+};
+use npl_common::{
+    csum::{self, Field},
+    mapping::protocol,
+};
+
+use crate::{
+    base::{
+        context::{Access, gso_size, load, skb},
+        error::RewriteError,
+    },
+    net::{
+        family::{HeaderChain, HeaderLayout, Headers},
+        headers::{IcmpHeader, Ports, TcpHeader, UdpHeader},
+        icmp::IcmpError,
+        packet::Packet,
+        sctp::SctpHeader,
+    },
+};
+
+/// The end of a packet that is rewritten.
+pub const SOURCE: bool = false;
+pub const DESTINATION: bool = true;
+
+/// A transport header that has ports and a checksum over the pseudo-header.
+trait ChecksummedHeader: Copy {
+    /// Offset of the checksum.
+    const CHECK: usize;
+    /// Flags of `bpf_l4_csum_replace` for the protocol.
+    const FLAGS: u64;
+
+    fn check(&self) -> u16;
+    /// The length in the pseudo-header, if the transport header has it.
+    fn length(&self) -> Option<u16>;
+    fn with(self, ports: Ports, check: u16) -> Self;
+}
+
+impl ChecksummedHeader for TcpHeader {
+    const CHECK: usize = offset_of!(Self, check);
+    const FLAGS: u64 = 0;
+
+    #[inline(always)]
+    fn check(&self) -> u16 {
+        self.check
+    }
+
+    #[inline(always)]
+    fn length(&self) -> Option<u16> {
+        None
+    }
+
+    #[inline(always)]
+    fn with(self, ports: Ports, check: u16) -> Self {
+        Self { ports, check, ..self }
+    }
+}
+
+impl ChecksummedHeader for UdpHeader {
+    const CHECK: usize = offset_of!(Self, check);
+    /// A checksum that comes out as zero would mean "none": the kernel writes its other form.
+    const FLAGS: u64 = BPF_F_MARK_MANGLED_0 as u64;
+
+    #[inline(always)]
+    fn check(&self) -> u16 {
+        self.check
+    }
+
+    #[inline(always)]
+    fn length(&self) -> Option<u16> {
+        Some(u16::from_be(self.length))
+    }
+
+    #[inline(always)]
+    fn with(self, ports: Ports, check: u16) -> Self {
+        Self { ports, check, ..self }
+    }
+}
+
+/// The IP header's tail and the transport header, which are adjacent where there are no options.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Adjacent<T, H> {
+    ip: T,
+    transport: H,
+}
+
+/// Rewrites address and port of one end of a packet. All words are in network byte order.
+#[inline(always)]
+pub fn apply<F: HeaderLayout, const END: bool, const L2: usize, const FAST_PATH: bool>(
+    ctx: &TcContext,
+    packet: &Packet<F>,
+    addr: F::Addr,
+    port: u16,
+) -> Result<(), RewriteError> {
+    match packet.headers.protocol {
+        protocol::TCP => write::<F, TcpHeader, END, L2, FAST_PATH>(ctx, packet, addr, port),
+        protocol::SCTP if !FAST_PATH => sctp::write::<F, END>(ctx, packet, addr, port),
+        _ => write::<F, UdpHeader, END, L2, FAST_PATH>(ctx, packet, addr, port),
+    }
+}
+
+#[inline(always)]
+fn write<F: HeaderLayout, H: ChecksummedHeader, const END: bool, const L2: usize, const FAST_PATH: bool>(
+    ctx: &TcContext,
+    packet: &Packet<F>,
+    addr: F::Addr,
+    port: u16,
+) -> Result<(), RewriteError> {
+    let header = packet.read_transport::<H, L2>(ctx).ok_or(RewriteError)?;
+    let has_checksum = has_checksum(&header);
+    let AddressChange { source, destination, ports, difference, port } = AddressChange::new::<END>(packet, addr, port);
+    let headers = &packet.headers;
+    // In `skb->csum` the port and the transport checksum cancel out. Without a transport checksum they do not, and the kernel has to
+    // update the sum.
+    let flags = if has_checksum { F::STORE_FLAGS } else { u64::from(BPF_F_RECOMPUTE_CSUM) };
+    let (offset, ip) = (packet.l3 + F::TAIL, F::tail(headers.ttl_fields, source, destination, difference));
+    if !FAST_PATH {
+        // Written first, so that it is not kept on the stack.
+        store(ctx, offset, &ip, flags)?;
+    }
+    let is_complete_checksum =
+        FAST_PATH && END == DESTINATION && has_checksum && is_complete_checksum::<F, H, L2>(ctx, headers, &header);
+    let check = if is_complete_checksum {
+        if F::STORE_FLAGS == 0 {
+            // `skb->csum` changes with the transport checksum; the address and the header's checksum cancel out.
+            add_to_sum(ctx, !csum::fold(difference));
+        }
+        updated_checksum::<H>(header.check(), difference, port)
+    } else if has_checksum {
+        transport_check::<F, H, L2>(ctx, packet, header.check(), difference, port)?
+    } else {
+        header.check()
+    };
+    let transport = header.with(ports, check);
+    if !FAST_PATH {
+        return store(ctx, headers.l4, &transport, flags);
+    }
+    // Requests are written directly: a helper call costs as much as all decisions of a request. Replies are not: for a program that
+    // writes directly, the kernel unshares the header of every packet that a socket still holds, also of packets passed unchanged.
+    let needs_no_sum = flags == 0 || is_complete_checksum;
+    if END == DESTINATION && needs_no_sum && F::write_tail::<_, L2>(ctx, Adjacent { ip, transport }) {
+        return Ok(());
+    }
+    store(ctx, offset, &Adjacent { ip, transport }, flags)
+}
+
+/// As [`apply`], for the destination of an XDP frame, which has no offloaded checksums.
+#[inline(always)]
+pub fn apply_to_frame<F: HeaderLayout, const L2: usize>(
+    ctx: &impl Access,
+    packet: &Packet<F>,
+    addr: F::Addr,
+    port: u16,
+) -> Result<(), RewriteError> {
+    match packet.headers.protocol {
+        protocol::TCP => write_to_frame::<F, TcpHeader, L2>(ctx, packet, addr, port),
+        _ => write_to_frame::<F, UdpHeader, L2>(ctx, packet, addr, port),
+    }
+}
+
+#[inline(always)]
+fn write_to_frame<F: HeaderLayout, H: ChecksummedHeader, const L2: usize>(
+    ctx: &impl Access,
+    packet: &Packet<F>,
+    addr: F::Addr,
+    port: u16,
+) -> Result<(), RewriteError> {
+    let header = packet.read_transport::<H, L2>(ctx).ok_or(RewriteError)?;
+    let AddressChange { source, destination, ports, difference, port } =
+        AddressChange::new::<DESTINATION>(packet, addr, port);
+    let check =
+        if has_checksum(&header) { updated_checksum::<H>(header.check(), difference, port) } else { header.check() };
+    let ip = F::tail(packet.headers.ttl_fields, source, destination, difference);
+    let is_written = F::write_tail::<_, L2>(ctx, Adjacent { ip, transport: header.with(ports, check) });
+    if is_written { Ok(()) } else { Err(RewriteError) }
+}
+
+/// Both ends of a packet after the rewrite, and the change of the sums over them.
+struct AddressChange<F: HeaderLayout> {
+    source: F::Addr,
+    destination: F::Addr,
+    ports: Ports,
+    difference: u32,
+    /// The rewritten port, before and after.
+    port: (u16, u16),
+}
+
+impl<F: HeaderLayout> AddressChange<F> {
+    #[inline(always)]
+    fn new<const END: bool>(packet: &Packet<F>, addr: F::Addr, port: u16) -> Self {
+        let (headers, old) = (&packet.headers, packet.ports);
+        if END == SOURCE {
+            let (source, destination, ports) = (addr, headers.destination, Ports { source: port, ..old });
+            let difference = F::difference(headers.source, addr);
+            Self { source, destination, ports, difference, port: (old.source, port) }
+        } else {
+            let (source, destination, ports) = (headers.source, addr, Ports { destination: port, ..old });
+            let difference = F::difference(headers.destination, addr);
+            Self { source, destination, ports, difference, port: (old.destination, port) }
+        }
+    }
+}
+
+/// Whether the packet has a transport checksum: 0 means none in UDP.
+#[inline(always)]
+fn has_checksum<H: ChecksummedHeader>(header: &H) -> bool {
+    H::FLAGS & u64::from(BPF_F_MARK_MANGLED_0) == 0 || header.check() != 0
+}
+
+/// The transport checksum after the rewrite.
+#[inline(always)]
+fn updated_checksum<H: ChecksummedHeader>(check: u16, difference: u32, port: (u16, u16)) -> u16 {
+    let check = !csum::fold(u32::from(!check) + difference);
+    as_transmitted::<H>(csum::replace16(check, port.0, port.1))
+}
+
+/// Rewrites the address of one end of a later fragment.
+#[inline(always)]
+pub fn apply_address<F: HeaderLayout, const END: bool>(
+    ctx: &TcContext,
+    chain: &HeaderChain<F>,
+    addr: F::Addr,
+) -> Result<(), RewriteError> {
+    write_address::<F, END>(ctx, chain.l3, &chain.headers, addr)
+}
+
+#[inline(always)]
+fn write_address<F: HeaderLayout, const END: bool>(
+    ctx: &TcContext,
+    l3: usize,
+    headers: &Headers<F>,
+    addr: F::Addr,
+) -> Result<(), RewriteError> {
+    let (old, source, destination) = if END == SOURCE {
+        (headers.source, addr, headers.destination)
+    } else {
+        (headers.destination, headers.source, addr)
+    };
+    let tail = F::tail(headers.ttl_fields, source, destination, F::difference(old, addr));
+    store(ctx, l3 + F::TAIL, &tail, F::STORE_FLAGS)
+}
+
+/// Translates an ICMP error: one end of its own header, and the opposite end of the packet that it quotes. All words are in network byte
+/// order.
+///
+/// In IPv4 the quoted address and the quoted header's checksum cancel out in ICMP's checksum.
+#[inline(always)]
+pub fn apply_error<F: HeaderLayout, const END: bool>(
+    ctx: &TcContext,
+    error: &IcmpError<F>,
+    addr: F::Addr,
+    port: u16,
+) -> Result<(), RewriteError> {
+    let (outer, quoted) = (&error.outer.headers, &error.quote.headers);
+    let ports = error.quote.ports;
+    let (outer_addr, source, destination) =
+        if END == SOURCE { (outer.source, addr, outer.destination) } else { (outer.destination, outer.source, addr) };
+    let (quoted_addr, quoted_source, quoted_destination) = if END == SOURCE {
+        (quoted.destination, quoted.source, addr)
+    } else {
+        (quoted.source, addr, quoted.destination)
+    };
+    let (quoted_port, quoted_ports) = if END == SOURCE {
+        (ports.destination, Ports { destination: port, ..ports })
+    } else {
+        (ports.source, Ports { source: port, ..ports })
+    };
+    let difference = F::difference(outer_addr, addr);
+    let quoted_difference = F::difference(quoted_addr, addr);
+    let mut check = csum::replace16(error.header.check, quoted_port, port);
+    if F::ICMP_COVERS_ADDRESSES {
+        check = !csum::fold(u32::from(!check) + difference);
+        check = !csum::fold(u32::from(!check) + quoted_difference);
+    }
+    let covered = u64::from(BPF_F_RECOMPUTE_CSUM);
+    if quoted.protocol == protocol::SCTP {
+        if let Some((before, after)) = sctp::quoted_check(ctx, error, quoted_ports) {
+            check = csum::replace32(check, before, after);
+            store(ctx, quoted.l4 + offset_of!(SctpHeader, check), &after, covered)?;
+        }
+    } else if let Some((offset, before)) = quoted_check(ctx, error) {
+        let after = !csum::fold(u32::from(!before) + quoted_difference);
+        let after = csum::replace16(after, quoted_port, port);
+        let after = if quoted.protocol == protocol::UDP { as_transmitted::<UdpHeader>(after) } else { after };
+        check = csum::replace16(check, before, after);
+        store(ctx, offset, &after, covered)?;
+    }
+    let tail = F::tail(outer.ttl_fields, source, destination, difference);
+    store(ctx, error.outer.l3 + F::TAIL, &tail, covered)?;
+    store(ctx, outer.l4 + offset_of!(IcmpHeader, check), &check, covered)?;
+    let tail = F::tail(quoted.ttl_fields, quoted_source, quoted_destination, quoted_difference);
+    store(ctx, error.quote.l3 + F::TAIL, &tail, covered)?;
+    store(ctx, quoted.l4, &quoted_ports, covered)
+}
+
+/// Offset and value of the quoted transport checksum, if there is one and the quote reaches it.
+#[inline(always)]
+fn quoted_check<F: HeaderLayout>(ctx: &TcContext, error: &IcmpError<F>) -> Option<(usize, u16)> {
+    let headers = &error.quote.headers;
+    let is_tcp = headers.protocol == protocol::TCP;
+    let offset = headers.l4 + if is_tcp { TcpHeader::CHECK } else { UdpHeader::CHECK };
+    if offset + size_of::<u16>() > error.outer.end {
+        return None;
+    }
+    let check = load::<u16>(ctx, offset)?;
+    // 0 means no checksum in UDP.
+    if check == 0 && !is_tcp { None } else { Some((offset, check)) }
+}
+
+/// Whether the transport field certainly is a complete checksum: it differs from the pseudo-header sum that an offloading sender puts
+/// there. A GSO packet's pseudo-header length is unknown.
+///
+/// One complete checksum in 65 535 equals that sum; the kernel's helper decides then.
+#[inline(always)]
+fn is_complete_checksum<F: HeaderLayout, H: ChecksummedHeader, const L2: usize>(
+    ctx: &TcContext,
+    headers: &Headers<F>,
+    header: &H,
+) -> bool {
+    if gso_size(ctx) != 0 {
+        return false;
+    }
+    let of_packet =
+        || F::packet_length::<L2>(ctx, headers.ttl_fields).map(|length| length.wrapping_sub(F::LENGTH as u16));
+    let Some(length) = header.length().or_else(of_packet) else { return false };
+    let ends = F::sum(headers.source) + F::sum(headers.destination);
+    !csum::same(header.check(), csum::pseudo_header(ends, headers.protocol, length))
+}
+
+/// Adds to `skb->csum`, if the device has summed the packet up.
+#[inline(always)]
+fn add_to_sum(ctx: &TcContext, summand: u16) {
+    // SAFETY: the context is valid.
+    let _sum_or_none = unsafe { bpf_csum_update(skb(ctx), u32::from(summand)) };
+}
+
+/// The transport field after the rewrite, with the kernel's help for the address.
+#[inline(always)]
+fn transport_check<F: HeaderLayout, H: ChecksummedHeader, const L2: usize>(
+    ctx: &TcContext,
+    packet: &Packet<F>,
+    before: u16,
+    difference: u32,
+    port: (u16, u16),
+) -> Result<u16, RewriteError> {
+    let offset = (packet.headers.l4 + H::CHECK) as u32;
+    change(ctx, offset, 0, u64::from(difference), H::FLAGS | u64::from(BPF_F_PSEUDO_HDR))?;
+    let after = packet.read_transport::<H, L2>(ctx).ok_or(RewriteError)?.check();
+    match csum::field_kind(before, after, difference) {
+        Some(Field::Checksum) => Ok(as_transmitted::<H>(csum::replace16(after, port.0, port.1))),
+        // Hardware adds the ports.
+        Some(Field::PseudoHeader) => Ok(after),
+        // Both addresses have the same sum, so the helper's result does not show the kind: the kernel updates the port too.
+        None => {
+            change(ctx, offset, u64::from(port.0), u64::from(port.1), H::FLAGS | size_of::<u16>() as u64)?;
+            packet.read_transport::<H, L2>(ctx).map(|header| header.check()).ok_or(RewriteError)
+        }
+    }
+}
+
+/// A checksum as transmitted: UDP sends 0 as 0xffff.
+#[inline(always)]
+const fn as_transmitted<H: ChecksummedHeader>(check: u16) -> u16 {
+    if check == 0 && H::FLAGS & BPF_F_MARK_MANGLED_0 as u64 != 0 { 0xffff } else { check }
+}
+
+/// Updates the transport checksum by the kernel's helper.
+#[inline(always)]
+fn change(ctx: &TcContext, offset: u32, from: u64, to: u64, flags: u64) -> Result<(), RewriteError> {
+    // SAFETY: the context is valid, and no pointer into the packet is held.
+    let status = unsafe { bpf_l4_csum_replace(skb(ctx), offset, from, to, flags) };
+    if status == 0 { Ok(()) } else { Err(RewriteError) }
+}
+
+#[inline(always)]
+fn store<T>(ctx: &TcContext, offset: usize, value: &T, flags: u64) -> Result<(), RewriteError> {
+    let from = core::ptr::from_ref(value).cast();
+    // SAFETY: the context is valid, `value` is on the stack, and no pointer into the packet is held.
+    let status = unsafe { bpf_skb_store_bytes(skb(ctx), offset as u32, from, size_of::<T>() as u32, flags) };
+    if status == 0 { Ok(()) } else { Err(RewriteError) }
+}

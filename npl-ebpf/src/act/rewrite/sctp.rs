@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! SCTP: the checksum is a CRC of the whole packet, updated for the ports and never computed anew.
+
+use aya_ebpf::{bindings::BPF_F_RECOMPUTE_CSUM, programs::TcContext};
+use npl_common::crc;
+
+use super::{SOURCE, store, write_address};
+use crate::{
+    base::{context::load, error::RewriteError, maps::CRC},
+    net::{family::HeaderLayout, headers::Ports, icmp::IcmpError, packet::Packet, sctp::SctpHeader},
+};
+
+/// As [`write()`](super::write), for an SCTP packet.
+#[inline(always)]
+pub(super) fn write<F: HeaderLayout, const END: bool>(
+    ctx: &TcContext,
+    packet: &Packet<F>,
+    addr: F::Addr,
+    port: u16,
+) -> Result<(), RewriteError> {
+    let header = load::<SctpHeader>(ctx, packet.headers.l4).ok_or(RewriteError)?;
+    let old = packet.ports;
+    let ports = if END == SOURCE { Ports { source: port, ..old } } else { Ports { destination: port, ..old } };
+    let check = sctp_check(
+        header.check,
+        old.as_u32(),
+        ports.as_u32(),
+        packet.end.ok_or(RewriteError)?.get() - packet.headers.l4,
+    );
+    write_address::<F, END>(ctx, packet.l3, &packet.headers, addr)?;
+    // The CRC does not cancel out in `skb->csum`.
+    let flags = u64::from(BPF_F_RECOMPUTE_CSUM);
+    store(ctx, packet.headers.l4, &SctpHeader { ports, check, ..header }, flags)
+}
+
+/// The quoted checksum before and after the ports change, if the quote reaches it. The quoted IP header has the packet's length.
+#[inline(always)]
+pub(super) fn quoted_check<F: HeaderLayout>(ctx: &TcContext, error: &IcmpError<F>, ports: Ports) -> Option<(u32, u32)> {
+    let quote = &error.quote;
+    let (l4, end) = (quote.headers.l4, quote.end?.get());
+    if l4 + size_of::<SctpHeader>() > error.outer.end || l4 > end {
+        return None;
+    }
+    let before = load::<SctpHeader>(ctx, l4)?.check;
+    Some((before, sctp_check(before, quote.ports.as_u32(), ports.as_u32(), end - l4)))
+}
+
+/// The checksum for other ports. 0 means that hardware computes it; a computed checksum is 0 once in 2^32 packets, and the receiver
+/// drops that packet as it drops a damaged one.
+#[inline(always)]
+fn sctp_check(check: u32, ports: u32, new_ports: u32, length: usize) -> u32 {
+    if check == 0 { 0 } else { crc::replace_ports(check, ports, new_ports, length as u16, times_element) }
+}
+
+/// Every index has an element; without one the receiver would drop the packet for its checksum.
+#[inline(never)]
+fn times_element(polynomial: u32, index: u32) -> u32 {
+    crc::times_element(polynomial, index, |index| CRC.get(index).copied()).unwrap_or(0)
+}

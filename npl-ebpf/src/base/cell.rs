@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Access to map memory that other processors may write at the same time.
+//!
+//! A reference to such memory would promise the compiler that nothing else writes it. A [`Cell`] reads and writes one
+//! aligned integer with a single volatile access, so that a reader sees an old or a new value and never a mixture.
+
+/// A word or field of a map element.
+pub struct Cell<T>(*mut T);
+
+impl<T> Clone for Cell<T> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Cell<T> {}
+
+impl<T: Copy> Cell<T> {
+    /// `pointer` is aligned and points into a map element, which stays memory of its type while the program runs.
+    #[inline(always)]
+    pub const fn new(pointer: *mut T) -> Self {
+        Self(pointer)
+    }
+
+    #[inline(always)]
+    pub fn load(self) -> T {
+        // SAFETY: see `new`.
+        unsafe { self.0.read_volatile() }
+    }
+
+    #[inline(always)]
+    pub fn store(self, value: T) {
+        // SAFETY: see `new`.
+        unsafe { self.0.write_volatile(value) };
+    }
+
+    /// Sets the value and returns the previous one. Not atomic: for elements of this processor alone.
+    #[inline(always)]
+    pub fn replace(self, value: T) -> T {
+        let previous = self.load();
+        self.store(value);
+        previous
+    }
+}
+
+impl Cell<u64> {
+    /// The word `index` words behind this one, in the same map element.
+    #[inline(always)]
+    pub const fn at(self, index: usize) -> Self {
+        Self(self.0.wrapping_add(index))
+    }
+}
+
+/// A [`Cell`] for a field of the map element that a raw pointer points to.
+macro_rules! field {
+    ($element:expr, $field:ident) => {
+        // SAFETY: the pointer points to a map element of its type; no reference is made.
+        $crate::base::cell::Cell::new(unsafe { &raw mut (*$element).$field })
+    };
+}
+
+pub(crate) use field;

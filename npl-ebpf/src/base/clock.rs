@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! The kernel's clocks.
+
+use aya_ebpf::helpers::generated::{bpf_jiffies64, bpf_ktime_get_ns};
+use npl_common::fragment;
+
+/// The low half of `jiffies`. The verifier inlines this helper into a load, so that it is cheaper than a clock.
+#[inline(always)]
+pub fn jiffies() -> u32 {
+    // SAFETY: a helper without arguments.
+    (unsafe { bpf_jiffies64() }) as u32
+}
+
+/// Nanoseconds of `CLOCK_MONOTONIC`.
+#[inline(always)]
+pub fn nanoseconds() -> u64 {
+    // SAFETY: a helper without arguments.
+    unsafe { bpf_ktime_get_ns() }
+}
+
+/// Units of 1.07 seconds of `CLOCK_MONOTONIC`: see [`fragment::time`].
+#[inline(always)]
+pub fn coarse_seconds() -> u64 {
+    fragment::time(nanoseconds())
+}

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Program contexts and bounds-checked access to packet bytes: the only place that makes pointers into packets. Every layer
+//! reads through [`Access`]; only `act::rewrite` writes.
+
+use aya_ebpf::{
+    EbpfContext as _,
+    bindings::__sk_buff,
+    helpers::generated::{bpf_skb_load_bytes, bpf_skb_pull_data, bpf_xdp_get_buff_len},
+    programs::{TcContext, XdpContext},
+};
+
+/// Bytes of an Ethernet header.
+pub const ETHERNET: usize = 14;
+
+/// `PACKET_OTHERHOST`: addressed to another machine.
+const PACKET_OTHERHOST: u32 = 3;
+/// The VLAN identifier of a tag; the other bits are the priority.
+const VLAN_ID: u32 = 0x0fff;
+
+/// The packet's `EtherType` in network byte order. `None` for a packet of a VLAN, which the VLAN's own device translates, and
+/// for one that is addressed to another machine. A tag of VLAN 0 carries a priority only.
+#[inline(always)]
+pub fn ether_type(ctx: &TcContext) -> Option<u32> {
+    let skb = skb(ctx);
+    // SAFETY: the context is valid for the program's run; the verifier allows these fields.
+    let (protocol, is_tagged, kind) = unsafe { ((*skb).protocol, (*skb).vlan_present, (*skb).pkt_type) };
+    // SAFETY: as above. Without a tag the field is undefined.
+    let in_vlan = is_tagged != 0 && unsafe { (*skb).vlan_tci } & VLAN_ID != 0;
+    if in_vlan || kind == PACKET_OTHERHOST { None } else { Some(protocol) }
+}
+
+/// The raw context, for helpers.
+#[inline(always)]
+pub fn skb(ctx: &TcContext) -> *mut __sk_buff {
+    ctx.as_ptr().cast()
+}
+
+/// Bytes of each segment's payload that the kernel will cut a large packet into; 0 for any other packet.
+#[inline(always)]
+pub fn gso_size(ctx: &TcContext) -> u32 {
+    // SAFETY: the context is valid for the program's run; the verifier allows this field.
+    unsafe { (*skb(ctx)).gso_size }
+}
+
+/// A pointer to `T` at `OFFSET`, if that much of the packet is linear.
+#[inline(always)]
+fn pointer<T, const OFFSET: usize>(data: usize, data_end: usize) -> Option<*const T> {
+    let start = data + OFFSET;
+    if start + size_of::<T>() > data_end { None } else { Some(start as *const T) }
+}
+
+/// `names::GLOBAL_DIRECT_READS`: set by the loader. The verifier treats the value as a constant and removes dead branches.
+#[unsafe(no_mangle)]
+static NPL_DIRECT_READS: u8 = 1;
+
+#[inline(always)]
+fn has_direct_access() -> bool {
+    // SAFETY: a static of this object; volatile, so that the compiler keeps the loader's choice open.
+    unsafe { core::ptr::read_volatile(&raw const NPL_DIRECT_READS) != 0 }
+}
+
+/// Packet access that `skb` and XDP programs have in common.
+pub trait Access {
+    /// Copies a header at a constant offset.
+    fn read<T: Copy, const OFFSET: usize>(&self) -> Option<T>;
+    /// Overwrites a header at a constant offset; `false` if the program has no direct access.
+    fn write<T: Copy, const OFFSET: usize>(&self, value: T) -> bool;
+    /// Copies a header at a variable offset.
+    fn load<T: Copy>(&self, offset: usize) -> Option<T>;
+    /// Bytes of the packet, from its link-layer header on.
+    fn length(&self) -> u32;
+    /// The device that received the packet.
+    fn ifindex(&self) -> u32;
+}
+
+impl Access for TcContext {
+    /// Pulls the header into the linear part first where a driver left it in a fragment.
+    #[inline(always)]
+    fn read<T: Copy, const OFFSET: usize>(&self) -> Option<T> {
+        if !has_direct_access() {
+            return load(self, OFFSET);
+        }
+        let header = if let Some(header) = pointer::<T, OFFSET>(self.data(), self.data_end()) {
+            header
+        } else {
+            // SAFETY: the context is valid; all pointers into the packet are made anew afterwards.
+            let pulled = unsafe { bpf_skb_pull_data(skb(self), (OFFSET + size_of::<T>()) as u32) };
+            if pulled != 0 {
+                return None;
+            }
+            pointer::<T, OFFSET>(self.data(), self.data_end())?
+        };
+        // SAFETY: in bounds as checked. IP headers are aligned to two bytes at least, and the kernel lets programs load
+        // unaligned words on every processor that this object is built for.
+        Some(unsafe { *header })
+    }
+
+    #[inline(always)]
+    fn write<T: Copy, const OFFSET: usize>(&self, value: T) -> bool {
+        if !has_direct_access() {
+            return false;
+        }
+        let Some(header) = pointer::<T, OFFSET>(self.data(), self.data_end()) else { return false };
+        // SAFETY: in bounds and aligned as in `read`. The kernel unshares the header of a program that writes.
+        unsafe { header.cast_mut().write(value) };
+        true
+    }
+
+    #[inline(always)]
+    fn load<T: Copy>(&self, offset: usize) -> Option<T> {
+        load(self, offset)
+    }
+
+    #[inline(always)]
+    fn length(&self) -> u32 {
+        self.len()
+    }
+
+    #[inline(always)]
+    fn ifindex(&self) -> u32 {
+        // SAFETY: the context is valid for the program's run; the verifier allows this field.
+        unsafe { (*skb(self)).ifindex }
+    }
+}
+
+/// An XDP frame. With `MULTI_BUFFER` (Linux 5.18), only its first part is directly readable.
+pub struct Frame<const MULTI_BUFFER: bool>(pub XdpContext);
+
+impl<const MULTI_BUFFER: bool> Frame<MULTI_BUFFER> {
+    /// The frame's `EtherType`, or that of a VLAN tag.
+    #[inline(always)]
+    pub fn ether_type(&self) -> Option<u32> {
+        self.read::<u16, { ETHERNET - size_of::<u16>() }>().map(u32::from)
+    }
+}
+
+impl<const MULTI_BUFFER: bool> Access for Frame<MULTI_BUFFER> {
+    #[inline(always)]
+    fn read<T: Copy, const OFFSET: usize>(&self) -> Option<T> {
+        let header = pointer::<T, OFFSET>(self.0.data(), self.0.data_end())?;
+        // SAFETY: in bounds as checked; aligned as an `skb`'s header.
+        Some(unsafe { *header })
+    }
+
+    #[inline(always)]
+    fn write<T: Copy, const OFFSET: usize>(&self, value: T) -> bool {
+        let Some(header) = pointer::<T, OFFSET>(self.0.data(), self.0.data_end()) else { return false };
+        // SAFETY: in bounds and aligned as in `read`; the frame belongs to this program.
+        unsafe { header.cast_mut().write(value) };
+        true
+    }
+
+    /// Always `None`: the TC program behind translates packets with variable offsets.
+    #[inline(always)]
+    fn load<T: Copy>(&self, _offset: usize) -> Option<T> {
+        None
+    }
+
+    #[inline(always)]
+    fn length(&self) -> u32 {
+        if MULTI_BUFFER {
+            // SAFETY: the context is valid.
+            (unsafe { bpf_xdp_get_buff_len(self.0.ctx) }) as u32
+        } else {
+            (self.0.data_end() - self.0.data()) as u32
+        }
+    }
+
+    #[inline(always)]
+    fn ifindex(&self) -> u32 {
+        self.0.ingress_ifindex() as u32
+    }
+}
+
+/// Copies a header at a variable offset by the kernel's helper.
+#[inline(always)]
+pub fn load<T: Copy>(ctx: &TcContext, offset: usize) -> Option<T> {
+    let mut header = core::mem::MaybeUninit::<T>::uninit();
+    let to = header.as_mut_ptr().cast();
+    // SAFETY: the context is valid, and the helper writes exactly the size of `T` or fails.
+    let status = unsafe { bpf_skb_load_bytes(skb(ctx).cast(), offset as u32, to, size_of::<T>() as u32) };
+    if status != 0 {
+        return None;
+    }
+    // SAFETY: written by the helper; header structs are integers, for which any bytes are a value.
+    Some(unsafe { header.assume_init() })
+}

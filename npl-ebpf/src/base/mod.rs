@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! The lowest layer: program contexts, clocks, map statics, shared map memory, counters and verdicts. Imports nothing but
+//! `npl-common`.
+
+pub mod cell;
+pub mod clock;
+pub mod context;
+pub mod error;
+pub mod maps;
+pub mod mode;
+pub mod stats;
+pub mod verdict;

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! How a program forwards the packets that it translates: a constant that each program is compiled for.
+
+/// Through the host's stack.
+pub const STACK: u8 = 0;
+/// `--forwarding redirect`: from device to device where possible, bypassing the stack.
+pub const REDIRECT: u8 = 1;
+/// `--forwarding offload`: from device to device while the stack forwards packets of the same flow.
+pub const OFFLOAD: u8 = 2;
+/// Through the stack, recording for [`OFFLOAD`] that the stack forwarded the packet.
+pub const OBSERVE: u8 = 3;
+
+/// Whether a program of this mode needs the next hop of a Pod.
+#[inline(always)]
+pub const fn needs_next_hop<const MODE: u8>() -> bool {
+    matches!(MODE, REDIRECT | OFFLOAD)
+}

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Counters, one element per processor.
+
+use npl_common::stats::MappingStats;
+
+use super::{
+    cell::field,
+    maps::{REASONS, STATS},
+};
+
+/// Counts one packet under a reason, given by its number.
+#[inline(always)]
+pub fn count_reason(reason: u32) {
+    if let Some(counter) = REASONS.get_ptr_mut(reason) {
+        // SAFETY: this processor's element, which no other program writes in between.
+        unsafe { *counter = (*counter).wrapping_add(1) };
+    }
+}
+
+/// Counts a flow of a local client.
+///
+/// A cgroup program can be interrupted by one that counts in the same element: one of the two counts may be lost.
+#[inline(always)]
+pub fn count_local_flow(stats_index: u32) {
+    if let Some(stats) = STATS.get_ptr_mut(stats_index) {
+        let new_flows = field!(stats, new_flows);
+        new_flows.store(new_flows.load().wrapping_add(1));
+    }
+}
+
+/// Lets `update` change this processor's counters of a mapping.
+#[inline(always)]
+pub fn update_mapping(stats_index: u32, update: impl FnOnce(&mut MappingStats)) {
+    if let Some(stats) = STATS.get_ptr_mut(stats_index) {
+        // SAFETY: this processor's element, which no other program writes in between.
+        update(unsafe { &mut *stats });
+    }
+}

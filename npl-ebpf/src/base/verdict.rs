@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! What happens to a packet, and the reason; the only place that knows the hooks' action codes.
+
+use aya_ebpf::{
+    bindings::{TC_ACT_REDIRECT, TC_ACT_SHOT, TC_ACT_UNSPEC, xdp_action},
+    helpers::generated::bpf_redirect,
+};
+use npl_common::reason::Reason;
+
+use super::{
+    error::{RewriteError, Unparsed},
+    stats,
+};
+
+/// The outcome of a program: its [`kind`], and above that a reason's number or the kernel's action.
+///
+/// One word instead of an enum: a variant without a payload leaves it uninitialized, and the verifier of a program without
+/// `CAP_PERFMON` refuses a speculative read of it.
+#[must_use]
+#[derive(Clone, Copy)]
+pub struct Verdict(u32);
+
+/// No device has this index.
+const NO_DEVICE: u32 = u32::MAX;
+
+/// The action for a fragment that is saved and re-injected later.
+///
+/// A sender whose fragment is dropped sends no more of its datagram; a packet redirected to no device counts as sent.
+#[inline(always)]
+pub fn consume() -> i32 {
+    // SAFETY: a helper that takes numbers.
+    (unsafe { bpf_redirect(NO_DEVICE, 0) }) as i32
+}
+
+/// Whether an action redirects a packet to another device.
+#[inline(always)]
+pub const fn is_redirect(action: i32) -> bool {
+    action == TC_ACT_REDIRECT
+}
+
+/// Kinds of verdicts.
+mod kind {
+    pub const UNRELATED: u32 = 0;
+    pub const SLOW_PATH: u32 = 1;
+    pub const PASSED: u32 = 2;
+    pub const TRANSLATED: u32 = 3;
+    pub const REDIRECTED: u32 = 4;
+    pub const DROPPED: u32 = 5;
+    /// Bits of a kind.
+    pub const BITS: u32 = 8;
+}
+
+impl From<Result<(), RewriteError>> for Verdict {
+    #[inline(always)]
+    fn from(rewritten: Result<(), RewriteError>) -> Self {
+        match rewritten {
+            Ok(()) => Self::TRANSLATED,
+            Err(RewriteError) => Self::drop(Reason::RewriteFailed),
+        }
+    }
+}
+
+impl From<Unparsed> for Verdict {
+    #[inline(always)]
+    fn from(unparsed: Unparsed) -> Self {
+        match unparsed {
+            Unparsed::SlowPath => Self::SLOW_PATH,
+            Unparsed::Unrelated => Self::UNRELATED,
+        }
+    }
+}
+
+impl Verdict {
+    /// No mapping can match the packet: passed unchanged and not counted, as nearly every packet of the Node.
+    pub const UNRELATED: Self = Self(kind::UNRELATED);
+    /// For the slow path.
+    pub const SLOW_PATH: Self = Self(kind::SLOW_PATH);
+    /// Rewritten, for the host's stack.
+    const TRANSLATED: Self = Self(kind::TRANSLATED);
+
+    /// Passed unchanged, and counted.
+    #[inline(always)]
+    pub const fn pass(reason: Reason) -> Self {
+        Self((reason as u32) << kind::BITS | kind::PASSED)
+    }
+
+    /// Rewritten and redirected to another device by this kernel action.
+    #[inline(always)]
+    pub const fn redirected(action: i32) -> Self {
+        Self(action.cast_unsigned() << kind::BITS | kind::REDIRECTED)
+    }
+
+    /// Dropped, and counted.
+    #[inline(always)]
+    pub const fn drop(reason: Reason) -> Self {
+        Self((reason as u32) << kind::BITS | kind::DROPPED)
+    }
+
+    #[inline(always)]
+    const fn kind(self) -> u32 {
+        self.0 & ((1 << kind::BITS) - 1)
+    }
+
+    #[inline(always)]
+    const fn detail(self) -> u32 {
+        self.0 >> kind::BITS
+    }
+
+    #[inline(always)]
+    pub const fn is_slow_path(self) -> bool {
+        self.kind() == kind::SLOW_PATH
+    }
+
+    /// Whether the packet was rewritten.
+    #[inline(always)]
+    pub const fn is_translated(self) -> bool {
+        matches!(self.kind(), kind::TRANSLATED | kind::REDIRECTED)
+    }
+
+    /// Whether the packet bypasses the host's stack.
+    #[inline(always)]
+    pub const fn is_redirected(self) -> bool {
+        self.kind() == kind::REDIRECTED
+    }
+
+    #[inline(always)]
+    pub const fn is_drop(self) -> bool {
+        self.kind() == kind::DROPPED
+    }
+
+    /// Counts the reason and gives TC's action. Packets that are not dropped go to the next program of the hook: `TCX_NEXT` and
+    /// `TC_ACT_UNSPEC` are the same number.
+    #[inline(always)]
+    pub fn into_action(self) -> i32 {
+        match self.kind() {
+            kind::PASSED => {
+                stats::count_reason(self.detail());
+                TC_ACT_UNSPEC
+            }
+            kind::REDIRECTED => self.detail().cast_signed(),
+            kind::DROPPED => {
+                stats::count_reason(self.detail());
+                TC_ACT_SHOT
+            }
+            _ => TC_ACT_UNSPEC,
+        }
+    }
+
+    /// XDP's action. The TC program behind counts the reason of a packet that is passed unchanged.
+    #[inline(always)]
+    pub fn into_frame_action(self) -> u32 {
+        if self.is_drop() {
+            stats::count_reason(self.detail());
+            return xdp_action::XDP_DROP;
+        }
+        xdp_action::XDP_PASS
+    }
+}

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! IPv6 extension headers.
+
+use aya_ebpf::programs::TcContext;
+
+use super::{V6, family::HeaderChain};
+use crate::base::context;
+
+// Header numbers (RFC 8200, section 4).
+const HOP_BY_HOP: u8 = 0;
+const ROUTING: u8 = 43;
+const FRAGMENT: u8 = 44;
+const DESTINATION: u8 = 60;
+
+/// Extension headers that are walked; senders use fewer.
+const MAX_EXTENSIONS: usize = 6;
+/// Fragment offset, as loaded.
+const FRAGMENT_OFFSET_MASK: u16 = 0xfff8_u16.to_be();
+/// More-fragments flag in the same word.
+const MORE_FRAGMENTS: u16 = 1_u16.to_be();
+
+/// The beginning of an extension header.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Extension {
+    protocol: u8,
+    /// In units of eight bytes, without the first eight; 0 in a fragment header, which has eight bytes.
+    length: u8,
+    /// Of a routing header: its type and the segments left.
+    type_and_segments: [u8; 2],
+}
+
+/// A fragment header (RFC 8200 section 4.5). Words are as loaded.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct FragmentHeader {
+    protocol: u8,
+    reserved: u8,
+    offset: u16,
+    id: u32,
+}
+
+/// Walks the extension headers to the transport header, or to the fragment header of a later fragment. `None` if there are too
+/// many, one is cut off, or a source route has segments left.
+#[inline(always)]
+pub fn skip_extensions(ctx: &TcContext, chain: &mut HeaderChain<V6>) -> Option<()> {
+    let headers = &mut chain.headers;
+    for _ in 0..MAX_EXTENSIONS {
+        let kind = headers.protocol;
+        if !is_extension(kind) {
+            return Some(());
+        }
+        if kind == FRAGMENT {
+            let header = context::load::<FragmentHeader>(ctx, headers.l4)?;
+            headers.protocol = header.protocol;
+            headers.l4 += size_of::<FragmentHeader>();
+            chain.fragment.id = header.id;
+            chain.fragment.content = header.protocol;
+            chain.fragment.is_later = header.offset & FRAGMENT_OFFSET_MASK != 0;
+            if chain.fragment.is_later {
+                chain.fragment.is_last = header.offset & MORE_FRAGMENTS == 0;
+                chain.fragment.offset = u16::from_be(header.offset & FRAGMENT_OFFSET_MASK);
+                return Some(());
+            }
+            chain.fragment.is_first = header.offset & MORE_FRAGMENTS != 0;
+        } else {
+            let header = context::load::<Extension>(ctx, headers.l4)?;
+            if kind == ROUTING && header.type_and_segments[1] != 0 {
+                return None;
+            }
+            headers.protocol = header.protocol;
+            headers.l4 += (usize::from(header.length) + 1) * 8;
+        }
+    }
+    if is_extension(headers.protocol) { None } else { Some(()) }
+}
+
+/// Whether this is the number of an extension header.
+#[inline(always)]
+pub const fn is_extension(protocol: u8) -> bool {
+    matches!(protocol, HOP_BY_HOP | ROUTING | FRAGMENT | DESTINATION)
+}

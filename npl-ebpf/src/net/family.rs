@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! IPv4 and IPv6 as traits: addresses and header layout. All other code is written once and compiled for each.
+
+use aya_ebpf::programs::TcContext;
+
+use crate::base::{context::Access, error::Unparsed};
+
+/// Addresses of a family, in network byte order as loaded from a packet.
+pub trait Addressing: Sized {
+    type Addr: Copy + PartialEq;
+
+    /// What an address adds to an Internet checksum. The sum of two addresses and two words fits in 32 bits.
+    fn sum(addr: Self::Addr) -> u32;
+    /// What a checksum gains when `new` replaces `old`.
+    fn difference(old: Self::Addr, new: Self::Addr) -> u32;
+    /// The seeded hash of two addresses and the rest of a flow's identity.
+    fn hash(seed: u64, client: Self::Addr, pod: Self::Addr, ports_and_protocol: u64) -> u64;
+    /// The unspecified address as the kernel's sockets read it: loopback.
+    fn unspecified_as_loopback(addr: Self::Addr) -> Self::Addr;
+    /// Whether the address never leaves its network namespace.
+    fn is_loopback(addr: Self::Addr) -> bool;
+}
+
+/// Layout of a family's IP header and of the packets behind it.
+pub trait HeaderLayout: Addressing {
+    /// `EtherType`, as `__sk_buff::protocol` has it.
+    const ETHER_TYPE: u32;
+    /// Flags of `bpf_skb_store_bytes` for [`Self::Tail`]: whether `skb->csum` changes by what is written.
+    const STORE_FLAGS: u64;
+    /// Offset of [`Self::Tail`] in the IP header.
+    const TAIL: usize;
+    /// Bytes of the header without options.
+    const LENGTH: usize;
+    /// ICMP's protocol number.
+    const ICMP: u8;
+    /// Whether ICMP's checksum covers the addresses of its packet.
+    const ICMP_COVERS_ADDRESSES: bool;
+
+    /// The IP header from the first byte that a rewrite changes up to its end.
+    type Tail: Copy;
+    /// The fields of the tail ahead of the addresses: hop count, protocol, checksum.
+    type TtlFields: Copy;
+
+    /// Reads the IP header `L2` bytes in, and locates the transport header of a fast-path packet.
+    fn locate<const L2: usize>(ctx: &impl Access) -> Result<Headers<Self>, Unparsed>;
+    /// Reads the IP header at any offset, and walks its options or extension headers to the transport header. `None` if there is
+    /// no IP header, or the chain leads to no transport header for this destination.
+    fn parse_chain(ctx: &TcContext, l3: usize) -> Option<HeaderChain<Self>>;
+    /// Whether an ICMP type is an error.
+    fn is_error(kind: u8) -> bool;
+    /// Copies the header that follows an IP header without options.
+    fn read_transport<T: Copy, const L2: usize>(ctx: &impl Access) -> Option<T>;
+    /// Overwrites the IP header's tail and what follows it; `false` if the program has no direct access.
+    fn write_tail<T: Copy, const L2: usize>(ctx: &impl Access, value: T) -> bool;
+    /// The header's tail with new addresses, whose checksum differs by `difference`.
+    fn tail(ttl_fields: Self::TtlFields, source: Self::Addr, destination: Self::Addr, difference: u32) -> Self::Tail;
+    /// The fields for one hop less; `None` if this was the last hop.
+    fn decrement_ttl(ttl_fields: Self::TtlFields) -> Option<Self::TtlFields>;
+    /// Bytes of a packet, as its IP header `L2` bytes in says.
+    fn packet_length<const L2: usize>(ctx: &TcContext, ttl_fields: Self::TtlFields) -> Option<u16>;
+    /// The destination of a packet whose extension headers [`Self::parse_chain`] refused; `None` where there are none.
+    #[inline(always)]
+    fn destination_of_chain(_ctx: &TcContext, _l3: usize) -> Option<Self::Addr> {
+        None
+    }
+}
+
+/// A parsed IP header and the place of the transport header behind it.
+pub struct Headers<F: HeaderLayout> {
+    pub source: F::Addr,
+    pub destination: F::Addr,
+    pub ttl_fields: F::TtlFields,
+    /// The transport protocol.
+    pub protocol: u8,
+    /// Offset of the transport header.
+    pub l4: usize,
+    /// Whether the transport header follows the IP header directly, so that both are at constant offsets.
+    pub is_fast_path: bool,
+}
+
+/// A packet, or the packet quoted by an ICMP error, whose options or extension headers were walked.
+pub struct HeaderChain<F: HeaderLayout> {
+    /// Offset of the IP header.
+    pub l3: usize,
+    pub headers: Headers<F>,
+    pub fragment: Fragment,
+    /// Offset of the packet's end, as its IP header says.
+    pub end: usize,
+}
+
+impl<F: HeaderLayout> HeaderChain<F> {
+    /// Bytes of the datagram behind its IP header, if this is its last fragment.
+    #[inline(always)]
+    pub const fn datagram_length(&self) -> usize {
+        self.fragment.offset as usize + self.end - self.headers.l4
+    }
+}
+
+/// Which part of a datagram a packet carries.
+pub struct Fragment {
+    /// The datagram's identification, as loaded.
+    pub id: u32,
+    /// The protocol that identifies the datagram beside its identification; 0 in IPv6, where later fragments need not have it.
+    pub protocol: u8,
+    /// Whether another fragment precedes it, so that it has no ports.
+    pub is_later: bool,
+    /// Whether it is the first of several.
+    pub is_first: bool,
+    /// Whether it is the last of several.
+    pub is_last: bool,
+    /// Number of the first header of the datagram's content, as this fragment says.
+    pub content: u8,
+    /// Bytes of the datagram ahead of this fragment.
+    pub offset: u16,
+}
+
+impl Fragment {
+    /// A datagram that is not fragmented.
+    pub const NONE: Self =
+        Self { id: 0, protocol: 0, is_later: false, is_first: false, is_last: false, content: 0, offset: 0 };
+}
+
+/// An address and a port, the port in host byte order.
+pub struct SocketAddr<F: Addressing> {
+    pub addr: F::Addr,
+    pub port: u16,
+}

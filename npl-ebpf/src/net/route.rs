@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Parameters of the kernel's route look-up, filled in from a packet's headers.
+
+use aya_ebpf::{
+    bindings::{
+        bpf_fib_lookup as FibLookup, bpf_fib_lookup__bindgen_ty_1, bpf_fib_lookup__bindgen_ty_2,
+        bpf_fib_lookup__bindgen_ty_3, bpf_fib_lookup__bindgen_ty_4, bpf_fib_lookup__bindgen_ty_5, bpf_redir_neigh,
+    },
+    programs::TcContext,
+};
+
+use super::family::HeaderLayout;
+
+/// A route look-up: the kernel replaces the question by its answer.
+pub type RouteLookup = FibLookup;
+
+/// A look-up with no field set.
+pub const EMPTY: RouteLookup = FibLookup {
+    family: 0,
+    l4_protocol: 0,
+    sport: 0,
+    dport: 0,
+    __bindgen_anon_1: bpf_fib_lookup__bindgen_ty_1 { tot_len: 0 },
+    ifindex: 0,
+    __bindgen_anon_2: bpf_fib_lookup__bindgen_ty_2 { flowinfo: 0 },
+    __bindgen_anon_3: bpf_fib_lookup__bindgen_ty_3 { ipv6_src: [0; 4] },
+    __bindgen_anon_4: bpf_fib_lookup__bindgen_ty_4 { ipv6_dst: [0; 4] },
+    __bindgen_anon_5: bpf_fib_lookup__bindgen_ty_5 { tbid: 0 },
+    smac: [0; 6],
+    dmac: [0; 6],
+};
+
+/// A family's part of a route look-up.
+pub trait Routing: HeaderLayout {
+    /// The look-up for a packet between these addresses, with the other fields of the header `L2` bytes in.
+    fn route_lookup<const L2: usize>(
+        ctx: &TcContext,
+        source: Self::Addr,
+        destination: Self::Addr,
+    ) -> Option<RouteLookup>;
+    /// The next hop's address in an answer, if it is of this family.
+    fn neighbor_of(answer: &RouteLookup) -> Option<Self::Addr>;
+    /// A neighbor, as `bpf_redirect_neigh` takes it.
+    fn redirect_neighbor(addr: Self::Addr) -> bpf_redir_neigh;
+}

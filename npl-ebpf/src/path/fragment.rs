@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Later fragments of requests and replies: translated by their datagram's record. Only the IP header's checksum covers their addresses;
+//! the transport checksum is in the first fragment.
+
+use aya_ebpf::programs::TcContext;
+use npl_common::{fragment::Record, mapping::Frontend, reason::Reason};
+
+use crate::{
+    act::{
+        redirect::{self, NextHop},
+        rewrite::{self, DESTINATION, SOURCE},
+    },
+    base::{
+        maps::CONFIG,
+        mode::{REDIRECT, needs_next_hop},
+        stats,
+        verdict::Verdict,
+    },
+    net::{family::HeaderChain, headers::Ports},
+    state::{fragment, fragment_buffer, maps::Family, tuple::Backend},
+};
+
+/// Judges and rewrites a later fragment of a request.
+#[inline(always)]
+pub fn request<F: Family, const MODE: u8, const L2: usize>(ctx: &TcContext, mut chain: HeaderChain<F>) -> Verdict {
+    let Some(config) = CONFIG.get(0) else { return Verdict::UNRELATED };
+    if F::node_address_index(config, chain.headers.destination).is_none() {
+        return Verdict::UNRELATED;
+    }
+    let hash = fragment::hash(config, &chain, DESTINATION);
+    let Some(record) = fragment::record::<F>(hash) else {
+        fragment_buffer::save::<true>(ctx, hash);
+        return Verdict::pass(Reason::EarlyFragment);
+    };
+    let is_by_stack = needs_next_hop::<MODE>() && fragment::is_by_stack::<F>(hash);
+    let Some((frontend, backend)) = backend::<F>(&record) else { return Verdict::UNRELATED };
+    if backend.refuses(frontend, chain.headers.source) {
+        return Verdict::drop(Reason::SourceRefused);
+    }
+    stats::update_mapping(backend.stats_index, |stats| {
+        stats.request_packets += 1;
+        stats.request_bytes += u64::from(ctx.len());
+    });
+    let lookup = || if is_by_stack { None } else { F::next_hop(backend.addr) };
+    let next_hop = redirect::to_pod::<F, MODE, L2>(ctx, &chain.headers, backend.addr, lookup);
+    chain.headers.ttl_fields = next_hop.ttl_fields;
+    redirect::forward(ctx, rewrite::apply_address::<F, DESTINATION>(ctx, &chain, backend.addr), next_hop)
+}
+
+/// Judges and rewrites a later fragment of a reply. Without a record, it belongs to no reply, or arrived ahead of its first fragment.
+#[inline(always)]
+pub fn reply<F: Family, const MODE: u8, const L2: usize>(ctx: &TcContext, mut chain: HeaderChain<F>) -> Verdict {
+    if MODE == REDIRECT && !redirect::is_from_pod(ctx, &chain.headers) {
+        return Verdict::UNRELATED;
+    }
+    let Some(config) = CONFIG.get(0) else { return Verdict::UNRELATED };
+    let hash = fragment::hash(config, &chain, SOURCE);
+    let Some(record) = fragment::record::<F>(hash) else {
+        if MODE == REDIRECT {
+            fragment_buffer::save::<true>(ctx, hash);
+            return Verdict::UNRELATED;
+        }
+        fragment_buffer::save::<false>(ctx, hash);
+        return Verdict::pass(Reason::EarlyFragment);
+    };
+    if record == Record::UNTRANSLATED {
+        return Verdict::UNRELATED;
+    }
+    let Some(addr) = F::node_address(record.address_index) else { return Verdict::UNRELATED };
+    let to_client = || redirect::to_client::<F, L2>(ctx, &chain.headers, addr, Ports::NONE);
+    let next_hop = if MODE == REDIRECT { to_client() } else { NextHop::stack(&chain.headers) };
+    if MODE == REDIRECT && next_hop.is_stack() {
+        return Verdict::UNRELATED;
+    }
+    // A flow outlives its mapping while another mapping of the same Pod port exists.
+    if let Some((_, backend)) = backend::<F>(&record) {
+        stats::update_mapping(backend.stats_index, |stats| {
+            stats.reply_packets += 1;
+            stats.reply_bytes += u64::from(ctx.len());
+        });
+    }
+    chain.headers.ttl_fields = next_hop.ttl_fields;
+    redirect::forward(ctx, rewrite::apply_address::<F, SOURCE>(ctx, &chain, addr), next_hop)
+}
+
+#[inline(always)]
+fn backend<F: Family>(record: &Record) -> Option<(Frontend, Backend<F>)> {
+    if record.node_port == 0 {
+        return None;
+    }
+    let frontend = Frontend { node_port: record.node_port, protocol: record.protocol, pad: 0 };
+    Some((frontend, F::backend(F::mapping(frontend)?)))
+}

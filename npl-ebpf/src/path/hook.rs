@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! The fast path, which requests and replies have in common: TCP and UDP packets without options that are no fragments.
+
+use aya_ebpf::programs::TcContext;
+
+use crate::{
+    base::{context, verdict::Verdict},
+    net::{
+        V4, V6,
+        family::{HeaderChain, HeaderLayout as _},
+        headers::IcmpHeader,
+        packet::Packet,
+    },
+    state::{maps::Family, tuple::NatAddress},
+};
+
+/// The translation at one hook.
+pub trait Hook {
+    /// The end of a packet that is rewritten.
+    const END: bool;
+    /// Whether packets arrive at the hook's device, instead of leaving by it.
+    const ON_ARRIVAL: bool;
+
+    /// Judges and rewrites a packet with ports. `on_nat` gets the NAT address of a packet that is translated or refused.
+    fn packet<F: Family, const L2: usize, const FAST_PATH: bool>(
+        ctx: &TcContext,
+        packet: &Packet<F>,
+        on_nat: impl FnOnce(&NatAddress<F>),
+    ) -> Verdict;
+    /// Judges and rewrites a later fragment, which has no ports.
+    fn later_fragment<F: Family, const L2: usize>(ctx: &TcContext, chain: HeaderChain<F>) -> Verdict;
+    /// Judges and rewrites an ICMP error.
+    fn error<F: Family, const L2: usize>(ctx: &TcContext, outer: HeaderChain<F>, header: IcmpHeader) -> Verdict;
+}
+
+/// Judges and rewrites one packet whose IP header starts `L2` bytes in.
+#[inline(always)]
+pub fn translate<H: Hook, const L2: usize>(ctx: &TcContext) -> Verdict {
+    match context::ether_type(ctx) {
+        Some(V4::ETHER_TYPE) => translate_family::<V4, H, L2>(ctx),
+        Some(V6::ETHER_TYPE) => translate_family::<V6, H, L2>(ctx),
+        _ => Verdict::UNRELATED,
+    }
+}
+
+#[inline(always)]
+fn translate_family<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> Verdict {
+    match Packet::<F>::parse::<L2>(ctx) {
+        Ok(packet) => H::packet::<F, L2, true>(ctx, &packet, |_| ()),
+        Err(unparsed) => unparsed.into(),
+    }
+}

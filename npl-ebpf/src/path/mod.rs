@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Paths of packets through the programs: requests, replies, the slow path, XDP, offload observation, and sockets of local clients.
+//! Imports all lower layers.
+
+mod fragment;
+pub mod hook;
+pub mod offload;
+pub mod reply;
+pub mod request;
+pub mod slow_path;
+pub mod socket;
+pub mod xdp;

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Replies: Pod to client, behind netfilter. Only packets with a conntrack entry are rewritten; others leave unchanged.
+
+use aya_ebpf::programs::TcContext;
+use npl_common::{
+    fragment_buffer::{SAVED, SavedFrame},
+    half_open,
+    mapping::Endpoint,
+    reason::Reason,
+};
+
+use super::{fragment, hook::Hook};
+use crate::{
+    act::{
+        redirect::{self, NextHop},
+        rewrite::{self, SOURCE},
+    },
+    base::{
+        maps::{CONFIG, FRAGMENT_BUFFER},
+        mode::{OBSERVE, OFFLOAD, REDIRECT},
+        stats,
+        verdict::Verdict,
+    },
+    net::{
+        family::{HeaderChain, SocketAddr},
+        headers::{IcmpHeader, Ports, tcp_flag},
+        icmp::{self, IcmpError},
+        packet::Packet,
+    },
+    state::{
+        conntrack::{self, Flow, Transition},
+        half_open_slots,
+        lookup_cache::Epoch,
+        maps::Family,
+        sctp_reassembly, stack_seen,
+        tuple::{FlowTuple, NatAddress},
+    },
+};
+
+/// A packet of an endpoint.
+struct Reply<'k, F: Family> {
+    flow: Flow<'k, F>,
+    tuple: FlowTuple<F>,
+    tcp_flags: u8,
+}
+
+/// Replies, forwarded in this `MODE`: see [`crate::base::mode`].
+pub struct Replies<const MODE: u8>;
+
+impl<const MODE: u8> Replies<MODE> {
+    /// Whether replies are seen at the Pod's device, ahead of the host's stack.
+    const AT_POD: bool = MODE == REDIRECT || MODE == OFFLOAD;
+}
+
+impl<const MODE: u8> Hook for Replies<MODE> {
+    const END: bool = SOURCE;
+    const ON_ARRIVAL: bool = Self::AT_POD;
+
+    #[inline(always)]
+    fn packet<F: Family, const L2: usize, const FAST_PATH: bool>(
+        ctx: &TcContext,
+        packet: &Packet<F>,
+        on_nat: impl FnOnce(&NatAddress<F>),
+    ) -> Verdict {
+        let (pod_port, protocol) = (u16::from_be(packet.ports.source), packet.headers.protocol);
+        let client_port = u16::from_be(packet.ports.destination);
+        let tuple =
+            FlowTuple::<F> { client: packet.headers.destination, client_port, pod: packet.headers.source, pod_port };
+        let Some(config) = CONFIG.get(0) else { return Verdict::UNRELATED };
+        let key = F::flow_key(&tuple, protocol);
+        let Some(flow) = Flow::new(config.seed, &tuple, protocol, &key) else { return Verdict::UNRELATED };
+        let epoch = Epoch::now(config);
+        let Some(sender) = Sender::of::<F, FAST_PATH>(&flow, &tuple, protocol, epoch) else {
+            let is_of_node =
+                !Self::AT_POD && config.contains(pod_port) && F::node_address_index(config, tuple.pod).is_some();
+            let leaves_node = is_of_node && !redirect::is_marked(ctx, config);
+            return if leaves_node { Verdict::SLOW_PATH } else { Verdict::UNRELATED };
+        };
+        let endpoint = &sender.endpoint;
+        // The program on the uplink translates and counts what takes the stack.
+        if Self::AT_POD && !redirect::is_from_pod(ctx, &packet.headers) {
+            return Verdict::UNRELATED;
+        }
+        let tcp_flags = match packet.tcp_flags(ctx) {
+            Ok(flags) => flags,
+            Err(_) if Self::AT_POD => return Verdict::UNRELATED,
+            Err(reason) => return Verdict::pass(reason),
+        };
+        let reply = Reply { flow, tuple, tcp_flags };
+        let is_offloaded = || stack_seen::is_offloaded::<F, true>(reply.flow.hash, endpoint.generation, tcp_flags);
+        if MODE == OFFLOAD && !is_offloaded() {
+            return Verdict::UNRELATED;
+        }
+        let Some(resolved) = ResolvedFlow::of(&reply, &sender) else {
+            return if Self::AT_POD { Verdict::UNRELATED } else { Verdict::pass(Reason::UntrackedReply) };
+        };
+        let nat = &resolved.nat;
+        let ports = Ports { source: nat.port.to_be(), ..packet.ports };
+        let to_client = || redirect::to_client::<F, L2>(ctx, &packet.headers, nat.addr, ports);
+        let next_hop = if Self::AT_POD { to_client() } else { NextHop::stack(&packet.headers) };
+        if Self::AT_POD && next_hop.is_stack() {
+            return Verdict::UNRELATED;
+        }
+        let transition = resolved.track::<MODE, FAST_PATH>(&reply, endpoint, epoch);
+        stats::update_mapping(endpoint.stats_index, |stats| {
+            if sctp_reassembly::is_reinjected(&packet.headers) {
+                return;
+            }
+            stats.reply_packets += 1;
+            stats.reply_bytes += u64::from(ctx.len());
+            stats.established_flows += u64::from(transition == Transition::Established);
+        });
+        on_nat(nat);
+        if Self::AT_POD && FAST_PATH {
+            redirect::mark_translated(ctx, config);
+        }
+        let packet = packet.with(next_hop.ttl_fields);
+        let rewritten = rewrite::apply::<F, SOURCE, L2, FAST_PATH>(ctx, &packet, nat.addr, nat.port.to_be());
+        redirect::forward(ctx, rewritten, next_hop)
+    }
+
+    #[inline(always)]
+    fn later_fragment<F: Family, const L2: usize>(ctx: &TcContext, chain: HeaderChain<F>) -> Verdict {
+        fragment::reply::<F, MODE, L2>(ctx, chain)
+    }
+
+    /// An ICMP error about a request, which quotes the Pod where the client knows the Node. Whichever host sent it, its source becomes the
+    /// node address: the client knows no other.
+    #[inline(always)]
+    fn error<F: Family, const L2: usize>(ctx: &TcContext, mut outer: HeaderChain<F>, header: IcmpHeader) -> Verdict {
+        if MODE == REDIRECT && !redirect::is_from_pod(ctx, &outer.headers) {
+            return Verdict::UNRELATED;
+        }
+        let quote = match icmp::parse_quote(ctx, &outer, sctp_reassembly::datagram_end) {
+            Ok(quote) => quote,
+            Err(verdict) => return verdict,
+        };
+        let (pod_port, protocol) = (u16::from_be(quote.ports.destination), quote.headers.protocol);
+        let pod = SocketAddr { addr: quote.headers.destination, port: pod_port };
+        let Some(sender) = Sender::look_up::<F>(&pod, protocol, 0) else { return Verdict::UNRELATED };
+        if quote.headers.source != outer.headers.destination {
+            return Verdict::pass(Reason::BadQuote);
+        }
+        let client_port = u16::from_be(quote.ports.source);
+        let tuple =
+            FlowTuple::<F> { client: quote.headers.source, client_port, pod: quote.headers.destination, pod_port };
+        let Some(config) = CONFIG.get(0) else { return Verdict::UNRELATED };
+        let key = F::flow_key(&tuple, protocol);
+        let Some(flow) = Flow::new(config.seed, &tuple, protocol, &key) else { return Verdict::UNRELATED };
+        // The error changes no entry: its sender is not authenticated.
+        let Some(ResolvedFlow { nat, .. }) = ResolvedFlow::of(&Reply { flow, tuple, tcp_flags: 0 }, &sender) else {
+            return if MODE == REDIRECT { Verdict::UNRELATED } else { Verdict::pass(Reason::UntrackedReply) };
+        };
+        let to_client = || redirect::to_client::<F, L2>(ctx, &outer.headers, nat.addr, Ports::NONE);
+        let next_hop = if MODE == REDIRECT { to_client() } else { NextHop::stack(&outer.headers) };
+        if MODE == REDIRECT && next_hop.is_stack() {
+            return Verdict::UNRELATED;
+        }
+        stats::update_mapping(sender.endpoint.stats_index, |stats| {
+            stats.reply_packets += 1;
+            stats.reply_bytes += u64::from(ctx.len());
+        });
+        outer.headers.ttl_fields = next_hop.ttl_fields;
+        let error = IcmpError { outer, header, quote };
+        let rewritten = rewrite::apply_error::<F, SOURCE>(ctx, &error, nat.addr, nat.port.to_be());
+        redirect::forward(ctx, rewritten, next_hop)
+    }
+}
+
+/// The endpoint that a packet is from.
+struct Sender {
+    endpoint: Endpoint,
+    /// The flow's half-open cache entry, if a cached reply says that the flow is established as the entry says; otherwise 0.
+    entry: u64,
+}
+
+impl Sender {
+    #[inline(always)]
+    fn of<F: Family, const CACHED: bool>(
+        flow: &Flow<'_, F>,
+        tuple: &FlowTuple<F>,
+        protocol: u8,
+        epoch: Epoch,
+    ) -> Option<Self> {
+        match if CACHED { flow.cached_reply(epoch) } else { None } {
+            Some((entry, endpoint)) => Some(Self { endpoint, entry }),
+            None => Self::look_up::<F>(&SocketAddr { addr: tuple.pod, port: tuple.pod_port }, protocol, epoch.zero),
+        }
+    }
+
+    #[inline(always)]
+    fn look_up<F: Family>(pod: &SocketAddr<F>, protocol: u8, zero: u8) -> Option<Self> {
+        let Endpoint { generation, stats_index } = *F::endpoint(pod, protocol, zero)?;
+        Some(Self { endpoint: Endpoint { generation, stats_index }, entry: 0 })
+    }
+}
+
+/// Where a reply's flow was found.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum FlowSource {
+    ReplyCache,
+    FlowTable,
+    HalfOpenCache,
+}
+
+/// A reply's flow.
+///
+/// Every field is always set: the verifier of a program without `CAP_PERFMON` also follows a mispredicted [`FlowSource`], and refuses a
+/// pointer that is missing there.
+struct ResolvedFlow<F: Family> {
+    source: FlowSource,
+    /// The flow table's entry; otherwise unused memory of that size.
+    table_entry: *mut F::FlowEntry,
+    /// The half-open cache's entry; otherwise 0.
+    entry: u64,
+    nat: NatAddress<F>,
+}
+
+impl<F: Family> ResolvedFlow<F> {
+    #[inline(always)]
+    fn of(reply: &Reply<'_, F>, Sender { endpoint, entry }: &Sender) -> Option<Self> {
+        if *entry != 0
+            && reply.tcp_flags & tcp_flag::OPENS_OR_ENDS == 0
+            && let Some(addr) = F::node_address(half_open::address_index(*entry))
+        {
+            let nat = NatAddress { addr, addr_index: 0, port: half_open::node_port(*entry) };
+            return Some(Self { source: FlowSource::ReplyCache, table_entry: Self::unused()?, entry: 0, nat });
+        }
+        let is_direct = reply.flow.is_direct_handshake(reply.tcp_flags);
+        if let Some(table_entry) = reply.flow.entry_of_reply(reply.tcp_flags, endpoint.generation, is_direct) {
+            let nat = conntrack::established_nat::<F>(table_entry);
+            return Some(Self { source: FlowSource::FlowTable, table_entry, entry: 0, nat });
+        }
+        if is_direct {
+            reply.flow.remove();
+            return None;
+        }
+        let entry = reply.flow.half_open_of_reply(reply.tcp_flags)?;
+        let nat = half_open_slots::half_open_nat(entry, &reply.tuple, reply.flow.protocol, endpoint)?;
+        Some(Self { source: FlowSource::HalfOpenCache, table_entry: Self::unused()?, entry, nat })
+    }
+
+    #[inline(always)]
+    fn unused() -> Option<*mut F::FlowEntry> {
+        const {
+            assert!(size_of::<F::FlowEntry>() <= size_of::<SavedFrame>());
+            assert!(align_of::<F::FlowEntry>() <= align_of::<SavedFrame>());
+        };
+        FRAGMENT_BUFFER.get_ptr_mut(SAVED).map(<*mut SavedFrame>::cast)
+    }
+
+    /// Tracks the reply, which is translated.
+    #[inline(always)]
+    fn track<const MODE: u8, const CACHES_REPLY: bool>(
+        &self,
+        reply: &Reply<'_, F>,
+        endpoint: &Endpoint,
+        epoch: Epoch,
+    ) -> Transition {
+        let Reply { flow, tcp_flags, .. } = reply;
+        if self.source == FlowSource::HalfOpenCache {
+            return flow.track_half_open_reply(*tcp_flags, self.entry, &self.nat, endpoint);
+        }
+        if MODE == OBSERVE {
+            stack_seen::record::<F, true>(flow.hash, endpoint.generation, *tcp_flags);
+        }
+        if self.source == FlowSource::FlowTable
+            && flow.track_established_reply(self.table_entry, *tcp_flags)
+            && CACHES_REPLY
+            && tcp_flags & tcp_flag::OPENS_OR_ENDS == 0
+        {
+            flow.cache_reply(epoch, endpoint, &self.nat);
+        }
+        Transition::Unchanged
+    }
+}

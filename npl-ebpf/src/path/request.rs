@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Requests: node port to Pod. The destination follows from the mapping, packet by packet; no state is needed.
+
+use aya_ebpf::programs::TcContext;
+use npl_common::{
+    config::Config,
+    mapping::{Frontend, protocol},
+    next_hop::PodNextHop,
+    reason::Reason,
+};
+
+use super::{fragment, hook::Hook, xdp};
+use crate::{
+    act::{
+        redirect::{self, NextHop},
+        rewrite::{self, DESTINATION},
+    },
+    base::{context::Access, maps::CONFIG, mode::OFFLOAD, stats, verdict::Verdict},
+    net::{
+        family::HeaderChain,
+        headers::IcmpHeader,
+        icmp::{self, IcmpError},
+        packet::Packet,
+    },
+    state::{
+        conntrack::{self, Flow, Request, Transition},
+        host_connection, lookup_cache,
+        maps::Family,
+        sctp_reassembly, stack_seen,
+        tuple::{Backend, FlowTuple, NatAddress},
+        unmapped,
+    },
+};
+
+/// Requests, forwarded in this `MODE`: see [`crate::base::mode`].
+pub struct Requests<const MODE: u8>;
+
+/// A request that a mapping accepts.
+pub struct Accepted<F: Family> {
+    pub backend: Backend<F>,
+    /// The Pod's next hop, in a mode that needs it.
+    next_hop: Option<PodNextHop>,
+    is_offloaded: bool,
+}
+
+impl<const MODE: u8> Hook for Requests<MODE> {
+    const END: bool = DESTINATION;
+    const ON_ARRIVAL: bool = true;
+
+    #[inline(always)]
+    fn packet<F: Family, const L2: usize, const FAST_PATH: bool>(
+        ctx: &TcContext,
+        packet: &Packet<F>,
+        on_nat: impl FnOnce(&NatAddress<F>),
+    ) -> Verdict {
+        let Accepted { backend, next_hop, is_offloaded } = match accept::<F, MODE>(ctx, packet, on_nat) {
+            Ok(accepted) => accepted,
+            Err(verdict) => {
+                track_direct(packet, |config| FAST_PATH && xdp::translates_before(config, ctx));
+                return verdict;
+            }
+        };
+        let next_hop = if MODE == OFFLOAD && !is_offloaded {
+            NextHop::stack(&packet.headers)
+        } else {
+            redirect::to_pod::<F, MODE, L2>(ctx, &packet.headers, backend.addr, || next_hop)
+        };
+        let packet = packet.with(next_hop.ttl_fields);
+        redirect::forward(
+            ctx,
+            rewrite::apply::<F, DESTINATION, L2, FAST_PATH>(ctx, &packet, backend.addr, backend.port.to_be()),
+            next_hop,
+        )
+    }
+
+    #[inline(always)]
+    fn later_fragment<F: Family, const L2: usize>(ctx: &TcContext, chain: HeaderChain<F>) -> Verdict {
+        fragment::request::<F, MODE, L2>(ctx, chain)
+    }
+
+    /// An ICMP error about a reply, which quotes the Node's address where the Pod knows its own. The mapping gives the Pod. A router
+    /// sends the error, so the allow-list is checked against the client that the quote names.
+    #[inline(always)]
+    fn error<F: Family, const L2: usize>(ctx: &TcContext, mut outer: HeaderChain<F>, header: IcmpHeader) -> Verdict {
+        let Some(config) = CONFIG.get(0) else { return Verdict::UNRELATED };
+        if F::node_address_index(config, outer.headers.destination).is_none() {
+            return Verdict::UNRELATED;
+        }
+        let quote = match icmp::parse_quote(ctx, &outer, sctp_reassembly::datagram_end) {
+            Ok(quote) => quote,
+            Err(verdict) => return verdict,
+        };
+        let node_port = u16::from_be(quote.ports.source);
+        if !config.contains(node_port) {
+            return Verdict::UNRELATED;
+        }
+        if quote.headers.source != outer.headers.destination {
+            return Verdict::pass(Reason::BadQuote);
+        }
+        let protocol = quote.headers.protocol;
+        let frontend = Frontend { node_port, protocol, pad: 0 };
+        let Some(backend) = F::mapping(frontend).map(F::backend) else { return Verdict::pass(Reason::NoMapping) };
+        let (client, client_port) = (quote.headers.destination, u16::from_be(quote.ports.destination));
+        let mut tuple = FlowTuple::<F> { client, client_port, pod: quote.headers.source, pod_port: node_port };
+        if host_connection::is_host_connection(config, &tuple, protocol) {
+            // The same variable for both tuples: the stack has no room for another.
+            (tuple.pod, tuple.pod_port) = (backend.addr, backend.port);
+            if !conntrack::has_flow(config, &tuple, protocol) {
+                return Verdict::pass(Reason::HostConnection);
+            }
+        }
+        if backend.refuses(frontend, quote.headers.destination) {
+            return Verdict::drop(Reason::SourceRefused);
+        }
+        stats::update_mapping(backend.stats_index, |stats| {
+            stats.request_packets += 1;
+            stats.request_bytes += u64::from(ctx.len());
+        });
+        let lookup = || F::next_hop(backend.addr);
+        let next_hop = redirect::to_pod::<F, MODE, L2>(ctx, &outer.headers, backend.addr, lookup);
+        outer.headers.ttl_fields = next_hop.ttl_fields;
+        let error = IcmpError { outer, header, quote };
+        redirect::forward(
+            ctx,
+            rewrite::apply_error::<F, DESTINATION>(ctx, &error, backend.addr, backend.port.to_be()),
+            next_hop,
+        )
+    }
+}
+
+/// Finds the mapping of a packet, tracks and counts the request; or gives the verdict on a packet that no mapping accepts.
+#[inline(always)]
+pub fn accept<F: Family, const MODE: u8>(
+    ctx: &impl Access,
+    packet: &Packet<F>,
+    on_nat: impl FnOnce(&NatAddress<F>),
+) -> Result<Accepted<F>, Verdict> {
+    let node_port = u16::from_be(packet.ports.destination);
+    let config = CONFIG.get(0).ok_or(Verdict::UNRELATED)?;
+    if !config.contains(node_port) {
+        return Err(Verdict::UNRELATED);
+    }
+    let addr_index = F::node_address_index(config, packet.headers.destination).ok_or(Verdict::UNRELATED)?;
+    let protocol = packet.headers.protocol;
+    let frontend = Frontend { node_port, protocol, pad: 0 };
+    let Some((backend, next_hop)) = lookup_cache::backend::<F, MODE>(config, frontend) else {
+        unmapped::record::<F>(frontend);
+        return Err(Verdict::pass(Reason::NoMapping));
+    };
+    let nat = NatAddress { addr: packet.headers.destination, addr_index, port: node_port };
+    if backend.refuses(frontend, packet.headers.source) {
+        // The record of a first fragment has later fragments refused by the same mapping.
+        on_nat(&nat);
+        return Err(Verdict::drop(Reason::SourceRefused));
+    }
+    let tcp_flags = packet.tcp_flags(ctx).map_err(Verdict::pass)?;
+
+    let request = Request { nat, generation: backend.generation, ifindex: ctx.ifindex(), tcp_flags };
+    let client_port = u16::from_be(packet.ports.source);
+    let tuple =
+        FlowTuple::<F> { client: packet.headers.source, client_port, pod: backend.addr, pod_port: backend.port };
+    let key = F::flow_key(&tuple, protocol);
+    let hash = tuple.hash(config.seed, protocol);
+    let is_host_connection = || {
+        let tuple = FlowTuple::<F> { pod: request.nat.addr, pod_port: node_port, ..tuple };
+        host_connection::is_host_connection(config, &tuple, protocol)
+    };
+    let transition = if conntrack::opens_handshake(tcp_flags) {
+        conntrack::open_handshake(hash, protocol, &request)
+    } else {
+        let flow = Flow::<F>::with_hash(hash, protocol, &key).ok_or(Verdict::UNRELATED)?;
+        flow.track_request(&request, is_host_connection)
+    };
+    if transition == Transition::HostConnection {
+        return Err(Verdict::pass(Reason::HostConnection));
+    }
+    stats::update_mapping(backend.stats_index, |stats| {
+        if sctp_reassembly::is_reinjected(&packet.headers) {
+            return;
+        }
+        stats.request_packets += 1;
+        stats.request_bytes += u64::from(ctx.length());
+        stats.new_flows += u64::from(transition == Transition::New);
+        stats.established_flows += u64::from(transition == Transition::Established);
+    });
+    on_nat(&request.nat);
+    let is_offloaded = MODE == OFFLOAD && stack_seen::is_offloaded::<F, false>(hash, backend.generation, tcp_flags);
+    Ok(Accepted { backend, next_hop, is_offloaded })
+}
+
+/// Tracks a packet that no mapping accepted and that can be a client's datagram to a Pod's own address, unless `is_tracked` says that the
+/// XDP program did. For connections, the Pod's SYN-ACK shows it.
+#[inline(always)]
+pub fn track_direct<F: Family>(packet: &Packet<F>, is_tracked: impl FnOnce(&Config) -> bool) {
+    let (headers, protocol) = (&packet.headers, packet.headers.protocol);
+    let Some(config) = CONFIG.get(0) else { return };
+    // Datagrams to the Node itself carry tunnels on many Nodes, and are the most frequent.
+    if protocol != protocol::UDP || F::is_primary(config, headers.destination) || is_tracked(config) {
+        return;
+    }
+    let (client_port, pod_port) = (u16::from_be(packet.ports.source), u16::from_be(packet.ports.destination));
+    let tuple = FlowTuple::<F> { client: headers.source, client_port, pod: headers.destination, pod_port };
+    let key = F::flow_key(&tuple, protocol);
+    if let Some(flow) = Flow::<F>::new(config.seed, &tuple, protocol, &key) {
+        flow.remove_if_direct();
+    }
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! The slow path: ICMP errors, fragments, SCTP, and packets with options or extension headers.
+//!
+//! Programs of their own, which the fast path tail-calls: few packets need them, and they have a stack of their own. Each step is a
+//! function that is not inlined, because all steps together exceed that stack.
+
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
+use npl_common::{config::Config, reason::Reason};
+
+use super::hook::Hook;
+use crate::{
+    act::{redirect, rewrite::SOURCE},
+    base::{
+        context::{self, skb},
+        maps::CONFIG,
+        verdict::{self, Verdict},
+    },
+    net::{V4, V6, family::HeaderLayout as _, icmp, packet::Packet},
+    state::{fragment, fragment_buffer, host_connection, maps::Family, sctp_reassembly},
+};
+
+// Results of a step in place of an action, whose numbers TC does not use: the packet is for another step.
+const IS_ICMP: i32 = i32::MAX;
+const IS_FRAGMENT: i32 = i32::MAX - 1;
+const IS_LEAVING: i32 = i32::MAX - 2;
+const IS_UNREADABLE: i32 = i32::MAX - 3;
+
+/// Judges and rewrites a packet whose IP header starts `L2` bytes in.
+#[inline(always)]
+pub fn translate<H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
+    match context::ether_type(ctx) {
+        Some(V4::ETHER_TYPE) => translate_family::<V4, H, L2>(ctx),
+        Some(V6::ETHER_TYPE) => translate_family::<V6, H, L2>(ctx),
+        _ => Verdict::UNRELATED.into_action(),
+    }
+}
+
+#[inline(always)]
+fn translate_family<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
+    // A reply that was translated at the Pod's device must not leave a fragment record here.
+    if !H::ON_ARRIVAL && CONFIG.get(0).is_some_and(|config| redirect::is_marked(ctx, config)) {
+        return Verdict::UNRELATED.into_action();
+    }
+    let action = run_steps::<F, H, L2>(ctx);
+    // After fragments were re-injected with the same skb: those can still take the stack.
+    if H::ON_ARRIVAL
+        && H::END == SOURCE
+        && verdict::is_redirect(action)
+        && let Some(config) = CONFIG.get(0)
+    {
+        redirect::mark_translated(ctx, config);
+    }
+    action
+}
+
+#[inline(always)]
+fn run_steps<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
+    begin_sctp::<F, H, L2>(skb(ctx));
+    let action = translate_packet::<F, H, L2>(skb(ctx));
+    let is_held = action != IS_FRAGMENT && sctp_reassembly::hold_noted();
+    match action {
+        IS_ICMP => translate_error::<F, H, L2>(skb(ctx)),
+        IS_FRAGMENT if !reinject_first::<H>(skb(ctx)) => Verdict::drop(Reason::RewriteFailed).into_action(),
+        IS_FRAGMENT => translate_fragment::<F, H, L2>(skb(ctx)),
+        IS_LEAVING if !H::ON_ARRIVAL => record_leaving::<F, L2>(skb(ctx)),
+        IS_UNREADABLE if H::ON_ARRIVAL => judge_unreadable::<F, L2>(skb(ctx)),
+        _ if !reinject_saved::<H>(skb(ctx)) => Verdict::drop(Reason::RewriteFailed).into_action(),
+        _ if is_held => verdict::consume(),
+        action => action,
+    }
+}
+
+// A constant of a trait cannot be a const argument of a generic call.
+#[inline(always)]
+fn reinject_first<H: Hook>(skb: *mut __sk_buff) -> bool {
+    if H::ON_ARRIVAL {
+        sctp_reassembly::reinject_first::<true>(skb)
+    } else {
+        sctp_reassembly::reinject_first::<false>(skb)
+    }
+}
+
+#[inline(always)]
+fn reinject_saved<H: Hook>(skb: *mut __sk_buff) -> bool {
+    if H::ON_ARRIVAL {
+        fragment_buffer::reinject_noted::<true>(skb)
+    } else {
+        fragment_buffer::reinject_noted::<false>(skb)
+    }
+}
+
+/// Notes what later steps need of an SCTP fragment.
+#[inline(never)]
+fn begin_sctp<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) {
+    let ctx = &TcContext::new(skb);
+    let Some(chain) = F::parse_chain(ctx, L2) else { return };
+    let Some(config) = CONFIG.get(0) else { return };
+    if sctp_reassembly::is_first(&chain) {
+        let hash = fragment::hash(config, &chain, H::END);
+        if H::ON_ARRIVAL {
+            sctp_reassembly::begin::<true>(ctx, hash);
+        } else {
+            sctp_reassembly::begin::<false>(ctx, hash);
+        }
+    } else if sctp_reassembly::may_be_last(&chain) {
+        let hash = fragment::hash(config, &chain, H::END);
+        if H::ON_ARRIVAL {
+            sctp_reassembly::note_last::<F, true>(hash, &chain);
+        } else {
+            sctp_reassembly::note_last::<F, false>(hash, &chain);
+        }
+    }
+}
+
+#[inline(never)]
+fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) -> i32 {
+    let ctx = &TcContext::new(skb);
+    let Some(chain) = F::parse_chain(ctx, L2) else {
+        return if H::ON_ARRIVAL { IS_UNREADABLE } else { Verdict::UNRELATED.into_action() };
+    };
+    if chain.headers.protocol == F::ICMP {
+        return IS_ICMP;
+    }
+    if chain.fragment.is_later {
+        return IS_FRAGMENT;
+    }
+    let is_first = chain.fragment.is_first;
+    let Some(config) = CONFIG.get(0) else { return Verdict::UNRELATED.into_action() };
+    let hash = if is_first { fragment::hash(config, &chain, H::END) } else { 0 };
+    let (destination, protocol) = (chain.headers.destination, chain.headers.protocol);
+    let verdict = match Packet::from_chain(ctx, chain, sctp_reassembly::datagram_end) {
+        Some(packet) => H::packet::<F, L2, false>(ctx, &packet, |nat| {
+            if is_first {
+                fragment::record_translated(hash, nat, protocol);
+            }
+        }),
+        None => Verdict::UNRELATED,
+    };
+    // Fragments of requests are saved for node addresses only; of replies, for any destination.
+    let may_be_early = |config: &Config| H::END == SOURCE || F::node_address_index(config, destination).is_some();
+    if !H::ON_ARRIVAL && verdict.is_slow_path() {
+        if is_first {
+            fragment::record_untranslated::<F>(hash, may_be_early);
+        }
+        return IS_LEAVING;
+    }
+    let (is_translated, is_by_stack) = (verdict.is_translated(), H::ON_ARRIVAL && !verdict.is_redirected());
+    // The record of a dropped first fragment has the later ones dropped by the same mapping.
+    let is_dropped = verdict.is_drop();
+    // Ahead of the rest: the verifier of a program without `CAP_PERFMON` loses a reason that only some verdicts have.
+    let action = verdict.into_action();
+    if !is_first || is_dropped {
+        return action;
+    }
+    if is_translated {
+        if is_by_stack {
+            fragment::record_by_stack::<F>(hash);
+        }
+        if H::ON_ARRIVAL {
+            fragment_buffer::note_translated::<true>(hash);
+        } else {
+            fragment_buffer::note_translated::<false>(hash);
+        }
+    } else {
+        fragment::record_untranslated::<F>(hash, may_be_early);
+    }
+    action
+}
+
+#[inline(never)]
+fn translate_fragment<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) -> i32 {
+    let ctx = &TcContext::new(skb);
+    let Some(chain) = F::parse_chain(ctx, L2) else { return Verdict::UNRELATED.into_action() };
+    H::later_fragment::<F, L2>(ctx, chain).into_action()
+}
+
+/// Counts a packet for a node address whose extension headers lead to no ports.
+#[inline(never)]
+fn judge_unreadable<F: Family, const L2: usize>(skb: *mut __sk_buff) -> i32 {
+    let destination = F::destination_of_chain(&TcContext::new(skb), L2);
+    let is_node_address = |addr| CONFIG.get(0).is_some_and(|config| F::node_address_index(config, addr).is_some());
+    let is_for_node = destination.is_some_and(is_node_address);
+    if is_for_node { Verdict::pass(Reason::Ipv6ExtensionHeaders) } else { Verdict::UNRELATED }.into_action()
+}
+
+/// Records a packet that leaves from a port of the range as one of the Node's own connection.
+#[inline(never)]
+fn record_leaving<F: Family, const L2: usize>(skb: *mut __sk_buff) -> i32 {
+    let ctx = &TcContext::new(skb);
+    let packet =
+        F::parse_chain(ctx, L2).and_then(|chain| Packet::from_chain(ctx, chain, sctp_reassembly::datagram_end));
+    if let Some(packet) = packet {
+        // A packet that is cut off ahead of its flags counts as one without RST.
+        host_connection::record_leaving(&packet, packet.tcp_flags(ctx).unwrap_or(0));
+    }
+    Verdict::UNRELATED.into_action()
+}
+
+#[inline(never)]
+fn translate_error<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) -> i32 {
+    let ctx = &TcContext::new(skb);
+    let Some(outer) = F::parse_chain(ctx, L2) else { return Verdict::UNRELATED.into_action() };
+    if outer.fragment.is_first || outer.fragment.is_later {
+        return Verdict::UNRELATED.into_action();
+    }
+    let Some(header) = icmp::error_header(ctx, &outer) else { return Verdict::UNRELATED.into_action() };
+    H::error::<F, L2>(ctx, outer, header).into_action()
+}

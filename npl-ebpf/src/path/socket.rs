@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Local clients, on the Node itself and in its Pods. Their packets pass no uplink, so NAT happens at the socket: it connects to the Pod
+//! from the start, and socket reverse NAT shows the client the address that it connected to.
+
+use aya_ebpf::{
+    EbpfContext as _,
+    bindings::bpf_sock_addr,
+    helpers::generated::{bpf_get_netns_cookie, bpf_get_socket_cookie},
+    programs::SockAddrContext,
+};
+use npl_common::{config::Config, mapping::Frontend};
+
+use crate::{
+    base::{maps::CONFIG, stats},
+    net::{
+        V4, V6,
+        family::{Addressing, SocketAddr},
+    },
+    state::{
+        maps::Family,
+        tuple::{Backend, SocketFlow},
+        unmapped,
+    },
+};
+
+/// The field of the kernel's context that has the address of a call.
+pub trait AddressField {
+    type Family: Family;
+
+    fn addr(call: *const bpf_sock_addr) -> <Self::Family as Addressing>::Addr;
+    fn set_addr(call: *mut bpf_sock_addr, addr: <Self::Family as Addressing>::Addr);
+}
+
+/// An IPv4 address.
+pub struct Inet;
+
+/// An IPv6 address.
+pub struct Inet6;
+
+/// An IPv4-mapped IPv6 address, of a dual-stack socket.
+pub struct Ipv4Mapped;
+
+/// The client's system call.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Call {
+    Connect,
+    Send,
+}
+
+/// `TCP_ESTABLISHED`, which is also the state of a connected datagram socket.
+const CONNECTED: u32 = 1;
+
+/// The first three words of an IPv4-mapped address.
+const MAPPED_PREFIX: [u32; 3] = [0, 0, 0xffff_u32.to_be()];
+
+/// Translates the destination of a client that names a mapping: `connect` and `sendmsg`.
+#[inline(always)]
+pub fn request<A: AddressField>(ctx: &SockAddrContext, kind: Call) {
+    let call = ctx.sock_addr;
+    let addr = A::Family::unspecified_as_loopback(A::addr(call));
+    let nat = SocketAddr::<A::Family> { addr, port: port(call) };
+    let Some(protocol) = protocol(call) else { return };
+    let Some(backend) = backend(ctx, &nat, protocol) else { return remove_if_direct(ctx, kind, nat) };
+    let pod = SocketAddr { addr: backend.addr, port: backend.port };
+    let flow = SocketFlow::<A::Family> { socket: socket(ctx), pod };
+    let known = A::Family::socket_rnat(&flow);
+    if known.is_none() {
+        stats::count_local_flow(backend.stats_index);
+    }
+    if known.is_none_or(|known| known.addr != nat.addr || known.port != nat.port) {
+        A::Family::insert_socket_rnat(&flow, &nat);
+    }
+    A::set_addr(call, backend.addr);
+    set_port(call, backend.port);
+}
+
+/// As [`request`], for a call with an IPv6 or IPv4-mapped address.
+#[inline(always)]
+pub fn request6(ctx: &SockAddrContext, kind: Call) {
+    if is_mapped(ctx.sock_addr) {
+        request::<Ipv4Mapped>(ctx, kind);
+    } else {
+        request::<Inet6>(ctx, kind);
+    }
+}
+
+/// Shows a client the address that it connected to in place of the Pod's: `recvmsg` and `getpeername`.
+#[inline(always)]
+pub fn reply<A: AddressField>(ctx: &SockAddrContext) {
+    let call = ctx.sock_addr;
+    let pod = SocketAddr { addr: A::addr(call), port: port(call) };
+    let Some(nat) = A::Family::socket_rnat(&SocketFlow { socket: socket(ctx), pod }) else { return };
+    A::set_addr(call, nat.addr);
+    set_port(call, nat.port);
+}
+
+/// As [`reply`], for a call with an IPv6 or IPv4-mapped address.
+#[inline(always)]
+pub fn reply6(ctx: &SockAddrContext) {
+    if is_mapped(ctx.sock_addr) {
+        reply::<Ipv4Mapped>(ctx);
+    } else {
+        reply::<Inet6>(ctx);
+    }
+}
+
+/// The Pod behind the mapping that a client names, if its allow-list contains the client.
+#[inline(always)]
+fn backend<F: Family>(ctx: &SockAddrContext, nat: &SocketAddr<F>, protocol: u8) -> Option<Backend<F>> {
+    let config = CONFIG.get(0)?;
+    if !config.contains(nat.port) {
+        return None;
+    }
+    let is_of_node = if F::is_loopback(nat.addr) {
+        is_in_node_namespace(ctx, config)
+    } else {
+        F::node_address_index(config, nat.addr).is_some()
+    };
+    if !is_of_node {
+        return None;
+    }
+    let frontend = Frontend { node_port: nat.port, protocol, pad: 0 };
+    let Some(backend) = F::mapping(frontend).map(F::backend) else {
+        unmapped::record::<F>(frontend);
+        return None;
+    };
+    // The kernel's source address for a connection to one of the Node's own addresses is that address.
+    if backend.refuses(frontend, nat.addr) { None } else { Some(backend) }
+}
+
+/// Removes the entry of a socket that sent to a Pod through a mapping, and now sends to the Pod directly.
+///
+/// Not for a connected socket: on each send of an IPv6 socket that is connected to an IPv4 Pod, the kernel passes the Pod's address to the
+/// IPv4 program.
+#[inline(always)]
+fn remove_if_direct<F: Family>(ctx: &SockAddrContext, kind: Call, pod: SocketAddr<F>) {
+    let flow = SocketFlow { socket: socket(ctx), pod };
+    if F::socket_rnat(&flow).is_some() && (kind == Call::Connect || !is_connected(ctx)) {
+        F::remove_socket_rnat(&flow);
+    }
+}
+
+#[inline(always)]
+fn is_connected(ctx: &SockAddrContext) -> bool {
+    // SAFETY: a field of the kernel's context that all these programs may read.
+    let socket = unsafe { (&raw const (*ctx.sock_addr).__bindgen_anon_1.sk).read_volatile() };
+    // SAFETY: the socket of the call, which lives as long as the call.
+    let state = unsafe { (&raw const (*socket).state).read_volatile() };
+    state == CONNECTED
+}
+
+/// Whether the call is in the host's network namespace: each namespace has loopback addresses of its own.
+#[inline(always)]
+fn is_in_node_namespace(ctx: &SockAddrContext, config: &Config) -> bool {
+    // SAFETY: the kernel's own context.
+    config.netns_cookie != 0 && config.netns_cookie == unsafe { bpf_get_netns_cookie(ctx.as_ptr()) }
+}
+
+/// The kernel's cookie of the socket.
+#[inline(always)]
+fn socket(ctx: &SockAddrContext) -> u64 {
+    // SAFETY: the kernel's own context.
+    unsafe { bpf_get_socket_cookie(ctx.as_ptr()) }
+}
+
+/// The socket's protocol; `None` for a number above 255, such as MPTCP's.
+#[inline(always)]
+fn protocol(call: *const bpf_sock_addr) -> Option<u8> {
+    // SAFETY: a field of the kernel's context that all these programs may read.
+    let protocol = unsafe { (&raw const (*call).protocol).read_volatile() };
+    u8::try_from(protocol).ok()
+}
+
+/// Host order.
+#[inline(always)]
+fn port(call: *const bpf_sock_addr) -> u16 {
+    // SAFETY: a field of the kernel's context that all these programs may read.
+    let port = unsafe { (&raw const (*call).user_port).read_volatile() };
+    u16::from_be(port as u16)
+}
+
+/// Host order.
+#[inline(always)]
+fn set_port(call: *mut bpf_sock_addr, port: u16) {
+    // SAFETY: a field of the kernel's context that all these programs may write, as a datagram_length.
+    unsafe { (&raw mut (*call).user_port).write_volatile(u32::from(port.to_be())) };
+}
+
+#[inline(always)]
+fn is_mapped(call: *const bpf_sock_addr) -> bool {
+    let addr = Inet6::addr(call);
+    addr[0] == MAPPED_PREFIX[0] && addr[1] == MAPPED_PREFIX[1] && addr[2] == MAPPED_PREFIX[2]
+}
+
+// The verifier allows a context field one load or store of the whole field, which a volatile access compiles to.
+impl AddressField for Inet {
+    type Family = V4;
+
+    #[inline(always)]
+    fn addr(call: *const bpf_sock_addr) -> u32 {
+        // SAFETY: a field of the kernel's context that IPv4 programs may read.
+        unsafe { (&raw const (*call).user_ip4).read_volatile() }
+    }
+
+    #[inline(always)]
+    fn set_addr(call: *mut bpf_sock_addr, addr: u32) {
+        // SAFETY: a field of the kernel's context that IPv4 programs may write.
+        unsafe { (&raw mut (*call).user_ip4).write_volatile(addr) };
+    }
+}
+
+impl AddressField for Inet6 {
+    type Family = V6;
+
+    #[inline(always)]
+    fn addr(call: *const bpf_sock_addr) -> [u32; 4] {
+        [ipv6_word(call, 0), ipv6_word(call, 1), ipv6_word(call, 2), ipv6_word(call, 3)]
+    }
+
+    #[inline(always)]
+    fn set_addr(call: *mut bpf_sock_addr, addr: [u32; 4]) {
+        set_ipv6_word(call, 0, addr[0]);
+        set_ipv6_word(call, 1, addr[1]);
+        set_ipv6_word(call, 2, addr[2]);
+        set_ipv6_word(call, 3, addr[3]);
+    }
+}
+
+impl AddressField for Ipv4Mapped {
+    type Family = V4;
+
+    #[inline(always)]
+    fn addr(call: *const bpf_sock_addr) -> u32 {
+        ipv6_word(call, 3)
+    }
+
+    #[inline(always)]
+    fn set_addr(call: *mut bpf_sock_addr, addr: u32) {
+        set_ipv6_word(call, 3, addr);
+    }
+}
+
+#[inline(always)]
+fn ipv6_word(call: *const bpf_sock_addr, index: usize) -> u32 {
+    // SAFETY: a field of the kernel's context that IPv6 programs may read; the index is a constant below its length.
+    unsafe { (&raw const (*call).user_ip6).cast::<u32>().add(index).read_volatile() }
+}
+
+#[inline(always)]
+fn set_ipv6_word(call: *mut bpf_sock_addr, index: usize, word: u32) {
+    // SAFETY: a field of the kernel's context that IPv6 programs may write; the index is a constant below its length.
+    unsafe { (&raw mut (*call).user_ip6).cast::<u32>().add(index).write_volatile(word) };
+}

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Requests of the fast path in XDP, ahead of the stack. All other frames pass unchanged to the program at TC ingress, which takes a
+//! translated frame for a client's packet to the Pod's address.
+
+use aya_ebpf::programs::{TcContext, XdpContext};
+use npl_common::config::{Config, FLAG_XDP};
+
+use super::request::{self, Accepted};
+use crate::{
+    act::rewrite,
+    base::{
+        context::{Access, ETHERNET, Frame},
+        maps::XDP_DEVICE,
+        mode::STACK,
+        verdict::Verdict,
+    },
+    net::{V4, V6, family::HeaderLayout as _, packet::Packet},
+    state::maps::Family,
+};
+
+/// Whether the packet's device runs the XDP program.
+#[inline(always)]
+pub fn translates_before(config: &Config, ctx: &TcContext) -> bool {
+    // SAFETY: the agent alone writes this map, and no more than one value.
+    config.flags & FLAG_XDP != 0 && unsafe { XDP_DEVICE.get(&ctx.ifindex()) }.is_some()
+}
+
+/// Judges and rewrites one frame.
+#[inline(always)]
+pub fn translate<const MULTI_BUFFER: bool>(ctx: XdpContext) -> u32 {
+    let frame = Frame::<MULTI_BUFFER>(ctx);
+    let verdict = match frame.ether_type() {
+        Some(V4::ETHER_TYPE) => translate_family::<V4, MULTI_BUFFER>(&frame),
+        Some(V6::ETHER_TYPE) => translate_family::<V6, MULTI_BUFFER>(&frame),
+        // A tagged frame belongs to the VLAN's device. A tag that the card stripped is not visible here (docs/datapath.md).
+        _ => Verdict::UNRELATED,
+    };
+    verdict.into_frame_action()
+}
+
+#[inline(always)]
+fn translate_family<F: Family, const MULTI_BUFFER: bool>(frame: &Frame<MULTI_BUFFER>) -> Verdict {
+    let packet = match Packet::<F>::parse::<ETHERNET>(frame) {
+        Ok(packet) => packet,
+        Err(unparsed) => return unparsed.into(),
+    };
+    match request::accept::<F, STACK>(frame, &packet, |_| ()) {
+        Ok(Accepted { backend, .. }) => {
+            rewrite::apply_to_frame::<F, ETHERNET>(frame, &packet, backend.addr, backend.port.to_be()).into()
+        }
+        Err(verdict) => {
+            request::track_direct(&packet, |_| false);
+            verdict
+        }
+    }
+}

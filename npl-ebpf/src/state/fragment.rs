@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Fragment tracking: the first fragment leaves a record for the later ones, which have addresses only. See
+//! [`npl_common::fragment`].
+
+use npl_common::{
+    config::Config,
+    fragment::{self, Record},
+};
+
+use super::{maps::Family, tuple::NatAddress};
+use crate::{
+    base::{clock::coarse_seconds, maps::CONFIG},
+    net::family::HeaderChain,
+};
+
+/// The hash of a datagram at a hook; `end` is the end of the packet that the hook rewrites.
+#[inline(always)]
+pub fn hash<F: Family>(config: &Config, chain: &HeaderChain<F>, end: bool) -> u64 {
+    let rest = u64::from(chain.fragment.id) << 32 | u64::from(chain.fragment.protocol) << 8 | u64::from(end);
+    F::hash(config.seed, chain.headers.source, chain.headers.destination, rest)
+}
+
+/// The record of a datagram.
+#[inline(always)]
+pub fn record<F: Family>(hash: u64) -> Option<Record> {
+    let slot = F::fragment(fragment::slot(hash))?;
+    Record::from_word(slot.load(), hash, coarse_seconds())
+}
+
+/// Records that the first fragment was translated.
+#[inline(always)]
+pub fn record_translated<F: Family>(hash: u64, nat: &NatAddress<F>, protocol: u8) {
+    let Some(config) = CONFIG.get(0) else { return };
+    // Later fragments to a node address that is gone are not translated either.
+    if let Some(address_index) = F::node_address_index(config, nat.addr) {
+        store::<F>(hash, Record { node_port: nat.port, address_index, protocol });
+    }
+}
+
+/// Records that the first fragment was not translated: later ones pass at once instead of being saved, and an expired record of a reused
+/// identification is replaced. `may_be_early` tells whether later fragments of this datagram could be saved at all; a record that
+/// translates other datagrams keeps its slot.
+#[inline(always)]
+pub fn record_untranslated<F: Family>(hash: u64, may_be_early: impl FnOnce(&Config) -> bool) {
+    let (Some(config), Some(slot)) = (CONFIG.get(0), F::fragment(fragment::slot(hash))) else { return };
+    let word = slot.load();
+    if fragment::is_of(word, hash) || !fragment::translates(word, coarse_seconds()) && may_be_early(config) {
+        store::<F>(hash, Record::UNTRANSLATED);
+    }
+}
+
+/// Records that the translated first fragment took the host's stack: see [`fragment::by_stack`].
+#[inline(always)]
+pub fn record_by_stack<F: Family>(hash: u64) {
+    if let Some(slot) = F::fragment(fragment::slot(hash)) {
+        slot.store(fragment::by_stack(slot.load()));
+    }
+}
+
+/// Whether the first fragment took the host's stack.
+#[inline(always)]
+pub fn is_by_stack<F: Family>(hash: u64) -> bool {
+    F::fragment(fragment::slot(hash)).is_some_and(|slot| fragment::is_by_stack(slot.load()))
+}
+
+#[inline(always)]
+fn store<F: Family>(hash: u64, record: Record) {
+    if let Some(slot) = F::fragment(fragment::slot(hash)) {
+        slot.store(record.to_word(hash, coarse_seconds()));
+    }
+}

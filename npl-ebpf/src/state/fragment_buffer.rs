@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! The fragment buffer: copies of fragments that arrive before the first one of their datagram, which has the ports.
+//!
+//! The fragment itself passes unchanged. When the first one is translated, its skb is overwritten with each saved copy, and the copy
+//! is re-injected at the same hook.
+
+use aya_ebpf::{
+    bindings::{__sk_buff, BPF_CSUM_LEVEL_RESET, BPF_F_INGRESS, BPF_F_RECOMPUTE_CSUM},
+    helpers::generated::{
+        bpf_clone_redirect, bpf_csum_level, bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_store_bytes,
+    },
+    programs::TcContext,
+};
+use npl_common::{
+    fragment::is_over,
+    fragment_buffer::{CURSOR, FRAGMENTS, FRAME_EXCESS, MIN_FRAME, SAVED, SavedFrame},
+};
+
+use crate::base::{cell::field, clock::coarse_seconds, context::skb, error::RewriteError, maps::FRAGMENT_BUFFER};
+
+/// The key of a datagram's saved fragments, which are of use at the hook that saved them only.
+#[inline(always)]
+pub const fn key<const ON_ARRIVAL: bool>(hash: u64) -> u64 {
+    if ON_ARRIVAL { hash } else { !hash }
+}
+
+/// Saves a copy of a fragment in place of this processor's oldest one. A frame that is too long is not saved.
+#[inline(always)]
+pub fn save<const ON_ARRIVAL: bool>(ctx: &TcContext, hash: u64) {
+    let Some(cursor) = FRAGMENT_BUFFER.get_ptr_mut(CURSOR) else { return };
+    let (next, now) = (field!(cursor, excess), coarse_seconds());
+    let slot = next.load();
+    next.store(if slot + 1 < FRAGMENTS { slot + 1 } else { 0 });
+    field!(cursor, time).store(now);
+    if let Some(saved) = FRAGMENT_BUFFER.get_ptr_mut(slot) {
+        let is_saved = save_frame(skb(ctx), saved).is_ok();
+        field!(saved, hash).store(if is_saved { key::<ON_ARRIVAL>(hash) } else { 0 });
+        field!(saved, time).store(now);
+    }
+}
+
+/// Notes that a datagram's first fragment was translated, for [`reinject_noted`]: the two steps do not share a stack frame.
+#[inline(always)]
+pub fn note_translated<const ON_ARRIVAL: bool>(hash: u64) {
+    if let Some(cursor) = FRAGMENT_BUFFER.get_ptr_mut(CURSOR) {
+        field!(cursor, hash).store(key::<ON_ARRIVAL>(hash));
+    }
+}
+
+/// The key that [`note_translated`] noted, or 0.
+#[inline(always)]
+pub fn noted() -> u64 {
+    FRAGMENT_BUFFER.get_ptr_mut(CURSOR).map_or(0, |cursor| field!(cursor, hash).load())
+}
+
+/// Re-injects the saved fragments of the datagram that [`note_translated`] noted; `false` if the packet at hand was lost.
+#[inline(always)]
+pub fn reinject_noted<const ON_ARRIVAL: bool>(skb: *mut __sk_buff) -> bool {
+    let Some(cursor) = FRAGMENT_BUFFER.get_ptr_mut(CURSOR) else { return true };
+    let noted = field!(cursor, hash).replace(0);
+    noted == 0 || reinject_all(skb, noted, if ON_ARRIVAL { 0 } else { LEAVES })
+}
+
+/// State of [`npl_frag_release`]: the first fragment's frame is saved.
+const IS_SAVED: u32 = 1;
+/// State of [`npl_frag_release`]: the fragments leave by the device, instead of arriving on it.
+const LEAVES: u32 = 2;
+
+/// Re-injects all saved fragments of a datagram, and restores the first one's frame.
+///
+/// Unrolled: the verifier of Linux 6.12 finds no end of a loop in a program without `CAP_PERFMON`, since it also follows mispredicted
+/// branches.
+#[inline(never)]
+fn reinject_all(skb: *mut __sk_buff, key: u64, mut state: u32) -> bool {
+    let now = coarse_seconds();
+    let Some(cursor) = FRAGMENT_BUFFER.get_ptr_mut(CURSOR) else { return true };
+    if is_over(field!(cursor, time).load(), now) {
+        return true;
+    }
+    macro_rules! reinject_each {
+        ($($slot:literal)*) => {
+            $(state = npl_frag_release(skb, key, now, $slot, state);)*
+            const { assert!([$($slot),*].len() == FRAGMENTS as usize, "every slot is visited") };
+        };
+    }
+    reinject_each!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
+    let Some(first) = FRAGMENT_BUFFER.get_ptr_mut(SAVED) else { return true };
+    state & IS_SAVED == 0 || load_frame(skb, first).is_ok()
+}
+
+/// Re-injects the fragment of one slot, if it is of this datagram; the new state. Exported, so that the verifier checks the function once
+/// instead of once per call.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn npl_frag_release(skb: *mut __sk_buff, key: u64, now: u64, slot: u32, state: u32) -> u32 {
+    let (Some(saved), Some(first)) = (FRAGMENT_BUFFER.get_ptr_mut(slot), FRAGMENT_BUFFER.get_ptr_mut(SAVED)) else {
+        return state;
+    };
+    let hash = field!(saved, hash);
+    if hash.load() != key || is_over(field!(saved, time).load(), now) {
+        return state;
+    }
+    hash.store(0);
+    if state & IS_SAVED == 0 {
+        if save_frame(skb, first).is_err() {
+            return state;
+        }
+        // The device has not verified the checksum of a re-injected packet.
+        // SAFETY: the context is valid. The helper fails where there is no level to reset.
+        let _level = unsafe { bpf_csum_level(skb, u64::from(BPF_CSUM_LEVEL_RESET)) };
+    }
+    if load_frame(skb, saved).is_ok() {
+        let direction = if state & LEAVES == 0 { u64::from(BPF_F_INGRESS) } else { 0 };
+        // SAFETY: the context is valid. A full queue drops the fragment, as on any device.
+        let _lost = unsafe { bpf_clone_redirect(skb, (*skb).ifindex, direction) };
+    }
+    state | IS_SAVED
+}
+
+/// Copies a frame into an element.
+#[inline(always)]
+pub fn save_frame(skb: *mut __sk_buff, to: *mut SavedFrame) -> Result<(), RewriteError> {
+    // SAFETY: the context is valid; the verifier allows this field.
+    field!(to, excess).store(unsafe { (*skb).len }.wrapping_sub(MIN_FRAME));
+    let length = length(to)?;
+    // SAFETY: the context is valid, and the element has room for `length` bytes.
+    let status = unsafe { bpf_skb_load_bytes(skb.cast(), 0, (&raw mut (*to).frame).cast(), length) };
+    if status == 0 { Ok(()) } else { Err(RewriteError) }
+}
+
+/// Overwrites a packet with a saved frame, at the frame's length.
+#[inline(always)]
+pub fn load_frame(skb: *mut __sk_buff, from: *mut SavedFrame) -> Result<(), RewriteError> {
+    let length = length(from)?;
+    // SAFETY: the context is valid, and no pointer into the packet is held.
+    if unsafe { bpf_skb_change_tail(skb, length, 0) } != 0 {
+        return Err(RewriteError);
+    }
+    let flags = u64::from(BPF_F_RECOMPUTE_CSUM);
+    // SAFETY: as above, and the element has `length` bytes.
+    let status = unsafe { bpf_skb_store_bytes(skb, 0, (&raw const (*from).frame).cast(), length, flags) };
+    if status == 0 { Ok(()) } else { Err(RewriteError) }
+}
+
+/// Bytes of a saved frame. The verifier needs both bounds on the number itself, and the compiler merges two comparisons into one; so the
+/// element stores the excess over the lower bound.
+#[inline(always)]
+fn length(frame: *mut SavedFrame) -> Result<u32, RewriteError> {
+    let excess = field!(frame, excess).load();
+    if excess > FRAME_EXCESS { Err(RewriteError) } else { Ok(excess + MIN_FRAME) }
+}

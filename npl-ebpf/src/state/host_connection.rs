@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! The Node's own connections from ports of the range, see [`npl_common::host_connection`]. Their tuple has the remote end in the
+//! client's place, and the Node in the Pod's.
+
+use npl_common::{config::Config, host_connection, mapping::Frontend};
+
+use super::{conntrack::Flow, lookup_cache, maps::Family, tuple::FlowTuple};
+use crate::{
+    base::{clock::coarse_seconds, maps::CONFIG, mode::STACK},
+    net::{headers::tcp_flag, packet::Packet},
+};
+
+/// Records a packet that leaves from a port of the range, unless it is a reply that was translated before: by redirect, or on a device
+/// above this one.
+///
+/// A RST is not recorded: the host refuses a client with it whose port has no mapping yet.
+#[inline(always)]
+pub fn record_leaving<F: Family>(packet: &Packet<F>, tcp_flags: u8) {
+    let Some(config) = CONFIG.get(0) else { return };
+    let Packet { ports, headers, .. } = packet;
+    let (client_port, pod_port) = (u16::from_be(ports.destination), u16::from_be(ports.source));
+    let tuple = &FlowTuple::<F> { client: headers.destination, client_port, pod: headers.source, pod_port };
+    let protocol = headers.protocol;
+    if tcp_flags & tcp_flag::RST != 0 || is_translated_reply(config, tuple, protocol) {
+        return;
+    }
+    let hash = tuple.hash(config.seed, protocol);
+    if let Some(slot) = F::host_connection(host_connection::slot(hash)) {
+        let entry = host_connection::entry(hash, coarse_seconds());
+        // Other processors read the slot: it is written once per second.
+        if slot.load() != entry {
+            slot.store(entry);
+        }
+    }
+}
+
+/// Whether a packet without a conntrack entry belongs to a connection of the Node itself.
+#[inline(never)]
+pub fn is_host_connection<F: Family>(config: &Config, tuple: &FlowTuple<F>, protocol: u8) -> bool {
+    let hash = tuple.hash(config.seed, protocol);
+    F::host_connection(host_connection::slot(hash))
+        .is_some_and(|slot| host_connection::is_alive(slot.load(), hash, protocol, coarse_seconds()))
+}
+
+#[inline(always)]
+fn is_translated_reply<F: Family>(config: &Config, tuple: &FlowTuple<F>, protocol: u8) -> bool {
+    let frontend = Frontend { node_port: tuple.pod_port, protocol, pad: 0 };
+    let Some((backend, _)) = lookup_cache::backend::<F, STACK>(config, frontend) else { return false };
+    let tuple = FlowTuple::<F> {
+        client: tuple.client,
+        client_port: tuple.client_port,
+        pod: backend.addr,
+        pod_port: backend.port,
+    };
+    let key = F::flow_key(&tuple, protocol);
+    Flow::<F>::new(config.seed, &tuple, protocol, &key).is_some_and(|flow| flow.has_entry())
+}

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Lookup caches, see [`npl_common::lookup_cache`].
+
+use npl_common::{
+    config::Config,
+    lookup_cache::{checksum, no_next_hop, reply_checksum, slot},
+    mapping::{Endpoint, Frontend},
+    names::ABI_VERSION,
+    next_hop::PodNextHop,
+};
+
+use super::{maps::Family, tuple::Backend};
+use crate::base::{cell::Cell, clock::jiffies, mode::needs_next_hop};
+
+/// The epoch that cached copies are valid in.
+#[derive(Clone, Copy)]
+pub struct Epoch {
+    number: u32,
+    /// Always 0, but computed from the loaded epoch: a look-up whose key contains it cannot be executed ahead of that load, so that its
+    /// result is no older than the epoch.
+    pub zero: u8,
+}
+
+impl Epoch {
+    #[inline(always)]
+    pub fn now(config: &Config) -> Self {
+        // SAFETY: in the map's element, aligned; both halves are read as the one little-endian word that they are written as.
+        let both = unsafe { core::ptr::from_ref(config).cast::<u64>().add(Config::EPOCH_WORD).read_volatile() };
+        // An agent of another ABI has another configuration map; the compiler cannot know that the difference is 0.
+        Self { number: (both >> u32::BITS) as u32, zero: (both as u32).wrapping_sub(ABI_VERSION) as u8 }
+    }
+}
+
+/// The Pod behind a frontend and, for a program of a mode that needs it, the Pod's next hop: from the lookup cache, or from the maps
+/// and into the cache.
+#[inline(always)]
+pub fn backend<F: Family, const MODE: u8>(
+    config: &Config,
+    frontend: Frontend,
+) -> Option<(Backend<F>, Option<PodNextHop>)> {
+    let cached = F::cached_mapping(slot(frontend))?;
+    let Epoch { number, zero } = Epoch::now(config);
+    let frontend = Frontend { pad: zero, ..frontend };
+    if let Some(words) = load::<F>(cached, config, number, frontend) {
+        let (backend, next_hop) = F::from_cache_words(words);
+        if !needs_next_hop::<MODE>() || next_hop != no_next_hop::NOT_LOOKED_UP {
+            return Some((backend, reachable(next_hop)));
+        }
+    }
+    let value = F::mapping(frontend)?;
+    let backend = F::backend(value);
+    let next_hop = if needs_next_hop::<MODE>() {
+        F::next_hop(backend.addr).unwrap_or(no_next_hop::UNREACHABLE)
+    } else {
+        no_next_hop::NOT_LOOKED_UP
+    };
+    store(cached, config, number, frontend, F::cache_words(value, next_hop).as_ref());
+    Some((backend, reachable(next_hop)))
+}
+
+#[inline(always)]
+fn reachable(next_hop: PodNextHop) -> Option<PodNextHop> {
+    if next_hop.ifindex == 0 { None } else { Some(next_hop) }
+}
+
+#[inline(always)]
+fn load<F: Family>(cached: Cell<u64>, config: &Config, epoch: u32, frontend: Frontend) -> Option<F::CacheWords> {
+    let mut words = F::NO_CACHE_WORDS;
+    for (index, word) in words.as_mut().iter_mut().enumerate() {
+        *word = cached.at(index).load();
+    }
+    let expected = checksum(config, epoch, frontend, words.as_ref());
+    if cached.at(words.as_ref().len()).load() == expected { Some(words) } else { None }
+}
+
+#[inline(always)]
+fn store(cached: Cell<u64>, config: &Config, epoch: u32, frontend: Frontend, words: &[u64]) {
+    for (index, word) in words.iter().enumerate() {
+        cached.at(index).store(*word);
+    }
+    cached.at(words.len()).store(checksum(config, epoch, frontend, words));
+}
+
+/// The endpoint of a cached reply, if the copy is valid. `hash` and `entry` are the flow's.
+#[inline(always)]
+pub fn load_reply(cached: Cell<u64>, hash: u64, entry: u64, epoch: Epoch) -> Option<Endpoint> {
+    let (copy, sum) = (cached.load(), cached.at(1).load());
+    let endpoint = Endpoint { generation: copy as u32, stats_index: (copy >> u32::BITS) as u32 };
+    if sum == reply_checksum(hash, entry, epoch.number, jiffies(), &endpoint) { Some(endpoint) } else { None }
+}
+
+/// Invalidates a cached reply.
+#[inline(always)]
+pub fn invalidate_reply(cached: Cell<u64>) {
+    cached.at(1).store(0);
+}
+
+/// Caches a reply's endpoint.
+#[inline(always)]
+pub fn store_reply(cached: Cell<u64>, hash: u64, entry: u64, epoch: Epoch, endpoint: &Endpoint) {
+    cached.store(u64::from(endpoint.stats_index) << u32::BITS | u64::from(endpoint.generation));
+    cached.at(1).store(reply_checksum(hash, entry, epoch.number, jiffies(), endpoint));
+}

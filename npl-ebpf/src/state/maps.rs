@@ -1,0 +1,391 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Map access by family: the same body over the maps, keys and values of IPv4 and of IPv6.
+
+use core::mem::{offset_of, transmute};
+
+use aya_ebpf::btf_maps::lpm_trie::Key;
+use npl_common::{
+    config::Config,
+    flow::FlowState,
+    lookup_cache::CachedReply,
+    mapping::{Endpoint, Frontend},
+    next_hop::PodNextHop,
+    offload::StackSeen,
+};
+
+use super::tuple::{Backend, FlowTuple, SocketFlow};
+use crate::{
+    base::cell::Cell,
+    net::{V4, V6, family::SocketAddr, route::Routing},
+};
+
+/// A family with its maps.
+pub trait Family: Routing {
+    type FlowKey;
+    /// An entry of the flow table. A [`FlowState`] is its first field.
+    type FlowEntry: Copy;
+    type BackendValue: 'static;
+    /// The words of a cached mapping ahead of its checksum.
+    type CacheWords: AsRef<[u64]> + AsMut<[u64]> + Copy;
+    const NO_CACHE_WORDS: Self::CacheWords;
+
+    /// The index of the Node's primary address, if that is it: known without a look-up.
+    #[inline(always)]
+    fn primary_index(_config: &Config, _addr: Self::Addr) -> Option<u8> {
+        None
+    }
+    /// Whether an address is the Node's primary address.
+    #[inline(always)]
+    fn is_primary(_config: &Config, _addr: Self::Addr) -> bool {
+        false
+    }
+    /// The index of a node address; `None` for other addresses.
+    #[inline(always)]
+    fn node_address_index(config: &Config, addr: Self::Addr) -> Option<u8> {
+        match Self::primary_index(config, addr) {
+            Some(index) => Some(index),
+            None => Self::lookup_node_address(addr),
+        }
+    }
+    fn lookup_node_address(addr: Self::Addr) -> Option<u8>;
+    /// The node address of an index.
+    fn node_address(index: u8) -> Option<Self::Addr>;
+
+    fn mapping(frontend: Frontend) -> Option<&'static Self::BackendValue>;
+    fn backend(value: &Self::BackendValue) -> Backend<Self>;
+    /// Whether the source allow-list of a restricted mapping contains this source.
+    fn is_allowed(frontend: Frontend, source: Self::Addr) -> bool;
+    /// The sender of replies. `zero` can be an [`super::lookup_cache::Epoch`]'s.
+    fn endpoint(sender: &SocketAddr<Self>, protocol: u8, zero: u8) -> Option<&'static Endpoint>;
+    /// The next hop of a Pod that packets can be redirected to.
+    fn next_hop(addr: Self::Addr) -> Option<PodNextHop>;
+
+    /// A cached mapping's words: the copy, then the checksum.
+    fn cached_mapping(slot: u32) -> Option<Cell<u64>>;
+    fn cache_words(value: &Self::BackendValue, next_hop: PodNextHop) -> Self::CacheWords;
+    fn from_cache_words(words: Self::CacheWords) -> (Backend<Self>, PodNextHop);
+    /// A cached reply's words: the endpoint, then the checksum.
+    fn cached_reply(slot: u32) -> Option<Cell<u64>>;
+
+    fn flow_key(tuple: &FlowTuple<Self>, protocol: u8) -> Self::FlowKey;
+    /// The flow table's entry: memory of its type for as long as the program runs, also if another flow takes it.
+    fn flow_entry(key: &Self::FlowKey) -> Option<*mut Self::FlowEntry>;
+    fn new_flow_entry(state: FlowState, node: Self::Addr) -> Self::FlowEntry;
+    /// The node address of a flow's NAT address.
+    fn nat_address(entry: *mut Self::FlowEntry) -> Self::Addr;
+    /// `None` if the table refuses.
+    fn insert_flow(key: &Self::FlowKey, entry: &Self::FlowEntry) -> Option<()>;
+    /// `None` if there was no entry.
+    fn remove_flow(key: &Self::FlowKey) -> Option<()>;
+
+    fn half_open(slot: u32) -> Option<Cell<u64>>;
+    fn fragment(slot: u32) -> Option<Cell<u64>>;
+    fn host_connection(slot: u32) -> Option<Cell<u64>>;
+    fn unmapped(port: u16) -> Option<Cell<u64>>;
+    fn stack_seen(slot: u32) -> Option<*mut StackSeen>;
+
+    /// The NAT address that a local client connected to.
+    fn socket_rnat(flow: &SocketFlow<Self>) -> Option<SocketAddr<Self>>;
+    fn insert_socket_rnat(flow: &SocketFlow<Self>, nat: &SocketAddr<Self>);
+    fn remove_socket_rnat(flow: &SocketFlow<Self>);
+}
+
+/// An allow-list key for one address. The library's [`Key`] is packed, and would be written byte by byte.
+#[repr(C)]
+struct SourceKey<K> {
+    prefix_length: u32,
+    source: K,
+}
+
+impl<K> SourceKey<K> {
+    #[inline(always)]
+    const fn new(source: K) -> Self {
+        const { assert!(size_of::<Self>() == size_of::<Key<K>>(), "the same bytes") };
+        Self { prefix_length: size_of::<K>() as u32 * u8::BITS, source }
+    }
+
+    #[inline(always)]
+    const fn as_key(&self) -> &Key<K> {
+        // SAFETY: the same fields in the same places, and of less alignment.
+        unsafe { &*core::ptr::from_ref(self).cast::<Key<K>>() }
+    }
+}
+
+mod v4 {
+    use super::{SocketFlow, V4};
+    pub(super) use npl_common::{
+        flow::{FlowKeyV4 as FlowKey, FlowV4 as FlowEntry},
+        lookup_cache::CachedMappingV4 as CachedMapping,
+        mapping::{
+            BackendV4 as BackendValue, EndpointV4 as EndpointKey, NodeAddressV4 as NodeAddress, SourceV4 as Source,
+        },
+        next_hop::PodAddressV4 as PodAddress,
+        socket_rnat::{SocketRnatKeyV4 as SocketRnatKey, SocketRnatV4 as SocketRnat},
+    };
+
+    pub(super) use crate::base::maps::{
+        ALLOW_V4 as ALLOW, ENDPOINT_V4 as ENDPOINT, FLOW_V4 as FLOW, FRAGMENT_V4 as FRAGMENT,
+        HALF_OPEN_V4 as HALF_OPEN, HOST_CONNECTION_V4 as HOST_CONNECTION, LOOKUP_CACHE_V4 as LOOKUP_CACHE,
+        MAPPING_V4 as MAPPING, NEXT_HOP_V4 as NEXT_HOP, NODE_ADDRESS_INDEX_V4 as NODE_ADDRESS_INDEX,
+        NODE_ADDRESS_V4 as NODE_ADDRESS, REPLY_CACHE_V4 as REPLY_CACHE, SOCKET_RNAT_V4 as SOCKET_RNAT,
+        STACK_SEEN_V4 as STACK_SEEN, UNMAPPED_V4 as UNMAPPED,
+    };
+
+    pub(super) type Addr = u32;
+    pub(super) const UNSPECIFIED: Addr = 0;
+
+    #[inline(always)]
+    pub(super) const fn bytes(addr: Addr) -> [u8; 4] {
+        addr.to_ne_bytes()
+    }
+
+    #[inline(always)]
+    pub(super) const fn addr(bytes: &[u8; 4]) -> Addr {
+        u32::from_ne_bytes(*bytes)
+    }
+
+    #[inline(always)]
+    pub(super) fn socket_rnat_key(flow: &SocketFlow<V4>) -> SocketRnatKey {
+        SocketRnatKey { socket: flow.socket, pod_addr: bytes(flow.pod.addr), pod_port: flow.pod.port, pad: 0 }
+    }
+}
+
+mod v6 {
+    use super::{SocketFlow, V6};
+    pub(super) use npl_common::{
+        flow::{FlowKeyV6 as FlowKey, FlowV6 as FlowEntry},
+        lookup_cache::CachedMappingV6 as CachedMapping,
+        mapping::{
+            BackendV6 as BackendValue, EndpointV6 as EndpointKey, NodeAddressV6 as NodeAddress, SourceV6 as Source,
+        },
+        next_hop::PodAddressV6 as PodAddress,
+        socket_rnat::{SocketRnatKeyV6 as SocketRnatKey, SocketRnatV6 as SocketRnat},
+    };
+
+    pub(super) use crate::base::maps::{
+        ALLOW_V6 as ALLOW, ENDPOINT_V6 as ENDPOINT, FLOW_V6 as FLOW, FRAGMENT_V6 as FRAGMENT,
+        HALF_OPEN_V6 as HALF_OPEN, HOST_CONNECTION_V6 as HOST_CONNECTION, LOOKUP_CACHE_V6 as LOOKUP_CACHE,
+        MAPPING_V6 as MAPPING, NEXT_HOP_V6 as NEXT_HOP, NODE_ADDRESS_INDEX_V6 as NODE_ADDRESS_INDEX,
+        NODE_ADDRESS_V6 as NODE_ADDRESS, REPLY_CACHE_V6 as REPLY_CACHE, SOCKET_RNAT_V6 as SOCKET_RNAT,
+        STACK_SEEN_V6 as STACK_SEEN, UNMAPPED_V6 as UNMAPPED,
+    };
+
+    pub(super) type Addr = [u32; 4];
+    pub(super) const UNSPECIFIED: Addr = [0; 4];
+
+    #[inline(always)]
+    pub(super) fn bytes(addr: Addr) -> [u8; 16] {
+        // SAFETY: the same sixteen bytes in the same order.
+        unsafe { core::mem::transmute(addr) }
+    }
+
+    #[inline(always)]
+    #[expect(clippy::cast_ptr_alignment, reason = "map types are aligned to four bytes, and so are addresses in them")]
+    pub(super) fn addr(bytes: &[u8; 16]) -> Addr {
+        // SAFETY: every map type has such a field at a multiple of four bytes.
+        unsafe { *core::ptr::from_ref(bytes).cast::<Addr>() }
+    }
+
+    #[inline(always)]
+    pub(super) fn socket_rnat_key(flow: &SocketFlow<V6>) -> SocketRnatKey {
+        let pod_addr = bytes(flow.pod.addr);
+        SocketRnatKey { socket: flow.socket, pod_addr, pod_port: flow.pod.port, pad: 0, pad_to_word: 0 }
+    }
+}
+
+/// `$words` are the words of a cached mapping ahead of its checksum; `$more` are items that one family alone has.
+macro_rules! family_maps {
+    ($family:ty, $of:ident, $words:literal, { $($more:item)* }) => {
+        impl Family for $family {
+            type FlowKey = $of::FlowKey;
+            type FlowEntry = $of::FlowEntry;
+            type BackendValue = $of::BackendValue;
+            type CacheWords = [u64; $words];
+            const NO_CACHE_WORDS: Self::CacheWords = [0; $words];
+
+            $($more)*
+
+            #[inline(always)]
+            fn lookup_node_address(addr: Self::Addr) -> Option<u8> {
+                // SAFETY: the agent alone writes this map, and never changes an element in place.
+                let local = unsafe { $of::NODE_ADDRESS_INDEX.get(&$of::NodeAddress { addr: $of::bytes(addr) }) }?;
+                Some(local.index as u8)
+            }
+
+            #[inline(always)]
+            fn node_address(index: u8) -> Option<Self::Addr> {
+                let addr = $of::addr(&$of::NODE_ADDRESS.get(u32::from(index))?.addr);
+                if addr == $of::UNSPECIFIED { None } else { Some(addr) }
+            }
+
+            #[inline(always)]
+            fn mapping(frontend: Frontend) -> Option<&'static $of::BackendValue> {
+                // SAFETY: the agent alone writes this map; the kernel replaces an element as a whole.
+                unsafe { $of::MAPPING.get(&frontend) }
+            }
+
+            #[inline(always)]
+            fn backend(value: &$of::BackendValue) -> Backend<Self> {
+                Backend {
+                    addr: $of::addr(&value.pod_addr),
+                    port: value.pod_port,
+                    generation: value.generation,
+                    stats_index: value.stats_index,
+                    flags: value.flags,
+                }
+            }
+
+            #[inline(always)]
+            fn is_allowed(frontend: Frontend, source: Self::Addr) -> bool {
+                let key = SourceKey::new($of::Source { frontend, addr: $of::bytes(source) });
+                $of::ALLOW.get(key.as_key()).is_some()
+            }
+
+            #[inline(always)]
+            fn endpoint(sender: &SocketAddr<Self>, protocol: u8, zero: u8) -> Option<&'static Endpoint> {
+                let SocketAddr { addr, port } = *sender;
+                let key = $of::EndpointKey { pod_addr: $of::bytes(addr), pod_port: port, protocol, pad: zero };
+                // SAFETY: the agent alone writes this map; the kernel replaces an element as a whole.
+                unsafe { $of::ENDPOINT.get(&key) }
+            }
+
+            #[inline(always)]
+            fn next_hop(addr: Self::Addr) -> Option<PodNextHop> {
+                // SAFETY: the agent alone writes this map; the kernel replaces an element as a whole.
+                unsafe { $of::NEXT_HOP.get(&$of::PodAddress { addr: $of::bytes(addr) }) }.copied()
+            }
+
+            #[inline(always)]
+            fn cached_mapping(slot: u32) -> Option<Cell<u64>> {
+                $of::LOOKUP_CACHE.get_ptr_mut(slot).map(|slot| Cell::new(slot.cast()))
+            }
+
+            #[inline(always)]
+            fn cache_words(value: &$of::BackendValue, next_hop: PodNextHop) -> Self::CacheWords {
+                let copy = $of::CachedMapping { backend: *value, next_hop, ..$of::CachedMapping::NONE };
+                // SAFETY: the same bytes, of integers without padding.
+                let [words @ .., _checksum] = unsafe { transmute::<$of::CachedMapping, [u64; $words + 1]>(copy) };
+                words
+            }
+
+            #[inline(always)]
+            fn from_cache_words(words: Self::CacheWords) -> (Backend<Self>, PodNextHop) {
+                let mut with_checksum = [0; $words + 1];
+                with_checksum[..$words].copy_from_slice(&words);
+                // SAFETY: the same bytes, of integers without padding.
+                let copy = unsafe { transmute::<[u64; $words + 1], $of::CachedMapping>(with_checksum) };
+                (Self::backend(&copy.backend), copy.next_hop)
+            }
+
+            #[inline(always)]
+            fn cached_reply(slot: u32) -> Option<Cell<u64>> {
+                $of::REPLY_CACHE.get_ptr_mut(slot).map(|slot: *mut CachedReply| Cell::new(slot.cast()))
+            }
+
+            #[inline(always)]
+            fn flow_key(tuple: &FlowTuple<Self>, protocol: u8) -> $of::FlowKey {
+                $of::FlowKey {
+                    client_addr: $of::bytes(tuple.client),
+                    pod_addr: $of::bytes(tuple.pod),
+                    client_port: tuple.client_port,
+                    pod_port: tuple.pod_port,
+                    protocol: u32::from(protocol),
+                }
+            }
+
+            #[inline(always)]
+            fn flow_entry(key: &$of::FlowKey) -> Option<*mut $of::FlowEntry> {
+                $of::FLOW.get_ptr_mut(key)
+            }
+
+            #[inline(always)]
+            fn new_flow_entry(state: FlowState, node: Self::Addr) -> $of::FlowEntry {
+                $of::FlowEntry::new(state, $of::bytes(node))
+            }
+
+            #[inline(always)]
+            fn nat_address(entry: *mut $of::FlowEntry) -> Self::Addr {
+                // SAFETY: see `flow_entry`; the address of an entry never changes in place but with the whole entry.
+                $of::addr(&unsafe { (&raw const (*entry).node_addr).read() })
+            }
+
+            #[inline(always)]
+            fn insert_flow(key: &$of::FlowKey, entry: &$of::FlowEntry) -> Option<()> {
+                $of::FLOW.insert(key, entry, 0).ok()
+            }
+
+            #[inline(always)]
+            fn remove_flow(key: &$of::FlowKey) -> Option<()> {
+                $of::FLOW.remove(key).ok()
+            }
+
+            #[inline(always)]
+            fn half_open(slot: u32) -> Option<Cell<u64>> {
+                $of::HALF_OPEN.get_ptr_mut(slot).map(Cell::new)
+            }
+
+            #[inline(always)]
+            fn fragment(slot: u32) -> Option<Cell<u64>> {
+                $of::FRAGMENT.get_ptr_mut(slot).map(Cell::new)
+            }
+
+            #[inline(always)]
+            fn host_connection(slot: u32) -> Option<Cell<u64>> {
+                $of::HOST_CONNECTION.get_ptr_mut(slot).map(Cell::new)
+            }
+
+            #[inline(always)]
+            fn unmapped(port: u16) -> Option<Cell<u64>> {
+                $of::UNMAPPED.get_ptr_mut(u32::from(port)).map(Cell::new)
+            }
+
+            #[inline(always)]
+            fn stack_seen(slot: u32) -> Option<*mut StackSeen> {
+                $of::STACK_SEEN.get_ptr_mut(slot)
+            }
+
+            #[inline(always)]
+            fn socket_rnat(flow: &SocketFlow<Self>) -> Option<SocketAddr<Self>> {
+                let key = $of::socket_rnat_key(flow);
+                // SAFETY: an element of a preallocated map; one that changes meanwhile shows one of two NAT addresses of the
+                // same socket.
+                let nat = unsafe { $of::SOCKET_RNAT.get(&key) }?;
+                Some(SocketAddr { addr: $of::addr(&nat.node_addr), port: nat.node_port })
+            }
+
+            #[inline(always)]
+            fn insert_socket_rnat(flow: &SocketFlow<Self>, nat: &SocketAddr<Self>) {
+                let key = $of::socket_rnat_key(flow);
+                let value = $of::SocketRnat { node_addr: $of::bytes(nat.addr), node_port: nat.port, pad: 0 };
+                // Without an entry the client sees the Pod's address; the connection works.
+                let _refused = $of::SOCKET_RNAT.insert(&key, &value, 0);
+            }
+
+            #[inline(always)]
+            fn remove_socket_rnat(flow: &SocketFlow<Self>) {
+                let key = $of::socket_rnat_key(flow);
+                let _missing = $of::SOCKET_RNAT.remove(&key);
+            }
+        }
+    };
+}
+
+/// Index of the configuration's 64-bit word that has the primary address and its index.
+const PRIMARY_WORD: usize = offset_of!(Config, primary_v4) / size_of::<u64>();
+
+family_maps!(V4, v4, 3, {
+    #[inline(always)]
+    fn is_primary(config: &Config, addr: u32) -> bool {
+        u32::from_ne_bytes(config.primary_v4) == addr
+    }
+
+    #[inline(always)]
+    fn primary_index(config: &Config, addr: u32) -> Option<u8> {
+        // SAFETY: in the map's element, aligned; address and index are read as the one little-endian word that they are
+        // written as.
+        let primary = unsafe { core::ptr::from_ref(config).cast::<u64>().add(PRIMARY_WORD).read_volatile() };
+        if primary as u32 == addr && addr != 0 { Some((primary >> u32::BITS) as u8) } else { None }
+    }
+});
+
+family_maps!(V6, v6, 5, {});

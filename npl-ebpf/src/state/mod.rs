@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! State between packets: connection tracking, fragment tracking, lookup caches, host connections. Imports `base` and `net`.
+
+pub mod conntrack;
+pub mod fragment;
+pub mod fragment_buffer;
+pub mod half_open_slots;
+pub mod host_connection;
+pub mod lookup_cache;
+pub mod maps;
+pub mod sctp_reassembly;
+pub mod stack_seen;
+pub mod tuple;
+pub mod unmapped;

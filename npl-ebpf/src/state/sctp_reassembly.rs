@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! The SCTP reassembly buffer: first fragments of SCTP, whose checksum depends on the datagram's length, until the last fragment
+//! shows that length.
+//!
+//! The last fragment's skb is overwritten with the saved first one, which is re-injected with the length known. The fragments in between
+//! pass meanwhile; reassembly at the receiver waits for the last one anyway.
+
+use core::num::NonZeroUsize;
+
+use aya_ebpf::{
+    bindings::{__sk_buff, BPF_CSUM_LEVEL_RESET, BPF_F_INGRESS},
+    helpers::generated::{bpf_clone_redirect, bpf_csum_level},
+    programs::TcContext,
+};
+use npl_common::{
+    fragment_buffer::{LAST, LENGTH_MASK, REINJECTED, SavedFrame, WAIT_NS, WAITING, sctp_slot},
+    mapping::protocol,
+};
+
+use super::fragment_buffer::{self, key, load_frame, save_frame};
+use crate::{
+    base::{
+        cell::field,
+        clock::nanoseconds,
+        context::skb,
+        maps::{FRAGMENT_BUFFER, SCTP_BUFFER},
+    },
+    net::{
+        family::{HeaderChain, HeaderLayout, Headers},
+        sctp,
+    },
+};
+
+/// Looks up the length of the datagram whose first fragment this is, and saves a copy of the fragment if the length is unknown.
+#[inline(always)]
+pub fn begin<const ON_ARRIVAL: bool>(ctx: &TcContext, hash: u64) {
+    set_noted(npl_sctp_lookup(skb(ctx), key::<ON_ARRIVAL>(hash)));
+}
+
+/// The end of the datagram that a first fragment begins: as the last fragment showed, or as the fragment's own chunks suggest if it does
+/// not wait. For a fragment that waits, its own end: it gets its checksum when it is re-injected.
+#[inline(always)]
+pub fn datagram_end<F: HeaderLayout>(ctx: &TcContext, chain: &HeaderChain<F>) -> Option<NonZeroUsize> {
+    NonZeroUsize::new(npl_sctp_end(skb(ctx), chain.headers.l4 as u32, chain.end as u32) as usize)
+}
+
+/// Whether the packet was re-injected, and counted before.
+#[inline(always)]
+pub fn is_reinjected<F: HeaderLayout>(headers: &Headers<F>) -> bool {
+    !headers.is_fast_path && npl_sctp_noted() & REINJECTED != 0
+}
+
+/// Holds the saved first fragment in the buffer if it was translated; whether it did.
+#[inline(always)]
+pub fn hold_noted() -> bool {
+    npl_sctp_wait() != 0
+}
+
+/// Whether this is the first fragment of an SCTP packet.
+#[inline(always)]
+pub const fn is_first<F: HeaderLayout>(chain: &HeaderChain<F>) -> bool {
+    chain.fragment.is_first && chain.fragment.content == protocol::SCTP
+}
+
+/// Whether this can be the last fragment of an SCTP packet. A later IPv6 fragment need not name its protocol.
+#[inline(always)]
+pub const fn may_be_last<F: HeaderLayout>(chain: &HeaderChain<F>) -> bool {
+    chain.fragment.is_last && (chain.fragment.content == protocol::SCTP || chain.fragment.protocol == 0)
+}
+
+/// Notes a last fragment for [`reinject_first`]: the two steps do not share a stack frame.
+#[inline(always)]
+pub fn note_last<F: HeaderLayout, const ON_ARRIVAL: bool>(hash: u64, chain: &HeaderChain<F>) {
+    let is_sctp = if chain.fragment.content == protocol::SCTP { WAITING } else { 0 };
+    if let Some(last) = FRAGMENT_BUFFER.get_ptr_mut(LAST) {
+        field!(last, hash).store(key::<ON_ARRIVAL>(hash));
+        field!(last, datagram_length).store(chain.datagram_length() as u32 & LENGTH_MASK | is_sctp);
+    }
+}
+
+/// Re-injects the first fragment that waits for the noted last one; `false` if the last fragment was lost by that.
+#[inline(always)]
+pub fn reinject_first<const ON_ARRIVAL: bool>(skb: *mut __sk_buff) -> bool {
+    let Some(last) = FRAGMENT_BUFFER.get_ptr_mut(LAST) else { return true };
+    let (key, length) = (field!(last, hash).replace(0), field!(last, datagram_length).replace(0));
+    let direction = if ON_ARRIVAL { BPF_F_INGRESS } else { 0 };
+    key == 0 || npl_sctp_recall(skb, key, length, direction) == 0
+}
+
+/// See [`begin`]. Exported, so that the verifier checks the function by itself.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn npl_sctp_lookup(skb: *mut __sk_buff, key: u64) -> u32 {
+    let Some(slot) = SCTP_BUFFER.get_ptr_mut(sctp_slot(key)) else { return 0 };
+    let hash = field!(slot, hash);
+    let is_same = is_fresh(slot) && hash.load() == key;
+    if !is_same && is_occupied(slot) {
+        return 0;
+    }
+    hash.store(0);
+    let length = field!(slot, datagram_length).load();
+    if is_same && length != 0 {
+        return length;
+    }
+    if save_frame(skb, slot).is_ok() { WAITING } else { 0 }
+}
+
+/// See [`noted`]. Exported as [`npl_sctp_lookup`] is, and because its callers have no stack left.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn npl_sctp_noted() -> u32 {
+    noted()
+}
+
+/// See [`hold_noted`]. Exported as [`npl_sctp_lookup`] is.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn npl_sctp_wait() -> u32 {
+    let waits = noted() & WAITING != 0;
+    set_noted(0);
+    let key = fragment_buffer::noted();
+    if !waits || key == 0 {
+        return 0;
+    }
+    let Some(slot) = SCTP_BUFFER.get_ptr_mut(sctp_slot(key)) else { return 0 };
+    // Two processors that write one slot at the same time mix two packets, which the receiver's checksum drops.
+    field!(slot, time).store(nanoseconds());
+    field!(slot, datagram_length).store(0);
+    field!(slot, hash).store(key);
+    1
+}
+
+/// See [`datagram_end`]; 0 if unknown. Exported as [`npl_sctp_lookup`] is: otherwise the verifier checks all that follows the call once
+/// more for each chunk.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn npl_sctp_end(skb: *mut __sk_buff, l4: u32, end: u32) -> u32 {
+    let noted = noted();
+    match noted & LENGTH_MASK {
+        0 if noted & WAITING != 0 => end,
+        0 => sctp::end_of_cut_chunk(&TcContext::new(skb), l4, end),
+        length => l4 + length,
+    }
+}
+
+/// See [`reinject_first`]; 1 if the fragment at hand is lost. Exported as [`npl_sctp_lookup`] is.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn npl_sctp_recall(skb: *mut __sk_buff, key: u64, length: u32, direction: u32) -> u32 {
+    let (Some(first), Some(last)) = (SCTP_BUFFER.get_ptr_mut(sctp_slot(key)), FRAGMENT_BUFFER.get_ptr_mut(LAST)) else {
+        return 0;
+    };
+    let (time, known_length, hash) = (field!(first, time), field!(first, datagram_length), field!(first, hash));
+    let is_same = is_fresh(first) && hash.load() == key;
+    if !is_same || known_length.load() != 0 {
+        if length & WAITING != 0 && (is_same || !is_occupied(first)) {
+            // The last fragment may arrive ahead of the first one, which then need not wait.
+            time.store(nanoseconds());
+            known_length.store(length & LENGTH_MASK);
+            hash.store(key);
+        }
+        return 0;
+    }
+    if save_frame(skb, last).is_err() {
+        return 0;
+    }
+    time.store(nanoseconds());
+    known_length.store(length & LENGTH_MASK | REINJECTED);
+    // The device has not verified the checksum of a re-injected packet.
+    // SAFETY: the context is valid. The helper fails where there is no level to reset.
+    let _level = unsafe { bpf_csum_level(skb, u64::from(BPF_CSUM_LEVEL_RESET)) };
+    if load_frame(skb, first).is_ok() {
+        // SAFETY: the context is valid. A full queue drops the fragment, as on any device.
+        let _lost = unsafe { bpf_clone_redirect(skb, (*skb).ifindex, u64::from(direction)) };
+    }
+    u32::from(load_frame(skb, last).is_err())
+}
+
+/// Whether a slot's content has not expired.
+#[inline(always)]
+fn is_fresh(slot: *mut SavedFrame) -> bool {
+    field!(slot, hash).load() != 0 && nanoseconds().wrapping_sub(field!(slot, time).load()) < WAIT_NS
+}
+
+/// Whether a slot has a first fragment that waits or is being re-injected. A length without a fragment yields the slot.
+#[inline(always)]
+fn is_occupied(slot: *mut SavedFrame) -> bool {
+    let length = field!(slot, datagram_length).load();
+    is_fresh(slot) && (length == 0 || length & REINJECTED != 0)
+}
+
+/// Notes the known length, or a flag, for the first fragment at hand.
+#[inline(always)]
+fn set_noted(length: u32) {
+    if let Some(last) = FRAGMENT_BUFFER.get_ptr_mut(LAST) {
+        field!(last, datagram_length).store(length);
+    }
+}
+
+/// The value of [`set_noted`]; 0 for all packets but first fragments of SCTP.
+#[inline(always)]
+fn noted() -> u32 {
+    FRAGMENT_BUFFER.get_ptr_mut(LAST).map_or(0, |last| field!(last, datagram_length).load())
+}

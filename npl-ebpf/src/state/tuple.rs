@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Flow tuples, NAT addresses and backends.
+
+use npl_common::mapping::{FLAG_RESTRICTED, Frontend};
+
+use super::maps::Family;
+use crate::net::family::{HeaderLayout, SocketAddr};
+
+/// Client and Pod endpoints of a flow; ports in host byte order.
+pub struct FlowTuple<F: HeaderLayout> {
+    pub client: F::Addr,
+    pub client_port: u16,
+    pub pod: F::Addr,
+    pub pod_port: u16,
+}
+
+impl<F: HeaderLayout> FlowTuple<F> {
+    /// The seeded hash of the flow, which chooses its slots and is its tag in every array.
+    #[inline(always)]
+    pub fn hash(&self, seed: u64, protocol: u8) -> u64 {
+        let rest = u64::from(self.client_port) << 32 | u64::from(self.pod_port) << 8 | u64::from(protocol);
+        F::hash(seed, self.client, self.pod, rest)
+    }
+}
+
+/// The node address and node port that a client uses.
+pub struct NatAddress<F: HeaderLayout> {
+    pub addr: F::Addr,
+    /// Index of `addr` among the node addresses.
+    pub addr_index: u8,
+    /// Host byte order.
+    pub port: u16,
+}
+
+/// The Pod behind a mapping.
+pub struct Backend<F: Family> {
+    pub addr: F::Addr,
+    /// Host byte order.
+    pub port: u16,
+    pub generation: u32,
+    pub stats_index: u32,
+    /// Bit set of `FLAG_*`.
+    pub flags: u16,
+}
+
+impl<F: Family> Backend<F> {
+    /// Whether the mapping's source allow-list excludes this source.
+    #[inline(always)]
+    pub fn refuses(&self, frontend: Frontend, source: F::Addr) -> bool {
+        self.flags & FLAG_RESTRICTED != 0 && !F::is_allowed(frontend, source)
+    }
+}
+
+/// A local client's socket, and the Pod that it is connected to.
+pub struct SocketFlow<F: HeaderLayout> {
+    pub socket: u64,
+    pub pod: SocketAddr<F>,
+}

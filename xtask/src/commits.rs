@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Commit subjects follow CONTRIBUTING.md: `area: imperative summary`, at most 72 characters.
+
+use std::process::Command;
+
+use anyhow::{Result, bail};
+
+use crate::{paths, process};
+
+/// The rule holds for commits after this one: earlier subjects are longer and stay as they are.
+const BEGINNING: &str = "58ae001b7ccfb3d0604e3a0a94ef78cd59e4e560";
+
+/// The number of commits that are checked.
+const CHECKED: &str = "-50";
+
+/// The longest subject, in characters.
+const LONGEST: usize = 72;
+
+const AREAS: [&str; 9] = ["common", "ebpf", "core", "agent", "testkit", "xtask", "deploy", "docs", "ci"];
+
+/// Checks the subjects of the last commits except merges; does nothing where git or the history is missing.
+pub(crate) fn check() -> Result<()> {
+    let range = format!("{BEGINNING}..HEAD");
+    let Ok(subjects) = process::ask(git().args(["log", "--no-merges", "--format=%s", CHECKED, &range])) else {
+        process::detail("git or the commits are missing here, as in a shallow clone: nothing is checked");
+        return Ok(());
+    };
+    let problems: Vec<String> = subjects.lines().filter_map(problem).collect();
+    if !problems.is_empty() {
+        bail!("{}", problems.join("; "));
+    }
+    Ok(())
+}
+
+fn git() -> Command {
+    let mut command = Command::new("git");
+    command.arg("-C").arg(paths::root());
+    command
+}
+
+fn problem(subject: &str) -> Option<String> {
+    let length = subject.chars().count();
+    let area = subject.split_once(": ").map(|(area, _)| area);
+    let rule = if length > LONGEST {
+        format!("has {length} characters, and {LONGEST} are allowed")
+    } else if subject.split(|c: char| !c.is_alphanumeric()).any(|word| word.eq_ignore_ascii_case("wip")) {
+        "describes unfinished work: squash it".to_owned()
+    } else if area.is_none_or(|area| !AREAS.contains(&area)) {
+        format!("does not begin with an area and a colon; areas are {}", AREAS.join(", "))
+    } else {
+        return None;
+    };
+    Some(format!("the commit subject `{subject}` {rule}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LONGEST, problem};
+
+    #[test]
+    fn subjects_with_an_area_are_accepted() {
+        for subject in ["xtask: check commit subjects", "docs: changelog: ABI 2", "ebpf: wipe the buffer"] {
+            assert_eq!(problem(subject), None);
+        }
+        assert_eq!(problem(&format!("ci: {}", "x".repeat(LONGEST - 4))), None);
+    }
+
+    #[test]
+    fn other_subjects_are_refused_with_the_reason() {
+        for (subject, expected) in [
+            ("wip", "describes unfinished work"),
+            ("agent: WIP: ports", "describes unfinished work"),
+            ("merge bench", "does not begin with an area"),
+            ("datapath: rewrite", "areas are common, ebpf"),
+            (&format!("ci: {}", "ü".repeat(LONGEST)), "has 76 characters, and 72 are allowed"),
+        ] {
+            let problem = problem(subject).unwrap();
+            assert!(problem.contains(expected), "{problem}");
+        }
+    }
+}

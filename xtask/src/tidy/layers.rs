@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Imports go one way: from higher to lower layers in the kernel programs, and without circles in the agent.
+//!
+//! Tests are left out: they may use anything.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::Finding;
+use super::rust_code::{identifiers, paths, without_comments};
+use super::tree::Tree;
+
+const KERNEL_PROGRAMS: &str = "npl-ebpf/src/";
+const AGENT: &str = "npl-agent/src/";
+
+/// The layers of the kernel programs, from the lowest to the highest; `main.rs` is above them.
+const LAYERS: [&str; 5] = ["base", "net", "state", "act", "path"];
+
+/// The folder of the agent that imports no other one.
+const CORE: &str = "core";
+
+pub(super) fn check(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for file in files(tree, KERNEL_PROGRAMS) {
+        findings.extend(check_layers(&file));
+    }
+    let agent = files(tree, AGENT);
+    for file in agent.iter().filter(|file| file.top() == Some(CORE)) {
+        let others = file.used.iter().filter(|used| *used != CORE);
+        findings.extend(others.map(|used| {
+            Finding::error(
+                file.path,
+                format!("`{CORE}` imports no other module of the agent, but uses `crate::{used}`"),
+            )
+        }));
+    }
+    findings.extend(circles(&graph(&agent)));
+    findings
+}
+
+/// A source file, its place in the crate's module tree, and the top-level modules of the crate that it uses.
+struct File<'a> {
+    path: &'a str,
+    module: Vec<&'a str>,
+    used: BTreeSet<String>,
+}
+
+impl<'a> File<'a> {
+    /// The top-level module that the file belongs to; none for the root of the crate.
+    fn top(&self) -> Option<&'a str> {
+        self.module.first().copied()
+    }
+}
+
+/// The files of a crate without its tests and without other programs of the package.
+fn files<'a>(tree: &'a Tree, source: &'static str) -> Vec<File<'a>> {
+    let all: Vec<_> = tree
+        .below(source, ".rs")
+        .map(|(path, text)| (path, module_of(path.strip_prefix(source).unwrap_or(path)), text))
+        .filter(|(_, module, _)| module.first() != Some(&"bin"))
+        .collect();
+    let tests: Vec<Vec<&str>> = all.iter().flat_map(|(_, module, text)| test_modules(module, text)).collect();
+    let is_test = |module: &Vec<&str>| tests.iter().any(|test| module.starts_with(test));
+    let code = all.into_iter().filter(|(_, module, _)| !is_test(module));
+    code.map(|(path, module, text)| File { path, used: used(&module, text), module }).collect()
+}
+
+/// `a/b.rs` and `a/b/mod.rs` are `[a, b]`; `lib.rs` and `main.rs` are the root.
+fn module_of(path: &str) -> Vec<&str> {
+    let mut parts: Vec<&str> = path.trim_end_matches(".rs").split('/').collect();
+    if matches!(parts.as_slice(), [.., "mod"] | ["lib" | "main"]) {
+        parts.pop();
+    }
+    parts
+}
+
+/// Modules in files of their own that are compiled for tests only.
+fn test_modules<'a>(module: &[&'a str], text: &'a str) -> Vec<Vec<&'a str>> {
+    let declarations = text.split("#[cfg(test)]").skip(1).filter_map(|rest| rest.split(';').next());
+    let names = declarations.filter(|it| !it.contains('{')).filter_map(|it| {
+        let mut words = identifiers(it).skip_while(|word| *word != "mod");
+        words.next().and(words.next())
+    });
+    names.map(|name| [module, &[name]].concat()).collect()
+}
+
+/// The names below `crate::` that the code uses, also where it reaches them by `super::`.
+fn used(module: &[&str], text: &str) -> BTreeSet<String> {
+    let code = without_comments(text);
+    let code = code.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    let mut used = BTreeSet::new();
+    for path in paths(code) {
+        let mut segments = path.split("::").skip_while(|it| *it == "self").peekable();
+        let mut depth = module.len();
+        let is_relative = segments.peek() == Some(&"super");
+        while segments.next_if_eq(&"super").is_some() {
+            depth = depth.saturating_sub(1);
+        }
+        let is_at_root = if is_relative { depth == 0 } else { segments.next_if_eq(&"crate").is_some() };
+        let name = segments.next().filter(|_| is_at_root);
+        used.extend(name.map(|it| it.trim_matches(['!', '*']).to_owned()).filter(|it| !it.is_empty()));
+    }
+    used
+}
+
+fn check_layers(file: &File<'_>) -> Vec<Finding> {
+    let Some(own) = file.top() else { return Vec::new() };
+    let rank = |name: &str| LAYERS.iter().position(|layer| *layer == name);
+    let Some(own_rank) = rank(own) else {
+        let folders = LAYERS.join(", ");
+        return vec![Finding::error(file.path, format!("the file is in none of the folders {folders}"))];
+    };
+    let refused = file.used.iter().filter_map(|used| match rank(used) {
+        Some(other) if other <= own_rank => None,
+        Some(_) => Some(format!("`{own}` is below `{used}` and may not use it")),
+        None => Some(format!("`{own}` is below main.rs and may not use `crate::{used}` of it")),
+    });
+    refused.map(|rule| Finding::error(file.path, rule)).collect()
+}
+
+/// For each top-level module, those that it uses, each with a file that does.
+type Graph<'a> = BTreeMap<&'a str, BTreeMap<&'a str, &'a str>>;
+
+fn graph<'a>(files: &'a [File<'a>]) -> Graph<'a> {
+    let mut graph: Graph<'a> = files.iter().filter_map(|file| Some((file.top()?, BTreeMap::new()))).collect();
+    let known: BTreeSet<&str> = graph.keys().copied().collect();
+    for file in files {
+        let Some(own) = file.top() else { continue };
+        for used in &file.used {
+            let Some(other) = known.get(used.as_str()).filter(|other| **other != own) else { continue };
+            graph.entry(own).or_default().entry(other).or_insert(file.path);
+        }
+    }
+    graph
+}
+
+/// The shortest circle through each module, each circle once.
+fn circles(graph: &Graph<'_>) -> Vec<Finding> {
+    let mut seen = BTreeSet::new();
+    let mut findings = Vec::new();
+    for start in graph.keys() {
+        let Some(circle) = circle_through(graph, start) else { continue };
+        if seen.insert(circle.iter().copied().collect::<BTreeSet<_>>()) {
+            let ends = circle.iter().zip(circle.iter().skip(1).chain(circle.first()));
+            let uses: Vec<String> =
+                ends.filter_map(|(from, to)| Some(format!("{} uses `{to}`", graph.get(from)?.get(to)?))).collect();
+            let rule = format!("its top-level modules import each other in a circle: {}", uses.join(", "));
+            findings.push(Finding::error(AGENT, rule));
+        }
+    }
+    findings
+}
+
+fn circle_through<'a>(graph: &Graph<'a>, start: &'a str) -> Option<Vec<&'a str>> {
+    let mut waiting = VecDeque::from([vec![start]]);
+    let mut reached = BTreeSet::new();
+    while let Some(path) = waiting.pop_front() {
+        for next in path.last().and_then(|last| graph.get(last)).into_iter().flat_map(BTreeMap::keys) {
+            if *next == start {
+                return Some(path);
+            }
+            if reached.insert(*next) {
+                waiting.push_back([path.as_slice(), &[*next]].concat());
+            }
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Tree, check};
+
+    fn found(files: &[(&str, &str)]) -> Vec<String> {
+        check(&Tree::of(files)).into_iter().map(|it| format!("{}: {}", it.place, it.rule)).collect()
+    }
+
+    #[test]
+    fn a_layer_may_use_itself_and_lower_ones() {
+        let files = [
+            ("npl-ebpf/src/main.rs", "mod base;\nuse crate::path::xdp;"),
+            ("npl-ebpf/src/base/mod.rs", "use npl_common::config;\nuse crate::base::clock;"),
+            ("npl-ebpf/src/act/rewrite/mod.rs", "use crate::{base::{clock, maps::{self}}, net::Headers, state};"),
+            (
+                "npl-ebpf/src/path/reply.rs",
+                "// use crate::main\nfn f() { crate::act::redirect::f(); super::request::g() }",
+            ),
+            ("npl-ebpf/src/bin/npl-traffic.rs", "use crate::anything;"),
+        ];
+        assert_eq!(found(&files), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_layer_that_uses_a_higher_one_is_found() {
+        for (code, expected) in [
+            ("use crate::path::xdp;", "`net` is below `path` and may not use it"),
+            ("use crate::{base::clock, act::{redirect as r}};", "`net` is below `act` and may not use it"),
+            ("fn f() { crate::state::conntrack::f() }", "`net` is below `state` and may not use it"),
+            ("use super::super::state;", "`net` is below `state` and may not use it"),
+            ("use crate::Verdict;", "`net` is below main.rs and may not use `crate::Verdict` of it"),
+        ] {
+            assert_eq!(found(&[("npl-ebpf/src/net/tcp.rs", code)]), [format!("npl-ebpf/src/net/tcp.rs: {expected}")]);
+        }
+    }
+
+    #[test]
+    fn a_file_outside_of_the_layers_is_found() {
+        let expected = "npl-ebpf/src/flow.rs: the file is in none of the folders base, net, state, act, path";
+        assert_eq!(found(&[("npl-ebpf/src/flow.rs", "")]), [expected]);
+    }
+
+    #[test]
+    fn a_circle_of_the_agent_is_reported_once_with_the_files_that_close_it() {
+        let files = [
+            ("npl-agent/src/lib.rs", "mod kube;\nmod metrics;\nmod http;\nmod core;"),
+            ("npl-agent/src/kube/watch.rs", "use crate::{core::model::Pod, metrics::{self, Watch}};"),
+            ("npl-agent/src/metrics/mod.rs", "use crate::http::Page;"),
+            ("npl-agent/src/http/mod.rs", "fn f() { crate::kube::watch::g() }"),
+            ("npl-agent/src/core/model.rs", "use crate::core::ports;"),
+            ("npl-agent/src/sockets.rs", "use crate::kube;"),
+        ];
+        assert_eq!(
+            found(&files),
+            [
+                "npl-agent/src/: its top-level modules import each other in a circle: npl-agent/src/http/mod.rs uses `kube`, \
+              npl-agent/src/kube/watch.rs uses `metrics`, npl-agent/src/metrics/mod.rs uses `http`"
+            ]
+        );
+    }
+
+    #[test]
+    fn the_core_imports_no_other_module() {
+        let rule = "`core` imports no other module of the agent, but uses `crate::kube`";
+        assert_eq!(
+            found(&[("npl-agent/src/core/model.rs", "use crate::kube::Pod;"), ("npl-agent/src/kube/mod.rs", "")]),
+            [format!("npl-agent/src/core/model.rs: {rule}")]
+        );
+    }
+
+    #[test]
+    fn tests_may_use_anything() {
+        let files = [
+            (
+                "npl-agent/src/kube/mod.rs",
+                "use crate::core;\n#[cfg(test)]\npub(crate) mod mock;\n#[cfg(test)]\nmod tests;",
+            ),
+            ("npl-agent/src/kube/mock.rs", "use crate::metrics;"),
+            ("npl-agent/src/kube/tests/a.rs", "use crate::metrics;"),
+            ("npl-agent/src/core/mod.rs", "#[cfg(test)]\nmod tests {\n    use crate::metrics;\n}"),
+            ("npl-agent/src/metrics/mod.rs", "use crate::kube;"),
+        ];
+        assert_eq!(found(&files), Vec::<String>::new());
+    }
+}
