@@ -287,8 +287,10 @@ impl<'k, F: Family> Flow<'k, F> {
         nat: &NatAddress<F>,
         endpoint: &Endpoint,
     ) -> Transition {
-        let state = State::half_open(half_open::phase(entry));
-        let (state, action) = step(state, Event::from_pod(self.protocol, tcp_flags));
+        // An established entry here is one that the flow table has evicted: the exchange starts over.
+        let phase = half_open::phase(entry);
+        let phase = if phase.is(Phase::ESTABLISHED) { Phase::REQUESTED } else { phase };
+        let (state, action) = step(State::half_open(phase), Event::from_pod(self.protocol, tcp_flags));
         match action {
             Action::Establish => {
                 let nat = NatAddress { ..*nat };
