@@ -215,7 +215,7 @@ pub fn examine(facts: &Facts) -> Vec<Finding> {
     findings.extend([
         sysctls::rp_filter(facts),
         sysctls::conntrack_liberal(&facts.sysctls),
-        sysctls::conntrack_silence(&facts.sysctls),
+        sysctls::conntrack_timeouts(&facts.sysctls),
         sysctls::port_range(facts),
     ]);
     findings.extend([guard::masquerading(facts), guard::reply_routes(facts)]);

@@ -111,7 +111,7 @@ pub(super) fn conntrack_liberal(sysctls: &Sysctls) -> Finding {
 }
 
 /// Connection tracking does not see every acknowledgement of offloaded connections.
-pub(super) fn conntrack_silence(sysctls: &Sysctls) -> Finding {
+pub(super) fn conntrack_timeouts(sysctls: &Sysctls) -> Finding {
     let key = "conntrack_timeouts";
     let (unacknowledged, established) = match (&sysctls.tcp_unacknowledged, &sysctls.tcp_established) {
         (Setting::Missing, _) | (_, Setting::Missing) => return Finding::ok(key, "connection tracking is not loaded"),
