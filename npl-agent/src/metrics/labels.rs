@@ -26,7 +26,7 @@ pub enum OpOutcome {
 }
 
 impl OpOutcome {
-    const fn as_str(self) -> &'static str {
+    pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Done => "done",
             Self::PortTaken => "port_taken",
@@ -59,7 +59,7 @@ pub enum PatchOutcome {
 }
 
 impl PatchOutcome {
-    const fn as_str(self) -> &'static str {
+    pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Patched => "patched",
             Self::Gone => "gone",
@@ -89,7 +89,7 @@ pub enum EventOutcome {
 }
 
 impl EventOutcome {
-    const fn as_str(self) -> &'static str {
+    pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Created => "created",
             Self::Repeated => "repeated",
@@ -188,7 +188,7 @@ impl OpName {
         }
     }
 
-    const fn as_str(self) -> &'static str {
+    pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Reserve => "reserve",
             Self::AllowSources => "allow_sources",
@@ -210,7 +210,7 @@ pub(super) enum PortState {
 }
 
 impl PortState {
-    const fn as_str(self) -> &'static str {
+    pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Used => "used",
             Self::Free => "free",
@@ -226,7 +226,7 @@ pub(super) enum DeviceState {
 }
 
 impl DeviceState {
-    const fn as_str(self) -> &'static str {
+    pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Attached => "attached",
             Self::Failed => "failed",

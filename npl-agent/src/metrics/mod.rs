@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The agent's metrics. Every label has a closed set of values; none names a Pod.
 
+mod catalog;
 mod datapath;
 mod labels;
 
@@ -23,16 +24,17 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
+pub use self::{
+    catalog::{Label, MetricInfo, Values, catalog},
+    datapath::{Counts, DatapathCounters, FamilyTotals},
+    labels::{EventOutcome, FailureKind, OpOutcome, PatchOutcome, WatchedResource},
+};
 use self::{
     datapath::DatapathCollector,
     labels::{
         DeviceLabel, DeviceState, EventLabel, FamilyLabel, OpLabels, OpName, OutcomeLabel, PortLabels, PortState,
         ReasonLabel, WatchLabels,
     },
-};
-pub use self::{
-    datapath::{Counts, DatapathCounters, FamilyTotals},
-    labels::{EventOutcome, FailureKind, OpOutcome, PatchOutcome, WatchedResource},
 };
 use crate::core::{devices::Coverage, model::Family, op::Op};
 

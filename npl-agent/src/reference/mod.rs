@@ -5,6 +5,7 @@ mod events;
 mod flags;
 mod maps;
 mod markdown;
+mod metrics;
 mod reasons;
 
 /// The line below the title of each page.
@@ -27,12 +28,18 @@ struct Source {
     body: fn() -> String,
 }
 
-const SOURCES: [Source; 4] = [
+const SOURCES: [Source; 5] = [
     Source {
         file: "flags.md",
         title: "Flags",
         purpose: "Every subcommand of `npl-agent`, with its flags, environment variables and defaults.",
         body: flags::body,
+    },
+    Source {
+        file: "metrics.md",
+        title: "Metrics",
+        purpose: "Every metric that the agent serves at `/metrics`, with its labels and their values.",
+        body: metrics::body,
     },
     Source {
         file: "reasons.md",
