@@ -9,14 +9,23 @@ use crate::core::{
     publish::{
         event_reason::EventReason,
         problem::{AffectedObject, Cause, Problem},
+        report::{QUIET_MILLIS, REFRESH_MILLIS, SETTLE_MILLIS},
     },
 };
 
+const MILLIS_PER_SECOND: u64 = 1_000;
+
 pub(super) fn body() -> String {
-    let mut text = String::from(
-        "All Events have the type `Warning`, the action `Publish` and the reporting controller `npl-agent`. \
+    let mut text = format!(
+        "An Event is written {} s after its cause begins, at most every {} s for an object and reason, and again every {} \
+         minutes while the cause lasts. If several causes of an object have the same reason, the text names the first and the \
+         number of the others.\n\
+         All Events have the type `Warning`, the action `Publish` and the reporting controller `npl-agent`. \
          `kubectl get events -A --field-selector reportingComponent=npl-agent` lists them. The metric \
          [`npl_problems`](metrics.md#npl_problems) counts the causes that last, by the same reasons.\n\n",
+        SETTLE_MILLIS / MILLIS_PER_SECOND,
+        QUIET_MILLIS / MILLIS_PER_SECOND,
+        REFRESH_MILLIS / MILLIS_PER_SECOND / 60,
     );
     text += &table(
         &["reason", "object", "cause"],

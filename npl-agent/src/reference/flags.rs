@@ -24,8 +24,10 @@ pub(super) fn body() -> String {
     );
     let _infallible = write!(
         text,
-        "\nThe variable `{}` has no flag: it selects the log lines of `npl-agent run` by level and module.\n",
-        telemetry::FILTER_VARIABLE
+        "\nThe variable `{}` has no flag: it selects the log lines of `npl-agent run` by level and module, for example \
+         `npl_agent=debug,warn`. Default: `{}`.\n",
+        telemetry::FILTER_VARIABLE,
+        telemetry::DEFAULT_FILTER
     );
     for subcommand in shown() {
         text += &section(subcommand);

@@ -63,3 +63,26 @@ pub(super) fn number(value: usize) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{anchor, number, prose, table};
+
+    #[test]
+    fn links_to_items_become_code_and_a_full_stop_ends_the_text() {
+        assert_eq!(prose("See [`crate::hash`] and [`Config`]"), "See `hash` and `Config`.");
+        assert_eq!(prose("Done."), "Done.");
+    }
+
+    #[test]
+    fn anchors_are_those_of_github() {
+        assert_eq!(anchor("npl_nodeip_v4, npl_nodeip_v6"), "#npl_nodeip_v4-npl_nodeip_v6");
+        assert_eq!(anchor("run --port-range"), "#run---port-range");
+    }
+
+    #[test]
+    fn cells_keep_their_bars_and_numbers_have_groups() {
+        assert!(table(&["a"], [vec!["x|y".to_owned()]]).ends_with("| x\\|y |\n"));
+        assert_eq!([4096, 65_536].map(number), ["4096", "65 536"]);
+    }
+}
