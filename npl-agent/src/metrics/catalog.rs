@@ -20,7 +20,7 @@ use crate::core::{model::Family, publish::event_reason::EventReason};
 pub struct MetricInfo {
     /// The name of its series; that of a histogram without `_bucket`, `_sum` and `_count`.
     pub name: String,
-    /// The type in OpenMetrics.
+    /// The metric's type, as a scrape shows it.
     pub kind: String,
     /// The help text.
     pub help: String,
@@ -227,7 +227,7 @@ pub fn catalog() -> Vec<MetricInfo> {
     metrics
 }
 
-/// The end of a series' name by the type of the metric, as OpenMetrics requires.
+/// The end of a series' name by the type of the metric, as the format of a scrape requires.
 fn suffix(kind: &str) -> &'static str {
     match kind {
         "counter" => "_total",

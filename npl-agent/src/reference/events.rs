@@ -73,11 +73,11 @@ fn examples() -> Vec<Problem> {
 
 #[cfg(test)]
 mod tests {
-    use super::{EventReason, examples};
+    use super::{EventReason, Problem, examples};
 
     #[test]
     fn every_reason_has_an_example() {
-        let mut of_examples: Vec<_> = examples().iter().map(|problem| problem.reason()).collect();
+        let mut of_examples: Vec<_> = examples().iter().map(Problem::reason).collect();
         let mut all: Vec<_> = EventReason::ALL.iter().map(|reason| reason.name()).collect();
         of_examples.sort_unstable();
         all.sort_unstable();

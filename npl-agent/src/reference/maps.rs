@@ -72,8 +72,11 @@ fn map_section(map: &Map) -> String {
         ("Written by", map.written_by.to_owned()),
         ("When full", map.when_full.to_owned()),
     ];
-    let lines: String = lines.iter().map(|(name, text)| format!("* {name}: {text}.\n")).collect();
-    heading(3, &title(map)) + map.purpose + "\n\n" + &lines
+    let mut text = heading(3, &title(map)) + map.purpose + "\n\n";
+    for (name, line) in lines {
+        let _infallible = writeln!(text, "* {name}: {line}.");
+    }
+    text
 }
 
 fn content(content: Content) -> String {

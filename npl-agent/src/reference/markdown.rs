@@ -8,7 +8,7 @@ pub(super) fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>
     let mut text = format!("| {} |\n|{}\n", header.join(" | "), "---|".repeat(header.len()));
     for row in rows {
         let cells: Vec<_> = row.iter().map(|cell| cell.replace('|', "\\|")).collect();
-        text.push_str(&format!("| {} |\n", cells.join(" | ")));
+        let _infallible = writeln!(text, "| {} |", cells.join(" | "));
     }
     text
 }
@@ -51,12 +51,12 @@ pub(super) fn prose(doc: &str) -> String {
     text
 }
 
-/// A number with a thin space between thousands, as the other documents write it.
+/// A number with a space between thousands, as the other documents write it.
 pub(super) fn number(value: usize) -> String {
     let digits = value.to_string();
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && digits.len() > 4 && (digits.len() - index) % 3 == 0 {
+        if index > 0 && digits.len() > 4 && (digits.len() - index).is_multiple_of(3) {
             text.push(' ');
         }
         text.push(digit);
