@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Programs of others on the same hooks see every packet, before us or after us.
+//! Other programs on the same hooks see every packet, before or after NPL's programs.
 
 use std::net::Ipv4Addr;
 
@@ -13,22 +13,22 @@ use npl_testkit::topology::Options;
 
 use crate::world::{World, set_addresses};
 
-/// Somebody else's program: our own, over maps of its own that hold no mapping, so that it counts what comes to
-/// `address` within `ports` and passes it on.
-pub(super) struct Neighbour {
+/// Another program on a hook: NPL's own program with maps that contain no mapping. It counts packets to `address`
+/// within `ports` as `no_mapping` and passes them.
+pub(super) struct OtherProgram {
     pub(super) datapath: Datapath,
     _bpffs: BpfFs,
 }
 
-impl Neighbour {
+impl OtherProgram {
     fn attach(world: &World, address: Ipv4Addr, ports: &str) -> Self {
-        let mut neighbour = Self::load(world, address, ports);
-        world.attach(&mut neighbour.datapath);
-        neighbour
+        let mut other = Self::load(world, address, ports);
+        world.attach(&mut other.datapath);
+        other
     }
 
     pub(super) fn load(world: &World, address: Ipv4Addr, ports: &str) -> Self {
-        let bpffs = world.run.bpffs("neighbour").unwrap();
+        let bpffs = world.run.bpffs("other").unwrap();
         let mut datapath = world.node().run(|| Datapath::open(bpffs.path())).unwrap().unwrap();
         datapath.configure(ports.parse().unwrap(), || 1).unwrap();
         set_addresses(&mut datapath, &[address.into()]);
@@ -42,42 +42,42 @@ impl Neighbour {
 }
 
 #[test]
-fn program_ahead_of_ours_sees_requests_as_the_client_sent_them() {
+fn program_before_npls_sees_untranslated_requests() {
     let world = World::new(1);
     if world.datapath.as_ref().unwrap().hooks.mechanism() != "tcx" {
-        // Filters of one priority and handle are one filter: before 6.6 two of us cannot be on one device.
+        // Before Linux 6.6, both programs are filters with the same priority and handle: one would replace the other.
         return;
     }
-    let neighbour = Neighbour::attach(&world, world.node_ip(), "61000-61100");
+    let other = OtherProgram::attach(&world, world.node_ip(), "61000-61100");
     world.assert_answers();
-    assert!(neighbour.seen() >= 2, "a SYN and a datagram at least: {}", neighbour.seen());
+    assert!(other.seen() >= 2, "at least a SYN and a datagram: {}", other.seen());
 }
 
 #[test]
-fn program_behind_ours_sees_requests_as_the_pod_gets_them() {
+fn program_after_npls_sees_translated_requests() {
     let mut world = World::bare(1, Options::default());
-    let neighbour = Neighbour::attach(&world, world.pod().ip(), "8000-8100");
-    if neighbour.datapath.hooks.mechanism() != "tcx" {
-        // As above.
+    let other = OtherProgram::attach(&world, world.pod().ip(), "8000-8100");
+    if other.datapath.hooks.mechanism() != "tcx" {
+        // See above.
         return;
     }
     world.install();
     world.assert_answers();
-    assert!(neighbour.seen() >= 2, "a SYN and a datagram at least: {}", neighbour.seen());
+    assert!(other.seen() >= 2, "at least a SYN and a datagram: {}", other.seen());
 }
 
 #[test]
-fn filter_behind_ours_sees_requests_as_the_pod_gets_them() {
+fn filter_after_npls_sees_translated_requests() {
     let world = World::new(1);
-    let mut neighbour = Neighbour::load(&world, world.pod().ip(), "8000-8100");
-    let program = neighbour.datapath.hooks.load_program(PROG_INGRESS).unwrap();
+    let mut other = OtherProgram::load(&world, world.pod().ip(), "8000-8100");
+    let program = other.datapath.hooks.load_program(PROG_INGRESS).unwrap();
     let options = NlOptions { priority: 10, ..NlOptions::default() };
     let attach = || {
-        // Where we are filters ourselves, the qdisc is there already.
+        // If NPL's programs are filters, the qdisc exists already.
         drop(tc::qdisc_add_clsact("eth0"));
         program.attach_with_options("eth0", TcAttachType::Ingress, TcAttachOptions::Netlink(options)).unwrap()
     };
     world.node().run(attach).unwrap();
     world.assert_answers();
-    assert!(neighbour.seen() >= 2, "a SYN and a datagram at least: {}", neighbour.seen());
+    assert!(other.seen() >= 2, "at least a SYN and a datagram: {}", other.seen());
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where somebody has an `ingress` queue, which stands where `clsact` would and has no place for what leaves.
+//! A foreign `ingress` qdisc, which occupies the place of `clsact` and has no egress hook.
 
 use std::fs;
 
@@ -15,14 +15,14 @@ use npl_testkit::topology::{Offload, Options};
 
 use crate::world::World;
 
-/// Somebody's filter for what comes in, which lets everything pass.
+/// A foreign ingress filter, which passes every packet.
 const FILTER: &str = "filter add dev eth0 ingress pref 10 protocol ip u32 match u32 0 0 flowid 1:1";
 
 fn tc(world: &World, words: &str) -> String {
     world.node().tc(words).unwrap()
 }
 
-/// What the agent does whenever devices change.
+/// Does what the agent does when devices change.
 fn follow(world: &mut World, attach: Attach) -> Coverage {
     let mut uplinks = Uplinks::new(DeviceSelection::Auto, Forwarding::Stack, attach, GuardMode::Off);
     let (node, node_ips) = (world.node().clone(), world.node_ips());
@@ -37,13 +37,13 @@ const SERVED: Coverage = Coverage { attached: 1, failed: 0 };
 const REFUSED: Coverage = Coverage { attached: 0, failed: 1 };
 
 #[test]
-fn an_ingress_queue_is_told_from_clsact_and_refused_where_filters_would_mix() {
+fn ingress_qdisc_is_distinguished_from_clsact_and_refused_for_filters() {
     let mut world = World::bare(1, Options::default());
     tc(&world, "qdisc add dev eth0 ingress");
     tc(&world, FILTER);
     world.install_on(&[]);
     let is_tcx = is_tcx(&mut world);
-    // Links stand beside it.
+    // TCX links do not depend on the qdisc.
     assert_eq!(follow(&mut world, Attach::Tc), if is_tcx { SERVED } else { REFUSED });
     if is_tcx {
         world.assert_answers();
@@ -55,7 +55,7 @@ fn an_ingress_queue_is_told_from_clsact_and_refused_where_filters_would_mix() {
         world.datapath = Some(datapath);
         let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
         assert!(matches!(&errors[..], [error] if error.contains("replace it by clsact")), "{errors:?}");
-        assert!(Inspection::read(world.bpffs.path()).unwrap().links.is_empty(), "none is said to be there");
+        assert!(Inspection::read(world.bpffs.path()).unwrap().links.is_empty(), "no program is reported as attached");
         world.wait_until_refused();
     }
     let filters = tc(&world, "filter show dev eth0 ingress");
@@ -70,9 +70,9 @@ fn an_ingress_queue_is_told_from_clsact_and_refused_where_filters_would_mix() {
 }
 
 #[test]
-fn a_driver_has_no_program_where_tc_refuses_those_for_replies() {
+fn xdp_is_detached_where_the_egress_program_cannot_be_attached() {
     let mut world = World::fresh(1);
-    // What a driver's program meets has to be finished.
+    // A packet must have its final checksum when it reaches the XDP program.
     world.topology.client().device.set_offloads(&[Offload::TxChecksum], false).unwrap();
     let has_program = |world: &World| world.node().ip("link show dev eth0").unwrap().contains("prog/xdp");
     assert_eq!(follow(&mut world, Attach::Xdp), SERVED);

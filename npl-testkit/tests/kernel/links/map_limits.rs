@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! More Pods and uplinks than the tables of redirect have room for.
+//! More Pods and uplinks than the maps of redirect mode can hold.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -12,7 +12,7 @@ use npl_common::next_hop::{MAX_NEXT_HOPS, MAX_UPLINKS};
 use crate::world::World;
 
 #[test]
-fn pods_of_one_family_that_find_no_room_keep_none_of_the_other_out() {
+fn full_next_hop_map_of_one_family_does_not_affect_the_other() {
     let mut world = World::new(1);
     let devices = world.devices();
     let of = |name: &str| devices.iter().find(|device| device.name == name).unwrap().ifindex;
@@ -33,9 +33,10 @@ fn pods_of_one_family_that_find_no_room_keep_none_of_the_other_out() {
     world.assert_answers();
 }
 
-/// What leaves by the one that found no room would take the stack, and its requests not.
+/// Replies by the uplink that does not fit would take the stack although requests are redirected; so redirect is
+/// disabled.
 #[test]
-fn uplinks_that_find_no_room_leave_all_packets_to_the_stack() {
+fn full_uplink_map_disables_redirect() {
     let mut world = World::new(1);
     let pod = world.pod().host_device.ifindex().unwrap();
     let mut datapath = world.datapath.take().unwrap();
@@ -53,8 +54,8 @@ fn uplinks_that_find_no_room_leave_all_packets_to_the_stack() {
         (0..MAX_UPLINKS / 2).map(|number| format!("link add up{number} type veth peer name up{number}-end")).collect();
     world.node().ip(&lines.join("\n")).unwrap();
     devices = world.devices();
-    let others = devices.iter().filter(|device| device.name.starts_with("up"));
-    wanted.extend(others.map(|device| (device.ifindex, ProgramSet::RedirectUplink)));
+    let more_uplinks = devices.iter().filter(|device| device.name.starts_with("up"));
+    wanted.extend(more_uplinks.map(|device| (device.ifindex, ProgramSet::RedirectUplink)));
     let errors = attach(&devices, &wanted);
     assert_eq!(errors.len(), 1, "{errors:?}");
     assert!(datapath.redirected().unwrap().is_empty());

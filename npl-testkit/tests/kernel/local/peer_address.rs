@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What clients are shown as their peer, and what is counted.
+//! Socket reverse NAT: the peer address that local clients see; and counters of local clients.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -9,14 +9,14 @@ use npl_common::stats::MappingStats;
 use npl_testkit::echo::Answer;
 use npl_testkit::{poll, traffic};
 
-use super::scene::{Scene, loopback_names, mapped};
+use super::scene::{Scene, loopback_addresses, mapped};
 use crate::lab::mapping;
 use crate::world::{NODE_PORT, POD_PORT, World};
 
-/// Far longer than a port needs to become free.
+/// Time limit for a port to become free; far longer than needed.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Sends to `server` by a socket that talks to anybody; who answers, and from where that seems to come.
+/// Sends to `server` from an unconnected socket, and returns the answer and its source address.
 #[track_caller]
 fn ask(socket: &UdpSocket, server: SocketAddr) -> (Answer, SocketAddr) {
     socket.send_to(b"who are you?", server).unwrap();
@@ -31,9 +31,9 @@ fn receive(socket: &UdpSocket) -> (Answer, SocketAddr) {
 }
 
 #[test]
-fn answer_to_an_unconnected_socket_comes_from_what_was_asked() {
+fn reply_to_an_unconnected_socket_comes_from_the_nat_address() {
     let scene = Scene::new(2);
-    for server in scene.names().into_iter().chain(loopback_names()) {
+    for server in scene.server_addresses().into_iter().chain(loopback_addresses()) {
         let socket = scene.socket(scene.world.node(), server);
         let mut second = server;
         second.set_port(server.port() + 1);
@@ -45,9 +45,9 @@ fn answer_to_an_unconnected_socket_comes_from_what_was_asked() {
 }
 
 #[test]
-fn answer_to_a_connected_socket_comes_from_what_was_asked() {
+fn reply_to_a_connected_socket_comes_from_the_nat_address() {
     let scene = Scene::new(1);
-    for server in scene.names().into_iter().chain(loopback_names()) {
+    for server in scene.server_addresses().into_iter().chain(loopback_addresses()) {
         let open = || traffic::udp_socket(scene.world.node(), server, true).unwrap();
         let socket = scene.cgroup.run(open).unwrap();
         socket.set_read_timeout(Some(traffic::REQUEST_LIMIT)).unwrap();
@@ -59,37 +59,37 @@ fn answer_to_a_connected_socket_comes_from_what_was_asked() {
 }
 
 #[test]
-fn connection_shows_what_was_asked_as_its_peer() {
+fn peer_of_a_tcp_connection_is_the_nat_address() {
     let scene = Scene::new(1);
     for from in [scene.world.node(), &scene.world.pod().netns] {
-        for server in scene.names() {
+        for server in scene.server_addresses() {
             let stream = scene.cgroup.run(|| traffic::tcp_connect(from, server).unwrap()).unwrap();
             assert_eq!(stream.peer_addr().unwrap(), server);
             assert_eq!(traffic::tcp_ask(&stream, "who are you?").unwrap().pod, "web-0");
         }
     }
-    for server in loopback_names() {
+    for server in loopback_addresses() {
         let stream = scene.cgroup.run(|| traffic::tcp_connect(scene.world.node(), server).unwrap()).unwrap();
         assert_eq!(stream.peer_addr().unwrap(), server);
     }
 }
 
 #[test]
-fn socket_that_turns_to_the_pod_itself_is_shown_the_pod() {
+fn socket_that_sends_to_the_pod_directly_sees_the_pods_address() {
     let scene = Scene::new(1);
     for (server, pod_ip) in scene.world.frontends().into_iter().zip(scene.world.pod().ips()) {
         let direct = (pod_ip, POD_PORT).into();
         let socket = scene.socket(scene.world.node(), server);
-        for asked in [direct, server, direct, server] {
-            let (answer, source) = ask(&socket, asked);
-            assert_eq!((answer.pod.as_str(), source), ("web-0", asked));
+        for destination in [direct, server, direct, server] {
+            let (answer, source) = ask(&socket, destination);
+            assert_eq!((answer.pod.as_str(), source), ("web-0", destination));
         }
     }
 }
 
-/// The port may be somebody else's by the time that the socket talks to the Pod again.
+/// By then, another Pod may have the node port.
 #[test]
-fn socket_that_turns_to_the_pod_itself_when_the_mapping_is_gone_is_shown_the_pod() {
+fn socket_that_sends_directly_after_the_mapping_was_removed_sees_the_pods_address() {
     let mut scene = Scene::new(1);
     for (server, pod_ip) in scene.world.frontends().into_iter().zip(scene.world.pod().ips()) {
         let socket = scene.socket(scene.world.node(), server);
@@ -101,18 +101,18 @@ fn socket_that_turns_to_the_pod_itself_when_the_mapping_is_gone_is_shown_the_pod
     }
 }
 
-/// The port may be somebody else's by the time that a later Pod has the address.
+/// By then, another Pod may have the node port.
 #[test]
-fn what_a_later_pod_with_the_address_sends_does_not_come_from_the_mapping_of_the_earlier_one() {
-    assert_later_pod_is_its_own(|world| {
+fn datagram_of_a_later_pod_does_not_come_from_the_earlier_pods_mapping() {
+    assert_later_pod_is_not_translated(|world| {
         world.datapath().purge_flows().unwrap();
     });
 }
 
-/// What belonged to the mapping was not forgotten yet, and the later Pod has one of its own.
+/// The killed agent has not purged the flows, and the later Pod has a mapping of its own.
 #[test]
-fn what_a_later_pod_sends_is_its_own_where_an_agent_was_killed_in_between() {
-    assert_later_pod_is_its_own(|world| {
+fn datagram_of_a_later_pod_is_not_translated_after_the_agent_was_killed() {
+    assert_later_pod_is_not_translated(|world| {
         world.datapath = None;
         let mut next = world.open();
         assert!(next.mappings().unwrap().is_empty());
@@ -124,9 +124,10 @@ fn what_a_later_pod_sends_is_its_own_where_an_agent_was_killed_in_between() {
     });
 }
 
-/// Local clients talk to a Pod by its mapping, which goes; what the agent does then, and another Pod with the address.
+/// Local clients send to a Pod through its mapping, which is removed; then `agent` runs, and a later Pod has the same
+/// address.
 #[track_caller]
-fn assert_later_pod_is_its_own(agent: impl FnOnce(&mut World)) {
+fn assert_later_pod_is_not_translated(agent: impl FnOnce(&mut World)) {
     let mut scene = Scene::new(1);
     let servers = scene.world.frontends();
     let sockets = servers.map(|server| scene.socket(scene.world.node(), server));
@@ -139,7 +140,7 @@ fn assert_later_pod_is_its_own(agent: impl FnOnce(&mut World)) {
     let (pod, earlier) = scene.world.pods.remove(0);
     drop(earlier);
     for ((socket, pod_ip), (answer, _)) in sockets.iter().zip(pod.ips()).zip(asked) {
-        // A program that another test starts has the earlier Pod's sockets until it is executed.
+        // A child process that another test forks keeps the earlier Pod's sockets open until it executes its program.
         let bind = || UdpSocket::bind((pod_ip, POD_PORT)).ok();
         let later = pod.netns.run(|| poll::until("the earlier Pod's port", LIMIT, bind)).unwrap().unwrap().0;
         later.send_to(b"unasked", answer.client).unwrap();
@@ -149,9 +150,11 @@ fn assert_later_pod_is_its_own(agent: impl FnOnce(&mut World)) {
 }
 
 #[test]
-fn socket_that_is_connected_to_the_pod_itself_is_shown_the_pod() {
+fn socket_that_connects_to_the_pod_directly_sees_the_pods_address() {
     let scene = Scene::new(1);
-    for (server, pod_ip) in scene.names().into_iter().zip([0, 1, 0].map(|family| scene.world.pod().ips()[family])) {
+    for (server, pod_ip) in
+        scene.server_addresses().into_iter().zip([0, 1, 0].map(|family| scene.world.pod().ips()[family]))
+    {
         let direct = if server.is_ipv4() { (pod_ip, POD_PORT).into() } else { mapped((pod_ip, POD_PORT).into()) };
         let socket = scene.socket(scene.world.node(), server);
         for peer in [server, direct, server] {
@@ -165,9 +168,9 @@ fn socket_that_is_connected_to_the_pod_itself_is_shown_the_pod() {
 }
 
 #[test]
-fn one_socket_may_use_several_names_of_the_node() {
+fn socket_may_use_several_addresses_of_the_node() {
     let scene = Scene::new(1);
-    let mut names = loopback_names();
+    let mut names = loopback_addresses();
     names.retain(SocketAddr::is_ipv4);
     names.push(scene.world.frontend());
     let socket = scene.socket(scene.world.node(), scene.world.frontend());
@@ -178,7 +181,7 @@ fn one_socket_may_use_several_names_of_the_node() {
 }
 
 #[test]
-fn each_conversation_counts_as_one_new_flow() {
+fn each_local_connection_counts_as_one_new_flow() {
     let mut scene = Scene::new(1);
     let before = totals(&mut scene.world);
     let server = scene.world.frontend();
@@ -188,7 +191,7 @@ fn each_conversation_counts_as_one_new_flow() {
     }
     drop(scene.cgroup.run(|| traffic::tcp_connect(scene.world.node(), server).unwrap()).unwrap());
     let after = totals(&mut scene.world);
-    assert_eq!(after, MappingStats { new_flows: before.new_flows + 2, ..before }, "a socket and a connection");
+    assert_eq!(after, MappingStats { new_flows: before.new_flows + 2, ..before }, "a UDP flow and a TCP connection");
 }
 
 fn totals(world: &mut World) -> MappingStats {
