@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Large transfers, in which packets are of many segments and checksums are left to devices, or not.
+//! Large transfers with and without the devices' segmentation, merging and checksum offloads.
 
 use std::net::UdpSocket;
 
@@ -12,7 +12,7 @@ use npl_testkit::traffic::{self, Direction, REQUEST_LIMIT, transfer};
 use crate::wire;
 use crate::world::{World, is_emulated};
 
-/// Enough for windows to grow until the largest segments are used; an emulated processor takes its time.
+/// Enough for TCP windows to grow until the largest segments are used; fewer on an emulated processor, which is slow.
 pub(super) fn bytes() -> u64 {
     if is_emulated() { 2 << 20 } else { 48 << 20 }
 }
@@ -27,7 +27,7 @@ fn transfer_both_ways(world: &World) {
 }
 
 #[test]
-fn transfer_is_whole_with_segmentation_offload() {
+fn transfer_is_complete_with_segmentation_offload() {
     let world = World::new(1);
     for device in world.path_devices() {
         device.set_offloads(&Offload::ALL, true).unwrap();
@@ -36,7 +36,7 @@ fn transfer_is_whole_with_segmentation_offload() {
 }
 
 #[test]
-fn transfer_is_whole_without_any_offload() {
+fn transfer_is_complete_without_device_offloads() {
     let world = World::new(1);
     for device in world.path_devices() {
         device.set_offloads(&Offload::ALL, false).unwrap();
@@ -45,7 +45,7 @@ fn transfer_is_whole_without_any_offload() {
 }
 
 #[test]
-fn transfer_is_whole_when_packets_are_merged_on_receipt() {
+fn transfer_is_complete_with_receive_merging() {
     let world = World::new(1);
     for device in world.path_devices() {
         device.set_offloads(&[Offload::Tso, Offload::Gso], false).unwrap();
@@ -54,9 +54,9 @@ fn transfer_is_whole_when_packets_are_merged_on_receipt() {
     transfer_both_ways(&world);
 }
 
-/// As drivers hand on what came in several buffers.
+/// Drivers that receive into several buffers produce such packets.
 #[test]
-fn request_whose_headers_lie_apart_is_answered() {
+fn request_with_nonlinear_headers_is_answered() {
     let world = World::with_options(1, Options { mtu: 9000, ..Options::default() });
     let [client, uplink, ..] = world.path_devices();
     for (frontend, client_ip) in world.frontends().into_iter().zip(world.client_ips()) {
@@ -71,10 +71,10 @@ fn request_whose_headers_lie_apart_is_answered() {
     }
 }
 
-/// Who leaves checksums to its device and who does not, each with each: a rewrite that takes the one for the other
-/// breaks every packet of one of these.
+/// Every combination of checksum offload at client, Pod and Node: a rewrite that mistakes a partial checksum for a
+/// complete one, or the reverse, breaks every packet of one combination.
 #[test]
-fn transfer_is_whole_wherever_checksums_are_made() {
+fn transfer_is_complete_with_every_combination_of_checksum_offloads() {
     let world = World::new(1);
     let [client, uplink, pod, host_device] = world.path_devices();
     for at_client in [true, false] {
@@ -96,10 +96,10 @@ fn transfer_is_whole_wherever_checksums_are_made() {
     }
 }
 
-/// A sender that computes its checksums itself leaves a packet of which the kernel has noted nothing: neither is it one
-/// whose checksum was verified after the programs have asked.
+/// The kernel has no checksum information for a packet whose sender computes checksums itself. The programs must not
+/// make the kernel treat it as verified.
 #[test]
-fn datagram_that_was_damaged_on_its_way_is_refused_by_the_pod() {
+fn datagram_with_a_wrong_checksum_is_dropped_by_the_pod() {
     let world = World::new(1);
     world.assert_answers();
     let wire = wire::open(&world.topology.client().device, &world.topology.client().uplink);
@@ -115,12 +115,12 @@ fn datagram_that_was_damaged_on_its_way_is_refused_by_the_pod() {
         wire.send(&damaged.build()).unwrap();
         wire.send(&whole.build()).unwrap();
         let answer = traffic::udp_receive(&socket, b"whole", REQUEST_LIMIT).unwrap();
-        assert_eq!(answer.unwrap_or_else(|| panic!("no answer by {server}")).pod, "web-0");
-        assert_eq!(wrong_checksums(&world.pod().netns), before + 1, "by {server}");
+        assert_eq!(answer.unwrap_or_else(|| panic!("no reply from {server}")).pod, "web-0");
+        assert_eq!(wrong_checksums(&world.pod().netns), before + 1, "at {server}");
     }
 }
 
-/// Datagrams of either family whose receivers found the checksum wrong.
+/// Number of UDP datagrams of both families that were dropped for a wrong checksum.
 fn wrong_checksums(netns: &Netns) -> u64 {
     ["Udp", "Udp6"].into_iter().map(|protocol| netns.counter(protocol, "InCsumErrors").unwrap()).sum()
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clients that come during a flood, one after the other.
+//! Clients that connect one after the other during a flood.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -12,18 +12,18 @@ use npl_testkit::traffic::{self, UdpOptions};
 
 use crate::world::is_emulated;
 
-/// In which time a client must be connected and answered. A SYN that is sent again after a second is too late.
-fn in_time() -> Duration {
-    // An emulated processor may need longer for the rest.
+/// Time in which a client must be connected and answered; a SYN that is retransmitted after a second is too late.
+fn response_limit() -> Duration {
+    // An emulated processor may need longer for the exchange.
     Duration::from_secs(if is_emulated() { 2 } else { 1 })
 }
 
-/// Time from one client to the next: the ports that they leave behind rest for a minute.
+/// Time between clients: the ports of closed connections are unusable for a minute.
 const INTERVAL: Duration = Duration::from_millis(5);
 
-/// What became of them.
+/// Results of the new clients.
 #[derive(Default)]
-pub(super) struct Newcomers {
+pub(super) struct NewClients {
     tcp: Outcomes,
     udp: Outcomes,
 }
@@ -35,14 +35,14 @@ struct Outcomes {
     slowest: Duration,
 }
 
-impl Newcomers {
-    /// By TCP and by UDP in turn until it is over.
-    pub(super) fn come(from: &Netns, server: SocketAddr, client: IpAddr, is_over: &AtomicBool) -> Self {
+impl NewClients {
+    /// Connects by TCP and by UDP in turn until `is_over`.
+    pub(super) fn connect_repeatedly(from: &Netns, server: SocketAddr, client: IpAddr, is_over: &AtomicBool) -> Self {
         let mut all = Self::default();
         while !is_over.load(Ordering::Relaxed) {
-            all.tcp.add(|| Ok(traffic::tcp_request(from, server, "may I come in?")?.client.ip() == client));
-            // A datagram may be lost; its client asks again after a fifth of a second.
-            let ask = || traffic::udp_request(from, server, b"me too?", UdpOptions::default());
+            all.tcp.add(|| Ok(traffic::tcp_request(from, server, "hello")?.client.ip() == client));
+            // A datagram may be lost; the client sends it again after 200 ms.
+            let ask = || traffic::udp_request(from, server, b"hello", UdpOptions::default());
             all.udp.add(|| Ok(ask()?.answer.client.ip() == client));
             // This is the pace of a sender, not a wait for a condition.
             thread::sleep(INTERVAL);
@@ -50,12 +50,12 @@ impl Newcomers {
         all
     }
 
-    /// By each protocol there were `enough`, and of a thousand of them so many were served.
+    /// Asserts that at least `enough` clients used each protocol, and that `per_mille` of a thousand were served.
     #[track_caller]
     pub(super) fn assert_served(&self, enough: usize, per_mille: usize) {
         for Outcomes { served, failures, slowest: _ } in [&self.tcp, &self.udp] {
             let all = served + failures.len();
-            assert!(all >= enough, "too few to judge by: {self}");
+            assert!(all >= enough, "too few clients: {self}");
             assert!(served * 1000 >= all * per_mille, "{self}: {failures:?}");
         }
     }
@@ -67,7 +67,7 @@ impl Outcomes {
         let outcome = request();
         let took = start.elapsed();
         match outcome {
-            Ok(true) if took < in_time() => {
+            Ok(true) if took < response_limit() => {
                 self.served += 1;
                 self.slowest = self.slowest.max(took);
             }
@@ -77,7 +77,7 @@ impl Outcomes {
     }
 }
 
-impl fmt::Display for Newcomers {
+impl fmt::Display for NewClients {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "by TCP {}; by UDP {}", self.tcp, self.udp)
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Connections that are never silent: on each of them data goes both ways, again and again.
+//! Connections with continuous traffic in both directions.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -10,17 +10,17 @@ use std::time::{Duration, Instant};
 use npl_testkit::echo::Answer;
 use npl_testkit::echo::pattern::{Digest, Pattern};
 
-/// What a connection carries to the Pod, and back, each time: more than one packet.
+/// Bytes in each direction and round: more than one packet.
 const BYTES: usize = 2048;
 
-/// Time from one round to the next: what is to be shown is that nothing is lost, and not how much there is room for.
+/// Time between rounds: the test shows that no connection is lost, not the maximum throughput.
 const INTERVAL: Duration = Duration::from_millis(200);
 
-/// Several retransmissions in a row.
+/// Time limit that covers several retransmissions.
 const STALL_LIMIT: Duration = Duration::from_secs(10);
 
-/// Some connections, all of which carry data at the same time.
-pub(super) struct Conversations<'s> {
+/// Connections that all carry data at the same time.
+pub(super) struct BusyConnections<'s> {
     connections: Vec<Connection<'s>>,
     pod: &'s str,
     rounds: u64,
@@ -32,7 +32,7 @@ struct Connection<'s> {
     client: SocketAddr,
 }
 
-impl<'s> Conversations<'s> {
+impl<'s> BusyConnections<'s> {
     pub(super) fn new(streams: &'s [TcpStream], pod: &'s str) -> Self {
         let connection = |stream: &'s TcpStream| {
             stream.set_read_timeout(Some(STALL_LIMIT)).unwrap();
@@ -42,8 +42,8 @@ impl<'s> Conversations<'s> {
         Self { connections: streams.iter().map(connection).collect(), pod, rounds: 0 }
     }
 
-    /// Asks on every connection, and then waits for what every one of them has to bring back.
-    pub(super) fn go_round(&mut self) {
+    /// Sends a request on every connection, and then receives every reply.
+    pub(super) fn run_round(&mut self) {
         self.rounds += 1;
         for connection in &mut self.connections {
             let text = question(self.rounds);
@@ -52,8 +52,8 @@ impl<'s> Conversations<'s> {
         for connection in &mut self.connections {
             let (line, data) = connection.replies().unwrap_or_else(|error| connection.fail(self.rounds, &error));
             let answer: Answer = serde_json::from_str(&line).unwrap();
-            let asked = question(self.rounds);
-            let line = asked.split_inclusive('\n').next().unwrap();
+            let sent = question(self.rounds);
+            let line = sent.split_inclusive('\n').next().unwrap();
             assert_eq!((answer.pod.as_str(), answer.client), (self.pod, connection.client));
             assert_eq!(answer.digest, Digest::of(line.as_bytes()).to_string(), "the question arrived changed");
             assert_eq!(
@@ -64,15 +64,15 @@ impl<'s> Conversations<'s> {
         }
     }
 
-    /// Goes on until it is over, and once more then; how many rounds it were.
-    pub(super) fn go_on(mut self, is_over: &AtomicBool) -> u64 {
+    /// Runs rounds until `is_over`, and one more; returns the number of rounds.
+    pub(super) fn run_until(mut self, is_over: &AtomicBool) -> u64 {
         while !is_over.load(Ordering::Relaxed) {
             let start = Instant::now();
-            self.go_round();
+            self.run_round();
             // This is the pace of a sender, not a wait for a condition.
             thread::sleep(INTERVAL.saturating_sub(start.elapsed()));
         }
-        self.go_round();
+        self.run_round();
         self.rounds
     }
 }
@@ -87,11 +87,11 @@ impl Connection<'_> {
     }
 
     fn fail<T>(&self, round: u64, error: &std::io::Error) -> T {
-        panic!("the connection of {} is lost in round {round}: {error}", self.client)
+        panic!("the connection from {} was lost in round {round}: {error}", self.client)
     }
 }
 
-/// A line to be answered, and one that asks for data.
+/// A line to be answered, and one that requests data.
 fn question(round: u64) -> String {
     format!("{round:0>BYTES$}\nDOWNLOAD {BYTES} {round}\n")
 }

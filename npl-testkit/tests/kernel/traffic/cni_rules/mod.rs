@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Beside the rules and routes of others: one set of requests and transfers passes on a Node of each CNI.
+//! NPL on a Node with the rules and routes of each CNI: the same requests and transfers must pass.
 //!
-//! Rules are written as nftables takes them, whatever the CNI itself uses: to the kernel they are the same hooks, verdicts
-//! and marks.
+//! The rules are written for nftables, whatever the CNI uses: the kernel has the same hooks, verdicts and marks for
+//! both.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
@@ -31,51 +31,51 @@ const KUBE_ROUTER: &str = include_str!("kube-router.nft");
 const AWS_VPC: &str = include_str!("aws-vpc.nft");
 const KUBE_PROXY: &str = include_str!("kube-proxy.nft");
 
-/// A node port whose Pod port nobody listens on.
+/// A node port whose Pod port is closed.
 const CLOSED: u16 = 61_050;
 
-/// Where somebody outside of the cluster listens.
+/// The port of a server outside of the cluster.
 const OUTSIDE: u16 = 9090;
 
-/// What a Pod's link takes, less than the client's and the Node's.
+/// MTU of a Pod's link, smaller than that of the client's and the Node's links.
 const SMALL_LINK: u32 = 1400;
 
-/// A port of the client's that has no connection.
+/// A client port without a connection.
 const UNOPENED: u16 = 20_000;
 
-/// Far longer than a packet needs to come to a rule.
+/// Time limit for a packet to reach a rule; far longer than needed.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// How soon the guard looks at its table again.
+/// Interval in which the guard checks its table.
 const RESYNC: Duration = Duration::from_millis(200);
 
-/// How long nothing comes where nothing can.
+/// Time in which nothing must arrive.
 const SILENCE: Duration = Duration::from_millis(500);
 
-/// How a client comes to a Pod.
-struct Way {
+/// A NAT address, with the Pod and the client's source address that are expected.
+struct Target {
     pod: String,
     server: SocketAddr,
     client: IpAddr,
 }
 
-/// To the first Pod, in each family.
-fn to_first_pod(world: &World) -> Vec<Way> {
-    let ways = world.frontends().into_iter().zip(world.client_ips());
-    ways.map(|(server, client)| Way { pod: world.pod().name.clone(), server, client }).collect()
+/// The first Pod's NAT addresses, one of each family.
+fn to_first_pod(world: &World) -> Vec<Target> {
+    let targets = world.frontends().into_iter().zip(world.client_ips());
+    targets.map(|(server, client)| Target { pod: world.pod().name.clone(), server, client }).collect()
 }
 
-/// To every Pod, in the one family that a cluster of the AWS VPC CNI has.
-fn to_every_pod_by_v4(world: &World) -> Vec<Way> {
-    let way = |(node_port, (pod, _)): (u16, &(Pod, EchoServer))| Way {
+/// Every Pod's IPv4 NAT address: a cluster with the AWS VPC CNI has one family.
+fn to_every_pod_by_v4(world: &World) -> Vec<Target> {
+    let target = |(node_port, (pod, _)): (u16, &(Pod, EchoServer))| Target {
         pod: pod.name.clone(),
         server: (world.node_ip(), node_port).into(),
         client: world.client_ip(),
     };
-    (NODE_PORT..).zip(&world.pods).map(way).collect()
+    (NODE_PORT..).zip(&world.pods).map(target).collect()
 }
 
-/// Two Pods on a Node with these rules.
+/// A Node with two Pods and these rules.
 fn node_with(rules: &[&str], clients: u8) -> World {
     let mut world = World::with_options(2, Options { clients, ..Options::default() });
     world.node().nft(&rules.concat()).unwrap();
@@ -84,28 +84,28 @@ fn node_with(rules: &[&str], clients: u8) -> World {
     world
 }
 
-/// By the host's stack, past it, and past it as long as it lets flows through.
-fn everything_passes_either_way(world: &mut World, ways: fn(&World) -> Vec<Way>) {
+/// Runs the checks in stack, redirect and offload mode.
+fn assert_passes_in_every_mode(world: &mut World, targets: fn(&World) -> Vec<Target>) {
     world.node().set_liberal_tracking(false).unwrap();
     for forwarding in [Forwarding::Stack, Forwarding::Redirect, Forwarding::Offload] {
         if forwarding == Forwarding::Offload {
             world.node().set_liberal_tracking(true).unwrap();
         }
         world.follow(forwarding);
-        everything_passes(world, &ways(world));
-        small_links_are_told(world, forwarding, ways);
+        assert_passes(world, &targets(world));
+        assert_path_mtu_discovery(world, forwarding, targets);
     }
-    // Past the stack no rule is asked.
+    // Redirected packets bypass the rules.
     for forwarding in [Forwarding::Offload, Forwarding::Stack] {
         world.follow(forwarding);
-        what_is_invalid_is_dropped(world, &ways(world));
+        assert_invalid_is_dropped(world, &targets(world));
     }
 }
 
-/// What passes on every Node, whose rules hide its Pods behind it.
-fn everything_passes(world: &World, ways: &[Way]) {
+/// Sends everything that must pass on every Node.
+fn assert_passes(world: &World, targets: &[Target]) {
     let size = transfer_size();
-    for Way { pod, server, client } in ways {
+    for Target { pod, server, client } in targets {
         let expected = (pod.as_str(), *client);
         let ask = |options| udp_request(world.client(), *server, b"and you?", options).unwrap().answer;
         for _ in 0..3 {
@@ -127,31 +127,31 @@ fn everything_passes(world: &World, ways: &[Way]) {
         }
     }
     let refused = |node_port| refusal(world.client(), (world.node_ip(), node_port).into());
-    assert_eq!(refused(CLOSED), ErrorKind::ConnectionRefused, "by the Pod itself");
-    assert_eq!(refused(CLOSED + 1), ErrorKind::ConnectionRefused, "by the host");
-    nothing_was_invalid(world);
-    for Way { server, client, .. } in ways {
-        assert_eq!(seen_outside_as(world, *client), server.ip(), "the rules are there");
+    assert_eq!(refused(CLOSED), ErrorKind::ConnectionRefused, "the Pod has refused");
+    assert_eq!(refused(CLOSED + 1), ErrorKind::ConnectionRefused, "the host has refused");
+    assert_nothing_was_dropped(world);
+    for Target { server, client, .. } in targets {
+        assert_eq!(source_seen_outside(world, *client), server.ip(), "the rules masquerade the Pod");
     }
 }
 
-/// A client whose packets are too large for the Pods' links learns it, and of the address that it knows.
-fn small_links_are_told(world: &mut World, forwarding: Forwarding, ways: fn(&World) -> Vec<Way>) {
+/// Asserts that a client with too large packets receives a path MTU error from the address that it sent to.
+fn assert_path_mtu_discovery(world: &mut World, forwarding: Forwarding, targets: fn(&World) -> Vec<Target>) {
     let set_mtu = |world: &World, mtu| world.pods.iter().for_each(|(pod, _)| pod.host_device.set_mtu(mtu).unwrap());
     set_mtu(world, SMALL_LINK);
     world.follow(forwarding);
-    for Way { server, .. } in ways(world) {
+    for Target { server, .. } in targets(world) {
         let size = transfer_size();
         assert_eq!(transfer(world.client(), server, Direction::Upload, size).unwrap().bytes, size);
         let route = world.client().ip(&format!("route get {}", server.ip())).unwrap();
         assert!(route.contains(&format!("mtu {SMALL_LINK}")), "{route}");
     }
-    nothing_was_invalid(world);
+    assert_nothing_was_dropped(world);
     set_mtu(world, Options::default().mtu);
     world.follow(forwarding);
     for family in ["-4", "-6"] {
-        let mut forget = world.client().command("ip").unwrap();
-        tools::output(forget.args([family, "route", "flush", "cache"])).unwrap();
+        let mut flush = world.client().command("ip").unwrap();
+        tools::output(flush.args([family, "route", "flush", "cache"])).unwrap();
     }
 }
 
@@ -159,13 +159,13 @@ fn transfer_size() -> u64 {
     if is_emulated() { 1 << 17 } else { 4 << 20 }
 }
 
-/// No rule has met a packet that belongs to no connection, or one that nobody allowed.
-fn nothing_was_invalid(world: &World) {
+/// Asserts that no rule has dropped an invalid or forbidden packet.
+fn assert_nothing_was_dropped(world: &World) {
     let dropped = dropping_rules(world);
     assert!(dropped.iter().all(|(_, packets)| *packets == 0), "{dropped:?}");
 }
 
-/// Every rule that drops, as far as it says which packets, and how many it has met.
+/// Every dropping rule that has a counter, with its number of packets.
 fn dropping_rules(world: &World) -> Vec<(String, u64)> {
     let rules = world.node().nft("list ruleset").unwrap();
     let counted = |line: &str| {
@@ -175,90 +175,93 @@ fn dropping_rules(world: &World) -> Vec<(String, u64)> {
     rules.lines().filter_map(counted).collect()
 }
 
-/// What is sent is dropped by one of these rules: a test of which they meet nothing says something only where they would.
+/// Asserts that one of these rules drops the packet that `send` sends: only then does a count of zero elsewhere prove
+/// something.
 #[track_caller]
-fn is_dropped_by(world: &World, is_meant: fn(&str) -> bool, send: impl FnOnce()) {
-    let dropped =
-        || -> u64 { dropping_rules(world).iter().filter(|(rule, _)| is_meant(rule)).map(|(_, packets)| packets).sum() };
+fn assert_dropped_by(world: &World, is_expected: fn(&str) -> bool, send: impl FnOnce()) {
+    let dropped = || -> u64 {
+        dropping_rules(world).iter().filter(|(rule, _)| is_expected(rule)).map(|(_, packets)| packets).sum()
+    };
     let before = dropped();
     send();
     poll::until("a dropped packet", LIMIT, || (dropped() > before).then_some(())).unwrap();
     assert_eq!(dropped(), before + 1);
 }
 
-/// The end of a connection that nobody has opened.
-fn what_is_invalid_is_dropped(world: &World, ways: &[Way]) {
-    for Way { server, client, .. } in ways {
-        let ends = world.topology.client();
-        let wire = wire::open_for(Family::of(*client), &ends.device, &ends.uplink);
+/// Sends a RST of a connection that does not exist, and asserts that the rules drop it.
+fn assert_invalid_is_dropped(world: &World, targets: &[Target]) {
+    for Target { server, client, .. } in targets {
+        let link = world.topology.client();
+        let wire = wire::open_for(Family::of(*client), &link.device, &link.uplink);
         let mut reset = Packet::tcp((*client, UNOPENED).into(), *server, tcp_flags::RST, b"");
         reset.ethernet = Some(wire.ethernet());
-        is_dropped_by(world, |rule| rule == "ct state invalid", || assert!(wire.send(&reset.build()).is_ok()));
+        assert_dropped_by(world, |rule| rule == "ct state invalid", || assert!(wire.send(&reset.build()).is_ok()));
     }
 }
 
-/// As whom somebody outside, at this address, sees the first Pod.
-fn seen_outside_as(world: &World, address: IpAddr) -> IpAddr {
+/// The address of the first Pod that a server outside of the cluster sees.
+fn source_seen_outside(world: &World, address: IpAddr) -> IpAddr {
     let _outside = EchoServer::start_in(world.client(), "outside", &[OUTSIDE]).unwrap();
-    let answer = tcp_request(&world.pod().netns, (address, OUTSIDE).into(), "as whom?").unwrap();
+    let answer = tcp_request(&world.pod().netns, (address, OUTSIDE).into(), "which source?").unwrap();
     assert_eq!(answer.pod, "outside");
     answer.client.ip()
 }
 
-/// How a client is turned away.
+/// The error with which a client is refused.
 fn refusal(client: &Netns, server: SocketAddr) -> ErrorKind {
     let error = tcp_connect(client, server).unwrap_err();
     error.downcast_ref::<std::io::Error>().unwrap().kind()
 }
 
 #[test]
-fn everything_passes_beside_flannel() {
-    everything_passes_either_way(&mut node_with(&[FLANNEL, KUBE_PROXY], 1), to_first_pod);
+fn npl_works_with_flannel_rules() {
+    assert_passes_in_every_mode(&mut node_with(&[FLANNEL, KUBE_PROXY], 1), to_first_pod);
 }
 
 #[test]
-fn everything_passes_beside_calico_and_its_policy_holds() {
+fn npl_works_with_calico_rules_and_its_policy_applies() {
     let mut world = node_with(&[CALICO, KUBE_PROXY], 2);
-    everything_passes_either_way(&mut world, to_first_pod);
+    assert_passes_in_every_mode(&mut world, to_first_pod);
     for forwarding in [Forwarding::Offload, Forwarding::Stack] {
         world.follow(forwarding);
         for server in world.frontends() {
-            let stranger = udp_socket(&world.topology.clients()[1].netns, server, true).unwrap();
-            is_dropped_by(&world, str::is_empty, || assert!(stranger.send(b"may I?").is_ok()));
+            let other_client = udp_socket(&world.topology.clients()[1].netns, server, true).unwrap();
+            assert_dropped_by(&world, str::is_empty, || assert!(other_client.send(b"forbidden").is_ok()));
         }
     }
 }
 
 #[test]
-fn everything_passes_beside_antrea_with_strict_reverse_paths() {
+fn npl_works_with_antrea_rules_and_strict_reverse_path_filter() {
     let mut world = node_with(&[ANTREA, KUBE_PROXY], 1);
     for device in ["all", "default", "eth0", world.pod().host_device.name()] {
         world.node().sysctl(&format!("net/ipv4/conf/{device}/rp_filter"), "1").unwrap();
     }
-    everything_passes_either_way(&mut world, to_first_pod);
+    assert_passes_in_every_mode(&mut world, to_first_pod);
 }
 
-/// The Node speaks in the Pod's place, and clients learn it of the address that they know.
+/// Asserts that the policy refuses another client and another Pod's port; the host's ICMP error comes from the
+/// address that the client sent to.
 #[track_caller]
-fn policy_refuses_others(world: &World) {
+fn assert_policy(world: &World) {
     let second_pod = (world.node_ip(), NODE_PORT + 1).into();
     assert_eq!(refusal(world.client(), second_pod), ErrorKind::ConnectionRefused);
-    let stranger = &world.topology.clients()[1].netns;
+    let other_client = &world.topology.clients()[1].netns;
     for server in world.frontends() {
-        assert_eq!(refusal(stranger, server), ErrorKind::ConnectionRefused, "{server}");
+        assert_eq!(refusal(other_client, server), ErrorKind::ConnectionRefused, "{server}");
     }
 }
 
 #[test]
-fn everything_passes_beside_kube_router_and_its_policy_holds_wherever_it_is_asked() {
+fn npl_works_with_kube_router_rules_and_its_policy_applies_in_the_stack() {
     let mut world = node_with(&[KUBE_ROUTER, KUBE_PROXY], 2);
-    policy_refuses_others(&world);
-    everything_passes_either_way(&mut world, to_first_pod);
-    policy_refuses_others(&world);
+    assert_policy(&world);
+    assert_passes_in_every_mode(&mut world, to_first_pod);
+    assert_policy(&world);
 }
 
-/// A Node of the AWS VPC CNI: the second Pod's own packets leave by the second interface, where nobody expects the Node's
-/// address.
+/// A Node with the AWS VPC CNI: the second Pod's packets leave by the second interface, where the Node's address is
+/// unexpected.
 fn node_with_aws_vpc(rules: &[&str]) -> World {
     let world = node_with(rules, 2);
     let second = world.pods[1].0.ip();
@@ -277,7 +280,8 @@ rule add from {second} lookup 100 priority 1536"
     world
 }
 
-/// The guard has found the rules for a mark and for the second Pod, and has its own in place.
+/// Starts the guard, and waits until it has found the rules of the mark and of the second Pod and has installed its
+/// own.
 fn guarded(mut world: World) -> World {
     world.guard = Some(world.node().run(|| Guard::start(GuardMode::Auto, RESYNC)).unwrap());
     world.follow(Forwarding::Stack);
@@ -291,12 +295,12 @@ fn guarded(mut world: World) -> World {
 }
 
 #[test]
-fn everything_passes_beside_the_aws_vpc_cni_as_the_guard_marks_where_requests_came_in() {
+fn npl_works_with_aws_vpc_cni_rules_and_the_guards_mark() {
     let mut world = guarded(node_with_aws_vpc(&[AWS_VPC, KUBE_PROXY]));
-    everything_passes_either_way(&mut world, to_every_pod_by_v4);
+    assert_passes_in_every_mode(&mut world, to_every_pod_by_v4);
 }
 
-/// Counts what the guard has marked and what it has not, as it comes in by each interface.
+/// Counts packets with and without the guard's mark, by the interface that they arrive on.
 const MARKED: &str = "
 table inet npl_test {
   counter first_marked {}
@@ -310,25 +314,25 @@ table inet npl_test {
   }
 }";
 
-/// Whoever asks a Pod directly comes in by the Pod's own interface, and is answered there.
+/// A direct request to a Pod arrives by the Pod's own interface and must be answered there.
 #[test]
-fn who_asks_a_pod_directly_by_its_own_interface_is_not_marked() {
+fn direct_request_by_the_pods_own_interface_is_not_marked() {
     let world = guarded(node_with_aws_vpc(&[AWS_VPC, KUBE_PROXY]));
     world.node().nft(MARKED).unwrap();
     let count = |name: &str| world.node().packets_counted(&format!("inet npl_test {name}")).unwrap();
     let second = world.pods[1].0.ip();
-    let neighbour = &world.topology.clients()[1];
-    assert_eq!(tcp_request(&neighbour.netns, (second, POD_PORT).into(), "directly?").unwrap().pod, "web-1");
+    let second_client = &world.topology.clients()[1];
+    assert_eq!(tcp_request(&second_client.netns, (second, POD_PORT).into(), "directly?").unwrap().pod, "web-1");
     assert_eq!((count("first_marked"), count("second_marked")), (0, 0));
-    assert!(count("second_unmarked") > 0, "it came by the second interface");
+    assert!(count("second_unmarked") > 0, "the request arrived by the second interface");
     assert_eq!(tcp_request(world.client(), (world.node_ip(), NODE_PORT + 1).into(), "who?").unwrap().pod, "web-1");
     assert!(count("first_marked") > 0);
     assert_eq!(count("second_marked"), 0);
 }
 
-/// A conversation that began before the rule was there goes on by the right interface with its next request.
+/// A UDP flow that started before the guard's rule existed is corrected by its next request.
 #[test]
-fn datagrams_that_strayed_before_the_guard_was_there_are_answered_once_it_is() {
+fn misrouted_udp_flow_is_corrected_once_the_guard_starts() {
     let world = node_with_aws_vpc(&[AWS_VPC, KUBE_PROXY]);
     let socket = udp_socket(world.client(), (world.node_ip(), NODE_PORT + 1).into(), true).unwrap();
     socket.set_read_timeout(Some(SILENCE)).unwrap();
@@ -337,35 +341,35 @@ fn datagrams_that_strayed_before_the_guard_was_there_are_answered_once_it_is() {
         socket.send(b"who?").unwrap();
         poll::uninterrupted(|| socket.recv(&mut answer))
     };
-    assert!(ask().is_err(), "the answer leaves by the second interface");
+    assert!(ask().is_err(), "the reply leaves by the second interface");
     let _guarded = guarded(world);
-    poll::until("an answer", LIMIT, || ask().ok()).unwrap();
+    poll::until("a reply", LIMIT, || ask().ok()).unwrap();
 }
 
-/// Counts what comes from the Node's first address, which has no business at the second interface.
-const ASTRAY: &str = "
+/// Counts packets from the Node's first address, which must not arrive by the second interface.
+const MISROUTED: &str = "
 table inet npl_test {
-  counter astray {}
+  counter misrouted {}
   chain prerouting {
     type filter hook prerouting priority raw;
-    ip saddr 192.0.2.10 tcp sport 61001 counter name astray
+    ip saddr 192.0.2.10 tcp sport 61001 counter name misrouted
   }
 }";
 
 #[test]
-fn without_that_mark_the_stacks_replies_leave_by_the_pods_own_interface_and_redirected_ones_do_not() {
+fn replies_leave_by_the_pods_own_interface_without_the_mark_unless_redirected() {
     let mut world = node_with_aws_vpc(&[AWS_VPC, KUBE_PROXY]);
-    let beyond = world.topology.clients()[1].netns.clone();
-    beyond.nft(ASTRAY).unwrap();
+    let second_client = world.topology.clients()[1].netns.clone();
+    second_client.nft(MISROUTED).unwrap();
     let second_pod = (world.node_ip(), NODE_PORT + 1).into();
-    let mut astray = 0;
+    let mut misrouted = 0;
     for forwarding in [Forwarding::Stack, Forwarding::Redirect, Forwarding::Offload] {
         world.node().set_liberal_tracking(true).unwrap();
         world.follow(forwarding);
         let answer = tcp_request(world.client(), second_pod, "who are you?");
-        let now = beyond.packets_counted("inet npl_test astray").unwrap();
+        let now = second_client.packets_counted("inet npl_test misrouted").unwrap();
         let is_redirected = forwarding == Forwarding::Redirect;
-        assert_eq!((answer.is_ok(), now == astray), (is_redirected, is_redirected), "{forwarding:?}: {answer:?}");
-        astray = now;
+        assert_eq!((answer.is_ok(), now == misrouted), (is_redirected, is_redirected), "{forwarding:?}: {answer:?}");
+        misrouted = now;
     }
 }

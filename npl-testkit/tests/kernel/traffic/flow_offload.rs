@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `--forwarding offload`: the host's stack decides on every flow, and most packets pass it by.
+//! `--forwarding offload`: the kernel stack decides on every flow, and most packets bypass it.
 
 use std::time::{Duration, Instant};
 
@@ -10,8 +10,8 @@ use npl_testkit::traffic::{self, Direction, Transfer, transfer, udp_socket};
 use super::redirect::redirected_over_a_bridge;
 use crate::world::{World, is_emulated};
 
-/// What a CNI's firewall is like: connections are let through that began with a SYN, and whatever belongs to nobody's is
-/// dropped and counted.
+/// A stateful firewall as of a CNI: a TCP connection must start with a SYN; packets of no connection are dropped and
+/// counted.
 pub(super) const STATEFUL: &str = "
 table inet npl_test {
   counter forwarded { }
@@ -28,17 +28,17 @@ table inet npl_test {
   }
 }";
 
-/// As [`STATEFUL`] once somebody has changed their mind.
-const NOTHING_ANY_MORE: &str = "insert rule inet npl_test forward meta l4proto tcp drop comment \"changed\"";
+/// A rule that is added to [`STATEFUL`] and drops all TCP packets.
+const DROP_TCP: &str = "insert rule inet npl_test forward meta l4proto tcp drop comment \"changed\"";
 
-/// Far longer than the kernel needs.
+/// Time limit that is far longer than the kernel needs.
 pub(super) const LIMIT: Duration = Duration::from_secs(30);
 
 fn bytes() -> u64 {
     if is_emulated() { 1 << 20 } else { 32 << 20 }
 }
 
-/// A Pod on a Node with a stateful firewall and liberal connection tracking.
+/// A Pod on a Node in offload mode, with a stateful firewall and liberal conntrack.
 pub(super) fn offloading() -> World {
     let mut world = World::new(1);
     world.node().nft(STATEFUL).unwrap();
@@ -48,12 +48,12 @@ pub(super) fn offloading() -> World {
     world
 }
 
-/// Packets that a counter of the rules has seen.
+/// Number of packets that a counter of the rules has.
 pub(super) fn counted(world: &World, counter: &str) -> u64 {
     world.node().packets_counted(&format!("inet npl_test {counter}")).unwrap()
 }
 
-/// Packets that the host forwards for a transfer each way, in each family.
+/// Number of packets that the kernel stack forwards for transfers in each direction and family.
 fn forwarded_for_transfers(world: &World) -> u64 {
     let before = counted(world, "forwarded");
     for frontend in world.frontends() {
@@ -64,40 +64,42 @@ fn forwarded_for_transfers(world: &World) -> u64 {
     counted(world, "forwarded") - before
 }
 
-/// Few packets of transfers take the stack of a Node that offloads, beside what takes it otherwise; none is invalid.
+/// Asserts that few packets of transfers take the stack in offload mode, compared with stack mode, and that none is
+/// invalid.
 #[track_caller]
-pub(super) fn assert_most_packets_pass_by(mut world: World) {
+pub(super) fn assert_most_packets_bypass_the_stack(mut world: World) {
     let offloaded = forwarded_for_transfers(&world);
     world.follow(Forwarding::Stack);
-    let by_the_stack = forwarded_for_transfers(&world);
-    assert!(offloaded > 0 && offloaded * 4 < by_the_stack, "{offloaded} packets instead of {by_the_stack}");
+    let in_stack_mode = forwarded_for_transfers(&world);
+    assert!(offloaded > 0 && offloaded * 4 < in_stack_mode, "{offloaded} packets instead of {in_stack_mode}");
     assert_eq!(counted(&world, "invalid"), 0);
 }
 
 #[test]
-fn most_packets_of_established_flows_pass_by_the_hosts_stack() {
+fn most_packets_of_established_flows_bypass_the_stack() {
     let world = offloading();
     world.assert_answers();
-    assert_most_packets_pass_by(world);
+    assert_most_packets_bypass_the_stack(world);
 }
 
 #[test]
-fn a_policy_that_changes_ends_live_flows() {
+fn changed_policy_applies_to_offloaded_flows() {
     for direction in [Direction::Upload, Direction::Download] {
         let world = offloading();
         let rate = 4 << 20;
         let transfer = Transfer::start(world.client(), world.frontend(), direction, rate * 12, rate).unwrap();
         transfer.wait_for_share(0.1, LIMIT).unwrap();
-        world.node().nft(NOTHING_ANY_MORE).unwrap();
+        world.node().nft(DROP_TCP).unwrap();
         let since = Instant::now();
         let stalled = || {
             let before = transfer.moved();
-            poll::until("nothing", Duration::from_millis(500), || (transfer.moved() != before).then_some(())).is_err()
+            poll::until("no further data", Duration::from_millis(500), || (transfer.moved() != before).then_some(()))
+                .is_err()
         };
-        poll::until("the end of the flow", LIMIT, || stalled().then_some(())).unwrap();
-        assert!(transfer.moved() < rate * 10, "it was let through to its end");
+        poll::until("the end of the transfer", LIMIT, || stalled().then_some(())).unwrap();
+        assert!(transfer.moved() < rate * 10, "the transfer was not interrupted");
         assert!(since.elapsed() < Duration::from_secs(8), "{:?}", since.elapsed());
-        // With the rules as they were, it goes on: nothing of ours has broken it.
+        // With the previous policy, the transfer continues: NPL has not broken the connection.
         world.node().nft("flush chain inet npl_test forward\nadd rule inet npl_test forward accept").unwrap();
         assert_eq!(transfer.join().unwrap().bytes, rate * 12);
     }
@@ -109,13 +111,13 @@ fn flows_to_pods_on_a_bridge_are_offloaded_too() {
     world.node().nft(STATEFUL).unwrap();
     world.node().set_liberal_tracking(true).unwrap();
     world.follow(Forwarding::Offload);
-    assert_most_packets_pass_by(world);
+    assert_most_packets_bypass_the_stack(world);
 }
 
 #[test]
-fn what_the_host_does_not_let_through_is_never_offloaded() {
+fn flow_that_the_host_drops_is_never_offloaded() {
     let world = offloading();
-    world.node().nft(NOTHING_ANY_MORE).unwrap();
+    world.node().nft(DROP_TCP).unwrap();
     assert!(traffic::tcp_connect(world.client(), world.frontend()).is_err());
     let socket = udp_socket(world.client(), world.frontend(), true).unwrap();
     for question in 0..8 {
@@ -123,14 +125,14 @@ fn what_the_host_does_not_let_through_is_never_offloaded() {
     }
 }
 
-/// Where devices carry filters, two of ours may be on one hook of a device, by what they are for.
+/// Before TCX, two filters of NPL may be attached to one hook of a device; both must be removed.
 #[test]
-fn nothing_is_left_on_a_device_that_flows_are_not_offloaded_to_any_more() {
+fn filters_are_removed_from_devices_after_offload() {
     let mut world = offloading();
     let device = world.pod().host_device.clone();
-    let has_filters = ["ingress", "egress"].map(|side| {
+    let has_filters = ["ingress", "egress"].map(|direction| {
         let device = device.clone();
-        move || !device.netns().tc(&format!("filter show dev {} {side}", device.name())).unwrap().is_empty()
+        move || !device.netns().tc(&format!("filter show dev {} {direction}", device.name())).unwrap().is_empty()
     });
     let are_filters = world.datapath().hooks.mechanism() == "clsact";
     assert!(has_filters.iter().all(|has| has() == are_filters));
@@ -138,9 +140,9 @@ fn nothing_is_left_on_a_device_that_flows_are_not_offloaded_to_any_more() {
     assert!(!has_filters.iter().any(|has| has()));
 }
 
-/// Connection tracking that has to see every packet of a connection would call the rest invalid.
+/// With strict conntrack, which must see every packet, later packets of an offloaded connection would be invalid.
 #[test]
-fn strict_connection_tracking_gets_every_packet() {
+fn strict_conntrack_gets_every_packet() {
     let mut world = World::new(1);
     world.node().nft(STATEFUL).unwrap();
     world.node().set_liberal_tracking(false).unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the kernel's own address translation makes of ICMP errors, by nftables, is what ours has to make of them.
+//! ICMP errors are translated exactly as the kernel's NAT translates them, by nftables.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
@@ -15,19 +15,19 @@ use crate::wire::{self, Wire};
 use crate::world::{NODE_PORT, POD_PORT, World, set_addresses};
 
 const CLIENT_PORT: u16 = 40_000;
-/// Its Pod port is closed.
+/// A node port whose Pod port is closed.
 const CLOSED: u16 = NODE_PORT + 50;
-/// Far longer than an error needs; nobody waits for it unless one is lost.
+/// Time limit for an error to arrive; only reached if one is lost.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// The ends of one family.
+/// The addresses of one family.
 struct Scene {
     family: Family,
     client: IpAddr,
-    /// The second is one that the Node does not answer from by itself.
+    /// The Node never uses the second one as a source by itself.
     nodes: [IpAddr; 2],
     pod: IpAddr,
-    /// A router on the way to the client.
+    /// A router between the Node and the client.
     router: IpAddr,
 }
 
@@ -53,12 +53,12 @@ fn scenes(world: &World) -> [Scene; 2] {
     ]
 }
 
-/// The same mappings, by nftables.
+/// Installs the same mappings as nftables rules.
 fn install_rules(world: &World) {
     let mut translations = Vec::new();
     for Scene { nodes, pod, .. } in scenes(world) {
         for (address, (node_port, pod_port)) in
-            nodes.into_iter().flat_map(|it| [(it, (NODE_PORT, POD_PORT)), (it, (CLOSED, POD_PORT + 1))])
+            nodes.into_iter().flat_map(|address| [(address, (NODE_PORT, POD_PORT)), (address, (CLOSED, POD_PORT + 1))])
         {
             let (node, pod) = ((address, node_port).into(), (pod, pod_port).into());
             translations.push(Translation { protocol: Protocol::Udp, node, pod });
@@ -67,7 +67,7 @@ fn install_rules(world: &World) {
     oracle::install(world.node(), &translations);
 }
 
-fn install_ours(world: &mut World) {
+fn install_npl(world: &mut World) {
     world.install();
     let mut addresses = Vec::new();
     for Scene { nodes, pod, .. } in scenes(world) {
@@ -78,7 +78,7 @@ fn install_ours(world: &mut World) {
     set_addresses(world.datapath(), &addresses);
 }
 
-/// Sends from one end, and gives what `is_wanted` of what is seen at another.
+/// Sends a packet at one device and returns the first one at another that `is_wanted` accepts.
 fn observe(from: &Wire, packet: &Packet, at: &Wire, is_wanted: impl Fn(&Packet) -> bool) -> Packet {
     let mut sent = packet.clone();
     sent.ethernet = Some(from.ethernet());
@@ -88,7 +88,7 @@ fn observe(from: &Wire, packet: &Packet, at: &Wire, is_wanted: impl Fn(&Packet) 
         let Some(frame) = at.receive(LIMIT).unwrap() else { break };
         let Ok(mut seen) = Packet::parse(&frame) else { continue };
         if is_wanted(&seen) {
-            // Of this run alone: addresses of devices, and what the sender chose at random.
+            // Fields that differ in each run: link-layer addresses, and random values of the sender.
             seen.ethernet = None;
             match &mut seen.ip {
                 Ip::V4(header) => header.identification = 0,
@@ -97,10 +97,10 @@ fn observe(from: &Wire, packet: &Packet, at: &Wire, is_wanted: impl Fn(&Packet) 
             return seen;
         }
     }
-    panic!("nothing came of {packet:?}");
+    panic!("no expected packet followed {packet:?}");
 }
 
-/// Types and codes of the errors that a router sends.
+/// Types and codes of a router's ICMP errors.
 fn kinds(family: Family) -> [(u8, u8); 4] {
     if family == Family::V4 { [(3, 1), (3, 4), (11, 0), (12, 0)] } else { [(1, 0), (2, 0), (3, 0), (4, 0)] }
 }
@@ -109,18 +109,19 @@ fn is_error(packet: &Packet) -> bool {
     matches!(&packet.transport, Transport::Icmp(icmp) if matches!(icmp.kind, 1..=4 | 11 | 12))
 }
 
-/// All errors as they arrive, from either side.
+/// All errors as they arrive at the client and at the Pod.
 fn errors(world: &World, scene: &Scene) -> Vec<Packet> {
     let (device, uplink) = (&world.topology.client().device, &world.topology.client().uplink);
     let client = wire::open_for(scene.family, device, uplink);
     let pod = wire::open_for(scene.family, &world.pod().device, &world.pod().host_device);
     let mut seen = Vec::new();
-    // Each by a port of its own: where two flows would be one to the Pod, the kernel gives one of them another port.
+    // Each NAT address has a client port of its own: the kernel would give the second of two connections with the
+    // same flow tuple another port.
     for (address, client_port) in scene.nodes.into_iter().zip(CLIENT_PORT..) {
         let from = SocketAddr::from((scene.client, client_port));
-        // Without a socket the client would send errors of its own.
+        // Without a socket, the client would send ICMP errors itself.
         let _receiver = world.client().run(|| UdpSocket::bind(from)).unwrap().unwrap();
-        let closed = Packet::udp(from, (address, CLOSED).into(), b"anybody there?");
+        let closed = Packet::udp(from, (address, CLOSED).into(), b"hello");
         seen.push(observe(&client, &closed, &client, is_error));
 
         let node = SocketAddr::from((address, NODE_PORT));
@@ -136,7 +137,7 @@ fn errors(world: &World, scene: &Scene) -> Vec<Packet> {
         }
         seen.push(observe(&client, &last_hop, &client, is_error));
 
-        let reply = Packet::udp(node, from, b"what the Pod has answered");
+        let reply = Packet::udp(node, from, b"a reply of the Pod");
         for (kind, code) in kinds(scene.family) {
             for bytes in [8, 33] {
                 let error = Packet::icmp_error(scene.router, kind, code, &reply, bytes);
@@ -148,27 +149,27 @@ fn errors(world: &World, scene: &Scene) -> Vec<Packet> {
 }
 
 #[test]
-fn errors_arrive_as_by_the_kernels_own_translation() {
-    let observed = [false, true].map(|is_ours| {
+fn icmp_errors_arrive_as_by_kernel_nat() {
+    let observed = [false, true].map(|with_npl| {
         let mut world = World::bare(1, Options::default());
         for Scene { family, nodes: [_, second], pod, .. } in scenes(&world) {
             let (length, flags) = if family == Family::V4 { (24, "") } else { (64, "nodad") };
             world.node().ip(&format!("addr add {second}/{length} dev eth0 {flags}")).unwrap();
-            // Neighbours must be known: a frame that waits for one would come later than those after it.
+            // Neighbor entries must exist: a frame that waits for resolution would arrive after later ones.
             traffic::tcp_request(world.client(), (pod, POD_PORT).into(), "warm up").unwrap();
         }
-        // Errors are not to be saved at.
+        // No ICMP error may be suppressed by a rate limit.
         for netns in [world.node(), &world.pod().netns] {
             netns.sysctl("net/ipv4/icmp_ratelimit", "0").unwrap();
             netns.sysctl("net/ipv6/icmp/ratelimit", "0").unwrap();
         }
-        if is_ours {
-            install_ours(&mut world);
+        if with_npl {
+            install_npl(&mut world);
         } else {
             install_rules(&world);
         }
         scenes(&world).map(|scene| errors(&world, &scene))
     });
-    let [theirs, ours] = observed;
-    assert_eq!(ours, theirs);
+    let [kernel, npl] = observed;
+    assert_eq!(npl, kernel);
 }
