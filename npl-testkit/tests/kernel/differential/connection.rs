@@ -368,10 +368,10 @@ const CWR: u8 = 0x80;
 
 /// The index of the first fragment among the frames.
 fn first_fragment(fields: &PacketFields, frames: &[Vec<u8>]) -> usize {
-    use super::packet_fields::Order::{FirstLast, InOrder, LastFirst, Reversed};
+    use super::packet_fields::Order::{Ascending, Descending, FirstLast, LastFirst};
     match fields.fragmentation.map(|fragmentation| fragmentation.order) {
-        None | Some(InOrder) => 0,
-        Some(Reversed | FirstLast) => frames.len() - 1,
+        None | Some(Ascending) => 0,
+        Some(Descending | FirstLast) => frames.len() - 1,
         Some(LastFirst) => 1,
     }
 }

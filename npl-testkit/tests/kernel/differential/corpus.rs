@@ -135,7 +135,7 @@ fn sizes() -> impl Strategy<Value = u16> {
 fn pieces(family: Family, pod: usize) -> impl Strategy<Value = (Sender, Fragmentation, u16)> {
     let min = if family == Family::V4 { 8_u16 } else { 154 };
     let max = if pod == NARROW { 160 } else { 175 };
-    let orders = select(&[Order::InOrder, Order::Reversed, Order::FirstLast, Order::LastFirst][..]);
+    let orders = select(&[Order::Ascending, Order::Descending, Order::FirstLast, Order::LastFirst][..]);
     (senders(), min..max, orders, 2..6_u16, 16..64_u16).prop_map(|(sender, units, order, count, remainder)| {
         let size: u16 = units * 8;
         (sender, Fragmentation { size, order }, size * (count - 1) + remainder % size)

@@ -51,8 +51,8 @@ pub(super) struct Fragmentation {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    InOrder,
-    Reversed,
+    Ascending,
+    Descending,
     FirstLast,
     LastFirst,
 }
@@ -117,8 +117,8 @@ impl Fragmentation {
     fn frames(self, packet: &Packet, identification: u16) -> Vec<Vec<u8>> {
         let mut frames = pieces(packet, u32::from(identification), self.size.into());
         match self.order {
-            Order::InOrder => {}
-            Order::Reversed => frames.reverse(),
+            Order::Ascending => {}
+            Order::Descending => frames.reverse(),
             Order::FirstLast => frames.rotate_left(1),
             Order::LastFirst => frames.rotate_right(1),
         }

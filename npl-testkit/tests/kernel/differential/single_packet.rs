@@ -71,7 +71,7 @@ impl SinglePacket {
         match &self.kind {
             Kind::Tagged { tags } => tag(&mut frames[0], tags),
             Kind::OtherDestination { to_all } => {
-                frames[0][..6].copy_from_slice(if *to_all { &[0xff; 6] } else { UNUSED_ADDRESS })
+                frames[0][..6].copy_from_slice(if *to_all { &[0xff; 6] } else { UNUSED_ADDRESS });
             }
             Kind::Corrupted { position, value, is_summed } => {
                 corrupt(&mut frames[0], *position, *value, *is_summed);

@@ -67,11 +67,11 @@ impl Tap {
         // `u64` gives the control buffer the alignment that the kernel requires.
         let mut control = [0_u64; 8];
         let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-        // SAFETY: Zero is a valid value of all fields.
+        // SAFETY: zero is a valid value of all fields.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
         (message.msg_control, message.msg_controllen) = (control.as_mut_ptr().cast(), size_of_val(&control));
-        // SAFETY: All pointers outlive the call, and the lengths are those of their buffers.
+        // SAFETY: all pointers outlive the call, and the lengths are those of their buffers.
         let length = unsafe { libc::recvmsg(self.socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
         let Ok(length) = usize::try_from(length) else {
             let error = io::Error::last_os_error();
@@ -83,7 +83,7 @@ impl Tap {
             "a frame exceeds every MTU of the topology"
         );
         bytes.truncate(length);
-        // SAFETY: The kernel filled the message, and its control buffer is still alive.
+        // SAFETY: the kernel filled the message, and its control buffer is still alive.
         let metadata = unsafe { auxiliary_data(&message) };
         assert_eq!(
             metadata.tp_status & CHECKSUM_PENDING,

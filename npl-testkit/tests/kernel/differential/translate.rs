@@ -37,7 +37,7 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Layout of a packet that its EtherType assigns to this family, whatever its version field contains.
+    /// Layout of a packet that its ethertype assigns to this family, whatever its version field contains.
     pub(super) fn of(family: Family, ip: &[u8]) -> Option<Self> {
         if family == Family::V4 {
             let is_later = u16::from_be_bytes([*ip.get(6)?, *ip.get(7)?]) & 0x1fff != 0;
@@ -102,7 +102,7 @@ fn translate(frame: &[u8], step: &Step) -> Vec<u8> {
     [ethernet.source.as_slice(), &ethernet.destination, &frame[12..L3], &ip].concat()
 }
 
-/// The address family of a frame's EtherType.
+/// The address family of a frame's ethertype.
 pub(super) fn family(frame: &[u8]) -> Family {
     if frame[12] == 0x08 { Family::V4 } else { Family::V6 }
 }

@@ -343,7 +343,9 @@ fn node_errors(scene: &Scene) -> Vec<Step> {
 fn fragments(scene: &Scene) -> Vec<Step> {
     let size = 1232;
     let mut actions = Vec::new();
-    for (order, number) in [Order::InOrder, Order::Reversed, Order::FirstLast, Order::LastFirst].into_iter().zip(1..) {
+    for (order, number) in
+        [Order::Ascending, Order::Descending, Order::FirstLast, Order::LastFirst].into_iter().zip(1..)
+    {
         let fragmentation = PacketFields {
             fragmentation: Some(Fragmentation { size, order }),
             identification: number,
@@ -371,7 +373,7 @@ fn fragments(scene: &Scene) -> Vec<Step> {
 /// There are so many datagrams that two of them, or one at two hooks, share a slot.
 fn reused_identifications(scene: &Scene) -> Vec<Step> {
     let actions = (1..=200).flat_map(|number| {
-        [Order::InOrder, Order::Reversed].map(|order| {
+        [Order::Ascending, Order::Descending].map(|order| {
             let fields = PacketFields {
                 fragmentation: Some(Fragmentation { size: 88, order }),
                 identification: number,

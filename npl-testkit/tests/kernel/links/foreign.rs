@@ -68,7 +68,7 @@ fn foreign_program_that_ends_the_chain_before_npls_bypasses_request_translation(
     for frontend in world.frontends() {
         assert_eq!(error_kind(tcp_connect(world.client(), frontend)), Some(ErrorKind::ConnectionRefused));
         let socket = udp_socket(world.client(), frontend, true).unwrap();
-        assert_eq!(error_kind(udp_ask(&socket, "anybody?")), Some(ErrorKind::ConnectionRefused));
+        assert_eq!(error_kind(udp_ask(&socket, "hello")), Some(ErrorKind::ConnectionRefused));
     }
     assert_eq!(counted(&world), (0, 0));
     assert_reported_as_attached(&world);
@@ -85,7 +85,7 @@ fn foreign_program_that_ends_the_chain_before_npls_bypasses_reply_translation() 
     for frontend in world.frontends() {
         assert_eq!(error_kind(tcp_connect(world.client(), frontend)), Some(ErrorKind::TimedOut));
         let few = UdpOptions { attempts: 3, ..UdpOptions::default() };
-        udp_request(world.client(), frontend, b"anybody?", few).unwrap_err();
+        udp_request(world.client(), frontend, b"hello", few).unwrap_err();
     }
     let (requests, replies) = counted(&world);
     assert!(requests >= 8 && replies == 0, "{requests} requests, {replies} replies");

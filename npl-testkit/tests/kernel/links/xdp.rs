@@ -18,7 +18,7 @@ use npl_agent::datapath::{Datapath, DatapathError, Pins, preflight};
 use npl_agent::netlink;
 use npl_testkit::echo::Protocol;
 use npl_testkit::topology::{Offload, Options};
-use npl_testkit::traffic::{self, Direction as Way, Load, Request, UdpOptions, transfer};
+use npl_testkit::traffic::{self, Direction as TransferDirection, Load, Request, UdpOptions, transfer};
 use npl_testkit::{poll, tools};
 
 use super::other_programs::OtherProgram;
@@ -83,8 +83,8 @@ fn transfers_datagrams_and_fragments_arrive_with_xdp() {
     world.assert_answers();
     let bytes = if is_emulated() { 1 << 18 } else { 16 << 20 };
     for frontend in world.frontends() {
-        for way in [Way::Upload, Way::Download] {
-            assert_eq!(transfer(world.client(), frontend, way, bytes).unwrap().bytes, bytes);
+        for direction in [TransferDirection::Upload, TransferDirection::Download] {
+            assert_eq!(transfer(world.client(), frontend, direction, bytes).unwrap().bytes, bytes);
         }
         // Fragments, which TC translates.
         assert_eq!(traffic::udp_exchange(world.client(), frontend, 4000, 4000).unwrap().pod, "web-0");
@@ -102,7 +102,7 @@ fn multi_buffer_frames_arrive_with_xdp() {
     let world = World::with_xdp(Options { mtu: 9000, ..Options::default() });
     world.assert_answers();
     for frontend in world.frontends() {
-        assert_eq!(transfer(world.client(), frontend, Way::Upload, 8 << 20).unwrap().bytes, 8 << 20);
+        assert_eq!(transfer(world.client(), frontend, TransferDirection::Upload, 8 << 20).unwrap().bytes, 8 << 20);
         assert_eq!(traffic::udp_exchange(world.client(), frontend, 8000, 8000).unwrap().pod, "web-0");
     }
 }
@@ -239,8 +239,8 @@ fn network_card_translates_as_the_agent_plans() {
     }
     world.assert_answers();
     for frontend in world.frontends() {
-        for way in [Way::Upload, Way::Download] {
-            assert_eq!(transfer(world.client(), frontend, way, 1 << 18).unwrap().bytes, 1 << 18);
+        for direction in [TransferDirection::Upload, TransferDirection::Download] {
+            assert_eq!(transfer(world.client(), frontend, direction, 1 << 18).unwrap().bytes, 1 << 18);
         }
     }
 }

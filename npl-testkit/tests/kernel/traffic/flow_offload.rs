@@ -106,7 +106,7 @@ fn changed_policy_applies_to_offloaded_flows() {
 }
 
 #[test]
-fn flows_to_pods_on_a_bridge_are_offloaded_too() {
+fn flows_to_pods_on_a_bridge_are_offloaded() {
     let mut world = redirected_over_a_bridge();
     world.node().nft(STATEFUL).unwrap();
     world.node().set_liberal_tracking(true).unwrap();

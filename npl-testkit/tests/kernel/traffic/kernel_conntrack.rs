@@ -103,7 +103,7 @@ fn kernel_conntrack_keeps_offloaded_connections() {
 }
 
 /// If conntrack did not see the end of a connection, its entry would stay for an hour. Not every acknowledgment takes
-/// the stack, so that conntrack's default timeout of unacknowledged data is shorter.
+/// the stack, so that with default sysctls the shorter timeout of unacknowledged data applies.
 #[test]
 fn kernel_conntrack_keeps_one_way_offloaded_connections_with_longer_timeouts_and_sees_their_end() {
     let world = offloading();

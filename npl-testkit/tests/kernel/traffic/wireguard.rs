@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Configures keys and peers of WireGuard devices by generic netlink (`linux/wireguard.h`), so that the tests need no
-//! WireGuard tool.
+//! Configures keys and peers of wireguard devices by generic netlink (`linux/wireguard.h`), so that the tests need no
+//! wireguard tool.
 
 use std::io::{self, Read as _};
 use std::net::Ipv4Addr;
@@ -90,7 +90,7 @@ pub(super) fn connect(netns: &Netns, device: &str, own: &Keys, peer: &Keys, peer
     assert_eq!(error_in(&answer).map(|error| error.raw_os_error()), Some(Some(0)), "{answer:?}");
 }
 
-/// WireGuard's message type, which each kernel assigns dynamically.
+/// The wireguard message type, which each kernel assigns dynamically.
 fn message_type(socket: &Socket) -> u16 {
     let name = attribute(CTRL_ATTR_FAMILY_NAME, b"wireguard\0");
     let answer = ask(socket, GENL_ID_CTRL, NLM_F_REQUEST, CTRL_CMD_GETFAMILY, &[name]);
