@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One client reaches a Pod through a mapping and directly from the same client port: both connections have the same
+//! flow tuple, and replies belong to the newer one.
+
+use npl_common::reason::Reason;
+use npl_common::{conntrack::Phase, half_open};
+use npl_testkit::packet::tcp_flags::{ACK, FIN, RST, SYN};
+
+use super::scene::{
+    NODE_PORT, Tcp, Udp, client, establish, flow, from, is_reply_translated, length, node, pod, tcp, to, udp,
+    with_mappings,
+};
+use crate::counters::{and, first_request, reason, reply};
+use crate::lab::{Lab, TEST_DEVICE, hash};
+
+/// The Pod accepts a direct connection and sends on it: its packets leave unchanged.
+#[track_caller]
+fn pod_accepts_directly(lab: &mut Lab) {
+    let accepted = tcp(pod(), client(), SYN | ACK, b"");
+    lab.egress(&accepted).is(&accepted, and(reason(Reason::TupleConflict), reason(Reason::UntrackedReply)));
+    assert_eq!((lab.flow(flow(Tcp)), lab.slot(flow(Tcp))), (None, None));
+    for flags in [SYN | ACK, ACK, FIN | ACK] {
+        let answer = tcp(pod(), client(), flags, b"");
+        lab.egress(&answer).is(&answer, reason(Reason::UntrackedReply));
+    }
+}
+
+#[test]
+fn replies_of_an_accepted_direct_connection_are_not_translated() {
+    with_mappings(|lab| {
+        establish(lab);
+        is_reply_translated(lab, ACK);
+        is_reply_translated(lab, FIN | ACK);
+        pod_accepts_directly(lab);
+        establish(lab);
+        is_reply_translated(lab, ACK);
+    });
+}
+
+/// The entry's age is unknown, so the new connection must not depend on it.
+#[test]
+fn direct_connection_after_an_aborted_handshake_is_not_translated() {
+    with_mappings(|lab| {
+        for by_client in [false, true] {
+            lab.ingress(&tcp(client(), node(), SYN, b""));
+            if by_client {
+                is_reply_translated(lab, SYN | ACK);
+                lab.ingress(&tcp(client(), node(), RST, b""));
+            } else {
+                is_reply_translated(lab, RST | ACK);
+            }
+            pod_accepts_directly(lab);
+        }
+    });
+}
+
+/// As a load balancer's TCP health check does: the connection ends before the Pod has sent anything but its SYN-ACK.
+#[test]
+fn direct_connection_after_a_client_reset_is_not_translated() {
+    with_mappings(|lab| {
+        for flags in [RST, RST | ACK] {
+            establish(lab);
+            lab.ingress(&tcp(client(), node(), flags, b""));
+            pod_accepts_directly(lab);
+        }
+    });
+}
+
+/// As if the flow table had evicted the earlier connection's entry.
+#[test]
+fn entry_of_the_half_open_cache_alone_does_not_take_a_direct_connection() {
+    with_mappings(|lab| {
+        establish(lab);
+        is_reply_translated(lab, ACK);
+        lab.evict(flow(Tcp));
+        pod_accepts_directly(lab);
+    });
+}
+
+#[test]
+fn entry_of_the_flow_table_alone_does_not_take_a_direct_connection() {
+    with_mappings(|lab| {
+        establish(lab);
+        is_reply_translated(lab, ACK);
+        lab.set_slot(flow(Tcp), half_open::entry(!hash(flow(Tcp)), Phase::ESTABLISHED, 0, NODE_PORT));
+        pod_accepts_directly(lab);
+    });
+}
+
+/// The client's ACK may be lost between the Node and the Pod: the Pod retransmits its SYN-ACK.
+#[test]
+fn retransmitted_syn_ack_comes_from_the_node_port() {
+    with_mappings(|lab| {
+        establish(lab);
+        for _again in 0..3 {
+            is_reply_translated(lab, SYN | ACK);
+        }
+        is_reply_translated(lab, ACK);
+    });
+}
+
+/// The clock of the flow table advances about once a second: the flags of the previous connection do not count for
+/// the next one.
+#[test]
+fn flags_of_an_immediately_following_connection_are_recorded() {
+    with_mappings(|lab| {
+        for _connection in 0..20 {
+            establish(lab);
+            is_reply_translated(lab, ACK);
+            assert_eq!(lab.flow(flow(Tcp)).unwrap().state.pod_tcp_flags, ACK);
+        }
+    });
+}
+
+/// An attacker can forge these segments; the Pod does not open a new connection on an established one.
+#[test]
+fn direct_segments_of_the_client_do_not_change_the_mapped_connection() {
+    with_mappings(|lab| {
+        establish(lab);
+        for flags in [SYN, ACK, RST, FIN | ACK] {
+            let direct = tcp(client(), pod(), flags, b"");
+            lab.ingress(&direct).is(&direct, vec![]);
+            is_reply_translated(lab, ACK);
+        }
+    });
+}
+
+/// A direct datagram and the Pod's reply to it, both passed unchanged.
+#[track_caller]
+fn direct_datagram_is_answered(lab: &mut Lab, is_conflict: bool) {
+    let (question, answer) = (udp(client(), pod(), b"to you"), udp(pod(), client(), b"from me"));
+    lab.ingress(&question).is(&question, if is_conflict { reason(Reason::TupleConflict) } else { vec![] });
+    lab.egress(&answer).is(&answer, reason(Reason::UntrackedReply));
+}
+
+#[test]
+fn udp_replies_follow_the_newest_of_mapped_and_direct_request() {
+    with_mappings(|lab| {
+        direct_datagram_is_answered(lab, false);
+        for established in [false, true, true] {
+            let (question, answer) = (udp(client(), node(), b"to the node"), udp(pod(), client(), b"from me"));
+            lab.ingress(&question).is(&to(&question, pod()), first_request("61000/udp", length(&question)));
+            lab.egress(&answer).is(&from(&answer, node()), reply("61000/udp", length(&answer)));
+            if established {
+                lab.ingress(&question);
+                lab.egress(&answer);
+                assert!(lab.flow(flow(Udp)).is_some());
+            }
+            direct_datagram_is_answered(lab, true);
+            direct_datagram_is_answered(lab, false);
+        }
+    });
+}
+
+#[test]
+fn direct_datagram_takes_over_a_flow_that_only_the_flow_table_has() {
+    with_mappings(|lab| {
+        for _packet in 0..2 {
+            lab.ingress(&udp(client(), node(), b"to the node"));
+            lab.egress(&udp(pod(), client(), b"from me"));
+        }
+        lab.set_slot(flow(Udp), half_open::entry(!hash(flow(Udp)), Phase::ESTABLISHED, 0, NODE_PORT));
+        direct_datagram_is_answered(lab, true);
+    });
+}
+
+/// The XDP program handles direct datagrams that arrive by a device to which it is attached, and TC does not handle
+/// them again. Datagrams from other devices are handled by TC.
+#[test]
+fn direct_datagram_is_recorded_once_on_a_device_with_xdp_and_tc() {
+    const OTHER: u32 = TEST_DEVICE + 1;
+    with_mappings(|lab| {
+        for (devices, is_conflict) in [([OTHER].into(), true), ([TEST_DEVICE, OTHER].into(), false), ([].into(), true)]
+        {
+            lab.datapath.write_xdp_devices(&devices).unwrap();
+            lab.ingress(&udp(client(), node(), b"to the node"));
+            let question = udp(client(), pod(), b"to you");
+            lab.ingress(&question).is(&question, if is_conflict { reason(Reason::TupleConflict) } else { vec![] });
+        }
+    });
+}

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The Node's own connections that use a port of the range, as masquerading may do: their packets are passed to the
+//! host.
+
+use npl_common::names::PROG_EGRESS;
+use npl_common::reason::Reason;
+use npl_testkit::packet::Packet;
+use npl_testkit::packet::sctp_chunks::{ABORT, DATA};
+use npl_testkit::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN};
+
+use super::errors::{about_reply, too_large};
+use super::fragments::pieces;
+use super::scene::{
+    Tcp, Udp, becomes, client, establish, flow, from, is_reply_translated, length, node, pod, sctp, tcp, to, udp,
+    with_mappings,
+};
+use crate::counters::{establishing_request, first_request, reason, request};
+use crate::lab::Lab;
+
+/// A packet leaves from a node port, unchanged.
+#[track_caller]
+fn leaves(lab: &mut Lab, packet: &Packet) {
+    lab.egress(packet).is(packet, vec![]);
+}
+
+#[test]
+fn host_connection_gets_the_packets_of_its_peer() {
+    with_mappings(|lab| {
+        leaves(lab, &tcp(node(), client(), SYN, b""));
+        for flags in [SYN | ACK, ACK, PSH | ACK, FIN | ACK, RST] {
+            let answer = tcp(client(), node(), flags, b"");
+            lab.ingress(&answer).is(&answer, reason(Reason::HostConnection));
+        }
+        leaves(lab, &udp(node(), client(), b"question"));
+        let answer = udp(client(), node(), b"answer");
+        lab.ingress(&answer).is(&answer, reason(Reason::HostConnection));
+        assert_eq!((lab.slot(flow(Tcp)), lab.slot(flow(Udp))), (None, None));
+    });
+}
+
+#[test]
+fn host_connection_gets_icmp_errors_about_its_packets() {
+    with_mappings(|lab| {
+        for sent in [tcp(node(), client(), PSH | ACK, b"question"), udp(node(), client(), b"question")] {
+            leaves(lab, &sent);
+            let (error, _) = about_reply(too_large(), &sent, 64);
+            lab.ingress(&error).is(&error, reason(Reason::HostConnection));
+        }
+    });
+}
+
+/// A client may open a connection from an endpoint that the host has connected to: a SYN is never a reply to the
+/// host.
+#[test]
+fn client_connection_is_translated_despite_an_earlier_host_connection() {
+    with_mappings(|lab| {
+        leaves(lab, &tcp(node(), client(), SYN, b""));
+        establish(lab);
+        is_reply_translated(lab, ACK);
+        let more = tcp(client(), node(), PSH | ACK, b"more");
+        lab.ingress(&more).is(&to(&more, pod()), request("61000/tcp", length(&more)));
+    });
+}
+
+#[test]
+fn icmp_error_about_a_client_connection_is_translated_despite_a_host_connection() {
+    with_mappings(|lab| {
+        leaves(lab, &tcp(node(), client(), SYN, b""));
+        let (arrives, expected) = about_reply(too_large(), &tcp(pod(), client(), PSH | ACK, b"answer"), 64);
+        let is_sent_to_pod =
+            |lab: &mut Lab| lab.ingress(&arrives).is(&expected, request("61000/tcp", length(&arrives)));
+        let is_passed_to_host = |lab: &mut Lab| lab.ingress(&arrives).is(&arrives, reason(Reason::HostConnection));
+        is_passed_to_host(lab);
+        lab.ingress(&tcp(client(), node(), SYN, b""));
+        is_sent_to_pod(lab);
+        is_reply_translated(lab, SYN | ACK);
+        lab.ingress(&tcp(client(), node(), RST, b""));
+        is_passed_to_host(lab);
+        establish(lab);
+        is_sent_to_pod(lab);
+        lab.set_slot(flow(Tcp), 0);
+        is_sent_to_pod(lab);
+    });
+}
+
+/// A RST or ABORT starts no host connection: a client may have sent to the port before it was mapped, and may send
+/// again.
+#[test]
+fn refusals_of_the_host_make_no_host_connection() {
+    with_mappings(|lab| {
+        for flags in [RST, RST | ACK] {
+            leaves(lab, &tcp(node(), client(), flags, b""));
+        }
+        leaves(lab, &sctp(node(), client(), ABORT, b""));
+        let more = tcp(client(), node(), PSH | ACK, b"more");
+        lab.ingress(&more).is(&to(&more, pod()), first_request("61000/tcp", length(&more)));
+        let more = sctp(client(), node(), DATA, b"more");
+        lab.ingress(&more).is(&to(&more, pod()), first_request("61000/sctp", length(&more)));
+    });
+}
+
+/// Later fragments of masqueraded packets and of redirected replies: no first fragment follows that they could wait
+/// for.
+#[test]
+fn fragments_that_leave_from_a_node_port_are_not_saved() {
+    with_mappings(|lab| {
+        for (number, packet) in (1..).zip([udp(node(), client(), &[7; 1000]), tcp(node(), client(), ACK, &[7; 1000])]) {
+            for frame in pieces(&packet, number, 504) {
+                becomes(lab, PROG_EGRESS, &frame, frame.clone(), vec![]);
+            }
+        }
+    });
+}
+
+/// The egress program sees redirected replies, and replies that a device above has already translated.
+#[test]
+fn translated_replies_make_no_host_connection() {
+    with_mappings(|lab| {
+        let (question, answer) = (udp(client(), node(), b"question"), udp(pod(), client(), b"answer"));
+        for changes in [first_request, establishing_request, request] {
+            lab.ingress(&question).is(&to(&question, pod()), changes("61000/udp", length(&question)));
+            lab.egress(&answer);
+            leaves(lab, &from(&answer, node()));
+        }
+        // The flow table alone has the flow.
+        lab.set_slot(flow(Udp), 0);
+        leaves(lab, &from(&answer, node()));
+        lab.evict(flow(Udp));
+        lab.set_slot(flow(Udp), 0);
+        lab.ingress(&question).is(&to(&question, pod()), first_request("61000/udp", length(&question)));
+    });
+}

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The lookup cache of replies saves two map lookups for a short time and never changes their result.
+
+use std::net::IpAddr;
+use std::os::fd::AsFd as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use aya::maps::{Array, HashMap, MapData};
+use npl_agent::core::model::Family;
+use npl_common::lookup_cache::CachedReply;
+use npl_common::mapping::{Endpoint, EndpointV4, EndpointV6};
+use npl_common::names::{
+    MAP_ENDPOINT_V4, MAP_ENDPOINT_V6, MAP_REPLY_CACHE_V4, MAP_REPLY_CACHE_V6, PROG_EGRESS, PROG_PODS_REDIRECT,
+};
+use npl_common::next_hop::PodNextHop;
+use npl_common::reason::Reason;
+use npl_common::{conntrack::Phase, half_open};
+use npl_testkit::packet::Packet;
+use npl_testkit::packet::tcp_flags::{ACK, FIN};
+use npl_testkit::test_run;
+
+use super::lookup_cache::{ALL_BITS, SetOnDrop};
+use super::redirect::{NEXT_HOP, set_next_hop};
+use super::scene::{
+    GENERATION, NODE_PORT, POD_PORT, SECOND_NODE_PORT, Tcp, bare, client, establish, family, flow, from,
+    is_reply_translated, node, pod, pod_ip, second_node_ip, tcp, third_node_ip, with_mappings,
+};
+use crate::counters::{reason, reply};
+use crate::lab::{hash, open};
+use crate::world::is_emulated;
+
+/// A cache entry is valid within one interval of the kernel's clock, which is 0.25 s to 2.6 s long, so that an entry
+/// that is written at the end of an interval is not used.
+const TRIALS: usize = 50;
+const REQUIRED: usize = 40;
+/// More than one interval.
+const LATER: Duration = Duration::from_secs(10);
+
+/// The Pod's reply on the flow.
+fn answer() -> Packet {
+    tcp(pod(), client(), ACK, b"")
+}
+
+/// The reply cache, and the slot of the flow.
+fn cache() -> (Array<MapData, CachedReply>, u32) {
+    let map = if family() == Family::V4 { MAP_REPLY_CACHE_V4 } else { MAP_REPLY_CACHE_V6 };
+    (open(map), half_open::slot(hash(flow(Tcp))))
+}
+
+/// The flow's cache entry.
+fn cache_entry() -> CachedReply {
+    let (cache, slot) = cache();
+    cache.get(&slot, 0).unwrap()
+}
+
+/// Removes or restores the endpoint without invalidating the reply cache.
+fn set_endpoint_by_hand(endpoint: Option<Endpoint>) {
+    fn set<K: aya::Pod>(name: &str, key: K, endpoint: Option<Endpoint>) {
+        let mut endpoints: HashMap<MapData, K, Endpoint> = open(name);
+        match endpoint {
+            Some(endpoint) => endpoints.insert(key, endpoint, 0).unwrap(),
+            None => endpoints.remove(&key).unwrap(),
+        }
+    }
+    let (pod_port, protocol, pad) = (POD_PORT, Tcp.number(), 0);
+    match pod_ip() {
+        IpAddr::V4(pod) => {
+            set(MAP_ENDPOINT_V4, EndpointV4 { pod_addr: pod.octets(), pod_port, protocol, pad }, endpoint);
+        }
+        IpAddr::V6(pod) => {
+            set(MAP_ENDPOINT_V6, EndpointV6 { pod_addr: pod.octets(), pod_port, protocol, pad }, endpoint);
+        }
+    }
+}
+
+#[test]
+fn second_reply_uses_the_reply_cache() {
+    with_mappings(|lab| {
+        let translated = from(&answer(), node()).build();
+        let is_spared = |_trial: &usize| {
+            establish(lab);
+            is_reply_translated(lab, ACK);
+            let endpoint = cache_entry().endpoint;
+            lab.evict(flow(Tcp));
+            set_endpoint_by_hand(None);
+            let outcome = lab.egress(&answer());
+            set_endpoint_by_hand(Some(endpoint));
+            outcome.bytes == translated
+        };
+        let spared = (0..TRIALS).filter(is_spared).count();
+        assert!(spared >= REQUIRED, "{spared} of {TRIALS}");
+    });
+}
+
+/// The flow table evicts entries that have not been looked up for the longest time; an entry in use must be looked up
+/// regularly.
+#[test]
+fn reply_cache_entry_expires_and_the_flow_table_is_looked_up_again() {
+    with_mappings(|lab| {
+        establish(lab);
+        is_reply_translated(lab, ACK);
+        lab.evict(flow(Tcp));
+        let since = Instant::now();
+        while lab.slot(flow(Tcp)).map(half_open::phase) != Some(Phase::REPLIED) {
+            assert!(since.elapsed() < LATER, "the eviction from the flow table is not noticed");
+            is_reply_translated(lab, ACK);
+        }
+    });
+}
+
+#[test]
+fn fin_is_recorded_despite_a_reply_cache_entry() {
+    with_mappings(|lab| {
+        establish(lab);
+        is_reply_translated(lab, ACK);
+        lab.egress(&tcp(pod(), client(), FIN | ACK, b""));
+        assert_eq!(lab.flow(flow(Tcp)).unwrap().state.pod_tcp_flags & FIN, FIN);
+    });
+}
+
+/// Another processor handles replies continuously and caches the result, before or after each change.
+#[test]
+fn cached_reply_is_not_used_after_a_concurrent_removal() {
+    let changes = if is_emulated() { 300 } else { 10_000 };
+    with_mappings(|lab| {
+        establish(lab);
+        let program = lab.program(PROG_EGRESS).fd().unwrap().as_fd().try_clone_to_owned().unwrap();
+        let (frame, is_over) = (answer().build(), AtomicBool::new(false));
+        thread::scope(|scope| {
+            let _end = SetOnDrop(&is_over);
+            let _other = scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    test_run::run(program.as_fd(), &frame, &test_run::Options::default()).unwrap();
+                }
+            });
+            let (mut misdirected, mut answered) = (0, 0);
+            for _change in 0..changes {
+                lab.remove(family(), Tcp, NODE_PORT);
+                misdirected += u32::from(lab.egress(&answer()).bytes != frame);
+                lab.add(Tcp, NODE_PORT, pod(), GENERATION);
+                answered += u32::from(lab.egress(&answer()).bytes != frame);
+            }
+            assert_eq!(
+                (misdirected, answered),
+                (0, changes),
+                "translated replies without a mapping and with one, of {changes}"
+            );
+        });
+    });
+}
+
+/// If a Pod port has two mappings, replies are counted for an existing one.
+#[test]
+fn replies_are_counted_for_a_remaining_mapping_at_once() {
+    with_mappings(|lab| {
+        establish(lab);
+        is_reply_translated(lab, ACK);
+        lab.add(Tcp, SECOND_NODE_PORT, pod(), GENERATION);
+        lab.remove(family(), Tcp, NODE_PORT);
+        lab.egress(&answer()).is(&from(&answer(), node()), reply("61001/tcp", bare()));
+    });
+}
+
+/// A removed node address's index is reused for the next address.
+#[test]
+fn cached_reply_does_not_use_a_node_address_with_a_reused_index() {
+    with_mappings(|lab| {
+        establish(lab);
+        is_reply_translated(lab, ACK);
+        lab.set_addresses(&[second_node_ip()]);
+        lab.set_addresses(&[second_node_ip(), third_node_ip()]);
+        is_reply_translated(lab, ACK);
+        is_reply_translated(lab, ACK);
+    });
+}
+
+/// If two processors write an entry at the same time, its bytes may be a mix of both writes.
+#[test]
+fn corrupt_cache_entry_is_ignored_and_replaced() {
+    with_mappings(|lab| {
+        establish(lab);
+        is_reply_translated(lab, ACK);
+        let (mut cache, slot) = cache();
+        let cached = cache_entry();
+        assert_eq!(cached.endpoint.generation, GENERATION);
+        for index in 0..size_of::<CachedReply>() {
+            let mut changed = cached;
+            // SAFETY: an `aya::Pod` has no padding, and any bytes are a value of it.
+            #[expect(unsafe_code, reason = "a cache entry is changed byte by byte")]
+            let bytes =
+                unsafe { std::slice::from_raw_parts_mut((&raw mut changed).cast::<u8>(), size_of_val(&cached)) };
+            bytes[index] ^= ALL_BITS;
+            cache.set(slot, changed, 0).unwrap();
+            is_reply_translated(lab, ACK);
+            assert_eq!(cache_entry().endpoint, cached.endpoint, "byte {index}");
+            assert_ne!(cache_entry(), changed, "byte {index}");
+        }
+    });
+}
+
+/// One client endpoint uses two NAT addresses: the flow table decides which of them receives replies, although the
+/// half-open cache may name the other one.
+#[test]
+fn slot_that_contradicts_the_flow_table_is_not_cached() {
+    with_mappings(|lab| {
+        for (address, port) in [(0, SECOND_NODE_PORT), (1, NODE_PORT)] {
+            establish(lab);
+            is_reply_translated(lab, ACK);
+            lab.set_slot(flow(Tcp), half_open::entry(hash(flow(Tcp)), Phase::ESTABLISHED, address, port));
+            is_reply_translated(lab, ACK);
+            is_reply_translated(lab, ACK);
+        }
+    });
+}
+
+#[test]
+fn reply_is_not_cached_in_another_flows_slot() {
+    with_mappings(|lab| {
+        establish(lab);
+        is_reply_translated(lab, ACK);
+        lab.set_slot(flow(Tcp), half_open::entry(!hash(flow(Tcp)), Phase::ESTABLISHED, 0, NODE_PORT));
+        let cached = cache_entry();
+        is_reply_translated(lab, ACK);
+        assert_eq!(cache_entry(), cached, "an entry of the other flow would not be overwritten");
+        lab.evict(flow(Tcp));
+        lab.egress(&answer()).is(&answer(), reason(Reason::UntrackedReply));
+    });
+}
+
+/// In redirect mode a cache entry does not prove that the packet arrived from the Pod's device.
+#[test]
+fn packet_from_another_device_is_not_redirected_by_the_reply_cache() {
+    with_mappings(|lab| {
+        establish(lab);
+        is_reply_translated(lab, ACK);
+        set_next_hop(pod_ip(), PodNextHop { ifindex: NEXT_HOP.ifindex + 1, ..NEXT_HOP });
+        let outcome = lab.run(PROG_PODS_REDIRECT, &answer().build());
+        assert_eq!((outcome.bytes, outcome.changes), (answer().build(), vec![]));
+    });
+}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Unmapped UDP datagrams: a node port that clients still send to must not be given to another Pod at once.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use npl_agent::core::model::{Frontend, NodePort, Protocol};
+use npl_common::names::PROG_INGRESS;
+use npl_common::unmapped::LIFETIME;
+use npl_testkit::packet::tcp_flags::SYN;
+
+use super::fragments::fragments;
+use super::scene::{
+    NODE_PORT, Sctp, Tcp, Udp, client, family, node, node_ip, pod, second_node_ip, tcp, udp, with_mappings,
+};
+use crate::lab::Lab;
+
+/// A node port without a mapping.
+const FREE_PORT: u16 = 61_050;
+
+fn frontend(node_port: u16, protocol: Protocol) -> Frontend {
+    Frontend { family: family(), node_port: NodePort(node_port), protocol }
+}
+
+fn time_until_quiet(lab: &Lab, node_port: u16) -> Option<Duration> {
+    lab.datapath.time_until_quiet(frontend(node_port, Udp)).unwrap()
+}
+
+/// Asserts that an unmapped datagram has been recorded recently.
+fn assert_recent_traffic(lab: &Lab, node_port: u16) {
+    let wait = time_until_quiet(lab, node_port).unwrap();
+    let longest = Duration::from_secs(1 + LIFETIME);
+    assert!(wait <= longest && wait > longest / 2, "{wait:?}");
+}
+
+#[test]
+fn unmapped_datagram_is_recorded_for_each_address_and_for_fragments() {
+    with_mappings(|lab| {
+        let to = |node_port: u16| -> SocketAddr { (node_ip(), node_port).into() };
+        assert_eq!(time_until_quiet(lab, FREE_PORT), None);
+        lab.ingress(&udp(client(), to(FREE_PORT), b"hello"));
+        assert_recent_traffic(lab, FREE_PORT);
+        lab.ingress(&udp(client(), (second_node_ip(), FREE_PORT + 1).into(), b"hello"));
+        assert_recent_traffic(lab, FREE_PORT + 1);
+        let first = fragments(&udp(client(), to(FREE_PORT + 2), &[7; 3000]), 5).remove(0);
+        lab.run(PROG_INGRESS, &first);
+        assert_recent_traffic(lab, FREE_PORT + 2);
+        assert_eq!(time_until_quiet(lab, FREE_PORT + 3), None, "no datagram was sent to the next port");
+    });
+}
+
+#[test]
+fn only_udp_to_an_unmapped_node_port_is_recorded() {
+    with_mappings(|lab| {
+        lab.ingress(&tcp(client(), (node_ip(), FREE_PORT).into(), SYN, b""));
+        lab.ingress(&udp(client(), node(), b"hello"));
+        lab.ingress(&udp(client(), (node_ip(), 53).into(), b"not of the range"));
+        lab.ingress(&udp(client(), (pod().ip(), FREE_PORT + 1).into(), b"not for the Node"));
+        for port in [FREE_PORT, NODE_PORT, 53, FREE_PORT + 1] {
+            assert_eq!(time_until_quiet(lab, port), None, "{port}");
+        }
+    });
+}
+
+#[test]
+fn removed_udp_mapping_counts_as_recently_used() {
+    with_mappings(|lab| {
+        for protocol in [Tcp, Sctp] {
+            lab.remove(family(), protocol, NODE_PORT);
+            assert_eq!(time_until_quiet(lab, NODE_PORT), None, "{protocol}");
+        }
+        lab.remove(family(), Udp, NODE_PORT);
+        assert_recent_traffic(lab, NODE_PORT);
+    });
+}
