@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The client asks, and the right Pods answer.
+//! Sends requests from the client and checks which Pods respond.
 
 use std::time::Instant;
 
@@ -11,9 +11,9 @@ use crate::publish::Routes;
 use crate::report::{Report, milliseconds};
 use crate::stage::Stage;
 
-/// Asks every Pod over every protocol, at the address that its annotation names.
+/// Sends one request per Pod and protocol to the address in the Pod's annotation.
 pub(crate) fn tell(report: &mut Report, stage: &Stage, routes: &Routes) -> Result<()> {
-    report.chapter("The client asks at the Node's addresses")?;
+    report.chapter("Send requests from the client to each node port")?;
     let (mut rows, mut data) = (Vec::new(), Vec::new());
     let (mut right_pods, mut right_clients, mut asked) = (0, 0, 0);
     for (pod, entry) in routes.iter().flat_map(|(pod, entries)| entries.iter().map(move |entry| (pod, entry))) {
@@ -24,7 +24,7 @@ pub(crate) fn tell(report: &mut Report, stage: &Stage, routes: &Routes) -> Resul
         let to = format!("{}/{}", entry.address(), entry.protocol);
         let (by, saw) = match &answer {
             Ok(answer) => (answer.pod.clone(), answer.client.to_string()),
-            Err(err) => (format!("nobody: {err:#}"), String::new()),
+            Err(err) => (format!("no response: {err:#}"), String::new()),
         };
         right_pods += usize::from(by == *pod);
         right_clients += usize::from(answer.is_ok_and(|answer| answer.client.ip() == stage.client_ip()));
@@ -32,14 +32,14 @@ pub(crate) fn tell(report: &mut Report, stage: &Stage, routes: &Routes) -> Resul
         rows.push(vec![to, by, saw, took]);
     }
     report.record("answers", &data)?;
-    report.table(&["ASKED", "ANSWERED BY", "POD SAW CLIENT", "MS"], rows)?;
+    report.table(&["REQUEST TO", "RESPONSE FROM", "CLIENT SEEN BY POD", "TIME (MS)"], rows)?;
     report.claim(
-        "each request is answered by the Pod that its node port belongs to",
+        "each response comes from the Pod to which the node port is mapped",
         right_pods == asked,
         format!("{right_pods} of {asked}"),
     )?;
     report.claim(
-        "each Pod sees the client's own address",
+        "each Pod sees the client's address without source NAT",
         right_clients == asked,
         format!("{right_clients} of {asked}"),
     )

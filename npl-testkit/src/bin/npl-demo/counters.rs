@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the kernel has counted.
+//! Shows the counters of the datapath.
 
 use anyhow::Result;
 use serde_json::Value;
@@ -7,9 +7,9 @@ use serde_json::Value;
 use crate::report::Report;
 use crate::stage::Stage;
 
-/// Shows the counters and checks them against what the story did.
+/// Prints the counters and checks them against the demo's traffic.
 pub(crate) fn tell(report: &mut Report, stage: &Stage) -> Result<()> {
-    report.chapter("The counters at the end")?;
+    report.chapter("Show the counters")?;
     report.say("$ npl-agent status")?;
     report.quote(&stage.node_command().command(&["status"])?)?;
     report.say("$ npl-agent mappings")?;
@@ -22,10 +22,14 @@ pub(crate) fn tell(report: &mut Report, stage: &Stage) -> Result<()> {
     };
     let carried = all.iter().filter(has_carried).count();
     let detail = format!("{carried} of {}", all.len());
-    report.claim("every mapping has carried requests and replies", carried == all.len() && carried > 0, detail)?;
+    report.claim("every mapping has translated requests and replies", carried == all.len() && carried > 0, detail)?;
     let dropped = status.pointer("/reasons/rewrite_failed").and_then(Value::as_u64);
-    report.claim("no packet was dropped", dropped == Some(0), "")?;
-    report.claim("/metrics has the same counters", stage.agent.metrics()?.contains("npl_datapath_packets"), "")?;
+    report.claim("no packet was dropped because of a failed rewrite", dropped == Some(0), "")?;
+    report.claim(
+        "/metrics exports the packet counters",
+        stage.agent.metrics()?.contains("npl_datapath_packets"),
+        "",
+    )?;
     report.record("finalMappings", &mappings)?;
     report.record("status", &status)
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The order of the chapters, and the end of everything.
+//! The sequence of the demo's steps, and the teardown.
 
 use anyhow::{Result, bail};
 
@@ -7,9 +7,9 @@ use crate::report::{Report, milliseconds};
 use crate::stage::{NODE, Stage};
 use crate::{answers, counters, keep, publish, replace, restart};
 
-/// Tells the whole story and removes its stage, however it ends.
+/// Runs the demo and removes its environment, also after an error.
 pub(crate) fn tell(report: &mut Report, keep_up: bool) -> Result<()> {
-    report.chapter("A cluster of one Node, out of network namespaces")?;
+    report.chapter("Start a cluster of one Node, with network namespaces as machines")?;
     let mut stage = Stage::build()?;
     introduce(report, &stage)?;
     if let Err(err) = play(report, &mut stage) {
@@ -42,17 +42,18 @@ fn play(report: &mut Report, stage: &mut Stage) -> Result<()> {
 }
 
 fn end(report: &mut Report, mut stage: Stage) -> Result<()> {
-    report.chapter("Everything is taken away again")?;
+    report.chapter("Stop the agent and remove everything")?;
     let inventory = stage.inventory()?;
     let status = stage.end_agent()?;
-    report.claim("the agent ends when it is asked to", status.success(), status.to_string())?;
+    report.claim("the agent exits cleanly on SIGTERM", status.success(), status.to_string())?;
     report.say("$ npl-agent cleanup")?;
     stage.node_command().command(&["cleanup"])?;
     let left = stage.inventory()?;
     let left: Vec<&str> = left.lines().filter(|line| line.starts_with("pin ") || line.starts_with("BPF ")).collect();
-    report.claim("`npl-agent cleanup` leaves nothing in the kernel", left.is_empty(), left.join(", "))?;
+    report.claim("`npl-agent cleanup` removes all programs, maps and pins", left.is_empty(), left.join(", "))?;
     drop(stage);
     let gone = inventory.assert_gone();
-    let detail = gone.as_ref().map_or_else(ToString::to_string, |()| format!("{} things", inventory.lines().count()));
-    report.claim("no namespace, process, mount, program or map is left", gone.is_ok(), detail)
+    let detail =
+        gone.as_ref().map_or_else(ToString::to_string, |()| format!("{} objects removed", inventory.lines().count()));
+    report.claim("no namespace, process, mount, program or map remains", gone.is_ok(), detail)
 }
