@@ -4,16 +4,16 @@
 use anyhow::Result;
 use npl_testkit::interrupt;
 
+use crate::environment::{Environment, NAMESPACE, TCP_PORT};
 use crate::report::Report;
-use crate::stage::{NAMESPACE, Stage, TCP_PORT};
 
 /// Prints commands for exploration and waits for Ctrl-C.
-pub(crate) fn wait(report: &mut Report, stage: &Stage) -> Result<()> {
-    report.chapter("The demo keeps running: explore it as root in another terminal")?;
-    let (node, client) = (stage.topology.node().name(), stage.client().name());
-    let agent = stage.node_command();
+pub(crate) fn wait(report: &mut Report, env: &Environment) -> Result<()> {
+    report.step("The demo keeps running: explore it as root in another terminal")?;
+    let (node, client) = (env.topology.node().name(), env.client().name());
+    let agent = env.node_command();
     let (binary, bpffs) = (agent.binary.display(), agent.bpffs.display());
-    let kubeconfig = stage.plane().admin_kubeconfig();
+    let kubeconfig = env.plane().admin_kubeconfig();
     let mappings = agent.command_json("mappings")?;
     let port = mappings.as_array().into_iter().flatten().find(|mapping| mapping["podPort"] == TCP_PORT);
     let port = port.map_or_else(|| "61000".to_owned(), |mapping| mapping["nodePort"].to_string());
@@ -35,9 +35,9 @@ pub(crate) fn wait(report: &mut Report, stage: &Stage) -> Result<()> {
                 npl_common::names::MAP_MAPPING_V4
             ),
         ),
-        ("agent metrics", format!("ip netns exec {node} curl --silent http://{}/metrics", stage.agent.listen())),
+        ("agent metrics", format!("ip netns exec {node} curl --silent http://{}/metrics", env.agent.listen())),
         ("agent log", format!("tail --follow {}", agent.log.display())),
-        ("request", format!("ip netns exec {client} curl --silent http://{}:{port}/", stage.node_ip())),
+        ("request", format!("ip netns exec {client} curl --silent http://{}:{port}/", env.node_ip())),
     ];
     for (what, command) in &commands {
         report.say(&format!("{what:<18} {command}"))?;

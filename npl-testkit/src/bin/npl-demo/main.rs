@@ -3,14 +3,14 @@
 
 mod answers;
 mod counters;
+mod environment;
 mod keep;
 mod publish;
 mod real;
 mod replace;
 mod report;
 mod restart;
-mod stage;
-mod story;
+mod steps;
 
 use std::process::ExitCode;
 
@@ -48,13 +48,13 @@ enum Output {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let told = interrupt::watch().and_then(|()| {
+    let result = interrupt::watch().and_then(|()| {
         let mut report = Report::new(arguments.output == Output::Table);
-        let tell = if arguments.real_cluster { real::tell } else { story::tell };
-        tell(&mut report, arguments.keep)?;
+        let demo = if arguments.real_cluster { real::run } else { steps::run };
+        demo(&mut report, arguments.keep)?;
         report.close()
     });
-    match told {
+    match result {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(_interrupted) if interrupt::is_requested() => {

@@ -9,8 +9,8 @@ use npl_testkit::cluster::{ENABLED_ANNOTATION, Entry};
 use npl_testkit::echo::Protocol;
 use serde_json::json;
 
+use crate::environment::{Environment, NAMESPACE, PODS, SERVICE, TCP_PORT, UDP_PORT};
 use crate::report::{Report, milliseconds};
-use crate::stage::{NAMESPACE, PODS, SERVICE, Stage, TCP_PORT, UDP_PORT};
 
 /// The time limit for an annotation, far above the usual milliseconds.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -19,15 +19,15 @@ const LIMIT: Duration = Duration::from_secs(10);
 pub(crate) type Routes = BTreeMap<String, Vec<Entry>>;
 
 /// Enables the Service and returns the annotation entries of its Pods.
-pub(crate) fn tell(report: &mut Report, stage: &mut Stage) -> Result<Routes> {
-    report.chapter("Enable the Service: the agent allocates node ports and annotates the Pods")?;
+pub(crate) fn run(report: &mut Report, env: &mut Environment) -> Result<Routes> {
+    report.step("Enable the Service: the agent allocates node ports and annotates the Pods")?;
     let enable = format!("{ENABLED_ANNOTATION}=true");
     report.say(&format!("$ kubectl --namespace {NAMESPACE} annotate service {SERVICE} {enable}"))?;
-    stage.cluster.kubectl(&["--namespace", NAMESPACE, "annotate", "service", SERVICE, &enable])?;
-    let start = stage.enabled.wait_for(SERVICE, LIMIT, |value| value == Some("true"))?.at;
+    env.cluster.kubectl(&["--namespace", NAMESPACE, "annotate", "service", SERVICE, &enable])?;
+    let start = env.enabled.wait_for(SERVICE, LIMIT, |value| value == Some("true"))?.at;
     let (mut routes, mut rows, mut data) = (Routes::new(), Vec::new(), Vec::new());
     for pod in PODS {
-        let (entries, at) = wait_for_route(stage, pod)?;
+        let (entries, at) = wait_for_route(env, pod)?;
         let delay = at.saturating_duration_since(start);
         for entry in &entries {
             let from = format!("{}/{}", entry.address(), entry.protocol);
@@ -38,17 +38,17 @@ pub(crate) fn tell(report: &mut Report, stage: &mut Stage) -> Result<Routes> {
     }
     report.record("annotations", &data)?;
     report.table(&["POD", "ANNOTATED AFTER (MS)", "NODE PORT", "POD PORT"], rows)?;
-    check(report, stage, &routes)?;
-    show_mappings(report, stage)?;
+    check(report, env, &routes)?;
+    show_mappings(report, env)?;
     Ok(routes)
 }
 
 /// Waits until a Pod has a mapping for both protocols. Returns the entries and the time of the annotation.
-pub(crate) fn wait_for_route(stage: &Stage, pod: &str) -> Result<(Vec<Entry>, std::time::Instant)> {
+pub(crate) fn wait_for_route(env: &Environment, pod: &str) -> Result<(Vec<Entry>, std::time::Instant)> {
     let is_complete = |value: Option<&str>| {
         value.and_then(|value| Entry::parse(value).ok()).is_some_and(|entries| entries.len() == 2)
     };
-    let seen = stage.mappings.wait_for(pod, LIMIT, is_complete)?;
+    let seen = env.mappings.wait_for(pod, LIMIT, is_complete)?;
     let entries = Entry::parse(&seen.value.unwrap_or_default())?;
     for (protocol, port) in [(Protocol::Tcp, TCP_PORT), (Protocol::Udp, UDP_PORT)] {
         let is_there = entries.iter().any(|entry| (entry.protocol, entry.pod_port) == (protocol, port));
@@ -66,20 +66,20 @@ pub(crate) fn entry<'a>(routes: &'a Routes, pod: &str, protocol: Protocol) -> Re
         .with_context(|| format!("the annotation of {pod} has no {protocol} entry"))
 }
 
-fn check(report: &mut Report, stage: &Stage, routes: &Routes) -> Result<()> {
+fn check(report: &mut Report, env: &Environment, routes: &Routes) -> Result<()> {
     let mut ports: Vec<_> = routes.values().flatten().map(|entry| (entry.node_port, entry.protocol)).collect();
     let all = ports.len();
     ports.sort_unstable();
     ports.dedup();
     report.claim("every port of every Pod has a distinct node port", ports.len() == all, format!("{all} ports"))?;
-    let is_node = routes.values().flatten().all(|entry| entry.node_ip == stage.node_ip());
-    report.claim("every annotation contains the address of the Pod's Node", is_node, stage.node_ip().to_string())
+    let is_node = routes.values().flatten().all(|entry| entry.node_ip == env.node_ip());
+    report.claim("every annotation contains the address of the Pod's Node", is_node, env.node_ip().to_string())
 }
 
-fn show_mappings(report: &mut Report, stage: &Stage) -> Result<()> {
+fn show_mappings(report: &mut Report, env: &Environment) -> Result<()> {
     report.say("$ npl-agent mappings")?;
-    report.quote(&stage.node_command().command(&["mappings"])?)?;
-    let mappings = stage.node_command().command_json("mappings")?;
+    report.quote(&env.node_command().command(&["mappings"])?)?;
+    let mappings = env.node_command().command_json("mappings")?;
     let count = mappings.as_array().map_or(0, Vec::len);
     report.claim("the kernel has one mapping per Pod port", count == 2 * PODS.len(), format!("{count} mappings"))?;
     report.record("mappings", &mappings)

@@ -9,9 +9,9 @@ use npl_testkit::poll;
 use npl_testkit::traffic::{Load, Report as LoadReport, Request, tcp_request};
 use serde_json::json;
 
+use crate::environment::Environment;
 use crate::publish::{Routes, entry, wait_for_route};
 use crate::report::{Report, milliseconds};
-use crate::stage::Stage;
 
 /// Requests per second.
 const RATE: u32 = 200;
@@ -26,30 +26,30 @@ const OLD: &str = "web-1";
 const NEW: &str = "web-3";
 
 /// Replaces a Pod and returns the annotation entries of all Pods.
-pub(crate) fn tell(report: &mut Report, stage: &mut Stage, mut routes: Routes) -> Result<Routes> {
-    report.chapter(&format!("Delete {OLD} and create {NEW} during {RATE} requests per second"))?;
-    let load = Load::start(stage.client(), RATE, requests(stage, &routes));
+pub(crate) fn run(report: &mut Report, env: &mut Environment, mut routes: Routes) -> Result<Routes> {
+    report.step(&format!("Delete {OLD} and create {NEW} during {RATE} requests per second"))?;
+    let load = Load::start(env.client(), RATE, requests(env, &routes));
     wait_for_answers(&load, ANSWERS)?;
     let abandoned = entry(&routes, OLD, Protocol::Tcp)?.address();
     // A load balancer also stops sending to a Pod whose object is deleted.
     routes.remove(OLD);
-    load.replace(requests(stage, &routes));
-    stage.remove_pod(OLD)?;
+    load.replace(requests(env, &routes));
+    env.remove_pod(OLD)?;
     report.say(&format!("{OLD} is deleted; requests to the other Pods continue"))?;
     wait_for_answers(&load, ANSWERS)?;
     let created = Instant::now();
-    stage.add_pod(NEW)?;
-    let (entries, at) = wait_for_route(stage, NEW)?;
+    env.add_pod(NEW)?;
+    let (entries, at) = wait_for_route(env, NEW)?;
     let delay = at.saturating_duration_since(created);
     report.say(&format!("{NEW} was annotated {} ms after the creation of its Pod object", milliseconds(delay)))?;
     routes.insert(NEW.to_owned(), entries);
-    load.replace(requests(stage, &routes));
+    load.replace(requests(env, &routes));
     wait_for_answers(&load, ANSWERS)?;
     let result = load.stop();
     let from_new: u64 = answers_of(&result, NEW);
     claim_nothing_lost(report, &result)?;
     report.claim(&format!("{NEW} responds to requests"), from_new > 0, format!("{from_new} responses"))?;
-    let stale = tcp_request(stage.client(), abandoned, "still there?");
+    let stale = tcp_request(env.client(), abandoned, "still there?");
     let detail = stale.as_ref().map_or_else(|_refused| String::new(), |answer| format!("{} responded", answer.pod));
     report.claim(&format!("the node port of {OLD} no longer responds"), stale.is_err(), detail)?;
     report.record(
@@ -66,8 +66,8 @@ pub(crate) fn tell(report: &mut Report, stage: &mut Stage, mut routes: Routes) -
 }
 
 /// One request per Pod and protocol.
-pub(crate) fn requests(stage: &Stage, routes: &Routes) -> Vec<Request> {
-    let client = stage.client_ip();
+pub(crate) fn requests(env: &Environment, routes: &Routes) -> Vec<Request> {
+    let client = env.client_ip();
     let each = routes.iter().flat_map(|(pod, entries)| entries.iter().map(move |entry| (pod, entry)));
     each.map(|(pod, entry)| Request { protocol: entry.protocol, server: entry.address(), pod: pod.clone(), client })
         .collect()

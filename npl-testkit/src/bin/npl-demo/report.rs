@@ -22,24 +22,24 @@ struct Claim {
 /// The output of the demo.
 #[derive(Debug)]
 pub(crate) struct Report {
-    aloud: bool,
+    as_text: bool,
     start: Instant,
-    chapters: u32,
+    steps: u32,
     is_published: bool,
     claims: Vec<Claim>,
     data: Map<String, Value>,
 }
 
 impl Report {
-    /// With `aloud`, prints text while the demo runs; otherwise JSON at the end.
-    pub(crate) fn new(aloud: bool) -> Self {
-        Self { aloud, start: Instant::now(), chapters: 0, is_published: false, claims: Vec::new(), data: Map::new() }
+    /// With `as_text`, prints text while the demo runs; otherwise JSON at the end.
+    pub(crate) fn new(as_text: bool) -> Self {
+        Self { as_text, start: Instant::now(), steps: 0, is_published: false, claims: Vec::new(), data: Map::new() }
     }
 
     /// Prints the heading of a step.
-    pub(crate) fn chapter(&mut self, title: &str) -> Result<()> {
-        self.chapters += 1;
-        self.line(&format!("\n{}. {title}", self.chapters))
+    pub(crate) fn step(&mut self, title: &str) -> Result<()> {
+        self.steps += 1;
+        self.line(&format!("\n{}. {title}", self.steps))
     }
 
     /// Prints one line.
@@ -96,7 +96,7 @@ impl Report {
 
     /// Prints the JSON output once; data recorded later is not included.
     pub(crate) fn publish(&mut self) -> Result<()> {
-        if self.aloud || self.is_published {
+        if self.as_text || self.is_published {
             return Ok(());
         }
         self.is_published = true;
@@ -113,7 +113,7 @@ impl Report {
     }
 
     fn line(&self, line: &str) -> Result<()> {
-        if self.aloud { print(line) } else { Ok(()) }
+        if self.as_text { print(line) } else { Ok(()) }
     }
 }
 

@@ -10,10 +10,10 @@ use npl_testkit::poll;
 use npl_testkit::traffic::{Direction, Load, Transfer, TransferReport};
 use serde_json::{Value, json};
 
+use crate::environment::Environment;
 use crate::publish::{Routes, entry};
 use crate::replace::{claim_nothing_lost, requests, wait_for_answers};
 use crate::report::{Report, milliseconds};
-use crate::stage::Stage;
 
 /// Requests per second during the transfers.
 const RATE: u32 = 100;
@@ -29,10 +29,10 @@ const PROGRESS: u64 = 2 << 20;
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// Kills the agent during an upload and a download, and starts it again.
-pub(crate) fn tell(report: &mut Report, stage: &mut Stage, routes: &Routes) -> Result<()> {
-    report.chapter("Kill the agent during two transfers and start it again")?;
-    let before = Kept::look(stage, routes)?;
-    let load = Load::start(stage.client(), RATE, requests(stage, routes));
+pub(crate) fn run(report: &mut Report, env: &mut Environment, routes: &Routes) -> Result<()> {
+    report.step("Kill the agent during two transfers and start it again")?;
+    let before = Kept::look(env, routes)?;
+    let load = Load::start(env.client(), RATE, requests(env, routes));
     let (up, down) = (entry(routes, "web-0", Protocol::Tcp)?, entry(routes, "web-2", Protocol::Tcp)?);
     let mib = BYTES >> 20;
     report.say(&format!(
@@ -40,14 +40,14 @@ pub(crate) fn tell(report: &mut Report, stage: &mut Stage, routes: &Routes) -> R
         up.address(),
         down.address()
     ))?;
-    let upload = Transfer::start(stage.client(), up.address(), Direction::Upload, BYTES, BYTES_PER_SECOND)?;
-    let download = Transfer::start(stage.client(), down.address(), Direction::Download, BYTES, BYTES_PER_SECOND)?;
+    let upload = Transfer::start(env.client(), up.address(), Direction::Upload, BYTES, BYTES_PER_SECOND)?;
+    let download = Transfer::start(env.client(), down.address(), Direction::Download, BYTES, BYTES_PER_SECOND)?;
     upload.wait_for_share(0.2, LIMIT)?;
-    let status = stage.agent.kill()?;
+    let status = env.agent.kill()?;
     let killed = Instant::now();
     report.say(&format!("kill -9 npl-agent: {status}"))?;
     let moved_alone = wait_for_progress(&upload, &download);
-    stage.agent.restart()?;
+    env.agent.restart()?;
     let without = killed.elapsed();
     report.say(&format!("npl-agent is ready again {} ms after the kill", milliseconds(without)))?;
     report.claim("the transfers progressed while no agent was running", moved_alone.is_ok(), "")?;
@@ -57,7 +57,7 @@ pub(crate) fn tell(report: &mut Report, stage: &mut Stage, routes: &Routes) -> R
     wait_for_answers(&load, u64::from(RATE))?;
     let result = load.stop();
     claim_nothing_lost(report, &result)?;
-    let after = Kept::look(stage, routes)?;
+    let after = Kept::look(env, routes)?;
     report.claim("every Pod port has the same node port as before", before.mappings == after.mappings, "")?;
     let is_same = before.annotations == after.annotations;
     report.claim("no annotation was rewritten", is_same, "")?;
@@ -80,13 +80,13 @@ struct Kept {
 }
 
 impl Kept {
-    fn look(stage: &Stage, routes: &Routes) -> Result<Self> {
-        let mappings = stage.node_command().command_json("mappings")?;
+    fn look(env: &Environment, routes: &Routes) -> Result<Self> {
+        let mappings = env.node_command().command_json("mappings")?;
         let identity = |mapping: &Value| {
             Value::from_iter(["nodePort", "protocol", "podIp", "podPort"].map(|key| (key, mapping.get(key).cloned())))
         };
         let mappings = mappings.as_array().into_iter().flatten().map(identity).collect();
-        Ok(Self { mappings, annotations: routes.keys().map(|pod| stage.mappings.history(pod)).collect() })
+        Ok(Self { mappings, annotations: routes.keys().map(|pod| env.mappings.history(pod)).collect() })
     }
 }
 

@@ -26,8 +26,8 @@ const AGENT_NAMESPACE: &str = "npl-system";
 const TIMEOUT: &str = "--timeout=120s";
 
 /// Runs the demo and removes the cluster, also after an error.
-pub(crate) fn tell(report: &mut Report, keep_up: bool) -> Result<()> {
-    report.chapter("Start a real Kubernetes cluster of two Nodes: kubelet, containerd, kube-proxy and a CNI plug-in, in namespaces")?;
+pub(crate) fn run(report: &mut Report, keep_up: bool) -> Result<()> {
+    report.step("Start a real Kubernetes cluster of two Nodes: kubelet, containerd, kube-proxy and a CNI plug-in, in namespaces")?;
     let start = Instant::now();
     let cluster = RealCluster::start(&Options::beside_this_program()?)?;
     report.say(&format!("ready after {:.1} s", start.elapsed().as_secs_f32()))?;
@@ -36,9 +36,9 @@ pub(crate) fn tell(report: &mut Report, keep_up: bool) -> Result<()> {
                    RUNTIME:.status.nodeInfo.containerRuntimeVersion,ADDRESSES:.status.addresses[*].address";
     show(report, &cluster, &["get", "nodes", columns])?;
     install(report, &cluster)?;
-    let routes = routes::tell(report, &cluster)?;
+    let routes = routes::run(report, &cluster)?;
     routes::ask(report, &cluster, &routes)?;
-    moves::tell(report, &cluster)?;
+    moves::run(report, &cluster)?;
     if keep_up {
         return keep(report, &cluster);
     }
@@ -47,7 +47,7 @@ pub(crate) fn tell(report: &mut Report, keep_up: bool) -> Result<()> {
 }
 
 fn install(report: &mut Report, cluster: &RealCluster) -> Result<()> {
-    report.chapter("Install NPL and a Deployment of four Pods")?;
+    report.step("Install NPL and a Deployment of four Pods")?;
     apply(report, cluster, "deploy/npl.yaml")?;
     show(report, cluster, &["rollout", "status", "daemonset/npl-agent", "--namespace", AGENT_NAMESPACE, TIMEOUT])?;
     apply(report, cluster, "npl-testkit/src/bin/npl-demo/real/shop.yaml")?;
@@ -56,7 +56,7 @@ fn install(report: &mut Report, cluster: &RealCluster) -> Result<()> {
 }
 
 fn uninstall(report: &mut Report, cluster: &RealCluster) -> Result<()> {
-    report.chapter("Uninstall NPL")?;
+    report.step("Uninstall NPL")?;
     let retire = ["set", "env", "daemonset/npl-agent", "NPL_RETIRE=true", "NPL_DRAIN=5s"];
     show(report, cluster, &[&retire[..], &["--namespace", AGENT_NAMESPACE]].concat())?;
     show(report, cluster, &["rollout", "status", "daemonset/npl-agent", "--namespace", AGENT_NAMESPACE, TIMEOUT])?;
@@ -82,7 +82,7 @@ fn end(report: &mut Report, cluster: RealCluster) -> Result<()> {
 
 /// Prints commands for exploration and waits for Ctrl-C.
 fn keep(report: &mut Report, cluster: &RealCluster) -> Result<()> {
-    report.chapter("The cluster keeps running: explore it as root in another terminal")?;
+    report.step("The cluster keeps running: explore it as root in another terminal")?;
     let (lan, client) = (cluster.lan().name(), cluster.client().name());
     let kubeconfig = cluster.kubeconfig();
     let commands = [

@@ -25,8 +25,8 @@ const MEMBERS: usize = 16;
 const LIMIT: Duration = Duration::from_mins(1);
 
 /// Replaces every Pod and both agents under load.
-pub(super) fn tell(report: &mut Report, cluster: &RealCluster) -> Result<()> {
-    report.chapter(&format!("Replace all Pods and agents while a load balancer sends {RATE} requests per second"))?;
+pub(super) fn run(report: &mut Report, cluster: &RealCluster) -> Result<()> {
+    report.step(&format!("Replace all Pods and agents while a load balancer sends {RATE} requests per second"))?;
     let options = Options {
         namespace: NAMESPACE.to_owned(),
         ports: PORTS.to_vec(),

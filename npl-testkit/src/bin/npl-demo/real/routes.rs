@@ -25,8 +25,8 @@ const PORTS: usize = 4;
 pub(super) type Routes = BTreeMap<String, Vec<Entry>>;
 
 /// Enables the Service and returns the annotation entries of its Pods.
-pub(super) fn tell(report: &mut Report, cluster: &RealCluster) -> Result<Routes> {
-    report.chapter("Enable the Service: the agents allocate node ports and annotate the Pods")?;
+pub(super) fn run(report: &mut Report, cluster: &RealCluster) -> Result<Routes> {
+    report.step("Enable the Service: the agents allocate node ports and annotate the Pods")?;
     enable(report, cluster)?;
     let start = Instant::now();
     let complete = || {
@@ -52,7 +52,7 @@ pub(super) fn tell(report: &mut Report, cluster: &RealCluster) -> Result<Routes>
 
 /// Sends a request from outside the cluster to every node port of every Pod.
 pub(super) fn ask(report: &mut Report, cluster: &RealCluster, routes: &Routes) -> Result<()> {
-    report.chapter("Send requests from a client outside the cluster to each node port")?;
+    report.step("Send requests from a client outside the cluster to each node port")?;
     let (mut rows, mut data) = (Vec::new(), Vec::new());
     let (mut right_pods, mut right_clients) = (0, 0);
     for (pod, entry) in routes.iter().flat_map(|(pod, entries)| entries.iter().map(move |entry| (pod, entry))) {

@@ -39,7 +39,7 @@ const AGENT_GRACE: Duration = Duration::from_secs(10);
 
 /// The parts of the environment. They are removed in field order, the run last.
 #[derive(Debug)]
-pub(crate) struct Stage {
+pub(crate) struct Environment {
     pub(crate) agent: Agent,
     pub(crate) mappings: AnnotationLog,
     pub(crate) enabled: AnnotationLog,
@@ -59,7 +59,7 @@ pub(crate) struct Times {
     pub(crate) agent: Duration,
 }
 
-impl Stage {
+impl Environment {
     /// Creates the environment and starts the agent.
     pub(crate) fn build() -> Result<Self> {
         agent::find_binary()?;
@@ -80,9 +80,9 @@ impl Stage {
         let mappings = cluster.watch_mappings(NAMESPACE, WATCH_LIMIT)?;
         let enabled = cluster.watch_enabled(NAMESPACE, WATCH_LIMIT)?;
         let servers = BTreeMap::new();
-        let mut stage = Self { agent, mappings, enabled, servers, cluster, plane, topology, bpffs, run, times };
-        PODS.iter().try_for_each(|name| stage.add_pod(name))?;
-        Ok(stage)
+        let mut env = Self { agent, mappings, enabled, servers, cluster, plane, topology, bpffs, run, times };
+        PODS.iter().try_for_each(|name| env.add_pod(name))?;
+        Ok(env)
     }
 
     /// Adds a Pod as scheduler, CNI plug-in and kubelet do.
