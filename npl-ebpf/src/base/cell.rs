@@ -47,7 +47,7 @@ impl<T: Copy> Cell<T> {
 impl Cell<u64> {
     /// The word `index` words behind this one, in the same map element.
     #[inline(always)]
-    pub const fn word(self, index: usize) -> Self {
+    pub const fn at(self, index: usize) -> Self {
         Self(self.0.wrapping_add(index))
     }
 }

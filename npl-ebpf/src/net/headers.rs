@@ -19,7 +19,7 @@ impl Ports {
 
     /// Both ports as one word.
     #[inline(always)]
-    pub const fn word(self) -> u32 {
+    pub const fn as_u32(self) -> u32 {
         self.source as u32 | (self.destination as u32) << u16::BITS
     }
 }

@@ -29,6 +29,7 @@ use crate::{
     },
     state::{
         conntrack::{self, Flow, Transition},
+        half_open_slots,
         lookup_cache::Epoch,
         maps::Family,
         sctp_reassembly, stack_seen,
@@ -235,7 +236,7 @@ impl<F: Family> ResolvedFlow<F> {
             return None;
         }
         let entry = reply.flow.half_open_of_reply(reply.tcp_flags)?;
-        let nat = conntrack::half_open_nat(entry, &reply.tuple, reply.flow.protocol, endpoint)?;
+        let nat = half_open_slots::half_open_nat(entry, &reply.tuple, reply.flow.protocol, endpoint)?;
         Some(Self { source: FlowSource::HalfOpenCache, table_entry: Self::unused()?, entry, nat })
     }
 

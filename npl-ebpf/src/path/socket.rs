@@ -214,15 +214,15 @@ impl AddressField for Inet6 {
 
     #[inline(always)]
     fn addr(call: *const bpf_sock_addr) -> [u32; 4] {
-        [word(call, 0), word(call, 1), word(call, 2), word(call, 3)]
+        [ipv6_word(call, 0), ipv6_word(call, 1), ipv6_word(call, 2), ipv6_word(call, 3)]
     }
 
     #[inline(always)]
     fn set_addr(call: *mut bpf_sock_addr, addr: [u32; 4]) {
-        set_word(call, 0, addr[0]);
-        set_word(call, 1, addr[1]);
-        set_word(call, 2, addr[2]);
-        set_word(call, 3, addr[3]);
+        set_ipv6_word(call, 0, addr[0]);
+        set_ipv6_word(call, 1, addr[1]);
+        set_ipv6_word(call, 2, addr[2]);
+        set_ipv6_word(call, 3, addr[3]);
     }
 }
 
@@ -231,23 +231,23 @@ impl AddressField for Ipv4Mapped {
 
     #[inline(always)]
     fn addr(call: *const bpf_sock_addr) -> u32 {
-        word(call, 3)
+        ipv6_word(call, 3)
     }
 
     #[inline(always)]
     fn set_addr(call: *mut bpf_sock_addr, addr: u32) {
-        set_word(call, 3, addr);
+        set_ipv6_word(call, 3, addr);
     }
 }
 
 #[inline(always)]
-fn word(call: *const bpf_sock_addr, index: usize) -> u32 {
+fn ipv6_word(call: *const bpf_sock_addr, index: usize) -> u32 {
     // SAFETY: a field of the kernel's context that IPv6 programs may read; the index is a constant below its length.
     unsafe { (&raw const (*call).user_ip6).cast::<u32>().add(index).read_volatile() }
 }
 
 #[inline(always)]
-fn set_word(call: *mut bpf_sock_addr, index: usize, word: u32) {
+fn set_ipv6_word(call: *mut bpf_sock_addr, index: usize, word: u32) {
     // SAFETY: a field of the kernel's context that IPv6 programs may write; the index is a constant below its length.
     unsafe { (&raw mut (*call).user_ip6).cast::<u32>().add(index).write_volatile(word) };
 }

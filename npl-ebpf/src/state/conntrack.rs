@@ -12,11 +12,12 @@ use npl_common::{
     },
     flow::{FlowState, REFRESH_INTERVAL_JIFFIES},
     half_open,
-    mapping::{Endpoint, Frontend, protocol},
+    mapping::{Endpoint, protocol},
     reason::Reason,
 };
 
 use super::{
+    half_open_slots as slots,
     lookup_cache::{self, Epoch},
     maps::Family,
     tuple::{FlowTuple, NatAddress},
@@ -66,7 +67,7 @@ pub enum Transition {
 #[inline(always)]
 pub fn open_handshake<F: Family>(hash: u64, protocol: u8, request: &Request<F>) -> Transition {
     let slots = (half_open::handshake_slot(hash), half_open::second_handshake_slot(hash));
-    let Some((slot, _)) = find_slot::<F>(hash, slots) else { return Transition::Unchanged };
+    let Some((slot, _)) = slots::find::<F>(hash, slots) else { return Transition::Unchanged };
     let entry = slot.load();
     let phase = half_open::phase(entry);
     let same = half_open::entry(hash, phase, request.nat.addr_index, request.nat.port);
@@ -92,7 +93,7 @@ impl<'k, F: Family> Flow<'k, F> {
     /// The same, with the hash known.
     #[inline(always)]
     pub fn with_hash(hash: u64, protocol: u8, key: &'k F::FlowKey) -> Option<Self> {
-        let (entry, slot) = find_slot::<F>(hash, (half_open::slot(hash), half_open::second_slot(hash)))?;
+        let (entry, slot) = slots::find::<F>(hash, (half_open::slot(hash), half_open::second_slot(hash)))?;
         Some(Self { key, protocol, hash, entry, slot })
     }
 
@@ -286,8 +287,10 @@ impl<'k, F: Family> Flow<'k, F> {
         nat: &NatAddress<F>,
         endpoint: &Endpoint,
     ) -> Transition {
-        let state = State::half_open(half_open::phase(entry));
-        let (state, action) = step(state, Event::from_pod(self.protocol, tcp_flags));
+        // An established entry here is one that the flow table has evicted: the exchange starts over.
+        let phase = half_open::phase(entry);
+        let phase = if phase.is(Phase::ESTABLISHED) { Phase::REQUESTED } else { phase };
+        let (state, action) = step(State::half_open(phase), Event::from_pod(self.protocol, tcp_flags));
         match action {
             Action::Establish => {
                 let nat = NatAddress { ..*nat };
@@ -340,7 +343,7 @@ impl<'k, F: Family> Flow<'k, F> {
     /// The entry of the last handshake.
     #[inline(always)]
     fn handshake(&self) -> Option<u64> {
-        let entry = if has_handshake(self.protocol) { handshake_entry::<F>(self.hash) } else { 0 };
+        let entry = if has_handshake(self.protocol) { slots::handshake_entry::<F>(self.hash) } else { 0 };
         if entry == 0 { None } else { Some(entry) }
     }
 
@@ -371,7 +374,7 @@ impl<'k, F: Family> Flow<'k, F> {
     /// Replaces the entry of the last handshake, if there is one; whether there was.
     #[inline(always)]
     fn set_handshake(&self, entry: u64) -> bool {
-        has_handshake(self.protocol) && store_handshake::<F>(self.hash, entry)
+        has_handshake(self.protocol) && slots::store_handshake::<F>(self.hash, entry)
     }
 
     #[inline(always)]
@@ -390,23 +393,6 @@ pub fn has_flow<F: Family>(config: &Config, tuple: &FlowTuple<F>, protocol: u8) 
     })
 }
 
-/// The NAT address of an entry in the half-open cache, if its mapping still leads to this Pod.
-#[inline(always)]
-pub fn half_open_nat<F: Family>(
-    entry: u64,
-    tuple: &FlowTuple<F>,
-    protocol: u8,
-    endpoint: &Endpoint,
-) -> Option<NatAddress<F>> {
-    let port = half_open::node_port(entry);
-    let backend = F::backend(F::mapping(Frontend { node_port: port, protocol, pad: 0 })?);
-    if backend.addr != tuple.pod || backend.port != tuple.pod_port || backend.generation != endpoint.generation {
-        return None;
-    }
-    let addr_index = half_open::address_index(entry);
-    Some(NatAddress { addr: F::node_address(addr_index)?, addr_index, port })
-}
-
 /// The NAT address of an entry in the flow table.
 #[inline(always)]
 pub fn established_nat<F: Family>(entry: *mut F::FlowEntry) -> NatAddress<F> {
@@ -418,49 +404,6 @@ pub fn established_nat<F: Family>(entry: *mut F::FlowEntry) -> NatAddress<F> {
 #[inline(always)]
 const fn has_handshake(protocol: u8) -> bool {
     protocol != protocol::UDP
-}
-
-/// The slot of two that has the flow's entry, or the one that a new entry takes: the second only if the first one's entry waits for a
-/// reply.
-#[inline(always)]
-fn find_slot<F: Family>(hash: u64, (first, second): (u32, u32)) -> Option<(Cell<u64>, u32)> {
-    let slot = F::half_open(first)?;
-    let entry = slot.load();
-    if half_open::matches(entry, hash) {
-        return Some((slot, first));
-    }
-    let other = F::half_open(second)?;
-    let is_other = half_open::is_waiting(entry) || half_open::matches(other.load(), hash);
-    if is_other { Some((other, second)) } else { Some((slot, first)) }
-}
-
-/// The entry of the last handshake; 0 if there is none.
-#[inline(never)]
-fn handshake_entry<F: Family>(hash: u64) -> u64 {
-    handshake_slot::<F>(hash).map_or(0, Cell::load)
-}
-
-/// Replaces the entry of the last handshake; whether there was one.
-#[inline(never)]
-fn store_handshake<F: Family>(hash: u64, entry: u64) -> bool {
-    match handshake_slot::<F>(hash) {
-        Some(slot) => {
-            slot.store(entry);
-            true
-        }
-        None => false,
-    }
-}
-
-#[inline(always)]
-fn handshake_slot<F: Family>(hash: u64) -> Option<Cell<u64>> {
-    for index in [half_open::handshake_slot(hash), half_open::second_handshake_slot(hash)] {
-        let slot = F::half_open(index)?;
-        if half_open::matches(slot.load(), hash) {
-            return Some(slot);
-        }
-    }
-    None
 }
 
 /// The family-independent part of an entry, which is its first field.

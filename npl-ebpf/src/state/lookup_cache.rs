@@ -67,24 +67,24 @@ fn reachable(next_hop: PodNextHop) -> Option<PodNextHop> {
 fn load<F: Family>(cached: Cell<u64>, config: &Config, epoch: u32, frontend: Frontend) -> Option<F::CacheWords> {
     let mut words = F::NO_CACHE_WORDS;
     for (index, word) in words.as_mut().iter_mut().enumerate() {
-        *word = cached.word(index).load();
+        *word = cached.at(index).load();
     }
     let expected = checksum(config, epoch, frontend, words.as_ref());
-    if cached.word(words.as_ref().len()).load() == expected { Some(words) } else { None }
+    if cached.at(words.as_ref().len()).load() == expected { Some(words) } else { None }
 }
 
 #[inline(always)]
 fn store(cached: Cell<u64>, config: &Config, epoch: u32, frontend: Frontend, words: &[u64]) {
     for (index, word) in words.iter().enumerate() {
-        cached.word(index).store(*word);
+        cached.at(index).store(*word);
     }
-    cached.word(words.len()).store(checksum(config, epoch, frontend, words));
+    cached.at(words.len()).store(checksum(config, epoch, frontend, words));
 }
 
 /// The endpoint of a cached reply, if the copy is valid. `hash` and `entry` are the flow's.
 #[inline(always)]
 pub fn load_reply(cached: Cell<u64>, hash: u64, entry: u64, epoch: Epoch) -> Option<Endpoint> {
-    let (copy, sum) = (cached.load(), cached.word(1).load());
+    let (copy, sum) = (cached.load(), cached.at(1).load());
     let endpoint = Endpoint { generation: copy as u32, stats_index: (copy >> u32::BITS) as u32 };
     if sum == reply_checksum(hash, entry, epoch.number, jiffies(), &endpoint) { Some(endpoint) } else { None }
 }
@@ -92,12 +92,12 @@ pub fn load_reply(cached: Cell<u64>, hash: u64, entry: u64, epoch: Epoch) -> Opt
 /// Invalidates a cached reply.
 #[inline(always)]
 pub fn invalidate_reply(cached: Cell<u64>) {
-    cached.word(1).store(0);
+    cached.at(1).store(0);
 }
 
 /// Caches a reply's endpoint.
 #[inline(always)]
 pub fn store_reply(cached: Cell<u64>, hash: u64, entry: u64, epoch: Epoch, endpoint: &Endpoint) {
     cached.store(u64::from(endpoint.stats_index) << u32::BITS | u64::from(endpoint.generation));
-    cached.word(1).store(reply_checksum(hash, entry, epoch.number, jiffies(), endpoint));
+    cached.at(1).store(reply_checksum(hash, entry, epoch.number, jiffies(), endpoint));
 }

@@ -4,6 +4,7 @@
 pub mod conntrack;
 pub mod fragment;
 pub mod fragment_buffer;
+pub mod half_open_slots;
 pub mod host_connection;
 pub mod lookup_cache;
 pub mod maps;

@@ -21,8 +21,12 @@ pub(super) fn write<F: HeaderLayout, const END: bool>(
     let header = load::<SctpHeader>(ctx, packet.headers.l4).ok_or(RewriteError)?;
     let old = packet.ports;
     let ports = if END == SOURCE { Ports { source: port, ..old } } else { Ports { destination: port, ..old } };
-    let check =
-        sctp_check(header.check, old.word(), ports.word(), packet.end.ok_or(RewriteError)?.get() - packet.headers.l4);
+    let check = sctp_check(
+        header.check,
+        old.as_u32(),
+        ports.as_u32(),
+        packet.end.ok_or(RewriteError)?.get() - packet.headers.l4,
+    );
     write_address::<F, END>(ctx, packet.l3, &packet.headers, addr)?;
     // The CRC does not cancel out in `skb->csum`.
     let flags = u64::from(BPF_F_RECOMPUTE_CSUM);
@@ -38,7 +42,7 @@ pub(super) fn quoted_check<F: HeaderLayout>(ctx: &TcContext, error: &IcmpError<F
         return None;
     }
     let before = load::<SctpHeader>(ctx, l4)?.check;
-    Some((before, sctp_check(before, quote.ports.word(), ports.word(), end - l4)))
+    Some((before, sctp_check(before, quote.ports.as_u32(), ports.as_u32(), end - l4)))
 }
 
 /// The checksum for other ports. 0 means that hardware computes it; a computed checksum is 0 once in 2^32 packets, and the receiver
