@@ -260,8 +260,10 @@ impl World {
 
     /// Waits until the kernel has this many mappings.
     pub(crate) fn wait_for_kernel_mappings(&self, count: usize) {
-        poll::until("{count} kernel mappings", LIMIT, || (self.kernel_mappings().len() == count).then_some(()))
-            .unwrap();
+        poll::until(&format!("{count} kernel mappings"), LIMIT, || {
+            (self.kernel_mappings().len() == count).then_some(())
+        })
+        .unwrap();
     }
 }
 
