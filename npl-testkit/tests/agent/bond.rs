@@ -139,7 +139,7 @@ fn assert_nothing_is_lost(world: &mut World, new_address: &str) {
     world.assert_served("web-0");
     let conversation = Conversation::open(world, "web-0");
     conversation.assert_goes_on("web-0", "before anything");
-    assert_bond_carries(world);
+    assert_bond_is_attached(world);
     let (before, said) = (pins(world), world.agent_log().len());
     assert_eq!(before.len(), 2, "the bond needs two links, for requests and replies: {before:?}");
     for (who, lines, active) in CHANGES {
@@ -147,7 +147,7 @@ fn assert_nothing_is_lost(world: &mut World, new_address: &str) {
         wait_for_active_member(world, active);
         conversation.assert_goes_on("web-0", &lines.replace('\n', ", "));
         world.assert_served("web-0");
-        assert_bond_carries(world);
+        assert_bond_is_attached(world);
     }
     wait_for_look(world, new_address);
     assert_eq!(pins(world), before, "programs were detached temporarily");
