@@ -139,7 +139,7 @@ impl Icmp {
     }
 }
 
-/// The checksums of a transport whose checksum field is zero. ICMPv4 has no pseudo header.
+/// The checksums of a transport whose checksum field is zero. ICMP over IPv4 has no pseudo header.
 pub(super) fn transport_sums(ip: &Ip, protocol: u8, bytes: &[u8]) -> Sums {
     if protocol == ICMP {
         return Sums::plain(bytes);

@@ -116,7 +116,7 @@ impl Testbed {
             left -= 1;
             match self.prepare(case).and_then(|()| self.measure(case, effort)) {
                 Err(error) if left > 0 && error.is::<Lost>() => {
-                    eprintln!("bench: {case}: {error:#}; repeating the sample")
+                    eprintln!("bench: {case}: {error:#}; repeating the sample");
                 }
                 result => return result,
             }

@@ -5,7 +5,7 @@ use crate::figures::{Aim, Figure, Stage, figure};
 
 /// A mapping may cost at most 5 % more than the Pod's own address.
 const NEAR: &[Aim] = &[Aim::Ratio(1.05)];
-/// A mapping must not cost more than kube-proxy's NodePort.
+/// A mapping must not cost more than a Service of kube-proxy.
 const AHEAD: &[Aim] = &[Aim::Ratio(1.0)];
 /// The same goals for rates.
 const NEAR_RATE: &[Aim] = &[Aim::LeastRatio(0.95)];

@@ -26,7 +26,7 @@ const NAMESPACE: &str = "bench";
 /// The path of the Pod object that receives the requests.
 const POD: &str = "/api/v1/namespaces/bench/pods/echo";
 const POD_PORT: u16 = 8080;
-/// The NodePort of the Service in `shop.yaml`.
+/// The node port of the Service in `shop.yaml`.
 const NODE_PORT: u16 = 30080;
 /// The number of Pods that are started at the same time.
 const CROWD: usize = 80;
