@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The two ends of a conversation over TCP: where each runs, and how the client connects.
+//! The two ends of a TCP connection: their processors, and how the client connects.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::num::NonZero;
@@ -12,26 +12,26 @@ use nix::unistd::Pid;
 use npl_testkit::{process, traffic};
 use socket2::{Domain, Socket, Type};
 
-/// Where the client runs, and where the Pod does: on two machines they would be two as well. Where a scheduler puts the
-/// two makes more difference than the way between them.
+/// The processors of client and Pod, which would be two machines in reality. The placement by the scheduler would
+/// affect the results more than the measured path.
 pub(crate) const CLIENT_CPU: usize = 0;
 pub(crate) const SERVER_CPU: usize = 1;
 
-/// Ports of the client: more than it opens connections in the minute for which the kernel remembers an ended one.
+/// The client's ports: more than the connections that it opens in the 60 s of `TIME_WAIT`.
 const PORTS: RangeInclusive<u16> = 10_000..=59_999;
 
-/// Keeps a thread on one processor. On a machine with fewer, the two ends share one.
+/// Pins a thread to a processor. On a machine with one processor, both ends share it.
 pub(crate) fn keep_on(thread: Pid, cpu: usize) -> Result<()> {
     process::keep_on(thread, cpu % thread::available_parallelism().map_or(1, NonZero::get))
 }
 
-/// The same for the calling thread, and those that it starts from now on.
+/// Pins the calling thread, and threads that it starts later, to a processor.
 pub(crate) fn stay_on(cpu: usize) -> Result<()> {
     keep_on(Pid::from_raw(0), cpu)
 }
 
-/// Connects from the port whose last connection is the longest over: translated, two that differ in the server's address
-/// only are one to the Pod.
+/// Connects from the least recently used port: after translation, connections that differ only in the server's address
+/// have the same flow tuple at the Pod.
 pub(crate) fn connect(server: SocketAddr) -> Result<TcpStream> {
     static CONNECTIONS: AtomicU32 = AtomicU32::new(0);
     let port = port(CONNECTIONS.fetch_add(1, Ordering::Relaxed));
@@ -43,13 +43,13 @@ pub(crate) fn connect(server: SocketAddr) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// Which port the connection of this number is from.
+/// The port of a connection by its number.
 fn port(connection: u32) -> u16 {
     let index = connection % u32::try_from(PORTS.len()).unwrap_or(u32::MAX);
     PORTS.start() + u16::try_from(index).unwrap_or_default()
 }
 
-/// Has every write leave at once, and no read wait for ever.
+/// Disables Nagle's algorithm and limits the time of reads.
 pub(crate) fn set_up(stream: &TcpStream) -> Result<()> {
     stream.set_nodelay(true).context("set TCP_NODELAY")?;
     stream.set_read_timeout(Some(traffic::REQUEST_LIMIT)).context("set a read timeout")
@@ -60,7 +60,7 @@ mod tests {
     use super::{PORTS, port};
 
     #[test]
-    fn a_port_comes_again_after_all_others() {
+    fn a_port_is_reused_only_after_all_others() {
         let ports: Vec<u16> = (0..150_000).map(port).collect();
         assert!(ports.chunks(50_000).all(|round| round.iter().copied().eq(PORTS)));
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A control plane with objects enough, and agents that begin with nothing. Everything happens inside the Node's
-//! namespace, so that no request costs a change of namespaces.
+//! A control plane with many objects, and agents that start without state. All requests are sent from inside the Node's
+//! namespace, so that they need no change of namespaces.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
@@ -22,25 +22,25 @@ use npl_testkit::{poll, tools};
 
 /// The Node of the agents.
 pub(crate) const NODE: &str = "node-1";
-/// A Node without an agent: what happens to its Pods is nobody's business.
+/// A Node without an agent.
 pub(crate) const OTHER_NODE: &str = "node-2";
 pub(crate) const NAMESPACE: &str = "bench";
 pub(crate) const POD_PORT: u16 = 8080;
 
-/// How long anything may take before the bench gives up.
+/// The time limit of every wait.
 pub(crate) const LIMIT: Duration = Duration::from_mins(2);
-/// Longer than any run.
+/// The duration of watches, longer than any run.
 const WATCH_LIMIT: Duration = Duration::from_hours(1);
-/// Connections that objects are made over.
+/// The number of connections for creating objects.
 const MAKERS: usize = 8;
-/// Wide enough for all mappings of a round, those in quarantine included.
+/// The port range, large enough for all mappings of a round and for released ports in quarantine.
 const PORT_RANGE: &str = "20000-29999";
-/// The first address of a Pod; nothing answers there.
+/// The first Pod address. Nothing uses these addresses.
 const FIRST_POD_IP: u32 = u32::from_be_bytes([10, 64, 0, 1]);
 
-/// The cluster, seen from the Node.
+/// The cluster, as seen from the Node.
 #[derive(Debug)]
-pub(crate) struct Scene<'a> {
+pub(crate) struct Environment<'a> {
     pub(crate) annotations: AnnotationLog,
     pub(crate) cluster: Cluster,
     pub(crate) plane: &'a ControlPlane,
@@ -50,15 +50,15 @@ pub(crate) struct Scene<'a> {
     next_ip: AtomicU32,
 }
 
-/// An agent and what it has in the kernel; gone when dropped, in this order.
+/// An agent and its kernel state. Removed in field order when dropped.
 #[derive(Debug)]
 pub(crate) struct Agents {
     pub(crate) agent: Agent,
     pub(crate) bpffs: BpfFs,
 }
 
-impl<'a> Scene<'a> {
-    /// A cluster with two Nodes and nothing on them.
+impl<'a> Environment<'a> {
+    /// A cluster with two Nodes without Pods.
     pub(crate) fn new(run: &'a Run, topology: &'a Topology, plane: &'a ControlPlane) -> Result<Self> {
         let cluster = Cluster::new(plane)?.from_inside();
         cluster.apply_access(&manifest())?;
@@ -70,24 +70,24 @@ impl<'a> Scene<'a> {
         Ok(Self { annotations, cluster, plane, run, netns: topology.node(), agents: 0, next_ip })
     }
 
-    /// An agent on a Node whose kernel knows nothing of NPL; it is ready.
+    /// Starts an agent on a Node without NPL's kernel state and waits until it is ready.
     pub(crate) fn start_agent(&mut self) -> Result<Agents> {
         self.agents += 1;
         let bpffs = self.run.bpffs(&format!("bpf{}", self.agents))?;
         let log = self.run.file("npl-agent.log");
         let mut options = Options::new(self.netns, NODE, &self.plane.agent_kubeconfig(), bpffs.path(), &log)?;
-        // What was withdrawn is out of the kernel before the next thing is measured.
+        // With a short drain, withdrawn mappings are removed before the next measurement.
         options.flags = ["--port-range", PORT_RANGE, "--drain", "1s"].map(str::to_owned).to_vec();
         Ok(Agents { agent: Agent::start(options)?, bpffs })
     }
 
-    /// Has the API server collect its garbage. It does so every few hundred patches, and needs as long for it as for two
-    /// hundred of them: whoever is measured next would pay for what others left.
+    /// Runs the API server's garbage collection. It runs every few hundred patches and takes as long as two hundred
+    /// patches, which would distort the next measurement.
     pub(crate) fn collect_garbage(&self) -> Result<()> {
         self.cluster.client().text("/debug/pprof/heap?gc=1&debug=1").map(drop)
     }
 
-    /// Pods as the scheduler leaves them, without an address.
+    /// Creates Pods in their state after scheduling, without addresses.
     pub(crate) fn create_pods(&self, names: &[String], node: &str, app: &str) -> Result<()> {
         in_parallel(names, |name| {
             let declared = vec![Port::new("web", POD_PORT, Protocol::Tcp)];
@@ -95,12 +95,12 @@ impl<'a> Scene<'a> {
         })
     }
 
-    /// Gives each of the Pods an address, as a kubelet does.
+    /// Assigns an address to each Pod, as a kubelet does.
     pub(crate) fn run_pods(&self, names: &[String]) -> Result<()> {
         in_parallel(names, |name| self.run_pod(name))
     }
 
-    /// Gives a Pod an address, as a kubelet does; the API server has said that it knows when this returns.
+    /// Assigns an address to a Pod, as a kubelet does. Returns after the API server has confirmed the change.
     pub(crate) fn run_pod(&self, name: &str) -> Result<()> {
         let ip = Ipv4Addr::from(self.next_ip.fetch_add(1, Ordering::Relaxed));
         self.cluster.set_pod_running(NAMESPACE, name, node_ip(), &[ip.into()])
@@ -110,18 +110,18 @@ impl<'a> Scene<'a> {
         in_parallel(names, |name| self.cluster.delete_pod(NAMESPACE, name))
     }
 
-    /// A Service in front of an app, by the port's number; not enabled.
+    /// Creates a Service for the Pods of an app, not enabled, with the target port as a number.
     pub(crate) fn create_service(&self, name: &str) -> Result<()> {
         self.cluster.create_service(&service(NAMESPACE, name, name))
     }
 
-    /// When the last of the annotations became as wanted.
+    /// Waits until all annotations satisfy `wanted` and returns the time of the last change.
     pub(crate) fn wait_for_all(&self, pods: &[String], wanted: impl Fn(Option<&str>) -> bool) -> Result<Instant> {
         let mut last = None;
         for pod in pods {
             last = last.max(Some(self.annotations.wait_for(pod, LIMIT, &wanted)?.at));
         }
-        last.ok_or_else(|| anyhow!("no Pods to wait for"))
+        last.ok_or_else(|| anyhow!("the list of Pods is empty"))
     }
 
     /// The newest value of each annotation.
@@ -130,7 +130,7 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// A Service of one TCP port in front of an app; not enabled.
+/// A Service with one TCP port for the Pods of an app, not enabled.
 pub(crate) fn service(namespace: &str, name: &str, app: &str) -> ServiceObject {
     ServiceObject::new(namespace, name, app, vec![Port::new("http", 80, Protocol::Tcp).to(POD_PORT)])
 }
@@ -140,7 +140,7 @@ pub(crate) fn node_ip() -> IpAddr {
     NodeAddresses::default().v4.into()
 }
 
-/// Whether an annotation names a mapping.
+/// Whether an annotation contains a mapping.
 pub(crate) fn is_published(value: Option<&str>) -> bool {
     value.is_some_and(|text| text.contains("nodePort"))
 }
@@ -150,12 +150,12 @@ pub(crate) fn numbered(name: &str, count: usize) -> Vec<String> {
     (0..count).map(|number| format!("{name}-{number}")).collect()
 }
 
-/// Does the work for every item, over several connections.
+/// Runs `work` for every item, over several connections.
 pub(crate) fn in_parallel<T: Sync>(items: &[T], work: impl Fn(&T) -> Result<()> + Sync) -> Result<()> {
     share_out(&[(); MAKERS], items, |(), item| work(item))
 }
 
-/// Has every worker take one item after the other until none is left; the first error ends its worker and is returned.
+/// Distributes items over workers until none is left. A worker ends at its first error, and one error is returned.
 pub(crate) fn share_out<W: Sync, T: Sync>(
     workers: &[W],
     items: &[T],
@@ -169,7 +169,7 @@ pub(crate) fn share_out<W: Sync, T: Sync>(
             scope.spawn(move || {
                 while let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
                     if let Err(error) = work(worker, item) {
-                        // Whoever listens does so until all workers have ended.
+                        // The receiver exists until all workers have ended.
                         drop(failed.send(error));
                         return;
                     }
@@ -180,14 +180,14 @@ pub(crate) fn share_out<W: Sync, T: Sync>(
     failures.try_iter().next().map_or(Ok(()), Err)
 }
 
-/// Lets time pass, and ends early when the user wants to stop.
+/// Waits for `time`, or until an interruption.
 pub(crate) fn let_pass(time: Duration) -> Result<()> {
     let began = Instant::now();
     let is_over = || (began.elapsed() >= time).then_some(());
-    poll::until("the end of an observation", time + LIMIT, is_over).map(drop)
+    poll::until("the observation to end", time + LIMIT, is_over).map(drop)
 }
 
-/// The manifest whose access rules agents have.
+/// The manifest whose RBAC rules apply to the agents.
 pub(crate) fn manifest() -> PathBuf {
     tools::repository_file("deploy/npl.yaml")
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What translates node ports without NPL, and what tracks connections beside it.
+//! Rules that translate node ports without NPL, and rules that enable kernel conntrack.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use npl_testkit::tools;
 
 use crate::testbed::Mappings;
 
-/// Antrea's rules: one chain for all packets to the Node, in it one rule after the other.
+/// Rules like Antrea's: one chain for all packets to the Node, with one rule per mapping.
 pub(crate) fn add_iptables(node: &Netns, mappings: Mappings) -> Result<()> {
     let mut rules = String::from(
         "*nat\n\
@@ -27,7 +27,7 @@ pub(crate) fn add_iptables(node: &Netns, mappings: Mappings) -> Result<()> {
     tools::output_with_input(&mut node.command("iptables-restore")?, &rules).map(drop)
 }
 
-/// The shortest form that nftables has for the same: one look into a hash.
+/// The most efficient equivalent in nftables: one rule with a map lookup.
 pub(crate) fn add_nftables(node: &Netns, mappings: Mappings) -> Result<()> {
     let mut elements = String::new();
     let (protocol, pod_ip) = (mappings.protocol, mappings.pod_ip);
@@ -49,7 +49,7 @@ pub(crate) fn add_nftables(node: &Netns, mappings: Mappings) -> Result<()> {
     node.nft(&table).map(drop)
 }
 
-/// The rule that CNIs begin their FORWARD chain with; any such rule turns connection tracking on.
+/// The first rule of a typical CNI plug-in's FORWARD chain. Any rule with `ct state` enables kernel conntrack.
 pub(crate) fn add_conntrack(node: &Netns) -> Result<()> {
     node.nft(
         "table ip cni {

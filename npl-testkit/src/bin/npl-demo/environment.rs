@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the story is played on: one Node, its Pods, a client, an API server, the agent.
+//! The environment of the demo: one Node with Pods, a client, an API server and the agent.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -18,28 +18,28 @@ use npl_testkit::run::Run;
 use npl_testkit::tools;
 use npl_testkit::topology::{self, Topology};
 
-/// The Node.
+/// The name of the Node.
 pub(crate) const NODE: &str = "node-1";
 /// The namespace of the Pods and of the Service.
 pub(crate) const NAMESPACE: &str = "shop";
-/// The Service, and the label of its Pods.
+/// The name of the Service, and the `app` label of its Pods.
 pub(crate) const SERVICE: &str = "web";
-/// The Pods at the start.
+/// The initial Pods.
 pub(crate) const PODS: [&str; 3] = ["web-0", "web-1", "web-2"];
-/// The port that a Pod serves over TCP.
+/// The container port for TCP.
 pub(crate) const TCP_PORT: u16 = 8080;
-/// The port that a Pod serves over UDP.
+/// The container port for UDP.
 pub(crate) const UDP_PORT: u16 = 5300;
 
-/// The story lasts seconds; a watch that outlives it is of no use.
+/// The duration of watches; the demo itself takes seconds.
 const WATCH_LIMIT: Duration = Duration::from_mins(2);
 
-/// How long the agent may take to end in good order.
+/// The time limit of the agent's shutdown.
 const AGENT_GRACE: Duration = Duration::from_secs(10);
 
-/// Everything that the story needs; removed in the order of the fields, the run last.
+/// The parts of the environment. They are removed in field order, the run last.
 #[derive(Debug)]
-pub(crate) struct Stage {
+pub(crate) struct Environment {
     pub(crate) agent: Agent,
     pub(crate) mappings: AnnotationLog,
     pub(crate) enabled: AnnotationLog,
@@ -52,21 +52,21 @@ pub(crate) struct Stage {
     pub(crate) times: Times,
 }
 
-/// How long the parts took to be ready.
+/// How long the parts took to become ready.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Times {
     pub(crate) control_plane: Duration,
     pub(crate) agent: Duration,
 }
 
-impl Stage {
-    /// Builds everything and starts the agent.
+impl Environment {
+    /// Creates the environment and starts the agent.
     pub(crate) fn build() -> Result<Self> {
         agent::find_binary()?;
         let run = Run::start()?;
         let topology = Topology::new(&run, "", topology::Options::default()).context("build the network")?;
         let start = Instant::now();
-        // In the Node's namespace, so that the agent reaches it without any network that is not part of the story.
+        // The API server runs in the Node's namespace, so that the agent reaches it over the loopback device.
         let plane = ControlPlane::start(&run, Some(topology.node()))?;
         let control_plane = start.elapsed();
         let cluster = Cluster::new(&plane)?;
@@ -80,12 +80,12 @@ impl Stage {
         let mappings = cluster.watch_mappings(NAMESPACE, WATCH_LIMIT)?;
         let enabled = cluster.watch_enabled(NAMESPACE, WATCH_LIMIT)?;
         let servers = BTreeMap::new();
-        let mut stage = Self { agent, mappings, enabled, servers, cluster, plane, topology, bpffs, run, times };
-        PODS.iter().try_for_each(|name| stage.add_pod(name))?;
-        Ok(stage)
+        let mut env = Self { agent, mappings, enabled, servers, cluster, plane, topology, bpffs, run, times };
+        PODS.iter().try_for_each(|name| env.add_pod(name))?;
+        Ok(env)
     }
 
-    /// Adds a Pod as scheduler, CNI and kubelet together do.
+    /// Adds a Pod as scheduler, CNI plug-in and kubelet do.
     pub(crate) fn add_pod(&mut self, name: &str) -> Result<()> {
         let ports = vec![Port::new("http", TCP_PORT, Protocol::Tcp), Port::new("dns", UDP_PORT, Protocol::Udp)];
         self.cluster.create_pod(&PodObject::new(NAMESPACE, name, NODE, SERVICE).with_ports(ports))?;
@@ -95,14 +95,14 @@ impl Stage {
         self.cluster.set_pod_running(NAMESPACE, name, self.node_ip(), &pod.ips())
     }
 
-    /// Takes a Pod away: its processes, its network, its object.
+    /// Removes a Pod: its processes, its network, its object.
     pub(crate) fn remove_pod(&mut self, name: &str) -> Result<()> {
         drop(self.servers.remove(name));
         self.topology.remove_pod(name)?;
         self.cluster.delete_pod(NAMESPACE, name)
     }
 
-    /// The address that clients know the Node by.
+    /// The node address.
     pub(crate) fn node_ip(&self) -> IpAddr {
         self.topology.node_addresses().v4.into()
     }
@@ -112,27 +112,27 @@ impl Stage {
         &self.topology.client().netns
     }
 
-    /// The address that the Pods must see.
+    /// The client address that the Pods must observe.
     pub(crate) fn client_ip(&self) -> IpAddr {
         self.topology.client().addresses.v4.into()
     }
 
-    /// What runs the agent's other commands on the Node.
+    /// The options for running `npl-agent` subcommands on the Node.
     pub(crate) fn node_command(&self) -> &agent::Options {
         self.agent.options()
     }
 
-    /// The API server's access for an administrator.
+    /// The control plane.
     pub(crate) fn plane(&self) -> &ControlPlane {
         &self.plane
     }
 
-    /// What is up now, to be looked for when it has been removed.
+    /// The existing objects, for a comparison after the teardown.
     pub(crate) fn inventory(&self) -> Result<Residue> {
         Residue::look_at(&self.run, self.bpffs.path())
     }
 
-    /// Ends the agent in good order, if it can.
+    /// Stops the agent with SIGTERM.
     pub(crate) fn end_agent(&mut self) -> Result<ExitStatus> {
         self.agent.terminate(AGENT_GRACE)
     }

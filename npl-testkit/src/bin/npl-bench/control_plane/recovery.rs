@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What an agent with a thousand mappings does after its death, and after others took its mappings away.
+//! The recovery of an agent with a thousand mappings, after a kill and after the removal of its mappings from the
+//! kernel.
 
 use std::time::{Duration, Instant};
 
@@ -11,40 +12,40 @@ use npl_common::names::{ABI_VERSION, MAP_ENDPOINT_V4, MAP_MAPPING_V4, PIN_ROOT};
 use npl_testkit::agent::Agent;
 use npl_testkit::mounts::BpfFs;
 
+use super::environment::{Agents, Environment, LIMIT, is_published, let_pass};
 use super::figures::{KERNEL_BACK, RESTART, RESTART_PORTS, RESTART_REQUESTS, RESTART_WRITES};
 use super::requests::Requests;
-use super::scene::{Agents, LIMIT, Scene, is_published, let_pass};
 use crate::figures::Samples;
 
-/// How often the restarted agent verifies what is in the kernel, so that the bench need not wait for long.
+/// The resync interval of the restarted agent, short so that the bench does not wait long.
 const RESYNC: Duration = Duration::from_secs(1);
-/// Whatever the restarted agent would write needlessly, it has by then.
+/// The time within which a restarted agent would send unnecessary writes.
 const WRITES_BY_THEN: Duration = Duration::from_millis(700);
 
-/// Kills the agent and starts it again, while a new Pod waits for it.
+/// Kills the agent and starts it again with a new Pod waiting.
 pub(crate) fn restart(
-    scene: &Scene<'_>,
+    env: &Environment<'_>,
     agents: Agents,
     published: &[String],
     late: &str,
     samples: &mut Samples,
 ) -> Result<Agents> {
-    let annotations = scene.values(published);
+    let annotations = env.values(published);
     let Agents { mut agent, bpffs } = agents;
     let mut options = agent.options().clone();
     options.flags.extend(["--resync".to_owned(), format!("{}s", RESYNC.as_secs())]);
     agent.kill()?;
-    scene.run_pod(late)?;
-    let before = Requests::counted(scene.cluster.client())?;
+    env.run_pod(late)?;
+    let before = Requests::counted(env.cluster.client())?;
     let began = Instant::now();
     let mut agent = Agent::launch(options)?;
-    let seen = scene.annotations.wait_for(late, LIMIT, is_published)?;
+    let seen = env.annotations.wait_for(late, LIMIT, is_published)?;
     samples.add(&RESTART, &[seen.at.duration_since(began).as_secs_f64()], &[]);
     agent.wait_until_ready()?;
     let_pass(WRITES_BY_THEN)?;
-    let asked = Requests::counted(scene.cluster.client())?.since(before);
-    let writes = asked.writes.checked_sub(1).context("the new Pod's annotation is a write")?;
-    let changed = scene.values(published).iter().zip(&annotations).filter(|(now, then)| now != then).count();
+    let asked = Requests::counted(env.cluster.client())?.since(before);
+    let writes = asked.writes.checked_sub(1).context("the annotation of the new Pod was not counted as a write")?;
+    let changed = env.values(published).iter().zip(&annotations).filter(|(now, then)| now != then).count();
     #[expect(clippy::cast_precision_loss, reason = "a handful")]
     let counts =
         [(&RESTART_WRITES, writes as f64), (&RESTART_PORTS, changed as f64), (&RESTART_REQUESTS, asked.all() as f64)];
@@ -54,31 +55,31 @@ pub(crate) fn restart(
     Ok(Agents { agent, bpffs })
 }
 
-/// Takes all mappings out of the kernel while the agent stands still, so that it notices in the moment it goes on.
+/// Removes all mappings from the kernel while the agent is stopped, so that the agent detects the loss when it resumes.
 pub(crate) fn flush(agents: &mut Agents, count: usize, samples: &mut Samples) -> Result<()> {
     let mut maps = Maps::open(&agents.bpffs)?;
     let before = maps.mappings()?;
-    ensure!(before.len() == count, "the kernel holds {} mappings instead of {count}", before.len());
+    ensure!(before.len() == count, "the kernel has {} mappings instead of {count}", before.len());
     agents.agent.signal(Signal::SIGSTOP)?;
     let_pass(2 * RESYNC)?;
     maps.flush()?;
     let began = Instant::now();
     agents.agent.signal(Signal::SIGCONT)?;
     while maps.count()? < count {
-        ensure!(began.elapsed() < LIMIT, "the mappings are not back after {} s", LIMIT.as_secs());
+        ensure!(began.elapsed() < LIMIT, "the mappings were not restored within {} s", LIMIT.as_secs());
     }
     samples.add(&KERNEL_BACK, &[began.elapsed().as_secs_f64() * 1e3], &[]);
-    ensure!(maps.mappings()? == before, "the mappings that are back differ from those that were there");
+    ensure!(maps.mappings()? == before, "the restored mappings differ from the removed ones");
     Ok(())
 }
 
-/// The agent's maps by their pins, as anybody with the right to may open them.
+/// The agent's maps, opened by their pins.
 struct Maps {
     mappings: HashMap<MapData, Frontend, BackendV4>,
     endpoints: HashMap<MapData, EndpointV4, Endpoint>,
 }
 
-/// A mapping without its counters' place, which may be another one afterwards.
+/// A mapping without the slot of its counters, which can change.
 type Mapping = ((u16, u8), ([u8; 4], u16, u32));
 
 impl Maps {
