@@ -42,8 +42,28 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
                 .filter(|link| !has_target(tree, path, link))
                 .map(|link| Finding::error(path, format!("the link `{link}` has no target"))),
         );
+        if !HISTORY.iter().any(|history| path.starts_with(history)) {
+            let missing = named_paths(text).filter(|named| !tree.has(named.trim_end_matches('/')));
+            findings.extend(missing.map(|named| Finding::error(path, format!("the file `{named}` does not exist"))));
+        }
     }
     findings
+}
+
+/// Documents that name files of earlier versions.
+const HISTORY: [&str; 2] = ["CHANGELOG.md", "docs/design/"];
+
+/// Top-level folders whose files documents name in backticks.
+const FOLDERS: [&str; 7] = ["npl-agent/", "npl-common/", "npl-ebpf/", "npl-testkit/", "xtask/", "docs/", "deploy/"];
+
+/// Files and folders of this repository that a document names in backticks; a placeholder such as `NAME` names none.
+fn named_paths(text: &str) -> impl Iterator<Item = &str> {
+    let is_path = |c: char| c.is_ascii_alphanumeric() || "._-/".contains(c);
+    text.split('`').skip(1).step_by(2).filter(move |quoted| {
+        FOLDERS.iter().any(|folder| quoted.starts_with(folder))
+            && quoted.chars().all(is_path)
+            && !quoted.split(['/', '.']).any(|part| part.len() > 1 && part.chars().all(|c| c.is_ascii_uppercase()))
+    })
 }
 
 /// Generated pages without the line that keeps people from editing them.
@@ -111,7 +131,7 @@ fn headings(text: &str) -> impl Iterator<Item = String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Fact, GENERATED, Tree, check_fact, has_target, unmarked};
+    use super::{Fact, GENERATED, Tree, check_fact, has_target, named_paths, unmarked};
 
     #[test]
     fn targets_of_links_are_files_folders_and_headings() {
@@ -138,5 +158,12 @@ mod tests {
         assert_eq!(findings("const FLOOR = \"5.10\";", "Linux 5.10"), 0);
         assert_eq!(findings("const FLOOR = \"5.15\";", "Linux 5.10"), 1);
         assert_eq!(findings("", "Linux 5.10"), 1);
+    }
+
+    #[test]
+    fn files_that_documents_name_are_found_and_placeholders_are_not() {
+        let text =
+            "In `npl-agent/src/lib.rs` and `docs/`, not in `npl-agent run`, `npl-ebpf/src/NAME.rs` or `xtask/{a,b}`.";
+        assert_eq!(named_paths(text).collect::<Vec<_>>(), ["npl-agent/src/lib.rs", "docs/"]);
     }
 }
