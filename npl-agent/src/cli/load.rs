@@ -23,8 +23,8 @@ pub fn load(args: &LoadArgs) -> anyhow::Result<()> {
     let _lock = match lock::take() {
         Err(LockError::AlreadyRunning) => {
             bail!(
-                "load: an npl-agent runs on this Node and has loaded its programs; restart its Pod, and the init container \
-                 loads them before the agent starts"
+                "load: an npl-agent runs on this Node and has loaded its programs; restart its Pod, and the init \
+                 container loads them before the agent starts"
             )
         }
         taken => taken?,

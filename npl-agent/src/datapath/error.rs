@@ -44,15 +44,15 @@ pub enum DatapathError {
     NoBpffs(PathBuf),
     /// Only a part of the maps is pinned.
     #[error(
-        "{path} is missing, but other maps are pinned: an agent is starting, a cleanup is running, or this npl-agent has \
-         another version than the agent of this Node; run the command again, with the agent's version",
+        "{path} is missing, but other maps are pinned: an agent is starting, a cleanup is running, or this npl-agent \
+         has another version than the agent of this Node; run the command again, with the agent's version",
         path = .0.display()
     )]
     Incomplete(PathBuf),
     /// A pin of a running agent was removed or replaced.
     #[error(
-        "{path} was removed or replaced while this agent was running: the agent ends, and its restart recreates the pins; \
-         find the software that changes this folder",
+        "{path} was removed or replaced while this agent was running: the agent ends, and its restart recreates the \
+         pins; find the software that changes this folder",
         path = .0.display()
     )]
     PinLost(PathBuf),
@@ -83,7 +83,7 @@ pub enum DatapathError {
         source: Box<ProgramError>,
     },
     /// The object lacks a program or map that the agent needs.
-    #[error("the kernel object has no {0}: agent and object are of different builds")]
+    #[error("the kernel object has no {0}: build agent and object together with `cargo xtask build`")]
     Missing(&'static str),
     /// A pinned map could not be opened.
     #[error("open map {name}")]
@@ -121,7 +121,8 @@ pub enum DatapathError {
     },
     /// An `ingress` qdisc occupies the place of clsact, and has no egress hook.
     #[error(
-        "{interface} {HAS_INGRESS_QUEUE} (`tc qdisc del dev {interface} ingress`, `tc qdisc add dev {interface} clsact`)"
+        "{interface} {HAS_INGRESS_QUEUE} (`tc qdisc del dev {interface} ingress`, `tc qdisc add dev {interface} \
+         clsact`)"
     )]
     IngressQueue {
         /// The device's name.
@@ -192,7 +193,8 @@ impl DatapathError {
     /// The effect on traffic of an error during the application of a device plan, as a log message.
     pub(crate) fn effect(&self) -> &'static str {
         if self.is_of_device() {
-            "programs cannot be attached to a device: its clients are not served, other devices are; the agent tries again"
+            "programs cannot be attached to a device: its clients are not served, other devices are; the agent tries \
+             again"
         } else if self.is_full() {
             "a map is full: packets that need a missing entry take the kernel stack"
         } else {

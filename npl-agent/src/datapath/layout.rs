@@ -77,8 +77,8 @@ macro_rules! layout {
         [$local:ident, $backend:ident, $source:ident, $endpoint:ident, $flow_key:ident, $flow:ident, $cache_entry:ident,
          $socket_rnat_key:ident, $socket_rnat:ident],
         [
-            $local_map:ident, $index_map:ident, $mapping_map:ident, $allow_map:ident, $endpoint_map:ident, $flow_map:ident,
-            $lookup_cache_map:ident, $half_open_map:ident, $unmapped_map:ident, $socket_rnat_map:ident
+            $local_map:ident, $index_map:ident, $mapping_map:ident, $allow_map:ident, $endpoint_map:ident,
+            $flow_map:ident, $lookup_cache_map:ident, $half_open_map:ident, $unmapped_map:ident, $socket_rnat_map:ident
         ]
     ) => {
         $(#[$meta])*

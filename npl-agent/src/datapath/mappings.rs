@@ -129,7 +129,7 @@ impl MappingWriter {
         let result = result.and_then(|()| maps.set_endpoints(&endpoints)).and_then(|()| maps.set_mappings(&entries));
         let result = result.and_then(|()| tables.begin_epoch());
         if let Err(error) = result {
-            debug!(err = %ErrorChain(&error), mappings = entries.len(), "batch of new mappings refused; writing them one by one");
+            debug!(err = %ErrorChain(&error), mappings = entries.len(), "batch of mappings failed; writing one by one");
             for entry in entries.values() {
                 self.free_stats(entry.stats_index);
             }

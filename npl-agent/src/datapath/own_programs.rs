@@ -40,7 +40,7 @@ impl OwnPrograms {
             Ok(ids) => Some(ids.iter().map(owner).collect()),
             Err(error) if has_no_such_hook(&error) => Some(Vec::new()),
             Err(error) => {
-                debug!(ifindex, %error, "cannot list the programs on a device; the next survey tries again");
+                debug!(ifindex, %error, "cannot list the programs on a device; its Pods are not redirected");
                 None
             }
         }

@@ -99,8 +99,9 @@ impl Programs {
                 by_pointers.discard()?;
                 by_helper.load_hooks().map_err(DatapathError::or_missing_perfmon)?;
                 info!(
-                    "the kernel refuses direct packet access without CAP_PERFMON, so the programs read packets by a slower \
-                     helper; `npl-agent load`, in an init container that has the capability, loads the faster programs"
+                    "the kernel refuses direct packet access without CAP_PERFMON, so the programs read packets by a \
+                     slower helper; `npl-agent load`, in an init container that has the capability, loads the faster \
+                     programs"
                 );
                 Ok(by_helper)
             }
@@ -217,8 +218,9 @@ impl Programs {
         info!(build = self.build, "programs loaded");
         if self.variant != Variant::Unmitigated {
             info!(
-                "the programs were loaded without CAP_PERFMON and have speculation barriers, which cost about 0.3 µs per \
-                 packet; `npl-agent load`, in an init container that has the capability, loads them without barriers"
+                "the programs were loaded without CAP_PERFMON and have speculation barriers, which cost about 0.3 µs \
+                 per packet; `npl-agent load`, in an init container that has the capability, loads them without \
+                 barriers"
             );
         }
         Ok(())

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 /// Time without a heartbeat after which the agent counts as hung.
 const STALL: Duration = Duration::from_secs(30);
 
-/// The state of the agent, written by the reconciler and read by the probes. Clones are handles to the same state.
+/// The state of the agent, written by the main loop and read by the probes. Clones are handles to the same state.
 #[derive(Debug, Clone)]
 pub struct Health(Arc<Inner>);
 
@@ -41,7 +41,7 @@ impl Health {
         }))
     }
 
-    /// Records that the reconciler is running.
+    /// Records that the main loop is running.
     pub fn beat(&self) {
         self.0.last_beat_millis.store(self.age_millis(), Ordering::Relaxed);
     }
@@ -63,7 +63,7 @@ impl Health {
         self.0.is_retired.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the last heartbeat of the reconciler is less than 30 s old.
+    /// Whether the last heartbeat of the main loop is less than 30 s old.
     pub fn is_live(&self) -> bool {
         let since_beat = self.age_millis().saturating_sub(self.0.last_beat_millis.load(Ordering::Relaxed));
         Duration::from_millis(since_beat) < STALL

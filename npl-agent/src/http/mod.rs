@@ -80,14 +80,14 @@ async fn all_metrics(State(metrics): State<Metrics>) -> Response {
 }
 
 async fn livez(State(health): State<Health>) -> Response {
-    answer(health.is_live(), "the reconciler has not sent a heartbeat for 30 s; the kubelet restarts the agent")
+    answer(health.is_live(), "the main loop has not sent a heartbeat for 30 s; the kubelet restarts the agent")
 }
 
 async fn readyz(State(health): State<Health>) -> Response {
     answer(
         health.is_ready(),
-        "Pods, Services and the Node are not listed yet, or the programs are attached to no device; see the agent's log \
-         and `npl-agent doctor`",
+        "Pods, Services and the Node are not listed yet, or the programs are attached to no device; see the agent's \
+         log and `npl-agent doctor`",
     )
 }
 

@@ -77,7 +77,8 @@ pub enum ConnectError {
     },
     /// The API server denied permissions several times.
     #[error(
-        "the API server at {url} does not permit the agent to {missing}: apply deploy/npl.yaml, which grants the permissions"
+        "the API server at {url} does not permit the agent to {missing}: apply deploy/npl.yaml, which grants the \
+         permissions"
     )]
     Forbidden {
         /// The address of the API server.
@@ -198,8 +199,8 @@ async fn wait_for_access(client: &Client, url: &str, node_name: &str) -> Result<
                 if !is_node_known {
                     warn!(
                         node = node_name,
-                        "the API server has no Node of this name, so no Pod gets a node port; the agent waits for the Node: \
-                         check --node-name"
+                        "the API server has no Node of this name, so no Pod gets a node port; the agent waits for the \
+                         Node: check --node-name"
                     );
                 }
                 return Ok(());
@@ -210,7 +211,8 @@ async fn wait_for_access(client: &Client, url: &str, node_name: &str) -> Result<
                     warn!(
                         url,
                         err = root_cause(&err),
-                        "the API server does not answer; the agent retries, and mappings of an earlier agent are still served"
+                        "the API server does not answer; the agent retries, and mappings of an earlier agent are \
+                         still served"
                     );
                 }
             }

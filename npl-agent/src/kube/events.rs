@@ -129,8 +129,8 @@ impl Recorder {
             if outcome == EventOutcome::Denied && self.denial_log.acquire() {
                 warn!(
                     err,
-                    "the agent may not create and patch Events, so users do not see why Pod ports are not mapped: apply \
-                     deploy/npl.yaml, which grants the permission"
+                    "the agent may not create and patch Events, so users do not see why Pod ports are not mapped: \
+                     apply deploy/npl.yaml, which grants the permission"
                 );
             } else {
                 debug!(err, reason = report.reason, "Event failed and is sent again");

@@ -65,7 +65,7 @@ async fn a_problem_becomes_an_event_on_the_affected_object() {
         assert_eq!(request.body["type"], "Warning");
         assert_eq!(
             request.body["note"],
-            "no IPv4 node port is free for pod port 80/tcp; widen the port range of the agent"
+            "no IPv4 node port is free for pod port 80/tcp: widen the agent's --port-range"
         );
         assert_eq!(request.body["reportingController"], "npl-agent");
         assert_eq!(request.body["reportingInstance"], "node-1");

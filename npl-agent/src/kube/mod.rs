@@ -2,8 +2,8 @@
 //! The client of the API server: watches, patches of Pods, and Kubernetes Events.
 //!
 //! ```text
-//! watch ──► objects ──► convert ──► Change ──► (owner task) ──► PodWrite ──► patch ──► Pod
-//!                                                   └─────────► Problem ──► events ──► Event
+//! watch ──► objects ──► convert ──► Change ──► (main loop) ──► PodWrite ──► patch ──► Pod
+//!                                                  └──────────► Problem ──► events ──► Event
 //! ```
 //!
 //! This module makes no decisions. An unreachable API server never ends the agent: the watches retry, and the agent
@@ -62,7 +62,7 @@ pub fn connect_and_watch(
     connecting
 }
 
-/// The wall clock, for timestamps in Events and conditions. Decisions use the monotonic clock, which nobody can set.
+/// The wall clock, for timestamps in Events and conditions. Decisions use the monotonic clock, which cannot be set.
 #[expect(clippy::disallowed_methods, reason = "the timestamp is only displayed in Events and conditions")]
 fn wall_clock() -> Timestamp {
     Timestamp::now()

@@ -88,7 +88,8 @@ pub enum PatchError {
     },
     /// 401 or 403.
     #[error(
-        "patch pod {pod}: the API server denies the permission; apply deploy/npl.yaml, which grants patch on pods/status"
+        "patch pod {pod}: the API server denies the permission; apply deploy/npl.yaml, which grants patch on \
+         pods/status"
     )]
     Denied {
         /// The Pod.

@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// Time in seconds after which the API server ends a watch and the agent starts the next one. A connection that died
-/// silently is detected ten seconds later.
+/// silently is detected 5 s later, by kube's client-side timeout.
 pub(super) const WATCH_SECONDS: u32 = 240;
 
 /// Starts the three watches. They run until the receiver of `changes` is dropped, so an earlier end is a fatal error.
@@ -221,7 +221,7 @@ impl WatchHealth {
         let kind = FailureKind::of_watch(err);
         self.metrics.count_watch_failure(self.subject, kind);
         if kind == FailureKind::Expired {
-            debug!(subject = %self.subject, "the resource version of the watch has expired; the watch starts again with a list");
+            debug!(subject = %self.subject, "the resource version has expired; the watch starts again with a list");
             return;
         }
         if matches!(kind, FailureKind::Forbidden | FailureKind::Unauthorized) {
@@ -241,26 +241,26 @@ impl WatchHealth {
         match kind {
             FailureKind::Forbidden => warn!(
                 %subject, err,
-                "the agent may not list and watch {subject}: apply deploy/npl.yaml, which grants the permission; until then \
-                 the agent serves the last known state"
+                "the agent may not list and watch {subject}: apply deploy/npl.yaml, which grants the permission; \
+                 until then the agent serves the last known state"
             ),
             FailureKind::Unauthorized => warn!(
                 %subject, err,
-                "the API server does not accept the agent's credentials: check that its service account exists; until then \
-                 the agent serves the last known state"
+                "the API server does not accept the agent's credentials: check that its service account exists; until \
+                 then the agent serves the last known state"
             ),
             FailureKind::Malformed => {
                 warn!(
                     %subject, err,
-                    "the answer to the watch of {subject} cannot be decoded: check for a proxy in front of the API server; \
-                     until then the agent serves the last known state"
+                    "the answer to the watch of {subject} cannot be decoded: check for a proxy in front of the API \
+                     server; until then the agent serves the last known state"
                 );
             }
             FailureKind::Unavailable | FailureKind::Unreachable | FailureKind::Rejected | FailureKind::Expired => {
                 warn!(
                     %subject, err,
-                    "watch of {subject} is interrupted: the agent retries and serves the last known state; check that the \
-                     API server is reachable from this Node"
+                    "watch of {subject} is interrupted: the agent retries and serves the last known state; check that \
+                     the API server is reachable from this Node"
                 );
             }
         }

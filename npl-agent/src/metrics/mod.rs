@@ -110,7 +110,7 @@ impl Metrics {
         self.0.families.ops.get_or_create(&OpLabels { op: OpName::of(op), outcome }).inc();
     }
 
-    /// Records the duration of one pass of the reconciler. `succeeded_at` is the end of the pass if none of its ops
+    /// Records the duration of one pass of the main loop. `succeeded_at` is the end of the pass if none of its ops
     /// failed.
     pub fn observe_pass(&self, elapsed: Duration, succeeded_at: Option<SystemTime>) {
         self.0.families.pass_seconds.0.observe(elapsed.as_secs_f64());
@@ -135,7 +135,7 @@ impl Metrics {
         self.0.families.watch_errors.get_or_create(&WatchLabels { subject, kind }).inc();
     }
 
-    /// Sets the number of mappings of an IP family that the datapath has.
+    /// Sets the number of mappings of an IP family, including draining ones.
     pub fn set_mappings(&self, family: Family, count: u64) {
         self.0.families.mappings.get_or_create(&FamilyLabel { family }).set(gauge(count));
     }
@@ -158,7 +158,7 @@ impl Metrics {
         }
     }
 
-    /// Sets the number of unmapped Pod ports of each reason. Reasons that are not listed are reset to none.
+    /// Sets the number of problems of each reason. Reasons that are not listed are removed.
     pub fn set_problems(&self, counts: &[(&'static str, u64)]) {
         self.0.families.problems.clear();
         for (reason, count) in counts {
@@ -194,10 +194,10 @@ impl Families {
             problems,
         } = self.clone();
         registry.register("ops", "Operations on node ports, mappings and annotations, by kind and outcome", ops);
-        registry.register_with_unit("pass", "Duration of one pass of the reconciler", Unit::Seconds, pass_seconds.0);
+        registry.register_with_unit("pass", "Duration of one pass of the main loop", Unit::Seconds, pass_seconds.0);
         registry.register_with_unit(
             "last_successful_pass_timestamp",
-            "Unix time at the end of the last reconciler pass in which no operation failed",
+            "Unix time at the end of the last pass of the main loop in which no operation failed",
             Unit::Seconds,
             last_successful_pass,
         );
@@ -214,10 +214,14 @@ impl Families {
             "Failed requests of the watches on the API server, by resource and kind",
             watch_errors,
         );
-        registry.register("mappings", "Mappings that the datapath serves, by IP family", mappings);
+        registry.register("mappings", "Mappings of the agent, including draining ones, by IP family", mappings);
         registry.register("node_ports", "Node ports of --port-range, by IP family and state", ports);
         registry.register("devices", "Selected devices with the programs (attached) and without (failed)", devices);
-        registry.register("problems", "Pod ports that are not mapped, by reason of the Event", problems);
+        registry.register(
+            "problems",
+            "Problems that keep Pod ports from being served as requested, by reason of the Event",
+            problems,
+        );
     }
 }
 

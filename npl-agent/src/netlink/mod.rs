@@ -276,8 +276,8 @@ pub fn changes(with_attachments: bool) -> Result<impl Stream<Item = ()> + Unpin,
     });
     let end = async {
         warn!(
-            "the netlink socket for changes of devices, addresses and routes has closed: the agent notices changes only at \
-             each --resync; restart the agent"
+            "the netlink socket for changes of devices, addresses and routes has closed: the agent notices changes \
+             only at each --resync; restart the agent"
         );
     };
     Ok(Box::pin(changes.chain(stream::once(end))))

@@ -90,8 +90,8 @@ impl Guard {
         if let Err(error) = &thread {
             warn!(
                 err = %error,
-                "cannot start the thread for the nftables table {TABLE}: replies may be masqueraded once kernel conntrack \
-                 has timed out their connection; raise the limit of threads and restart the agent"
+                "cannot start the thread for the nftables table {TABLE}: replies may be masqueraded once kernel \
+                 conntrack has timed out their connection; raise the limit of threads and restart the agent"
             );
         }
         Self { updates: Some(updates), thread: thread.ok() }
@@ -231,10 +231,10 @@ impl Worker {
                 if self.is_failing.update(true) {
                     warn!(
                         %err,
-                        "cannot update the nftables table {TABLE}; the agent tries again every {} s. Until then, replies may \
-                         be masqueraded once kernel conntrack has timed out their connection, and replies of Pods with their \
-                         own policy route may leave through another device; check that the agent has CAP_NET_ADMIN and that \
-                         no other software locks nftables",
+                        "cannot update the nftables table {TABLE}; the agent tries again every {} s. Until then, \
+                         replies may be masqueraded once kernel conntrack has timed out their connection, and replies \
+                         of Pods with their own policy route may leave through another device; check that the agent \
+                         has CAP_NET_ADMIN and that no other software locks nftables",
                         RETRY_AFTER.as_secs()
                     );
                 }
@@ -309,8 +309,8 @@ impl Worker {
         {
             info!(
                 mark = %first.mark,
-                "nftables table {TABLE} marks connections to mappings, so that replies leave through the device of their \
-                 request"
+                "nftables table {TABLE} marks connections to mappings, so that replies leave through the device of \
+                 their request"
             );
         }
     }

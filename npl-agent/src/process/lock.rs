@@ -16,8 +16,8 @@ const NAME: &[u8] = b"npl-agent";
 pub enum LockError {
     /// Another `npl-agent run`, `load` or `cleanup` holds the lock of this network namespace.
     #[error(
-        "another npl-agent runs on this Node: stop it, or delete the second DaemonSet; if it is `npl-agent cleanup`, wait \
-         until it ends"
+        "another npl-agent runs on this Node: stop it, or delete the second DaemonSet; if it is `npl-agent cleanup`, \
+         wait until it ends"
     )]
     AlreadyRunning,
     /// The kernel refused the lock's socket.

@@ -36,7 +36,7 @@ fn a_device_that_cannot_be_attached_is_logged_counted_and_retried_while_others_s
     world.create_pod("web-0");
     world.assert_served("web-0");
     let log = fs::read_to_string(world.agent().process().log()).unwrap();
-    assert!(log.contains("a device does not carry the programs") && log.contains("second"), "{log}");
+    assert!(log.contains("programs cannot be attached to a device") && log.contains("second"), "{log}");
     world.wait_for_metric(r#"npl_devices{state="attached"} 1"#);
     world.wait_for_metric(r#"npl_devices{state="failed"} 1"#);
     fs::remove_dir(&obstacle).unwrap();

@@ -81,7 +81,7 @@ fn changes_during_an_api_server_outage_are_applied_afterwards() {
     world.proxy().close();
     world.delete_pod("goes");
     world.create_pod("comes");
-    world.wait_for_log("watch is interrupted");
+    world.wait_for_log("is interrupted: the agent retries");
     world.assert_served(BYSTANDER);
     assert_eq!(world.writes("comes"), 0);
     world.proxy().open();
@@ -102,7 +102,7 @@ fn an_api_server_outage_of_a_minute_causes_no_write() {
     poll::until("a minute to pass", AWAY, || (stopped.elapsed() >= AWAY).then_some(())).unwrap();
     world.plane.start_api_server().unwrap();
     world.annotations = world.cluster.watch_mappings(NAMESPACE, Duration::from_mins(10)).unwrap();
-    world.wait_for_log("watch works again");
+    world.wait_for_log("watch has recovered");
     world.create_pod("web-1");
     world.assert_served("web-1");
     bystander.end(&world);

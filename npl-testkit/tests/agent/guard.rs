@@ -30,7 +30,10 @@ fn a_masquerading_node_has_a_guard_table_until_cleanup() {
     world.wait_for_log("exempts replies of mapped endpoints from masquerading");
     assert_eq!(guarded(), 2, "the guard must contain one TCP and one UDP endpoint");
     let status = options.command(&["status"]).unwrap();
-    assert!(status.contains("nftables table inet npl, endpoints: 2"), "{status}");
+    assert!(
+        status.contains("nftables table inet npl: exempts replies of 2 Pod endpoints from masquerading"),
+        "{status}"
+    );
     world.assert_served("web-0");
 
     world.agent().kill().unwrap();
@@ -76,7 +79,7 @@ fn connections_are_marked_while_a_policy_rule_routes_their_pod() {
     );
     let options = world.agent_options(&[]);
     let status = options.command_json("status").unwrap();
-    assert_eq!(status["connectionMarks"][0], "IPv4 by eth0: 0x80/0x80");
+    assert_eq!(status["connectionMarks"][0], "IPv4 from eth0: 0x80/0x80");
     assert_eq!(status["guardedEndpoints"], Value::Null);
 
     // The mark of a family is set up before a Pod with such an address has a mapping.
@@ -85,7 +88,7 @@ fn connections_are_marked_while_a_policy_rule_routes_their_pod() {
         tools::output(add.args(["-6", "rule", "add"]).args(rule.split(' '))).unwrap();
     }
     let marks = || options.command_json("status").unwrap()["connectionMarks"].clone();
-    let both = json!(["IPv4 by eth0: 0x80/0x80", "IPv6 by eth0: 0x40/0xc0"]);
+    let both = json!(["IPv4 from eth0: 0x80/0x80", "IPv6 from eth0: 0x40/0xc0"]);
     poll::until("the mark of the other family", LIMIT, || (marks() == both).then_some(())).unwrap();
 
     node.nft(MASQUERADE).unwrap();

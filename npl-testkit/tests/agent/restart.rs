@@ -100,7 +100,7 @@ fn an_agent_uses_programs_that_were_loaded_with_more_privileges() {
     let said = options.command(&["load"]).unwrap();
     let loaded = programs(&world);
     let named = PROGRAMS.len() + SOCKET_PROGRAMS.len() + 1;
-    assert_eq!(said, format!("{named} programs are loaded, without the kernel's barriers against speculation\n"));
+    assert_eq!(said, format!("loaded {named} programs, without the kernel's barriers against speculation\n"));
     assert_eq!(loaded.len(), named + SLOW_PATH_PROGRAMS.len(), "{loaded:?}");
     assert_eq!(options.command(&["load"]).unwrap(), said);
     assert_eq!(programs(&world), loaded, "`load` must not replace existing programs");
@@ -220,7 +220,7 @@ fn an_agent_whose_pins_are_removed_exits_and_the_next_one_recreates_them() {
     let status = poll::until("the agent to exit", LIMIT, || agent.process().exit_status()).unwrap();
     assert_eq!(status.0.code(), Some(1));
     let log = world.agent_log();
-    assert!(log.contains("another program has removed or replaced the pin"), "{log}");
+    assert!(log.contains("was removed or replaced while this agent was running"), "{log}");
     world.agent().restart().unwrap();
     world.wait_for_kernel_mappings(2);
     world.assert_answers(Protocol::Tcp, port, "web-0");

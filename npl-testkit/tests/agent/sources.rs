@@ -48,7 +48,7 @@ fn only_allowed_sources_reach_a_restricted_service() {
     let table = world.agent_options(&[]).command(&["mappings"]).unwrap();
     assert!(table.contains("SOURCES") && table.contains(&client), "{table}");
     let status = world.agent_options(&[]).command(&["status"]).unwrap();
-    assert!(status.contains("2 (2 restricted to allowed sources)"), "{status}");
+    assert!(status.contains("2 (2 for allowed sources only)"), "{status}");
 
     set_list(&world, Some("203.0.113.0/24"));
     wait_for_sources(&world, &json!(["203.0.113.0/24"]));

@@ -126,9 +126,9 @@ fn missing_pin_of_a_map_is_reported() {
         let pin = Pins::new(Path::new(BPFFS)).map(names::MAP_FLOW_V6);
         fs::remove_file(&pin).unwrap();
         let text = Inspection::read(Path::new(BPFFS)).unwrap_err().to_string();
-        assert!(text.starts_with(&pin.display().to_string()) && text.contains("try again"), "{text}");
+        assert!(text.starts_with(&pin.display().to_string()) && text.contains("run the command again"), "{text}");
         let text = lab.datapath.check_pins().unwrap_err().to_string();
-        assert!(text.starts_with(&pin.display().to_string()) && text.contains("restart the agent"), "{text}");
+        assert!(text.starts_with(&pin.display().to_string()) && text.contains("its restart recreates"), "{text}");
     });
 }
 
