@@ -57,8 +57,7 @@ const MAPPED_PREFIX: [u32; 3] = [0, 0, 0xffff_u32.to_be()];
 #[inline(always)]
 pub fn request<A: AddressField>(ctx: &SockAddrContext, kind: Call) {
     let call = ctx.sock_addr;
-    let addr = A::Family::unspecified_as_loopback(A::addr(call));
-    let nat = SocketAddr::<A::Family> { addr, port: port(call) };
+    let nat = SocketAddr::<A::Family> { addr: A::Family::unspecified_as_loopback(A::addr(call)), port: port(call) };
     let Some(protocol) = protocol(call) else { return };
     let Some(backend) = backend(ctx, &nat, protocol) else { return remove_if_direct(ctx, kind, nat) };
     let pod = SocketAddr { addr: backend.addr, port: backend.port };
