@@ -150,7 +150,7 @@ impl<L: Layout> Maps<L> {
     /// Calls `look` with the key of every socket reverse NAT entry.
     fn read_socket_rnat(&self, mut look: impl FnMut(&L::SocketRnatKey)) -> Result<(), DatapathError> {
         let read = sys::read_parts(self.socket_rnat.map().fd().as_fd(), |keys, _values: &[L::SocketRnat]| {
-            keys.iter().for_each(&mut look)
+            keys.iter().for_each(&mut look);
         });
         read.map_err(MapError::from).map_err(DatapathError::map("read", L::SOCKET_RNAT))
     }

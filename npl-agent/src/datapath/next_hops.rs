@@ -76,10 +76,10 @@ impl NextHops {
         for (addr, hop) in pods {
             match addr {
                 IpAddr::V4(addr) => {
-                    v4 = v4.and_then(|()| self.v4.set(PodAddressV4 { addr: addr.octets() }, value(*hop)))
+                    v4 = v4.and_then(|()| self.v4.set(PodAddressV4 { addr: addr.octets() }, value(*hop)));
                 }
                 IpAddr::V6(addr) => {
-                    v6 = v6.and_then(|()| self.v6.set(PodAddressV6 { addr: addr.octets() }, value(*hop)))
+                    v6 = v6.and_then(|()| self.v6.set(PodAddressV6 { addr: addr.octets() }, value(*hop)));
                 }
             }
         }

@@ -79,7 +79,7 @@ impl Tables {
         })
     }
 
-    /// Writes the CRC32c table, from which the programs update SCTP checksums.
+    /// Writes the `CRC32c` table, from which the programs update SCTP checksums.
     ///
     /// # Errors
     ///

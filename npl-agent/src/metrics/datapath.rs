@@ -86,8 +86,8 @@ impl Collector for DatapathCollector {
         let unit = Unit::Other("packets".to_owned());
         let mut metric = encoder.encode_descriptor(
             "datapath_reason",
-            "Packets that were dropped, left untranslated or handled specially, by reason; `npl-agent status` \
-             explains the reasons.",
+            "Packets that were dropped, passed untranslated, or handled by the slow path, by reason; `npl-agent \
+             status` explains the reasons.",
             Some(&unit),
             MetricType::Counter,
         )?;

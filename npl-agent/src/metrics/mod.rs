@@ -193,7 +193,11 @@ impl Families {
             devices,
             problems,
         } = self.clone();
-        registry.register("ops", "Operations on node ports, mappings and annotations, by kind and outcome", ops);
+        registry.register(
+            "ops",
+            "Operations on node ports, mappings, allowed sources and annotations, by kind and outcome",
+            ops,
+        );
         registry.register_with_unit("pass", "Duration of one pass of the main loop", Unit::Seconds, pass_seconds.0);
         registry.register_with_unit(
             "last_successful_pass_timestamp",
@@ -208,7 +212,7 @@ impl Families {
             Unit::Seconds,
             patch_seconds.0,
         );
-        registry.register("events", "Kubernetes Events about Pod ports that are not mapped, by outcome", events);
+        registry.register("events", "Kubernetes Events that report problems, by outcome of sending them", events);
         registry.register(
             "watch_errors",
             "Failed requests of the watches on the API server, by resource and kind",
