@@ -17,8 +17,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-env-changed={VARIABLE}");
     println!("cargo::rerun-if-env-changed=CARGO_TARGET_DIR");
     if reads_packed_relocations() {
-        // A static binary finds its own place in memory: by a list of a megabyte, all of which is read and stays resident,
-        // or by one of some ten kilobytes.
+        // A static binary finds its own place in memory: by a list of a megabyte, all of which is read and stays
+        // resident, or by one of some ten kilobytes.
         println!("cargo::rustc-link-arg-bins=-Wl,-z,pack-relative-relocs");
     }
     let embedded = PathBuf::from(env::var("OUT_DIR")?).join("npl.bpf.o");
@@ -36,7 +36,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(fs::write(&embedded, [])?)
 }
 
-/// Whether the libc that is linked in reads them, as glibc does since 2.36: with an earlier one, the agent would not start.
+/// Whether the libc that is linked in reads them, as glibc does since 2.36: with an earlier one, the agent would not
+/// start.
 fn reads_packed_relocations() -> bool {
     if env::var("CARGO_CFG_TARGET_ENV").as_deref() != Ok("gnu") || env::var("HOST").ok() != env::var("TARGET").ok() {
         return false;

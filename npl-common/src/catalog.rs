@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! What operators need to know of each map and program, for `docs/reference/maps.md`. A test of the agent compares the maps with
-//! those of the kernel object.
+//! Purpose, types and writers of each map, and hook and purpose of each program, for `docs/reference/maps.md`. A test
+//! of the agent compares the maps with those of the kernel object.
 
 use crate::{
     config::{Config, MAX_XDP_DEVICES},

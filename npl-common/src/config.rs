@@ -4,10 +4,11 @@
 map_type! {
     /// Configuration that all programs read. Changing it takes effect with the next packet.
     pub struct Config: 40, align 8 {
-        /// Secret seed of the hash that chooses slots, so that a sender cannot choose them; drawn once, kept over agent restarts.
+        /// Secret seed of the hash that chooses slots, so that a sender cannot choose them; drawn once, kept over agent
+        /// restarts.
         pub seed: u64,
-        /// The Node's primary IPv4 address, network order, which the programs match without a map look-up; all zero if unset.
-        /// Address and index are one aligned word, written and read as one.
+        /// The Node's primary IPv4 address, network order, which the programs match without a map look-up; all zero if
+        /// unset. Address and index are one aligned word, written and read as one.
         pub primary_v4: [u8; 4],
         /// Position of `primary_v4` in the address index map.
         pub primary_v4_index: u32,
@@ -19,16 +20,16 @@ map_type! {
         pub flags: u32,
         /// [`crate::names::ABI_VERSION`], the layout version of all maps.
         pub abi: u32,
-        /// Changes whenever a mapping, an endpoint, a next hop or a node address changes, and invalidates the lookup caches:
-        /// see [`crate::lookup_cache`]. Epoch and `abi` are one aligned word, written and read as one.
+        /// Changes whenever a mapping, an endpoint, a next hop or a node address changes, and invalidates the lookup
+        /// caches: see [`crate::lookup_cache`]. Epoch and `abi` are one aligned word, written and read as one.
         pub epoch: u32,
         /// Cookie of the host's network namespace, whose loopback addresses are the Node's; 0 if unknown.
         pub netns_cookie: u64,
     }
 }
 
-/// Some devices run the XDP program, whose indexes are in a map. TC then sees its translated packets as a client's packets to the
-/// Pod.
+/// Some devices run the XDP program, whose indexes are in a map. TC then sees its translated packets as a client's
+/// packets to the Pod.
 pub const FLAG_XDP: u32 = 1;
 
 /// Devices that can run the XDP program at a time.

@@ -1,42 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! SCTP's checksum, `CRC32c` (RFC 9260, appendix A), changed without a look at what it covers.
+//! Incremental update of SCTP's checksum, `CRC32c` (RFC 9260, appendix A), without reading the packet.
 //!
-//! Between messages of one length a CRC is linear: what it changes by depends on the bits that change, and on how many
-//! bytes follow them, and on nothing else. The ports are a packet's first four bytes, so
+//! A CRC is linear for messages of one length: its change depends only on the changed bits and on the number of bytes
+//! behind them. The ports are a packet's first four bytes, so
 //!
 //! ```text
 //! crc' = crc + (ports' - ports) x^8n   modulo the polynomial, for a packet of n bytes
 //! ```
 //!
-//! where sum and difference of polynomials over one bit are both "exclusive or". The power is looked up by the two bytes
-//! of `n`; so a table of 3 KiB does for any length. As everywhere with this CRC, the lowest bit of a word is that of the
-//! highest power of `x`, and a word is loaded with its first byte as the lowest.
+//! where sum and difference of polynomials over one bit are both "exclusive or". The power is looked up by the two
+//! bytes of `n`, so a table of 3 KiB suffices for any length. The lowest bit of a word is the coefficient of the
+//! highest power of `x`, and words are loaded little-endian.
 
 /// The polynomial without its highest power.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
 /// `x^0`.
 const ONE: u32 = 1 << 31;
-/// `x^8`: what a byte more multiplies by.
+/// `x^8`, the factor for one more byte.
 const BYTE: u32 = 1 << 23;
 /// Values of a byte.
 const BYTES: usize = 256;
-/// Every fourth bit of a word: products of what is left add up to less than the next bit that is left.
+/// Mask of every fourth bit. Products of masked words have no carry into another masked bit.
 const LANES: u64 = 0x1111_1111_1111_1111;
 
-/// Each byte times `x^32`: how a word is divided, a byte at a time.
+/// Position of the table of each byte times `x^32`, to divide a word byte by byte.
 const REMAINDERS: u32 = 0;
-/// `x` to eight times the index.
+/// Position of the table of `x` to the power of eight times the index.
 const POWERS: u32 = 256;
-/// `x` to eight times 256 times the index.
+/// Position of the table of `x` to the power of 2048 times the index.
 const HIGH_POWERS: u32 = 512;
 /// Elements of [`TABLE`].
 pub const ELEMENTS: usize = 3 * BYTES;
 
-/// What [`times_element`] looks up: the agent puts it where the kernel programs can.
+/// The table that [`times_element`] uses. The agent writes it into a map for the kernel programs.
 pub static TABLE: [u32; ELEMENTS] = table();
 
-/// The checksum of an SCTP packet of `length` bytes whose ports change; all of it as loaded by a little-endian processor.
-/// `times` is [`times_element`], or a function around it.
+/// The checksum of an SCTP packet of `length` bytes after its ports changed. Checksums and ports are words as loaded by
+/// a little-endian processor. `times` is [`times_element`] or a wrapper of it.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
 pub fn replace_ports(check: u32, ports: u32, new_ports: u32, length: u16, times: impl Fn(u32, u32) -> u32) -> u32 {
@@ -45,13 +45,13 @@ pub fn replace_ports(check: u32, ports: u32, new_ports: u32, length: u16, times:
     check ^ times(difference, HIGH_POWERS | u32::from(high))
 }
 
-/// The product, modulo ours, of a polynomial and the one at `index` of [`TABLE`], of which `element` gives the elements;
-/// nothing if it does not.
+/// The product of `a` and the element `index` of [`TABLE`], modulo the CRC polynomial. `element` reads an element of
+/// the table; `None` if it returns `None`.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "whoever has no room for it makes a function of it")]
+#[expect(clippy::inline_always, reason = "callers with little stack wrap it in a function")]
 #[expect(clippy::cast_possible_truncation, reason = "each half of the product is taken")]
 pub fn times_element(a: u32, index: u32, element: impl Fn(u32) -> Option<u32>) -> Option<u32> {
-    // The product has a bit less than twice as many, and the highest power is the lowest bit.
+    // The product has 63 bits, and the highest power is the lowest bit.
     let product = carryless(a, element(index)?) << 1;
     let mut rest = product as u32;
     for _ in 0..size_of::<u32>() {
@@ -60,12 +60,12 @@ pub fn times_element(a: u32, index: u32, element: impl Fn(u32) -> Option<u32>) -
     Some((product >> 32) as u32 ^ rest)
 }
 
-/// The product of two numbers whose bits are added without carries.
+/// The carry-less product of two words.
 ///
-/// The processor's own product has carries, but between numbers with every fourth bit only it has room for them: eight
-/// ones at most meet in one place.
+/// Ordinary multiplication produces carries. In factors with every fourth bit only, at most eight ones are added at one
+/// position, so a carry never reaches the next bit that is used.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "whoever has no room for it makes a function of it")]
+#[expect(clippy::inline_always, reason = "callers with little stack wrap it in a function")]
 const fn carryless(a: u32, b: u32) -> u64 {
     let (a, b) = (a as u64, b as u64);
     let (a0, a1, a2, a3) = (a & LANES, a & LANES << 1, a & LANES << 2, a & LANES << 3);
@@ -88,7 +88,7 @@ const fn table() -> [u32; ELEMENTS] {
         doubled *= 2;
     }
     loop {
-        // The lowest byte of a word is that of the highest powers, which eight steps move out.
+        // The lowest byte of a word has the highest powers, which eight steps reduce.
         table[REMAINDERS as usize | byte as usize] = shifted(byte as u32, 8);
         table[POWERS as usize | byte as usize] = power;
         table[HIGH_POWERS as usize | byte as usize] = high_power;
@@ -100,7 +100,8 @@ const fn table() -> [u32; ELEMENTS] {
     }
 }
 
-/// The product of two polynomials, modulo ours, bit by bit: for the table, which is made while compiling.
+/// The product of two polynomials modulo the CRC polynomial, bit by bit, for the table, which is computed at compile
+/// time.
 const fn times_bitwise(a: u32, b: u32) -> u32 {
     let mut product = 0;
     let mut power = 0;
@@ -180,7 +181,7 @@ mod tests {
     proptest! {
         #[test]
         fn replacing_ports_equals_a_full_crc(mut packet in prop::collection::vec(any::<u8>(), 12..9000), ports: [u8; 4]) {
-            // The checksum's own field counts as zero.
+            // The CRC is computed with zero in the checksum field.
             packet[8..12].fill(0);
             let (before, old) = (full(&packet), word(&packet));
             packet[..4].copy_from_slice(&ports);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! Incremental Internet checksum, RFC 1624 equation 3.
 //!
-//! A checksum is taken and given as it stands in the packet, and so are the words: loaded from memory in whatever
-//! byte order the processor has. The sum of ones-complement words does not depend on it as long as all agree.
+//! Checksums and words are values as loaded from the packet, in the processor's byte order. A ones-complement sum is
+//! independent of the byte order if all words have the same one.
 
 /// Folds the carries of a sum of up to 65 536 words into 16 bits.
 #[inline(always)]
@@ -14,37 +14,37 @@ pub const fn fold(sum: u32) -> u16 {
     sum as u16
 }
 
-/// The checksum after one 16-bit word of what it covers changed from `old` to `new`.
+/// The checksum after one 16-bit word of the covered data changed from `old` to `new`.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn replace16(check: u16, old: u16, new: u16) -> u16 {
     !fold(!check as u32 + !old as u32 + new as u32)
 }
 
-/// What a 32-bit word at an even offset adds to a sum.
+/// The contribution of a 32-bit word at an even offset to a sum.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn sum32(word: u32) -> u32 {
     (word & 0xffff) + (word >> 16)
 }
 
-/// The checksum after a 32-bit word that it covers, at an even offset, changed from `old` to `new`.
+/// The checksum after a 32-bit word at an even offset of the covered data changed from `old` to `new`.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn replace32(check: u16, old: u32, new: u32) -> u16 {
     !fold(!check as u32 + difference32(old, new))
 }
 
-/// What is added to a sum when a 32-bit word of it goes from `old` to `new`, as `bpf_l4_csum_replace` takes it. Of four
-/// such differences the sum still fits.
+/// The difference that `bpf_l4_csum_replace` takes when a 32-bit word changes from `old` to `new`. The sum of four such
+/// differences does not overflow.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn difference32(old: u32, new: u32) -> u32 {
     sum32(!old) + sum32(new)
 }
 
-/// The sum of a pseudo-header (RFC 9293, RFC 8200): what a transport field holds that hardware completes. `ends` is what both
-/// addresses add to a sum, `length` is in host order. As it stands in the packet.
+/// The sum of a pseudo-header (RFC 9293, RFC 8200), which a transport field contains if hardware completes the
+/// checksum. `ends` is the sum of both addresses, `length` is in host order; the result is in network order.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn pseudo_header(ends: u32, protocol: u8, length: u16) -> u16 {
@@ -58,7 +58,7 @@ pub const fn same(a: u16, b: u16) -> bool {
     a == b || (a ^ b == 0xffff && (a == 0 || b == 0))
 }
 
-/// What a transport checksum field holds.
+/// The content of a transport checksum field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Field {
     /// The checksum: the complement of a sum.
@@ -67,10 +67,10 @@ pub enum Field {
     PseudoHeader,
 }
 
-/// Tells what the field held, from what the kernel made of it when the pseudo-header changed by `difference`.
+/// The content of a checksum field, inferred from the kernel's update when the pseudo-header changed by `difference`.
 ///
-/// Only the kernel knows whether a field is a checksum or a sum that hardware completes, and it does not tell programs.
-/// But the change itself tells: it lowers the one and raises the other. Nothing if there is no difference to tell by.
+/// The kernel does not show programs whether a field is a checksum or a sum that hardware completes. The update shows
+/// it: a difference is subtracted from a checksum and added to a sum. `None` if the difference is zero.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn field_kind(before: u16, after: u16, difference: u32) -> Option<Field> {

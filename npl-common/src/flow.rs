@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The flow table: conntrack entries of established flows. Only reverse NAT needs them; the destination of a request follows from
-//! its mapping.
+//! The flow table: conntrack entries of established flows. Only reverse NAT needs them; the destination of a request
+//! follows from its mapping.
 
 /// Entries per family; 128 Ki of them take about 14 MiB.
 pub const MAX_FLOWS: u32 = 131_072;
 
-/// Interval, in jiffies, at which an entry's time is refreshed and a [`crate::lookup_cache::CachedReply`] expires. Writing on every
-/// packet would bounce a cache line between the processors of both directions. 256 jiffies are 0.25 s (HZ=1000) to 2.6 s (HZ=100).
+/// Interval, in jiffies, at which an entry's time is refreshed and a [`crate::lookup_cache::CachedReply`] expires.
+/// Writing on every packet would bounce a cache line between the processors of both directions. 256 jiffies are 0.25 s
+/// (HZ=1000) to 2.6 s (HZ=100).
 pub const REFRESH_INTERVAL_JIFFIES: u32 = 256;
 
 /// TCP flags in the byte at offset 13 (RFC 9293). SCTP chunks are recorded as the TCP flags with the same meaning.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Fragment tracking. Only the first fragment of a datagram has ports; its record tells the later fragments' translation.
+//! Fragment tracking. Only the first fragment of a datagram has ports; its record tells the later fragments'
+//! translation.
 //!
 //! One 64-bit word per slot, as in [`crate::half_open`]: a flood of fragments overwrites slots and cannot take memory.
 //!
@@ -96,16 +97,16 @@ pub const fn is_of(word: u64, hash: u64) -> bool {
     (word ^ hash) & TAG_MASK == 0
 }
 
-/// Whether a record translates the later fragments of some datagram at this [`time`]. Records of untranslated datagrams do not
-/// replace it.
+/// Whether a record translates the later fragments of some datagram at this [`time`]. Records of untranslated datagrams
+/// do not replace it.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
 pub const fn translates(word: u64, time: u64) -> bool {
     word & NODE_PORT_MASK != 0 && is_young(word, time)
 }
 
-/// The same record, of a datagram whose first fragment took the host's stack. The later ones take the same path, or reassembly
-/// behind the stack would miss some.
+/// The same record, of a datagram whose first fragment took the host's stack. The later ones take the same path, or
+/// reassembly behind the stack would miss some.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
 pub const fn by_stack(word: u64) -> u64 {

@@ -1,31 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! Buffers for fragments that wait for another fragment of their datagram.
 //!
-//! The fragment buffer has the last fragments of each processor that arrived before their datagram's first one. The SCTP reassembly
-//! buffer has first fragments of SCTP, whose checksum depends on the datagram's length, until the last fragment shows it; all
-//! processors share it, because a network card may steer the first fragment to another processor than the others.
+//! The fragment buffer has the last fragments of each processor that arrived before their datagram's first one. The
+//! SCTP reassembly buffer has first fragments of SCTP, whose checksum depends on the datagram's length, until the last
+//! fragment shows it; all processors share it, because a network card may steer the first fragment to another processor
+//! than the others.
 
 /// Fragments that a processor saves: more than a datagram of 16 KiB has on Ethernet.
 pub const FRAGMENTS: u32 = 16;
 /// Element for the packet at hand while its skb is overwritten with saved fragments.
 pub const SAVED: u32 = FRAGMENTS;
-/// Bookkeeping element: `excess` is the next slot to overwrite, `time` that of the last save, `hash` that of the datagram whose first
-/// fragment was just translated.
+/// Bookkeeping element: `excess` is the next slot to overwrite, `time` that of the last save, `hash` that of the
+/// datagram whose first fragment was just translated.
 pub const CURSOR: u32 = FRAGMENTS + 1;
-/// Element for the last fragment of an SCTP datagram while its skb carries the first one. `datagram_length` describes the packet at
-/// hand, `hash` is that of the datagram whose last fragment it is.
+/// Element for the last fragment of an SCTP datagram while its skb carries the first one. `datagram_length` describes
+/// the packet at hand, `hash` is that of the datagram whose last fragment it is.
 pub const LAST: u32 = FRAGMENTS + 2;
 /// Elements of the map.
 pub const ELEMENTS: u32 = FRAGMENTS + 3;
 
 /// Slots of the SCTP reassembly buffer, a power of two.
 pub const SCTP_FRAGMENTS: u32 = 64;
-/// How long a waiting first fragment keeps its slot, nanoseconds. Other datagrams of the slot are translated by the length that their
-/// chunks suggest meanwhile, so that a flood of fragments evicts no packet.
+/// How long a waiting first fragment keeps its slot, nanoseconds. Other datagrams of the slot are translated by the
+/// length that their chunks suggest meanwhile, so that a flood of fragments evicts no packet.
 pub const WAIT_NS: u64 = 1_000_000_000;
 /// Flag in [`SavedFrame::datagram_length`]: the first fragment has waited, and is re-injected.
 pub const REINJECTED: u32 = 1 << 16;
-/// Flag in the same field, for the packet at hand: a first fragment to be saved if it is translated, or a last fragment of SCTP.
+/// Flag in the same field, for the packet at hand: a first fragment to be saved if it is translated, or a last fragment
+/// of SCTP.
 pub const WAITING: u32 = 1 << 17;
 /// The length alone.
 pub const LENGTH_MASK: u32 = REINJECTED - 1;
@@ -56,7 +58,8 @@ map_type! {
         pub time: u64,
         /// Bytes of the frame beyond 28, [`MIN_FRAME`].
         pub excess: u32,
-        /// SCTP reassembly buffer: bytes of the datagram, plus [`REINJECTED`] if it has waited; 0 while the last fragment is missing.
+        /// SCTP reassembly buffer: bytes of the datagram, plus [`REINJECTED`] if it has waited; 0 while the last
+        /// fragment is missing.
         pub datagram_length: u32,
         /// The frame, from the link-layer header on.
         pub frame: [u8; MAX_FRAME as usize],

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! The half-open cache: conntrack entries of flows that have not completed an exchange, one 64-bit word each.
 //!
-//! The cache is direct-mapped and never full: a flood overwrites slots, and can neither take memory nor evict entries of the
-//! flow table. A flow has two slots, and takes the one whose entry does not wait for a reply.
-//! A word is read and written as one, so that a reader sees an old or a new entry and never a mixture:
+//! The cache is direct-mapped and never full: a flood overwrites slots, and can neither take memory nor evict entries
+//! of the flow table. A flow has two slots, and takes the one whose entry does not wait for a reply. A word is read and
+//! written as one, so that a reader sees an old or a new entry and never a mixture:
 //!
 //! ```text
 //! 63            26 25  24 23        16 15        0
@@ -12,8 +12,8 @@
 //!
 //! An entry in [`Phase::ESTABLISHED`] is a copy of the flow table's: requests that match it skip that look-up.
 //!
-//! Handshakes have slots of their own behind the others. These are few, so that a SYN flood stays in the processor's caches and
-//! displaces no entry of another kind.
+//! Handshakes have slots of their own behind the others. These are few, so that a SYN flood stays in the processor's
+//! caches and displaces no entry of another kind.
 
 use crate::conntrack::Phase;
 
@@ -23,7 +23,8 @@ pub const SLOTS: u32 = 65_536;
 pub const HANDSHAKE_SLOTS: u32 = 16_384;
 /// Elements of the map.
 pub const WORDS: u32 = SLOTS + HANDSHAKE_SLOTS;
-/// `BPF_F_MMAPABLE`: the agent maps the cache into its memory, because a system call for each slot would take most of a sweep.
+/// `BPF_F_MMAPABLE`: the agent maps the cache into its memory, because a system call for each slot would take most of a
+/// sweep.
 pub const MAP_FLAGS: u32 = 1 << 10;
 
 const PHASE_SHIFT: u32 = 24;

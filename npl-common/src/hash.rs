@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The seeded hash that chooses slots and tags. A sender who does not know the seed cannot choose two flows that share a slot.
+//! The seeded hash that chooses slots and tags. A sender who does not know the seed cannot choose two flows that share
+//! a slot.
 
 /// Hashes a flow's identity into 64 bits: the low bits choose a slot, the high bits are its tag.
 ///
@@ -26,8 +27,8 @@ pub const fn absorb(seed: u64, word: u64) -> u64 {
 
 /// As [`absorb`], for two words that a sender can choose, as an IPv6 client chooses its interface identifier.
 ///
-/// The highest bit of a product by a constant depends on the highest bit of the factor alone: two changes in two words could
-/// cancel each other out whatever the seed. So the second factor depends on the first word.
+/// The highest bit of a product by a constant depends on the highest bit of the factor alone: two changes in two words
+/// could cancel each other out whatever the seed. So the second factor depends on the first word.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn absorb_both(seed: u64, first: u64, second: u64) -> u64 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The Node's own connections from ports of the range: `nf_nat` may masquerade a connection to any source port, also one that a
-//! socket or a mapping reserves. Replies to such a connection are not translated.
+//! The Node's own connections from ports of the range: `nf_nat` may masquerade a connection to any source port, also
+//! one that a socket or a mapping reserves. Replies to such a connection are not translated.
 //!
 //! One 64-bit word per slot, as in [`crate::half_open`]:
 //!
@@ -14,8 +14,8 @@ use crate::mapping::protocol;
 /// Slots, a power of two: 512 KiB.
 pub const SLOTS: u32 = 65_536;
 
-/// Lifetime of a UDP entry in [`crate::fragment::time`]'s unit, as `nf_conntrack_udp_timeout_stream`. Entries of other protocols do
-/// not expire.
+/// Lifetime of a UDP entry in [`crate::fragment::time`]'s unit, as `nf_conntrack_udp_timeout_stream`. Entries of other
+/// protocols do not expire.
 pub const LIFETIME: u64 = 120;
 
 const TIME_MASK: u64 = (1 << 24) - 1;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Lookup caches: copies of map look-ups that programs leave for each other in arrays. A cached mapping spares a request the hash
-//! look-ups of mapping and next hop; a cached reply spares a reply those of endpoint and flow.
+//! Lookup caches: copies of map look-ups that programs leave for each other in arrays. A cached mapping spares a
+//! request the hash look-ups of mapping and next hop; a cached reply spares a reply those of endpoint and flow.
 //!
-//! Nobody invalidates a cached copy. Each carries a checksum over its words, its key, the seed and the epoch, and the agent starts a
-//! new epoch whenever a mapping, an endpoint, a next hop or a node address changes. A copy whose checksum does not match is a miss.
+//! Cached copies are not invalidated one by one. Each carries a checksum over its words, its key, the seed and the
+//! epoch, and the agent starts a new epoch whenever a mapping, an endpoint, a next hop or a node address changes. A
+//! copy whose checksum does not match is a miss.
 
 use crate::{
     config::Config,
@@ -74,7 +75,8 @@ pub mod no_next_hop {
     pub const NOT_LOOKED_UP: PodNextHop = PodNextHop { kind: 1, ..UNREACHABLE };
 }
 
-/// The slot of a frontend, which other frontends may share. Consecutive ports are adjacent, so that a cache line holds two.
+/// The slot of a frontend, which other frontends may share. Consecutive ports are adjacent, so that a cache line holds
+/// two.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn slot(frontend: Frontend) -> u32 {
@@ -96,8 +98,8 @@ pub fn checksum(config: &Config, epoch: u32, frontend: Frontend, words: &[u64]) 
 }
 
 map_type! {
-    /// The cached look-ups of a reply, beside its flow's slot in the half-open cache: its sender is this endpoint, and the flow table
-    /// has the flow that the slot has.
+    /// The cached look-ups of a reply, beside its flow's slot in the half-open cache: its sender is this endpoint, and
+    /// the flow table has the flow that the slot has.
     pub struct CachedReply: 16, align 8 {
         /// Copy of the map's value.
         pub endpoint: Endpoint,
@@ -106,10 +108,11 @@ map_type! {
     }
 }
 
-/// The checksum of a cached reply. `hash` and `entry` are the flow's in the half-open cache, `epoch` is [`Config::epoch`], `jiffies` the
-/// low half of the kernel's.
+/// The checksum of a cached reply. `hash` and `entry` are the flow's in the half-open cache, `epoch` is
+/// [`Config::epoch`], `jiffies` the low half of the kernel's.
 ///
-/// The copy expires at the next multiple of [`REFRESH_INTERVAL_JIFFIES`], so that a reply refreshes its flow table entry then.
+/// The copy expires at the next multiple of [`REFRESH_INTERVAL_JIFFIES`], so that a reply refreshes its flow table
+/// entry then.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn reply_checksum(hash: u64, entry: u64, epoch: u32, jiffies: u32, endpoint: &Endpoint) -> u64 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Mappings: which node port leads to which Pod, and what a reply is recognised by.
+//! Mappings: which node port leads to which Pod, and how replies are recognized.
 
 /// IP protocol numbers that a mapping can have (IANA).
 pub mod protocol {
@@ -11,14 +11,14 @@ pub mod protocol {
     pub const SCTP: u8 = 132;
 }
 
-/// Mappings per family; a node port range of the whole port space has 65 535 ports, of which three protocols share one.
+/// Mappings per family. The largest node port range has 65 535 ports, each usable by three protocols.
 pub const MAX_MAPPINGS: u32 = 16_384;
-/// Ranges of allowed sources per family, of all mappings together; memory is taken for those that are there.
+/// Ranges of allowed sources per family, of all mappings together; memory is allocated for existing ranges only.
 pub const MAX_SOURCE_RANGES: u32 = 131_072;
 /// Local addresses per family.
 pub const MAX_LOCAL_ADDRESSES: u32 = 256;
 
-/// Of a backend: only the sources of `npl_allow_v4` or `npl_allow_v6` may use the mapping.
+/// Flag of a backend: only the sources of `npl_allow_v4` or `npl_allow_v6` may use the mapping.
 pub const FLAG_RESTRICTED: u16 = 1;
 
 /// The value of every allowed source.
@@ -93,7 +93,8 @@ map_type! {
 }
 
 map_type! {
-    /// Source allow-list entry, IPv4: the key behind its prefix length. The frontend matches in full, the address by the range's prefix.
+    /// Source allow-list entry, IPv4: the key behind its prefix length. The frontend matches in full, the address by
+    /// the range's prefix.
     pub struct SourceV4: 8, align 4 {
         /// The mapping.
         pub frontend: Frontend,

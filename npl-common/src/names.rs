@@ -20,7 +20,8 @@ pub const MAX_NAME: usize = 15;
 pub const MAP_CONFIG: &str = "npl_config";
 /// IPv4 node addresses: [`crate::mapping::NodeAddressV4`] to [`crate::mapping::LocalAddress`].
 pub const MAP_NODE_ADDRESS_V4: &str = "npl_nodeip_v4";
-/// IPv4 node addresses by the index that conntrack entries have: array of [`crate::mapping::NodeAddressV4`].
+/// IPv4 node addresses by the index that half-open entries and fragment records have: array of
+/// [`crate::mapping::NodeAddressV4`].
 pub const MAP_NODE_ADDRESS_INDEX_V4: &str = "npl_nodeidx_v4";
 /// IPv4 mappings: [`crate::mapping::Frontend`] to [`crate::mapping::BackendV4`].
 pub const MAP_MAPPING_V4: &str = "npl_mapping_v4";
@@ -51,11 +52,13 @@ pub const MAP_FLOW_V6: &str = "npl_flow_v6";
 pub const MAP_HALF_OPEN_V6: &str = "npl_halfopen_v6";
 /// As [`MAP_FRAGMENT_V4`], IPv6.
 pub const MAP_FRAGMENT_V6: &str = "npl_frag_v6";
-/// Socket reverse NAT for local clients, IPv4: [`crate::socket_rnat::SocketRnatKeyV4`] to [`crate::socket_rnat::SocketRnatV4`].
+/// Socket reverse NAT for local clients, IPv4: [`crate::socket_rnat::SocketRnatKeyV4`] to
+/// [`crate::socket_rnat::SocketRnatV4`].
 pub const MAP_SOCKET_RNAT_V4: &str = "npl_sk_rnat_v4";
 /// As [`MAP_SOCKET_RNAT_V4`], IPv6.
 pub const MAP_SOCKET_RNAT_V6: &str = "npl_sk_rnat_v6";
-/// Fragment buffer, fragments that arrived before the first one: per-CPU array of [`crate::fragment_buffer::SavedFrame`].
+/// Fragment buffer, fragments that arrived before the first one: per-CPU array of
+/// [`crate::fragment_buffer::SavedFrame`].
 pub const MAP_FRAGMENT_BUFFER: &str = "npl_fragbuf";
 /// SCTP reassembly buffer, first fragments that wait for the last one: array of [`crate::fragment_buffer::SavedFrame`].
 pub const MAP_SCTP_BUFFER: &str = "npl_sctpbuf";
@@ -75,7 +78,8 @@ pub const MAP_CRC: &str = "npl_crc";
 pub const MAP_UPLINK: &str = "npl_uplink";
 /// Devices that run the XDP program: device index to [`crate::config::XDP_ATTACHED`].
 pub const MAP_XDP_DEVICE: &str = "npl_xdp_dev";
-/// Next hops of Pods for redirected requests, IPv4: [`crate::next_hop::PodAddressV4`] to [`crate::next_hop::PodNextHop`].
+/// Next hops of Pods for redirected requests, IPv4: [`crate::next_hop::PodAddressV4`] to
+/// [`crate::next_hop::PodNextHop`].
 pub const MAP_NEXT_HOP_V4: &str = "npl_nexthop_v4";
 /// As [`MAP_NEXT_HOP_V4`], IPv6.
 pub const MAP_NEXT_HOP_V6: &str = "npl_nexthop_v6";
@@ -141,7 +145,8 @@ pub const PINNED_MAPS: &[&str] = &[
 
 /// A constant of the object, one byte: 1 if packets are read by pointers, 0 if by a helper of the kernel.
 ///
-/// Before 6.6, and the stable kernels that have its change, only a loader with `CAP_PERFMON` may compare packet pointers.
+/// Before 6.6, and the stable kernels that have its change, only a loader with `CAP_PERFMON` may compare packet
+/// pointers.
 pub const GLOBAL_DIRECT_READS: &str = "NPL_DIRECT_READS";
 
 /// TC ingress on a device with Ethernet headers: node port to Pod.
@@ -189,8 +194,8 @@ pub const PROG_XDP_FRAGS: &str = "npl_xdp_frags";
 /// Every XDP program; a kernel runs one of them.
 pub const XDP_PROGRAMS: &[&str] = &[PROG_XDP, PROG_XDP_FRAGS];
 
-/// Every slow-path program: ICMP errors, fragments, SCTP, and packets with options or extension headers. Each at its index in
-/// [`MAP_SLOW_PATH`], see [`slow_path_of`].
+/// Every slow-path program: ICMP errors, fragments, SCTP, and packets with options or extension headers. Each at its
+/// index in [`MAP_SLOW_PATH`], see [`slow_path_of`].
 pub const SLOW_PATH_PROGRAMS: &[&str] =
     &["npl_in_slow", "npl_out_slow", "npl_in_l3_slow", "npl_out_l3_slow", "npl_rd_in_slow", "npl_rd_pod_slow"];
 /// Index of the slow path of [`PROG_INGRESS`].
@@ -220,8 +225,8 @@ pub fn slow_path_of(program: &str) -> Option<u32> {
     }
 }
 
-/// Every cgroup program, in the order of attachment: reverse NAT ahead of NAT, so that no client sees an address that it did not
-/// connect to.
+/// Every cgroup program, in the order of attachment: reverse NAT ahead of NAT, so that no client sees an address that
+/// it did not connect to.
 pub const SOCKET_PROGRAMS: &[SocketProgram] = &[
     SocketProgram { name: "npl_recvmsg4", hook: "recvmsg4" },
     SocketProgram { name: "npl_recvmsg6", hook: "recvmsg6" },

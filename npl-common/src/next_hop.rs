@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Next hops of `--forwarding redirect` and `offload`: uplinks by device index, Pods by address. An entry exists while the device's
-//! programs are attached.
+//! Next hops of `--forwarding redirect` and `offload`: uplinks by device index, Pods by address. An entry exists while
+//! the device's programs are attached.
 
 /// Uplinks that the map holds.
 pub const MAX_UPLINKS: u32 = 256;

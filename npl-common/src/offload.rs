@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! Which flows bypass the host's stack with `--forwarding offload`.
 //!
-//! A direction of a flow is offloaded for [`INTERVAL_JIFFIES`] after a stack observation: proof that the stack forwarded a packet of
-//! it. The next packet then takes the stack again. So FORWARD rules and kernel conntrack see a packet of each direction of a live
-//! flow in every interval, and a new rule ends the flow.
+//! A direction of a flow is offloaded for [`INTERVAL_JIFFIES`] after a stack observation: proof that the stack
+//! forwarded a packet of it. The next packet then takes the stack again. So FORWARD rules and kernel conntrack see a
+//! packet of each direction of a live flow in every interval, and a new rule ends the flow.
 //!
-//! Packets that open or end a connection, and all packets after its end, take the stack. Flows may share a slot: the first keeps it
-//! while it is offloaded, the others take the stack.
+//! Packets that open or end a connection, and all packets after its end, take the stack. Flows may share a slot: the
+//! first keeps it while it is offloaded, the others take the stack.
 //!
 //! A direction is one aligned 64-bit word, so that a reader sees an old or a new one and never a mixture:
 //!
@@ -18,15 +18,15 @@
 /// Slots of a family: 1 MiB. A flow has the one that [`crate::half_open::slot`] gives.
 pub const SLOTS: u32 = crate::half_open::SLOTS;
 
-/// How long a direction is offloaded after a stack observation, in jiffies: 0.25 s (HZ=1000) to 2.6 s (HZ=100). Kernel conntrack keeps
-/// established flows far longer.
+/// How long a direction is offloaded after a stack observation, in jiffies: 0.25 s (HZ=1000) to 2.6 s (HZ=100). Kernel
+/// conntrack keeps established flows far longer.
 pub const INTERVAL_JIFFIES: u32 = 256;
 
 map_type! {
     /// Stack observations of a flow.
     pub struct StackSeen: 16, align 8 {
-        /// The client's packets: bits 0-31 time of the observation in jiffies, or 0 never, 1 pending, 2 ended ([`since`]); bits
-        /// 32-63 tag of the flow.
+        /// The client's packets: bits 0-31 time of the observation in jiffies, or 0 never, 1 pending, 2 ended
+        /// ([`since`]); bits 32-63 tag of the flow.
         pub request: u64,
         /// The Pod's packets, as the client's.
         pub reply: u64,

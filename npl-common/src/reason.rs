@@ -3,8 +3,8 @@
 
 macro_rules! reasons {
     ($( $(#[doc = $doc:literal])+ $variant:ident = $value:literal, $name:literal; )+) => {
-        /// Index into the reason counters. Every packet to or from a mapping's port is translated or counted under one of these;
-        /// packets that no mapping can match are passed unchanged and not counted.
+        /// Index into the reason counters. Every packet to or from a mapping's port is translated or counted under one
+        /// of these; packets that no mapping can match are passed unchanged and not counted.
         #[repr(u32)]
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Reason {
@@ -31,15 +31,15 @@ macro_rules! reasons {
 reasons! {
     /// No mapping has this node port and protocol; passed to the host unchanged.
     NoMapping = 0, "no_mapping";
-    /// A fragment that arrived before the first fragment of its datagram; a copy is saved until the first one arrives, and the
-    /// fragment itself is passed to the host unchanged.
+    /// A fragment that arrived before the first fragment of its datagram; a copy is saved until the first one arrives,
+    /// and the fragment itself is passed to the host unchanged.
     EarlyFragment = 1, "early_fragment";
     /// The packet ends before its transport header does; passed to the host unchanged.
     Truncated = 2, "truncated";
     /// A Pod's packet without a conntrack entry, such as one of a direct connection; passed on unchanged.
     UntrackedReply = 3, "untracked_reply";
-    /// Two connections have the same client and Pod endpoints, through two NAT addresses or one of them direct; replies follow
-    /// the newer one, for TCP once the Pod accepts it.
+    /// Two connections have the same client and Pod endpoints, through two NAT addresses or one of them direct; replies
+    /// follow the newer one, for TCP once the Pod accepts it.
     TupleConflict = 4, "tuple_conflict";
     /// The flow table refused a conntrack entry; the packet is translated, and the flow stays in the half-open cache.
     FlowTableFull = 5, "flow_table_full";
@@ -47,15 +47,16 @@ reasons! {
     RewriteFailed = 6, "rewrite_failed";
     /// An ICMP error whose quoted packet is cut off or does not match the error's destination; passed on unchanged.
     BadQuote = 7, "bad_quote";
-    /// A first SCTP fragment whose datagram length is unknown, because the SCTP reassembly buffer has no room for it; passed on
-    /// unchanged.
+    /// A first SCTP fragment whose datagram length is unknown, because the SCTP reassembly buffer has no room for it;
+    /// passed on unchanged.
     SctpFragment = 8, "sctp_fragment";
     /// A packet, or an ICMP error about one, from a source that the mapping's allow-list does not contain; dropped.
     SourceRefused = 9, "source_refused";
-    /// A packet of the Node's own connection from a port of the range, such as a masqueraded one; passed to the host unchanged.
+    /// A packet of the Node's own connection from a port of the range, such as a masqueraded one; passed to the host
+    /// unchanged.
     HostConnection = 10, "host_connection";
-    /// A packet for the Node with too many or cut-off IPv6 extension headers, or a source route with segments left; passed to the
-    /// host unchanged.
+    /// A packet for the Node with too many or cut-off IPv6 extension headers, or a source route with segments left;
+    /// passed to the host unchanged.
     Ipv6ExtensionHeaders = 11, "ipv6_extension_headers";
 }
 

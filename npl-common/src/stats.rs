@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! Counters per mapping. One element per processor, so that counting never waits.
 
-/// Mappings that have counters of their own, of both families together. Each takes 48 bytes on every processor that the
-/// machine could have, and a container pays for all of them: 25 MiB with 128 processors.
+/// Mappings that have counters of their own, of both families together. Each takes 48 bytes per possible processor,
+/// which count against the container's memory limit: 25 MiB with 128 processors.
 pub const COUNTED_MAPPINGS: u32 = 4096;
 
-/// The element of IPv4 that keeps what mappings carried that are no more, so that sums over all never go back, and that
-/// counts for mappings that have no counters of their own.
+/// The IPv4 element for the counters of removed mappings, so that sums over all elements never decrease, and for
+/// mappings without counters of their own.
 pub const SHARED_V4: u32 = COUNTED_MAPPINGS;
-/// The same of IPv6.
+/// As the IPv4 element, for IPv6.
 pub const SHARED_V6: u32 = COUNTED_MAPPINGS + 1;
 
 /// Elements of the per-mapping counters.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! What the bench tells its packet generator and its counter. No part of the agent's ABI: these maps are never pinned.
+//! Settings of the bench's packet generator and counter. They are no part of the agent's ABI: these maps are never
+//! pinned.
 
 /// Bytes of a generated frame: 64 on the wire, where the frame check sequence adds four.
 pub const FRAME_BYTES: usize = 60;
@@ -11,32 +12,32 @@ pub const MAP_TARGET: &str = "npl_target";
 /// Packets that arrived: per-processor array of one `u64`.
 pub const MAP_ARRIVED: &str = "npl_arrived";
 
-/// Low bits of a random client's address that are drawn; the others are the first packet's.
+/// Number of low bits of a client's address that are random; the other bits are those of the first packet.
 pub const RANDOM_ADDRESS_BITS: u32 = 28;
 
-/// The XDP program that makes every run of itself a packet.
+/// The XDP program that generates one packet in each run.
 pub const PROG_GENERATE: &str = "npl_generate";
-/// The TC program that only returns: what running any program costs.
+/// The TC program that only returns, to measure the cost of running a program.
 pub const PROG_IDLE: &str = "npl_idle";
-/// The TC program that only redirects: the least that any way past the host's stack costs.
+/// The TC program that only redirects, to measure the minimal cost of bypassing the host's stack.
 pub const PROG_SHORTCUT: &str = "npl_shortcut";
 /// The XDP program that only returns.
 pub const PROG_IDLE_XDP: &str = "npl_idle_xdp";
 /// The TC program that counts at the Pod.
 pub const PROG_COUNT: &str = "npl_count";
 
-/// Of a random client's address and port together.
+/// Random bits of a client's address and port together.
 const CLIENT_BITS: u32 = RANDOM_ADDRESS_BITS + u16::BITS;
 const CLIENT_MASK: u64 = (1 << CLIENT_BITS) - 1;
 
 /// Address bits and port of the random client of a packet, by the packet's number.
 ///
-/// The first 2^44 numbers have as many different clients: each step below can be undone.
+/// The first 2^44 numbers give 2^44 different clients, because each step below is invertible.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call costs more than the body")]
 #[expect(clippy::cast_possible_truncation, reason = "the port is the low 16 bits")]
 pub const fn random_client(number: u64) -> (u32, u16) {
-    // Odd, and so a factor that can be undone; see `hash::flow`.
+    // An odd factor is invertible; see `hash::flow`.
     let mut drawn = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) & CLIENT_MASK;
     drawn ^= drawn >> (CLIENT_BITS / 2);
     drawn = drawn.wrapping_mul(0x6a09_e667_f3bc_c909) & CLIENT_MASK;
@@ -45,35 +46,35 @@ pub const fn random_client(number: u64) -> (u32, u16) {
 }
 
 map_type! {
-    /// What the generator sends.
+    /// Settings of the generator.
     pub struct Traffic: 80, align 8 {
-        /// Number of the next packet; the generator counts it up, so that no flow is ever sent twice.
+        /// Number of the next packet. The generator increments it, so that no flow is sent twice.
         pub next: u64,
-        /// Client ports per client address; 0 sends the frame as it is, all of one flow, unless clients are random.
+        /// Client ports per client address. 0 sends every frame unchanged, as one flow, unless clients are random.
         pub ports: u32,
-        /// Mappings that flows are spread over, one after the other.
+        /// Number of mappings that flows are distributed over in round-robin order.
         pub mappings: u32,
-        /// The first packet. Its IPv4 identification is the pod port at which it has to arrive.
+        /// The first packet. Its IPv4 identification is the Pod port at which the packet must arrive.
         pub frame: [u8; FRAME_BYTES],
-        /// Not zero: each client has another address, of [`RANDOM_ADDRESS_BITS`] random bits, and a random port.
+        /// If nonzero, each client has a random port and an address with [`RANDOM_ADDRESS_BITS`] random bits.
         pub random: u16,
-        /// What becomes of each, one of [`fate`].
+        /// What the generator does with each packet, one of [`fate`].
         pub fate: u16,
     }
 }
 
-/// What becomes of a packet that the generator has made.
+/// What the generator does with a packet.
 pub mod fate {
-    /// The device that the generator runs for receives it.
+    /// The generator's device receives the packet.
     pub const RECEIVED: u16 = 0;
-    /// That device sends it, so that the other end of its wire receives it.
+    /// The generator's device sends the packet, so that the other end of the link receives it.
     pub const SENT: u16 = 1;
-    /// It goes from that device's driver to the one that leads to the Pod, as a frame.
+    /// The driver of the generator's device redirects the frame to the Pod's device.
     pub const REDIRECTED: u16 = 2;
 }
 
 map_type! {
-    /// Where packets have to arrive to count.
+    /// The Pod endpoints at which packets are counted.
     pub struct Target: 12, align 4 {
         /// Network order.
         pub pod_addr: [u8; 4],
@@ -81,7 +82,7 @@ map_type! {
         pub port_min: u16,
         /// Last pod port, host order, inclusive.
         pub port_max: u16,
-        /// Kernel index of the Node's end of the Pod's device, for what only redirects.
+        /// Index of the Node's end of the Pod's device, for the program that only redirects.
         pub ifindex: u32,
     }
 }

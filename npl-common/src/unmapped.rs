@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! Unmapped traffic: datagrams to a node port without a mapping. Their sender still talks to the Pod that had the port before, and
-//! would reach the port's next Pod. The allocator gives such a port again only after the traffic has ceased.
+//! Unmapped traffic: datagrams to a node port without a mapping. Their sender still talks to the Pod that had the port
+//! before, and would reach the port's next Pod. The allocator gives such a port again only after the traffic has
+//! ceased.
 //!
 //! One word per port: the time of the last datagram in [`crate::fragment::time`]'s unit, or 0.
 

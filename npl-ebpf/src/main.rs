@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! NPL's kernel programs: entry points only. ARCHITECTURE.md has a map of the modules.
 //!
-//! TC ingress rewrites requests from node port to Pod, ahead of netfilter; TC egress rewrites the Pod's replies back, behind netfilter.
-//! In between, host and CNI see one flow from the client to the Pod. Packets that match no mapping pass unchanged, with a verdict that
-//! runs the hook's other programs too.
+//! TC ingress rewrites requests from node port to Pod, ahead of netfilter; TC egress rewrites the Pod's replies back,
+//! behind netfilter. In between, host and CNI see one flow from the client to the Pod. Packets that match no mapping
+//! pass unchanged, with a verdict that runs the hook's other programs too.
 
 #![no_std]
 #![no_main]

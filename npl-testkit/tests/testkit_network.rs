@@ -168,7 +168,7 @@ fn private_bpffs_is_invisible_outside() {
     let _others = (run.bpffs("others").unwrap(), run.netns("others").unwrap());
     let bpffs = PrivateBpffs::mount(&path).unwrap();
     let seen = || mounts::below(&path).unwrap();
-    // Several threads can enter the mount namespace.
+    // The second call enters the mount namespace from a second thread.
     assert_eq!(bpffs.run(seen).unwrap(), [path.as_path()]);
     assert_eq!(bpffs.run(seen).unwrap(), [path.as_path()]);
     assert_eq!(mounts::below(&path).unwrap(), [path.join("others")]);

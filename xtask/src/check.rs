@@ -27,7 +27,7 @@ pub(crate) const STATIC: [Check; 6] = [
     Check { name: "documentation", run: documentation },
 ];
 
-/// Crates whose unit tests need neither root nor kernel programs, except xtask itself.
+/// Crates other than xtask whose unit tests need neither root nor kernel programs.
 pub(crate) const UNPRIVILEGED: [&str; 4] = ["--package", "npl-common", "--package", "npl-agent"];
 
 /// Runs every check, also after a failure.

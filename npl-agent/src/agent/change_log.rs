@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Logs each change once: of readiness, problems, devices, next hops, connection tracking, reply routes and local clients.
+//! Logs each change once: of readiness, problems, devices, next hops, connection tracking, reply routes and local
+//! clients.
 
 use std::{
     borrow::Cow,
@@ -30,7 +31,7 @@ use crate::{
     process::error_chain::ErrorChain,
 };
 
-/// What was logged last of each subject.
+/// The last logged value of each subject.
 #[derive(Debug)]
 pub struct ChangeLog {
     /// Receives the problems that Events report.
@@ -90,7 +91,8 @@ impl ChangeLog {
         }
     }
 
-    /// Logs new problems and passes all of them on to Events and metrics. Most passes change none and cost one comparison.
+    /// Logs new problems and passes all of them on to Events and metrics. Most passes change none and cost one
+    /// comparison.
     pub(crate) fn log_problems(&mut self, state: &State, metrics: &Metrics, now: Moment) {
         if state.problems().eq(self.problems.borrow().iter().map(Cow::Borrowed)) {
             return;
@@ -144,7 +146,7 @@ impl ChangeLog {
         }
     }
 
-    /// Logs what has changed of the Node's devices.
+    /// Logs changes of the Node's devices.
     pub(crate) fn log_devices(&mut self, report: DeviceReport) {
         let DeviceReport { coverage: _, decisions, xdp, xdp_errors, conntrack, left_out_addresses, errors } = report;
         let count = left_out_addresses.len();

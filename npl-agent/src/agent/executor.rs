@@ -214,8 +214,8 @@ fn delays() -> ExponentialBackoff {
     ExponentialBuilder::new().with_min_delay(FIRST_WAIT).with_max_delay(LONGEST_WAIT).without_max_times().build()
 }
 
-/// The next delay, but at least `at_least`, and a random part. An API server that refuses half of forty simultaneous patches would
-/// refuse half of their simultaneous retries. Not backon's jitter, which would not apply to `at_least`.
+/// The next delay, but at least `at_least`, and a random part. An API server that refuses half of forty simultaneous
+/// patches would refuse half of their simultaneous retries. Not backon's jitter, which would not apply to `at_least`.
 fn wait(delays: &mut ExponentialBackoff, at_least: Duration) -> Duration {
     let shortest = delays.next().unwrap_or(LONGEST_WAIT).max(at_least);
     shortest + shortest.mul_f32(fastrand::f32() / 2.0)

@@ -91,7 +91,7 @@ pub struct ProgramTargets {
     pub local_clients: LocalClients,
 }
 
-/// What the loop reports to.
+/// Receivers of the loop's reports.
 #[derive(Debug)]
 pub struct Listeners {
     /// The metrics.

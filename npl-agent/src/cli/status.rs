@@ -216,7 +216,7 @@ fn forwarding(status: &Status) -> String {
     format!("{how} to {pods} Pod addresses through {devices} devices; through the kernel stack to all others")
 }
 
-/// What the nftables table does: exempt replies from masquerading, and mark connections for reply routing.
+/// Functions of the nftables table: exempting replies from masquerading, and marking connections for reply routing.
 fn guard_of(status: &Status) -> String {
     if let Some(refusal) = &status.guard_refusal {
         return format!("cannot read nftables: {refusal}");

@@ -40,11 +40,11 @@ pub enum Command {
     Status(ViewArgs),
     /// Show the mappings of this Node. Reads the kernel, so it works with and without a running agent.
     Mappings(ViewArgs),
-    /// Check this Node's kernel, capabilities and settings, and print each finding with its remedy. Changes nothing, and works
-    /// with and without a running agent. Exits with 1 if a finding keeps node ports from working.
+    /// Check this Node's kernel, capabilities and settings, and print each finding with its remedy. Changes nothing,
+    /// and works with and without a running agent. Exits with 1 if a finding keeps node ports from working.
     Doctor(ViewArgs),
-    /// Load the kernel programs ahead of an agent that runs with fewer capabilities. With `CAP_PERFMON`, the kernel omits its
-    /// Spectre mitigations from them, which makes them faster; without `CAP_PERFMON`, load does nothing.
+    /// Load the kernel programs ahead of an agent that runs with fewer capabilities. With `CAP_PERFMON`, the kernel
+    /// omits its Spectre mitigations from them, which makes them faster; without `CAP_PERFMON`, load does nothing.
     Load(LoadArgs),
     /// Remove everything that npl-agent has left in this Node's kernel. Translation stops and connections break.
     Cleanup(ViewArgs),
@@ -61,36 +61,39 @@ pub struct RunArgs {
     #[arg(long, env = "NPL_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Allocate node ports from this range, both ends included. No other program of the Node may use these ports: keep the
-    /// range apart from `net.ipv4.ip_local_port_range` and from the cluster's range for Services of type `NodePort`.
+    /// Allocate node ports from this range, both ends included. No other program of the Node may use these ports: keep
+    /// the range apart from `net.ipv4.ip_local_port_range` and from the cluster's range for Services of type
+    /// `NodePort`.
     #[arg(long, env = "NPL_PORT_RANGE", value_name = "START-END", default_value = "61000-62000")]
     pub port_range: PortRange,
 
-    /// Map Pod ports of these protocols: tcp, udp and sctp, separated by commas. Add sctp only for load balancers that know
-    /// it: AKO and F5 CIS ignore the protocol of an entry and send TCP to SCTP node ports.
+    /// Map Pod ports of these protocols: tcp, udp and sctp, separated by commas. Add sctp only for load balancers that
+    /// support it: AKO and F5 CIS ignore the protocol of an entry and send TCP to SCTP node ports.
     #[arg(long, env = "NPL_PROTOCOLS", value_name = "LIST", default_value = "tcp,udp", value_parser = value::protocols)]
     pub protocols: BTreeSet<Protocol>,
 
-    /// Translate packets on these network devices, separated by commas, for example eth0,eth1. "auto" selects each device with
-    /// the Node's address, a default route or an address of its own, and each tunnel, and follows changes.
+    /// Translate packets on these network devices, separated by commas, for example eth0,eth1. "auto" selects each
+    /// device with a published address of the Node, a default route or another global address, and each tunnel, and
+    /// follows changes.
     #[arg(long, env = "NPL_DEVICES", value_name = "auto|LIST", default_value = "auto", value_parser = value::devices)]
     pub devices: DeviceSelection,
 
-    /// Forward translated packets through the kernel stack, or faster by device-to-device redirect. "offload" redirects a
-    /// connection after the stack has let packets of both directions through, and asks the stack again every few seconds; it
-    /// needs `net.netfilter.nf_conntrack_tcp_be_liberal=1`. FORWARD rules, NetworkPolicy and `ip xfrm` policies do not apply to
-    /// redirected packets; docs/datapath.md has the details.
+    /// Forward translated packets through the kernel stack, or faster by device-to-device redirect. "offload" redirects
+    /// a connection after the stack has forwarded packets of both directions, and sends one packet of each direction
+    /// through the stack again every few seconds; it needs `net.netfilter.nf_conntrack_tcp_be_liberal=1`. FORWARD
+    /// rules, NetworkPolicy and `ip xfrm` policies do not apply to redirected packets; docs/datapath.md has the
+    /// details.
     #[arg(long, env = "NPL_FORWARDING", value_name = "stack|redirect|offload", default_value = "stack")]
     pub forwarding: Forwarding,
 
-    /// Translate requests at TC, or for less CPU time per packet in the driver by XDP: "auto" uses XDP where the driver is
-    /// known to be safe, "xdp" on each driver that accepts a program. "xdp" breaks packets with unfinished checksums, which
-    /// virtual devices such as veth carry. XDP takes effect only with --forwarding stack.
+    /// Translate requests at TC, or for less CPU time per packet in the driver by XDP: "auto" uses XDP where the driver
+    /// is known to be safe, "xdp" on each driver that accepts a program. "xdp" breaks packets with unfinished
+    /// checksums, which virtual devices such as veth carry. XDP takes effect only with --forwarding stack.
     #[arg(long, env = "NPL_ATTACH", value_name = "tc|auto|xdp", default_value = "tc")]
     pub attach: Attach,
 
-    /// Publish the Node's `InternalIP` or `ExternalIP`, or the other of the two where it has none, or these addresses, at most one
-    /// of each IP family.
+    /// Publish the Node's `InternalIP` or `ExternalIP`, with the other of the two as the fallback; or publish these
+    /// addresses, at most one of each IP family.
     #[arg(
         long, env = "NPL_NODE_IP", value_name = "internal|external|IP[,IP]", default_value = "internal",
         value_parser = value::node_ip
@@ -104,22 +107,23 @@ pub struct RunArgs {
     )]
     pub annotation_domain: String,
 
-    /// Write entries with the fields of this Antrea version, for load balancers that read its annotation: v1.7, v2.0 or v2.6.
+    /// Write entries with the fields of this Antrea version, for load balancers that read its annotation: v1.7, v2.0 or
+    /// v2.6.
     #[arg(long, env = "NPL_ANNOTATION_FORMAT", value_name = "VERSION", default_value = "v1.7")]
     pub annotation_format: AnnotationFormat,
 
-    /// Keep translating a mapping for this long after the annotation stops naming it, so that load balancers can drain its
-    /// connections: numbers with the units ms, s, m and h, for example 1m30s, at most a day.
+    /// Keep translating a mapping for this long after the annotation stops naming it, so that load balancers can drain
+    /// its connections: numbers with the units ms, s, m and h, for example 1m30s, at most a day.
     #[arg(long, env = "NPL_DRAIN", value_name = "DURATION", default_value = "30s", value_parser = value::duration)]
     pub drain: Duration,
 
-    /// Keep a node port unused for this long after its mapping is removed, so that late packets do not reach another Pod:
-    /// numbers with the units ms, s, m and h, at most a day. Ports that still receive datagrams are reused last.
+    /// Keep a node port unused for this long after its mapping is removed, so that late packets do not reach another
+    /// Pod: numbers with the units ms, s, m and h, at most a day. Ports that still receive datagrams are reused last.
     #[arg(long, env = "NPL_QUARANTINE", value_name = "DURATION", default_value = "60s", value_parser = value::duration)]
     pub quarantine: Duration,
 
-    /// Compare the kernel's state with the desired state this often, and repair it, in addition to each change that the agent
-    /// notices: numbers with the units ms, s, m and h, at least 1s.
+    /// Compare the kernel's state with the desired state this often, and repair it, in addition to each change that the
+    /// agent notices: numbers with the units ms, s, m and h, at least 1s.
     #[arg(long, env = "NPL_RESYNC", value_name = "DURATION", default_value = "30s", value_parser = value::interval)]
     pub resync: Duration,
 
@@ -130,22 +134,22 @@ pub struct RunArgs {
     )]
     pub bpffs: PathBuf,
 
-    /// Let the Node's own processes, Pods included, connect to mappings if they belong to this cgroup v2 or one below it.
-    /// "auto" finds the root of the hierarchy; in a container, give the mount point of the Node's hierarchy. "none" turns
-    /// this off.
+    /// Let the Node's own processes, Pods included, connect to mappings if they belong to this cgroup v2 or one below
+    /// it. "auto" finds the root of the hierarchy; in a container, give the mount point of the Node's hierarchy. "none"
+    /// turns this off.
     #[arg(
         long, env = "NPL_CGROUP", value_name = "auto|none|DIRECTORY", default_value = "auto",
         value_parser = value::cgroup
     )]
     pub cgroup: CgroupSelection,
 
-    /// Maintain an nftables table that exempts replies of mapped Pod ports from masquerading, and sets the mark that reply
-    /// routing needs. "auto" maintains it where the Node has source NAT rules or such a mark.
+    /// Maintain an nftables table that exempts replies of mapped Pod ports from masquerading, and sets the mark that
+    /// reply routing needs. "auto" maintains it where the Node has source NAT rules or such a mark.
     #[arg(long, env = "NPL_NFT_GUARD", value_name = "auto|on|off", default_value = "auto", value_parser = value::guard)]
     pub nft_guard: GuardMode,
 
-    /// Retire this Node before uninstalling: remove the annotations, keep translating for --drain, then remove all kernel
-    /// state and report ready.
+    /// Retire this Node before uninstalling: remove the annotations, keep translating for --drain, then remove all
+    /// kernel state and report ready.
     #[arg(long, env = "NPL_RETIRE")]
     pub retire: bool,
 

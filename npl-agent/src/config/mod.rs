@@ -62,8 +62,8 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
-    /// The value that one of our parsers refused, without the usage lines that clap puts around the reason; `None` for the
-    /// errors that clap itself finds, such as an unknown flag.
+    /// The value that one of our parsers refused, without the usage lines that clap puts around the reason; `None` for
+    /// the errors that clap itself finds, such as an unknown flag.
     pub fn from_clap(error: &clap::Error) -> Option<Self> {
         let (ErrorKind::ValueValidation, Some(reason), Some(ContextValue::String(argument))) =
             (error.kind(), error.source(), error.get(ContextKind::InvalidArg))

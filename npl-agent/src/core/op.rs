@@ -31,10 +31,10 @@ pub enum Op {
     Release(Frontend),
 }
 
-/// Whether a port is taken to which datagrams have come lately although it led nowhere: see [`npl_common::unmapped`].
+/// Whether to reserve a port that received datagrams recently without a mapping: see [`npl_common::unmapped`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RecentTraffic {
-    /// Reserve it: the port is mapped already, or no other port is free.
+    /// Reserve the port: it is mapped already, or no other port is free.
     Tolerated,
     /// Reserve another port.
     Refused,
@@ -89,8 +89,8 @@ pub(super) enum RetryKey {
 }
 
 impl Op {
-    /// The place of the op in a pass. After any prefix of a pass that is ordered so, no annotation names a mapping that the
-    /// datapath lacks, and no mapping lacks its reservation or its allowed sources.
+    /// The place of the op in a pass. After any prefix of a pass that is ordered so, no annotation names a mapping that
+    /// the datapath lacks, and no mapping lacks its reservation or its allowed sources.
     pub const fn rank(&self) -> u8 {
         match self {
             Self::Reserve(..) => 0,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Renders `docs/reference/` from the definitions in the code. `cargo xtask docs` writes the pages; a test compares them.
+//! Renders `docs/reference/` from the definitions in the code. `cargo xtask docs` writes the pages; a test compares
+//! them.
 
 mod events;
 mod flags;

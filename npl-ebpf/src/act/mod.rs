@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! What is done to a translated packet: its bytes are rewritten, and it is forwarded. Imports `base`, `net` and `state`.
+//! Actions on a translated packet: rewriting its bytes, and forwarding. Imports `base`, `net` and `state`.
 
 pub mod redirect;
 pub mod rewrite;

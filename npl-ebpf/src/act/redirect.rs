@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! `--forwarding redirect`: translated packets go from the uplink to the Pod's device, and from there to the uplink, and bypass the
-//! host's stack.
+//! `--forwarding redirect`: translated packets go from the uplink to the Pod's device, and from there to the uplink,
+//! and bypass the host's stack.
 //!
-//! Both directions are redirected or neither, because kernel conntrack cannot follow half a connection: one next hop entry of the agent
-//! decides for both. The way to the client follows the kernel's routes and neighbor table. Packets that the stack would do more with than
-//! forward take the stack: those at their last hop, those above the MTU, and those whose route leaves by another device.
+//! Both directions are redirected or neither, because kernel conntrack cannot follow half a connection: one next hop
+//! entry of the agent decides for both. The route to the client follows the kernel's routes and neighbor table. Packets
+//! that the stack would not merely forward take the stack: those at their last hop, those above the MTU, and those
+//! whose route leaves by another device.
 
 use aya_ebpf::{
     bindings::{BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, bpf_fib_lookup__bindgen_ty_1, bpf_redir_neigh},
@@ -46,8 +47,8 @@ enum Receiver {
 
 /// Where a translated packet goes.
 ///
-/// Every field is always set: the compiler reads fields ahead of need, and the verifier of a program without `CAP_PERFMON` refuses a read
-/// of uninitialized stack.
+/// Every field is always set: the compiler reads fields ahead of need, and the verifier of a program without
+/// `CAP_PERFMON` refuses a read of uninitialized stack.
 pub struct NextHop<F: Family> {
     /// The device that sends the packet; 0 for the host's stack.
     ifindex: u32,
@@ -79,7 +80,7 @@ pub fn to_pod<F: Family, const MODE: u8, const L2: usize>(
     pod: F::Addr,
     lookup: impl FnOnce() -> Option<PodNextHop>,
 ) -> NextHop<F> {
-    // The neighbor is unused there; the same value in every case takes no stack beside the Pod's address.
+    // A device pair ignores the neighbor; one value for every case takes no stack in addition to the Pod's address.
     let stack = NextHop { neighbor: pod, ..NextHop::stack(headers) };
     if !needs_next_hop::<MODE>() {
         return stack;
@@ -104,7 +105,8 @@ pub fn is_from_pod<F: Family>(ctx: &TcContext, headers: &Headers<F>) -> bool {
     F::next_hop(headers.source).is_some_and(|next_hop| next_hop.ifindex == ctx.ifindex())
 }
 
-/// The next hop of a packet to a client, by the route of the Node's own packets. `ports` are those after translation, if any.
+/// The next hop of a packet to a client, by the route that a packet from the address `node` takes. `ports` are the
+/// packet's ports after the translation, zero for a packet without ports.
 #[inline(always)]
 pub fn to_client<F: Family, const L2: usize>(
     ctx: &TcContext,
@@ -137,8 +139,8 @@ pub fn to_client<F: Family, const L2: usize>(
     }
 }
 
-/// Marks a reply that was translated at the Pod's device, for the program on the uplink. If another program overwrites the mark, the
-/// uplink's program looks the reply up instead.
+/// Marks a reply that was translated at the Pod's device, for the program on the uplink. If another program overwrites
+/// the mark, the uplink's program looks the reply up instead.
 #[inline(always)]
 pub fn mark_translated(ctx: &TcContext, config: &Config) {
     // SAFETY: the context is valid; the kernel keeps this field for programs, from one hook to the next.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Program contexts and bounds-checked access to packet bytes: the only place that makes pointers into packets. Every layer
-//! reads through [`Access`]; only `act::rewrite` writes.
+//! Program contexts and bounds-checked access to packet bytes: the only place that makes pointers into packets. Every
+//! layer reads through [`Access`]; only `act::rewrite` writes.
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -17,8 +17,8 @@ const PACKET_OTHERHOST: u32 = 3;
 /// The VLAN identifier of a tag; the other bits are the priority.
 const VLAN_ID: u32 = 0x0fff;
 
-/// The packet's `EtherType` in network byte order. `None` for a packet of a VLAN, which the VLAN's own device translates, and
-/// for one that is addressed to another machine. A tag of VLAN 0 carries a priority only.
+/// The packet's `EtherType` in network byte order. `None` for a packet of a VLAN, which the VLAN's own device
+/// translates, and for one that is addressed to another machine. A tag of VLAN 0 carries a priority only.
 #[inline(always)]
 pub fn ether_type(ctx: &TcContext) -> Option<u32> {
     let skb = skb(ctx);
@@ -49,7 +49,8 @@ fn pointer<T, const OFFSET: usize>(data: usize, data_end: usize) -> Option<*cons
     if start + size_of::<T>() > data_end { None } else { Some(start as *const T) }
 }
 
-/// `names::GLOBAL_DIRECT_READS`: set by the loader. The verifier treats the value as a constant and removes dead branches.
+/// `names::GLOBAL_DIRECT_READS`: set by the loader. The verifier treats the value as a constant and removes dead
+/// branches.
 #[unsafe(no_mangle)]
 static NPL_DIRECT_READS: u8 = 1;
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! All map statics. The agent pins them under the names of `npl_common::names`.
 //!
-//! Maps that packets can fill are arrays, which a flood overwrites, or LRU hashes. Words of arrays are written as one aligned word.
+//! Maps that packets can fill are arrays, which a flood overwrites, or LRU hashes. Words of arrays are written as one
+//! aligned word.
 
 use aya_ebpf::{
     btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray},
@@ -158,8 +159,8 @@ pub static STACK_SEEN_V6: Array<StackSeen, { offload::SLOTS as usize }> = Array:
 #[btf_map(name = "npl_slow")]
 pub static SLOW_PATH: ProgramArray<{ SLOW_PATH_PROGRAMS.len() }> = ProgramArray::new();
 
-/// Written by the agent, once. Elements are single words, because each offset into an element is another path for the verifier of a
-/// program without `CAP_PERFMON`.
+/// Written by the agent, once. Elements are single words, because each offset into an element is another path for the
+/// verifier of a program without `CAP_PERFMON`.
 #[btf_map(name = "npl_crc")]
 pub static CRC: Array<u32, { crc::ELEMENTS }> = Array::new();
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! What happens to a packet, and the reason; the only place that knows the hooks' action codes.
+//! Verdicts on packets and their reasons; the only module that uses the hooks' action codes.
 
 use aya_ebpf::{
     bindings::{TC_ACT_REDIRECT, TC_ACT_SHOT, TC_ACT_UNSPEC, xdp_action},
@@ -14,8 +14,8 @@ use super::{
 
 /// The outcome of a program: its [`kind`], and above that a reason's number or the kernel's action.
 ///
-/// One word instead of an enum: a variant without a payload leaves it uninitialized, and the verifier of a program without
-/// `CAP_PERFMON` refuses a speculative read of it.
+/// One word instead of an enum: a variant without a payload leaves it uninitialized, and the verifier of a program
+/// without `CAP_PERFMON` refuses a speculative read of it.
 #[must_use]
 #[derive(Clone, Copy)]
 pub struct Verdict(u32);
@@ -128,8 +128,8 @@ impl Verdict {
         self.kind() == kind::DROPPED
     }
 
-    /// Counts the reason and gives TC's action. Packets that are not dropped go to the next program of the hook: `TCX_NEXT` and
-    /// `TC_ACT_UNSPEC` are the same number.
+    /// Counts the reason and gives TC's action. Packets that are not dropped go to the next program of the hook:
+    /// `TCX_NEXT` and `TC_ACT_UNSPEC` are the same number.
     #[inline(always)]
     pub fn into_action(self) -> i32 {
         match self.kind() {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The bench's packets: made by an XDP program that is run in a loop, and counted where they leave the stack again.
+//! The bench's packet generator, an XDP program that runs in a loop, and the counter of packets behind the stack.
 //!
-//! A socket in user space costs more per packet than the datagram_length path that is measured. `BPF_PROG_TEST_RUN` with live
-//! frames runs a program over frames that nobody had to receive, and carries out its verdict: here to hand them to the
-//! stack as received by the Node's uplink, in bulk, as a network card's driver does after its own XDP program; or to send
-//! them by the client's device, for the uplink's driver to receive and run such a program over.
+//! Sending from a socket in user space costs more per packet than the whole path that is measured. `BPF_PROG_TEST_RUN`
+//! with live frames runs a program over frames that no device had to receive, and carries out its verdict. The verdict
+//! passes the frames to the stack in bulk, as received by the Node's uplink, as a driver does after its own XDP
+//! program. Or it sends them by the client's device, so that the uplink's driver receives them and runs an XDP program.
 
 #![no_std]
 #![no_main]
@@ -74,13 +74,14 @@ const _: () = assert!(size_of::<Frame>() == FRAME_BYTES, "the frame is the templ
 const TCP_CHECK: usize = 6;
 const UDP_CHECK: usize = 1;
 
-/// Makes the next packet and lets the uplink receive it, the client send it, or the driver hand it to the Pod's device.
+/// Generates the next packet; the uplink receives it, the client sends it, or the driver redirects it to the Pod's
+/// device.
 #[xdp]
 pub fn npl_generate(ctx: XdpContext) -> u32 {
     generate(&ctx).unwrap_or(xdp_action::XDP_ABORTED)
 }
 
-/// Counts and takes away what arrived where it should; all else goes on to the Pod.
+/// Counts and drops packets that arrived at their intended port; passes all other packets to the Pod.
 #[classifier]
 pub fn npl_count(ctx: TcContext) -> i32 {
     if arrived(&ctx).is_some() { TC_ACT_SHOT } else { TC_ACT_UNSPEC }
@@ -92,15 +93,15 @@ pub fn npl_idle(_ctx: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
-/// Has every packet go on at the Pod, and does nothing else.
+/// Redirects every packet to the Pod's device, and does nothing else.
 #[classifier]
 pub fn npl_shortcut(_ctx: TcContext) -> i32 {
     let Some(target) = TARGET.get(0) else { return TC_ACT_SHOT };
-    // SAFETY: a helper that notes where the packet goes.
+    // SAFETY: a helper that records the target device of the packet.
     unsafe { bpf_redirect_peer(target.ifindex, 0) as i32 }
 }
 
-/// Does nothing, where drivers run programs.
+/// Does nothing, at the XDP hook.
 #[xdp]
 pub fn npl_idle_xdp(_ctx: XdpContext) -> u32 {
     xdp_action::XDP_PASS
@@ -109,7 +110,7 @@ pub fn npl_idle_xdp(_ctx: XdpContext) -> u32 {
 #[inline(always)]
 fn generate(ctx: &XdpContext) -> Option<u32> {
     let traffic = TRAFFIC.get_ptr_mut(0)?;
-    // SAFETY: one processor generates, so nobody else writes the element.
+    // SAFETY: only one processor generates packets, so no other one writes the element.
     let traffic = unsafe { &mut *traffic };
     let frame = pointer::<Frame>(ctx.data(), ctx.data_end())?;
     write(frame, &traffic.frame);
@@ -118,7 +119,7 @@ fn generate(ctx: &XdpContext) -> Option<u32> {
     let action = match traffic.fate {
         fate::RECEIVED => xdp_action::XDP_PASS,
         fate::SENT => xdp_action::XDP_TX,
-        // SAFETY: a helper that notes where the frame goes.
+        // SAFETY: a helper that records the target device of the frame.
         _ => unsafe { bpf_redirect(TARGET.get(0)?.ifindex, 0) }.cast_unsigned() as u32,
     };
     let client = if traffic.random != 0 {
@@ -135,9 +136,9 @@ fn generate(ctx: &XdpContext) -> Option<u32> {
     Some(action)
 }
 
-/// Writes the frame in full, each time: the kernel uses frames again as the Node left them, with other addresses.
+/// Writes the complete frame in each run: the kernel reuses frames, in which the Node has rewritten addresses.
 ///
-/// Word by word, and volatile: as one assignment it becomes a call that copies byte by byte.
+/// Uses volatile word accesses: the compiler turns a single assignment into a call that copies byte by byte.
 #[inline(always)]
 fn write(frame: *mut Frame, template: &[u8; FRAME_BYTES]) {
     let (to, from) = (frame.cast::<u32>(), template.as_ptr().cast::<u32>());
@@ -147,8 +148,8 @@ fn write(frame: *mut Frame, template: &[u8; FRAME_BYTES]) {
     }
 }
 
-/// Makes the template the packet of another flow: of the client so many addresses and ports further on, to the mapping
-/// so many further on.
+/// Changes the template to the packet of another flow: adds offsets to the client's address and port, and to the node
+/// port.
 #[inline(always)]
 fn vary(frame: &mut Frame, (client, client_port): (u32, u16), mapping: u16) {
     let Frame { headers, transport } = frame;
@@ -175,10 +176,10 @@ const fn plus(word: u16, summand: u16) -> u16 {
     u16::from_be(word).wrapping_add(summand).to_be()
 }
 
-/// Counts a packet that is at the Pod and the port that it was meant for.
+/// Counts a packet that has reached the intended Pod and port.
 #[inline(always)]
 fn arrived(ctx: &TcContext) -> Option<()> {
-    // Not the datagram_length frame: the Node has cut the padding off.
+    // The frame may be shorter than generated: the Node has removed the padding.
     let headers = pointer::<Headers>(ctx.data(), ctx.data_end())?;
     // SAFETY: in bounds as checked.
     let headers = unsafe { &*headers };
@@ -204,7 +205,7 @@ fn pointer<T>(start: usize, end: usize) -> Option<*mut T> {
     if start + size_of::<T>() > end { None } else { Some(start as *mut T) }
 }
 
-/// The kernel lets programs use the helpers that this licence permits.
+/// The kernel permits GPL-only helpers with this license.
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 4] = *b"GPL\0";

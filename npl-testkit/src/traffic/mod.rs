@@ -118,7 +118,7 @@ pub(crate) fn open_udp(server: SocketAddr, checksum: bool) -> std::io::Result<Ud
     Ok(socket)
 }
 
-/// Sends one request over an open socket, without repetition.
+/// Sends one request over an open socket, without retransmission.
 pub fn udp_ask(socket: &UdpSocket, question: &str) -> Result<Answer> {
     socket.send(question.as_bytes()).context("send a datagram")?;
     udp_receive(socket, question.as_bytes(), request_limit())?

@@ -66,7 +66,7 @@ fn named_paths(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Generated pages without the line that keeps people from editing them.
+/// Generated pages without the notice that they must not be edited.
 fn unmarked(tree: &Tree) -> impl Iterator<Item = Finding> {
     let pages = tree.below(REFERENCE, "").filter(|(_, text)| !text.lines().any(|line| line == GENERATED));
     pages.map(|(path, _)| Finding::error(path, format!("the page lacks the line `{GENERATED}`")))

@@ -127,7 +127,8 @@ impl Direction {
 pub struct Coverage {
     /// Devices that carry them.
     pub attached: usize,
-    /// Devices that were chosen and failed, or whose link layer the programs do not support. Each pass tries them again.
+    /// Devices that were chosen and failed, or whose link layer the programs do not support. Each pass tries them
+    /// again.
     pub failed: usize,
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decides what the Node's devices are for: which are uplinks, which translate requests by XDP, which Pods are reached by
-//! redirect, and which addresses mappings answer on.
+//! Decides what the Node's devices are for: which are uplinks, which translate requests by XDP, which Pods are reached
+//! by redirect, and which addresses mappings answer on.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -39,7 +39,7 @@ pub struct DevicePolicy {
 /// The kernel's connection tracking, as far as it limits offload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ConntrackSettings {
-    /// Whether TCP packets outside the window that it has seen are invalid to it.
+    /// Whether it marks TCP packets outside of the expected window as invalid.
     pub is_strict: bool,
     /// Whether it times out idle connections early because it has not seen every acknowledgement.
     pub forgets_idle: bool,
@@ -75,7 +75,7 @@ pub struct NodeNetwork<'a> {
 pub struct DeviceDecisions {
     /// The addresses that mappings answer on, the more important first.
     pub local_addresses: Vec<IpAddr>,
-    /// Whether each device is an uplink, by its name.
+    /// Why each device is an uplink (`Ok`) or is not (`Err`), by its name.
     pub uplinks: BTreeMap<String, Result<UplinkReason, UplinkReason>>,
     /// Whether each uplink translates requests by XDP, by its index.
     pub xdp: BTreeMap<u32, XdpDecision>,
@@ -87,11 +87,11 @@ pub struct DeviceDecisions {
     pub reply_route_problem: Option<(ReplyRouteProblem, BTreeSet<IpAddr>)>,
     /// Names in `--devices` that no device has.
     pub missing_devices: BTreeSet<String>,
-    /// The programs that follow from all this.
+    /// The resulting programs and next hops.
     pub plan: DevicePlan,
 }
 
-/// Decides, and remembers what time or a driver's refusal decides.
+/// Makes the decisions, and keeps the state that they need: grace periods, and drivers that refused XDP.
 #[derive(Debug)]
 pub struct DevicePlanner {
     policy: DevicePolicy,
@@ -102,7 +102,7 @@ pub struct DevicePlanner {
 }
 
 impl DevicePlanner {
-    /// A planner that has decided nothing yet.
+    /// A planner without previous decisions.
     pub fn new(policy: DevicePolicy) -> Self {
         Self {
             policy,
@@ -190,7 +190,8 @@ impl DevicePlanner {
         decisions.into_iter().map(decide).collect()
     }
 
-    /// A driver that refused is asked again once its device has changed, or where the reason may pass.
+    /// The XDP program is attached again after a refusal once the device has changed, or if the refusal may be
+    /// temporary.
     fn decide_xdp(&self, device: &Device, has_frags: bool) -> XdpDecision {
         let decision = xdp::plan(device, self.policy.attach, self.policy.forwarding, has_frags);
         match self.refused.get(&device.ifindex) {
@@ -199,7 +200,8 @@ impl DevicePlanner {
         }
     }
 
-    /// With strict connection tracking, offloaded packets would be invalid to it: all take the host's stack.
+    /// Strict kernel conntrack would mark packets after an offloaded period as invalid, so all packets take the host's
+    /// stack.
     fn decide_next_hops(
         &self,
         network: &NodeNetwork<'_>,

@@ -19,7 +19,7 @@ use super::{
     model::{Family, settings::PortRange},
 };
 
-/// The facts about the machine. A fact that cannot be read is the reason for that.
+/// The facts about the machine. A fact that cannot be read has the reason as its value.
 #[derive(Debug, Clone)]
 pub struct Facts {
     /// The running kernel.
@@ -42,7 +42,7 @@ pub struct Facts {
     pub devices: Result<Vec<Device>, String>,
     /// The sysctls of this network namespace.
     pub sysctls: Sysctls,
-    /// Whether replies are masqueraded, and guarded from that.
+    /// Whether the Node masquerades replies, and whether the nftables guard exempts them.
     pub masquerading: Result<Masquerading, String>,
     /// Policy routing.
     pub routing: Result<Routing, String>,

@@ -6,7 +6,8 @@ use crate::core::devices::{DeviceKind, LinkFacts, LinkLayer};
 
 const UPLINK: u32 = 2;
 
-/// A change of the facts, and what is then found: the check, how it ended, and words of what is there and of the advice.
+/// A change of the facts, and what is then found: the check, how it ended, and words of what is there and of the
+/// advice.
 type Row = (fn(&mut Facts), &'static str, State, &'static str, &'static str);
 
 fn is(value: &str) -> Setting {
@@ -95,7 +96,7 @@ pub(super) fn check(rows: &[Row]) {
         assert_eq!(advised.is_empty(), *state == State::Ok, "row {number}: {finding:?}");
         let changed = findings.iter().zip(&usual).filter(|(now, usual)| now.state != usual.state);
         let others: Vec<_> = changed.map(|(now, _)| now.key).filter(|other| other != key).collect();
-        // What is pinned, which devices there are, and whether an agent runs, matters to more than one check.
+        // Pins, devices and a running agent affect more than one check.
         let matters_to_many = facts.datapath != well().datapath
             || facts.devices.is_err()
             || !facts.is_bpffs_mounted

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Expiry of half-open entries. They have no time stamp and would stay until another flow takes the slot, so the sweeper counts for how
-//! many sweeps an entry has not changed.
+//! Expiry of half-open entries. They have no time stamp and would stay until another flow takes the slot, so the
+//! sweeper counts for how many sweeps an entry has not changed.
 
 use npl_common::{
     conntrack::{Action, Event, State, step},
@@ -19,8 +19,8 @@ pub struct HalfOpenExpiry {
 }
 
 impl HalfOpenExpiry {
-    /// Takes the entries of one sweep, by slot, and returns those that have timed out: the caller removes each only if the slot still has
-    /// that entry.
+    /// Takes the entries of one sweep, by slot, and returns those that have timed out: the caller removes each only if
+    /// the slot still has that entry.
     pub fn observe(&mut self, entries: impl IntoIterator<Item = (u32, u64)>) -> Vec<(u32, u64)> {
         let mut before = std::mem::take(&mut self.seen).into_iter().peekable();
         let mut expired = Vec::new();
@@ -41,7 +41,8 @@ impl HalfOpenExpiry {
     }
 }
 
-/// Whether an entry that was the same in so many sweeps has timed out. Half-open entries of every protocol have the same timeouts.
+/// Whether an entry that was the same in so many sweeps has timed out. Half-open entries of every protocol have the
+/// same timeouts.
 fn has_timed_out(entry: u64, sweeps: u32) -> bool {
     let ns = u64::from(sweeps.saturating_sub(1)) * SWEEP_INTERVAL_NS;
     let silence = Event::Silence { ns, protocol: protocol::TCP, is_crowded: false };

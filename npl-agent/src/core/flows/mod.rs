@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Expiry of conntrack entries: which entries the sweeper removes, by the state machine of [`npl_common::conntrack`].
 //!
-//! A full flow table evicts the entry that was looked up least recently, which may be an idle open connection. The sweeper removes closed
-//! connections and short UDP exchanges before that.
+//! A full flow table evicts the entry that was looked up least recently, which may be an idle open connection. The
+//! sweeper removes closed connections and short UDP exchanges before that.
 
 pub mod half_open;
 
@@ -16,8 +16,8 @@ pub const fn is_crowded(flows: usize) -> bool {
     flows > MAX_FLOWS as usize / 2
 }
 
-/// Whether an entry of the flow table has timed out. `protocol` is a number of [`npl_common::mapping::protocol`], `now` is nanoseconds of
-/// the clock of [`FlowState::last_seen_ns`].
+/// Whether an entry of the flow table has timed out. `protocol` is a number of [`npl_common::mapping::protocol`], `now`
+/// is nanoseconds of the clock of [`FlowState::last_seen_ns`].
 pub fn is_expired(protocol: u8, flow: &FlowState, now: u64, is_crowded: bool) -> bool {
     let silence = Event::Silence { ns: now.saturating_sub(flow.last_seen_ns), protocol, is_crowded };
     step(State::established(flow.client_tcp_flags, flow.pod_tcp_flags), silence).1 == Action::Remove

@@ -11,7 +11,7 @@ const SERVICE_NODE_PORTS: (u16, u16) = (30000, 32767);
 /// The range overlaps ports that something else allocates. The text is one log message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RangeWarning {
-    /// The kernel uses these as ephemeral ports of outgoing connections.
+    /// The kernel uses these ports as ephemeral ports of outgoing connections.
     #[error(
         "port range {range} overlaps the ephemeral ports {first}-{last} of outgoing connections: NPL cannot \
          allocate a port while a connection uses it. Change --port-range or net.ipv4.ip_local_port_range, or add \
@@ -25,7 +25,7 @@ pub enum RangeWarning {
         /// The last ephemeral port.
         last: u16,
     },
-    /// Kubernetes allocates these to Services of type `NodePort`.
+    /// Kubernetes allocates these ports to Services of type `NodePort`.
     #[error(
         "port range {range} overlaps 30000-32767, the default range of Services of type NodePort: where both use a \
          port, clients reach the Pod of NPL. Change --port-range, unless the cluster has another service node port \

@@ -113,14 +113,14 @@ impl fmt::Display for PortRange {
     }
 }
 
-/// Which of the Node's addresses are published, decided for each family on its own.
+/// Which of the Node's addresses are published, decided for each IP family separately.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NodeIpSource {
     /// The first `InternalIP` of the family; the first `ExternalIP` where there is none.
     Internal,
     /// The first `ExternalIP` of the family; the first `InternalIP` where there is none.
     External,
-    /// The first of these of the family; the Node object is ignored.
+    /// The first of these addresses that is of the family; the Node object is ignored.
     Fixed(Vec<IpAddr>),
 }
 

@@ -55,7 +55,7 @@ pub enum Cause {
     },
     /// The datapath serves none of the Service's families.
     UnsupportedFamily {
-        /// The first of them.
+        /// The first family of the Service.
         family: Family,
     },
     /// The Node has no address of the family to publish.

@@ -45,7 +45,7 @@ fn adopt_mappings(state: &mut State) {
         let candidates = pods.get(&backend.generation).map_or(&[][..], Vec::as_slice);
         let claim = owner_of(candidates, *frontend, *backend).map_or_else(Claim::orphan, |owner| Claim {
             backend: Some(*backend),
-            // They stay until a Service says otherwise; while the mapping drains, none does.
+            // The allowed sources stay until a Service changes them. No Service changes those of a draining mapping.
             sources: observed.sources_of(*frontend, *backend),
             was_mapped: true,
             ..Claim::new(owner)

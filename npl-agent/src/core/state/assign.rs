@@ -114,7 +114,7 @@ impl Assignment<'_> {
         let (held, lost): (Vec<_>, Vec<_>) = held.into_iter().partition(hides_no_other);
         let kept = held.iter().copied().find(|frontend| self.ports.is_well_placed(*frontend));
         let chosen = kept.or_else(|| if may_allocate { self.allocate(port) } else { None }).or_else(|| {
-            // It must move, but until another port is free it is kept.
+            // The Pod port must get another node port, and keeps its present one until another is free.
             held.iter().copied().find(|frontend| self.ports.get(*frontend).is_some_and(Claim::is_in_use))
         });
         for frontend in held.into_iter().chain(lost).filter(|frontend| Some(*frontend) != chosen) {
@@ -156,7 +156,7 @@ impl Assignment<'_> {
         let frontend = Frontend { family, node_port, protocol };
         let Some(claim) = self.ports.get_mut(frontend).filter(|claim| claim.may_translate()) else { return };
         if claim.backend.is_none() {
-            // Its Pod has no address at present, and gets another port later.
+            // The owner has no address at present, and gets another node port later.
             claim.drain();
             self.touched.push(frontend);
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The exact text that is written, every text that was ever read, and hostile ones.
+//! The exact text of written annotations, and reading of every known format and of malformed text.
 
 use std::collections::BTreeSet;
 
@@ -51,7 +51,7 @@ fn ipv6_comes_first_and_brings_the_families_names() {
     let swapped = expected
         .concat()
         .replace("[{\"podPort\":80,\"nodeIP\":\"2001:db8::1\"", "[{\"podPort\":80,\"nodeIP\":\"2001:DB8::1\"");
-    assert!(!is_right(&swapped, &both, AnnotationFormat::V2_0), "an address has one spelling");
+    assert!(!is_right(&swapped, &both, AnnotationFormat::V2_0), "every address has one canonical spelling");
     let ipv4_first = format!("[{},{}]", &expected[2].trim_end_matches(','), &expected[0].trim_matches(['[', ',']));
     let two = [both[1], both[3]];
     assert!(!is_right(&ipv4_first, &two, AnnotationFormat::V2_0), "IPv6 has to come first");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The world at its worst: ops fail before or after their effect, patches hang, answers get lost, watchers lag.
+//! A test environment with faults: ops fail before or after their effect, patches hang, answers are lost, watches lag.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -18,17 +18,17 @@ use crate::core::{
     publish::annotation,
 };
 
-/// How an op ends.
+/// The outcome of an op.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
     Done,
-    /// Nothing happened.
+    /// The op had no effect, and the agent sees a failure.
     Refused,
-    /// It happened, but nobody heard.
+    /// The op took effect, but its answer was lost: the agent sees a failure.
     Lost,
 }
 
-/// Where a mapping leads that nobody asked for.
+/// The Pod address of a mapping that other software has forged: no Pod has it.
 fn forged_ip(family: Family) -> IpAddr {
     match family {
         Family::V4 => IpAddr::from([10, 0, 0, 99]),
@@ -40,16 +40,16 @@ fn forged_ip(family: Family) -> IpAddr {
 pub(super) struct Chaos {
     pub(super) world: World,
     in_flight: VecDeque<Op>,
-    /// What the API server answered and the agent has yet to hear.
+    /// Answers of the API server that the agent has not received yet.
     answers: VecDeque<(Op, Result<Option<Pod>, Failure>)>,
-    /// What the Pod watcher has yet to say.
+    /// Changes that the watch of Pods has not delivered yet.
     lag: VecDeque<Change>,
-    /// Pods that did not answer, or whose mapping or annotation somebody else changed, since all was last in order.
+    /// Pods that were unreachable, or whose mapping or annotation other software changed, since the state last settled.
     excused: BTreeSet<PodUid>,
-    /// What was published when all was last in order.
+    /// The published node ports when the state last settled.
     former: BTreeMap<(PodUid, WantedPort), Frontend>,
     may_move: bool,
-    /// Whether the agent that runs now has had a pass. Until then it knows no more than what it found.
+    /// Whether the current agent has run a pass. Before its first pass, it knows only the state that it adopted.
     has_looked: bool,
 }
 
@@ -68,7 +68,7 @@ impl Chaos {
         }
     }
 
-    /// Changes a Pod in the API server; the watcher says so later.
+    /// Changes a Pod in the API server; the watch delivers the change later.
     pub(super) fn put_pod(&mut self, mut pod: Pod) {
         if let Some(former) = self.world.pods.get(&pod.key)
             && former.uid != pod.uid
@@ -95,7 +95,7 @@ impl Chaos {
         }
     }
 
-    /// Somebody else changes the kernel's map: a mapping is gone, or leads to nobody.
+    /// Other software changes the kernel's map: it removes a mapping, or points the mapping to an unused address.
     pub(super) fn meddle(&mut self, frontend: Frontend, is_forged: bool) {
         if is_forged {
             let pod_ip = forged_ip(frontend.family);
@@ -107,12 +107,12 @@ impl Chaos {
             self.world.real.mappings.remove(&frontend);
         }
         self.excused.extend(self.world.pods.values().map(|pod| pod.uid.clone()));
-        // The mapping and the annotation disagree, and nobody is left who knows which of them is forged.
+        // The mapping and the annotation disagree, and a new agent cannot know which of them is forged.
         self.may_move |= !self.has_looked;
         self.world.state.observe(self.world.real.clone());
     }
 
-    /// Somebody else lets a range in, or shuts it out, and has a mapping be for everybody or for some.
+    /// Other software adds or removes an allowed range, and toggles whether the mapping is restricted.
     pub(super) fn meddle_with_sources(&mut self, frontend: Frontend, range: SourceRange) {
         if range.family() == frontend.family {
             let ranges = self.world.real.sources.entry(frontend).or_default();
@@ -136,10 +136,10 @@ impl Chaos {
         }
     }
 
-    /// The agent dies at this very moment and another one starts; somebody may take a port in between.
+    /// Kills the agent and starts another one. Another process may bind a port in between.
     pub(super) fn restart(&mut self, stolen: Option<Frontend>) {
         while let Some(op) = self.in_flight.pop_front() {
-            // What was sent may still arrive.
+            // Patches in flight may still reach the API server.
             if self.world.patch(&op) == Ok(()) {
                 self.world.assert_published_works_but(&self.excused);
             }
@@ -148,7 +148,7 @@ impl Chaos {
         self.lag.clear();
         self.world.stolen.extend(stolen);
         let is_forged = |(frontend, backend): (&Frontend, &Backend)| backend.pod_ip == forged_ip(frontend.family);
-        // What the former agent had no time to put right, the next one finds.
+        // The next agent adopts forged mappings that its predecessor has not corrected.
         self.may_move |= stolen.is_some() || self.world.real.mappings.iter().any(is_forged);
         self.forget_unlisted_objects();
         if stolen.is_some() {
@@ -160,8 +160,8 @@ impl Chaos {
         self.has_looked = false;
     }
 
-    /// The next agent learns from the kernel and from annotations who had which port; a `hostPort` takes the ones of
-    /// which the kernel has no mapping.
+    /// The next agent reads from the kernel and from annotations which Pod port had which node port. Without a mapping
+    /// in the kernel, a `hostPort` takes precedence over an annotation.
     fn forget_unlisted_objects(&mut self) {
         let world = &self.world;
         self.former.retain(|(uid, port), frontend| {
@@ -176,7 +176,7 @@ impl Chaos {
         });
     }
 
-    /// Delivers up to so many of the watcher's messages.
+    /// Delivers up to `count` changes of the watch.
     pub(super) fn deliver(&mut self, count: usize) {
         for _ in 0..count {
             let Some(change) = self.lag.pop_front() else { break };
@@ -185,7 +185,7 @@ impl Chaos {
         self.excuse_unreachable();
     }
 
-    /// One pass of the agent, with each op ending as fate has it.
+    /// Runs one pass of the agent; `fates` determines the outcome of each op.
     pub(super) fn pass(&mut self, fates: &mut impl Iterator<Item = Fate>) -> bool {
         let ops = self.world.state.pass(self.world.now).ops;
         self.has_looked = true;
@@ -203,13 +203,13 @@ impl Chaos {
         is_idle
     }
 
-    /// Has the API server serve the oldest patches that are under way.
+    /// Has the API server serve the oldest `count` patches in flight.
     pub(super) fn serve(&mut self, count: usize, fates: &mut impl Iterator<Item = Fate>) {
         for _ in 0..count {
             let Some(op) = self.in_flight.pop_front() else { break };
             let fate = fates.next().unwrap_or(Fate::Done);
             let result = if fate == Fate::Refused { Err(self.world.later()) } else { self.world.patch(&op) };
-            // What was written may be of an address that went meanwhile.
+            // The annotation may name a Pod address that was removed while the patch was in flight.
             self.excuse_unreachable();
             self.world.assert_published_works_but(&self.excused);
             let Op::WritePod { pod, .. } = &op else { unreachable!("only patches are in flight") };
@@ -222,7 +222,7 @@ impl Chaos {
         }
     }
 
-    /// Lets the agent hear the oldest answers.
+    /// Delivers the oldest `count` answers to the agent.
     pub(super) fn answer(&mut self, count: usize) {
         for _ in 0..count {
             let Some((op, answer)) = self.answers.pop_front() else { break };
@@ -238,7 +238,7 @@ impl Chaos {
         }
     }
 
-    /// Calm: everything is delivered, nothing fails. Then all must be in order.
+    /// Delivers everything without further failures, and asserts that the state converges.
     pub(super) fn settle(&mut self) {
         for _ in 0..200 {
             self.deliver(usize::MAX);
@@ -248,21 +248,21 @@ impl Chaos {
             if is_idle && self.in_flight.is_empty() && self.lag.is_empty() {
                 let room = self.world.room;
                 match self.world.state.retries.values().min().copied() {
-                    // What waits for room may wait for ever.
+                    // Ops that wait for space in a full map may wait forever.
                     Some(_) if room < usize::MAX => self.world.room = usize::MAX,
                     Some(at) => self.world.now = at,
                     None => return self.assert_in_order(),
                 }
             }
         }
-        panic!("it never settles");
+        panic!("the state never settles");
     }
 
     pub(super) fn wait(&mut self, millis: u64) {
         self.settle();
         let end = self.world.now.plus(millis);
         while let Some(at) = self.world.state.pass(self.world.now).next_deadline.filter(|at| *at <= end) {
-            assert!(at > self.world.now, "a deadline in the past would spin");
+            assert!(at > self.world.now, "a deadline in the past would be a busy loop");
             self.world.now = at;
             self.settle();
         }
@@ -280,7 +280,7 @@ impl Chaos {
             }
             (Ok(()), Fate::Lost) => {
                 self.world.state.record_failed(op, failure, self.world.now);
-                // The adapter reads the kernel again after it failed.
+                // The adapter reads the kernel again after a failure.
                 self.world.state.observe(self.world.real.clone());
             }
             (Ok(()), _) => self.world.state.record_done(op, self.world.now),
@@ -294,15 +294,15 @@ impl Chaos {
         assert_eq!(
             self.in_flight.iter().chain(self.answers.iter().map(|(op, _)| op)).find(same),
             None,
-            "two writes to one Pod at a time"
+            "two patches of one Pod are in flight"
         );
     }
 
-    /// A Pod that does not answer, as the API server or the agent sees it, cannot be promised a mapping.
+    /// Excludes Pods that are unreachable, by the API server's or the agent's copy of them: they may lack a mapping.
     fn excuse_unreachable(&mut self) {
         let world = &self.world;
         let seen = |pod: &Pod| world.state.snapshot.pod(&pod.key).filter(|seen| seen.uid == pod.uid).cloned();
-        // Its mapping goes with the address, and what is on its way comes true later.
+        // The mapping is removed with the address, while a patch in flight may still name the mapping.
         let has_what_is_on_its_way = |pod: &Pod| {
             let entries = |op: &Op| {
                 let Op::WritePod { uid, value: PodWrite::Set(value), .. } = op else { return None };
@@ -322,7 +322,7 @@ impl Chaos {
         self.world.assert_published_works_but(&self.excused);
         let known: Vec<_> = self.world.state.snapshot.pods().map(|pod| &pod.uid).collect();
         let real: Vec<_> = self.world.pods.values().map(|pod| &pod.uid).collect();
-        assert_eq!(known, real, "the Pods that the agent knows of");
+        assert_eq!(known, real, "the agent's Pods differ from the API server's");
         self.assert_mappings_are_current();
         self.assert_services_say_who_may_enter();
         let mut published = BTreeMap::new();
@@ -343,7 +343,8 @@ impl Chaos {
         self.may_move = false;
     }
 
-    /// Each client is let in to a Pod's port if any of the Services that ask for it lets him in, or says nothing.
+    /// A client may use a Pod's port if at least one of the Services that request the port allows the client or has no
+    /// list.
     fn assert_services_say_who_may_enter(&self) {
         let clients =
             ["198.51.100.7", "198.51.100.8", "198.51.7.7", "203.0.113.1", "192.0.2.1", "2001:db8::1", "fd00::1"];
@@ -370,7 +371,7 @@ impl Chaos {
                     && service.ports.iter().any(is_its_target)
             };
             let services: Vec<_> = self.world.services.values().filter(asks).collect();
-            // One that drains is for whom it was.
+            // A draining mapping keeps its allowed sources.
             for client in clients.iter().filter(|ip| Family::of(**ip) == frontend.family && !services.is_empty()) {
                 let is_in = |range: SourceRange| SourceRange::new(*client, range.length()) == Some(range);
                 let lets_in = |service: &&Service| {
@@ -385,14 +386,14 @@ impl Chaos {
             let mapping = self.world.real.mappings.get(frontend);
             mapping.is_none_or(|mapping| !mapping.is_restricted)
         });
-        assert_eq!(of_nobody, None, "sources of a mapping that does not ask for them");
+        assert_eq!(of_nobody, None, "allowed sources of a mapping that is not restricted");
     }
 
     fn assert_mappings_are_current(&self) {
         for (frontend, backend) in &self.world.real.mappings {
             let is_home = |pod: &&Pod| pod.uid.generation() == backend.generation && pod.ips.contains(&backend.pod_ip);
             let pod = self.world.pods.values().find(is_home);
-            assert!(pod.is_some_and(|pod| !pod.is_finished), "{frontend} leads to nobody at {backend:?}");
+            assert!(pod.is_some_and(|pod| !pod.is_finished), "{frontend} leads to no running Pod: {backend:?}");
             assert!(!self.world.stolen.contains(frontend) || !self.world.real.reservations.contains(frontend));
         }
     }

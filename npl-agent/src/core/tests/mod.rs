@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The core as its caller sees it: stories in text, and properties of random worlds.
+//! Tests of the core through its public interface: scenarios as text, and properties of random event sequences.
 
 mod chaos;
 mod properties;

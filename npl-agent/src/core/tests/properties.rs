@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What holds in every world, whatever happens in it and in whatever order.
+//! Properties that hold after any sequence of events, in any order.
 
 use std::{borrow::Cow, collections::BTreeMap, net::IpAddr};
 
@@ -32,7 +32,7 @@ enum Event {
     Node(Node),
     Meddle(Frontend, bool),
     MeddleWithSources(Frontend, SourceRange),
-    /// The kernel has room for so many allowed sources.
+    /// Sets how many allowed sources fit into the kernel's map.
     Room(usize),
     Steal(Frontend),
     Return(Frontend),
@@ -43,7 +43,7 @@ enum Event {
     Pass(Vec<Fate>),
     Serve(usize, Vec<Fate>),
     Answer(usize),
-    /// Time goes by and nobody does anything.
+    /// Time passes without a pass of the agent.
     Idle(u64),
     Wait(u64),
     Settle,
@@ -113,7 +113,7 @@ fn service() -> impl Strategy<Value = Service> {
     )
 }
 
-/// What the kubelet may say about a Pod. Two Pods share an address now and then.
+/// A Pod as the kubelet may report it. Two Pods sometimes share an address.
 fn pod() -> impl Strategy<Value = Pod> {
     let ips = (families(), 0..6_u8).prop_map(|(families, host)| {
         let ip = |family: &Family| match family {
@@ -172,7 +172,7 @@ fn fates() -> impl Strategy<Value = Vec<Fate>> {
     prop::collection::vec(select(vec![Fate::Done, Fate::Done, Fate::Refused, Fate::Lost]), 0..6)
 }
 
-/// Events of the cluster alone.
+/// Events that change only objects of the cluster.
 fn cluster_event() -> impl Strategy<Value = Event> {
     prop_oneof![
         8 => pod().prop_map(Event::Pod),
@@ -218,7 +218,7 @@ fn start() -> Chaos {
 fn happen(chaos: &mut Chaos, event: Event) {
     match event {
         Event::Pod(mut pod) => {
-            // The strategy's uid says whether this is the Pod of before; a uid never comes back.
+            // The generated uid decides whether this is the earlier Pod; a uid is never reused.
             let is_new = pod.uid.0.ends_with("-0");
             match chaos.world.pods.get(&pod.key).filter(|_| !is_new) {
                 Some(former) => {
@@ -258,7 +258,8 @@ fn happen(chaos: &mut Chaos, event: Event) {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// After every single op, whatever failed before, everything published works; and calm brings order.
+    /// After every single op, whatever failed before, every published mapping works. Without failures, the state
+    /// converges.
     #[test]
     fn nothing_is_published_that_does_not_work(events in prop::collection::vec(event(), 0..60)) {
         let mut chaos = start();
@@ -268,7 +269,7 @@ proptest! {
         chaos.settle();
     }
 
-    /// A restarted agent finds all as it left it: it binds its sockets and does nothing else.
+    /// Without changes in between, a restarted agent only binds its sockets.
     #[test]
     fn a_restart_in_calm_changes_nothing(events in prop::collection::vec(event(), 0..60)) {
         let mut chaos = start();
@@ -282,11 +283,12 @@ proptest! {
         let problems: Vec<_> = chaos.world.state.problems().map(Cow::into_owned).collect();
         let is_exhausted = problems.iter().any(|problem| matches!(problem.cause, Cause::RangeExhausted { .. }));
         let is_held_for_later = chaos.world.state.mappings().any(|view| view.backend.is_none());
-        // A port kept for a Pod without an address is in no annotation: the next agent gives it to a Pod that needs a port.
+        // A port kept for a Pod without an address is in no annotation: the next agent gives it to a Pod that needs a
+        // port.
         prop_assume!(!is_exhausted || !is_held_for_later);
         chaos.world.start();
         for op in chaos.world.settle() {
-            // A terminating Pod keeps naming what it had, as long as an agent is there to keep the port from others.
+            // A terminating Pod keeps its annotation only while a running agent reserves the node port.
             let is_emptied = |key: &ObjectKey| chaos.world.pods[key].is_terminating;
             let is_expected = match &op {
                 Op::Reserve(_, RecentTraffic::Tolerated) => true,
@@ -306,7 +308,7 @@ proptest! {
         prop_assert_eq!(problems, chaos.world.state.problems().map(Cow::into_owned).collect::<Vec<_>>());
     }
 
-    /// What is decided does not depend on the order in which the watchers speak.
+    /// Decisions do not depend on the order in which the watches deliver changes.
     #[test]
     fn the_order_of_events_makes_no_difference(
         scene in prop::collection::vec(cluster_event(), 0..20),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What happens between a write and the news of it.
+//! Races between a patch, its answer, and the watch event that shows it.
 
 use std::{collections::BTreeSet, iter};
 
@@ -41,7 +41,7 @@ fn the_drain_waits_for_a_write_in_flight() {
     chaos.world.remove_service(&key("a/s"));
     pass_often(&mut chaos);
     assert_eq!(chaos.world.published(&key("a/p")).len(), 1);
-    assert_eq!(chaos.world.real.mappings.len(), 1, "what is published must work");
+    assert_eq!(chaos.world.real.mappings.len(), 1, "the published mapping must exist");
     chaos.wait(MINUTES);
     assert_eq!(chaos.world.real.mappings.len(), 0);
 }
@@ -53,9 +53,13 @@ fn a_write_without_an_answer_is_made_certain_before_the_drain() {
     chaos.answer(1);
     chaos.world.remove_service(&key("a/s"));
     pass_often(&mut chaos);
-    assert_eq!(chaos.world.real.mappings.len(), 1, "what may be published must work");
+    assert_eq!(chaos.world.real.mappings.len(), 1, "a mapping that may be published must exist");
     chaos.serve(1, &mut iter::once(Fate::Done));
-    assert_eq!(chaos.world.pods[&key("a/p")].annotation, None, "withdrawn, although it was never seen");
+    assert_eq!(
+        chaos.world.pods[&key("a/p")].annotation,
+        None,
+        "the annotation is withdrawn, although the agent never saw it"
+    );
 }
 
 #[test]
@@ -68,7 +72,7 @@ fn a_write_without_an_answer_is_made_certain_for_a_terminating_pod_too() {
     chaos.answer(1);
     chaos.wait(MINUTES);
     assert_eq!(chaos.world.published(&key("a/p")).len(), 0);
-    assert_eq!(chaos.world.real.mappings.len(), 0, "its port does not rest for ever");
+    assert_eq!(chaos.world.real.mappings.len(), 0, "the mapping is removed in the end");
 }
 
 #[test]
@@ -101,7 +105,7 @@ fn a_pod_unknown_to_the_api_server_is_left_alone_until_the_next_watch_event() {
     let known = chaos.world.pods.remove(&key("a/p")).unwrap();
     chaos.serve(1, &mut iter::empty());
     chaos.answer(1);
-    assert!(chaos.pass(&mut iter::empty()), "nothing is tried again");
+    assert!(chaos.pass(&mut iter::empty()), "the agent retries nothing");
     chaos.world.pods.insert(known.key.clone(), known.clone());
     chaos.world.state.apply(Change::Pod(known));
     chaos.settle();
@@ -137,7 +141,10 @@ fn a_forged_mapping_at_a_port_that_was_never_used_is_removed() {
     chaos.meddle(reserved, true);
     chaos.put_pod(pod(&["a/p", "app=y", "10.0.0.5"], chaos.world.pods.get(&key("a/p"))));
     chaos.settle();
-    assert!(chaos.world.real.mappings.values().all(|backend| backend.generation != 1), "nobody is led astray");
+    assert!(
+        chaos.world.real.mappings.values().all(|backend| backend.generation != 1),
+        "no mapping leads to an earlier Pod"
+    );
     chaos.wait(MINUTES);
     assert_eq!(chaos.world.published(&key("a/waiting_for_port")).len(), 1);
 }
@@ -154,10 +161,10 @@ fn only_what_a_change_touches_is_decided_on_anew() {
     let state = &mut chaos.world.state;
     assert!(
         state.dirty.is_empty() && state.unsettled.is_empty() && state.unpublished.is_empty(),
-        "nothing is left to do"
+        "every change has been handled"
     );
     state.apply(Change::Service(service(&["b/s", "app=y", "8080/tcp"])));
-    assert!(state.dirty.is_empty(), "it selects nobody");
+    assert!(state.dirty.is_empty(), "the Service selects no Pod");
     state.apply(Change::Service(service(&["b/s", "app=x", "8080/tcp"])));
     assert_eq!(state.dirty.iter().collect::<Vec<_>>(), [&key("b/p")]);
 }
@@ -205,7 +212,7 @@ fn before_the_lists_are_there_ports_of_mappings_are_reserved_and_nothing_else_is
     world.start();
     world.settle();
     let ports: Vec<_> = world.real.mappings.keys().copied().collect();
-    // Another process takes one of them between the agents.
+    // Another process binds one of the ports between the two agents.
     world.stolen.insert(ports[1]);
     world.start_without_lists();
     assert_eq!(world.settle(), [ports[0], ports[1]].map(|port| Op::Reserve(port, RecentTraffic::Tolerated)));
@@ -214,7 +221,7 @@ fn before_the_lists_are_there_ports_of_mappings_are_reserved_and_nothing_else_is
     world.list();
     world.settle();
     assert_eq!(world.published(&key("a/p")), kept);
-    assert_ne!(world.published(&key("a/q")), moved, "what cannot be kept moves once the Pod is known");
+    assert_ne!(world.published(&key("a/q")), moved, "a port that cannot be kept moves once the Pod is known");
     world.assert_published_works();
 }
 
@@ -231,5 +238,5 @@ fn a_watch_event_that_repeats_an_answer_costs_no_decision() {
     world.state.apply(Change::Pod(published.clone()));
     assert!(world.state.dirty.is_empty());
     world.put_pod(Pod { annotation: None, ..published });
-    assert!(!world.state.dirty.is_empty(), "somebody else took it away");
+    assert!(!world.state.dirty.is_empty(), "another writer removed the annotation");
 }

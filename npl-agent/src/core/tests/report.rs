@@ -77,7 +77,7 @@ fn a_flapping_problem_is_reported_once_a_minute_at_most() {
     let minutes = 600 * 2_000 / QUIET_MILLIS;
     assert!((minutes - 1..=minutes).contains(&(count as u64)), "{count} in {minutes} minutes");
     reports.observe(&[], Moment(600 * 2_000 + QUIET_MILLIS));
-    assert_eq!(reports.entries.len(), 0, "what is over is forgotten");
+    assert_eq!(reports.entries.len(), 0, "problems that have ended are dropped");
 }
 
 #[test]
@@ -92,7 +92,11 @@ fn ports_of_a_pod_with_the_same_problem_are_one_report() {
         "{reported:?}"
     );
     reports.observe(&[second, other], Moment(SETTLE_MILLIS));
-    assert_eq!(reports.next_due(), Some(Moment(SETTLE_MILLIS + QUIET_MILLIS)), "other words, but not in a breath");
+    assert_eq!(
+        reports.next_due(),
+        Some(Moment(SETTLE_MILLIS + QUIET_MILLIS)),
+        "a changed text is reported again after the quiet period"
+    );
 }
 
 #[test]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Stories as text: each line changes the world, and below it stands every op that followed.
+//! Scenarios as text: each line changes the cluster or the Node, and the ops that follow are listed below the line.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,9 +17,10 @@ use crate::core::{
     op::{Op, PodWrite},
 };
 
-/// Plays a story and compares it, with the ops written in, with what is expected.
+/// Runs a scenario, inserts the resulting ops, and compares the text with the expected one.
 ///
-/// Lines before `start` set the scene. A line that ends in `&` is not settled: the next one happens in the same breath.
+/// Lines before `start` prepare the initial state. After a line that ends in `&`, the next line is applied before any
+/// pass.
 #[track_caller]
 pub(super) fn check(story: &str, expect: &expect_test::Expect) {
     expect.assert_eq(&play(story));
@@ -94,7 +95,7 @@ fn run(world: &mut World, command: &str) -> Vec<Op> {
         }
         "api" => world.is_api_down = rest == "down",
         "wait" => return world.wait(rest.strip_suffix('s').unwrap().parse::<u64>().unwrap() * 1_000),
-        other => panic!("no such line: {other}"),
+        other => panic!("unknown line: {other}"),
     }
     Vec::new()
 }
@@ -154,14 +155,14 @@ pub(super) fn service(words: &[&str]) -> Service {
                 "dual" => service.families = vec![Family::V4, Family::V6],
                 "ipv6" => service.families = vec![Family::V6],
                 "no-family" => service.families = Vec::new(),
-                other => panic!("no such word of a service: {other}"),
+                other => panic!("unknown word for a Service: {other}"),
             }
         }
     }
     service
 }
 
-/// A Pod as the kubelet shows it; what nobody but its writers changes, it keeps.
+/// A Pod as the kubelet reports it, with the uid and annotation of its former version.
 pub(super) fn pod(words: &[&str], former: Option<&Pod>) -> Pod {
     let key = key(words[0]);
     let mut pod = Pod {
@@ -188,7 +189,7 @@ pub(super) fn pod(words: &[&str], former: Option<&Pod>) -> Pod {
                 "finished" => pod.is_finished = true,
                 "terminating" => pod.is_terminating = true,
                 "hostnet" => pod.host_network = true,
-                ip => pod.ips.push(ip.parse().unwrap_or_else(|_| panic!("no such word of a pod: {ip}"))),
+                ip => pod.ips.push(ip.parse().unwrap_or_else(|_| panic!("unknown word for a Pod: {ip}"))),
             },
         }
     }

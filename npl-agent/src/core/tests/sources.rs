@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lists as people write them, and as nobody should.
+//! Valid and invalid lists of allowed sources.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use proptest::{prelude::*, sample::select};
 use super::{AllowList, MAX_RANGES, SourceRange, Sources, Unreadable};
 use crate::core::model::Family;
 
-/// The ranges of a list, as they are meant.
+/// The ranges of a valid list, in canonical form.
 fn ranges(text: &str) -> String {
     shown(&AllowList::read(text).sources)
 }
@@ -74,7 +74,7 @@ fn an_unreadable_entry_allows_no_source_and_is_reported() {
         assert_eq!(list.sources, Sources::Only([].into()), "{text}");
         assert_eq!(list.unreadable, Some(Unreadable { position: 1, entry: text.to_owned(), others: 0 }));
         let list = AllowList::read(&format!("198.51.100.0/24, {text}, 203.0.113.1, {text}"));
-        assert_eq!(shown(&list.sources), "198.51.100.0/24 203.0.113.1/32", "the others go on");
+        assert_eq!(shown(&list.sources), "198.51.100.0/24 203.0.113.1/32", "the other entries still apply");
         assert_eq!(list.unreadable, Some(Unreadable { position: 2, entry: text.to_owned(), others: 1 }));
     }
 }
@@ -92,7 +92,7 @@ fn an_empty_list_allows_no_source_and_a_missing_list_allows_all() {
 fn a_range_within_another_range_counts_once() {
     assert_eq!(ranges("10.1.2.3,10.1.0.0/16,10.0.0.0/8,11.0.0.0/8,10.255.0.0/16"), "10.0.0.0/8 11.0.0.0/8");
     assert_eq!(ranges("10.1.2.3,0.0.0.0/0,2001:db8::1"), "0.0.0.0/0 2001:db8::1/128");
-    assert_eq!(ranges("10.0.0.0/9,10.128.0.0/9"), "10.0.0.0/9 10.128.0.0/9", "halves stay halves");
+    assert_eq!(ranges("10.0.0.0/9,10.128.0.0/9"), "10.0.0.0/9 10.128.0.0/9", "adjacent ranges are not merged");
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn ranges_of_the_other_family_allow_no_source() {
     assert_eq!(Sources::Anyone.of_family(Family::V6), Sources::Anyone);
 }
 
-/// Addresses, commas, slashes and all else, in no order.
+/// Random text of addresses, commas, slashes and other characters.
 fn scribble() -> impl Strategy<Value = String> {
     let word = select(vec![
         "10.0.0.1",

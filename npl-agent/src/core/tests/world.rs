@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the core decides about, in memory: kernel, sockets and API server. It refuses any op out of order.
+//! An in-memory model of kernel, sockets and API server, on which the core's ops run. It refuses ops out of order.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,13 +38,13 @@ pub(super) struct World {
     pub(super) settings: Settings,
     pub(super) state: State,
     pub(super) now: Moment,
-    /// The kernel and the sockets as they are, whatever the state believes.
+    /// The actual state of the kernel and the sockets, which may differ from the agent's observation.
     pub(super) real: Observed,
-    /// How many allowed sources the kernel has room for.
+    /// How many allowed sources fit into the kernel's map.
     pub(super) room: usize,
     /// Ports that other processes hold.
     pub(super) stolen: BTreeSet<Frontend>,
-    /// Ports that datagrams come to without a mapping.
+    /// Ports without a mapping that receive datagrams.
     pub(super) recent_traffic: BTreeSet<Frontend>,
     pub(super) pods: BTreeMap<PodKey, Pod>,
     pub(super) services: BTreeMap<ServiceKey, Service>,
@@ -73,20 +73,20 @@ impl World {
         }
     }
 
-    /// A new agent process: the sockets are gone, kernel and cluster are as they were.
+    /// Starts a new agent process: all sockets are closed, and kernel and cluster are unchanged.
     pub(super) fn start(&mut self) {
         self.start_without_lists();
         self.list();
     }
 
-    /// The same while the API server has not answered yet.
+    /// As [`Self::start`], before the API server has answered.
     pub(super) fn start_without_lists(&mut self) {
         self.real.reservations.clear();
         self.state = State::new(self.settings.clone());
         self.state.observe(self.real.clone());
     }
 
-    /// The API server's first answers.
+    /// Delivers the API server's lists.
     pub(super) fn list(&mut self) {
         self.state.apply(Change::Pods(self.pods.values().cloned().collect()));
         self.state.apply(Change::Services(self.services.values().cloned().collect()));
@@ -95,7 +95,7 @@ impl World {
         }
     }
 
-    /// The API server's copy of a Pod changes; the watcher has not said so yet.
+    /// Changes the API server's copy of a Pod without a watch event.
     pub(super) fn store(&mut self, mut pod: Pod) -> Pod {
         self.resource_version += 1;
         pod.resource_version = self.resource_version;
@@ -128,7 +128,7 @@ impl World {
         self.state.apply(Change::Node(node));
     }
 
-    /// Passes until nothing is left to do; what was done, in order.
+    /// Runs passes until the core returns no op; returns the completed ops in order.
     pub(super) fn settle(&mut self) -> Vec<Op> {
         let mut done = Vec::new();
         for _ in 0..1_000 {
@@ -144,15 +144,15 @@ impl World {
                 done.push(op);
             }
         }
-        panic!("it never settles; the last steps were {:?}", done.split_off(done.len() - 20));
+        panic!("the state never settles; the last ops were {:?}", done.split_off(done.len() - 20));
     }
 
-    /// Lets time go by, stopping wherever the state asked to be woken.
+    /// Advances the time, and runs a pass at every deadline of the state.
     pub(super) fn wait(&mut self, millis: u64) -> Vec<Op> {
         let end = self.now.plus(millis);
         let mut done = self.settle();
         while let Some(deadline) = self.state.pass(self.now).next_deadline.filter(|at| *at <= end) {
-            assert!(deadline > self.now, "a deadline in the past would spin");
+            assert!(deadline > self.now, "a deadline in the past would be a busy loop");
             self.now = deadline;
             done.extend(self.settle());
         }
@@ -179,7 +179,7 @@ impl World {
             | Op::Release(_) => {
                 let result = self.kernel(op);
                 if matches!(result, Err(Failure::NoRoom { .. })) {
-                    // The adapter reads the kernel again after it failed half-way.
+                    // The adapter reads the kernel again after an op failed half-way.
                     self.state.observe(self.real.clone());
                 }
                 result
@@ -187,7 +187,7 @@ impl World {
         }
     }
 
-    /// A Pod that the agent knows to be terminating keeps its key.
+    /// The annotation key of a Pod that the agent knows to be terminating must not be removed.
     pub(super) fn assert_may_write(&self, op: &Op) {
         let Op::WritePod { pod, value: PodWrite::Withdraw, .. } = op else { return };
         let is_terminating = self.state.snapshot.pod(pod).is_some_and(|pod| pod.is_terminating);
@@ -198,7 +198,7 @@ impl World {
         Failure::Retry { at: self.now.plus(1_000) }
     }
 
-    /// Carries out an op on the kernel or the sockets, which must be ready for it.
+    /// Runs an op on the kernel or the sockets, and asserts its precondition.
     pub(super) fn kernel(&mut self, op: &Op) -> Result<(), Failure> {
         match op {
             Op::Reserve(frontend, RecentTraffic::Refused) if self.recent_traffic.contains(frontend) => {
@@ -259,30 +259,30 @@ impl World {
         Ok(())
     }
 
-    /// Whom the agent takes the frontend to be for, where that is not everybody.
+    /// The sources that the agent wants to allow for a frontend; none if the frontend is not restricted.
     fn wanted_sources(&self, frontend: Frontend) -> BTreeSet<SourceRange> {
         self.state.ports.get(frontend).into_iter().flat_map(|claim| claim.sources.ranges()).collect()
     }
 
-    /// All of them, unless there was no room, and never anybody else.
+    /// Asserts that the kernel allows all wanted sources, unless the map was full, and no other source.
     fn assert_allows_exactly_its_sources(&self, frontend: Frontend) {
         let there = self.real.sources.get(&frontend).cloned().unwrap_or_default();
         let wanted = self.wanted_sources(frontend);
-        assert!(there.is_subset(&wanted), "{frontend} lets in {there:?} and is for {wanted:?}");
+        assert!(there.is_subset(&wanted), "{frontend} allows {there:?} instead of {wanted:?}");
         let may_lack = self.state.is_delayed(&RetryKey::AllowSources(frontend), self.now);
-        assert!(may_lack || there == wanted, "{frontend} lets in {there:?} and is for {wanted:?}");
+        assert!(may_lack || there == wanted, "{frontend} allows {there:?} instead of {wanted:?}");
     }
 
-    /// Whether a client gets through to the Pod.
+    /// Whether the mapping translates packets of a client.
     pub(super) fn lets_in(&self, frontend: Frontend, client: IpAddr) -> bool {
         let Some(backend) = self.real.mappings.get(&frontend) else { return false };
         let ranges = self.real.sources.get(&frontend).into_iter().flatten();
-        // As the kernel does it: bit by bit.
+        // Like the kernel's LPM trie: compares the bits of the prefix.
         !backend.is_restricted
             || ranges.into_iter().any(|range| SourceRange::new(client, range.length()) == Some(*range))
     }
 
-    /// Carries out a patch in the API server; no watcher hears of it yet.
+    /// Applies a patch in the API server, without a watch event.
     pub(super) fn patch(&mut self, op: &Op) -> Result<(), Failure> {
         let Op::WritePod { pod: key, uid, value } = op else { unreachable!("not the API server's") };
         let Some(mut pod) = self.pods.get(key).filter(|pod| pod.uid == *uid).cloned() else {
@@ -298,12 +298,12 @@ impl World {
         Ok(())
     }
 
-    /// What a Pod's annotation names.
+    /// The entries of a Pod's annotation.
     pub(super) fn published(&self, key: &PodKey) -> BTreeSet<SeenEntry> {
         self.pods.get(key).map(annotation::named_by).unwrap_or_default()
     }
 
-    /// Whether the Pod answers, in every family it is published with, under addresses that no other living Pod has.
+    /// Whether the Pod has an address of every family that its annotation names, which no other running Pod has.
     pub(super) fn is_reachable(&self, pod: &Pod) -> bool {
         let shares = |ip: &IpAddr| {
             self.pods.values().any(|other| !other.is_finished && other.key != pod.key && other.ips.contains(ip))
@@ -312,12 +312,12 @@ impl World {
         !pod.is_finished && !pod.ips.is_empty() && has_all && !pod.ips.iter().any(shares)
     }
 
-    /// No annotation of a Pod that answers names a mapping that is not there.
+    /// Asserts that no annotation of a reachable Pod names a missing mapping.
     pub(super) fn assert_published_works(&self) {
         self.assert_published_works_but(&BTreeSet::new());
     }
 
-    /// The same, without what is said about some Pods.
+    /// As [`Self::assert_published_works`], except for the `excused` Pods.
     pub(super) fn assert_published_works_but(&self, excused: &BTreeSet<PodUid>) {
         for pod in self.pods.values().filter(|pod| !pod.host_network && self.is_reachable(pod)) {
             if excused.contains(&pod.uid) {

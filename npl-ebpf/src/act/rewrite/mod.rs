@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! The one place that changes packet bytes.
 //!
-//! TCP and UDP have three checksums to update: the IP header's, the transport's, and `skb->csum`. With checksum offload the transport
-//! field has the sum of the pseudo-header, which hardware completes, and only the kernel knows. For a request whose field is no such sum
-//! the program updates the field itself; otherwise the kernel's helper updates it for the address, and the result shows which kind it
-//! was ([`csum::field_kind`]). Helper calls dominate the cost of a rewrite.
+//! TCP and UDP have three checksums to update: the IP header's, the transport's, and `skb->csum`. With checksum offload
+//! the transport field has the sum of the pseudo-header, which hardware completes, and only the kernel knows. For a
+//! request whose field is no such sum the program updates the field itself; otherwise the kernel's helper updates it
+//! for the address, and the result shows which kind it was ([`csum::field_kind`]). Helper calls dominate the cost of a
+//! rewrite.
 //!
 //! SCTP's checksum covers no address, and is 0 with offload.
 
@@ -128,8 +129,8 @@ fn write<F: HeaderLayout, H: ChecksummedHeader, const END: bool, const L2: usize
     let has_checksum = has_checksum(&header);
     let AddressChange { source, destination, ports, difference, port } = AddressChange::new::<END>(packet, addr, port);
     let headers = &packet.headers;
-    // In `skb->csum` the port and the transport checksum cancel out. Without a transport checksum they do not, and the kernel has to
-    // update the sum.
+    // In `skb->csum` the port and the transport checksum cancel out. Without a transport checksum they do not, and the
+    // kernel has to update the sum.
     let flags = if has_checksum { F::STORE_FLAGS } else { u64::from(BPF_F_RECOMPUTE_CSUM) };
     let (offset, ip) = (packet.l3 + F::TAIL, F::tail(headers.ttl_fields, source, destination, difference));
     if !FAST_PATH {
@@ -153,8 +154,9 @@ fn write<F: HeaderLayout, H: ChecksummedHeader, const END: bool, const L2: usize
     if !FAST_PATH {
         return store(ctx, headers.l4, &transport, flags);
     }
-    // Requests are written directly: a helper call costs as much as all decisions of a request. Replies are not: for a program that
-    // writes directly, the kernel unshares the header of every packet that a socket still holds, also of packets passed unchanged.
+    // Requests are written directly: a helper call costs as much as all decisions of a request. Replies are not: for a
+    // program that writes directly, the kernel unshares the header of every packet that a socket still holds, also of
+    // packets passed unchanged.
     let needs_no_sum = flags == 0 || is_complete_checksum;
     if END == DESTINATION && needs_no_sum && F::write_tail::<_, L2>(ctx, Adjacent { ip, transport }) {
         return Ok(());
@@ -258,8 +260,8 @@ fn write_address<F: HeaderLayout, const END: bool>(
     store(ctx, l3 + F::TAIL, &tail, F::STORE_FLAGS)
 }
 
-/// Translates an ICMP error: one end of its own header, and the opposite end of the packet that it quotes. All words are in network byte
-/// order.
+/// Translates an ICMP error: one end of its own header, and the opposite end of the packet that it quotes. All words
+/// are in network byte order.
 ///
 /// In IPv4 the quoted address and the quoted header's checksum cancel out in ICMP's checksum.
 #[inline(always)]
@@ -325,8 +327,8 @@ fn quoted_check<F: HeaderLayout>(ctx: &TcContext, error: &IcmpError<F>) -> Optio
     if check == 0 && !is_tcp { None } else { Some((offset, check)) }
 }
 
-/// Whether the transport field certainly is a complete checksum: it differs from the pseudo-header sum that an offloading sender puts
-/// there. A GSO packet's pseudo-header length is unknown.
+/// Whether the transport field certainly is a complete checksum: it differs from the pseudo-header sum that an
+/// offloading sender puts there. A GSO packet's pseudo-header length is unknown.
 ///
 /// One complete checksum in 65 535 equals that sum; the kernel's helper decides then.
 #[inline(always)]
@@ -368,7 +370,8 @@ fn transport_check<F: HeaderLayout, H: ChecksummedHeader, const L2: usize>(
         Some(Field::Checksum) => Ok(as_transmitted::<H>(csum::replace16(after, port.0, port.1))),
         // Hardware adds the ports.
         Some(Field::PseudoHeader) => Ok(after),
-        // Both addresses have the same sum, so the helper's result does not show the kind: the kernel updates the port too.
+        // Both addresses have the same sum, so the helper's result does not show the kind: the kernel updates the port
+        // too.
         None => {
             change(ctx, offset, u64::from(port.0), u64::from(port.1), H::FLAGS | size_of::<u16>() as u64)?;
             packet.read_transport::<H, L2>(ctx).map(|header| header.check()).ok_or(RewriteError)

@@ -33,7 +33,8 @@ pub(super) fn write<F: HeaderLayout, const END: bool>(
     store(ctx, packet.headers.l4, &SctpHeader { ports, check, ..header }, flags)
 }
 
-/// The quoted checksum before and after the ports change, if the quote reaches it. The quoted IP header has the packet's length.
+/// The quoted checksum before and after the ports change, if the quote reaches it. The quoted IP header has the
+/// packet's length.
 #[inline(always)]
 pub(super) fn quoted_check<F: HeaderLayout>(ctx: &TcContext, error: &IcmpError<F>, ports: Ports) -> Option<(u32, u32)> {
     let quote = &error.quote;
@@ -45,8 +46,8 @@ pub(super) fn quoted_check<F: HeaderLayout>(ctx: &TcContext, error: &IcmpError<F
     Some((before, sctp_check(before, quote.ports.as_u32(), ports.as_u32(), end - l4)))
 }
 
-/// The checksum for other ports. 0 means that hardware computes it; a computed checksum is 0 once in 2^32 packets, and the receiver
-/// drops that packet as it drops a damaged one.
+/// The checksum for other ports. 0 means that hardware computes it; a computed checksum is 0 once in 2^32 packets, and
+/// the receiver drops that packet as it drops a damaged one.
 #[inline(always)]
 fn sctp_check(check: u32, ports: u32, new_ports: u32, length: usize) -> u32 {
     if check == 0 { 0 } else { crc::replace_ports(check, ports, new_ports, length as u16, times_element) }

@@ -17,7 +17,7 @@ use crate::prog_run::fragments::{L3, V6_HEADER};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Exception {
     /// Kernel conntrack assigns the packet to no connection and leaves it to the host. NPL translates each request by
-    /// itself, and the Pod's stack judges it.
+    /// itself, and the Pod's stack accepts or rejects the packet.
     NotTracked,
     /// As [`Self::NotTracked`], for a packet with one random byte: the difference is possible but not certain.
     Broken,
@@ -41,7 +41,7 @@ pub(super) enum Exception {
     TupleConflict,
     /// Only in redirect and offload mode: a packet that no router forwards, because of a wrong header checksum,
     /// hop-by-hop options or an invalid source. The kernel's forwarding drops it; NPL bypasses the stack, and the
-    /// Pod's stack judges the packet.
+    /// Pod's stack accepts or rejects the packet.
     NotRouted,
 }
 

@@ -4,10 +4,10 @@
 //! Two rules decide the order:
 //!
 //! 1. Requests are never translated on a device whose replies are not. So the egress program is attached before the
-//!    ingress program and detached after it, and the driver's XDP program, which translates requests ahead of TC, is the
-//!    first to be detached and the last to be attached.
+//!    ingress program and detached after it, and the driver's XDP program, which translates requests ahead of TC, is
+//!    the first to be detached and the last to be attached.
 //! 2. Programs are detached after all others are attached, so that a Pod or a client that moves to another device is
-//!    served all the while.
+//!    served without interruption.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -49,7 +49,7 @@ pub struct AttachedPrograms {
 pub enum DeviceStep {
     /// Detach the XDP program from all devices but these.
     RetainXdp(BTreeSet<u32>),
-    /// Remove the next hops that the plan lacks or has different, so that those Pods' packets take the host's stack.
+    /// Remove the next hops that the plan lacks or changes, so that packets of those Pods take the host's stack.
     RetainNextHops,
     /// Attach a program, or replace another one of NPL in its place.
     Attach {
@@ -77,7 +77,7 @@ pub enum DeviceStep {
 }
 
 impl DeviceStep {
-    /// The place of the step in the order; steps of one rank keep theirs.
+    /// The position of the step in the order; steps of equal rank keep their relative order.
     pub const fn rank(&self) -> u8 {
         match self {
             Self::RetainXdp(_) => 0,
@@ -102,8 +102,8 @@ impl DeviceStep {
 }
 
 impl DevicePlan {
-    /// The first half: TC programs. After a failure on a device, its later steps are left out, and so is the device from the
-    /// second half.
+    /// The first half: TC programs. After a failure on a device, its later steps are left out, and so is the device
+    /// from the second half.
     pub fn attach_steps(&self, devices: &[Device], attached: &AttachedPrograms) -> Vec<DeviceStep> {
         let mut steps = vec![DeviceStep::RetainXdp(self.xdp.clone()), DeviceStep::RetainNextHops];
         for device in devices {
@@ -117,14 +117,14 @@ impl DevicePlan {
         ordered(steps)
     }
 
-    /// The second half: what needs the TC programs of its devices.
+    /// The second half: next hops and XDP programs, which need the TC programs of their devices.
     pub fn completion_steps(&self) -> Vec<DeviceStep> {
         let retained = [DeviceStep::RetainXdp(self.xdp.clone()), DeviceStep::RetainNextHops, DeviceStep::AddNextHops];
         let xdp = self.xdp.iter().map(|ifindex| DeviceStep::AttachXdp { ifindex: *ifindex });
         ordered(retained.into_iter().chain(xdp).collect())
     }
 
-    /// The plan for these devices alone.
+    /// The part of the plan for these devices.
     #[must_use]
     pub fn restricted_to(&self, devices: &BTreeSet<u32>) -> Self {
         let programs = self.programs.iter().filter(|(ifindex, _)| devices.contains(ifindex));

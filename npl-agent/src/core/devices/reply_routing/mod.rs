@@ -30,7 +30,7 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// `None` if packets without any mark have it.
+    /// `None` if the masked value is zero, which unmarked packets have too.
     pub const fn new(value: u32, mask: u32) -> Option<Self> {
         // The kernel compares masked bits only.
         let value = value & mask;
@@ -121,7 +121,7 @@ pub struct ReplyRoutes {
 pub enum ReplyRouteProblem {
     /// No rule ahead of the Pods' rules leads a mark to the main table.
     NoMark,
-    /// Such a rule exists, and connections are not marked.
+    /// A rule leads a mark to the main table, but no rule sets the mark on connections.
     MarkNotSet,
 }
 
@@ -149,7 +149,7 @@ impl Routing {
         routes
     }
 
-    /// The markings of a rule: one for each uplink that its table has a default route by.
+    /// The markings for a rule: one for each uplink by which the rule's table has a default route.
     fn markings(&self, rule: &Rule, mark: Mark, uplinks: &BTreeSet<u32>) -> BTreeSet<Marking> {
         let is_its = |route: &&DefaultRoute| (route.family, route.table) == (rule.family, rule.table);
         let of_table = self.default_routes.iter().filter(is_its).filter(|route| uplinks.contains(&route.ifindex));
@@ -184,7 +184,7 @@ impl ReplyRoutes {
         }
     }
 
-    /// The same for some addresses only; all connections stay marked.
+    /// Keeps only the entries of these addresses; the markings stay.
     #[must_use]
     pub fn of(mut self, addresses: &BTreeSet<IpAddr>) -> Self {
         for addrs in [&mut self.marked, &mut self.unmarked] {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What Antrea's NodePortLocal does, where no other story shows it, and what it does wrong.
+//! Behavior of Antrea's NodePortLocal that no other scenario covers, and faults of Antrea that NPL avoids.
 
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How a mapping ends, and what it survives.
+//! The events that end a mapping, and those that do not.
 
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
 

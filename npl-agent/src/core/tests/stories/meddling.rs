@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What others do behind the agent's back.
+//! Changes of mappings, ports and annotations by other software.
 
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a new agent finds, and what it makes of it.
+//! State that a new agent finds, and which of it the agent adopts.
 
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
 

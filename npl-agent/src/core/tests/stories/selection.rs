@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is selected, and what is published of it.
+//! Which Pod ports Services select, and which of them are published.
 
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
 

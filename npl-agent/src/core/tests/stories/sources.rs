@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who may use a mapping, from the first word of a Service to the next owner of the port.
+//! Allowed sources of a mapping, from the Service's annotation to the reuse of the node port.
 
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them")]
 
