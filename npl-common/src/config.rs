@@ -50,7 +50,7 @@ impl Config {
 
     /// Whether a port is in the node port range. Host order.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
+    #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
     pub const fn contains(&self, port: u16) -> bool {
         port >= self.port_min && port <= self.port_max
     }

@@ -38,7 +38,7 @@ pub static TABLE: [u32; ELEMENTS] = table();
 /// The checksum of an SCTP packet of `length` bytes after its ports changed. Checksums and ports are words as loaded by
 /// a little-endian processor. `times` is [`times_element`] or a wrapper of it.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
+#[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
 pub fn replace_ports(check: u32, ports: u32, new_ports: u32, length: u16, times: impl Fn(u32, u32) -> u32) -> u32 {
     let [high, low] = length.to_be_bytes();
     let difference = times(ports ^ new_ports, POWERS | u32::from(low));

@@ -49,7 +49,7 @@ impl Record {
 
     /// Packs the record of a datagram with this hash, at this [`time`].
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
+    #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
     pub const fn to_word(&self, hash: u64, time: u64) -> u64 {
         let protocol = match self.protocol {
             protocol::TCP => TCP,
@@ -65,7 +65,7 @@ impl Record {
 
     /// Unpacks a slot, if its record is of a datagram with this hash and has not expired at this [`time`].
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
+    #[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
     #[expect(clippy::cast_possible_truncation, reason = "each field is cut out of the word")]
     pub const fn from_word(word: u64, hash: u64, time: u64) -> Option<Self> {
         if !is_of(word, hash) || !is_young(word, time) {
@@ -85,14 +85,14 @@ impl Record {
 
 /// Whether a record has not expired at this [`time`].
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
+#[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
 const fn is_young(word: u64, time: u64) -> bool {
     time.wrapping_sub(word >> TIME_SHIFT) & TIME_MASK <= LIFETIME
 }
 
 /// Whether a record is of a datagram with this hash, expired or not.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
+#[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
 pub const fn is_of(word: u64, hash: u64) -> bool {
     (word ^ hash) & TAG_MASK == 0
 }
@@ -100,7 +100,7 @@ pub const fn is_of(word: u64, hash: u64) -> bool {
 /// Whether a record translates the later fragments of some datagram at this [`time`]. Records of untranslated datagrams
 /// do not replace it.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
+#[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
 pub const fn translates(word: u64, time: u64) -> bool {
     word & NODE_PORT_MASK != 0 && is_young(word, time)
 }
@@ -108,14 +108,14 @@ pub const fn translates(word: u64, time: u64) -> bool {
 /// The same record, of a datagram whose first fragment took the host's stack. The later ones take the same path, or
 /// reassembly behind the stack would miss some.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
+#[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
 pub const fn by_stack(word: u64) -> u64 {
     word | BY_STACK
 }
 
 /// Whether a record is marked by [`by_stack`].
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
+#[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
 pub const fn is_by_stack(word: u64) -> bool {
     word & BY_STACK != 0
 }
@@ -128,14 +128,14 @@ pub const fn aged(word: u64, units: u64) -> u64 {
 
 /// Whether a [`time`] is more than [`LIFETIME`] ago.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
+#[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
 pub const fn is_over(time: u64, now: u64) -> bool {
     now.wrapping_sub(time) > LIFETIME
 }
 
 /// The slot of a hash, from bits that the tag does not have.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
+#[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
 #[expect(clippy::cast_possible_truncation, reason = "masked to the number of slots")]
 pub const fn slot(hash: u64) -> u32 {
     (hash as u32) & (SLOTS - 1)
@@ -143,7 +143,7 @@ pub const fn slot(hash: u64) -> u32 {
 
 /// Nanoseconds in units of 2^30 ns (1.07 s); a record has the low seven bits.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
+#[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
 pub const fn time(nanoseconds: u64) -> u64 {
     nanoseconds >> 30
 }

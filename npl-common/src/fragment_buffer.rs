@@ -34,7 +34,7 @@ pub const LENGTH_MASK: u32 = REINJECTED - 1;
 
 /// The slot of a datagram's first fragment.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
+#[expect(clippy::inline_always, reason = "the verifier limits the stack and depth of calls in kernel programs")]
 #[expect(clippy::cast_possible_truncation, reason = "masked to the number of places")]
 pub const fn sctp_slot(hash: u64) -> u32 {
     hash as u32 & (SCTP_FRAGMENTS - 1)

@@ -67,7 +67,7 @@ macro_rules! map_type {
         };
 
         #[cfg(feature = "user")]
-        #[expect(unsafe_code, reason = "aya asks for the promise that any bytes are a value")]
+        #[expect(unsafe_code, reason = "aya's trait requires that any bytes are a valid value")]
         // SAFETY: `repr(C)`, `Copy`, only integers and arrays of them, and no padding (asserted above).
         unsafe impl aya::Pod for $name {}
     };

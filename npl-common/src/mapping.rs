@@ -21,7 +21,7 @@ pub const MAX_LOCAL_ADDRESSES: u32 = 256;
 /// Flag of a backend: only the sources of `npl_allow_v4` or `npl_allow_v6` may use the mapping.
 pub const FLAG_RESTRICTED: u16 = 1;
 
-/// The value of every allowed source.
+/// The value of every allowed source in the map.
 pub const ALLOWED: u32 = 1;
 
 map_type! {

@@ -143,7 +143,7 @@ pub const PINNED_MAPS: &[&str] = &[
     MAP_REASON,
 ];
 
-/// A constant of the object, one byte: 1 if packets are read by pointers, 0 if by a helper of the kernel.
+/// A constant of the object, one byte: 1 if programs read packets through pointers, 0 if through a kernel helper.
 ///
 /// Before 6.6, and the stable kernels that have its change, only a loader with `CAP_PERFMON` may compare packet
 /// pointers.
@@ -243,7 +243,7 @@ pub const SOCKET_PROGRAMS: &[SocketProgram] = &[
 pub struct SocketProgram {
     /// Its name in the object and in the kernel.
     pub name: &'static str,
-    /// The kernel's name of its hook; part of its pin's.
+    /// The kernel's name of the hook; part of the pin's name.
     pub hook: &'static str,
 }
 

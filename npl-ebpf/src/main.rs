@@ -7,7 +7,7 @@
 
 #![no_std]
 #![no_main]
-#![expect(unreachable_pub, reason = "a module says what it offers; a binary has no other crate to offer it to")]
+#![expect(unreachable_pub, reason = "`pub` marks a module's interface; a binary exports nothing")]
 #![expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 #![expect(
     clippy::cast_possible_truncation,

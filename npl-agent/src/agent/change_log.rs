@@ -135,7 +135,7 @@ impl ChangeLog {
             Ok(Some(ServedClients { cgroup, has_loopback })) => {
                 info!(cgroup = %cgroup.display(), "clients on the Node and in its Pods can connect to node ports");
                 if !has_loopback {
-                    info!("node ports do not answer on loopback addresses: that needs Linux 5.14 or newer");
+                    info!("node ports do not answer on loopback addresses, which requires Linux 5.14 or newer");
                 }
             }
             Err(err) => warn!(

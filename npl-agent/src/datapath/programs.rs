@@ -249,7 +249,7 @@ impl Programs {
         let is_npl = facts.kind == K::TYPE as u32 && is_named;
         let fits = is_npl && facts.maps.iter().all(|id| self.known_maps.contains(id));
         if !fits {
-            debug!(name, ?facts, "pinned program has another type, name or maps; it is loaded again");
+            debug!(name, ?facts, "a pinned program has another type, name or maps; the agent loads the program again");
         }
         fits.then_some(program)
     }

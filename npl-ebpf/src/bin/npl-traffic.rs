@@ -11,7 +11,7 @@
 #![expect(unreachable_pub, reason = "the compiler looks for programs and maps among public items")]
 #![expect(clippy::inline_always, reason = "a call costs more than the body")]
 #![expect(clippy::cast_possible_truncation, reason = "numbers of clients and ports wrap on purpose")]
-#![expect(clippy::cast_ptr_alignment, reason = "a frame is a page's, and the template is at a multiple of four")]
+#![expect(clippy::cast_ptr_alignment, reason = "a frame starts at a page, and the template is aligned to four bytes")]
 #![expect(clippy::needless_pass_by_value, reason = "the program macro hands the context over")]
 #![expect(unsafe_code, reason = "packets and map values are raw memory that the kernel's verifier checks")]
 
