@@ -120,7 +120,7 @@ pub const fn is_by_stack(word: u64) -> bool {
     word & BY_STACK != 0
 }
 
-/// The same record, `units` of [`time`] older.
+/// A record with its time set back by `units` of [`time`].
 pub const fn aged(word: u64, units: u64) -> u64 {
     let time = (word >> TIME_SHIFT).wrapping_sub(units) & TIME_MASK;
     word & !(TIME_MASK << TIME_SHIFT) | time << TIME_SHIFT

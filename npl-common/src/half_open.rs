@@ -90,7 +90,7 @@ pub const fn phase(entry: u64) -> Phase {
     Phase::from_bits((entry & PHASE_MASK) >> PHASE_SHIFT)
 }
 
-/// The same entry in another phase.
+/// An entry with its phase replaced.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn with_phase(entry: u64, phase: Phase) -> u64 {

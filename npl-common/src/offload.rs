@@ -91,9 +91,10 @@ pub const fn decide(mine: u64, other: u64, tag: u32, now: u32) -> Decision {
     if now.wrapping_sub(mine) < INTERVAL_JIFFIES { Decision::Offload } else { Decision::Observe }
 }
 
-/// A direction's word after a stack observation; `None` if it stays.
+/// A direction's word after a stack observation; `None` if the word is unchanged.
 ///
-/// An offloaded direction stays: on a bridge, its packets pass the observing program too and prove nothing.
+/// The word of an offloaded direction is unchanged: on a bridge, its redirected packets pass the observing program too,
+/// which is no proof that the stack forwarded them.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 #[expect(clippy::cast_possible_truncation, reason = "the low half")]

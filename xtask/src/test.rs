@@ -72,8 +72,8 @@ const BINARY_DEADLINE: Duration = Duration::from_mins(20);
 /// The time limit of the real cluster's tests with several networks, one after the other.
 const NETWORKS_DEADLINE: Duration = Duration::from_hours(2);
 
-/// The time limit of a guest. Emulation is ten to thirty times slower; guests side by side take some 35 minutes, and 45
-/// on a slow machine.
+/// The time limit of a guest. Emulation is ten to thirty times slower; guests that run at the same time take about 35
+/// minutes, and 45 minutes on a slow machine.
 const GUEST_DEADLINE: Duration = Duration::from_hours(1);
 
 /// The beginning of the names of the tests that load every kernel program, as the agent does and as `npl-agent load`
@@ -253,7 +253,7 @@ impl Suite<'_> {
         }
     }
 
-    /// Runs guests side by side, since each uses one processor; the longest begin.
+    /// Runs guests at the same time, since each uses one processor; the slowest start first.
     fn run_emulated(&self, tally: &mut Tally) {
         let (options, kernels) = (self.options, self.options.emulated_kernels());
         let Some(newest) = kernels.last().copied() else { return };
@@ -341,8 +341,8 @@ fn nodes_step(kernel: Kernel, binary: &TestBinary) -> String {
     format!("tests: {} on control groups 2 alone, under kernel {kernel}, emulated", binary.name)
 }
 
-/// A guest in which a real cluster starts. It uses both processors at the same time: by turns, the cluster never came
-/// up.
+/// A guest in which a real cluster starts. It emulates both processors in parallel: with one emulator thread, the
+/// cluster never became ready.
 fn guest_with_nodes(kernel: Kernel, binary: &TestBinary, parts: &Parts) -> Guest {
     let mut test = Command::new(&binary.executable);
     test.args(["--network", "bridge/iptables"]).args(EMULATED_CLUSTER_TESTS).env("NPL_PATIENCE", EMULATED_PATIENCE);

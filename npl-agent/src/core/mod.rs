@@ -16,7 +16,8 @@
 //! lead to another Pod: the Pod has finished, has lost its address, or shares it with a Pod that has the better claim.
 //! Then the mapping is removed at once, and the annotation is updated right after.
 //!
-//! A mapping's allowed sources are in the kernel before the mapping is restricted, and stay for as long as it is.
+//! A mapping's allowed sources are in the kernel before the mapping is restricted, and stay while the mapping is
+//! restricted.
 
 pub mod devices;
 pub mod doctor;

@@ -85,7 +85,8 @@ pub fn to_pod<F: Family, const MODE: u8, const L2: usize>(
     if !needs_next_hop::<MODE>() {
         return stack;
     }
-    // One look-up after the other: the verifier forgets what it knows of a value that is loaded again behind a call.
+    // The look-ups run one after the other: the verifier drops the bounds of a value that is loaded again behind a
+    // call.
     let Some(ttl_fields) = F::decrement_ttl(headers.ttl_fields) else { return stack };
     let Some(next_hop) = lookup() else { return stack };
     if is_sctp_gso(ctx, headers.protocol) {

@@ -97,7 +97,7 @@ pub struct DevicePlanner {
     policy: DevicePolicy,
     address_grace: GracePeriods<IpAddr>,
     device_grace: GracePeriods<u32>,
-    /// Devices whose driver refused the XDP program, by their index, as they were then.
+    /// Devices whose driver refused the XDP program, by their index, in their state at the refusal.
     refused: BTreeMap<u32, (LinkFacts, XdpReason)>,
 }
 

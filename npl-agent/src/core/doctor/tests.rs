@@ -6,8 +6,8 @@ use crate::core::devices::{DeviceKind, LinkFacts, LinkLayer};
 
 const UPLINK: u32 = 2;
 
-/// A change of the facts, and what is then found: the check, how it ended, and words of what is there and of the
-/// advice.
+/// A change of the facts and the expected finding: the key of the check, its state, and parts of the finding's text and
+/// of the advice.
 type Row = (fn(&mut Facts), &'static str, State, &'static str, &'static str);
 
 fn is(value: &str) -> Setting {
@@ -81,7 +81,8 @@ pub(super) fn nothing_pinned(facts: &mut Facts) {
     facts.datapath = Ok(Datapath::default());
 }
 
-/// Every row is found so, and nothing but its check is found otherwise than on a Node where all is well.
+/// Asserts that each row's change gives the expected finding, and changes no finding of another check on a healthy
+/// Node.
 pub(super) fn check(rows: &[Row]) {
     let usual = examine(&well());
     for (number, (change, key, state, found, advice)) in rows.iter().enumerate() {

@@ -41,8 +41,8 @@ impl HalfOpenExpiry {
     }
 }
 
-/// Whether an entry that was the same in so many sweeps has timed out. Half-open entries of every protocol have the
-/// same timeouts.
+/// Whether an entry that was unchanged in this number of sweeps has timed out. Half-open entries of every protocol have
+/// the same timeouts.
 fn has_timed_out(entry: u64, sweeps: u32) -> bool {
     let ns = u64::from(sweeps.saturating_sub(1)) * SWEEP_INTERVAL_NS;
     let silence = Event::Silence { ns, protocol: protocol::TCP, is_crowded: false };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The state of the control loop: desired and observed state, and what it waits for.
+//! The state of the control loop: desired and observed state, timers, and writes in flight.
 //!
 //! [`State::pass`] returns the next operations. The caller carries them out and reports each with
 //! [`State::record_done`] or [`State::record_failed`]. An operation is only returned once its precondition was

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! SCTP: the checksum is a CRC of the whole packet, updated for the ports and never computed anew.
+//! SCTP: the checksum is a CRC of the whole packet, updated incrementally for the new ports.
 
 use aya_ebpf::{bindings::BPF_F_RECOMPUTE_CSUM, programs::TcContext};
 use npl_common::crc;

@@ -89,7 +89,8 @@ pub(super) enum Action {
     Send { sender: Sender, bytes: u16, flags: u8, fields: PacketFields },
     /// Sends the sender's last packet again.
     Retransmit(Sender),
-    /// Sends an ICMP error about the other endpoint's last packet, which quotes so many bytes of its transport.
+    /// Sends an ICMP error about the other endpoint's last packet, which quotes this number of bytes of its transport
+    /// header.
     SendError { sender: Sender, kind: usize, quoted: u16, is_router: bool, fields: PacketFields },
 }
 

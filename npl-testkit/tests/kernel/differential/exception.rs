@@ -46,7 +46,7 @@ pub(super) enum Exception {
 }
 
 impl Exception {
-    /// The possible difference in an ICMP error that quotes so many bytes of a transport header.
+    /// The possible difference in an ICMP error that quotes this number of bytes of a transport header.
     pub(super) fn of_quote(protocol: Protocol, bytes: usize) -> Option<Self> {
         match bytes {
             4..8 => Some(Self::ShortQuote),

@@ -42,7 +42,7 @@ pub(super) fn decided(world: &World, name: &str) -> Result<UplinkReason, UplinkR
     devices::choose(device, &DeviceSelection::Auto, &world.node_ips(), false)
 }
 
-/// The selected devices without those that the kernel creates by itself with the first device of a type.
+/// The selected devices without those that the kernel creates automatically with the first device of a type.
 pub(super) fn names(chosen: &[(Device, UplinkReason)]) -> Vec<(&str, UplinkReason)> {
     let made = chosen.iter().filter(|(device, _)| ["eth0", "up0", "tun0"].contains(&device.name.as_str()));
     made.map(|(device, reason)| (device.name.as_str(), *reason)).collect()

@@ -47,7 +47,7 @@ impl Flood {
         Self { wire: wire::open_for(Family::of(server.ip()), &client.device, &client.uplink), server, sent: 0 }
     }
 
-    /// Sends so many early fragments, and as many first fragments without later ones.
+    /// Sends this number of early fragments, and the same number of first fragments without later ones.
     fn send(&mut self, pairs: u64) {
         for at in [1, 0].repeat(usize::try_from(pairs).unwrap()) {
             let (address, port) = random_client(self.sent);

@@ -24,7 +24,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 struct Scene {
     family: Family,
     client: IpAddr,
-    /// The Node never uses the second one as a source by itself.
+    /// The Node does not select the second address as the source of its own packets.
     nodes: [IpAddr; 2],
     pod: IpAddr,
     /// A router between the Node and the client.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What holds after every step, whatever was attached before and whatever fails.
+//! Properties that hold after every step, with any programs attached before and any steps failing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,7 +32,7 @@ fn devices() -> Vec<Device> {
     DEVICES.map(|ifindex| device(ifindex, LinkLayer::Ethernet)).collect()
 }
 
-/// Hooks with their programs, and what depends on them. The device that is gone is the last one.
+/// A model of hooks with their programs, next hops and XDP devices. The last device has been removed.
 #[derive(Debug, Clone, Default)]
 struct Kernel {
     programs: BTreeMap<(u32, Direction), &'static str>,
@@ -41,7 +41,7 @@ struct Kernel {
 }
 
 impl Kernel {
-    /// As an earlier plan has left it.
+    /// The state after an earlier plan.
     fn after(plan: &DevicePlan) -> Self {
         let mut kernel = Self::default();
         kernel.run(plan, &BTreeSet::new());
@@ -52,7 +52,7 @@ impl Kernel {
         AttachedPrograms { hooks: self.programs.keys().copied().collect(), xdp: self.xdp.clone() }
     }
 
-    /// Both halves; returns the devices that carry all of their programs.
+    /// Runs both halves of a plan; returns the devices that carry all of their programs.
     fn run(&mut self, plan: &DevicePlan, failing: &BTreeSet<(u32, Direction)>) -> BTreeSet<u32> {
         let mut failed = BTreeSet::new();
         for step in plan.attach_steps(&devices(), &self.attached()) {
@@ -89,7 +89,7 @@ impl Kernel {
         self.check(step);
     }
 
-    /// No request is translated on a device whose replies are not.
+    /// Asserts that no device translates requests without translating replies.
     fn check(&self, step: &DeviceStep) {
         let has_replies = |ifindex: u32| self.programs.contains_key(&(ifindex, Direction::Egress));
         for ifindex in &self.xdp {

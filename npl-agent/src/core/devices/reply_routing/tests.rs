@@ -30,7 +30,8 @@ fn marked(family: Family, value: u32, mask: u32, table: u32) -> Rule {
     Rule { family, selector: Selector::Mark(Mark::new(value, mask).unwrap()), table }
 }
 
-/// The main table leaves by the first device, table 2 by the second, table 3 by one that is no uplink.
+/// Routing tables whose default routes leave by the first device (main), the second (table 2), and one that is no
+/// uplink (table 3).
 fn reply_routes(rules: &[Rule]) -> ReplyRoutes {
     let tables = [(MAIN_TABLE, FIRST), (2, SECOND), (3, THIRD)];
     let route = |family| tables.map(|(table, ifindex)| DefaultRoute { family, table, ifindex });
