@@ -8,16 +8,36 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use crate::{build_ebpf, paths, process};
+use crate::build_ebpf::{self, Features};
+use crate::{paths, process};
+
+/// The name of the agent's trace build, and of its image's archive.
+pub(crate) const TRACE_AGENT: &str = "npl-agent-trace";
 
 /// Arguments of `cargo xtask build`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Options {}
+pub(crate) struct Options {
+    #[command(flatten)]
+    features: Features,
+}
 
 /// Builds the agent.
-pub(crate) fn run(_options: &Options) -> Result<()> {
-    build_ebpf::build()?;
-    build_agent(&[]).map(drop)
+pub(crate) fn run(options: &Options) -> Result<()> {
+    build_with(&options.features).map(drop)
+}
+
+/// Builds the kernel programs, and the agent that embeds them. Returns the agent's path.
+pub(crate) fn build_with(features: &Features) -> Result<PathBuf> {
+    if !features.has_trace() {
+        build_ebpf::build()?;
+        return build_agent(&[]);
+    }
+    let object = build_ebpf::build_trace()?;
+    process::say("agent: compiling the trace build, which prints the logs of the kernel programs");
+    let mut compile = cargo("build");
+    compile.args(["--package", "npl-agent", "--bin", "npl-agent", "--features", "trace"]);
+    process::run(compile.env("NPL_BPF_OBJECT", object))?;
+    install(TRACE_AGENT)
 }
 
 /// Builds the agent with the kernel object that `build-ebpf` left, and the targets of the further arguments for cargo
@@ -25,11 +45,16 @@ pub(crate) fn run(_options: &Options) -> Result<()> {
 pub(crate) fn build_agent(further: &[&str]) -> Result<PathBuf> {
     process::say("agent: compiling it as one static binary with the kernel programs embedded");
     process::run(cargo("build").args(["--package", "npl-agent", "--bin", "npl-agent"]).args(further))?;
+    install("npl-agent")
+}
+
+/// Copies the built agent to `target/release/` under a name.
+fn install(name: &str) -> Result<PathBuf> {
     let release = paths::target_dir().join("release");
-    let (built, agent) = (built_folder().join("npl-agent"), release.join("npl-agent"));
+    let (built, agent) = (built_folder().join("npl-agent"), release.join(name));
     fs::create_dir_all(&release).with_context(|| format!("create {}", release.display()))?;
     // A rename replaces the file without changing the one that a running agent has open.
-    let new = release.join("npl-agent.new");
+    let new = agent.with_extension("new");
     fs::copy(&built, &new).with_context(|| format!("copy {}", built.display()))?;
     fs::rename(&new, &agent).with_context(|| format!("install {}", agent.display()))?;
     let size = fs::metadata(&agent).map_or(0, |data| data.len());

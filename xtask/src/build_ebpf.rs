@@ -7,16 +7,41 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
+use clap::ValueEnum;
 
 use crate::{budget, bytecode, ebpf, kernel_object, paths, process};
 
 /// Arguments of `cargo xtask build-ebpf`.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Options {}
+pub(crate) struct Options {
+    #[command(flatten)]
+    features: Features,
+}
 
-/// Builds every kernel object of npl-ebpf.
-pub(crate) fn run(_options: &Options) -> Result<()> {
-    build().map(drop)
+/// Features of the kernel programs and of the agent that loads them.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Features {
+    /// Features to build with. `trace`: the kernel programs log each verdict and the agent prints it; for a Node under
+    /// investigation, never for all.
+    #[arg(long, value_name = "FEATURE", value_delimiter = ',')]
+    features: Vec<Feature>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Feature {
+    Trace,
+}
+
+impl Features {
+    /// Whether the build is a trace build.
+    pub(crate) fn has_trace(&self) -> bool {
+        self.features.contains(&Feature::Trace)
+    }
+}
+
+/// Builds every kernel object of npl-ebpf, or with the feature `trace` that object alone.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    if options.features.has_trace() { build_trace() } else { build() }.map(drop)
 }
 
 /// Builds every kernel object of npl-ebpf and returns the path of the one that the agent embeds.
@@ -32,10 +57,29 @@ pub(crate) fn build() -> Result<PathBuf> {
     Ok(paths::bpf_object())
 }
 
+/// Builds the kernel object of trace builds and returns its path. The budget does not apply to it.
+pub(crate) fn build_trace() -> Result<PathBuf> {
+    let toolchain = ebpf::choose()?;
+    let target_dir = target_dir();
+    process::say("kernel programs: compiling them with logs of each verdict");
+    process::run(toolchain.cargo("build", &target_dir)?.args(["--bin", "npl", "--features", "trace"]))?;
+    let object = paths::trace_object();
+    install(&target_dir.join("bpfel-unknown-none").join("ebpf").join("npl"), &object)?;
+    Ok(object)
+}
+
 /// Lints the kernel programs for the BPF target, the only one that they compile for.
 pub(crate) fn lint() -> Result<()> {
-    process::run(ebpf::choose()?.clippy(&target_dir())?.args(["--bins", "--", "-D", "warnings"]))
+    let toolchain = ebpf::choose()?;
+    for features in [[].as_slice(), &["--features", "trace"]] {
+        let mut clippy = toolchain.clippy(&target_dir())?;
+        process::run(clippy.arg("--bins").args(features).args(["--", "-D", "warnings"]))?;
+    }
+    Ok(())
 }
+
+/// Parts of the names of aya-log's maps and functions, and the map of noted verdicts.
+const LOG_NAMES: [&str; 3] = ["AYA_LOG", "aya_log", "npl_trace"];
 
 fn target_dir() -> PathBuf {
     paths::target_dir().join("ebpf")
@@ -68,6 +112,7 @@ fn install(linked: &Path, object: &Path) -> Result<()> {
     strip(&stripped)?;
     let bytes = fs::read(&stripped).with_context(|| format!("read {}", stripped.display()))?;
     let uses = list(object, &bytes)?;
+    check_logs(&bytes, object == paths::trace_object())?;
     if object == paths::bpf_object() {
         budget::check(&uses)?;
     }
@@ -77,6 +122,17 @@ fn install(linked: &Path, object: &Path) -> Result<()> {
     let folder = object.parent().context("find the folder of an object")?;
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
     fs::rename(&stripped, object).with_context(|| format!("install {}", object.display()))
+}
+
+/// Checks that an object logs if it is for trace builds, and has no map, symbol or text of logs otherwise.
+fn check_logs(object: &[u8], is_trace: bool) -> Result<()> {
+    let found = LOG_NAMES.iter().filter(|name| object.windows(name.len()).any(|part| part == name.as_bytes()));
+    match found.copied().collect::<Vec<_>>().as_slice() {
+        [] if is_trace => bail!("the kernel programs of the trace build log nothing"),
+        [] => Ok(()),
+        _ if is_trace => Ok(()),
+        names => bail!("the kernel programs contain parts of the trace build: {}", names.join(", ")),
+    }
 }
 
 /// Removes DWARF, which has no use at run time. BTF stays for the kernel and bpftool.
@@ -104,7 +160,18 @@ fn list(object: &Path, bytes: &[u8]) -> Result<Vec<bytecode::Use>> {
 
 #[cfg(test)]
 mod tests {
-    use super::binaries;
+    use super::{binaries, check_logs};
+
+    #[test]
+    fn only_the_trace_build_has_maps_and_symbols_of_logs() {
+        for (object, in_trace, in_others) in [
+            (b"\x7fELF\0maps\0AYA_LOGS\0npl_flow_v4".as_slice(), true, false),
+            (b"\x7fELF\0_ZN3npl4path5trace12aya_log_ebpf", true, false),
+            (b"\x7fELF\0npl_flow_v4\0npl_traffic", false, true),
+        ] {
+            assert_eq!((check_logs(object, true).is_ok(), check_logs(object, false).is_ok()), (in_trace, in_others));
+        }
+    }
 
     #[test]
     fn binaries_are_read_from_the_manifest() {

@@ -118,6 +118,7 @@ impl Parts {
 /// Passes the paths of the kernel objects that npl-testkit loads to one of its programs.
 pub(crate) fn pass_objects_to(command: &mut Command) {
     command.env("NPL_TRAFFIC_OBJECT", paths::bpf_object().with_file_name("npl-traffic.bpf.o"));
+    command.env("NPL_TRACE_OBJECT", paths::trace_object());
 }
 
 /// Builds the programs that are missing and becomes the demo.

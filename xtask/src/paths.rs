@@ -36,6 +36,11 @@ pub(crate) fn bpf_object() -> PathBuf {
     target_dir().join("bpf").join("npl.bpf.o")
 }
 
+/// The kernel object of trace builds.
+pub(crate) fn trace_object() -> PathBuf {
+    bpf_object().with_file_name("npl-trace.bpf.o")
+}
+
 /// A path for messages: relative to the workspace if it is inside.
 pub(crate) fn shown(path: &Path) -> String {
     path.strip_prefix(root()).unwrap_or(path).display().to_string()

@@ -15,7 +15,7 @@ use crate::leftovers::Leftovers;
 use crate::setup::{BRIEF_KERNELS, DEFAULT_KERNELS, Extent, Kernel, KernelName, parse_kernels};
 use crate::tally::{Counts, NotReady, Tally};
 use crate::test_binary::{self, Kind, TestBinary};
-use crate::{build, paths, process};
+use crate::{build, build_ebpf, paths, process};
 
 /// Arguments of `cargo xtask test`.
 #[derive(Debug, clap::Args)]
@@ -236,7 +236,12 @@ impl Suite<'_> {
         }
         // A module may have no unit tests, but an integration test that runs none is a mistake.
         let may_be_empty = binary.kind == Kind::Unit;
-        tally.tests(&name, |counts| Ok(run_tests(command, deadline, counts)? && (may_be_empty || counts.passed > 0)));
+        tally.tests(&name, |counts| {
+            if binary.name == test_binary::TRACE {
+                build_ebpf::build_trace()?;
+            }
+            Ok(run_tests(command, deadline, counts)? && (may_be_empty || counts.passed > 0))
+        });
     }
 
     /// Whether the binary has tests that were selected.

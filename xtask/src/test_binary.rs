@@ -10,6 +10,9 @@ use serde_json::Value;
 
 use crate::process;
 
+/// The tests of the trace build, which need its kernel object.
+pub(crate) const TRACE: &str = "trace";
+
 /// A compiled set of tests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TestBinary {
@@ -26,7 +29,7 @@ pub(crate) struct TestBinary {
 pub(crate) enum Kind {
     /// None: unit tests beside the code.
     Unit,
-    /// Root, for network namespaces.
+    /// Root, for network namespaces or the kernel programs of the trace build.
     TestKit,
     /// Root and the kernel programs; these tests also run under emulated kernels.
     Kernel,
@@ -63,7 +66,7 @@ impl TestBinary {
         }
         let name = message["target"]["name"].as_str()?;
         let kind = match message["target"]["kind"][0].as_str()? {
-            "test" if name.starts_with("testkit") => Kind::TestKit,
+            "test" if name.starts_with("testkit") || name == TRACE => Kind::TestKit,
             "test" if name.starts_with("kernel") => Kind::Kernel,
             "test" if name.starts_with("cluster") => Kind::RealCluster,
             "test" => Kind::Agent,
@@ -136,8 +139,8 @@ mod tests {
             TestBinary::from_message(&message).unwrap().kind
         };
         assert_eq!(
-            (kind("testkit_network"), kind("agent"), kind("cluster")),
-            (Kind::TestKit, Kind::Agent, Kind::RealCluster)
+            (kind("testkit_network"), kind("trace"), kind("agent"), kind("cluster")),
+            (Kind::TestKit, Kind::TestKit, Kind::Agent, Kind::RealCluster)
         );
     }
 

@@ -92,6 +92,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let seed = random_seed()?;
     datapath.configure(settings.port_range, || seed)?;
     datapath.hooks.prepare(forwarding)?;
+    #[cfg(feature = "trace")]
+    datapath.hooks.print_logs()?;
     info!(
         version = env!("CARGO_PKG_VERSION"),
         abi = ABI_VERSION,

@@ -36,6 +36,13 @@ pub enum DatapathError {
          container of deploy/npl.yaml, add PERFMON to the agent's capabilities, or run Linux 6.6 or newer"
     )]
     NeedsPerfmon,
+    /// The programs of the trace build are too large for the verifier of a process without `CAP_PERFMON`.
+    #[cfg(feature = "trace")]
+    #[error(
+        "a trace build loads its programs with CAP_PERFMON only: run `npl-agent load` of the same build in an init container \
+         that has the capability, as in deploy/npl.yaml"
+    )]
+    TraceNeedsPerfmon,
     /// The path of `--bpffs` is not a bpffs.
     #[error(
         "{path} is not a BPF file system: mount one there (`mount -t bpf bpf {path}`) or name another with --bpffs",

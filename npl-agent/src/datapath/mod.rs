@@ -24,6 +24,8 @@ pub mod preflight;
 mod programs;
 mod sys;
 pub mod tables;
+#[cfg(feature = "trace")]
+mod trace;
 mod xdp;
 
 pub use attach::Hooks;

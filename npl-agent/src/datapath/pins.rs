@@ -33,7 +33,7 @@ const XDP_REASON_DIR: &str = "xdp";
 /// The end of the name of an XDP link's pin.
 const XDP_SUFFIX: &str = "xdp";
 /// The beginning of the name of a constants map's pin.
-const CONSTANTS: &str = "constants_";
+pub(super) const CONSTANTS: &str = "constants_";
 
 /// The end of the name of a link's pin.
 const fn suffix(direction: Direction) -> &'static str {

@@ -58,7 +58,7 @@ pub(super) struct Programs {
     pins: Pins,
     variant: Variant,
     /// The name of the build's folder: digest of the object and variant.
-    build: String,
+    pub(super) build: String,
     /// The ids of the maps that a reused program may use.
     known_maps: BTreeSet<u32>,
     classifiers: BTreeMap<&'static str, SchedClassifier>,
@@ -91,6 +91,10 @@ impl Programs {
             if programs.adopt_hooks()? {
                 return Ok(programs);
             }
+        }
+        #[cfg(feature = "trace")]
+        if !has_perfmon() {
+            return Err(DatapathError::TraceNeedsPerfmon);
         }
         let [mut by_pointers, mut by_helper] = loadable.map(|variant| Self::new(pins, &digest, variant));
         match by_pointers.load_hooks() {
@@ -289,6 +293,8 @@ impl Programs {
         for name in PINNED_MAPS {
             loader.map_pin_path(name, self.pins.map(name));
         }
+        #[cfg(feature = "trace")]
+        super::trace::pin_maps(&mut loader, &self.pins, &self.build)?;
         let object = loader.load(bytes).map_err(DatapathError::Load)?;
         self.has_pinned_constants = false;
         self.known_maps = self.read_map_ids()?.unwrap_or_default();
@@ -307,6 +313,7 @@ impl Programs {
         let constants = self.load_object()?.map(CONSTANTS).ok_or(DatapathError::Missing(CONSTANTS))?;
         constants.pin(&pin).map_err(|error| pin_error("pin constants", &pin, io::Error::other(error)))?;
         self.has_pinned_constants = true;
+        self.known_maps = self.read_map_ids()?.unwrap_or_default();
         Ok(())
     }
 

@@ -12,7 +12,11 @@ use tracing_subscriber::{
 pub const FILTER_VARIABLE: &str = "NPL_LOG";
 
 /// kube logs every failed request at `error`; the agent logs the same once, with its effect.
+#[cfg(not(feature = "trace"))]
 pub(crate) const DEFAULT_FILTER: &str = "warn,npl_agent=info,kube_client=off,kube_runtime=off";
+/// With the logs of the kernel programs.
+#[cfg(feature = "trace")]
+pub(crate) const DEFAULT_FILTER: &str = "warn,npl_agent=info,npl_ebpf=debug,kube_client=off,kube_runtime=off";
 
 /// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]

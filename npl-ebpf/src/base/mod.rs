@@ -9,4 +9,6 @@ pub mod error;
 pub mod maps;
 pub mod mode;
 pub mod stats;
+#[cfg(feature = "trace")]
+pub mod trace;
 pub mod verdict;

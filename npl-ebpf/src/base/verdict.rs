@@ -39,7 +39,7 @@ pub const fn is_redirect(action: i32) -> bool {
 }
 
 /// Kinds of verdicts.
-mod kind {
+pub mod kind {
     pub const UNRELATED: u32 = 0;
     pub const SLOW_PATH: u32 = 1;
     pub const PASSED: u32 = 2;
@@ -97,12 +97,12 @@ impl Verdict {
     }
 
     #[inline(always)]
-    const fn kind(self) -> u32 {
+    pub(super) const fn kind(self) -> u32 {
         self.0 & ((1 << kind::BITS) - 1)
     }
 
     #[inline(always)]
-    const fn detail(self) -> u32 {
+    pub(super) const fn detail(self) -> u32 {
         self.0 >> kind::BITS
     }
 
@@ -132,6 +132,8 @@ impl Verdict {
     /// `TCX_NEXT` and `TC_ACT_UNSPEC` are the same number.
     #[inline(always)]
     pub fn into_action(self) -> i32 {
+        #[cfg(feature = "trace")]
+        super::trace::note_verdict(self);
         match self.kind() {
             kind::PASSED => {
                 stats::count_reason(self.detail());

@@ -3,6 +3,7 @@
 
 use aya_ebpf::programs::TcContext;
 
+use super::trace;
 use crate::{
     base::{context, verdict::Verdict},
     net::{
@@ -37,8 +38,8 @@ pub trait Hook {
 #[inline(always)]
 pub fn translate<H: Hook, const L2: usize>(ctx: &TcContext) -> Verdict {
     match context::ether_type(ctx) {
-        Some(V4::ETHER_TYPE) => translate_family::<V4, H, L2>(ctx),
-        Some(V6::ETHER_TYPE) => translate_family::<V6, H, L2>(ctx),
+        Some(V4::ETHER_TYPE) => trace::packet::<V4, H, L2>(ctx, translate_family::<V4, H, L2>),
+        Some(V6::ETHER_TYPE) => trace::packet::<V6, H, L2>(ctx, translate_family::<V6, H, L2>),
         _ => Verdict::UNRELATED,
     }
 }

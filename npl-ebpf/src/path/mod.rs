@@ -9,4 +9,5 @@ pub mod reply;
 pub mod request;
 pub mod slow_path;
 pub mod socket;
+mod trace;
 pub mod xdp;

@@ -7,7 +7,7 @@
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use npl_common::{config::Config, reason::Reason};
 
-use super::hook::Hook;
+use super::{hook::Hook, trace};
 use crate::{
     act::{redirect, rewrite::SOURCE},
     base::{
@@ -56,18 +56,24 @@ fn translate_family<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32
 #[inline(always)]
 fn run_steps<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
     begin_sctp::<F, H, L2>(skb(ctx));
-    let action = translate_packet::<F, H, L2>(skb(ctx));
+    let action = trace::step::<F, H, L2>(skb(ctx), translate_packet::<F, H, L2>);
     let is_held = action != IS_FRAGMENT && sctp_reassembly::hold_noted();
     match action {
-        IS_ICMP => translate_error::<F, H, L2>(skb(ctx)),
-        IS_FRAGMENT if !reinject_first::<H>(skb(ctx)) => Verdict::drop(Reason::RewriteFailed).into_action(),
-        IS_FRAGMENT => translate_fragment::<F, H, L2>(skb(ctx)),
+        IS_ICMP => trace::step::<F, H, L2>(skb(ctx), translate_error::<F, H, L2>),
+        IS_FRAGMENT if !reinject_first::<H>(skb(ctx)) => trace::step::<F, H, L2>(skb(ctx), drop_unwritable),
+        IS_FRAGMENT => trace::step::<F, H, L2>(skb(ctx), translate_fragment::<F, H, L2>),
         IS_LEAVING if !H::ON_ARRIVAL => record_leaving::<F, L2>(skb(ctx)),
-        IS_UNREADABLE if H::ON_ARRIVAL => judge_unreadable::<F, L2>(skb(ctx)),
-        _ if !reinject_saved::<H>(skb(ctx)) => Verdict::drop(Reason::RewriteFailed).into_action(),
+        IS_UNREADABLE if H::ON_ARRIVAL => trace::step::<F, H, L2>(skb(ctx), judge_unreadable::<F, L2>),
+        _ if !reinject_saved::<H>(skb(ctx)) => trace::step::<F, H, L2>(skb(ctx), drop_unwritable),
         _ if is_held => verdict::consume(),
         action => action,
     }
+}
+
+/// Drops a packet that the kernel lets no other frame be written over.
+#[inline(always)]
+fn drop_unwritable(_skb: *mut __sk_buff) -> i32 {
+    Verdict::drop(Reason::RewriteFailed).into_action()
 }
 
 // A constant of a trait cannot be a const argument of a generic call.

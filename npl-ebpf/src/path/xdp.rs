@@ -30,12 +30,21 @@ pub fn translates_before(config: &Config, ctx: &TcContext) -> bool {
 pub fn translate<const MULTI_BUFFER: bool>(ctx: XdpContext) -> u32 {
     let frame = Frame::<MULTI_BUFFER>(ctx);
     let verdict = match frame.ether_type() {
-        Some(V4::ETHER_TYPE) => translate_family::<V4, MULTI_BUFFER>(&frame),
-        Some(V6::ETHER_TYPE) => translate_family::<V6, MULTI_BUFFER>(&frame),
+        Some(V4::ETHER_TYPE) => judge::<V4, MULTI_BUFFER>(&frame),
+        Some(V6::ETHER_TYPE) => judge::<V6, MULTI_BUFFER>(&frame),
         // A tagged frame belongs to the VLAN's device. A tag that the card stripped is not visible here (docs/datapath.md).
         _ => Verdict::UNRELATED,
     };
     verdict.into_frame_action()
+}
+
+#[cfg(not(feature = "trace"))]
+use translate_family as judge;
+
+#[cfg(feature = "trace")]
+#[inline(always)]
+fn judge<F: Family, const MULTI_BUFFER: bool>(frame: &Frame<MULTI_BUFFER>) -> Verdict {
+    super::trace::frame::<F, MULTI_BUFFER>(frame, translate_family::<F, MULTI_BUFFER>)
 }
 
 #[inline(always)]

@@ -15,9 +15,9 @@ use crate::{paths, process};
 /// The media type of an image's manifest.
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
-/// The path of the archive of the image with this program.
-pub(super) fn path_for(program: &str) -> PathBuf {
-    paths::target_dir().join(format!("{program}.oci.tar"))
+/// The path of the archive with this name.
+pub(super) fn path_for(archive: &str) -> PathBuf {
+    paths::target_dir().join(format!("{archive}.oci.tar"))
 }
 
 /// An image that holds one static binary and nothing else.
@@ -25,6 +25,8 @@ pub(super) fn path_for(program: &str) -> PathBuf {
 pub(super) struct Image<'a> {
     /// The name of the loaded image.
     pub(super) name: &'a str,
+    /// The name of the archive's file.
+    pub(super) archive: &'a str,
     /// The binary's name in the image, and the image's title.
     pub(super) program: &'a str,
     /// The default arguments of the binary.
@@ -36,9 +38,9 @@ pub(super) struct Image<'a> {
 }
 
 impl Image<'_> {
-    /// Packs the image into `target/<program>.oci.tar`.
+    /// Packs the image into `target/<archive>.oci.tar`.
     pub(super) fn pack(&self) -> Result<PathBuf> {
-        let work = paths::target_dir().join("image").join(self.program);
+        let work = paths::target_dir().join("image").join(self.archive);
         if work.exists() {
             fs::remove_dir_all(&work).with_context(|| format!("remove the old {}", work.display()))?;
         }
@@ -55,7 +57,7 @@ impl Image<'_> {
         fs::write(root.join("oci-layout"), json!({ "imageLayoutVersion": "1.0.0" }).to_string())
             .context("write oci-layout")?;
         fs::write(root.join("index.json"), index(&manifest, self.name).to_string()).context("write index.json")?;
-        let archive = path_for(self.program);
+        let archive = path_for(self.archive);
         process::ask(tar(&archive, &root).args(["blobs", "index.json", "oci-layout"]))?;
         process::say(&format!("{}: {}, manifest sha256:{}", paths::shown(&archive), self.name, manifest.digest));
         Ok(archive)
@@ -72,7 +74,7 @@ impl Image<'_> {
     }
 
     fn config(&self, diff_id: &str) -> Value {
-        let Self { name: _, program, arguments, licenses, binary: _ } = self;
+        let Self { name: _, archive: _, program, arguments, licenses, binary: _ } = self;
         json!({
             "architecture": architecture(),
             "os": "linux",
@@ -182,8 +184,14 @@ mod tests {
 
     #[test]
     fn the_configuration_names_the_program_and_its_arguments() {
-        let image =
-            Image { name: "r/n:1.2", program: "p", arguments: &["run"], licenses: "L", binary: Path::new("/b") };
+        let image = Image {
+            name: "r/n:1.2",
+            archive: "a",
+            program: "p",
+            arguments: &["run"],
+            licenses: "L",
+            binary: Path::new("/b"),
+        };
         let config = image.config("dd");
         assert_eq!(config["config"]["Entrypoint"], json!(["/p"]));
         assert_eq!(config["config"]["Cmd"], json!(["run"]));

@@ -8,11 +8,15 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
-use crate::{build, build_ebpf, paths, process};
+use crate::build_ebpf::Features;
+use crate::{build, paths, process};
 use archive::Image;
 
 /// The default name of the agent's image, which `deploy/npl.yaml` uses.
 const AGENT: &str = concat!("localhost/npl-agent:", env!("CARGO_PKG_VERSION"));
+
+/// The default name of a trace build's image.
+const TRACE: &str = concat!("localhost/npl-agent:", env!("CARGO_PKG_VERSION"), "-trace");
 
 /// The program in the agent's image.
 const AGENT_PROGRAM: &str = "npl-agent";
@@ -26,22 +30,26 @@ const COMPANIONS: [(&str, &str); 2] = [
 /// Arguments of `cargo xtask image`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Name of the agent's image.
-    #[arg(long, default_value = AGENT)]
+    /// Name of the agent's image; that of a trace build ends with `-trace` by default.
+    #[arg(long, default_value = AGENT, default_value_if("features", "trace", TRACE))]
     name: String,
+    #[command(flatten)]
+    features: Features,
 }
 
 /// Builds the agent and packs all images.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    build_ebpf::build()?;
-    let agent = build::build_agent(&[])?;
-    pack_agent(&options.name, &agent)?;
+    let agent = build::build_with(&options.features)?;
+    if options.features.has_trace() {
+        return pack_agent(&options.name, build::TRACE_AGENT, &agent);
+    }
+    pack_agent(&options.name, AGENT_PROGRAM, &agent)?;
     pack_companions()
 }
 
 /// Packs all images of a real cluster, with an agent that is built already.
 pub(crate) fn pack_all(agent: &Path) -> Result<()> {
-    pack_agent(AGENT, agent)?;
+    pack_agent(AGENT, AGENT_PROGRAM, agent)?;
     pack_companions()
 }
 
@@ -50,10 +58,11 @@ pub(crate) fn archives() -> impl Iterator<Item = PathBuf> {
     [AGENT_PROGRAM].into_iter().chain(COMPANIONS.map(|(program, _)| program)).map(archive::path_for)
 }
 
-fn pack_agent(name: &str, agent: &Path) -> Result<()> {
+fn pack_agent(name: &str, archive: &str, agent: &Path) -> Result<()> {
     process::say("image: packing the agent into an OCI archive");
     let licenses = "Apache-2.0 AND GPL-2.0-only";
-    let archive = Image { name, program: AGENT_PROGRAM, arguments: &["run"], licenses, binary: agent }.pack()?;
+    let image = Image { name, archive, program: AGENT_PROGRAM, arguments: &["run"], licenses, binary: agent };
+    let archive = image.pack()?;
     process::detail(&format!("load it with: ctr --namespace k8s.io images import {}", paths::shown(&archive)));
     Ok(())
 }
@@ -69,7 +78,7 @@ fn pack_companions() -> Result<()> {
     process::run(&mut compile)?;
     for (program, name) in COMPANIONS {
         let binary = build::built_folder().join(program);
-        Image { name, program, arguments: &[], licenses: "Apache-2.0", binary: &binary }.pack()?;
+        Image { name, archive: program, program, arguments: &[], licenses: "Apache-2.0", binary: &binary }.pack()?;
     }
     Ok(())
 }

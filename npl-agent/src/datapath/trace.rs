@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Logs of the kernel programs, in the trace build only: the agent prints them with its own.
+
+use std::{fs, os::fd::AsFd as _, thread};
+
+use aya::{EbpfLoader, maps::MapError};
+use aya_log::EbpfLogger;
+use log::{Level, Log, Metadata, Record};
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+};
+use npl_common::names::PINNED_MAPS;
+use tracing::{debug, error, info, trace, warn};
+
+use super::{
+    attach::Hooks,
+    error::DatapathError,
+    object::embedded_object,
+    pins::{CONSTANTS, Pins, pin_error},
+};
+
+/// The ring buffer of logs.
+const LOGS: &str = "AYA_LOGS";
+
+/// The maps that only the trace build has: the logs, and the verdicts that are to be logged.
+const MAPS: [&str; 2] = [LOGS, "npl_trace"];
+
+/// The target of log lines, for `NPL_LOG`.
+const TARGET: &str = "npl_ebpf";
+
+/// Pins these maps beside the programs of their build, as if they were constants: so the next agent knows them as maps of
+/// these programs.
+pub(super) fn pin_maps(loader: &mut EbpfLoader<'_>, pins: &Pins, build: &str) -> Result<(), DatapathError> {
+    let folder = pins.programs_of(build);
+    fs::create_dir_all(&folder).map_err(|source| pin_error("create", &folder, source))?;
+    for name in MAPS {
+        loader.map_pin_path(name, folder.join(format!("{CONSTANTS}{name}")));
+    }
+    Ok(())
+}
+
+impl Hooks {
+    /// Prints the logs of the programs from now on, on a thread of its own.
+    ///
+    /// # Errors
+    ///
+    /// If the logs cannot be read.
+    pub fn print_logs(&self) -> Result<(), DatapathError> {
+        print(&self.pins, &self.programs.build)
+    }
+}
+
+fn print(pins: &Pins, build: &str) -> Result<(), DatapathError> {
+    let mut loader = EbpfLoader::new();
+    for name in PINNED_MAPS {
+        loader.map_pin_path(name, pins.map(name));
+    }
+    pin_maps(&mut loader, pins, build)?;
+    // aya-log finds the ring buffer in an object only. None of its programs is loaded.
+    let mut object = loader.load(embedded_object()?).map_err(DatapathError::Load)?;
+    let logger = EbpfLogger::init_with_logger(&mut object, Lines).map_err(|error| match error {
+        aya_log::Error::MapError(source) => DatapathError::OpenMap { name: LOGS, source },
+        aya_log::Error::MapNotFound | aya_log::Error::ProgramNotFound | aya_log::Error::ProgramError(_) => {
+            DatapathError::Missing(LOGS)
+        }
+    })?;
+    let thread = thread::Builder::new().name("trace".to_owned()).spawn(move || forward(logger));
+    thread.map_err(|error| DatapathError::OpenMap { name: LOGS, source: MapError::IoError(error) })?;
+    warn!("this is a trace build: it logs each verdict on a packet of a mapping, and packets take longer");
+    Ok(())
+}
+
+fn forward(mut logger: EbpfLogger<Lines>) {
+    loop {
+        logger.flush();
+        match poll(&mut [PollFd::new(logger.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => return warn!(err = %error, "the logs of the kernel programs end: they cannot be waited for"),
+        }
+    }
+}
+
+/// Prints lines of aya-log.
+struct Lines;
+
+impl Log for Lines {
+    fn enabled(&self, _metadata: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        let line = record.args().to_string();
+        // The programs log texts of one length.
+        let line = line.trim_end();
+        match record.level() {
+            Level::Error => error!(target: TARGET, "{line}"),
+            Level::Warn => warn!(target: TARGET, "{line}"),
+            Level::Info => info!(target: TARGET, "{line}"),
+            Level::Debug => debug!(target: TARGET, "{line}"),
+            Level::Trace => trace!(target: TARGET, "{line}"),
+        }
+    }
+
+    fn flush(&self) {}
+}

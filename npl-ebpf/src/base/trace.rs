@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! The packet that a program of the trace build works on, and the verdict on it, until `path::trace` logs both.
+//!
+//! In a map, because the stack of most programs has no room for it.
+
+use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
+
+use super::{cell::field, verdict::Verdict};
+
+/// A packet as it arrived, and the verdict on it.
+#[repr(C, align(8))]
+pub struct Note {
+    /// All bytes of an IPv6 address, or the first four of an IPv4 address.
+    pub source: [u8; 16],
+    pub destination: [u8; 16],
+    pub source_port: u16,
+    pub destination_port: u16,
+    /// The transport protocol; 0 if the packet's headers lead to none.
+    pub protocol: u8,
+    pub is_ipv6: bool,
+    /// The verdict's [`super::verdict::kind`].
+    pub kind: u8,
+    /// The reason's number, of a verdict that has one.
+    pub reason: u8,
+}
+
+/// Written and read within one run of a program.
+#[btf_map(name = "npl_trace")]
+static NOTE: PerCpuArray<Note, 1> = PerCpuArray::new();
+
+/// This processor's note.
+#[inline(always)]
+pub fn note() -> Option<*mut Note> {
+    NOTE.get_ptr_mut(0)
+}
+
+/// Notes the verdict.
+#[inline(always)]
+pub fn note_verdict(verdict: Verdict) {
+    if let Some(note) = note() {
+        field!(note, kind).store(verdict.kind() as u8);
+        field!(note, reason).store(verdict.detail() as u8);
+    }
+}
