@@ -5,7 +5,7 @@
 //! function that is not inlined, because all steps together exceed that stack.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
-use npl_common::{config::Config, reason::Reason};
+use npl_common::{config::Config, conntrack::Segment, reason::Reason};
 
 use super::hook::Hook;
 use crate::{
@@ -191,7 +191,7 @@ fn record_leaving<F: Family, const L2: usize>(skb: *mut __sk_buff) -> i32 {
         F::parse_chain(ctx, L2).and_then(|chain| Packet::from_chain(ctx, chain, sctp_reassembly::datagram_end));
     if let Some(packet) = packet {
         // A packet that is cut off ahead of its flags counts as one without RST.
-        host_connection::record_leaving(&packet, packet.tcp_flags(ctx).unwrap_or(0));
+        host_connection::record_leaving(&packet, packet.segment(ctx).unwrap_or(Segment::DATAGRAM));
     }
     Verdict::UNRELATED.into_action()
 }
