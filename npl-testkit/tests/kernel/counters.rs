@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! All counters of the datapath, so that a test says of every one whether it changes.
+//! Snapshots of all datapath counters, so that a test asserts every counter that changes and no other one.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use npl_agent::datapath::Tables;
 use npl_common::reason::Reason;
 use npl_common::stats::MappingStats;
 
-/// One counter that went up, and by how much: `("61000/tcp request_packets", 1)` or `("no_mapping", 1)`.
+/// One counter and its increase: `("61000/tcp request_packets", 1)` or `("no_mapping", 1)`.
 pub(crate) type Change = (String, u64);
 
-/// Every counter by name.
+/// Every counter's value, by name.
 #[derive(Debug)]
 pub(crate) struct Counters(BTreeMap<String, u64>);
 
@@ -29,7 +29,7 @@ impl Counters {
         Self(all)
     }
 
-    /// What went up, by name; a counter that went down is an error of its own.
+    /// The counters that increased, ordered by name. Panics if a counter decreased.
     pub(crate) fn changes_since(&self, before: &Self) -> Vec<Change> {
         let changed = self.0.iter().map(|(name, now)| {
             let then = before.0.get(name).copied().unwrap_or_default();
@@ -39,37 +39,37 @@ impl Counters {
     }
 }
 
-/// A reason counted once.
+/// One increment of a reason.
 pub(crate) fn reason(reason: Reason) -> Vec<Change> {
     vec![(reason.name().to_owned(), 1)]
 }
 
-/// A request of `bytes` translated by a mapping.
+/// One translated request of `bytes`.
 pub(crate) fn request(mapping: &str, bytes: usize) -> Vec<Change> {
     named(mapping, &[("request_bytes", bytes as u64), ("request_packets", 1)])
 }
 
-/// As [`request`], of a flow that was not known.
+/// As [`request`], for a flow without a conntrack entry: a new flow.
 pub(crate) fn first_request(mapping: &str, bytes: usize) -> Vec<Change> {
     named(mapping, &[("new_flows", 1), ("request_bytes", bytes as u64), ("request_packets", 1)])
 }
 
-/// As [`request`], of a flow whose exchange it completes.
+/// As [`request`], where the request completes the handshake and establishes the flow.
 pub(crate) fn establishing_request(mapping: &str, bytes: usize) -> Vec<Change> {
     named(mapping, &[("established_flows", 1), ("request_bytes", bytes as u64), ("request_packets", 1)])
 }
 
-/// A reply of `bytes` translated back.
+/// One translated reply of `bytes`.
 pub(crate) fn reply(mapping: &str, bytes: usize) -> Vec<Change> {
     named(mapping, &[("reply_bytes", bytes as u64), ("reply_packets", 1)])
 }
 
-/// As [`reply`], of a flow that it establishes.
+/// As [`reply`], where the reply establishes the flow.
 pub(crate) fn establishing_reply(mapping: &str, bytes: usize) -> Vec<Change> {
     named(mapping, &[("established_flows", 1), ("reply_bytes", bytes as u64), ("reply_packets", 1)])
 }
 
-/// Both, in the order of the names.
+/// Both lists of changes, merged and ordered by name.
 pub(crate) fn and(mut some: Vec<Change>, more: Vec<Change>) -> Vec<Change> {
     some.extend(more);
     some.sort();

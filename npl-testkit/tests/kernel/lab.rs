@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The agent's datapath on a bpffs of its own, and its programs run packet by packet without any device.
+//! Loads the agent's datapath on a private bpffs and runs its programs on single packets, without any device.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -19,25 +19,26 @@ use npl_common::half_open;
 use npl_common::names;
 use npl_testkit::packet::Packet;
 
+use crate::bpffs_pool::{BPFFS, BpffsPool};
 use crate::counters::{Change, Counters};
-use crate::left::{BPFFS, Shelf};
 
-/// Secret of the half-open cache; any will do, and a constant one makes failures comparable.
+/// Hash secret of the half-open cache. It is constant so that failures are reproducible.
 pub(crate) const SEED: u64 = 0x0123_4567_89ab_cdef;
 
-/// The device that the kernel says a frame of a test run came by: the loopback device, by its index in every namespace.
+/// Ingress device of every packet of a test run: the loopback device, which has index 1 in every network namespace.
 pub(crate) const TEST_DEVICE: u32 = 1;
 
-/// `TC_ACT_UNSPEC`, which is also `TCX_NEXT`: the next program, and the stack after the last.
+/// `TC_ACT_UNSPEC`, which is also `TCX_NEXT`: continue with the next program, and after the last one with the kernel
+/// stack.
 pub(crate) const NEXT: i32 = -1;
 
 /// `TC_ACT_SHOT`, which is also `TCX_DROP`.
 pub(crate) const DROP: i32 = 2;
 
-/// Enough for every packet of the tests.
+/// Output buffer size; every packet of the tests fits.
 const OUTPUT_BYTES: usize = 4096;
 
-/// A flow as the Pod sees it.
+/// A flow tuple as the Pod sees it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FlowId {
     pub(crate) client: SocketAddr,
@@ -45,7 +46,7 @@ pub(crate) struct FlowId {
     pub(crate) protocol: Protocol,
 }
 
-/// What the flow table has of a flow.
+/// An entry of the flow table.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct FlowEntry {
     pub(crate) node_addr: IpAddr,
@@ -59,16 +60,16 @@ struct FlowMaps<K, V> {
     fragments: Array<MapData, u64>,
 }
 
-/// A loaded datapath, with its maps also open for reading what the agent never looks at.
+/// A loaded datapath. Maps that the agent does not read are opened here too, so that tests can inspect them.
 pub(crate) struct Lab {
     pub(crate) datapath: Datapath,
     v4: FlowMaps<FlowKeyV4, FlowV4>,
     v6: FlowMaps<FlowKeyV6, FlowV6>,
-    /// The same programs over another flow table.
-    others: Option<Ebpf>,
+    /// The programs, loaded a second time with full flow tables.
+    full_tables: Option<Ebpf>,
 }
 
-/// What one run of a program did.
+/// The verdict, the output packet and the counter changes of one program run.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Outcome {
     pub(crate) action: i32,
@@ -76,51 +77,55 @@ pub(crate) struct Outcome {
     pub(crate) changes: Vec<Change>,
 }
 
-/// What the agent has in its container, and what makes room for maps before Linux 5.11. The verifier is more lenient
-/// with who has `CAP_PERFMON` or `CAP_SYS_ADMIN`: programs that load under these alone load for the agent.
+/// Capabilities of the agent's container, with the one that raises the memory limit for maps before Linux 5.11. The
+/// verifier is more lenient with `CAP_PERFMON` or `CAP_SYS_ADMIN`: a program that loads with these three capabilities
+/// alone also loads for the agent.
 const CAPABILITIES: [Capability; 3] = [Capability::CAP_BPF, Capability::CAP_NET_ADMIN, Capability::CAP_SYS_RESOURCE];
 
-/// The first kernel whose verifier asks for no more.
-const CONTENT_WITH_THESE: KernelVersion = KernelVersion::new(6, 6, 0);
+/// First kernel whose verifier accepts the programs without `CAP_PERFMON`.
+const LOADS_WITHOUT_PERFMON: KernelVersion = KernelVersion::new(6, 6, 0);
 
-/// What was loaded with these rights.
-static CONFINED: Shelf = Shelf::new();
+/// Programs that were loaded with the agent's capabilities.
+static AGENT_POOL: BpffsPool = BpffsPool::new();
 
-/// What was loaded as the DaemonSet's init container does, which has one right more.
-static AHEAD: Shelf = Shelf::new();
+/// Programs that were loaded with the capabilities of the DaemonSet's init container, which also has `CAP_PERFMON`.
+static LOADER_POOL: BpffsPool = BpffsPool::new();
 
-/// Runs `test` with a datapath that has no mappings, no addresses and no flows.
+/// Runs `test` on a datapath without mappings, node addresses and flows.
 pub(crate) fn with_lab(test: impl FnOnce(&mut Lab) + Send) {
-    let is_content = KernelVersion::current().unwrap() >= CONTENT_WITH_THESE;
-    with_rights(&CONFINED, !is_content, test);
+    let needs_perfmon = KernelVersion::current().unwrap() < LOADS_WITHOUT_PERFMON;
+    with_rights(&AGENT_POOL, needs_perfmon, test);
 }
 
-/// The same with programs that were loaded ahead of the agent.
-pub(crate) fn with_lab_of_loader(test: impl FnOnce(&mut Lab) + Send) {
-    with_rights(&AHEAD, true, test);
+/// As [`with_lab`], with the capabilities of the init container, which loads the programs before the agent starts.
+pub(crate) fn with_loader_lab(test: impl FnOnce(&mut Lab) + Send) {
+    with_rights(&LOADER_POOL, true, test);
 }
 
-fn with_rights(shelf: &'static Shelf, with_perfmon: bool, test: impl FnOnce(&mut Lab) + Send) {
-    // aya asks once in a process what the kernel has, and all tests go by it: it is asked with all rights.
+fn with_rights(pool: &'static BpffsPool, with_perfmon: bool, test: impl FnOnce(&mut Lab) + Send) {
+    // aya probes the kernel's features once for the whole process: the probe must run before capabilities are
+    // dropped.
     aya::features();
-    let confined = || {
-        // Of this thread alone, which ends with the test.
+    let run_confined = || {
+        // Capabilities are dropped for this thread only, which key with the test.
         let mut kept = caps::read(None, CapSet::Effective).unwrap();
-        let may_stay = |it: &Capability| CAPABILITIES.contains(it) || (with_perfmon && *it == Capability::CAP_PERFMON);
-        kept.retain(may_stay);
+        let is_kept = |capability: &Capability| {
+            CAPABILITIES.contains(capability) || (with_perfmon && *capability == Capability::CAP_PERFMON)
+        };
+        kept.retain(is_kept);
         caps::set(None, CapSet::Effective, &kept).unwrap();
         test(&mut Lab::open());
     };
-    shelf.take().bpffs().run(confined).unwrap();
+    pool.take().bpffs().run(run_confined).unwrap();
 }
 
-/// A mapping's two ends.
+/// The frontend and the backend of a mapping.
 pub(crate) fn mapping(protocol: Protocol, node_port: u16, pod: SocketAddr, generation: u32) -> (Frontend, Backend) {
     let frontend = Frontend { family: Family::of(pod.ip()), node_port: NodePort(node_port), protocol };
     (frontend, Backend { pod_ip: pod.ip(), pod_port: PodPort(pod.port()), generation, is_restricted: false })
 }
 
-/// The ranges of a list, as a Service has it.
+/// Parses the source ranges of an allow-list, in the format of a Service.
 pub(crate) fn parsed(ranges: &str) -> BTreeSet<SourceRange> {
     AllowList::read(ranges).sources.ranges().collect()
 }
@@ -139,7 +144,7 @@ impl Lab {
             slots: open(names::MAP_HALF_OPEN_V6),
             fragments: open(names::MAP_FRAGMENT_V6),
         };
-        Self { datapath, v4, v6, others: None }
+        Self { datapath, v4, v6, full_tables: None }
     }
 
     pub(crate) fn add(&mut self, protocol: Protocol, node_port: u16, pod: SocketAddr, generation: u32) {
@@ -147,8 +152,9 @@ impl Lab {
         self.datapath.upsert_mapping(frontend, backend).unwrap();
     }
 
-    /// As [`Self::add`], for these alone, whoever might use it before.
-    pub(crate) fn add_for(
+    /// As [`Self::add`], restricted to the sources in `ranges`; earlier allow-list entries of the mapping are
+    /// removed.
+    pub(crate) fn add_restricted(
         &mut self,
         protocol: Protocol,
         node_port: u16,
@@ -163,14 +169,14 @@ impl Lab {
         self.datapath.upsert_mapping(frontend, Backend { is_restricted: true, ..backend }).unwrap();
     }
 
-    /// Lets these use a mapping too.
+    /// Adds source ranges to a mapping's allow-list.
     pub(crate) fn allow(&mut self, protocol: Protocol, node_port: u16, pod: SocketAddr, ranges: &str) {
         let (frontend, _) = mapping(protocol, node_port, pod, 0);
         self.datapath.allow_sources(frontend, &parsed(ranges)).unwrap();
     }
 
-    /// Lets these not use a mapping any more.
-    pub(crate) fn forget(&mut self, protocol: Protocol, node_port: u16, pod: SocketAddr, ranges: &str) {
+    /// Removes source ranges from a mapping's allow-list.
+    pub(crate) fn disallow(&mut self, protocol: Protocol, node_port: u16, pod: SocketAddr, ranges: &str) {
         let (frontend, _) = mapping(protocol, node_port, pod, 0);
         self.datapath.forget_sources(frontend, &parsed(ranges)).unwrap();
     }
@@ -182,7 +188,7 @@ impl Lab {
 
     pub(crate) fn set_addresses(&mut self, addresses: &[IpAddr]) {
         let left_out = self.datapath.tables.set_local_addresses(addresses).unwrap();
-        assert!(left_out.is_empty(), "{left_out:?} found no room");
+        assert!(left_out.is_empty(), "{left_out:?} are too many for the map");
     }
 
     pub(crate) fn ingress(&mut self, packet: &Packet) -> Outcome {
@@ -193,17 +199,17 @@ impl Lab {
         self.run(names::PROG_EGRESS, &packet.build())
     }
 
-    /// Runs a program over a frame and notes everything that it changed.
+    /// Runs a program on a frame and records its verdict, output and counter changes.
     pub(crate) fn run(&mut self, program: &'static str, frame: &[u8]) -> Outcome {
-        self.noting(frame, |lab, options| lab.program(program).test_run(options))
+        self.run_counted(frame, |lab, options| lab.program(program).test_run(options))
     }
 
-    /// As [`Self::run`], of the program for drivers.
+    /// As [`Self::run`], for the XDP program.
     pub(crate) fn run_xdp(&mut self, frame: &[u8]) -> Outcome {
-        self.noting(frame, |lab, options| lab.datapath.hooks.load_xdp_program().unwrap().test_run(options))
+        self.run_counted(frame, |lab, options| lab.datapath.hooks.load_xdp_program().unwrap().test_run(options))
     }
 
-    fn noting(
+    fn run_counted(
         &mut self,
         frame: &[u8],
         run: impl FnOnce(&mut Self, TestRunOptions<'_>) -> Result<TestRunResult, ProgramError>,
@@ -220,15 +226,16 @@ impl Lab {
     }
 
     pub(crate) fn program(&mut self, name: &'static str) -> &mut SchedClassifier {
-        match &mut self.others {
-            Some(others) => others.program_mut(name).unwrap().try_into().unwrap(),
+        match &mut self.full_tables {
+            Some(programs) => programs.program_mut(name).unwrap().try_into().unwrap(),
             None => self.datapath.hooks.load_program(name).unwrap(),
         }
     }
 
-    /// Loads the programs again, over flow tables of one element that is taken.
+    /// Loads the programs a second time, with flow tables of one element, which is occupied.
     ///
-    /// The tables that the agent makes evict and hardly ever refuse; a plain hash of the same shape refuses.
+    /// The agent's flow tables evict entries and hardly ever refuse an insertion; a plain hash map of the same key
+    /// and value refuses it.
     pub(crate) fn replace_flow_tables_by_full_ones(&mut self) {
         let pins = Pins::new(Path::new(BPFFS));
         for name in [names::MAP_FLOW_V4, names::MAP_FLOW_V6] {
@@ -237,8 +244,8 @@ impl Lab {
         HashMap::<MapData, FlowKeyV4, FlowV4>::create(1, 0).unwrap().pin(pins.map(names::MAP_FLOW_V4)).unwrap();
         HashMap::<MapData, FlowKeyV6, FlowV6>::create(1, 0).unwrap().pin(pins.map(names::MAP_FLOW_V6)).unwrap();
         (self.v4.flows, self.v6.flows) = (open(names::MAP_FLOW_V4), open(names::MAP_FLOW_V6));
-        // A flow that no test has.
-        let nobody = FlowState {
+        // An entry whose key no test uses.
+        let state = FlowState {
             last_seen_ns: 0,
             generation: 0,
             refreshed: 0,
@@ -248,75 +255,76 @@ impl Lab {
             pod_tcp_flags: 0,
         };
         let key = FlowKeyV4 { client_addr: [0; 4], pod_addr: [0; 4], client_port: 0, pod_port: 0, protocol: 0 };
-        self.v4.flows.insert(key, FlowV4 { state: nobody, node_addr: [0; 4], pad: 0 }, 0).unwrap();
+        self.v4.flows.insert(key, FlowV4 { state, node_addr: [0; 4], pad: 0 }, 0).unwrap();
         let key = FlowKeyV6 { client_addr: [0; 16], pod_addr: [0; 16], client_port: 0, pod_port: 0, protocol: 0 };
-        self.v6.flows.insert(key, FlowV6 { state: nobody, node_addr: [0; 16] }, 0).unwrap();
+        self.v6.flows.insert(key, FlowV6 { state, node_addr: [0; 16] }, 0).unwrap();
         let mut loader = EbpfLoader::new();
         for name in names::PINNED_MAPS {
             loader.map_pin_path(name, pins.map(name));
         }
-        let mut others = loader.load(embedded_object().unwrap()).unwrap();
+        let mut programs = loader.load(embedded_object().unwrap()).unwrap();
         for name in [names::PROG_INGRESS, names::PROG_EGRESS] {
-            let program: &mut SchedClassifier = others.program_mut(name).unwrap().try_into().unwrap();
+            let program: &mut SchedClassifier = programs.program_mut(name).unwrap().try_into().unwrap();
             program.load().unwrap();
         }
-        self.others = Some(others);
+        self.full_tables = Some(programs);
     }
 
-    /// The flow table's entry.
+    /// The flow's entry in the flow table.
     pub(crate) fn flow(&self, id: FlowId) -> Option<FlowEntry> {
-        match id.ends() {
-            Ends::V4(key) => self.v4.flows.get(&key, 0).ok().map(|flow| FlowEntry::new(flow.node_addr, flow.state)),
-            Ends::V6(key) => self.v6.flows.get(&key, 0).ok().map(|flow| FlowEntry::new(flow.node_addr, flow.state)),
+        match id.key() {
+            FlowKey::V4(key) => self.v4.flows.get(&key, 0).ok().map(|flow| FlowEntry::new(flow.node_addr, flow.state)),
+            FlowKey::V6(key) => self.v6.flows.get(&key, 0).ok().map(|flow| FlowEntry::new(flow.node_addr, flow.state)),
         }
     }
 
-    /// Takes a flow out of the table, as the kernel does with the least recently used one of a full table.
+    /// Removes a flow's entry from the flow table, as the kernel evicts the least recently used entry of a full
+    /// table.
     pub(crate) fn evict(&mut self, id: FlowId) {
-        match id.ends() {
-            Ends::V4(key) => self.v4.flows.remove(&key).unwrap(),
-            Ends::V6(key) => self.v6.flows.remove(&key).unwrap(),
+        match id.key() {
+            FlowKey::V4(key) => self.v4.flows.remove(&key).unwrap(),
+            FlowKey::V6(key) => self.v6.flows.remove(&key).unwrap(),
         }
     }
 
-    /// The half-open cache's word for a flow, if the slot is its own; else that of an attempt at it.
+    /// The flow's entry in the half-open cache: in its own slot, or else the entry of its handshake.
     pub(crate) fn slot(&mut self, id: FlowId) -> Option<u64> {
-        self.word(id, half_open::slot(hash(id))).or_else(|| self.attempt(id))
+        self.entry_at(id, half_open::slot(hash(id))).or_else(|| self.handshake(id))
     }
 
-    /// The word of an attempt at a connection.
-    pub(crate) fn attempt(&mut self, id: FlowId) -> Option<u64> {
-        self.word(id, half_open::handshake_slot(hash(id)))
+    /// The half-open cache's entry of a TCP handshake, which has a slot apart from that of the flow.
+    pub(crate) fn handshake(&mut self, id: FlowId) -> Option<u64> {
+        self.entry_at(id, half_open::handshake_slot(hash(id)))
     }
 
-    fn word(&mut self, id: FlowId, slot: u32) -> Option<u64> {
-        Some(self.slots(id).get(&slot, 0).unwrap()).filter(|word| half_open::matches(*word, hash(id)))
+    fn entry_at(&mut self, id: FlowId, slot: u32) -> Option<u64> {
+        Some(self.slots(id).get(&slot, 0).unwrap()).filter(|entry| half_open::matches(*entry, hash(id)))
     }
 
-    /// Overwrites a flow's slot.
-    pub(crate) fn set_slot(&mut self, id: FlowId, word: u64) {
-        self.slots(id).set(half_open::slot(hash(id)), word, 0).unwrap();
+    /// Overwrites the flow's slot of the half-open cache.
+    pub(crate) fn set_slot(&mut self, id: FlowId, entry: u64) {
+        self.slots(id).set(half_open::slot(hash(id)), entry, 0).unwrap();
     }
 
-    /// Overwrites the slot of an attempt at it.
-    pub(crate) fn set_attempt(&mut self, id: FlowId, word: u64) {
-        self.slots(id).set(half_open::handshake_slot(hash(id)), word, 0).unwrap();
+    /// Overwrites the handshake's slot of the half-open cache.
+    pub(crate) fn set_handshake(&mut self, id: FlowId, entry: u64) {
+        self.slots(id).set(half_open::handshake_slot(hash(id)), entry, 0).unwrap();
     }
 
-    /// All records of fragmented datagrams, with their slots.
+    /// All fragment tracking records, with their slots.
     pub(crate) fn fragment_records(&mut self, family: Family) -> Vec<(u32, u64)> {
-        (0..).zip(self.fragments(family).iter().map(Result::unwrap)).filter(|(_, word)| *word != 0).collect()
+        (0..).zip(self.fragments(family).iter().map(Result::unwrap)).filter(|(_, record)| *record != 0).collect()
     }
 
-    /// Overwrites a slot of theirs.
-    pub(crate) fn set_fragment_record(&mut self, family: Family, slot: u32, word: u64) {
-        self.fragments(family).set(slot, word, 0).unwrap();
+    /// Overwrites one fragment tracking record.
+    pub(crate) fn set_fragment_record(&mut self, family: Family, slot: u32, record: u64) {
+        self.fragments(family).set(slot, record, 0).unwrap();
     }
 
-    /// Makes all of them older, by units of about a second.
+    /// Makes all fragment tracking records older, in units of about one second.
     pub(crate) fn age_fragment_records(&mut self, family: Family, units: u64) {
-        for (slot, word) in self.fragment_records(family) {
-            self.set_fragment_record(family, slot, fragment::aged(word, units));
+        for (slot, record) in self.fragment_records(family) {
+            self.set_fragment_record(family, slot, fragment::aged(record, units));
         }
     }
 
@@ -329,25 +337,25 @@ impl Lab {
     }
 }
 
-/// A flow's key in its family's table.
-enum Ends {
+/// A flow's key in the flow table of its family.
+enum FlowKey {
     V4(FlowKeyV4),
     V6(FlowKeyV6),
 }
 
 impl FlowId {
-    fn ends(self) -> Ends {
+    fn key(self) -> FlowKey {
         let (client_port, pod_port, protocol) = (self.client.port(), self.pod.port(), self.protocol.number().into());
         match (self.client.ip(), self.pod.ip()) {
             (IpAddr::V4(client), IpAddr::V4(pod)) => {
                 let (client_addr, pod_addr) = (client.octets(), pod.octets());
-                Ends::V4(FlowKeyV4 { client_addr, pod_addr, client_port, pod_port, protocol })
+                FlowKey::V4(FlowKeyV4 { client_addr, pod_addr, client_port, pod_port, protocol })
             }
             (IpAddr::V6(client), IpAddr::V6(pod)) => {
                 let (client_addr, pod_addr) = (client.octets(), pod.octets());
-                Ends::V6(FlowKeyV6 { client_addr, pod_addr, client_port, pod_port, protocol })
+                FlowKey::V6(FlowKeyV6 { client_addr, pod_addr, client_port, pod_port, protocol })
             }
-            ends => panic!("{ends:?} are of two families"),
+            addresses => panic!("{addresses:?} are of two families"),
         }
     }
 }
@@ -358,26 +366,26 @@ impl FlowEntry {
     }
 }
 
-/// A flow's hash, as the programs take it.
+/// The flow's hash, as the kernel programs compute it.
 pub(crate) fn hash(id: FlowId) -> u64 {
-    let rest = u64::from(id.client.port()) << 32 | u64::from(id.pod.port()) << 8 | u64::from(id.protocol.number());
-    match id.ends() {
-        Ends::V4(key) => {
+    let ports = u64::from(id.client.port()) << 32 | u64::from(id.pod.port()) << 8 | u64::from(id.protocol.number());
+    match id.key() {
+        FlowKey::V4(key) => {
             let [client, pod] = [key.client_addr, key.pod_addr].map(|addr| u64::from(u32::from_ne_bytes(addr)));
-            npl_common::hash::flow(SEED, client << 32 | pod, rest)
+            npl_common::hash::flow(SEED, client << 32 | pod, ports)
         }
-        Ends::V6(key) => {
-            let [client, pod] = [key.client_addr, key.pod_addr].map(words);
+        FlowKey::V6(key) => {
+            let [client, pod] = [key.client_addr, key.pod_addr].map(halves);
             let seed = npl_common::hash::absorb(npl_common::hash::absorb_both(SEED, client[0], client[1]), pod[0]);
-            npl_common::hash::flow(seed, pod[1], rest)
+            npl_common::hash::flow(seed, pod[1], ports)
         }
     }
 }
 
-/// An address as two words, the first 32 bits as loaded in the upper half of the first.
-fn words(addr: [u8; 16]) -> [u64; 2] {
-    let word = |at: usize| u64::from(u32::from_ne_bytes(*addr[at..].first_chunk().unwrap()));
-    [word(0) << 32 | word(4), word(8) << 32 | word(12)]
+/// An address as two 64-bit halves, each with the first loaded 32 bits in its upper part.
+fn halves(addr: [u8; 16]) -> [u64; 2] {
+    let load = |offset: usize| u64::from(u32::from_ne_bytes(*addr[offset..].first_chunk().unwrap()));
+    [load(0) << 32 | load(4), load(8) << 32 | load(12)]
 }
 
 pub(crate) fn open<T: TryFrom<Map, Error = MapError>>(name: &str) -> T {

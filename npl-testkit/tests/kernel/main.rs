@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The kernel programs, as the agent loads them: packet by packet, under real traffic, and over the life of their links.
-//! Needs root. The same binary runs on this machine's kernel and, by `cargo xtask test`, on Debian's.
+//! Tests of the kernel programs, loaded as the agent loads them: single packets, real traffic, and the life cycle of
+//! links. They need root. The same binary runs on the host's kernel and, by `cargo xtask test`, on emulated Debian
+//! kernels.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test ends at what it did not expect")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+mod bpffs_pool;
 mod counters;
 mod differential;
 mod lab;
-mod left;
 mod links;
 mod lists;
 mod local;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whole frames sent and received at one end of a cable.
+//! Sends and receives raw frames at a device.
 
-#![expect(unsafe_code, reason = "no library in use makes an address of a packet socket")]
+#![expect(unsafe_code, reason = "no library in use creates packet socket addresses")]
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -14,13 +14,13 @@ use npl_testkit::poll;
 use npl_testkit::topology::Device;
 use socket2::{Domain, Protocol, SockAddr, SockAddrStorage, Socket, Type};
 
-/// `ETH_P_IP` and `ETH_P_IPV6`: a wire carries the one or the other.
+/// `ETH_P_IP` and `ETH_P_IPV6`: a packet socket receives one of the two.
 const ETH_P_IP: u16 = 0x0800;
 const ETH_P_IPV6: u16 = 0x86dd;
-/// `ETH_P_ALL`: what tcpdump asks for.
+/// `ETH_P_ALL`, as tcpdump uses it.
 pub(crate) const ETH_P_ALL: u16 = 0x0003;
 
-/// A device's end, with its own link-layer address and that of the other end.
+/// A packet socket at a device, with the link-layer addresses of the device and of its peer.
 pub(crate) struct Wire {
     socket: Socket,
     to: SockAddr,
@@ -28,17 +28,17 @@ pub(crate) struct Wire {
     gateway: [u8; 6],
 }
 
-/// Opens the end at `device`, whose cable leads to `peer`, for IPv4.
+/// Opens a packet socket for IPv4 at `device`, whose link peer is `peer`.
 pub(crate) fn open(device: &Device, peer: &Device) -> Wire {
     open_for(Family::V4, device, peer)
 }
 
-/// The same for one family.
+/// As [`open`], for one family.
 pub(crate) fn open_for(family: Family, device: &Device, peer: &Device) -> Wire {
     open_with(if family == Family::V4 { ETH_P_IP } else { ETH_P_IPV6 }, device, peer)
 }
 
-/// The same for all that passes, as it is before any program has seen it.
+/// As [`open`], for all packets; the socket sees packets before any TC program does.
 pub(crate) fn capture(device: &Device, peer: &Device) -> Wire {
     open_with(ETH_P_ALL, device, peer)
 }
@@ -52,12 +52,12 @@ fn open_with(ether_type: u16, device: &Device, peer: &Device) -> Wire {
 }
 
 impl Wire {
-    /// The header of what is sent here.
+    /// The Ethernet header of frames that this device sends.
     pub(crate) fn ethernet(&self) -> Ethernet {
         Ethernet { destination: self.gateway, source: self.address, vlans: Vec::new() }
     }
 
-    /// The header of what arrives from the other end.
+    /// The Ethernet header of frames that arrive from the peer.
     pub(crate) fn ethernet_from_gateway(&self) -> Ethernet {
         Ethernet { destination: self.address, source: self.gateway, vlans: Vec::new() }
     }
@@ -66,7 +66,7 @@ impl Wire {
         self.socket.send_to(frame, &self.to)
     }
 
-    /// Sends a frame of more than a page, all of which but the link-layer header lies in pages of their own.
+    /// Sends a frame of more than one page, in which all bytes after the link-layer header are in separate pages.
     pub(crate) fn send_in_parts(&self, frame: &[u8]) -> io::Result<usize> {
         const VNET_HEADER: usize = 10;
         let on: libc::c_int = 1;
@@ -77,13 +77,13 @@ impl Wire {
         if status != 0 {
             return Err(io::Error::last_os_error());
         }
-        // Neither segments nor a checksum to be made, and how many bytes are to lie together.
+        // No segmentation and no checksum offload; only the length of the linear part is set.
         let mut header = [0_u8; VNET_HEADER];
         header[2..4].copy_from_slice(&14_u16.to_ne_bytes());
         self.send(&[&header, frame].concat())
     }
 
-    /// The next frame that arrives, of a [`capture`] also one that leaves. None if there is none for `limit`.
+    /// The next frame that arrives within `limit`; a [`capture`] also returns frames that leave.
     pub(crate) fn receive(&self, limit: Duration) -> io::Result<Option<Vec<u8>>> {
         self.socket.set_read_timeout(Some(limit))?;
         let mut buffer = [MaybeUninit::new(0); 2048];
@@ -96,7 +96,7 @@ impl Wire {
     }
 }
 
-/// The address of a packet socket.
+/// The address of a packet socket at a device.
 pub(crate) fn link_address(ifindex: u32, ether_type: u16) -> SockAddr {
     let mut storage = SockAddrStorage::zeroed();
     // SAFETY: the storage has room for any address, and this is the one of the family that is written.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A Node with Pods and clients in namespaces, and the agent's datapath attached to its uplinks.
+//! A Node with Pods and clients in network namespaces, and the agent's datapath attached to its uplinks.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -25,36 +25,36 @@ use npl_testkit::run::Run;
 use npl_testkit::topology::{self, Options, Pod, Topology};
 use npl_testkit::traffic;
 
+use crate::bpffs_pool::{BpffsPool, PooledBpffs};
 use crate::lab::{SEED, mapping, parsed};
-use crate::left::{Left, Shelf};
 
-/// The port that every Pod serves, by TCP and UDP.
+/// The port that every Pod serves by TCP and UDP.
 pub(crate) const POD_PORT: u16 = 8080;
-/// The node port of the first Pod; that of the second is the next one.
+/// The node port of the first Pod; each further Pod has the next port.
 pub(crate) const NODE_PORT: u16 = 61_000;
 
-/// Far longer than the kernel needs.
+/// Time limit for the kernel to detach a program; far longer than needed.
 const DETACH_LIMIT: Duration = Duration::from_secs(10);
 
-/// Everything is taken down in this order.
+/// The fields are dropped in this order.
 pub(crate) struct World {
-    /// Follows what is followed, where a test has one.
+    /// The nftables guard, in tests that run one.
     pub(crate) guard: Option<Guard>,
     pub(crate) datapath: Option<Datapath>,
     pub(crate) pods: Vec<(Pod, EchoServer)>,
     pub(crate) topology: Topology,
     pub(crate) bpffs: BpfFs,
-    /// What `bpffs` shows, unless it is new.
-    #[expect(dead_code, reason = "it goes back to its shelf with the world")]
-    left: Option<Left>,
+    /// The reused bpffs that is mounted at `bpffs`; none if `bpffs` is new.
+    #[expect(dead_code, reason = "the bpffs returns to its pool when the world is dropped")]
+    pooled_bpffs: Option<PooledBpffs>,
     pub(crate) run: Run,
 }
 
-/// What the Worlds of earlier tests have left.
-static LEFT: Shelf = Shelf::new();
+/// bpffs instances of earlier tests.
+static POOL: BpffsPool = BpffsPool::new();
 
 impl World {
-    /// One client and `pods` Pods, each of them mapped by both protocols; the programs are on the uplink.
+    /// A Node with one client and `pods` Pods, each mapped for TCP and UDP; the programs are attached to the uplink.
     pub(crate) fn new(pods: u8) -> Self {
         Self::with_options(pods, Options::default())
     }
@@ -65,13 +65,14 @@ impl World {
         world
     }
 
-    /// What a first agent does: mappings first, then the programs on the uplinks.
+    /// Does the same as an agent that starts for the first time: writes the mappings, then attaches the programs to
+    /// the uplinks.
     pub(crate) fn install(&mut self) {
         let uplinks = self.uplinks();
         self.install_on(&uplinks);
     }
 
-    /// As [`Self::install`], with the programs on these devices.
+    /// As [`Self::install`], with the programs on `devices`.
     pub(crate) fn install_on(&mut self, devices: &[Device]) {
         let mut datapath = self.open();
         datapath.configure("61000-61100".parse().unwrap(), || SEED).unwrap();
@@ -90,7 +91,7 @@ impl World {
         self.datapath = Some(datapath);
     }
 
-    /// As [`Self::new`], on a BPF file system that nobody had before.
+    /// As [`Self::new`], on a new bpffs.
     pub(crate) fn fresh(pods: u8) -> Self {
         let run = Run::start().unwrap();
         let bpffs = run.bpffs("bpf").unwrap();
@@ -99,15 +100,15 @@ impl World {
         world
     }
 
-    /// Without a datapath.
+    /// A Node without a datapath.
     pub(crate) fn bare(pods: u8, options: Options) -> Self {
         let run = Run::start().unwrap();
-        let left = LEFT.take();
-        let bpffs = left.bpffs().show_at(&run.file("bpf")).unwrap();
-        Self::with_bpffs(pods, options, run, bpffs, Some(left))
+        let pooled = POOL.take();
+        let bpffs = pooled.bpffs().show_at(&run.file("bpf")).unwrap();
+        Self::with_bpffs(pods, options, run, bpffs, Some(pooled))
     }
 
-    fn with_bpffs(pods: u8, options: Options, run: Run, bpffs: BpfFs, left: Option<Left>) -> Self {
+    fn with_bpffs(pods: u8, options: Options, run: Run, bpffs: BpfFs, pooled_bpffs: Option<PooledBpffs>) -> Self {
         let mut topology = Topology::new(&run, "", options).unwrap();
         let mut served = Vec::new();
         for index in 0..pods {
@@ -115,25 +116,25 @@ impl World {
             let server = EchoServer::start_in(&pod.netns, &pod.name, &[POD_PORT]).unwrap();
             served.push((pod, server));
         }
-        Self { guard: None, datapath: None, pods: served, topology, bpffs, left, run }
+        Self { guard: None, datapath: None, pods: served, topology, bpffs, pooled_bpffs, run }
     }
 
-    /// What a starting agent does: adopts what is pinned, or starts afresh.
+    /// Opens the datapath as a starting agent does: adopts pinned maps and programs, or creates them.
     pub(crate) fn open(&self) -> Datapath {
         let path: &Path = self.bpffs.path();
         self.node().run(|| Datapath::open(path)).unwrap().unwrap()
     }
 
-    /// Puts the programs on every uplink.
+    /// Attaches the programs to every uplink.
     pub(crate) fn attach(&self, datapath: &mut Datapath) {
         let errors = self.attach_to(datapath, &self.uplinks());
         assert!(errors.is_empty(), "{errors:?}");
     }
 
-    /// Puts the programs on these devices, and takes them off all others.
+    /// Attaches the programs to `devices` and detaches them from all other devices.
     pub(crate) fn attach_to(&self, datapath: &mut Datapath, devices: &[Device]) -> Vec<DatapathError> {
         let programs: BTreeMap<_, _> = devices.iter().map(|device| (device.ifindex, ProgramSet::Uplink)).collect();
-        // XDP programs are attached and detached by the tests that are about them.
+        // XDP programs are attached and detached only by the tests of XDP.
         let mut xdp = datapath.hooks.attached_programs().unwrap().xdp;
         xdp.retain(|ifindex| programs.contains_key(ifindex));
         let plan = DevicePlan { programs, xdp, next_hops: BTreeMap::new() };
@@ -141,24 +142,24 @@ impl World {
         errors.into_iter().chain(xdp_errors.into_values()).collect()
     }
 
-    /// The Node's uplinks as the agent sees devices.
+    /// The Node's uplinks, as the agent lists devices.
     pub(crate) fn uplinks(&self) -> Vec<Device> {
         let devices = self.topology.clients().iter().map(|client| device(&client.uplink));
         devices.collect()
     }
 
-    /// All devices of the Node as the agent sees them.
+    /// All devices of the Node, as the agent lists devices.
     pub(crate) fn devices(&self) -> Vec<Device> {
         self.node().block_on(netlink::interfaces()).unwrap().unwrap()
     }
 
-    /// Has the programs on the uplinks and, where packets are redirected, on what leads to Pods, as an agent finds them.
+    /// Attaches programs to the uplinks and, in redirect mode, to the Pods' devices, as the agent does on every pass.
     #[track_caller]
     pub(crate) fn follow(&mut self, forwarding: Forwarding) {
         self.follow_by(forwarding, Attach::Tc);
     }
 
-    /// As [`Self::follow`], with requests where `attach` wants them.
+    /// As [`Self::follow`], with requests translated at the hook that `attach` selects.
     #[track_caller]
     pub(crate) fn follow_by(&mut self, forwarding: Forwarding, attach: Attach) {
         let names = self.uplinks().into_iter().map(|device| device.name).collect();
@@ -174,7 +175,8 @@ impl World {
         }
     }
 
-    /// Has every mapping be for these alone; as the agent does it, nobody who is in both lists notices.
+    /// Restricts every mapping to `ranges`, in the agent's order of writes: a source in the old and the new
+    /// allow-list is never refused.
     pub(crate) fn restrict(&mut self, ranges: &str) {
         let datapath = self.datapath();
         let (mappings, former) = (datapath.mappings().unwrap(), datapath.sources().unwrap());
@@ -207,23 +209,23 @@ impl World {
         self.topology.node_addresses().v4
     }
 
-    /// The Node's address of each family.
+    /// The Node's addresses, one of each family.
     pub(crate) fn node_ips(&self) -> [IpAddr; 2] {
         let addresses = self.topology.node_addresses();
         [addresses.v4.into(), addresses.v6.into()]
     }
 
-    /// The client's address of each family.
+    /// The client's addresses, one of each family.
     pub(crate) fn client_ips(&self) -> [IpAddr; 2] {
         self.topology.client().addresses.ips()
     }
 
-    /// Where the first Pod is reached, in each family.
+    /// The first Pod's NAT addresses, one of each family.
     pub(crate) fn frontends(&self) -> [SocketAddr; 2] {
         self.node_ips().map(|ip| (ip, NODE_PORT).into())
     }
 
-    /// Where the first Pod is reached.
+    /// The first Pod's IPv4 NAT address.
     pub(crate) fn frontend(&self) -> SocketAddr {
         (self.node_ip(), NODE_PORT).into()
     }
@@ -232,20 +234,21 @@ impl World {
         &self.pods[0].0
     }
 
-    /// Every device between the client and the first Pod, from end to end.
-    pub(crate) fn ends(&self) -> [topology::Device; 4] {
+    /// Every device between the client and the first Pod, at both ends of each link.
+    pub(crate) fn path_devices(&self) -> [topology::Device; 4] {
         let (client, pod) = (self.topology.client(), self.pod());
         [client.device.clone(), client.uplink.clone(), pod.device.clone(), pod.host_device.clone()]
     }
 
-    /// Waits until the host answers in the Pod's place; the kernel takes a moment to detach a program nobody pins.
+    /// Waits until the host refuses connections to the first Pod's node port: the kernel detaches unpinned programs
+    /// with a delay.
     #[track_caller]
     pub(crate) fn wait_until_refused(&self) {
         let is_refused = || traffic::tcp_connect(self.client(), self.frontend()).is_err().then_some(());
         poll::until("the end of the programs", DETACH_LIMIT, is_refused).unwrap();
     }
 
-    /// The first Pod answers by both protocols in both families, and sees the client's address.
+    /// Asserts that the first Pod answers by TCP and UDP in both families, and sees the client's address.
     #[track_caller]
     pub(crate) fn assert_answers(&self) {
         for (frontend, client_ip) in self.frontends().into_iter().zip(self.client_ips()) {
@@ -261,7 +264,7 @@ impl World {
 
 pub(crate) fn set_addresses(datapath: &mut Datapath, addresses: &[IpAddr]) {
     let left_out = datapath.tables.set_local_addresses(addresses).unwrap();
-    assert!(left_out.is_empty(), "{left_out:?} found no room");
+    assert!(left_out.is_empty(), "{left_out:?} are too many for the map");
 }
 
 fn device(device: &topology::Device) -> Device {
@@ -278,12 +281,12 @@ fn device(device: &topology::Device) -> Device {
     }
 }
 
-/// How often programs are replaced under load: an emulated processor takes half a minute to verify them.
+/// Number of program replacements under load: an emulated processor takes half a minute to verify the programs.
 pub(crate) fn replacements() -> u64 {
     if is_emulated() { 3 } else { 10 }
 }
 
-/// Whether the processor is the emulator's, which takes its time.
+/// Whether the test runs on an emulated processor, which is slow.
 pub(crate) fn is_emulated() -> bool {
     kernel::is_emulated().unwrap()
 }

@@ -17,8 +17,8 @@ use npl_common::{half_open, names};
 use npl_testkit::mounts::PrivateBpffs;
 use npl_testkit::tools;
 
+use crate::bpffs_pool::BPFFS;
 use crate::lab::{mapping, with_lab};
-use crate::left::BPFFS;
 use crate::world::{is_emulated, set_addresses};
 
 /// Opens a datapath over what `prepare` has pinned; it works, and starts without mappings.

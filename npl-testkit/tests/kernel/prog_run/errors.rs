@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! ICMP errors, which are about another packet and quote its beginning.
+//! ICMP errors, which quote the beginning of another packet.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -12,13 +12,14 @@ use npl_testkit::packet::{Checksum, Packet, Transport};
 use super::extensions::{DESTINATION_OPTIONS, SIX, extended};
 use super::scene::{
     CLIENT_PORT, NODE_PORT, POD_PORT, Tcp, Udp, client, client_ip, establish, family, flow, from, length, node,
-    node_ip, pod, pod_ip, random_packets, router_ip, second_node_ip, strange_ip, tcp, to, udp, with_mappings,
+    node_ip, pod, pod_ip, random_packets, router_ip, second_node_ip, tcp, to, udp, unused_ip, with_mappings,
     with_mappings_of,
 };
 use crate::counters::{Change, reason, reply, request};
 use crate::lab::{Lab, NEXT, Outcome};
 
-/// Types and codes of the errors: unreachable, too large, out of time, at fault; slow down, or one that nobody knows yet.
+/// Types and codes of ICMP errors: unreachable, too large, time exceeded, parameter problem, source quench or an
+/// unassigned type.
 fn kinds() -> [(u8, u8); 6] {
     if family() == Family::V4 {
         [(3, 1), (3, 3), (3, 4), (11, 0), (12, 0), (4, 0)]
@@ -27,25 +28,25 @@ fn kinds() -> [(u8, u8); 6] {
     }
 }
 
-/// That which tells the largest size that fits.
+/// The error that reports the path MTU.
 pub(crate) fn too_large() -> (u8, u8) {
     kinds()[2]
 }
 
-/// An error from `sender` about `quoted`, of whose transport it quotes `bytes`.
+/// An error from `sender` that quotes `quoted` with `bytes` of its transport header and payload.
 fn error((kind, code): (u8, u8), sender: IpAddr, quoted: &Packet, bytes: usize) -> Packet {
     let mut error = Packet::icmp_error(sender, kind, code, quoted, bytes);
-    let Transport::Icmp(icmp) = &mut error.transport else { unreachable!("an error was asked for") };
+    let Transport::Icmp(icmp) = &mut error.transport else { unreachable!("the packet is an ICMP error") };
     icmp.rest = [0, 0, 5, 20];
     error.to_this_machine()
 }
 
-/// What the Pod gets of an error about a reply, and what the Node gets of it.
+/// An error about a reply: as the Node receives it, and as it must arrive at the Pod.
 pub(crate) fn about_reply(kind: (u8, u8), reply: &Packet, bytes: usize) -> (Packet, Packet) {
     (error(kind, router_ip(), &from(reply, node()), bytes), error(kind, router_ip(), &from(reply, pod()), bytes))
 }
 
-/// What leaves the Node of an error about a request, and what the client gets of it.
+/// An error about a request: as it leaves the Pod, and as the client must receive it.
 pub(crate) fn about_request(kind: (u8, u8), sender: IpAddr, request: &Packet, bytes: usize) -> (Packet, Packet) {
     (error(kind, sender, &to(request, pod()), bytes), error(kind, node_ip(), &to(request, node()), bytes))
 }
@@ -55,7 +56,7 @@ fn passes(lab: &mut Lab, program: &'static str, frame: Vec<u8>, changes: Vec<Cha
     assert_eq!(lab.run(program, &frame), Outcome { action: NEXT, bytes: frame, changes }, "{program}");
 }
 
-/// The client's first packets, which open a flow by each protocol.
+/// Opens a flow by TCP and by UDP.
 fn open(lab: &mut Lab) {
     lab.ingress(&tcp(client(), node(), SYN, b""));
     lab.ingress(&udp(client(), node(), b"hello"));
@@ -65,7 +66,7 @@ fn open(lab: &mut Lab) {
 fn error_about_a_reply_goes_to_the_pod() {
     with_mappings(|lab| {
         for kind in kinds() {
-            // As much as the standard demands, as much as a checksum needs, and more.
+            // The minimum of RFC 792, enough for a checksum, and more.
             for bytes in [8, 12, 18, 20, 64] {
                 for (reply, mapping) in [
                     (tcp(pod(), client(), PSH | ACK, &[7; 100]), "61000/tcp"),
@@ -80,12 +81,12 @@ fn error_about_a_reply_goes_to_the_pod() {
 }
 
 #[test]
-fn error_about_a_request_comes_from_the_node_whoever_sent_it() {
+fn error_about_a_request_comes_from_the_node_for_any_sender() {
     with_mappings(|lab| {
         open(lab);
         for kind in kinds() {
             for bytes in [8, 12, 18, 20, 64] {
-                for sender in [pod_ip(), node_ip(), second_node_ip(), strange_ip()] {
+                for sender in [pod_ip(), node_ip(), second_node_ip(), unused_ip()] {
                     for (request, mapping) in [
                         (tcp(client(), node(), PSH | ACK, &[7; 100]), "61000/tcp"),
                         (udp(client(), node(), &[7; 100]), "61000/udp"),
@@ -100,7 +101,7 @@ fn error_about_a_request_comes_from_the_node_whoever_sent_it() {
 }
 
 #[test]
-fn error_about_a_request_of_an_established_flow_names_the_address_that_the_client_asked() {
+fn error_about_a_request_of_an_established_flow_quotes_the_clients_nat_address() {
     with_mappings(|lab| {
         establish(lab);
         let request = tcp(client(), node(), ACK, b"too long for the Pod's link");
@@ -110,7 +111,7 @@ fn error_about_a_request_of_an_established_flow_names_the_address_that_the_clien
 }
 
 #[test]
-fn quoted_checksum_of_zero_says_that_there_is_none_and_stays() {
+fn quoted_udp_checksum_of_zero_stays_zero() {
     with_mappings(|lab| {
         open(lab);
         let mut answer = udp(pod(), client(), b"no checksum");
@@ -125,7 +126,7 @@ fn quoted_checksum_of_zero_says_that_there_is_none_and_stays() {
 }
 
 #[test]
-fn changed_checksums_of_errors_are_those_of_a_full_sum() {
+fn updated_checksums_of_errors_equal_a_full_computation() {
     with_mappings(|lab| {
         open(lab);
         for (number, packet) in random_packets(pod(), client(), 200).enumerate() {
@@ -147,14 +148,14 @@ fn wrong_checksum_of_an_error_stays_wrong() {
         let outcome = lab.ingress(&arrives);
         let mut arrived = Packet::parse(&outcome.bytes).unwrap();
         let checksum = std::mem::replace(arrived.transport.checksum_mut().unwrap(), Checksum::Right);
-        assert!(matches!(checksum, Checksum::Wrong(_)), "{checksum:?} was mended on the way");
+        assert!(matches!(checksum, Checksum::Wrong(_)), "{checksum:?} was corrected by the translation");
         expected.ethernet.clone_from(&arrived.ethernet);
         assert_eq!(arrived, expected);
     });
 }
 
 #[test]
-fn options_of_an_error_and_of_what_it_quotes_are_kept() {
+fn options_of_an_error_and_of_its_quote_are_kept() {
     with_mappings_of(Family::V4, |lab| {
         let mut answer = tcp(pod(), client(), ACK, b"options");
         answer.ipv4_mut().unwrap().options = vec![1; 11];
@@ -166,17 +167,17 @@ fn options_of_an_error_and_of_what_it_quotes_are_kept() {
     });
 }
 
-/// An IPv6 error about a packet with an extension header; the error has one too.
+/// An IPv6 error with an extension header that quotes a packet with an extension header.
 fn behind_extensions(sender: IpAddr, quoted: &Packet) -> Vec<u8> {
     let quoted_frame = extended(quoted, &[(DESTINATION_OPTIONS, SIX)]);
     let mut error = error(too_large(), sender, quoted, 8);
-    let Transport::Icmp(icmp) = &mut error.transport else { unreachable!("an error was asked for") };
+    let Transport::Icmp(icmp) = &mut error.transport else { unreachable!("the packet is an ICMP error") };
     icmp.payload = quoted_frame[14..].to_vec();
     extended(&error, &[(DESTINATION_OPTIONS, SIX)])
 }
 
 #[test]
-fn extension_headers_of_an_error_and_of_what_it_quotes_are_kept() {
+fn extension_headers_of_an_error_and_of_its_quote_are_kept() {
     with_mappings_of(Family::V6, |lab| {
         open(lab);
         let answer = udp(pod(), client(), b"behind extensions");
@@ -191,7 +192,7 @@ fn extension_headers_of_an_error_and_of_what_it_quotes_are_kept() {
 }
 
 #[test]
-fn echo_and_other_messages_are_the_hosts() {
+fn icmp_echo_and_redirect_are_passed_to_the_host() {
     with_mappings(|lab| {
         open(lab);
         let (echo, redirect) = if family() == Family::V4 { ([8, 0], 5) } else { ([128, 129], 137) };
@@ -205,7 +206,7 @@ fn echo_and_other_messages_are_the_hosts() {
 }
 
 #[test]
-fn error_about_what_is_not_ours_is_not_ours() {
+fn error_about_an_unmapped_packet_is_passed_unchanged() {
     with_mappings(|lab| {
         open(lab);
         let kind = too_large();
@@ -221,7 +222,7 @@ fn error_about_what_is_not_ours_is_not_ours() {
 }
 
 #[test]
-fn no_mapping_leaves_an_error_about_a_reply_to_the_host() {
+fn no_mapping_is_counted_for_an_error_about_an_unmapped_port() {
     with_mappings(|lab| {
         let quoted = tcp((node_ip(), 61_050).into(), client(), ACK, b"");
         passes(lab, PROG_INGRESS, error(too_large(), router_ip(), &quoted, 8).build(), reason(Reason::NoMapping));
@@ -229,7 +230,7 @@ fn no_mapping_leaves_an_error_about_a_reply_to_the_host() {
 }
 
 #[test]
-fn untracked_reply_is_also_an_error_about_a_direct_request() {
+fn untracked_reply_is_counted_for_an_error_about_a_direct_request() {
     with_mappings(|lab| {
         let direct = udp(client(), pod(), b"hello");
         passes(lab, PROG_EGRESS, error(too_large(), pod_ip(), &direct, 8).build(), reason(Reason::UntrackedReply));
@@ -237,7 +238,7 @@ fn untracked_reply_is_also_an_error_about_a_direct_request() {
 }
 
 #[test]
-fn bad_quote_that_ends_too_early_is_left_alone() {
+fn bad_quote_is_counted_for_a_truncated_quote() {
     with_mappings(|lab| {
         open(lab);
         let header = if family() == Family::V4 { 20 } else { 40 };
@@ -246,7 +247,7 @@ fn bad_quote_that_ends_too_early_is_left_alone() {
         for (program, packet) in [(PROG_INGRESS, arrives), (PROG_EGRESS, leaves)] {
             for bytes in (0..header + 4).step_by(2) {
                 let mut short = packet.clone();
-                let Transport::Icmp(icmp) = &mut short.transport else { unreachable!("an error was asked for") };
+                let Transport::Icmp(icmp) = &mut short.transport else { unreachable!("the packet is an ICMP error") };
                 icmp.payload.truncate(bytes);
                 passes(lab, program, short.build(), reason(Reason::BadQuote));
             }
@@ -254,12 +255,12 @@ fn bad_quote_that_ends_too_early_is_left_alone() {
     });
 }
 
-/// What stands behind the packet's end, as padding of a frame does, is none of the quote.
+/// Bytes after the end of the packet, such as Ethernet padding, do not belong to the quote.
 #[test]
-fn bad_quote_is_not_completed_by_what_follows_the_packet() {
+fn bad_quote_is_counted_although_padding_follows_the_packet() {
     with_mappings(|lab| {
         let (mut short, _) = about_reply(too_large(), &udp(pod(), client(), b"hello"), 8);
-        let Transport::Icmp(icmp) = &mut short.transport else { unreachable!("an error was asked for") };
+        let Transport::Icmp(icmp) = &mut short.transport else { unreachable!("the packet is an ICMP error") };
         let cut = icmp.payload.split_off(icmp.payload.len() - 6);
         let frame = [short.build(), cut].concat();
         passes(lab, PROG_INGRESS, frame, reason(Reason::BadQuote));
@@ -267,14 +268,14 @@ fn bad_quote_is_not_completed_by_what_follows_the_packet() {
 }
 
 #[test]
-fn bad_quote_of_another_address_or_of_a_later_fragment_is_left_alone() {
+fn bad_quote_is_counted_for_another_address_or_a_later_fragment() {
     with_mappings(|lab| {
         open(lab);
         let mut elsewhere = error(too_large(), router_ip(), &udp(node(), client(), b"hello"), 8);
         elsewhere.set_destination((second_node_ip(), 0).into());
         passes(lab, PROG_INGRESS, elsewhere.build(), reason(Reason::BadQuote));
         let mut elsewhere = error(too_large(), pod_ip(), &udp(client(), pod(), b"hello"), 8);
-        elsewhere.set_destination((strange_ip(), 0).into());
+        elsewhere.set_destination((unused_ip(), 0).into());
         passes(lab, PROG_EGRESS, elsewhere.build(), reason(Reason::BadQuote));
     });
     with_mappings_of(Family::V4, |lab| {
@@ -286,13 +287,13 @@ fn bad_quote_of_another_address_or_of_a_later_fragment_is_left_alone() {
 }
 
 #[test]
-fn bad_quote_of_garbage_is_left_alone() {
+fn bad_quote_is_counted_for_an_invalid_header() {
     with_mappings(|lab| {
         let (mut garbage, _) = about_reply(too_large(), &udp(pod(), client(), b"hello"), 64);
         for byte in [0_u8, 0x41, 0x4f, 0x6f, 0xff] {
-            let Transport::Icmp(icmp) = &mut garbage.transport else { unreachable!("an error was asked for") };
+            let Transport::Icmp(icmp) = &mut garbage.transport else { unreachable!("the packet is an ICMP error") };
             icmp.payload[0] = byte;
-            // A version or length that no header has, or one that leads beyond the packet's end.
+            // The version or header length is invalid, or the header is longer than the packet.
             if (family(), byte) != (Family::V6, 0x6f) {
                 passes(lab, PROG_INGRESS, garbage.build(), reason(Reason::BadQuote));
             }
@@ -301,7 +302,7 @@ fn bad_quote_of_garbage_is_left_alone() {
 }
 
 #[test]
-fn error_neither_opens_nor_refreshes_a_flow() {
+fn icmp_error_neither_opens_nor_refreshes_a_flow() {
     with_mappings(|lab| {
         let (arrives, expected) = about_reply(too_large(), &tcp(pod(), client(), ACK, b""), 20);
         lab.ingress(&arrives).is(&expected, request("61000/tcp", length(&arrives)));
@@ -325,8 +326,8 @@ fn error_neither_opens_nor_refreshes_a_flow() {
 #[test]
 fn error_about_a_reply_to_another_client_needs_no_flow() {
     with_mappings(|lab| {
-        let stranger: SocketAddr = (strange_ip(), CLIENT_PORT).into();
-        let (arrives, expected) = about_reply(too_large(), &udp(pod(), stranger, b"hello"), 8);
+        let other_client: SocketAddr = (unused_ip(), CLIENT_PORT).into();
+        let (arrives, expected) = about_reply(too_large(), &udp(pod(), other_client, b"hello"), 8);
         lab.ingress(&arrives).is(&expected, request("61000/udp", length(&arrives)));
         lab.remove(family(), Udp, NODE_PORT);
         passes(lab, PROG_INGRESS, arrives.build(), reason(Reason::NoMapping));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! IPv6 packets with extension headers, which stand between the addresses and the ports.
+//! IPv6 packets with extension headers between the IPv6 header and the ports.
 
 use npl_agent::core::model::Family;
 use npl_testkit::packet::Packet;
@@ -18,19 +18,19 @@ pub(crate) const FRAGMENT: u8 = 44;
 const AUTHENTICATION: u8 = 51;
 pub(crate) const DESTINATION_OPTIONS: u8 = 60;
 
-/// Where the fields of the IPv6 header are.
+/// Offsets of IPv6 header fields in a frame.
 const PAYLOAD_LENGTH: usize = L3 + 4;
 const NEXT_HEADER: usize = L3 + 6;
 const HEADER_END: usize = L3 + V6_HEADER;
 
-/// The frame of `packet` with these extension headers: kind, and all bytes after the first two.
+/// The frame of `packet` with these extension headers: the type, and all bytes after the first two.
 pub(crate) fn extended(packet: &Packet, extensions: &[(u8, &[u8])]) -> Vec<u8> {
     let mut frame = packet.build();
     let mut next = frame[NEXT_HEADER];
     for (kind, content) in extensions.iter().rev() {
         let units = u8::try_from((content.len() + 2) / 8 - 1).unwrap();
         let header = [&[next, units], *content].concat();
-        assert_eq!(header.len() % 8, 0, "a header's length is told in units of eight bytes");
+        assert_eq!(header.len() % 8, 0, "an extension header is a multiple of eight bytes");
         frame.splice(HEADER_END..HEADER_END, header);
         next = *kind;
     }
@@ -44,7 +44,7 @@ fn in_v6(test: impl Fn(&mut Lab) + Send + Sync) {
     with_mappings_of(Family::V6, test);
 }
 
-/// Padding options of the wanted length (RFC 8200 section 4.2).
+/// Padding options of this length (RFC 8200, section 4.2).
 pub(crate) const SIX: &[u8] = &[1, 4, 0, 0, 0, 0];
 const FOURTEEN: &[u8] = &[1, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
@@ -78,7 +78,7 @@ fn extension_headers_are_kept() {
 }
 
 #[test]
-fn whole_packet_in_a_fragment_header_is_translated() {
+fn atomic_fragment_is_translated() {
     in_v6(|lab| {
         let packet = udp(client(), node(), b"an atomic fragment");
         let chain: &[(u8, &[u8])] = &[(FRAGMENT, &[0, 0, 0, 0, 0, 7])];
@@ -89,46 +89,46 @@ fn whole_packet_in_a_fragment_header_is_translated() {
     });
 }
 
-/// The program changes nothing and counts what it is told.
+/// The program changes nothing in the frame and counts exactly `changes`.
 #[track_caller]
 fn passes(lab: &mut Lab, program: &'static str, frame: Vec<u8>, changes: Vec<crate::counters::Change>) {
     assert_eq!(lab.run(program, &frame), Outcome { action: NEXT, bytes: frame, changes });
 }
 
 #[test]
-fn what_has_no_ports_to_be_found_is_not_ours() {
+fn packet_whose_ports_cannot_be_found_is_passed_unchanged() {
     in_v6(|lab| {
         let packet = udp(client(), node(), b"hello");
-        // An integrity check over the addresses.
+        // An authentication header protects the addresses.
         passes(lab, PROG_INGRESS, extended(&packet, &[(AUTHENTICATION, &[0; 14])]), vec![]);
-        // A header that claims to be longer than the packet.
-        let mut lies = extended(&packet, &[(DESTINATION_OPTIONS, SIX)]);
-        lies[HEADER_END + 1] = 0xff;
-        passes(lab, PROG_INGRESS, lies, vec![]);
+        // The header's length field exceeds the packet.
+        let mut too_long = extended(&packet, &[(DESTINATION_OPTIONS, SIX)]);
+        too_long[HEADER_END + 1] = 0xff;
+        passes(lab, PROG_INGRESS, too_long, vec![]);
     });
 }
 
 #[test]
-fn header_chain_without_an_end_is_passed_and_counted_where_it_is_for_the_node() {
+fn ipv6_extension_headers_without_an_end_are_counted_for_packets_to_the_node() {
     in_v6(|lab| {
         let for_the_node = udp(client(), node(), b"hello");
-        let for_others = udp(client(), (pod().ip(), 61_000).into(), b"hello");
-        for (packet, changes) in [(for_the_node, reason(Reason::Ipv6ExtensionHeaders)), (for_others, vec![])] {
+        let for_another_host = udp(client(), (pod().ip(), 61_000).into(), b"hello");
+        for (packet, changes) in [(for_the_node, reason(Reason::Ipv6ExtensionHeaders)), (for_another_host, vec![])] {
             let too_many = extended(&packet, &[(DESTINATION_OPTIONS, SIX); 7]);
             let cut = extended(&packet, &[(DESTINATION_OPTIONS, SIX)])[..HEADER_END + 2].to_vec();
-            let routed_on = extended(&packet, &[(ROUTING, &[4, 1, 0, 0, 0, 0])]);
-            for frame in [too_many, cut, routed_on] {
+            let segments_left = extended(&packet, &[(ROUTING, &[4, 1, 0, 0, 0, 0])]);
+            for frame in [too_many, cut, segments_left] {
                 passes(lab, PROG_INGRESS, frame, changes.clone());
             }
         }
-        // What leaves is others' as well as ours, and nothing tells.
+        // On egress, the address alone does not show whether the packet belongs to a mapping: nothing is counted.
         let answer = extended(&udp(pod(), client(), b"hello"), &[(DESTINATION_OPTIONS, SIX); 7]);
         passes(lab, PROG_EGRESS, answer, vec![]);
     });
 }
 
 #[test]
-fn source_route_that_has_ended_is_no_obstacle() {
+fn source_route_without_segments_left_is_translated() {
     in_v6(|lab| {
         let packet = tcp(client(), node(), SYN, b"");
         let chain: &[(u8, &[u8])] = &[(ROUTING, &[4, 0, 0, 0, 0, 0])];
@@ -139,15 +139,15 @@ fn source_route_that_has_ended_is_no_obstacle() {
     });
 }
 
-/// The sums of the two addresses are the same, so what the kernel makes of the checksum tells nothing.
+/// Both addresses have the same one's complement sum, so the checksum is the same before and after translation.
 #[test]
-fn address_of_the_same_sum_is_translated_too() {
+fn mapping_between_addresses_with_equal_checksums_is_translated() {
     in_v6(|lab| {
-        // Two words of the Node's address, exchanged.
-        let twin: std::net::Ipv6Addr = "db8:2001:0:1::10".parse().unwrap();
-        lab.add(Udp, SECOND_NODE_PORT, (twin, 53).into(), 7);
+        // The Node's address with its first two 16-bit groups exchanged.
+        let same_sum: std::net::Ipv6Addr = "db8:2001:0:1::10".parse().unwrap();
+        lab.add(Udp, SECOND_NODE_PORT, (same_sum, 53).into(), 7);
         let request = udp(client(), (node_ip(), SECOND_NODE_PORT).into(), b"the same sum");
-        let expected = to(&request, (twin, 53).into());
+        let expected = to(&request, (same_sum, 53).into());
         lab.ingress(&request).is(&expected, first_request("61001/udp", expected.build().len()));
     });
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the programs remember of flows, step by step: half-open, established, lost, taken over.
+//! Connection tracking, step by step: half-open, established, evicted and replaced entries.
 
 use std::net::SocketAddr;
 
@@ -9,34 +9,35 @@ use npl_testkit::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN};
 
 use super::scene::{
     GENERATION, NODE_PORT, POD_PORT, SECOND_NODE_PORT, Tcp, Udp, bare, client, establish, family, flow, from,
-    is_answered, length, node, node_ip, other_pod_ip, pod, second_node_ip, tcp, third_node_ip, to, udp, with_mappings,
+    is_reply_translated, length, node, node_ip, other_pod_ip, pod, second_node_ip, tcp, third_node_ip, to, udp,
+    with_mappings,
 };
 use crate::counters::{Change, and, establishing_reply, establishing_request, first_request, reason, reply, request};
 use crate::lab::Lab;
 
-/// The Pod's packet leaves as it is, as one that belongs to no flow.
+/// The Pod's packet leaves unchanged, because it belongs to no tracked flow.
 #[track_caller]
 fn is_untracked(lab: &mut Lab) {
     let answer = tcp(pod(), client(), ACK, b"");
     lab.egress(&answer).is(&answer, reason(Reason::UntrackedReply));
 }
 
-/// The client's packet is translated and changes no more than the packet and byte counters.
+/// The client's packet is translated; only the packet and byte counters change.
 #[track_caller]
-fn is_asked(lab: &mut Lab, flags: u8) {
+fn is_request_translated(lab: &mut Lab, flags: u8) {
     let packet = tcp(client(), node(), flags, b"");
     lab.ingress(&packet).is(&to(&packet, pod()), request("61000/tcp", bare()));
 }
 
 #[test]
-fn handshake_establishes_the_flow_with_the_clients_second_packet() {
+fn flow_is_established_by_the_clients_second_packet() {
     with_mappings(|lab| {
         let syn = tcp(client(), node(), SYN, b"");
         lab.ingress(&syn).is(&to(&syn, pod()), first_request("61000/tcp", bare()));
         assert_eq!(lab.slot(flow(Tcp)).map(half_open::phase), Some(Phase::REQUESTED));
-        is_answered(lab, SYN | ACK);
+        is_reply_translated(lab, SYN | ACK);
         assert_eq!(lab.slot(flow(Tcp)).map(half_open::phase), Some(Phase::REPLIED));
-        assert_eq!(lab.flow(flow(Tcp)), None, "nothing is in the flow table before the client has answered");
+        assert_eq!(lab.flow(flow(Tcp)), None, "no entry is in the flow table before the handshake is complete");
         let ack = tcp(client(), node(), ACK, b"");
         lab.ingress(&ack).is(&to(&ack, pod()), establishing_request("61000/tcp", bare()));
         let entry = lab.flow(flow(Tcp)).unwrap();
@@ -44,46 +45,46 @@ fn handshake_establishes_the_flow_with_the_clients_second_packet() {
         assert_eq!((entry.node_addr, state.node_port, state.generation), (node_ip(), NODE_PORT, GENERATION));
         assert_eq!((state.client_tcp_flags, state.pod_tcp_flags), (ACK, 0));
         assert!(state.last_seen_ns > 0);
-        assert_eq!(lab.attempt(flow(Tcp)), None, "nobody attempts it any more");
-        is_answered(lab, ACK | PSH);
-        is_asked(lab, ACK);
+        assert_eq!(lab.handshake(flow(Tcp)), None, "the handshake has ended");
+        is_reply_translated(lab, ACK | PSH);
+        is_request_translated(lab, ACK);
         assert_eq!(lab.flow(flow(Tcp)).unwrap().state.pod_tcp_flags, ACK | PSH);
     });
 }
 
 #[test]
-fn established_flow_is_answered_from_the_flow_table_alone() {
+fn established_flow_needs_only_the_flow_table_for_replies() {
     with_mappings(|lab| {
         establish(lab);
         lab.set_slot(flow(Tcp), 0);
-        is_answered(lab, ACK);
+        is_reply_translated(lab, ACK);
     });
 }
 
 #[test]
-fn half_open_flow_is_answered_from_the_cache_alone() {
+fn half_open_flow_needs_only_the_half_open_cache_for_replies() {
     with_mappings(|lab| {
         lab.ingress(&tcp(client(), node(), SYN, b""));
         assert_eq!(lab.flow(flow(Tcp)), None);
-        is_answered(lab, SYN | ACK);
+        is_reply_translated(lab, SYN | ACK);
     });
 }
 
 #[test]
-fn flow_that_the_table_lost_is_carried_by_the_cache_and_comes_back() {
+fn evicted_flow_is_served_from_the_half_open_cache_and_established_again() {
     with_mappings(|lab| {
         establish(lab);
         lab.evict(flow(Tcp));
-        is_answered(lab, ACK);
+        is_reply_translated(lab, ACK);
         let data = tcp(client(), node(), ACK, b"");
         lab.ingress(&data).is(&to(&data, pod()), establishing_request("61000/tcp", bare()));
         assert!(lab.flow(flow(Tcp)).is_some());
-        is_answered(lab, ACK);
+        is_reply_translated(lab, ACK);
     });
 }
 
 #[test]
-fn flow_that_was_lost_everywhere_comes_back_with_the_clients_next_packet() {
+fn lost_flow_is_recreated_by_the_clients_next_packet() {
     with_mappings(|lab| {
         establish(lab);
         lab.evict(flow(Tcp));
@@ -91,66 +92,66 @@ fn flow_that_was_lost_everywhere_comes_back_with_the_clients_next_packet() {
         is_untracked(lab);
         let data = tcp(client(), node(), ACK, b"");
         lab.ingress(&data).is(&to(&data, pod()), first_request("61000/tcp", bare()));
-        is_answered(lab, ACK);
+        is_reply_translated(lab, ACK);
         lab.ingress(&data).is(&to(&data, pod()), establishing_request("61000/tcp", bare()));
-        is_answered(lab, ACK);
+        is_reply_translated(lab, ACK);
     });
 }
 
 #[test]
-fn half_open_flow_whose_slot_another_one_took_comes_back_with_a_retransmission() {
+fn overwritten_half_open_flow_is_recreated_by_a_retransmission() {
     with_mappings(|lab| {
         lab.ingress(&tcp(client(), node(), SYN, b""));
         let other = half_open::entry(!crate::lab::hash(flow(Tcp)), Phase::REQUESTED, 0, NODE_PORT);
-        lab.set_attempt(flow(Tcp), other);
+        lab.set_handshake(flow(Tcp), other);
         is_untracked(lab);
         let syn = tcp(client(), node(), SYN, b"");
         lab.ingress(&syn).is(&to(&syn, pod()), first_request("61000/tcp", bare()));
-        is_answered(lab, SYN | ACK);
+        is_reply_translated(lab, SYN | ACK);
     });
 }
 
 #[test]
-fn half_open_flow_leaves_the_slot_to_another_one_that_waits_for_its_reply() {
+fn half_open_flow_does_not_overwrite_a_handshake_that_waits_for_its_reply() {
     with_mappings(|lab| {
         let other = half_open::entry(!crate::lab::hash(flow(Tcp)), Phase::REQUESTED, 0, NODE_PORT);
-        lab.set_attempt(flow(Tcp), other);
+        lab.set_handshake(flow(Tcp), other);
         let syn = tcp(client(), node(), SYN, b"");
         lab.ingress(&syn).is(&to(&syn, pod()), first_request("61000/tcp", bare()));
-        assert_eq!(lab.slot(flow(Tcp)), None, "the other flow still has it");
-        is_answered(lab, SYN | ACK);
+        assert_eq!(lab.slot(flow(Tcp)), None, "the slot still belongs to the other flow");
+        is_reply_translated(lab, SYN | ACK);
         let ack = tcp(client(), node(), ACK, b"");
         lab.ingress(&ack).is(&to(&ack, pod()), establishing_request("61000/tcp", bare()));
     });
 }
 
-/// A flood overwrites words of attempts, also of those that the Pod has answered.
+/// A flood of SYNs overwrites handshake entries, also those that the Pod has answered.
 #[test]
-fn connection_whose_attempt_is_lost_before_the_client_confirms_it_is_established_all_the_same() {
+fn connection_whose_handshake_entry_is_lost_is_established_later() {
     with_mappings(|lab| {
-        opens(lab, node(), vec![]);
-        is_answered(lab, SYN | ACK);
-        lab.set_attempt(flow(Tcp), 0);
+        sends_syn(lab, node(), vec![]);
+        is_reply_translated(lab, SYN | ACK);
+        lab.set_handshake(flow(Tcp), 0);
         let ack = tcp(client(), node(), ACK, b"");
         lab.ingress(&ack).is(&to(&ack, pod()), first_request("61000/tcp", bare()));
-        is_answered(lab, ACK);
+        is_reply_translated(lab, ACK);
         lab.ingress(&ack).is(&to(&ack, pod()), establishing_request("61000/tcp", bare()));
-        is_answered(lab, ACK);
+        is_reply_translated(lab, ACK);
     });
 }
 
 #[test]
-fn established_flow_leaves_the_slot_to_the_half_open_flow_that_took_it() {
+fn established_flow_does_not_overwrite_a_half_open_flow_in_its_slot() {
     with_mappings(|lab| {
         establish(lab);
         let other = half_open::entry(!crate::lab::hash(flow(Tcp)), Phase::REPLIED, 0, NODE_PORT);
         lab.set_slot(flow(Tcp), other);
-        is_asked(lab, ACK);
-        is_answered(lab, ACK);
-        assert_eq!(lab.slot(flow(Tcp)), None, "the other flow still has it");
+        is_request_translated(lab, ACK);
+        is_reply_translated(lab, ACK);
+        assert_eq!(lab.slot(flow(Tcp)), None, "the slot still belongs to the other flow");
         lab.set_slot(flow(Tcp), 0);
-        is_asked(lab, ACK);
-        assert_eq!(lab.slot(flow(Tcp)).map(half_open::phase), Some(Phase::ESTABLISHED), "an empty one is taken");
+        is_request_translated(lab, ACK);
+        assert_eq!(lab.slot(flow(Tcp)).map(half_open::phase), Some(Phase::ESTABLISHED), "an empty slot is used");
     });
 }
 
@@ -159,83 +160,83 @@ fn refusal_of_a_closed_pod_port_comes_back_and_makes_no_flow() {
     with_mappings(|lab| {
         lab.ingress(&tcp(client(), node(), SYN, b""));
         for _again in 0..2 {
-            is_answered(lab, RST | ACK);
+            is_reply_translated(lab, RST | ACK);
             assert_eq!(lab.slot(flow(Tcp)).map(half_open::phase), Some(Phase::REFUSED));
         }
-        opens(lab, node(), vec![]);
-        is_answered(lab, RST | ACK);
+        sends_syn(lab, node(), vec![]);
+        is_reply_translated(lab, RST | ACK);
         assert_eq!(lab.flow(flow(Tcp)), None);
     });
 }
 
-/// Whoever forges the client's first packet can forge his second one too, which the Pod refuses.
+/// An attacker who forges the client's SYN can forge its ACK too; the Pod answers that ACK with a RST.
 #[test]
-fn connection_that_the_pod_refuses_right_away_leaves_no_flow() {
+fn connection_that_the_pod_resets_at_once_leaves_no_flow() {
     with_mappings(|lab| {
         establish(lab);
         assert!(lab.flow(flow(Tcp)).is_some());
         for _again in 0..3 {
-            is_answered(lab, RST);
+            is_reply_translated(lab, RST);
             assert_eq!(lab.flow(flow(Tcp)), None);
             lab.ingress(&tcp(client(), node(), ACK, b""));
         }
-        // A connection that the Pod has said something on may have more to say.
+        // A connection on which the Pod has sent data may be reset by one side and still carry packets of the other.
         establish(lab);
-        is_answered(lab, ACK);
-        is_answered(lab, RST);
+        is_reply_translated(lab, ACK);
+        is_reply_translated(lab, RST);
         assert!(lab.flow(flow(Tcp)).is_some());
     });
 }
 
 #[test]
-fn client_that_breaks_off_a_handshake_makes_no_flow() {
+fn client_reset_during_the_handshake_makes_no_flow() {
     with_mappings(|lab| {
         lab.ingress(&tcp(client(), node(), SYN, b""));
-        is_answered(lab, SYN | ACK);
-        is_asked(lab, RST);
+        is_reply_translated(lab, SYN | ACK);
+        is_request_translated(lab, RST);
         assert_eq!(lab.flow(flow(Tcp)), None);
-        is_answered(lab, ACK);
+        is_reply_translated(lab, ACK);
     });
 }
 
-/// As only others than the client send it.
+/// The client does not reset a connection before the SYN-ACK; an attacker may.
 #[test]
-fn reset_ahead_of_the_pods_answer_breaks_nothing_off() {
+fn client_reset_before_the_syn_ack_does_not_end_the_handshake() {
     with_mappings(|lab| {
-        opens(lab, node(), vec![]);
-        is_asked(lab, RST);
-        is_answered(lab, SYN | ACK);
+        sends_syn(lab, node(), vec![]);
+        is_request_translated(lab, RST);
+        is_reply_translated(lab, SYN | ACK);
         let ack = tcp(client(), node(), ACK, b"");
         lab.ingress(&ack).is(&to(&ack, pod()), establishing_request("61000/tcp", bare()));
     });
 }
 
 #[test]
-fn end_of_a_connection_is_noted_from_both_sides() {
+fn fin_flags_of_both_sides_are_recorded() {
     with_mappings(|lab| {
         establish(lab);
-        is_asked(lab, FIN | ACK);
-        is_answered(lab, FIN | ACK);
+        is_request_translated(lab, FIN | ACK);
+        is_reply_translated(lab, FIN | ACK);
         let entry = lab.flow(flow(Tcp)).unwrap().state;
         assert_eq!((entry.client_tcp_flags & FIN, entry.pod_tcp_flags & FIN), (FIN, FIN));
     });
 }
 
-/// The client opens the flow, by one of the Node's addresses.
+/// The client sends a SYN to one of the Node's addresses.
 #[track_caller]
-fn opens(lab: &mut Lab, node: SocketAddr, counted: Vec<Change>) {
+fn sends_syn(lab: &mut Lab, node: SocketAddr, counted: Vec<Change>) {
     let syn = tcp(client(), node, SYN, b"");
     lab.ingress(&syn).is(&to(&syn, pod()), and(counted, first_request("61000/tcp", bare())));
 }
 
 #[test]
-fn tuple_that_is_opened_again_forgets_the_last_connections_end() {
+fn reopened_flow_tuple_starts_without_the_flags_of_the_previous_connection() {
     with_mappings(|lab| {
         establish(lab);
-        is_asked(lab, FIN | ACK);
-        is_answered(lab, FIN | ACK);
-        opens(lab, node(), vec![]);
-        is_answered(lab, SYN | ACK);
+        is_request_translated(lab, FIN | ACK);
+        is_reply_translated(lab, FIN | ACK);
+        sends_syn(lab, node(), vec![]);
+        is_reply_translated(lab, SYN | ACK);
         let ack = tcp(client(), node(), ACK, b"");
         lab.ingress(&ack).is(&to(&ack, pod()), establishing_request("61000/tcp", bare()));
         let entry = lab.flow(flow(Tcp)).unwrap().state;
@@ -244,54 +245,54 @@ fn tuple_that_is_opened_again_forgets_the_last_connections_end() {
 }
 
 #[test]
-fn syn_that_the_pod_does_not_accept_takes_nothing_from_the_flow() {
+fn unaccepted_syn_does_not_change_the_established_flow() {
     with_mappings(|lab| {
         for end in [node(), (second_node_ip(), NODE_PORT).into()] {
             establish(lab);
-            opens(lab, end, vec![]);
+            sends_syn(lab, end, vec![]);
             assert_eq!(lab.slot(flow(Tcp)).map(half_open::phase), Some(Phase::ESTABLISHED));
-            // As the Pod tells somebody who seems to open what is open (RFC 5961).
-            is_answered(lab, ACK);
-            is_asked(lab, ACK);
-            is_answered(lab, ACK | PSH);
+            // The Pod answers a SYN on an open connection with a challenge ACK (RFC 5961).
+            is_reply_translated(lab, ACK);
+            is_request_translated(lab, ACK);
+            is_reply_translated(lab, ACK | PSH);
         }
     });
 }
 
 #[test]
-fn refusal_of_a_tuple_that_is_opened_by_another_address_comes_from_there() {
+fn refusal_of_a_new_handshake_comes_from_its_own_nat_address() {
     with_mappings(|lab| {
         establish(lab);
         let second = (second_node_ip(), NODE_PORT).into();
-        opens(lab, second, vec![]);
+        sends_syn(lab, second, vec![]);
         let refusal = tcp(pod(), client(), RST | ACK, b"");
         lab.egress(&refusal).is(&from(&refusal, second), reply("61000/tcp", bare()));
     });
 }
 
 #[test]
-fn stream_of_datagrams_is_established_by_the_second_reply() {
+fn udp_flow_is_established_by_the_second_reply() {
     with_mappings(|lab| {
         let question = udp(client(), node(), b"subscribe");
         lab.ingress(&question).is(&to(&question, pod()), first_request("61000/udp", length(&question)));
-        let news = udp(pod(), client(), b"news");
-        let bytes = length(&news);
-        lab.egress(&news).is(&from(&news, node()), reply("61000/udp", bytes));
-        lab.egress(&news).is(&from(&news, node()), establishing_reply("61000/udp", bytes));
+        let update = udp(pod(), client(), b"update");
+        let bytes = length(&update);
+        lab.egress(&update).is(&from(&update, node()), reply("61000/udp", bytes));
+        lab.egress(&update).is(&from(&update, node()), establishing_reply("61000/udp", bytes));
         lab.set_slot(flow(Udp), 0);
-        lab.egress(&news).is(&from(&news, node()), reply("61000/udp", bytes));
+        lab.egress(&update).is(&from(&update, node()), reply("61000/udp", bytes));
     });
 }
 
 #[test]
-fn flow_of_an_earlier_pod_with_the_same_address_is_not_answered() {
+fn flow_of_an_earlier_pod_with_the_same_address_is_untracked() {
     with_mappings(|lab| {
         establish(lab);
         lab.set_slot(flow(Tcp), 0);
         lab.add(Tcp, NODE_PORT, pod(), GENERATION + 1);
         is_untracked(lab);
-        opens(lab, node(), vec![]);
-        is_answered(lab, SYN | ACK);
+        sends_syn(lab, node(), vec![]);
+        is_reply_translated(lab, SYN | ACK);
         let ack = tcp(client(), node(), ACK, b"");
         lab.ingress(&ack).is(&to(&ack, pod()), establishing_request("61000/tcp", bare()));
         assert_eq!(lab.flow(flow(Tcp)).unwrap().state.generation, GENERATION + 1);
@@ -299,7 +300,7 @@ fn flow_of_an_earlier_pod_with_the_same_address_is_not_answered() {
 }
 
 #[test]
-fn half_open_flow_of_an_address_that_the_node_lost_is_not_answered() {
+fn half_open_flow_of_a_removed_node_address_is_untracked() {
     with_mappings(|lab| {
         lab.ingress(&tcp(client(), (second_node_ip(), NODE_PORT).into(), SYN, b""));
         lab.set_addresses(&[node_ip()]);
@@ -307,9 +308,9 @@ fn half_open_flow_of_an_address_that_the_node_lost_is_not_answered() {
     });
 }
 
-/// The half-open cache names an address by its place, which the next one may have.
+/// The half-open cache stores the index of a node address; another address may later have the same index.
 #[test]
-fn datagram_to_an_address_that_took_anothers_place_is_answered_from_there() {
+fn datagram_to_a_node_address_with_a_reused_index_is_answered_from_it() {
     with_mappings(|lab| {
         let [second, third] = [second_node_ip(), third_node_ip()].map(|ip| (ip, NODE_PORT).into());
         let answer = udp(pod(), client(), b"from me");
@@ -317,7 +318,7 @@ fn datagram_to_an_address_that_took_anothers_place_is_answered_from_there() {
             lab.ingress(&udp(client(), second, b"to the Node"));
             assert_eq!(lab.egress(&answer).bytes, from(&answer, second).build());
         }
-        opens(lab, second, vec![]);
+        sends_syn(lab, second, vec![]);
         lab.set_addresses(&[node_ip()]);
         lab.set_addresses(&[node_ip(), third_node_ip()]);
         is_untracked(lab);
@@ -329,7 +330,7 @@ fn datagram_to_an_address_that_took_anothers_place_is_answered_from_there() {
 }
 
 #[test]
-fn half_open_flow_of_a_mapping_that_leads_elsewhere_now_is_not_answered() {
+fn half_open_flow_of_a_mapping_to_another_pod_is_untracked() {
     with_mappings(|lab| {
         lab.add(Tcp, SECOND_NODE_PORT, pod(), GENERATION);
         lab.ingress(&tcp(client(), node(), SYN, b""));
@@ -339,7 +340,7 @@ fn half_open_flow_of_a_mapping_that_leads_elsewhere_now_is_not_answered() {
 }
 
 #[test]
-fn purge_forgets_the_flows_of_removed_endpoints_only() {
+fn purge_removes_only_flows_of_removed_endpoints() {
     with_mappings(|lab| {
         establish(lab);
         lab.ingress(&udp(client(), node(), b"one"));

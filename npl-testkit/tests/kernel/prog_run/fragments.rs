@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Datagrams in fragments, of which only the first has ports.
+//! Fragmented datagrams, in which only the first fragment has ports.
 
 use std::collections::BTreeSet;
 
@@ -14,26 +14,26 @@ use npl_testkit::packet::{Ip, Packet, ones_complement_sum};
 
 use super::errors::{about_reply, about_request, too_large};
 use super::extensions::{FRAGMENT, extended};
-use super::redirect::{WAY, lead};
+use super::redirect::{NEXT_HOP, set_next_hop};
 use super::scene::{
     CLIENT_PORT, NODE_PORT, SECOND_NODE_PORT, Tcp, Udp, becomes, client, client_ip, establish, family, from, node,
-    node_ip, other_pod_ip, pod, pod_ip, second_node_ip, strange_ip, tcp, to, udp, with_mappings,
+    node_ip, other_pod_ip, pod, pod_ip, second_node_ip, tcp, to, udp, unused_ip, with_mappings,
 };
 use crate::counters::{Change, first_request, reason, reply, request};
 use crate::lab::{Lab, TEST_DEVICE, open as open_map};
 use crate::sys::stay_on_this_processor;
 
-/// What the fragments of a datagram have in common.
+/// The identification of a datagram's fragments.
 const ID: u32 = 0x4e51;
-/// Bytes of a fragment, without headers.
+/// Payload bytes of a fragment.
 const SIZE: usize = 64;
 
-/// Where a frame's IP header begins, and how long that is without options.
+/// Offset of the IP header in a frame, and lengths of IP headers without options.
 pub(crate) const L3: usize = 14;
 pub(crate) const V4_HEADER: usize = 20;
 pub(crate) const V6_HEADER: usize = 40;
 
-/// One fragment of a packet: `size` bytes from `offset` on.
+/// One fragment of a packet: `size` bytes of payload from `offset` on.
 fn fragment(packet: &Packet, id: u32, offset: usize, size: usize) -> Vec<u8> {
     if is_v4(packet) { fragment_v4(packet, id, offset, size) } else { fragment_v6(packet, id, offset, size) }
 }
@@ -56,11 +56,11 @@ fn fragment_v4(packet: &Packet, id: u32, offset: usize, size: usize) -> Vec<u8> 
 }
 
 fn fragment_v6(packet: &Packet, id: u32, offset: usize, size: usize) -> Vec<u8> {
-    let rest = packet.build().len() - L3 - V6_HEADER;
-    let units = u16::try_from(offset).unwrap() | u16::from(offset + size < rest);
+    let payload = packet.build().len() - L3 - V6_HEADER;
+    let units = u16::try_from(offset).unwrap() | u16::from(offset + size < payload);
     let mut frame = extended(packet, &[(FRAGMENT, &[units.to_be_bytes().as_slice(), &id.to_be_bytes()].concat())]);
     frame.drain(L3 + V6_HEADER + 8..L3 + V6_HEADER + 8 + offset);
-    frame.truncate(L3 + V6_HEADER + 8 + size.min(rest - offset));
+    frame.truncate(L3 + V6_HEADER + 8 + size.min(payload - offset));
     let length = u16::try_from(frame.len() - L3 - V6_HEADER).unwrap();
     frame[L3 + 4..L3 + 6].copy_from_slice(&length.to_be_bytes());
     frame
@@ -75,20 +75,20 @@ pub(crate) fn fragments(packet: &Packet, id: u32) -> Vec<Vec<u8>> {
     pieces(packet, id, SIZE)
 }
 
-/// All fragments of a packet, in order, of at most `size` bytes without headers.
+/// All fragments of a packet, in order, with at most `size` bytes of payload each.
 pub(crate) fn pieces(packet: &Packet, id: u32, size: usize) -> Vec<Vec<u8>> {
     let header = if is_v4(packet) { V4_HEADER } else { V6_HEADER };
-    let rest = packet.build().len() - L3 - header;
-    (0..rest).step_by(size).map(|offset| fragment(packet, id, offset, size)).collect()
+    let payload = packet.build().len() - L3 - header;
+    (0..payload).step_by(size).map(|offset| fragment(packet, id, offset, size)).collect()
 }
 
-/// Datagrams and segments of five fragments, the last of which is a short one.
+/// A datagram and a segment of five fragments each, of which the last one is short.
 fn requests() -> [(Packet, &'static str); 2] {
     let payload: Vec<u8> = (0..=255).chain(0..40).collect();
     [(udp(client(), node(), &payload), "61000/udp"), (tcp(client(), node(), PSH | ACK, &payload), "61000/tcp")]
 }
 
-/// The same from the Pod.
+/// The same packets from the Pod to the client.
 fn replies() -> [(Packet, &'static str); 2] {
     requests().map(|(packet, mapping)| (from(&to(&packet, client()), pod()), mapping))
 }
@@ -98,7 +98,7 @@ fn passes(lab: &mut Lab, program: &'static str, frame: &[u8], changes: Vec<Chang
     becomes(lab, program, frame, frame.to_vec(), changes);
 }
 
-/// The client's first packets, which open a flow by each protocol.
+/// Opens a flow by TCP and by UDP.
 fn open(lab: &mut Lab) {
     lab.ingress(&tcp(client(), node(), SYN, b""));
     lab.ingress(&udp(client(), node(), b"hello"));
@@ -132,7 +132,7 @@ fn fragments_of_a_reply_come_from_the_node() {
 }
 
 #[test]
-fn fragments_of_a_reply_come_from_the_address_that_the_client_asked() {
+fn fragments_of_a_reply_come_from_the_clients_nat_address() {
     with_mappings(|lab| {
         let second = (second_node_ip(), NODE_PORT).into();
         lab.ingress(&udp(client(), second, b"hello"));
@@ -147,7 +147,7 @@ fn fragments_of_a_reply_come_from_the_address_that_the_client_asked() {
 }
 
 #[test]
-fn later_fragments_come_in_any_order_more_than_once_and_overlapping() {
+fn later_fragments_are_translated_in_any_order_duplicated_and_overlapping() {
     with_mappings(|lab| {
         let [(packet, mapping), _] = requests();
         let translated = to(&packet, pod());
@@ -161,7 +161,7 @@ fn later_fragments_come_in_any_order_more_than_once_and_overlapping() {
 }
 
 #[test]
-fn fragment_that_comes_before_the_first_is_passed() {
+fn early_fragment_is_passed_unchanged_and_counted() {
     with_mappings(|lab| {
         let [(packet, mapping), _] = requests();
         let later = fragment(&packet, ID, SIZE, SIZE);
@@ -172,9 +172,10 @@ fn fragment_that_comes_before_the_first_is_passed() {
     });
 }
 
-/// The first one lends its bytes to those that leave once more, and gets them back.
+/// The first fragment's skb is overwritten with each saved copy, which is sent again; afterwards its own bytes are
+/// restored.
 #[test]
-fn first_fragment_of_a_reply_is_whole_when_others_came_before_it() {
+fn first_fragment_of_a_reply_is_unchanged_by_reinjected_copies() {
     stay_on_this_processor();
     with_mappings(|lab| {
         open(lab);
@@ -190,12 +191,13 @@ fn first_fragment_of_a_reply_is_whole_when_others_came_before_it() {
     });
 }
 
-/// The first one lends its bytes to those that are received once more, and gets them back.
+/// The first fragment's skb is overwritten with each saved copy, which is received again; afterwards its own bytes
+/// are restored.
 #[test]
-fn first_fragment_is_whole_when_others_came_before_it() {
+fn first_fragment_is_unchanged_by_reinjected_copies() {
     stay_on_this_processor();
     with_mappings(|lab| {
-        // IPv6 does not number datagrams by protocol.
+        // An IPv6 identification is not specific to a protocol, so each datagram needs its own.
         for ((packet, mapping), id) in requests().into_iter().zip(ID..) {
             let frames = fragments(&packet, id);
             for early in frames[1..].iter().rev() {
@@ -212,13 +214,13 @@ fn first_fragment_is_whole_when_others_came_before_it() {
 }
 
 #[test]
-fn fragments_of_two_datagrams_are_told_apart() {
+fn fragments_of_different_datagrams_are_not_confused() {
     with_mappings(|lab| {
         let other_pod = (other_pod_ip(), 53).into();
         lab.add(Udp, SECOND_NODE_PORT, other_pod, 7);
         let [(packet, _), _] = requests();
         let other_port = to(&packet, (node_ip(), SECOND_NODE_PORT).into());
-        let other_client = from(&packet, (strange_ip(), CLIENT_PORT).into());
+        let other_client = from(&packet, (unused_ip(), CLIENT_PORT).into());
         let other_address = to(&packet, (second_node_ip(), SECOND_NODE_PORT).into());
         let datagrams = [
             (&packet, ID, pod()),
@@ -237,7 +239,7 @@ fn fragments_of_two_datagrams_are_told_apart() {
 }
 
 #[test]
-fn number_that_comes_again_is_another_datagrams() {
+fn reused_identification_belongs_to_the_newer_datagram() {
     with_mappings(|lab| {
         let other_pod = (other_pod_ip(), 53).into();
         lab.add(Udp, SECOND_NODE_PORT, other_pod, 7);
@@ -262,7 +264,7 @@ fn number_that_comes_again_is_another_datagrams() {
 }
 
 #[test]
-fn number_of_a_reply_that_comes_again_is_another_datagrams() {
+fn reused_identification_of_a_reply_belongs_to_the_newer_datagram() {
     with_mappings(|lab| {
         open(lab);
         let [(packet, _), _] = replies();
@@ -275,7 +277,7 @@ fn number_of_a_reply_that_comes_again_is_another_datagrams() {
 }
 
 #[test]
-fn record_of_a_datagram_ends_with_its_time() {
+fn fragment_tracking_record_times_out() {
     with_mappings(|lab| {
         let [(packet, mapping), _] = requests();
         let later = fragment(&packet, ID, SIZE, SIZE);
@@ -289,7 +291,7 @@ fn record_of_a_datagram_ends_with_its_time() {
 }
 
 #[test]
-fn datagram_that_is_not_ours_takes_no_slot_from_one_that_is() {
+fn datagram_to_the_host_does_not_overwrite_a_mapped_datagrams_record() {
     with_mappings(|lab| {
         let first = |packet: &Packet| fragment(packet, ID, 0, SIZE);
         let [(packet, _), _] = requests();
@@ -298,31 +300,31 @@ fn datagram_that_is_not_ours_takes_no_slot_from_one_that_is() {
         let (slot_of_mapping, of_mapping) = lab.fragment_records(family())[0];
         lab.set_fragment_record(family(), slot_of_mapping, 0);
         lab.run(PROG_INGRESS, &first(&to_host));
-        let (slot, not_ours) = lab.fragment_records(family())[0];
-        // As if both had come to one slot.
+        let (slot, of_host) = lab.fragment_records(family())[0];
+        // As if both datagrams had the same slot.
         lab.set_fragment_record(family(), slot, of_mapping);
         passes(lab, PROG_INGRESS, &first(&to_host), vec![]);
         assert_eq!(lab.fragment_records(family()), [(slot, of_mapping)]);
         lab.age_fragment_records(family(), 40);
         passes(lab, PROG_INGRESS, &first(&to_host), vec![]);
         let replaced = lab.fragment_records(family())[0].1;
-        assert!(is_of(replaced, not_ours), "one that is over is replaced");
+        assert!(is_of(replaced, of_host), "a timed-out record is replaced");
     });
 }
 
 #[test]
-fn fragments_of_what_is_not_ours_are_not_ours() {
+fn fragments_of_unmapped_datagrams_are_passed_unchanged() {
     with_mappings(|lab| {
         let [(packet, _), _] = requests();
         let to_host = to(&packet, (node_ip(), 53).into());
-        let elsewhere = to(&packet, (strange_ip(), NODE_PORT).into());
+        let elsewhere = to(&packet, (unused_ip(), NODE_PORT).into());
         for datagram in [to_host, elsewhere] {
             for frame in fragments(&datagram, ID) {
                 passes(lab, PROG_INGRESS, &frame, vec![]);
             }
         }
-        // Of a Pod's port that has no mapping, and of no Pod.
-        for source in [(pod_ip(), 53), (strange_ip(), 53)] {
+        // From a Pod port without a mapping, and from an address that belongs to no Pod.
+        for source in [(pod_ip(), 53), (unused_ip(), 53)] {
             for frame in fragments(&from(&replies()[0].0, source.into()), ID) {
                 passes(lab, PROG_EGRESS, &frame, vec![]);
             }
@@ -331,7 +333,7 @@ fn fragments_of_what_is_not_ours_are_not_ours() {
 }
 
 #[test]
-fn fragments_of_a_datagram_without_mapping_or_flow_are_passed() {
+fn fragments_without_a_mapping_or_flow_are_counted_once_per_datagram() {
     with_mappings(|lab| {
         let unmapped = to(&requests()[0].0, (node_ip(), 61_050).into());
         for (number, frame) in fragments(&unmapped, ID).iter().enumerate() {
@@ -343,9 +345,9 @@ fn fragments_of_a_datagram_without_mapping_or_flow_are_passed() {
     });
 }
 
-/// The checksum of a segment cannot be changed where it is not: no honest sender makes so small a fragment.
+/// A first fragment without the TCP checksum cannot be translated; no legitimate sender makes such small fragments.
 #[test]
-fn truncated_first_fragment_is_passed_with_the_others() {
+fn truncated_first_fragment_is_passed_with_all_others() {
     with_mappings(|lab| {
         let [_, (packet, _)] = requests();
         passes(lab, PROG_INGRESS, &fragment(&packet, ID, 0, 16), reason(Reason::Truncated));
@@ -357,9 +359,9 @@ fn truncated_first_fragment_is_passed_with_the_others() {
     });
 }
 
-/// A frame may be longer than its packet, as a short one is on an Ethernet.
+/// A frame may be longer than its packet, because Ethernet pads short frames.
 #[test]
-fn truncated_first_fragment_is_passed_whatever_is_behind_it() {
+fn truncated_first_fragment_is_passed_although_padding_follows_it() {
     with_mappings(|lab| {
         let [_, (packet, _)] = requests();
         let padded = |size| [fragment(&packet, ID, 0, size), vec![0; 30]].concat();
@@ -387,7 +389,7 @@ fn smallest_fragments_of_a_datagram_are_translated() {
 }
 
 #[test]
-fn fragments_of_a_mapping_that_goes_are_the_hosts() {
+fn fragments_of_a_removed_mapping_are_passed_unchanged() {
     with_mappings(|lab| {
         let [_, (packet, _)] = requests();
         lab.run(PROG_INGRESS, &fragment(&packet, ID, 0, SIZE));
@@ -396,63 +398,63 @@ fn fragments_of_a_mapping_that_goes_are_the_hosts() {
     });
 }
 
-/// What tells the copies that are kept, of all processors.
-fn kept() -> BTreeSet<u64> {
+/// Hashes of all saved copies, on all processors.
+fn saved() -> BTreeSet<u64> {
     let map: PerCpuArray<MapData, SavedFrame> = open_map(MAP_FRAGMENT_BUFFER);
-    let hashes = |place| -> Vec<u64> { map.get(&place, 0).unwrap().iter().map(|held| held.hash).collect() };
+    let hashes = |place| -> Vec<u64> { map.get(&place, 0).unwrap().iter().map(|copy| copy.hash).collect() };
     (0..FRAGMENTS).flat_map(hashes).filter(|hash| *hash != 0).collect()
 }
 
-/// Makes all copies older, by units of about a second.
+/// Makes all copies older, in units of about one second.
 fn age_copies(units: u64) {
     let mut map: PerCpuArray<MapData, SavedFrame> = open_map(MAP_FRAGMENT_BUFFER);
     for place in 0..FRAGMENTS {
         let copies = map.get(&place, 0).unwrap();
-        let aged = copies.iter().map(|held| SavedFrame { time: held.time.wrapping_sub(units), ..*held });
+        let aged = copies.iter().map(|copy| SavedFrame { time: copy.time.wrapping_sub(units), ..*copy });
         let aged: Vec<SavedFrame> = aged.collect();
         map.set(place, PerCpuValues::try_from(aged).unwrap(), 0).unwrap();
     }
 }
 
 #[test]
-fn copy_that_is_too_old_is_not_received_again() {
+fn expired_copy_of_a_fragment_is_not_received_again() {
     stay_on_this_processor();
     with_mappings(|lab| {
         let [(packet, _), _] = requests();
         for (id, units, is_received) in [(ID, 20, true), (ID + 1, 40, false)] {
-            let before = kept();
+            let before = saved();
             passes(lab, PROG_INGRESS, &fragment(&packet, id, SIZE, SIZE), reason(Reason::EarlyFragment));
-            let copy = &kept() - &before;
+            let copy = &saved() - &before;
             assert_eq!(copy.len(), 1);
             age_copies(units);
             lab.run(PROG_INGRESS, &fragment(&packet, id, 0, SIZE));
-            assert_eq!(kept().is_disjoint(&copy), is_received, "after {units}");
+            assert_eq!(saved().is_disjoint(&copy), is_received, "after {units}");
         }
     });
 }
 
-/// With redirect, a reply passes two hooks, which know a fragment by the same; the frame of the one has addresses of a link
-/// that is not the other's.
+/// In redirect mode a reply passes two hooks, and both identify a fragment by the same hash. A copy that one hook
+/// saved has the link-layer addresses of that hook's link, so the other hook must not send it.
 #[test]
-fn copy_of_one_hook_does_not_leave_by_another() {
+fn copy_that_one_hook_saved_is_not_sent_by_another() {
     stay_on_this_processor();
     with_mappings(|lab| {
         open(lab);
-        lead(pod_ip(), PodNextHop { ifindex: TEST_DEVICE, ..WAY });
+        set_next_hop(pod_ip(), PodNextHop { ifindex: TEST_DEVICE, ..NEXT_HOP });
         let [(packet, mapping), _] = replies();
-        let before = kept();
+        let before = saved();
         passes(lab, PROG_PODS_REDIRECT, &fragment(&packet, ID, SIZE, SIZE), vec![]);
-        let copy = &kept() - &before;
+        let copy = &saved() - &before;
         assert_eq!(copy.len(), 1);
         let (first, translated) = (fragment(&packet, ID, 0, SIZE), fragment(&from(&packet, node()), ID, 0, SIZE));
         becomes(lab, PROG_EGRESS, &first, translated, reply(mapping, first.len()));
-        assert!(copy.is_subset(&kept()), "it is still kept");
+        assert!(copy.is_subset(&saved()), "the copy is still saved");
     });
 }
 
-/// What they quote is in several of them, and their checksum is over all.
+/// The quote is spread over several fragments, and the ICMP checksum covers all of them.
 #[test]
-fn fragments_of_an_error_are_left_alone() {
+fn fragments_of_an_icmp_error_are_passed_unchanged() {
     with_mappings(|lab| {
         open(lab);
         let (arrives, _) = about_reply(too_large(), &udp(pod(), client(), &[7; 100]), 64);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The programs of devices without link-layer header.
+//! The programs of devices without a link-layer header.
 //!
-//! The kernel's test run knows Ethernet frames only: it reads the kind of packet at offset 12 and hands over all bytes.
-//! An IP header has its source address there. So these packets come from 8.0.0.0/16 and from addresses whose third group
-//! is 86dd, which reads as "IPv4" and "IPv6". They begin with 0x45 or, with some traffic class, with 0x61, which reads as
-//! a multicast address: for this machine too.
+//! The kernel's test run supports Ethernet frames only: it reads the EtherType at offset 12 and passes all bytes to
+//! the program. An IP header has its source address at that offset, so the packets come from 8.0.0.0/16 and from IPv6
+//! addresses whose third group is 86dd, which read as the EtherTypes of IPv4 and IPv6. The packets begin with 0x45
+//! or, with this traffic class, with 0x61, which reads as a multicast address and makes the kernel accept the frame.
 
 use std::net::SocketAddr;
 
@@ -23,9 +23,9 @@ use super::scene::{
 use crate::counters::{establishing_reply, first_request, reason, reply, request};
 use crate::lab::Lab;
 
-/// What the fragments of a datagram have in common.
+/// The identification of a datagram's fragments.
 const ID: u32 = 0x4e52;
-/// Bytes of a fragment, without headers.
+/// Payload bytes of a fragment.
 const SIZE: usize = 40;
 
 fn client() -> SocketAddr {
@@ -36,7 +36,7 @@ fn pod() -> SocketAddr {
     (ip("8.0.0.5", "fd00:0:86dd::5"), POD_PORT).into()
 }
 
-/// A port of the Node's.
+/// A port of the Node.
 fn node_at(port: u16) -> SocketAddr {
     (node_ip(), port).into()
 }
@@ -50,7 +50,7 @@ fn with_l3_mappings(test: impl Fn(&mut Lab) + Send + Sync) {
     });
 }
 
-fn bare(mut packet: Packet) -> Packet {
+fn without_ethernet(mut packet: Packet) -> Packet {
     packet.ethernet = None;
     if let Ip::V6(header) = &mut packet.ip {
         header.traffic_class = 0x10;
@@ -61,16 +61,16 @@ fn bare(mut packet: Packet) -> Packet {
 #[test]
 fn request_and_reply_are_translated_without_a_link_layer_header() {
     with_l3_mappings(|lab| {
-        let request = bare(Packet::tcp(client(), node(), SYN, b""));
+        let request = without_ethernet(Packet::tcp(client(), node(), SYN, b""));
         let counted = first_request("61000/tcp", length(&request));
         lab.run(PROG_INGRESS_L3, &request.build()).is(&to(&request, pod()), counted);
-        let answer = bare(Packet::tcp(pod(), client(), SYN | ACK, b""));
+        let answer = without_ethernet(Packet::tcp(pod(), client(), SYN | ACK, b""));
         lab.run(PROG_EGRESS_L3, &answer.build()).is(&from(&answer, node()), reply("61000/tcp", length(&answer)));
-        // The test run takes no frame that is shorter than an Ethernet and an IPv4 header.
-        let request = bare(Packet::udp(client(), node(), b"hello there"));
+        // The test run accepts no frame that is shorter than an Ethernet and an IPv4 header.
+        let request = without_ethernet(Packet::udp(client(), node(), b"hello there"));
         let counted = first_request("61000/udp", length(&request));
         lab.run(PROG_INGRESS_L3, &request.build()).is(&to(&request, pod()), counted);
-        let mut answer = bare(Packet::udp(pod(), client(), b"hello yourself"));
+        let mut answer = without_ethernet(Packet::udp(pod(), client(), b"hello yourself"));
         lab.run(PROG_EGRESS_L3, &answer.build()).is(&from(&answer, node()), reply("61000/udp", length(&answer)));
         *answer.transport.checksum_mut().unwrap() = Checksum::Zero;
         let counted = establishing_reply("61000/udp", length(&answer));
@@ -79,13 +79,13 @@ fn request_and_reply_are_translated_without_a_link_layer_header() {
 }
 
 #[test]
-fn what_is_not_ours_passes_without_a_link_layer_header() {
+fn unmapped_packets_are_passed_without_a_link_layer_header() {
     with_l3_mappings(|lab| {
-        let other_port = bare(Packet::tcp(client(), node_at(22), SYN, b""));
+        let other_port = without_ethernet(Packet::tcp(client(), node_at(22), SYN, b""));
         lab.run(PROG_INGRESS_L3, &other_port.build()).is(&other_port, vec![]);
-        let unmapped = bare(Packet::tcp(client(), node_at(61_050), SYN, b""));
+        let unmapped = without_ethernet(Packet::tcp(client(), node_at(61_050), SYN, b""));
         lab.run(PROG_INGRESS_L3, &unmapped.build()).is(&unmapped, reason(Reason::NoMapping));
-        let direct = bare(Packet::tcp(pod(), client(), ACK, b""));
+        let direct = without_ethernet(Packet::tcp(pod(), client(), ACK, b""));
         lab.run(PROG_EGRESS_L3, &direct.build()).is(&direct, reason(Reason::UntrackedReply));
     });
 }
@@ -93,9 +93,9 @@ fn what_is_not_ours_passes_without_a_link_layer_header() {
 #[test]
 fn errors_are_translated_without_a_link_layer_header() {
     with_l3_mappings(|lab| {
-        lab.run(PROG_INGRESS_L3, &bare(Packet::udp(client(), node(), b"hello there")).build());
+        lab.run(PROG_INGRESS_L3, &without_ethernet(Packet::udp(client(), node(), b"hello there")).build());
         let (kind, code) = too_large();
-        let about = |sender, quoted: &Packet| bare(Packet::icmp_error(sender, kind, code, quoted, 8));
+        let about = |sender, quoted: &Packet| without_ethernet(Packet::icmp_error(sender, kind, code, quoted, 8));
         let router = ip("8.0.0.9", "2001:db8:86dd::9");
         let about_reply = |server| about(router, &Packet::udp(server, client(), b"hello"));
         let (arrives, expected) = (about_reply(node()), about_reply(pod()));
@@ -110,17 +110,19 @@ fn errors_are_translated_without_a_link_layer_header() {
 fn fragments_are_translated_without_a_link_layer_header() {
     with_l3_mappings(|lab| {
         let payload = [7; 100];
-        let bare_pieces = |packet: Packet| -> Vec<Vec<u8>> {
-            let framed = bare(packet).to_this_machine();
+        let pieces_without_ethernet = |packet: Packet| -> Vec<Vec<u8>> {
+            let framed = without_ethernet(packet).to_this_machine();
             pieces(&framed, ID, SIZE).into_iter().map(|frame| frame[L3..].to_vec()).collect()
         };
-        let [arrive, expected] = [node(), pod()].map(|server| bare_pieces(Packet::udp(client(), server, &payload)));
+        let [arrive, expected] =
+            [node(), pod()].map(|server| pieces_without_ethernet(Packet::udp(client(), server, &payload)));
         assert!(arrive.len() > 2);
         for (number, (frame, expected)) in arrive.iter().zip(expected).enumerate() {
             let change = if number == 0 { first_request } else { request };
             becomes(lab, PROG_INGRESS_L3, frame, expected, change("61000/udp", frame.len()));
         }
-        let [leave, expected] = [pod(), node()].map(|server| bare_pieces(Packet::udp(server, client(), &payload)));
+        let [leave, expected] =
+            [pod(), node()].map(|server| pieces_without_ethernet(Packet::udp(server, client(), &payload)));
         for (frame, expected) in leave.iter().zip(expected) {
             becomes(lab, PROG_EGRESS_L3, frame, expected, reply("61000/udp", frame.len()));
         }
@@ -130,10 +132,10 @@ fn fragments_are_translated_without_a_link_layer_header() {
 #[test]
 fn sctp_is_translated_without_a_link_layer_header() {
     with_l3_mappings(|lab| {
-        let init = bare(Packet::sctp(client(), node(), INIT, &[7; 16]));
+        let init = without_ethernet(Packet::sctp(client(), node(), INIT, &[7; 16]));
         let counted = first_request("61000/sctp", length(&init));
         lab.run(PROG_INGRESS_L3, &init.build()).is(&to(&init, pod()), counted);
-        let answer = bare(Packet::sctp(pod(), client(), INIT_ACK, &[7; 20]));
+        let answer = without_ethernet(Packet::sctp(pod(), client(), INIT_ACK, &[7; 20]));
         lab.run(PROG_EGRESS_L3, &answer.build()).is(&from(&answer, node()), reply("61000/sctp", length(&answer)));
     });
 }

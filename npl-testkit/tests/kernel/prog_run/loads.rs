@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the verifier says to the programs: it depends on the kernel and on the agent's rights, and on nothing else here.
+//! The verifier accepts the programs; its decision depends only on the kernel and on the loader's capabilities.
 
 use npl_common::names::PROGRAMS;
 
-use crate::lab::{with_lab, with_lab_of_loader};
+use crate::lab::{with_lab, with_loader_lab};
 
-/// With what each of them jumps to. On kernels that have no test but this, it is all that is known.
+/// Includes all tail-called programs. On some kernels this is the only test that runs.
 #[test]
-fn every_program_loads_with_the_rights_of_the_agent() {
+fn every_program_loads_with_the_agents_capabilities() {
     with_lab(|lab| {
         for name in PROGRAMS {
             lab.program(name);
@@ -17,8 +17,8 @@ fn every_program_loads_with_the_rights_of_the_agent() {
 }
 
 #[test]
-fn every_program_loads_with_the_rights_of_the_loader() {
-    with_lab_of_loader(|lab| {
+fn every_program_loads_with_the_loaders_capabilities() {
+    with_loader_lab(|lab| {
         assert!(lab.datapath.hooks.are_unmitigated());
         let refused: Vec<_> = lab.datapath.hooks.load_all().into_iter().filter_map(Result::err).collect();
         assert!(refused.is_empty(), "{refused:?}");

@@ -1,23 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Packets in, verdict and packets out, byte by byte, and every counter: `BPF_PROG_TEST_RUN` over the shipped object.
+//! Single packets through the shipped programs by `BPF_PROG_TEST_RUN`: the verdict, every output byte and every
+//! counter.
 //!
-//! The kernel takes a frame for another machine's unless it is addressed to the loopback device, whose address is zero.
+//! The kernel treats a frame as addressed to another host unless its destination is the loopback device's address,
+//! which is all zeros.
 
-mod complete;
-mod direct;
+mod batch_writes;
+mod checksum_complete;
+mod direct_connections;
 mod errors;
 pub(crate) mod extensions;
 mod flows;
 pub(crate) mod fragments;
-mod hints;
-mod host;
+mod host_connection;
 mod l3;
 mod loads;
+mod lookup_cache;
 mod offload;
 mod reasons;
 mod redirect;
 mod replies;
-mod reply_hints;
+mod reply_cache;
 mod requests;
 mod round_trip;
 mod scene;
@@ -25,8 +28,7 @@ mod sctp;
 mod sctp_flows;
 mod sctp_fragments;
 mod sources;
-mod strays;
 mod sweep;
-mod together;
+mod unmapped;
 mod untouched;
 mod xdp;

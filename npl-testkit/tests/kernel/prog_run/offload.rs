@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `--forwarding offload`, packet by packet: what goes past the host's stack is what that has let through a moment ago.
+//! `--forwarding offload`, packet by packet: only a flow whose packets the kernel stack has recently forwarded is
+//! redirected.
 
 use std::time::Duration;
 
@@ -11,75 +12,75 @@ use npl_testkit::poll;
 
 use super::errors::{about_reply, too_large};
 use super::fragments::pieces;
-use super::redirect::{REDIRECT, WAY, lead, one_hop_on};
+use super::redirect::{NEXT_HOP, REDIRECT, after_one_hop, set_next_hop};
 use super::scene::{Tcp, client, flow, from, ip, node, pod, pod_ip, tcp, to, udp, with_mappings};
 use crate::lab::{FlowId, Lab, NEXT, Outcome, hash};
 
-/// Many times the longest that a flow is offloaded without another look.
+/// Many times the longest time that a flow is redirected without a new stack observation.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A packet of the client arrives.
+/// A packet of the client arrives; it is translated and redirected or passed to the stack.
 fn request(lab: &mut Lab, packet: &Packet) -> i32 {
     let outcome = lab.run(PROG_INGRESS_OFFLOAD, &packet.build());
     let translated = to(packet, pod());
-    let expected = if outcome.action == REDIRECT { one_hop_on(&translated) } else { translated };
+    let expected = if outcome.action == REDIRECT { after_one_hop(&translated) } else { translated };
     assert_eq!(outcome.bytes, expected.build());
     outcome.action
 }
 
-/// The host's stack has let a packet of the client through.
-fn leaves_for_the_pod(lab: &mut Lab, packet: &Packet) {
+/// The kernel stack has forwarded a packet of the client.
+fn stack_forwards_to_pod(lab: &mut Lab, packet: &Packet) {
     let packet = to(packet, pod()).build();
     let Outcome { action, bytes, changes } = lab.run(PROG_TO_PODS, &packet);
-    assert_eq!((action, bytes, changes), (NEXT, packet, vec![]), "it only looks");
+    assert_eq!((action, bytes, changes), (NEXT, packet, vec![]), "the program only records an observation");
 }
 
-/// The host's stack has let a packet of the Pod through.
-fn leaves_for_the_client(lab: &mut Lab, packet: &Packet) {
+/// The kernel stack has forwarded a packet of the Pod.
+fn stack_forwards_to_client(lab: &mut Lab, packet: &Packet) {
     let outcome = lab.run(PROG_EGRESS_OFFLOAD, &packet.build());
     assert_eq!((outcome.action, outcome.bytes), (NEXT, from(packet, node()).build()));
 }
 
-/// A request and its answer, by the host's stack.
+/// A request and its reply, both forwarded by the kernel stack.
 fn exchange(lab: &mut Lab, question: &Packet, answer: &Packet) {
     assert_eq!(request(lab, question), NEXT);
-    leaves_for_the_pod(lab, question);
-    leaves_for_the_client(lab, answer);
+    stack_forwards_to_pod(lab, question);
+    stack_forwards_to_client(lab, answer);
 }
 
 fn data() -> Packet {
     tcp(client(), node(), ACK, b"data")
 }
 
-/// A connection that is offloaded.
+/// Opens a connection and offloads it.
 fn offloaded_connection(lab: &mut Lab) {
-    lead(pod_ip(), WAY);
+    set_next_hop(pod_ip(), NEXT_HOP);
     exchange(lab, &tcp(client(), node(), SYN, b""), &tcp(pod(), client(), SYN | ACK, b""));
     exchange(lab, &data(), &tcp(pod(), client(), ACK, b"answer"));
     assert_eq!(request(lab, &data()), REDIRECT);
 }
 
 #[test]
-fn a_connection_is_offloaded_once_the_stack_has_let_both_directions_through() {
+fn connection_is_offloaded_once_the_stack_has_forwarded_both_directions() {
     with_mappings(|lab| {
-        lead(pod_ip(), WAY);
+        set_next_hop(pod_ip(), NEXT_HOP);
         exchange(lab, &tcp(client(), node(), SYN, b""), &tcp(pod(), client(), SYN | ACK, b""));
-        // The end of the handshake is connection tracking's to see.
+        // Connection tracking sees the end of the handshake before the flow is offloaded.
         assert_eq!(request(lab, &data()), NEXT);
-        assert_eq!(request(lab, &data()), NEXT, "nothing has come out of the stack");
-        leaves_for_the_pod(lab, &data());
-        assert_eq!(request(lab, &data()), NEXT, "the Pod has not answered");
-        leaves_for_the_client(lab, &tcp(pod(), client(), ACK, b"answer"));
+        assert_eq!(request(lab, &data()), NEXT, "the stack has not forwarded a packet yet");
+        stack_forwards_to_pod(lab, &data());
+        assert_eq!(request(lab, &data()), NEXT, "the stack has not forwarded a reply yet");
+        stack_forwards_to_client(lab, &tcp(pod(), client(), ACK, b"answer"));
         assert_eq!(request(lab, &data()), REDIRECT);
-        leaves_for_the_pod(lab, &data());
+        stack_forwards_to_pod(lab, &data());
         assert_eq!(request(lab, &data()), REDIRECT);
     });
 }
 
 #[test]
-fn datagrams_are_offloaded_once_their_flow_is_established() {
+fn udp_flow_is_offloaded_once_it_is_established() {
     with_mappings(|lab| {
-        lead(pod_ip(), WAY);
+        set_next_hop(pod_ip(), NEXT_HOP);
         let (question, answer) = (udp(client(), node(), b"question"), udp(pod(), client(), b"answer"));
         exchange(lab, &question, &answer);
         exchange(lab, &question, &answer);
@@ -87,44 +88,45 @@ fn datagrams_are_offloaded_once_their_flow_is_established() {
     });
 }
 
-/// Nothing that the stack drops comes out of it, and so nothing more goes past it.
+/// A packet that the kernel stack drops is not observed, and the flow is no longer redirected.
 #[test]
-fn after_a_while_a_packet_shows_whether_the_stack_still_lets_the_flow_through() {
+fn offloaded_flow_returns_to_the_stack_periodically() {
     with_mappings(|lab| {
         offloaded_connection(lab);
-        poll::until("a packet for the stack", LIMIT, || (request(lab, &data()) == NEXT).then_some(())).unwrap();
-        assert_eq!(request(lab, &data()), NEXT, "that one has not come out of the stack");
-        leaves_for_the_pod(lab, &data());
+        poll::until("a packet that is passed to the stack", LIMIT, || (request(lab, &data()) == NEXT).then_some(()))
+            .unwrap();
+        assert_eq!(request(lab, &data()), NEXT, "the stack has not forwarded that packet");
+        stack_forwards_to_pod(lab, &data());
         assert_eq!(request(lab, &data()), REDIRECT);
     });
 }
 
 #[test]
-fn what_ends_a_connection_takes_the_stack_and_all_that_follows() {
+fn fin_or_reset_returns_the_connection_to_the_stack() {
     for flags in [FIN | ACK, RST] {
         with_mappings(|lab| {
             offloaded_connection(lab);
             let end = tcp(client(), node(), flags, b"");
             assert_eq!(request(lab, &end), NEXT);
-            leaves_for_the_pod(lab, &end);
+            stack_forwards_to_pod(lab, &end);
             for _ in 0..2 {
                 exchange(lab, &data(), &tcp(pod(), client(), ACK, b"answer"));
             }
             assert_eq!(request(lab, &data()), NEXT);
-            // The same ports again are another connection.
+            // A new connection from the same ports is offloaded again.
             offloaded_connection(lab);
         });
     }
 }
 
-/// Flows of one slot take turns, and the end of one is not another's.
+/// Flows that share a slot replace each other; a FIN or RST of one does not stop offload of the other.
 #[test]
-fn end_of_a_connection_is_not_that_of_another_one_of_its_slot() {
+fn end_of_a_connection_does_not_stop_offload_of_another_one_in_its_slot() {
     with_mappings(|lab| {
         let slot_of = |client| slot(hash(FlowId { client, ..flow(Tcp) }));
         let addresses = (1..=250).map(|n| ip(&format!("203.0.113.{n}"), &format!("2001:db8:0:9::{n}")));
-        let mut ends = addresses.flat_map(|ip| (1024..=u16::MAX).map(move |port| (ip, port).into()));
-        let other = ends.find(|end| slot_of(*end) == slot_of(client())).unwrap();
+        let mut clients = addresses.flat_map(|ip| (1024..=u16::MAX).map(move |port| (ip, port).into()));
+        let other = clients.find(|other| slot_of(*other) == slot_of(client())).unwrap();
         for flags in [FIN | ACK, RST, SYN] {
             offloaded_connection(lab);
             assert_eq!(request(lab, &tcp(other, node(), flags, b"")), NEXT);
@@ -134,9 +136,9 @@ fn end_of_a_connection_is_not_that_of_another_one_of_its_slot() {
 }
 
 #[test]
-fn fragments_and_errors_take_the_stack() {
+fn fragments_and_icmp_errors_are_passed_to_the_stack() {
     with_mappings(|lab| {
-        lead(pod_ip(), WAY);
+        set_next_hop(pod_ip(), NEXT_HOP);
         let (question, answer) = (udp(client(), node(), &[7; 1000]), udp(pod(), client(), b"hello"));
         exchange(lab, &question, &answer);
         exchange(lab, &question, &answer);
@@ -152,7 +154,7 @@ fn fragments_and_errors_take_the_stack() {
 }
 
 #[test]
-fn a_pod_without_a_way_gets_everything_by_the_stack() {
+fn pod_without_a_next_hop_is_never_offloaded() {
     with_mappings(|lab| {
         exchange(lab, &tcp(client(), node(), SYN, b""), &tcp(pod(), client(), SYN | ACK, b""));
         for _ in 0..3 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Every reason, provoked.
+//! One test or more for each counted reason.
 
 use npl_common::reason::Reason;
 use npl_testkit::packet::tcp_flags::{ACK, SYN};
@@ -12,14 +12,14 @@ use super::scene::{
 use crate::counters::{and, establishing_request, first_request, reason, reply, request};
 
 #[test]
-fn no_mapping_leaves_a_port_of_the_range_to_the_host() {
+fn no_mapping_is_counted_for_an_unmapped_port_of_the_range() {
     with_mappings(|lab| {
         for packet in
             [tcp(client(), (node_ip(), 61_050).into(), SYN, b""), udp(client(), (node_ip(), 61_050).into(), b"hello")]
         {
             lab.ingress(&packet).is(&packet, reason(Reason::NoMapping));
         }
-        // A port that is mapped for one protocol is not for the other.
+        // A port that is mapped for one protocol is unmapped for the other.
         lab.remove(family(), Udp, NODE_PORT);
         let packet = udp(client(), node(), b"hello");
         lab.ingress(&packet).is(&packet, reason(Reason::NoMapping));
@@ -27,7 +27,7 @@ fn no_mapping_leaves_a_port_of_the_range_to_the_host() {
 }
 
 #[test]
-fn truncated_transport_header_is_passed_in_both_directions() {
+fn truncated_transport_header_is_counted_in_both_directions() {
     with_mappings(|lab| {
         for (protocol, whole) in [(6, 20), (17, 8)] {
             for bytes in 4..whole {
@@ -47,7 +47,7 @@ fn truncated_transport_header_is_passed_in_both_directions() {
 }
 
 #[test]
-fn untracked_reply_is_direct_traffic_and_passed() {
+fn untracked_reply_is_counted_for_a_direct_connection() {
     with_mappings(|lab| {
         for packet in [tcp(pod(), client(), SYN | ACK, b""), udp(pod(), client(), b"hello")] {
             lab.egress(&packet).is(&packet, reason(Reason::UntrackedReply));
@@ -56,13 +56,13 @@ fn untracked_reply_is_direct_traffic_and_passed() {
 }
 
 #[test]
-fn collision_gives_the_replies_to_the_newer_tcp_flow() {
+fn tuple_conflict_gives_the_replies_to_the_newer_tcp_connection() {
     with_mappings(|lab| {
         establish(lab);
         let second = (second_node_ip(), NODE_PORT).into();
-        let stray = tcp(client(), second, ACK, b"");
+        let segment = tcp(client(), second, ACK, b"");
         let changes = and(reason(Reason::TupleConflict), request("61000/tcp", bare()));
-        lab.ingress(&stray).is(&to(&stray, pod()), changes);
+        lab.ingress(&segment).is(&to(&segment, pod()), changes);
         let answer = tcp(pod(), client(), ACK, b"");
         lab.egress(&answer).is(&from(&answer, node()), reply("61000/tcp", bare()));
         let syn = tcp(client(), second, SYN, b"");
@@ -78,25 +78,25 @@ fn collision_gives_the_replies_to_the_newer_tcp_flow() {
 }
 
 #[test]
-fn collision_gives_the_reply_to_whoever_sent_the_last_datagram() {
+fn tuple_conflict_gives_the_reply_to_the_newest_udp_request() {
     with_mappings(|lab| {
         let second = (second_node_ip(), NODE_PORT).into();
         lab.ingress(&udp(client(), node(), b"one"));
         lab.egress(&udp(pod(), client(), b"two"));
         lab.ingress(&udp(client(), node(), b"three"));
         assert!(lab.flow(flow(Udp)).is_some(), "the flow is established");
-        for end in [second, node(), second, node()] {
-            let datagram = udp(client(), end, b"question");
+        for nat_address in [second, node(), second, node()] {
+            let datagram = udp(client(), nat_address, b"question");
             let changes = and(reason(Reason::TupleConflict), request("61000/udp", length(&datagram)));
             lab.ingress(&datagram).is(&to(&datagram, pod()), changes);
             let answer = udp(pod(), client(), b"answer");
-            lab.egress(&answer).is(&from(&answer, end), reply("61000/udp", length(&answer)));
+            lab.egress(&answer).is(&from(&answer, nat_address), reply("61000/udp", length(&answer)));
         }
     });
 }
 
 #[test]
-fn flow_table_full_leaves_the_flow_in_the_half_open_cache() {
+fn flow_table_full_keeps_the_flow_in_the_half_open_cache() {
     with_mappings(|lab| {
         lab.replace_flow_tables_by_full_ones();
         let syn = tcp(client(), node(), SYN, b"");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `--forwarding redirect`, packet by packet: what goes the short way is one hop older, and nothing else of it differs.
+//! `--forwarding redirect`, packet by packet: a redirected packet has one hop less in its TTL or hop limit and is
+//! otherwise translated as in stack mode.
 
 use std::net::IpAddr;
 
@@ -19,32 +20,32 @@ use crate::lab::{Lab, NEXT, open};
 /// `TC_ACT_REDIRECT`, which is also `TCX_REDIRECT`.
 pub(super) const REDIRECT: i32 = 7;
 
-/// A device that nobody has: where a packet goes is only noted, since none leaves a test run.
+/// A device that does not exist: a test run records a redirect and sends no packet.
 const DEVICE: u32 = 1_000_000;
 const MTU: u16 = 1500;
 
-/// Of a fragmented datagram: its number, and bytes in each fragment.
+/// The identification of a datagram's fragments, and the payload bytes of each.
 const ID: u32 = 0x4e51;
 const SIZE: usize = 504;
 
-/// Says that packets to a Pod go by a device, and that its own come by it.
-pub(super) fn lead(pod: IpAddr, way: PodNextHop) {
+/// Sets the next hop of a Pod: the device that leads to the Pod and from which its packets arrive.
+pub(super) fn set_next_hop(pod: IpAddr, next_hop: PodNextHop) {
     match pod {
         IpAddr::V4(addr) => {
             let mut map: HashMap<MapData, PodAddressV4, PodNextHop> = open(MAP_NEXT_HOP_V4);
-            map.insert(PodAddressV4 { addr: addr.octets() }, way, 0).unwrap();
+            map.insert(PodAddressV4 { addr: addr.octets() }, next_hop, 0).unwrap();
         }
         IpAddr::V6(addr) => {
             let mut map: HashMap<MapData, PodAddressV6, PodNextHop> = open(MAP_NEXT_HOP_V6);
-            map.insert(PodAddressV6 { addr: addr.octets() }, way, 0).unwrap();
+            map.insert(PodAddressV6 { addr: addr.octets() }, next_hop, 0).unwrap();
         }
     }
 }
 
-pub(super) const WAY: PodNextHop = PodNextHop { ifindex: DEVICE, mtu: MTU, kind: kind::PEER };
+pub(super) const NEXT_HOP: PodNextHop = PodNextHop { ifindex: DEVICE, mtu: MTU, kind: kind::PEER };
 
-/// The same after one more hop.
-pub(super) fn one_hop_on(packet: &Packet) -> Packet {
+/// The packet after one hop: its TTL or hop limit is decremented.
+pub(super) fn after_one_hop(packet: &Packet) -> Packet {
     let mut packet = packet.clone();
     match &mut packet.ip {
         Ip::V4(ip) => ip.ttl -= 1,
@@ -62,14 +63,14 @@ fn with_hops(mut packet: Packet, hops: u8) -> Packet {
 }
 
 #[test]
-fn a_request_leaves_for_the_pods_device_one_hop_older() {
+fn request_is_redirected_to_the_pods_device_with_decremented_ttl() {
     for kind in [kind::PEER, kind::BRIDGE] {
         with_mappings(|lab| {
-            lead(pod_ip(), PodNextHop { kind, ..WAY });
+            set_next_hop(pod_ip(), PodNextHop { kind, ..NEXT_HOP });
             for (packet, mapping) in
                 [(tcp(client(), node(), SYN, b""), "61000/tcp"), (udp(client(), node(), b"hello"), "61000/udp")]
             {
-                let expected = one_hop_on(&to(&packet, pod()));
+                let expected = after_one_hop(&to(&packet, pod()));
                 let outcome = lab.run(PROG_INGRESS_REDIRECT, &packet.build());
                 assert_eq!((outcome.action, outcome.bytes), (REDIRECT, expected.build()));
                 assert_eq!(outcome.changes, first_request(mapping, length(&packet)));
@@ -78,21 +79,21 @@ fn a_request_leaves_for_the_pods_device_one_hop_older() {
     }
 }
 
-/// Where there is no short way, the program is the one of `--forwarding stack`.
+/// Without a next hop, the program does the same as in `--forwarding stack`.
 #[test]
-fn without_a_way_every_packet_is_what_the_stack_gets() {
+fn packet_without_a_next_hop_is_passed_to_the_stack() {
     with_mappings(|lab| {
         for packet in random_packets(client(), node(), 64) {
-            let (direct, stack) = (lab.run(PROG_INGRESS_REDIRECT, &packet.build()), lab.ingress(&packet));
-            assert_eq!((direct.action, direct.bytes), (stack.action, stack.bytes));
+            let (redirect, stack) = (lab.run(PROG_INGRESS_REDIRECT, &packet.build()), lab.ingress(&packet));
+            assert_eq!((redirect.action, redirect.bytes), (stack.action, stack.bytes));
         }
     });
 }
 
 #[test]
-fn the_last_hop_and_what_is_too_large_are_left_to_the_stack() {
+fn packets_with_expired_ttl_or_beyond_the_mtu_are_passed_to_the_stack() {
     with_mappings(|lab| {
-        lead(pod_ip(), WAY);
+        set_next_hop(pod_ip(), NEXT_HOP);
         let last = with_hops(tcp(client(), node(), ACK, b"data"), 1);
         let expected = to(&last, pod()).build();
         let outcome = lab.run(PROG_INGRESS_REDIRECT, &last.build());
@@ -108,25 +109,25 @@ fn the_last_hop_and_what_is_too_large_are_left_to_the_stack() {
 }
 
 #[test]
-fn fragments_and_errors_leave_for_the_pods_device_too() {
+fn fragments_and_icmp_errors_are_redirected_to_the_pods_device() {
     with_mappings(|lab| {
-        lead(pod_ip(), WAY);
+        set_next_hop(pod_ip(), NEXT_HOP);
         let packet = udp(client(), node(), &[7; 1000]);
-        let translated = one_hop_on(&to(&packet, pod()));
+        let translated = after_one_hop(&to(&packet, pod()));
         for (frame, expected) in pieces(&packet, ID, SIZE).iter().zip(pieces(&translated, ID, SIZE)) {
             let outcome = lab.run(PROG_INGRESS_REDIRECT, frame);
             assert_eq!((outcome.action, outcome.bytes), (REDIRECT, expected));
         }
         let (arrives, expected) = about_reply(too_large(), &udp(pod(), client(), b"hello"), 8);
         let outcome = lab.run(PROG_INGRESS_REDIRECT, &arrives.build());
-        assert_eq!((outcome.action, outcome.bytes), (REDIRECT, one_hop_on(&expected).build()));
+        assert_eq!((outcome.action, outcome.bytes), (REDIRECT, after_one_hop(&expected).build()));
         assert_eq!(outcome.changes, request("61000/udp", length(&arrives)));
     });
 }
 
-/// What comes by another device than requests go by is left alone, and so is what is nobody's reply.
+/// Packets from another device than the Pod's next hop are not replies of the Pod and are passed unchanged.
 #[test]
-fn only_replies_that_come_from_the_pods_device_are_touched() {
+fn only_replies_from_the_pods_device_are_translated() {
     with_mappings(|lab: &mut Lab| {
         lab.ingress(&tcp(client(), node(), SYN, b""));
         let reply = tcp(pod(), client(), SYN | ACK, b"");
@@ -135,7 +136,7 @@ fn only_replies_that_come_from_the_pods_device_are_touched() {
             assert_eq!((outcome.action, outcome.bytes, outcome.changes), (NEXT, reply.build(), vec![]));
         };
         untouched(lab);
-        lead(pod_ip(), WAY);
+        set_next_hop(pod_ip(), NEXT_HOP);
         untouched(lab);
     });
 }

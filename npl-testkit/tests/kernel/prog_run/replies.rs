@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Replies that are translated back.
+//! Replies of Pods: reverse NAT.
 
 use npl_agent::core::model::Family;
 use npl_testkit::packet::Checksum;
@@ -12,7 +12,7 @@ use super::scene::{
 use crate::counters::reply;
 use crate::lab::Lab;
 
-/// The client's first packets, which open a flow by each protocol.
+/// Opens a flow by TCP and by UDP.
 fn open(lab: &mut Lab) {
     lab.ingress(&tcp(client(), node(), SYN, b""));
     lab.ingress(&udp(client(), node(), b"hello"));
@@ -37,7 +37,7 @@ fn udp_reply_comes_from_the_node() {
 }
 
 #[test]
-fn reply_comes_from_the_address_that_the_client_asked() {
+fn reply_comes_from_the_clients_nat_address() {
     with_mappings(|lab| {
         let second = (second_node_ip(), NODE_PORT).into();
         lab.ingress(&tcp(client(), second, SYN, b""));
@@ -47,7 +47,7 @@ fn reply_comes_from_the_address_that_the_client_asked() {
 }
 
 #[test]
-fn reply_without_checksum_keeps_none() {
+fn reply_without_udp_checksum_keeps_none() {
     with_mappings(|lab| {
         open(lab);
         let mut answer = udp(pod(), client(), b"no checksum");
@@ -57,7 +57,7 @@ fn reply_without_checksum_keeps_none() {
 }
 
 #[test]
-fn reply_keeps_options_and_everything_else_in_its_header() {
+fn reply_keeps_ip_options_and_all_other_header_fields() {
     with_mappings_of(Family::V4, |lab| {
         open(lab);
         let mut answer = tcp(pod(), client(), SYN | ACK, b"");
@@ -69,7 +69,7 @@ fn reply_keeps_options_and_everything_else_in_its_header() {
 }
 
 #[test]
-fn reply_of_a_removed_mapping_leaves_as_it_is() {
+fn reply_of_a_removed_mapping_is_passed_unchanged() {
     with_mappings(|lab| {
         open(lab);
         lab.remove(family(), Tcp, NODE_PORT);
@@ -79,7 +79,7 @@ fn reply_of_a_removed_mapping_leaves_as_it_is() {
 }
 
 #[test]
-fn established_flow_goes_on_when_one_of_two_mappings_of_a_port_is_removed() {
+fn established_flow_survives_the_removal_of_one_of_two_mappings_of_a_pod_port() {
     with_mappings(|lab| {
         lab.add(Tcp, SECOND_NODE_PORT, pod(), GENERATION);
         lab.ingress(&tcp(client(), node(), SYN, b""));
@@ -93,7 +93,7 @@ fn established_flow_goes_on_when_one_of_two_mappings_of_a_port_is_removed() {
 }
 
 #[test]
-fn changed_checksums_of_replies_are_those_of_a_full_sum() {
+fn updated_checksums_of_replies_equal_a_full_computation() {
     with_mappings(|lab| {
         open(lab);
         lab.egress(&udp(pod(), client(), b"first"));

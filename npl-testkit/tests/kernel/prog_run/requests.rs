@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Requests that a mapping translates.
+//! Requests to node ports: destination NAT.
 
 use npl_agent::core::model::Family;
 use npl_testkit::packet::tcp_flags::{ACK, PSH, SYN};
@@ -29,7 +29,7 @@ fn udp_request_goes_to_the_pod() {
 }
 
 #[test]
-fn retransmission_opens_no_second_flow() {
+fn retransmitted_syn_opens_no_second_flow() {
     with_mappings(|lab| {
         let syn = tcp(client(), node(), SYN, b"");
         lab.ingress(&syn).is(&to(&syn, pod()), first_request("61000/tcp", bare()));
@@ -55,22 +55,22 @@ fn datagram_without_checksum_keeps_none() {
 }
 
 #[test]
-fn checksum_that_comes_out_as_zero_is_written_as_udp_demands() {
+fn udp_checksum_of_zero_is_written_as_all_ones() {
     with_mappings(|lab| {
         let request = udp(client(), node(), &checksum_field(&to(&udp(client(), node(), &[0; 2]), pod())));
         let expected = to(&request, pod());
-        assert_eq!(checksum_field(&expected), [0xff, 0xff], "the payload brings this about");
+        assert_eq!(checksum_field(&expected), [0xff, 0xff], "the payload is chosen for this checksum");
         lab.ingress(&request).is(&expected, first_request("61000/udp", length(&request)));
     });
 }
 
 #[test]
-fn checksum_that_comes_out_as_zero_stays_zero_over_tcp() {
+fn tcp_checksum_of_zero_stays_zero() {
     with_mappings(|lab| {
         let filler = checksum_field(&to(&tcp(client(), node(), SYN, &[0; 2]), pod()));
         let request = tcp(client(), node(), SYN, &filler);
         let expected = to(&request, pod());
-        assert_eq!(checksum_field(&expected), [0, 0], "the payload brings this about");
+        assert_eq!(checksum_field(&expected), [0, 0], "the payload is chosen for this checksum");
         lab.ingress(&request).is(&expected, first_request("61000/tcp", length(&request)));
     });
 }
@@ -80,7 +80,7 @@ fn header_options_of_every_length_are_kept() {
     with_mappings_of(Family::V4, |lab| {
         for words in 1..=10 {
             let mut request = udp(client(), node(), b"options");
-            // No-operation options, then the end of options.
+            // No-operation options and the end of options.
             request.ipv4_mut().unwrap().options = vec![1; words * 4 - 1];
             let outcome = lab.ingress(&request);
             let change = if words == 1 { first_request } else { crate::counters::request };
@@ -95,14 +95,14 @@ fn everything_else_in_the_headers_is_kept() {
         let mut request = tcp(client(), node(), PSH | ACK, b"payload");
         let ip = request.ipv4_mut().unwrap();
         (ip.tos, ip.ttl, ip.identification, ip.dont_fragment) = (0xb9, 3, 0xbeef, false);
-        let Transport::Tcp(segment) = &mut request.transport else { panic!("a segment was asked for") };
+        let Transport::Tcp(segment) = &mut request.transport else { panic!("the packet is a TCP segment") };
         (segment.window, segment.options) = (17, vec![2, 4, 5, 0xb4, 1, 1, 4, 2]);
         lab.ingress(&request).is(&to(&request, pod()), first_request("61000/tcp", length(&request)));
     });
 }
 
 #[test]
-fn wrong_checksums_stay_wrong() {
+fn wrong_transport_checksums_stay_wrong() {
     with_mappings(|lab| {
         for mut request in [tcp(client(), node(), SYN, b"broken"), udp(client(), node(), b"broken")] {
             *request.transport.checksum_mut().unwrap() = Checksum::Wrong(0x1234);
@@ -110,18 +110,19 @@ fn wrong_checksums_stay_wrong() {
             assert_eq!(outcome.action, NEXT);
             let mut arrived = Packet::parse(&outcome.bytes).unwrap();
             let checksum = std::mem::replace(arrived.transport.checksum_mut().unwrap(), Checksum::Wrong(0x1234));
-            assert!(matches!(checksum, Checksum::Wrong(_)), "{checksum:?} was mended on the way");
+            assert!(matches!(checksum, Checksum::Wrong(_)), "{checksum:?} was corrected by the translation");
             assert_eq!(arrived, to(&request, pod()));
         }
     });
 }
 
-/// One in 65 535 is, and nothing in the packet tells the two apart.
+/// A correct checksum equals that of a CHECKSUM_PARTIAL packet in one of 65,535 packets, and nothing in the packet
+/// tells the two apart.
 #[test]
-fn checksum_that_looks_like_what_hardware_completes_is_a_checksum() {
+fn checksum_that_looks_partial_is_updated_as_a_complete_one() {
     with_mappings(|lab| {
-        let segment = looks_unfinished(|payload| tcp(client(), node(), SYN, payload));
-        let datagram = looks_unfinished(|payload| udp(client(), node(), payload));
+        let segment = looks_partial(|payload| tcp(client(), node(), SYN, payload));
+        let datagram = looks_partial(|payload| udp(client(), node(), payload));
         for request in [segment, datagram] {
             assert_eq!(lab.ingress(&request).bytes, to(&request, pod()).build(), "{request:?}");
         }
@@ -136,13 +137,13 @@ fn wrong_header_checksum_stays_wrong() {
         let outcome = lab.ingress(&request);
         let mut arrived = Packet::parse(&outcome.bytes).unwrap();
         let checksum = std::mem::replace(&mut arrived.ipv4_mut().unwrap().checksum, Checksum::Wrong(0x1234));
-        assert!(matches!(checksum, Checksum::Wrong(_)), "{checksum:?} was mended on the way");
+        assert!(matches!(checksum, Checksum::Wrong(_)), "{checksum:?} was corrected by the translation");
         assert_eq!(arrived, to(&request, pod()));
     });
 }
 
 #[test]
-fn changed_checksums_are_those_of_a_full_sum() {
+fn updated_checksums_of_requests_equal_a_full_computation() {
     with_mappings(|lab| {
         for request in random_packets(client(), node(), 400) {
             let outcome = lab.ingress(&request);
@@ -165,7 +166,7 @@ fn first_and_last_port_of_the_range_are_mapped() {
 }
 
 #[test]
-fn what_a_mapping_carried_stays_in_its_familys_sum_when_it_is_gone() {
+fn totals_of_a_family_keep_the_counts_of_removed_mappings() {
     with_mappings(|lab| {
         lab.ingress(&tcp(client(), node(), SYN, b""));
         lab.remove(family(), Tcp, NODE_PORT);
@@ -176,12 +177,12 @@ fn what_a_mapping_carried_stays_in_its_familys_sum_when_it_is_gone() {
     });
 }
 
-/// A packet whose checksum is right, and at the same time the sum of its pseudo header.
-pub(super) fn looks_unfinished(of: impl Fn(&[u8]) -> Packet) -> Packet {
+/// A packet whose correct checksum equals the sum of its pseudo-header, as in a CHECKSUM_PARTIAL packet.
+pub(super) fn looks_partial(of: impl Fn(&[u8]) -> Packet) -> Packet {
     let mut unfinished = of(&[0; 2]);
     *unfinished.transport.checksum_mut().unwrap() = Checksum::Partial;
     let wanted = checksum_field(&unfinished);
-    (0..=u16::MAX).map(|word| of(&word.to_be_bytes())).find(|packet| checksum_field(packet) == wanted).unwrap()
+    (0..=u16::MAX).map(|filler| of(&filler.to_be_bytes())).find(|packet| checksum_field(packet) == wanted).unwrap()
 }
 
 /// The transport checksum of the built packet.

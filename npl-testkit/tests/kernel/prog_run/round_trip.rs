@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whoever asks whomever by whatever port, the answer comes from where was asked: for random ends and contents.
+//! Requests and replies between random endpoints with random payloads: each reply comes from the address that the
+//! request was sent to.
 
 use std::cell::RefCell;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -17,17 +18,17 @@ use super::scene::{GENERATION, from, sctp, tcp, to, udp, with_family};
 use crate::lab::{Lab, NEXT, Outcome};
 use crate::oracle::PROTOCOLS;
 
-/// In each family.
+/// Random cases for each family.
 const CASES: u32 = 100;
 
-/// A request and its answer.
+/// A request and its reply.
 #[derive(Clone, Debug)]
 struct Exchange {
     protocol: Protocol,
     client: SocketAddr,
     node: SocketAddr,
     pod: SocketAddr,
-    /// Opens a conversation, or is in the middle of one that nobody has seen begin.
+    /// Whether the request opens a connection or belongs to one whose handshake no program has seen.
     opens: bool,
     question: Vec<u8>,
     answer: Vec<u8>,
@@ -43,16 +44,16 @@ impl Exchange {
         }
     }
 
-    /// What a Pod answers that has received this: it knows nothing else of who has asked.
+    /// The reply of a Pod that received this packet and has no other information about the client.
     fn reply(&self, received: &Packet) -> Packet {
         let mut transport = received.transport.clone();
         let (source, destination) = transport.ports_mut().unwrap();
-        let (own, peer) = ((received.destination_ip(), *destination).into(), (received.source_ip(), *source).into());
+        let (pod, client) = ((received.destination_ip(), *destination).into(), (received.source_ip(), *source).into());
         let answer = &self.answer;
         match transport {
-            Transport::Tcp(_) => tcp(own, peer, if self.opens { SYN | ACK } else { ACK }, answer),
-            Transport::Sctp(_) => sctp(own, peer, if self.opens { INIT_ACK } else { DATA }, answer),
-            Transport::Udp(_) | Transport::Icmp(_) | Transport::Raw { .. } => udp(own, peer, answer),
+            Transport::Tcp(_) => tcp(pod, client, if self.opens { SYN | ACK } else { ACK }, answer),
+            Transport::Sctp(_) => sctp(pod, client, if self.opens { INIT_ACK } else { DATA }, answer),
+            Transport::Udp(_) | Transport::Icmp(_) | Transport::Raw { .. } => udp(pod, client, answer),
         }
     }
 
@@ -69,7 +70,7 @@ impl Exchange {
     }
 }
 
-/// The packet that went on. Its checksums are read as right only where they are.
+/// The packet that the program passed. The parser accepts only correct checksums as correct.
 fn parsed(outcome: &Outcome) -> Packet {
     assert_eq!(outcome.action, NEXT);
     Packet::parse(&outcome.bytes).unwrap()
@@ -77,37 +78,37 @@ fn parsed(outcome: &Outcome) -> Packet {
 
 fn exchanges(family: Family) -> impl Strategy<Value = Exchange> {
     let ports = || prop_oneof![4 => any::<u16>(), 1 => select(&[0, 1, 0x00ff, 0xff00, 0xffff][..])];
-    let ends = (ips(family), ports(), ips(family), 61_000..=61_100_u16, ips(family), 1..=u16::MAX);
+    let endpoints = (ips(family), ports(), ips(family), 61_000..=61_100_u16, ips(family), 1..=u16::MAX);
     let contents = || prop_oneof![vec(any::<u8>(), 0..40), vec(any::<u8>(), 0..1400)];
-    let exchange = (select(&PROTOCOLS[..]), ends, any::<bool>(), contents(), contents());
+    let exchange = (select(&PROTOCOLS[..]), endpoints, any::<bool>(), contents(), contents());
     exchange
         .prop_map(|(protocol, (client, client_port, node, node_port, pod, pod_port), opens, question, answer)| {
             let (client, node, pod) = ((client, client_port).into(), (node, node_port).into(), (pod, pod_port).into());
             Exchange { protocol, client, node, pod, opens, question, answer }
         })
-        .prop_filter("three hosts", |it| {
-            it.client.ip() != it.node.ip() && it.node.ip() != it.pod.ip() && it.pod.ip() != it.client.ip()
+        .prop_filter("three different addresses", |case| {
+            case.client.ip() != case.node.ip() && case.node.ip() != case.pod.ip() && case.pod.ip() != case.client.ip()
         })
 }
 
-/// Of any host.
+/// Addresses of hosts, neither multicast nor loopback.
 fn ips(family: Family) -> BoxedStrategy<IpAddr> {
     if family == Family::V4 {
         let of_host = |ip: &Ipv4Addr| !matches!(ip.octets()[0], 0 | 127 | 224..);
-        return any::<u32>().prop_map(Ipv4Addr::from).prop_filter("of a host", of_host).prop_map_into().boxed();
+        return any::<u32>().prop_map(Ipv4Addr::from).prop_filter("a host's address", of_host).prop_map_into().boxed();
     }
-    // Global ones, and those that networks give themselves.
+    // Global and unique local addresses.
     let prefixes = select(&[0x2000_u16, 0x2001, 0x3fff, 0xfc00, 0xfdff][..]);
-    let address = |(prefix, rest): (u16, u128)| Ipv6Addr::from(u128::from(prefix) << 112 | rest >> 16);
+    let address = |(prefix, suffix): (u16, u128)| Ipv6Addr::from(u128::from(prefix) << 112 | suffix >> 16);
     (prefixes, any::<u128>()).prop_map(address).prop_map_into().boxed()
 }
 
 #[test]
-fn answer_comes_from_where_the_client_has_asked() {
+fn reply_comes_from_the_address_that_the_client_sent_to() {
     for family in Family::ALL {
         with_family(family, |lab| {
             let config = Config { cases: CASES, failure_persistence: None, ..Config::default() };
-            // The same with every run, so that the same programs pass or fail.
+            // A fixed seed: every run draws the same cases.
             let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[0x4e; 32]);
             let lab = RefCell::new(lab);
             let play = |exchange: Exchange| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who talks to whom in the packet tests, and what has to come of it.
+//! Endpoints, packets and assertions that the packet tests share.
 
 use std::cell::Cell;
 use std::net::{IpAddr, SocketAddr};
@@ -13,7 +13,7 @@ use crate::lab::{FlowId, Lab, NEXT, Outcome, with_lab};
 
 pub(crate) const CLIENT_PORT: u16 = 43_210;
 pub(crate) const NODE_PORT: u16 = 61_000;
-/// Another node port of the same Pod port.
+/// Another node port that some tests map to the same Pod port.
 pub(crate) const SECOND_NODE_PORT: u16 = 61_001;
 pub(crate) const POD_PORT: u16 = 8080;
 pub(crate) const GENERATION: u32 = 0x1234;
@@ -21,18 +21,18 @@ pub(crate) const GENERATION: u32 = 0x1234;
 pub(crate) use Protocol::{Sctp, Tcp, Udp};
 
 thread_local! {
-    /// The family that the scene plays in; each test has a thread of its own for each.
+    /// The address family of the running test; a test runs in a thread of its own for each family.
     static FAMILY: Cell<Family> = const { Cell::new(Family::V4) };
 }
 
-/// Both addresses of the Node, and its mappings of one Pod port by every protocol: in each family by itself.
+/// Runs `test` once for each family, with two node addresses and one Pod port that is mapped for every protocol.
 pub(crate) fn with_mappings(test: impl Fn(&mut Lab) + Send + Sync) {
     for family in Family::ALL {
         with_mappings_of(family, &test);
     }
 }
 
-/// The same in one family, for what the other has not.
+/// As [`with_mappings`], for one family only.
 pub(crate) fn with_mappings_of(family: Family, test: impl Fn(&mut Lab) + Send + Sync) {
     with_family(family, |lab| {
         lab.set_addresses(&[node_ip(), second_node_ip()]);
@@ -43,7 +43,7 @@ pub(crate) fn with_mappings_of(family: Family, test: impl Fn(&mut Lab) + Send + 
     });
 }
 
-/// A datapath without anything, in a scene of one family.
+/// Runs `test` on an empty datapath, with addresses of one family.
 pub(crate) fn with_family(family: Family, test: impl FnOnce(&mut Lab) + Send) {
     with_lab(|lab| {
         FAMILY.set(family);
@@ -51,12 +51,12 @@ pub(crate) fn with_family(family: Family, test: impl FnOnce(&mut Lab) + Send) {
     });
 }
 
-/// The family that the scene plays in.
+/// The address family of the running test.
 pub(crate) fn family() -> Family {
     FAMILY.get()
 }
 
-/// One of two addresses, as the family is.
+/// The address of the running test's family.
 pub(crate) fn ip(v4: &str, v6: &str) -> IpAddr {
     let text = if family() == Family::V4 { v4 } else { v6 };
     text.parse().unwrap()
@@ -70,7 +70,7 @@ pub(crate) fn second_node_ip() -> IpAddr {
     ip("192.0.2.11", "2001:db8:0:1::11")
 }
 
-/// One that the Node does not have yet.
+/// An address that the Node gets during a test.
 pub(crate) fn third_node_ip() -> IpAddr {
     ip("192.0.2.12", "2001:db8:0:1::12")
 }
@@ -92,8 +92,8 @@ pub(crate) fn router_ip() -> IpAddr {
     ip("203.0.113.1", "2001:db8:0:9::1")
 }
 
-/// An address that is nobody's.
-pub(crate) fn strange_ip() -> IpAddr {
+/// An address that no host has.
+pub(crate) fn unused_ip() -> IpAddr {
     ip("192.0.2.99", "2001:db8:0:1::99")
 }
 
@@ -109,22 +109,22 @@ pub(crate) fn pod() -> SocketAddr {
     (pod_ip(), POD_PORT).into()
 }
 
-/// Bytes of a TCP segment without options and payload.
+/// Length of a TCP segment without options and payload.
 pub(crate) fn bare() -> usize {
     length(&tcp(client(), node(), ACK, b""))
 }
 
-/// A TCP segment that arrives at the Node.
+/// A TCP segment that is addressed to this host's link-layer address.
 pub(crate) fn tcp(from: SocketAddr, to: SocketAddr, flags: u8, payload: &[u8]) -> Packet {
     Packet::tcp(from, to, flags, payload).to_this_machine()
 }
 
-/// A datagram that arrives at the Node.
+/// A UDP datagram that is addressed to this host's link-layer address.
 pub(crate) fn udp(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Packet {
     Packet::udp(from, to, payload).to_this_machine()
 }
 
-/// An SCTP packet with one chunk that arrives at the Node.
+/// An SCTP packet with one chunk that is addressed to this host's link-layer address.
 pub(crate) fn sctp(from: SocketAddr, to: SocketAddr, kind: u8, content: &[u8]) -> Packet {
     Packet::sctp(from, to, kind, content).to_this_machine()
 }
@@ -143,25 +143,25 @@ pub(crate) fn from(packet: &Packet, source: SocketAddr) -> Packet {
     packet
 }
 
-/// The flow between the client and the Pod.
+/// The flow tuple of the client and the Pod.
 pub(crate) fn flow(protocol: Protocol) -> FlowId {
     FlowId { client: client(), pod: pod(), protocol }
 }
 
 impl Outcome {
-    /// The packet went on as `expected`, and exactly these counters went up.
+    /// Asserts that the packet was passed as `expected` and that exactly these counters increased.
     #[track_caller]
     pub(crate) fn is(self, expected: &Packet, changes: Vec<Change>) {
         assert_eq!(self, Self { action: NEXT, bytes: expected.build(), changes });
     }
 }
 
-/// Bytes of the built packet.
+/// Length of the built packet.
 pub(crate) fn length(packet: &Packet) -> usize {
     packet.build().len()
 }
 
-/// Opens a TCP flow from the client to the Node and completes its exchange.
+/// Opens a TCP connection from the client to the Node and completes the handshake.
 pub(crate) fn establish(lab: &mut Lab) {
     lab.ingress(&tcp(client(), node(), SYN, b""));
     lab.egress(&tcp(pod(), client(), SYN | ACK, b""));
@@ -169,16 +169,17 @@ pub(crate) fn establish(lab: &mut Lab) {
     assert!(lab.flow(flow(Tcp)).is_some(), "the client's second packet establishes the flow");
 }
 
-/// The Pod's packet of TCP comes from the node port and changes no more than the packet and byte counters.
+/// Asserts that the Pod's TCP segment is translated to come from the node port, and that only the packet and byte
+/// counters increase.
 #[track_caller]
-pub(crate) fn is_answered(lab: &mut Lab, flags: u8) {
+pub(crate) fn is_reply_translated(lab: &mut Lab, flags: u8) {
     let answer = tcp(pod(), client(), flags, b"");
     lab.egress(&answer).is(&from(&answer, node()), reply("61000/tcp", bare()));
 }
 
-/// TCP and UDP packets by turns, whose headers and payloads differ in whatever their checksums cover.
+/// TCP and UDP packets in turn, with random payloads and header fields.
 pub(crate) fn random_packets(from: SocketAddr, to: SocketAddr, count: u32) -> impl Iterator<Item = Packet> {
-    // A linear congruential generator: the same packets in every run.
+    // A linear congruential generator: every run draws the same packets.
     let mut state = 1_u32;
     let mut next = move || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -199,7 +200,7 @@ pub(crate) fn random_packets(from: SocketAddr, to: SocketAddr, count: u32) -> im
     })
 }
 
-/// Runs a program over a frame, which goes on as these bytes.
+/// Runs a program on a frame and asserts its output and counter changes.
 #[track_caller]
 pub(crate) fn becomes(lab: &mut Lab, program: &'static str, frame: &[u8], bytes: Vec<u8>, changes: Vec<Change>) {
     assert_eq!(lab.run(program, frame), Outcome { action: NEXT, bytes, changes }, "{program}");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! SCTP, whose checksum is over the packet alone, and changes without a look at what it covers.
+//! SCTP, whose CRC32c covers the packet without a pseudo-header and is updated without reading the payload.
 
 use npl_agent::core::model::Family;
 use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
@@ -15,17 +15,17 @@ use super::scene::{
 use crate::counters::{first_request, reason, reply, request};
 use crate::lab::Lab;
 
-/// Bytes of a packet that is as small as any, behind the IP header: the shared header, and that of a chunk.
-const LEAST: usize = 16;
+/// Length of the smallest SCTP packet: the common header and one chunk header.
+const SMALLEST: usize = 16;
 
-/// The client's first packet.
+/// Opens an association's flow.
 fn open(lab: &mut Lab) {
     lab.ingress(&sctp(client(), node(), INIT, &[0; 16]));
 }
 
 fn with_checksum(packet: &Packet, checksum: Crc) -> Packet {
     let mut packet = packet.clone();
-    let Transport::Sctp(sctp) = &mut packet.transport else { unreachable!("SCTP was asked for") };
+    let Transport::Sctp(sctp) = &mut packet.transport else { unreachable!("the packet is SCTP") };
     sctp.checksum = checksum;
     packet
 }
@@ -40,9 +40,9 @@ fn request_goes_to_the_pod_and_reply_comes_from_the_node() {
     });
 }
 
-/// Of every length that a link takes, chunks and paddings that no sender makes included.
+/// Every length that fits a link, including chunks and padding that no SCTP stack sends.
 #[test]
-fn changed_checksums_are_those_of_a_full_crc() {
+fn updated_crcs_equal_a_full_computation() {
     with_mappings(|lab| {
         open(lab);
         let mut state = 1_u32;
@@ -54,7 +54,7 @@ fn changed_checksums_are_those_of_a_full_crc() {
             .take(bytes)
             .collect();
             let unpadded = |mut packet: Packet| {
-                let Transport::Sctp(sctp) = &mut packet.transport else { unreachable!("SCTP was asked for") };
+                let Transport::Sctp(sctp) = &mut packet.transport else { unreachable!("the packet is SCTP") };
                 sctp.chunks.truncate(4 + bytes);
                 packet
             };
@@ -67,7 +67,7 @@ fn changed_checksums_are_those_of_a_full_crc() {
 }
 
 #[test]
-fn checksum_that_is_left_to_hardware_stays_zero() {
+fn crc_that_is_left_to_hardware_stays_zero() {
     with_mappings(|lab| {
         open(lab);
         let question = with_checksum(&sctp(client(), node(), DATA, b"question"), Crc::Zero);
@@ -78,7 +78,7 @@ fn checksum_that_is_left_to_hardware_stays_zero() {
 }
 
 #[test]
-fn wrong_checksum_stays_as_wrong_as_it_was() {
+fn wrong_crc_stays_equally_wrong() {
     with_mappings(|lab| {
         open(lab);
         let question = with_checksum(&sctp(client(), node(), DATA, b"question"), Crc::WrongBy(0x0100_0001));
@@ -89,7 +89,7 @@ fn wrong_checksum_stays_as_wrong_as_it_was() {
 }
 
 #[test]
-fn padding_of_the_frame_is_not_covered() {
+fn padding_of_the_frame_is_not_part_of_the_crc() {
     with_mappings(|lab| {
         open(lab);
         let padding = [0xa5; 22];
@@ -105,7 +105,7 @@ fn padding_of_the_frame_is_not_covered() {
 }
 
 #[test]
-fn options_and_extension_headers_are_kept_and_not_covered() {
+fn options_and_extension_headers_are_kept_and_not_part_of_the_crc() {
     with_mappings_of(Family::V4, |lab| {
         open(lab);
         let with_options = |packet: &Packet| {
@@ -146,7 +146,7 @@ fn everything_else_in_the_headers_is_kept() {
 }
 
 #[test]
-fn no_mapping_leaves_sctp_to_the_host() {
+fn no_mapping_is_counted_for_sctp() {
     with_mappings(|lab| {
         let packet = sctp(client(), (node_ip(), 61_050).into(), INIT, &[0; 16]);
         lab.ingress(&packet).is(&packet, reason(Reason::NoMapping));
@@ -157,7 +157,7 @@ fn no_mapping_leaves_sctp_to_the_host() {
 }
 
 #[test]
-fn port_outside_of_the_range_and_other_senders_are_not_ours() {
+fn sctp_outside_of_the_range_and_from_unmapped_ports_is_passed_unchanged() {
     with_mappings(|lab| {
         open(lab);
         let packet = sctp(client(), (node_ip(), 2905).into(), INIT, &[0; 16]);
@@ -168,21 +168,21 @@ fn port_outside_of_the_range_and_other_senders_are_not_ours() {
 }
 
 #[test]
-fn untracked_reply_of_sctp_is_direct_traffic_and_passed() {
+fn untracked_reply_is_counted_for_a_direct_sctp_association() {
     with_mappings(|lab| {
         let packet = sctp(pod(), client(), INIT, &[0; 16]);
         lab.egress(&packet).is(&packet, reason(Reason::UntrackedReply));
     });
 }
 
-/// What stands behind the packet's end, as padding of a frame does, is none of it.
+/// Bytes after the end of the packet, such as Ethernet padding, do not belong to it.
 #[test]
-fn truncated_sctp_is_passed_in_both_directions() {
+fn truncated_sctp_is_counted_in_both_directions() {
     with_mappings(|lab| {
         open(lab);
-        for bytes in 4..LEAST {
+        for bytes in 4..SMALLEST {
             let part = |packet: Packet| {
-                let transport = packet.build()[length(&packet) - LEAST..][..bytes].to_vec();
+                let transport = packet.build()[length(&packet) - SMALLEST..][..bytes].to_vec();
                 Transport::Raw { protocol: 132, bytes: transport }
             };
             let request = part(sctp(client(), node(), DATA, b""));

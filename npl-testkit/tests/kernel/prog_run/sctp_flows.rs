@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is remembered of SCTP's associations, and the ICMP errors about them.
+//! Connection tracking of SCTP associations, and ICMP errors about them.
 
 use npl_agent::core::model::Family;
 use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
@@ -19,22 +19,22 @@ use crate::counters::{Change, and, establishing_request, first_request, reason, 
 use crate::lab::{FlowEntry, Lab};
 
 #[track_caller]
-fn asks(lab: &mut Lab, kind: u8, changes: fn(&str, usize) -> Vec<Change>) {
+fn request_passes(lab: &mut Lab, kind: u8, changes: fn(&str, usize) -> Vec<Change>) {
     let packet = sctp(client(), node(), kind, b"");
     lab.ingress(&packet).is(&to(&packet, pod()), changes("61000/sctp", length(&packet)));
 }
 
 #[track_caller]
-fn answers(lab: &mut Lab, kind: u8) {
+fn reply_passes(lab: &mut Lab, kind: u8) {
     let packet = sctp(pod(), client(), kind, b"");
     lab.egress(&packet).is(&from(&packet, node()), reply("61000/sctp", length(&packet)));
 }
 
 pub(super) fn establish(lab: &mut Lab) {
-    asks(lab, INIT, first_request);
-    answers(lab, INIT_ACK);
-    asks(lab, COOKIE_ECHO, establishing_request);
-    answers(lab, COOKIE_ACK);
+    request_passes(lab, INIT, first_request);
+    reply_passes(lab, INIT_ACK);
+    request_passes(lab, COOKIE_ECHO, establishing_request);
+    reply_passes(lab, COOKIE_ACK);
 }
 
 fn entry(lab: &Lab) -> FlowEntry {
@@ -42,29 +42,29 @@ fn entry(lab: &Lab) -> FlowEntry {
 }
 
 #[test]
-fn handshake_establishes_the_association_with_the_clients_second_packet() {
+fn association_is_established_by_the_clients_second_packet() {
     with_mappings(|lab| {
-        asks(lab, INIT, first_request);
+        request_passes(lab, INIT, first_request);
         assert_eq!(lab.slot(flow(Sctp)).map(half_open::phase), Some(Phase::REQUESTED));
-        answers(lab, INIT_ACK);
-        assert_eq!(lab.flow(flow(Sctp)), None, "nothing is in the flow table before the client has answered");
-        asks(lab, COOKIE_ECHO, establishing_request);
+        reply_passes(lab, INIT_ACK);
+        assert_eq!(lab.flow(flow(Sctp)), None, "no entry is in the flow table before the handshake is complete");
+        request_passes(lab, COOKIE_ECHO, establishing_request);
         assert_eq!((entry(lab).node_addr, entry(lab).state.node_port), (node_ip(), NODE_PORT));
-        answers(lab, COOKIE_ACK);
+        reply_passes(lab, COOKIE_ACK);
         lab.set_slot(flow(Sctp), 0);
-        answers(lab, DATA);
-        asks(lab, DATA, request);
+        reply_passes(lab, DATA);
+        request_passes(lab, DATA, request);
     });
 }
 
-/// A forger of senders gets an answer for each, but nothing in the flow table.
+/// An attacker with a forged source address can provoke replies, but no entry in the flow table.
 #[test]
-fn init_that_comes_again_and_again_establishes_nothing() {
+fn repeated_init_establishes_no_association() {
     with_mappings(|lab| {
-        asks(lab, INIT, first_request);
+        request_passes(lab, INIT, first_request);
         for _ in 0..3 {
-            answers(lab, INIT_ACK);
-            asks(lab, INIT, request);
+            reply_passes(lab, INIT_ACK);
+            request_passes(lab, INIT, request);
         }
         assert_eq!(lab.flow(flow(Sctp)), None);
     });
@@ -73,35 +73,35 @@ fn init_that_comes_again_and_again_establishes_nothing() {
 #[test]
 fn refusal_of_a_closed_pod_port_comes_back_and_makes_no_flow() {
     with_mappings(|lab| {
-        asks(lab, INIT, first_request);
-        answers(lab, ABORT);
-        asks(lab, INIT, first_request);
-        answers(lab, ABORT);
+        request_passes(lab, INIT, first_request);
+        reply_passes(lab, ABORT);
+        request_passes(lab, INIT, first_request);
+        reply_passes(lab, ABORT);
         assert_eq!(lab.flow(flow(Sctp)), None);
     });
 }
 
 #[test]
-fn end_of_an_association_is_noted_from_both_sides() {
+fn shutdown_and_abort_of_both_sides_are_recorded() {
     with_mappings(|lab| {
         establish(lab);
-        answers(lab, SHUTDOWN);
-        asks(lab, SHUTDOWN_ACK, request);
+        reply_passes(lab, SHUTDOWN);
+        request_passes(lab, SHUTDOWN_ACK, request);
         assert_eq!((entry(lab).state.client_tcp_flags & FIN, entry(lab).state.pod_tcp_flags & FIN), (FIN, FIN));
-        answers(lab, ABORT);
+        reply_passes(lab, ABORT);
         assert_eq!(entry(lab).state.pod_tcp_flags & RST, RST);
     });
 }
 
 #[test]
-fn collision_gives_the_replies_to_the_newer_association() {
+fn tuple_conflict_gives_the_replies_to_the_newer_association() {
     with_mappings(|lab| {
         establish(lab);
         let second = (second_node_ip(), NODE_PORT).into();
-        let stray = sctp(client(), second, DATA, b"");
-        let changes = and(reason(Reason::TupleConflict), request("61000/sctp", length(&stray)));
-        lab.ingress(&stray).is(&to(&stray, pod()), changes);
-        answers(lab, DATA);
+        let packet = sctp(client(), second, DATA, b"");
+        let changes = and(reason(Reason::TupleConflict), request("61000/sctp", length(&packet)));
+        lab.ingress(&packet).is(&to(&packet, pod()), changes);
+        reply_passes(lab, DATA);
         let init = sctp(client(), second, INIT, b"");
         lab.ingress(&init).is(&to(&init, pod()), first_request("61000/sctp", length(&init)));
         let answer = sctp(pod(), client(), INIT_ACK, b"");
@@ -111,7 +111,7 @@ fn collision_gives_the_replies_to_the_newer_association() {
 }
 
 #[test]
-fn purge_forgets_the_associations_of_a_removed_endpoint() {
+fn purge_removes_associations_of_a_removed_endpoint() {
     with_mappings(|lab| {
         establish(lab);
         lab.remove(family(), Sctp, NODE_PORT);
@@ -120,11 +120,11 @@ fn purge_forgets_the_associations_of_a_removed_endpoint() {
     });
 }
 
-/// As much as the standard demands, as much as a checksum needs, more, and all.
+/// The minimum of RFC 792, enough for a checksum, more, and the whole packet.
 const QUOTED: [usize; 4] = [8, 12, 18, 128];
 
 #[test]
-fn error_about_a_packet_of_an_association_names_what_its_reader_knows() {
+fn icmp_error_about_an_association_is_translated_in_both_directions() {
     with_mappings(|lab| {
         establish(lab);
         for bytes in QUOTED {
@@ -138,42 +138,42 @@ fn error_about_a_packet_of_an_association_names_what_its_reader_knows() {
 }
 
 #[test]
-fn quoted_checksum_that_is_left_to_hardware_stays_zero() {
+fn quoted_crc_that_is_left_to_hardware_stays_zero() {
     with_mappings(|lab| {
         establish(lab);
         let mut answer = sctp(pod(), client(), DATA, &[7; 100]);
-        let Transport::Sctp(transport) = &mut answer.transport else { unreachable!("SCTP was asked for") };
+        let Transport::Sctp(transport) = &mut answer.transport else { unreachable!("the packet is SCTP") };
         transport.checksum = Crc::Zero;
         let (arrives, expected) = about_reply(too_large(), &answer, 12);
         lab.ingress(&arrives).is(&expected, request("61000/sctp", length(&arrives)));
     });
 }
 
-/// How long the whole was is not quoted: its ports change, and its checksum stays.
+/// The quote does not contain the length of the datagram: its ports are translated, and its CRC is kept.
 #[test]
-fn quoted_first_fragment_keeps_its_checksum() {
+fn quoted_first_fragment_keeps_its_crc() {
     with_mappings_of(Family::V4, |lab| {
         establish(lab);
         let quote = |packet: &Packet| {
             let fragment = fragments(packet, 1).swap_remove(0);
             let sent = Packet::parse(&fragment).unwrap();
             let (mut arrives, _) = about_reply(too_large(), &sent, 12);
-            let Transport::Icmp(icmp) = &mut arrives.transport else { unreachable!("an error was asked for") };
+            let Transport::Icmp(icmp) = &mut arrives.transport else { unreachable!("the packet is an ICMP error") };
             icmp.payload = fragment[14..][..32].to_vec();
             arrives
         };
         let answer = sctp(pod(), client(), DATA, &[7; 200]);
         let (arrives, mut expected) = (quote(&from(&answer, node())), quote(&answer));
         expected.set_destination(pod());
-        let Transport::Icmp(arrived) = &arrives.transport else { unreachable!("an error was asked for") };
-        let Transport::Icmp(icmp) = &mut expected.transport else { unreachable!("an error was asked for") };
+        let Transport::Icmp(arrived) = &arrives.transport else { unreachable!("the packet is an ICMP error") };
+        let Transport::Icmp(icmp) = &mut expected.transport else { unreachable!("the packet is an ICMP error") };
         icmp.payload[28..].copy_from_slice(&arrived.payload[28..]);
         lab.run(PROG_INGRESS, &arrives.build()).is(&expected, request("61000/sctp", length(&arrives)));
     });
 }
 
 #[test]
-fn error_about_a_direct_association_is_not_ours() {
+fn icmp_error_about_a_direct_association_is_passed_unchanged() {
     with_mappings(|lab| {
         let (leaves, _) = about_request(too_large(), pod_ip(), &sctp(client(), node(), DATA, b"direct"), 12);
         lab.run(PROG_EGRESS, &leaves.build()).is(&leaves, reason(Reason::UntrackedReply));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! SCTP packets in fragments: how long the whole is, which the checksum depends on, is told by the last one. Where the first one
-//! cannot wait for that, the chunk that is cut tells it.
+//! Fragmented SCTP packets: the CRC depends on the length of the whole packet, which only the last fragment shows. If
+//! the first fragment cannot be buffered until then, the length is derived from the chunk that the fragmentation
+//! cuts.
 
 use std::time::Duration;
 
@@ -12,24 +13,24 @@ use npl_testkit::packet::sctp_chunks::{ABORT, COOKIE_ECHO, DATA, INIT};
 use npl_testkit::packet::{Packet, Transport};
 
 use super::fragments::{fragments, pieces};
-use super::scene::{becomes, client, from, node, node_ip, pod, pod_ip, sctp, strange_ip, to, with_mappings};
+use super::scene::{becomes, client, from, node, node_ip, pod, pod_ip, sctp, to, unused_ip, with_mappings};
 use super::sctp_flows::establish;
 use crate::counters::{Change, first_request, reason, reply, request};
 use crate::lab::{Lab, open as open_map};
 use crate::sys::stay_on_this_processor;
 
-/// What the fragments of a packet have in common.
+/// The identification of a packet's fragments.
 const ID: u32 = 0x4e52;
-/// `TC_ACT_REDIRECT`, to no device: it is taken from who has sent it, who takes it for sent.
-const TAKEN: i32 = 7;
-/// The kind of a chunk that acknowledges.
+/// `TC_ACT_REDIRECT` to no device: the program has buffered the fragment, and the sender treats it as sent.
+const BUFFERED: i32 = 7;
+/// Chunk type of a selective acknowledgment.
 const SACK: u8 = 3;
 
-/// The same with chunks ahead of its own, each of a kind and as many bytes of content.
-fn behind(packet: Packet, chunks: &[(u8, usize)]) -> Packet {
+/// The packet with further chunks before its own, given by type and length of content.
+fn with_chunks_before(packet: Packet, chunks: &[(u8, usize)]) -> Packet {
     let ahead = chunks.iter().flat_map(|(kind, bytes)| {
         let Transport::Sctp(ahead) = sctp(client(), node(), *kind, &vec![0xa5; *bytes]).transport else {
-            unreachable!("SCTP was asked for")
+            unreachable!("the packet is SCTP")
         };
         ahead.chunks
     });
@@ -37,44 +38,44 @@ fn behind(packet: Packet, chunks: &[(u8, usize)]) -> Packet {
 }
 
 fn with_chunks(mut packet: Packet, change: impl FnOnce(Vec<u8>) -> Vec<u8>) -> Packet {
-    let Transport::Sctp(sctp) = &mut packet.transport else { unreachable!("SCTP was asked for") };
+    let Transport::Sctp(sctp) = &mut packet.transport else { unreachable!("the packet is SCTP") };
     sctp.chunks = change(std::mem::take(&mut sctp.chunks));
     packet
 }
 
-/// What leads to the packet of each direction, the packet, and what becomes of it.
-fn both(lab: &mut Lab, content: &[u8], dress: impl Fn(Packet) -> Packet) -> [(&'static str, Packet, Packet); 2] {
+/// For each direction: the program, the packet and its translation.
+fn both(lab: &mut Lab, content: &[u8], build: impl Fn(Packet) -> Packet) -> [(&'static str, Packet, Packet); 2] {
     establish(lab);
-    let question = dress(sctp(client(), node(), DATA, content));
-    let answer = dress(sctp(pod(), client(), DATA, content));
-    let (asked, answered) = (to(&question, pod()), from(&answer, node()));
-    [(PROG_INGRESS, question, asked), (PROG_EGRESS, answer, answered)]
+    let question = build(sctp(client(), node(), DATA, content));
+    let answer = build(sctp(pod(), client(), DATA, content));
+    let (translated_question, translated_answer) = (to(&question, pod()), from(&answer, node()));
+    [(PROG_INGRESS, question, translated_question), (PROG_EGRESS, answer, translated_answer)]
 }
 
-/// Has every place taken by others: no first fragment waits, and what is done is what the first one alone tells.
-fn take_places(time: Duration) {
+/// Occupies every slot of the SCTP reassembly buffer: first fragments are translated by their own content.
+fn occupy_slots(time: Duration) {
     let mut map: Array<MapData, SavedFrame> = open_map(MAP_SCTP_BUFFER);
-    for place in 0..SCTP_FRAGMENTS {
-        // All zero where nothing else is said.
+    for slot in 0..SCTP_FRAGMENTS {
+        // All other fields are zero.
         let taken =
-            SavedFrame { hash: u64::MAX, time: u64::try_from(time.as_nanos()).unwrap(), ..map.get(&place, 0).unwrap() };
-        map.set(place, taken, 0).unwrap();
+            SavedFrame { hash: u64::MAX, time: u64::try_from(time.as_nanos()).unwrap(), ..map.get(&slot, 0).unwrap() };
+        map.set(slot, taken, 0).unwrap();
     }
 }
 
-/// Has no place taken: which one a fragment gets is chosen at random.
-fn free_places() {
-    take_places(now().checked_sub(Duration::from_secs(2)).unwrap());
+/// Frees every slot of the SCTP reassembly buffer; a fragment's slot is random, so all of them must be free.
+fn free_slots() {
+    occupy_slots(now().checked_sub(Duration::from_secs(2)).unwrap());
 }
 
-/// By a program's clock.
+/// The clock of the kernel programs.
 fn now() -> Duration {
     nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).unwrap().into()
 }
 
 #[track_caller]
 fn are_translated(lab: &mut Lab, size: usize, packets: [(&'static str, Packet, Packet); 2]) {
-    take_places(now());
+    occupy_slots(now());
     for (program, packet, expected) in packets {
         let frames = pieces(&packet, ID, size);
         assert!(frames.len() > 1, "{size} bytes at once");
@@ -89,10 +90,10 @@ fn counted(program: &str, frame: &[u8]) -> Vec<Change> {
     change("61000/sctp", frame.len())
 }
 
-/// Passed on, and counted where it is known: those that follow have no ports.
+/// Asserts that all fragments are passed unchanged and that only the first one is counted: later ones have no ports.
 #[track_caller]
 fn are_passed(lab: &mut Lab, size: usize, packets: [(&'static str, Packet, Packet); 2]) {
-    take_places(now());
+    occupy_slots(now());
     for (program, packet, _) in packets {
         for (number, frame) in pieces(&packet, ID, size).iter().enumerate() {
             let changes = if number == 0 { reason(Reason::SctpFragment) } else { vec![] };
@@ -102,7 +103,7 @@ fn are_passed(lab: &mut Lab, size: usize, packets: [(&'static str, Packet, Packe
 }
 
 #[test]
-fn chunk_that_is_cut_is_translated_whatever_its_length() {
+fn packet_with_a_cut_chunk_of_any_length_is_translated() {
     with_mappings(|lab| {
         for bytes in [60, 61, 62, 63, 200, 1400, 9000] {
             let packets = both(lab, &vec![7; bytes], |packet| packet);
@@ -114,28 +115,28 @@ fn chunk_that_is_cut_is_translated_whatever_its_length() {
 }
 
 #[test]
-fn chunks_ahead_of_the_one_that_is_cut_are_skipped() {
+fn chunks_before_the_cut_one_are_skipped() {
     with_mappings(|lab| {
         for ahead in [vec![(SACK, 12)], vec![(SACK, 13), (COOKIE_ECHO, 100)], vec![(SACK, 0); 5]] {
-            let packets = both(lab, &[7; 1400], |packet| behind(packet, &ahead));
+            let packets = both(lab, &[7; 1400], |packet| with_chunks_before(packet, &ahead));
             are_translated(lab, 256, packets);
         }
     });
 }
 
 #[test]
-fn whole_that_nothing_tells_the_length_of_is_passed_and_counted() {
+fn sctp_fragment_of_unknown_length_is_passed_and_counted() {
     with_mappings(|lab| {
-        // A chunk ends where the fragment does: 12 bytes of header, and 4 + 16 + 4 + 28.
+        // The chunk ends at the end of the fragment: 12 bytes of header, and 4 + 16 + 4 + 28.
         let packets = both(lab, &[7; 28], |packet| {
-            let packet = behind(packet, &[(SACK, 16)]);
+            let packet = with_chunks_before(packet, &[(SACK, 16)]);
             with_chunks(packet, |chunks| [chunks.clone(), chunks].concat())
         });
         are_passed(lab, 64, packets);
-        // The cut one is the seventh.
-        let packets = both(lab, &[7; 400], |packet| behind(packet, &[(SACK, 0); 6]));
+        // The cut chunk is the seventh.
+        let packets = both(lab, &[7; 400], |packet| with_chunks_before(packet, &[(SACK, 0); 6]));
         are_passed(lab, 256, packets);
-        // Too short to be one, of which the walk would never end.
+        // The chunk length is below the minimum, so that the chunk walk would never end.
         for length in [0_u8, 3] {
             let packets = both(lab, &[7; 400], |packet| {
                 with_chunks(packet, |mut chunks| {
@@ -148,26 +149,26 @@ fn whole_that_nothing_tells_the_length_of_is_passed_and_counted() {
     });
 }
 
-/// Packets that nothing but the length of the whole tells the checksum of: a router cuts them anywhere, or the seventh chunk is
-/// cut.
+/// Packets whose length the cut chunk does not show: the fragmentation cuts between chunks or in the seventh chunk.
 fn bundles(lab: &mut Lab) -> [(&'static str, Packet, Packet); 2] {
     both(lab, &[7; 28], |packet| {
-        let packet = behind(packet, &[(SACK, 0); 6]);
+        let packet = with_chunks_before(packet, &[(SACK, 0); 6]);
         with_chunks(packet, |chunks| chunks.repeat(8))
     })
 }
 
-/// Its copy waits; it is counted as it comes, and not as it comes again with the length of the whole.
+/// The first fragment is buffered and counted when it arrives, and not again when it is re-injected with the known
+/// length.
 #[test]
-fn first_fragment_waits_for_the_last_one() {
+fn first_sctp_fragment_is_buffered_until_the_last_one() {
     stay_on_this_processor();
     with_mappings(|lab| {
         for (id, size) in (ID..).zip([64, 72, 200]) {
             for (program, packet, expected) in bundles(lab) {
                 let (frames, expected) = (pieces(&packet, id, size), pieces(&expected, id, size));
-                free_places();
+                free_slots();
                 let first = lab.run(program, &frames[0]);
-                assert_eq!((first.action, first.changes), (TAKEN, counted(program, &frames[0])), "{program}");
+                assert_eq!((first.action, first.changes), (BUFFERED, counted(program, &frames[0])), "{program}");
                 for (frame, expected) in frames.iter().zip(&expected).skip(1) {
                     becomes(lab, program, frame, expected.clone(), counted(program, frame));
                 }
@@ -178,14 +179,14 @@ fn first_fragment_waits_for_the_last_one() {
 }
 
 #[test]
-fn first_fragment_that_comes_after_the_last_one_need_not_wait() {
+fn first_sctp_fragment_after_the_last_one_is_not_buffered() {
     stay_on_this_processor();
     with_mappings(|lab| {
         for (id, size) in (ID + 0x10..).zip([64, 72, 200]) {
             for (program, packet, expected) in bundles(lab) {
                 let (frames, expected) = (pieces(&packet, id, size), pieces(&expected, id, size));
                 let last = frames.last().unwrap();
-                free_places();
+                free_slots();
                 becomes(lab, program, last, last.clone(), reason(Reason::EarlyFragment));
                 for (frame, expected) in frames.iter().zip(&expected) {
                     becomes(lab, program, frame, expected.clone(), counted(program, frame));
@@ -195,29 +196,29 @@ fn first_fragment_that_comes_after_the_last_one_need_not_wait() {
     });
 }
 
-/// A place is somebody's for a second.
+/// A slot is occupied for one second.
 #[test]
-fn first_fragment_takes_the_place_of_one_that_waits_no_more() {
+fn first_sctp_fragment_takes_an_expired_slot() {
     stay_on_this_processor();
     with_mappings(|lab| {
         for (program, packet, expected) in both(lab, &[7; 200], |packet| packet) {
             let (frame, expected) =
                 (fragments(&packet, ID + 0x20).remove(0), fragments(&expected, ID + 0x20).remove(0));
-            take_places(now());
+            occupy_slots(now());
             becomes(lab, program, &frame, expected, counted(program, &frame));
-            free_places();
-            assert_eq!(lab.run(program, &frame).action, TAKEN);
+            free_slots();
+            assert_eq!(lab.run(program, &frame).action, BUFFERED);
         }
     });
 }
 
-/// Nor is any other's packet touched: a first fragment that nobody translates goes on at once.
+/// A first fragment that matches no mapping is passed at once.
 #[test]
-fn first_fragment_of_others_does_not_wait() {
+fn first_sctp_fragment_of_unmapped_traffic_is_not_buffered() {
     stay_on_this_processor();
     with_mappings(|lab| {
         let to_node = sctp(client(), (node_ip(), 2905).into(), DATA, &[7; 200]);
-        let to_others = sctp(client(), (strange_ip(), 61_000).into(), DATA, &[7; 200]);
+        let to_others = sctp(client(), (unused_ip(), 61_000).into(), DATA, &[7; 200]);
         let direct = sctp((pod_ip(), 2905).into(), client(), DATA, &[7; 200]);
         for (program, packet) in [(PROG_INGRESS, to_node), (PROG_INGRESS, to_others), (PROG_EGRESS, direct)] {
             for frame in fragments(&packet, ID + 0x30) {
@@ -228,7 +229,7 @@ fn first_fragment_of_others_does_not_wait() {
 }
 
 #[test]
-fn sctp_fragment_of_no_mapping_is_not_counted_as_one() {
+fn no_mapping_is_counted_for_an_unmapped_sctp_fragment() {
     with_mappings(|lab| {
         let packet = sctp(client(), (node_ip(), 61_050).into(), DATA, &[7; 200]);
         let frame = &fragments(&packet, ID)[0];
@@ -236,11 +237,11 @@ fn sctp_fragment_of_no_mapping_is_not_counted_as_one() {
     });
 }
 
-/// It opens a flow as a whole packet does, and what breaks off an association establishes none.
+/// A cut INIT opens a flow as a whole one does, and a cut ABORT prevents the flow from being established.
 #[test]
-fn cut_packet_says_what_a_whole_one_would() {
+fn cut_init_and_abort_are_tracked_as_whole_ones() {
     with_mappings(|lab| {
-        take_places(now());
+        occupy_slots(now());
         let init = sctp(client(), node(), INIT, &[0; 100]);
         for (number, (frame, expected)) in fragments(&init, ID).iter().zip(fragments(&to(&init, pod()), ID)).enumerate()
         {
@@ -251,7 +252,7 @@ fn cut_packet_says_what_a_whole_one_would() {
         for (frame, expected) in fragments(&abort, ID).iter().zip(fragments(&from(&abort, node()), ID)) {
             becomes(lab, PROG_EGRESS, frame, expected, reply("61000/sctp", frame.len()));
         }
-        // Had that not been seen, this would establish the flow.
+        // If the ABORT had been missed, this packet would establish the flow.
         let question = sctp(client(), node(), DATA, &[0; 100]);
         let (frame, expected) = (&fragments(&question, ID)[0], fragments(&to(&question, pod()), ID).remove(0));
         becomes(lab, PROG_INGRESS, frame, expected, first_request("61000/sctp", frame.len()));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Mappings that not everybody may use.
+//! Mappings with an allow-list of source ranges.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -19,29 +19,29 @@ use super::scene::{
 use crate::counters::{first_request, reason, request};
 use crate::lab::{DROP, Lab, Outcome};
 
-/// Has each of the scene's mappings be for these alone.
+/// Restricts each mapping of the test to `ranges`.
 fn restrict(lab: &mut Lab, ranges: &str) {
     for protocol in [Tcp, Udp, Sctp] {
-        lab.add_for(protocol, NODE_PORT, pod(), GENERATION, ranges);
+        lab.add_restricted(protocol, NODE_PORT, pod(), GENERATION, ranges);
     }
 }
 
-/// The frame is dropped, and counted once.
+/// Asserts that the frame is dropped and counted once.
 #[track_caller]
 fn is_dropped(lab: &mut Lab, frame: &[u8]) {
     let expected = Outcome { action: DROP, bytes: frame.to_vec(), changes: reason(Reason::SourceRefused) };
     assert_eq!(lab.run(PROG_INGRESS, frame), expected);
 }
 
-/// One address of the family, by its last two bytes.
-fn somebody(high: u8, low: u8) -> IpAddr {
+/// An address of the running test's family, by its last two bytes.
+fn address(high: u8, low: u8) -> IpAddr {
     match family() {
         Family::V4 => [198, 51, high, low].into(),
         Family::V6 => [0x2001, 0xdb8, 0, 0, 0, 0, 0xc633, u16::from_be_bytes([high, low])].into(),
     }
 }
 
-/// Whether the client gets through to the Pod; whoever does not leaves nothing behind.
+/// Whether the client's datagram reaches the Pod; a refused one must not change.
 #[track_caller]
 fn gets_through(lab: &mut Lab, client: IpAddr) -> bool {
     let request = udp((client, CLIENT_PORT).into(), node(), b"hello");
@@ -53,7 +53,7 @@ fn gets_through(lab: &mut Lab, client: IpAddr) -> bool {
 }
 
 #[test]
-fn source_refused_is_dropped_by_every_protocol_and_leaves_no_flow() {
+fn source_refused_is_counted_for_every_protocol_and_leaves_no_flow() {
     with_mappings(|lab| {
         restrict(lab, &router_ip().to_string());
         for packet in [
@@ -71,7 +71,7 @@ fn source_refused_is_dropped_by_every_protocol_and_leaves_no_flow() {
 }
 
 #[test]
-fn allowed_source_is_translated_as_by_any_mapping() {
+fn allowed_source_is_translated_as_without_an_allow_list() {
     with_mappings(|lab| {
         restrict(lab, &client_ip().to_string());
         let packet = tcp(client(), node(), SYN, b"");
@@ -84,7 +84,7 @@ fn allowed_source_is_translated_as_by_any_mapping() {
 }
 
 #[test]
-fn range_ends_where_its_bits_do() {
+fn source_ranges_match_exactly_their_prefix() {
     with_mappings(|lab| {
         let all = if family() == Family::V4 { 32 } else { 128 };
         let [lowest, highest] = match family() {
@@ -93,26 +93,26 @@ fn range_ends_where_its_bits_do() {
         };
         let within = |first: IpAddr, short: u8| format!("{first}/{}", all - short);
         for (ranges, inside, outside) in [
-            (within(lowest, all), vec![lowest, highest, somebody(1, 1)], vec![]),
+            (within(lowest, all), vec![lowest, highest, address(1, 1)], vec![]),
             (within(lowest, all - 1), vec![lowest], vec![highest]),
             (within(highest, all - 1), vec![highest], vec![lowest]),
-            (within(somebody(100, 2), 0), vec![somebody(100, 2)], vec![somebody(100, 3), somebody(100, 0)]),
+            (within(address(100, 2), 0), vec![address(100, 2)], vec![address(100, 3), address(100, 0)]),
             (
-                within(somebody(100, 2), 1),
-                vec![somebody(100, 2), somebody(100, 3)],
-                vec![somebody(100, 1), somebody(100, 4)],
+                within(address(100, 2), 1),
+                vec![address(100, 2), address(100, 3)],
+                vec![address(100, 1), address(100, 4)],
             ),
             (
-                within(somebody(100, 0), 8),
-                vec![somebody(100, 0), somebody(100, 255)],
-                vec![somebody(99, 255), somebody(101, 0)],
+                within(address(100, 0), 8),
+                vec![address(100, 0), address(100, 255)],
+                vec![address(99, 255), address(101, 0)],
             ),
             (
-                format!("{},{}", within(somebody(100, 0), 8), within(somebody(7, 7), 0)),
-                vec![somebody(100, 9), somebody(7, 7)],
-                vec![somebody(7, 8), somebody(7, 6)],
+                format!("{},{}", within(address(100, 0), 8), within(address(7, 7), 0)),
+                vec![address(100, 9), address(7, 7)],
+                vec![address(7, 8), address(7, 6)],
             ),
-            (String::new(), vec![], vec![lowest, highest, somebody(100, 2)]),
+            (String::new(), vec![], vec![lowest, highest, address(100, 2)]),
         ] {
             restrict(lab, &ranges);
             for (clients, expected) in [(inside, true), (outside, false)] {
@@ -125,22 +125,22 @@ fn range_ends_where_its_bits_do() {
 }
 
 #[test]
-fn list_is_of_one_port_one_protocol_and_one_family() {
+fn allow_list_applies_to_one_port_and_protocol() {
     with_mappings(|lab| {
-        lab.add_for(Tcp, NODE_PORT, pod(), GENERATION, &client_ip().to_string());
-        lab.add_for(Udp, NODE_PORT, pod(), GENERATION, "");
-        lab.add_for(Tcp, SECOND_NODE_PORT, pod(), GENERATION, "");
+        lab.add_restricted(Tcp, NODE_PORT, pod(), GENERATION, &client_ip().to_string());
+        lab.add_restricted(Udp, NODE_PORT, pod(), GENERATION, "");
+        lab.add_restricted(Tcp, SECOND_NODE_PORT, pod(), GENERATION, "");
         let allowed = tcp(client(), node(), SYN, b"");
         lab.ingress(&allowed).is(&to(&allowed, pod()), first_request("61000/tcp", bare()));
         is_dropped(lab, &udp(client(), node(), b"").build());
         is_dropped(lab, &tcp(client(), (node_ip(), SECOND_NODE_PORT).into(), SYN, b"").build());
-        let anyones = sctp(client(), node(), sctp_chunks::INIT, &[0; 16]);
-        lab.ingress(&anyones).is(&to(&anyones, pod()), first_request("61000/sctp", length(&anyones)));
+        let unrestricted = sctp(client(), node(), sctp_chunks::INIT, &[0; 16]);
+        lab.ingress(&unrestricted).is(&to(&unrestricted, pod()), first_request("61000/sctp", length(&unrestricted)));
     });
 }
 
 #[test]
-fn ranges_without_the_mappings_word_mean_nothing() {
+fn ranges_of_an_unrestricted_mapping_are_ignored() {
     with_mappings(|lab| {
         lab.allow(Tcp, NODE_PORT, pod(), &router_ip().to_string());
         let packet = tcp(client(), node(), SYN, b"");
@@ -149,7 +149,7 @@ fn ranges_without_the_mappings_word_mean_nothing() {
 }
 
 #[test]
-fn options_and_extension_headers_hide_nobody() {
+fn options_and_extension_headers_do_not_bypass_the_allow_list() {
     with_mappings(|lab| {
         restrict(lab, &router_ip().to_string());
         let mut packet = udp(client(), node(), b"hello");
@@ -164,11 +164,11 @@ fn options_and_extension_headers_hide_nobody() {
 }
 
 #[test]
-fn established_connection_ends_with_its_permission() {
+fn established_connection_is_dropped_when_its_source_is_removed() {
     with_mappings(|lab| {
         restrict(lab, &client_ip().to_string());
         establish(lab);
-        lab.forget(Tcp, NODE_PORT, pod(), &client_ip().to_string());
+        lab.disallow(Tcp, NODE_PORT, pod(), &client_ip().to_string());
         is_dropped(lab, &tcp(client(), node(), PSH | ACK, b"more").build());
         lab.allow(Tcp, NODE_PORT, pod(), &client_ip().to_string());
         let more = tcp(client(), node(), PSH | ACK, b"more");
@@ -203,19 +203,19 @@ fn all_fragments_of_a_refused_source_are_dropped() {
 }
 
 #[test]
-fn fragments_end_with_their_senders_permission() {
+fn later_fragments_are_dropped_when_their_source_is_removed() {
     with_mappings(|lab| {
         restrict(lab, &client_ip().to_string());
         let [(packet, mapping), _] = large(client());
         let frames = fragments(&packet, 9);
         assert_eq!(lab.run(PROG_INGRESS, &frames[0]).changes, first_request(mapping, frames[0].len()));
-        lab.forget(Udp, NODE_PORT, pod(), &client_ip().to_string());
+        lab.disallow(Udp, NODE_PORT, pod(), &client_ip().to_string());
         is_dropped(lab, &frames[1]);
     });
 }
 
 #[test]
-fn error_is_judged_by_the_client_that_it_quotes() {
+fn icmp_error_is_allowed_by_the_quoted_client() {
     with_mappings(|lab| {
         restrict(lab, &client_ip().to_string());
         let answer = udp(pod(), client(), &[7; 100]);
@@ -230,13 +230,13 @@ fn error_is_judged_by_the_client_that_it_quotes() {
 }
 
 #[test]
-fn replies_are_not_asked_where_they_go() {
+fn replies_are_not_checked_against_the_allow_list() {
     with_mappings(|lab| {
         restrict(lab, &client_ip().to_string());
         establish(lab);
         restrict(lab, "");
         let answer = tcp(pod(), client(), PSH | ACK, b"the rest");
         let outcome = lab.egress(&answer);
-        assert_eq!(outcome.bytes, from(&answer, node()).build(), "what was asked for in time is answered");
+        assert_eq!(outcome.bytes, from(&answer, node()).build(), "the reply to an earlier request is translated");
     });
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is not ours goes on as it came, and is not even counted.
+//! Packets that match no mapping are passed to the host unchanged and are not counted.
 
 use npl_agent::core::model::Family;
 use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
@@ -9,12 +9,12 @@ use npl_testkit::packet::{Ethernet, Packet, Transport};
 
 use super::scene::{
     GENERATION, NODE_PORT, POD_PORT, Tcp, bare, client, client_ip, node, node_ip, other_pod_ip, pod, pod_ip,
-    second_node_ip, strange_ip, tcp, to, udp, with_family, with_mappings, with_mappings_of,
+    second_node_ip, tcp, to, udp, unused_ip, with_family, with_mappings, with_mappings_of,
 };
 use crate::counters::{first_request, reason};
 use crate::lab::{Lab, NEXT, Outcome};
 
-/// Neither program touches or counts the frame.
+/// Asserts that neither program changes or counts the frame.
 #[track_caller]
 fn passes(lab: &mut Lab, frame: &[u8]) {
     for program in [PROG_INGRESS, PROG_EGRESS] {
@@ -24,7 +24,7 @@ fn passes(lab: &mut Lab, frame: &[u8]) {
 }
 
 #[test]
-fn tagged_frame_belongs_to_the_vlan_device() {
+fn vlan_tagged_frame_is_left_to_the_vlan_device() {
     with_mappings(|lab| {
         for vlans in [vec![100], vec![100, 200]] {
             let mut request = tcp(client(), node(), SYN, b"");
@@ -35,7 +35,7 @@ fn tagged_frame_belongs_to_the_vlan_device() {
 }
 
 #[test]
-fn frame_for_another_machine_is_not_ours() {
+fn frame_for_another_host_is_passed_unchanged() {
     with_mappings(|lab| {
         let request = tcp(client(), node(), SYN, b"");
         let elsewhere = Packet { ethernet: Some(Ethernet::default()), ..request };
@@ -44,7 +44,7 @@ fn frame_for_another_machine_is_not_ours() {
 }
 
 #[test]
-fn port_outside_of_the_range_is_the_hosts() {
+fn port_outside_of_the_range_is_passed_to_the_host() {
     with_mappings(|lab| {
         for port in [22, 60_999, 61_101, 65_535] {
             passes(lab, &tcp(client(), (node_ip(), port).into(), SYN, b"").build());
@@ -54,16 +54,16 @@ fn port_outside_of_the_range_is_the_hosts() {
 }
 
 #[test]
-fn node_port_of_an_address_that_is_not_the_nodes_is_not_ours() {
+fn node_port_of_an_address_that_is_not_the_nodes_is_passed_unchanged() {
     with_mappings(|lab| {
-        for addr in [strange_ip(), pod_ip(), client_ip()] {
+        for addr in [unused_ip(), pod_ip(), client_ip()] {
             passes(lab, &tcp(client(), (addr, NODE_PORT).into(), SYN, b"").build());
         }
     });
 }
 
 #[test]
-fn address_that_the_node_lost_is_not_ours() {
+fn packet_to_a_removed_node_address_is_passed_unchanged() {
     with_mappings(|lab| {
         lab.set_addresses(&[second_node_ip()]);
         passes(lab, &tcp(client(), node(), SYN, b"").build());
@@ -71,7 +71,7 @@ fn address_that_the_node_lost_is_not_ours() {
 }
 
 #[test]
-fn other_protocols_are_not_ours() {
+fn other_protocols_are_passed_unchanged() {
     with_mappings(|lab| {
         let ports: Vec<u8> = [61_000_u16, 61_000].iter().flat_map(|port| port.to_be_bytes()).collect();
         for protocol in [1, 2, 33, 41, 47, 50, 131, 133, 136] {
@@ -85,7 +85,7 @@ fn other_protocols_are_not_ours() {
 }
 
 #[test]
-fn mapping_of_one_family_is_not_the_other_ones() {
+fn mapping_of_one_family_does_not_affect_the_other() {
     for (family, other) in [(Family::V4, Family::V6), (Family::V6, Family::V4)] {
         with_family(family, |lab| {
             lab.add(Tcp, NODE_PORT, pod(), GENERATION);
@@ -100,7 +100,7 @@ fn mapping_of_one_family_is_not_the_other_ones() {
 }
 
 #[test]
-fn arp_and_unknown_frames_are_not_ours() {
+fn arp_and_unknown_frames_are_passed_unchanged() {
     with_mappings(|lab| {
         for kind in [0x0806_u16, 0x88cc, 0x8847, 0x0026] {
             let mut frame = vec![0; 12];
@@ -112,10 +112,10 @@ fn arp_and_unknown_frames_are_not_ours() {
 }
 
 #[test]
-fn frame_that_ends_before_its_ports_do_is_not_ours() {
+fn frame_that_ends_before_its_ports_is_passed_unchanged() {
     with_mappings(|lab| {
         let frame = tcp(client(), node(), SYN, b"").build();
-        // The kernel's test run takes no frame that ends within the IP header.
+        // The kernel's test run accepts no frame that ends within the IP header.
         let ports = bare() - 20;
         for length in ports..ports + 4 {
             passes(lab, &frame[..length]);
@@ -124,7 +124,7 @@ fn frame_that_ends_before_its_ports_do_is_not_ours() {
 }
 
 #[test]
-fn header_shorter_than_any_is_not_ours() {
+fn invalid_ip_header_length_is_passed_unchanged() {
     with_mappings_of(Family::V4, |lab| {
         for words in 0..5 {
             let mut frame = tcp(client(), node(), SYN, b"").build();
@@ -135,7 +135,7 @@ fn header_shorter_than_any_is_not_ours() {
 }
 
 #[test]
-fn direct_request_to_a_pod_is_not_ours() {
+fn direct_request_to_a_pod_is_passed_unchanged() {
     with_mappings(|lab| {
         let direct = tcp(client(), pod(), SYN, b"");
         passes(lab, &direct.build());
@@ -143,7 +143,7 @@ fn direct_request_to_a_pod_is_not_ours() {
 }
 
 #[test]
-fn packets_that_a_pod_sends_from_another_port_are_not_ours() {
+fn packets_from_unmapped_pod_ports_are_passed_unchanged() {
     with_mappings(|lab| {
         lab.ingress(&tcp(client(), node(), SYN, b""));
         for source in [(pod_ip(), POD_PORT + 1), (pod_ip(), 43_210)] {
@@ -154,7 +154,7 @@ fn packets_that_a_pod_sends_from_another_port_are_not_ours() {
 }
 
 #[test]
-fn without_a_local_address_no_request_is_ours() {
+fn requests_are_passed_unchanged_without_a_node_address() {
     for family in Family::ALL {
         with_family(family, |lab| {
             lab.add(Tcp, NODE_PORT, pod(), 1);

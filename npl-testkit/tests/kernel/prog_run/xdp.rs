@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Requests ahead of the stack: plain ones as at TC ingress, everything else untouched and left to it.
+//! The XDP program: it translates plain requests as TC ingress does, and passes all other frames unchanged to TC.
 
 use std::sync::Mutex;
 
@@ -14,7 +14,7 @@ use super::extensions::{DESTINATION_OPTIONS, SIX, extended};
 use super::fragments::fragments;
 use super::scene::{
     CLIENT_PORT, GENERATION, NODE_PORT, SECOND_NODE_PORT, Sctp, Tcp, Udp, bare, client, client_ip, flow, length, node,
-    node_ip, pod, pod_ip, random_packets, router_ip, sctp, second_node_ip, strange_ip, tcp, to, udp, with_mappings,
+    node_ip, pod, pod_ip, random_packets, router_ip, sctp, second_node_ip, tcp, to, udp, unused_ip, with_mappings,
     with_mappings_of,
 };
 use crate::counters::{Change, and, establishing_request, first_request, reason};
@@ -22,10 +22,10 @@ use crate::lab::{DROP, FlowEntry, Lab, NEXT, Outcome, TEST_DEVICE};
 
 /// `XDP_DROP`.
 const XDP_DROP: i32 = 1;
-/// `XDP_PASS`: to the stack, where TC's program is next.
+/// `XDP_PASS`: to the stack, where the TC program is next.
 const XDP_PASS: i32 = 2;
 
-/// The frame goes on as `expected`, and exactly these counters went up.
+/// Asserts that the frame is passed as `expected` and that exactly these counters increased.
 #[track_caller]
 fn becomes(lab: &mut Lab, frame: &Packet, expected: &Packet, changes: Vec<Change>) {
     let expected = Outcome { action: XDP_PASS, bytes: expected.build(), changes };
@@ -33,7 +33,7 @@ fn becomes(lab: &mut Lab, frame: &Packet, expected: &Packet, changes: Vec<Change
 }
 
 #[test]
-fn plain_requests_go_to_the_pod() {
+fn xdp_translates_plain_requests() {
     with_mappings(|lab| {
         let request = tcp(client(), node(), SYN, b"");
         becomes(lab, &request, &to(&request, pod()), first_request("61000/tcp", bare()));
@@ -43,7 +43,7 @@ fn plain_requests_go_to_the_pod() {
 }
 
 #[test]
-fn flow_that_opens_ahead_is_established_behind_its_reply() {
+fn flow_that_xdp_opens_is_established_after_the_pods_reply() {
     with_mappings(|lab| {
         lab.run_xdp(&tcp(client(), node(), SYN, b"").build());
         lab.egress(&tcp(pod(), client(), SYN | ACK, b""));
@@ -63,10 +63,10 @@ fn datagram_without_checksum_keeps_none() {
 }
 
 #[test]
-fn source_that_is_refused_is_dropped_and_leaves_no_flow() {
+fn xdp_drops_refused_sources_and_leaves_no_flow() {
     with_mappings(|lab| {
         for protocol in [Tcp, Udp] {
-            lab.add_for(protocol, NODE_PORT, pod(), GENERATION, &router_ip().to_string());
+            lab.add_restricted(protocol, NODE_PORT, pod(), GENERATION, &router_ip().to_string());
         }
         for request in [tcp(client(), node(), SYN, b""), udp(client(), node(), b"hello")] {
             let bytes = request.build();
@@ -79,8 +79,8 @@ fn source_that_is_refused_is_dropped_and_leaves_no_flow() {
     });
 }
 
-/// Frames that are not this program's, whatever TC's makes of them.
-fn others() -> Vec<Vec<u8>> {
+/// Frames that the XDP program leaves to TC.
+fn left_to_tc() -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
     for vlans in [vec![100], vec![100, 200], vec![0]] {
         let mut request = tcp(client(), node(), SYN, b"");
@@ -90,7 +90,7 @@ fn others() -> Vec<Vec<u8>> {
     for port in [22, 60_999, 61_101, SECOND_NODE_PORT] {
         frames.push(tcp(client(), (node_ip(), port).into(), SYN, b"").build());
     }
-    for ip in [strange_ip(), pod_ip()] {
+    for ip in [unused_ip(), pod_ip()] {
         frames.push(udp(client(), (ip, NODE_PORT).into(), b"hello").build());
     }
     frames.push(sctp(client(), node(), sctp_chunks::INIT, &[0; 16]).build());
@@ -113,9 +113,9 @@ fn others() -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn everything_else_goes_on_untouched_and_uncounted() {
+fn xdp_passes_all_other_frames_unchanged_and_uncounted() {
     with_mappings(|lab| {
-        for frame in others() {
+        for frame in left_to_tc() {
             let expected = Outcome { action: XDP_PASS, bytes: frame.clone(), changes: vec![] };
             assert_eq!(lab.run_xdp(&frame), expected);
         }
@@ -123,41 +123,41 @@ fn everything_else_goes_on_untouched_and_uncounted() {
     });
 }
 
-/// Which programs a request meets.
+/// The programs that handle a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Path {
     TcAlone,
     XdpAndTc,
 }
 
-/// A packet of a conversation, and which way it goes.
+/// A packet of a connection, by its direction.
 enum Step {
     Arrives(Vec<u8>),
     Leaves(Vec<u8>),
 }
 
-/// What comes of a frame that arrives.
+/// The outcome of a frame that arrives.
 fn arrive(lab: &mut Lab, path: Path, frame: &[u8]) -> Outcome {
     if path == Path::TcAlone {
         return lab.run(PROG_INGRESS, frame);
     }
-    let ahead = lab.run_xdp(frame);
-    if ahead.action == XDP_DROP {
-        return Outcome { action: DROP, ..ahead };
+    let by_xdp = lab.run_xdp(frame);
+    if by_xdp.action == XDP_DROP {
+        return Outcome { action: DROP, ..by_xdp };
     }
-    let behind = lab.run(PROG_INGRESS, &ahead.bytes);
-    if ahead.bytes != frame {
-        let expected = Outcome { action: NEXT, bytes: ahead.bytes, changes: vec![] };
-        assert_eq!(behind, expected, "what XDP translated is nothing of TC's");
+    let by_tc = lab.run(PROG_INGRESS, &by_xdp.bytes);
+    if by_xdp.bytes != frame {
+        let expected = Outcome { action: NEXT, bytes: by_xdp.bytes, changes: vec![] };
+        assert_eq!(by_tc, expected, "TC passes frames that XDP translated");
     }
-    Outcome { changes: and(ahead.changes, behind.changes), ..behind }
+    Outcome { changes: and(by_xdp.changes, by_tc.changes), ..by_tc }
 }
 
-/// All that comes of a conversation, step by step, and the flows that are left, without their times.
+/// The outcome of each step, and the remaining flows without their times.
 fn outcomes(family: Family, path: Path, steps: impl Fn() -> Vec<Step> + Send + Sync) -> (Vec<Outcome>, Vec<String>) {
     let all = Mutex::default();
     with_mappings_of(family, |lab| {
-        lab.add_for(Udp, SECOND_NODE_PORT, pod(), GENERATION, &router_ip().to_string());
+        lab.add_restricted(Udp, SECOND_NODE_PORT, pod(), GENERATION, &router_ip().to_string());
         lab.datapath.write_xdp_devices(&if path == Path::XdpAndTc { [TEST_DEVICE].into() } else { [].into() }).unwrap();
         let mut run = |step| match step {
             Step::Arrives(frame) => arrive(lab, path, &frame),
@@ -174,20 +174,20 @@ fn outcomes(family: Family, path: Path, steps: impl Fn() -> Vec<Step> + Send + S
 }
 
 #[track_caller]
-fn same_by_both_paths(steps: impl Fn() -> Vec<Step> + Send + Sync) {
+fn same_with_and_without_xdp(steps: impl Fn() -> Vec<Step> + Send + Sync) {
     for family in Family::ALL {
         let [alone, both] = [Path::TcAlone, Path::XdpAndTc].map(|path| outcomes(family, path, &steps));
         assert!(!alone.0.is_empty());
         for (number, (alone, both)) in alone.0.iter().zip(&both.0).enumerate() {
             assert_eq!(both, alone, "step {number} in {family}");
         }
-        assert_eq!(both.1, alone.1, "the flows that are left in {family}");
+        assert_eq!(both.1, alone.1, "the remaining flows in {family}");
     }
 }
 
 #[test]
-fn random_requests_become_the_same_with_and_without() {
-    same_by_both_paths(|| {
+fn random_requests_are_translated_alike_with_and_without_xdp() {
+    same_with_and_without_xdp(|| {
         let second_address = (second_node_ip(), NODE_PORT).into();
         let refused = (node_ip(), SECOND_NODE_PORT).into();
         let packets = random_packets(client(), node(), 200)
@@ -200,7 +200,7 @@ fn random_requests_become_the_same_with_and_without() {
                 _ => {}
             }
             let mut frame = packet.build();
-            // As a short frame is on the wire: what is behind the packet counts, and stays.
+            // Ethernet pads short frames: the padding is counted and kept.
             frame.resize(frame.len().max(60), 0x5a);
             Step::Arrives(frame)
         });
@@ -209,8 +209,8 @@ fn random_requests_become_the_same_with_and_without() {
 }
 
 #[test]
-fn conversation_is_the_same_with_and_without() {
-    same_by_both_paths(|| {
+fn connection_is_handled_alike_with_and_without_xdp() {
+    same_with_and_without_xdp(|| {
         let request = |flags, payload: &[u8]| Step::Arrives(tcp(client(), node(), flags, payload).build());
         let reply = |flags, payload: &[u8]| Step::Leaves(tcp(pod(), client(), flags, payload).build());
         let by_second = Step::Arrives(tcp(client(), (second_node_ip(), NODE_PORT).into(), SYN, b"").build());
@@ -235,6 +235,6 @@ fn conversation_is_the_same_with_and_without() {
 }
 
 #[test]
-fn what_is_not_plain_is_the_same_with_and_without() {
-    same_by_both_paths(|| others().into_iter().map(Step::Arrives).collect());
+fn frames_for_the_slow_path_are_handled_alike_with_and_without_xdp() {
+    same_with_and_without_xdp(|| left_to_tc().into_iter().map(Step::Arrives).collect());
 }

@@ -112,7 +112,7 @@ fn is_possible(family: Family) -> bool {
 
 /// Where a transfer's packets are looked out for: as they come to the Node, and as they leave it.
 fn lookouts(world: &World, forwarding: Forwarding, direction: Direction) -> Vec<Lookout> {
-    let [_, uplink, pod, host_device] = world.ends();
+    let [_, uplink, pod, host_device] = world.path_devices();
     let [comes, leaves] = [Side::Comes, Side::Leaves].map(|side| move |device: &Device| Lookout::new(device, side));
     match (direction, forwarding) {
         (Direction::Upload, Forwarding::Stack) => vec![comes(&uplink), leaves(&host_device)],
@@ -153,14 +153,14 @@ fn transfer_in_large_packets(mut world: World) {
 #[test]
 fn transfer_is_whole_in_packets_larger_than_ip_has_a_length_for() {
     let world = World::new(1);
-    for device in world.ends() {
+    for device in world.path_devices() {
         device.set_offloads(&Offload::ALL, true).unwrap();
         for family in [Family::V4, Family::V6].into_iter().filter(|family| is_possible(*family)) {
             allow_large(&device, family);
         }
     }
     // The kernel counts that header where it forwards, though no segment has it.
-    let [_, uplink, _, host_device] = world.ends();
+    let [_, uplink, _, host_device] = world.path_devices();
     for device in [uplink, host_device] {
         device.set_mtu(1600).unwrap();
     }

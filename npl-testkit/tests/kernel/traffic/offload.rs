@@ -29,7 +29,7 @@ fn transfer_both_ways(world: &World) {
 #[test]
 fn transfer_is_whole_with_segmentation_offload() {
     let world = World::new(1);
-    for device in world.ends() {
+    for device in world.path_devices() {
         device.set_offloads(&Offload::ALL, true).unwrap();
     }
     transfer_both_ways(&world);
@@ -38,7 +38,7 @@ fn transfer_is_whole_with_segmentation_offload() {
 #[test]
 fn transfer_is_whole_without_any_offload() {
     let world = World::new(1);
-    for device in world.ends() {
+    for device in world.path_devices() {
         device.set_offloads(&Offload::ALL, false).unwrap();
     }
     transfer_both_ways(&world);
@@ -47,7 +47,7 @@ fn transfer_is_whole_without_any_offload() {
 #[test]
 fn transfer_is_whole_when_packets_are_merged_on_receipt() {
     let world = World::new(1);
-    for device in world.ends() {
+    for device in world.path_devices() {
         device.set_offloads(&[Offload::Tso, Offload::Gso], false).unwrap();
         device.set_offloads(&[Offload::Gro], true).unwrap();
     }
@@ -58,7 +58,7 @@ fn transfer_is_whole_when_packets_are_merged_on_receipt() {
 #[test]
 fn request_whose_headers_lie_apart_is_answered() {
     let world = World::with_options(1, Options { mtu: 9000, ..Options::default() });
-    let [client, uplink, ..] = world.ends();
+    let [client, uplink, ..] = world.path_devices();
     for (frontend, client_ip) in world.frontends().into_iter().zip(world.client_ips()) {
         let socket = world.client().run(|| UdpSocket::bind((client_ip, 0))).unwrap().unwrap();
         socket.set_read_timeout(Some(REQUEST_LIMIT)).unwrap();
@@ -76,7 +76,7 @@ fn request_whose_headers_lie_apart_is_answered() {
 #[test]
 fn transfer_is_whole_wherever_checksums_are_made() {
     let world = World::new(1);
-    let [client, uplink, pod, host_device] = world.ends();
+    let [client, uplink, pod, host_device] = world.path_devices();
     for at_client in [true, false] {
         for at_pod in [true, false] {
             for at_node in [true, false] {

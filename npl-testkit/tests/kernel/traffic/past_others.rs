@@ -139,7 +139,7 @@ fn what_others_have_behind_ours_on_an_uplink_is_not_passed_by() {
 }
 
 /// Whether a datagram is answered soon.
-fn is_answered(socket: &UdpSocket) -> bool {
+fn is_reply_translated(socket: &UdpSocket) -> bool {
     let question = b"still there?";
     socket.send(question).is_ok() && traffic::udp_receive(socket, question, SOON).unwrap().is_some()
 }
@@ -173,15 +173,15 @@ fn what_others_drop_on_a_pods_device_is_not_taken_as_let_through() {
     let forwarded = || world.node().packets_counted("inet npl_test forwarded").unwrap();
     let is_offloaded = || {
         let before = forwarded();
-        assert!(is_answered(&socket));
+        assert!(is_reply_translated(&socket));
         (forwarded() == before).then_some(())
     };
     poll::until("the flow past the stack", LIMIT, is_offloaded).unwrap();
     program.change(DROPS).unwrap();
-    poll::until("the end of the flow", LIMIT, || (!is_answered(&socket)).then_some(())).unwrap();
+    poll::until("the end of the flow", LIMIT, || (!is_reply_translated(&socket)).then_some(())).unwrap();
     for question in 0..5 {
-        assert!(!is_answered(&socket), "question {question} has passed it by");
+        assert!(!is_reply_translated(&socket), "question {question} has passed it by");
     }
     program.change(HANDS_ON).unwrap();
-    assert!(is_answered(&socket));
+    assert!(is_reply_translated(&socket));
 }

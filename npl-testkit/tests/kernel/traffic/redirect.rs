@@ -109,12 +109,12 @@ fn transfers_are_whole_wherever_segments_and_checksums_are_made() {
     let world = redirected();
     world.node().nft(NOTHING_IS_FORWARDED).unwrap();
     for is_on in [false, true] {
-        for device in world.ends() {
+        for device in world.path_devices() {
             device.set_offloads(&Offload::ALL, is_on).unwrap();
         }
         assert_served(&world);
     }
-    for device in world.ends() {
+    for device in world.path_devices() {
         device.set_offloads(&[Offload::Tso, Offload::Gso], false).unwrap();
         device.set_offloads(&[Offload::Gro], true).unwrap();
     }

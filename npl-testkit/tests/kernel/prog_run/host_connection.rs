@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the host has under way by a node port, as it masquerades Pods behind any port: what comes back is the host's.
+//! The Node's own connections that use a port of the range, as masquerading may do: their packets are passed to the
+//! host.
 
 use npl_common::names::PROG_EGRESS;
 use npl_common::reason::Reason;
@@ -10,19 +11,20 @@ use npl_testkit::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN};
 use super::errors::{about_reply, too_large};
 use super::fragments::pieces;
 use super::scene::{
-    Tcp, Udp, becomes, client, establish, flow, from, is_answered, length, node, pod, sctp, tcp, to, udp, with_mappings,
+    Tcp, Udp, becomes, client, establish, flow, from, is_reply_translated, length, node, pod, sctp, tcp, to, udp,
+    with_mappings,
 };
 use crate::counters::{establishing_request, first_request, reason, request};
 use crate::lab::Lab;
 
-/// A packet leaves by a node port, as it is.
+/// A packet leaves from a node port, unchanged.
 #[track_caller]
 fn leaves(lab: &mut Lab, packet: &Packet) {
     lab.egress(packet).is(packet, vec![]);
 }
 
 #[test]
-fn of_host_is_what_answers_something_under_way() {
+fn host_connection_gets_the_packets_of_its_peer() {
     with_mappings(|lab| {
         leaves(lab, &tcp(node(), client(), SYN, b""));
         for flags in [SYN | ACK, ACK, PSH | ACK, FIN | ACK, RST] {
@@ -37,7 +39,7 @@ fn of_host_is_what_answers_something_under_way() {
 }
 
 #[test]
-fn of_host_are_errors_about_something_under_way() {
+fn host_connection_gets_icmp_errors_about_its_packets() {
     with_mappings(|lab| {
         for sent in [tcp(node(), client(), PSH | ACK, b"question"), udp(node(), client(), b"question")] {
             leaves(lab, &sent);
@@ -47,41 +49,44 @@ fn of_host_are_errors_about_something_under_way() {
     });
 }
 
-/// A client may open a connection by an end that the host has talked to: nobody answers a question with one.
+/// A client may open a connection from an endpoint that the host has connected to: a SYN is never a reply to the
+/// host.
 #[test]
-fn connections_of_clients_are_theirs_whatever_the_host_had_under_way() {
+fn client_connection_is_translated_despite_an_earlier_host_connection() {
     with_mappings(|lab| {
         leaves(lab, &tcp(node(), client(), SYN, b""));
         establish(lab);
-        is_answered(lab, ACK);
+        is_reply_translated(lab, ACK);
         let more = tcp(client(), node(), PSH | ACK, b"more");
         lab.ingress(&more).is(&to(&more, pod()), request("61000/tcp", length(&more)));
     });
 }
 
 #[test]
-fn errors_about_connections_of_clients_are_theirs_whatever_the_host_had_under_way() {
+fn icmp_error_about_a_client_connection_is_translated_despite_a_host_connection() {
     with_mappings(|lab| {
         leaves(lab, &tcp(node(), client(), SYN, b""));
         let (arrives, expected) = about_reply(too_large(), &tcp(pod(), client(), PSH | ACK, b"answer"), 64);
-        let goes_to_pod = |lab: &mut Lab| lab.ingress(&arrives).is(&expected, request("61000/tcp", length(&arrives)));
-        let is_of_host = |lab: &mut Lab| lab.ingress(&arrives).is(&arrives, reason(Reason::HostConnection));
-        is_of_host(lab);
+        let is_sent_to_pod =
+            |lab: &mut Lab| lab.ingress(&arrives).is(&expected, request("61000/tcp", length(&arrives)));
+        let is_passed_to_host = |lab: &mut Lab| lab.ingress(&arrives).is(&arrives, reason(Reason::HostConnection));
+        is_passed_to_host(lab);
         lab.ingress(&tcp(client(), node(), SYN, b""));
-        goes_to_pod(lab);
-        is_answered(lab, SYN | ACK);
+        is_sent_to_pod(lab);
+        is_reply_translated(lab, SYN | ACK);
         lab.ingress(&tcp(client(), node(), RST, b""));
-        is_of_host(lab);
+        is_passed_to_host(lab);
         establish(lab);
-        goes_to_pod(lab);
+        is_sent_to_pod(lab);
         lab.set_slot(flow(Tcp), 0);
-        goes_to_pod(lab);
+        is_sent_to_pod(lab);
     });
 }
 
-/// Who answers so has nothing under way: a client may have come to the port before it led to a Pod, and comes again.
+/// A RST or ABORT starts no host connection: a client may have sent to the port before it was mapped, and may send
+/// again.
 #[test]
-fn refusals_leave_no_note() {
+fn refusals_of_the_host_make_no_host_connection() {
     with_mappings(|lab| {
         for flags in [RST, RST | ACK] {
             leaves(lab, &tcp(node(), client(), flags, b""));
@@ -94,9 +99,10 @@ fn refusals_leave_no_note() {
     });
 }
 
-/// Of what the Node masquerades, and of replies that went past the stack: no first one is to come that they would wait for.
+/// Later fragments of masqueraded packets and of redirected replies: no first fragment follows that they could wait
+/// for.
 #[test]
-fn fragments_that_leave_from_a_node_port_are_not_taken_for_early() {
+fn fragments_that_leave_from_a_node_port_are_not_saved() {
     with_mappings(|lab| {
         for (number, packet) in (1..).zip([udp(node(), client(), &[7; 1000]), tcp(node(), client(), ACK, &[7; 1000])]) {
             for frame in pieces(&packet, number, 504) {
@@ -106,9 +112,9 @@ fn fragments_that_leave_from_a_node_port_are_not_taken_for_early() {
     });
 }
 
-/// As the last device sees replies that go past the stack, or that one above it has translated.
+/// The egress program sees redirected replies, and replies that a device above has already translated.
 #[test]
-fn translated_replies_are_nothing_that_the_host_has_under_way() {
+fn translated_replies_make_no_host_connection() {
     with_mappings(|lab| {
         let (question, answer) = (udp(client(), node(), b"question"), udp(pod(), client(), b"answer"));
         for changes in [first_request, establishing_request, request] {
@@ -116,7 +122,7 @@ fn translated_replies_are_nothing_that_the_host_has_under_way() {
             lab.egress(&answer);
             leaves(lab, &from(&answer, node()));
         }
-        // Known by the flow table alone.
+        // The flow table alone has the flow.
         lab.set_slot(flow(Udp), 0);
         leaves(lab, &from(&answer, node()));
         lab.evict(flow(Udp));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Mappings that are written together.
+//! Mappings that are written in one batch.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -16,33 +16,33 @@ use super::scene::{
 use crate::counters::{first_request, reply};
 use crate::lab::{Lab, mapping};
 
-/// The client asks by a node port, and the Pod answers.
+/// The client sends to a node port, and the Pod replies.
 #[track_caller]
-fn talk(lab: &mut Lab, node_port: u16, pod: SocketAddr) {
-    let asked = SocketAddr::from((node_ip(), node_port));
-    let (question, answer) = (udp(client(), asked, b"hello"), udp(pod, client(), b"hello yourself"));
+fn is_served(lab: &mut Lab, node_port: u16, pod: SocketAddr) {
+    let nat_address = SocketAddr::from((node_ip(), node_port));
+    let (question, answer) = (udp(client(), nat_address, b"hello"), udp(pod, client(), b"hello yourself"));
     let counted = format!("{node_port}/udp");
     lab.ingress(&question).is(&to(&question, pod), first_request(&counted, length(&question)));
-    lab.egress(&answer).is(&from(&answer, asked), reply(&counted, length(&answer)));
+    lab.egress(&answer).is(&from(&answer, nat_address), reply(&counted, length(&answer)));
 }
 
 #[test]
-fn each_of_many_new_mappings_translates_and_counts_by_itself() {
+fn mappings_of_one_batch_translate_and_count_independently() {
     for family in Family::ALL {
         with_family(family, |lab| {
             lab.set_addresses(&[node_ip()]);
             let pod_at = |number: u16| SocketAddr::from((pod_ip(), POD_PORT + number));
             let wanted = (0..40).map(|number| mapping(Udp, NODE_PORT + number, pod_at(number), GENERATION)).collect();
             assert!(lab.datapath.upsert_mappings(&wanted).is_empty());
-            assert_eq!(lab.datapath.mappings().unwrap(), wanted, "the kernel holds what was wanted");
-            (0..40).for_each(|number| talk(lab, NODE_PORT + number, pod_at(number)));
+            assert_eq!(lab.datapath.mappings().unwrap(), wanted, "the kernel has exactly these mappings");
+            (0..40).for_each(|number| is_served(lab, NODE_PORT + number, pod_at(number)));
         });
     }
 }
 
-/// One moves to another Pod, and two new ones lead where it led: to a sender that is forgotten and known again.
+/// One mapping moves to another Pod, and two new ones use its previous endpoint, which is removed and added again.
 #[test]
-fn new_mappings_take_over_the_endpoint_that_another_leaves_at_the_same_time() {
+fn new_mappings_take_over_an_endpoint_that_moves_in_the_same_batch() {
     with_mappings(|lab| {
         let other_pod = (other_pod_ip(), POD_PORT).into();
         let third = SECOND_NODE_PORT + 1;
@@ -52,30 +52,30 @@ fn new_mappings_take_over_the_endpoint_that_another_leaves_at_the_same_time() {
             mapping(Tcp, third, pod(), GENERATION),
         ]);
         assert!(lab.datapath.upsert_mappings(&wanted).is_empty());
-        talk(lab, NODE_PORT, other_pod);
-        talk(lab, SECOND_NODE_PORT, pod());
+        is_served(lab, NODE_PORT, other_pod);
+        is_served(lab, SECOND_NODE_PORT, pod());
     });
 }
 
 #[test]
-fn one_that_cannot_be_is_refused_alone() {
+fn invalid_mapping_of_a_batch_is_refused_alone() {
     with_mappings(|lab| {
-        let strange = if family() == Family::V4 { "fd00::a:5" } else { "10.0.0.5" };
+        let other_family = if family() == Family::V4 { "fd00::a:5" } else { "10.0.0.5" };
         let (wrong, backend) = mapping(Udp, SECOND_NODE_PORT, pod(), GENERATION);
         let mut wanted: BTreeMap<Frontend, Backend> =
             (2..5).map(|number| mapping(Udp, NODE_PORT + number, pod(), GENERATION)).collect();
-        wanted.insert(wrong, Backend { pod_ip: strange.parse().unwrap(), ..backend });
+        wanted.insert(wrong, Backend { pod_ip: other_family.parse().unwrap(), ..backend });
         let refused = lab.datapath.upsert_mappings(&wanted);
         assert!(matches!(refused.get(&wrong), Some(DatapathError::WrongFamily(_))), "{refused:?}");
         assert_eq!(refused.len(), 1, "{refused:?}");
-        // The one that was written last is what the Pod's replies are counted for.
-        talk(lab, NODE_PORT + 4, pod());
+        // The Pod's replies are counted for the mapping that was written last.
+        is_served(lab, NODE_PORT + 4, pod());
     });
 }
 
-/// The kernel ends a batch at the first element that it refuses.
+/// The kernel aborts a batch at the first element that it refuses.
 #[test]
-fn what_has_no_room_is_refused_and_the_rest_is_there() {
+fn mappings_beyond_the_map_size_are_refused_and_all_others_written() {
     with_family(Family::V4, |lab| {
         lab.set_addresses(&[node_ip()]);
         let ports = 1..=u16::try_from(MAX_MAPPINGS / 2 + 1).unwrap();
@@ -90,9 +90,9 @@ fn what_has_no_room_is_refused_and_the_rest_is_there() {
     });
 }
 
-/// What was counted for a mapping that is no more is nobody else's.
+/// Counters of a removed mapping must not be inherited by a new one.
 #[test]
-fn counters_of_one_that_went_start_at_zero_for_those_that_come_together() {
+fn counters_of_a_new_batch_start_at_zero() {
     with_mappings(|lab| {
         let (gone, _) = mapping(Udp, NODE_PORT, pod(), GENERATION);
         lab.ingress(&udp(client(), node(), b"hello"));
@@ -107,12 +107,12 @@ fn counters_of_one_that_went_start_at_zero_for_those_that_come_together() {
 }
 
 #[test]
-fn an_endpoint_that_is_shared_stays_while_one_mapping_of_it_goes() {
+fn shared_endpoint_stays_until_its_last_mapping_is_removed() {
     with_mappings(|lab| {
         let wanted: BTreeMap<Frontend, Backend> =
             (1..4).map(|number| mapping(Udp, NODE_PORT + number, pod(), GENERATION)).collect();
         assert!(lab.datapath.upsert_mappings(&wanted).is_empty());
         (0..3).for_each(|number| lab.remove(family(), Udp, NODE_PORT + number));
-        talk(lab, NODE_PORT + 3, pod());
+        is_served(lab, NODE_PORT + 3, pod());
     });
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Hints of mappings: they spare the look-up, and never say anything but what it would.
+//! The lookup cache of mappings saves a map lookup and never changes its result.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd as _;
@@ -18,7 +18,7 @@ use npl_common::names::{
 use npl_common::reason::Reason;
 use npl_testkit::test_run;
 
-use super::redirect::{REDIRECT, WAY, lead, one_hop_on};
+use super::redirect::{NEXT_HOP, REDIRECT, after_one_hop, set_next_hop};
 use super::scene::{
     GENERATION, NODE_PORT, POD_PORT, Udp, client, client_ip, family, node, node_ip, other_pod_ip, pod, pod_ip,
     router_ip, to, udp, with_mappings,
@@ -31,12 +31,12 @@ const FRONTEND: Frontend = Frontend { node_port: NODE_PORT, protocol: protocol::
 /// Flips every bit of a byte.
 pub(super) const ALL_BITS: u8 = 0xff;
 
-/// A Pod that the mapping does not lead to.
+/// A Pod that is not the mapping's backend.
 fn other_pod() -> SocketAddr {
     (other_pod_ip(), POD_PORT).into()
 }
 
-/// A datagram to a node port arrives at this Pod.
+/// Asserts that a datagram to a node port arrives at `pod`.
 #[track_caller]
 fn goes_to(lab: &mut Lab, node_port: u16, pod: SocketAddr) {
     let request = udp(client(), (node_ip(), node_port).into(), b"hello");
@@ -44,20 +44,20 @@ fn goes_to(lab: &mut Lab, node_port: u16, pod: SocketAddr) {
     assert_eq!((outcome.action, outcome.bytes), (NEXT, to(&request, pod).build()));
 }
 
-/// The hint of the mapping, byte by byte, or other bytes in its place.
-fn hint(replaced_by: Option<Vec<u8>>) -> Vec<u8> {
+/// The mapping's cache entry as bytes; with `replaced_by`, overwrites the entry first.
+fn cache_entry(replaced_by: Option<Vec<u8>>) -> Vec<u8> {
     fn of<H: aya::Pod>(name: &str, replaced_by: Option<Vec<u8>>) -> Vec<u8> {
         let mut map: Array<MapData, H> = open(name);
         if let Some(bytes) = replaced_by {
-            // SAFETY: any bytes are a value of an `aya::Pod`, and these are as many as it has.
-            #[expect(unsafe_code, reason = "bytes are made a hint that nobody has left")]
-            let hint = unsafe { bytes.as_ptr().cast::<H>().read_unaligned() };
-            map.set(slot(FRONTEND), hint, 0).unwrap();
+            // Any bytes are a valid `aya::Pod`, and there are as many of them as the type has.
+            #[expect(unsafe_code, reason = "a corrupt cache entry is made from bytes")]
+            let cache_entry = unsafe { bytes.as_ptr().cast::<H>().read_unaligned() };
+            map.set(slot(FRONTEND), cache_entry, 0).unwrap();
         }
-        let hint = map.get(&slot(FRONTEND), 0).unwrap();
-        // SAFETY: an `aya::Pod` has no padding.
-        #[expect(unsafe_code, reason = "a hint is looked at byte by byte")]
-        unsafe { std::slice::from_raw_parts((&raw const hint).cast::<u8>(), size_of::<H>()) }.to_vec()
+        let cache_entry = map.get(&slot(FRONTEND), 0).unwrap();
+        // An `aya::Pod` has no padding.
+        #[expect(unsafe_code, reason = "a cache entry is compared byte by byte")]
+        unsafe { std::slice::from_raw_parts((&raw const cache_entry).cast::<u8>(), size_of::<H>()) }.to_vec()
     }
     match family() {
         Family::V4 => of::<CachedMappingV4>(MAP_LOOKUP_CACHE_V4, replaced_by),
@@ -65,7 +65,7 @@ fn hint(replaced_by: Option<Vec<u8>>) -> Vec<u8> {
     }
 }
 
-/// What an agent that knows nothing of hints does to the mapping: it leads to another Pod, or is gone.
+/// Changes or removes the mapping without invalidating the lookup cache, as an agent without such a cache would.
 fn change_by_hand(to: Option<SocketAddr>) {
     match (family(), to) {
         (Family::V4, to) => {
@@ -88,7 +88,7 @@ fn change_by_hand(to: Option<SocketAddr>) {
 }
 
 #[test]
-fn a_request_leaves_one_that_spares_the_next_the_look_up() {
+fn second_request_uses_the_lookup_cache() {
     with_mappings(|lab| {
         goes_to(lab, NODE_PORT, pod());
         change_by_hand(None);
@@ -96,33 +96,34 @@ fn a_request_leaves_one_that_spares_the_next_the_look_up() {
     });
 }
 
-/// Where devices are without Ethernet headers, and while the way of forwarding changes.
+/// A device without Ethernet headers uses the stack program while another one redirects; both share the cache. The
+/// same happens while `--forwarding` changes.
 #[test]
-fn programs_of_both_ways_leave_them_for_each_other() {
+fn stack_and_redirect_programs_share_the_lookup_cache() {
     with_mappings(|lab| {
         let request = udp(client(), node(), b"hello");
         let arrived = to(&request, pod());
         goes_to(lab, NODE_PORT, pod());
-        lead(pod_ip(), WAY);
+        set_next_hop(pod_ip(), NEXT_HOP);
         for _turn in 0..2 {
             let direct = lab.run(PROG_INGRESS_REDIRECT, &request.build());
-            assert_eq!((direct.action, direct.bytes), (REDIRECT, one_hop_on(&arrived).build()));
+            assert_eq!((direct.action, direct.bytes), (REDIRECT, after_one_hop(&arrived).build()));
             goes_to(lab, NODE_PORT, pod());
         }
     });
 }
 
 #[test]
-fn what_the_agent_changes_counts_at_once() {
+fn changes_of_the_agent_invalidate_the_lookup_cache_at_once() {
     with_mappings(|lab| {
         goes_to(lab, NODE_PORT, pod());
         lab.add(Udp, NODE_PORT, other_pod(), GENERATION + 1);
         goes_to(lab, NODE_PORT, other_pod());
-        lab.add_for(Udp, NODE_PORT, pod(), GENERATION, &router_ip().to_string());
+        lab.add_restricted(Udp, NODE_PORT, pod(), GENERATION, &router_ip().to_string());
         let request = udp(client(), node(), b"hello");
         let refused = lab.ingress(&request);
         assert_eq!((refused.action, refused.changes), (DROP, reason(Reason::SourceRefused)));
-        lab.add_for(Udp, NODE_PORT, pod(), GENERATION, &client_ip().to_string());
+        lab.add_restricted(Udp, NODE_PORT, pod(), GENERATION, &client_ip().to_string());
         goes_to(lab, NODE_PORT, pod());
         lab.remove(family(), Udp, NODE_PORT);
         let unmapped = lab.ingress(&request);
@@ -130,61 +131,61 @@ fn what_the_agent_changes_counts_at_once() {
     });
 }
 
-/// Another processor looks the mapping up all the time, and leaves what it has found: before a change, or after it.
+/// Another processor looks the mapping up continuously and caches the result, before or after each change.
 #[test]
-fn what_was_looked_up_before_a_change_does_not_count_after_it() {
+fn cached_mapping_is_not_used_after_a_concurrent_change() {
     let changes = if is_emulated() { 500 } else { 20_000 };
     with_mappings(|lab| {
         let request = udp(client(), node(), b"hello");
         let program = lab.program(PROG_INGRESS).fd().unwrap().as_fd().try_clone_to_owned().unwrap();
         let (frame, is_over) = (request.build(), AtomicBool::new(false));
         thread::scope(|scope| {
-            // Also when the test fails: the other one would be waited for.
-            let _end = AtTheEnd(&is_over);
+            // The flag is also set when the test panics: the scope waits for the other thread.
+            let _end = SetOnDrop(&is_over);
             let _other = scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
                     test_run::run(program.as_fd(), &frame, &test_run::Options::default()).unwrap();
                 }
             });
-            let mut strays = 0;
+            let mut misdirected = 0;
             for change in 1..=changes {
                 let pod = [pod(), other_pod()][change as usize % 2];
                 lab.add(Udp, NODE_PORT, pod, GENERATION + change);
-                strays += u32::from(lab.ingress(&request).bytes != to(&request, pod).build());
+                misdirected += u32::from(lab.ingress(&request).bytes != to(&request, pod).build());
             }
-            assert_eq!(strays, 0, "requests to where the mapping has led before, of {changes}");
+            assert_eq!(misdirected, 0, "requests to the mapping's previous Pod, of {changes}");
         });
     });
 }
 
-/// Says so when it is dropped.
-pub(super) struct AtTheEnd<'a>(pub(super) &'a AtomicBool);
+/// Sets the flag when dropped.
+pub(super) struct SetOnDrop<'a>(pub(super) &'a AtomicBool);
 
-impl Drop for AtTheEnd<'_> {
+impl Drop for SetOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-/// Of what two processors have left at the same time, some bytes may be of the one and some of the other.
+/// If two processors write an entry at the same time, its bytes may be a mix of both writes.
 #[test]
 fn what_nobody_has_left_is_none_and_is_replaced() {
     with_mappings(|lab| {
         goes_to(lab, NODE_PORT, pod());
-        let left = hint(None);
-        assert!(left.iter().any(|byte| *byte != 0), "{left:?}");
-        for index in 0..left.len() {
-            let mut bytes = left.clone();
+        let cached = cache_entry(None);
+        assert!(cached.iter().any(|byte| *byte != 0), "{cached:?}");
+        for index in 0..cached.len() {
+            let mut bytes = cached.clone();
             bytes[index] ^= ALL_BITS;
-            assert_eq!(hint(Some(bytes.clone())), bytes);
+            assert_eq!(cache_entry(Some(bytes.clone())), bytes);
             goes_to(lab, NODE_PORT, pod());
-            assert_eq!(hint(None), left, "byte {index}");
+            assert_eq!(cache_entry(None), cached, "byte {index}");
         }
     });
 }
 
 #[test]
-fn frontends_of_one_place_each_lead_to_their_own_pod() {
+fn frontends_that_share_a_cache_slot_keep_their_own_pods() {
     const FAR: u16 = NODE_PORT - 16_384;
     assert_eq!(slot(Frontend { node_port: FAR, ..FRONTEND }), slot(FRONTEND));
     with_mappings(|lab| {
@@ -197,9 +198,9 @@ fn frontends_of_one_place_each_lead_to_their_own_pod() {
     });
 }
 
-/// An agent of a version without hints may have been there in between, and have begun its epochs anew.
+/// An agent of a version without a lookup cache may have run in between and have restarted the epochs.
 #[test]
-fn a_starting_agent_discards_those_of_earlier_ones() {
+fn starting_agent_invalidates_entries_of_earlier_agents() {
     with_mappings(|lab| {
         goes_to(lab, NODE_PORT, pod());
         let config = lab.datapath.tables.config().unwrap();
@@ -208,7 +209,7 @@ fn a_starting_agent_discards_those_of_earlier_ones() {
         map.set(0, Config { epoch: config.epoch - 1, ..config }, 0).unwrap();
         lab.datapath.configure("61000-61100".parse().unwrap(), || 1).unwrap();
         let begun = lab.datapath.tables.config().unwrap().epoch;
-        assert_eq!(begun, config.epoch, "nothing else keeps it from counting");
+        assert_eq!(begun, config.epoch, "the epoch is the one of the cached entry");
         goes_to(lab, NODE_PORT, other_pod());
     });
 }

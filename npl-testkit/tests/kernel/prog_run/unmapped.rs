@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Datagrams to node ports that lead nowhere: who gets the port next must not be taken for who had it.
+//! Unmapped UDP datagrams: a node port that clients still send to must not be given to another Pod at once.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::scene::{
 };
 use crate::lab::Lab;
 
-/// One that leads nowhere.
+/// A node port without a mapping.
 const FREE_PORT: u16 = 61_050;
 
 fn frontend(node_port: u16, protocol: Protocol) -> Frontend {
@@ -26,31 +26,31 @@ fn time_until_quiet(lab: &Lab, node_port: u16) -> Option<Duration> {
     lab.datapath.time_until_quiet(frontend(node_port, Udp)).unwrap()
 }
 
-/// Somebody has sent a moment ago.
-fn assert_is_sent_to(lab: &Lab, node_port: u16) {
+/// Asserts that an unmapped datagram has been recorded recently.
+fn assert_recent_traffic(lab: &Lab, node_port: u16) {
     let wait = time_until_quiet(lab, node_port).unwrap();
     let longest = Duration::from_secs(1 + LIFETIME);
     assert!(wait <= longest && wait > longest / 2, "{wait:?}");
 }
 
 #[test]
-fn datagram_to_a_port_that_leads_nowhere_is_noted_by_each_way_that_it_may_come() {
+fn unmapped_datagram_is_recorded_for_each_address_and_for_fragments() {
     with_mappings(|lab| {
         let to = |node_port: u16| -> SocketAddr { (node_ip(), node_port).into() };
         assert_eq!(time_until_quiet(lab, FREE_PORT), None);
         lab.ingress(&udp(client(), to(FREE_PORT), b"anybody there?"));
-        assert_is_sent_to(lab, FREE_PORT);
+        assert_recent_traffic(lab, FREE_PORT);
         lab.ingress(&udp(client(), (second_node_ip(), FREE_PORT + 1).into(), b"anybody there?"));
-        assert_is_sent_to(lab, FREE_PORT + 1);
+        assert_recent_traffic(lab, FREE_PORT + 1);
         let first = fragments(&udp(client(), to(FREE_PORT + 2), &[7; 3000]), 5).remove(0);
         lab.run(PROG_INGRESS, &first);
-        assert_is_sent_to(lab, FREE_PORT + 2);
-        assert_eq!(time_until_quiet(lab, FREE_PORT + 3), None, "nobody has sent to the next one");
+        assert_recent_traffic(lab, FREE_PORT + 2);
+        assert_eq!(time_until_quiet(lab, FREE_PORT + 3), None, "no datagram was sent to the next port");
     });
 }
 
 #[test]
-fn what_notices_by_itself_who_answers_is_not_noted_nor_is_what_a_mapping_takes() {
+fn only_udp_to_an_unmapped_node_port_is_recorded() {
     with_mappings(|lab| {
         lab.ingress(&tcp(client(), (node_ip(), FREE_PORT).into(), SYN, b""));
         lab.ingress(&udp(client(), node(), b"hello"));
@@ -63,13 +63,13 @@ fn what_notices_by_itself_who_answers_is_not_noted_nor_is_what_a_mapping_takes()
 }
 
 #[test]
-fn a_mapping_that_goes_leaves_a_port_that_may_be_sent_to() {
+fn removed_udp_mapping_counts_as_recently_used() {
     with_mappings(|lab| {
         for protocol in [Tcp, Sctp] {
             lab.remove(family(), protocol, NODE_PORT);
             assert_eq!(time_until_quiet(lab, NODE_PORT), None, "{protocol}");
         }
         lab.remove(family(), Udp, NODE_PORT);
-        assert_is_sent_to(lab, NODE_PORT);
+        assert_recent_traffic(lab, NODE_PORT);
     });
 }

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A client that talks to a Pod through a mapping and directly by the same port of its own: to the Pod the two are one flow,
-//! and its replies are for the way that was taken last.
+//! One client reaches a Pod through a mapping and directly from the same client port: both connections have the same
+//! flow tuple, and replies belong to the newer one.
 
 use npl_common::reason::Reason;
 use npl_common::{conntrack::Phase, half_open};
 use npl_testkit::packet::tcp_flags::{ACK, FIN, RST, SYN};
 
 use super::scene::{
-    NODE_PORT, Tcp, Udp, client, establish, flow, from, is_answered, length, node, pod, tcp, to, udp, with_mappings,
+    NODE_PORT, Tcp, Udp, client, establish, flow, from, is_reply_translated, length, node, pod, tcp, to, udp,
+    with_mappings,
 };
 use crate::counters::{and, first_request, reason, reply};
 use crate::lab::{Lab, TEST_DEVICE, hash};
 
-/// The Pod accepts a connection that nobody has opened through the mapping, and says something on it.
+/// The Pod accepts a direct connection and sends on it: its packets leave unchanged.
 #[track_caller]
-fn is_accepted_directly(lab: &mut Lab) {
+fn pod_accepts_directly(lab: &mut Lab) {
     let accepted = tcp(pod(), client(), SYN | ACK, b"");
     lab.egress(&accepted).is(&accepted, and(reason(Reason::TupleConflict), reason(Reason::UntrackedReply)));
     assert_eq!((lab.flow(flow(Tcp)), lab.slot(flow(Tcp))), (None, None));
@@ -25,116 +26,117 @@ fn is_accepted_directly(lab: &mut Lab) {
 }
 
 #[test]
-fn connection_that_the_pod_accepts_directly_leaves_as_it_is() {
+fn replies_of_an_accepted_direct_connection_are_not_translated() {
     with_mappings(|lab| {
         establish(lab);
-        is_answered(lab, ACK);
-        is_answered(lab, FIN | ACK);
-        is_accepted_directly(lab);
+        is_reply_translated(lab, ACK);
+        is_reply_translated(lab, FIN | ACK);
+        pod_accepts_directly(lab);
         establish(lab);
-        is_answered(lab, ACK);
+        is_reply_translated(lab, ACK);
     });
 }
 
-/// Nobody knows how long ago that was.
+/// The entry's age is unknown, so the new connection must not depend on it.
 #[test]
-fn connection_after_an_attempt_that_was_broken_off_may_be_direct() {
+fn direct_connection_after_an_aborted_handshake_is_not_translated() {
     with_mappings(|lab| {
         for by_client in [false, true] {
             lab.ingress(&tcp(client(), node(), SYN, b""));
             if by_client {
-                is_answered(lab, SYN | ACK);
+                is_reply_translated(lab, SYN | ACK);
                 lab.ingress(&tcp(client(), node(), RST, b""));
             } else {
-                is_answered(lab, RST | ACK);
+                is_reply_translated(lab, RST | ACK);
             }
-            is_accepted_directly(lab);
+            pod_accepts_directly(lab);
         }
     });
 }
 
-/// As balancers do that only ask whether somebody listens: the Pod has said nothing but that it accepts.
+/// As a load balancer's TCP health check does: the connection ends before the Pod has sent anything but its SYN-ACK.
 #[test]
-fn connection_after_one_that_the_client_broke_off_at_once_may_be_direct() {
+fn direct_connection_after_a_client_reset_is_not_translated() {
     with_mappings(|lab| {
         for flags in [RST, RST | ACK] {
             establish(lab);
             lab.ingress(&tcp(client(), node(), flags, b""));
-            is_accepted_directly(lab);
+            pod_accepts_directly(lab);
         }
     });
 }
 
-/// As if the table had lost the connection that was before.
+/// As if the flow table had evicted the earlier connection's entry.
 #[test]
-fn connection_that_only_the_cache_remembers_does_not_take_a_direct_one() {
+fn entry_of_the_half_open_cache_alone_does_not_take_a_direct_connection() {
     with_mappings(|lab| {
         establish(lab);
-        is_answered(lab, ACK);
+        is_reply_translated(lab, ACK);
         lab.evict(flow(Tcp));
-        is_accepted_directly(lab);
+        pod_accepts_directly(lab);
     });
 }
 
 #[test]
-fn connection_that_only_the_table_remembers_does_not_take_a_direct_one() {
+fn entry_of_the_flow_table_alone_does_not_take_a_direct_connection() {
     with_mappings(|lab| {
         establish(lab);
-        is_answered(lab, ACK);
+        is_reply_translated(lab, ACK);
         lab.set_slot(flow(Tcp), half_open::entry(!hash(flow(Tcp)), Phase::ESTABLISHED, 0, NODE_PORT));
-        is_accepted_directly(lab);
+        pod_accepts_directly(lab);
     });
 }
 
-/// The client's packet that establishes a connection may be lost behind us: the Pod accepts it once more, and again.
+/// The client's ACK may be lost between the Node and the Pod: the Pod retransmits its SYN-ACK.
 #[test]
-fn answer_that_the_pod_repeats_comes_from_the_node_port() {
+fn retransmitted_syn_ack_comes_from_the_node_port() {
     with_mappings(|lab| {
         establish(lab);
         for _again in 0..3 {
-            is_answered(lab, SYN | ACK);
+            is_reply_translated(lab, SYN | ACK);
         }
-        is_answered(lab, ACK);
+        is_reply_translated(lab, ACK);
     });
 }
 
-/// Before the kernel's clock says so, as it does every second or so: what the last connection said is none of this one's.
+/// The clock of the flow table advances about once a second: the flags of the previous connection do not count for
+/// the next one.
 #[test]
-fn connection_that_comes_right_after_another_is_heard_by_the_table() {
+fn flags_of_an_immediately_following_connection_are_recorded() {
     with_mappings(|lab| {
         for _connection in 0..20 {
             establish(lab);
-            is_answered(lab, ACK);
+            is_reply_translated(lab, ACK);
             assert_eq!(lab.flow(flow(Tcp)).unwrap().state.pod_tcp_flags, ACK);
         }
     });
 }
 
-/// Anybody may forge those, and the Pod accepts no connection of one that is open.
+/// An attacker can forge these segments; the Pod does not open a new connection on an established one.
 #[test]
-fn direct_segments_of_the_client_change_nothing() {
+fn direct_segments_of_the_client_do_not_change_the_mapped_connection() {
     with_mappings(|lab| {
         establish(lab);
         for flags in [SYN, ACK, RST, FIN | ACK] {
             let direct = tcp(client(), pod(), flags, b"");
             lab.ingress(&direct).is(&direct, vec![]);
-            is_answered(lab, ACK);
+            is_reply_translated(lab, ACK);
         }
     });
 }
 
-/// The client's datagram and the Pod's reply, both as they are.
+/// A direct datagram and the Pod's reply to it, both passed unchanged.
 #[track_caller]
-fn is_answered_directly(lab: &mut Lab, is_turn: bool) {
+fn direct_datagram_is_answered(lab: &mut Lab, is_conflict: bool) {
     let (question, answer) = (udp(client(), pod(), b"to you"), udp(pod(), client(), b"from me"));
-    lab.ingress(&question).is(&question, if is_turn { reason(Reason::TupleConflict) } else { vec![] });
+    lab.ingress(&question).is(&question, if is_conflict { reason(Reason::TupleConflict) } else { vec![] });
     lab.egress(&answer).is(&answer, reason(Reason::UntrackedReply));
 }
 
 #[test]
-fn replies_to_datagrams_take_the_way_that_the_client_took_last() {
+fn udp_replies_follow_the_newest_of_mapped_and_direct_request() {
     with_mappings(|lab| {
-        is_answered_directly(lab, false);
+        direct_datagram_is_answered(lab, false);
         for established in [false, true, true] {
             let (question, answer) = (udp(client(), node(), b"to the node"), udp(pod(), client(), b"from me"));
             lab.ingress(&question).is(&to(&question, pod()), first_request("61000/udp", length(&question)));
@@ -144,35 +146,36 @@ fn replies_to_datagrams_take_the_way_that_the_client_took_last() {
                 lab.egress(&answer);
                 assert!(lab.flow(flow(Udp)).is_some());
             }
-            is_answered_directly(lab, true);
-            is_answered_directly(lab, false);
+            direct_datagram_is_answered(lab, true);
+            direct_datagram_is_answered(lab, false);
         }
     });
 }
 
 #[test]
-fn datagram_to_the_pod_turns_a_flow_that_only_the_table_remembers() {
+fn direct_datagram_takes_over_a_flow_that_only_the_flow_table_has() {
     with_mappings(|lab| {
         for _packet in 0..2 {
             lab.ingress(&udp(client(), node(), b"to the node"));
             lab.egress(&udp(pod(), client(), b"from me"));
         }
         lab.set_slot(flow(Udp), half_open::entry(!hash(flow(Udp)), Phase::ESTABLISHED, 0, NODE_PORT));
-        is_answered_directly(lab, true);
+        direct_datagram_is_answered(lab, true);
     });
 }
 
-/// The program that a driver runs has seen what comes by that device, and notes such datagrams itself. What comes by
-/// another one it has not.
+/// The XDP program handles direct datagrams that arrive by a device to which it is attached, and TC does not handle
+/// them again. Datagrams from other devices are handled by TC.
 #[test]
-fn datagram_is_noted_once_however_many_programs_its_device_has() {
+fn direct_datagram_is_recorded_once_on_a_device_with_xdp_and_tc() {
     const OTHER: u32 = TEST_DEVICE + 1;
     with_mappings(|lab| {
-        for (devices, is_turn) in [([OTHER].into(), true), ([TEST_DEVICE, OTHER].into(), false), ([].into(), true)] {
+        for (devices, is_conflict) in [([OTHER].into(), true), ([TEST_DEVICE, OTHER].into(), false), ([].into(), true)]
+        {
             lab.datapath.write_xdp_devices(&devices).unwrap();
             lab.ingress(&udp(client(), node(), b"to the node"));
             let question = udp(client(), pod(), b"to you");
-            lab.ingress(&question).is(&question, if is_turn { reason(Reason::TupleConflict) } else { vec![] });
+            lab.ingress(&question).is(&question, if is_conflict { reason(Reason::TupleConflict) } else { vec![] });
         }
     });
 }

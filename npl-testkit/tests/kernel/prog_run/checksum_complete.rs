@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Packets whose device summed them up (`CHECKSUM_COMPLETE`): the kernel's sum stays that of the packet.
+//! Packets with a checksum from the device (`CHECKSUM_COMPLETE`): the checksum must match the packet after every
+//! rewrite.
 
 use std::os::fd::AsFd as _;
 
@@ -11,30 +12,30 @@ use npl_testkit::packet::tcp_flags::{ACK, SYN};
 use npl_testkit::packet::{Checksum, Packet};
 
 use super::fragments::fragments;
-use super::requests::looks_unfinished;
+use super::requests::looks_partial;
 use super::scene::{client, family, node, pod, pod_ip, router_ip, sctp, tcp, udp, with_mappings};
 use crate::lab::{Lab, NEXT};
 use crate::sys::run_with_complete_checksum;
 
-/// The first kernel whose test run gives a packet such a sum and checks it.
-fn kernel_can() -> bool {
+/// Whether the kernel's test run supports and verifies such a checksum.
+fn is_supported() -> bool {
     KernelVersion::current().unwrap() >= KernelVersion::new(6, 17, 0)
 }
 
 #[track_caller]
-fn keeps_the_sum(lab: &mut Lab, program: &'static str, packet: &Packet) {
-    keeps_the_sum_of(lab, program, &packet.build());
+fn keeps_checksum(lab: &mut Lab, program: &'static str, packet: &Packet) {
+    keeps_checksum_of_frame(lab, program, &packet.build());
 }
 
 #[track_caller]
-fn keeps_the_sum_of(lab: &mut Lab, program: &'static str, frame: &[u8]) {
+fn keeps_checksum_of_frame(lab: &mut Lab, program: &'static str, frame: &[u8]) {
     let fd = lab.program(program).fd().unwrap().as_fd().try_clone_to_owned().unwrap();
     assert_eq!(run_with_complete_checksum(fd.as_fd(), frame).unwrap(), NEXT, "{program} on {frame:02x?}");
 }
 
 #[test]
-fn sum_that_a_device_made_stays_right() {
-    if !kernel_can() {
+fn checksum_complete_stays_correct() {
+    if !is_supported() {
         return;
     }
     with_mappings(|lab| {
@@ -44,39 +45,39 @@ fn sum_that_a_device_made_stays_right() {
         if let Some(header) = options.ipv4_mut() {
             header.options = vec![1; 39];
         }
-        let unfinished = looks_unfinished(|payload| udp(client(), node(), payload));
+        let unfinished = looks_partial(|payload| udp(client(), node(), payload));
         let requests =
             [tcp(client(), node(), SYN, b"odd"), udp(client(), node(), b"hello"), no_checksum, options, unfinished];
         for request in requests {
-            keeps_the_sum(lab, PROG_INGRESS, &request);
+            keeps_checksum(lab, PROG_INGRESS, &request);
         }
         let mut no_checksum = udp(pod(), client(), b"no checksum");
         *no_checksum.transport.checksum_mut().unwrap() = Checksum::Zero;
         for answer in [tcp(pod(), client(), SYN | ACK, b"odd"), udp(pod(), client(), b"hello"), no_checksum] {
-            keeps_the_sum(lab, PROG_EGRESS, &answer);
+            keeps_checksum(lab, PROG_EGRESS, &answer);
         }
     });
 }
 
-/// The kernel's sum is over the CRC too, which does not cancel out in it.
+/// The device's checksum covers the CRC too; a change of the CRC does not cancel out.
 #[test]
-fn sum_of_an_sctp_packet_stays_right() {
-    if !kernel_can() {
+fn checksum_complete_of_an_sctp_packet_stays_correct() {
+    if !is_supported() {
         return;
     }
     with_mappings(|lab| {
-        keeps_the_sum(lab, PROG_INGRESS, &sctp(client(), node(), INIT, &[7; 16]));
-        keeps_the_sum(lab, PROG_EGRESS, &sctp(pod(), client(), INIT_ACK, &[7; 117]));
+        keeps_checksum(lab, PROG_INGRESS, &sctp(client(), node(), INIT, &[7; 16]));
+        keeps_checksum(lab, PROG_EGRESS, &sctp(pod(), client(), INIT_ACK, &[7; 117]));
         for bytes in [8, 12, 64] {
             let about_reply = Packet::icmp_error(router_ip(), 3, 1, &sctp(node(), client(), DATA, &[7; 100]), bytes);
-            keeps_the_sum(lab, PROG_INGRESS, &about_reply.to_this_machine());
+            keeps_checksum(lab, PROG_INGRESS, &about_reply.to_this_machine());
         }
     });
 }
 
 #[test]
-fn sum_of_an_icmp_error_stays_right() {
-    if !kernel_can() {
+fn checksum_complete_of_an_icmp_error_stays_correct() {
+    if !is_supported() {
         return;
     }
     with_mappings(|lab| {
@@ -84,26 +85,26 @@ fn sum_of_an_icmp_error_stays_right() {
         let kind = if family() == Family::V4 { 3 } else { 1 };
         for bytes in [8, 11, 13] {
             let about_reply = Packet::icmp_error(router_ip(), kind, 4, &udp(node(), client(), b"hello"), bytes);
-            keeps_the_sum(lab, PROG_INGRESS, &about_reply.to_this_machine());
+            keeps_checksum(lab, PROG_INGRESS, &about_reply.to_this_machine());
             let about_request = Packet::icmp_error(pod_ip(), kind, 4, &udp(client(), pod(), b"hello"), bytes);
-            keeps_the_sum(lab, PROG_EGRESS, &about_request.to_this_machine());
+            keeps_checksum(lab, PROG_EGRESS, &about_request.to_this_machine());
         }
     });
 }
 
 #[test]
-fn sum_of_a_fragment_stays_right() {
-    if !kernel_can() {
+fn checksum_complete_of_a_fragment_stays_correct() {
+    if !is_supported() {
         return;
     }
     with_mappings(|lab| {
         lab.ingress(&udp(client(), node(), b"hello"));
         let (request, answer) = (udp(client(), node(), &[7; 200]), udp(pod(), client(), &[7; 200]));
         for frame in fragments(&request, 1) {
-            keeps_the_sum_of(lab, PROG_INGRESS, &frame);
+            keeps_checksum_of_frame(lab, PROG_INGRESS, &frame);
         }
         for frame in fragments(&answer, 1) {
-            keeps_the_sum_of(lab, PROG_EGRESS, &frame);
+            keeps_checksum_of_frame(lab, PROG_EGRESS, &frame);
         }
     });
 }
