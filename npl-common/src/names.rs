@@ -69,7 +69,7 @@ pub const MAP_UNMAPPED_V4: &str = "npl_unmap_v4";
 pub const MAP_UNMAPPED_V6: &str = "npl_unmap_v6";
 /// Slow-path programs for tail calls: program array of [`SLOW_PATH_PROGRAMS`].
 pub const MAP_SLOW_PATH: &str = "npl_slow";
-/// CRC32c table for SCTP checksums: array of [`crate::crc::TABLE`].
+/// `CRC32c` table for SCTP checksums: array of [`crate::crc::TABLE`].
 pub const MAP_CRC: &str = "npl_crc";
 /// Uplinks that replies are redirected to: device index to [`crate::next_hop::UPLINK`].
 pub const MAP_UPLINK: &str = "npl_uplink";

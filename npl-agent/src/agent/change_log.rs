@@ -164,13 +164,13 @@ impl ChangeLog {
     fn log_uplinks(&mut self, decisions: &DeviceDecisions) {
         for (iface, decision) in self.uplinks.update_entries(decisions.uplinks.clone()) {
             match decision {
-                Ok(reason) => info!(iface, reason = reason.as_str(), "device is an uplink"),
+                Ok(reason) => info!(iface, reason = reason.as_str(), "device carries the programs"),
                 Err(reason) if reason.is_unsupported() => warn!(
                     iface,
                     reason = reason.as_str(),
-                    "device is not supported: clients that reach the Node by this device are not served"
+                    "device cannot carry the programs: clients that reach the Node by it are not served"
                 ),
-                Err(reason) => debug!(iface, reason = reason.as_str(), "device is not an uplink"),
+                Err(reason) => debug!(iface, reason = reason.as_str(), "device does not need the programs"),
             }
         }
         for iface in self.missing_devices.update_elements(decisions.missing_devices.clone()) {
@@ -178,7 +178,10 @@ impl ChangeLog {
         }
         let has_none = !decisions.uplinks.values().any(Result::is_ok);
         if self.has_no_uplink.update(has_none) && has_none {
-            warn!("no device is an uplink, so no client outside the Node is served: name the uplinks with --devices");
+            warn!(
+                "no device carries the programs, so no client outside the Node is served: name the uplinks with \
+                 --devices"
+            );
         }
     }
 
@@ -222,7 +225,7 @@ impl ChangeLog {
         let pods = pods.unwrap_or_default();
         let (count, pod_ip) = (pods.len(), pods.first().map(tracing::field::display));
         match problem {
-            None => info!("replies leave by the interfaces that their requests came in by"),
+            None => info!("replies of Pods leave by the interfaces that their requests came in by"),
             Some(ReplyRouteProblem::NoMark) => warn!(
                 count,
                 pod_ip,

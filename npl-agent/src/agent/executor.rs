@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! ProgramSet ops out; the only place that does. What the kernel does at once is done at once; what the API server is
-//! asked for is under way until its answer comes back.
+//! Carries operations out; nothing else does. Operations on the kernel complete at once, and writes to the API server
+//! when its answer arrives.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -27,43 +27,44 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// The shortest delay after a denial, which lasts until a person changes permissions.
 const DENIED_WAIT: Duration = Duration::from_mins(1);
 
-/// Why an op was not done.
+/// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum OpError {
-    /// In the kernel's maps.
+    /// A map operation failed.
     #[error(transparent)]
     Datapath(#[from] DatapathError),
-    /// At a socket.
+    /// A socket could not be bound.
     #[error(transparent)]
     Reserve(#[from] ReserveError),
-    /// At the API server.
+    /// A patch failed.
     #[error(transparent)]
     Patch(#[from] PatchError),
-    /// Somebody talks to whoever had the port before.
+    /// Clients of the port's former owner still send datagrams.
     #[error(
-        "reserve node port {frontend}: datagrams came to it although it led nowhere; it is silent in {wait:?} at the earliest"
+        "reserve node port {frontend}: it received datagrams without being mapped; it counts as unused in {wait:?} \
+         at the earliest"
     )]
     RecentTraffic {
         /// The port.
         frontend: Frontend,
-        /// After what time it counts as silent, if it is from now on.
+        /// When the port counts as unused, if no more datagrams arrive.
         wait: Duration,
     },
 }
 
-/// What came of an op: nothing yet, if its answer is still to come.
+/// The result of an operation: `None` while its answer is outstanding.
 pub type Outcome = Result<Option<()>, OpError>;
 
 /// An answer of the API server to an [`Op::WritePod`].
 pub type Answer = (Op, Result<Patched, PatchError>);
 
-/// What ops are carried out on.
+/// The adapters that operations are carried out with.
 #[derive(Debug)]
 pub struct Executor {
     /// Programs and maps.
     pub datapath: Datapath,
     reservations: Reservations,
-    /// Its table follows mappings, rules and routes, not ops.
+    /// The guard follows mappings and policy routing; no operation changes its table.
     pub guard: Guard,
     writes: Writes,
     failures: BTreeMap<BackoffKey, ExponentialBackoff>,
@@ -91,7 +92,7 @@ impl BackoffKey {
 }
 
 impl Executor {
-    /// An executor over an opened datapath.
+    /// An executor for an opened datapath.
     pub fn new(datapath: Datapath, patcher: PodPatcher, guard: Guard) -> Self {
         Self {
             datapath,
@@ -102,7 +103,7 @@ impl Executor {
         }
     }
 
-    /// What the kernel and the sockets hold now.
+    /// Reads the state of the kernel's maps and of the reserved sockets.
     ///
     /// # Errors
     ///
@@ -113,7 +114,7 @@ impl Executor {
         Ok(Observed { mappings, sources, reservations: self.reservations.observe() })
     }
 
-    /// ProgramSet out ops in their order. Mappings that follow each other are written together.
+    /// Carries operations out in their order. Consecutive mappings are written in one call.
     pub fn execute(&mut self, ops: &[Op]) -> Vec<Outcome> {
         let runs = ops.chunk_by(|a, b| mapping(a).is_some() && mapping(b).is_some());
         runs.flat_map(|run| if let [op] = run { vec![self.execute_one(op)] } else { self.write_together(run) })
@@ -163,26 +164,26 @@ impl Executor {
         self.datapath.purge_flows()
     }
 
-    /// The next answer of the API server; waits for ever while nothing is under way.
+    /// The next answer of the API server; pending while no write is in flight.
     pub async fn next_answer(&mut self) -> Answer {
         let ((pod, uid, value), result) = self.writes.next_answer().await;
         (Op::WritePod { pod, uid, value }, result)
     }
 
-    /// Tells of an op that was carried out, and forgets what its subject failed with before.
+    /// Logs a completed operation and resets the back-off of its subject.
     pub fn record_success(&mut self, op: &Op) {
         match op {
             Op::UpsertMapping(frontend, backend) => {
                 info!(%frontend, pod_ip = %backend.pod_ip, pod_port = %backend.pod_port, "mapping written");
             }
-            Op::AllowSources(frontend, ranges) => info!(%frontend, ranges = ranges.len(), "sources allowed"),
+            Op::AllowSources(frontend, ranges) => info!(%frontend, ranges = ranges.len(), "allowed sources added"),
             Op::ForgetSources(frontend, ranges) => {
-                info!(%frontend, ranges = ranges.len(), "sources not allowed any more");
+                info!(%frontend, ranges = ranges.len(), "allowed sources removed");
             }
             Op::RemoveMapping(frontend) => info!(%frontend, "mapping removed"),
-            Op::WritePod { pod, .. } => debug!(%pod, ?op, "Pod written"),
+            Op::WritePod { pod, .. } => debug!(%pod, ?op, "Pod patched"),
             Op::Reserve(frontend, _) | Op::Release(frontend) => {
-                debug!(%frontend, ?op, "op done");
+                debug!(%frontend, ?op, "operation completed");
             }
         }
         self.guard.record(op);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The one loop: it owns all that changes. Whatever wakes it, it takes in what there is, then does what the core says
-//! until the core has nothing more to do.
+//! The main loop, which owns all state. Whatever wakes it, it applies what has changed, and then carries operations out
+//! until the core returns none.
 
 use std::{mem, net::IpAddr, time::Duration};
 
@@ -33,32 +33,32 @@ use crate::{
     sockets::ReserveError,
 };
 
-/// Devices and addresses often change several at a time; they are looked at once, this long after the first.
+/// Devices and addresses often change several at a time: the network is surveyed this long after the first change.
 const NETWORK_SETTLES: Duration = Duration::from_millis(50);
-/// A Node that starts hundreds of Pods makes as many devices; they are not all listed each time.
+/// The minimal time between two surveys: a Node that starts hundreds of Pods creates as many devices.
 const NETWORK_REST: Duration = Duration::from_millis(500);
-/// After so long without a change, what changes needed goes back to the system; a burst of them pays for it once.
+/// Freed memory is returned to the system after this long without a change, once for a burst.
 const QUIET: Duration = Duration::from_millis(500);
-/// How often the probe hears from an idle loop.
+/// How often an idle loop reports to the liveness probe.
 pub const HEARTBEAT: Duration = Duration::from_secs(5);
-/// After this many rounds the loop hears what else has happened before it goes on.
+/// The maximal number of passes before the loop handles other events.
 const MOST_ROUNDS: usize = 64;
 
 /// Why the loop ended.
 #[derive(Debug, thiserror::Error)]
 pub enum LoopError {
-    /// The kernel cannot be trusted.
-    #[error("look at the datapath")]
+    /// The datapath cannot be read.
+    #[error("read the datapath")]
     Datapath(#[from] DatapathError),
-    /// Devices cannot be followed.
-    #[error("look at the Node's devices")]
+    /// The devices cannot be followed.
+    #[error("follow the Node's devices")]
     Devices(#[from] FollowError),
-    /// The watches are gone.
-    #[error("the watches of the API server ended")]
+    /// The watches ended.
+    #[error("the watches of the API server have ended")]
     WatchesEnded,
 }
 
-/// The owner of everything.
+/// The main loop and its state.
 #[derive(Debug)]
 pub struct Reconciler {
     state: State,
@@ -72,29 +72,29 @@ pub struct Reconciler {
     deadline: Option<Moment>,
     network_due: Option<Instant>,
     network_seen: Instant,
-    /// The look at the network that is under way.
+    /// The survey in flight.
     survey: Option<SurveyTask>,
     /// Whether any device has carried the programs; nothing is published before.
     was_attached: bool,
     node_ips: Vec<IpAddr>,
     change_log: ChangeLog,
-    /// When what was done last may give its memory back, if nothing else comes.
+    /// When to return freed memory, if nothing else happens.
     quiet_due: Option<Instant>,
 }
 
-/// Where the programs are to be.
+/// Where programs are attached.
 #[derive(Debug)]
 pub struct ProgramTargets {
-    /// Devices.
+    /// Network devices.
     pub uplinks: Uplinks,
-    /// Sockets.
+    /// The cgroup of local clients.
     pub local_clients: LocalClients,
 }
 
-/// Who hears of what the loop does.
+/// What the loop reports to.
 #[derive(Debug)]
 pub struct Listeners {
-    /// Whoever counts.
+    /// The metrics.
     pub metrics: Metrics,
     /// The probes.
     pub health: Health,
@@ -103,7 +103,7 @@ pub struct Listeners {
 }
 
 impl Reconciler {
-    /// A loop that has not looked at anything yet.
+    /// A loop that has not started.
     pub fn new(
         state: State,
         executor: Executor,
@@ -133,11 +133,11 @@ impl Reconciler {
         }
     }
 
-    /// Runs until the changes end, or something that the agent cannot do without fails, or nothing is left to retire.
+    /// Runs until the watches end, an essential adapter fails, or this Node is retired.
     ///
     /// # Errors
     ///
-    /// What failed. Dropping the future is the orderly way to stop: the datapath goes on.
+    /// The failure. Dropping the future stops the loop in an orderly way: mappings keep translating.
     pub async fn run(
         mut self,
         mut changes: Receiver<Change>,
@@ -166,8 +166,8 @@ impl Reconciler {
                 _ = resync.tick() => self.look_again()?,
                 _ = heartbeat.tick() => {}
             }
-            // Which devices are uplinks depends on the Node's addresses; they come first, so that nothing is
-            // published that no device serves.
+            // The Node's addresses decide which devices are uplinks. They come first, so that nothing is published that
+            // no device serves.
             self.follow_node_addresses().await?;
             if self.was_attached {
                 self.settle()?;
@@ -182,7 +182,7 @@ impl Reconciler {
         }
     }
 
-    /// Takes in a change and all that are queued behind it, so that a burst costs one pass.
+    /// Applies a change and all that are queued behind it, so that a burst costs one pass.
     fn take_in(&mut self, first: Change, changes: &mut Receiver<Change>) {
         for change in std::iter::once(first).chain(std::iter::from_fn(|| changes.try_recv().ok())) {
             self.state.apply(change);
@@ -190,14 +190,14 @@ impl Reconciler {
         self.quiet_due = Some(Instant::now() + QUIET);
     }
 
-    /// Compares everything with what should be there, whoever has changed it.
+    /// Compares everything with the desired state, as every resync does.
     fn look_again(&mut self) -> Result<(), LoopError> {
         self.executor.datapath.check_pins()?;
         self.look_at_mappings()?;
         self.look_at_network_soon();
         let served = self.local_clients.serve(&mut self.executor.datapath);
         self.change_log.log_local_clients(&served);
-        // Where it is never quiet.
+        // On a busy Node, freed memory is returned at each resync.
         if self.quiet_due.is_some() {
             self.give_memory_back();
         }
@@ -209,11 +209,11 @@ impl Reconciler {
         memory::give_back();
     }
 
-    /// Takes in the API server's answer to a patch.
+    /// Handles the API server's answer to a patch.
     fn handle_answer(&mut self, (op, result): Answer) {
         match result {
             Ok(patched) => {
-                // The answer tells more than the watch does now; the core knows an old echo by its version.
+                // The answer is newer than the watch; the core ignores the watch event that repeats it.
                 self.state.apply(Change::Pod(patched.pod));
                 self.record_success(&op);
             }
@@ -221,7 +221,7 @@ impl Reconciler {
         }
     }
 
-    /// Does what there is to do until nothing is left, or all the rest waits for an answer or for time.
+    /// Carries operations out until none are left, or all others wait for an answer or a timer.
     fn settle(&mut self) -> Result<(), LoopError> {
         let began = Instant::now();
         let mut done = 0_usize;
@@ -257,7 +257,7 @@ impl Reconciler {
         }
         self.executor.purge_flows()?;
         if done > 0 {
-            debug!(ops = done, elapsed_ms = began.elapsed().as_millis(), "pass done");
+            debug!(ops = done, elapsed_ms = began.elapsed().as_millis(), "pass completed");
             ChangeLog::count(&self.state, &self.metrics);
         }
         #[expect(clippy::disallowed_methods, reason = "shown to people by a metric, and decides nothing")]
@@ -295,16 +295,18 @@ impl Reconciler {
             }
         };
         match outcome {
-            OpOutcome::Retry => warn!(err = %ErrorChain(error), retry_ms = wait.as_millis(), "op is tried again"),
+            OpOutcome::Retry => {
+                warn!(err = %ErrorChain(error), retry_ms = wait.as_millis(), "operation failed; the agent retries it");
+            }
             OpOutcome::PortTaken | OpOutcome::RecentTraffic | OpOutcome::Gone | OpOutcome::Done => {
-                debug!(err = %ErrorChain(error), "op given up");
+                debug!(err = %ErrorChain(error), "operation abandoned; the agent plans another one");
             }
         }
         self.metrics.count_op(op, outcome);
         self.state.record_failed(op, failure, self.now());
     }
 
-    /// Reads back what the kernel holds, whoever changed it.
+    /// Reads the kernel's maps and the reserved sockets.
     fn look_at_mappings(&mut self) -> Result<(), LoopError> {
         let observed = self.executor.observe()?;
         self.state.observe(observed);
@@ -325,7 +327,8 @@ impl Reconciler {
         self.survey = Some(self.uplinks.survey(&self.executor.datapath));
     }
 
-    /// Where nothing may go on before: what is under way may be of an earlier time, and is waited for too.
+    /// Surveys the network before anything else continues. A survey in flight may be outdated, so another one follows
+    /// it.
     async fn look_at_network(&mut self) -> Result<(), LoopError> {
         if self.survey.is_some() {
             drop(end_of(&mut self.survey).await);
@@ -341,13 +344,14 @@ impl Reconciler {
         }
     }
 
-    /// Makes the datapath fit what was found, if that is all there is; until then everything stays as it is.
+    /// Applies a survey. If the network changed meanwhile, nothing changes until the next survey; returns whether it
+    /// was applied.
     fn take_in_survey(&mut self, found: Result<Survey, FollowError>) -> Result<bool, LoopError> {
         self.network_seen = Instant::now();
         self.network_due = self.network_due.map(|due| due.max(self.network_seen + NETWORK_REST));
         let survey = match found {
             Err(error) if error.is_change() => {
-                debug!(err = %ErrorChain(&error), "the network is looked at again");
+                debug!(err = %ErrorChain(&error), "the network changed while it was listed; the agent lists it again");
                 self.look_at_network_soon();
                 return Ok(false);
             }
@@ -362,14 +366,14 @@ impl Reconciler {
             self.look_at_network_by(self.instant(at));
         }
         self.metrics.set_devices(coverage);
-        // A device that always refuses, as a stranger's may, must not keep all the others from being served.
+        // One device that always fails must not keep the others from being served.
         let is_attached = coverage.attached > 0;
         self.was_attached |= is_attached;
         self.health.set_attached(is_attached);
         Ok(true)
     }
 
-    /// The Node's addresses decide which devices are uplinks.
+    /// Surveys the network if the Node's published addresses have changed.
     async fn follow_node_addresses(&mut self) -> Result<(), LoopError> {
         let now: Vec<IpAddr> = self.state.node_ips().collect();
         if now == self.node_ips {
@@ -389,7 +393,7 @@ impl Reconciler {
     }
 }
 
-/// Waits for what a survey finds, or for ever if none is under way. Nothing is lost if it is dropped.
+/// Waits for the survey in flight; pending if there is none. Cancellation loses nothing.
 async fn end_of(survey: &mut Option<SurveyTask>) -> Result<Survey, FollowError> {
     let Some(in_flight) = survey else { return std::future::pending().await };
     let found = netlink::join_survey(in_flight).await;
@@ -397,7 +401,7 @@ async fn end_of(survey: &mut Option<SurveyTask>) -> Result<Survey, FollowError> 
     Ok(found?)
 }
 
-/// Waits for a moment, or for ever if there is none.
+/// Waits until a time; pending if there is none.
 async fn until(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at).await,

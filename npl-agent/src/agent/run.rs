@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Wires the agent together and waits for its end.
+//! Starts all parts of the agent, and waits for its end.
 
 use std::{
     fs,
@@ -42,10 +42,10 @@ use crate::{
     process::{limits, lock},
 };
 
-/// Changes that may queue up before the watches wait for the loop.
+/// The number of changes that may be queued before the watches wait.
 const QUEUE: usize = 1024;
 
-/// Serves the Node until SIGTERM or SIGINT. The datapath goes on afterwards.
+/// Serves the Node until SIGTERM or SIGINT. Mappings keep translating afterwards.
 ///
 /// # Errors
 ///
@@ -55,8 +55,8 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
     tokio::select! {
         ended = serve(config) => ended,
-        _ = terminate.recv() => { info!("stopped by SIGTERM; the datapath goes on"); Ok(()) }
-        _ = interrupt.recv() => { info!("stopped by SIGINT; the datapath goes on"); Ok(()) }
+        _ = terminate.recv() => { info!("stopped by SIGTERM: mappings keep translating"); Ok(()) }
+        _ = interrupt.recv() => { info!("stopped by SIGINT: mappings keep translating"); Ok(()) }
     }
 }
 
@@ -83,7 +83,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let listener = http::bind(listen).await?;
     let health = Health::new();
     let metrics = Metrics::new(Arc::new(PinnedCounters { bpffs: bpffs.clone() }));
-    // The API server is asked while the kernel checks the programs: a restart is over when both have answered.
+    // The API server answers while the kernel verifies the programs, so that a restart takes as long as the slower of
+    // both.
     let (sender, changes) = mpsc::channel(QUEUE);
     let mut connecting = kube::connect_and_watch(kubeconfig, &node_name, &annotation_keys, &metrics, sender);
     let mut datapath = Datapath::open(&bpffs)?;
@@ -96,7 +97,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         port_range = %settings.port_range,
         hooks = datapath.hooks.mechanism(),
         forwarding = forwarding.as_str(),
-        "npl-agent starts"
+        "npl-agent started"
     );
     let (problems, seen_problems) = latest::channel(Vec::new());
     let mut change_log = ChangeLog::new(problems);
@@ -128,18 +129,21 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     }
 }
 
-/// Everything is withdrawn: the rest goes from the kernel.
+/// Removes the kernel state of a Node whose annotations and mappings are gone.
 async fn retire(bpffs: &Path, health: &Health) -> anyhow::Result<()> {
     let (removed, errors) = cleanup::remove_everything(bpffs).await;
     if let Some(error) = errors.into_iter().next() {
-        return Err(error).context("take everything of npl out of the kernel");
+        return Err(error).context("remove all kernel state of NPL");
     }
-    info!(pins = removed.pins.len(), "nothing of npl is left on this Node; the agent can be deleted");
+    info!(
+        pins = removed.pins.len(),
+        "retired: no kernel state of NPL is left on this Node; the agent can be uninstalled"
+    );
     health.set_retired();
     Ok(())
 }
 
-/// Does nothing but live, until somebody takes the agent away.
+/// Stays alive and ready until the Pod is deleted.
 async fn stand_by(health: &Health) -> ! {
     loop {
         health.beat();
@@ -147,20 +151,20 @@ async fn stand_by(health: &Health) -> ! {
     }
 }
 
-/// The ports that this network namespace lends to outgoing connections.
+/// The ephemeral ports of this network namespace.
 fn lent_ports() -> Option<LentPorts> {
     let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok()?;
     let reserved = fs::read_to_string("/proc/sys/net/ipv4/ip_local_reserved_ports").unwrap_or_default();
     LentPorts::parse(&range, &reserved)
 }
 
-/// From the seed that the standard library draws from the system for each of its hash tables.
+/// From the random seed of the standard library's hash maps.
 fn random_seed() -> u64 {
     use std::hash::BuildHasher as _;
     std::hash::RandomState::new().hash_one(())
 }
 
-/// Reads the counters by their pins whenever somebody asks.
+/// Reads the counters by their pins for each scrape.
 #[derive(Debug)]
 struct PinnedCounters {
     bpffs: PathBuf,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Takes flows out of the table that nothing more is to come of, and attempts to open one out of the half-open cache, on a
-//! thread of its own: a large table takes a while.
+//! Removes expired connection tracking entries and half-open entries, on a thread of its own, since scanning a large
+//! map takes a while.
 
 use std::{
     path::Path,
@@ -20,7 +20,7 @@ use crate::{
     process::error_chain::ErrorChain,
 };
 
-/// How often the table is looked through.
+/// The time between two scans.
 const EVERY: Duration = Duration::from_nanos(SWEEP_INTERVAL_NS);
 
 /// The thread, which ends when this is dropped.
@@ -31,17 +31,18 @@ pub struct Sweeper {
 }
 
 impl Sweeper {
-    /// Starts it.
+    /// Starts the thread.
     ///
     /// # Errors
     ///
-    /// If the maps are not there.
+    /// If the maps cannot be opened.
     pub fn start(bpffs: &Path) -> Result<Self, DatapathError> {
         let tables = Tables::open(&Pins::new(bpffs))?;
         let (end, ended) = mpsc::channel();
         let thread = thread::Builder::new().name("sweeper".to_owned()).spawn(move || sweep(tables, &ended));
         if let Err(error) = &thread {
-            warn!(err = %error, "no thread for the flow table: what ended stays until there is no room");
+            warn!(err = %error, "the sweeper thread cannot be started: expired connection tracking entries stay \
+                                 until the table is full");
         }
         Ok(Self { end: Some(end), thread: thread.ok() })
     }
@@ -71,7 +72,7 @@ fn sweep(mut tables: Tables, ended: &Receiver<()>) {
                  the least recently used ones"
             ),
             Err(error) => {
-                debug!(err = %ErrorChain(error), "expired connection tracking entries still cannot be removed")
+                debug!(err = %ErrorChain(error), "expired connection tracking entries still cannot be removed");
             }
         }
     }

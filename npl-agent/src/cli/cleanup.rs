@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent cleanup`: takes away everything that any agent ever made in the kernel.
+//! `npl-agent cleanup`: removes everything that any agent has created in the kernel.
 
 use anyhow::bail;
 
@@ -11,17 +11,17 @@ use crate::{
     process::lock::{self, LockError},
 };
 
-/// Removes pins, links, filters, qdiscs and tables of ours.
+/// Removes NPL's pins, links, filters, qdiscs and nftables tables.
 ///
 /// # Errors
 ///
 /// If an agent is running, or something could not be removed.
 pub async fn remove(args: &ViewArgs) -> anyhow::Result<()> {
     preflight::check_bpffs(&args.bpffs)?;
-    // Until the end: an agent that starts meanwhile would go on with what is half gone.
+    // Held until the end: an agent that starts meanwhile would reuse what is half removed.
     let _lock = match lock::take() {
         Err(LockError::AlreadyRunning) => {
-            bail!("clean up: an npl-agent runs on this Node and would make all of it anew; stop it first")
+            bail!("clean up: an npl-agent runs on this Node and would create everything again: stop it first")
         }
         taken => taken?,
     };
@@ -41,7 +41,7 @@ pub async fn remove(args: &ViewArgs) -> anyhow::Result<()> {
         }
     }
     if let Some(first) = errors.first() {
-        bail!("clean up: {} of the steps failed, the first: {}", errors.len(), ErrorChain(first));
+        bail!("clean up: {} steps failed; the first failure: {}", errors.len(), ErrorChain(first));
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent doctor`: what keeps node ports of this Node from working, and what to do about it.
+//! `npl-agent doctor`: finds what keeps node ports of this Node from working, with advice.
 
 use std::process::ExitCode;
 
@@ -12,16 +12,16 @@ use crate::{
     core::doctor::{Finding, State, examine},
 };
 
-/// A finding as it is shown.
+/// A finding in the output.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Shown {
-    /// Which check; the same in every version.
+    /// The key of the check, which is stable across versions.
     key: &'static str,
     /// `ok`, `warning`, `failed` or `unknown`.
     state: &'static str,
     found: String,
-    /// What it means for traffic and what to do; nothing if it is all right.
+    /// The effect on traffic and the remedy; `None` if the state is ok.
     advice: Option<String>,
 }
 
@@ -32,11 +32,11 @@ impl From<&Finding> for Shown {
     }
 }
 
-/// Shows what was found; the exit code is 1 if anything failed.
+/// Prints the findings; the exit code is 1 if any check failed.
 ///
 /// # Errors
 ///
-/// If nobody can be told.
+/// If the output cannot be written.
 pub async fn show(args: &ViewArgs) -> anyhow::Result<ExitCode> {
     let findings = examine(&facts::gather(args).await);
     let shown: Vec<Shown> = findings.iter().map(Shown::from).collect();
@@ -48,7 +48,7 @@ pub async fn show(args: &ViewArgs) -> anyhow::Result<ExitCode> {
     Ok(if has_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// All findings, and below them what to do.
+/// A table of findings, followed by the advice.
 fn as_text(shown: &[Shown]) -> String {
     let rows = shown.iter().map(|row| vec![row.key.to_owned(), row.state.to_owned(), row.found.clone()]);
     let findings = table(&["CHECK", "STATE", "FOUND"], rows);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The machine as it is now, for [`crate::core::doctor`]. Reads and changes nothing; what cannot be read is a fact too.
+//! Gathers the facts for [`crate::core::doctor`]. Changes nothing. A fact that cannot be read is the reason for that.
 
 use std::{collections::BTreeMap, fs, io, path::Path};
 
@@ -18,12 +18,12 @@ use crate::{
     process::lock,
 };
 
-/// Where the kernel tells its own types.
+/// The kernel's BTF.
 const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
-/// Settings, those of networks of the namespace that the reader is in.
+/// Sysctls; those of networking belong to the reader's network namespace.
 const SYSCTLS: &str = "/proc/sys";
 
-/// Looks at everything once.
+/// Gathers all facts.
 pub(super) async fn gather(args: &ViewArgs) -> Facts {
     let network = netlink::interfaces_and_routing().await.map_err(|error| ErrorChain(&error).to_string());
     let (devices, routing) = match network {
@@ -77,7 +77,7 @@ fn datapath(inspection: &Inspection) -> Datapath {
     }
 }
 
-/// Nothing before an agent has written its range.
+/// `None` before an agent has configured a range.
 fn port_range(config: Config) -> Option<PortRange> {
     format!("{}-{}", config.port_min, config.port_max).parse().ok()
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent mappings`: what leads where, and what it has carried.
+//! `npl-agent mappings`: the mappings and their counters.
 
 use serde::Serialize;
 
@@ -9,7 +9,7 @@ use crate::{
     datapath::{inspect::Inspection, tables::MappingRecord},
 };
 
-/// A mapping as it is shown. Ports in host order; counts since the mapping was made.
+/// A mapping in the output. Ports are in host order; counters begin when the mapping is created.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Shown {
@@ -18,9 +18,9 @@ struct Shown {
     family: &'static str,
     pod_ip: String,
     pod_port: u16,
-    /// Whether only some sources may use it.
+    /// Whether only some sources are allowed.
     restricted: bool,
-    /// Which, if so.
+    /// The allowed sources, if it is restricted.
     allowed_sources: Vec<String>,
     request_packets: u64,
     request_bytes: u64,
@@ -51,11 +51,11 @@ impl From<&MappingRecord> for Shown {
     }
 }
 
-/// Shows every mapping that the kernel holds.
+/// Prints every mapping in the kernel.
 ///
 /// # Errors
 ///
-/// If the kernel cannot be asked.
+/// If the kernel cannot be read.
 pub fn show(args: &ViewArgs) -> anyhow::Result<()> {
     let shown: Vec<Shown> = Inspection::read(&args.bpffs)?.mappings.iter().map(Shown::from).collect();
     match args.output {
@@ -85,7 +85,7 @@ fn as_table(shown: &[Shown]) -> String {
     table(&header, rows)
 }
 
-/// Who may use a mapping: of a long list, its beginning.
+/// The allowed sources; of a long list, the first one.
 fn sources(row: &Shown) -> String {
     if !row.restricted {
         return "any".to_owned();

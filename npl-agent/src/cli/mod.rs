@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The commands that load programs, look at the kernel, check the Node or clean up, and how their results are shown.
+//! The commands besides `run`, and the output of their results.
 
 pub mod cleanup;
 pub mod doctor;
@@ -14,13 +14,13 @@ use anyhow::Context as _;
 use comfy_table::{Table, presets::NOTHING};
 use serde::Serialize;
 
-/// Says on standard error what went wrong, with its causes, on one line.
+/// Prints an error with its causes to standard error, on one line.
 pub fn complain(error: &anyhow::Error) {
-    // Nobody is left to tell if even this fails.
+    // If this fails too, there is no other output.
     drop(writeln!(io::stderr(), "npl-agent: {error:#}"));
 }
 
-/// Prints to standard output; a reader that has gone away is no error.
+/// Prints to standard output; a closed pipe is not an error.
 fn print(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -35,7 +35,7 @@ fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
     print(&text)
 }
 
-/// Columns without lines, as `kubectl` shows them.
+/// A table without lines, as `kubectl` prints it.
 fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING);

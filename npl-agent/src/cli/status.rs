@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent status`: is it there, where is it attached, and what has been counted.
+//! `npl-agent status`: what is installed, where it is attached, and the counters.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,14 +19,14 @@ use crate::{
     process::lock,
 };
 
-/// In the place of a device's name.
+/// Shown for a device that no longer exists.
 const GONE: &str = "(gone)";
 
-/// The datapath's state as it is shown.
+/// The datapath's state in the output.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Shown {
-    /// Whether an agent runs now.
+    /// Whether an agent is running.
     agent_running: bool,
     /// Whether anything is pinned.
     installed: bool,
@@ -36,23 +36,23 @@ struct Shown {
     port_range: Option<String>,
     node_addresses: Vec<String>,
     devices: Vec<ShownDevice>,
-    /// Devices by which clients may come, and on which programs cannot stand.
+    /// Devices that clients may use and that the programs do not support.
     unsupported_devices: Vec<UnsupportedDevice>,
-    /// Addresses of Pods that packets are redirected to, past the host's stack.
+    /// Addresses of Pods that packets are redirected to.
     redirected_pods: BTreeSet<IpAddr>,
-    /// Whether they are only for flows that the host's stack lets through.
+    /// Whether only established flows are redirected.
     is_offloading: bool,
     /// `connect4`, `sendmsg6`, ….
     socket_hooks: Vec<&'static str>,
     mappings: usize,
-    /// Of these, how many are not for everybody.
+    /// How many of them allow only some sources.
     restricted_mappings: usize,
     flows: usize,
-    /// How many ends of mappings are guarded from masquerading; nothing where there is no guard.
+    /// The number of endpoints that the nftables guard exempts from masquerading; `None` without a guard.
     guarded_endpoints: Option<usize>,
-    /// Which connections to mappings are marked, so that replies leave where requests came in.
+    /// The connections that the nftables guard marks, so that replies leave by the interface of their request.
     connection_marks: Vec<String>,
-    /// Why that cannot be told.
+    /// Why the guard's table cannot be read.
     guard_refusal: Option<String>,
     /// The names of the pinned programs, by their build.
     programs: BTreeMap<String, Vec<String>>,
@@ -67,11 +67,11 @@ struct ShownDevice {
     ifindex: u32,
     /// `ingress`, `egress`.
     attached: Vec<&'static str>,
-    /// Whether Pods are behind it that packets are redirected to; clients are, if not.
+    /// Whether it leads to Pods; otherwise it leads to clients.
     leads_to_pods: bool,
-    /// `xdp` or `tc`: what translates requests that come in by it.
+    /// `xdp` or `tc`: what translates its requests.
     requests: &'static str,
-    /// Why; nothing where no agent has said so.
+    /// Why; `None` before an agent has decided.
     reason: Option<String>,
 }
 
@@ -83,11 +83,11 @@ struct UnsupportedDevice {
     reason: &'static str,
 }
 
-/// Shows what the kernel holds.
+/// Prints the state of the kernel.
 ///
 /// # Errors
 ///
-/// If the kernel cannot be asked.
+/// If the kernel cannot be read.
 pub async fn show(args: &ViewArgs) -> anyhow::Result<()> {
     let inspection = Inspection::read(&args.bpffs)?;
     let devices = netlink::interfaces().await?;
@@ -147,7 +147,7 @@ impl Shown {
     }
 }
 
-/// What an agent without `--devices` would choose, if programs knew its headers.
+/// Devices that an agent without `--devices` would choose, if the programs supported them.
 fn unsupported(devices: &[Device], node_ips: &[IpAddr]) -> Vec<UnsupportedDevice> {
     let refusal = |device: &Device| {
         let reason = choose(device, &DeviceSelection::Auto, node_ips, false).err().filter(|it| it.is_unsupported())?;
@@ -158,11 +158,12 @@ fn unsupported(devices: &[Device], node_ips: &[IpAddr]) -> Vec<UnsupportedDevice
 
 fn as_text(shown: &Shown, inspection: &Inspection) -> String {
     if !shown.installed {
-        return "Nothing is installed: no agent has run on this Node, or `npl-agent cleanup` has removed it.\n"
+        return "Nothing is installed: no agent has run on this Node, or `npl-agent cleanup` has removed its kernel \
+                state.\n"
             .to_owned();
     }
     let none = || "-".to_owned();
-    let agent = if shown.agent_running { "running" } else { "not running; the datapath goes on without it" };
+    let agent = if shown.agent_running { "running" } else { "not running; mappings keep translating" };
     let facts = [
         ("Agent", agent.to_owned()),
         ("Hooks", shown.hooks.to_owned()),
@@ -171,13 +172,13 @@ fn as_text(shown: &Shown, inspection: &Inspection) -> String {
         ("Port range", shown.port_range.clone().unwrap_or_else(none)),
         ("Node addresses", shown.node_addresses.join(", ")),
         ("Local clients", local_clients(&shown.socket_hooks)),
-        ("Mappings", format!("{} ({} for some sources only)", shown.mappings, shown.restricted_mappings)),
+        ("Mappings", format!("{} ({} restricted to allowed sources)", shown.mappings, shown.restricted_mappings)),
         ("Flows", shown.flows.to_string()),
         ("Forwarding", forwarding(shown)),
         ("Guard", guard_of(shown)),
     ];
     let facts: Vec<String> = facts.iter().map(|(name, value)| format!("{name:<16}{value}\n")).collect();
-    // Those of Pods are as many as the Pods, and say no more than the line above.
+    // Devices of Pods are summarized in the line on forwarding.
     let devices = shown.devices.iter().filter(|device| !device.leads_to_pods).map(|device| {
         let reason = device.reason.clone().unwrap_or_else(none);
         let (ifindex, attached) = (device.ifindex.to_string(), device.attached.join(", "));
@@ -196,24 +197,24 @@ fn as_text(shown: &Shown, inspection: &Inspection) -> String {
     [facts.concat(), devices, reasons].join("\n")
 }
 
-/// How many programs of which build: of two, while an agent replaces those of another.
+/// The number of programs of each build; two builds while an agent replaces the programs of another one.
 fn programs(builds: &BTreeMap<String, Vec<String>>) -> String {
     let shown: Vec<String> = builds.iter().map(|(build, names)| format!("{} of {build}", names.len())).collect();
     shown.join(", ")
 }
 
-/// How packets go on that were translated.
+/// How translated packets reach Pods.
 fn forwarding(shown: &Shown) -> String {
     let pods = shown.redirected_pods.len();
     if pods == 0 {
-        return "by the host's stack".to_owned();
+        return "host's stack".to_owned();
     }
     let devices = shown.devices.iter().filter(|device| device.leads_to_pods).count();
     let how = if shown.is_offloading { "offloaded once established," } else { "redirected" };
-    format!("{how} to {pods} Pod addresses by {devices} devices; by the host's stack to all others")
+    format!("{how} to {pods} Pod addresses by {devices} devices; host's stack to all others")
 }
 
-/// What keeps replies from being masqueraded, and has them leave where requests came in.
+/// What the nftables guard does.
 fn guard_of(shown: &Shown) -> String {
     if let Some(refusal) = &shown.guard_refusal {
         return format!("nftables cannot be read: {refusal}");
@@ -228,7 +229,7 @@ fn guard_of(shown: &Shown) -> String {
     format!("nftables table {}, {}", nft_guard::TABLE, does.join("; "))
 }
 
-/// Clients on the Node itself and in its Pods.
+/// Whether clients on the Node and in its Pods are served.
 fn local_clients(hooks: &[&str]) -> String {
     if hooks.is_empty() { "not served: see --cgroup".to_owned() } else { format!("served by {}", hooks.join(", ")) }
 }

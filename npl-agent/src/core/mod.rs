@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pure decisions: what should exist, and in which order to get there.
+//! Pure decisions: the desired state, and the order of operations that leads to it.
 //!
-//! No I/O, no clock, no randomness, no logging; the same input gives the same output, whatever the order of events.
+//! No I/O, no clock, no randomness, no logging. The same input gives the same output, in whatever order changes arrive.
 //!
 //! ```text
 //! Change ─► snapshot ─► select ─► assign ─► port table ─┐
-//!                                                       ├─► plan, publish ─► Pass ─► the executor ─┐
-//!                kernel, sockets, annotations as seen ──┘                                          │
+//!                                                       ├─► plan, publication ─► Pass ─► executor ─┐
+//!               observed kernel, sockets, annotations ──┘                                          │
 //!                      ▲                            done, failed                                   │
 //!                      └───────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! A node port's life: claimed and reserved, mapped, published; then withdrawn, drained, unmapped, kept in quarantine,
-//! released. An annotation never names a mapping that is not there, with three exceptions, each because the mapping
-//! would lead to a stranger: the Pod has finished, has lost its address, or shares it with a Pod that has the better
-//! claim. Those mappings go at once, and the annotation right after.
+//! The life of a node port: claimed, reserved, mapped, published; then withdrawn, drained, unmapped, quarantined,
+//! released. An annotation never names a mapping that does not exist, with three exceptions, in which the mapping would
+//! lead to another Pod: the Pod has finished, has lost its address, or shares it with a Pod that has the better claim.
+//! Then the mapping is removed at once, and the annotation is updated right after.
 //!
-//! Who may use a mapping is in the kernel before the mapping asks for it, and for as long as it does.
+//! A mapping's allowed sources are in the kernel before the mapping is restricted, and stay for as long as it is.
 
 pub mod devices;
 pub mod doctor;

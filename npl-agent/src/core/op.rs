@@ -1,81 +1,82 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The only ways to change the world. The executor is the only place that carries one out.
+//! The only ways to change mappings, allowed sources, reservations and Pods. Only the executor carries them out.
 
 use std::collections::BTreeSet;
 
 use super::model::{Backend, Frontend, Moment, PodKey, PodUid, sources::SourceRange};
 
-/// One step. Every op is idempotent: done twice, it does nothing the second time.
+/// One operation. Every operation is idempotent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
-    /// Bind the port's socket so that no other process takes it.
+    /// Bind a socket to the node port, so that no other process can use it.
     Reserve(Frontend, RecentTraffic),
-    /// Let these use the mapping, if it is a restricted one; nobody else is let in or shut out.
+    /// Allow these sources to use the mapping, if it is restricted. Sources that are already allowed stay.
     AllowSources(Frontend, BTreeSet<SourceRange>),
-    /// Write the mapping; an existing one of the same frontend is replaced at once.
+    /// Write the mapping; replaces the frontend's earlier mapping atomically.
     UpsertMapping(Frontend, Backend),
-    /// Patch the Pod.
+    /// Patch the Pod's status.
     WritePod {
         /// The Pod.
         pod: PodKey,
-        /// A Pod of the same name with another uid is left alone.
+        /// The Pod's uid; a Pod of the same name with another uid is not patched.
         uid: PodUid,
         /// What to write.
         value: PodWrite,
     },
-    /// Delete the mapping and forget the flows of its endpoint.
+    /// Delete the mapping and the connection tracking entries of its endpoint.
     RemoveMapping(Frontend),
-    /// Let these not use the mapping any more.
+    /// Remove these sources from the allowed ones.
     ForgetSources(Frontend, BTreeSet<SourceRange>),
-    /// Close the port's socket.
+    /// Close the node port's socket.
     Release(Frontend),
 }
 
 /// Whether a port is taken to which datagrams have come lately although it led nowhere: see [`npl_common::unmapped`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RecentTraffic {
-    /// It leads somewhere already, or no other port is free.
+    /// Reserve it: the port is mapped already, or no other port is free.
     Tolerated,
-    /// Another one is to be chosen.
+    /// Reserve another port.
     Refused,
 }
 
-/// What happens to a Pod's annotation, or to the condition that its readiness waits for.
+/// A change of a Pod's annotation, or of the condition that its readiness gate waits for.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PodWrite {
-    /// Set to this value.
+    /// Set the annotation to this value.
     Set(String),
-    /// Set to `[]`, so that consumers which ignore a missing key see the change, then remove the key (contract C-12).
+    /// Set the annotation to `[]`, then remove its key: some consumers ignore a missing key (contract C-12).
     Withdraw,
-    /// Let the Pod become ready: all that it is to be reached by is published.
+    /// Set the readiness gate's condition to true: all node ports of the Pod are published.
     OpenGate,
 }
 
-/// Why an op could not be carried out.
+/// Why an operation failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
-    /// Of [`Op::Reserve`]: another process has the port. Another one is chosen.
+    /// Of [`Op::Reserve`]: another process uses the port. The Pod gets another one.
     PortTaken,
-    /// Of [`RecentTraffic::Refused`]: somebody talks to whoever had the port before. Another one is chosen, if there is one.
+    /// Of [`RecentTraffic::Refused`]: clients of the port's former owner still send datagrams. The Pod gets another
+    /// port, if one is free.
     RecentTraffic {
-        /// When it counts as silent, if it is from now on.
+        /// When the port counts as unused, if no more datagrams arrive.
         until: Moment,
     },
-    /// Of [`Op::AllowSources`]: the kernel has no room for more. It is tried again when there may be.
+    /// Of [`Op::AllowSources`]: the kernel's map is full. The operation is retried when sources are removed.
     NoRoom {
-        /// Or else not before this moment.
+        /// The latest time of the retry.
         at: Moment,
     },
-    /// It may work later.
+    /// Another failure; a retry may succeed.
     Retry {
-        /// Not before this moment.
+        /// The earliest time of the retry.
         at: Moment,
     },
-    /// Of [`Op::WritePod`]: there is no such Pod; the watcher will say so.
+    /// Of [`Op::WritePod`]: the Pod does not exist. The watch will report its deletion.
     Gone,
 }
 
-/// An op for the purpose of trying again: what it is about, not what it says.
+/// The subject of an operation without its content, as the key of its retry delay.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum RetryKey {
     Reserve(Frontend),

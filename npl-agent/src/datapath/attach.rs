@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Programs on devices.
+//! TC programs on devices.
 //!
-//! From 6.6 on a device's programs are BPF links at the head of its TC hooks, pinned, and replaced in place; before,
-//! they are filters of a clsact qdisc under a priority and handle of our own. Attaching is idempotent: it replaces what
-//! is there, makes what is missing, and so also repairs what somebody removed.
+//! Since Linux 6.6, a program is a pinned TCX link ahead of other programs, and is replaced in place. Before, it is a
+//! filter of a clsact qdisc with NPL's priority and handle. Attaching is idempotent: it replaces an existing program,
+//! and restores one that another program has removed.
 
 use std::{
     io,
@@ -39,10 +39,10 @@ use crate::core::devices::{
     redirect::Forwarding,
 };
 
-/// Ours among the filters of their priority.
+/// The handle of NPL's filters.
 const CLSACT_HANDLE: TcHandle = TcHandle::new(FILTER_HANDLE.0, FILTER_HANDLE.1);
 
-/// The programs and where they are attached.
+/// The programs and their pins.
 #[derive(Debug)]
 pub struct Hooks {
     pub(super) programs: Programs,
@@ -55,17 +55,17 @@ impl Hooks {
         Self { programs, pins, tcx: preflight::has_tcx() }
     }
 
-    /// Whether devices carry BPF links (`tcx`) or filters (`clsact`).
+    /// Whether programs are TCX links (`tcx`) or filters (`clsact`).
     pub const fn mechanism(&self) -> &'static str {
         if self.tcx { "tcx" } else { "clsact" }
     }
 
-    /// The programs that are ours, whatever device they are on.
+    /// NPL's programs, on whatever device they are.
     pub fn own_programs(&self) -> OwnPrograms {
         OwnPrograms::read(&self.pins)
     }
 
-    /// Loads what a way of forwarding takes, so that a kernel that refuses is known at once.
+    /// Loads the programs that a value of `--forwarding` needs, so that a refusal is known at start.
     ///
     /// # Errors
     ///
@@ -79,17 +79,17 @@ impl Hooks {
         names.iter().try_for_each(|name| self.load_program(name).map(drop))
     }
 
-    /// Loads and pins whatever an agent on this machine may ask for one day: the names of all, or why one does not load.
+    /// Loads and pins every program that an agent on this Node may use; returns the name of each, or its error.
     pub fn load_all(&mut self) -> Vec<Result<&'static str, DatapathError>> {
         self.programs.load_all()
     }
 
-    /// Whether the programs are without the kernel's barriers against speculation.
+    /// Whether the programs have no barriers against speculation.
     pub fn are_unmitigated(&self) -> bool {
         self.programs.are_unmitigated()
     }
 
-    /// A program by its name, loaded, for whoever runs it without a device.
+    /// Loads a program for a caller that runs it without a device.
     ///
     /// # Errors
     ///
@@ -98,7 +98,7 @@ impl Hooks {
         self.programs.load_classifier(name)
     }
 
-    /// The program for drivers, loaded, for whoever runs it without a device.
+    /// Loads the XDP program for a caller that runs it without a device.
     ///
     /// # Errors
     ///
@@ -131,7 +131,7 @@ impl Hooks {
             return self.attach_clsact(device, direction, program);
         }
         match self.attach_tcx(device, direction, program) {
-            // A kernel of the right age can still be built without TCX.
+            // A kernel since 6.6 may be built without TCX.
             Err(DatapathError::Attach { source, .. }) if is_unsupported(&source) => {
                 self.tcx = false;
                 self.attach_clsact(device, direction, program)
@@ -203,22 +203,22 @@ impl Hooks {
         });
         let link = id.and_then(|id| program.take_link(id)).map_err(attach_error(name, device))?;
         leave_attached(link);
-        // A filter has no pin; an empty folder in its place tells the commands that look, and the next agent.
+        // A filter has no pin. An empty folder in its place shows it to other commands and the next agent.
         let mark = self.pins.link(device.ifindex, side);
         std::fs::create_dir_all(&mark).map_err(|source| pin_error("create", &mark, source))
     }
 
-    /// An `ingress` queue is where clsact would be, and takes filters for what leaves among those for what comes in.
+    /// An `ingress` qdisc takes the place of clsact, and would run filters for egress at ingress.
     fn refuse_ingress_queue(&self, device: &Device) -> Result<(), DatapathError> {
         if !device.link.has_ingress_queue {
             return Ok(());
         }
-        // Whatever we had was on a clsact qdisc that is gone.
+        // NPL's earlier filters were on a clsact qdisc that no longer exists.
         Direction::ALL.into_iter().try_for_each(|side| unpin(&self.pins.link(device.ifindex, side)))?;
         Err(DatapathError::IngressQueue { interface: device.name.clone() })
     }
 
-    /// Adds the qdisc where there is none, and notes that it is ours.
+    /// Adds the clsact qdisc if there is none, and marks it as NPL's.
     fn ensure_clsact(&self, device: &Device, name: &'static str) -> Result<(), DatapathError> {
         match tc::qdisc_add_clsact(&device.name) {
             Ok(()) => {
@@ -231,12 +231,13 @@ impl Hooks {
     }
 }
 
-/// Ahead of others, where ours make of a packet what others are to see; behind them, where ours see what they let through.
+/// Programs that rewrite packets run ahead of others. The one that records what the host's stack has forwarded runs
+/// after others, which may drop packets.
 const fn is_last(direction: Direction) -> bool {
     matches!(direction, Direction::ToPods)
 }
 
-/// Where links are.
+/// The TCX hook.
 const fn hook(direction: Direction) -> bpf_attach_type {
     match direction {
         Direction::Ingress => bpf_attach_type::BPF_TCX_INGRESS,
@@ -248,12 +249,12 @@ const fn priority(direction: Direction) -> u16 {
     if is_last(direction) { attachments::LAST } else { attachments::FIRST }
 }
 
-/// Our filter in its place, whether or not it is there.
+/// NPL's filter, whether it exists or not.
 fn filter(interface: &str, direction: Direction) -> io::Result<SchedClassifierLink> {
     SchedClassifierLink::attached(interface, attach_type(direction), priority(direction), CLSACT_HANDLE, None)
 }
 
-/// Takes our filter from its place; whether it was there.
+/// Detaches NPL's filter, and returns whether it existed.
 pub(super) fn detach_filter(interface: &str, direction: Direction) -> bool {
     filter(interface, direction).is_ok_and(|link| link.detach().is_ok())
 }
@@ -265,8 +266,8 @@ pub(super) const fn attach_type(direction: Direction) -> TcAttachType {
     }
 }
 
-/// Puts the program in a link's place, unless it is there already; whether it is on the device then. A link is no use whose
-/// device is gone, or has gone elsewhere and left its number to another one, and neither is one of another kind.
+/// Replaces the program of a link, unless the link already has it; returns whether the program is on the device then. A
+/// link is useless if its device is removed or moved to another namespace, or if it is of another kind.
 fn replace(
     link: &OwnedFd,
     program: &SchedClassifier,
@@ -285,11 +286,11 @@ fn replace(
             replaced => replaced?,
         }
     }
-    // The kernel tells a device's number only, in whatever network namespace it is.
+    // A link has a device index only, of whatever network namespace the device is in.
     Ok(sys::programs_on(ifindex, hook).map_or(true, |programs| programs.contains(&id)))
 }
 
-/// Gives a filter up without detaching it: aya detaches what is dropped, except what it cannot turn into a link.
+/// Releases a filter without detaching it: aya detaches what is dropped, except what has become a link.
 fn leave_attached(link: SchedClassifierLink) {
     drop(FdLink::try_from(link));
 }
@@ -302,7 +303,7 @@ fn is_unsupported(error: &ProgramError) -> bool {
     matches!(os_error(error), Some(libc::EINVAL | libc::EOPNOTSUPP))
 }
 
-/// A system call's answer as that of an operation on a program.
+/// Converts the error of a system call on a program.
 pub(super) fn failed(call: &'static str) -> impl FnOnce(io::Error) -> ProgramError {
     move |io_error| ProgramError::SyscallError(SyscallError { call, io_error })
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which control group holds all processes of the Node.
+//! Finds the cgroup that holds all processes of the Node.
 
 use std::{
     fs,
@@ -10,23 +10,23 @@ use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
 use super::error::DatapathError;
 
-/// What this process sees mounted.
+/// The mounts that this process sees.
 const MOUNTS: &str = "/proc/self/mountinfo";
-/// Where systemd mounts the second hierarchy beside those of version 1.
+/// Where systemd mounts the cgroup v2 hierarchy beside those of version 1.
 const BESIDE_VERSION_1: &str = "unified";
 
-/// Whose sockets are led to Pods.
+/// `--cgroup`: the clients whose sockets may use mappings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CgroupSelection {
-    /// Those of all processes: the root of the version 2 hierarchy is looked for.
+    /// All processes: the root of the cgroup v2 hierarchy.
     Auto,
-    /// Nobody's.
+    /// None.
     None,
-    /// Those of the processes in this cgroup and all below.
+    /// The processes of this cgroup and all below it.
     Directory(PathBuf),
 }
 
-/// Finds the selected cgroup's folder.
+/// The directory of the selected cgroup.
 pub(super) fn locate(selection: &CgroupSelection) -> Result<Option<PathBuf>, DatapathError> {
     match selection {
         CgroupSelection::None => Ok(None),
@@ -39,21 +39,21 @@ pub(super) fn locate(selection: &CgroupSelection) -> Result<Option<PathBuf>, Dat
     }
 }
 
-/// Where the most of the version 2 hierarchy is mounted.
+/// Where the root of the cgroup v2 hierarchy is mounted, or else the largest part of it.
 pub fn hierarchy() -> Option<PathBuf> {
     let table = fs::read_to_string(MOUNTS).unwrap_or_default();
     roots(&table).into_iter().find(|candidate| is_cgroup2(candidate))
 }
 
-/// Whatever is mounted over a mount hides it, so the table alone does not tell.
+/// Another mount may hide this one, so the path is checked too.
 fn is_cgroup2(path: &Path) -> bool {
     statfs(path).is_ok_and(|stat| stat.filesystem_type() == CGROUP2_SUPER_MAGIC)
 }
 
-/// The mount points of the version 2 hierarchy, those that show more of it first.
+/// The mount points of the cgroup v2 hierarchy, those of its largest parts first.
 ///
-/// In a container the kernel names the root of a mount as seen from the container's own cgroup: its own one is `/`, and
-/// the Node's is `/../..`, as far up as it is.
+/// In a container, the kernel shows the root of a mount relative to the container's cgroup: that is `/` for its own,
+/// and `/../..` for the Node's.
 fn roots(table: &str) -> Vec<PathBuf> {
     let mut found: Vec<(&str, &str)> = table.lines().filter_map(cgroup2_mount).collect();
     let rank = |root: &str| (usize::MAX - root.matches("/..").count(), root.len());
@@ -61,7 +61,7 @@ fn roots(table: &str) -> Vec<PathBuf> {
     found.into_iter().map(|(_, point)| PathBuf::from(point)).collect()
 }
 
-/// Root and mount point of a line, if it is one of the version 2 hierarchy.
+/// Root and mount point of a line, if it is a cgroup v2 mount.
 fn cgroup2_mount(line: &str) -> Option<(&str, &str)> {
     let (left, right) = line.split_once(" - ")?;
     let mut fields = left.split(' ').skip(3);

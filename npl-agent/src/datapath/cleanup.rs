@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Takes away everything that any agent ever made in the kernel, and nothing of others.
+//! Removes everything that any agent has created in the kernel, and nothing else.
 
 use std::{
     fs, io,
@@ -19,31 +19,31 @@ use crate::{
     nft_guard,
 };
 
-/// What was taken away.
+/// What was removed.
 #[derive(Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Removed {
     /// Pinned maps, programs and links.
     pub pins: Vec<PathBuf>,
-    /// Devices from which TC filters of ours were removed.
+    /// Devices whose TC filters of NPL were removed.
     pub filters: Vec<String>,
-    /// Devices whose clsact qdisc was ours and empty.
+    /// Devices whose clsact qdisc of NPL was empty and removed.
     pub qdiscs: Vec<String>,
-    /// Tables of nftables.
+    /// nftables tables.
     pub tables: Vec<String>,
 }
 
-/// Removes filters and qdiscs, then every pin of every ABI version; a link without its pin is detached by the kernel.
+/// Removes filters and qdiscs, then the pins of every ABI version. The kernel detaches a link whose pin is removed.
 ///
-/// Goes on after a failure, so that one device does not keep the rest.
+/// Continues after a failure.
 ///
 /// # Errors
 ///
-/// All that failed.
+/// All failures.
 pub async fn remove_everything(bpffs: &Path) -> (Removed, Vec<CleanupError>) {
     let pins = Pins::new(bpffs);
     let mut removed = Removed::default();
     let mut errors = Vec::new();
-    // Ahead of all else, so that no request is translated whose reply is not.
+    // XDP first: no request may be translated whose reply is not.
     match pins.xdp_links() {
         Ok(links) => {
             for pin in links.into_iter().map(|ifindex| pins.xdp_link(ifindex)) {
@@ -86,7 +86,7 @@ pub async fn remove_everything(bpffs: &Path) -> (Removed, Vec<CleanupError>) {
     (removed, errors)
 }
 
-/// Something that could not be taken away.
+/// Something that could not be removed.
 #[derive(Debug, thiserror::Error)]
 pub enum CleanupError {
     /// A pin.
@@ -95,21 +95,21 @@ pub enum CleanupError {
     /// A device.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
-    /// The table of nftables.
+    /// The nftables table.
     #[error("remove the nftables guard")]
     Guard(#[source] io::Error),
 }
 
-/// Removes our filters from a device, by our programs' names and by our places; whether there were any.
+/// Detaches NPL's filters from a device, by program name and by handle; returns whether there were any.
 fn detach_filters(interface: &str) -> bool {
     let mut found = false;
     for direction in Direction::ALL {
         for name in PROGRAMS {
-            // A device without the qdisc, or without our filter, answers with an error that means "nothing to do".
+            // A device without the qdisc or the filter answers with an error.
             let result: Result<(), TcError> = tc::qdisc_detach_program(interface, attach_type(direction), name);
             found |= result.is_ok();
         }
-        // A filter has the kernel's name of its program, which a pinned one may be without.
+        // A filter of a pinned program may have no name.
         found |= detach_filter(interface, direction);
     }
     found

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What can go wrong between the agent and the kernel, one sentence each.
+//! Errors between the agent and the kernel, one sentence each.
 
 use std::{io, path::PathBuf};
 
@@ -11,32 +11,32 @@ use aya::{
 
 use crate::core::{devices::HAS_INGRESS_QUEUE, model::Frontend};
 
-/// An operation on the datapath that the kernel refused, or that cannot be tried here.
+/// A failed operation on the datapath.
 #[derive(Debug, thiserror::Error)]
 pub enum DatapathError {
-    /// The build embedded no kernel object.
+    /// The build has no kernel object.
     #[error("this npl-agent was built without its kernel programs: build it with `cargo xtask build`")]
     NoObject,
-    /// The kernel lacks what the programs need.
+    /// The kernel is too old.
     #[error("kernel {found} is too old: npl-agent needs {needed} or newer")]
     KernelTooOld {
         /// The running kernel's release.
         found: String,
-        /// The oldest release that works.
+        /// The oldest supported release.
         needed: &'static str,
     },
-    /// The process may not do what it has to.
+    /// A capability is missing.
     #[error(
         "missing capability {0}: run npl-agent as uid 0 with CAP_BPF and CAP_NET_ADMIN (deploy/npl.yaml grants both)"
     )]
     MissingCapability(&'static str),
-    /// The kernel's verifier wants more than newer ones do.
+    /// The verifier needs `CAP_PERFMON`.
     #[error(
-        "this kernel refuses the programs to an agent without CAP_PERFMON, as Linux before 6.6 does: add PERFMON to \
-         its capabilities in deploy/npl.yaml, or run a newer kernel"
+        "this kernel rejects the programs of an agent without CAP_PERFMON, as Linux before 6.6 does: add PERFMON \
+         to its capabilities in deploy/npl.yaml, or run a newer kernel"
     )]
     NeedsPerfmon,
-    /// No bpffs where one was expected.
+    /// No BPF file system is mounted at the path.
     #[error(
         "{path} is not a BPF file system: mount one there (`mount -t bpf bpf {path}`) or name another with --bpffs",
         path = .0.display()
@@ -44,19 +44,19 @@ pub enum DatapathError {
     NoBpffs(PathBuf),
     /// Some maps are pinned and others not.
     #[error(
-        "{path} is not there, but other maps are: an agent just starts, a cleanup just ends, or npl-agent is of another \
-         version than the one that started last; ask again",
+        "{path} is missing, but other maps exist: an agent is starting, a cleanup is running, or this npl-agent is \
+         of another version than the running agent; try again",
         path = .0.display()
     )]
     Incomplete(PathBuf),
-    /// Somebody took a pin away.
+    /// Another program has removed or replaced a pin.
     #[error(
-        "{path} is not this agent's any more: somebody has removed or replaced what npl-agent pins there, which takes a start \
-         to put right",
+        "{path} no longer belongs to this agent: another program has removed or replaced the pin; restart the \
+         agent to restore it",
         path = .0.display()
     )]
     PinLost(PathBuf),
-    /// A file operation on the bpffs.
+    /// A file operation on the BPF file system failed.
     #[error("{operation} {path}", path = .path.display())]
     Pin {
         /// The verb.
@@ -70,7 +70,7 @@ pub enum DatapathError {
     /// The object did not load.
     #[error("load the kernel programs")]
     Load(#[source] EbpfError),
-    /// The object could not be read.
+    /// The object could not be parsed.
     #[error("read the embedded kernel object")]
     Parse(#[source] aya_obj::ParseError),
     /// One program did not load.
@@ -83,7 +83,7 @@ pub enum DatapathError {
         source: Box<ProgramError>,
     },
     /// The object lacks a program or map that the agent knows.
-    #[error("the kernel object has no {0}: agent and object are of different builds")]
+    #[error("the kernel object has no {0}: build agent and object together with `cargo xtask build`")]
     Missing(&'static str),
     /// A pinned map could not be opened.
     #[error("open map {name}")]
@@ -105,8 +105,8 @@ pub enum DatapathError {
         #[source]
         source: MapError,
     },
-    /// The mapping's addresses are not of its family, or the family has no programs.
-    #[error("mapping {0} has an address of the wrong family")]
+    /// The mapping's addresses are of another family than its frontend.
+    #[error("mapping {0} has an address of another family")]
     WrongFamily(Frontend),
     /// A program could not be attached.
     #[error("attach {program} to {interface}")]
@@ -119,7 +119,7 @@ pub enum DatapathError {
         #[source]
         source: Box<ProgramError>,
     },
-    /// A queue stands where clsact has to, and cannot hold programs for what leaves.
+    /// An ingress qdisc takes the place of clsact, and has no egress hook.
     #[error(
         "{interface} {HAS_INGRESS_QUEUE} (`tc qdisc del dev {interface} ingress`, `tc qdisc add dev {interface} clsact`)"
     )]
@@ -132,7 +132,7 @@ pub enum DatapathError {
         "no cgroup v2 hierarchy is mounted here: mount one (`mount -t cgroup2 cgroup2 DIR`) and name it with --cgroup"
     )]
     NoCgroup2,
-    /// No cgroup v2 hierarchy where one was expected.
+    /// The path is not in a cgroup v2 hierarchy.
     #[error(
         "{path} is not in a cgroup v2 hierarchy: name the folder where one is mounted with --cgroup, or none",
         path = .0.display()
@@ -141,24 +141,24 @@ pub enum DatapathError {
     /// The cgroup could not be opened.
     #[error("open cgroup {path}", path = .path.display())]
     OpenCgroup {
-        /// Its folder.
+        /// Its directory.
         path: PathBuf,
         /// The system's answer.
         #[source]
         source: io::Error,
     },
-    /// A program could not be put on a cgroup.
+    /// A program could not be attached to a cgroup.
     #[error("attach {program} to cgroup {cgroup}", cgroup = .cgroup.display())]
     AttachCgroup {
         /// The program.
         program: &'static str,
-        /// The cgroup's folder.
+        /// The cgroup's directory.
         cgroup: PathBuf,
         /// The kernel's answer.
         #[source]
         source: Box<ProgramError>,
     },
-    /// A link could not be handled.
+    /// A link could not be opened or taken.
     #[error("{operation} the link of {program} on {interface}")]
     Link {
         /// The verb.
@@ -174,27 +174,27 @@ pub enum DatapathError {
 }
 
 impl DatapathError {
-    /// A refusal that `CAP_PERFMON` would very likely turn, in words that say so.
+    /// Replaces a refusal of the verifier that `CAP_PERFMON` would likely prevent.
     pub(crate) fn or_missing_perfmon(self) -> Self {
         let has_perfmon = caps::has_cap(None, caps::CapSet::Effective, caps::Capability::CAP_PERFMON);
         if self.is_verifier_refusal() && matches!(has_perfmon, Ok(false)) { Self::NeedsPerfmon } else { self }
     }
 
-    /// Whether the verifier took a program for unsafe, as against a kernel that lacks or forbids something altogether.
+    /// Whether the verifier rejected the program, rather than the kernel lacking a feature or a permission.
     pub(crate) fn is_verifier_refusal(&self) -> bool {
         let Self::LoadProgram { source, .. } = self else { return false };
         let ProgramError::LoadError { io_error, .. } = &**source else { return false };
         io_error.raw_os_error() == Some(libc::EACCES)
     }
 
-    /// What it means for traffic, where devices and Pods are followed.
+    /// The effect on traffic, for the log.
     pub(crate) fn effect(&self) -> &'static str {
         if self.is_of_device() {
-            "a device does not carry the programs; the others do"
+            "a device does not carry the programs: clients that reach the Node by it are not served, all others are"
         } else if self.is_full() {
-            "a table is full; packets take the host's stack for what found no room in it"
+            "a map is full: packets of the Pods or uplinks that do not fit take the host's stack"
         } else {
-            "not all follows the Node's devices; it is tried again"
+            "the datapath does not yet match the Node's devices; the agent tries again"
         }
     }
 
@@ -210,7 +210,7 @@ impl DatapathError {
         )
     }
 
-    /// Whether it is only that a device went while programs were put on it.
+    /// Whether the device was removed while programs were attached to it.
     pub(crate) fn is_of_gone_device(&self) -> bool {
         let Self::Attach { source, .. } = self else { return false };
         let code = if let ProgramError::SyscallError(error) = &**source {
@@ -225,14 +225,14 @@ impl DatapathError {
         matches!(code, Some(libc::ENODEV | libc::ENXIO))
     }
 
-    /// Whether a map has no room for another element.
+    /// Whether a map is full.
     pub(crate) fn is_full(&self) -> bool {
         let Self::Map { source: MapError::SyscallError(error), .. } = self else { return false };
-        // A hash map says the one, a trie the other.
+        // Hash maps return the first, tries the second.
         matches!(error.io_error.raw_os_error(), Some(libc::E2BIG | libc::ENOSPC))
     }
 
-    /// Wraps the kernel's refusal of an operation on a map.
+    /// Converts the error of a map operation.
     pub(crate) const fn map(operation: &'static str, name: &'static str) -> impl FnOnce(MapError) -> Self {
         move |source| Self::Map { operation, name, source }
     }
@@ -260,8 +260,8 @@ mod tests {
         let map = |code| DatapathError::map("write", "npl_nexthop_v4")(MapError::SyscallError(answer(code)));
         for (error, effect) in [
             (attach(libc::EPERM), "a device does not carry the programs"),
-            (map(libc::E2BIG), "a table is full"),
-            (map(libc::ENOMEM), "not all follows the Node's devices"),
+            (map(libc::E2BIG), "a map is full"),
+            (map(libc::ENOMEM), "the datapath does not yet match"),
         ] {
             assert!(error.effect().starts_with(effect), "{error}");
         }

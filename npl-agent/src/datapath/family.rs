@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The maps that each family of addresses has of its own, behind types that know both.
+//! The maps that each family has, behind a trait for both.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,17 +32,17 @@ use crate::core::{
     model::{Backend, Frontend, NodePort, Protocol, sources::SourceRange},
 };
 
-/// In how many parts the hints are written.
+/// The number of writes that clear the lookup cache.
 const LOOKUP_CACHE_PARTS: u32 = 16;
 
-/// A mapping's value.
+/// The value of a mapping, with the index of its counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) backend: Backend,
     pub(super) stats_index: u32,
 }
 
-/// The sender of replies.
+/// The Pod's endpoint, which sends the replies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Sender {
     pub(super) pod_ip: IpAddr,
@@ -52,48 +52,49 @@ pub(super) struct Sender {
 
 /// The maps of one family.
 pub(super) trait FamilyMaps: Send {
-    /// Every mapping; one of a protocol that this agent does not know is a later agent's and left alone.
+    /// Every mapping. Those of an unknown protocol belong to a later version's agent, and are left alone.
     fn mappings(&self) -> Result<Vec<(Frontend, Entry)>, DatapathError>;
     fn set_mapping(&mut self, frontend: Frontend, entry: &Entry) -> Result<(), DatapathError>;
-    /// The same for many at once. After an error, some may be there.
+    /// Writes several mappings in one call. After an error, some may be written.
     fn set_mappings(&mut self, entries: &BTreeMap<Frontend, Entry>) -> Result<(), DatapathError>;
     fn remove_mapping(&mut self, frontend: Frontend) -> Result<(), DatapathError>;
-    /// Takes all copies of mappings out that programs have left for each other.
+    /// Clears the lookup cache of mappings.
     fn clear_lookup_cache(&mut self) -> Result<(), DatapathError>;
 
-    /// Every allowed source, with the frontend that it is for; those of an unknown protocol are left alone too.
+    /// Every allowed source with its frontend. Those of an unknown protocol are left alone.
     fn sources(&self) -> Result<Vec<(Frontend, SourceRange)>, DatapathError>;
     fn allow_source(&mut self, frontend: Frontend, range: SourceRange) -> Result<(), DatapathError>;
     fn forget_source(&mut self, frontend: Frontend, range: SourceRange) -> Result<(), DatapathError>;
 
     fn endpoints(&self) -> Result<Vec<(Sender, Endpoint)>, DatapathError>;
     fn set_endpoint(&mut self, sender: Sender, value: Endpoint) -> Result<(), DatapathError>;
-    /// The same for many at once. After an error, some may be there.
+    /// Writes several endpoints in one call. After an error, some may be written.
     fn set_endpoints(&mut self, endpoints: &BTreeMap<Sender, Endpoint>) -> Result<(), DatapathError>;
     fn remove_endpoint(&mut self, sender: Sender) -> Result<(), DatapathError>;
 
-    /// Flows that completed an exchange and are remembered now.
+    /// The number of connection tracking entries.
     fn flow_count(&self) -> Result<usize, DatapathError>;
-    /// Forgets the flows whose Pod's end is among these.
+    /// Removes the connection tracking entries of these endpoints.
     fn remove_flows(&mut self, senders: &BTreeSet<Sender>) -> Result<(), DatapathError>;
-    /// The addresses and ports that local clients were led to.
+    /// The Pod addresses and ports in the socket reverse NAT map.
     fn socket_rnat_pods(&self) -> Result<BTreeSet<(IpAddr, u16)>, DatapathError>;
-    /// Forgets what local clients asked for that were led to one of these addresses and ports.
+    /// Removes the socket reverse NAT entries of these Pod addresses and ports.
     fn remove_socket_rnat(&mut self, pods: &BTreeSet<(IpAddr, u16)>) -> Result<(), DatapathError>;
-    /// Forgets the flows that nothing more is to come of at this time of the kernel's clock, and says how many.
+    /// Removes the connection tracking entries that have expired at this time, and returns their number.
     fn remove_expired_flows(&mut self, now: Duration) -> Result<usize, DatapathError>;
 
-    /// Empties the half-open cache's slots of attempts that are over, after so many looks at it.
+    /// Records a scan of the half-open entries, removes expired ones, and returns their number.
     fn remove_expired_half_open(&mut self, expiry: &mut HalfOpenExpiry) -> Result<usize, DatapathError>;
 
-    /// Empties the half-open cache's slots that name an address by another index than these.
+    /// Removes the half-open entries whose address index is not among these.
     fn forget_indexes_but(&mut self, used: &BTreeSet<u32>) -> Result<(), DatapathError>;
 
-    /// When a datagram last came to a node port that led nowhere, in [`npl_common::fragment::time`]'s unit; zero if none has.
+    /// When a datagram last arrived at a node port without a mapping, in the unit of [`npl_common::fragment::time`];
+    /// zero if never.
     fn last_unmapped(&self, port: NodePort) -> Result<u64, DatapathError>;
     fn set_last_unmapped(&mut self, port: NodePort, time: u64) -> Result<(), DatapathError>;
 
-    /// The addresses that count as the Node's, with their indexes.
+    /// The Node's addresses with their indexes.
     fn local_addresses(&self) -> Result<BTreeMap<IpAddr, u32>, DatapathError>;
     fn add_local_address(&mut self, addr: IpAddr, used: &BTreeSet<u32>) -> Result<Option<u32>, DatapathError>;
     fn remove_local_address(&mut self, addr: IpAddr, index: u32) -> Result<(), DatapathError>;
@@ -129,7 +130,7 @@ impl<L: Layout> Maps<L> {
         })
     }
 
-    /// Looks at every flow that is there all the while.
+    /// Calls `look` for every connection tracking entry that exists during the whole scan.
     fn read_flows(&self, mut look: impl FnMut(&L::FlowKey, &L::Flow)) -> Result<(), DatapathError> {
         let look_at_all =
             |keys: &[L::FlowKey], flows: &[L::Flow]| keys.iter().zip(flows).for_each(|(key, flow)| look(key, flow));
@@ -137,21 +138,21 @@ impl<L: Layout> Maps<L> {
         read.map_err(MapError::from).map_err(DatapathError::map("read", L::FLOW))
     }
 
-    /// Lets `work` see and change the half-open cache's slots where the programs do.
+    /// Gives `work` access to the memory of the half-open entries, which the programs change at the same time.
     fn with_slots<T>(&self, work: impl FnOnce(&[AtomicU64]) -> T) -> Result<T, DatapathError> {
         let done = sys::with_words(self.half_open.map().fd().as_fd(), half_open::WORDS as usize, work);
         done.map_err(MapError::from).map_err(DatapathError::map("read", L::HALF_OPEN))
     }
 
-    /// Looks at what every local client asked for.
+    /// Calls `look` for every socket reverse NAT entry.
     fn read_socket_rnat(&self, mut look: impl FnMut(&L::SocketRnatKey)) -> Result<(), DatapathError> {
         let read = sys::read_parts(self.socket_rnat.map().fd().as_fd(), |keys, _peers: &[L::SocketRnat]| {
-            keys.iter().for_each(&mut look)
+            keys.iter().for_each(&mut look);
         });
         read.map_err(MapError::from).map_err(DatapathError::map("read", L::SOCKET_RNAT))
     }
 
-    /// Takes a flow out of the table, if it is still there.
+    /// Removes a connection tracking entry, if it still exists.
     fn remove_flow(&mut self, key: &L::FlowKey) -> Result<(), DatapathError> {
         tolerate_missing(self.flow.remove(key)).map_err(DatapathError::map("write", L::FLOW))
     }
@@ -187,7 +188,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
 
     fn clear_lookup_cache(&mut self) -> Result<(), DatapathError> {
         let fd = self.lookup_cache.map().fd().as_fd();
-        // In parts, each in the memory of the one before.
+        // In several writes that share one buffer, to save memory.
         (0..LOOKUP_CACHE_PARTS).try_for_each(|part| {
             let elements: Vec<_> = (part..CACHED_MAPPINGS)
                 .step_by(LOOKUP_CACHE_PARTS as usize)
@@ -283,7 +284,8 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         let is_crowded = flows::is_crowded(count);
         let mut removed = 0;
         for key in over {
-            // It may be in use again. If that is between these two calls, the client's next packet brings it back.
+            // The connection may have become active. If that happens between these two calls, the client's next packet
+            // restores the entry.
             if self.flow.get(&key, 0).is_ok_and(|flow| is_expired(&key, &flow, is_crowded)) {
                 self.remove_flow(&key)?;
                 removed += 1;
@@ -295,7 +297,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
     fn remove_expired_half_open(&mut self, expiry: &mut HalfOpenExpiry) -> Result<usize, DatapathError> {
         self.with_slots(|slots| {
             let over = expiry.observe((0..).zip(slots).map(|(slot, word)| (slot, word.load(Ordering::Relaxed))));
-            // Another flow may have the slot by now, or the Pod may have answered.
+            // Another connection may have taken the slot, or the Pod may have answered.
             let empty = |(slot, word): &(u32, u64)| {
                 let slot = slots.get(*slot as usize);
                 slot.is_some_and(|it| it.compare_exchange(*word, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok())
@@ -308,11 +310,11 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         let names_another = |word| word != 0 && !used.contains(&u32::from(half_open::address_index(word)));
         self.with_slots(|slots| {
             for slot in slots {
-                // A flow that goes on meanwhile names the same index by another word.
+                // A connection that stays active writes the slot again with a current index.
                 let empty = |word| names_another(word).then_some(0);
                 let _stays = slot.fetch_update(Ordering::Relaxed, Ordering::Relaxed, empty);
             }
-            // Whoever sees an index lead to another address sees what was emptied before, too.
+            // A processor that sees an index with its new address also sees that the slots were emptied.
             fence(Ordering::SeqCst);
         })
     }
@@ -332,7 +334,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         self.local.iter().map(read).collect()
     }
 
-    /// The index comes first, so that no half-open flow names one that leads nowhere.
+    /// The index is written first, so that no half-open entry has an index without an address.
     fn add_local_address(&mut self, addr: IpAddr, used: &BTreeSet<u32>) -> Result<Option<u32>, DatapathError> {
         let free = (0..MAX_LOCAL_ADDRESSES).find(|index| !used.contains(index));
         let (Some(local), Some(index)) = (L::local(addr), free) else { return Ok(None) };
@@ -352,7 +354,7 @@ fn update_all<K: aya::Pod, V: aya::Pod>(map: &HashMap<MapData, K, V>, elements: 
     Ok(sys::update_all(map.map().fd().as_fd(), elements)?)
 }
 
-/// A frontend as we know it; nothing if it is of a protocol that this agent does not know.
+/// Converts a frontend; `None` for an unknown protocol.
 fn frontend<L: Layout>(key: mapping::Frontend) -> Option<Frontend> {
     let protocol = Protocol::from_number(key.protocol)?;
     Some(Frontend { family: L::FAMILY, node_port: NodePort(key.node_port), protocol })

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is in the kernel now, for the commands that only look; no agent needs to run.
+//! The state of the kernel, for commands that need no running agent.
 
 use std::{collections::BTreeMap, net::IpAddr, path::Path};
 
@@ -14,30 +14,30 @@ use super::{
 };
 use crate::core::devices::redirect::PodNextHop;
 
-/// All of the datapath's state.
+/// The datapath's state.
 #[derive(Debug)]
 pub struct Inspection {
-    /// Whether anything is pinned at all; all else is empty if not.
+    /// Whether anything is pinned; all else is empty if not.
     pub is_installed: bool,
     /// The programs' configuration.
     pub config: Option<Config>,
-    /// Addresses that count as the Node's.
+    /// The Node's addresses.
     pub local_addresses: Vec<IpAddr>,
-    /// Directions by device index, of pinned links.
+    /// The directions of pinned links, by device index.
     pub links: BTreeMap<u32, Vec<Direction>>,
     /// The Pods that packets are redirected to.
     pub redirected: BTreeMap<IpAddr, PodNextHop>,
-    /// Indexes of the devices whose driver runs a program for requests.
+    /// Devices whose driver runs the XDP program, by their index.
     pub xdp_links: Vec<u32>,
-    /// Why requests of a device are translated by XDP, or by TC alone: a key of [`crate::core::devices::xdp::XdpReason`].
+    /// Why XDP or TC translates the requests of a device: a key of [`crate::core::devices::xdp::XdpReason`].
     pub xdp_reasons: BTreeMap<u32, String>,
-    /// The hooks by which clients on the Node itself and in its Pods are served, without repetition.
+    /// The socket hooks that serve local clients, each once.
     pub socket_hooks: Vec<&'static str>,
     /// The names of the pinned programs, by their build.
     pub programs: BTreeMap<String, Vec<String>>,
     /// Mappings with their counters, by node port.
     pub mappings: Vec<MappingRecord>,
-    /// Flows that are remembered.
+    /// The number of connection tracking entries.
     pub flows: usize,
     /// Packets by reason.
     pub reasons: Vec<(Reason, u64)>,
@@ -48,7 +48,7 @@ impl Inspection {
     ///
     /// # Errors
     ///
-    /// If the path is no bpffs, or the kernel refuses.
+    /// If the path is not a BPF file system, or the kernel refuses.
     pub fn read(bpffs: &Path) -> Result<Self, DatapathError> {
         preflight::check_bpffs(bpffs)?;
         let pins = Pins::new(bpffs);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the maps of each family of addresses are called and hold.
+//! The names, keys and values of each family's maps.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -17,7 +17,7 @@ use npl_common::{
 use super::family::{Entry, Sender};
 use crate::core::model::{Backend, Family, Frontend, PodPort};
 
-/// How a family's maps are named and what they hold.
+/// The names and types of a family's maps.
 pub(super) trait Layout {
     const FAMILY: Family;
     const LOCAL: &'static str;
@@ -41,9 +41,9 @@ pub(super) trait Layout {
     type SocketRnatKey: aya::Pod + Send;
     type SocketRnat: aya::Pod + Send;
 
-    /// What stands in a map where no address does.
+    /// An unused element of the index of addresses.
     const NO_ADDRESS: Self::Local;
-    /// What stands in a map where no hint does.
+    /// An unused element of the lookup cache.
     const EMPTY_CACHE_ENTRY: Self::CacheEntry;
 
     fn local(addr: IpAddr) -> Option<Self::Local>;
@@ -54,19 +54,19 @@ pub(super) trait Layout {
     fn source_end(source: &Self::Source) -> (mapping::Frontend, IpAddr);
     fn endpoint(sender: &Sender) -> Option<Self::Endpoint>;
     fn sender(endpoint: &Self::Endpoint) -> Sender;
-    /// The Pod's end of a flow.
+    /// The Pod's endpoint of a connection.
     fn pod_end(key: &Self::FlowKey) -> Sender;
     fn state(flow: &Self::Flow) -> &FlowState;
-    /// The address and port of the Pod that a local client talks to.
+    /// The address and port of the Pod that a local client is connected to.
     fn socket_rnat_pod(key: &Self::SocketRnatKey) -> (IpAddr, u16);
 }
 
-/// A frontend as maps hold it.
+/// A frontend as the key of a map.
 pub(super) const fn frontend_key(frontend: Frontend) -> mapping::Frontend {
     mapping::Frontend { node_port: frontend.node_port.0, protocol: frontend.protocol.number(), pad: 0 }
 }
 
-/// Both families' types have the same fields, of other lengths.
+/// The types of both families have the same fields with other lengths.
 macro_rules! layout {
     (
         $(#[$meta:meta])*
@@ -184,7 +184,7 @@ layout! {
     ]
 }
 
-/// An address as maps hold it; nothing if it is of the other family.
+/// An address as in maps; `None` if it is of the other family.
 fn octets<A, O>(addr: IpAddr, octets: impl Fn(&A) -> O) -> Option<O>
 where
     A: OfFamily,

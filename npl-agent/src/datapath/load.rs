@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The datapath as the rest of the agent sees it, opened over whatever an earlier agent left pinned.
+//! The datapath as the rest of the agent uses it, opened over the pins of an earlier agent.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +22,7 @@ use crate::core::{
 /// The programs and their maps.
 #[derive(Debug)]
 pub struct Datapath {
-    /// The programs on their devices.
+    /// The programs.
     pub hooks: Hooks,
     /// The maps.
     pub tables: Tables,
@@ -32,12 +32,12 @@ pub struct Datapath {
 }
 
 impl Datapath {
-    /// Checks the machine, adopts what is pinned, and loads what is missing. Attaches nothing yet: links of an earlier
-    /// agent go on with the earlier programs until [`Hooks::attach`] replaces them.
+    /// Checks the Node, takes over pinned programs and maps, and loads what is missing. Attaches nothing: devices keep
+    /// an earlier agent's programs until [`Hooks::attach`] replaces them.
     ///
     /// # Errors
     ///
-    /// Whatever is missing, or the kernel's refusal.
+    /// If a requirement is not met, or the kernel refuses.
     pub fn open(bpffs: &Path) -> Result<Self, DatapathError> {
         preflight::check(bpffs)?;
         let pins = Pins::new(bpffs);
@@ -73,12 +73,12 @@ impl Datapath {
         errors
     }
 
-    /// Has a device's driver run the program for drivers. If it does not, no program of ours is left with it, and TC does the
-    /// work.
+    /// Has a device's driver run the XDP program. After a failure, no XDP program of NPL is attached to the device, and
+    /// TC translates its requests.
     ///
     /// # Errors
     ///
-    /// Why it does not.
+    /// The reason.
     pub fn attach_xdp(&mut self, device: &Device) -> Result<(), DatapathError> {
         let mut devices = self.hooks.xdp_devices()?;
         devices.insert(device.ifindex);
@@ -101,7 +101,8 @@ impl Datapath {
         errors
     }
 
-    /// Tells the programs at TC whose drivers run the one ahead of them, which notes a client's datagrams to Pods themselves.
+    /// Writes which devices have the XDP program. Behind it, the programs at TC record clients' datagrams to Pods
+    /// differently.
     ///
     /// # Errors
     ///
@@ -110,12 +111,11 @@ impl Datapath {
         self.xdp_devices.write(devices, &mut self.tables)
     }
 
-    /// Checks that this agent's maps are those that the next one will find, and makes folders again that somebody has removed.
+    /// Checks that this agent's maps are the pinned ones, and restores missing folders.
     ///
     /// # Errors
     ///
-    /// If a map's pin is gone or another one's: the programs of this agent, and those of the next one, would work on different
-    /// maps.
+    /// If a map's pin is missing or another map's: this agent's programs and the next one's would use different maps.
     pub fn check_pins(&self) -> Result<(), DatapathError> {
         self.hooks.programs.check_maps()?;
         self.hooks.pins.create()
@@ -130,12 +130,12 @@ impl Datapath {
         self.next_hops.pods()
     }
 
-    /// The addresses of the Pods that mappings lead to, as of the last look.
+    /// The Pod addresses of all mappings at the last read.
     pub fn pod_addresses(&self) -> BTreeSet<IpAddr> {
         self.writer.pod_addresses()
     }
 
-    /// Every mapping that the kernel holds; endpoints that do not fit them are put right on the way.
+    /// Reads every mapping in the kernel, and repairs endpoints that do not match them.
     ///
     /// # Errors
     ///
@@ -144,22 +144,22 @@ impl Datapath {
         self.writer.refresh(&mut self.tables)
     }
 
-    /// Writes mappings; an existing one of the same frontend is replaced at once. ReplyRouting those that the kernel refused,
-    /// or whose backend is not of the frontend's family.
+    /// Writes mappings; replaces existing ones atomically. Returns those that the kernel refused, or whose backend is
+    /// of another family than the frontend.
     pub fn upsert_mappings(&mut self, wanted: &BTreeMap<Frontend, Backend>) -> BTreeMap<Frontend, DatapathError> {
         self.writer.upsert_all(&mut self.tables, wanted)
     }
 
-    /// Writes one mapping in the same way.
+    /// Writes one mapping.
     ///
     /// # Errors
     ///
-    /// If the kernel refuses, or the backend is not of the frontend's family.
+    /// If the kernel refuses, or the backend is of another family than the frontend.
     pub fn upsert_mapping(&mut self, frontend: Frontend, backend: Backend) -> Result<(), DatapathError> {
         self.upsert_mappings(&BTreeMap::from([(frontend, backend)])).remove(&frontend).map_or(Ok(()), Err)
     }
 
-    /// Removes a mapping; one that is not there is as good as removed.
+    /// Removes a mapping, if it exists.
     ///
     /// # Errors
     ///
@@ -168,8 +168,7 @@ impl Datapath {
         self.writer.remove(&mut self.tables, frontend)
     }
 
-    /// After what time a node port counts as silent that led nowhere and was sent datagrams to, if nobody sends from now on;
-    /// nothing if it does already.
+    /// When a node port without a mapping counts as unused, if no more datagrams arrive; `None` if it does already.
     ///
     /// # Errors
     ///
@@ -178,7 +177,7 @@ impl Datapath {
         self.tables.time_until_quiet(frontend)
     }
 
-    /// Every frontend's allowed sources, whether its mapping asks for them or not.
+    /// The allowed sources of every frontend, whether its mapping is restricted or not.
     ///
     /// # Errors
     ///
@@ -187,27 +186,27 @@ impl Datapath {
         self.tables.sources()
     }
 
-    /// Lets sources use a mapping. Those that are there already stay.
+    /// Adds allowed sources of a mapping.
     ///
     /// # Errors
     ///
-    /// If the kernel refuses; some may be there by then.
+    /// If the kernel refuses; some may have been added.
     pub fn allow_sources(&mut self, frontend: Frontend, ranges: &BTreeSet<SourceRange>) -> Result<(), DatapathError> {
         let maps = self.tables.family_mut(frontend.family);
         ranges.iter().try_for_each(|range| maps.allow_source(frontend, *range))
     }
 
-    /// Lets sources not use a mapping any more; those that are not there are as good as forgotten.
+    /// Removes allowed sources of a mapping, if they exist.
     ///
     /// # Errors
     ///
-    /// If the kernel refuses; some may be gone by then.
+    /// If the kernel refuses; some may have been removed.
     pub fn forget_sources(&mut self, frontend: Frontend, ranges: &BTreeSet<SourceRange>) -> Result<(), DatapathError> {
         let maps = self.tables.family_mut(frontend.family);
         ranges.iter().try_for_each(|range| maps.forget_source(frontend, *range))
     }
 
-    /// Forgets the flows of endpoints that were removed since the last call.
+    /// Removes the connection tracking entries of endpoints that were removed since the last call.
     ///
     /// # Errors
     ///
@@ -216,7 +215,7 @@ impl Datapath {
         self.writer.purge_flows(&mut self.tables)
     }
 
-    /// Tells the programs which ports can be mapped: the configured ones, and those of mappings that still drain.
+    /// Writes the range of ports that may have mappings: the configured range, extended by mappings that still drain.
     ///
     /// # Errors
     ///
@@ -228,14 +227,14 @@ impl Datapath {
             port_min = port_min.min(frontend.node_port.0);
             port_max = port_max.max(frontend.node_port.0);
         }
-        // An agent of a version without hints may have changed mappings since they were left.
+        // An agent of a version without a lookup cache may have changed mappings meanwhile.
         self.tables.clear_lookup_cache()?;
-        // Half-open flows are found by the seed, so it stays over a restart.
+        // The slots of half-open entries depend on the seed, so it is kept.
         let seed = if old.abi == ABI_VERSION { old.seed } else { seed() };
         self.tables.set_config(Config { seed, port_min, port_max, abi: ABI_VERSION, ..old })?;
-        // As an earlier agent has left it.
+        // The state that an earlier agent has left.
         self.write_xdp_devices(&self.hooks.xdp_devices()?)?;
-        // An agent that was killed may have taken an address or an endpoint out without one.
+        // An earlier agent may have removed an address or endpoint, and been killed before it began an epoch.
         self.tables.begin_epoch()
     }
 }

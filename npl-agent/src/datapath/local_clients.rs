@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Programs for clients on the Node itself and in its Pods, on the sockets of a cgroup.
+//! Socket programs of a cgroup, for clients on the Node and in its Pods.
 //!
-//! Each is a BPF link of its own, pinned, and replaced in place. Other programs on the same hooks run as well.
+//! Each is a pinned BPF link that is replaced in place. Programs of other software on the same hooks run as well.
 
 use std::{
     fs::File,
@@ -28,12 +28,12 @@ use super::{
     sys,
 };
 
-/// Which clients are served.
+/// The local clients that are served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServedClients {
-    /// Those of this cgroup and all below.
+    /// The processes of this cgroup and all below it.
     pub cgroup: PathBuf,
-    /// Whether they may also name a loopback address.
+    /// Whether they may also connect to loopback addresses.
     pub has_loopback: bool,
 }
 
@@ -45,13 +45,13 @@ struct Cgroup<'a> {
 }
 
 impl Datapath {
-    /// Leads the sockets of the selected cgroup to Pods; nobody's if that is what is selected.
+    /// Attaches the socket programs to the selected cgroup, and detaches them from others.
     ///
-    /// Call it in the Node's network namespace: loopback addresses are the Node's in there and nowhere else.
+    /// Call it in the Node's network namespace: the programs recognize the Node's loopback addresses by it.
     ///
     /// # Errors
     ///
-    /// If there is no such cgroup, or the kernel refuses. What an earlier agent attached goes on then.
+    /// If there is no such cgroup, or the kernel refuses. Programs that an earlier agent attached stay then.
     pub fn serve_local_clients(&mut self, selection: &CgroupSelection) -> Result<Option<ServedClients>, DatapathError> {
         let Some(path) = cgroup::locate(selection)? else {
             return self.hooks.leave_cgroups(None).map(|()| None);
@@ -63,26 +63,26 @@ impl Datapath {
             self.tables.set_config(new)?;
         }
         let attached = self.hooks.attach_cgroup(&path);
-        // Gives back what loading took; what other builds have left is none of these programs' business.
+        // Frees the memory that loading took, and keeps the programs of other builds.
         self.hooks.programs.settle(true)?;
         attached?;
         Ok(Some(ServedClients { cgroup: path, has_loopback: netns_cookie.is_some() }))
     }
 }
 
-/// Puts the program in a link's place, unless it is there already; whether it is on the cgroup then.
+/// Replaces the program of a link, unless the link already has it; returns whether the program is on the cgroup then.
 fn replace(link: &OwnedFd, program: &CgroupSockAddr, cgroup: u64) -> Result<bool, ProgramError> {
     let facts = sys::link_facts(link.as_fd()).map_err(failed("bpf_link_get_info"))?;
     if !facts.is_of_cgroup(cgroup) {
         return Ok(false);
     }
-    // Whoever changes a cgroup's programs keeps the kernel from making and removing others.
+    // Replacing a cgroup's program blocks other changes of cgroups.
     let is_there = facts.program == program.info()?.id();
     Ok(is_there || sys::replace_program(link.as_fd(), program.fd()?.as_fd()).is_ok())
 }
 
 impl Hooks {
-    /// Puts the programs on a cgroup, and takes them off all others.
+    /// Attaches the programs to a cgroup, and detaches them from all others.
     fn attach_cgroup(&mut self, path: &Path) -> Result<(), DatapathError> {
         let open = |source| DatapathError::OpenCgroup { path: path.to_owned(), source };
         let folder = File::open(path).map_err(open)?;
@@ -107,13 +107,13 @@ impl Hooks {
                 if replace(&link, program, cgroup.id).map_err(refused)? {
                     return Ok(());
                 }
-                // The cgroup that the link was on is gone, or the pin is no link of ours: start afresh.
+                // The link's cgroup is gone, or the pin is not a link of NPL.
                 unpin(&pin)?;
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(pin_error("open", &pin, error)),
         }
-        // A BPF link always leaves the hook to others as well; aya's other modes are for attaching without one.
+        // A BPF link always allows other programs on the hook; aya's other modes do not use links.
         let id = program.attach(&cgroup.folder, CgroupAttachMode::Single);
         let link = id.and_then(|id| program.take_link(id)).map_err(refused)?;
         let interface = cgroup.path.display().to_string();
@@ -126,10 +126,10 @@ impl Hooks {
         link.pin(&pin).map(drop).map_err(|error| pin_error("pin link", &pin, io::Error::other(error)))
     }
 
-    /// Takes the programs off every cgroup but one.
+    /// Detaches the programs from every cgroup but one.
     fn leave_cgroups(&self, keep: Option<u64>) -> Result<(), DatapathError> {
         let others = self.pins.socket_links()?.into_iter().filter(|(cgroup, _)| Some(*cgroup) != keep);
-        // Requests first: until they are gone, their answers have to look like what was asked for.
+        // Connects first: until they are gone, the reverse translation has to work.
         others.rev().try_for_each(|(cgroup, hook)| unpin(&self.pins.socket_link(cgroup, hook)))
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes mappings, and keeps what belongs to them in step: the endpoints that replies are recognised by, the counters,
-//! and the flows of endpoints that are no more.
+//! Writes mappings together with what depends on them: endpoints, counters, and the connection tracking entries of
+//! removed endpoints.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,21 +20,21 @@ use crate::{
     process::error_chain::ErrorChain,
 };
 
-/// What the kernel held when it was last read, so that one change does not cost a look at all mappings.
+/// A cache of the kernel's mappings, replaced by each read, so that a change does not need to scan all mappings.
 #[derive(Debug, Default)]
 pub struct MappingWriter {
     known: BTreeMap<Frontend, Entry>,
     frontends_of: BTreeMap<Sender, BTreeSet<Frontend>>,
     used_stats: BTreeSet<u32>,
-    /// Below it no counters are free: a thousand new mappings do not each search from the start.
+    /// No counters below this index are free, so that a thousand new mappings do not each search from 0.
     free_stats_from: u32,
     to_purge: BTreeSet<Sender>,
-    /// Whether it was looked for what a predecessor has left that was killed.
+    /// Whether leftovers of an earlier agent that was killed have been removed.
     has_looked_back: bool,
 }
 
 impl MappingWriter {
-    /// Reads the kernel's mappings, and puts their endpoints right where somebody changed or removed them.
+    /// Reads the kernel's mappings, and repairs their endpoints.
     ///
     /// # Errors
     ///
@@ -74,14 +74,15 @@ impl MappingWriter {
         Ok(self.known.iter().map(|(frontend, entry)| (*frontend, entry.backend)).collect())
     }
 
-    /// The addresses of the Pods that mappings lead to.
+    /// The Pod addresses of all mappings.
     pub fn pod_addresses(&self) -> BTreeSet<IpAddr> {
         self.known.values().map(|entry| entry.backend.pod_ip).collect()
     }
 
-    /// Writes mappings, and returns those that the kernel refused or whose backend is not of the frontend's family.
+    /// Writes mappings, and returns those that the kernel refused, or whose backend is of another family than the
+    /// frontend.
     ///
-    /// The reply side comes first, so that no request arrives whose reply would leave untranslated.
+    /// Endpoints are written first, so that the reply of every request is translated.
     pub fn upsert_all(
         &mut self,
         tables: &mut Tables,
@@ -96,8 +97,8 @@ impl MappingWriter {
         refused.collect()
     }
 
-    /// Writes those of a family that are new in two calls, and returns them: none if there are not several, or the
-    /// kernel refuses one of them or the calls altogether, and then each is to be tried by itself.
+    /// Writes the new mappings of a family in two calls, and returns them. Returns none if there are fewer than two, or
+    /// if a call fails; then each is written by itself.
     fn add_together(
         &mut self,
         tables: &mut Tables,
@@ -126,7 +127,8 @@ impl MappingWriter {
         let result = result.and_then(|()| maps.set_endpoints(&endpoints)).and_then(|()| maps.set_mappings(&entries));
         let result = result.and_then(|()| tables.begin_epoch());
         if let Err(error) = result {
-            debug!(err = %ErrorChain(&error), mappings = entries.len(), "written one by one");
+            debug!(err = %ErrorChain(&error), mappings = entries.len(), "mappings cannot be written together; the \
+                                                                         agent writes them one by one");
             for entry in entries.values() {
                 self.free_stats(entry.stats_index);
             }
@@ -160,8 +162,8 @@ impl MappingWriter {
         Ok(())
     }
 
-    /// Of endpoints that are there again before their flows were forgotten, those may stay, since they have a generation. What
-    /// local clients asked for has none.
+    /// Prepares endpoints that return before their connection tracking entries were removed. Those have a generation
+    /// and may stay; socket reverse NAT entries have none.
     fn begin_anew(
         &mut self,
         tables: &mut Tables,
@@ -176,13 +178,13 @@ impl MappingWriter {
         tables.family_mut(family).remove_socket_rnat(&self.left(&again))
     }
 
-    /// Removes a mapping, and with the last one of an endpoint all that is remembered of it.
+    /// Removes a mapping, and its endpoint if no other mapping leads there.
     ///
     /// # Errors
     ///
     /// If the kernel refuses.
     pub fn remove(&mut self, tables: &mut Tables, frontend: Frontend) -> Result<(), DatapathError> {
-        // Before it goes, so that nobody finds the port free and silent whose clients were heard a moment ago.
+        // Recorded first, so that the port is never free while its clients may still send to it.
         tables.note_unmapped_traffic(frontend)?;
         tables.family_mut(frontend.family).remove_mapping(frontend)?;
         tables.begin_epoch()?;
@@ -195,9 +197,9 @@ impl MappingWriter {
         Ok(())
     }
 
-    /// Forgets the flows of all endpoints that went since the last call, and what local clients asked for that were led
-    /// there, in one look at each table: the next Pod with the address of one starts without them. Until then the
-    /// generation keeps flows from being used.
+    /// Removes the connection tracking and socket reverse NAT entries of all endpoints that were removed since the last
+    /// call, in one scan of each map, so that the next Pod with such an address starts without them. Until then, the
+    /// generation keeps entries from being used.
     ///
     /// # Errors
     ///
@@ -214,8 +216,8 @@ impl MappingWriter {
         Ok(())
     }
 
-    /// Forgets what local clients asked for that were led where no mapping leads: a predecessor has removed the mapping, and was
-    /// killed before it forgot the rest. A later Pod there would seem to be behind it. Flows have a generation.
+    /// Removes socket reverse NAT entries without a mapping, which an earlier agent leaves if it is killed between
+    /// removing the mapping and them. A later Pod would seem to be behind the mapping.
     fn remove_stale_socket_rnat(&self, tables: &mut Tables) -> Result<(), DatapathError> {
         for family in Family::ALL {
             let stale = self.left_of(tables.family(family).socket_rnat_pods()?);
@@ -226,7 +228,7 @@ impl MappingWriter {
         Ok(())
     }
 
-    /// Where no mapping of any protocol leads any more: what local clients asked for is not told apart by protocol.
+    /// Pod addresses and ports that no mapping leads to; socket reverse NAT entries have no protocol.
     fn left(&self, gone: &BTreeSet<Sender>) -> BTreeSet<(IpAddr, u16)> {
         self.left_of(gone.iter().map(|sender| (sender.pod_ip, sender.pod_port)).collect())
     }
@@ -244,8 +246,8 @@ impl MappingWriter {
         self.known.insert(frontend, entry);
     }
 
-    /// Drops what is known of a frontend, and its endpoint unless another mapping still leads there. Replies have hints of
-    /// endpoints: an epoch ends those.
+    /// Removes a frontend from the cache, and its endpoint unless another mapping leads there. The epoch invalidates
+    /// cached endpoints.
     fn forget(&mut self, tables: &mut Tables, frontend: Frontend) -> Result<(), DatapathError> {
         let Some(old) = self.known.remove(&frontend) else { return Ok(()) };
         let sender = sender(&old.backend, frontend.protocol);
@@ -268,16 +270,16 @@ impl MappingWriter {
         self.free_stats_from = self.free_stats_from.min(index);
     }
 
-    /// Finds counters that no mapping uses and sets them to zero; beyond their number, mappings share one element.
+    /// Finds unused counters and sets them to zero. Mappings beyond the number of counters share one element.
     fn allocate_stats(&mut self, tables: &mut Tables, family: Family) -> Result<u32, DatapathError> {
-        // The first gap of an ordered set: its length where there is none.
+        // The first gap of an ordered set.
         let first = self.free_stats_from;
         let mut used = self.used_stats.range(first..);
         let Some(index) = (first..COUNTED_MAPPINGS).find(|index| used.next() != Some(index)) else {
             return Ok(shared_stats(family));
         };
         self.free_stats_from = index;
-        // What an agent that was killed in between did not retire.
+        // An agent that was killed may not have cleared them.
         tables.retire_stats(index, family)?;
         Ok(index)
     }
@@ -291,12 +293,12 @@ fn remove_endpoint(tables: &mut Tables, sender: Sender) -> Result<(), DatapathEr
     tables.family_mut(Family::of(sender.pod_ip)).remove_endpoint(sender)
 }
 
-/// Who sends the replies of a mapping.
+/// The endpoint that sends the replies of a mapping.
 const fn sender(backend: &Backend, protocol: Protocol) -> Sender {
     Sender { pod_ip: backend.pod_ip, pod_port: backend.pod_port.0, protocol: protocol.number() }
 }
 
-/// What the kernel has to know of that sender.
+/// The value of that endpoint's map element.
 const fn endpoint(entry: &Entry) -> Endpoint {
     Endpoint { generation: entry.backend.generation, stats_index: entry.stats_index }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The kernel's side of the agent: loads the programs, attaches them to devices, and reads and writes their maps.
+//! The kernel side of the agent: loads programs, attaches them, and reads and writes their maps.
 //!
-//! Everything is pinned under `<bpffs>/npl/v<ABI>/`, so the datapath outlives the agent: it may be killed, restarted or
-//! upgraded at any line, and packets are translated all the while. What the kernel holds is read back, never remembered.
+//! Everything is pinned below `<bpffs>/npl/v<ABI>/`, so packets are translated while no agent runs: it may be killed,
+//! restarted or upgraded at any time.
 
 pub mod attach;
 pub mod cgroup;

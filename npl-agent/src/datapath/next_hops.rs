@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The devices and Pods that packets are redirected between, as the kernel knows them.
+//! The maps of redirect mode: uplinks, and the next hop of each Pod.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +22,7 @@ use super::{
 };
 use crate::core::devices::redirect::{HopKind, PodNextHop, ProgramSet};
 
-/// Their tables.
+/// The maps.
 #[derive(Debug)]
 pub(super) struct NextHops {
     uplinks: Table<u32, u32>,
@@ -39,14 +39,15 @@ impl NextHops {
         })
     }
 
-    /// The Pods that packets are redirected to.
+    /// The Pods that packets are redirected to, with their next hops.
     pub(super) fn pods(&self) -> Result<BTreeMap<IpAddr, PodNextHop>, DatapathError> {
         let v4 = self.v4.read()?.into_iter().map(|(pod, value)| (IpAddr::from(pod.addr), value));
         let v6 = self.v6.read()?.into_iter().map(|(pod, value)| (IpAddr::from(pod.addr), value));
         Ok(v4.chain(v6).filter_map(|(addr, value)| Some((addr, next_hop(value)?))).collect())
     }
 
-    /// Takes all out that is not wanted, or not like this. Pods first: then both directions of theirs change at once.
+    /// Removes elements that are not wanted or differ. Next hops first, so that both directions of a Pod change at
+    /// once.
     pub(super) fn retain(
         &mut self,
         devices: &BTreeMap<u32, ProgramSet>,
@@ -59,8 +60,8 @@ impl NextHops {
             .retain(|ifindex, _| devices.get(ifindex).is_some_and(|program_set| program_set.is_redirect_uplink()))
     }
 
-    /// Puts in what carries programs. Pods last, for the same reason. A table of Pods that is full keeps those of the other
-    /// family out of nothing; without room for an uplink no Pod stays, since what leaves by that one takes the stack.
+    /// Adds elements. Next hops last, for the same reason. A full map of one family does not affect the other. If an
+    /// uplink does not fit, no Pod is redirected, since replies by that uplink would take the host's stack.
     pub(super) fn add(
         &mut self,
         devices: &BTreeMap<u32, ProgramSet>,
@@ -74,10 +75,10 @@ impl NextHops {
         for (addr, hop) in pods {
             match addr {
                 IpAddr::V4(addr) => {
-                    v4 = v4.and_then(|()| self.v4.set(PodAddressV4 { addr: addr.octets() }, value(*hop)))
+                    v4 = v4.and_then(|()| self.v4.set(PodAddressV4 { addr: addr.octets() }, value(*hop)));
                 }
                 IpAddr::V6(addr) => {
-                    v6 = v6.and_then(|()| self.v6.set(PodAddressV6 { addr: addr.octets() }, value(*hop)))
+                    v6 = v6.and_then(|()| self.v6.set(PodAddressV6 { addr: addr.octets() }, value(*hop)));
                 }
             }
         }
@@ -85,7 +86,7 @@ impl NextHops {
     }
 }
 
-/// A hash, with its name for errors.
+/// A hash map with its name.
 #[derive(Debug)]
 pub(super) struct Table<K: Pod, V: Pod> {
     map: HashMap<MapData, K, V>,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The kernel object that the build embeds, and the types of programs in it.
+//! The embedded kernel object, and its kinds of programs.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ use super::{
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/npl.bpf.o"));
 
-/// The kernel object, as `cargo xtask build-ebpf` left it.
+/// The kernel object of `cargo xtask build-ebpf`.
 ///
 /// # Errors
 ///
@@ -29,15 +29,14 @@ pub fn embedded_object() -> Result<&'static [u8], DatapathError> {
     if OBJECT.is_empty() { Err(DatapathError::NoObject) } else { Ok(OBJECT) }
 }
 
-/// Tells an object from every other one, in the name of a folder. As much of the digest as people can compare:
-/// nobody makes objects so that theirs are the same.
+/// A short digest of an object, as part of a folder's name. It distinguishes builds and is no defence against forgery.
 pub(super) fn digest(object: &[u8]) -> String {
     let first = hash(&SHA256, object).as_ref().first_chunk().copied().unwrap_or_default();
     format!("{:016x}", u64::from_be_bytes(first))
 }
 
-/// Removes pinned maps that do not fit the object: aya opens whatever is pinned under a name. What cannot be opened now, for
-/// want of files or rights, may well fit, and has all mappings in it.
+/// Removes pinned maps of another layout, since aya opens whatever is pinned under a map's name. A map that cannot be
+/// opened now may have the right layout and hold all mappings, so that is an error.
 pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8]) -> Result<(), DatapathError> {
     let parsed = Object::parse(object).map_err(DatapathError::Parse)?;
     for name in PINNED_MAPS {
@@ -59,16 +58,16 @@ pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8]) -> Result<()
                 && info.map_flags() == wanted.map_flags()
         });
         if !fits {
-            warn!(map = *name, "pinned map does not fit this agent; it starts empty");
+            warn!(map = *name, "pinned map has another layout than this agent's: it is replaced by an empty one");
             unpin(&path)?;
         }
     }
     Ok(())
 }
 
-/// A type of programs of the object.
+/// A kind of program.
 pub(super) trait Kind: Sized {
-    /// The kernel's number of it.
+    /// The kernel's number of the program type.
     const TYPE: bpf_prog_type;
 
     fn from_pin(path: &Path, name: &str) -> Result<Self, ProgramError>;
@@ -113,7 +112,7 @@ impl Kind for CgroupSockAddr {
 
     fn from_pin(path: &Path, name: &str) -> Result<Self, ProgramError> {
         let which = SOCKET_PROGRAMS.iter().find(|program| program.name == name);
-        // A hook's place in the kernel is read from a section's name, as that of a program that is loaded is.
+        // The attach type is parsed from the section name, as for programs that are loaded.
         let section = which.and_then(|program| format!("cgroup/{}", program.hook).parse().ok());
         let Some(ProgramSection::CgroupSockAddr { attach_type }) = section else {
             return Err(ProgramError::UnexpectedProgramType);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whose programs are on devices: ours are known by their pins.
+//! Distinguishes NPL's programs on devices from those of other software, by their pins.
 
 use std::{collections::BTreeSet, io, os::fd::AsFd as _, path::PathBuf};
 
@@ -9,12 +9,12 @@ use tracing::debug;
 use super::{pins::Pins, sys};
 use crate::core::devices::attachments::{AttachmentOwner, DeviceAttachments};
 
-/// The kernel's ids of all programs that agents of this ABI have pinned.
+/// The ids of all programs that agents of this ABI version have pinned.
 #[derive(Debug)]
 pub struct OwnPrograms(BTreeSet<u32>);
 
 impl OwnPrograms {
-    /// Those that are pinned now. One that cannot be read is nobody's of ours.
+    /// The programs that are pinned now. One that cannot be read counts as other software.
     pub(super) fn read(pins: &Pins) -> Self {
         let builds = pins.builds().unwrap_or_default();
         let of_build = |build: &String| {
@@ -25,7 +25,7 @@ impl OwnPrograms {
         Self(builds.iter().flat_map(of_build).filter_map(id).collect())
     }
 
-    /// Whose programs are on a device's hooks for BPF links; nothing if the kernel does not tell.
+    /// The owners of the programs on a device's TCX and netkit hooks; `None` if they cannot be listed.
     pub fn programs_on(&self, ifindex: u32) -> Option<DeviceAttachments> {
         let ingress = self.owners(ifindex, BPF_TCX_INGRESS)?;
         let mut egress = self.owners(ifindex, BPF_TCX_EGRESS)?;
@@ -39,14 +39,15 @@ impl OwnPrograms {
             Ok(ids) => Some(ids.iter().map(owner).collect()),
             Err(error) if has_no_such_hook(&error) => Some(Vec::new()),
             Err(error) => {
-                debug!(ifindex, %error, "the kernel does not tell which programs are on a device");
+                debug!(ifindex, %error, "the programs of a device cannot be listed; packets to its Pods take the \
+                                         host's stack");
                 None
             }
         }
     }
 }
 
-/// Whether the kernel is too old for it, the device is of another kind, or gone.
+/// Whether the kernel has no such hook, or the device is of another kind or gone.
 fn has_no_such_hook(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENXIO | libc::ENODEV))
 }

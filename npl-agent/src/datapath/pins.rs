@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where everything is pinned.
+//! The paths of all pins.
 //!
 //! ```text
 //! <bpffs>/npl/                   removed by `npl-agent cleanup`
 //! └── v1/                        one folder per ABI version
-//!     ├── npl_config … npl_reason    the maps, by their names
-//!     ├── links/<ifindex>_in         BPF links; before 6.6 empty folders that stand for filters
+//!     ├── npl_config … npl_reason    maps, by their names
+//!     ├── links/<ifindex>_in         TCX links; before Linux 6.6, empty folders that stand for filters
 //!     ├── links/<ifindex>_out
-//!     ├── links/<ifindex>_pods       of devices that lead to Pods, where it is seen what the host's stack lets through
-//!     ├── links/<ifindex>_xdp        BPF links of devices whose driver runs a program for requests
-//!     ├── links/<cgroup>_connect4 …  BPF links of a cgroup, by its inode number
-//!     ├── xdp/<ifindex>_<reason>     empty folder: why a device's requests are translated by XDP, or by TC alone
-//!     ├── clsact/<ifindex>           empty folder: this device's clsact qdisc is ours (before 6.6)
-//!     └── programs/<build>/          one folder per build of the programs, and way in which they read packets
-//!         ├── npl_ingress …              the programs that were needed, by their names
-//!         └── constants_0 …              maps of their constants, one for each time that some were loaded
+//!     ├── links/<ifindex>_pods       on Pods' devices: records what the host's stack has forwarded
+//!     ├── links/<ifindex>_xdp        XDP links
+//!     ├── links/<cgroup>_connect4 …  links of a cgroup, by its inode number
+//!     ├── xdp/<ifindex>_<reason>     empty folder: why XDP or TC translates the device's requests
+//!     ├── clsact/<ifindex>           empty folder: NPL has created the device's clsact qdisc (before Linux 6.6)
+//!     └── programs/<build>/          one folder per build and variant of the programs
+//!         ├── npl_ingress …              programs that were needed, by their names
+//!         └── constants_0 …              maps of their constants, one for each time that programs were loaded
 //! ```
 
 use std::{
@@ -30,12 +30,12 @@ pub use crate::core::devices::Direction;
 
 const CLSACT_DIR: &str = "clsact";
 const XDP_REASON_DIR: &str = "xdp";
-/// What the names of pinned XDP links end in.
+/// The suffix of pinned XDP links.
 const XDP_SUFFIX: &str = "xdp";
-/// What the names of the pinned maps of constants begin with.
+/// The prefix of pinned maps of constants.
 const CONSTANTS: &str = "constants_";
 
-/// The end of a pin's name.
+/// The suffix of a pin.
 const fn suffix(direction: Direction) -> &'static str {
     match direction {
         Direction::Ingress => "in",
@@ -44,7 +44,7 @@ const fn suffix(direction: Direction) -> &'static str {
     }
 }
 
-/// The paths of one bpffs.
+/// The paths of one BPF file system.
 #[derive(Debug, Clone)]
 pub struct Pins {
     root: PathBuf,
@@ -52,7 +52,7 @@ pub struct Pins {
 }
 
 impl Pins {
-    /// Paths below a mounted bpffs.
+    /// The paths below a mounted BPF file system.
     pub fn new(bpffs: &Path) -> Self {
         let root = bpffs.join(PIN_ROOT);
         let version = root.join(format!("v{ABI_VERSION}"));
@@ -74,22 +74,22 @@ impl Pins {
         self.version.join(name)
     }
 
-    /// The pin of a device's link.
+    /// The pin of a device's TCX link.
     pub fn link(&self, ifindex: u32, direction: Direction) -> PathBuf {
         self.version.join(LINK_DIR).join(format!("{ifindex}_{}", suffix(direction)))
     }
 
-    /// The pin of the link by which a device's driver runs a program.
+    /// The pin of a device's XDP link.
     pub fn xdp_link(&self, ifindex: u32) -> PathBuf {
         self.version.join(LINK_DIR).join(format!("{ifindex}_{XDP_SUFFIX}"))
     }
 
-    /// The pin of a cgroup's link; the cgroup by its inode number.
+    /// The pin of a cgroup's link, by the cgroup's inode number.
     pub fn socket_link(&self, cgroup: u64, hook: &str) -> PathBuf {
         self.version.join(LINK_DIR).join(format!("{cgroup}_{hook}"))
     }
 
-    /// The mark that a device's clsact qdisc is ours.
+    /// The mark of a device whose clsact qdisc NPL has created.
     pub fn clsact_mark(&self, ifindex: u32) -> PathBuf {
         self.version.join(CLSACT_DIR).join(ifindex.to_string())
     }
@@ -109,7 +109,7 @@ impl Pins {
         self.programs_of(build).join(format!("{CONSTANTS}{number}"))
     }
 
-    /// Makes the folders.
+    /// Creates the folders.
     pub fn create(&self) -> Result<(), DatapathError> {
         for dir in [LINK_DIR, CLSACT_DIR, XDP_REASON_DIR].map(|name| self.version.join(name)) {
             fs::create_dir_all(&dir).map_err(|source| pin_error("create", &dir, source))?;
@@ -117,7 +117,7 @@ impl Pins {
         Ok(())
     }
 
-    /// Every pinned link: device index and direction.
+    /// Every pinned TCX link: device index and direction.
     pub fn links(&self) -> Result<Vec<(u32, Direction)>, DatapathError> {
         let mut links = Vec::new();
         for name in names_in(&self.version.join(LINK_DIR))? {
@@ -138,7 +138,7 @@ impl Pins {
         Ok(names.iter().filter_map(ifindex).collect())
     }
 
-    /// Why requests of each device are translated where they are, by the reason's key.
+    /// Why XDP or TC translates the requests of each device, as the reason's key.
     pub fn xdp_reasons(&self) -> Result<BTreeMap<u32, String>, DatapathError> {
         let names = names_in(&self.version.join(XDP_REASON_DIR))?;
         let reason = |name: &String| {
@@ -148,7 +148,7 @@ impl Pins {
         Ok(names.iter().filter_map(reason).collect())
     }
 
-    /// Makes [`Self::xdp_reasons`] be these.
+    /// Replaces [`Self::xdp_reasons`].
     pub(super) fn note_xdp_reasons(&self, reasons: &BTreeMap<u32, &str>) -> Result<(), DatapathError> {
         let folder = self.version.join(XDP_REASON_DIR);
         let wanted: Vec<String> = reasons.iter().map(|(ifindex, key)| format!("{ifindex}_{key}")).collect();
@@ -161,7 +161,7 @@ impl Pins {
             .try_for_each(|mark| fs::create_dir_all(&mark).map_err(|source| pin_error("create", &mark, source)))
     }
 
-    /// Every pinned link of a cgroup: its inode number and the hook, in the order in which they are attached.
+    /// Every pinned link of a cgroup: inode number and hook, in the order of attaching.
     pub fn socket_links(&self) -> Result<Vec<(u64, &'static str)>, DatapathError> {
         let names = names_in(&self.version.join(LINK_DIR))?;
         let of_hook = |hook: &'static str| {
@@ -191,14 +191,14 @@ impl Pins {
         Ok(names.map(|name| folder.join(name)).collect())
     }
 
-    /// Every device whose clsact qdisc is ours.
+    /// Every device whose clsact qdisc NPL has created.
     pub fn clsact_marks(&self) -> Result<Vec<u32>, DatapathError> {
         let names = names_in(&self.version.join(CLSACT_DIR))?;
         Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
     }
 }
 
-/// Removes a pin; one that is not there is as good as removed.
+/// Removes a pin, if it exists.
 pub fn unpin(path: &Path) -> Result<(), DatapathError> {
     let result = if path.is_dir() { fs::remove_dir(path) } else { fs::remove_file(path) };
     match result {
@@ -207,7 +207,7 @@ pub fn unpin(path: &Path) -> Result<(), DatapathError> {
     }
 }
 
-/// The names in a folder; a folder that is not there has none.
+/// The names in a folder; empty if the folder does not exist.
 pub(crate) fn names_in(dir: &Path) -> Result<Vec<String>, DatapathError> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,

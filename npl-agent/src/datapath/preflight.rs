@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What must be so before anything is touched; each failure names the way out.
+//! Checks before anything is changed; each failure names the remedy.
 
 use std::path::Path;
 
@@ -13,36 +13,36 @@ use crate::core::{
     doctor::{Kernel, Rights},
 };
 
-/// The oldest kernel that the programs load on.
+/// The oldest supported kernel.
 pub const KERNEL_FLOOR: (u8, u8) = (5, 10);
 const KERNEL_FLOOR_TEXT: &str = "5.10";
-/// The first kernel with BPF links on TC hooks.
+/// The first kernel with TCX.
 const TCX_SINCE: (u8, u8) = (6, 6);
-/// The first kernel with XDP programs for frames in parts.
+/// The first kernel with XDP programs for frames in several parts.
 const XDP_FRAGS_SINCE: (u8, u8) = (5, 18);
 
-/// Sysctls of the network namespace that the reader is in; not there without connection tracking.
+/// Sysctls of the reader's network namespace; missing if connection tracking is not loaded.
 const TCP_BE_LIBERAL: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
 const TCP_TIMEOUT_UNACKNOWLEDGED: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_unacknowledged";
 const TCP_TIMEOUT_ESTABLISHED: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established";
 
-/// Checks kernel, capabilities and bpffs, in the order in which a user can do something about them.
+/// Checks kernel, capabilities and BPF file system, in the order in which an operator can act on them.
 ///
 /// # Errors
 ///
-/// The first thing that is missing.
+/// The first failure.
 pub fn check(bpffs: &Path) -> Result<(), DatapathError> {
     kernel()?;
     capabilities()?;
     check_bpffs(bpffs)
 }
 
-/// Whether TC hooks take BPF links here.
+/// Whether the kernel has TCX.
 pub fn has_tcx() -> bool {
     is_at_least(TCX_SINCE)
 }
 
-/// Whether an XDP program may be given frames in parts here, as devices with a large MTU have.
+/// Whether XDP programs may be shown frames in several parts, as with a large MTU.
 pub fn has_xdp_frags() -> bool {
     is_at_least(XDP_FRAGS_SINCE)
 }
@@ -58,12 +58,12 @@ pub fn conntrack_settings() -> ConntrackSettings {
     }
 }
 
-/// A kernel that does not say its version is taken for a new one: loading will tell.
+/// A kernel of unknown version counts as new; loading will show.
 fn is_at_least((major, minor): (u8, u8)) -> bool {
     KernelVersion::current().map_or(true, |found| found >= KernelVersion::new(major, minor, 0))
 }
 
-/// What the kernel says of itself.
+/// Release and features of the kernel.
 pub fn kernel_facts() -> Kernel {
     let release = nix::sys::utsname::uname().map_or_else(
         |_unreadable| "of unknown version".to_owned(),
@@ -77,10 +77,10 @@ fn kernel() -> Result<(), DatapathError> {
     if is_new_enough { Ok(()) } else { Err(DatapathError::KernelTooOld { found, needed }) }
 }
 
-/// What this process may do now; nothing if the kernel does not tell.
+/// The capabilities of this process; `None` if they cannot be read.
 pub fn rights() -> Option<Rights> {
     let held = caps::read(None, CapSet::Effective).ok()?;
-    // CAP_SYS_ADMIN stands for CAP_BPF and CAP_PERFMON wherever the kernel asks for them.
+    // CAP_SYS_ADMIN implies CAP_BPF and CAP_PERFMON.
     let has_or_stands_for = |capability| held.contains(&capability) || held.contains(&Capability::CAP_SYS_ADMIN);
     Some(Rights {
         bpf: has_or_stands_for(Capability::CAP_BPF),

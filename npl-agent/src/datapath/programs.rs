@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The programs, by their pins: an agent uses those that an earlier one of the same build left, and loads what is
-//! missing. Loading is the longest part of a start, since the kernel checks every program anew.
+//! Loads programs and pins them, or reuses those that an earlier agent of the same build has pinned. Loading takes the
+//! longest part of a start, since the verifier checks every program.
 //!
-//! A pinned program is taken over if it is of the right type and name, as far as the kernel was told one, and uses no
-//! maps but those that are pinned now.
-//! Whatever does not fit is loaded again in its place.
+//! A pinned program is reused if its type, name and maps are right. Otherwise it is loaded again.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,39 +31,39 @@ use super::{
 };
 use crate::process::memory;
 
-/// What every Node needs. The programs for devices without link-layer headers, which few Nodes have, wait for such a
-/// device.
+/// The programs that every Node needs. Those for devices without Ethernet headers are loaded when such a device
+/// appears.
 const ALWAYS: [&str; 2] = [PROG_EGRESS, PROG_INGRESS];
-/// How [`Variant::Unmitigated`] is named.
+/// The name of [`Variant::Unmitigated`].
 const UNMITIGATED: &str = "unmitigated";
-/// The object's section of constants, a map of its own in every loaded copy.
+/// The section of constants, of which every load creates a map.
 const CONSTANTS: &str = ".rodata";
 
-/// What comes of the programs, by the rights of whoever loads them and the kernel's verifier; the fastest first.
+/// The variants of the programs, by the capabilities at loading and by the verifier; the fastest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Variant {
-    /// Loaded with `CAP_PERFMON`: as they are. They read packets by pointers.
+    /// Loaded with `CAP_PERFMON`: no barriers, and packets are read by pointers.
     Unmitigated,
-    /// Loaded without: the kernel puts a barrier behind nearly every store to the stack, against speculation.
+    /// Loaded without it: the kernel adds a barrier against speculation after nearly every store to the stack.
     Mitigated,
-    /// Before Linux 6.6 without that right: as [`Self::Mitigated`], and they read packets by a helper.
+    /// Loaded without it before Linux 6.6: as [`Self::Mitigated`], and packets are read by a helper.
     ByHelper,
 }
 
-/// The programs of this agent's build, as far as they were needed yet.
+/// The programs of this agent's build that were needed so far.
 #[derive(Debug)]
 pub(super) struct Programs {
     pins: Pins,
     variant: Variant,
-    /// Tells the pins of this build from those of others.
+    /// The name of the build's folder.
     build: String,
-    /// The maps that a program may use, by their ids.
+    /// The ids of the maps that a program may use.
     known_maps: BTreeSet<u32>,
     classifiers: BTreeMap<&'static str, SchedClassifier>,
     sockets: BTreeMap<&'static str, CgroupSockAddr>,
-    /// For drivers.
+    /// The XDP program.
     xdp: Option<Xdp>,
-    /// The object, from the first program that had to be loaded until all are where they belong.
+    /// The object; kept from the first load until all programs are attached.
     object: Option<Ebpf>,
     /// Whether the constants of this object are pinned.
     has_pinned_constants: bool,
@@ -74,14 +72,14 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    /// Takes over the programs of an earlier agent, or else loads them as the kernel lets us.
+    /// Reuses the programs of an earlier agent, or loads them.
     ///
     /// # Errors
     ///
     /// The kernel's refusal.
     pub(super) fn open(pins: &Pins) -> Result<Self, DatapathError> {
         let digest = digest(embedded_object()?);
-        // What was loaded with more rights than this agent has is taken over all the same.
+        // A program that was loaded with more capabilities than this agent has is reused.
         let (known, loadable): (&[Variant], [Variant; 2]) = if has_perfmon() {
             (&[Variant::Unmitigated], [Variant::Unmitigated, Variant::ByHelper])
         } else {
@@ -96,10 +94,13 @@ impl Programs {
         let [mut by_pointers, mut by_helper] = loadable.map(|variant| Self::new(pins, &digest, variant));
         match by_pointers.load_hooks() {
             Err(error) if error.is_verifier_refusal() => {
-                debug!(%error, "what the kernel said to packets read by pointers");
+                debug!(%error, "the verifier rejects programs that read packets by pointers");
                 by_pointers.discard()?;
                 by_helper.load_hooks().map_err(DatapathError::or_missing_perfmon)?;
-                info!("this kernel lets programs read packets by a helper only, unless the agent has CAP_PERFMON too");
+                info!(
+                    "programs read packets by a helper, which is slower: before Linux 6.6, the fast variant \
+                     needs CAP_PERFMON"
+                );
                 Ok(by_helper)
             }
             loaded => loaded.map(|()| by_pointers),
@@ -121,7 +122,7 @@ impl Programs {
         }
     }
 
-    /// Loads whatever an agent on this machine may ask for one day; the names of all, or why one of them does not load.
+    /// Loads every program that an agent on this Node may use; returns the name of each, or its error.
     pub(super) fn load_all(&mut self) -> Vec<Result<&'static str, DatapathError>> {
         let mut loaded: Vec<_> = PROGRAMS.iter().map(|name| self.load_classifier(name).map(|_| *name)).collect();
         loaded.extend(SOCKET_PROGRAMS.iter().map(|which| self.load_socket_program(which).map(|_| which.name)));
@@ -130,12 +131,12 @@ impl Programs {
         loaded
     }
 
-    /// Whether they are without barriers against speculation.
+    /// Whether the programs have no barriers against speculation.
     pub(super) fn are_unmitigated(&self) -> bool {
         self.variant == Variant::Unmitigated
     }
 
-    /// A program for devices, ready to run: that to which it jumps with what is unusual is in its place.
+    /// Loads a TC program and, ahead of it, the slow path that it tail-calls.
     pub(super) fn load_classifier(&mut self, name: &'static str) -> Result<&mut SchedClassifier, DatapathError> {
         if !self.classifiers.contains_key(name) {
             if let Some(index) = slow_path_of(name) {
@@ -148,7 +149,7 @@ impl Programs {
         self.classifiers.get_mut(name).ok_or(DatapathError::Missing(name))
     }
 
-    /// A program for the sockets of a cgroup.
+    /// Loads a program for the sockets of a cgroup.
     pub(super) fn load_socket_program(&mut self, which: &SocketProgram) -> Result<&mut CgroupSockAddr, DatapathError> {
         let name = which.name;
         if !self.sockets.contains_key(name) {
@@ -158,7 +159,7 @@ impl Programs {
         self.sockets.get_mut(name).ok_or(DatapathError::Missing(name))
     }
 
-    /// The program for drivers that is made for this kernel, and its name.
+    /// Loads the XDP program for this kernel, and returns it with its name.
     pub(super) fn load_xdp(&mut self) -> Result<(&'static str, &mut Xdp), DatapathError> {
         let name = if preflight::has_xdp_frags() { PROG_XDP_FRAGS } else { PROG_XDP };
         let program = match self.xdp.take() {
@@ -168,8 +169,7 @@ impl Programs {
         Ok((name, self.xdp.insert(program)))
     }
 
-    /// All programs are where they belong: what loading took is given back, and so are programs of other builds, unless
-    /// something of theirs `is_still_used`.
+    /// Frees the memory that loading took and, unless `is_still_used`, the programs of other builds.
     pub(super) fn settle(&mut self, is_still_used: bool) -> Result<(), DatapathError> {
         if self.object.take().is_some() {
             memory::give_back();
@@ -178,14 +178,14 @@ impl Programs {
             return Ok(());
         }
         for build in self.pins.builds()?.iter().filter(|build| **build != self.build) {
-            debug!(build, "programs of another build are not needed any more");
+            debug!(build, "programs of another build are removed");
             remove_folder(&self.pins.programs_of(build))?;
         }
         self.has_predecessors = false;
         Ok(())
     }
 
-    /// Takes over what every Node needs; all of it or nothing.
+    /// Reuses the programs that every Node needs: all or none.
     fn adopt_hooks(&mut self) -> Result<bool, DatapathError> {
         let Some(known_maps) = self.look_for_maps()? else { return Ok(false) };
         self.known_maps = known_maps;
@@ -202,11 +202,11 @@ impl Programs {
         for (index, slow_path) in slow_paths {
             self.place_slow_path(index, &slow_path)?;
         }
-        info!(build = self.build, "programs of an earlier agent go on");
+        info!(build = self.build, "programs of an earlier agent are reused");
         Ok(true)
     }
 
-    /// Loads what every Node needs, and leaves nothing of what an earlier agent has pinned for this build.
+    /// Loads the programs that every Node needs, and removes older pins of this build.
     fn load_hooks(&mut self) -> Result<(), DatapathError> {
         self.discard()?;
         for hook in ALWAYS {
@@ -215,8 +215,9 @@ impl Programs {
         info!(build = self.build, "programs loaded");
         if self.variant != Variant::Unmitigated {
             info!(
-                "loaded without CAP_PERFMON, they have the kernel's barriers against speculation, and a packet takes some \
-                 0.3 µs longer; `npl-agent load`, in an init container that has the capability, loads them without"
+                "the programs contain the kernel's barriers against speculation, since they were loaded without \
+                 CAP_PERFMON: each packet takes some 0.3 µs longer. Run `npl-agent load` in an init container with \
+                 that capability, as deploy/npl.yaml does"
             );
         }
         Ok(())
@@ -236,16 +237,16 @@ impl Programs {
         }
     }
 
-    /// The pinned program of a name, if it is what this agent would load.
+    /// The pinned program of a name, if it is the one that this agent would load.
     fn adopt<K: Kind>(&self, name: &'static str) -> Option<K> {
         let program = K::from_pin(&self.pins.program(&self.build, name), name).ok()?;
         let facts = sys::program_facts(program.fd().ok()?.as_fd()).ok()?;
-        // aya names programs only if it may load one for tracing, which takes more than the agent is given.
+        // aya sets a program's name only with a capability for tracing, which the agent does not have.
         let is_named = facts.name.is_empty() || facts.name == name.as_bytes();
         let is_npl = facts.kind == K::TYPE as u32 && is_named;
         let fits = is_npl && facts.maps.iter().all(|id| self.known_maps.contains(id));
         if !fits {
-            debug!(name, ?facts, "pinned program does not fit");
+            debug!(name, ?facts, "pinned program is of another kind or build; it is loaded again");
         }
         fits.then_some(program)
     }
@@ -258,7 +259,7 @@ impl Programs {
         let refused = |source| DatapathError::LoadProgram { name, source: Box::new(source) };
         let program: Result<&mut K, _> = program_of(self.load_object()?, name)?.try_into();
         program.map_err(|_other_type| DatapathError::Missing(name))?.load().map_err(refused)?;
-        // Not before: a device whose program is refused is tried again and again.
+        // After the load: a device whose program is rejected is tried again and again, and each time would pin a map.
         self.pin_constants()?;
         let pin = self.pins.program(&self.build, name);
         unpin(&pin)?;
@@ -267,7 +268,7 @@ impl Programs {
         K::from_pin(&pin, name).map_err(refused)
     }
 
-    /// The object over the pinned maps. One of them that does not fit is replaced.
+    /// Opens the object over the pinned maps, and replaces maps of another layout.
     fn load_object(&mut self) -> Result<&mut Ebpf, DatapathError> {
         let object = match self.object.take() {
             Some(object) => object,
@@ -291,7 +292,7 @@ impl Programs {
         Ok(object)
     }
 
-    /// The next agent knows the programs' constants by their pin, as it knows their other maps.
+    /// Pins the constants, so that the next agent recognizes the programs' maps.
     fn pin_constants(&mut self) -> Result<(), DatapathError> {
         if self.has_pinned_constants {
             return Ok(());
@@ -306,7 +307,7 @@ impl Programs {
         Ok(())
     }
 
-    /// Checks that the maps of this agent are those that are pinned.
+    /// Checks that the maps of this agent are the pinned ones.
     pub(super) fn check_maps(&self) -> Result<(), DatapathError> {
         PINNED_MAPS.iter().try_for_each(|name| {
             let pin = self.pins.map(name);
@@ -319,7 +320,7 @@ impl Programs {
         })
     }
 
-    /// The ids of the maps that are pinned, for this build and for all; nothing unless all are there.
+    /// The ids of the pinned maps, those of this build included; `None` unless all exist.
     fn look_for_maps(&self) -> Result<Option<BTreeSet<u32>>, DatapathError> {
         let of_all = PINNED_MAPS.iter().map(|name| self.pins.map(name));
         let of_build = self.pins.constants_of(&self.build)?;
@@ -327,7 +328,7 @@ impl Programs {
         Ok(ids.collect())
     }
 
-    /// Has the programs of a hook jump to their rest; so do those of an earlier agent from then on.
+    /// Places a slow path where the programs of its hook tail-call it, those of earlier agents included.
     fn place_slow_path(&self, index: u32, slow_path: &SchedClassifier) -> Result<(), DatapathError> {
         let name = SLOW_PATH_PROGRAMS[index as usize];
         let program: &ProgramFd =
@@ -338,7 +339,7 @@ impl Programs {
 }
 
 impl Variant {
-    /// As in the names of folders.
+    /// The name in folders.
     const fn as_str(self) -> &'static str {
         match self {
             Self::Unmitigated => UNMITIGATED,
@@ -348,17 +349,17 @@ impl Variant {
     }
 }
 
-/// Whether the programs of a build, by the name of its folder, are without barriers against speculation.
+/// Whether the programs in this build's folder have no barriers against speculation.
 pub fn is_unmitigated(build: &str) -> bool {
     build.rsplit('_').next() == Some(UNMITIGATED)
 }
 
-/// Whether the verifier takes programs of this process as they are.
+/// Whether this process has `CAP_PERFMON`.
 fn has_perfmon() -> bool {
     preflight::rights().is_some_and(|rights| rights.perfmon)
 }
 
-/// One of the object's programs.
+/// A program of the object.
 fn program_of<'a>(object: &'a mut Ebpf, name: &'static str) -> Result<&'a mut Program, DatapathError> {
     object.program_mut(name).ok_or(DatapathError::Missing(name))
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The maps, typed. Opened by their pins, so that the agent and the commands that only look see the same thing.
+//! Typed access to the maps, opened by their pins, so that the agent and other commands see the same maps.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -49,16 +49,16 @@ impl std::fmt::Debug for Tables {
     }
 }
 
-/// A mapping as the kernel holds it, with what it has carried.
+/// A mapping in the kernel with its counters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MappingRecord {
-    /// Where clients send to.
+    /// The frontend.
     pub frontend: Frontend,
-    /// Where it leads.
+    /// The backend.
     pub backend: Backend,
-    /// Who may use it.
+    /// The sources that may use it.
     pub sources: Sources,
-    /// Summed over processors.
+    /// The counters, summed over processors.
     pub stats: MappingStats,
 }
 
@@ -67,7 +67,7 @@ impl Tables {
     ///
     /// # Errors
     ///
-    /// If one is not there or not of its type.
+    /// If a map does not exist or is of another type.
     pub fn open(pins: &Pins) -> Result<Self, DatapathError> {
         Ok(Self {
             config: open(pins, names::MAP_CONFIG)?,
@@ -78,7 +78,7 @@ impl Tables {
         })
     }
 
-    /// Writes what SCTP's checksum is changed by.
+    /// Writes the table that SCTP checksums are updated with.
     ///
     /// # Errors
     ///
@@ -99,7 +99,7 @@ impl Tables {
         }
     }
 
-    /// The maps of a family, to be written.
+    /// The maps of a family, for writing.
     pub(super) fn family_mut(&mut self, family: Family) -> &mut dyn FamilyMaps {
         match family {
             Family::V4 => &mut self.v4,
@@ -116,7 +116,7 @@ impl Tables {
         self.config.set(0, config, 0).map_err(DatapathError::map("write", names::MAP_CONFIG))
     }
 
-    /// Has the programs heed these `FLAG_*` and no others.
+    /// Sets the `FLAG_*` of the programs.
     ///
     /// # Errors
     ///
@@ -126,14 +126,14 @@ impl Tables {
         if old.flags == flags { Ok(()) } else { self.set_config(Config { flags, ..old }) }
     }
 
-    /// From now on, programs look mappings up that they have hints of, since one has changed: not before it has, and before
-    /// anything else does.
+    /// Begins an epoch, which invalidates all cached lookups. Call it after a change of what they cache, and before any
+    /// change that relies on that.
     ///
     /// # Errors
     ///
     /// If the kernel refuses.
     pub(super) fn begin_epoch(&mut self) -> Result<(), DatapathError> {
-        // No other processor sees what two calls write in another order; calls by themselves promise none.
+        // System calls alone do not order memory: other processors must see this write after earlier ones.
         fence(Ordering::SeqCst);
         let old = self.config()?;
         let begun = self.set_config(Config { epoch: old.epoch.wrapping_add(1), ..old });
@@ -141,7 +141,7 @@ impl Tables {
         begun
     }
 
-    /// Takes all hints out, whatever epoch they are of.
+    /// Clears the lookup caches of all epochs.
     ///
     /// # Errors
     ///
@@ -171,7 +171,7 @@ impl Tables {
         Ok(sources)
     }
 
-    /// Every mapping as the kernel has it.
+    /// Every mapping in the kernel.
     pub(super) fn entries(&self) -> Result<BTreeMap<Frontend, Entry>, DatapathError> {
         let mut entries = BTreeMap::new();
         for family in Family::ALL {
@@ -180,12 +180,12 @@ impl Tables {
         Ok(entries)
     }
 
-    /// Flows that completed an exchange and are remembered now.
+    /// The number of connection tracking entries.
     pub fn flow_count(&self) -> Result<usize, DatapathError> {
         Family::ALL.into_iter().map(|family| self.family(family).flow_count()).sum()
     }
 
-    /// Forgets the flows that nothing more is to come of at this time of the kernel's clock, and says how many.
+    /// Removes the connection tracking entries that have expired at this time, and returns their number.
     ///
     /// # Errors
     ///
@@ -194,8 +194,7 @@ impl Tables {
         Family::ALL.into_iter().map(|family| self.family_mut(family).remove_expired_flows(now)).sum()
     }
 
-    /// Forgets attempts to open flows that nothing has come of, and says how many; `attempts` of each family are what the looks
-    /// before have found.
+    /// Records a scan of each family's half-open entries, removes expired ones, and returns their number.
     ///
     /// # Errors
     ///
@@ -211,7 +210,7 @@ impl Tables {
         Ok(unmapped::silence(last, kernel_time()).map(|silence| Duration::from_secs(1 + unmapped::LIFETIME - silence)))
     }
 
-    /// Takes note that datagrams may come to a node port for a mapping that was there until now.
+    /// Records that clients of a removed mapping may still send datagrams.
     pub(super) fn note_unmapped_traffic(&mut self, frontend: Frontend) -> Result<(), DatapathError> {
         if frontend.protocol != Protocol::Udp {
             return Ok(());
@@ -219,7 +218,7 @@ impl Tables {
         self.family_mut(frontend.family).set_last_unmapped(frontend.node_port, kernel_time())
     }
 
-    /// The addresses that count as the Node's.
+    /// The Node's addresses.
     pub fn local_addresses(&self) -> Result<BTreeSet<IpAddr>, DatapathError> {
         let mut addresses = BTreeSet::new();
         for family in Family::ALL {
@@ -228,10 +227,10 @@ impl Tables {
         Ok(addresses)
     }
 
-    /// Makes exactly these the Node's addresses, the more important first; those that do not fit are returned.
+    /// Replaces the Node's addresses, the more important first, and returns those that do not fit.
     ///
-    /// An address keeps its index for as long as it is there, and a freed index is cleared, so that a half-open flow
-    /// never gets another address's reply.
+    /// An address keeps its index while it exists. A freed index is cleared, so that a half-open connection never gets
+    /// another address.
     ///
     /// # Errors
     ///
@@ -261,11 +260,11 @@ impl Tables {
             }
         }
         if has_free_indexes {
-            // Hints of replies name addresses by what another one may have now.
+            // Cached lookups of replies hold an index that another address may get.
             self.begin_epoch()?;
         }
         if wanted.iter().any(|addr| !present.contains_key(addr)) {
-            // So may flows in the half-open cache, which believe themselves established by it.
+            // So do half-open entries.
             self.family_mut(family).forget_indexes_but(&present.values().copied().collect())?;
         }
         for addr in wanted {
@@ -282,7 +281,7 @@ impl Tables {
         }
     }
 
-    /// Names the address whose look-up the programs spare themselves.
+    /// Sets the address that the programs recognize without a map lookup.
     fn set_primary(&mut self, (addr, index): (Ipv4Addr, u32)) -> Result<(), DatapathError> {
         let old = self.config()?;
         let new = Config { primary_v4: addr.octets(), primary_v4_index: index, ..old };
@@ -299,13 +298,13 @@ impl Tables {
         Reason::ALL.iter().map(read).collect()
     }
 
-    /// What one element of the per-mapping counters holds, summed over processors.
+    /// One element of the counters, summed over processors.
     fn stats_of(&self, index: u32) -> Result<MappingStats, DatapathError> {
         let values = self.stats.get(&index, 0).map_err(DatapathError::map("read", names::MAP_STATS))?;
         Ok(values.iter().fold(ZERO, |sum, one| plus(&sum, one)))
     }
 
-    /// What all mappings of a family have carried, those included that are no more.
+    /// The totals of a family's mappings, removed ones included.
     pub fn totals(&self, family: Family) -> Result<MappingStats, DatapathError> {
         let mappings = self.family(family).mappings()?;
         let mut indexes: BTreeSet<u32> = mappings.iter().map(|(_, entry)| entry.stats_index).collect();
@@ -313,7 +312,7 @@ impl Tables {
         indexes.into_iter().try_fold(ZERO, |sum, index| Ok(plus(&sum, &self.stats_of(index)?)))
     }
 
-    /// Empties an element and adds what it held to that of the family's mappings that are no more.
+    /// Clears an element of the counters, and adds its values to those of the family's removed mappings.
     pub(super) fn retire_stats(&mut self, index: u32, family: Family) -> Result<(), DatapathError> {
         let carried = self.stats_of(index)?;
         if carried == ZERO || index >= COUNTED_MAPPINGS {
@@ -325,7 +324,7 @@ impl Tables {
         self.set_stats(shared, sum)
     }
 
-    /// Gives the first processor the value and the others nothing.
+    /// Writes the value to the first processor's counters, and zero to the others'.
     fn set_stats(&mut self, index: u32, value: MappingStats) -> Result<(), DatapathError> {
         let per_cpu = aya::util::nr_cpus().map_err(|(_, source)| source).and_then(|cpus| {
             let mut values = vec![ZERO; cpus];
@@ -339,7 +338,7 @@ impl Tables {
     }
 }
 
-/// The counters of a family's mappings that have none of their own, or are no more.
+/// The shared counters of a family: of mappings without their own, and of removed ones.
 pub(super) const fn shared_stats(family: Family) -> u32 {
     match family {
         Family::V4 => SHARED_V4,
@@ -347,7 +346,7 @@ pub(super) const fn shared_stats(family: Family) -> u32 {
     }
 }
 
-/// The time by which programs date their notes.
+/// The current time in the unit of the programs' time stamps.
 fn kernel_time() -> u64 {
     fragment::time(u64::try_from(sys::now().as_nanos()).unwrap_or(u64::MAX))
 }
@@ -363,7 +362,7 @@ fn plus(a: &MappingStats, b: &MappingStats) -> MappingStats {
     }
 }
 
-/// What a new mapping has carried.
+/// The counters of a new mapping.
 const ZERO: MappingStats = MappingStats {
     request_packets: 0,
     request_bytes: 0,
@@ -379,7 +378,7 @@ pub(super) fn open<T: TryFrom<Map, Error = MapError>>(pins: &Pins, name: &'stati
     map.map_err(|source| DatapathError::OpenMap { name, source })
 }
 
-/// Deleting what is not there is as good as deleting it.
+/// A missing element counts as removed.
 pub(super) fn tolerate_missing(result: Result<(), MapError>) -> Result<(), MapError> {
     match result {
         Err(MapError::KeyNotFound) => Ok(()),

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The program that drivers run for requests, ahead of those at TC, which stay behind it.
+//! The XDP program, which translates requests in the driver. The TC programs stay attached behind it.
 //!
-//! A driver may rebuild its queues for a first program and after the last one, so the link is pinned, kept over
-//! restarts, and given another program only where it has not ours.
+//! A driver may rebuild its queues when a program is attached or detached. So the link is pinned and kept over
+//! restarts, and only its program is replaced.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,7 +26,7 @@ use super::{
 };
 use crate::core::devices::{Device, xdp::XdpReason};
 
-/// What the programs at TC know of the one ahead of them.
+/// The map of devices with an XDP program, which the TC programs read.
 #[derive(Debug)]
 pub(super) struct XdpDevices(Table<u32, u32>);
 
@@ -35,7 +35,7 @@ impl XdpDevices {
         Table::open(pins, MAP_XDP_DEVICE).map(Self)
     }
 
-    /// Says whose drivers run it.
+    /// Writes the devices.
     pub(super) fn write(&mut self, devices: &BTreeSet<u32>, tables: &mut Tables) -> Result<(), DatapathError> {
         devices.iter().try_for_each(|ifindex| self.0.set(*ifindex, XDP_ATTACHED))?;
         tables.set_flags(if devices.is_empty() { 0 } else { FLAG_XDP })?;
@@ -44,7 +44,7 @@ impl XdpDevices {
 }
 
 impl Hooks {
-    /// The devices whose drivers run the program.
+    /// The devices whose driver runs the program.
     pub(super) fn xdp_devices(&self) -> Result<BTreeSet<u32>, DatapathError> {
         Ok(self.pins.xdp_links()?.into_iter().collect())
     }
@@ -66,7 +66,7 @@ impl Hooks {
     /// [`Datapath::attach_xdp`]: super::load::Datapath::attach_xdp
     pub(super) fn attach_xdp(&mut self, device: &Device) -> Result<(), DatapathError> {
         let result = self.attach_or_replace(device);
-        // Gives back what loading took; what other builds have left is none of this program's business.
+        // Frees the memory that loading took, and keeps the programs of other builds.
         self.programs.settle(true)?;
         if result.is_err() {
             unpin(&self.pins.xdp_link(device.ifindex))?;
@@ -94,18 +94,18 @@ impl Hooks {
         sys::pin(link.as_fd(), &pin).map_err(|source| pin_error("pin link", &pin, source))
     }
 
-    /// Writes down why requests of each device are translated where they are, for the commands that look.
+    /// Pins the reasons why XDP or TC translates each device's requests, for other commands.
     ///
     /// # Errors
     ///
-    /// If the bpffs refuses.
+    /// If the BPF file system refuses.
     pub fn note_reasons(&self, reasons: &BTreeMap<u32, XdpReason>) -> Result<(), DatapathError> {
         self.pins.note_xdp_reasons(&reasons.iter().map(|(ifindex, reason)| (*ifindex, reason.key())).collect())
     }
 }
 
 impl DatapathError {
-    /// What it means that this kept a device's driver from running the program.
+    /// The reason that this error means for a device.
     pub fn xdp_reason(&self) -> XdpReason {
         let Self::Attach { source, .. } = self else { return XdpReason::KernelRefuses };
         match os_error(source) {
@@ -115,8 +115,8 @@ impl DatapathError {
     }
 }
 
-/// Puts the program in a link's place, unless it is there already; nothing is done to a link that holds no device any
-/// more, or is none of this kind.
+/// Replaces the program of a link, unless the link already has it; returns false if the link has no device or is of
+/// another kind.
 fn replace(link: &OwnedFd, program: &Xdp, ifindex: u32) -> Result<bool, ProgramError> {
     let facts = sys::link_facts(link.as_fd()).map_err(failed("bpf_link_get_info"))?;
     if !facts.is_of_driver(ifindex) {

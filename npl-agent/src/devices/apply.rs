@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Carries a plan for devices out, step by step in the order that [`crate::core::devices::plan`] gives.
+//! Carries out a plan for devices, in the order of [`crate::core::devices::plan`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::{
     datapath::{Datapath, DatapathError},
 };
 
-/// What came of a plan.
+/// The result of a plan.
 #[derive(Debug, Default)]
 pub struct Applied {
     /// Devices of the plan that carry all of their TC programs, by their index.
@@ -22,7 +22,7 @@ pub struct Applied {
     pub errors: Vec<DatapathError>,
 }
 
-/// Carries a plan out. A device that fails does not keep the others from being served.
+/// Carries out a plan. The failure of one device does not affect the others.
 pub fn apply(datapath: &mut Datapath, devices: &[Device], plan: &DevicePlan) -> Applied {
     let mut applied = Applied::default();
     attach(datapath, devices, plan, &mut applied);
@@ -49,7 +49,7 @@ fn attach(datapath: &mut Datapath, devices: &[Device], plan: &DevicePlan, applie
             }
             DeviceStep::RetainNextHops => match datapath.retain_next_hops(plan) {
                 Ok(()) => continue,
-                // Packets may still be redirected to devices that are about to lose their programs.
+                // Packets might be redirected to devices that are about to lose their programs.
                 Err(error) => {
                     applied.errors.push(error);
                     applied.attached = plan.attached_devices(&before);

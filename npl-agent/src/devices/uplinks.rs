@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Keeps the programs on the devices that [`DevicePlanner`] chooses, and the Node's addresses in the maps, as devices and
-//! addresses come and go.
+//! Attaches programs to the devices that [`DevicePlanner`] chooses, and writes the Node's addresses, as devices and
+//! addresses change.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,12 +28,12 @@ use crate::{
 #[derive(Debug)]
 pub struct Uplinks {
     planner: DevicePlanner,
-    /// The Pods with mappings at the last look.
+    /// The Pods with mappings at the last survey.
     pods: BTreeSet<IpAddr>,
     markings: BTreeSet<Marking>,
 }
 
-/// What was decided about devices, and what came of it.
+/// The decisions about devices, and their result.
 #[derive(Debug)]
 pub struct DeviceReport {
     /// How many of the chosen devices carry the programs.
@@ -52,13 +52,13 @@ pub struct DeviceReport {
     pub errors: Vec<DatapathError>,
 }
 
-/// Why the devices could not be followed.
+/// Why devices could not be followed.
 #[derive(Debug, thiserror::Error)]
 pub enum FollowError {
-    /// They cannot be listed.
+    /// Devices could not be listed.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
-    /// A map refuses.
+    /// A map operation failed.
     #[error(transparent)]
     Datapath(#[from] DatapathError),
 }
@@ -87,8 +87,8 @@ impl Uplinks {
         self.planner.policy().forwarding != Forwarding::Stack && datapath.pod_addresses() != self.pods
     }
 
-    /// Begins to look at the Node's devices and, if packets may be redirected, at the routes to Pods with mappings and at
-    /// other programs on the way.
+    /// Begins a survey of the Node's devices. If packets may be redirected, it includes the routes to Pods with
+    /// mappings, and the programs and filters on the way.
     pub fn survey(&self, datapath: &Datapath) -> SurveyTask {
         let DevicePolicy { selection, forwarding, .. } = self.planner.policy();
         if *forwarding == Forwarding::Stack {
@@ -100,7 +100,7 @@ impl Uplinks {
         netlink::survey(datapath.pod_addresses(), Some(inspection))
     }
 
-    /// Looks at the Node's devices and attaches the programs.
+    /// Surveys the Node's devices and attaches the programs.
     ///
     /// # Errors
     ///
@@ -183,7 +183,7 @@ impl Uplinks {
     }
 }
 
-/// The devices that carry an uplink's programs now, whoever attached them.
+/// The devices that carry an uplink's programs now, also those that another process attached.
 fn attached_uplinks(datapath: &Datapath) -> Result<BTreeSet<u32>, DatapathError> {
     let hooks = datapath.hooks.attached_programs()?.hooks.into_iter();
     Ok(hooks.filter(|(_, direction)| *direction == Direction::Egress).map(|(ifindex, _)| ifindex).collect())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the probes are told.
+//! The state behind the probes.
 
 use std::{
     sync::{
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 const STALL: Duration = Duration::from_secs(30);
 
-/// The state of the agent, written by the owner loop and read by the probes. Clones are handles to the same state.
+/// The health of the agent, written by the main loop and read by the probes. Clones share one state.
 #[derive(Debug, Clone)]
 pub struct Health(Arc<Inner>);
 
@@ -28,7 +28,7 @@ struct Inner {
 }
 
 impl Health {
-    /// Just born: alive, neither started nor ready.
+    /// Alive, neither started nor ready.
     pub fn new() -> Self {
         Self(Arc::new(Inner {
             origin: Instant::now(),
@@ -40,41 +40,40 @@ impl Health {
         }))
     }
 
-    /// The owner loop moves.
+    /// Records that the main loop makes progress.
     pub fn beat(&self) {
         self.0.last_beat_millis.store(self.age_millis(), Ordering::Relaxed);
     }
 
-    /// The first pass over everything is done. There is no way back: readiness does not depend on whether the API
-    /// server can be reached afterwards.
+    /// Records that the first pass is complete. Readiness does not depend on the API server afterwards.
     pub fn set_synced(&self) {
         self.0.is_synced.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the datapath is attached where it should be.
+    /// Records whether any device carries the programs.
     pub fn set_attached(&self, is_attached: bool) {
         self.0.is_attached.store(is_attached, Ordering::Relaxed);
         self.0.was_attached.fetch_or(is_attached, Ordering::Relaxed);
     }
 
-    /// Nothing of ours is left on the Node, which is what this agent was started for.
+    /// Records that this Node is retired: no kernel state of NPL is left.
     pub fn set_retired(&self) {
         self.0.is_retired.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the owner loop has moved of late.
+    /// Whether the main loop has made progress recently.
     pub fn is_live(&self) -> bool {
         let since_beat = self.age_millis().saturating_sub(self.0.last_beat_millis.load(Ordering::Relaxed));
         Duration::from_millis(since_beat) < STALL
     }
 
-    /// Whether this Node's Pods can be served, or need not be any more.
+    /// Whether this Node's Pods can be served, or the Node is retired.
     pub fn is_ready(&self) -> bool {
         let is_serving = self.0.is_synced.load(Ordering::Relaxed) && self.0.is_attached.load(Ordering::Relaxed);
         is_serving || self.0.is_retired.load(Ordering::Relaxed)
     }
 
-    /// Whether the datapath has been attached once.
+    /// Whether any device has carried the programs.
     pub fn is_started(&self) -> bool {
         self.0.was_attached.load(Ordering::Relaxed)
     }

@@ -20,24 +20,24 @@ use crate::metrics::{self, Metrics};
 /// Why metrics and probes cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
-    /// Another program listens there; a second agent, as a rule.
+    /// Another program uses the address, most likely a second agent.
     #[error("listen on {0}: the address is in use; stop the other program or give --listen another port")]
     InUse(SocketAddr),
     /// No device has this address.
     #[error("listen on {0}: the machine does not have this address; give --listen one of its own")]
     NoSuchAddress(SocketAddr),
-    /// Anything else.
+    /// Another failure.
     #[error("listen on {address}")]
     Listen {
         /// The address of `--listen`.
         address: SocketAddr,
-        /// What the kernel says.
+        /// The kernel's answer.
         #[source]
         source: io::Error,
     },
 }
 
-/// Takes the address of `--listen`.
+/// Binds the address of `--listen`.
 pub async fn bind(address: SocketAddr) -> Result<TcpListener, HttpError> {
     TcpListener::bind(address).await.map_err(|source| {
         if source.kind() == io::ErrorKind::AddrInUse {
@@ -72,15 +72,15 @@ async fn all_metrics(State(metrics): State<Metrics>) -> Response {
 }
 
 async fn livez(State(health): State<Health>) -> Response {
-    answer(health.is_live(), "the owner loop has not moved for 30 s")
+    answer(health.is_live(), "the agent's main loop has not made progress for 30 s")
 }
 
 async fn readyz(State(health): State<Health>) -> Response {
-    answer(health.is_ready(), "the cluster was not listed yet or the datapath is not attached")
+    answer(health.is_ready(), "Pods and Services are not listed yet, or no device carries the programs")
 }
 
 async fn startupz(State(health): State<Health>) -> Response {
-    answer(health.is_started(), "the datapath was not attached yet")
+    answer(health.is_started(), "no device carries the programs yet")
 }
 
 fn answer(is_well: bool, otherwise: &'static str) -> Response {

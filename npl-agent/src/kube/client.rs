@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The client, and the check at start that it is let in.
+//! The client, and the check of the agent's permissions at start.
 
 use std::{
     fmt,
@@ -33,14 +33,15 @@ use super::{
 };
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Until the head of an answer: the API server sends a watch's at once, and a list's when it is complete.
+/// Until the head of an answer: the API server sends that of a watch at once, and that of a list when the list is
+/// complete.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// Between two reads of a body: above a watch's own end, so that a quiet one is not cut off.
+/// Between two reads of a body: longer than a watch lasts, so that an idle watch is not cut off.
 const READ_TIMEOUT: Duration = Duration::from_secs(super::watch::WATCH_SECONDS as u64 + 10);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why the agent cannot begin to talk to the API server.
+/// Why the agent cannot connect to the API server.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The file that `--kubeconfig` names cannot be used.
@@ -48,24 +49,24 @@ pub enum ConnectError {
     Kubeconfig {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error.
         reason: String,
     },
-    /// Not in a Pod, and no `--kubeconfig`.
+    /// The agent is not in a Pod, and there is no `--kubeconfig`.
     #[error("find the Pod's service account: {reason}; run inside a cluster or give --kubeconfig FILE")]
     InCluster {
-        /// What is missing.
+        /// The error.
         reason: String,
     },
-    /// The configuration makes no client: a certificate that cannot be read, a proxy.
+    /// A certificate or proxy of the configuration cannot be used.
     #[error("set up a client for the API server at {url}: {reason}; check the service account or --kubeconfig")]
     Client {
         /// The API server.
         url: String,
-        /// What is wrong.
+        /// The error.
         reason: String,
     },
-    /// 401.
+    /// 401: the credentials are not accepted.
     #[error(
         "the API server at {url} does not accept the agent's credentials: check the service account or --kubeconfig"
     )]
@@ -109,7 +110,7 @@ const fn permission(verb: &'static str, resource: &'static str, subresource: &'s
     Permission { verb, resource, subresource }
 }
 
-/// Everything that the agent asks of the API server.
+/// All permissions that the agent needs.
 const NEEDED: [Permission; 7] = [
     permission("list", "pods", ""),
     permission("watch", "pods", ""),
@@ -120,7 +121,7 @@ const NEEDED: [Permission; 7] = [
     permission("watch", "nodes", ""),
 ];
 
-/// Makes the client and tells the API server's address. Nothing is asked for yet.
+/// Creates the client, and returns the API server's address. Sends no request.
 pub(super) async fn open(kubeconfig: Option<&Path>) -> Result<(Client, String), ConnectError> {
     let config = load(kubeconfig).await?;
     let url = config.cluster_url.to_string();
@@ -128,7 +129,7 @@ pub(super) async fn open(kubeconfig: Option<&Path>) -> Result<(Client, String), 
     Ok((client, url))
 }
 
-/// Asks whether the agent may do its work until there is an answer to believe, and ends if it is no.
+/// Checks the agent's permissions until the answer is reliable, and returns if they are missing.
 pub(super) async fn refusal(client: Client, url: String, node_name: String) -> ConnectError {
     match wait_for_access(&client, &url, &node_name).await {
         Err(refusal) => refusal,
@@ -136,7 +137,7 @@ pub(super) async fn refusal(client: Client, url: String, node_name: String) -> C
     }
 }
 
-/// Never inferred: what a shell's environment says of another cluster is not for a program that owns a Node.
+/// The environment is ignored: a shell's configuration may point to another cluster than this Node's.
 async fn load(kubeconfig: Option<&Path>) -> Result<Config, ConnectError> {
     let Some(path) = kubeconfig else {
         return Config::incluster().map_err(|err| ConnectError::InCluster { reason: one_line(&err) });
@@ -146,9 +147,8 @@ async fn load(kubeconfig: Option<&Path>) -> Result<Config, ConnectError> {
     Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(failed)
 }
 
-/// kube's own stack, without its retries, which hold a request back for minutes, while what it says has become untrue; and
-/// with a connector that sends a request's last bytes at once: a patch that waits for the acknowledgement of its head
-/// takes 40 ms longer.
+/// kube's client stack with two differences. It has no retries, which would delay a request for minutes until its
+/// content is outdated. And its connector disables Nagle's algorithm, which delays a patch by 40 ms.
 fn build(mut config: Config) -> kube::Result<Client> {
     config.headers.push((USER_AGENT, HeaderValue::from_static(concat!("npl-agent/", env!("CARGO_PKG_VERSION")))));
     let token = TokenFile::of(&mut config.auth_info)?;
@@ -174,11 +174,11 @@ fn build(mut config: Config) -> kube::Result<Client> {
 }
 
 enum Probe {
-    /// Access is as it should be; whether the Node is known.
+    /// All permissions are granted; whether the Node exists.
     Granted { is_node_known: bool },
-    /// No useful answer yet.
+    /// The API server has not answered, or cannot yet.
     NotYet(kube::Error),
-    /// An answer that a later one may take back.
+    /// A refusal, which a later answer may revise.
     Refused(ConnectError),
 }
 
@@ -191,14 +191,17 @@ async fn wait_for_access(client: &Client, url: &str, node_name: &str) -> Result<
             Probe::Granted { is_node_known } => {
                 info!(url, "connected to the API server");
                 if !is_node_known {
-                    warn!(node = node_name, "node is not known to the API server: check --node-name; waiting for it");
+                    warn!(
+                        node = node_name,
+                        "the API server does not know this Node: check --node-name. The agent waits for it"
+                    );
                 }
                 return Ok(());
             }
             Probe::NotYet(err) => {
                 refusals = 0;
                 if throttle.allows() {
-                    warn!(url, err = root_cause(&err), "API server does not answer; waiting for it");
+                    warn!(url, err = root_cause(&err), "the API server does not answer; the agent waits for it");
                 }
             }
             Probe::Refused(err) => {
@@ -206,7 +209,7 @@ async fn wait_for_access(client: &Client, url: &str, node_name: &str) -> Result<
                 if refusals == REFUSALS_TO_BELIEVE {
                     return Err(err);
                 }
-                debug!(%err, refusals, "refused; asking again");
+                debug!(%err, refusals, "the API server refuses access; the agent asks again");
             }
         }
         sleep(delays.next().unwrap_or(PROBE_TIMEOUT)).await;
@@ -246,7 +249,7 @@ fn refused_or_late(url: &str, asked: Permission, err: kube::Error) -> Probe {
     }
 }
 
-/// Where the question itself is not allowed, the answer is left to the watches, which name what they lack.
+/// Where access reviews are forbidden, the watches report missing permissions.
 async fn is_allowed(client: &Client, needed: Permission, node_name: &str) -> kube::Result<bool> {
     let Permission { verb, resource, subresource } = needed;
     let attributes = ResourceAttributes {
@@ -254,7 +257,7 @@ async fn is_allowed(client: &Client, needed: Permission, node_name: &str) -> kub
         version: Some("v1".to_owned()),
         resource: Some(resource.to_owned()),
         subresource: Some(subresource.to_owned()).filter(|name| !name.is_empty()),
-        // A watch of one Node by its name is authorized as access to that Node.
+        // A watch of one Node by name is authorized as access to that Node.
         name: (resource == "nodes").then(|| node_name.to_owned()),
         ..ResourceAttributes::default()
     };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Kubernetes' objects into [`crate::core::model`].
+//! Converts Kubernetes objects to [`crate::core::model`].
 //!
-//! A nonsense value costs itself and nothing else: it is left out and named in [`Converted::skipped`].
+//! An invalid value does not invalidate its object: it is left out and listed in [`Converted::skipped`].
 
 use std::{fmt, net::IpAddr};
 
@@ -18,13 +18,13 @@ use crate::core::model::{
 /// The keys of the annotations of one domain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AnnotationKeys {
-    /// On a Service: `true` asks for node ports.
+    /// On a Service: `true` requests node ports.
     pub enabled: String,
-    /// On a Service: who may use its node ports.
+    /// On a Service: the sources that may use its node ports.
     pub allowed_sources: String,
     /// On a Pod: its mappings.
     pub mapping: String,
-    /// Among a Pod's readiness gates and conditions: its mappings are published.
+    /// A readiness gate and condition of a Pod: its mappings are published.
     pub gate: String,
 }
 
@@ -47,16 +47,16 @@ pub enum Skipped {
     Port,
     /// A protocol that is not TCP, UDP or SCTP.
     Protocol,
-    /// An address that cannot be read or is the wildcard address.
+    /// An address that cannot be parsed, or the wildcard address.
     Address,
     /// An IP family that is neither IPv4 nor IPv6.
     Family,
-    /// A Service type that is not known; such a Service is not served.
+    /// An unknown Service type; such a Service is not served.
     ServiceType,
 }
 
 impl Skipped {
-    /// A word for a log line.
+    /// The name in log lines.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Port => "port",
@@ -74,16 +74,16 @@ impl fmt::Display for Skipped {
     }
 }
 
-/// An object in our words, and what was left out of it.
+/// A converted object, and what was left out of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Converted<T> {
     /// The object.
     pub object: T,
-    /// What was left out, in order.
+    /// The invalid values, in order.
     pub skipped: Vec<Skipped>,
 }
 
-/// A Pod; `None` when it has no name, namespace or uid, which no stored object lacks.
+/// Converts a Pod; `None` without name, namespace or uid, which every stored object has.
 pub fn pod(object: PodObject, keys: &AnnotationKeys) -> Option<Converted<Pod>> {
     let PodObject { metadata, spec, status } = object;
     let key = key(&metadata.object)?;
@@ -105,7 +105,7 @@ pub fn pod(object: PodObject, keys: &AnnotationKeys) -> Option<Converted<Pod>> {
     Some(Converted { object, skipped })
 }
 
-/// A Service; `None` when it has no name, namespace or uid, which no stored object lacks.
+/// Converts a Service; `None` without name, namespace or uid, which every stored object has.
 pub fn service(object: ServiceObject, keys: &AnnotationKeys) -> Option<Converted<Service>> {
     let ServiceObject { metadata, spec } = object;
     let mut skipped = Vec::new();
@@ -126,7 +126,7 @@ pub fn service(object: ServiceObject, keys: &AnnotationKeys) -> Option<Converted
     Some(Converted { object, skipped })
 }
 
-/// A Node; `None` when it has no name.
+/// Converts a Node; `None` without name.
 pub fn node(object: NodeObject) -> Option<Converted<Node>> {
     let NodeObject { metadata, status } = object;
     let mut node = Node { name: metadata.object.name?, internal_ips: Vec::new(), external_ips: Vec::new() };
@@ -163,7 +163,7 @@ fn gate(spec: &PodSpec, status: &PodStatus, keys: &AnnotationKeys) -> Gate {
     if is_true { Gate::Open } else { Gate::Closed }
 }
 
-/// `podIPs`, or `podIP` where an old writer set no other.
+/// `podIPs`, or `podIP` if that is all an old kubelet has set.
 fn pod_ips(status: PodStatus, skipped: &mut Vec<Skipped>) -> Vec<IpAddr> {
     let mut texts: Vec<String> = status.pod_ips.unwrap_or_default().into_iter().filter_map(|entry| entry.ip).collect();
     if texts.is_empty() {
@@ -176,7 +176,7 @@ fn pod_ips(status: PodStatus, skipped: &mut Vec<Skipped>) -> Vec<IpAddr> {
     ips
 }
 
-/// Containers first, then native sidecars: the order in which Kubernetes itself resolves a named target port.
+/// Containers first, then native sidecars, as Kubernetes resolves named target ports.
 fn pod_ports(spec: PodSpec, skipped: &mut Vec<Skipped>) -> Vec<ContainerPort> {
     let is_sidecar = |container: &Container| container.restart_policy.as_deref() == Some("Always");
     let sidecars = spec.init_containers.unwrap_or_default().into_iter().filter(is_sidecar);
@@ -196,7 +196,7 @@ fn container_port(port: Port) -> Result<ContainerPort, Skipped> {
     })
 }
 
-/// A target port that is not set, zero or empty is the Service's own port, as the API server would have written it.
+/// A target port that is unset, zero or empty means the Service's own port, as in the API server's defaults.
 fn service_port(spec: ServicePortSpec) -> Result<ServicePort, Skipped> {
     let target = match spec.target_port {
         Some(NumberOrName::Name(name)) if !name.is_empty() => TargetPort::Name(name),
@@ -246,7 +246,7 @@ fn is_wildcard(text: &str) -> bool {
     text.is_empty() || text.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified())
 }
 
-/// An IPv4 address in IPv6 clothes is the IPv4 address: the datapath sees packets of that family.
+/// An IPv4-mapped IPv6 address is an IPv4 address: the datapath sees packets of that family.
 fn ip(text: &str) -> Result<IpAddr, Skipped> {
     let parsed = text.parse::<IpAddr>().ok().map(|ip| ip.to_canonical());
     parsed.filter(|ip| !ip.is_unspecified()).ok_or(Skipped::Address)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Kubernetes Events: what users must know, on the Pod or Service that it is about.
+//! Kubernetes Events that report problems, on the Pod or Service that they are about.
 //!
-//! Best effort, and never in the way: nothing waits for an Event, and what cannot be told is told again later.
+//! Best effort: nothing waits for an Event, and one that fails is sent again later.
 
 use std::time::Duration;
 
@@ -38,18 +38,18 @@ use crate::{
     metrics::{EventOutcome, Metrics},
 };
 
-/// Who tells, and in which word: an Event must name both.
+/// The controller and action that every Event must name.
 const CONTROLLER: &str = "npl-agent";
 const ACTION: &str = "Publish";
 const DEADLINE: Duration = Duration::from_secs(10);
-/// As many as a Node has Pods when all of them have the same trouble; Nodes by the hundred may have it too.
+/// Enough for every Pod of a Node to have a problem at once; hundreds of Nodes may have the same one.
 const BURST: u32 = 100;
 const PER_SECOND: u32 = 2;
-/// What the API server takes as the name of an object, and as that of an instance.
+/// The API server's limits for the name of an object, and of a reporting instance.
 const NAME_BYTES: usize = 253;
 const INSTANCE_BYTES: usize = 128;
 
-/// Tells users of problems by Events.
+/// Reports problems by Events.
 pub struct Recorder {
     client: Client,
     instance: String,
@@ -78,7 +78,7 @@ impl Recorder {
         }
     }
 
-    /// Tells of whatever is wrong, for as long as somebody says what that is.
+    /// Sends Events until the sender of problems is dropped.
     pub async fn run(mut self, mut problems: Receiver<Vec<Problem>>) {
         let mut reports = Reports::default();
         loop {
@@ -95,7 +95,7 @@ impl Recorder {
                     true
                 }
             };
-            // Also after a wait: what is over by now is not told.
+            // Also after waiting for the rate limit: a problem that ended meanwhile is not reported.
             reports.observe(&problems.borrow_and_update(), self.now());
             if is_admitted
                 && let Some(report) = reports.take_due(self.now())
@@ -110,7 +110,7 @@ impl Recorder {
         Moment(u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX))
     }
 
-    /// Whether there is nothing more to do about it.
+    /// Sends an Event, and returns whether it need not be sent again.
     async fn tell(&mut self, report: &Report) -> bool {
         let reported = timeout(DEADLINE, self.record(report)).await;
         let (outcome, err) = match reported.unwrap_or_else(|late| Err(kube::Error::Service(late.into()))) {
@@ -123,15 +123,15 @@ impl Recorder {
         if let Some(err) = &err {
             let err = root_cause(err);
             if outcome == EventOutcome::Denied && self.complaint.allows() {
-                warn!(err, "agent may not create and patch Events: apply deploy/npl.yaml, which grants it");
+                warn!(err, "the agent may not create and patch Events: apply deploy/npl.yaml, which grants it");
             } else {
-                debug!(err, reason = report.reason, "Event is tried again");
+                debug!(err, reason = report.reason, "Event could not be sent; the agent retries");
             }
         }
         err.is_none()
     }
 
-    /// Creates the Event, or counts it up where it is known, to this agent, an earlier one, or another Node's.
+    /// Creates the Event, or continues the series of an existing one, whichever agent created it.
     async fn record(&self, report: &Report) -> kube::Result<EventOutcome> {
         let event = self.event(report);
         let name = event.metadata.name.clone().unwrap_or_default();
@@ -141,7 +141,7 @@ impl Recorder {
             Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {}
             other => return other.map(|_event| EventOutcome::Created),
         }
-        // The agent may not read Events; a patch of nothing is answered with what is there.
+        // The agent may not read Events, but an empty patch is answered with the Event.
         let params = PatchParams::default();
         let known = events.patch(&name, &params, &Patch::Merge(json!({}))).await?;
         let count = known.series.map_or(1, |series| series.count).saturating_add(1);
@@ -180,13 +180,13 @@ impl Recorder {
     }
 }
 
-/// Nobody looks for Events there any more.
+/// Events are not needed in a namespace that is being deleted.
 fn is_namespace_gone(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     status.code == 404 || causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating")
 }
 
-/// The beginning of a name that has no more than so many bytes, still a name.
+/// The beginning of a name, with at most so many bytes and a valid end.
 fn shortened(name: &str, bytes: usize) -> &str {
     let end = (0..=bytes.min(name.len())).rfind(|at| name.is_char_boundary(*at)).unwrap_or_default();
     name.split_at(end).0.trim_end_matches(['.', '-'])

@@ -63,10 +63,7 @@ async fn a_problem_is_an_event_on_its_object_with_one_sentence() {
         assert_eq!(asked.body["regarding"], regarding);
         assert_eq!(asked.body["reason"], "PortRangeExhausted");
         assert_eq!(asked.body["type"], "Warning");
-        assert_eq!(
-            asked.body["note"],
-            "no IPv4 node port is free for pod port 80/tcp; widen the port range of the agent"
-        );
+        assert_eq!(asked.body["note"], "no IPv4 node port is free for pod port 80/tcp: widen the agent's --port-range");
         assert_eq!(asked.body["reportingController"], "npl-agent");
         assert_eq!(asked.body["reportingInstance"], "node-1");
         assert!(asked.body["metadata"]["name"].as_str().unwrap().starts_with("web-0."));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What went wrong between the agent and the API server, as few kinds as there are reactions.
+//! Classifies failures of the API server by how the agent reacts.
 
 use std::error::Error;
 
@@ -7,11 +7,11 @@ use kube::{core::Status, runtime::watcher};
 
 pub use crate::metrics::FailureKind;
 
-/// An API server that has only just started refuses for a moment what it allows afterwards.
+/// An API server that is starting may refuse for a moment what it allows later.
 pub(super) const REFUSALS_TO_BELIEVE: u32 = 3;
 
 impl FailureKind {
-    /// The kind of an HTTP status that is not a success.
+    /// The kind of an HTTP status.
     pub const fn of_status(code: u16) -> Self {
         match code {
             401 => Self::Unauthorized,
@@ -29,12 +29,12 @@ impl FailureKind {
         } else if matches!(err, kube::Error::SerdeError(_) | kube::Error::FromUtf8(_)) {
             Self::Malformed
         } else {
-            // Of the connection: TLS, proxy, a token file that cannot be read just now.
+            // Connection errors: TLS, proxy, or a token file that cannot be read.
             Self::Unreachable
         }
     }
 
-    /// The kind of a watcher error.
+    /// The kind of a watch error.
     pub fn of_watch(err: &watcher::Error) -> Self {
         match err {
             watcher::Error::InitialListFailed(err)
@@ -46,12 +46,12 @@ impl FailureKind {
     }
 }
 
-/// kube's errors tell their causes themselves, and one about YAML shows the lines in question below its first.
+/// kube's errors include their causes; errors about YAML add the lines in question.
 pub(super) fn one_line(err: &dyn Error) -> String {
     err.to_string().lines().next().unwrap_or_default().to_owned()
 }
 
-/// The end of the chain, which is where a connection's error says what it is: `Connection refused`, for one.
+/// The last error of the chain; of a connection that is for instance `Connection refused`.
 pub(super) fn root_cause(err: &(dyn Error + 'static)) -> String {
     let mut cause = err;
     while let Some(next) = cause.source() {

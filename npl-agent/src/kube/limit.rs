@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How often the API server is written to.
+//! The rate limit of writes to the API server.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -8,13 +8,13 @@ use std::{
 
 use tokio::time::{Instant, sleep_until};
 
-/// Lets a burst through at once and then one request in each interval, in the order in which they came.
+/// Admits a burst at once, and then one request per interval, in order.
 ///
-/// A token bucket by its other description: the moment at which the bucket will be full again is all that is kept.
+/// A token bucket that stores one number: the time when the bucket will be full again.
 #[derive(Debug)]
 pub(super) struct RateLimit {
     interval: Duration,
-    /// How long an empty bucket takes to be full.
+    /// The time until an empty bucket is full.
     depth: Duration,
     full_at: Mutex<Instant>,
 }
@@ -26,7 +26,7 @@ impl RateLimit {
         Self { interval, depth: interval * burst, full_at: Mutex::new(Instant::now()) }
     }
 
-    /// Waits for this request's turn.
+    /// Waits until a request is admitted.
     pub(super) async fn admit(&self) {
         sleep_until(self.turn()).await;
     }

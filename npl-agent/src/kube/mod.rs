@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The API server: what the agent reads from it, the one thing that it writes, and what it tells users.
+//! The API server: watches, patches of Pods, and Events.
 //!
 //! ```text
-//! watch ──► objects ──► convert ──► Change ──► (owner task) ──► PodWrite ──► patch ──► Pod
-//!                                                   └─────────► Problem ──► events ──► Event
+//! watch ──► objects ──► convert ──► Change ──► (main loop) ──► PodWrite ──► patch ──► Pod
+//!                                                  └──────────► Problem ──► events ──► Event
 //! ```
 //!
-//! Nothing here decides anything, and nothing here ends the agent because the API server is away: the watches go on
-//! trying, and the last known state goes on being served.
+//! This module decides nothing. It does not end the agent when the API server is away: the watches retry, and the last
+//! known state is served.
 
 pub mod backoff;
 pub mod client;
@@ -35,11 +35,11 @@ use crate::{
     metrics::{Metrics, WatchedResource},
 };
 
-/// A client, the API server's refusal to let the agent do its work, if it comes to that, and the watches.
+/// The client, a future that returns if permissions are missing, and the watches.
 pub type Connection = (Client, BoxFuture<'static, ConnectError>, JoinSet<WatchedResource>);
 
-/// Watches on tasks of their own: a restart is over when the API server and the kernel have answered, and neither needs
-/// to wait for the other, nor the watches for the answer to whether they are allowed.
+/// Connects and watches in tasks of their own: loading programs, watches and the check of permissions do not wait for
+/// each other.
 pub fn connect_and_watch(
     kubeconfig: Option<PathBuf>,
     node_name: &str,
@@ -58,7 +58,7 @@ pub fn connect_and_watch(
     connecting
 }
 
-/// When something happened, for those who read it. Whatever is decided is decided by a clock that nobody sets.
+/// The wall clock, for users who read it. Decisions use a monotonic clock.
 #[expect(clippy::disallowed_methods, reason = "shown to people by Events and conditions, and decides nothing")]
 fn shown_time() -> Timestamp {
     Timestamp::now()

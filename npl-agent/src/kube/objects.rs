@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Kubernetes objects with the fields that NPL uses and no other: the rest of the JSON is skipped while it is decoded.
+//! Kubernetes objects with the fields that NPL uses. Other fields are skipped while decoding.
 
 use std::{borrow::Cow, collections::BTreeMap};
 
@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::{ClusterResourceScope, NamespaceResourceScope, Resource};
 use serde::{Deserialize, de::IgnoredAny};
 
-/// `metadata` without what nobody here reads, `managedFields` above all.
+/// `metadata` without unused fields, of which `managedFields` is the largest.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(from = "WireMetadata")]
 pub struct Metadata {

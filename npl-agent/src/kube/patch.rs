@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The one write: a Pod's mapping annotation, and the condition that its readiness may wait for, by patches of
-//! `pods/status`, which need no right to change Pods.
+//! Patches of `pods/status`: a Pod's mapping annotation, and the condition of its readiness gate. They need no
+//! permission to change Pods.
 
 use std::{sync::Arc, time::Duration};
 
@@ -32,11 +32,12 @@ use crate::{
 
 const FIELD_MANAGER: &str = "npl-agent";
 const DEADLINE: Duration = Duration::from_secs(10);
-/// All Pods of the largest Node at once, each twice where annotations are withdrawn.
+/// All Pods of the largest Node at once, each twice if annotations are withdrawn.
 const BURST: u32 = 2_000;
-/// What goes on for longer is a Service that somebody toggles or a webhook that fights: the API server has other work.
+/// A higher rate comes from a Service that is toggled or a webhook that reverts the annotation, and would overload the
+/// API server.
 const PER_SECOND: u32 = 200;
-/// Whoever answers: an annotation that is out of date is not left so for an hour.
+/// An annotation must not stay outdated for an hour, whatever the API server or a proxy asks for.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_mins(1);
 
 /// Writes annotations and conditions.
@@ -54,24 +55,24 @@ impl std::fmt::Debug for PodPatcher {
     }
 }
 
-/// A write that the API server has taken.
+/// A successful patch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Patched {
-    /// The Pod as the API server answered it, so that its new resource version is known before the watch tells it.
+    /// The Pod in the API server's answer, which is newer than the watch.
     pub pod: Pod,
 }
 
-/// What a failed patch asks for.
+/// How to react to a failed patch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// The Pod is gone or is another one of the same name: nothing to do until a watch says otherwise.
+    /// The Pod is deleted or replaced: wait for the watch.
     Gone,
-    /// Again, with back-off, and not sooner than the API server asked for.
+    /// Retry with back-off, and not sooner than the API server asked for.
     Retry {
         /// `Retry-After`.
         after: Option<Duration>,
     },
-    /// Again, but slowly: it takes a person to change the answer.
+    /// Retry slowly: a person has to change something first.
     Denied,
 }
 
@@ -79,7 +80,7 @@ pub enum Class {
 #[derive(Debug, thiserror::Error)]
 pub enum PatchError {
     /// 404, or the uid is another one.
-    #[error("write to pod {pod}: it is gone or was created anew")]
+    #[error("write to pod {pod}: the Pod is deleted, or another one has its name")]
     Gone {
         /// The Pod.
         pod: PodKey,
@@ -89,45 +90,45 @@ pub enum PatchError {
     Denied {
         /// The Pod.
         pod: PodKey,
-        /// What the API server said.
+        /// The API server's status.
         #[source]
         status: Box<Status>,
     },
-    /// Another refusal: an admission policy, or annotations that are too large together.
+    /// Another refusal: by an admission policy, or because annotations are too large.
     #[error("write to pod {pod}: the API server refuses it")]
     Refused {
         /// The Pod.
         pod: PodKey,
-        /// What the API server said.
+        /// The API server's status.
         #[source]
         status: Box<Status>,
     },
     /// 409, 429 or 5xx.
-    #[error("write to pod {pod}: the API server cannot do it now")]
+    #[error("write to pod {pod}: the API server is not available")]
     Unavailable {
         /// The Pod.
         pod: PodKey,
-        /// What the API server said.
+        /// The API server's status.
         #[source]
         status: Box<Status>,
         /// `Retry-After`.
         after: Option<Duration>,
     },
-    /// No answer: the patch may or may not have been done.
+    /// No answer: the patch may have been applied.
     #[error("write to pod {pod}: no answer from the API server: {reason}")]
     Unreachable {
         /// The Pod.
         pod: PodKey,
-        /// What the connection said.
+        /// The connection's error.
         reason: String,
     },
-    /// No answer in time: the patch may or may not have been done.
+    /// No answer in time: the patch may have been applied.
     #[error("write to pod {pod}: no answer from the API server within {} s", DEADLINE.as_secs())]
     TimedOut {
         /// The Pod.
         pod: PodKey,
     },
-    /// The answer is no Pod.
+    /// The answer is not a Pod.
     #[error("write to pod {pod}: the API server's answer is not a Pod")]
     Malformed {
         /// The Pod.
@@ -136,7 +137,7 @@ pub enum PatchError {
 }
 
 impl PatchError {
-    /// What to do about it.
+    /// How to react.
     pub const fn class(&self) -> Class {
         match self {
             Self::Gone { .. } => Class::Gone,
@@ -160,15 +161,15 @@ impl PatchError {
 }
 
 impl PodPatcher {
-    /// A patcher of annotations with these keys. Clones share its limit.
+    /// A patcher for these annotation keys. Clones share the rate limit.
     pub fn new(client: Client, keys: AnnotationKeys, metrics: Metrics) -> Self {
         Self { client, keys, metrics, rate: Arc::new(RateLimit::new(BURST, PER_SECOND)) }
     }
 
-    /// Does `write` to the Pod of this name if it still has this uid. Idempotent.
+    /// Applies `write` to the Pod, if it still has this uid. Idempotent.
     ///
-    /// Withdrawing takes two patches: a consumer that does not look at Pods without the key learns of the change from
-    /// the empty list before the key goes (contract C-12).
+    /// Withdrawing takes two patches: consumers that ignore Pods without the key see the empty list before the key is
+    /// removed (contract C-12).
     pub async fn write(&self, pod: &PodKey, uid: &PodUid, write: &PodWrite) -> Result<Patched, PatchError> {
         match write {
             PodWrite::Set(value) => self.patch(pod, &self.annotation(uid, Some(value))).await,
@@ -184,13 +185,13 @@ impl PodPatcher {
         Patch::Merge(json!({ "metadata": { "uid": &*uid.0, "annotations": { &self.keys.mapping: value } } }))
     }
 
-    /// A strategic patch, since that merges conditions by their types and leaves the kubelet's alone.
+    /// A strategic merge patch, which merges conditions by type and keeps the kubelet's.
     fn open_gate(&self, uid: &PodUid) -> Patch<Value> {
         let condition = json!({
             "type": &self.keys.gate,
             "status": "True",
             "reason": "Published",
-            "message": "everything that the Pod is to be reached by is published",
+            "message": "all node ports of the Pod are published",
             "lastTransitionTime": Time(shown_time()),
         });
         Patch::Strategic(json!({ "metadata": { "uid": &*uid.0 }, "status": { "conditions": [condition] } }))
@@ -214,7 +215,7 @@ impl PodPatcher {
         let request = Request::new(PodObject::url_path(&(), Some(&pod.namespace)))
             .patch_subresource("status", &pod.name, &params, patch)
             .map_err(|err| unreachable(kube::Error::BuildRequest(err)))?;
-        // Not `Api::patch_status`, whose error has lost the Retry-After header.
+        // `Api::patch_status` would lose the Retry-After header.
         let response = self.client.send(request.map(Body::from)).await.map_err(unreachable)?;
         let code = response.status();
         let after = retry_after(&response);
@@ -230,13 +231,13 @@ impl PodPatcher {
     }
 }
 
-/// In seconds; the other form, a date, is one that the API server never sends.
+/// In seconds; the API server never sends a date.
 fn retry_after(response: &Response<Body>) -> Option<Duration> {
     let seconds = response.headers().get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
     Some(Duration::from_secs(seconds).min(LONGEST_RETRY_AFTER))
 }
 
-/// The API server's own words, or none where something on the way answered in its place.
+/// The API server's status; built from the code if a proxy answered.
 fn status(code: u16, body: &[u8]) -> Box<Status> {
     let mut status = serde_json::from_slice::<Status>(body).unwrap_or_default();
     status.code = code;
@@ -260,7 +261,7 @@ fn refusal(pod: &PodKey, status: Box<Status>, after: Option<Duration>) -> PatchE
     }
 }
 
-/// Only the API server's own way to say it: an admission policy's text may well speak of uids too.
+/// Recognizes the API server's own messages only, since an admission policy's text may also mention uids.
 fn is_other_uid(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     match status.code {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The token of the agent's service account, which the kubelet replaces in its file long before it expires.
+//! The service account token, which the kubelet replaces in its file long before it expires.
 //!
-//! kube reads such a file again when the wall clock says so. On a Node whose clock is set back by a day, the agent would
-//! go on for a day with a token that is valid for an hour. And whatever a clock says: a token that is refused has most
-//! likely been replaced.
+//! kube reads the file again by the wall clock. On a Node whose clock is set back by a day, the agent would use a token
+//! for a day that is valid for an hour. So the file is read again by the monotonic clock, and at once after a token is
+//! refused.
 
 use std::{
     fs,
@@ -16,22 +16,22 @@ use http::{HeaderValue, Request, Response, StatusCode, header::AUTHORIZATION};
 use kube::{client::AuthError, config::AuthInfo};
 use tokio::time::Instant;
 
-/// As often as client-go.
+/// How long a token is cached; as in client-go.
 const KEPT: Duration = Duration::from_mins(1);
 
-/// A file with a token. Clones are handles to the same.
+/// A token file and its cached content. Clones share them.
 #[derive(Clone)]
 pub(super) struct TokenFile(Arc<Mutex<Cached>>);
 
 struct Cached {
     path: PathBuf,
     header: HeaderValue,
-    /// When it was read; nothing once it is refused.
+    /// When the file was read; `None` after a token was refused.
     read_at: Option<Instant>,
 }
 
 impl TokenFile {
-    /// Takes over the file that a configuration names, unless another kind of access is ahead of it.
+    /// Takes the token file over from a configuration, unless it has other credentials that take precedence.
     pub(super) fn of(access: &mut AuthInfo) -> kube::Result<Option<Self>> {
         if access.token.is_some() || access.username.is_some() {
             return Ok(None);
@@ -41,7 +41,7 @@ impl TokenFile {
         Ok(Some(Self(Arc::new(Mutex::new(Cached { path, header, read_at: Some(Instant::now()) })))))
     }
 
-    /// Names the agent in a request, where there is a file to do it with.
+    /// Adds the token to a request, if there is a token file.
     pub(super) fn authorize<B>(file: Option<&Self>, mut request: Request<B>) -> Request<B> {
         if let Some(Self(cached)) = file {
             let header = cached.lock().unwrap_or_else(PoisonError::into_inner).header();
@@ -50,7 +50,7 @@ impl TokenFile {
         request
     }
 
-    /// Has the file read again before the next request, where this is the answer to a token that is not accepted.
+    /// Has the file read again before the next request, if the answer is 401.
     pub(super) fn heed<B>(file: Option<&Self>, response: Response<B>) -> Response<B> {
         if let Some(Self(cached)) = file.filter(|_| response.status() == StatusCode::UNAUTHORIZED) {
             cached.lock().unwrap_or_else(PoisonError::into_inner).read_at = None;
@@ -60,7 +60,7 @@ impl TokenFile {
 }
 
 impl Cached {
-    /// A file that cannot be read, as while it is replaced, leaves the token that was read last.
+    /// If the file cannot be read, for instance while it is replaced, the cached token is used.
     fn header(&mut self) -> HeaderValue {
         if self.read_at.is_none_or(|at| at.elapsed() >= KEPT) {
             self.read_at = Some(Instant::now());
@@ -89,7 +89,7 @@ mod tests {
         request.headers().get(AUTHORIZATION).map(|header| header.to_str().unwrap().to_owned())
     }
 
-    /// A file for a test of this name, with a token.
+    /// A token file for a test.
     fn access_by_file(test: &str) -> (PathBuf, AuthInfo) {
         let path = std::env::temp_dir().join(format!("npl-token-{test}-{}", std::process::id()));
         fs::write(&path, "first\n").unwrap();

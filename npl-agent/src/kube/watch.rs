@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What happens in the cluster, as [`Change`]s in the order in which the API server tells it.
+//! Watches the cluster, and sends [`Change`]s in the API server's order.
 
 use std::{collections::BTreeMap, fmt, mem, pin::pin};
 
@@ -26,10 +26,10 @@ use crate::{
     metrics::{Metrics, WatchedResource},
 };
 
-/// How long the API server keeps one watch open. A connection that died without a word is noticed five seconds later.
+/// How long the API server keeps a watch open. The client notices a dead connection 5 s after that.
 pub(super) const WATCH_SECONDS: u32 = 240;
 
-/// Starts the three watches. None ends while `changes` is open, so that one which did is a reason to leave.
+/// Starts the three watches. They end only when `changes` is closed, so the end of one is an error.
 pub fn spawn(
     client: &Client,
     node_name: &str,
@@ -45,17 +45,16 @@ pub fn spawn(
     tasks
 }
 
-/// An object that is watched, and the changes that it makes.
+/// A watched object, and its changes.
 trait Watched: Resource<DynamicType = ()> + Clone + fmt::Debug + DeserializeOwned + Send + 'static {
     const SUBJECT: WatchedResource;
-    /// Lists are the newest state and never a cache's older one, in which a Pod that is served could be missing.
-    /// A list in one piece costs the API server no read of its database all the same, one in pages does; pages are for
-    /// what can be too much to hold at once.
+    /// Lists are read in their newest state, not from a cache that may lack a Pod. An unpaged list does not read the
+    /// API server's database, a paged one does. Pages are for lists that may be too large to decode at once.
     const PAGE_SIZE: Option<u32>;
     type Model: Send;
 
     fn convert(self, keys: &AnnotationKeys) -> Option<Converted<Self::Model>>;
-    /// Whether an object of a list matters. Of ten thousand Services few do, and a list is complete only at its end.
+    /// Whether an object of a list is kept. Of ten thousand Services few matter.
     fn matters(_object: &Self::Model) -> bool {
         true
     }
@@ -168,7 +167,7 @@ impl Watch {
         W::SUBJECT
     }
 
-    /// The objects of a list are kept back until it is complete: half of it would look like the rest were gone.
+    /// The objects of a list are collected until it is complete: in a partial list, the others would look deleted.
     fn change<W: Watched>(&self, event: Event<W>, listed: &mut Vec<W::Model>) -> Option<Change> {
         match event {
             Event::Init => listed.clear(),
@@ -184,17 +183,17 @@ impl Watch {
         let name = object.meta().name.clone().unwrap_or_default();
         let namespace = object.meta().namespace.clone().unwrap_or_default();
         let Some(Converted { object, skipped }) = object.convert(&self.keys) else {
-            debug!(subject = %W::SUBJECT, namespace, name, "object without an identity was left out");
+            debug!(subject = %W::SUBJECT, namespace, name, "object without name, namespace or uid ignored");
             return None;
         };
         for value in skipped {
-            debug!(subject = %W::SUBJECT, namespace, name, %value, "nonsense value was left out");
+            debug!(subject = %W::SUBJECT, namespace, name, %value, "invalid value ignored");
         }
         Some(object)
     }
 }
 
-/// Says what is wrong with a watch: each kind of failure at once, then once a minute, and when it works again.
+/// Logs the failures of a watch: each kind at once, then once a minute, and its recovery.
 struct WatchHealth {
     subject: WatchedResource,
     metrics: Metrics,
@@ -218,13 +217,13 @@ impl WatchHealth {
         let kind = FailureKind::of_watch(err);
         self.metrics.count_watch_failure(self.subject, kind);
         if kind == FailureKind::Expired {
-            debug!(subject = %self.subject, "watch is too old and starts anew from a list");
+            debug!(subject = %self.subject, "watch expired; it starts again with a list");
             return;
         }
         if matches!(kind, FailureKind::Forbidden | FailureKind::Unauthorized) {
             self.refusals += 1;
             if self.refusals < REFUSALS_TO_BELIEVE {
-                debug!(subject = %self.subject, err = root_cause(err), "refused; asking again");
+                debug!(subject = %self.subject, err = root_cause(err), "the API server refuses the watch; the agent asks again");
                 return;
             }
         }
@@ -238,19 +237,19 @@ impl WatchHealth {
         match kind {
             FailureKind::Forbidden => warn!(
                 %subject, err,
-                "agent may not list and watch {subject}: apply deploy/npl.yaml, which grants it; \
-                 going on with what was last known"
+                "the agent may not list and watch {subject}: apply deploy/npl.yaml, which grants it. Until then \
+                 the last known state is served"
             ),
             FailureKind::Unauthorized => warn!(
                 %subject, err,
-                "API server does not accept the agent's credentials: check its service account; \
-                 going on with what was last known"
+                "the API server does not accept the agent's credentials: check its service account. Until then the \
+                 last known state is served"
             ),
             FailureKind::Malformed => {
-                warn!(%subject, err, "API server's answer cannot be read; going on with what was last known");
+                warn!(%subject, err, "the API server's answer cannot be decoded; the last known state is served");
             }
             FailureKind::Unavailable | FailureKind::Unreachable | FailureKind::Rejected | FailureKind::Expired => {
-                warn!(%subject, err, "watch is interrupted; going on with what was last known");
+                warn!(%subject, err, "watch is interrupted; the last known state is served");
             }
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The writes that are asked for and not answered: a few are requests, all others wait their turn.
+//! The queue of writes to the API server: a few are in flight, and the others wait.
 
 use std::collections::VecDeque;
 
@@ -11,34 +11,34 @@ use crate::core::{
     op::PodWrite,
 };
 
-/// Requests under way: enough to keep the API server's disk busy, few enough for a hundred Nodes that start together.
+/// Requests in flight: enough to use the API server's disk well, few enough for a hundred Nodes that start together.
 const MAX_IN_FLIGHT: usize = 8;
 
 /// A write to a Pod of this name and uid.
 pub type Asked = (PodKey, PodUid, PodWrite);
 
-/// All of them, in the order in which they were asked for.
+/// All writes, in order.
 #[derive(Debug)]
 pub struct Writes {
     patcher: PodPatcher,
     in_flight: JoinSet<(Asked, Result<Patched, PatchError>)>,
-    /// No requests yet: a thousand of those take megabytes, and what is allocated among them keeps these resident.
+    /// Without a request yet: a thousand requests would take megabytes and fragment the heap.
     waiting: VecDeque<Asked>,
 }
 
 impl Writes {
-    /// None so far.
+    /// An empty queue.
     pub fn new(patcher: PodPatcher) -> Self {
         Self { patcher, in_flight: JoinSet::new(), waiting: VecDeque::new() }
     }
 
-    /// Asks for one more.
+    /// Appends a write.
     pub fn push(&mut self, asked: Asked) {
         self.waiting.push_back(asked);
         self.send();
     }
 
-    /// The next answer; waits for ever while nothing is under way. Nothing is lost if it is dropped.
+    /// The next answer; pending while no write is in flight. Cancellation loses nothing.
     pub async fn next_answer(&mut self) -> (Asked, Result<Patched, PatchError>) {
         loop {
             match self.in_flight.join_next().await {
@@ -46,7 +46,7 @@ impl Writes {
                     self.send();
                     return answer;
                 }
-                // A patch that panicked never answers; so does the agent, whose successor starts from what is there.
+                // The panic of a patch ends the agent; the next one starts from the cluster's state.
                 Some(Err(error)) => {
                     if let Ok(panic) = error.try_into_panic() {
                         std::panic::resume_unwind(panic);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The kernel's own counters, read when somebody asks for them and at no other time.
+//! The counters of the kernel programs, which are read for each scrape.
 
 use std::{fmt, sync::Arc};
 
@@ -15,20 +15,20 @@ use crate::core::model::Family;
 
 /// The counters of the datapath, summed over processors.
 pub trait DatapathCounters: Send + Sync {
-    /// All of them at one moment; empty when they cannot be read.
+    /// All counters; empty if they cannot be read.
     fn read(&self) -> Counts;
 }
 
-/// What the datapath has counted.
+/// The counters of the datapath.
 #[derive(Debug, Clone, Default)]
 pub struct Counts {
     /// Packets by reason.
     pub reasons: Vec<(&'static str, u64)>,
-    /// What the mappings of each family have carried, those included that are gone by now.
+    /// The totals of each family, removed mappings included.
     pub totals: Vec<FamilyTotals>,
 }
 
-/// What the mappings of one family have carried.
+/// The totals of one family.
 #[derive(Debug, Clone, Copy)]
 pub struct FamilyTotals {
     /// The family.
@@ -57,21 +57,22 @@ fn shown() -> [Shown; 3] {
     [
         Shown {
             name: "datapath",
-            help: "Packets that were rewritten, as the kernel hands them over: one of many segments is one.",
+            help: "Translated packets, by direction. A packet that the kernel segments later (GSO, GRO) counts as \
+                   one.",
             unit: Unit::Other("packets".to_owned()),
             label: "direction",
             of: |stats| [("request", stats.request_packets), ("reply", stats.reply_packets)],
         },
         Shown {
             name: "datapath",
-            help: "Bytes of the packets that were rewritten, link-layer header included.",
+            help: "Bytes of translated packets including the link-layer header, by direction.",
             unit: Unit::Bytes,
             label: "direction",
             of: |stats| [("request", stats.request_bytes), ("reply", stats.reply_bytes)],
         },
         Shown {
             name: "datapath",
-            help: "Flows that began, and flows whose Pod answered.",
+            help: "Connections that began (new), and connections that the Pod answered (established).",
             unit: Unit::Other("flows".to_owned()),
             label: "state",
             of: |stats| [("new", stats.new_flows), ("established", stats.established_flows)],
@@ -85,7 +86,7 @@ impl Collector for DatapathCollector {
         let unit = Unit::Other("packets".to_owned());
         let mut metric = encoder.encode_descriptor(
             "datapath_reason",
-            "Packets near a mapping that were not translated or unusual, by reason.",
+            "Packets that were dropped, passed untranslated, or handled by the slow path, by reason.",
             Some(&unit),
             MetricType::Counter,
         )?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The closed sets that label values come from.
+//! Label values: each label has a closed set of them.
 
 use std::fmt::{self, Write as _};
 
@@ -10,18 +10,18 @@ use crate::core::{
     op::{Op, PodWrite},
 };
 
-/// How an op ended.
+/// The outcome of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum OpOutcome {
-    /// Carried out.
+    /// The operation succeeded.
     Done,
-    /// Another process holds the port.
+    /// Another process uses the port.
     PortTaken,
-    /// Somebody still sends datagrams to the port for whoever had it before.
+    /// Clients of the port's former owner still send datagrams.
     RecentTraffic,
-    /// Failed; done again later.
+    /// The operation failed and is retried.
     Retry,
-    /// The Pod is gone.
+    /// The Pod is deleted.
     Gone,
 }
 
@@ -37,24 +37,24 @@ impl OpOutcome {
     }
 }
 
-/// How a patch ended.
+/// The outcome of a patch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PatchOutcome {
-    /// Done.
+    /// The patch succeeded.
     Patched,
-    /// The Pod is gone.
+    /// The Pod is deleted.
     Gone,
     /// A permission is missing.
     Denied,
-    /// The API server does not take the annotation.
+    /// The API server rejects the annotation.
     Refused,
-    /// The API server cannot do it now.
+    /// The API server is not available.
     Unavailable,
     /// No connection, or a broken one.
     Unreachable,
     /// No answer in time.
     TimedOut,
-    /// An answer that cannot be read.
+    /// The answer cannot be decoded.
     Malformed,
 }
 
@@ -73,14 +73,14 @@ impl PatchOutcome {
     }
 }
 
-/// How the telling of a problem by a Kubernetes Event ended.
+/// The outcome of sending a Kubernetes Event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EventOutcome {
     /// A new Event.
     Created,
-    /// One more in the series of a known one.
+    /// The series of an existing Event was continued.
     Repeated,
-    /// The namespace is gone.
+    /// The namespace is deleted.
     Gone,
     /// A permission is missing.
     Denied,
@@ -100,22 +100,22 @@ impl EventOutcome {
     }
 }
 
-/// A kind of failure; also the value of a metric label.
+/// A kind of failure of the API server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FailureKind {
     /// 401: the token is not accepted.
     Unauthorized,
     /// 403: a permission is missing.
     Forbidden,
-    /// 410: the watch is too old and starts anew from a list.
+    /// 410: the watch expired and starts again with a list.
     Expired,
-    /// 429 and 5xx: the API server cannot answer now.
+    /// 429 and 5xx: the API server is not available.
     Unavailable,
     /// Another answer that is not a success.
     Rejected,
-    /// No answer: no connection, a broken one, or none in time.
+    /// No answer: no connection, a broken one, or a timeout.
     Unreachable,
-    /// An answer that cannot be read.
+    /// The answer cannot be decoded.
     Malformed,
 }
 
@@ -134,7 +134,7 @@ impl FailureKind {
     }
 }
 
-/// What a watch is about; also the value of a metric label.
+/// A watched resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WatchedResource {
     /// Pods of this Node.

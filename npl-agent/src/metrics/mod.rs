@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the agent counts. Every label value comes from a closed set; none names a Pod.
+//! The agent's metrics. Every label has a closed set of values; none names a Pod.
 
 mod datapath;
 mod labels;
@@ -36,10 +36,10 @@ pub use self::{
 };
 use crate::core::{devices::Coverage, model::Family, op::Op};
 
-/// What a text of metrics is served as.
+/// The content type of the text.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// All metrics of the agent. Clones are handles to the same ones.
+/// All metrics. Clones share them.
 #[derive(Clone)]
 pub struct Metrics(Arc<Inner>);
 
@@ -48,14 +48,14 @@ struct Inner {
     families: Families,
 }
 
-/// How many node ports of a family are in which state.
+/// The number of node ports of a family in each state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PortCounts {
-    /// Allocated to a mapping.
+    /// Allocated.
     pub used: u64,
     /// Free to be allocated.
     pub free: u64,
-    /// Released not long ago.
+    /// Released recently.
     pub quarantined: u64,
 }
 
@@ -91,23 +91,23 @@ impl fmt::Debug for Metrics {
 }
 
 impl Metrics {
-    /// Metrics at zero; `datapath` is read whenever they are asked for.
+    /// Metrics at zero; `datapath` is read for each scrape.
     pub fn new(datapath: Arc<dyn DatapathCounters>) -> Self {
         let families = Families::default();
         let mut registry = Registry::with_prefix("npl");
         families.register(&mut registry);
         let version = vec![("version", env!("CARGO_PKG_VERSION").to_owned()), ("abi", ABI_VERSION.to_string())];
-        registry.register("build", "Version of the agent and of its contract with the datapath", Info::new(version));
+        registry.register("build", "Version of the agent and ABI version of its maps", Info::new(version));
         registry.register_collector(Box::new(DatapathCollector(datapath)));
         Self(Arc::new(Inner { registry, families }))
     }
 
-    /// One op was carried out or failed.
+    /// Counts an operation.
     pub fn count_op(&self, op: &Op, outcome: OpOutcome) {
         self.0.families.ops.get_or_create(&OpLabels { op: OpName::of(op), outcome }).inc();
     }
 
-    /// One pass of the owner loop took this long; `succeeded_at` is set when no op of it failed.
+    /// Records a pass of the main loop; `succeeded_at` is set if no operation of it failed.
     pub fn observe_pass(&self, elapsed: Duration, succeeded_at: Option<SystemTime>) {
         self.0.families.pass_seconds.0.observe(elapsed.as_secs_f64());
         if let Some(since_epoch) = succeeded_at.and_then(|at| at.duration_since(UNIX_EPOCH).ok()) {
@@ -115,28 +115,28 @@ impl Metrics {
         }
     }
 
-    /// One patch of an annotation was answered, or not, after this time.
+    /// Records a patch and the time until its answer or timeout.
     pub fn count_patch(&self, outcome: PatchOutcome, elapsed: Duration) {
         self.0.families.patches.get_or_create(&OutcomeLabel { outcome }).inc();
         self.0.families.patch_seconds.0.observe(elapsed.as_secs_f64());
     }
 
-    /// A user was told of a problem by a Kubernetes Event, or could not be.
+    /// Counts a Kubernetes Event.
     pub fn count_event(&self, outcome: EventOutcome) {
         self.0.families.events.get_or_create(&EventLabel { outcome }).inc();
     }
 
-    /// A watch reported an error.
+    /// Counts an error of a watch.
     pub fn count_watch_failure(&self, subject: WatchedResource, kind: FailureKind) {
         self.0.families.watch_errors.get_or_create(&WatchLabels { subject, kind }).inc();
     }
 
-    /// How many mappings of a family the datapath holds.
+    /// Sets the number of mappings of a family.
     pub fn set_mappings(&self, family: Family, count: u64) {
         self.0.families.mappings.get_or_create(&FamilyLabel { family }).set(gauge(count));
     }
 
-    /// How many node ports of a family are in which state.
+    /// Sets the number of node ports of a family in each state.
     pub fn set_ports(&self, family: Family, counts: PortCounts) {
         let PortCounts { used, free, quarantined } = counts;
         for (state, count) in [(PortState::Used, used), (PortState::Free, free), (PortState::Quarantined, quarantined)]
@@ -146,7 +146,7 @@ impl Metrics {
         }
     }
 
-    /// On how many of the chosen devices the programs are.
+    /// Sets the number of devices with and without programs.
     pub fn set_devices(&self, coverage: Coverage) {
         let Coverage { attached, failed } = coverage;
         for (state, count) in [(DeviceState::Attached, attached), (DeviceState::Failed, failed)] {
@@ -154,7 +154,7 @@ impl Metrics {
         }
     }
 
-    /// How many problems of each reason there are; a reason that is not named has none.
+    /// Replaces the number of problems of each reason.
     pub fn set_problems(&self, counts: &[(&'static str, u64)]) {
         self.0.families.problems.clear();
         for (reason, count) in counts {
@@ -162,7 +162,7 @@ impl Metrics {
         }
     }
 
-    /// All of it as text in the format of [`CONTENT_TYPE`].
+    /// All metrics as text of [`CONTENT_TYPE`].
     pub fn encode(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
         text::encode(&mut text, &self.0.registry)?;
@@ -185,31 +185,44 @@ impl Families {
             devices,
             problems,
         } = self.clone();
-        registry.register("ops", "Steps towards the desired state, by kind and outcome", ops);
-        registry.register_with_unit("pass", "Time of one pass of the owner loop", Unit::Seconds, pass_seconds.0);
+        registry.register(
+            "ops",
+            "Operations of the agent on mappings, reservations, allowed sources and \
+             annotations, by operation and outcome",
+            ops,
+        );
+        registry.register_with_unit("pass", "Duration of one pass of the main loop", Unit::Seconds, pass_seconds.0);
         registry.register_with_unit(
             "last_successful_pass_timestamp",
-            "When the last pass without a failure ended, since 1970",
+            "Unix time at which the last pass without a failed operation ended",
             Unit::Seconds,
             last_successful_pass,
         );
-        registry.register("annotation_patches", "Patches of Pods' annotations, by outcome", patches);
+        registry.register("annotation_patches", "Patches of Pods' status subresource, by outcome", patches);
         registry.register_with_unit(
             "annotation_patch",
-            "Time from sending a patch to its answer",
+            "Time from sending a patch to the API server's answer",
             Unit::Seconds,
             patch_seconds.0,
         );
-        registry.register("events", "Kubernetes Events about problems, by outcome", events);
+        registry.register("events", "Kubernetes Events that report problems, by outcome of sending them", events);
         registry.register(
             "watch_errors",
-            "Errors of the watches on the API server, by resource and kind",
+            "Errors of the watches on the API server, by resource and kind of error",
             watch_errors,
         );
-        registry.register("mappings", "Mappings in the datapath", mappings);
-        registry.register("node_ports", "Node ports of the configured range, by state", ports);
-        registry.register("devices", "Devices that are to carry the programs, by whether they do", devices);
-        registry.register("problems", "Pod ports that are not mapped, by reason", problems);
+        registry.register("mappings", "Node ports that are mapped or held for a mapping", mappings);
+        registry.register("node_ports", "Node ports of --port-range, by state", ports);
+        registry.register(
+            "devices",
+            "Uplinks that carry the programs (attached), or that clients may use but that do not carry them (failed)",
+            devices,
+        );
+        registry.register(
+            "problems",
+            "Problems that keep Pod ports from being served as requested, by reason",
+            problems,
+        );
     }
 }
 

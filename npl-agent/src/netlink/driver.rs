@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A device's driver, which netlink does not tell.
+//! The driver of a device, which netlink does not report.
 
 #![expect(unsafe_code, reason = "a request to a device takes a pointer")]
 
@@ -7,10 +7,10 @@ use std::os::{fd::AsRawFd as _, unix::net::UnixDatagram};
 
 /// `ETHTOOL_GDRVINFO`.
 const GET_DRIVER_INFO: u32 = 3;
-/// Bytes of each text of [`DriverInfo`].
+/// The length of each text of [`DriverInfo`] in bytes.
 const TEXT: usize = 32;
 
-/// `struct ethtool_drvinfo`, of which the name is all that matters here.
+/// `struct ethtool_drvinfo`; only the name is used.
 #[repr(C)]
 struct DriverInfo {
     command: u32,
@@ -20,7 +20,7 @@ struct DriverInfo {
     counts: [u32; 5],
 }
 
-/// The name of a device's driver, by the device's name in this network namespace; nothing if it has none.
+/// The name of a device's driver, by the device's name in this network namespace; `None` if it has none.
 pub(super) fn driver(device: &str) -> Option<String> {
     let socket = UnixDatagram::unbound().ok()?;
     let mut info = DriverInfo {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A device, out of the kernel's message about it.
+//! Converts a link message to a device.
 
 use rtnetlink::packet_route::link::{
     InfoData, InfoGre, InfoGre6, InfoKind, InfoNetkit, InfoPortKind, InfoVlan, LinkAttribute, LinkFlags, LinkInfo,
@@ -31,7 +31,7 @@ pub(super) fn device(link: &LinkMessage) -> Option<Device> {
     })
 }
 
-/// The device that this one takes its frames from.
+/// The device that this VLAN, macvlan or ipvlan device is on top of.
 pub(super) fn carrier(link: &LinkMessage) -> Option<u32> {
     let takes_frames = matches!(
         info_kind(link)?,
@@ -49,7 +49,7 @@ fn kind(link: &LinkMessage) -> DeviceKind {
     info_kind(link).map_or(DeviceKind::Physical, kind_of)
 }
 
-/// What made it, of a device that is no hardware.
+/// The kind of a virtual device.
 fn info_kind(link: &LinkMessage) -> Option<&InfoKind> {
     infos(link).find_map(|info| if let LinkInfo::Kind(kind) = info { Some(kind) } else { None })
 }
@@ -62,7 +62,7 @@ fn infos_of(attribute: &LinkAttribute) -> &[LinkInfo] {
     if let LinkAttribute::LinkInfo(infos) = attribute { infos } else { &[] }
 }
 
-/// Whether it is a pair of netkit's that drops what no program lets pass.
+/// Whether it is a netkit device that drops packets unless a program passes them.
 fn is_closed(link: &LinkMessage) -> bool {
     let data =
         infos(link).find_map(|it| if let LinkInfo::Data(InfoData::Netkit(data)) = it { Some(data) } else { None });
@@ -94,16 +94,16 @@ fn link_layer(link: &LinkMessage) -> LinkLayer {
     }
 }
 
-/// A VLAN device that puts the tag back into what comes in, and into what leaves before its TC hook. Of one without any flag the
-/// kernel says nothing.
+/// A VLAN device with `reorder_hdr off` leaves the tag in received frames, and adds it to sent frames ahead of the TC
+/// hook. The kernel reports no flags if none is set.
 fn leaves_tags(link: &LinkMessage) -> bool {
     let reorders =
         |it: &InfoVlan| matches!(it, InfoVlan::Flags((flags, _mask)) if flags.contains(VlanFlags::ReorderHdr));
     infos(link).any(|info| matches!(info, LinkInfo::Data(InfoData::Vlan(vlan)) if !vlan.iter().any(reorders)))
 }
 
-/// Whether a GRE device or, with `external`, a route says where its packets go. Where neither does, the tunnel's own headers do,
-/// which are there before the TC hook (`ipgre_header_ops`, `ip6gre_header_ops`).
+/// Whether a GRE device has a remote address or, with `external`, the route has. Otherwise the outer headers are part
+/// of the packet at the TC hook (`ipgre_header_ops`, `ip6gre_header_ops`).
 fn knows_its_other_end(link: &LinkMessage) -> bool {
     let v4 = |it: &InfoGre| {
         matches!(it, InfoGre::CollectMetadata)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lists that the kernel tells, each as a whole. It tells a long one in parts, and what changes between two of them may have
-//! it leave something out that was there all the while; it says so, and the list is asked for again.
+//! Consistent netlink dumps. The kernel sends a long list in parts, and a change between two parts may hide an
+//! unchanged element. It flags such a dump as interrupted, and the list is read again.
 
 use futures::StreamExt as _;
 use rtnetlink::{
@@ -12,10 +12,10 @@ use tokio::task::AbortHandle;
 
 use super::{NetlinkError, request};
 
-/// How often a list is asked for that changes while it is told, before that counts as an answer.
+/// How often an interrupted list is read again before that is an error.
 const TRIES: usize = 8;
 
-/// A socket for nothing but lists.
+/// A socket for dumps.
 pub(super) struct Lists {
     handle: Handle,
     driver: AbortHandle,
@@ -24,12 +24,12 @@ pub(super) struct Lists {
 impl Lists {
     pub(super) fn open() -> Result<Self, NetlinkError> {
         let (mut connection, handle, _unsolicited) = new_connection().map_err(NetlinkError::Open)?;
-        // The end of a list may be all that tells that it was interrupted.
+        // The interrupted flag may be set on the last message only.
         connection.set_forward_done(true);
         Ok(Self { handle, driver: tokio::spawn(connection).abort_handle() })
     }
 
-    /// What `pick` takes of the whole list that this asks for.
+    /// Reads the list that `wanted` requests, and keeps what `pick` returns.
     pub(super) async fn of<T>(
         &self,
         operation: &'static str,
@@ -54,7 +54,7 @@ impl Drop for Lists {
     }
 }
 
-/// A list that was told from its beginning to its end without a change; nothing of any other.
+/// A complete list without interruption; `None` otherwise.
 fn whole(
     answers: Vec<NetlinkMessage<RouteNetlinkMessage>>,
 ) -> Result<Option<Vec<RouteNetlinkMessage>>, rtnetlink::Error> {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The Node's devices, addresses and routes, by netlink.
+//! The Node's devices, addresses, routes and rules, by rtnetlink.
 
 mod driver;
 mod link;
@@ -41,10 +41,10 @@ use crate::core::devices::{
 
 const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];
 
-/// An operation that the kernel's netlink refused.
+/// A netlink operation that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum NetlinkError {
-    /// No socket.
+    /// The socket could not be opened.
     #[error("open a netlink socket")]
     Open(#[source] std::io::Error),
     /// A request failed.
@@ -56,8 +56,8 @@ pub enum NetlinkError {
         #[source]
         source: rtnetlink::Error,
     },
-    /// A list may lack what is there; to be asked for again.
-    #[error("{operation} by netlink: it changes all the time")]
+    /// The list changed during every attempt to read it.
+    #[error("{operation} by netlink: the list kept changing while it was read")]
     Changing {
         /// The verb and its object.
         operation: &'static str,
@@ -68,27 +68,27 @@ fn request(operation: &'static str) -> impl FnOnce(rtnetlink::Error) -> NetlinkE
     move |source| NetlinkError::Request { operation, source }
 }
 
-/// What the kernel tells of a network at one time.
+/// The state of the network at one time.
 #[derive(Debug)]
 pub struct Survey {
-    /// The Pods whose routes were asked for.
+    /// The Pods whose routes were requested.
     pub pods: BTreeSet<IpAddr>,
-    /// The routes to those of them that there is one to.
+    /// The routes to those Pods that have one.
     pub routes: BTreeMap<IpAddr, Route>,
     /// Every device, by index.
     pub devices: Vec<Device>,
-    /// By which tables packets leave.
+    /// Policy routing.
     pub routing: Routing,
-    /// What packets meet on the devices that matter, by their index; nothing unless it was asked for.
+    /// Programs, filters and qdiscs of devices that matter, by their index; empty unless requested.
     pub attachments: BTreeMap<u32, DeviceAttachments>,
 }
 
-/// A look at the network that is under way.
+/// A survey in flight.
 pub type SurveyTask = JoinHandle<Result<Survey, NetlinkError>>;
 
-/// Looks at devices, and the routes to Pods, on a thread of its own: while Pods come and go, the kernel has whoever asks
-/// wait for seconds (for `rtnl`), and nothing else may wait with it. What packets meet on devices is looked at only if
-/// there is an onlooker.
+/// Surveys devices and the routes to Pods, on a thread of its own: while Pods come and go, the kernel blocks such
+/// requests for seconds on `rtnl`, and nothing else may wait for them. With an inspection, it includes the programs,
+/// filters and qdiscs of devices that matter.
 pub fn survey(pods: BTreeSet<IpAddr>, inspection: Option<TcInspection>) -> SurveyTask {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
     tokio::task::spawn_blocking(move || {
@@ -105,7 +105,7 @@ pub fn survey(pods: BTreeSet<IpAddr>, inspection: Option<TcInspection>) -> Surve
     })
 }
 
-/// What has been found, once it has. A panic goes on as if it had happened here.
+/// The result of a survey. A panic of the survey's thread continues in the caller.
 ///
 /// # Errors
 ///
@@ -121,12 +121,12 @@ pub async fn join_survey(in_flight: &mut SurveyTask) -> Result<Survey, NetlinkEr
 ///
 /// # Errors
 ///
-/// If the kernel refuses one of the lists, or does not come to the end of one before it changes.
+/// If the kernel refuses a list, or a list keeps changing.
 pub async fn interfaces() -> Result<Vec<Device>, NetlinkError> {
     see().await.map(|seen| seen.devices)
 }
 
-/// The same, and by which tables packets leave.
+/// Every device, and policy routing.
 ///
 /// # Errors
 ///
@@ -135,10 +135,10 @@ pub async fn interfaces_and_routing() -> Result<(Vec<Device>, Routing), NetlinkE
     see().await.map(|seen| (seen.devices, seen.routing))
 }
 
-/// What one look finds.
+/// The result of one look at the network.
 struct Seen {
     devices: Vec<Device>,
-    /// A kernel without any says so by an error.
+    /// A kernel without qdiscs answers with an error.
     queues: Result<Queues, NetlinkError>,
     routing: Routing,
 }
@@ -177,7 +177,7 @@ async fn links(lists: &Lists) -> Result<Vec<LinkMessage>, NetlinkError> {
 ///
 /// # Errors
 ///
-/// If there is no socket.
+/// If the socket cannot be opened.
 async fn routes_to(addresses: &BTreeSet<IpAddr>) -> Result<BTreeMap<IpAddr, Route>, NetlinkError> {
     if addresses.is_empty() {
         return Ok(BTreeMap::new());
@@ -201,7 +201,7 @@ async fn route_to(handle: &Handle, addr: IpAddr) -> Option<Route> {
     message.header.address_family = family;
     message.header.destination_prefix_length = length;
     message.attributes.push(RouteAttribute::Destination(destination));
-    // An error says that there is no route.
+    // An error means that there is no route.
     let found = handle.route().get(message).execute().try_next().await.ok()??;
     let metrics =
         found.attributes.iter().filter_map(|it| if let RouteAttribute::Metrics(all) = it { Some(all) } else { None });
@@ -215,16 +215,16 @@ async fn route_to(handle: &Handle, addr: IpAddr) -> Option<Route> {
     })
 }
 
-/// Addresses of global scope by device; others cannot be a client's destination from outside.
+/// Addresses of global scope, by device. A client outside the Node cannot use others.
 async fn read_addresses(lists: &Lists) -> Result<BTreeMap<u32, Vec<IpAddr>>, NetlinkError> {
     let mut addresses: BTreeMap<u32, Vec<IpAddr>> = BTreeMap::new();
-    // By family: of a list of both, the kernel does not always say that the first half changed.
+    // One family at a time: the kernel does not always flag a change in the first half of a list of both.
     for family in FAMILIES {
         let mut wanted = AddressMessage::default();
         wanted.header.family = family;
         let pick = |message| if let RouteNetlinkMessage::NewAddress(it) = message { Some(it) } else { None };
         let all = lists.of("list addresses", RouteNetlinkMessage::GetAddress(wanted), pick).await?;
-        // A kernel without IPv6 tells those of IPv4 once more.
+        // A kernel without IPv6 answers with the IPv4 addresses again.
         for message in all.iter().filter(|message| message.header.family == family) {
             if let Some(ip) = global_address(message) {
                 addresses.entry(message.header.index).or_default().push(ip);
@@ -235,7 +235,7 @@ async fn read_addresses(lists: &Lists) -> Result<BTreeMap<u32, Vec<IpAddr>>, Net
 }
 
 fn global_address(message: &AddressMessage) -> Option<IpAddr> {
-    // On a point-to-point device `Address` is the peer's and `Local` is ours.
+    // On a point-to-point device, `Address` is the peer's address and `Local` the device's.
     let of = |pick: fn(&AddressAttribute) -> Option<IpAddr>| message.attributes.iter().find_map(pick);
     let local = of(|attribute| if let AddressAttribute::Local(ip) = attribute { Some(*ip) } else { None });
     let address = of(|attribute| if let AddressAttribute::Address(ip) = attribute { Some(*ip) } else { None });
@@ -252,12 +252,12 @@ fn outgoing_devices(attribute: &RouteAttribute) -> Vec<u32> {
     }
 }
 
-/// Yields once for every message that may have changed devices, addresses, routes or rules, and, `with_fittings`, what others have
-/// on devices; an overrun counts as one.
+/// Yields once for every message that may concern devices, addresses, routes or rules and, `with_attachments`, programs
+/// and filters of other software. An overrun of the socket counts as one.
 ///
 /// # Errors
 ///
-/// If the kernel gives no socket.
+/// If the socket cannot be opened.
 pub fn changes(with_attachments: bool) -> Result<impl Stream<Item = ()> + Unpin, NetlinkError> {
     let groups = [
         MulticastGroup::Link,
@@ -276,14 +276,15 @@ pub fn changes(with_attachments: bool) -> Result<impl Stream<Item = ()> + Unpin,
     });
     let end = async {
         warn!(
-            "the kernel tells of no change to devices, addresses and routes any more: they are followed with each resync"
+            "the kernel no longer notifies the agent of changes to devices, addresses and routes: the agent \
+             follows them with each resync"
         );
     };
     Ok(Box::pin(changes.chain(stream::once(end))))
 }
 
-/// Of routes those to everything and to single addresses matter, and of filters that one went, or that one of others came:
-/// our own attaching would else wake us again.
+/// Of routes, default routes and host routes matter. Of filters, every removal and the new filters of other software
+/// matter; NPL's own attaching must not wake the agent.
 fn is_change(payload: &NetlinkPayload<RouteNetlinkMessage>, with_attachments: bool) -> bool {
     let NetlinkPayload::InnerMessage(message) = payload else {
         return matches!(payload, NetlinkPayload::Overrun(_));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Rules that choose a table of routes, and the tables' default routes.
+//! Policy routing rules and default routes.
 
 use std::collections::BTreeSet;
 
@@ -15,12 +15,12 @@ use crate::core::{
     model::Family,
 };
 
-/// What `suppress_prefixlength` is where nobody has set it.
+/// The value of `suppress_prefixlength` if it is not set.
 const SUPPRESSES_NOTHING: u32 = u32::MAX;
-/// A packet's whole mark.
+/// The mask of a whole mark.
 const WHOLE: u32 = u32::MAX;
 
-/// Rules about single senders and about marks, in the order in which the kernel asks them.
+/// Rules about single sources and about marks, in the order of their priority.
 pub(super) async fn read_rules(lists: &Lists) -> Result<Vec<Rule>, NetlinkError> {
     let mut rules = Vec::new();
     for family in FAMILIES {
@@ -28,9 +28,9 @@ pub(super) async fn read_rules(lists: &Lists) -> Result<Vec<Rule>, NetlinkError>
         wanted.header.family = family;
         let pick = |message| if let RouteNetlinkMessage::NewRule(rule) = message { Some(rule) } else { None };
         match lists.of("list rules", RouteNetlinkMessage::GetRule(wanted), pick).await {
-            // A kernel without such rules says so by an error.
+            // A kernel without policy routing answers with an error.
             Err(NetlinkError::Request { .. }) => {}
-            told => rules.extend(told?.iter().filter_map(rule)),
+            rules_of_family => rules.extend(rules_of_family?.iter().filter_map(rule)),
         }
     }
     Ok(rules)
@@ -79,7 +79,7 @@ fn rule(message: &RuleMessage) -> Option<Rule> {
     Some(Rule { family: family_of(message.header.family)?, selector, table })
 }
 
-/// The one address that it is about.
+/// The one source that the rule applies to.
 fn sender(rule: &RuleMessage) -> Option<Selector> {
     let of_source = |it: &RuleAttribute| if let RuleAttribute::Source(addr) = it { Some(*addr) } else { None };
     let addr = rule.attributes.iter().find_map(of_source)?;
@@ -87,7 +87,7 @@ fn sender(rule: &RuleMessage) -> Option<Selector> {
     is_single.then_some(Selector::Source(addr))
 }
 
-/// The mark that it is about, if it asks for nothing else.
+/// The mark that the rule applies to, if it has no other condition.
 fn mark(rule: &RuleMessage) -> Option<Selector> {
     let header = &rule.header;
     let is_all = (header.src_len, header.dst_len, header.tos) == (0, 0, 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Queues and filters of devices: what of them is others', and clsact queues of ours that nobody needs any more.
+//! Inspects the qdiscs and filters of devices, and removes NPL's clsact qdiscs that are no longer needed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,23 +18,24 @@ use crate::core::devices::{
     attachments::{AttachmentOwner, DeviceAttachments, Side, is_hook, matters, owner_of_filter},
 };
 
-/// What has to be known to look at what others have on devices.
+/// What an inspection needs besides the devices.
 #[expect(missing_debug_implementations, reason = "a function has nothing to show")]
 pub struct TcInspection {
     /// Which devices may be uplinks.
     pub uplinks: DeviceSelection,
-    /// Tells whose programs are on a device's hooks, ahead of all filters; nothing if that cannot be told.
+    /// The programs on a device's TCX and netkit hooks, which run ahead of all filters; `None` if they cannot be
+    /// listed.
     pub programs_on: Box<dyn Fn(u32) -> Option<DeviceAttachments> + Send + Sync>,
 }
 
-/// The kinds of each device's queues, by its index.
+/// The kinds of each device's qdiscs, by its index.
 pub(super) type Queues = BTreeMap<u32, BTreeSet<String>>;
 
-/// What packets meet on the devices that matter, by their index. Those that cannot be looked at are left out.
+/// The attachments of devices that matter, by their index. Devices that cannot be inspected are left out.
 ///
 /// # Errors
 ///
-/// If there is no socket.
+/// If the socket cannot be opened.
 pub(super) async fn inspect(
     devices: &[Device],
     mut queues: Queues,
@@ -57,7 +58,7 @@ pub(super) async fn inspect(
     Ok(all)
 }
 
-/// The kinds of every device's queues, in one go.
+/// The kinds of every device's qdiscs, in one dump.
 pub(super) async fn read_queues(lists: &Lists) -> Result<Queues, NetlinkError> {
     let pick = |message| if let RouteNetlinkMessage::NewQueueDiscipline(queue) = message { Some(queue) } else { None };
     let wanted = RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default());
@@ -68,7 +69,7 @@ pub(super) async fn read_queues(lists: &Lists) -> Result<Queues, NetlinkError> {
     Ok(queues)
 }
 
-/// Whether a device has an `ingress` queue.
+/// Whether a device has an `ingress` qdisc.
 pub(super) fn has_ingress_queue(queues: &Queues, ifindex: u32) -> bool {
     queues.get(&ifindex).is_some_and(|kinds| kinds.contains("ingress"))
 }
@@ -104,17 +105,17 @@ fn kind(message: &TcMessage) -> &str {
     kind.unwrap_or_default()
 }
 
-/// Whether a filter is new that is not ours, which attaching makes.
+/// Whether a filter belongs to other software.
 pub(super) fn is_others_filter(filter: &TcMessage) -> bool {
     owner(filter) == Some(AttachmentOwner::Other)
 }
 
-/// Whether packets may wait in a new queue.
+/// Whether a qdisc queues packets.
 pub(super) fn is_queue(queue: &TcMessage) -> bool {
     !is_hook(kind(queue))
 }
 
-/// Removes a device's clsact qdisc if no filter is left on it; its device's name if it was removed.
+/// Removes a device's clsact qdisc if it holds no filter, and returns the device's name if it did.
 ///
 /// # Errors
 ///

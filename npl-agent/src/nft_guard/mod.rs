@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Keeps replies what they are, and has them leave where their requests came in, beside rules of others.
+//! The nftables guard: a table that exempts replies of mapped endpoints from masquerading, and marks connections to
+//! mappings where policy routing needs that.
 //!
-//! To connection tracking, a request arrives for the Pod itself, and a reply is never translated. Once it has forgotten the
-//! connection, the Pod's next packet opens another one, from the Pod to the client, and a rule that masquerades what Pods
-//! send outside takes it: it leaves with a port that no client knows. A table of ours decides ahead of such rules that what
-//! comes from a mapping's end keeps its source. See design note 15.
+//! The kernel's conntrack sees a connection between client and Pod. Once it has timed the connection out, the Pod's
+//! next packet begins a new one from Pod to client. A masquerade rule for packets that leave the cluster then
+//! translates its source, and the client rejects it. A chain ahead of all such rules keeps the source of packets from
+//! mapped endpoints. See design note 15.
 //!
-//! Where a CNI marks connections that come for the Node, so that replies of Pods with routes of their own leave by the
-//! Node's, it does not see that a request came for the Node. A second chain sets that mark. See design note 21.
+//! A CNI with several interfaces marks connections to the Node, so that replies leave by the interface of the request.
+//! It does not recognize a translated request as one to the Node. A second chain sets the mark. See design note 21.
 
 mod rules;
 mod table;
@@ -35,15 +36,15 @@ use crate::core::{
     op::Op,
 };
 
-/// After a refusal of the kernel.
+/// The delay before a retry.
 const AGAIN: Duration = Duration::from_secs(5);
-/// Tables of the older iptables, which nftables does not know of.
+/// NAT tables of legacy iptables, which nftables does not list.
 const LEGACY_TABLES: [&str; 2] = ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
 
-/// Whether there is a guard.
+/// `--nft-guard`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum GuardMode {
-    /// Where somebody translates the sources of what leaves, or a mark leads replies back.
+    /// If a rule masquerades, or a rule of policy routing evaluates a mark.
     #[default]
     Auto,
     /// Always.
@@ -52,8 +53,8 @@ pub enum GuardMode {
     Off,
 }
 
-/// The guard, on a thread of its own: a transaction of nftables waits for those of others, who may write ten thousand
-/// rules. Dropping it leaves the table as it is.
+/// The guard, on a thread of its own: a transaction of nftables waits for those of other programs, which may write ten
+/// thousand rules. Dropping the guard keeps the table.
 #[derive(Debug)]
 pub struct Guard {
     updates: Option<Sender<Update>>,
@@ -62,16 +63,16 @@ pub struct Guard {
 
 #[derive(Debug)]
 enum Update {
-    /// All mappings there are.
+    /// All mappings.
     All(BTreeMap<Frontend, PodEndpoint>),
-    /// One that is new, or gone.
+    /// One mapping that was written or removed.
     One(Frontend, Option<PodEndpoint>),
-    /// Which connections are to be marked.
+    /// The connections to mark.
     Markings(BTreeSet<Marking>),
 }
 
 impl Guard {
-    /// Starts it; what is there is compared with what should be every `resync`.
+    /// Starts the guard. It compares the table with the desired one every `resync`.
     pub fn start(mode: GuardMode, resync: Duration) -> Self {
         let (updates, receiver) = mpsc::channel();
         let worker = Worker {
@@ -86,18 +87,19 @@ impl Guard {
         };
         let thread = thread::Builder::new().name("guard".to_owned()).spawn(move || worker.run(&receiver, resync));
         if let Err(error) = &thread {
-            warn!(err = %error, "no thread for the guard: replies of forgotten connections may be masqueraded");
+            warn!(err = %error, "the nftables guard's thread cannot be started: replies of timed-out connections \
+                                 may be masqueraded");
         }
         Self { updates: Some(updates), thread: thread.ok() }
     }
 
-    /// Takes in all mappings that there are.
+    /// Replaces all mappings.
     pub fn observe(&self, mappings: &BTreeMap<Frontend, Backend>) {
         let mapped = mappings.iter().map(|(frontend, backend)| (*frontend, endpoint(*frontend, backend)));
         self.tell(Update::All(mapped.collect()));
     }
 
-    /// Takes in what has been done.
+    /// Records an operation that was carried out.
     pub fn record(&self, op: &Op) {
         match op {
             Op::UpsertMapping(frontend, backend) => {
@@ -108,13 +110,13 @@ impl Guard {
         }
     }
 
-    /// Takes in which connections are to be marked. Until this is known, those that are marked stay so.
+    /// Replaces the connections to mark. Before the first call, the existing table keeps its marks.
     pub fn mark(&self, markings: &BTreeSet<Marking>) {
         self.tell(Update::Markings(markings.clone()));
     }
 
     fn tell(&self, updates: Update) {
-        // Where there is no thread, nobody listens.
+        // Without a thread, updates are dropped.
         drop(self.updates.as_ref().map(|listener| listener.send(updates)));
     }
 }
@@ -128,10 +130,10 @@ impl Drop for Guard {
     }
 }
 
-/// How `nft` names the table.
+/// The table's name as `nft` prints it.
 pub const TABLE: &str = "inet npl";
 
-/// Takes the table away; whether it was there.
+/// Removes the table, and returns whether it existed.
 ///
 /// # Errors
 ///
@@ -140,16 +142,16 @@ pub fn remove() -> io::Result<bool> {
     table::remove(&Connection::open()?)
 }
 
-/// What a guard's table does, as the kernel has it.
+/// The state of the table in the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TableState {
-    /// How many endpoints are guarded from masquerading; nothing where none is, or where somebody took a part away.
+    /// The number of endpoints that are exempted from masquerading; `None` if there is no complete table.
     pub guarded: Option<usize>,
-    /// Which connections are marked.
+    /// The connections that are marked.
     pub markings: BTreeSet<Marking>,
 }
 
-/// What is there.
+/// Reads the table.
 ///
 /// # Errors
 ///
@@ -162,7 +164,7 @@ pub fn read_state() -> io::Result<TableState> {
     Ok(TableState { guarded: keeps_sources.then_some(endpoints.len()), markings })
 }
 
-/// What a guard would have to do here against masquerading, and with what.
+/// Whether a guard is needed here, and whether nftables is available.
 ///
 /// # Errors
 ///
@@ -180,17 +182,17 @@ const fn endpoint(frontend: Frontend, backend: &Backend) -> PodEndpoint {
     PodEndpoint { addr: backend.pod_ip, protocol: frontend.protocol, port: backend.pod_port.0 }
 }
 
-/// What the thread knows.
+/// The state of the thread.
 struct Worker {
     mode: GuardMode,
     mapped: BTreeMap<Frontend, PodEndpoint>,
-    /// Nothing until somebody has looked.
+    /// The connections to mark; `None` before the first survey.
     markings: Option<BTreeSet<Marking>>,
-    /// What is in the table; nothing while there is none.
+    /// The content that the table was last known to have; `None` if it is not known.
     held: Option<Content>,
-    /// Whether it was needed against masquerading when that was last looked at.
+    /// Whether a masquerade rule existed at the last check.
     was_needed: bool,
-    /// Whether the table could not be kept.
+    /// Whether the table could not be written.
     failing: Last<bool>,
     /// Whether the table exempts endpoints from masquerading.
     keeps_sources: Last<bool>,
@@ -200,7 +202,7 @@ struct Worker {
 
 impl Worker {
     fn run(mut self, updates: &Receiver<Update>, resync: Duration) {
-        // The former agent's table is right until this one knows better.
+        // The table of the last agent stays until this one knows the mappings.
         let Ok(first) = updates.recv() else { return };
         self.take_in(first);
         let mut due = Instant::now();
@@ -223,8 +225,9 @@ impl Worker {
                 if self.failing.update(true) {
                     warn!(
                         %err,
-                        "the nftables guard cannot be kept; replies of forgotten connections may be masqueraded, and those \
-                         of Pods with routes of their own may leave by other interfaces"
+                        "the nftables guard's table cannot be written: replies of timed-out connections may be \
+                         masqueraded, and replies of Pods with routing tables of their own may leave by another \
+                         interface. The agent tries again every 5 s"
                     );
                 }
             }
@@ -255,11 +258,11 @@ impl Worker {
         Ok(())
     }
 
-    /// Reads back what there is, whoever changed it.
+    /// Compares the table with the desired one, and replaces it if they differ.
     fn verify(&mut self) -> io::Result<()> {
         let connection = Connection::open()?;
         let is_needed = self.is_needed()?;
-        // Of a list that others change meanwhile, something may be missing: once is not enough.
+        // A list that changes while it is read may lack a rule, so the guard stays until two checks in a row find none.
         let keeps_sources = std::mem::replace(&mut self.was_needed, is_needed) || is_needed;
         let found = table::if_known(table::read(&connection))?.flatten();
         let markings = match (&self.markings, &found) {
@@ -269,7 +272,7 @@ impl Worker {
         };
         if !keeps_sources && markings.is_empty() {
             if table::if_known(table::remove(&connection))?.unwrap_or_default() {
-                info!("nothing is to be guarded or marked; nftables table {TABLE} is taken away");
+                info!("the nftables guard is not needed: table {TABLE} is removed");
             }
             self.log(&Content::default());
             self.held = None;

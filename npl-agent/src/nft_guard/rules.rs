@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The rules of the guard's chains, as they are made and read back.
+//! The rules of the guard's chains: how they are built and parsed.
 
 use rtnetlink::packet_core::DefaultNla;
 
@@ -12,15 +12,15 @@ use crate::core::{
     model::Family,
 };
 
-/// How a family's addresses lie in headers and sets.
+/// The layout of a family's addresses in headers and sets.
 #[derive(Debug)]
 pub(super) struct Shape {
     pub(super) family: Family,
     pub(super) set: &'static str,
     nfproto: u8,
-    /// Offset of the source address in the header.
+    /// The offset of the source address in the IP header.
     source: u32,
-    /// Bytes of an address.
+    /// The length of an address in bytes.
     pub(super) length: u32,
     pub(super) key_type: u32,
 }
@@ -45,7 +45,7 @@ const V6: Shape = Shape {
 
 pub(super) const SHAPES: [&Shape; 2] = [&V4, &V6];
 
-/// Which end of a packet.
+/// An end of a packet.
 #[derive(Debug, Clone, Copy)]
 enum End {
     Source,
@@ -65,11 +65,11 @@ pub(super) fn keeps_source(shape: &Shape) -> Vec<DefaultNla> {
     rule
 }
 
-/// `iif DEVICE ct mark & MASK != MARK ip daddr . meta l4proto . th dport @endpoints_v4 ct mark set ct mark & ~MASK | MARK`,
-/// and the same of IPv6.
+/// `iif DEVICE ct mark & MASK != MARK ip daddr . meta l4proto . th dport @endpoints_v4 ct mark set ct mark & ~MASK |
+/// MARK`, and the same for IPv6.
 ///
-/// What is marked already is told from what is not before any look into the set. That the connection is new is not asked:
-/// datagrams of one that began before the rule was there would keep it unmarked for ever.
+/// Connections that have the mark skip the set lookup. The rule does not require a new connection: datagrams of one
+/// that began before the rule existed would otherwise never get the mark.
 pub(super) fn marks(marking: &Marking) -> Vec<DefaultNla> {
     let shape = if marking.family == Family::V4 { &V4 } else { &V6 };
     let (set, mask) = (marking.mark.value(), marking.mark.mask());
@@ -81,7 +81,7 @@ pub(super) fn marks(marking: &Marking) -> Vec<DefaultNla> {
     rule
 }
 
-/// What a rule marks; nothing of a rule that is not as [`marks`] makes it.
+/// The marking of a rule; `None` unless the rule is as [`marks`] builds it.
 pub(super) fn read_marking(rule: &[u8]) -> Option<Marking> {
     let made = |(_, expression)| {
         let name = find(expression, of::NAME)?.strip_suffix(&[0])?;
@@ -107,7 +107,7 @@ fn is_of_family(shape: &Shape) -> [DefaultNla; 2] {
     [meta(value::REGISTER, value::META_NFPROTO), compare(value::EQUAL, &[shape.nfproto])]
 }
 
-/// Address, protocol and port of an end are in the set.
+/// Matches address, protocol and port of one end against the set.
 fn is_endpoint(shape: &Shape, end: End) -> [DefaultNla; 4] {
     let behind = value::REGISTER + shape.length / 4;
     let port = match end {
@@ -149,7 +149,7 @@ fn compare(how: u32, with: &[u8]) -> DefaultNla {
     expression("cmp", &[number(of::COMPARED, value::REGISTER), number(of::COMPARED_HOW, how), with])
 }
 
-/// Of the register: what the mask keeps, with these bits turned.
+/// `register & mask ^ turned`.
 fn bitwise(mask: u32, turned: u32) -> DefaultNla {
     let operand = |kind, operand: u32| nest(kind, &[bytes(attribute::DATA_VALUE, &operand.to_ne_bytes())]);
     let registers = [number(of::BITWISE_FROM, value::REGISTER), number(of::BITWISE_TO, value::REGISTER)];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The guard's table: what is in it, how it is made and read back.
+//! The guard's table: its content, and how it is written and read.
 
 use std::{collections::BTreeSet, io, net::IpAddr, ops::ControlFlow};
 
@@ -16,30 +16,30 @@ use crate::core::{
 };
 
 pub(super) const TABLE: &str = "npl";
-/// Elements in one message: an attribute has 65 535 bytes at most.
+/// The number of elements in one message; an attribute is limited to 65 535 bytes.
 const TOGETHER: usize = 1000;
 
-/// Where replies come from.
+/// The Pod's end of a mapping, where replies come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PodEndpoint {
     pub(super) addr: IpAddr,
     pub(super) protocol: Protocol,
-    /// Host order.
+    /// In host order.
     pub(super) port: u16,
 }
 
-/// What is in the table.
+/// The content of the table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Content {
-    /// Ends of mappings, which the chains ask for.
+    /// The endpoints in the sets.
     pub(super) endpoints: BTreeSet<PodEndpoint>,
-    /// Whether what comes from them keeps its source.
+    /// Whether replies of the endpoints are exempted from masquerading.
     pub(super) keeps_sources: bool,
-    /// Which connections to them are marked.
+    /// The connections to the endpoints that are marked.
     pub(super) markings: BTreeSet<Marking>,
 }
 
-/// A chain at a hook.
+/// A base chain.
 struct Chain {
     name: &'static str,
     kind: &'static str,
@@ -47,13 +47,13 @@ struct Chain {
     priority: i32,
 }
 
-/// Ahead of everybody's `srcnat`, which is 100.
+/// Ahead of all `srcnat` chains, whose priority is 100.
 const REPLIES: Chain = Chain { name: "replies", kind: "nat", hook: uapi::POST_ROUTING, priority: 99 };
-/// `mangle`, behind connection tracking and ahead of routing.
+/// Priority `mangle`: after connection tracking, ahead of routing.
 const REQUESTS: Chain = Chain { name: "requests", kind: "filter", hook: uapi::PRE_ROUTING, priority: -150 };
 
 impl PodEndpoint {
-    /// Address, protocol and port, each of which takes whole words.
+    /// Address, protocol and port, each padded to 4 bytes.
     fn key(&self) -> Vec<u8> {
         let [high, low] = self.port.to_be_bytes();
         let tail = [self.protocol.number(), 0, 0, 0, high, low, 0, 0];
@@ -75,10 +75,10 @@ impl PodEndpoint {
     }
 }
 
-/// Makes the table with this content, in the place of one that may be there.
+/// Writes the table, and replaces an existing one.
 pub(super) fn replace(connection: &Connection, content: &Content) -> io::Result<()> {
     let table = |command| Message::new(command, vec![text(attribute::TABLE, TABLE)]);
-    // To be deleted, it has to be there.
+    // Deleting a table fails unless it exists.
     let anew = [table(message::NEW_TABLE), table(message::DEL_TABLE), table(message::NEW_TABLE)];
     let mut commands = Vec::from(anew);
     commands.extend((1..).zip(SHAPES).map(|(id, shape)| new_set(id, shape)));
@@ -94,24 +94,24 @@ pub(super) fn replace(connection: &Connection, content: &Content) -> io::Result<
     update(connection, &content.endpoints, &BTreeSet::new())
 }
 
-/// Adds some endpoints and takes others out.
+/// Adds and removes endpoints.
 pub(super) fn update(
     connection: &Connection,
     new: &BTreeSet<PodEndpoint>,
     gone: &BTreeSet<PodEndpoint>,
 ) -> io::Result<()> {
     let messages = elements(message::DEL_ELEMENT, gone).into_iter().chain(elements(message::NEW_ELEMENT, new));
-    // A transaction of all might not fit into the socket.
+    // One transaction of all elements might exceed the socket's buffer.
     messages.into_iter().try_for_each(|message| connection.commit(vec![message]))
 }
 
-/// Takes the table away; whether it was there.
+/// Removes the table, and returns whether it existed.
 pub(super) fn remove(connection: &Connection) -> io::Result<bool> {
     let removed = connection.commit(vec![Message::new(message::DEL_TABLE, vec![text(attribute::TABLE, TABLE)])]);
     if_there(removed).map(|removed| removed.is_some())
 }
 
-/// What is in the table; nothing if it is not there, or not whole.
+/// The content of the table; `None` if it is missing or incomplete.
 pub(super) fn read(connection: &Connection) -> io::Result<Option<Content>> {
     let mut endpoints = BTreeSet::new();
     for shape in SHAPES {
@@ -134,7 +134,7 @@ pub(super) fn read(connection: &Connection) -> io::Result<Option<Content>> {
     Ok(is_whole.then_some(Content { endpoints, keeps_sources: kept > 0, markings }))
 }
 
-/// Of a chain that is not there, there are none.
+/// A missing chain has no rules.
 fn list_rules(connection: &Connection, chain: &Chain, mut on_rule: impl FnMut(&[u8])) -> io::Result<()> {
     let of_chain = vec![text(attribute::TABLE, TABLE), text(attribute::RULE_CHAIN, chain.name)];
     let listed = connection.list(Message::new(message::GET_RULE, of_chain), |rule| {
@@ -144,8 +144,8 @@ fn list_rules(connection: &Connection, chain: &Chain, mut on_rule: impl FnMut(&[
     if_there(listed).map(drop)
 }
 
-/// Whether anybody else translates the sources of packets that leave; nothing where the kernel has no nftables. Of ten
-/// thousand chains, whose first ones most often tell it, no more are read than it takes.
+/// Whether another table translates sources in postrouting; `None` without nftables. Stops at the first such chain,
+/// since there may be ten thousand.
 pub(super) fn others_translate() -> io::Result<Option<bool>> {
     let mut found = false;
     let listed = Connection::open()?.list(Message::new(message::GET_CHAIN, Vec::new()).of_any_family(), |chain| {
@@ -159,7 +159,7 @@ pub(super) fn others_translate() -> io::Result<Option<bool>> {
     Ok(if_known(listed)?.map(|()| found))
 }
 
-/// Nothing where the kernel has no nftables.
+/// `None` if the kernel has no nftables.
 pub(super) fn if_known<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(None),
@@ -206,7 +206,7 @@ fn new_rule(chain: &Chain, expressions: &[DefaultNla]) -> Message {
     Message::new(message::NEW_RULE, attributes.collect())
 }
 
-/// Commands about the elements of both sets.
+/// Messages that add or remove elements of both sets.
 fn elements(command: u16, endpoints: &BTreeSet<PodEndpoint>) -> Vec<Message> {
     let mut messages = Vec::new();
     for shape in SHAPES {

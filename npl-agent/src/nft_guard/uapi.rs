@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Numbers of `linux/netfilter/nf_tables.h` and `linux/netfilter.h`, under the names that they have there.
+//! Constants of `linux/netfilter/nf_tables.h` and `linux/netfilter.h`, named as there.
 
-/// Messages of nftables, in the upper half of a netlink message's type.
+/// The nftables subsystem, in the upper byte of a netlink message type.
 pub(super) const SUBSYSTEM: u16 = 10;
 pub(super) const BATCH_BEGIN: u16 = 16;
 pub(super) const BATCH_END: u16 = 17;
@@ -27,7 +27,7 @@ pub(super) mod message {
     pub(in super::super) const DEL_ELEMENT: u16 = 14;
 }
 
-/// Attributes of tables, chains, rules, sets and lists of elements, of which the first is the table.
+/// Attributes of tables, chains, rules, sets and element lists. Attribute 1 of most is the table.
 pub(super) mod attribute {
     pub(in super::super) const TABLE: u16 = 1;
     pub(in super::super) const CHAIN_NAME: u16 = 3;
@@ -78,7 +78,7 @@ pub(super) mod expression {
     pub(in super::super) const NAT_ADDRESS: u16 = 3;
 }
 
-/// What expressions are told.
+/// Values of expression attributes.
 pub(super) mod value {
     /// The first register of four bytes.
     pub(in super::super) const REGISTER: u32 = 8;
@@ -93,12 +93,12 @@ pub(super) mod value {
     pub(in super::super) const SOURCE_NAT: u32 = 0;
 }
 
-/// What `nft` calls the parts of a set's keys, so that it can show them.
+/// nft's type identifiers of the parts of a set's key, so that `nft list` can print elements.
 pub(super) mod key_type {
     pub(in super::super) const IPV4_ADDRESS: u32 = 7;
     pub(in super::super) const IPV6_ADDRESS: u32 = 8;
     pub(in super::super) const PROTOCOL: u32 = 12;
     pub(in super::super) const PORT: u32 = 13;
-    /// Bits for each part.
+    /// Bits per part.
     pub(in super::super) const BITS: u32 = 6;
 }

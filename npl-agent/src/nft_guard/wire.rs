@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! nftables by netlink, as far as the guard needs it. Numbers in attributes are in network order.
+//! A minimal nftables client over netlink. Numbers in attributes are in network byte order.
 
 use std::{io, ops::ControlFlow};
 
@@ -17,10 +17,10 @@ use rtnetlink::{
 
 use super::uapi;
 
-/// The kernel answers at once, or once another transaction is over.
+/// The kernel answers at once, or after another transaction has ended.
 const ANSWER_TIMEOUT: TimeVal = TimeVal::new(10, 0);
 
-/// The value of an attribute in another one.
+/// An attribute with a value.
 pub(super) fn bytes(kind: u16, value: &[u8]) -> DefaultNla {
     DefaultNla::new(kind, value.to_vec())
 }
@@ -44,18 +44,18 @@ pub(super) fn nest(kind: u16, inner: &[DefaultNla]) -> DefaultNla {
 pub(super) struct Message {
     kind: u16,
     family: u8,
-    /// Of a transaction: whose it is.
+    /// The subsystem of a transaction.
     subsystem: u16,
     attributes: Vec<DefaultNla>,
 }
 
 impl Message {
-    /// About a table for both families; the command is one of [`uapi::message`].
+    /// A message about a table of family `inet`; the command is one of [`uapi::message`].
     pub(super) const fn new(command: u16, attributes: Vec<DefaultNla>) -> Self {
         Self { kind: uapi::SUBSYSTEM << 8 | command, family: uapi::NFPROTO_INET, subsystem: 0, attributes }
     }
 
-    /// The same about the tables of all families.
+    /// The same for tables of all families.
     pub(super) fn of_any_family(self) -> Self {
         Self { family: uapi::NFPROTO_UNSPEC, ..self }
     }
@@ -94,7 +94,7 @@ impl NetlinkDeserializable for Answer {
     }
 }
 
-/// A socket that talks to nftables.
+/// A netlink socket for nftables.
 #[derive(Debug)]
 pub(super) struct Connection(Socket);
 
@@ -106,7 +106,7 @@ impl Connection {
         Ok(Self(socket))
     }
 
-    /// ProgramSet out all of the commands or none.
+    /// Carries out all of the commands or none.
     ///
     /// # Errors
     ///
@@ -125,8 +125,8 @@ impl Connection {
         self.answers(|sequence| sequence == last, |_| ControlFlow::Continue(()))
     }
 
-    /// Asks for all objects of a kind and hands the attributes of each to `on_object`. Where that breaks off, the rest is
-    /// left to the connection, which is of no more use.
+    /// Lists all objects of a kind, and calls `on_object` with the attributes of each. If that breaks off, the
+    /// connection cannot be used again.
     ///
     /// # Errors
     ///
@@ -136,14 +136,14 @@ impl Connection {
         self.answers(|_| false, on_object)
     }
 
-    /// Hears answers until the one that is acknowledged last, or the end of a list.
+    /// Receives answers until `is_last` holds for an acknowledgement, or the list ends.
     fn answers(
         &self,
         is_last: impl Fn(u32) -> bool,
         mut on_object: impl FnMut(&[u8]) -> ControlFlow<()>,
     ) -> io::Result<()> {
         loop {
-            // The end of a child interrupts whoever waits with a limit.
+            // A signal, such as the end of a child process, interrupts a receive with a timeout.
             let datagram = match self.0.recv_from_full() {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 received => received?.0,
@@ -183,7 +183,7 @@ fn serialized(message: Message, flags: u16, sequence: u32) -> Vec<u8> {
     buffer
 }
 
-/// The attributes in a value; what cannot be read ends them.
+/// The attributes in a value, up to the first that cannot be parsed.
 pub(super) fn attributes(value: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     NlasIterator::new(value).map_while(Result::ok).map(|attribute| {
         let (kind, length) = (attribute.kind(), attribute.value_length());

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Keeps whoever changes the datapath by himself in his network namespace: an agent, a loader of programs, or a cleanup.
+//! The lock that keeps a second agent, `npl-agent load` and `npl-agent cleanup` from changing the datapath of a network
+//! namespace at the same time.
 
 use std::{
     io,
@@ -7,7 +8,8 @@ use std::{
     os::unix::net::{SocketAddr, UnixDatagram},
 };
 
-/// An abstract socket's name belongs to the network namespace, as the datapath does, and goes with the process.
+/// The name of an abstract socket. It belongs to the network namespace, as the datapath does, and disappears with the
+/// process.
 const NAME: &[u8] = b"npl-agent";
 
 /// Why the lock could not be taken.
@@ -23,7 +25,7 @@ pub enum LockError {
     Socket(#[source] io::Error),
 }
 
-/// Held for as long as this is there.
+/// The lock, which is held until this is dropped.
 #[derive(Debug)]
 pub struct Lock {
     _socket: UnixDatagram,
@@ -33,12 +35,12 @@ pub struct Lock {
 ///
 /// # Errors
 ///
-/// If another process has it, or the kernel refuses.
+/// If another process holds it, or the kernel refuses.
 pub fn take() -> Result<Lock, LockError> {
     take_named(NAME)
 }
 
-/// Whether a process has it. Nobody who takes it meanwhile finds it taken by this question.
+/// Whether a process holds the lock. Asking does not keep another process from taking it.
 pub fn is_taken() -> bool {
     is_taken_named(NAME)
 }
@@ -50,7 +52,7 @@ fn take_named(name: &[u8]) -> Result<Lock, LockError> {
     })
 }
 
-/// A socket of that name can be connected to; nothing is sent.
+/// Connects to the socket without sending anything.
 fn is_taken_named(name: &[u8]) -> bool {
     let connect = |address| UnixDatagram::unbound().and_then(|socket| socket.connect_addr(&address));
     SocketAddr::from_abstract_name(name).and_then(connect).is_ok()
@@ -66,7 +68,7 @@ mod tests {
 
     use super::{LockError, is_taken_named, take_named};
 
-    /// Another one for each test and process.
+    /// A name of its own for each test and process.
     fn name(test: &str) -> Vec<u8> {
         format!("npl-agent-{test}-{}", process::id()).into_bytes()
     }
@@ -83,7 +85,7 @@ mod tests {
         take_named(&name).unwrap();
     }
 
-    /// As `npl-agent status` asks while an agent starts.
+    /// `npl-agent status` may ask while an agent starts.
     #[test]
     fn asking_for_the_lock_does_not_keep_others_from_taking_it() {
         let (name, is_over) = (name("asked"), AtomicBool::new(false));

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Memory that is needed for a moment goes back to the system: a DaemonSet's agent is paid for on every Node.
+//! Returns memory to the system that is needed for a short time only, since every Node pays for the agent.
 //!
-//! glibc keeps a heap for each thread, and what is freed in the middle of one. A list of the API server, or the types
-//! of the kernel that programs are loaded by, would stay resident for as long as the agent runs.
+//! glibc keeps a heap for each thread, and freed blocks inside of one. A list of the API server, or the BTF types that
+//! loading needs, would stay resident for the life of the agent.
 
-/// Larger blocks, such as the body of a list, are mapped and unmapped on their own.
+/// Blocks of this size and more, such as the body of a list, are mapped and unmapped individually.
 #[cfg(target_env = "gnu")]
 const MAPPED_FROM: libc::c_int = 128 * 1024;
 
-/// Makes glibc use one heap for both threads. They wait for the API server, and not for each other.
+/// Makes glibc use one heap for both threads: they rarely allocate at the same time.
 pub fn share_one_heap() {
     #[cfg(target_env = "gnu")]
     for (parameter, value) in [(libc::M_ARENA_MAX, 1), (libc::M_MMAP_THRESHOLD, MAPPED_FROM)] {
@@ -18,7 +18,7 @@ pub fn share_one_heap() {
     }
 }
 
-/// Gives back whatever the heap does not need now.
+/// Returns free memory of the heap to the system.
 pub fn give_back() {
     #[cfg(target_env = "gnu")]
     #[expect(unsafe_code, reason = "no library in use wraps it")]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Log lines, on standard error: standard output belongs to results.
+//! The log, on standard error. Standard output is for the results of commands.
 
 use std::io::{self, IsTerminal};
 
@@ -8,10 +8,10 @@ use tracing_subscriber::{
     EnvFilter, Layer, Registry, filter::ParseError, layer::SubscriberExt, util::SubscriberInitExt,
 };
 
-/// The variable that says which log lines there are.
+/// The variable with the log filter.
 pub const FILTER_VARIABLE: &str = "NPL_LOG";
 
-/// kube tells every failed request at `error`; the agent says the same once, with what it means.
+/// kube logs every failed request at `error`; the agent logs the same once, with its effect.
 const DEFAULT_FILTER: &str = "warn,npl_agent=info,kube_client=off,kube_runtime=off";
 
 /// The format of log lines.
@@ -24,24 +24,24 @@ pub enum LogFormat {
     Json,
 }
 
-/// Why logging cannot begin.
+/// Why the log cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
-    /// `NPL_LOG` cannot be read.
+    /// `NPL_LOG` cannot be parsed.
     #[error("read {FILTER_VARIABLE}={text:?}: give levels by module, for example npl_agent=debug,warn")]
     Filter {
-        /// What was given.
+        /// The value.
         text: String,
-        /// What is wrong with it.
+        /// The parser's error.
         #[source]
         source: ParseError,
     },
-    /// Called twice.
-    #[error("start logging: it is started already")]
+    /// The log has already been started.
+    #[error("start logging: it has already been started")]
     AlreadyStarted(#[source] tracing_subscriber::util::TryInitError),
 }
 
-/// Starts logging; `filter` is the value of [`FILTER_VARIABLE`].
+/// Starts the log; `filter` is the value of [`FILTER_VARIABLE`].
 pub fn init(format: LogFormat, filter: Option<&str>) -> Result<(), TelemetryError> {
     let lines =
         tracing_subscriber::fmt::layer::<Registry>().with_writer(io::stderr).with_ansi(io::stderr().is_terminal());
@@ -53,7 +53,7 @@ pub fn init(format: LogFormat, filter: Option<&str>) -> Result<(), TelemetryErro
     tracing_subscriber::registry().with(filtered).try_init().map_err(TelemetryError::AlreadyStarted)
 }
 
-/// An empty variable is one that was not set: a chart writes it so.
+/// An empty variable counts as unset, since the chart may set it so.
 fn parse_filter(text: Option<&str>) -> Result<EnvFilter, TelemetryError> {
     let text = text.map(str::trim).filter(|text| !text.is_empty()).unwrap_or(DEFAULT_FILTER);
     EnvFilter::try_new(text).map_err(|source| TelemetryError::Filter { text: text.to_owned(), source })

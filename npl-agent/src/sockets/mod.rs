@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reservations: a bound socket per node port, so that no other process takes it.
+//! Reservations: a bound socket for each node port, so that no other process can use it.
 //!
-//! A TCP socket is bound without `listen` and without `SO_REUSEADDR`: every other bind fails, and a client of a port
-//! without mapping gets the kernel's RST instead of a connection that nobody serves.
+//! A TCP socket is bound without `listen` and without `SO_REUSEADDR`: every other bind fails, and a client of an
+//! unmapped port gets an RST from the kernel.
 //!
-//! A kernel that knows no SCTP has no socket to hold a port with, and nobody else has one either. It is not made to learn
-//! it: what a Node need not know is better not loaded.
+//! If the kernel has not loaded SCTP, an SCTP port is held without a socket, since no other process can have one
+//! either. The agent does not load SCTP, to keep the Node's attack surface small.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,13 +23,13 @@ use nix::{
 
 use crate::core::model::{Family, Frontend, NodePort, Protocol};
 
-/// What the kernel makes sockets for, one protocol a line.
+/// The protocols that the kernel has loaded, one per line.
 const PROTOCOLS: &str = "/proc/net/protocols";
 
 /// Why a port could not be reserved.
 #[derive(Debug, thiserror::Error)]
 pub enum ReserveError {
-    /// Another process has it.
+    /// Another process uses it.
     #[error("reserve node port {0}: another process has it")]
     Taken(Frontend),
     /// The kernel refused.
@@ -43,15 +43,16 @@ pub enum ReserveError {
     },
 }
 
-/// The sockets that are held.
+/// The reserved ports.
 #[derive(Debug, Default)]
 pub struct Reservations {
-    /// Nothing in the place of a socket that the kernel cannot make for anybody.
+    /// `None` for an SCTP port while the kernel has not loaded SCTP.
     held: BTreeMap<Frontend, Option<OwnedFd>>,
 }
 
 impl Reservations {
-    /// What is reserved. Not what was without a socket, once the kernel has learnt to make one.
+    /// The reserved ports. Drops those that are held without a socket once the kernel has loaded SCTP, so that they are
+    /// reserved again.
     pub fn observe(&mut self) -> BTreeSet<Frontend> {
         if self.held.values().any(Option::is_none) && kernel_knows_sctp() {
             self.held.retain(|_, socket| socket.is_some());
@@ -59,11 +60,11 @@ impl Reservations {
         self.held.keys().copied().collect()
     }
 
-    /// Reserves a port; one that is held stays held.
+    /// Reserves a port; a reserved port stays reserved.
     ///
     /// # Errors
     ///
-    /// If another process has the port, or the kernel refuses for another reason.
+    /// If another process uses the port, or the kernel refuses for another reason.
     pub fn reserve(&mut self, frontend: Frontend) -> Result<(), ReserveError> {
         if self.held.contains_key(&frontend) {
             return Ok(());
@@ -89,8 +90,8 @@ impl Reservations {
     }
 }
 
-/// Whether SCTP is built in or loaded; asking for a socket would load it. A list that cannot be read says nothing, and the
-/// socket is asked for.
+/// Whether SCTP is built in or loaded; asking for a socket would load it. If the list cannot be read, the agent asks
+/// for a socket.
 fn kernel_knows_sctp() -> bool {
     std::fs::read_to_string(PROTOCOLS).map_or(true, |list| list.lines().any(|line| line.starts_with("SCTP ")))
 }
@@ -103,12 +104,12 @@ fn bound_socket(frontend: Frontend) -> Result<OwnedFd, Errno> {
     let (kind, protocol) = match frontend.protocol {
         Protocol::Tcp => (SockType::Stream, Some(SockProtocol::Tcp)),
         Protocol::Udp => (SockType::Datagram, Some(SockProtocol::Udp)),
-        // nix has no name for it; the kernel picks SCTP for this type only if it is asked to.
+        // nix has no constant for SCTP, and the kernel chooses it only if it is named.
         Protocol::Sctp => return sctp_socket(frontend),
     };
     let fd = socket(family, kind, SockFlag::SOCK_CLOEXEC, protocol)?;
     if frontend.protocol == Protocol::Udp {
-        // Nobody reads what arrives when no mapping takes it: keep the kernel from storing it.
+        // Datagrams to an unmapped port are never read: keep the kernel from queueing them.
         setsockopt(&fd, sockopt::RcvBuf, &1)?;
     }
     bind_wildcard(&fd, frontend.family, frontend.node_port)?;
@@ -137,7 +138,7 @@ fn bind_wildcard(fd: &OwnedFd, family: Family, port: NodePort) -> Result<(), Err
             bind(fd.as_raw_fd(), &SockaddrIn::from(std::net::SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port.0)))
         }
         Family::V6 => {
-            // The same number may be reserved for IPv4 on its own.
+            // The same number may be reserved for IPv4 separately.
             setsockopt(fd, sockopt::Ipv6V6Only, &true)?;
             let any = std::net::SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, port.0, 0, 0);
             bind(fd.as_raw_fd(), &SockaddrIn6::from(any))
@@ -152,7 +153,7 @@ mod tests {
     use super::{Reservations, ReserveError};
     use crate::core::model::{Family, Frontend, NodePort, Protocol};
 
-    /// A port that the kernel says is free now.
+    /// A port that is free now.
     fn free_port() -> u16 {
         TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
     }
@@ -183,7 +184,7 @@ mod tests {
         assert!(reservations.observe().is_empty());
     }
 
-    /// With a socket where the kernel has one to give, and without where it has none.
+    /// With a socket if the kernel has loaded SCTP, and without otherwise.
     #[test]
     fn an_sctp_port_is_reserved_whatever_the_kernel_knows() {
         let mut reservations = Reservations::default();

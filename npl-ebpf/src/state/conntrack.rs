@@ -117,10 +117,12 @@ impl<'k, F: Family> Flow<'k, F> {
         F::flow_entry(self.key)
     }
 
-    /// Whether the flow has an entry that a Pod's packet can belong to.
+    /// Whether the flow has an entry, but for that of a handshake in progress, which only its numbers find.
     #[inline(always)]
-    pub fn has_entry(&self, reply: Segment) -> bool {
-        self.half_open().is_some() || self.table_entry().is_some() || self.handshake_of_reply(reply).is_some()
+    pub fn has_entry(&self) -> bool {
+        self.half_open().is_some()
+            || self.table_entry().is_some()
+            || slots::find_handshake::<F>(mid_stream_key(self.hash)).is_some()
     }
 
     /// Removes the entries of a flow whose handshake the Pod refused after the client had completed it.

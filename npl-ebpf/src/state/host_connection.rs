@@ -2,7 +2,7 @@
 //! The Node's own connections from ports of the range, see [`npl_common::host_connection`]. Their tuple has the remote end in the
 //! client's place, and the Node in the Pod's.
 
-use npl_common::{config::Config, conntrack::Segment, host_connection, mapping::Frontend};
+use npl_common::{config::Config, host_connection, mapping::Frontend};
 
 use super::{conntrack::Flow, lookup_cache, maps::Family, tuple::FlowTuple};
 use crate::{
@@ -13,15 +13,16 @@ use crate::{
 /// Records a packet that leaves from a port of the range, unless it is a reply that was translated before: by redirect, or on a device
 /// above this one.
 ///
-/// A RST is not recorded: the host refuses a client with it whose port has no mapping yet.
+/// A RST is not recorded: the host refuses a client with it whose port has no mapping yet. A SYN-ACK is not either: the Node opens its own
+/// connections, and a reply to a client's handshake has no entry that is found without its numbers.
 #[inline(always)]
-pub fn record_leaving<F: Family>(packet: &Packet<F>, segment: Segment) {
+pub fn record_leaving<F: Family>(packet: &Packet<F>, tcp_flags: u8) {
     let Some(config) = CONFIG.get(0) else { return };
     let Packet { ports, headers, .. } = packet;
     let (client_port, pod_port) = (u16::from_be(ports.destination), u16::from_be(ports.source));
     let tuple = &FlowTuple::<F> { client: headers.destination, client_port, pod: headers.source, pod_port };
     let protocol = headers.protocol;
-    if segment.flags & tcp_flag::RST != 0 || is_translated_reply(config, tuple, protocol, segment) {
+    if tcp_flags & tcp_flag::RST != 0 || is_translated_reply(config, tuple, protocol) {
         return;
     }
     let hash = tuple.hash(config.seed, protocol);
@@ -43,7 +44,7 @@ pub fn is_host_connection<F: Family>(config: &Config, tuple: &FlowTuple<F>, prot
 }
 
 #[inline(always)]
-fn is_translated_reply<F: Family>(config: &Config, tuple: &FlowTuple<F>, protocol: u8, segment: Segment) -> bool {
+fn is_translated_reply<F: Family>(config: &Config, tuple: &FlowTuple<F>, protocol: u8) -> bool {
     let frontend = Frontend { node_port: tuple.pod_port, protocol, pad: 0 };
     let Some((backend, _)) = lookup_cache::backend::<F, STACK>(config, frontend) else { return false };
     let tuple = FlowTuple::<F> {
@@ -53,5 +54,5 @@ fn is_translated_reply<F: Family>(config: &Config, tuple: &FlowTuple<F>, protoco
         pod_port: backend.port,
     };
     let key = F::flow_key(&tuple, protocol);
-    Flow::<F>::new(config.seed, &tuple, protocol, &key).is_some_and(|flow| flow.has_entry(segment))
+    Flow::<F>::new(config.seed, &tuple, protocol, &key).is_some_and(|flow| flow.has_entry())
 }

@@ -273,7 +273,7 @@ fn the_log_tells_of_pods_whose_replies_may_leave_by_another_interface() {
     world.create_pod("web-0");
     world.assert_served("web-0");
     let pod = world.topology.pods()[0].ip();
-    let warning = "rules route packets of Pods by tables of their own";
+    let warning = "policy routing rules give Pods routing tables of their own";
     // None of these has a Pod's packets take another way, and with the new address the agent has seen them.
     let harmless = format!("rule add from 192.0.2.10 lookup 100\nrule add from {pod} lookup main");
     world.topology.node().ip(&format!("{harmless}\naddr add 192.0.2.77/32 dev eth0")).unwrap();

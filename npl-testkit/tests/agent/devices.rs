@@ -120,9 +120,9 @@ fn addresses_that_find_no_room_are_told_once_and_the_published_ones_are_served()
     };
     let before = passes(&mut world);
     poll::until("two more looks at the Node", LIMIT, || (passes(&mut world) > before + 4).then_some(())).unwrap();
-    assert_eq!(world.agent_log().matches("more addresses than fit").count(), 1, "{}", world.agent_log());
+    assert_eq!(world.agent_log().matches("more addresses than the maps hold").count(), 1, "{}", world.agent_log());
     let table = world.agent_options(&[]).command(&["doctor"]).unwrap();
-    assert!(table.contains("addresses: clients who ask there are not served"), "{table}");
+    assert!(table.contains("addresses: clients that connect to these addresses are not served"), "{table}");
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn a_named_device_that_is_not_there_or_goes_is_told() {
     world.create_node();
     let devices = format!("{},later", world.topology.client().uplink.name());
     world.start_agent(&["--devices", &devices]);
-    let told = "--devices names a device that is not there";
+    let told = "--devices names a device that does not exist";
     world.wait_for_log(told);
     world.topology.node().ip("link add later type veth peer name later-end").unwrap();
     world.wait_for_metric(r#"npl_devices{state="attached"} 2"#);

@@ -67,11 +67,16 @@ fn settings_that_stop_traffic_are_told_and_are_ok_once_they_are_set_right() {
 
     assert_told(&world, "ip_forward", "failed", "set net.ipv4.ip_forward=1");
     assert_told(&world, "ipv6_forwarding", "warning", "set net.ipv6.conf.all.forwarding=1");
-    assert_told(&world, "conntrack_liberal", "warning", "needed for offload");
-    assert_told(&world, "conntrack_silence", "warning", "connections that are silent for longer are forgotten");
+    assert_told(&world, "conntrack_liberal", "warning", "only --forwarding offload needs it");
+    assert_told(&world, "conntrack_timeouts", "warning", "connections that are idle for longer");
     let (is_well, table) = doctor(&world, &[]);
     assert!(!is_well, "node ports do not work: {table}");
-    for words in ["CHECK", "net.ipv4.ip_forward=0", "ip_forward: requests over IPv4 end on the Node"] {
+    for words in [
+        "CHECK",
+        "net.ipv4.ip_forward=0",
+        "ip_forward: the kernel drops IPv4 requests before they reach \
+                                                     a Pod",
+    ] {
         assert!(table.contains(words), "{words} is not in\n{table}");
     }
 
@@ -82,8 +87,8 @@ fn settings_that_stop_traffic_are_told_and_are_ok_once_they_are_set_right() {
     assert_ok(&world, "ipv6_forwarding", "net.ipv6.conf.all.forwarding=1");
     assert_ok(&world, "conntrack_liberal", "nf_conntrack_tcp_be_liberal=1");
     node.sysctl("net/netfilter/nf_conntrack_tcp_timeout_unacknowledged", "432000").unwrap();
-    assert_ok(&world, "conntrack_silence", "nf_conntrack_tcp_timeout_unacknowledged=432000");
-    assert_told(&world, "datapath", "warning", "start an agent");
+    assert_ok(&world, "conntrack_timeouts", "nf_conntrack_tcp_timeout_unacknowledged=432000");
+    assert_told(&world, "datapath", "warning", "start the agent");
     let (is_well, all) = findings(&world);
     assert!(is_well, "warnings alone are no failure: {all:#}");
     assert_eq!(pins(), pins_before, "it has only looked");
@@ -100,22 +105,22 @@ fn an_agents_work_is_examined_while_it_runs_and_after_it() {
     assert_ok(&world, "datapath", "programs on eth0; mappings: 2");
     assert_ok(&world, "local_clients", "served by");
     assert_ok(&world, "rp_filter", "on eth0");
-    assert_ok(&world, "guard", "nobody translates");
+    assert_ok(&world, "nft_guard", "no rule masquerades");
     assert_ok(&world, "port_range", "61000-62000");
     let node = world.topology.node();
     node.sysctl("net/ipv4/ip_local_port_range", "60000 61500").unwrap();
     assert_told(&world, "port_range", "warning", "net.ipv4.ip_local_reserved_ports");
     node.sysctl("net/ipv4/ip_local_reserved_ports", "61000-62000").unwrap();
-    assert_ok(&world, "port_range", "the kernel lends 60000-61500");
+    assert_ok(&world, "port_range", "ephemeral ports of outgoing connections are 60000-61500");
 
     world.agent().kill().unwrap();
-    assert_told(&world, "agent", "warning", "follow no change");
+    assert_told(&world, "agent", "warning", "are not applied");
     assert_ok(&world, "datapath", "programs on eth0; mappings: 2");
     assert!(findings(&world).0, "the datapath goes on");
 
     // Whoever takes a device away takes the programs with it.
     world.topology.node().ip("link del eth0").unwrap();
-    assert_told(&world, "datapath", "failed", "no client outside reaches a node port");
+    assert_told(&world, "datapath", "failed", "no client outside the Node reaches a node port");
     assert!(!findings(&world).0, "nobody outside is served");
 }
 
@@ -127,12 +132,12 @@ fn pods_whose_replies_leave_elsewhere_are_told_until_a_mark_leads_them_back() {
     world.enable_service();
     world.create_pod("web-0");
     world.assert_served("web-0");
-    assert_ok(&world, key, "no rule routes a Pod's packets");
+    assert_ok(&world, key, "no policy routing rule");
     let (node, pod) = (world.topology.node().clone(), world.topology.pods()[0].ip());
     node.ip(&format!("rule add from {pod} lookup 100 priority 1536")).unwrap();
     assert_told(&world, key, "warning", "docs/datapath.md");
     node.ip("rule add fwmark 0x80/0x80 lookup main priority 1024").unwrap();
-    world.wait_for_log("connections to mappings are marked");
+    world.wait_for_log("marks connections to mappings");
     assert_ok(&world, key, "nftables table inet npl marks their connections");
     world.agent().kill().unwrap();
     node.nft("delete table inet npl").unwrap();

@@ -47,7 +47,7 @@ fn exhaustion_is_told_on_the_pod_once_and_ends_with_the_first_free_port() {
     world.wait_for_entries("web-0", 2);
     world.create_pod("web-1");
     let event = wait_for_event(&world, "web-1", "PortRangeExhausted");
-    assert_eq!(event["note"], "no IPv4 node port is free for pod port 8080/tcp; widen the port range of the agent");
+    assert_eq!(event["note"], "no IPv4 node port is free for pod port 8080/tcp: widen the agent's --port-range");
     assert_eq!(event.pointer("/regarding/kind").unwrap(), "Pod");
     assert!(described(&world, "pod", "web-1").contains("PortRangeExhausted"));
     assert_eq!(world.wait_for_entries("web-1", 1)[0].protocol, Protocol::Udp, "its other port is served");
@@ -93,7 +93,8 @@ fn a_protocol_that_is_not_served_is_told_on_the_service() {
     let event = wait_for_event(&world, "web", "UnsupportedProtocol");
     assert_eq!(
         event["note"],
-        "protocol sctp is not among the agent's --protocols; the service's other ports are served"
+        "protocol sctp is not among the agent's --protocols, so ports of this protocol get no node port; the \
+         service's other ports are served"
     );
     assert!(described(&world, "service", "web").contains("UnsupportedProtocol"));
     world.wait_for_metric(r#"npl_problems{reason="UnsupportedProtocol"} 1"#);

@@ -26,7 +26,7 @@ fn a_node_that_masquerades_its_pods_has_a_guard_until_a_cleanup() {
     let element = format!("{} . 6 . 8080", world.topology.pods()[0].ip());
     let is_guarded = || table(&world).is_some_and(|table| table.contains(&element));
     poll::until("the guard", LIMIT, || is_guarded().then_some(())).unwrap();
-    world.wait_for_log("replies are guarded from masquerading");
+    world.wait_for_log("exempts replies of mapped endpoints from masquerading");
     assert_eq!(guarded(), 2, "one of TCP and one of UDP");
     let status = options.command(&["status"]).unwrap();
     assert!(status.contains("nftables table inet npl, endpoints: 2"), "{status}");
@@ -66,7 +66,7 @@ fn connections_of_a_pod_that_a_rule_routes_apart_are_marked_for_as_long_as_it_do
     node.ip(RULE_OF_MARK).unwrap();
     rule_of_pod(&world, "add");
     poll::until("the mark", LIMIT, || is_marked(&world).then_some(())).unwrap();
-    world.wait_for_log("connections to mappings are marked");
+    world.wait_for_log("marks connections to mappings");
     let shown = table(&world).unwrap();
     assert!(shown.contains("iif \"eth0\"") && !shown.contains("snat"), "nobody masquerades: {shown}");
     let options = world.agent_options(&[]);
@@ -121,6 +121,6 @@ fn an_agent_whose_guard_is_off_marks_nothing_takes_away_what_was_marked_and_says
     poll::until("the mark", LIMIT, || is_marked(&world).then_some(())).unwrap();
     world.agent().kill().unwrap();
     world.start_agent(&["--resync", "1s", "--nft-guard", "off"]);
-    world.wait_for_log("with --nft-guard off nobody marks connections");
+    world.wait_for_log("with --nft-guard off no connection is marked");
     poll::until("the end of the mark", LIMIT, || table(&world).is_none().then_some(())).unwrap();
 }

@@ -51,7 +51,7 @@ fn programs_that_somebody_took_off_the_cgroup_are_back_with_the_next_look() {
     for protocol in [Protocol::Tcp, Protocol::Udp] {
         assert_eq!(ask(&world, &cgroup, protocol).unwrap().pod, "web-0");
     }
-    assert_eq!(world.agent_log().matches("are led to Pods").count(), 1);
+    assert_eq!(world.agent_log().matches("clients on the Node and in its Pods can connect to node ports").count(), 1);
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn without_a_cgroup_all_other_clients_are_served_and_one_warning_says_so() {
     world.create_pod("web-0");
     world.assert_served("web-0");
     let log = fs::read_to_string(world.agent().process().log()).unwrap();
-    let warnings: Vec<&str> = log.lines().filter(|line| line.contains("do not reach mappings")).collect();
+    let warnings: Vec<&str> = log.lines().filter(|line| line.contains("cannot connect to node ports")).collect();
     assert_eq!(warnings.len(), 1, "{warnings:?}");
     let (warning, expected) = (warnings[0], "/proc is not in a cgroup v2 hierarchy");
     assert!(warning.contains(expected) && warning.contains("--cgroup"), "{warning}");

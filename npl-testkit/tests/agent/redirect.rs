@@ -73,7 +73,7 @@ fn a_pod_behind_a_device_with_a_rate_limit_takes_the_stack_until_that_is_gone() 
     let (mut world, device) = world_with_redirected_pod(&["--forwarding", "redirect", "--resync", "10m"]);
     tc(&device, "qdisc add dev DEVICE root tbf rate 1mbit burst 32kbit latency 400ms");
     wait_for_redirected_pods(&world, 0);
-    world.wait_for_log("others have its device limit or order what passes");
+    world.wait_for_log("a qdisc of its device shapes or polices traffic");
     world.assert_served("web-0");
     tc(&device, "qdisc del dev DEVICE root");
     wait_for_redirected_pods(&world, 1);
@@ -89,7 +89,7 @@ fn a_pod_behind_a_device_with_a_filter_of_anothers_takes_the_stack_until_that_is
     for side in ["ingress", "egress"] {
         tc(&device, &format!("filter add dev DEVICE {side} protocol all prio 7 u32 match u32 0 0 flowid 1:1"));
         wait_for_redirected_pods(&world, 0);
-        world.wait_for_log("others have programs or filters on its device");
+        world.wait_for_log("its device has programs or filters of other software");
         world.assert_served("web-0");
         tc(&device, &format!("filter del dev DEVICE {side} protocol all prio 7 u32"));
         wait_for_redirected_pods(&world, 1);
@@ -118,7 +118,7 @@ fn an_agent_that_is_told_otherwise_gives_packets_back_to_the_stack() {
     let mut world = world_with(&["--forwarding", "redirect", "--attach", "auto"]);
     world.create_pod("web-0");
     wait_for_redirected_pods(&world, 1);
-    assert_eq!(place(&world), ["tc", "the way past the stack begins at TC"]);
+    assert_eq!(place(&world), ["tc", "--forwarding redirect and offload need TC"]);
     world.agent().kill().unwrap();
     world.start_agent(&[]);
     wait_for_redirected_pods(&world, 0);

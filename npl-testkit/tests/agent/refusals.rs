@@ -108,7 +108,7 @@ fn an_unknown_node_is_waited_for_and_named() {
 fn a_second_agent_and_a_bad_port_range_are_spoken_of() {
     let mut world = World::with_agent(&["--port-range", "32000-33000"]);
     let log = fs::read_to_string(world.agent().process().log()).unwrap();
-    assert!(log.contains("lends to outgoing connections") && log.contains("type NodePort"), "{log}");
+    assert!(log.contains("ephemeral ports") && log.contains("type NodePort"), "{log}");
     let bpffs = world.bpffs.path().to_str().unwrap().to_owned();
     let output = run(&world, &["run", "--node-name", NODE, "--bpffs", &bpffs]);
     assert_says(&output, 1, &["another npl-agent runs"]);

@@ -219,7 +219,7 @@ fn an_agent_whose_pins_somebody_removes_ends_and_the_next_one_makes_all_anew() {
     let status = poll::until("the end of the agent", LIMIT, || agent.process().exit_status()).unwrap();
     assert_eq!(status.0.code(), Some(1));
     let log = world.agent_log();
-    assert!(log.contains("somebody has removed or replaced what npl-agent pins there"), "{log}");
+    assert!(log.contains("another program has removed or replaced the pin"), "{log}");
     world.agent().restart().unwrap();
     world.wait_for_kernel_mappings(2);
     world.assert_answers(Protocol::Tcp, port, "web-0");

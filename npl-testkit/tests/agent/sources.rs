@@ -48,7 +48,7 @@ fn a_list_lets_in_whom_it_names_and_nobody_else() {
     let table = world.agent_options(&[]).command(&["mappings"]).unwrap();
     assert!(table.contains("SOURCES") && table.contains(&client), "{table}");
     let status = world.agent_options(&[]).command(&["status"]).unwrap();
-    assert!(status.contains("2 (2 for some sources only)"), "{status}");
+    assert!(status.contains("2 (2 restricted to allowed sources)"), "{status}");
 
     set_list(&world, Some("203.0.113.0/24"));
     wait_for_sources(&world, &json!(["203.0.113.0/24"]));

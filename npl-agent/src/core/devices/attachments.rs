@@ -1,74 +1,73 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What packets meet on a device beside our programs: programs, filters and queues of others, which a short way may pass
-//! by.
+//! Programs, filters and qdiscs of other software on a device, which a redirect would bypass.
 
 use std::collections::BTreeSet;
 
 use super::{Device, DeviceKind, DeviceSelection};
 
-/// Ours among filters of one priority, as its two halves.
+/// The handle of NPL's filters, as major and minor number.
 pub const FILTER_HANDLE: (u16, u16) = (0x4e50, 0x4c01);
-/// The priority of our filters: ahead of every filter that leaves the choice to the kernel.
+/// The priority of NPL's filters: ahead of all filters with a priority that the kernel chose.
 pub const FIRST: u16 = 1;
-/// That of those which are to see what is left by all others.
+/// The priority of NPL's filters that see packets after all other filters.
 pub const LAST: u16 = u16::MAX;
 
-/// Queues that drop nothing but what the device has no room for, and hold nothing back for long.
+/// Qdiscs of the kernel's default configurations, which neither shape nor police traffic.
 const PLAIN_QUEUES: [&str; 9] = ["noqueue", "pfifo_fast", "pfifo", "bfifo", "mq", "fq", "fq_codel", "codel", "sfq"];
-/// What filters hang on; no packet waits there.
+/// Qdiscs that only hold filters.
 const HOOKS: [&str; 2] = [HOOK_OF_BOTH, HOOK_OF_INGRESS];
-/// Takes filters for both directions.
+/// Has hooks for both directions.
 const HOOK_OF_BOTH: &str = "clsact";
-/// Takes filters for what comes in.
+/// Has a hook for ingress only.
 const HOOK_OF_INGRESS: &str = "ingress";
 
-/// Whose something is.
+/// The owner of a program or filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttachmentOwner {
-    /// This agent's, or its predecessor's.
+    /// This agent or an earlier one.
     Npl,
-    /// Anybody else's.
+    /// Other software.
     Other,
 }
 
-/// A direction in which packets pass a device.
+/// A direction, seen from the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// They come in by it.
+    /// Packets that come in by the device.
     Ingress,
-    /// They leave by it.
+    /// Packets that leave by the device.
     Egress,
 }
 
-/// What packets meet on a device.
+/// The qdiscs, programs and filters of a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeviceAttachments {
-    /// The kinds of its queues, as `tc` names them.
+    /// The kinds of its qdiscs, as `tc` names them.
     pub queues: BTreeSet<String>,
-    /// Programs and filters for what comes in, in the order in which packets meet them.
+    /// The owners of ingress programs and filters, in the order in which they run.
     pub ingress: Vec<AttachmentOwner>,
-    /// The same for what leaves.
+    /// The owners of egress programs and filters, in the order in which they run.
     pub egress: Vec<AttachmentOwner>,
 }
 
 impl DeviceAttachments {
-    /// Whether what leaves waits where others have said how long, or is dropped where they have said how much may pass.
+    /// Whether a qdisc shapes or polices traffic.
     pub fn has_limit(&self) -> bool {
         self.queues.iter().any(|kind| !PLAIN_QUEUES.contains(&kind.as_str()) && !is_hook(kind))
     }
 
-    /// Whether others have a program or a filter for a direction.
+    /// Whether other software has a program or filter for a direction.
     pub fn has_others(&self, side: Side) -> bool {
         self.on(side).contains(&AttachmentOwner::Other)
     }
 
-    /// Whether others have one behind ours, or where ours would come first, for what comes in.
+    /// Whether other software has an ingress program or filter that runs after NPL's.
     pub fn has_others_behind_npl(&self) -> bool {
         let npl = self.ingress.iter().position(|owner| *owner == AttachmentOwner::Npl);
         self.ingress.iter().skip(npl.unwrap_or_default()).any(|owner| *owner == AttachmentOwner::Other)
     }
 
-    /// The directions for which there may be filters.
+    /// The directions that can have filters.
     pub fn filtered_sides(&self) -> &'static [Side] {
         if self.queues.contains(HOOK_OF_BOTH) {
             &[Side::Ingress, Side::Egress]
@@ -79,7 +78,7 @@ impl DeviceAttachments {
         }
     }
 
-    /// Adds filters, behind all that is there.
+    /// Appends filters.
     pub fn add(&mut self, side: Side, owners: impl IntoIterator<Item = AttachmentOwner>) {
         match side {
             Side::Ingress => self.ingress.extend(owners),
@@ -95,14 +94,14 @@ impl DeviceAttachments {
     }
 }
 
-/// Whether a queue is none, but what filters hang on.
+/// Whether a qdisc only holds filters.
 pub fn is_hook(kind: &str) -> bool {
     HOOKS.contains(&kind)
 }
 
-/// Whose a filter is that the kernel tells of; nothing if it tells of a priority alone, which ours have as well.
+/// The owner of a filter; `None` for a message about a priority alone, which NPL may share.
 ///
-/// A priority comes with the kind of its filters and without a handle, ahead of the filters themselves.
+/// The kernel lists a priority, with a kind and without a handle, ahead of its filters.
 pub fn owner_of_filter(kind: &str, priority: u16, handle: (u16, u16)) -> Option<AttachmentOwner> {
     let is_npl = kind == "bpf" && [FIRST, LAST].contains(&priority);
     match handle {
@@ -112,7 +111,7 @@ pub fn owner_of_filter(kind: &str, priority: u16, handle: (u16, u16)) -> Option<
     }
 }
 
-/// Whether it matters what others have on a device: it leads to Pods of mappings, or may be an uplink.
+/// Whether a device's attachments matter: it leads to Pods with mappings, or may be an uplink.
 pub fn matters(device: &Device, lead_to_pods: &BTreeSet<u32>, uplinks: &DeviceSelection) -> bool {
     let may_be_uplink = match uplinks {
         DeviceSelection::Named(names) => names.contains(&device.name),

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is away for a moment only does not count as gone: addresses and routes are taken off a device and put back when a
-//! link bounces, a lease is renewed or a network manager starts again. To take the programs off in between would have the
-//! host answer for the Pods, and end their connections.
+//! Grace periods for addresses and devices that disappear. A link that bounces, a lease that is renewed and a network
+//! manager that restarts remove addresses and routes for a moment. If the programs were detached meanwhile, the host
+//! would answer in the place of the Pods and end their connections.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::core::model::Moment;
 
-/// How long that moment is. A link takes seconds to come up again, and IPv6 some more to find its addresses.
+/// The length of a grace period. A link takes seconds to come up, and IPv6 duplicate address detection some more.
 pub const GRACE_MILLIS: u64 = 10_000;
 
-/// Since when things are away that are gone on with.
+/// When each element disappeared.
 #[derive(Debug)]
 pub struct GracePeriods<K> {
     since: BTreeMap<K, Moment>,
@@ -23,7 +23,7 @@ impl<K> Default for GracePeriods<K> {
 }
 
 impl<K: Ord + Copy> GracePeriods<K> {
-    /// Those of what is held that are away, and not for long enough to count as gone.
+    /// The elements that are held and absent, within their grace period.
     pub fn update(&mut self, held: &BTreeSet<K>, present: &BTreeSet<K>, now: Moment) -> BTreeSet<K> {
         let since = |it: &K| (*it, self.since.get(it).copied().unwrap_or(now));
         let away: BTreeMap<K, Moment> = held.difference(present).map(since).collect();
@@ -31,7 +31,7 @@ impl<K: Ord + Copy> GracePeriods<K> {
         self.since.keys().copied().collect()
     }
 
-    /// When the first of them counts as gone.
+    /// When the first grace period ends.
     pub fn next_deadline(&self) -> Option<Moment> {
         self.since.values().min().map(|since| since.plus(GRACE_MILLIS))
     }

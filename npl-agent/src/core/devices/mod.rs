@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which devices carry the programs, and which addresses count as the Node's. Every device gets a reason.
+//! Decides which devices carry the programs, and which addresses are the Node's. Every decision has a reason.
 
 pub mod attachments;
 pub mod grace_periods;
@@ -11,92 +11,92 @@ pub mod xdp;
 
 use std::net::IpAddr;
 
-/// What a network device is, as far as the choice depends on it.
+/// The kind of a network device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceKind {
-    /// Hardware, or what the hypervisor shows as such.
+    /// Hardware, or a device that the hypervisor shows as such.
     Physical,
     /// `lo`.
     Loopback,
-    /// One end of a pair; usually a Pod's, on machines made of containers also the uplink.
+    /// One end of a veth pair: usually a Pod's, in machines that are containers also the uplink.
     Veth,
     /// A bridge; usually a CNI's, sometimes the uplink.
     Bridge,
-    /// Holds addresses and carries nothing.
+    /// A dummy device: has addresses and no traffic.
     Dummy,
-    /// Encapsulates: vxlan, geneve, ipip, wireguard, tun …
+    /// A tunnel: vxlan, geneve, ipip, wireguard, tun …
     Tunnel,
-    /// A virtual router, which routes what its members' hooks have seen.
+    /// A virtual router (VRF). It routes packets that its members have received.
     Vrf,
-    /// VLAN, bond, team and whatever else stands for an uplink.
+    /// VLAN, bond, team and other kinds of uplinks.
     Other,
 }
 
-/// Where the IP header of a packet is, as a device shows it to programs.
+/// Where the programs find the IP header of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkLayer {
     /// Behind an Ethernet header.
     Ethernet,
-    /// At the beginning: tunnels to one other end, PPP, raw IP.
+    /// At the beginning of the packet: point-to-point tunnels, PPP, raw IP.
     None,
-    /// Behind an Ethernet header and a tag, which a VLAN device with `reorder_hdr off` leaves there.
+    /// Behind an Ethernet header and a VLAN tag, which a VLAN device with `reorder_hdr off` leaves in the frame.
     Tagged,
-    /// Behind the tunnel's own headers, as GRE that has many other ends shows them.
+    /// Behind the tunnel's outer headers, which a GRE device without a remote address shows.
     Outer,
-    /// Behind a header that no program of ours knows, as InfiniBand's.
+    /// Behind a header that the programs do not parse, such as InfiniBand's.
     Other,
 }
 
-/// What a device belongs to.
+/// The kind of a device's master.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Master {
-    /// A bond, bridge or team, which takes its members' frames.
+    /// A bond, bridge or team, which receives the frames of its members.
     TakesFrames,
-    /// A virtual router.
+    /// A virtual router (VRF).
     Vrf,
 }
 
-/// A network device as seen now.
+/// A network device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
-    /// Kernel index.
+    /// The interface index.
     pub ifindex: u32,
-    /// The name now.
+    /// The interface name.
     pub name: String,
-    /// What it is.
+    /// The kind.
     pub kind: DeviceKind,
-    /// Where its packets have their IP header.
+    /// Where its packets have the IP header.
     pub link_layer: LinkLayer,
-    /// What it belongs to.
+    /// The master, if it has one.
     pub master: Option<Master>,
-    /// Whether it is one end of a pair, or the like, and the other is in another network namespace.
+    /// Whether it is one end of a veth or netkit pair whose other end is in another network namespace.
     pub peer_is_elsewhere: bool,
-    /// Whether a default route leaves by it.
+    /// Whether the main table has a default route by it.
     pub has_default_route: bool,
-    /// Its addresses of global scope, in the kernel's order.
+    /// Its addresses of global scope, in the order of the kernel's list.
     pub addresses: Vec<IpAddr>,
-    /// How its frames come.
+    /// Driver, MTU and further properties of the link.
     pub link: LinkFacts,
 }
 
-/// How frames come in by a device.
+/// Properties of a device's link.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LinkFacts {
-    /// The name of its driver, of hardware.
+    /// The name of the driver, if the device is hardware.
     pub driver: Option<String>,
-    /// The largest packet that it carries, in bytes.
+    /// The MTU in bytes.
     pub mtu: u32,
-    /// Whether VLAN devices and the like take frames from it.
+    /// Whether VLAN, macvlan or ipvlan devices are on top of it.
     pub has_upper_devices: bool,
-    /// Whether nothing leaves by it unless a program lets it, as a pair of netkit may be made.
+    /// Whether it is a netkit device that drops packets unless a program passes them.
     pub is_closed: bool,
-    /// Whether it has an `ingress` queue, which unlike `clsact` has no place for filters of what leaves.
+    /// Whether it has an `ingress` qdisc, which has no egress hook, unlike `clsact`.
     pub has_ingress_queue: bool,
 }
 
-/// What keeps filters away before Linux 6.6, for logs and the doctor.
-pub const HAS_INGRESS_QUEUE: &str = "has an ingress qdisc, which holds no filters for what leaves: replace it by clsact, \
-                                     which holds the same filters";
+/// Why filters cannot be attached before Linux 6.6, for logs and the doctor.
+pub const HAS_INGRESS_QUEUE: &str = "has an ingress qdisc, which has no egress hook: replace it by clsact, which \
+                                     holds the same filters";
 
 /// The TC hook of a program, seen from the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -110,7 +110,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// All of them.
+    /// All directions.
     pub const ALL: [Self; 3] = [Self::Ingress, Self::Egress, Self::ToPods];
 
     /// The name in tables and logs.
@@ -147,29 +147,29 @@ pub enum UplinkReason {
     Named,
     /// `--devices` names others.
     NotNamed,
-    /// It has one of the Node's published addresses.
+    /// The device has a published address of the Node.
     HasNodeAddress,
-    /// A default route leaves by it.
+    /// The main table has a default route by the device.
     HasDefaultRoute,
-    /// Replies to Pods of other Nodes leave by it.
+    /// A tunnel: replies to Pods of other Nodes leave by it.
     IsTunnel,
-    /// An uplink with an address.
+    /// The device has an address and is of a kind that uplinks have.
     IsUplink,
-    /// An earlier agent chose it, and which addresses the Node publishes is not known yet.
+    /// An earlier agent attached the programs, and the Node's published addresses are not known yet.
     Kept,
-    /// What it was chosen for was there a moment ago, and may come back.
+    /// The device was an uplink a moment ago, and its address or route may return.
     InGracePeriod,
     /// Its master carries the programs.
     IsEnslaved,
     /// Its members carry the programs.
     IsVrf,
-    /// Clients on the Node itself do not come in by a device.
+    /// Local clients are served by socket programs.
     IsLoopback,
-    /// Nothing leaves by it.
+    /// A dummy device has no traffic.
     IsDummy,
-    /// Without Node address and default route, a veth or bridge leads to Pods.
+    /// A veth or bridge without a Node address or default route leads to Pods.
     LeadsToPods,
-    /// Nobody can send to it.
+    /// No client can send to the device.
     HasNoAddress,
     /// [`LinkLayer::Tagged`].
     LeavesTags,
@@ -180,7 +180,7 @@ pub enum UplinkReason {
 }
 
 impl UplinkReason {
-    /// For tables and logs.
+    /// The text in tables and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Named => "named by --devices",
@@ -189,8 +189,8 @@ impl UplinkReason {
             Self::HasDefaultRoute => "has a default route",
             Self::IsTunnel => "tunnel to other Nodes",
             Self::IsUplink => "uplink with an address",
-            Self::Kept => "kept from an earlier agent until the Node's addresses are known",
-            Self::InGracePeriod => "was an uplink a moment ago",
+            Self::Kept => "attached by an earlier agent; kept until the Node's addresses are known",
+            Self::InGracePeriod => "was an uplink a moment ago; kept for a grace period",
             Self::IsEnslaved => "its master carries the programs",
             Self::IsVrf => "its members carry the programs",
             Self::IsLoopback => "loopback",
@@ -199,18 +199,18 @@ impl UplinkReason {
             Self::HasNoAddress => "has no address",
             Self::LeavesTags => "leaves VLAN tags in frames: set it to `reorder_hdr on`",
             Self::ShowsOuterHeaders => {
-                "a GRE tunnel without one remote end shows its own headers: set `remote` or `external`"
+                "a GRE tunnel without a remote address shows its outer headers: set `remote` or `external`"
             }
             Self::HasOtherLinkLayer => "its link layer is neither Ethernet nor none",
         }
     }
 
-    /// Whether a device does not carry the programs for want of what may come back.
+    /// Whether an uplink that is refused for this reason stays one for a grace period.
     pub const fn has_grace_period(self) -> bool {
         matches!(self, Self::LeadsToPods | Self::HasNoAddress)
     }
 
-    /// Whether clients may come by the device all the same, and are not served there.
+    /// Whether clients may use the device although the programs do not support it.
     pub const fn is_unsupported(self) -> bool {
         matches!(self, Self::LeavesTags | Self::ShowsOuterHeaders | Self::HasOtherLinkLayer)
     }
@@ -218,10 +218,10 @@ impl UplinkReason {
 
 /// Whether a device carries the programs, and why.
 ///
-/// Requests arrive where the Node's addresses are, replies leave by any device that leads away from the Pods; so a
-/// chosen device carries both programs. Until the Node's addresses are known, a device that carries them already keeps
-/// them: an agent that starts while the API server is away takes nothing off. Whatever chooses a device, programs that
-/// would look for headers where there are none are not put on it.
+/// Requests arrive by devices with the Node's addresses; replies leave by any device that leads away from Pods. So an
+/// uplink carries the programs of both directions. Until the Node's addresses are known, a device keeps the programs
+/// that it has: an agent that starts without an API server must not detach them. Programs are never attached to a
+/// device whose headers they do not parse.
 pub fn choose(
     device: &Device,
     selection: &DeviceSelection,
@@ -237,7 +237,7 @@ pub fn choose(
     let reason = chosen?;
     match unsupported_link_layer(device.link_layer) {
         None => Ok(reason),
-        // As `gre0`, which comes with the kernel's module: nothing goes through it.
+        // For instance `gre0`, which the kernel module creates: it has no traffic.
         Some(_) if reason == UplinkReason::IsTunnel && device.addresses.is_empty() => Err(UplinkReason::HasNoAddress),
         Some(unsupported_link_layer) => Err(unsupported_link_layer),
     }
@@ -284,8 +284,8 @@ fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<UplinkReason,
     }
 }
 
-/// The addresses that clients can reach mappings by, the more important first: the published ones that the machine
-/// has, then every other address of a device that is not a dummy (kube-proxy's IPVS mode keeps all cluster IPs on one).
+/// The addresses that mappings answer on, the more important first: published addresses that a device has, then all
+/// other addresses of devices that are not dummies. (kube-proxy's IPVS mode keeps all cluster IPs on a dummy.)
 pub fn local_addresses(devices: &[Device], node_ips: &[IpAddr]) -> Vec<IpAddr> {
     let real = devices.iter().filter(|device| device.kind != DeviceKind::Dummy);
     let all: Vec<IpAddr> = real.flat_map(|device| device.addresses.iter().copied()).collect();

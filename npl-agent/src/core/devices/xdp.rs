@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-//! On which devices requests are translated by XDP, in the driver, ahead of TC. Every device gets a reason.
+//! Decides on which uplinks the driver translates requests by XDP, ahead of TC. Every decision has a reason.
 
 use std::str::FromStr;
 
 use super::{Device, DeviceKind, LinkLayer, Master, redirect::Forwarding};
 
-/// The largest frame of which drivers give programs the whole, in a page with room in front and behind.
+/// The largest frame that drivers show to a program in one piece: a page, less headroom and tailroom.
 const LARGEST_WHOLE: u32 = 3498;
 
-/// Drivers that run programs on frames as they came by the wire, and whose checksums stand in the frames.
+/// Drivers that run programs on received frames with complete checksums.
 const SAFE_DRIVERS: [&str; 8] = ["mlx5_core", "ice", "i40e", "ixgbe", "bnxt_en", "ena", "virtio_net", "gve"];
 
 /// `--attach`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attach {
-    /// TC alone.
+    /// TC only.
     Tc,
-    /// XDP too, where that is known to be safe.
+    /// XDP too, on drivers that are known to be safe.
     Auto,
-    /// XDP too, wherever a driver takes it.
+    /// XDP too, on every driver that accepts the program.
     Xdp,
 }
 
-/// The text is none of `--attach`.
+/// The text is not a value of `--attach`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no place for programs: give tc, auto or xdp")]
+#[error("{0:?} is not a value of --attach: give tc, auto or xdp")]
 pub struct AttachError(String);
 
 impl FromStr for Attach {
@@ -40,34 +40,34 @@ impl FromStr for Attach {
     }
 }
 
-/// Why requests that come in by a device are translated by XDP, or by TC alone.
+/// Why XDP or TC translates the requests of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum XdpReason {
     /// `--attach tc`.
     NotRequested,
-    /// Packets pass the host's stack by from TC; what XDP translates would take it.
+    /// `--forwarding redirect` or `offload`: after XDP, requests would take the host's stack.
     BypassesStack,
-    /// The program reads Ethernet headers.
+    /// The program parses Ethernet headers only.
     NotEthernet,
-    /// What comes from this machine's own stack has checksums that are not finished, and XDP is not told.
+    /// Packets of this machine's own stack may have unfinished checksums, which XDP cannot recognize.
     IsVirtual,
-    /// Its master decides where its frames belong.
+    /// The device's master receives its frames.
     IsEnslaved,
-    /// A frame's tag may be told apart from the frame, and XDP is not told.
+    /// The VLAN tag may be stripped from the frame, which XDP cannot recognize.
     HasUpperDevices,
-    /// Nobody has tried it.
+    /// The driver is not in [`SAFE_DRIVERS`].
     UnknownDriver,
-    /// Its frames may be in parts, which this kernel's programs cannot have.
+    /// Frames may be in several parts, which this kernel does not show to programs.
     LargeFrames,
     /// A driver of [`SAFE_DRIVERS`].
     SafeDriver,
     /// `--attach xdp`.
     Forced,
-    /// Somebody else's program is there.
+    /// Other software has attached an XDP program.
     Occupied,
-    /// The driver took no program.
+    /// The driver rejects the program.
     DriverRefuses,
-    /// The kernel took the program for unsafe, or does not know its kind.
+    /// The kernel rejects the program, or does not support XDP.
     KernelRefuses,
 }
 
@@ -88,7 +88,7 @@ impl XdpReason {
         Self::KernelRefuses,
     ];
 
-    /// As in the names of files.
+    /// The name in pins.
     pub const fn key(self) -> &'static str {
         match self {
             Self::NotRequested => "not_requested",
@@ -107,22 +107,22 @@ impl XdpReason {
         }
     }
 
-    /// For tables and logs.
+    /// The text in tables and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::NotRequested => "--attach tc",
-            Self::BypassesStack => "the way past the stack begins at TC",
+            Self::BypassesStack => "--forwarding redirect and offload need TC",
             Self::NotEthernet => "no Ethernet headers",
             Self::IsVirtual => "virtual: checksums may be unfinished",
-            Self::IsEnslaved => "belongs to another device",
-            Self::HasUpperDevices => "other devices take frames from it",
+            Self::IsEnslaved => "enslaved to another device",
+            Self::HasUpperDevices => "VLAN or similar devices are on top of it",
             Self::UnknownDriver => "its driver is not known to be safe",
             Self::LargeFrames => "frames too large for XDP on this kernel",
             Self::SafeDriver => "its driver is known to be safe",
             Self::Forced => "--attach xdp",
-            Self::Occupied => "another XDP program is there",
-            Self::DriverRefuses => "its driver takes no XDP program now",
-            Self::KernelRefuses => "the kernel refuses the XDP program",
+            Self::Occupied => "another XDP program is attached",
+            Self::DriverRefuses => "its driver rejects the XDP program",
+            Self::KernelRefuses => "the kernel rejects the XDP program",
         }
     }
 
@@ -131,14 +131,15 @@ impl XdpReason {
         Self::ALL.into_iter().find(|reason| reason.key() == key)
     }
 
-    /// Whether to ask the kernel again while the device stays as it is. A driver may rebuild its queues for a program
-    /// before it refuses it.
+    /// Whether to try again while the device is unchanged. Other refusals are final: a driver may rebuild its queues
+    /// for each attempt.
     pub const fn is_temporary(self) -> bool {
         matches!(self, Self::Occupied)
     }
 }
 
-/// Whether requests on a device are translated by XDP, and why; `has_frags` says that programs may have frames in parts.
+/// Whether XDP translates the requests of a device, and why. `has_frags` is whether programs may be shown frames in
+/// parts.
 pub fn plan(device: &Device, attach: Attach, forwarding: Forwarding, has_frags: bool) -> Result<XdpReason, XdpReason> {
     if attach == Attach::Tc {
         return Err(XdpReason::NotRequested);
@@ -231,7 +232,7 @@ mod tests {
         assert_eq!(with(|device| device.link_layer = LinkLayer::None), Err(XdpReason::NotEthernet));
     }
 
-    /// What XDP translates takes the stack, and half of each conversation would.
+    /// After XDP, requests would take the host's stack, and replies would not.
     #[test]
     fn xdp_is_not_used_where_packets_bypass_the_stack() {
         for forwarding in [Forwarding::Redirect, Forwarding::Offload] {

@@ -4,7 +4,7 @@
 use super::{Facts, Finding, kernel::ASK_AS_ROOT};
 use crate::core::devices::{Device, DeviceSelection, HAS_INGRESS_QUEUE, choose, local_addresses};
 
-/// Devices by which clients may come, and on which programs cannot stand.
+/// Checks for devices that clients may use and that the programs do not support.
 pub(super) fn devices(facts: &Facts) -> Finding {
     let key = "devices";
     let devices = match &facts.devices {
@@ -14,12 +14,13 @@ pub(super) fn devices(facts: &Facts) -> Finding {
     let unsupported = devices.iter().filter_map(|device| Some(format!("{}: {}", device.name, refusal(facts, device)?)));
     let unsupported: Vec<String> = unsupported.collect();
     if unsupported.is_empty() {
-        return Finding::ok(key, "none refuses the programs");
+        return Finding::ok(key, "all devices support the programs");
     }
     Finding::warning(
         key,
         unsupported.join("; "),
-        "clients who come by such a device are not served, all others are: set it right, or have --devices name the others",
+        "clients that reach the Node by such a device are not served, all others are: change the device as \
+         described, or name the other devices with --devices",
     )
 }
 
@@ -31,7 +32,7 @@ fn refusal(facts: &Facts, device: &Device) -> Option<&'static str> {
     }
 }
 
-/// Addresses by which clients reach the Node, and no Pod.
+/// Checks for addresses of the Node that mappings do not answer on.
 pub(super) fn addresses(facts: &Facts) -> Finding {
     let key = "addresses";
     let (datapath, devices) = match (&facts.datapath, &facts.devices) {
@@ -39,20 +40,20 @@ pub(super) fn addresses(facts: &Facts) -> Finding {
         (Err(reason), _) | (_, Err(reason)) => return Finding::unknown(key, reason, ASK_AS_ROOT),
     };
     if !datapath.is_installed {
-        return Finding::ok(key, "none is served: see datapath");
+        return Finding::ok(key, "no address is served: see datapath");
     }
     let all = local_addresses(devices, &[]);
     let missing: Vec<_> = all.iter().filter(|addr| !datapath.addresses.contains(addr)).collect();
     let Some(first) = missing.first() else {
-        return Finding::ok(key, format!("node ports answer on all of the Node's, which are {}", all.len()));
+        return Finding::ok(key, format!("node ports answer on all {} addresses of the Node", all.len()));
     };
     let advice = if facts.is_agent_running {
-        "clients who ask there are not served: an agent takes a new address in within a second, and of each family 256, \
-         those that the Node publishes first"
+        "clients that connect to these addresses are not served: the agent adds a new address within a second, and \
+         serves 256 addresses of each family, published ones first"
     } else {
-        "clients who ask there are not served: start an agent, which takes them in"
+        "clients that connect to these addresses are not served: start the agent, which adds them"
     };
-    Finding::warning(key, format!("no node port answers on {} of {}: {first} …", missing.len(), all.len()), advice)
+    Finding::warning(key, format!("node ports do not answer on {} of {}: {first} …", missing.len(), all.len()), advice)
 }
 
 #[cfg(test)]
@@ -82,7 +83,7 @@ mod tests {
                 key,
                 State::Warning,
                 "1 of 3",
-                "start an agent",
+                "start the agent",
             ),
             (|it| it.datapath = Err("EPERM".to_owned()), key, State::Unknown, "EPERM", "as root"),
             (|it| it.datapath = Ok(Datapath::default()), key, State::Ok, "see datapath", ""),
@@ -112,8 +113,8 @@ mod tests {
                 "eth0: has an ingress qdisc",
                 "--devices",
             ),
-            // Links stand beside it.
-            (|it| first_device(it).link.has_ingress_queue = true, KEY, State::Ok, "none refuses", ""),
+            // TCX links coexist with an ingress qdisc.
+            (|it| first_device(it).link.has_ingress_queue = true, KEY, State::Ok, "all devices support", ""),
             (|it| it.devices = Err("EPERM".to_owned()), KEY, State::Unknown, "EPERM", "as root"),
         ]);
     }

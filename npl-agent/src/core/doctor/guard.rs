@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks of what the agent's table of nftables is for.
+//! Checks of the nftables guard.
 
 use super::{Facts, Finding, kernel::ASK_AS_ROOT};
 use crate::core::devices::{
@@ -8,34 +8,34 @@ use crate::core::devices::{
 };
 
 pub(super) fn masquerading(facts: &Facts) -> Finding {
-    const MEANING: &str = "what a Pod sends once connection tracking has forgotten its connection is masqueraded, and \
-                           means nothing to the client";
-    let key = "guard";
+    const MEANING: &str = "replies of a connection that connection tracking has timed out are masqueraded, and the \
+                           client rejects them";
+    let key = "nft_guard";
     let it = match &facts.masquerading {
         Ok(masquerading) => masquerading,
         Err(reason) => return Finding::unknown(key, reason, ASK_AS_ROOT),
     };
     match it.guarded {
         Some(endpoints) => Finding::ok(key, format!("nftables table inet npl, endpoints: {endpoints}")),
-        None if !it.is_done => Finding::ok(key, "none needed: nobody translates what leaves"),
+        None if !it.is_done => Finding::ok(key, "not needed: no rule masquerades packets that leave the Node"),
         None if !it.has_nftables => Finding::warning(
             key,
-            "what leaves is translated, and this kernel has no nftables",
-            format!("{MEANING}: load its module nf_tables, which the guard is made of"),
+            "packets that leave the Node are masqueraded, and this kernel has no nftables",
+            format!("{MEANING}: load the kernel module nf_tables, which the guard needs"),
         ),
         None if facts.is_installed() => Finding::warning(
             key,
-            "what leaves is translated, and there is no guard",
+            "packets that leave the Node are masqueraded, and there is no nftables guard",
             format!("{MEANING}: see --nft-guard, and the agent's log"),
         ),
-        None => Finding::ok(key, "nftables is there; an agent guards what it maps"),
+        None => Finding::ok(key, "nftables is available to the agent's guard"),
     }
 }
 
-/// As the agent finds it with another `--forwarding` than redirect; which one it has, nobody can see.
+/// Assumes `--forwarding stack` or `offload`, since the value is not visible from outside the agent.
 pub(super) fn reply_routes(facts: &Facts) -> Finding {
-    const MEANING: &str = "with --forwarding stack and offload, replies of these Pods leave by other interfaces than requests \
-                           came in by, and are lost where nobody expects them";
+    const MEANING: &str = "with --forwarding stack and offload, replies of these Pods leave by another interface \
+                           than their requests came in by, and may be dropped on the way";
     let key = "reply_routes";
     let routing = match &facts.routing {
         Ok(routing) => routing,
@@ -45,7 +45,7 @@ pub(super) fn reply_routes(facts: &Facts) -> Finding {
         (facts.devices.as_deref().unwrap_or_default(), facts.uplinks().map(|uplink| uplink.ifindex));
     let routes = routing.reply_routes(devices, &uplinks.collect());
     if routes == ReplyRoutes::default() {
-        return Finding::ok(key, "no rule routes a Pod's packets by a table of its own");
+        return Finding::ok(key, "no policy routing rule gives a Pod a routing table of its own");
     }
     let (pods, markings) = match (&facts.datapath, &facts.markings) {
         (Ok(datapath), Ok(markings)) => (&datapath.pods, markings),
@@ -53,7 +53,7 @@ pub(super) fn reply_routes(facts: &Facts) -> Finding {
     };
     let (are_marked, routes) = (routes.markings.is_subset(markings), routes.of(pods));
     let found = format!(
-        "rules route packets of mapped Pod addresses by tables of their own: {}",
+        "mapped Pod addresses with a routing table of their own: {}",
         routes.marked.len() + routes.unmarked.len()
     );
     match routes.problem(Forwarding::Stack, are_marked) {
@@ -61,12 +61,12 @@ pub(super) fn reply_routes(facts: &Facts) -> Finding {
         None => Finding::ok(key, format!("{found}; nftables table inet npl marks their connections")),
         Some((ReplyRouteProblem::NoMark, unmarked)) => Finding::warning(
             key,
-            format!("{found}; no mark leads these back: {}", unmarked.len()),
+            format!("{found}; no mark leads their replies to the main table: {}", unmarked.len()),
             format!("{MEANING}: see \"Beside the rules of others\" in docs/datapath.md"),
         ),
         Some((ReplyRouteProblem::MarkNotSet, _)) => Finding::warning(
             key,
-            format!("{found}; nobody marks their connections"),
+            format!("{found}; their connections are not marked"),
             format!("{MEANING}: see --nft-guard, and the agent's log"),
         ),
     }
@@ -90,7 +90,8 @@ mod tests {
         facts.masquerading.as_mut().unwrap()
     }
 
-    /// The mapped Pod has a table of its own, behind these rules; the main table leaves by the first device.
+    /// The mapped Pod has a table of its own, behind these rules; the main table has a default route by the first
+    /// device.
     fn routed_apart(facts: &mut Facts, ahead: Option<Mark>) {
         let (family, ifindex) = (Family::V4, first_device(facts).ifindex);
         let mark = ahead.map(|mark| Rule { family, selector: Selector::Mark(mark), table: MAIN_TABLE });
@@ -111,8 +112,14 @@ mod tests {
     fn pods_with_misrouted_replies_are_reported_unless_their_connections_are_marked() {
         const KEY: &str = "reply_routes";
         check(&[
-            (|it| routed_apart(it, None), KEY, State::Warning, "no mark leads these back: 1", "docs/datapath.md"),
-            (|it| routed_apart(it, Some(mark())), KEY, State::Warning, "nobody marks", "--nft-guard"),
+            (
+                |it| routed_apart(it, None),
+                KEY,
+                State::Warning,
+                "no mark leads their replies to the main table: 1",
+                "docs/datapath.md",
+            ),
+            (|it| routed_apart(it, Some(mark())), KEY, State::Warning, "are not marked", "--nft-guard"),
             (
                 |it| {
                     routed_apart(it, Some(mark()));
@@ -120,7 +127,7 @@ mod tests {
                 },
                 KEY,
                 State::Warning,
-                "nobody marks",
+                "are not marked",
                 "--nft-guard",
             ),
             (
@@ -140,7 +147,7 @@ mod tests {
                 },
                 KEY,
                 State::Ok,
-                "of mapped Pod addresses by tables of their own: 0",
+                "with a routing table of their own: 0",
                 "",
             ),
             (
@@ -153,7 +160,7 @@ mod tests {
                 "EPERM",
                 "as root",
             ),
-            (|it| it.markings = Err("EPERM".to_owned()), KEY, State::Ok, "no rule routes a Pod's packets", ""),
+            (|it| it.markings = Err("EPERM".to_owned()), KEY, State::Ok, "no policy routing rule", ""),
             (|it| it.routing = Err("EPERM".to_owned()), KEY, State::Unknown, "EPERM", "as root"),
         ]);
     }
@@ -161,22 +168,28 @@ mod tests {
     #[test]
     fn masquerading_without_a_guard_is_reported() {
         check(&[
-            (|it| masquerading(it).guarded = None, "guard", State::Warning, "there is no guard", "--nft-guard"),
+            (
+                |it| masquerading(it).guarded = None,
+                "nft_guard",
+                State::Warning,
+                "there is no nftables guard",
+                "--nft-guard",
+            ),
             (
                 |it| {
                     masquerading(it).guarded = None;
                     masquerading(it).has_nftables = false;
                 },
-                "guard",
+                "nft_guard",
                 State::Warning,
                 "this kernel has no nftables",
                 "nf_tables",
             ),
             (
                 |it| it.masquerading = Ok(Masquerading { has_nftables: false, is_done: false, guarded: None }),
-                "guard",
+                "nft_guard",
                 State::Ok,
-                "nobody translates what leaves",
+                "no rule masquerades",
                 "",
             ),
             (
@@ -184,12 +197,12 @@ mod tests {
                     nothing_pinned(it);
                     masquerading(it).guarded = None;
                 },
-                "guard",
+                "nft_guard",
                 State::Ok,
-                "nftables is there",
+                "nftables is available",
                 "",
             ),
-            (|it| it.masquerading = Err("EPERM".to_owned()), "guard", State::Unknown, "EPERM", "as root"),
+            (|it| it.masquerading = Err("EPERM".to_owned()), "nft_guard", State::Unknown, "EPERM", "as root"),
         ]);
     }
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks of the kernel, of rights, and of what is in the kernel.
+//! Checks of the kernel, of capabilities, and of the pinned datapath.
 
 use super::{Datapath, Device, Facts, Finding, Kernel};
 
-/// What to do where a process may not look.
-pub(super) const ASK_AS_ROOT: &str = "nothing can be said of it: ask again as root, or in the agent's container";
+/// The advice where this process may not read something.
+pub(super) const ASK_AS_ROOT: &str = "this check needs more rights: run it again as root, or in the agent's container";
 
 pub(super) fn version(kernel: &Kernel) -> Finding {
     let (key, found) = ("kernel", format!("Linux {}", kernel.release));
@@ -12,19 +12,20 @@ pub(super) fn version(kernel: &Kernel) -> Finding {
         return Finding::ok(key, found);
     }
     let needed = kernel.needed;
-    let advice = format!("the programs do not load, and node ports lead nowhere: run Linux {needed} or newer");
+    let advice = format!("the programs do not load and no node port is served: run Linux {needed} or newer");
     Finding::failed(key, found, advice)
 }
 
 pub(super) fn btf(has_btf: bool) -> Finding {
     let key = "btf";
     if has_btf {
-        return Finding::ok(key, "the kernel tells its types");
+        return Finding::ok(key, "BTF is available");
     }
     Finding::warning(
         key,
         "no /sys/kernel/btf/vmlinux",
-        "the kernel may refuse the programs, which nobody has tried without: run one with CONFIG_DEBUG_INFO_BTF",
+        "the kernel may reject the programs, which are not tested without BTF: run a kernel with \
+         CONFIG_DEBUG_INFO_BTF",
     )
 }
 
@@ -34,25 +35,25 @@ pub(super) fn bpffs(facts: &Facts) -> Finding {
         return Finding::ok(key, format!("mounted at {path}"));
     }
     let advice = format!(
-        "no agent starts without one, and node ports lead nowhere: mount it (`mount -t bpf bpf {path}`) or name another \
+        "the agent cannot start and no node port is served: mount one (`mount -t bpf bpf {path}`) or name another \
          with --bpffs"
     );
     Finding::failed(key, format!("none at {path}"), advice)
 }
 
-/// The rights of this process, which are those of the agent where it is run in its place.
+/// The capabilities of this process, which are the agent's if it runs in the agent's container.
 pub(super) fn rights(facts: &Facts) -> [Finding; 3] {
     let keys = ["cap_bpf", "cap_net_admin", "cap_perfmon"];
     let Some(rights) = facts.rights else {
-        return keys.map(|key| Finding::unknown(key, "the kernel does not tell", ASK_AS_ROOT));
+        return keys.map(|key| Finding::unknown(key, "the capabilities of this process cannot be read", ASK_AS_ROOT));
     };
     let needed = |key, name, is_held| {
         if is_held {
             return Finding::ok(key, "held");
         }
         let advice = format!(
-            "an agent with these rights changes nothing in the kernel, and node ports lead nowhere: run it as uid 0 with \
-             {name} (deploy/npl.yaml grants it)"
+            "an agent without this capability cannot load or attach programs, so no node port is served: run it as \
+             uid 0 with {name} (deploy/npl.yaml grants it)"
         );
         Finding::failed(key, "not held by this process", advice)
     };
@@ -64,24 +65,25 @@ pub(super) fn rights(facts: &Facts) -> [Finding; 3] {
     ]
 }
 
-/// A right that makes programs faster for as long as they are loaded, whoever had it.
+/// `CAP_PERFMON` of the process that loads the programs decides their speed.
 fn perfmon(key: &'static str, is_held: bool, facts: &Facts) -> Finding {
     let is_installed = facts.datapath.as_ref().is_ok_and(|datapath| datapath.is_installed);
     let are_mitigated = facts.datapath.as_ref().is_ok_and(|datapath| datapath.has_mitigated_programs);
     match (is_installed, are_mitigated, facts.kernel.has_tcx) {
-        (true, false, _) => Finding::ok(key, "the programs were loaded with it, and are as fast as they can be"),
+        (true, false, _) => {
+            Finding::ok(key, "the programs were loaded with it: the kernel added no barriers against speculation")
+        }
         (true, true, has_tcx) => {
-            let cost = if has_tcx { "" } else { ", packets are read by a helper, and XDP has no program" };
+            let cost = if has_tcx { "" } else { ", programs read packets by a helper, and there is no XDP program" };
             let advice = format!(
-                "the kernel's barriers against speculation are in them, and a packet takes some 0.3 µs longer{cost}: have \
-                 `npl-agent load` run with it ahead of the agent, as the init container of deploy/npl.yaml does"
+                "the programs contain the kernel's barriers against speculation, so each packet takes some 0.3 µs \
+                 longer{cost}: run `npl-agent load` with it before the agent starts, as the init container of \
+                 deploy/npl.yaml does"
             );
             Finding::warning(key, "the programs were loaded without it", advice)
         }
         (false, ..) if is_held => Finding::ok(key, "held"),
-        (false, ..) => {
-            Finding::ok(key, "not held by this process; whoever loads the programs has it, or they are slower")
-        }
+        (false, ..) => Finding::ok(key, "not held by this process; programs that are loaded without it are slower"),
     }
 }
 
@@ -91,22 +93,22 @@ pub(super) fn agent(facts: &Facts) -> Finding {
         return Finding::ok(key, "running");
     }
     let meaning = if facts.is_installed() {
-        "mappings go on translating and follow no change"
+        "mappings keep translating, but changes of Pods and Services are not applied"
     } else {
-        "no Pod gets a node port of this Node"
+        "no Pod of this Node gets a node port"
     };
-    Finding::warning(key, "not running", format!("{meaning}: start it; the log of the last one says why it ended"))
+    Finding::warning(
+        key,
+        "not running",
+        format!("{meaning}: start the agent; the log of the last one says why it ended"),
+    )
 }
 
 pub(super) fn datapath(facts: &Facts) -> Finding {
     let key = "datapath";
     let datapath = match &facts.datapath {
         _ if !facts.is_bpffs_mounted => {
-            return Finding::unknown(
-                key,
-                "there is no BPF file system to look in",
-                "node ports lead nowhere: see bpffs",
-            );
+            return Finding::unknown(key, "no BPF file system is mounted", "no node port is served: see bpffs");
         }
         Ok(datapath) => datapath,
         Err(reason) => return Finding::unknown(key, reason, ASK_AS_ROOT),
@@ -120,7 +122,8 @@ pub(super) fn datapath(facts: &Facts) -> Finding {
         return Finding::failed(
             key,
             format!("no device carries programs in both directions; mappings: {mappings}"),
-            "no client outside reaches a node port: name the uplinks with --devices, or see why in the agent's log",
+            "no client outside the Node reaches a node port: name the uplinks with --devices; the agent's log says \
+             why each device was left out",
         );
     }
     Finding::ok(key, format!("programs on {}; mappings: {mappings}", attached.join(", ")))
@@ -129,14 +132,14 @@ pub(super) fn datapath(facts: &Facts) -> Finding {
 fn not_installed(key: &'static str, facts: &Facts) -> Finding {
     let found = format!("nothing is pinned below {}", facts.bpffs);
     if facts.is_agent_running {
-        let advice = "node ports lead nowhere, or what leads them is elsewhere: name the agent's own --bpffs, unless it \
-                      has retired";
+        let advice = "no node port is served, or the agent uses another BPF file system: name the agent's --bpffs, \
+                      unless it has retired";
         return Finding::failed(key, found, advice);
     }
-    Finding::warning(key, found, "node ports lead nowhere: start an agent")
+    Finding::warning(key, found, "no node port is served: start the agent")
 }
 
-/// The names of the devices that carry programs; those that are gone carry nothing.
+/// The names of existing devices that carry programs.
 fn attached(datapath: &Datapath, devices: Result<&[Device], &String>) -> Vec<String> {
     let name = |ifindex: &u32| match devices {
         Ok(devices) => devices.iter().find(|device| device.ifindex == *ifindex).map(|device| device.name.clone()),
@@ -146,7 +149,7 @@ fn attached(datapath: &Datapath, devices: Result<&[Device], &String>) -> Vec<Str
 }
 
 pub(super) fn local_clients(facts: &Facts) -> Finding {
-    const MEANING: &str = "clients on the Node itself and in its Pods do not reach node ports, all others do";
+    const MEANING: &str = "clients on the Node and in its Pods cannot connect to node ports; all other clients can";
     let key = "local_clients";
     let hooks = facts.datapath.as_ref().map_or(&[][..], |datapath| &datapath.socket_hooks);
     if !hooks.is_empty() {

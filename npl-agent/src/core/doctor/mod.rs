@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What may keep node ports of this Node from working: facts of the machine in, findings out.
+//! Checks for everything that keeps node ports of this Node from working: facts in, findings out.
 
 mod devices;
 mod guard;
@@ -19,51 +19,51 @@ use super::{
     model::{Family, settings::PortRange},
 };
 
-/// The machine as it is now. What could not be read has the reason in its place.
+/// The facts about the machine. A fact that cannot be read is the reason for that.
 #[derive(Debug, Clone)]
 pub struct Facts {
     /// The running kernel.
     pub kernel: Kernel,
-    /// Whether it tells its own types.
+    /// Whether the kernel has BTF.
     pub has_btf: bool,
-    /// Where the BPF file system is looked for.
+    /// The directory of the BPF file system.
     pub bpffs: String,
-    /// Whether it is there.
+    /// Whether it is mounted.
     pub is_bpffs_mounted: bool,
-    /// What this process may do.
+    /// The capabilities of this process; `None` if they cannot be read.
     pub rights: Option<Rights>,
     /// Whether an agent runs in this network namespace.
     pub is_agent_running: bool,
-    /// What is pinned.
+    /// The pinned datapath.
     pub datapath: Result<Datapath, String>,
-    /// Where the version 2 hierarchy of control groups is.
+    /// Where the cgroup v2 hierarchy is mounted.
     pub cgroup: Option<String>,
     /// The Node's devices.
     pub devices: Result<Vec<Device>, String>,
-    /// Settings of this network namespace.
+    /// The sysctls of this network namespace.
     pub sysctls: Sysctls,
-    /// What becomes of the sources of packets that leave.
+    /// Whether replies are masqueraded, and guarded from that.
     pub masquerading: Result<Masquerading, String>,
-    /// By which tables packets leave.
+    /// Policy routing.
     pub routing: Result<Routing, String>,
-    /// Which connections are marked.
+    /// The connections that the nftables guard marks.
     pub markings: Result<BTreeSet<Marking>, String>,
 }
 
-/// A kernel.
+/// The kernel.
 #[derive(Debug, Clone)]
 pub struct Kernel {
-    /// As it names itself.
+    /// The release.
     pub release: String,
-    /// The oldest that is new enough.
+    /// The oldest supported release.
     pub needed: &'static str,
-    /// Whether it is.
+    /// Whether the kernel is supported.
     pub is_new_enough: bool,
-    /// Whether TC hooks take BPF links.
+    /// Whether TCX is supported.
     pub has_tcx: bool,
 }
 
-/// Capabilities that are in effect, or others that stand for them.
+/// Effective capabilities, including those that `CAP_SYS_ADMIN` implies.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Rights {
     /// `CAP_BPF`.
@@ -74,28 +74,28 @@ pub struct Rights {
     pub perfmon: bool,
 }
 
-/// What is pinned.
+/// The pinned datapath.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Datapath {
-    /// Whether anything is.
+    /// Whether anything is pinned.
     pub is_installed: bool,
-    /// Whether programs are loaded that have the kernel's barriers against speculation.
+    /// Whether programs with the kernel's barriers against speculation are loaded.
     pub has_mitigated_programs: bool,
-    /// Indexes of the devices that carry a program in both directions, whether or not they are there.
+    /// The devices that carry a program in both directions, by their index; a device may be gone.
     pub attached_devices: BTreeSet<u32>,
-    /// The addresses that count as the Node's.
+    /// The addresses that mappings answer on.
     pub addresses: BTreeSet<IpAddr>,
-    /// Hooks by which clients on the Node itself are served.
+    /// The socket hooks that serve local clients.
     pub socket_hooks: Vec<&'static str>,
-    /// The agent's ports.
+    /// The configured port range.
     pub port_range: Option<PortRange>,
-    /// How many mappings there are of each family that has any.
+    /// The number of mappings of each family that has any.
     pub mappings: BTreeMap<Family, usize>,
-    /// Addresses that they lead to.
+    /// The Pod addresses of the mappings.
     pub pods: BTreeSet<IpAddr>,
 }
 
-/// Settings of a network namespace.
+/// The sysctls of a network namespace.
 #[derive(Debug, Clone)]
 pub struct Sysctls {
     /// `net.ipv4.ip_forward`.
@@ -118,43 +118,43 @@ pub struct Sysctls {
     pub reserved_ports: Setting,
 }
 
-/// One of them.
+/// The value of a sysctl.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Setting {
-    /// Its text, without white space around it.
+    /// The text without surrounding white space.
     Is(String),
-    /// The kernel has no such setting now.
+    /// The kernel does not have the sysctl now.
     Missing,
     /// Why it cannot be read.
     Unreadable(String),
 }
 
-/// What becomes of the sources of packets that leave.
+/// Masquerading of packets that leave the Node.
 #[derive(Debug, Clone, Copy)]
 pub struct Masquerading {
-    /// Whether the kernel has nftables, which a guard is made of.
+    /// Whether the kernel has nftables, which the guard needs.
     pub has_nftables: bool,
-    /// Whether somebody translates them.
+    /// Whether a rule masquerades.
     pub is_done: bool,
-    /// How many ends of mappings are guarded from it; nothing where there is no guard.
+    /// The number of endpoints that the guard exempts; `None` without a guard.
     pub guarded: Option<usize>,
 }
 
-/// How a check ended.
+/// The state of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// Nothing to do.
+    /// No action is needed.
     Ok,
-    /// Some traffic, or what may be asked for, does not work.
+    /// Some traffic, or a feature that may be requested, does not work.
     Warning,
     /// Node ports do not work.
     Failed,
-    /// It could not be looked at.
+    /// The check could not be made.
     Unknown,
 }
 
 impl State {
-    /// For tables and programs.
+    /// The text in tables and JSON.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -165,16 +165,16 @@ impl State {
     }
 }
 
-/// The outcome of a check.
+/// The result of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// Which check; the same in every version.
+    /// The key of the check, which is stable across versions.
     pub key: &'static str,
-    /// How it ended.
+    /// The state.
     pub state: State,
-    /// What is there.
+    /// What was found.
     pub found: String,
-    /// What that means for traffic and what to do, unless it is all right.
+    /// The effect on traffic and the remedy; `None` if the state is ok.
     pub advice: Option<String>,
 }
 
@@ -200,7 +200,7 @@ impl Finding {
     }
 }
 
-/// Every check, in the order in which a user can do something about it.
+/// All checks, in the order in which an operator can act on them.
 pub fn examine(facts: &Facts) -> Vec<Finding> {
     let mut findings = vec![kernel::version(&facts.kernel), kernel::btf(facts.has_btf), kernel::bpffs(facts)];
     findings.extend(kernel::rights(facts));
@@ -215,7 +215,7 @@ pub fn examine(facts: &Facts) -> Vec<Finding> {
     findings.extend([
         sysctls::rp_filter(facts),
         sysctls::conntrack_liberal(&facts.sysctls),
-        sysctls::conntrack_silence(&facts.sysctls),
+        sysctls::conntrack_timeouts(&facts.sysctls),
         sysctls::port_range(facts),
     ]);
     findings.extend([guard::masquerading(facts), guard::reply_routes(facts)]);
@@ -227,7 +227,7 @@ impl Facts {
         self.datapath.as_ref().is_ok_and(|datapath| datapath.is_installed)
     }
 
-    /// Devices by which clients' packets come in and leave: those that an agent took, or would take.
+    /// Uplinks: devices that the agent chose, or would choose.
     fn uplinks(&self) -> impl Iterator<Item = &Device> {
         let devices = self.devices.as_deref().unwrap_or_default().iter();
         devices.filter(|device| choose(device, &DeviceSelection::Auto, &[], self.is_attached(device)).is_ok())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks of the network namespace's settings.
+//! Checks of sysctls.
 
 use std::collections::BTreeSet;
 
@@ -12,13 +12,13 @@ use crate::core::{
     },
 };
 
-/// What to do where a file of `/proc/sys` does not open.
-const SEE_PROC: &str = "nothing can be said of it: ask again as root, where /proc is mounted";
-/// Connection tracking's setting that offload needs.
+/// The advice where a file of `/proc/sys` cannot be read.
+const SEE_PROC: &str = "this setting cannot be read: run the check again as root, where /proc is mounted";
+/// The setting that offload needs.
 const TCP_BE_LIBERAL: &str = "net.netfilter.nf_conntrack_tcp_be_liberal";
 const TCP_UNACKNOWLEDGED: &str = "net.netfilter.nf_conntrack_tcp_timeout_unacknowledged";
 
-/// How sure it is that Pods have addresses of a family.
+/// Whether Pods have addresses of a family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Need {
     No,
@@ -44,11 +44,11 @@ pub(super) fn forwarding(facts: &Facts, family: Family) -> Finding {
         Need::Perhaps => (State::Warning, format!(", if Pods have {family} addresses")),
         Need::Yes => (State::Failed, String::new()),
     };
-    let advice = format!("requests over {family} end on the Node and reach no Pod: set {name}=1{condition}");
+    let advice = format!("the kernel drops {family} requests before they reach a Pod: set {name}=1{condition}");
     Finding::not_ok(key, state, found, advice)
 }
 
-/// By the mappings that there are; before the first, by the Node's addresses.
+/// Decided by the mappings, and before the first mapping by the Node's addresses.
 fn need(facts: &Facts, family: Family) -> Need {
     let mapped = facts.datapath.as_ref().map(|datapath| &datapath.mappings).ok().filter(|it| !it.is_empty());
     if mapped.is_some_and(|mapped| mapped.contains_key(&family)) {
@@ -67,16 +67,16 @@ fn need(facts: &Facts, family: Family) -> Need {
     }
 }
 
-/// A strict filter lets both directions pass: each takes the route that it would take without mappings.
+/// Strict filtering passes both directions, since each takes the same route as without NPL.
 pub(super) fn rp_filter(facts: &Facts) -> Finding {
     let key = "rp_filter";
     let all = match &facts.sysctls.rp_filter {
         Setting::Is(value) => value,
-        Setting::Missing => return Finding::ok(key, "the kernel has none"),
+        Setting::Missing => return Finding::ok(key, "this kernel has no rp_filter"),
         Setting::Unreadable(reason) => return Finding::unknown(key, reason, SEE_PROC),
     };
     let of = |device: &str| match facts.sysctls.rp_filters.get(device) {
-        // The kernel goes by the higher one of the two.
+        // The kernel applies the stricter of both.
         Some(Setting::Is(own)) => own.max(all),
         Some(Setting::Missing | Setting::Unreadable(_)) | None => all,
     };
@@ -96,25 +96,25 @@ fn strictness(value: &str) -> &str {
 pub(super) fn conntrack_liberal(sysctls: &Sysctls) -> Finding {
     let key = "conntrack_liberal";
     match &sysctls.tcp_be_liberal {
-        Setting::Missing => Finding::ok(key, "connection tracking is not there"),
+        Setting::Missing => Finding::ok(key, "connection tracking is not loaded"),
         Setting::Unreadable(reason) => Finding::unknown(key, reason, SEE_PROC),
         Setting::Is(value) if value == "0" => Finding::warning(
             key,
             format!("{TCP_BE_LIBERAL}=0"),
             format!(
-                "needed for offload: with --forwarding offload everything takes the host's stack until this is set, and \
-                 nothing else needs it: set {TCP_BE_LIBERAL}=1, or --conntrack-tcp-be-liberal of kube-proxy"
+                "only --forwarding offload needs it, and offloads no flow until it is set: set {TCP_BE_LIBERAL}=1, \
+                 or --conntrack-tcp-be-liberal of kube-proxy"
             ),
         ),
         Setting::Is(value) => Finding::ok(key, format!("{TCP_BE_LIBERAL}={value}")),
     }
 }
 
-/// Of offloaded connections not every acknowledgement is seen.
-pub(super) fn conntrack_silence(sysctls: &Sysctls) -> Finding {
-    let key = "conntrack_silence";
+/// Connection tracking does not see every acknowledgement of offloaded connections.
+pub(super) fn conntrack_timeouts(sysctls: &Sysctls) -> Finding {
+    let key = "conntrack_timeouts";
     let (unacknowledged, established) = match (&sysctls.tcp_unacknowledged, &sysctls.tcp_established) {
-        (Setting::Missing, _) | (_, Setting::Missing) => return Finding::ok(key, "connection tracking is not there"),
+        (Setting::Missing, _) | (_, Setting::Missing) => return Finding::ok(key, "connection tracking is not loaded"),
         (Setting::Unreadable(reason), _) | (_, Setting::Unreadable(reason)) => {
             return Finding::unknown(key, reason, SEE_PROC);
         }
@@ -124,8 +124,8 @@ pub(super) fn conntrack_silence(sysctls: &Sysctls) -> Finding {
     let seconds = |value: &str| value.parse::<u32>().ok();
     if seconds(unacknowledged).zip(seconds(established)).is_some_and(|(some, all)| some < all) {
         let advice = format!(
-            "matters for offload: with --forwarding offload, connections that are silent for longer are forgotten, and \
-             nothing else needs it: set {TCP_UNACKNOWLEDGED}={established}"
+            "only --forwarding offload needs it: connection tracking times out offloaded connections that are idle \
+             for longer. Set {TCP_UNACKNOWLEDGED}={established}"
         );
         return Finding::warning(key, found, advice);
     }
@@ -144,11 +144,12 @@ pub(super) fn port_range(facts: &Facts) -> Finding {
     };
     let lends = lent.as_ref().map_or_else(
         || "net.ipv4.ip_local_port_range cannot be read".to_owned(),
-        |lent| format!("the kernel lends {lent} to outgoing connections"),
+        |lent| format!("ephemeral ports of outgoing connections are {lent}"),
     );
     let Some(range) = facts.datapath.as_ref().ok().and_then(|datapath| datapath.port_range) else {
-        let advice = "connections hold ports that NPL would need, where both overlap: keep --port-range out of it";
-        return Finding::unknown(key, format!("no agent has said its range; {lends}"), advice);
+        let advice = "where both ranges overlap, outgoing connections keep NPL from allocating ports: keep \
+                      --port-range out of the ephemeral ports";
+        return Finding::unknown(key, format!("no agent has configured a port range yet; {lends}"), advice);
     };
     let found = format!("{range}; {lends}");
     let warnings: Vec<String> = port_range_warnings(range, lent.as_ref()).iter().map(ToString::to_string).collect();

@@ -124,9 +124,9 @@ fn where_all_is_well_every_check_says_so_and_none_advises() {
         "ipv6_forwarding",
         "rp_filter",
         "conntrack_liberal",
-        "conntrack_silence",
+        "conntrack_timeouts",
         "port_range",
-        "guard",
+        "nft_guard",
         "reply_routes",
     ];
     assert_eq!(keys, expected);
@@ -178,7 +178,7 @@ fn the_capabilities_of_the_loader_decide_the_speed_of_the_programs() {
         assert!(state == State::Warning && found.contains("were loaded without it"), "{found}");
         assert!(advice.contains("npl-agent load") && !advice.contains("helper"), "{advice}");
         let (_, _, advice) = of(is_held, false, true, true);
-        assert!(advice.contains("read by a helper"), "{advice}");
+        assert!(advice.contains("read packets by a helper"), "{advice}");
     }
     assert_eq!(of(true, true, false, false).1, "held");
     let (state, found, _) = of(false, true, false, false);
@@ -196,10 +196,16 @@ fn a_missing_or_unattached_datapath_is_reported() {
     );
     check(&[
         no_devices,
-        (|it| pinned(it).attached_devices = [99].into(), "datapath", State::Failed, "no device", "no client outside"),
+        (
+            |it| pinned(it).attached_devices = [99].into(),
+            "datapath",
+            State::Failed,
+            "no device",
+            "no client outside the Node",
+        ),
         (|_| {}, "datapath", State::Ok, "programs on eth0; mappings: 3", ""),
         (|it| it.datapath = Err("no".to_owned()), "datapath", State::Unknown, "no", "as root"),
-        (|it| it.is_bpffs_mounted = false, "datapath", State::Unknown, "no BPF file system", "see bpffs"),
+        (|it| it.is_bpffs_mounted = false, "datapath", State::Unknown, "no BPF file system is mounted", "see bpffs"),
         (nothing_pinned, "datapath", State::Failed, "nothing is pinned below /sys/fs/bpf", "--bpffs"),
         (
             |it| {
@@ -209,9 +215,9 @@ fn a_missing_or_unattached_datapath_is_reported() {
             "datapath",
             State::Warning,
             "nothing is pinned",
-            "start an agent",
+            "start the agent",
         ),
-        (|it| it.is_agent_running = false, "agent", State::Warning, "not running", "follow no change"),
+        (|it| it.is_agent_running = false, "agent", State::Warning, "not running", "are not applied"),
         (
             |it| {
                 nothing_pinned(it);
@@ -220,7 +226,7 @@ fn a_missing_or_unattached_datapath_is_reported() {
             "agent",
             State::Warning,
             "not running",
-            "no Pod gets a node port",
+            "no Pod of this Node gets a node port",
         ),
     ]);
 }
@@ -267,7 +273,7 @@ fn disabled_forwarding_is_reported_for_families_of_pods() {
             V4,
             State::Failed,
             "=0",
-            "reach no Pod",
+            "before they reach a Pod",
         ),
         (
             |it| {
@@ -305,7 +311,7 @@ fn disabled_forwarding_is_reported_for_families_of_pods() {
             V6,
             State::Failed,
             "=0",
-            "requests over IPv6 end on the Node",
+            "drops IPv6 requests before they reach a Pod",
         ),
         (
             |it| {
@@ -343,20 +349,32 @@ fn reverse_path_filters_are_shown_by_the_stricter_setting_and_are_all_right() {
 fn strict_connection_tracking_is_reported_for_offload() {
     const KEY: &str = "conntrack_liberal";
     check(&[
-        (|it| it.sysctls.tcp_be_liberal = is("0"), KEY, State::Warning, "tcp_be_liberal=0", "needed for offload"),
+        (
+            |it| it.sysctls.tcp_be_liberal = is("0"),
+            KEY,
+            State::Warning,
+            "tcp_be_liberal=0",
+            "only --forwarding offload needs it",
+        ),
         (|it| it.sysctls.tcp_be_liberal = is("0"), KEY, State::Warning, "", "nf_conntrack_tcp_be_liberal=1"),
-        (|it| it.sysctls.tcp_be_liberal = Setting::Missing, KEY, State::Ok, "connection tracking is not there", ""),
+        (|it| it.sysctls.tcp_be_liberal = Setting::Missing, KEY, State::Ok, "connection tracking is not loaded", ""),
         (|it| it.sysctls.tcp_be_liberal = Setting::Unreadable("why".to_owned()), KEY, State::Unknown, "why", "root"),
     ]);
 }
 
 #[test]
 fn short_conntrack_timeouts_are_reported_for_offload() {
-    const KEY: &str = "conntrack_silence";
+    const KEY: &str = "conntrack_timeouts";
     check(&[
         (|it| it.sysctls.tcp_unacknowledged = is("300"), KEY, State::Warning, "unacknowledged=300", "=432000"),
         (|it| it.sysctls.tcp_established = is("300"), KEY, State::Ok, "unacknowledged=432000", ""),
-        (|it| it.sysctls.tcp_unacknowledged = Setting::Missing, KEY, State::Ok, "connection tracking is not there", ""),
+        (
+            |it| it.sysctls.tcp_unacknowledged = Setting::Missing,
+            KEY,
+            State::Ok,
+            "connection tracking is not loaded",
+            "",
+        ),
         (|it| it.sysctls.tcp_established = Setting::Unreadable("why".to_owned()), KEY, State::Unknown, "why", "root"),
     ]);
 }
@@ -373,7 +391,7 @@ fn ephemeral_ports_in_the_range_are_reported_unless_reserved() {
             },
             KEY,
             State::Ok,
-            "61000-62000; the kernel lends 1024-65535",
+            "61000-62000; ephemeral ports of outgoing connections are 1024-65535",
             "",
         ),
         (|it| it.sysctls.local_ports = Setting::Missing, KEY, State::Unknown, "cannot be read", "/proc"),
@@ -384,6 +402,12 @@ fn ephemeral_ports_in_the_range_are_reported_unless_reserved() {
             "31000-32000",
             "Services of type NodePort",
         ),
-        (|it| pinned(it).port_range = None, KEY, State::Unknown, "32768-60999", "keep --port-range out of it"),
+        (
+            |it| pinned(it).port_range = None,
+            KEY,
+            State::Unknown,
+            "32768-60999",
+            "keep --port-range out of the ephemeral ports",
+        ),
     ]);
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The cluster and the datapath in our own words: what [`crate::kube`] converts into and what decisions are made from.
+//! The cluster and the datapath in NPL's terms: [`crate::kube`] converts Kubernetes objects into these types, and
+//! decisions are made from them.
 //!
-//! Past this point there is no Kubernetes type and no optional field without a meaning of ours.
+//! No Kubernetes type gets past this point, and every `Option` has a meaning of its own.
 
 pub mod last;
 pub mod observed;
@@ -24,7 +25,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// Both, in the order in which they are listed everywhere.
+    /// Both families, in the order of all lists and tables.
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
     /// The family of an address.
@@ -97,7 +98,7 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// The text is no protocol that Kubernetes knows.
+/// The text is not a protocol that Kubernetes supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a protocol: expected tcp, udp or sctp")]
 pub struct UnknownProtocol;
@@ -163,13 +164,14 @@ pub type PodKey = ObjectKey;
 /// The key of a Service.
 pub type ServiceKey = ObjectKey;
 
-/// A Pod's uid: tells a Pod from an earlier one of the same name.
+/// A Pod's uid, which distinguishes the Pod from an earlier one of the same name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodUid(pub Arc<str>);
 
 impl PodUid {
-    /// The mark that the datapath keeps of a Pod: FNV-1a of the uid, never 0, so that a restarted agent knows whose a
-    /// mapping is and a flow of an earlier Pod with the same address is not taken for this one's.
+    /// The Pod's generation in the datapath's maps: FNV-1a of the uid, never 0. A restarted agent finds the owner of a
+    /// mapping by it, and the kernel programs ignore connection tracking entries of an earlier Pod with the same
+    /// address.
     pub fn generation(&self) -> u32 {
         let hash =
             self.0.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
@@ -183,7 +185,7 @@ impl fmt::Display for PodUid {
     }
 }
 
-/// A Service's uid: tells a Service from an earlier one of the same name.
+/// A Service's uid, which distinguishes the Service from an earlier one of the same name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServiceUid(pub Arc<str>);
 
@@ -193,14 +195,14 @@ impl fmt::Display for ServiceUid {
     }
 }
 
-/// Whether a Pod's readiness waits for us: its spec names our condition among its `readinessGates`.
+/// The state of NPL's readiness gate: whether the Pod's spec names it among `readinessGates`, and its condition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gate {
-    /// It does not.
+    /// The Pod's spec does not name the gate.
     Absent,
-    /// It does, and the condition is not true yet.
+    /// The Pod's spec names the gate, and the condition is not true yet.
     Closed,
-    /// It did; the condition is true.
+    /// The Pod's spec names the gate, and the condition is true.
     Open,
 }
 
@@ -209,13 +211,13 @@ pub enum Gate {
 pub struct Pod {
     /// Namespace and name.
     pub key: PodKey,
-    /// Tells it from an earlier Pod of the same name.
+    /// Distinguishes the Pod from an earlier one of the same name.
     pub uid: PodUid,
-    /// `metadata.resourceVersion` as a number: a lower one than already seen is an old echo.
+    /// `metadata.resourceVersion` as a number: a change with a lower one is outdated.
     pub resource_version: u64,
     /// `metadata.labels`.
     pub labels: BTreeMap<String, String>,
-    /// Whether `status.phase` is `Succeeded` or `Failed`: it will never answer again.
+    /// Whether `status.phase` is `Succeeded` or `Failed`: the Pod no longer serves.
     pub is_finished: bool,
     /// Whether `metadata.deletionTimestamp` is set.
     pub is_terminating: bool,
@@ -225,14 +227,14 @@ pub struct Pod {
     pub ips: Vec<IpAddr>,
     /// Ports of containers and of native sidecars (restartable init containers), in the order of the spec.
     pub ports: Vec<ContainerPort>,
-    /// The value of the mapping annotation as the API server has it, whoever wrote it.
+    /// The value of the mapping annotation in the API server, which NPL or somebody else may have written.
     pub annotation: Option<String>,
-    /// Our readiness gate.
+    /// NPL's readiness gate.
     pub gate: Gate,
 }
 
 impl Pod {
-    /// Its first address of a family.
+    /// The Pod's first address of a family.
     pub fn ip_of(&self, family: Family) -> Option<IpAddr> {
         self.ips.iter().copied().find(|ip| Family::of(*ip) == family)
     }
@@ -256,13 +258,13 @@ pub struct ContainerPort {
 /// `spec.type` of a Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServiceType {
-    /// `ClusterIP`, headless or not; also what an empty type means.
+    /// `ClusterIP`, headless or not; an empty type means the same.
     ClusterIp,
     /// `LoadBalancer`.
     LoadBalancer,
-    /// `NodePort`: not for NPL.
+    /// `NodePort`: NPL ignores such Services.
     NodePort,
-    /// `ExternalName`: not for NPL.
+    /// `ExternalName`: NPL ignores such Services.
     ExternalName,
 }
 
@@ -271,7 +273,7 @@ pub enum ServiceType {
 pub struct Service {
     /// Namespace and name.
     pub key: ServiceKey,
-    /// Tells it from an earlier Service of the same name.
+    /// Distinguishes the Service from an earlier one of the same name.
     pub uid: ServiceUid,
     /// Whether the enabling annotation is exactly `true`.
     pub is_enabled: bool,
@@ -283,7 +285,7 @@ pub struct Service {
     pub ports: Vec<ServicePort>,
     /// `spec.ipFamilies`.
     pub families: Vec<Family>,
-    /// Who may use its node ports.
+    /// The sources that may use its node ports.
     pub allow_list: AllowList,
 }
 
@@ -294,7 +296,7 @@ impl Service {
         !self.selector.is_empty() && self.selector.iter().all(has)
     }
 
-    /// Whether NPL acts on it at all.
+    /// Whether NPL gives its Pods node ports.
     pub fn is_active(&self) -> bool {
         let has_type = match self.service_type {
             ServiceType::ClusterIp | ServiceType::LoadBalancer => true,
@@ -318,7 +320,7 @@ pub struct ServicePort {
 pub enum TargetPort {
     /// A number.
     Number(PodPort),
-    /// The name of a container port, which each Pod resolves for itself.
+    /// The name of a container port, which is resolved for each Pod.
     Name(String),
 }
 
@@ -333,7 +335,7 @@ pub struct Node {
     pub external_ips: Vec<IpAddr>,
 }
 
-/// Where a client sends to, on every local address of the family: the key of a mapping.
+/// The key of a mapping: family, node port and protocol. Clients reach it on every local address of the family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Frontend {
     /// The IP family.
@@ -350,7 +352,7 @@ impl fmt::Display for Frontend {
     }
 }
 
-/// Where a mapping leads: its value in the datapath.
+/// The value of a mapping: the Pod that it leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Backend {
     /// The Pod's address, of the frontend's family.
@@ -359,18 +361,18 @@ pub struct Backend {
     pub pod_port: PodPort,
     /// [`PodUid::generation`] of the Pod.
     pub generation: u32,
-    /// Whether only the frontend's allowed sources may use it.
+    /// Whether only the frontend's allowed sources may use the mapping.
     pub is_restricted: bool,
 }
 
 impl Backend {
-    /// Whether both lead to the same port of the same Pod, whoever may use them.
+    /// Whether both lead to the same port of the same Pod.
     pub fn has_same_target(&self, other: &Self) -> bool {
         Self { is_restricted: other.is_restricted, ..*self } == *other
     }
 }
 
-/// A moment on the monotonic clock, in milliseconds; the core never reads a clock, it is told the time.
+/// A time of the monotonic clock in milliseconds. The core never reads a clock: the caller passes the time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Moment(pub u64);
 

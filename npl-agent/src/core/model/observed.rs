@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is there, as against what is wanted.
+//! The observed state, as opposed to the desired one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,24 +8,25 @@ use super::{
     sources::{SourceRange, Sources},
 };
 
-/// What the kernel and the sockets hold, as read from them.
+/// The state of the kernel's maps and of the reserved sockets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Observed {
     /// The mappings in the datapath.
     pub mappings: BTreeMap<Frontend, Backend>,
-    /// The sources that it lets in where a mapping is restricted; of others, what is left of earlier ones.
+    /// The allowed sources of each frontend. A mapping that is not restricted ignores those that are left from an
+    /// earlier list.
     pub sources: BTreeMap<Frontend, BTreeSet<SourceRange>>,
-    /// The ports that this process has bound.
+    /// The node ports that this process has bound.
     pub reservations: BTreeSet<Frontend>,
 }
 
 impl Observed {
-    /// Who may use a mapping.
+    /// The sources that may use a mapping.
     pub(in crate::core) fn sources_of(&self, frontend: Frontend, backend: Backend) -> Sources {
         Sources::of(backend, self.sources.get(&frontend).into_iter().flatten().copied())
     }
 
-    /// The frontends of which not both say the same.
+    /// The frontends that differ between both observations.
     pub(in crate::core) fn differences(&self, other: &Self) -> BTreeSet<Frontend> {
         let mut changed: BTreeSet<Frontend> =
             self.reservations.symmetric_difference(&other.reservations).copied().collect();

@@ -1,34 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Port ranges that work and are still a bad idea.
+//! Warnings about port ranges that are valid and likely to cause trouble.
 
 use std::fmt;
 
 use super::settings::{PortRange, Settings};
 
-/// What Kubernetes gives to Services of type `NodePort` unless it is told otherwise.
+/// The default service node port range of Kubernetes.
 const SERVICE_NODE_PORTS: (u16, u16) = (30000, 32767);
 
-/// Somebody else takes ports of the range too. Its text is one sentence for the log.
+/// The range overlaps ports that something else allocates. The text is one log message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RangeWarning {
-    /// The kernel lends out these ports for outgoing connections.
+    /// The kernel uses these as ephemeral ports of outgoing connections.
     #[error(
-        "port range {range} overlaps the ports {first}-{last} that the kernel lends to outgoing connections: \
-         connections that hold a port keep it from NPL; change --port-range or net.ipv4.ip_local_port_range, or add \
+        "port range {range} overlaps the ephemeral ports {first}-{last} of outgoing connections: NPL cannot \
+         allocate a port while a connection uses it. Change --port-range or net.ipv4.ip_local_port_range, or add \
          the range to net.ipv4.ip_local_reserved_ports"
     )]
     Ephemeral {
         /// The range of `--port-range`.
         range: PortRange,
-        /// The kernel's first port.
+        /// The first ephemeral port.
         first: u16,
-        /// The kernel's last port.
+        /// The last ephemeral port.
         last: u16,
     },
-    /// Kubernetes gives these to Services of type `NodePort`.
+    /// Kubernetes allocates these to Services of type `NodePort`.
     #[error(
-        "port range {range} overlaps 30000-32767, which Kubernetes gives to Services of type NodePort: \
-         NPL answers first where both use a port; change --port-range unless the cluster's range is another"
+        "port range {range} overlaps 30000-32767, the default range of Services of type NodePort: where both use a \
+         port, clients reach the Pod of NPL. Change --port-range, unless the cluster has another service node port \
+         range"
     )]
     ServiceNodePorts {
         /// The range of `--port-range`.
@@ -36,25 +37,25 @@ pub enum RangeWarning {
     },
 }
 
-/// Ports that the kernel lends to outgoing connections.
+/// The kernel's ephemeral ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LentPorts {
     first: u16,
     last: u16,
-    /// Spans of ports that it lends to nobody.
+    /// Spans that are reserved: the kernel does not use them as ephemeral ports.
     reserved: Vec<(u16, u16)>,
 }
 
 impl LentPorts {
-    /// From the texts of `net.ipv4.ip_local_port_range` and `net.ipv4.ip_local_reserved_ports`; nothing if the first is
-    /// not two ports.
+    /// Parses `net.ipv4.ip_local_port_range` and `net.ipv4.ip_local_reserved_ports`; `None` if the first is not two
+    /// ports.
     pub fn parse(range: &str, reserved: &str) -> Option<Self> {
         let mut numbers = range.split_ascii_whitespace().map(str::parse);
         let (first, last) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
         Some(Self { first, last, reserved: reserved.trim().split(',').filter_map(span).collect() })
     }
 
-    /// Whether any port of the range may be lent.
+    /// Whether the range contains an ephemeral port.
     fn are_of(&self, range: PortRange) -> bool {
         let is_reserved = |port| self.reserved.iter().any(|(first, last)| (*first..=*last).contains(&port));
         (self.first.max(range.start().0)..=self.last.min(range.end().0)).any(|port| !is_reserved(port))
@@ -73,7 +74,7 @@ fn span(text: &str) -> Option<(u16, u16)> {
     Some((first.parse().ok()?, last.parse().ok()?))
 }
 
-/// What to say about a range; `lent` where that can be read.
+/// The warnings about a range; `lent` is `None` where the sysctls cannot be read.
 pub fn port_range_warnings(range: PortRange, lent: Option<&LentPorts>) -> Vec<RangeWarning> {
     let lent = lent.filter(|lent| lent.are_of(range));
     let ephemeral = lent.map(|lent| RangeWarning::Ephemeral { range, first: lent.first, last: lent.last });
@@ -83,20 +84,20 @@ pub fn port_range_warnings(range: PortRange, lent: Option<&LentPorts>) -> Vec<Ra
     ephemeral.into_iter().chain(services).collect()
 }
 
-/// What an agent has open beside the node ports that it holds, at most.
+/// An upper bound of the files that the agent opens besides reserved node ports.
 const OTHER_FILES: u64 = 256;
 
-/// What to say of a limit of open files that is too low for all node ports of the range; each that is held is one of each
-/// family and protocol.
+/// A warning if the limit of open files is too low to reserve every node port of the range for each family and
+/// protocol.
 pub fn open_files_warning(settings: &Settings, limit: u64) -> Option<String> {
     let each = settings.families.len() * settings.protocols.len();
     let needed = (settings.port_range.len() * each) as u64 + OTHER_FILES;
     (limit < needed).then(|| {
         let range = settings.port_range;
         format!(
-            "this process may have {limit} files open, and {needed} are needed to hold all node ports of {range}: a Pod \
-             whose port cannot be held gets none; raise the hard limit of the container runtime (LimitNOFILE), or give a \
-             smaller --port-range"
+            "this process may have {limit} open files, and {needed} are needed to reserve all node ports of \
+             {range}: Pods beyond the limit get no node port. Raise the hard limit of the container runtime \
+             (LimitNOFILE), or give a smaller --port-range"
         )
     })
 }
@@ -124,7 +125,7 @@ mod tests {
         let needed = 1001 * 4 + OTHER_FILES;
         assert_eq!(open_files_warning(&settings, needed), None);
         let warning = open_files_warning(&settings, needed - 1).unwrap();
-        for words in ["4259 files", "4260 are needed", "61000-62000", "LimitNOFILE", "--port-range"] {
+        for words in ["4259 open files", "4260 are needed", "61000-62000", "LimitNOFILE", "--port-range"] {
             assert!(warning.contains(words), "{words} is not in {warning}");
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the operator chose and what the datapath can do: the constants of all decisions.
+//! The operator's choices and the capabilities of the datapath, which are constant while the agent runs.
 
 use std::{collections::BTreeMap, fmt, net::IpAddr, str::FromStr};
 
@@ -12,22 +12,22 @@ pub struct Settings {
     pub port_range: PortRange,
     /// Which of the Node's addresses are published.
     pub node_ip: NodeIpSource,
-    /// The fields of a published entry.
+    /// The fields of an annotation entry.
     pub annotation_format: AnnotationFormat,
     /// The families that the datapath serves.
     pub families: Vec<Family>,
     /// The protocols that the datapath serves.
     pub protocols: Vec<Protocol>,
-    /// How long a mapping goes on translating after its Pod's annotation stopped naming it.
+    /// How long a mapping keeps translating after its Pod's annotation no longer names it.
     pub drain_millis: u64,
-    /// How long a node port stays out of use after its mapping is gone.
+    /// How long a node port cannot be allocated after its mapping is removed.
     pub quarantine_millis: u64,
-    /// Whether all Services count as gone, for this Node is to have nothing of ours any more.
+    /// Whether this Node is being retired: the agent acts as if there were no Services.
     pub is_retiring: bool,
 }
 
 impl Settings {
-    /// The address that is published for each family that is served.
+    /// The published address of each family that is served.
     pub fn node_ips(&self, node: Option<&Node>) -> BTreeMap<Family, IpAddr> {
         let candidates = self.node_ip.candidates(node);
         let of = |family: &Family| candidates.iter().copied().find(|ip| Family::of(*ip) == *family);
@@ -42,16 +42,16 @@ pub struct PortRange {
     end: NodePort,
 }
 
-/// Why a text is no port range.
+/// Why a text is not a port range.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PortRangeError {
-    /// Not two numbers with a dash between them.
+    /// The text is not two numbers with a dash between them.
     #[error("port range {0:?} is not START-END: give two port numbers, for example 61000-62000")]
     Malformed(String),
-    /// A bound is no port.
+    /// A bound is not a port.
     #[error("port range {0:?} has a bound outside 1-65535: give two port numbers, for example 61000-62000")]
     OutOfBounds(String),
-    /// The end is not above the start.
+    /// The end is not greater than the start.
     #[error("port range {0:?} does not end above its start: give the lower port first, for example 61000-62000")]
     Empty(String),
 }
@@ -67,7 +67,7 @@ impl PortRange {
         self.end
     }
 
-    /// Whether a port is inside.
+    /// Whether the range contains a port.
     pub fn contains(self, port: NodePort) -> bool {
         (self.start..=self.end).contains(&port)
     }
@@ -77,12 +77,12 @@ impl PortRange {
         usize::from(self.end.0 - self.start.0) + 1
     }
 
-    /// A range has two ports at least.
+    /// A range has at least two ports.
     pub const fn is_empty(self) -> bool {
         false
     }
 
-    /// The port after this one; after the last, and for a port outside, the first.
+    /// The port after this one; the first port after the last one and for a port outside the range.
     pub(in crate::core) fn after(self, port: NodePort) -> NodePort {
         if self.contains(port) && port < self.end { NodePort(port.0 + 1) } else { self.start }
     }
@@ -91,8 +91,7 @@ impl PortRange {
 impl FromStr for PortRange {
     type Err = PortRangeError;
 
-    /// As strict as Antrea, a range of a single port included (most likely a slip of the pen), and stricter where
-    /// Antrea takes bounds that are no ports.
+    /// As strict as Antrea, which also rejects a range of one port, and stricter about bounds that are not ports.
     fn from_str(text: &str) -> Result<Self, PortRangeError> {
         let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
         let (start, end) = text
@@ -114,18 +113,18 @@ impl fmt::Display for PortRange {
     }
 }
 
-/// Which of the Node's addresses are published, chosen for each family by itself.
+/// Which of the Node's addresses are published, decided for each family on its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NodeIpSource {
     /// The first `InternalIP` of the family; the first `ExternalIP` where there is none.
     Internal,
     /// The first `ExternalIP` of the family; the first `InternalIP` where there is none.
     External,
-    /// The first of these of the family, whatever the Node object says.
+    /// The first of these of the family; the Node object is ignored.
     Fixed(Vec<IpAddr>),
 }
 
-/// The text names no source of Node addresses.
+/// The text does not name Node addresses.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("node IP {0:?} is neither internal nor external nor a list of addresses: give for example 192.0.2.10")]
 pub struct NodeIpSourceError(String);
@@ -157,7 +156,7 @@ impl FromStr for NodeIpSource {
     }
 }
 
-/// The fields of a published entry, named for the version of Antrea that writes the same.
+/// The fields of an annotation entry, named for the version of Antrea that writes the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AnnotationFormat {
     /// `podPort, nodeIP, nodePort, protocol, protocols`.
@@ -168,7 +167,7 @@ pub enum AnnotationFormat {
     V2_6,
 }
 
-/// The text names no annotation format.
+/// The text is not an annotation format.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("annotation format {0:?} is not known: give v1.7, v2.0 or v2.6")]
 pub struct AnnotationFormatError(String);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The cluster objects that concern this Node, as last seen, and which Pods a change touches.
+//! The cluster objects that concern this Node, as the watches last reported them, and which Pods a change affects.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,29 +9,29 @@ use std::{
 
 use super::{Node, NodePort, ObjectKey, Pod, PodKey, PodUid, Protocol, Service, ServiceKey};
 
-/// What a watcher has to tell.
+/// A change that a watch reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// All Pods of this Node, after a list: whoever is not among them is gone.
+    /// A list of all Pods of this Node; other known Pods are deleted.
     Pods(Vec<Pod>),
     /// A Pod was created or changed.
     Pod(Pod),
-    /// A Pod is gone.
+    /// A Pod was deleted.
     PodGone(PodKey, PodUid),
-    /// All Services that NPL acts on, after a list: whichever is not among them is gone.
+    /// A list of all Services that NPL acts on; other known Services are deleted or no longer enabled.
     Services(Vec<Service>),
     /// A Service was created or changed.
     Service(Service),
-    /// A Service is gone.
+    /// A Service was deleted.
     ServiceGone(ServiceKey),
     /// This Node was created or changed.
     Node(Node),
-    /// This Node has no object.
+    /// The API server has no object for this Node.
     NodeGone,
 }
 
 impl Change {
-    /// The same in a cluster without Services.
+    /// The same change in a cluster without Services.
     pub(in crate::core) fn without_services(self) -> Self {
         match self {
             Self::Services(_) => Self::Services(Vec::new()),
@@ -46,16 +46,16 @@ impl Change {
     }
 }
 
-/// What a change may have an effect on.
+/// The Pods that a change affects.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Touched {
-    /// Pods to decide on anew.
+    /// Pods whose assignment may change.
     pub(in crate::core) pods: BTreeSet<PodKey>,
-    /// Pods that are no more; one of the same name may be.
+    /// Pods that were deleted; another Pod may have the same name.
     pub(in crate::core) gone: Vec<(PodKey, PodUid)>,
 }
 
-/// The cluster as last seen. Only Services that NPL acts on are kept, so the others cost nothing.
+/// The last known state of the cluster. Only Services that NPL acts on are kept.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Snapshot {
     pods: BTreeMap<PodKey, Pod>,
@@ -78,13 +78,13 @@ impl Snapshot {
             Change::Service(service) => self.put_service(service, &mut touched),
             Change::ServiceGone(key) => self.remove_service(&key, &mut touched),
             Change::Node(node) => self.node = Some(node),
-            // What runs goes on running: the last known addresses still lead here.
+            // Mappings stay: the last known addresses still lead to this Node.
             Change::NodeGone => {}
         }
         touched
     }
 
-    /// Whether Pods and Services were listed; before that, an absence means nothing.
+    /// Whether Pods and Services were listed. Before that, a missing object says nothing.
     pub(in crate::core) const fn is_listed(&self) -> bool {
         self.pods_listed && self.services_listed
     }
@@ -106,11 +106,10 @@ impl Snapshot {
         in_namespace(&self.services, &pod.key.namespace).filter(move |service| service.selects(pod))
     }
 
-    /// The one Pod that an address is taken to belong to.
+    /// The Pod that an address is attributed to.
     ///
-    /// Two living Pods have one address only while the kubelet's word about one of them is out of date. A terminating
-    /// Pod is the likelier one to have lost it; beyond that nothing tells them apart, and the uid decides, because it
-    /// never changes and so traffic does not move to and fro.
+    /// Two Pods have one address only while the kubelet's status of one of them is outdated. A terminating Pod is more
+    /// likely to have lost it. Otherwise the uid decides: it never changes, so traffic does not alternate.
     pub(in crate::core) fn holder(&self, ip: IpAddr) -> Option<&Pod> {
         let pods = self.by_ip.get(&ip)?.iter().filter_map(|key| self.pods.get(key));
         pods.min_by_key(|pod| (pod.is_terminating, &pod.uid))
@@ -139,7 +138,7 @@ impl Snapshot {
                 return; // An old echo.
             }
             if differ_by_writes_only(known, &pod) {
-                // What stays keeps its place in memory: a thousand new ones would lie between what a burst leaves behind.
+                // Updated in place: a thousand new allocations between those of a burst would fragment the heap.
                 Pod { resource_version: known.resource_version, annotation: known.annotation, gate: known.gate, .. } =
                     pod;
                 touched.pods.insert(known.key.clone());
@@ -163,7 +162,7 @@ impl Snapshot {
         self.pods.insert(pod.key.clone(), pod);
     }
 
-    /// Removes the Pod of the name, if it is the one of the uid or no uid is given.
+    /// Removes the Pod of this name, if `uid` is its uid or `None`.
     fn remove_pod(&mut self, key: &PodKey, uid: Option<&PodUid>, touched: &mut Touched) {
         if self.pods.get(key).is_some_and(|known| uid.is_none_or(|uid| known.uid == *uid)) {
             self.unindex(key, touched);
@@ -221,7 +220,7 @@ impl Snapshot {
     }
 }
 
-/// Whether nothing changed but what agents write: that needs no other index, and no other decision than this Pod's.
+/// Whether only fields that agents write have changed: these affect no index and no other Pod.
 fn differ_by_writes_only(known: &Pod, pod: &Pod) -> bool {
     let Pod {
         key,
@@ -240,13 +239,13 @@ fn differ_by_writes_only(known: &Pod, pod: &Pod) -> bool {
         && (*is_finished, *is_terminating, *host_network) == (pod.is_finished, pod.is_terminating, pod.host_network)
 }
 
-/// The objects of a namespace: keys are ordered by it first.
+/// The objects of a namespace; keys are ordered by namespace first.
 fn in_namespace<'a, T>(objects: &'a BTreeMap<ObjectKey, T>, namespace: &'a str) -> impl Iterator<Item = &'a T> {
     let first = ObjectKey::new(namespace, "");
     objects.range(first..).take_while(move |(key, _)| &*key.namespace == namespace).map(|(_, object)| object)
 }
 
-/// The addresses that a Pod needs for itself alone.
+/// The addresses that a Pod needs exclusively.
 fn contended_ips(pod: &Pod) -> impl Iterator<Item = IpAddr> {
     let is_contender = !pod.is_finished && !pod.host_network;
     pod.ips.iter().copied().filter(move |_| is_contender)
@@ -256,7 +255,7 @@ fn host_ports(pod: &Pod) -> impl Iterator<Item = (NodePort, Protocol)> {
     pod.ports.iter().filter_map(|port| Some((port.host_port?, port.protocol)))
 }
 
-/// Takes a Pod out of an index and tells who is left there.
+/// Removes a Pod from an index entry, and returns the remaining Pods of the entry.
 fn forget<K: Ord>(index: &mut BTreeMap<K, BTreeSet<PodKey>>, entry: &K, pod: &PodKey) -> BTreeSet<PodKey> {
     let Some(pods) = index.get_mut(entry) else { return BTreeSet::new() };
     pods.remove(pod);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who may use a mapping: the allow-list of a Service, as somebody wrote it and as it is meant.
+//! The sources that may use a mapping: the allow-list of a Service, and how its text is parsed.
 
 use std::{
     collections::BTreeSet,
@@ -9,12 +9,12 @@ use std::{
 
 use super::{Backend, Family};
 
-/// Ranges that are taken of one Service; those beyond let nobody in.
+/// The number of ranges that are enforced for one Service; later ones allow no client.
 pub const MAX_RANGES: usize = 256;
-/// Of an entry that cannot be read, users are shown so many characters.
+/// How many characters of an unreadable entry are shown.
 const SHOWN_CHARS: usize = 48;
 
-/// The addresses that begin with the same bits. The others are zero, so that a range has one form.
+/// A CIDR range. Bits after the prefix are zero, so that equal ranges have one representation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SourceRange {
     first: IpAddr,
@@ -22,7 +22,7 @@ pub struct SourceRange {
 }
 
 impl SourceRange {
-    /// The range of so many bits around an address; nothing if its family has not as many.
+    /// The range of a prefix length around an address; `None` if the family has fewer bits.
     pub fn new(ip: IpAddr, length: u8) -> Option<Self> {
         let first = match ip {
             IpAddr::V4(ip) => {
@@ -42,7 +42,7 @@ impl SourceRange {
         self.first
     }
 
-    /// How many bits its addresses have in common.
+    /// The prefix length.
     pub const fn length(self) -> u8 {
         self.length
     }
@@ -52,13 +52,13 @@ impl SourceRange {
         Family::of(self.first)
     }
 
-    /// Whether it is all of the other one, or more.
+    /// Whether this range contains the other one.
     fn covers(self, other: Self) -> bool {
         self.length <= other.length && Self::new(other.first, self.length) == Some(self)
     }
 
-    /// `ADDRESS/LENGTH`, or an address alone. An IPv4 range in IPv6 clothes is the IPv4 range: the datapath sees packets
-    /// of that family.
+    /// Parses `ADDRESS/LENGTH`, or an address alone. A range of IPv4-mapped IPv6 addresses is an IPv4 range: the
+    /// datapath sees packets of that family.
     fn read(text: &str) -> Option<Self> {
         let (ip, length) = match text.split_once('/') {
             Some((ip, length)) => (ip, Some(read_length(length)?)),
@@ -74,7 +74,7 @@ impl SourceRange {
     }
 }
 
-/// Digits alone, and no zero in front: where one wrote more, something else was meant.
+/// Digits without leading zero: other spellings are likely mistakes.
 fn read_length(text: &str) -> Option<u8> {
     let is_number = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
     if is_number { text.parse().ok() } else { None }
@@ -86,33 +86,33 @@ impl fmt::Display for SourceRange {
     }
 }
 
-/// Who may use a mapping.
+/// The sources that may use a mapping.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Sources {
-    /// Everybody.
+    /// Every source.
     Anyone,
-    /// Whoever is in one of these ranges, of which none is part of another; of none, nobody.
+    /// Sources in one of these ranges. No range contains another one. Without ranges, no source is allowed.
     Only(BTreeSet<SourceRange>),
 }
 
 impl Sources {
-    /// Of a mapping that is as the kernel has it, with the ranges that are there for it.
+    /// The sources of a mapping in the kernel, with its ranges.
     pub fn of(backend: Backend, ranges: impl IntoIterator<Item = SourceRange>) -> Self {
         if backend.is_restricted { ranges.into_iter().collect() } else { Self::Anyone }
     }
 
-    /// Whether not everybody may.
+    /// Whether some sources are excluded.
     pub const fn is_restricted(&self) -> bool {
         matches!(self, Self::Only(_))
     }
 
-    /// The ranges, where they decide.
+    /// The ranges, if the mapping is restricted.
     pub fn ranges(&self) -> impl Iterator<Item = SourceRange> {
         let ranges = if let Self::Only(ranges) = self { Some(ranges) } else { None };
         ranges.into_iter().flatten().copied()
     }
 
-    /// As far as a family goes. Ranges of the other one let nobody in.
+    /// The ranges of one family. Ranges of the other family allow no client of this one.
     #[must_use]
     pub fn of_family(&self, family: Family) -> Self {
         match self {
@@ -121,7 +121,7 @@ impl Sources {
         }
     }
 
-    /// Whoever may by the one or by the other.
+    /// The union of both.
     #[must_use]
     pub fn or(&self, other: &Self) -> Self {
         if self.is_restricted() && other.is_restricted() {
@@ -133,11 +133,11 @@ impl Sources {
 }
 
 impl FromIterator<SourceRange> for Sources {
-    /// Whoever is in one of these.
+    /// The sources in these ranges.
     fn from_iter<I: IntoIterator<Item = SourceRange>>(ranges: I) -> Self {
         let all: BTreeSet<SourceRange> = ranges.into_iter().collect();
         let mut kept: BTreeSet<SourceRange> = BTreeSet::new();
-        // In order, a range comes after those that are more of it, and next to the last of them.
+        // In this order, a range follows the ranges that contain it, directly behind the last of them.
         for range in all {
             if !kept.last().is_some_and(|last| last.covers(range)) {
                 kept.insert(range);
@@ -147,33 +147,34 @@ impl FromIterator<SourceRange> for Sources {
     }
 }
 
-/// A Service's list, and what was wrong with it.
+/// A Service's list, and the errors in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AllowList {
-    /// Whom it lets in.
+    /// The sources that the list allows.
     pub sources: Sources,
-    /// The first entry that cannot be read.
+    /// The first entry that cannot be parsed.
     pub unreadable: Option<Unreadable>,
-    /// Entries beyond [`MAX_RANGES`].
+    /// The number of entries beyond [`MAX_RANGES`].
     pub beyond: usize,
 }
 
-/// An entry that lets nobody in.
+/// An entry that cannot be parsed and allows no client.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Unreadable {
-    /// Which one it is, counted from 1.
+    /// The position in the list, from 1.
     pub position: usize,
-    /// Its beginning.
+    /// The beginning of its text.
     pub entry: String,
-    /// How many more there are.
+    /// How many other entries cannot be parsed.
     pub others: usize,
 }
 
 impl AllowList {
-    /// What a Service means that says nothing.
+    /// The list of a Service without the annotation.
     pub const ABSENT: Self = Self { sources: Sources::Anyone, unreadable: None, beyond: 0 };
 
-    /// Reads a value: ranges with commas between them. Whatever it is, it lets in those whom it names and nobody else.
+    /// Parses a list of ranges that are separated by commas. Errors never widen it: only ranges that it names are
+    /// allowed.
     pub fn read(text: &str) -> Self {
         let mut ranges = BTreeSet::new();
         let mut list = Self::ABSENT;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The port table: who holds which node port, how far it is through its life, and which one is next.
+//! The port table: the owner and phase of each node port, and the next free one.
 
 pub mod select;
 
@@ -13,7 +13,7 @@ use super::{
     ports::select::WantedPort,
 };
 
-/// What a node port is held for. Stable for the life of the Pod.
+/// The Pod's port that a node port is held for. Constant for the life of the Pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::core) struct Owner {
     pub(in crate::core) pod: PodKey,
@@ -21,19 +21,19 @@ pub(in crate::core) struct Owner {
     pub(in crate::core) port: WantedPort,
 }
 
-/// How far a claim is through its life.
+/// The phase of a claim's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// Somebody wants it.
+    /// A Service requests the port.
     Active,
-    /// Nobody wants it; it translates until consumers have stopped using it.
+    /// No Service requests the port; the mapping translates until consumers have stopped using it.
     Draining {
-        /// When it stops; not set while an annotation may still name it.
+        /// When draining ends; `None` while an annotation may still name the port.
         until: Option<Moment>,
     },
-    /// It leads nowhere; the port is kept from everybody, for consumers may still send to it.
+    /// The port has no mapping and cannot be allocated, since clients may still send to it.
     Quarantined {
-        /// When it is free; not set while its mapping is still there or an annotation may still name it.
+        /// When the port is free; `None` while its mapping exists or an annotation may still name it.
         until: Option<Moment>,
     },
 }
@@ -41,14 +41,14 @@ pub enum Phase {
 /// A held node port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::core) struct Claim {
-    /// Not known for a mapping of a Pod that was gone before this agent started.
+    /// `None` for a mapping of a Pod that was deleted before this agent started.
     pub(in crate::core) owner: Option<Owner>,
     pub(in crate::core) phase: Phase,
-    /// Where the mapping is to lead; nowhere while the Pod has no address of its own.
+    /// The desired value of the mapping; `None` while the Pod has no address of its own.
     pub(in crate::core) backend: Option<Backend>,
-    /// Who is to be let in.
+    /// The sources that may use the mapping.
     pub(in crate::core) sources: Sources,
-    /// Whether a client can ever have reached it.
+    /// Whether a client can have learned of the port.
     pub(in crate::core) was_mapped: bool,
 }
 
@@ -57,7 +57,7 @@ impl Claim {
         Self { owner: Some(owner), phase: Phase::Active, backend: None, sources: Sources::Anyone, was_mapped: false }
     }
 
-    /// A mapping that nobody is known to own.
+    /// The claim of a mapping without a known owner.
     pub(in crate::core) const fn orphan() -> Self {
         Self {
             owner: None,
@@ -68,7 +68,7 @@ impl Claim {
         }
     }
 
-    /// Has it lead there, for whom it is to be from now on; where nobody says, for the same as before.
+    /// Sets the desired mapping. Without `sources`, the allowed sources stay.
     pub(in crate::core) fn set_target(&mut self, backend: Option<Backend>, sources: Option<&Sources>) {
         if let Some(sources) = sources {
             self.sources.clone_from(sources);
@@ -76,54 +76,54 @@ impl Claim {
         self.backend = backend.map(|backend| Backend { is_restricted: self.sources.is_restricted(), ..backend });
     }
 
-    /// Nobody wants it any more: it drains, unless that has begun or is over.
+    /// Begins to drain an active claim.
     pub(in crate::core) fn drain(&mut self) {
         if self.phase == Phase::Active {
             self.phase = Phase::Draining { until: None };
         }
     }
 
-    /// Stops it at once.
+    /// Ends the claim's mapping without draining.
     pub(in crate::core) const fn retire(&mut self) {
         self.backend = None;
         self.phase = Phase::Quarantined { until: None };
     }
 
-    /// Whether the datapath may hold its mapping at this moment.
+    /// Whether the datapath may have a mapping for the claim.
     pub(in crate::core) const fn may_translate(&self) -> bool {
         !matches!(self.phase, Phase::Quarantined { until: Some(_) })
     }
 
-    /// Whether a client is to be led by it.
+    /// Whether the claim's mapping should translate.
     pub(in crate::core) const fn is_in_use(&self) -> bool {
         matches!(self.phase, Phase::Active | Phase::Draining { .. })
     }
 }
 
-/// How many node ports of a family are in which phase; per protocol, since each has its own port space.
+/// How many node ports of a family and protocol are in each phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PortUsage {
-    /// Held for a port that is wanted.
+    /// Requested by a Service.
     pub active: usize,
-    /// Translating for consumers that have not yet stopped.
+    /// Translating until consumers have stopped using them.
     pub draining: usize,
-    /// Kept from everybody.
+    /// Not yet free to be allocated again.
     pub quarantined: usize,
-    /// Ready to be allocated.
+    /// Free to be allocated.
     pub free: usize,
 }
 
-/// Who holds which node port.
+/// The claims of all node ports.
 #[derive(Debug)]
 pub(in crate::core) struct PortTable {
     range: PortRange,
     claims: BTreeMap<Frontend, Claim>,
     by_pod: BTreeMap<PodUid, BTreeSet<(WantedPort, Frontend)>>,
-    /// Where the search for the next port begins, one for all protocols of a family.
+    /// Where the search for the next free port begins, for all protocols of a family.
     cursors: BTreeMap<Family, NodePort>,
-    /// Ports that another process has, and until when they are not tried again.
+    /// Ports that another process uses, and when to try them again.
     taken: BTreeMap<Frontend, Moment>,
-    /// Ports that somebody sent datagrams to when they led nowhere, and until when any other one is better.
+    /// Ports that received datagrams without being mapped, and until when other ports are preferred.
     recent_traffic: BTreeMap<Frontend, Moment>,
 }
 
@@ -151,12 +151,12 @@ impl PortTable {
         self.claims.iter()
     }
 
-    /// The claims of a Pod, in the order of its ports.
+    /// The claims of a Pod, ordered by its ports.
     pub(in crate::core) fn of_pod(&self, uid: &PodUid) -> Vec<(WantedPort, Frontend)> {
         self.by_pod.get(uid).into_iter().flatten().copied().collect()
     }
 
-    /// The claims for one port of a Pod: several while it moves from one node port to another.
+    /// The claims for one port of a Pod; several while the port moves from one node port to another.
     pub(in crate::core) fn of_port(&self, uid: &PodUid, port: WantedPort) -> Vec<Frontend> {
         let claims = self.by_pod.get(uid).into_iter().flatten();
         claims.filter(|(claimed, _)| *claimed == port).map(|(_, frontend)| *frontend).collect()
@@ -182,7 +182,7 @@ impl PortTable {
         Some(claim)
     }
 
-    /// Whether a claim may stay where it is: inside the range, and at no port that another process has.
+    /// Whether a claim may keep its node port: it is in the range, and no other process uses it.
     pub(in crate::core) fn is_well_placed(&self, frontend: Frontend) -> bool {
         self.range.contains(frontend.node_port) && !self.taken.contains_key(&frontend)
     }
@@ -191,7 +191,7 @@ impl PortTable {
         self.rank(frontend) == 0
     }
 
-    /// How near a claim is to being active; the nearest is the first to be taken up again.
+    /// The distance of a claim from being active; a Pod's port gets its nearest claim back.
     pub(in crate::core) fn rank(&self, frontend: Frontend) -> u8 {
         match self.claims.get(&frontend).map(|claim| claim.phase) {
             Some(Phase::Active) => 0,
@@ -204,9 +204,11 @@ impl PortTable {
         self.is_well_placed(frontend) && !self.claims.contains_key(&frontend)
     }
 
-    /// The next free port that passes the test. The search goes on behind the last one found, round and round, so
-    /// that a freed port is the last to be used again. Where somebody still sends to each, it is the one that may be silent
-    /// first: whoever can send to all ports must not keep Pods from having any.
+    /// The next free port for which `is_usable` holds. The search continues after the last allocated port, so that a
+    /// freed port is reused as late as possible.
+    ///
+    /// If all free ports have received datagrams recently, the one that is quiet soonest is returned: a client that
+    /// sends to every port must not keep Pods from getting one.
     pub(in crate::core) fn take_next_free(
         &mut self,
         family: Family,
@@ -229,24 +231,24 @@ impl PortTable {
         recent_traffic.min_by_key(|(_, until)| **until).map(|(frontend, _)| *frontend)
     }
 
-    /// Refused where nobody but the former owner's clients can have heard of a claim, and it matters to them who has it: a
-    /// connection notices, datagrams do not. Not where the port was chosen although they were heard.
+    /// Whether to refuse the port if it received datagrams recently. That matters for UDP alone, whose clients do not
+    /// notice a new owner, and for a port that was never mapped for this one.
     pub(in crate::core) fn recent_traffic_policy(&self, frontend: Frontend) -> RecentTraffic {
         let was_mapped = self.claims.get(&frontend).is_none_or(|claim| claim.was_mapped);
         let is_new = frontend.protocol == Protocol::Udp && !was_mapped && !self.recent_traffic.contains_key(&frontend);
         if is_new { RecentTraffic::Refused } else { RecentTraffic::Tolerated }
     }
 
-    /// Takes in that somebody still sends datagrams to a port that leads nowhere.
+    /// Records that a port receives datagrams without being mapped.
     pub(in crate::core) fn mark_recent_traffic(&mut self, frontend: Frontend, until: Moment) {
         self.recent_traffic.insert(frontend, until);
     }
 
-    /// Places the cursors behind the highest port in use. A restarted agent does not know which ports were freed
-    /// last; those are most likely below the newest one, and so are tried last.
+    /// Places the cursors after the highest port in use. A restarted agent does not know which ports were freed last;
+    /// they are likely below the newest one.
     pub(in crate::core) fn place_cursors(&mut self) {
         let inside = self.claims.keys().filter(|frontend| self.range.contains(frontend.node_port));
-        // Ascending order: the highest of each family comes last and stays.
+        // In ascending order, the last port of each family wins.
         let cursors = inside.map(|frontend| (frontend.family, self.range.after(frontend.node_port)));
         self.cursors = cursors.collect();
     }
@@ -255,7 +257,7 @@ impl PortTable {
         self.taken.insert(frontend, until);
     }
 
-    /// Takes in that the port could be bound after all.
+    /// Records that the port could be bound.
     pub(in crate::core) fn unmark_taken(&mut self, frontend: Frontend) {
         self.taken.remove(&frontend);
     }
@@ -264,7 +266,7 @@ impl PortTable {
         self.taken.contains_key(&frontend)
     }
 
-    /// Forgets ports whose time is over and says which they were.
+    /// Drops records that have expired, and returns the ports that may be free again.
     pub(in crate::core) fn expire_taken(&mut self, now: Moment) -> Vec<Frontend> {
         self.recent_traffic.retain(|_, until| *until > now);
         self.taken.extract_if(.., |_, until| *until <= now).map(|(frontend, _)| frontend).collect()

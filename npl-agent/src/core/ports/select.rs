@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which ports of a Pod are wanted, by whom, and where each would be reached.
+//! Decides which ports of a Pod are wanted, and how each is exposed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,46 +14,46 @@ use crate::core::{
     publish::problem::{AffectedObject, Cause, Problem},
 };
 
-/// What one node port is for: a port of a Pod that at least one Service wants. Ordered as ports are allocated.
+/// A port of a Pod that at least one Service requests. Ordered as node ports are allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WantedPort {
     /// The Pod's port.
     pub pod_port: PodPort,
     /// Its protocol.
     pub protocol: Protocol,
-    /// The family under which it is wanted.
+    /// The requested family.
     pub family: Family,
 }
 
-/// How a wanted port is reached.
+/// How a wanted port is exposed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Exposure {
-    /// By a port of the host that leads there already: nothing to map.
+    /// By a host port that already leads to it: no mapping is needed.
     HostPort(NodePort),
     /// By a mapping to the Pod's address.
     Mapping,
-    /// Not at present, for the Pod has no address of its own; it keeps the node port that it may have.
+    /// Not at present, since the Pod has no address of its own. A node port that it has is kept.
     Pending,
 }
 
 impl Exposure {
-    /// Whether a node port is held for it.
+    /// Whether it needs a node port.
     pub(in crate::core) const fn needs_claim(self) -> bool {
         matches!(self, Self::Mapping | Self::Pending)
     }
 }
 
-/// What a Pod is to have.
+/// The desired exposure of a Pod.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(in crate::core) struct Wanted {
     pub(in crate::core) ports: BTreeMap<WantedPort, Exposure>,
-    /// Who may use each port that a Service leads to, also one that cannot be reached at present and whose mapping
-    /// drains: whoever may by one of those Services.
+    /// The allowed sources of each requested port: the union over the Services that request it. Ports that cannot be
+    /// exposed at present, or whose mapping drains, are included.
     pub(in crate::core) sources: BTreeMap<WantedPort, Sources>,
     pub(in crate::core) problems: BTreeSet<Problem>,
 }
 
-/// Decides for one Pod after the other.
+/// Selects the wanted ports of a Pod.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::core) struct Selector<'a> {
     pub(in crate::core) settings: &'a Settings,
@@ -61,7 +61,7 @@ pub(in crate::core) struct Selector<'a> {
     pub(in crate::core) node_ips: &'a BTreeMap<Family, IpAddr>,
 }
 
-/// What is wrong with a Service whatever its Pods are.
+/// The problems of a Service that do not depend on its Pods.
 fn service_problems(service: &Service, settings: &Settings) -> BTreeSet<Problem> {
     let subject = || AffectedObject::Service(service.key.clone(), service.uid.clone());
     let protocols = service.ports.iter().map(|port| port.protocol);
@@ -82,7 +82,7 @@ fn service_problems(service: &Service, settings: &Settings) -> BTreeSet<Problem>
 }
 
 impl Selector<'_> {
-    /// What the Pod is to have: the union over the Services that select it.
+    /// The wanted ports of a Pod: the union over the Services that select it.
     pub(in crate::core) fn wanted(self, pod: &Pod) -> Wanted {
         let mut wanted = Wanted::default();
         if pod.is_finished {
@@ -112,14 +112,15 @@ impl Selector<'_> {
         wanted
     }
 
-    /// The address under which the Pod alone is reached.
+    /// The address of the Pod, unless another Pod has the better claim to it.
     pub(in crate::core) fn pod_ip(self, pod: &Pod, family: Family) -> Option<IpAddr> {
         let ip = pod.ip_of(family)?;
         let is_own = pod.host_network || self.snapshot.holder(ip).is_some_and(|holder| holder.uid == pod.uid);
         (is_own && !pod.is_finished).then_some(ip)
     }
 
-    /// The families of the Service that this Pod can be reached by. A Pod without any address may yet get each.
+    /// The families of the Service in which this Pod is exposed. A Pod without an address may still get one of each
+    /// family.
     fn families(self, service: &Service, pod: &Pod, wanted: &mut Wanted) -> Vec<Family> {
         let is_possible = |family: &Family| pod.ips.is_empty() || pod.ip_of(*family).is_some();
         let served = service.families.iter().filter(|family| self.settings.families.contains(family));
@@ -140,7 +141,7 @@ impl Selector<'_> {
         for (port, exposure) in &mut wanted.ports {
             let Some(ip) = pod.ip_of(port.family) else { continue };
             let host_port = self.host_port(pod, *port).filter(|node_port| {
-                // Two containers may share a hostPort under different addresses; a published port leads to one.
+                // Two containers may use one host port on different addresses; only one of them is published.
                 host_ports.insert((*node_port, port.protocol, port.family))
             });
             if let Some(node_port) = host_port {
@@ -159,9 +160,9 @@ impl Selector<'_> {
         }
     }
 
-    /// The port of the Node that leads to the Pod's port without NPL.
+    /// The host port that leads to the Pod's port without NPL.
     ///
-    /// A `hostPort` bound to an address other than the published one does not: that port gets a mapping.
+    /// A `hostPort` that is bound to another address than the published one does not: that port gets a mapping.
     fn host_port(self, pod: &Pod, port: WantedPort) -> Option<NodePort> {
         if pod.host_network {
             return Some(NodePort(port.pod_port.0));
@@ -193,7 +194,7 @@ impl Wanted {
     }
 }
 
-/// The Pod's ports that a Service's port leads to: one for a number, all of the name and protocol for a name.
+/// The Pod's ports of a Service port: one for a number, and every container port of the name and protocol for a name.
 fn resolve(pod: &Pod, port: &ServicePort) -> BTreeSet<PodPort> {
     match &port.target {
         TargetPort::Number(number) => BTreeSet::from([*number]),

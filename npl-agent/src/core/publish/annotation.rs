@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The mapping annotation of a Pod: written in one exact form, read in every form that ever was.
+//! The mapping annotation of a Pod: written in one canonical form, read in every form that Antrea or NPL has written.
 
 use std::{cmp::Reverse, collections::BTreeSet, net::IpAddr};
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize, de::IgnoredAny};
 
 use crate::core::model::{Family, Frontend, NodePort, Pod, PodPort, Protocol, settings::AnnotationFormat};
 
-/// The API server takes no more for all annotations of an object together.
+/// The API server's limit for all annotations of an object together.
 const MAX_BYTES: usize = 256 * 1024;
 
 /// One published port of a Pod.
@@ -29,7 +29,7 @@ impl Entry {
     }
 }
 
-/// One entry of an annotation that somebody wrote: an earlier agent, Antrea, a user, a template.
+/// One entry of an annotation that any writer has left: an earlier agent, Antrea, a user or a Pod template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SeenEntry {
     /// The IP family.
@@ -49,7 +49,7 @@ impl SeenEntry {
     }
 }
 
-/// An entry exactly as it is written; field order is the order in the text.
+/// An entry as it is written; the order of the fields is that of the JSON.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Wire {
@@ -64,7 +64,7 @@ struct Wire {
     ip_family: Option<String>,
 }
 
-/// The value for a Pod with these entries: the same set gives the same bytes.
+/// The annotation's value for these entries; equal sets give equal bytes.
 pub fn encode(entries: &[Entry], format: AnnotationFormat) -> String {
     let mut sorted = entries.to_vec();
     // IPv6 first: AKO up to 1.13.1 gives every member of a Pod the address of the last entry.
@@ -74,9 +74,9 @@ pub fn encode(entries: &[Entry], format: AnnotationFormat) -> String {
     serde_json::to_string(&wires).unwrap_or_else(|_impossible| "[]".to_owned())
 }
 
-/// Whether a value already says these entries and nothing else, in any order and spacing.
+/// Whether a value already has exactly these entries, in any order and spacing.
 ///
-/// Rewriting an equal set would cost every consumer an event for nothing. Only IPv6 has to come first.
+/// Rewriting an equal set would cost every consumer an event. Only the order of families matters: IPv6 comes first.
 pub fn is_right(seen: &str, entries: &[Entry], format: AnnotationFormat) -> bool {
     let Some(mut seen) = read::<Vec<Wire>>(seen) else { return false };
     let families: Vec<_> = seen.iter().map(|wire| wire.node_ip.parse().ok().map(Family::of)).collect();
@@ -86,23 +86,23 @@ pub fn is_right(seen: &str, entries: &[Entry], format: AnnotationFormat) -> bool
     seen == right && families.is_sorted_by_key(|family| Reverse(*family))
 }
 
-/// The entries of a value that are understood; all generations of the format are, what is malformed is left out.
+/// The entries of a value that can be decoded; malformed ones are left out.
 pub fn seen_entries(seen: &str) -> BTreeSet<SeenEntry> {
     read::<Vec<Lenient>>(seen).unwrap_or_default().into_iter().flat_map(Lenient::entries).collect()
 }
 
-/// The same of what a Pod has.
+/// The entries of a Pod's annotation.
 pub fn named_by(pod: &Pod) -> BTreeSet<SeenEntry> {
     pod.annotation.as_deref().map(seen_entries).unwrap_or_default()
 }
 
 fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Option<T> {
-    // The parser itself bounds the depth of nesting.
+    // The JSON parser limits the nesting depth itself.
     if text.len() > MAX_BYTES { None } else { serde_json::from_str(text).ok() }
 }
 
 fn wires(entries: &[Entry], format: AnnotationFormat) -> Vec<Wire> {
-    // With both families in one value, a reader cannot be left to guess which entry is which.
+    // With both families in one value, consumers need the family of each entry.
     let with_family = format == AnnotationFormat::V2_6 || entries.iter().any(|entry| entry.family() == Family::V6);
     let wire = |entry: &Entry| Wire {
         pod_port: entry.pod_port.0,
@@ -115,7 +115,7 @@ fn wires(entries: &[Entry], format: AnnotationFormat) -> Vec<Wire> {
     entries.iter().map(wire).collect()
 }
 
-/// An element of the array: a malformed one does not hide its neighbours.
+/// An element of the array. A malformed element does not invalidate the others.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Lenient {
@@ -145,7 +145,8 @@ impl Lenient {
 }
 
 impl LenientEntry {
-    /// One entry for each protocol; before there were protocols, TCP was meant, and before families, IPv4.
+    /// One entry for each protocol. An entry without protocols means TCP, and one without a family means IPv4, as in
+    /// old formats.
     fn entries(&self) -> Vec<SeenEntry> {
         let family = match self.ip_family.as_deref() {
             Some("IPv4") => Family::V4,

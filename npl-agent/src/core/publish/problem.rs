@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Why a port that somebody asked for is not published.
+//! Why a requested node port is not published.
 
 use std::{fmt, net::IpAddr};
 
@@ -8,16 +8,16 @@ use crate::core::model::{
     sources::{MAX_RANGES, Unreadable},
 };
 
-/// A reason why something is not served, and whose it is.
+/// Something that is requested and not served, and the object to show it on.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
-    /// The object that a user would look at.
+    /// The object that the Event is about.
     pub subject: AffectedObject,
-    /// What is wrong.
+    /// The cause.
     pub cause: Cause,
 }
 
-/// The object that a problem is about.
+/// The Kubernetes object that a problem is about.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum AffectedObject {
     /// A Pod of this Node.
@@ -26,19 +26,19 @@ pub enum AffectedObject {
     Service(ServiceKey, ServiceUid),
 }
 
-/// What is wrong.
+/// What is wrong; the `Display` text says what to do.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cause {
     /// No node port is free.
     RangeExhausted {
-        /// The Pod's port that goes without.
+        /// The Pod's port without a node port.
         pod_port: PodPort,
         /// Its protocol.
         protocol: Protocol,
         /// Its family.
         family: Family,
     },
-    /// The Pod has no port of the name that the Service's target port gives.
+    /// The Pod has no container port with the name of the Service's target port.
     UnresolvedTargetPort {
         /// The Service.
         service: ServiceKey,
@@ -47,7 +47,7 @@ pub enum Cause {
         /// The protocol that the port must have.
         protocol: Protocol,
     },
-    /// The agent was not told to serve the protocol of a Service's port.
+    /// `--protocols` does not include the protocol of a Service's port.
     UnsupportedProtocol {
         /// The protocol.
         protocol: Protocol,
@@ -66,7 +66,7 @@ pub enum Cause {
     AddressConflict {
         /// The address.
         ip: IpAddr,
-        /// The Pod that is served under it.
+        /// The Pod that gets the traffic of the address.
         holder: PodKey,
     },
     /// The Pod's `hostPort` is the node port of another Pod's mapping.
@@ -76,23 +76,23 @@ pub enum Cause {
         /// Its protocol.
         protocol: Protocol,
     },
-    /// Entries of a Service's list of allowed sources cannot be read, and let nobody in.
+    /// Entries of a Service's list of allowed sources cannot be parsed, and allow no client.
     UnreadableSource(Unreadable),
     /// A Service's list of allowed sources is too long.
     TooManySources {
-        /// How many entries let nobody in.
+        /// How many entries are ignored.
         beyond: usize,
     },
-    /// A port of the host leads to the Pod's port past us, whatever a Service's list says.
+    /// A host port leads to the Pod without NPL, so the Service's list is not enforced.
     UnenforcedSources {
         /// The port.
         node_port: NodePort,
         /// Its protocol.
         protocol: Protocol,
     },
-    /// The kernel has no room for more ranges, so that some let nobody in.
+    /// The kernel's map of allowed sources is full, so some allowed clients are dropped.
     SourceTableFull {
-        /// The node port that they are for.
+        /// The node port that the sources are for.
         node_port: NodePort,
         /// Its protocol.
         protocol: Protocol,
@@ -102,7 +102,7 @@ pub enum Cause {
 }
 
 impl Problem {
-    /// The reason of a Kubernetes Event and the label of a metric.
+    /// The reason of the Kubernetes Event, and the label of the metric.
     pub const fn reason(&self) -> &'static str {
         match self.cause {
             Cause::RangeExhausted { .. } => "PortRangeExhausted",
@@ -129,38 +129,42 @@ impl fmt::Display for Problem {
     }
 }
 
-/// What is wrong with an entry, and what to do.
-const UNREADABLE: &str = "is no address or range and lets nobody in; write it like 192.0.2.0/24 or 2001:db8::/32";
+/// The effect of such an entry, and the correct form.
+const UNREADABLE: &str = "is not an address or a CIDR range and allows no client; write it as 192.0.2.0/24 or \
+                          2001:db8::/32";
 
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::RangeExhausted { pod_port, protocol, family } => write!(
                 f,
-                "no {family} node port is free for pod port {pod_port}/{protocol}; widen the port range of the agent"
+                "no {family} node port is free for pod port {pod_port}/{protocol}: widen the agent's --port-range"
             ),
             Self::UnresolvedTargetPort { service, name, protocol } => write!(
                 f,
-                "no container port is named {name:?} with protocol {protocol}, as service {service} asks; name one so"
+                "no container port is named {name:?} with protocol {protocol}, as the targetPort of service \
+                 {service} requires: add the name to a container port, or change the targetPort"
             ),
             Self::UnsupportedProtocol { protocol } => {
                 write!(
                     f,
-                    "protocol {protocol} is not among the agent's --protocols; the service's other ports are served"
+                    "protocol {protocol} is not among the agent's --protocols, so ports of this protocol get no \
+                     node port; the service's other ports are served"
                 )
             }
             Self::UnsupportedFamily { family } => {
-                write!(f, "family {family} is not served by this agent; add another to spec.ipFamilies")
+                write!(f, "the agent does not serve family {family}: add another one to spec.ipFamilies")
             }
             Self::NoNodeAddress { family } => {
-                write!(f, "the node has no {family} address to publish; give it one or name it with --node-ip")
+                write!(f, "the node has no {family} address to publish: add one to the node, or name it with --node-ip")
             }
             Self::AddressConflict { ip, holder } => {
-                write!(f, "address {ip} is also that of pod {holder}, which is served; delete one of the two pods")
+                write!(f, "pod {holder} has the same address {ip} and gets the traffic: delete one of the two pods")
             }
             Self::HostPortConflict { node_port, protocol } => write!(
                 f,
-                "host port {node_port}/{protocol} is in use for another pod; choose one outside the agent's port range"
+                "host port {node_port}/{protocol} is in use as the node port of another pod: choose a host port \
+                 outside the agent's --port-range"
             ),
             Self::UnreadableSource(Unreadable { position, entry, others: 0 }) => {
                 write!(f, "entry {position} of allowed-source-ranges, {entry:?}, {UNREADABLE}")
@@ -170,18 +174,19 @@ impl fmt::Display for Cause {
             }
             Self::TooManySources { beyond } => write!(
                 f,
-                "{beyond} entries of allowed-source-ranges let nobody in, for only the first {MAX_RANGES} ranges count; \
-                 join ranges or use several services"
+                "{beyond} entries of allowed-source-ranges allow no client, since only the first {MAX_RANGES} \
+                 count: merge ranges or use several services"
             ),
             Self::UnenforcedSources { node_port, protocol } => write!(
                 f,
-                "host port {node_port}/{protocol} leads to the pod for everybody, whatever allowed-source-ranges says; \
-                 take the host port away or guard it with the node's firewall"
+                "host port {node_port}/{protocol} bypasses NPL, so allowed-source-ranges is not enforced: remove \
+                 the host port, or restrict it in the node's firewall"
             ),
             Self::SourceTableFull { node_port, protocol, family } => write!(
                 f,
-                "the node's {family} table of allowed sources is full and clients of node port {node_port}/{protocol} \
-                 are refused; shorten allowed-source-ranges of services with pods on this node"
+                "the node's {family} map of allowed sources is full, so some allowed clients of node port \
+                 {node_port}/{protocol} are dropped: shorten allowed-source-ranges of services with pods on this \
+                 node"
             ),
         }
     }

@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which problems users are told of, and when: soon, again while they last, and never twice in a breath.
+//! Decides which problems are reported by Events, and when: soon, again while they last, and at most once a minute.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::problem::{AffectedObject, Problem};
 use crate::core::model::Moment;
 
-/// What passes by itself sooner, as when a Service changes in two steps, is not worth a word.
+/// A problem that is over sooner, for instance while a Service is changed in two steps, is not reported.
 const SETTLE_MILLIS: u64 = 1_000;
-/// Nothing is said about the same thing sooner than this, whatever comes and goes.
+/// The minimal time between two Events about the same object and reason.
 const QUIET_MILLIS: u64 = 60_000;
-/// Half of what a Kubernetes Event lives: whoever looks later still finds what lasts.
+/// Half the lifetime of a Kubernetes Event, so that a lasting problem always has a current one.
 const REFRESH_MILLIS: u64 = 30 * 60_000;
 
-/// One thing to tell: all that is wrong with an object for the same reason.
+/// One Event: all problems of an object with the same reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
-    /// The object that a user would look at.
+    /// The object that the Event is about.
     pub subject: AffectedObject,
     /// [`Problem::reason`].
     pub reason: &'static str,
-    /// One sentence: what is wrong, and what to do.
+    /// One sentence: what is wrong and what to do.
     pub note: String,
 }
 
 impl Report {
-    /// The same for the same words about the same object, in every agent and after every restart: FNV-1a.
+    /// A hash (FNV-1a) of object, reason and note: equal in every agent and after a restart.
     pub fn mark(&self) -> u64 {
         let object = match &self.subject {
             AffectedObject::Pod(key, uid) => format!("pod {key} {uid}"),
@@ -37,10 +37,10 @@ impl Report {
     }
 }
 
-/// What is wrong now, and what was told of it.
+/// The current problems, and when each was reported.
 ///
-/// What nobody was told of is forgotten when it is over, and the rest a little later, so that this never holds much
-/// more than there are problems.
+/// Problems that end before they are reported are dropped at once, and others a minute later, so that the number of
+/// entries stays close to the number of problems.
 #[derive(Debug, Default)]
 pub struct Reports {
     entries: BTreeMap<(AffectedObject, &'static str), Entry>,
@@ -48,10 +48,10 @@ pub struct Reports {
 
 #[derive(Debug)]
 struct Entry {
-    /// What is wrong; nothing when it is over.
+    /// The note; `None` once the problem is over.
     note: Option<String>,
     reported: Option<Moment>,
-    /// When to tell it next.
+    /// The time of the next Event.
     due: Moment,
 }
 
@@ -62,7 +62,7 @@ impl Entry {
 }
 
 impl Reports {
-    /// Takes in everything that is wrong at this moment.
+    /// Replaces the current problems.
     pub fn observe(&mut self, problems: &[Problem], now: Moment) {
         let mut causes: BTreeMap<(AffectedObject, &'static str), (String, usize)> = BTreeMap::new();
         for problem in problems {
@@ -86,12 +86,12 @@ impl Reports {
         self.entries.retain(|_, entry| !entry.is_over(now));
     }
 
-    /// When there is something to tell.
+    /// When the next Event is due.
     pub fn next_due(&self) -> Option<Moment> {
         self.entries.values().filter(|entry| entry.note.is_some()).map(|entry| entry.due).min()
     }
 
-    /// The next thing to tell, if it is time. It is taken to be told, unless [`Self::record_failure`] says otherwise.
+    /// The next Event that is due. It counts as sent unless [`Self::record_failure`] is called.
     pub fn take_due(&mut self, now: Moment) -> Option<Report> {
         let due = self.entries.iter_mut().filter(|(_, entry)| entry.note.is_some() && entry.due <= now);
         let ((subject, reason), entry) = due.min_by_key(|(_, entry)| entry.due)?;
@@ -100,7 +100,7 @@ impl Reports {
         Some(Report { subject: subject.clone(), reason, note: entry.note.clone()? })
     }
 
-    /// Takes in that nobody heard.
+    /// Records that an Event could not be sent.
     pub fn record_failure(&mut self, report: &Report, now: Moment) {
         if let Some(entry) = self.entries.get_mut(&(report.subject.clone(), report.reason)) {
             entry.due = now.plus(QUIET_MILLIS);
@@ -108,7 +108,7 @@ impl Reports {
     }
 }
 
-/// Which problems are worth a line of the log: each as it comes, and one that comes and goes once a minute.
+/// Decides which problems are logged: new ones, and one that comes and goes at most once a minute.
 #[derive(Debug, Default)]
 pub struct Warnings {
     current: BTreeSet<Problem>,
@@ -116,7 +116,7 @@ pub struct Warnings {
 }
 
 impl Warnings {
-    /// Takes in everything that is wrong at this moment and says what to warn of.
+    /// Replaces the current problems, and returns those to log.
     pub fn observe(&mut self, problems: &[Problem], now: Moment) -> Vec<Problem> {
         self.given.retain(|_, at| at.plus(QUIET_MILLIS) > now);
         let subject = |problem: &Problem| (problem.subject.clone(), problem.reason());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a restarted agent takes over: mappings first, since traffic depends on them, then what annotations name.
+//! What a restarted agent takes over: existing mappings first, then the ports that annotations name.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,8 @@ use crate::core::{
     state::State,
 };
 
-/// Keeps the ports of the datapath's mappings from other processes, whoever they turn out to be for: a thousand of them
-/// take a while, and the API server has not answered yet.
+/// Reserves the ports of existing mappings before the API server has answered, since reserving a thousand of them takes
+/// a while.
 pub(in crate::core) fn reservations(state: &State, now: Moment) -> Vec<Op> {
     let Some(observed) = &state.observed else { return Vec::new() };
     let is_held = |frontend: &Frontend| observed.reservations.contains(frontend) || state.ports.is_taken(*frontend);
@@ -24,9 +24,10 @@ pub(in crate::core) fn reservations(state: &State, now: Moment) -> Vec<Op> {
     missing.map(|frontend| Op::Reserve(*frontend, RecentTraffic::Tolerated)).filter(is_due).collect()
 }
 
-/// Gives every mapping in the datapath its owner, and every Pod the free ports that its annotation names.
+/// Assigns every existing mapping to its Pod, and to every Pod the free ports that its annotation names.
 ///
-/// Once, with everything listed: later, a Pod's first annotation was copied from somewhere and means nothing.
+/// Runs once, when everything is listed. Later, the first annotation of a Pod was copied from another Pod and means
+/// nothing.
 pub(in crate::core) fn adopt(state: &mut State) {
     adopt_mappings(state);
     adopt_annotations(state);
@@ -44,7 +45,7 @@ fn adopt_mappings(state: &mut State) {
         let candidates = pods.get(&backend.generation).map_or(&[][..], Vec::as_slice);
         let claim = owner_of(candidates, *frontend, *backend).map_or_else(Claim::orphan, |owner| Claim {
             backend: Some(*backend),
-            // Until somebody says otherwise: while it drains nobody does.
+            // They stay until a Service says otherwise; while the mapping drains, none does.
             sources: observed.sources_of(*frontend, *backend),
             was_mapped: true,
             ..Claim::new(owner)
@@ -55,7 +56,7 @@ fn adopt_mappings(state: &mut State) {
     resolve_duplicates(state);
 }
 
-/// The Pod of the generation; of several, the one at the mapping's address.
+/// The Pod of the generation; of several, the one that has the mapping's address.
 fn owner_of(candidates: &[&Pod], frontend: Frontend, backend: Backend) -> Option<Owner> {
     let pod = candidates.iter().min_by_key(|pod| (!pod.ips.contains(&backend.pod_ip), &pod.uid))?;
     let Frontend { family, protocol, .. } = frontend;
@@ -63,8 +64,8 @@ fn owner_of(candidates: &[&Pod], frontend: Frontend, backend: Backend) -> Option
     Some(Owner { pod: pod.key.clone(), uid: pod.uid.clone(), port })
 }
 
-/// Where a port was on the move, one of its mappings stays and the others drain: rather one that is where it should
-/// be, and of those rather one that consumers know.
+/// If a port was moving when the last agent ended, one of its mappings stays and the others drain: preferably one in
+/// the port range, then one that the annotation names.
 fn resolve_duplicates(state: &mut State) {
     for pod in state.snapshot.pods() {
         let named = annotation::named_by(pod);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From what a Pod wants to the node ports that are held for it.
+//! Assigns node ports to the wanted ports of a Pod.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +20,7 @@ use crate::core::{
 };
 
 impl State {
-    /// Decides anew on every Pod that something happened to, in the order of their keys.
+    /// Assigns every Pod that changed, in the order of their keys.
     pub(in crate::core) fn assign_dirty(&mut self) {
         let mut exhausted = BTreeSet::new();
         while let Some(key) = self.dirty.pop_first() {
@@ -61,21 +61,22 @@ impl State {
     }
 }
 
-/// The decision on one Pod.
+/// The assignment of one Pod.
 struct Assignment<'a> {
     pod: &'a Pod,
     wanted: Wanted,
     pod_ips: BTreeMap<Family, IpAddr>,
     snapshot: &'a Snapshot,
     ports: &'a mut PortTable,
-    /// Where no port was free a moment ago, so that a thousand waiting Pods do not search the range each.
+    /// Families and protocols without a free port in this pass, so that a thousand waiting Pods do not search the range
+    /// each.
     exhausted: &'a mut BTreeSet<(Family, Protocol)>,
     lacks_port: bool,
     touched: Vec<Frontend>,
 }
 
 impl Assignment<'_> {
-    /// Points what the Pod holds to where the Pod is, and lets go of what nobody wants.
+    /// Updates the mappings of the Pod's claims, and drains claims that are no longer wanted.
     fn update_claims(&mut self) {
         for (port, frontend) in self.ports.of_pod(&self.pod.uid) {
             self.touched.push(frontend);
@@ -101,11 +102,11 @@ impl Assignment<'_> {
         }
     }
 
-    /// Finds the port its one node port: the one it has, else the one it had, else a new one.
+    /// Finds the one claim of a port: the active one, else a former one, else a new one.
     fn claim(&mut self, port: WantedPort, may_allocate: bool) {
         let mut held = self.ports.of_port(&self.pod.uid, port);
         held.sort_by_key(|frontend| (self.ports.rank(*frontend), *frontend));
-        // One that leads nowhere at present and has become the `hostPort` of another Pod would hide that.
+        // A claim without a mapping must not hide the `hostPort` of another Pod.
         let hides_no_other = |frontend: &Frontend| {
             let leads = self.ports.get(*frontend).is_some_and(|claim| claim.backend.is_some());
             leads || !self.snapshot.is_host_port(frontend.node_port, port.protocol)
@@ -113,7 +114,7 @@ impl Assignment<'_> {
         let (held, lost): (Vec<_>, Vec<_>) = held.into_iter().partition(hides_no_other);
         let kept = held.iter().copied().find(|frontend| self.ports.is_well_placed(*frontend));
         let chosen = kept.or_else(|| if may_allocate { self.allocate(port) } else { None }).or_else(|| {
-            // It must not stay, but it is better than none.
+            // It must move, but until another port is free it is kept.
             held.iter().copied().find(|frontend| self.ports.get(*frontend).is_some_and(Claim::is_in_use))
         });
         for frontend in held.into_iter().chain(lost).filter(|frontend| Some(*frontend) != chosen) {
@@ -149,13 +150,13 @@ impl Assignment<'_> {
         free
     }
 
-    /// A mapping is ahead of whatever else serves a `hostPort`, so that one does not lead to this Pod.
+    /// A mapping takes precedence over a `hostPort` of the same number, so that host port does not lead to this Pod.
     fn check_host_port(&mut self, port: WantedPort, node_port: NodePort) {
         let WantedPort { protocol, family, .. } = port;
         let frontend = Frontend { family, node_port, protocol };
         let Some(claim) = self.ports.get_mut(frontend).filter(|claim| claim.may_translate()) else { return };
         if claim.backend.is_none() {
-            // Its Pod cannot be reached at present, and finds another one when it can.
+            // Its Pod has no address at present, and gets another port later.
             claim.drain();
             self.touched.push(frontend);
         }
@@ -164,7 +165,7 @@ impl Assignment<'_> {
         self.blame(Cause::HostPortConflict { node_port, protocol });
     }
 
-    /// Where the port is; who may use it is the claim's to say.
+    /// The mapping of a port; its allowed sources are the claim's.
     fn backend(&self, port: WantedPort) -> Option<Backend> {
         let pod_ip = *self.pod_ips.get(&port.family)?;
         let generation = self.pod.uid.generation();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The agent's mind: what it was told, what it holds, and what it is waiting for.
+//! The state of the control loop: desired and observed state, and what it waits for.
 //!
-//! [`State::pass`] says what to do next; the caller does it and reports with [`State::record_done`] or [`State::record_failed`]. An
-//! op is only given out once its precondition was observed, so stopping anywhere leaves nothing published that does
-//! not work.
+//! [`State::pass`] returns the next operations. The caller carries them out and reports each with
+//! [`State::record_done`] or [`State::record_failed`]. An operation is only returned once its precondition was
+//! observed, so the agent can stop after any of them without a published mapping that does not work.
 
 mod adopt;
 mod assign;
@@ -29,81 +29,80 @@ use super::{
     publish::problem::{AffectedObject, Cause, Problem},
 };
 
-/// How long a port that another process has is not tried again.
+/// How long a port that another process uses is not tried again.
 const TAKEN_MILLIS: u64 = 60_000;
-/// How long an annotation is left that did not stay as written: another writer must not be fought at full speed.
+/// How long a Pod is not written again after another writer has changed the annotation.
 const CONTESTED_MILLIS: u64 = 5_000;
-/// When to try again after a failure that should not exist for the op.
+/// The retry delay of a failure that does not belong to the operation.
 const UNEXPECTED_MILLIS: u64 = 1_000;
 
-/// The whole of the agent's mind.
+/// The state of the control loop.
 #[derive(Debug)]
 pub struct State {
     pub(in crate::core) settings: Settings,
     pub(in crate::core) snapshot: Snapshot,
     pub(in crate::core) node_ips: BTreeMap<Family, IpAddr>,
-    /// What the kernel and the sockets hold; `None` until they were read.
+    /// The last observation; `None` before the first one.
     pub(in crate::core) observed: Option<Observed>,
     pub(in crate::core) is_adopted: bool,
     pub(in crate::core) ports: PortTable,
     pub(in crate::core) views: BTreeMap<PodKey, PodView>,
-    /// Pods to decide on anew.
+    /// Pods to assign again.
     pub(in crate::core) dirty: BTreeSet<PodKey>,
-    /// Pods that wait for a port that others hold.
+    /// Pods without a node port because none is free.
     pub(in crate::core) waiting_for_port: BTreeSet<PodKey>,
-    /// Frontends for whose allowed sources the kernel had no room.
+    /// Frontends whose allowed sources do not fit into the kernel's map.
     pub(in crate::core) source_table_full: BTreeSet<Frontend>,
-    /// Pods of which something is not served.
+    /// Pods with problems.
     pub(in crate::core) with_problems: BTreeSet<PodKey>,
-    /// Frontends that something happened to: they may need an op, or time.
+    /// Frontends that changed: they may need an operation or a timer.
     pub(in crate::core) unsettled: BTreeSet<Frontend>,
-    /// Frontends that need nothing but time, and when it has come; one that something happened to since is looked at
-    /// once more than needed.
+    /// Frontends that wait for a time only. A frontend that changed since is examined once more than needed.
     pub(in crate::core) timers: BTreeSet<(Moment, Frontend)>,
     /// Pods whose annotation may need a write.
     pub(in crate::core) unpublished: BTreeSet<PodKey>,
     pub(in crate::core) writes: BTreeMap<PodUid, Write>,
-    /// Pods that went while a write to them was under way: its answer must not bring them back.
+    /// Pods that were deleted during a write: its answer must not bring them back.
     departed: BTreeSet<PodUid>,
     pub(in crate::core) retries: BTreeMap<RetryKey, Moment>,
 }
 
-/// What to do now, in this order, and when to look again if nothing else happens.
+/// The operations to carry out in this order, and when to call again if nothing else happens.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Pass {
-    /// The steps; none may be brought forward.
+    /// The operations; none may be carried out before an earlier one.
     pub ops: Vec<Op>,
-    /// When time alone will make a difference.
+    /// When time alone changes the result.
     pub next_deadline: Option<Moment>,
 }
 
-/// What the agent has to hear before its first pass.
+/// A prerequisite of the first pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Prerequisite {
-    /// A list of Pods and of Services.
+    /// Lists of Pods and Services.
     Lists,
-    /// An address of the Node in a family that is served.
+    /// A published address of the Node in a family that is served.
     NodeAddress,
-    /// What the kernel and the sockets hold.
+    /// An observation of kernel and sockets.
     Observation,
 }
 
-/// A held node port, for people and metrics.
+/// A held node port, for tables and metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MappingView<'a> {
-    /// Where clients send to.
+    /// The frontend.
     pub frontend: Frontend,
-    /// Where it leads, if it leads anywhere.
+    /// The mapping's value; `None` while it has none.
     pub backend: Option<Backend>,
-    /// The Pod, if it is known.
+    /// The Pod; `None` if it is not known.
     pub pod: Option<&'a PodKey>,
-    /// The Pod's port, if it is known.
+    /// The Pod's port; `None` if it is not known.
     pub pod_port: Option<PodPort>,
-    /// How far it is through its life.
+    /// The phase of its claim.
     pub phase: Phase,
 }
 
-/// What was decided about a Pod, and what its annotation as seen says.
+/// The decision about a Pod, and the frontends in its annotation.
 #[derive(Debug)]
 pub(in crate::core) struct PodView {
     pub(in crate::core) wanted: Wanted,
@@ -111,7 +110,7 @@ pub(in crate::core) struct PodView {
 }
 
 impl State {
-    /// A mind that knows nothing yet.
+    /// The state before the first change and observation.
     pub fn new(settings: Settings) -> Self {
         Self {
             ports: PortTable::new(settings.port_range),
@@ -134,7 +133,7 @@ impl State {
         }
     }
 
-    /// Takes in what the kernel and the sockets hold. This is the truth, whatever was believed.
+    /// Replaces the observation. It overrides what operations have recorded.
     pub fn observe(&mut self, observed: Observed) {
         let changed = self.observed.take().unwrap_or_default().differences(&observed);
         self.observed = Some(observed);
@@ -143,7 +142,7 @@ impl State {
         }
     }
 
-    /// Takes in what a watcher has to tell.
+    /// Applies a change that a watch reports.
     pub fn apply(&mut self, change: Change) {
         if matches!(&change, Change::Pod(pod) if self.departed.contains(&pod.uid) || self.is_echo(pod)) {
             return;
@@ -162,7 +161,7 @@ impl State {
         self.adopt_node_ips();
     }
 
-    /// What has to be heard before the first pass.
+    /// The prerequisites of the first pass that are missing.
     pub fn missing_prerequisites(&self) -> BTreeSet<Prerequisite> {
         let conditions = [
             (Prerequisite::Lists, self.snapshot.is_listed()),
@@ -176,25 +175,25 @@ impl State {
             .collect()
     }
 
-    /// Whether everything was heard that decisions need; before that, a pass only reserves what is mapped already.
+    /// Whether all prerequisites are met. Before that, a pass only reserves the ports of existing mappings.
     pub fn is_ready(&self) -> bool {
         self.missing_prerequisites().is_empty()
     }
 
-    /// Whether all Services count as gone.
+    /// Whether this Node is being retired.
     pub const fn is_retiring(&self) -> bool {
         self.settings.is_retiring
     }
 
-    /// Whether nothing is published and nothing mapped any more, nor will be.
+    /// Whether this Node is retired: nothing is published or mapped, and nothing will be.
     pub fn is_retired(&self) -> bool {
         let is_unmapped = self.observed.as_ref().is_some_and(|observed| observed.mappings.is_empty());
-        // What a terminating Pod's annotation says goes with it.
+        // A terminating Pod's annotation is deleted with the Pod.
         let mut published = self.snapshot.pods().filter(|pod| pod.annotation.is_some() && !pod.is_terminating);
         self.is_retiring() && self.is_adopted && is_unmapped && published.next().is_none()
     }
 
-    /// What to do now. Repeat until there are no ops.
+    /// Plans the next operations. Call it until it returns none.
     pub fn pass(&mut self, now: Moment) -> Pass {
         if !self.is_ready() {
             return Pass { ops: adopt::reservations(self, now), next_deadline: None };
@@ -206,7 +205,7 @@ impl State {
         self.plan(now)
     }
 
-    /// Takes in that an op was carried out.
+    /// Records that an operation succeeded.
     pub fn record_done(&mut self, op: &Op, now: Moment) {
         self.retries.remove(&RetryKey::of(op));
         let observed = self.observed.get_or_insert_default();
@@ -256,7 +255,7 @@ impl State {
         }
     }
 
-    /// Takes in that an op could not be carried out, or may not have been.
+    /// Records that an operation failed, or may have failed.
     pub fn record_failed(&mut self, op: &Op, failure: Failure, now: Moment) {
         let at = match failure {
             Failure::Retry { at } | Failure::NoRoom { at } => at,
@@ -299,9 +298,8 @@ impl State {
         self.retries.insert(RetryKey::of(op), at);
     }
 
-    /// Everything that is asked for and not served, for Events and metrics: each once, in order. What is wrong with a
-    /// Service is told where a Pod of it runs and nowhere else, so that a large cluster does not hear of it from each
-    /// of its Nodes.
+    /// All problems for Events and metrics, each once and in order. A Service's problem is reported by Nodes with a Pod
+    /// of the Service only, so that not every Node of a large cluster reports it.
     pub fn problems(&self) -> impl Iterator<Item = Cow<'_, Problem>> {
         let views = self.with_problems.iter().filter_map(|pod| self.views.get(pod));
         let of_pods = views.flat_map(|view| &view.wanted.problems).map(Cow::Borrowed);
@@ -329,17 +327,17 @@ impl State {
         })
     }
 
-    /// The addresses of the Node that are published; none before the Node is known.
+    /// The published addresses of the Node; none before the Node is known.
     pub fn node_ips(&self) -> impl Iterator<Item = IpAddr> {
         self.node_ips.values().copied()
     }
 
-    /// How much of the port range is in use, for one family and each protocol that is served.
+    /// The use of the port range for one family, by protocol.
     pub fn port_usages(&self, family: Family) -> impl Iterator<Item = PortUsage> {
         self.settings.protocols.iter().map(move |protocol| self.ports.usage(family, *protocol))
     }
 
-    /// Has the frontend, and the annotation of the Pod behind it, looked at in the next pass.
+    /// Has the next pass examine the frontend and the annotation of its Pod.
     pub(in crate::core) fn touch(&mut self, frontend: Frontend) {
         self.unsettled.insert(frontend);
         if let Some(owner) = self.ports.get(frontend).and_then(|claim| claim.owner.as_ref()) {
@@ -347,17 +345,17 @@ impl State {
         }
     }
 
-    /// Has all frontends of a Pod looked at in the next pass: what its annotation may name decides how far they are.
+    /// Has the next pass examine all frontends of a Pod: its annotation decides their phases.
     pub(in crate::core) fn touch_all_of(&mut self, uid: &PodUid) {
         self.unsettled.extend(self.ports.of_pod(uid).into_iter().map(|(_, frontend)| frontend));
     }
 
-    /// Has every Pod that lacked a port try again.
+    /// Has the next pass assign every Pod that lacked a node port.
     pub(in crate::core) fn retry_waiting_for_port(&mut self) {
         self.dirty.append(&mut self.waiting_for_port);
     }
 
-    /// Has every frontend that lacked room for its allowed sources try again.
+    /// Has the next pass examine every frontend whose allowed sources did not fit.
     fn retry_source_table_full(&mut self) {
         for frontend in std::mem::take(&mut self.source_table_full) {
             if self.lacks_sources(frontend) {
@@ -368,7 +366,7 @@ impl State {
         }
     }
 
-    /// Stops all that a Pod had, at once: it no longer answers, and its address may soon be another's.
+    /// Ends all mappings of a deleted Pod at once: its address may soon belong to another Pod.
     fn retire_pod(&mut self, uid: &PodUid) {
         for (_, frontend) in self.ports.of_pod(uid) {
             if let Some(claim) = self.ports.get_mut(frontend)
@@ -385,8 +383,8 @@ impl State {
         self.retry_waiting_for_port();
     }
 
-    /// Follows the Node's addresses. A Node that shows none at all keeps those that were known: what is published
-    /// still leads here, and blank annotations would empty every load balancer's pool.
+    /// Adopts the Node's addresses. If the Node object has none, the known ones stay: they still lead to this Node, and
+    /// empty annotations would empty every load balancer's pool.
     fn adopt_node_ips(&mut self) {
         let node_ips = self.settings.node_ips(self.snapshot.node());
         if !node_ips.is_empty() && node_ips != self.node_ips {
@@ -395,8 +393,8 @@ impl State {
         }
     }
 
-    /// Others have the port: a mapping that is there goes on until its successor is published, a claim without one is
-    /// worth nothing.
+    /// Another process uses the port, or it has recent traffic. A mapping stays until its successor is published; a
+    /// claim without a mapping is dropped.
     fn yield_port(&mut self, frontend: Frontend) {
         self.touch(frontend);
         let pod = self.ports.get(frontend).and_then(|claim| Some(claim.owner.as_ref()?.pod.clone()));

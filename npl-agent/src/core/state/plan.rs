@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From what is held to the next ops: what time has brought, then one step for each frontend, then annotations.
+//! Plans the next operations: expire timers, advance claims, then one operation for each frontend, then annotations.
 
 use std::collections::BTreeSet;
 
@@ -10,20 +10,20 @@ use crate::core::{
     ports::Phase,
 };
 
-/// No other comes before it.
+/// The smallest frontend.
 const FIRST_FRONTEND: Frontend = Frontend { family: Family::V4, node_port: NodePort(0), protocol: Protocol::Tcp };
 
-/// What a frontend needs.
+/// The next step of a frontend.
 enum Step {
-    /// Nothing, until something changes.
+    /// None until something changes.
     Settled,
-    /// Nothing but time.
+    /// None until a timer fires.
     Waiting,
-    /// This.
+    /// An operation.
     Needs(Op),
 }
 
-/// How the ranges that the kernel has for a frontend differ from those that it is to have.
+/// The difference between the allowed sources in the kernel and the desired ones.
 #[derive(Default)]
 struct Gap {
     missing: BTreeSet<SourceRange>,
@@ -31,10 +31,10 @@ struct Gap {
 }
 
 impl State {
-    /// One pass; every Pod and claim that nothing happened to is left out, so that a pass costs what has changed.
+    /// Plans one pass. Its cost depends on the number of changed Pods and claims.
     pub(in crate::core) fn plan(&mut self, now: Moment) -> Pass {
         self.expire(now);
-        // A freed port may be what a Pod was waiting for.
+        // A freed port may serve a Pod that waits for one.
         loop {
             self.assign_dirty();
             self.advance(now);
@@ -45,7 +45,7 @@ impl State {
         let mut ops = self.plan_frontends(now);
         let blocked = self.owners_of(&ops);
         ops.extend(self.plan_annotations(&blocked, now));
-        // Stable: ops of one rank keep the order of their frontends and Pods.
+        // The sort is stable: operations of one rank keep the order of their frontends and Pods.
         ops.sort_by_key(Op::rank);
         Pass { ops, next_deadline: self.next_deadline(now) }
     }
@@ -66,7 +66,7 @@ impl State {
         }
     }
 
-    /// Moves every claim on that has waited long enough.
+    /// Advances the phase of every changed claim.
     fn advance(&mut self, now: Moment) {
         let unsettled: Vec<_> = self.unsettled.iter().copied().collect();
         for frontend in unsettled {
@@ -91,7 +91,7 @@ impl State {
         }
     }
 
-    /// The phase that a claim is in by now; `None` when it is over.
+    /// The phase of a claim at this time; `None` when the claim ends.
     fn next_phase(&self, frontend: Frontend, phase: Phase, now: Moment) -> Option<Phase> {
         let claim = self.ports.get(frontend)?;
         let observed = self.observed.as_ref()?;
@@ -99,7 +99,7 @@ impl State {
         let is_named = claim.owner.as_ref().is_some_and(|owner| self.may_be_named(owner, frontend));
         match phase {
             Phase::Active => Some(phase),
-            // Nobody can have heard of it.
+            // No client can know of the port.
             Phase::Draining { .. } | Phase::Quarantined { until: None } if !claim.was_mapped && !is_mapped => {
                 Some(Phase::Quarantined { until: Some(now) })
             }
@@ -145,8 +145,8 @@ impl State {
         ops
     }
 
-    /// Leaves a frontend alone until its time has come. One without a time waits for something to happen to it or to
-    /// the annotation of its Pod, and whatever happens has it looked at.
+    /// Sets a timer for a frontend. A frontend without a deadline is examined again when it or its Pod's annotation
+    /// changes.
     fn wait_for_timer(&mut self, frontend: Frontend, now: Moment) {
         match self.ports.get(frontend).map(|claim| claim.phase) {
             Some(Phase::Draining { until: Some(at) } | Phase::Quarantined { until: Some(at) }) if at > now => {
@@ -167,8 +167,7 @@ impl State {
             Some(Phase::Quarantined { until: Some(until) }) => until <= now,
             Some(Phase::Active | Phase::Draining { .. } | Phase::Quarantined { until: None }) => false,
         };
-        // A mapping that leads to the wrong place and cannot be put right, since another process has its port, is
-        // worse than none.
+        // A mapping to the wrong Pod that cannot be corrected, because another process has its port, is removed.
         let mapping_is_current = self.mapping_is_current(frontend);
         let is_taken = self.ports.is_taken(frontend);
         let is_wrong = backend.is_none() || self.is_lost(frontend);
@@ -178,7 +177,7 @@ impl State {
         let Gap { missing, excess } = self.gap(frontend);
         let is_restricted = mapping.is_some_and(|mapping| mapping.is_restricted);
         if !is_restricted && !excess.is_empty() {
-            // Nobody asks for them at this moment, and whoever asks next must not find them.
+            // The mapping ignores these now, and the next restricted mapping of the frontend must not find them.
             return Step::Needs(Op::ForgetSources(frontend, excess));
         }
         match (is_over, is_reserved) {
@@ -191,7 +190,7 @@ impl State {
             (false, false | true) => {}
         }
         let add = || Op::AllowSources(frontend, missing.clone());
-        // Where there is no room for them, the mapping does without: whoever they are meant for is refused.
+        // If the map is full, the mapping is written without them: the clients that they would allow are dropped.
         let may_add = !missing.is_empty() && !self.is_delayed(&RetryKey::AllowSources(frontend), now);
         match backend {
             Some(_) if may_add => Step::Needs(add()),
@@ -203,14 +202,14 @@ impl State {
         }
     }
 
-    /// Whether the kernel has the frontend lead to where its claim says.
+    /// Whether the kernel's mapping has the claim's target.
     pub(in crate::core) fn mapping_is_current(&self, frontend: Frontend) -> bool {
         let mapping = self.observed.as_ref().and_then(|observed| observed.mappings.get(&frontend));
         let backend = self.ports.get(frontend).and_then(|claim| claim.backend);
         mapping.zip(backend).is_some_and(|(mapping, backend)| mapping.has_same_target(&backend))
     }
 
-    /// Whether another process has the port, so that it cannot be made to lead home.
+    /// Whether another process uses the port, so that its mapping cannot be corrected.
     fn is_lost(&self, frontend: Frontend) -> bool {
         let is_reserved = self.observed.as_ref().is_some_and(|observed| observed.reservations.contains(&frontend));
         !is_reserved && self.ports.is_taken(frontend) && !self.mapping_is_current(frontend)
@@ -229,12 +228,12 @@ impl State {
         Gap { missing: &wanted - there, excess: there - &wanted }
     }
 
-    /// Whether some whom the frontend is for are refused at this moment.
+    /// Whether some allowed clients of the frontend are dropped at present.
     pub(in crate::core) fn lacks_sources(&self, frontend: Frontend) -> bool {
         !self.gap(frontend).missing.is_empty()
     }
 
-    /// The Pods whose mappings are being made: their annotations wait, so that each is written once.
+    /// The Pods whose mappings change in this pass: their annotations wait, so that each is written once.
     fn owners_of(&self, ops: &[Op]) -> BTreeSet<PodUid> {
         let frontend = |op: &Op| match op {
             Op::Reserve(frontend, _) | Op::AllowSources(frontend, _) | Op::UpsertMapping(frontend, _) => {

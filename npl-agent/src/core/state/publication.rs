@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a Pod's annotation should say, and when it may be written.
+//! Decides the content of a Pod's annotation and readiness gate, and when to write them.
 
 use std::collections::BTreeSet;
 
@@ -14,19 +14,19 @@ use crate::core::{
     publish::annotation::{self, Entry, SeenEntry},
 };
 
-/// What is known of the writes to a Pod's annotation beyond what the watcher shows.
+/// The state of a write to a Pod that the watch does not show yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::core) enum Write {
-    /// Given out; neither done nor failed yet.
+    /// Sent to the executor; not answered yet.
     InFlight,
-    /// Failed, but an answer that was lost may have followed a write that was not.
+    /// Failed, but the API server may have done it: the answer may have been lost.
     Unconfirmed(PodWrite),
-    /// The API server knows no such Pod; nothing to write until a watcher says otherwise.
+    /// The API server has no such Pod: no write until the watch says otherwise.
     Gone,
 }
 
 impl PodWrite {
-    /// Whether the Pod, as seen, is as this write leaves it.
+    /// Whether the Pod already has the content of this write.
     pub(in crate::core) fn is_stored_in(&self, pod: &Pod) -> bool {
         match self {
             Self::Set(value) => pod.annotation.as_ref() == Some(value),
@@ -36,18 +36,19 @@ impl PodWrite {
     }
 }
 
-/// What to do about a Pod's annotation and its gate.
+/// The next step for a Pod's annotation and gate.
 enum Publication {
-    /// It is right, or not ours to write.
+    /// None: they are right, or NPL must not write them.
     Settled,
-    /// Something else has to happen first.
+    /// None yet: a precondition is missing.
     Waiting,
-    /// It needs this write.
+    /// A write.
     Needs(PodUid, PodWrite),
 }
 
 impl State {
-    /// The writes that are due. Pods in `blocked` have kernel ops in this pass and are written once, after those.
+    /// The writes that are due. Pods in `blocked` have kernel operations in this pass, and are written once after
+    /// those.
     pub(in crate::core) fn plan_annotations(&mut self, blocked: &BTreeSet<PodUid>, now: Moment) -> Vec<Op> {
         let mut ops = Vec::new();
         for pod in std::mem::take(&mut self.unpublished) {
@@ -66,12 +67,12 @@ impl State {
         ops
     }
 
-    /// Whether the word about a Pod is known and nothing waits for it: the watch repeats what each write was answered.
+    /// Whether a watch event is known already and no write depends on it: the watch repeats the answer of each write.
     pub(in crate::core) fn is_echo(&self, pod: &Pod) -> bool {
         self.snapshot.pod(&pod.key) == Some(pod) && !self.writes.contains_key(&pod.uid)
     }
 
-    /// Takes back what the watcher's word about the Pod has made certain.
+    /// Removes the state of a write that a watch event has settled.
     pub(in crate::core) fn recheck_write(&mut self, key: &PodKey) {
         let Some(pod) = self.snapshot.pod(key) else { return };
         let is_certain = match self.writes.get(&pod.uid) {
@@ -84,7 +85,7 @@ impl State {
         }
     }
 
-    /// Whether a consumer may read the frontend in the Pod's annotation: it is seen there, or a write is on its way.
+    /// Whether a consumer may see the frontend in the Pod's annotation: it is there, or a write may put it there.
     pub(in crate::core) fn may_be_named(&self, owner: &Owner, frontend: Frontend) -> bool {
         let Owner { pod, uid, .. } = owner;
         let is_there = self.snapshot.pod(pod).is_some_and(|pod| pod.uid == *uid);
@@ -98,7 +99,7 @@ impl State {
     fn publication(&self, key: &PodKey, blocked: &BTreeSet<PodUid>, now: Moment) -> Publication {
         let Some(pod) = self.snapshot.pod(key) else { return Publication::Settled };
         let is_unconfirmed = match self.writes.get(&pod.uid) {
-            // Whoever reports on the write has the Pod looked at again.
+            // The answer of the write has the Pod examined again.
             Some(Write::InFlight | Write::Gone) => return Publication::Settled,
             Some(Write::Unconfirmed(PodWrite::Set(_) | PodWrite::Withdraw)) => true,
             Some(Write::Unconfirmed(PodWrite::OpenGate)) | None => false,
@@ -122,8 +123,8 @@ impl State {
         if !pod.is_terminating {
             return Publication::Needs(pod.uid.clone(), PodWrite::Withdraw);
         }
-        // AKO never forgets a Pod whose key is removed while it is being deleted, so what was true is left to the
-        // deletion, and what is not, or no longer, is emptied. One that is finished will be gone in a moment.
+        // AKO never forgets a Pod whose key is removed while it is being deleted. So a correct annotation stays until
+        // the deletion, and an incorrect one becomes `[]`.
         let kept = pod.annotation.clone().filter(|_| self.names_only_its_own(pod));
         if !is_unconfirmed && (kept.is_some() || pod.annotation.is_none()) {
             return Publication::Settled;
@@ -131,8 +132,8 @@ impl State {
         Publication::Needs(pod.uid.clone(), PodWrite::Set(kept.unwrap_or_else(|| "[]".to_owned())))
     }
 
-    /// Once all is published that is to be: after the annotation, so that nobody finds the Pod ready and without it. A Pod
-    /// that is being deleted is not to become ready any more.
+    /// The gate opens when all node ports are published: after the annotation, so that no consumer finds a ready Pod
+    /// without it. The gate of a Pod that is being deleted stays closed.
     fn gate(&self, pod: &Pod, entries: &[Entry]) -> Publication {
         let wanted = self.views.get(&pod.key).map_or(0, |view| view.wanted.ports.len());
         if pod.gate == Gate::Closed && !pod.is_terminating && entries.len() == wanted {
@@ -151,7 +152,7 @@ impl State {
         annotation::named_by(pod).iter().all(is_its)
     }
 
-    /// The entries that are true: each leads to the Pod's port at this moment.
+    /// The correct entries: each has a mapping to the Pod's port now.
     fn entries(&self, pod: &Pod) -> Vec<Entry> {
         let wanted = self.views.get(&pod.key).map(|view| &view.wanted.ports);
         let entry = |(port, exposure): (&WantedPort, &Exposure)| {
@@ -166,7 +167,8 @@ impl State {
         wanted.into_iter().flatten().filter_map(entry).collect()
     }
 
-    /// The node port that leads to the Pod's port: while it moves to another one, the old one until the new one does.
+    /// The node port whose mapping leads to the Pod's port. While the port moves, this is the old one until the new one
+    /// works.
     fn working_node_port(&self, uid: &PodUid, port: WantedPort) -> Option<NodePort> {
         let mut working = self.ports.of_port(uid, port);
         working.retain(|frontend| self.works(*frontend));
@@ -174,7 +176,7 @@ impl State {
         working.first().map(|frontend| frontend.node_port)
     }
 
-    /// Whether the frontend's clients are led to where they are to be led.
+    /// Whether the frontend's mapping exists and has its target.
     fn works(&self, frontend: Frontend) -> bool {
         self.ports.get(frontend).is_some_and(Claim::is_in_use) && self.mapping_is_current(frontend)
     }

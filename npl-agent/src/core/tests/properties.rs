@@ -282,7 +282,7 @@ proptest! {
         let problems: Vec<_> = chaos.world.state.problems().map(Cow::into_owned).collect();
         let is_exhausted = problems.iter().any(|problem| matches!(problem.cause, Cause::RangeExhausted { .. }));
         let is_held_for_later = chaos.world.state.mappings().any(|view| view.backend.is_none());
-        // What is held for a Pod without an address is written nowhere: the next agent gives it to whoever lacks a port.
+        // A port kept for a Pod without an address is in no annotation: the next agent gives it to a Pod that needs a port.
         prop_assume!(!is_exhausted || !is_held_for_later);
         chaos.world.start();
         for op in chaos.world.settle() {
@@ -338,7 +338,7 @@ proptest! {
 }
 
 proptest! {
-    /// It is not to become ready any more, and would otherwise be told so by the next agent where this one did not.
+    /// Otherwise, a restarted agent would open a gate that its predecessor left closed.
     #[test]
     fn the_gate_of_a_pod_that_is_being_deleted_stays_closed(pod in pod()) {
         let mut chaos = start();

@@ -19,7 +19,7 @@ fn unsupported(service: &str) -> Problem {
     Problem { subject, cause: Cause::UnsupportedProtocol { protocol: Protocol::Sctp } }
 }
 
-/// What is told until this moment, one after the other.
+/// The Events that are due until this moment, in order.
 fn reported(reports: &mut Reports, until: u64) -> Vec<String> {
     let mut reported = Vec::new();
     while let Some(due) = reports.next_due().filter(|due| due.0 <= until) {
@@ -35,7 +35,7 @@ fn a_lasting_problem_is_reported_once_and_again_before_its_event_expires() {
     let problems = [exhausted("p", 80)];
     reports.observe(&problems, Moment(0));
     let reported = reported(&mut reports, SETTLE_MILLIS + REFRESH_MILLIS);
-    let note = "no IPv4 node port is free for pod port 80/tcp; widen the port range of the agent";
+    let note = "no IPv4 node port is free for pod port 80/tcp: widen the agent's --port-range";
     let expected = [SETTLE_MILLIS, SETTLE_MILLIS + REFRESH_MILLIS].map(|at| format!("{at} PortRangeExhausted {note}"));
     assert_eq!(reported, expected);
 }
@@ -88,7 +88,7 @@ fn ports_of_a_pod_with_the_same_problem_are_one_report() {
     let reported = reported(&mut reports, SETTLE_MILLIS);
     assert_eq!(reported.len(), 2);
     assert!(
-        reported[0].ends_with("pod port 80/tcp; widen the port range of the agent (1 more like this)"),
+        reported[0].ends_with("pod port 80/tcp: widen the agent's --port-range (1 more like this)"),
         "{reported:?}"
     );
     reports.observe(&[second, other], Moment(SETTLE_MILLIS));

@@ -212,11 +212,11 @@ fn container_port(text: &str) -> ContainerPort {
 fn show(text: &mut String, ops: &[Op]) {
     for same in ops.chunk_by(|one, next| one == next) {
         let times = if same.len() > 1 { format!(", {} times", same.len()) } else { String::new() };
-        writeln!(text, "    {}{times}", told(&same[0])).unwrap();
+        writeln!(text, "    {}{times}", described(&same[0])).unwrap();
     }
 }
 
-fn told(op: &Op) -> String {
+fn described(op: &Op) -> String {
     match op {
         Op::Reserve(frontend, _) => format!("reserve {frontend}"),
         Op::AllowSources(frontend, ranges) => format!("allow {frontend} from {}", list(ranges)),

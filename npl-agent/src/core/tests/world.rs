@@ -19,7 +19,7 @@ use crate::core::{
     state::State,
 };
 
-/// Ports for whoever needs not say which.
+/// Settings whose only relevant value is the port range.
 pub(super) fn settings(port_range: &str) -> Settings {
     Settings {
         port_range: port_range.parse().unwrap(),
@@ -198,7 +198,7 @@ impl World {
         Failure::Retry { at: self.now.plus(1_000) }
     }
 
-    /// ProgramSet out an op on the kernel or the sockets, which must be ready for it.
+    /// Carries out an op on the kernel or the sockets, which must be ready for it.
     pub(super) fn kernel(&mut self, op: &Op) -> Result<(), Failure> {
         match op {
             Op::Reserve(frontend, RecentTraffic::Refused) if self.recent_traffic.contains(frontend) => {
@@ -282,7 +282,7 @@ impl World {
             || ranges.into_iter().any(|range| SourceRange::new(client, range.length()) == Some(*range))
     }
 
-    /// ProgramSet out a patch in the API server; no watcher hears of it yet.
+    /// Carries out a patch in the API server; no watcher hears of it yet.
     pub(super) fn patch(&mut self, op: &Op) -> Result<(), Failure> {
         let Op::WritePod { pod: key, uid, value } = op else { unreachable!("not the API server's") };
         let Some(mut pod) = self.pods.get(key).filter(|pod| pod.uid == *uid).cloned() else {

@@ -126,9 +126,9 @@ fn maps_of_which_some_are_not_pinned_are_told_as_such() {
         let pin = Pins::new(Path::new(BPFFS)).map(names::MAP_FLOW_V6);
         fs::remove_file(&pin).unwrap();
         let text = Inspection::read(Path::new(BPFFS)).unwrap_err().to_string();
-        assert!(text.starts_with(&pin.display().to_string()) && text.contains("ask again"), "{text}");
+        assert!(text.starts_with(&pin.display().to_string()) && text.contains("try again"), "{text}");
         let text = lab.datapath.check_pins().unwrap_err().to_string();
-        assert!(text.starts_with(&pin.display().to_string()) && text.contains("takes a start"), "{text}");
+        assert!(text.starts_with(&pin.display().to_string()) && text.contains("restart the agent"), "{text}");
     });
 }
 

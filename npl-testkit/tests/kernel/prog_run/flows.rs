@@ -131,7 +131,7 @@ fn connection_whose_handshake_entry_is_lost_is_established_later() {
     with_mappings(|lab| {
         sends_syn(lab, node(), vec![]);
         is_reply_translated(lab, SYN | ACK);
-        lab.set_handshake(flow(Tcp), 0);
+        lab.forget_handshake(flow(Tcp));
         let ack = tcp(client(), node(), ACK, b"");
         lab.ingress(&ack).is(&to(&ack, pod()), first_request("61000/tcp", bare()));
         is_reply_translated(lab, ACK);

@@ -17,7 +17,7 @@ use npl_testkit::packet::{Checksum, Ip, Packet};
 use super::errors::too_large;
 use super::fragments::{L3, pieces};
 use super::scene::{
-    CLIENT_PORT, GENERATION, NODE_PORT, POD_PORT, Sctp, Tcp, Udp, becomes, from, ip, length, node, node_ip, to,
+    CLIENT_PORT, GENERATION, NODE_PORT, POD_PORT, Sctp, Tcp, Udp, becomes, from, ip, length, node, node_ip, sctp, to,
     with_mappings,
 };
 use crate::counters::{establishing_reply, first_request, reason, reply, request};
@@ -132,10 +132,10 @@ fn fragments_are_translated_without_a_link_layer_header() {
 #[test]
 fn sctp_is_translated_without_a_link_layer_header() {
     with_l3_mappings(|lab| {
-        let init = without_ethernet(Packet::sctp(client(), node(), INIT, &[7; 16]));
+        let init = without_ethernet(sctp(client(), node(), INIT, &[7; 16]));
         let counted = first_request("61000/sctp", length(&init));
         lab.run(PROG_INGRESS_L3, &init.build()).is(&to(&init, pod()), counted);
-        let answer = without_ethernet(Packet::sctp(pod(), client(), INIT_ACK, &[7; 20]));
+        let answer = without_ethernet(sctp(pod(), client(), INIT_ACK, &[7; 20]));
         lab.run(PROG_EGRESS_L3, &answer.build()).is(&from(&answer, node()), reply("61000/sctp", length(&answer)));
     });
 }

@@ -23,7 +23,7 @@ mod replies;
 mod reply_cache;
 mod requests;
 mod round_trip;
-mod scene;
+pub(crate) mod scene;
 mod sctp;
 mod sctp_flows;
 mod sctp_fragments;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `--forwarding`: which devices packets may go between without the host's stack, and why others may not.
+//! Decides which packets `--forwarding redirect` and `offload` redirect between devices, and why others take the host's
+//! stack.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,16 +16,17 @@ use super::{
 /// `--forwarding`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Forwarding {
-    /// The host routes what was translated, and its firewall sees it.
+    /// Translated packets take the host's stack: routing, netfilter, connection tracking.
     Stack,
-    /// What was translated goes from device to device, where both directions can.
+    /// Translated packets are redirected from device to device, where that is possible in both directions.
     Redirect,
-    /// The same, of flows that the host's routes and firewall let through; these see a packet of each now and then.
+    /// Packets of established flows are redirected. The host's stack sees the first packets of a flow, and one now and
+    /// then.
     Offload,
 }
 
 impl Forwarding {
-    /// As on the command line.
+    /// The value on the command line.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Stack => "stack",
@@ -34,9 +36,9 @@ impl Forwarding {
     }
 }
 
-/// No way of forwarding.
+/// The text is not a value of `--forwarding`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no kind of forwarding: give stack, redirect or offload")]
+#[error("{0:?} is not a value of --forwarding: give stack, redirect or offload")]
 pub struct ForwardingError(String);
 
 impl FromStr for Forwarding {
@@ -52,24 +54,25 @@ impl FromStr for Forwarding {
     }
 }
 
-/// What a device's programs do.
+/// The TC programs of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ProgramSet {
-    /// Requests come in and replies go out, by way of the host's stack.
+    /// An uplink: translates requests at ingress and replies at egress.
     Uplink,
-    /// The same, and a request may leave for a Pod at once.
+    /// An uplink that redirects requests to Pods.
     RedirectUplink,
-    /// The same, of flows that the host's stack lets through.
+    /// An uplink that redirects requests of flows that the host's stack has forwarded.
     OffloadUplink,
-    /// Replies of Pods come in, and may leave for the client at once.
+    /// A Pod's device: translates replies at ingress and redirects them to the client.
     Pods,
-    /// The same, of flows that the host's stack lets through; what it lets through is seen there.
+    /// A Pod's device: redirects replies of flows that the host's stack has forwarded, and records at egress which it
+    /// has.
     OffloadPods,
 }
 
 impl ProgramSet {
-    /// Of an uplink. Frames without Ethernet headers have to get some on the way to a Pod, and a virtual router has routes of
-    /// its own; the host knows both.
+    /// The set of an uplink. Packets take the host's stack if frames would need an Ethernet header, or if a VRF has
+    /// routes of its own.
     pub fn of_uplink(device: &Device, forwarding: Forwarding) -> Self {
         let is_plain = device.link_layer == LinkLayer::Ethernet && device.master != Some(Master::Vrf);
         match forwarding {
@@ -80,12 +83,12 @@ impl ProgramSet {
         }
     }
 
-    /// Of a device that leads to Pods past the host's stack.
+    /// The set of a device that leads to Pods.
     pub const fn pods(forwarding: Forwarding) -> Self {
         if matches!(forwarding, Forwarding::Offload) { Self::OffloadPods } else { Self::Pods }
     }
 
-    /// Whether replies may leave by it that did not take the host's stack.
+    /// Whether replies may be redirected to the device.
     pub const fn is_redirect_uplink(self) -> bool {
         matches!(self, Self::RedirectUplink | Self::OffloadUplink)
     }
@@ -94,88 +97,88 @@ impl ProgramSet {
 /// The Node's route to an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Route {
-    /// The device that it leaves by, by its index.
+    /// The outgoing device, by its index.
     pub ifindex: u32,
-    /// Whether another host is to pass packets on.
+    /// Whether the route has a gateway.
     pub has_gateway: bool,
-    /// The largest packet that the route itself allows, in bytes, if it says so.
+    /// The MTU of the route in bytes, if it has one.
     pub mtu: Option<u32>,
 }
 
-/// How a Pod is reached without the host's stack.
+/// The next hop of a Pod in redirect mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PodNextHop {
-    /// Its device on the Node, by the index.
+    /// The Pod's device on the Node, by its index.
     pub ifindex: u32,
-    /// How that leads to it.
+    /// The kind of the device.
     pub kind: HopKind,
-    /// The largest packet that fits, in bytes with its IP header.
+    /// The largest IP packet in bytes.
     pub mtu: u16,
 }
 
 /// How a device leads to Pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum HopKind {
-    /// Its other end is the Pod's.
+    /// A veth or netkit pair: its other end is in the Pod.
     Peer,
-    /// It is a bridge, which finds the Pod by its neighbour entry.
+    /// A bridge, which forwards by the Pod's neighbor entry.
     Bridge,
 }
 
 impl HopKind {
-    /// For tables and logs.
+    /// The text in tables and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Peer => "its device ends there",
-            Self::Bridge => "by a bridge",
+            Self::Peer => "veth peer",
+            Self::Bridge => "bridge",
         }
     }
 }
 
-/// Why packets take the host's stack to a Pod.
+/// Why packets to a Pod take the host's stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RedirectRefusal {
-    /// Clients are behind it too, and replies could not be told from requests.
+    /// Clients use the device too, so replies could not be distinguished from requests.
     IsUplink,
-    /// It is one end of a pair whose other end is on the Node itself.
+    /// The device is one end of a pair whose other end is on the Node.
     EndsOnTheNode,
-    /// Others decide there where a packet goes: Open vSwitch, ipvlan, macvlan, a tunnel …
+    /// The device forwards packets by its own rules: Open vSwitch, ipvlan, macvlan, a tunnel …
     UnknownKind,
-    /// Whoever it belongs to forwards its packets.
+    /// The device's master forwards its packets.
     IsEnslaved,
-    /// Frames have no Ethernet header.
+    /// The device has no Ethernet headers.
     NoEthernet,
-    /// Another host passes packets on to it.
+    /// The route to the Pod has a gateway.
     HasGateway,
-    /// A queue of its device holds packets back, or drops them, as others have set it.
+    /// A qdisc of the device shapes or polices traffic, and a redirect would bypass it.
     HasLimit,
-    /// Programs or filters of others see what passes its device.
+    /// The device has programs or filters of other software, and a redirect would bypass them.
     HasFilters,
-    /// The same of what comes in by an uplink, behind ours.
+    /// An uplink has ingress programs or filters of other software after NPL's, and a redirect would bypass them.
     UplinkHasFilters,
-    /// What others have there could not be looked at.
+    /// The device's programs and filters cannot be listed.
     Unseen,
 }
 
 impl RedirectRefusal {
-    /// For tables and logs.
+    /// The text in tables and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::IsUplink => "clients are behind its device too",
-            Self::EndsOnTheNode => "the other end of its device is on the Node itself",
-            Self::UnknownKind => "its device is neither a pair that ends in a Pod nor a bridge",
-            Self::IsEnslaved => "its device belongs to another one",
+            Self::IsUplink => "its device is also an uplink",
+            Self::EndsOnTheNode => "the veth peer of its device is on the Node",
+            Self::UnknownKind => "its device is neither a veth pair into the Pod nor a bridge",
+            Self::IsEnslaved => "its device is enslaved to another one",
             Self::NoEthernet => "its device has no Ethernet headers",
-            Self::HasGateway => "the route to it has a gateway",
-            Self::HasLimit => "others have its device limit or order what passes",
-            Self::HasFilters => "others have programs or filters on its device",
-            Self::UplinkHasFilters => "others have programs or filters behind ours on an uplink",
-            Self::Unseen => "what others have on its device cannot be seen",
+            Self::HasGateway => "the route to the Pod has a gateway",
+            Self::HasLimit => "a qdisc of its device shapes or polices traffic",
+            Self::HasFilters => "its device has programs or filters of other software",
+            Self::UplinkHasFilters => "an uplink has programs or filters of other software behind NPL's",
+            Self::Unseen => "the programs and filters of its device cannot be listed",
         }
     }
 }
 
-/// How each Pod is reached without the host's stack, or why it is not.
+/// The next hop of each Pod, or why its packets take the host's stack.
 pub fn next_hops(
     devices: &[Device],
     uplinks: &BTreeSet<u32>,
@@ -183,7 +186,8 @@ pub fn next_hops(
     attachments: &BTreeMap<u32, DeviceAttachments>,
 ) -> BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>> {
     let device = |ifindex: u32| devices.iter().find(|device| device.ifindex == ifindex);
-    // Of all uplinks, since replies may leave by another than their requests came in by, and take the same way or break.
+    // All uplinks count: replies may leave by another uplink than their requests came in by, and both directions must
+    // be redirected or neither.
     let are_clear = uplinks.iter().filter_map(|ifindex| device(*ifindex)).all(|uplink| is_clear(uplink, attachments));
     let decide = |(addr, route): (&IpAddr, &Route)| {
         let device = device(route.ifindex)?;
@@ -193,7 +197,8 @@ pub fn next_hops(
     routes.iter().filter_map(decide).collect()
 }
 
-/// Whether others miss nothing of what leaves an uplink for Pods at once; nothing leaves one so that takes the stack.
+/// Whether a redirect at this uplink bypasses no other software. Packets of an uplink that is not redirected take the
+/// host's stack.
 fn is_clear(uplink: &Device, attachments: &BTreeMap<u32, DeviceAttachments>) -> bool {
     let has_others = || attachments.get(&uplink.ifindex).is_none_or(DeviceAttachments::has_others_behind_npl);
     !ProgramSet::of_uplink(uplink, Forwarding::Redirect).is_redirect_uplink() || !has_others()
@@ -237,8 +242,8 @@ fn hop_kind(device: &Device, uplinks: &BTreeSet<u32>) -> Result<HopKind, Redirec
     }
 }
 
-/// Replies leave a device of Pods where they come in. Requests come to a bridge as the host's do; to the other end of a pair
-/// they are handed, past all that they would meet on this one.
+/// Checks that a redirect bypasses no other software. Replies are redirected at the device's ingress. Requests to a
+/// bridge pass its egress, and requests to a pair are handed to the other end and bypass its egress.
 fn check_bypass(
     kind: HopKind,
     device: &Device,

@@ -157,7 +157,7 @@ fn only_what_is_there_can_be_chosen() {
         assert_eq!(forwarding.as_str().parse(), Ok(forwarding));
     }
     let refused = "tunnel".parse::<Forwarding>().unwrap_err();
-    assert_eq!(refused.to_string(), "\"tunnel\" is no kind of forwarding: give stack, redirect or offload");
+    assert_eq!(refused.to_string(), "\"tunnel\" is not a value of --forwarding: give stack, redirect or offload");
 }
 
 #[test]

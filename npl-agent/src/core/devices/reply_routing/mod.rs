@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! By which interface replies leave of Pods whose packets a rule routes by a table of their own.
+//! Policy routing of replies: by which interface replies of a Pod leave if a rule gives the Pod a routing table of its
+//! own.
 //!
 //! ```text
-//!   1024: from all fwmark 0x80/0x80 lookup main      what came for the Node, answered where it came in
+//!   1024: from all fwmark 0x80/0x80 lookup main      connections to the Node: reply by the interface of the request
 //!   1536: from 10.0.64.7 lookup 2                    a Pod of the second interface
 //! ```
 //!
-//! A CNI of several interfaces marks connections that come for the Node, and has replies take the mark along. A request
-//! that was translated before is for the Pod; so that its reply takes the first rule, somebody else has to mark it.
+//! A CNI with several interfaces marks connections to the Node and restores the mark on replies. It sees a translated
+//! request as one to the Pod and does not mark it, so the nftables guard has to.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,10 +19,10 @@ use std::{
 use super::{Device, redirect::Forwarding};
 use crate::core::model::Family;
 
-/// The kernel's number of the table that routes unless a rule says otherwise.
+/// The number of the main routing table.
 pub const MAIN_TABLE: u32 = 254;
 
-/// A value of some bits of a packet's or connection's mark, which is not that of one without any.
+/// A nonzero value of some bits of a packet's or connection's mark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Mark {
     value: u32,
@@ -29,19 +30,19 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// Nothing where packets have it that nobody has marked.
+    /// `None` if packets without any mark have it.
     pub const fn new(value: u32, mask: u32) -> Option<Self> {
-        // The kernel compares no other bits.
+        // The kernel compares masked bits only.
         let value = value & mask;
         if value == 0 { None } else { Some(Self { value, mask }) }
     }
 
-    /// The bits that are set.
+    /// The value of the masked bits.
     pub const fn value(self) -> u32 {
         self.value
     }
 
-    /// The bits that it speaks of.
+    /// The mask.
     pub const fn mask(self) -> u32 {
         self.mask
     }
@@ -53,50 +54,50 @@ impl fmt::Display for Mark {
     }
 }
 
-/// Whose packets a rule routes.
+/// The packets that a rule applies to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Selector {
-    /// What this address sends, or a part of that.
+    /// Packets of this source, or some of them.
     Source(IpAddr),
-    /// All that carries a mark.
+    /// Packets with this mark.
     Mark(Mark),
 }
 
-/// A rule that has a table route some packets.
+/// A policy routing rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rule {
-    /// Of which family's packets.
+    /// The family.
     pub family: Family,
-    /// Which of them.
+    /// The packets that the rule applies to.
     pub selector: Selector,
-    /// The table, by its number.
+    /// The routing table's number.
     pub table: u32,
 }
 
-/// A table's route to everywhere that no other of its routes leads to.
+/// A default route of a routing table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DefaultRoute {
-    /// Of which family's packets.
+    /// The family.
     pub family: Family,
-    /// The table, by its number.
+    /// The routing table's number.
     pub table: u32,
-    /// The device that it leaves by, by its index.
+    /// The outgoing device, by its index.
     pub ifindex: u32,
 }
 
-/// How the kernel chooses the interface that a packet leaves by, as far as that matters to replies.
+/// Rules and default routes, as far as they decide by which interface replies leave.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Routing {
-    /// In the order in which the kernel asks them.
+    /// Rules in the order of their priority.
     pub rules: Vec<Rule>,
-    /// One for each device of each table.
+    /// Default routes, one for each device of each table.
     pub default_routes: BTreeSet<DefaultRoute>,
 }
 
-/// Connections to have a mark: those by which a request has come in by a device.
+/// Connections to mark: those whose request came in by a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Marking {
-    /// Of which family.
+    /// The family.
     pub family: Family,
     /// The device, by its index.
     pub ifindex: u32,
@@ -104,29 +105,29 @@ pub struct Marking {
     pub mark: Mark,
 }
 
-/// What becomes of replies whose sender a rule has routed by a table of its own.
+/// The routes of replies whose Pod has a routing table of its own.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReplyRoutes {
-    /// What leads replies of the marked ones back.
+    /// The connections to mark, so that replies leave by the interface of their request.
     pub markings: BTreeSet<Marking>,
-    /// Whose replies leave by the uplink that their requests came in by, if their connections are marked.
+    /// Pods whose replies do so if their connections are marked.
     pub marked: BTreeSet<IpAddr>,
-    /// Whose replies no mark leads there.
+    /// Pods for which no rule evaluates a mark.
     pub unmarked: BTreeSet<IpAddr>,
 }
 
-/// Why replies of some Pods leave by other interfaces than their requests came in by.
+/// Why replies of some Pods leave by another interface than their requests came in by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplyRouteProblem {
-    /// No rule leads a mark to the Node's own routes ahead of the Pods' rules.
+    /// No rule ahead of the Pods' rules leads a mark to the main table.
     NoMark,
-    /// One does, and nobody sets the mark.
+    /// Such a rule exists, and connections are not marked.
     MarkNotSet,
 }
 
 impl Routing {
-    /// Judges by rules and routes alone, and so before a Pod has its first mapping. A rule for an address of the Node's own
-    /// is about no Pod.
+    /// Decides by rules and routes alone, so that the result is known before a Pod has its first mapping. Rules for the
+    /// Node's own addresses do not count.
     pub fn reply_routes(&self, devices: &[Device], uplinks: &BTreeSet<u32>) -> ReplyRoutes {
         let is_own = |addr: &IpAddr| devices.iter().any(|device| device.addresses.contains(addr));
         let mut routes = ReplyRoutes::default();
@@ -148,7 +149,7 @@ impl Routing {
         routes
     }
 
-    /// By which uplinks replies leave that a rule leads by its table, and that requests may have come in by.
+    /// The markings of a rule: one for each uplink that its table has a default route by.
     fn markings(&self, rule: &Rule, mark: Mark, uplinks: &BTreeSet<u32>) -> BTreeSet<Marking> {
         let is_its = |route: &&DefaultRoute| (route.family, route.table) == (rule.family, rule.table);
         let of_table = self.default_routes.iter().filter(is_its).filter(|route| uplinks.contains(&route.ifindex));
@@ -157,7 +158,7 @@ impl Routing {
 }
 
 impl ReplyRoutes {
-    /// The first rule for an address decides; those of a CNI that names destinations too follow each other.
+    /// The first rule for an address decides; a CNI may have several of them, for different destinations.
     fn take_in(&mut self, addr: IpAddr, leading: Option<&BTreeSet<Marking>>) {
         if self.marked.contains(&addr) || self.unmarked.contains(&addr) {
             return;
@@ -170,8 +171,7 @@ impl ReplyRoutes {
         }
     }
 
-    /// What is wrong, and with which Pods. What is redirected has its way back asked for the Node's address, and not for the
-    /// Pod's.
+    /// The problem and the affected Pods. Redirected replies are routed by the Node's address and are not affected.
     pub fn problem(&self, forwarding: Forwarding, are_marked: bool) -> Option<(ReplyRouteProblem, &BTreeSet<IpAddr>)> {
         if forwarding == Forwarding::Redirect {
             None
@@ -184,7 +184,7 @@ impl ReplyRoutes {
         }
     }
 
-    /// The same about some addresses; what is marked is marked for all.
+    /// The same for some addresses only; all connections stay marked.
     #[must_use]
     pub fn of(mut self, addresses: &BTreeSet<IpAddr>) -> Self {
         for addrs in [&mut self.marked, &mut self.unmarked] {

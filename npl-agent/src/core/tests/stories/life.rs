@@ -167,7 +167,7 @@ fn a_deleted_pod_is_unmapped_at_once_and_its_port_is_quarantined() {
             show
                 61000/tcp IPv4 of default/web-0: Quarantined { until: Some(Moment(61000)) }
                 61001/tcp IPv4 of default/web-0: Active
-                PortRangeExhausted: pod default/web-1: no IPv4 node port is free for pod port 8080/tcp; widen the port range of the agent
+                PortRangeExhausted: pod default/web-1: no IPv4 node port is free for pod port 8080/tcp: widen the agent's --port-range
             wait 60s
                 release 61000/tcp IPv4
                 reserve 61000/tcp IPv4
@@ -282,8 +282,8 @@ fn exhaustion_is_reported_and_ends_with_the_first_free_port() {
                 61000/udp IPv4 of default/a: Active
                 61001/tcp IPv4 of default/a: Active
                 61001/udp IPv4 of default/b: Active
-                PortRangeExhausted: pod default/b: no IPv4 node port is free for pod port 8080/tcp; widen the port range of the agent
-                PortRangeExhausted: pod default/b: no IPv4 node port is free for pod port 9090/tcp; widen the port range of the agent
+                PortRangeExhausted: pod default/b: no IPv4 node port is free for pod port 8080/tcp: widen the agent's --port-range
+                PortRangeExhausted: pod default/b: no IPv4 node port is free for pod port 9090/tcp: widen the agent's --port-range
             gone default/a
                 unmap 61000/tcp IPv4
                 unmap 61000/udp IPv4
@@ -329,7 +329,7 @@ fn of_two_pods_with_one_address_one_is_served() {
             pod default/b app=web 10.0.0.5
             show
                 61000/tcp IPv4 of default/a: Active
-                AddressConflict: pod default/b: address 10.0.0.5 is also that of pod default/a, which is served; delete one of the two pods
+                AddressConflict: pod default/b: pod default/a has the same address 10.0.0.5 and gets the traffic: delete one of the two pods
             pod default/a app=web 10.0.0.5 terminating
                 reserve 61001/tcp IPv4
                 annotate default/a nothing
@@ -339,7 +339,7 @@ fn of_two_pods_with_one_address_one_is_served() {
             show
                 61000/tcp IPv4 of default/a: Active
                 61001/tcp IPv4 of default/b: Active
-                AddressConflict: pod default/a: address 10.0.0.5 is also that of pod default/b, which is served; delete one of the two pods
+                AddressConflict: pod default/a: pod default/b has the same address 10.0.0.5 and gets the traffic: delete one of the two pods
             gone default/a
             show
                 61000/tcp IPv4 of default/a: Quarantined { until: Some(Moment(61000)) }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What happens, told line by line.
+//! Each test compares the log of a scenario with the expected lines.
 
 mod antrea;
 mod life;

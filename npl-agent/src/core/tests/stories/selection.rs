@@ -116,8 +116,8 @@ fn a_name_that_the_pod_does_not_have_is_a_problem_of_that_port_alone() {
                 annotate default/web-0 9090=192.0.2.1:61000/tcp
             show
                 61000/tcp IPv4 of default/web-0: Active
-                UnresolvedTargetPort: pod default/web-0: no container port is named "http" with protocol tcp, as service default/web asks; name one so
-                UnsupportedProtocol: service default/web: protocol sctp is not among the agent's --protocols; the service's other ports are served
+                UnresolvedTargetPort: pod default/web-0: no container port is named "http" with protocol tcp, as the targetPort of service default/web requires: add the name to a container port, or change the targetPort
+                UnsupportedProtocol: service default/web: protocol sctp is not among the agent's --protocols, so ports of this protocol get no node port; the service's other ports are served
             pod default/web-0 app=web port=http:80/tcp 10.0.0.5
                 reserve 61001/tcp IPv4
                 map 61001/tcp IPv4 -> 10.0.0.5 80
@@ -125,7 +125,7 @@ fn a_name_that_the_pod_does_not_have_is_a_problem_of_that_port_alone() {
             show
                 61000/tcp IPv4 of default/web-0: Active
                 61001/tcp IPv4 of default/web-0: Active
-                UnsupportedProtocol: service default/web: protocol sctp is not among the agent's --protocols; the service's other ports are served
+                UnsupportedProtocol: service default/web: protocol sctp is not among the agent's --protocols, so ports of this protocol get no node port; the service's other ports are served
         "#]],
     );
 }
@@ -184,7 +184,7 @@ fn a_host_port_is_neither_allocated_nor_hidden_in_silence() {
             pod default/c app=web port=x:8080/tcp@61001 10.0.0.7
             show
                 61001/tcp IPv4 of default/b: Active
-                HostPortConflict: pod default/c: host port 61001/tcp is in use for another pod; choose one outside the agent's port range
+                HostPortConflict: pod default/c: host port 61001/tcp is in use as the node port of another pod: choose a host port outside the agent's --port-range
             gone default/b
                 unmap 61001/tcp IPv4
                 annotate default/c 8080=192.0.2.1:61001/tcp
@@ -218,8 +218,8 @@ fn a_host_port_takes_the_port_of_a_pod_that_cannot_be_reached() {
             pod default/c app=web port=x:8080/tcp@61000 10.0.0.7
             show
                 61000/tcp IPv4 of default/b: Draining { until: Some(Moment(31000)) }
-                AddressConflict: pod default/b: address 10.0.0.5 is also that of pod default/a, which is served; delete one of the two pods
-                HostPortConflict: pod default/c: host port 61000/tcp is in use for another pod; choose one outside the agent's port range
+                AddressConflict: pod default/b: pod default/a has the same address 10.0.0.5 and gets the traffic: delete one of the two pods
+                HostPortConflict: pod default/c: host port 61000/tcp is in use as the node port of another pod: choose a host port outside the agent's --port-range
             wait 30s
                 annotate default/c 8080=192.0.2.1:61000/tcp
             gone default/a
@@ -252,7 +252,7 @@ fn families_follow_service_pod_and_node() {
                 annotate default/a 8080=192.0.2.1:61000/tcp
             show
                 61000/tcp IPv4 of default/a: Active
-                NoNodeAddress: pod default/a: the node has no IPv6 address to publish; give it one or name it with --node-ip
+                NoNodeAddress: pod default/a: the node has no IPv6 address to publish: add one to the node, or name it with --node-ip
             node external=192.0.2.1 2001:db8::1
                 reserve 61000/tcp IPv6
                 map 61000/tcp IPv6 -> 2001:db8::5 8080
@@ -286,7 +286,7 @@ fn an_unsupported_family_is_reported_once_for_the_service() {
             start
             pod default/a app=web 10.0.0.5 2001:db8::5
             show
-                UnsupportedFamily: service default/web: family IPv6 is not served by this agent; add another to spec.ipFamilies
+                UnsupportedFamily: service default/web: the agent does not serve family IPv6: add another one to spec.ipFamilies
             service default/web app=web 8080/tcp dual
                 reserve 61000/tcp IPv4
                 map 61000/tcp IPv4 -> 10.0.0.5 8080
@@ -320,7 +320,7 @@ fn a_service_problem_is_reported_once_on_nodes_with_its_pods() {
             pod default/web-0 app=web 10.0.0.6
             pod default/web-1 app=web 10.0.0.7
             show
-                UnsupportedProtocol: service default/web: protocol sctp is not among the agent's --protocols; the service's other ports are served
+                UnsupportedProtocol: service default/web: protocol sctp is not among the agent's --protocols, so ports of this protocol get no node port; the service's other ports are served
             gone default/web-0
             gone default/web-1
             show
@@ -365,7 +365,7 @@ fn sctp_is_served_where_it_is_asked_for_and_withdrawn_where_it_no_longer_is() {
             show
                 61000/tcp IPv4 of default/web-0: Active
                 61001/sctp IPv4 of default/web-0: Quarantined { until: Some(Moment(91000)) }
-                UnsupportedProtocol: service default/web: protocol sctp is not among the agent's --protocols; the service's other ports are served
+                UnsupportedProtocol: service default/web: protocol sctp is not among the agent's --protocols, so ports of this protocol get no node port; the service's other ports are served
         "#]],
     );
 }

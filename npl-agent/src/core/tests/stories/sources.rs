@@ -306,7 +306,7 @@ fn a_full_table_refuses_whom_it_has_no_room_for_and_takes_them_when_it_has() {
             show
                 61000/tcp IPv4 of default/a: Active
                 61001/tcp IPv4 of default/b: Active
-                SourceRangesExhausted: pod default/b: the node's IPv4 table of allowed sources is full and clients of node port 61001/tcp are refused; shorten allowed-source-ranges of services with pods on this node
+                SourceRangesExhausted: pod default/b: the node's IPv4 map of allowed sources is full, so some allowed clients of node port 61001/tcp are dropped: shorten allowed-source-ranges of services with pods on this node
             service default/web app=web 8080/tcp allow:198.51.100.1
                 forget 61000/tcp IPv4 from 198.51.100.2/32
                 allow 61001/tcp IPv4 from 203.0.113.1/32
@@ -339,8 +339,8 @@ fn a_list_with_errors_is_reported_and_its_valid_ranges_are_served() {
                 annotate default/b 8080=192.0.2.1:8080/tcp
             show
                 61000/tcp IPv4 of default/a: Active
-                SourceRangesNotEnforced: pod default/b: host port 8080/tcp leads to the pod for everybody, whatever allowed-source-ranges says; take the host port away or guard it with the node's firewall
-                UnreadableSourceRange: service default/web: entry 2 of allowed-source-ranges, "10.0.0.0/33", and 1 more: each is no address or range and lets nobody in; write it like 192.0.2.0/24 or 2001:db8::/32
+                SourceRangesNotEnforced: pod default/b: host port 8080/tcp bypasses NPL, so allowed-source-ranges is not enforced: remove the host port, or restrict it in the node's firewall
+                UnreadableSourceRange: service default/web: entry 2 of allowed-source-ranges, "10.0.0.0/33", and 1 more: each is not an address or a CIDR range and allows no client; write it as 192.0.2.0/24 or 2001:db8::/32
         "#]],
     );
 }
