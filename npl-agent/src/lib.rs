@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The NodePortLocal agent: watches the cluster, decides in [`core`], acts on the kernel, and publishes last.
+//! The `NodePortLocal` agent: it watches the cluster, decides in [`core`], applies the decision to the kernel, and
+//! writes the annotations last, so that clients never read a mapping that the datapath does not have.
 //!
 //! ```text
 //! kube ──► Change ──► agent::reconciler ──► core ──► Op ──► agent::executor ──► datapath, sockets, nft_guard, kube
@@ -18,4 +19,5 @@ pub mod metrics;
 pub mod netlink;
 pub mod nft_guard;
 pub mod process;
+pub mod reference;
 pub mod sockets;

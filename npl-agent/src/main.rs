@@ -26,18 +26,18 @@ fn main() -> ExitCode {
         },
     };
     outcome.unwrap_or_else(|error| {
-        cli::complain(&error);
+        cli::report_error(&error);
         ExitCode::FAILURE
     })
 }
 
 fn usage_error(error: impl Into<anyhow::Error>) -> ExitCode {
-    cli::complain(&error.into());
+    cli::report_error(&error.into());
     ExitCode::from(USAGE)
 }
 
 fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
-    memory::share_one_heap();
+    memory::use_one_heap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let outcome = match cli.command {
         Command::Run(args) => {
@@ -56,7 +56,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Load(args) => cli::load::load(&args).map(|()| ExitCode::SUCCESS),
         Command::Cleanup(args) => runtime.block_on(cli::cleanup::remove(&args)).map(|()| ExitCode::SUCCESS),
     };
-    // A blocking thread may still wait for the kernel; its result is not needed.
+    // A blocking thread may still wait for the kernel, and the process ends without its result.
     runtime.shutdown_background();
     outcome
 }

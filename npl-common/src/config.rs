@@ -4,7 +4,7 @@
 map_type! {
     /// Configuration that all programs read. Changing it takes effect with the next packet.
     pub struct Config: 40, align 8 {
-        /// Secret of [`crate::hash`], so that a sender cannot choose slots; drawn once, kept over agent restarts.
+        /// Secret seed of the hash that chooses slots, so that a sender cannot choose them; drawn once, kept over agent restarts.
         pub seed: u64,
         /// The Node's primary IPv4 address, network order, which the programs match without a map look-up; all zero if unset.
         /// Address and index are one aligned word, written and read as one.
@@ -15,9 +15,9 @@ map_type! {
         pub port_min: u16,
         /// Last node port that any mapping may have, host order, inclusive.
         pub port_max: u16,
-        /// Bit set of `FLAG_*`.
+        /// [`FLAG_XDP`] (1) if a device runs the XDP program, else 0.
         pub flags: u32,
-        /// Layout version of all maps: [`crate::names::ABI_VERSION`].
+        /// [`crate::names::ABI_VERSION`], the layout version of all maps.
         pub abi: u32,
         /// Changes whenever a mapping, an endpoint, a next hop or a node address changes, and invalidates the lookup caches:
         /// see [`crate::lookup_cache`]. Epoch and `abi` are one aligned word, written and read as one.

@@ -34,7 +34,7 @@ map_type! {
         pub client_port: u16,
         /// Host order.
         pub pod_port: u16,
-        /// [`crate::mapping::protocol`]; widened to 32 bits, so that the key has no padding.
+        /// IP protocol number, widened to 32 bits, so that the key has no padding.
         pub protocol: u32,
     }
 }
@@ -50,7 +50,7 @@ map_type! {
         pub client_port: u16,
         /// Host order.
         pub pod_port: u16,
-        /// [`crate::mapping::protocol`]; widened to 32 bits, so that the key has no padding.
+        /// IP protocol number, widened to 32 bits, so that the key has no padding.
         pub protocol: u32,
     }
 }

@@ -52,11 +52,11 @@ map_type! {
     pub struct SavedFrame: 2048, align 8 {
         /// Hash of its datagram, as in [`crate::fragment`]; 0 if the element is free.
         pub hash: u64,
-        /// When it was saved: [`crate::fragment::time`], in the SCTP reassembly buffer nanoseconds.
+        /// Time of saving in seconds, in the SCTP reassembly buffer in nanoseconds; see [`crate::fragment::time`].
         pub time: u64,
-        /// Bytes beyond [`MIN_FRAME`].
+        /// Bytes of the frame beyond 28, [`MIN_FRAME`].
         pub excess: u32,
-        /// SCTP reassembly buffer: bytes of the datagram, with or without [`REINJECTED`]; 0 while the last fragment is missing.
+        /// SCTP reassembly buffer: bytes of the datagram, plus [`REINJECTED`] if it has waited; 0 while the last fragment is missing.
         pub datagram_length: u32,
         /// The frame, from the link-layer header on.
         pub frame: [u8; MAX_FRAME as usize],

@@ -1,41 +1,62 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! Declares map types so that their size is asserted where they are written and `unsafe` stands in one place.
 
-/// Name, size and alignment of one map type, for the committed layout snapshot.
+/// One map type, for the committed layout snapshot and the reference of maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     /// The type's name.
     pub name: &'static str,
+    /// The doc comment of the type.
+    pub help: &'static str,
     /// Bytes.
     pub size: usize,
     /// Bytes.
     pub align: usize,
-    /// Each field with its offset in bytes.
-    pub fields: &'static [(&'static str, usize)],
+    /// The fields in the order of their offsets.
+    pub fields: &'static [Field],
+}
+
+/// A field of a map type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Field {
+    /// The field's name.
+    pub name: &'static str,
+    /// The doc comment of the field.
+    pub help: &'static str,
+    /// The field's type as written.
+    pub ty: &'static str,
+    /// Bytes from the start of the type.
+    pub offset: usize,
 }
 
 /// Declares a `#[repr(C)]` map type of an exact size, without padding that the compiler would leave undefined.
 macro_rules! map_type {
     (
-        $(#[$meta:meta])*
+        $(#[doc = $doc:literal])+
         pub struct $name:ident: $size:literal, align $align:literal {
-            $( $(#[$field_meta:meta])* pub $field:ident: $ty:ty, )+
+            $( $(#[doc = $field_doc:literal])+ pub $field:ident: $ty:ty, )+
         }
     ) => {
-        $(#[$meta])*
+        $(#[doc = $doc])+
         #[repr(C, align($align))]
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub struct $name {
-            $( $(#[$field_meta])* pub $field: $ty, )+
+            $( $(#[doc = $field_doc])+ pub $field: $ty, )+
         }
 
         impl $name {
-            /// What the layout snapshot records of this type.
+            /// Size, alignment and fields of this type.
             pub const LAYOUT: $crate::layout::Layout = $crate::layout::Layout {
                 name: stringify!($name),
+                help: concat!($($doc,)+).trim_ascii(),
                 size: size_of::<Self>(),
                 align: align_of::<Self>(),
-                fields: &[ $( (stringify!($field), core::mem::offset_of!(Self, $field)), )+ ],
+                fields: &[ $( $crate::layout::Field {
+                    name: stringify!($field),
+                    help: concat!($($field_doc,)+).trim_ascii(),
+                    ty: stringify!($ty),
+                    offset: core::mem::offset_of!(Self, $field),
+                }, )+ ],
             };
         }
 
@@ -83,6 +104,7 @@ pub const LAYOUTS: &[Layout] = &[
     crate::offload::StackSeen::LAYOUT,
     crate::lookup_cache::CachedMappingV4::LAYOUT,
     crate::lookup_cache::CachedMappingV6::LAYOUT,
+    crate::lookup_cache::CachedReply::LAYOUT,
 ];
 
 #[cfg(test)]
@@ -95,8 +117,8 @@ mod tests {
         let mut text = format!("ABI {}\n", crate::names::ABI_VERSION);
         for layout in super::LAYOUTS {
             let _written = writeln!(text, "{} size {} align {}", layout.name, layout.size, layout.align);
-            for (field, offset) in layout.fields {
-                let _written = writeln!(text, "  {offset:>3} {field}");
+            for field in layout.fields {
+                let _written = writeln!(text, "  {:>3} {}", field.offset, field.name);
             }
         }
         for reason in crate::reason::Reason::ALL {

@@ -16,6 +16,7 @@
 #[macro_use]
 mod layout;
 
+pub mod catalog;
 pub mod config;
 pub mod conntrack;
 pub mod crc;
@@ -37,4 +38,4 @@ pub mod stats;
 pub mod traffic;
 pub mod unmapped;
 
-pub use layout::{LAYOUTS, Layout};
+pub use layout::{Field, LAYOUTS, Layout};

@@ -24,9 +24,9 @@ map_type! {
     pub struct CachedMappingV4: 32, align 8 {
         /// Copy of the map's value.
         pub backend: BackendV4,
-        /// Copy of the Pod's next hop, or one of [`no_next_hop`].
+        /// Copy of the Pod's next hop; device index 0 if there is none, see [`no_next_hop`].
         pub next_hop: PodNextHop,
-        /// See [`checksum`]; any other value is a miss.
+        /// Checksum over the copy, its key and the epoch ([`checksum`]); any other value is a miss.
         pub checksum: u64,
     }
 }
@@ -40,7 +40,7 @@ map_type! {
         pub pad: u32,
         /// As in [`CachedMappingV4`].
         pub next_hop: PodNextHop,
-        /// See [`checksum`]; any other value is a miss.
+        /// Checksum over the copy, its key and the epoch ([`checksum`]); any other value is a miss.
         pub checksum: u64,
     }
 }
@@ -101,7 +101,7 @@ map_type! {
     pub struct CachedReply: 16, align 8 {
         /// Copy of the map's value.
         pub endpoint: Endpoint,
-        /// See [`reply_checksum`]; any other value is a miss.
+        /// Checksum over the copy, its flow and the epoch ([`reply_checksum`]); any other value is a miss.
         pub checksum: u64,
     }
 }

@@ -53,7 +53,7 @@ map_type! {
     pub struct Frontend: 4, align 4 {
         /// Host order.
         pub node_port: u16,
-        /// [`protocol`].
+        /// IP protocol number: 6 for TCP, 17 for UDP, 132 for SCTP.
         pub protocol: u8,
         /// Always zero.
         pub pad: u8,
@@ -67,7 +67,7 @@ map_type! {
         pub pod_addr: [u8; 4],
         /// Host order.
         pub pod_port: u16,
-        /// Bit set of `FLAG_*`.
+        /// [`FLAG_RESTRICTED`] (1) if only allowed sources may use the mapping, else 0.
         pub flags: u16,
         /// The Pod's generation; a flow of another generation belongs to an earlier Pod with the same address.
         pub generation: u32,
@@ -124,7 +124,7 @@ map_type! {
         pub pod_addr: [u8; 4],
         /// Host order.
         pub pod_port: u16,
-        /// [`protocol`].
+        /// IP protocol number: 6 for TCP, 17 for UDP, 132 for SCTP.
         pub protocol: u8,
         /// Always zero.
         pub pad: u8,
@@ -138,7 +138,7 @@ map_type! {
         pub pod_addr: [u8; 16],
         /// Host order.
         pub pod_port: u16,
-        /// [`protocol`].
+        /// IP protocol number: 6 for TCP, 17 for UDP, 132 for SCTP.
         pub protocol: u8,
         /// Always zero.
         pub pad: u8,

@@ -41,7 +41,7 @@ map_type! {
         pub ifindex: u32,
         /// The device's MTU in bytes, IP header included.
         pub mtu: u16,
-        /// [`kind`].
+        /// 1 for a veth or netkit pair into the Pod ([`kind::PEER`]), 2 for a bridge ([`kind::BRIDGE`]).
         pub kind: u16,
     }
 }

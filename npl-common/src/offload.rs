@@ -25,9 +25,10 @@ pub const INTERVAL_JIFFIES: u32 = 256;
 map_type! {
     /// Stack observations of a flow.
     pub struct StackSeen: 16, align 8 {
-        /// A word for the client's packets.
+        /// The client's packets: bits 0-31 time of the observation in jiffies, or 0 never, 1 pending, 2 ended ([`since`]); bits
+        /// 32-63 tag of the flow.
         pub request: u64,
-        /// A word for the Pod's.
+        /// The Pod's packets, as the client's.
         pub reply: u64,
     }
 }

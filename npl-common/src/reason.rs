@@ -41,9 +41,9 @@ reasons! {
     /// Two connections have the same client and Pod endpoints, through two NAT addresses or one of them direct; replies follow
     /// the newer one, for TCP once the Pod accepts it.
     TupleConflict = 4, "tuple_conflict";
-    /// The flow table refused an entry; the flow stays in the half-open cache.
+    /// The flow table refused a conntrack entry; the packet is translated, and the flow stays in the half-open cache.
     FlowTableFull = 5, "flow_table_full";
-    /// The kernel could not make the packet writable after its rewrite had begun; dropped.
+    /// The kernel could not make the packet writable after its rewrite had begun, for want of memory; dropped.
     RewriteFailed = 6, "rewrite_failed";
     /// An ICMP error whose quoted packet is cut off or does not match the error's destination; passed on unchanged.
     BadQuote = 7, "bad_quote";
@@ -57,6 +57,25 @@ reasons! {
     /// A packet for the Node with too many or cut-off IPv6 extension headers, or a source route with segments left; passed to the
     /// host unchanged.
     Ipv6ExtensionHeaders = 11, "ipv6_extension_headers";
+}
+
+impl Reason {
+    /// Where the counted packet goes.
+    pub const fn packet(self) -> &'static str {
+        match self {
+            Self::SourceRefused | Self::RewriteFailed => "dropped",
+            Self::FlowTableFull => "translated",
+            Self::TupleConflict => "translated; passed unchanged if the newer connection is direct",
+            Self::EarlyFragment => "passed unchanged; a copy is saved and translated later",
+            Self::NoMapping
+            | Self::Truncated
+            | Self::UntrackedReply
+            | Self::BadQuote
+            | Self::SctpFragment
+            | Self::HostConnection
+            | Self::Ipv6ExtensionHeaders => "passed unchanged",
+        }
+    }
 }
 
 /// Elements of the reason counters; more than reasons, so that a new one does not change the map.

@@ -15,7 +15,7 @@ pub const SHARED_V6: u32 = COUNTED_MAPPINGS + 1;
 pub const MAX_STATS: u32 = COUNTED_MAPPINGS + 2;
 
 map_type! {
-    /// What one mapping has carried. Packets are counted as the kernel hands them over: one of many segments is one.
+    /// Traffic of one mapping. A packet that the kernel has merged from several segments counts as one.
     pub struct MappingStats: 48, align 8 {
         /// Packets from clients that were rewritten to the Pod.
         pub request_packets: u64,
@@ -25,7 +25,7 @@ map_type! {
         pub reply_packets: u64,
         /// Their bytes, link-layer header included.
         pub reply_bytes: u64,
-        /// First packets of flows that were not known, and conversations of local clients, whose packets nobody sees.
+        /// Flows whose first packet was translated, and `connect` and `sendmsg` calls of local clients.
         pub new_flows: u64,
         /// Flows whose exchange was completed.
         pub established_flows: u64,

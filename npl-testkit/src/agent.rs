@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The built agent as a process on the Node, with the rights that `deploy/npl.yaml` gives it and no more.
+//! Runs the built agent as a process on a test Node, with exactly the privileges that `deploy/npl.yaml` grants.
 
 use std::env;
 use std::io;
@@ -25,29 +25,29 @@ const CAP_NET_ADMIN: i32 = 12;
 /// `CAP_BPF` of `linux/capability.h`.
 const CAP_BPF: i32 = 39;
 
-/// The agent needs less than a second; a loaded machine may need more.
+/// Becoming ready takes less than a second on an idle machine and longer on a loaded one.
 const READY_LIMIT: Duration = Duration::from_secs(30);
 
-/// Where an agent runs and what it is told.
+/// Where and how to run an agent.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The binary.
+    /// The path of the `npl-agent` binary.
     pub binary: PathBuf,
-    /// The name of the Node object.
+    /// The name of the Kubernetes Node object.
     pub node_name: String,
-    /// The Node's network.
+    /// The Node's network namespace.
     pub netns: Netns,
-    /// How it reaches the API server.
+    /// The kubeconfig that the agent uses.
     pub kubeconfig: PathBuf,
-    /// The BPF file system that it pins in.
+    /// The BPF file system in which the agent pins its maps and programs.
     pub bpffs: PathBuf,
-    /// Where its output goes.
+    /// The file that receives the agent's output.
     pub log: PathBuf,
-    /// Further flags of `npl-agent run`.
+    /// Additional flags of `npl-agent run`.
     pub flags: Vec<String>,
 }
 
-/// An agent; killed when dropped, with what it made in the kernel left as it is.
+/// A running agent. It is killed when dropped; its kernel state stays in place.
 #[derive(Debug)]
 pub struct Agent {
     options: Options,
@@ -63,14 +63,14 @@ impl Agent {
         Ok(agent)
     }
 
-    /// Starts the agent and waits for nothing.
+    /// Starts the agent without waiting until it is ready.
     pub fn launch(options: Options) -> Result<Self> {
         let listen = free_address(&options.netns)?;
         let process = spawn(&options, listen)?;
         Ok(Self { options, listen, process })
     }
 
-    /// Waits until `/readyz` says so.
+    /// Waits until `/readyz` returns 200.
     pub fn wait_until_ready(&mut self) -> Result<()> {
         let mut ended = None;
         let ready = poll::until("the readiness of npl-agent", READY_LIMIT, || {
@@ -79,22 +79,22 @@ impl Agent {
             (ended.is_some() || is_ready).then_some(())
         });
         if let Some(status) = ended {
-            bail!("npl-agent ended at its start with {status}\n{}", self.process.log_tail(15));
+            bail!("npl-agent exited during startup: {status}\n{}", self.process.log_tail(15));
         }
         ready.with_context(|| self.process.log_tail(15)).map(drop)
     }
 
-    /// Ends the agent with SIGKILL, which it cannot prepare for.
+    /// Kills the agent with SIGKILL, so that it runs no cleanup.
     pub fn kill(&mut self) -> Result<ExitStatus> {
         self.process.kill()
     }
 
-    /// Asks the agent to end.
+    /// Sends SIGTERM and waits for the agent to exit.
     pub fn terminate(&mut self, grace: Duration) -> Result<ExitStatus> {
         self.process.terminate(grace)
     }
 
-    /// Starts the agent again after it has ended, and waits until it is ready.
+    /// Starts an agent that has exited again and waits until it is ready.
     pub fn restart(&mut self) -> Result<()> {
         if self.process.exit_status().is_none() {
             self.kill()?;
@@ -103,12 +103,12 @@ impl Agent {
         self.wait_until_ready()
     }
 
-    /// The process.
+    /// The agent's process.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
     }
 
-    /// Sends a signal.
+    /// Sends a signal to the agent.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         self.process.signal(signal)
     }
@@ -118,23 +118,23 @@ impl Agent {
         self.listen
     }
 
-    /// What it was started with.
+    /// The options that the agent was started with.
     pub fn options(&self) -> &Options {
         &self.options
     }
 
-    /// The text of `/metrics`.
+    /// Returns the body of `/metrics`.
     pub fn metrics(&self) -> Result<String> {
         let (status, body) = http::get(&self.options.netns, self.listen, "/metrics")?;
         if status != 200 {
-            bail!("/metrics was answered with {status}: {body}");
+            bail!("/metrics returned {status}: {body}");
         }
         Ok(body)
     }
 }
 
 impl Options {
-    /// The agent for a Node, with the binary of [`find_binary`].
+    /// Options for an agent on this Node, with the binary from [`find_binary`].
     pub fn new(netns: &Netns, node_name: &str, kubeconfig: &Path, bpffs: &Path, log: &Path) -> Result<Self> {
         Ok(Self {
             binary: find_binary()?,
@@ -147,25 +147,25 @@ impl Options {
         })
     }
 
-    /// Runs one of the agent's other commands on the Node; needs no running agent.
+    /// Runs another `npl-agent` subcommand on the Node. No running agent is required.
     pub fn command(&self, arguments: &[&str]) -> Result<String> {
         let mut command = self.netns.command(&self.binary)?;
         tools::output(command.args(arguments).arg("--bpffs").arg(&self.bpffs))
     }
 
-    /// As [`Self::command`], for its JSON output.
+    /// Runs a subcommand as [`Self::command`] does and parses its JSON output.
     pub fn command_json(&self, command: &str) -> Result<Value> {
         let text = self.command(&[command, "--output", "json"])?;
-        serde_json::from_str(&text).with_context(|| format!("read the JSON of `npl-agent {command}`: {text}"))
+        serde_json::from_str(&text).with_context(|| format!("parse the JSON output of `npl-agent {command}`: {text}"))
     }
 }
 
-/// The agent's binary: `NPL_AGENT`, or where `cargo xtask build` leaves it.
+/// The agent binary: `NPL_AGENT` if set, otherwise the output of `cargo xtask build`.
 pub fn find_binary() -> Result<PathBuf> {
     let path =
         env::var_os("NPL_AGENT").map_or_else(|| tools::repository_file("target/release/npl-agent"), PathBuf::from);
     path.canonicalize().with_context(|| {
-        format!("no agent at {}: run `cargo xtask build` first, or set NPL_AGENT to the binary", path.display())
+        format!("no agent at {}: run `cargo xtask build`, or set NPL_AGENT to the path of the binary", path.display())
     })
 }
 
@@ -173,22 +173,22 @@ fn spawn(options: &Options, listen: SocketAddr) -> Result<Process> {
     let Options { binary, node_name, netns, kubeconfig, bpffs, log, flags } = options;
     let mut command = netns.command(binary)?;
     command.args(["run", "--node-name", node_name]).arg("--kubeconfig").arg(kubeconfig);
-    // Nobody on this machine is to notice; a test that has a cgroup names it.
+    // Socket programs must not affect other processes of the test machine. A test with its own cgroup passes it.
     command.env("NPL_CGROUP", "none");
     command.arg("--bpffs").arg(bpffs).arg("--listen").arg(listen.to_string()).args(flags);
     confine(&mut command);
     Process::spawn("npl-agent", command, log)
 }
 
-/// Asks the kernel for a free port on the Node's loopback device.
+/// Returns a free port on the Node's loopback device.
 fn free_address(netns: &Netns) -> Result<SocketAddr> {
     netns
         .run(|| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr()))?
-        .with_context(|| format!("ask for a free port in {}", netns.name()))
+        .with_context(|| format!("find a free port in {}", netns.name()))
 }
 
-/// Gives the process what a container of the DaemonSet has: `/sys` of its network namespace, user 0 with two
-/// capabilities, and no way to get others.
+/// Gives the process the environment of the DaemonSet's container: `/sys` of its network namespace, user 0 with two
+/// capabilities, and `no_new_privs`.
 #[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
 fn confine(command: &mut Command) {
     let hook = || {
@@ -207,14 +207,14 @@ fn confine(command: &mut Command) {
     }
 }
 
-/// What is not in the bounding set when a program is executed as user 0 is not in its permitted set either.
+/// A capability that is absent from the bounding set is absent from the permitted set after execve by user 0.
 #[expect(unsafe_code, reason = "no library in use wraps PR_CAPBSET_DROP")]
 fn drop_from_bounding_set(capability: i32) -> io::Result<()> {
     // SAFETY: this call takes a number and touches no memory.
     let result = unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
     match io::Error::last_os_error() {
         _ if result == 0 => Ok(()),
-        // The kernel knows fewer capabilities than 64.
+        // The kernel has fewer than 64 capabilities and returns EINVAL for the others.
         err if err.raw_os_error() == Some(libc::EINVAL) => Ok(()),
         err => Err(err),
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A small client of the API server: untyped, with connections that stay open, since latencies are measured with it.
+//! A small, untyped client of the API server. Connections stay open because tests measure latencies with this client.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
@@ -14,16 +14,16 @@ use ureq::{Agent, Body};
 use crate::netns::Netns;
 use crate::poll;
 
-/// No request of a test takes longer.
+/// The time limit of one request.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Connections that stay open between requests: as many as threads ever share a client.
+/// Idle connections to keep: the largest number of threads that share one client.
 const IDLE_CONNECTIONS: usize = 16;
 
-/// The content of a patch by RFC 7396.
+/// The media type of a JSON merge patch (RFC 7396).
 const MERGE_PATCH: &str = "application/merge-patch+json";
 
-/// A client that knows the server's certificate and sends a token.
+/// A client that trusts the server's certificate and authenticates with a bearer token.
 #[derive(Clone, Debug)]
 pub struct ApiClient {
     agent: Agent,
@@ -55,28 +55,29 @@ impl ApiClient {
         Self { agent: config.into(), base, token, netns: netns.cloned() }
     }
 
-    /// The same client for threads that are in its namespace already; it spares each request a thread of its own.
+    /// Returns a client for threads that already run in the network namespace: requests need no extra thread to enter
+    /// it.
     #[must_use]
     pub fn from_inside(self) -> Self {
         Self { netns: None, ..self }
     }
 
-    /// Reads a text, such as a health report.
+    /// Returns the body of a text resource such as a health report.
     pub fn text(&self, path: &str) -> Result<String> {
         let response = self.send(&Method::GET, path, None)?;
         let (status, text) = read(response).with_context(|| format!("GET {path}"))?;
         if !status.is_success() {
-            bail!("GET {path} was answered with {status}: {text}");
+            bail!("GET {path} returned {status}: {text}");
         }
         Ok(text)
     }
 
-    /// Reads an object or a list.
+    /// Returns an object or a list.
     pub fn get(&self, path: &str) -> Result<Value> {
         self.json(&Method::GET, path, None)
     }
 
-    /// Reads an object that may not exist.
+    /// Returns an object, or `None` if the server returns 404.
     pub fn find(&self, path: &str) -> Result<Option<Value>> {
         let (status, value) = self.exchange(&Method::GET, path, None)?;
         if status == StatusCode::NOT_FOUND {
@@ -85,49 +86,49 @@ impl ApiClient {
         accept(&Method::GET, path, status, value).map(Some)
     }
 
-    /// Creates an object in the collection `path`.
+    /// Creates an object in the collection at `path`.
     pub fn create(&self, path: &str, object: &Value) -> Result<Value> {
         self.json(&Method::POST, path, Some(("application/json", object)))
     }
 
-    /// Patches an object by RFC 7396.
+    /// Applies a JSON merge patch (RFC 7396).
     pub fn merge_patch(&self, path: &str, patch: &Value) -> Result<Value> {
         self.json(&Method::PATCH, path, Some((MERGE_PATCH, patch)))
     }
 
-    /// Patches an object by RFC 7396 and lets the answer be, as long as it is a success.
+    /// Applies a JSON merge patch and checks only the status, without parsing the returned object.
     pub fn merge_patch_unread(&self, path: &str, patch: &Value) -> Result<()> {
         let (status, text) = read(self.send(&Method::PATCH, path, Some((MERGE_PATCH, patch)))?)?;
         if !status.is_success() {
-            bail!("PATCH {path} was answered with {status}: {text}");
+            bail!("PATCH {path} returned {status}: {text}");
         }
         Ok(())
     }
 
-    /// Patches an object as Kubernetes merges lists: by the key of their elements.
+    /// Applies a strategic merge patch, which merges lists by the key of their elements.
     pub fn strategic_patch(&self, path: &str, patch: &Value) -> Result<Value> {
         self.json(&Method::PATCH, path, Some(("application/strategic-merge-patch+json", patch)))
     }
 
-    /// Deletes an object at once, as a kubelet does when a Pod's containers have ended.
+    /// Deletes an object without a grace period, as a kubelet does after the Pod's containers have exited.
     pub fn delete(&self, path: &str) -> Result<()> {
         self.json(&Method::DELETE, &format!("{path}?gracePeriodSeconds=0"), None).map(drop)
     }
 
-    /// Follows a collection and hands each event to `on_event` until that returns `false` or `limit` is over.
+    /// Watches a collection and passes each event to `on_event` until that returns `false` or `limit` has passed.
     pub fn watch(&self, path: &str, limit: Duration, mut on_event: impl FnMut(Value) -> bool + Send) -> Result<()> {
         let separator = if path.contains('?') { '&' } else { '?' };
-        // The server ends the stream, so that no read within can wait longer.
+        // The server closes the stream at this timeout, so a read cannot block longer.
         let seconds = (limit * poll::patience()).as_secs().max(1);
         let path = format!("{path}{separator}watch=true&timeoutSeconds={seconds}");
         let response = self.send(&Method::GET, &path, None)?;
         let status = response.status();
         if !status.is_success() {
-            bail!("GET {path} was answered with {status}");
+            bail!("GET {path} returned {status}");
         }
         for line in BufReader::new(response.into_body().into_reader()).lines() {
             let line = line.with_context(|| format!("read from the watch {path}"))?;
-            let event = serde_json::from_str(&line).with_context(|| format!("read the event `{line}`"))?;
+            let event = serde_json::from_str(&line).with_context(|| format!("parse the event `{line}`"))?;
             if !on_event(event) {
                 return Ok(());
             }
@@ -144,7 +145,7 @@ impl ApiClient {
         let response = self.send(method, path, body)?;
         let (status, text) = read(response).with_context(|| format!("{method} {path}"))?;
         let value =
-            serde_json::from_str(&text).with_context(|| format!("read the answer to {method} {path}: {text}"))?;
+            serde_json::from_str(&text).with_context(|| format!("parse the response to {method} {path}: {text}"))?;
         Ok((status, value))
     }
 
@@ -174,8 +175,8 @@ impl ApiClient {
 
 fn read(response: Response<Body>) -> Result<(StatusCode, String)> {
     let (parts, mut body) = response.into_parts();
-    // Ten thousand Pods in one list are more than the default limit of 10 MiB.
-    let text = body.with_config().limit(1 << 30).read_to_string().context("read the answer")?;
+    // A list of ten thousand Pods exceeds the default limit of 10 MiB.
+    let text = body.with_config().limit(1 << 30).read_to_string().context("read the response body")?;
     Ok((parts.status, text))
 }
 
@@ -184,5 +185,5 @@ fn accept(method: &Method, path: &str, status: StatusCode, value: Value) -> Resu
         return Ok(value);
     }
     let message = value.get("message").and_then(Value::as_str).unwrap_or("no message");
-    bail!("{method} {path} was answered with {status}: {message}")
+    bail!("{method} {path} returned {status}: {message}")
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! bpf(2), for what no library in use does.
+//! bpf(2) commands that the libraries in use do not wrap.
 
 #![expect(unsafe_code, reason = "a system call takes pointers")]
 
@@ -9,7 +9,7 @@ use std::os::fd::{FromRawFd as _, OwnedFd};
 const BPF_PROG_LOAD: libc::c_int = 5;
 const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
 
-/// What [`BPF_PROG_LOAD`] reads, as far as a program has it.
+/// The leading fields of `union bpf_attr` for [`BPF_PROG_LOAD`].
 #[repr(C)]
 struct Program {
     kind: u32,
@@ -18,16 +18,16 @@ struct Program {
     license: u64,
 }
 
-/// Carries out a command. Its attributes have to be what it reads and writes, and what they point to as large as they say.
+/// Calls bpf(2). `attributes` must match the command, and its pointers must refer to memory of the stated sizes.
 pub(crate) fn call<T>(command: libc::c_int, attributes: &mut T) -> io::Result<i32> {
     let to = std::ptr::from_mut(attributes);
-    // SAFETY: the attributes are what the command reads and writes, with their own size; what they point to is as large as
-    // they say, and outlives the call.
+    // SAFETY: callers pass the command's attribute struct with its own size; the memory that its pointers refer to has
+    // the stated sizes and outlives the call.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, to, size_of::<T>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { i32::try_from(result).map_err(io::Error::other) }
 }
 
-/// Loads a program for devices.
+/// Loads a TC classifier program.
 pub(crate) fn load_classifier(instructions: &[u64]) -> io::Result<OwnedFd> {
     let mut program = Program {
         kind: BPF_PROG_TYPE_SCHED_CLS,
@@ -36,6 +36,6 @@ pub(crate) fn load_classifier(instructions: &[u64]) -> io::Result<OwnedFd> {
         license: c"Apache-2.0".as_ptr() as u64,
     };
     let fd = call(BPF_PROG_LOAD, &mut program)?;
-    // SAFETY: the kernel has just opened it for nobody else.
+    // SAFETY: the kernel has just returned this descriptor, and this function is its only owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Control groups for Nodes: one child of the root of every hierarchy, whichever versions the machine has mounted.
+//! Control groups for test Nodes: one child of the root of every mounted hierarchy, cgroup v1 or v2.
 //!
-//! A kubelet believes that it has the whole tree. Each Node has a control group namespace whose root is its own group, so
-//! that several kubelets do not meet, and all of a Node is found again by the group's name.
+//! Each kubelet manages its cgroup root exclusively. Each Node therefore has a cgroup namespace whose root is its own
+//! group, so that several kubelets do not conflict. The group's name identifies every group of a Node for cleanup.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -17,35 +17,36 @@ use nix::errno::Errno;
 
 use crate::{mounts, poll};
 
-/// Where hierarchies are mounted: all of them below, or the only one here.
+/// The parent of all cgroup v1 mounts, or the mount point of the only hierarchy.
 pub(crate) const ROOT: &str = "/sys/fs/cgroup";
 
-/// The group that a Node's own processes are in, as `system.slice` is elsewhere: beside that of its Pods, each of them
-/// would have a share of the processor like all Pods together. In version 2, a group with children has no processes.
+/// The group of a Node's own processes, like `system.slice` on a real Node. As siblings of the Pods' group, each
+/// process would compete with all Pods together for CPU shares. In cgroup v2, a group with children must contain no
+/// processes.
 const SYSTEM: &str = "system";
 
-/// Groups stay busy for some 100 ms after their last process has ended.
+/// A group stays busy for about 100 ms after its last process has exited.
 const REMOVED_WITHIN: Duration = Duration::from_secs(15);
 
-/// Mount options of version 1 that are not controllers.
+/// Mount options of cgroup v1 that are not controllers.
 const FLAGS: [&str; 9] =
     ["rw", "ro", "xattr", "clone_children", "noprefix", "cpuset_v2_mode", "favordynmods", "all", "none"];
 
-/// One hierarchy of control groups.
+/// One mounted cgroup hierarchy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hierarchy {
-    /// Where it is mounted.
+    /// The mount point.
     pub point: PathBuf,
-    /// The version of its interface.
+    /// The cgroup version.
     pub version: Version,
 }
 
-/// The version of a hierarchy's interface.
+/// The cgroup version of a hierarchy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Version {
-    /// With the controllers named in its mount options, or a name of its own.
+    /// cgroup v1, with the controllers (or the name) from its mount options.
     V1(Vec<String>),
-    /// With all controllers that no hierarchy of version 1 has.
+    /// cgroup v2, with every controller that no v1 hierarchy uses.
     V2,
 }
 
@@ -57,7 +58,7 @@ pub struct Cgroup {
 }
 
 impl Hierarchy {
-    /// Those of this machine, each once.
+    /// All hierarchies of this machine, without duplicates.
     pub fn all() -> Result<Vec<Self>> {
         let mut hierarchies: Vec<Self> = Vec::new();
         for mount in mounts::all()?.into_iter().filter(|mount| mount.point.starts_with(ROOT)) {
@@ -73,12 +74,12 @@ impl Hierarchy {
         Ok(hierarchies)
     }
 
-    /// Adds a group that processes may join.
+    /// Creates a group that processes can join.
     fn add(&self, group: &Path) -> Result<()> {
         fs::create_dir(group).with_context(|| format!("create control group {}", group.display()))?;
         let has_cpuset =
             matches!(&self.version, Version::V1(controllers) if controllers.iter().any(|it| it == "cpuset"));
-        // Empty at first, and no process may join it then.
+        // These files are empty in a new group, and a process cannot join the group until they are set.
         for file in ["cpuset.cpus", "cpuset.mems"].into_iter().filter(|_file| has_cpuset) {
             fs::read(self.point.join(file))
                 .and_then(|value| fs::write(group.join(file), value))
@@ -89,7 +90,7 @@ impl Hierarchy {
 }
 
 impl Cgroup {
-    /// Makes it in every hierarchy.
+    /// Creates the group in every hierarchy.
     pub fn create(name: &str) -> Result<Self> {
         let cgroup = Self { name: name.to_owned(), hierarchies: Hierarchy::all()? };
         ensure!(!cgroup.hierarchies.is_empty(), "no control groups are mounted at {ROOT}: mount cgroup2 there");
@@ -104,7 +105,7 @@ impl Cgroup {
         Ok(cgroup)
     }
 
-    /// The group of this name that another process has made, which may have seen fewer hierarchies.
+    /// Finds a group that another process created. That process may have had fewer hierarchies mounted.
     pub fn find(name: &str) -> Result<Self> {
         let mut hierarchies = Hierarchy::all()?;
         hierarchies.retain(|hierarchy| hierarchy.point.join(name).is_dir());
@@ -116,17 +117,17 @@ impl Cgroup {
         &self.name
     }
 
-    /// Lets `command` start in the groups themselves, to make them the root of a namespace.
+    /// Makes `command` start in the Node's top-level groups, which become the root of its cgroup namespace.
     pub(crate) fn hold_roots(&self, command: &mut Command) -> Result<()> {
         self.hold(command, |group| group)
     }
 
-    /// Lets `command` start as one of the Node's own processes.
+    /// Makes `command` start as one of the Node's own processes.
     pub(crate) fn hold_system(&self, command: &mut Command) -> Result<()> {
         self.hold(command, |group| group.join(SYSTEM))
     }
 
-    /// Moves the calling process out of the way of the Node's children, and lets those have every controller.
+    /// Moves the calling process into the system group and delegates every controller to the Node's child groups.
     pub(crate) fn divide(&self) -> Result<()> {
         for hierarchy in &self.hierarchies {
             let group = hierarchy.point.join(&self.name);
@@ -146,7 +147,7 @@ impl Cgroup {
             File::options().write(true).open(&procs).with_context(|| format!("open {}", procs.display()))
         };
         let files = self.hierarchies.iter().map(open).collect::<Result<Vec<_>>>()?;
-        // Zero stands for the process that writes it.
+        // Writing 0 moves the writing process.
         let join = move || files.iter().try_for_each(|mut file| file.write_all(b"0"));
         // SAFETY: the hook makes system calls and allocates nothing.
         unsafe {
@@ -156,7 +157,7 @@ impl Cgroup {
     }
 }
 
-/// The groups right below the roots whose names begin with `prefix`.
+/// The names of top-level groups that begin with `prefix`.
 pub(crate) fn names(prefix: &str) -> Result<BTreeSet<String>> {
     let mut names = BTreeSet::new();
     for hierarchy in Hierarchy::all()? {
@@ -166,22 +167,22 @@ pub(crate) fn names(prefix: &str) -> Result<BTreeSet<String>> {
     Ok(names)
 }
 
-/// Removes a group from every hierarchy, once its last process has ended.
+/// Removes a group from every hierarchy after its last process has exited.
 pub(crate) fn remove(name: &str) -> Result<()> {
     Hierarchy::all()?.iter().try_for_each(|hierarchy| delete(&hierarchy.point.join(name)))
 }
 
-/// Removes one folder and all below, once the last process has ended; it may be gone already.
+/// Removes a group directory and its children after the last process has exited. An absent directory is no error.
 pub(crate) fn delete(group: &Path) -> Result<()> {
     let mut last = None;
-    poll::until_gone("the end of a control group", REMOVED_WITHIN, || {
+    poll::until_gone("the removal of a control group", REMOVED_WITHIN, || {
         last = remove_tree(group).err();
         last.is_none()
     })
     .with_context(|| format!("remove {}: {last:?}", group.display()))
 }
 
-/// Children first; the files in a group go with it.
+/// Removes children first. The files in a group directory disappear with the directory.
 fn remove_tree(group: &Path) -> io::Result<()> {
     let entries = match fs::read_dir(group) {
         Err(gone) if gone.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -196,7 +197,7 @@ fn remove_tree(group: &Path) -> io::Result<()> {
     fs::remove_dir(group)
 }
 
-/// Lets the children of a group of version 2 have each controller that it has.
+/// Delegates every controller of a cgroup v2 group to its children.
 fn pass_controllers_on(group: &Path) -> Result<()> {
     let file = group.join("cgroup.controllers");
     let controllers = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
@@ -204,15 +205,19 @@ fn pass_controllers_on(group: &Path) -> Result<()> {
         let written = fs::write(group.join("cgroup.subtree_control"), format!("+{controller}"));
         match written.map_err(|err| (err.raw_os_error().map(Errno::from_raw), err)) {
             Ok(()) => {}
-            // A controller that knows real-time processes, or threads, may be had here only.
+            // Controllers that manage real-time processes or threads cannot always be delegated.
             Err((Some(Errno::EINVAL | Errno::ENOTSUP), _unavailable)) => {}
             Err((Some(Errno::EBUSY), err)) => {
                 return Err(err).with_context(|| {
-                    format!("hand {controller} on below {}: processes are in that group itself", group.display())
+                    format!(
+                        "delegate {controller} to the children of {}: the group itself contains processes",
+                        group.display()
+                    )
                 });
             }
             Err((_, err)) => {
-                return Err(err).with_context(|| format!("hand {controller} on below {}", group.display()));
+                return Err(err)
+                    .with_context(|| format!("delegate {controller} to the children of {}", group.display()));
             }
         }
     }
@@ -232,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn controllers_are_told_from_mount_flags() {
+    fn mount_flags_are_not_taken_for_controllers() {
         let of = |text: &str| controllers(&text.split(',').map(str::to_owned).collect::<Vec<_>>());
         assert_eq!(of("rw,cpu,cpuacct"), ["cpu", "cpuacct"]);
         assert_eq!(of("rw,xattr,release_agent=/lib/systemd/agent,name=systemd"), ["name=systemd"]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Control groups of version 2 for single threads, so that programs for sockets meet nobody but a test's own clients.
+//! Threaded cgroup v2 groups, so that cgroup socket programs see only the sockets of a test's own clients.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,14 +8,14 @@ use anyhow::{Context, Result};
 
 use crate::{cgroups, mounts, process};
 
-/// A cgroup below that of this process; removed on drop.
+/// A cgroup below the cgroup of this process; removed when dropped.
 #[derive(Debug)]
 pub struct ClientCgroup {
     path: PathBuf,
 }
 
 impl ClientCgroup {
-    /// Creates it, below the cgroup of this process, for single threads of this process.
+    /// Creates a threaded cgroup below the cgroup of this process.
     pub(crate) fn create(name: &str) -> Result<Self> {
         let path = own()?.join(name);
         fs::create_dir(&path).with_context(|| format!("create cgroup {}", path.display()))?;
@@ -24,13 +24,13 @@ impl ClientCgroup {
         Ok(cgroup)
     }
 
-    /// Its folder.
+    /// The cgroup's directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Runs `work` inside, on a thread of its own. A socket that it opens belongs to this cgroup wherever it is used, and
-    /// so do those of threads that it starts.
+    /// Runs `work` on a new thread in this cgroup. Sockets that `work` opens stay in this cgroup even when other
+    /// threads use them; threads that `work` starts also run in this cgroup.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
         let inside = || -> Result<T> {
             self.write("cgroup.threads", "0")?;
@@ -53,9 +53,9 @@ impl Drop for ClientCgroup {
     }
 }
 
-/// Deletes the cgroups below that of this process whose names begin so.
+/// Deletes the cgroups below the cgroup of this process whose names begin with `prefix`.
 pub(crate) fn delete_all(prefix: &str) -> Result<()> {
-    // Where there is no hierarchy, no run has made a cgroup.
+    // Without a cgroup v2 hierarchy, no run can have created a cgroup.
     let Ok(own) = own() else { return Ok(()) };
     for entry in fs::read_dir(&own).with_context(|| format!("list {}", own.display()))?.flatten() {
         if entry.file_name().to_string_lossy().starts_with(prefix) {
@@ -65,7 +65,7 @@ pub(crate) fn delete_all(prefix: &str) -> Result<()> {
     Ok(())
 }
 
-/// The folder of this process's own cgroup.
+/// The directory of this process's own cgroup.
 fn own() -> Result<PathBuf> {
     let mounts = mounts::all()?;
     let mount =

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Programs of others on devices: two instructions that say the same of every packet.
+//! Third-party TC programs on devices: two instructions that return the same verdict for every packet.
 
 use std::ffi::CString;
 use std::fs;
@@ -19,22 +19,22 @@ use crate::process;
 use crate::run::Run;
 use crate::topology::Device;
 
-/// `TC_ACT_UNSPEC`, which is also `TCX_NEXT`: the next program decides.
+/// `TC_ACT_UNSPEC`, which equals `TCX_NEXT`: the next program decides.
 pub const HANDS_ON: i32 = -1;
-/// `TC_ACT_OK`, which is also `TCX_PASS`: the packet goes on its way, past all other programs of the hook.
+/// `TC_ACT_OK`, which equals `TCX_PASS`: accepts the packet and skips the remaining programs of the hook.
 pub const ENDS_THE_CHAIN: i32 = 0;
-/// `TC_ACT_SHOT`, which is also `TCX_DROP`.
+/// `TC_ACT_SHOT`, which equals `TCX_DROP`.
 pub const DROPS: i32 = 2;
 
-/// Both hooks of a device.
+/// Both TC hooks of a device.
 pub const BOTH: [TcAttachType; 2] = [TcAttachType::Ingress, TcAttachType::Egress];
 
-/// The first kernel with BPF links on TC hooks.
+/// The first kernel with TCX links.
 const TCX_SINCE: KernelVersion = KernelVersion::new(6, 6, 0);
 
 const BPF_OBJ_PIN: libc::c_int = 6;
 
-/// What [`BPF_OBJ_PIN`] reads.
+/// The leading fields of `union bpf_attr` for [`BPF_OBJ_PIN`].
 #[repr(C)]
 struct Pin {
     path: u64,
@@ -42,16 +42,16 @@ struct Pin {
     flags: u32,
 }
 
-/// Where a program stands on a hook.
+/// The position of a program on a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Ahead of all that is there already.
+    /// Before all programs on the hook.
     Ahead,
-    /// Behind it.
+    /// After all programs on the hook.
     Behind,
 }
 
-/// Somebody else's program on hooks of a device, as links or, before Linux 6.6, as filters; gone when dropped.
+/// A third-party program on hooks of a device: TCX links, or filters before Linux 6.6. Detached when dropped.
 #[derive(Debug)]
 pub struct Foreign {
     device: Device,
@@ -61,7 +61,7 @@ pub struct Foreign {
 }
 
 impl Foreign {
-    /// Loads it and puts it in its place; `name` tells several of one run apart.
+    /// Loads a program and attaches it. `name` distinguishes several programs of one run.
     pub fn attach(
         run: &Run,
         name: &str,
@@ -74,10 +74,10 @@ impl Foreign {
         let mut program = load(verdict, &bpffs.path().join("program"))?;
         let attach = || hooks.iter().map(|hook| put(&mut program, device.name(), *hook, place)).collect();
         let links: Result<_, ProgramError> = device.netns().run(attach)?;
-        Ok(Self { device: device.clone(), links: links.context("attach a program of another")?, program, bpffs })
+        Ok(Self { device: device.clone(), links: links.context("attach a third-party program")?, program, bpffs })
     }
 
-    /// Says something else of every packet from now on, in the same place.
+    /// Replaces the program with one that returns another verdict, at the same position.
     pub fn change(&mut self, verdict: i32) -> Result<()> {
         let mut program = load(verdict, &self.bpffs.path().join("program"))?;
         let links = std::mem::take(&mut self.links);
@@ -87,14 +87,14 @@ impl Foreign {
         };
         let replaced = || links.into_iter().map(&mut replace).collect();
         let links: Result<_, ProgramError> = self.device.netns().run(replaced)?;
-        self.links = links.context("replace a program of another")?;
+        self.links = links.context("replace a third-party program")?;
         self.program = program;
         Ok(())
     }
 }
 
 impl Drop for Foreign {
-    /// A filter is taken away in the namespace of its device.
+    /// Filters must be removed in the network namespace of their device.
     fn drop(&mut self) {
         let links = std::mem::take(&mut self.links);
         if let Err(error) = self.device.netns().run(|| drop(links)) {
@@ -115,9 +115,9 @@ fn put(
             Place::Behind => LinkOrder::last(),
         })
     } else {
-        // It may be there already.
+        // The qdisc may exist already.
         drop(tc::qdisc_add_clsact(device));
-        // Of one priority, the filter that came last is the first.
+        // Among filters with the same priority, the newest runs first.
         TcAttachOptions::Netlink(match place {
             Place::Ahead => NlOptions { priority: 1, handle: TcHandle::new(1, 1), classid: None },
             Place::Behind => NlOptions { priority: 10, ..NlOptions::default() },
@@ -127,11 +127,11 @@ fn put(
     program.take_link(id)
 }
 
-/// Loads a program that returns a constant.
+/// Loads a program that returns a constant verdict.
 fn load(verdict: i32, pin: &Path) -> Result<SchedClassifier> {
-    load_and_pin(verdict, pin).context("load a program of another")?;
-    let program = SchedClassifier::from_pin(pin).context("open a program of another")?;
-    fs::remove_file(pin).context("unpin a program of another")?;
+    load_and_pin(verdict, pin).context("load a third-party program")?;
+    let program = SchedClassifier::from_pin(pin).context("open a third-party program")?;
+    fs::remove_file(pin).context("unpin a third-party program")?;
     Ok(program)
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One plain HTTP request, as a probe or a scraper sends it.
+//! One plain HTTP request, as a kubelet probe or a metrics scraper sends.
 
 use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
@@ -9,14 +9,15 @@ use anyhow::{Context, Result};
 use crate::netns::Netns;
 use crate::traffic;
 
-/// Gets `path`; returns the status and the body.
+/// Sends a GET request for `path` and returns the status and the body.
 pub fn get(from: &Netns, server: SocketAddr, path: &str) -> Result<(u16, String)> {
     let mut stream = traffic::tcp_connect(from, server)?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: {server}\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).with_context(|| format!("ask {server} for {path}"))?;
+    stream.write_all(request.as_bytes()).with_context(|| format!("request {path} from {server}"))?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).with_context(|| format!("read {path} from {server}"))?;
-    let (head, body) = answer.split_once("\r\n\r\n").with_context(|| format!("no HTTP in `{answer}`"))?;
+    let (head, body) =
+        answer.split_once("\r\n\r\n").with_context(|| format!("the response has no HTTP header: `{answer}`"))?;
     let status = head.split_whitespace().nth(1).and_then(|status| status.parse().ok());
-    Ok((status.with_context(|| format!("no status in `{head}`"))?, body.to_owned()))
+    Ok((status.with_context(|| format!("the response has no status: `{head}`"))?, body.to_owned()))
 }

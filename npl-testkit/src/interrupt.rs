@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Ctrl-C as an end like any other: every wait gives up, so that all guards run.
+//! Handles Ctrl-C as a normal end: every wait returns an error, so that all drop guards run.
 
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,22 +9,22 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use nix::sys::signal::{SigSet, Signal};
 
-/// How often a wait looks for a signal.
+/// The interval at which waits check for a signal.
 const LOOK: Duration = Duration::from_millis(100);
 
 static REQUESTED: AtomicBool = AtomicBool::new(false);
 
-/// What a shell reports of a program that was interrupted.
+/// The exit code that shells report for an interrupted program.
 pub const EXIT_CODE: u8 = 130;
 
-/// Takes SIGINT, SIGTERM and SIGHUP over. To be called before any thread is started, since threads inherit what they
-/// do not receive.
+/// Handles SIGINT, SIGTERM and SIGHUP. Call this function before starting any thread, because threads inherit the mask
+/// of blocked signals.
 ///
-/// The first signal makes every wait of [`crate::poll`] give up. The second ends the process at once: the kernel then
-/// kills its children, and the next run removes the rest.
+/// The first signal makes every wait of [`crate::poll`] return an error. The second exits at once: the kernel then
+/// kills the child processes, and the next run removes the remaining state.
 pub fn watch() -> Result<()> {
     let signals: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
-    signals.thread_block().context("take signals over")?;
+    signals.thread_block().context("block signals")?;
     thread::spawn(move || {
         while signals.wait().is_ok() {
             if REQUESTED.swap(true, Ordering::Relaxed) {
@@ -35,19 +35,19 @@ pub fn watch() -> Result<()> {
     Ok(())
 }
 
-/// Whether a signal has come.
+/// Whether a signal has arrived.
 pub fn is_requested() -> bool {
     REQUESTED.load(Ordering::Relaxed)
 }
 
-/// Waits for a signal and takes it as dealt with, so that what follows can wait for other things.
+/// Waits for a signal and clears it, so that later waits are not interrupted.
 pub fn wait() {
     while !REQUESTED.swap(false, Ordering::Relaxed) {
         thread::park_timeout(LOOK);
     }
 }
 
-/// As [`wait`], but not for longer than `limit`.
+/// Waits for a signal as [`wait`] does, but at most for `limit`.
 pub fn wait_at_most(limit: Duration) {
     let start = Instant::now();
     while start.elapsed() < limit && !REQUESTED.swap(false, Ordering::Relaxed) {
@@ -55,7 +55,7 @@ pub fn wait_at_most(limit: Duration) {
     }
 }
 
-#[expect(clippy::exit, reason = "whoever interrupts twice does not want to wait for an orderly end")]
+#[expect(clippy::exit, reason = "a second signal skips the orderly shutdown")]
 fn leave() {
     process::exit(EXIT_CODE.into());
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the kernel below the tests knows, and what it runs on.
+//! Features of the running kernel and of the machine.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -8,24 +8,25 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::netns::Netns;
 
-/// Whether the processor is the emulator's, which takes its time.
+/// Whether the processor is emulated by QEMU, which is much slower.
 pub fn is_emulated() -> Result<bool> {
-    let text = fs::read_to_string("/proc/cpuinfo").context("read what the processor is")?;
+    let text = fs::read_to_string("/proc/cpuinfo").context("read /proc/cpuinfo")?;
     Ok(text.contains("QEMU"))
 }
 
-/// Makes a device of `kind` by a line of `ip`. Where the kernel was built without that kind it says so, and there is no
-/// device.
+/// Creates a device of `kind` with an `ip` command. Returns `false` and prints a note if the kernel was built without
+/// that kind.
 ///
 /// # Errors
-/// When it is not made though `is_required`, or on an emulated machine, whose kernel has all kinds.
+/// If the device cannot be created although `is_required` is set or the machine is emulated: emulated kernels have
+/// every kind.
 pub fn make_device(netns: &Netns, kind: &str, line: &str, is_required: bool) -> Result<bool> {
     let made = netns.ip(line);
     ensure!(made.is_ok() || !(is_required || is_emulated()?), "{kind}: {made:?}");
     if made.is_err() {
-        // Past what a test's output is kept in, which nobody sees of one that passes.
-        let said = format!("this kernel was built without {kind}: nothing is tested of it here\n");
-        io::stderr().write_all(said.as_bytes()).context("say what is not tested")?;
+        // The test harness hides captured output of passing tests, so write to the stream directly.
+        let said = format!("this kernel was built without {kind} devices: their tests are skipped\n");
+        io::stderr().write_all(said.as_bytes()).context("report the skipped tests")?;
     }
     Ok(made.is_ok())
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What NPL's tests, demo and benchmarks stand on: network namespaces, topologies, packets, traffic, and a real API
-//! server. It never ships, and it does not depend on the agent.
+//! Infrastructure of NPL's tests, demo and benchmarks: network namespaces, topologies, packets, traffic, and a real API
+//! server. This crate is never released and does not depend on the agent.
 //!
-//! Everything that a run makes outside of its process belongs to a [`run::Run`] and is gone with it:
+//! A [`run::Run`] owns everything that a test creates outside its process and removes all of it when dropped:
 //!
 //! ```no_run
 //! use npl_testkit::{echo::EchoServer, run::Run, topology::{self, Topology}, traffic};

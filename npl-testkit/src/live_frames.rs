@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `BPF_PROG_TEST_RUN` with live frames: runs an XDP program in a loop and carries out its verdicts.
+//! `BPF_PROG_TEST_RUN` with live frames: runs an XDP program in a loop and applies its verdicts to real frames.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -15,40 +15,41 @@ use crate::test_run::{self, Options, XdpContext};
 
 /// `BPF_F_TEST_XDP_LIVE_FRAMES`.
 const LIVE_FRAMES: u32 = 1 << 1;
-/// The first kernel that runs programs over live frames.
+/// The first kernel that supports live frames.
 pub const SINCE: KernelVersion = KernelVersion::new(5, 18, 0);
-/// Frames at once: as many as a driver takes from its ring in one poll.
+/// Frames per batch: as many as a driver processes in one NAPI poll.
 const BATCH: u32 = 64;
-/// The lowest real-time priority: ahead of every build that goes on beside the bench, behind the kernel's own threads.
+/// The lowest real-time priority: above builds that run beside the benchmark, below the kernel's own threads.
 const PRIORITY: libc::c_int = 1;
 
-/// Runs `program` over `repeat` copies of `frame`, received by a device of the calling thread's network namespace.
+/// Runs `program` on `repeat` copies of `frame`, as if a device of the calling thread's network namespace received
+/// them.
 pub fn run(program: BorrowedFd<'_>, frame: &[u8], ingress_ifindex: u32, repeat: u32) -> Result<()> {
-    let data_end = u32::try_from(frame.len()).context("a frame is shorter than a page")?;
+    let data_end = u32::try_from(frame.len()).context("the frame is too long")?;
     let context = XdpContext { data_end, ingress_ifindex, ..XdpContext::default() };
     let options = Options { flags: LIVE_FRAMES, repeat, batch_size: BATCH, context: Some(&context) };
     let ran = test_run::run(program, frame, &options);
-    ran.map(drop).context("run the packet generator over live frames, which Linux has since 5.18")
+    ran.map(drop).context("run the packet generator with live frames, which requires Linux 5.18")
 }
 
-/// Ties the calling thread, and with it all work that its packets cause, to the last processor that it may use.
+/// Pins the calling thread to the last allowed processor, where all softirq work of its packets then runs as well.
 pub fn occupy_one_processor() -> Result<()> {
     stay_on_last_processor()?;
     go_ahead()
 }
 
-/// Has the calling thread, and those that it starts from now on, run ahead of everything that is nothing of the kernel's.
+/// Gives the calling thread, and threads that it starts later, real-time priority over all other user processes.
 pub fn go_ahead() -> Result<()> {
-    set_priority().context("give the thread a real-time priority")
+    set_priority().context("set a real-time priority")
 }
 
-/// Ties the calling thread, and those that it starts from now on, to the last processor that it may use.
+/// Pins the calling thread, and threads that it starts later, to the last allowed processor.
 pub fn stay_on_last_processor() -> Result<()> {
     let this_thread = Pid::from_raw(0);
-    let allowed = sched_getaffinity(this_thread).context("ask for the thread's processors")?;
-    // Device interrupts are usually handled by the first ones.
+    let allowed = sched_getaffinity(this_thread).context("read the thread's CPU affinity")?;
+    // The first processors usually handle device interrupts.
     let last = (0..CpuSet::count()).rev().find(|cpu| allowed.is_set(*cpu).unwrap_or(false));
-    process::keep_on(this_thread, last.context("no processor is allowed")?)
+    process::keep_on(this_thread, last.context("the thread's CPU affinity is empty")?)
 }
 
 #[expect(unsafe_code, reason = "no library in use wraps sched_setscheduler")]
@@ -59,11 +60,11 @@ fn set_priority() -> io::Result<()> {
     if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Measures the time in which the calling thread has the processor.
+/// Measures the time during which the calling thread runs.
 ///
-/// The time in which it was ready and something else ran is left out: the kernel gives other programs a twentieth of
-/// each second, and only long samples would pay for that. What the thread's packets cause in softirqs counts, which the
-/// thread's own processor time leaves out on some kernels.
+/// Time in which the thread was runnable while another process ran is excluded: the kernel reserves 5 % of each second
+/// for processes without real-time priority, which would distort long samples only. Softirq work of the thread's
+/// packets is included; some kernels exclude that work from the thread's CPU time.
 #[derive(Debug)]
 pub struct Stopwatch {
     start: Instant,
@@ -71,22 +72,22 @@ pub struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// Starts it.
+    /// Starts the stopwatch.
     pub fn start() -> Result<Self> {
         Ok(Self { waited: waited()?, start: Instant::now() })
     }
 
-    /// The time since its start.
+    /// The running time since the start.
     pub fn elapsed(&self) -> Result<Duration> {
         let elapsed = self.start.elapsed();
         Ok(elapsed.saturating_sub(waited()?.saturating_sub(self.waited)))
     }
 }
 
-/// How long the calling thread was ready and did not run: the second field of its `schedstat`.
+/// How long the calling thread was runnable without running: the second field of `schedstat`.
 fn waited() -> Result<Duration> {
     let path = "/proc/thread-self/schedstat";
     let text = fs::read_to_string(path).with_context(|| format!("read {path}"))?;
     let field = text.split_whitespace().nth(1).and_then(|field| field.parse().ok());
-    field.map(Duration::from_nanos).with_context(|| format!("read the waiting time in {path}"))
+    field.map(Duration::from_nanos).with_context(|| format!("parse the run-queue waiting time in {path}"))
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Maps of any shape, emptied.
+//! Empties BPF maps of any type.
 
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _};
@@ -14,7 +14,7 @@ const BPF_MAP_UPDATE_ELEM: libc::c_int = 2;
 const BPF_MAP_DELETE_ELEM: libc::c_int = 3;
 const BPF_MAP_GET_NEXT_KEY: libc::c_int = 4;
 
-/// What the commands on one element read.
+/// The leading fields of `union bpf_attr` for the commands on one element.
 #[repr(C)]
 struct Element {
     map: u32,
@@ -24,26 +24,26 @@ struct Element {
     flags: u64,
 }
 
-/// A map that somebody fills while it is emptied is never empty; a test's is far smaller.
+/// Stops an endless loop on a map that another process fills; maps of tests are far smaller.
 const MOST_ELEMENTS: usize = 1 << 20;
 
-/// Elements of an array that one run of the program sets to zero: the verifier follows each, and compares it with those before.
+/// Array elements that one run of the program clears. The verifier checks every iteration, so larger numbers take long.
 const ELEMENTS_A_RUN: u32 = 32;
 
-/// Any frame will do.
+/// The content of the frame is irrelevant.
 const FRAME: [u8; 64] = [0; 64];
 
-/// Removes all elements of a pinned map, or sets them to zero where elements cannot be removed. Maps of programs stay as they
-/// are.
+/// Removes all elements of a pinned map, or sets them to zero in maps whose elements cannot be removed. Program arrays
+/// stay unchanged.
 ///
 /// # Errors
 ///
-/// If nothing is pinned there, or a map of a type that this does not know.
+/// If no map is pinned at `pin`, or if the map has an unsupported type.
 pub fn empty(pin: &Path) -> Result<()> {
     let map = MapData::from_pin(pin).with_context(|| format!("open {}", pin.display()))?;
-    let info = map.info().context("ask for a map's facts")?;
+    let info = map.info().context("read the map's properties")?;
     let fd = map.fd().as_fd().as_raw_fd();
-    let kind = info.map_type().context("ask for a map's type")?;
+    let kind = info.map_type().context("read the map's type")?;
     let emptied = if matches!(kind, MapType::Hash | MapType::LruHash | MapType::LpmTrie) {
         remove_all(fd, usize::try_from(info.key_size())?)
     } else if matches!(kind, MapType::Array) {
@@ -53,7 +53,7 @@ pub fn empty(pin: &Path) -> Result<()> {
     } else if matches!(kind, MapType::ProgramArray) {
         Ok(())
     } else {
-        bail!("{} is a {kind:?}, and nobody knows how one is emptied", pin.display())
+        bail!("{} has the unsupported map type {kind:?}", pin.display())
     };
     emptied.with_context(|| format!("empty {}", pin.display()))
 }
@@ -69,7 +69,7 @@ fn remove_all(map: i32, key_size: usize) -> io::Result<()> {
         };
         bpf::call(BPF_MAP_DELETE_ELEM, &mut Element { map, pad: 0, key, next_key_or_value: 0, flags: 0 })?;
     }
-    Err(io::Error::other("it is being filled"))
+    Err(io::Error::other("another process is filling the map"))
 }
 
 fn set_to_zero_everywhere(map: i32, elements: u32, value_size: usize) -> io::Result<()> {
@@ -82,7 +82,8 @@ fn set_to_zero_everywhere(map: i32, elements: u32, value_size: usize) -> io::Res
     })
 }
 
-/// By a program: a system call for each of the elements, and the one for many at once, take a hundred times longer.
+/// Clears the elements with a BPF program: one system call per element, or the batch command, is about 100 times
+/// slower.
 fn set_to_zero(map: i32, elements: u32, value_size: i16) -> io::Result<()> {
     let instructions = program_that_zeroes(map, value_size);
     let program = bpf::load_classifier(&instructions)?;
@@ -90,11 +91,12 @@ fn set_to_zero(map: i32, elements: u32, value_size: i16) -> io::Result<()> {
     test_run::run(program.as_fd(), &FRAME, &options).map(drop)
 }
 
-/// A program for devices. The packet's mark says at which element a run begins, and then where the next one does.
+/// A TC program. The packet's mark holds the first element of a run; the program sets the mark to the first element of
+/// the next run.
 fn program_that_zeroes(map: i32, value_size: i16) -> Vec<u64> {
     const MARK: i16 = 8;
     const LOOKUP: i32 = 1;
-    /// That the constant is a map's descriptor.
+    /// Source register value of a 64-bit load whose constant is a map's descriptor.
     const MAP: u8 = 1;
     let (r0, r1, r2, packet, element, count, frame) = (0, 1, 2, 9, 6, 7, 10);
     let mut program = vec![
@@ -116,7 +118,7 @@ fn program_that_zeroes(map: i32, value_size: i16) -> Vec<u64> {
         .chain((value_size / 8 * 8..value_size).map(|byte| instruction(0x72, r0, 0, byte, 0)))
         .collect();
     let end_of_loop = i16::try_from(stores.len()).unwrap_or(i16::MAX) + 3;
-    // Beyond the last element there is nothing.
+    // A failed lookup means that the index is beyond the last element.
     program.push(instruction(0x15, r0, 0, end_of_loop, 0));
     program.extend(stores);
     program.extend([instruction(0x07, element, 0, 0, 1), instruction(0x07, count, 0, 0, 1)]);
@@ -130,7 +132,7 @@ fn program_that_zeroes(map: i32, value_size: i16) -> Vec<u64> {
     program
 }
 
-/// An instruction as the kernel reads it, on a machine whose bytes are in the order of this one's.
+/// Encodes an instruction in the byte order of this machine.
 fn instruction(code: u8, destination: u8, source: u8, offset: i16, constant: i32) -> u64 {
     let [low, high] = offset.to_le_bytes();
     let [a, b, c, d] = constant.to_le_bytes();

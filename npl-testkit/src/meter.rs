@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lets the Node's uplink receive packets that are made in the kernel, and counts those that arrive at the Pod.
+//! Sends generated packets into the Node's uplink from inside the kernel and counts those that arrive at the Pod.
 
 use std::env;
 use std::error::Error;
@@ -27,77 +27,77 @@ use crate::packet::{Ethernet, Packet, tcp_flags};
 use crate::topology::{Client, Device, Pod};
 use crate::{poll, tools};
 
-/// Packets between two looks at whether the user wants to stop.
+/// Packets sent between two checks for an interruption.
 const CHUNK: u32 = 50_000;
 
-/// What the last packets need to the Pod once the last one is sent.
+/// The time that packets in flight need to reach the Pod after the last one is sent.
 const STRAGGLERS: Duration = Duration::from_millis(500);
 
-/// Packets that may get lost of a thousand; more, and something else than forwarding is measured.
+/// Tolerated packet loss in 1/1000. With more loss, the measured rate is not the forwarding rate.
 const TOLERATED_PER_MILLE: u64 = 1;
 
-/// The object with generator and counter: `NPL_TRAFFIC_OBJECT`, or where `cargo xtask build-ebpf` leaves it.
+/// The object with the generator and the counter: `NPL_TRAFFIC_OBJECT`, or the output of `cargo xtask build-ebpf`.
 pub fn object() -> Result<PathBuf> {
     let named = env::var_os("NPL_TRAFFIC_OBJECT").map(PathBuf::from);
     let path = named.unwrap_or_else(|| tools::repository_file("target/bpf/npl-traffic.bpf.o"));
-    ensure!(path.is_file(), "no generator at {}: run `cargo xtask build-ebpf` first", path.display());
+    ensure!(path.is_file(), "no packet generator at {}: run `cargo xtask build-ebpf` first", path.display());
     Ok(path)
 }
 
-/// A generator at one end of the Node's uplink and a counter on a Pod's device; gone when dropped.
+/// A packet generator at one end of the Node's uplink and a counter on a Pod's device. Both are detached when dropped.
 #[derive(Debug)]
 pub struct Meter {
     ebpf: Ebpf,
     uplink: Device,
-    /// The device that the generator runs for.
+    /// The device for which the generator runs.
     entry: Device,
     ifindex: u32,
     frame: [u8; FRAME_BYTES],
-    /// Where the program that only returns is attached, if it is.
+    /// The link of the idle program, if it is attached.
     idle: Option<SchedClassifierLinkId>,
 }
 
-/// The flows that are sent.
+/// The generated flows.
 #[derive(Clone, Copy, Debug)]
 pub struct Flows {
     /// The first packet.
     pub frame: [u8; FRAME_BYTES],
-    /// Whom they come from.
+    /// The source addresses and ports.
     pub clients: Clients,
-    /// Where they come in.
+    /// Where the packets enter the Node.
     pub entry: Entry,
-    /// Mappings that they are spread over.
+    /// The number of mappings over which the packets are spread.
     pub mappings: u16,
 }
 
-/// Where packets come in.
+/// Where packets enter the Node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// Behind the uplink's driver, past any XDP program.
+    /// Above the uplink's driver, which bypasses any XDP program.
     Uplink,
-    /// At the client's end, which sends them to the uplink's driver. That takes them in only while its XDP program or
-    /// receive offload is on.
+    /// At the client's end of the veth pair. The uplink's driver accepts the frames only while its XDP program or GRO
+    /// is on.
     Wire,
-    /// At the Pod, as frames from the uplink's driver, which takes them while receive offload is on at its end.
+    /// At the Pod's end of its veth pair, as frames from the uplink's driver. Requires GRO at the Pod's end.
     Pod,
 }
 
-/// The clients of flows.
+/// The clients of the generated flows.
 #[derive(Clone, Copy, Debug)]
 pub enum Clients {
-    /// All packets are of one flow.
+    /// All packets belong to one flow.
     One,
-    /// One address after the other, each with so many ports.
+    /// One address after the other, each with this number of ports.
     InTurn {
-        /// Ports of each address.
+        /// Ports per address.
         ports: u32,
     },
-    /// Each packet from another address and port, drawn at random from the 268 million addresses that follow that of the
-    /// first packet.
+    /// Each packet has a random port and a random address among the 268 million that follow the address of the first
+    /// packet.
     Random,
 }
 
-/// Packets did not arrive.
+/// Packets were lost.
 #[derive(Clone, Copy, Debug)]
 pub struct Lost {
     arrived: u64,
@@ -107,14 +107,15 @@ pub struct Lost {
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { arrived, packets } = self;
-        write!(f, "only {arrived} of {packets} packets arrived at the Pod and the right port of it")
+        write!(f, "only {arrived} of {packets} packets arrived at the expected Pod port")
     }
 }
 
 impl Error for Lost {}
 
 impl Meter {
-    /// Loads both programs; from now on the Pod itself sees nothing of what is sent to `ports`.
+    /// Loads the generator and the counter. The counter consumes packets to `ports`, so the Pod itself receives none of
+    /// them.
     pub fn new(object: &Path, client: &Client, flows: &Flows, to: &Pod, ports: RangeInclusive<u16>) -> Result<Self> {
         let mut ebpf =
             EbpfLoader::new().load_file(object).with_context(|| format!("load the generator {}", object.display()))?;
@@ -126,7 +127,7 @@ impl Meter {
         Array::try_from(ebpf.map_mut(MAP_TARGET).context("the object has no counter")?)?.set(0, target, 0)?;
 
         let generator: &mut Xdp = ebpf.program_mut(PROG_GENERATE).context("the object has no generator")?.try_into()?;
-        generator.load().context("load the generator")?;
+        generator.load().context("load the packet generator")?;
         let counter: &mut SchedClassifier =
             ebpf.program_mut(PROG_COUNT).context("the object has no counter")?.try_into()?;
         counter.load().context("load the counter")?;
@@ -138,7 +139,7 @@ impl Meter {
         Ok(meter)
     }
 
-    /// Sends these flows from now on, which come in where the first ones did. No client that has been sent from comes again.
+    /// Switches to other flows that enter at the same place. Clients that were used before are not used again.
     pub fn turn_to(&mut self, flows: &Flows) -> Result<()> {
         let (ports, random) = match flows.clients {
             Clients::One => (0, 0),
@@ -159,7 +160,7 @@ impl Meter {
         Ok(())
     }
 
-    /// Has a program on the uplink that only returns, behind those that are there, or has it no more.
+    /// Attaches a program that only returns, after the programs that are on the uplink already, or detaches it.
     pub fn set_idle(&mut self, is_there: bool) -> Result<()> {
         if is_there == self.idle.is_some() {
             return Ok(());
@@ -171,12 +172,12 @@ impl Meter {
         Ok(())
     }
 
-    /// Has a program on the uplink, for good, that only redirects to the Pod.
+    /// Attaches a program to the uplink that only redirects to the Pod. It stays attached until the meter is dropped.
     pub fn attach_shortcut(&mut self) -> Result<()> {
         self.attach(PROG_SHORTCUT).map(drop)
     }
 
-    /// Has it on the uplink until it is detached, or the meter is dropped.
+    /// Attaches a program to the uplink until it is detached or the meter is dropped.
     fn attach(&mut self, name: &str) -> Result<SchedClassifierLinkId> {
         let uplink = self.uplink.clone();
         let program = self.program(name)?;
@@ -197,11 +198,11 @@ impl Meter {
         Ok(self.ebpf.program(PROG_IDLE).context("the object has no idle program")?.try_into()?)
     }
 
-    /// Sends packets, but for no longer than `limit`, and gives the rate in millions per second at which they arrived.
+    /// Sends packets for at most `limit` and returns the rate at which they arrived, in million packets per second.
     ///
     /// # Errors
     ///
-    /// [`Lost`], where so many did not arrive that the rate would not be that of the path.
+    /// [`Lost`], if more packets were lost than [`TOLERATED_PER_MILLE`].
     pub fn measure(&mut self, packets: u64, limit: Duration) -> Result<f64> {
         let before = self.arrived()?;
         let (packets, elapsed) = self.send_alone(packets, limit)?;
@@ -214,14 +215,14 @@ impl Meter {
         Ok(arrived as f64 / elapsed.as_secs_f64() / 1e6)
     }
 
-    /// Sends packets from the calling thread, whose processor also does all that the Node does with them.
+    /// Sends packets from the calling thread. Its processor also does all of the Node's work for these packets.
     pub fn send(&self, packets: u32) -> Result<()> {
         let generator: &Xdp = self.ebpf.program(PROG_GENERATE).context("the object has no generator")?.try_into()?;
         let program = generator.fd()?.as_fd();
         self.entry.netns().run(|| live_frames::run(program, &self.frame, self.ifindex, packets))?
     }
 
-    /// Sends packets from one processor, which does nothing else; how many it were, and for how long.
+    /// Sends packets from a processor reserved for this work. Returns the number of packets and the elapsed time.
     fn send_alone(&self, packets: u64, limit: Duration) -> Result<(u64, Duration)> {
         let generator: &Xdp = self.ebpf.program(PROG_GENERATE).context("the object has no generator")?.try_into()?;
         let program = generator.fd()?.as_fd();
@@ -239,15 +240,15 @@ impl Meter {
         })?
     }
 
-    /// Packets that have arrived, counted until `expected` are there or no more can come.
+    /// Waits until `expected` packets have arrived or no more can arrive, and returns the number.
     pub fn wait_for(&self, expected: u64) -> Result<u64> {
         let all_there = || self.arrived().is_ok_and(|arrived| arrived >= expected).then_some(());
-        // Too few are for the caller to judge.
+        // The caller decides whether missing packets are an error.
         drop(poll::until("the arrival of all packets", STRAGGLERS, all_there));
         self.arrived()
     }
 
-    /// Packets that have arrived up to now.
+    /// The number of packets that have arrived so far.
     pub fn arrived(&self) -> Result<u64> {
         let counter: PerCpuArray<_, u64> =
             PerCpuArray::try_from(self.ebpf.map(MAP_ARRIVED).context("the object has no counter")?)?;
@@ -260,7 +261,7 @@ fn target(pod: &Pod, ports: &RangeInclusive<u16>) -> Result<Target> {
     Ok(Target { pod_addr: pod.ip().octets(), port_min, port_max, ifindex: pod.host_device.ifindex()? })
 }
 
-/// The first frame, a datagram or a SYN: from `source`, by the client's uplink, to arrive at `pod_port`.
+/// The first frame, a datagram or a SYN: from `source` through the client's uplink to `pod_port`.
 pub fn frame(
     protocol: Protocol,
     client: &Client,
@@ -271,13 +272,13 @@ pub fn frame(
     let mut packet = match protocol {
         Protocol::Udp => Packet::udp(source, server, &[0; FRAME_BYTES - 14 - 20 - 8]),
         Protocol::Tcp => Packet::tcp(source, server, tcp_flags::SYN, &[]),
-        Protocol::Sctp => bail!("frames of SCTP are not made"),
+        Protocol::Sctp => bail!("the generator does not support SCTP"),
     };
     let (destination, source) = (client.uplink.link_address()?, client.device.link_address()?);
     packet.ethernet = Some(Ethernet { destination, source, vlans: Vec::new() });
     packet.ipv4_mut().context("an IPv4 packet")?.identification = pod_port;
     let mut bytes = packet.build();
-    // Ethernet pads a frame that is too short.
+    // Ethernet pads frames below the minimum length.
     bytes.resize(FRAME_BYTES, 0);
     bytes.try_into().ok().context("a frame of the right length")
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! BPF file systems for tests, and what is mounted where.
+//! BPF file systems for tests, and the mount table.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -14,14 +14,14 @@ use nix::sched::{CloneFlags, setns, unshare};
 
 use crate::process;
 
-/// A BPF file system of its own; unmounted on drop, with which all that is pinned in it goes.
+/// A BPF file system. Dropping unmounts it, which removes everything that is pinned in it.
 #[derive(Debug)]
 pub struct BpfFs {
     path: PathBuf,
 }
 
 impl BpfFs {
-    /// Mounts at `path`, which is created.
+    /// Mounts a BPF file system at `path` and creates the directory.
     pub fn mount(path: &Path) -> Result<Self> {
         fs::create_dir_all(path).with_context(|| format!("create {}", path.display()))?;
         mount_bpf(path)?;
@@ -36,7 +36,7 @@ impl BpfFs {
 
 impl Drop for BpfFs {
     fn drop(&mut self) {
-        // The run may have removed its folder before.
+        // The run may have removed its directory already.
         if below(&self.path).is_ok_and(|mounts| mounts.is_empty()) {
             return;
         }
@@ -46,27 +46,28 @@ impl Drop for BpfFs {
     }
 }
 
-/// A private view of all mounts, in which a BPF file system of its own is mounted.
+/// A private mount namespace with its own BPF file system.
 ///
-/// Nothing of it is seen outside, and it is gone on drop, also when the process is killed.
+/// Other processes do not see the mount. It disappears on drop, and also when the process is killed.
 #[derive(Debug)]
 pub struct PrivateBpffs {
-    /// The namespace that sees it.
+    /// The mount namespace.
     mounts: File,
     path: PathBuf,
 }
 
 impl PrivateBpffs {
-    /// Mounts one at `path`, which is there.
+    /// Mounts a BPF file system at `path`, which must exist.
     pub fn mount(path: &Path) -> Result<Self> {
         process::on_own_thread(|| {
             unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_FS).context("create a private mount namespace")?;
             mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
                 .context("make all mounts private")?;
-            // Here they would stay when whoever made them is done with them: what they hold is theirs to end.
+            // Copies of these mounts in this namespace would keep pins and namespaces alive after their owner unmounts
+            // them.
             for other in all()?.into_iter().filter(|mount| ["bpf", "nsfs"].contains(&mount.kind.as_str())) {
                 umount2(&other.point, MntFlags::MNT_DETACH)
-                    .with_context(|| format!("unmount {} here", other.point.display()))?;
+                    .with_context(|| format!("unmount {} in the private namespace", other.point.display()))?;
             }
             mount_bpf(path)?;
             let mounts = File::open("/proc/thread-self/ns/mnt").context("open a private mount namespace")?;
@@ -74,18 +75,18 @@ impl PrivateBpffs {
         })
     }
 
-    /// Runs `work` on a thread that sees it.
+    /// Runs `work` on a thread in the private mount namespace.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
         let inside = || -> Result<T> {
-            // Who shares a root and a working directory with other threads may not go elsewhere.
-            unshare(CloneFlags::CLONE_FS).context("have a root of one's own")?;
+            // A thread that shares its root and working directory with others cannot change its mount namespace.
+            unshare(CloneFlags::CLONE_FS).context("unshare the root directory")?;
             setns(&self.mounts, CloneFlags::CLONE_NEWNS).context("enter a private mount namespace")?;
             Ok(work())
         };
         process::on_own_thread(inside)
     }
 
-    /// Shows it to everybody as well, at `path`, which is created.
+    /// Makes the file system visible to all processes at `path`, which is created.
     pub fn show_at(&self, path: &Path) -> Result<BpfFs> {
         fs::create_dir_all(path).with_context(|| format!("create {}", path.display()))?;
         let copy = self.run(|| copy_of_mount(&self.path))?.context("copy a mount")?;
@@ -94,7 +95,7 @@ impl PrivateBpffs {
     }
 }
 
-/// A mount of the same file system, which is nowhere yet.
+/// A detached mount of the same file system.
 #[expect(unsafe_code, reason = "no library in use has open_tree")]
 fn copy_of_mount(at: &Path) -> io::Result<OwnedFd> {
     const OPEN_TREE_CLONE: libc::c_uint = 1;
@@ -107,7 +108,7 @@ fn copy_of_mount(at: &Path) -> io::Result<OwnedFd> {
         return Err(io::Error::last_os_error());
     }
     let tree = i32::try_from(tree).map_err(io::Error::other)?;
-    // SAFETY: the kernel has just opened it for nobody else.
+    // SAFETY: the kernel has just returned this descriptor, and this function is its only owner.
     Ok(unsafe { OwnedFd::from_raw_fd(tree) })
 }
 
@@ -123,30 +124,31 @@ fn place_mount(mount: &OwnedFd, at: &Path) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Shows the folder `from` at `to` as well, which is created.
+/// Bind-mounts the directory `from` at `to`, which is created.
 pub fn bind(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to).with_context(|| format!("create {}", to.display()))?;
     mount(Some(from), to, None::<&str>, MsFlags::MS_BIND, None::<&str>)
         .with_context(|| format!("mount {} at {}", from.display(), to.display()))
 }
 
-/// The mount points at or below `directory`, in the order in which they were mounted.
+/// The mount points at or below `directory`, in mount order.
 pub fn below(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(all()?.into_iter().map(|mount| mount.point).filter(|point| point.starts_with(directory)).collect())
 }
 
-/// One line of this process's mount table.
+/// One line of the mount table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
-    /// Where it is mounted.
+    /// The mount point.
     pub point: PathBuf,
     /// The type of the file system.
     pub kind: String,
-    /// Its options, which are the same wherever it is mounted: of a hierarchy of control groups, its controllers.
+    /// The options of the file system, which are equal at every mount point. For a cgroup v1 hierarchy, they name its
+    /// controllers.
     pub options: Vec<String>,
 }
 
-/// Everything that this thread sees mounted.
+/// All mounts that the calling thread sees.
 pub fn all() -> Result<Vec<Mount>> {
     let table = fs::read_to_string("/proc/thread-self/mountinfo").context("read /proc/thread-self/mountinfo")?;
     Ok(table.lines().filter_map(parse).collect())

@@ -14,10 +14,10 @@ use nix::sched::{CloneFlags, setns};
 
 use crate::{process, tools};
 
-/// Where `ip netns` keeps names.
+/// The directory of named network namespaces of `ip netns`.
 pub const DIRECTORY: &str = "/run/netns";
 
-/// A handle of a named network namespace, which is deleted with its last handle.
+/// A handle of a named network namespace. Dropping the last handle deletes the namespace.
 #[derive(Clone, Debug)]
 pub struct Netns(Arc<Name>);
 
@@ -25,7 +25,7 @@ pub struct Netns(Arc<Name>);
 struct Name(String);
 
 impl Netns {
-    /// Creates it, with its loopback device up.
+    /// Creates a namespace with its loopback device up.
     pub(crate) fn create(name: &str) -> Result<Self> {
         tools::output(Command::new("ip").args(["netns", "add", name]))?;
         let netns = Self(Arc::new(Name(name.to_owned())));
@@ -33,18 +33,19 @@ impl Netns {
         Ok(netns)
     }
 
-    /// Gives a name to the namespace that a process is in.
+    /// Names the network namespace of a process.
     pub(crate) fn of_process(name: &str, pid: u32) -> Result<Self> {
         tools::output(Command::new("ip").args(["netns", "attach", name, &pid.to_string()]))?;
         Ok(Self(Arc::new(Name(name.to_owned()))))
     }
 
-    /// The name, as `ip netns exec` takes it.
+    /// The name, as accepted by `ip netns exec`.
     pub fn name(&self) -> &str {
         &self.0.0
     }
 
-    /// Runs `work` inside, on a thread of its own. A socket that it opens stays in this namespace wherever it is used.
+    /// Runs `work` on a new thread inside. Sockets that `work` opens stay in this namespace even when other threads use
+    /// them.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
         let file = self.open()?;
         let inside = move || -> Result<T> {
@@ -54,7 +55,7 @@ impl Netns {
         process::on_own_thread(inside)
     }
 
-    /// Waits inside for a future, on a thread and with a runtime of its own.
+    /// Runs a future inside, on a new thread with its own runtime.
     pub fn block_on<T: Send>(&self, future: impl Future<Output = T> + Send) -> Result<T> {
         let waited = self.run(|| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -63,58 +64,58 @@ impl Netns {
         waited?.context("start a runtime")
     }
 
-    /// A command that will run inside.
+    /// A command that runs inside.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Result<Command> {
         command_in(self.name(), program)
     }
 
-    /// Runs lines of `ip` inside, without the word `ip`, as one batch.
+    /// Runs `ip` commands inside as one batch, one per line, without the word `ip`.
     pub fn ip(&self, lines: &str) -> Result<String> {
         tools::output_with_input(Command::new("ip").args(["-n", self.name(), "-batch", "-"]), &format!("{lines}\n"))
     }
 
-    /// Runs a line of `tc` inside, without the word `tc`.
+    /// Runs a `tc` command inside, given without the word `tc`.
     pub fn tc(&self, line: &str) -> Result<String> {
         tools::output(self.command("tc")?.args(line.split(' ')))
     }
 
-    /// Runs lines of `nft` inside, without the word `nft`, as one file; all of them hold, or none.
+    /// Loads an `nft` ruleset inside as one transaction.
     pub fn nft(&self, rules: &str) -> Result<String> {
         tools::output_with_input(self.command("nft")?.args(["--file", "-"]), rules)
     }
 
-    /// A table of `nft` as it lists it, if it is there; protocols by their numbers, for which not every machine has names.
+    /// Lists a table with `nft`, if it exists. Protocols are numeric because not every machine has their names.
     pub fn nft_table(&self, name: &str) -> Option<String> {
         let mut list = self.command("nft").ok()?;
         tools::output(list.args(["--numeric-protocol", "list", "table"]).args(name.split(' '))).ok()
     }
 
-    /// Packets that a counter of `nft` has seen, by its family, table and name.
+    /// The packets counted by an `nft` counter, given as family, table and name.
     pub fn packets_counted(&self, counter: &str) -> Result<u64> {
         let text = self.nft(&format!("list counter {counter}"))?;
         let number = text.split_once("packets ").and_then(|(_, after)| after.split_whitespace().next()?.parse().ok());
-        number.with_context(|| format!("find packets in `{text}`"))
+        number.with_context(|| format!("parse the packet count in `{text}`"))
     }
 
-    /// Sets a sysctl inside, by its path below `/proc/sys`.
+    /// Sets a sysctl inside, given as its path below `/proc/sys`.
     pub fn sysctl(&self, path: &str, value: &str) -> Result<()> {
         let file = Path::new("/proc/sys").join(path);
         self.run(|| fs::write(&file, value))?.with_context(|| format!("set {path} to {value} in {}", self.name()))
     }
 
-    /// Has connection tracking accept packets of TCP that are out of the window which it has seen, or not. Where it is a
-    /// module it has no settings before a rule asks for it.
+    /// Sets `nf_conntrack_tcp_be_liberal`: whether kernel conntrack accepts out-of-window TCP packets. Where conntrack
+    /// is a module, the sysctl exists only after the first rule that uses it.
     pub fn set_liberal_tracking(&self, is_liberal: bool) -> Result<()> {
         self.nft("table inet npl_tracking {\n chain nothing {\n ct state invalid\n }\n}")?;
         self.sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", if is_liberal { "1" } else { "0" })
     }
 
-    /// Has connection tracking forget every connection, also for the sake of its room, which all namespaces share.
+    /// Flushes kernel conntrack. All namespaces share the limit on the number of entries.
     pub fn forget_connections(&self) -> Result<()> {
         tools::output(self.command("conntrack")?.arg("--flush")).map(drop)
     }
 
-    /// A counter of the namespace's network stack: of `Tcp` or `Udp`, whose IPv6 half counts as `Udp6`, or of `TcpExt`.
+    /// A counter of the namespace's network stack: of `Tcp`, `Udp` or `Udp6` (IPv6), or of `TcpExt`.
     pub fn counter(&self, protocol: &str, name: &str) -> Result<u64> {
         let is_v6 = protocol.ends_with('6');
         let path = match protocol {
@@ -128,12 +129,12 @@ impl Netns {
         value.parse().with_context(|| format!("read the number `{value}`"))
     }
 
-    /// Deletes it now; its devices go with it as soon as no process and no socket is left inside.
+    /// Deletes the name. The devices disappear as soon as no process and no socket is left inside.
     pub fn delete(&self) -> Result<()> {
         delete(self.name())
     }
 
-    /// The file that stands for it.
+    /// The path of the namespace's file.
     pub fn path(&self) -> PathBuf {
         Path::new(DIRECTORY).join(self.name())
     }
@@ -151,7 +152,7 @@ impl Drop for Name {
     }
 }
 
-/// A command that will run in a namespace that somebody else owns.
+/// A command that runs in a namespace that another owner created.
 #[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
 pub fn command_in(name: &str, program: impl AsRef<OsStr>) -> Result<Command> {
     let file = open(name)?;
@@ -168,19 +169,19 @@ fn open(name: &str) -> Result<File> {
     File::open(Path::new(DIRECTORY).join(name)).with_context(|| format!("open namespace {name}"))
 }
 
-/// The value in a line of names and, below it, one of values.
+/// Finds a value in a table of two lines: names, then values.
 fn value_in_table<'t>(text: &'t str, protocol: &str, name: &str) -> Option<&'t str> {
     let mut lines = text.lines().filter_map(|line| line.strip_prefix(protocol)?.strip_prefix(": "));
     let (names, values) = (lines.next()?, lines.next()?);
     names.split(' ').zip(values.split(' ')).find(|(field, _)| *field == name).map(|(_, value)| value)
 }
 
-/// The value behind its name, in a line of its own.
+/// Finds a value in a list with one name and value per line.
 fn value_in_lines<'t>(text: &'t str, protocol: &str, name: &str) -> Option<&'t str> {
     text.lines().find_map(|line| line.strip_prefix(protocol)?.strip_prefix(name)?.strip_prefix(' ')).map(str::trim)
 }
 
-/// Deletes a namespace by name; one that does not exist is no error.
+/// Deletes a namespace by name. An absent namespace is no error.
 pub(crate) fn delete(name: &str) -> Result<()> {
     if Path::new(DIRECTORY).join(name).exists() {
         tools::output(Command::new("ip").args(["netns", "del", name]))?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Waits: every one polls a condition and ends at a deadline.
+//! Waits. Every wait polls a condition and has a deadline.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -9,27 +9,27 @@ use anyhow::{Result, bail};
 
 use crate::interrupt;
 
-/// Time between two looks at a condition; to look may cost much where everything is slow.
+/// The interval between two polls. It grows with [`patience`], because polling is expensive on slow machines.
 const INTERVAL: Duration = Duration::from_millis(5);
 
-/// How many times longer everything may take than where these limits were found: `NPL_PATIENCE`, on emulated machines.
+/// The factor by which all limits are extended on slow machines: `NPL_PATIENCE`, set on emulated machines.
 pub fn patience() -> u32 {
     static PATIENCE: OnceLock<u32> = OnceLock::new();
     *PATIENCE.get_or_init(|| env::var("NPL_PATIENCE").ok().and_then(|text| text.parse().ok()).unwrap_or(1))
 }
 
-/// Calls `condition` until it returns a value, which is returned with the time that it took.
+/// Polls `condition` until it returns a value. Returns the value and the elapsed time.
 ///
 /// # Errors
-/// When `limit` is over and the condition never held; the error names `what` was waited for.
+/// If the condition does not hold within `limit`. The error contains `what`.
 pub fn until<T>(what: &str, limit: Duration, condition: impl FnMut() -> Option<T>) -> Result<(T, Duration)> {
     wait(what, limit, condition, interrupt::is_requested)
 }
 
-/// Calls again what the end of a child interrupted that another thread had started.
+/// Repeats a call that was interrupted by a signal (`EINTR`).
 ///
-/// That is what the kernel tells whoever reads a socket with a time limit, also where nothing handles the signal
-/// (signal(7)). The limit then begins anew.
+/// A SIGCHLD for a child of another thread interrupts socket reads with a timeout, even without a signal handler
+/// (signal(7)). The repeated call starts with the full timeout.
 pub fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {
@@ -39,7 +39,7 @@ pub fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T
     }
 }
 
-/// As [`until`], for the removal of things, which goes on after an interruption.
+/// As [`until`], for removals: an interruption does not end this wait.
 pub fn until_gone(what: &str, limit: Duration, mut condition: impl FnMut() -> bool) -> Result<()> {
     wait(what, limit, || condition().then_some(()), || false).map(drop)
 }
@@ -60,7 +60,7 @@ fn wait<T>(
             bail!("interrupted while waiting for {what}");
         }
         if start.elapsed() >= limit {
-            bail!("{what} did not come about within {} s", limit.as_secs_f32());
+            bail!("timed out after {} s waiting for {what}", limit.as_secs_f32());
         }
         thread::sleep(INTERVAL * patience());
     }
@@ -82,8 +82,8 @@ mod tests {
     }
 
     #[test]
-    fn deadline_names_what_was_waited_for() {
+    fn a_timeout_names_the_awaited_condition() {
         let error = until("a miracle", Duration::ZERO, || None::<()>).unwrap_err();
-        assert_eq!(error.to_string(), "a miracle did not come about within 0 s");
+        assert_eq!(error.to_string(), "timed out after 0 s waiting for a miracle");
     }
 }

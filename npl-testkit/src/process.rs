@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Long-running child processes that never outlive this process, and the processors that threads run on.
+//! Long-running child processes that never outlive this process, and CPU affinity.
 
 use std::fs::{self, File};
 use std::io;
@@ -20,7 +20,7 @@ use nix::unistd::{Pid, getpid, getppid};
 
 use crate::{poll, tools};
 
-/// A child process with its log file; killed on drop, and by the kernel when this process dies.
+/// A child process with a log file. It is killed on drop, and by the kernel when this process dies.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -29,12 +29,13 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `command` in a process group of its own, its output appended to `log`.
+    /// Starts `command` in its own process group and appends its output to `log`.
     pub fn spawn(name: &str, command: Command, log: &Path) -> Result<Self> {
         Self::spawn_by(name, command, log, spawn_for_life)
     }
 
-    /// As [`Self::spawn`], by another way to start a process, which has to see to its end on its own.
+    /// As [`Self::spawn`], with a custom spawn function. That function must ensure that the process ends with its
+    /// parent.
     pub(crate) fn spawn_by(
         name: &str,
         mut command: Command,
@@ -50,7 +51,7 @@ impl Process {
         Ok(Self { child, name: name.to_owned(), log: log.to_owned() })
     }
 
-    /// The name given at the start.
+    /// The name given when the process was started.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -60,17 +61,17 @@ impl Process {
         self.child.id()
     }
 
-    /// The exit status, once the process has ended.
+    /// The exit status, if the process has exited.
     pub fn exit_status(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 
-    /// Sends `signal` and does not wait.
+    /// Sends `signal` without waiting for its effect.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         signal::kill(self.pid()?, signal).with_context(|| format!("send {signal} to {}", self.name))
     }
 
-    /// Ends the process at once, as the kernel's out-of-memory killer would.
+    /// Kills the process with SIGKILL, as the out-of-memory killer does.
     pub fn kill(&mut self) -> Result<ExitStatus> {
         if self.exit_status().is_none() {
             self.signal(Signal::SIGKILL)?;
@@ -78,12 +79,12 @@ impl Process {
         self.child.wait().with_context(|| format!("wait for {}", self.name))
     }
 
-    /// Asks the process to end; kills it when it has not within `grace`.
+    /// Sends SIGTERM, and SIGKILL if the process has not exited after `grace`.
     pub fn terminate(&mut self, grace: Duration) -> Result<ExitStatus> {
         if self.exit_status().is_none() {
             self.signal(Signal::SIGTERM)?;
         }
-        match poll::until(&format!("the end of {}", self.name), grace, || self.exit_status()) {
+        match poll::until(&format!("{} to exit", self.name), grace, || self.exit_status()) {
             Ok((status, _)) => Ok(status),
             Err(_late) => self.kill(),
         }
@@ -97,7 +98,7 @@ impl Process {
         format!("last lines of {}'s log:\n  {}", self.name, tail.join("\n  "))
     }
 
-    /// Where the log is.
+    /// The path of the log file.
     pub fn log(&self) -> &Path {
         &self.log
     }
@@ -115,32 +116,32 @@ impl Drop for Process {
     }
 }
 
-/// Keeps a thread, and those that it starts from now on, on one processor.
+/// Pins a thread, and threads that it starts later, to one processor.
 pub fn keep_on(thread: Pid, cpu: usize) -> Result<()> {
     let mut only = CpuSet::new();
-    only.set(cpu).with_context(|| format!("name processor {cpu}"))?;
-    sched_setaffinity(thread, &only).with_context(|| format!("keep thread {thread} on processor {cpu}"))
+    only.set(cpu).with_context(|| format!("select processor {cpu}"))?;
+    sched_setaffinity(thread, &only).with_context(|| format!("pin thread {thread} to processor {cpu}"))
 }
 
-/// Runs `work` on a thread of its own, for what the kernel keeps per thread, and waits for its end.
+/// Runs `work` on a new thread and waits for it: some kernel state is per thread.
 pub fn on_own_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| joined(scope.spawn(work)))
 }
 
-/// What a thread has to say when it ends; its panic goes on here.
+/// Joins a thread, returns its result and resumes its panic in the caller.
 pub fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
-/// Lets this process have so many open files, as far as it may allow itself.
+/// Raises the soft limit of open files to `wanted`, at most to the hard limit.
 pub fn allow_open_files(wanted: u64) -> Result<()> {
-    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).context("ask for the limit of open files")?;
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).context("read the limit of open files")?;
     let limit = soft.max(wanted.min(hard));
-    setrlimit(Resource::RLIMIT_NOFILE, limit, hard).with_context(|| format!("allow {limit} open files"))
+    setrlimit(Resource::RLIMIT_NOFILE, limit, hard).with_context(|| format!("raise the limit of open files to {limit}"))
 }
 
-/// Teardown goes on after an error; the error is shown, since a drop cannot return it.
-#[expect(clippy::print_stderr, reason = "a failed teardown must be seen, and drop returns nothing")]
+/// Prints a teardown error; teardown then continues. A `drop` cannot return errors.
+#[expect(clippy::print_stderr, reason = "drop cannot return the error of a failed teardown")]
 pub(crate) fn report(message: &str) {
     eprintln!("teardown: {message}");
 }
@@ -150,8 +151,8 @@ struct Job {
     reply: mpsc::Sender<io::Result<Child>>,
 }
 
-/// Spawns from one thread that lives as long as this process, since the kernel ties `PR_SET_PDEATHSIG` to the thread
-/// that forked and not to its process.
+/// Forks from one thread that lives as long as this process: the kernel ties `PR_SET_PDEATHSIG` to the forking thread,
+/// not to its process.
 fn spawn_for_life(mut command: Command) -> io::Result<Child> {
     static SPAWNER: OnceLock<mpsc::Sender<Job>> = OnceLock::new();
     die_with_parent(&mut command);
@@ -160,7 +161,8 @@ fn spawn_for_life(mut command: Command) -> io::Result<Child> {
         thread::spawn(move || {
             for mut job in jobs {
                 let child = job.command.spawn();
-                // The caller waits below; should it be gone, the dropped child is killed with this process.
+                // The caller waits for the reply. If the caller is gone, the child is killed together with this
+                // process.
                 drop(job.reply.send(child));
             }
         });
@@ -176,9 +178,9 @@ fn die_with_parent(command: &mut Command) {
     let parent = getpid();
     let hook = move || {
         prctl::set_pdeathsig(Signal::SIGKILL)?;
-        // What this process blocks, to wait for it, a child is to receive.
+        // Signals that this process blocks must be unblocked in the child.
         SigSet::empty().thread_set_mask()?;
-        // The parent may have died before the line above.
+        // The parent may have died before PR_SET_PDEATHSIG took effect.
         if getppid() == parent { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
     };
     // SAFETY: the hook makes a few system calls and allocates nothing.

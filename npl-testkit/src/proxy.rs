@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A way to the API server that can be slow, break, or be closed. It passes bytes on and knows nothing of what they say.
+//! A TCP proxy in front of the API server that can delay, break or refuse connections.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 
 use crate::netns::Netns;
 
-/// A proxy on the loopback address of a namespace; what goes by it breaks when it is dropped.
+/// A proxy on the loopback address of a namespace. Dropping the proxy breaks its connections.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
@@ -30,10 +30,11 @@ struct Shared {
 }
 
 impl Proxy {
-    /// Starts to pass on whatever comes, at once.
+    /// Starts the proxy, which forwards without delay.
     pub fn start(netns: &Netns, server: SocketAddr) -> Result<Self> {
-        let listener = netns.run(|| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))?.context("listen as a proxy")?;
-        let address = listener.local_addr().context("ask for the proxy's address")?;
+        let listener =
+            netns.run(|| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))?.context("open the proxy's listening socket")?;
+        let address = listener.local_addr().context("read the proxy's address")?;
         let shared = Arc::new(Shared {
             netns: netns.clone(),
             server,
@@ -56,31 +57,31 @@ impl Proxy {
         Ok(Self { address, shared })
     }
 
-    /// The port that it listens on.
+    /// The listening port.
     pub fn port(&self) -> u16 {
         self.address.port()
     }
 
-    /// Breaks every connection; new ones are served.
+    /// Breaks every connection. New connections are accepted.
     pub fn cut(&self) {
         for connection in self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            // It may have ended by itself.
+            // The connection may have been closed already.
             drop(connection.shutdown(Shutdown::Both));
         }
     }
 
-    /// Breaks every connection and lets none be made until [`Self::open`].
+    /// Breaks every connection and refuses new ones until [`Self::open`].
     pub fn close(&self) {
         self.shared.is_closed.store(true, Ordering::SeqCst);
         self.cut();
     }
 
-    /// Serves again.
+    /// Accepts connections again.
     pub fn open(&self) {
         self.shared.is_closed.store(false, Ordering::SeqCst);
     }
 
-    /// Holds whatever passes back for this long, in either direction.
+    /// Delays forwarded bytes in both directions.
     pub fn delay(&self, delay: Duration) {
         let millis = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
         self.shared.delay_millis.store(millis, Ordering::SeqCst);
@@ -91,13 +92,13 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         self.shared.is_over.store(true, Ordering::SeqCst);
         self.cut();
-        // Wakes the thread that accepts; should nobody listen any more, it has ended.
+        // Wakes the accepting thread. If the connection fails, that thread has ended already.
         drop(self.shared.netns.run(|| TcpStream::connect(self.address)));
     }
 }
 
 impl Shared {
-    /// A connection that cannot be served is broken, which the client takes for a server that is away.
+    /// A connection that cannot be served is closed; to the client, the server appears to be down.
     fn serve(self: &Arc<Self>, client: TcpStream) {
         let Ok(Ok(server)) = self.netns.run(|| TcpStream::connect(self.server)) else { return };
         let halves = (client.try_clone(), client.try_clone(), server.try_clone(), server.try_clone());
@@ -122,7 +123,7 @@ impl Shared {
                 break;
             }
         }
-        // Whoever still reads or writes the other way learns that it is over.
+        // Ends the thread that copies in the other direction.
         drop((from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both)));
     }
 }

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a first process of a process namespace has to do: orphans become its children.
+//! Reaps orphans, which become children of the first process of a PID namespace.
 
 use anyhow::{Context, Result};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 
-/// Takes SIGCHLD and SIGTERM over; to be called before the first child may end.
+/// Blocks SIGCHLD and SIGTERM. Call this function before the first child can exit.
 pub fn prepare() -> Result<()> {
-    signals().thread_block().context("take signals over")
+    signals().thread_block().context("block signals")
 }
 
-/// Lets the dead rest until SIGTERM comes; with this process, the kernel ends all others of its namespace.
+/// Reaps children until SIGTERM arrives. When this process exits, the kernel kills all processes of the PID namespace.
 pub fn run() -> Result<()> {
     let signals = signals();
     loop {

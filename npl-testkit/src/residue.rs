@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Objects that a run may leave behind outside of its process, listed before and after it.
+//! Lists objects that a run may leave behind outside its process, for comparison before and after the run.
 //!
-//! `cargo xtask test` has this list by the program `npl-residue`: xtask itself depends on no other crate of the workspace.
+//! `cargo xtask test` obtains the list from the program `npl-residue`, because xtask depends on no other crate of the
+//! workspace.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,13 +19,13 @@ use npl_common::names::{PROGRAMS, SLOW_PATH_PROGRAMS, SOCKET_PROGRAMS, XDP_PROGR
 use crate::run::{self, Run};
 use crate::{cgroups, mounts, poll, tools};
 
-/// The kernel frees programs and maps some time after their last user is gone.
+/// The kernel frees programs and maps asynchronously after their last reference is dropped.
 const FREED_WITHIN: Duration = Duration::from_secs(20);
 
-/// The beginning of the names of NPL's programs and maps, and of the namespaces of test runs.
+/// The prefix of the names of NPL's programs and maps, and of the namespaces of test runs.
 const PREFIX: &str = "npl";
 
-/// Executables of runs, as the kernel cuts their names; `server` is etcd as Go builds it.
+/// Executables of runs, truncated to 15 characters as the kernel does. `server` is etcd as built by Go.
 const EXECUTABLES: [&str; 15] = [
     "containerd",
     "containerd-shim",
@@ -43,14 +44,14 @@ const EXECUTABLES: [&str; 15] = [
     "server",
 ];
 
-/// Things that exist outside of this process at one moment, one line each.
+/// Objects that exist outside this process at one moment, one line each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Residue {
     things: BTreeSet<String>,
 }
 
 impl Residue {
-    /// All objects on this machine that a run or an agent may have made.
+    /// Lists all objects on this machine that a run or an agent may have created.
     pub fn look() -> Result<Self> {
         let mut things: BTreeSet<String> = netns_lines("").chain(cgroup_lines(PREFIX)?).chain(device_lines()).collect();
         for mount in mounts::all()? {
@@ -71,17 +72,17 @@ impl Residue {
         Ok(Self { things })
     }
 
-    /// A list that [`Self::lines`] gave, perhaps in another process.
+    /// Parses a list that [`Self::lines`] produced, possibly in another process.
     pub fn from_lines(text: &str) -> Self {
         Self { things: text.lines().map(str::to_owned).collect() }
     }
 
-    /// What one run has made, and what is pinned in its BPF file system, so that other runs do not matter.
+    /// Lists the objects of one run and those pinned in its BPF file system, so that concurrent runs do not matter.
     pub fn look_at(run: &Run, bpffs: &Path) -> Result<Self> {
         Self::look_at_run(run.id(), bpffs)
     }
 
-    /// The same of a run that another process owns.
+    /// Lists the objects of a run that another process owns.
     pub fn look_at_run(id: &str, bpffs: &Path) -> Result<Self> {
         let prefix = run::name_prefix(id);
         let mut things: BTreeSet<String> = netns_lines(&prefix).chain(cgroup_lines(&prefix)?).collect();
@@ -89,7 +90,7 @@ impl Residue {
         let (mut maps, mut programs) = (BTreeSet::new(), BTreeSet::new());
         pins(&bpffs.join(PREFIX), &mut |path| {
             things.insert(pin_line(path));
-            // Whatever is pinned tells its id in the same place.
+            // Pinned objects are identified by their kernel ID.
             if is_program(path) {
                 programs.extend(ProgramInfo::from_pin(path).ok().map(|info| info.id()));
                 return;
@@ -104,12 +105,12 @@ impl Residue {
         Ok(Self { things })
     }
 
-    /// One line for each.
+    /// One line per object.
     pub fn lines(&self) -> impl Iterator<Item = &str> {
         self.things.iter().map(String::as_str)
     }
 
-    /// Objects that exist now and did not exist then.
+    /// The objects that exist now and are not in this list.
     pub fn new_things(&self) -> Result<BTreeSet<String>> {
         Ok(Self::look()?.beyond(self))
     }
@@ -118,18 +119,18 @@ impl Residue {
         self.things.difference(&before.things).cloned().collect()
     }
 
-    /// Waits a while for everything new to go.
+    /// Waits until all objects that are not in this list are gone.
     ///
     /// # Errors
-    /// When something stays, with a list of it.
+    /// If objects remain, with a list of them.
     pub fn assert_nothing_new(&self) -> Result<()> {
         wait_for_none(|| self.new_things())
     }
 
-    /// Waits a while for all of this to go.
+    /// Waits until all objects of this list are gone.
     ///
     /// # Errors
-    /// When something stays, with a list of it.
+    /// If objects remain, with a list of them.
     pub fn assert_gone(&self) -> Result<()> {
         wait_for_none(|| Ok(Self::look()?.things.intersection(&self.things).cloned().collect()))
     }
@@ -137,7 +138,7 @@ impl Residue {
 
 fn wait_for_none(look: impl Fn() -> Result<BTreeSet<String>>) -> Result<()> {
     let mut left = BTreeSet::new();
-    let gone = poll::until("the end of what a run made", FREED_WITHIN, || {
+    let gone = poll::until("the removal of the run's objects", FREED_WITHIN, || {
         left = look().ok()?;
         left.is_empty().then_some(())
     });
@@ -149,7 +150,7 @@ fn wait_for_none(look: impl Fn() -> Result<BTreeSet<String>>) -> Result<()> {
 
 fn bpf_objects(is_ours: impl Fn(u32) -> bool, is_our_map: impl Fn(u32) -> bool, things: &mut BTreeSet<String>) {
     let mut programs = BTreeSet::new();
-    // An object may go away between its listing and a look at it.
+    // An object may disappear between its listing and its inspection.
     for program in loaded_programs().flatten().filter(|program| is_ours(program.id())) {
         if let Some(name) = program.name_as_str().filter(|name| name.starts_with(PREFIX)) {
             programs.insert(program.id());
@@ -167,8 +168,9 @@ fn bpf_objects(is_ours: impl Fn(u32) -> bool, is_our_map: impl Fn(u32) -> bool, 
     }
 }
 
-/// Whether a map of this type may be left by a run. The kernel itself leaks a program array that is opened by its id while
-/// it is cleared, as every listing of maps does; its holder would be found as a program, a process or a pin.
+/// Whether a map of this type can be residue of a run. The kernel itself leaks a program array that is opened by ID
+/// while it is being cleared, which every listing of maps can cause. A process, pin or program that holds such a map is
+/// reported separately.
 fn may_be_left(kind: MapType) -> bool {
     kind != MapType::ProgramArray
 }
@@ -182,7 +184,7 @@ fn pins(directory: &Path, on_pin: &mut impl FnMut(&Path)) {
     }
 }
 
-/// Whether a program is pinned there, by its name.
+/// Whether the pin's file name is that of a program.
 fn is_program(pin: &Path) -> bool {
     let names = PROGRAMS.iter().chain(SLOW_PATH_PROGRAMS).chain(XDP_PROGRAMS).copied();
     let mut names = names.chain(SOCKET_PROGRAMS.iter().map(|program| program.name));
@@ -210,7 +212,7 @@ fn cgroup_lines(prefix: &str) -> Result<impl Iterator<Item = String>> {
     Ok(cgroups::names(prefix)?.into_iter().map(|name| format!("control group {name}")))
 }
 
-/// Network devices of this namespace.
+/// Network devices of this network namespace.
 fn device_lines() -> impl Iterator<Item = String> {
     let entries = fs::read_dir("/sys/class/net").into_iter().flatten().flatten();
     entries.map(|entry| format!("network device {}", entry.file_name().display()))
@@ -229,19 +231,19 @@ mod tests {
     use super::{MapType, Residue, may_be_left};
 
     #[test]
-    fn what_was_there_before_is_not_left_behind() {
+    fn objects_that_existed_before_are_not_residue() {
         let of = |names: &[&str]| Residue::from_lines(&names.join("\n"));
         assert_eq!(of(&["a", "b"]).beyond(&of(&["b", "c"])).into_iter().collect::<Vec<_>>(), ["a"]);
     }
 
     #[test]
-    fn what_the_kernel_itself_leaks_is_not_left_behind() {
+    fn program_arrays_that_the_kernel_leaks_are_not_residue() {
         assert!(!may_be_left(MapType::ProgramArray));
         assert!(may_be_left(MapType::Hash) && may_be_left(MapType::Array));
     }
 
     #[test]
-    fn a_list_is_read_as_it_was_written() {
+    fn a_list_survives_formatting_and_parsing() {
         let list = Residue::from_lines("network device lo\nprocess etcd with id 7");
         assert_eq!(Residue::from_lines(&list.lines().collect::<Vec<_>>().join("\n")), list);
     }

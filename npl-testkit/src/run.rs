@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One run of a test or demo: the owner of everything that it makes outside this process.
+//! One run of a test or demo: the owner of everything that it creates outside this process.
 //!
-//! All of it is found again by the run's identifier alone: namespaces and control groups carry it in their names, files
-//! and mounts live in the run's folder. So one function removes a run, whether it ended well, was interrupted or was killed.
+//! The run's identifier is enough to find all of it: names of namespaces and control groups contain the identifier, and
+//! files and mounts are in the run's directory. One function therefore removes a run, whether it completed, was
+//! interrupted or was killed.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -22,16 +23,16 @@ use crate::mounts::{self, BpfFs};
 use crate::netns::Netns;
 use crate::{process, tools};
 
-/// Folder of all runs' folders.
+/// The parent directory of all runs' directories.
 pub const ROOT: &str = "/run/npl-testkit";
 
-/// The beginning of the names of all runs' namespaces and control groups.
+/// The prefix of the names of all runs' namespaces and control groups.
 const PREFIX: &str = "npl-";
 
-/// Says which process a run belongs to: its id and its start time, since ids are used again.
+/// Identifies the process that owns a run by PID and start time, because PIDs are reused.
 const OWNER_FILE: &str = "owner";
 
-/// A run; everything made in its name is removed when it is dropped.
+/// A run. Dropping it removes everything that was created for it.
 #[derive(Debug)]
 pub struct Run {
     id: String,
@@ -39,18 +40,18 @@ pub struct Run {
 }
 
 impl Run {
-    /// Removes what killed runs left and starts a new one.
+    /// Removes what killed runs left behind and starts a new run.
     ///
     /// # Errors
-    /// Without root, which namespaces and mounts need.
+    /// If the process is not root: creating namespaces and mounts requires root.
     pub fn start() -> Result<Self> {
         if !geteuid().is_root() {
-            bail!("this needs root, for network namespaces and mounts: run it with sudo");
+            bail!("creating network namespaces and mounts requires root: run this program with sudo");
         }
         sweep()?;
         let id = random_hex(4)?;
         let directory = Path::new(ROOT).join(&id);
-        // A sweep in another process must never see a folder without its owner.
+        // A concurrent sweep must never find a run's directory without the owner file.
         let unfinished = Path::new(ROOT).join(format!(".{id}"));
         fs::create_dir_all(&unfinished).with_context(|| format!("create {}", unfinished.display()))?;
         let pid = std::process::id();
@@ -65,12 +66,12 @@ impl Run {
         &self.id
     }
 
-    /// The folder for the run's files.
+    /// The run's directory.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// A file in the run's folder.
+    /// The path of a file in the run's directory.
     pub fn file(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
@@ -80,7 +81,7 @@ impl Run {
         Netns::create(&format!("{}{name}", self.name_prefix()))
     }
 
-    /// Gives the network namespace of a process the name `npl-<run>-<name>`.
+    /// Names the network namespace of a process `npl-<run>-<name>`.
     pub fn netns_of_process(&self, name: &str, pid: u32) -> Result<Netns> {
         Netns::of_process(&format!("{}{name}", self.name_prefix()), pid)
     }
@@ -90,22 +91,22 @@ impl Run {
         Cgroup::create(&format!("{}{name}", self.name_prefix()))
     }
 
-    /// Mounts a BPF file system of its own in the run's folder.
+    /// Mounts a new BPF file system in the run's directory.
     pub fn bpffs(&self, name: &str) -> Result<BpfFs> {
         BpfFs::mount(&self.directory.join(name))
     }
 
-    /// Creates the cgroup `npl-<run>-<name>` for clients, below that of this process.
+    /// Creates the cgroup `npl-<run>-<name>` for clients, below the cgroup of this process.
     pub fn client_cgroup(&self, name: &str) -> Result<ClientCgroup> {
         ClientCgroup::create(&format!("{}{name}", self.name_prefix()))
     }
 
-    /// The beginning of the names of its namespaces and control groups.
+    /// The prefix of the names of its namespaces and control groups.
     pub fn name_prefix(&self) -> String {
         name_prefix(&self.id)
     }
 
-    /// Removes everything that was made in the run's name; also called on drop.
+    /// Removes everything that was created for the run; also called on drop.
     pub fn remove(&self) -> Result<()> {
         let _alone = only_remover()?;
         remove_run(&self.id)
@@ -120,7 +121,7 @@ impl Drop for Run {
     }
 }
 
-/// `bytes` random bytes in hexadecimal.
+/// Returns `bytes` random bytes in hexadecimal.
 pub fn random_hex(bytes: usize) -> Result<String> {
     let mut buffer = vec![0; bytes];
     File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut buffer)).context("read /dev/urandom")?;
@@ -128,7 +129,7 @@ pub fn random_hex(bytes: usize) -> Result<String> {
     Ok(digits.filter_map(|digit| char::from_digit(digit.into(), 16)).collect())
 }
 
-/// Removes the runs whose process is dead; several processes and threads may do so at once.
+/// Removes the runs whose process is dead. Concurrent calls are safe.
 pub fn sweep() -> Result<()> {
     let _alone = only_remover()?;
     let mut dead = BTreeSet::new();
@@ -149,22 +150,22 @@ pub fn sweep() -> Result<()> {
         }
     }
     for id in dead {
-        remove_run(&id).with_context(|| format!("remove what the killed run {id} left"))?;
+        remove_run(&id).with_context(|| format!("remove the remains of the killed run {id}"))?;
     }
     Ok(())
 }
 
-/// The identifiers of all runs that have a folder; a name with a dot belongs to one that is just starting.
+/// The identifiers of all runs that have a directory. A name with a dot belongs to a run that is being created.
 pub fn ids() -> BTreeSet<String> {
     directory_names(Path::new(ROOT)).into_iter().filter(|id| !id.starts_with('.')).collect()
 }
 
-/// The folder of a run, which another process may own.
+/// The directory of a run, which another process may own.
 pub fn directory_of(id: &str) -> PathBuf {
     Path::new(ROOT).join(id)
 }
 
-/// The process that a run belongs to, if it is alive.
+/// The PID of the run's owner, if that process is alive.
 pub fn owner(id: &str) -> Option<u32> {
     let owner = fs::read_to_string(directory_of(id).join(OWNER_FILE)).ok()?;
     let (pid, time) = owner.split_once(' ')?;
@@ -182,12 +183,12 @@ pub fn processes_of(id: &str) -> Result<BTreeSet<u32>> {
     Ok(pids)
 }
 
-/// The network namespaces that exist, by name.
+/// The names of all named network namespaces.
 pub fn netns_names() -> BTreeSet<String> {
     directory_names(Path::new(crate::netns::DIRECTORY))
 }
 
-/// Holds back all other removers of runs until it is dropped: two at once would trip over what the other has removed.
+/// Serializes removals of runs until dropped: concurrent removals would fail on objects that are already gone.
 fn only_remover() -> Result<File> {
     let lock = || -> std::io::Result<File> {
         fs::create_dir_all(ROOT)?;
@@ -236,7 +237,7 @@ fn processes_in(netns: &str) -> Result<Vec<u32>> {
     Ok(pids.split_whitespace().filter_map(|pid| pid.parse().ok()).collect())
 }
 
-/// The beginning of the names of a run's namespaces and control groups.
+/// The prefix of the names of a run's namespaces and control groups.
 pub(crate) fn name_prefix(id: &str) -> String {
     format!("{PREFIX}{id}-")
 }
@@ -246,7 +247,7 @@ fn run_of(name: &str) -> Option<&str> {
     (id.len() == 8 && id.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(id)
 }
 
-/// Field 22 of `/proc/<pid>/stat`; the name before it may hold blanks and parentheses.
+/// Field 22 of `/proc/<pid>/stat`. The process name before it may contain spaces and parentheses.
 fn start_time(pid: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, fields) = stat.rsplit_once(')')?;
@@ -263,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_namespace_of_a_run_is_taken_for_one() {
+    fn only_names_of_runs_are_recognized() {
         assert_eq!(run_of("npl-0123abcd-node"), Some("0123abcd"));
         assert_eq!(run_of("npl-0123abcd-pod-web-0"), Some("0123abcd"));
         assert_eq!(run_of("npl-lab-node"), None);

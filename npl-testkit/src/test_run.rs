@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `BPF_PROG_TEST_RUN` with the flags that no library in use has.
+//! `BPF_PROG_TEST_RUN` with flags that the libraries in use do not support.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
@@ -8,41 +8,41 @@ use nix::sys::signal::{SigSet, SigmaskHow};
 
 use crate::bpf;
 
-/// The command's number among those of bpf(2).
+/// The command number of bpf(2).
 const BPF_PROG_TEST_RUN: libc::c_int = 10;
 
 /// How a program is run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options<'c> {
-    /// `BPF_F_TEST_…`.
+    /// `BPF_F_TEST_*` flags.
     pub flags: u32,
-    /// Runs in a row; none is one.
+    /// The number of consecutive runs; zero means one.
     pub repeat: u32,
-    /// Frames at once, of runs with live frames.
+    /// Frames per batch, for runs with live frames.
     pub batch_size: u32,
-    /// What an XDP program is told of its frame.
+    /// The context of an XDP program.
     pub context: Option<&'c XdpContext>,
 }
 
-/// `struct xdp_md`: what an XDP program is told of a frame.
+/// `struct xdp_md`, the context of an XDP program.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct XdpContext {
-    /// Where the frame begins.
+    /// The offset of the frame's first byte.
     pub data: u32,
-    /// Where it ends.
+    /// The offset behind the frame's last byte.
     pub data_end: u32,
-    /// Where what a driver says of it begins.
+    /// The offset of the driver's metadata.
     pub data_meta: u32,
-    /// The device that received it.
+    /// The receiving device.
     pub ingress_ifindex: u32,
-    /// The queue of that.
+    /// The receive queue of that device.
     pub rx_queue_index: u32,
-    /// The device that is to send it.
+    /// The sending device.
     pub egress_ifindex: u32,
 }
 
-/// The part of `union bpf_attr` that the command reads and writes.
+/// The part of `union bpf_attr` that the command uses.
 #[repr(C)]
 #[derive(Default)]
 struct Attributes {
@@ -64,11 +64,11 @@ struct Attributes {
     pad: u32,
 }
 
-/// Runs a program over a frame; the last run's action.
+/// Runs a program on a frame and returns the verdict of the last run.
 ///
 /// # Errors
 ///
-/// The kernel's.
+/// The error of the system call.
 pub fn run(program: BorrowedFd<'_>, frame: &[u8], options: &Options<'_>) -> io::Result<i32> {
     let Options { flags, repeat, batch_size, context } = *options;
     let context_size = u32::try_from(context.map_or(0, size_of_val)).map_err(io::Error::other)?;
@@ -83,7 +83,7 @@ pub fn run(program: BorrowedFd<'_>, frame: &[u8], options: &Options<'_>) -> io::
         batch_size,
         ..Attributes::default()
     };
-    // The end of a child that another thread started would end the runs early.
+    // A SIGCHLD for a child of another thread would end the runs early.
     let held_before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
     let ran = bpf::call(BPF_PROG_TEST_RUN, &mut attributes);
     held_before.thread_set_mask()?;

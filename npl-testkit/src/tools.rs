@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The external programs that this crate runs, in one place: an image for a test machine packs exactly these.
+//! The external programs that this crate runs. Images for emulated test machines contain exactly these.
 
 use std::ffi::OsStr;
 use std::io::Write;
@@ -8,21 +8,21 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// A file of this repository, where tests and the demo run from a checkout.
+/// The path of a file in the repository checkout that this program was built from.
 pub fn repository_file(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("/")).join(path)
 }
 
-/// Programs that network tests need.
+/// Programs that network tests require.
 pub const NETWORK_TOOLS: &[&str] = &["ip", "tc", "ethtool", "nft", "iptables"];
 
-/// Programs that tests against a real API server need on top.
+/// Programs that tests with a real API server require in addition.
 pub const CLUSTER_TOOLS: &[&str] = &["kubectl"];
 
-/// Runs `command` to its end and returns what it printed.
+/// Runs `command` and returns its standard output.
 ///
 /// # Errors
-/// When it cannot be started or does not exit with 0: with the command line and its last words.
+/// If the command cannot be started or fails; the error contains the command line and the error output.
 pub fn output(command: &mut Command) -> Result<String> {
     command.stdin(Stdio::null());
     let shown = show(command);
@@ -32,7 +32,7 @@ pub fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// As [`output`], with `input` on the command's standard input.
+/// As [`output`], with `input` as the command's standard input.
 pub fn output_with_input(command: &mut Command, input: &str) -> Result<String> {
     let shown = show(command);
     let mut child = command
@@ -49,18 +49,18 @@ pub fn output_with_input(command: &mut Command, input: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Copies a program, with its permissions, to where it is then run.
+/// Copies a program with its permissions to the path from which it is run.
 ///
-/// The kernel runs no file that a process has open for writing, and what one thread has open, the children that
-/// others start at that moment have too. So another process writes it.
+/// The kernel refuses to execute a file that any process has open for writing, and a child that another thread forks at
+/// that moment inherits this process's descriptors. Another process therefore does the copying.
 ///
 /// # Errors
-/// When it cannot be read there or written here.
+/// If the source cannot be read or the destination cannot be written.
 pub fn copy_program(from: &Path, to: &Path) -> Result<()> {
     output(Command::new("cp").arg(from).arg(to)).map(drop)
 }
 
-/// The command line as a person would type it.
+/// The command line as typed in a shell.
 pub fn show(command: &Command) -> String {
     let words: Vec<_> =
         std::iter::once(command.get_program()).chain(command.get_args()).map(OsStr::to_string_lossy).collect();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The test kit's own control plane. Needs root, and the binaries of `cargo xtask setup`.
+//! Tests of the test kit's control plane. Require root and the binaries of `cargo xtask setup`.
 
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt as _;
@@ -14,7 +14,7 @@ use serde_json::json;
 const LIMIT: Duration = Duration::from_secs(20);
 
 #[test]
-fn cluster_inside_a_namespace_keeps_its_objects_over_a_restart_of_the_api_server() {
+fn objects_survive_a_restart_of_the_api_server() {
     let run = Run::start().unwrap();
     let netns = run.netns("control").unwrap();
     let started = Instant::now();
@@ -39,7 +39,7 @@ fn cluster_inside_a_namespace_keeps_its_objects_over_a_restart_of_the_api_server
     let written = Instant::now();
     cluster.kubectl(&["annotate", "pod", "web-0", "--namespace", "shop", &format!("{MAPPING_ANNOTATION}=[]")]).unwrap();
     let seen = log.wait_for("web-0", LIMIT, |value| value == Some("[]")).unwrap();
-    println!("annotation seen {:?} after kubectl was called", seen.at - written);
+    println!("the watch delivered the annotation {:?} after kubectl was started", seen.at - written);
     assert_eq!(log.history("web-0").len(), 2);
     assert_eq!(cluster.pod_annotation("shop", "web-0").unwrap().as_deref(), Some("[]"));
 
@@ -52,7 +52,7 @@ fn cluster_inside_a_namespace_keeps_its_objects_over_a_restart_of_the_api_server
 }
 
 #[test]
-fn refusal_of_the_api_server_is_passed_on() {
+fn errors_of_the_api_server_are_returned() {
     let run = Run::start().unwrap();
     let plane = ControlPlane::start(&run, None).unwrap();
     let client = plane.client().unwrap();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The test kit's own networks: what it says about packets is only worth something if this holds. Needs root.
+//! Tests of the test kit's networks, on which the results of all other tests depend. Require root.
 
-#![expect(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
@@ -74,7 +74,7 @@ fn datagram_without_checksum_is_answered() {
 }
 
 #[test]
-fn transfer_is_whole_with_and_without_offloads_at_any_mtu() {
+fn transfer_is_complete_with_and_without_offloads_at_any_mtu() {
     let world = world(Options { mtu: 9000, ..Options::default() }, 1);
     let client = world.topology.client();
     let (pod, _) = &world.pods[0];
@@ -89,7 +89,7 @@ fn transfer_is_whole_with_and_without_offloads_at_any_mtu() {
 }
 
 #[test]
-fn running_transfer_can_be_watched() {
+fn progress_of_a_transfer_is_reported() {
     let world = world(Options::default(), 1);
     let server = (world.pods[0].0.ip(), PORT).into();
     let client = &world.topology.client().netns;
@@ -97,11 +97,11 @@ fn running_transfer_can_be_watched() {
     transfer.wait_for_share(0.25, Duration::from_secs(5)).unwrap();
     assert!(transfer.is_running());
     let report = transfer.join().unwrap();
-    assert!(report.elapsed >= Duration::from_millis(400), "the rate was not kept: {report:?}");
+    assert!(report.elapsed >= Duration::from_millis(400), "the transfer exceeded its rate: {report:?}");
 }
 
 #[test]
-fn load_counts_answers_and_records_every_failure() {
+fn load_counts_responses_and_records_every_failure() {
     let mut world = world(Options::default(), 2);
     let client = world.topology.client();
     let requests: Vec<Request> = world
@@ -117,7 +117,7 @@ fn load_counts_answers_and_records_every_failure() {
         })
         .collect();
     let load = Load::start(&client.netns, 200, requests);
-    poll::until("forty answers", Duration::from_secs(10), || (load.report().total() >= 40).then_some(())).unwrap();
+    poll::until("forty responses", Duration::from_secs(10), || (load.report().total() >= 40).then_some(())).unwrap();
     assert_eq!(load.report().failures, []);
     assert_eq!(load.report().answered.len(), 4);
     let (pod, server) = world.pods.remove(0);
@@ -129,7 +129,7 @@ fn load_counts_answers_and_records_every_failure() {
 }
 
 #[test]
-fn nothing_is_left_of_a_run() {
+fn a_run_leaves_nothing_behind() {
     let world = world(Options::default(), 1);
     let bpffs = world.run.bpffs("bpffs").unwrap();
     let directory = world.run.directory().to_owned();
@@ -143,7 +143,7 @@ fn nothing_is_left_of_a_run() {
 }
 
 #[test]
-fn what_a_killed_run_left_is_removed_by_all_who_start_at_once() {
+fn concurrent_starts_remove_the_remains_of_a_killed_run() {
     let id = run::random_hex(4).unwrap();
     let directory = run::directory_of(&id);
     std::fs::create_dir_all(&directory).unwrap();
@@ -162,17 +162,17 @@ fn what_a_killed_run_left_is_removed_by_all_who_start_at_once() {
 }
 
 #[test]
-fn private_bpffs_is_not_seen_outside() {
+fn private_bpffs_is_invisible_outside() {
     let run = Run::start().unwrap();
     let path = run.directory().to_owned();
     let _others = (run.bpffs("others").unwrap(), run.netns("others").unwrap());
     let bpffs = PrivateBpffs::mount(&path).unwrap();
     let seen = || mounts::below(&path).unwrap();
-    // By whoever enters it, as often as that is.
+    // Several threads can enter the mount namespace.
     assert_eq!(bpffs.run(seen).unwrap(), [path.as_path()]);
     assert_eq!(bpffs.run(seen).unwrap(), [path.as_path()]);
     assert_eq!(mounts::below(&path).unwrap(), [path.join("others")]);
-    // Nor does it hold what others have mounted, and with that their links and their namespaces.
+    // The private namespace does not keep mounts of others alive, which would keep their links and namespaces.
     let held = || -> Vec<PathBuf> {
         let of_kind = |mount: &mounts::Mount| ["bpf", "nsfs"].contains(&mount.kind.as_str());
         mounts::all().unwrap().into_iter().filter(of_kind).map(|mount| mount.point).collect()
@@ -181,7 +181,7 @@ fn private_bpffs_is_not_seen_outside() {
 }
 
 #[test]
-fn maps_are_emptied_whatever_their_shape() {
+fn maps_of_all_types_are_emptied() {
     const ELEMENTS: u32 = 1000;
     let run = Run::start().unwrap();
     let bpffs = run.bpffs("bpf").unwrap();
@@ -256,7 +256,7 @@ fn agent_runs_with_two_capabilities_and_the_devices_of_its_node() {
     assert!(error.ends_with("\n  lo"), "{error}");
 }
 
-/// Does `work` while other threads start one child after the other.
+/// Runs `work` while other threads start child processes continuously.
 fn amid_children<T>(work: impl FnOnce() -> T) -> T {
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -274,7 +274,7 @@ fn amid_children<T>(work: impl FnOnce() -> T) -> T {
 }
 
 #[test]
-fn copied_program_runs_whatever_other_threads_start() {
+fn copied_program_runs_while_other_threads_start_processes() {
     let run = Run::start().unwrap();
     let outcome = amid_children(|| {
         (0..100).try_for_each(|index| {
@@ -287,14 +287,14 @@ fn copied_program_runs_whatever_other_threads_start() {
 }
 
 #[test]
-fn answer_is_waited_for_whatever_other_threads_start() {
+fn response_is_awaited_while_other_threads_start_processes() {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let answer = amid_children(|| traffic::udp_receive(&socket, b"anybody there?", Duration::from_secs(2)));
     assert_eq!(answer.unwrap(), None);
 }
 
 #[test]
-fn residue_names_what_is_left() {
+fn residue_lists_remaining_objects() {
     let before = Residue::look().unwrap();
     let run = Run::start().unwrap();
     let bpffs = run.bpffs("bpffs").unwrap();
@@ -305,7 +305,7 @@ fn residue_names_what_is_left() {
 }
 
 #[test]
-fn what_a_killed_run_left_is_removed_by_the_next() {
+fn the_next_run_removes_the_remains_of_a_killed_one() {
     let leave = "exec /bin/true";
     let mut owner = Command::new("/bin/sh").args(["-c", leave]).spawn().unwrap();
     let id = run::random_hex(4).unwrap();

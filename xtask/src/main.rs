@@ -17,6 +17,7 @@ mod check;
 mod cluster;
 mod commits;
 mod demo;
+mod docs;
 mod ebpf;
 mod emulation;
 mod image;
@@ -58,6 +59,8 @@ enum Command {
     Test(test::Options),
     /// Run the checks that need no root: formatting, lints, tidy, commit subjects, documentation, unit tests.
     Check(check::Options),
+    /// Render docs/reference/ from the code.
+    Docs(docs::Options),
     /// Check the repository's own rules: names, layers, documents, licenses.
     Tidy(tidy::Options),
     /// Pack the agent and the images for tests as OCI archives: target/npl-agent.oci.tar and others.
@@ -75,6 +78,7 @@ fn main() -> ExitCode {
         Command::Cluster(options) => cluster::run(&options),
         Command::Test(options) => test::run(&options),
         Command::Check(options) => check::run(&options),
+        Command::Docs(options) => docs::run(&options),
         Command::Tidy(options) => tidy::run(&options),
         Command::Image(options) => image::run(&options),
         Command::Bench(options) => bench::run(&options),

@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use npl_common::names::ABI_VERSION;
+use ring::rand::{SecureRandom as _, SystemRandom};
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::{mpsc, watch as latest},
@@ -88,7 +89,8 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let (sender, changes) = mpsc::channel(QUEUE);
     let mut connecting = kube::connect_and_watch(kubeconfig, &node_name, &annotation_keys, &metrics, sender);
     let mut datapath = Datapath::open(&bpffs)?;
-    datapath.configure(settings.port_range, random_seed)?;
+    let seed = random_seed()?;
+    datapath.configure(settings.port_range, || seed)?;
     datapath.hooks.prepare(forwarding)?;
     info!(
         version = env!("CARGO_PKG_VERSION"),
@@ -158,10 +160,12 @@ fn lent_ports() -> Option<LentPorts> {
     LentPorts::parse(&range, &reserved)
 }
 
-/// From the random seed of the standard library's hash maps.
-fn random_seed() -> u64 {
-    use std::hash::BuildHasher as _;
-    std::hash::RandomState::new().hash_one(())
+/// A seed for the hashes of the kernel programs. Clients must not guess the seed: they could choose flows that share a
+/// slot.
+fn random_seed() -> anyhow::Result<u64> {
+    let mut bytes = [0; size_of::<u64>()];
+    SystemRandom::new().fill(&mut bytes).ok().context("read random bytes from the kernel for the hash seed")?;
+    Ok(u64::from_ne_bytes(bytes))
 }
 
 /// Reads the counters by their pins for each scrape.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent cleanup`: removes everything that any agent has created in the kernel.
+//! `npl-agent cleanup`: removes all kernel state of NPL from the Node, of every ABI version.
 
 use anyhow::bail;
 
@@ -11,17 +11,18 @@ use crate::{
     process::lock::{self, LockError},
 };
 
-/// Removes NPL's pins, links, filters, qdiscs and nftables tables.
+/// Removes NPL's pinned maps, programs and links, TC filters, clsact qdiscs and nftables table, and prints each of
+/// them.
 ///
 /// # Errors
 ///
-/// If an agent is running, or something could not be removed.
+/// If an agent is running, or some state could not be removed.
 pub async fn remove(args: &ViewArgs) -> anyhow::Result<()> {
     preflight::check_bpffs(&args.bpffs)?;
-    // Held until the end: an agent that starts meanwhile would reuse what is half removed.
+    // Held until the end: an agent that starts during the cleanup would adopt maps that are about to be removed.
     let _lock = match lock::take() {
         Err(LockError::AlreadyRunning) => {
-            bail!("clean up: an npl-agent runs on this Node and would create everything again: stop it first")
+            bail!("clean up: an npl-agent runs on this Node and would recreate its kernel state; stop it first")
         }
         taken => taken?,
     };
@@ -30,8 +31,8 @@ pub async fn remove(args: &ViewArgs) -> anyhow::Result<()> {
         OutputFormat::Json => print_json(&removed)?,
         OutputFormat::Table => {
             let pins = removed.pins.iter().map(|pin| format!("removed pin {}\n", pin.display()));
-            let filters = removed.filters.iter().map(|name| format!("removed filters of {name}\n"));
-            let qdiscs = removed.qdiscs.iter().map(|name| format!("removed qdisc clsact of {name}\n"));
+            let filters = removed.filters.iter().map(|name| format!("removed TC filters from {name}\n"));
+            let qdiscs = removed.qdiscs.iter().map(|name| format!("removed qdisc clsact from {name}\n"));
             let tables = removed.tables.iter().map(|name| format!("removed nftables table {name}\n"));
             let mut text: String = pins.chain(filters).chain(qdiscs).chain(tables).collect();
             if text.is_empty() {
@@ -41,7 +42,7 @@ pub async fn remove(args: &ViewArgs) -> anyhow::Result<()> {
         }
     }
     if let Some(first) = errors.first() {
-        bail!("clean up: {} steps failed; the first failure: {}", errors.len(), ErrorChain(first));
+        bail!("clean up: {} steps failed and their state remains; first error: {}", errors.len(), ErrorChain(first));
     }
     Ok(())
 }

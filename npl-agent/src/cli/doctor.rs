@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent doctor`: finds what keeps node ports of this Node from working, with advice.
+//! `npl-agent doctor`: checks the Node for problems that keep node ports from working, and prints a remedy for each.
 
 use std::process::ExitCode;
 
@@ -12,47 +12,47 @@ use crate::{
     core::doctor::{Finding, State, examine},
 };
 
-/// A finding in the output.
+/// One finding of the output.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Shown {
-    /// The key of the check, which is stable across versions.
+struct FindingRow {
+    /// The name of the check. Scripts rely on it, so it is the same in every version.
     key: &'static str,
     /// `ok`, `warning`, `failed` or `unknown`.
     state: &'static str,
     found: String,
-    /// The effect on traffic and the remedy; `None` if the state is ok.
+    /// The effect on traffic and the remedy; absent if the check is `ok`.
     advice: Option<String>,
 }
 
-impl From<&Finding> for Shown {
+impl From<&Finding> for FindingRow {
     fn from(finding: &Finding) -> Self {
         let Finding { key, state, found, advice } = finding.clone();
         Self { key, state: state.as_str(), found, advice }
     }
 }
 
-/// Prints the findings; the exit code is 1 if any check failed.
+/// Prints all findings. The exit code is 1 if a check failed.
 ///
 /// # Errors
 ///
-/// If the output cannot be written.
+/// If standard output cannot be written.
 pub async fn show(args: &ViewArgs) -> anyhow::Result<ExitCode> {
     let findings = examine(&facts::gather(args).await);
-    let shown: Vec<Shown> = findings.iter().map(Shown::from).collect();
+    let rows: Vec<FindingRow> = findings.iter().map(FindingRow::from).collect();
     match args.output {
-        OutputFormat::Json => print_json(&shown)?,
-        OutputFormat::Table => print(&as_text(&shown))?,
+        OutputFormat::Json => print_json(&rows)?,
+        OutputFormat::Table => print(&as_text(&rows))?,
     }
     let has_failed = findings.iter().any(|finding| finding.state == State::Failed);
     Ok(if has_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// A table of findings, followed by the advice.
-fn as_text(shown: &[Shown]) -> String {
-    let rows = shown.iter().map(|row| vec![row.key.to_owned(), row.state.to_owned(), row.found.clone()]);
-    let findings = table(&["CHECK", "STATE", "FOUND"], rows);
-    let advice = shown.iter().filter_map(|row| Some(format!("{}: {}\n", row.key, row.advice.as_ref()?)));
+/// A table of all findings, followed by the advice for those that have some.
+fn as_text(rows: &[FindingRow]) -> String {
+    let cells = rows.iter().map(|row| vec![row.key.to_owned(), row.state.to_owned(), row.found.clone()]);
+    let findings = table(&["CHECK", "STATE", "FOUND"], cells);
+    let advice = rows.iter().filter_map(|row| Some(format!("{}: {}\n", row.key, row.advice.as_ref()?)));
     let advice: String = advice.collect();
     if advice.is_empty() { findings } else { [findings, advice].join("\n") }
 }

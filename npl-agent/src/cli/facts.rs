@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Gathers the facts for [`crate::core::doctor`]. Changes nothing. A fact that cannot be read is the reason for that.
+//! Reads the state of the Node for [`crate::core::doctor`], and changes nothing. A value that cannot be read is
+//! recorded with its error, since that is a finding too.
 
 use std::{collections::BTreeMap, fs, io, path::Path};
 
@@ -18,12 +19,12 @@ use crate::{
     process::lock,
 };
 
-/// The kernel's BTF.
+/// The kernel's BTF, which describes its types to the program loader.
 const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
-/// Sysctls; those of networking belong to the reader's network namespace.
+/// Kernel settings. Those below `net` are of the network namespace of the reading process.
 const SYSCTLS: &str = "/proc/sys";
 
-/// Gathers all facts.
+/// Reads all facts once.
 pub(super) async fn gather(args: &ViewArgs) -> Facts {
     let network = netlink::interfaces_and_routing().await.map_err(|error| ErrorChain(&error).to_string());
     let (devices, routing) = match network {
@@ -47,13 +48,13 @@ pub(super) async fn gather(args: &ViewArgs) -> Facts {
         masquerading: held
             .as_ref()
             .map_err(Clone::clone)
-            .and_then(|held| nft_guard::look(held).map_err(|error| unreadable(&error))),
+            .and_then(|held| nft_guard::masquerading(held).map_err(|error| unreadable(&error))),
         markings: held.map(|held| held.markings),
     }
 }
 
 fn unreadable(error: &io::Error) -> String {
-    format!("nftables cannot be read: {error}")
+    format!("cannot read nftables: {error}")
 }
 
 fn datapath(inspection: &Inspection) -> Datapath {
@@ -77,7 +78,7 @@ fn datapath(inspection: &Inspection) -> Datapath {
     }
 }
 
-/// `None` before an agent has configured a range.
+/// The port range that the agent wrote; `None` before an agent has run.
 fn port_range(config: Config) -> Option<PortRange> {
     format!("{}-{}", config.port_min, config.port_max).parse().ok()
 }

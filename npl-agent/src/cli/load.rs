@@ -1,38 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent load`: loads the programs with `CAP_PERFMON`, which the agent does not have, and exits. It reads nothing
-//! from the network or the API server, so that no input reaches this capability.
+//! `npl-agent load`: loads and pins the kernel programs with `CAP_PERFMON`, and exits. The agent then runs without this
+//! capability. The command opens no network connection, so the capability is never exposed to remote input.
 
 use anyhow::bail;
 
-use super::{complain, print};
+use super::{print, report_error};
 use crate::{
     config::args::LoadArgs,
     datapath::{Datapath, preflight},
     process::lock::{self, LockError},
 };
 
-/// Loads and pins every program that an agent on this Node may use; pinned programs are kept.
+/// Loads and pins every program that an agent on this Node may need. Programs that are already pinned stay.
 ///
 /// # Errors
 ///
-/// As the agent: a missing capability or file system, or a kernel that is too old; and if an agent is running.
+/// If a capability or the bpffs is missing, the kernel is too old, or an agent is running.
 pub fn load(args: &LoadArgs) -> anyhow::Result<()> {
     if !preflight::rights().unwrap_or_default().perfmon {
-        return print("nothing to do: without CAP_PERFMON, the agent loads the same programs itself\n");
+        return print("skipped: without CAP_PERFMON this command gains nothing; the agent loads the programs itself\n");
     }
     let _lock = match lock::take() {
         Err(LockError::AlreadyRunning) => {
             bail!(
-                "load: an npl-agent runs on this Node and has loaded its programs: restart its Pod, whose init \
-                 container loads them"
+                "load: an npl-agent runs on this Node and has loaded its programs; restart its Pod, and the init container \
+                 loads them before the agent starts"
             )
         }
         taken => taken?,
     };
     let mut datapath = Datapath::open(&args.bpffs)?;
     let (loaded, refused): (Vec<_>, Vec<_>) = datapath.hooks.load_all().into_iter().partition(Result::is_ok);
-    // Not every kernel supports every program. The agent reports one that it needs.
-    refused.into_iter().filter_map(Result::err).for_each(|error| complain(&error.into()));
+    // Not every kernel supports every program. The agent fails later only if its flags need a refused one.
+    refused.into_iter().filter_map(Result::err).for_each(|error| report_error(&error.into()));
     let barriers = if datapath.hooks.are_unmitigated() { "without" } else { "with" };
-    print(&format!("{} programs loaded {barriers} the kernel's barriers against speculation\n", loaded.len()))
+    print(&format!("loaded {} programs, {barriers} the kernel's barriers against speculation\n", loaded.len()))
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent mappings`: the mappings and their counters.
+//! `npl-agent mappings`: the mappings of the datapath and their traffic counters.
 
 use serde::Serialize;
 
@@ -9,18 +9,18 @@ use crate::{
     datapath::{inspect::Inspection, tables::MappingRecord},
 };
 
-/// A mapping in the output. Ports are in host order; counters begin when the mapping is created.
+/// One mapping of the output. Ports are in host byte order; counters start when the mapping is created.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Shown {
+struct MappingRow {
     node_port: u16,
     protocol: &'static str,
     family: &'static str,
     pod_ip: String,
     pod_port: u16,
-    /// Whether only some sources are allowed.
+    /// Whether only the allowed sources may use the mapping.
     restricted: bool,
-    /// The allowed sources, if it is restricted.
+    /// Source ranges in CIDR notation; empty if the mapping is not restricted, or if no source is allowed.
     allowed_sources: Vec<String>,
     request_packets: u64,
     request_bytes: u64,
@@ -30,7 +30,7 @@ struct Shown {
     established_flows: u64,
 }
 
-impl From<&MappingRecord> for Shown {
+impl From<&MappingRecord> for MappingRow {
     fn from(record: &MappingRecord) -> Self {
         let MappingRecord { frontend, backend, sources, stats } = record;
         Self {
@@ -51,24 +51,24 @@ impl From<&MappingRecord> for Shown {
     }
 }
 
-/// Prints every mapping in the kernel.
+/// Prints every mapping of the datapath's maps.
 ///
 /// # Errors
 ///
-/// If the kernel cannot be read.
+/// If the maps cannot be read, or standard output cannot be written.
 pub fn show(args: &ViewArgs) -> anyhow::Result<()> {
-    let shown: Vec<Shown> = Inspection::read(&args.bpffs)?.mappings.iter().map(Shown::from).collect();
+    let rows: Vec<MappingRow> = Inspection::read(&args.bpffs)?.mappings.iter().map(MappingRow::from).collect();
     match args.output {
-        OutputFormat::Json => print_json(&shown),
-        OutputFormat::Table if shown.is_empty() => print("No mappings.\n"),
-        OutputFormat::Table => print(&as_table(&shown)),
+        OutputFormat::Json => print_json(&rows),
+        OutputFormat::Table if rows.is_empty() => print("No mappings.\n"),
+        OutputFormat::Table => print(&as_table(&rows)),
     }
 }
 
-fn as_table(shown: &[Shown]) -> String {
+fn as_table(rows: &[MappingRow]) -> String {
     let header =
         ["NODE PORT", "PROTOCOL", "FAMILY", "POD", "SOURCES", "REQUESTS", "REPLIES", "BYTES IN", "BYTES OUT", "FLOWS"];
-    let rows = shown.iter().map(|row| {
+    let cells = rows.iter().map(|row| {
         vec![
             row.node_port.to_string(),
             row.protocol.to_owned(),
@@ -82,11 +82,11 @@ fn as_table(shown: &[Shown]) -> String {
             row.established_flows.to_string(),
         ]
     });
-    table(&header, rows)
+    table(&header, cells)
 }
 
-/// The allowed sources; of a long list, the first one.
-fn sources(row: &Shown) -> String {
+/// The allowed sources of a mapping. Long lists are cut after the first range, so that the table stays readable.
+fn sources(row: &MappingRow) -> String {
     if !row.restricted {
         return "any".to_owned();
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The commands besides `run`, and the output of their results.
+//! The commands besides `run`: load the kernel programs, show and check the state of the Node, and clean up.
 
 pub mod cleanup;
 pub mod doctor;
@@ -14,13 +14,13 @@ use anyhow::Context as _;
 use comfy_table::{Table, presets::NOTHING};
 use serde::Serialize;
 
-/// Prints an error with its causes to standard error, on one line.
-pub fn complain(error: &anyhow::Error) {
-    // If this fails too, there is no other output.
+/// Prints an error and its causes on one line of standard error.
+pub fn report_error(error: &anyhow::Error) {
+    // A failed write to standard error cannot be reported anywhere else.
     drop(writeln!(io::stderr(), "npl-agent: {error:#}"));
 }
 
-/// Prints to standard output; a closed pipe is not an error.
+/// Prints to standard output. A closed pipe is not an error, since `head` and pagers close it early.
 fn print(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -30,12 +30,12 @@ fn print(text: &str) -> anyhow::Result<()> {
 }
 
 fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
-    let mut text = serde_json::to_string_pretty(value).context("write as JSON")?;
+    let mut text = serde_json::to_string_pretty(value).context("serialize the result as JSON")?;
     text.push('\n');
     print(&text)
 }
 
-/// A table without lines, as `kubectl` prints it.
+/// Formats columns without borders, as `kubectl` does.
 fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-agent status`: what is installed, where it is attached, and the counters.
+//! `npl-agent status`: whether the datapath is installed, where its programs are attached, and what they have counted.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,62 +19,65 @@ use crate::{
     process::lock,
 };
 
-/// Shown for a device that no longer exists.
+/// Shown instead of the name of a device that was removed.
 const GONE: &str = "(gone)";
 
-/// The datapath's state in the output.
+/// The output of the command.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Shown {
-    /// Whether an agent is running.
+struct Status {
+    /// Whether an agent is running now.
     agent_running: bool,
-    /// Whether anything is pinned.
+    /// Whether the datapath's maps are pinned.
     installed: bool,
     /// `tcx` or `clsact`.
     hooks: &'static str,
     abi: Option<u32>,
     port_range: Option<String>,
     node_addresses: Vec<String>,
-    devices: Vec<ShownDevice>,
-    /// Devices that clients may use and that the programs do not support.
+    devices: Vec<AttachedDevice>,
+    /// Devices that clients may use, but whose link-layer header the programs do not support.
     unsupported_devices: Vec<UnsupportedDevice>,
-    /// Addresses of Pods that packets are redirected to.
+    /// Addresses of Pods whose packets are redirected between devices and bypass the kernel stack.
     redirected_pods: BTreeSet<IpAddr>,
-    /// Whether only established flows are redirected.
+    /// Whether a flow is redirected only after the kernel stack has forwarded packets of it.
     is_offloading: bool,
-    /// `connect4`, `sendmsg6`, ….
+    /// Cgroup hooks with a program of NPL: `connect4`, `sendmsg6`, ….
     socket_hooks: Vec<&'static str>,
     mappings: usize,
-    /// How many of them allow only some sources.
+    /// Mappings with a list of allowed sources.
     restricted_mappings: usize,
+    /// Established conntrack entries of NPL.
     flows: usize,
-    /// The number of endpoints that the nftables guard exempts from masquerading; `None` without a guard.
+    /// Pod endpoints whose replies are exempt from masquerading; absent if the nftables table does not exempt any.
     guarded_endpoints: Option<usize>,
-    /// The connections that the nftables guard marks, so that replies leave by the interface of their request.
+    /// The connection marks that the nftables table sets, so that replies leave through the device of their request.
     connection_marks: Vec<String>,
-    /// Why the guard's table cannot be read.
+    /// Why nftables cannot be read; absent if it can.
     guard_refusal: Option<String>,
-    /// The names of the pinned programs, by their build.
+    /// The names of the pinned programs, by build.
     programs: BTreeMap<String, Vec<String>>,
     /// Packets by reason.
     reasons: BTreeMap<&'static str, u64>,
 }
 
+/// A device with programs of NPL.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct ShownDevice {
+struct AttachedDevice {
     name: String,
     ifindex: u32,
-    /// `ingress`, `egress`.
+    /// The hooks with a program: `ingress`, `egress`, ….
     attached: Vec<&'static str>,
-    /// Whether it leads to Pods; otherwise it leads to clients.
+    /// Whether the device is the next hop of redirected Pods. Other devices are uplinks, which clients use.
     leads_to_pods: bool,
-    /// `xdp` or `tc`: what translates its requests.
+    /// The program that translates requests from this device: `xdp` or `tc`.
     requests: &'static str,
-    /// Why; `None` before an agent has decided.
+    /// Why XDP or TC translates them; absent until an agent has recorded it.
     reason: Option<String>,
 }
 
+/// A device whose clients are not served.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct UnsupportedDevice {
@@ -83,22 +86,22 @@ struct UnsupportedDevice {
     reason: &'static str,
 }
 
-/// Prints the state of the kernel.
+/// Prints the state of the datapath, read from the kernel. No agent needs to run.
 ///
 /// # Errors
 ///
-/// If the kernel cannot be read.
+/// If the maps or the devices cannot be read, or standard output cannot be written.
 pub async fn show(args: &ViewArgs) -> anyhow::Result<()> {
     let inspection = Inspection::read(&args.bpffs)?;
     let devices = netlink::interfaces().await?;
-    let shown = Shown::new(&inspection, &devices, nft_guard::read_state());
+    let status = Status::new(&inspection, &devices, nft_guard::read_state());
     match args.output {
-        OutputFormat::Json => print_json(&shown),
-        OutputFormat::Table => print(&as_text(&shown, &inspection)),
+        OutputFormat::Json => print_json(&status),
+        OutputFormat::Table => print(&as_text(&status, &inspection)),
     }
 }
 
-impl Shown {
+impl Status {
     fn new(inspection: &Inspection, devices: &[Device], held: io::Result<TableState>) -> Self {
         let name = |ifindex: u32| devices.iter().find(|device| device.ifindex == ifindex).map(|it| it.name.clone());
         let leads_to_pods = |ifindex| inspection.redirected.values().any(|hop| hop.ifindex == ifindex);
@@ -107,7 +110,7 @@ impl Shown {
         let held = held.unwrap_or_default();
         let marked = |it: &Marking| {
             let device = name(it.ifindex).unwrap_or_else(|| GONE.to_owned());
-            format!("{} by {device}: {}", it.family, it.mark)
+            format!("{} from {device}: {}", it.family, it.mark)
         };
         Self {
             agent_running: lock::is_taken(),
@@ -119,7 +122,7 @@ impl Shown {
             devices: inspection
                 .links
                 .iter()
-                .map(|(ifindex, directions)| ShownDevice {
+                .map(|(ifindex, directions)| AttachedDevice {
                     name: name(*ifindex).unwrap_or_else(|| GONE.to_owned()),
                     ifindex: *ifindex,
                     attached: directions.iter().map(|direction| direction.as_str()).collect(),
@@ -147,7 +150,7 @@ impl Shown {
     }
 }
 
-/// Devices that an agent without `--devices` would choose, if the programs supported them.
+/// Devices that an agent without `--devices` would choose if the programs supported their link-layer header.
 fn unsupported(devices: &[Device], node_ips: &[IpAddr]) -> Vec<UnsupportedDevice> {
     let refusal = |device: &Device| {
         let reason = choose(device, &DeviceSelection::Auto, node_ips, false).err().filter(|it| it.is_unsupported())?;
@@ -156,35 +159,34 @@ fn unsupported(devices: &[Device], node_ips: &[IpAddr]) -> Vec<UnsupportedDevice
     devices.iter().filter_map(refusal).collect()
 }
 
-fn as_text(shown: &Shown, inspection: &Inspection) -> String {
-    if !shown.installed {
-        return "Nothing is installed: no agent has run on this Node, or `npl-agent cleanup` has removed its kernel \
-                state.\n"
+fn as_text(status: &Status, inspection: &Inspection) -> String {
+    if !status.installed {
+        return "NPL is not installed: no agent has run on this Node, or `npl-agent cleanup` has removed its state.\n"
             .to_owned();
     }
     let none = || "-".to_owned();
-    let agent = if shown.agent_running { "running" } else { "not running; mappings keep translating" };
+    let agent = if status.agent_running { "running" } else { "not running; existing mappings are still served" };
     let facts = [
         ("Agent", agent.to_owned()),
-        ("Hooks", shown.hooks.to_owned()),
-        ("Programs", programs(&shown.programs)),
-        ("ABI", shown.abi.map_or_else(none, |abi| abi.to_string())),
-        ("Port range", shown.port_range.clone().unwrap_or_else(none)),
-        ("Node addresses", shown.node_addresses.join(", ")),
-        ("Local clients", local_clients(&shown.socket_hooks)),
-        ("Mappings", format!("{} ({} restricted to allowed sources)", shown.mappings, shown.restricted_mappings)),
-        ("Flows", shown.flows.to_string()),
-        ("Forwarding", forwarding(shown)),
-        ("Guard", guard_of(shown)),
+        ("Hooks", status.hooks.to_owned()),
+        ("Programs", programs(&status.programs)),
+        ("ABI", status.abi.map_or_else(none, |abi| abi.to_string())),
+        ("Port range", status.port_range.clone().unwrap_or_else(none)),
+        ("Node addresses", status.node_addresses.join(", ")),
+        ("Local clients", local_clients(&status.socket_hooks)),
+        ("Mappings", format!("{} ({} for allowed sources only)", status.mappings, status.restricted_mappings)),
+        ("Flows", status.flows.to_string()),
+        ("Forwarding", forwarding(status)),
+        ("Guard", guard_of(status)),
     ];
     let facts: Vec<String> = facts.iter().map(|(name, value)| format!("{name:<16}{value}\n")).collect();
-    // Devices of Pods are summarized in the line on forwarding.
-    let devices = shown.devices.iter().filter(|device| !device.leads_to_pods).map(|device| {
+    // A Node has as many Pod devices as Pods. The Forwarding line gives their number.
+    let devices = status.devices.iter().filter(|device| !device.leads_to_pods).map(|device| {
         let reason = device.reason.clone().unwrap_or_else(none);
         let (ifindex, attached) = (device.ifindex.to_string(), device.attached.join(", "));
         vec![device.name.clone(), ifindex, attached, device.requests.to_owned(), reason]
     });
-    let unsupported = shown
+    let unsupported = status
         .unsupported_devices
         .iter()
         .map(|device| vec![device.name.clone(), device.ifindex.to_string(), none(), none(), device.reason.to_owned()]);
@@ -197,39 +199,40 @@ fn as_text(shown: &Shown, inspection: &Inspection) -> String {
     [facts.concat(), devices, reasons].join("\n")
 }
 
-/// The number of programs of each build; two builds while an agent replaces the programs of another one.
+/// The number of programs of each build. Two builds are present while an agent replaces the programs of another build.
 fn programs(builds: &BTreeMap<String, Vec<String>>) -> String {
     let shown: Vec<String> = builds.iter().map(|(build, names)| format!("{} of {build}", names.len())).collect();
     shown.join(", ")
 }
 
-/// How translated packets reach Pods.
-fn forwarding(shown: &Shown) -> String {
-    let pods = shown.redirected_pods.len();
+/// How translated packets reach the Pods.
+fn forwarding(status: &Status) -> String {
+    let pods = status.redirected_pods.len();
     if pods == 0 {
-        return "host's stack".to_owned();
+        return "through the kernel stack".to_owned();
     }
-    let devices = shown.devices.iter().filter(|device| device.leads_to_pods).count();
-    let how = if shown.is_offloading { "offloaded once established," } else { "redirected" };
-    format!("{how} to {pods} Pod addresses by {devices} devices; host's stack to all others")
+    let devices = status.devices.iter().filter(|device| device.leads_to_pods).count();
+    let how = if status.is_offloading { "offloaded once established," } else { "redirected" };
+    format!("{how} to {pods} Pod addresses through {devices} devices; through the kernel stack to all others")
 }
 
-/// What the nftables guard does.
-fn guard_of(shown: &Shown) -> String {
-    if let Some(refusal) = &shown.guard_refusal {
-        return format!("nftables cannot be read: {refusal}");
+/// What the nftables table does: exempt replies from masquerading, and mark connections for reply routing.
+fn guard_of(status: &Status) -> String {
+    if let Some(refusal) = &status.guard_refusal {
+        return format!("cannot read nftables: {refusal}");
     }
-    let endpoints = shown.guarded_endpoints.map(|count| format!("endpoints: {count}"));
-    let marks = Some(&shown.connection_marks).filter(|all| !all.is_empty());
-    let does: Vec<String> =
-        endpoints.into_iter().chain(marks.map(|all| format!("marks connections of {}", all.join(", ")))).collect();
-    if does.is_empty() {
-        return "none: see --nft-guard".to_owned();
+    let exemptions =
+        status.guarded_endpoints.map(|count| format!("exempts replies of {count} Pod endpoints from masquerading"));
+    let marks = Some(&status.connection_marks).filter(|all| !all.is_empty());
+    let marks = marks.map(|all| format!("marks connections ({})", all.join(", ")));
+    let effects: Vec<String> = exemptions.into_iter().chain(marks).collect();
+    if effects.is_empty() {
+        return "no nftables table: see --nft-guard".to_owned();
     }
-    format!("nftables table {}, {}", nft_guard::TABLE, does.join("; "))
+    format!("nftables table {}: {}", nft_guard::TABLE, effects.join("; "))
 }
 
-/// Whether clients on the Node and in its Pods are served.
+/// How clients on the Node itself and in its Pods are served.
 fn local_clients(hooks: &[&str]) -> String {
     if hooks.is_empty() { "not served: see --cgroup".to_owned() } else { format!("served by {}", hooks.join(", ")) }
 }

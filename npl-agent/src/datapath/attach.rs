@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! TC programs on devices.
+//! Attaches the TC programs to devices and detaches them.
 //!
-//! Since Linux 6.6, a program is a pinned TCX link ahead of other programs, and is replaced in place. Before, it is a
-//! filter of a clsact qdisc with NPL's priority and handle. Attaching is idempotent: it replaces an existing program,
-//! and restores one that another program has removed.
+//! On Linux 6.6 and newer, each program has a pinned TCX link at the head of the hook, which is updated in place. On
+//! older kernels, each program is a filter of a clsact qdisc with NPL's own priority and handle. Attaching is
+//! idempotent, so a program that other software removed is attached again.
 
 use std::{
     io,
@@ -39,10 +39,10 @@ use crate::core::devices::{
     redirect::Forwarding,
 };
 
-/// The handle of NPL's filters.
+/// Identifies NPL's filters among those of the same priority.
 const CLSACT_HANDLE: TcHandle = TcHandle::new(FILTER_HANDLE.0, FILTER_HANDLE.1);
 
-/// The programs and their pins.
+/// The loaded programs and their attachments.
 #[derive(Debug)]
 pub struct Hooks {
     pub(super) programs: Programs,
@@ -55,21 +55,21 @@ impl Hooks {
         Self { programs, pins, tcx: preflight::has_tcx() }
     }
 
-    /// Whether programs are TCX links (`tcx`) or filters (`clsact`).
+    /// How programs are attached: by BPF links (`tcx`) or by filters (`clsact`).
     pub const fn mechanism(&self) -> &'static str {
         if self.tcx { "tcx" } else { "clsact" }
     }
 
-    /// NPL's programs, on whatever device they are.
+    /// The ids of all programs that NPL has pinned, which identify NPL's programs on any device.
     pub fn own_programs(&self) -> OwnPrograms {
         OwnPrograms::read(&self.pins)
     }
 
-    /// Loads the programs that a value of `--forwarding` needs, so that a refusal is known at start.
+    /// Loads the programs of a forwarding mode, so that a kernel that refuses them ends the agent at start.
     ///
     /// # Errors
     ///
-    /// The kernel's refusal.
+    /// If the kernel refuses a program.
     pub fn prepare(&mut self, forwarding: Forwarding) -> Result<(), DatapathError> {
         let names: &[_] = match forwarding {
             Forwarding::Stack => &[],
@@ -79,35 +79,35 @@ impl Hooks {
         names.iter().try_for_each(|name| self.load_program(name).map(drop))
     }
 
-    /// Loads and pins every program that an agent on this Node may use; returns the name of each, or its error.
+    /// Loads and pins every program that an agent on this Node may need. Returns the name or the error of each program.
     pub fn load_all(&mut self) -> Vec<Result<&'static str, DatapathError>> {
         self.programs.load_all()
     }
 
-    /// Whether the programs have no barriers against speculation.
+    /// Whether the programs were loaded with `CAP_PERFMON` and have no speculation barriers.
     pub fn are_unmitigated(&self) -> bool {
         self.programs.are_unmitigated()
     }
 
-    /// Loads a program for a caller that runs it without a device.
+    /// Loads a program for a test run without a device.
     ///
     /// # Errors
     ///
-    /// If the object has no such program, or the kernel refuses it.
+    /// If the object has no program of this name, or the kernel refuses it.
     pub fn load_program(&mut self, name: &'static str) -> Result<&mut SchedClassifier, DatapathError> {
         self.programs.load_classifier(name)
     }
 
-    /// Loads the XDP program for a caller that runs it without a device.
+    /// Loads the XDP program for a test run without a device.
     ///
     /// # Errors
     ///
-    /// If the kernel refuses it.
+    /// If the kernel refuses the program.
     pub fn load_xdp_program(&mut self) -> Result<&mut Xdp, DatapathError> {
         self.programs.load_xdp().map(|(_, program)| program)
     }
 
-    /// The programs that devices carry now, of this agent or an earlier one.
+    /// The programs that this agent or an earlier one has attached to devices.
     ///
     /// # Errors
     ///
@@ -116,11 +116,11 @@ impl Hooks {
         Ok(AttachedPrograms { hooks: self.pins.links()?.into_iter().collect(), xdp: self.xdp_devices()? })
     }
 
-    /// Attaches a program to a hook of a device, or replaces the one of an earlier agent in its place.
+    /// Attaches a program to a hook of a device, or replaces the program of an earlier agent without a gap.
     ///
     /// # Errors
     ///
-    /// The kernel's refusal.
+    /// If the kernel refuses, or an `ingress` qdisc occupies the place of clsact.
     pub fn attach(
         &mut self,
         device: &Device,
@@ -131,7 +131,7 @@ impl Hooks {
             return self.attach_clsact(device, direction, program);
         }
         match self.attach_tcx(device, direction, program) {
-            // A kernel since 6.6 may be built without TCX.
+            // A kernel of a recent version may be built without TCX.
             Err(DatapathError::Attach { source, .. }) if is_unsupported(&source) => {
                 self.tcx = false;
                 self.attach_clsact(device, direction, program)
@@ -140,7 +140,7 @@ impl Hooks {
         }
     }
 
-    /// Detaches the program of a hook; the device may be gone.
+    /// Detaches the program of a hook. `device` is `None` if the device was removed.
     ///
     /// # Errors
     ///
@@ -152,13 +152,14 @@ impl Hooks {
         unpin(&self.pins.link(ifindex, direction))
     }
 
-    /// Frees the memory that loading took and, unless a device may still carry them, the programs of other builds.
+    /// Frees the memory of the program loader, and unpins the programs of other builds unless a device may still use
+    /// them.
     ///
     /// # Errors
     ///
-    /// If their pins cannot be removed.
+    /// If the pins of other builds cannot be removed.
     pub fn release_unused_programs(&mut self, are_others_used: bool) -> Result<(), DatapathError> {
-        self.programs.settle(are_others_used)
+        self.programs.release_unused(are_others_used)
     }
 
     fn attach_tcx(&mut self, device: &Device, direction: Direction, name: &'static str) -> Result<(), DatapathError> {
@@ -203,22 +204,23 @@ impl Hooks {
         });
         let link = id.and_then(|id| program.take_link(id)).map_err(attach_error(name, device))?;
         leave_attached(link);
-        // A filter has no pin. An empty folder in its place shows it to other commands and the next agent.
+        // A filter cannot be pinned. An empty folder records the attachment for `npl-agent status` and the next agent.
         let mark = self.pins.link(device.ifindex, side);
         std::fs::create_dir_all(&mark).map_err(|source| pin_error("create", &mark, source))
     }
 
-    /// An `ingress` qdisc takes the place of clsact, and would run filters for egress at ingress.
+    /// Refuses a device with an `ingress` qdisc: it occupies the place of clsact, and would run egress filters on
+    /// ingress packets.
     fn refuse_ingress_queue(&self, device: &Device) -> Result<(), DatapathError> {
         if !device.link.has_ingress_queue {
             return Ok(());
         }
-        // NPL's earlier filters were on a clsact qdisc that no longer exists.
+        // Filters of an earlier agent were removed together with their clsact qdisc.
         Direction::ALL.into_iter().try_for_each(|side| unpin(&self.pins.link(device.ifindex, side)))?;
         Err(DatapathError::IngressQueue { interface: device.name.clone() })
     }
 
-    /// Adds the clsact qdisc if there is none, and marks it as NPL's.
+    /// Adds a clsact qdisc if there is none, and records that NPL added it, so that cleanup removes it.
     fn ensure_clsact(&self, device: &Device, name: &'static str) -> Result<(), DatapathError> {
         match tc::qdisc_add_clsact(&device.name) {
             Ok(()) => {
@@ -231,13 +233,13 @@ impl Hooks {
     }
 }
 
-/// Programs that rewrite packets run ahead of others. The one that records what the host's stack has forwarded runs
-/// after others, which may drop packets.
+/// Whether the program of a hook runs after those of other software. Programs that translate run first, so that other
+/// software sees translated packets; the program that observes which packets the stack forwards runs last.
 const fn is_last(direction: Direction) -> bool {
     matches!(direction, Direction::ToPods)
 }
 
-/// The TCX hook.
+/// The TCX hook of a direction.
 const fn hook(direction: Direction) -> bpf_attach_type {
     match direction {
         Direction::Ingress => bpf_attach_type::BPF_TCX_INGRESS,
@@ -249,12 +251,12 @@ const fn priority(direction: Direction) -> u16 {
     if is_last(direction) { attachments::LAST } else { attachments::FIRST }
 }
 
-/// NPL's filter, whether it exists or not.
+/// A handle to NPL's filter of a direction, which may be absent.
 fn filter(interface: &str, direction: Direction) -> io::Result<SchedClassifierLink> {
     SchedClassifierLink::attached(interface, attach_type(direction), priority(direction), CLSACT_HANDLE, None)
 }
 
-/// Detaches NPL's filter, and returns whether it existed.
+/// Removes NPL's filter of a direction. Returns whether it existed.
 pub(super) fn detach_filter(interface: &str, direction: Direction) -> bool {
     filter(interface, direction).is_ok_and(|link| link.detach().is_ok())
 }
@@ -266,8 +268,8 @@ pub(super) const fn attach_type(direction: Direction) -> TcAttachType {
     }
 }
 
-/// Replaces the program of a link, unless the link already has it; returns whether the program is on the device then. A
-/// link is useless if its device is removed or moved to another namespace, or if it is of another kind.
+/// Updates a link to the program, unless the link has it already. Returns false if the link cannot serve the device:
+/// the device was removed or moved to another network namespace, or the link is of another hook.
 fn replace(
     link: &OwnedFd,
     program: &SchedClassifier,
@@ -286,11 +288,11 @@ fn replace(
             replaced => replaced?,
         }
     }
-    // A link has a device index only, of whatever network namespace the device is in.
+    // The link info has the ifindex but not the network namespace, so a moved device could look like a local one.
     Ok(sys::programs_on(ifindex, hook).map_or(true, |programs| programs.contains(&id)))
 }
 
-/// Releases a filter without detaching it: aya detaches what is dropped, except what has become a link.
+/// Forgets a filter without detaching it. aya detaches a dropped link, but not one whose conversion has failed.
 fn leave_attached(link: SchedClassifierLink) {
     drop(FdLink::try_from(link));
 }
@@ -303,7 +305,7 @@ fn is_unsupported(error: &ProgramError) -> bool {
     matches!(os_error(error), Some(libc::EINVAL | libc::EOPNOTSUPP))
 }
 
-/// Converts the error of a system call on a program.
+/// Converts the error of a system call to an error of an operation on a program.
 pub(super) fn failed(call: &'static str) -> impl FnOnce(io::Error) -> ProgramError {
     move |io_error| ProgramError::SyscallError(SyscallError { call, io_error })
 }

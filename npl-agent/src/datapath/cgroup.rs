@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Finds the cgroup that holds all processes of the Node.
+//! Finds the cgroup v2 folder whose processes are served as local clients.
 
 use std::{
     fs,
@@ -12,21 +12,21 @@ use super::error::DatapathError;
 
 /// The mounts that this process sees.
 const MOUNTS: &str = "/proc/self/mountinfo";
-/// Where systemd mounts the cgroup v2 hierarchy beside those of version 1.
+/// The folder in which systemd mounts the cgroup v2 hierarchy next to those of version 1.
 const BESIDE_VERSION_1: &str = "unified";
 
-/// `--cgroup`: the clients whose sockets may use mappings.
+/// The local clients to serve: processes whose sockets are connected to Pods directly.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CgroupSelection {
-    /// All processes: the root of the cgroup v2 hierarchy.
+    /// All processes of the Node: the agent finds the root of the cgroup v2 hierarchy.
     Auto,
-    /// None.
+    /// No local clients.
     None,
-    /// The processes of this cgroup and all below it.
+    /// The processes in this cgroup and its descendants.
     Directory(PathBuf),
 }
 
-/// The directory of the selected cgroup.
+/// The folder of the selected cgroup; `None` if no local clients are selected.
 pub(super) fn locate(selection: &CgroupSelection) -> Result<Option<PathBuf>, DatapathError> {
     match selection {
         CgroupSelection::None => Ok(None),
@@ -39,21 +39,21 @@ pub(super) fn locate(selection: &CgroupSelection) -> Result<Option<PathBuf>, Dat
     }
 }
 
-/// Where the root of the cgroup v2 hierarchy is mounted, or else the largest part of it.
+/// The mount point that shows the largest part of the cgroup v2 hierarchy.
 pub fn hierarchy() -> Option<PathBuf> {
     let table = fs::read_to_string(MOUNTS).unwrap_or_default();
     roots(&table).into_iter().find(|candidate| is_cgroup2(candidate))
 }
 
-/// Another mount may hide this one, so the path is checked too.
+/// Checks the file system itself, since a later mount may hide one that the mount table lists.
 fn is_cgroup2(path: &Path) -> bool {
     statfs(path).is_ok_and(|stat| stat.filesystem_type() == CGROUP2_SUPER_MAGIC)
 }
 
-/// The mount points of the cgroup v2 hierarchy, those of its largest parts first.
+/// The mount points of the cgroup v2 hierarchy, those that show a larger part of it first.
 ///
-/// In a container, the kernel shows the root of a mount relative to the container's cgroup: that is `/` for its own,
-/// and `/../..` for the Node's.
+/// In a container, the kernel reports the root of a mount relative to the container's own cgroup: `/` is the
+/// container's cgroup, and the Node's root is `/../..`, with one `/..` for each level.
 fn roots(table: &str) -> Vec<PathBuf> {
     let mut found: Vec<(&str, &str)> = table.lines().filter_map(cgroup2_mount).collect();
     let rank = |root: &str| (usize::MAX - root.matches("/..").count(), root.len());
@@ -61,7 +61,7 @@ fn roots(table: &str) -> Vec<PathBuf> {
     found.into_iter().map(|(_, point)| PathBuf::from(point)).collect()
 }
 
-/// Root and mount point of a line, if it is a cgroup v2 mount.
+/// Root and mount point of a line of the mount table, if it is a cgroup v2 mount.
 fn cgroup2_mount(line: &str) -> Option<(&str, &str)> {
     let (left, right) = line.split_once(" - ")?;
     let mut fields = left.split(' ').skip(3);
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn hierarchy_beside_version_1_is_found() {
+    fn a_hierarchy_next_to_version_1_is_found() {
         let table = "31 24 0:27 / /sys/fs/cgroup ro - tmpfs tmpfs ro\n\
                      32 31 0:28 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory\n\
                      33 31 0:29 / /sys/fs/cgroup/unified rw,relatime shared:10 - cgroup2 cgroup2 rw\n";
@@ -87,21 +87,21 @@ mod tests {
     }
 
     #[test]
-    fn in_a_container_the_nodes_root_comes_before_its_own() {
+    fn in_a_container_the_nodes_root_precedes_the_containers_cgroup() {
         let table = "900 890 0:29 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n\
                      901 880 0:29 /../../.. /host/cgroup ro master:4 - cgroup2 cgroup rw\n";
         assert_eq!(points(table), [PathBuf::from("/host/cgroup"), PathBuf::from("/sys/fs/cgroup")]);
     }
 
     #[test]
-    fn a_part_of_the_hierarchy_comes_after_the_whole() {
+    fn the_whole_hierarchy_precedes_a_part_of_it() {
         let table = "40 30 0:29 /system.slice /mnt/part rw - cgroup2 cgroup2 rw\n\
                      41 30 0:29 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
         assert_eq!(points(table), [PathBuf::from("/sys/fs/cgroup"), PathBuf::from("/mnt/part")]);
     }
 
     #[test]
-    fn version_1_alone_has_none() {
+    fn version_1_alone_has_no_version_2_mount() {
         assert!(points("32 31 0:28 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\nno mount\n").is_empty());
     }
 }

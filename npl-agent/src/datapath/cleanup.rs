@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Removes everything that any agent has created in the kernel, and nothing else.
+//! Removes all kernel state that agents of any version have created, and nothing that belongs to other software.
 
 use std::{
     fs, io,
@@ -19,31 +19,28 @@ use crate::{
     nft_guard,
 };
 
-/// What was removed.
+/// The removed kernel state.
 #[derive(Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Removed {
-    /// Pinned maps, programs and links.
+    /// Paths of pinned maps, programs and links.
     pub pins: Vec<PathBuf>,
-    /// Devices whose TC filters of NPL were removed.
+    /// Names of devices from which NPL's TC filters were removed.
     pub filters: Vec<String>,
-    /// Devices whose clsact qdisc of NPL was empty and removed.
+    /// Names of devices from which NPL's clsact qdisc was removed.
     pub qdiscs: Vec<String>,
-    /// nftables tables.
+    /// Family and name of nftables tables.
     pub tables: Vec<String>,
 }
 
-/// Removes filters and qdiscs, then the pins of every ABI version. The kernel detaches a link whose pin is removed.
+/// Removes XDP links, filters, qdiscs and the nftables table, then every pin of every ABI version. The kernel detaches
+/// a link when its pin is removed.
 ///
-/// Continues after a failure.
-///
-/// # Errors
-///
-/// All failures.
+/// A failed step does not prevent the following ones. All errors are returned.
 pub async fn remove_everything(bpffs: &Path) -> (Removed, Vec<CleanupError>) {
     let pins = Pins::new(bpffs);
     let mut removed = Removed::default();
     let mut errors = Vec::new();
-    // XDP first: no request may be translated whose reply is not.
+    // XDP first: a request that XDP translates needs the TC program on egress for its reply.
     match pins.xdp_links() {
         Ok(links) => {
             for pin in links.into_iter().map(|ifindex| pins.xdp_link(ifindex)) {
@@ -86,30 +83,31 @@ pub async fn remove_everything(bpffs: &Path) -> (Removed, Vec<CleanupError>) {
     (removed, errors)
 }
 
-/// Something that could not be removed.
+/// State that could not be removed.
 #[derive(Debug, thiserror::Error)]
 pub enum CleanupError {
-    /// A pin.
+    /// A pin could not be removed.
     #[error(transparent)]
     Datapath(#[from] DatapathError),
-    /// A device.
+    /// Devices could not be listed, or a qdisc could not be removed.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
-    /// The nftables table.
-    #[error("remove the nftables guard")]
+    /// The nftables table could not be removed.
+    #[error("remove nftables table {}", nft_guard::TABLE)]
     Guard(#[source] io::Error),
 }
 
-/// Detaches NPL's filters from a device, by program name and by handle; returns whether there were any.
+/// Removes NPL's filters from a device, by the names of the programs and by priority and handle. Returns whether there
+/// were any.
 fn detach_filters(interface: &str) -> bool {
     let mut found = false;
     for direction in Direction::ALL {
         for name in PROGRAMS {
-            // A device without the qdisc or the filter answers with an error.
+            // The kernel answers with an error if the device has no clsact qdisc or no such filter.
             let result: Result<(), TcError> = tc::qdisc_detach_program(interface, attach_type(direction), name);
             found |= result.is_ok();
         }
-        // A filter of a pinned program may have no name.
+        // A program that was loaded without a name can only be found by priority and handle.
         found |= detach_filter(interface, direction);
     }
     found

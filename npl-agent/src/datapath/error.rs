@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Errors between the agent and the kernel, one sentence each.
+//! Errors of the datapath, each with its effect or remedy.
 
 use std::{io, path::PathBuf};
 
@@ -14,99 +14,99 @@ use crate::core::{devices::HAS_INGRESS_QUEUE, model::Frontend};
 /// A failed operation on the datapath.
 #[derive(Debug, thiserror::Error)]
 pub enum DatapathError {
-    /// The build has no kernel object.
+    /// The agent was built without a kernel object.
     #[error("this npl-agent was built without its kernel programs: build it with `cargo xtask build`")]
     NoObject,
-    /// The kernel is too old.
-    #[error("kernel {found} is too old: npl-agent needs {needed} or newer")]
+    /// The kernel is older than the oldest supported one.
+    #[error("kernel {found} is too old: npl-agent needs Linux {needed} or newer")]
     KernelTooOld {
         /// The running kernel's release.
         found: String,
         /// The oldest supported release.
         needed: &'static str,
     },
-    /// A capability is missing.
+    /// The agent lacks a capability.
     #[error(
         "missing capability {0}: run npl-agent as uid 0 with CAP_BPF and CAP_NET_ADMIN (deploy/npl.yaml grants both)"
     )]
     MissingCapability(&'static str),
-    /// The verifier needs `CAP_PERFMON`.
+    /// The kernel's verifier needs `CAP_PERFMON` for programs that newer kernels accept without it.
     #[error(
-        "this kernel rejects the programs of an agent without CAP_PERFMON, as Linux before 6.6 does: add PERFMON \
-         to its capabilities in deploy/npl.yaml, or run a newer kernel"
+        "the kernel's verifier refuses the programs without CAP_PERFMON, as kernels before Linux 6.6 do: keep the init \
+         container of deploy/npl.yaml, add PERFMON to the agent's capabilities, or run Linux 6.6 or newer"
     )]
     NeedsPerfmon,
-    /// No BPF file system is mounted at the path.
+    /// The path of `--bpffs` is not a bpffs.
     #[error(
         "{path} is not a BPF file system: mount one there (`mount -t bpf bpf {path}`) or name another with --bpffs",
         path = .0.display()
     )]
     NoBpffs(PathBuf),
-    /// Some maps are pinned and others not.
+    /// Only a part of the maps is pinned.
     #[error(
-        "{path} is missing, but other maps exist: an agent is starting, a cleanup is running, or this npl-agent is \
-         of another version than the running agent; try again",
+        "{path} is missing, but other maps are pinned: an agent is starting, a cleanup is running, or this npl-agent has \
+         another version than the agent of this Node; run the command again, with the agent's version",
         path = .0.display()
     )]
     Incomplete(PathBuf),
-    /// Another program has removed or replaced a pin.
+    /// A pin of a running agent was removed or replaced.
     #[error(
-        "{path} no longer belongs to this agent: another program has removed or replaced the pin; restart the \
-         agent to restore it",
+        "{path} was removed or replaced while this agent was running: the agent ends, and its restart recreates the pins; \
+         find the software that changes this folder",
         path = .0.display()
     )]
     PinLost(PathBuf),
-    /// A file operation on the BPF file system failed.
+    /// A file operation on the bpffs failed.
     #[error("{operation} {path}", path = .path.display())]
     Pin {
-        /// The verb.
+        /// The verb, such as `remove`.
         operation: &'static str,
         /// The pin.
         path: PathBuf,
-        /// The system's answer.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// The object did not load.
+    /// The maps of the object could not be created or opened.
     #[error("load the kernel programs")]
     Load(#[source] EbpfError),
     /// The object could not be parsed.
-    #[error("read the embedded kernel object")]
+    #[error("parse the embedded kernel object")]
     Parse(#[source] aya_obj::ParseError),
-    /// One program did not load.
+    /// The kernel refused a program.
     #[error("load program {name}")]
     LoadProgram {
-        /// Its name.
+        /// The program.
         name: &'static str,
-        /// The verifier's or the kernel's answer.
+        /// The kernel's error with the verifier's log.
         #[source]
         source: Box<ProgramError>,
     },
-    /// The object lacks a program or map that the agent knows.
-    #[error("the kernel object has no {0}: build agent and object together with `cargo xtask build`")]
+    /// The object lacks a program or map that the agent needs.
+    #[error("the kernel object has no {0}: agent and object are of different builds")]
     Missing(&'static str),
     /// A pinned map could not be opened.
     #[error("open map {name}")]
     OpenMap {
-        /// Its name.
+        /// The map.
         name: &'static str,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: MapError,
     },
     /// A map could not be read or written.
     #[error("{operation} map {name}")]
     Map {
-        /// The verb.
+        /// The verb: `read` or `write`.
         operation: &'static str,
         /// The map.
         name: &'static str,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: MapError,
     },
-    /// The mapping's addresses are of another family than its frontend.
-    #[error("mapping {0} has an address of another family")]
+    /// A mapping has a Pod address or source range of the other IP family.
+    #[error("mapping {0} has an address of the other IP family")]
     WrongFamily(Frontend),
     /// A program could not be attached.
     #[error("attach {program} to {interface}")]
@@ -115,11 +115,11 @@ pub enum DatapathError {
         program: &'static str,
         /// The device's name.
         interface: String,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: Box<ProgramError>,
     },
-    /// An ingress qdisc takes the place of clsact, and has no egress hook.
+    /// An `ingress` qdisc occupies the place of clsact, and has no egress hook.
     #[error(
         "{interface} {HAS_INGRESS_QUEUE} (`tc qdisc del dev {interface} ingress`, `tc qdisc add dev {interface} clsact`)"
     )]
@@ -127,23 +127,24 @@ pub enum DatapathError {
         /// The device's name.
         interface: String,
     },
-    /// No cgroup v2 hierarchy.
+    /// The agent sees no cgroup v2 hierarchy.
     #[error(
-        "no cgroup v2 hierarchy is mounted here: mount one (`mount -t cgroup2 cgroup2 DIR`) and name it with --cgroup"
+        "no cgroup v2 hierarchy is mounted here: mount one (`mount -t cgroup2 cgroup2 DIR`) and give its folder with \
+         --cgroup, or give --cgroup none"
     )]
     NoCgroup2,
-    /// The path is not in a cgroup v2 hierarchy.
+    /// The folder of `--cgroup` is not in a cgroup v2 hierarchy.
     #[error(
-        "{path} is not in a cgroup v2 hierarchy: name the folder where one is mounted with --cgroup, or none",
+        "{path} is not in a cgroup v2 hierarchy: give --cgroup the folder where one is mounted, or none",
         path = .0.display()
     )]
     NotCgroup2(PathBuf),
     /// The cgroup could not be opened.
     #[error("open cgroup {path}", path = .path.display())]
     OpenCgroup {
-        /// Its directory.
+        /// The folder of the cgroup.
         path: PathBuf,
-        /// The system's answer.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -152,49 +153,50 @@ pub enum DatapathError {
     AttachCgroup {
         /// The program.
         program: &'static str,
-        /// The cgroup's directory.
+        /// The folder of the cgroup.
         cgroup: PathBuf,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: Box<ProgramError>,
     },
-    /// A link could not be opened or taken.
+    /// An operation on a link failed.
     #[error("{operation} the link of {program} on {interface}")]
     Link {
-        /// The verb.
+        /// The verb, such as `open`.
         operation: &'static str,
         /// The program.
         program: &'static str,
         /// The device's name.
         interface: String,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: LinkError,
     },
 }
 
 impl DatapathError {
-    /// Replaces a refusal of the verifier that `CAP_PERFMON` would likely prevent.
+    /// Replaces a refusal of the verifier by [`Self::NeedsPerfmon`] if the agent lacks `CAP_PERFMON`.
     pub(crate) fn or_missing_perfmon(self) -> Self {
         let has_perfmon = caps::has_cap(None, caps::CapSet::Effective, caps::Capability::CAP_PERFMON);
         if self.is_verifier_refusal() && matches!(has_perfmon, Ok(false)) { Self::NeedsPerfmon } else { self }
     }
 
-    /// Whether the verifier rejected the program, rather than the kernel lacking a feature or a permission.
+    /// Whether the verifier refused a program as unsafe. Other refusals mean that the kernel lacks a feature or a
+    /// permission.
     pub(crate) fn is_verifier_refusal(&self) -> bool {
         let Self::LoadProgram { source, .. } = self else { return false };
         let ProgramError::LoadError { io_error, .. } = &**source else { return false };
         io_error.raw_os_error() == Some(libc::EACCES)
     }
 
-    /// The effect on traffic, for the log.
+    /// The effect on traffic of an error during the application of a device plan, as a log message.
     pub(crate) fn effect(&self) -> &'static str {
         if self.is_of_device() {
-            "a device does not carry the programs: clients that reach the Node by it are not served, all others are"
+            "programs cannot be attached to a device: its clients are not served, other devices are; the agent tries again"
         } else if self.is_full() {
-            "a map is full: packets of the Pods or uplinks that do not fit take the host's stack"
+            "a map is full: packets that need a missing entry take the kernel stack"
         } else {
-            "the datapath does not yet match the Node's devices; the agent tries again"
+            "the datapath does not match the Node's devices yet; the agent tries again"
         }
     }
 
@@ -210,7 +212,7 @@ impl DatapathError {
         )
     }
 
-    /// Whether the device was removed while programs were attached to it.
+    /// Whether attaching failed because the device was removed meanwhile.
     pub(crate) fn is_of_gone_device(&self) -> bool {
         let Self::Attach { source, .. } = self else { return false };
         let code = if let ProgramError::SyscallError(error) = &**source {
@@ -225,14 +227,14 @@ impl DatapathError {
         matches!(code, Some(libc::ENODEV | libc::ENXIO))
     }
 
-    /// Whether a map is full.
+    /// Whether a map has no room for another element.
     pub(crate) fn is_full(&self) -> bool {
         let Self::Map { source: MapError::SyscallError(error), .. } = self else { return false };
-        // Hash maps return the first, tries the second.
+        // E2BIG comes from a hash map, ENOSPC from an LPM trie.
         matches!(error.io_error.raw_os_error(), Some(libc::E2BIG | libc::ENOSPC))
     }
 
-    /// Converts the error of a map operation.
+    /// Converts the error of an operation (`read` or `write`) on a map.
     pub(crate) const fn map(operation: &'static str, name: &'static str) -> impl FnOnce(MapError) -> Self {
         move |source| Self::Map { operation, name, source }
     }
@@ -246,22 +248,22 @@ mod tests {
 
     use super::DatapathError;
 
-    fn answer(code: i32) -> SyscallError {
+    fn syscall_error(code: i32) -> SyscallError {
         SyscallError { call: "bpf", io_error: io::Error::from_raw_os_error(code) }
     }
 
     #[test]
-    fn a_refusal_is_distinguished_from_a_full_map_and_a_removed_device() {
+    fn a_refused_attachment_a_full_map_and_a_removed_device_are_distinguished() {
         let attach = |code| {
-            let source = Box::new(ProgramError::SyscallError(answer(code)));
+            let source = Box::new(ProgramError::SyscallError(syscall_error(code)));
             DatapathError::Attach { program: "npl_rd_pods", interface: "veth1".to_owned(), source }
         };
         assert!(attach(libc::ENODEV).is_of_gone_device() && !attach(libc::EPERM).is_of_gone_device());
-        let map = |code| DatapathError::map("write", "npl_nexthop_v4")(MapError::SyscallError(answer(code)));
+        let map = |code| DatapathError::map("write", "npl_nexthop_v4")(MapError::SyscallError(syscall_error(code)));
         for (error, effect) in [
-            (attach(libc::EPERM), "a device does not carry the programs"),
+            (attach(libc::EPERM), "programs cannot be attached to a device"),
             (map(libc::E2BIG), "a map is full"),
-            (map(libc::ENOMEM), "the datapath does not yet match"),
+            (map(libc::ENOMEM), "the datapath does not match the Node's devices"),
         ] {
             assert!(error.effect().starts_with(effect), "{error}");
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The maps that each family has, behind a trait for both.
+//! The maps of one IP family, behind a trait that hides the family's key and value types.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,17 +32,17 @@ use crate::core::{
     model::{Backend, Frontend, NodePort, Protocol, sources::SourceRange},
 };
 
-/// The number of writes that clear the lookup cache.
+/// Number of batches in which the lookup cache is cleared, to bound the memory of a batch.
 const LOOKUP_CACHE_PARTS: u32 = 16;
 
-/// The value of a mapping, with the index of its counters.
+/// The value of a mapping: its backend, and the index of its counters in `npl_stats`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) backend: Backend,
     pub(super) stats_index: u32,
 }
 
-/// The Pod's endpoint, which sends the replies.
+/// The Pod endpoint that sends the replies of a mapping: Pod address, port in host byte order, IP protocol number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Sender {
     pub(super) pod_ip: IpAddr,
@@ -50,57 +50,60 @@ pub(super) struct Sender {
     pub(super) protocol: u8,
 }
 
-/// The maps of one family.
+/// Operations on the maps of one IP family. Each fails if the kernel refuses the operation.
 pub(super) trait FamilyMaps: Send {
-    /// Every mapping. Those of an unknown protocol belong to a later version's agent, and are left alone.
+    /// Every mapping. Mappings of an unknown protocol belong to a newer agent and are ignored.
     fn mappings(&self) -> Result<Vec<(Frontend, Entry)>, DatapathError>;
     fn set_mapping(&mut self, frontend: Frontend, entry: &Entry) -> Result<(), DatapathError>;
-    /// Writes several mappings in one call. After an error, some may be written.
+    /// Writes many mappings in one call. After an error, some may have been written.
     fn set_mappings(&mut self, entries: &BTreeMap<Frontend, Entry>) -> Result<(), DatapathError>;
     fn remove_mapping(&mut self, frontend: Frontend) -> Result<(), DatapathError>;
-    /// Clears the lookup cache of mappings.
+    /// Clears the cached mappings of the programs.
     fn clear_lookup_cache(&mut self) -> Result<(), DatapathError>;
 
-    /// Every allowed source with its frontend. Those of an unknown protocol are left alone.
+    /// Every allowed source and its frontend. Entries of an unknown protocol are ignored.
     fn sources(&self) -> Result<Vec<(Frontend, SourceRange)>, DatapathError>;
     fn allow_source(&mut self, frontend: Frontend, range: SourceRange) -> Result<(), DatapathError>;
-    fn forget_source(&mut self, frontend: Frontend, range: SourceRange) -> Result<(), DatapathError>;
+    fn remove_source(&mut self, frontend: Frontend, range: SourceRange) -> Result<(), DatapathError>;
 
     fn endpoints(&self) -> Result<Vec<(Sender, Endpoint)>, DatapathError>;
     fn set_endpoint(&mut self, sender: Sender, value: Endpoint) -> Result<(), DatapathError>;
-    /// Writes several endpoints in one call. After an error, some may be written.
+    /// Writes many endpoints in one call. After an error, some may have been written.
     fn set_endpoints(&mut self, endpoints: &BTreeMap<Sender, Endpoint>) -> Result<(), DatapathError>;
     fn remove_endpoint(&mut self, sender: Sender) -> Result<(), DatapathError>;
 
-    /// The number of connection tracking entries.
+    /// Number of established conntrack entries.
     fn flow_count(&self) -> Result<usize, DatapathError>;
-    /// Removes the connection tracking entries of these endpoints.
+    /// Removes the conntrack entries of these Pod endpoints.
     fn remove_flows(&mut self, senders: &BTreeSet<Sender>) -> Result<(), DatapathError>;
-    /// The Pod addresses and ports in the socket reverse NAT map.
+    /// The Pod addresses and ports (host byte order) of all socket reverse NAT entries.
     fn socket_rnat_pods(&self) -> Result<BTreeSet<(IpAddr, u16)>, DatapathError>;
     /// Removes the socket reverse NAT entries of these Pod addresses and ports.
     fn remove_socket_rnat(&mut self, pods: &BTreeSet<(IpAddr, u16)>) -> Result<(), DatapathError>;
-    /// Removes the connection tracking entries that have expired at this time, and returns their number.
+    /// Removes the conntrack entries that have expired at `now`, a time of the kernel's monotonic clock. Returns their
+    /// number.
     fn remove_expired_flows(&mut self, now: Duration) -> Result<usize, DatapathError>;
 
-    /// Records a scan of the half-open entries, removes expired ones, and returns their number.
+    /// Clears the half-open entries that `expiry` finds expired. Returns their number.
     fn remove_expired_half_open(&mut self, expiry: &mut HalfOpenExpiry) -> Result<usize, DatapathError>;
 
-    /// Removes the half-open entries whose address index is not among these.
-    fn forget_indexes_but(&mut self, used: &BTreeSet<u32>) -> Result<(), DatapathError>;
+    /// Clears the half-open entries whose node address has an index outside of `used`.
+    fn clear_half_open_except(&mut self, used: &BTreeSet<u32>) -> Result<(), DatapathError>;
 
-    /// When a datagram last arrived at a node port without a mapping, in the unit of [`npl_common::fragment::time`];
-    /// zero if never.
+    /// Time of the last datagram to a node port without a mapping, in the unit of [`npl_common::fragment::time`]; zero
+    /// if there was none.
     fn last_unmapped(&self, port: NodePort) -> Result<u64, DatapathError>;
     fn set_last_unmapped(&mut self, port: NodePort, time: u64) -> Result<(), DatapathError>;
 
-    /// The Node's addresses with their indexes.
+    /// The node addresses and their indexes.
     fn local_addresses(&self) -> Result<BTreeMap<IpAddr, u32>, DatapathError>;
+    /// Adds a node address under an index outside of `used`. Returns the index; `None` if the map is full or the
+    /// address is of the other family.
     fn add_local_address(&mut self, addr: IpAddr, used: &BTreeSet<u32>) -> Result<Option<u32>, DatapathError>;
     fn remove_local_address(&mut self, addr: IpAddr, index: u32) -> Result<(), DatapathError>;
 }
 
-/// The maps of a family, opened by their pins.
+/// The pinned maps of an IP family.
 pub(super) struct Maps<L: Layout> {
     local: HashMap<MapData, L::Local, LocalAddress>,
     local_index: Array<MapData, L::Local>,
@@ -130,7 +133,7 @@ impl<L: Layout> Maps<L> {
         })
     }
 
-    /// Calls `look` for every connection tracking entry that exists during the whole scan.
+    /// Calls `look` with every conntrack entry that exists during the whole call; others may be missed.
     fn read_flows(&self, mut look: impl FnMut(&L::FlowKey, &L::Flow)) -> Result<(), DatapathError> {
         let look_at_all =
             |keys: &[L::FlowKey], flows: &[L::Flow]| keys.iter().zip(flows).for_each(|(key, flow)| look(key, flow));
@@ -138,21 +141,21 @@ impl<L: Layout> Maps<L> {
         read.map_err(MapError::from).map_err(DatapathError::map("read", L::FLOW))
     }
 
-    /// Gives `work` access to the memory of the half-open entries, which the programs change at the same time.
+    /// Maps the half-open slots into memory and passes them to `work`. The programs change them at the same time.
     fn with_slots<T>(&self, work: impl FnOnce(&[AtomicU64]) -> T) -> Result<T, DatapathError> {
         let done = sys::with_words(self.half_open.map().fd().as_fd(), half_open::WORDS as usize, work);
         done.map_err(MapError::from).map_err(DatapathError::map("read", L::HALF_OPEN))
     }
 
-    /// Calls `look` for every socket reverse NAT entry.
+    /// Calls `look` with the key of every socket reverse NAT entry.
     fn read_socket_rnat(&self, mut look: impl FnMut(&L::SocketRnatKey)) -> Result<(), DatapathError> {
-        let read = sys::read_parts(self.socket_rnat.map().fd().as_fd(), |keys, _peers: &[L::SocketRnat]| {
-            keys.iter().for_each(&mut look);
+        let read = sys::read_parts(self.socket_rnat.map().fd().as_fd(), |keys, _values: &[L::SocketRnat]| {
+            keys.iter().for_each(&mut look)
         });
         read.map_err(MapError::from).map_err(DatapathError::map("read", L::SOCKET_RNAT))
     }
 
-    /// Removes a connection tracking entry, if it still exists.
+    /// Removes a conntrack entry if it still exists.
     fn remove_flow(&mut self, key: &L::FlowKey) -> Result<(), DatapathError> {
         tolerate_missing(self.flow.remove(key)).map_err(DatapathError::map("write", L::FLOW))
     }
@@ -188,7 +191,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
 
     fn clear_lookup_cache(&mut self) -> Result<(), DatapathError> {
         let fd = self.lookup_cache.map().fd().as_fd();
-        // In several writes that share one buffer, to save memory.
+        // In batches, so that the memory of one batch is reused by the next.
         (0..LOOKUP_CACHE_PARTS).try_for_each(|part| {
             let elements: Vec<_> = (part..CACHED_MAPPINGS)
                 .step_by(LOOKUP_CACHE_PARTS as usize)
@@ -202,7 +205,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         let mut sources = Vec::new();
         for key in self.allow.keys() {
             let key = key.map_err(DatapathError::map("read", L::ALLOW))?;
-            let (frontend, first) = L::source_end(&key.data());
+            let (frontend, first) = L::split_source(&key.data());
             let length = key.prefix_len().checked_sub(FRONTEND_BITS).and_then(|length| u8::try_from(length).ok());
             let range = length.and_then(|length| SourceRange::new(first, length));
             sources.extend(self::frontend::<L>(frontend).zip(range));
@@ -215,7 +218,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         self.allow.insert(&key, ALLOWED, 0).map_err(DatapathError::map("write", L::ALLOW))
     }
 
-    fn forget_source(&mut self, frontend: Frontend, range: SourceRange) -> Result<(), DatapathError> {
+    fn remove_source(&mut self, frontend: Frontend, range: SourceRange) -> Result<(), DatapathError> {
         let key = source_key::<L>(frontend, range)?;
         tolerate_missing(self.allow.remove(&key)).map_err(DatapathError::map("write", L::ALLOW))
     }
@@ -251,7 +254,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
 
     fn remove_flows(&mut self, senders: &BTreeSet<Sender>) -> Result<(), DatapathError> {
         let mut stale = Vec::new();
-        self.read_flows(|key, _| stale.extend(senders.contains(&L::pod_end(key)).then_some(*key)))?;
+        self.read_flows(|key, _| stale.extend(senders.contains(&L::pod_endpoint(key)).then_some(*key)))?;
         stale.iter().try_for_each(|key| self.remove_flow(key))
     }
 
@@ -266,26 +269,26 @@ impl<L: Layout> FamilyMaps for Maps<L> {
     fn remove_socket_rnat(&mut self, pods: &BTreeSet<(IpAddr, u16)>) -> Result<(), DatapathError> {
         let mut stale = Vec::new();
         self.read_socket_rnat(|key| stale.extend(pods.contains(&L::socket_rnat_pod(key)).then_some(*key)))?;
-        let mut forget =
+        let mut remove =
             |key| tolerate_missing(self.socket_rnat.remove(key)).map_err(DatapathError::map("write", L::SOCKET_RNAT));
-        stale.iter().try_for_each(&mut forget)
+        stale.iter().try_for_each(&mut remove)
     }
 
     fn remove_expired_flows(&mut self, now: Duration) -> Result<usize, DatapathError> {
         let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
         let is_expired = |key: &L::FlowKey, flow: &L::Flow, is_crowded| {
-            flows::is_expired(L::pod_end(key).protocol, L::state(flow), now, is_crowded)
+            flows::is_expired(L::pod_endpoint(key).protocol, L::state(flow), now, is_crowded)
         };
-        let (mut count, mut over) = (0, Vec::new());
+        let (mut count, mut expired) = (0, Vec::new());
         self.read_flows(|key, flow| {
             count += 1;
-            over.extend(is_expired(key, flow, true).then_some(*key));
+            expired.extend(is_expired(key, flow, true).then_some(*key));
         })?;
         let is_crowded = flows::is_crowded(count);
         let mut removed = 0;
-        for key in over {
-            // The connection may have become active. If that happens between these two calls, the client's next packet
-            // restores the entry.
+        for key in expired {
+            // The entry may be in use again. If a packet arrives between the two calls, the client's next packet
+            // recreates the entry.
             if self.flow.get(&key, 0).is_ok_and(|flow| is_expired(&key, &flow, is_crowded)) {
                 self.remove_flow(&key)?;
                 removed += 1;
@@ -296,25 +299,25 @@ impl<L: Layout> FamilyMaps for Maps<L> {
 
     fn remove_expired_half_open(&mut self, expiry: &mut HalfOpenExpiry) -> Result<usize, DatapathError> {
         self.with_slots(|slots| {
-            let over = expiry.observe((0..).zip(slots).map(|(slot, word)| (slot, word.load(Ordering::Relaxed))));
-            // Another connection may have taken the slot, or the Pod may have answered.
-            let empty = |(slot, word): &(u32, u64)| {
+            let expired = expiry.observe((0..).zip(slots).map(|(slot, word)| (slot, word.load(Ordering::Relaxed))));
+            // A program may have changed the slot meanwhile, for another flow or because the Pod answered.
+            let clear = |(slot, word): &(u32, u64)| {
                 let slot = slots.get(*slot as usize);
                 slot.is_some_and(|it| it.compare_exchange(*word, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok())
             };
-            over.into_iter().filter(empty).count()
+            expired.into_iter().filter(clear).count()
         })
     }
 
-    fn forget_indexes_but(&mut self, used: &BTreeSet<u32>) -> Result<(), DatapathError> {
-        let names_another = |word| word != 0 && !used.contains(&u32::from(half_open::address_index(word)));
+    fn clear_half_open_except(&mut self, used: &BTreeSet<u32>) -> Result<(), DatapathError> {
+        let has_other_index = |word| word != 0 && !used.contains(&u32::from(half_open::address_index(word)));
         self.with_slots(|slots| {
             for slot in slots {
-                // A connection that stays active writes the slot again with a current index.
-                let empty = |word| names_another(word).then_some(0);
-                let _stays = slot.fetch_update(Ordering::Relaxed, Ordering::Relaxed, empty);
+                // The update is atomic, since a program may change the state of the same flow meanwhile.
+                let clear = |word| has_other_index(word).then_some(0);
+                let _unchanged = slot.fetch_update(Ordering::Relaxed, Ordering::Relaxed, clear);
             }
-            // A processor that sees an index with its new address also sees that the slots were emptied.
+            // A CPU that sees an index reused for another address must also see the cleared slots.
             fence(Ordering::SeqCst);
         })
     }
@@ -334,7 +337,7 @@ impl<L: Layout> FamilyMaps for Maps<L> {
         self.local.iter().map(read).collect()
     }
 
-    /// The index is written first, so that no half-open entry has an index without an address.
+    /// Writes the index map first, so that no half-open entry has an index without an address.
     fn add_local_address(&mut self, addr: IpAddr, used: &BTreeSet<u32>) -> Result<Option<u32>, DatapathError> {
         let free = (0..MAX_LOCAL_ADDRESSES).find(|index| !used.contains(index));
         let (Some(local), Some(index)) = (L::local(addr), free) else { return Ok(None) };
@@ -354,7 +357,7 @@ fn update_all<K: aya::Pod, V: aya::Pod>(map: &HashMap<MapData, K, V>, elements: 
     Ok(sys::update_all(map.map().fd().as_fd(), elements)?)
 }
 
-/// Converts a frontend; `None` for an unknown protocol.
+/// Converts a frontend of the maps; `None` if this agent does not know its protocol.
 fn frontend<L: Layout>(key: mapping::Frontend) -> Option<Frontend> {
     let protocol = Protocol::from_number(key.protocol)?;
     Some(Frontend { family: L::FAMILY, node_port: NodePort(key.node_port), protocol })

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The state of the kernel, for commands that need no running agent.
+//! Reads the datapath's state from the kernel, for the commands `status`, `mappings` and `doctor`. No agent needs to
+//! run.
 
 use std::{collections::BTreeMap, net::IpAddr, path::Path};
 
@@ -14,41 +15,42 @@ use super::{
 };
 use crate::core::devices::redirect::PodNextHop;
 
-/// The datapath's state.
+/// The state of the datapath.
 #[derive(Debug)]
 pub struct Inspection {
-    /// Whether anything is pinned; all else is empty if not.
+    /// Whether the maps are pinned. Without them, fields that are read from maps are empty.
     pub is_installed: bool,
-    /// The programs' configuration.
+    /// The configuration of the programs.
     pub config: Option<Config>,
-    /// The Node's addresses.
+    /// The node addresses whose ports are mapped.
     pub local_addresses: Vec<IpAddr>,
-    /// The directions of pinned links, by device index.
+    /// The directions with an attached program, by ifindex.
     pub links: BTreeMap<u32, Vec<Direction>>,
-    /// The Pods that packets are redirected to.
+    /// The next hop of each Pod whose packets are redirected.
     pub redirected: BTreeMap<IpAddr, PodNextHop>,
-    /// Devices whose driver runs the XDP program, by their index.
+    /// The ifindexes of devices with an XDP program.
     pub xdp_links: Vec<u32>,
-    /// Why XDP or TC translates the requests of a device: a key of [`crate::core::devices::xdp::XdpReason`].
+    /// Why a device's requests are translated by XDP or by TC, by ifindex: a key of
+    /// [`crate::core::devices::xdp::XdpReason`].
     pub xdp_reasons: BTreeMap<u32, String>,
-    /// The socket hooks that serve local clients, each once.
+    /// The cgroup hooks with a program for local clients, without duplicates.
     pub socket_hooks: Vec<&'static str>,
-    /// The names of the pinned programs, by their build.
+    /// The names of the pinned programs, by build.
     pub programs: BTreeMap<String, Vec<String>>,
-    /// Mappings with their counters, by node port.
+    /// Mappings with their counters, in the order of the node port.
     pub mappings: Vec<MappingRecord>,
-    /// The number of connection tracking entries.
+    /// Number of established conntrack entries.
     pub flows: usize,
     /// Packets by reason.
     pub reasons: Vec<(Reason, u64)>,
 }
 
 impl Inspection {
-    /// Reads everything by its pins.
+    /// Reads the pinned maps and the names of pinned programs and links.
     ///
     /// # Errors
     ///
-    /// If the path is not a BPF file system, or the kernel refuses.
+    /// If the path is not a bpffs, only a part of the maps is pinned, or the kernel refuses.
     pub fn read(bpffs: &Path) -> Result<Self, DatapathError> {
         preflight::check_bpffs(bpffs)?;
         let pins = Pins::new(bpffs);

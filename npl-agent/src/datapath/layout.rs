@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The names, keys and values of each family's maps.
+//! Names, keys and values of the maps of each IP family.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -17,7 +17,8 @@ use npl_common::{
 use super::family::{Entry, Sender};
 use crate::core::model::{Backend, Family, Frontend, PodPort};
 
-/// The names and types of a family's maps.
+/// The map names of an IP family, and conversions between the agent's types and the maps' keys and values. Conversions
+/// from an address return `None` if it is of the other family.
 pub(super) trait Layout {
     const FAMILY: Family;
     const LOCAL: &'static str;
@@ -41,9 +42,9 @@ pub(super) trait Layout {
     type SocketRnatKey: aya::Pod + Send;
     type SocketRnat: aya::Pod + Send;
 
-    /// An unused element of the index of addresses.
+    /// The value of an unused index of a node address.
     const NO_ADDRESS: Self::Local;
-    /// An unused element of the lookup cache.
+    /// The value of an unused slot of the lookup cache.
     const EMPTY_CACHE_ENTRY: Self::CacheEntry;
 
     fn local(addr: IpAddr) -> Option<Self::Local>;
@@ -51,22 +52,24 @@ pub(super) trait Layout {
     fn raw(entry: &Entry) -> Option<Self::Backend>;
     fn entry(raw: &Self::Backend) -> Entry;
     fn source(frontend: Frontend, first: IpAddr) -> Option<Self::Source>;
-    fn source_end(source: &Self::Source) -> (mapping::Frontend, IpAddr);
+    /// Splits the key of an allowed source into its frontend and the first address of its range.
+    fn split_source(source: &Self::Source) -> (mapping::Frontend, IpAddr);
     fn endpoint(sender: &Sender) -> Option<Self::Endpoint>;
     fn sender(endpoint: &Self::Endpoint) -> Sender;
-    /// The Pod's endpoint of a connection.
-    fn pod_end(key: &Self::FlowKey) -> Sender;
+    /// The Pod endpoint of a conntrack entry.
+    fn pod_endpoint(key: &Self::FlowKey) -> Sender;
     fn state(flow: &Self::Flow) -> &FlowState;
-    /// The address and port of the Pod that a local client is connected to.
+    /// The Pod address and port (host byte order) that a local client is connected to.
     fn socket_rnat_pod(key: &Self::SocketRnatKey) -> (IpAddr, u16);
 }
 
-/// A frontend as the key of a map.
+/// Converts a frontend to a key of the maps.
 pub(super) const fn frontend_key(frontend: Frontend) -> mapping::Frontend {
     mapping::Frontend { node_port: frontend.node_port.0, protocol: frontend.protocol.number(), pad: 0 }
 }
 
-/// The types of both families have the same fields with other lengths.
+/// Implements [`Layout`] for one IP family. The types of both families have the same fields with addresses of other
+/// lengths.
 macro_rules! layout {
     (
         $(#[$meta:meta])*
@@ -134,7 +137,7 @@ macro_rules! layout {
                 octets::<$ip, _>(first, $ip::octets).map(|addr| $source { frontend, addr })
             }
 
-            fn source_end(source: &$source) -> (mapping::Frontend, IpAddr) {
+            fn split_source(source: &$source) -> (mapping::Frontend, IpAddr) {
                 (source.frontend, $ip::from(source.addr).into())
             }
 
@@ -148,7 +151,7 @@ macro_rules! layout {
                 Sender { pod_ip, pod_port: endpoint.pod_port, protocol: endpoint.protocol }
             }
 
-            fn pod_end(key: &$flow_key) -> Sender {
+            fn pod_endpoint(key: &$flow_key) -> Sender {
                 let protocol = u8::try_from(key.protocol).unwrap_or_default();
                 Sender { pod_ip: $ip::from(key.pod_addr).into(), pod_port: key.pod_port, protocol }
             }
@@ -169,8 +172,8 @@ layout! {
     V4, Ipv4Addr, Family::V4,
     [NodeAddressV4, BackendV4, SourceV4, EndpointV4, FlowKeyV4, FlowV4, CachedMappingV4, SocketRnatKeyV4, SocketRnatV4],
     [
-        MAP_NODE_ADDRESS_V4, MAP_NODE_ADDRESS_INDEX_V4, MAP_MAPPING_V4, MAP_ALLOW_V4, MAP_ENDPOINT_V4, MAP_FLOW_V4, MAP_LOOKUP_CACHE_V4, MAP_HALF_OPEN_V4,
-        MAP_UNMAPPED_V4, MAP_SOCKET_RNAT_V4
+        MAP_NODE_ADDRESS_V4, MAP_NODE_ADDRESS_INDEX_V4, MAP_MAPPING_V4, MAP_ALLOW_V4, MAP_ENDPOINT_V4, MAP_FLOW_V4,
+        MAP_LOOKUP_CACHE_V4, MAP_HALF_OPEN_V4, MAP_UNMAPPED_V4, MAP_SOCKET_RNAT_V4
     ]
 }
 
@@ -179,12 +182,12 @@ layout! {
     V6, Ipv6Addr, Family::V6,
     [NodeAddressV6, BackendV6, SourceV6, EndpointV6, FlowKeyV6, FlowV6, CachedMappingV6, SocketRnatKeyV6, SocketRnatV6],
     [
-        MAP_NODE_ADDRESS_V6, MAP_NODE_ADDRESS_INDEX_V6, MAP_MAPPING_V6, MAP_ALLOW_V6, MAP_ENDPOINT_V6, MAP_FLOW_V6, MAP_LOOKUP_CACHE_V6, MAP_HALF_OPEN_V6,
-        MAP_UNMAPPED_V6, MAP_SOCKET_RNAT_V6
+        MAP_NODE_ADDRESS_V6, MAP_NODE_ADDRESS_INDEX_V6, MAP_MAPPING_V6, MAP_ALLOW_V6, MAP_ENDPOINT_V6, MAP_FLOW_V6,
+        MAP_LOOKUP_CACHE_V6, MAP_HALF_OPEN_V6, MAP_UNMAPPED_V6, MAP_SOCKET_RNAT_V6
     ]
 }
 
-/// An address as in maps; `None` if it is of the other family.
+/// The bytes of an address in network byte order; `None` if it is of the other family.
 fn octets<A, O>(addr: IpAddr, octets: impl Fn(&A) -> O) -> Option<O>
 where
     A: OfFamily,
@@ -192,7 +195,7 @@ where
     A::of(addr).as_ref().map(octets)
 }
 
-/// An address type of one family.
+/// An address type of one IP family.
 trait OfFamily: Sized {
     fn of(addr: IpAddr) -> Option<Self>;
 }

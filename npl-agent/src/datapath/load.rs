@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The datapath as the rest of the agent uses it, opened over the pins of an earlier agent.
+//! The interface of the datapath for the rest of the agent. It adopts the pinned maps, programs and links of an earlier
+//! agent.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,10 +20,10 @@ use crate::core::{
     model::{Backend, Frontend, settings::PortRange, sources::SourceRange},
 };
 
-/// The programs and their maps.
+/// The programs, their attachments and their maps.
 #[derive(Debug)]
 pub struct Datapath {
-    /// The programs.
+    /// The programs and their attachments.
     pub hooks: Hooks,
     /// The maps.
     pub tables: Tables,
@@ -32,8 +33,8 @@ pub struct Datapath {
 }
 
 impl Datapath {
-    /// Checks the Node, takes over pinned programs and maps, and loads what is missing. Attaches nothing: devices keep
-    /// an earlier agent's programs until [`Hooks::attach`] replaces them.
+    /// Checks the Node's requirements, adopts pinned maps and programs, and loads missing ones. It attaches nothing:
+    /// links of an earlier agent run their programs until [`Hooks::attach`] replaces them.
     ///
     /// # Errors
     ///
@@ -51,7 +52,8 @@ impl Datapath {
         Ok(Self { hooks, tables, next_hops, xdp_devices, writer: MappingWriter::default() })
     }
 
-    /// Removes the next hops that a plan lacks or has different. Their packets take the host's stack from then on.
+    /// Removes the next hops that are absent from the plan or differ from it. Their packets take the kernel stack from
+    /// now on.
     ///
     /// # Errors
     ///
@@ -61,24 +63,20 @@ impl Datapath {
         self.tables.begin_epoch()
     }
 
-    /// Adds the next hops of a plan whose programs are attached.
-    ///
-    /// # Errors
-    ///
-    /// Of each table that refuses or is full.
+    /// Adds the next hops of a plan whose programs are attached. Returns an error for each map that is full or refuses.
     pub fn add_next_hops(&mut self, plan: &DevicePlan) -> Vec<DatapathError> {
         let mut errors = self.next_hops.add(&plan.programs, &plan.next_hops);
-        // Some may have been added before a refusal.
+        // Some next hops may have been added before an error.
         errors.extend(self.tables.begin_epoch().err());
         errors
     }
 
-    /// Has a device's driver run the XDP program. After a failure, no XDP program of NPL is attached to the device, and
-    /// TC translates its requests.
+    /// Attaches the XDP program to a device. If that fails, no XDP program of NPL remains on the device, and the TC
+    /// program translates its requests.
     ///
     /// # Errors
     ///
-    /// The reason.
+    /// If the kernel or the driver refuses.
     pub fn attach_xdp(&mut self, device: &Device) -> Result<(), DatapathError> {
         let mut devices = self.hooks.xdp_devices()?;
         devices.insert(device.ifindex);
@@ -90,19 +88,15 @@ impl Datapath {
         attached
     }
 
-    /// Detaches the XDP program from all devices but these.
-    ///
-    /// # Errors
-    ///
-    /// Of each device that refuses.
+    /// Detaches the XDP program from all devices except these ifindexes. Returns an error for each device that fails.
     pub fn retain_xdp(&mut self, devices: &BTreeSet<u32>) -> Vec<DatapathError> {
         let mut errors = self.hooks.retain_xdp(devices);
         errors.extend(self.hooks.xdp_devices().and_then(|devices| self.write_xdp_devices(&devices)).err());
         errors
     }
 
-    /// Writes which devices have the XDP program. Behind it, the programs at TC record clients' datagrams to Pods
-    /// differently.
+    /// Writes the ifindexes of devices with the XDP program. The TC programs of these devices see requests that XDP has
+    /// translated, and must not record them as direct connections; the XDP program records direct connections itself.
     ///
     /// # Errors
     ///
@@ -111,17 +105,18 @@ impl Datapath {
         self.xdp_devices.write(devices, &mut self.tables)
     }
 
-    /// Checks that this agent's maps are the pinned ones, and restores missing folders.
+    /// Checks that the pinned maps are those that this agent uses, and recreates missing folders.
     ///
     /// # Errors
     ///
-    /// If a map's pin is missing or another map's: this agent's programs and the next one's would use different maps.
+    /// If the pin of a map was removed or replaced. The next agent and `npl-agent status` would then use other maps
+    /// than the attached programs.
     pub fn check_pins(&self) -> Result<(), DatapathError> {
         self.hooks.programs.check_maps()?;
         self.hooks.pins.create()
     }
 
-    /// The Pods that packets are redirected to.
+    /// The next hop of each Pod whose packets are redirected.
     ///
     /// # Errors
     ///
@@ -130,12 +125,12 @@ impl Datapath {
         self.next_hops.pods()
     }
 
-    /// The Pod addresses of all mappings at the last read.
+    /// The Pod addresses of all mappings, as of the last call of [`Self::mappings`] and the writes since.
     pub fn pod_addresses(&self) -> BTreeSet<IpAddr> {
         self.writer.pod_addresses()
     }
 
-    /// Reads every mapping in the kernel, and repairs endpoints that do not match them.
+    /// Reads every mapping from the kernel, and corrects endpoints that do not match the mappings.
     ///
     /// # Errors
     ///
@@ -144,22 +139,22 @@ impl Datapath {
         self.writer.refresh(&mut self.tables)
     }
 
-    /// Writes mappings; replaces existing ones atomically. Returns those that the kernel refused, or whose backend is
-    /// of another family than the frontend.
+    /// Writes mappings, replacing existing ones of the same frontend without a gap. Returns an error for each mapping
+    /// that the kernel refused, or whose backend is of the other IP family.
     pub fn upsert_mappings(&mut self, wanted: &BTreeMap<Frontend, Backend>) -> BTreeMap<Frontend, DatapathError> {
         self.writer.upsert_all(&mut self.tables, wanted)
     }
 
-    /// Writes one mapping.
+    /// Writes one mapping, as [`Self::upsert_mappings`] does.
     ///
     /// # Errors
     ///
-    /// If the kernel refuses, or the backend is of another family than the frontend.
+    /// If the kernel refuses, or the backend is of the other IP family.
     pub fn upsert_mapping(&mut self, frontend: Frontend, backend: Backend) -> Result<(), DatapathError> {
         self.upsert_mappings(&BTreeMap::from([(frontend, backend)])).remove(&frontend).map_or(Ok(()), Err)
     }
 
-    /// Removes a mapping, if it exists.
+    /// Removes a mapping. Removing an absent mapping succeeds.
     ///
     /// # Errors
     ///
@@ -168,7 +163,8 @@ impl Datapath {
         self.writer.remove(&mut self.tables, frontend)
     }
 
-    /// When a node port without a mapping counts as unused, if no more datagrams arrive; `None` if it does already.
+    /// Time until a UDP node port without a mapping counts as unused, if no more datagrams arrive; `None` if it already
+    /// does. The granularity is one second.
     ///
     /// # Errors
     ///
@@ -177,7 +173,7 @@ impl Datapath {
         self.tables.time_until_quiet(frontend)
     }
 
-    /// The allowed sources of every frontend, whether its mapping is restricted or not.
+    /// The allowed sources of every frontend, including frontends whose mapping does not restrict sources.
     ///
     /// # Errors
     ///
@@ -186,27 +182,27 @@ impl Datapath {
         self.tables.sources()
     }
 
-    /// Adds allowed sources of a mapping.
+    /// Adds allowed sources of a frontend to the existing ones.
     ///
     /// # Errors
     ///
-    /// If the kernel refuses; some may have been added.
+    /// If the kernel refuses or the map is full. Some sources may have been added.
     pub fn allow_sources(&mut self, frontend: Frontend, ranges: &BTreeSet<SourceRange>) -> Result<(), DatapathError> {
         let maps = self.tables.family_mut(frontend.family);
         ranges.iter().try_for_each(|range| maps.allow_source(frontend, *range))
     }
 
-    /// Removes allowed sources of a mapping, if they exist.
+    /// Removes allowed sources of a frontend. Removing an absent source succeeds.
     ///
     /// # Errors
     ///
-    /// If the kernel refuses; some may have been removed.
+    /// If the kernel refuses. Some sources may have been removed.
     pub fn forget_sources(&mut self, frontend: Frontend, ranges: &BTreeSet<SourceRange>) -> Result<(), DatapathError> {
         let maps = self.tables.family_mut(frontend.family);
-        ranges.iter().try_for_each(|range| maps.forget_source(frontend, *range))
+        ranges.iter().try_for_each(|range| maps.remove_source(frontend, *range))
     }
 
-    /// Removes the connection tracking entries of endpoints that were removed since the last call.
+    /// Removes the conntrack entries of endpoints that were removed since the last call.
     ///
     /// # Errors
     ///
@@ -215,7 +211,8 @@ impl Datapath {
         self.writer.purge_flows(&mut self.tables)
     }
 
-    /// Writes the range of ports that may have mappings: the configured range, extended by mappings that still drain.
+    /// Writes the port range to the configuration of the programs: the ports of `range`, extended to existing mappings,
+    /// which may still drain. `seed` is called only if there is no seed of this ABI version.
     ///
     /// # Errors
     ///
@@ -227,14 +224,14 @@ impl Datapath {
             port_min = port_min.min(frontend.node_port.0);
             port_max = port_max.max(frontend.node_port.0);
         }
-        // An agent of a version without a lookup cache may have changed mappings meanwhile.
+        // An agent of a version without a lookup cache may have changed mappings without invalidating it.
         self.tables.clear_lookup_cache()?;
-        // The slots of half-open entries depend on the seed, so it is kept.
+        // The seed is part of the hash of half-open entries, so a restart must keep it.
         let seed = if old.abi == ABI_VERSION { old.seed } else { seed() };
         self.tables.set_config(Config { seed, port_min, port_max, abi: ABI_VERSION, ..old })?;
-        // The state that an earlier agent has left.
+        // The flag for XDP must match the XDP links of an earlier agent.
         self.write_xdp_devices(&self.hooks.xdp_devices()?)?;
-        // An earlier agent may have removed an address or endpoint, and been killed before it began an epoch.
+        // An agent that was killed may have removed an address or endpoint without invalidating the lookup cache.
         self.tables.begin_epoch()
     }
 }

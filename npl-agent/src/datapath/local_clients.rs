@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Socket programs of a cgroup, for clients on the Node and in its Pods.
+//! Attaches the socket programs for local clients, on the Node itself and in its Pods, to a cgroup.
 //!
-//! Each is a pinned BPF link that is replaced in place. Programs of other software on the same hooks run as well.
+//! Each program has a pinned BPF link, which is updated in place. Programs of other software on the same hooks run as
+//! well.
 
 use std::{
     fs::File,
@@ -31,9 +32,9 @@ use super::{
 /// The local clients that are served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServedClients {
-    /// The processes of this cgroup and all below it.
+    /// The folder of the cgroup. Processes in it and in its descendants are served.
     pub cgroup: PathBuf,
-    /// Whether they may also connect to loopback addresses.
+    /// Whether node ports also work at loopback addresses, which needs Linux 5.14.
     pub has_loopback: bool,
 }
 
@@ -45,13 +46,15 @@ struct Cgroup<'a> {
 }
 
 impl Datapath {
-    /// Attaches the socket programs to the selected cgroup, and detaches them from others.
+    /// Attaches the socket programs to the selected cgroup and detaches them from all others. Returns `None` if no
+    /// local clients are selected.
     ///
-    /// Call it in the Node's network namespace: the programs recognize the Node's loopback addresses by it.
+    /// Must be called in the Node's network namespace: the programs translate loopback addresses only in the namespace
+    /// of the caller.
     ///
     /// # Errors
     ///
-    /// If there is no such cgroup, or the kernel refuses. Programs that an earlier agent attached stay then.
+    /// If the cgroup does not exist, or the kernel refuses. Attachments of an earlier agent then remain.
     pub fn serve_local_clients(&mut self, selection: &CgroupSelection) -> Result<Option<ServedClients>, DatapathError> {
         let Some(path) = cgroup::locate(selection)? else {
             return self.hooks.leave_cgroups(None).map(|()| None);
@@ -63,20 +66,21 @@ impl Datapath {
             self.tables.set_config(new)?;
         }
         let attached = self.hooks.attach_cgroup(&path);
-        // Frees the memory that loading took, and keeps the programs of other builds.
-        self.hooks.programs.settle(true)?;
+        // Frees only the memory of the loader: programs of other builds may still be attached to devices.
+        self.hooks.programs.release_unused(true)?;
         attached?;
         Ok(Some(ServedClients { cgroup: path, has_loopback: netns_cookie.is_some() }))
     }
 }
 
-/// Replaces the program of a link, unless the link already has it; returns whether the program is on the cgroup then.
+/// Updates a link to the program, unless the link has it already. Returns false if the link is on another cgroup or
+/// cannot be updated.
 fn replace(link: &OwnedFd, program: &CgroupSockAddr, cgroup: u64) -> Result<bool, ProgramError> {
     let facts = sys::link_facts(link.as_fd()).map_err(failed("bpf_link_get_info"))?;
     if !facts.is_of_cgroup(cgroup) {
         return Ok(false);
     }
-    // Replacing a cgroup's program blocks other changes of cgroups.
+    // Avoids an update that changes nothing: each one takes the kernel's global cgroup lock.
     let is_there = facts.program == program.info()?.id();
     Ok(is_there || sys::replace_program(link.as_fd(), program.fd()?.as_fd()).is_ok())
 }
@@ -107,13 +111,13 @@ impl Hooks {
                 if replace(&link, program, cgroup.id).map_err(refused)? {
                     return Ok(());
                 }
-                // The link's cgroup is gone, or the pin is not a link of NPL.
+                // The link's cgroup was removed, or the pin is not a link of this hook, so a new link is created.
                 unpin(&pin)?;
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(pin_error("open", &pin, error)),
         }
-        // A BPF link always allows other programs on the hook; aya's other modes do not use links.
+        // The mode has no effect on a BPF link, which always allows programs of other software on the same hook.
         let id = program.attach(&cgroup.folder, CgroupAttachMode::Single);
         let link = id.and_then(|id| program.take_link(id)).map_err(refused)?;
         let interface = cgroup.path.display().to_string();
@@ -126,10 +130,11 @@ impl Hooks {
         link.pin(&pin).map(drop).map_err(|error| pin_error("pin link", &pin, io::Error::other(error)))
     }
 
-    /// Detaches the programs from every cgroup but one.
+    /// Detaches the programs from every cgroup except `keep`.
     fn leave_cgroups(&self, keep: Option<u64>) -> Result<(), DatapathError> {
         let others = self.pins.socket_links()?.into_iter().filter(|(cgroup, _)| Some(*cgroup) != keep);
-        // Connects first: until they are gone, the reverse translation has to work.
+        // In reverse order of attaching: while programs translate requests, those for replies must show the address
+        // that the client connected to.
         others.rev().try_for_each(|(cgroup, hook)| unpin(&self.pins.socket_link(cgroup, hook)))
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes mappings together with what depends on them: endpoints, counters, and the connection tracking entries of
-//! removed endpoints.
+//! Writes mappings and the state that belongs to them: the endpoints that identify replies, the counters, and the
+//! conntrack entries and socket reverse NAT entries of removed endpoints.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,30 +20,32 @@ use crate::{
     process::error_chain::ErrorChain,
 };
 
-/// A cache of the kernel's mappings, replaced by each read, so that a change does not need to scan all mappings.
+/// Writes mappings. It caches the mappings of the last read, so that one change does not read all mappings again.
 #[derive(Debug, Default)]
 pub struct MappingWriter {
     known: BTreeMap<Frontend, Entry>,
     frontends_of: BTreeMap<Sender, BTreeSet<Frontend>>,
     used_stats: BTreeSet<u32>,
-    /// No counters below this index are free, so that a thousand new mappings do not each search from 0.
+    /// All counters below this index are used, so that a series of new mappings does not search from the start each
+    /// time.
     free_stats_from: u32,
+    /// Removed endpoints whose conntrack and socket reverse NAT entries still exist.
     to_purge: BTreeSet<Sender>,
-    /// Whether leftovers of an earlier agent that was killed have been removed.
-    has_looked_back: bool,
+    /// Whether socket reverse NAT entries that a killed agent left were removed.
+    has_removed_stale_rnat: bool,
 }
 
 impl MappingWriter {
-    /// Reads the kernel's mappings, and repairs their endpoints.
+    /// Reads all mappings from the kernel, and corrects endpoints that do not match them.
     ///
     /// # Errors
     ///
     /// If the kernel refuses.
     pub fn refresh(&mut self, tables: &mut Tables) -> Result<BTreeMap<Frontend, Backend>, DatapathError> {
-        let (to_purge, has_looked_back) = (std::mem::take(&mut self.to_purge), self.has_looked_back);
-        *self = Self { to_purge, has_looked_back, ..Self::default() };
+        let (to_purge, has_removed_stale_rnat) = (std::mem::take(&mut self.to_purge), self.has_removed_stale_rnat);
+        *self = Self { to_purge, has_removed_stale_rnat, ..Self::default() };
         for (frontend, entry) in tables.entries()? {
-            self.remember(frontend, entry);
+            self.insert_known(frontend, entry);
         }
         let mut present = BTreeMap::new();
         for family in Family::ALL {
@@ -51,9 +53,9 @@ impl MappingWriter {
         }
         let mut is_repaired = false;
         for (sender, frontends) in &self.frontends_of {
-            let right = frontends.iter().filter_map(|frontend| self.known.get(frontend)).map(endpoint);
-            if !right.clone().any(|value| present.get(sender) == Some(&value)) {
-                for value in right.take(1) {
+            let valid = frontends.iter().filter_map(|frontend| self.known.get(frontend)).map(endpoint);
+            if !valid.clone().any(|value| present.get(sender) == Some(&value)) {
+                for value in valid.take(1) {
                     write_endpoint(tables, *sender, value)?;
                     is_repaired = true;
                 }
@@ -67,9 +69,9 @@ impl MappingWriter {
         if is_repaired {
             tables.begin_epoch()?;
         }
-        if !self.has_looked_back {
+        if !self.has_removed_stale_rnat {
             self.remove_stale_socket_rnat(tables)?;
-            self.has_looked_back = true;
+            self.has_removed_stale_rnat = true;
         }
         Ok(self.known.iter().map(|(frontend, entry)| (*frontend, entry.backend)).collect())
     }
@@ -79,10 +81,10 @@ impl MappingWriter {
         self.known.values().map(|entry| entry.backend.pod_ip).collect()
     }
 
-    /// Writes mappings, and returns those that the kernel refused, or whose backend is of another family than the
-    /// frontend.
+    /// Writes mappings. Returns an error for each mapping that the kernel refused, or whose backend is of the other IP
+    /// family.
     ///
-    /// Endpoints are written first, so that the reply of every request is translated.
+    /// The endpoint of a mapping is written ahead of the mapping, so that no request is translated whose reply is not.
     pub fn upsert_all(
         &mut self,
         tables: &mut Tables,
@@ -97,8 +99,8 @@ impl MappingWriter {
         refused.collect()
     }
 
-    /// Writes the new mappings of a family in two calls, and returns them. Returns none if there are fewer than two, or
-    /// if a call fails; then each is written by itself.
+    /// Writes the new mappings of an IP family in two system calls, and returns them. Returns none if there is at most
+    /// one, or the kernel refuses a call; the caller then writes each mapping on its own.
     fn add_together(
         &mut self,
         tables: &mut Tables,
@@ -122,20 +124,19 @@ impl MappingWriter {
             .iter()
             .map(|(frontend, entry)| (sender(&entry.backend, frontend.protocol), endpoint(entry)))
             .collect();
-        let result = self.begin_anew(tables, family, &endpoints.keys().copied().collect());
+        let result = self.reuse_endpoints(tables, family, &endpoints.keys().copied().collect());
         let maps = tables.family_mut(family);
         let result = result.and_then(|()| maps.set_endpoints(&endpoints)).and_then(|()| maps.set_mappings(&entries));
         let result = result.and_then(|()| tables.begin_epoch());
         if let Err(error) = result {
-            debug!(err = %ErrorChain(&error), mappings = entries.len(), "mappings cannot be written together; the \
-                                                                         agent writes them one by one");
+            debug!(err = %ErrorChain(&error), mappings = entries.len(), "batch of new mappings refused; writing them one by one");
             for entry in entries.values() {
                 self.free_stats(entry.stats_index);
             }
             return Vec::new();
         }
         for (frontend, entry) in &entries {
-            self.remember(*frontend, *entry);
+            self.insert_known(*frontend, *entry);
         }
         entries.into_keys().collect()
     }
@@ -151,20 +152,20 @@ impl MappingWriter {
         };
         let new = Entry { backend, stats_index };
         let sender = sender(&backend, frontend.protocol);
-        self.begin_anew(tables, frontend.family, &BTreeSet::from([sender]))?;
+        self.reuse_endpoints(tables, frontend.family, &BTreeSet::from([sender]))?;
         write_endpoint(tables, sender, endpoint(&new))?;
         tables.family_mut(frontend.family).set_mapping(frontend, &new)?;
         tables.begin_epoch()?;
         if old.is_some_and(|old| self::sender(&old.backend, frontend.protocol) != sender) {
-            self.forget(tables, frontend)?;
+            self.remove_known(tables, frontend)?;
         }
-        self.remember(frontend, new);
+        self.insert_known(frontend, new);
         Ok(())
     }
 
-    /// Prepares endpoints that return before their connection tracking entries were removed. Those have a generation
-    /// and may stay; socket reverse NAT entries have none.
-    fn begin_anew(
+    /// Prepares endpoints that are added again before their old entries were purged. Old conntrack entries may stay,
+    /// since their generation makes them invalid. Socket reverse NAT entries have no generation and are removed now.
+    fn reuse_endpoints(
         &mut self,
         tables: &mut Tables,
         family: Family,
@@ -175,21 +176,21 @@ impl MappingWriter {
         if again.is_empty() {
             return Ok(());
         }
-        tables.family_mut(family).remove_socket_rnat(&self.left(&again))
+        tables.family_mut(family).remove_socket_rnat(&self.unmapped_endpoints(&again))
     }
 
-    /// Removes a mapping, and its endpoint if no other mapping leads there.
+    /// Removes a mapping, and its endpoint if no other mapping has the same one.
     ///
     /// # Errors
     ///
     /// If the kernel refuses.
     pub fn remove(&mut self, tables: &mut Tables, frontend: Frontend) -> Result<(), DatapathError> {
-        // Recorded first, so that the port is never free while its clients may still send to it.
-        tables.note_unmapped_traffic(frontend)?;
+        // Ahead of the removal, so that the port counts as recently used once it is free.
+        tables.record_unmapped_traffic(frontend)?;
         tables.family_mut(frontend.family).remove_mapping(frontend)?;
         tables.begin_epoch()?;
         let stats_index = self.known.get(&frontend).map(|old| old.stats_index);
-        self.forget(tables, frontend)?;
+        self.remove_known(tables, frontend)?;
         if let Some(index) = stats_index {
             tables.retire_stats(index, frontend.family)?;
             self.free_stats(index);
@@ -197,30 +198,31 @@ impl MappingWriter {
         Ok(())
     }
 
-    /// Removes the connection tracking and socket reverse NAT entries of all endpoints that were removed since the last
-    /// call, in one scan of each map, so that the next Pod with such an address starts without them. Until then, the
-    /// generation keeps entries from being used.
+    /// Removes the conntrack and socket reverse NAT entries of all endpoints that were removed since the last call,
+    /// with one read of each map. Until then, the generation makes conntrack entries of a former Pod invalid for the
+    /// next Pod with the same address.
     ///
     /// # Errors
     ///
     /// If the kernel refuses.
     pub fn purge_flows(&mut self, tables: &mut Tables) -> Result<(), DatapathError> {
-        let gone = std::mem::take(&mut self.to_purge);
+        let removed = std::mem::take(&mut self.to_purge);
         for family in Family::ALL {
-            let of_family = gone.iter().copied().filter(|sender| Family::of(sender.pod_ip) == family).collect();
+            let of_family = removed.iter().copied().filter(|sender| Family::of(sender.pod_ip) == family).collect();
             if !BTreeSet::is_empty(&of_family) {
                 tables.family_mut(family).remove_flows(&of_family)?;
-                tables.family_mut(family).remove_socket_rnat(&self.left(&of_family))?;
+                tables.family_mut(family).remove_socket_rnat(&self.unmapped_endpoints(&of_family))?;
             }
         }
         Ok(())
     }
 
-    /// Removes socket reverse NAT entries without a mapping, which an earlier agent leaves if it is killed between
-    /// removing the mapping and them. A later Pod would seem to be behind the mapping.
+    /// Removes the socket reverse NAT entries of endpoints without a mapping, which remain if an agent is killed
+    /// between removing a mapping and purging. A later Pod with the same address would appear to local clients under
+    /// the old node port. Conntrack entries need no such check, since they have a generation.
     fn remove_stale_socket_rnat(&self, tables: &mut Tables) -> Result<(), DatapathError> {
         for family in Family::ALL {
-            let stale = self.left_of(tables.family(family).socket_rnat_pods()?);
+            let stale = self.without_mapping(tables.family(family).socket_rnat_pods()?);
             if !stale.is_empty() {
                 tables.family_mut(family).remove_socket_rnat(&stale)?;
             }
@@ -228,27 +230,27 @@ impl MappingWriter {
         Ok(())
     }
 
-    /// Pod addresses and ports that no mapping leads to; socket reverse NAT entries have no protocol.
-    fn left(&self, gone: &BTreeSet<Sender>) -> BTreeSet<(IpAddr, u16)> {
-        self.left_of(gone.iter().map(|sender| (sender.pod_ip, sender.pod_port)).collect())
+    /// The endpoints without a mapping of any protocol, since socket reverse NAT entries have no protocol.
+    fn unmapped_endpoints(&self, senders: &BTreeSet<Sender>) -> BTreeSet<(IpAddr, u16)> {
+        self.without_mapping(senders.iter().map(|sender| (sender.pod_ip, sender.pod_port)).collect())
     }
 
-    fn left_of(&self, mut pods: BTreeSet<(IpAddr, u16)>) -> BTreeSet<(IpAddr, u16)> {
+    fn without_mapping(&self, mut pods: BTreeSet<(IpAddr, u16)>) -> BTreeSet<(IpAddr, u16)> {
         for sender in self.frontends_of.keys() {
             pods.remove(&(sender.pod_ip, sender.pod_port));
         }
         pods
     }
 
-    fn remember(&mut self, frontend: Frontend, entry: Entry) {
+    fn insert_known(&mut self, frontend: Frontend, entry: Entry) {
         self.used_stats.insert(entry.stats_index);
         self.frontends_of.entry(sender(&entry.backend, frontend.protocol)).or_default().insert(frontend);
         self.known.insert(frontend, entry);
     }
 
-    /// Removes a frontend from the cache, and its endpoint unless another mapping leads there. The epoch invalidates
-    /// cached endpoints.
-    fn forget(&mut self, tables: &mut Tables, frontend: Frontend) -> Result<(), DatapathError> {
+    /// Removes a frontend from the cache, and its endpoint from the kernel unless another mapping has the same one. The
+    /// new epoch invalidates cached lookups of the endpoint.
+    fn remove_known(&mut self, tables: &mut Tables, frontend: Frontend) -> Result<(), DatapathError> {
         let Some(old) = self.known.remove(&frontend) else { return Ok(()) };
         let sender = sender(&old.backend, frontend.protocol);
         let survivor = self.frontends_of.get_mut(&sender).and_then(|frontends| {
@@ -270,16 +272,17 @@ impl MappingWriter {
         self.free_stats_from = self.free_stats_from.min(index);
     }
 
-    /// Finds unused counters and sets them to zero. Mappings beyond the number of counters share one element.
+    /// Allocates unused counters and resets them. If all are used, the mapping shares an element with others of its
+    /// family.
     fn allocate_stats(&mut self, tables: &mut Tables, family: Family) -> Result<u32, DatapathError> {
-        // The first gap of an ordered set.
+        // The first gap in the ordered set of used indexes.
         let first = self.free_stats_from;
         let mut used = self.used_stats.range(first..);
         let Some(index) = (first..COUNTED_MAPPINGS).find(|index| used.next() != Some(index)) else {
             return Ok(shared_stats(family));
         };
         self.free_stats_from = index;
-        // An agent that was killed may not have cleared them.
+        // An agent that was killed may have left counts here.
         tables.retire_stats(index, family)?;
         Ok(index)
     }
@@ -293,12 +296,12 @@ fn remove_endpoint(tables: &mut Tables, sender: Sender) -> Result<(), DatapathEr
     tables.family_mut(Family::of(sender.pod_ip)).remove_endpoint(sender)
 }
 
-/// The endpoint that sends the replies of a mapping.
+/// The Pod endpoint of a mapping.
 const fn sender(backend: &Backend, protocol: Protocol) -> Sender {
     Sender { pod_ip: backend.pod_ip, pod_port: backend.pod_port.0, protocol: protocol.number() }
 }
 
-/// The value of that endpoint's map element.
+/// The value of the endpoint map for a mapping.
 const fn endpoint(entry: &Entry) -> Endpoint {
     Endpoint { generation: entry.backend.generation, stats_index: entry.stats_index }
 }

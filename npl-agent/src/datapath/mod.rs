@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The kernel side of the agent: loads programs, attaches them, and reads and writes their maps.
+//! The agent's access to the kernel: it loads the programs, attaches them to devices and cgroups, and reads and writes
+//! the maps.
 //!
-//! Everything is pinned below `<bpffs>/npl/v<ABI>/`, so packets are translated while no agent runs: it may be killed,
-//! restarted or upgraded at any time.
+//! Maps, programs and links are pinned under `<bpffs>/npl/v<ABI>/`, so that the datapath translates packets while the
+//! agent is stopped, killed or upgraded. The kernel is the source of truth: its state is read back and not inferred
+//! from earlier writes.
 
 pub mod attach;
 pub mod cgroup;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The maps of redirect mode: uplinks, and the next hop of each Pod.
+//! The maps of the redirect mode: uplinks, and the next hop of each Pod.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +22,7 @@ use super::{
 };
 use crate::core::devices::redirect::{HopKind, PodNextHop, ProgramSet};
 
-/// The maps.
+/// The maps `npl_uplink`, `npl_nexthop_v4` and `npl_nexthop_v6`.
 #[derive(Debug)]
 pub(super) struct NextHops {
     uplinks: Table<u32, u32>,
@@ -39,15 +39,15 @@ impl NextHops {
         })
     }
 
-    /// The Pods that packets are redirected to, with their next hops.
+    /// The next hop of each Pod.
     pub(super) fn pods(&self) -> Result<BTreeMap<IpAddr, PodNextHop>, DatapathError> {
         let v4 = self.v4.read()?.into_iter().map(|(pod, value)| (IpAddr::from(pod.addr), value));
         let v6 = self.v6.read()?.into_iter().map(|(pod, value)| (IpAddr::from(pod.addr), value));
         Ok(v4.chain(v6).filter_map(|(addr, value)| Some((addr, next_hop(value)?))).collect())
     }
 
-    /// Removes elements that are not wanted or differ. Next hops first, so that both directions of a Pod change at
-    /// once.
+    /// Removes all entries that are absent from the plan or differ from it. Pods are removed ahead of uplinks, so that
+    /// both directions of a Pod's traffic change to the kernel stack at the same time.
     pub(super) fn retain(
         &mut self,
         devices: &BTreeMap<u32, ProgramSet>,
@@ -60,8 +60,9 @@ impl NextHops {
             .retain(|ifindex, _| devices.get(ifindex).is_some_and(|program_set| program_set.is_redirect_uplink()))
     }
 
-    /// Adds elements. Next hops last, for the same reason. A full map of one family does not affect the other. If an
-    /// uplink does not fit, no Pod is redirected, since replies by that uplink would take the host's stack.
+    /// Adds the entries of the plan. Pods are added after uplinks, so that both directions of a Pod's traffic change at
+    /// the same time. If an uplink cannot be added, all Pods are removed, since replies through that uplink would take
+    /// the kernel stack. A full map of Pods does not affect Pods of the other IP family.
     pub(super) fn add(
         &mut self,
         devices: &BTreeMap<u32, ProgramSet>,
@@ -75,10 +76,10 @@ impl NextHops {
         for (addr, hop) in pods {
             match addr {
                 IpAddr::V4(addr) => {
-                    v4 = v4.and_then(|()| self.v4.set(PodAddressV4 { addr: addr.octets() }, value(*hop)));
+                    v4 = v4.and_then(|()| self.v4.set(PodAddressV4 { addr: addr.octets() }, value(*hop)))
                 }
                 IpAddr::V6(addr) => {
-                    v6 = v6.and_then(|()| self.v6.set(PodAddressV6 { addr: addr.octets() }, value(*hop)));
+                    v6 = v6.and_then(|()| self.v6.set(PodAddressV6 { addr: addr.octets() }, value(*hop)))
                 }
             }
         }
@@ -86,7 +87,7 @@ impl NextHops {
     }
 }
 
-/// A hash map with its name.
+/// A hash map with its name, for errors.
 #[derive(Debug)]
 pub(super) struct Table<K: Pod, V: Pod> {
     map: HashMap<MapData, K, V>,

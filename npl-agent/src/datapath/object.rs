@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The embedded kernel object, and its kinds of programs.
+//! The embedded object file with the kernel programs, and the program types in it.
 
 use std::path::Path;
 
@@ -20,23 +20,24 @@ use super::{
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/npl.bpf.o"));
 
-/// The kernel object of `cargo xtask build-ebpf`.
+/// The object file that `cargo xtask build-ebpf` built.
 ///
 /// # Errors
 ///
-/// If the agent was built without one.
+/// If the agent was built without an object file.
 pub fn embedded_object() -> Result<&'static [u8], DatapathError> {
     if OBJECT.is_empty() { Err(DatapathError::NoObject) } else { Ok(OBJECT) }
 }
 
-/// A short digest of an object, as part of a folder's name. It distinguishes builds and is no defence against forgery.
+/// The first 64 bits of an object's SHA-256 digest, which name the folder of its pinned programs. Collisions need no
+/// protection, since only agents of this Node write to the folder.
 pub(super) fn digest(object: &[u8]) -> String {
     let first = hash(&SHA256, object).as_ref().first_chunk().copied().unwrap_or_default();
     format!("{:016x}", u64::from_be_bytes(first))
 }
 
-/// Removes pinned maps of another layout, since aya opens whatever is pinned under a map's name. A map that cannot be
-/// opened now may have the right layout and hold all mappings, so that is an error.
+/// Removes pinned maps whose type or layout differs from the object's, since aya would use them without a check. A map
+/// that cannot be opened, for lack of file descriptors or permissions, is an error: it may hold all mappings.
 pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8]) -> Result<(), DatapathError> {
     let parsed = Object::parse(object).map_err(DatapathError::Parse)?;
     for name in PINNED_MAPS {
@@ -58,16 +59,20 @@ pub(super) fn discard_incompatible_maps(pins: &Pins, object: &[u8]) -> Result<()
                 && info.map_flags() == wanted.map_flags()
         });
         if !fits {
-            warn!(map = *name, "pinned map has another layout than this agent's: it is replaced by an empty one");
+            warn!(
+                map = *name,
+                "the pinned map has another type or size than this agent uses: it is replaced by an empty map, so open \
+                 connections may have to reconnect"
+            );
             unpin(&path)?;
         }
     }
     Ok(())
 }
 
-/// A kind of program.
-pub(super) trait Kind: Sized {
-    /// The kernel's number of the program type.
+/// A program type of the object.
+pub(super) trait ProgramKind: Sized {
+    /// The kernel's program type.
     const TYPE: bpf_prog_type;
 
     fn from_pin(path: &Path, name: &str) -> Result<Self, ProgramError>;
@@ -75,7 +80,7 @@ pub(super) trait Kind: Sized {
     fn fd(&self) -> Result<&ProgramFd, ProgramError>;
 }
 
-impl Kind for SchedClassifier {
+impl ProgramKind for SchedClassifier {
     const TYPE: bpf_prog_type = bpf_prog_type::BPF_PROG_TYPE_SCHED_CLS;
 
     fn from_pin(path: &Path, _name: &str) -> Result<Self, ProgramError> {
@@ -91,7 +96,7 @@ impl Kind for SchedClassifier {
     }
 }
 
-impl Kind for Xdp {
+impl ProgramKind for Xdp {
     const TYPE: bpf_prog_type = bpf_prog_type::BPF_PROG_TYPE_XDP;
 
     fn from_pin(path: &Path, _name: &str) -> Result<Self, ProgramError> {
@@ -107,12 +112,12 @@ impl Kind for Xdp {
     }
 }
 
-impl Kind for CgroupSockAddr {
+impl ProgramKind for CgroupSockAddr {
     const TYPE: bpf_prog_type = bpf_prog_type::BPF_PROG_TYPE_CGROUP_SOCK_ADDR;
 
     fn from_pin(path: &Path, name: &str) -> Result<Self, ProgramError> {
         let which = SOCKET_PROGRAMS.iter().find(|program| program.name == name);
-        // The attach type is parsed from the section name, as for programs that are loaded.
+        // aya-obj derives the attach type from the section name, as it does for a program that it loads.
         let section = which.and_then(|program| format!("cgroup/{}", program.hook).parse().ok());
         let Some(ProgramSection::CgroupSockAddr { attach_type }) = section else {
             return Err(ProgramError::UnexpectedProgramType);

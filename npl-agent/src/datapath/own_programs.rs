@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Distinguishes NPL's programs on devices from those of other software, by their pins.
+//! Distinguishes NPL's programs on devices from those of other software, by the ids of pinned programs.
 
 use std::{collections::BTreeSet, io, os::fd::AsFd as _, path::PathBuf};
 
@@ -14,7 +14,7 @@ use crate::core::devices::attachments::{AttachmentOwner, DeviceAttachments};
 pub struct OwnPrograms(BTreeSet<u32>);
 
 impl OwnPrograms {
-    /// The programs that are pinned now. One that cannot be read counts as other software.
+    /// Reads the ids of the pinned programs. A program that cannot be read counts as one of other software.
     pub(super) fn read(pins: &Pins) -> Self {
         let builds = pins.builds().unwrap_or_default();
         let of_build = |build: &String| {
@@ -25,7 +25,8 @@ impl OwnPrograms {
         Self(builds.iter().flat_map(of_build).filter_map(id).collect())
     }
 
-    /// The owners of the programs on a device's TCX and netkit hooks; `None` if they cannot be listed.
+    /// The owners of the programs on a device's TCX and netkit hooks, in the order in which they run; `None` if the
+    /// kernel does not report them.
     pub fn programs_on(&self, ifindex: u32) -> Option<DeviceAttachments> {
         let ingress = self.owners(ifindex, BPF_TCX_INGRESS)?;
         let mut egress = self.owners(ifindex, BPF_TCX_EGRESS)?;
@@ -39,15 +40,15 @@ impl OwnPrograms {
             Ok(ids) => Some(ids.iter().map(owner).collect()),
             Err(error) if has_no_such_hook(&error) => Some(Vec::new()),
             Err(error) => {
-                debug!(ifindex, %error, "the programs of a device cannot be listed; packets to its Pods take the \
-                                         host's stack");
+                debug!(ifindex, %error, "cannot list the programs on a device; the next survey tries again");
                 None
             }
         }
     }
 }
 
-/// Whether the kernel has no such hook, or the device is of another kind or gone.
+/// Whether the error means that the hook does not exist: the kernel is too old, the device is of another kind, or it
+/// was removed.
 fn has_no_such_hook(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENXIO | libc::ENODEV))
 }

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The paths of all pins.
+//! The paths of pinned maps, programs and links.
 //!
 //! ```text
 //! <bpffs>/npl/                   removed by `npl-agent cleanup`
-//! └── v1/                        one folder per ABI version
-//!     ├── npl_config … npl_reason    maps, by their names
-//!     ├── links/<ifindex>_in         TCX links; before Linux 6.6, empty folders that stand for filters
-//!     ├── links/<ifindex>_out
-//!     ├── links/<ifindex>_pods       on Pods' devices: records what the host's stack has forwarded
-//!     ├── links/<ifindex>_xdp        XDP links
-//!     ├── links/<cgroup>_connect4 …  links of a cgroup, by its inode number
-//!     ├── xdp/<ifindex>_<reason>     empty folder: why XDP or TC translates the device's requests
-//!     ├── clsact/<ifindex>           empty folder: NPL has created the device's clsact qdisc (before Linux 6.6)
-//!     └── programs/<build>/          one folder per build and variant of the programs
-//!         ├── npl_ingress …              programs that were needed, by their names
-//!         └── constants_0 …              maps of their constants, one for each time that programs were loaded
+//! └── v2/                        one folder for each ABI version
+//!     ├── npl_config … npl_reason    maps, by name
+//!     ├── links/<ifindex>_in         ingress: a BPF link; before Linux 6.6 an empty folder that records a filter
+//!     ├── links/<ifindex>_out        egress, likewise
+//!     ├── links/<ifindex>_pods       egress of a Pod's device: observes which packets the kernel stack forwards
+//!     ├── links/<ifindex>_xdp        BPF link of the XDP program
+//!     ├── links/<cgroup>_connect4 …  BPF links of a cgroup, by its inode number
+//!     ├── xdp/<ifindex>_<reason>     empty folder: why XDP or TC translates requests of the device
+//!     ├── clsact/<ifindex>           empty folder: NPL added the clsact qdisc of the device (before Linux 6.6)
+//!     └── programs/<build>/          one folder for each object file and load variant
+//!         ├── npl_ingress …              programs that were needed so far, by name
+//!         └── constants_0 …              the programs' constants, one map for each load of the object
 //! ```
 
 use std::{
@@ -30,12 +30,12 @@ pub use crate::core::devices::Direction;
 
 const CLSACT_DIR: &str = "clsact";
 const XDP_REASON_DIR: &str = "xdp";
-/// The suffix of pinned XDP links.
+/// The end of the name of an XDP link's pin.
 const XDP_SUFFIX: &str = "xdp";
-/// The prefix of pinned maps of constants.
+/// The beginning of the name of a constants map's pin.
 const CONSTANTS: &str = "constants_";
 
-/// The suffix of a pin.
+/// The end of the name of a link's pin.
 const fn suffix(direction: Direction) -> &'static str {
     match direction {
         Direction::Ingress => "in",
@@ -44,7 +44,7 @@ const fn suffix(direction: Direction) -> &'static str {
     }
 }
 
-/// The paths of one BPF file system.
+/// The paths below one bpffs.
 #[derive(Debug, Clone)]
 pub struct Pins {
     root: PathBuf,
@@ -52,7 +52,7 @@ pub struct Pins {
 }
 
 impl Pins {
-    /// The paths below a mounted BPF file system.
+    /// The paths below a mounted bpffs. Creates nothing.
     pub fn new(bpffs: &Path) -> Self {
         let root = bpffs.join(PIN_ROOT);
         let version = root.join(format!("v{ABI_VERSION}"));
@@ -69,27 +69,27 @@ impl Pins {
         &self.version
     }
 
-    /// A map's pin.
+    /// The pin of a map.
     pub fn map(&self, name: &str) -> PathBuf {
         self.version.join(name)
     }
 
-    /// The pin of a device's TCX link.
+    /// The pin of the TC link of a device and direction.
     pub fn link(&self, ifindex: u32, direction: Direction) -> PathBuf {
         self.version.join(LINK_DIR).join(format!("{ifindex}_{}", suffix(direction)))
     }
 
-    /// The pin of a device's XDP link.
+    /// The pin of the XDP link of a device.
     pub fn xdp_link(&self, ifindex: u32) -> PathBuf {
         self.version.join(LINK_DIR).join(format!("{ifindex}_{XDP_SUFFIX}"))
     }
 
-    /// The pin of a cgroup's link, by the cgroup's inode number.
+    /// The pin of the link of a cgroup, which is given by its inode number, and a hook such as `connect4`.
     pub fn socket_link(&self, cgroup: u64, hook: &str) -> PathBuf {
         self.version.join(LINK_DIR).join(format!("{cgroup}_{hook}"))
     }
 
-    /// The mark of a device whose clsact qdisc NPL has created.
+    /// The folder that records that NPL added the clsact qdisc of a device.
     pub fn clsact_mark(&self, ifindex: u32) -> PathBuf {
         self.version.join(CLSACT_DIR).join(ifindex.to_string())
     }
@@ -99,17 +99,21 @@ impl Pins {
         self.version.join(PROGRAM_DIR).join(build)
     }
 
-    /// A program's pin.
+    /// The pin of a program of a build.
     pub fn program(&self, build: &str, name: &str) -> PathBuf {
         self.programs_of(build).join(name)
     }
 
-    /// The pin of a map of the programs' constants.
+    /// The pin of a map with the constants of a build's programs.
     pub(super) fn constants(&self, build: &str, number: u32) -> PathBuf {
         self.programs_of(build).join(format!("{CONSTANTS}{number}"))
     }
 
     /// Creates the folders.
+    ///
+    /// # Errors
+    ///
+    /// If the bpffs refuses.
     pub fn create(&self) -> Result<(), DatapathError> {
         for dir in [LINK_DIR, CLSACT_DIR, XDP_REASON_DIR].map(|name| self.version.join(name)) {
             fs::create_dir_all(&dir).map_err(|source| pin_error("create", &dir, source))?;
@@ -117,7 +121,11 @@ impl Pins {
         Ok(())
     }
 
-    /// Every pinned TCX link: device index and direction.
+    /// The ifindex and direction of every attached TC program, sorted.
+    ///
+    /// # Errors
+    ///
+    /// If the folder cannot be listed.
     pub fn links(&self) -> Result<Vec<(u32, Direction)>, DatapathError> {
         let mut links = Vec::new();
         for name in names_in(&self.version.join(LINK_DIR))? {
@@ -131,14 +139,22 @@ impl Pins {
         Ok(links)
     }
 
-    /// Every device with a pinned XDP link.
+    /// The ifindex of every device with an XDP link.
+    ///
+    /// # Errors
+    ///
+    /// If the folder cannot be listed.
     pub fn xdp_links(&self) -> Result<Vec<u32>, DatapathError> {
         let names = names_in(&self.version.join(LINK_DIR))?;
         let ifindex = |name: &String| name.split_once('_').filter(|(_, suffix)| *suffix == XDP_SUFFIX)?.0.parse().ok();
         Ok(names.iter().filter_map(ifindex).collect())
     }
 
-    /// Why XDP or TC translates the requests of each device, as the reason's key.
+    /// Why XDP or TC translates a device's requests: the key of the reason, by ifindex.
+    ///
+    /// # Errors
+    ///
+    /// If the folder cannot be listed.
     pub fn xdp_reasons(&self) -> Result<BTreeMap<u32, String>, DatapathError> {
         let names = names_in(&self.version.join(XDP_REASON_DIR))?;
         let reason = |name: &String| {
@@ -148,8 +164,8 @@ impl Pins {
         Ok(names.iter().filter_map(reason).collect())
     }
 
-    /// Replaces [`Self::xdp_reasons`].
-    pub(super) fn note_xdp_reasons(&self, reasons: &BTreeMap<u32, &str>) -> Result<(), DatapathError> {
+    /// Records the reasons that [`Self::xdp_reasons`] returns, and removes others.
+    pub(super) fn write_xdp_reasons(&self, reasons: &BTreeMap<u32, &str>) -> Result<(), DatapathError> {
         let folder = self.version.join(XDP_REASON_DIR);
         let wanted: Vec<String> = reasons.iter().map(|(ifindex, key)| format!("{ifindex}_{key}")).collect();
         for stale in names_in(&folder)?.iter().filter(|name| !wanted.contains(name)) {
@@ -161,7 +177,11 @@ impl Pins {
             .try_for_each(|mark| fs::create_dir_all(&mark).map_err(|source| pin_error("create", &mark, source)))
     }
 
-    /// Every pinned link of a cgroup: inode number and hook, in the order of attaching.
+    /// The inode number and hook of every cgroup link, in the order in which they are attached.
+    ///
+    /// # Errors
+    ///
+    /// If the folder cannot be listed.
     pub fn socket_links(&self) -> Result<Vec<(u64, &'static str)>, DatapathError> {
         let names = names_in(&self.version.join(LINK_DIR))?;
         let of_hook = |hook: &'static str| {
@@ -171,12 +191,20 @@ impl Pins {
         Ok(SOCKET_PROGRAMS.iter().flat_map(|program| of_hook(program.hook)).collect())
     }
 
-    /// Every build whose programs are pinned.
+    /// Every build with pinned programs: digest of the object file, and load variant.
+    ///
+    /// # Errors
+    ///
+    /// If the folder cannot be listed.
     pub fn builds(&self) -> Result<Vec<String>, DatapathError> {
         names_in(&self.version.join(PROGRAM_DIR))
     }
 
-    /// The names of the pinned programs of a build.
+    /// The sorted names of the pinned programs of a build.
+    ///
+    /// # Errors
+    ///
+    /// If the folder cannot be listed.
     pub fn program_names(&self, build: &str) -> Result<Vec<String>, DatapathError> {
         let mut names = names_in(&self.programs_of(build))?;
         names.retain(|name| !name.starts_with(CONSTANTS));
@@ -184,21 +212,29 @@ impl Pins {
         Ok(names)
     }
 
-    /// The pins of all maps of a build's constants.
+    /// The pins of all maps with constants of a build's programs.
     pub(super) fn constants_of(&self, build: &str) -> Result<Vec<PathBuf>, DatapathError> {
         let folder = self.programs_of(build);
         let names = names_in(&folder)?.into_iter().filter(|name| name.starts_with(CONSTANTS));
         Ok(names.map(|name| folder.join(name)).collect())
     }
 
-    /// Every device whose clsact qdisc NPL has created.
+    /// The ifindex of every device whose clsact qdisc NPL added.
+    ///
+    /// # Errors
+    ///
+    /// If the folder cannot be listed.
     pub fn clsact_marks(&self) -> Result<Vec<u32>, DatapathError> {
         let names = names_in(&self.version.join(CLSACT_DIR))?;
         Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
     }
 }
 
-/// Removes a pin, if it exists.
+/// Removes a pin or an empty folder. Removing an absent one succeeds.
+///
+/// # Errors
+///
+/// If the bpffs refuses.
 pub fn unpin(path: &Path) -> Result<(), DatapathError> {
     let result = if path.is_dir() { fs::remove_dir(path) } else { fs::remove_file(path) };
     match result {
@@ -207,7 +243,7 @@ pub fn unpin(path: &Path) -> Result<(), DatapathError> {
     }
 }
 
-/// The names in a folder; empty if the folder does not exist.
+/// The names in a folder; an absent folder has none.
 pub(crate) fn names_in(dir: &Path) -> Result<Vec<String>, DatapathError> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks before anything is changed; each failure names the remedy.
+//! Checks the requirements of the datapath before anything is changed. Each error names a remedy.
 
 use std::path::Path;
 
@@ -13,41 +13,41 @@ use crate::core::{
     doctor::{Kernel, Rights},
 };
 
-/// The oldest supported kernel.
+/// The oldest supported kernel, as major and minor version.
 pub const KERNEL_FLOOR: (u8, u8) = (5, 10);
 const KERNEL_FLOOR_TEXT: &str = "5.10";
-/// The first kernel with TCX.
+/// The first kernel with TCX, which has BPF links on TC hooks.
 const TCX_SINCE: (u8, u8) = (6, 6);
-/// The first kernel with XDP programs for frames in several parts.
+/// The first kernel with XDP programs for multi-buffer frames.
 const XDP_FRAGS_SINCE: (u8, u8) = (5, 18);
 
-/// Sysctls of the reader's network namespace; missing if connection tracking is not loaded.
+/// Settings of kernel conntrack in the network namespace of the reader; absent if the module is not loaded.
 const TCP_BE_LIBERAL: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
 const TCP_TIMEOUT_UNACKNOWLEDGED: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_unacknowledged";
 const TCP_TIMEOUT_ESTABLISHED: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established";
 
-/// Checks kernel, capabilities and BPF file system, in the order in which an operator can act on them.
+/// Checks kernel version, capabilities and bpffs, in this order.
 ///
 /// # Errors
 ///
-/// The first failure.
+/// The first requirement that is not met.
 pub fn check(bpffs: &Path) -> Result<(), DatapathError> {
     kernel()?;
     capabilities()?;
     check_bpffs(bpffs)
 }
 
-/// Whether the kernel has TCX.
+/// Whether the kernel version has TCX.
 pub fn has_tcx() -> bool {
     is_at_least(TCX_SINCE)
 }
 
-/// Whether XDP programs may be shown frames in several parts, as with a large MTU.
+/// Whether the kernel version has XDP for multi-buffer frames, which devices with a large MTU need.
 pub fn has_xdp_frags() -> bool {
     is_at_least(XDP_FRAGS_SINCE)
 }
 
-/// The settings of connection tracking that limit offload; neither limits it where connection tracking is not loaded.
+/// The settings of kernel conntrack that limit the offload mode. Without kernel conntrack, nothing limits it.
 pub fn conntrack_settings() -> ConntrackSettings {
     let read = |path| Some(std::fs::read_to_string(path).ok()?.trim().to_owned());
     let timeout = |path| read(path)?.parse::<u32>().ok();
@@ -58,12 +58,12 @@ pub fn conntrack_settings() -> ConntrackSettings {
     }
 }
 
-/// A kernel of unknown version counts as new; loading will show.
+/// An unknown kernel version counts as new enough, since loading the programs reports missing features.
 fn is_at_least((major, minor): (u8, u8)) -> bool {
     KernelVersion::current().map_or(true, |found| found >= KernelVersion::new(major, minor, 0))
 }
 
-/// Release and features of the kernel.
+/// Version and features of the running kernel.
 pub fn kernel_facts() -> Kernel {
     let release = nix::sys::utsname::uname().map_or_else(
         |_unreadable| "of unknown version".to_owned(),
@@ -77,15 +77,15 @@ fn kernel() -> Result<(), DatapathError> {
     if is_new_enough { Ok(()) } else { Err(DatapathError::KernelTooOld { found, needed }) }
 }
 
-/// The capabilities of this process; `None` if they cannot be read.
+/// The effective capabilities of this process; `None` if they cannot be read.
 pub fn rights() -> Option<Rights> {
     let held = caps::read(None, CapSet::Effective).ok()?;
-    // CAP_SYS_ADMIN implies CAP_BPF and CAP_PERFMON.
-    let has_or_stands_for = |capability| held.contains(&capability) || held.contains(&Capability::CAP_SYS_ADMIN);
+    // CAP_SYS_ADMIN includes CAP_BPF and CAP_PERFMON in all checks of the kernel.
+    let has = |capability| held.contains(&capability) || held.contains(&Capability::CAP_SYS_ADMIN);
     Some(Rights {
-        bpf: has_or_stands_for(Capability::CAP_BPF),
+        bpf: has(Capability::CAP_BPF),
         net_admin: held.contains(&Capability::CAP_NET_ADMIN),
-        perfmon: has_or_stands_for(Capability::CAP_PERFMON),
+        perfmon: has(Capability::CAP_PERFMON),
     })
 }
 
@@ -104,7 +104,7 @@ fn capabilities() -> Result<(), DatapathError> {
 ///
 /// # Errors
 ///
-/// If there is none.
+/// If the path does not exist or is on another file system.
 pub fn check_bpffs(bpffs: &Path) -> Result<(), DatapathError> {
     match statfs(bpffs) {
         Ok(stat) if stat.filesystem_type() == BPF_FS_MAGIC => Ok(()),

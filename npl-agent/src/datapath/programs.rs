@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Loads programs and pins them, or reuses those that an earlier agent of the same build has pinned. Loading takes the
-//! longest part of a start, since the verifier checks every program.
+//! Loads and pins the programs. An agent reuses the pinned programs of an earlier agent of the same build, since
+//! loading is the longest part of a start: the kernel verifies every loaded program.
 //!
-//! A pinned program is reused if its type, name and maps are right. Otherwise it is loaded again.
+//! A pinned program is reused if it has the right type, the right name (if it was loaded with one), and uses only maps
+//! that are pinned now. Other programs are loaded again and replace the pin.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,29 +25,30 @@ use tracing::{debug, info};
 
 use super::{
     error::DatapathError,
-    object::{self, Kind, digest, embedded_object},
+    object::{self, ProgramKind, digest, embedded_object},
     pins::{Pins, pin_error, unpin},
     preflight, sys,
     tables::open,
 };
 use crate::process::memory;
 
-/// The programs that every Node needs. Those for devices without Ethernet headers are loaded when such a device
-/// appears.
+/// The programs that every Node needs. Other programs, such as those for devices without a link-layer header, are
+/// loaded when a device needs them.
 const ALWAYS: [&str; 2] = [PROG_EGRESS, PROG_INGRESS];
-/// The name of [`Variant::Unmitigated`].
+/// The name of [`Variant::Unmitigated`] in a build's name.
 const UNMITIGATED: &str = "unmitigated";
-/// The section of constants, of which every load creates a map.
+/// The section of the object with the programs' constants. Each load of the object creates a map from it.
 const CONSTANTS: &str = ".rodata";
 
-/// The variants of the programs, by the capabilities at loading and by the verifier; the fastest first.
+/// How the programs were loaded, which depends on the loader's capabilities and the kernel. The fastest variant comes
+/// first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Variant {
-    /// Loaded with `CAP_PERFMON`: no barriers, and packets are read by pointers.
+    /// Loaded with `CAP_PERFMON`: without speculation barriers, with direct packet access.
     Unmitigated,
-    /// Loaded without it: the kernel adds a barrier against speculation after nearly every store to the stack.
+    /// Loaded without `CAP_PERFMON`: the kernel adds a speculation barrier after nearly every store to the stack.
     Mitigated,
-    /// Loaded without it before Linux 6.6: as [`Self::Mitigated`], and packets are read by a helper.
+    /// Loaded without `CAP_PERFMON` before Linux 6.6: with barriers, and packets are read by a helper.
     ByHelper,
 }
 
@@ -55,31 +57,30 @@ enum Variant {
 pub(super) struct Programs {
     pins: Pins,
     variant: Variant,
-    /// The name of the build's folder.
+    /// The name of the build's folder: digest of the object and variant.
     build: String,
-    /// The ids of the maps that a program may use.
+    /// The ids of the maps that a reused program may use.
     known_maps: BTreeSet<u32>,
     classifiers: BTreeMap<&'static str, SchedClassifier>,
     sockets: BTreeMap<&'static str, CgroupSockAddr>,
-    /// The XDP program.
     xdp: Option<Xdp>,
-    /// The object; kept from the first load until all programs are attached.
+    /// The parsed object: present from the first load until [`Self::release_unused`].
     object: Option<Ebpf>,
-    /// Whether the constants of this object are pinned.
+    /// Whether the constants map of `object` is pinned.
     has_pinned_constants: bool,
     /// Whether programs of other builds may still be pinned.
     has_predecessors: bool,
 }
 
 impl Programs {
-    /// Reuses the programs of an earlier agent, or loads them.
+    /// Reuses the programs of an earlier agent, or loads the fastest variant that the kernel accepts.
     ///
     /// # Errors
     ///
-    /// The kernel's refusal.
+    /// If the kernel refuses all variants, or a map cannot be opened.
     pub(super) fn open(pins: &Pins) -> Result<Self, DatapathError> {
         let digest = digest(embedded_object()?);
-        // A program that was loaded with more capabilities than this agent has is reused.
+        // Programs that `npl-agent load` has loaded with more capabilities are reused too.
         let (known, loadable): (&[Variant], [Variant; 2]) = if has_perfmon() {
             (&[Variant::Unmitigated], [Variant::Unmitigated, Variant::ByHelper])
         } else {
@@ -94,12 +95,12 @@ impl Programs {
         let [mut by_pointers, mut by_helper] = loadable.map(|variant| Self::new(pins, &digest, variant));
         match by_pointers.load_hooks() {
             Err(error) if error.is_verifier_refusal() => {
-                debug!(%error, "the verifier rejects programs that read packets by pointers");
+                debug!(%error, "the verifier refused direct packet access");
                 by_pointers.discard()?;
                 by_helper.load_hooks().map_err(DatapathError::or_missing_perfmon)?;
                 info!(
-                    "programs read packets by a helper, which is slower: before Linux 6.6, the fast variant \
-                     needs CAP_PERFMON"
+                    "the kernel refuses direct packet access without CAP_PERFMON, so the programs read packets by a slower \
+                     helper; `npl-agent load`, in an init container that has the capability, loads the faster programs"
                 );
                 Ok(by_helper)
             }
@@ -122,7 +123,7 @@ impl Programs {
         }
     }
 
-    /// Loads every program that an agent on this Node may use; returns the name of each, or its error.
+    /// Loads and pins every program that an agent on this Node may need. Returns the name or the error of each program.
     pub(super) fn load_all(&mut self) -> Vec<Result<&'static str, DatapathError>> {
         let mut loaded: Vec<_> = PROGRAMS.iter().map(|name| self.load_classifier(name).map(|_| *name)).collect();
         loaded.extend(SOCKET_PROGRAMS.iter().map(|which| self.load_socket_program(which).map(|_| which.name)));
@@ -131,17 +132,17 @@ impl Programs {
         loaded
     }
 
-    /// Whether the programs have no barriers against speculation.
+    /// Whether the programs have no speculation barriers.
     pub(super) fn are_unmitigated(&self) -> bool {
         self.variant == Variant::Unmitigated
     }
 
-    /// Loads a TC program and, ahead of it, the slow path that it tail-calls.
+    /// Loads a TC program, after the slow-path program that it tail-calls.
     pub(super) fn load_classifier(&mut self, name: &'static str) -> Result<&mut SchedClassifier, DatapathError> {
         if !self.classifiers.contains_key(name) {
             if let Some(index) = slow_path_of(name) {
                 let program = self.adopt_or_load(SLOW_PATH_PROGRAMS[index as usize])?;
-                self.place_slow_path(index, &program)?;
+                self.set_slow_path(index, &program)?;
             }
             let program = self.adopt_or_load(name)?;
             self.classifiers.insert(name, program);
@@ -159,7 +160,7 @@ impl Programs {
         self.sockets.get_mut(name).ok_or(DatapathError::Missing(name))
     }
 
-    /// Loads the XDP program for this kernel, and returns it with its name.
+    /// Loads the XDP program for this kernel version. Also returns its name.
     pub(super) fn load_xdp(&mut self) -> Result<(&'static str, &mut Xdp), DatapathError> {
         let name = if preflight::has_xdp_frags() { PROG_XDP_FRAGS } else { PROG_XDP };
         let program = match self.xdp.take() {
@@ -169,25 +170,26 @@ impl Programs {
         Ok((name, self.xdp.insert(program)))
     }
 
-    /// Frees the memory that loading took and, unless `is_still_used`, the programs of other builds.
-    pub(super) fn settle(&mut self, is_still_used: bool) -> Result<(), DatapathError> {
+    /// Frees the memory of the loader, and unpins the programs of other builds unless one of them may still be
+    /// attached.
+    pub(super) fn release_unused(&mut self, are_others_used: bool) -> Result<(), DatapathError> {
         if self.object.take().is_some() {
             memory::give_back();
         }
-        if is_still_used || !self.has_predecessors {
+        if are_others_used || !self.has_predecessors {
             return Ok(());
         }
         for build in self.pins.builds()?.iter().filter(|build| **build != self.build) {
-            debug!(build, "programs of another build are removed");
+            debug!(build, "removing the pinned programs of another build");
             remove_folder(&self.pins.programs_of(build))?;
         }
         self.has_predecessors = false;
         Ok(())
     }
 
-    /// Reuses the programs that every Node needs: all or none.
+    /// Reuses the pinned programs that every Node needs. Returns false if one of them is missing or does not match.
     fn adopt_hooks(&mut self) -> Result<bool, DatapathError> {
-        let Some(known_maps) = self.look_for_maps()? else { return Ok(false) };
+        let Some(known_maps) = self.read_map_ids()? else { return Ok(false) };
         self.known_maps = known_maps;
         let mut slow_paths = Vec::new();
         for hook in ALWAYS {
@@ -200,13 +202,13 @@ impl Programs {
             self.classifiers.insert(hook, program);
         }
         for (index, slow_path) in slow_paths {
-            self.place_slow_path(index, &slow_path)?;
+            self.set_slow_path(index, &slow_path)?;
         }
-        info!(build = self.build, "programs of an earlier agent are reused");
+        info!(build = self.build, "reusing the pinned programs of an earlier agent");
         Ok(true)
     }
 
-    /// Loads the programs that every Node needs, and removes older pins of this build.
+    /// Loads the programs that every Node needs, and replaces all pins that an earlier agent created for this build.
     fn load_hooks(&mut self) -> Result<(), DatapathError> {
         self.discard()?;
         for hook in ALWAYS {
@@ -215,9 +217,8 @@ impl Programs {
         info!(build = self.build, "programs loaded");
         if self.variant != Variant::Unmitigated {
             info!(
-                "the programs contain the kernel's barriers against speculation, since they were loaded without \
-                 CAP_PERFMON: each packet takes some 0.3 µs longer. Run `npl-agent load` in an init container with \
-                 that capability, as deploy/npl.yaml does"
+                "the programs were loaded without CAP_PERFMON and have speculation barriers, which cost about 0.3 µs per \
+                 packet; `npl-agent load`, in an init container that has the capability, loads them without barriers"
             );
         }
         Ok(())
@@ -227,7 +228,7 @@ impl Programs {
         remove_folder(&self.pins.programs_of(&self.build))
     }
 
-    fn adopt_or_load<K: Kind>(&mut self, name: &'static str) -> Result<K, DatapathError>
+    fn adopt_or_load<K: ProgramKind>(&mut self, name: &'static str) -> Result<K, DatapathError>
     where
         for<'a> &'a mut K: TryFrom<&'a mut Program>,
     {
@@ -237,29 +238,29 @@ impl Programs {
         }
     }
 
-    /// The pinned program of a name, if it is the one that this agent would load.
-    fn adopt<K: Kind>(&self, name: &'static str) -> Option<K> {
+    /// The pinned program of a name, if it equals the program that this agent would load.
+    fn adopt<K: ProgramKind>(&self, name: &'static str) -> Option<K> {
         let program = K::from_pin(&self.pins.program(&self.build, name), name).ok()?;
         let facts = sys::program_facts(program.fd().ok()?.as_fd()).ok()?;
-        // aya sets a program's name only with a capability for tracing, which the agent does not have.
+        // aya names programs only if it can load a tracing program, for which the agent lacks the capability.
         let is_named = facts.name.is_empty() || facts.name == name.as_bytes();
         let is_npl = facts.kind == K::TYPE as u32 && is_named;
         let fits = is_npl && facts.maps.iter().all(|id| self.known_maps.contains(id));
         if !fits {
-            debug!(name, ?facts, "pinned program is of another kind or build; it is loaded again");
+            debug!(name, ?facts, "pinned program has another type, name or maps; it is loaded again");
         }
         fits.then_some(program)
     }
 
     /// Loads a program and pins it.
-    fn load<K: Kind>(&mut self, name: &'static str) -> Result<K, DatapathError>
+    fn load<K: ProgramKind>(&mut self, name: &'static str) -> Result<K, DatapathError>
     where
         for<'a> &'a mut K: TryFrom<&'a mut Program>,
     {
         let refused = |source| DatapathError::LoadProgram { name, source: Box::new(source) };
         let program: Result<&mut K, _> = program_of(self.load_object()?, name)?.try_into();
         program.map_err(|_other_type| DatapathError::Missing(name))?.load().map_err(refused)?;
-        // After the load: a device whose program is rejected is tried again and again, and each time would pin a map.
+        // Pinned after the program has loaded: each retry of a refused program would leave another pinned map.
         self.pin_constants()?;
         let pin = self.pins.program(&self.build, name);
         unpin(&pin)?;
@@ -268,7 +269,7 @@ impl Programs {
         K::from_pin(&pin, name).map_err(refused)
     }
 
-    /// Opens the object over the pinned maps, and replaces maps of another layout.
+    /// The parsed object, using the pinned maps. A pinned map of another type or size is replaced.
     fn load_object(&mut self) -> Result<&mut Ebpf, DatapathError> {
         let object = match self.object.take() {
             Some(object) => object,
@@ -288,11 +289,11 @@ impl Programs {
         }
         let object = loader.load(bytes).map_err(DatapathError::Load)?;
         self.has_pinned_constants = false;
-        self.known_maps = self.look_for_maps()?.unwrap_or_default();
+        self.known_maps = self.read_map_ids()?.unwrap_or_default();
         Ok(object)
     }
 
-    /// Pins the constants, so that the next agent recognizes the programs' maps.
+    /// Pins the constants map, so that the next agent recognizes it as a map of the programs.
     fn pin_constants(&mut self) -> Result<(), DatapathError> {
         if self.has_pinned_constants {
             return Ok(());
@@ -307,7 +308,7 @@ impl Programs {
         Ok(())
     }
 
-    /// Checks that the maps of this agent are the pinned ones.
+    /// Checks that the pinned maps are those that this agent uses.
     pub(super) fn check_maps(&self) -> Result<(), DatapathError> {
         PINNED_MAPS.iter().try_for_each(|name| {
             let pin = self.pins.map(name);
@@ -320,16 +321,17 @@ impl Programs {
         })
     }
 
-    /// The ids of the pinned maps, those of this build included; `None` unless all exist.
-    fn look_for_maps(&self) -> Result<Option<BTreeSet<u32>>, DatapathError> {
+    /// The ids of the pinned maps, including the constants of this build; `None` if one is missing.
+    fn read_map_ids(&self) -> Result<Option<BTreeSet<u32>>, DatapathError> {
         let of_all = PINNED_MAPS.iter().map(|name| self.pins.map(name));
         let of_build = self.pins.constants_of(&self.build)?;
         let ids = of_all.chain(of_build).map(|pin| MapInfo::from_pin(pin).ok().map(|info| info.id()));
         Ok(ids.collect())
     }
 
-    /// Places a slow path where the programs of its hook tail-call it, those of earlier agents included.
-    fn place_slow_path(&self, index: u32, slow_path: &SchedClassifier) -> Result<(), DatapathError> {
+    /// Sets the slow-path program that a hook's program tail-calls. Programs of an earlier agent use it too from now
+    /// on.
+    fn set_slow_path(&self, index: u32, slow_path: &SchedClassifier) -> Result<(), DatapathError> {
         let name = SLOW_PATH_PROGRAMS[index as usize];
         let program: &ProgramFd =
             slow_path.fd().map_err(|source| DatapathError::LoadProgram { name, source: Box::new(source) })?;
@@ -339,7 +341,7 @@ impl Programs {
 }
 
 impl Variant {
-    /// The name in folders.
+    /// The variant's name in a build's name.
     const fn as_str(self) -> &'static str {
         match self {
             Self::Unmitigated => UNMITIGATED,
@@ -349,12 +351,12 @@ impl Variant {
     }
 }
 
-/// Whether the programs in this build's folder have no barriers against speculation.
+/// Whether the programs of a build have no speculation barriers. The build is given by the name of its folder.
 pub fn is_unmitigated(build: &str) -> bool {
     build.rsplit('_').next() == Some(UNMITIGATED)
 }
 
-/// Whether this process has `CAP_PERFMON`.
+/// Whether the kernel loads programs of this process without speculation barriers.
 fn has_perfmon() -> bool {
     preflight::rights().is_some_and(|rights| rights.perfmon)
 }

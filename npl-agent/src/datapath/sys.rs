@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The system calls that aya, nix and rtnetlink do not make, with the structures of the kernel that aya generates.
+//! System calls that aya, nix and rtnetlink do not offer, using the kernel structures that aya-obj generates.
 
 #![expect(unsafe_code, reason = "a system call takes pointers")]
 
@@ -28,7 +28,7 @@ const MOST_MAPS: usize = 64;
 /// The kernel's limit for the programs on a hook.
 const MOST_PROGRAMS: usize = 64;
 
-/// The part of `bpf_prog_info` that identifies a program.
+/// The fields of `bpf_prog_info` that identify a program.
 #[derive(Debug)]
 pub(super) struct ProgramFacts {
     /// The kernel's number of the program type.
@@ -39,7 +39,7 @@ pub(super) struct ProgramFacts {
     pub(super) maps: Vec<u32>,
 }
 
-/// A link's program and target.
+/// The program and target of a link.
 pub(super) struct LinkFacts {
     /// The program's id.
     pub(super) program: u32,
@@ -47,21 +47,21 @@ pub(super) struct LinkFacts {
 }
 
 impl LinkFacts {
-    /// Whether this is an XDP link on the device.
+    /// Whether this is an XDP link on a device.
     pub(super) const fn is_of_driver(&self, ifindex: u32) -> bool {
-        // SAFETY: numbers, which are valid whatever their bits are.
+        // SAFETY: the union has only integers, for which all bit patterns are valid.
         let target = unsafe { self.info.__bindgen_anon_1.xdp };
         self.is(bpf_link_type::BPF_LINK_TYPE_XDP) && target.ifindex == ifindex
     }
 
-    /// Whether this is a TCX link on the hook of the device.
+    /// Whether this is a TCX link on a hook of a device.
     pub(super) const fn is_of_hook(&self, ifindex: u32, hook: bpf_attach_type) -> bool {
         // SAFETY: as above.
         let target = unsafe { self.info.__bindgen_anon_1.tcx };
         self.is(bpf_link_type::BPF_LINK_TYPE_TCX) && target.ifindex == ifindex && target.attach_type == hook as u32
     }
 
-    /// Whether this is a link on the cgroup.
+    /// Whether this is a link on a cgroup, given by its inode number.
     pub(super) const fn is_of_cgroup(&self, cgroup: u64) -> bool {
         // SAFETY: as above.
         let target = unsafe { self.info.__bindgen_anon_1.cgroup };
@@ -73,7 +73,7 @@ impl LinkFacts {
     }
 }
 
-/// Opens a pinned map, program or link. aya opens each kind by a type of its own.
+/// Opens a pinned map, program or link. aya has a separate type for each kind.
 pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut attr = no_attributes();
@@ -81,7 +81,7 @@ pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     bpf(bpf_cmd::BPF_OBJ_GET, &mut attr).map(owned)
 }
 
-/// Pins an object. aya pins only the links that it has created.
+/// Pins an object. aya pins only links that it has created.
 pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut attr = no_attributes();
@@ -90,8 +90,8 @@ pub(super) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     bpf(bpf_cmd::BPF_OBJ_PIN, &mut attr).map(drop)
 }
 
-/// Writes elements of a hash map in one system call; aya has no batch operations. After an error, the first elements may have
-/// been written.
+/// Writes elements of a hash map in one system call; aya has no batch operations. After an error, the first elements
+/// may have been written.
 pub(super) fn update_all<K: aya::Pod, V: aya::Pod>(map: BorrowedFd<'_>, elements: &[(K, V)]) -> io::Result<()> {
     let (keys, values): (Vec<K>, Vec<V>) = elements.iter().copied().unzip();
     let mut attr = no_attributes();
@@ -102,13 +102,14 @@ pub(super) fn update_all<K: aya::Pod, V: aya::Pod>(map: BorrowedFd<'_>, elements
     bpf(bpf_cmd::BPF_MAP_UPDATE_BATCH, &mut attr).map(drop)
 }
 
-/// Reads a hash map in batches, each of which is handed to `look`; aya has no batch operations. No element is read twice, and
-/// the loop ends although elements come and go, where iteration by key starts over at a key that was deleted.
+/// Reads a hash map in batches and passes each batch to `look`; aya has no batch operations. No element is read twice,
+/// and the loop ends even if elements are added and removed. An iteration by key would start over when its key is
+/// removed.
 pub(super) fn read_parts<K: aya::Pod, V: aya::Pod>(
     map: BorrowedFd<'_>,
     mut look: impl FnMut(&[K], &[V]),
 ) -> io::Result<()> {
-    // Above the size of a hash bucket, which the kernel returns only whole.
+    // The kernel returns only whole hash buckets, so a batch must be larger than a bucket.
     const PART: usize = 1024;
     let (mut keys, mut values): (Vec<K>, Vec<V>) = (Vec::with_capacity(PART), Vec::with_capacity(PART));
     let mut place: Option<u32> = None;
@@ -127,9 +128,10 @@ pub(super) fn read_parts<K: aya::Pod, V: aya::Pod>(
             Err(error) if error.kind() == io::ErrorKind::NotFound => true,
             Err(_) => return read.map(drop),
         };
-        // SAFETY: a number, which is valid whatever its bits are.
+        // SAFETY: the union has only integers, for which all bit patterns are valid.
         let count = usize::try_from(unsafe { attr.batch.count }).map_err(io::Error::other)?.min(PART);
-        // SAFETY: the kernel has written as many of each, for which there is room, and any bytes are an `aya::Pod`.
+        // SAFETY: the kernel has written `count` keys and values, `count` is within the capacity, and all bit patterns
+        // are valid for an `aya::Pod`.
         unsafe {
             keys.set_len(count);
             values.set_len(count);
@@ -142,29 +144,29 @@ pub(super) fn read_parts<K: aya::Pod, V: aya::Pod>(
     }
 }
 
-/// Maps an array of `count` words, of a map with `BPF_F_MMAPABLE`, into memory while `work` reads and changes it; kernel programs
-/// do so at the same time. Unmapped afterwards, since the whole array counts as memory of the process.
+/// Maps an array map with `BPF_F_MMAPABLE` and `count` words into memory while `work` runs. Kernel programs change the
+/// words at the same time. The array is unmapped afterwards, since it counts as resident memory of the process.
 pub(super) fn with_words<T>(map: BorrowedFd<'_>, count: usize, work: impl FnOnce(&[AtomicU64]) -> T) -> io::Result<T> {
     let length = NonZero::new(count * size_of::<u64>()).ok_or(io::ErrorKind::InvalidInput)?;
     let (rights, flags) = (ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, MapFlags::MAP_SHARED);
-    // SAFETY: the kernel chooses a free address, and refuses a map that is shorter.
+    // SAFETY: the kernel chooses a free address, and refuses a map shorter than `length`.
     let start = unsafe { mmap(None, length, rights, flags, map, 0) }?;
-    // SAFETY: `count` elements of eight bytes from the start of a page on, mapped until `work` returns; the programs change whole
-    // words.
+    // SAFETY: `count` words are mapped from the start of a page until `work` returns, and programs change them
+    // atomically.
     let done = work(unsafe { slice::from_raw_parts(start.cast().as_ptr(), count) });
-    // SAFETY: mapped above, and `work` cannot keep a reference.
+    // SAFETY: the range was mapped above, and `work` cannot keep a reference to it.
     unsafe { munmap(start, length.get()) }?;
     Ok(done)
 }
 
-/// Attaches a program in the device's driver, and fails where the driver cannot run it. aya would then attach by netlink, which
-/// returns no link.
+/// Attaches an XDP program in the device's driver, and fails if the driver does not support it. aya would fall back to
+/// netlink, which creates no link.
 pub(super) fn create_xdp_link(program: BorrowedFd<'_>, ifindex: u32) -> io::Result<OwnedFd> {
     create_link(program, ifindex, bpf_attach_type::BPF_XDP, XDP_FLAGS_DRV_MODE)
 }
 
-/// Attaches a program before or after all others of a device's hook. aya finds the device by its name, which another device may
-/// have by now.
+/// Attaches a program before or after all others on a device's hook. aya identifies the device by its name, which
+/// another device may have by now.
 pub(super) fn create_tcx_link(
     program: BorrowedFd<'_>,
     ifindex: u32,
@@ -186,7 +188,7 @@ fn create_link(program: BorrowedFd<'_>, ifindex: u32, hook: bpf_attach_type, fla
 /// Reads a program's `bpf_prog_info`. aya opens the maps by their ids, which needs `CAP_SYS_ADMIN`.
 pub(super) fn program_facts(program: BorrowedFd<'_>) -> io::Result<ProgramFacts> {
     let mut maps = vec![0_u32; MOST_MAPS];
-    // SAFETY: numbers, which may be zero.
+    // SAFETY: the structure has only integers, which may be zero.
     let mut info: bpf_prog_info = unsafe { mem::zeroed() };
     info.nr_map_ids = length(&maps)?;
     info.map_ids = maps.as_mut_ptr() as u64;
@@ -201,7 +203,7 @@ pub(super) fn program_facts(program: BorrowedFd<'_>) -> io::Result<ProgramFacts>
 }
 
 /// The ids of the programs on a device's hook, in the order in which they run. aya opens each program, which needs
-/// `CAP_SYS_ADMIN`.
+/// `CAP_SYS_ADMIN`. The device is given by its ifindex.
 pub(super) fn programs_on(ifindex: u32, hook: bpf_attach_type) -> io::Result<Vec<u32>> {
     let mut programs = vec![0_u32; MOST_PROGRAMS];
     let mut attr = no_attributes();
@@ -210,7 +212,7 @@ pub(super) fn programs_on(ifindex: u32, hook: bpf_attach_type) -> io::Result<Vec
     attr.query.prog_ids = programs.as_mut_ptr() as u64;
     attr.query.__bindgen_anon_2.prog_cnt = length(&programs)?;
     bpf(bpf_cmd::BPF_PROG_QUERY, &mut attr)?;
-    // SAFETY: a number, which is valid whatever its bits are.
+    // SAFETY: the union has only integers, for which all bit patterns are valid.
     let count = unsafe { attr.query.__bindgen_anon_2.prog_cnt };
     programs.truncate(usize::try_from(count).map_err(io::Error::other)?);
     Ok(programs)
@@ -218,13 +220,13 @@ pub(super) fn programs_on(ifindex: u32, hook: bpf_attach_type) -> io::Result<Vec
 
 /// Reads a link's `bpf_link_info`. aya does not return the target.
 pub(super) fn link_facts(link: BorrowedFd<'_>) -> io::Result<LinkFacts> {
-    // SAFETY: numbers, which may be zero.
+    // SAFETY: the structure has only integers, which may be zero.
     let mut info: bpf_link_info = unsafe { mem::zeroed() };
     read_info(link, &mut info)?;
     Ok(LinkFacts { program: info.prog_id, info })
 }
 
-/// Replaces a link's program atomically. aya does so for links of devices, not of cgroups.
+/// Replaces a link's program atomically. aya offers this for links of devices only.
 pub(super) fn replace_program(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     let mut attr = no_attributes();
     attr.link_update.link_fd = number(link);
@@ -232,9 +234,9 @@ pub(super) fn replace_program(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> 
     bpf(bpf_cmd::BPF_LINK_UPDATE, &mut attr).map(drop)
 }
 
-/// The clock that kernel programs read.
+/// The monotonic clock, which kernel programs read by `bpf_ktime_get_ns`.
 pub(crate) fn now() -> Duration {
-    // This clock cannot fail.
+    // Reading this clock cannot fail.
     nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from)
 }
 
@@ -251,7 +253,7 @@ pub(super) fn netns_cookie() -> Option<u64> {
     (result == 0).then_some(cookie)
 }
 
-/// Fills `info`, which is `bpf_prog_info` or `bpf_link_info`; the kernel leaves the fields that it does not know as they are.
+/// Fills `info`, which is a `bpf_prog_info` or `bpf_link_info`. The kernel does not write fields that it does not know.
 fn read_info<T>(object: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
     let mut attr = no_attributes();
     attr.info.bpf_fd = number(object);
@@ -260,9 +262,9 @@ fn read_info<T>(object: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
     bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr).map(drop)
 }
 
-/// All zero: the kernel refuses a command with any other value in a field that it does not use or does not know.
+/// Attributes with all bytes zero, since the kernel refuses other values in fields that the command does not use.
 const fn no_attributes() -> bpf_attr {
-    // SAFETY: numbers, which may be zero.
+    // SAFETY: the union has only integers, which may be zero.
     unsafe { mem::zeroed() }
 }
 
@@ -274,15 +276,15 @@ fn length<T>(elements: &[T]) -> io::Result<u32> {
     u32::try_from(elements.len()).map_err(io::Error::other)
 }
 
-/// Owns a file descriptor that the kernel has just returned.
+/// Takes ownership of a file descriptor that the kernel has just returned.
 fn owned(fd: RawFd) -> OwnedFd {
-    // SAFETY: nothing else has the descriptor yet.
+    // SAFETY: the descriptor is new, so nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// aya's own function for this is private.
+/// The `bpf` system call. aya's function for it is private.
 fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<RawFd> {
-    // SAFETY: the attributes have the size that is given, and what they point to outlives the call.
+    // SAFETY: the attributes have the given size, and the memory that they point to outlives the call.
     let result =
         unsafe { libc::syscall(libc::SYS_bpf, command as u32, std::ptr::from_mut(attr), size_of::<bpf_attr>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { RawFd::try_from(result).map_err(io::Error::other) }

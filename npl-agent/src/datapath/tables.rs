@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Typed access to the maps, opened by their pins, so that the agent and other commands see the same maps.
+//! Typed access to the maps. They are opened by their pins, so that the agent and commands such as `status` read the
+//! same maps.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,7 +35,7 @@ use crate::core::{
     },
 };
 
-/// All maps of the datapath.
+/// The maps of the datapath, except those of the redirect mode and XDP.
 pub struct Tables {
     config: Array<MapData, Config>,
     v4: Maps<V4>,
@@ -49,25 +50,25 @@ impl std::fmt::Debug for Tables {
     }
 }
 
-/// A mapping in the kernel with its counters.
+/// A mapping in the kernel, with its counters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MappingRecord {
-    /// The frontend.
+    /// Node port, protocol and IP family.
     pub frontend: Frontend,
-    /// The backend.
+    /// The Pod endpoint.
     pub backend: Backend,
-    /// The sources that may use it.
+    /// The sources that may use the mapping.
     pub sources: Sources,
-    /// The counters, summed over processors.
+    /// The counters, summed over CPUs.
     pub stats: MappingStats,
 }
 
 impl Tables {
-    /// Opens every map by its pin.
+    /// Opens the pinned maps.
     ///
     /// # Errors
     ///
-    /// If a map does not exist or is of another type.
+    /// If a map is missing or has another type.
     pub fn open(pins: &Pins) -> Result<Self, DatapathError> {
         Ok(Self {
             config: open(pins, names::MAP_CONFIG)?,
@@ -78,7 +79,7 @@ impl Tables {
         })
     }
 
-    /// Writes the table that SCTP checksums are updated with.
+    /// Writes the CRC32c table, from which the programs update SCTP checksums.
     ///
     /// # Errors
     ///
@@ -91,7 +92,7 @@ impl Tables {
             .map_err(DatapathError::map("write", names::MAP_CRC))
     }
 
-    /// The maps of a family.
+    /// The maps of an IP family.
     pub(super) fn family(&self, family: Family) -> &dyn FamilyMaps {
         match family {
             Family::V4 => &self.v4,
@@ -99,7 +100,7 @@ impl Tables {
         }
     }
 
-    /// The maps of a family, for writing.
+    /// The maps of an IP family, for writes.
     pub(super) fn family_mut(&mut self, family: Family) -> &mut dyn FamilyMaps {
         match family {
             Family::V4 => &mut self.v4,
@@ -107,7 +108,11 @@ impl Tables {
         }
     }
 
-    /// The configuration; all zero before the first agent has written it.
+    /// The configuration of the programs; all zero until an agent has written it.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
     pub fn config(&self) -> Result<Config, DatapathError> {
         self.config.get(&0, 0).map_err(DatapathError::map("read", names::MAP_CONFIG))
     }
@@ -116,7 +121,7 @@ impl Tables {
         self.config.set(0, config, 0).map_err(DatapathError::map("write", names::MAP_CONFIG))
     }
 
-    /// Sets the `FLAG_*` of the programs.
+    /// Sets the `FLAG_*` of the configuration, replacing others.
     ///
     /// # Errors
     ///
@@ -126,22 +131,23 @@ impl Tables {
         if old.flags == flags { Ok(()) } else { self.set_config(Config { flags, ..old }) }
     }
 
-    /// Begins an epoch, which invalidates all cached lookups. Call it after a change of what they cache, and before any
-    /// change that relies on that.
+    /// Starts a new epoch, which invalidates the lookup cache of the programs. Called after each change of a mapping,
+    /// an endpoint, a next hop or a node address, and ahead of any other change.
     ///
     /// # Errors
     ///
     /// If the kernel refuses.
     pub(super) fn begin_epoch(&mut self) -> Result<(), DatapathError> {
-        // System calls alone do not order memory: other processors must see this write after earlier ones.
+        // The fences order the epoch after the change and before the next one on all CPUs. System calls alone do not
+        // guarantee an order.
         fence(Ordering::SeqCst);
         let old = self.config()?;
-        let begun = self.set_config(Config { epoch: old.epoch.wrapping_add(1), ..old });
+        let written = self.set_config(Config { epoch: old.epoch.wrapping_add(1), ..old });
         fence(Ordering::SeqCst);
-        begun
+        written
     }
 
-    /// Clears the lookup caches of all epochs.
+    /// Clears the lookup cache, including entries of the current epoch.
     ///
     /// # Errors
     ///
@@ -150,7 +156,11 @@ impl Tables {
         Family::ALL.into_iter().try_for_each(|family| self.family_mut(family).clear_lookup_cache())
     }
 
-    /// Every mapping with its counters.
+    /// Every mapping with its allowed sources and counters, in the order of the frontend.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
     pub fn records(&self) -> Result<Vec<MappingRecord>, DatapathError> {
         let mut sources = self.sources()?;
         let record = |(frontend, Entry { backend, stats_index })| {
@@ -160,7 +170,7 @@ impl Tables {
         self.entries()?.into_iter().map(record).collect()
     }
 
-    /// The allowed sources of every frontend that has any.
+    /// The allowed sources of every frontend with at least one.
     pub(super) fn sources(&self) -> Result<BTreeMap<Frontend, BTreeSet<SourceRange>>, DatapathError> {
         let mut sources: BTreeMap<Frontend, BTreeSet<SourceRange>> = BTreeMap::new();
         for family in Family::ALL {
@@ -180,12 +190,17 @@ impl Tables {
         Ok(entries)
     }
 
-    /// The number of connection tracking entries.
+    /// Number of established conntrack entries.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
     pub fn flow_count(&self) -> Result<usize, DatapathError> {
         Family::ALL.into_iter().map(|family| self.family(family).flow_count()).sum()
     }
 
-    /// Removes the connection tracking entries that have expired at this time, and returns their number.
+    /// Removes the conntrack entries that have expired at `now`, a time of the kernel's monotonic clock. Returns their
+    /// number.
     ///
     /// # Errors
     ///
@@ -194,7 +209,8 @@ impl Tables {
         Family::ALL.into_iter().map(|family| self.family_mut(family).remove_expired_flows(now)).sum()
     }
 
-    /// Records a scan of each family's half-open entries, removes expired ones, and returns their number.
+    /// Removes expired half-open entries and returns their number. `expiry` has the observations of earlier calls, for
+    /// IPv4 and IPv6.
     ///
     /// # Errors
     ///
@@ -204,21 +220,26 @@ impl Tables {
         families.map(|(family, it)| self.family_mut(family).remove_expired_half_open(it)).sum()
     }
 
-    /// As [`super::Datapath::time_until_quiet`].
+    /// See [`super::Datapath::time_until_quiet`].
     pub(super) fn time_until_quiet(&self, frontend: Frontend) -> Result<Option<Duration>, DatapathError> {
         let last = self.family(frontend.family).last_unmapped(frontend.node_port)?;
         Ok(unmapped::silence(last, kernel_time()).map(|silence| Duration::from_secs(1 + unmapped::LIFETIME - silence)))
     }
 
-    /// Records that clients of a removed mapping may still send datagrams.
-    pub(super) fn note_unmapped_traffic(&mut self, frontend: Frontend) -> Result<(), DatapathError> {
+    /// Records a datagram to a UDP node port now, since clients of the mapping that is about to be removed may still
+    /// send.
+    pub(super) fn record_unmapped_traffic(&mut self, frontend: Frontend) -> Result<(), DatapathError> {
         if frontend.protocol != Protocol::Udp {
             return Ok(());
         }
         self.family_mut(frontend.family).set_last_unmapped(frontend.node_port, kernel_time())
     }
 
-    /// The Node's addresses.
+    /// The node addresses whose ports are mapped.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
     pub fn local_addresses(&self) -> Result<BTreeSet<IpAddr>, DatapathError> {
         let mut addresses = BTreeSet::new();
         for family in Family::ALL {
@@ -227,10 +248,10 @@ impl Tables {
         Ok(addresses)
     }
 
-    /// Replaces the Node's addresses, the more important first, and returns those that do not fit.
+    /// Sets the node addresses, in the order of importance. Returns those that exceed the size of the maps.
     ///
-    /// An address keeps its index while it exists. A freed index is cleared, so that a half-open connection never gets
-    /// another address.
+    /// An address keeps its index while it is present. Half-open entries of a freed index are cleared ahead of its
+    /// reuse, so that a reply never gets the source address of another node address.
     ///
     /// # Errors
     ///
@@ -260,12 +281,12 @@ impl Tables {
             }
         }
         if has_free_indexes {
-            // Cached lookups of replies hold an index that another address may get.
+            // Cached lookups of replies contain the index, which another address may get.
             self.begin_epoch()?;
         }
         if wanted.iter().any(|addr| !present.contains_key(addr)) {
-            // So do half-open entries.
-            self.family_mut(family).forget_indexes_but(&present.values().copied().collect())?;
+            // Half-open entries contain the index too, and would establish flows with the wrong node address.
+            self.family_mut(family).clear_half_open_except(&present.values().copied().collect())?;
         }
         for addr in wanted {
             if !present.contains_key(addr) {
@@ -281,14 +302,18 @@ impl Tables {
         }
     }
 
-    /// Sets the address that the programs recognize without a map lookup.
+    /// Sets the primary node address, which the programs compare first and need not look up.
     fn set_primary(&mut self, (addr, index): (Ipv4Addr, u32)) -> Result<(), DatapathError> {
         let old = self.config()?;
         let new = Config { primary_v4: addr.octets(), primary_v4_index: index, ..old };
         if new == old { Ok(()) } else { self.set_config(new) }
     }
 
-    /// Packets by reason, summed over processors.
+    /// Number of packets of each reason, summed over CPUs.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
     pub fn reasons(&self) -> Result<Vec<(Reason, u64)>, DatapathError> {
         let read = |reason: &Reason| {
             let values =
@@ -298,13 +323,17 @@ impl Tables {
         Reason::ALL.iter().map(read).collect()
     }
 
-    /// One element of the counters, summed over processors.
+    /// One element of the mapping counters, summed over CPUs.
     fn stats_of(&self, index: u32) -> Result<MappingStats, DatapathError> {
         let values = self.stats.get(&index, 0).map_err(DatapathError::map("read", names::MAP_STATS))?;
         Ok(values.iter().fold(ZERO, |sum, one| plus(&sum, one)))
     }
 
-    /// The totals of a family's mappings, removed ones included.
+    /// The traffic of all mappings of an IP family, including removed mappings.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
     pub fn totals(&self, family: Family) -> Result<MappingStats, DatapathError> {
         let mappings = self.family(family).mappings()?;
         let mut indexes: BTreeSet<u32> = mappings.iter().map(|(_, entry)| entry.stats_index).collect();
@@ -312,19 +341,19 @@ impl Tables {
         indexes.into_iter().try_fold(ZERO, |sum, index| Ok(plus(&sum, &self.stats_of(index)?)))
     }
 
-    /// Clears an element of the counters, and adds its values to those of the family's removed mappings.
+    /// Resets an element of the mapping counters, and adds its counts to the element of the family's removed mappings.
     pub(super) fn retire_stats(&mut self, index: u32, family: Family) -> Result<(), DatapathError> {
-        let carried = self.stats_of(index)?;
-        if carried == ZERO || index >= COUNTED_MAPPINGS {
+        let counts = self.stats_of(index)?;
+        if counts == ZERO || index >= COUNTED_MAPPINGS {
             return Ok(());
         }
         let shared = shared_stats(family);
-        let sum = plus(&self.stats_of(shared)?, &carried);
+        let sum = plus(&self.stats_of(shared)?, &counts);
         self.set_stats(index, ZERO)?;
         self.set_stats(shared, sum)
     }
 
-    /// Writes the value to the first processor's counters, and zero to the others'.
+    /// Writes the value for the first CPU, and zero for the others.
     fn set_stats(&mut self, index: u32, value: MappingStats) -> Result<(), DatapathError> {
         let per_cpu = aya::util::nr_cpus().map_err(|(_, source)| source).and_then(|cpus| {
             let mut values = vec![ZERO; cpus];
@@ -338,7 +367,7 @@ impl Tables {
     }
 }
 
-/// The shared counters of a family: of mappings without their own, and of removed ones.
+/// The index of the counters of a family's removed mappings, and of mappings for which no counters were free.
 pub(super) const fn shared_stats(family: Family) -> u32 {
     match family {
         Family::V4 => SHARED_V4,
@@ -346,7 +375,7 @@ pub(super) const fn shared_stats(family: Family) -> u32 {
     }
 }
 
-/// The current time in the unit of the programs' time stamps.
+/// The current time in the unit of [`npl_common::fragment::time`], which the programs use for timestamps.
 fn kernel_time() -> u64 {
     fragment::time(u64::try_from(sys::now().as_nanos()).unwrap_or(u64::MAX))
 }
@@ -372,13 +401,13 @@ const ZERO: MappingStats = MappingStats {
     established_flows: 0,
 };
 
-/// Opens a map by its pin.
+/// Opens a pinned map.
 pub(super) fn open<T: TryFrom<Map, Error = MapError>>(pins: &Pins, name: &'static str) -> Result<T, DatapathError> {
     let map = MapData::from_pin(pins.map(name)).and_then(Map::from_map_data).and_then(T::try_from);
     map.map_err(|source| DatapathError::OpenMap { name, source })
 }
 
-/// A missing element counts as removed.
+/// Treats the removal of an absent element as success.
 pub(super) fn tolerate_missing(result: Result<(), MapError>) -> Result<(), MapError> {
     match result {
         Err(MapError::KeyNotFound) => Ok(()),

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The XDP program, which translates requests in the driver. The TC programs stay attached behind it.
+//! Attaches the XDP program, which translates requests ahead of the TC programs. The TC programs stay attached behind
+//! it.
 //!
-//! A driver may rebuild its queues when a program is attached or detached. So the link is pinned and kept over
-//! restarts, and only its program is replaced.
+//! Some drivers reset their queues when a program is attached or detached, which loses packets. The link is therefore
+//! pinned and kept across restarts, and updated only if it has another program.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,7 +27,7 @@ use super::{
 };
 use crate::core::devices::{Device, xdp::XdpReason};
 
-/// The map of devices with an XDP program, which the TC programs read.
+/// The map `npl_xdp_dev`: the ifindexes of devices with the XDP program, which the TC programs read.
 #[derive(Debug)]
 pub(super) struct XdpDevices(Table<u32, u32>);
 
@@ -35,7 +36,7 @@ impl XdpDevices {
         Table::open(pins, MAP_XDP_DEVICE).map(Self)
     }
 
-    /// Writes the devices.
+    /// Writes the ifindexes, and the flag that makes the TC programs read the map.
     pub(super) fn write(&mut self, devices: &BTreeSet<u32>, tables: &mut Tables) -> Result<(), DatapathError> {
         devices.iter().try_for_each(|ifindex| self.0.set(*ifindex, XDP_ATTACHED))?;
         tables.set_flags(if devices.is_empty() { 0 } else { FLAG_XDP })?;
@@ -44,7 +45,7 @@ impl XdpDevices {
 }
 
 impl Hooks {
-    /// The devices whose driver runs the program.
+    /// The ifindexes of devices with the XDP program.
     pub(super) fn xdp_devices(&self) -> Result<BTreeSet<u32>, DatapathError> {
         Ok(self.pins.xdp_links()?.into_iter().collect())
     }
@@ -66,8 +67,8 @@ impl Hooks {
     /// [`Datapath::attach_xdp`]: super::load::Datapath::attach_xdp
     pub(super) fn attach_xdp(&mut self, device: &Device) -> Result<(), DatapathError> {
         let result = self.attach_or_replace(device);
-        // Frees the memory that loading took, and keeps the programs of other builds.
-        self.programs.settle(true)?;
+        // Frees only the memory of the loader: programs of other builds may still be attached to devices.
+        self.programs.release_unused(true)?;
         if result.is_err() {
             unpin(&self.pins.xdp_link(device.ifindex))?;
         }
@@ -94,18 +95,18 @@ impl Hooks {
         sys::pin(link.as_fd(), &pin).map_err(|source| pin_error("pin link", &pin, source))
     }
 
-    /// Pins the reasons why XDP or TC translates each device's requests, for other commands.
+    /// Records why XDP or TC translates each device's requests, for `npl-agent status`.
     ///
     /// # Errors
     ///
-    /// If the BPF file system refuses.
+    /// If the bpffs refuses.
     pub fn note_reasons(&self, reasons: &BTreeMap<u32, XdpReason>) -> Result<(), DatapathError> {
-        self.pins.note_xdp_reasons(&reasons.iter().map(|(ifindex, reason)| (*ifindex, reason.key())).collect())
+        self.pins.write_xdp_reasons(&reasons.iter().map(|(ifindex, reason)| (*ifindex, reason.key())).collect())
     }
 }
 
 impl DatapathError {
-    /// The reason that this error means for a device.
+    /// The reason for an XDP program that could not be attached.
     pub fn xdp_reason(&self) -> XdpReason {
         let Self::Attach { source, .. } = self else { return XdpReason::KernelRefuses };
         match os_error(source) {
@@ -115,8 +116,8 @@ impl DatapathError {
     }
 }
 
-/// Replaces the program of a link, unless the link already has it; returns false if the link has no device or is of
-/// another kind.
+/// Updates a link to the program, unless the link has it already. Returns false if the link is on another device or not
+/// an XDP link.
 fn replace(link: &OwnedFd, program: &Xdp, ifindex: u32) -> Result<bool, ProgramError> {
     let facts = sys::link_facts(link.as_fd()).map_err(failed("bpf_link_get_info"))?;
     if !facts.is_of_driver(ifindex) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The state behind the probes.
+//! The state behind the probes `/livez`, `/readyz` and `/startupz`.
 
 use std::{
     sync::{
@@ -11,9 +11,10 @@ use std::{
 
 use tokio::time::Instant;
 
+/// Time without a heartbeat after which the agent counts as hung.
 const STALL: Duration = Duration::from_secs(30);
 
-/// The health of the agent, written by the main loop and read by the probes. Clones share one state.
+/// The state of the agent, written by the reconciler and read by the probes. Clones are handles to the same state.
 #[derive(Debug, Clone)]
 pub struct Health(Arc<Inner>);
 
@@ -28,7 +29,7 @@ struct Inner {
 }
 
 impl Health {
-    /// Alive, neither started nor ready.
+    /// A new agent is live, and neither started nor ready.
     pub fn new() -> Self {
         Self(Arc::new(Inner {
             origin: Instant::now(),
@@ -40,40 +41,41 @@ impl Health {
         }))
     }
 
-    /// Records that the main loop makes progress.
+    /// Records that the reconciler is running.
     pub fn beat(&self) {
         self.0.last_beat_millis.store(self.age_millis(), Ordering::Relaxed);
     }
 
-    /// Records that the first pass is complete. Readiness does not depend on the API server afterwards.
+    /// Records that the first pass over all Pods is done. This is never reset: the agent stays ready if the API server
+    /// becomes unreachable later, since its mappings are still served.
     pub fn set_synced(&self) {
         self.0.is_synced.store(true, Ordering::Relaxed);
     }
 
-    /// Records whether any device carries the programs.
+    /// Records whether the programs are attached to at least one device.
     pub fn set_attached(&self, is_attached: bool) {
         self.0.is_attached.store(is_attached, Ordering::Relaxed);
         self.0.was_attached.fetch_or(is_attached, Ordering::Relaxed);
     }
 
-    /// Records that this Node is retired: no kernel state of NPL is left.
+    /// Records that an agent with `--retire` has removed all kernel state and annotations of NPL from this Node.
     pub fn set_retired(&self) {
         self.0.is_retired.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the main loop has made progress recently.
+    /// Whether the last heartbeat of the reconciler is less than 30 s old.
     pub fn is_live(&self) -> bool {
         let since_beat = self.age_millis().saturating_sub(self.0.last_beat_millis.load(Ordering::Relaxed));
         Duration::from_millis(since_beat) < STALL
     }
 
-    /// Whether this Node's Pods can be served, or the Node is retired.
+    /// Whether the Pods of this Node are served, or the Node is retired.
     pub fn is_ready(&self) -> bool {
         let is_serving = self.0.is_synced.load(Ordering::Relaxed) && self.0.is_attached.load(Ordering::Relaxed);
         is_serving || self.0.is_retired.load(Ordering::Relaxed)
     }
 
-    /// Whether any device has carried the programs.
+    /// Whether the programs have been attached to a device at least once.
     pub fn is_started(&self) -> bool {
         self.0.was_attached.load(Ordering::Relaxed)
     }
@@ -96,7 +98,7 @@ mod tests {
     use super::{Health, STALL};
 
     #[tokio::test(start_paused = true)]
-    async fn a_loop_that_stands_still_is_not_live() {
+    async fn an_agent_without_heartbeats_is_not_live() {
         let health = Health::new();
         tokio::time::advance(STALL.saturating_sub(Duration::from_millis(1))).await;
         assert!(health.is_live());

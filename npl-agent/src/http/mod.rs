@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `/metrics` for Prometheus, `/livez`, `/readyz` and `/startupz` for the kubelet.
+//! The HTTP server: `/metrics` for Prometheus, and `/livez`, `/readyz` and `/startupz` for the kubelet.
 
 mod health;
 
@@ -20,24 +20,28 @@ use crate::metrics::{self, Metrics};
 /// Why metrics and probes cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
-    /// Another program uses the address, most likely a second agent.
-    #[error("listen on {0}: the address is in use; stop the other program or give --listen another port")]
+    /// Another process listens on the port, often a second agent.
+    #[error("listen on {0}: the port is in use; stop the other process or choose another port with --listen")]
     InUse(SocketAddr),
-    /// No device has this address.
-    #[error("listen on {0}: the machine does not have this address; give --listen one of its own")]
+    /// No device of the Node has this address.
+    #[error("listen on {0}: this Node does not have the address; give --listen an address of this Node")]
     NoSuchAddress(SocketAddr),
-    /// Another failure.
+    /// The kernel refused the socket for another reason.
     #[error("listen on {address}")]
     Listen {
         /// The address of `--listen`.
         address: SocketAddr,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
 }
 
-/// Binds the address of `--listen`.
+/// Binds the address of `--listen`, so that an unusable address ends the agent at start.
+///
+/// # Errors
+///
+/// If the address is in use, not on this Node, or refused by the kernel.
 pub async fn bind(address: SocketAddr) -> Result<TcpListener, HttpError> {
     TcpListener::bind(address).await.map_err(|source| {
         if source.kind() == io::ErrorKind::AddrInUse {
@@ -50,7 +54,11 @@ pub async fn bind(address: SocketAddr) -> Result<TcpListener, HttpError> {
     })
 }
 
-/// Serves until the future is dropped.
+/// Serves metrics and probes until the future is dropped.
+///
+/// # Errors
+///
+/// If the listening socket fails.
 pub async fn serve(listener: TcpListener, health: Health, metrics: Metrics) -> io::Result<()> {
     axum::serve(listener, router(health, metrics)).await
 }
@@ -67,27 +75,31 @@ fn router(health: Health, metrics: Metrics) -> Router {
 async fn all_metrics(State(metrics): State<Metrics>) -> Response {
     match metrics.encode() {
         Ok(text) => ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
-        Err(err) => (StatusCode::INTERNAL_SERVER_ERROR, format!("encode metrics: {err}\n")).into_response(),
+        Err(err) => (StatusCode::INTERNAL_SERVER_ERROR, format!("cannot encode the metrics: {err}\n")).into_response(),
     }
 }
 
 async fn livez(State(health): State<Health>) -> Response {
-    answer(health.is_live(), "the agent's main loop has not made progress for 30 s")
+    answer(health.is_live(), "the reconciler has not sent a heartbeat for 30 s; the kubelet restarts the agent")
 }
 
 async fn readyz(State(health): State<Health>) -> Response {
-    answer(health.is_ready(), "Pods and Services are not listed yet, or no device carries the programs")
+    answer(
+        health.is_ready(),
+        "Pods, Services and the Node are not listed yet, or the programs are attached to no device; see the agent's log \
+         and `npl-agent doctor`",
+    )
 }
 
 async fn startupz(State(health): State<Health>) -> Response {
-    answer(health.is_started(), "no device carries the programs yet")
+    answer(health.is_started(), "the programs are not attached to any device yet; see `npl-agent doctor`")
 }
 
-fn answer(is_well: bool, otherwise: &'static str) -> Response {
-    if is_well {
+fn answer(is_ok: bool, problem: &'static str) -> Response {
+    if is_ok {
         "ok\n".into_response()
     } else {
-        (StatusCode::SERVICE_UNAVAILABLE, format!("{otherwise}\n")).into_response()
+        (StatusCode::SERVICE_UNAVAILABLE, format!("{problem}\n")).into_response()
     }
 }
 

@@ -31,7 +31,7 @@ async fn get(address: SocketAddr, path: &str) -> String {
     timeout(Duration::from_secs(5), exchange).await.unwrap()
 }
 
-async fn served(health: &Health) -> (SocketAddr, tokio::task::JoinHandle<std::io::Result<()>>) {
+async fn start_server(health: &Health) -> (SocketAddr, tokio::task::JoinHandle<std::io::Result<()>>) {
     let listener = bind(([127, 0, 0, 1], 0).into()).await.unwrap();
     let address = listener.local_addr().unwrap();
     let server = serve(listener, health.clone(), Metrics::new(Arc::new(NoCounters)));
@@ -39,9 +39,9 @@ async fn served(health: &Health) -> (SocketAddr, tokio::task::JoinHandle<std::io
 }
 
 #[tokio::test]
-async fn probes_follow_the_health() {
+async fn probes_return_503_until_the_agent_is_ready() {
     let health = Health::new();
-    let (address, server) = served(&health).await;
+    let (address, server) = start_server(&health).await;
     for (path, status) in [("/livez", 200), ("/startupz", 503), ("/readyz", 503)] {
         assert!(get(address, path).await.starts_with(&format!("HTTP/1.1 {status} ")), "{path}");
     }
@@ -54,8 +54,8 @@ async fn probes_follow_the_health() {
 }
 
 #[tokio::test]
-async fn metrics_are_served_as_open_metrics() {
-    let (address, server) = served(&Health::new()).await;
+async fn metrics_are_served_in_the_openmetrics_format() {
+    let (address, server) = start_server(&Health::new()).await;
     let answer = get(address, "/metrics").await;
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     assert!(answer.contains("content-type: application/openmetrics-text; version=1.0.0; charset=utf-8"), "{answer}");
@@ -64,13 +64,13 @@ async fn metrics_are_served_as_open_metrics() {
 }
 
 #[tokio::test]
-async fn an_address_in_use_is_reported() {
+async fn a_port_in_use_is_reported_with_a_remedy() {
     let first = bind(([127, 0, 0, 1], 0).into()).await.unwrap();
     let address = first.local_addr().unwrap();
     let err = bind(address).await.unwrap_err();
     assert!(matches!(err, HttpError::InUse(_)), "{err}");
     assert_eq!(
         err.to_string(),
-        format!("listen on {address}: the address is in use; stop the other program or give --listen another port")
+        format!("listen on {address}: the port is in use; stop the other process or choose another port with --listen")
     );
 }

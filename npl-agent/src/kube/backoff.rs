@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The back-off of requests to the API server, and the limit of log lines about it.
+//! The back-off of failed requests to the API server, and the rate limit of log lines about them.
 
 use std::time::Duration;
 
@@ -12,14 +12,17 @@ use tokio::time::Instant;
 
 /// The upper bound of the first delay.
 const FIRST: Duration = Duration::from_millis(500);
-/// Low, since the agent publishes nothing during a delay; a hundred Nodes then send about fifteen requests a second.
+/// The upper bound of all delays. It is low, since the agent learns of no change during a delay; a hundred Nodes send
+/// about fifteen requests per second at this delay.
 const LONGEST: Duration = Duration::from_secs(10);
-/// Above the time of one delay and one request that times out, so that failures alone never shorten the delays.
+/// Time without a failure after which the delays start over. It exceeds the longest delay plus a request that times
+/// out, so that repeated failures never reset the delays.
 const STABLE_AFTER: Duration = Duration::from_mins(1);
-const QUIET: Duration = Duration::from_mins(1);
+/// The shortest time between two log lines.
+const LOG_INTERVAL: Duration = Duration::from_mins(1);
 
-/// Delays that double and have a random half, so that Nodes that lost the API server together do not return together. They start
-/// over with the first failure after [`STABLE_AFTER`].
+/// Delays that double and have a random half, so that Nodes that lost the API server at the same time do not reconnect
+/// at the same time.
 pub(super) struct Jittered(ResetTimerBackoff<ExponentialBackoff>);
 
 impl Jittered {
@@ -34,7 +37,7 @@ impl From<ExponentialBuilder> for Jittered {
     }
 }
 
-/// Half of the bounds: backon adds a random part of at most the delay itself.
+/// Uses half of the bounds, since backon adds a random part of up to the delay itself.
 fn builder() -> ExponentialBuilder {
     ExponentialBuilder::new().with_min_delay(FIRST / 2).with_max_delay(LONGEST / 2).without_max_times().with_jitter()
 }
@@ -48,26 +51,26 @@ impl Iterator for Jittered {
 }
 
 impl Backoff for Jittered {
-    /// Only time resets the delays. kube resets at each event, and a watcher's first event precedes its first request: the delays
-    /// would never grow while the API server is down.
+    /// Does nothing: only time resets the delays. kube calls this at each event, and a watcher's first event precedes
+    /// its first request, so the delays would never grow while the API server is down.
     fn reset(&mut self) {}
 }
 
-/// Allows one log line per minute.
+/// Limits a log line to one per minute.
 #[derive(Debug, Default)]
 pub struct Throttle {
     last: Option<Instant>,
 }
 
 impl Throttle {
-    /// Whether to log now; counts as a line if so.
-    pub fn allows(&mut self) -> bool {
+    /// Takes the permission to log now. Returns false within a minute of the last permission.
+    pub fn acquire(&mut self) -> bool {
         let now = Instant::now();
-        let allowed = self.last.is_none_or(|last| now.duration_since(last) >= QUIET);
-        if allowed {
+        let is_allowed = self.last.is_none_or(|last| now.duration_since(last) >= LOG_INTERVAL);
+        if is_allowed {
             self.last = Some(now);
         }
-        allowed
+        is_allowed
     }
 }
 
@@ -84,7 +87,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_success_right_after_a_wait_does_not_start_over() {
+    async fn a_success_right_after_a_delay_does_not_reset_the_delays() {
         let mut delays = Jittered::new();
         assert!(delays.by_ref().take(4).count() == 4);
         delays.reset();
@@ -94,38 +97,39 @@ mod tests {
         assert!(delays.next() <= Some(FIRST));
     }
 
-    /// A model of a hundred Nodes with three watches each, which lose the API server at the same moment and retry until it returns.
-    /// Only the delays are modeled; the bench restarts a hundred real agents. The seeds make each run the same.
+    /// A model of a hundred Nodes with three watches each, which lose the API server at the same moment and retry until
+    /// it is back. Only the delays are modeled; the bench restarts a hundred real agents. Fixed seeds make the test
+    /// repeatable.
     #[test]
-    fn a_hundred_nodes_that_lose_the_api_server_together_do_not_return_together() {
+    fn a_hundred_nodes_that_lose_the_api_server_together_reconnect_spread_out() {
         const WATCHES: u64 = 300;
-        let away = Duration::from_mins(1);
+        let outage = Duration::from_mins(1);
         let mut by_half_second = [0_u64; 240];
-        let mut first_of_return = Vec::new();
+        let mut first_after_outage = Vec::new();
         for seed in 0..WATCHES {
             let mut at = Duration::ZERO;
             let mut delays = Jittered::from(builder().with_jitter_seed(seed));
-            while at < away {
+            while at < outage {
                 at += delays.next().unwrap();
                 by_half_second[usize::try_from(at.as_millis() / 500).unwrap()] += 1;
             }
-            first_of_return.push(at);
+            first_after_outage.push(at);
         }
-        let asked: u64 = by_half_second.iter().sum();
-        assert!(asked < WATCHES * 15, "{asked} requests within a minute");
+        let requests: u64 = by_half_second.iter().sum();
+        assert!(requests < WATCHES * 15, "{requests} requests within a minute");
         let busiest = by_half_second[20..].iter().max().unwrap();
-        // Without the random half, all of the watches would retry within the same half second.
+        // Without the random half, all watches would retry within the same half second.
         assert!(*busiest <= WATCHES / 6, "{busiest} of {WATCHES} within half a second");
-        let latest = first_of_return.iter().max().unwrap();
-        assert!(*latest <= away + LONGEST, "the last watch retries {latest:?} after the API server went");
+        let latest = first_after_outage.iter().max().unwrap();
+        assert!(*latest <= outage + LONGEST, "the last watch retries {latest:?} after the start of the outage");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_line_a_minute() {
+    async fn a_throttle_allows_one_line_per_minute() {
         let mut throttle = Throttle::default();
-        assert!(throttle.allows());
-        assert!(!throttle.allows());
-        tokio::time::advance(QUIET).await;
-        assert!(throttle.allows());
+        assert!(throttle.acquire());
+        assert!(!throttle.acquire());
+        tokio::time::advance(LOG_INTERVAL).await;
+        assert!(throttle.acquire());
     }
 }

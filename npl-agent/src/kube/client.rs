@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The client, and the check of the agent's permissions at start.
+//! Creates the client, and checks at start that the API server grants the agent its permissions.
 
 use std::{
     fmt,
@@ -27,64 +27,67 @@ use tracing::{debug, info, warn};
 
 use super::{
     backoff::{Jittered, Throttle},
-    failure::{FailureKind, REFUSALS_TO_BELIEVE, one_line, root_cause},
+    failure::{FailureKind, REFUSALS_TO_CONFIRM, one_line, root_cause},
     objects::NodeObject,
     token::TokenFile,
 };
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Until the head of an answer: the API server sends that of a watch at once, and that of a list when the list is
-/// complete.
+/// Limit for the head of an answer. The API server sends it at once for a watch, and when the list is complete for a
+/// list.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// Between two reads of a body: longer than a watch lasts, so that an idle watch is not cut off.
+/// Limit between two reads of a body. It exceeds the length of a watch, so that an idle watch is not interrupted.
 const READ_TIMEOUT: Duration = Duration::from_secs(super::watch::WATCH_SECONDS as u64 + 10);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why the agent cannot connect to the API server.
+/// Why the agent cannot use the API server. These errors end the agent, since retries do not help.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// The file that `--kubeconfig` names cannot be used.
+    /// The file of `--kubeconfig` is unusable.
     #[error("use kubeconfig {}: {reason}; give --kubeconfig a readable file with a current context", path.display())]
     Kubeconfig {
         /// The file.
         path: PathBuf,
-        /// The error.
+        /// kube's error.
         reason: String,
     },
-    /// The agent is not in a Pod, and there is no `--kubeconfig`.
+    /// The agent does not run in a Pod, and `--kubeconfig` is not given.
     #[error("find the Pod's service account: {reason}; run inside a cluster or give --kubeconfig FILE")]
     InCluster {
-        /// The error.
+        /// kube's error, which names the missing file or variable.
         reason: String,
     },
-    /// A certificate or proxy of the configuration cannot be used.
+    /// The configuration has an unusable certificate, token file or proxy.
     #[error("set up a client for the API server at {url}: {reason}; check the service account or --kubeconfig")]
     Client {
-        /// The API server.
+        /// The address of the API server.
         url: String,
-        /// The error.
+        /// kube's error.
         reason: String,
     },
-    /// 401: the credentials are not accepted.
+    /// The API server answered 401 several times.
     #[error(
-        "the API server at {url} does not accept the agent's credentials: check the service account or --kubeconfig"
+        "the API server at {url} does not accept the agent's credentials: check that its service account exists, or \
+         --kubeconfig"
     )]
     Unauthorized {
-        /// The API server.
+        /// The address of the API server.
         url: String,
     },
-    /// Permissions are missing.
-    #[error("the API server at {url} does not let the agent {missing}: apply deploy/npl.yaml, which grants it")]
+    /// The API server denied permissions several times.
+    #[error(
+        "the API server at {url} does not permit the agent to {missing}: apply deploy/npl.yaml, which grants the permissions"
+    )]
     Forbidden {
-        /// The API server.
+        /// The address of the API server.
         url: String,
-        /// Verbs and resources.
+        /// The permissions to grant.
         missing: MissingPermissions,
     },
 }
 
-/// Verbs and resources, never empty: `list pods, patch pods/status`.
+/// Missing permissions, at least one. Displayed as verbs and resources: `list pods, patch pods/status`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MissingPermissions(Vec<Permission>);
 
@@ -110,7 +113,7 @@ const fn permission(verb: &'static str, resource: &'static str, subresource: &'s
     Permission { verb, resource, subresource }
 }
 
-/// All permissions that the agent needs.
+/// All permissions that the agent cannot work without. Those for Events are optional.
 const NEEDED: [Permission; 7] = [
     permission("list", "pods", ""),
     permission("watch", "pods", ""),
@@ -121,7 +124,7 @@ const NEEDED: [Permission; 7] = [
     permission("watch", "nodes", ""),
 ];
 
-/// Creates the client, and returns the API server's address. Sends no request.
+/// Creates the client without sending a request. Also returns the address of the API server.
 pub(super) async fn open(kubeconfig: Option<&Path>) -> Result<(Client, String), ConnectError> {
     let config = load(kubeconfig).await?;
     let url = config.cluster_url.to_string();
@@ -129,7 +132,7 @@ pub(super) async fn open(kubeconfig: Option<&Path>) -> Result<(Client, String), 
     Ok((client, url))
 }
 
-/// Checks the agent's permissions until the answer is reliable, and returns if they are missing.
+/// Checks the permissions until the API server gives a definite answer. Resolves only if it refuses the agent.
 pub(super) async fn refusal(client: Client, url: String, node_name: String) -> ConnectError {
     match wait_for_access(&client, &url, &node_name).await {
         Err(refusal) => refusal,
@@ -137,7 +140,8 @@ pub(super) async fn refusal(client: Client, url: String, node_name: String) -> C
     }
 }
 
-/// The environment is ignored: a shell's configuration may point to another cluster than this Node's.
+/// Loads the given kubeconfig, or the service account of the Pod. `KUBECONFIG` of the environment is ignored, since it
+/// may name another cluster.
 async fn load(kubeconfig: Option<&Path>) -> Result<Config, ConnectError> {
     let Some(path) = kubeconfig else {
         return Config::incluster().map_err(|err| ConnectError::InCluster { reason: one_line(&err) });
@@ -147,12 +151,12 @@ async fn load(kubeconfig: Option<&Path>) -> Result<Config, ConnectError> {
     Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(failed)
 }
 
-/// kube's client stack with two differences. It has no retries, which would delay a request for minutes until its
-/// content is outdated. And its connector disables Nagle's algorithm, which delays a patch by 40 ms.
+/// Builds kube's client stack with two changes: no retries, since a retry minutes later would send an outdated patch,
+/// and TCP without Nagle's algorithm, which delays a patch by 40 ms.
 fn build(mut config: Config) -> kube::Result<Client> {
     config.headers.push((USER_AGENT, HeaderValue::from_static(concat!("npl-agent/", env!("CARGO_PKG_VERSION")))));
-    let token = TokenFile::of(&mut config.auth_info)?;
-    let (sent, answered) = (token.clone(), token);
+    let token = TokenFile::take(&mut config.auth_info)?;
+    let (for_requests, for_responses) = (token.clone(), token);
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
@@ -164,8 +168,8 @@ fn build(mut config: Config) -> kube::Result<Client> {
     let service = ServiceBuilder::new()
         .layer(TimeoutLayer::new(ANSWER_TIMEOUT))
         .layer(config.base_uri_layer())
-        .map_request(move |request| TokenFile::authorize(sent.as_ref(), request))
-        .map_response(move |response| TokenFile::heed(answered.as_ref(), response))
+        .map_request(move |request| TokenFile::authorize(for_requests.as_ref(), request))
+        .map_response(move |response| TokenFile::invalidate_if_refused(for_responses.as_ref(), response))
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
         .map_err(BoxError::from)
@@ -173,12 +177,13 @@ fn build(mut config: Config) -> kube::Result<Client> {
     Ok(Client::new(service, config.default_namespace))
 }
 
+/// The result of one check of all permissions.
 enum Probe {
-    /// All permissions are granted; whether the Node exists.
+    /// The API server grants all permissions.
     Granted { is_node_known: bool },
-    /// The API server has not answered, or cannot yet.
+    /// The API server gave no definite answer.
     NotYet(kube::Error),
-    /// A refusal, which a later answer may revise.
+    /// The API server refused the agent. An API server that is starting may do so for a moment.
     Refused(ConnectError),
 }
 
@@ -193,23 +198,28 @@ async fn wait_for_access(client: &Client, url: &str, node_name: &str) -> Result<
                 if !is_node_known {
                     warn!(
                         node = node_name,
-                        "the API server does not know this Node: check --node-name. The agent waits for it"
+                        "the API server has no Node of this name, so no Pod gets a node port; the agent waits for the Node: \
+                         check --node-name"
                     );
                 }
                 return Ok(());
             }
             Probe::NotYet(err) => {
                 refusals = 0;
-                if throttle.allows() {
-                    warn!(url, err = root_cause(&err), "the API server does not answer; the agent waits for it");
+                if throttle.acquire() {
+                    warn!(
+                        url,
+                        err = root_cause(&err),
+                        "the API server does not answer; the agent retries, and mappings of an earlier agent are still served"
+                    );
                 }
             }
             Probe::Refused(err) => {
                 refusals += 1;
-                if refusals == REFUSALS_TO_BELIEVE {
+                if refusals == REFUSALS_TO_CONFIRM {
                     return Err(err);
                 }
-                debug!(%err, refusals, "the API server refuses access; the agent asks again");
+                debug!(%err, refusals, "the API server refused the agent; checking the permissions again");
             }
         }
         sleep(delays.next().unwrap_or(PROBE_TIMEOUT)).await;
@@ -234,12 +244,12 @@ async fn probe(client: &Client, url: &str, node_name: &str) -> Probe {
     }
 }
 
-fn refused_or_late(url: &str, asked: Permission, err: kube::Error) -> Probe {
+fn refused_or_late(url: &str, needed: Permission, err: kube::Error) -> Probe {
     let url = url.to_owned();
     match FailureKind::of(&err) {
         FailureKind::Unauthorized => Probe::Refused(ConnectError::Unauthorized { url }),
         FailureKind::Forbidden => {
-            Probe::Refused(ConnectError::Forbidden { url, missing: MissingPermissions(vec![asked]) })
+            Probe::Refused(ConnectError::Forbidden { url, missing: MissingPermissions(vec![needed]) })
         }
         FailureKind::Expired
         | FailureKind::Unavailable
@@ -249,7 +259,8 @@ fn refused_or_late(url: &str, asked: Permission, err: kube::Error) -> Probe {
     }
 }
 
-/// Where access reviews are forbidden, the watches report missing permissions.
+/// Whether the API server grants a permission. If it refuses the access review itself, the permission counts as
+/// granted, and a missing one is reported by the watches.
 async fn is_allowed(client: &Client, needed: Permission, node_name: &str) -> kube::Result<bool> {
     let Permission { verb, resource, subresource } = needed;
     let attributes = ResourceAttributes {
@@ -257,7 +268,7 @@ async fn is_allowed(client: &Client, needed: Permission, node_name: &str) -> kub
         version: Some("v1".to_owned()),
         resource: Some(resource.to_owned()),
         subresource: Some(subresource.to_owned()).filter(|name| !name.is_empty()),
-        // A watch of one Node by name is authorized as access to that Node.
+        // A watch of one Node by its name is authorized as access to that Node.
         name: (resource == "nodes").then(|| node_name.to_owned()),
         ..ResourceAttributes::default()
     };

@@ -7,26 +7,26 @@ use crate::kube::mock::{MockServer, api_server, refusal};
 
 const URL: &str = "https://192.0.2.1:6443/";
 
-/// Answers the questions of one probe; `denied` is what is not allowed.
+/// Answers the access reviews of one check, and returns their attributes. `denied` lists the denied permissions.
 async fn review(server: &mut MockServer, denied: &[&str]) -> Vec<Value> {
-    let mut asked_for = Vec::new();
+    let mut reviewed = Vec::new();
     for _ in NEEDED {
-        let mut asked = server.asked().await;
-        assert_eq!(asked.line, "POST /apis/authorization.k8s.io/v1/selfsubjectaccessreviews?");
-        let attributes = asked.body["spec"]["resourceAttributes"].take();
+        let mut request = server.next_request().await;
+        assert_eq!(request.line, "POST /apis/authorization.k8s.io/v1/selfsubjectaccessreviews?");
+        let attributes = request.body["spec"]["resourceAttributes"].take();
         let verb = attributes["verb"].as_str().unwrap();
         let resource = attributes["resource"].as_str().unwrap();
         let allowed = !denied.contains(&format!("{verb} {resource}").as_str());
-        asked.answer(201, json!({ "metadata": {}, "spec": {}, "status": { "allowed": allowed } }).to_string());
-        asked_for.push(attributes);
+        request.answer(201, json!({ "metadata": {}, "spec": {}, "status": { "allowed": allowed } }).to_string());
+        reviewed.push(attributes);
     }
-    asked_for
+    reviewed
 }
 
 async fn list_nodes(server: &mut MockServer, nodes: &[Value]) {
-    let asked = server.asked().await;
-    assert_eq!(asked.line, "GET /api/v1/nodes?&fieldSelector=metadata.name%3Dworker-1&limit=1");
-    asked.answer(200, json!({ "metadata": {}, "items": nodes }).to_string());
+    let request = server.next_request().await;
+    assert_eq!(request.line, "GET /api/v1/nodes?&fieldSelector=metadata.name%3Dworker-1&limit=1");
+    request.answer(200, json!({ "metadata": {}, "items": nodes }).to_string());
 }
 
 async fn access(server: impl AsyncFnOnce(&mut MockServer)) -> Result<(), ConnectError> {
@@ -36,11 +36,14 @@ async fn access(server: impl AsyncFnOnce(&mut MockServer)) -> Result<(), Connect
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_permission_is_asked_for_by_name() {
+async fn every_needed_permission_is_reviewed() {
     access(async |server: &mut MockServer| {
-        let asked = review(server, &[]).await;
-        assert_eq!(asked[2], json!({ "verb": "patch", "version": "v1", "resource": "pods", "subresource": "status" }));
-        assert_eq!(asked[6], json!({ "verb": "watch", "version": "v1", "resource": "nodes", "name": "worker-1" }));
+        let request = review(server, &[]).await;
+        assert_eq!(
+            request[2],
+            json!({ "verb": "patch", "version": "v1", "resource": "pods", "subresource": "status" })
+        );
+        assert_eq!(request[6], json!({ "verb": "watch", "version": "v1", "resource": "nodes", "name": "worker-1" }));
         list_nodes(server, &[json!({ "metadata": { "name": "worker-1" } })]).await;
     })
     .await
@@ -48,7 +51,7 @@ async fn every_permission_is_asked_for_by_name() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_is_not_known_is_waited_for_elsewhere() {
+async fn an_unknown_node_does_not_end_the_check() {
     access(async |server: &mut MockServer| {
         review(server, &[]).await;
         list_nodes(server, &[]).await;
@@ -58,24 +61,24 @@ async fn a_node_that_is_not_known_is_waited_for_elsewhere() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn missing_permissions_are_named_with_advice() {
+async fn missing_permissions_are_named_with_a_remedy() {
     let result = access(async |server: &mut MockServer| {
-        for _ in 0..REFUSALS_TO_BELIEVE {
+        for _ in 0..REFUSALS_TO_CONFIRM {
             review(server, &["list services", "patch pods"]).await;
         }
     });
     assert_eq!(
         result.await.unwrap_err().to_string(),
-        "the API server at https://192.0.2.1:6443/ does not let the agent patch pods/status, list services: \
-         apply deploy/npl.yaml, which grants it"
+        "the API server at https://192.0.2.1:6443/ does not permit the agent to patch pods/status, list services: \
+         apply deploy/npl.yaml, which grants the permissions"
     );
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_that_is_taken_back_is_forgotten() {
+async fn a_refusal_is_ignored_if_the_next_check_succeeds() {
     access(async |server: &mut MockServer| {
         review(server, &["list pods"]).await;
-        server.asked().await.answer(401, refusal(401, "Unauthorized", "Unauthorized"));
+        server.next_request().await.answer(401, refusal(401, "Unauthorized", "Unauthorized"));
         review(server, &[]).await;
         list_nodes(server, &[]).await;
     })
@@ -84,10 +87,10 @@ async fn a_refusal_that_is_taken_back_is_forgotten() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn credentials_that_are_not_accepted_end_the_start() {
+async fn repeatedly_refused_credentials_end_the_start() {
     let result = access(async |server: &mut MockServer| {
-        for _ in 0..REFUSALS_TO_BELIEVE {
-            server.asked().await.answer(401, refusal(401, "Unauthorized", "Unauthorized"));
+        for _ in 0..REFUSALS_TO_CONFIRM {
+            server.next_request().await.answer(401, refusal(401, "Unauthorized", "Unauthorized"));
         }
     });
     let err = result.await.unwrap_err();
@@ -95,13 +98,13 @@ async fn credentials_that_are_not_accepted_end_the_start() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_api_server_that_is_down_is_waited_for() {
+async fn the_check_waits_for_an_unreachable_api_server() {
     access(async |server: &mut MockServer| {
         for _ in 0..10 {
-            server.asked().await.break_connection();
+            server.next_request().await.break_connection();
         }
-        server.asked().await.answer(503, "");
-        let _held = server.asked().await.keep_waiting();
+        server.next_request().await.answer(503, "");
+        let _held = server.next_request().await.keep_waiting();
         review(server, &[]).await;
         list_nodes(server, &[]).await;
     })
@@ -110,10 +113,10 @@ async fn an_api_server_that_is_down_is_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_permissions_may_not_be_asked_for_the_watches_find_out() {
+async fn refused_access_reviews_count_as_granted() {
     access(async |server: &mut MockServer| {
         for _ in NEEDED {
-            server.asked().await.answer(403, refusal(403, "Forbidden", "no"));
+            server.next_request().await.answer(403, refusal(403, "Forbidden", "no"));
         }
         list_nodes(server, &[]).await;
     })
@@ -122,7 +125,7 @@ async fn where_permissions_may_not_be_asked_for_the_watches_find_out() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_kubeconfig_that_cannot_be_read_is_named() {
+async fn an_unreadable_kubeconfig_is_named() {
     let err = load(Some(Path::new("/nonexistent/kubeconfig"))).await.unwrap_err();
     assert_eq!(
         err.to_string(),

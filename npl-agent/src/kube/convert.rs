@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Converts Kubernetes objects to [`crate::core::model`].
 //!
-//! An invalid value does not invalidate its object: it is left out and listed in [`Converted::skipped`].
+//! An invalid value does not make the rest of an object unusable: it is skipped and reported in [`Converted::skipped`].
 
 use std::{fmt, net::IpAddr};
 
@@ -15,21 +15,21 @@ use crate::core::model::{
     ServiceType, ServiceUid, TargetPort, sources::AllowList,
 };
 
-/// The keys of the annotations of one domain.
+/// The keys of annotations and of the readiness gate, below the domain of `--annotation-domain`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AnnotationKeys {
-    /// On a Service: `true` requests node ports.
+    /// Annotation of a Service: the value `true` requests node ports for its Pods.
     pub enabled: String,
-    /// On a Service: the sources that may use its node ports.
+    /// Annotation of a Service: the source ranges that may use its node ports.
     pub allowed_sources: String,
-    /// On a Pod: its mappings.
+    /// Annotation of a Pod, written by the agent: its mappings.
     pub mapping: String,
-    /// A readiness gate and condition of a Pod: its mappings are published.
+    /// Readiness gate and condition of a Pod: the agent sets the condition once the mappings are published.
     pub gate: String,
 }
 
 impl AnnotationKeys {
-    /// The keys of a domain.
+    /// The keys below a domain.
     pub fn new(domain: &str) -> Self {
         Self {
             enabled: format!("{domain}/enabled"),
@@ -40,23 +40,23 @@ impl AnnotationKeys {
     }
 }
 
-/// Why a value was left out.
+/// The kind of an invalid value that was skipped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Skipped {
-    /// A port that is not between 1 and 65535.
+    /// A port outside of 1 to 65535.
     Port,
-    /// A protocol that is not TCP, UDP or SCTP.
+    /// A protocol other than TCP, UDP and SCTP.
     Protocol,
-    /// An address that cannot be parsed, or the wildcard address.
+    /// An address that does not parse, or is the wildcard address.
     Address,
-    /// An IP family that is neither IPv4 nor IPv6.
+    /// An IP family other than IPv4 and IPv6.
     Family,
-    /// An unknown Service type; such a Service is not served.
+    /// An unknown Service type. The Service gets no node ports.
     ServiceType,
 }
 
 impl Skipped {
-    /// The name in log lines.
+    /// The name of the kind in log lines.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Port => "port",
@@ -74,16 +74,16 @@ impl fmt::Display for Skipped {
     }
 }
 
-/// A converted object, and what was left out of it.
+/// A converted object, and the invalid values that it had.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Converted<T> {
-    /// The object.
+    /// The object without the invalid values.
     pub object: T,
-    /// The invalid values, in order.
+    /// The kinds of the invalid values, in the order of the conversion.
     pub skipped: Vec<Skipped>,
 }
 
-/// Converts a Pod; `None` without name, namespace or uid, which every stored object has.
+/// Converts a Pod. Returns `None` without a name, namespace or uid, which the API server always sets.
 pub fn pod(object: PodObject, keys: &AnnotationKeys) -> Option<Converted<Pod>> {
     let PodObject { metadata, spec, status } = object;
     let key = key(&metadata.object)?;
@@ -105,7 +105,7 @@ pub fn pod(object: PodObject, keys: &AnnotationKeys) -> Option<Converted<Pod>> {
     Some(Converted { object, skipped })
 }
 
-/// Converts a Service; `None` without name, namespace or uid, which every stored object has.
+/// Converts a Service. Returns `None` without a name, namespace or uid, which the API server always sets.
 pub fn service(object: ServiceObject, keys: &AnnotationKeys) -> Option<Converted<Service>> {
     let ServiceObject { metadata, spec } = object;
     let mut skipped = Vec::new();
@@ -126,7 +126,7 @@ pub fn service(object: ServiceObject, keys: &AnnotationKeys) -> Option<Converted
     Some(Converted { object, skipped })
 }
 
-/// Converts a Node; `None` without name.
+/// Converts a Node. Returns `None` without a name, which the API server always sets.
 pub fn node(object: NodeObject) -> Option<Converted<Node>> {
     let NodeObject { metadata, status } = object;
     let mut node = Node { name: metadata.object.name?, internal_ips: Vec::new(), external_ips: Vec::new() };
@@ -163,7 +163,7 @@ fn gate(spec: &PodSpec, status: &PodStatus, keys: &AnnotationKeys) -> Gate {
     if is_true { Gate::Open } else { Gate::Closed }
 }
 
-/// `podIPs`, or `podIP` if that is all an old kubelet has set.
+/// The addresses of `podIPs`, or that of `podIP` if an old kubelet set no `podIPs`.
 fn pod_ips(status: PodStatus, skipped: &mut Vec<Skipped>) -> Vec<IpAddr> {
     let mut texts: Vec<String> = status.pod_ips.unwrap_or_default().into_iter().filter_map(|entry| entry.ip).collect();
     if texts.is_empty() {
@@ -176,7 +176,8 @@ fn pod_ips(status: PodStatus, skipped: &mut Vec<Skipped>) -> Vec<IpAddr> {
     ips
 }
 
-/// Containers first, then native sidecars, as Kubernetes resolves named target ports.
+/// The ports of containers, followed by those of native sidecars. Kubernetes resolves a named target port in this
+/// order.
 fn pod_ports(spec: PodSpec, skipped: &mut Vec<Skipped>) -> Vec<ContainerPort> {
     let is_sidecar = |container: &Container| container.restart_policy.as_deref() == Some("Always");
     let sidecars = spec.init_containers.unwrap_or_default().into_iter().filter(is_sidecar);
@@ -196,7 +197,8 @@ fn container_port(port: Port) -> Result<ContainerPort, Skipped> {
     })
 }
 
-/// A target port that is unset, zero or empty means the Service's own port, as in the API server's defaults.
+/// Converts a port of a Service. An absent, zero or empty target port means the Service's own port, as the API server
+/// defaults it.
 fn service_port(spec: ServicePortSpec) -> Result<ServicePort, Skipped> {
     let target = match spec.target_port {
         Some(NumberOrName::Name(name)) if !name.is_empty() => TargetPort::Name(name),
@@ -246,7 +248,7 @@ fn is_wildcard(text: &str) -> bool {
     text.is_empty() || text.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified())
 }
 
-/// An IPv4-mapped IPv6 address is an IPv4 address: the datapath sees packets of that family.
+/// Parses an address. An IPv4-mapped IPv6 address becomes the IPv4 address, since its packets are IPv4.
 fn ip(text: &str) -> Result<IpAddr, Skipped> {
     let parsed = text.parse::<IpAddr>().ok().map(|ip| ip.to_canonical());
     parsed.filter(|ip| !ip.is_unspecified()).ok_or(Skipped::Address)

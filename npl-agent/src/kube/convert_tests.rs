@@ -9,7 +9,7 @@ fn keys() -> AnnotationKeys {
     AnnotationKeys::new("nodeportlocal.antrea.io")
 }
 
-/// A Pod as the API server sends it, with `spec` and `status`.
+/// Converts a Pod with this `spec` and `status`, as the API server sends it.
 fn converted_pod(spec: Value, status: Value) -> Converted<Pod> {
     let metadata = json!({ "name": "web-0", "namespace": "default", "uid": "u-1", "resourceVersion": "17" });
     let mut object = json!({ "kind": "Pod", "apiVersion": "v1", "metadata": metadata });
@@ -34,7 +34,7 @@ fn numbers(ports: &[ContainerPort]) -> Vec<u16> {
 }
 
 #[test]
-fn a_pod_is_read_whole() {
+fn all_used_fields_of_a_pod_are_converted() {
     let object = json!({
         "metadata": {
             "name": "web-0", "namespace": "default", "uid": "u-1", "resourceVersion": "17",
@@ -73,22 +73,22 @@ fn a_pod_is_read_whole() {
 }
 
 #[test]
-fn a_gate_is_recognized_by_its_type_and_open_when_the_condition_is_true() {
+fn a_readiness_gate_is_open_when_its_condition_is_true() {
     let gate_of = |gates: &[&str], conditions: &[(&str, &str)]| {
         let gates: Vec<Value> = gates.iter().map(|kind| json!({ "conditionType": kind })).collect();
         let conditions: Vec<Value> =
             conditions.iter().map(|(kind, status)| json!({ "type": kind, "status": status })).collect();
         converted_pod(json!({ "readinessGates": gates }), json!({ "conditions": conditions })).object.gate
     };
-    let ours = "nodeportlocal.antrea.io/published";
-    assert_eq!(gate_of(&[], &[(ours, "True")]), Gate::Absent);
+    let own = "nodeportlocal.antrea.io/published";
+    assert_eq!(gate_of(&[], &[(own, "True")]), Gate::Absent);
     assert_eq!(gate_of(&["example.org/published"], &[]), Gate::Absent);
-    assert_eq!(gate_of(&["example.org/published", ours], &[("Ready", "True"), (ours, "False")]), Gate::Closed);
-    assert_eq!(gate_of(&[ours], &[("ContainersReady", "True"), (ours, "True")]), Gate::Open);
+    assert_eq!(gate_of(&["example.org/published", own], &[("Ready", "True"), (own, "False")]), Gate::Closed);
+    assert_eq!(gate_of(&[own], &[("ContainersReady", "True"), (own, "True")]), Gate::Open);
 }
 
 #[test]
-fn a_pod_with_nothing_but_an_identity_is_a_pod_without_address() {
+fn a_pod_without_spec_and_status_has_no_addresses_and_ports() {
     let Converted { object, skipped } = converted_pod(json!({}), json!({}));
     assert!(skipped.is_empty() && object.ips.is_empty() && object.ports.is_empty() && object.annotation.is_none());
 }
@@ -103,7 +103,7 @@ fn null_lists_are_empty_lists() {
 }
 
 #[test]
-fn an_object_without_identity_is_left_out() {
+fn an_object_without_name_namespace_or_uid_is_skipped() {
     for metadata in [json!({}), json!({ "name": "a" }), json!({ "name": "a", "namespace": "b" })] {
         let object: PodObject = serde_json::from_value(json!({ "metadata": metadata })).unwrap();
         assert_eq!(pod(object, &keys()), None);
@@ -120,7 +120,7 @@ fn succeeded_and_failed_pods_are_finished() {
 }
 
 #[test]
-fn sidecars_have_ports_and_other_init_containers_have_none() {
+fn only_native_sidecars_among_init_containers_have_ports() {
     let spec = json!({
         "initContainers": [
             { "ports": [{ "containerPort": 1 }] },
@@ -133,7 +133,7 @@ fn sidecars_have_ports_and_other_init_containers_have_none() {
 }
 
 #[test]
-fn nonsense_ports_and_protocols_cost_themselves_only() {
+fn invalid_ports_and_protocols_are_skipped_one_by_one() {
     let spec = json!({ "hostNetwork": true, "containers": [{ "ports": [
         { "containerPort": 0 },
         { "containerPort": 65536 },
@@ -154,7 +154,7 @@ fn nonsense_ports_and_protocols_cost_themselves_only() {
 }
 
 #[test]
-fn pod_addresses_are_read_from_either_field_once_each() {
+fn pod_addresses_come_from_either_field_without_duplicates() {
     let ips = |status: Value| converted_pod(json!({}), status).object.ips;
     assert_eq!(ips(json!({ "podIP": "10.0.0.5" })), addresses(&["10.0.0.5"]));
     assert_eq!(ips(json!({ "podIP": "" })), addresses(&[]));
@@ -165,19 +165,19 @@ fn pod_addresses_are_read_from_either_field_once_each() {
 }
 
 #[test]
-fn a_resource_version_that_is_no_number_is_the_oldest() {
+fn a_resource_version_that_is_no_number_counts_as_zero() {
     let object = json!({ "metadata": { "name": "a", "namespace": "b", "uid": "c", "resourceVersion": "xyz" } });
     assert_eq!(pod(serde_json::from_value(object).unwrap(), &keys()).unwrap().object.resource_version, 0);
 }
 
 #[test]
-fn a_list_of_sources_is_read_from_the_annotation_of_the_domain() {
+fn allowed_sources_are_read_from_the_annotation_of_the_domain() {
     let list = |annotations: Value| converted_service(annotations, json!({})).object.allow_list;
     let shown = |list: AllowList| list.sources.ranges().map(|range| range.to_string()).collect::<Vec<_>>();
     let key = "nodeportlocal.antrea.io/allowed-source-ranges";
     assert_eq!(list(json!({})), AllowList::ABSENT);
     assert_eq!(list(json!({ "example.com/allowed-source-ranges": "192.0.2.1" })), AllowList::ABSENT);
-    assert!(list(json!({ key: "" })).sources.is_restricted(), "an empty list is one");
+    assert!(list(json!({ key: "" })).sources.is_restricted(), "an empty list allows no source");
     assert_eq!(shown(list(json!({ key: "192.0.2.1, 2001:db8::/32" }))), ["192.0.2.1/32", "2001:db8::/32"]);
     assert!(list(json!({ key: "nonsense" })).unreadable.is_some());
     let other = AnnotationKeys::new("example.com").allowed_sources;
@@ -197,7 +197,7 @@ fn only_the_exact_value_true_enables_a_service() {
 }
 
 #[test]
-fn target_ports_are_numbers_names_or_the_services_own_port() {
+fn a_target_port_is_a_number_a_name_or_the_services_own_port() {
     let spec = json!({ "ports": [
         { "port": 80, "targetPort": 8080 },
         { "port": 81, "targetPort": "http", "protocol": "UDP" },
@@ -224,7 +224,7 @@ fn target_ports_are_numbers_names_or_the_services_own_port() {
 }
 
 #[test]
-fn a_service_of_an_unknown_type_is_not_served() {
+fn a_service_of_an_unknown_type_gets_no_node_ports() {
     let of = |name: Value| converted_service(json!({}), json!({ "type": name }));
     assert_eq!(of(json!("ClusterIP")).object.service_type, ServiceType::ClusterIp);
     assert_eq!(of(json!(null)).object.service_type, ServiceType::ClusterIp);
@@ -234,14 +234,14 @@ fn a_service_of_an_unknown_type_is_not_served() {
 }
 
 #[test]
-fn families_keep_their_order() {
+fn ip_families_keep_their_order() {
     let spec = json!({ "ipFamilies": ["IPv6", "IPX", "IPv4"] });
     let Converted { object, skipped } = converted_service(json!({}), spec);
     assert_eq!((object.families, skipped), (vec![Family::V6, Family::V4], vec![Skipped::Family]));
 }
 
 #[test]
-fn a_node_has_the_addresses_of_two_types() {
+fn a_node_has_internal_and_external_addresses() {
     let object = json!({ "metadata": { "name": "worker-1" }, "status": { "addresses": [
         { "type": "Hostname", "address": "worker-1" },
         { "type": "ExternalIP", "address": "198.51.100.1" },
@@ -258,7 +258,7 @@ fn a_node_has_the_addresses_of_two_types() {
     assert_eq!(skipped, [Skipped::Address, Skipped::Address]);
 }
 
-/// A value of a field that the API server may not have checked as it should.
+/// A numeric field with a value that an API server without validation might store.
 fn number() -> impl Strategy<Value = Value> {
     prop_oneof![
         select(vec![0_i64, 1, 80, 65_535, 65_536, -1, i64::MAX, i64::MIN]).prop_map(|number| json!(number)),
@@ -278,7 +278,7 @@ fn text() -> impl Strategy<Value = Value> {
 
 fn container() -> impl Strategy<Value = Value> {
     let port = (text(), number(), text(), number(), text()).prop_map(|(name, port, protocol, host_port, host_ip)| {
-        // The one field that is never missing.
+        // `containerPort` is a required field.
         let port = if port.is_null() { json!(1) } else { port };
         json!({ "name": name, "containerPort": port, "protocol": protocol, "hostPort": host_port, "hostIP": host_ip })
     });
@@ -288,7 +288,7 @@ fn container() -> impl Strategy<Value = Value> {
 
 proptest! {
     #[test]
-    fn whatever_a_pod_says_only_sense_is_left_of_it(
+    fn a_converted_pod_has_only_valid_ports_and_addresses(
         containers in prop::collection::vec(container(), 0..3),
         sidecars in prop::collection::vec(container(), 0..3),
         ips in prop::collection::vec(text(), 0..4),
@@ -306,7 +306,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_a_service_says_only_sense_is_left_of_it(
+    fn a_converted_service_has_only_valid_target_ports(
         kind in text(),
         families in prop::collection::vec(text(), 0..4),
         ports in prop::collection::vec((number(), text(), prop_oneof![number(), text()]), 0..4),
@@ -321,11 +321,11 @@ proptest! {
         let service = converted_service(annotations, json!({ "type": kind, "ipFamilies": families, "ports": ports })).object;
         prop_assert_eq!(service.is_enabled, enabled == "true");
         for port in &service.ports {
-            let makes_sense = match &port.target {
+            let is_valid = match &port.target {
                 TargetPort::Number(number) => number.0 != 0,
                 TargetPort::Name(name) => !name.is_empty(),
             };
-            prop_assert!(makes_sense, "{:?}", port);
+            prop_assert!(is_valid, "{:?}", port);
         }
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Kubernetes Events that report problems, on the Pod or Service that they are about.
+//! Reports problems to users by Kubernetes Events on the affected Pod or Service.
 //!
-//! Best effort: nothing waits for an Event, and one that fails is sent again later.
+//! Events are best effort: no mapping waits for one, and a failed Event is sent again later.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ use super::{
     backoff::Throttle,
     failure::{FailureKind, root_cause},
     limit::RateLimit,
-    shown_time,
+    wall_clock,
 };
 use crate::{
     core::{
@@ -38,25 +38,29 @@ use crate::{
     metrics::{EventOutcome, Metrics},
 };
 
-/// The controller and action that every Event must name.
+/// `reportingController` of the Events, a required field.
 const CONTROLLER: &str = "npl-agent";
+/// `action` of the Events, a required field.
 const ACTION: &str = "Publish";
+/// Limit for one Event, including the requests that raise its count.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Enough for every Pod of a Node to have a problem at once; hundreds of Nodes may have the same one.
+/// Events sent at once: one for each Pod of a large Node, since one cause may affect all of them.
 const BURST: u32 = 100;
+/// Events per second after the burst, since hundreds of Nodes may have the same problem.
 const PER_SECOND: u32 = 2;
-/// The API server's limits for the name of an object, and of a reporting instance.
+/// The API server's limit in bytes for the name of an object.
 const NAME_BYTES: usize = 253;
+/// The API server's limit in bytes for `reportingInstance`.
 const INSTANCE_BYTES: usize = 128;
 
-/// Reports problems by Events.
+/// Sends Events about problems.
 pub struct Recorder {
     client: Client,
     instance: String,
     metrics: Metrics,
     limit: RateLimit,
     started: Instant,
-    complaint: Throttle,
+    denial_log: Throttle,
 }
 
 impl std::fmt::Debug for Recorder {
@@ -66,7 +70,7 @@ impl std::fmt::Debug for Recorder {
 }
 
 impl Recorder {
-    /// A recorder for the agent of this Node.
+    /// Creates the recorder of the agent on this Node.
     pub fn new(client: Client, node_name: &str, metrics: Metrics) -> Self {
         Self {
             client,
@@ -74,11 +78,11 @@ impl Recorder {
             metrics,
             limit: RateLimit::new(BURST, PER_SECOND),
             started: Instant::now(),
-            complaint: Throttle::default(),
+            denial_log: Throttle::default(),
         }
     }
 
-    /// Sends Events until the sender of problems is dropped.
+    /// Sends an Event for each problem, until the sender of `problems` is dropped.
     pub async fn run(mut self, mut problems: Receiver<Vec<Problem>>) {
         let mut reports = Reports::default();
         loop {
@@ -95,11 +99,11 @@ impl Recorder {
                     true
                 }
             };
-            // Also after waiting for the rate limit: a problem that ended meanwhile is not reported.
+            // The rate limit may have delayed this, so problems that are solved by now are dropped.
             reports.observe(&problems.borrow_and_update(), self.now());
             if is_admitted
                 && let Some(report) = reports.take_due(self.now())
-                && !self.tell(&report).await
+                && !self.send(&report).await
             {
                 reports.record_failure(&report, self.now());
             }
@@ -110,8 +114,8 @@ impl Recorder {
         Moment(u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX))
     }
 
-    /// Sends an Event, and returns whether it need not be sent again.
-    async fn tell(&mut self, report: &Report) -> bool {
+    /// Sends the Event of a report. Returns false if it must be sent again.
+    async fn send(&mut self, report: &Report) -> bool {
         let reported = timeout(DEADLINE, self.record(report)).await;
         let (outcome, err) = match reported.unwrap_or_else(|late| Err(kube::Error::Service(late.into()))) {
             Ok(outcome) => (outcome, None),
@@ -122,16 +126,21 @@ impl Recorder {
         self.metrics.count_event(outcome);
         if let Some(err) = &err {
             let err = root_cause(err);
-            if outcome == EventOutcome::Denied && self.complaint.allows() {
-                warn!(err, "the agent may not create and patch Events: apply deploy/npl.yaml, which grants it");
+            if outcome == EventOutcome::Denied && self.denial_log.acquire() {
+                warn!(
+                    err,
+                    "the agent may not create and patch Events, so users do not see why Pod ports are not mapped: apply \
+                     deploy/npl.yaml, which grants the permission"
+                );
             } else {
-                debug!(err, reason = report.reason, "Event could not be sent; the agent retries");
+                debug!(err, reason = report.reason, "Event failed and is sent again");
             }
         }
         err.is_none()
     }
 
-    /// Creates the Event, or continues the series of an existing one, whichever agent created it.
+    /// Creates the Event, or raises the count of an existing one, which an earlier agent or one of another Node may
+    /// have created.
     async fn record(&self, report: &Report) -> kube::Result<EventOutcome> {
         let event = self.event(report);
         let name = event.metadata.name.clone().unwrap_or_default();
@@ -141,11 +150,11 @@ impl Recorder {
             Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {}
             other => return other.map(|_event| EventOutcome::Created),
         }
-        // The agent may not read Events, but an empty patch is answered with the Event.
+        // The agent has no permission to read Events. An empty patch returns the existing Event.
         let params = PatchParams::default();
         let known = events.patch(&name, &params, &Patch::Merge(json!({}))).await?;
         let count = known.series.map_or(1, |series| series.count).saturating_add(1);
-        let series = json!({ "series": { "count": count, "lastObservedTime": MicroTime(shown_time()) } });
+        let series = json!({ "series": { "count": count, "lastObservedTime": MicroTime(wall_clock()) } });
         events.patch(&name, &params, &Patch::Merge(series)).await.map(|_event| EventOutcome::Repeated)
     }
 
@@ -154,8 +163,8 @@ impl Recorder {
             AffectedObject::Pod(key, uid) => ("Pod", key, &uid.0),
             AffectedObject::Service(key, uid) => ("Service", key, &uid.0),
         };
-        let mark = format!(".{:016x}", report.mark());
-        let name = format!("{}{mark}", shortened(&key.name, NAME_BYTES - mark.len()));
+        let suffix = format!(".{:016x}", report.mark());
+        let name = format!("{}{suffix}", shortened(&key.name, NAME_BYTES - suffix.len()));
         let metadata = ObjectMeta { namespace: Some(key.namespace.to_string()), name: Some(name), ..<_>::default() };
         let regarding = ObjectReference {
             api_version: Some("v1".to_owned()),
@@ -172,7 +181,7 @@ impl Recorder {
             reason: Some(report.reason.to_owned()),
             note: Some(report.note.clone()),
             action: Some(ACTION.to_owned()),
-            event_time: Some(MicroTime(shown_time())),
+            event_time: Some(MicroTime(wall_clock())),
             reporting_controller: Some(CONTROLLER.to_owned()),
             reporting_instance: Some(self.instance.clone()),
             ..Event::default()
@@ -180,13 +189,13 @@ impl Recorder {
     }
 }
 
-/// Events are not needed in a namespace that is being deleted.
+/// Whether the API server refused the Event because its namespace is gone or terminating.
 fn is_namespace_gone(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     status.code == 404 || causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating")
 }
 
-/// The beginning of a name, with at most so many bytes and a valid end.
+/// The longest prefix of a name that has at most `bytes` bytes and is a valid name.
 fn shortened(name: &str, bytes: usize) -> &str {
     let end = (0..=bytes.min(name.len())).rfind(|at| name.is_char_boundary(*at)).unwrap_or_default();
     name.split_at(end).0.trim_end_matches(['.', '-'])

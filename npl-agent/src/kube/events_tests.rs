@@ -9,7 +9,7 @@ use crate::{
         model::{Family, ObjectKey, PodPort, PodUid, Protocol, ServiceUid},
         publish::problem::Cause,
     },
-    kube::mock::{Asked, MockServer, api_server, metrics, refusal},
+    kube::mock::{MockServer, ReceivedRequest, api_server, metrics, refusal},
 };
 
 const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/shop/events";
@@ -24,7 +24,7 @@ fn unsupported() -> Problem {
     Problem { subject, cause: Cause::UnsupportedProtocol { protocol: Protocol::Sctp } }
 }
 
-/// What a recorder asks of the API server about these problems.
+/// Runs a recorder on these problems, with `server` as the API server, and returns its metrics.
 async fn recording(problems: Vec<Problem>, server: impl AsyncFnOnce(&mut MockServer)) -> Metrics {
     let (client, mut mock) = api_server();
     let metrics = metrics();
@@ -39,9 +39,9 @@ async fn recording(problems: Vec<Problem>, server: impl AsyncFnOnce(&mut MockSer
     metrics
 }
 
-fn confirm(asked: Asked) {
-    let body = asked.body.clone();
-    asked.answer(200, body.to_string());
+fn confirm(request: ReceivedRequest) {
+    let body = request.body.clone();
+    request.answer(200, body.to_string());
 }
 
 fn event(series: &Value) -> String {
@@ -54,43 +54,46 @@ fn counts(metrics: &Metrics, outcome: &str) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_problem_is_an_event_on_its_object_with_one_sentence() {
+async fn a_problem_becomes_an_event_on_the_affected_object() {
     let metrics = recording(vec![exhausted("web-0")], async |server| {
-        let asked = server.asked().await;
-        assert_eq!(asked.line, format!("POST {EVENTS}?"));
+        let request = server.next_request().await;
+        assert_eq!(request.line, format!("POST {EVENTS}?"));
         let regarding =
             json!({ "apiVersion": "v1", "kind": "Pod", "namespace": "shop", "name": "web-0", "uid": "u-1" });
-        assert_eq!(asked.body["regarding"], regarding);
-        assert_eq!(asked.body["reason"], "PortRangeExhausted");
-        assert_eq!(asked.body["type"], "Warning");
-        assert_eq!(asked.body["note"], "no IPv4 node port is free for pod port 80/tcp: widen the agent's --port-range");
-        assert_eq!(asked.body["reportingController"], "npl-agent");
-        assert_eq!(asked.body["reportingInstance"], "node-1");
-        assert!(asked.body["metadata"]["name"].as_str().unwrap().starts_with("web-0."));
-        assert!(asked.body["eventTime"].is_string() && asked.body["action"].is_string(), "{}", asked.body);
-        confirm(asked);
+        assert_eq!(request.body["regarding"], regarding);
+        assert_eq!(request.body["reason"], "PortRangeExhausted");
+        assert_eq!(request.body["type"], "Warning");
+        assert_eq!(
+            request.body["note"],
+            "no IPv4 node port is free for pod port 80/tcp; widen the port range of the agent"
+        );
+        assert_eq!(request.body["reportingController"], "npl-agent");
+        assert_eq!(request.body["reportingInstance"], "node-1");
+        assert!(request.body["metadata"]["name"].as_str().unwrap().starts_with("web-0."));
+        assert!(request.body["eventTime"].is_string() && request.body["action"].is_string(), "{}", request.body);
+        confirm(request);
     })
     .await;
     assert!(counts(&metrics, "created"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_event_that_is_there_is_counted_up_without_being_read() {
+async fn the_count_of_an_existing_event_is_raised_without_read_permission() {
     for (series, expected) in
         [(Value::Null, 2), (json!({ "count": 7, "lastObservedTime": "2026-01-02T03:04:05.000006Z" }), 8)]
     {
         let metrics = recording(vec![unsupported()], async |server| {
-            let asked = server.asked().await;
-            assert_eq!(asked.body["regarding"]["kind"], "Service");
-            let name = asked.body["metadata"]["name"].as_str().unwrap().to_owned();
-            asked.answer(409, refusal(409, "AlreadyExists", "events already exists"));
-            let asked = server.asked().await;
-            assert_eq!((&asked.line, &asked.body), (&format!("PATCH {EVENTS}/{name}?"), &json!({})));
-            asked.answer(200, event(&series));
-            let asked = server.asked().await;
-            assert_eq!(asked.body["series"]["count"], expected);
-            assert!(asked.body["series"]["lastObservedTime"].is_string());
-            asked.answer(200, event(&Value::Null));
+            let request = server.next_request().await;
+            assert_eq!(request.body["regarding"]["kind"], "Service");
+            let name = request.body["metadata"]["name"].as_str().unwrap().to_owned();
+            request.answer(409, refusal(409, "AlreadyExists", "events already exists"));
+            let request = server.next_request().await;
+            assert_eq!((&request.line, &request.body), (&format!("PATCH {EVENTS}/{name}?"), &json!({})));
+            request.answer(200, event(&series));
+            let request = server.next_request().await;
+            assert_eq!(request.body["series"]["count"], expected);
+            assert!(request.body["series"]["lastObservedTime"].is_string());
+            request.answer(200, event(&Value::Null));
         })
         .await;
         assert!(counts(&metrics, "repeated"));
@@ -100,9 +103,9 @@ async fn an_event_that_is_there_is_counted_up_without_being_read() {
 #[tokio::test(start_paused = true)]
 async fn a_failed_event_is_sent_again_a_minute_later() {
     let metrics = recording(vec![exhausted("web-0")], async |server| {
-        server.asked().await.answer(403, refusal(403, "Forbidden", "events is forbidden"));
+        server.next_request().await.answer(403, refusal(403, "Forbidden", "events is forbidden"));
         let refused = Instant::now();
-        confirm(server.asked().await);
+        confirm(server.next_request().await);
         assert_eq!(refused.elapsed().as_secs(), 60);
     })
     .await;
@@ -110,23 +113,23 @@ async fn a_failed_event_is_sent_again_a_minute_later() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_namespace_that_goes_needs_no_event() {
+async fn a_terminating_namespace_needs_no_event() {
     let causes = json!([{ "reason": "NamespaceTerminating", "field": "metadata.namespace" }]);
     let body = json!({ "kind": "Status", "code": 403, "reason": "Forbidden", "details": { "causes": causes } });
     let metrics = recording(vec![exhausted("web-0")], async |server| {
-        server.asked().await.answer(403, body.to_string());
+        server.next_request().await.answer(403, body.to_string());
     })
     .await;
     assert!(counts(&metrics, "gone"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_flood_of_problems_is_reported_at_a_limited_rate() {
+async fn events_beyond_the_burst_are_sent_at_a_limited_rate() {
     let problems: Vec<Problem> = (0..120).map(|number| exhausted(&format!("web-{number}"))).collect();
     let started = Instant::now();
     recording(problems, async |server| {
         for _ in 0..120 {
-            confirm(server.asked().await);
+            confirm(server.next_request().await);
         }
     })
     .await;
@@ -135,7 +138,7 @@ async fn a_flood_of_problems_is_reported_at_a_limited_rate() {
 }
 
 #[test]
-fn a_long_name_is_cut_where_a_name_may_end() {
+fn a_long_name_is_shortened_to_a_valid_name() {
     assert_eq!(shortened("web-0", 5), "web-0");
     assert_eq!(shortened("web-0", 4), "web");
     assert_eq!(shortened("a.b", 2), "a");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Classifies failures of the API server by how the agent reacts.
+//! Classifies failed requests to the API server by how the agent reacts to them.
 
 use std::error::Error;
 
@@ -7,11 +7,12 @@ use kube::{core::Status, runtime::watcher};
 
 pub use crate::metrics::FailureKind;
 
-/// An API server that is starting may refuse for a moment what it allows later.
-pub(super) const REFUSALS_TO_BELIEVE: u32 = 3;
+/// Refusals in a row after which a 401 or 403 counts as final. An API server that has just started refuses valid
+/// requests until its authorization cache is filled.
+pub(super) const REFUSALS_TO_CONFIRM: u32 = 3;
 
 impl FailureKind {
-    /// The kind of an HTTP status.
+    /// The kind of an HTTP status that is not a success.
     pub const fn of_status(code: u16) -> Self {
         match code {
             401 => Self::Unauthorized,
@@ -29,12 +30,12 @@ impl FailureKind {
         } else if matches!(err, kube::Error::SerdeError(_) | kube::Error::FromUtf8(_)) {
             Self::Malformed
         } else {
-            // Connection errors: TLS, proxy, or a token file that cannot be read.
+            // Failures of the connection: TLS, proxy, or a token file that is being replaced.
             Self::Unreachable
         }
     }
 
-    /// The kind of a watch error.
+    /// The kind of a watcher error.
     pub fn of_watch(err: &watcher::Error) -> Self {
         match err {
             watcher::Error::InitialListFailed(err)
@@ -46,12 +47,13 @@ impl FailureKind {
     }
 }
 
-/// kube's errors include their causes; errors about YAML add the lines in question.
+/// The first line of kube's error, which already includes its causes. A YAML error adds an excerpt of the file below
+/// it.
 pub(super) fn one_line(err: &dyn Error) -> String {
     err.to_string().lines().next().unwrap_or_default().to_owned()
 }
 
-/// The last error of the chain; of a connection that is for instance `Connection refused`.
+/// The last cause of an error. Connection errors name the reason only there, such as `Connection refused`.
 pub(super) fn root_cause(err: &(dyn Error + 'static)) -> String {
     let mut cause = err;
     while let Some(next) = cause.source() {

@@ -8,30 +8,30 @@ use std::{
 
 use tokio::time::{Instant, sleep_until};
 
-/// Admits a burst at once, and then one request per interval, in order.
+/// A token bucket: it admits a burst at once, then one request in each interval, in the order of the calls.
 ///
-/// A token bucket that stores one number: the time when the bucket will be full again.
+/// The only state is the time at which the bucket will be full again, from which the number of tokens follows.
 #[derive(Debug)]
 pub(super) struct RateLimit {
     interval: Duration,
-    /// The time until an empty bucket is full.
+    /// Time that an empty bucket takes to fill.
     depth: Duration,
     full_at: Mutex<Instant>,
 }
 
 impl RateLimit {
-    /// A full bucket.
+    /// Creates a full bucket of `burst` tokens that gains `per_second` tokens in each second.
     pub(super) fn new(burst: u32, per_second: u32) -> Self {
         let interval = Duration::from_secs(1) / per_second;
         Self { interval, depth: interval * burst, full_at: Mutex::new(Instant::now()) }
     }
 
-    /// Waits until a request is admitted.
+    /// Takes a token, waiting until there is one.
     pub(super) async fn admit(&self) {
-        sleep_until(self.turn()).await;
+        sleep_until(self.take_token()).await;
     }
 
-    fn turn(&self) -> Instant {
+    fn take_token(&self) -> Instant {
         let now = Instant::now();
         let mut full_at = self.full_at.lock().unwrap_or_else(PoisonError::into_inner);
         *full_at = (*full_at).max(now) + self.interval;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An API server for tests: it shows each request and answers it as the test says.
+//! An API server for tests, which passes each request to the test and sends the answer that the test chooses.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,12 +11,12 @@ use tower_test::mock::{self, SendResponse};
 
 use crate::metrics::{Counts, DatapathCounters, Metrics};
 
-/// Longer than every delay of the agent, so that a paused clock gets past them.
-const PATIENCE: Duration = Duration::from_mins(10);
+/// Longer than all delays of the agent, so that a test with a paused clock waits for retries.
+const LIMIT: Duration = Duration::from_mins(10);
 
 pub(super) struct MockServer(mock::Handle<Request<Body>, Response<Body>>);
 
-pub(super) struct Asked {
+pub(super) struct ReceivedRequest {
     /// Method, path and query.
     pub(super) line: String,
     pub(super) content_type: String,
@@ -40,12 +40,12 @@ pub(super) fn metrics() -> Metrics {
 }
 
 impl MockServer {
-    pub(super) async fn asked(&mut self) -> Asked {
-        let (request, answer) = timeout(PATIENCE, self.0.next_request()).await.unwrap().unwrap();
+    pub(super) async fn next_request(&mut self) -> ReceivedRequest {
+        let (request, answer) = timeout(LIMIT, self.0.next_request()).await.unwrap().unwrap();
         let (parts, body) = request.into_parts();
         let bytes = body.collect_bytes().await.unwrap();
         let content_type = parts.headers.get("content-type").map_or("", |value| value.to_str().unwrap());
-        Asked {
+        ReceivedRequest {
             line: format!("{} {}", parts.method, parts.uri),
             content_type: content_type.to_owned(),
             body: if bytes.is_empty() { Value::Null } else { serde_json::from_slice(&bytes).unwrap() },
@@ -53,13 +53,13 @@ impl MockServer {
         }
     }
 
-    /// Waits until the client is gone; another request of it is an error.
+    /// Waits until the client is dropped, and fails if it sends another request.
     pub(super) async fn expect_end(mut self) {
-        assert!(timeout(PATIENCE, self.0.next_request()).await.unwrap().is_none(), "a request more than expected");
+        assert!(timeout(LIMIT, self.0.next_request()).await.unwrap().is_none(), "unexpected request");
     }
 }
 
-impl Asked {
+impl ReceivedRequest {
     pub(super) fn answer(self, status: u16, body: impl Into<String>) {
         self.answer_with_headers(status, &[], body);
     }
@@ -76,13 +76,13 @@ impl Asked {
         self.answer.send_error(std::io::Error::from(std::io::ErrorKind::ConnectionRefused));
     }
 
-    /// Takes the request and never answers it, as long as the result is kept.
+    /// Leaves the request without an answer for as long as the returned value exists.
     pub(super) fn keep_waiting(self) -> SendResponse<Response<Body>> {
         self.answer
     }
 }
 
-/// An answer of `kind: Status`.
+/// The body of a refusal: an object of kind `Status`.
 pub(super) fn refusal(code: u16, reason: &str, message: &str) -> String {
     json!({ "kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": message }).to_string()
 }

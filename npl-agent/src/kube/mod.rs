@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The API server: watches, patches of Pods, and Events.
+//! The client of the API server: watches, patches of Pods, and Kubernetes Events.
 //!
 //! ```text
-//! watch ──► objects ──► convert ──► Change ──► (main loop) ──► PodWrite ──► patch ──► Pod
-//!                                                  └──────────► Problem ──► events ──► Event
+//! watch ──► objects ──► convert ──► Change ──► (owner task) ──► PodWrite ──► patch ──► Pod
+//!                                                   └─────────► Problem ──► events ──► Event
 //! ```
 //!
-//! This module decides nothing. It does not end the agent when the API server is away: the watches retry, and the last
-//! known state is served.
+//! This module makes no decisions. An unreachable API server never ends the agent: the watches retry, and the agent
+//! serves the last known state meanwhile.
 
 pub mod backoff;
 pub mod client;
@@ -35,11 +35,15 @@ use crate::{
     metrics::{Metrics, WatchedResource},
 };
 
-/// The client, a future that returns if permissions are missing, and the watches.
+/// A client, a future that resolves only if the API server refuses the agent's access, and the running watches.
 pub type Connection = (Client, BoxFuture<'static, ConnectError>, JoinSet<WatchedResource>);
 
-/// Connects and watches in tasks of their own: loading programs, watches and the check of permissions do not wait for
-/// each other.
+/// Creates a client and starts the watches, on tasks of their own: the kernel loads the programs at the same time, and
+/// the watches do not wait for the check of permissions.
+///
+/// # Errors
+///
+/// The returned task fails if the kubeconfig or the service account is unusable.
 pub fn connect_and_watch(
     kubeconfig: Option<PathBuf>,
     node_name: &str,
@@ -58,9 +62,9 @@ pub fn connect_and_watch(
     connecting
 }
 
-/// The wall clock, for users who read it. Decisions use a monotonic clock.
-#[expect(clippy::disallowed_methods, reason = "shown to people by Events and conditions, and decides nothing")]
-fn shown_time() -> Timestamp {
+/// The wall clock, for timestamps in Events and conditions. Decisions use the monotonic clock, which nobody can set.
+#[expect(clippy::disallowed_methods, reason = "the timestamp is only displayed in Events and conditions")]
+fn wall_clock() -> Timestamp {
     Timestamp::now()
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Kubernetes objects with the fields that NPL uses. Other fields are skipped while decoding.
+//! Kubernetes objects with only the fields that NPL uses. Other fields are skipped during decoding, which saves memory
+//! on Nodes with many Pods.
 
 use std::{borrow::Cow, collections::BTreeMap};
 
@@ -11,7 +12,7 @@ use serde::{Deserialize, de::IgnoredAny};
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(from = "WireMetadata")]
 pub struct Metadata {
-    /// Name, namespace, uid, resource version, labels and annotations; everything else is empty.
+    /// Name, namespace, uid, resource version, labels and annotations. Other fields are empty.
     pub object: ObjectMeta,
     /// Whether `deletionTimestamp` is set.
     pub is_terminating: bool,
@@ -79,7 +80,7 @@ pub struct ReadinessGate {
 pub struct Container {
     /// `ports`.
     pub ports: Option<Vec<Port>>,
-    /// `restartPolicy`: `Always` makes a native sidecar of an init container.
+    /// `restartPolicy`. An init container with `Always` is a native sidecar.
     pub restart_policy: Option<String>,
 }
 

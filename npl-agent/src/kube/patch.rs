@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Patches of `pods/status`: a Pod's mapping annotation, and the condition of its readiness gate. They need no
-//! permission to change Pods.
+//! Patches of Pods: the mapping annotation, and the condition of the readiness gate. Both use the subresource
+//! `pods/status`, so that the agent needs no permission to change the spec of Pods.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,7 +20,7 @@ use super::{
     failure::{FailureKind, root_cause},
     limit::RateLimit,
     objects::PodObject,
-    shown_time,
+    wall_clock,
 };
 use crate::{
     core::{
@@ -31,16 +31,17 @@ use crate::{
 };
 
 const FIELD_MANAGER: &str = "npl-agent";
+/// Limit for the answer to one patch.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// All Pods of the largest Node at once, each twice if annotations are withdrawn.
+/// Patches sent at once: all Pods of the largest Node, each patched twice when annotations are withdrawn.
 const BURST: u32 = 2_000;
-/// A higher rate comes from a Service that is toggled or a webhook that reverts the annotation, and would overload the
-/// API server.
+/// Patches per second after the burst. A longer series comes from a Service that is toggled repeatedly or a webhook
+/// that reverts the annotation.
 const PER_SECOND: u32 = 200;
-/// An annotation must not stay outdated for an hour, whatever the API server or a proxy asks for.
+/// Upper bound of `Retry-After`, so that a proxy with a large value does not leave an annotation outdated for an hour.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_mins(1);
 
-/// Writes annotations and conditions.
+/// Patches annotations and conditions of Pods.
 #[derive(Clone)]
 pub struct PodPatcher {
     client: Client,
@@ -55,81 +56,85 @@ impl std::fmt::Debug for PodPatcher {
     }
 }
 
-/// A successful patch.
+/// A patch that the API server applied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Patched {
-    /// The Pod in the API server's answer, which is newer than the watch.
+    /// The Pod of the answer. Its resource version lets the agent recognize older watch events.
     pub pod: Pod,
 }
 
-/// How to react to a failed patch.
+/// The reaction to a failed patch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// The Pod is deleted or replaced: wait for the watch.
+    /// The Pod is gone, or another Pod has its name. Do nothing until a watch reports a change.
     Gone,
-    /// Retry with back-off, and not sooner than the API server asked for.
+    /// Retry with back-off, and not before `Retry-After`.
     Retry {
-        /// `Retry-After`.
+        /// The header `Retry-After`, at most one minute.
         after: Option<Duration>,
     },
-    /// Retry slowly: a person has to change something first.
+    /// Retry slowly, since an operator must grant a permission or change a policy first.
     Denied,
 }
 
 /// Why a patch failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PatchError {
-    /// 404, or the uid is another one.
-    #[error("write to pod {pod}: the Pod is deleted, or another one has its name")]
+    /// 404, or the Pod has another uid.
+    #[error("patch pod {pod}: the pod was deleted or recreated")]
     Gone {
         /// The Pod.
         pod: PodKey,
     },
     /// 401 or 403.
-    #[error("write to pod {pod}: the API server forbids it; apply deploy/npl.yaml, which grants patch on pods/status")]
+    #[error(
+        "patch pod {pod}: the API server denies the permission; apply deploy/npl.yaml, which grants patch on pods/status"
+    )]
     Denied {
         /// The Pod.
         pod: PodKey,
-        /// The API server's status.
+        /// The API server's answer.
         #[source]
         status: Box<Status>,
     },
-    /// Another refusal: by an admission policy, or because annotations are too large.
-    #[error("write to pod {pod}: the API server refuses it")]
+    /// Another refusal, by an admission policy or because the annotations are too large together.
+    #[error(
+        "patch pod {pod}: the API server refuses the patch; check admission policies and the size of the annotations"
+    )]
     Refused {
         /// The Pod.
         pod: PodKey,
-        /// The API server's status.
+        /// The API server's answer.
         #[source]
         status: Box<Status>,
     },
     /// 409, 429 or 5xx.
-    #[error("write to pod {pod}: the API server is not available")]
+    #[error("patch pod {pod}: the API server is overloaded or not ready; the agent retries")]
     Unavailable {
         /// The Pod.
         pod: PodKey,
-        /// The API server's status.
+        /// The API server's answer.
         #[source]
         status: Box<Status>,
-        /// `Retry-After`.
+        /// The header `Retry-After`, at most one minute.
         after: Option<Duration>,
     },
-    /// No answer: the patch may have been applied.
-    #[error("write to pod {pod}: no answer from the API server: {reason}")]
+    /// The connection failed, and it is unknown whether the API server applied the patch.
+    #[error("patch pod {pod}: connection to the API server failed: {reason}")]
     Unreachable {
         /// The Pod.
         pod: PodKey,
-        /// The connection's error.
+        /// The last cause of the connection's error.
         reason: String,
     },
-    /// No answer in time: the patch may have been applied.
-    #[error("write to pod {pod}: no answer from the API server within {} s", DEADLINE.as_secs())]
+    /// The answer did not arrive in time, and it is unknown whether the API server applied the patch.
+    #[error("patch pod {pod}: no answer from the API server within {} s", DEADLINE.as_secs())]
     TimedOut {
         /// The Pod.
         pod: PodKey,
     },
-    /// The answer is not a Pod.
-    #[error("write to pod {pod}: the API server's answer is not a Pod")]
+    /// The answer could not be decoded as a Pod.
+    #[error("patch pod {pod}: the answer is not a Pod; check for a proxy in front of the API server")]
     Malformed {
         /// The Pod.
         pod: PodKey,
@@ -137,7 +142,7 @@ pub enum PatchError {
 }
 
 impl PatchError {
-    /// How to react.
+    /// The reaction to the error.
     pub const fn class(&self) -> Class {
         match self {
             Self::Gone { .. } => Class::Gone,
@@ -161,15 +166,19 @@ impl PatchError {
 }
 
 impl PodPatcher {
-    /// A patcher for these annotation keys. Clones share the rate limit.
+    /// Creates a patcher for annotations with these keys. Clones share its rate limit.
     pub fn new(client: Client, keys: AnnotationKeys, metrics: Metrics) -> Self {
         Self { client, keys, metrics, rate: Arc::new(RateLimit::new(BURST, PER_SECOND)) }
     }
 
-    /// Applies `write` to the Pod, if it still has this uid. Idempotent.
+    /// Applies `write` to a Pod if it still has this uid. Repeating a write is harmless.
     ///
-    /// Withdrawing takes two patches: consumers that ignore Pods without the key see the empty list before the key is
-    /// removed (contract C-12).
+    /// Withdrawing takes two patches: the first empties the list, so that a client that ignores Pods without the
+    /// annotation notices the change, and the second removes the annotation (contract C-12).
+    ///
+    /// # Errors
+    ///
+    /// See [`PatchError`]. After an error, the patch may still have been applied.
     pub async fn write(&self, pod: &PodKey, uid: &PodUid, write: &PodWrite) -> Result<Patched, PatchError> {
         match write {
             PodWrite::Set(value) => self.patch(pod, &self.annotation(uid, Some(value))).await,
@@ -185,14 +194,14 @@ impl PodPatcher {
         Patch::Merge(json!({ "metadata": { "uid": &*uid.0, "annotations": { &self.keys.mapping: value } } }))
     }
 
-    /// A strategic merge patch, which merges conditions by type and keeps the kubelet's.
+    /// A strategic merge patch, which merges conditions by type and keeps those of the kubelet.
     fn open_gate(&self, uid: &PodUid) -> Patch<Value> {
         let condition = json!({
             "type": &self.keys.gate,
             "status": "True",
             "reason": "Published",
-            "message": "all node ports of the Pod are published",
-            "lastTransitionTime": Time(shown_time()),
+            "message": "all node ports of the Pod are published in its annotation",
+            "lastTransitionTime": Time(wall_clock()),
         });
         Patch::Strategic(json!({ "metadata": { "uid": &*uid.0 }, "status": { "conditions": [condition] } }))
     }
@@ -215,7 +224,7 @@ impl PodPatcher {
         let request = Request::new(PodObject::url_path(&(), Some(&pod.namespace)))
             .patch_subresource("status", &pod.name, &params, patch)
             .map_err(|err| unreachable(kube::Error::BuildRequest(err)))?;
-        // `Api::patch_status` would lose the Retry-After header.
+        // `Api::patch_status` drops the Retry-After header.
         let response = self.client.send(request.map(Body::from)).await.map_err(unreachable)?;
         let code = response.status();
         let after = retry_after(&response);
@@ -231,13 +240,13 @@ impl PodPatcher {
     }
 }
 
-/// In seconds; the API server never sends a date.
+/// The header `Retry-After` in seconds. Its other form, a date, is never sent by the API server.
 fn retry_after(response: &Response<Body>) -> Option<Duration> {
     let seconds = response.headers().get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
     Some(Duration::from_secs(seconds).min(LONGEST_RETRY_AFTER))
 }
 
-/// The API server's status; built from the code if a proxy answered.
+/// The `Status` of the answer, or a default if a proxy answered instead of the API server.
 fn status(code: u16, body: &[u8]) -> Box<Status> {
     let mut status = serde_json::from_slice::<Status>(body).unwrap_or_default();
     status.code = code;
@@ -261,7 +270,8 @@ fn refusal(pod: &PodKey, status: Box<Status>, after: Option<Duration>) -> PatchE
     }
 }
 
-/// Recognizes the API server's own messages only, since an admission policy's text may also mention uids.
+/// Whether the API server refused the patch because of the uid. Only its own message counts, since the text of an
+/// admission policy may mention uids too.
 fn is_other_uid(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     match status.code {

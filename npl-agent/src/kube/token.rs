@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The service account token, which the kubelet replaces in its file long before it expires.
+//! Reads the service account token, which the kubelet replaces in its file long before it expires.
 //!
-//! kube reads the file again by the wall clock. On a Node whose clock is set back by a day, the agent would use a token
-//! for a day that is valid for an hour. So the file is read again by the monotonic clock, and at once after a token is
-//! refused.
+//! kube decides by the wall clock when to read the file again. If the Node's clock is set back by a day, kube uses a
+//! token that is valid for one hour for a whole day. This module uses the monotonic clock, and reads the file again
+//! after a 401.
 
 use std::{
     fs,
@@ -16,23 +16,24 @@ use http::{HeaderValue, Request, Response, StatusCode, header::AUTHORIZATION};
 use kube::{client::AuthError, config::AuthInfo};
 use tokio::time::Instant;
 
-/// How long a token is cached; as in client-go.
-const KEPT: Duration = Duration::from_mins(1);
+/// Time after which the file is read again, as in client-go.
+const MAX_AGE: Duration = Duration::from_mins(1);
 
-/// A token file and its cached content. Clones share them.
+/// A file with a token. Clones share the cached token.
 #[derive(Clone)]
 pub(super) struct TokenFile(Arc<Mutex<Cached>>);
 
 struct Cached {
     path: PathBuf,
     header: HeaderValue,
-    /// When the file was read; `None` after a token was refused.
+    /// When the file was last read; `None` after the API server refused the token.
     read_at: Option<Instant>,
 }
 
 impl TokenFile {
-    /// Takes the token file over from a configuration, unless it has other credentials that take precedence.
-    pub(super) fn of(access: &mut AuthInfo) -> kube::Result<Option<Self>> {
+    /// Takes the token file out of a configuration. Returns `None` if there is none, or if a token or user name takes
+    /// precedence.
+    pub(super) fn take(access: &mut AuthInfo) -> kube::Result<Option<Self>> {
         if access.token.is_some() || access.username.is_some() {
             return Ok(None);
         }
@@ -41,7 +42,7 @@ impl TokenFile {
         Ok(Some(Self(Arc::new(Mutex::new(Cached { path, header, read_at: Some(Instant::now()) })))))
     }
 
-    /// Adds the token to a request, if there is a token file.
+    /// Adds the token to a request if there is a token file.
     pub(super) fn authorize<B>(file: Option<&Self>, mut request: Request<B>) -> Request<B> {
         if let Some(Self(cached)) = file {
             let header = cached.lock().unwrap_or_else(PoisonError::into_inner).header();
@@ -50,8 +51,8 @@ impl TokenFile {
         request
     }
 
-    /// Has the file read again before the next request, if the answer is 401.
-    pub(super) fn heed<B>(file: Option<&Self>, response: Response<B>) -> Response<B> {
+    /// After a 401, marks the cached token as outdated, so that the next request reads the file again.
+    pub(super) fn invalidate_if_refused<B>(file: Option<&Self>, response: Response<B>) -> Response<B> {
         if let Some(Self(cached)) = file.filter(|_| response.status() == StatusCode::UNAUTHORIZED) {
             cached.lock().unwrap_or_else(PoisonError::into_inner).read_at = None;
         }
@@ -60,9 +61,9 @@ impl TokenFile {
 }
 
 impl Cached {
-    /// If the file cannot be read, for instance while it is replaced, the cached token is used.
+    /// The current token. If the file cannot be read, such as while the kubelet replaces it, the cached token is used.
     fn header(&mut self) -> HeaderValue {
-        if self.read_at.is_none_or(|at| at.elapsed() >= KEPT) {
+        if self.read_at.is_none_or(|at| at.elapsed() >= MAX_AGE) {
             self.read_at = Some(Instant::now());
             if let Ok(header) = read(&self.path) {
                 self.header = header;
@@ -89,7 +90,7 @@ mod tests {
         request.headers().get(AUTHORIZATION).map(|header| header.to_str().unwrap().to_owned())
     }
 
-    /// A token file for a test.
+    /// Creates a token file for the test of this name, and a configuration that names the file.
     fn access_by_file(test: &str) -> (PathBuf, AuthInfo) {
         let path = std::env::temp_dir().join(format!("npl-token-{test}-{}", std::process::id()));
         fs::write(&path, "first\n").unwrap();
@@ -97,46 +98,46 @@ mod tests {
         (path, AuthInfo { token_file, ..AuthInfo::default() })
     }
 
-    fn answered(file: &TokenFile, status: StatusCode) {
+    fn respond(file: &TokenFile, status: StatusCode) {
         let answer = Response::builder().status(status).body(()).unwrap();
-        TokenFile::heed(Some(file), answer);
+        TokenFile::invalidate_if_refused(Some(file), answer);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_token_that_is_refused_is_read_again_at_once() {
+    async fn the_token_file_is_read_again_after_a_401() {
         let (path, mut access) = access_by_file("refused");
-        let file = TokenFile::of(&mut access).unwrap().unwrap();
+        let file = TokenFile::take(&mut access).unwrap().unwrap();
         fs::write(&path, "second").unwrap();
         for status in [StatusCode::OK, StatusCode::FORBIDDEN] {
-            answered(&file, status);
+            respond(&file, status);
             assert_eq!(sent(Some(&file)).as_deref(), Some("Bearer first"));
         }
-        answered(&file, StatusCode::UNAUTHORIZED);
+        respond(&file, StatusCode::UNAUTHORIZED);
         assert_eq!(sent(Some(&file)).as_deref(), Some("Bearer second"));
         fs::write(&path, "third").unwrap();
-        assert_eq!(sent(Some(&file)).as_deref(), Some("Bearer second"), "one refusal is one look");
+        assert_eq!(sent(Some(&file)).as_deref(), Some("Bearer second"), "one refusal causes one read");
         fs::remove_file(&path).unwrap();
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_token_that_was_replaced_is_used_a_minute_later_whatever_the_wall_clock_says() {
+    async fn a_replaced_token_is_used_within_a_minute_of_monotonic_time() {
         let (path, mut access) = access_by_file("replaced");
-        let file = TokenFile::of(&mut access).unwrap();
-        assert_eq!(access.token_file, None, "kube's own way to read it would come on top");
+        let file = TokenFile::take(&mut access).unwrap();
+        assert_eq!(access.token_file, None, "kube must not read the file as well");
         fs::write(&path, "second").unwrap();
         assert_eq!(sent(file.as_ref()).as_deref(), Some("Bearer first"));
-        tokio::time::advance(KEPT).await;
+        tokio::time::advance(MAX_AGE).await;
         assert_eq!(sent(file.as_ref()).as_deref(), Some("Bearer second"));
         fs::remove_file(&path).unwrap();
-        tokio::time::advance(KEPT).await;
+        tokio::time::advance(MAX_AGE).await;
         assert_eq!(sent(file.as_ref()).as_deref(), Some("Bearer second"));
     }
 
     #[test]
-    fn an_inline_token_is_ahead_of_a_file() {
+    fn an_inline_token_takes_precedence_over_a_file() {
         let mut access =
             AuthInfo { token: Some("inline".into()), token_file: Some("nowhere".into()), ..<_>::default() };
-        assert!(TokenFile::of(&mut access).unwrap().is_none());
+        assert!(TokenFile::take(&mut access).unwrap().is_none());
         assert_eq!(sent(None), None);
     }
 }

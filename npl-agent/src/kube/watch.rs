@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Watches the cluster, and sends [`Change`]s in the API server's order.
+//! Watches the Pods of this Node, all Services and this Node, and sends their changes in the API server's order.
 
 use std::{collections::BTreeMap, fmt, mem, pin::pin};
 
@@ -18,7 +18,7 @@ use tracing::{debug, info, trace, warn};
 use super::{
     backoff::{Jittered, Throttle},
     convert::{self, AnnotationKeys, Converted},
-    failure::{FailureKind, REFUSALS_TO_BELIEVE, root_cause},
+    failure::{FailureKind, REFUSALS_TO_CONFIRM, root_cause},
     objects::{NodeObject, PodObject, ServiceObject},
 };
 use crate::{
@@ -26,10 +26,11 @@ use crate::{
     metrics::{Metrics, WatchedResource},
 };
 
-/// How long the API server keeps a watch open. The client notices a dead connection 5 s after that.
+/// Time in seconds after which the API server ends a watch and the agent starts the next one. A connection that died
+/// silently is detected ten seconds later.
 pub(super) const WATCH_SECONDS: u32 = 240;
 
-/// Starts the three watches. They end only when `changes` is closed, so the end of one is an error.
+/// Starts the three watches. They run until the receiver of `changes` is dropped, so an earlier end is a fatal error.
 pub fn spawn(
     client: &Client,
     node_name: &str,
@@ -45,17 +46,19 @@ pub fn spawn(
     tasks
 }
 
-/// A watched object, and its changes.
+/// A watched kind of object, and its conversion to changes.
 trait Watched: Resource<DynamicType = ()> + Clone + fmt::Debug + DeserializeOwned + Send + 'static {
     const SUBJECT: WatchedResource;
-    /// Lists are read in their newest state, not from a cache that may lack a Pod. An unpaged list does not read the
-    /// API server's database, a paged one does. Pages are for lists that may be too large to decode at once.
+    /// Page size of lists; `None` lists everything in one answer. Lists always ask for the newest state, since an older
+    /// one could lack a Pod that is served. The API server can answer an unpaged list from its watch cache, but reads
+    /// etcd for each page, so only lists that may be too large for memory are paged.
     const PAGE_SIZE: Option<u32>;
     type Model: Send;
 
     fn convert(self, keys: &AnnotationKeys) -> Option<Converted<Self::Model>>;
-    /// Whether an object of a list is kept. Of ten thousand Services few matter.
-    fn matters(_object: &Self::Model) -> bool {
+    /// Whether to keep an object of a list. Few of ten thousand Services are relevant, and the list is held in memory
+    /// until it is complete.
+    fn is_relevant(_object: &Self::Model) -> bool {
         true
     }
     fn listed(all: Vec<Self::Model>) -> Change;
@@ -94,7 +97,7 @@ impl Watched for ServiceObject {
         convert::service(self, keys)
     }
 
-    fn matters(service: &Service) -> bool {
+    fn is_relevant(service: &Service) -> bool {
         service.is_active()
     }
 
@@ -152,13 +155,13 @@ impl Watch {
             let change = match event {
                 Ok(event) => self.change::<W>(event, &mut listed),
                 Err(err) => {
-                    health.failed(&err);
+                    health.record_failure(&err);
                     None
                 }
             };
             if let Some(change) = change {
-                health.works();
-                trace!(subject = %W::SUBJECT, ?change, "change");
+                health.record_success();
+                trace!(subject = %W::SUBJECT, ?change, "watch received a change");
                 if self.changes.send(change).await.is_err() {
                     break;
                 }
@@ -167,11 +170,12 @@ impl Watch {
         W::SUBJECT
     }
 
-    /// The objects of a list are collected until it is complete: in a partial list, the others would look deleted.
+    /// Converts an event. Objects of a list are collected until the list is complete, since a partial list would look
+    /// as if the other objects were deleted.
     fn change<W: Watched>(&self, event: Event<W>, listed: &mut Vec<W::Model>) -> Option<Change> {
         match event {
             Event::Init => listed.clear(),
-            Event::InitApply(object) => listed.extend(self.convert(object).filter(W::matters)),
+            Event::InitApply(object) => listed.extend(self.convert(object).filter(W::is_relevant)),
             Event::InitDone => return Some(W::listed(mem::take(listed))),
             Event::Apply(object) => return self.convert(object).map(W::applied),
             Event::Delete(object) => return self.convert(object).map(W::gone),
@@ -183,17 +187,17 @@ impl Watch {
         let name = object.meta().name.clone().unwrap_or_default();
         let namespace = object.meta().namespace.clone().unwrap_or_default();
         let Some(Converted { object, skipped }) = object.convert(&self.keys) else {
-            debug!(subject = %W::SUBJECT, namespace, name, "object without name, namespace or uid ignored");
+            debug!(subject = %W::SUBJECT, namespace, name, "skipped an object without name, namespace or uid");
             return None;
         };
         for value in skipped {
-            debug!(subject = %W::SUBJECT, namespace, name, %value, "invalid value ignored");
+            debug!(subject = %W::SUBJECT, namespace, name, %value, "skipped an invalid value of an object");
         }
         Some(object)
     }
 }
 
-/// Logs the failures of a watch: each kind at once, then once a minute, and its recovery.
+/// Logs failures of a watch: each kind at once and then once per minute, and the recovery.
 struct WatchHealth {
     subject: WatchedResource,
     metrics: Metrics,
@@ -206,50 +210,58 @@ impl WatchHealth {
         Self { subject, metrics, failing: BTreeMap::new(), refusals: 0 }
     }
 
-    fn works(&mut self) {
+    fn record_success(&mut self) {
         self.refusals = 0;
         if !mem::take(&mut self.failing).is_empty() {
-            info!(subject = %self.subject, "watch works again");
+            info!(subject = %self.subject, "watch has recovered; the agent follows changes again");
         }
     }
 
-    fn failed(&mut self, err: &watcher::Error) {
+    fn record_failure(&mut self, err: &watcher::Error) {
         let kind = FailureKind::of_watch(err);
         self.metrics.count_watch_failure(self.subject, kind);
         if kind == FailureKind::Expired {
-            debug!(subject = %self.subject, "watch expired; it starts again with a list");
+            debug!(subject = %self.subject, "the resource version of the watch has expired; the watch starts again with a list");
             return;
         }
         if matches!(kind, FailureKind::Forbidden | FailureKind::Unauthorized) {
             self.refusals += 1;
-            if self.refusals < REFUSALS_TO_BELIEVE {
-                debug!(subject = %self.subject, err = root_cause(err), "the API server refuses the watch; the agent asks again");
+            if self.refusals < REFUSALS_TO_CONFIRM {
+                debug!(subject = %self.subject, err = root_cause(err), "the API server refused the watch; retrying");
                 return;
             }
         }
-        if self.failing.entry(kind).or_default().allows() {
-            self.warn(kind, &root_cause(err));
+        if self.failing.entry(kind).or_default().acquire() {
+            self.log_failure(kind, &root_cause(err));
         }
     }
 
-    fn warn(&self, kind: FailureKind, err: &str) {
+    fn log_failure(&self, kind: FailureKind, err: &str) {
         let subject = self.subject;
         match kind {
             FailureKind::Forbidden => warn!(
                 %subject, err,
-                "the agent may not list and watch {subject}: apply deploy/npl.yaml, which grants it. Until then \
-                 the last known state is served"
+                "the agent may not list and watch {subject}: apply deploy/npl.yaml, which grants the permission; until then \
+                 the agent serves the last known state"
             ),
             FailureKind::Unauthorized => warn!(
                 %subject, err,
-                "the API server does not accept the agent's credentials: check its service account. Until then the \
-                 last known state is served"
+                "the API server does not accept the agent's credentials: check that its service account exists; until then \
+                 the agent serves the last known state"
             ),
             FailureKind::Malformed => {
-                warn!(%subject, err, "the API server's answer cannot be decoded; the last known state is served");
+                warn!(
+                    %subject, err,
+                    "the answer to the watch of {subject} cannot be decoded: check for a proxy in front of the API server; \
+                     until then the agent serves the last known state"
+                );
             }
             FailureKind::Unavailable | FailureKind::Unreachable | FailureKind::Rejected | FailureKind::Expired => {
-                warn!(%subject, err, "watch is interrupted; the last known state is served");
+                warn!(
+                    %subject, err,
+                    "watch of {subject} is interrupted: the agent retries and serves the last known state; check that the \
+                     API server is reachable from this Node"
+                );
             }
         }
     }

@@ -9,7 +9,7 @@ use tokio::{
 };
 
 use super::*;
-use crate::kube::mock::{Asked, MockServer, api_server, metrics, refusal};
+use crate::kube::mock::{MockServer, ReceivedRequest, api_server, metrics, refusal};
 
 struct Scene {
     server: MockServer,
@@ -18,7 +18,7 @@ struct Scene {
     metrics: Metrics,
 }
 
-/// The watch of one kind; the others are not started.
+/// Starts the watch of one kind.
 fn watching<W: Watched>(fields: Option<&str>) -> Scene {
     let (client, server) = api_server();
     let (sender, changes) = mpsc::channel(16);
@@ -44,13 +44,13 @@ fn pod(name: &str, version: u64) -> Value {
     json!({ "metadata": { "name": name, "namespace": "default", "uid": name, "resourceVersion": version.to_string() } })
 }
 
-fn list(asked: Asked, items: &[Value]) {
-    asked.answer(200, json!({ "metadata": { "resourceVersion": "10" }, "items": items }).to_string());
+fn list(request: ReceivedRequest, items: &[Value]) {
+    request.answer(200, json!({ "metadata": { "resourceVersion": "10" }, "items": items }).to_string());
 }
 
-fn events(asked: Asked, events: &[Value]) {
+fn events(request: ReceivedRequest, events: &[Value]) {
     let lines: Vec<String> = events.iter().map(|event| format!("{event}\n")).collect();
-    asked.answer(200, lines.concat());
+    request.answer(200, lines.concat());
 }
 
 fn names(change: &Change) -> Vec<String> {
@@ -65,16 +65,16 @@ fn names(change: &Change) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn three_watches_ask_for_no_more_than_is_needed() {
+async fn the_watches_select_only_this_node_and_its_pods() {
     let (client, mut server) = api_server();
     let (sender, changes) = mpsc::channel(16);
     let keys = AnnotationKeys::new("nodeportlocal.antrea.io");
     let tasks = spawn(&client, "worker-1", &keys, &metrics(), &sender);
     let mut lines = BTreeSet::new();
     for _ in 0..3 {
-        let asked = server.asked().await;
-        lines.insert(asked.line.clone());
-        asked.answer(200, json!({ "metadata": { "resourceVersion": "10" }, "items": [] }).to_string());
+        let request = server.next_request().await;
+        lines.insert(request.line.clone());
+        request.answer(200, json!({ "metadata": { "resourceVersion": "10" }, "items": [] }).to_string());
     }
     let expected = [
         "GET /api/v1/nodes?&fieldSelector=metadata.name%3Dworker-1",
@@ -86,18 +86,18 @@ async fn three_watches_ask_for_no_more_than_is_needed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_is_one_change_and_each_event_one_more() {
+async fn a_list_is_one_change_and_each_event_another() {
     let mut scene = watching::<PodObject>(Some("spec.nodeName=worker-1"));
-    list(scene.server.asked().await, &[pod("a", 1), pod("b", 2), json!({ "metadata": {} })]);
+    list(scene.server.next_request().await, &[pod("a", 1), pod("b", 2), json!({ "metadata": {} })]);
     assert_eq!(names(&scene.change().await), ["list a", "list b"]);
-    let asked = scene.server.asked().await;
+    let request = scene.server.next_request().await;
     for part in
         ["GET /api/v1/pods?", "watch=true", "timeoutSeconds=240", "resourceVersion=10", "allowWatchBookmarks=true"]
     {
-        assert!(asked.line.contains(part), "{} lacks {part}", asked.line);
+        assert!(request.line.contains(part), "{} lacks {part}", request.line);
     }
     events(
-        asked,
+        request,
         &[
             json!({ "type": "ADDED", "object": pod("c", 11) }),
             json!({ "type": "BOOKMARK", "object": { "kind": "Pod", "apiVersion": "v1", "metadata": { "resourceVersion": "12" } } }),
@@ -106,22 +106,22 @@ async fn a_list_is_one_change_and_each_event_one_more() {
     );
     assert_eq!(names(&scene.change().await), ["set c"]);
     assert_eq!(names(&scene.change().await), ["gone a a"]);
-    let again = scene.server.asked().await;
+    let again = scene.server.next_request().await;
     assert!(again.line.contains("watch=true") && again.line.contains("resourceVersion=13"), "{}", again.line);
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_expired_watch_starts_anew_from_a_list() {
+async fn an_expired_watch_starts_again_with_a_list() {
     let mut scene = watching::<PodObject>(None);
-    list(scene.server.asked().await, &[pod("a", 1)]);
+    list(scene.server.next_request().await, &[pod("a", 1)]);
     assert_eq!(names(&scene.change().await), ["list a"]);
     events(
-        scene.server.asked().await,
+        scene.server.next_request().await,
         &[
             json!({ "type": "ERROR", "object": { "kind": "Status", "status": "Failure", "code": 410, "reason": "Expired" } }),
         ],
     );
-    list(scene.server.asked().await, &[pod("b", 20)]);
+    list(scene.server.next_request().await, &[pod("b", 20)]);
     assert_eq!(names(&scene.change().await), ["list b"]);
     assert!(scene.counts(r#"npl_watch_errors_total{subject="pods",kind="expired"} 1"#));
 }
@@ -129,12 +129,12 @@ async fn an_expired_watch_starts_anew_from_a_list() {
 #[tokio::test(start_paused = true)]
 async fn errors_never_end_a_watch_and_are_counted_by_kind() {
     let mut scene = watching::<ServiceObject>(None);
-    scene.server.asked().await.answer(403, refusal(403, "Forbidden", "services is forbidden"));
-    scene.server.asked().await.answer(401, refusal(401, "Unauthorized", "Unauthorized"));
-    scene.server.asked().await.answer(500, "");
-    scene.server.asked().await.break_connection();
-    scene.server.asked().await.answer(200, "<html>");
-    list(scene.server.asked().await, &[]);
+    scene.server.next_request().await.answer(403, refusal(403, "Forbidden", "services is forbidden"));
+    scene.server.next_request().await.answer(401, refusal(401, "Unauthorized", "Unauthorized"));
+    scene.server.next_request().await.answer(500, "");
+    scene.server.next_request().await.break_connection();
+    scene.server.next_request().await.answer(200, "<html>");
+    list(scene.server.next_request().await, &[]);
     assert_eq!(scene.change().await, Change::Services(Vec::new()));
     for kind in ["forbidden", "unauthorized", "unavailable", "unreachable", "malformed"] {
         let line = format!(r#"npl_watch_errors_total{{subject="services",kind="{kind}"}} 1"#);
@@ -143,13 +143,13 @@ async fn errors_never_end_a_watch_and_are_counted_by_kind() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_is_not_listed_is_gone() {
+async fn an_empty_list_of_nodes_means_that_the_node_is_gone() {
     let mut scene = watching::<NodeObject>(Some("metadata.name=worker-1"));
-    list(scene.server.asked().await, &[]);
+    list(scene.server.next_request().await, &[]);
     assert_eq!(scene.change().await, Change::NodeGone);
     let node = json!({ "metadata": { "name": "worker-1", "resourceVersion": "11" } });
     events(
-        scene.server.asked().await,
+        scene.server.next_request().await,
         &[json!({ "type": "ADDED", "object": node }), json!({ "type": "DELETED", "object": node })],
     );
     assert!(matches!(scene.change().await, Change::Node(node) if node.name == "worker-1"));
@@ -160,13 +160,13 @@ async fn a_node_that_is_not_listed_is_gone() {
 async fn a_watch_ends_when_its_receiver_is_dropped() {
     let mut scene = watching::<PodObject>(None);
     drop(scene.changes);
-    list(scene.server.asked().await, &[pod("a", 1)]);
+    list(scene.server.next_request().await, &[pod("a", 1)]);
     let ended = timeout(Duration::from_secs(5), scene.tasks.join_next()).await.unwrap();
     assert!(matches!(ended, Some(Ok(WatchedResource::Pods))), "{ended:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_listed_services_only_those_that_npl_acts_on_are_kept_and_of_changed_ones_all() {
+async fn lists_keep_only_enabled_services_and_events_report_all() {
     let service = |name: &str, enabled: &str| {
         let annotations = json!({ "nodeportlocal.antrea.io/enabled": enabled });
         let metadata =
@@ -174,10 +174,10 @@ async fn of_listed_services_only_those_that_npl_acts_on_are_kept_and_of_changed_
         json!({ "metadata": metadata, "spec": { "selector": { "app": "x" } } })
     };
     let mut scene = watching::<ServiceObject>(None);
-    list(scene.server.asked().await, &[service("on", "true"), service("off", "false")]);
+    list(scene.server.next_request().await, &[service("on", "true"), service("off", "false")]);
     let Change::Services(kept) = scene.change().await else { panic!("no list") };
     assert_eq!(kept.iter().map(|service| &*service.key.name).collect::<Vec<_>>(), ["on"]);
-    // One that is disabled must be heard of.
-    events(scene.server.asked().await, &[json!({ "type": "MODIFIED", "object": service("on", "false") })]);
+    // The agent must learn that a Service was disabled.
+    events(scene.server.next_request().await, &[json!({ "type": "MODIFIED", "object": service("on", "false") })]);
     assert!(matches!(scene.change().await, Change::Service(service) if !service.is_enabled));
 }

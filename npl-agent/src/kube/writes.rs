@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The queue of writes to the API server: a few are in flight, and the others wait.
+//! The queue of Pod writes: a few requests are in flight, and the others wait in order.
 
 use std::collections::VecDeque;
 
@@ -11,42 +11,42 @@ use crate::core::{
     op::PodWrite,
 };
 
-/// Requests in flight: enough to use the API server's disk well, few enough for a hundred Nodes that start together.
+/// Requests in flight: enough for good throughput of one agent, and few enough for a hundred Nodes that start together.
 const MAX_IN_FLIGHT: usize = 8;
 
-/// A write to a Pod of this name and uid.
-pub type Asked = (PodKey, PodUid, PodWrite);
+/// A write to the Pod of this name and uid.
+pub type PodWriteRequest = (PodKey, PodUid, PodWrite);
 
-/// All writes, in order.
+/// The queue of writes.
 #[derive(Debug)]
 pub struct Writes {
     patcher: PodPatcher,
-    in_flight: JoinSet<(Asked, Result<Patched, PatchError>)>,
-    /// Without a request yet: a thousand requests would take megabytes and fragment the heap.
-    waiting: VecDeque<Asked>,
+    in_flight: JoinSet<(PodWriteRequest, Result<Patched, PatchError>)>,
+    /// Writes without an HTTP request yet: a thousand requests would take megabytes and fragment the heap.
+    waiting: VecDeque<PodWriteRequest>,
 }
 
 impl Writes {
-    /// An empty queue.
+    /// Creates an empty queue.
     pub fn new(patcher: PodPatcher) -> Self {
         Self { patcher, in_flight: JoinSet::new(), waiting: VecDeque::new() }
     }
 
-    /// Appends a write.
-    pub fn push(&mut self, asked: Asked) {
-        self.waiting.push_back(asked);
+    /// Appends a write, and sends it at once if few requests are in flight.
+    pub fn push(&mut self, request: PodWriteRequest) {
+        self.waiting.push_back(request);
         self.send();
     }
 
-    /// The next answer; pending while no write is in flight. Cancellation loses nothing.
-    pub async fn next_answer(&mut self) -> (Asked, Result<Patched, PatchError>) {
+    /// Waits for the next answer, forever if the queue is empty. Dropping the future loses no answer.
+    pub async fn next_answer(&mut self) -> (PodWriteRequest, Result<Patched, PatchError>) {
         loop {
             match self.in_flight.join_next().await {
                 Some(Ok(answer)) => {
                     self.send();
                     return answer;
                 }
-                // The panic of a patch ends the agent; the next one starts from the cluster's state.
+                // A panic ends the agent, and the next one reads the actual state of the Pods.
                 Some(Err(error)) => {
                     if let Ok(panic) = error.try_into_panic() {
                         std::panic::resume_unwind(panic);
@@ -79,7 +79,7 @@ mod tests {
     };
 
     #[tokio::test(start_paused = true)]
-    async fn a_few_writes_are_in_flight_and_the_others_follow_in_order() {
+    async fn writes_beyond_the_limit_wait_and_are_sent_in_order() {
         let (client, mut server) = api_server();
         let patcher = PodPatcher::new(client, AnnotationKeys::new("nodeportlocal.antrea.io"), metrics());
         let mut writes = Writes::new(patcher);
@@ -88,14 +88,14 @@ mod tests {
             writes.push((pod, PodUid("u-1".into()), PodWrite::Set("[]".to_owned())));
         }
         assert_eq!((writes.in_flight.len(), writes.waiting.len()), (MAX_IN_FLIGHT, 1));
-        server.asked().await.answer(404, refusal(404, "NotFound", "no such Pod"));
+        server.next_request().await.answer(404, refusal(404, "NotFound", "no such Pod"));
         let ((pod, ..), result) = writes.next_answer().await;
         assert_eq!(pod, PodKey::new("default", "web-0"));
         assert!(matches!(result, Err(PatchError::Gone { .. })), "{result:?}");
         assert_eq!((writes.in_flight.len(), writes.waiting.len()), (MAX_IN_FLIGHT, 0));
         for _ in 1..MAX_IN_FLIGHT {
-            drop(server.asked().await);
+            drop(server.next_request().await);
         }
-        assert!(server.asked().await.line.contains("web-8/status"));
+        assert!(server.next_request().await.line.contains("web-8/status"));
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The counters of the kernel programs, which are read for each scrape.
+//! The counters of the kernel programs. They are read only when Prometheus scrapes the agent.
 
 use std::{fmt, sync::Arc};
 
@@ -13,9 +13,9 @@ use prometheus_client::{
 
 use crate::core::model::Family;
 
-/// The counters of the datapath, summed over processors.
+/// A source of the datapath's counters, summed over CPUs.
 pub trait DatapathCounters: Send + Sync {
-    /// All counters; empty if they cannot be read.
+    /// Reads all counters; empty if they cannot be read.
     fn read(&self) -> Counts;
 }
 
@@ -24,16 +24,16 @@ pub trait DatapathCounters: Send + Sync {
 pub struct Counts {
     /// Packets by reason.
     pub reasons: Vec<(&'static str, u64)>,
-    /// The totals of each family, removed mappings included.
+    /// Traffic of the mappings of each IP family, including removed mappings.
     pub totals: Vec<FamilyTotals>,
 }
 
-/// The totals of one family.
+/// Traffic of the mappings of one IP family.
 #[derive(Debug, Clone, Copy)]
 pub struct FamilyTotals {
-    /// The family.
+    /// The IP family.
     pub family: Family,
-    /// The sums.
+    /// The sums over all mappings of the family.
     pub stats: MappingStats,
 }
 
@@ -45,7 +45,7 @@ impl fmt::Debug for DatapathCollector {
     }
 }
 
-struct Shown {
+struct MappingCounter {
     name: &'static str,
     help: &'static str,
     unit: Unit,
@@ -53,26 +53,26 @@ struct Shown {
     of: fn(&MappingStats) -> [(&'static str, u64); 2],
 }
 
-fn shown() -> [Shown; 3] {
+fn mapping_counters() -> [MappingCounter; 3] {
     [
-        Shown {
+        MappingCounter {
             name: "datapath",
-            help: "Translated packets, by direction. A packet that the kernel segments later (GSO, GRO) counts as \
-                   one.",
+            help: "Packets that the programs translated, by direction. A GRO or GSO packet counts once, whatever its \
+                   number of segments.",
             unit: Unit::Other("packets".to_owned()),
             label: "direction",
             of: |stats| [("request", stats.request_packets), ("reply", stats.reply_packets)],
         },
-        Shown {
+        MappingCounter {
             name: "datapath",
-            help: "Bytes of translated packets including the link-layer header, by direction.",
+            help: "Bytes of the packets that the programs translated, including the link-layer header, by direction.",
             unit: Unit::Bytes,
             label: "direction",
             of: |stats| [("request", stats.request_bytes), ("reply", stats.reply_bytes)],
         },
-        Shown {
+        MappingCounter {
             name: "datapath",
-            help: "Connections that began (new), and connections that the Pod answered (established).",
+            help: "Flows by state: new (the client's first packet was translated), established (the Pod answered).",
             unit: Unit::Other("flows".to_owned()),
             label: "state",
             of: |stats| [("new", stats.new_flows), ("established", stats.established_flows)],
@@ -86,14 +86,15 @@ impl Collector for DatapathCollector {
         let unit = Unit::Other("packets".to_owned());
         let mut metric = encoder.encode_descriptor(
             "datapath_reason",
-            "Packets that were dropped, passed untranslated, or handled by the slow path, by reason.",
+            "Packets that were dropped, left untranslated or handled specially, by reason; `npl-agent status` explains the \
+             reasons.",
             Some(&unit),
             MetricType::Counter,
         )?;
         for (reason, count) in reasons {
             ConstCounter::new(count).encode(metric.encode_family(&[("reason", reason)])?)?;
         }
-        for Shown { name, help, unit, label, of } in shown() {
+        for MappingCounter { name, help, unit, label, of } in mapping_counters() {
             let mut metric = encoder.encode_descriptor(name, help, Some(&unit), MetricType::Counter)?;
             for FamilyTotals { family, stats } in &totals {
                 for (value, count) in of(stats) {

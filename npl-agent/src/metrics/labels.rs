@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Label values: each label has a closed set of them.
+//! The label values. Each label has a fixed set of values, which bounds the number of time series.
 
 use std::fmt::{self, Write as _};
 
@@ -10,23 +10,23 @@ use crate::core::{
     op::{Op, PodWrite},
 };
 
-/// The outcome of an operation.
+/// The outcome of an op; also the value of the metric label `outcome`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum OpOutcome {
-    /// The operation succeeded.
+    /// The op succeeded.
     Done,
-    /// Another process uses the port.
+    /// Another process has bound the node port, and the agent tries another one.
     PortTaken,
-    /// Clients of the port's former owner still send datagrams.
+    /// Clients of a previous mapping still send datagrams to the node port, and the agent tries another one.
     RecentTraffic,
-    /// The operation failed and is retried.
+    /// The op failed, and the agent retries it after a back-off.
     Retry,
-    /// The Pod is deleted.
+    /// The Pod is gone.
     Gone,
 }
 
 impl OpOutcome {
-    const fn as_str(self) -> &'static str {
+    pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Done => "done",
             Self::PortTaken => "port_taken",
@@ -37,29 +37,29 @@ impl OpOutcome {
     }
 }
 
-/// The outcome of a patch.
+/// The outcome of a patch of a Pod; also the value of the metric label `outcome`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PatchOutcome {
-    /// The patch succeeded.
+    /// The API server applied the patch.
     Patched,
-    /// The Pod is deleted.
+    /// The Pod is gone.
     Gone,
-    /// A permission is missing.
+    /// The agent lacks a permission.
     Denied,
-    /// The API server rejects the annotation.
+    /// The API server or an admission policy refused the patch.
     Refused,
-    /// The API server is not available.
+    /// The API server answered 409, 429 or 5xx.
     Unavailable,
-    /// No connection, or a broken one.
+    /// The connection failed.
     Unreachable,
-    /// No answer in time.
+    /// The API server did not answer in time.
     TimedOut,
-    /// The answer cannot be decoded.
+    /// The answer could not be decoded.
     Malformed,
 }
 
 impl PatchOutcome {
-    const fn as_str(self) -> &'static str {
+    pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Patched => "patched",
             Self::Gone => "gone",
@@ -73,23 +73,23 @@ impl PatchOutcome {
     }
 }
 
-/// The outcome of sending a Kubernetes Event.
+/// The outcome of reporting a problem by a Kubernetes Event; also the value of the metric label `outcome`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EventOutcome {
-    /// A new Event.
+    /// A new Event was created.
     Created,
-    /// The series of an existing Event was continued.
+    /// The count of an existing Event was raised.
     Repeated,
-    /// The namespace is deleted.
+    /// The namespace is gone or terminating, and no Event is needed.
     Gone,
-    /// A permission is missing.
+    /// The agent lacks a permission.
     Denied,
-    /// Another failure.
+    /// The request failed otherwise, and the agent retries it.
     Failed,
 }
 
 impl EventOutcome {
-    const fn as_str(self) -> &'static str {
+    pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Created => "created",
             Self::Repeated => "repeated",
@@ -100,22 +100,22 @@ impl EventOutcome {
     }
 }
 
-/// A kind of failure of the API server.
+/// The kind of a failed request to the API server; also the value of the metric label `kind`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FailureKind {
-    /// 401: the token is not accepted.
+    /// 401: the API server does not accept the token.
     Unauthorized,
-    /// 403: a permission is missing.
+    /// 403: the agent lacks a permission.
     Forbidden,
-    /// 410: the watch expired and starts again with a list.
+    /// 410: the resource version of the watch is too old, and the watch starts again with a list.
     Expired,
-    /// 429 and 5xx: the API server is not available.
+    /// 429 and 5xx: the API server cannot answer now.
     Unavailable,
-    /// Another answer that is not a success.
+    /// Another HTTP status that is not a success.
     Rejected,
-    /// No answer: no connection, a broken one, or a timeout.
+    /// No answer: the connection failed, or the answer did not arrive in time.
     Unreachable,
-    /// The answer cannot be decoded.
+    /// The answer could not be decoded.
     Malformed,
 }
 
@@ -134,7 +134,7 @@ impl FailureKind {
     }
 }
 
-/// A watched resource.
+/// The resource of a watch; also the value of the metric label `subject`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WatchedResource {
     /// Pods of this Node.
@@ -188,7 +188,7 @@ impl OpName {
         }
     }
 
-    const fn as_str(self) -> &'static str {
+    pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Reserve => "reserve",
             Self::AllowSources => "allow_sources",
@@ -210,7 +210,7 @@ pub(super) enum PortState {
 }
 
 impl PortState {
-    const fn as_str(self) -> &'static str {
+    pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Used => "used",
             Self::Free => "free",
@@ -226,7 +226,7 @@ pub(super) enum DeviceState {
 }
 
 impl DeviceState {
-    const fn as_str(self) -> &'static str {
+    pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Attached => "attached",
             Self::Failed => "failed",

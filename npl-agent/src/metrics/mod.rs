@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The agent's metrics. Every label has a closed set of values; none names a Pod.
+//! The Prometheus metrics of the agent. Label values come from fixed sets and never name a Pod, so that the number of
+//! time series does not grow with the cluster.
 
+mod catalog;
 mod datapath;
 mod labels;
 
@@ -23,6 +25,11 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
+pub use self::{
+    catalog::{Label, MetricInfo, Values, catalog},
+    datapath::{Counts, DatapathCounters, FamilyTotals},
+    labels::{EventOutcome, FailureKind, OpOutcome, PatchOutcome, WatchedResource},
+};
 use self::{
     datapath::DatapathCollector,
     labels::{
@@ -30,16 +37,12 @@ use self::{
         ReasonLabel, WatchLabels,
     },
 };
-pub use self::{
-    datapath::{Counts, DatapathCounters, FamilyTotals},
-    labels::{EventOutcome, FailureKind, OpOutcome, PatchOutcome, WatchedResource},
-};
 use crate::core::{devices::Coverage, model::Family, op::Op};
 
-/// The content type of the text.
+/// The media type of [`Metrics::encode`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// All metrics. Clones share them.
+/// All metrics of the agent. Clones are handles to the same ones.
 #[derive(Clone)]
 pub struct Metrics(Arc<Inner>);
 
@@ -48,14 +51,14 @@ struct Inner {
     families: Families,
 }
 
-/// The number of node ports of a family in each state.
+/// Numbers of node ports of one IP family, by state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PortCounts {
-    /// Allocated.
+    /// Allocated to a mapping.
     pub used: u64,
-    /// Free to be allocated.
+    /// Available for a new mapping.
     pub free: u64,
-    /// Released recently.
+    /// Released recently, and not reused until the quarantine ends.
     pub quarantined: u64,
 }
 
@@ -91,23 +94,24 @@ impl fmt::Debug for Metrics {
 }
 
 impl Metrics {
-    /// Metrics at zero; `datapath` is read for each scrape.
+    /// Creates all metrics at zero. `datapath` is read at every [`Self::encode`].
     pub fn new(datapath: Arc<dyn DatapathCounters>) -> Self {
         let families = Families::default();
         let mut registry = Registry::with_prefix("npl");
         families.register(&mut registry);
         let version = vec![("version", env!("CARGO_PKG_VERSION").to_owned()), ("abi", ABI_VERSION.to_string())];
-        registry.register("build", "Version of the agent and ABI version of its maps", Info::new(version));
+        registry.register("build", "Version of the agent and ABI version of its pinned maps", Info::new(version));
         registry.register_collector(Box::new(DatapathCollector(datapath)));
         Self(Arc::new(Inner { registry, families }))
     }
 
-    /// Counts an operation.
+    /// Counts an op by its outcome.
     pub fn count_op(&self, op: &Op, outcome: OpOutcome) {
         self.0.families.ops.get_or_create(&OpLabels { op: OpName::of(op), outcome }).inc();
     }
 
-    /// Records a pass of the main loop; `succeeded_at` is set if no operation of it failed.
+    /// Records the duration of one pass of the reconciler. `succeeded_at` is the end of the pass if none of its ops
+    /// failed.
     pub fn observe_pass(&self, elapsed: Duration, succeeded_at: Option<SystemTime>) {
         self.0.families.pass_seconds.0.observe(elapsed.as_secs_f64());
         if let Some(since_epoch) = succeeded_at.and_then(|at| at.duration_since(UNIX_EPOCH).ok()) {
@@ -115,28 +119,28 @@ impl Metrics {
         }
     }
 
-    /// Records a patch and the time until its answer or timeout.
+    /// Counts a patch of a Pod by its outcome, and records the time from sending it to its answer or deadline.
     pub fn count_patch(&self, outcome: PatchOutcome, elapsed: Duration) {
         self.0.families.patches.get_or_create(&OutcomeLabel { outcome }).inc();
         self.0.families.patch_seconds.0.observe(elapsed.as_secs_f64());
     }
 
-    /// Counts a Kubernetes Event.
+    /// Counts a Kubernetes Event by its outcome.
     pub fn count_event(&self, outcome: EventOutcome) {
         self.0.families.events.get_or_create(&EventLabel { outcome }).inc();
     }
 
-    /// Counts an error of a watch.
+    /// Counts an error of a watch by its kind.
     pub fn count_watch_failure(&self, subject: WatchedResource, kind: FailureKind) {
         self.0.families.watch_errors.get_or_create(&WatchLabels { subject, kind }).inc();
     }
 
-    /// Sets the number of mappings of a family.
+    /// Sets the number of mappings of an IP family that the datapath has.
     pub fn set_mappings(&self, family: Family, count: u64) {
         self.0.families.mappings.get_or_create(&FamilyLabel { family }).set(gauge(count));
     }
 
-    /// Sets the number of node ports of a family in each state.
+    /// Sets the numbers of node ports of an IP family, by state.
     pub fn set_ports(&self, family: Family, counts: PortCounts) {
         let PortCounts { used, free, quarantined } = counts;
         for (state, count) in [(PortState::Used, used), (PortState::Free, free), (PortState::Quarantined, quarantined)]
@@ -146,7 +150,7 @@ impl Metrics {
         }
     }
 
-    /// Sets the number of devices with and without programs.
+    /// Sets the numbers of selected devices with and without attached programs.
     pub fn set_devices(&self, coverage: Coverage) {
         let Coverage { attached, failed } = coverage;
         for (state, count) in [(DeviceState::Attached, attached), (DeviceState::Failed, failed)] {
@@ -154,7 +158,7 @@ impl Metrics {
         }
     }
 
-    /// Replaces the number of problems of each reason.
+    /// Sets the number of unmapped Pod ports of each reason. Reasons that are not listed are reset to none.
     pub fn set_problems(&self, counts: &[(&'static str, u64)]) {
         self.0.families.problems.clear();
         for (reason, count) in counts {
@@ -162,7 +166,11 @@ impl Metrics {
         }
     }
 
-    /// All metrics as text of [`CONTENT_TYPE`].
+    /// Encodes all metrics as text in the format of [`CONTENT_TYPE`].
+    ///
+    /// # Errors
+    ///
+    /// If a collector fails to encode its values.
     pub fn encode(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
         text::encode(&mut text, &self.0.registry)?;
@@ -185,44 +193,31 @@ impl Families {
             devices,
             problems,
         } = self.clone();
-        registry.register(
-            "ops",
-            "Operations of the agent on mappings, reservations, allowed sources and \
-             annotations, by operation and outcome",
-            ops,
-        );
-        registry.register_with_unit("pass", "Duration of one pass of the main loop", Unit::Seconds, pass_seconds.0);
+        registry.register("ops", "Operations on node ports, mappings and annotations, by kind and outcome", ops);
+        registry.register_with_unit("pass", "Duration of one pass of the reconciler", Unit::Seconds, pass_seconds.0);
         registry.register_with_unit(
             "last_successful_pass_timestamp",
-            "Unix time at which the last pass without a failed operation ended",
+            "Unix time at the end of the last reconciler pass in which no operation failed",
             Unit::Seconds,
             last_successful_pass,
         );
-        registry.register("annotation_patches", "Patches of Pods' status subresource, by outcome", patches);
+        registry.register("annotation_patches", "Patches of Pod annotations and readiness gates, by outcome", patches);
         registry.register_with_unit(
             "annotation_patch",
-            "Time from sending a patch to the API server's answer",
+            "Time from sending a patch of a Pod to the API server's answer",
             Unit::Seconds,
             patch_seconds.0,
         );
-        registry.register("events", "Kubernetes Events that report problems, by outcome of sending them", events);
+        registry.register("events", "Kubernetes Events about Pod ports that are not mapped, by outcome", events);
         registry.register(
             "watch_errors",
-            "Errors of the watches on the API server, by resource and kind of error",
+            "Failed requests of the watches on the API server, by resource and kind",
             watch_errors,
         );
-        registry.register("mappings", "Node ports that are mapped or held for a mapping", mappings);
-        registry.register("node_ports", "Node ports of --port-range, by state", ports);
-        registry.register(
-            "devices",
-            "Uplinks that carry the programs (attached), or that clients may use but that do not carry them (failed)",
-            devices,
-        );
-        registry.register(
-            "problems",
-            "Problems that keep Pod ports from being served as requested, by reason",
-            problems,
-        );
+        registry.register("mappings", "Mappings that the datapath serves, by IP family", mappings);
+        registry.register("node_ports", "Node ports of --port-range, by IP family and state", ports);
+        registry.register("devices", "Selected devices with the programs (attached) and without (failed)", devices);
+        registry.register("problems", "Pod ports that are not mapped, by reason of the Event", problems);
     }
 }
 

@@ -33,7 +33,7 @@ impl DatapathCounters for Fixed {
     }
 }
 
-fn filled() -> String {
+fn encode_samples() -> String {
     let metrics = Metrics::new(Arc::new(Fixed));
     let frontend = Frontend { family: Family::V4, node_port: NodePort(61000), protocol: Protocol::Tcp };
     metrics.count_op(&Op::Reserve(frontend, RecentTraffic::Refused), OpOutcome::PortTaken);
@@ -51,7 +51,7 @@ fn filled() -> String {
 
 #[test]
 fn every_metric_has_its_prefix_unit_and_labels() {
-    let text = filled();
+    let text = encode_samples();
     for line in [
         r#"npl_ops_total{op="reserve",outcome="port_taken"} 1"#,
         "npl_pass_seconds_count 1",
@@ -72,12 +72,12 @@ fn every_metric_has_its_prefix_unit_and_labels() {
         assert!(text.lines().any(|found| found == line), "{line} is missing from\n{text}");
     }
     assert!(text.contains(concat!("npl_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\",abi=\"")), "{text}");
-    assert!(!text.contains("AddressConflict"), "a problem that is over is no longer shown\n{text}");
+    assert!(!text.contains("AddressConflict"), "a solved problem must disappear\n{text}");
 }
 
 #[test]
 fn every_metric_has_a_help_text_and_is_named_once() {
-    let text = filled();
+    let text = encode_samples();
     let named = |keyword: &str| -> Vec<&str> {
         text.lines().filter_map(|line| line.strip_prefix(keyword)?.split(' ').next()).collect()
     };

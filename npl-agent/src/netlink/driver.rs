@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The driver of a device, which netlink does not report.
+//! The driver name of a device, by ethtool, since rtnetlink does not report it.
 
-#![expect(unsafe_code, reason = "a request to a device takes a pointer")]
+#![expect(unsafe_code, reason = "SIOCETHTOOL takes a pointer, and no library in use wraps it")]
 
 use std::os::{fd::AsRawFd as _, unix::net::UnixDatagram};
 
-/// `ETHTOOL_GDRVINFO`.
+/// `ETHTOOL_GDRVINFO` of `linux/ethtool.h`.
 const GET_DRIVER_INFO: u32 = 3;
-/// The length of each text of [`DriverInfo`] in bytes.
+/// Length in bytes of each text of [`DriverInfo`].
 const TEXT: usize = 32;
 
-/// `struct ethtool_drvinfo`; only the name is used.
+/// `struct ethtool_drvinfo` of `linux/ethtool.h`. Only the driver name is used.
 #[repr(C)]
 struct DriverInfo {
     command: u32,
@@ -20,7 +20,8 @@ struct DriverInfo {
     counts: [u32; 5],
 }
 
-/// The name of a device's driver, by the device's name in this network namespace; `None` if it has none.
+/// The name of a device's driver, such as `ixgbe`. The device is given by its name in this network namespace; `None` if
+/// it does not exist or its driver reports no name.
 pub(super) fn driver(device: &str) -> Option<String> {
     let socket = UnixDatagram::unbound().ok()?;
     let mut info = DriverInfo {
@@ -31,7 +32,7 @@ pub(super) fn driver(device: &str) -> Option<String> {
         counts: [0; 5],
     };
     let mut name = [0; libc::IFNAMSIZ];
-    // The last byte stays zero.
+    // The last byte stays zero and terminates the name.
     for (to, from) in name.iter_mut().take(libc::IFNAMSIZ - 1).zip(device.bytes()) {
         *to = libc::c_char::from_ne_bytes([from]);
     }
@@ -51,7 +52,7 @@ mod tests {
     use super::driver;
 
     #[test]
-    fn a_device_without_driver_or_that_is_not_there_has_none() {
+    fn loopback_and_absent_devices_have_no_driver_name() {
         for name in ["lo", "not-there", "a-name-that-is-longer-than-any"] {
             assert_eq!(driver(name), None, "{name}");
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Converts a link message to a device.
+//! Converts a link message of rtnetlink into a [`Device`].
 
 use rtnetlink::packet_route::link::{
     InfoData, InfoGre, InfoGre6, InfoKind, InfoNetkit, InfoPortKind, InfoVlan, LinkAttribute, LinkFlags, LinkInfo,
@@ -9,6 +9,7 @@ use rtnetlink::packet_route::link::{
 use super::driver;
 use crate::core::devices::{Device, DeviceKind, LinkFacts, LinkLayer, Master};
 
+/// Converts a link message; `None` if it has no interface name. Addresses and routes are added by the caller.
 pub(super) fn device(link: &LinkMessage) -> Option<Device> {
     let name = link
         .attributes
@@ -31,7 +32,7 @@ pub(super) fn device(link: &LinkMessage) -> Option<Device> {
     })
 }
 
-/// The device that this VLAN, macvlan or ipvlan device is on top of.
+/// The ifindex of the lower device whose frames this VLAN, macvlan or ipvlan device receives.
 pub(super) fn carrier(link: &LinkMessage) -> Option<u32> {
     let takes_frames = matches!(
         info_kind(link)?,
@@ -49,7 +50,7 @@ fn kind(link: &LinkMessage) -> DeviceKind {
     info_kind(link).map_or(DeviceKind::Physical, kind_of)
 }
 
-/// The kind of a virtual device.
+/// The link kind of a virtual device; `None` for hardware.
 fn info_kind(link: &LinkMessage) -> Option<&InfoKind> {
     infos(link).find_map(|info| if let LinkInfo::Kind(kind) = info { Some(kind) } else { None })
 }
@@ -62,7 +63,7 @@ fn infos_of(attribute: &LinkAttribute) -> &[LinkInfo] {
     if let LinkAttribute::LinkInfo(infos) = attribute { infos } else { &[] }
 }
 
-/// Whether it is a netkit device that drops packets unless a program passes them.
+/// Whether the link is a netkit pair whose default policy drops packets that no program accepts.
 fn is_closed(link: &LinkMessage) -> bool {
     let data =
         infos(link).find_map(|it| if let LinkInfo::Data(InfoData::Netkit(data)) = it { Some(data) } else { None });
@@ -76,12 +77,12 @@ fn master(link: &LinkMessage) -> Option<Master> {
     Some(if is_of_vrf { Master::Vrf } else { Master::TakesFrames })
 }
 
-#[expect(clippy::wildcard_enum_match_arm, reason = "most link layers have headers that no program of ours knows")]
+#[expect(clippy::wildcard_enum_match_arm, reason = "the programs support the headers of few link layers")]
 fn link_layer(link: &LinkMessage) -> LinkLayer {
     match link.header.link_layer_type {
-        LinkLayerType::Ether if leaves_tags(link) => LinkLayer::Tagged,
+        LinkLayerType::Ether if keeps_vlan_tags(link) => LinkLayer::Tagged,
         LinkLayerType::Ether => LinkLayer::Ethernet,
-        LinkLayerType::Ipgre | LinkLayerType::Ip6gre if !knows_its_other_end(link) => LinkLayer::Outer,
+        LinkLayerType::Ipgre | LinkLayerType::Ip6gre if !has_tunnel_destination(link) => LinkLayer::Outer,
         LinkLayerType::None
         | LinkLayerType::Ppp
         | LinkLayerType::Rawip
@@ -94,17 +95,17 @@ fn link_layer(link: &LinkMessage) -> LinkLayer {
     }
 }
 
-/// A VLAN device with `reorder_hdr off` leaves the tag in received frames, and adds it to sent frames ahead of the TC
-/// hook. The kernel reports no flags if none is set.
-fn leaves_tags(link: &LinkMessage) -> bool {
+/// Whether the link is a VLAN device without `reorder_hdr`: its TC hooks see frames with the VLAN tag. The kernel sends
+/// no flags attribute if no flag is set.
+fn keeps_vlan_tags(link: &LinkMessage) -> bool {
     let reorders =
         |it: &InfoVlan| matches!(it, InfoVlan::Flags((flags, _mask)) if flags.contains(VlanFlags::ReorderHdr));
     infos(link).any(|info| matches!(info, LinkInfo::Data(InfoData::Vlan(vlan)) if !vlan.iter().any(reorders)))
 }
 
-/// Whether a GRE device has a remote address or, with `external`, the route has. Otherwise the outer headers are part
-/// of the packet at the TC hook (`ipgre_header_ops`, `ip6gre_header_ops`).
-fn knows_its_other_end(link: &LinkMessage) -> bool {
+/// Whether a GRE device has a remote address or, with `external`, gets it from a route. A device without either adds
+/// the outer header ahead of its TC hook (`ipgre_header_ops` and `ip6gre_header_ops` of the kernel).
+fn has_tunnel_destination(link: &LinkMessage) -> bool {
     let v4 = |it: &InfoGre| {
         matches!(it, InfoGre::CollectMetadata)
             || matches!(it, InfoGre::Remote(addr) if !addr.is_unspecified() && !addr.is_multicast())
@@ -200,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vrf_master_is_distinguished_from_masters_that_take_frames() {
+    fn a_vrf_master_is_distinguished_from_bridge_and_bond_masters() {
         let mut message = link(LinkLayerType::Ether, vec![LinkInfo::PortKind(InfoPortKind::Vrf)]);
         assert_eq!(master(&message), None);
         message.attributes.push(LinkAttribute::Controller(7));
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pair_of_netkits_is_closed_by_its_own_policy() {
+    fn a_netkit_device_is_closed_by_its_own_policy_and_not_by_its_peers() {
         for (policy, closed) in [(NetkitPolicy::Pass, false), (NetkitPolicy::Drop, true)] {
             let data = InfoData::Netkit(vec![InfoNetkit::PeerPolicy(NetkitPolicy::Drop), InfoNetkit::Policy(policy)]);
             let message = link(LinkLayerType::Ether, vec![LinkInfo::Kind(InfoKind::Netkit), LinkInfo::Data(data)]);

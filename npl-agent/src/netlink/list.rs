@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Consistent netlink dumps. The kernel sends a long list in parts, and a change between two parts may hide an
-//! unchanged element. It flags such a dump as interrupted, and the list is read again.
+//! Complete netlink dumps. The kernel sends a long dump in parts, and a change between two parts can hide an entry that
+//! existed all the time. The kernel then sets `NLM_F_DUMP_INTR`, and the dump is repeated.
 
 use futures::StreamExt as _;
 use rtnetlink::{
@@ -12,10 +12,10 @@ use tokio::task::AbortHandle;
 
 use super::{NetlinkError, request};
 
-/// How often an interrupted list is read again before that is an error.
+/// Number of times that an interrupted dump is repeated before it fails.
 const TRIES: usize = 8;
 
-/// A socket for dumps.
+/// A netlink socket that is used only for dumps, since it also receives the messages that end a dump.
 pub(super) struct Lists {
     handle: Handle,
     driver: AbortHandle,
@@ -24,13 +24,17 @@ pub(super) struct Lists {
 impl Lists {
     pub(super) fn open() -> Result<Self, NetlinkError> {
         let (mut connection, handle, _unsolicited) = new_connection().map_err(NetlinkError::Open)?;
-        // The interrupted flag may be set on the last message only.
+        // The kernel may set `NLM_F_DUMP_INTR` in the final message only.
         connection.set_forward_done(true);
         Ok(Self { handle, driver: tokio::spawn(connection).abort_handle() })
     }
 
-    /// Reads the list that `wanted` requests, and keeps what `pick` returns.
-    pub(super) async fn of<T>(
+    /// Dumps the objects that `wanted` asks for, and returns those that `pick` accepts.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses, or a change interrupts every attempt.
+    pub(super) async fn dump<T>(
         &self,
         operation: &'static str,
         wanted: RouteNetlinkMessage,
@@ -40,7 +44,7 @@ impl Lists {
             let mut message = NetlinkMessage::from(wanted.clone());
             message.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
             let answers = self.handle.clone().request(message).map_err(request(operation))?.collect().await;
-            if let Some(list) = whole(answers).map_err(request(operation))? {
+            if let Some(list) = complete(answers).map_err(request(operation))? {
                 return Ok(list.into_iter().filter_map(pick).collect());
             }
         }
@@ -54,8 +58,8 @@ impl Drop for Lists {
     }
 }
 
-/// A complete list without interruption; `None` otherwise.
-fn whole(
+/// The messages of a dump that reached its end without an interruption; `None` for any other dump.
+fn complete(
     answers: Vec<NetlinkMessage<RouteNetlinkMessage>>,
 ) -> Result<Option<Vec<RouteNetlinkMessage>>, rtnetlink::Error> {
     let mut list = Vec::with_capacity(answers.len());
@@ -82,7 +86,7 @@ mod tests {
         packet_route::{RouteNetlinkMessage, link::LinkMessage},
     };
 
-    use super::whole;
+    use super::complete;
 
     type Answer = NetlinkMessage<RouteNetlinkMessage>;
 
@@ -112,24 +116,24 @@ mod tests {
     }
 
     fn length(answers: Vec<Answer>) -> Option<usize> {
-        whole(answers).unwrap().map(|list| list.len())
+        complete(answers).unwrap().map(|list| list.len())
     }
 
     #[test]
-    fn a_list_that_ends_without_a_change_is_whole() {
+    fn a_dump_without_an_interruption_is_complete() {
         assert_eq!(length(vec![link(1), link(2), end(0)]), Some(2));
         assert_eq!(length(vec![end(0)]), Some(0));
     }
 
     #[test]
-    fn a_list_that_changed_during_the_dump_is_rejected_wherever_the_flag_is_set() {
+    fn an_interrupted_dump_is_rejected_whichever_message_has_the_flag() {
         assert_eq!(length(vec![interrupted(link(1)), link(2), end(0)]), None);
         assert_eq!(length(vec![link(1), interrupted(link(2)), end(0)]), None);
         assert_eq!(length(vec![link(1), link(2), interrupted(end(0))]), None);
     }
 
     #[test]
-    fn a_list_without_its_end_is_not_whole() {
+    fn a_dump_without_its_final_message_is_rejected() {
         assert_eq!(length(vec![link(1), link(2)]), None);
         assert_eq!(length(vec![link(1), other(NetlinkPayload::Overrun(Vec::new())), end(0)]), None);
         assert_eq!(length(vec![link(1), end(-12)]), None);

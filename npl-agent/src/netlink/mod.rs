@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The Node's devices, addresses, routes and rules, by rtnetlink.
+//! Reads and follows the Node's devices, addresses, routes and rules by rtnetlink.
 
 mod driver;
 mod link;
@@ -41,25 +41,25 @@ use crate::core::devices::{
 
 const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];
 
-/// A netlink operation that failed.
+/// A failed netlink operation.
 #[derive(Debug, thiserror::Error)]
 pub enum NetlinkError {
-    /// The socket could not be opened.
+    /// The kernel refused the socket.
     #[error("open a netlink socket")]
     Open(#[source] std::io::Error),
-    /// A request failed.
+    /// The kernel refused a request.
     #[error("{operation} by netlink")]
     Request {
-        /// The verb and its object.
+        /// Verb and object, such as `list devices`.
         operation: &'static str,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: rtnetlink::Error,
     },
-    /// The list changed during every attempt to read it.
-    #[error("{operation} by netlink: the list kept changing while it was read")]
+    /// A change interrupted every dump, so the list may be incomplete. A later attempt may succeed.
+    #[error("{operation} by netlink: the list changed during each of several dumps; the agent tries again later")]
     Changing {
-        /// The verb and its object.
+        /// Verb and object, such as `list devices`.
         operation: &'static str,
     },
 }
@@ -68,33 +68,32 @@ fn request(operation: &'static str) -> impl FnOnce(rtnetlink::Error) -> NetlinkE
     move |source| NetlinkError::Request { operation, source }
 }
 
-/// The state of the network at one time.
+/// The state of the network that device decisions are made from.
 #[derive(Debug)]
 pub struct Survey {
-    /// The Pods whose routes were requested.
+    /// The Pod addresses whose routes were looked up.
     pub pods: BTreeSet<IpAddr>,
-    /// The routes to those Pods that have one.
+    /// The route to each of them; Pods without a route are absent.
     pub routes: BTreeMap<IpAddr, Route>,
-    /// Every device, by index.
+    /// Every device of this network namespace, in the order of the ifindex.
     pub devices: Vec<Device>,
-    /// Policy routing.
+    /// Policy rules and default routes.
     pub routing: Routing,
-    /// Programs, filters and qdiscs of devices that matter, by their index; empty unless requested.
+    /// Qdiscs, filters and programs on the relevant devices, by ifindex; empty without a [`TcInspection`].
     pub attachments: BTreeMap<u32, DeviceAttachments>,
 }
 
-/// A survey in flight.
+/// A running survey of the network.
 pub type SurveyTask = JoinHandle<Result<Survey, NetlinkError>>;
 
-/// Surveys devices and the routes to Pods, on a thread of its own: while Pods come and go, the kernel blocks such
-/// requests for seconds on `rtnl`, and nothing else may wait for them. With an inspection, it includes the programs,
-/// filters and qdiscs of devices that matter.
+/// Starts to read devices and the routes to Pods, on a thread of its own: while Pods are created and deleted, a request
+/// can wait for the kernel's `rtnl` lock for seconds. Qdiscs, filters and programs are read only with an `inspection`.
 pub fn survey(pods: BTreeSet<IpAddr>, inspection: Option<TcInspection>) -> SurveyTask {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
     tokio::task::spawn_blocking(move || {
         runtime.map_err(NetlinkError::Open)?.block_on(async {
             let routes = routes_to(&pods).await?;
-            let Seen { devices, queues, routing } = see().await?;
+            let NetworkState { devices, queues, routing } = read_network().await?;
             let lead_to_pods = routes.values().map(|route| route.ifindex).collect();
             let attachments = match inspection {
                 Some(inspection) => tc_inspection::inspect(&devices, queues?, &lead_to_pods, &inspection).await?,
@@ -105,11 +104,11 @@ pub fn survey(pods: BTreeSet<IpAddr>, inspection: Option<TcInspection>) -> Surve
     })
 }
 
-/// The result of a survey. A panic of the survey's thread continues in the caller.
+/// Waits for a survey and returns its result. A panic of its thread is resumed on the calling thread.
 ///
 /// # Errors
 ///
-/// If the kernel refuses.
+/// If the kernel refused a request, or changes interrupted every dump of a list.
 pub async fn join_survey(in_flight: &mut SurveyTask) -> Result<Survey, NetlinkError> {
     in_flight.await.unwrap_or_else(|error| match error.try_into_panic() {
         Ok(panic) => std::panic::resume_unwind(panic),
@@ -117,33 +116,33 @@ pub async fn join_survey(in_flight: &mut SurveyTask) -> Result<Survey, NetlinkEr
     })
 }
 
-/// Every device of this network namespace, by index.
+/// Every device of this network namespace, in the order of the ifindex.
 ///
 /// # Errors
 ///
-/// If the kernel refuses a list, or a list keeps changing.
+/// If the kernel refuses a request, or changes interrupt every dump of a list.
 pub async fn interfaces() -> Result<Vec<Device>, NetlinkError> {
-    see().await.map(|seen| seen.devices)
+    read_network().await.map(|state| state.devices)
 }
 
-/// Every device, and policy routing.
+/// Every device, and the policy rules and default routes.
 ///
 /// # Errors
 ///
 /// As [`interfaces`].
 pub async fn interfaces_and_routing() -> Result<(Vec<Device>, Routing), NetlinkError> {
-    see().await.map(|seen| (seen.devices, seen.routing))
+    read_network().await.map(|state| (state.devices, state.routing))
 }
 
-/// The result of one look at the network.
-struct Seen {
+/// The state that one read returns.
+struct NetworkState {
     devices: Vec<Device>,
-    /// A kernel without qdiscs answers with an error.
+    /// A kernel without traffic control answers with an error, which matters only to callers that need qdiscs.
     queues: Result<Queues, NetlinkError>,
     routing: Routing,
 }
 
-async fn see() -> Result<Seen, NetlinkError> {
+async fn read_network() -> Result<NetworkState, NetlinkError> {
     let lists = Lists::open()?;
     let links = links(&lists).await?;
     let mut addresses = read_addresses(&lists).await?;
@@ -165,19 +164,19 @@ async fn see() -> Result<Seen, NetlinkError> {
         device.has_default_route = routed.contains(&device.ifindex);
     }
     devices.sort_by_key(|device| device.ifindex);
-    Ok(Seen { devices, queues, routing })
+    Ok(NetworkState { devices, queues, routing })
 }
 
 async fn links(lists: &Lists) -> Result<Vec<LinkMessage>, NetlinkError> {
     let pick = |message| if let RouteNetlinkMessage::NewLink(link) = message { Some(link) } else { None };
-    lists.of("list devices", RouteNetlinkMessage::GetLink(LinkMessage::default()), pick).await
+    lists.dump("list devices", RouteNetlinkMessage::GetLink(LinkMessage::default()), pick).await
 }
 
-/// The route to each address; addresses without one are left out.
+/// The route to each address; addresses without a route are absent.
 ///
 /// # Errors
 ///
-/// If the socket cannot be opened.
+/// If the kernel refuses the socket.
 async fn routes_to(addresses: &BTreeSet<IpAddr>) -> Result<BTreeMap<IpAddr, Route>, NetlinkError> {
     if addresses.is_empty() {
         return Ok(BTreeMap::new());
@@ -201,7 +200,7 @@ async fn route_to(handle: &Handle, addr: IpAddr) -> Option<Route> {
     message.header.address_family = family;
     message.header.destination_prefix_length = length;
     message.attributes.push(RouteAttribute::Destination(destination));
-    // An error means that there is no route.
+    // The kernel answers with an error if there is no route.
     let found = handle.route().get(message).execute().try_next().await.ok()??;
     let metrics =
         found.attributes.iter().filter_map(|it| if let RouteAttribute::Metrics(all) = it { Some(all) } else { None });
@@ -215,15 +214,15 @@ async fn route_to(handle: &Handle, addr: IpAddr) -> Option<Route> {
     })
 }
 
-/// Addresses of global scope, by device. A client outside the Node cannot use others.
+/// Addresses of global scope, by ifindex. Clients outside of the Node cannot reach addresses of other scopes.
 async fn read_addresses(lists: &Lists) -> Result<BTreeMap<u32, Vec<IpAddr>>, NetlinkError> {
     let mut addresses: BTreeMap<u32, Vec<IpAddr>> = BTreeMap::new();
-    // One family at a time: the kernel does not always flag a change in the first half of a list of both.
+    // One dump for each family: in a dump of both, the kernel does not always report a change of the first half.
     for family in FAMILIES {
         let mut wanted = AddressMessage::default();
         wanted.header.family = family;
         let pick = |message| if let RouteNetlinkMessage::NewAddress(it) = message { Some(it) } else { None };
-        let all = lists.of("list addresses", RouteNetlinkMessage::GetAddress(wanted), pick).await?;
+        let all = lists.dump("list addresses", RouteNetlinkMessage::GetAddress(wanted), pick).await?;
         // A kernel without IPv6 answers with the IPv4 addresses again.
         for message in all.iter().filter(|message| message.header.family == family) {
             if let Some(ip) = global_address(message) {
@@ -235,7 +234,7 @@ async fn read_addresses(lists: &Lists) -> Result<BTreeMap<u32, Vec<IpAddr>>, Net
 }
 
 fn global_address(message: &AddressMessage) -> Option<IpAddr> {
-    // On a point-to-point device, `Address` is the peer's address and `Local` the device's.
+    // On a point-to-point device `Address` is the peer's address and `Local` is the Node's.
     let of = |pick: fn(&AddressAttribute) -> Option<IpAddr>| message.attributes.iter().find_map(pick);
     let local = of(|attribute| if let AddressAttribute::Local(ip) = attribute { Some(*ip) } else { None });
     let address = of(|attribute| if let AddressAttribute::Address(ip) = attribute { Some(*ip) } else { None });
@@ -252,12 +251,13 @@ fn outgoing_devices(attribute: &RouteAttribute) -> Vec<u32> {
     }
 }
 
-/// Yields once for every message that may concern devices, addresses, routes or rules and, `with_attachments`, programs
-/// and filters of other software. An overrun of the socket counts as one.
+/// Yields an item for each possible change of devices, addresses, default and host routes, or rules; with
+/// `with_attachments` also for changes of qdiscs and of filters that belong to other software. A receive overrun yields
+/// an item too, since it may hide a change.
 ///
 /// # Errors
 ///
-/// If the socket cannot be opened.
+/// If the kernel refuses the socket.
 pub fn changes(with_attachments: bool) -> Result<impl Stream<Item = ()> + Unpin, NetlinkError> {
     let groups = [
         MulticastGroup::Link,
@@ -276,15 +276,15 @@ pub fn changes(with_attachments: bool) -> Result<impl Stream<Item = ()> + Unpin,
     });
     let end = async {
         warn!(
-            "the kernel no longer notifies the agent of changes to devices, addresses and routes: the agent \
-             follows them with each resync"
+            "the netlink socket for changes of devices, addresses and routes has closed: the agent notices changes only at \
+             each --resync; restart the agent"
         );
     };
     Ok(Box::pin(changes.chain(stream::once(end))))
 }
 
-/// Of routes, default routes and host routes matter. Of filters, every removal and the new filters of other software
-/// matter; NPL's own attaching must not wake the agent.
+/// Only default and host routes matter, and only new filters of other software: the agent's own filters would trigger
+/// another survey.
 fn is_change(payload: &NetlinkPayload<RouteNetlinkMessage>, with_attachments: bool) -> bool {
     let NetlinkPayload::InnerMessage(message) = payload else {
         return matches!(payload, NetlinkPayload::Overrun(_));
@@ -293,7 +293,7 @@ fn is_change(payload: &NetlinkPayload<RouteNetlinkMessage>, with_attachments: bo
         return matches!(route.header.destination_prefix_length, 0 | 32 | 128);
     }
     if let RouteNetlinkMessage::NewTrafficFilter(filter) = message {
-        return with_attachments && tc_inspection::is_others_filter(filter);
+        return with_attachments && tc_inspection::is_foreign_filter(filter);
     }
     if let RouteNetlinkMessage::NewQueueDiscipline(queue) = message {
         return with_attachments && tc_inspection::is_queue(queue);

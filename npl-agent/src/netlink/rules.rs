@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Policy routing rules and default routes.
+//! Policy routing rules, and the default routes of all routing tables.
 
 use std::collections::BTreeSet;
 
@@ -15,34 +15,35 @@ use crate::core::{
     model::Family,
 };
 
-/// The value of `suppress_prefixlength` if it is not set.
+/// The value of `suppress_prefixlength` that suppresses no route.
 const SUPPRESSES_NOTHING: u32 = u32::MAX;
-/// The mask of a whole mark.
+/// The mask of a rule that matches the whole mark.
 const WHOLE: u32 = u32::MAX;
 
-/// Rules about single sources and about marks, in the order of their priority.
+/// Rules that select a single source address or a mark, in the order in which the kernel applies them.
 pub(super) async fn read_rules(lists: &Lists) -> Result<Vec<Rule>, NetlinkError> {
     let mut rules = Vec::new();
     for family in FAMILIES {
         let mut wanted = RuleMessage::default();
         wanted.header.family = family;
         let pick = |message| if let RouteNetlinkMessage::NewRule(rule) = message { Some(rule) } else { None };
-        match lists.of("list rules", RouteNetlinkMessage::GetRule(wanted), pick).await {
+        match lists.dump("list rules", RouteNetlinkMessage::GetRule(wanted), pick).await {
             // A kernel without policy routing answers with an error.
             Err(NetlinkError::Request { .. }) => {}
-            rules_of_family => rules.extend(rules_of_family?.iter().filter_map(rule)),
+            listed => rules.extend(listed?.iter().filter_map(rule)),
         }
     }
     Ok(rules)
 }
 
+/// The default routes of all tables; a multipath route counts once for each of its devices.
 pub(super) async fn read_default_routes(lists: &Lists) -> Result<BTreeSet<DefaultRoute>, NetlinkError> {
     let mut found = BTreeSet::new();
     for family in FAMILIES {
         let mut wanted = RouteMessage::default();
         wanted.header.address_family = family;
         let pick = |message| if let RouteNetlinkMessage::NewRoute(route) = message { Some(route) } else { None };
-        for route in lists.of("list routes", RouteNetlinkMessage::GetRoute(wanted), pick).await? {
+        for route in lists.dump("list routes", RouteNetlinkMessage::GetRoute(wanted), pick).await? {
             if route.header.destination_prefix_length == 0 {
                 found.extend(default_routes(&route));
             }
@@ -73,21 +74,21 @@ fn rule(message: &RuleMessage) -> Option<Rule> {
     if message.header.action != RuleAction::ToTable || message.header.flags.contains(RuleFlags::Invert) {
         return None;
     }
-    let selector = sender(message).or_else(|| mark(message))?;
+    let selector = source(message).or_else(|| mark(message))?;
     let of_table = |it: &RuleAttribute| if let RuleAttribute::Table(table) = it { Some(*table) } else { None };
     let table = message.attributes.iter().find_map(of_table).unwrap_or_else(|| message.header.table.into());
     Some(Rule { family: family_of(message.header.family)?, selector, table })
 }
 
-/// The one source that the rule applies to.
-fn sender(rule: &RuleMessage) -> Option<Selector> {
+/// The selector of a rule for a single source address.
+fn source(rule: &RuleMessage) -> Option<Selector> {
     let of_source = |it: &RuleAttribute| if let RuleAttribute::Source(addr) = it { Some(*addr) } else { None };
     let addr = rule.attributes.iter().find_map(of_source)?;
     let is_single = rule.header.src_len == if addr.is_ipv4() { 32 } else { 128 };
     is_single.then_some(Selector::Source(addr))
 }
 
-/// The mark that the rule applies to, if it has no other condition.
+/// The selector of a rule for a mark, if the rule has no other condition.
 fn mark(rule: &RuleMessage) -> Option<Selector> {
     let header = &rule.header;
     let is_all = (header.src_len, header.dst_len, header.tos) == (0, 0, 0);
@@ -142,18 +143,18 @@ mod tests {
     }
 
     #[test]
-    fn rules_about_one_sender_and_about_a_mark_are_read() {
+    fn rules_for_a_source_address_and_for_a_mark_are_read() {
         let read = |selector, table| Some(Rule { family: Family::V4, selector, table });
         let of_pod = |src_len| rule(&message(src_len, vec![Of::Source(POD), Of::Table(1002)]));
         assert_eq!(of_pod(32), read(Selector::Source(POD), 1002));
-        assert_eq!(of_pod(24), None, "of a whole network");
+        assert_eq!(of_pod(24), None, "a rule for a whole subnet is ignored");
         let mark = |mask| Selector::Mark(Mark::new(0x80, mask).unwrap());
         assert_eq!(rule(&marked(Some(0x80))), read(mark(0x80), MAIN_TABLE));
         assert_eq!(rule(&marked(None)), read(mark(u32::MAX), MAIN_TABLE));
     }
 
     #[test]
-    fn rules_that_a_mark_alone_does_not_fulfil_are_not() {
+    fn rules_with_other_conditions_besides_the_mark_are_ignored() {
         let mut inverted = marked(Some(0x80));
         inverted.header.flags = RuleFlags::Invert;
         let mut to_somewhere = marked(Some(0x80));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Inspects the qdiscs and filters of devices, and removes NPL's clsact qdiscs that are no longer needed.
+//! Reads the qdiscs and filters of devices and who owns them, and removes clsact qdiscs of NPL that have no filter
+//! left.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,24 +19,24 @@ use crate::core::devices::{
     attachments::{AttachmentOwner, DeviceAttachments, Side, is_hook, matters, owner_of_filter},
 };
 
-/// What an inspection needs besides the devices.
-#[expect(missing_debug_implementations, reason = "a function has nothing to show")]
+/// The inputs of an inspection of qdiscs, filters and programs.
+#[expect(missing_debug_implementations, reason = "a closure has no debug representation")]
 pub struct TcInspection {
-    /// Which devices may be uplinks.
+    /// The devices that may be uplinks.
     pub uplinks: DeviceSelection,
-    /// The programs on a device's TCX and netkit hooks, which run ahead of all filters; `None` if they cannot be
-    /// listed.
+    /// Returns the owners of the BPF links on a device (by ifindex), which run ahead of its filters; `None` if the
+    /// kernel does not report them.
     pub programs_on: Box<dyn Fn(u32) -> Option<DeviceAttachments> + Send + Sync>,
 }
 
-/// The kinds of each device's qdiscs, by its index.
+/// The qdisc kinds of each device, by ifindex.
 pub(super) type Queues = BTreeMap<u32, BTreeSet<String>>;
 
-/// The attachments of devices that matter, by their index. Devices that cannot be inspected are left out.
+/// The attachments of the relevant devices, by ifindex. Devices that cannot be read are absent.
 ///
 /// # Errors
 ///
-/// If the socket cannot be opened.
+/// If the kernel refuses the socket.
 pub(super) async fn inspect(
     devices: &[Device],
     mut queues: Queues,
@@ -58,18 +59,18 @@ pub(super) async fn inspect(
     Ok(all)
 }
 
-/// The kinds of every device's qdiscs, in one dump.
+/// The qdisc kinds of all devices, by one dump.
 pub(super) async fn read_queues(lists: &Lists) -> Result<Queues, NetlinkError> {
     let pick = |message| if let RouteNetlinkMessage::NewQueueDiscipline(queue) = message { Some(queue) } else { None };
     let wanted = RouteNetlinkMessage::GetQueueDiscipline(TcMessage::default());
     let mut queues = Queues::new();
-    for queue in lists.of("list queues", wanted, pick).await? {
+    for queue in lists.dump("list qdiscs", wanted, pick).await? {
         queues.entry(queue.header.index.cast_unsigned()).or_default().insert(kind(&queue).to_owned());
     }
     Ok(queues)
 }
 
-/// Whether a device has an `ingress` qdisc.
+/// Whether a device has an `ingress` qdisc, which occupies the place of clsact.
 pub(super) fn has_ingress_queue(queues: &Queues, ifindex: u32) -> bool {
     queues.get(&ifindex).is_some_and(|kinds| kinds.contains("ingress"))
 }
@@ -105,21 +106,22 @@ fn kind(message: &TcMessage) -> &str {
     kind.unwrap_or_default()
 }
 
-/// Whether a filter belongs to other software.
-pub(super) fn is_others_filter(filter: &TcMessage) -> bool {
+/// Whether a filter belongs to other software than NPL.
+pub(super) fn is_foreign_filter(filter: &TcMessage) -> bool {
     owner(filter) == Some(AttachmentOwner::Other)
 }
 
-/// Whether a qdisc queues packets.
+/// Whether a qdisc queues packets, which `clsact` and `ingress` do not.
 pub(super) fn is_queue(queue: &TcMessage) -> bool {
     !is_hook(kind(queue))
 }
 
-/// Removes a device's clsact qdisc if it holds no filter, and returns the device's name if it did.
+/// Removes the clsact qdisc of a device (by ifindex) if no filter is attached to it. Returns the device's name if the
+/// qdisc was removed.
 ///
 /// # Errors
 ///
-/// If the kernel refuses.
+/// If the kernel refuses a request.
 pub async fn remove_unused_clsact(ifindex: u32) -> Result<Option<String>, NetlinkError> {
     let (connection, handle, _unsolicited) = new_connection().map_err(NetlinkError::Open)?;
     let driver = tokio::spawn(connection);

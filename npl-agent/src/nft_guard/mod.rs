@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The nftables guard: a table that exempts replies of mapped endpoints from masquerading, and marks connections to
-//! mappings where policy routing needs that.
+//! Maintains the nftables table `inet npl`, which exempts replies of mapped Pod endpoints from masquerading and marks
+//! connections for reply routing.
 //!
-//! The kernel's conntrack sees a connection between client and Pod. Once it has timed the connection out, the Pod's
-//! next packet begins a new one from Pod to client. A masquerade rule for packets that leave the cluster then
-//! translates its source, and the client rejects it. A chain ahead of all such rules keeps the source of packets from
-//! mapped endpoints. See design note 15.
+//! NPL translates a request before kernel conntrack sees it, so the kernel's entry is from the client to the Pod. Once
+//! that entry times out, the Pod's next packet creates a new one from the Pod to the client, and a masquerade rule for
+//! Pod egress matches it: the packet leaves with a source port that the client does not know. The chain `replies` runs
+//! ahead of such rules and keeps the source address and port. See design note 15.
 //!
-//! A CNI with several interfaces marks connections to the Node, so that replies leave by the interface of the request.
-//! It does not recognize a translated request as one to the Node. A second chain sets the mark. See design note 21.
+//! Some CNIs mark connections that arrive for a Node address, so that replies of Pods with their own policy route leave
+//! through the Node's uplink. Such a CNI does not recognize translated requests. The chain `requests` sets the mark for
+//! them. See design note 21.
 
 mod rules;
 mod table;
@@ -36,25 +37,25 @@ use crate::core::{
     op::Op,
 };
 
-/// The delay before a retry.
-const AGAIN: Duration = Duration::from_secs(5);
-/// NAT tables of legacy iptables, which nftables does not list.
+/// Delay until the next attempt after the kernel refused a change.
+const RETRY_AFTER: Duration = Duration::from_secs(5);
+/// The tables of legacy iptables, which nftables does not list.
 const LEGACY_TABLES: [&str; 2] = ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
 
-/// `--nft-guard`.
+/// Whether the agent maintains the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum GuardMode {
-    /// If a rule masquerades, or a rule of policy routing evaluates a mark.
+    /// If the Node has source NAT rules, or reply routing needs connection marks.
     #[default]
     Auto,
     /// Always.
     On,
-    /// Never.
+    /// Never; an existing table is removed.
     Off,
 }
 
-/// The guard, on a thread of its own: a transaction of nftables waits for those of other programs, which may write ten
-/// thousand rules. Dropping the guard keeps the table.
+/// A handle to the thread that maintains the table. The thread may wait for nftables transactions of other software,
+/// which can write ten thousand rules. Dropping the handle ends the thread and keeps the table.
 #[derive(Debug)]
 pub struct Guard {
     updates: Option<Sender<Update>>,
@@ -63,61 +64,65 @@ pub struct Guard {
 
 #[derive(Debug)]
 enum Update {
-    /// All mappings.
+    /// All mappings, replacing those known before.
     All(BTreeMap<Frontend, PodEndpoint>),
-    /// One mapping that was written or removed.
+    /// One mapping that was written, or removed if there is no endpoint.
     One(Frontend, Option<PodEndpoint>),
-    /// The connections to mark.
+    /// All connection marks to set.
     Markings(BTreeSet<Marking>),
 }
 
 impl Guard {
-    /// Starts the guard. It compares the table with the desired one every `resync`.
+    /// Starts the thread. It compares the table with the wanted content at every change and every `resync`.
     pub fn start(mode: GuardMode, resync: Duration) -> Self {
         let (updates, receiver) = mpsc::channel();
         let worker = Worker {
             mode,
             mapped: BTreeMap::new(),
             markings: None,
-            held: None,
+            installed: None,
             was_needed: false,
-            failing: Last::default(),
+            is_failing: Last::default(),
             keeps_sources: Last::default(),
             marked: Last::default(),
         };
         let thread = thread::Builder::new().name("guard".to_owned()).spawn(move || worker.run(&receiver, resync));
         if let Err(error) = &thread {
-            warn!(err = %error, "the nftables guard's thread cannot be started: replies of timed-out connections \
-                                 may be masqueraded");
+            warn!(
+                err = %error,
+                "cannot start the thread for the nftables table {TABLE}: replies may be masqueraded once kernel conntrack \
+                 has timed out their connection; raise the limit of threads and restart the agent"
+            );
         }
         Self { updates: Some(updates), thread: thread.ok() }
     }
 
-    /// Replaces all mappings.
+    /// Passes all mappings of the datapath to the thread.
     pub fn observe(&self, mappings: &BTreeMap<Frontend, Backend>) {
         let mapped = mappings.iter().map(|(frontend, backend)| (*frontend, endpoint(*frontend, backend)));
-        self.tell(Update::All(mapped.collect()));
+        self.send(Update::All(mapped.collect()));
     }
 
-    /// Records an operation that was carried out.
+    /// Passes the mapping that an op wrote or removed to the thread. Other ops do not change the table.
     pub fn record(&self, op: &Op) {
         match op {
             Op::UpsertMapping(frontend, backend) => {
-                self.tell(Update::One(*frontend, Some(endpoint(*frontend, backend))));
+                self.send(Update::One(*frontend, Some(endpoint(*frontend, backend))));
             }
-            Op::RemoveMapping(frontend) => self.tell(Update::One(*frontend, None)),
+            Op::RemoveMapping(frontend) => self.send(Update::One(*frontend, None)),
             Op::Reserve(..) | Op::AllowSources(..) | Op::WritePod { .. } | Op::ForgetSources(..) | Op::Release(_) => {}
         }
     }
 
-    /// Replaces the connections to mark. Before the first call, the existing table keeps its marks.
+    /// Passes the wanted connection marks to the thread. Before the first call, the thread keeps the marks of the
+    /// table.
     pub fn mark(&self, markings: &BTreeSet<Marking>) {
-        self.tell(Update::Markings(markings.clone()));
+        self.send(Update::Markings(markings.clone()));
     }
 
-    fn tell(&self, updates: Update) {
-        // Without a thread, updates are dropped.
-        drop(self.updates.as_ref().map(|listener| listener.send(updates)));
+    fn send(&self, update: Update) {
+        // Without a thread the table is not maintained, which was logged at start.
+        drop(self.updates.as_ref().map(|thread| thread.send(update)));
     }
 }
 
@@ -130,32 +135,33 @@ impl Drop for Guard {
     }
 }
 
-/// The table's name as `nft` prints it.
+/// Family and name of the table, as `nft` shows them.
 pub const TABLE: &str = "inet npl";
 
-/// Removes the table, and returns whether it existed.
+/// Removes the table. Returns whether it existed.
 ///
 /// # Errors
 ///
-/// The kernel's refusal.
+/// If the kernel refuses.
 pub fn remove() -> io::Result<bool> {
     table::remove(&Connection::open()?)
 }
 
-/// The state of the table in the kernel.
+/// The effect of the table in the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TableState {
-    /// The number of endpoints that are exempted from masquerading; `None` if there is no complete table.
+    /// Number of Pod endpoints that are exempt from masquerading; `None` if the table is absent, incomplete, or only
+    /// marks connections.
     pub guarded: Option<usize>,
-    /// The connections that are marked.
+    /// The connection marks that the table sets.
     pub markings: BTreeSet<Marking>,
 }
 
-/// Reads the table.
+/// Reads the table from the kernel.
 ///
 /// # Errors
 ///
-/// The kernel's refusal.
+/// If the kernel refuses.
 pub fn read_state() -> io::Result<TableState> {
     let read = Connection::open().and_then(|connection| table::read(&connection));
     let Some(Content { endpoints, keeps_sources, markings }) = table::if_known(read)?.flatten() else {
@@ -164,17 +170,17 @@ pub fn read_state() -> io::Result<TableState> {
     Ok(TableState { guarded: keeps_sources.then_some(endpoints.len()), markings })
 }
 
-/// Whether a guard is needed here, and whether nftables is available.
+/// Whether other software on the Node masquerades, and whether the table exempts replies from it.
 ///
 /// # Errors
 ///
-/// The kernel's refusal.
-pub fn look(held: &TableState) -> io::Result<Masquerading> {
-    let others = table::others_translate()?;
+/// If the kernel refuses.
+pub fn masquerading(table: &TableState) -> io::Result<Masquerading> {
+    let has_source_nat = table::has_foreign_source_nat()?;
     Ok(Masquerading {
-        has_nftables: others.is_some(),
-        is_done: has_legacy_nat() || others.unwrap_or_default(),
-        guarded: held.guarded,
+        has_nftables: has_source_nat.is_some(),
+        is_done: has_legacy_nat() || has_source_nat.unwrap_or_default(),
+        guarded: table.guarded,
     })
 }
 
@@ -186,14 +192,14 @@ const fn endpoint(frontend: Frontend, backend: &Backend) -> PodEndpoint {
 struct Worker {
     mode: GuardMode,
     mapped: BTreeMap<Frontend, PodEndpoint>,
-    /// The connections to mark; `None` before the first survey.
+    /// The wanted connection marks; `None` until the first survey of the network.
     markings: Option<BTreeSet<Marking>>,
-    /// The content that the table was last known to have; `None` if it is not known.
-    held: Option<Content>,
-    /// Whether a masquerade rule existed at the last check.
+    /// The content of the table after the last successful check; `None` if there is no table.
+    installed: Option<Content>,
+    /// Whether the last check found source NAT rules.
     was_needed: bool,
-    /// Whether the table could not be written.
-    failing: Last<bool>,
+    /// Whether the last change failed.
+    is_failing: Last<bool>,
     /// Whether the table exempts endpoints from masquerading.
     keeps_sources: Last<bool>,
     /// The connections that the table marks.
@@ -202,16 +208,16 @@ struct Worker {
 
 impl Worker {
     fn run(mut self, updates: &Receiver<Update>, resync: Duration) {
-        // The table of the last agent stays until this one knows the mappings.
+        // The table of the previous agent stays until this agent has its first mappings.
         let Ok(first) = updates.recv() else { return };
-        self.take_in(first);
+        self.apply_update(first);
         let mut due = Instant::now();
         loop {
             let result = match updates.recv_timeout(due.saturating_duration_since(Instant::now())) {
                 Ok(first) => {
                     let former = self.markings.clone();
-                    std::iter::once(first).chain(updates.try_iter()).for_each(|updates| self.take_in(updates));
-                    if self.markings == former { self.follow() } else { self.verify() }
+                    std::iter::once(first).chain(updates.try_iter()).for_each(|update| self.apply_update(update));
+                    if self.markings == former { self.update_endpoints() } else { self.verify() }
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     due = Instant::now() + resync;
@@ -220,25 +226,27 @@ impl Worker {
                 Err(RecvTimeoutError::Disconnected) => return,
             };
             if let Err(err) = &result {
-                self.held = None;
-                due = due.min(Instant::now() + AGAIN);
-                if self.failing.update(true) {
+                self.installed = None;
+                due = due.min(Instant::now() + RETRY_AFTER);
+                if self.is_failing.update(true) {
                     warn!(
                         %err,
-                        "the nftables guard's table cannot be written: replies of timed-out connections may be \
-                         masqueraded, and replies of Pods with routing tables of their own may leave by another \
-                         interface. The agent tries again every 5 s"
+                        "cannot update the nftables table {TABLE}; the agent tries again every {} s. Until then, replies may \
+                         be masqueraded once kernel conntrack has timed out their connection, and replies of Pods with their \
+                         own policy route may leave through another device; check that the agent has CAP_NET_ADMIN and that \
+                         no other software locks nftables",
+                        RETRY_AFTER.as_secs()
                     );
                 }
             }
             if result.is_ok() {
-                self.failing.update(false);
+                self.is_failing.update(false);
             }
         }
     }
 
-    fn take_in(&mut self, updates: Update) {
-        match updates {
+    fn apply_update(&mut self, update: Update) {
+        match update {
             Update::All(mapped) => self.mapped = mapped,
             Update::One(frontend, Some(endpoint)) => drop(self.mapped.insert(frontend, endpoint)),
             Update::One(frontend, None) => drop(self.mapped.remove(&frontend)),
@@ -250,19 +258,22 @@ impl Worker {
         self.mapped.values().copied().collect()
     }
 
-    fn follow(&mut self) -> io::Result<()> {
+    /// Adds and removes set elements of an installed table. This is cheaper than [`Self::verify`], which reads
+    /// everything.
+    fn update_endpoints(&mut self) -> io::Result<()> {
         let wanted = self.endpoints();
-        let Some(held) = self.held.as_mut().filter(|held| held.endpoints != wanted) else { return Ok(()) };
-        table::update(&Connection::open()?, &(&wanted - &held.endpoints), &(&held.endpoints - &wanted))?;
-        held.endpoints = wanted;
+        let Some(installed) = self.installed.as_mut().filter(|it| it.endpoints != wanted) else { return Ok(()) };
+        table::update(&Connection::open()?, &(&wanted - &installed.endpoints), &(&installed.endpoints - &wanted))?;
+        installed.endpoints = wanted;
         Ok(())
     }
 
-    /// Compares the table with the desired one, and replaces it if they differ.
+    /// Reads the table back and corrects it, since other software may have changed it.
     fn verify(&mut self) -> io::Result<()> {
         let connection = Connection::open()?;
         let is_needed = self.is_needed()?;
-        // A list that changes while it is read may lack a rule, so the guard stays until two checks in a row find none.
+        // A chain can be missing in a dump during a change by other software, so one negative result does not remove
+        // the exemption.
         let keeps_sources = std::mem::replace(&mut self.was_needed, is_needed) || is_needed;
         let found = table::if_known(table::read(&connection))?.flatten();
         let markings = match (&self.markings, &found) {
@@ -272,10 +283,10 @@ impl Worker {
         };
         if !keeps_sources && markings.is_empty() {
             if table::if_known(table::remove(&connection))?.unwrap_or_default() {
-                info!("the nftables guard is not needed: table {TABLE} is removed");
+                info!("removed nftables table {TABLE}: no source NAT rules on this Node, and no connections to mark");
             }
             self.log(&Content::default());
-            self.held = None;
+            self.installed = None;
             return Ok(());
         }
         let wanted = Content { endpoints: self.endpoints(), keeps_sources, markings };
@@ -283,11 +294,11 @@ impl Worker {
             table::replace(&connection, &wanted)?;
             self.log(&wanted);
         }
-        self.held = Some(wanted);
+        self.installed = Some(wanted);
         Ok(())
     }
 
-    /// Logs what the table begins to do.
+    /// Logs each effect of the table when it starts.
     fn log(&mut self, content: &Content) {
         if self.keeps_sources.update(content.keeps_sources) && content.keeps_sources {
             let endpoints = content.endpoints.len();
@@ -298,7 +309,8 @@ impl Worker {
         {
             info!(
                 mark = %first.mark,
-                "nftables table {TABLE} marks connections to mappings, so that replies leave by the interface of their requests"
+                "nftables table {TABLE} marks connections to mappings, so that replies leave through the device of their \
+                 request"
             );
         }
     }
@@ -307,7 +319,7 @@ impl Worker {
         match self.mode {
             GuardMode::On => Ok(true),
             GuardMode::Off => Ok(false),
-            GuardMode::Auto => Ok(has_legacy_nat() || table::others_translate()?.unwrap_or_default()),
+            GuardMode::Auto => Ok(has_legacy_nat() || table::has_foreign_source_nat()?.unwrap_or_default()),
         }
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The rules of the guard's chains: how they are built and parsed.
+//! The rules of the table, as netlink attributes, and a parser that reads the marking rules back.
 
 use rtnetlink::packet_core::DefaultNla;
 
@@ -12,15 +12,15 @@ use crate::core::{
     model::Family,
 };
 
-/// The layout of a family's addresses in headers and sets.
+/// The layout of an IP family in packet headers and in the table's sets.
 #[derive(Debug)]
 pub(super) struct Shape {
     pub(super) family: Family,
     pub(super) set: &'static str,
     nfproto: u8,
-    /// The offset of the source address in the IP header.
+    /// Offset in bytes of the source address in the IP header. The destination address follows it.
     source: u32,
-    /// The length of an address in bytes.
+    /// Length in bytes of an address.
     pub(super) length: u32,
     pub(super) key_type: u32,
 }
@@ -45,14 +45,15 @@ const V6: Shape = Shape {
 
 pub(super) const SHAPES: [&Shape; 2] = [&V4, &V6];
 
-/// An end of a packet.
+/// Which address and port of a packet a rule reads.
 #[derive(Debug, Clone, Copy)]
 enum End {
     Source,
     Destination,
 }
 
-/// `ip saddr . meta l4proto . th sport @endpoints_v4 snat ip to ip saddr`, and the same of IPv6.
+/// The rule `ip saddr . meta l4proto . th sport @endpoints_v4 snat ip to ip saddr`, or the same for IPv6. Source NAT to
+/// the unchanged address ends the search for a masquerade rule.
 pub(super) fn keeps_source(shape: &Shape) -> Vec<DefaultNla> {
     let translation = [
         number(of::NAT_TYPE, value::SOURCE_NAT),
@@ -65,11 +66,11 @@ pub(super) fn keeps_source(shape: &Shape) -> Vec<DefaultNla> {
     rule
 }
 
-/// `iif DEVICE ct mark & MASK != MARK ip daddr . meta l4proto . th dport @endpoints_v4 ct mark set ct mark & ~MASK |
-/// MARK`, and the same for IPv6.
+/// The rule `iif DEVICE ct mark & MASK != MARK ip daddr . meta l4proto . th dport @endpoints_v4 ct mark set ct mark &
+/// ~MASK | MARK`, or the same for IPv6.
 ///
-/// Connections that have the mark skip the set lookup. The rule does not require a new connection: datagrams of one
-/// that began before the rule existed would otherwise never get the mark.
+/// The mark is compared before the set lookup, which is slower. The rule does not require a new connection: UDP flows
+/// that started before the rule was installed would otherwise never be marked.
 pub(super) fn marks(marking: &Marking) -> Vec<DefaultNla> {
     let shape = if marking.family == Family::V4 { &V4 } else { &V6 };
     let (set, mask) = (marking.mark.value(), marking.mark.mask());
@@ -81,7 +82,7 @@ pub(super) fn marks(marking: &Marking) -> Vec<DefaultNla> {
     rule
 }
 
-/// The marking of a rule; `None` unless the rule is as [`marks`] builds it.
+/// The marking of a rule; `None` if the rule differs from the one that [`marks`] builds.
 pub(super) fn read_marking(rule: &[u8]) -> Option<Marking> {
     let made = |(_, expression)| {
         let name = find(expression, of::NAME)?.strip_suffix(&[0])?;
@@ -107,7 +108,7 @@ fn is_of_family(shape: &Shape) -> [DefaultNla; 2] {
     [meta(value::REGISTER, value::META_NFPROTO), compare(value::EQUAL, &[shape.nfproto])]
 }
 
-/// Matches address, protocol and port of one end against the set.
+/// Expressions that match if address, protocol and port of a packet are in the set.
 fn is_endpoint(shape: &Shape, end: End) -> [DefaultNla; 4] {
     let behind = value::REGISTER + shape.length / 4;
     let port = match end {
@@ -149,11 +150,11 @@ fn compare(how: u32, with: &[u8]) -> DefaultNla {
     expression("cmp", &[number(of::COMPARED, value::REGISTER), number(of::COMPARED_HOW, how), with])
 }
 
-/// `register & mask ^ turned`.
-fn bitwise(mask: u32, turned: u32) -> DefaultNla {
+/// The expression `register = (register & mask) ^ flipped`.
+fn bitwise(mask: u32, flipped: u32) -> DefaultNla {
     let operand = |kind, operand: u32| nest(kind, &[bytes(attribute::DATA_VALUE, &operand.to_ne_bytes())]);
     let registers = [number(of::BITWISE_FROM, value::REGISTER), number(of::BITWISE_TO, value::REGISTER)];
-    let operands = [operand(of::BITWISE_MASK, mask), operand(of::BITWISE_XOR, turned)];
+    let operands = [operand(of::BITWISE_MASK, mask), operand(of::BITWISE_XOR, flipped)];
     let data: Vec<_> = registers.into_iter().chain([number(of::BITWISE_LENGTH, 4)]).chain(operands).collect();
     expression("bitwise", &data)
 }
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_marks_is_read_back_as_it_was_made_and_no_other_is() {
+    fn a_marking_rule_is_read_back_and_altered_rules_are_rejected() {
         for family in Family::ALL {
             let marking = Marking { family, ifindex: 7, mark: Mark::new(0x280, 0xf80).unwrap() };
             let rule = marks(&marking);
@@ -188,11 +189,11 @@ mod tests {
             for missing in 0..rule.len() {
                 let (head, tail) = rule.split_at(missing);
                 let rest = [head, &tail[1..]].concat();
-                assert_eq!(read_marking(&bytes(&rest)), None, "without the {missing}th");
+                assert_eq!(read_marking(&bytes(&rest)), None, "without expression {missing}");
             }
             let other = marks(&Marking { mark: Mark::new(0x80, 0x80).unwrap(), ..marking });
             let mixed = [&rule[..11], &other[11..]].concat();
-            assert_eq!(read_marking(&bytes(&mixed)), None, "it sets another mark than it asks for");
+            assert_eq!(read_marking(&bytes(&mixed)), None, "the rule sets another mark than it compares");
         }
         assert_eq!(read_marking(&bytes(&keeps_source(SHAPES[0]))), None);
         assert_eq!(read_marking(&[]), None);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The guard's table: its content, and how it is written and read.
+//! Creates, updates, reads back and removes the nftables table.
 
 use std::{collections::BTreeSet, io, net::IpAddr, ops::ControlFlow};
 
@@ -15,27 +15,28 @@ use crate::core::{
     model::{Family, Protocol},
 };
 
+/// The name of the table, without its family.
 pub(super) const TABLE: &str = "npl";
-/// The number of elements in one message; an attribute is limited to 65 535 bytes.
-const TOGETHER: usize = 1000;
+/// Set elements in one message. A netlink attribute holds 65,535 bytes at most.
+const MAX_ELEMENTS: usize = 1000;
 
-/// The Pod's end of a mapping, where replies come from.
+/// The Pod endpoint of a mapping, which is the source of replies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PodEndpoint {
     pub(super) addr: IpAddr,
     pub(super) protocol: Protocol,
-    /// In host order.
+    /// In host byte order.
     pub(super) port: u16,
 }
 
 /// The content of the table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Content {
-    /// The endpoints in the sets.
+    /// The elements of the sets that the chains look up.
     pub(super) endpoints: BTreeSet<PodEndpoint>,
-    /// Whether replies of the endpoints are exempted from masquerading.
+    /// Whether the chain `replies` exists, which keeps the source of replies.
     pub(super) keeps_sources: bool,
-    /// The connections to the endpoints that are marked.
+    /// The rules of the chain `requests`, which mark connections.
     pub(super) markings: BTreeSet<Marking>,
 }
 
@@ -47,13 +48,13 @@ struct Chain {
     priority: i32,
 }
 
-/// Ahead of all `srcnat` chains, whose priority is 100.
+/// Ahead of the priority `srcnat` (100), at which other software masquerades.
 const REPLIES: Chain = Chain { name: "replies", kind: "nat", hook: uapi::POST_ROUTING, priority: 99 };
-/// Priority `mangle`: after connection tracking, ahead of routing.
+/// The priority `mangle`, after kernel conntrack and ahead of the routing decision.
 const REQUESTS: Chain = Chain { name: "requests", kind: "filter", hook: uapi::PRE_ROUTING, priority: -150 };
 
 impl PodEndpoint {
-    /// Address, protocol and port, each padded to 4 bytes.
+    /// The set key: address, protocol and port in network byte order, each padded to four bytes.
     fn key(&self) -> Vec<u8> {
         let [high, low] = self.port.to_be_bytes();
         let tail = [self.protocol.number(), 0, 0, 0, high, low, 0, 0];
@@ -75,10 +76,10 @@ impl PodEndpoint {
     }
 }
 
-/// Writes the table, and replaces an existing one.
+/// Creates the table with this content, replacing an existing one.
 pub(super) fn replace(connection: &Connection, content: &Content) -> io::Result<()> {
     let table = |command| Message::new(command, vec![text(attribute::TABLE, TABLE)]);
-    // Deleting a table fails unless it exists.
+    // Deleting an absent table would fail the transaction, so it is created first.
     let anew = [table(message::NEW_TABLE), table(message::DEL_TABLE), table(message::NEW_TABLE)];
     let mut commands = Vec::from(anew);
     commands.extend((1..).zip(SHAPES).map(|(id, shape)| new_set(id, shape)));
@@ -94,24 +95,24 @@ pub(super) fn replace(connection: &Connection, content: &Content) -> io::Result<
     update(connection, &content.endpoints, &BTreeSet::new())
 }
 
-/// Adds and removes endpoints.
+/// Adds and removes set elements.
 pub(super) fn update(
     connection: &Connection,
     new: &BTreeSet<PodEndpoint>,
     gone: &BTreeSet<PodEndpoint>,
 ) -> io::Result<()> {
     let messages = elements(message::DEL_ELEMENT, gone).into_iter().chain(elements(message::NEW_ELEMENT, new));
-    // One transaction of all elements might exceed the socket's buffer.
+    // One transaction for each message, since all of them together may not fit into the socket buffer.
     messages.into_iter().try_for_each(|message| connection.commit(vec![message]))
 }
 
-/// Removes the table, and returns whether it existed.
+/// Removes the table. Returns whether it existed.
 pub(super) fn remove(connection: &Connection) -> io::Result<bool> {
     let removed = connection.commit(vec![Message::new(message::DEL_TABLE, vec![text(attribute::TABLE, TABLE)])]);
     if_there(removed).map(|removed| removed.is_some())
 }
 
-/// The content of the table; `None` if it is missing or incomplete.
+/// Reads the table; `None` if it is absent or differs from what [`replace`] creates.
 pub(super) fn read(connection: &Connection) -> io::Result<Option<Content>> {
     let mut endpoints = BTreeSet::new();
     for shape in SHAPES {
@@ -134,7 +135,7 @@ pub(super) fn read(connection: &Connection) -> io::Result<Option<Content>> {
     Ok(is_whole.then_some(Content { endpoints, keeps_sources: kept > 0, markings }))
 }
 
-/// A missing chain has no rules.
+/// Calls `on_rule` with each rule of a chain; an absent chain has no rules.
 fn list_rules(connection: &Connection, chain: &Chain, mut on_rule: impl FnMut(&[u8])) -> io::Result<()> {
     let of_chain = vec![text(attribute::TABLE, TABLE), text(attribute::RULE_CHAIN, chain.name)];
     let listed = connection.list(Message::new(message::GET_RULE, of_chain), |rule| {
@@ -144,9 +145,9 @@ fn list_rules(connection: &Connection, chain: &Chain, mut on_rule: impl FnMut(&[
     if_there(listed).map(drop)
 }
 
-/// Whether another table translates sources in postrouting; `None` without nftables. Stops at the first such chain,
-/// since there may be ten thousand.
-pub(super) fn others_translate() -> io::Result<Option<bool>> {
+/// Whether other software has a source NAT chain; `None` if the kernel has no nftables. Reading stops at the first such
+/// chain, since a Node may have ten thousand chains.
+pub(super) fn has_foreign_source_nat() -> io::Result<Option<bool>> {
     let mut found = false;
     let listed = Connection::open()?.list(Message::new(message::GET_CHAIN, Vec::new()).of_any_family(), |chain| {
         let has =
@@ -159,7 +160,7 @@ pub(super) fn others_translate() -> io::Result<Option<bool>> {
     Ok(if_known(listed)?.map(|()| found))
 }
 
-/// `None` if the kernel has no nftables.
+/// Turns the error of a kernel without nftables into `None`.
 pub(super) fn if_known<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(None),
@@ -167,6 +168,7 @@ pub(super) fn if_known<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
+/// Turns the error of an absent object into `None`.
 fn if_there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -206,7 +208,7 @@ fn new_rule(chain: &Chain, expressions: &[DefaultNla]) -> Message {
     Message::new(message::NEW_RULE, attributes.collect())
 }
 
-/// Messages that add or remove elements of both sets.
+/// Messages that apply `command` to the elements of both sets.
 fn elements(command: u16, endpoints: &BTreeSet<PodEndpoint>) -> Vec<Message> {
     let mut messages = Vec::new();
     for shape in SHAPES {
@@ -216,7 +218,7 @@ fn elements(command: u16, endpoints: &BTreeSet<PodEndpoint>) -> Vec<Message> {
             nest(attribute::IN_LIST, &[key])
         };
         let all: Vec<_> = endpoints.iter().filter(is_its).map(element).collect();
-        messages.extend(all.chunks(TOGETHER).map(|some| {
+        messages.extend(all.chunks(MAX_ELEMENTS).map(|some| {
             let set = [text(attribute::TABLE, TABLE), text(attribute::ELEMENTS_SET, shape.set)];
             Message::new(command, set.into_iter().chain([nest(attribute::ELEMENTS, some)]).collect())
         }));

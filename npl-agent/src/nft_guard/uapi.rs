@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Constants of `linux/netfilter/nf_tables.h` and `linux/netfilter.h`, named as there.
+//! Constants of `linux/netfilter/nf_tables.h` and `linux/netfilter.h`.
 
-/// The nftables subsystem, in the upper byte of a netlink message type.
+/// `NFNL_SUBSYS_NFTABLES`, the upper byte of the type of a netlink message.
 pub(super) const SUBSYSTEM: u16 = 10;
 pub(super) const BATCH_BEGIN: u16 = 16;
 pub(super) const BATCH_END: u16 = 17;
@@ -27,7 +27,7 @@ pub(super) mod message {
     pub(in super::super) const DEL_ELEMENT: u16 = 14;
 }
 
-/// Attributes of tables, chains, rules, sets and element lists. Attribute 1 of most is the table.
+/// Attributes of tables, chains, rules, sets and set elements. Attribute 1 is the table in all of them.
 pub(super) mod attribute {
     pub(in super::super) const TABLE: u16 = 1;
     pub(in super::super) const CHAIN_NAME: u16 = 3;
@@ -78,9 +78,9 @@ pub(super) mod expression {
     pub(in super::super) const NAT_ADDRESS: u16 = 3;
 }
 
-/// Values of expression attributes.
+/// Values of the attributes of expressions.
 pub(super) mod value {
-    /// The first register of four bytes.
+    /// `NFT_REG32_00`, the first register of four bytes.
     pub(in super::super) const REGISTER: u32 = 8;
     pub(in super::super) const META_IIF: u32 = 4;
     pub(in super::super) const META_NFPROTO: u32 = 15;
@@ -93,12 +93,12 @@ pub(super) mod value {
     pub(in super::super) const SOURCE_NAT: u32 = 0;
 }
 
-/// nft's type identifiers of the parts of a set's key, so that `nft list` can print elements.
+/// The data types of the parts of a set's key. The kernel ignores them; `nft` needs them to show the elements.
 pub(super) mod key_type {
     pub(in super::super) const IPV4_ADDRESS: u32 = 7;
     pub(in super::super) const IPV6_ADDRESS: u32 = 8;
     pub(in super::super) const PROTOCOL: u32 = 12;
     pub(in super::super) const PORT: u32 = 13;
-    /// Bits per part.
+    /// Bits of the key type for each part.
     pub(in super::super) const BITS: u32 = 6;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A minimal nftables client over netlink. Numbers in attributes are in network byte order.
+//! The netlink protocol of nftables, as far as the table needs it. Numbers in attributes are in network byte order.
 
 use std::{io, ops::ControlFlow};
 
@@ -17,45 +17,48 @@ use rtnetlink::{
 
 use super::uapi;
 
-/// The kernel answers at once, or after another transaction has ended.
+/// Time to wait for an answer. The kernel answers at once, or when a transaction of other software ends.
 const ANSWER_TIMEOUT: TimeVal = TimeVal::new(10, 0);
 
-/// An attribute with a value.
+/// An attribute with raw bytes.
 pub(super) fn bytes(kind: u16, value: &[u8]) -> DefaultNla {
     DefaultNla::new(kind, value.to_vec())
 }
 
+/// An attribute with a text, which the kernel expects to end in a zero byte.
 pub(super) fn text(kind: u16, value: &str) -> DefaultNla {
     DefaultNla::new(kind, [value.as_bytes(), &[0]].concat())
 }
 
+/// An attribute with a number in network byte order.
 pub(super) fn number(kind: u16, value: u32) -> DefaultNla {
     DefaultNla::new(kind, value.to_be_bytes().to_vec())
 }
 
+/// An attribute that contains other attributes.
 pub(super) fn nest(kind: u16, inner: &[DefaultNla]) -> DefaultNla {
     let mut value = vec![0; inner.buffer_len()];
     inner.emit(&mut value);
     DefaultNla::new(kind | NLA_F_NESTED, value)
 }
 
-/// A message of nftables, or one that begins or ends a transaction.
+/// A message of nftables, or the begin or end message of a transaction.
 #[derive(Debug)]
 pub(super) struct Message {
     kind: u16,
     family: u8,
-    /// The subsystem of a transaction.
+    /// The subsystem of a begin or end message; zero in other messages.
     subsystem: u16,
     attributes: Vec<DefaultNla>,
 }
 
 impl Message {
-    /// A message about a table of family `inet`; the command is one of [`uapi::message`].
+    /// A message for tables of the family `inet`. The command is one of [`uapi::message`].
     pub(super) const fn new(command: u16, attributes: Vec<DefaultNla>) -> Self {
         Self { kind: uapi::SUBSYSTEM << 8 | command, family: uapi::NFPROTO_INET, subsystem: 0, attributes }
     }
 
-    /// The same for tables of all families.
+    /// The same message for tables of all families.
     pub(super) fn of_any_family(self) -> Self {
         Self { family: uapi::NFPROTO_UNSPEC, ..self }
     }
@@ -82,7 +85,7 @@ impl NetlinkSerializable for Message {
     }
 }
 
-/// The attributes of an answer.
+/// The attributes of an answer, without its header of four bytes.
 #[derive(Debug)]
 struct Answer(Vec<u8>);
 
@@ -90,11 +93,11 @@ impl NetlinkDeserializable for Answer {
     type Error = io::Error;
 
     fn deserialize(_header: &NetlinkHeader, payload: &[u8]) -> io::Result<Self> {
-        payload.get(size_of::<[u8; 4]>()..).map(|rest| Self(rest.to_vec())).ok_or_else(cut_off)
+        payload.get(size_of::<[u8; 4]>()..).map(|rest| Self(rest.to_vec())).ok_or_else(truncated)
     }
 }
 
-/// A netlink socket for nftables.
+/// A netlink socket of nftables.
 #[derive(Debug)]
 pub(super) struct Connection(Socket);
 
@@ -106,11 +109,11 @@ impl Connection {
         Ok(Self(socket))
     }
 
-    /// Carries out all of the commands or none.
+    /// Applies the commands in one transaction: all of them or none.
     ///
     /// # Errors
     ///
-    /// The kernel's first refusal.
+    /// The kernel's first refusal, or no answer within 10 s.
     pub(super) fn commit(&self, commands: Vec<Message>) -> io::Result<()> {
         let begin = Message::of_transaction(uapi::BATCH_BEGIN);
         let end = Message::of_transaction(uapi::BATCH_END);
@@ -125,25 +128,25 @@ impl Connection {
         self.answers(|sequence| sequence == last, |_| ControlFlow::Continue(()))
     }
 
-    /// Lists all objects of a kind, and calls `on_object` with the attributes of each. If that breaks off, the
-    /// connection cannot be used again.
+    /// Dumps all objects of a kind and calls `on_object` with the attributes of each. If `on_object` breaks off, unread
+    /// answers stay in the socket, and the connection must not be used again.
     ///
     /// # Errors
     ///
-    /// The kernel's refusal.
+    /// If the kernel refuses, or does not answer within 10 s.
     pub(super) fn list(&self, command: Message, on_object: impl FnMut(&[u8]) -> ControlFlow<()>) -> io::Result<()> {
         self.0.send(&serialized(command, NLM_F_REQUEST | NLM_F_DUMP, 1), 0)?;
         self.answers(|_| false, on_object)
     }
 
-    /// Receives answers until `is_last` holds for an acknowledgement, or the list ends.
+    /// Receives answers until the acknowledgment of the last command, or the end of a dump.
     fn answers(
         &self,
         is_last: impl Fn(u32) -> bool,
         mut on_object: impl FnMut(&[u8]) -> ControlFlow<()>,
     ) -> io::Result<()> {
         loop {
-            // A signal, such as the end of a child process, interrupts a receive with a timeout.
+            // A receive timeout disables the kernel's restart after a signal, such as SIGCHLD.
             let datagram = match self.0.recv_from_full() {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 received => received?.0,
@@ -183,7 +186,7 @@ fn serialized(message: Message, flags: u16, sequence: u32) -> Vec<u8> {
     buffer
 }
 
-/// The attributes in a value, up to the first that cannot be parsed.
+/// The attributes in a value, up to the first malformed one.
 pub(super) fn attributes(value: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     NlasIterator::new(value).map_while(Result::ok).map(|attribute| {
         let (kind, length) = (attribute.kind(), attribute.value_length());
@@ -196,6 +199,6 @@ pub(super) fn find(value: &[u8], kind: u16) -> Option<&[u8]> {
     attributes(value).find(|(found, _)| *found == kind).map(|(_, value)| value)
 }
 
-fn cut_off() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "the kernel's answer is cut off")
+fn truncated() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the kernel's answer is truncated")
 }

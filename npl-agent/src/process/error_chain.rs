@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Errors with their causes, for log lines.
+//! Formats an error and its causes for one log line.
 
 use std::{error::Error, fmt};
 
-/// Shows an error with its causes on one line.
+/// Displays an error followed by its causes, separated by colons, on one line.
 #[derive(Debug)]
 pub struct ErrorChain<'a>(pub &'a (dyn Error + 'static));
 

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The limit of open files: each reserved node port needs one.
+//! The limit of open files. Each reserved node port takes one file descriptor.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tracing::{debug, warn};
 
 use crate::core::model::{port_range::open_files_warning, settings::Settings};
 
-/// Raises the soft limit to the hard limit, and warns if that is too low. Container runtimes start processes with a
-/// soft limit of 1024, for the sake of `select`.
+/// Raises the soft limit of open files to the hard limit, and logs a warning if the port range needs more. Container
+/// runtimes start processes with a soft limit of 1024, for programs that use `select`.
 pub fn raise_open_files(settings: &Settings) {
     let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(soft, hard)| {
         setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
-        debug!(from = soft, to = hard, "limit of open files raised");
+        debug!(from = soft, to = hard, "soft limit of open files raised");
         Ok(hard)
     });
     match raised {
@@ -21,7 +21,11 @@ pub fn raise_open_files(settings: &Settings) {
             }
         }
         Err(errno) => {
-            warn!(err = %errno, "the limit of open files cannot be raised: Pods beyond it get no node port");
+            warn!(
+                err = %errno,
+                "cannot raise the limit of open files; Pod ports get no node port once it is reached: raise LimitNOFILE of \
+                 the container runtime"
+            );
         }
     }
 }

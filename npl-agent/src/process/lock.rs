@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The lock that keeps a second agent, `npl-agent load` and `npl-agent cleanup` from changing the datapath of a network
-//! namespace at the same time.
+//! A lock for each network namespace, so that only one process changes the datapath: `run`, `load` or `cleanup`.
 
 use std::{
     io,
@@ -8,24 +7,25 @@ use std::{
     os::unix::net::{SocketAddr, UnixDatagram},
 };
 
-/// The name of an abstract socket. It belongs to the network namespace, as the datapath does, and disappears with the
-/// process.
+/// The name of an abstract Unix socket. The kernel scopes it to the network namespace, as the datapath is, and releases
+/// it when the process ends.
 const NAME: &[u8] = b"npl-agent";
 
 /// Why the lock could not be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Another agent, or a cleanup, runs in this network namespace.
+    /// Another `npl-agent run`, `load` or `cleanup` holds the lock of this network namespace.
     #[error(
-        "another npl-agent runs on this Node: stop it first, or remove the DaemonSet's second copy; a cleanup ends by itself"
+        "another npl-agent runs on this Node: stop it, or delete the second DaemonSet; if it is `npl-agent cleanup`, wait \
+         until it ends"
     )]
     AlreadyRunning,
-    /// The kernel refuses the lock's socket.
-    #[error("bind the socket that keeps a second agent off this Node")]
+    /// The kernel refused the lock's socket.
+    #[error("lock this Node against a second npl-agent: bind the abstract Unix socket `npl-agent`")]
     Socket(#[source] io::Error),
 }
 
-/// The lock, which is held until this is dropped.
+/// The lock, held until this value is dropped.
 #[derive(Debug)]
 pub struct Lock {
     _socket: UnixDatagram,
@@ -35,12 +35,13 @@ pub struct Lock {
 ///
 /// # Errors
 ///
-/// If another process holds it, or the kernel refuses.
+/// If another process holds the lock, or the kernel refuses the socket.
 pub fn take() -> Result<Lock, LockError> {
     take_named(NAME)
 }
 
-/// Whether a process holds the lock. Asking does not keep another process from taking it.
+/// Whether a process of this network namespace holds the lock. The check does not take the lock, so an agent that
+/// starts at the same time is not refused.
 pub fn is_taken() -> bool {
     is_taken_named(NAME)
 }
@@ -52,7 +53,6 @@ fn take_named(name: &[u8]) -> Result<Lock, LockError> {
     })
 }
 
-/// Connects to the socket without sending anything.
 fn is_taken_named(name: &[u8]) -> bool {
     let connect = |address| UnixDatagram::unbound().and_then(|socket| socket.connect_addr(&address));
     SocketAddr::from_abstract_name(name).and_then(connect).is_ok()
@@ -68,13 +68,13 @@ mod tests {
 
     use super::{LockError, is_taken_named, take_named};
 
-    /// A name of its own for each test and process.
+    /// A lock name that no other test or process uses.
     fn name(test: &str) -> Vec<u8> {
         format!("npl-agent-{test}-{}", process::id()).into_bytes()
     }
 
     #[test]
-    fn one_has_it_at_a_time_and_others_see_that() {
+    fn only_one_process_holds_the_lock_and_others_can_check() {
         let name = name("one");
         assert!(!is_taken_named(&name));
         let lock = take_named(&name).unwrap();
@@ -85,10 +85,10 @@ mod tests {
         take_named(&name).unwrap();
     }
 
-    /// `npl-agent status` may ask while an agent starts.
+    /// `npl-agent status` checks the lock while an agent may be starting.
     #[test]
-    fn asking_for_the_lock_does_not_keep_others_from_taking_it() {
-        let (name, is_over) = (name("asked"), AtomicBool::new(false));
+    fn checking_the_lock_does_not_block_a_starting_agent() {
+        let (name, is_over) = (name("checked"), AtomicBool::new(false));
         thread::scope(|scope| {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {

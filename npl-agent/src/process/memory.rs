@@ -1,27 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Returns memory to the system that is needed for a short time only, since every Node pays for the agent.
+//! Returns freed memory to the system, since the agent runs on every Node.
 //!
-//! glibc keeps a heap for each thread, and freed blocks inside of one. A list of the API server, or the BTF types that
-//! loading needs, would stay resident for the life of the agent.
+//! glibc keeps one heap for each thread, and keeps freed memory in the middle of a heap. Without this module, a list
+//! from the API server or the kernel's BTF would stay resident until the agent ends.
 
-/// Blocks of this size and more, such as the body of a list, are mapped and unmapped individually.
+/// Size in bytes from which glibc maps an allocation on its own, such as the body of a list, and unmaps it when it is
+/// freed.
 #[cfg(target_env = "gnu")]
 const MAPPED_FROM: libc::c_int = 128 * 1024;
 
-/// Makes glibc use one heap for both threads: they rarely allocate at the same time.
-pub fn share_one_heap() {
+/// Makes glibc use one heap for all threads. The agent's threads mostly wait for I/O, so they do not contend for the
+/// heap.
+pub fn use_one_heap() {
     #[cfg(target_env = "gnu")]
     for (parameter, value) in [(libc::M_ARENA_MAX, 1), (libc::M_MMAP_THRESHOLD, MAPPED_FROM)] {
         #[expect(unsafe_code, reason = "no library in use wraps it")]
-        // SAFETY: the call takes two numbers; one that it refuses changes nothing.
+        // SAFETY: the call takes two numbers, and changes nothing if it refuses one of them.
         let _is_taken = unsafe { libc::mallopt(parameter, value) };
     }
 }
 
-/// Returns free memory of the heap to the system.
+/// Returns the free pages of the heap to the system.
 pub fn give_back() {
     #[cfg(target_env = "gnu")]
     #[expect(unsafe_code, reason = "no library in use wraps it")]
-    // SAFETY: the call takes a number, and touches free blocks only.
+    // SAFETY: the call takes a number, and releases only free blocks.
     let _was_any = unsafe { libc::malloc_trim(0) };
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The process itself: its limits, memory, log and lock.
+//! The agent's own process: limit of open files, heap, logging, and the lock against a second agent.
 
 pub mod error_chain;
 pub mod limits;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The log, on standard error. Standard output is for the results of commands.
+//! Logging to standard error. Standard output is for the results of commands.
 
 use std::io::{self, IsTerminal};
 
@@ -8,40 +8,44 @@ use tracing_subscriber::{
     EnvFilter, Layer, Registry, filter::ParseError, layer::SubscriberExt, util::SubscriberInitExt,
 };
 
-/// The variable with the log filter.
+/// The environment variable with the log filter, in the syntax of `tracing_subscriber::EnvFilter`.
 pub const FILTER_VARIABLE: &str = "NPL_LOG";
 
 /// kube logs every failed request at `error`; the agent logs the same once, with its effect.
-const DEFAULT_FILTER: &str = "warn,npl_agent=info,kube_client=off,kube_runtime=off";
+pub(crate) const DEFAULT_FILTER: &str = "warn,npl_agent=info,kube_client=off,kube_runtime=off";
 
 /// The format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum LogFormat {
-    /// Text for people.
+    /// One line of text per event.
     #[default]
     Text,
     /// One JSON object per line, for log collectors.
     Json,
 }
 
-/// Why the log cannot be started.
+/// Why logging cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
-    /// `NPL_LOG` cannot be parsed.
-    #[error("read {FILTER_VARIABLE}={text:?}: give levels by module, for example npl_agent=debug,warn")]
+    /// `NPL_LOG` has a syntax error.
+    #[error("parse {FILTER_VARIABLE}={text:?}: set log levels by module, for example npl_agent=debug,warn")]
     Filter {
-        /// The value.
+        /// The value of the variable.
         text: String,
-        /// The parser's error.
+        /// The syntax error.
         #[source]
         source: ParseError,
     },
-    /// The log has already been started.
-    #[error("start logging: it has already been started")]
+    /// [`init`] was called twice.
+    #[error("start logging: logging is already started")]
     AlreadyStarted(#[source] tracing_subscriber::util::TryInitError),
 }
 
-/// Starts the log; `filter` is the value of [`FILTER_VARIABLE`].
+/// Starts logging. `filter` is the value of [`FILTER_VARIABLE`]; unset and empty mean the default filter.
+///
+/// # Errors
+///
+/// If the filter has a syntax error, or logging is already started.
 pub fn init(format: LogFormat, filter: Option<&str>) -> Result<(), TelemetryError> {
     let lines =
         tracing_subscriber::fmt::layer::<Registry>().with_writer(io::stderr).with_ansi(io::stderr().is_terminal());
@@ -53,7 +57,7 @@ pub fn init(format: LogFormat, filter: Option<&str>) -> Result<(), TelemetryErro
     tracing_subscriber::registry().with(filtered).try_init().map_err(TelemetryError::AlreadyStarted)
 }
 
-/// An empty variable counts as unset, since the chart may set it so.
+/// An empty value means the default, since Helm charts render an unset variable as an empty one.
 fn parse_filter(text: Option<&str>) -> Result<EnvFilter, TelemetryError> {
     let text = text.map(str::trim).filter(|text| !text.is_empty()).unwrap_or(DEFAULT_FILTER);
     EnvFilter::try_new(text).map_err(|source| TelemetryError::Filter { text: text.to_owned(), source })
@@ -76,7 +80,7 @@ mod tests {
         let err = parse_filter(Some("npl_agent=loud")).unwrap_err();
         assert_eq!(
             err.to_string(),
-            r#"read NPL_LOG="npl_agent=loud": give levels by module, for example npl_agent=debug,warn"#
+            r#"parse NPL_LOG="npl_agent=loud": set log levels by module, for example npl_agent=debug,warn"#
         );
     }
 }

@@ -1,149 +1,116 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reservations: a bound socket for each node port, so that no other process can use it.
+//! Reserves node ports: the agent binds a socket to each of them, so that no other process can use the port.
 //!
-//! A TCP socket is bound without `listen` and without `SO_REUSEADDR`: every other bind fails, and a client of an
-//! unmapped port gets an RST from the kernel.
+//! A TCP socket is bound without `listen` and without `SO_REUSEADDR`: every other bind fails, and a client of a port
+//! without a mapping gets an RST from the kernel.
 //!
-//! If the kernel has not loaded SCTP, an SCTP port is held without a socket, since no other process can have one
-//! either. The agent does not load SCTP, to keep the Node's attack surface small.
+//! While the kernel has not loaded SCTP, no process can bind an SCTP port, so the agent reserves it without a socket.
+//! Opening an SCTP socket would load the kernel module and enlarge the Node's attack surface.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
-    net::{Ipv4Addr, Ipv6Addr},
-    os::fd::{AsRawFd as _, OwnedFd},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
-use nix::{
-    errno::Errno,
-    sys::socket::{
-        AddressFamily, SockFlag, SockProtocol, SockType, SockaddrIn, SockaddrIn6, bind, setsockopt, socket, sockopt,
-    },
-};
+use socket2::{Domain, Socket, Type};
 
-use crate::core::model::{Family, Frontend, NodePort, Protocol};
+use crate::core::model::{Family, Frontend, Protocol};
 
-/// The protocols that the kernel has loaded, one per line.
+/// The socket protocols of the kernel, one in each line.
 const PROTOCOLS: &str = "/proc/net/protocols";
 
 /// Why a port could not be reserved.
 #[derive(Debug, thiserror::Error)]
 pub enum ReserveError {
-    /// Another process uses it.
-    #[error("reserve node port {0}: another process has it")]
+    /// Another process has bound the port. The agent allocates another one.
+    #[error("reserve node port {0}: another process has bound it")]
     Taken(Frontend),
-    /// The kernel refused.
+    /// The kernel refused for another reason, such as the limit of open files.
     #[error("reserve node port {frontend}")]
     Refused {
-        /// The port.
+        /// The node port, its protocol and IP family.
         frontend: Frontend,
-        /// The kernel's answer.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
 }
 
-/// The reserved ports.
+/// The reserved node ports.
 #[derive(Debug, Default)]
 pub struct Reservations {
-    /// `None` for an SCTP port while the kernel has not loaded SCTP.
-    held: BTreeMap<Frontend, Option<OwnedFd>>,
+    /// The socket of each port; `None` for an SCTP port while the kernel has no SCTP.
+    reserved: BTreeMap<Frontend, Option<Socket>>,
 }
 
 impl Reservations {
-    /// The reserved ports. Drops those that are held without a socket once the kernel has loaded SCTP, so that they are
-    /// reserved again.
+    /// Returns the reserved ports. Once SCTP is loaded, ports without a socket are dropped first, so that the agent
+    /// reserves them again with one.
     pub fn observe(&mut self) -> BTreeSet<Frontend> {
-        if self.held.values().any(Option::is_none) && kernel_knows_sctp() {
-            self.held.retain(|_, socket| socket.is_some());
+        if self.reserved.values().any(Option::is_none) && has_sctp() {
+            self.reserved.retain(|_, socket| socket.is_some());
         }
-        self.held.keys().copied().collect()
+        self.reserved.keys().copied().collect()
     }
 
-    /// Reserves a port; a reserved port stays reserved.
+    /// Reserves a port. A reserved port stays reserved.
     ///
     /// # Errors
     ///
-    /// If another process uses the port, or the kernel refuses for another reason.
+    /// If another process has bound the port, or the kernel refuses for another reason.
     pub fn reserve(&mut self, frontend: Frontend) -> Result<(), ReserveError> {
-        if self.held.contains_key(&frontend) {
+        if self.reserved.contains_key(&frontend) {
             return Ok(());
         }
-        if frontend.protocol == Protocol::Sctp && !kernel_knows_sctp() {
-            self.held.insert(frontend, None);
+        if frontend.protocol == Protocol::Sctp && !has_sctp() {
+            self.reserved.insert(frontend, None);
             return Ok(());
         }
-        let socket = bound_socket(frontend).map_err(|errno| {
-            if errno == Errno::EADDRINUSE {
+        let socket = bound_socket(frontend).map_err(|source| {
+            if source.kind() == io::ErrorKind::AddrInUse {
                 ReserveError::Taken(frontend)
             } else {
-                ReserveError::Refused { frontend, source: errno.into() }
+                ReserveError::Refused { frontend, source }
             }
         })?;
-        self.held.insert(frontend, Some(socket));
+        self.reserved.insert(frontend, Some(socket));
         Ok(())
     }
 
-    /// Closes a port's socket.
+    /// Closes the socket of a port, so that other processes can bind it.
     pub fn release(&mut self, frontend: Frontend) {
-        self.held.remove(&frontend);
+        self.reserved.remove(&frontend);
     }
 }
 
-/// Whether SCTP is built in or loaded; asking for a socket would load it. If the list cannot be read, the agent asks
-/// for a socket.
-fn kernel_knows_sctp() -> bool {
+/// Whether SCTP is built in or loaded. If the list cannot be read, the answer is yes, and opening the socket decides.
+fn has_sctp() -> bool {
     std::fs::read_to_string(PROTOCOLS).map_or(true, |list| list.lines().any(|line| line.starts_with("SCTP ")))
 }
 
-fn bound_socket(frontend: Frontend) -> Result<OwnedFd, Errno> {
-    let family = match frontend.family {
-        Family::V4 => AddressFamily::Inet,
-        Family::V6 => AddressFamily::Inet6,
+/// A socket that is bound to a node port at the wildcard address.
+fn bound_socket(frontend: Frontend) -> io::Result<Socket> {
+    let (domain, wildcard): (_, IpAddr) = match frontend.family {
+        Family::V4 => (Domain::IPV4, Ipv4Addr::UNSPECIFIED.into()),
+        Family::V6 => (Domain::IPV6, Ipv6Addr::UNSPECIFIED.into()),
     };
     let (kind, protocol) = match frontend.protocol {
-        Protocol::Tcp => (SockType::Stream, Some(SockProtocol::Tcp)),
-        Protocol::Udp => (SockType::Datagram, Some(SockProtocol::Udp)),
-        // nix has no constant for SCTP, and the kernel chooses it only if it is named.
-        Protocol::Sctp => return sctp_socket(frontend),
+        Protocol::Tcp => (Type::STREAM, socket2::Protocol::TCP),
+        Protocol::Udp => (Type::DGRAM, socket2::Protocol::UDP),
+        Protocol::Sctp => (Type::STREAM, socket2::Protocol::from(libc::IPPROTO_SCTP)),
     };
-    let fd = socket(family, kind, SockFlag::SOCK_CLOEXEC, protocol)?;
+    let socket = Socket::new(domain, kind, Some(protocol))?;
     if frontend.protocol == Protocol::Udp {
-        // Datagrams to an unmapped port are never read: keep the kernel from queueing them.
-        setsockopt(&fd, sockopt::RcvBuf, &1)?;
+        // No process reads datagrams that match no mapping, so the kernel must not store many of them.
+        socket.set_recv_buffer_size(1)?;
     }
-    bind_wildcard(&fd, frontend.family, frontend.node_port)?;
-    Ok(fd)
-}
-
-#[expect(unsafe_code, reason = "nix cannot name SCTP")]
-fn sctp_socket(frontend: Frontend) -> Result<OwnedFd, Errno> {
-    use std::os::fd::FromRawFd as _;
-    let family = match frontend.family {
-        Family::V4 => libc::AF_INET,
-        Family::V6 => libc::AF_INET6,
-    };
-    // SAFETY: a system call without pointers.
-    let fd =
-        Errno::result(unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, libc::IPPROTO_SCTP) })?;
-    // SAFETY: a descriptor that was just opened and that nobody else owns.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    bind_wildcard(&fd, frontend.family, frontend.node_port)?;
-    Ok(fd)
-}
-
-fn bind_wildcard(fd: &OwnedFd, family: Family, port: NodePort) -> Result<(), Errno> {
-    match family {
-        Family::V4 => {
-            bind(fd.as_raw_fd(), &SockaddrIn::from(std::net::SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port.0)))
-        }
-        Family::V6 => {
-            // The same number may be reserved for IPv4 separately.
-            setsockopt(fd, sockopt::Ipv6V6Only, &true)?;
-            let any = std::net::SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, port.0, 0, 0);
-            bind(fd.as_raw_fd(), &SockaddrIn6::from(any))
-        }
+    if frontend.family == Family::V6 {
+        // IPv4 has a socket of its own for the same port number.
+        socket.set_only_v6(true)?;
     }
+    socket.bind(&SocketAddr::new(wildcard, frontend.node_port.0).into())?;
+    Ok(socket)
 }
 
 #[cfg(test)]
@@ -153,7 +120,7 @@ mod tests {
     use super::{Reservations, ReserveError};
     use crate::core::model::{Family, Frontend, NodePort, Protocol};
 
-    /// A port that is free now.
+    /// A port that is unused at the time of the call.
     fn free_port() -> u16 {
         TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
     }
@@ -175,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn protocols_are_reserved_apart_and_a_taken_port_is_said_to_be() {
+    fn a_port_that_another_process_has_bound_is_reported_as_taken() {
         let holder = UdpSocket::bind("0.0.0.0:0").unwrap();
         let port = holder.local_addr().unwrap().port();
         let mut reservations = Reservations::default();
@@ -184,20 +151,19 @@ mod tests {
         assert!(reservations.observe().is_empty());
     }
 
-    /// With a socket if the kernel has loaded SCTP, and without otherwise.
     #[test]
-    fn an_sctp_port_is_reserved_whatever_the_kernel_knows() {
+    fn an_sctp_port_is_reserved_with_a_socket_only_if_the_kernel_has_sctp() {
         let mut reservations = Reservations::default();
         let frontend = frontend(free_port(), Protocol::Sctp);
         reservations.reserve(frontend).unwrap();
         assert_eq!(reservations.observe().into_iter().collect::<Vec<_>>(), [frontend]);
-        assert_eq!(reservations.held[&frontend].is_some(), super::kernel_knows_sctp());
+        assert_eq!(reservations.reserved[&frontend].is_some(), super::has_sctp());
         reservations.release(frontend);
         assert!(reservations.observe().is_empty());
     }
 
     #[test]
-    fn reserving_twice_is_reserving_once() {
+    fn reserving_a_port_twice_succeeds() {
         let port = free_port();
         let mut reservations = Reservations::default();
         for _ in 0..2 {

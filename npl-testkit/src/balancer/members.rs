@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The members of a balancer's pools, by a watch of the Pods.
+//! The members of a load balancer's pools, from a watch of the Pods.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -17,33 +17,33 @@ use crate::consumers::Ako;
 use crate::echo::Protocol;
 use crate::real_cluster::is_ready;
 
-/// How long one watch lasts, so that a balancer that has ended does not watch on.
+/// The duration of one watch, which limits how long a stopped balancer keeps watching.
 const WATCH: Duration = Duration::from_secs(5);
 
-/// The pause before the API server is asked again while it is away.
+/// The delay between attempts while the API server is unavailable.
 const AWAY: Duration = Duration::from_millis(100);
 
-/// A port of a Service, for which a balancer has a pool.
+/// A port of a Service; the load balancer has one pool per port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// The Pods' port.
+    /// The target port, a Pod port.
     pub target: u16,
-    /// What is spoken there: the consumers know it by the Service and not by the annotation.
+    /// The protocol, which consumers take from the Service and not from the annotation.
     pub protocol: Protocol,
 }
 
-/// One server of a pool.
+/// One member of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// The Pod whose annotation names it.
+    /// The Pod whose annotation contains the member.
     pub pod: String,
-    /// By which protocol.
+    /// The protocol.
     pub protocol: Protocol,
-    /// Where requests are sent to.
+    /// The address to which requests are sent.
     pub server: SocketAddr,
 }
 
-/// Fills the pool, and keeps it as the API server says until the pool is closed.
+/// Fills the pool and updates it from the API server until the pool is closed.
 pub(super) fn follow(client: &ApiClient, namespace: &str, ports: &[Port], pool: &Arc<Pool>) -> Result<()> {
     let path = format!("/api/v1/namespaces/{namespace}/pods");
     let mut watcher =
@@ -51,7 +51,7 @@ pub(super) fn follow(client: &ApiClient, namespace: &str, ports: &[Port], pool: 
     let mut version = watcher.list()?;
     thread::spawn(move || {
         while !watcher.pool.is_closed() {
-            // What is known stays in use while the API server is away, and may have to be read as a whole afterwards.
+            // Known members stay in use while the API server is unavailable; afterwards, a new list may be necessary.
             if watcher.watch(&mut version).is_err() {
                 thread::park_timeout(AWAY);
                 if let Ok(newer) = watcher.list() {
@@ -74,11 +74,11 @@ struct Watcher {
 impl Watcher {
     fn list(&mut self) -> Result<String> {
         let list = self.client.get(&self.path)?;
-        let items = list.get("items").and_then(Value::as_array).context("a list without items")?;
+        let items = list.get("items").and_then(Value::as_array).context("the list has no items")?;
         self.pods = items.iter().filter_map(|pod| Some((name(pod)?, members(pod, &self.ports)))).collect();
         self.publish();
         let version = list.pointer("/metadata/resourceVersion").and_then(Value::as_str);
-        version.map(str::to_owned).context("a list without a version")
+        version.map(str::to_owned).context("the list has no resource version")
     }
 
     fn watch(&mut self, version: &mut String) -> Result<()> {
@@ -117,7 +117,7 @@ fn name(pod: &Value) -> Option<String> {
     pod.pointer("/metadata/name")?.as_str().map(str::to_owned)
 }
 
-/// As AKO reads a Pod's annotation, while it is ready and stays.
+/// The members of a ready, non-terminating Pod, as AKO reads them from the annotation.
 fn members(pod: &Value, ports: &[Port]) -> Vec<Member> {
     let annotation = annotation_of(pod);
     let is_leaving = pod.pointer("/metadata/deletionTimestamp").is_some();
@@ -150,14 +150,14 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_is_ready_is_a_member() {
+    fn a_ready_pod_is_a_member() {
         let members = members(&pod("True"), &PORTS);
         let [member] = members.as_slice() else { panic!("{members:?}") };
         assert_eq!((member.pod.as_str(), member.server), ("web-0", ([192, 0, 2, 11], 61000).into()));
     }
 
     #[test]
-    fn a_pod_that_is_not_ready_or_leaves_is_none() {
+    fn an_unready_or_terminating_pod_is_no_member() {
         assert_eq!(members(&pod("False"), &PORTS), []);
         let mut leaving = pod("True");
         leaving["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A load balancer outside of the cluster, as the consumers of the annotation make one: it watches Pods, sends to the
-//! node ports of those that are ready and not on their way out, and asks nobody a second time.
+//! An external load balancer like those that consumers of the annotation configure: it watches Pods, sends requests to
+//! the node ports of ready, non-terminating Pods, and never retries.
 //!
-//! It sends at a constant rate, each request on a socket of its own, by turns to every member, and takes an answer for
-//! right only if it is from the Pod whose annotation led there and if that Pod saw this client's address.
+//! Requests are sent at a constant rate, round-robin over all members, each from a new socket. A response is correct
+//! only if it comes from the Pod whose annotation names the member and if that Pod observed this client's address.
 
 mod members;
 mod pool;
@@ -26,25 +26,25 @@ use crate::api_client::ApiClient;
 use crate::netns::Netns;
 use crate::poll;
 
-/// Requests that may be under way at once, so that slow ones do not lower the rate.
+/// The maximum number of concurrent requests: slow requests must not lower the rate.
 const WORKERS: u32 = 32;
 
-/// What a balancer is for.
+/// The configuration of a balancer.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The Pods' namespace.
+    /// The namespace of the Pods.
     pub namespace: String,
-    /// What is asked for at each Pod.
+    /// The target ports, one pool each.
     pub ports: Vec<Port>,
-    /// Requests in a second.
+    /// Requests per second.
     pub rate: u32,
-    /// How much later than the API server says so a member comes and goes.
+    /// The delay after which a change at the API server becomes effective.
     pub delay: Duration,
-    /// The addresses that Pods have to see.
+    /// The client addresses that Pods may observe.
     pub addresses: Vec<IpAddr>,
 }
 
-/// A running balancer; ends when dropped.
+/// A running balancer. Dropping it ends it.
 #[derive(Debug)]
 pub struct Balancer {
     pool: Arc<Pool>,
@@ -57,7 +57,7 @@ pub struct Balancer {
 }
 
 impl Balancer {
-    /// Begins to watch, and to send from `netns` once there is a member.
+    /// Starts the watch, and sends requests from `netns` once there is a member.
     pub fn start(client: &ApiClient, netns: &Netns, options: &Options) -> Result<Self> {
         let pool = Arc::new(Pool::new(options.delay));
         members::follow(client, &options.namespace, &options.ports, &pool)?;
@@ -77,25 +77,25 @@ impl Balancer {
                 stopped,
             };
             balancer.stops.push(stop);
-            // A thread begins where the one is that starts it.
+            // A thread inherits the network namespace of the thread that starts it.
             balancer.workers.push(netns.run(move || thread::spawn(move || worker.work()))?);
         }
         Ok(balancer)
     }
 
-    /// Whom it sends to at this moment.
+    /// The current members.
     pub fn members(&self) -> Arc<[Member]> {
         self.pool.members_at(Instant::now())
     }
 
-    /// Waits until every member of this moment was asked.
+    /// Waits until every current member has received a request.
     pub fn wait_for_a_round(&self, limit: Duration) -> Result<()> {
         let goal = self.turn.load(Ordering::Relaxed) + self.members().len() as u64 + u64::from(WORKERS);
         let is_reached = || (self.turn.load(Ordering::Relaxed) >= goal).then_some(());
         poll::until("a request to every member", limit, is_reached).map(drop)
     }
 
-    /// Ends it, after the requests that are under way.
+    /// Ends the balancer after the requests in progress.
     pub fn stop(mut self) -> Result<Report> {
         self.stops.clear();
         let mut report = Report::default();
@@ -103,7 +103,7 @@ impl Balancer {
             report.add(worker.join().map_err(|_panic| anyhow!("a worker of the balancer panicked"))?);
         }
         report.took = self.start.elapsed();
-        let resent = request::resent_segments(&self.netns).context("count what was sent again")?;
+        let resent = request::resent_segments(&self.netns).context("read the number of retransmitted segments")?;
         report.resent = resent.saturating_sub(self.resent_before);
         Ok(report)
     }
@@ -114,13 +114,13 @@ impl Drop for Balancer {
         self.pool.close();
         self.stops.clear();
         for worker in self.workers.drain(..) {
-            // A panicked worker has shown its message.
+            // A panicked worker has already printed its message.
             drop(worker.join());
         }
     }
 }
 
-/// One of those who send, each at its share of the rate.
+/// A sending thread, responsible for its share of the rate.
 struct Worker {
     pool: Arc<Pool>,
     turn: Arc<AtomicU64>,

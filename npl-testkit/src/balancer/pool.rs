@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whom a balancer sends to, and when it comes to know.
+//! The members that a load balancer uses, and the delay until it applies changes.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::members::Member;
 
-/// The members over time: the newest who are not in the future are those of now.
+/// Versions of the member list over time. The newest version that is not in the future is current.
 #[derive(Debug)]
 pub(super) struct Pool {
     delay: Duration,
@@ -21,7 +21,7 @@ impl Pool {
         Self { delay, closed: AtomicBool::new(false), versions: RwLock::default() }
     }
 
-    /// Takes over what the API server says now: at once what is there at the start, later what is news.
+    /// Adds the current members from the API server. The first list is effective at once, later ones after the delay.
     pub(super) fn set(&self, members: Vec<Member>) {
         let now = Instant::now();
         let mut versions = self.versions.write().unwrap_or_else(PoisonError::into_inner);
@@ -34,7 +34,8 @@ impl Pool {
 
     pub(super) fn members_at(&self, now: Instant) -> Arc<[Member]> {
         let versions = self.versions.read().unwrap_or_else(PoisonError::into_inner);
-        // Whoever looked at the clock and comes after somebody who forgot what was then gets the oldest that is left.
+        // If other threads have already removed the version that was current at `now`, the oldest remaining one is
+        // used.
         let current = versions.iter().rev().find(|(since, _)| *since <= now).or_else(|| versions.front());
         current.map_or_else(|| Arc::from([]), |(_, members)| Arc::clone(members))
     }
@@ -59,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn news_count_after_the_delay() {
+    fn changes_take_effect_after_the_delay() {
         let delay = Duration::from_mins(1);
         let pool = Pool::new(delay);
         pool.set(Vec::new());
@@ -70,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_members_also_for_who_asks_late() {
+    fn the_oldest_remaining_version_serves_late_requests() {
         let pool = Pool::new(Duration::ZERO);
         pool.set(vec![member()]);
         let asked = Instant::now();

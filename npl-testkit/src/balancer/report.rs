@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What became of a balancer's requests.
+//! The results of a balancer's requests.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,67 +8,67 @@ use std::time::Duration;
 use super::members::Member;
 use crate::echo::Protocol;
 
-/// Failures that a report keeps whole; the others are only counted.
+/// The number of failures kept in detail; further ones are only counted.
 const KEPT: usize = 20;
 
 /// Why a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// The Pod, or its Node in its place, said that nobody listens.
+    /// The Pod, or its Node, refused the connection.
     Refused,
-    /// Nothing came back, or the connection broke.
+    /// There was no response, or the connection broke.
     Lost,
-    /// Another Pod answered, or the right one saw another client.
+    /// Another Pod responded, or the Pod observed another client address.
     Wrong,
 }
 
 /// A request that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// When it was sent, counted from the start.
+    /// The time of the request, since the start.
     pub at: Duration,
-    /// Whom it was sent to.
+    /// The member to which the request was sent.
     pub member: Member,
-    /// Why it failed.
+    /// The kind of failure.
     pub kind: Kind,
-    /// The same in words.
+    /// The error message.
     pub error: String,
 }
 
-/// Counts of everything, and the first failures.
+/// Counters of all requests, and the first failures in detail.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Right answers by Pod.
+    /// Correct responses by Pod.
     pub pods: BTreeMap<String, u64>,
-    /// Right answers by protocol, and by family: `true` is IPv6.
+    /// Correct responses by protocol and family; `true` is IPv6.
     pub answered: BTreeMap<(Protocol, bool), u64>,
-    /// All others, by what went wrong.
+    /// Failed requests by kind.
     pub failed: BTreeMap<Kind, u64>,
-    /// The first of them.
+    /// The first failures.
     pub failures: Vec<Failure>,
-    /// Requests for which there was no member at all.
+    /// Requests that were not sent because there was no member.
     pub unserved: u64,
-    /// TCP segments that the client sent again.
+    /// TCP segments that the clients retransmitted.
     pub resent: u64,
-    /// The longest time that a right answer took.
+    /// The longest response time of a correct response.
     pub slowest: Duration,
-    /// From start to end.
+    /// The time from start to end.
     pub took: Duration,
 }
 
 impl Report {
-    /// All requests.
+    /// The number of all requests.
     pub fn requests(&self) -> u64 {
         self.answered.values().chain(self.failed.values()).sum::<u64>() + self.unserved
     }
 
-    /// Requests in a second, as they were sent.
+    /// The achieved rate in requests per second.
     pub fn rate(&self) -> u64 {
         let millis = u64::try_from(self.took.as_millis()).unwrap_or(u64::MAX);
         (self.requests() * 1000).checked_div(millis).unwrap_or_default()
     }
 
-    /// The number of failures of a kind.
+    /// The number of failures of one kind.
     pub fn count(&self, kind: Kind) -> u64 {
         self.failed.get(&kind).copied().unwrap_or_default()
     }
@@ -86,7 +86,7 @@ impl Report {
         }
     }
 
-    /// Adds what another worker saw.
+    /// Adds the results of another worker.
     pub(super) fn add(&mut self, other: Self) {
         let Self { pods, answered, failed, failures, unserved, resent, slowest, took } = other;
         merge(&mut self.pods, pods);
@@ -111,14 +111,14 @@ fn merge<K: Ord>(into: &mut BTreeMap<K, u64>, from: BTreeMap<K, u64>) {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seconds = self.took.as_secs_f32();
-        write!(f, "{} requests in {seconds:.1} s, {} a second: answered", self.requests(), self.rate())?;
+        write!(f, "{} requests in {seconds:.1} s ({}/s): answered", self.requests(), self.rate())?;
         for ((protocol, is_v6), count) in &self.answered {
             write!(f, " {count} {protocol}/{}", if *is_v6 { "IPv6" } else { "IPv4" })?;
         }
         write!(f, " by {} Pods; refused {}", self.pods.len(), self.count(Kind::Refused))?;
-        write!(f, ", lost {}, wrong Pod {}", self.count(Kind::Lost), self.count(Kind::Wrong))?;
-        write!(f, ", no member {}; TCP segments sent again {}", self.unserved, self.resent)?;
-        write!(f, "; slowest {} ms", self.slowest.as_millis())
+        write!(f, ", lost {}, wrong Pod or client address {}", self.count(Kind::Lost), self.count(Kind::Wrong))?;
+        write!(f, ", without a member {}; retransmitted TCP segments {}", self.unserved, self.resent)?;
+        write!(f, "; slowest response {} ms", self.slowest.as_millis())
     }
 }
 
@@ -133,14 +133,14 @@ mod tests {
         let mut report = Report { unserved: 1, took: Duration::from_secs(2), ..Report::default() };
         report.record(&member, None, Duration::ZERO, Duration::from_millis(7));
         let mut other = Report::default();
-        other.record(&member, Some((Kind::Lost, "no answer came".to_owned())), Duration::ZERO, Duration::ZERO);
-        other.record(&member, Some((Kind::Wrong, "web-1 answered".to_owned())), Duration::ZERO, Duration::ZERO);
+        other.record(&member, Some((Kind::Lost, "no response".to_owned())), Duration::ZERO, Duration::ZERO);
+        other.record(&member, Some((Kind::Wrong, "web-1 responded".to_owned())), Duration::ZERO, Duration::ZERO);
         report.add(other);
         assert_eq!((report.requests(), report.rate(), report.failures.len()), (4, 2, 2));
         assert_eq!(
             report.to_string(),
-            "4 requests in 2.0 s, 2 a second: answered 1 udp/IPv6 by 1 Pods; refused 0, lost 1, wrong Pod 1, no member 1; \
-             TCP segments sent again 0; slowest 7 ms"
+            "4 requests in 2.0 s (2/s): answered 1 udp/IPv6 by 1 Pods; refused 0, lost 1, wrong Pod or client address 1, \
+             without a member 1; retransmitted TCP segments 0; slowest response 7 ms"
         );
     }
 }

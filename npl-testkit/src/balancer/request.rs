@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One request of a balancer, sent once, and what became of it.
+//! Sends one request of a balancer and classifies the result.
 
 use std::io::{self, ErrorKind};
 use std::net::IpAddr;
@@ -13,10 +13,10 @@ use crate::echo::{Answer, Protocol};
 use crate::netns::Netns;
 use crate::traffic;
 
-/// Far beyond what a loaded machine takes to answer; a request without an answer by then is lost.
+/// The time limit of a request, far above response times on a loaded machine; a request without a response is lost.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Asks a member, from the namespace of the calling thread; nothing is returned if all is as it has to be.
+/// Sends a request to a member from the namespace of the calling thread. Returns `None` for a correct response.
 pub(super) fn ask(member: &Member, clients: &[IpAddr], question: &str) -> Option<(Kind, String)> {
     let answer = match send(member, question) {
         Ok(answer) => answer,
@@ -24,9 +24,9 @@ pub(super) fn ask(member: &Member, clients: &[IpAddr], question: &str) -> Option
     };
     let seen = answer.client.ip();
     if answer.pod != member.pod {
-        return Some((Kind::Wrong, format!("{} answered", answer.pod)));
+        return Some((Kind::Wrong, format!("{} responded", answer.pod)));
     }
-    (!clients.contains(&seen)).then(|| (Kind::Wrong, format!("the Pod saw {seen}")))
+    (!clients.contains(&seen)).then(|| (Kind::Wrong, format!("the Pod observed the client address {seen}")))
 }
 
 fn send(member: &Member, question: &str) -> Result<Answer> {
@@ -36,7 +36,7 @@ fn send(member: &Member, question: &str) -> Result<Answer> {
         Protocol::Udp => {
             let socket = traffic::open_udp(member.server, true).context("open a UDP socket")?;
             socket.send(question.as_bytes()).context("send a datagram")?;
-            traffic::udp_receive(&socket, question.as_bytes(), LIMIT)?.context("no answer came")
+            traffic::udp_receive(&socket, question.as_bytes(), LIMIT)?.context("no response")
         }
     }
 }
@@ -46,7 +46,7 @@ fn kind_of(err: &anyhow::Error) -> Kind {
     if causes.any(|cause| cause.kind() == ErrorKind::ConnectionRefused) { Kind::Refused } else { Kind::Lost }
 }
 
-/// TCP segments that clients of a namespace had to send again: what TCP makes good was lost all the same.
+/// TCP segments retransmitted in a namespace. They reveal lost packets that TCP recovers.
 pub(super) fn resent_segments(netns: &Netns) -> Result<u64> {
     netns.counter("Tcp", "RetransSegs")
 }

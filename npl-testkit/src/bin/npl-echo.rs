@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The echo server alone: `npl-echo [--name NAME] [--node NODE] [--port PORT]… [--drain SECONDS]`, for containers and
-//! other machines.
+//! The echo server as a program, for containers and other machines: `npl-echo [--name NAME] [--node NODE] [--port
+//! PORT]… [--drain SECONDS]`.
 
 use std::env;
 use std::process::ExitCode;
@@ -10,10 +10,10 @@ use anyhow::{Context, Result, bail};
 use npl_testkit::echo::EchoServer;
 use npl_testkit::interrupt;
 
-const USAGE: &str = "npl-echo [--name NAME] [--node NODE] [--port PORT]... [--drain SECONDS]: answers over TCP, UDP and \
-     HTTP with its name, its Node and the client's address, and goes on for the drain when it is told to end";
+const USAGE: &str = "npl-echo [--name NAME] [--node NODE] [--port PORT]... [--drain SECONDS]: answers requests over TCP, \
+     UDP and HTTP with its name, its Node and the client's address; after SIGTERM, serves for the drain period";
 
-/// Served when no port is given.
+/// The port if none is given.
 const DEFAULT_PORT: u16 = 8080;
 
 fn main() -> ExitCode {
@@ -27,9 +27,10 @@ fn main() -> ExitCode {
 }
 
 fn run(mut arguments: impl Iterator<Item = String>) -> Result<()> {
-    // Before any thread is started. The first process of a container gets no signal that it does not ask for.
+    // Signal handling must be set up before any thread starts. The kernel ignores unhandled signals to PID 1 of a
+    // container.
     interrupt::watch()?;
-    // A container's host name is its Pod's name.
+    // The host name of a container is the name of its Pod.
     let mut name = env::var("HOSTNAME").unwrap_or_else(|_unset| "npl-echo".to_owned());
     let mut node = None;
     let mut ports = Vec::new();
@@ -39,20 +40,23 @@ fn run(mut arguments: impl Iterator<Item = String>) -> Result<()> {
         match flag.as_str() {
             "--name" => name = value,
             "--node" => node = Some(value),
-            "--port" => ports.push(value.parse().with_context(|| format!("{value} is not a port"))?),
+            "--port" => ports.push(value.parse().with_context(|| format!("{value} is not a port number"))?),
             "--drain" => {
-                drain = value.parse().map(Duration::from_secs).with_context(|| format!("{value} are no seconds"))?;
+                drain = value
+                    .parse()
+                    .map(Duration::from_secs)
+                    .with_context(|| format!("{value} is not a number of seconds"))?;
             }
-            _unknown => bail!("{flag} is not known; usage: {USAGE}"),
+            _unknown => bail!("unknown flag {flag}; usage: {USAGE}"),
         }
     }
     if ports.is_empty() {
         ports.push(DEFAULT_PORT);
     }
     let _server = EchoServer::start_on(&name, node.as_deref(), &ports)?;
-    report(&format!("{name} answers on ports {ports:?}"));
+    report(&format!("{name} listens on ports {ports:?}"));
     interrupt::wait();
-    // Whoever sends requests comes to know later than this process that it ends.
+    // Clients learn later than this process that the Pod terminates.
     interrupt::wait_at_most(drain);
     Ok(())
 }

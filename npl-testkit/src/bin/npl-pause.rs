@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What keeps a Pod's namespaces while its containers come and go: it waits.
+//! The pause container: waits for signals and thereby keeps a Pod's namespaces open.
 
 use std::process::ExitCode;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lists the objects on this machine that test runs may have made, or compares them with an earlier list.
+//! Lists the objects on this machine that test runs may have created, or compares them with an earlier list.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -10,11 +10,11 @@ use anyhow::{Context as _, Result};
 use clap::Parser;
 use npl_testkit::residue::Residue;
 
-/// Lists the objects that test runs may have made: network namespaces, devices, control groups, mounts, pins, BPF objects,
-/// qdiscs and processes.
+/// Lists the objects that test runs may have created: network namespaces, devices, control groups, mounts, pins, BPF
+/// objects, qdiscs and processes.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Fail if an object exists that this earlier list does not contain, and wait some seconds for the kernel to free it.
+    /// Fail if objects exist that this earlier list does not contain. Waits some seconds for the kernel to free them.
     #[arg(long, value_name = "FILE")]
     nothing_beyond: Option<PathBuf>,
 }

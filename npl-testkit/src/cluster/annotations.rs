@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A record of every value of one annotation, with the time at which a watch shows it.
+//! Records every value of an annotation with the time at which a watch delivers it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,16 +13,16 @@ use serde_json::Value;
 use crate::api_client::ApiClient;
 use crate::poll;
 
-/// One value of an object's annotation.
+/// One value of an annotation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// When the watch showed it first.
+    /// When the watch first delivered the value.
     pub at: Instant,
-    /// The value; nothing when the key is not there.
+    /// The value; `None` if the annotation is absent.
     pub value: Option<String>,
 }
 
-/// The history of one annotation on the objects of one collection.
+/// The history of one annotation on the objects of a collection.
 #[derive(Debug)]
 pub struct AnnotationLog {
     shared: Arc<Shared>,
@@ -36,10 +36,13 @@ struct Shared {
 }
 
 impl AnnotationLog {
-    /// Starts with the objects that are there; the watch ends by itself after `limit`.
+    /// Starts with the existing objects. The watch ends after `limit`.
     pub(super) fn start(client: &ApiClient, path: &str, key: &'static str, limit: Duration) -> Result<Self> {
         let list = client.get(path)?;
-        let version = list.pointer("/metadata/resourceVersion").and_then(Value::as_str).context("a list's version")?;
+        let version = list
+            .pointer("/metadata/resourceVersion")
+            .and_then(Value::as_str)
+            .context("the list has no resource version")?;
         let shared = Arc::new(Shared::default());
         for object in list.get("items").and_then(Value::as_array).into_iter().flatten() {
             shared.record(object, key);
@@ -59,12 +62,12 @@ impl AnnotationLog {
         self.shared.objects.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned().unwrap_or_default()
     }
 
-    /// Waits until the last value of an object's annotation is as `wanted` says.
+    /// Waits until the last value of an object's annotation satisfies `wanted`.
     pub fn wait_for(&self, name: &str, limit: Duration, wanted: impl Fn(Option<&str>) -> bool) -> Result<Seen> {
         let last = || self.history(name).pop().filter(|seen| wanted(seen.value.as_deref()));
         let waited = poll::until(&format!("the annotation of {name}"), limit, last);
         let (seen, _) = match self.shared.error.lock().unwrap_or_else(PoisonError::into_inner).as_deref() {
-            Some(err) => waited.with_context(|| format!("the watch of annotations ended: {err}"))?,
+            Some(err) => waited.with_context(|| format!("the watch of annotations failed: {err}"))?,
             None => waited?,
         };
         Ok(seen)
@@ -73,13 +76,13 @@ impl AnnotationLog {
 
 impl Drop for AnnotationLog {
     fn drop(&mut self) {
-        // The thread ends with the next event or at the watch's own end, whichever is first.
+        // The thread ends with the next event or at the end of the watch.
         self.shared.stop.store(true, Ordering::Relaxed);
     }
 }
 
 impl Shared {
-    /// The API server ends the watch of whoever does not keep up for a moment; it is taken up where it ended.
+    /// The API server closes watches with slow readers; the next watch resumes at the last version.
     fn follow(&self, client: &ApiClient, path: &str, mut version: String, key: &str, limit: Duration) -> Result<()> {
         let began = Instant::now();
         let is_stopped = || self.stop.load(Ordering::Relaxed);
@@ -94,7 +97,7 @@ impl Shared {
                 }
                 !is_stopped()
             })?;
-            ensure!(!is_expired, "the API server no longer has what followed version {version} of {path}");
+            ensure!(!is_expired, "resource version {version} of {path} has expired");
         }
         Ok(())
     }
@@ -111,7 +114,7 @@ impl Shared {
     }
 }
 
-/// An annotation of an object.
+/// The value of an object's annotation.
 pub(super) fn annotation<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
     object.pointer("/metadata/annotations")?.get(key)?.as_str()
 }

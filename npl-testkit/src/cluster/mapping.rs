@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The annotation as a consumer reads it: written from its description, and not with the agent's own code.
+//! The annotation as consumers read it. Written from its description and independent of the agent's code.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -13,27 +13,27 @@ use crate::echo::Protocol;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Entry {
-    /// The container's port.
+    /// The container port.
     pub pod_port: u16,
-    /// The Node's address.
+    /// The node address.
     #[serde(rename = "nodeIP")]
     pub node_ip: IpAddr,
-    /// The Node's port that leads there.
+    /// The node port.
     pub node_port: u16,
     /// The protocol.
     pub protocol: Protocol,
 }
 
 impl Entry {
-    /// Reads a whole annotation, and has the known consumers read it too: they must arrive at the same.
+    /// Parses an annotation, and verifies that the known consumers read the same entries.
     pub fn parse(annotation: &str) -> Result<Vec<Self>> {
         let entries: Vec<Self> =
-            serde_json::from_str(annotation).with_context(|| format!("read the annotation {annotation}"))?;
+            serde_json::from_str(annotation).with_context(|| format!("parse the annotation {annotation}"))?;
         consumers::agree(annotation, &entries)?;
         Ok(entries)
     }
 
-    /// Where a client sends to.
+    /// The address to which clients connect.
     pub fn address(&self) -> SocketAddr {
         (self.node_ip, self.node_port).into()
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A cluster's objects, with this crate in the part of the kubelet: there is no other.
+//! Kubernetes objects of tests without a kubelet: this crate writes their status itself.
 
 mod annotations;
 mod mapping;
@@ -21,17 +21,17 @@ use crate::api_client::ApiClient;
 use crate::control_plane::ControlPlane;
 use crate::{poll, tools};
 
-/// The annotation that enables a Service, in the default domain.
+/// The annotation that enables a Service, with the default prefix.
 pub const ENABLED_ANNOTATION: &str = "nodeportlocal.antrea.io/enabled";
 
-/// The annotation that the agent writes to Pods, in the default domain.
+/// The annotation that the agent writes to Pods, with the default prefix.
 pub const MAPPING_ANNOTATION: &str = "nodeportlocal.antrea.io";
 
-/// Kinds of a manifest that say who may do what; the rest of it needs a scheduler and a kubelet.
+/// The kinds of a manifest that grant access. The other kinds need a scheduler and a kubelet.
 const ACCESS_KINDS: [&str; 6] =
     ["Namespace", "ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"];
 
-/// The cluster behind a control plane.
+/// The Kubernetes objects of a control plane.
 #[derive(Debug)]
 pub struct Cluster {
     client: ApiClient,
@@ -40,18 +40,18 @@ pub struct Cluster {
     netns: Option<crate::netns::Netns>,
 }
 
-/// The mapping annotation of a Pod's object.
+/// The mapping annotation of a Pod object.
 pub fn annotation_of(pod: &Value) -> Option<&str> {
     annotations::annotation(pod, MAPPING_ANNOTATION)
 }
 
-/// The path of a namespace's Pods with a label like `app=web`.
+/// The path of a namespace's Pods with a label such as `app=web`.
 pub fn pods_with_label(namespace: &str, label: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/pods?labelSelector={}", label.replace('=', "%3D"))
 }
 
 impl Cluster {
-    /// Works on `plane` as an administrator.
+    /// Uses `plane` with administrator rights.
     pub fn new(plane: &ControlPlane) -> Result<Self> {
         Ok(Self {
             client: plane.client()?,
@@ -61,18 +61,18 @@ impl Cluster {
         })
     }
 
-    /// The same for threads that are in the control plane's namespace already; requests are quicker by a thread each.
+    /// As `self`, for threads that already run in the control plane's namespace: requests need no extra thread.
     #[must_use]
     pub fn from_inside(self) -> Self {
         Self { client: self.client.from_inside(), ..self }
     }
 
-    /// The client, for what this type has no method for.
+    /// The API client, for requests without a method of this type.
     pub fn client(&self) -> &ApiClient {
         &self.client
     }
 
-    /// Applies the part of a manifest that says who may do what.
+    /// Applies the objects of a manifest that grant access.
     pub fn apply_access(&self, manifest: &Path) -> Result<()> {
         let text = fs::read_to_string(manifest).with_context(|| format!("read {}", manifest.display()))?;
         let access: Vec<&str> = text.split("\n---").filter(|document| is_access(document)).collect();
@@ -82,7 +82,7 @@ impl Cluster {
             .map(drop)
     }
 
-    /// Runs `kubectl` as an administrator and returns what it printed.
+    /// Runs `kubectl` as an administrator and returns its output.
     pub fn kubectl(&self, arguments: &[&str]) -> Result<String> {
         tools::output(&mut self.kubectl_command(arguments)?)
     }
@@ -92,13 +92,13 @@ impl Cluster {
         self.client.create("/api/v1/namespaces", &json!({"metadata": {"name": name}})).map(drop)
     }
 
-    /// Creates a Node that is ready, with its addresses.
+    /// Creates a ready Node with these addresses.
     pub fn create_node(&self, name: &str, addresses: &[IpAddr]) -> Result<()> {
         self.client.create("/api/v1/nodes", &json!({"metadata": {"name": name}}))?;
         self.set_node_addresses(name, addresses)
     }
 
-    /// Changes the addresses of a Node.
+    /// Sets the addresses of a Node.
     pub fn set_node_addresses(&self, name: &str, addresses: &[IpAddr]) -> Result<()> {
         let addresses: Vec<Value> =
             addresses.iter().map(|ip| json!({"type": "InternalIP", "address": ip.to_string()})).collect();
@@ -106,12 +106,12 @@ impl Cluster {
         self.client.merge_patch(&format!("/api/v1/nodes/{name}/status"), &json!({"status": status})).map(drop)
     }
 
-    /// Creates a Pod; it has no address until [`Self::set_pod_running`].
+    /// Creates a Pod. It has no address until [`Self::set_pod_running`].
     pub fn create_pod(&self, pod: &PodObject) -> Result<()> {
         self.client.create(&pods_path(&pod.namespace), &pod.to_json()).map(drop)
     }
 
-    /// Says, as a kubelet, that the Pod runs and which addresses it has.
+    /// Sets the status of a running and ready Pod, as a kubelet does.
     pub fn set_pod_running(&self, namespace: &str, name: &str, host: IpAddr, pod_ips: &[IpAddr]) -> Result<()> {
         let ips: Vec<Value> = pod_ips.iter().map(|ip| json!({"ip": ip.to_string()})).collect();
         let status = json!({
@@ -124,12 +124,12 @@ impl Cluster {
         self.patch_pod_status(namespace, name, &status)
     }
 
-    /// Says, as a kubelet, that the Pod has ended: `Succeeded` or `Failed`.
+    /// Sets the phase of a Pod that has ended, as a kubelet does: `Succeeded` or `Failed`.
     pub fn set_pod_phase(&self, namespace: &str, name: &str, phase: &str) -> Result<()> {
         self.patch_pod_status(namespace, name, &json!({"phase": phase}))
     }
 
-    /// Deletes a Pod at once.
+    /// Deletes a Pod without a grace period.
     pub fn delete_pod(&self, namespace: &str, name: &str) -> Result<()> {
         self.client.delete(&pod_path(namespace, name))
     }
@@ -144,20 +144,20 @@ impl Cluster {
         self.client.delete(&format!("{}/{name}", services_path(namespace)))
     }
 
-    /// Enables or disables a Service for node ports.
+    /// Enables or disables node ports for a Service.
     pub fn set_service_enabled(&self, namespace: &str, name: &str, enabled: bool) -> Result<()> {
         let value = if enabled { json!("true") } else { Value::Null };
         let patch = json!({"metadata": {"annotations": {ENABLED_ANNOTATION: value}}});
         self.client.merge_patch(&format!("{}/{name}", services_path(namespace)), &patch).map(drop)
     }
 
-    /// What the agent wrote to a Pod; nothing when the Pod or the annotation is not there.
+    /// The annotation that the agent wrote to a Pod; `None` if the Pod or the annotation does not exist.
     pub fn pod_annotation(&self, namespace: &str, name: &str) -> Result<Option<String>> {
         let pod = self.client.find(&pod_path(namespace, name))?;
         Ok(pod.as_ref().and_then(annotation_of).map(str::to_owned))
     }
 
-    /// Waits until a Pod's annotation is as `wanted` says.
+    /// Waits until a Pod's annotation satisfies `wanted`.
     pub fn wait_for_annotation(
         &self,
         namespace: &str,
@@ -170,12 +170,12 @@ impl Cluster {
         poll::until(&what, limit, condition).map(|(value, _)| value)
     }
 
-    /// Starts to record what the agent writes to a namespace's Pods, with the times.
+    /// Starts to record the mapping annotations of a namespace's Pods with timestamps.
     pub fn watch_mappings(&self, namespace: &str, limit: Duration) -> Result<AnnotationLog> {
         AnnotationLog::start(&self.client, &pods_path(namespace), MAPPING_ANNOTATION, limit)
     }
 
-    /// Starts to record which of a namespace's Services are enabled, with the times.
+    /// Starts to record which Services of a namespace are enabled, with timestamps.
     pub fn watch_enabled(&self, namespace: &str, limit: Duration) -> Result<AnnotationLog> {
         AnnotationLog::start(&self.client, &services_path(namespace), ENABLED_ANNOTATION, limit)
     }
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn only_access_rules_of_a_manifest_are_applied() {
-        assert!(is_access("# who\napiVersion: v1\nkind: ServiceAccount\nmetadata: {}"));
+        assert!(is_access("# comment\napiVersion: v1\nkind: ServiceAccount\nmetadata: {}"));
         assert!(!is_access("apiVersion: apps/v1\nkind: DaemonSet\nspec:\n  kind: Role"));
     }
 }

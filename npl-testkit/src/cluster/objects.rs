@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pods and Services as tests describe them.
+//! Pods and Services of tests.
 
 use std::collections::BTreeMap;
 
@@ -10,15 +10,15 @@ use crate::echo::Protocol;
 /// A port of a container or of a Service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// The port's name; container and Service may use it to refer to each other.
+    /// The name, which Service and container may use to refer to each other's ports.
     pub name: String,
-    /// The number: of the container's port, or of the Service's.
+    /// The port number of the container or of the Service.
     pub number: u16,
     /// The protocol.
     pub protocol: Protocol,
-    /// On which number or name of the container a Service's port ends.
+    /// The `targetPort` of a Service: a number or a name.
     pub target: Value,
-    /// The Node's port that the container asks for.
+    /// The `hostPort` of a container.
     pub host_port: Option<u16>,
 }
 
@@ -28,13 +28,13 @@ impl Port {
         Self { name: name.to_owned(), number, protocol, target: json!(number), host_port: None }
     }
 
-    /// The same port with another target: a number or a name.
+    /// The same port with another `targetPort`.
     #[must_use]
     pub fn to(self, target: impl Into<Value>) -> Self {
         Self { target: target.into(), ..self }
     }
 
-    /// The same port of a container, also reached by a port of the Node.
+    /// The same container port with a `hostPort`.
     #[must_use]
     pub fn on_host(self, host_port: u16) -> Self {
         Self { host_port: Some(host_port), ..self }
@@ -49,20 +49,20 @@ impl Port {
     }
 }
 
-/// A Pod of one container.
+/// A Pod with one container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodObject {
-    /// Its namespace.
+    /// The namespace.
     pub namespace: String,
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// The Node that it runs on.
+    /// The name of the Pod's Node.
     pub node: String,
-    /// Its labels.
+    /// The labels.
     pub labels: BTreeMap<String, String>,
-    /// The ports that its container declares.
+    /// The declared container ports.
     pub ports: Vec<Port>,
-    /// Whether it uses the Node's own network.
+    /// Whether the Pod uses the host network.
     pub host_network: bool,
 }
 
@@ -79,7 +79,7 @@ impl PodObject {
         }
     }
 
-    /// The same Pod with these ports declared.
+    /// The same Pod with these declared ports.
     #[must_use]
     pub fn with_ports(self, ports: Vec<Port>) -> Self {
         Self { ports, ..self }
@@ -112,20 +112,20 @@ impl PodObject {
 /// A Service of type `ClusterIP`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceObject {
-    /// Its namespace.
+    /// The namespace.
     pub namespace: String,
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// The labels of the Pods behind it.
+    /// The selector: labels of the Pods behind the Service.
     pub selector: BTreeMap<String, String>,
-    /// Its ports.
+    /// The ports.
     pub ports: Vec<Port>,
-    /// Its annotations.
+    /// The annotations.
     pub annotations: BTreeMap<String, String>,
 }
 
 impl ServiceObject {
-    /// A Service in front of the Pods with the label `app`, not enabled for node ports.
+    /// A Service that selects the Pods with the label `app`, without the annotation that enables node ports.
     pub fn new(namespace: &str, name: &str, app: &str, ports: Vec<Port>) -> Self {
         Self {
             namespace: namespace.to_owned(),
@@ -136,7 +136,7 @@ impl ServiceObject {
         }
     }
 
-    /// The same Service, enabled for node ports.
+    /// The same Service with the annotation that enables node ports.
     #[must_use]
     pub fn enabled(mut self) -> Self {
         self.annotations.insert(super::ENABLED_ANNOTATION.to_owned(), "true".to_owned());

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The AVI Kubernetes Operator.
+//! The AVI Kubernetes Operator (AKO).
 
 use std::net::{IpAddr, SocketAddr};
 
 use super::go_json::{self, Fields};
 
-/// Releases that read the annotation differently.
+/// AKO releases that read the annotation differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ako {
     /// 1.13.2 and newer.
     Current,
-    /// Up to 1.13.1: every member of a Pod has the address of the Pod's last entry.
+    /// Up to 1.13.1: all pool members of a Pod get the address of the Pod's last entry.
     LastAddress,
 }
 
 impl Ako {
-    /// The servers of a pool for a target port, of the families that the pool is for, in the annotation's order.
+    /// The pool members for a target port, limited to the address families of the pool, in annotation order.
     ///
-    /// The protocol is not looked at, equal entries are as many servers, and an address that is none costs its entry.
+    /// AKO ignores the protocol, keeps duplicates, and skips entries without a valid address.
     pub fn members(self, annotation: &str, target_port: u16, is_wanted: impl Fn(IpAddr) -> bool) -> Vec<SocketAddr> {
         let all = go_json::decode(annotation, i64::MAX);
         let last = all.iter().rev().find_map(address);

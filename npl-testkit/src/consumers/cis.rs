@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! F5's Container Ingress Services.
+//! F5 Container Ingress Services (CIS).
 
 use std::net::SocketAddr;
 
 use super::go_json;
 
-/// A pool member as it is sent to BIG-IP: whatever stands in the annotation, checked by nobody.
+/// A pool member as CIS sends it to BIG-IP: the values of the annotation without validation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Member {
     address: String,
@@ -13,13 +13,13 @@ pub(super) struct Member {
 }
 
 impl Member {
-    /// Where clients are sent to, if that is anywhere.
+    /// The address, if it is valid.
     pub(super) fn address(&self) -> Option<SocketAddr> {
         Some(SocketAddr::new(self.address.parse().ok()?, u16::try_from(self.port).ok()?))
     }
 }
 
-/// The members of a pool for a target port, each once, of whatever family and protocol.
+/// The pool members for a target port without duplicates, regardless of family and protocol.
 pub(super) fn members(annotation: &str, target_port: u16) -> Vec<Member> {
     let mut members: Vec<Member> = Vec::new();
     for fields in go_json::decode(annotation, i64::from(i32::MAX)) {

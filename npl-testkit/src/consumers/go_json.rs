@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The annotation as Go's `encoding/json` decodes it into a list of structures: names match in any case and the last
-//! one wins, a value of the wrong type leaves the field at zero, and a syntax error empties the whole list.
+//! Decodes the annotation like Go's `encoding/json`: field names match case-insensitively, the last duplicate wins,
+//! values of the wrong type are ignored, and a syntax error discards the whole list.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub(super) struct Fields {
     pub(super) node_port: i64,
 }
 
-/// All elements; `limit` is the largest number that the consumer's integers hold.
+/// Decodes all elements. `limit` is the largest absolute value of the consumer's integer type.
 pub(super) fn decode(annotation: &str, limit: i64) -> Vec<Fields> {
     let elements: Vec<Element> = match serde_json::from_str(annotation) {
         Ok(List(elements)) => elements,
@@ -24,10 +24,10 @@ pub(super) fn decode(annotation: &str, limit: i64) -> Vec<Fields> {
     elements.into_iter().map(|element| element.fields(limit)).collect()
 }
 
-/// A list of elements; any other value is none.
+/// A list of elements. Other JSON values decode as an empty list.
 struct List(Vec<Element>);
 
-/// The fields of an object in their order; any other value has none.
+/// The fields of an object in order. Other JSON values decode without fields.
 struct Element(Vec<(String, Value)>);
 
 impl Element {
@@ -49,8 +49,8 @@ impl Element {
     }
 }
 
-/// Values that are of another type than is wanted, which Go passes over.
-macro_rules! pass_over {
+/// Visitor methods for values of unexpected types, which Go ignores.
+macro_rules! ignore_other_types {
     ($empty:expr) => {
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.write_str("any JSON value")
@@ -88,7 +88,7 @@ impl<'de> Deserialize<'de> for List {
 
         impl<'de> Visitor<'de> for ListVisitor {
             type Value = List;
-            pass_over!(List(Vec::new()));
+            ignore_other_types!(List(Vec::new()));
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<List, A::Error> {
                 let mut list = Vec::new();
@@ -114,7 +114,7 @@ impl<'de> Deserialize<'de> for Element {
 
         impl<'de> Visitor<'de> for ElementVisitor {
             type Value = Element;
-            pass_over!(Element(Vec::new()));
+            ignore_other_types!(Element(Vec::new()));
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Element, A::Error> {
                 while elements.next_element::<IgnoredAny>()?.is_some() {}

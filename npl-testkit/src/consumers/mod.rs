@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The two known consumers of the annotation, as far as they read it: AKO and F5 CIS, written from the description of
-//! how they do and not with their code. Both are in Go, whose decoder forgives what others do not.
+//! Models of the two known consumers of the annotation, AKO and F5 CIS, written from a description of their behavior.
+//! Both are Go programs, and Go's JSON decoder accepts documents that stricter decoders reject.
 
 mod ako;
 mod cis;
@@ -13,11 +13,11 @@ use anyhow::{Result, ensure};
 pub use self::ako::Ako;
 use crate::cluster::Entry;
 
-/// A target port that no entry of a sensible annotation is for.
+/// A target port without entries.
 const NO_TARGET: u16 = 1;
 
-/// Has both consumers read an annotation, for each port of the Pod; fails unless each arrives at exactly the members
-/// that the entries name.
+/// Reads an annotation as both consumers do, for each Pod port. Fails unless both find exactly the pool members that
+/// the entries name.
 pub fn agree(annotation: &str, entries: &[Entry]) -> Result<()> {
     let targets: Vec<u16> = entries.iter().map(|entry| entry.pod_port).chain([NO_TARGET]).collect();
     for target in targets {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The vectors that the real consumers were run with.
+//! Annotations with the results that the real consumers produced for them.
 
 use std::net::SocketAddr;
 
 use super::{Ako, agree, cis};
 use crate::cluster::Entry;
 
-/// What AKO, its older releases and CIS make of an annotation for target port 8080 of an IPv4 Service.
+/// The pool members that current AKO, older AKO releases and CIS read for target port 8080 of an IPv4 Service.
 fn read(annotation: &str) -> [Vec<String>; 3] {
     let ako = |ako: Ako| ako.members(annotation, 8080, |ip| ip.is_ipv4()).iter().map(SocketAddr::to_string).collect();
     let cis = cis::members(annotation, 8080).iter().filter_map(cis::Member::address).map(|it| it.to_string()).collect();
@@ -18,7 +18,7 @@ fn same(members: &[&str]) -> [Vec<String>; 3] {
 }
 
 #[test]
-fn every_generation_is_one_member() {
+fn every_format_generation_is_one_member() {
     for annotation in [
         r#"[{"podPort":8080,"nodeIP":"192.0.2.1","nodePort":61000}]"#,
         r#"[{"podPort":8080,"nodeIP":"192.0.2.1","nodePort":61000,"protocols":["tcp"]}]"#,
@@ -41,7 +41,7 @@ fn both_protocols_of_a_port_are_members_of_each_pool() {
     assert_eq!((ako.len(), cis.len()), (2, 1));
 }
 
-/// Which is why none is published unless somebody asks for it.
+/// For this reason, NPL publishes SCTP mappings only when SCTP is enabled.
 #[test]
 fn an_sctp_entry_is_a_member_of_every_pool() {
     let both = r#"[{"podPort":8080,"nodeIP":"192.0.2.1","nodePort":61000,"protocol":"tcp"},
@@ -50,7 +50,7 @@ fn an_sctp_entry_is_a_member_of_every_pool() {
 }
 
 #[test]
-fn what_stands_in_the_wrong_type_is_zero_and_what_is_no_list_is_nothing() {
+fn values_of_the_wrong_type_read_as_zero_and_other_documents_as_empty() {
     for nothing in [
         r#"{"podPort":8080,"nodeIP":"192.0.2.1","nodePort":61000}"#,
         r#"[{"podPort":"8080","nodeIP":"192.0.2.1","nodePort":61000}]"#,
@@ -69,7 +69,7 @@ fn what_stands_in_the_wrong_type_is_zero_and_what_is_no_list_is_nothing() {
 }
 
 #[test]
-fn a_name_in_another_case_overrides() {
+fn a_field_name_in_another_case_overrides() {
     let shadowed = r#"[{"podPort":8080,"nodeIP":"192.0.2.1","nodePort":61000,"NODEPORT":1}]"#;
     assert_eq!(read(shadowed), same(&["192.0.2.1:1"]));
     let error = agree(shadowed, &[entry("192.0.2.1", 61000)]).unwrap_err();

@@ -16,21 +16,21 @@ use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as 
 
 use crate::run::random_hex;
 
-/// What stands before the point of a P-256 key in a `SubjectPublicKeyInfo` (RFC 5480), in DER.
+/// The DER encoding of a `SubjectPublicKeyInfo` (RFC 5480) up to the point of a P-256 key.
 const P256_PUBLIC_KEY: &[u8] = &[
     0x30, 0x59, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce,
     0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,
 ];
 
-/// The groups that Kubernetes puts a service account of `npl-system` into.
+/// The groups that Kubernetes assigns to a service account of `npl-system`.
 const AGENT_GROUPS: [&str; 3] = ["system:serviceaccounts", "system:serviceaccounts:npl-system", "system:authenticated"];
 
-/// Somebody whom the API server knows by a token.
+/// A user that authenticates to the API server with a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Account {
-    /// The user's name.
+    /// The user name.
     pub user: String,
-    /// The user's groups.
+    /// The groups of the user.
     pub groups: Vec<String>,
 }
 
@@ -40,7 +40,7 @@ impl Account {
         Self { user: user.to_owned(), groups: groups.iter().map(ToString::to_string).collect() }
     }
 
-    /// The agents' account.
+    /// The account of the agents.
     pub fn agent() -> Self {
         Self::new(super::AGENT_USER, &AGENT_GROUPS)
     }
@@ -56,7 +56,7 @@ impl Account {
 pub(super) struct Tokens(BTreeMap<String, String>);
 
 impl Tokens {
-    /// Makes a token for each account and writes the file that the API server reads.
+    /// Creates a token for each account and writes the token file of the API server.
     pub(super) fn write(file: &Path, accounts: &[Account]) -> Result<Self> {
         let mut tokens = BTreeMap::new();
         let mut lines = Vec::new();
@@ -74,18 +74,18 @@ impl Tokens {
     }
 }
 
-/// Makes a key pair for service account tokens. The API server reads public keys from files of their own only.
+/// Creates a key pair for service account tokens. The API server requires the public key in a separate file.
 pub(super) fn write_signing_key(private_file: &Path, public_file: &Path) -> Result<()> {
     let algorithm = &ECDSA_P256_SHA256_FIXED_SIGNING;
     let random = SystemRandom::new();
-    let private = EcdsaKeyPair::generate_pkcs8(algorithm, &random).ok().context("make a signing key")?;
+    let private = EcdsaKeyPair::generate_pkcs8(algorithm, &random).ok().context("create a signing key")?;
     let pair = EcdsaKeyPair::from_pkcs8(algorithm, private.as_ref(), &random).ok().context("read a signing key")?;
     let public = [P256_PUBLIC_KEY, pair.public_key().as_ref()].concat();
     write_secret(private_file, &pem("PRIVATE KEY", private.as_ref()))?;
     write_secret(public_file, &pem("PUBLIC KEY", &public))
 }
 
-/// A kubeconfig that needs no other file.
+/// A self-contained kubeconfig.
 pub(super) fn kubeconfig(server: SocketAddr, certificate: &[u8], user: &str, token: &str) -> String {
     let certificate = STANDARD.encode(certificate);
     format!(
@@ -99,7 +99,7 @@ users: [{{name: \"{user}\", user: {{token: \"{token}\"}}}}]
     )
 }
 
-/// Writes a new file that nobody else may read.
+/// Creates a file that only its owner can read.
 pub(crate) fn write_secret(path: &Path, text: &str) -> Result<()> {
     let mut file = OpenOptions::new()
         .write(true)

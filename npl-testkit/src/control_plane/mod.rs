@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A real etcd and a real kube-apiserver for one run.
+//! A real etcd and kube-apiserver for one run.
 
 mod credentials;
 
@@ -23,35 +23,35 @@ use crate::poll;
 use crate::process::Process;
 use crate::run::{Run, random_hex};
 
-/// The account that `deploy/npl.yaml` makes for the agent.
+/// The service account that `deploy/npl.yaml` creates for the agent.
 pub const AGENT_USER: &str = "system:serviceaccount:npl-system:npl-agent";
 
 /// The user with all rights.
 const ADMIN: &str = "admin";
 
-/// The file of an account's access, as `kubectl` and the agent take it.
+/// The file names of kubeconfigs.
 const ADMIN_KUBECONFIG: &str = "admin.kubeconfig";
 const AGENT_KUBECONFIG: &str = "agent.kubeconfig";
 
-/// Start-up takes 3 s on an idle machine with two cores.
+/// Startup takes 3 s on an idle machine with two cores.
 const READY_LIMIT: Duration = Duration::from_mins(1);
 
-/// How long the API server may take to end when asked; watches that are open hold it up.
+/// The time limit for stopping the API server; open watches delay it.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 
-/// Variables that name the folder of the two binaries, the first that is set wins.
+/// Environment variables with the directory of both binaries; the first one that is set is used.
 const ASSET_VARIABLES: [&str; 2] = ["KUBEBUILDER_ASSETS", "NPL_CONTROL_PLANE_DIR"];
 
-/// Where Pods and Nodes look for the API server by its Service: the port of HTTPS, which the Service has too.
+/// The HTTPS port, on which Pods and Nodes expect the API server's Service.
 const NETWORK_PORT: u16 = 443;
 
-/// The range that Services' addresses are from.
+/// The ranges of Service addresses.
 pub const SERVICE_RANGE: &str = "10.96.0.0/16,fd00:96::/112";
 
-/// The address of the API server's own Service, the first of the range.
+/// The address of the API server's Service, the first one of the range.
 pub const SERVICE_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
 
-/// A running control plane; stopped and removed on drop.
+/// A running control plane. Dropping it stops it.
 #[derive(Debug)]
 pub struct ControlPlane {
     directory: PathBuf,
@@ -64,12 +64,12 @@ pub struct ControlPlane {
     binaries: Binaries,
 }
 
-/// Whom a control plane serves.
+/// From where the control plane is reachable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reach {
-    /// Programs of this run, over the loopback device. No kubelet and no controller is expected.
+    /// From programs of this run, over the loopback device, without kubelets and controllers.
     Loopback,
-    /// Nodes and Pods, at this address of its namespace.
+    /// From Nodes and Pods, at this address of the namespace.
     Network(Ipv4Addr),
 }
 
@@ -87,16 +87,16 @@ struct Binaries {
 }
 
 impl ControlPlane {
-    /// Starts both on the loopback address, inside `netns` when one is given, and waits until the API server is ready.
+    /// Starts etcd and the API server on the loopback address, inside `netns` if given, and waits until they are ready.
     ///
-    /// Nothing runs a Pod or makes an object on its own: tests say what a kubelet and a controller would.
+    /// There are no kubelets and controllers: tests write their updates to the API server themselves.
     pub fn start(run: &Run, netns: Option<&Netns>) -> Result<Self> {
         let plane = Self::launch(run, netns, Reach::Loopback, &[Account::agent()])?;
         write_secret(&plane.agent_kubeconfig(), &plane.kubeconfig(AGENT_USER)?)?;
         Ok(plane)
     }
 
-    /// Starts both for kubelets and controllers that are to come, at `address` of `netns`.
+    /// Starts etcd and the API server for kubelets and controllers, at `address` of `netns`.
     pub fn start_for_nodes(run: &Run, netns: &Netns, address: Ipv4Addr, accounts: &[Account]) -> Result<Self> {
         Self::launch(run, Some(netns), Reach::Network(address), accounts)
     }
@@ -117,11 +117,11 @@ impl ControlPlane {
         Ok(plane)
     }
 
-    /// Starts the API server again, on the same address and the same data.
+    /// Starts the API server again with the same address and data.
     pub fn start_api_server(&mut self) -> Result<()> {
         let mut process = self.spawn_api_server()?;
-        // It ends by itself where its first steps take a minute, as they do on an emulated processor that is not alone. A
-        // kubelet starts it again then, and finds less left to do.
+        // On a busy emulated processor, startup can exceed the API server's own limit of one minute, and the API server
+        // exits. A kubelet would restart it; the next start has less left to do.
         let mut restarts = if poll::patience() > 1 { 2 } else { 0 };
         let mut ended = None;
         let ready = poll::until("the readiness of kube-apiserver", READY_LIMIT, || {
@@ -140,7 +140,7 @@ impl ControlPlane {
                 self.api_server = Some(process);
                 return Ok(());
             }
-            (_, Some(status)) => format!("the control plane ended at its start with {status}"),
+            (_, Some(status)) => format!("the control plane exited during startup: {status}"),
             (Err(late), None) => late.to_string(),
         };
         bail!("{failure}\n{}\n{}", process.log_tail(15), self.etcd.log_tail(5))
@@ -150,7 +150,7 @@ impl ControlPlane {
         Process::spawn("kube-apiserver", self.api_server_command()?, &self.directory.join("kube-apiserver.log"))
     }
 
-    /// Stops the API server; etcd keeps the data.
+    /// Stops the API server. etcd keeps running with the data.
     pub fn stop_api_server(&mut self) -> Result<()> {
         match self.api_server.take() {
             Some(mut process) => process.terminate(STOP_LIMIT).map(drop),
@@ -158,7 +158,7 @@ impl ControlPlane {
         }
     }
 
-    /// Ends etcd without a warning and starts it again on the same data; returns once the API server is ready again.
+    /// Kills etcd and starts it again with the same data. Returns once the API server is ready again.
     pub fn restart_etcd(&mut self) -> Result<()> {
         self.etcd.kill()?;
         let command = etcd_command(&self.binaries, self.netns.as_ref(), &self.directory, self.ports)?;
@@ -172,29 +172,29 @@ impl ControlPlane {
         self.client_with(self.tokens.of(ADMIN)?)
     }
 
-    /// A client with a token of somebody else.
+    /// A client with another token.
     pub fn client_with(&self, token: &str) -> Result<ApiClient> {
         let authority = fs::read(self.certificate()).context("read the API server's certificate")?;
         Ok(ApiClient::new(self.address(), &authority, token, self.netns.as_ref()))
     }
 
-    /// A kubeconfig of one of the accounts, which needs no other file.
+    /// A self-contained kubeconfig for one of the accounts.
     pub fn kubeconfig(&self, user: &str) -> Result<String> {
         let certificate = fs::read(self.certificate()).context("read the API server's certificate")?;
         Ok(kubeconfig(self.address(), &certificate, user, self.tokens.of(user)?))
     }
 
-    /// Kubeconfig of an administrator.
+    /// The administrator's kubeconfig.
     pub fn admin_kubeconfig(&self) -> PathBuf {
         self.directory.join(ADMIN_KUBECONFIG)
     }
 
-    /// Kubeconfig of the agent's service account.
+    /// The kubeconfig of the agent's service account.
     pub fn agent_kubeconfig(&self) -> PathBuf {
         self.directory.join(AGENT_KUBECONFIG)
     }
 
-    /// The same by another port of the loopback address, behind which the API server is too.
+    /// The agent's kubeconfig with another loopback port, such as that of a proxy in front of the API server.
     pub fn agent_kubeconfig_by(&self, port: u16) -> Result<PathBuf> {
         let path = self.directory.join(format!("agent-{port}.kubeconfig"));
         if path.exists() {
@@ -205,10 +205,13 @@ impl ControlPlane {
         Ok(path)
     }
 
-    /// Has etcd forget everything before the newest state, so that no watch can begin earlier.
+    /// Compacts etcd to the newest revision, so that watches from older resource versions fail.
     pub fn compact(&self) -> Result<()> {
         let list = self.client()?.get("/api/v1/namespaces?limit=1")?;
-        let version = list.pointer("/metadata/resourceVersion").and_then(Value::as_str).context("a list's version")?;
+        let version = list
+            .pointer("/metadata/resourceVersion")
+            .and_then(Value::as_str)
+            .context("the list has no resource version")?;
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.ports.etcd));
         let body = json!({ "revision": version, "physical": true }).to_string();
         let compacted = || ureq::post(format!("http://{address}/v3/kv/compaction")).send(body.as_str()).map(drop);
@@ -219,7 +222,7 @@ impl ControlPlane {
         .context("compact etcd")
     }
 
-    /// Where the API server listens, in its namespace.
+    /// The address of the API server in its namespace.
     pub fn address(&self) -> SocketAddr {
         let address = match self.reach {
             Reach::Loopback => Ipv4Addr::LOCALHOST,
@@ -228,27 +231,27 @@ impl ControlPlane {
         (address, self.ports.api_server).into()
     }
 
-    /// The namespace that it listens in.
+    /// The namespace in which the API server listens.
     pub fn netns(&self) -> Option<&Netns> {
         self.netns.as_ref()
     }
 
-    /// The folder of its data and logs.
+    /// The directory of data and logs.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// The key that tokens of service accounts are signed with.
+    /// The key that signs service account tokens.
     pub fn signing_key(&self) -> PathBuf {
         self.directory.join("sa.key")
     }
 
     fn is_ready(&self) -> bool {
-        // The certificate is written early in the API server's start.
+        // The API server writes its certificate early during startup.
         self.client().and_then(|client| client.text("/readyz")).is_ok_and(|text| text == "ok")
     }
 
-    /// The certificate that the API server makes for itself at its start.
+    /// The self-signed certificate that the API server creates at its first start.
     pub fn certificate(&self) -> PathBuf {
         self.directory.join("certs").join("apiserver.crt")
     }
@@ -275,18 +278,18 @@ impl Reach {
         let flags: &[&str] = match self {
             Self::Loopback => &[
                 "--bind-address=127.0.0.1",
-                // Asked for by the start-up checks, and used by nobody here.
+                // Startup validation requires this flag; the address is never used.
                 "--advertise-address=192.0.2.1",
                 "--endpoint-reconciler-type=none",
                 "--authorization-mode=RBAC",
-                // There is no controller that would make the default service account of each namespace.
+                // Without controllers, the default service accounts do not exist.
                 "--disable-admission-plugins=ServiceAccount",
             ],
             Self::Network(_) => &[
                 "--bind-address=0.0.0.0",
                 "--authorization-mode=Node,RBAC",
                 "--enable-admission-plugins=NodeRestriction",
-                // Nobody resolves the names of Nodes here.
+                // Node names are not resolvable.
                 "--kubelet-preferred-address-types=InternalIP",
             ],
         };
@@ -300,7 +303,7 @@ impl Reach {
 
 impl Drop for ControlPlane {
     fn drop(&mut self) {
-        // Killed and not asked: the data is thrown away, and open watches would hold up an orderly end.
+        // Kill instead of stopping orderly: the data is temporary, and open watches would delay the shutdown.
         self.api_server = None;
         if let Err(err) = self.etcd.kill().and_then(|_| Ok(fs::remove_dir_all(&self.directory)?)) {
             crate::process::report(&format!("stop the control plane: {err:#}"));
@@ -309,7 +312,7 @@ impl Drop for ControlPlane {
 }
 
 impl Ports {
-    /// Asks the kernel for three at once, so that they differ.
+    /// Allocates the ports at the same time, so that they differ.
     fn free(netns: Option<&Netns>, reach: Reach) -> Result<Self> {
         let bind = || -> std::io::Result<[u16; 3]> {
             let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
@@ -321,7 +324,7 @@ impl Ports {
             Some(netns) => netns.run(bind)?,
             None => bind(),
         };
-        let [etcd, etcd_peer, free] = ports.context("ask the kernel for free ports")?;
+        let [etcd, etcd_peer, free] = ports.context("find free ports")?;
         let api_server = if reach == Reach::Loopback { free } else { NETWORK_PORT };
         Ok(Self { etcd, etcd_peer, api_server })
     }
@@ -331,13 +334,15 @@ impl Binaries {
     fn find() -> Result<Self> {
         let named = ASSET_VARIABLES.iter().find_map(|name| env::var_os(name).map(|value| (name, PathBuf::from(value))));
         let Some((variable, directory)) = named else {
-            bail!("no etcd and kube-apiserver are known: run `cargo xtask setup`, or set {}", ASSET_VARIABLES[0]);
+            bail!("etcd and kube-apiserver not found: run `cargo xtask setup`, or set {}", ASSET_VARIABLES[0]);
         };
         let find = |names: &[&str]| {
             let found = names.iter().map(|name| directory.join(name)).find(|path| path.exists());
-            found.with_context(|| format!("{variable} is {}, where no {} is", directory.display(), names.join(" or ")))
+            found.with_context(|| {
+                format!("{variable} is {}, which does not contain {}", directory.display(), names.join(" or "))
+            })
         };
-        // `go build` names a program for its folder, and etcd's is called server.
+        // `go build` names the binary after its directory, which is `server` for etcd.
         Ok(Self { etcd: find(&["etcd", "server"])?, api_server: find(&["kube-apiserver"])? })
     }
 }

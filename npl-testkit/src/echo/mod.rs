@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The echo server that stands in for a Pod's application: it says who it is and whom it sees.
+//! The echo server, which stands in for a Pod's application: it reports its own name and the client's address.
 //!
-//! Over UDP every datagram is answered by one line of JSON; after `PAD <bytes>` with as many bytes, the rest of them
-//! blanks. Over TCP every line is, and three first words are special: `GET` is answered by HTTP, `UPLOAD <bytes> <seed>`
-//! is followed by that many bytes of [`pattern::Pattern`], whose digest is answered, and `DOWNLOAD <bytes> <seed>` is
-//! answered by them.
+//! The server answers every UDP datagram and every TCP line with one line of JSON. A datagram that begins with `PAD
+//! <bytes>` requests a response of that length, padded with blanks. Three first words of a TCP line are special: `GET`
+//! requests an HTTP response; `UPLOAD <bytes> <seed>` is followed by that many bytes of [`pattern::Pattern`], and the
+//! server returns their digest; `DOWNLOAD <bytes> <seed>` requests that many bytes.
 
 pub mod pattern;
 mod server;
@@ -16,15 +16,15 @@ use serde::{Deserialize, Serialize};
 
 pub use self::server::EchoServer;
 
-/// First word of a datagram that tells how long its answer has to be.
+/// The first word of a datagram that requests a response of a certain length.
 pub const PADDED: &str = "PAD";
 
-/// What the server says about one request.
+/// The server's response to one request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
-    /// The name of the server that answered.
+    /// The name of the responding server.
     pub pod: String,
-    /// The Node that the server says it runs on, if it knows.
+    /// The Node of the server, if it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
     /// The client's address as the server sees it.
@@ -33,7 +33,8 @@ pub struct Answer {
     pub protocol: Protocol,
     /// The length of the request in bytes.
     pub received: u64,
-    /// [`pattern::Digest`] of the request, in hexadecimal: that it came unchanged, and which request is answered.
+    /// The [`pattern::Digest`] of the request in hexadecimal. It identifies the request and proves that it arrived
+    /// unchanged.
     pub digest: String,
 }
 
@@ -45,7 +46,7 @@ pub enum Protocol {
     Tcp,
     /// UDP.
     Udp,
-    /// SCTP by one-to-one sockets, which not every kernel has.
+    /// SCTP with one-to-one sockets, which not every kernel supports.
     Sctp,
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reproducible payloads and their digest.
+//! Reproducible payloads and their digests.
 
 use std::io::{self, Read};
 
-/// A reader of `length` bytes that depend on nothing but the seed (Marsaglia's xorshift64).
+/// A reader of `length` pseudo-random bytes that depend only on the seed (Marsaglia's xorshift64).
 #[derive(Clone, Debug)]
 pub struct Pattern {
     state: u64,
@@ -11,9 +11,9 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// The pattern of `seed`, cut at `length` bytes.
+    /// The first `length` bytes of the pattern for `seed`.
     pub fn new(seed: u64, length: u64) -> Self {
-        // Zero is the one state that xorshift never leaves.
+        // The state must not be zero, which xorshift never leaves.
         Self { state: seed | 1 << 63, left: length }
     }
 
@@ -49,7 +49,7 @@ impl Pattern {
 }
 
 impl Read for Pattern {
-    /// Only whole steps of eight bytes are given out before the end, so that the sizes of reads do not matter.
+    /// Returns multiples of eight bytes before the end, so that the content does not depend on read sizes.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let whole = buffer.len() / 8 * 8;
         let usable = if whole == 0 { buffer } else { buffer.split_at_mut(whole).0 };
@@ -57,7 +57,7 @@ impl Read for Pattern {
     }
 }
 
-/// FNV-1a with 64 bits: it tells apart payloads that went wrong by accident.
+/// A 64-bit FNV-1a hash, which detects accidental corruption.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Digest(u64);
 
@@ -75,7 +75,7 @@ impl Digest {
         digest
     }
 
-    /// Adds `bytes`.
+    /// Adds `bytes` to the digest.
     pub fn update(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pattern_has_the_length_asked_for_and_depends_on_the_seed() {
+    fn pattern_has_the_requested_length_and_depends_on_the_seed() {
         let mut one = Vec::new();
         Pattern::new(1, 1001).read_to_end(&mut one).unwrap();
         let mut two = Vec::new();

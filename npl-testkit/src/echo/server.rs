@@ -16,20 +16,20 @@ use super::{PADDED, Protocol, tcp};
 use crate::netns::Netns;
 use crate::poll;
 
-/// How long a thread may sit in a system call before it looks whether it has to end, should nothing wake it. Hundreds of
-/// servers on one machine are not to be a load by themselves.
+/// The interval at which blocked threads check whether the server stops. It is long so that hundreds of idle servers
+/// cause little load.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// How long a client may say nothing before its connection is closed.
+/// The time after which an idle connection is closed.
 const CLIENT_PAUSE: Duration = Duration::from_secs(30);
 
-/// How long it may take until a program that was started is executed.
+/// The time limit for the execve of a child process after its fork.
 const EXECUTION: Duration = Duration::from_secs(5);
 
-/// Waiting connections: more than any test opens at once.
+/// The listen backlog: more connections than any test opens at the same time.
 const BACKLOG: i32 = 1024;
 
-/// A running echo server, stopped on drop.
+/// A running echo server. Dropping it stops it.
 #[derive(Debug)]
 pub struct EchoServer {
     shared: Arc<Shared>,
@@ -37,7 +37,7 @@ pub struct EchoServer {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What a server says of itself.
+/// The identity that the server reports.
 #[derive(Clone, Debug)]
 pub(super) struct Identity {
     pub(super) pod: String,
@@ -52,12 +52,12 @@ struct Shared {
 }
 
 impl EchoServer {
-    /// Serves TCP and UDP on every one of `ports`, in the namespace of the calling thread.
+    /// Serves TCP and UDP on all `ports`, in the namespace of the calling thread.
     pub fn start(pod: &str, ports: &[u16]) -> Result<Self> {
         Self::start_on(pod, None, ports)
     }
 
-    /// As [`Self::start`], by a server that knows its Node.
+    /// As [`Self::start`], for a server that also reports its Node.
     pub fn start_on(pod: &str, node: Option<&str>, ports: &[u16]) -> Result<Self> {
         let identity = Identity { pod: pod.to_owned(), node: node.map(str::to_owned) };
         let shared = Shared { identity, stop: AtomicBool::new(false), connections: Mutex::new(Vec::new()) };
@@ -73,7 +73,7 @@ impl EchoServer {
         netns.run(|| Self::start(pod, ports))?
     }
 
-    /// As [`Self::start_in`], for SCTP alone.
+    /// As [`Self::start_in`], for SCTP only.
     pub fn start_sctp_in(netns: &Netns, pod: &str, port: u16) -> Result<Self> {
         netns.run(|| {
             let mut server = Self::start(pod, &[])?;
@@ -104,12 +104,12 @@ impl Drop for EchoServer {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         for socket in &self.sockets {
-            // It wakes whoever waits, also where it says that a socket without a peer cannot be shut down.
+            // The shutdown wakes blocked threads, even if it fails because the socket is not connected.
             drop(socket.shutdown(Shutdown::Both));
         }
         for connection in self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             if let Some(stream) = connection.upgrade() {
-                // It may be closed already.
+                // The connection may be closed already.
                 drop(stream.shutdown(Shutdown::Both));
             }
         }
@@ -133,7 +133,7 @@ fn bind(kind: Type, protocol: Protocol, port: u16) -> io::Result<Socket> {
     if domain == Domain::IPV6 {
         socket.set_only_v6(false)?;
     }
-    // A server that was just stopped leaves connections in TIME_WAIT.
+    // Connections of a server that has just stopped may be in TIME_WAIT.
     socket.set_reuse_address(kind == Type::STREAM)?;
     socket.set_read_timeout(Some(LOOK))?;
     bind_once_free(&socket, address)?;
@@ -143,15 +143,15 @@ fn bind(kind: Type, protocol: Protocol, port: u16) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// A program that somebody starts is a copy of this process until it is executed, with the sockets of servers that were stopped
-/// meanwhile: their ports are not free before.
+/// Between fork and execve, a child process holds copies of this process's sockets. Sockets of stopped servers
+/// therefore keep their ports until then.
 fn bind_once_free(socket: &Socket, address: SocketAddr) -> io::Result<()> {
     let mut outcome = Ok(());
     let is_settled = || {
         outcome = socket.bind(&address.into());
         outcome.as_ref().err().is_none_or(|error| error.kind() != io::ErrorKind::AddrInUse).then_some(())
     };
-    // What the kernel said last tells more than that the time is over.
+    // The bind error is more useful than the timeout.
     drop(poll::until("a free port", EXECUTION, is_settled));
     outcome
 }
@@ -159,7 +159,7 @@ fn bind_once_free(socket: &Socket, address: SocketAddr) -> io::Result<()> {
 fn accept(listener: &TcpListener, shared: &Arc<Shared>, protocol: Protocol) {
     while !shared.stop.load(Ordering::Relaxed) {
         let Ok((stream, _client)) = listener.accept() else { continue };
-        // A connection inherits the listener's short time-out, in which a client on a loaded machine says nothing.
+        // The connection inherits the listener's short timeout, which is too short for clients on a loaded machine.
         if stream.set_read_timeout(Some(CLIENT_PAUSE)).is_err() {
             continue;
         }
@@ -171,7 +171,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>, protocol: Protocol) {
         }
         let shared = Arc::clone(shared);
         thread::spawn(move || {
-            // A client that goes away in the middle is no concern of the server.
+            // A client that disconnects early is no error of the server.
             drop(tcp::serve(&stream, &shared.identity, protocol));
         });
     }
@@ -186,13 +186,13 @@ fn answer_datagrams(socket: &UdpSocket, shared: &Shared) {
             if let Some(wanted) = wanted_length(request) {
                 line.push_str(&" ".repeat(wanted.saturating_sub(line.len())));
             }
-            // The client asks again when the answer was lost.
+            // The client repeats its request if the response is lost.
             drop(socket.send_to(line.as_bytes(), client));
         }
     }
 }
 
-/// How long the answer to a datagram has to be, if it says so.
+/// The response length that a datagram requests, if any.
 fn wanted_length(request: &[u8]) -> Option<usize> {
     let mut words = request.split(|byte| *byte == b' ');
     if words.next()? != PADDED.as_bytes() {
@@ -211,15 +211,15 @@ mod tests {
 
     use super::EchoServer;
 
-    /// Tests start programs all the time, and each is a copy of the test with all of its sockets until it is executed.
+    /// Other tests start programs at any time; between fork and execve, each child holds copies of the test's sockets.
     #[test]
-    fn a_server_follows_another_by_its_port_whatever_is_started_meanwhile() {
+    fn a_port_can_be_reused_while_child_processes_are_started() {
         let is_over = AtomicBool::new(false);
         let start_programs = || {
             while !is_over.load(Ordering::Relaxed) {
                 let mut program = Command::new("true");
-                #[expect(unsafe_code, reason = "with it, the standard library makes a copy of the process")]
-                // SAFETY: it does nothing.
+                #[expect(unsafe_code, reason = "with a pre_exec hook, the standard library forks")]
+                // SAFETY: the hook does nothing.
                 unsafe {
                     program.pre_exec(|| Ok(()));
                 }

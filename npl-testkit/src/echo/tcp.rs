@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One TCP connection of the echo server, or one SCTP association, which is read and written alike.
+//! Serves one TCP connection or SCTP association of the echo server.
 
 use std::io::{self, BufRead as _, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -9,13 +9,13 @@ use super::server::Identity;
 use super::{Answer, Protocol};
 use crate::poll;
 
-/// Longer lines end the connection.
+/// The maximum length of a request line; longer lines end the connection.
 const MAX_LINE: u64 = 64 * 1024;
 
-/// Bytes handled at once in a bulk transfer.
+/// The buffer size of bulk transfers.
 const CHUNK: usize = 64 * 1024;
 
-/// Answers until the client closes its side.
+/// Answers requests until the client closes the connection.
 pub(super) fn serve(stream: &TcpStream, identity: &Identity, protocol: Protocol) -> io::Result<()> {
     let mut reader = BufReader::with_capacity(CHUNK, stream);
     loop {
@@ -39,7 +39,7 @@ pub(super) fn serve(stream: &TcpStream, identity: &Identity, protocol: Protocol)
     }
 }
 
-/// The two numbers after a word of command.
+/// Parses the two numbers after a command word.
 fn numbers(words: &[&str]) -> Option<(u64, u64)> {
     let [_word, length, seed] = words else { return None };
     Some((length.parse().ok()?, seed.parse().ok()?))
@@ -92,7 +92,7 @@ fn answer(
     line(identity, stream.peer_addr()?, protocol, received, digest)
 }
 
-/// An [`Answer`] as one line of JSON.
+/// Formats an [`Answer`] as one line of JSON.
 pub(super) fn line(
     identity: &Identity,
     mut client: std::net::SocketAddr,
@@ -100,7 +100,7 @@ pub(super) fn line(
     received: u64,
     digest: Digest,
 ) -> io::Result<String> {
-    // A dual-stack socket shows IPv4 clients as mapped IPv6 addresses.
+    // A dual-stack socket reports IPv4 clients as IPv4-mapped IPv6 addresses.
     client.set_ip(client.ip().to_canonical());
     let Identity { pod, node } = identity.clone();
     let answer = Answer { pod, node, client, protocol, received, digest: digest.to_string() };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From values to bytes.
+//! Builds bytes from packet values.
 
 use super::checksum::{Sums, pseudo_header};
 use super::{Checksum, Ethernet, Icmp, Ip, Ipv4, Ipv6, Packet, Tcp, Transport, Udp};
@@ -25,10 +25,10 @@ const UDP_CHECKSUM: usize = 6;
 const ICMP_CHECKSUM: usize = 2;
 
 impl Packet {
-    /// The bytes as they are on the wire, or in a socket buffer where the checksum is [`Checksum::Partial`].
+    /// The bytes on the wire, or in a socket buffer if the checksum is [`Checksum::Partial`].
     ///
     /// # Panics
-    /// When a length does not fit its field, which is an error in the test.
+    /// If a length does not fit its field, which is an error of the test.
     pub fn build(&self) -> Vec<u8> {
         let (protocol, transport) = self.transport.build(&self.ip);
         let mut bytes = self.ethernet.as_ref().map(|ethernet| ethernet.build(&self.ip)).unwrap_or_default();
@@ -139,7 +139,7 @@ impl Icmp {
     }
 }
 
-/// The sums over a transport whose checksum field is zero. ICMP over IPv4 has no pseudo header.
+/// The checksums of a transport whose checksum field is zero. ICMP over IPv4 has no pseudo header.
 pub(super) fn transport_sums(ip: &Ip, protocol: u8, bytes: &[u8]) -> Sums {
     if protocol == ICMP {
         return Sums::plain(bytes);
@@ -157,14 +157,14 @@ fn put(bytes: &mut [u8], offset: usize, value: u16) {
     bytes[offset..offset + 2].copy_from_slice(&value.to_be_bytes());
 }
 
-/// Options end at a multiple of four bytes; zero is the end of options.
+/// Pads options to a multiple of four bytes; zero is the end-of-options option.
 fn padded(options: &[u8]) -> Vec<u8> {
     let mut options = options.to_vec();
     options.resize(options.len().next_multiple_of(4), 0);
     options
 }
 
-#[expect(clippy::expect_used, reason = "a packet that cannot exist is an error in the test that asks for it")]
+#[expect(clippy::expect_used, reason = "an unrepresentable packet is an error of the test")]
 fn fit<T: TryFrom<usize, Error: std::fmt::Debug>>(value: usize) -> T {
-    value.try_into().expect("the length does not fit its field")
+    value.try_into().expect("the length exceeds its field")
 }

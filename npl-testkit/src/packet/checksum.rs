@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Full Internet checksums (RFC 1071), byte by byte as the standard describes them.
+//! Full Internet checksums, computed byte by byte as RFC 1071 describes.
 
 use super::{Checksum, Ip};
 
-/// The folded one's complement sum of `bytes`, not inverted.
+/// The folded one's complement sum of `bytes`, before inversion.
 pub fn ones_complement_sum(bytes: &[u8]) -> u16 {
     let mut sum: u32 = 0;
     for pair in bytes.chunks(2) {
@@ -12,7 +12,7 @@ pub fn ones_complement_sum(bytes: &[u8]) -> u16 {
         sum += u32::from(u16::from_be_bytes([high, low]));
         sum = (sum & 0xffff) + (sum >> 16);
     }
-    // One more carry is possible, and then none.
+    // At most one more carry is possible.
     u16::try_from(sum).unwrap_or(1)
 }
 
@@ -36,25 +36,25 @@ pub(super) fn pseudo_header(ip: &Ip, protocol: u8, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// The two values that a checksum field may be asked to hold.
+/// The well-defined values of a checksum field.
 #[derive(Clone, Copy)]
 pub(super) struct Sums {
     /// The complete checksum.
     pub(super) right: u16,
-    /// The sum of the pseudo header only, when there is one.
+    /// The sum of the pseudo header only, if the protocol has one.
     pub(super) partial: Option<u16>,
 }
 
 impl Sums {
-    /// Of a header without pseudo header.
+    /// For a header without pseudo header.
     pub(super) fn plain(bytes: &[u8]) -> Self {
         Self { right: !ones_complement_sum(bytes), partial: None }
     }
 
-    /// Of a transport with `bytes`, whose checksum field is zero.
+    /// For a transport header and payload whose checksum field is zero.
     pub(super) fn transport(pseudo: &[u8], bytes: &[u8], is_udp: bool) -> Self {
         let right = !ones_complement_sum(&[pseudo, bytes].concat());
-        // Zero would say that there is none (RFC 768).
+        // Zero means "no checksum" (RFC 768).
         let right = if is_udp && right == 0 { 0xffff } else { right };
         Self { right, partial: Some(ones_complement_sum(pseudo)) }
     }
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sum_is_that_of_the_standard() {
+    fn sum_matches_the_example_of_the_rfc() {
         // RFC 1071, section 3.
         assert_eq!(ones_complement_sum(&[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7]), 0xddf2);
         assert_eq!(ones_complement_sum(&[0xff, 0xff, 0x00, 0x01]), 1);
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn header_checksum_is_that_of_a_captured_packet() {
+    fn header_checksum_matches_a_captured_packet() {
         let header = [
             0x45, 0x00, 0x00, 0x73, 0x00, 0x00, 0x40, 0x00, 0x40, 0x11, 0x00, 0x00, 0xc0, 0xa8, 0x00, 0x01, 0xc0, 0xa8,
             0x00, 0xc7,

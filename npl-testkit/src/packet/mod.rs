@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Packets as values: built to bytes, parsed back, with checksums computed here and nowhere near the code under test.
+//! Packets as values: built to bytes and parsed back. Checksums are computed independently of the code under test.
 //!
 //! ```
 //! use npl_testkit::packet::{Packet, Transport};
@@ -25,39 +25,39 @@ pub use self::checksum::ones_complement_sum;
 pub use self::parse::ParseError;
 pub use self::sctp::{Crc, SCTP_TAG, Sctp, crc32c, sctp_chunks};
 
-/// The flags of a TCP segment, by their bits.
+/// TCP flags.
 pub mod tcp_flags {
-    /// No more data from the sender.
+    /// The sender has no more data.
     pub const FIN: u8 = 0x01;
     /// First segment of a direction.
     pub const SYN: u8 = 0x02;
-    /// Refused or broken off.
+    /// Refuses or aborts the connection.
     pub const RST: u8 = 0x04;
-    /// Hand over to the application.
+    /// Deliver to the application without delay.
     pub const PSH: u8 = 0x08;
-    /// The acknowledgement number counts.
+    /// The acknowledgement number is valid.
     pub const ACK: u8 = 0x10;
 }
 
-/// A whole frame.
+/// A frame or packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// The link layer; none on devices without one, such as tun.
+    /// The link layer; absent on devices without one, such as TUN.
     pub ethernet: Option<Ethernet>,
     /// The network layer.
     pub ip: Ip,
-    /// What is in it.
+    /// The payload of the network layer.
     pub transport: Transport,
 }
 
 /// An Ethernet header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ethernet {
-    /// To whom.
+    /// The destination MAC address.
     pub destination: [u8; 6],
-    /// From whom.
+    /// The source MAC address.
     pub source: [u8; 6],
-    /// VLAN identifiers, the outermost first.
+    /// VLAN identifiers, outermost first.
     pub vlans: Vec<u16>,
 }
 
@@ -73,21 +73,21 @@ pub enum Ip {
 /// An IPv4 header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ipv4 {
-    /// From whom.
+    /// The source address.
     pub source: Ipv4Addr,
-    /// To whom.
+    /// The destination address.
     pub destination: Ipv4Addr,
     /// Type of service.
     pub tos: u8,
-    /// Identification, which the fragments of a datagram share.
+    /// The identification, equal in all fragments of a datagram.
     pub identification: u16,
-    /// Must not be fragmented.
+    /// The don't-fragment flag.
     pub dont_fragment: bool,
-    /// Another fragment follows.
+    /// The more-fragments flag.
     pub more_fragments: bool,
-    /// Offset of the fragment in units of eight bytes.
+    /// The fragment offset in units of eight bytes.
     pub fragment_offset: u16,
-    /// Hops left.
+    /// The TTL.
     pub ttl: u8,
     /// Options, padded to four bytes by the builder.
     pub options: Vec<u8>,
@@ -98,19 +98,19 @@ pub struct Ipv4 {
 /// An IPv6 header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ipv6 {
-    /// From whom.
+    /// The source address.
     pub source: Ipv6Addr,
-    /// To whom.
+    /// The destination address.
     pub destination: Ipv6Addr,
     /// Traffic class.
     pub traffic_class: u8,
-    /// Flow label, 20 bits.
+    /// The flow label, 20 bits.
     pub flow_label: u32,
-    /// Hops left.
+    /// The hop limit.
     pub hop_limit: u8,
 }
 
-/// What an IP packet carries.
+/// The payload of an IP packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// A TCP segment.
@@ -121,11 +121,11 @@ pub enum Transport {
     Sctp(Sctp),
     /// An ICMP message of the packet's family.
     Icmp(Icmp),
-    /// Anything else, and all but the first fragment of a datagram.
+    /// Any other protocol, and fragments other than the first.
     Raw {
         /// The IP protocol number.
         protocol: u8,
-        /// What follows the network header.
+        /// The bytes after the network header.
         bytes: Vec<u8>,
     },
 }
@@ -133,9 +133,9 @@ pub enum Transport {
 /// A TCP segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tcp {
-    /// From which port.
+    /// The source port.
     pub source: u16,
-    /// To which port.
+    /// The destination port.
     pub destination: u16,
     /// Sequence number.
     pub sequence: u32,
@@ -149,20 +149,20 @@ pub struct Tcp {
     pub options: Vec<u8>,
     /// The checksum.
     pub checksum: Checksum,
-    /// The data.
+    /// The payload.
     pub payload: Vec<u8>,
 }
 
 /// A UDP datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Udp {
-    /// From which port.
+    /// The source port.
     pub source: u16,
-    /// To which port.
+    /// The destination port.
     pub destination: u16,
     /// The checksum.
     pub checksum: Checksum,
-    /// The data.
+    /// The payload.
     pub payload: Vec<u8>,
 }
 
@@ -173,29 +173,29 @@ pub struct Icmp {
     pub kind: u8,
     /// The code.
     pub code: u8,
-    /// The four bytes after the checksum: identifier and sequence, or the next hop's MTU.
+    /// The four bytes after the checksum: identifier and sequence number, or the next-hop MTU.
     pub rest: [u8; 4],
     /// The checksum.
     pub checksum: Checksum,
-    /// The data; in an error message the packet that it is about, cut off somewhere.
+    /// The payload; in an error message, the beginning of the packet that caused it.
     pub payload: Vec<u8>,
 }
 
-/// A checksum field, in terms of what ought to be in it.
+/// The value of a checksum field, relative to the correct checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checksum {
-    /// The right one.
+    /// The correct checksum.
     Right,
-    /// None: zero, which over UDP and IPv4 says that there is none.
+    /// Zero, which means "no checksum" for UDP over IPv4.
     Zero,
-    /// The sum of the pseudo header, which a device is to complete (`CHECKSUM_PARTIAL`).
+    /// The sum of the pseudo header, to be completed by the device (`CHECKSUM_PARTIAL`).
     Partial,
-    /// Something else.
+    /// A wrong value.
     Wrong(u16),
 }
 
 impl Packet {
-    /// A TCP segment with the given flags, as the Node sees it.
+    /// A TCP segment with the given flags, as received by the Node.
     pub fn tcp(source: SocketAddr, destination: SocketAddr, flags: u8, payload: &[u8]) -> Self {
         let tcp = Tcp {
             source: source.port(),
@@ -211,13 +211,14 @@ impl Packet {
         Self::new(source.ip(), destination.ip(), Transport::Tcp(tcp))
     }
 
-    /// The same in a frame to the loopback device's address, which a test run of a program takes for this machine's.
+    /// Sets the destination MAC address to that of the loopback device, so that a test run of a program classifies the
+    /// packet as addressed to this machine.
     #[must_use]
     pub fn to_this_machine(self) -> Self {
         Self { ethernet: Some(Ethernet { destination: [0; 6], ..Ethernet::default() }), ..self }
     }
 
-    /// A UDP datagram, as the Node sees it.
+    /// A UDP datagram, as received by the Node.
     pub fn udp(source: SocketAddr, destination: SocketAddr, payload: &[u8]) -> Self {
         let udp = Udp {
             source: source.port(),
@@ -228,7 +229,7 @@ impl Packet {
         Self::new(source.ip(), destination.ip(), Transport::Udp(udp))
     }
 
-    /// An ICMP error about `quoted`, of which it carries the header and `quoted_bytes` bytes after that.
+    /// An ICMP error that quotes the IP header of `quoted` and `quoted_bytes` bytes after it.
     pub fn icmp_error(source: IpAddr, kind: u8, code: u8, quoted: &Self, quoted_bytes: usize) -> Self {
         let mut inner = Self { ethernet: None, ..quoted.clone() }.build();
         inner.truncate(quoted.ip.header_length() + quoted_bytes);
@@ -236,7 +237,7 @@ impl Packet {
         Self::new(source, quoted.source_ip(), Transport::Icmp(icmp))
     }
 
-    /// Any transport between two addresses of one family.
+    /// A packet with any transport between two addresses of one family.
     pub fn new(source: IpAddr, destination: IpAddr, transport: Transport) -> Self {
         let ip = match (source, destination) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => Ip::V4(Ipv4::new(source, destination)),
@@ -245,7 +246,7 @@ impl Packet {
         Self { ethernet: Some(Ethernet::default()), ip, transport }
     }
 
-    /// The sender's address.
+    /// The source address.
     pub fn source_ip(&self) -> IpAddr {
         match &self.ip {
             Ip::V4(header) => header.source.into(),
@@ -253,7 +254,7 @@ impl Packet {
         }
     }
 
-    /// The receiver's address.
+    /// The destination address.
     pub fn destination_ip(&self) -> IpAddr {
         match &self.ip {
             Ip::V4(header) => header.destination.into(),
@@ -261,7 +262,7 @@ impl Packet {
         }
     }
 
-    /// Changes the sender; a transport without ports keeps everything but the address.
+    /// Changes the source address, and the port if the transport has ports.
     pub fn set_source(&mut self, source: SocketAddr) {
         match (&mut self.ip, source.ip()) {
             (Ip::V4(header), IpAddr::V4(ip)) => header.source = ip,
@@ -273,7 +274,7 @@ impl Packet {
         }
     }
 
-    /// Changes the receiver; a transport without ports keeps everything but the address.
+    /// Changes the destination address, and the port if the transport has ports.
     pub fn set_destination(&mut self, destination: SocketAddr) {
         match (&mut self.ip, destination.ip()) {
             (Ip::V4(header), IpAddr::V4(ip)) => header.destination = ip,
@@ -285,7 +286,7 @@ impl Packet {
         }
     }
 
-    /// The IPv4 header, to change one of its fields.
+    /// The IPv4 header, for changes.
     pub fn ipv4_mut(&mut self) -> Option<&mut Ipv4> {
         match &mut self.ip {
             Ip::V4(header) => Some(header),
@@ -295,7 +296,7 @@ impl Packet {
 }
 
 impl Transport {
-    /// Source and destination port, where there are any.
+    /// The source and destination port, if the transport has ports.
     pub fn ports_mut(&mut self) -> Option<(&mut u16, &mut u16)> {
         match self {
             Self::Tcp(tcp) => Some((&mut tcp.source, &mut tcp.destination)),
@@ -305,7 +306,7 @@ impl Transport {
         }
     }
 
-    /// The checksum field, where there is an Internet checksum.
+    /// The checksum field, if the transport has an Internet checksum.
     pub fn checksum_mut(&mut self) -> Option<&mut Checksum> {
         match self {
             Self::Tcp(tcp) => Some(&mut tcp.checksum),
@@ -318,7 +319,7 @@ impl Transport {
 
 impl Default for Ethernet {
     fn default() -> Self {
-        // Locally administered addresses, which no vendor gives out.
+        // Locally administered addresses, which no vendor assigns.
         Self { destination: [2, 0, 0, 0, 0, 0x10], source: [2, 0, 0, 0, 0, 0x02], vlans: Vec::new() }
     }
 }

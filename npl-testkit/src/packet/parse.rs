@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From bytes to values.
+//! Parses bytes into packet values.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -7,14 +7,14 @@ use super::build::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, ICMP, ICMPV6,
 use super::checksum::Sums;
 use super::{Checksum, Ethernet, Icmp, Ip, Ipv4, Ipv6, Packet, Sctp, Tcp, Transport, Udp};
 
-/// Why bytes are not a packet.
+/// Why bytes cannot be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParseError {
-    /// They end within the named header.
+    /// The bytes end within the named header.
     Short(&'static str),
-    /// The frame carries neither IPv4 nor IPv6.
+    /// The frame contains neither IPv4 nor IPv6.
     NotIp(u16),
-    /// A length field of the named header says something that cannot be.
+    /// A length field of the named header is inconsistent.
     Length(&'static str),
 }
 
@@ -22,8 +22,8 @@ impl std::fmt::Display for ParseError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Short(header) => write!(f, "the bytes end within the {header} header"),
-            Self::NotIp(kind) => write!(f, "the frame carries neither IPv4 nor IPv6 but {kind:#06x}"),
-            Self::Length(header) => write!(f, "the length in the {header} header cannot be right"),
+            Self::NotIp(kind) => write!(f, "the frame contains neither IPv4 nor IPv6; its EtherType is {kind:#06x}"),
+            Self::Length(header) => write!(f, "the length in the {header} header is inconsistent"),
         }
     }
 }
@@ -31,7 +31,7 @@ impl std::fmt::Display for ParseError {
 impl std::error::Error for ParseError {}
 
 impl Packet {
-    /// Reads an Ethernet frame.
+    /// Parses an Ethernet frame.
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         let mut cursor = Cursor { bytes, header: "Ethernet" };
         let (destination, source) = (cursor.array()?, cursor.array()?);
@@ -48,7 +48,7 @@ impl Packet {
         Ok(Self { ethernet: Some(Ethernet { destination, source, vlans }), ..packet })
     }
 
-    /// Reads a packet without link layer, such as the quote in an ICMP error when it is whole.
+    /// Parses a packet without link layer, such as a complete quote in an ICMP error.
     pub fn parse_ip(bytes: &[u8]) -> Result<Self, ParseError> {
         let version = bytes.first().ok_or(ParseError::Short("IP"))? >> 4;
         let (ip, protocol, payload) = if version == 4 { parse_v4(bytes)? } else { parse_v6(bytes)? };
@@ -122,7 +122,7 @@ fn parse_udp(ip: &Ip, bytes: &[u8]) -> Result<Udp, ParseError> {
     let mut cursor = Cursor { bytes, header: "UDP" };
     let (source, destination) = (cursor.u16()?, cursor.u16()?);
     let (length, checksum) = (usize::from(cursor.u16()?), cursor.u16()?);
-    // The first fragment of a datagram announces more than it carries.
+    // In the first fragment of a datagram, the length field exceeds the available bytes.
     let is_whole = matches!(ip, Ip::V4(header) if header.more_fragments) || length == bytes.len();
     if !is_whole {
         return Err(ParseError::Length("UDP"));

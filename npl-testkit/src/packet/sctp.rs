@@ -1,36 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
-//! SCTP packets (RFC 9260), with their checksum bit by bit as the standard describes it.
+//! SCTP packets (RFC 9260). The CRC is computed bit by bit as the standard describes.
 
 use std::net::SocketAddr;
 
 use super::{Packet, ParseError, Transport};
 
-/// Kinds of chunks.
+/// Chunk types.
 pub mod sctp_chunks {
-    /// What the application sends.
+    /// User data.
     pub const DATA: u8 = 0;
     /// Opens an association; the only chunk of its packet.
     pub const INIT: u8 = 1;
-    /// The answer to that, with a cookie.
+    /// Response to INIT, with a state cookie.
     pub const INIT_ACK: u8 = 2;
-    /// Refused or broken off.
+    /// Refuses or aborts the association.
     pub const ABORT: u8 = 6;
-    /// No more data from the sender.
+    /// The sender has no more data.
     pub const SHUTDOWN: u8 = 7;
-    /// The answer to that.
+    /// Response to SHUTDOWN.
     pub const SHUTDOWN_ACK: u8 = 8;
-    /// The cookie, back from the client.
+    /// Returns the state cookie to the server.
     pub const COOKIE_ECHO: u8 = 10;
-    /// The association is there.
+    /// Confirms the association.
     pub const COOKIE_ACK: u8 = 11;
-    /// The association is over.
+    /// The association is closed.
     pub const SHUTDOWN_COMPLETE: u8 = 14;
 }
 
-/// The verification tag of both directions, which INIT and INIT ACK begin with: connection tracking compares.
+/// The verification tag of both directions and the initiate tag of INIT and INIT ACK, which kernel conntrack compares.
 pub const SCTP_TAG: u32 = 0x5a01_0203;
 
-/// Bytes of the header that all chunks share.
+/// Length of the common header.
 const HEADER: usize = 12;
 /// Offset of the checksum.
 const CHECKSUM: usize = 8;
@@ -38,31 +38,31 @@ const CHECKSUM: usize = 8;
 /// An SCTP packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sctp {
-    /// From which port.
+    /// The source port.
     pub source: u16,
-    /// To which port.
+    /// The destination port.
     pub destination: u16,
     /// The verification tag.
     pub tag: u32,
     /// The checksum.
     pub checksum: Crc,
-    /// All chunks, as they are.
+    /// All chunks, unparsed.
     pub chunks: Vec<u8>,
 }
 
-/// The checksum field, in terms of what ought to be in it.
+/// The value of the checksum field, relative to the correct checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crc {
-    /// The right one.
+    /// The correct checksum.
     Right,
-    /// Zero: a device is to fill it in.
+    /// Zero: the device fills in the checksum (offload).
     Zero,
-    /// Something else, as bits that differ from the right one.
+    /// A wrong value, as an XOR difference to the correct checksum.
     WrongBy(u32),
 }
 
 impl Packet {
-    /// An SCTP packet with one chunk, as the Node sees it.
+    /// An SCTP packet with one chunk, as received by the Node.
     pub fn sctp(source: SocketAddr, destination: SocketAddr, kind: u8, content: &[u8]) -> Self {
         let length = u16::try_from(content.len() + 4).unwrap_or(u16::MAX);
         let mut chunks = [&[kind, 0], length.to_be_bytes().as_slice(), content].concat();
@@ -105,7 +105,7 @@ impl Sctp {
     }
 }
 
-/// The CRC of `bytes`, in which the checksum's own field is zero. Its lowest byte is sent first.
+/// The CRC of `bytes`, whose checksum field must be zero. The lowest byte is sent first.
 pub fn crc32c(bytes: &[u8]) -> u32 {
     let mut register = u32::MAX;
     for byte in bytes {
@@ -123,8 +123,8 @@ mod tests {
     use super::{Crc, Packet, Transport, crc32c, sctp_chunks};
 
     #[test]
-    fn crc_is_that_of_the_standards() {
-        // RFC 7143, section A.4, and the value that catalogues of CRCs give.
+    fn crc_matches_the_standards() {
+        // RFC 7143, section A.4, and the common check value of CRC-32C.
         assert_eq!(crc32c(&[0; 32]).to_le_bytes(), [0xaa, 0x36, 0x91, 0x8a]);
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
     }

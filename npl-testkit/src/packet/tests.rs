@@ -61,7 +61,7 @@ fn icmp_error_quotes_the_packet_and_survives_the_round_trip() {
 }
 
 #[test]
-fn bytes_are_those_of_the_standards() {
+fn bytes_match_the_standards() {
     let packet = Packet::udp(client(), node(), b"hi");
     #[rustfmt::skip]
     let expected = [
@@ -73,7 +73,7 @@ fn bytes_are_those_of_the_standards() {
 }
 
 #[test]
-fn short_and_foreign_frames_are_named() {
+fn truncated_and_non_ip_frames_are_reported() {
     let bytes = Packet::tcp(client(), node(), SYN, b"").build();
     assert_eq!(Packet::parse(&bytes[..10]), Err(ParseError::Short("Ethernet")));
     assert_eq!(Packet::parse(&bytes[..20]), Err(ParseError::Short("IPv4")));

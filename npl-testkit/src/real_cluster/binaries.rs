@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The programs and images that a cluster is made of.
+//! The programs and images of a cluster.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -8,19 +8,19 @@ use anyhow::{Context, Result};
 
 use crate::tools;
 
-/// Says in which folder kubelet, kube-proxy, kube-controller-manager and kube-scheduler are.
+/// The directory of kubelet, kube-proxy, kube-controller-manager and kube-scheduler.
 const PROGRAMS_VARIABLE: &str = "NPL_KUBERNETES_DIR";
 
-/// Says in which folder the images are that `cargo xtask image` packs.
+/// The directory of the images that `cargo xtask image` packs.
 const IMAGES_VARIABLE: &str = "NPL_IMAGES_DIR";
 
-/// Where Debian and the upstream archive put CNI plug-ins.
+/// Where Debian and the upstream archive install CNI plug-ins.
 const CNI_FOLDERS: [&str; 2] = ["/usr/lib/cni", "/opt/cni/bin"];
 
-/// Programs from packages, which are looked for on the search path.
+/// Programs of distribution packages, found on `PATH`.
 pub(super) const CONTAINER_TOOLS: [&str; 3] = ["containerd", "ctr", "runc"];
 
-/// Kubernetes' programs beyond the API server.
+/// Kubernetes programs other than the API server.
 #[derive(Clone, Debug)]
 pub(super) struct Programs {
     pub(super) folder: PathBuf,
@@ -28,19 +28,23 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    /// Looks for all of them, so that what is missing is told before anything is started.
+    /// Finds all programs first, so that a missing one is reported before anything is started.
     pub(super) fn find() -> Result<Self> {
         let folder = env::var_os(PROGRAMS_VARIABLE).map(PathBuf::from).with_context(|| {
-            format!("no kubelet is known: run `cargo xtask cluster up`, or set {PROGRAMS_VARIABLE} to its folder")
+            format!("kubelet not found: run `cargo xtask cluster up`, or set {PROGRAMS_VARIABLE} to its directory")
         })?;
         for name in ["kubelet", "kube-proxy", "kube-controller-manager", "kube-scheduler"] {
             let path = folder.join(name);
-            anyhow::ensure!(path.exists(), "{PROGRAMS_VARIABLE} is {}, where no {name} is", folder.display());
+            anyhow::ensure!(
+                path.exists(),
+                "{PROGRAMS_VARIABLE} is {}, which does not contain {name}",
+                folder.display()
+            );
         }
         let search = env::var_os("PATH").unwrap_or_default();
         for name in CONTAINER_TOOLS {
             let is_there = env::split_paths(&search).any(|folder| folder.join(name).exists());
-            anyhow::ensure!(is_there, "no {name} is on the search path: run `cargo xtask setup`");
+            anyhow::ensure!(is_there, "{name} is not on PATH: run `cargo xtask setup`");
         }
         let cni = CNI_FOLDERS.iter().map(Path::new).find(|folder| folder.join("bridge").exists());
         let cni = cni.with_context(|| format!("no CNI plug-ins in {CNI_FOLDERS:?}: run `cargo xtask setup`"))?;
@@ -52,12 +56,12 @@ impl Programs {
     }
 }
 
-/// The images that every Node has from the start; there is no registry.
+/// The images that are imported into every Node; there is no registry.
 #[derive(Clone, Debug)]
 pub(super) struct Images(PathBuf);
 
 impl Images {
-    /// The name of the image that keeps a Pod's namespaces.
+    /// The sandbox image, whose container keeps a Pod's namespaces open.
     pub(super) const PAUSE: &str = concat!("localhost/npl-pause:", env!("CARGO_PKG_VERSION"));
 
     const FILES: [&str; 3] = ["npl-pause.oci.tar", "npl-echo.oci.tar", "npl-agent.oci.tar"];

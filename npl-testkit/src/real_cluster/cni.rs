@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How Pods are connected.
+//! Connects Pods to the network.
 
 use std::fmt;
 use std::fs;
@@ -10,18 +10,18 @@ use serde_json::{Value, json};
 
 use super::network::NodeNumber;
 
-/// In a Node's folder: where the plug-ins' settings are.
+/// The directory of the CNI configuration, relative to the Node's directory.
 const FOLDER: &str = "run/npl/cni";
 
-/// The network of the Pods.
+/// The Pod network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Cni {
     /// A bridge on each Node, and routes between the Nodes.
     #[default]
     Bridge,
-    /// flannel, which puts what goes to another Node's Pods into UDP datagrams.
+    /// flannel with VXLAN: packets between Nodes are encapsulated in UDP.
     FlannelVxlan,
-    /// flannel, which routes it by the other Node.
+    /// flannel with host-gw: routes between the Nodes without encapsulation.
     FlannelHostGw,
 }
 
@@ -36,7 +36,7 @@ impl fmt::Display for Cni {
 }
 
 impl Cni {
-    /// Whether a Pod is seen by other machines as its Node.
+    /// Whether packets of Pods that leave the cluster are masqueraded to the Node's address.
     pub const fn masquerades(self) -> bool {
         match self {
             Self::Bridge => false,
@@ -45,15 +45,16 @@ impl Cni {
     }
 }
 
-/// Makes the folder of the plug-ins' settings, in the Node's folder. A Node becomes ready when settings are in it.
+/// Creates the directory of the CNI configuration in the Node's directory. A Node becomes ready once it contains a
+/// file.
 pub(super) fn create_folder(directory: &Path) -> Result<()> {
     let folder = directory.join(FOLDER);
     fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))
 }
 
-/// Has a bridge on the Node connect its Pods, whose packets may be as large as this, or as large as packets are.
+/// Configures a bridge for the Node's Pods, with this MTU or the default one.
 pub(super) fn configure(directory: &Path, node: NodeNumber, mtu: Option<u32>) -> Result<()> {
-    // Read as soon as it is there, so it is there whole.
+    // containerd reads the file as soon as it appears, so create it atomically.
     let (unfinished, file) =
         (directory.join(FOLDER).join(".unfinished"), directory.join(FOLDER).join("10-npl.conflist"));
     fs::write(&unfinished, bridge(node, mtu).to_string()).with_context(|| format!("write {}", unfinished.display()))?;
@@ -71,7 +72,7 @@ fn bridge(node: NodeNumber, mtu: Option<u32>) -> Value {
                 "isGateway": true,
                 "hairpinMode": true,
                 "mtu": mtu.unwrap_or_default(),
-                // Everybody has a route to every Pod, or else whoever made the network hides them.
+                // Every machine has routes to all Pods; with flannel, the daemon adds the masquerading rules.
                 "ipMasq": false,
                 "ipam": {
                     "type": "host-local",

@@ -15,21 +15,21 @@ use super::space::Space;
 use crate::process::Process;
 use crate::{poll, tools};
 
-/// Where it listens, as the Node sees it.
+/// The path of its socket inside the Node.
 pub(super) const SOCKET: &str = "/run/containerd/containerd.sock";
 
-/// The namespace in containerd that belongs to Kubernetes.
+/// The containerd namespace that Kubernetes uses.
 const NAMESPACE: &str = "k8s.io";
 
 const READY_LIMIT: Duration = Duration::from_secs(20);
 
-/// Writes its settings into the Node's folder.
+/// Writes containerd's configuration into the Node's directory.
 pub(super) fn configure(directory: &Path, cni: &Path) -> Result<()> {
     let file = directory.join("run/npl/containerd.toml");
     fs::write(&file, settings(cni)).with_context(|| format!("write {}", file.display()))
 }
 
-/// Starts it and waits until it listens.
+/// Starts containerd and waits until it listens.
 pub(super) fn start(space: &Space, node: &str, directory: &Path) -> Result<Process> {
     let mut command = Command::new("containerd");
     command.args(["--config", "/run/npl/containerd.toml"]).env("TMPDIR", TEMPORARY);
@@ -40,7 +40,7 @@ pub(super) fn start(space: &Space, node: &str, directory: &Path) -> Result<Proce
     Ok(process)
 }
 
-/// Loads the images that every Node has.
+/// Imports the images that every Node has.
 pub(super) fn import(directory: &Path, images: &Images) -> Result<()> {
     for archive in images.archives() {
         tools::output(ctr(directory).args(["images", "import"]).arg(&archive))?;
@@ -48,7 +48,7 @@ pub(super) fn import(directory: &Path, images: &Images) -> Result<()> {
     Ok(())
 }
 
-/// A command of `ctr` for the Node's containerd, run from outside.
+/// A `ctr` command for the Node's containerd, run from outside the Node.
 pub(super) fn ctr(directory: &Path) -> Command {
     let mut command = Command::new("ctr");
     command.arg("--address").arg(socket_from_outside(directory)).args(["--namespace", NAMESPACE]);
@@ -65,7 +65,7 @@ fn settings(cni: &Path) -> String {
         r#"version = 2
 root = "/var/lib/containerd"
 state = "/run/containerd"
-# The first would make a folder of the machine's own, the others look for devices that no Node has.
+# The first plug-in would create a directory on the host; the others look for devices that Nodes do not have.
 disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.v1.aufs",
   "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs"]
 [grpc]
@@ -73,7 +73,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{pause}"
   disable_apparmor = true
-  # A machine may lack CAP_SYS_RESOURCE, which lower values than one's own need.
+  # Lowering the OOM score below the parent's requires CAP_SYS_RESOURCE, which a machine may lack.
   restrict_oom_score_adj = true
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{cni}"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What turns Deployments into Pods and puts Pods on Nodes: kube-controller-manager and kube-scheduler.
+//! Runs kube-controller-manager and kube-scheduler, which create Pods from Deployments and assign them to Nodes.
 
 use std::path::Path;
 
@@ -14,28 +14,28 @@ use crate::process::Process;
 const MANAGER: &str = "system:kube-controller-manager";
 const SCHEDULER: &str = "system:kube-scheduler";
 
-/// Both, beside the API server.
+/// Both processes.
 #[derive(Debug)]
 pub(super) struct Controllers {
-    // Held for their end only.
+    // These fields are never read; dropping them ends the processes.
     _manager: Process,
     _scheduler: Process,
 }
 
-/// Whom the API server has to know. The manager has all rights, since its controllers share one account.
+/// The API server accounts of both. The manager has all rights because its controllers share one account.
 pub(super) fn accounts() -> [Account; 2] {
     [Account::new(MANAGER, &["system:masters"]), Account::new(SCHEDULER, &[])]
 }
 
 impl Controllers {
-    /// Starts both.
+    /// Starts both processes.
     pub(super) fn start(plane: &ControlPlane, netns: &Netns, programs: &Programs) -> Result<Self> {
         let start = |name: &str, user: &str, flags: &[String]| -> Result<Process> {
             let kubeconfig = plane.directory().join(format!("{name}.kubeconfig"));
             write_secret(&kubeconfig, &plane.kubeconfig(user)?)?;
             let mut command = netns.command(programs.path(name))?;
             command.arg(format!("--kubeconfig={}", kubeconfig.display())).args(flags);
-            // Each is alone, and nobody asks for its health or metrics.
+            // Each process is the only replica, and nothing reads its health or metrics.
             command.args(["--leader-elect=false", "--secure-port=0"]);
             Process::spawn(name, command, &plane.directory().join(format!("{name}.log")))
         };
@@ -50,11 +50,11 @@ fn manager_flags(plane: &ControlPlane) -> Vec<String> {
     vec![
         file("service-account-private-key-file", &plane.signing_key()),
         file("root-ca-file", &plane.certificate()),
-        // The usual one is a folder of the machine's own.
+        // The default is a directory of the host.
         file("flex-volume-plugin-dir", &plane.directory().join("volume-plugins")),
         format!("--cluster-cidr={}", pod_range()),
         format!("--service-cluster-ip-range={SERVICE_RANGE}"),
-        // Every Node's range follows from its number.
+        // Each Node's Pod range is derived from its number.
         "--allocate-node-cidrs=false".to_owned(),
     ]
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! flannel between the Nodes: its daemon on each, with the settings of its own manifest.
+//! flannel as the Pod network: one daemon per Node, configured like upstream's manifest.
 
 use std::env;
 use std::fs;
@@ -20,34 +20,34 @@ use crate::poll;
 use crate::process::Process;
 use crate::tools;
 
-/// Says in which folder its daemon is.
+/// The environment variable with the directory of the flannel daemon.
 const VARIABLE: &str = "NPL_FLANNEL_DIR";
 
-/// The user that its daemons are to the API server.
+/// The API server user of the flannel daemons.
 const USER: &str = "npl:flannel";
 
-/// In a Node's folder: what the daemon says about the Node's part of the network.
+/// The file with flannel's settings for the Node, relative to the Node's directory.
 const SUBNET_FILE: &str = "run/flannel/subnet.env";
 
-/// A kubelet registers its Node within 2 s on an idle machine, and the daemon is ready as soon.
+/// A kubelet registers its Node within 2 s on an idle machine, and flannel is ready at about the same time.
 const LIMIT: Duration = Duration::from_mins(1);
 
-/// Whom the API server has to know: it reads Nodes and writes to them.
+/// The API server account of flannel, which reads and updates Nodes.
 pub(super) fn account() -> Account {
     Account::new(USER, &["system:masters"])
 }
 
-/// flannel, where it makes the network.
+/// The flannel daemon, if the cluster uses flannel.
 #[derive(Clone, Debug)]
 pub(super) struct Flannel {
-    /// Its daemon.
+    /// The daemon's binary.
     program: PathBuf,
-    /// How it brings packets to other Nodes, by its own name for that.
+    /// The name of the flannel backend.
     backend: &'static str,
 }
 
 impl Flannel {
-    /// Nothing if another makes the network; where it does, it is looked for before anything is started.
+    /// Returns `None` for networks without flannel. Finds the binary before anything is started.
     pub(super) fn find(cni: Cni) -> Result<Option<Self>> {
         let backend = match cni {
             Cni::Bridge => return Ok(None),
@@ -56,14 +56,14 @@ impl Flannel {
         };
         let folder = env::var_os(VARIABLE).map(PathBuf::from);
         let folder = folder.with_context(|| {
-            format!("no flannel is known: run `cargo xtask cluster up`, or set {VARIABLE} to its folder")
+            format!("flannel not found: run `cargo xtask cluster up`, or set {VARIABLE} to its directory")
         })?;
         let program = folder.join("flannel");
-        anyhow::ensure!(program.exists(), "{VARIABLE} is {}, where no flannel is", folder.display());
+        anyhow::ensure!(program.exists(), "{VARIABLE} is {}, which does not contain flannel", folder.display());
         Ok(Some(Self { program, backend }))
     }
 
-    /// Starts the daemon of a Node whose kubelet runs, which gets its range of addresses here.
+    /// Sets the Pod range of a Node whose kubelet runs, and starts the Node's flannel daemon.
     pub(super) fn start(
         &self,
         space: &Space,
@@ -103,7 +103,7 @@ impl Flannel {
     }
 }
 
-/// Waits until the daemon has said what the Node's part of the network is, and has its Pods connected so.
+/// Waits until flannel has written the subnet file and configures the bridge accordingly.
 pub(super) fn connect_pods(daemon: &Process, node: NodeNumber, directory: &Path) -> Result<()> {
     let file = directory.join(SUBNET_FILE);
     let said = || mtu(&fs::read_to_string(&file).ok()?);
@@ -112,7 +112,7 @@ pub(super) fn connect_pods(daemon: &Process, node: NodeNumber, directory: &Path)
     cni::configure(directory, node, Some(mtu))
 }
 
-/// From a line like `FLANNEL_MTU=1450`.
+/// Reads the MTU from a line such as `FLANNEL_MTU=1450`.
 fn mtu(variables: &str) -> Option<u32> {
     variables.lines().find_map(|line| line.strip_prefix("FLANNEL_MTU="))?.trim().parse().ok()
 }
@@ -122,7 +122,7 @@ mod tests {
     use super::mtu;
 
     #[test]
-    fn the_size_of_packets_is_what_the_daemon_says() {
+    fn the_mtu_is_read_from_the_subnet_file() {
         assert_eq!(mtu("FLANNEL_SUBNET=10.244.1.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n"), Some(1450));
         assert_eq!(mtu("FLANNEL_SUBNET=10.244.1.1/24\n"), None);
     }

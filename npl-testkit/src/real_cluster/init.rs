@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The first process of a Node, from inside: it makes a machine out of namespaces, and then only buries the dead.
+//! The first process of a Node: it sets up the Node's namespaces from inside and then reaps orphans.
 //!
-//! It is two processes, since the one that asks for a process namespace is not in it: the outer one waits for the inner
-//! one, which is process 1. Everything is done ahead of any thread.
+//! It consists of two processes, because a process that creates a PID namespace does not belong to it: the outer
+//! process waits for the inner one, which has PID 1. All of this happens before any thread is started.
 
 use std::env;
 use std::fs;
@@ -20,25 +20,27 @@ use nix::sys::signal::Signal;
 use crate::cgroups::{self, Cgroup, Hierarchy, Version};
 use crate::reaper;
 
-/// Where a Node's binaries are seen inside.
+/// The directory of the Node's binaries, as seen inside.
 pub(super) const BINARIES: &str = "/run/npl/bin";
 
-/// Where a Node's settings are seen inside.
+/// The directory of the Node's configuration, as seen inside.
 pub(super) const SETTINGS: &str = "/run/npl";
 
-/// Where programs inside put what is temporary.
+/// The directory for temporary files, as seen inside.
 pub(super) const TEMPORARY: &str = "/run/temporary";
 
-/// In the Node's folder: the id of its first process, as seen from outside.
+/// The file with the PID of the Node's first process, as seen from outside; relative to the Node's directory.
 pub(super) const PID_FILE: &str = "init.pid";
 
-/// In the Node's folder: there once everything is mounted.
+/// The file that exists once everything is mounted, relative to the Node's directory.
 pub(super) const READY_FILE: &str = "run/npl/ready";
 
-/// What of the Node's folder stands in for which of the machine's, `/run` last, since it hides where the folder is.
+/// Directories of the Node's directory that are mounted over those of the host. `/run` is last because mounting over it
+/// hides the Node's directory.
 const OWN_FOLDERS: [(&str, &str); 3] = [("lib", "/var/lib"), ("log", "/var/log"), ("run", "/run")];
 
-/// Settings of the whole machine that a kubelet would write, with the values that it wants: it is shown files of ours.
+/// Host-wide sysctls that a kubelet sets, with the values that it requires. Regular files are mounted over them, so
+/// that the kubelet does not change the host.
 const SYSCTLS: [(&str, &str); 6] = [
     ("vm/overcommit_memory", "1"),
     ("vm/panic_on_oom", "0"),
@@ -48,22 +50,22 @@ const SYSCTLS: [(&str, &str); 6] = [
     ("kernel/keys/root_maxbytes", "25000000"),
 ];
 
-/// What the first process of a Node is told.
+/// The arguments of a Node's first process.
 #[derive(Clone, Debug, clap::Args)]
 pub struct InitArguments {
     /// The Node's name.
     #[arg(long)]
     pub name: String,
-    /// The Node's folder.
+    /// The Node's directory.
     #[arg(long)]
     pub directory: PathBuf,
-    /// The Node's control group, which this process is in.
+    /// The Node's control group, which contains this process.
     #[arg(long)]
     pub cgroup: String,
-    /// The folder of kubelet and kube-proxy.
+    /// The directory of kubelet and kube-proxy.
     #[arg(long)]
     pub binaries: PathBuf,
-    /// Be the inner of the two processes.
+    /// Run as the inner of the two processes.
     #[arg(long, hide = true)]
     pub inner: bool,
 }
@@ -78,7 +80,7 @@ impl InitArguments {
     }
 }
 
-/// The folders that a Node needs, to be made before its first process starts.
+/// Creates the directories that a Node needs before its first process starts.
 pub(super) fn prepare_folders(directory: &Path) -> Result<()> {
     for folder in ["lib", "log", "run/npl/bin", "run/netns", "run/temporary", "run/lock"] {
         let folder = directory.join(folder);
@@ -87,7 +89,7 @@ pub(super) fn prepare_folders(directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Is either of the two processes, until it is ended.
+/// Runs the outer or the inner process until it is terminated.
 pub fn run(arguments: &InitArguments) -> Result<()> {
     if arguments.inner { be_first(arguments) } else { start_first(arguments).map(drop) }
 }
@@ -98,7 +100,7 @@ fn start_first(arguments: &InitArguments) -> Result<ExitStatus> {
     unshare(kinds).context("create the Node's other namespaces")?;
     Cgroup::find(&arguments.cgroup)?.divide()?;
     let inner = InitArguments { inner: true, ..arguments.clone() };
-    let mut command = Command::new(env::current_exe().context("find this program")?);
+    let mut command = Command::new(env::current_exe().context("find the path of this program")?);
     command.arg("node-init").args(inner.to_words());
     die_with_outer(&mut command);
     let mut child = command.spawn().context("start the inner process")?;
@@ -107,10 +109,11 @@ fn start_first(arguments: &InitArguments) -> Result<ExitStatus> {
     child.wait().context("wait for the inner process")
 }
 
-/// This process has one thread, which lives as long as it does: the one whose death the kernel looks at.
+/// `PR_SET_PDEATHSIG` is tied to a thread; this process has only one.
 #[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
 fn die_with_outer(command: &mut Command) {
-    // Should the outer process be dead by then, whoever removes the run finds the inner one in the Node's network.
+    // If the outer process is dead already, removing the run kills the inner one, which is in the Node's network
+    // namespace.
     let hook = || prctl::set_pdeathsig(Signal::SIGKILL).map_err(std::io::Error::from);
     // SAFETY: the hook makes one system call and allocates nothing.
     unsafe {
@@ -119,11 +122,11 @@ fn die_with_outer(command: &mut Command) {
 }
 
 fn be_first(arguments: &InitArguments) -> Result<()> {
-    ensure!(std::process::id() == 1, "--inner is for the first process of a process namespace");
+    ensure!(std::process::id() == 1, "--inner requires PID 1 of a PID namespace");
     reaper::prepare()?;
-    // Seen before anything hides it.
+    // Read the mount table before other mounts hide the hierarchies.
     let hierarchies = Hierarchy::all()?;
-    // Only here, since the outer process still has to find the Node's folder.
+    // The outer process must keep the host's mounts, because it needs the Node's directory.
     unshare(CloneFlags::CLONE_NEWNS).context("create the Node's mount namespace")?;
     attach(None, "/", MsFlags::MS_REC | MsFlags::MS_PRIVATE)?;
     new(Path::new("/proc"), "proc", "proc", "")?;
@@ -140,14 +143,14 @@ fn be_first(arguments: &InitArguments) -> Result<()> {
         fs::write(&own, value).with_context(|| format!("write {}", own.display()))?;
         attach(Some(&own), Path::new("/proc/sys").join(name), MsFlags::MS_BIND)?;
     }
-    // A kubelet hands mounts on to containers, and a container runtime takes them from there.
+    // Kubelet and container runtime require shared mount propagation.
     attach(None, "/", MsFlags::MS_REC | MsFlags::MS_SHARED)?;
     fs::write("/proc/sys/kernel/hostname", &arguments.name).context("set the host name")?;
-    fs::write(Path::new(SETTINGS).join("ready"), "").context("say that everything is mounted")?;
+    fs::write(Path::new(SETTINGS).join("ready"), "").context("create the ready file")?;
     reaper::run()
 }
 
-/// The hierarchies as the machine has them, each with the Node's own group as its root.
+/// Mounts the hierarchies as on the host, each with the Node's own group as its root.
 fn mount_cgroups(hierarchies: &[Hierarchy]) -> Result<()> {
     let root = Path::new(cgroups::ROOT);
     if hierarchies.iter().all(|it| it.point != root) {
@@ -168,7 +171,7 @@ fn mount_cgroups(hierarchies: &[Hierarchy]) -> Result<()> {
     Ok(())
 }
 
-/// `cpu` leads to `cpu,cpuacct`, where programs look for it.
+/// Creates links such as `cpu` to `cpu,cpuacct`, which programs expect.
 fn link_controllers(point: &Path, controllers: &[String]) -> Result<()> {
     let (Some(folder), Some(name)) = (point.parent(), point.file_name()) else { return Ok(()) };
     for controller in controllers.iter().filter(|it| controllers.len() > 1 && name != it.as_str()) {

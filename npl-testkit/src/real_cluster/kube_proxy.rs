@@ -15,18 +15,18 @@ use super::space::Space;
 use crate::control_plane::{ControlPlane, write_secret};
 use crate::process::Process;
 
-/// The user whom the API server lets read Services.
+/// The API server user of kube-proxy, which may read Services.
 pub(super) const USER: &str = "system:kube-proxy";
 
 /// How Services reach Pods on a Node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum KubeProxy {
-    /// Not at all.
+    /// Services do not work.
     None,
-    /// By rules of iptables.
+    /// kube-proxy with iptables rules.
     #[default]
     Iptables,
-    /// By rules of nftables.
+    /// kube-proxy with nftables rules.
     Nftables,
 }
 
@@ -40,7 +40,7 @@ impl fmt::Display for KubeProxy {
     }
 }
 
-/// Starts it in a mode, if it is to run at all.
+/// Starts kube-proxy in the given mode, unless that is `None`.
 pub(super) fn start(
     mode: KubeProxy,
     space: &Space,
@@ -72,9 +72,9 @@ fn settings(mode: KubeProxy) -> serde_json::Value {
         "clientConnection": {"kubeconfig": "/run/npl/kube-proxy.kubeconfig"},
         "clusterCIDR": pod_range(),
         "detectLocalMode": "ClusterCIDR",
-        // Sizes of the whole machine's table, which no Node of ours may set.
+        // Limits of the host-wide conntrack table, which a Node in a namespace cannot set.
         "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
-        // A machine may lack CAP_SYS_RESOURCE, which a lower value needs.
+        // Lowering the OOM score requires CAP_SYS_RESOURCE, which a machine may lack.
         "oomScoreAdj": 0,
     })
 }

@@ -15,18 +15,18 @@ use super::space::Space;
 use crate::control_plane::{ControlPlane, write_secret};
 use crate::process::Process;
 
-/// The group that the API server takes for kubelets.
+/// The group of kubelets in the Node authorizer.
 pub(super) const GROUP: &str = "system:nodes";
 
-/// More than any test puts on a Node, and as many as its range has addresses for.
-const MAX_NEXT_HOPS: u32 = 200;
+/// The kubelet's Pod limit: more Pods than any test creates, within the Node's address range.
+const MAX_PODS: u32 = 200;
 
-/// The user that a Node's kubelet is to the API server.
+/// The API server user of a Node's kubelet.
 pub(super) fn user(node: NodeNumber) -> String {
     format!("system:node:{}", node.name())
 }
 
-/// Writes its settings and its access into the Node's folder.
+/// Writes the kubelet's configuration and kubeconfig into the Node's directory.
 pub(super) fn configure(directory: &Path, node: NodeNumber, plane: &ControlPlane) -> Result<()> {
     let folder = directory.join("run/npl");
     write_secret(&folder.join("kubelet.kubeconfig"), &plane.kubeconfig(&user(node))?)?;
@@ -34,7 +34,7 @@ pub(super) fn configure(directory: &Path, node: NodeNumber, plane: &ControlPlane
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
-        // Nobody but this cluster reaches it.
+        // Only this cluster's machines reach the kubelet.
         "authorization": {"mode": "AlwaysAllow"},
         "cgroupDriver": "cgroupfs",
         "clusterDNS": ["10.96.0.10"],
@@ -43,22 +43,22 @@ pub(super) fn configure(directory: &Path, node: NodeNumber, plane: &ControlPlane
         "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "failCgroupV1": false,
         "failSwapOn": false,
-        // An image that is removed to make room cannot be had back: there is no registry.
+        // Disable image garbage collection: without a registry, a removed image cannot be pulled again.
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
-        "maxPods": MAX_NEXT_HOPS,
+        "maxPods": MAX_PODS,
         "nodeStatusUpdateFrequency": "5s",
-        // A machine may lack CAP_SYS_RESOURCE, which a lower value needs.
+        // Lowering the OOM score requires CAP_SYS_RESOURCE, which a machine may lack.
         "oomScoreAdj": 0,
         "resolvConf": "",
-        // The usual one is a folder of the machine's own.
+        // The default is a directory of the host.
         "volumePluginDir": "/var/lib/kubelet/volume-plugins",
     });
     let file = folder.join("kubelet.json");
     fs::write(&file, settings.to_string()).with_context(|| format!("write {}", file.display()))
 }
 
-/// Starts it; the Node is ready when the API server says so.
+/// Starts the kubelet. The Node becomes ready later.
 pub(super) fn start(space: &Space, node: NodeNumber, directory: &Path) -> Result<Process> {
     let [v4, v6] = node.addresses();
     let mut command = Command::new(Path::new(BINARIES).join("kubelet"));

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A real Kubernetes of several Nodes on one machine: everything that a Node runs is real, and only the machine under it
-//! is made of namespaces.
+//! A real multi-node Kubernetes cluster on one machine. All Kubernetes programs are real; only the machines are
+//! emulated with namespaces.
 //!
-//! A Node has network, mount, process, host name, IPC and control group namespaces of its own, a BPF file system of its
-//! own, and files of its own for the settings of the machine that a kubelet writes. What is left of the machine itself
-//! (its network, its settings, its folders) is not touched.
+//! Each Node has its own network, mount, PID, UTS, IPC and cgroup namespaces, its own BPF file system, and its own
+//! files in place of the host-wide sysctls that a kubelet writes. The host's network, settings and directories are not
+//! changed.
 
 mod binaries;
 mod cni;
@@ -44,36 +44,36 @@ use crate::netns::Netns;
 use crate::poll;
 use crate::run::Run;
 
-/// From the start of a kubelet to a Node that is ready takes 2 s on an idle machine.
+/// A Node is ready 2 s after its kubelet starts on an idle machine.
 const READY_LIMIT: Duration = Duration::from_mins(1);
 
-/// What a cluster is made of.
+/// The configuration of a cluster.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How many Nodes.
+    /// The number of Nodes.
     pub nodes: u8,
-    /// What Services are made of.
+    /// How Services are implemented.
     pub kube_proxy: KubeProxy,
     /// How Pods are connected.
     pub cni: Cni,
-    /// The program whose subcommand `node-init` is [`run_init`].
+    /// A program whose subcommand `node-init` calls [`run_init`].
     pub init_program: PathBuf,
 }
 
 impl Options {
-    /// Two Nodes, iptables, a bridge.
+    /// Two Nodes, kube-proxy with iptables, bridge network.
     pub fn new(init_program: impl Into<PathBuf>) -> Self {
         Self { nodes: 2, kube_proxy: KubeProxy::default(), cni: Cni::default(), init_program: init_program.into() }
     }
 
-    /// The same, for a program that `npl-cluster` was built beside, which has the subcommand.
+    /// As [`Self::new`], with the `npl-cluster` binary from this program's directory.
     pub fn beside_this_program() -> Result<Self> {
-        let own = env::current_exe().context("find this program")?;
+        let own = env::current_exe().context("find the path of this program")?;
         Ok(Self::new(own.with_file_name("npl-cluster")))
     }
 }
 
-/// A running cluster; all of it ends with this value, the run last.
+/// A running cluster. Dropping it ends everything; the run is dropped last.
 #[derive(Debug)]
 pub struct RealCluster {
     nodes: Vec<Node>,
@@ -87,12 +87,12 @@ pub struct RealCluster {
 }
 
 impl RealCluster {
-    /// Starts everything and waits until every Node is ready.
+    /// Starts the cluster and waits until every Node is ready.
     pub fn start(options: &Options) -> Result<Self> {
         Self::start_in(Run::start()?, options)
     }
 
-    /// As [`Self::start`], in a run that has begun.
+    /// As [`Self::start`], in an existing run.
     pub fn start_in(run: Run, options: &Options) -> Result<Self> {
         let Options { nodes, kube_proxy, cni, init_program } = options;
         ensure!((1..=MAX_NODES).contains(nodes), "a cluster has 1 to {MAX_NODES} Nodes, not {nodes}");
@@ -116,12 +116,12 @@ impl RealCluster {
         Ok(this)
     }
 
-    /// Its Nodes.
+    /// The Nodes.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
 
-    /// Its Nodes, to end and restart parts of them.
+    /// The Nodes, to stop and restart their components.
     pub fn nodes_mut(&mut self) -> &mut [Node] {
         &mut self.nodes
     }
@@ -131,22 +131,22 @@ impl RealCluster {
         self.nodes.iter().find(|node| node.name() == name).with_context(|| format!("this cluster has no Node {name}"))
     }
 
-    /// The objects, as an administrator.
+    /// A client for Kubernetes objects with administrator rights.
     pub fn cluster(&self) -> &Cluster {
         &self.cluster
     }
 
-    /// The API server and its data.
+    /// The API server and etcd.
     pub fn plane(&mut self) -> &mut ControlPlane {
         &mut self.plane
     }
 
-    /// Kubeconfig of an administrator.
+    /// The administrator's kubeconfig.
     pub fn kubeconfig(&self) -> PathBuf {
         self.plane.admin_kubeconfig()
     }
 
-    /// How its Pods are connected.
+    /// The Pod network.
     pub fn cni(&self) -> Cni {
         self.cni
     }
@@ -156,17 +156,17 @@ impl RealCluster {
         &self.lan
     }
 
-    /// The namespace of a client outside of the Nodes' network.
+    /// The namespace of a client outside the Nodes' network.
     pub fn client(&self) -> &Netns {
         &self.client
     }
 
-    /// Its run.
+    /// The run that owns the cluster.
     pub fn run(&self) -> &Run {
         &self.run
     }
 
-    /// Gives the network of a Pod a name, so that requests can be sent from it.
+    /// Names the network namespace of a Pod, so that tests can send requests from it.
     pub fn pod_netns(&self, namespace: &str, name: &str) -> Result<Netns> {
         let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
         let pod = self.cluster.client().get(&path)?;
@@ -176,11 +176,12 @@ impl RealCluster {
         };
         let node = self.node(text("/spec/nodeName")?)?;
         let processes = node.pod_processes(text("/metadata/uid")?)?;
-        let process = processes.first().with_context(|| format!("no process of Pod {namespace}/{name} runs"))?;
+        let process = processes.first().with_context(|| format!("Pod {namespace}/{name} has no running process"))?;
         self.run.netns_of_process(&format!("pod-{namespace}-{name}"), *process)
     }
 
-    /// Has all agents forward by `--forwarding offload` from now on, on Nodes that are set up for it, as a user does.
+    /// Switches all agents to `--forwarding offload`, as an administrator would, after setting the required sysctl on
+    /// all Nodes.
     pub fn offload(&self, limit: Duration) -> Result<()> {
         for node in &self.nodes {
             node.netns().set_liberal_tracking(true)?;
@@ -200,14 +201,14 @@ impl RealCluster {
             })
             .with_context(|| node.log_tail())?;
         }
-        // No Pod is admitted to a namespace without it.
+        // The ServiceAccount admission plug-in rejects Pods until this account exists.
         let account = "/api/v1/namespaces/default/serviceaccounts/default";
         let exists = || self.cluster.client().find(account).ok().flatten().map(drop);
         poll::until("the default service account", READY_LIMIT, exists).map(drop)
     }
 }
 
-/// Starts the control plane and, meanwhile, all that Nodes can do without it.
+/// Starts the control plane and, in parallel, everything on the Nodes that does not need it.
 fn boot_all(run: &Run, network: &Network, parts: &Parts) -> Result<(ControlPlane, Vec<Node>)> {
     let kubelets = network.nodes.iter().map(|(number, _)| Account::new(&kubelet::user(*number), &[kubelet::GROUP]));
     let accounts: Vec<Account> = kubelets
@@ -228,13 +229,13 @@ fn boot_all(run: &Run, network: &Network, parts: &Parts) -> Result<(ControlPlane
     })
 }
 
-/// Whether an object's condition `Ready` holds.
+/// Whether an object has the condition `Ready` with status `True`.
 pub fn is_ready(object: &serde_json::Value) -> bool {
     let conditions = object.pointer("/status/conditions").and_then(serde_json::Value::as_array);
     conditions.into_iter().flatten().any(|it| it["type"] == "Ready" && it["status"] == "True")
 }
 
-/// The addresses of the client, in the order of a Node's.
+/// The client's addresses, in the same family order as [`NodeNumber::addresses`].
 pub fn client_addresses() -> [IpAddr; 2] {
     [CLIENT.0.into(), CLIENT.1.into()]
 }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The network of a cluster: Nodes on one LAN, its router, and a client beyond it.
+//! The network of a cluster: Nodes on one LAN, a router, and a client behind the router.
 //!
 //! ```text
 //!   client ── eth0 ═══ client0 ── lan ── br0 ═══ eth0 ── node-1, node-2 …
 //!   198.51.100.2        198.51.100.1  192.0.2.1           192.0.2.11, .12 …
 //! ```
 //!
-//! The router's namespace is also where the control plane runs, and it has the address of the API server's Service, so
-//! that Pods reach it without kube-proxy too. All of it is in namespaces of its own: two clusters use the same addresses
-//! and do not meet.
+//! The control plane runs in the router's namespace, which also has the address of the API server's Service: Pods reach
+//! the API server without kube-proxy. All machines are network namespaces, so several clusters can use the same
+//! addresses without interference.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -18,27 +18,27 @@ use crate::control_plane::SERVICE_ADDRESS;
 use crate::netns::Netns;
 use crate::run::Run;
 
-/// The router's address on the LAN, where the API server listens.
+/// The router's address on the LAN, on which the API server listens.
 pub(super) const ROUTER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
 /// The client's addresses.
 pub const CLIENT: (Ipv4Addr, Ipv6Addr) =
     (Ipv4Addr::new(198, 51, 100, 2), Ipv6Addr::new(0x2001, 0xdb8, 0, 2, 0, 0, 0, 2));
 
-/// All Pods' addresses.
+/// The ranges of all Pod addresses.
 pub(super) const POD_RANGES: [&str; 2] = ["10.244.0.0/16", "fd00:10:244::/48"];
 
-/// The same, as flags take them.
+/// The ranges of all Pod addresses, in the format of command-line flags.
 pub(super) fn pod_range() -> String {
     POD_RANGES.join(",")
 }
 
-/// What a Node is called and addressed by; everything follows from its number.
+/// The number of a Node, from which its name and addresses are derived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeNumber(u8);
 
 impl NodeNumber {
-    /// Those of the first Nodes, as many as are asked for.
+    /// The numbers of the first `count` Nodes.
     pub fn first(count: u8) -> impl Iterator<Item = Self> {
         (1..=count).map(Self)
     }
@@ -53,17 +53,18 @@ impl NodeNumber {
         Ipv4Addr::new(192, 0, 2, 10 + self.0)
     }
 
-    /// `2001:db8:0:1::11`, with the digits of the other address.
+    /// `2001:db8:0:1::11`: the last group repeats the decimal digits of the IPv4 address.
     pub fn v6(self) -> Ipv6Addr {
         Ipv6Addr::new(0x2001, 0xdb8, 0, 1, 0, 0, 0, 0x10 + u16::from(self.0))
     }
 
-    /// Both, in the order of `--node-ip`.
+    /// Both addresses, in the order of `--node-ip`.
     pub fn addresses(self) -> [IpAddr; 2] {
         [self.v4().into(), self.v6().into()]
     }
 
-    /// What the Node itself has among its Pods: `10.244.1.1` and `fd00:10:244:1::1`, the first that the plug-in gives.
+    /// The addresses of the Node's bridge: `10.244.1.1` and `fd00:10:244:1::1`, the first addresses that the CNI
+    /// plug-in assigns.
     pub fn bridge_addresses(self) -> [IpAddr; 2] {
         let v6 = Ipv6Addr::new(0xfd00, 0x10, 0x244, u16::from(self.0), 0, 0, 0, 1);
         [Ipv4Addr::new(10, 244, self.0, 1).into(), v6.into()]
@@ -80,7 +81,7 @@ impl NodeNumber {
     }
 }
 
-/// The most Nodes that have an address.
+/// The maximum number of Nodes.
 pub const MAX_NODES: u8 = 9;
 
 /// The namespaces of a cluster's machines.
@@ -92,7 +93,7 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// Builds everything that is there before the first Pod.
+    /// Builds the network without Pods.
     pub(super) fn build(run: &Run, nodes: u8) -> Result<Self> {
         let lan = build_lan(run).context("build the LAN")?;
         let client = run.netns("client")?;
@@ -106,7 +107,7 @@ impl Network {
         Ok(network)
     }
 
-    /// Lets every machine reach the Pods of every Node, as a cloud's route table does.
+    /// Adds routes to every Node's Pods on all other machines, like the route table of a cloud.
     pub(super) fn route_pods(&self) -> Result<()> {
         for (number, own) in &self.nodes {
             let others = self.nodes.iter().map(|(_, netns)| netns).filter(|netns| netns.name() != own.name());
@@ -180,7 +181,7 @@ route add default via 2001:db8:0:1::1",
     Ok(())
 }
 
-/// Addresses are unique by construction, and their detection would take seconds.
+/// Disables duplicate address detection, which would take seconds; the addresses are unique.
 fn prepare(netns: &Netns) -> Result<()> {
     netns.sysctl("net/ipv6/conf/default/accept_dad", "0")
 }
@@ -195,7 +196,7 @@ mod tests {
     use super::NodeNumber;
 
     #[test]
-    fn a_nodes_number_shows_in_its_name_and_addresses() {
+    fn a_nodes_name_and_addresses_are_derived_from_its_number() {
         let node = NodeNumber::first(2).nth(1).unwrap();
         assert_eq!((node.name().as_str(), node.v4().to_string().as_str()), ("node-2", "192.0.2.12"));
         assert_eq!(

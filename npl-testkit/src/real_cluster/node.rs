@@ -20,7 +20,7 @@ use crate::netns::Netns;
 use crate::process::Process;
 use crate::run::Run;
 
-/// A Node: namespaces, a container runtime, a kubelet. Its processes end in the order of the fields.
+/// A Node: namespaces, a container runtime, a kubelet. Its processes are ended in field order.
 #[derive(Debug)]
 pub struct Node {
     number: NodeNumber,
@@ -34,7 +34,7 @@ pub struct Node {
     init: Init,
 }
 
-/// What all Nodes of a cluster have in common.
+/// Settings shared by all Nodes of a cluster.
 #[derive(Clone, Debug)]
 pub(super) struct Parts {
     pub(super) init_program: PathBuf,
@@ -44,7 +44,7 @@ pub(super) struct Parts {
 }
 
 impl Node {
-    /// Starts everything that needs no API server: the machine and its container runtime, with all images.
+    /// Starts everything that needs no API server: the namespaces and the container runtime with all images.
     pub(super) fn boot(run: &Run, number: NodeNumber, netns: &Netns, parts: &Parts) -> Result<Self> {
         let name = number.name();
         let directory = run.file(&name);
@@ -70,7 +70,7 @@ impl Node {
         Ok(Self { number, netns, directory, cgroup, flannel, kube_proxy, kubelet, containerd, init })
     }
 
-    /// Starts what talks to the API server.
+    /// Starts the components that connect to the API server.
     pub(super) fn join(&mut self, plane: &ControlPlane, mode: KubeProxy) -> Result<()> {
         kubelet::configure(&self.directory, self.number, plane)?;
         self.kubelet = Some(kubelet::start(self.init.space(), self.number, &self.directory)?);
@@ -78,14 +78,14 @@ impl Node {
         Ok(())
     }
 
-    /// Starts flannel's daemon, on a Node that has joined.
+    /// Starts flannel on a Node that has joined the cluster.
     pub(super) fn start_flannel(&mut self, flannel: &Flannel, plane: &ControlPlane, client: &ApiClient) -> Result<()> {
         let daemon = flannel.start(self.init.space(), self.number, &self.directory, plane, client)?;
         self.flannel = Some(daemon);
         Ok(())
     }
 
-    /// Has the Node's Pods connected as its daemon, if it has one, says.
+    /// Configures the Pod network from flannel's subnet file. Does nothing without flannel.
     pub(super) fn connect_pods(&self) -> Result<()> {
         self.flannel.iter().try_for_each(|daemon| flannel::connect_pods(daemon, self.number, &self.directory))
     }
@@ -95,61 +95,61 @@ impl Node {
         self.number.name()
     }
 
-    /// Its name and addresses.
+    /// The Node's number, which gives its name and addresses.
     pub fn number(&self) -> NodeNumber {
         self.number
     }
 
-    /// Its network.
+    /// The Node's network namespace.
     pub fn netns(&self) -> &Netns {
         &self.netns
     }
 
-    /// All of its namespaces.
+    /// All of the Node's namespaces.
     pub fn space(&self) -> &Space {
         self.init.space()
     }
 
-    /// The folder of its files.
+    /// The directory of the Node's files.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// The name of its control group.
+    /// The name of the Node's control group.
     pub fn cgroup(&self) -> &str {
         &self.cgroup
     }
 
-    /// The container runtime.
+    /// The container runtime process.
     pub fn containerd(&mut self) -> &mut Process {
         &mut self.containerd
     }
 
-    /// Starts the container runtime again after it has ended; Pods run on without it.
+    /// Starts the container runtime again after it has exited. Running Pods are not affected.
     pub fn restart_containerd(&mut self) -> Result<()> {
         self.containerd.kill()?;
         self.containerd = containerd::start(self.init.space(), &self.number.name(), &self.directory)?;
         Ok(())
     }
 
-    /// Ends the kubelet without a warning and starts it again; Pods run on without it.
+    /// Kills the kubelet and starts it again. Running Pods are not affected.
     pub fn restart_kubelet(&mut self) -> Result<()> {
         self.kubelet = None;
         self.kubelet = Some(kubelet::start(self.init.space(), self.number, &self.directory)?);
         Ok(())
     }
 
-    /// A command of `ctr` for the Node's images and containers.
+    /// A `ctr` command for the Node's images and containers.
     pub fn ctr(&self) -> Command {
         containerd::ctr(&self.directory)
     }
 
-    /// The process ids of a Pod's containers, as seen from outside.
+    /// The PIDs of a Pod's containers, as seen from outside.
     pub fn pod_processes(&self, pod_uid: &str) -> Result<Vec<u32>> {
         let mut pids = Vec::new();
         for entry in fs::read_dir("/proc").context("list processes")?.flatten() {
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-            // A process may end between its listing and a look at it.
+            // A process may exit between its listing and this read.
             let groups = fs::read_to_string(entry.path().join("cgroup")).unwrap_or_default();
             if groups.contains(&format!("/{}/", self.cgroup)) && groups.contains(&format!("/pod{pod_uid}/")) {
                 pids.push(pid);
@@ -158,7 +158,7 @@ impl Node {
         Ok(pids)
     }
 
-    /// What the Node's programs said last, for error messages.
+    /// The last log lines of the Node's programs, for error messages.
     pub fn log_tail(&self) -> String {
         let kubelet = self.kubelet.as_ref().map(|process| process.log_tail(10)).unwrap_or_default();
         format!("{kubelet}\n{}", self.containerd.log_tail(5))

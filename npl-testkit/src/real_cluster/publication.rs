@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! When a watch of many new Pods shows each with its address, annotated, and ready.
+//! Measures when a watch shows each of many new Pods with its address, with its annotation, and ready.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -13,38 +13,38 @@ use super::is_ready;
 use crate::api_client::ApiClient;
 use crate::cluster::{Entry, annotation_of, pods_with_label};
 
-/// No watch is longer.
+/// The longest duration of one watch request.
 const WATCH_LIMIT: Duration = Duration::from_secs(10);
 
-/// What was seen of one Pod, and when.
+/// When each state of one Pod was first observed.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    /// Its object.
+    /// The Pod object exists.
     pub created: Option<Instant>,
-    /// Its address.
+    /// The Pod has an address.
     pub addressed: Option<Instant>,
-    /// Its annotation.
+    /// The Pod has its annotation.
     pub annotated: Option<Instant>,
-    /// Its readiness.
+    /// The Pod is ready.
     pub ready: Option<Instant>,
-    /// Where its one port is reached.
+    /// The node address and node port of the Pod's only mapping.
     pub frontend: Option<SocketAddr>,
 }
 
 impl Seen {
-    /// How much earlier than ready it was annotated; nothing if it was not, or in the same change.
+    /// How long before becoming ready the Pod was annotated. `None` if it was not, or if one update contained both.
     pub fn margin(&self) -> Option<Duration> {
         self.ready?.checked_duration_since(self.annotated?).filter(|margin| !margin.is_zero())
     }
 
-    /// How much later than its address its annotation was there.
+    /// The time from the Pod's address to its annotation.
     pub fn delay(&self) -> Option<Duration> {
         self.annotated?.checked_duration_since(self.addressed?)
     }
 }
 
-/// Lets `make` create Pods with a label like `app=web` in a namespace, and watches until so many are ready and annotated,
-/// or `limit` is over.
+/// Calls `make`, which creates Pods with a label such as `app=web` in a namespace. Watches until `count` of them are
+/// ready and annotated, or `limit` has passed.
 pub fn watch_pods(
     client: &ApiClient,
     namespace: &str,
@@ -62,8 +62,8 @@ pub fn watch_pods(
     })
 }
 
-/// Watches from a version on. The server closes a watch whose reader is slow, and each after a while: the next one goes on
-/// where it ended, so that no change is missed.
+/// Watches from a resource version. The server closes watches with slow readers, and every watch after some time; the
+/// next watch resumes at the last version, so no change is missed.
 fn follow(
     client: &ApiClient,
     path: &str,
@@ -90,9 +90,9 @@ fn follow(
     Ok(pods)
 }
 
-/// Of a list, or of an object that an event shows.
+/// The resource version of a list or of an object in an event.
 fn version(shown: &Value) -> Result<String> {
-    Ok(shown["metadata"]["resourceVersion"].as_str().context("what the API server shows has a version")?.to_owned())
+    Ok(shown["metadata"]["resourceVersion"].as_str().context("the object has no resource version")?.to_owned())
 }
 
 fn record(pods: &mut BTreeMap<String, Seen>, pod: &Value) {
@@ -103,7 +103,7 @@ fn record(pods: &mut BTreeMap<String, Seen>, pod: &Value) {
     if pod.pointer("/status/podIP").is_some() {
         seen.addressed.get_or_insert(now);
     }
-    // A change that shows both at once does not show the annotation first.
+    // An update that contains both does not count as annotated first.
     if is_ready(pod) {
         seen.ready.get_or_insert(now);
     }
@@ -123,7 +123,7 @@ mod tests {
     use super::{Seen, record};
 
     #[test]
-    fn what_one_change_shows_at_once_has_no_margin() {
+    fn annotation_and_readiness_in_one_update_have_no_margin() {
         let annotation = r#"[{"podPort":1,"nodeIP":"192.0.2.1","nodePort":61000,"protocol":"tcp"}]"#;
         let annotated = json!({"name": "a", "annotations": {"nodeportlocal.antrea.io": annotation}});
         let ready = json!({"podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "True"}]});

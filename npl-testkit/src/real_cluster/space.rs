@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The namespaces of a Node, from outside: how they come to be and how a process is started in them.
+//! The namespaces of a Node, seen from outside: creates them and starts processes in them.
 
 use std::fs::{self, File};
 use std::io;
@@ -18,10 +18,10 @@ use crate::poll;
 use crate::process::{self, Process};
 use crate::tools;
 
-/// A few mounts.
+/// The time limit of the Node's mounts.
 const READY_LIMIT: Duration = Duration::from_secs(10);
 
-/// In the order in which they are entered: the files that stand for the others are seen from the first mounts only.
+/// In the order of setns calls: the mount namespace is last, because `/proc` of the host is needed to open the others.
 const KINDS: [(&str, CloneFlags); 5] = [
     ("ipc", CloneFlags::CLONE_NEWIPC),
     ("uts", CloneFlags::CLONE_NEWUTS),
@@ -30,16 +30,16 @@ const KINDS: [(&str, CloneFlags); 5] = [
     ("mnt", CloneFlags::CLONE_NEWNS),
 ];
 
-/// The first process of a Node. With it, the kernel ends every other and undoes every mount.
+/// The first process of a Node. When it dies, the kernel kills the Node's other processes and removes its mounts.
 #[derive(Debug)]
 pub(super) struct Init {
     space: Space,
-    // Ends with this process, whatever happens to that, and its child with it.
+    // The kernel kills this process and its child when the parent dies.
     _process: Process,
 }
 
 impl Init {
-    /// Starts it, by the program that takes [`InitArguments`], and waits until the Node's mounts are there.
+    /// Starts the first process with a program that accepts [`InitArguments`], and waits for the Node's mounts.
     pub(super) fn start(program: &Path, arguments: &InitArguments, netns: &Netns, cgroup: &Cgroup) -> Result<Self> {
         let mut command = netns.command(program)?;
         command.arg("node-init").args(arguments.to_words());
@@ -51,23 +51,23 @@ impl Init {
             if let Some(status) = process.exit_status() {
                 return Some(Err(status));
             }
-            // The outer of its processes says who the inner one is; the inner one says that it is done.
+            // The outer process writes the PID file; the inner process writes the ready file.
             Space::find(&arguments.directory, cgroup.clone()).ok().filter(|_found| ready.exists()).map(Ok)
         })
         .with_context(|| process.log_tail(5))?;
         match started {
             Ok(space) => Ok(Self { space, _process: process }),
-            Err(status) => bail!("{} ended with {status}\n{}", process.name(), process.log_tail(5)),
+            Err(status) => bail!("{} exited: {status}\n{}", process.name(), process.log_tail(5)),
         }
     }
 
-    /// Its namespaces.
+    /// The Node's namespaces.
     pub(super) fn space(&self) -> &Space {
         &self.space
     }
 }
 
-/// The namespaces of a Node that is up.
+/// The namespaces of a running Node.
 #[derive(Clone, Debug)]
 pub struct Space {
     init: u32,
@@ -75,7 +75,7 @@ pub struct Space {
 }
 
 impl Space {
-    /// The namespaces of the Node with this folder, which another process may own.
+    /// Finds the namespaces of the Node with this directory, which another process may own.
     pub fn find(directory: &Path, cgroup: Cgroup) -> Result<Self> {
         let file = directory.join(PID_FILE);
         let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
@@ -83,13 +83,13 @@ impl Space {
         Ok(Self { init, cgroup })
     }
 
-    /// Starts a process inside that runs on; it ends with the Node.
+    /// Starts a long-running process inside. It ends with the Node.
     pub(super) fn spawn(&self, name: &str, mut command: Command, log: &Path) -> Result<Process> {
         self.join(&mut command)?;
         Process::spawn_by(name, command, log, |mut command| self.inside(|| command.spawn())?)
     }
 
-    /// Runs a command inside to its end, on this process's own terminal.
+    /// Runs a command inside on this process's terminal and waits for it.
     pub fn run(&self, mut command: Command) -> Result<ExitStatus> {
         self.join(&mut command)?;
         self.inside(|| command.status())
@@ -97,14 +97,14 @@ impl Space {
             .with_context(|| format!("run {} inside", command.get_program().display()))
     }
 
-    /// Runs a command inside; returns what it printed.
+    /// Runs a command inside and returns its output.
     pub fn output(&self, mut command: Command) -> Result<String> {
         self.join(&mut command)?;
         self.inside(|| tools::output(&mut command)).context("enter the Node")?
     }
 
-    /// Lets a command start in the Node's control group, and only then see that as the root: a process may not come from
-    /// beyond what it sees.
+    /// Makes a command join the Node's control group before it enters the cgroup namespace: a process outside the
+    /// namespace's root cannot be moved from inside.
     #[expect(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
     fn join(&self, command: &mut Command) -> Result<()> {
         self.cgroup.hold_system(command)?;
@@ -121,12 +121,12 @@ impl Space {
         File::open(format!("/proc/{}/ns/{kind}", self.init))
     }
 
-    /// Does something on a thread whose children are inside.
+    /// Runs `work` on a thread whose child processes start inside.
     fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> io::Result<T> {
         let files: Vec<(File, CloneFlags)> =
             KINDS.iter().map(|(kind, flag)| Ok((self.open(kind)?, *flag))).collect::<io::Result<_>>()?;
         let entered = move || {
-            // A thread that shares its root and working directory with others may not change its mounts.
+            // A thread that shares its root and working directory with others cannot change its mount namespace.
             unshare(CloneFlags::CLONE_FS)?;
             files.iter().try_for_each(|(file, flag)| setns(file, *flag))?;
             Ok(work())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The addresses of a topology: documentation ranges outside, private ones for Pods.
+//! The addresses of a topology: documentation ranges outside the Node, a private range for Pods.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -18,17 +18,17 @@ impl Default for NodeAddresses {
     }
 }
 
-/// The addresses that a client sends from.
+/// The source addresses of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientAddresses {
-    /// Outside of the Node's own subnet.
+    /// An address outside the Node's subnet.
     pub v4: Ipv4Addr,
-    /// Outside of the Node's own subnet.
+    /// An address outside the Node's subnet.
     pub v6: Ipv6Addr,
 }
 
 impl ClientAddresses {
-    /// That of each family.
+    /// Both addresses.
     pub fn ips(&self) -> [IpAddr; 2] {
         [self.v4.into(), self.v6.into()]
     }
@@ -52,13 +52,13 @@ pub struct PodAddresses {
 }
 
 impl PodAddresses {
-    /// Those of the `n`th Pod.
+    /// The addresses of the `n`th Pod.
     pub(super) fn nth(n: u8) -> Self {
         Self { v4: Ipv4Addr::new(10, 244, 0, n), v6: Ipv6Addr::new(0xfd00, 0x10, 0x244, 0, 0, 0, 0, n.into()) }
     }
 }
 
-/// Lines of `ip` for the two ends of an uplink, with [`DEVICE`] in place of the device's name.
+/// `ip` commands for both ends of an uplink, with [`DEVICE`] as a placeholder for the device name.
 pub(super) struct Uplink {
     node: &'static str,
     client: &'static str,
@@ -76,7 +76,7 @@ impl Uplink {
     }
 }
 
-/// The client's end has the gateway's address, and the client's own address beside it.
+/// The client's end has the gateway's address in addition to the client's own address.
 pub(super) const FIRST_UPLINK: Uplink = Uplink {
     node: "addr add 192.0.2.10/24 dev {device}
 addr add 2001:db8:0:1::10/64 dev {device} nodad
@@ -92,7 +92,7 @@ route replace 2001:db8:0:1::/64 dev {device} src 2001:db8:0:2::2
 route replace default via 2001:db8:0:1::10 dev {device} src 2001:db8:0:2::2",
 };
 
-/// A network of its own, through which the Node's addresses of the first uplink are reached too.
+/// A separate network, through which the Node's addresses on the first uplink are reachable as well.
 pub(super) const SECOND_UPLINK: Uplink = Uplink {
     node: "addr add 203.0.113.10/24 dev {device}
 addr add 2001:db8:0:3::10/64 dev {device} nodad",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One network device of a topology.
+//! A network device of a topology.
 
 use anyhow::{Context as _, Result};
 
@@ -13,23 +13,23 @@ pub struct Device {
     name: String,
 }
 
-/// Work that a sender leaves to its device, under `ethtool -K`'s name for it.
+/// An offload feature, as named by `ethtool -K`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offload {
-    /// Transmit checksums: without, every packet leaves with a complete one.
+    /// Transmit checksum offload. When off, the kernel completes the checksum of every packet before sending.
     TxChecksum,
-    /// Receive checksums.
+    /// Receive checksum offload.
     RxChecksum,
-    /// TCP segmentation.
+    /// TCP segmentation offload.
     Tso,
-    /// Generic segmentation.
+    /// Generic segmentation offload.
     Gso,
     /// Generic receive offload.
     Gro,
 }
 
 impl Offload {
-    /// Every one.
+    /// All features.
     pub const ALL: [Self; 5] = [Self::TxChecksum, Self::RxChecksum, Self::Tso, Self::Gso, Self::Gro];
 
     fn flag(self) -> &'static str {
@@ -48,34 +48,32 @@ impl Device {
         Self { netns: netns.clone(), name: name.to_owned() }
     }
 
-    /// Its name.
+    /// The device name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The namespace that it is in.
+    /// The namespace of the device.
     pub fn netns(&self) -> &Netns {
         &self.netns
     }
 
-    /// Its number in its namespace.
+    /// The interface index.
     pub fn ifindex(&self) -> Result<u32> {
         let name = self.name.clone();
         Ok(self.netns.run(move || nix::net::if_::if_nametoindex(name.as_str()))??)
     }
 
-    /// Its link-layer address.
+    /// The MAC address.
     pub fn link_address(&self) -> Result<[u8; 6]> {
         let shown = self.netns.ip(&format!("link show dev {}", self.name))?;
         let text = shown.split_once("link/ether ").and_then(|(_, rest)| rest.split_whitespace().next());
         let bytes: Option<Vec<u8>> =
             text.map(|text| text.split(':').filter_map(|byte| u8::from_str_radix(byte, 16).ok()).collect());
-        bytes
-            .and_then(|bytes| bytes.try_into().ok())
-            .with_context(|| format!("find the link-layer address of {}", self.name))
+        bytes.and_then(|bytes| bytes.try_into().ok()).with_context(|| format!("find the MAC address of {}", self.name))
     }
 
-    /// Turns `offloads` on or off.
+    /// Turns offload features on or off.
     pub fn set_offloads(&self, offloads: &[Offload], on: bool) -> Result<()> {
         let mut command = self.netns.command("ethtool")?;
         command.args(["-K", &self.name]);
@@ -85,7 +83,7 @@ impl Device {
         tools::output(&mut command).map(drop)
     }
 
-    /// Changes its MTU.
+    /// Sets the MTU.
     pub fn set_mtu(&self, mtu: u32) -> Result<()> {
         self.netns.ip(&format!("link set {} mtu {mtu}", self.name)).map(drop)
     }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A Node with Pods behind it and clients beyond it, each in a network namespace of its own.
+//! A Node with Pods and external clients, each in its own network namespace.
 //!
 //! ```text
 //!   client ── eth0 ═══ eth0 ── node ── npl<n> ═══ eth0 ── Pod n
 //!   198.51.100.2        192.0.2.10                         10.244.0.<n>/32, routed, as Calico does it
 //! ```
 //!
-//! The first client's end of the uplink is the Node's gateway; a second client has an uplink of its own.
+//! The first client's end of the uplink is the Node's gateway. A second client has its own uplink.
 
 mod address;
 mod device;
@@ -23,11 +23,11 @@ use crate::netns::Netns;
 use crate::poll;
 use crate::run::Run;
 
-/// Numbers of the Node's devices, none of which a new namespace gives out by itself.
+/// Interface indexes of the Node's devices, above those that the kernel assigns in a new namespace.
 const FIRST_UPLINK_INDEX: u32 = 100;
 const FIRST_POD_INDEX: u32 = 200;
 
-/// What a CNI has for what Pods send outside, as `nft` reads it.
+/// The masquerading rules of a typical CNI plug-in, for `nft`.
 pub const MASQUERADE: &str = "
 table inet npl_test {
   chain postrouting {
@@ -37,15 +37,15 @@ table inet npl_test {
   }
 }";
 
-/// News of a carrier take a second at most.
+/// The kernel reports a carrier change within a second.
 const CARRIER_LIMIT: Duration = Duration::from_secs(5);
 
-/// What a topology has; the default is one client and the usual MTU.
+/// The options of a topology. The default is one client and an MTU of 1500.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// One or two; the second has an uplink of its own.
+    /// The number of clients, 1 or 2. The second client has its own uplink.
     pub clients: u8,
-    /// MTU of the uplinks and of the Pods' devices.
+    /// The MTU of the uplinks and of the Pods' devices.
     pub mtu: u32,
 }
 
@@ -55,7 +55,7 @@ impl Default for Options {
     }
 }
 
-/// Client, Node and Pods; gone when dropped.
+/// Clients, a Node and Pods. Their namespaces are deleted when dropped.
 #[derive(Debug)]
 pub struct Topology {
     node: Netns,
@@ -66,36 +66,36 @@ pub struct Topology {
     made: u8,
 }
 
-/// A client outside of the cluster.
+/// A client outside the cluster.
 #[derive(Debug)]
 pub struct Client {
-    /// Its namespace.
+    /// The client's namespace.
     pub netns: Netns,
-    /// Its addresses.
+    /// The client's addresses.
     pub addresses: ClientAddresses,
-    /// Its end of its uplink.
+    /// The client's end of its uplink.
     pub device: Device,
-    /// The Node's end of its uplink.
+    /// The Node's end of the client's uplink.
     pub uplink: Device,
 }
 
-/// A Pod behind the Node.
+/// A Pod on the Node.
 #[derive(Clone, Debug)]
 pub struct Pod {
-    /// Its name.
+    /// The Pod's name.
     pub name: String,
-    /// Its namespace.
+    /// The Pod's namespace.
     pub netns: Netns,
-    /// Its addresses.
+    /// The Pod's addresses.
     pub addresses: PodAddresses,
-    /// Its own device.
+    /// The Pod's end of its veth pair.
     pub device: Device,
-    /// The Node's end of it.
+    /// The Node's end of the Pod's veth pair.
     pub host_device: Device,
 }
 
 impl Topology {
-    /// Builds the Node and its clients; `name` tells several topologies of one run apart.
+    /// Creates the Node and its clients. `name` distinguishes several topologies of one run.
     pub fn new(run: &Run, name: &str, options: Options) -> Result<Self> {
         ensure!((1..=2).contains(&options.clients), "a topology has one or two clients, not {}", options.clients);
         let prefix = if name.is_empty() { String::new() } else { format!("{name}-") };
@@ -114,12 +114,12 @@ impl Topology {
         &self.node
     }
 
-    /// A device of the Node's that somebody else has made.
+    /// A handle of a device that the caller has created on the Node.
     pub fn node_device(&self, name: &str) -> Device {
         Device::new(&self.node, name)
     }
 
-    /// The Node's own addresses.
+    /// The Node's addresses.
     pub fn node_addresses(&self) -> NodeAddresses {
         NodeAddresses::default()
     }
@@ -134,12 +134,12 @@ impl Topology {
         &self.clients
     }
 
-    /// The Pods that are there.
+    /// The current Pods.
     pub fn pods(&self) -> &[Pod] {
         &self.pods
     }
 
-    /// Adds a Pod with an address that no Pod of this topology had before.
+    /// Adds a Pod with an address that no earlier Pod of this topology had.
     pub fn add_pod(&mut self, run: &Run, name: &str) -> Result<Pod> {
         self.made = self.made.checked_add(1).context("a topology has addresses for 255 Pods")?;
         let pod = self.connect_pod(run, name).with_context(|| format!("connect Pod {name}"))?;
@@ -147,20 +147,24 @@ impl Topology {
         Ok(pod)
     }
 
-    /// Takes a Pod away as a container runtime does: its device first, then its namespace.
+    /// Removes a Pod as a container runtime does: first the device, then the namespace.
     pub fn remove_pod(&mut self, name: &str) -> Result<()> {
-        let at = self.pods.iter().position(|pod| pod.name == name).with_context(|| format!("no Pod {name} here"))?;
+        let at = self
+            .pods
+            .iter()
+            .position(|pod| pod.name == name)
+            .with_context(|| format!("the topology has no Pod {name}"))?;
         let pod = self.pods.remove(at);
         self.node.ip(&format!("link del {}", pod.host_device.name()))?;
         pod.netns.delete()
     }
 
-    /// Moves what the Node has at its first uplink, addresses and routes, to a device above that.
+    /// Moves the addresses and routes of the Node's first uplink to another device, such as a bridge above the uplink.
     pub fn move_node_to(&self, device: &str) -> Result<()> {
         move_addresses(&self.node, &FIRST_UPLINK.node_lines(device))
     }
 
-    /// The same at the first client's end.
+    /// As [`Self::move_node_to`], for the first client's end of the uplink.
     pub fn move_client_to(&self, device: &str) -> Result<()> {
         move_addresses(&self.client().netns, &FIRST_UPLINK.client_lines(device))
     }
@@ -192,8 +196,8 @@ impl Topology {
         Ok(Pod { name: name.to_owned(), netns, addresses, device, host_device })
     }
 
-    /// Joins a Pod by a pair of netkit's, under the names that its pair of veth's had. `ip` cannot name the other end, which
-    /// the kernel does, by the first number that is free.
+    /// Replaces a Pod's veth pair by a netkit pair with the same names. `ip` cannot set the name of the peer, which the
+    /// kernel calls `nk0`.
     pub fn put_behind_netkit(&self, pod: &Pod) -> Result<()> {
         let host_device = pod.host_device.name();
         let peer = pod.netns.name();
@@ -205,7 +209,7 @@ impl Topology {
         self.route_pod(&pod.netns, host_device, pod.addresses)
     }
 
-    /// Gives a Pod its addresses, and both ends of its pair their routes.
+    /// Adds a Pod's addresses, and routes at both ends of its pair.
     fn route_pod(&self, netns: &Netns, host_device: &str, addresses: PodAddresses) -> Result<()> {
         let PodAddresses { v4, v6 } = addresses;
         self.node.ip(&format!(
@@ -213,7 +217,7 @@ impl Topology {
              route add {v4}/32 dev {host_device} scope link\n\
              route add {v6}/128 dev {host_device}"
         ))?;
-        // The gateway does not exist: the Node answers for every address on this device, and without the usual pause.
+        // The gateway does not exist: the Node answers ARP requests for every address on this device, without delay.
         self.node.sysctl(&format!("net/ipv4/conf/{host_device}/proxy_arp"), "1")?;
         self.node.sysctl(&format!("net/ipv4/neigh/{host_device}/proxy_delay"), "0")?;
         netns.ip(&format!(
@@ -226,10 +230,10 @@ impl Topology {
         Ok(())
     }
 
-    /// Joins the Node's device `name` with `eth0` of `peer`.
+    /// Connects the Node's device `name` with `eth0` of `peer`.
     ///
-    /// The Node's end is numbered from `index`, since the kernel puts off the news of a carrier by up to a second when
-    /// the two ends of a pair happen to have the same number.
+    /// Sets the interface index of the Node's end: the kernel delays the carrier event by up to one second if both ends
+    /// of a pair have the same index.
     fn join(&self, name: &str, index: u32, peer: &Netns) -> Result<()> {
         let mtu = self.mtu;
         prepare_addresses(peer)?;
@@ -245,17 +249,17 @@ impl Topology {
 }
 
 impl Pod {
-    /// Its IPv4 address.
+    /// The Pod's IPv4 address.
     pub fn ip(&self) -> Ipv4Addr {
         self.addresses.v4
     }
 
-    /// Its addresses in the order of `status.podIPs`.
+    /// The Pod's addresses in the order of `status.podIPs`.
     pub fn ips(&self) -> Vec<IpAddr> {
         vec![self.addresses.v4.into(), self.addresses.v6.into()]
     }
 
-    /// The Node never asks for its link address again.
+    /// Adds permanent neighbor entries for the Pod, so that the Node sends no ARP requests and neighbor solicitations.
     pub fn fix_neighbour(&self) -> Result<()> {
         let address = self.device.link_address()?.map(|byte| format!("{byte:02x}")).join(":");
         let (ip, device) = (self.ip(), self.host_device.name());
@@ -272,7 +276,7 @@ fn prepare_node(node: &Netns) -> Result<()> {
     node.sysctl("net/ipv6/conf/all/forwarding", "1")
 }
 
-/// Addresses are unique by construction, and their detection would take seconds.
+/// Disables duplicate address detection, which would take seconds; the addresses are unique.
 fn prepare_addresses(netns: &Netns) -> Result<()> {
     netns.sysctl("net/ipv6/conf/default/accept_dad", "0")
 }
@@ -286,8 +290,8 @@ fn wait_for_carrier(netns: &Netns, device: &str) -> Result<()> {
     poll::until(&format!("the carrier of {device}"), CARRIER_LIMIT, || is_up().then_some(())).map(drop)
 }
 
-/// An address that no topology has, for packets that must go nowhere.
+/// An address that no topology uses, for packets that must not reach any receiver.
 pub const NOBODY_V4: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 254);
 
-/// As [`NOBODY_V4`].
+/// The IPv6 counterpart of [`NOBODY_V4`].
 pub const NOBODY_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 0xfe);

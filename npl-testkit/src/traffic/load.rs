@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Requests at a steady rate, to show that nothing is lost while something else happens.
+//! Requests at a constant rate, to detect losses during changes.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -15,52 +15,52 @@ use super::request;
 use crate::echo::Protocol;
 use crate::netns::Netns;
 
-/// Requests that may be under way at once, so that a slow one does not lower the rate.
+/// The maximum number of concurrent requests: a slow request must not lower the rate.
 const WORKERS: u32 = 4;
 
-/// One kind of request of a load, and what has to come back.
+/// One request of a load, with the expected response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// By which protocol.
+    /// The protocol.
     pub protocol: Protocol,
-    /// Where to.
+    /// The destination.
     pub server: SocketAddr,
-    /// The Pod that must answer.
+    /// The Pod that must respond.
     pub pod: String,
-    /// The address that the Pod must see.
+    /// The client address that the Pod must observe.
     pub client: IpAddr,
 }
 
-/// A request that was not answered as it has to be.
+/// A request without the expected response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// When, counted from the start of the load.
+    /// The time of the request, since the start of the load.
     pub at: Duration,
-    /// Which.
+    /// The request.
     pub request: Request,
-    /// Why.
+    /// The error.
     pub error: String,
 }
 
-/// What became of the requests.
+/// The results of the requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Right answers by Pod and protocol.
+    /// Correct responses by Pod and protocol.
     pub answered: BTreeMap<(String, Protocol), u64>,
-    /// All the others.
+    /// All failed requests.
     pub failures: Vec<Failure>,
-    /// The longest time that a right answer took.
+    /// The longest response time of a correct response.
     pub slowest: Duration,
 }
 
 impl Report {
-    /// The number of right answers.
+    /// The number of correct responses.
     pub fn total(&self) -> u64 {
         self.answered.values().sum()
     }
 }
 
-/// A running load; ends when dropped.
+/// A running load. Dropping it ends it.
 #[derive(Debug)]
 pub struct Load {
     shared: Arc<Shared>,
@@ -78,7 +78,7 @@ struct Shared {
 }
 
 impl Load {
-    /// Sends `per_second` requests from `from`, by turns to each of `requests`.
+    /// Sends `per_second` requests from `from`, round-robin over `requests`.
     pub fn start(from: &Netns, per_second: u32, requests: Vec<Request>) -> Self {
         let start = Instant::now();
         let (requests, report) = (RwLock::new(requests), Mutex::default());
@@ -94,17 +94,17 @@ impl Load {
         load
     }
 
-    /// Changes where requests go; on return, no request of the old list is under way.
+    /// Replaces the list of requests. When this function returns, no request of the old list is in progress.
     pub fn replace(&self, requests: Vec<Request>) {
         *self.shared.requests.write().unwrap_or_else(PoisonError::into_inner) = requests;
     }
 
-    /// What became of the requests up to now.
+    /// The results so far.
     pub fn report(&self) -> Report {
         self.shared.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Ends the load, after the requests that are under way.
+    /// Ends the load after the requests in progress.
     pub fn stop(mut self) -> Report {
         self.join();
         self.report()
@@ -113,7 +113,7 @@ impl Load {
     fn join(&mut self) {
         self.stops.clear();
         for worker in self.workers.drain(..) {
-            // A panicked worker has shown its message.
+            // A panicked worker has already printed its message.
             drop(worker.join());
         }
     }
@@ -134,7 +134,7 @@ fn work(shared: &Shared, worker: u32, interval: Duration, stopped: &mpsc::Receiv
             Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
         }
         due += interval;
-        // Held during the request, which is what `replace` waits for.
+        // `replace` waits for this lock, which is held during the request.
         let requests = shared.requests.read().unwrap_or_else(PoisonError::into_inner);
         let turn = shared.turn.fetch_add(1, Ordering::Relaxed);
         let Some(chosen) = turn.checked_rem(requests.len()).and_then(|at| requests.get(at)) else { continue };
@@ -154,8 +154,8 @@ fn work(shared: &Shared, worker: u32, interval: Duration, stopped: &mpsc::Receiv
 
 fn check(from: &Netns, wanted: &Request, question: &str) -> Result<()> {
     let answer = request(from, wanted.protocol, wanted.server, question)?;
-    ensure!(answer.pod == wanted.pod, "{} answered instead of {}", answer.pod, wanted.pod);
+    ensure!(answer.pod == wanted.pod, "{} responded instead of {}", answer.pod, wanted.pod);
     let seen = answer.client.ip();
-    ensure!(seen == wanted.client, "{} saw {seen} instead of {}", answer.pod, wanted.client);
+    ensure!(seen == wanted.client, "{} observed the client address {seen} instead of {}", answer.pod, wanted.client);
     Ok(())
 }

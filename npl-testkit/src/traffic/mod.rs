@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clients of the echo server. Each opens its socket in a namespace; every wait has a deadline.
+//! Clients of the echo server. Each opens its socket in a given namespace, and every wait has a deadline.
 
 mod load;
 mod sctp;
@@ -20,32 +20,32 @@ use crate::echo::{Answer, PADDED, Protocol};
 use crate::netns::Netns;
 use crate::poll;
 
-/// How long a request may take.
+/// The time limit of a request.
 pub const REQUEST_LIMIT: Duration = Duration::from_secs(2);
 
-/// [`REQUEST_LIMIT`], on a machine that needs patience.
+/// [`REQUEST_LIMIT`], extended on slow machines.
 fn request_limit() -> Duration {
     REQUEST_LIMIT * poll::patience()
 }
 
-/// How long a client waits for a datagram before it asks again.
+/// The time after which a client repeats a UDP request.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
 
-/// An answer over UDP, where requests may be lost.
+/// A response over UDP, where requests can be lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UdpAnswer {
-    /// What the server said.
+    /// The server's response.
     pub answer: Answer,
-    /// How many requests were needed; 1 when nothing was lost.
+    /// The number of requests sent; 1 if nothing was lost.
     pub attempts: u32,
 }
 
-/// How a UDP request is sent.
+/// The options of a UDP request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdpOptions {
-    /// Without, datagrams leave with a checksum of zero (IPv4 only).
+    /// Whether datagrams have a checksum; if not, the checksum field is zero (IPv4 only).
     pub checksum: bool,
-    /// Requests before giving up.
+    /// The maximum number of requests.
     pub attempts: u32,
 }
 
@@ -55,14 +55,14 @@ impl Default for UdpOptions {
     }
 }
 
-/// Asks one question over TCP.
+/// Sends one request over TCP.
 pub fn tcp_request(from: &Netns, server: SocketAddr, question: &str) -> Result<Answer> {
     request(from, Protocol::Tcp, server, question)
 }
 
-/// Opens a TCP connection whose reads and writes are bounded by [`REQUEST_LIMIT`].
+/// Opens a TCP connection; [`REQUEST_LIMIT`] applies to each read and write.
 pub fn tcp_connect(from: &Netns, server: SocketAddr) -> Result<TcpStream> {
-    from.run(|| open_tcp(server, request_limit()))?.with_context(|| format!("ask from {}", from.name()))
+    from.run(|| open_tcp(server, request_limit()))?.with_context(|| format!("send a request from {}", from.name()))
 }
 
 /// As [`tcp_connect`], in the namespace of the calling thread.
@@ -74,19 +74,22 @@ pub(crate) fn open_tcp(server: SocketAddr, limit: Duration) -> Result<TcpStream>
     Ok(stream)
 }
 
-/// Asks one question over an open connection.
+/// Sends one request over an open connection.
 pub fn tcp_ask(mut stream: &TcpStream, question: &str) -> Result<Answer> {
     let line = format!("{question}\n");
-    stream.write_all(line.as_bytes()).context("send the question")?;
+    stream.write_all(line.as_bytes()).context("send the request")?;
     let mut reply = String::new();
-    BufReader::new(stream.take(64 * 1024)).read_line(&mut reply).context("wait for the answer")?;
-    ensure!(!reply.is_empty(), "the connection was closed without an answer");
-    let answer: Answer = serde_json::from_str(&reply).with_context(|| format!("read the answer `{reply}`"))?;
-    ensure!(answer.digest == Digest::of(line.as_bytes()).to_string(), "the question arrived changed: {answer:?}");
+    BufReader::new(stream.take(64 * 1024)).read_line(&mut reply).context("wait for the response")?;
+    ensure!(!reply.is_empty(), "the connection was closed without a response");
+    let answer: Answer = serde_json::from_str(&reply).with_context(|| format!("parse the response `{reply}`"))?;
+    ensure!(
+        answer.digest == Digest::of(line.as_bytes()).to_string(),
+        "the request was corrupted on its way: {answer:?}"
+    );
     Ok(answer)
 }
 
-/// Asks one question over UDP, again when nothing comes back.
+/// Sends one request over UDP and repeats it if there is no response.
 pub fn udp_request(from: &Netns, server: SocketAddr, question: &[u8], options: UdpOptions) -> Result<UdpAnswer> {
     let socket = udp_socket(from, server, options.checksum)?;
     for attempts in 1..=options.attempts {
@@ -98,7 +101,7 @@ pub fn udp_request(from: &Netns, server: SocketAddr, question: &[u8], options: U
     bail!("{server} did not answer {} datagrams", options.attempts)
 }
 
-/// Opens a UDP socket that talks to `server` only.
+/// Opens a UDP socket that is connected to `server`.
 pub fn udp_socket(from: &Netns, server: SocketAddr, checksum: bool) -> Result<UdpSocket> {
     let open = || open_udp(server, checksum);
     from.run(open)?.with_context(|| format!("open a UDP socket to {server} in {}", from.name()))
@@ -115,33 +118,36 @@ pub(crate) fn open_udp(server: SocketAddr, checksum: bool) -> std::io::Result<Ud
     Ok(socket)
 }
 
-/// Asks one question over an open socket, once.
+/// Sends one request over an open socket, without repetition.
 pub fn udp_ask(socket: &UdpSocket, question: &str) -> Result<Answer> {
     socket.send(question.as_bytes()).context("send a datagram")?;
     udp_receive(socket, question.as_bytes(), request_limit())?
-        .with_context(|| format!("no answer came within {} s", request_limit().as_secs()))
+        .with_context(|| format!("no response within {} s", request_limit().as_secs()))
 }
 
-/// Sends a question of `question_bytes` and expects an answer of `answer_bytes`: as large as it takes to be cut up.
+/// Sends a request of `question_bytes` and expects a response of `answer_bytes`; large sizes cause fragmentation.
 pub fn udp_exchange(from: &Netns, server: SocketAddr, question_bytes: usize, answer_bytes: usize) -> Result<Answer> {
     let mut question = format!("{PADDED} {answer_bytes} ").into_bytes();
-    ensure!(question.len() <= question_bytes, "a question of {question_bytes} bytes cannot ask for so much");
+    ensure!(
+        question.len() <= question_bytes,
+        "a request of {question_bytes} bytes is too short to state the response length"
+    );
     let filler = question_bytes - question.len();
-    Pattern::new(answer_bytes as u64, filler as u64).read_to_end(&mut question).context("fill the question")?;
+    Pattern::new(answer_bytes as u64, filler as u64).read_to_end(&mut question).context("fill the request")?;
     let socket = udp_socket(from, server, true)?;
     socket.send(&question).with_context(|| format!("send {question_bytes} bytes to {server}"))?;
     let (answer, length) = udp_receive_sized(&socket, &question, request_limit())?
         .with_context(|| format!("{server} did not answer {question_bytes} bytes with {answer_bytes}"))?;
-    ensure!(length == answer_bytes, "{length} bytes came back instead of {answer_bytes}");
+    ensure!(length == answer_bytes, "the response has {length} bytes instead of {answer_bytes}");
     Ok(answer)
 }
 
-/// Waits for the answer to `question`; answers to earlier ones are skipped.
+/// Waits for the response to `question` and skips responses to earlier requests.
 pub fn udp_receive(socket: &UdpSocket, question: &[u8], limit: Duration) -> Result<Option<Answer>> {
     Ok(udp_receive_sized(socket, question, limit)?.map(|(answer, _length)| answer))
 }
 
-/// As [`udp_receive`], with the bytes of the whole answer.
+/// As [`udp_receive`], with the length of the response.
 fn udp_receive_sized(socket: &UdpSocket, question: &[u8], limit: Duration) -> Result<Option<(Answer, usize)>> {
     let digest = Digest::of(question).to_string();
     let start = Instant::now();
@@ -155,22 +161,22 @@ fn udp_receive_sized(socket: &UdpSocket, question: &[u8], limit: Duration) -> Re
         match socket.recv(&mut buffer) {
             Ok(length) => {
                 let reply = buffer.get(..length).unwrap_or_default();
-                let answer: Answer = serde_json::from_slice(reply).context("read the answer")?;
+                let answer: Answer = serde_json::from_slice(reply).context("parse the response")?;
                 if answer.digest == digest {
                     return Ok(Some((answer, length)));
                 }
             }
-            // As `poll::uninterrupted`, for what is left of the limit.
+            // As in `poll::uninterrupted`, but within the remaining time.
             Err(err) if err.kind() == ErrorKind::Interrupted => {}
             Err(err) if matches!(err.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => return Ok(None),
-            Err(err) => return Err(err).context("wait for an answer"),
+            Err(err) => return Err(err).context("wait for a response"),
         }
     }
 }
 
-/// Asks by `protocol`, once: a lost datagram is an error.
+/// Sends one request by `protocol` without repetition: a lost datagram is an error.
 pub fn request(from: &Netns, protocol: Protocol, server: SocketAddr, question: &str) -> Result<Answer> {
-    from.run(|| ask(protocol, server, question))?.with_context(|| format!("ask from {}", from.name()))
+    from.run(|| ask(protocol, server, question))?.with_context(|| format!("send a request from {}", from.name()))
 }
 
 /// As [`request`], in the namespace of the calling thread.
@@ -183,7 +189,7 @@ pub fn ask(protocol: Protocol, server: SocketAddr, question: &str) -> Result<Ans
         }
         Protocol::Sctp => tcp_ask(&open_sctp(server, request_limit())?, question),
     }
-    .with_context(|| format!("ask {server} over {protocol}"))
+    .with_context(|| format!("send a request to {server} over {protocol}"))
 }
 
 #[expect(unsafe_code, reason = "no library in use wraps SO_NO_CHECK")]

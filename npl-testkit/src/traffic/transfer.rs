@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bulk transfers over TCP whose every byte is checked at the other end.
+//! Bulk transfers over TCP that verify every byte at the receiver.
 
 use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -16,13 +16,13 @@ use crate::echo::pattern::{Digest, Pattern};
 use crate::netns::Netns;
 use crate::poll;
 
-/// Bytes handled at once.
+/// The buffer size.
 const CHUNK: usize = 32 * 1024;
 
-/// The longest pause within a transfer; more than several retransmissions.
+/// The longest pause within a transfer, which covers several retransmissions.
 const STALL_LIMIT: Duration = Duration::from_secs(10);
 
-/// Which way the bytes go.
+/// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the client to the Pod.
@@ -31,22 +31,22 @@ pub enum Direction {
     Download,
 }
 
-/// A finished transfer; every byte arrived as sent.
+/// A completed transfer; all bytes arrived unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransferReport {
-    /// How many bytes.
+    /// The number of bytes.
     pub bytes: u64,
-    /// How long it took.
+    /// The duration.
     pub elapsed: Duration,
 }
 
-/// Moves `bytes` and checks them.
+/// Transfers `bytes` and verifies them.
 pub fn transfer(from: &Netns, server: SocketAddr, direction: Direction, bytes: u64) -> Result<TransferReport> {
     run(&tcp_connect(from, server)?, Plan { direction, bytes, rate: None }, &AtomicU64::new(0))
         .with_context(|| format!("{direction:?} of {bytes} bytes with {server}"))
 }
 
-/// A transfer on a thread of its own.
+/// A transfer on its own thread.
 #[derive(Debug)]
 pub struct Transfer {
     moved: Arc<AtomicU64>,
@@ -55,7 +55,7 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// Starts moving `bytes` at `rate` bytes per second.
+    /// Starts a transfer of `bytes` at `rate` bytes per second.
     pub fn start(from: &Netns, server: SocketAddr, direction: Direction, bytes: u64, rate: u64) -> Result<Self> {
         let stream = tcp_connect(from, server)?;
         let moved = Arc::new(AtomicU64::new(0));
@@ -64,24 +64,24 @@ impl Transfer {
         Ok(Self { moved, bytes, thread: thread::spawn(move || run(&stream, plan, &counter)) })
     }
 
-    /// Bytes moved so far, as the client sees it.
+    /// The bytes transferred so far, as counted by the client.
     pub fn moved(&self) -> u64 {
         self.moved.load(Ordering::Relaxed)
     }
 
-    /// Whether it is still under way.
+    /// Whether the transfer is in progress.
     pub fn is_running(&self) -> bool {
         !self.thread.is_finished()
     }
 
-    /// Waits until at least `share` (0 to 1) of the bytes are moved.
+    /// Waits until at least `share` (0 to 1) of the bytes are transferred.
     pub fn wait_for_share(&self, share: f64, limit: Duration) -> Result<()> {
         #[expect(clippy::cast_precision_loss, reason = "a share of a few MiB")]
         let reached = || (self.moved() as f64 >= share * self.bytes as f64 || !self.is_running()).then_some(());
         poll::until("the transfer's progress", limit, reached).map(drop)
     }
 
-    /// Waits for the end; bounded, since no read or write within waits for ever.
+    /// Waits for the end. Every read and write has a timeout, so this wait is bounded.
     pub fn join(self) -> Result<TransferReport> {
         self.thread.join().map_err(|_panic| anyhow!("the transfer's thread panicked"))?
     }
@@ -97,7 +97,7 @@ struct Plan {
 fn run(stream: &TcpStream, plan: Plan, moved: &AtomicU64) -> Result<TransferReport> {
     stream.set_read_timeout(Some(STALL_LIMIT)).context("set a read timeout")?;
     stream.set_write_timeout(Some(STALL_LIMIT)).context("set a write timeout")?;
-    // Any seed will do; the same one makes failures comparable.
+    // The seed is arbitrary, but reproducible.
     let seed = plan.bytes;
     let start = Instant::now();
     match plan.direction {
@@ -112,23 +112,23 @@ fn upload(mut stream: &TcpStream, seed: u64, plan: Plan, moved: &AtomicU64) -> R
     let sent = copy(&mut Pattern::new(seed, plan.bytes), plan, moved, |chunk| stream.write_all(chunk))?;
     let mut reply = String::new();
     BufReader::new(stream.take(64 * 1024)).read_line(&mut reply).context("wait for the digest")?;
-    let answer: Answer = serde_json::from_str(&reply).with_context(|| format!("read the answer `{reply}`"))?;
+    let answer: Answer = serde_json::from_str(&reply).with_context(|| format!("parse the response `{reply}`"))?;
     ensure!(answer.received == plan.bytes, "{} of {} bytes arrived", answer.received, plan.bytes);
-    ensure!(answer.digest == sent.to_string(), "the bytes arrived changed: {} instead of {sent}", answer.digest);
+    ensure!(answer.digest == sent.to_string(), "the data was corrupted: digest {} instead of {sent}", answer.digest);
     Ok(())
 }
 
 fn download(mut stream: &TcpStream, seed: u64, plan: Plan, moved: &AtomicU64) -> Result<()> {
-    writeln!(stream, "DOWNLOAD {} {seed}", plan.bytes).context("ask for the download")?;
+    writeln!(stream, "DOWNLOAD {} {seed}", plan.bytes).context("request the download")?;
     let received = copy(&mut stream.take(plan.bytes), plan, moved, |_chunk| Ok(()))?;
     let arrived = moved.load(Ordering::Relaxed);
     ensure!(arrived == plan.bytes, "{arrived} of {} bytes arrived", plan.bytes);
     let sent = Pattern::new(seed, plan.bytes).digest();
-    ensure!(received.to_string() == sent, "the bytes arrived changed: {received} instead of {sent}");
+    ensure!(received.to_string() == sent, "the data was corrupted: digest {received} instead of {sent}");
     Ok(())
 }
 
-/// Moves everything from `source` to `sink`, at the plan's rate.
+/// Copies everything from `source` to `sink` at the plan's rate.
 fn copy(
     source: &mut impl Read,
     plan: Plan,
@@ -140,15 +140,15 @@ fn copy(
     let mut buffer = vec![0; CHUNK];
     loop {
         let so_far = moved.load(Ordering::Relaxed);
-        let read = poll::uninterrupted(|| source.read(&mut buffer))
-            .with_context(|| format!("read on after {so_far} bytes"))?;
+        let read =
+            poll::uninterrupted(|| source.read(&mut buffer)).with_context(|| format!("read after {so_far} bytes"))?;
         let Some(chunk) = buffer.get(..read).filter(|chunk| !chunk.is_empty()) else { return Ok(digest) };
         digest.update(chunk);
-        sink(chunk).with_context(|| format!("write on after {so_far} bytes"))?;
+        sink(chunk).with_context(|| format!("write after {so_far} bytes"))?;
         let total = so_far + chunk.len() as u64;
         moved.store(total, Ordering::Relaxed);
         if let Some(rate) = plan.rate {
-            // This is the pace of a sender, not a wait for a condition.
+            // The sleep paces the sender; it is not a wait for a condition.
             thread::sleep(Duration::from_micros(total * 1_000_000 / rate.max(1)).saturating_sub(start.elapsed()));
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whatever stands in an object, it costs itself and nothing else.
+//! Malformed or extreme objects affect only themselves.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::world::{LIMIT, NAMESPACE, NODE, World};
 
 #[test]
-fn no_value_of_the_annotation_survives_or_freezes_its_pod() {
+fn a_tampered_annotation_of_any_content_is_restored() {
     let mut world = World::with_agent(&[]);
     world.create_service();
     world.enable_service();
@@ -39,7 +39,7 @@ fn no_value_of_the_annotation_survives_or_freezes_its_pod() {
         world.cluster.client().merge_patch(&path, &tampered).unwrap();
         world.annotations.wait_for("web-0", LIMIT, |value| value == Some(&right)).unwrap();
     }
-    // Its Service is still followed.
+    // The agent still follows the Pod's Service.
     world.cluster.set_service_enabled(NAMESPACE, "web", false).unwrap();
     world.annotations.wait_for("web-0", LIMIT, |value| value.is_none()).unwrap();
     world.enable_service();
@@ -60,12 +60,12 @@ fn objects_at_the_limits_of_the_api_are_served() {
     let entries = world.wait_for_entries(&name, 250);
     assert!(entries.iter().any(|entry| entry.pod_port == 65_534));
     assert_eq!(world.writes(&name), 1);
-    // The Event about the name that the Pod does not have has room for the Pod's own name.
+    // The Event about the unresolvable name has room for the long name of the Pod.
     world.wait_for_metric(r#"npl_events_total{outcome="created"} 1"#);
 }
 
 #[test]
-fn services_that_make_no_sense_leave_the_others_alone() {
+fn meaningless_services_do_not_affect_others() {
     let mut world = World::with_agent(&[]);
     world.create_service();
     world.enable_service();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A Node whose uplink is a bond of two devices, of which one takes over from the other while the agent runs.
+//! A Node whose uplink is a bond of two devices, with failovers while the agent runs.
 //!
 //! ```text
 //!   client ── sw0 ─┬─ eth0 ═══ eth0 ─┬─ up0 ── node
@@ -19,13 +19,13 @@ use npl_testkit::{kernel, poll, traffic};
 use crate::redirect::{NOTHING_IS_FORWARDED, wait_for_redirected_pods};
 use crate::world::{LIMIT, World};
 
-/// It goes back to `eth0` as soon as that can carry again.
+/// The primary device is `eth0`, which becomes active again as soon as its link is up.
 const BOND: &str = "link add up0 type bond mode active-backup miimon 50 primary eth0";
 
-/// An end of a pair with its number has news of its carrier at once.
+/// The interface index differs from that of the peer, so that the kernel reports carrier changes without delay.
 const SECOND_PAIR: &str = "link add eth1 index 101 type veth peer name eth1 netns";
 
-/// As two cables into a switch, with the client behind it.
+/// The client's end: a switch with both cables, in front of the client.
 const SWITCH: &str = "link add sw0 type bridge forward_delay 0
 link set eth0 master sw0
 link set eth1 master sw0
@@ -37,7 +37,7 @@ link set eth0 master up0
 link set eth1 master up0
 link set up0 up";
 
-/// Who is told to do what, and which member carries then.
+/// The namespace in which a change is made, the change, and the active device afterwards.
 type Change = (fn(&World) -> &Netns, &'static str, &'static str);
 
 const CHANGES: [Change; 4] = [
@@ -55,7 +55,7 @@ fn client(world: &World) -> &Netns {
     &world.topology.client().netns
 }
 
-/// A Node whose addresses are on a bond, if the kernel has bonds; no agent yet.
+/// A Node whose addresses are on a bond, without an agent. `None` if the kernel does not support bonds.
 fn world_with_bond() -> Option<World> {
     let world = World::new();
     if !kernel::make_device(node(&world), "bond", BOND, false).unwrap() {
@@ -77,10 +77,10 @@ fn wait_for_active_member(world: &World, member: &str) {
     let shown = || fs::read_to_string("/proc/thread-self/net/bonding/up0").unwrap();
     let active = format!("Currently Active Slave: {member}\n");
     let is_active = || node(world).run(shown).unwrap().contains(&active).then_some(());
-    poll::until(&format!("{member} to carry"), LIMIT, is_active).unwrap();
+    poll::until(&format!("{member} to become the active device"), LIMIT, is_active).unwrap();
 }
 
-/// What a client has open with a Pod.
+/// A client's open connection and UDP flow to a Pod.
 struct Conversation {
     stream: TcpStream,
     socket: UdpSocket,
@@ -94,7 +94,7 @@ impl Conversation {
         Self { stream: stream.unwrap(), socket: socket.unwrap() }
     }
 
-    /// TCP asks first, and again where the switch has not learnt yet which cable leads to the Node.
+    /// TCP comes first: its retransmissions update the switch's forwarding table if the table still has the wrong port.
     #[track_caller]
     fn assert_goes_on(&self, pod: &str, question: &str) {
         let answer = traffic::tcp_ask(&self.stream, question).unwrap();
@@ -104,7 +104,7 @@ impl Conversation {
     }
 }
 
-/// The pins of the links on the bond, and the numbers that no other pin of this file system gets.
+/// The link pins of the bond with their inode numbers, which change if a pin is recreated.
 fn pins(world: &World) -> BTreeMap<String, u64> {
     let folder = world.bpffs.path().join(PIN_ROOT).join(format!("v{ABI_VERSION}")).join(LINK_DIR);
     let of_bond = format!("{}_", world.topology.node_device("up0").ifindex().unwrap());
@@ -113,9 +113,9 @@ fn pins(world: &World) -> BTreeMap<String, u64> {
     named.filter(|(name, _)| name.starts_with(&of_bond)).collect()
 }
 
-/// The programs are on the bond, and on neither of its members.
+/// The programs are attached to the bond and to neither of its devices.
 #[track_caller]
-fn assert_bond_carries(world: &mut World) {
+fn assert_bond_is_attached(world: &mut World) {
     let metrics = world.agent().metrics().unwrap();
     for line in [r#"npl_devices{state="attached"} 1"#, r#"npl_devices{state="failed"} 0"#] {
         assert!(metrics.lines().any(|found| found == line), "{line} is not in {metrics}");
@@ -127,11 +127,11 @@ fn assert_bond_carries(world: &mut World) {
     assert!(!devices.iter().any(|device| device["name"] == "eth0" || device["name"] == "eth1"), "{status}");
 }
 
-/// Has the agent look at devices once more, and so at all that has changed before.
+/// Makes the agent survey the devices once more, and thereby apply all earlier changes.
 fn wait_for_look(world: &World, new_address: &str) {
     node(world).ip(&format!("addr add {new_address}/32 dev up0")).unwrap();
     let status = || world.agent_options(&[]).command(&["status"]).unwrap();
-    poll::until("the agent to look at devices", LIMIT, || status().contains(new_address).then_some(())).unwrap();
+    poll::until("the agent to survey the devices", LIMIT, || status().contains(new_address).then_some(())).unwrap();
 }
 
 #[track_caller]
@@ -139,26 +139,26 @@ fn assert_nothing_is_lost(world: &mut World, new_address: &str) {
     world.assert_served("web-0");
     let conversation = Conversation::open(world, "web-0");
     conversation.assert_goes_on("web-0", "before anything");
-    assert_bond_carries(world);
+    assert_bond_is_attached(world);
     let (before, said) = (pins(world), world.agent_log().len());
-    assert_eq!(before.len(), 2, "requests and replies: {before:?}");
+    assert_eq!(before.len(), 2, "the bond needs two links, for requests and replies: {before:?}");
     for (who, lines, active) in CHANGES {
         who(world).ip(lines).unwrap();
         wait_for_active_member(world, active);
         conversation.assert_goes_on("web-0", &lines.replace('\n', ", "));
         world.assert_served("web-0");
-        assert_bond_carries(world);
+        assert_bond_is_attached(world);
     }
     wait_for_look(world, new_address);
-    assert_eq!(pins(world), before, "programs were taken off in between");
+    assert_eq!(pins(world), before, "programs were detached temporarily");
     let log = world.agent_log().split_off(said);
     assert!(!["carries the programs", "carry the programs"].iter().any(|told| log.contains(told)), "{log}");
     conversation.assert_goes_on("web-0", "after everything");
 }
 
-/// By the host's stack, and past it.
+/// With forwarding through the host's stack and with redirect.
 #[test]
-fn connections_and_programs_outlive_the_fail_over_of_a_bond() {
+fn connections_and_programs_survive_a_bond_failover() {
     let Some(mut world) = world_with_bond() else { return };
     world.start_agent(&[]);
     world.create_pod("web-0");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Devices and addresses of both families that come, go, move and are renamed under a running agent.
+//! Devices and addresses of both families that are added, removed, moved and renamed while an agent runs.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,12 +14,12 @@ use serde_json::json;
 use crate::families::{assert_served, create_dual_stack_pod, world_with_service};
 use crate::world::{LIMIT, World};
 
-/// What a device above the uplink has at the Node's end.
+/// The Node's addresses on a device above the uplink.
 const NODE_ABOVE: [&str; 2] = ["198.18.100.10", "fd00:18:100::10"];
-/// The same at the client's end.
+/// The client's addresses on such a device.
 const CLIENT_ABOVE: [&str; 2] = ["198.18.100.2", "fd00:18:100::2"];
 
-/// A Node with an agent and a Pod that is served in both families, and the Pod's entries.
+/// A Node with an agent and a Pod that is served in both families, and the Pod's annotation entries.
 fn served() -> (World, Vec<Entry>) {
     let mut world = world_with_service(&json!({"ipFamilyPolicy": "RequireDualStack"}));
     create_dual_stack_pod(&mut world, "web-0");
@@ -28,7 +28,7 @@ fn served() -> (World, Vec<Entry>) {
     (world, entries)
 }
 
-/// The entries with other addresses of the Node, as `client` would ask them.
+/// Requests to the entries' node ports, with other node addresses and from `client`.
 fn requests(entries: &[Entry], node: [&str; 2], client: [&str; 2]) -> Vec<Request> {
     let of =
         |entry: &Entry, texts: [&str; 2]| -> IpAddr { texts[usize::from(entry.node_ip.is_ipv6())].parse().unwrap() };
@@ -41,40 +41,40 @@ fn requests(entries: &[Entry], node: [&str; 2], client: [&str; 2]) -> Vec<Reques
     entries.iter().map(request).collect()
 }
 
-/// As the client of the topology would ask the entries with these addresses of the Node.
+/// Requests from the client of the topology, with these node addresses.
 fn from_afar(world: &World, entries: &[Entry], node: [&str; 2]) -> Vec<Request> {
     let client = world.topology.client().addresses;
     requests(entries, node, [&client.v4.to_string(), &client.v6.to_string()])
 }
 
-/// The entries as the client asks them.
+/// Requests from the client of the topology to the addresses of the entries.
 fn own_requests(world: &World, entries: &[Entry]) -> Vec<Request> {
     let node = world.topology.node_addresses();
     from_afar(world, entries, [&node.v4.to_string(), &node.v6.to_string()])
 }
 
-/// Waits until each is answered as it has to be.
+/// Waits until each request receives the expected response.
 #[track_caller]
 fn wait_until_served(world: &World, requests: &[Request]) {
     let netns = &world.topology.client().netns;
     for Request { protocol, server, pod, client } in requests {
         let ask = || traffic::request(netns, *protocol, *server, "who?").ok();
-        let (answer, _) = poll::until(&format!("an answer of {server} over {protocol}"), LIMIT, ask).unwrap();
+        let (answer, _) = poll::until(&format!("a response of {server} over {protocol}"), LIMIT, ask).unwrap();
         assert_eq!((answer.pod.as_str(), answer.client.ip()), (pod.as_str(), *client), "{protocol} {server}");
     }
 }
 
-/// Waits until none is answered any more.
+/// Waits until every request fails.
 #[track_caller]
 fn wait_until_refused(world: &World, requests: &[Request]) {
     let netns = &world.topology.client().netns;
     for Request { protocol, server, .. } in requests {
         let is_refused = || traffic::request(netns, *protocol, *server, "who?").is_err().then_some(());
-        poll::until(&format!("the refusal of {server} over {protocol}"), LIMIT, is_refused).unwrap();
+        poll::until(&format!("requests to {server} over {protocol} to fail"), LIMIT, is_refused).unwrap();
     }
 }
 
-/// Waits until the programs are on these devices and no other.
+/// Waits until the programs are attached to exactly these devices.
 #[track_caller]
 fn wait_for_devices(world: &World, expected: &[&str]) {
     let names = || {
@@ -88,13 +88,14 @@ fn wait_for_devices(world: &World, expected: &[&str]) {
     poll::until(&format!("programs on {expected:?}"), LIMIT, || (names() == expected).then_some(())).unwrap();
 }
 
-/// Programs that the kernel has at the Node's device of this name.
+/// The number of programs that are attached to the Node's device of this name.
 fn programs_on(world: &World, device: &str) -> usize {
     let at = |attach_type| SchedClassifier::query_tcx(device, attach_type).unwrap().1.len();
     world.topology.node().run(|| [TcAttachType::Ingress, TcAttachType::Egress].map(at).iter().sum()).unwrap()
 }
 
-/// Has a client's packets to these addresses come by the uplink, and the Node refuse at once what is not for it.
+/// Routes the client's packets to these addresses through the uplink, and makes the Node reject them while it does not
+/// have the addresses.
 fn send_by_the_uplink(world: &World, [v4, v6]: [&str; 2]) {
     let (node, client) = (world.topology.node_addresses(), world.topology.client().addresses);
     world.topology.node().ip(&format!("route add unreachable {v4}/32\nroute add unreachable {v6}/128")).unwrap();
@@ -105,7 +106,7 @@ fn send_by_the_uplink(world: &World, [v4, v6]: [&str; 2]) {
     world.topology.client().netns.ip(&routes).unwrap();
 }
 
-/// A VLAN, or, where the kernel has none, what stands above an uplink just like one; the client's device for it.
+/// Adds a VLAN device, or a macvlan device if the kernel does not support VLANs. Returns the client's device.
 fn add_device_above(world: &World) -> &'static str {
     let (node, client) = (world.topology.node(), &world.topology.client().netns);
     let vlan = "link add link eth0 name eth0.100 type vlan id 100";
@@ -116,7 +117,7 @@ fn add_device_above(world: &World) -> &'static str {
         node.ip("link add link eth0 name eth0.100 type macvlan mode bridge").unwrap();
         "eth0"
     };
-    // Who has an address answers for it, and not the device below as well.
+    // Only the device that has an address answers ARP requests for it.
     node.sysctl("net/ipv4/conf/all/arp_ignore", "1").unwrap();
     for (netns, device, [v4, v6]) in [(client, client_device, CLIENT_ABOVE), (node, "eth0.100", NODE_ABOVE)] {
         let lines = format!("addr add {v4}/24 dev {device}\naddr add {v6}/64 dev {device} nodad");
@@ -126,7 +127,7 @@ fn add_device_above(world: &World) -> &'static str {
 }
 
 #[test]
-fn a_device_above_the_uplink_that_comes_is_served_and_one_that_goes_is_not() {
+fn a_vlan_device_above_the_uplink_is_served_until_it_is_removed() {
     let (world, entries) = served();
     let client_device = add_device_above(&world);
     wait_for_devices(&world, &["eth0", "eth0.100"]);
@@ -144,7 +145,7 @@ fn a_device_above_the_uplink_that_comes_is_served_and_one_that_goes_is_not() {
 }
 
 #[test]
-fn addresses_of_both_families_are_served_from_when_they_come_until_they_go() {
+fn added_addresses_of_both_families_are_served_until_they_are_removed() {
     let (world, entries) = served();
     let added = ["192.0.2.77", "2001:db8:0:1::77"];
     let requests = from_afar(&world, &entries, added);
@@ -165,7 +166,7 @@ fn addresses_of_both_families_are_served_from_when_they_come_until_they_go() {
     wait_until_served(&world, &requests);
 }
 
-/// A transfer to the Pod in each family, long enough for what is done meanwhile.
+/// One transfer to the Pod per family, which lasts longer than the following changes.
 fn transfers(world: &World, entries: &[Entry]) -> Vec<Transfer> {
     let client = &world.topology.client().netns;
     let start = |entry: &Entry| Transfer::start(client, entry.address(), Direction::Upload, 4 << 20, 1 << 20).unwrap();
@@ -176,17 +177,17 @@ fn transfers(world: &World, entries: &[Entry]) -> Vec<Transfer> {
     transfers
 }
 
-/// Changes the Node's network, and waits until the agent has seen it as it is then.
+/// Changes the Node's network and waits until the agent has noticed the changes.
 #[track_caller]
 fn change_and_wait_until_seen(world: &World, lines: &str) {
     let mark = "198.18.200.1";
     world.topology.node().ip(&format!("{lines}\naddr add {mark}/32 dev lo")).unwrap();
     let status = || world.agent_options(&[]).command(&["status"]).unwrap();
-    poll::until("the new address", LIMIT, || status().contains(mark).then_some(())).unwrap();
+    poll::until("the agent to report the new address", LIMIT, || status().contains(mark).then_some(())).unwrap();
 }
 
 #[test]
-fn connections_outlive_addresses_that_are_away_for_a_moment() {
+fn connections_survive_a_brief_loss_of_the_addresses() {
     let (world, entries) = served();
     let writes = world.writes("web-0");
     let transfers = transfers(&world, &entries);
@@ -199,20 +200,20 @@ fn connections_outlive_addresses_that_are_away_for_a_moment() {
     assert_served(&world, "web-0", &entries);
 }
 
-/// The program that the driver of the uplink runs, by its number.
+/// The ID of the XDP program on the uplink.
 fn program_in_the_driver(world: &World) -> Option<String> {
     let shown = world.topology.node().ip("link show dev eth0").unwrap();
     shown.split_once("prog/xdp id ").and_then(|(_, rest)| rest.split_whitespace().next()).map(str::to_owned)
 }
 
 #[test]
-fn connections_and_what_is_in_the_driver_outlive_a_link_that_bounces() {
+fn connections_and_the_xdp_program_survive_a_link_flap() {
     let (mut world, entries) = served();
-    // What a driver's program meets has to be finished.
+    // XDP programs require complete checksums.
     world.topology.client().device.set_offloads(&[Offload::TxChecksum], false).unwrap();
     world.agent().kill().unwrap();
     world.start_agent(&["--attach", "xdp"]);
-    let (program, _) = poll::until("a program in the driver", LIMIT, || program_in_the_driver(&world)).unwrap();
+    let (program, _) = poll::until("an XDP program on the uplink", LIMIT, || program_in_the_driver(&world)).unwrap();
     let transfers = transfers(&world, &entries);
     change_and_wait_until_seen(&world, "link set eth0 down\naddr flush dev eth0 scope global");
     assert_eq!(program_in_the_driver(&world), Some(program.clone()));
@@ -245,12 +246,12 @@ fn programs_follow_the_addresses_to_a_bridge_and_back() {
 }
 
 #[test]
-fn an_uplink_that_is_renamed_goes_on_serving_and_is_known_by_its_new_name() {
+fn a_renamed_uplink_keeps_serving_and_is_reported_by_its_new_name() {
     let (mut world, entries) = served();
     let load = Load::start(&world.topology.client().netns, 200, own_requests(&world, &entries));
     let wait_for_answers = |count| {
         let total = load.report().total() + count;
-        poll::until("answers", LIMIT, || (load.report().total() >= total).then_some(())).unwrap();
+        poll::until("responses", LIMIT, || (load.report().total() >= total).then_some(())).unwrap();
     };
     wait_for_answers(50);
     world.topology.node().ip("link set eth0 name wan0").unwrap();
@@ -266,7 +267,7 @@ fn an_uplink_that_is_renamed_goes_on_serving_and_is_known_by_its_new_name() {
 }
 
 #[test]
-fn the_log_tells_of_pods_whose_replies_may_leave_by_another_interface() {
+fn the_log_warns_about_pods_whose_replies_may_leave_by_another_interface() {
     let mut world = World::with_agent(&["--resync", "1s"]);
     world.create_service();
     world.enable_service();
@@ -274,11 +275,12 @@ fn the_log_tells_of_pods_whose_replies_may_leave_by_another_interface() {
     world.assert_served("web-0");
     let pod = world.topology.pods()[0].ip();
     let warning = "policy routing rules give Pods routing tables of their own";
-    // None of these has a Pod's packets take another way, and with the new address the agent has seen them.
+    // These rules do not affect the replies of Pods. The new address shows when the agent has processed them.
     let harmless = format!("rule add from 192.0.2.10 lookup 100\nrule add from {pod} lookup main");
     world.topology.node().ip(&format!("{harmless}\naddr add 192.0.2.77/32 dev eth0")).unwrap();
     let status = || world.agent_options(&[]).command(&["status"]).unwrap();
-    poll::until("the new address", LIMIT, || status().contains("192.0.2.77").then_some(())).unwrap();
+    poll::until("the agent to report the new address", LIMIT, || status().contains("192.0.2.77").then_some(()))
+        .unwrap();
     assert!(!world.agent_log().contains(warning), "{}", world.agent_log());
     world.topology.node().ip(&format!("rule add from {pod} lookup 100")).unwrap();
     world.wait_for_log(warning);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The clock of the Node and of the API server is set, forth and back. Only a machine of their own allows that:
-//! `cargo xtask test` emulates one.
+//! The wall clock of the Node and the API server jumps forward and backward. This test requires a machine of its own,
+//! which `cargo xtask test` emulates.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,39 +15,40 @@ use serde_json::json;
 use crate::faults::Bystander;
 use crate::world::{LIMIT, World};
 
-/// The emulated machine has this in the command line of its kernel.
+/// The kernel command line of the emulated machine contains this argument.
 const OWN_MACHINE: &str = "npl.guest=1";
 
-/// The shortest life that the API server gives to a token.
+/// The shortest token lifetime that the API server accepts.
 const TOKEN_SECONDS: i64 = 600;
 
-/// Beyond a token's life.
+/// A jump beyond the lifetime of a token.
 const FORTH: i64 = 1800;
 
-/// To before everything began, but for the API server's certificate, which it makes valid an hour ago.
+/// A jump to before the start of all processes. The API server's certificate is valid from one hour before its
+/// creation.
 const BACK: i64 = -3600;
 
-/// What the agent says of it.
+/// The agent's log message about a rejected token.
 const REFUSED: &str = "does not accept the agent's credentials";
 
-/// Between two connections, each of which may ask for a while.
+/// The time between two connections, each of which may be retried for a while.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// Where the agents' service account gets its tokens.
+/// The API path for tokens of the agents' service account.
 const TOKENS: &str = "/api/v1/namespaces/npl-system/serviceaccounts/npl-agent/token";
 
-/// Moves the wall clock of this machine, if it is ours to move.
+/// Sets the wall clock of this machine, if this is an emulated machine.
 fn set_clock(seconds: i64) {
     let command_line = fs::read_to_string("/proc/cmdline").unwrap();
     assert!(
         command_line.split_whitespace().any(|word| word == OWN_MACHINE),
-        "this test sets the machine's clock: have it run on an emulated one, by `cargo xtask test --step clock`"
+        "this test sets the machine's clock: run it on an emulated machine with `cargo xtask test --step clock`"
     );
     let now = clock_gettime(ClockId::CLOCK_REALTIME).unwrap();
     clock_settime(ClockId::CLOCK_REALTIME, now + TimeSpec::seconds(seconds)).unwrap();
 }
 
-/// Puts a new token into the file, as a kubelet does: the old one is there until the new one is.
+/// Replaces the token in the file atomically, as a kubelet does.
 fn renew_token(world: &World, file: &Path) {
     let request = json!({"spec": {"expirationSeconds": TOKEN_SECONDS}});
     let answer = world.cluster.client().create(TOKENS, &request).unwrap();
@@ -56,7 +57,7 @@ fn renew_token(world: &World, file: &Path) {
     fs::rename(&new, file).unwrap();
 }
 
-/// The agent's access by a file with a token, as a Pod has it.
+/// A kubeconfig of the agent that reads its token from a file, as in a Pod.
 fn kubeconfig_with(world: &World, former: &Path, token: &Path) -> PathBuf {
     let text = fs::read_to_string(former).unwrap();
     let (before, _) = text.split_once("{token: ").unwrap();
@@ -65,8 +66,8 @@ fn kubeconfig_with(world: &World, former: &Path, token: &Path) -> PathBuf {
     path
 }
 
-/// Has the agent connect anew until it is refused, and says so after these bytes of its log. What the API server once found
-/// to be valid, it believes for ten seconds more.
+/// Makes the agent reconnect until its token is rejected and it logs that, after the first `bytes` bytes of its log.
+/// The API server caches a successful token review for ten seconds.
 fn wait_for_refusal(world: &mut World, bytes: usize) {
     let mut cut: Option<Instant> = None;
     let is_refused = || {
@@ -76,12 +77,12 @@ fn wait_for_refusal(world: &mut World, bytes: usize) {
         }
         world.agent_log().get(bytes..).is_some_and(|log| log.contains(REFUSED)).then_some(())
     };
-    poll::until("a refusal of the agent's token", LIMIT, is_refused).unwrap();
+    poll::until("the API server to reject the agent's token", LIMIT, is_refused).unwrap();
 }
 
 #[test]
-#[ignore = "sets the clock of its machine; `cargo xtask test` runs it on an emulated one"]
-fn a_clock_that_is_set_forth_and_back_is_noticed_by_nobody_who_has_a_valid_token() {
+#[ignore = "sets the clock of the machine; `cargo xtask test` runs it on an emulated machine"]
+fn clock_jumps_do_not_interrupt_an_agent_with_a_valid_token() {
     let mut world = World::behind_proxy_without_agent();
     let token = world.run.file("token");
     renew_token(&world, &token);
@@ -92,7 +93,7 @@ fn a_clock_that_is_set_forth_and_back_is_noticed_by_nobody_who_has_a_valid_token
     for (seconds, pod) in [(FORTH, "web-1"), (BACK, "web-2")] {
         let said = world.agent_log().len();
         set_clock(seconds);
-        // The token has expired, or is of the future.
+        // The token has expired, or is not valid yet.
         wait_for_refusal(&mut world, said);
         world.create_pod(pod);
         renew_token(&world, &token);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What consumers rely on, where no other test shows it; docs/antrea-compatibility.md has the whole list.
+//! Behavior that consumers rely on and that no other test covers; docs/antrea-compatibility.md has the complete list.
 
 use std::net::{TcpListener, UdpSocket};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::world::{LIMIT, NAMESPACE, POD_PORT, World};
 
 #[test]
-fn a_pod_is_published_before_it_is_ready_and_stays_so_whatever_becomes_of_its_readiness() {
+fn a_pod_is_published_before_it_is_ready_and_stays_published_until_it_is_deleted() {
     let mut world = World::with_agent(&[]);
     world.create_service();
     world.enable_service();
@@ -29,7 +29,7 @@ fn a_pod_is_published_before_it_is_ready_and_stays_so_whatever_becomes_of_its_re
         world.cluster.client().merge_patch(&status, &change).unwrap();
         world.assert_served("web-0");
     }
-    // Terminating, and still served until it is gone: `delete` with a grace period, as a kubelet sees it.
+    // A terminating Pod is served until it is deleted: with a grace period, only the kubelet completes the deletion.
     world.cluster.kubectl(&["delete", "pod", "web-0", "--namespace", NAMESPACE, "--wait=false"]).unwrap();
     world.create_pod("web-1");
     world.assert_served("web-1");
@@ -38,7 +38,7 @@ fn a_pod_is_published_before_it_is_ready_and_stays_so_whatever_becomes_of_its_re
 }
 
 #[test]
-fn a_withdrawn_port_serves_through_the_drain_and_nobody_has_it_before_the_quarantine_is_over() {
+fn a_withdrawn_port_serves_during_the_drain_and_is_reused_only_after_the_quarantine() {
     let mut world = World::new();
     world.create_node();
     let holder = world.topology.node().run(|| TcpListener::bind("0.0.0.0:61001").unwrap()).unwrap();
@@ -51,7 +51,7 @@ fn a_withdrawn_port_serves_through_the_drain_and_nobody_has_it_before_the_quaran
     let relabel = json!({"metadata": {"labels": {"app": "other"}}});
     world.cluster.client().merge_patch(&format!("/api/v1/namespaces/{NAMESPACE}/pods/web-0"), &relabel).unwrap();
     let withdrawn = world.annotations.wait_for("web-0", LIMIT, |value| value.is_none()).unwrap().at;
-    // Wants the port that the first Pod still has, for there is no other.
+    // Only one port is available, and the first Pod still has it.
     world.create_pod("web-1");
     let (mut served_until, mut refusals) = (withdrawn, 0);
     let successor = || match traffic::tcp_request(&client, server, "who?") {
@@ -60,27 +60,30 @@ fn a_withdrawn_port_serves_through_the_drain_and_nobody_has_it_before_the_quaran
             None
         }
         Ok(answer) => Some((answer.pod, Instant::now())),
-        // A request that is under way when the mapping goes may also hang.
+        // A request that is in progress when the mapping is removed can also time out.
         Err(error) => {
             refusals += usize::from(format!("{error:#}").contains("refused"));
             None
         }
     };
-    let ((pod, at), _) = poll::until("the successor", LIMIT, successor).unwrap();
+    let ((pod, at), _) = poll::until("a response of the successor", LIMIT, successor).unwrap();
     assert_eq!(pod, "web-1");
-    assert!(refusals > 0, "nobody answers in between");
+    assert!(refusals > 0, "no connection was refused between the drain and the reuse of the port");
     let (drained, rested) = (served_until.duration_since(withdrawn), at.duration_since(withdrawn));
-    assert!(drained >= Duration::from_millis(1_500), "served for {drained:?} of 2 s after the withdrawal");
-    assert!(rested >= Duration::from_millis(4_900), "used again {rested:?} after the withdrawal, not 5 s");
+    assert!(drained >= Duration::from_millis(1_500), "the withdrawn port was served for {drained:?} instead of 2 s");
+    assert!(
+        rested >= Duration::from_millis(4_900),
+        "the port was reused {rested:?} after the withdrawal, before 5 s had passed"
+    );
     world.assert_served("web-1");
     drop(holder);
 }
 
 #[test]
-fn an_open_flow_of_datagrams_goes_to_the_ports_new_pod_and_never_to_the_former() {
+fn an_open_udp_flow_reaches_the_new_pod_of_a_reused_port_and_never_the_previous_one() {
     let mut world = World::new();
     world.create_node();
-    // Of two ports, datagrams have one: where there is no other, it is given although its client has not ceased.
+    // Only one port is available for UDP, so it is reused although the previous Pod's client still sends to it.
     let holder = world.topology.node().run(|| UdpSocket::bind("0.0.0.0:61000").unwrap()).unwrap();
     world.start_agent(&["--quarantine", "0s", "--port-range", "61000-61001"]);
     world.create_service();
@@ -91,11 +94,11 @@ fn an_open_flow_of_datagrams_goes_to_the_ports_new_pod_and_never_to_the_former()
     for _ in 0..3 {
         assert_eq!(traffic::udp_ask(&socket, "who?").unwrap().pod, "web-0");
     }
-    // The object goes; the former Pod's network stays, as if its kubelet were slow, and would answer.
+    // Only the object is deleted: the previous Pod's network still exists and would respond, as with a slow kubelet.
     world.cluster.delete_pod(NAMESPACE, "web-0").unwrap();
     world.wait_for_kernel_mappings(0);
     world.create_pod("web-1");
-    assert_eq!(world.address("web-1", Protocol::Udp), server, "the port is used again");
+    assert_eq!(world.address("web-1", Protocol::Udp), server, "the only port is reused");
     for _ in 0..3 {
         assert_eq!(traffic::udp_ask(&socket, "who?").unwrap().pod, "web-1");
     }
@@ -103,8 +106,8 @@ fn an_open_flow_of_datagrams_goes_to_the_ports_new_pod_and_never_to_the_former()
 }
 
 #[test]
-fn a_port_that_a_client_sends_to_for_its_former_pod_is_the_last_that_a_new_one_gets() {
-    // Room for two Pods, each with a port of both protocols.
+fn a_port_with_traffic_for_its_previous_pod_is_reused_last() {
+    // The range has room for two Pods with two ports each.
     let mut world = World::with_agent(&["--quarantine", "0s", "--port-range", "61000-61003"]);
     world.create_service();
     world.enable_service();
@@ -114,11 +117,14 @@ fn a_port_that_a_client_sends_to_for_its_former_pod_is_the_last_that_a_new_one_g
     assert_eq!(traffic::udp_ask(&socket, "who?").unwrap().pod, "web-0");
     world.cluster.delete_pod(NAMESPACE, "web-0").unwrap();
     world.wait_for_kernel_mappings(0);
-    // Each of these would have the port again within two, by its turn.
+    // In turn, every second Pod would get the port.
     for pod in ["web-1", "web-2", "web-3"] {
         world.create_pod(pod);
         assert_ne!(world.address(pod, Protocol::Udp), former, "{pod}");
-        assert!(traffic::udp_ask(&socket, "who?").is_err(), "nobody answers who means {former}'s former Pod");
+        assert!(
+            traffic::udp_ask(&socket, "who?").is_err(),
+            "a client of the previous Pod on {former} received a response"
+        );
         if pod != "web-3" {
             world.cluster.delete_pod(NAMESPACE, pod).unwrap();
             world.wait_for_kernel_mappings(0);
@@ -128,7 +134,7 @@ fn a_port_that_a_client_sends_to_for_its_former_pod_is_the_last_that_a_new_one_g
 }
 
 #[test]
-fn ports_of_several_services_are_one_annotation_written_once_for_each_change() {
+fn ports_of_several_services_share_an_annotation_that_is_written_once_per_change() {
     let mut world = World::with_agent(&[]);
     world.create_service();
     world.enable_service();

@@ -15,7 +15,7 @@ use npl_testkit::{poll, traffic};
 
 use crate::world::{LIMIT, World};
 
-/// A folder where the agent pins the link of a device's ingress program: the device refuses for as long as it is there.
+/// The path at which the agent pins the link of a device's ingress program. A directory there makes attaching fail.
 fn obstacle(world: &World, device: &str) -> PathBuf {
     let shown = world.topology.node().ip(&format!("link show dev {device}")).unwrap();
     let ifindex = shown.split(':').next().unwrap().trim();
@@ -23,7 +23,7 @@ fn obstacle(world: &World, device: &str) -> PathBuf {
 }
 
 #[test]
-fn a_device_that_refuses_the_programs_is_told_counted_and_tried_again_while_the_others_serve() {
+fn a_device_that_cannot_be_attached_is_logged_counted_and_retried_while_others_serve() {
     let mut world = World::new();
     world.create_node();
     world.topology.node().ip("link add second type veth peer name second-end").unwrap();
@@ -46,7 +46,7 @@ fn a_device_that_refuses_the_programs_is_told_counted_and_tried_again_while_the_
 }
 
 #[test]
-fn a_device_with_another_link_layer_is_told_counted_and_shown_while_the_others_serve() {
+fn a_device_with_an_unsupported_link_layer_is_logged_counted_and_shown_while_others_serve() {
     let mut world = World::new();
     let _device = Tun::create(world.topology.node(), "ib0", tun::INFINIBAND).unwrap();
     world.topology.node().ip("addr add 203.0.113.77/24 dev ib0\nlink set ib0 up").unwrap();
@@ -69,7 +69,7 @@ fn a_device_with_another_link_layer_is_told_counted_and_shown_while_the_others_s
 }
 
 #[test]
-fn an_address_that_is_added_later_reaches_the_pods_and_one_that_goes_does_not() {
+fn an_added_node_address_serves_until_it_is_removed() {
     let mut world = World::with_agent(&[]);
     world.create_service();
     world.enable_service();
@@ -80,12 +80,15 @@ fn an_address_that_is_added_later_reaches_the_pods_and_one_that_goes_does_not() 
     let client = world.topology.client().netns.clone();
     world.topology.node().ip(&format!("addr add 192.0.2.77/32 dev {uplink}")).unwrap();
     let (answer, _) =
-        poll::until("an answer by the new address", LIMIT, || traffic::tcp_request(&client, second, "hello").ok())
+        poll::until("a response from the new address", LIMIT, || traffic::tcp_request(&client, second, "hello").ok())
             .unwrap();
     assert_eq!(answer.pod, "web-0");
     world.topology.node().ip(&format!("addr del 192.0.2.77/32 dev {uplink}")).unwrap();
     let status = || world.agent_options(&[]).command(&["status"]).unwrap();
-    poll::until("the address to go", LIMIT, || (!status().contains("192.0.2.77")).then_some(())).unwrap();
+    poll::until("the agent to notice the removal of the address", LIMIT, || {
+        (!status().contains("192.0.2.77")).then_some(())
+    })
+    .unwrap();
     world.assert_served("web-0");
 }
 
@@ -100,9 +103,9 @@ fn programs_are_on_the_uplink_and_not_on_the_pods_devices() {
     assert_eq!(devices[0].get("attached").unwrap(), &serde_json::json!(["ingress", "egress"]));
 }
 
-/// Those of the Node object are served whatever comes before them; `doctor` tells of the others too.
+/// The Node object's addresses have priority over the Node's other addresses. `doctor` reports the others, too.
 #[test]
-fn addresses_that_find_no_room_are_told_once_and_the_published_ones_are_served() {
+fn addresses_beyond_the_limit_are_logged_once_and_published_ones_are_served() {
     let mut world = World::new();
     let lines: Vec<String> =
         (0..300).map(|number| format!("addr add 203.0.{}.{}/32 dev lo", number / 200, number % 200 + 1)).collect();
@@ -119,14 +122,14 @@ fn addresses_that_find_no_room_are_told_once_and_the_published_ones_are_served()
         line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()
     };
     let before = passes(&mut world);
-    poll::until("two more looks at the Node", LIMIT, || (passes(&mut world) > before + 4).then_some(())).unwrap();
+    poll::until("two more surveys of the Node", LIMIT, || (passes(&mut world) > before + 4).then_some(())).unwrap();
     assert_eq!(world.agent_log().matches("more addresses than the maps hold").count(), 1, "{}", world.agent_log());
     let table = world.agent_options(&[]).command(&["doctor"]).unwrap();
     assert!(table.contains("addresses: clients that connect to these addresses are not served"), "{table}");
 }
 
 #[test]
-fn a_named_device_that_is_not_there_or_goes_is_told() {
+fn a_configured_device_that_is_absent_or_disappears_is_logged() {
     let mut world = World::new();
     world.create_node();
     let devices = format!("{},later", world.topology.client().uplink.name());
@@ -140,16 +143,16 @@ fn a_named_device_that_is_not_there_or_goes_is_told() {
     assert_eq!(world.agent_log().matches(told).count(), 2, "{}", world.agent_log());
 }
 
-/// What `status` says of the uplink: what translates its requests, and why.
+/// The hook that translates requests on the uplink according to `status`, and the reason.
 pub(crate) fn place(world: &World) -> [String; 2] {
     let status = world.agent_options(&[]).command_json("status").unwrap();
     ["requests", "reason"].map(|field| status["devices"][0][field].as_str().unwrap_or_default().to_owned())
 }
 
 #[test]
-fn requests_move_to_the_driver_and_back_as_attach_says_and_the_status_says_why() {
+fn the_attach_option_moves_requests_to_xdp_and_back_and_status_shows_why() {
     let mut world = World::new();
-    // What a driver's program meets has to be finished.
+    // XDP programs require complete checksums.
     world.topology.client().device.set_offloads(&[Offload::TxChecksum], false).unwrap();
     world.create_node();
     world.create_service();
@@ -163,22 +166,22 @@ fn requests_move_to_the_driver_and_back_as_attach_says_and_the_status_says_why()
     ] {
         world.start_agent(&["--attach", attach]);
         world.assert_served("web-0");
-        poll::until("the new place", LIMIT, || (place(&world) == expected).then_some(())).unwrap();
+        poll::until("the new hook", LIMIT, || (place(&world) == expected).then_some(())).unwrap();
         let shown = world.topology.node().ip("link show dev eth0").unwrap();
         assert_eq!(shown.contains("prog/xdp"), attach == "xdp", "{shown}");
         let table = world.agent_options(&[]).command(&["status"]).unwrap();
         assert!(table.contains(expected[1]), "{table}");
         world.agent().kill().unwrap();
-        assert_eq!(place(&world), expected, "it outlives the agent");
+        assert_eq!(place(&world), expected, "the attachment survives the agent");
         world.assert_served("web-0");
     }
 }
 
-/// Devices whose removal takes the kernel some four seconds, a grace period for each, in which nobody else may look at
-/// devices or change them: as if hundreds of Pods came and went.
+/// The number of devices whose removal blocks the kernel's RTNL lock for about four seconds, as if hundreds of Pods
+/// were created and deleted: each has its own grace period.
 const MANY: usize = 250;
 
-/// The state of the agent's threads, a letter for each (`proc_pid_stat(5)`).
+/// The states of the agent's threads, one letter each (`proc_pid_stat(5)`).
 fn thread_states(pid: u32) -> String {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
     let state = |stat: String| stat.rsplit_once(") ").and_then(|(_, after)| after.chars().next());
@@ -186,25 +189,25 @@ fn thread_states(pid: u32) -> String {
 }
 
 #[test]
-fn pods_are_published_while_the_kernel_has_whoever_asks_for_devices_wait() {
+fn pods_are_published_while_the_agent_waits_for_the_rtnl_lock() {
     let mut world = World::with_agent(&[]);
     world.create_service();
     world.create_pod("web-0");
     let elsewhere = world.run.netns("elsewhere").unwrap();
     let bridges: Vec<String> = (0..MANY).map(|number| format!("link add bridge{number} group 7 type bridge")).collect();
     elsewhere.ip(&bridges.join("\n")).unwrap();
-    // The agent looks at devices as they change, half a second later at most.
+    // A change makes the agent survey the devices, at most half a second later.
     world.topology.node().ip("link add another type veth peer name other-end").unwrap();
     let mut command = elsewhere.command("ip").unwrap();
     command.args(["link", "del", "group", "7"]);
     let mut removal =
         Process::spawn("removal of many devices", command, &world.run.directory().join("ip.log")).unwrap();
     let agent = world.agent().process().id();
-    poll::until("an agent that waits for the kernel", LIMIT, || thread_states(agent).contains('D').then_some(()))
+    poll::until("the agent to wait for the RTNL lock", LIMIT, || thread_states(agent).contains('D').then_some(()))
         .unwrap();
     world.enable_service();
     world.wait_for_entries("web-0", 2);
-    assert!(thread_states(agent).contains('D'), "the agent still waits for the kernel");
-    poll::until("the end of many devices", LIMIT, || removal.exit_status()).unwrap();
+    assert!(thread_states(agent).contains('D'), "the agent no longer waits for the RTNL lock");
+    poll::until("the removal of the devices", LIMIT, || removal.exit_status()).unwrap();
     world.assert_served("web-0");
 }

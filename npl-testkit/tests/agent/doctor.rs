@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the doctor says of a Node that is set wrongly, and of the same Node once it is set right.
+//! The findings of `npl-agent doctor` on a misconfigured Node, and on the same Node after its correction.
 
 use std::fs;
 
@@ -8,14 +8,14 @@ use serde_json::Value;
 
 use crate::world::World;
 
-/// One word of the doctor's.
+/// One finding.
 struct Finding {
     state: String,
     found: String,
     advice: Option<String>,
 }
 
-/// Whether the doctor ended well, and what it printed.
+/// Runs `doctor`. Returns whether it succeeded, and its output.
 fn doctor(world: &World, arguments: &[&str]) -> (bool, String) {
     let options = world.agent_options(&[]);
     let mut command = options.netns.command(&options.binary).unwrap();
@@ -49,14 +49,14 @@ fn assert_ok(world: &World, key: &str, found: &str) {
 }
 
 #[track_caller]
-fn assert_told(world: &World, key: &str, state: &str, advice: &str) {
+fn assert_reported(world: &World, key: &str, state: &str, advice: &str) {
     let finding = finding(world, key);
     assert_eq!(finding.state, state, "{key}: {} {:?}", finding.found, finding.advice);
     assert!(finding.advice.as_ref().is_some_and(|told| told.contains(advice)), "{key}: {:?}", finding.advice);
 }
 
 #[test]
-fn settings_that_stop_traffic_are_told_and_are_ok_once_they_are_set_right() {
+fn wrong_sysctls_are_reported_until_they_are_corrected() {
     let world = World::new();
     let node = world.topology.node();
     node.set_liberal_tracking(false).unwrap();
@@ -65,12 +65,12 @@ fn settings_that_stop_traffic_are_told_and_are_ok_once_they_are_set_right() {
     let pins = || fs::read_dir(world.bpffs.path()).unwrap().count();
     let pins_before = pins();
 
-    assert_told(&world, "ip_forward", "failed", "set net.ipv4.ip_forward=1");
-    assert_told(&world, "ipv6_forwarding", "warning", "set net.ipv6.conf.all.forwarding=1");
-    assert_told(&world, "conntrack_liberal", "warning", "only --forwarding offload needs it");
-    assert_told(&world, "conntrack_timeouts", "warning", "connections that are idle for longer");
+    assert_reported(&world, "ip_forward", "failed", "set net.ipv4.ip_forward=1");
+    assert_reported(&world, "ipv6_forwarding", "warning", "set net.ipv6.conf.all.forwarding=1");
+    assert_reported(&world, "conntrack_liberal", "warning", "only --forwarding offload needs it");
+    assert_reported(&world, "conntrack_timeouts", "warning", "connections that are idle for longer");
     let (is_well, table) = doctor(&world, &[]);
-    assert!(!is_well, "node ports do not work: {table}");
+    assert!(!is_well, "doctor succeeds although node ports do not work: {table}");
     for words in [
         "CHECK",
         "net.ipv4.ip_forward=0",
@@ -88,19 +88,19 @@ fn settings_that_stop_traffic_are_told_and_are_ok_once_they_are_set_right() {
     assert_ok(&world, "conntrack_liberal", "nf_conntrack_tcp_be_liberal=1");
     node.sysctl("net/netfilter/nf_conntrack_tcp_timeout_unacknowledged", "432000").unwrap();
     assert_ok(&world, "conntrack_timeouts", "nf_conntrack_tcp_timeout_unacknowledged=432000");
-    assert_told(&world, "datapath", "warning", "start the agent");
+    assert_reported(&world, "datapath", "warning", "start the agent");
     let (is_well, all) = findings(&world);
-    assert!(is_well, "warnings alone are no failure: {all:#}");
-    assert_eq!(pins(), pins_before, "it has only looked");
+    assert!(is_well, "doctor fails although there are only warnings: {all:#}");
+    assert_eq!(pins(), pins_before, "doctor changed pins");
 }
 
 #[test]
-fn an_agents_work_is_examined_while_it_runs_and_after_it() {
+fn the_datapath_is_checked_with_and_without_a_running_agent() {
     let (mut world, _cgroup) = World::with_local_clients(&[]);
     for key in ["kernel", "btf", "bpffs", "cap_bpf", "cap_net_admin"] {
         assert_ok(&world, key, "");
     }
-    assert_told(&world, "cap_perfmon", "warning", "as the init container of deploy/npl.yaml does");
+    assert_reported(&world, "cap_perfmon", "warning", "as the init container of deploy/npl.yaml does");
     assert_ok(&world, "agent", "running");
     assert_ok(&world, "datapath", "programs on eth0; mappings: 2");
     assert_ok(&world, "local_clients", "served by");
@@ -109,23 +109,23 @@ fn an_agents_work_is_examined_while_it_runs_and_after_it() {
     assert_ok(&world, "port_range", "61000-62000");
     let node = world.topology.node();
     node.sysctl("net/ipv4/ip_local_port_range", "60000 61500").unwrap();
-    assert_told(&world, "port_range", "warning", "net.ipv4.ip_local_reserved_ports");
+    assert_reported(&world, "port_range", "warning", "net.ipv4.ip_local_reserved_ports");
     node.sysctl("net/ipv4/ip_local_reserved_ports", "61000-62000").unwrap();
     assert_ok(&world, "port_range", "ephemeral ports of outgoing connections are 60000-61500");
 
     world.agent().kill().unwrap();
-    assert_told(&world, "agent", "warning", "are not applied");
+    assert_reported(&world, "agent", "warning", "are not applied");
     assert_ok(&world, "datapath", "programs on eth0; mappings: 2");
-    assert!(findings(&world).0, "the datapath goes on");
+    assert!(findings(&world).0, "doctor fails although the datapath works");
 
-    // Whoever takes a device away takes the programs with it.
+    // Removing a device detaches its programs.
     world.topology.node().ip("link del eth0").unwrap();
-    assert_told(&world, "datapath", "failed", "no client outside the Node reaches a node port");
-    assert!(!findings(&world).0, "nobody outside is served");
+    assert_reported(&world, "datapath", "failed", "no client outside the Node reaches a node port");
+    assert!(!findings(&world).0, "doctor succeeds although no remote client is served");
 }
 
 #[test]
-fn pods_whose_replies_leave_elsewhere_are_told_until_a_mark_leads_them_back() {
+fn misrouted_replies_are_reported_until_a_mark_routes_them_back() {
     let key = "reply_routes";
     let mut world = World::with_agent(&["--resync", "1s"]);
     world.create_service();
@@ -135,11 +135,11 @@ fn pods_whose_replies_leave_elsewhere_are_told_until_a_mark_leads_them_back() {
     assert_ok(&world, key, "no policy routing rule");
     let (node, pod) = (world.topology.node().clone(), world.topology.pods()[0].ip());
     node.ip(&format!("rule add from {pod} lookup 100 priority 1536")).unwrap();
-    assert_told(&world, key, "warning", "docs/datapath.md");
+    assert_reported(&world, key, "warning", "docs/datapath.md");
     node.ip("rule add fwmark 0x80/0x80 lookup main priority 1024").unwrap();
     world.wait_for_log("marks connections to mappings");
     assert_ok(&world, key, "nftables table inet npl marks their connections");
     world.agent().kill().unwrap();
     node.nft("delete table inet npl").unwrap();
-    assert_told(&world, key, "warning", "--nft-guard");
+    assert_reported(&world, key, "warning", "--nft-guard");
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What users are told of, on the object that they would look at.
+//! Problems that the agent reports as Events on the affected object.
 
 use std::net::TcpListener;
 
@@ -19,7 +19,7 @@ fn events(world: &World, object: &str) -> Vec<Value> {
     list["items"].as_array().unwrap().iter().filter(is_about).cloned().collect()
 }
 
-/// Waits until there is exactly one Event about an object, and it has this reason.
+/// Waits until there is exactly one Event about an object, with this reason.
 pub(crate) fn wait_for_event(world: &World, object: &str, reason: &str) -> Value {
     let the_one = || match events(world, object).as_slice() {
         [event] if event["reason"] == reason => Some(event.clone()),
@@ -30,13 +30,13 @@ pub(crate) fn wait_for_event(world: &World, object: &str, reason: &str) -> Value
     waited.unwrap().0
 }
 
-/// What a user reads who asks about an object.
+/// The output of `kubectl describe` for an object.
 fn described(world: &World, kind: &str, name: &str) -> String {
     world.cluster.kubectl(&["describe", kind, name, "--namespace", NAMESPACE]).unwrap()
 }
 
 #[test]
-fn exhaustion_is_told_on_the_pod_once_and_ends_with_the_first_free_port() {
+fn exhaustion_is_reported_on_the_pod_once_and_ends_with_the_first_free_port() {
     let mut world = World::new();
     world.create_node();
     let holder = world.topology.node().run(|| TcpListener::bind("0.0.0.0:61000").unwrap()).unwrap();
@@ -50,7 +50,7 @@ fn exhaustion_is_told_on_the_pod_once_and_ends_with_the_first_free_port() {
     assert_eq!(event["note"], "no IPv4 node port is free for pod port 8080/tcp: widen the agent's --port-range");
     assert_eq!(event.pointer("/regarding/kind").unwrap(), "Pod");
     assert!(described(&world, "pod", "web-1").contains("PortRangeExhausted"));
-    assert_eq!(world.wait_for_entries("web-1", 1)[0].protocol, Protocol::Udp, "its other port is served");
+    assert_eq!(world.wait_for_entries("web-1", 1)[0].protocol, Protocol::Udp, "the Pod's other port is not served");
     world.wait_for_metric(r#"npl_problems{reason="PortRangeExhausted"} 1"#);
     world.wait_for_metric(r#"npl_events_total{outcome="created"} 1"#);
     world.delete_pod("web-0");
@@ -59,12 +59,12 @@ fn exhaustion_is_told_on_the_pod_once_and_ends_with_the_first_free_port() {
     let metrics = world.agent().metrics().unwrap();
     assert!(!metrics.contains("PortRangeExhausted"), "{metrics}");
     let after = wait_for_event(&world, "web-1", "PortRangeExhausted");
-    assert_eq!(after["series"], Value::Null, "what is over is not told again");
+    assert_eq!(after["series"], Value::Null, "a solved problem was reported again");
     drop(holder);
 }
 
 #[test]
-fn an_unresolvable_name_is_told_on_the_pod_and_its_other_ports_are_served() {
+fn an_unresolvable_target_port_is_reported_on_the_pod_and_its_other_ports_are_served() {
     let mut world = World::with_agent(&[]);
     world.create_service();
     world.enable_service();
@@ -80,7 +80,7 @@ fn an_unresolvable_name_is_told_on_the_pod_and_its_other_ports_are_served() {
 }
 
 #[test]
-fn a_protocol_that_is_not_served_is_told_on_the_service() {
+fn an_unsupported_protocol_is_reported_on_the_service() {
     let mut world = World::with_agent(&[]);
     world.create_service();
     world.enable_service();
@@ -101,7 +101,7 @@ fn a_protocol_that_is_not_served_is_told_on_the_service() {
 }
 
 #[test]
-fn a_host_port_that_another_pod_has_is_told_on_the_pod() {
+fn a_host_port_conflict_is_reported_on_the_pod() {
     let mut world = World::with_agent(&[]);
     world.create_service();
     world.enable_service();
@@ -110,13 +110,13 @@ fn a_host_port_that_another_pod_has_is_told_on_the_pod() {
     world.create_pod_with_port("web-1", Port::new("web", POD_PORT, Protocol::Tcp).on_host(taken));
     let event = wait_for_event(&world, "web-1", "HostPortConflict");
     assert!(event["note"].as_str().unwrap().starts_with(&format!("host port {taken}/tcp is in use")), "{event}");
-    assert_eq!(world.wait_for_entries("web-1", 1)[0].protocol, Protocol::Udp, "its other port is served");
+    assert_eq!(world.wait_for_entries("web-1", 1)[0].protocol, Protocol::Udp, "the Pod's other port is not served");
     world.assert_served("web-0");
     world.wait_for_metric(r#"npl_problems{reason="HostPortConflict"} 1"#);
 }
 
 #[test]
-fn the_next_agent_counts_the_event_of_the_former_up() {
+fn a_restarted_agent_increments_the_count_of_an_existing_event() {
     let mut world = World::with_agent(&[]);
     let nowhere = Port::new("admin", 81, Protocol::Tcp).to("nowhere");
     world.cluster.create_service(&ServiceObject::new(NAMESPACE, "admin", "web", vec![nowhere]).enabled()).unwrap();
@@ -133,7 +133,7 @@ fn the_next_agent_counts_the_event_of_the_former_up() {
 }
 
 #[test]
-fn an_agent_that_may_not_write_events_serves_all_the_same_and_says_so() {
+fn an_agent_without_permission_for_events_serves_and_logs_a_warning() {
     let mut world = World::new();
     world.create_node();
     let without = json!([{"op": "test", "path": "/rules/4/resources", "value": ["events"]},

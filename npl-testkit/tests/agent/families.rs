@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! IPv6 and dual-stack: each family of a Service has mappings of its own, and traffic in each reaches the Pod.
+//! IPv6 and dual-stack: each address family of a Service has its own mappings, and requests in each family reach the
+//! Pod.
 
 use std::net::IpAddr;
 
@@ -10,7 +11,7 @@ use serde_json::json;
 
 use crate::world::{LIMIT, NAMESPACE, NODE, World};
 
-/// A dual-stack Node with an agent, and Service `web`, enabled, with these fields of its `spec`.
+/// A dual-stack Node with an agent and the enabled Service `web` with these `spec` fields.
 pub(crate) fn world_with_service(spec: &serde_json::Value) -> World {
     let mut world = World::new();
     let addresses = world.topology.node_addresses();
@@ -27,14 +28,14 @@ fn set_service(world: &World, spec: &serde_json::Value) {
     world.cluster.client().merge_patch(&path, &json!({"spec": spec})).unwrap();
 }
 
-/// A running Pod with an address of each family.
+/// Creates a running Pod with one address per family.
 pub(crate) fn create_dual_stack_pod(world: &mut World, name: &str) {
     world.create_unready_pod(name);
     let ips = world.topology.pods().iter().find(|pod| pod.name == name).unwrap().ips();
     world.cluster.set_pod_running(NAMESPACE, name, world.node_ip(), &ips).unwrap();
 }
 
-/// Each entry's address is answered by the Pod, which sees the client's own address of that family.
+/// The Pod responds at each entry's address and observes the client's address of that family.
 #[track_caller]
 pub(crate) fn assert_served(world: &World, pod: &str, entries: &[Entry]) {
     let client = world.topology.client();
@@ -64,7 +65,7 @@ fn dual_stack_service_is_served_in_both_families() {
         }
     }
 
-    // A restart keeps all four, and the annotation as it is.
+    // A restart keeps all four mappings and does not rewrite the annotation.
     let writes = world.annotations.history("web-0").len();
     world.agent().restart().unwrap();
     assert_served(&world, "web-0", &entries);
@@ -94,13 +95,13 @@ fn ipv6_service_is_served_in_its_family_only() {
 }
 
 #[test]
-fn service_that_gains_and_loses_a_family_keeps_the_other_ones_ports() {
+fn service_that_gains_and_loses_a_family_keeps_the_node_ports_of_the_other() {
     let mut world = world_with_service(&json!({"ipFamilyPolicy": "SingleStack"}));
     create_dual_stack_pod(&mut world, "web-0");
     let single = world.wait_for_entries("web-0", 2);
     set_service(&world, &json!({"ipFamilyPolicy": "RequireDualStack"}));
     let dual = world.wait_for_entries("web-0", 4);
-    assert_eq!(dual[2..], single, "IPv4's mappings are the same as before");
+    assert_eq!(dual[2..], single, "the IPv4 mappings have changed");
     assert_served(&world, "web-0", &dual);
     let path = format!("/api/v1/namespaces/{NAMESPACE}/services/web");
     let service = world.cluster.client().get(&path).unwrap();

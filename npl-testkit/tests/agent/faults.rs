@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What goes wrong between the agent and the API server. Afterwards all is as if nothing had happened: nothing was
-//! written more often than needed, and Pods that it does not concern were served all the while.
+//! Faults between the agent and the API server. Afterwards, the agent has reached the desired state with the minimum
+//! number of writes, and unaffected Pods were served all the time.
 
 use std::net::IpAddr;
 use std::thread;
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::world::{LIMIT, NAMESPACE, NODE, POD_PORT, World};
 
-/// A Pod that is served before the fault, and a load on it that must not notice any of it.
+/// A Pod that is served before the fault, with a load that must not be affected.
 pub(crate) struct Bystander {
     load: Load,
     node_ports: Vec<Value>,
@@ -23,7 +23,7 @@ pub(crate) struct Bystander {
 
 const BYSTANDER: &str = "bystander";
 
-/// How long the API server is away. The test does nothing meanwhile, and the others go on beside it.
+/// The duration of the API server's outage.
 const AWAY: Duration = Duration::from_mins(1);
 
 impl Bystander {
@@ -32,7 +32,7 @@ impl Bystander {
         Self::begin_with(world)
     }
 
-    /// As [`Self::begin`], with the Service there.
+    /// As [`Self::begin`], with an existing Service.
     fn begin_with(world: &mut World) -> Self {
         world.enable_service();
         world.create_pod(BYSTANDER);
@@ -41,11 +41,11 @@ impl Bystander {
         Self { load, node_ports: node_ports(world) }
     }
 
-    /// The load was served, the node ports are the same, and nothing was written to the Pod since it was published.
+    /// Verifies that the load was served, the node ports are unchanged, and the Pod was not written again.
     pub(crate) fn end(self, world: &World) {
-        // What happened may have been over in a tenth of a second.
+        // The fault may have lasted less than a tenth of a second.
         let has_run = || (self.load.report().total() > 20).then_some(());
-        poll::until("a load that has run", LIMIT, has_run).unwrap();
+        poll::until("requests of the load", LIMIT, has_run).unwrap();
         assert_eq!(self.load.stop().failures, []);
         assert_eq!(node_ports(world), self.node_ports);
         assert_eq!(world.writes(BYSTANDER), 1, "{:?}", world.annotations.history(BYSTANDER));
@@ -53,18 +53,18 @@ impl Bystander {
 }
 
 impl World {
-    /// Waits until the watch of Pods has found nobody so many times, which is a matter of delays and not of load.
+    /// Waits until the watch of Pods has failed to connect `times` times. The duration depends on the back-off only.
     fn wait_for_unreachable(&mut self, times: u64) {
         const LABELS: &str = r#"npl_watch_errors_total{subject="pods",kind="unreachable"} "#;
         let limit = LIMIT + Duration::from_mins(2);
         let agent = self.agent();
         let count = |text: String| text.lines().find_map(|line| line.strip_prefix(LABELS)?.parse::<u64>().ok());
         let is_reached = || (agent.metrics().ok().and_then(count)? >= times).then_some(());
-        poll::until("the agent to look for the API server again and again", limit, is_reached).unwrap();
+        poll::until("the agent to retry the connection to the API server", limit, is_reached).unwrap();
     }
 }
 
-/// The node ports that lead to the bystander.
+/// The node ports of the bystander's mappings.
 fn node_ports(world: &World) -> Vec<Value> {
     let pod = world.topology.pods().iter().find(|pod| pod.name == BYSTANDER).unwrap();
     let leads_there = |mapping: &&Value| mapping["podIp"] == pod.ip().to_string();
@@ -72,7 +72,7 @@ fn node_ports(world: &World) -> Vec<Value> {
 }
 
 #[test]
-fn what_happens_while_the_api_server_cannot_be_reached_is_caught_up_with() {
+fn changes_during_an_api_server_outage_are_applied_afterwards() {
     let mut world = World::behind_proxy(&[]);
     world.create_service();
     world.create_pod("goes");
@@ -92,14 +92,14 @@ fn what_happens_while_the_api_server_cannot_be_reached_is_caught_up_with() {
 }
 
 #[test]
-fn an_api_server_that_is_away_for_a_minute_costs_no_write() {
+fn an_api_server_outage_of_a_minute_causes_no_write() {
     let mut world = World::with_agent(&[]);
     let bystander = Bystander::begin(&mut world);
     world.plane.stop_api_server().unwrap();
     let stopped = Instant::now();
-    // Delays double up to ten seconds, of which the last are by then.
+    // The back-off doubles up to ten seconds; nine failures reach this maximum.
     world.wait_for_unreachable(9);
-    poll::until("the end of a minute", AWAY, || (stopped.elapsed() >= AWAY).then_some(())).unwrap();
+    poll::until("a minute to pass", AWAY, || (stopped.elapsed() >= AWAY).then_some(())).unwrap();
     world.plane.start_api_server().unwrap();
     world.annotations = world.cluster.watch_mappings(NAMESPACE, Duration::from_mins(10)).unwrap();
     world.wait_for_log("watch works again");
@@ -109,7 +109,7 @@ fn an_api_server_that_is_away_for_a_minute_costs_no_write() {
 }
 
 #[test]
-fn watches_that_break_in_the_middle_miss_nothing() {
+fn interrupted_watches_miss_no_change() {
     let mut world = World::behind_proxy(&[]);
     let bystander = Bystander::begin(&mut world);
     let pods = ["web-1", "web-2", "web-3", "web-4"];
@@ -125,7 +125,7 @@ fn watches_that_break_in_the_middle_miss_nothing() {
 }
 
 #[test]
-fn a_watch_that_is_too_old_starts_anew_from_a_list() {
+fn an_expired_watch_restarts_from_a_list() {
     let mut world = World::behind_proxy(&[]);
     world.create_service();
     world.create_pod("goes");
@@ -134,7 +134,7 @@ fn a_watch_that_is_too_old_starts_anew_from_a_list() {
     world.proxy().close();
     world.delete_pod("goes");
     world.create_pod("comes");
-    // A new API server has no older state in its cache, and there is none in etcd either.
+    // A restarted API server has no older revisions in its cache, and compaction has removed those in etcd.
     world.plane.compact().unwrap();
     world.plane.stop_api_server().unwrap();
     world.plane.start_api_server().unwrap();
@@ -148,7 +148,7 @@ fn a_watch_that_is_too_old_starts_anew_from_a_list() {
 }
 
 #[test]
-fn an_api_server_with_too_much_to_do_is_asked_again_later() {
+fn requests_rejected_by_an_overloaded_api_server_are_retried() {
     let mut world = World::with_agent(&[]);
     let bystander = Bystander::begin(&mut world);
     let flow = "/apis/flowcontrol.apiserver.k8s.io/v1";
@@ -170,8 +170,9 @@ fn an_api_server_with_too_much_to_do_is_asked_again_later() {
     world.cluster.client().create(&format!("{flow}/prioritylevelconfigurations"), &level).unwrap();
     world.cluster.client().create(&format!("{flow}/flowschemas"), &schema).unwrap();
     let levels = || world.cluster.client().text("/debug/api_priority_and_fairness/dump_priority_levels").unwrap();
-    poll::until("the API server to follow", LIMIT, || levels().contains("nothing").then_some(())).unwrap();
-    // One request at a time is let through; the agent makes eight.
+    poll::until("the API server to apply the priority level", LIMIT, || levels().contains("nothing").then_some(()))
+        .unwrap();
+    // The priority level admits one request at a time; the agent sends up to eight.
     let crowd: Vec<String> = (1..=40).map(|number| format!("crowd-{number}")).collect();
     for (pod, last) in crowd.iter().zip(1..) {
         world.cluster.create_pod(&PodObject::new(NAMESPACE, pod, NODE, "crowd")).unwrap();
@@ -189,7 +190,7 @@ fn an_api_server_with_too_much_to_do_is_asked_again_later() {
 }
 
 #[test]
-fn a_patch_that_the_api_server_fails_at_is_tried_again() {
+fn a_failed_patch_is_retried() {
     let mut world = World::with_agent(&[]);
     let bystander = Bystander::begin(&mut world);
     let hooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations";
@@ -213,7 +214,7 @@ fn a_patch_that_the_api_server_fails_at_is_tried_again() {
         let metrics = world.agent().metrics().unwrap();
         metrics.contains(r#"npl_annotation_patches_total{outcome="unavailable"}"#).then_some(())
     };
-    poll::until("a refusal", LIMIT, refused).unwrap();
+    poll::until("a failed patch", LIMIT, refused).unwrap();
     world.cluster.client().delete(&format!("{hooks}/broken")).unwrap();
     for pod in (1..=number).map(|number| format!("web-{number}")) {
         world.assert_served(&pod);
@@ -223,7 +224,7 @@ fn a_patch_that_the_api_server_fails_at_is_tried_again() {
 }
 
 #[test]
-fn an_api_server_that_is_slow_is_waited_for_and_asked_once() {
+fn a_slow_api_server_receives_each_write_once() {
     let mut world = World::behind_proxy(&[]);
     let bystander = Bystander::begin(&mut world);
     world.proxy().delay(Duration::from_millis(400));
@@ -240,7 +241,7 @@ fn an_api_server_that_is_slow_is_waited_for_and_asked_once() {
 }
 
 #[test]
-fn permissions_that_are_taken_away_leave_everything_as_it_is_until_they_are_back() {
+fn revoked_permissions_change_nothing_until_they_are_restored() {
     let mut world = World::behind_proxy(&[]);
     let bystander = Bystander::begin(&mut world);
     world.cluster.kubectl(&["delete", "clusterrole", "npl-agent"]).unwrap();
@@ -255,7 +256,7 @@ fn permissions_that_are_taken_away_leave_everything_as_it_is_until_they_are_back
 }
 
 #[test]
-fn a_pod_that_others_write_to_all_the_time_is_written_once() {
+fn a_pod_that_others_update_continuously_is_written_once() {
     let mut world = World::with_agent(&[]);
     let bystander = Bystander::begin(&mut world);
     let (client, path) = (world.cluster.client().clone(), format!("/api/v1/namespaces/{NAMESPACE}/pods/web-1"));
@@ -275,14 +276,14 @@ fn a_pod_that_others_write_to_all_the_time_is_written_once() {
 }
 
 #[test]
-fn a_service_that_is_toggled_a_hundred_times_ends_as_it_was() {
+fn a_service_toggled_a_hundred_times_ends_in_its_original_state() {
     let mut world = World::with_agent(&[]);
     let bystander = Bystander::begin(&mut world);
     let before = world.wait_for_entries(BYSTANDER, 2);
     for number in 0..100 {
         world.cluster.set_service_enabled(NAMESPACE, "web", number % 2 == 1).unwrap();
     }
-    // Another Pod shows that the agent has heard of the last change.
+    // The annotation of another Pod shows that the agent has processed the last change.
     world.create_pod("web-1");
     world.assert_served("web-1");
     assert_eq!(world.wait_for_entries(BYSTANDER, 2), before);
@@ -292,7 +293,7 @@ fn a_service_that_is_toggled_a_hundred_times_ends_as_it_was() {
 }
 
 #[test]
-fn five_hundred_pods_that_come_and_go_at_once_are_each_written_once() {
+fn five_hundred_pods_created_and_deleted_at_once_are_each_written_once() {
     let mut world = World::with_agent(&[]);
     let bystander = Bystander::begin(&mut world);
     let node_ip = world.node_ip();
@@ -325,7 +326,7 @@ fn five_hundred_pods_that_come_and_go_at_once_are_each_written_once() {
 }
 
 #[test]
-fn a_pod_that_is_replaced_between_two_events_is_served_under_other_ports() {
+fn a_pod_replaced_between_two_events_gets_other_node_ports() {
     let mut world = World::behind_proxy(&[]);
     let bystander = Bystander::begin(&mut world);
     world.create_pod("web-1");

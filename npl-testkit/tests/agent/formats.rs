@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Every form of the annotation, under the default domain and under another one.
+//! Every annotation format, with the default annotation domain and with another one.
 
 use npl_testkit::cluster::{Entry, MAPPING_ANNOTATION};
 use npl_testkit::echo::Protocol;
@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::world::{LIMIT, NAMESPACE, World};
 
-/// The value that the agent publishes with these flags, under the keys of a domain, for its first two ports.
+/// The annotation that the agent publishes with these flags under an annotation domain, for the first two node ports.
 fn published(domain: &str, flags: &[&str]) -> String {
     let mut world = World::with_agent(flags);
     world.create_service();
@@ -21,8 +21,8 @@ fn published(domain: &str, flags: &[&str]) -> String {
     };
     let (annotations, _) = poll::until("the annotation", LIMIT, annotations).unwrap();
     let value = annotations.get(domain).unwrap().as_str().unwrap().to_owned();
-    assert_eq!(annotations.as_object().unwrap().len(), 1, "one key only: {annotations}");
-    // Parsing has both consumers read it.
+    assert_eq!(annotations.as_object().unwrap().len(), 1, "the Pod has more than one annotation: {annotations}");
+    // Parsing also verifies how both consumers read the annotation.
     for entry in Entry::parse(&value).unwrap() {
         world.assert_answers(entry.protocol, entry.address(), "web-0");
     }
@@ -30,7 +30,7 @@ fn published(domain: &str, flags: &[&str]) -> String {
 }
 
 #[test]
-fn the_format_of_antrea_1_7_is_the_default_and_every_domain_has_its_keys() {
+fn antrea_1_7_is_the_default_format_and_the_annotation_domain_is_configurable() {
     let expected = r#"[{"podPort":8080,"nodeIP":"192.0.2.10","nodePort":61000,"protocol":"tcp","protocols":["tcp"]},{"podPort":8080,"nodeIP":"192.0.2.10","nodePort":61001,"protocol":"udp","protocols":["udp"]}]"#;
     assert_eq!(published(MAPPING_ANNOTATION, &[]), expected);
     let domain = "npl.example.org";
@@ -38,7 +38,7 @@ fn the_format_of_antrea_1_7_is_the_default_and_every_domain_has_its_keys() {
 }
 
 #[test]
-fn the_format_of_antrea_2_0_has_no_protocols() {
+fn the_format_of_antrea_2_0_has_no_protocols_field() {
     assert_eq!(
         published(MAPPING_ANNOTATION, &["--annotation-format", "v2.0"]),
         r#"[{"podPort":8080,"nodeIP":"192.0.2.10","nodePort":61000,"protocol":"tcp"},{"podPort":8080,"nodeIP":"192.0.2.10","nodePort":61001,"protocol":"udp"}]"#
@@ -46,16 +46,16 @@ fn the_format_of_antrea_2_0_has_no_protocols() {
 }
 
 #[test]
-fn the_format_of_antrea_2_6_names_the_family() {
+fn the_format_of_antrea_2_6_has_the_ip_family() {
     assert_eq!(
         published(MAPPING_ANNOTATION, &["--annotation-format", "v2.6"]),
         r#"[{"podPort":8080,"nodeIP":"192.0.2.10","nodePort":61000,"protocol":"tcp","ipFamily":"IPv4"},{"podPort":8080,"nodeIP":"192.0.2.10","nodePort":61001,"protocol":"udp","ipFamily":"IPv4"}]"#
     );
 }
 
-/// Consumers that overlook the protocol would take an SCTP port for one of TCP, so it needs to be asked for.
+/// Consumers that ignore the protocol would use an SCTP port as a TCP port, so SCTP is off by default.
 #[test]
-fn sctp_is_served_and_published_where_the_agent_is_told_to() {
+fn sctp_is_served_and_published_when_enabled() {
     let mut world = World::with_agent(&["--protocols", "tcp,udp,sctp"]);
     world.create_service();
     world.enable_service();
@@ -71,7 +71,7 @@ fn sctp_is_served_and_published_where_the_agent_is_told_to() {
     assert_eq!((sctp.pod_port, sctp.node_ip), (2905, world.node_ip()));
     let is_it = |mapping: &serde_json::Value| mapping["protocol"] == "sctp" && mapping["nodePort"] == sctp.node_port;
     assert!(world.kernel_mappings().iter().any(is_it), "{:?}", world.kernel_mappings());
-    // The other protocols are served as ever.
+    // The other protocols are not affected.
     for entry in entries.iter().filter(|entry| entry.protocol != Protocol::Sctp) {
         world.assert_answers(entry.protocol, entry.address(), "web-0");
     }

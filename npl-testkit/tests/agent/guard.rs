@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The guard against masquerading, and for replies of Pods with routes of their own, with the agent's own rights.
+//! The nftables table that exempts replies from masquerading and marks connections of Pods with policy routes, with the
+//! agent's own privileges.
 
 use npl_testkit::topology::MASQUERADE;
 use npl_testkit::{poll, tools};
@@ -12,37 +13,38 @@ fn table(world: &World) -> Option<String> {
 }
 
 #[test]
-fn a_node_that_masquerades_its_pods_has_a_guard_until_a_cleanup() {
+fn a_masquerading_node_has_a_guard_table_until_cleanup() {
     let mut world = World::with_agent(&["--resync", "1s"]);
     world.create_service();
     world.enable_service();
     world.create_pod("web-0");
     world.assert_served("web-0");
-    assert_eq!(table(&world), None, "nobody translates anything");
+    assert_eq!(table(&world), None, "there is a guard table although no rule masquerades");
     let options = world.agent_options(&[]);
     let guarded = || options.command_json("status").unwrap()["guardedEndpoints"].clone();
     assert_eq!(guarded(), Value::Null);
     world.topology.node().nft(MASQUERADE).unwrap();
     let element = format!("{} . 6 . 8080", world.topology.pods()[0].ip());
     let is_guarded = || table(&world).is_some_and(|table| table.contains(&element));
-    poll::until("the guard", LIMIT, || is_guarded().then_some(())).unwrap();
+    poll::until("the guard table", LIMIT, || is_guarded().then_some(())).unwrap();
     world.wait_for_log("exempts replies of mapped endpoints from masquerading");
-    assert_eq!(guarded(), 2, "one of TCP and one of UDP");
+    assert_eq!(guarded(), 2, "the guard must contain one TCP and one UDP endpoint");
     let status = options.command(&["status"]).unwrap();
     assert!(status.contains("nftables table inet npl, endpoints: 2"), "{status}");
     world.assert_served("web-0");
 
     world.agent().kill().unwrap();
-    assert!(table(&world).is_some(), "it outlives the agent, as mappings do");
+    assert!(table(&world).is_some(), "the guard table must survive the agent");
     let removed = options.command(&["cleanup"]).unwrap();
     assert!(removed.contains("removed nftables table inet npl"), "{removed}");
     assert_eq!(table(&world), None);
 }
 
-/// As the AWS VPC CNI has it: what carries the mark is routed by the Node's table, ahead of the Pods' rules.
+/// A rule like that of the AWS VPC CNI: marked packets use the Node's routing table, with priority over the Pods'
+/// rules.
 const RULE_OF_MARK: &str = "rule add fwmark 0x80/0x80 lookup main priority 1024";
 
-/// Another mark, of more bits.
+/// A rule with another mark, of more bits.
 const RULE_OF_MARK_V6: &str = "fwmark 0x40/0xc0 lookup main priority 1024";
 
 fn rule_of_pod(world: &World, verb: &str) {
@@ -56,7 +58,7 @@ fn is_marked(world: &World) -> bool {
 }
 
 #[test]
-fn connections_of_a_pod_that_a_rule_routes_apart_are_marked_for_as_long_as_it_does() {
+fn connections_are_marked_while_a_policy_rule_routes_their_pod() {
     let mut world = World::with_agent(&["--resync", "1s"]);
     world.create_service();
     world.enable_service();
@@ -68,13 +70,16 @@ fn connections_of_a_pod_that_a_rule_routes_apart_are_marked_for_as_long_as_it_do
     poll::until("the mark", LIMIT, || is_marked(&world).then_some(())).unwrap();
     world.wait_for_log("marks connections to mappings");
     let shown = table(&world).unwrap();
-    assert!(shown.contains("iif \"eth0\"") && !shown.contains("snat"), "nobody masquerades: {shown}");
+    assert!(
+        shown.contains("iif \"eth0\"") && !shown.contains("snat"),
+        "there is a masquerading exemption although no rule masquerades: {shown}"
+    );
     let options = world.agent_options(&[]);
     let status = options.command_json("status").unwrap();
     assert_eq!(status["connectionMarks"][0], "IPv4 by eth0: 0x80/0x80");
     assert_eq!(status["guardedEndpoints"], Value::Null);
 
-    // Before a Pod with such an address has a mapping.
+    // The mark of a family is set up before a Pod with such an address has a mapping.
     for rule in [&format!("from {} lookup 100 priority 1536", world.topology.pods()[0].addresses.v6), RULE_OF_MARK_V6] {
         let mut add = node.command("ip").unwrap();
         tools::output(add.args(["-6", "rule", "add"]).args(rule.split(' '))).unwrap();
@@ -96,21 +101,21 @@ fn connections_of_a_pod_that_a_rule_routes_apart_are_marked_for_as_long_as_it_do
     let mut forget = node.command("ip").unwrap();
     tools::output(forget.args(["-6", "rule", "del", "priority", "1536"])).unwrap();
     let is_bare = || table(&world).is_some_and(|table| !table.contains("ct mark") && table.contains("snat"));
-    poll::until("the end of the mark", LIMIT, || is_bare().then_some(())).unwrap();
+    poll::until("the removal of the mark", LIMIT, || is_bare().then_some(())).unwrap();
     node.nft("delete table inet npl_test").unwrap();
-    poll::until("the end of the table", LIMIT, || table(&world).is_none().then_some(())).unwrap();
+    poll::until("the removal of the table", LIMIT, || table(&world).is_none().then_some(())).unwrap();
 
     rule_of_pod(&world, "add");
-    poll::until("the mark again", LIMIT, || is_marked(&world).then_some(())).unwrap();
+    poll::until("the mark to return", LIMIT, || is_marked(&world).then_some(())).unwrap();
     world.agent().kill().unwrap();
-    assert!(is_marked(&world), "it outlives the agent, as mappings do");
+    assert!(is_marked(&world), "the mark must survive the agent");
     let removed = options.command(&["cleanup"]).unwrap();
     assert!(removed.contains("removed nftables table inet npl"), "{removed}");
     assert_eq!(table(&world), None);
 }
 
 #[test]
-fn an_agent_whose_guard_is_off_marks_nothing_takes_away_what_was_marked_and_says_so() {
+fn disabling_the_guard_removes_the_marks_and_logs_a_warning() {
     let mut world = World::with_agent(&["--resync", "1s"]);
     world.create_service();
     world.enable_service();
@@ -122,5 +127,5 @@ fn an_agent_whose_guard_is_off_marks_nothing_takes_away_what_was_marked_and_says
     world.agent().kill().unwrap();
     world.start_agent(&["--resync", "1s", "--nft-guard", "off"]);
     world.wait_for_log("with --nft-guard off no connection is marked");
-    poll::until("the end of the mark", LIMIT, || table(&world).is_none().then_some(())).unwrap();
+    poll::until("the removal of the mark", LIMIT, || table(&world).is_none().then_some(())).unwrap();
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pods and Services that come and go.
+//! Pods and Services that are created, changed and deleted.
 
 use std::collections::BTreeSet;
 use std::net::TcpListener;
@@ -10,7 +10,7 @@ use npl_testkit::traffic;
 use crate::world::{LIMIT, NAMESPACE, World};
 
 #[test]
-fn a_disabled_service_withdraws_first_and_translates_until_the_drain_is_over() {
+fn a_disabled_service_is_withdrawn_first_and_translated_until_the_drain_ends() {
     let mut world = World::with_agent(&["--drain", "3s", "--quarantine", "1s"]);
     world.create_service();
     world.enable_service();
@@ -43,7 +43,7 @@ fn a_service_enabled_again_during_the_drain_keeps_its_node_ports() {
 }
 
 #[test]
-fn a_deleted_pods_ports_answer_nobody_and_its_successor_gets_others() {
+fn a_deleted_pods_node_ports_refuse_connections_and_its_successor_gets_others() {
     let mut world = World::with_agent(&[]);
     world.create_service();
     world.enable_service();
@@ -55,7 +55,7 @@ fn a_deleted_pods_ports_answer_nobody_and_its_successor_gets_others() {
     world.wait_for_kernel_mappings(0);
     let refused = traffic::tcp_request(&world.topology.client().netns, server, "gone?").unwrap_err();
     assert!(format!("{refused:#}").contains("refused"), "{refused:#}");
-    // Under the same name, as a StatefulSet does it.
+    // The successor has the same name, as in a StatefulSet.
     world.create_pod("web-0");
     let differs = |value: Option<&str>| {
         value.is_some_and(|text| {
@@ -67,7 +67,7 @@ fn a_deleted_pods_ports_answer_nobody_and_its_successor_gets_others() {
 }
 
 #[test]
-fn a_port_that_another_process_holds_is_passed_over() {
+fn a_port_in_use_by_another_process_is_skipped() {
     let mut world = World::new();
     world.create_node();
     let holder = world.topology.node().run(|| TcpListener::bind("0.0.0.0:61000").unwrap()).unwrap();
@@ -85,7 +85,7 @@ fn a_port_that_another_process_holds_is_passed_over() {
 }
 
 #[test]
-fn a_tampered_annotation_is_put_right() {
+fn a_tampered_annotation_is_corrected() {
     let mut world = World::with_agent(&[]);
     world.create_service();
     world.enable_service();
@@ -101,7 +101,7 @@ fn a_tampered_annotation_is_put_right() {
 }
 
 #[test]
-fn a_closed_pod_port_gives_the_client_the_pods_refusal() {
+fn a_closed_pod_port_refuses_the_client_as_without_translation() {
     let mut world = World::with_agent(&[]);
     world.create_service();
     world.enable_service();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clients on the Node itself, served by the agent with its own rights.
+//! Clients on the Node itself, with the agent's own privileges.
 
 use std::fs;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ fn ask(world: &World, cgroup: &ClientCgroup, protocol: Protocol) -> anyhow::Resu
 }
 
 #[test]
-fn local_clients_are_served_with_the_agents_rights_and_without_the_agent() {
+fn local_clients_are_served_with_and_without_a_running_agent() {
     let (mut world, cgroup) = World::with_local_clients(&[]);
     let options = world.agent_options(&[]);
     for _ in ["with the agent", "without it"] {
@@ -30,12 +30,12 @@ fn local_clients_are_served_with_the_agents_rights_and_without_the_agent() {
     }
     options.command(&["cleanup"]).unwrap();
     let is_refused = || ask(&world, &cgroup, Protocol::Tcp).is_err().then_some(());
-    poll::until("the end of the programs", LIMIT, is_refused).unwrap();
+    poll::until("the detachment of the programs", LIMIT, is_refused).unwrap();
 }
 
-/// As somebody detaches them, or a cgroup is made anew.
+/// Programs are lost when an administrator detaches them or when a cgroup is recreated.
 #[test]
-fn programs_that_somebody_took_off_the_cgroup_are_back_with_the_next_look() {
+fn detached_cgroup_programs_are_reattached_at_the_next_resync() {
     let (mut world, cgroup) = World::with_local_clients(&["--resync", "1s"]);
     let links = world.pins().join(names::LINK_DIR);
     let of_sockets = || {
@@ -47,7 +47,8 @@ fn programs_that_somebody_took_off_the_cgroup_are_back_with_the_next_look() {
     for pin in &before {
         fs::remove_file(pin).unwrap();
     }
-    poll::until("the programs", LIMIT, || (of_sockets().len() == before.len()).then_some(())).unwrap();
+    poll::until("the programs to be attached again", LIMIT, || (of_sockets().len() == before.len()).then_some(()))
+        .unwrap();
     for protocol in [Protocol::Tcp, Protocol::Udp] {
         assert_eq!(ask(&world, &cgroup, protocol).unwrap().pod, "web-0");
     }
@@ -55,7 +56,7 @@ fn programs_that_somebody_took_off_the_cgroup_are_back_with_the_next_look() {
 }
 
 #[test]
-fn without_a_cgroup_all_other_clients_are_served_and_one_warning_says_so() {
+fn without_a_cgroup_remote_clients_are_served_and_one_warning_is_logged() {
     let mut world = World::with_agent(&["--cgroup", "/proc", "--resync", "1s"]);
     world.create_service();
     world.enable_service();

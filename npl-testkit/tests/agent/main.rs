@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The built agent against a real API server, under the rights that `deploy/npl.yaml` gives it, with real traffic.
-//! Needs root, the binaries of `cargo xtask setup`, and the agent of `cargo xtask build`.
+//! The built agent with the privileges of `deploy/npl.yaml`, a real API server and real traffic. Requires root, the
+//! binaries of `cargo xtask setup`, and the agent of `cargo xtask build`.
 
-#![expect(clippy::unwrap_used, reason = "what fails here ends the test")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod bad_input;
 mod bond;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From `kubectl annotate service` to a packet answered by the Pod.
+//! From the annotation of a Service to a packet that the Pod answers.
 
 use npl_testkit::echo::Protocol;
 use npl_testkit::residue::Residue;
@@ -8,7 +8,7 @@ use npl_testkit::traffic::{self, UdpOptions};
 use crate::world::{NAMESPACE, World};
 
 #[test]
-fn an_annotated_service_leads_clients_to_its_pods_and_they_see_the_clients_address() {
+fn clients_reach_the_pods_of_an_annotated_service_without_source_nat() {
     let mut world = World::with_agent(&[]);
     world.create_service();
     for pod in ["web-0", "web-1", "web-2"] {
@@ -23,7 +23,7 @@ fn an_annotated_service_leads_clients_to_its_pods_and_they_see_the_clients_addre
 }
 
 #[test]
-fn the_annotation_has_exactly_the_documented_form() {
+fn the_annotation_has_exactly_the_documented_format() {
     let mut world = World::with_agent(&["--port-range", "61100-61200"]);
     world.create_service();
     world.enable_service();
@@ -35,7 +35,11 @@ fn the_annotation_has_exactly_the_documented_form() {
         r#"[{"podPort":8080,"nodeIP":"192.0.2.10","nodePort":61100,"protocol":"tcp","protocols":["tcp"]},{"podPort":8080,"nodeIP":"192.0.2.10","nodePort":61101,"protocol":"udp","protocols":["udp"]}]"#
     );
     let history = world.annotations.history("web-0");
-    assert_eq!(history.iter().filter(|seen| seen.value.is_some()).count(), 1, "one write for two ports: {history:?}");
+    assert_eq!(
+        history.iter().filter(|seen| seen.value.is_some()).count(),
+        1,
+        "two ports must be published with one write: {history:?}"
+    );
 }
 
 #[test]
@@ -51,11 +55,11 @@ fn a_datagram_without_checksum_is_answered_too() {
 }
 
 #[test]
-fn another_service_port_range_and_pods_of_other_services_are_left_alone() {
+fn pods_are_published_only_while_their_service_is_enabled() {
     let mut world = World::with_agent(&[]);
     world.create_service();
     world.create_pod("web-0");
-    // Not enabled: nothing is published and nothing is mapped, whatever else happens.
+    // Nothing is published or mapped while the Service is disabled.
     world.cluster.set_service_enabled(NAMESPACE, "web", false).unwrap();
     world.create_pod("web-1");
     world.enable_service();
@@ -64,14 +68,14 @@ fn another_service_port_range_and_pods_of_other_services_are_left_alone() {
 }
 
 #[test]
-fn nothing_is_left_when_a_world_has_ended() {
+fn the_test_environment_leaves_nothing_behind() {
     let mut world = World::with_agent(&[]);
     world.create_service();
     world.enable_service();
     world.create_pod("web-0");
     world.assert_served("web-0");
     let residue = Residue::look_at(&world.run, world.bpffs.path()).unwrap();
-    assert!(residue.lines().count() > 5, "a world that is up has left something: {residue:?}");
+    assert!(residue.lines().count() > 5, "a running test environment must have residue: {residue:?}");
     drop(world);
     residue.assert_gone().unwrap();
 }

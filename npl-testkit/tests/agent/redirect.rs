@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `--forwarding redirect` and `offload`, by the agent with its own rights.
+//! `--forwarding redirect` and `offload`, with the agent's own privileges.
 
 use aya::programs::TcAttachType;
 use npl_testkit::echo::Protocol;
@@ -10,7 +10,7 @@ use npl_testkit::{poll, traffic};
 use crate::devices::place;
 use crate::world::{LIMIT, World};
 
-/// A Node that forwards nothing: only what is redirected gets through.
+/// A FORWARD policy that drops everything: only redirected packets, which bypass the stack, get through.
 pub(crate) const NOTHING_IS_FORWARDED: &str = "
 table inet npl_test {
   chain forward {
@@ -32,7 +32,7 @@ fn world_with(flags: &[&str]) -> World {
 }
 
 #[test]
-fn pods_that_come_and_go_are_redirected_to_and_a_restarted_agent_goes_on() {
+fn new_pods_are_redirected_and_a_restarted_agent_continues() {
     let flags = ["--forwarding", "redirect"];
     let mut world = world_with(&flags);
     world.create_pod("web-0");
@@ -54,7 +54,7 @@ fn pods_that_come_and_go_are_redirected_to_and_a_restarted_agent_goes_on() {
     world.assert_served("web-0");
 }
 
-/// A world with a Pod that packets are redirected to, and the Node's end of its device.
+/// A Node with a Pod to which packets are redirected, and the Node's end of the Pod's device.
 fn world_with_redirected_pod(flags: &[&str]) -> (World, Device) {
     let mut world = world_with(flags);
     world.create_pod("web-0");
@@ -67,9 +67,9 @@ fn tc(device: &Device, line: &str) {
     device.netns().tc(&line.replace("DEVICE", device.name())).unwrap();
 }
 
-/// The agent is told by the kernel, long before it looks by itself.
+/// The kernel notifies the agent of the change, long before the next resync.
 #[test]
-fn a_pod_behind_a_device_with_a_rate_limit_takes_the_stack_until_that_is_gone() {
+fn a_pod_device_with_a_rate_limit_uses_the_stack_until_the_limit_is_removed() {
     let (mut world, device) = world_with_redirected_pod(&["--forwarding", "redirect", "--resync", "10m"]);
     tc(&device, "qdisc add dev DEVICE root tbf rate 1mbit burst 32kbit latency 400ms");
     wait_for_redirected_pods(&world, 0);
@@ -81,9 +81,9 @@ fn a_pod_behind_a_device_with_a_rate_limit_takes_the_stack_until_that_is_gone() 
     world.assert_served("web-0");
 }
 
-/// As above.
+/// The kernel notifies the agent of the change, long before the next resync.
 #[test]
-fn a_pod_behind_a_device_with_a_filter_of_anothers_takes_the_stack_until_that_is_gone() {
+fn a_pod_device_with_a_third_party_filter_uses_the_stack_until_the_filter_is_removed() {
     let (mut world, device) = world_with_redirected_pod(&["--forwarding", "redirect", "--resync", "10m"]);
     tc(&device, "qdisc add dev DEVICE clsact");
     for side in ["ingress", "egress"] {
@@ -98,9 +98,9 @@ fn a_pod_behind_a_device_with_a_filter_of_anothers_takes_the_stack_until_that_is
     world.assert_served("web-0");
 }
 
-/// Of BPF links the kernel tells nobody; the agent sees them when it looks by itself.
+/// The kernel sends no notification for BPF links, so the agent detects them at the next resync.
 #[test]
-fn a_pod_behind_a_device_with_a_program_of_anothers_takes_the_stack_until_that_is_gone() {
+fn a_pod_device_with_a_third_party_program_uses_the_stack_until_the_program_is_removed() {
     let (world, device) = world_with_redirected_pod(&["--forwarding", "redirect", "--resync", "1s"]);
     for hook in [TcAttachType::Ingress, TcAttachType::Egress] {
         let program = Foreign::attach(&world.run, "other", &device, HANDS_ON, Place::Behind, &[hook]).unwrap();
@@ -114,7 +114,7 @@ fn a_pod_behind_a_device_with_a_program_of_anothers_takes_the_stack_until_that_i
 }
 
 #[test]
-fn an_agent_that_is_told_otherwise_gives_packets_back_to_the_stack() {
+fn an_agent_without_redirect_returns_packets_to_the_stack() {
     let mut world = world_with(&["--forwarding", "redirect", "--attach", "auto"]);
     world.create_pod("web-0");
     wait_for_redirected_pods(&world, 1);
@@ -125,12 +125,13 @@ fn an_agent_that_is_told_otherwise_gives_packets_back_to_the_stack() {
     world.assert_served("web-0");
     let status = world.agent_options(&[]).command_json("status").unwrap();
     let devices = status.get("devices").unwrap().as_array().unwrap();
-    assert_eq!(devices.len(), 1, "the uplink alone carries programs: {status}");
+    assert_eq!(devices.len(), 1, "only the uplink must have programs: {status}");
 }
 
-/// What connection tracking would call invalid is not offloaded; the agent says so, and looks again.
+/// Flows that kernel conntrack would classify as invalid are not offloaded. The agent logs the reason and checks the
+/// sysctl again at each resync.
 #[test]
-fn flows_are_offloaded_once_connection_tracking_is_liberal() {
+fn flows_are_offloaded_once_kernel_conntrack_is_liberal() {
     let mut world = World::new();
     world.topology.node().set_liberal_tracking(false).unwrap();
     world.create_node();
@@ -148,5 +149,8 @@ fn flows_are_offloaded_once_connection_tracking_is_liberal() {
     assert!(status.contains("offloaded once established, to 1 Pod addresses by 1 devices"), "{status}");
     world.topology.node().nft(NOTHING_IS_FORWARDED).unwrap();
     let server = world.address("web-0", Protocol::Tcp);
-    assert!(traffic::tcp_connect(&world.topology.client().netns, server).is_err(), "the host decides");
+    assert!(
+        traffic::tcp_connect(&world.topology.client().netns, server).is_err(),
+        "a new connection must not bypass the FORWARD chain"
+    );
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whatever is wrong gets one sentence with the way out, and never a panic.
+//! Every startup error is reported as one sentence with a remedy, without a panic.
 
 use std::fs;
 use std::net::IpAddr;
@@ -13,14 +13,14 @@ use npl_testkit::poll;
 
 use crate::world::{LIMIT, NAMESPACE, NODE, POD_PORT, World};
 
-/// Runs the agent with full rights until it ends by itself.
+/// Runs the agent with full privileges until it exits.
 fn run(world: &World, arguments: &[&str]) -> Output {
     let options = world.agent_options(&[]);
     let mut command: Command = world.topology.node().command(&options.binary).unwrap();
     command.args(arguments).env_clear().output().unwrap()
 }
 
-/// Asserts the exit code and that standard error is one line with these words.
+/// Asserts the exit code, and that standard error has one error line with these words.
 fn assert_says(output: &Output, code: i32, words: &[&str]) {
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(code), "{text}");
@@ -48,7 +48,7 @@ fn bad_flags_are_usage_errors_with_an_example() {
 }
 
 #[test]
-fn a_missing_bpffs_and_an_unreadable_kubeconfig_are_named() {
+fn a_missing_bpffs_and_an_unreadable_kubeconfig_are_reported() {
     let world = World::new();
     let bpffs = world.bpffs.path().to_str().unwrap().to_owned();
     let plain = world.run.file("plain");
@@ -60,7 +60,7 @@ fn a_missing_bpffs_and_an_unreadable_kubeconfig_are_named() {
 }
 
 #[test]
-fn a_missing_capability_is_named() {
+fn a_missing_capability_is_reported() {
     let world = World::new();
     let options = world.agent_options(&[]);
     let mut command = world.topology.node().command("setpriv").unwrap();
@@ -70,7 +70,7 @@ fn a_missing_capability_is_named() {
 }
 
 #[test]
-fn missing_permissions_are_named_with_their_cure() {
+fn missing_permissions_are_reported_with_a_remedy() {
     let world = World::new();
     world.create_node();
     world.cluster.kubectl(&["delete", "clusterrole", "npl-agent"]).unwrap();
@@ -87,25 +87,25 @@ fn an_api_server_that_is_down_is_waited_for() {
     let mut agent = Agent::launch(world.agent_options(&[])).unwrap();
     let log = agent.process().log().to_owned();
     let says_so = || fs::read_to_string(&log).unwrap().contains("API server").then_some(());
-    poll::until("the agent to say that it waits", LIMIT, says_so).unwrap();
+    poll::until("the agent to log that it waits", LIMIT, says_so).unwrap();
     assert!(agent.process().exit_status().is_none());
     world.plane.start_api_server().unwrap();
     agent.wait_until_ready().unwrap();
 }
 
 #[test]
-fn an_unknown_node_is_waited_for_and_named() {
+fn a_missing_node_object_is_waited_for_and_logged() {
     let world = World::new();
     let mut agent = Agent::launch(world.agent_options(&[])).unwrap();
     let log = agent.process().log().to_owned();
     let says_so = || fs::read_to_string(&log).unwrap().contains("--node-name").then_some(());
-    poll::until("the agent to name the Node", LIMIT, says_so).unwrap();
+    poll::until("the agent to log the missing Node", LIMIT, says_so).unwrap();
     world.create_node();
     agent.wait_until_ready().unwrap();
 }
 
 #[test]
-fn a_second_agent_and_a_bad_port_range_are_spoken_of() {
+fn a_second_agent_is_refused_and_a_bad_port_range_is_logged() {
     let mut world = World::with_agent(&["--port-range", "32000-33000"]);
     let log = fs::read_to_string(world.agent().process().log()).unwrap();
     assert!(log.contains("ephemeral ports") && log.contains("type NodePort"), "{log}");
@@ -114,9 +114,9 @@ fn a_second_agent_and_a_bad_port_range_are_spoken_of() {
     assert_says(&output, 1, &["another npl-agent runs"]);
 }
 
-/// As container runtimes start processes: with few files that may be open, and leave to have more.
+/// Container runtimes start processes with a low soft limit of open files and a higher hard limit.
 #[test]
-fn node_ports_are_held_beyond_the_files_that_a_process_may_open_at_its_start() {
+fn node_ports_are_reserved_beyond_the_initial_limit_of_open_files() {
     let mut world = World::new();
     world.create_node();
     let wrapper = world.run.file("npl-agent-with-few-files");

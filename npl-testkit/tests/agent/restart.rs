@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The agent may die at any moment; the datapath does not notice, and the next agent changes nothing.
+//! The agent can be killed at any time: the datapath continues, and the next agent changes nothing.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,7 +24,7 @@ fn writes(world: &World, pods: &[&str]) -> Vec<Vec<Option<String>>> {
 }
 
 #[test]
-fn killing_and_starting_the_agent_loses_nothing_and_writes_nothing() {
+fn killing_and_restarting_the_agent_loses_no_traffic_and_causes_no_write() {
     let mut world = World::with_agent(&[]);
     world.create_service();
     world.enable_service();
@@ -47,18 +47,18 @@ fn killing_and_starting_the_agent_loses_nothing_and_writes_nothing() {
     transfer.join().unwrap();
     let report = load.stop();
     assert_eq!(report.failures, []);
-    assert!(report.total() > 100, "the load hardly ran: {report:?}");
-    assert_eq!(writes(&world, &pods), annotated, "annotations were written again");
+    assert!(report.total() > 100, "the load sent too few requests: {report:?}");
+    assert_eq!(writes(&world, &pods), annotated, "annotations were rewritten");
     assert_eq!(world.kernel_mappings().len(), mapped);
 }
 
-/// The folders of pinned programs, one for each build.
+/// The directories of pinned programs, one per build.
 fn builds(world: &World) -> Vec<PathBuf> {
     let folder = world.bpffs.path().join(PIN_ROOT).join(format!("v{ABI_VERSION}")).join(PROGRAM_DIR);
     fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
 }
 
-/// The ids of the pinned programs, by their names.
+/// The IDs of the pinned programs by name.
 fn programs(world: &World) -> BTreeMap<String, u32> {
     let pins = builds(world).into_iter().flat_map(|build| fs::read_dir(build).unwrap());
     let named = pins.map(|entry| entry.unwrap().path()).filter_map(|pin| {
@@ -72,7 +72,7 @@ fn programs(world: &World) -> BTreeMap<String, u32> {
 fn a_restarted_agent_loads_no_program() {
     let (mut world, _cgroup) = World::with_local_clients(&[]);
     let before = programs(&world);
-    assert_eq!(before.len(), 4 + 8, "of devices and sockets: {before:?}");
+    assert_eq!(before.len(), 4 + 8, "there must be 4 device programs and 8 socket programs: {before:?}");
     world.agent().kill().unwrap();
     world.agent().restart().unwrap();
     world.assert_served("web-0");
@@ -83,16 +83,16 @@ fn a_restarted_agent_loads_no_program() {
     assert!(status.contains(&expected), "{expected} is not in {status}");
 }
 
-/// Barriers against speculation in a pinned program.
+/// The number of speculation barriers in a pinned program.
 fn barriers(world: &World, name: &str) -> usize {
     let pin = builds(world).pop().unwrap().join(name);
     let dump = tools::output(Command::new("bpftool").args(["prog", "dump", "xlated", "pinned"]).arg(pin)).unwrap();
-    assert!(dump.lines().count() > 1000, "the kernel shows no instructions: {dump}");
+    assert!(dump.lines().count() > 1000, "bpftool shows no instructions: {dump}");
     dump.matches("nospec").count()
 }
 
 #[test]
-fn programs_that_were_loaded_with_more_rights_are_those_of_an_agent_that_has_fewer() {
+fn an_agent_uses_programs_that_were_loaded_with_more_privileges() {
     let mut world = World::new();
     world.create_node();
     let flags = ["--forwarding", "offload"];
@@ -103,14 +103,14 @@ fn programs_that_were_loaded_with_more_rights_are_those_of_an_agent_that_has_few
     assert_eq!(said, format!("{named} programs are loaded, without the kernel's barriers against speculation\n"));
     assert_eq!(loaded.len(), named + SLOW_PATH_PROGRAMS.len(), "{loaded:?}");
     assert_eq!(options.command(&["load"]).unwrap(), said);
-    assert_eq!(programs(&world), loaded, "what is there is left alone");
+    assert_eq!(programs(&world), loaded, "`load` must not replace existing programs");
 
     world.start_agent(&flags);
     world.create_service();
     world.enable_service();
     world.create_pod("web-0");
     world.assert_served("web-0");
-    assert_eq!(programs(&world), loaded, "the agent has loaded none");
+    assert_eq!(programs(&world), loaded, "the agent must not load programs");
     assert_eq!(["npl_off_ingress", "npl_off_egress", "npl_off_pods"].map(|name| barriers(&world, name)), [0; 3]);
     let refused = options.command(&["load"]).unwrap_err();
     assert!(format!("{refused:#}").contains("an npl-agent runs on this Node"), "{refused:#}");
@@ -119,7 +119,8 @@ fn programs_that_were_loaded_with_more_rights_are_those_of_an_agent_that_has_few
     world.assert_served("web-0");
     assert_eq!(programs(&world), loaded);
 
-    // By itself, it has programs with barriers, which those that are loaded without take the place of.
+    // On its own, the agent loads programs with speculation barriers; programs that are loaded without barriers replace
+    // them.
     world.agent().kill().unwrap();
     options.command(&["cleanup"]).unwrap();
     world.agent().restart().unwrap();
@@ -127,7 +128,7 @@ fn programs_that_were_loaded_with_more_rights_are_those_of_an_agent_that_has_few
     assert!(barriers(&world, "npl_off_ingress") > 100, "{:?}", builds(&world));
     world.agent().kill().unwrap();
     options.command(&["load"]).unwrap();
-    assert_eq!(builds(&world).len(), 2, "links still have the others");
+    assert_eq!(builds(&world).len(), 2, "attached links still use the other build");
     world.agent().restart().unwrap();
     world.assert_served("web-0");
     assert_eq!(barriers(&world, "npl_off_ingress"), 0, "{:?}", builds(&world));
@@ -153,7 +154,7 @@ fn an_agent_of_another_build_replaces_the_programs() {
 }
 
 #[test]
-fn changes_that_happen_while_no_agent_runs_are_caught_up_with() {
+fn changes_while_no_agent_runs_are_applied_at_the_next_start() {
     let mut world = World::with_agent(&[]);
     world.create_service();
     world.enable_service();
@@ -172,7 +173,7 @@ fn changes_that_happen_while_no_agent_runs_are_caught_up_with() {
 }
 
 #[test]
-fn mappings_that_somebody_removed_from_the_kernel_come_back_without_a_write() {
+fn mappings_removed_from_the_kernel_are_restored_without_a_write() {
     let mut world = World::with_agent(&["--resync", "1s"]);
     world.create_service();
     world.enable_service();
@@ -185,11 +186,11 @@ fn mappings_that_somebody_removed_from_the_kernel_come_back_without_a_write() {
     world.agent().restart().unwrap();
     world.wait_for_kernel_mappings(2);
     world.assert_served("web-0");
-    assert_eq!(writes(&world, &["web-0"]), annotated, "the annotation alone brings the same ports back");
+    assert_eq!(writes(&world, &["web-0"]), annotated, "the annotation was rewritten");
 }
 
 #[test]
-fn a_port_range_that_changes_moves_only_what_is_outside() {
+fn a_changed_port_range_moves_only_node_ports_outside_it() {
     let mut world = World::with_agent(&["--port-range", "61000-61100"]);
     world.create_service();
     world.enable_service();
@@ -205,9 +206,9 @@ fn a_port_range_that_changes_moves_only_what_is_outside() {
     world.assert_served("web-0");
 }
 
-/// Its maps would be others than those of the next agent and of `npl-agent status`.
+/// Without its pins, the agent's maps would differ from those of the next agent and of `npl-agent status`.
 #[test]
-fn an_agent_whose_pins_somebody_removes_ends_and_the_next_one_makes_all_anew() {
+fn an_agent_whose_pins_are_removed_exits_and_the_next_one_recreates_them() {
     let mut world = World::with_agent(&["--resync", "1s"]);
     world.create_service();
     world.enable_service();
@@ -216,7 +217,7 @@ fn an_agent_whose_pins_somebody_removes_ends_and_the_next_one_makes_all_anew() {
     let port = world.address("web-0", Protocol::Tcp);
     fs::remove_dir_all(world.bpffs.path().join(PIN_ROOT)).unwrap();
     let agent = world.agent();
-    let status = poll::until("the end of the agent", LIMIT, || agent.process().exit_status()).unwrap();
+    let status = poll::until("the agent to exit", LIMIT, || agent.process().exit_status()).unwrap();
     assert_eq!(status.0.code(), Some(1));
     let log = world.agent_log();
     assert!(log.contains("another program has removed or replaced the pin"), "{log}");

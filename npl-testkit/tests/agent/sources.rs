@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The allow-list of a Service, from its annotation to the client who is let in or not.
+//! The allowed source ranges of a Service, from the annotation to accepted and refused clients.
 
 use npl_testkit::echo::Protocol;
 use npl_testkit::poll;
@@ -11,14 +11,14 @@ use crate::world::{LIMIT, NAMESPACE, World};
 
 const KEY: &str = "nodeportlocal.antrea.io/allowed-source-ranges";
 
-/// Annotates the Service with a list, or takes the list away.
+/// Sets or removes the annotation with allowed source ranges.
 fn set_list(world: &World, list: Option<&str>) {
     let value = list.map_or_else(|| format!("{KEY}-"), |list| format!("{KEY}={list}"));
     let annotate = ["annotate", "service", "web", "--namespace", NAMESPACE, "--overwrite", &value];
     world.cluster.kubectl(&annotate).unwrap();
 }
 
-/// Waits until all of the kernel's mappings are for these alone; without a list, for everybody.
+/// Waits until all kernel mappings have exactly these allowed sources, or no restriction without a list.
 fn wait_for_sources(world: &World, ranges: &Value) {
     let is_so = || {
         let mappings = world.kernel_mappings();
@@ -36,7 +36,7 @@ fn is_served(world: &World) -> bool {
 }
 
 #[test]
-fn a_list_lets_in_whom_it_names_and_nobody_else() {
+fn only_allowed_sources_reach_a_restricted_service() {
     let mut world = World::with_agent(&["--resync", "1s"]);
     let client = format!("{}/32", world.client_ip());
     world.create_service();
@@ -63,11 +63,11 @@ fn a_list_lets_in_whom_it_names_and_nobody_else() {
     set_list(&world, None);
     wait_for_sources(&world, &Value::Null);
     world.assert_served("web-0");
-    assert_eq!(world.writes("web-0"), 1, "who may use a port is nothing of the Pod's");
+    assert_eq!(world.writes("web-0"), 1, "allowed sources must not change the Pod's annotation");
 }
 
 #[test]
-fn an_entry_that_cannot_be_read_is_told_on_the_service_and_the_others_count() {
+fn an_unreadable_source_range_is_reported_on_the_service_and_the_others_apply() {
     let mut world = World::with_agent(&[]);
     world.create_service();
     set_list(&world, Some(&format!("10.0.0.0/33, {}", world.client_ip())));
@@ -84,11 +84,11 @@ fn an_entry_that_cannot_be_read_is_told_on_the_service_and_the_others_count() {
     world.wait_for_metric(r#"npl_problems{reason="UnreadableSourceRange"} 1"#);
     set_list(&world, Some("10.0.0.0/33"));
     wait_for_sources(&world, &json!([]));
-    assert!(!is_served(&world), "nothing of it can be read, so it is for nobody");
+    assert!(!is_served(&world), "without a readable range, no client may be accepted");
 }
 
 #[test]
-fn a_restarted_agent_keeps_a_list_without_a_write_and_follows_what_changed_meanwhile() {
+fn a_restarted_agent_keeps_allowed_sources_and_applies_missed_changes() {
     let mut world = World::with_agent(&[]);
     let client = format!("{}/32", world.client_ip());
     world.create_service();
@@ -104,11 +104,11 @@ fn a_restarted_agent_keeps_a_list_without_a_write_and_follows_what_changed_meanw
     world.assert_served("web-0");
     let metrics = world.agent().metrics().unwrap();
     for op in ["allow_sources", "upsert_mapping", "forget_sources", "remove_mapping"] {
-        assert!(!metrics.contains(&format!("op=\"{op}\"")), "{op} after a restart:\n{metrics}");
+        assert!(!metrics.contains(&format!("op=\"{op}\"")), "operation {op} ran after a restart:\n{metrics}");
     }
     world.agent().kill().unwrap();
     set_list(&world, Some("203.0.113.0/24"));
-    assert!(is_served(&world), "nobody is there to follow");
+    assert!(is_served(&world), "without an agent, the kernel state must not change");
     world.agent().restart().unwrap();
     wait_for_sources(&world, &json!(["203.0.113.0/24"]));
     assert!(!is_served(&world));

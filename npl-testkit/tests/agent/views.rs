@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What an operator sees: probes, metrics, the commands that look, and the one that cleans.
+//! The operator's views: probes, metrics, inspection commands and cleanup.
 
 use npl_testkit::agent::Agent;
 use npl_testkit::echo::Protocol;
@@ -8,7 +8,7 @@ use npl_testkit::residue::Residue;
 use crate::world::{LIMIT, World, manifest};
 
 #[test]
-fn the_commands_show_the_kernel_also_while_no_agent_runs() {
+fn commands_show_kernel_state_with_and_without_a_running_agent() {
     let mut world = World::with_agent(&[]);
     world.create_service();
     world.enable_service();
@@ -44,11 +44,11 @@ fn metrics_count_mappings_ops_and_packets() {
     ] {
         assert!(metrics.contains(expected), "{expected} is not in\n{metrics}");
     }
-    assert!(metrics.trim_end().ends_with("# EOF"), "OpenMetrics ends with a mark");
+    assert!(metrics.trim_end().ends_with("# EOF"), "OpenMetrics text must end with # EOF");
 }
 
 #[test]
-fn cleanup_takes_everything_of_ours_and_nothing_of_others() {
+fn cleanup_removes_all_npl_state_and_nothing_else() {
     let mut world = World::with_agent(&[]);
     world.create_service();
     world.enable_service();
@@ -71,7 +71,7 @@ fn cleanup_takes_everything_of_ours_and_nothing_of_others() {
 }
 
 #[test]
-fn an_agent_that_retires_serves_through_the_drain_and_is_ready_once_nothing_is_left() {
+fn a_retiring_agent_serves_during_the_drain_and_is_ready_after_the_cleanup() {
     let mut world = World::with_agent(&[]);
     world.create_service();
     world.enable_service();
@@ -91,14 +91,14 @@ fn an_agent_that_retires_serves_through_the_drain_and_is_ready_once_nothing_is_l
     assert!(left.is_empty(), "{left:?}");
     assert!(retiring.process().exit_status().is_none(), "kubectl waits for Pods that are available");
 
-    // Somebody who changes his mind.
+    // The operator cancels the uninstallation.
     drop(retiring);
     world.agent().restart().unwrap();
     world.assert_served("web-0");
 }
 
 #[test]
-fn the_policy_guards_every_field_of_a_pods_status() {
+fn the_admission_policy_protects_every_field_of_a_pods_status() {
     let world = World::new();
     let api = world.cluster.client().get("/openapi/v3/api/v1").unwrap();
     let schema = api.pointer("/components/schemas/io.k8s.api.core.v1.PodStatus/properties").unwrap();
@@ -113,7 +113,8 @@ fn the_policy_guards_every_field_of_a_pods_status() {
 #[test]
 fn the_api_server_accepts_the_whole_manifest() {
     let world = World::new();
-    // The namespace and the access rules are there; a dry run of the rest would not find the namespace otherwise.
+    // Only the namespace and the RBAC objects exist; without the namespace, the dry run of the other objects would
+    // fail.
     let manifest = manifest();
     let accepted =
         world.cluster.kubectl(&["apply", "--dry-run=server", "--filename", manifest.to_str().unwrap()]).unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One Node with Pods and a client, a real control plane, and the agent under its own rights.
+//! A test environment: one Node with Pods and a client, a real control plane, and the agent with its own privileges.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
@@ -23,14 +23,14 @@ use serde_json::json;
 
 /// The name of the Node.
 pub(crate) const NODE: &str = "node-1";
-/// The namespace of everything that a user would make.
+/// The namespace of the user's objects.
 pub(crate) const NAMESPACE: &str = "shop";
-/// The port that the Pods listen on.
+/// The port on which the Pods listen.
 pub(crate) const POD_PORT: u16 = 8080;
-/// How long anything may take on a loaded machine.
+/// The time limit of every wait.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
-/// Everything, in the order in which it must go.
+/// The parts of the environment, dropped in field order.
 pub(crate) struct World {
     pub(crate) agent: Option<Agent>,
     pub(crate) proxy: Option<Proxy>,
@@ -44,7 +44,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// A cluster with one Node and nothing on it; no agent yet.
+    /// A cluster with one Node without Pods, and no agent.
     pub(crate) fn new() -> Self {
         let run = Run::start().unwrap();
         let bpffs = run.bpffs("bpf").unwrap();
@@ -57,7 +57,7 @@ impl World {
         Self { agent: None, proxy: None, servers: Vec::new(), annotations, cluster, plane, topology, bpffs, run }
     }
 
-    /// A cluster with a Node object, an agent with these flags, and nothing else.
+    /// A cluster with a Node object and an agent with these flags.
     pub(crate) fn with_agent(flags: &[&str]) -> Self {
         let mut world = Self::new();
         world.create_node();
@@ -65,11 +65,12 @@ impl World {
         world
     }
 
-    /// As [`Self::with_agent`], for clients of a cgroup too, with one Pod that is served.
+    /// As [`Self::with_agent`], with socket programs for a cgroup, and with one served Pod.
     pub(crate) fn with_local_clients(flags: &[&str]) -> (Self, ClientCgroup) {
         let mut world = Self::new();
         let cgroup = world.run.client_cgroup("clients").unwrap();
-        // As in the DaemonSet's container, whose own /sys does not show the Node's cgroups.
+        // In the DaemonSet's container, /sys does not show the Node's cgroups either, so the hierarchy is mounted
+        // elsewhere.
         let shown = world.run.file("cgroup");
         mounts::bind(cgroup.path(), &shown).unwrap();
         world.create_node();
@@ -81,14 +82,14 @@ impl World {
         (world, cgroup)
     }
 
-    /// As [`Self::with_agent`], with a proxy between the agent and the API server; tests go past it.
+    /// As [`Self::with_agent`], with a proxy between the agent and the API server, which tests themselves bypass.
     pub(crate) fn behind_proxy(flags: &[&str]) -> Self {
         let mut world = Self::behind_proxy_without_agent();
         world.start_agent(flags);
         world
     }
 
-    /// As [`Self::behind_proxy`]; no agent yet.
+    /// As [`Self::behind_proxy`], without an agent.
     pub(crate) fn behind_proxy_without_agent() -> Self {
         let mut world = Self::new();
         world.proxy = Some(Proxy::start(world.topology.node(), world.plane.address()).unwrap());
@@ -96,7 +97,7 @@ impl World {
         world
     }
 
-    /// The folder that agents pin in.
+    /// The directory in which agents pin maps, programs and links.
     pub(crate) fn pins(&self) -> PathBuf {
         self.bpffs.path().join(names::PIN_ROOT).join(format!("v{}", names::ABI_VERSION))
     }
@@ -137,18 +138,18 @@ impl World {
         self.topology.client().addresses.v4.into()
     }
 
-    /// A Pod of app `web`, as the scheduler leaves it and then as the kubelet does, with an echo server in it.
+    /// A running Pod of the app `web` with an echo server, created as by scheduler and kubelet.
     pub(crate) fn create_pod(&mut self, name: &str) {
         self.create_pod_with_port(name, Port::new("web", POD_PORT, Protocol::Tcp));
     }
 
-    /// As [`Self::create_pod`], with another port declared.
+    /// As [`Self::create_pod`], with another declared port.
     pub(crate) fn create_pod_with_port(&mut self, name: &str, port: Port) {
         let ip = self.start_pod(name, port);
         self.cluster.set_pod_running(NAMESPACE, name, self.node_ip(), &[ip]).unwrap();
     }
 
-    /// As [`Self::create_pod`], but all that the kubelet says of it yet is its address.
+    /// As [`Self::create_pod`], with a status that contains only the Pod's address.
     pub(crate) fn create_unready_pod(&mut self, name: &str) {
         let ip = self.start_pod(name, Port::new("web", POD_PORT, Protocol::Tcp)).to_string();
         let status = json!({"status": {"phase": "Pending", "podIP": ip, "podIPs": [{"ip": ip}]}});
@@ -158,7 +159,7 @@ impl World {
             .unwrap();
     }
 
-    /// The network and the object of a Pod, as far as they come before the kubelet's word.
+    /// Creates a Pod's network and object, without the kubelet's status.
     fn start_pod(&mut self, name: &str, port: Port) -> IpAddr {
         let pod = self.topology.add_pod(&self.run, name).unwrap();
         self.servers.push(EchoServer::start_in(&pod.netns, name, &[POD_PORT]).unwrap());
@@ -166,13 +167,13 @@ impl World {
         pod.ip().into()
     }
 
-    /// The Pod's object, network and server go.
+    /// Deletes a Pod's object, network and server.
     pub(crate) fn delete_pod(&mut self, name: &str) {
         self.cluster.delete_pod(NAMESPACE, name).unwrap();
         self.topology.remove_pod(name).unwrap();
     }
 
-    /// Service `web` for app `web`: TCP by the port's name, UDP by its number. Not enabled.
+    /// Creates the Service `web` for the app `web`, with TCP by port name and UDP by port number, not enabled.
     pub(crate) fn create_service(&self) {
         let tcp = Port::new("http", 80, Protocol::Tcp).to("web");
         let udp = Port::new("dns", 53, Protocol::Udp).to(POD_PORT);
@@ -183,7 +184,7 @@ impl World {
         self.cluster.set_service_enabled(NAMESPACE, "web", true).unwrap();
     }
 
-    /// Waits until the Pod's annotation has this many entries, and reads them as a consumer does.
+    /// Waits until the Pod's annotation has this many entries, and parses them as a consumer does.
     pub(crate) fn wait_for_entries(&self, pod: &str, count: usize) -> Vec<Entry> {
         let enough =
             |value: Option<&str>| value.is_some_and(|text| Entry::parse(text).is_ok_and(|it| it.len() == count));
@@ -191,27 +192,27 @@ impl World {
         Entry::parse(&seen.value.unwrap()).unwrap()
     }
 
-    /// Where clients reach the Pod by a protocol, read from its annotation.
+    /// The node address and node port of the Pod for a protocol, from its annotation.
     pub(crate) fn address(&self, pod: &str, protocol: Protocol) -> SocketAddr {
         let entries = self.wait_for_entries(pod, 2);
         entries.iter().find(|entry| entry.protocol == protocol).unwrap().address()
     }
 
-    /// One request over each protocol, answered by this very Pod, which saw the client's own address.
+    /// Sends one request per protocol. The Pod must respond and observe the client's address.
     pub(crate) fn assert_served(&self, pod: &str) {
         for protocol in [Protocol::Tcp, Protocol::Udp] {
             self.assert_answers(protocol, self.address(pod, protocol), pod);
         }
     }
 
-    /// One request to an address, answered by this very Pod, which saw the client's own address.
+    /// Sends one request to an address. The Pod must respond and observe the client's address.
     pub(crate) fn assert_answers(&self, protocol: Protocol, server: SocketAddr, pod: &str) {
         let answer = traffic::request(&self.topology.client().netns, protocol, server, "who?").unwrap();
         assert_eq!(answer.pod, pod, "{protocol:?} {server}");
         assert_eq!(answer.client.ip(), self.client_ip(), "{protocol:?} {server}");
     }
 
-    /// Requests of a load to these Pods over both protocols.
+    /// Requests of a load to these Pods, over both protocols.
     pub(crate) fn load_requests(&self, pods: &[&str]) -> Vec<Request> {
         let protocols = [Protocol::Tcp, Protocol::Udp];
         let of = |pod: &&str| {
@@ -226,13 +227,13 @@ impl World {
         pods.iter().flat_map(of).collect()
     }
 
-    /// `npl-agent mappings --output json`, from the kernel.
+    /// The output of `npl-agent mappings --output json`.
     pub(crate) fn kernel_mappings(&self) -> Vec<serde_json::Value> {
         let options = self.agent_options(&[]);
         options.command_json("mappings").unwrap().as_array().unwrap().clone()
     }
 
-    /// Waits until the agent's metrics have this line.
+    /// Waits until the agent's metrics contain this line.
     pub(crate) fn wait_for_metric(&mut self, line: &str) {
         let agent = self.agent();
         let has_line = || agent.metrics().is_ok_and(|text| text.lines().any(|found| found == line)).then_some(());
@@ -240,30 +241,33 @@ impl World {
         assert!(waited.is_ok(), "{waited:?}\n{}", self.agent().metrics().unwrap());
     }
 
-    /// How often the agent has written to a Pod, withdrawals included.
+    /// The number of the agent's writes to a Pod's annotation, including withdrawals.
     pub(crate) fn writes(&self, pod: &str) -> usize {
-        // What it was before anybody wrote is no write.
+        // The absent annotation before the first write does not count.
         self.annotations.history(pod).iter().skip_while(|seen| seen.value.is_none()).count()
     }
 
-    /// What the agent has said.
+    /// The agent's log.
     pub(crate) fn agent_log(&mut self) -> String {
         fs::read_to_string(self.agent().process().log()).unwrap()
     }
 
-    /// Waits until the agent has said this.
+    /// Waits until the agent's log contains these words.
     pub(crate) fn wait_for_log(&mut self, words: &str) {
-        poll::until(&format!("the agent to say `{words}`"), LIMIT, || self.agent_log().contains(words).then_some(()))
+        poll::until(&format!("the agent to log `{words}`"), LIMIT, || self.agent_log().contains(words).then_some(()))
             .unwrap();
     }
 
-    /// Waits until the kernel holds this many mappings.
+    /// Waits until the kernel has this many mappings.
     pub(crate) fn wait_for_kernel_mappings(&self, count: usize) {
-        poll::until("the kernel's mappings", LIMIT, || (self.kernel_mappings().len() == count).then_some(())).unwrap();
+        poll::until(&format!("{count} kernel mappings"), LIMIT, || {
+            (self.kernel_mappings().len() == count).then_some(())
+        })
+        .unwrap();
     }
 }
 
-/// The manifest whose access rules the agent runs under.
+/// The manifest with the agent's RBAC rules.
 pub(crate) fn manifest() -> PathBuf {
     tools::repository_file("deploy/npl.yaml")
 }

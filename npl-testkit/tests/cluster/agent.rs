@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The agent as a Pod among others.
+//! The agent as a Pod of the cluster.
 
 use std::fs;
 use std::process::Command;
@@ -49,29 +49,32 @@ pub(crate) fn the_agent_has_two_capabilities_and_no_more(world: &mut World) {
     }
 }
 
-/// By the container ahead of it, which has one capability more.
-pub(crate) fn the_programs_are_loaded_ahead_of_the_agent(world: &mut World) {
+/// The init container, which has one capability more than the agent, loads the programs.
+pub(crate) fn the_programs_are_loaded_before_the_agent_starts(world: &mut World) {
     for node in world.cluster.nodes() {
         let mut command = Command::new("find");
         command.args(["/sys/fs/bpf/npl", "-path", "*/programs/*", "-name", "npl_*"]);
         let found = node.space().output(command).unwrap();
         let programs: Vec<&str> = found.lines().collect();
         assert_eq!(programs.len(), PROGRAMS.len() + SLOW_PATH_PROGRAMS.len() + SOCKET_PROGRAMS.len() + 1, "{found}");
-        assert!(programs.iter().all(|pin| pin.contains("_unfenced/")), "some have barriers: {found}");
+        assert!(
+            programs.iter().all(|pin| pin.contains("_unfenced/")),
+            "some programs have speculation barriers: {found}"
+        );
     }
-    // Whoever loads programs has no business with the API server: nothing of it is mounted there.
+    // The init container does not use the API server, so no service account token is mounted there.
     let mounts = "jsonpath={.items[*].spec.initContainers[*].volumeMounts[*].mountPath}";
     let mounts = world.kubectl(&["get", "pods", "--namespace", AGENT_NAMESPACE, "--output", mounts]);
     assert_eq!(mounts, "/bpf /bpf");
 }
 
-pub(crate) fn an_agent_that_is_deleted_is_not_missed(world: &mut World) {
+pub(crate) fn deleted_agents_do_not_interrupt_service(world: &mut World) {
     let shop = world.wait_for_shop(4);
     let before = agents(world);
     let ports: Vec<_> = shop.keys().map(|pod| world.entries(pod, traffic::PORTS)).collect();
     world.kubectl(&["delete", "pods", "--namespace", AGENT_NAMESPACE, "--all", "--timeout=60s"]);
     let outside = clients::outside(world);
-    // Whether the next agents are there yet or not.
+    // The mappings must work while no agent runs.
     for pod in shop.values() {
         assert_eq!(traffic::assert_served(world, &outside, pod), traffic::PORTS);
     }
@@ -80,10 +83,10 @@ pub(crate) fn an_agent_that_is_deleted_is_not_missed(world: &mut World) {
         let agents = agents(world);
         (agents.len() == before.len() && agents.iter().all(is_new)).then_some(())
     };
-    let ((), took) = poll::until("new agents", LIMIT, replaced).unwrap();
-    println!("    new agents ready {:.1} s after the old were gone", took.as_secs_f32());
+    let ((), took) = poll::until("new agents to become ready", LIMIT, replaced).unwrap();
+    println!("    the new agents were ready {:.1} s after the deletion of the old ones", took.as_secs_f32());
     let kept: Vec<_> = shop.keys().map(|pod| world.entries(pod, traffic::PORTS)).collect();
-    assert_eq!(kept, ports, "a new agent keeps every node port");
+    assert_eq!(kept, ports, "the new agents must keep every node port");
     for pod in shop.values() {
         assert_eq!(traffic::assert_served(world, &outside, pod), traffic::PORTS);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Everybody who may ask a Pod something.
+//! All kinds of clients of a Pod.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,21 +11,21 @@ use npl_testkit::traffic;
 
 use crate::world::{NAMESPACE, Pod, World};
 
-/// Somebody with a network and addresses of its own.
+/// A client with its own network namespace and addresses.
 pub(crate) struct Client {
     pub(crate) name: String,
     netns: Netns,
     place: Place,
 }
 
-/// Where somebody is, which decides as whom a Pod sees it.
+/// The location of a client, which decides which source address a Pod observes.
 enum Place {
     Outside,
     Node {
         number: NodeNumber,
         space: Space,
     },
-    /// On a Node, and seen by others as that if the network hides Pods.
+    /// In a Pod on a Node. Other machines observe the Node's address if the CNI masquerades.
     Pod {
         addresses: Vec<IpAddr>,
         number: NodeNumber,
@@ -35,7 +35,8 @@ enum Place {
 }
 
 impl Client {
-    /// Asks once. On a Node that is done by a process in the Node's control group, whose sockets the agent serves.
+    /// Sends one request. On a Node, the sending process is in the Node's control group, which has the agent's socket
+    /// programs.
     pub(crate) fn ask(&self, protocol: Protocol, server: SocketAddr) -> Result<Answer> {
         let space = match &self.place {
             Place::Outside => return traffic::request(&self.netns, protocol, server, "who?"),
@@ -43,11 +44,11 @@ impl Client {
         };
         let mut command = self.netns.command(env!("CARGO_BIN_EXE_npl-cluster"))?;
         command.args(["ask", &protocol.to_string(), &server.to_string()]);
-        serde_json::from_str(&space.output(command)?).context("read the answer")
+        serde_json::from_str(&space.output(command)?).context("parse the response")
     }
 
-    /// The address that a Pod must see: the client's own, as it is when the packet reaches the Pod's Node. A Node has
-    /// several, and towards its own Pods that is the one on their bridge.
+    /// The client address that the Pod must observe: the source address when the packet reaches the Pod's Node. A Node
+    /// has several addresses and reaches its own Pods from the address of their bridge.
     pub(crate) fn address_towards(&self, pod: &Pod, server: IpAddr) -> IpAddr {
         let addresses = match &self.place {
             Place::Outside => client_addresses().to_vec(),
@@ -62,7 +63,7 @@ impl Client {
     }
 }
 
-/// The client that mappings are made for.
+/// The external client, for which mappings are intended.
 pub(crate) fn outside(world: &World) -> Client {
     Client { name: "outside client".to_owned(), netns: world.cluster.client().clone(), place: Place::Outside }
 }
@@ -74,7 +75,7 @@ pub(crate) fn node(world: &World, name: &str) -> Client {
     Client { name: node.name(), netns: node.netns().clone(), place }
 }
 
-/// Every client of a cluster.
+/// All clients of a cluster.
 pub(crate) fn all(world: &World) -> Vec<Client> {
     let nodes = world.cluster.nodes().iter().map(|it| node(world, &it.name()));
     let pods = world.pods(NAMESPACE, "app=caller").into_iter().map(|pod| {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Rules of others on a Node, as network policies are made of: they see the packet that the Pod will see.
+//! Third-party filter rules on a Node, as implementations of NetworkPolicy use them: they must see the translated
+//! packet with the client's address.
 
 use std::thread;
 
@@ -9,7 +10,7 @@ use crate::clients;
 use crate::traffic::{PORTS, assert_served};
 use crate::world::{Pod, World};
 
-/// Forwarding is forbidden, but for what is already answered, and for what the client in question asks this Pod.
+/// Rules that drop all forwarded packets except replies and requests of this client to this Pod.
 fn rules(pod: &Pod, clients: &[String; 2]) -> String {
     let address = |is_ipv4: bool| pod.ips.iter().find(|ip| ip.is_ipv4() == is_ipv4).unwrap();
     let (v4, v6) = (address(true), address(false));
@@ -29,7 +30,7 @@ fn rules(pod: &Pod, clients: &[String; 2]) -> String {
     )
 }
 
-pub(crate) fn a_policy_for_the_clients_address_holds(world: &mut World) {
+pub(crate) fn a_policy_for_the_clients_address_is_enforced(world: &mut World) {
     let shop = world.wait_for_shop(4);
     let pod = shop.values().next().unwrap();
     let netns = world.cluster.node(&pod.node).unwrap().netns().clone();
@@ -43,12 +44,17 @@ pub(crate) fn a_policy_for_the_clients_address_holds(world: &mut World) {
     {
         netns.nft(&rules(pod, &allowed_addresses.map(|address| address.to_string()))).unwrap();
         assert_eq!(assert_served(world, allowed, pod), PORTS);
-        // At the same time: who is dropped waits as long as he can.
+        // Both clients send at the same time, because the refused one waits for its timeout.
         thread::scope(|scope| {
             for entry in &entries {
                 scope.spawn(move || {
                     let answer = refused.ask(entry.protocol, entry.address());
-                    assert!(answer.is_err(), "{} is not allowed to ask {}: {answer:?}", refused.name, pod.name);
+                    assert!(
+                        answer.is_err(),
+                        "the policy must drop requests of {} to {}: {answer:?}",
+                        refused.name,
+                        pod.name
+                    );
                 });
             }
         });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tells stories one after the other on one world, and speaks as the usual harness does.
+//! A test harness that runs all tests in sequence on one cluster, with the output format of the standard harness.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,14 +15,14 @@ use crate::world::World;
 
 /// One test.
 #[derive(Clone, Copy)]
-pub(crate) struct Story {
+pub(crate) struct ClusterTest {
     name: &'static str,
-    tell: fn(&mut World),
+    run: fn(&mut World),
 }
 
-impl Story {
-    pub(crate) const fn new(name: &'static str, tell: fn(&mut World)) -> Self {
-        Self { name, tell }
+impl ClusterTest {
+    pub(crate) const fn new(name: &'static str, run: fn(&mut World)) -> Self {
+        Self { name, run }
     }
 
     fn is_meant(&self, words: &[String]) -> bool {
@@ -30,50 +30,50 @@ impl Story {
     }
 }
 
-/// Stories that are told one after the other on one cluster.
-pub(crate) struct Act {
+/// Tests that run in sequence on one cluster.
+pub(crate) struct Suite {
     network: Network,
-    stories: Vec<Story>,
+    tests: Vec<ClusterTest>,
 }
 
-impl Act {
-    pub(crate) fn new(network: Network, stories: &[&[Story]]) -> Self {
-        Self { network, stories: stories.concat() }
+impl Suite {
+    pub(crate) fn new(network: Network, tests: &[&[ClusterTest]]) -> Self {
+        Self { network, tests: tests.concat() }
     }
 
-    fn meant(&self, words: &[String]) -> impl Iterator<Item = &Story> {
-        self.stories.iter().filter(|story| story.is_meant(words))
+    fn meant(&self, words: &[String]) -> impl Iterator<Item = &ClusterTest> {
+        self.tests.iter().filter(|test| test.is_meant(words))
     }
 
-    fn play(&self, words: &[String], tally: &mut Tally) -> Option<Row> {
+    fn run(&self, words: &[String], tally: &mut Tally) -> Option<Row> {
         println!("\nnetwork {}", self.network);
         let before = *tally;
-        let opening = "a_cluster_of_two_nodes_comes_up_with_our_manifests_applied";
-        let mut world = tally.tell(opening, || World::start(self.network))?;
-        for story in self.meant(words) {
-            let told = tally.tell(story.name, || (story.tell)(&mut world));
-            if told.is_none() {
+        let start = "a_cluster_of_two_nodes_starts_with_npl_installed";
+        let mut world = tally.run(start, || World::start(self.network))?;
+        for test in self.meant(words) {
+            let result = tally.run(test.name, || (test.run)(&mut world));
+            if result.is_none() {
                 println!("{}", world.describe());
             }
         }
         let (answered, platform) = (world.answered, world.platform.clone());
-        tally.tell("nothing_of_the_cluster_is_left", || world.end());
+        tally.run("the_cluster_leaves_nothing_behind", || world.end());
         let passed = tally.passed - before.passed;
-        let told = passed + tally.failed - before.failed;
-        Some(Row { network: self.network, passed, told, answered, platform })
+        let run = passed + tally.failed - before.failed;
+        Some(Row { network: self.network, passed, run, answered, platform })
     }
 }
 
-/// What the command line asks for.
+/// The command-line arguments.
 #[derive(clap::Parser)]
 struct Arguments {
-    /// Tell only the stories whose names contain one of these.
+    /// Run only tests whose names contain one of these words.
     words: Vec<String>,
-    /// Tell all stories on a cluster that is connected so, such as `flannel-vxlan/nftables`, or `every`; the outcome
-    /// becomes a row of `docs/compatibility.md`.
+    /// Run all tests on a cluster with this network, such as `flannel-vxlan/nftables`, or with `every` network, and
+    /// write the results into `docs/compatibility.md`.
     #[arg(long, value_parser = read_network)]
     network: Vec<Networks>,
-    /// Name the stories only.
+    /// Only list the names of the tests.
     #[arg(long)]
     list: bool,
 }
@@ -85,26 +85,31 @@ fn read_network(text: &str) -> Result<Networks, String> {
     let all = Network::all();
     let meant: Vec<Network> = all.iter().filter(|it| text == "every" || it.to_string() == text).copied().collect();
     let names: Vec<String> = all.iter().map(Network::to_string).collect();
-    if meant.is_empty() { Err(format!("there is `every`, and {}", names.join(", "))) } else { Ok(Networks(meant)) }
+    if meant.is_empty() {
+        Err(format!("unknown network; use `every` or one of {}", names.join(", ")))
+    } else {
+        Ok(Networks(meant))
+    }
 }
 
-/// Tells the stories of the acts that are made for the networks of the command line.
-pub(crate) fn run(acts_for: impl FnOnce(&[Network]) -> Vec<Act>) -> ExitCode {
+/// Runs the suites that are defined for the networks on the command line.
+pub(crate) fn run(suites_for: impl FnOnce(&[Network]) -> Vec<Suite>) -> ExitCode {
     let Arguments { words, network, list } = Arguments::parse();
     let networks: Vec<Network> = network.into_iter().flat_map(|it| it.0).collect();
-    let acts: Vec<Act> = acts_for(&networks).into_iter().filter(|act| act.meant(&words).next().is_some()).collect();
+    let suites: Vec<Suite> =
+        suites_for(&networks).into_iter().filter(|suite| suite.meant(&words).next().is_some()).collect();
     if list {
-        for story in acts.iter().flat_map(|act| act.meant(&words)) {
-            println!("{}: test", story.name);
+        for test in suites.iter().flat_map(|suite| suite.meant(&words)) {
+            println!("{}: test", test.name);
         }
         return ExitCode::SUCCESS;
     }
     interrupt::watch().unwrap();
-    // Each begins with its cluster and ends with that.
-    println!("running {} tests", acts.iter().map(|act| act.meant(&words).count() + 2).sum::<usize>());
+    // Each suite also counts the start and the removal of its cluster as tests.
+    println!("running {} tests", suites.iter().map(|suite| suite.meant(&words).count() + 2).sum::<usize>());
     let mut tally = Tally::default();
-    for act in acts {
-        let row = act.play(&words, &mut tally);
+    for suite in suites {
+        let row = suite.run(&words, &mut tally);
         if let Some(row) = row.filter(|_row| !networks.is_empty() && words.is_empty()) {
             row.enter();
         }
@@ -119,15 +124,15 @@ struct Tally {
 }
 
 impl Tally {
-    fn tell<T>(&mut self, name: &str, story: impl FnOnce() -> T) -> Option<T> {
+    fn run<T>(&mut self, name: &str, test: impl FnOnce() -> T) -> Option<T> {
         if interrupt::is_requested() && self.failed > 0 {
             return None;
         }
         let start = Instant::now();
-        let told = catch_unwind(AssertUnwindSafe(story));
-        let word = if told.is_ok() { "ok" } else { "FAILED" };
+        let result = catch_unwind(AssertUnwindSafe(test));
+        let word = if result.is_ok() { "ok" } else { "FAILED" };
         println!("test {name} ... {word} ({:.1} s)", start.elapsed().as_secs_f32());
-        match told {
+        match result {
             Ok(value) => {
                 self.passed += 1;
                 Some(value)
@@ -149,5 +154,5 @@ impl Tally {
 
 fn message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without words")
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message")
 }

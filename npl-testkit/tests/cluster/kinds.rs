@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Every kind of Service and of Pod: what is published, and that it leads there.
+//! All kinds of Services and Pods: which annotation is published, and whether it works.
 
 use npl_testkit::cluster::Entry;
 use npl_testkit::echo::Protocol;
@@ -12,21 +12,21 @@ use crate::world::{LIMIT, Pod, World};
 
 const NAMESPACE: &str = "kinds";
 
-/// The annotation's ports by family, as far as they are known before.
+/// The expected annotation.
 #[derive(Debug, PartialEq, Eq)]
 enum Published {
     /// No annotation.
     Nothing,
-    /// A node port of its own in each of these families: IPv4, IPv6.
+    /// A separate node port in each of these families; `true` is IPv4.
     Mapped(&'static [bool]),
-    /// This port of the Node in both families.
+    /// This host port in both families.
     Host(u16),
 }
 
 const KINDS: [(&str, Published); 8] = [
     ("headless", Published::Mapped(&[true])),
     ("load-balancer", Published::Mapped(&[true])),
-    // It has ports of every Node already, and Antrea serves none either.
+    // A Service of type NodePort already has a port on every Node; Antrea does not publish it either.
     ("node-port", Published::Nothing),
     ("only-ipv4", Published::Mapped(&[true])),
     ("only-ipv6", Published::Mapped(&[false])),
@@ -35,7 +35,7 @@ const KINDS: [(&str, Published); 8] = [
     ("host-network", Published::Host(8091)),
 ];
 
-pub(crate) fn every_kind_of_service_and_pod_is_published_as_it_should_be(world: &mut World) {
+pub(crate) fn every_kind_of_service_and_pod_is_published_correctly(world: &mut World) {
     let manifest = tools::repository_file("npl-testkit/tests/cluster/manifests/kinds.yaml");
     world.kubectl(&["apply", "--filename", manifest.to_str().unwrap()]);
     world.kubectl(&["wait", "--for=condition=Ready", "pods", "--all", "--namespace", NAMESPACE, "--timeout=60s"]);
@@ -47,7 +47,7 @@ pub(crate) fn every_kind_of_service_and_pod_is_published_as_it_should_be(world: 
         });
         (lacking.count() == 0).then_some(pods)
     };
-    let (pods, _) = poll::until("annotations of every kind", LIMIT, all_published).unwrap();
+    let (pods, _) = poll::until("the annotations of every kind", LIMIT, all_published).unwrap();
     let outside = clients::outside(world);
     for (name, published) in &KINDS {
         let pod = pods.iter().find(|pod| pod.name == *name).unwrap();
@@ -68,7 +68,7 @@ pub(crate) fn every_kind_of_service_and_pod_is_published_as_it_should_be(world: 
     world.kubectl(&["delete", "--filename", manifest.to_str().unwrap(), "--timeout=60s"]);
 }
 
-/// In the order of families.
+/// The annotation entries, sorted by family.
 fn entries(pod: &Pod) -> Vec<Entry> {
     let mut entries = pod.annotation.as_deref().map(|value| Entry::parse(value).unwrap()).unwrap_or_default();
     entries.sort_by_key(|entry| entry.address().is_ipv6());

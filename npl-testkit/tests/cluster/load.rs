@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Something happens while a load balancer sends, and nobody who sends notices.
+//! Events during the requests of a load balancer, which must not affect any request.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,29 +12,29 @@ use npl_testkit::tools;
 
 use crate::world::{LIMIT, Pod, World};
 
-/// The namespace of what is under load.
+/// The namespace of the workloads under load.
 pub(crate) const NAMESPACE: &str = "busy";
 
-/// Its Service's ports.
+/// The target ports of the Services.
 const PORTS: [Port; 2] =
     [Port { target: 8080, protocol: Protocol::Tcp }, Port { target: 5300, protocol: Protocol::Udp }];
 
-/// Members that a Pod is: one of each protocol and family.
+/// The members of one Pod: one per protocol and family.
 const MEMBERS: usize = 4;
 
-/// Requests in a second.
+/// Requests per second.
 const RATE: u32 = 2000;
 
-/// How a story goes.
+/// The options of a test under load.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Under {
-    /// How late the balancer is to take in and leave out.
+    /// The delay until the balancer applies changes of its members.
     pub(crate) delay: Duration,
 }
 
 impl Under {
-    /// Lets something happen under load: every request is answered, by the Pod that it was meant for, and in the end
-    /// every Pod that is ready answers.
+    /// Runs `event` under load. Every request must receive a response from the intended Pod, and afterwards every ready
+    /// Pod must respond.
     pub(crate) fn load(self, world: &mut World, event: impl FnOnce(&mut World)) -> Report {
         set_up(world);
         let options = Options {
@@ -53,24 +53,36 @@ impl Under {
         println!("    {report}");
         for failure in &report.failures {
             let (member, at) = (&failure.member, failure.at.as_secs_f32());
-            println!("    at {at:.2} s: {:?}, {} of {}: {}", failure.kind, member.server, member.pod, failure.error);
+            println!(
+                "    {at:.2} s after the start: {:?}, {} of {}: {}",
+                failure.kind, member.server, member.pod, failure.error
+            );
         }
         let bad = [Kind::Lost, Kind::Wrong, Kind::Refused].map(|kind| report.count(kind));
-        assert_eq!((bad, report.unserved), ([0, 0, 0], 0), "lost, wrong, refused; without a member");
-        assert_eq!(report.answered.len(), MEMBERS, "both protocols in both families: {:?}", report.answered);
+        assert_eq!(
+            (bad, report.unserved),
+            ([0, 0, 0], 0),
+            "failed requests ([lost, wrong, refused], without a member)"
+        );
+        assert_eq!(
+            report.answered.len(),
+            MEMBERS,
+            "there must be responses of both protocols in both families: {:?}",
+            report.answered
+        );
         let silent: Vec<&String> = last.iter().filter(|pod| !report.pods.contains_key(*pod)).collect();
-        assert!(silent.is_empty(), "Pods that were never asked: {silent:?}");
+        assert!(silent.is_empty(), "Pods that received no request: {silent:?}");
         world.answered += report.answered.values().sum::<u64>();
         report
     }
 }
 
-/// The Pods under load that stay.
+/// The Pods under load that no test replaces.
 pub(crate) fn pods(world: &World) -> Vec<Pod> {
     world.pods(NAMESPACE, "load=yes")
 }
 
-/// Restarts a workload as a user does, and waits for the end of that.
+/// Restarts a workload with `kubectl rollout restart` and waits for the completion.
 pub(crate) fn renew(world: &World, workload: &str) {
     world.kubectl(&["rollout", "restart", workload, "--namespace", NAMESPACE]);
     world.wait_for_rollout(NAMESPACE, workload);
@@ -84,7 +96,8 @@ fn set_up(world: &World) {
     }
 }
 
-/// Waits until the balancer has exactly the Pods that are there, and has asked each; returns their names.
+/// Waits until the balancer's members are exactly the current Pods and each has received a request. Returns the Pods'
+/// names.
 fn settle(world: &World, balancer: &Balancer) -> BTreeSet<String> {
     let complete = || {
         let pods = pods(world);
@@ -93,7 +106,7 @@ fn settle(world: &World, balancer: &Balancer) -> BTreeSet<String> {
         let known: BTreeSet<String> = members.iter().map(|member| member.pod.clone()).collect();
         (names.len() == pods.len() && names == known && members.len() == names.len() * MEMBERS).then_some(names)
     };
-    let (names, _) = poll::until("a balancer that knows every Pod", LIMIT, complete).unwrap();
+    let (names, _) = poll::until("the balancer to have all members", LIMIT, complete).unwrap();
     balancer.wait_for_a_round(LIMIT).unwrap();
     names
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a cluster must leave alone on the machine that it runs on.
+//! State of the host that a cluster must not modify.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,7 @@ use npl_testkit::tools;
 
 use crate::world::World;
 
-/// What a kubelet, a container runtime or kube-proxy would change.
+/// Files that a kubelet, a container runtime or kube-proxy would modify.
 const FILES: [&str; 8] = [
     "/proc/sys/vm/overcommit_memory",
     "/proc/sys/vm/panic_on_oom",
@@ -22,7 +22,7 @@ const FILES: [&str; 8] = [
     "/proc/sys/net/netfilter/nf_conntrack_max",
 ];
 
-/// Where they would make folders.
+/// Directories that these programs would create.
 const FOLDERS: [&str; 8] = [
     "/etc/cni",
     "/opt/containerd",
@@ -34,7 +34,7 @@ const FOLDERS: [&str; 8] = [
     "/var/lib/kubelet",
 ];
 
-/// What can be seen of the machine from outside of every Node.
+/// The observable state of the host outside all Nodes.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Machine {
     settings: BTreeMap<&'static str, Option<String>>,
@@ -54,13 +54,13 @@ impl Machine {
     }
 }
 
-pub(crate) fn the_machine_itself_is_not_touched(world: &mut World) {
+pub(crate) fn the_host_is_not_modified(world: &mut World) {
     assert_eq!(Machine::look(), world.machine);
     for node in world.cluster.nodes() {
-        // What a kubelet wants is what it sees, and what it would write elsewhere stays the Node's own.
+        // The Node must see the sysctl values that a kubelet requires, in its own files.
         let own = r#"[ "$(cat /proc/sys/kernel/panic)" = 10 ] && [ "$(hostname)" = "$0" ]"#;
         let mut command = Command::new("sh");
         command.args(["-c", own, &node.name()]);
-        assert!(node.space().run(command).unwrap().success(), "{} sees settings of the machine", node.name());
+        assert!(node.space().run(command).unwrap().success(), "{} sees the sysctls of the host", node.name());
     }
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How a cluster's Pods and Services are connected.
+//! The network of a cluster: the CNI plug-in for Pods and kube-proxy for Services.
 
 use std::fmt;
 
 use clap::ValueEnum as _;
 use npl_testkit::real_cluster::{Cni, KubeProxy};
 
-/// One of the ways.
+/// A combination of CNI plug-in and kube-proxy mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Network {
     pub(crate) cni: Cni,
@@ -18,7 +18,7 @@ impl Network {
         Self { cni, kube_proxy }
     }
 
-    /// Every way that a cluster here can be connected.
+    /// All combinations.
     pub(crate) fn all() -> Vec<Self> {
         let with = |cni: Cni| KubeProxy::value_variants().iter().map(move |kube_proxy| Self::new(cni, *kube_proxy));
         Cni::value_variants().iter().copied().flat_map(with).collect()

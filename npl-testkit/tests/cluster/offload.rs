@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Agents with `--forwarding offload`: packets of established flows go past the Nodes' stack, which goes on to decide.
+//! `--forwarding offload`: packets of established flows bypass the Nodes' stack while the stack still forwards the
+//! flow.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -13,22 +14,22 @@ use crate::load::{self, Under};
 use crate::traffic::PORTS;
 use crate::world::{LIMIT, Pod, World};
 
-/// Questions of one conversation, each of which is a packet to the Pod at least.
+/// Requests over one connection; each is at least one packet to the Pod.
 const QUESTIONS: u64 = 1000;
 
-/// How long an answer may take, which takes less than a thousandth of that.
+/// The time limit of a response, more than a thousand times the usual time.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The agents take over from those that forward by the stack while a balancer sends.
-pub(crate) fn agents_are_told_to_offload_under_load(world: &mut World) {
+/// Agents that offload replace agents that forward through the stack while a balancer sends requests.
+pub(crate) fn agents_are_switched_to_offload_under_load(world: &mut World) {
     Under::default().load(world, |world| {
         world.cluster.offload(LIMIT * poll::patience()).unwrap();
         load::renew(world, "deployment/elastic");
     });
 }
 
-/// The Node's firewall sees few packets of a conversation, and ends it as soon as its rules say so.
-pub(crate) fn a_conversation_goes_past_the_stack_until_a_rule_forbids_it(world: &mut World) {
+/// The Node's firewall sees only a few packets of the connection, and a new drop rule still ends the connection.
+pub(crate) fn an_offloaded_connection_bypasses_the_stack_until_a_rule_drops_it(world: &mut World) {
     let shop = world.wait_for_shop(4);
     let pod = shop.values().next().unwrap();
     let node = world.cluster.node(&pod.node).unwrap().netns().clone();
@@ -53,23 +54,23 @@ pub(crate) fn a_conversation_goes_past_the_stack_until_a_rule_forbids_it(world: 
             assert_eq!(ask(&stream).unwrap().pod, pod.name);
         }
         let seen = node.packets_counted("inet npl-test-offload to-pod").unwrap();
-        println!("    the firewall of {} saw {seen} packets of {QUESTIONS} questions over {family}", pod.node);
-        assert!(seen > 0 && seen * 4 < QUESTIONS, "{seen} packets to the Pod");
+        println!("    the firewall of {} saw {seen} packets of {QUESTIONS} requests over {family}", pod.node);
+        assert!(seen > 0 && seen * 4 < QUESTIONS, "the firewall saw {seen} packets to the Pod");
         node.nft(&format!("add rule inet npl-test-offload forward {family} daddr {address} drop")).unwrap();
         let is_silent = || ask(&stream).is_err().then_some(());
-        poll::until("silence, since a rule forbids the conversation", LIMIT, is_silent).unwrap();
+        poll::until("the rule to stop the connection", LIMIT, is_silent).unwrap();
         node.nft("delete table inet npl-test-offload").unwrap();
     }
 }
 
-/// Where the Pod's port of TCP is reached.
+/// The address of the Pod's mapping for TCP.
 fn server(world: &World, pod: &Pod, is_ipv4: bool) -> SocketAddr {
     let entries = world.entries(&pod.name, PORTS);
     let mut of_tcp = entries.iter().filter(|entry| entry.protocol == Protocol::Tcp).map(Entry::address);
     of_tcp.find(|address| address.is_ipv4() == is_ipv4).unwrap()
 }
 
-/// A question over an open connection, and its answer.
+/// Sends a request over an open connection and returns the response.
 fn ask(mut stream: &TcpStream) -> anyhow::Result<Answer> {
     stream.write_all(b"who?\n")?;
     let mut line = String::new();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What somebody can do with an agent's token: what the agent does, and nothing else.
+//! The permissions of an agent's token: only what the agent needs.
 
 use npl_testkit::api_client::ApiClient;
 use npl_testkit::cluster::MAPPING_ANNOTATION;
@@ -16,10 +16,10 @@ pub(crate) fn an_agent_may_write_its_annotation_and_nothing_else(world: &mut Wor
     let (own, other) = (on("node-1"), on("node-2"));
     let bound = client(world, &["--bound-object-kind=Pod", "--bound-object-name", &agent.name]);
 
-    // The policy is known to the API server a moment after it was created.
+    // The API server applies the admission policy shortly after its creation.
     let labels = json!({"metadata": {"labels": {"app": "mine"}}});
     let refused = || patch(&bound, own, &labels).is_err().then_some(());
-    poll::until("the policy to be in force", LIMIT, refused).unwrap();
+    poll::until("the admission policy to take effect", LIMIT, refused).unwrap();
 
     let annotation = own.annotation.as_deref().unwrap();
     let of_ours = json!({"metadata": {"annotations": {MAPPING_ANNOTATION: annotation}}});
@@ -47,13 +47,13 @@ pub(crate) fn an_agent_may_write_its_annotation_and_nothing_else(world: &mut Wor
     }
     let error = format!("{:#}", patch(&bound, other, &of_ours).unwrap_err());
     assert!(error.contains("of its own Node only"), "{error}");
-    // A token that no Pod has belongs to no Node.
+    // A token that is not bound to a Pod does not belong to a Node.
     let error = format!("{:#}", patch(&client(world, &[]), own, &of_ours).unwrap_err());
     assert!(error.contains("of its own Node only"), "{error}");
-    assert_eq!(world.wait_for_shop(4), shop, "nothing of all this has left a trace");
+    assert_eq!(world.wait_for_shop(4), shop, "a rejected request has changed a Pod");
 }
 
-/// With a token of the agent's service account.
+/// A client with a token of the agent's service account.
 fn client(world: &mut World, flags: &[&str]) -> ApiClient {
     let words = ["create", "token", "npl-agent", "--namespace", AGENT_NAMESPACE];
     let token = world.kubectl(&[&words, flags].concat());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How much earlier than readiness the annotation is there: some consumers look when a Pod becomes ready, and never
-//! again. With the gate in its template, no Pod is ready before; without it, nobody could promise that: see
-//! `docs/design/0005-readiness-gate.md`.
+//! The time between annotation and readiness: some consumers read the annotation only when a Pod becomes ready. With
+//! the readiness gate in the Pod template, no Pod is ready before it is annotated; without the gate, there is no
+//! guarantee. See `docs/design/0005-readiness-gate.md`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,18 +16,23 @@ use crate::world::World;
 const NAMESPACE: &str = "crowd";
 const PODS: usize = 200;
 
-/// Two processors start 200 containers within a minute or two.
+/// Starting 200 containers takes one to two minutes on two processors.
 const CROWD_LIMIT: Duration = Duration::from_mins(4);
 
 pub(crate) fn two_hundred_pods_at_once_are_published_before_they_are_ready(world: &mut World) {
     let crowd = watch_crowd(world);
     let annotated = crowd.values().filter(|seen| seen.annotated.is_some()).count();
     let ready = crowd.values().filter(|seen| seen.ready.is_some()).count();
-    assert_eq!((annotated, ready), (PODS, PODS), "annotated and ready Pods after {} s", CROWD_LIMIT.as_secs());
-    tell("from address to annotation", crowd.values().filter_map(Seen::delay));
-    tell("annotated ahead of readiness", crowd.values().filter_map(Seen::margin));
+    assert_eq!(
+        (annotated, ready),
+        (PODS, PODS),
+        "the numbers of annotated and of ready Pods after {} s",
+        CROWD_LIMIT.as_secs()
+    );
+    tell("time from address to annotation", crowd.values().filter_map(Seen::delay));
+    tell("time from annotation to readiness", crowd.values().filter_map(Seen::margin));
     let late: Vec<&String> = crowd.iter().filter(|(_, seen)| seen.margin().is_none()).map(|(name, _)| name).collect();
-    assert!(late.is_empty(), "ready before they were annotated: {late:?}");
+    assert!(late.is_empty(), "Pods that were ready before they were annotated: {late:?}");
 
     let outside = clients::outside(world);
     for (name, seen) in &crowd {
@@ -36,7 +41,7 @@ pub(crate) fn two_hundred_pods_at_once_are_published_before_they_are_ready(world
     }
 }
 
-/// Makes the crowd, and watches it until all of it is ready and annotated.
+/// Creates the Pods and watches them until all are ready and annotated.
 fn watch_crowd(world: &World) -> BTreeMap<String, Seen> {
     let manifest = tools::repository_file("npl-testkit/tests/cluster/manifests/crowd.yaml");
     let make = || {
@@ -51,8 +56,5 @@ fn tell(what: &str, times: impl Iterator<Item = Duration>) {
     times.sort_unstable();
     let at = |share: usize| times.get(share * times.len().saturating_sub(1) / 100).copied().unwrap_or_default();
     let [min, median, most, max] = [0, 50, 99, 100].map(|share| at(share).as_millis());
-    println!(
-        "    {what}: {} Pods, {min} ms at least, {median} ms median, {most} ms p99, {max} ms at most",
-        times.len()
-    );
+    println!("    {what}: {} Pods, minimum {min} ms, median {median} ms, p99 {most} ms, maximum {max} ms", times.len());
 }

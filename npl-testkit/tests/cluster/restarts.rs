@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Parts of the cluster that end and come back under load.
+//! Components of the cluster that are restarted under load.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use npl_testkit::poll;
 use crate::load::{self, Under};
 use crate::world::{AGENT_NAMESPACE, LIMIT, World};
 
-/// The agent's image as its manifest names it, and as another release would be called.
+/// The agent's image in the manifest, and under the name of another release.
 const IMAGE: &str = "localhost/npl-agent:0.1.0";
 const NEXT_IMAGE: &str = "localhost/npl-agent:next";
 
-/// How long the API server stays away: longer than a watch takes to notice.
+/// The duration of the API server's outage: longer than watches take to notice it.
 const OUTAGE: Duration = Duration::from_secs(3);
 
-pub(crate) fn agents_that_are_deleted_are_not_missed_under_load(world: &mut World) {
+pub(crate) fn deleted_agents_lose_no_request_under_load(world: &mut World) {
     Under::default().load(world, |world| {
         world.kubectl(&["delete", "pods", "--namespace", AGENT_NAMESPACE, "--all", "--timeout=60s"]);
         world.wait_for_rollout(AGENT_NAMESPACE, "daemonset/npl-agent");
@@ -23,7 +23,7 @@ pub(crate) fn agents_that_are_deleted_are_not_missed_under_load(world: &mut Worl
     });
 }
 
-pub(crate) fn another_release_of_the_agent_is_rolled_out_and_back(world: &mut World) {
+pub(crate) fn another_agent_release_is_rolled_out_and_back(world: &mut World) {
     for node in world.cluster.nodes() {
         let tag = ["images", "tag", "--force", IMAGE, NEXT_IMAGE];
         npl_testkit::tools::output(node.ctr().args(tag)).unwrap();
@@ -51,7 +51,7 @@ pub(crate) fn kubelets_are_restarted(world: &mut World) {
             let before = lease(world, &name);
             world.cluster.nodes_mut()[at].restart_kubelet().unwrap();
             let is_back = || (lease(world, &name) != before).then_some(());
-            poll::until(&format!("the kubelet of {name}"), LIMIT, is_back).unwrap();
+            poll::until(&format!("the kubelet of {name} to renew its lease"), LIMIT, is_back).unwrap();
         }
         load::renew(world, "deployment/elastic");
     });
@@ -70,7 +70,7 @@ pub(crate) fn the_api_server_is_restarted(world: &mut World) {
     Under::default().load(world, |world| {
         world.cluster.plane().stop_api_server().unwrap();
         let start = std::time::Instant::now();
-        poll::until("the end of an outage", LIMIT, || (start.elapsed() > OUTAGE).then_some(())).unwrap();
+        poll::until("the end of the outage", LIMIT, || (start.elapsed() > OUTAGE).then_some(())).unwrap();
         world.cluster.plane().start_api_server().unwrap();
         load::renew(world, "deployment/elastic");
     });
@@ -83,7 +83,7 @@ pub(crate) fn etcd_is_restarted(world: &mut World) {
     });
 }
 
-/// When a kubelet said last that it is there.
+/// The time of the kubelet's last lease renewal.
 fn lease(world: &World, node: &str) -> String {
     let path = format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{node}");
     world.cluster.cluster().client().get(&path).unwrap()["spec"]["renewTime"].to_string()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A second cluster, by the command that people use, which ends in the worst way.
+//! A second cluster, started by the command for users, whose owner is killed.
 
 use std::path::Path;
 use std::process::Command;
@@ -18,7 +18,7 @@ fn npl_cluster(words: &[&str]) -> String {
     tools::output(Command::new(env!("CARGO_BIN_EXE_npl-cluster")).args(words)).unwrap()
 }
 
-/// The same as on a machine that has control groups of version 1 only, where this one has both.
+/// Runs `npl-cluster` on a simulated machine with cgroup v1 only, if this machine has v1 and v2.
 fn npl_cluster_on_version_1(words: &[&str]) -> String {
     let hierarchies = Hierarchy::all().unwrap();
     let has_version_1 = hierarchies.iter().any(|it| it.version != Version::V2);
@@ -31,11 +31,11 @@ fn npl_cluster_on_version_1(words: &[&str]) -> String {
     tools::output(&mut command).unwrap()
 }
 
-pub(crate) fn a_killed_cluster_leaves_nothing_and_another_goes_on(world: &mut World) {
+pub(crate) fn a_killed_cluster_leaves_nothing_behind_and_another_is_not_affected(world: &mut World) {
     let shown = npl_cluster_on_version_1(&["up", "--nodes", "1", "--kube-proxy", "none"]);
     println!("    {}", shown.lines().next().unwrap_or_default());
     let id = shown.split_whitespace().nth(1).unwrap();
-    // Same names and addresses as the first cluster's, and another cluster.
+    // The Node has the same name and addresses as in the first cluster.
     let kubectl = |words: &str| {
         let words: Vec<&str> = words.split(' ').collect();
         npl_cluster(&[&["--cluster", id, "kubectl"][..], &words].concat())
@@ -43,7 +43,7 @@ pub(crate) fn a_killed_cluster_leaves_nothing_and_another_goes_on(world: &mut Wo
     assert_eq!(kubectl("get nodes --output name"), "node/node-1\n");
     assert_eq!(npl_cluster(&["--cluster", id, "exec", "node-1", "hostname"]), "node-1\n");
     let settings = npl_cluster(&["--cluster", id, "exec", "node-1", "cat", "/proc/sys/kernel/panic_on_oops"]);
-    assert_eq!(settings.trim(), "1", "a kubelet's setting is the Node's own");
+    assert_eq!(settings.trim(), "1", "the kubelet's sysctl value must be visible on the Node");
     let shop = world.wait_for_shop(4);
     let outside = clients::outside(world);
     for pod in shop.values() {
@@ -52,16 +52,16 @@ pub(crate) fn a_killed_cluster_leaves_nothing_and_another_goes_on(world: &mut Wo
 
     let groups = npl_cluster(&["--cluster", id, "exec", "node-1", "cat", "/proc/self/mounts"]);
     let has_both = groups.lines().any(|line| line.contains(" cgroup ")) && groups.contains(" cgroup2 ");
-    assert!(!has_both, "the Node sees control groups of one version: {groups}");
+    assert!(!has_both, "the Node must see one cgroup version only: {groups}");
     kubectl("wait --for create serviceaccount/default --timeout 60s");
     kubectl("run web --image localhost/npl-echo:0.1.0 --image-pull-policy Never -- --name web --port 8080");
     kubectl("wait --for condition=Ready pod/web --timeout 60s");
 
     let made = Residue::look_at_run(id, Path::new("/sys/fs/bpf")).unwrap();
-    assert!(made.lines().count() > 10, "a cluster that was up had processes and namespaces: {made:?}");
+    assert!(made.lines().count() > 10, "a running cluster must have processes and namespaces: {made:?}");
     let owner = run::owner(id).unwrap();
     signal::kill(Pid::from_raw(i32::try_from(owner).unwrap()), Signal::SIGKILL).unwrap();
-    assert_eq!(npl_cluster(&["--cluster", id, "down"]), format!("cluster {id} is removed\n"));
+    assert_eq!(npl_cluster(&["--cluster", id, "down"]), format!("cluster {id} has been removed\n"));
     made.assert_gone().unwrap();
     for pod in shop.values() {
         assert_eq!(traffic::assert_served(world, &outside, pod), traffic::PORTS);

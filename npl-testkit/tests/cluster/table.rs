@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The table of `docs/compatibility.md`: a row for each way to connect a cluster, written by the run that it tells of.
+//! The table of `docs/compatibility.md`: one row per network, written by the test run that it describes.
 
 use std::fs;
 
@@ -9,38 +9,38 @@ use crate::network::Network;
 
 const DOCUMENT: &str = "docs/compatibility.md";
 
-/// What the last line ahead of the first row begins with.
+/// The beginning of the line above the first row.
 const ABOVE: &str = "|---";
 
-/// What became of the stories on one cluster.
+/// The results of the tests on one cluster.
 pub(crate) struct Row {
     pub(crate) network: Network,
     pub(crate) passed: u32,
-    pub(crate) told: u32,
-    /// Requests that were sent while something happened, each answered by the Pod that it was meant for.
+    pub(crate) run: u32,
+    /// The number of requests under load; each received a response from the intended Pod.
     pub(crate) answered: u64,
-    /// What the Nodes say that they run.
+    /// The versions that the Nodes report.
     pub(crate) platform: String,
 }
 
 impl Row {
-    /// Puts it in the place of the network's last one.
+    /// Replaces the network's row in the document.
     pub(crate) fn enter(&self) {
         let path = tools::repository_file(DOCUMENT);
         let text = fs::read_to_string(&path).unwrap();
         fs::write(&path, self.entered(&text)).unwrap();
-        println!("    {DOCUMENT} tells of {}", self.network);
+        println!("    wrote the row of {} to {DOCUMENT}", self.network);
     }
 
     fn entered(&self, document: &str) -> String {
         let begin = start_of(self.network);
-        let Self { passed, told, answered, platform, .. } = self;
-        let row = format!("{begin} {passed} of {told} | {answered} | {platform} |");
+        let Self { passed, run, answered, platform, .. } = self;
+        let row = format!("{begin} {passed} of {run} | {answered} | {platform} |");
         let mut lines: Vec<&str> = document.lines().filter(|line| !line.starts_with(&begin)).collect();
         let first = lines.iter().position(|line| line.starts_with(ABOVE)).unwrap() + 1;
         let rows = lines.iter().skip(first).take_while(|line| line.starts_with('|')).count();
         lines.insert(first + rows, &row);
-        // In the order of the networks' own list.
+        // Rows are in the order of `Network::all`.
         let order = |line: &&str| Network::all().iter().position(|it| line.starts_with(&start_of(*it)));
         lines[first..=first + rows].sort_by_key(order);
         lines.join("\n") + "\n"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Requests from everywhere to every Pod's node ports.
+//! Requests from all kinds of clients to the node ports of all Pods.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -11,13 +11,13 @@ use npl_testkit::poll;
 use crate::clients::{self, Client};
 use crate::world::{LIMIT, NAMESPACE, Pod, World};
 
-/// Node ports of a Pod of the shop: one over TCP, one over UDP, of each family.
+/// The number of node ports of a Pod of the shop: TCP and UDP, each in both families.
 pub(crate) const PORTS: usize = 4;
 
 pub(crate) fn every_client_is_answered_by_the_pod_it_asked_for(world: &mut World) {
     let pods = world.wait_for_shop(4);
     let clients = clients::all(world);
-    assert_eq!(clients.len(), 5, "one from outside, the two Nodes, and a Pod on each");
+    assert_eq!(clients.len(), 5, "the clients are the external client, two Nodes, and one Pod per Node");
     let mut asked = 0;
     for pod in pods.values() {
         asked += clients.iter().map(|client| assert_served(world, client, pod)).sum::<usize>();
@@ -25,7 +25,7 @@ pub(crate) fn every_client_is_answered_by_the_pod_it_asked_for(world: &mut World
     println!("    {asked} requests from {} clients to {} Pods", clients.len(), pods.len());
     assert_eq!(asked, pods.len() * clients.len() * PORTS);
     let nodes: BTreeSet<&str> = pods.values().map(|pod| pod.node.as_str()).collect();
-    assert_eq!(nodes.len(), 2, "Pods on both Nodes");
+    assert_eq!(nodes.len(), 2, "there must be Pods on both Nodes");
 }
 
 pub(crate) fn a_node_reaches_its_own_pods_by_loopback(world: &mut World) {
@@ -39,7 +39,7 @@ pub(crate) fn a_node_reaches_its_own_pods_by_loopback(world: &mut World) {
     }
 }
 
-pub(crate) fn a_pod_that_is_replaced_is_served_anew(world: &mut World) {
+pub(crate) fn a_replaced_pod_gets_new_node_ports(world: &mut World) {
     let before = world.wait_for_shop(4);
     let gone = before.values().next().unwrap();
     let old = world.entries(&gone.name, PORTS);
@@ -49,14 +49,14 @@ pub(crate) fn a_pod_that_is_replaced_is_served_anew(world: &mut World) {
     assert_eq!(new.len(), 1, "{after:?}");
     let outside = clients::outside(world);
     assert_eq!(assert_served(world, &outside, new[0]), PORTS);
-    // Nobody answers on the old ports any more: they were the Pod's, and they rest a while.
+    // The old node ports must refuse requests: they belonged to the deleted Pod and are in quarantine.
     for entry in old {
         let refused = || outside.ask(entry.protocol, entry.address()).is_err();
-        poll::until("silence on an old node port", LIMIT, || refused().then_some(())).unwrap();
+        poll::until("the old node port to stop responding", LIMIT, || refused().then_some(())).unwrap();
     }
 }
 
-/// Asks a Pod over each of its node ports; returns how often.
+/// Sends a request to each node port of a Pod. Returns the number of requests.
 pub(crate) fn assert_served(world: &World, client: &Client, pod: &Pod) -> usize {
     let entries = world.entries(&pod.name, PORTS);
     for entry in &entries {
@@ -68,7 +68,7 @@ pub(crate) fn assert_served(world: &World, client: &Client, pod: &Pod) -> usize 
     entries.len()
 }
 
-/// Asks somewhere, where this Pod has to answer and to see who asks.
+/// Sends a request to an address. This Pod must respond and observe the client's address.
 pub(crate) fn assert_answers(client: &Client, pod: &Pod, protocol: Protocol, server: SocketAddr) {
     let what = format!("{} to {server} of {} on {}", client.name, pod.name, pod.node);
     let answer = client.ask(protocol, server).context(what.clone()).unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The end: as README.md says it, and nothing stays behind.
+//! Uninstallation as README.md describes it, which must leave nothing behind.
 
 use std::process::Command;
 
@@ -11,20 +11,23 @@ use crate::clients;
 use crate::traffic::PORTS;
 use crate::world::{AGENT_NAMESPACE, NAMESPACE, World};
 
-/// What tells on a Node whether anything of ours is in its kernel, and the word that tells it: pins, without which the
-/// kernel takes programs off devices, and programs for sockets.
+/// Commands that show kernel state of NPL on a Node, and a word in their output if there is any: pins, without which
+/// the kernel detaches device programs, and socket programs.
 const TRACES: [(&str, &str); 2] = [
     ("find /sys/fs/bpf -name 'npl*'", "npl_mapping_v4"),
     ("find /sys/fs/cgroup -maxdepth 1 -type d -exec bpftool cgroup show {} ';' 2>&1 || true", "connect"),
 ];
 
-pub(crate) fn uninstalling_leaves_nothing_on_any_node_and_workloads_alone(world: &mut World) {
+pub(crate) fn uninstalling_removes_everything_and_does_not_affect_workloads(world: &mut World) {
     let shop = world.wait_for_shop(4);
     let entries: Vec<_> = shop.keys().flat_map(|pod| world.entries(pod, PORTS)).collect();
     let before = traces(world);
-    assert!(before.iter().all(|(is_there, _)| *is_there), "nothing to take away: {before:?}");
+    assert!(
+        before.iter().all(|(is_there, _)| *is_there),
+        "there must be kernel state before the uninstallation: {before:?}"
+    );
 
-    // A drain as long as a load balancer needs would be 30 s.
+    // The drain is shortened from the default of 30 s.
     let retire = ["set", "env", "daemonset/npl-agent", "NPL_RETIRE=true", "NPL_DRAIN=2s"];
     world.kubectl(&[&retire[..], &["--namespace", AGENT_NAMESPACE]].concat());
     world.wait_for_rollout(AGENT_NAMESPACE, "daemonset/npl-agent");
@@ -37,13 +40,13 @@ pub(crate) fn uninstalling_leaves_nothing_on_any_node_and_workloads_alone(world:
     assert!(left.iter().all(|pod| pod.annotation.is_none()), "{left:?}");
     for pod in &mut left {
         pod.annotation.clone_from(&shop[&pod.name].annotation);
-        assert_eq!(*pod, shop[&pod.name], "a Pod of the shop is another");
+        assert_eq!(*pod, shop[&pod.name], "the Pods of the shop must not be replaced");
     }
     assert_eq!(left.len(), shop.len());
     let outside = clients::outside(world);
     for entry in entries {
         let answer = outside.ask(entry.protocol, entry.address());
-        assert!(answer.is_err(), "{} leads somewhere: {answer:?}", entry.address());
+        assert!(answer.is_err(), "{} still responds: {answer:?}", entry.address());
     }
     for pod in &left {
         let node = world.cluster.node(&pod.node).unwrap();
@@ -54,7 +57,7 @@ pub(crate) fn uninstalling_leaves_nothing_on_any_node_and_workloads_alone(world:
     }
 }
 
-/// What each Node shows, and whether that is something of ours.
+/// The output of each command on each Node, and whether it shows state of NPL.
 fn traces(world: &World) -> Vec<(bool, String)> {
     let nodes = world.cluster.nodes().iter();
     let seen = nodes.flat_map(|node| {

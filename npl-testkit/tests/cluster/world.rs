@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One cluster with our manifests applied, and a shop on it.
+//! A cluster with NPL installed and a sample application, the shop.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,27 +14,27 @@ use serde_json::Value;
 use crate::machine::Machine;
 use crate::network::Network;
 
-/// The namespace of everything that a user would make.
+/// The namespace of the user's objects.
 pub(crate) const NAMESPACE: &str = "shop";
 
 /// The agent's namespace.
 pub(crate) const AGENT_NAMESPACE: &str = "npl-system";
 
-/// How long anything may take on a loaded machine.
+/// The time limit of every wait.
 pub(crate) const LIMIT: Duration = Duration::from_mins(1);
 
-/// A cluster that is up.
+/// A running cluster.
 pub(crate) struct World {
     pub(crate) cluster: RealCluster,
-    /// What the machine was like before.
+    /// The state of the host before the cluster was started.
     pub(crate) machine: Machine,
-    /// Requests that were sent while something happened, each answered by the Pod that it was meant for.
+    /// The number of requests under load; each received a response from the intended Pod.
     pub(crate) answered: u64,
-    /// What the Nodes say that they run.
+    /// The versions that the Nodes report.
     pub(crate) platform: String,
 }
 
-/// A Pod as the API server knows it.
+/// A Pod as reported by the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pod {
     pub(crate) name: String,
@@ -46,7 +46,7 @@ pub(crate) struct Pod {
 }
 
 impl World {
-    /// A cluster, our manifests as a user applies them, and the shop.
+    /// Starts a cluster and applies the manifests of NPL and of the shop, as a user would.
     pub(crate) fn start(Network { cni, kube_proxy }: Network) -> Self {
         let machine = Machine::look();
         let start = Instant::now();
@@ -66,19 +66,19 @@ impl World {
         world.wait_for_rollout(NAMESPACE, "deployment/web");
         world.wait_for_rollout(NAMESPACE, "daemonset/caller");
         let (ready, all) = (ready.as_secs_f32(), start.elapsed().as_secs_f32());
-        println!("    Nodes ready after {ready:.1} s, agent and shop after {all:.1} s");
+        println!("    the Nodes were ready after {ready:.1} s, agent and shop after {all:.1} s");
         world
     }
 
-    /// Takes the cluster down; nothing of it is left.
+    /// Removes the cluster and verifies that nothing remains.
     pub(crate) fn end(self) {
         let residue = Residue::look_at(self.cluster.run(), &PathBuf::from("/sys/fs/bpf")).unwrap();
-        assert!(residue.lines().count() > 10, "a cluster that was up had processes and namespaces: {residue:?}");
+        assert!(residue.lines().count() > 10, "a running cluster must have processes and namespaces: {residue:?}");
         drop(self);
         residue.assert_gone().unwrap();
     }
 
-    /// Runs kubectl as an administrator.
+    /// Runs kubectl with administrator rights.
     pub(crate) fn kubectl(&self, arguments: &[&str]) -> String {
         self.cluster.cluster().kubectl(arguments).unwrap()
     }
@@ -88,14 +88,14 @@ impl World {
         self.kubectl(&["rollout", "status", what, "--namespace", namespace, &timeout]);
     }
 
-    /// The Pods with the label `app` that are not on their way out.
+    /// The Pods with this label that are not terminating.
     pub(crate) fn pods(&self, namespace: &str, selector: &str) -> Vec<Pod> {
         let list = self.cluster.cluster().client().get(&pods_with_label(namespace, selector)).unwrap();
         let pods = list["items"].as_array().unwrap().iter();
         pods.filter(|pod| pod.pointer("/metadata/deletionTimestamp").is_none()).map(Pod::read).collect()
     }
 
-    /// What the Pod's annotation leads to, once it names as many ports as wanted.
+    /// The annotation entries of a Pod, once there are as many as expected.
     pub(crate) fn entries(&self, pod: &str, count: usize) -> Vec<Entry> {
         let read = |value: Option<&str>| Entry::parse(value?).ok().filter(|entries| entries.len() == count);
         let wanted = |value: Option<&str>| read(value).is_some();
@@ -103,7 +103,7 @@ impl World {
         read(value.as_deref()).unwrap()
     }
 
-    /// Waits until the shop has as many Pods as wanted, all ready and annotated.
+    /// Waits until the shop has `count` Pods, all ready and annotated.
     pub(crate) fn wait_for_shop(&self, count: usize) -> BTreeMap<String, Pod> {
         let complete = || {
             let pods = self.pods(NAMESPACE, "app=web");
@@ -114,7 +114,7 @@ impl World {
         pods.into_iter().map(|pod| (pod.name.clone(), pod)).collect()
     }
 
-    /// What a person would look at after a failure.
+    /// The state of the cluster for diagnosis after a failure.
     pub(crate) fn describe(&self) -> String {
         let questions: [&[&str]; 3] = [
             &["get", "pods", "--all-namespaces", "--output", "wide"],

@@ -107,7 +107,7 @@ fn with_rights(pool: &'static BpffsPool, with_perfmon: bool, test: impl FnOnce(&
     // dropped.
     aya::features();
     let run_confined = || {
-        // Capabilities are dropped for this thread only, which key with the test.
+        // Capabilities are dropped for this thread only, which ends with the test.
         let mut kept = caps::read(None, CapSet::Effective).unwrap();
         let is_kept = |capability: &Capability| {
             CAPABILITIES.contains(capability) || (with_perfmon && *capability == Capability::CAP_PERFMON)

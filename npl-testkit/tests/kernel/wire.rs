@@ -88,7 +88,7 @@ impl Wire {
         self.socket.set_read_timeout(Some(limit))?;
         let mut buffer = [MaybeUninit::new(0); 2048];
         match poll::uninterrupted(|| self.socket.recv(&mut buffer)) {
-            // SAFETY: all of the buffer was initialised before the call.
+            // SAFETY: all of the buffer was initialized before the call.
             Ok(length) => Ok(Some(buffer[..length].iter().map(|byte| unsafe { byte.assume_init() }).collect())),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => Err(error),

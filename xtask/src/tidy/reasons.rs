@@ -10,8 +10,8 @@ use super::tree::Tree;
 const REASONS: &str = "npl-common/src/reason.rs";
 const TESTS: &str = "npl-testkit/tests/";
 
-/// The reference of all reasons, which is generated.
-const REFERENCE: &str = "docs/reference/reasons.md";
+/// The reference of all reasons, which is generated, and the page with their causes and actions.
+const DOCUMENTS: [&str; 2] = ["docs/reference/reasons.md", "docs/troubleshoot.md"];
 
 /// Reasons that no test can provoke, and why.
 const UNPROVOKED: [(&str, &str); 1] =
@@ -30,15 +30,15 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let untested = names.iter().filter(|name| !is_excused(name) && !tests.iter().any(|test| test.contains(*name)));
     let untested =
         untested.map(|name| Finding::error(REASONS, format!("no test in {TESTS} has the reason `{name}` in its name")));
-    untested.chain(undocumented(tree, &names)).collect()
+    untested.chain(DOCUMENTS.iter().flat_map(|document| undocumented(tree, document, &names))).collect()
 }
 
-/// Reasons that the reference does not name, where it exists.
-fn undocumented(tree: &Tree, names: &[&str]) -> Vec<Finding> {
-    let Some(reference) = tree.text(REFERENCE) else { return Vec::new() };
-    let documented: BTreeSet<&str> = identifiers(reference).collect();
+/// Reasons that a document does not name, where it exists.
+fn undocumented(tree: &Tree, document: &str, names: &[&str]) -> Vec<Finding> {
+    let Some(text) = tree.text(document) else { return Vec::new() };
+    let documented: BTreeSet<&str> = identifiers(text).collect();
     let missing = names.iter().filter(|name| !documented.contains(*name));
-    missing.map(|name| Finding::error(REFERENCE, format!("the reason `{name}` of {REASONS} is missing"))).collect()
+    missing.map(|name| Finding::error(document, format!("the reason `{name}` of {REASONS} is missing"))).collect()
 }
 
 /// Reads names from lines such as `NoMapping = 0, "no_mapping";`.
@@ -59,7 +59,7 @@ fn test_names(text: &str) -> impl Iterator<Item = &str> {
 
 #[cfg(test)]
 mod tests {
-    use super::{REASONS, REFERENCE, Tree, check};
+    use super::{DOCUMENTS, REASONS, Tree, check};
 
     const DECLARATION: &str =
         "reasons! {\n    /// Text.\n    NoMapping = 0, \"no_mapping\";\n    Truncated = 2, \"truncated\";\n}";
@@ -73,13 +73,15 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_that_the_reference_does_not_name_is_found() {
+    fn a_reason_that_a_document_does_not_name_is_found() {
         let tests = ("npl-testkit/tests/kernel/a.rs", "fn no_mapping_and_truncated() {");
-        let found = |reference| check(&Tree::of(&[(REASONS, DECLARATION), tests, (REFERENCE, reference)]));
-        assert!(found("| `no_mapping` | a |\n| `truncated` | b |").is_empty());
-        let findings = found("| `no_mapping` | a |\n| `truncated_2` | b |");
-        assert_eq!(findings.len(), 1, "{findings:?}");
-        assert!(findings[0].rule.contains("`truncated`") && findings[0].place == REFERENCE);
+        for document in DOCUMENTS {
+            let found = |text| check(&Tree::of(&[(REASONS, DECLARATION), tests, (document, text)]));
+            assert!(found("| `no_mapping` | a |\n| `truncated` | b |").is_empty());
+            let findings = found("| `no_mapping` | a |\n| `truncated_2` | b |");
+            assert_eq!(findings.len(), 1, "{findings:?}");
+            assert!(findings[0].rule.contains("`truncated`") && findings[0].place == document);
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use std::{fmt, net::IpAddr};
 
+use super::event_reason::EventReason;
 use crate::core::model::{
     Family, NodePort, PodKey, PodPort, PodUid, Protocol, ServiceKey, ServiceUid,
     sources::{MAX_RANGES, Unreadable},
@@ -105,17 +106,17 @@ impl Problem {
     /// The reason of the Kubernetes Event, and the label of the metric.
     pub const fn reason(&self) -> &'static str {
         match self.cause {
-            Cause::RangeExhausted { .. } => "PortRangeExhausted",
-            Cause::UnresolvedTargetPort { .. } => "UnresolvedTargetPort",
-            Cause::UnsupportedProtocol { .. } => "UnsupportedProtocol",
-            Cause::UnsupportedFamily { .. } => "UnsupportedFamily",
-            Cause::NoNodeAddress { .. } => "NoNodeAddress",
-            Cause::AddressConflict { .. } => "AddressConflict",
-            Cause::HostPortConflict { .. } => "HostPortConflict",
-            Cause::UnreadableSource(_) => "UnreadableSourceRange",
-            Cause::TooManySources { .. } => "TooManySourceRanges",
-            Cause::UnenforcedSources { .. } => "SourceRangesNotEnforced",
-            Cause::SourceTableFull { .. } => "SourceRangesExhausted",
+            Cause::RangeExhausted { .. } => EventReason::PortRangeExhausted.name(),
+            Cause::UnresolvedTargetPort { .. } => EventReason::UnresolvedTargetPort.name(),
+            Cause::UnsupportedProtocol { .. } => EventReason::UnsupportedProtocol.name(),
+            Cause::UnsupportedFamily { .. } => EventReason::UnsupportedFamily.name(),
+            Cause::NoNodeAddress { .. } => EventReason::NoNodeAddress.name(),
+            Cause::AddressConflict { .. } => EventReason::AddressConflict.name(),
+            Cause::HostPortConflict { .. } => EventReason::HostPortConflict.name(),
+            Cause::UnreadableSource(_) => EventReason::UnreadableSourceRange.name(),
+            Cause::TooManySources { .. } => EventReason::TooManySourceRanges.name(),
+            Cause::UnenforcedSources { .. } => EventReason::SourceRangesNotEnforced.name(),
+            Cause::SourceTableFull { .. } => EventReason::SourceRangesExhausted.name(),
         }
     }
 }

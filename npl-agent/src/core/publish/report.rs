@@ -7,11 +7,11 @@ use super::problem::{AffectedObject, Problem};
 use crate::core::model::Moment;
 
 /// A problem that is over sooner, for instance while a Service is changed in two steps, is not reported.
-const SETTLE_MILLIS: u64 = 1_000;
+pub(crate) const SETTLE_MILLIS: u64 = 1_000;
 /// The minimal time between two Events about the same object and reason.
-const QUIET_MILLIS: u64 = 60_000;
+pub(crate) const QUIET_MILLIS: u64 = 60_000;
 /// Half the lifetime of a Kubernetes Event, so that a lasting problem always has a current one.
-const REFRESH_MILLIS: u64 = 30 * 60_000;
+pub(crate) const REFRESH_MILLIS: u64 = 30 * 60_000;
 
 /// One Event: all problems of an object with the same reason.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is measured, and which of it is compared.
+//! The measured cases, and which of them are compared.
 
 use std::fmt;
 
 use npl_testkit::echo::Protocol;
 use npl_testkit::meter::Entry;
 
-/// Mappings of every Node that does not say otherwise: what some hundred Pods need.
+/// The number of mappings in most cases: enough for some hundred Pods.
 pub(crate) const MAPPINGS: u16 = 500;
-/// Mappings of the Node that has most.
+/// The largest measured number of mappings.
 pub(crate) const MOST_MAPPINGS: u16 = 10_000;
 
-/// What the client sends.
+/// The traffic that the client sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Workload {
-    /// One flow of UDP, opened by two real requests that the Pod answered.
+    /// One established UDP flow, opened by two real requests to which the Pod responded.
     Established,
-    /// TCP SYNs, each from another client address or port, spread evenly over the mappings.
+    /// TCP SYNs, each from a different client address or port, spread evenly over the mappings.
     NewFlows,
-    /// The same, each from a client drawn at random, none of which was ever there before.
+    /// TCP SYNs, each from a random client address and port that was not used before.
     SynFlood,
 }
 
 impl Workload {
-    /// As in names of results.
+    /// The name in results.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Established => "established",
@@ -32,7 +32,7 @@ impl Workload {
         }
     }
 
-    /// What its packets are.
+    /// The transport protocol of the packets.
     pub(crate) const fn protocol(self) -> Protocol {
         match self {
             Self::Established => Protocol::Udp,
@@ -44,48 +44,50 @@ impl Workload {
 /// How packets get from the Node's uplink to the Pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Sent to the Pod's own address, and only routed.
+    /// Sent to the Pod's address and routed without translation.
     Routing,
-    /// The same on a Node that has NPL, which has nothing to do with these packets.
+    /// Routed without translation on a Node with NPL; the packets match no mapping.
     RoutingBesideOurs,
-    /// The same on a Node that has a program in the place of NPL's that only returns.
+    /// Routed without translation on a Node with a program that only returns, at the hook that NPL uses.
     RoutingBesideIdle,
-    /// Only routed, on a Node whose rules use connection tracking, as most CNIs' do.
+    /// Routed without translation on a Node whose rules use kernel conntrack, as those of most CNI plug-ins do.
     RoutingConntrack,
-    /// Translated by the iptables rules that Antrea makes, one for each mapping.
+    /// Translated by iptables rules like Antrea's, one per mapping.
     Iptables(u16),
-    /// The same with every flow to the mapping that was made last, whose rule is the last of the chain.
+    /// As above, with all flows to the newest mapping, whose rule is the last of the chain.
     IptablesNewest(u16),
     /// Translated by one nftables rule with a map.
     Nftables,
     /// Translated by NPL.
     Ours,
-    /// Translated by NPL, whose programs were loaded with the agent's rights alone and so have the kernel's barriers.
+    /// Translated by NPL programs that were loaded without `CAP_PERFMON`, with the verifier's speculation barriers.
     OursFenced,
-    /// Translated by NPL and redirected, past the host's stack.
+    /// Translated by NPL and redirected, bypassing the host's stack.
     OursRedirect,
-    /// Translated by NPL and offloaded: past the host's stack while that lets the flow through.
+    /// Translated by NPL with offload, which bypasses the host's stack once the stack has forwarded a packet of the
+    /// flow.
     OursOffload,
-    /// The same on a Node whose rules use connection tracking.
+    /// As above, on a Node whose rules use kernel conntrack.
     OursOffloadConntrack,
-    /// Translated by NPL with so many mappings.
+    /// Translated by NPL with this number of mappings.
     OursOf(u16),
-    /// Translated by NPL on a Node whose rules use connection tracking.
+    /// Translated by NPL on a Node whose rules use kernel conntrack.
     OursConntrack,
-    /// Only routed; received by the uplink's driver, from the wire, instead of behind it.
+    /// Routed without translation; packets are received by the uplink's driver instead of being inserted above the
+    /// driver.
     RoutingWire,
-    /// Received like that, and translated by NPL behind the driver.
+    /// Received by the driver, and translated by NPL at the TC hook.
     OursWire,
-    /// Received like that, and translated by NPL's program in the driver.
+    /// Received by the driver, and translated by NPL's XDP program in the driver.
     OursXdp,
-    /// Sent to the Pod's own address, and redirected there by a program that does nothing else: no way past the stack is shorter.
+    /// Sent to the Pod's address and redirected there by a minimal program: the upper bound for a bypass of the stack.
     Shortcut,
-    /// The same from the uplink's driver, as frames.
+    /// As above, with an XDP program in the uplink's driver.
     ShortcutXdp,
 }
 
 impl Mode {
-    /// As in names of results.
+    /// The name in results.
     pub(crate) fn name(self) -> String {
         match self {
             Self::Routing => "routing".to_owned(),
@@ -110,7 +112,7 @@ impl Mode {
         }
     }
 
-    /// Mappings on the Node, or as many ports of the Pod where there are none.
+    /// The number of mappings on the Node, or of Pod ports in cases without mappings.
     pub(crate) const fn mappings(self) -> u16 {
         match self {
             Self::Iptables(mappings) | Self::IptablesNewest(mappings) | Self::OursOf(mappings) => mappings,
@@ -133,7 +135,7 @@ impl Mode {
         }
     }
 
-    /// The first mapping that flows go to, and how many from there on.
+    /// The first mapping that receives packets, and the number of mappings from there on.
     pub(crate) const fn flows_to(self) -> (u16, u16) {
         match self {
             Self::IptablesNewest(mappings) => (mappings - 1, 1),
@@ -158,7 +160,7 @@ impl Mode {
         }
     }
 
-    /// Whether the client sends to the Node.
+    /// Whether the client sends to a node port.
     pub(crate) const fn is_translated(self) -> bool {
         !matches!(
             self,
@@ -172,14 +174,14 @@ impl Mode {
         )
     }
 
-    /// Whether NPL's programs are on the Node's devices.
+    /// Whether NPL's programs are attached to the Node's devices.
     pub(crate) const fn has_ours(self) -> bool {
         self.is_translated() && !matches!(self, Self::Iptables(_) | Self::IptablesNewest(_) | Self::Nftables)
             || matches!(self, Self::RoutingBesideOurs)
     }
 
-    /// The mode that a network is built for on which this one is measured. What differs between modes of one network is
-    /// brought about for each sample: whether NPL is there, and how many mappings it has.
+    /// The mode for which the network of this mode is built. Modes that share a network differ only in what is set up
+    /// for each sample: whether NPL is attached, and the number of mappings.
     const fn network(self) -> Self {
         match self {
             Self::Routing | Self::RoutingBesideOurs | Self::RoutingBesideIdle | Self::Ours => Self::Ours,
@@ -199,7 +201,7 @@ impl Mode {
         }
     }
 
-    /// Whether the Node tracks connections; all translation by netfilter does.
+    /// Whether the Node uses kernel conntrack; all translation by netfilter does.
     pub(crate) const fn has_conntrack(self) -> bool {
         match self {
             Self::RoutingConntrack
@@ -224,7 +226,7 @@ impl Mode {
         }
     }
 
-    /// Where packets come in.
+    /// Where packets enter the Node.
     pub(crate) const fn entry(self) -> Entry {
         match self {
             Self::RoutingWire | Self::OursWire | Self::OursXdp => Entry::Wire,
@@ -248,7 +250,7 @@ impl Mode {
     }
 }
 
-/// One thing that is measured.
+/// One measured case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Case {
     pub(crate) workload: Workload,
@@ -256,7 +258,7 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// The case that a network is built for on which this one is measured: equal for all that share one.
+    /// The case for which the network of this case is built; equal for all cases that share a network.
     pub(crate) const fn network(self) -> Self {
         Self { workload: self.workload, mode: self.mode.network() }
     }
@@ -268,19 +270,19 @@ impl fmt::Display for Case {
     }
 }
 
-/// Two cases, compared round by round.
+/// Two cases that are compared round by round.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ratio {
-    /// The case above the line.
+    /// The case in the numerator.
     pub(crate) numerator: Case,
-    /// The case below the line, usually of the same workload.
+    /// The case in the denominator, usually with the same workload.
     pub(crate) denominator: Case,
-    /// What it should at least be.
+    /// The lower bound that the project aims for.
     pub(crate) aim: Option<f64>,
 }
 
 impl Ratio {
-    /// As in results and for `--only`.
+    /// The name in results and for `--only`.
     pub(crate) fn name(&self) -> String {
         let Self { numerator, denominator, aim: _ } = self;
         let base = denominator.mode.name();
@@ -293,7 +295,7 @@ impl Ratio {
     }
 }
 
-/// Every comparison, in the order in which it is shown.
+/// Every comparison, in display order.
 pub(crate) const RATIOS: [Ratio; 46] = {
     use Mode::{
         Iptables, IptablesNewest, Nftables, Ours, OursConntrack, OursFenced, OursOf, OursOffload, OursOffloadConntrack,
@@ -334,10 +336,10 @@ pub(crate) const RATIOS: [Ratio; 46] = {
         ratio(NewFlows, OursXdp, OursWire, None),
         ratio(SynFlood, Ours, Routing, None),
         Ratio { denominator: Case { workload: Established, mode: Ours }, ..ratio(SynFlood, Ours, Ours, None) },
-        // What any program at the hook costs a packet, and what ours adds to that.
+        // The cost of any program at the hook, and the additional cost of NPL's program.
         ratio(Established, RoutingBesideIdle, Routing, None),
         ratio(Established, RoutingBesideOurs, RoutingBesideIdle, None),
-        // What no translation in the stack's way, or past it, can be faster than.
+        // Upper bounds: plain routing for translation in the stack, and a minimal redirect for a bypass of the stack.
         ratio(Established, Routing, Iptables(1), None),
         ratio(NewFlows, Routing, Iptables(MAPPINGS), None),
         ratio(NewFlows, Routing, IptablesNewest(MAPPINGS), None),
@@ -357,8 +359,8 @@ const fn ratio(workload: Workload, mode: Mode, base: Mode, aim: Option<f64>) -> 
     Ratio { numerator: Case { workload, mode }, denominator: Case { workload, mode: base }, aim }
 }
 
-/// The cases that `ratios` compare, each once: together those that share a network, and are measured one right after the
-/// other.
+/// The cases that `ratios` compare, without duplicates. Cases that share a network are grouped and measured one right
+/// after the other.
 pub(crate) fn needed_for(ratios: &[Ratio]) -> Vec<Vec<Case>> {
     let mut networks: Vec<Vec<Case>> = Vec::new();
     for case in ratios.iter().flat_map(|ratio| [ratio.denominator, ratio.numerator]) {

@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `npl-bench`: how many packets a Node brings to a Pod, by NPL and by what there was before it, side by side, and what
-//! TCP through a mapping is beside the Pod's own address; how soon the agent publishes, and what it costs, beside the API
-//! server's own speed; and what a request costs on a real cluster, beside kube-proxy's ports.
+//! `npl-bench` compares NPL with its alternatives: the packet rate from a Node's uplink to a Pod with plain routing,
+//! iptables and nftables; TCP through a mapping with TCP to the Pod's own address; the agent's publication time with
+//! the API server's own speed; and requests in a real cluster with Services of kube-proxy.
 //!
-//! Each case (a workload and a way of forwarding) has a client, a Node and a Pod in network namespaces, of its own or with
-//! cases that differ from it in nothing but NPL's being there, or in the number of its mappings.
-//! Packets are made in the kernel, enter the Node by its uplink's driver, and count if they arrive at the right port of
-//! the Pod. Every round measures every case, so that what slows the machine down slows them all.
+//! Each case (a workload and a forwarding mode) has a client, a Node and a Pod in network namespaces. Cases that differ
+//! only in the presence of NPL or in the number of mappings share their network.
+//! Packets are generated in the kernel, enter the Node at the uplink, and count when they arrive at the expected Pod
+//! port. Every round measures every case, so that slow phases of the machine affect all cases.
 
-#![expect(clippy::print_stdout, reason = "a command line tool shows its result on standard output")]
-#![expect(clippy::print_stderr, reason = "and its progress on standard error")]
+#![expect(clippy::print_stdout, reason = "the result goes to standard output")]
+#![expect(clippy::print_stderr, reason = "progress goes to standard error")]
 
+mod baselines;
 mod cases;
 mod cluster;
 mod control_plane;
-mod ends;
 mod figures;
 mod ours;
 mod program;
 mod report;
-mod rivals;
 mod sockets;
+mod tcp;
 mod testbed;
 
 use std::path::{Path, PathBuf};
@@ -38,61 +38,61 @@ use self::figures::{Figure, Row, Samples, Stage};
 use self::report::{Format, Report};
 use self::testbed::Testbed;
 
-/// Measures NPL against plain routing, iptables and nftables, and against the API server's own speed, side by side.
+/// Compares NPL with plain routing, iptables and nftables, and its agent with the API server's own speed.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask bench")]
 struct Arguments {
-    /// Few and short rounds: a first impression of the datapath in a minute, of the others in some.
+    /// Measure few and short rounds: the datapath in a minute, other figures in a few minutes.
     #[arg(long)]
     quick: bool,
-    /// Only ratios and figures whose names contain this, and what they need: `control-plane` or `cluster` for all of
-    /// those figures. Without it, the datapath's.
+    /// Measure only ratios and figures whose names contain NAME, and the cases that they need; `control-plane` or
+    /// `cluster` selects all figures of that kind [default: figures of the datapath].
     #[arg(long, value_name = "NAME", default_value = "")]
     only: String,
-    /// How the result is shown.
+    /// The output format.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     output: Format,
-    /// The object with generator and counter; `cargo xtask bench` builds it and names it.
+    /// The object with the packet generator and counter; `cargo xtask bench` builds it and sets this option.
     #[arg(long, value_name = "FILE", env = "NPL_TRAFFIC_OBJECT", hide = true)]
     traffic_object: PathBuf,
 }
 
-/// How much is measured.
+/// The amount of work per sample and the number of rounds.
 #[derive(Clone, Copy, Debug)]
 struct Effort {
     rounds: usize,
-    /// Packets of one sample of an established flow.
+    /// Packets per sample of an established flow.
     established: u64,
-    /// Flows, of one packet each, of one sample of new flows.
+    /// Flows per sample of new flows, one packet each.
     new_flows: u64,
-    /// After so long, a sample of packets ends with those that it has.
+    /// The longest duration of a sample of packets; the sample then ends with fewer packets.
     longest: Duration,
-    /// How often a mapping and a Pod's own address have their turns at questions in a round.
+    /// Turns per round of the mapping and of the Pod's own address, for requests.
     turns: usize,
-    /// Questions over one connection through a Node, of one turn.
+    /// Requests per turn over one connection through a Node.
     questions: usize,
-    /// The same, at streams.
+    /// Turns per round of the mapping and of the Pod's own address, for streams.
     streams: usize,
-    /// How long one turn at streams is.
+    /// The duration of one turn of streams.
     stream: Duration,
-    /// Pods of one sample of latencies.
+    /// Pods per sample of annotation latencies.
     latencies: usize,
-    /// Changes of a Service of one sample.
+    /// Service changes per sample.
     changes: usize,
-    /// How long one sample of an agent with nothing to do is.
+    /// The duration of one sample of an idle agent.
     steady: Duration,
-    /// Requests over one connection, of one sample.
+    /// Requests per sample over one connection.
     requests: usize,
-    /// Connections with one request each, of one sample.
+    /// Connections per sample, with one request each.
     connections: usize,
-    /// Times that many Pods are started at once.
+    /// How often many Pods are started at the same time.
     crowds: usize,
 }
 
 /// Threads that build test networks.
 const BUILDERS: usize = 4;
 
-/// So many rounds are measured in the same networks. Where the memory of one lies makes it faster or slower by a twentieth.
+/// The number of rounds in the same networks. The memory layout of a network changes its speed by up to 5 %.
 const ROUNDS_IN_A_PLACE: usize = 3;
 
 const QUICK: Effort = Effort {
@@ -111,7 +111,7 @@ const QUICK: Effort = Effort {
     connections: 300,
     crowds: 1,
 };
-/// A steady agent is watched for longer than it takes until it looks at the kernel again.
+/// An idle agent is observed for longer than the interval between two verifications of the kernel state.
 const FULL: Effort = Effort {
     rounds: 11,
     established: 1_000_000,
@@ -153,7 +153,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     if ratios.is_empty() && figures.is_empty() {
         let figures = all().map(|figure| figure.name.to_owned());
         let known: Vec<String> = RATIOS.iter().map(Ratio::name).chain(figures).collect();
-        bail!("no ratio's or figure's name contains {:?}; there are: {}", arguments.only, known.join(", "));
+        bail!("no ratio or figure name contains {:?}; available names: {}", arguments.only, known.join(", "));
     }
     let effort = if arguments.quick { QUICK } else { FULL };
     let samples = measure(arguments, &cases::needed_for(&ratios), effort)?;
@@ -167,7 +167,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Builds a network for the cases of each of `networks`, numbered from `first`, several at a time: most of it is waiting
+/// Builds the networks for these cases, numbered from `first`, several in parallel because most of the time is waiting
 /// for the kernel.
 fn build(run: &Run, networks: &[Vec<Case>], first: usize, object: &Path) -> Result<Vec<Testbed>> {
     eprintln!("bench: building {} test networks", networks.len());
@@ -186,7 +186,7 @@ fn build(run: &Run, networks: &[Vec<Case>], first: usize, object: &Path) -> Resu
     })
 }
 
-/// Millions of packets per second of each case, round by round.
+/// The rates of each case in million packets per second, per round.
 fn measure(arguments: &Arguments, networks: &[Vec<Case>], effort: Effort) -> Result<Vec<(Case, Vec<f64>)>> {
     if networks.is_empty() {
         return Ok(Vec::new());
@@ -196,18 +196,18 @@ fn measure(arguments: &Arguments, networks: &[Vec<Case>], effort: Effort) -> Res
     let (mut testbeds, mut former) = (Vec::new(), Vec::new());
     for round in 0..effort.rounds {
         if round % ROUNDS_IN_A_PLACE == 0 {
-            // The kernel would take the former ones down while these are measured.
+            // Keep old networks until the end: the kernel would otherwise tear them down during the measurement.
             former.append(&mut testbeds);
             testbeds = build(&run, networks, former.len(), &arguments.traffic_object)?;
         }
         eprintln!("bench: round {} of {}", round + 1, effort.rounds);
-        // There and back: a drift of the machine's speed does not favour who comes first.
+        // Alternate the order, so that a drift of the machine's speed does not favor the first case.
         let mut order: Vec<_> = samples.iter_mut().collect();
         if round % 2 != 0 {
             order.reverse();
         }
         for (case, rates) in order {
-            let testbed = testbeds.iter_mut().find(|testbed| testbed.has(*case)).context("every case has a network")?;
+            let testbed = testbeds.iter_mut().find(|testbed| testbed.has(*case)).context("the case has no network")?;
             rates.push(testbed.sample(*case, effort).with_context(|| format!("measure {case}"))?);
         }
     }

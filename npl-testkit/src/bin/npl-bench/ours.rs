@@ -22,25 +22,26 @@ use npl_testkit::topology::Topology;
 use crate::cases::MOST_MAPPINGS;
 use crate::testbed::{FIRST_NODE_PORT, Mappings};
 
-/// How a Node has NPL.
+/// How NPL is set up on a Node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Manner {
     pub(crate) forwarding: Forwarding,
     pub(crate) attach: Attach,
-    /// Whether the agent has loaded the programs itself, without `CAP_PERFMON`.
+    /// Whether the agent itself loads the programs, without `CAP_PERFMON`, so that the verifier adds speculation
+    /// barriers.
     pub(crate) are_fenced: bool,
 }
 
 impl Manner {
     pub(crate) const STACK: Self = Self::by(Forwarding::Stack);
 
-    /// At TC, with programs that were loaded ahead of the agent.
+    /// TC programs that were loaded before the agent, with `CAP_PERFMON`.
     pub(crate) const fn by(forwarding: Forwarding) -> Self {
         Self { forwarding, attach: Attach::Tc, are_fenced: false }
     }
 }
 
-/// The agent's own datapath, with maps of its own; gone when dropped, in this order.
+/// The agent's datapath with its own maps. Removed in field order when dropped.
 pub(crate) struct Ours {
     pub(crate) datapath: Datapath,
     manner: Manner,
@@ -49,17 +50,17 @@ pub(crate) struct Ours {
 }
 
 impl Ours {
-    /// Has a Node translate these mappings at its uplink.
+    /// Loads NPL on a Node with these mappings and attaches it to the uplink.
     pub(crate) fn load(run: &Run, name: &str, topology: &Topology, mappings: Mappings, manner: Manner) -> Result<Self> {
         if manner.forwarding == Forwarding::Offload {
-            // The kernel has the setting if anybody has asked for connection tracking.
+            // The sysctl exists only if kernel conntrack is loaded.
             let _there_or_not = topology.node().sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", "1");
         }
         let bpffs = run.bpffs(&format!("bpf-{name}"))?;
         let mut datapath = open_datapath(bpffs.path(), manner.are_fenced)?;
-        // No pod port is in the range.
+        // The range contains no Pod port.
         let range: PortRange = format!("{FIRST_NODE_PORT}-{}", FIRST_NODE_PORT + MOST_MAPPINGS).parse()?;
-        // Any seed will do; a fixed one lets flows meet in the same slots in every run.
+        // The seed is arbitrary; a fixed one leads to the same hash collisions in every run.
         datapath.configure(range, || 0x4e50_4c00_4e50_4c01)?;
         let mut ours = Self { datapath, manner, is_attached: false, _bpffs: bpffs };
         ours.set_mappings(mappings)?;
@@ -67,7 +68,7 @@ impl Ours {
         Ok(ours)
     }
 
-    /// Makes these the mappings that there are.
+    /// Replaces all mappings.
     pub(crate) fn set_mappings(&mut self, mappings: Mappings) -> Result<()> {
         let protocol = match mappings.protocol {
             Protocol::Tcp => model::Protocol::Tcp,
@@ -91,40 +92,40 @@ impl Ours {
         refused.into_values().next().map_or(Ok(()), Err).context("write the mappings")
     }
 
-    /// Puts the programs on the uplink, or takes them off.
+    /// Attaches the programs to the uplink or detaches them.
     pub(crate) fn set_attached(&mut self, topology: &Topology, is_attached: bool) -> Result<()> {
         if self.is_attached == is_attached {
             return Ok(());
         }
         let uplink = topology.client().uplink.name();
         let selection = DeviceSelection::Named(is_attached.then(|| uplink.to_owned()).into_iter().collect());
-        // New ones, which do not wait for what is gone to come back.
+        // A new value has no grace period for devices that have disappeared.
         let mut uplinks = Uplinks::new(selection, self.manner.forwarding, self.manner.attach, GuardMode::Off);
         let node_ips = [topology.node_addresses().v4.into()];
         let coverage = topology.node().block_on(uplinks.follow(&mut self.datapath, &node_ips))??;
-        ensure!(coverage.attached == usize::from(is_attached), "the uplink refuses the programs, or keeps them");
+        ensure!(coverage.attached == usize::from(is_attached), "attaching to the uplink, or detaching from it, failed");
         let has_xdp = topology.node().ip(&format!("link show dev {uplink}"))?.contains("prog/xdp");
         let is_xdp = is_attached && self.manner.attach == Attach::Xdp;
-        ensure!(has_xdp == is_xdp, "the uplink's driver refuses the program, or keeps it");
+        ensure!(has_xdp == is_xdp, "attaching the XDP program to the uplink's driver, or detaching it, failed");
         self.is_attached = is_attached;
         Ok(())
     }
 }
 
-/// The agent's own datapath; if `are_fenced`, the programs that every Node needs are loaded with the agent's rights alone.
+/// The agent's datapath. With `are_fenced`, the programs are loaded without `CAP_PERFMON`, with speculation barriers.
 pub(crate) fn open_datapath(bpffs: &Path, are_fenced: bool) -> Result<Datapath> {
     if !are_fenced {
         return Ok(Datapath::open(bpffs)?);
     }
-    // aya asks once in a process what the kernel has: with all rights.
+    // aya probes kernel features once per process; this must happen with all capabilities.
     aya::features();
     let held = caps::read(None, CapSet::Effective)?;
-    // Either lets the verifier take programs as they are.
+    // With either of these capabilities, the verifier omits the speculation barriers.
     let kept = &held - &[Capability::CAP_PERFMON, Capability::CAP_SYS_ADMIN].into();
     caps::set(None, CapSet::Effective, &kept)?;
     let opened = Datapath::open(bpffs);
     caps::set(None, CapSet::Effective, &held)?;
     let datapath = opened?;
-    ensure!(!datapath.hooks.are_unmitigated(), "this process has more rights than it seems");
+    ensure!(!datapath.hooks.are_unmitigated(), "the programs were loaded without speculation barriers");
     Ok(datapath)
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The kernel programs by themselves: what each adds to a packet, in nanoseconds.
+//! The kernel programs in isolation: the time that each adds to a packet, in nanoseconds.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -22,28 +22,28 @@ use crate::figures::{Aim, Figure, Samples, Stage, figure, say};
 use crate::ours::open_datapath;
 use crate::testbed::Testbed;
 
-/// A request of an established flow, translated.
+/// Translating a request of an established flow.
 const FORWARD_HIT: Figure = figure("program/forward-hit", "ns", Stage::Program, &[Aim::Median(100.0)]);
-/// A reply of one.
+/// Translating a reply of an established flow.
 const REPLY_HIT: Figure = figure("program/reply-hit", "ns", Stage::Program, &[Aim::Median(100.0)]);
-/// The two, where the agent has loaded the programs itself: the kernel has put barriers against speculation into them.
+/// The same programs loaded without `CAP_PERFMON`: the verifier adds barriers against speculative execution.
 const FORWARD_HIT_FENCED: Figure =
     figure("program/forward-hit-fenced", "ns", Stage::Program, &[]).beside("loaded ahead of the agent");
 const REPLY_HIT_FENCED: Figure =
     figure("program/reply-hit-fenced", "ns", Stage::Program, &[]).beside("loaded ahead of the agent");
-/// The same ahead of the stack, by the program for drivers.
+/// Translating a request in the driver, by the XDP program.
 const XDP_FORWARD_HIT: Figure = figure("program/xdp-forward-hit", "ns", Stage::Program, &[]);
-/// A datagram to a Pod itself, which is not the Node's main address.
+/// Passing a packet whose destination is a Pod address and not a node address.
 const DIRECT: Figure = figure("program/direct", "ns", Stage::Program, &[]);
-/// A packet that leaves and is nobody's reply.
+/// Passing an outgoing packet that belongs to no translated flow.
 const REPLY_MISS: Figure = figure("program/reply-miss", "ns", Stage::Program, &[]);
-/// A packet to a port out of the range.
+/// Passing a packet whose destination port is outside the range.
 const MISS: Figure = figure("program/miss", "ns", Stage::Program, &[Aim::Median(10.0)]);
-/// A SYN of a client that was never there, on the way through the Node.
+/// Handling a SYN from a new client, measured on its way through the Node.
 const SYN_FLOOD: Figure =
     figure("program/syn-flood", "ns", Stage::Program, &[Aim::Ratio(1.5)]).beside("an established flow");
 
-/// All of them, in the order in which they are shown.
+/// All figures, in display order.
 pub(crate) const FIGURES: [&Figure; 9] = [
     &FORWARD_HIT,
     &XDP_FORWARD_HIT,
@@ -56,32 +56,32 @@ pub(crate) const FIGURES: [&Figure; 9] = [
     &SYN_FLOOD,
 ];
 
-/// Runs of a program in one go, and how many of these there are in a round: the quickest counts.
+/// Runs per measurement, and measurements per round; the fastest one counts.
 const REPEAT: u32 = 200_000;
 const GOES: usize = 5;
 
-/// Two ends, both of them the Node's, of two mappings, each of which leads to the other end: a packet that was
-/// translated is one that has to be translated.
-const ENDS: [SocketAddr; 2] = [
+/// Two node ports whose mappings lead to each other: a translated packet has to be translated again, so one packet
+/// serves for repeated runs.
+const NODE_PORTS: [SocketAddr; 2] = [
     SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 10)), 61_000),
     SocketAddr::new(IpAddr::V4(Ipv4Addr::new(198, 51, 100, 77)), 61_001),
 ];
 const CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(203, 0, 113, 5)), 43_210);
-/// Of no mapping.
+/// An address and port without a mapping.
 const POD: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 244, 0, 9)), OUT_OF_RANGE);
 const RANGE: &str = "61000-61100";
 const OUT_OF_RANGE: u16 = 8080;
 
-/// Bytes of payload, for a frame of 64 bytes on the wire.
+/// The payload of a frame that has 64 bytes on the wire.
 const PAYLOAD: [u8; 18] = [0; 18];
 
-/// Measures those of `figures` that are ours.
+/// Measures those of `figures` that belong to this stage.
 pub(crate) fn measure(figures: &[&Figure], object: &Path, effort: Effort, samples: &mut Samples) -> Result<()> {
     if !figures.iter().any(|figure| figure.stage == Stage::Program) {
         return Ok(());
     }
     let run = Run::start()?;
-    say("running the programs by themselves");
+    say("running the programs in isolation");
     let (mut alone, mut fenced) = (Alone::new(&run, object, false)?, Alone::new(&run, object, true)?);
     let mut flooded = Flooded::new(&run, object)?;
     for _round in 0..effort.rounds {
@@ -98,29 +98,29 @@ pub(crate) fn measure(figures: &[&Figure], object: &Path, effort: Effort, sample
     Ok(())
 }
 
-/// Where a program of ours runs.
+/// The hook of a program.
 #[derive(Clone, Copy, Debug)]
 enum Hook {
-    /// At TC, the program of this name.
+    /// The TC program with this name.
     Tc(&'static str),
-    /// In a driver.
+    /// The XDP program.
     Xdp,
 }
 
-/// A packet that nobody sent.
+/// A synthetic packet.
 #[derive(Clone, Copy, Debug)]
 enum Sent {
     Request,
     Reply,
-    /// To a port out of the range.
+    /// A packet to a port outside the range.
     Miss,
-    /// Of the Node's, and nobody's reply.
+    /// A packet from the Node that belongs to no translated flow.
     ReplyMiss,
-    /// To a Pod itself.
+    /// A packet to a Pod address.
     Direct,
 }
 
-/// What a program does with a packet, and the figure for what that takes.
+/// A figure, with the program and the packet that it is measured for.
 type Cost = (&'static Figure, Hook, Sent);
 
 const ALONE: [Cost; 6] = [
@@ -138,10 +138,10 @@ const FENCED: [Cost; 2] = [
 
 impl Sent {
     fn packet(self) -> Packet {
-        let foreign: SocketAddr = (ENDS[0].ip(), OUT_OF_RANGE).into();
+        let foreign: SocketAddr = (NODE_PORTS[0].ip(), OUT_OF_RANGE).into();
         let (from, to) = match self {
-            Self::Request => (CLIENT, ENDS[0]),
-            Self::Reply => (ENDS[1], CLIENT),
+            Self::Request => (CLIENT, NODE_PORTS[0]),
+            Self::Reply => (NODE_PORTS[1], CLIENT),
             Self::Miss => (CLIENT, foreign),
             Self::ReplyMiss => (foreign, CLIENT),
             Self::Direct => (CLIENT, POD),
@@ -149,7 +149,7 @@ impl Sent {
         packet(from, to)
     }
 
-    /// How many requests and replies a run of it translates.
+    /// The number of requests and replies that one run translates.
     const fn translated(self) -> [u64; 2] {
         match self {
             Self::Request => [1, 0],
@@ -159,11 +159,11 @@ impl Sent {
     }
 }
 
-/// Programs that are run over packets that nobody sent.
+/// Programs that are run on synthetic packets.
 struct Alone {
     datapath: Datapath,
     idle: aya::Ebpf,
-    /// Where a program is pinned when it is first asked for.
+    /// The BPF file system in which programs are pinned when they are first loaded.
     _bpffs: BpfFs,
 }
 
@@ -171,8 +171,8 @@ impl Alone {
     fn new(run: &Run, object: &Path, are_fenced: bool) -> Result<Self> {
         let bpffs = run.bpffs(if are_fenced { "bpf-fenced" } else { "bpf-program" })?;
         let mut datapath = open_datapath(bpffs.path(), are_fenced)?;
-        datapath.tables.set_local_addresses(&ENDS.map(|end| end.ip()))?;
-        for (from, to) in [(ENDS[0], ENDS[1]), (ENDS[1], ENDS[0])] {
+        datapath.tables.set_local_addresses(&NODE_PORTS.map(|address| address.ip()))?;
+        for (from, to) in [(NODE_PORTS[0], NODE_PORTS[1]), (NODE_PORTS[1], NODE_PORTS[0])] {
             let (node_port, pod_port) = (NodePort(from.port()), PodPort(to.port()));
             let frontend = Frontend { family: Family::V4, node_port, protocol: Protocol::Udp };
             let backend = Backend { pod_ip: to.ip(), pod_port, generation: 1, is_restricted: false };
@@ -191,19 +191,19 @@ impl Alone {
         Ok(alone)
     }
 
-    /// A request by each mapping, its reply, and another request.
+    /// Establishes the flows: a request for each mapping, the reply, and another request.
     fn establish(&mut self) -> Result<()> {
-        for (asked, pod) in [(ENDS[0], ENDS[1]), (ENDS[1], ENDS[0])] {
+        for (asked, pod) in [(NODE_PORTS[0], NODE_PORTS[1]), (NODE_PORTS[1], NODE_PORTS[0])] {
             let (request, reply) = (packet(CLIENT, asked), packet(pod, CLIENT));
             for (name, packet) in [(PROG_INGRESS, &request), (PROG_EGRESS, &reply), (PROG_INGRESS, &request)] {
                 run(self.datapath.hooks.load_program(name)?, packet, 1)?;
             }
         }
-        ensure!(self.datapath.tables.flow_count()? == 2, "the two flows are not established");
+        ensure!(self.datapath.tables.flow_count()? == 2, "the conntrack table does not have two established entries");
         Ok(())
     }
 
-    /// What programs take for packets, in nanoseconds.
+    /// The run time of each program and packet, in nanoseconds.
     fn costs(&mut self, costs: &[Cost]) -> Result<Vec<(&'static Figure, f64)>> {
         process::on_own_thread(|| {
             live_frames::occupy_one_processor()?;
@@ -225,7 +225,7 @@ impl Alone {
         Ok(least[0] - least[1])
     }
 
-    /// The mean times of a run of ours and of a run of the program that only returns.
+    /// The mean run times of NPL's program and of a program that only returns.
     fn run_both(&mut self, hook: Hook, packet: &Packet) -> Result<[f64; 2]> {
         match hook {
             Hook::Tc(name) => {
@@ -239,14 +239,15 @@ impl Alone {
         }
     }
 
-    /// Requests and replies up to now.
+    /// The number of translated requests and replies so far.
     fn translated(&self) -> Result<[u64; 2]> {
         let totals = self.datapath.tables.totals(Family::V4)?;
         Ok([totals.request_packets, totals.reply_packets])
     }
 }
 
-/// Runs a program over one packet, as the last run has left it; the mean time of a run in nanoseconds.
+/// Runs a program repeatedly on one packet, each time on the result of the previous run. Returns the mean time in
+/// nanoseconds.
 fn run<P>(program: &P, packet: &Packet, repeat: u32) -> Result<f64>
 where
     P: for<'a> TestRun<Opts<'a> = TestRunOptions<'a>, Result = TestRunResult>,
@@ -255,7 +256,7 @@ where
     let mut options = TestRunOptions::new();
     options.data_in = Some(&frame);
     options.repeat = repeat;
-    let result = program.test_run(options).context("run a program by itself")?;
+    let result = program.test_run(options).context("run a program in isolation")?;
     Ok(result.duration.as_secs_f64() * 1e9)
 }
 
@@ -263,7 +264,7 @@ fn packet(from: SocketAddr, to: SocketAddr) -> Packet {
     Packet::udp(from, to, &PAYLOAD).to_this_machine()
 }
 
-/// Programs on a Node's uplink, under a flood and beside it.
+/// Programs on a Node's uplink, with a SYN flood and with an established flow.
 struct Flooded {
     flood: Testbed,
     established: Testbed,

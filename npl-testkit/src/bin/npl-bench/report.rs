@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What was measured, for people and for programs.
+//! Formats the results as tables or JSON.
 
 use std::fmt::Write as _;
 use std::ops::Range;
@@ -12,18 +12,18 @@ use serde::Serialize;
 use crate::cases::{Case, Ratio};
 use crate::figures::{self, Row};
 
-/// How a report is shown.
+/// The output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// For people.
+    /// Tables for a terminal.
     Table,
-    /// For programs.
+    /// JSON.
     Json,
-    /// For the performance page.
+    /// Markdown tables for docs/performance.md.
     Markdown,
 }
 
-/// The outcome of a run.
+/// The results of a run.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     rounds: usize,
@@ -46,12 +46,12 @@ struct Compared {
     name: String,
     #[serde(flatten)]
     spread: Spread,
-    /// What the median should at least be.
+    /// The lower bound that the project aims for.
     aim: Option<f64>,
     is_met: Option<bool>,
 }
 
-/// Of the rounds' values.
+/// The median and extremes over all rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 struct Spread {
     median: f64,
@@ -60,7 +60,7 @@ struct Spread {
 }
 
 impl Report {
-    /// Compares round by round: what a moment did to both cases cancels out.
+    /// Computes ratios round by round, so that temporary changes of the machine's speed cancel out.
     pub(crate) fn new(
         rounds: usize,
         samples: &[(Case, Vec<f64>)],
@@ -87,7 +87,7 @@ impl Report {
         Ok(Self { rounds, results, ratios: compared, figures })
     }
 
-    /// The report as text, with a line break at its end.
+    /// The report as text with a final line break.
     pub(crate) fn show(&self, format: Format) -> Result<String> {
         if format == Format::Json {
             return Ok(serde_json::to_string_pretty(self).context("write JSON")? + "\n");
@@ -101,7 +101,8 @@ impl Report {
         if format == Format::Table {
             writeln!(
                 text,
-                "{} rounds; a ratio is taken in each round, and its median need not be the medians'.",
+                "{} rounds. Packet rates are in millions per second (Mpps). Ratios are computed within each round (`A_vs_B`: A's \
+                 rate divided by B's; figures: divided by the value of the `compared with` column) and shown as their median.",
                 self.rounds
             )?;
         }
@@ -109,7 +110,7 @@ impl Report {
     }
 
     fn results(&self, preset: TableStyle) -> Table {
-        let mut table = table(preset, ["workload", "by", "Mpps, median", "min", "max"], 2..5);
+        let mut table = table(preset, ["workload", "forwarding", "Mpps, median", "min", "max"], 2..5);
         for Measured { name, mode, unit: _, spread } in &self.results {
             table.add_row([
                 (*name).to_owned(),
@@ -123,7 +124,7 @@ impl Report {
     }
 
     fn ratios(&self, preset: TableStyle) -> Table {
-        let mut table = table(preset, ["ratio", "median", "min", "max", "aim", "aim is"], 1..4);
+        let mut table = table(preset, ["ratio", "median", "min", "max", "aim", "result"], 1..4);
         for Compared { name, spread, aim, is_met } in &self.ratios {
             table.add_row([
                 name.clone(),
@@ -150,7 +151,7 @@ impl Spread {
     }
 }
 
-/// A table whose `numbers` are columns that are aligned to the right.
+/// A table whose columns in the range `numbers` are right-aligned.
 fn table<const N: usize>(preset: TableStyle, header: [&str; N], numbers: Range<usize>) -> Table {
     let mut table = Table::new();
     table.load_style(preset).set_header(header);
@@ -160,7 +161,7 @@ fn table<const N: usize>(preset: TableStyle, header: [&str; N], numbers: Range<u
     table
 }
 
-/// Three digits tell apart what can be told apart.
+/// Formats a number with three significant digits, which matches the precision of the measurement.
 fn number(value: f64) -> String {
     if value < 1.0 { format!("{value:.3}") } else { format!("{value:.2}") }
 }
@@ -171,7 +172,7 @@ mod tests {
     use crate::cases::{Case, Mode, Ratio, Workload};
 
     #[test]
-    fn a_ratio_meets_its_aim_with_the_median_of_its_rounds() {
+    fn a_ratio_meets_its_goal_with_the_median_of_its_rounds() {
         let [ours, routing] = [Mode::Ours, Mode::Routing].map(|mode| Case { workload: Workload::Established, mode });
         let verdict = |aim| {
             let samples = [(ours, vec![0.5, 0.9, 2.0]), (routing, vec![1.0; 3])];
@@ -188,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn the_median_is_the_middle_one_or_between_the_two() {
+    fn the_median_is_the_middle_value_or_the_mean_of_both() {
         let spread = |values: &[f64]| Spread::of(values).unwrap();
         assert_eq!(spread(&[3.0, 1.0, 2.0]), Spread { median: 2.0, min: 1.0, max: 3.0 });
         assert_eq!(spread(&[4.0, 1.0]), Spread { median: 2.5, min: 1.0, max: 4.0 });

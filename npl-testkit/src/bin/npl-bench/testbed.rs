@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A network of the bench: client, Node and Pod, what translates on the Node, and what measures.
+//! A test network of the bench: client, Node and Pod, the Node's translation, and the packet generator and counter.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -19,30 +19,30 @@ use npl_testkit::topology::{Client, Offload, Options, Pod, Topology};
 use npl_testkit::{poll, traffic};
 
 use crate::Effort;
+use crate::baselines;
 use crate::cases::{Case, Mode, Workload};
 use crate::ours::{Manner, Ours};
-use crate::rivals;
 
-/// The first port of each side; mapping n leads from the nth to the nth.
+/// The first port of each side. Mapping n leads from the nth node port to the nth Pod port.
 pub(crate) const FIRST_NODE_PORT: u16 = 50_000;
 pub(crate) const FIRST_POD_PORT: u16 = 20_000;
 
-/// The first client of new flows: from the range that RFC 2544 sets aside for benchmarks, with room for 131 072.
+/// The first client address of new flows, from the benchmark range of RFC 2544, which has 131 072 addresses.
 const FIRST_CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(198, 18, 0, 0)), 10_000);
-/// Ports of each such client: up to 60 000.
+/// The number of ports per client address, up to port 60 000.
 const PORTS_PER_CLIENT: u32 = 50_000;
 
-/// The random clients of a flood follow this one: public addresses.
+/// The random clients of a flood have addresses above this one.
 const FIRST_RANDOM_CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(16, 0, 0, 0)), 0);
 
-/// How often a sample is taken if packets get lost: where the machine has no time for one of its processors, that may be the
-/// one that empties a queue.
+/// The maximum number of attempts for a sample that loses packets: the host of a virtual machine may pause the
+/// processor that drains a queue.
 const TRIES: u32 = 3;
 
-/// Packets that fill caches before anything is measured.
+/// Packets that warm up caches before a measurement.
 const WARM_UP: u64 = 20_000;
 
-/// How long a request may take that opens the flow.
+/// The time limit of requests that open a flow.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 
 /// The mappings of a Node.
@@ -54,7 +54,7 @@ pub(crate) struct Mappings {
 }
 
 impl Mappings {
-    /// Node port and pod port of each.
+    /// The node port and Pod port of each mapping.
     pub(crate) fn ports(self) -> impl Iterator<Item = (u16, u16)> {
         (0..self.count).map(|n| (FIRST_NODE_PORT + n, FIRST_POD_PORT + n))
     }
@@ -64,20 +64,20 @@ impl Mappings {
     }
 }
 
-/// A network, and all that the cases need that are measured on it; gone when dropped, in this order.
+/// A network and everything that its cases need. Removed in field order when dropped.
 pub(crate) struct Testbed {
     meter: Meter,
     ours: Option<Ours>,
     topology: Topology,
     mappings: Mappings,
-    /// What each case sends.
+    /// The traffic of each case.
     flows: Vec<(Case, Flows)>,
 }
 
 impl Testbed {
-    /// Builds it for cases that share a network.
+    /// Builds the network for cases that share it.
     pub(crate) fn new(run: &Run, number: usize, cases: &[Case], object: &Path) -> Result<Self> {
-        let Case { workload, mode } = cases.first().context("a network is for some case")?.network();
+        let Case { workload, mode } = cases.first().context("the network has no case")?.network();
         let name = number.to_string();
         let mut topology = Topology::new(run, &name, Options::default())?;
         let pod = topology.add_pod(run, "pod")?;
@@ -94,12 +94,9 @@ impl Testbed {
         let flows: Vec<_> = cases.iter().map(flows_of).collect::<Result<_>>()?;
         if let (Workload::Established, Some(Ours { datapath, .. })) = (workload, &ours) {
             let translated = cases.iter().filter(|case| case.mode.is_translated()).count();
-            ensure!(
-                datapath.tables.flow_count()? == translated,
-                "the Pod's answers did not make flows established ones"
-            );
+            ensure!(datapath.tables.flow_count()? == translated, "the Pod's responses did not establish the flows");
         }
-        let (_, first) = flows.first().context("every case has flows")?;
+        let (_, first) = flows.first().context("the case has no flows")?;
         let mut meter = Meter::new(object, client, first, &pod, mappings.pod_ports())?;
         if mode == Mode::Shortcut {
             meter.attach_shortcut()?;
@@ -107,18 +104,20 @@ impl Testbed {
         Ok(Self { meter, ours, topology, mappings, flows })
     }
 
-    /// Whether the case is measured here.
+    /// Whether the case is measured in this network.
     pub(crate) fn has(&self, case: Case) -> bool {
         self.flows.iter().any(|(other, _)| *other == case)
     }
 
-    /// Measures once: millions of packets per second. A sample that lost packets is none, and is taken again.
+    /// Measures one sample in million packets per second. A sample that loses packets is discarded and repeated.
     pub(crate) fn sample(&mut self, case: Case, effort: Effort) -> Result<f64> {
         let mut left = TRIES;
         loop {
             left -= 1;
             match self.prepare(case).and_then(|()| self.measure(case, effort)) {
-                Err(error) if left > 0 && error.is::<Lost>() => eprintln!("bench: {case}: {error:#}; once more"),
+                Err(error) if left > 0 && error.is::<Lost>() => {
+                    eprintln!("bench: {case}: {error:#}; repeating the sample");
+                }
                 result => return result,
             }
         }
@@ -135,13 +134,13 @@ impl Testbed {
     fn send(&mut self, case: Case, packets: u64, longest: Duration) -> Result<f64> {
         let rate = self.meter.measure(packets, longest)?;
         if case.workload != Workload::Established && case.mode.has_conntrack() {
-            // There is room for those of one sample, and they are as many each time.
+            // The conntrack table has room for the flows of one sample only.
             self.topology.node().forget_connections()?;
         }
         Ok(rate)
     }
 
-    /// Makes the network that of the case, and fills caches.
+    /// Sets up the network for the case and warms up caches.
     fn prepare(&mut self, case: Case) -> Result<()> {
         self.turn_to(case).with_context(|| format!("prepare {case}"))?;
         self.send(case, WARM_UP, Duration::MAX).context("warm up").map(drop)
@@ -155,28 +154,29 @@ impl Testbed {
             }
         }
         self.meter.set_idle(case.mode == Mode::RoutingBesideIdle)?;
-        let (_, flows) = self.flows.iter().find(|(other, _)| *other == case).context("measured elsewhere")?;
+        let (_, flows) =
+            self.flows.iter().find(|(other, _)| *other == case).context("the case belongs to another network")?;
         self.meter.turn_to(flows)
     }
 
-    /// What the program that meets each packet first costs, in nanoseconds, by the kernel's own account of one sample.
+    /// The run time of NPL's first program per packet in nanoseconds, from the kernel's accounting of one sample.
     ///
-    /// The kernel reads its clock twice around every program; what that adds is what a program costs that only returns,
-    /// and meets the same packets.
+    /// The kernel reads its clock before and after every program. To exclude this cost, the run time of a program that
+    /// only returns, for the same packets, is subtracted.
     pub(crate) fn program_cost(&mut self, case: Case, effort: Effort) -> Result<f64> {
         self.prepare(case)?;
         self.meter.set_idle(true)?;
         let before = self.accounts()?;
-        let accounting = enable_stats(Stats::RunTime).context("have the kernel account for programs")?;
+        let accounting = enable_stats(Stats::RunTime).context("enable the kernel's program statistics")?;
         self.measure(case, effort)?;
         drop(accounting);
         let after = self.accounts()?;
         let [ours, idle] = [0, 1].map(|program| after[program].since(before[program]));
-        ensure!(ours.runs > 0 && idle.runs > 0, "the kernel has accounted for no program");
+        ensure!(ours.runs > 0 && idle.runs > 0, "the kernel's program statistics are empty");
         Ok(ours.mean() - idle.mean())
     }
 
-    /// Of NPL's program and of the one that only returns.
+    /// The statistics of NPL's program and of the program that only returns.
     fn accounts(&mut self) -> Result<[Account; 2]> {
         let Ours { datapath, .. } = self.ours.as_mut().context("NPL is not on this Node")?;
         let ours = datapath.hooks.load_program(PROG_INGRESS)?.info()?;
@@ -184,7 +184,7 @@ impl Testbed {
     }
 }
 
-/// What a case sends; opens the flow if it is an established one.
+/// The traffic of a case. Opens the flow of an established workload.
 fn flows(case: Case, topology: &Topology, pod: &Pod) -> Result<Flows> {
     let Case { workload, mode } = case;
     let (first, spread) = mode.flows_to();
@@ -202,7 +202,7 @@ fn flows(case: Case, topology: &Topology, pod: &Pod) -> Result<Flows> {
     Ok(Flows { frame, clients, entry: mode.entry(), mappings: spread })
 }
 
-/// How often a program has run, and for how many nanoseconds, while the kernel accounted for it.
+/// The number of runs of a program and their total time in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 struct Account {
     runs: u64,
@@ -224,14 +224,14 @@ impl Account {
     }
 }
 
-/// Makes the Node do what the mode says, or another one that is measured on the same network.
+/// Sets up the Node for a mode and the other modes that share its network.
 fn translate(run: &Run, name: &str, mode: Mode, topology: &Topology, mappings: Mappings) -> Result<Option<Ours>> {
     let node = topology.node();
     let load = |manner| Ours::load(run, name, topology, mappings, manner).map(Some);
     match mode {
         Mode::Shortcut | Mode::ShortcutXdp => Ok(None),
-        Mode::Iptables(_) | Mode::IptablesNewest(_) => rivals::add_iptables(node, mappings).map(|()| None),
-        Mode::Nftables => rivals::add_nftables(node, mappings).map(|()| None),
+        Mode::Iptables(_) | Mode::IptablesNewest(_) => baselines::add_iptables(node, mappings).map(|()| None),
+        Mode::Nftables => baselines::add_nftables(node, mappings).map(|()| None),
         Mode::Routing
         | Mode::RoutingBesideOurs
         | Mode::RoutingBesideIdle
@@ -243,26 +243,26 @@ fn translate(run: &Run, name: &str, mode: Mode, topology: &Topology, mappings: M
         Mode::OursRedirect => load(Manner::by(Forwarding::Redirect)),
         Mode::OursOffload => load(Manner::by(Forwarding::Offload)),
         Mode::OursOffloadConntrack => {
-            rivals::add_conntrack(node)?;
+            baselines::add_conntrack(node)?;
             load(Manner::by(Forwarding::Offload))
         }
         Mode::OursXdp => load(Manner { attach: Attach::Xdp, ..Manner::STACK }),
         Mode::RoutingConntrack | Mode::OursConntrack => {
-            rivals::add_conntrack(node)?;
+            baselines::add_conntrack(node)?;
             load(Manner::STACK)
         }
     }
 }
 
-/// Has the uplink's driver take in what the client's device is told to send without a socket, with an XDP program or
-/// without; and the client finish its checksums, which such a program expects.
+/// Makes the uplink's driver accept frames that the client's device sends without a socket, with or without an XDP
+/// program, and makes the client complete checksums, which XDP programs expect.
 fn join_drivers(client: &Client) -> Result<()> {
     client.uplink.set_offloads(&[Offload::Gro], true)?;
     client.device.set_offloads(&[Offload::TxChecksum], false)
 }
 
-/// Opens a flow as a real client does: two requests, both answered. The first answer completes an exchange, and the
-/// second request is what makes the flow an established one, for connection tracking as for NPL.
+/// Opens a flow like a real client, with two requests and responses: the second request makes the flow established for
+/// kernel conntrack and for NPL.
 fn establish(topology: &Topology, pod: &Pod, server: SocketAddr) -> Result<SocketAddr> {
     let _echo = EchoServer::start_in(&pod.netns, &pod.name, &[FIRST_POD_PORT])?;
     let socket = traffic::udp_socket(&topology.client().netns, server, true)?;
@@ -270,7 +270,7 @@ fn establish(topology: &Topology, pod: &Pod, server: SocketAddr) -> Result<Socke
     for request in ["first", "second"] {
         socket.send(request.as_bytes()).with_context(|| format!("send to {server}"))?;
         poll::uninterrupted(|| socket.recv(&mut [0; 1024]))
-            .with_context(|| format!("wait for the answer of {server}"))?;
+            .with_context(|| format!("wait for the response of {server}"))?;
     }
-    socket.local_addr().context("ask for the socket's own address")
+    socket.local_addr().context("read the socket's local address")
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Looking around in a cluster that is up.
+//! Access to a running cluster.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, ExitCode, ExitStatus};
@@ -10,38 +10,38 @@ use npl_testkit::netns;
 use crate::say;
 use crate::state::State;
 
-/// What a shell adds to the number of the signal that ended a program.
+/// The offset of exit codes that report a signal, as in shells.
 const SIGNALLED: i32 = 128;
 
-/// Shows every cluster, or one.
+/// Shows all clusters, or one.
 pub(crate) fn status(chosen: Option<&str>) -> Result<()> {
     if chosen.is_some() {
         return look_around(&State::find(chosen)?);
     }
     let all = State::all();
     if all.is_empty() {
-        say("no cluster is up");
+        say("no cluster is running");
     }
     for (state, owner) in &all {
-        say(&format!("cluster {}: {}; owned by process {owner}", state.id, state.made_of));
+        say(&format!("cluster {}: {}; owner process {owner}", state.id, state.made_of));
         match state.ready {
             Some(_) => look_around(state)?,
-            None => say("  coming up"),
+            None => say("  starting"),
         }
     }
     Ok(())
 }
 
-/// Says what is where, in commands that can be copied.
+/// Prints how to access the cluster, as commands that can be copied.
 pub(crate) fn look_around(state: &State) -> Result<()> {
     let ready = state.ready()?;
     let lines = [
         ("kubectl", "cargo xtask cluster kubectl get pods --all-namespaces --output wide".to_owned()),
-        ("  by hand", format!("ip netns exec {} kubectl --kubeconfig {} …", ready.lan, ready.kubeconfig.display())),
+        ("  direct", format!("ip netns exec {} kubectl --kubeconfig {} …", ready.lan, ready.kubeconfig.display())),
         ("a Node", "cargo xtask cluster exec node-1 ip addr".to_owned()),
         ("the client", "cargo xtask cluster exec client curl --silent http://NODE-IP:NODE-PORT/".to_owned()),
-        ("  by hand", format!("ip netns exec {} …", ready.client)),
-        ("remove it", "cargo xtask cluster down".to_owned()),
+        ("  direct", format!("ip netns exec {} …", ready.client)),
+        ("remove", "cargo xtask cluster down".to_owned()),
     ];
     for (what, command) in &lines {
         say(&format!("  {what:<11} {command}"));
@@ -53,7 +53,7 @@ pub(crate) fn look_around(state: &State) -> Result<()> {
     Ok(())
 }
 
-/// Runs kubectl where the API server is reached.
+/// Runs kubectl in the namespace of the API server.
 pub(crate) fn kubectl(chosen: Option<&str>, arguments: &[String]) -> Result<ExitCode> {
     let state = State::find(chosen)?;
     let ready = state.ready()?;
@@ -63,7 +63,7 @@ pub(crate) fn kubectl(chosen: Option<&str>, arguments: &[String]) -> Result<Exit
     command.status().context("run kubectl").map(code)
 }
 
-/// Runs a command inside a Node, or in the client's network.
+/// Runs a command inside a Node or in the client's network namespace.
 pub(crate) fn exec(chosen: Option<&str>, machine: &str, words: &[String]) -> Result<ExitCode> {
     let state = State::find(chosen)?;
     let ready = state.ready()?;
@@ -74,7 +74,7 @@ pub(crate) fn exec(chosen: Option<&str>, machine: &str, words: &[String]) -> Res
         return command.args(arguments).status().with_context(|| format!("run {program}")).map(code);
     }
     let node = ready.nodes.iter().find(|node| node.name == machine);
-    let node = node.with_context(|| format!("this cluster has no {machine}, only client and its Nodes"))?;
+    let node = node.with_context(|| format!("unknown machine {machine}: use client or the name of a Node"))?;
     let mut command = Command::new(program);
     command.args(arguments);
     node.space()?.run(command).map(code)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `down`: ends the owners of clusters, and removes what dead ones have left.
+//! `down`: ends the owners of clusters and removes the remains of dead ones.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use npl_testkit::{poll, run};
 use crate::say;
 use crate::state::State;
 
-/// An owner removes everything within seconds; after this, it is killed, and everything with it.
+/// An owner removes everything within seconds. After this time, the owner is killed together with its descendants.
 const GRACE: Duration = Duration::from_secs(40);
 
-/// The kernel needs a moment to end what belongs to a killed owner.
+/// The time limit for the kernel to end a killed owner.
 const KILL_LIMIT: Duration = Duration::from_secs(10);
 
 /// Removes one cluster, or all.
@@ -24,12 +24,12 @@ pub(crate) fn run(chosen: Option<&str>) -> Result<()> {
     for id in up.iter().filter(|id| chosen.is_none_or(|chosen| chosen == id.as_str())) {
         end(id).with_context(|| format!("end cluster {id}"))?;
     }
-    // Also what an owner has left that was killed, by us or by anybody.
+    // Also removes the remains of owners that were killed.
     run::sweep()?;
     match chosen {
-        Some(id) => say(&format!("cluster {id} is removed")),
-        None if up.is_empty() => say("no cluster is up"),
-        None => up.iter().for_each(|id| say(&format!("cluster {id} is removed"))),
+        Some(id) => say(&format!("cluster {id} has been removed")),
+        None if up.is_empty() => say("no cluster is running"),
+        None => up.iter().for_each(|id| say(&format!("cluster {id} has been removed"))),
     }
     Ok(())
 }
@@ -42,9 +42,9 @@ fn end(id: &str) -> Result<()> {
             Ok(()) | Err(Errno::ESRCH) => {}
             Err(err) => return Err(err).with_context(|| format!("send {signal} to process {owner}")),
         }
-        if poll::until_gone("the end of its owner", limit, || run::owner(id).is_none()).is_ok() {
+        if poll::until_gone("its owner to exit", limit, || run::owner(id).is_none()).is_ok() {
             return Ok(());
         }
     }
-    anyhow::bail!("its owner does not end: see `npl-cluster status`")
+    anyhow::bail!("the cluster's owner does not exit: see `npl-cluster status`")
 }

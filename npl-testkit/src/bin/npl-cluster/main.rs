@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A real Kubernetes of several Nodes on this machine: up, down, and what is between.
+//! Starts, shows and removes a real multi-node Kubernetes cluster on this machine.
 
 mod access;
 mod down;
@@ -18,11 +18,11 @@ use npl_testkit::interrupt;
 use npl_testkit::real_cluster::{Cni, InitArguments, KubeProxy, run_init};
 use npl_testkit::traffic;
 
-/// A real Kubernetes of several Nodes on this machine.
+/// A real multi-node Kubernetes cluster on this machine.
 #[derive(Debug, Parser)]
 #[command(name = "npl-cluster", bin_name = "cargo xtask cluster")]
 struct Arguments {
-    /// Which cluster, where several are up: its identifier, as `status` shows it.
+    /// The identifier of the cluster as shown by `status`; required if several clusters are running.
     #[arg(long, global = true, value_name = "ID")]
     cluster: Option<String>,
 
@@ -34,53 +34,53 @@ struct Arguments {
 enum Command {
     /// Start a cluster and leave it running.
     Up(UpArguments),
-    /// Remove a cluster, or all that are up, and what killed ones have left.
+    /// Remove one cluster or all running clusters, and the remains of killed ones.
     Down,
-    /// Show which clusters are up, and how to look around in them.
+    /// Show running clusters and how to access them.
     Status,
-    /// Run kubectl as an administrator of the cluster.
+    /// Run kubectl with administrator rights.
     Kubectl {
-        /// What kubectl is told.
+        /// The arguments of kubectl.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Run a command inside a Node, or in the client's network.
+    /// Run a command inside a Node or in the client's network namespace.
     Exec {
-        /// `node-1`, `node-2` … or `client`.
+        /// `node-1`, `node-2`, … or `client`.
         machine: String,
-        /// The command; a shell without one.
+        /// The command [default: a shell].
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<String>,
     },
-    /// Ask an echo server something, from wherever this runs, and print its answer.
+    /// Send a request to an echo server from the current network namespace and print the response.
     #[command(hide = true)]
     Ask {
-        /// How.
+        /// The protocol.
         #[arg(value_enum)]
         protocol: Protocol,
-        /// Where.
+        /// The address of the server.
         server: SocketAddr,
     },
-    /// Own a cluster until told to stop: what `up` leaves running.
+    /// Own a cluster until a signal arrives; started by `up`.
     #[command(hide = true)]
     Supervise(UpArguments),
-    /// Be the first process of a Node.
+    /// Run as the first process of a Node.
     #[command(hide = true)]
     NodeInit(InitArguments),
 }
 
-/// What a cluster is made of.
+/// The configuration of a cluster.
 #[derive(Clone, Debug, Args)]
 struct UpArguments {
-    /// How many Nodes.
+    /// The number of Nodes.
     #[arg(long, default_value_t = 2)]
     nodes: u8,
 
-    /// What Services are made of.
+    /// The implementation of Services.
     #[arg(long, value_enum, default_value_t)]
     kube_proxy: KubeProxy,
 
-    /// How Pods are connected.
+    /// The Pod network.
     #[arg(long, value_enum, default_value_t)]
     cni: Cni,
 }
@@ -90,7 +90,7 @@ fn main() -> ExitCode {
     match run(arguments) {
         Ok(code) => code,
         Err(_interrupted) if interrupt::is_requested() => {
-            complain("interrupted; everything is removed");
+            complain("interrupted; all parts of the cluster have been removed");
             ExitCode::from(interrupt::EXIT_CODE)
         }
         Err(err) => {
@@ -111,7 +111,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Exec { machine, command } => return access::exec(chosen, &machine, &command),
         Command::Ask { protocol, server } => {
             let answer = traffic::ask(protocol, server, "who?")?;
-            say(&serde_json::to_string(&answer).context("write the answer as JSON")?);
+            say(&serde_json::to_string(&answer).context("format the response as JSON")?);
         }
         Command::Supervise(arguments) => supervise::run(&arguments)?,
         Command::NodeInit(arguments) => run_init(&arguments)?,
@@ -119,12 +119,12 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-#[expect(clippy::print_stderr, reason = "the last words of a program")]
+#[expect(clippy::print_stderr, reason = "the error message of a program")]
 fn complain(message: &str) {
     eprintln!("npl-cluster: {message}");
 }
 
 fn say(line: &str) {
-    // A reader that has gone away has read enough.
+    // Ignore a closed pipe.
     drop(writeln!(io::stdout(), "{line}"));
 }

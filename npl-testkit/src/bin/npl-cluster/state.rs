@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a cluster's owner leaves in its run's folder, for commands that come later.
+//! State that a cluster's owner stores in the run's directory, for later commands.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,20 +9,20 @@ use npl_testkit::real_cluster::{RealCluster, Space};
 use npl_testkit::{cgroups::Cgroup, run};
 use serde::{Deserialize, Serialize};
 
-/// Tells a cluster that `up` has left running from one that belongs to a test.
+/// The state file, which only clusters started by `up` have, not those of tests.
 const FILE: &str = "cluster.json";
 
-/// A cluster that is up, or coming up.
+/// A cluster that is running or starting.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct State {
     pub(crate) id: String,
-    /// In words: what it is made of.
+    /// A description of the cluster's configuration.
     pub(crate) made_of: String,
-    /// What there is once everything is ready.
+    /// The locations of the parts, once everything is ready.
     pub(crate) ready: Option<Ready>,
 }
 
-/// Where the parts of a cluster are.
+/// The locations of a cluster's parts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Ready {
     pub(crate) kubeconfig: PathBuf,
@@ -31,7 +31,7 @@ pub(crate) struct Ready {
     pub(crate) nodes: Vec<NodeState>,
 }
 
-/// Where one Node is.
+/// The location of one Node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct NodeState {
     pub(crate) name: String,
@@ -42,15 +42,15 @@ pub(crate) struct NodeState {
 }
 
 impl State {
-    /// Writes it into the run's folder, whole or not at all.
+    /// Writes the state into the run's directory atomically.
     pub(crate) fn write(&self, directory: &Path) -> Result<()> {
         let (new, file) = (directory.join("cluster.json.new"), directory.join(FILE));
-        let text = serde_json::to_string_pretty(self).context("write the cluster's state as JSON")?;
+        let text = serde_json::to_string_pretty(self).context("format the cluster's state as JSON")?;
         fs::write(&new, text).with_context(|| format!("write {}", new.display()))?;
-        fs::rename(&new, &file).with_context(|| format!("put {} in place", file.display()))
+        fs::rename(&new, &file).with_context(|| format!("create {}", file.display()))
     }
 
-    /// Every cluster whose owner is alive, with the owner.
+    /// All clusters whose owner is alive, with the owner's PID.
     pub(crate) fn all() -> Vec<(Self, u32)> {
         let read = |id: &String| -> Option<(Self, u32)> {
             let owner = run::owner(id)?;
@@ -60,22 +60,22 @@ impl State {
         run::ids().iter().filter_map(read).collect()
     }
 
-    /// The one that is meant.
+    /// The chosen cluster, or the only one.
     pub(crate) fn find(chosen: Option<&str>) -> Result<Self> {
         let all: Vec<Self> = Self::all().into_iter().map(|(state, _)| state).collect();
         let ids = all.iter().map(|state| state.id.as_str()).collect::<Vec<_>>().join(", ");
         let mut meant = all.iter().filter(|state| chosen.is_none_or(|id| id == state.id));
         match (meant.next(), meant.next()) {
             (Some(state), None) => Ok(state.clone()),
-            (Some(_), Some(_)) => bail!("several clusters are up, {ids}: choose one with --cluster ID"),
-            (None, _) if ids.is_empty() => bail!("no cluster is up: `cargo xtask cluster up` starts one"),
-            (None, _) => bail!("no cluster {} is up, only {ids}", chosen.unwrap_or_default()),
+            (Some(_), Some(_)) => bail!("several clusters are running ({ids}): choose one with --cluster ID"),
+            (None, _) if ids.is_empty() => bail!("no cluster is running: start one with `cargo xtask cluster up`"),
+            (None, _) => bail!("cluster {} is not running; running clusters: {ids}", chosen.unwrap_or_default()),
         }
     }
 
-    /// Its parts, if they are ready.
+    /// The locations of the parts, if the cluster is ready.
     pub(crate) fn ready(&self) -> Result<&Ready> {
-        self.ready.as_ref().with_context(|| format!("cluster {} is not ready yet: wait for `up` to end", self.id))
+        self.ready.as_ref().with_context(|| format!("cluster {} is still starting: wait until `up` completes", self.id))
     }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The owner of a cluster: everything in it is its child, and goes when it goes, whichever way that is.
+//! The owner of a cluster: all processes of the cluster are its descendants and end with it.
 
 use std::env;
 use std::fs::File;
@@ -14,12 +14,12 @@ use npl_testkit::run::Run;
 use crate::UpArguments;
 use crate::state::{Ready, State};
 
-/// The file in the run's folder with what the owner says once nobody listens.
+/// The log file in the run's directory, which receives standard error once the cluster is up.
 pub(crate) const LOG: &str = "supervisor.log";
 
-/// Starts the cluster, tells its identifier on standard output, and keeps it until a signal comes.
+/// Starts the cluster, prints its identifier to standard output, and keeps it until a signal arrives.
 pub(crate) fn run(arguments: &UpArguments) -> Result<()> {
-    // A Ctrl-C at the terminal is for `up`, which hands it on.
+    // A Ctrl-C at the terminal is meant for `up`, which forwards it.
     setsid().context("leave the terminal's session")?;
     interrupt::watch()?;
     let run = Run::start()?;
@@ -28,14 +28,14 @@ pub(crate) fn run(arguments: &UpArguments) -> Result<()> {
     let made_of = format!("{nodes} Nodes, CNI {cni}, kube-proxy {kube_proxy}");
     let mut state = State { id: run.id().to_owned(), made_of, ready: None };
     state.write(&directory)?;
-    let init_program = env::current_exe().context("find this program")?;
+    let init_program = env::current_exe().context("find the path of this program")?;
     let options = Options { nodes: *nodes, kube_proxy: *kube_proxy, cni: *cni, init_program };
     let cluster = RealCluster::start_in(run, &options)?;
     state.ready = Some(Ready::of(&cluster));
     state.write(&directory)?;
     let log = File::create(directory.join(LOG)).context("create the log")?;
-    dup2_stderr(&log).context("write to the log from now on")?;
-    writeln!(io::stdout(), "{}", state.id).context("tell that the cluster is up")?;
+    dup2_stderr(&log).context("redirect standard error to the log")?;
+    writeln!(io::stdout(), "{}", state.id).context("report that the cluster is up")?;
     interrupt::wait();
     Ok(())
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `up`: starts the owner of a cluster and waits until it says that everything is ready.
+//! `up`: starts the owner of a cluster and waits until it reports readiness.
 
 use std::env;
 use std::io::{BufRead as _, BufReader};
@@ -16,18 +16,18 @@ use npl_testkit::{interrupt, poll};
 use crate::state::State;
 use crate::{UpArguments, access, say};
 
-/// Every wait of the owner is shorter.
+/// The time limit, longer than every wait of the owner.
 const LIMIT: Duration = Duration::from_mins(4);
 
-/// Until an owner that was told to end has removed everything.
+/// The time limit for the owner to remove everything after SIGTERM.
 const END_LIMIT: Duration = Duration::from_mins(1);
 
-/// Starts a cluster and says how to look around.
+/// Starts a cluster and prints how to access it.
 pub(crate) fn run(arguments: &UpArguments) -> Result<()> {
     interrupt::watch()?;
     let started = Instant::now();
     let UpArguments { nodes, kube_proxy, cni } = arguments;
-    let mut owner = Command::new(env::current_exe().context("find this program")?)
+    let mut owner = Command::new(env::current_exe().context("find the path of this program")?)
         .args(["supervise", "--nodes", &nodes.to_string()])
         .args(["--kube-proxy", &kube_proxy.to_string(), "--cni", &cni.to_string()])
         .stdin(Stdio::null())
@@ -39,19 +39,19 @@ pub(crate) fn run(arguments: &UpArguments) -> Result<()> {
     access::look_around(&State::find(Some(&id))?)
 }
 
-/// The one line that an owner prints; without one it has told on standard error why.
+/// Reads the one line that an owner prints. If there is none, the owner has printed the error to standard error.
 fn wait_for_identifier(owner: &mut Child) -> Result<String> {
-    let stdout = owner.stdout.take().context("listen to the cluster's owner")?;
+    let stdout = owner.stdout.take().context("open the output of the cluster's owner")?;
     let (sender, line) = mpsc::channel();
     thread::spawn(move || {
         let mut text = String::new();
         let read = BufReader::new(stdout).read_line(&mut text);
-        // Nobody listens once the wait is over.
+        // The receiver is gone after a timeout.
         drop(sender.send(read.map(|_length| text)));
     });
     let waited = poll::until("the readiness of the cluster", LIMIT, || line.try_recv().ok());
     let text = match waited {
-        Ok((text, _)) => text.context("listen to the cluster's owner")?,
+        Ok((text, _)) => text.context("read the output of the cluster's owner")?,
         Err(late) => {
             end(owner)?;
             return Err(late);
@@ -59,13 +59,13 @@ fn wait_for_identifier(owner: &mut Child) -> Result<String> {
     };
     if text.is_empty() {
         let status = owner.wait().context("wait for the cluster's owner")?;
-        bail!("the cluster did not come up, and everything of it is removed: {status}");
+        bail!("starting the cluster failed, and its parts have been removed: {status}");
     }
     Ok(text.trim().to_owned())
 }
 
 fn end(owner: &mut Child) -> Result<()> {
     let pid = i32::try_from(owner.id()).context("process id out of range")?;
-    signal::kill(Pid::from_raw(pid), Signal::SIGTERM).context("end the cluster's owner")?;
-    poll::until_gone("the end of the cluster's owner", END_LIMIT, || owner.try_wait().is_ok_and(|it| it.is_some()))
+    signal::kill(Pid::from_raw(pid), Signal::SIGTERM).context("send SIGTERM to the cluster's owner")?;
+    poll::until_gone("the cluster's owner to exit", END_LIMIT, || owner.try_wait().is_ok_and(|it| it.is_some()))
 }

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The demo: from `kubectl annotate service` to packets answered by Pods, on one machine and on real parts.
+//! The demo: from `kubectl annotate service` to responses of Pods, on one machine with the real agent and API server.
 
 mod answers;
 mod counters;
+mod environment;
 mod keep;
 mod publish;
 mod real;
 mod replace;
 mod report;
 mod restart;
-mod stage;
-mod story;
+mod steps;
 
 use std::process::ExitCode;
 
@@ -19,46 +19,46 @@ use npl_testkit::interrupt;
 
 use crate::report::Report;
 
-/// Shows NodePortLocal's main job on one machine: a real API server, the real agent, network namespaces as machines.
+/// Demonstrates NodePortLocal on one machine, with the real agent and API server and network namespaces as machines.
 #[derive(Debug, Parser)]
 #[command(name = "npl-demo")]
 struct Arguments {
-    /// Tell it on a real Kubernetes of two Nodes.
+    /// Run the demo on a real Kubernetes cluster of two Nodes.
     #[arg(long)]
     real_cluster: bool,
 
-    /// Leave everything up at the end, say how to look around, and remove it on Ctrl-C.
+    /// Leave everything running at the end, print how to access it, and remove it on Ctrl-C.
     #[arg(long)]
     keep: bool,
 
-    /// How the story is told.
+    /// The output format.
     #[arg(long, value_enum, default_value_t)]
     output: Output,
 }
 
-/// How the story is told.
+/// The output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 enum Output {
-    /// For people.
+    /// Text, printed while the demo runs.
     #[default]
     Table,
-    /// For programs.
+    /// JSON, printed at the end.
     Json,
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let told = interrupt::watch().and_then(|()| {
+    let result = interrupt::watch().and_then(|()| {
         let mut report = Report::new(arguments.output == Output::Table);
-        let tell = if arguments.real_cluster { real::tell } else { story::tell };
-        tell(&mut report, arguments.keep)?;
+        let demo = if arguments.real_cluster { real::run } else { steps::run };
+        demo(&mut report, arguments.keep)?;
         report.close()
     });
-    match told {
+    match result {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(_interrupted) if interrupt::is_requested() => {
-            complain("interrupted; everything is removed");
+            complain("interrupted; everything has been removed");
             ExitCode::from(interrupt::EXIT_CODE)
         }
         Err(err) => {
@@ -68,7 +68,7 @@ fn main() -> ExitCode {
     }
 }
 
-#[expect(clippy::print_stderr, reason = "the last words of a program")]
+#[expect(clippy::print_stderr, reason = "the error message of a program")]
 fn complain(message: &str) {
     eprintln!("npl-demo: {message}");
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The Service is enabled, and the Pods say where they are reached.
+//! Enables the Service and waits for the annotations of its Pods.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,25 +9,25 @@ use npl_testkit::cluster::{ENABLED_ANNOTATION, Entry};
 use npl_testkit::echo::Protocol;
 use serde_json::json;
 
+use crate::environment::{Environment, NAMESPACE, PODS, SERVICE, TCP_PORT, UDP_PORT};
 use crate::report::{Report, milliseconds};
-use crate::stage::{NAMESPACE, PODS, SERVICE, Stage, TCP_PORT, UDP_PORT};
 
-/// Far more than the agent needs, also on a loaded machine.
+/// The time limit for an annotation, far above the usual milliseconds.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// How each Pod is reached, as its annotation says.
+/// The annotation entries of each Pod.
 pub(crate) type Routes = BTreeMap<String, Vec<Entry>>;
 
-/// Enables the Service; returns how its Pods are reached.
-pub(crate) fn tell(report: &mut Report, stage: &mut Stage) -> Result<Routes> {
-    report.chapter("The Service is annotated, and the agent answers on each of its Pods")?;
+/// Enables the Service and returns the annotation entries of its Pods.
+pub(crate) fn run(report: &mut Report, env: &mut Environment) -> Result<Routes> {
+    report.step("Enable the Service: the agent allocates node ports and annotates the Pods")?;
     let enable = format!("{ENABLED_ANNOTATION}=true");
     report.say(&format!("$ kubectl --namespace {NAMESPACE} annotate service {SERVICE} {enable}"))?;
-    stage.cluster.kubectl(&["--namespace", NAMESPACE, "annotate", "service", SERVICE, &enable])?;
-    let start = stage.enabled.wait_for(SERVICE, LIMIT, |value| value == Some("true"))?.at;
+    env.cluster.kubectl(&["--namespace", NAMESPACE, "annotate", "service", SERVICE, &enable])?;
+    let start = env.enabled.wait_for(SERVICE, LIMIT, |value| value == Some("true"))?.at;
     let (mut routes, mut rows, mut data) = (Routes::new(), Vec::new(), Vec::new());
     for pod in PODS {
-        let (entries, at) = wait_for_route(stage, pod)?;
+        let (entries, at) = wait_for_route(env, pod)?;
         let delay = at.saturating_duration_since(start);
         for entry in &entries {
             let from = format!("{}/{}", entry.address(), entry.protocol);
@@ -37,47 +37,50 @@ pub(crate) fn tell(report: &mut Report, stage: &mut Stage) -> Result<Routes> {
         routes.insert(pod.to_owned(), entries);
     }
     report.record("annotations", &data)?;
-    report.table(&["POD", "AFTER MS", "NODE'S ADDRESS", "POD'S PORT"], rows)?;
-    check(report, stage, &routes)?;
-    show_mappings(report, stage)?;
+    report.table(&["POD", "ANNOTATED AFTER (MS)", "NODE PORT", "POD PORT"], rows)?;
+    check(report, env, &routes)?;
+    show_mappings(report, env)?;
     Ok(routes)
 }
 
-/// Waits until a Pod is reached over both protocols; returns how, and since when.
-pub(crate) fn wait_for_route(stage: &Stage, pod: &str) -> Result<(Vec<Entry>, std::time::Instant)> {
+/// Waits until a Pod has a mapping for both protocols. Returns the entries and the time of the annotation.
+pub(crate) fn wait_for_route(env: &Environment, pod: &str) -> Result<(Vec<Entry>, std::time::Instant)> {
     let is_complete = |value: Option<&str>| {
         value.and_then(|value| Entry::parse(value).ok()).is_some_and(|entries| entries.len() == 2)
     };
-    let seen = stage.mappings.wait_for(pod, LIMIT, is_complete)?;
+    let seen = env.mappings.wait_for(pod, LIMIT, is_complete)?;
     let entries = Entry::parse(&seen.value.unwrap_or_default())?;
     for (protocol, port) in [(Protocol::Tcp, TCP_PORT), (Protocol::Udp, UDP_PORT)] {
         let is_there = entries.iter().any(|entry| (entry.protocol, entry.pod_port) == (protocol, port));
-        ensure!(is_there, "the annotation of {pod} names no {protocol} port {port}: {entries:?}");
+        ensure!(is_there, "the annotation of {pod} has no entry for {protocol} port {port}: {entries:?}");
     }
     Ok((entries, seen.at))
 }
 
 /// The entry of a Pod for a protocol.
 pub(crate) fn entry<'a>(routes: &'a Routes, pod: &str, protocol: Protocol) -> Result<&'a Entry> {
-    let entries = routes.get(pod).with_context(|| format!("no annotation of {pod} is known"))?;
-    entries.iter().find(|entry| entry.protocol == protocol).with_context(|| format!("{pod} has no {protocol} port"))
+    let entries = routes.get(pod).with_context(|| format!("{pod} has no annotation"))?;
+    entries
+        .iter()
+        .find(|entry| entry.protocol == protocol)
+        .with_context(|| format!("the annotation of {pod} has no {protocol} entry"))
 }
 
-fn check(report: &mut Report, stage: &Stage, routes: &Routes) -> Result<()> {
+fn check(report: &mut Report, env: &Environment, routes: &Routes) -> Result<()> {
     let mut ports: Vec<_> = routes.values().flatten().map(|entry| (entry.node_port, entry.protocol)).collect();
     let all = ports.len();
     ports.sort_unstable();
     ports.dedup();
-    report.claim("every port of every Pod has a node port of its own", ports.len() == all, format!("{all} ports"))?;
-    let is_node = routes.values().flatten().all(|entry| entry.node_ip == stage.node_ip());
-    report.claim("the address is that of the Pods' own Node", is_node, stage.node_ip().to_string())
+    report.claim("every port of every Pod has a distinct node port", ports.len() == all, format!("{all} ports"))?;
+    let is_node = routes.values().flatten().all(|entry| entry.node_ip == env.node_ip());
+    report.claim("every annotation contains the address of the Pod's Node", is_node, env.node_ip().to_string())
 }
 
-fn show_mappings(report: &mut Report, stage: &Stage) -> Result<()> {
+fn show_mappings(report: &mut Report, env: &Environment) -> Result<()> {
     report.say("$ npl-agent mappings")?;
-    report.quote(&stage.node_command().command(&["mappings"])?)?;
-    let mappings = stage.node_command().command_json("mappings")?;
+    report.quote(&env.node_command().command(&["mappings"])?)?;
+    let mappings = env.node_command().command_json("mappings")?;
     let count = mappings.as_array().map_or(0, Vec::len);
-    report.claim("the kernel holds one mapping for each", count == 2 * PODS.len(), format!("{count} mappings"))?;
+    report.claim("the kernel has one mapping per Pod port", count == 2 * PODS.len(), format!("{count} mappings"))?;
     report.record("mappings", &mappings)
 }

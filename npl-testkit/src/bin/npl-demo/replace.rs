@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A Pod goes and another comes, while requests go on.
+//! Deletes one Pod and creates another during continuous requests.
 
 use std::time::{Duration, Instant};
 
@@ -9,49 +9,49 @@ use npl_testkit::poll;
 use npl_testkit::traffic::{Load, Report as LoadReport, Request, tcp_request};
 use serde_json::json;
 
+use crate::environment::Environment;
 use crate::publish::{Routes, entry, wait_for_route};
 use crate::report::{Report, milliseconds};
-use crate::stage::Stage;
 
 /// Requests per second.
 const RATE: u32 = 200;
 
-/// Answers to wait for on each side of an event.
+/// Responses to wait for before and after each change.
 const ANSWERS: u64 = 100;
 
-/// Far more than so many answers take.
+/// The time limit for these responses, far above the usual duration.
 const LIMIT: Duration = Duration::from_secs(10);
 
 const OLD: &str = "web-1";
 const NEW: &str = "web-3";
 
-/// Replaces a Pod; returns how the Pods are reached then.
-pub(crate) fn tell(report: &mut Report, stage: &mut Stage, mut routes: Routes) -> Result<Routes> {
-    report.chapter(&format!("{OLD} is deleted and {NEW} created, while {RATE} requests a second go on"))?;
-    let load = Load::start(stage.client(), RATE, requests(stage, &routes));
+/// Replaces a Pod and returns the annotation entries of all Pods.
+pub(crate) fn run(report: &mut Report, env: &mut Environment, mut routes: Routes) -> Result<Routes> {
+    report.step(&format!("Delete {OLD} and create {NEW} during {RATE} requests per second"))?;
+    let load = Load::start(env.client(), RATE, requests(env, &routes));
     wait_for_answers(&load, ANSWERS)?;
     let abandoned = entry(&routes, OLD, Protocol::Tcp)?.address();
-    // What a load balancer does when the Pod's object goes.
+    // A load balancer also stops sending to a Pod whose object is deleted.
     routes.remove(OLD);
-    load.replace(requests(stage, &routes));
-    stage.remove_pod(OLD)?;
-    report.say(&format!("{OLD} is gone; the others go on answering"))?;
+    load.replace(requests(env, &routes));
+    env.remove_pod(OLD)?;
+    report.say(&format!("{OLD} is deleted; requests to the other Pods continue"))?;
     wait_for_answers(&load, ANSWERS)?;
     let created = Instant::now();
-    stage.add_pod(NEW)?;
-    let (entries, at) = wait_for_route(stage, NEW)?;
+    env.add_pod(NEW)?;
+    let (entries, at) = wait_for_route(env, NEW)?;
     let delay = at.saturating_duration_since(created);
-    report.say(&format!("{NEW} is reached {} ms after its Pod object was created", milliseconds(delay)))?;
+    report.say(&format!("{NEW} was annotated {} ms after the creation of its Pod object", milliseconds(delay)))?;
     routes.insert(NEW.to_owned(), entries);
-    load.replace(requests(stage, &routes));
+    load.replace(requests(env, &routes));
     wait_for_answers(&load, ANSWERS)?;
     let result = load.stop();
     let from_new: u64 = answers_of(&result, NEW);
     claim_nothing_lost(report, &result)?;
-    report.claim(&format!("{NEW} has its share of the answers"), from_new > 0, format!("{from_new}"))?;
-    let stale = tcp_request(stage.client(), abandoned, "still there?");
-    let detail = stale.as_ref().map_or_else(|_refused| String::new(), |answer| format!("{} did", answer.pod));
-    report.claim(&format!("nobody answers at {OLD}'s node port"), stale.is_err(), detail)?;
+    report.claim(&format!("{NEW} responds to requests"), from_new > 0, format!("{from_new} responses"))?;
+    let stale = tcp_request(env.client(), abandoned, "still there?");
+    let detail = stale.as_ref().map_or_else(|_refused| String::new(), |answer| format!("{} responded", answer.pod));
+    report.claim(&format!("the node port of {OLD} no longer responds"), stale.is_err(), detail)?;
     report.record(
         "replacement",
         &json!({
@@ -65,37 +65,40 @@ pub(crate) fn tell(report: &mut Report, stage: &mut Stage, mut routes: Routes) -
     Ok(routes)
 }
 
-/// One kind of request for each Pod and protocol.
-pub(crate) fn requests(stage: &Stage, routes: &Routes) -> Vec<Request> {
-    let client = stage.client_ip();
+/// One request per Pod and protocol.
+pub(crate) fn requests(env: &Environment, routes: &Routes) -> Vec<Request> {
+    let client = env.client_ip();
     let each = routes.iter().flat_map(|(pod, entries)| entries.iter().map(move |entry| (pod, entry)));
     each.map(|(pod, entry)| Request { protocol: entry.protocol, server: entry.address(), pod: pod.clone(), client })
         .collect()
 }
 
-/// Waits for so many more answers, or for a failure.
+/// Waits for `more` further responses, or for a failure.
 pub(crate) fn wait_for_answers(load: &Load, more: u64) -> Result<()> {
     let before = load.report().total();
     let enough = || {
         let report = load.report();
         (report.total() >= before + more || !report.failures.is_empty()).then_some(())
     };
-    poll::until(&format!("{more} answers"), LIMIT, enough).map(drop)
+    poll::until(&format!("{more} responses"), LIMIT, enough).map(drop)
 }
 
-/// Claims that every request of a load was answered as it has to be.
+/// Checks that every request received the expected response.
 pub(crate) fn claim_nothing_lost(report: &mut Report, result: &LoadReport) -> Result<()> {
     for failure in result.failures.iter().take(5) {
         let (request, at) = (&failure.request, milliseconds(failure.at));
-        report.say(&format!("after {at} ms, {} to {}: {}", request.protocol, request.server, failure.error))?;
+        report.say(&format!(
+            "{at} ms after the start, {} request to {}: {}",
+            request.protocol, request.server, failure.error
+        ))?;
     }
     let detail = format!(
-        "{} answered, {} lost, the slowest after {} ms",
+        "{} responses, {} failures, slowest response {} ms",
         result.total(),
         result.failures.len(),
         milliseconds(result.slowest)
     );
-    report.claim("no request is lost or answered by the wrong Pod", result.failures.is_empty(), detail)
+    report.claim("no request was lost or reached the wrong Pod", result.failures.is_empty(), detail)
 }
 
 fn answers_of(result: &LoadReport, pod: &str) -> u64 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The agent is killed in the middle of transfers, and comes back.
+//! Kills the agent during transfers and starts it again.
 
 use std::time::{Duration, Instant};
 
@@ -10,53 +10,57 @@ use npl_testkit::poll;
 use npl_testkit::traffic::{Direction, Load, Transfer, TransferReport};
 use serde_json::{Value, json};
 
+use crate::environment::Environment;
 use crate::publish::{Routes, entry};
 use crate::replace::{claim_nothing_lost, requests, wait_for_answers};
 use crate::report::{Report, milliseconds};
-use crate::stage::Stage;
 
-/// Requests per second beside the transfers.
+/// Requests per second during the transfers.
 const RATE: u32 = 100;
 
-/// Size and pace of each transfer: it lasts three seconds.
+/// Size and rate of each transfer, which takes three seconds.
 const BYTES: u64 = 24 << 20;
 const BYTES_PER_SECOND: u64 = 8 << 20;
 
-/// Bytes that a transfer has to move while no agent runs.
+/// Bytes that each transfer must progress while no agent runs.
 const PROGRESS: u64 = 2 << 20;
 
-/// Far more than a transfer takes.
+/// The time limit, far above the duration of a transfer.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Kills the agent during two transfers, one each way, and starts it again.
-pub(crate) fn tell(report: &mut Report, stage: &mut Stage, routes: &Routes) -> Result<()> {
-    report.chapter("The agent is killed while transfers run, and started again")?;
-    let before = Kept::look(stage, routes)?;
-    let load = Load::start(stage.client(), RATE, requests(stage, routes));
+/// Kills the agent during an upload and a download, and starts it again.
+pub(crate) fn run(report: &mut Report, env: &mut Environment, routes: &Routes) -> Result<()> {
+    report.step("Kill the agent during two transfers and start it again")?;
+    let before = Kept::look(env, routes)?;
+    let load = Load::start(env.client(), RATE, requests(env, routes));
     let (up, down) = (entry(routes, "web-0", Protocol::Tcp)?, entry(routes, "web-2", Protocol::Tcp)?);
     let mib = BYTES >> 20;
-    report.say(&format!("{mib} MiB go to web-0 at {} and come from web-2 at {}", up.address(), down.address()))?;
-    let upload = Transfer::start(stage.client(), up.address(), Direction::Upload, BYTES, BYTES_PER_SECOND)?;
-    let download = Transfer::start(stage.client(), down.address(), Direction::Download, BYTES, BYTES_PER_SECOND)?;
+    report.say(&format!(
+        "uploading {mib} MiB to web-0 at {}, downloading {mib} MiB from web-2 at {}",
+        up.address(),
+        down.address()
+    ))?;
+    let upload = Transfer::start(env.client(), up.address(), Direction::Upload, BYTES, BYTES_PER_SECOND)?;
+    let download = Transfer::start(env.client(), down.address(), Direction::Download, BYTES, BYTES_PER_SECOND)?;
     upload.wait_for_share(0.2, LIMIT)?;
-    let status = stage.agent.kill()?;
+    let status = env.agent.kill()?;
     let killed = Instant::now();
     report.say(&format!("kill -9 npl-agent: {status}"))?;
     let moved_alone = wait_for_progress(&upload, &download);
-    stage.agent.restart()?;
+    env.agent.restart()?;
     let without = killed.elapsed();
-    report.say(&format!("npl-agent is back and ready, {} ms later", milliseconds(without)))?;
-    report.claim("the transfers went on without it", moved_alone.is_ok(), "")?;
+    report.say(&format!("npl-agent is ready again {} ms after the kill", milliseconds(without)))?;
+    report.claim("the transfers progressed while no agent was running", moved_alone.is_ok(), "")?;
     let (upload, download) = (upload.join(), download.join());
     claim_whole(report, "to web-0", &upload)?;
     claim_whole(report, "from web-2", &download)?;
     wait_for_answers(&load, u64::from(RATE))?;
     let result = load.stop();
     claim_nothing_lost(report, &result)?;
-    let after = Kept::look(stage, routes)?;
-    report.claim("every node port is the same as before", before.mappings == after.mappings, "")?;
+    let after = Kept::look(env, routes)?;
+    report.claim("every Pod port has the same node port as before", before.mappings == after.mappings, "")?;
     let is_same = before.annotations == after.annotations;
-    report.claim("no annotation was written again", is_same, "")?;
+    report.claim("no annotation was rewritten", is_same, "")?;
     report.record(
         "restart",
         &json!({
@@ -69,20 +73,20 @@ pub(crate) fn tell(report: &mut Report, stage: &mut Stage, routes: &Routes) -> R
     )
 }
 
-/// What a restart must not change.
+/// State that a restart must not change.
 struct Kept {
     mappings: Vec<Value>,
     annotations: Vec<Vec<Seen>>,
 }
 
 impl Kept {
-    fn look(stage: &Stage, routes: &Routes) -> Result<Self> {
-        let mappings = stage.node_command().command_json("mappings")?;
+    fn look(env: &Environment, routes: &Routes) -> Result<Self> {
+        let mappings = env.node_command().command_json("mappings")?;
         let identity = |mapping: &Value| {
             Value::from_iter(["nodePort", "protocol", "podIp", "podPort"].map(|key| (key, mapping.get(key).cloned())))
         };
         let mappings = mappings.as_array().into_iter().flatten().map(identity).collect();
-        Ok(Self { mappings, annotations: routes.keys().map(|pod| stage.mappings.history(pod)).collect() })
+        Ok(Self { mappings, annotations: routes.keys().map(|pod| env.mappings.history(pod)).collect() })
     }
 }
 
@@ -92,7 +96,7 @@ fn wait_for_progress(upload: &Transfer, download: &Transfer) -> Result<()> {
         let now = [upload.moved(), download.moved()];
         now.iter().zip(start).all(|(now, start)| now - start >= PROGRESS).then_some(())
     };
-    poll::until("progress without the agent", LIMIT, progress).map(drop)
+    poll::until("progress of the transfers without the agent", LIMIT, progress).map(drop)
 }
 
 fn claim_whole(report: &mut Report, which: &str, transfer: &Result<TransferReport>) -> Result<()> {
@@ -100,5 +104,5 @@ fn claim_whole(report: &mut Report, which: &str, transfer: &Result<TransferRepor
         Ok(done) => format!("{} MiB in {} ms", done.bytes >> 20, milliseconds(done.elapsed)),
         Err(err) => format!("{err:#}"),
     };
-    report.claim(&format!("every byte {which} arrived as it was sent"), transfer.is_ok(), detail)
+    report.claim(&format!("the transfer {which} is complete and uncorrupted"), transfer.is_ok(), detail)
 }

@@ -1,51 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where the two worlds differ, and exactly how.
+//! Allowed differences between NPL and the kernel's NAT, and the exact check of each.
 
 use std::net::SocketAddr;
 
 use npl_agent::core::model::Protocol;
 use npl_testkit::packet::{Packet, crc32c};
 
-use super::judge::forget_hop;
-use super::talk::Step;
+use super::compare::clear_hop_fields;
+use super::connection::Step;
+use super::node_pair::{Endpoint, Received};
 use super::tap::Frame;
 use super::translate::{Layout, Side, adjust, adjust_transport, family, readdress, translated, untagged};
-use super::twin::{End, Seen};
 use crate::prog_run::fragments::{L3, V6_HEADER};
 
-/// Why what comes of a step differs.
+/// Why the result of a step differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Exception {
-    /// Connection tracking takes it for no packet of a connection, and the host gets it. Requests are translated packet
-    /// by packet, so it goes to the Pod, whose own stack judges it.
+    /// Kernel conntrack assigns the packet to no connection and leaves it to the host. NPL translates each request by
+    /// itself, and the Pod's stack judges it.
     NotTracked,
-    /// The same, where only one of many broken fields is known: the Pod gets it, or both worlds do the same.
+    /// As [`Self::NotTracked`], for a packet with one random byte: the difference is possible but not certain.
     Broken,
-    /// The kernel drops an ICMP error whose own checksum is wrong; ours stays as wrong as it was.
+    /// The kernel drops an ICMP error with a wrong checksum; NPL forwards it, and the checksum stays wrong.
     WrongIcmpChecksum,
-    /// The kernel drops an error that quotes less than eight bytes of the transport; ours needs the ports alone.
+    /// The kernel drops an error that quotes less than eight bytes of the transport header; NPL needs only the ports.
     ShortQuote,
-    /// The quote ends right behind the TCP checksum: the kernel leaves that as it was, ours changes it with the ports.
+    /// The quote ends right after the TCP checksum: the kernel leaves the checksum unchanged, NPL updates it.
     QuoteEndsAtChecksum,
-    /// Of SCTP the kernel computes a quoted checksum from what is quoted; ours changes what it was with the ports.
+    /// The kernel computes a quoted SCTP CRC from the quoted part; NPL updates the original CRC.
     QuotedCrc,
-    /// A header that covers the addresses, a route that goes on, or more headers than anybody needs: not ours, so that
-    /// nothing that cannot be right reaches the Pod.
+    /// An authentication header, a source route with segments left, or too many extension headers: NPL passes the
+    /// packet to the host, because no receiver could use a translated packet of the first two kinds.
     Untranslatable,
-    /// The kernel hands on whole datagrams only, and forgets the rest; ours hands on what it gets.
+    /// The kernel forwards only complete datagrams without overlapping fragments; NPL forwards every fragment.
     NotWhole,
-    /// A fragment header that a datagram has no need of is lost in the kernel, and kept in ours.
+    /// The kernel removes the fragment header of an unfragmented datagram; NPL keeps it.
     LoneFragment,
-    /// One client port by two of the Node's ends to one Pod port: the kernel gives the second flow another client port,
-    /// ours keeps the client's own, and the Pod answers one of the two.
+    /// One client port reaches one Pod port through two NAT addresses: the kernel gives the second connection another
+    /// client port, NPL keeps the client port, and the Pod's replies follow the newer connection.
     TupleConflict,
-    /// Only where ours redirects: what a router has to look at, a wrong header checksum, hop-by-hop options, a sender that
-    /// nobody has. The kernel's forwarding drops it; past the stack it is for the Pod's own to judge.
+    /// Only in redirect and offload mode: a packet that no router forwards, because of a wrong header checksum,
+    /// hop-by-hop options or an invalid source. The kernel's forwarding drops it; NPL bypasses the stack, and the
+    /// Pod's stack judges the packet.
     NotRouted,
 }
 
 impl Exception {
-    /// What may differ in an error that quotes so many bytes of a transport.
+    /// The possible difference in an ICMP error that quotes so many bytes of a transport header.
     pub(super) fn of_quote(protocol: Protocol, bytes: usize) -> Option<Self> {
         match bytes {
             4..8 => Some(Self::ShortQuote),
@@ -55,30 +56,30 @@ impl Exception {
         }
     }
 
-    /// Whether the worlds may as well do the same, and this is none then.
+    /// Whether the difference is possible but not certain; otherwise, the step must differ.
     pub(super) const fn is_possible_only(self) -> bool {
         matches!(self, Self::Broken | Self::NotRouted)
     }
 
-    /// Checks that the step makes the difference that this is, and no other.
-    pub(super) fn hold(
+    /// Checks that the step differs in exactly this way.
+    pub(super) fn check(
         self,
         step: &Step,
-        [mut ours, mut theirs]: [Seen; 2],
+        [mut npl, mut kernel]: [Received; 2],
         is_redirected: bool,
     ) -> Result<(), String> {
-        let other = step.receiver();
+        let receiver = step.receiver();
         if is_redirected {
-            for end in End::ALL {
-                forget_hop(ours.at(end), end);
-                forget_hop(theirs.at(end), end);
+            for endpoint in Endpoint::ALL {
+                clear_hop_fields(npl.at(endpoint), endpoint);
+                clear_hop_fields(kernel.at(endpoint), endpoint);
             }
         }
-        let mut expected = Seen::default();
-        let hands_on = |expected: &mut Seen| {
-            *expected.at(other) = translated(step).into_iter().map(Frame::from).collect();
+        let mut expected = Received::default();
+        let forward = |expected: &mut Received| {
+            *expected.at(receiver) = translated(step).into_iter().map(Frame::from).collect();
             if is_redirected {
-                forget_hop(expected.at(other), other);
+                clear_hop_fields(expected.at(receiver), receiver);
             }
         };
         match self {
@@ -88,63 +89,63 @@ impl Exception {
             | Self::ShortQuote
             | Self::NotWhole
             | Self::NotRouted => {
-                hands_on(&mut expected);
-                theirs.at(other).is_empty().then_some(()).ok_or("the kernel's own hands it on")?;
+                forward(&mut expected);
+                kernel.at(receiver).is_empty().then_some(()).ok_or("the kernel forwards the packet")?;
             }
             Self::LoneFragment => {
-                hands_on(&mut expected);
-                self.compare(step, &Frame::from(put_together(expected.at(other))), theirs.at(other))?;
+                forward(&mut expected);
+                self.compare(step, &Frame::from(reassembled(expected.at(receiver))), kernel.at(receiver))?;
             }
             Self::TupleConflict => {
-                hands_on(&mut expected);
-                self.is_by_another_port(step, expected.at(other), theirs.at(other))?;
+                forward(&mut expected);
+                self.check_other_port(step, expected.at(receiver), kernel.at(receiver))?;
             }
             Self::QuoteEndsAtChecksum | Self::QuotedCrc => {
-                expected = theirs;
-                self.amend(&step.frames[0], expected.at(other))?;
+                expected = kernel;
+                self.amend(&step.frames[0], expected.at(receiver))?;
             }
-            Self::Untranslatable => expected.client.clone_from(&ours.client),
+            Self::Untranslatable => expected.client.clone_from(&npl.client),
         }
-        if ours == expected {
+        if npl == expected {
             return Ok(());
         }
-        Err(format!("{self:?}, but {ours:02x?}\ninstead of {expected:02x?}\nof {step:02x?}"))
+        Err(format!("{self:?}, but NPL forwards {npl:02x?}\ninstead of {expected:02x?}\nfor {step:02x?}"))
     }
 
     fn compare(self, step: &Step, expected: &Frame, frames: &[Frame]) -> Result<(), String> {
         if frames == std::slice::from_ref(expected) {
             return Ok(());
         }
-        Err(format!(
-            "{self:?}, but the kernel's own hands on {frames:02x?}\ninstead of {expected:02x?}\nof {step:02x?}"
-        ))
+        Err(format!("{self:?}, but the kernel forwards {frames:02x?}\ninstead of {expected:02x?}\nfor {step:02x?}"))
     }
 
-    /// The kernel's frame is the one that was expected of ours, but for the client's port.
-    fn is_by_another_port(self, step: &Step, expected: &[Frame], theirs: &[Frame]) -> Result<(), String> {
+    /// The kernel's frame must equal the one that is expected of NPL, except for the client port.
+    fn check_other_port(self, step: &Step, expected: &[Frame], kernel: &[Frame]) -> Result<(), String> {
         let [Frame { bytes, tag }] = expected else { return Err(format!("{self:?} of {expected:02x?}")) };
         let mut other = bytes.clone();
-        let port = theirs.first().and_then(|frame| source(&frame.bytes)).ok_or("the kernel's own hands nothing on")?;
+        let port = kernel.first().and_then(|frame| source(&frame.bytes)).ok_or("the kernel forwards nothing")?;
         if Some(port) == source(bytes) {
-            return Err(format!("{self:?}, but the kernel's own keeps the port {port}"));
+            return Err(format!("{self:?}, but the kernel keeps the port {port}"));
         }
         readdress(family(bytes), &mut other[L3..], Side::Source, port);
-        self.compare(step, &Frame { bytes: other, tag: *tag }, theirs)
+        self.compare(step, &Frame { bytes: other, tag: *tag }, kernel)
     }
 
-    /// Changes the quoted checksum in what the kernel hands on from what that makes of it to what was asked for: its own,
-    /// as it was sent, changed by what has changed under it.
+    /// Replaces the quoted checksum that the kernel wrote by the one that NPL must write: the original checksum,
+    /// updated for the translated addresses and ports.
     fn amend(self, sent: &[u8], frames: &mut [Frame]) -> Result<(), String> {
-        let [Frame { bytes, .. }] = frames else { return Err(format!("{self:?}, but there are {}", frames.len())) };
-        let cut = "there is no quote";
+        let [Frame { bytes, .. }] = frames else {
+            return Err(format!("{self:?}, but there are {} frames", frames.len()));
+        };
+        let no_quote = "there is no quote";
         let sent = untagged(sent);
         let family = family(&sent);
-        let (asked, error) =
-            (Layout::of(family, &sent[L3..]).ok_or(cut)?, Layout::of(family, &bytes[L3..]).ok_or(cut)?);
-        let (message, old) = (&mut bytes[L3..][error.transport..], &sent[L3..][asked.transport..]);
+        let (layout_before, error) =
+            (Layout::of(family, &sent[L3..]).ok_or(no_quote)?, Layout::of(family, &bytes[L3..]).ok_or(no_quote)?);
+        let (message, old) = (&mut bytes[L3..][error.transport..], &sent[L3..][layout_before.transport..]);
         let before = message.to_vec();
         let (quote, old) = (&mut message[QUOTE..], &old[QUOTE..]);
-        let layout = Layout::of(family, quote).ok_or(cut)?;
+        let layout = Layout::of(family, quote).ok_or(no_quote)?;
         let end = layout.transport + if self == Self::QuotedCrc { 12 } else { 18 };
         let field = end - if self == Self::QuotedCrc { 4 } else { 2 }..end;
         let mut by_kernel = old[field.clone()].to_vec();
@@ -154,7 +155,7 @@ impl Exception {
             by_kernel = crc32c(&quoted[layout.transport..]).to_le_bytes().to_vec();
         }
         if quote[field.clone()] != by_kernel {
-            return Err(format!("{self:?}, but the kernel's own quotes the checksum {:02x?}", &quote[field]));
+            return Err(format!("{self:?}, but the kernel quotes the checksum {:02x?}", &quote[field]));
         }
         quote[field.clone()].copy_from_slice(&old[field]);
         adjust_transport(quote, &old[..quote.len()], layout);
@@ -164,10 +165,10 @@ impl Exception {
     }
 }
 
-/// Bytes of an ICMP error ahead of what it quotes.
+/// Length of an ICMP error's header, which precedes the quote.
 const QUOTE: usize = 8;
 
-/// Who has sent a frame.
+/// The source address and port of a frame.
 fn source(frame: &[u8]) -> Option<SocketAddr> {
     let mut packet = Packet::parse(frame).ok()?;
     let ip = packet.source_ip();
@@ -175,12 +176,12 @@ fn source(frame: &[u8]) -> Option<SocketAddr> {
     Some((ip, *port).into())
 }
 
-/// The datagram of these fragments of IPv6, in their order, which have no other extension headers.
-fn put_together(fragments: &[Frame]) -> Vec<u8> {
-    const BEHIND: usize = L3 + V6_HEADER + 8;
+/// Reassembles IPv6 fragments that are in order and have no other extension headers.
+fn reassembled(fragments: &[Frame]) -> Vec<u8> {
+    const PAYLOAD: usize = L3 + V6_HEADER + 8;
     let mut frame = fragments[0].bytes[..L3 + V6_HEADER].to_vec();
     frame[L3 + 6] = fragments[0].bytes[L3 + V6_HEADER];
-    frame.extend(fragments.iter().flat_map(|fragment| &fragment.bytes[BEHIND..]));
+    frame.extend(fragments.iter().flat_map(|fragment| &fragment.bytes[PAYLOAD..]));
     let length = u16::try_from(frame.len() - L3 - V6_HEADER).unwrap();
     frame[L3 + 4..L3 + 6].copy_from_slice(&length.to_be_bytes());
     frame

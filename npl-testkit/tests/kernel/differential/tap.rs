@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The end of a cable where every frame that arrives is seen as it is, with what the kernel keeps beside its bytes.
+//! A packet socket that receives every frame of a device, with the metadata that the kernel keeps outside of the
+//! bytes.
 
-#![expect(unsafe_code, reason = "no library in use asks a packet socket for what it knows beside a frame")]
+#![expect(unsafe_code, reason = "no library in use reads a packet socket's auxiliary data")]
 
 use std::io;
 use std::os::fd::AsRawFd as _;
@@ -12,22 +13,22 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use crate::wire;
 
-/// `ETH_P_ALL`: frames of every kind.
+/// `ETH_P_ALL`: frames of every protocol.
 const EVERYTHING: u16 = 3;
-/// `TP_STATUS_CSUMNOTREADY`: the checksum is not there yet.
-const UNFINISHED: u32 = 1 << 3;
-/// `TP_STATUS_VLAN_VALID`: the frame has a tag, which is not among its bytes.
+/// `TP_STATUS_CSUMNOTREADY`: the checksum is not computed yet.
+const CHECKSUM_PENDING: u32 = 1 << 3;
+/// `TP_STATUS_VLAN_VALID`: the frame has a VLAN tag, which is not among its bytes.
 const TAGGED: u32 = 1 << 4;
-/// More than the largest link of this topology takes.
+/// More than the largest MTU of the topology.
 const FRAME_BYTES: usize = 2048;
-/// Room for all that one step can bring.
+/// Receive buffer for all frames of one step.
 const BUFFER_BYTES: libc::c_int = 4 << 20;
 
-/// A frame that arrived.
+/// A received frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Frame {
     pub(super) bytes: Vec<u8>,
-    /// The tag that the kernel took out.
+    /// The VLAN tag that the kernel removed from the frame.
     pub(super) tag: Option<u16>,
 }
 
@@ -43,7 +44,7 @@ pub(super) struct Tap {
 }
 
 impl Tap {
-    /// Opens the end at `device`.
+    /// Opens a socket at `device`.
     pub(super) fn open(device: &Device) -> Self {
         let protocol = Protocol::from(i32::from(EVERYTHING.to_be()));
         let socket = device.netns().run(|| Socket::new(Domain::PACKET, Type::RAW, Some(protocol))).unwrap().unwrap();
@@ -60,17 +61,17 @@ impl Tap {
         assert_eq!(sent.unwrap_or_else(|error| panic!("{error}: {frame:02x?}")), frame.len());
     }
 
-    /// The next frame that has arrived, if there is one.
+    /// The next received frame, if there is one.
     pub(super) fn receive(&self) -> Option<Frame> {
         let mut bytes = vec![0_u8; FRAME_BYTES];
-        // As aligned as the kernel wants it.
+        // `u64` gives the control buffer the alignment that the kernel requires.
         let mut control = [0_u64; 8];
         let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-        // SAFETY: integers and null pointers are values of all its fields.
+        // SAFETY: zero is a valid value of all fields.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
         (message.msg_control, message.msg_controllen) = (control.as_mut_ptr().cast(), size_of_val(&control));
-        // SAFETY: all pointers outlive the call, and the lengths are those of what they point to.
+        // SAFETY: all pointers outlive the call, and the lengths are those of their buffers.
         let length = unsafe { libc::recvmsg(self.socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
         let Ok(length) = usize::try_from(length) else {
             let error = io::Error::last_os_error();
@@ -79,16 +80,20 @@ impl Tap {
         };
         assert!(
             length < FRAME_BYTES && message.msg_flags & libc::MSG_TRUNC == 0,
-            "a frame is longer than any link takes"
+            "a frame exceeds every MTU of the topology"
         );
         bytes.truncate(length);
-        // SAFETY: the kernel filled it in, and its buffer is still there.
-        let beside = unsafe { beside(&message) };
-        assert_eq!(beside.tp_status & UNFINISHED, 0, "devices were told to leave nothing to others: {bytes:02x?}");
-        Some(Frame { bytes, tag: (beside.tp_status & TAGGED != 0).then_some(beside.tp_vlan_tci) })
+        // SAFETY: the kernel filled the message, and its control buffer is still alive.
+        let metadata = unsafe { auxiliary_data(&message) };
+        assert_eq!(
+            metadata.tp_status & CHECKSUM_PENDING,
+            0,
+            "checksum offload is disabled on all devices: {bytes:02x?}"
+        );
+        Some(Frame { bytes, tag: (metadata.tp_status & TAGGED != 0).then_some(metadata.tp_vlan_tci) })
     }
 
-    /// Waits for a frame; whether there is one by then.
+    /// Waits for a frame and returns whether one has arrived within `limit`.
     pub(super) fn wait(&self, limit: Duration) -> bool {
         let mut poll = libc::pollfd { fd: self.socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         let milliseconds = libc::c_int::try_from(limit.as_millis()).unwrap();
@@ -104,14 +109,15 @@ fn set(socket: &Socket, level: libc::c_int, option: libc::c_int, value: libc::c_
     assert_eq!(status, 0, "{}", io::Error::last_os_error());
 }
 
-/// What the kernel says beside a frame.
+/// The kernel's metadata of a frame.
 ///
 /// # Safety
-/// The message is one that the kernel filled in, and its buffers are still there.
-unsafe fn beside(message: &libc::msghdr) -> libc::tpacket_auxdata {
-    // SAFETY: as this function's.
+///
+/// The kernel must have filled the message, and its buffers must still be alive.
+unsafe fn auxiliary_data(message: &libc::msghdr) -> libc::tpacket_auxdata {
+    // SAFETY: the caller guarantees it.
     let header = unsafe { libc::CMSG_FIRSTHDR(message) };
-    assert!(!header.is_null(), "a packet socket says something beside each frame");
+    assert!(!header.is_null(), "a packet socket attaches auxiliary data to each frame");
     // SAFETY: not null, so it is in the message's buffer.
     let kind = unsafe { (*header).cmsg_type };
     assert_eq!(kind, libc::PACKET_AUXDATA);

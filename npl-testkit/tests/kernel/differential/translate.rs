@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What becomes of a frame that is translated, byte by byte: for what the kernel's own translation does not show.
+//! Expected translation of a frame, byte by byte, for results that the kernel's NAT does not show.
 
 use std::net::{IpAddr, SocketAddr};
 
 use npl_agent::core::model::Family;
 use npl_testkit::packet::{crc32c, ones_complement_sum};
 
-use super::judge::end_of_packet;
-use super::talk::Step;
-use super::twin::{End, SERVICES, node_addresses, pod_end};
+use super::compare::end_of_packet;
+use super::connection::Step;
+use super::node_pair::{Endpoint, SERVICES, backend, node_addresses};
 use crate::prog_run::fragments::{L3, V4_HEADER, V6_HEADER};
 
 const TCP: u8 = 6;
@@ -16,28 +16,28 @@ const UDP: u8 = 17;
 const SCTP: u8 = 132;
 const ICMP: u8 = 1;
 const ICMP_V6: u8 = 58;
-/// Bytes of an ICMP error ahead of what it quotes.
+/// Length of an ICMP error's header, which precedes the quote.
 const ICMP_HEADER: usize = 8;
 
-/// Where a packet says it is from, or for.
+/// The address and port to translate: source or destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     Source,
     Destination,
 }
 
-/// Where things are in a packet, in bytes from its IP header on; it may be cut off.
+/// Offsets in a packet from its IP header on; the packet may be truncated.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     pub(super) family: Family,
     pub(super) protocol: u8,
     pub(super) transport: usize,
-    /// A fragment that has no ports.
+    /// Whether the packet is a later fragment, which has no ports.
     is_later: bool,
 }
 
 impl Layout {
-    /// Of a packet that is said to be of this family, whatever its version says.
+    /// Layout of a packet that its ethertype assigns to this family, whatever its version field contains.
     pub(super) fn of(family: Family, ip: &[u8]) -> Option<Self> {
         if family == Family::V4 {
             let is_later = u16::from_be_bytes([*ip.get(6)?, *ip.get(7)?]) & 0x1fff != 0;
@@ -54,12 +54,12 @@ impl Layout {
         Some(Self { family, protocol, transport, is_later })
     }
 
-    /// Where the addresses are.
+    /// Offset of the addresses, and the length of each.
     const fn addresses(self) -> (usize, usize) {
         if matches!(self.family, Family::V4) { (12, 4) } else { (8, 16) }
     }
 
-    /// What TCP's and UDP's checksums cover that is ever changed.
+    /// The addresses and ports, which the TCP and UDP checksums cover.
     fn covered(self, ip: &[u8]) -> Vec<u8> {
         let (at, size) = self.addresses();
         let ports = ip.get(self.transport..self.transport + 4).unwrap_or_default();
@@ -67,7 +67,7 @@ impl Layout {
     }
 }
 
-/// The frames of a step as the other side gets them, after one hop.
+/// The translated frames of a step, as the receiver gets them after one hop.
 pub(super) fn translated(step: &Step) -> Vec<Vec<u8>> {
     step.frames.iter().map(|frame| translate(frame, step)).collect()
 }
@@ -78,42 +78,42 @@ fn translate(frame: &[u8], step: &Step) -> Vec<u8> {
     let family = family(&frame);
     let Some(layout) = Layout::of(family, &ip) else { return frame };
     let service = &SERVICES[step.service];
-    let (node, pod) = (node_addresses(family)[step.address], pod_end(family, service));
+    let (node, pod) = (node_addresses(family)[step.address], backend(family, service));
     let node = SocketAddr::from((node, service.node_port));
-    let (own, quoted, to) = if step.from == End::Client {
+    let (side, quoted_side, to) = if step.from == Endpoint::Client {
         (Side::Destination, Side::Source, pod)
     } else {
         (Side::Source, Side::Destination, node)
     };
     if matches!(layout.protocol, ICMP | ICMP_V6) {
-        // What is behind the end is no quote.
+        // Bytes after the end of the packet do not belong to the quote.
         let end = ip.len().min(end_of_packet(&frame) - L3);
         let before = ip[layout.transport..end].to_vec();
-        readdress(family, &mut ip[layout.transport + ICMP_HEADER..end], quoted, to);
+        readdress(family, &mut ip[layout.transport + ICMP_HEADER..end], quoted_side, to);
         let after = ip[layout.transport..end].to_vec();
         adjust(&mut ip, layout.transport + 2, &before, &after);
     }
-    readdress(family, &mut ip, own, to);
-    pass_hop(&mut ip, family);
-    // Of a header that goes on behind the end, all was translated, and is cut off then.
+    readdress(family, &mut ip, side, to);
+    decrement_ttl(&mut ip, family);
+    // If the header extends beyond the packet's end, all of it was translated; now it is cut off.
     ip.truncate(end_of_packet(&frame) - L3);
-    let link = if step.from == End::Client { End::Pod(service.pod) } else { End::Client };
+    let link = if step.from == Endpoint::Client { Endpoint::Pod(service.pod) } else { Endpoint::Client };
     let ethernet = link.ethernet();
     [ethernet.source.as_slice(), &ethernet.destination, &frame[12..L3], &ip].concat()
 }
 
-/// What a frame says that it carries.
+/// The address family of a frame's ethertype.
 pub(super) fn family(frame: &[u8]) -> Family {
     if frame[12] == 0x08 { Family::V4 } else { Family::V6 }
 }
 
-/// A frame without its tag.
+/// A frame without its VLAN tag.
 pub(super) fn untagged(frame: &[u8]) -> Vec<u8> {
-    let behind = if frame[12..14] == [0x81, 0x00] { 16 } else { 12 };
-    [&frame[..12], &frame[behind..]].concat()
+    let rest_start = if frame[12..14] == [0x81, 0x00] { 16 } else { 12 };
+    [&frame[..12], &frame[rest_start..]].concat()
 }
 
-/// Changes an address, and the port where there is one, with every checksum over them that the packet has.
+/// Translates an address, and the port if the packet has one, and updates every checksum that covers them.
 pub(super) fn readdress(family: Family, ip: &mut [u8], side: Side, to: SocketAddr) {
     let Some(layout) = Layout::of(family, ip) else { return };
     let before = ip.to_vec();
@@ -137,7 +137,7 @@ pub(super) fn readdress(family: Family, ip: &mut [u8], side: Side, to: SocketAdd
     adjust_transport(ip, &before, layout);
 }
 
-/// Changes a transport's checksum, if the packet has it, by what the addresses and ports were before.
+/// Updates the transport checksum, if the packet contains it, for changed addresses and ports.
 pub(super) fn adjust_transport(ip: &mut [u8], before: &[u8], layout: Layout) {
     let (old, new) = (layout.covered(before), layout.covered(ip));
     match layout.protocol {
@@ -149,7 +149,7 @@ pub(super) fn adjust_transport(ip: &mut [u8], before: &[u8], layout: Layout) {
     }
 }
 
-/// Changes an Internet checksum by what it covers (RFC 1624, equation 3).
+/// Updates an Internet checksum for changed content (RFC 1624, equation 3).
 pub(super) fn adjust(ip: &mut [u8], at: usize, old: &[u8], new: &[u8]) {
     let Some(field) = ip.get_mut(at..at + 2) else { return };
     let terms = [!u16::from_be_bytes([field[0], field[1]]), !ones_complement_sum(old), ones_complement_sum(new)];
@@ -157,7 +157,7 @@ pub(super) fn adjust(ip: &mut [u8], at: usize, old: &[u8], new: &[u8]) {
     field.copy_from_slice(&(!sum).to_be_bytes());
 }
 
-/// The same of a datagram, which may have none.
+/// As [`adjust`], for UDP, where a checksum of zero means none.
 fn adjust_datagram(ip: &mut [u8], at: usize, old: &[u8], new: &[u8]) {
     if matches!(ip.get(at..at + 2), None | Some(&[0, 0])) {
         return;
@@ -168,7 +168,7 @@ fn adjust_datagram(ip: &mut [u8], at: usize, old: &[u8], new: &[u8]) {
     }
 }
 
-/// A CRC is linear: what is not quoted is the same on both sides, and any will do.
+/// A CRC is linear: bytes that the quote lacks are the same before and after, so zeros stand for them.
 fn adjust_crc(ip: &mut [u8], before: &[u8], layout: Layout) {
     let at = layout.transport + 8;
     let Some(field) = before.get(at..at + 4).filter(|field| **field != [0; 4]) else { return };
@@ -184,7 +184,7 @@ fn adjust_crc(ip: &mut [u8], before: &[u8], layout: Layout) {
     ip[at..at + 4].copy_from_slice(&check.to_le_bytes());
 }
 
-fn pass_hop(ip: &mut [u8], family: Family) {
+fn decrement_ttl(ip: &mut [u8], family: Family) {
     if family == Family::V6 {
         ip[7] = ip[7].wrapping_sub(1);
         return;
@@ -194,7 +194,8 @@ fn pass_hop(ip: &mut [u8], family: Family) {
     adjust(ip, 10, &before, &[ip[8], ip[9]].map(u8::from));
 }
 
-/// Of IPv4, with as many of its options as there are. A packet may say that it ends ahead of its header's end, or its beginning.
+/// Length of the IPv4 header with its options, at least that of a header without options and at most that of the
+/// frame.
 pub(super) fn header_length(frame: &[u8]) -> usize {
     let Some(first) = frame.get(L3) else { return V4_HEADER };
     let length = usize::from(first & 0x0f) * 4;

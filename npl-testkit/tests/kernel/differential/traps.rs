@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What others have stumbled over, by the numbers of the list of traps in the datapath's design.
+//! Packets for the traps that `docs/traps.md` lists, by their numbers.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,11 +7,11 @@ use npl_agent::core::model::{Family, Protocol};
 use npl_testkit::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN};
 use npl_testkit::packet::{Checksum, Icmp, Packet, Transport};
 
-use super::dress::{Cut, Dress, EXTENSIONS, OPTIONS, Order};
+use super::connection::{self, Action, Connection, Ending, Opening, Sender, Step};
 use super::exception::Exception;
-use super::stray::tag;
-use super::talk::{self, Ending, Line, Opening, Speaker, Step, Talk};
-use super::twin::{End, NARROW, SERVICES, WIDE, node_addresses, pod_end};
+use super::node_pair::{Endpoint, NARROW, SERVICES, WIDE, backend, node_addresses};
+use super::packet_fields::{EXTENSIONS, Fragmentation, OPTIONS, Order, PacketFields};
+use super::single_packet::tag;
 use crate::oracle::PROTOCOLS;
 use crate::prog_run::extensions::{DESTINATION_OPTIONS, FRAGMENT, SIX, extended};
 use crate::prog_run::fragments::pieces;
@@ -19,33 +19,33 @@ use crate::prog_run::fragments::pieces;
 const URG: u8 = 0x20;
 const AUTHENTICATION: u8 = 51;
 const ROUTING: u8 = 43;
-/// Where the transport header is in a plain frame of IPv4.
+/// Offset of the transport header in a plain IPv4 frame.
 const V4_TRANSPORT: usize = 34;
 
-/// A trap by its number, and what is sent for it.
+/// A trap's number and title, and the steps that provoke it.
 pub(super) type Trap = (&'static str, fn(&Scene) -> Vec<Step>);
 
-/// Each that packets can be caught in. What it takes offloads, devices or the agent for has tests elsewhere.
+/// Every trap that packets alone can provoke; other tests cover those that need offloads, devices or the agent.
 pub(super) const TRAPS: [Trap; 19] = [
-    ("P-02, P-03: checksums of both transports, both ends", every_kind_of_packet),
-    ("P-05: a UDP checksum of none, or that comes out as none", zero_checksums),
-    ("P-06: both forms of zero", forms_of_zero),
-    ("P-10: what is wrong stays as wrong", wrong_checksums),
-    ("P-11, P-30: an error whose own checksum is wrong", wrong_error),
-    ("P-19: VLANs, and tags of none", tags),
+    ("P-02, P-03: checksums of all transports in both directions", every_kind_of_packet),
+    ("P-05: a UDP checksum of zero, absent or computed", zero_checksums),
+    ("P-06: both representations of zero", forms_of_zero),
+    ("P-10: a wrong checksum stays wrong", wrong_checksums),
+    ("P-11, P-30: an ICMP error with a wrong checksum", wrong_icmp_checksum),
+    ("P-19: VLAN tags and priority tags", tags),
     ("P-20: options and extension headers", options),
-    ("P-20: what no translation can be right for", untranslatable),
-    ("P-28: frames for others, and from nobody", for_others),
-    ("P-30: errors of both sides", errors),
-    ("P-30: quotes that are short, or of something else", odd_quotes),
-    ("P-31: errors of the Node itself", errors_of_the_node),
+    ("P-20: extension headers that cannot be translated", untranslatable),
+    ("P-28: frames for other hosts and from invalid sources", other_hosts),
+    ("P-30: ICMP errors from clients, Pods and routers", errors),
+    ("P-30: ICMP errors with short or unrelated quotes", unusual_quotes),
+    ("P-31: ICMP errors from the Node", node_errors),
     ("P-32: fragments", fragments),
-    ("P-32: numbers that come again, the last fragment first", numbers_again),
-    ("P-32: datagrams that are not whole", not_whole),
-    ("P-44, P-48: ports of nobody, addresses of the Node", ports_and_addresses),
-    ("P-46: one client port, two ways", collision),
-    ("P-47, P-55: ends, second beginnings, and a Pod that talks on", ends_of_flows),
-    ("lengths and flags that cannot be", broken),
+    ("P-32: reused identifications, with the last fragment first", reused_identifications),
+    ("P-32: incomplete and overlapping datagrams", incomplete),
+    ("P-44, P-48: unmapped ports, all addresses of the Node", ports_and_addresses),
+    ("P-46: one client port and two NAT addresses", tuple_conflict),
+    ("P-47, P-55: closed, reset, reopened and half-closed connections", ends_of_connections),
+    ("invalid lengths and TCP flags", invalid),
 ];
 
 /// A client of one family.
@@ -59,8 +59,8 @@ impl Scene {
         self.family == Family::V4
     }
 
-    /// One of the client's ends.
-    fn end(&self, number: u16) -> SocketAddr {
+    /// An address and port of the client.
+    fn client_at(&self, number: u16) -> SocketAddr {
         (self.client, 20_000 + number).into()
     }
 
@@ -69,94 +69,102 @@ impl Scene {
     }
 
     fn pod(&self) -> SocketAddr {
-        pod_end(self.family, &SERVICES[0])
+        backend(self.family, &SERVICES[0])
     }
 
-    fn ask(&self, number: u16, data: &[u8]) -> Packet {
-        Packet::udp(self.end(number), self.node(), data)
+    fn request(&self, number: u16, data: &[u8]) -> Packet {
+        Packet::udp(self.client_at(number), self.node(), data)
     }
 
-    fn answer(&self, number: u16, data: &[u8]) -> Packet {
-        Packet::udp(self.pod(), self.end(number), data)
+    fn reply(&self, number: u16, data: &[u8]) -> Packet {
+        Packet::udp(self.pod(), self.client_at(number), data)
     }
 
-    fn talk(&self, number: u16, protocol: Protocol, lines: Vec<Line>, ending: Ending) -> Vec<Step> {
+    fn connection(&self, number: u16, protocol: Protocol, actions: Vec<Action>, ending: Ending) -> Vec<Step> {
         let opening = Opening::Handshake;
-        let talk = Talk { family: self.family, protocol, service: 0, address: 0, opening, lines, ending };
-        talk::steps(&talk, self.end(number))
+        let connection = Connection { family: self.family, protocol, service: 0, address: 0, opening, actions, ending };
+        connection::steps(&connection, self.client_at(number))
     }
 }
 
 fn client(packet: &Packet) -> Step {
-    step(packet, End::Client, &Dress::PLAIN)
+    step(packet, Endpoint::Client, &PacketFields::PLAIN)
 }
 
 fn pod(packet: &Packet) -> Step {
-    step(packet, End::Pod(0), &Dress::PLAIN)
+    step(packet, Endpoint::Pod(0), &PacketFields::PLAIN)
 }
 
-fn step(packet: &Packet, from: End, dress: &Dress) -> Step {
-    Step::new(from, dress.frames(packet, from))
+fn step(packet: &Packet, from: Endpoint, fields: &PacketFields) -> Step {
+    Step::new(from, fields.frames(packet, from))
 }
 
-/// A frame that no packet can be made into.
+/// A step of frames that no [`Packet`] represents.
 fn frames(frames: Vec<Vec<u8>>) -> Step {
-    Step::new(End::Client, frames)
+    Step::new(Endpoint::Client, frames)
 }
 
-fn but(exception: Exception, step: Step) -> Step {
+fn with_exception(exception: Exception, step: Step) -> Step {
     Step { exception: Some(exception), ..step }
 }
 
-fn say(by: Speaker, bytes: u16, dress: Dress) -> Line {
-    Line::Say { by, bytes, flags: 0, dress }
+fn send(sender: Sender, bytes: u16, fields: PacketFields) -> Action {
+    Action::Send { sender, bytes, flags: 0, fields }
 }
 
-const BOTH: [Speaker; 2] = [Speaker::Client, Speaker::Pod];
+const BOTH: [Sender; 2] = [Sender::Client, Sender::Pod];
 fn every_kind_of_packet(scene: &Scene) -> Vec<Step> {
-    let mut lines = Vec::new();
+    let mut actions = Vec::new();
     for bytes in [0, 1, 2, 3, 17, 576, 1400] {
-        lines.extend(BOTH.map(|by| say(by, bytes, Dress { class: 0xb9, hops: 17, ..Dress::PLAIN })));
+        actions.extend(
+            BOTH.map(|sender| send(sender, bytes, PacketFields { class: 0xb9, hops: 17, ..PacketFields::PLAIN })),
+        );
     }
-    let talks = PROTOCOLS.into_iter().zip(0..);
-    talks
-        .flat_map(|(protocol, number)| scene.talk(number, protocol, lines.clone(), Ending::Closed(Speaker::Pod)))
+    let connections = PROTOCOLS.into_iter().zip(0..);
+    connections
+        .flat_map(|(protocol, number)| scene.connection(number, protocol, actions.clone(), Ending::Closed(Sender::Pod)))
         .collect()
 }
 
 fn zero_checksums(scene: &Scene) -> Vec<Step> {
-    let none = Dress { checksum: Checksum::Zero, ..Dress::PLAIN };
-    let mut steps = scene.talk(0, Protocol::Udp, BOTH.map(|by| say(by, 9, none.clone())).to_vec(), Ending::None);
-    // The last word makes up for the others' sum.
+    let none = PacketFields { checksum: Checksum::Zero, ..PacketFields::PLAIN };
+    let mut steps =
+        scene.connection(0, Protocol::Udp, BOTH.map(|sender| send(sender, 9, none.clone())).to_vec(), Ending::None);
+    // The last two payload bytes make the checksum zero.
     for (mut packet, translated, from) in [
-        (scene.ask(1, &[0; 4]), Packet::udp(scene.end(1), scene.pod(), &[0; 4]), End::Client),
-        (scene.answer(1, &[0; 4]), Packet::udp(scene.node(), scene.end(1), &[0; 4]), End::Pod(0)),
+        (scene.request(1, &[0; 4]), Packet::udp(scene.client_at(1), scene.pod(), &[0; 4]), Endpoint::Client),
+        (scene.reply(1, &[0; 4]), Packet::udp(scene.node(), scene.client_at(1), &[0; 4]), Endpoint::Pod(0)),
     ] {
         let frame = translated.build();
         let at = frame.len() - 4 - 2;
-        let Transport::Udp(udp) = &mut packet.transport else { unreachable!("it was made as one") };
+        let Transport::Udp(udp) = &mut packet.transport else { unreachable!("the packet is UDP") };
         udp.payload[2..].copy_from_slice(&frame[at..at + 2]);
-        steps.push(step(&packet, from, &Dress::PLAIN));
+        steps.push(step(&packet, from, &PacketFields::PLAIN));
     }
     steps
 }
 
 fn forms_of_zero(scene: &Scene) -> Vec<Step> {
     let values = [0, 1, 0x7fff, 0x8000, 0xfffe, 0xffff];
-    let lines = |by| values.map(|value| say(by, 5, Dress { checksum: Checksum::Wrong(value), ..Dress::PLAIN }));
-    let lines = BOTH.map(lines).concat();
-    let talks = PROTOCOLS.into_iter().zip(0..);
-    talks.flat_map(|(protocol, number)| scene.talk(number, protocol, lines.clone(), Ending::None)).collect()
+    let actions = |sender| {
+        values.map(|value| send(sender, 5, PacketFields { checksum: Checksum::Wrong(value), ..PacketFields::PLAIN }))
+    };
+    let actions = BOTH.map(actions).concat();
+    let connections = PROTOCOLS.into_iter().zip(0..);
+    connections
+        .flat_map(|(protocol, number)| scene.connection(number, protocol, actions.clone(), Ending::None))
+        .collect()
 }
 
 fn wrong_checksums(scene: &Scene) -> Vec<Step> {
-    let wrong = Dress { checksum: Checksum::Wrong(0x1234), ..Dress::PLAIN };
-    let lines = BOTH.map(|by| say(by, 33, wrong.clone())).to_vec();
-    let talks = PROTOCOLS.into_iter().zip(0..);
-    let mut steps: Vec<_> =
-        talks.flat_map(|(protocol, number)| scene.talk(number, protocol, lines.clone(), Ending::None)).collect();
+    let wrong = PacketFields { checksum: Checksum::Wrong(0x1234), ..PacketFields::PLAIN };
+    let actions = BOTH.map(|sender| send(sender, 33, wrong.clone())).to_vec();
+    let connections = PROTOCOLS.into_iter().zip(0..);
+    let mut steps: Vec<_> = connections
+        .flat_map(|(protocol, number)| scene.connection(number, protocol, actions.clone(), Ending::None))
+        .collect();
     if scene.is_v4() {
-        let mut header = scene.ask(9, b"a wrong header");
+        let mut header = scene.request(9, b"a wrong header");
         header.ipv4_mut().unwrap().checksum = Checksum::Wrong(0x1234);
         steps.push(client(&header));
     }
@@ -171,30 +179,30 @@ fn error(scene: &Scene, kind: (u8, u8), from: IpAddr, to: IpAddr, about: &Packet
     Packet::new(from, to, Transport::Icmp(icmp))
 }
 
-/// A reply as the client knows it.
-fn known_answer(scene: &Scene, number: u16) -> Packet {
-    Packet::udp(scene.node(), scene.end(number), b"what the Pod has answered")
+/// A reply as the client receives it.
+fn translated_reply(scene: &Scene, number: u16) -> Packet {
+    Packet::udp(scene.node(), scene.client_at(number), b"the reply of the Pod")
 }
 
-fn wrong_error(scene: &Scene) -> Vec<Step> {
+fn wrong_icmp_checksum(scene: &Scene) -> Vec<Step> {
     let kind = if scene.is_v4() { (3, 4) } else { (2, 0) };
-    let about = known_answer(scene, 0);
+    let about = translated_reply(scene, 0);
     let mut wrong = error(scene, kind, scene.client, scene.node().ip(), &about, 16);
     *wrong.transport.checksum_mut().unwrap() = Checksum::Wrong(0x1234);
-    let wrong = but(Exception::WrongIcmpChecksum, frames(vec![framed(&wrong)]));
+    let wrong = with_exception(Exception::WrongIcmpChecksum, frames(vec![framed(&wrong)]));
     let right = error(scene, kind, scene.client, scene.node().ip(), &about, 16);
-    vec![client(&scene.ask(0, b"hello")), pod(&scene.answer(0, b"hello")), client(&right), wrong]
+    vec![client(&scene.request(0, b"hello")), pod(&scene.reply(0, b"hello")), client(&right), wrong]
 }
 
-/// As it is, from the client.
+/// The packet's frame, as the client sends it.
 fn framed(packet: &Packet) -> Vec<u8> {
-    Packet { ethernet: Some(End::Client.ethernet()), ..packet.clone() }.build()
+    Packet { ethernet: Some(Endpoint::Client.ethernet()), ..packet.clone() }.build()
 }
 
 fn tags(scene: &Scene) -> Vec<Step> {
     let sets: [&[u16]; 6] = [&[100], &[100, 200], &[0], &[0x6000], &[0xe000], &[0, 100]];
     let tagged = sets.into_iter().zip(0..).map(|(tags, number)| {
-        let mut frame = framed(&scene.ask(number, b"in a VLAN?"));
+        let mut frame = framed(&scene.request(number, b"in a VLAN"));
         tag(&mut frame, tags);
         frames(vec![frame])
     });
@@ -203,112 +211,130 @@ fn tags(scene: &Scene) -> Vec<Step> {
 
 fn options(scene: &Scene) -> Vec<Step> {
     let count = if scene.is_v4() { OPTIONS.len() } else { EXTENSIONS.len() };
-    let lines = |by| (0..count).map(move |options| say(by, 40, Dress { options, ..Dress::PLAIN }));
-    let lines: Vec<_> = BOTH.into_iter().flat_map(lines).collect();
-    let talks = PROTOCOLS.into_iter().zip(0..);
-    talks.flat_map(|(protocol, number)| scene.talk(number, protocol, lines.clone(), Ending::None)).collect()
+    let actions =
+        |sender| (0..count).map(move |options| send(sender, 40, PacketFields { options, ..PacketFields::PLAIN }));
+    let actions: Vec<_> = BOTH.into_iter().flat_map(actions).collect();
+    let connections = PROTOCOLS.into_iter().zip(0..);
+    connections
+        .flat_map(|(protocol, number)| scene.connection(number, protocol, actions.clone(), Ending::None))
+        .collect()
 }
 
 fn untranslatable(scene: &Scene) -> Vec<Step> {
     if scene.is_v4() {
         return Vec::new();
     }
-    let going_on = [&[2, 1, 0, 0, 0, 0][..], &[0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]].concat();
+    let segments_left = [&[2, 1, 0, 0, 0, 0][..], &[0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]].concat();
     let chains: [&[(u8, &[u8])]; 3] =
-        [&[(AUTHENTICATION, &[0; 14])], &[(ROUTING, &going_on)], &[(DESTINATION_OPTIONS, SIX); 7]];
-    let odd = chains.into_iter().zip(0..).map(|(chain, number)| {
-        let mut packet = scene.ask(number, b"behind it");
-        packet.ethernet = Some(End::Client.ethernet());
-        but(Exception::Untranslatable, frames(vec![extended(&packet, chain)]))
+        [&[(AUTHENTICATION, &[0; 14])], &[(ROUTING, &segments_left)], &[(DESTINATION_OPTIONS, SIX); 7]];
+    let steps = chains.into_iter().zip(0..).map(|(chain, number)| {
+        let mut packet = scene.request(number, b"behind it");
+        packet.ethernet = Some(Endpoint::Client.ethernet());
+        with_exception(Exception::Untranslatable, frames(vec![extended(&packet, chain)]))
     });
-    odd.collect()
+    steps.collect()
 }
 
-fn for_others(scene: &Scene) -> Vec<Step> {
+fn other_hosts(scene: &Scene) -> Vec<Step> {
     let to = |number, address: [u8; 6]| {
-        let mut frame = framed(&scene.ask(number, b"for whom?"));
+        let mut frame = framed(&scene.request(number, b"other host"));
         frame[..6].copy_from_slice(&address);
         frames(vec![frame])
     };
-    let nobody = if scene.is_v4() {
+    let invalid_sources = if scene.is_v4() {
         ["0.0.0.0", "127.0.0.1", "224.0.0.1", "192.0.2.10"]
     } else {
         ["::", "::1", "ff02::1", "::"]
     };
-    let from = |ip: &str| client(&Packet::udp((ip.parse::<IpAddr>().unwrap(), 5000).into(), scene.node(), b"by whom?"));
-    let trailer = Dress { trailer: 22, ..Dress::PLAIN };
-    let mut steps = nobody.map(from).to_vec();
+    let from =
+        |ip: &str| client(&Packet::udp((ip.parse::<IpAddr>().unwrap(), 5000).into(), scene.node(), b"bad source"));
+    let trailer = PacketFields { trailer: 22, ..PacketFields::PLAIN };
+    let mut steps = invalid_sources.map(from).to_vec();
     steps.extend([
         to(0, [2, 0, 0, 0, 0, 9]),
         to(1, [0xff; 6]),
         to(2, [1, 0, 0x5e, 0, 0, 1]),
-        step(&scene.ask(3, b""), End::Client, &trailer),
-        step(&scene.answer(3, b""), End::Pod(0), &trailer),
+        step(&scene.request(3, b""), Endpoint::Client, &trailer),
+        step(&scene.reply(3, b""), Endpoint::Pod(0), &trailer),
     ]);
     steps
 }
 
 fn errors(scene: &Scene) -> Vec<Step> {
-    let mut lines = Vec::new();
-    for (kind, is_router) in (0..talk::ERRORS).flat_map(|kind| [(kind, false), (kind, true)]) {
+    let mut actions = Vec::new();
+    for (kind, is_router) in (0..connection::ERRORS).flat_map(|kind| [(kind, false), (kind, true)]) {
         for quoted in [8, 12, 20, 28, 1000] {
-            for by in BOTH {
-                lines.push(say(by, 600, Dress { number: quoted, ..Dress::PLAIN }));
-                lines.push(Line::Complain { by, kind, quoted, is_router, dress: Dress::PLAIN });
+            for sender in BOTH {
+                actions.push(send(sender, 600, PacketFields { identification: quoted, ..PacketFields::PLAIN }));
+                actions.push(Action::SendError { sender, kind, quoted, is_router, fields: PacketFields::PLAIN });
             }
         }
     }
-    let talks = PROTOCOLS.into_iter().zip(0..);
-    talks.flat_map(|(protocol, number)| scene.talk(number, protocol, lines.clone(), Ending::None)).collect()
+    let connections = PROTOCOLS.into_iter().zip(0..);
+    connections
+        .flat_map(|(protocol, number)| scene.connection(number, protocol, actions.clone(), Ending::None))
+        .collect()
 }
 
-fn odd_quotes(scene: &Scene) -> Vec<Step> {
+fn unusual_quotes(scene: &Scene) -> Vec<Step> {
     let kind = if scene.is_v4() { (3, 1) } else { (1, 0) };
     let to_node = |about: &Packet, bytes| error(scene, kind, scene.client, scene.node().ip(), about, bytes);
-    let mut steps = vec![client(&scene.ask(0, b"hello")), pod(&scene.answer(0, b"hello"))];
-    let about = known_answer(scene, 0);
+    let mut steps = vec![client(&scene.request(0, b"hello")), pod(&scene.reply(0, b"hello"))];
+    let about = translated_reply(scene, 0);
     steps.extend([0, 3].map(|bytes| client(&to_node(&about, bytes))));
-    steps.extend([4, 7].map(|bytes| but(Exception::ShortQuote, client(&to_node(&about, bytes)))));
-    let elsewhere = Packet::udp((node_addresses(scene.family)[1], 61_000).into(), scene.end(0), b"of another address");
+    steps.extend([4, 7].map(|bytes| with_exception(Exception::ShortQuote, client(&to_node(&about, bytes)))));
+    let elsewhere =
+        Packet::udp((node_addresses(scene.family)[1], 61_000).into(), scene.client_at(0), b"of another address");
     let echo = Icmp { kind: 0, code: 0, rest: [0; 4], checksum: Checksum::Right, payload: vec![1; 8] };
     let echo = Packet::new(scene.node().ip(), scene.client, Transport::Icmp(echo));
-    let unmapped = Packet::udp((scene.node().ip(), 61_003).into(), scene.end(0), b"of another port");
+    let unmapped = Packet::udp((scene.node().ip(), 61_003).into(), scene.client_at(0), b"of another port");
     steps.extend([elsewhere, echo, unmapped].map(|about| client(&to_node(&about, 16))));
     if scene.is_v4() {
         steps.push(client(&error(scene, (5, 1), scene.client, scene.node().ip(), &about, 8)));
     }
-    let lines: Vec<_> = BOTH
+    let actions: Vec<_> = BOTH
         .into_iter()
-        .flat_map(|by| {
-            let odd = [17, 18, 19].map(|quoted| Line::Complain {
-                by,
+        .flat_map(|sender| {
+            let short_quotes = [17, 18, 19].map(|quoted| Action::SendError {
+                sender,
                 kind: 0,
                 quoted,
                 is_router: false,
-                dress: Dress::PLAIN,
+                fields: PacketFields::PLAIN,
             });
-            [vec![say(Speaker::Pod, 9, Dress::PLAIN), say(Speaker::Client, 9, Dress::PLAIN)], odd.to_vec()].concat()
+            [
+                vec![send(Sender::Pod, 9, PacketFields::PLAIN), send(Sender::Client, 9, PacketFields::PLAIN)],
+                short_quotes.to_vec(),
+            ]
+            .concat()
         })
         .collect();
-    steps.extend(scene.talk(1, Protocol::Tcp, lines, Ending::None));
-    // Nobody has asked by this port.
-    steps.push(but(Exception::NotTracked, client(&to_node(&known_answer(scene, 2), 16))));
+    steps.extend(scene.connection(1, Protocol::Tcp, actions, Ending::None));
+    // No client has sent from this port.
+    steps.push(with_exception(Exception::NotTracked, client(&to_node(&translated_reply(scene, 2), 16))));
     steps
 }
 
-fn errors_of_the_node(scene: &Scene) -> Vec<Step> {
-    let last = Dress { hops: 1, ..Dress::PLAIN };
-    let mut steps = vec![step(&scene.ask(0, b"the last hop"), End::Client, &last)];
-    // Of SCTP, see `Exception::QuotedCrc`.
+fn node_errors(scene: &Scene) -> Vec<Step> {
+    let last = PacketFields { hops: 1, ..PacketFields::PLAIN };
+    let mut steps = vec![step(&scene.request(0, b"the last hop"), Endpoint::Client, &last)];
+    // Not for SCTP: see `Exception::QuotedCrc`.
     for protocol in [Protocol::Tcp, Protocol::Udp] {
         let number = 1 + u16::from(protocol == Protocol::Udp);
-        steps.extend(scene.talk(number, protocol, BOTH.map(|by| say(by, 50, last.clone())).to_vec(), Ending::None));
-        for (service, by, bytes) in [(NARROW, Speaker::Client, 1360), (WIDE, Speaker::Pod, 1500)] {
-            let large = [true, false].map(|dont_fragment| say(by, bytes, Dress { dont_fragment, ..Dress::PLAIN }));
+        steps.extend(scene.connection(
+            number,
+            protocol,
+            BOTH.map(|sender| send(sender, 50, last.clone())).to_vec(),
+            Ending::None,
+        ));
+        for (service, sender, bytes) in [(NARROW, Sender::Client, 1360), (WIDE, Sender::Pod, 1500)] {
+            let large = [true, false]
+                .map(|dont_fragment| send(sender, bytes, PacketFields { dont_fragment, ..PacketFields::PLAIN }));
             let opening = Opening::Handshake;
-            let (family, lines) = (scene.family, large.to_vec());
-            let talk = Talk { family, protocol, service, address: 1, opening, lines, ending: Ending::None };
-            steps.extend(talk::steps(&talk, scene.end(number + 10)));
+            let (family, actions) = (scene.family, large.to_vec());
+            let connection =
+                Connection { family, protocol, service, address: 1, opening, actions, ending: Ending::None };
+            steps.extend(connection::steps(&connection, scene.client_at(number + 10)));
         }
     }
     steps
@@ -316,69 +342,80 @@ fn errors_of_the_node(scene: &Scene) -> Vec<Step> {
 
 fn fragments(scene: &Scene) -> Vec<Step> {
     let size = 1232;
-    let mut lines = Vec::new();
-    for (order, number) in [Order::Sent, Order::Reversed, Order::FirstLast, Order::LastFirst].into_iter().zip(1..) {
-        let cut = Dress { cut: Some(Cut { size, order }), number, ..Dress::PLAIN };
-        lines.push(say(Speaker::Client, 4000, cut.clone()));
-        lines.push(say(Speaker::Pod, 4000, cut));
+    let mut actions = Vec::new();
+    for (order, number) in
+        [Order::Ascending, Order::Descending, Order::FirstLast, Order::LastFirst].into_iter().zip(1..)
+    {
+        let fragmentation = PacketFields {
+            fragmentation: Some(Fragmentation { size, order }),
+            identification: number,
+            ..PacketFields::PLAIN
+        };
+        actions.push(send(Sender::Client, 4000, fragmentation.clone()));
+        actions.push(send(Sender::Pod, 4000, fragmentation));
     }
     let mut steps: Vec<_> = PROTOCOLS
         .into_iter()
         .zip(0..)
-        .flat_map(|(protocol, number)| scene.talk(number, protocol, lines.clone(), Ending::None))
+        .flat_map(|(protocol, number)| scene.connection(number, protocol, actions.clone(), Ending::None))
         .collect();
-    // Two datagrams at once.
+    // Two interleaved datagrams.
     let both = [5_u16, 6].map(|number| {
-        let mut packet = scene.ask(number, &[7; 4000]);
-        packet.ethernet = Some(End::Client.ethernet());
+        let mut packet = scene.request(number, &[7; 4000]);
+        packet.ethernet = Some(Endpoint::Client.ethernet());
         pieces(&packet, number.into(), size.into())
     });
     steps.extend(both[0].iter().zip(&both[1]).flat_map(|(a, b)| [a, b]).map(|frame| frames(vec![frame.clone()])));
-    delivered_at_once(&mut steps)
+    as_one_step(&mut steps)
 }
 
-/// The last fragment is led by the record of the datagram before, and does not wait for the first one. So many that what is
-/// noted of two of them, or of one at two hooks, is bound to meet.
-fn numbers_again(scene: &Scene) -> Vec<Step> {
-    let lines = (1..=200).flat_map(|number| {
-        [Order::Sent, Order::Reversed].map(|order| {
-            let dress = Dress { cut: Some(Cut { size: 88, order }), number, ..Dress::PLAIN };
-            say(Speaker::Pod, 160, dress)
+/// With a reused identification, the last fragment matches the record of the previous datagram and is not saved.
+/// There are so many datagrams that two of them, or one at two hooks, share a slot.
+fn reused_identifications(scene: &Scene) -> Vec<Step> {
+    let actions = (1..=200).flat_map(|number| {
+        [Order::Ascending, Order::Descending].map(|order| {
+            let fields = PacketFields {
+                fragmentation: Some(Fragmentation { size: 88, order }),
+                identification: number,
+                ..PacketFields::PLAIN
+            };
+            send(Sender::Pod, 160, fields)
         })
     });
-    scene.talk(0, Protocol::Sctp, lines.collect(), Ending::None)
+    scene.connection(0, Protocol::Sctp, actions.collect(), Ending::None)
 }
 
-/// The kernel hands on a datagram with its last fragment; so steps of one fragment each are one step.
-fn delivered_at_once(steps: &mut Vec<Step>) -> Vec<Step> {
-    let first = steps.iter().rposition(|step| step.frames.len() > 1).map_or(0, |at| at + 1);
-    let singles = steps.split_off(first);
+/// The kernel forwards a datagram when its last fragment arrives; so trailing steps of one fragment each become one
+/// step.
+fn as_one_step(steps: &mut Vec<Step>) -> Vec<Step> {
+    let start = steps.iter().rposition(|step| step.frames.len() > 1).map_or(0, |at| at + 1);
+    let singles = steps.split_off(start);
     steps.push(frames(singles.into_iter().flat_map(|step| step.frames).collect()));
     std::mem::take(steps)
 }
 
-fn not_whole(scene: &Scene) -> Vec<Step> {
-    let cut = |number: u16, size: usize| {
-        let mut packet = scene.ask(number, &[9; 4000]);
-        packet.ethernet = Some(End::Client.ethernet());
+fn incomplete(scene: &Scene) -> Vec<Step> {
+    let fragmentation = |number: u16, size: usize| {
+        let mut packet = scene.request(number, &[9; 4000]);
+        packet.ethernet = Some(Endpoint::Client.ethernet());
         pieces(&packet, u32::from(number), size)
     };
-    let mut incomplete = cut(0, 1232);
+    let mut incomplete = fragmentation(0, 1232);
     incomplete.pop();
-    let mut steps = vec![but(Exception::NotWhole, frames(incomplete))];
+    let mut steps = vec![with_exception(Exception::NotWhole, frames(incomplete))];
     if !scene.is_v4() {
-        let mut packet = scene.ask(2, b"whole");
-        packet.ethernet = Some(End::Client.ethernet());
+        let mut packet = scene.request(2, b"whole");
+        packet.ethernet = Some(Endpoint::Client.ethernet());
         let lone = extended(&packet, &[(FRAGMENT, &[0, 0, 0, 0, 0, 9])]);
-        steps.push(but(Exception::LoneFragment, frames(vec![lone])));
-        let mut packet = scene.ask(1, &[9; 1232]);
-        packet.ethernet = Some(End::Client.ethernet());
-        steps.push(but(Exception::LoneFragment, frames(pieces(&packet, 1, 1232))));
+        steps.push(with_exception(Exception::LoneFragment, frames(vec![lone])));
+        let mut packet = scene.request(1, &[9; 1232]);
+        packet.ethernet = Some(Endpoint::Client.ethernet());
+        steps.push(with_exception(Exception::LoneFragment, frames(pieces(&packet, 1, 1232))));
     }
-    // The second piece of another cut of the same datagram lies over two of this one.
-    let (mut overlapping, other) = (cut(3, 1232), cut(3, 1400));
+    // The second fragment of another fragmentation of the same datagram overlaps two fragments of this one.
+    let (mut overlapping, other) = (fragmentation(3, 1232), fragmentation(3, 1400));
     overlapping.insert(1, other[1].clone());
-    steps.push(but(Exception::NotWhole, frames(overlapping)));
+    steps.push(with_exception(Exception::NotWhole, frames(overlapping)));
     steps
 }
 
@@ -388,60 +425,71 @@ fn ports_and_addresses(scene: &Scene) -> Vec<Step> {
     for (number, port) in (0..).zip([60_999, 61_000, 61_003, 61_050, 61_100, 61_101, 8080, 0, 65_535]) {
         for (address, number) in [(first, number), (second, number + 100)] {
             let to = (address, port).into();
-            steps.push(client(&Packet::udp(scene.end(number), to, b"anybody there?")));
-            steps.push(client(&Packet::tcp(scene.end(number), to, SYN, b"")));
+            steps.push(client(&Packet::udp(scene.client_at(number), to, b"hello?")));
+            steps.push(client(&Packet::tcp(scene.client_at(number), to, SYN, b"")));
         }
     }
-    steps.push(client(&Packet::udp(scene.end(300), scene.pod(), b"past the mapping")));
-    steps.push(pod(&Packet::udp(scene.pod(), scene.end(300), b"and back")));
-    steps.push(pod(&Packet::udp(scene.pod(), scene.end(301), b"nobody has asked")));
+    steps.push(client(&Packet::udp(scene.client_at(300), scene.pod(), b"direct")));
+    steps.push(pod(&Packet::udp(scene.pod(), scene.client_at(300), b"reply")));
+    steps.push(pod(&Packet::udp(scene.pod(), scene.client_at(301), b"unsolicited")));
     let other: SocketAddr = (scene.pod().ip(), 4444).into();
-    steps.push(pod(&Packet::tcp(other, scene.end(302), SYN, b"")));
+    steps.push(pod(&Packet::tcp(other, scene.client_at(302), SYN, b"")));
     steps
 }
 
-fn collision(scene: &Scene) -> Vec<Step> {
-    let mut steps = scene.talk(0, Protocol::Udp, BOTH.map(|by| say(by, 8, Dress::PLAIN)).to_vec(), Ending::None);
+fn tuple_conflict(scene: &Scene) -> Vec<Step> {
+    let mut steps = scene.connection(
+        0,
+        Protocol::Udp,
+        BOTH.map(|sender| send(sender, 8, PacketFields::PLAIN)).to_vec(),
+        Ending::None,
+    );
     let second = (node_addresses(scene.family)[1], scene.node().port()).into();
-    steps.push(but(Exception::TupleConflict, client(&Packet::udp(scene.end(0), second, b"the other way"))));
+    steps.push(with_exception(
+        Exception::TupleConflict,
+        client(&Packet::udp(scene.client_at(0), second, b"second address")),
+    ));
     steps
 }
 
-fn ends_of_flows(scene: &Scene) -> Vec<Step> {
+fn ends_of_connections(scene: &Scene) -> Vec<Step> {
     let mut steps = Vec::new();
-    let endings = BOTH.map(|by| [Ending::Closed(by), Ending::Reset(by), Ending::Reopened(by)]).concat();
+    let endings = BOTH.map(|sender| [Ending::Closed(sender), Ending::Reset(sender), Ending::Reopened(sender)]).concat();
     for (ending, number) in endings.into_iter().zip(0..) {
-        let lines = BOTH.map(|by| say(by, 12, Dress::PLAIN)).to_vec();
-        steps.extend(scene.talk(number, Protocol::Tcp, lines, ending));
+        let actions = BOTH.map(|sender| send(sender, 12, PacketFields::PLAIN)).to_vec();
+        steps.extend(scene.connection(number, Protocol::Tcp, actions, ending));
     }
-    // Half-closed by the client, and the Pod sends on.
-    let half = Line::Say { by: Speaker::Client, bytes: 0, flags: FIN, dress: Dress::PLAIN };
-    let rest = [half, say(Speaker::Pod, 100, Dress::PLAIN), say(Speaker::Pod, 100, Dress::PLAIN)];
-    steps.extend(scene.talk(20, Protocol::Tcp, rest.to_vec(), Ending::None));
-    // Answers without another question.
-    steps.push(client(&scene.ask(21, b"one question")));
-    steps.extend((0..20_u8).map(|number| pod(&scene.answer(21, &[number; 3]))));
+    // The client has closed its direction, and the Pod continues to send.
+    let half = Action::Send { sender: Sender::Client, bytes: 0, flags: FIN, fields: PacketFields::PLAIN };
+    let actions = [half, send(Sender::Pod, 100, PacketFields::PLAIN), send(Sender::Pod, 100, PacketFields::PLAIN)];
+    steps.extend(scene.connection(20, Protocol::Tcp, actions.to_vec(), Ending::None));
+    // Replies without another request.
+    steps.push(client(&scene.request(21, b"one question")));
+    steps.extend((0..20_u8).map(|number| pod(&scene.reply(21, &[number; 3]))));
     steps
 }
 
-fn broken(scene: &Scene) -> Vec<Step> {
+fn invalid(scene: &Scene) -> Vec<Step> {
     let mut steps = Vec::new();
-    // No flags, impossible ones, all, and ends of what never began.
+    // No flags, invalid combinations, all flags, and ends of a connection that never started.
     let flags = [0, SYN | FIN, SYN | RST, FIN | PSH | URG, 0x3f, FIN, RST, RST | ACK, FIN | ACK, SYN | ACK];
     for (flags, number) in flags.into_iter().zip(0..) {
-        steps.push(but(Exception::NotTracked, client(&Packet::tcp(scene.end(number), scene.node(), flags, b""))));
+        steps.push(with_exception(
+            Exception::NotTracked,
+            client(&Packet::tcp(scene.client_at(number), scene.node(), flags, b"")),
+        ));
     }
     let transport = V4_TRANSPORT + if scene.is_v4() { 0 } else { 20 };
-    let mut bent = |packet: Packet, at: usize, byte: u8| {
+    let mut corrupted = |packet: Packet, at: usize, byte: u8| {
         let mut frame = framed(&packet);
         frame[transport + at] = byte;
-        steps.push(but(Exception::NotTracked, frames(vec![frame])));
+        steps.push(with_exception(Exception::NotTracked, frames(vec![frame])));
     };
     for (doff, number) in [(0x00, 20), (0x40, 21), (0xf0, 22)] {
-        bent(Packet::tcp(scene.end(number), scene.node(), SYN, b"some data"), 12, doff);
+        corrupted(Packet::tcp(scene.client_at(number), scene.node(), SYN, b"some data"), 12, doff);
     }
     for (length, number) in [(0, 30), (7, 31), (200, 32)] {
-        bent(scene.ask(number, b"a datagram"), 5, length);
+        corrupted(scene.request(number, b"a datagram"), 5, length);
     }
     steps
 }

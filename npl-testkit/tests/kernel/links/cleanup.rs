@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Everything of ours goes, and nothing of others.
+//! Cleanup removes all of NPL's kernel state and nothing else.
 
 use aya::maps::{HashMap, MapData};
 use npl_agent::datapath::cleanup::{Removed, remove_everything};
@@ -14,30 +14,30 @@ fn clean_up(world: &World) -> Removed {
     removed
 }
 
-fn shown(world: &World, words: &str) -> String {
+fn tc(world: &World, words: &str) -> String {
     world.node().tc(words).unwrap()
 }
 
 #[test]
-fn nothing_of_ours_is_left_after_a_cleanup() {
+fn cleanup_removes_all_of_npls_state() {
     let mut world = World::fresh(1);
     world.assert_answers();
     world.datapath = None;
     let removed = clean_up(&world);
     assert!(!removed.pins.is_empty());
     assert!(!world.bpffs.path().join(PIN_ROOT).exists());
-    assert!(!shown(&world, "qdisc show dev eth0").contains("clsact"));
+    assert!(!tc(&world, "qdisc show dev eth0").contains("clsact"));
     world.wait_until_refused();
-    assert_eq!(clean_up(&world), Removed::default(), "a second cleanup finds nothing");
+    assert_eq!(clean_up(&world), Removed::default(), "a second cleanup removes nothing");
     world.install();
     world.assert_answers();
 }
 
 #[test]
-fn what_others_have_is_left_by_a_cleanup() {
+fn cleanup_leaves_foreign_qdiscs_filters_and_pins() {
     let mut world = World::bare(1, Options::default());
-    shown(&world, "qdisc add dev eth0 clsact");
-    shown(&world, "filter add dev eth0 ingress pref 10 protocol ip u32 match u32 0 0 flowid 1:1");
+    tc(&world, "qdisc add dev eth0 clsact");
+    tc(&world, "filter add dev eth0 ingress pref 10 protocol ip u32 match u32 0 0 flowid 1:1");
     let foreign_pin = world.bpffs.path().join("foreign");
     HashMap::<MapData, u32, u32>::create(1, 0).unwrap().pin(&foreign_pin).unwrap();
     world.install();
@@ -46,20 +46,20 @@ fn what_others_have_is_left_by_a_cleanup() {
     let removed = clean_up(&world);
     assert!(removed.qdiscs.is_empty(), "{removed:?}");
     assert!(foreign_pin.exists());
-    let filters = shown(&world, "filter show dev eth0 ingress");
+    let filters = tc(&world, "filter show dev eth0 ingress");
     assert!(filters.contains("u32") && !filters.contains("npl_ingress"), "{filters}");
     world.wait_until_refused();
 }
 
 #[test]
-fn filter_that_came_after_us_keeps_its_qdisc() {
+fn cleanup_keeps_a_qdisc_with_a_later_foreign_filter() {
     let mut world = World::fresh(1);
-    // Where we are BPF links there is no qdisc yet.
+    // With TCX links, the device has no qdisc yet.
     if world.datapath().hooks.mechanism() == "tcx" {
-        shown(&world, "qdisc add dev eth0 clsact");
+        tc(&world, "qdisc add dev eth0 clsact");
     }
-    shown(&world, "filter add dev eth0 egress pref 10 protocol ip u32 match u32 0 0 flowid 1:1");
+    tc(&world, "filter add dev eth0 egress pref 10 protocol ip u32 match u32 0 0 flowid 1:1");
     world.datapath = None;
     clean_up(&world);
-    assert!(shown(&world, "filter show dev eth0 egress").contains("u32"));
+    assert!(tc(&world, "filter show dev eth0 egress").contains("u32"));
 }

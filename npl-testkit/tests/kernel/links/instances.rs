@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Two of us on one uplink, each with pins, a port range and a mapping of its own. Agents of one network namespace keep each
-//! other off by a lock; this is what the kernel programs make of it where there is none.
+//! Two NPL instances on one uplink, each with its own pins, port range and mapping. A lock prevents two agents in one
+//! network namespace; these tests show how the kernel programs behave without the lock.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -16,20 +16,20 @@ use npl_testkit::traffic::{UdpOptions, tcp_connect, tcp_request, udp_request};
 use crate::lab::{SEED, mapping};
 use crate::world::{NODE_PORT, POD_PORT, World, set_addresses};
 
-/// The second one's.
+/// A node port of the second instance.
 const OTHER_NODE_PORT: u16 = 62_000;
 
-/// Far longer than the kernel needs to detach a program.
+/// Time limit for the kernel to detach a program; far longer than needed.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// A second datapath on the uplink of a world, for a Pod of its own.
+/// A second datapath on the same uplink, with a Pod of its own.
 struct Second {
     datapath: Datapath,
     _server: EchoServer,
     bpffs: BpfFs,
 }
 
-fn join(world: &mut World) -> Second {
+fn add_instance(world: &mut World) -> Second {
     let pod = world.topology.add_pod(&world.run, "other").unwrap();
     let server = EchoServer::start_in(&pod.netns, &pod.name, &[POD_PORT]).unwrap();
     let bpffs = world.run.bpffs("second").unwrap();
@@ -46,7 +46,7 @@ fn join(world: &mut World) -> Second {
     Second { datapath, _server: server, bpffs }
 }
 
-/// A Pod answers at a node port in both families and by both protocols, and sees the client.
+/// Asserts that a Pod answers at a node port by TCP and UDP in both families, and sees the client's address.
 #[track_caller]
 fn assert_serves(world: &World, node_port: u16, pod: &str) {
     for (node_ip, client_ip) in world.node_ips().into_iter().zip(world.client_ips()) {
@@ -58,30 +58,31 @@ fn assert_serves(world: &World, node_port: u16, pod: &str) {
     }
 }
 
-/// Takes away everything that is pinned at one place, as `npl-agent cleanup` does.
+/// Removes everything that one instance has pinned, as `npl-agent cleanup` does.
 #[track_caller]
 fn clean_up(world: &World, bpffs: &BpfFs, node_port: u16) {
     let (removed, errors) = world.node().block_on(remove_everything(bpffs.path())).unwrap();
     assert!(errors.is_empty() && !removed.pins.is_empty(), "{errors:?} {removed:?}");
     let server: SocketAddr = (world.node_ip(), node_port).into();
     let is_refused = || tcp_connect(world.client(), server).is_err().then_some(());
-    poll::until("the end of the programs", LIMIT, is_refused).unwrap();
+    poll::until("the detachment of the programs", LIMIT, is_refused).unwrap();
 }
 
 #[test]
-fn two_of_us_serve_side_by_side_and_each_outlives_the_other() {
-    for first_goes in [false, true] {
+fn two_instances_on_one_uplink_serve_and_survive_each_others_cleanup() {
+    for first_is_removed in [false, true] {
         let mut world = World::fresh(1);
-        let second = join(&mut world);
+        let second = add_instance(&mut world);
         assert_serves(&world, OTHER_NODE_PORT, "other");
         if second.datapath.hooks.mechanism() != "tcx" {
-            // Filters of one priority and handle are one filter: before 6.6 who comes later is there alone.
+            // Before Linux 6.6 the programs are filters with the same priority and handle: the later instance
+            // replaces the earlier one.
             tcp_connect(world.client(), world.frontend()).unwrap_err();
             return;
         }
         assert_serves(&world, NODE_PORT, "web-0");
         let Second { datapath, _server, bpffs } = second;
-        if first_goes {
+        if first_is_removed {
             world.datapath = None;
             clean_up(&world, &world.bpffs, NODE_PORT);
             assert_serves(&world, OTHER_NODE_PORT, "other");

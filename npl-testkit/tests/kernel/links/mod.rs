@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The life of what is pinned: it outlives the loader, is adopted, replaced, repaired and removed, beside that of others.
+//! Life cycle of pinned maps, programs and links: the next agent adopts, replaces, repairs or removes them, beside
+//! foreign programs.
 
 mod cleanup;
 mod foreign;
-mod full;
-mod ingress;
+mod ingress_qdisc;
 mod instances;
-mod neighbours;
+mod map_limits;
+mod other_programs;
 mod pins;
 pub(crate) mod programs;
 mod restart;

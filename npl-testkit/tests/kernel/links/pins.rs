@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pinned maps: what fits is adopted, what does not is replaced, and people can read them.
+//! Pinned maps: a compatible map is adopted, an incompatible one is replaced, and bpftool can print their contents.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -21,7 +21,7 @@ use crate::bpffs_pool::BPFFS;
 use crate::lab::{mapping, with_lab};
 use crate::world::{is_emulated, set_addresses};
 
-/// Opens a datapath over what `prepare` has pinned; it works, and starts without mappings.
+/// Asserts that a datapath opens over pins that `prepare` has made, works, and has no mappings.
 fn opens_over(prepare: impl FnOnce(&Pins) + Send) {
     let open = || {
         let pins = Pins::new(Path::new(BPFFS));
@@ -62,7 +62,7 @@ fn pinned_map_of_another_type_is_replaced() {
     });
 }
 
-/// One that the agent cannot have in its own memory.
+/// The agent cannot map an array without `BPF_F_MMAPABLE` into its memory.
 #[test]
 fn pinned_map_with_other_flags_is_replaced() {
     opens_over(|pins| {
@@ -72,12 +72,12 @@ fn pinned_map_with_other_flags_is_replaced() {
 }
 
 #[test]
-fn pin_that_is_no_map_is_replaced() {
+fn pin_other_than_a_map_is_replaced() {
     opens_over(|pins| fs::create_dir(pins.map(names::MAP_STATS)).unwrap());
 }
 
 #[test]
-fn pinned_map_that_fits_is_kept() {
+fn compatible_pinned_map_is_adopted() {
     with_lab(|lab| {
         lab.add(Protocol::Tcp, 61_000, "10.0.0.5:8080".parse().unwrap(), 7);
         let mut next = Datapath::open(Path::new(BPFFS)).unwrap();
@@ -86,8 +86,8 @@ fn pinned_map_that_fits_is_kept() {
 }
 
 #[test]
-fn dump_of_the_mappings_can_be_read_by_people() {
-    // The RAM disk of the emulated kernels has no bpftool.
+fn bpftool_dumps_mappings_with_field_names() {
+    // The initial RAM disk of the emulated kernels has no bpftool.
     if is_emulated() {
         return;
     }
@@ -102,9 +102,9 @@ fn dump_of_the_mappings_can_be_read_by_people() {
     });
 }
 
-/// For want of rights, as here, or of open files: it holds all mappings.
+/// The agent lacks the permission, as here, or file descriptors; the map keeps all mappings.
 #[test]
-fn pinned_map_that_cannot_be_opened_now_stays_as_it_is() {
+fn pinned_map_that_cannot_be_opened_is_kept() {
     with_lab(|lab| {
         lab.add(Protocol::Tcp, 61_000, "10.0.0.5:8080".parse().unwrap(), 7);
         let pin = Pins::new(Path::new(BPFFS)).map(names::MAP_MAPPING_V4);
@@ -119,9 +119,9 @@ fn pinned_map_that_cannot_be_opened_now_stays_as_it_is() {
     });
 }
 
-/// As `npl-agent status` finds them while a first agent loads its programs, or a cleanup removes them.
+/// `npl-agent status` finds such maps while a first agent loads its programs or a cleanup removes them.
 #[test]
-fn maps_of_which_some_are_not_pinned_are_told_as_such() {
+fn missing_pin_of_a_map_is_reported() {
     with_lab(|lab| {
         let pin = Pins::new(Path::new(BPFFS)).map(names::MAP_FLOW_V6);
         fs::remove_file(&pin).unwrap();
@@ -133,12 +133,12 @@ fn maps_of_which_some_are_not_pinned_are_told_as_such() {
 }
 
 #[test]
-fn pins_of_another_agents_maps_are_told_from_those_of_ones_own() {
+fn pins_that_another_agent_replaced_are_reported() {
     with_lab(|lab| {
         lab.datapath.check_pins().unwrap();
         fs::remove_dir(Pins::new(Path::new(BPFFS)).version().join(names::LINK_DIR)).unwrap();
         lab.datapath.check_pins().unwrap();
-        assert!(Pins::new(Path::new(BPFFS)).version().join(names::LINK_DIR).exists(), "folders are made again");
+        assert!(Pins::new(Path::new(BPFFS)).version().join(names::LINK_DIR).exists(), "directories are created again");
         fs::remove_file(Pins::new(Path::new(BPFFS)).map(names::MAP_CONFIG)).unwrap();
         drop(Datapath::open(Path::new(BPFFS)).unwrap());
         assert!(lab.datapath.check_pins().is_err(), "another map is pinned there");

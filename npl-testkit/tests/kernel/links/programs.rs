@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pinned programs: the next agent goes on with those that it would load itself, and with no others.
+//! Pinned programs: the next agent adopts programs that are identical to its own, and no others.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,10 +16,10 @@ use npl_testkit::traffic;
 
 use crate::world::World;
 
-/// What every Node needs, in the order of names.
+/// The programs that every Node needs, ordered by name.
 const ALWAYS: [&str; 4] = ["npl_egress", "npl_in_slow", "npl_ingress", "npl_out_slow"];
 
-/// The ids of all pinned programs, by build and name.
+/// Ids of all pinned programs, by build and name.
 pub(crate) fn pinned(bpffs: &Path) -> BTreeMap<(String, String), u32> {
     let pins = Pins::new(bpffs);
     let mut ids = BTreeMap::new();
@@ -32,41 +32,41 @@ pub(crate) fn pinned(bpffs: &Path) -> BTreeMap<(String, String), u32> {
     ids
 }
 
-/// Makes every program look like one of another build.
-pub(crate) fn make_strange(bpffs: &Path) -> PathBuf {
+/// Renames the directory of pinned programs, as if another build had pinned them.
+pub(crate) fn rename_build(bpffs: &Path) -> PathBuf {
     let pins = Pins::new(bpffs);
     let build = pins.builds().unwrap().pop().unwrap();
-    let strange = pins.programs_of("another");
-    fs::rename(pins.programs_of(&build), &strange).unwrap();
-    strange
+    let renamed = pins.programs_of("another");
+    fs::rename(pins.programs_of(&build), &renamed).unwrap();
+    renamed
 }
 
 impl World {
-    /// As an agent that died left it; the folder of its programs.
-    fn left_behind(&mut self) -> PathBuf {
+    /// Drops the datapath as if the agent had died, and returns the directory of its programs.
+    fn stop_agent(&mut self) -> PathBuf {
         self.datapath = None;
         let pins = Pins::new(self.bpffs.path());
         pins.programs_of(&pins.builds().unwrap()[0])
     }
 
-    /// A next agent loads every program anew, and works.
+    /// Asserts that the next agent loads every program again and serves requests.
     #[track_caller]
-    fn assert_all_are_loaded_anew(&mut self, before: &BTreeMap<(String, String), u32>) {
+    fn assert_all_reloaded(&mut self, before: &BTreeMap<(String, String), u32>) {
         self.install();
-        assert_are_others(&pinned(self.bpffs.path()), before);
+        assert_different_ids(&pinned(self.bpffs.path()), before);
         self.assert_answers();
     }
 }
 
-/// The same names, and no id that was there before.
+/// Asserts that the programs have the same names and different ids.
 #[track_caller]
-fn assert_are_others(now: &BTreeMap<(String, String), u32>, before: &BTreeMap<(String, String), u32>) {
+fn assert_different_ids(now: &BTreeMap<(String, String), u32>, before: &BTreeMap<(String, String), u32>) {
     assert!(now.keys().eq(before.keys()), "{before:?} {now:?}");
     assert!(now.iter().all(|(name, id)| before[name] != *id), "{before:?} {now:?}");
 }
 
 #[test]
-fn next_agent_goes_on_with_the_programs_of_the_last() {
+fn next_agent_adopts_pinned_programs() {
     let mut world = World::fresh(1);
     let before = pinned(world.bpffs.path());
     let names: Vec<&str> = before.keys().map(|(_, name)| name.as_str()).collect();
@@ -83,77 +83,77 @@ fn next_agent_goes_on_with_the_programs_of_the_last() {
 }
 
 #[test]
-fn programs_of_another_build_go_once_all_devices_carry_their_own() {
+fn programs_of_another_build_are_removed_once_all_devices_use_new_ones() {
     let mut world = World::fresh(1);
     world.datapath = None;
     let before = pinned(world.bpffs.path());
-    let strange = make_strange(world.bpffs.path());
+    let renamed = rename_build(world.bpffs.path());
     let mut next = world.open();
-    assert!(strange.exists(), "devices still carry them");
+    assert!(renamed.exists(), "devices still use them");
     world.assert_answers();
     world.attach(&mut next);
-    assert!(!strange.exists());
-    assert_are_others(&pinned(world.bpffs.path()), &before);
+    assert!(!renamed.exists());
+    assert_different_ids(&pinned(world.bpffs.path()), &before);
     world.assert_answers();
 }
 
 #[test]
-fn programs_over_a_map_that_is_not_pinned_any_more_are_loaded_anew() {
+fn programs_that_use_an_unpinned_map_are_loaded_again() {
     let mut world = World::fresh(1);
-    // One map that all programs use, and one that the plain path does not know.
+    // One map that all programs use, and one that only the slow path uses.
     for map in [MAP_MAPPING_V4, MAP_FRAGMENT_BUFFER] {
-        world.left_behind();
+        world.stop_agent();
         let before = pinned(world.bpffs.path());
         fs::remove_file(Pins::new(world.bpffs.path()).map(map)).unwrap();
-        world.assert_all_are_loaded_anew(&before);
+        world.assert_all_reloaded(&before);
     }
 }
 
 #[test]
-fn programs_whose_constants_are_not_known_are_loaded_anew() {
+fn programs_without_recorded_constants_are_loaded_again() {
     let mut world = World::fresh(1);
-    let folder = world.left_behind();
+    let directory = world.stop_agent();
     let before = pinned(world.bpffs.path());
-    fs::remove_file(folder.join("constants_0")).unwrap();
-    world.assert_all_are_loaded_anew(&before);
+    fs::remove_file(directory.join("constants_0")).unwrap();
+    world.assert_all_reloaded(&before);
 }
 
 #[test]
-fn program_under_the_name_of_another_is_not_taken_for_it() {
+fn program_pinned_under_another_name_is_not_adopted() {
     let mut world = World::fresh(1);
-    let folder = world.left_behind();
+    let directory = world.stop_agent();
     let before = pinned(world.bpffs.path());
-    let [ingress, egress, aside] = [PROG_INGRESS, PROG_EGRESS, "aside"].map(|name| folder.join(name));
+    let [ingress, egress, aside] = [PROG_INGRESS, PROG_EGRESS, "aside"].map(|name| directory.join(name));
     for (from, to) in [(&ingress, &aside), (&egress, &ingress), (&aside, &egress)] {
         fs::rename(from, to).unwrap();
     }
-    world.assert_all_are_loaded_anew(&before);
+    world.assert_all_reloaded(&before);
 }
 
 #[test]
-fn pin_that_is_no_program_is_replaced() {
+fn pin_other_than_a_program_is_replaced() {
     let mut world = World::fresh(1);
-    let places: [fn(&Path); 3] = [
+    let replacements: [fn(&Path); 3] = [
         |pin| HashMap::<MapData, u32, u64>::create(1, 0).unwrap().pin(pin).unwrap(),
         |pin| fs::create_dir(pin).unwrap(),
-        // As after a death between two pins.
+        // As if the agent had died between two pins.
         |_nothing| {},
     ];
-    for place in places {
-        let folder = world.left_behind();
+    for replacement in replacements {
+        let directory = world.stop_agent();
         let before = pinned(world.bpffs.path());
-        let pin = folder.join(SLOW_PATH_PROGRAMS[0]);
+        let pin = directory.join(SLOW_PATH_PROGRAMS[0]);
         fs::remove_file(&pin).unwrap();
-        place(&pin);
-        world.assert_all_are_loaded_anew(&before);
+        replacement(&pin);
+        world.assert_all_reloaded(&before);
     }
 }
 
 #[test]
-fn program_for_a_device_without_headers_is_loaded_once() {
+fn program_for_devices_without_link_layer_header_is_loaded_once() {
     let mut world = World::fresh(1);
     let mut ids = Vec::new();
-    // The first agent loads it after its start, the second finds it.
+    // The first agent loads the program after its start, the second one adopts it.
     for _ in 0..2 {
         ids.push(world.datapath().hooks.load_program(PROG_INGRESS_L3).unwrap().info().unwrap().id());
         world.datapath = None;
@@ -166,14 +166,14 @@ fn program_for_a_device_without_headers_is_loaded_once() {
 }
 
 #[test]
-fn jumps_that_somebody_removed_are_back_with_the_next_agent() {
+fn removed_tail_calls_are_restored_by_the_next_agent() {
     let mut world = World::fresh(1);
     world.datapath = None;
     let before = pinned(world.bpffs.path());
-    let jumps = MapData::from_pin(Pins::new(world.bpffs.path()).map(MAP_SLOW_PATH)).and_then(Map::from_map_data);
-    let mut jumps = ProgramArray::try_from(jumps.unwrap()).unwrap();
+    let slow_path = MapData::from_pin(Pins::new(world.bpffs.path()).map(MAP_SLOW_PATH)).and_then(Map::from_map_data);
+    let mut slow_path = ProgramArray::try_from(slow_path.unwrap()).unwrap();
     for index in 0..2 {
-        jumps.clear_index(&index).unwrap();
+        slow_path.clear_index(&index).unwrap();
     }
     drop(world.open());
     assert_eq!(pinned(world.bpffs.path()), before);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Agents come and go, and devices too; packets are translated all the while.
+//! Packets are translated without interruption while agents stop, start and devices change.
 
 use std::io::ErrorKind;
 use std::process::Command;
@@ -16,14 +16,14 @@ use npl_testkit::tools;
 use npl_testkit::topology::Options;
 use npl_testkit::traffic::{self, Direction, Load, Request, Transfer};
 
-use super::programs::make_strange;
+use super::programs::rename_build;
 use crate::world::{World, is_emulated, replacements};
 
-/// A generous time for a handful of requests, also on an emulated processor.
+/// Time limit for a few requests, also on an emulated processor.
 pub(super) const LIMIT: Duration = Duration::from_secs(20);
 
 #[test]
-fn traffic_goes_on_without_the_loader_and_the_next_one_adopts_it() {
+fn traffic_continues_without_an_agent_and_the_next_one_adopts_it() {
     let mut world = World::fresh(2);
     world.assert_answers();
     let mappings = world.datapath().mappings().unwrap();
@@ -35,14 +35,14 @@ fn traffic_goes_on_without_the_loader_and_the_next_one_adopts_it() {
     let mut adopted = world.open();
     assert_eq!(adopted.mappings().unwrap(), mappings);
     let now = adopted.tables.totals(Family::V4).unwrap();
-    assert!(now.request_packets > carried.request_packets, "packets without a loader are counted: {now:?}");
+    assert!(now.request_packets > carried.request_packets, "packets are counted while no agent runs: {now:?}");
     world.attach(&mut adopted);
     world.assert_answers();
     assert_eq!(adopted.tables.local_addresses().unwrap(), world.node_ips().into());
 }
 
 #[test]
-fn nothing_is_lost_while_programs_are_replaced() {
+fn no_packet_is_lost_while_programs_are_replaced() {
     let mut world = World::fresh(1);
     world.datapath = None;
     let request = |protocol| Request {
@@ -55,7 +55,7 @@ fn nothing_is_lost_while_programs_are_replaced() {
     let bytes = if is_emulated() { 1 << 20 } else { 8 << 20 };
     let upload = Transfer::start(world.client(), world.frontend(), Direction::Upload, bytes, bytes / 2).unwrap();
     for replacement in 1..=replacements() {
-        make_strange(world.bpffs.path());
+        rename_build(world.bpffs.path());
         let mut next = world.open();
         world.attach(&mut next);
         drop(next);
@@ -67,8 +67,8 @@ fn nothing_is_lost_while_programs_are_replaced() {
     assert_eq!(load.stop().failures, []);
 }
 
-/// The uplink is made anew, under the number that it had.
-fn make_uplink_anew(world: &World, ifindex: u32) {
+/// Creates the uplink again, with the interface index that it had.
+fn recreate_uplink(world: &World, ifindex: u32) {
     let client = world.client().name().to_owned();
     world
         .node()
@@ -97,42 +97,43 @@ fn make_uplink_anew(world: &World, ifindex: u32) {
 }
 
 #[track_caller]
-fn assert_attached_afresh(world: &mut World) {
+fn assert_attached_again(world: &mut World) {
     let error = traffic::tcp_connect(world.client(), world.frontend()).unwrap_err();
     let kind = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
-    assert_eq!(kind, Some(ErrorKind::ConnectionRefused), "without the programs, the host answers");
+    assert_eq!(kind, Some(ErrorKind::ConnectionRefused), "without the programs, the host refuses");
     let mut datapath = world.datapath.take().unwrap();
     world.attach(&mut datapath);
     world.assert_answers();
 }
 
 #[test]
-fn device_that_comes_again_under_its_old_number_is_attached_afresh() {
+fn recreated_device_with_the_same_index_is_attached_again() {
     let mut world = World::fresh(1);
     world.assert_answers();
     let ifindex = world.topology.client().uplink.ifindex().unwrap();
     world.node().ip("link del eth0").unwrap();
-    make_uplink_anew(&world, ifindex);
-    assert_attached_afresh(&mut world);
+    recreate_uplink(&world, ifindex);
+    assert_attached_again(&mut world);
 }
 
-/// As a network card that a Pod is given, and another one that comes back from a Pod before the agent looks.
+/// A network card is moved to a Pod, and another one returns from a Pod with the same index before the agent lists
+/// devices.
 #[test]
-fn device_that_takes_the_number_of_one_that_went_elsewhere_is_attached_afresh() {
+fn device_with_the_index_of_a_moved_one_is_attached_again() {
     let mut world = World::fresh(1);
     world.assert_answers();
     let ifindex = world.topology.client().uplink.ifindex().unwrap();
     let elsewhere = world.run.netns("elsewhere").unwrap();
     world.node().ip(&format!("link set eth0 name gone netns {}", elsewhere.name())).unwrap();
-    // Before 6.2 what is up keeps its name.
+    // Before Linux 6.2 a device that is up cannot be renamed.
     world.client().ip("link set eth0 down\nlink set eth0 name old").unwrap();
-    make_uplink_anew(&world, ifindex);
-    assert_attached_afresh(&mut world);
+    recreate_uplink(&world, ifindex);
+    assert_attached_again(&mut world);
 }
 
-/// As names that change places while the agent looks at devices.
+/// Devices exchange their names while the agent lists them.
 #[test]
-fn device_whose_name_another_one_has_by_now_is_attached_by_its_number() {
+fn device_is_attached_by_its_index_when_names_change() {
     let mut world = World::bare(1, Options::default());
     world.node().ip("link add other type veth peer name other-end").unwrap();
     let uplinks: Vec<_> =
@@ -144,7 +145,7 @@ fn device_whose_name_another_one_has_by_now_is_attached_by_its_number() {
 }
 
 #[test]
-fn device_that_is_no_longer_wanted_is_left() {
+fn device_that_is_no_longer_selected_is_detached() {
     let mut world = World::fresh(1);
     world.assert_answers();
     let mut datapath = world.datapath.take().unwrap();
@@ -156,13 +157,13 @@ fn device_that_is_no_longer_wanted_is_left() {
     world.assert_answers();
 }
 
-/// Filters go with their qdisc until the agent looks again; links have nothing to do with it.
+/// Filters are removed with their qdisc until the agent attaches them again; TCX links do not depend on the qdisc.
 #[test]
-fn programs_are_there_again_after_somebody_deleted_their_qdisc() {
+fn programs_are_attached_again_after_their_qdisc_was_deleted() {
     let mut world = World::new(1);
     let mut datapath = world.datapath.take().unwrap();
     let delete = || {
-        // Where we are filters ourselves, it is there already.
+        // If NPL's programs are filters, the qdisc exists already.
         drop(tc::qdisc_add_clsact("eth0"));
         tools::output(Command::new("tc").args(["qdisc", "del", "dev", "eth0", "clsact"])).unwrap();
     };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The program that a device's driver runs for requests: real traffic through it, and the life of its link.
+//! The XDP program in the uplink's driver: real traffic, and the life cycle of its link.
 //!
-//! The devices here are ends of pairs, which the agent leaves to TC unless it is told otherwise: what a pair carries may
-//! have checksums that nobody has finished. So the client finishes them.
+//! The devices are veth pairs, on which the agent attaches XDP only by `--attach xdp`: their packets may have partial
+//! checksums. So the clients' checksum offload is disabled here.
 
 use std::fs;
 use std::path::Path;
@@ -18,19 +18,19 @@ use npl_agent::datapath::{Datapath, DatapathError, Pins, preflight};
 use npl_agent::netlink;
 use npl_testkit::echo::Protocol;
 use npl_testkit::topology::{Offload, Options};
-use npl_testkit::traffic::{self, Direction as Way, Load, Request, UdpOptions, transfer};
+use npl_testkit::traffic::{self, Direction as TransferDirection, Load, Request, UdpOptions, transfer};
 use npl_testkit::{poll, tools};
 
-use super::neighbours::Neighbour;
-use super::programs::make_strange;
+use super::other_programs::OtherProgram;
+use super::programs::rename_build;
 use super::restart::LIMIT;
 use crate::world::{World, is_emulated};
 
-/// How often the agent is replaced under load.
+/// Number of agent replacements under load.
 const REPLACEMENTS: u64 = 3;
 
 impl World {
-    /// As [`Self::with_options`], with a client that finishes its checksums, and the program in the uplink's driver.
+    /// As [`Self::with_options`], with XDP on the uplink and a client without checksum offload.
     pub(crate) fn with_xdp(options: Options) -> Self {
         let mut world = Self::with_options(1, options);
         let uplink = world.uplink();
@@ -38,7 +38,7 @@ impl World {
         world
     }
 
-    /// Puts the program in the driver of one of several uplinks, whose client finishes its checksums.
+    /// Attaches XDP to one of several uplinks, and disables checksum offload on its client.
     pub(crate) fn add_xdp(&mut self, uplink: &Device) {
         let client = self.topology.clients().iter().find(|client| client.uplink.name() == uplink.name).unwrap();
         client.device.set_offloads(&[Offload::TxChecksum], false).unwrap();
@@ -56,7 +56,7 @@ impl World {
         self.node().run(|| datapath.attach_xdp(&uplink)).unwrap()
     }
 
-    /// The numbers by which the kernel knows the program in a device's driver.
+    /// The kernel's id of the XDP program in a device's driver.
     pub(crate) fn xdp_program(&self, device: &str) -> Option<String> {
         let shown = self.node().ip(&format!("link show dev {device}")).unwrap();
         Some(shown.split_once("prog/xdp id ")?.1.split_whitespace().next()?.to_owned())
@@ -64,10 +64,10 @@ impl World {
 }
 
 #[test]
-fn driver_translates_requests_where_tc_has_no_program_for_them() {
+fn xdp_translates_requests_without_a_tc_ingress_program() {
     let mut world = World::with_xdp(Options::default());
     if world.datapath.as_ref().unwrap().hooks.mechanism() != "tcx" {
-        // A filter does not go with its pin.
+        // A filter stays attached when its pin is removed.
         return;
     }
     fs::remove_file(Pins::new(world.bpffs.path()).link(world.uplink().ifindex, Direction::Ingress)).unwrap();
@@ -78,15 +78,15 @@ fn driver_translates_requests_where_tc_has_no_program_for_them() {
 }
 
 #[test]
-fn everything_arrives_whole_with_the_program_in_the_driver() {
+fn transfers_datagrams_and_fragments_arrive_with_xdp() {
     let world = World::with_xdp(Options::default());
     world.assert_answers();
     let bytes = if is_emulated() { 1 << 18 } else { 16 << 20 };
     for frontend in world.frontends() {
-        for way in [Way::Upload, Way::Download] {
-            assert_eq!(transfer(world.client(), frontend, way, bytes).unwrap().bytes, bytes);
+        for direction in [TransferDirection::Upload, TransferDirection::Download] {
+            assert_eq!(transfer(world.client(), frontend, direction, bytes).unwrap().bytes, bytes);
         }
-        // In fragments, which are TC's.
+        // Fragments, which TC translates.
         assert_eq!(traffic::udp_exchange(world.client(), frontend, 4000, 4000).unwrap().pod, "web-0");
     }
     let options = UdpOptions { checksum: false, ..UdpOptions::default() };
@@ -95,20 +95,20 @@ fn everything_arrives_whole_with_the_program_in_the_driver() {
 }
 
 #[test]
-fn frames_in_parts_arrive_whole() {
+fn multi_buffer_frames_arrive_with_xdp() {
     if !preflight::has_xdp_frags() {
         return;
     }
     let world = World::with_xdp(Options { mtu: 9000, ..Options::default() });
     world.assert_answers();
     for frontend in world.frontends() {
-        assert_eq!(transfer(world.client(), frontend, Way::Upload, 8 << 20).unwrap().bytes, 8 << 20);
+        assert_eq!(transfer(world.client(), frontend, TransferDirection::Upload, 8 << 20).unwrap().bytes, 8 << 20);
         assert_eq!(traffic::udp_exchange(world.client(), frontend, 8000, 8000).unwrap().pod, "web-0");
     }
 }
 
 #[test]
-fn nothing_is_lost_while_the_program_is_replaced() {
+fn no_packet_is_lost_while_xdp_is_replaced() {
     let mut world = World::with_xdp(Options::default());
     let mut known = world.xdp_program("eth0").unwrap();
     world.datapath = None;
@@ -116,7 +116,7 @@ fn nothing_is_lost_while_the_program_is_replaced() {
     let request = |protocol| Request { protocol, server, pod: world.pod().name.clone(), client: world.client_ip() };
     let load = Load::start(world.client(), 100, vec![request(Protocol::Tcp), request(Protocol::Udp)]);
     for replacement in 1..=REPLACEMENTS {
-        make_strange(world.bpffs.path());
+        rename_build(world.bpffs.path());
         let mut next = world.open();
         world.attach(&mut next);
         world.attach_xdp(&mut next).unwrap();
@@ -131,11 +131,11 @@ fn nothing_is_lost_while_the_program_is_replaced() {
 }
 
 #[test]
-fn next_agent_leaves_the_driver_alone() {
+fn next_agent_does_not_reattach_xdp() {
     let mut world = World::with_xdp(Options::default());
     let before = world.xdp_program("eth0");
     world.datapath = None;
-    assert_eq!(world.xdp_program("eth0"), before, "it outlives the agent");
+    assert_eq!(world.xdp_program("eth0"), before, "the program outlives the agent");
     let mut next = world.open();
     world.attach(&mut next);
     world.attach_xdp(&mut next).unwrap();
@@ -144,22 +144,22 @@ fn next_agent_leaves_the_driver_alone() {
 }
 
 #[test]
-fn program_of_others_is_left_in_its_place_and_tc_serves() {
+fn foreign_xdp_program_is_kept_and_tc_translates() {
     let mut world = World::new(1);
-    let mut neighbour = Neighbour::load(&world, "192.0.2.250".parse().unwrap(), "61000-61100");
-    world.attach_xdp(&mut neighbour.datapath).unwrap();
-    let theirs = world.xdp_program("eth0");
+    let mut other = OtherProgram::load(&world, "192.0.2.250".parse().unwrap(), "61000-61100");
+    world.attach_xdp(&mut other.datapath).unwrap();
+    let foreign = world.xdp_program("eth0");
     let mut datapath = world.datapath.take().unwrap();
     let error = world.attach_xdp(&mut datapath).unwrap_err();
     assert_eq!(error.xdp_reason(), XdpReason::Occupied, "{error:?}");
-    assert!(theirs.is_some() && world.xdp_program("eth0") == theirs, "{theirs:?}");
+    assert!(foreign.is_some() && world.xdp_program("eth0") == foreign, "{foreign:?}");
     assert!(!Pins::new(world.bpffs.path()).xdp_link(world.uplink().ifindex).exists());
     world.topology.client().device.set_offloads(&[Offload::TxChecksum], false).unwrap();
     world.assert_answers();
 }
 
 #[test]
-fn device_whose_driver_runs_no_programs_is_told_apart() {
+fn device_without_native_xdp_is_reported() {
     let mut world = World::new(1);
     world.node().ip("link add up0 type bridge").unwrap();
     let all = world.node().block_on(netlink::interfaces()).unwrap().unwrap();
@@ -167,11 +167,11 @@ fn device_whose_driver_runs_no_programs_is_told_apart() {
     let mut datapath = world.datapath.take().unwrap();
     let error = world.node().run(|| datapath.attach_xdp(bridge)).unwrap().unwrap_err();
     assert_eq!(error.xdp_reason(), XdpReason::DriverRefuses, "{error:?}");
-    assert_eq!(world.xdp_program("up0"), None, "nor does the kernel run it in the driver's place");
+    assert_eq!(world.xdp_program("up0"), None, "the kernel runs no generic XDP program either");
 }
 
 #[test]
-fn device_that_comes_again_under_its_old_number_gets_the_program_again() {
+fn recreated_device_with_the_same_index_gets_xdp_again() {
     let mut world = World::new(1);
     let mut datapath = world.datapath.take().unwrap();
     for _ in 0..2 {
@@ -187,35 +187,36 @@ fn device_that_comes_again_under_its_old_number_gets_the_program_again() {
 }
 
 #[test]
-fn cleanup_takes_the_program_out_of_the_driver() {
+fn cleanup_detaches_xdp() {
     let mut world = World::with_xdp(Options::default());
     world.datapath = None;
     let (removed, errors) = world.node().block_on(remove_everything(world.bpffs.path())).unwrap();
     assert!(errors.is_empty(), "{errors:?}");
     let link = Pins::new(world.bpffs.path()).xdp_link(world.uplink().ifindex);
     assert_eq!(removed.pins.iter().filter(|pin| **pin == link).count(), 1, "{removed:?}");
-    poll::until("the end of the program", LIMIT, || world.xdp_program("eth0").is_none().then_some(())).unwrap();
+    poll::until("the detachment of the program", LIMIT, || world.xdp_program("eth0").is_none().then_some(())).unwrap();
 }
 
-/// The network cards of this machine whose driver is virtio's.
+/// The host's network cards with the virtio driver.
 fn cards() -> Vec<String> {
     let all = fs::read_dir("/sys/class/net").unwrap().map(|entry| entry.unwrap());
-    let is_card = |path: &Path| fs::read_link(path.join("device/driver")).is_ok_and(|to| to.ends_with("virtio_net"));
+    let is_card =
+        |path: &Path| fs::read_link(path.join("device/driver")).is_ok_and(|driver| driver.ends_with("virtio_net"));
     all.filter(|entry| is_card(&entry.path())).map(|entry| entry.file_name().into_string().unwrap()).collect()
 }
 
 #[test]
-fn network_card_translates_where_the_plan_is_the_agents_own() {
+fn network_card_translates_as_the_agent_plans() {
     if !is_emulated() {
         return;
     }
     let mut world = World::bare(1, Options::default());
     let cards = cards();
-    assert_eq!(cards.len(), 2, "{cards:?} are at one wire");
-    for (card, end) in cards.iter().zip([world.node(), world.client()]) {
-        let words = ["link", "set", card, "netns", end.name(), "name", "up0"];
+    assert_eq!(cards.len(), 2, "{cards:?} are two ends of one wire");
+    for (card, netns) in cards.iter().zip([world.node(), world.client()]) {
+        let words = ["link", "set", card, "netns", netns.name(), "name", "up0"];
         tools::output(Command::new("ip").args(words)).unwrap();
-        end.ip("link set up0 up").unwrap();
+        netns.ip("link set up0 up").unwrap();
     }
     world.topology.move_node_to("up0").unwrap();
     world.topology.move_client_to("up0").unwrap();
@@ -230,7 +231,7 @@ fn network_card_translates_where_the_plan_is_the_agents_own() {
     let mut datapath = world.datapath.take().unwrap();
     match world.node().run(|| datapath.attach_xdp(&card)).unwrap() {
         Ok(()) => assert!(world.xdp_program("up0").is_some()),
-        // Before 5.13 the driver wants a queue more for each processor than this card has.
+        // Before Linux 5.13 the driver needs one transmit queue more for each processor than the card has.
         Err(error) => {
             assert!(KernelVersion::current().unwrap() < KernelVersion::new(5, 13, 0), "{error:?}");
             assert_eq!(error.xdp_reason(), XdpReason::DriverRefuses, "{error:?}");
@@ -238,14 +239,14 @@ fn network_card_translates_where_the_plan_is_the_agents_own() {
     }
     world.assert_answers();
     for frontend in world.frontends() {
-        for way in [Way::Upload, Way::Download] {
-            assert_eq!(transfer(world.client(), frontend, way, 1 << 18).unwrap().bytes, 1 << 18);
+        for direction in [TransferDirection::Upload, TransferDirection::Download] {
+            assert_eq!(transfer(world.client(), frontend, direction, 1 << 18).unwrap().bytes, 1 << 18);
         }
     }
 }
 
 #[test]
-fn device_tells_how_its_frames_come() {
+fn device_list_contains_link_facts() {
     let world = World::bare(1, Options::default());
     let facts = |name: &str| {
         let all = world.node().block_on(netlink::interfaces()).unwrap().unwrap();
@@ -253,7 +254,7 @@ fn device_tells_how_its_frames_come() {
     };
     let eth0 = facts("eth0");
     assert_eq!((eth0.mtu, eth0.has_upper_devices, eth0.driver), (1500, false, None));
-    // Not every kernel has this kind of device.
+    // Not every kernel supports VLAN devices.
     if world.node().ip("link add link eth0 name up0 type vlan id 100").is_ok() {
         assert_eq!((facts("eth0").has_upper_devices, facts("up0").has_upper_devices), (true, false));
     } else {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clients on the Node itself and in its Pods, in a cgroup of the test's own.
+//! Clients on the Node and in its Pods, in a cgroup of the test.
 
-mod life;
-mod names;
+mod addresses;
+mod lifecycle;
+mod peer_address;
 mod pods;
 mod scene;
-mod shown;
 mod sources;

@@ -7,7 +7,7 @@ use super::scene::{PROTOCOLS, Scene, loopback_frontends, mapped};
 use crate::world::NODE_PORT;
 
 #[test]
-fn a_pod_reaches_another_pods_mapping_which_sees_its_address() {
+fn pod_reaches_another_pods_mapping_with_its_own_address() {
     let scene = Scene::new(2);
     let client = &scene.world.pods[1].0;
     for (server, client_ip) in scene.world.frontends().into_iter().zip(client.ips()) {
@@ -21,7 +21,7 @@ fn a_pod_reaches_another_pods_mapping_which_sees_its_address() {
 }
 
 #[test]
-fn a_pod_reaches_its_own_mapping() {
+fn pod_reaches_its_own_mapping() {
     let scene = Scene::new(1);
     for (server, pod_ip) in scene.world.frontends().into_iter().zip(scene.world.pod().ips()) {
         for protocol in PROTOCOLS {
@@ -32,7 +32,7 @@ fn a_pod_reaches_its_own_mapping() {
 }
 
 #[test]
-fn a_pods_loopback_is_its_own() {
+fn loopback_of_a_pod_is_not_translated() {
     let scene = Scene::new(2);
     let client = &scene.world.pods[1].0.netns;
     for server in loopback_frontends() {

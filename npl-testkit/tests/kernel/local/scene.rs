@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A Node with Pods, and a cgroup for clients whose sockets the agent's programs see.
+//! A Node with Pods, and a cgroup whose clients' sockets the agent's programs translate.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -13,22 +13,22 @@ use npl_testkit::traffic::{self, REQUEST_LIMIT};
 
 use crate::world::{NODE_PORT, World};
 
-/// Both protocols of a mapping.
+/// The protocols of each mapping.
 pub(super) const PROTOCOLS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
 
-/// Everything is taken down in this order.
+/// The fields are dropped in this order.
 pub(super) struct Scene {
     pub(super) cgroup: ClientCgroup,
     pub(super) world: World,
 }
 
 impl Scene {
-    /// Mapped Pods, as of [`World::new`], and the programs on a cgroup for clients.
+    /// A Node with mapped Pods as [`World::new`], and the programs on a cgroup of clients.
     pub(super) fn new(pods: u8) -> Self {
         Self::served(World::new(pods))
     }
 
-    /// As [`Self::new`], as of [`World::fresh`].
+    /// As [`Self::new`], based on [`World::fresh`].
     pub(super) fn fresh(pods: u8) -> Self {
         Self::served(World::fresh(pods))
     }
@@ -51,19 +51,19 @@ impl Scene {
         Self { cgroup, world }
     }
 
-    /// What a starting agent does for local clients.
+    /// Attaches the cgroup programs as a starting agent does.
     pub(super) fn serve(&self, datapath: &mut Datapath) -> ServedClients {
         let selection = CgroupSelection::Directory(self.cgroup.path().to_owned());
         let serve = || datapath.serve_local_clients(&selection);
         self.world.node().run(serve).unwrap().unwrap().unwrap()
     }
 
-    /// Asks once from within the cgroup.
+    /// Sends one request from a client in the cgroup.
     pub(super) fn ask(&self, from: &Netns, protocol: Protocol, server: SocketAddr) -> anyhow::Result<Answer> {
         self.cgroup.run(|| traffic::request(from, protocol, server, "who are you?")).unwrap()
     }
 
-    /// A UDP socket of a client in the cgroup that talks to nobody in particular.
+    /// An unconnected UDP socket of a client in the cgroup.
     pub(super) fn socket(&self, from: &Netns, server: SocketAddr) -> UdpSocket {
         let any: IpAddr = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let open = || from.run(|| UdpSocket::bind((any, 0))).unwrap().unwrap();
@@ -72,7 +72,7 @@ impl Scene {
         socket
     }
 
-    /// Whoever answers at `server` is the Pod of this name.
+    /// Asserts that the Pod of this name answers at `server` by both protocols.
     #[track_caller]
     pub(super) fn assert_answers(&self, from: &Netns, server: SocketAddr, pod: &str) {
         for protocol in PROTOCOLS {
@@ -81,7 +81,7 @@ impl Scene {
         }
     }
 
-    /// The host itself refuses, by both protocols.
+    /// Asserts that the host refuses the request by both protocols.
     #[track_caller]
     pub(super) fn assert_refused(&self, from: &Netns, server: SocketAddr) {
         for protocol in PROTOCOLS {
@@ -91,34 +91,34 @@ impl Scene {
         }
     }
 
-    /// The first Pod's mapping by the Node's address of each family, and the IPv4 one in IPv6 form.
-    pub(super) fn names(&self) -> [SocketAddr; 3] {
+    /// The first Pod's NAT addresses: IPv4, IPv6, and the IPv4 one as an IPv4-mapped IPv6 address.
+    pub(super) fn server_addresses(&self) -> [SocketAddr; 3] {
         let [v4, v6] = self.world.frontends();
         [v4, v6, mapped(v4)]
     }
 }
 
-/// The same by loopback, as far as the kernel tells which namespace's it is.
-pub(super) fn loopback_names() -> Vec<SocketAddr> {
+/// Loopback addresses with the first Pod's node port; none if the kernel cannot tell network namespaces apart.
+pub(super) fn loopback_addresses() -> Vec<SocketAddr> {
     if !has_loopback() {
         return Vec::new();
     }
     let [v4, v6] = loopback_frontends();
-    let another = (Ipv4Addr::new(127, 9, 8, 7), NODE_PORT).into();
-    vec![v4, v6, mapped(v4), another]
+    let other_loopback = (Ipv4Addr::new(127, 9, 8, 7), NODE_PORT).into();
+    vec![v4, v6, mapped(v4), other_loopback]
 }
 
-/// The first node port by `127.0.0.1` and by `::1`.
+/// The first Pod's node port at `127.0.0.1` and `::1`.
 pub(super) fn loopback_frontends() -> [SocketAddr; 2] {
     [(Ipv4Addr::LOCALHOST, NODE_PORT).into(), (Ipv6Addr::LOCALHOST, NODE_PORT).into()]
 }
 
-/// `SO_NETNS_COOKIE` is there from Linux 5.14 on.
+/// Whether loopback is supported, which needs `SO_NETNS_COOKIE` (Linux 5.14).
 pub(super) fn has_loopback() -> bool {
     KernelVersion::current().unwrap() >= KernelVersion::new(5, 14, 0)
 }
 
-/// As a socket that serves both families names an IPv4 server.
+/// The server's address as an IPv4-mapped IPv6 address, which a dual-stack socket uses.
 pub(super) fn mapped(server: SocketAddr) -> SocketAddr {
     match server.ip() {
         IpAddr::V4(ip) => (ip.to_ipv6_mapped(), server.port()).into(),

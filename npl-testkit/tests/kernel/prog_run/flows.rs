@@ -247,9 +247,9 @@ fn reopened_flow_tuple_starts_without_the_flags_of_the_previous_connection() {
 #[test]
 fn unaccepted_syn_does_not_change_the_established_flow() {
     with_mappings(|lab| {
-        for end in [node(), (second_node_ip(), NODE_PORT).into()] {
+        for nat_address in [node(), (second_node_ip(), NODE_PORT).into()] {
             establish(lab);
-            sends_syn(lab, end, vec![]);
+            sends_syn(lab, nat_address, vec![]);
             assert_eq!(lab.slot(flow(Tcp)).map(half_open::phase), Some(Phase::ESTABLISHED));
             // The Pod answers a SYN on an open connection with a challenge ACK (RFC 5961).
             is_reply_translated(lab, ACK);

@@ -300,7 +300,7 @@ fn datagram_to_the_host_does_not_overwrite_a_mapped_datagrams_record() {
         let (slot_of_mapping, of_mapping) = lab.fragment_records(family())[0];
         lab.set_fragment_record(family(), slot_of_mapping, 0);
         lab.run(PROG_INGRESS, &first(&to_host));
-        let (slot, of_host) = lab.fragment_records(family())[0];
+        let (slot, host_record) = lab.fragment_records(family())[0];
         // As if both datagrams had the same slot.
         lab.set_fragment_record(family(), slot, of_mapping);
         passes(lab, PROG_INGRESS, &first(&to_host), vec![]);
@@ -308,7 +308,7 @@ fn datagram_to_the_host_does_not_overwrite_a_mapped_datagrams_record() {
         lab.age_fragment_records(family(), 40);
         passes(lab, PROG_INGRESS, &first(&to_host), vec![]);
         let replaced = lab.fragment_records(family())[0].1;
-        assert!(is_of(replaced, of_host), "a timed-out record is replaced");
+        assert!(is_of(replaced, host_record), "a timed-out record is replaced");
     });
 }
 

@@ -49,13 +49,13 @@ fn cache_entry(replaced_by: Option<Vec<u8>>) -> Vec<u8> {
     fn of<H: aya::Pod>(name: &str, replaced_by: Option<Vec<u8>>) -> Vec<u8> {
         let mut map: Array<MapData, H> = open(name);
         if let Some(bytes) = replaced_by {
-            // Any bytes are a valid `aya::Pod`, and there are as many of them as the type has.
+            // SAFETY: any bytes are a valid `aya::Pod`, and there are as many of them as the type has.
             #[expect(unsafe_code, reason = "a corrupt cache entry is made from bytes")]
             let cache_entry = unsafe { bytes.as_ptr().cast::<H>().read_unaligned() };
             map.set(slot(FRONTEND), cache_entry, 0).unwrap();
         }
         let cache_entry = map.get(&slot(FRONTEND), 0).unwrap();
-        // An `aya::Pod` has no padding.
+        // SAFETY: an `aya::Pod` has no padding.
         #[expect(unsafe_code, reason = "a cache entry is compared byte by byte")]
         unsafe { std::slice::from_raw_parts((&raw const cache_entry).cast::<u8>(), size_of::<H>()) }.to_vec()
     }
@@ -169,7 +169,7 @@ impl Drop for SetOnDrop<'_> {
 
 /// If two processors write an entry at the same time, its bytes may be a mix of both writes.
 #[test]
-fn what_nobody_has_left_is_none_and_is_replaced() {
+fn corrupt_cache_entry_is_ignored_and_replaced() {
     with_mappings(|lab| {
         goes_to(lab, NODE_PORT, pod());
         let cached = cache_entry(None);

@@ -178,7 +178,7 @@ fn cached_reply_does_not_use_a_node_address_with_a_reused_index() {
 
 /// If two processors write an entry at the same time, its bytes may be a mix of both writes.
 #[test]
-fn what_nobody_has_left_is_none_and_is_replaced() {
+fn corrupt_cache_entry_is_ignored_and_replaced() {
     with_mappings(|lab| {
         establish(lab);
         is_reply_translated(lab, ACK);

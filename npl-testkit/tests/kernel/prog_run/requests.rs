@@ -90,7 +90,7 @@ fn header_options_of_every_length_are_kept() {
 }
 
 #[test]
-fn everything_else_in_the_headers_is_kept() {
+fn all_other_header_fields_are_kept() {
     with_mappings_of(Family::V4, |lab| {
         let mut request = tcp(client(), node(), PSH | ACK, b"payload");
         let ip = request.ipv4_mut().unwrap();

@@ -94,8 +94,12 @@ fn exchanges(family: Family) -> impl Strategy<Value = Exchange> {
 /// Addresses of hosts, neither multicast nor loopback.
 fn ips(family: Family) -> BoxedStrategy<IpAddr> {
     if family == Family::V4 {
-        let of_host = |ip: &Ipv4Addr| !matches!(ip.octets()[0], 0 | 127 | 224..);
-        return any::<u32>().prop_map(Ipv4Addr::from).prop_filter("a host's address", of_host).prop_map_into().boxed();
+        let is_host_address = |ip: &Ipv4Addr| !matches!(ip.octets()[0], 0 | 127 | 224..);
+        return any::<u32>()
+            .prop_map(Ipv4Addr::from)
+            .prop_filter("a host's address", is_host_address)
+            .prop_map_into()
+            .boxed();
     }
     // Global and unique local addresses.
     let prefixes = select(&[0x2000_u16, 0x2001, 0x3fff, 0xfc00, 0xfdff][..]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! SCTP, whose CRC32c covers the packet without a pseudo-header and is updated without reading the payload.
+//! SCTP, whose CRC covers the packet without a pseudo-header and is updated without reading the payload.
 
 use npl_agent::core::model::Family;
 use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
@@ -133,7 +133,7 @@ fn options_and_extension_headers_are_kept_and_not_part_of_the_crc() {
 }
 
 #[test]
-fn everything_else_in_the_headers_is_kept() {
+fn all_other_header_fields_are_kept() {
     with_mappings(|lab| {
         open(lab);
         let mut answer = sctp(pod(), client(), DATA, b"answer");

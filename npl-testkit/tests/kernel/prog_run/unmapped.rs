@@ -38,9 +38,9 @@ fn unmapped_datagram_is_recorded_for_each_address_and_for_fragments() {
     with_mappings(|lab| {
         let to = |node_port: u16| -> SocketAddr { (node_ip(), node_port).into() };
         assert_eq!(time_until_quiet(lab, FREE_PORT), None);
-        lab.ingress(&udp(client(), to(FREE_PORT), b"anybody there?"));
+        lab.ingress(&udp(client(), to(FREE_PORT), b"hello"));
         assert_recent_traffic(lab, FREE_PORT);
-        lab.ingress(&udp(client(), (second_node_ip(), FREE_PORT + 1).into(), b"anybody there?"));
+        lab.ingress(&udp(client(), (second_node_ip(), FREE_PORT + 1).into(), b"hello"));
         assert_recent_traffic(lab, FREE_PORT + 1);
         let first = fragments(&udp(client(), to(FREE_PORT + 2), &[7; 3000]), 5).remove(0);
         lab.run(PROG_INGRESS, &first);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Packets larger than IP has a length for, as hosts handle them between their devices.
+//! BIG TCP: packets that exceed the 16-bit length field of IP, as the kernel passes them between virtual devices.
 
 use std::io;
 use std::time::Duration;
@@ -14,44 +14,44 @@ use rtnetlink::packet_route::link::LinkAttribute;
 use rtnetlink::{LinkUnspec, new_connection};
 use socket2::{Domain, SockFilter, Socket, Type};
 
-use super::offload::bytes;
-use super::redirect::NOTHING_IS_FORWARDED;
+use super::device_offloads::bytes;
+use super::redirect::DROP_FORWARDED;
 use crate::wire::{ETH_P_ALL, link_address};
 use crate::world::{World, is_emulated};
 
-/// Three times what IP has a length for.
-const LARGEST: u32 = 196_608;
+/// Three times the maximum of a 16-bit length.
+const BIG_TCP_BYTES: u32 = 196_608;
 
-/// What a length of sixteen bits says at most.
-const LONGEST: u32 = 65_535;
+/// The maximum of a 16-bit length.
+const MAX_IP_BYTES: u32 = 65_535;
 const ETHERNET_HEADER: u32 = 14;
 
-/// The first kernels whose pairs of devices take larger packets, in each family.
+/// The first kernels whose veth devices accept such packets, for each family.
 const SINCE_V6: KernelVersion = KernelVersion::new(5, 19, 0);
 const SINCE_V4: KernelVersion = KernelVersion::new(6, 3, 0);
 
-/// A packet that was seen has been queued.
+/// Time limit for a packet that the socket has already queued.
 const QUEUED: Duration = Duration::from_millis(10);
 
-/// Far longer than it takes until a sender has so much to send at once, which depends on who is waiting for whom.
+/// Time limit for a large packet to be seen: a sender has that much data to send only now and then.
 const LIMIT: Duration = Duration::from_mins(1);
 
-/// Which way packets pass a device.
+/// The side of a device where packets are observed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
-    Comes,
-    Leaves,
+    Arriving,
+    Leaving,
 }
 
-/// Notices packets at a device that are longer than [`LONGEST`]: those that come before any program has them, those that leave
-/// behind all of them.
-struct Lookout(Socket);
+/// Detects packets at a device that are longer than [`MAX_IP_BYTES`]: arriving ones before any program, leaving ones
+/// after all programs.
+struct LargePacketSocket(Socket);
 
-impl Lookout {
+impl LargePacketSocket {
     fn new(device: &Device, side: Side) -> Self {
         let socket = device.netns().run(|| Socket::new(Domain::PACKET, Type::RAW, None)).unwrap().unwrap();
-        socket.attach_filter(&longer_ones(side)).unwrap();
-        // Nothing is received before this.
+        socket.attach_filter(&large_packet_filter(side)).unwrap();
+        // The socket receives nothing before it is bound.
         socket.bind(&link_address(device.ifindex().unwrap(), ETH_P_ALL)).unwrap();
         socket.set_read_timeout(Some(QUEUED)).unwrap();
         Self(socket)
@@ -62,8 +62,8 @@ impl Lookout {
     }
 }
 
-/// As classic BPF: the packet's kind, its length, and how much of it is received.
-fn longer_ones(side: Side) -> [SockFilter; 6] {
+/// A classic BPF filter of packet direction and length, which passes only the Ethernet header.
+fn large_packet_filter(side: Side) -> [SockFilter; 6] {
     const LOAD: u16 = 0x20;
     const LOAD_LENGTH: u16 = 0x80;
     const JUMP_IF_EQUAL: u16 = 0x15;
@@ -72,24 +72,25 @@ fn longer_ones(side: Side) -> [SockFilter; 6] {
     /// `SKF_AD_OFF + SKF_AD_PKTTYPE`
     const KIND: u32 = 0xffff_f004;
     let outgoing = u32::from(libc::PACKET_OUTGOING);
-    let (if_leaves, otherwise) = if side == Side::Leaves { (0, 3) } else { (3, 0) };
+    let (if_leaving, otherwise) = if side == Side::Leaving { (0, 3) } else { (3, 0) };
     [
         SockFilter::new(LOAD, 0, 0, KIND),
-        SockFilter::new(JUMP_IF_EQUAL, if_leaves, otherwise, outgoing),
+        SockFilter::new(JUMP_IF_EQUAL, if_leaving, otherwise, outgoing),
         SockFilter::new(LOAD_LENGTH, 0, 0, 0),
-        SockFilter::new(JUMP_IF_GREATER, 0, 1, LONGEST + ETHERNET_HEADER),
+        SockFilter::new(JUMP_IF_GREATER, 0, 1, MAX_IP_BYTES + ETHERNET_HEADER),
         SockFilter::new(RETURN, 0, 0, ETHERNET_HEADER),
         SockFilter::new(RETURN, 0, 0, 0),
     ]
 }
 
-/// Has a device make, take and merge packets of up to [`LARGEST`] bytes in a family, if the kernel has that.
+/// Makes a device send, accept and merge packets of up to [`BIG_TCP_BYTES`] bytes in a family, if the kernel supports
+/// it.
 #[track_caller]
 fn allow_large(device: &Device, family: Family) {
     let limits = if family == Family::V4 {
-        [LinkAttribute::GsoIpv4MaxSize(LARGEST), LinkAttribute::GroIpv4MaxSize(LARGEST)]
+        [LinkAttribute::GsoIpv4MaxSize(BIG_TCP_BYTES), LinkAttribute::GroIpv4MaxSize(BIG_TCP_BYTES)]
     } else {
-        [LinkAttribute::GsoMaxSize(LARGEST), LinkAttribute::GroMaxSize(LARGEST)]
+        [LinkAttribute::GsoMaxSize(BIG_TCP_BYTES), LinkAttribute::GroMaxSize(BIG_TCP_BYTES)]
     };
     let mut message = LinkUnspec::new_with_index(device.ifindex().unwrap());
     for limit in limits {
@@ -105,61 +106,64 @@ fn allow_large(device: &Device, family: Family) {
     device.netns().block_on(set).unwrap().unwrap();
 }
 
-/// Whether a family's packets may be that large on this kernel.
-fn is_possible(family: Family) -> bool {
+/// Whether the kernel supports such packets of a family.
+fn is_supported(family: Family) -> bool {
     KernelVersion::current().unwrap() >= if family == Family::V4 { SINCE_V4 } else { SINCE_V6 }
 }
 
-/// Where a transfer's packets are looked out for: as they come to the Node, and as they leave it.
-fn lookouts(world: &World, forwarding: Forwarding, direction: Direction) -> Vec<Lookout> {
+/// Sockets that observe a transfer's packets as they arrive at the Node and as they leave it.
+fn sockets(world: &World, forwarding: Forwarding, direction: Direction) -> Vec<LargePacketSocket> {
     let [_, uplink, pod, host_device] = world.path_devices();
-    let [comes, leaves] = [Side::Comes, Side::Leaves].map(|side| move |device: &Device| Lookout::new(device, side));
+    let [arriving, leaving] =
+        [Side::Arriving, Side::Leaving].map(|side| move |device: &Device| LargePacketSocket::new(device, side));
     match (direction, forwarding) {
-        (Direction::Upload, Forwarding::Stack) => vec![comes(&uplink), leaves(&host_device)],
-        // The Node's end of the pair is left out.
-        (Direction::Upload, _) => vec![comes(&uplink), comes(&pod)],
-        (Direction::Download, _) => vec![comes(&host_device), leaves(&uplink)],
+        (Direction::Upload, Forwarding::Stack) => vec![arriving(&uplink), leaving(&host_device)],
+        // The redirect bypasses the Node's end of the Pod's veth pair.
+        (Direction::Upload, _) => vec![arriving(&uplink), arriving(&pod)],
+        (Direction::Download, _) => vec![arriving(&host_device), leaving(&uplink)],
     }
 }
 
-/// By the host's stack, and past it.
+/// Transfers through the kernel stack, and with redirect.
 fn transfer_in_large_packets(mut world: World) {
     for forwarding in [Forwarding::Stack, Forwarding::Redirect] {
         world.follow(forwarding);
         if forwarding == Forwarding::Redirect {
-            world.node().nft(NOTHING_IS_FORWARDED).unwrap();
+            world.node().nft(DROP_FORWARDED).unwrap();
         }
         for frontend in world.frontends() {
             for direction in [Direction::Upload, Direction::Download] {
-                let mut lookouts = lookouts(&world, forwarding, direction);
-                // An emulated processor is too slow for windows that hold such packets.
-                if is_emulated() || !is_possible(Family::of(frontend.ip())) {
-                    lookouts.clear();
+                let mut sockets = sockets(&world, forwarding, direction);
+                // An emulated processor is too slow for TCP windows that allow such packets.
+                if is_emulated() || !is_supported(Family::of(frontend.ip())) {
+                    sockets.clear();
                 }
-                let what =
-                    format!("packets longer than {LONGEST} bytes, {direction:?} at {frontend} by {forwarding:?}");
-                let all_are_seen = || {
+                let what = format!(
+                    "packets longer than {MAX_IP_BYTES} bytes, {direction:?} at {frontend} with {forwarding:?}"
+                );
+                let are_all_seen = || {
                     assert_eq!(transfer(world.client(), frontend, direction, bytes()).unwrap().bytes, bytes());
-                    lookouts.retain(|lookout| !lookout.has_seen());
-                    lookouts.is_empty().then_some(())
+                    sockets.retain(|socket| !socket.has_seen());
+                    sockets.is_empty().then_some(())
                 };
-                poll::until(&what, LIMIT, all_are_seen).unwrap();
+                poll::until(&what, LIMIT, are_all_seen).unwrap();
             }
         }
     }
 }
 
-/// IPv6 has a hop-by-hop header for the length then, ahead of TCP's; in IPv4 it is zero.
+/// Such IPv6 packets have a hop-by-hop header ahead of the TCP header, which contains the length; in IPv4 the length
+/// field is zero.
 #[test]
-fn transfer_is_whole_in_packets_larger_than_ip_has_a_length_for() {
+fn big_tcp_transfers_are_complete() {
     let world = World::new(1);
     for device in world.path_devices() {
         device.set_offloads(&Offload::ALL, true).unwrap();
-        for family in [Family::V4, Family::V6].into_iter().filter(|family| is_possible(*family)) {
+        for family in [Family::V4, Family::V6].into_iter().filter(|family| is_supported(*family)) {
             allow_large(&device, family);
         }
     }
-    // The kernel counts that header where it forwards, though no segment has it.
+    // The forwarding code includes that header in its MTU check although no segment on the wire has it.
     let [_, uplink, _, host_device] = world.path_devices();
     for device in [uplink, host_device] {
         device.set_mtu(1600).unwrap();

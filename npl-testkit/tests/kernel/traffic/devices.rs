@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a Node's addresses are on: the agent itself chooses which devices carry the programs. A kernel that was built
-//! without a kind of device cannot be asked about it, and the test says so; the emulated ones have all.
+//! Devices that have the Node's addresses: the agent selects the devices that get the programs. A test of a device
+//! type that the host's kernel lacks reports this and passes; emulated kernels have all types.
 
 use std::time::Duration;
 
@@ -14,18 +14,19 @@ use npl_testkit::traffic::{Direction, transfer};
 
 use crate::world::{World, is_emulated};
 
-/// Kinds that every kernel has which this project is tested on.
+/// Device types that every tested kernel has.
 const EVERYWHERE: [&str; 2] = ["bridge", "vxlan"];
 
-/// Far longer than a bond needs to see its member's carrier.
+/// Time limit for a bond to detect its member's carrier; far longer than needed.
 const CARRIER_LIMIT: Duration = Duration::from_secs(10);
 
-/// Whether the kernel has a kind of device; the emulated ones must, and so must every one have the usual kinds.
+/// Whether the kernel supports a device type; an emulated kernel must support every type, and any kernel the common
+/// ones.
 pub(super) fn has(kind: &str, netns: &Netns, line: &str) -> bool {
     kernel::make_device(netns, kind, line, EVERYWHERE.contains(&kind)).unwrap()
 }
 
-/// The devices that the agent would choose, and why.
+/// The devices that the agent selects, with the reason of each.
 pub(super) fn chosen(world: &World) -> Vec<(Device, UplinkReason)> {
     let all = world.node().block_on(netlink::interfaces()).unwrap().unwrap().into_iter();
     let choose = |device: &Device| devices::choose(device, &DeviceSelection::Auto, &world.node_ips(), false).ok();
@@ -34,14 +35,14 @@ pub(super) fn chosen(world: &World) -> Vec<(Device, UplinkReason)> {
     chosen
 }
 
-/// What the agent decides on one device.
+/// The agent's decision on one device.
 pub(super) fn decided(world: &World, name: &str) -> Result<UplinkReason, UplinkReason> {
     let all = world.node().block_on(netlink::interfaces()).unwrap().unwrap();
     let device = all.iter().find(|device| device.name == name).unwrap();
     devices::choose(device, &DeviceSelection::Auto, &world.node_ips(), false)
 }
 
-/// The chosen ones but those that come unasked with a kind's first device, which nothing goes through.
+/// The selected devices without those that the kernel creates by itself with the first device of a type.
 pub(super) fn names(chosen: &[(Device, UplinkReason)]) -> Vec<(&str, UplinkReason)> {
     let made = chosen.iter().filter(|(device, _)| ["eth0", "up0", "tun0"].contains(&device.name.as_str()));
     made.map(|(device, reason)| (device.name.as_str(), *reason)).collect()
@@ -52,8 +53,8 @@ pub(super) fn install(world: &mut World, chosen: &[(Device, UplinkReason)]) {
     world.install_on(&devices);
 }
 
-/// Moves the Node's addresses to `up0`, which the agent chooses then, and by which everything is served: requests of both
-/// families and protocols, and transfers by segments as large as devices make them.
+/// Moves the Node's addresses to `up0` and asserts that the agent selects it and that it serves requests by both
+/// protocols and families, and transfers with the largest segments.
 #[track_caller]
 fn assert_served_by_up0(world: World) {
     world.topology.move_node_to("up0").unwrap();
@@ -75,15 +76,15 @@ fn assert_served_by(mut world: World, device: &str) {
 }
 
 #[test]
-fn bridge_that_has_the_nodes_addresses_carries_the_programs() {
+fn bridge_with_the_nodes_addresses_gets_the_programs() {
     let world = World::bare(1, Options::default());
     assert!(has("bridge", world.node(), "link add up0 type bridge forward_delay 0"));
     world.node().ip("link set eth0 master up0\nlink set up0 up").unwrap();
     assert_served_by_up0(world);
 }
 
-/// A world whose client is in a VLAN, and whose Node has a device for that, `up0`, set as it says; none if the kernel knows no
-/// VLANs.
+/// A Node whose client is in a VLAN, for which the Node has the device `up0` with these settings; none if the kernel
+/// lacks VLAN devices.
 fn with_vlan(settings: &str) -> Option<World> {
     let world = World::bare(1, Options::default());
     let add = "link add link eth0 name up0 type vlan id 100";
@@ -91,21 +92,21 @@ fn with_vlan(settings: &str) -> Option<World> {
         return None;
     }
     world.client().ip(add).unwrap();
-    for end in [world.node(), world.client()] {
-        end.ip("link set up0 up").unwrap();
+    for netns in [world.node(), world.client()] {
+        netns.ip("link set up0 up").unwrap();
     }
     world.topology.move_client_to("up0").unwrap();
     Some(world)
 }
 
 #[test]
-fn vlan_that_has_the_nodes_addresses_carries_the_programs() {
+fn vlan_with_the_nodes_addresses_gets_the_programs() {
     let Some(world) = with_vlan("") else { return };
     assert_served_by_up0(world);
 }
 
 #[test]
-fn bond_that_has_the_nodes_addresses_carries_the_programs() {
+fn bond_with_the_nodes_addresses_gets_the_programs() {
     let world = World::bare(1, Options::default());
     if !has("bond", world.node(), "link add up0 type bond mode active-backup miimon 50") {
         return;
@@ -117,7 +118,7 @@ fn bond_that_has_the_nodes_addresses_carries_the_programs() {
 }
 
 #[test]
-fn vlan_that_leaves_its_tag_in_frames_is_refused_until_it_takes_it_out() {
+fn vlan_with_reorder_hdr_off_is_refused_until_it_is_on() {
     let Some(world) = with_vlan("reorder_hdr off") else { return };
     world.topology.move_node_to("up0").unwrap();
     assert_eq!(decided(&world, "up0"), Err(UplinkReason::LeavesTags));
@@ -126,7 +127,7 @@ fn vlan_that_leaves_its_tag_in_frames_is_refused_until_it_takes_it_out() {
 }
 
 #[test]
-fn gre_without_one_remote_end_is_refused() {
+fn gre_without_a_fixed_remote_address_is_refused() {
     let world = World::bare(0, Options::default());
     let refused = Err(UplinkReason::ShowsOuterHeaders);
     for (kind, settings, expected) in [
@@ -146,9 +147,9 @@ fn gre_without_one_remote_end_is_refused() {
     }
 }
 
-/// The virtual router has what comes in from its member, behind that device's hooks, and routes by a table of its own.
+/// A VRF receives packets from its member device after that device's hooks, and routes by its own table.
 #[test]
-fn member_of_a_virtual_router_that_has_the_nodes_addresses_carries_the_programs() {
+fn vrf_member_with_the_nodes_addresses_gets_the_programs() {
     let world = World::bare(1, Options::default());
     if !has("vrf", world.node(), "link add vrf0 type vrf table 10") {
         return;
@@ -156,7 +157,7 @@ fn member_of_a_virtual_router_that_has_the_nodes_addresses_carries_the_programs(
     world.node().ip("link set vrf0 up\nlink set eth0 master vrf0").unwrap();
     world.topology.move_node_to("eth0").unwrap();
     let (pod, device) = (world.pod().addresses, world.pod().host_device.name());
-    // As a virtual router is set up, and leads to Pods outside of it.
+    // The usual routes of a VRF, with routes to Pods outside of it.
     let lines = format!(
         "route add unreachable default metric 4278198272 table 10\n\
          route add {} dev {device} scope link table 10\n\

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! ICMP errors on real networks: who learns from them what it has to.
+//! ICMP errors on real networks: path MTU discovery and refusals.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
@@ -13,20 +13,20 @@ use npl_testkit::traffic::{self, Direction, transfer};
 use crate::lab::mapping;
 use crate::world::{POD_PORT, World, is_emulated};
 
-/// What the narrow link takes; more than IPv6's least.
+/// MTU of the narrow link; more than IPv6's minimum.
 const NARROW: u32 = 1300;
 const CLOSED_NODE_PORT: u16 = 61_050;
-/// Far longer than an error needs; nobody waits for it unless one is lost.
+/// Time limit for an error to arrive; only reached if one is lost.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Enough for many full packets.
+/// Enough for many full-size packets.
 fn bytes() -> u64 {
     if is_emulated() { 1 << 20 } else { 8 << 20 }
 }
 
-/// A client beyond the first one, which becomes a router with a narrow link to it.
+/// A client behind the first one, which becomes a router with a narrow link to it.
 ///
-/// The link is narrow by its route: a device that is narrow itself would not even receive what is too long.
+/// The route, not the device, has the small MTU: a device would drop larger packets on receipt.
 fn client_behind_a_narrow_link(world: &World) -> (Netns, [IpAddr; 2]) {
     let (router, far) = (world.client(), world.run.netns("far").unwrap());
     for netns in [router, &far] {
@@ -54,28 +54,28 @@ route add default via 2001:db8:0:8::1")
     (far, ["203.0.113.130".parse().unwrap(), "2001:db8:0:8::2".parse().unwrap()])
 }
 
-/// The sender has been told how much the path takes.
+/// Asserts that the sender has learned the path MTU.
 #[track_caller]
-fn has_learnt(sender: &Netns, receiver: IpAddr) {
+fn assert_path_mtu_learned(sender: &Netns, receiver: IpAddr) {
     let route = sender.ip(&format!("route get {receiver}")).unwrap();
     assert!(route.contains(&format!(" mtu {NARROW}")), "{route}");
 }
 
 #[test]
-fn pod_learns_of_a_narrow_link_on_the_way_to_its_client() {
+fn pod_discovers_the_path_mtu_to_its_client() {
     let world = World::new(1);
     let (far, addresses) = client_behind_a_narrow_link(&world);
     for (frontend, address) in world.frontends().into_iter().zip(addresses) {
         let report = transfer(&far, frontend, Direction::Download, bytes()).unwrap();
         assert_eq!(report.bytes, bytes());
-        has_learnt(&world.pod().netns, address);
+        assert_path_mtu_learned(&world.pod().netns, address);
         let answer = traffic::tcp_request(&far, frontend, "who are you?").unwrap();
         assert_eq!((answer.pod.as_str(), answer.client.ip()), ("web-0", address));
     }
 }
 
 #[test]
-fn client_learns_of_a_narrow_link_on_the_way_to_its_pod() {
+fn client_discovers_the_path_mtu_to_its_pod() {
     let world = World::new(1);
     let device = world.pod().host_device.name();
     for ip in world.pod().ips() {
@@ -85,11 +85,11 @@ fn client_learns_of_a_narrow_link_on_the_way_to_its_pod() {
     for frontend in world.frontends() {
         let report = transfer(world.client(), frontend, Direction::Upload, bytes()).unwrap();
         assert_eq!(report.bytes, bytes());
-        has_learnt(world.client(), frontend.ip());
+        assert_path_mtu_learned(world.client(), frontend.ip());
     }
 }
 
-/// A mapping of a port that the Pod does not serve, in both families.
+/// Maps a Pod port that the Pod does not serve, in both families.
 fn map_closed_port(world: &mut World) -> [SocketAddr; 2] {
     for pod_ip in world.pod().ips() {
         let (frontend, backend) = mapping(Protocol::Udp, CLOSED_NODE_PORT, (pod_ip, POD_PORT + 1).into(), 1);
@@ -99,14 +99,14 @@ fn map_closed_port(world: &mut World) -> [SocketAddr; 2] {
 }
 
 #[test]
-fn closed_pod_port_refuses_a_datagram_too() {
+fn closed_pod_port_refuses_a_datagram() {
     let mut world = World::new(1);
     for server in map_closed_port(&mut world) {
         let socket = traffic::udp_socket(world.client(), server, true).unwrap();
         socket.set_read_timeout(Some(LIMIT)).unwrap();
-        socket.send(b"anybody there?").unwrap();
-        let told = poll::uninterrupted(|| socket.recv(&mut [0; 64])).unwrap_err();
-        assert_eq!(told.kind(), ErrorKind::ConnectionRefused, "{server}");
+        socket.send(b"hello").unwrap();
+        let error = poll::uninterrupted(|| socket.recv(&mut [0; 64])).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{server}");
     }
     world.assert_answers();
 }

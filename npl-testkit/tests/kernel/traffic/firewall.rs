@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Nodes whose own rules drop what does not fit: connection tracking, forwarding policy, masquerading, reverse paths.
+//! Nodes with a stateful firewall, masquerading and reverse path filters.
 
 use npl_testkit::topology::MASQUERADE;
 use npl_testkit::traffic::{Direction, transfer};
 
 use crate::world::World;
 
-/// What a careful distribution has: nothing invalid, nothing forwarded that nobody allowed.
+/// Rules of a hardened distribution: invalid packets are dropped, and only allowed connections are forwarded.
 const RULES: &str = "
 table inet npl_test {
   chain forward {
@@ -24,7 +24,7 @@ pub(crate) fn load_rules(world: &World) {
 }
 
 #[test]
-fn firewall_sees_one_valid_flow_and_masks_nothing() {
+fn firewall_sees_no_invalid_packet_and_does_not_masquerade_replies() {
     let world = World::new(1);
     load_rules(&world);
     for _ in 0..4 {
@@ -39,7 +39,7 @@ fn firewall_sees_one_valid_flow_and_masks_nothing() {
 }
 
 #[test]
-fn strict_reverse_path_filter_lets_both_directions_pass() {
+fn strict_reverse_path_filter_passes_both_directions() {
     let world = World::new(1);
     for device in ["all", "default", "eth0", world.pod().host_device.name()] {
         world.node().sysctl(&format!("net/ipv4/conf/{device}/rp_filter"), "1").unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A flood of fragments that nobody can put together, and what others notice of it.
+//! A flood of fragments of incomplete datagrams, and its effect on other clients.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -11,29 +11,30 @@ use npl_common::traffic::random_client;
 use npl_testkit::packet::Packet;
 use npl_testkit::traffic::{self, REQUEST_LIMIT};
 
-use super::fragments::{ORDERS, ask_in_every_order};
+use super::fragments::{ORDERS, request_in_every_order};
 use crate::prog_run::fragments::pieces;
 use crate::sys::stay_on_this_processor;
 use crate::wire::{self, Wire};
 use crate::world::{NODE_PORT, World, is_emulated};
 
-/// The node port of the second Pod, which gets the flood: a Pod has room for few datagrams that are not whole.
+/// The node port of the second Pod, which receives the flood: a Pod's stack holds only a few incomplete datagrams.
 const FLOODED_PORT: u16 = NODE_PORT + 1;
 
-/// Pairs of fragments between two of a datagram's: far more than a processor keeps.
+/// Pairs of flood fragments between two fragments of a legitimate datagram: far more than the fragment buffer of a
+/// processor holds.
 const BETWEEN: u64 = 64;
 
-/// Numbers of the datagrams that are to be answered. With these, no record of theirs is overwritten, which happens to one of
-/// some hundred.
+/// Identifications of the legitimate datagrams. They are chosen so that the flood overwrites no tracking record of
+/// them; with random ones it would overwrite about one in some hundred.
 const FIRST_ID: u32 = 0x6000;
 const DATAGRAMS: u32 = 16;
 
-/// Pairs of fragments ahead of everything else: two of three records are written then.
+/// Pairs of fragments before everything else: they fill two thirds of the tracking records.
 fn pairs() -> u64 {
     if is_emulated() { 500 } else { SLOTS.into() }
 }
 
-/// Where fragments come from, each from another sender.
+/// Sends fragments, each from another client address.
 struct Flood {
     wire: Wire,
     server: SocketAddr,
@@ -46,7 +47,7 @@ impl Flood {
         Self { wire: wire::open_for(Family::of(server.ip()), &client.device, &client.uplink), server, sent: 0 }
     }
 
-    /// So many fragments that come before the first of their datagram, and as many first ones that nothing follows.
+    /// Sends so many early fragments, and as many first fragments without later ones.
     fn send(&mut self, pairs: u64) {
         for at in [1, 0].repeat(usize::try_from(pairs).unwrap()) {
             let (address, port) = random_client(self.sent);
@@ -62,7 +63,7 @@ impl Flood {
     }
 }
 
-/// Who sends honest datagrams of four fragments.
+/// A client that sends legitimate datagrams of four fragments.
 struct Sender {
     wire: Wire,
     socket: UdpSocket,
@@ -72,18 +73,18 @@ struct Sender {
 
 impl Sender {
     fn new(world: &World, client_ip: IpAddr, server: SocketAddr) -> Self {
-        let ends = world.topology.client();
+        let link = world.topology.client();
         let socket = traffic::udp_socket(world.client(), server, true).unwrap();
         let client = (client_ip, socket.local_addr().unwrap().port()).into();
-        // So that the flow table knows the flow: each first fragment of the flood opens one too, and one of some hundred datagrams
-        // would find its half-open word overwritten before its answer comes.
+        // Establishes the flow: each first fragment of the flood opens a flow too, and would overwrite the half-open
+        // entry of one in some hundred datagrams before its reply.
         for question in ["hello", "hello again"] {
             assert_eq!(traffic::udp_ask(&socket, question).unwrap().pod, "web-0");
         }
-        Self { wire: wire::open_for(Family::of(client_ip), &ends.device, &ends.uplink), socket, client, server }
+        Self { wire: wire::open_for(Family::of(client_ip), &link.device, &link.uplink), socket, client, server }
     }
 
-    /// Sends a datagram's fragments in this order, once, with something before each; what it says.
+    /// Sends a datagram's fragments in this order and calls `before` ahead of each; returns the payload.
     fn send(&self, id: u32, order: [usize; 4], mut before: impl FnMut()) -> Vec<u8> {
         let question = format!("{id:05}").repeat(1000).into_bytes();
         let mut datagram = Packet::udp(self.client, self.server, &question);
@@ -103,7 +104,7 @@ impl Sender {
         assert_eq!((answer.pod.as_str(), answer.client), ("web-0", self.client));
     }
 
-    /// What the Pod would have answered before it has answered somebody who came later.
+    /// Asserts that the Pod has not replied; called after the Pod has replied to a later datagram.
     #[track_caller]
     fn assert_not_answered(&self) {
         self.socket.set_nonblocking(true).unwrap();
@@ -111,7 +112,7 @@ impl Sender {
     }
 }
 
-/// Fragments that came before their first one, and those that were translated to the second Pod.
+/// Counts of early fragments, and of packets that were translated to the second Pod.
 fn counted(world: &mut World, family: Family) -> [u64; 2] {
     let tables = &world.datapath().tables;
     let (_, early) =
@@ -124,7 +125,7 @@ fn counted(world: &mut World, family: Family) -> [u64; 2] {
     [early, flooded.unwrap().stats.request_packets]
 }
 
-/// While fragments come from everywhere.
+/// Asserts that clients are served during the flood.
 #[track_caller]
 fn assert_served(world: &World, flood: &mut Flood, client_ip: IpAddr, server: SocketAddr) {
     let stream = traffic::tcp_connect(world.client(), server).unwrap();
@@ -133,11 +134,11 @@ fn assert_served(world: &World, flood: &mut Flood, client_ip: IpAddr, server: So
     let (in_order, first_last) = (ORDERS[0], ORDERS[2]);
     for id in FIRST_ID..FIRST_ID + DATAGRAMS {
         sender.assert_answered(&sender.send(id, in_order, || flood.send(BETWEEN)));
-        for answer in [traffic::tcp_ask(&stream, "still there?"), traffic::udp_ask(&socket, "and you?")] {
+        for answer in [traffic::tcp_ask(&stream, "still connected?"), traffic::udp_ask(&socket, "and you?")] {
             assert_eq!(answer.unwrap().pod, "web-0");
         }
     }
-    // What waits for its first fragment is given up for what comes later: so it is a flood.
+    // Early fragments are evicted by later ones: this shows that the flood exceeds the fragment buffer.
     let late = Sender::new(world, client_ip, server);
     late.send(FIRST_ID + DATAGRAMS, first_last, || flood.send(BETWEEN));
     sender.assert_answered(&sender.send(FIRST_ID + DATAGRAMS + 1, in_order, || {}));
@@ -145,9 +146,9 @@ fn assert_served(world: &World, flood: &mut Flood, client_ip: IpAddr, server: So
 }
 
 #[test]
-fn a_flood_of_fragments_keeps_no_datagram_out_that_comes_in_order_and_has_no_effect_when_it_is_over() {
+fn fragment_flood_does_not_affect_ordered_datagrams_and_has_no_lasting_effect() {
     let mut world = World::new(2);
-    // Neighbours must be known, and what came early waits where it came.
+    // Neighbor entries must exist, and early fragments are saved per processor.
     world.assert_answers();
     stay_on_this_processor();
     for (server, client_ip) in world.frontends().into_iter().zip(world.client_ips()) {
@@ -155,8 +156,12 @@ fn a_flood_of_fragments_keeps_no_datagram_out_that_comes_in_order_and_has_no_eff
         let before = counted(&mut world, Family::of(client_ip));
         flood.send(pairs());
         let after = counted(&mut world, Family::of(client_ip));
-        assert_eq!([0, 1].map(|which| after[which] - before[which]), [pairs(); 2], "all of it came to the program");
+        assert_eq!(
+            [0, 1].map(|which| after[which] - before[which]),
+            [pairs(); 2],
+            "the program has received the whole flood"
+        );
         assert_served(&world, &mut flood, client_ip, server);
     }
-    assert_eq!(ask_in_every_order(&world, world.frontends()), ["web-0"; 10]);
+    assert_eq!(request_in_every_order(&world, world.frontends()), ["web-0"; 10]);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Datagrams that no link takes whole.
+//! Fragmented datagrams.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,7 +18,7 @@ use crate::sys::stay_on_this_processor;
 use crate::wire;
 use crate::world::{POD_PORT, World};
 
-/// Bytes of questions and answers: three fragments, and seven.
+/// Payload lengths of requests and replies: three fragments, and seven.
 const SIZES: [(usize, usize); 4] = [(4000, 512), (512, 4000), (9000, 9000), (4000, 9000)];
 
 #[track_caller]
@@ -35,7 +35,7 @@ fn exchange_large_datagrams(world: &World) {
 }
 
 #[test]
-fn large_datagrams_pass_in_both_directions() {
+fn large_datagrams_are_translated_in_both_directions() {
     let world = World::new(1);
     exchange_large_datagrams(&world);
     for device in [&world.topology.client().device, &world.pod().device] {
@@ -44,40 +44,40 @@ fn large_datagrams_pass_in_both_directions() {
     exchange_large_datagrams(&world);
 }
 
-/// Connection tracking puts fragments together and cuts them again in between.
+/// Kernel conntrack reassembles the fragments and fragments the datagram again.
 #[test]
-fn large_datagrams_pass_a_node_that_tracks_connections() {
+fn large_datagrams_are_translated_on_a_node_with_kernel_conntrack() {
     let world = World::new(1);
     load_rules(&world);
     exchange_large_datagrams(&world);
 }
 
-/// The Node itself cuts what is too long for the uplink, ahead of the programs.
+/// The Node fragments datagrams that exceed the uplink's MTU, before the programs see them.
 #[test]
-fn replies_that_the_node_cuts_are_translated() {
+fn replies_that_the_node_fragments_are_translated() {
     let mut world = World::new(1);
     for device in [&world.pod().device, &world.pod().host_device] {
         device.set_mtu(9200).unwrap();
     }
-    // Sockets that are opened now let others cut what they send; in IPv6 nobody but the sender does.
+    // Sockets opened from now on allow fragmentation by the Node; in IPv6 only the sender fragments.
     world.pod().netns.sysctl("net/ipv4/ip_no_pmtu_disc", "1").unwrap();
-    let _server = EchoServer::start_in(&world.pod().netns, "careless", &[POD_PORT + 1]).unwrap();
+    let _server = EchoServer::start_in(&world.pod().netns, "no-pmtud", &[POD_PORT + 1]).unwrap();
     let (frontend, backend) = mapping(Protocol::Udp, 61_050, (world.pod().ip(), POD_PORT + 1).into(), 1);
     world.datapath().upsert_mapping(frontend, backend).unwrap();
     let answer = udp_exchange(world.client(), (world.node_ip(), 61_050).into(), 512, 9000).unwrap();
-    assert_eq!((answer.pod.as_str(), answer.client.ip()), ("careless", world.client_ip()));
+    assert_eq!((answer.pod.as_str(), answer.client.ip()), ("no-pmtud", world.client_ip()));
 }
 
-/// Orders of four fragments, by their numbers.
+/// Orders of four fragments.
 pub(super) const ORDERS: [[usize; 4]; 5] = [[0, 1, 2, 3], [3, 2, 1, 0], [1, 2, 3, 0], [2, 0, 3, 1], [1, 0, 2, 3]];
 
-/// What the next datagram that is sent in every order is numbered: by an earlier one's number, fragments that come early would
-/// be known.
+/// Identification of the next datagram. It must be new, because early fragments with a known identification would be
+/// translated at once.
 static NEXT_ID: AtomicU32 = AtomicU32::new(0x4e50);
 
-/// Sends a question of four fragments in every order; whose answers come back.
-pub(super) fn ask_in_every_order(world: &World, servers: [SocketAddr; 2]) -> Vec<String> {
-    // What came early waits where it came.
+/// Sends a datagram of four fragments in every order, and returns the names of the servers that reply.
+pub(super) fn request_in_every_order(world: &World, servers: [SocketAddr; 2]) -> Vec<String> {
+    // Early fragments are saved per processor.
     stay_on_this_processor();
     let wire = wire::open(&world.topology.client().device, &world.topology.client().uplink);
     let mut names = Vec::new();
@@ -93,39 +93,39 @@ pub(super) fn ask_in_every_order(world: &World, servers: [SocketAddr; 2]) -> Vec
                 wire.send(&frames[at]).unwrap();
             }
             let answer = traffic::udp_receive(&socket, &question, REQUEST_LIMIT).unwrap();
-            names.push(answer.unwrap_or_else(|| panic!("{server} got no datagram of {order:?}")).pod);
+            names.push(answer.unwrap_or_else(|| panic!("{server} received no datagram in order {order:?}")).pod);
         }
     }
     names
 }
 
 #[test]
-fn fragments_may_come_in_any_order() {
+fn fragmented_requests_are_translated_in_any_order() {
     let world = World::new(1);
-    // Neighbours must be known: a fragment that waits for one would come later than those after it.
+    // Neighbor entries must exist: a fragment that waits for resolution would arrive after later ones.
     world.assert_answers();
-    assert_eq!(ask_in_every_order(&world, world.frontends()), ["web-0"; 10]);
+    assert_eq!(request_in_every_order(&world, world.frontends()), ["web-0"; 10]);
     load_rules(&world);
-    assert_eq!(ask_in_every_order(&world, world.frontends()), ["web-0"; 10]);
+    assert_eq!(request_in_every_order(&world, world.frontends()), ["web-0"; 10]);
 }
 
 #[test]
-fn fragments_for_the_node_itself_may_come_in_any_order_too() {
+fn fragmented_requests_to_the_node_arrive_in_any_order() {
     let world = World::new(1);
     world.assert_answers();
     let _server = EchoServer::start_in(world.node(), "node", &[9090]).unwrap();
-    assert_eq!(ask_in_every_order(&world, world.node_ips().map(|ip| (ip, 9090).into())), ["node"; 10]);
+    assert_eq!(request_in_every_order(&world, world.node_ips().map(|ip| (ip, 9090).into())), ["node"; 10]);
 }
 
-/// The first Pod sends answers of four fragments in every order, by a wire of its own that leads to `gateway`: the client of
-/// an open conversation gets them all, whole and from whom it has asked.
+/// The first Pod sends replies of four fragments in every order from its device, whose link peer is `gateway`.
+/// Asserts that the client of an established flow receives all of them, complete and from the NAT address.
 #[track_caller]
-pub(super) fn answer_in_every_order(world: &World, gateway: &Device) {
+pub(super) fn reply_in_every_order(world: &World, gateway: &Device) {
     stay_on_this_processor();
     let wire = wire::open(&world.pod().device, gateway);
     for (server, pod_ip) in world.frontends().into_iter().zip(world.pod().ips()) {
         let socket = traffic::udp_socket(world.client(), server, true).unwrap();
-        let client = traffic::udp_ask(&socket, "who answers?").unwrap().client;
+        let client = traffic::udp_ask(&socket, "hello").unwrap().client;
         for (number, order) in (0_u32..).zip(ORDERS) {
             let answer = format!("answer {number} of {} ", world.pod().name).repeat(5000).into_bytes()[..5000].to_vec();
             let mut datagram = Packet::udp((pod_ip, POD_PORT).into(), client, &answer);
@@ -137,15 +137,19 @@ pub(super) fn answer_in_every_order(world: &World, gateway: &Device) {
             socket.set_read_timeout(Some(REQUEST_LIMIT * poll::patience())).unwrap();
             let mut arrived = vec![0; usize::from(u16::MAX)];
             let length = poll::uninterrupted(|| socket.recv(&mut arrived));
-            let length = length.unwrap_or_else(|err| panic!("no answer of {order:?} by {server}: {err}"));
-            assert!(arrived[..length] == answer, "{order:?} by {server}: {}", String::from_utf8_lossy(&arrived[..60]));
+            let length = length.unwrap_or_else(|err| panic!("no reply in order {order:?} from {server}: {err}"));
+            assert!(
+                arrived[..length] == answer,
+                "{order:?} from {server}: {}",
+                String::from_utf8_lossy(&arrived[..60])
+            );
         }
     }
 }
 
 #[test]
-fn fragments_of_answers_may_come_in_any_order() {
+fn fragmented_replies_are_translated_in_any_order() {
     let world = World::new(1);
     world.assert_answers();
-    answer_in_every_order(&world, &world.pod().host_device);
+    reply_in_every_order(&world, &world.pod().host_device);
 }

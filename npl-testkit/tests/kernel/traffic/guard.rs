@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The guard: what a Pod sends after the Node has forgotten the connection, beside rules that masquerade Pods.
+//! The nftables guard: on a Node that masquerades Pods, replies must keep their source after kernel conntrack has
+//! lost the connection.
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -13,15 +14,15 @@ use npl_testkit::topology::MASQUERADE;
 use crate::lab::mapping;
 use crate::world::World;
 
-/// A port of the Pod that the tests serve themselves.
+/// A Pod port that the tests serve themselves.
 const PORT: u16 = 9000;
 const NODE_PORT: u16 = 61_050;
 const LIMIT: Duration = Duration::from_secs(30);
 const RESYNC: Duration = Duration::from_millis(200);
-/// How long nothing comes where nothing can.
+/// Time in which nothing must arrive.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// A Node that masquerades its Pods, and a mapping of a port that nobody serves yet.
+/// A Node that masquerades its Pods, and a mapping of a port that is not served yet.
 fn masquerading() -> World {
     let mut world = World::new(1);
     world.node().nft(MASQUERADE).unwrap();
@@ -41,12 +42,12 @@ fn guarded(world: &mut World, mode: GuardMode) -> Guard {
     guard
 }
 
-/// The guard's table as `nft` shows it, if it is there.
+/// The guard's table as `nft` prints it; none if there is no table.
 fn table(world: &World) -> Option<String> {
     world.node().nft_table(nft_guard::TABLE)
 }
 
-/// The Pod's end of TCP as `nft` shows it.
+/// The nftables set element of the Pod's TCP endpoint.
 fn element(pod_ip: IpAddr) -> String {
     format!("{pod_ip} . 6 . {PORT}")
 }
@@ -60,7 +61,7 @@ fn frontend(node_ip: IpAddr) -> SocketAddr {
     (node_ip, NODE_PORT).into()
 }
 
-/// What the Pod serves, by both protocols and in both families.
+/// The Pod's server sockets, for both protocols and families.
 struct Served {
     listener: TcpListener,
     socket: UdpSocket,
@@ -77,7 +78,7 @@ impl Served {
     }
 }
 
-/// Whether what a Pod sends by itself, long after its client, still reaches that by TCP and by UDP in a family.
+/// Whether a Pod's data still reaches its client by TCP and by UDP after kernel conntrack has lost the connection.
 fn pushes_arrive(world: &World, served: &Served, node_ip: IpAddr, limit: Duration) -> [bool; 2] {
     let mut client = world.client().run(|| TcpStream::connect_timeout(&frontend(node_ip), LIMIT)).unwrap().unwrap();
     client.set_read_timeout(Some(limit)).unwrap();
@@ -92,14 +93,14 @@ fn pushes_arrive(world: &World, served: &Served, node_ip: IpAddr, limit: Duratio
     socket.connect(frontend(node_ip)).unwrap();
     socket.set_read_timeout(Some(limit)).unwrap();
     socket.send(b"question").unwrap();
-    let (_, asker) = poll::uninterrupted(|| served.socket.recv_from(&mut question)).unwrap();
-    served.socket.send_to(b"answer", asker).unwrap();
+    let (_, client_addr) = poll::uninterrupted(|| served.socket.recv_from(&mut question)).unwrap();
+    served.socket.send_to(b"answer", client_addr).unwrap();
     let mut answer = [0; 8];
     assert_eq!(poll::uninterrupted(|| socket.recv(&mut answer)).unwrap(), 6);
 
     world.node().forget_connections().unwrap();
     server.write_all(b"pushed").unwrap();
-    served.socket.send_to(b"pushed", asker).unwrap();
+    served.socket.send_to(b"pushed", client_addr).unwrap();
     let is_pushed = |read: std::io::Result<usize>, bytes: &[u8]| read.is_ok_and(|count| bytes[..count] == *b"pushed");
     let by_tcp = poll::uninterrupted(|| client.read(&mut answer));
     let by_tcp = is_pushed(by_tcp, &answer);
@@ -108,7 +109,7 @@ fn pushes_arrive(world: &World, served: &Served, node_ip: IpAddr, limit: Duratio
 }
 
 #[test]
-fn a_reply_of_a_forgotten_connection_reaches_its_client() {
+fn guard_keeps_replies_of_a_connection_that_conntrack_has_lost() {
     let mut world = masquerading();
     let _guard = guarded(&mut world, GuardMode::Auto);
     poll::until("the guard", LIMIT, || has_both_families(&world).then_some(())).unwrap();
@@ -118,9 +119,9 @@ fn a_reply_of_a_forgotten_connection_reaches_its_client() {
     }
 }
 
-/// What the guard is for: were this not so, the test above would prove nothing.
+/// The control experiment: without it, the test above would prove nothing.
 #[test]
-fn without_a_guard_the_node_masquerades_it() {
+fn replies_of_a_lost_connection_are_masqueraded_without_the_guard() {
     let mut world = masquerading();
     let _guard = guarded(&mut world, GuardMode::Off);
     let served = Served::by(&world);
@@ -130,7 +131,7 @@ fn without_a_guard_the_node_masquerades_it() {
 }
 
 #[test]
-fn the_guard_follows_mappings_comes_back_and_goes_with_what_it_guards_from() {
+fn guard_follows_mappings_is_restored_and_ends_with_masquerading() {
     let mut world = World::new(1);
     let guard = guarded(&mut world, GuardMode::Auto);
     world.node().nft(MASQUERADE).unwrap();
@@ -141,18 +142,18 @@ fn the_guard_follows_mappings_comes_back_and_goes_with_what_it_guards_from() {
     guard.record(&npl_agent::core::op::Op::UpsertMapping(frontend, backend));
     poll::until("a new mapping", LIMIT, || has_it().then_some(())).unwrap();
     world.node().nft(&format!("delete table {}", nft_guard::TABLE)).unwrap();
-    poll::until("the table that somebody took away", LIMIT, || has_it().then_some(())).unwrap();
+    poll::until("the restored table", LIMIT, || has_it().then_some(())).unwrap();
     world.node().nft(&format!("flush chain {} replies", nft_guard::TABLE)).unwrap();
     let is_whole = || table(&world).is_some_and(|table| table.matches("snat").count() == 2);
-    poll::until("the rules that somebody took away", LIMIT, || is_whole().then_some(())).unwrap();
+    poll::until("the restored rules", LIMIT, || is_whole().then_some(())).unwrap();
     guard.record(&npl_agent::core::op::Op::RemoveMapping(frontend));
-    poll::until("the end of a mapping", LIMIT, || (!has_it()).then_some(())).unwrap();
+    poll::until("the removal of a mapping", LIMIT, || (!has_it()).then_some(())).unwrap();
     world.node().nft("delete table inet npl_test").unwrap();
-    poll::until("the end of the guard", LIMIT, || table(&world).is_none().then_some(())).unwrap();
+    poll::until("the removal of the guard's table", LIMIT, || table(&world).is_none().then_some(())).unwrap();
 }
 
 #[test]
-fn a_thousand_mappings_are_guarded_and_the_table_is_taken_away() {
+fn guard_covers_thousands_of_mappings_and_is_removed() {
     let world = World::new(1);
     let guard = world.node().run(|| Guard::start(GuardMode::On, RESYNC)).unwrap();
     let pod_ips = world.pod().ips();
@@ -167,5 +168,5 @@ fn a_thousand_mappings_are_guarded_and_the_table_is_taken_away() {
     drop(guard);
     assert!(world.node().run(nft_guard::remove).unwrap().unwrap());
     assert_eq!(table(&world), None);
-    assert!(!world.node().run(nft_guard::remove).unwrap().unwrap(), "it is gone");
+    assert!(!world.node().run(nft_guard::remove).unwrap().unwrap(), "the table is already removed");
 }

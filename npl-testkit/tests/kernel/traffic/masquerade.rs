@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Connections of Pods that the Node masquerades behind a port which a mapping has: their replies are the Node's.
+//! Connections of Pods that the Node masquerades behind a port that is also a mapped node port: their replies are
+//! passed to the host.
 
 use std::io::ErrorKind;
 use std::iter;
@@ -12,10 +13,10 @@ use npl_testkit::traffic::{self, REQUEST_LIMIT, UdpOptions};
 
 use crate::world::{NODE_PORT, World};
 
-/// Ports of servers outside: to one of them there is one connection by one port of the Node's.
+/// Ports of servers outside of the cluster: one masqueraded port of the Node can have one connection to each.
 const OUTSIDE: [u16; 3] = [7070, 7071, 7072];
 
-/// As `MASQUERADE --random-fully` may choose, behind the node port of the first Pod.
+/// `MASQUERADE --random-fully` may choose any port, here the node port of the first Pod.
 const MASQUERADE: &str = "
 table inet npl_test {
   chain postrouting {
@@ -25,7 +26,7 @@ table inet npl_test {
   }
 }";
 
-/// One for each way that a request may take through the Node.
+/// A Node for each path that a request may take: stack, redirect, offload and XDP.
 fn worlds() -> impl Iterator<Item = (&'static str, World)> {
     let driver = iter::once_with(|| {
         let mut world = World::with_options(2, Options::default());
@@ -33,20 +34,20 @@ fn worlds() -> impl Iterator<Item = (&'static str, World)> {
         world.add_xdp(&uplink);
         ("driver", world)
     });
-    let past = [("stack", Forwarding::Stack), ("redirect", Forwarding::Redirect), ("offload", Forwarding::Offload)];
-    let past = past.into_iter().map(|(name, forwarding)| {
+    let modes = [("stack", Forwarding::Stack), ("redirect", Forwarding::Redirect), ("offload", Forwarding::Offload)];
+    let modes = modes.into_iter().map(|(name, forwarding)| {
         let mut world = World::new(2);
         world.node().set_liberal_tracking(true).unwrap();
         world.follow(forwarding);
         (name, world)
     });
-    past.chain(driver)
+    modes.chain(driver)
 }
 
 #[test]
-fn replies_to_what_the_node_masquerades_behind_a_node_port_are_the_nodes() {
+fn replies_to_connections_masqueraded_behind_a_node_port_reach_the_node() {
     for (name, world) in worlds() {
-        // The Pods' replies to clients are masqueraded by nobody: the flow is the client's.
+        // Replies of mapped flows are not masqueraded: conntrack has the client's connection.
         world.node().nft(MASQUERADE).unwrap();
         let _outside = EchoServer::start_in(world.client(), "outside", &OUTSIDE).unwrap();
         let pod = &world.pods[1].0.netns;
@@ -63,23 +64,23 @@ fn replies_to_what_the_node_masquerades_behind_a_node_port_are_the_nodes() {
                 assert_eq!((udp.pod.as_str(), udp.client), ("outside", masqueraded), "{name}");
             }
         }
-        // Clients of the mapping are served as before.
+        // Clients of the mapping are still served.
         world.assert_answers();
     }
 }
 
-/// An error about a packet of such a connection is the Node's too, as routers' are that say how large one may be.
+/// ICMP errors about such a connection are passed to the host too, as those of path MTU discovery.
 #[test]
-fn errors_about_what_the_node_masquerades_behind_a_node_port_reach_who_has_sent_it() {
+fn icmp_errors_about_connections_masqueraded_behind_a_node_port_reach_the_pod() {
     for (name, world) in worlds() {
         world.node().nft(MASQUERADE).unwrap();
         let pod = &world.pods[1].0.netns;
         for client_ip in world.client_ips() {
-            // Nobody is there: an error comes back.
+            // No server listens on this port, so an ICMP error returns.
             let server = SocketAddr::new(client_ip, OUTSIDE[0]);
             let socket = traffic::udp_socket(pod, server, true).unwrap();
             socket.set_read_timeout(Some(REQUEST_LIMIT)).unwrap();
-            socket.send(b"is anybody there?").unwrap();
+            socket.send(b"hello").unwrap();
             let error = socket.recv(&mut [0; 16]).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{name}, {client_ip}");
         }

@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Real connections from a client over the Node to Pods, checked at both ends by what was sent.
+//! Real connections from a client through the Node to Pods; both ends verify the data.
 
 mod big_tcp;
+mod cni_rules;
+mod device_offloads;
 mod devices;
-mod direct;
+mod direct_connections;
 mod errors;
 mod firewall;
 mod flood;
-mod foreign;
+mod flow_offload;
+mod foreign_tc;
 mod fragment_flood;
 mod fragments;
 mod guard;
+mod kernel_conntrack;
+mod kernel_nat_errors;
 mod masquerade;
 mod netkit;
-mod offload;
-mod oracle;
-mod past_others;
-mod past_the_stack;
 mod redirect;
 mod requests;
 mod reverse_path;
 mod sctp;
 mod sources;
-mod surroundings;
-mod tracking;
 mod tunnels;
+mod unmapped;
 mod uplinks;
 mod wireguard;

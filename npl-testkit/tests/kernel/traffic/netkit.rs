@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pods behind a pair of netkit's, which CNIs take instead of veth's. The way to such a Pod is another function of the kernel's.
+//! Pods behind netkit pairs instead of veth pairs. The kernel redirects to such a Pod by a different code path.
 
 use npl_agent::core::devices::redirect::Forwarding;
 use npl_agent::datapath::preflight;
 
 use super::devices::has;
-use super::past_the_stack::{STATEFUL, assert_most_packets_pass_by};
-use super::redirect::{NOTHING_IS_FORWARDED, assert_served};
+use super::flow_offload::{STATEFUL, assert_most_packets_bypass_the_stack};
+use super::redirect::{DROP_FORWARDED, assert_served};
 use crate::world::World;
 
-/// A Pod of that kind; nothing where the kernel has none, which Linux 6.7 brought, a version after `tcx`.
+/// A Node with a Pod behind netkit; none if the kernel lacks netkit, which Linux 6.7 added, one version after TCX.
 fn behind_netkit() -> Option<World> {
     let world = World::new(1);
-    let is_there = preflight::has_tcx() && has("netkit", world.node(), "link add probe0 type netkit");
-    if !is_there {
+    let is_supported = preflight::has_tcx() && has("netkit", world.node(), "link add probe0 type netkit");
+    if !is_supported {
         return None;
     }
     world.node().ip("link del probe0").unwrap();
@@ -23,17 +23,17 @@ fn behind_netkit() -> Option<World> {
 }
 
 #[test]
-fn pod_behind_netkit_is_served_by_the_stack() {
+fn pod_behind_netkit_is_served_in_stack_mode() {
     let Some(world) = behind_netkit() else { return };
     assert_served(&world);
 }
 
 #[test]
-fn pod_behind_netkit_is_redirected_to() {
+fn pod_behind_netkit_is_served_in_redirect_mode() {
     let Some(mut world) = behind_netkit() else { return };
     world.follow(Forwarding::Redirect);
     assert_eq!(world.datapath().redirected().unwrap().len(), 2, "the Pod's two addresses");
-    world.node().nft(NOTHING_IS_FORWARDED).unwrap();
+    world.node().nft(DROP_FORWARDED).unwrap();
     assert_served(&world);
 }
 
@@ -43,5 +43,5 @@ fn flows_to_a_pod_behind_netkit_are_offloaded() {
     world.node().nft(STATEFUL).unwrap();
     world.node().set_liberal_tracking(true).unwrap();
     world.follow(Forwarding::Offload);
-    assert_most_packets_pass_by(world);
+    assert_most_packets_bypass_the_stack(world);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `--forwarding redirect`: past the host's stack in both directions, and by the stack whatever that has to do more than
-//! forward.
+//! `--forwarding redirect`: packets bypass the kernel stack in both directions, except where the stack must do more
+//! than forward.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -15,19 +15,19 @@ use npl_testkit::topology::{Offload, Options};
 use npl_testkit::traffic::{self, Direction, Load, Request, Transfer, UdpOptions, transfer, udp_exchange, udp_socket};
 
 use super::firewall::load_rules;
-use super::fragments::{answer_in_every_order, ask_in_every_order};
+use super::fragments::{reply_in_every_order, request_in_every_order};
 use crate::lab::mapping;
 use crate::world::{NODE_PORT, POD_PORT, World, is_emulated};
 
-/// A Node that forwards nothing between the client and the Pods: whatever arrives has not met it.
-pub(super) const NOTHING_IS_FORWARDED: &str = "
+/// Drops all forwarded packets: a packet that arrives has bypassed the forward chain.
+pub(super) const DROP_FORWARDED: &str = "
 table inet npl_test {
   chain forward {
     type filter hook forward priority filter; policy drop;
   }
 }";
 
-/// What the host tells a client of a packet that has gone too far.
+/// Counts ICMP time exceeded errors that a client receives.
 const TIME_EXCEEDED_IS_COUNTED: &str = "
 table inet npl_test {
   chain input {
@@ -36,24 +36,24 @@ table inet npl_test {
   }
 }";
 
-/// A node port whose Pod port nobody listens on.
+/// A node port whose Pod port is closed.
 const CLOSED: u16 = 61_050;
 
-/// Far longer than the kernel needs.
+/// Time limit that is far longer than the kernel needs.
 const LIMIT: Duration = Duration::from_secs(30);
 
 fn bytes() -> u64 {
     if is_emulated() { 1 << 18 } else { 16 << 20 }
 }
 
-/// Two Pods, to which packets are redirected.
+/// A Node in redirect mode with two Pods.
 pub(super) fn redirected() -> World {
     let mut world = World::new(2);
     world.follow(Forwarding::Redirect);
     world
 }
 
-/// The same with the Pods on a bridge, as many CNIs have them.
+/// As [`redirected`], with the Pods on a bridge, as many CNIs connect them.
 pub(super) fn redirected_over_a_bridge() -> World {
     let mut world = World::new(2);
     let mut lines = vec![
@@ -74,7 +74,7 @@ pub(super) fn redirected_over_a_bridge() -> World {
     world
 }
 
-/// Requests by both protocols and families, and transfers in both directions.
+/// Asserts that requests by both protocols and families are answered, and transfers in both directions are complete.
 #[track_caller]
 pub(super) fn assert_served(world: &World) {
     for _ in 0..3 {
@@ -88,9 +88,9 @@ pub(super) fn assert_served(world: &World) {
 }
 
 #[test]
-fn both_directions_pass_by_the_hosts_stack() {
+fn both_directions_bypass_the_stack() {
     let world = redirected();
-    world.node().nft(NOTHING_IS_FORWARDED).unwrap();
+    world.node().nft(DROP_FORWARDED).unwrap();
     assert_served(&world);
     let without = UdpOptions { checksum: false, ..UdpOptions::default() };
     let answer = traffic::udp_request(world.client(), world.frontend(), b"no checksum", without).unwrap().answer;
@@ -98,16 +98,16 @@ fn both_directions_pass_by_the_hosts_stack() {
 }
 
 #[test]
-fn both_directions_pass_by_the_hosts_stack_over_a_bridge() {
+fn both_directions_bypass_the_stack_over_a_bridge() {
     let world = redirected_over_a_bridge();
-    world.node().nft(NOTHING_IS_FORWARDED).unwrap();
+    world.node().nft(DROP_FORWARDED).unwrap();
     assert_served(&world);
 }
 
 #[test]
-fn transfers_are_whole_wherever_segments_and_checksums_are_made() {
+fn redirected_transfers_are_complete_with_and_without_device_offloads() {
     let world = redirected();
-    world.node().nft(NOTHING_IS_FORWARDED).unwrap();
+    world.node().nft(DROP_FORWARDED).unwrap();
     for is_on in [false, true] {
         for device in world.path_devices() {
             device.set_offloads(&Offload::ALL, is_on).unwrap();
@@ -121,44 +121,45 @@ fn transfers_are_whole_wherever_segments_and_checksums_are_made() {
     assert_served(&world);
 }
 
-/// Fragments and ICMP errors too: a firewall that sees half of a conversation drops or masks it.
+/// Fragments and ICMP errors must bypass the stack too: a firewall that sees half of a connection drops or
+/// masquerades its packets.
 #[test]
-fn what_few_packets_are_like_passes_by_the_hosts_stack_too() {
+fn fragments_and_icmp_errors_bypass_the_stack() {
     let mut world = redirected();
     let (frontend, backend) = mapping(model::Protocol::Udp, CLOSED, (world.pod().ip(), POD_PORT + 1).into(), 1);
     world.datapath().upsert_mapping(frontend, backend).unwrap();
-    world.node().nft(NOTHING_IS_FORWARDED).unwrap();
+    world.node().nft(DROP_FORWARDED).unwrap();
     for frontend in world.frontends() {
         for (question, answer) in [(4000, 512), (512, 4000), (4000, 4000)] {
             assert_eq!(udp_exchange(world.client(), frontend, question, answer).unwrap().pod, "web-0");
         }
     }
     let socket = udp_socket(world.client(), (world.node_ip(), CLOSED).into(), true).unwrap();
-    let error = traffic::udp_ask(&socket, "anybody?").unwrap_err();
+    let error = traffic::udp_ask(&socket, "hello").unwrap_err();
     let kind = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
     assert_eq!(kind, Some(ErrorKind::ConnectionRefused), "the Pod's port is closed: {error:#}");
 }
 
-/// Those that come ahead of the first one of their datagram are the host's, and their copies go the first one's way.
+/// Early fragments are passed to the host; their saved copies are redirected with the first fragment.
 #[test]
-fn fragments_pass_by_the_hosts_stack_in_any_order() {
+fn fragments_bypass_the_stack_in_any_order() {
     let world = redirected();
     world.assert_answers();
-    world.node().nft(NOTHING_IS_FORWARDED).unwrap();
-    assert_eq!(ask_in_every_order(&world, world.frontends()), ["web-0"; 10]);
-    answer_in_every_order(&world, &world.pod().host_device);
+    world.node().nft(DROP_FORWARDED).unwrap();
+    assert_eq!(request_in_every_order(&world, world.frontends()), ["web-0"; 10]);
+    reply_in_every_order(&world, &world.pod().host_device);
 }
 
 #[test]
-fn fragments_pass_by_the_hosts_stack_in_any_order_over_a_bridge() {
+fn fragments_bypass_the_stack_in_any_order_over_a_bridge() {
     let world = redirected_over_a_bridge();
     world.assert_answers();
-    world.node().nft(NOTHING_IS_FORWARDED).unwrap();
-    assert_eq!(ask_in_every_order(&world, world.frontends()), ["web-0"; 10]);
-    answer_in_every_order(&world, &world.topology.node_device("cni0"));
+    world.node().nft(DROP_FORWARDED).unwrap();
+    assert_eq!(request_in_every_order(&world, world.frontends()), ["web-0"; 10]);
+    reply_in_every_order(&world, &world.topology.node_device("cni0"));
 }
 
-/// A Pod that is reached by a narrow route.
+/// A Node in redirect mode with one Pod, whose route has a small MTU.
 fn narrow() -> World {
     const NARROW: u32 = 1300;
     let mut world = World::new(1);
@@ -172,42 +173,44 @@ fn narrow() -> World {
     world
 }
 
-/// Its first fragment does not fit, and is the host's, whose connection tracking waits for the others, of which the last one
-/// would fit. In IPv6 the client is told, and makes smaller ones.
+/// The first fragment exceeds the MTU and takes the stack, where conntrack waits for the other fragments; the last
+/// one, which would fit, must take the stack too. In IPv6 the client receives a "packet too big" error and sends
+/// smaller fragments.
 #[test]
-fn fragments_of_a_datagram_take_the_way_of_the_first_one() {
+fn later_fragments_take_the_path_of_the_first_one() {
     let world = narrow();
     load_rules(&world);
     for server in world.frontends() {
         let exchange = || udp_exchange(world.client(), server, 2000, 512);
-        let told = if server.is_ipv6() { exchange().ok() } else { None };
-        let answer = told.map_or_else(exchange, Ok).unwrap();
+        let after_error = if server.is_ipv6() { exchange().ok() } else { None };
+        let answer = after_error.map_or_else(exchange, Ok).unwrap();
         assert_eq!((answer.pod.as_str(), answer.received), ("web-0", 2000));
     }
 }
 
-/// A Pod with a narrow device: the client is told by the host, and both directions go on with what fits.
+/// The host sends the client a path MTU error, and packets that fit are served in both directions.
 #[test]
-fn path_mtu_discovery_works() {
+fn redirected_client_discovers_the_path_mtu() {
     let world = narrow();
     assert_served(&world);
     for node_ip in world.node_ips() {
-        let learnt =
+        let has_learned =
             || world.client().ip(&format!("route get {node_ip}")).is_ok_and(|it| it.contains("mtu 1300")).then_some(());
-        poll::until("what the client has learnt", LIMIT, learnt).unwrap();
+        poll::until("the client's path MTU", LIMIT, has_learned).unwrap();
     }
 }
 
-/// As its route says, and from the moment that the agent has seen it: no request goes by what another one has learnt.
+/// A Pod whose route changes is redirected to, or not, as soon as the agent has listed routes: no request may use a
+/// cached next hop.
 #[test]
-fn a_pod_whose_route_changes_is_redirected_to_or_not() {
+fn redirect_follows_route_changes_of_a_pod() {
     let mut world = redirected();
     let pod = world.pod().clone();
     let (v4, v6, device) = (pod.addresses.v4, pod.addresses.v6, pod.host_device.name());
     let by_gateway = format!(
         "route replace {v4}/32 via {v4} dev {device} onlink\nroute replace {v6}/128 via {v6} dev {device} onlink"
     );
-    let at_once = format!("route replace {v4}/32 dev {device} scope link\nroute replace {v6}/128 dev {device}");
+    let directly = format!("route replace {v4}/32 dev {device} scope link\nroute replace {v6}/128 dev {device}");
     let node = world.node().clone();
     let request = Request {
         protocol: Protocol::Udp,
@@ -218,40 +221,41 @@ fn a_pod_whose_route_changes_is_redirected_to_or_not() {
     for _turn in 0..3 {
         node.ip(&by_gateway).unwrap();
         world.follow(Forwarding::Redirect);
-        assert_eq!(world.datapath().redirected().unwrap().len(), 2, "the other Pod's two addresses");
+        assert_eq!(world.datapath().redirected().unwrap().len(), 2, "only the other Pod's two addresses");
         world.assert_answers();
-        node.ip(&at_once).unwrap();
+        node.ip(&directly).unwrap();
         let per_second = if is_emulated() { 100 } else { 2000 };
         let load = Load::start(world.client(), per_second, vec![request.clone()]);
         let has_begun = || (load.report().total() > 0).then_some(());
-        poll::until("the first answer", LIMIT, has_begun).unwrap();
+        poll::until("the first reply", LIMIT, has_begun).unwrap();
         world.follow(Forwarding::Redirect);
         let report = load.stop();
         assert!(report.failures.is_empty(), "{report:?}");
-        node.nft(NOTHING_IS_FORWARDED).unwrap();
+        node.nft(DROP_FORWARDED).unwrap();
         world.assert_answers();
         node.nft("delete table inet npl_test").unwrap();
     }
 }
 
-/// The last hop of a packet is the host's to tell of.
+/// The host must send the time exceeded error for a packet whose TTL ends.
 #[test]
-fn a_packet_on_its_last_hop_is_answered_by_the_host() {
+fn host_answers_a_packet_whose_ttl_expires() {
     let world = redirected();
     world.client().nft(TIME_EXCEEDED_IS_COUNTED).unwrap();
     let socket = udp_socket(world.client(), world.frontend(), true).unwrap();
     traffic::udp_ask(&socket, "far enough").unwrap();
     socket.set_ttl(1).unwrap();
     socket.send(b"not far enough").unwrap();
-    let is_told = || world.client().nft("list chain inet npl_test input").unwrap().contains("packets 1 ").then_some(());
-    poll::until("the host's answer", LIMIT, is_told).unwrap();
+    let is_counted =
+        || world.client().nft("list chain inet npl_test input").unwrap().contains("packets 1 ").then_some(());
+    poll::until("the time exceeded error", LIMIT, is_counted).unwrap();
     socket.set_ttl(64).unwrap();
     traffic::udp_ask(&socket, "far enough again").unwrap();
 }
 
-/// The agent may change its mind, and a new one may begin: whichever way packets take, none is lost.
+/// The forwarding mode may change, and the agent may restart: no packet is lost.
 #[test]
-fn nothing_is_lost_when_the_way_changes() {
+fn no_packet_is_lost_when_the_forwarding_mode_changes() {
     let mut world = redirected();
     world.node().set_liberal_tracking(true).unwrap();
     let requests = |world: &World| -> Vec<Request> {
@@ -261,8 +265,8 @@ fn nothing_is_lost_when_the_way_changes() {
             pod: "web-0".to_owned(),
             client,
         };
-        let ends = world.frontends().into_iter().zip(world.client_ips());
-        ends.flat_map(|ends| [to(Protocol::Tcp, ends), to(Protocol::Udp, ends)]).collect()
+        let endpoints = world.frontends().into_iter().zip(world.client_ips());
+        endpoints.flat_map(|endpoints| [to(Protocol::Tcp, endpoints), to(Protocol::Udp, endpoints)]).collect()
     };
     let rate = 2 << 20;
     let size = if is_emulated() { 2 << 20 } else { 8 << 20 };
@@ -271,10 +275,10 @@ fn nothing_is_lost_when_the_way_changes() {
     let load = Load::start(world.client(), 100, requests(&world));
     for share in 1..=8_u8 {
         running[0].wait_for_share(f64::from(share) / 10.0, LIMIT).unwrap();
-        let ways = [Forwarding::Redirect, Forwarding::Stack, Forwarding::Offload];
-        let forwarding = ways[usize::from(share) % ways.len()];
+        let modes = [Forwarding::Redirect, Forwarding::Stack, Forwarding::Offload];
+        let forwarding = modes[usize::from(share) % modes.len()];
         if share == 5 {
-            // Another agent.
+            // As after an agent restart.
             world.datapath = Some(world.open());
         }
         world.follow(forwarding);
@@ -287,36 +291,36 @@ fn nothing_is_lost_when_the_way_changes() {
 }
 
 #[test]
-fn requests_by_a_second_uplink_are_answered() {
+fn redirected_requests_by_a_second_uplink_are_answered() {
     let mut world = World::with_options(1, Options { clients: 2, ..Options::default() });
     world.follow(Forwarding::Redirect);
-    world.node().nft(NOTHING_IS_FORWARDED).unwrap();
+    world.node().nft(DROP_FORWARDED).unwrap();
     for client in world.topology.clients() {
         let answer = traffic::tcp_request(&client.netns, (world.node_ip(), NODE_PORT).into(), "who?").unwrap();
         assert_eq!((answer.pod.as_str(), answer.client.ip()), ("web-0", client.addresses.v4.into()));
     }
 }
 
-/// What Pods do on their own account, and what others send to them, is the host's, and unchanged.
+/// Direct connections of Pods and clients take the stack unchanged.
 #[test]
-fn what_is_not_ours_takes_the_stack() {
+fn direct_connections_take_the_stack_in_redirect_mode() {
     let world = redirected();
     let direct = traffic::tcp_request(world.client(), (world.pod().ip(), POD_PORT).into(), "directly?").unwrap();
     assert_eq!((direct.pod.as_str(), direct.client.ip()), ("web-0", world.client_ip()));
-    world.node().nft(NOTHING_IS_FORWARDED).unwrap();
+    world.node().nft(DROP_FORWARDED).unwrap();
     assert!(traffic::tcp_connect(world.client(), (world.pod().ip(), POD_PORT).into()).is_err());
     world.assert_answers();
 }
 
 #[test]
-fn a_pod_that_goes_leaves_nothing_and_the_others_are_served() {
+fn removed_pod_leaves_no_redirect_state_and_others_are_served() {
     let mut world = redirected();
     let gone = world.pods.pop().unwrap();
     world.topology.remove_pod(&gone.0.name).unwrap();
     world.follow(Forwarding::Redirect);
-    world.node().nft(NOTHING_IS_FORWARDED).unwrap();
+    world.node().nft(DROP_FORWARDED).unwrap();
     world.assert_answers();
-    assert_eq!(world.datapath().redirected().unwrap().len(), 2, "the other Pod's two addresses");
+    assert_eq!(world.datapath().redirected().unwrap().len(), 2, "only the other Pod's two addresses");
     let hooks = world.datapath().hooks.attached_programs().unwrap().hooks;
     let attached: BTreeSet<u32> = hooks.into_iter().map(|(ifindex, _)| ifindex).collect();
     assert_eq!(attached.len(), 2, "the uplink, and the other Pod's device");

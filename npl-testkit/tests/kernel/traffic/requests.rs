@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Single requests: who answers, and whom the Pod sees.
+//! Single requests: the answering Pod, and the client's address that the Pod sees.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr};
@@ -13,7 +13,7 @@ use crate::lab::mapping;
 use crate::wire::{self, Wire};
 use crate::world::{NODE_PORT, POD_PORT, World, set_addresses};
 
-/// Far longer than a frame needs; nobody waits for it unless one is lost.
+/// Time limit for a frame to arrive; only reached if one is lost.
 const LIMIT: Duration = Duration::from_secs(5);
 
 #[test]
@@ -41,7 +41,7 @@ fn datagrams_with_and_without_checksum_are_answered() {
 }
 
 #[test]
-fn connections_of_one_client_are_told_apart() {
+fn connections_of_one_client_are_distinguished() {
     let world = World::new(1);
     let streams: Vec<_> = (0..16).map(|_| traffic::tcp_connect(world.client(), world.frontend()).unwrap()).collect();
     for (number, stream) in streams.iter().enumerate() {
@@ -76,7 +76,7 @@ fn address_that_is_added_while_running_is_served() {
     let [v4, v6] = world.node_ips();
     let addresses = [v4, v6, added.into()];
     set_addresses(world.datapath(), &addresses);
-    assert_eq!(traffic::tcp_request(world.client(), server, "there?").unwrap().pod, "web-0");
+    assert_eq!(traffic::tcp_request(world.client(), server, "hello").unwrap().pod, "web-0");
     world.assert_answers();
 }
 
@@ -88,7 +88,7 @@ fn closed_pod_port_refuses_at_once() {
     assert_eq!(refusal(&world, (world.node_ip(), 61_050)), ErrorKind::ConnectionRefused);
     let records = world.datapath().tables.records().unwrap();
     let record = records.iter().find(|record| record.frontend == frontend).unwrap();
-    assert_eq!((record.stats.request_packets, record.stats.reply_packets), (1, 1), "the Pod itself has refused");
+    assert_eq!((record.stats.request_packets, record.stats.reply_packets), (1, 1), "the Pod has refused");
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn unmapped_port_of_the_range_is_refused_by_the_host() {
 }
 
 #[test]
-fn removed_mapping_is_refused_by_the_host_and_comes_back() {
+fn removed_mapping_is_refused_by_the_host_until_it_is_added_again() {
     let mut world = World::new(1);
     let frontend = Frontend { family: Family::V4, node_port: NodePort(NODE_PORT), protocol: Protocol::Tcp };
     let backend = world.datapath().mappings().unwrap()[&frontend];
@@ -108,7 +108,7 @@ fn removed_mapping_is_refused_by_the_host_and_comes_back() {
     world.assert_answers();
 }
 
-/// Why a connection is refused.
+/// The error of a refused connection.
 #[track_caller]
 fn refusal(world: &World, server: (Ipv4Addr, u16)) -> ErrorKind {
     let error = traffic::tcp_connect(world.client(), server.into()).unwrap_err();
@@ -116,18 +116,22 @@ fn refusal(world: &World, server: (Ipv4Addr, u16)) -> ErrorKind {
 }
 
 #[test]
-fn who_captures_on_the_uplink_sees_requests_as_they_were_sent() {
+fn capture_on_the_uplink_shows_untranslated_requests() {
     let world = World::new(1);
     let client = world.topology.client();
     let wire = wire::capture(&client.uplink, &client.device);
     for (node_ip, client_ip) in world.node_ips().into_iter().zip(world.client_ips()) {
-        // What TCP sends is shared with its socket until it is acknowledged, and with whoever captures it.
+        // A sent TCP segment is shared between the socket's retransmission queue and packet captures, so the programs
+        // must not change a shared buffer.
         let answer = traffic::tcp_request(world.client(), (node_ip, NODE_PORT).into(), PAYLOAD).unwrap();
         assert_eq!(answer.client.ip(), client_ip);
-        let frame = request_in(&wire);
-        let asked =
+        let frame = captured_request(&wire);
+        let endpoints =
             [&address_bytes(node_ip)[..], &answer.client.port().to_be_bytes(), &NODE_PORT.to_be_bytes()].concat();
-        assert!(frame.windows(asked.len()).any(|window| window == asked), "{node_ip} and the ports in {frame:02x?}");
+        assert!(
+            frame.windows(endpoints.len()).any(|window| window == endpoints),
+            "{node_ip} and the ports are not in {frame:02x?}"
+        );
     }
 }
 
@@ -138,11 +142,11 @@ fn address_bytes(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// What the request says, so that its frame can be told from all others.
+/// The payload, by which the request's frame is found.
 const PAYLOAD: &str = "a request that is captured";
 
-/// The frame with the request, among those that a wire saw.
-fn request_in(wire: &Wire) -> Vec<u8> {
+/// The request's frame among those that the capture has received.
+fn captured_request(wire: &Wire) -> Vec<u8> {
     loop {
         let frame = wire.receive(LIMIT).unwrap().unwrap();
         if frame.windows(PAYLOAD.len()).any(|window| window == PAYLOAD.as_bytes()) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A Pod whose own packets a rule has leave by another uplink than that which requests come by, and reverse path filters.
+//! Reverse path filters, with a Pod whose policy routing sends its packets by another uplink than requests arrive by.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -8,19 +8,20 @@ use npl_agent::core::devices::redirect::Forwarding;
 use npl_testkit::traffic::{UdpOptions, tcp_connect, tcp_request, udp_request, udp_socket};
 use npl_testkit::{poll, tools};
 
-use super::uplinks::{assert_answered_by, joined};
+use super::uplinks::{assert_answered_by, joined_clients};
 use crate::world::World;
 
-/// Far longer than the kernel needs to count a packet.
+/// Time limit for the kernel to count a packet; far longer than needed.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// What `rp_filter` is set to.
+/// Values of `rp_filter`.
 const STRICT: &str = "1";
 const LOOSE: &str = "2";
 
-/// Requests of the first client come by the first uplink, and what the Pod sends leaves by the second one.
+/// A Node where the first client's requests arrive by the first uplink, and the Pod's packets leave by the second
+/// one.
 fn pod_with_a_table_of_its_own() -> World {
-    let world = joined();
+    let world = joined_clients();
     let routes = "route add default via 203.0.113.2 dev eth1 table 100
 route add default via 2001:db8:0:3::2 dev eth1 table 100";
     world.node().ip(routes).unwrap();
@@ -31,18 +32,19 @@ route add default via 2001:db8:0:3::2 dev eth1 table 100";
     world
 }
 
-fn filter(world: &World, value: &str) {
+fn set_rp_filter(world: &World, value: &str) {
     for device in ["all", "eth0", "eth1", world.pod().host_device.name()] {
         world.node().sysctl(&format!("net/ipv4/conf/{device}/rp_filter"), value).unwrap();
     }
 }
 
-/// Packets that the Node has dropped for their reverse path.
+/// Number of packets that the Node's reverse path filter has dropped.
 fn dropped(world: &World) -> u64 {
     world.node().counter("TcpExt", "IPReversePathFilter").unwrap()
 }
 
-/// The kernel drops requests by either protocol before the Pod sees one; of IPv6 it has no such filter.
+/// Asserts that the kernel drops requests by both protocols before the Pod sees them; for IPv6 the kernel has no such
+/// filter.
 #[track_caller]
 fn assert_requests_are_dropped_in_v4(world: &World) {
     let [v4, v6] = world.frontends();
@@ -53,35 +55,35 @@ fn assert_requests_are_dropped_in_v4(world: &World) {
     };
     is_dropped("a dropped SYN", &|server| assert!(tcp_connect(world.client(), server).is_err()));
     let socket = udp_socket(world.client(), v4, true).unwrap();
-    is_dropped("a dropped datagram", &|_| assert!(socket.send(b"anybody?").is_ok()));
+    is_dropped("a dropped datagram", &|_| assert!(socket.send(b"hello").is_ok()));
     assert_eq!(tcp_request(world.client(), v6, "who are you?").unwrap().pod, "web-0");
     assert_eq!(udp_request(world.client(), v6, b"and you?", UdpOptions::default()).unwrap().answer.pod, "web-0");
 }
 
-/// As the client would be refused that asks the Pod directly: the filter knows no more than the Pod's address.
+/// Direct requests to the Pod would be dropped too: the filter knows only the Pod's address.
 #[test]
-fn a_strict_filter_drops_requests_to_a_pod_with_a_table_of_its_own_and_a_loose_one_does_not() {
+fn strict_reverse_path_filter_drops_requests_to_a_policy_routed_pod_and_a_loose_one_does_not() {
     let mut world = pod_with_a_table_of_its_own();
     world.node().set_liberal_tracking(true).unwrap();
-    filter(&world, LOOSE);
-    let [first, second] = world.topology.clients() else { unreachable!("two clients were asked for") };
+    set_rp_filter(&world, LOOSE);
+    let [first, second] = world.topology.clients() else { unreachable!("the Node has two clients") };
     assert_answered_by(&world, first, &second.netns, &first.netns);
     assert_eq!(dropped(&world), 0);
-    filter(&world, STRICT);
-    // A flow begins by the stack where it is offloaded later.
+    set_rp_filter(&world, STRICT);
+    // In offload mode a flow starts in the stack, so that its requests are dropped too.
     for forwarding in [Forwarding::Stack, Forwarding::Offload] {
         world.follow(forwarding);
         assert_requests_are_dropped_in_v4(&world);
     }
 }
 
-/// Neither the filter nor the Pod's table is asked: the way back is that of the Node's own address.
+/// A redirect uses neither the filter nor the Pod's routing table: replies are routed by the Node's address.
 #[test]
-fn redirected_requests_to_a_pod_with_a_table_of_its_own_pass_a_strict_filter_and_are_answered_where_they_came_in() {
+fn redirected_requests_to_a_policy_routed_pod_pass_a_strict_filter_and_are_answered_by_their_uplink() {
     let mut world = pod_with_a_table_of_its_own();
-    filter(&world, STRICT);
+    set_rp_filter(&world, STRICT);
     world.follow(Forwarding::Redirect);
-    let [first, second] = world.topology.clients() else { unreachable!("two clients were asked for") };
+    let [first, second] = world.topology.clients() else { unreachable!("the Node has two clients") };
     assert_answered_by(&world, first, &first.netns, &second.netns);
     assert_eq!(dropped(&world), 0);
 }

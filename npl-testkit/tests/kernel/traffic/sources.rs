@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clients whom a Service lets in, and clients whom it does not, by real connections.
+//! Allow-lists by real connections: allowed clients are served, and others are not.
 
 use std::io::{BufRead as _, BufReader};
 use std::time::Duration;
@@ -19,7 +19,7 @@ fn client_list(world: &World) -> String {
 }
 
 #[test]
-fn client_of_the_list_is_served_and_another_is_not() {
+fn allowed_client_is_served_and_another_is_not() {
     let mut world = World::new(1);
     let list = client_list(&world);
     world.restrict(&list);
@@ -29,7 +29,7 @@ fn client_of_the_list_is_served_and_another_is_not() {
     for frontend in world.frontends() {
         assert!(traffic::tcp_connect(world.client(), frontend).is_err(), "{frontend} by TCP");
         let before = refused(&mut world);
-        let udp = traffic::udp_request(world.client(), frontend, b"and now?", UdpOptions::default());
+        let udp = traffic::udp_request(world.client(), frontend, b"and by UDP?", UdpOptions::default());
         assert!(udp.is_err(), "{frontend} by UDP");
         assert!(refused(&mut world) > before, "{frontend} is counted");
     }
@@ -38,7 +38,7 @@ fn client_of_the_list_is_served_and_another_is_not() {
 }
 
 #[test]
-fn live_connection_stops_when_its_client_is_taken_off_the_list_and_goes_on_when_it_is_back() {
+fn live_connection_stops_when_its_source_is_removed_and_continues_when_it_is_added_again() {
     let mut world = World::new(1);
     let list = client_list(&world);
     world.restrict(&list);
@@ -48,12 +48,12 @@ fn live_connection_stops_when_its_client_is_taken_off_the_list_and_goes_on_when_
     }
     world.restrict("");
     for connection in &connections {
-        assert!(traffic::tcp_ask(connection, "second?").is_err(), "nothing of it arrives");
+        assert!(traffic::tcp_ask(connection, "second?").is_err(), "the request is dropped");
     }
     assert!(refused(&mut world) > 0);
     world.restrict(&list);
     for connection in &connections {
-        // The client's kernel sends what was lost again, and the Pod knows the connection still.
+        // The client's kernel retransmits the dropped request, and the Pod still has the connection.
         let mut answer = String::new();
         connection.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         BufReader::new(connection).read_line(&mut answer).unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A Node with two uplinks whose replies leave by another one than requests have come by.
+//! A Node with two uplinks, where replies leave by another uplink than requests arrive by.
 
 use std::time::Duration;
 
@@ -9,27 +9,27 @@ use npl_testkit::poll;
 use npl_testkit::topology::{Client, Options};
 use npl_testkit::traffic::{Direction, UdpOptions, tcp_request, transfer, udp_request};
 
-use super::past_the_stack::STATEFUL;
+use super::flow_offload::STATEFUL;
 use super::tunnels::received;
 use crate::world::{NODE_PORT, World, is_emulated};
 
-/// Far longer than the kernel needs.
+/// Time limit that is far longer than the kernel needs.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// A reverse path filter that takes a packet whose sender is reached by any device, not only by that which it came by.
-/// The strict one drops requests whose replies leave elsewhere, with NPL or without.
+/// The loose reverse path filter accepts a packet whose source is reachable by any device. The strict one drops
+/// requests whose replies leave by another device, with and without NPL.
 const LOOSE: &str = "2";
 
 fn bytes() -> u64 {
     if is_emulated() { 1 << 20 } else { 8 << 20 }
 }
 
-/// Two clients who are joined with each other, and each bring the other what the Node sends by their uplink.
-pub(super) fn joined() -> World {
+/// A Node with two clients that are connected to each other; each forwards packets of the Node to the other.
+pub(super) fn joined_clients() -> World {
     let world = World::with_options(1, Options { clients: 2, ..Options::default() });
-    let [first, second] = world.topology.clients() else { unreachable!("two clients were asked for") };
-    let joined = format!("link add far0 index 300 type veth peer name far0 netns {}", second.netns.name());
-    first.netns.ip(&joined).unwrap();
+    let [first, second] = world.topology.clients() else { unreachable!("the Node has two clients") };
+    let joined_clients = format!("link add far0 index 300 type veth peer name far0 netns {}", second.netns.name());
+    first.netns.ip(&joined_clients).unwrap();
     for (own, other, next, other_next) in [(first, second, "fe80::a", "fe80::b"), (second, first, "fe80::b", "fe80::a")]
     {
         own.netns.ip(&format!("link set far0 up\naddr add {next}/64 dev far0 nodad")).unwrap();
@@ -45,10 +45,10 @@ pub(super) fn joined() -> World {
     world
 }
 
-/// Each of two clients is the Node's gateway to the other.
+/// A Node that uses each of the two clients as the gateway to the other.
 fn crossed() -> World {
-    let world = joined();
-    let [first, second] = world.topology.clients() else { unreachable!("two clients were asked for") };
+    let world = joined_clients();
+    let [first, second] = world.topology.clients() else { unreachable!("the Node has two clients") };
     world.node().sysctl("net/ipv4/conf/all/rp_filter", LOOSE).unwrap();
     let by = |gateways: [&str; 2], client: &Client, other: &Client| {
         let ([v4, v6], device) = (gateways, other.uplink.name());
@@ -60,12 +60,13 @@ fn crossed() -> World {
     world
 }
 
-/// What a client asks is answered by this end's uplink and not by the other's, in both families and by both protocols.
+/// Asserts that a client's requests are answered through the uplink of `by` and not of `not_by`, in both families and
+/// by both protocols.
 #[track_caller]
 pub(super) fn assert_answered_by(world: &World, client: &Client, by: &Netns, not_by: &Netns) {
-    let came_by = || [by, not_by].map(|netns| received(netns, "eth0"));
+    let received_bytes = || [by, not_by].map(|netns| received(netns, "eth0"));
     for (node_ip, own_ip) in world.node_ips().into_iter().zip(client.addresses.ips()) {
-        let (server, before) = ((node_ip, NODE_PORT).into(), came_by());
+        let (server, before) = ((node_ip, NODE_PORT).into(), received_bytes());
         let tcp = tcp_request(&client.netns, server, "who are you?").unwrap();
         assert_eq!((tcp.pod.as_str(), tcp.client.ip()), ("web-0", own_ip));
         let udp = udp_request(&client.netns, server, b"and you?", UdpOptions::default()).unwrap().answer;
@@ -73,33 +74,36 @@ pub(super) fn assert_answered_by(world: &World, client: &Client, by: &Netns, not
         for direction in [Direction::Upload, Direction::Download] {
             assert_eq!(transfer(&client.netns, server, direction, bytes()).unwrap().bytes, bytes());
         }
-        let [expected, astray] = [0, 1].map(|end| came_by()[end] - before[end]);
-        // The neighbours ask each other for their addresses.
-        assert!(astray < bytes() / 100 && expected > bytes(), "{astray} bytes of {expected} came by the other uplink");
+        let [expected, unexpected] = [0, 1].map(|uplink| received_bytes()[uplink] - before[uplink]);
+        // Neighbor resolution uses the other uplink too.
+        assert!(
+            unexpected < bytes() / 100 && expected > bytes(),
+            "{unexpected} bytes arrived by the wrong uplink, {expected} by the right one"
+        );
     }
 }
 
-/// Packets that the host's own stack forwards while both clients are answered.
+/// Number of packets that the kernel stack forwards while both clients are served.
 #[track_caller]
 fn forwarded(world: &mut World, forwarding: Forwarding) -> u64 {
     world.follow(forwarding);
     let count = |world: &World| world.node().packets_counted("inet npl_test forwarded").unwrap();
     let before = count(world);
-    let [first, second] = world.topology.clients() else { unreachable!("two clients were asked for") };
+    let [first, second] = world.topology.clients() else { unreachable!("the Node has two clients") };
     assert_answered_by(world, first, &second.netns, &first.netns);
     assert_answered_by(world, second, &first.netns, &second.netns);
     count(world) - before
 }
 
 #[test]
-fn replies_leave_by_another_uplink_than_requests_came_by() {
+fn replies_leave_by_another_uplink_than_requests_arrive_by() {
     let mut world = crossed();
     world.node().nft(STATEFUL).unwrap();
     world.node().set_liberal_tracking(true).unwrap();
-    let by_the_stack = forwarded(&mut world, Forwarding::Stack);
+    let in_stack_mode = forwarded(&mut world, Forwarding::Stack);
     let redirected = forwarded(&mut world, Forwarding::Redirect);
-    assert!(redirected * 50 < by_the_stack, "{redirected} packets instead of {by_the_stack}");
+    assert!(redirected * 50 < in_stack_mode, "{redirected} packets instead of {in_stack_mode}");
     let offloaded = forwarded(&mut world, Forwarding::Offload);
-    assert!(offloaded > 0 && offloaded * 4 < by_the_stack, "{offloaded} packets instead of {by_the_stack}");
+    assert!(offloaded > 0 && offloaded * 4 < in_stack_mode, "{offloaded} packets instead of {in_stack_mode}");
     assert_eq!(world.node().packets_counted("inet npl_test invalid").unwrap(), 0);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Keys and peers of wireguard devices, by the generic netlink that its own tool speaks (`linux/wireguard.h`): a kernel
-//! that has such devices is all that a machine needs.
+//! Configures keys and peers of wireguard devices by generic netlink (`linux/wireguard.h`), so that the tests need no
+//! wireguard tool.
 
 use std::io::{self, Read as _};
 use std::net::Ipv4Addr;
@@ -8,13 +8,13 @@ use std::net::Ipv4Addr;
 use npl_testkit::netns::Netns;
 use socket2::{Domain, Socket, Type};
 
-/// One end's key pair.
+/// The key pair of one end.
 pub(super) struct Keys {
     private: [u8; 32],
     public: [u8; 32],
 }
 
-/// Anybody's, who may know them.
+/// Keys for tests only; they are public.
 pub(super) const KEYS: [Keys; 2] = [
     Keys {
         private: [1; 32],
@@ -32,16 +32,16 @@ pub(super) const KEYS: [Keys; 2] = [
     },
 ];
 
-/// Where both ends listen.
+/// UDP port of both ends.
 const PORT: u16 = 51_820;
 
 const NETLINK_GENERIC: i32 = 16;
-/// The kind of message that tells about other kinds, and its command and attributes for it.
+/// The generic netlink controller's message type, and its command and attributes to look up another type.
 const GENL_ID_CTRL: u16 = 16;
 const CTRL_CMD_GETFAMILY: u8 = 3;
 const CTRL_ATTR_FAMILY_ID: u16 = 1;
 const CTRL_ATTR_FAMILY_NAME: u16 = 2;
-/// Bytes ahead of the attributes: the header of all messages and that of generic ones.
+/// Bytes before the attributes: the netlink header and the generic netlink header.
 const HEADERS: usize = 16 + 4;
 
 const NLM_F_REQUEST: u16 = 1;
@@ -61,9 +61,9 @@ const WGALLOWEDIP_A_FAMILY: u16 = 1;
 const WGALLOWEDIP_A_IPADDR: u16 = 2;
 const WGALLOWEDIP_A_CIDR_MASK: u16 = 3;
 
-/// Gives a device its own key and one peer, to whom everything goes and who may send from anywhere.
+/// Sets a device's key and its only peer, which is the next hop of all packets and may send from any source.
 #[track_caller]
-pub(super) fn connect(netns: &Netns, device: &str, own: &Keys, peer: &Keys, peer_is_at: Ipv4Addr) {
+pub(super) fn connect(netns: &Netns, device: &str, own: &Keys, peer: &Keys, peer_address: Ipv4Addr) {
     let socket = netns.run(|| Socket::new(Domain::from(libc::AF_NETLINK), Type::RAW, Some(NETLINK_GENERIC.into())));
     let socket = socket.unwrap().unwrap();
     let anywhere = [(libc::AF_INET, 4), (libc::AF_INET6, 16)].map(|(family, bytes)| {
@@ -75,7 +75,7 @@ pub(super) fn connect(netns: &Netns, device: &str, own: &Keys, peer: &Keys, peer
         0,
         &[
             attribute(WGPEER_A_PUBLIC_KEY, &peer.public),
-            attribute(WGPEER_A_ENDPOINT, &socket_address(peer_is_at)),
+            attribute(WGPEER_A_ENDPOINT, &socket_address(peer_address)),
             nested(WGPEER_A_ALLOWEDIPS, &anywhere),
         ],
     );
@@ -85,28 +85,28 @@ pub(super) fn connect(netns: &Netns, device: &str, own: &Keys, peer: &Keys, peer
         attribute(WGDEVICE_A_LISTEN_PORT, &PORT.to_ne_bytes()),
         nested(WGDEVICE_A_PEERS, &[peer]),
     ];
-    let kind = kind_of_messages(&socket);
+    let kind = message_type(&socket);
     let answer = ask(&socket, kind, NLM_F_REQUEST | NLM_F_ACK, WG_CMD_SET_DEVICE, &settings);
     assert_eq!(error_in(&answer).map(|error| error.raw_os_error()), Some(Some(0)), "{answer:?}");
 }
 
-/// The number of wireguard's messages, which each kernel gives anew.
-fn kind_of_messages(socket: &Socket) -> u16 {
+/// The wireguard message type, which each kernel assigns dynamically.
+fn message_type(socket: &Socket) -> u16 {
     let name = attribute(CTRL_ATTR_FAMILY_NAME, b"wireguard\0");
     let answer = ask(socket, GENL_ID_CTRL, NLM_F_REQUEST, CTRL_CMD_GETFAMILY, &[name]);
     assert!(error_in(&answer).is_none(), "{:?}", error_in(&answer));
-    let mut rest = &answer[HEADERS..];
-    while rest.len() >= 4 {
-        let (length, kind) = (u16_at(rest, 0), u16_at(rest, 2));
+    let mut attributes = &answer[HEADERS..];
+    while attributes.len() >= 4 {
+        let (length, kind) = (u16_at(attributes, 0), u16_at(attributes, 2));
         if kind == CTRL_ATTR_FAMILY_ID {
-            return u16_at(rest, 4);
+            return u16_at(attributes, 4);
         }
-        rest = &rest[usize::from(length).next_multiple_of(4).min(rest.len())..];
+        attributes = &attributes[usize::from(length).next_multiple_of(4).min(attributes.len())..];
     }
-    panic!("no number in {answer:?}")
+    panic!("no message type in {answer:?}")
 }
 
-/// Sends a message; the kernel's first one back.
+/// Sends a message and returns the kernel's first answer.
 fn ask(mut socket: &Socket, kind: u16, flags: u16, command: u8, attributes: &[Vec<u8>]) -> Vec<u8> {
     let attributes = attributes.concat();
     let length = u32::try_from(HEADERS + attributes.len()).unwrap();
@@ -118,7 +118,7 @@ fn ask(mut socket: &Socket, kind: u16, flags: u16, command: u8, attributes: &[Ve
     answer
 }
 
-/// What an answer says instead of an answer; zero is success.
+/// The error code of an answer, where zero is success; none if the answer is no error message.
 fn error_in(answer: &[u8]) -> Option<io::Error> {
     let code = || i32::from_ne_bytes(answer[16..20].try_into().unwrap());
     (u16_at(answer, 4) == NLMSG_ERROR).then(|| io::Error::from_raw_os_error(-code()))

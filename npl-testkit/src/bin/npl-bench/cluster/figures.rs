@@ -1,34 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is measured on a real cluster, and what each figure should be.
+//! The figures of a real cluster, and their goals.
 
 use crate::figures::{Aim, Figure, Stage, figure};
 
-/// The mapping may cost a twentieth more than the Pod's own address.
+/// A mapping may cost at most 5 % more than the Pod's own address.
 const NEAR: &[Aim] = &[Aim::Ratio(1.05)];
-/// And has to be ahead of kube-proxy.
+/// A mapping must not cost more than a Service of kube-proxy.
 const AHEAD: &[Aim] = &[Aim::Ratio(1.0)];
-/// The same for what should be much.
+/// The same goals for rates.
 const NEAR_RATE: &[Aim] = &[Aim::LeastRatio(0.95)];
 const AHEAD_RATE: &[Aim] = &[Aim::LeastRatio(1.0)];
 
-/// The mapping beside one other way to the Pod.
-pub(super) struct Way {
+/// The figures of the mapping compared with one other address of the Pod.
+pub(super) struct AddressFigures {
     pub(super) request: Figure,
     pub(super) rate: Figure,
     pub(super) connection: Figure,
     pub(super) busy: Figure,
 }
 
-/// The ways that are measured beside the mapping on one cluster.
-pub(super) struct Ways {
-    pub(super) own: Way,
-    pub(super) same_node: Way,
-    pub(super) other_node: Way,
+/// The figures of the mapping compared with each other address of the Pod on one cluster.
+pub(super) struct ClusterFigures {
+    pub(super) own: AddressFigures,
+    pub(super) same_node: AddressFigures,
+    pub(super) other_node: AddressFigures,
 }
 
-macro_rules! way {
+macro_rules! address_figures {
     ($stage:expr, $mode:literal, $to:literal, $beside:literal, $aims:expr, $rate_aims:expr) => {
-        Way {
+        AddressFigures {
             request: figure(concat!("cluster/", $mode, "/request-", $to), "µs", $stage, $aims).beside($beside),
             rate: figure(concat!("cluster/", $mode, "/requests-per-second-", $to), "1/s", $stage, $rate_aims)
                 .beside($beside),
@@ -38,36 +38,38 @@ macro_rules! way {
     };
 }
 
-macro_rules! ways {
+macro_rules! cluster_figures {
     ($stage:expr, $mode:literal) => {
-        Ways {
-            own: way!($stage, $mode, "own-address", "the Pod's own address", NEAR, NEAR_RATE),
-            same_node: way!($stage, $mode, "same-node", "NodePort, the Pod's Node", AHEAD, AHEAD_RATE),
-            other_node: way!($stage, $mode, "other-node", "NodePort, another Node", AHEAD, AHEAD_RATE),
+        ClusterFigures {
+            own: address_figures!($stage, $mode, "own-address", "the Pod's own address", NEAR, NEAR_RATE),
+            same_node: address_figures!($stage, $mode, "same-node", "NodePort, the Pod's Node", AHEAD, AHEAD_RATE),
+            other_node: address_figures!($stage, $mode, "other-node", "NodePort, another Node", AHEAD, AHEAD_RATE),
         }
     };
 }
 
-/// Beside kube-proxy in the one mode.
-pub(super) static IPTABLES: Ways = ways!(Stage::Iptables, "iptables");
-/// The same with agents that offload.
-pub(super) static IPTABLES_OFFLOAD: Ways = ways!(Stage::Iptables, "iptables-offload");
-/// And in the other mode.
-pub(super) static NFTABLES: Ways = ways!(Stage::Nftables, "nftables");
-/// The same with agents that offload.
-pub(super) static NFTABLES_OFFLOAD: Ways = ways!(Stage::Nftables, "nftables-offload");
+/// kube-proxy in iptables mode.
+pub(super) static IPTABLES: ClusterFigures = cluster_figures!(Stage::Iptables, "iptables");
+/// As above, with `--forwarding offload`.
+pub(super) static IPTABLES_OFFLOAD: ClusterFigures = cluster_figures!(Stage::Iptables, "iptables-offload");
+/// kube-proxy in nftables mode.
+pub(super) static NFTABLES: ClusterFigures = cluster_figures!(Stage::Nftables, "nftables");
+/// As above, with `--forwarding offload`.
+pub(super) static NFTABLES_OFFLOAD: ClusterFigures = cluster_figures!(Stage::Nftables, "nftables-offload");
 
-/// From a Pod's object to its address, of Pods that are started at once.
+/// The time from a Pod object's creation to its address, when many Pods are started at the same time.
 pub(super) static ADDRESS: Figure = figure("cluster/created-to-address", "ms", Stage::Crowd, &[]);
-/// From a Pod's address to its annotation.
+/// The time from a Pod's address to its annotation.
 pub(super) static ANNOTATION: Figure = figure("cluster/address-to-annotation", "ms", Stage::Crowd, &[]);
-/// From a Pod's annotation to its readiness.
+/// The time from a Pod's annotation to its readiness.
 pub(super) static MARGIN: Figure = figure("cluster/annotation-to-ready", "ms", Stage::Crowd, &[]);
 
-/// All of them, in the order in which they are shown.
+/// All figures, in display order.
 pub(crate) fn figures() -> impl Iterator<Item = &'static Figure> {
-    let ways = [&IPTABLES, &IPTABLES_OFFLOAD, &NFTABLES, &NFTABLES_OFFLOAD];
-    let of_requests = ways.into_iter().flat_map(|Ways { own, same_node, other_node }| [own, same_node, other_node]);
-    let of_requests = of_requests.flat_map(|Way { request, rate, connection, busy }| [request, rate, connection, busy]);
+    let comparisons = [&IPTABLES, &IPTABLES_OFFLOAD, &NFTABLES, &NFTABLES_OFFLOAD];
+    let of_requests =
+        comparisons.into_iter().flat_map(|ClusterFigures { own, same_node, other_node }| [own, same_node, other_node]);
+    let of_requests =
+        of_requests.flat_map(|AddressFigures { request, rate, connection, busy }| [request, rate, connection, busy]);
     of_requests.chain([&ADDRESS, &ANNOTATION, &MARGIN])
 }

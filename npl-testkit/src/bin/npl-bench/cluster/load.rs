@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Requests to one address, one after the other, and what each took.
+//! Sends requests to one address, one after the other, and measures the time of each.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -11,30 +11,30 @@ use nix::unistd::Pid;
 use npl_testkit::netns::Netns;
 use npl_testkit::poll;
 
-use crate::ends::{self, CLIENT_CPU, SERVER_CPU};
+use crate::tcp::{self, CLIENT_CPU, SERVER_CPU};
 
 const READY_LIMIT: Duration = Duration::from_secs(30);
 
-/// How often every way has its turn in a round.
+/// The number of turns of each address per round.
 const TURNS: usize = 10;
 
-/// Connections and requests that fill caches before anything is measured.
+/// Connections and requests that warm up caches before the measurement.
 const WARM_UP: usize = 20;
 
-/// What a load has shown.
+/// The results of a load.
 #[derive(Debug, Default)]
 pub(crate) struct Measured {
-    /// A question and its answer over a connection that is open, in µs each.
+    /// The round-trip time of each request over an open connection, in µs.
     pub(crate) requests: Vec<f64>,
-    /// How many of these there were in each second of them.
+    /// The request rate over an open connection, per second.
     pub(crate) rate: f64,
-    /// Connecting, a question, its answer, and the end, in µs each.
+    /// The time to connect, send a request, receive the response and close, in µs each.
     pub(crate) connections: Vec<f64>,
-    /// Time that the machine's processors were busy, for each of those requests, in µs.
+    /// The CPU time of the whole machine per request over an open connection, in µs.
     pub(crate) busy: f64,
 }
 
-/// Asks all servers from a namespace, by turns: what slows the machine down for a moment slows them all.
+/// Sends requests to all servers from a namespace, in turns: slow phases of the machine affect all servers.
 pub(crate) fn measure<const N: usize>(
     client: &Netns,
     servers: [SocketAddr; N],
@@ -42,17 +42,18 @@ pub(crate) fn measure<const N: usize>(
     connections: usize,
 ) -> Result<[Measured; N]> {
     let work = || -> Result<[Measured; N]> {
-        ends::stay_on(CLIENT_CPU)?;
+        tcp::stay_on(CLIENT_CPU)?;
         let mut all = servers.map(|_server| Measured::default());
-        // kube-proxy's rules come a moment after the Pod.
-        let open = |server| poll::until("every way to the Pod", READY_LIMIT, || ends::connect(server).ok());
+        // kube-proxy installs its rules shortly after the Pod becomes ready.
+        let open =
+            |server| poll::until("connections by every address of the Pod", READY_LIMIT, || tcp::connect(server).ok());
         let streams: Vec<TcpStream> = servers.into_iter().map(|it| Ok(open(it)?.0)).collect::<Result<_>>()?;
         for (stream, server) in streams.iter().zip(servers) {
             timed(WARM_UP, || ask(stream))?;
             timed(WARM_UP, || one(server))?;
         }
         for turn in 0..TURNS {
-            // Nobody is always the first.
+            // Rotate the order.
             for way in (0..N).map(|way| (way + turn) % N) {
                 let (measured, stream, server) = (&mut all[way], &streams[way], servers[way]);
                 let (start, before) = (Instant::now(), Idle::read()?);
@@ -69,19 +70,19 @@ pub(crate) fn measure<const N: usize>(
         }
         Ok(all)
     };
-    client.run(work)?.context("ask by every way")
+    client.run(work)?.context("send requests by every address")
 }
 
-/// Has all threads of a process, and those that they start, run on the server's processor.
+/// Pins all threads of a process, and threads that they start, to the server's processor.
 pub(crate) fn stay_on_server_cpu(process: u32) -> Result<()> {
-    for entry in fs::read_dir(format!("/proc/{process}/task")).context("list a process's threads")?.flatten() {
-        let thread = entry.file_name().to_str().and_then(|name| name.parse().ok()).context("a thread's number")?;
-        ends::keep_on(Pid::from_raw(thread), SERVER_CPU)?;
+    for entry in fs::read_dir(format!("/proc/{process}/task")).context("list the threads of a process")?.flatten() {
+        let thread = entry.file_name().to_str().and_then(|name| name.parse().ok()).context("parse a thread ID")?;
+        tcp::keep_on(Pid::from_raw(thread), SERVER_CPU)?;
     }
     Ok(())
 }
 
-/// What each of so many took, in µs.
+/// The time of each of `count` calls, in µs.
 fn timed(count: usize, mut work: impl FnMut() -> Result<()>) -> Result<Vec<f64>> {
     let one = |_number| {
         let start = Instant::now();
@@ -92,22 +93,22 @@ fn timed(count: usize, mut work: impl FnMut() -> Result<()>) -> Result<Vec<f64>>
 }
 
 fn one(server: SocketAddr) -> Result<()> {
-    ask(&ends::connect(server)?)
+    ask(&tcp::connect(server)?)
 }
 
-/// What the answer says is a matter for tests; here it only has to come.
+/// Sends a request and waits for the response. The content of the response is not checked here.
 fn ask(mut stream: &TcpStream) -> Result<()> {
-    stream.write_all(b"?\n").context("send a question")?;
+    stream.write_all(b"?\n").context("send a request")?;
     let mut answer = String::new();
-    BufReader::new(stream).read_line(&mut answer).context("wait for an answer")?;
-    ensure!(answer.ends_with('\n'), "the answer ended early: {answer:?}");
+    BufReader::new(stream).read_line(&mut answer).context("wait for a response")?;
+    ensure!(answer.ends_with('\n'), "the response is incomplete: {answer:?}");
     Ok(())
 }
 
-/// Time for which all processors together had nothing to do, since the machine started.
+/// The idle time of all processors together since boot.
 ///
-/// The kernel measures that, where it takes samples of what they did instead: 250 a second or fewer, which miss all work
-/// that always ends before the next.
+/// The kernel measures idle time exactly, but samples busy time at most 250 times per second, which misses work that
+/// always ends before the next sample.
 #[derive(Clone, Copy)]
 struct Idle {
     time: Duration,
@@ -118,17 +119,17 @@ impl Idle {
     fn read() -> Result<Self> {
         let text = fs::read_to_string("/proc/stat").context("read /proc/stat")?;
         let mut lines = text.lines().take_while(|line| line.starts_with("cpu"));
-        let sum = lines.next().and_then(|line| line.strip_prefix("cpu ")).context("read the sum of /proc/stat")?;
+        let sum = lines.next().and_then(|line| line.strip_prefix("cpu ")).context("find the total in /proc/stat")?;
         let ticks: Vec<u64> = sum.split_whitespace().map_while(|field| field.parse().ok()).collect();
         let [_user, _nice, _system, idle, iowait, ..] = ticks[..] else {
-            anyhow::bail!("/proc/stat has {} numbers in its first line", ticks.len())
+            anyhow::bail!("the first line of /proc/stat has only {} numbers", ticks.len())
         };
-        // A tick is a hundredth of a second in everything that the kernel shows.
+        // The unit is 10 ms (USER_HZ).
         let time = Duration::from_millis((idle + iowait) * 10);
-        Ok(Self { time, processors: u32::try_from(lines.count()).context("count the processors")? })
+        Ok(Self { time, processors: u32::try_from(lines.count()).context("convert the number of processors")? })
     }
 
-    /// Time that they were busy since an earlier reading, in µs.
+    /// The busy time of all processors since an earlier reading, in µs.
     fn busy_since(self, before: Self, elapsed: Duration) -> f64 {
         let idle = self.time.saturating_sub(before.time);
         (elapsed * self.processors).saturating_sub(idle).as_secs_f64() * 1e6

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A real cluster: how soon Pods are annotated that a kubelet starts, and what a request costs by each way to a Pod.
+//! A real cluster: the time until Pods are annotated, and the cost of a request by each address of a Pod.
 //!
-//! Two clusters, one after the other, for the two modes of kube-proxy. In each, every round asks by every way.
+//! One cluster per kube-proxy mode, one after the other. In each cluster, every round sends requests to every address.
 
 mod figures;
 mod load;
@@ -16,25 +16,25 @@ use npl_testkit::real_cluster::{KubeProxy, Options, RealCluster};
 use npl_testkit::{interrupt, poll, tools};
 use serde_json::Value;
 
-use self::figures::Ways;
+use self::figures::ClusterFigures;
 pub(crate) use self::figures::figures;
 use self::load::Measured;
 use crate::Effort;
 use crate::figures::{Figure, Samples, Stage, say};
 
 const NAMESPACE: &str = "bench";
-/// The Pod that is asked.
+/// The path of the Pod object that receives the requests.
 const POD: &str = "/api/v1/namespaces/bench/pods/echo";
 const POD_PORT: u16 = 8080;
-/// As in `shop.yaml`.
+/// The node port of the Service in `shop.yaml`.
 const NODE_PORT: u16 = 30080;
-/// Pods that are started at once.
+/// The number of Pods that are started at the same time.
 const CROWD: usize = 80;
 const CROWD_LABEL: &str = "app=crowd";
-/// Far more than any of it takes.
+/// The time limit of every wait.
 const LIMIT: Duration = Duration::from_mins(3);
 
-/// Where the one Pod is asked.
+/// The addresses of the Pod that receives the requests.
 struct Targets {
     own: SocketAddr,
     mapping: SocketAddr,
@@ -42,7 +42,7 @@ struct Targets {
     other_node: SocketAddr,
 }
 
-/// Measures the figures, and no stage that none of them needs.
+/// Measures the figures, and runs only the stages that they need.
 pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples) -> Result<()> {
     let needs = |stage: Stage| figures.iter().any(|figure| figure.stage == stage);
     for (stage, mode, by_stack, by_offload) in [
@@ -53,27 +53,27 @@ pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples
             let cluster = start(mode)?;
             let targets = targets(&cluster)?;
             let pod = cluster.cluster().client().get(POD)?;
-            let uid = pod.pointer("/metadata/uid").and_then(Value::as_str).context("a Pod without uid")?;
+            let uid = pod.pointer("/metadata/uid").and_then(Value::as_str).context("the Pod has no UID")?;
             for process in cluster.nodes()[0].pod_processes(uid)? {
                 load::stay_on_server_cpu(process)?;
             }
-            measure_ways(&cluster, &targets, by_stack, effort, samples)?;
-            say("the agents offload from now on");
+            measure_addresses(&cluster, &targets, by_stack, effort, samples)?;
+            say("switching the agents to --forwarding offload");
             cluster.offload(LIMIT)?;
-            measure_ways(&cluster, &targets, by_offload, effort, samples)?;
+            measure_addresses(&cluster, &targets, by_offload, effort, samples)?;
         }
     }
     if needs(Stage::Crowd) {
         let cluster = start(KubeProxy::default())?;
         for round in 0..effort.crowds {
-            say(&format!("{CROWD} Pods at once, round {} of {}", round + 1, effort.crowds));
+            say(&format!("starting {CROWD} Pods at the same time, round {} of {}", round + 1, effort.crowds));
             measure_crowd(&cluster, samples)?;
         }
     }
     Ok(())
 }
 
-/// A cluster with our manifests as a user applies them, and what is asked.
+/// Starts a cluster with NPL's manifest, as a user would apply it, and the measured Pod.
 fn start(mode: KubeProxy) -> Result<RealCluster> {
     say(&format!("starting a cluster with kube-proxy in {mode} mode"));
     let options = Options { kube_proxy: mode, ..Options::beside_this_program()? };
@@ -85,7 +85,7 @@ fn start(mode: KubeProxy) -> Result<RealCluster> {
 fn set_up(cluster: &RealCluster) -> Result<()> {
     for file in ["deploy/npl.yaml", "npl-testkit/src/bin/npl-bench/cluster/shop.yaml"] {
         let manifest = tools::repository_file(file);
-        kubectl(cluster, &["apply", "--filename", manifest.to_str().context("a path in UTF-8")?])?;
+        kubectl(cluster, &["apply", "--filename", manifest.to_str().context("the path is not valid UTF-8")?])?;
     }
     let timeout = format!("--timeout={}s", LIMIT.as_secs());
     kubectl(cluster, &["rollout", "status", "daemonset/npl-agent", "--namespace", "npl-system", &timeout])?;
@@ -106,8 +106,8 @@ fn targets(cluster: &RealCluster) -> Result<Targets> {
     };
     let ((own, mapping), _) = poll::until("the Pod's annotation", LIMIT, find)?;
     let node = |index: usize| cluster.nodes().get(index).map(|node| IpAddr::from(node.number().v4()));
-    let (same, other) = node(0).zip(node(1)).context("a cluster of two Nodes")?;
-    ensure!(mapping.ip() == same, "the Pod runs on {same}, and its annotation names {mapping}");
+    let (same, other) = node(0).zip(node(1)).context("the cluster has fewer than two Nodes")?;
+    ensure!(mapping.ip() == same, "the Pod runs on {same}, but its annotation contains {mapping}");
     Ok(Targets {
         own: (own, POD_PORT).into(),
         mapping,
@@ -116,10 +116,10 @@ fn targets(cluster: &RealCluster) -> Result<Targets> {
     })
 }
 
-fn measure_ways(
+fn measure_addresses(
     cluster: &RealCluster,
     targets: &Targets,
-    ways: &Ways,
+    comparisons: &ClusterFigures,
     effort: Effort,
     samples: &mut Samples,
 ) -> Result<()> {
@@ -130,7 +130,9 @@ fn measure_ways(
         say(&format!("requests, round {} of {}", round + 1, effort.rounds));
         let [own, mapping, same_node, other_node] =
             load::measure(cluster.client(), servers, effort.requests, effort.connections)?;
-        for (figures, beside) in [(&ways.own, &own), (&ways.same_node, &same_node), (&ways.other_node, &other_node)] {
+        for (figures, beside) in
+            [(&comparisons.own, &own), (&comparisons.same_node, &same_node), (&comparisons.other_node, &other_node)]
+        {
             let Measured { requests, rate, connections, busy } = beside;
             samples.add(&figures.request, &mapping.requests, requests);
             samples.add(&figures.rate, &[mapping.rate], &[*rate]);
@@ -148,7 +150,10 @@ fn measure_crowd(cluster: &RealCluster, samples: &mut Samples) -> Result<()> {
     };
     let client = cluster.cluster().client();
     let pods = watch_pods(client, NAMESPACE, CROWD_LABEL, CROWD, LIMIT, || scale(CROWD))?;
-    ensure!(pods.values().filter(|seen| seen.margin().is_some()).count() == CROWD, "not all of {CROWD} Pods were seen");
+    ensure!(
+        pods.values().filter(|seen| seen.margin().is_some()).count() == CROWD,
+        "not all {CROWD} Pods were annotated before they became ready"
+    );
     let millis = |pick: fn(&Seen) -> Option<Duration>| -> Vec<f64> {
         pods.values().filter_map(pick).map(|time| time.as_secs_f64() * 1e3).collect()
     };
@@ -158,5 +163,5 @@ fn measure_crowd(cluster: &RealCluster, samples: &mut Samples) -> Result<()> {
     scale(0)?;
     let path = pods_with_label(NAMESPACE, CROWD_LABEL);
     let gone = || client.get(&path).is_ok_and(|list| list["items"].as_array().is_some_and(Vec::is_empty));
-    poll::until_gone("the end of the crowd", LIMIT, gone)
+    poll::until_gone("the deletion of the Deployment's Pods", LIMIT, gone)
 }

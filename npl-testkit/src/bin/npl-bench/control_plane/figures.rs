@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is measured of the control plane, and what each figure should be.
+//! The figures of the control plane, and their goals.
 
 use crate::figures::{
     Aim::{self, Median, Most, P99, Ratio},
@@ -26,7 +26,7 @@ pub(crate) const STEADY_REQUESTS: Figure = figure("control-plane/steady-requests
 pub(crate) const STEADY_CPU: Figure = figure("control-plane/steady-cpu", "% of a core", Life, &[Median(0.1)]);
 pub(crate) const RESTART: Figure = figure("control-plane/restart-annotation", "s", Life, &[Median(0.15)]);
 pub(crate) const RESTART_WRITES: Figure = figure("control-plane/restart-writes", "writes", Life, &[Most(0.0)]);
-/// Seven questions about permissions, one about the Node, three lists, three watches, and the new Pod's annotation.
+/// Seven permission checks, one read of the Node, three lists, three watches, and one annotation for the new Pod.
 pub(crate) const RESTART_REQUESTS: Figure = figure("control-plane/restart-requests", "requests", Life, &[Most(15.0)]);
 pub(crate) const RESTART_PORTS: Figure = figure("control-plane/restart-ports-changed", "Pods", Life, &[Most(0.0)]);
 pub(crate) const KERNEL_BACK: Figure = figure("control-plane/kernel-state-back", "ms", Life, &[Median(50.0)]);
@@ -36,7 +36,8 @@ pub(crate) const RESIDENT_10000: Figure =
     figure("control-plane/resident-10000-services", "MiB", Services, &[Most(32.0)]);
 pub(crate) const PEAK_10000: Figure = figure("control-plane/resident-10000-services-peak", "MiB", Services, &[]);
 pub(crate) const SERVICE_CHANGE: Figure =
-    figure("control-plane/service-change-cpu-10000-services", "ms", Services, &[Ratio(1.2)]).beside("the same at 1000");
+    figure("control-plane/service-change-cpu-10000-services", "ms", Services, &[Ratio(1.2)])
+        .beside("the same with 1000");
 
 pub(crate) const FLEET_RESTART: Figure = figure("hundred-agents/restart", "s", Fleet, &[]);
 pub(crate) const FLEET_CPU: Figure = figure("hundred-agents/restart-cpu", "s", Fleet, &[]);
@@ -48,7 +49,7 @@ pub(crate) const FLEET_BUSIEST: Figure = figure("hundred-agents/restart-busiest-
 pub(crate) const FLEET_AT_ONCE: Figure = figure("hundred-agents/restart-at-once", "requests", Fleet, &[]);
 pub(crate) const FLEET_REFUSED: Figure = figure("hundred-agents/restart-refused", "requests", Fleet, &[Most(0.0)]);
 
-/// All of them, in the order in which they are shown.
+/// All figures, in display order.
 pub(crate) const FIGURES: [&Figure; 26] = [
     &ANNOTATION_IDLE,
     &ANNOTATION_BUSY,

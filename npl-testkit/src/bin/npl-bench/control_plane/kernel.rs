@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The kernel's part: what it costs to write the mappings of a full Node.
+//! The time to write the mappings of a full Node into the kernel.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Instant;
@@ -15,7 +15,7 @@ use crate::figures::Samples;
 
 const MAPPINGS: u16 = 1000;
 
-/// Installs a thousand mappings in maps that have none, round by round.
+/// Installs a thousand mappings in empty maps, round by round.
 pub(crate) fn measure(run: &Run, effort: Effort, samples: &mut Samples) -> Result<()> {
     let bpffs = run.bpffs("bpf-kernel")?;
     let mut datapath = Datapath::open(bpffs.path())?;
@@ -25,7 +25,10 @@ pub(crate) fn measure(run: &Run, effort: Effort, samples: &mut Samples) -> Resul
         let refused = datapath.upsert_mappings(&wanted);
         samples.add(&KERNEL_INSTALL, &[began.elapsed().as_secs_f64() * 1e3], &[]);
         ensure!(refused.is_empty(), "the kernel refused mappings: {refused:?}");
-        ensure!(datapath.mappings()?.len() == usize::from(MAPPINGS), "the kernel does not hold what was written");
+        ensure!(
+            datapath.mappings()?.len() == usize::from(MAPPINGS),
+            "the kernel's maps do not contain all written mappings"
+        );
         for (frontend, _) in mappings() {
             datapath.remove_mapping(frontend)?;
         }
@@ -33,7 +36,7 @@ pub(crate) fn measure(run: &Run, effort: Effort, samples: &mut Samples) -> Resul
     Ok(())
 }
 
-/// One Pod each.
+/// One mapping per Pod.
 fn mappings() -> impl Iterator<Item = (Frontend, Backend)> {
     (0..MAPPINGS).map(|number| {
         let [high, low] = number.to_be_bytes();

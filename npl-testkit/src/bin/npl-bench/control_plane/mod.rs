@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The control plane: how soon Pods are annotated, and what it costs, with the built agent against a real API server.
+//! The control plane: the time until Pods are annotated and its cost, with the built agent and a real API server.
 //!
-//! Pods are objects without processes: the bench says what a kubelet would. Whatever depends on the API server's own
-//! speed is measured beside what a plain client gets for the same requests, in the same round.
+//! Pods are objects without processes, and the bench writes their status like a kubelet. Figures that depend on the API
+//! server's own speed are compared with the same requests of a plain client in the same round.
 
+mod environment;
 mod figures;
 mod fleet;
 mod kernel;
 mod life;
 mod plain;
+mod recovery;
 mod requests;
-mod scene;
 mod services;
-mod upset;
 mod usage;
 
 use anyhow::Result;
@@ -20,17 +20,17 @@ use npl_testkit::control_plane::ControlPlane;
 use npl_testkit::run::Run;
 use npl_testkit::topology::{Options, Topology};
 
+use self::environment::Environment;
 pub(crate) use self::figures::FIGURES;
-use self::scene::Scene;
 use crate::Effort;
 use crate::figures::{Figure, Samples, Stage, say};
 
-/// Measures the figures, and no stage that none of them needs.
+/// Measures the figures, and runs only the stages that they need.
 pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples) -> Result<()> {
     let run = Run::start()?;
     let needs = |stage: Stage| figures.iter().any(|figure| figure.stage == stage);
     if needs(Stage::Kernel) {
-        say("the datapath alone");
+        say("installing mappings in the kernel");
         kernel::measure(&run, effort, samples)?;
     }
     if needs(Stage::Fleet) {
@@ -41,12 +41,12 @@ pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples
         let topology = Topology::new(&run, "", Options::default())?;
         let plane = ControlPlane::start(&run, Some(topology.node()))?;
         topology.node().run(|| -> Result<()> {
-            let mut scene = Scene::new(&run, &topology, &plane)?;
+            let mut env = Environment::new(&run, &topology, &plane)?;
             if needs(Stage::Life) {
-                life::measure(&mut scene, effort, samples)?;
+                life::measure(&mut env, effort, samples)?;
             }
             if needs(Stage::Services) {
-                services::measure(&mut scene, effort, samples)?;
+                services::measure(&mut env, effort, samples)?;
             }
             Ok(())
         })??;

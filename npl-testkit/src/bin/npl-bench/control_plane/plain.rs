@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The API server's own floor: the patches of an agent, sent by a client that does nothing else.
+//! The API server's own speed: an agent's patches, sent by a client that does nothing else.
 
 use std::time::Instant;
 
@@ -8,12 +8,12 @@ use npl_testkit::api_client::ApiClient;
 use npl_testkit::cluster::MAPPING_ANNOTATION;
 use serde_json::{Value, json};
 
-use super::scene::{LIMIT, NAMESPACE, OTHER_NODE, Scene, share_out};
+use super::environment::{Environment, LIMIT, NAMESPACE, OTHER_NODE, share_out};
 
-/// As many patches as an agent has in flight.
+/// The number of connections, equal to an agent's concurrent patches.
 const CONNECTIONS: usize = 8;
 
-/// Pods of a Node without an agent, and connections to patch them over.
+/// Pods of a Node without an agent, and connections for patches.
 #[derive(Debug)]
 pub(crate) struct Plain {
     pub(crate) pods: Vec<String>,
@@ -22,53 +22,54 @@ pub(crate) struct Plain {
 }
 
 impl Plain {
-    /// Makes the Pods.
-    pub(crate) fn new(scene: &Scene<'_>, pods: Vec<String>) -> Result<Self> {
-        scene.create_pods(&pods, OTHER_NODE, "plain")?;
-        scene.run_pods(&pods)?;
-        let clients: Result<_> = (0..CONNECTIONS).map(|_| Ok(scene.plane.client()?.from_inside())).collect();
+    /// Creates the Pods.
+    pub(crate) fn new(env: &Environment<'_>, pods: Vec<String>) -> Result<Self> {
+        env.create_pods(&pods, OTHER_NODE, "plain")?;
+        env.run_pods(&pods)?;
+        let clients: Result<_> = (0..CONNECTIONS).map(|_| Ok(env.plane.client()?.from_inside())).collect();
         Ok(Self { pods, clients: clients?, written: 0 })
     }
 
-    /// Milliseconds from sending one patch to its event on the watch.
-    pub(crate) fn one(&mut self, scene: &Scene<'_>, number: usize) -> Result<f64> {
+    /// The time in milliseconds from sending one patch to its event on the watch.
+    pub(crate) fn one(&mut self, env: &Environment<'_>, number: usize) -> Result<f64> {
         let value = self.new_value();
         let pod = self.pods.get(number % self.pods.len()).ok_or_else(|| anyhow!("no Pods to patch"))?;
         let client = self.clients.first().ok_or_else(|| anyhow!("no connection"))?;
         let began = Instant::now();
         annotate(client, pod, Some(&value))?;
-        let seen = scene.annotations.wait_for(pod, LIMIT, |now| now == Some(&value))?;
+        let seen = env.annotations.wait_for(pod, LIMIT, |now| now == Some(&value))?;
         Ok(seen.at.duration_since(began).as_secs_f64() * 1e3)
     }
 
-    /// Seconds for one patch of each of the first Pods, until the watch has shown the last.
-    pub(crate) fn all(&mut self, scene: &Scene<'_>, count: usize) -> Result<f64> {
+    /// The time in seconds for one patch of each of the first `count` Pods, until the watch has delivered the last
+    /// event.
+    pub(crate) fn all(&mut self, env: &Environment<'_>, count: usize) -> Result<f64> {
         let value = self.new_value();
-        self.timed(scene, count, &[Some(&value)])
+        self.timed(env, count, &[Some(&value)])
     }
 
-    /// The same for the two patches of a withdrawal: an empty list, and then no key.
-    pub(crate) fn all_withdrawn(&mut self, scene: &Scene<'_>, count: usize) -> Result<f64> {
+    /// The same for the two patches of a withdrawal: an empty list, then the removal of the annotation.
+    pub(crate) fn all_withdrawn(&mut self, env: &Environment<'_>, count: usize) -> Result<f64> {
         let value = self.new_value();
-        self.timed(scene, count, &[Some(&value)])?;
-        self.timed(scene, count, &[Some("[]"), None])
+        self.timed(env, count, &[Some(&value)])?;
+        self.timed(env, count, &[Some("[]"), None])
     }
 
-    fn timed(&self, scene: &Scene<'_>, count: usize, values: &[Option<&str>]) -> Result<f64> {
+    fn timed(&self, env: &Environment<'_>, count: usize, values: &[Option<&str>]) -> Result<f64> {
         let pods = self.pods.get(..count).ok_or_else(|| anyhow!("fewer than {count} Pods to patch"))?;
-        scene.collect_garbage()?;
+        env.collect_garbage()?;
         let began = Instant::now();
         patch(&self.clients, pods, values)?;
-        let last = scene.wait_for_all(pods, |now| values.last() == Some(&now))?;
+        let last = env.wait_for_all(pods, |now| values.last() == Some(&now))?;
         Ok(last.duration_since(began).as_secs_f64())
     }
 
-    /// Takes the annotations of any Pods away.
+    /// Removes the annotations of Pods.
     pub(crate) fn clear(&self, pods: &[String]) -> Result<()> {
         patch(&self.clients, pods, &[None])
     }
 
-    /// As long as what an agent writes, and no value that was written before: a patch that changes nothing is cheaper.
+    /// A new value of the same length as an agent's annotation. Patches without a change would be cheaper.
     fn new_value(&mut self) -> String {
         self.written += 1;
         let node_port = 20_000 + self.written;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the API server says that the agents asked of it: it sorts requests by who sends them, and counts each sort.
+//! Counts the agents' requests by kind at the API server, with one flow schema per kind.
 
 use anyhow::{Context as _, Result, ensure};
 use npl_testkit::api_client::ApiClient;
@@ -7,7 +7,7 @@ use npl_testkit::control_plane::AGENT_USER;
 use npl_testkit::poll;
 use serde_json::json;
 
-use super::scene::LIMIT;
+use super::environment::LIMIT;
 
 const SCHEMAS: &str = "/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas";
 const QUESTIONS: &str = "npl-questions";
@@ -16,24 +16,24 @@ const WATCHES: &str = "npl-watches";
 const READS: &str = "npl-reads";
 const DISPATCHED: &str = "apiserver_flowcontrol_dispatched_requests_total";
 const REJECTED: &str = "apiserver_flowcontrol_rejected_requests_total";
-/// The level of all service accounts: the agents are treated as without these schemas.
+/// The priority level of all service accounts, so that the schemas do not change how agents are served.
 const LEVEL: &str = "workload-low";
 
-/// Requests of all agents since the API server started.
+/// The number of requests of all agents since the API server started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Requests {
-    /// What an account may do, which is asked by a POST.
+    /// Permission checks, which are POST requests.
     pub(crate) questions: u64,
-    /// Everything that may change an object.
+    /// Requests that may change an object.
     pub(crate) writes: u64,
-    /// Watches that were opened.
+    /// Watch requests.
     pub(crate) watches: u64,
-    /// Everything else.
+    /// All other requests.
     pub(crate) reads: u64,
 }
 
 impl Requests {
-    /// Has the API server count; what was asked before is not counted.
+    /// Makes the API server count requests from now on.
     pub(crate) fn count_from_now_on(client: &ApiClient) -> Result<()> {
         let verbs = [
             (QUESTIONS, 50, "authorization.k8s.io", json!(["create"])),
@@ -62,7 +62,7 @@ impl Requests {
             client.create(SCHEMAS, &schema)?;
         }
         let dump = || client.text("/debug/api_priority_and_fairness/dump_priority_levels").ok();
-        // The server's own controller takes new schemas in; the last one that was made is the last to be there.
+        // The API server applies new schemas asynchronously and in order, so waiting for the last one is enough.
         let is_followed = || {
             let schema = client.get(&format!("{SCHEMAS}/{READS}")).ok()?;
             let conditions = schema.pointer("/status/conditions")?.as_array()?.len();
@@ -71,23 +71,23 @@ impl Requests {
         poll::until("the API server to count requests by account", LIMIT, is_followed).map(drop)
     }
 
-    /// What was counted.
+    /// The current counts.
     pub(crate) fn counted(client: &ApiClient) -> Result<Self> {
         Self::in_metrics(&client.text("/metrics")?)
     }
 
-    /// What was counted, by the API server's metrics.
+    /// The counts in the API server's metrics.
     pub(crate) fn in_metrics(metrics: &str) -> Result<Self> {
         let of = |schema| sum_of(metrics, DISPATCHED, &format!("flow_schema=\"{schema}\""));
         Ok(Self { questions: of(QUESTIONS)?, writes: of(WRITES)?, watches: of(WATCHES)?, reads: of(READS)? })
     }
 
-    /// What the API server would not take, of anybody, since it started.
+    /// The number of requests of all clients that the API server has rejected since its start.
     pub(crate) fn refused(client: &ApiClient) -> Result<u64> {
         sum_of(&client.text("/metrics")?, REJECTED, "")
     }
 
-    /// What was asked since `before`.
+    /// The requests since `before`.
     pub(crate) fn since(self, before: Self) -> Self {
         let Self { questions, writes, watches, reads } = before;
         Self {
@@ -98,30 +98,30 @@ impl Requests {
         }
     }
 
-    /// All of them.
+    /// The sum of all kinds.
     pub(crate) fn all(self) -> u64 {
         self.but_watches() + self.watches
     }
 
-    /// All but watches.
+    /// The sum without watches.
     pub(crate) fn but_watches(self) -> u64 {
         self.questions + self.writes + self.reads
     }
 
-    /// Fails if an agent that is there was not counted: a figure of nothing must not look like none.
+    /// Fails if the running agent's requests are not counted: a missing count must not appear as zero requests.
     pub(crate) fn ensure_counted(self) -> Result<()> {
-        ensure!(self.watches >= 3, "the API server counts no watches of the agent: {self:?}");
+        ensure!(self.watches >= 3, "the API server does not count the agent's watches: {self:?}");
         Ok(())
     }
 }
 
-/// The sum of a metric's counts whose labels contain a text.
+/// The sum of a metric's values whose labels contain `label`.
 pub(crate) fn sum_of(metrics: &str, name: &str, label: &str) -> Result<u64> {
     let is_meant =
         |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{') && rest.contains(label));
     let count = |line: &str| -> Result<u64> {
         let count = line.rsplit(' ').next().unwrap_or_default();
-        let count: f64 = count.parse().with_context(|| format!("read the count of `{line}`"))?;
+        let count: f64 = count.parse().with_context(|| format!("parse the value of `{line}`"))?;
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of requests")]
         Ok(count as u64)
     };

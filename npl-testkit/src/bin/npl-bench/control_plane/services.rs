@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A cluster with many Services, of which a Node needs few.
+//! A cluster with many Services, few of which concern the Node.
 
 use std::time::Duration;
 
@@ -7,49 +7,49 @@ use anyhow::Result;
 use npl_testkit::cluster::ServiceObject;
 use serde_json::json;
 
+use super::environment::{
+    Agents, Environment, LIMIT, NAMESPACE, NODE, POD_PORT, in_parallel, is_published, let_pass, numbered, service,
+};
 use super::figures::{PEAK_10000, RESIDENT_2000, RESIDENT_10000, SERVICE_CHANGE};
 use super::life::{CROWD, CROWD_PODS};
-use super::scene::{
-    Agents, LIMIT, NAMESPACE, NODE, POD_PORT, Scene, in_parallel, is_published, let_pass, numbered, service,
-};
 use super::usage;
 use crate::Effort;
 use crate::figures::{Figure, Samples, say};
 
-/// Where other people's Services are.
+/// The namespace of unrelated Services.
 const OTHERS: &str = "others";
-/// The Service that changes, and its one Pod.
+/// The Service that changes, and its only Pod.
 const CHANGING: &str = "changing";
-/// Services of others that are enabled; they select nothing here.
+/// The number of enabled unrelated Services, which select no Pods.
 const ENABLED: usize = 100;
-/// After a start, and after the last event of a thousand.
+/// The settling time after a start and after the last of a thousand events.
 const SETTLES: Duration = Duration::from_secs(1);
 
-/// Measures with 1000, 2000 and 10 000 Services; the crowd's Pods are there already or are made.
-pub(crate) fn measure(scene: &mut Scene<'_>, effort: Effort, samples: &mut Samples) -> Result<()> {
+/// Measures with 1000, 2000 and 10 000 Services. The crowd's Pods are created unless they exist.
+pub(crate) fn measure(env: &mut Environment<'_>, effort: Effort, samples: &mut Samples) -> Result<()> {
     let crowd = numbered(CROWD, CROWD_PODS);
-    if scene.cluster.client().find(&format!("/api/v1/namespaces/{NAMESPACE}/pods/{}", crowd[0]))?.is_none() {
-        scene.create_pods(&crowd, NODE, CROWD)?;
-        scene.run_pods(&crowd)?;
-        scene.create_service(CROWD)?;
+    if env.cluster.client().find(&format!("/api/v1/namespaces/{NAMESPACE}/pods/{}", crowd[0]))?.is_none() {
+        env.create_pods(&crowd, NODE, CROWD)?;
+        env.run_pods(&crowd)?;
+        env.create_service(CROWD)?;
     }
     let changing = [format!("{CHANGING}-0")];
-    scene.create_pods(&changing, NODE, CHANGING)?;
-    scene.run_pods(&changing)?;
-    scene.create_service(CHANGING)?;
-    scene.cluster.set_service_enabled(NAMESPACE, CROWD, true)?;
-    scene.cluster.set_service_enabled(NAMESPACE, CHANGING, true)?;
-    scene.cluster.create_namespace(OTHERS)?;
+    env.create_pods(&changing, NODE, CHANGING)?;
+    env.run_pods(&changing)?;
+    env.create_service(CHANGING)?;
+    env.cluster.set_service_enabled(NAMESPACE, CROWD, true)?;
+    env.cluster.set_service_enabled(NAMESPACE, CHANGING, true)?;
+    env.cluster.create_namespace(OTHERS)?;
 
-    let mut agents = scene.start_agent()?;
-    scene.wait_for_all(&crowd, is_published)?;
+    let mut agents = env.start_agent()?;
+    env.wait_for_all(&crowd, is_published)?;
     let mut others = Others { made: 0 };
-    others.grow_to(scene, 1000)?;
-    let at_1000 = changes(scene, &mut agents, effort)?;
-    others.grow_to(scene, 2000)?;
+    others.grow_to(env, 1000)?;
+    let at_1000 = changes(env, &mut agents, effort)?;
+    others.grow_to(env, 2000)?;
     resident(&mut agents, effort, samples, &RESIDENT_2000, None)?;
-    others.grow_to(scene, 10_000)?;
-    let at_10000 = changes(scene, &mut agents, effort)?;
+    others.grow_to(env, 10_000)?;
+    let at_10000 = changes(env, &mut agents, effort)?;
     for (many, few) in at_10000.iter().zip(&at_1000) {
         samples.add(&SERVICE_CHANGE, &[*many], &[*few]);
     }
@@ -61,31 +61,31 @@ struct Others {
 }
 
 impl Others {
-    fn grow_to(&mut self, scene: &Scene<'_>, count: usize) -> Result<()> {
+    fn grow_to(&mut self, env: &Environment<'_>, count: usize) -> Result<()> {
         say(&format!("{count} Services"));
         let numbers: Vec<usize> = (self.made..count).collect();
         in_parallel(&numbers, |number| {
             let name = format!("other-{number}");
             let other = service(OTHERS, &name, &name);
-            scene.cluster.create_service(&if *number < ENABLED { other.enabled() } else { other })
+            env.cluster.create_service(&if *number < ENABLED { other.enabled() } else { other })
         })?;
         self.made = count;
         let_pass(SETTLES)
     }
 }
 
-/// What a change of one Service costs an agent, in milliseconds of a processor, round by round.
-fn changes(scene: &Scene<'_>, agents: &mut Agents, effort: Effort) -> Result<Vec<f64>> {
+/// The agent's CPU time per change of one Service, in milliseconds, per round.
+fn changes(env: &Environment<'_>, agents: &mut Agents, effort: Effort) -> Result<Vec<f64>> {
     let pid = agents.agent.process().id();
     let mut rounds = Vec::new();
     for round in 0..effort.rounds {
         let before = usage::cpu_time(pid)?;
         for number in 0..effort.changes {
             let target = POD_PORT + 1 + u16::try_from((round + number) % 2)?;
-            change_target(scene, target)?;
+            change_target(env, target)?;
             let pod_port = format!("\"podPort\":{target},");
             let names_it = |value: Option<&str>| value.is_some_and(|text| text.contains(&pod_port));
-            scene.annotations.wait_for(&format!("{CHANGING}-0"), LIMIT, names_it)?;
+            env.annotations.wait_for(&format!("{CHANGING}-0"), LIMIT, names_it)?;
         }
         let spent = usage::cpu_time(pid)?.saturating_sub(before).as_secs_f64() * 1e3;
         rounds.push(spent / f64::from(u32::try_from(effort.changes)?));
@@ -93,14 +93,14 @@ fn changes(scene: &Scene<'_>, agents: &mut Agents, effort: Effort) -> Result<Vec
     Ok(rounds)
 }
 
-fn change_target(scene: &Scene<'_>, target: u16) -> Result<()> {
+fn change_target(env: &Environment<'_>, target: u16) -> Result<()> {
     let ServiceObject { namespace, name, .. } = service(NAMESPACE, CHANGING, CHANGING);
     let ports = json!([{"name": "http", "port": 80, "protocol": "TCP", "targetPort": target}]);
     let path = format!("/api/v1/namespaces/{namespace}/services/{name}");
-    scene.cluster.client().merge_patch_unread(&path, &json!({"spec": {"ports": ports}}))
+    env.cluster.client().merge_patch_unread(&path, &json!({"spec": {"ports": ports}}))
 }
 
-/// What is resident of an agent that saw the cluster grow, and of those that start in it.
+/// The resident memory of an agent that was running while the cluster grew, and of agents that start afterwards.
 fn resident(
     agents: &mut Agents,
     effort: Effort,

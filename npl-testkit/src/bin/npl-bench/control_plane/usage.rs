@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a process uses, as the kernel counts it.
+//! CPU time and memory of a process, as counted by the kernel.
 
 use std::fs;
 use std::time::Duration;
@@ -8,30 +8,31 @@ use anyhow::{Context as _, Result};
 use nix::time::{clock_getcpuclockid, clock_gettime};
 use nix::unistd::Pid;
 
-/// Time on a processor, of all threads that the process has had. It starts no other program.
+/// The CPU time of all threads of a process, including ended ones.
 pub(crate) fn cpu_time(pid: u32) -> Result<Duration> {
     let pid = Pid::from_raw(i32::try_from(pid).context("process id out of range")?);
-    let clock = clock_getcpuclockid(pid).with_context(|| format!("find the processor clock of process {pid}"))?;
-    Ok(clock_gettime(clock).with_context(|| format!("read the processor clock of process {pid}"))?.into())
+    let clock = clock_getcpuclockid(pid).with_context(|| format!("find the CPU clock of process {pid}"))?;
+    Ok(clock_gettime(clock).with_context(|| format!("read the CPU clock of process {pid}"))?.into())
 }
 
-/// Memory of a process.
+/// The memory of a process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Memory {
-    /// What is resident now, in MiB.
+    /// The current resident size in MiB.
     pub(crate) resident: f64,
-    /// The most that ever was.
+    /// The peak resident size in MiB.
     pub(crate) peak: f64,
 }
 
-/// What is resident of a process, its program's pages included.
+/// Reads the resident size of a process, including the pages of its executable.
 pub(crate) fn memory(pid: u32) -> Result<Memory> {
     let path = format!("/proc/{pid}/status");
     let status = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
     let mib = |name: &str| -> Result<f64> {
         let line =
             status.lines().find_map(|line| line.strip_prefix(name)).with_context(|| format!("no {name} in {path}"))?;
-        let kib: u32 = line.trim().trim_end_matches(" kB").parse().with_context(|| format!("read {name} of {path}"))?;
+        let kib: u32 =
+            line.trim().trim_end_matches(" kB").parse().with_context(|| format!("parse {name} in {path}"))?;
         Ok(f64::from(kib) / 1024.0)
     };
     Ok(Memory { resident: mib("VmRSS:")?, peak: mib("VmHWM:")? })

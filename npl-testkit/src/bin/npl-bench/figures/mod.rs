@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Figures that are no packet rates: what each is measured with, what it should be, and what became of it.
+//! Figures other than packet rates: how each is measured, its goal, and its result.
 
 #![expect(clippy::print_stderr, reason = "progress goes to standard error")]
 
@@ -9,69 +9,69 @@ mod table;
 pub(crate) use self::samples::{Row, Samples, percentile};
 pub(crate) use self::table::{table, verdict};
 
-/// What a figure is measured with; each measures all of its figures at once.
+/// The measurement that produces a figure. Each produces all of its figures together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// An agent from its start on an empty Node to its restart with a thousand mappings, round by round.
     Life,
     /// A cluster with many Services.
     Services,
-    /// Many Nodes at one API server.
+    /// Many Nodes with one API server.
     Fleet,
-    /// The datapath's tables alone.
+    /// Writing the datapath's maps.
     Kernel,
-    /// The kernel programs alone.
+    /// The kernel programs in isolation.
     Program,
-    /// Connections over TCP through a Node.
+    /// TCP connections through a Node.
     Sockets,
-    /// A real cluster whose Services are rules of iptables.
+    /// A real cluster with kube-proxy in iptables mode.
     Iptables,
-    /// A real cluster whose Services are rules of nftables.
+    /// A real cluster with kube-proxy in nftables mode.
     Nftables,
-    /// A real cluster on which many Pods are started at once.
+    /// A real cluster in which many Pods are started at the same time.
     Crowd,
 }
 
-/// One line of the table.
+/// One row of the table.
 #[derive(Debug)]
 pub(crate) struct Figure {
-    /// As in results and for `--only`.
+    /// The name in results and for `--only`.
     pub(crate) name: &'static str,
     pub(crate) unit: &'static str,
-    /// What was measured beside it, round by round, in the same unit.
+    /// The reference that the figure is compared with, round by round and in the same unit.
     pub(crate) beside: Option<&'static str>,
     pub(crate) aims: &'static [Aim],
     pub(crate) stage: Stage,
 }
 
-/// What a figure should be.
+/// The goal of a figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Aim {
-    /// The median at most this.
+    /// An upper bound of the median.
     Median(f64),
-    /// The 99th percentile at most this.
+    /// An upper bound of the 99th percentile.
     P99(f64),
-    /// Every value at most this.
+    /// An upper bound of every value.
     Most(f64),
-    /// The rounds' ratios to what was measured beside it: their median at most this.
+    /// An upper bound of the median of the ratios to the reference.
     Ratio(f64),
-    /// Their median at least this.
+    /// A lower bound of the median of the ratios to the reference.
     LeastRatio(f64),
 }
 
-/// A figure that nothing was measured beside.
+/// A figure without a reference.
 pub(crate) const fn figure(name: &'static str, unit: &'static str, stage: Stage, aims: &'static [Aim]) -> Figure {
     Figure { name, unit, beside: None, aims, stage }
 }
 
 impl Figure {
-    /// The same, with what was measured beside it.
+    /// The same figure with a reference.
     pub(crate) const fn beside(self, beside: &'static str) -> Self {
         Self { beside: Some(beside), ..self }
     }
 }
 
-/// Tells how far the bench is.
+/// Prints the progress of the bench.
 pub(crate) fn say(what: &str) {
     eprintln!("bench: {what}");
 }

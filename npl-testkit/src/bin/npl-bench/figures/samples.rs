@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What was measured, and what becomes of it.
+//! Measured values and their summary.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use serde::Serialize;
 
 use super::{Aim, Figure};
 
-/// Values of a figure that show more than their extremes.
+/// The number of values from which a 99th percentile is meaningful.
 const ENOUGH_FOR_P99: usize = 50;
 
-/// Everything that was measured, by the figures' names.
+/// All measured values, by figure name.
 #[derive(Debug, Default)]
 pub(crate) struct Samples(BTreeMap<&'static str, Rounds>);
 
@@ -21,7 +21,7 @@ struct Rounds {
     ratios: Vec<f64>,
 }
 
-/// A line of the report.
+/// A row of the report.
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {
     pub(crate) name: &'static str,
@@ -30,24 +30,24 @@ pub(crate) struct Row {
     pub(crate) p99: Option<f64>,
     pub(crate) max: f64,
     pub(crate) beside: Option<Beside>,
-    /// In words; empty where a figure is shown for information.
+    /// The goals as text; empty for figures without a goal.
     pub(crate) aim: String,
     pub(crate) is_met: Option<bool>,
 }
 
-/// What was measured beside a figure.
+/// The reference that a figure is compared with.
 #[derive(Debug, Serialize)]
 pub(crate) struct Beside {
     pub(crate) what: &'static str,
     pub(crate) median: f64,
-    /// As the figure's; what can be met by nothing shows here.
+    /// The 99th percentile of the reference, which shows whether the goal is attainable.
     pub(crate) p99: Option<f64>,
-    /// The median of the rounds' ratios.
+    /// The median of the ratios per round.
     pub(crate) ratio: f64,
 }
 
 impl Samples {
-    /// Takes in what one round has shown, and what was measured beside it.
+    /// Adds the values of one round, and those of the reference.
     pub(crate) fn add(&mut self, figure: &Figure, values: &[f64], beside: &[f64]) {
         let rounds = self.0.entry(figure.name).or_default();
         rounds.values.extend(values);
@@ -57,7 +57,7 @@ impl Samples {
         }
     }
 
-    /// The line of a figure; nothing if it was not measured.
+    /// The row of a figure, if the figure was measured.
     pub(crate) fn row(&self, figure: &Figure) -> Option<Row> {
         let Rounds { values, beside, ratios } = self.0.get(figure.name)?;
         let max = values.iter().copied().max_by(f64::total_cmp)?;
@@ -91,7 +91,7 @@ impl Aim {
         }
     }
 
-    /// A figure that was measured too seldom for its aim has not met it.
+    /// Whether the goal is met. A goal without enough values is not met.
     fn is_met_by(self, row: &Row) -> bool {
         match self {
             Self::Median(most) => row.median <= most,
@@ -103,19 +103,19 @@ impl Aim {
     }
 }
 
-/// The middle value, or what is between the two.
+/// The median.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let sorted = sorted(values);
     let (low, high) = (sorted.get(sorted.len().checked_sub(1)? / 2)?, sorted.get(sorted.len() / 2)?);
     Some(f64::midpoint(*low, *high))
 }
 
-/// The 99th percentile, of values enough to have one.
+/// The 99th percentile, if there are enough values.
 fn p99(values: &[f64]) -> Option<f64> {
     if values.len() < ENOUGH_FOR_P99 { None } else { percentile(values, 99) }
 }
 
-/// The least value that at least so many of a hundred are not above.
+/// The percentile by the nearest-rank method.
 pub(crate) fn percentile(values: &[f64], percent: usize) -> Option<f64> {
     let sorted = sorted(values);
     sorted.get((sorted.len() * percent).div_ceil(100).checked_sub(1)?).copied()
@@ -140,7 +140,7 @@ mod tests {
             .beside("the floor");
 
     #[test]
-    fn medians_and_percentiles_are_values_that_were_seen_or_between_two() {
+    fn medians_are_interpolated_and_percentiles_are_not() {
         let hundred: Vec<f64> = (1..=100).rev().map(f64::from).collect();
         assert_eq!((median(&hundred), percentile(&hundred, 99)), (Some(50.5), Some(99.0)));
         assert_eq!((median(&[3.0, 1.0, 2.0]), percentile(&[7.0], 99)), (Some(2.0), Some(7.0)));
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_is_taken_within_a_round() {
+    fn ratios_are_computed_within_a_round() {
         let mut samples = Samples::default();
         for (ours, floor) in [(1.1, 1.0), (2.4, 2.0), (9.0, 3.0)] {
             samples.add(&COMPARED, &[ours], &[floor]);
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_should_be_large_has_a_ratio_that_is_large_enough() {
+    fn a_rate_must_reach_the_least_ratio() {
         let verdict = |speed| {
             let mut samples = Samples::default();
             samples.add(&SPEED, &[speed], &[10.0]);
@@ -169,13 +169,13 @@ mod tests {
     }
 
     #[test]
-    fn an_aim_needs_values_enough_and_every_aim_counts() {
+    fn a_goal_needs_enough_values_and_all_goals_must_be_met() {
         let mut samples = Samples::default();
         assert!(samples.row(&NEVER).is_none());
         samples.add(&NEVER, &[0.0, 0.0, 1.0], &[]);
         assert_eq!(samples.row(&NEVER).unwrap().is_met, Some(false));
         samples.add(&LATENCY, &[2.0; 10], &[1.5; 10]);
-        assert_eq!(samples.row(&LATENCY).unwrap().is_met, Some(false), "ten values have no 99th percentile");
+        assert_eq!(samples.row(&LATENCY).unwrap().is_met, Some(false), "ten values are too few for a 99th percentile");
         samples.add(&LATENCY, &[2.0; 90], &[1.5; 90]);
         let row = samples.row(&LATENCY).unwrap();
         assert_eq!((row.is_met, row.p99, row.beside.unwrap().p99), (Some(true), Some(2.0), Some(1.5)));

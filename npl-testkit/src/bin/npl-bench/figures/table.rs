@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The figures for people.
+//! The table of figures.
 
 use comfy_table::{CellAlignment, Table, TableStyle};
 
 use super::samples::Row;
 
 const HEADER: [&str; 11] =
-    ["figure", "unit", "median", "p99", "max", "beside it", "its median", "its p99", "ratio", "aim", "aim is"];
+    ["figure", "unit", "median", "p99", "max", "compared with", "its median", "its p99", "ratio", "aim", "result"];
 
-/// A table of the rows.
+/// A table with these rows.
 pub(crate) fn table(rows: &[Row], style: TableStyle) -> Table {
     let mut table = Table::new();
     table.load_style(style).set_header(HEADER);
@@ -36,7 +36,7 @@ pub(crate) fn table(rows: &[Row], style: TableStyle) -> Table {
     table
 }
 
-/// What became of an aim; nothing where there is none.
+/// The result for a goal; empty without a goal.
 pub(crate) const fn verdict(is_met: Option<bool>) -> &'static str {
     match is_met {
         Some(true) => "met",
@@ -45,7 +45,7 @@ pub(crate) const fn verdict(is_met: Option<bool>) -> &'static str {
     }
 }
 
-/// Three digits tell apart what can be told apart.
+/// Formats a number with three significant digits, which matches the precision of the measurement.
 fn number(value: f64) -> String {
     match value {
         0.0 => "0".to_owned(),

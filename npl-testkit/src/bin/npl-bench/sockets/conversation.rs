@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! TCP connections between a client and a Pod, both ends of which are threads of this process: what a question and its
-//! answer take, and how much goes through.
+//! TCP connections between a client and a Pod, whose ends are threads of this process. Measures the round-trip time of
+//! a request and the throughput.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -13,21 +13,21 @@ use npl_testkit::netns::Netns;
 use npl_testkit::process::{joined, on_own_thread};
 use npl_testkit::{live_frames, poll, traffic};
 
-use crate::ends::{self, CLIENT_CPU, SERVER_CPU};
+use crate::tcp::{self, CLIENT_CPU, SERVER_CPU};
 
-/// Questions that bring both ends to their processors before anything is measured.
+/// Requests that move both ends to their processors before the measurement.
 const WARM_UP: usize = 20;
 
-/// Until as much is under way as ever will be.
+/// The time until the congestion window is open.
 const RAMP: Duration = Duration::from_millis(10);
 
-/// Bytes that are written and read at once.
+/// The size of each write and read.
 const CHUNK: usize = 256 * 1024;
 
 /// The byte that ends a stream of zeros.
 const LAST: u8 = 1;
 
-/// One connection. Its sockets stay in the namespaces in which they were opened, wherever they are used.
+/// One connection. The sockets belong to the namespaces in which they were opened, whichever thread uses them.
 #[derive(Debug)]
 pub(super) struct Conversation {
     client: TcpStream,
@@ -37,24 +37,24 @@ pub(super) struct Conversation {
 impl Conversation {
     /// Connects from the client's namespace to `server`, which leads to the Pod's listener.
     pub(super) fn open(from: &Netns, server: SocketAddr, listener: &TcpListener) -> Result<Self> {
-        let client = from.run(|| ends::connect(server))?.with_context(|| format!("connect to {server}"))?;
+        let client = from.run(|| tcp::connect(server))?.with_context(|| format!("connect to {server}"))?;
         let (pod, peer) = listener.accept().context("accept a connection")?;
-        let own = client.local_addr().context("ask for the client's address")?;
+        let own = client.local_addr().context("read the client's address")?;
         ensure!(own == peer, "{own} connected to {server}, and the Pod sees {peer}");
-        ends::set_up(&pod)?;
+        tcp::set_up(&pod)?;
         client.set_write_timeout(Some(traffic::REQUEST_LIMIT)).context("set a write timeout")?;
         Ok(Self { client, pod })
     }
 
-    /// By its client's ends, for errors.
+    /// The addresses of the connection, for error messages.
     fn name(&self) -> String {
         match (self.client.local_addr(), self.client.peer_addr()) {
             (Ok(own), Ok(server)) => format!("from {own} to {server}"),
-            _ => "of an ended connection".to_owned(),
+            _ => "of a closed connection".to_owned(),
         }
     }
 
-    /// What each of so many questions and answers took, in µs.
+    /// Sends this number of requests and returns the round-trip time of each in µs.
     pub(super) fn ask(&self, questions: usize) -> Result<Vec<f64>> {
         let all = WARM_UP + questions;
         let mut taken = thread::scope(|scope| {
@@ -67,9 +67,9 @@ impl Conversation {
     }
 }
 
-/// How much goes to the Pod through all of these at once, in Gbit/s, as the Pod sees it.
+/// The throughput to the Pod over all connections together in Gbit/s, measured at the Pod.
 pub(super) fn stream(conversations: &[Conversation], time: Duration) -> Result<f64> {
-    // Who reads clock and counter must not have to wait between the two for those who send.
+    // The measuring thread needs priority over the senders to read the clock and the counter at the same moment.
     on_own_thread(|| live_frames::go_ahead().and_then(|()| stream_ahead(conversations, time)))
 }
 
@@ -94,47 +94,47 @@ fn stream_ahead(conversations: &[Conversation], time: Duration) -> Result<f64> {
     })
 }
 
-/// Works on one processor, ahead of what else there is on the machine.
+/// Runs `work` on one processor with real-time priority.
 fn on<T>(cpu: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    ends::stay_on(cpu)?;
+    tcp::stay_on(cpu)?;
     live_frames::go_ahead()?;
     work()
 }
 
-/// Asks one question and waits for its answer; the time in µs.
+/// Sends one request and waits for the response; returns the time in µs.
 fn ask(mut stream: &TcpStream) -> Result<f64> {
     let start = Instant::now();
-    stream.write_all(b"?").context("send a question")?;
-    stream.read_exact(&mut [0]).context("wait for an answer")?;
+    stream.write_all(b"?").context("send a request")?;
+    stream.read_exact(&mut [0]).context("wait for a response")?;
     Ok(start.elapsed().as_secs_f64() * 1e6)
 }
 
-/// Answers one question with itself.
+/// Responds to one request.
 fn answer(mut stream: &TcpStream) -> Result<()> {
     let mut question = [0];
-    stream.read_exact(&mut question).context("wait for a question")?;
-    stream.write_all(&question).context("send an answer")
+    stream.read_exact(&mut question).context("wait for a request")?;
+    stream.write_all(&question).context("send a response")
 }
 
-/// Sends zeros until it is over, and then the last byte.
+/// Sends zeros until `is_over` is set, and then the last byte.
 fn send(mut stream: &TcpStream, is_over: &AtomicBool) -> Result<()> {
     let zeros = vec![0; CHUNK];
     while !is_over.load(Ordering::Relaxed) {
-        stream.write_all(&zeros).context("send on")?;
+        stream.write_all(&zeros).context("send data")?;
     }
     stream.write_all(&[LAST]).context("send the last byte")
 }
 
-/// Counts what comes, up to the last byte.
+/// Counts the received bytes up to the last byte.
 fn receive(mut stream: &TcpStream, received: &AtomicU64) -> Result<()> {
     let mut buffer = vec![0; CHUNK];
     loop {
-        let read = poll::uninterrupted(|| stream.read(&mut buffer)).context("receive on")?;
+        let read = poll::uninterrupted(|| stream.read(&mut buffer)).context("receive data")?;
         received.fetch_add(read as u64, Ordering::Relaxed);
         match buffer[..read].last() {
             Some(&LAST) => return Ok(()),
             Some(_zero) => {}
-            None => bail!("the connection ended early"),
+            None => bail!("the connection was closed early"),
         }
     }
 }

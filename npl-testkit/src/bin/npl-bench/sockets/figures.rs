@@ -1,34 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is measured with sockets, and what each figure should be.
+//! The figures measured with sockets, and their goals.
 
 use npl_agent::core::devices::redirect::Forwarding;
 
 use crate::figures::{Aim, Figure, Stage, figure};
 
-/// What everything is measured beside.
+/// The reference of all figures.
 const DIRECT: &str = "the Pod's own address";
 
-/// The figures of one way of forwarding.
-pub(super) struct Way {
+/// The figures of one forwarding mode.
+pub(super) struct ModeFigures {
     pub(super) forwarding: Forwarding,
-    /// A question and its answer, of a byte each, over an open connection.
+    /// The round-trip time of a one-byte request over an open connection.
     pub(super) latency: Figure,
-    /// What all but a hundredth of these take at most, turn by turn.
+    /// The 99th percentile of the round-trip time, per turn.
     pub(super) latency_p99: Figure,
-    /// As much as goes through one connection.
+    /// The throughput of one connection.
     pub(super) stream: Figure,
-    /// And through several at once.
+    /// The throughput of several connections together.
     pub(super) streams: Figure,
-    /// As much as goes through one that differs from the other in nothing.
+    /// The throughput of one connection compared with an identical one, which shows the measurement noise.
     pub(super) itself: Option<&'static Figure>,
 }
 
-/// Connections of [`Way::streams`].
+/// The number of connections of [`ModeFigures::streams`].
 pub(super) const STREAMS: usize = 16;
 
-macro_rules! way {
+macro_rules! mode_figures {
     ($forwarding:expr, $name:literal, $latency:expr, $itself:expr) => {
-        Way {
+        ModeFigures {
             forwarding: $forwarding,
             latency: figure(concat!("traffic/rr-p50-", $name), "µs", Stage::Sockets, $latency).beside(DIRECT),
             latency_p99: figure(concat!("traffic/rr-p99-", $name), "µs", Stage::Sockets, $latency).beside(DIRECT),
@@ -39,20 +39,20 @@ macro_rules! way {
     };
 }
 
-/// The Pod's own address beside itself: what the machine makes of connections that differ in nothing.
+/// The Pod's own address compared with itself: the noise of the measurement.
 static ITSELF: Figure = figure("traffic/stream-1-itself", "Gbit/s", Stage::Sockets, &[]).beside(DIRECT);
 
-/// A mapping may take a fiftieth of what goes through.
+/// A mapping may reduce the throughput by at most 2 %.
 const FAST: &[Aim] = &[Aim::LeastRatio(0.98)];
 
-/// Through the host's stack, where a mapping may cost a twentieth more.
-pub(super) static STACK: Way = way!(Forwarding::Stack, "stack", &[Aim::Ratio(1.05)], Some(&ITSELF));
-/// Past it, which has to be ahead of what goes through.
-pub(super) static REDIRECT: Way = way!(Forwarding::Redirect, "redirect", &[Aim::Ratio(1.0)], None);
-/// Past it too, while it lets them through.
-pub(super) static OFFLOAD: Way = way!(Forwarding::Offload, "offload", &[Aim::Ratio(1.0)], None);
+/// Through the host's stack: a mapping may increase the latency by at most 5 %.
+pub(super) static STACK: ModeFigures = mode_figures!(Forwarding::Stack, "stack", &[Aim::Ratio(1.05)], Some(&ITSELF));
+/// Redirect, which bypasses the stack: the latency must not exceed that of the Pod's own address.
+pub(super) static REDIRECT: ModeFigures = mode_figures!(Forwarding::Redirect, "redirect", &[Aim::Ratio(1.0)], None);
+/// Offload, which bypasses the stack for flows that the stack has forwarded before: the same goal.
+pub(super) static OFFLOAD: ModeFigures = mode_figures!(Forwarding::Offload, "offload", &[Aim::Ratio(1.0)], None);
 
-/// All of them, in the order in which they are shown.
+/// All figures, in display order.
 pub(crate) static FIGURES: [&Figure; 13] = [
     &STACK.latency,
     &STACK.latency_p99,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! TCP with real sockets through a Node: what a mapping costs beside the Pod's own address, by turns on one Node.
+//! TCP with real sockets through a Node: compares a mapping with the Pod's own address, in alternating turns on one
+//! Node.
 
 mod conversation;
 mod figures;
@@ -14,26 +15,26 @@ use npl_testkit::topology::{Options, Topology};
 
 use self::conversation::{Conversation, stream};
 pub(crate) use self::figures::FIGURES;
-use self::figures::{OFFLOAD, REDIRECT, STACK, STREAMS, Way};
+use self::figures::{ModeFigures, OFFLOAD, REDIRECT, STACK, STREAMS};
 use crate::Effort;
 use crate::cases::MAPPINGS;
 use crate::figures::{Figure, Samples, percentile, say};
 use crate::ours::{Manner, Ours};
 use crate::testbed::{FIRST_NODE_PORT, FIRST_POD_PORT, Mappings};
 
-/// Measures those of `figures` that are ours, side by side.
+/// Measures those of `figures` that belong to this stage.
 pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples) -> Result<()> {
     let is_meant = |figure: &Figure| figures.iter().any(|meant| meant.name == figure.name);
-    let is_needed = |way: &&Way| way.figures().any(is_meant);
-    let ways: Vec<&Way> = [&STACK, &REDIRECT, &OFFLOAD].into_iter().filter(is_needed).collect();
-    if ways.is_empty() {
+    let is_needed = |mode: &&ModeFigures| mode.figures().any(is_meant);
+    let modes: Vec<&ModeFigures> = [&STACK, &REDIRECT, &OFFLOAD].into_iter().filter(is_needed).collect();
+    if modes.is_empty() {
         return Ok(());
     }
     let run = Run::start()?;
     let beds: Vec<Bed> =
-        ways.into_iter().enumerate().map(|(number, way)| Bed::new(&run, number, way)).collect::<Result<_>>()?;
+        modes.into_iter().enumerate().map(|(number, mode)| Bed::new(&run, number, mode)).collect::<Result<_>>()?;
     for round in 0..effort.rounds {
-        say(&format!("connections, round {} of {}", round + 1, effort.rounds));
+        say(&format!("TCP connections, round {} of {}", round + 1, effort.rounds));
         for bed in &beds {
             ensure!(!interrupt::is_requested(), "interrupted");
             bed.measure(is_meant, effort, samples)?;
@@ -42,15 +43,15 @@ pub(crate) fn measure(figures: &[&Figure], effort: Effort, samples: &mut Samples
     Ok(())
 }
 
-impl Way {
+impl ModeFigures {
     fn figures(&self) -> impl Iterator<Item = &Figure> {
         [&self.latency, &self.latency_p99, &self.stream, &self.streams].into_iter().chain(self.itself)
     }
 }
 
-/// Client, Node and Pod; gone when dropped, in this order.
+/// Client, Node and Pod. Removed in field order when dropped.
 struct Bed {
-    way: &'static Way,
+    mode: &'static ModeFigures,
     listener: TcpListener,
     pod_ip: Ipv4Addr,
     _ours: Ours,
@@ -58,20 +59,20 @@ struct Bed {
 }
 
 impl Bed {
-    fn new(run: &Run, number: usize, way: &'static Way) -> Result<Self> {
+    fn new(run: &Run, number: usize, mode: &'static ModeFigures) -> Result<Self> {
         let mut topology = Topology::new(run, &format!("tcp{number}"), Options::default())?;
-        // A connection waits for its next turn, and is not to begin that like a new one.
+        // Connections pause between turns and must not restart with a small congestion window.
         topology.client().netns.sysctl("net/ipv4/tcp_slow_start_after_idle", "0")?;
         let pod = topology.add_pod(run, "pod")?;
         pod.fix_neighbour()?;
         let mappings = Mappings { protocol: Protocol::Tcp, pod_ip: pod.ip(), count: MAPPINGS };
-        let ours = Ours::load(run, &format!("tcp{number}"), &topology, mappings, Manner::by(way.forwarding))?;
+        let ours = Ours::load(run, &format!("tcp{number}"), &topology, mappings, Manner::by(mode.forwarding))?;
         let listen = || TcpListener::bind((Ipv4Addr::UNSPECIFIED, FIRST_POD_PORT));
         let listener = pod.netns.run(listen)?.context("listen in the Pod")?;
-        Ok(Self { way, listener, pod_ip: pod.ip(), _ours: ours, topology })
+        Ok(Self { mode, listener, pod_ip: pod.ip(), _ours: ours, topology })
     }
 
-    /// Connections to `server` that have their windows already.
+    /// Opens connections to `server` whose congestion windows are already open.
     fn open(&self, server: SocketAddr, effort: Effort) -> Result<Vec<Conversation>> {
         let client = &self.topology.client().netns;
         let open = |_| Conversation::open(client, server, &self.listener);
@@ -80,22 +81,22 @@ impl Bed {
         Ok(conversations)
     }
 
-    /// One round, over connections of its own: two are not alike for as long as they last.
+    /// One round with new connections: a connection keeps its individual speed for its lifetime.
     fn measure(&self, is_meant: impl Fn(&Figure) -> bool, effort: Effort, samples: &mut Samples) -> Result<()> {
         let to_pod = || self.open((self.pod_ip, FIRST_POD_PORT).into(), effort);
         let mapping = self.open((self.topology.node_addresses().v4, FIRST_NODE_PORT).into(), effort)?;
         let direct = to_pod()?;
-        let Way { latency, latency_p99, stream: one, streams: many, itself, forwarding: _ } = self.way;
+        let ModeFigures { latency, latency_p99, stream: one, streams: many, itself, forwarding: _ } = self.mode;
         if is_meant(latency) || is_meant(latency_p99) {
             let ask = |conversations: &[Conversation], _turn| conversations[0].ask(effort.questions);
             by_turns([&mapping, &direct], effort.turns, ask, |[mapping, direct]| {
-                let p99 = |values: &[f64]| percentile(values, 99).context("too few questions");
+                let p99 = |values: &[f64]| percentile(values, 99).context("too few requests");
                 samples.add(latency_p99, &[p99(&mapping)?], &[p99(&direct)?]);
                 samples.add(latency, &mapping, &direct);
                 Ok(())
             })?;
         }
-        // Where a connection's memory lies makes it faster or slower, so one is another one in each turn.
+        // The memory layout of a connection affects its speed, so each turn uses a different connection.
         let one_goes = |all: &[Conversation], turn| stream(&all[turn % STREAMS..][..1], effort.stream);
         let all_go = |all: &[Conversation], _turn| stream(all, effort.stream);
         let mut add = |figure, [mapping, direct]: [f64; 2]| {
@@ -117,8 +118,8 @@ impl Bed {
     }
 }
 
-/// Measures by these connections and by those to the Pod's own address, one right after the other, and takes in what each such
-/// turn has shown: other work on the machine changes the rate of everything severalfold within a second.
+/// Alternates between connections to the mapping and to the Pod's own address, and passes the results of each turn to
+/// `take_in`: other work on the machine changes all rates within a second.
 fn by_turns<T>(
     [conversations, direct]: [&[Conversation]; 2],
     turns: usize,
@@ -126,7 +127,7 @@ fn by_turns<T>(
     mut take_in: impl FnMut([T; 2]) -> Result<()>,
 ) -> Result<()> {
     for turn in 0..turns {
-        // Nobody is always the first.
+        // Alternate which one is first.
         let shown = if turn % 2 == 0 {
             let shown = measure(conversations, turn)?;
             [shown, measure(direct, turn)?]

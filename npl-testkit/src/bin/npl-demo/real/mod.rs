@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The same story on a real Kubernetes of two Nodes, with the commands that a user types.
+//! The demo on a real Kubernetes cluster of two Nodes, with the commands that a user types.
 
 mod moves;
 mod routes;
@@ -16,18 +16,18 @@ use npl_testkit::tools;
 
 use crate::report::Report;
 
-/// The namespace of Pods and Service.
+/// The namespace of the Pods and of the Service.
 const NAMESPACE: &str = "shop";
 
-/// The agent's.
+/// The namespace of the agent.
 const AGENT_NAMESPACE: &str = "npl-system";
 
-/// What kubectl waits for at most.
+/// The timeout of kubectl commands.
 const TIMEOUT: &str = "--timeout=120s";
 
-/// Tells the whole story and removes the cluster, however it ends.
-pub(crate) fn tell(report: &mut Report, keep_up: bool) -> Result<()> {
-    report.chapter("A real Kubernetes of two Nodes: kubelets, containerd, kube-proxy, a CNI, in namespaces")?;
+/// Runs the demo and removes the cluster, also after an error.
+pub(crate) fn run(report: &mut Report, keep_up: bool) -> Result<()> {
+    report.step("Start a real Kubernetes cluster of two Nodes: kubelet, containerd, kube-proxy and a CNI plug-in, in namespaces")?;
     let start = Instant::now();
     let cluster = RealCluster::start(&Options::beside_this_program()?)?;
     report.say(&format!("ready after {:.1} s", start.elapsed().as_secs_f32()))?;
@@ -36,9 +36,9 @@ pub(crate) fn tell(report: &mut Report, keep_up: bool) -> Result<()> {
                    RUNTIME:.status.nodeInfo.containerRuntimeVersion,ADDRESSES:.status.addresses[*].address";
     show(report, &cluster, &["get", "nodes", columns])?;
     install(report, &cluster)?;
-    let routes = routes::tell(report, &cluster)?;
+    let routes = routes::run(report, &cluster)?;
     routes::ask(report, &cluster, &routes)?;
-    moves::tell(report, &cluster)?;
+    moves::run(report, &cluster)?;
     if keep_up {
         return keep(report, &cluster);
     }
@@ -47,7 +47,7 @@ pub(crate) fn tell(report: &mut Report, keep_up: bool) -> Result<()> {
 }
 
 fn install(report: &mut Report, cluster: &RealCluster) -> Result<()> {
-    report.chapter("NPL is installed, and a Deployment of four Pods")?;
+    report.step("Install NPL and a Deployment of four Pods")?;
     apply(report, cluster, "deploy/npl.yaml")?;
     show(report, cluster, &["rollout", "status", "daemonset/npl-agent", "--namespace", AGENT_NAMESPACE, TIMEOUT])?;
     apply(report, cluster, "npl-testkit/src/bin/npl-demo/real/shop.yaml")?;
@@ -56,32 +56,33 @@ fn install(report: &mut Report, cluster: &RealCluster) -> Result<()> {
 }
 
 fn uninstall(report: &mut Report, cluster: &RealCluster) -> Result<()> {
-    report.chapter("NPL is taken away again")?;
+    report.step("Uninstall NPL")?;
     let retire = ["set", "env", "daemonset/npl-agent", "NPL_RETIRE=true", "NPL_DRAIN=5s"];
     show(report, cluster, &[&retire[..], &["--namespace", AGENT_NAMESPACE]].concat())?;
     show(report, cluster, &["rollout", "status", "daemonset/npl-agent", "--namespace", AGENT_NAMESPACE, TIMEOUT])?;
     let annotations = routes::annotations(cluster)?;
     let left = annotations.values().flatten().count();
-    report.claim("no Pod is annotated any more", left == 0, format!("{left} of {}", annotations.len()))?;
+    report.claim("no Pod has an annotation", left == 0, format!("{left} of {}", annotations.len()))?;
     let manifest = tools::repository_file("deploy/npl.yaml");
     report.say(&format!("$ kubectl delete --filename deploy/npl.yaml {TIMEOUT}"))?;
     report.quote(&kubectl(cluster, &["delete", "--filename", path(&manifest)?, TIMEOUT])?)?;
     let ready = "--output=jsonpath={.status.readyReplicas}";
     let pods = kubectl(cluster, &["get", "deployment", "web", "--namespace", NAMESPACE, ready])?;
-    report.claim("the Deployment runs as before", pods.trim() == "4", format!("{} of 4 Pods ready", pods.trim()))
+    report.claim("the Deployment is not affected", pods.trim() == "4", format!("{} of 4 Pods ready", pods.trim()))
 }
 
 fn end(report: &mut Report, cluster: RealCluster) -> Result<()> {
     let inventory = Residue::look_at(cluster.run(), Path::new("/sys/fs/bpf"))?;
     drop(cluster);
     let gone = inventory.assert_gone();
-    let detail = gone.as_ref().map_or_else(ToString::to_string, |()| format!("{} things", inventory.lines().count()));
-    report.claim("no namespace, process, mount or control group of the cluster is left", gone.is_ok(), detail)
+    let detail =
+        gone.as_ref().map_or_else(ToString::to_string, |()| format!("{} objects removed", inventory.lines().count()));
+    report.claim("no namespace, process, mount or control group of the cluster remains", gone.is_ok(), detail)
 }
 
-/// Says how to look around and waits for Ctrl-C.
+/// Prints commands for exploration and waits for Ctrl-C.
 fn keep(report: &mut Report, cluster: &RealCluster) -> Result<()> {
-    report.chapter("Everything stays up: look around, as root, in another terminal")?;
+    report.step("The cluster keeps running: explore it as root in another terminal")?;
     let (lan, client) = (cluster.lan().name(), cluster.client().name());
     let kubeconfig = cluster.kubeconfig();
     let commands = [
@@ -93,12 +94,12 @@ fn keep(report: &mut Report, cluster: &RealCluster) -> Result<()> {
                 kubeconfig.display()
             ),
         ),
-        ("as the client", format!("ip netns exec {client} curl --silent http://NODE-IP:NODE-PORT/")),
+        ("request", format!("ip netns exec {client} curl --silent http://NODE-IP:NODE-PORT/")),
     ];
     for (what, command) in &commands {
         report.say(&format!("{what:<14} {command}"))?;
     }
-    report.say("Ctrl-C removes everything.")?;
+    report.say("Press Ctrl-C to remove everything.")?;
     report.record("lookAround", &commands.map(|(_, command)| command))?;
     report.publish()?;
     interrupt::wait();
@@ -111,14 +112,15 @@ fn enable(report: &Report, cluster: &RealCluster) -> Result<()> {
     show(report, cluster, &["annotate", "service", "web", "--namespace", NAMESPACE, &enabled])
 }
 
-/// Applies one of the repository's files; where the repository is on this machine is nobody's business.
+/// Applies a file of the repository. The output shows its path in the repository, independent of the checkout's
+/// location.
 fn apply(report: &Report, cluster: &RealCluster, file: &str) -> Result<()> {
     report.say(&format!("$ kubectl apply --filename {file}"))?;
     let manifest = tools::repository_file(file);
     report.quote(&kubectl(cluster, &["apply", "--filename", path(&manifest)?])?)
 }
 
-/// Shows a command and what it prints.
+/// Prints a kubectl command, runs it and prints its output.
 fn show(report: &Report, cluster: &RealCluster, arguments: &[&str]) -> Result<()> {
     report.say(&format!("$ kubectl {}", arguments.join(" ")))?;
     report.quote(&kubectl(cluster, arguments)?)
@@ -129,5 +131,5 @@ fn kubectl(cluster: &RealCluster, arguments: &[&str]) -> Result<String> {
 }
 
 fn path(file: &Path) -> Result<&str> {
-    file.to_str().with_context(|| format!("{} is no UTF-8", file.display()))
+    file.to_str().with_context(|| format!("{} is not valid UTF-8", file.display()))
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Everything moves while a load balancer sends.
+//! Replaces Pods and agents while a load balancer sends requests.
 
 use std::time::Duration;
 
@@ -12,21 +12,21 @@ use npl_testkit::real_cluster::{RealCluster, client_addresses};
 use super::{AGENT_NAMESPACE, NAMESPACE, TIMEOUT, show};
 use crate::report::Report;
 
-/// Requests in a second.
+/// Requests per second.
 const RATE: u32 = 500;
 
-/// The Service's ports at a Pod.
+/// The Service's target ports.
 const PORTS: [Port; 2] =
     [Port { target: 8080, protocol: Protocol::Tcp }, Port { target: 5300, protocol: Protocol::Udp }];
 
-/// Members that the four Pods are: one of each protocol and family.
+/// The members of four Pods: one per Pod, protocol and address family.
 const MEMBERS: usize = 16;
 
 const LIMIT: Duration = Duration::from_mins(1);
 
-/// Replaces every Pod, and both agents, under load.
-pub(super) fn tell(report: &mut Report, cluster: &RealCluster) -> Result<()> {
-    report.chapter(&format!("A load balancer sends {RATE} requests a second, and everything is replaced"))?;
+/// Replaces every Pod and both agents under load.
+pub(super) fn run(report: &mut Report, cluster: &RealCluster) -> Result<()> {
+    report.step(&format!("Replace all Pods and agents while a load balancer sends {RATE} requests per second"))?;
     let options = Options {
         namespace: NAMESPACE.to_owned(),
         ports: PORTS.to_vec(),
@@ -46,10 +46,10 @@ pub(super) fn tell(report: &mut Report, cluster: &RealCluster) -> Result<()> {
     claim(report, &result)
 }
 
-/// Waits until the balancer has as many members as there should be, and has asked each.
+/// Waits until the balancer has all members and has sent a request to each.
 fn settle(balancer: &Balancer) -> Result<()> {
     let complete = || (balancer.members().len() == MEMBERS).then_some(());
-    poll::until("a balancer that knows every Pod", LIMIT, complete)?;
+    poll::until("all members of the load balancer", LIMIT, complete)?;
     balancer.wait_for_a_round(LIMIT)
 }
 
@@ -57,12 +57,18 @@ fn claim(report: &mut Report, result: &LoadReport) -> Result<()> {
     report.quote(&result.to_string())?;
     for failure in result.failures.iter().take(5) {
         let at = failure.at.as_secs_f32();
-        report
-            .say(&format!("after {at:.1} s, {} of {}: {}", failure.member.server, failure.member.pod, failure.error))?;
+        report.say(&format!(
+            "{at:.1} s after the start, {} of {}: {}",
+            failure.member.server, failure.member.pod, failure.error
+        ))?;
     }
     let lost = [Kind::Lost, Kind::Refused].map(|kind| result.count(kind)).iter().sum::<u64>() + result.unserved;
     let wrong = result.count(Kind::Wrong);
-    report.claim("no request is lost", lost == 0, format!("{lost} of {}", result.requests()))?;
-    report.claim("no request is answered by the wrong Pod", wrong == 0, format!("by {} Pods", result.pods.len()))?;
+    report.claim("no request was lost", lost == 0, format!("{lost} of {}", result.requests()))?;
+    report.claim(
+        "no request reached the wrong Pod",
+        wrong == 0,
+        format!("responses from {} Pods", result.pods.len()),
+    )?;
     report.record("requests", &result.requests())
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The Service is annotated, each Pod says where it is reached, and a client asks there.
+//! Enables the Service, waits for the annotations of its Pods, and sends requests to the node ports.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,18 +15,18 @@ use serde_json::{Value, json};
 use super::{NAMESPACE, enable, show};
 use crate::report::{Report, milliseconds};
 
-/// Far more than agents need, also on a loaded machine.
+/// The time limit for all annotations, far above the usual duration.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Node ports of a Pod: TCP and UDP, IPv4 and IPv6.
+/// The number of node ports of a Pod: TCP and UDP, IPv4 and IPv6.
 const PORTS: usize = 4;
 
-/// How each Pod is reached, as its annotation says.
+/// The annotation entries of each Pod.
 pub(super) type Routes = BTreeMap<String, Vec<Entry>>;
 
-/// Enables the Service; returns how its Pods are reached.
-pub(super) fn tell(report: &mut Report, cluster: &RealCluster) -> Result<Routes> {
-    report.chapter("The Service is annotated, and so is each of its Pods")?;
+/// Enables the Service and returns the annotation entries of its Pods.
+pub(super) fn run(report: &mut Report, cluster: &RealCluster) -> Result<Routes> {
+    report.step("Enable the Service: the agents allocate node ports and annotate the Pods")?;
     enable(report, cluster)?;
     let start = Instant::now();
     let complete = || {
@@ -35,14 +35,14 @@ pub(super) fn tell(report: &mut Report, cluster: &RealCluster) -> Result<Routes>
         annotations.into_iter().map(|(pod, value)| Some((pod, entries(value)?))).collect::<Option<Routes>>()
     };
     let (routes, _) = poll::until("the annotations of all Pods", LIMIT, complete)?;
-    report.say(&format!("every Pod is annotated after {} ms", milliseconds(start.elapsed())))?;
+    report.say(&format!("all Pods were annotated within {} ms", milliseconds(start.elapsed())))?;
     let key = MAPPING_ANNOTATION.replace('.', "\\.");
     let columns = format!("--output=custom-columns=POD:.metadata.name,ANNOTATION:.metadata.annotations.{key}");
     show(report, cluster, &["get", "pods", "--namespace", NAMESPACE, &columns])?;
     let nodes: Vec<IpAddr> = cluster.nodes().iter().flat_map(|node| node.number().addresses()).collect();
     let is_node = routes.values().flatten().all(|entry| nodes.contains(&entry.address().ip()));
     report.claim(
-        "every port of every Pod has a node port of its own Node",
+        "every annotation contains addresses of the cluster's Nodes",
         is_node,
         format!("{} Pods", routes.len()),
     )?;
@@ -50,9 +50,9 @@ pub(super) fn tell(report: &mut Report, cluster: &RealCluster) -> Result<Routes>
     Ok(routes)
 }
 
-/// Asks every Pod at every one of its node ports, from outside.
+/// Sends a request from outside the cluster to every node port of every Pod.
 pub(super) fn ask(report: &mut Report, cluster: &RealCluster, routes: &Routes) -> Result<()> {
-    report.chapter("A client outside of the cluster asks at the Nodes' addresses")?;
+    report.step("Send requests from a client outside the cluster to each node port")?;
     let (mut rows, mut data) = (Vec::new(), Vec::new());
     let (mut right_pods, mut right_clients) = (0, 0);
     for (pod, entry) in routes.iter().flat_map(|(pod, entries)| entries.iter().map(move |entry| (pod, entry))) {
@@ -60,7 +60,7 @@ pub(super) fn ask(report: &mut Report, cluster: &RealCluster, routes: &Routes) -
         let answer = traffic::request(cluster.client(), protocol, server, "who are you?");
         let (by, saw) = match &answer {
             Ok(answer) => (answer.pod.clone(), answer.client.to_string()),
-            Err(err) => (format!("nobody: {err:#}"), String::new()),
+            Err(err) => (format!("no response: {err:#}"), String::new()),
         };
         right_pods += usize::from(by == *pod);
         right_clients += usize::from(answer.is_ok_and(|answer| client_addresses().contains(&answer.client.ip())));
@@ -69,20 +69,20 @@ pub(super) fn ask(report: &mut Report, cluster: &RealCluster, routes: &Routes) -
     }
     let asked = rows.len();
     report.record("answers", &data)?;
-    report.table(&["ASKED", "ANSWERED BY", "POD SAW CLIENT"], rows)?;
+    report.table(&["REQUEST TO", "RESPONSE FROM", "CLIENT SEEN BY POD"], rows)?;
     let count = |right: usize| format!("{right} of {asked}");
     report.claim(
-        "each request is answered by the Pod that its node port belongs to",
+        "each response comes from the Pod to which the node port is mapped",
         right_pods == asked,
         count(right_pods),
     )?;
-    report.claim("each Pod sees the client's own address", right_clients == asked, count(right_clients))
+    report.claim("each Pod sees the client's address without source NAT", right_clients == asked, count(right_clients))
 }
 
-/// The annotation of each Pod that is not on its way out.
+/// The annotations of all Pods that are not terminating.
 pub(super) fn annotations(cluster: &RealCluster) -> Result<BTreeMap<String, Option<String>>> {
     let list = cluster.cluster().client().get(&format!("/api/v1/namespaces/{NAMESPACE}/pods"))?;
-    let pods = list["items"].as_array().context("a list of Pods has items")?.iter();
+    let pods = list["items"].as_array().context("the list of Pods has no items")?.iter();
     let annotation = |pod: &Value| {
         let name = pod.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default().to_owned();
         (name, annotation_of(pod).map(str::to_owned))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where a flood comes from.
+//! Sources of a SYN flood.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,21 +16,21 @@ use npl_testkit::packet::{Packet, tcp_flags};
 use super::FLOODED_PORT;
 use crate::world::{POD_PORT, World, is_emulated};
 
-/// The first address of the random clients, and their port: with those that follow it, public ones.
+/// The first address of the random clients; it and those that follow are public addresses.
 const FIRST_CLIENT: Ipv4Addr = Ipv4Addr::new(16, 0, 0, 0);
 
-/// SYNs between two looks at whether it is over: a few hundredths of a second.
+/// Number of SYNs between two checks of `is_over`: some hundredths of a second.
 const CHUNK: u32 = 10_000;
 
-/// Far longer than a flood takes; what is missing then is not sent any more.
+/// Time limit of a flood; far longer than needed.
 const LIMIT: Duration = Duration::from_mins(3);
 
-/// A way to send SYNs, each from another client, to the second Pod's mapping.
+/// Sends SYNs, each from another source, to the second Pod's node port.
 pub(super) enum Source<'p> {
-    /// Received by the Node's uplink; what arrives at the Pod is counted and taken away.
+    /// The Node's uplink receives them; SYNs that arrive at the Pod are counted and dropped.
     Uplink(Box<Meter>),
-    /// Handed to the program of the uplink, one at a time, and to nobody else: on kernels without live frames, and
-    /// where a processor is emulated, which has no generator and no time for a flood.
+    /// The uplink's program runs on one SYN at a time: on kernels without live XDP frames, and on an emulated
+    /// processor, which is too slow for a packet generator.
     Program { ingress: &'p SchedClassifier, flooded: SocketAddr },
 }
 
@@ -49,7 +49,7 @@ impl<'p> Source<'p> {
         Self::Uplink(Box::new(Meter::new(&meter::object().unwrap(), client, &flows, pod, ports).unwrap()))
     }
 
-    /// Sends so many, from one processor, unless it is over before; how many it were.
+    /// Sends SYNs from one processor, at most until `is_over`; returns their number.
     pub(super) fn send(&self, syns: u64, is_over: &AtomicBool) -> u64 {
         live_frames::stay_on_last_processor().unwrap();
         let start = Instant::now();
@@ -71,7 +71,7 @@ impl<'p> Source<'p> {
         sent
     }
 
-    /// How many of `sent` SYNs are at the Pod, where that can be told.
+    /// Number of `sent` SYNs that have arrived at the Pod, if the Pod receives them.
     pub(super) fn arrived(&self, sent: u64) -> Option<u64> {
         match self {
             Self::Uplink(meter) => Some(meter.wait_for(sent).unwrap()),

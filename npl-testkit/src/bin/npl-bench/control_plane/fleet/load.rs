@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the API server carries while something goes on, by its own numbers.
+//! The load of the API server during a piece of work, from its own metrics.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -11,20 +11,21 @@ use npl_testkit::process::joined;
 
 use super::super::requests::{Requests, sum_of};
 
-/// Often enough for each second, seldom enough to cost the API server little.
+/// The interval between two reads of the metrics: short enough for each second, long enough to cost little.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What was seen.
+/// The observed load.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
-    /// Requests of the agents in the second in which most began, watches included.
+    /// The agents' requests in the busiest second, including watches.
     pub(super) busiest_second: f64,
-    /// Requests of anybody but watches that were under way at once; the API server keeps the most of each second.
+    /// The largest number of concurrent requests of all clients, without watches; the API server keeps each second's
+    /// maximum.
     pub(super) most_at_once: u64,
 }
 
-/// One look at the API server.
+/// One read of the metrics.
 #[derive(Clone, Copy, Debug)]
 struct Look {
     after: Duration,
@@ -32,7 +33,7 @@ struct Look {
     at_once: u64,
 }
 
-/// Looks at the API server for as long as `work` takes.
+/// Observes the API server while `work` runs.
 pub(super) fn observe<T>(client: &ApiClient, work: impl FnOnce() -> Result<T>) -> Result<(T, Load)> {
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -61,7 +62,7 @@ fn look_until(client: &ApiClient, is_over: &AtomicBool) -> Result<Vec<Look>> {
     }
 }
 
-/// The most requests per second between two looks that are at least a second apart.
+/// The largest rate between two reads that are at least one second apart, in requests per second.
 fn busiest_second(looks: &[Look]) -> f64 {
     let rate = |first: &Look| {
         let last = looks.iter().find(|look| look.after >= first.after + SECOND)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A hundred Nodes whose agents are killed and started in the same moment, against one API server.
+//! Kills and restarts the agents of a hundred Nodes at the same time, with one API server.
 
 mod load;
 mod nodes;
@@ -17,25 +17,25 @@ use npl_testkit::run::Run;
 use serde_json::{Value, json};
 
 use self::nodes::{API_SERVER, Node, build_lan};
+use super::environment::{LIMIT, NAMESPACE, in_parallel, is_published, let_pass, manifest, service};
 use super::figures::{
     FLEET_AT_ONCE, FLEET_BUSIEST, FLEET_CHANGED, FLEET_CPU, FLEET_REFUSED, FLEET_REQUESTS, FLEET_RESTART, FLEET_WRITES,
 };
 use super::requests::Requests;
-use super::scene::{LIMIT, NAMESPACE, in_parallel, is_published, let_pass, manifest, service};
 use super::usage;
 use crate::Effort;
 use crate::figures::{Samples, say};
 
-/// Nodes.
+/// The number of Nodes.
 const COUNT: u8 = 100;
-/// Services, each with one Pod on every Node.
+/// The number of Services, each with one Pod on every Node.
 const SERVICES: u8 = 5;
-/// Agents that are started for the first time at once: the kernel verifies programs for each of them.
+/// The number of concurrent first starts: the kernel verifies the programs for each agent.
 const FIRST_STARTS: usize = 3;
-/// Whatever a restarted agent would write needlessly, it has by then.
+/// The time within which a restarted agent would send unnecessary writes.
 const WRITES_BY_THEN: Duration = Duration::from_secs(2);
 
-/// The Nodes, and the cluster as seen from where the API server is.
+/// The Nodes, and a client for the cluster in the API server's namespace.
 #[derive(Debug)]
 struct Fleet<'a> {
     run: &'a Run,
@@ -46,7 +46,7 @@ struct Fleet<'a> {
 
 /// Measures restarts, round by round.
 pub(super) fn measure(run: &Run, effort: Effort, samples: &mut Samples) -> Result<()> {
-    say(&format!("a control plane and {COUNT} Nodes"));
+    say(&format!("starting a control plane and {COUNT} Nodes"));
     let lan = build_lan(run)?;
     let plane = ControlPlane::start_for_nodes(run, &lan, API_SERVER, &[Account::agent()])?;
     let nodes = (1..=COUNT).map(|number| Node::connect(run, &lan, number)).collect::<Result<Vec<_>>>()?;
@@ -54,7 +54,7 @@ pub(super) fn measure(run: &Run, effort: Effort, samples: &mut Samples) -> Resul
         let mut fleet = Fleet::new(run, &plane, nodes)?;
         fleet.start_for_the_first_time()?;
         for round in 0..effort.rounds {
-            say(&format!("all agents restart at once, round {} of {}", round + 1, effort.rounds));
+            say(&format!("concurrent restart of all agents, round {} of {}", round + 1, effort.rounds));
             fleet.restart(samples)?;
         }
         Ok(())
@@ -69,7 +69,7 @@ impl<'a> Fleet<'a> {
         cluster.apply_access(&manifest())?;
         Requests::count_from_now_on(cluster.client())?;
         cluster.create_namespace(NAMESPACE)?;
-        // Pods are refused without it, and no controller makes it.
+        // Pods are rejected without this service account, and no controller creates it.
         let accounts = format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts");
         cluster.client().create(&accounts, &json!({"metadata": {"name": "default"}}))?;
         let fleet = Self { run, nodes, cluster, kubeconfig };
@@ -94,9 +94,9 @@ impl<'a> Fleet<'a> {
         })
     }
 
-    /// A few at a time: what is measured is what comes later.
+    /// Starts the agents for the first time, a few at a time. This start is not measured.
     fn start_for_the_first_time(&mut self) -> Result<()> {
-        say(&format!("{COUNT} agents start for the first time, {FIRST_STARTS} at once"));
+        say(&format!("starting {COUNT} agents for the first time, {FIRST_STARTS} at a time"));
         for few in self.nodes.chunks_mut(FIRST_STARTS) {
             few.iter_mut().try_for_each(|node| node.launch(self.run, &self.kubeconfig))?;
             few.iter_mut().try_for_each(Node::wait_until_ready)?;
@@ -106,8 +106,8 @@ impl<'a> Fleet<'a> {
 
     fn restart(&mut self, samples: &mut Samples) -> Result<()> {
         let annotations = self.annotations()?;
-        self.nodes.iter_mut().try_for_each(Node::strike)?;
-        self.nodes.iter_mut().try_for_each(Node::bury)?;
+        self.nodes.iter_mut().try_for_each(Node::send_kill)?;
+        self.nodes.iter_mut().try_for_each(Node::wait_for_exit)?;
         let client = self.cluster.client().clone();
         let before = Requests::counted(&client)?;
         let refused = Requests::refused(&client)?;
@@ -136,7 +136,7 @@ impl<'a> Fleet<'a> {
         Ok(())
     }
 
-    /// Starts all agents, and returns when they have done what they have to; how long it took until all were ready.
+    /// Starts all agents and waits until all Pods are annotated. Returns the time until all agents were ready.
     fn launch_all(&mut self) -> Result<Duration> {
         let began = Instant::now();
         self.nodes.iter_mut().try_for_each(|node| node.launch(self.run, &self.kubeconfig))?;
@@ -159,7 +159,7 @@ impl<'a> Fleet<'a> {
     /// The annotation of each Pod.
     fn annotations(&self) -> Result<BTreeMap<String, Option<String>>> {
         let list = self.cluster.client().get(&format!("/api/v1/namespaces/{NAMESPACE}/pods"))?;
-        let pods = list.get("items").and_then(Value::as_array).context("a list of Pods")?;
+        let pods = list.get("items").and_then(Value::as_array).context("the list of Pods has no items")?;
         let name = |pod: &Value| pod.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default().to_owned();
         Ok(pods.iter().map(|pod| (name(pod), annotation_of(pod).map(str::to_owned))).collect())
     }

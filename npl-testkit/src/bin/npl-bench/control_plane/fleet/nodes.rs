@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Nodes that have a network and a BPF file system each, and reach one API server over one segment.
+//! Nodes with their own network namespace and BPF file system, and one API server on the same LAN.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -11,12 +11,12 @@ use npl_testkit::mounts::BpfFs;
 use npl_testkit::netns::Netns;
 use npl_testkit::run::Run;
 
-/// Where the API server listens; the Nodes have the first addresses of the same network.
+/// The address of the API server. The Nodes have the first addresses of the same network.
 pub(super) const API_SERVER: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 254);
-/// Away from the numbers that a new namespace gives out: a pair of devices with one number is slow to come up.
+/// Above the indexes that the kernel assigns in a new namespace: a veth pair with equal indexes is slow to come up.
 const FIRST_PORT_INDEX: u32 = 1000;
 
-/// A Node and its agent; gone when dropped, in this order.
+/// A Node and its agent. Removed in field order when dropped.
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) name: String,
@@ -26,7 +26,7 @@ pub(super) struct Node {
     netns: Netns,
 }
 
-/// The namespace of the API server, which the Nodes' devices are joined in.
+/// The namespace of the API server, with the bridge that connects the Nodes.
 pub(super) fn build_lan(run: &Run) -> Result<Netns> {
     let lan = run.netns("lan")?;
     lan.ip(&format!(
@@ -38,7 +38,7 @@ pub(super) fn build_lan(run: &Run) -> Result<Netns> {
 }
 
 impl Node {
-    /// A Node on the segment, without an agent.
+    /// Connects a Node to the LAN, without an agent.
     pub(super) fn connect(run: &Run, lan: &Netns, number: u8) -> Result<Self> {
         let name = format!("fleet-{number}");
         let ip = Ipv4Addr::new(198, 51, 100, number);
@@ -59,7 +59,7 @@ impl Node {
         Ok(Self { name, ip, agent: None, bpffs, netns })
     }
 
-    /// Starts its agent and waits for nothing; one that ran must have been killed.
+    /// Starts the agent without waiting. An earlier agent must have been killed.
     pub(super) fn launch(&mut self, run: &Run, kubeconfig: &Path) -> Result<()> {
         let log = run.file(&format!("{}.log", self.name));
         let options = Options::new(&self.netns, &self.name, kubeconfig, self.bpffs.path(), &log)?;
@@ -67,22 +67,22 @@ impl Node {
         Ok(())
     }
 
-    /// Waits until its agent is ready.
+    /// Waits until the agent is ready.
     pub(super) fn wait_until_ready(&mut self) -> Result<()> {
         self.agent()?.wait_until_ready().with_context(|| format!("the agent of {}", self.name))
     }
 
-    /// Has the kernel end its agent, and does not wait for the end.
-    pub(super) fn strike(&mut self) -> Result<()> {
+    /// Sends SIGKILL to the agent without waiting for its exit.
+    pub(super) fn send_kill(&mut self) -> Result<()> {
         self.agent()?.signal(Signal::SIGKILL)
     }
 
-    /// Waits for the end of its agent.
-    pub(super) fn bury(&mut self) -> Result<()> {
+    /// Waits for the agent's exit.
+    pub(super) fn wait_for_exit(&mut self) -> Result<()> {
         self.agent()?.kill().map(drop)
     }
 
-    /// The process of its agent.
+    /// The PID of the agent.
     pub(super) fn pid(&mut self) -> Result<u32> {
         Ok(self.agent()?.process().id())
     }

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The reasons of Kubernetes Events, and what an operator reads about each in `docs/reference/events.md`.
+
+macro_rules! event_reasons {
+    ($( $name:ident on $object:ident, $cause:literal, $action:literal; )+) => {
+        /// The reason of an Event, and the label of the metric `npl_problems`.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum EventReason {
+            $( #[doc = $cause] $name, )+
+        }
+
+        impl EventReason {
+            /// Every reason.
+            pub const ALL: &[Self] = &[ $( Self::$name, )+ ];
+
+            /// The reason as the Event and the metric show it.
+            pub const fn name(self) -> &'static str {
+                match self { $( Self::$name => stringify!($name), )+ }
+            }
+
+            /// The kind of the object that the Event is about.
+            pub const fn object(self) -> &'static str {
+                match self { $( Self::$name => stringify!($object), )+ }
+            }
+
+            /// The cause and its effect, in one or two sentences.
+            pub const fn cause(self) -> &'static str {
+                match self { $( Self::$name => $cause, )+ }
+            }
+
+            /// What an operator can do.
+            pub const fn action(self) -> &'static str {
+                match self { $( Self::$name => $action, )+ }
+            }
+        }
+    };
+}
+
+event_reasons! {
+    PortRangeExhausted on Pod,
+        "No node port of the IP family and protocol is free. The Pod port gets no node port; the Pod's other ports are served.",
+        "Widen `NPL_PORT_RANGE`, shorten `NPL_QUARANTINE`, or find the programs that hold ports of the range (`ss -tulnp`). The \
+         Pod gets the first node port that becomes free.";
+    UnresolvedTargetPort on Pod,
+        "No container port of the Pod has the name and protocol of the Service's `targetPort`. This port of the Service gets no \
+         node port.",
+        "Name the container port, or change the `targetPort`.";
+    NoNodeAddress on Pod,
+        "The Node has no address of an IP family of the Service. The Pod gets no node port of that family.",
+        "Add an address of the family to the Node, or name it with `NPL_NODE_IP`.";
+    AddressConflict on Pod,
+        "Another Pod of the Node has the same address, and that Pod gets the traffic.",
+        "Delete one of the two Pods, and find out why the CNI assigned the address twice.";
+    HostPortConflict on Pod,
+        "The `hostPort` of the Pod is the node port of another Pod's mapping, which gets the traffic.",
+        "Choose a `hostPort` outside `NPL_PORT_RANGE`.";
+    UnsupportedProtocol on Service,
+        "The protocol of a port is not among the agent's protocols. The port gets no node port; the Service's other ports are \
+         served.",
+        "Add the protocol to `NPL_PROTOCOLS`; add `sctp` only if the load balancer reads the protocol of an entry.";
+    UnsupportedFamily on Service,
+        "The agent serves no IP family of the Service. The Service gets no node ports.",
+        "Add IPv4 or IPv6 to `spec.ipFamilies`.";
+    UnreadableSourceRange on Service,
+        "An entry of `allowed-source-ranges` is not an address or a CIDR range. The entry allows no client; the others apply.",
+        "Write the entry as `192.0.2.0/24` or `2001:db8::/32`.";
+    TooManySourceRanges on Service,
+        "`allowed-source-ranges` has more than 256 ranges. The ranges beyond allow no client.",
+        "Merge ranges, or use several Services.";
+    SourceRangesExhausted on Pod,
+        "The Node's map of allowed sources is full. Clients whose range is missing are dropped (`source_refused`).",
+        "Shorten `allowed-source-ranges` of Services with Pods on the Node.";
+    SourceRangesNotEnforced on Pod,
+        "Clients reach the Pod by a `hostPort` or the host network, to which `allowed-source-ranges` does not apply.",
+        "Remove the `hostPort`, or restrict it in the Node's firewall.";
+}

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Every metric and label value with its meaning, for `docs/reference/metrics.md`.
+
+use std::sync::Arc;
+
+use npl_common::{reason::Reason, stats::MappingStats};
+
+use super::{
+    Counts, DatapathCounters, EventOutcome, FailureKind, Families, FamilyTotals, Metrics, OpOutcome, PatchOutcome,
+    WatchedResource,
+    labels::{
+        DeviceLabel, DeviceState, EventLabel, FamilyLabel, OpLabels, OpName, OutcomeLabel, PortLabels, PortState,
+        ReasonLabel, WatchLabels,
+    },
+};
+use crate::core::{model::Family, publish::event_reason::EventReason};
+
+/// A metric as a scrape shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MetricInfo {
+    /// The name of its series; that of a histogram without `_bucket`, `_sum` and `_count`.
+    pub name: String,
+    /// The metric's type, as a scrape shows it.
+    pub kind: String,
+    /// The help text.
+    pub help: String,
+    /// The labels.
+    pub labels: Vec<Label>,
+}
+
+/// A label of a metric.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Label {
+    /// The name of the label.
+    pub name: &'static str,
+    /// The values.
+    pub values: Values,
+}
+
+/// The values of a label.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Values {
+    /// Each value and its meaning.
+    Listed(&'static [(&'static str, &'static str)]),
+    /// [`npl_common::reason::Reason`].
+    Reasons,
+    /// [`crate::core::publish::event_reason::EventReason`].
+    EventReasons,
+    /// One value for each build of the agent, and its meaning.
+    Build(&'static str),
+}
+
+macro_rules! meanings {
+    ($( $(#[$meta:meta])* $list:ident of $ty:ident { $( $variant:ident: $meaning:literal, )+ } )+) => {$(
+        $(#[$meta])*
+        const $list: &[(&str, &str)] = {
+            // A new variant needs a meaning here.
+            const fn is_listed(value: $ty) -> bool {
+                match value { $( $ty::$variant => true, )+ }
+            }
+            &[ $( { assert!(is_listed($ty::$variant)); ($ty::$variant.as_str(), $meaning) }, )+ ]
+        };
+    )+};
+}
+
+meanings! {
+    OPS of OpName {
+        Reserve: "Bind a socket to the node port, so that no other process takes the port.",
+        AllowSources: "Write the allowed sources of a mapping.",
+        UpsertMapping: "Write a mapping.",
+        Annotate: "Write or remove the annotation of a Pod.",
+        OpenGate: "Set the readiness gate of a Pod whose ports are published.",
+        RemoveMapping: "Remove a mapping and its conntrack entries.",
+        ForgetSources: "Remove allowed sources of a mapping.",
+        Release: "Close the socket of the node port.",
+    }
+    OP_OUTCOMES of OpOutcome {
+        Done: "The operation succeeded.",
+        PortTaken: "Another process uses the node port; the agent tries another one.",
+        RecentTraffic: "Clients still send datagrams to the UDP node port of an earlier mapping; the agent tries another one.",
+        Retry: "The operation failed, and the agent retries it after a back-off; the log has the error.",
+        Gone: "The Pod is deleted.",
+    }
+    PATCH_OUTCOMES of PatchOutcome {
+        Patched: "The API server applied the patch.",
+        Gone: "The Pod is deleted.",
+        Denied: "RBAC or an admission policy denies the patch; apply `deploy/npl.yaml`.",
+        Refused: "The API server rejects the annotation; the log has its answer.",
+        Unavailable: "The API server cannot answer now; the agent retries with a back-off.",
+        Unreachable: "No connection to the API server, or a broken one; the agent retries with a back-off.",
+        TimedOut: "The API server did not answer in time; the agent retries with a back-off.",
+        Malformed: "The answer cannot be decoded; a proxy may answer instead of the API server.",
+    }
+    EVENT_OUTCOMES of EventOutcome {
+        Created: "A new Event was created.",
+        Repeated: "The count of an existing Event was raised.",
+        Gone: "The namespace is deleted or terminating.",
+        Denied: "RBAC denies Events; apply `deploy/npl.yaml`.",
+        Failed: "The request failed otherwise; the agent retries it.",
+    }
+    WATCHED of WatchedResource {
+        Pods: "The Pods of this Node.",
+        Services: "All Services.",
+        Node: "This Node.",
+    }
+    FAILURES of FailureKind {
+        Unauthorized: "401: the API server does not accept the token; check the ServiceAccount and the Node's clock.",
+        Forbidden: "403: a permission is missing; apply `deploy/npl.yaml`.",
+        Expired: "410: the watch is too old and starts again with a list. This is normal.",
+        Unavailable: "429 or 5xx: the API server cannot answer now.",
+        Rejected: "Another HTTP error.",
+        Unreachable: "No connection, a broken one, or no answer in time.",
+        Malformed: "The answer cannot be decoded.",
+    }
+    FAMILIES of Family {
+        V4: "IPv4.",
+        V6: "IPv6.",
+    }
+    PORT_STATES of PortState {
+        Used: "Allocated to a mapping.",
+        Free: "Available for a new mapping.",
+        Quarantined: "Not reused before `--quarantine` is over.",
+    }
+    DEVICE_STATES of DeviceState {
+        Attached: "The device carries the programs.",
+        Failed: "The device does not carry the programs: clients behind it are not served.",
+    }
+}
+
+const DIRECTIONS: &[(&str, &str)] =
+    &[("request", "From the client to the Pod."), ("reply", "From the Pod to the client.")];
+const FLOW_STATES: &[(&str, &str)] =
+    &[("new", "The first packet of the flow was translated."), ("established", "The Pod answered.")];
+
+/// The labels of each metric that has some.
+const LABELS: &[(&str, &[Label])] = &[
+    ("npl_ops_total", &[listed("op", OPS), listed("outcome", OP_OUTCOMES)]),
+    ("npl_annotation_patches_total", &[listed("outcome", PATCH_OUTCOMES)]),
+    ("npl_events_total", &[listed("outcome", EVENT_OUTCOMES)]),
+    ("npl_watch_errors_total", &[listed("subject", WATCHED), listed("kind", FAILURES)]),
+    ("npl_mappings", &[listed("family", FAMILIES)]),
+    ("npl_node_ports", &[listed("family", FAMILIES), listed("state", PORT_STATES)]),
+    ("npl_devices", &[listed("state", DEVICE_STATES)]),
+    ("npl_problems", &[Label { name: "reason", values: Values::EventReasons }]),
+    (
+        "npl_build_info",
+        &[
+            Label { name: "version", values: Values::Build("Version of the agent.") },
+            Label { name: "abi", values: Values::Build("ABI version of the maps.") },
+        ],
+    ),
+    ("npl_datapath_reason_packets_total", &[Label { name: "reason", values: Values::Reasons }]),
+    ("npl_datapath_packets_total", &[listed("family", FAMILIES), listed("direction", DIRECTIONS)]),
+    ("npl_datapath_bytes_total", &[listed("family", FAMILIES), listed("direction", DIRECTIONS)]),
+    ("npl_datapath_flows_total", &[listed("family", FAMILIES), listed("state", FLOW_STATES)]),
+];
+
+const fn listed(name: &'static str, values: &'static [(&'static str, &'static str)]) -> Label {
+    Label { name, values: Values::Listed(values) }
+}
+
+/// Counters with one series of each metric.
+struct Sample;
+
+impl DatapathCounters for Sample {
+    fn read(&self) -> Counts {
+        let stats = MappingStats {
+            request_packets: 0,
+            request_bytes: 0,
+            reply_packets: 0,
+            reply_bytes: 0,
+            new_flows: 0,
+            established_flows: 0,
+        };
+        Counts {
+            reasons: vec![(Reason::NoMapping.name(), 0)],
+            totals: vec![FamilyTotals { family: Family::V4, stats }],
+        }
+    }
+}
+
+impl Metrics {
+    /// Metrics with one series each: a scrape omits metrics without any.
+    fn sample() -> Self {
+        let metrics = Self::new(Arc::new(Sample));
+        let Families {
+            ops,
+            pass_seconds: _,
+            last_successful_pass: _,
+            patches,
+            patch_seconds: _,
+            events,
+            watch_errors,
+            mappings,
+            ports,
+            devices,
+            problems,
+        } = &metrics.0.families;
+        drop(ops.get_or_create(&OpLabels { op: OpName::Reserve, outcome: OpOutcome::Done }));
+        drop(patches.get_or_create(&OutcomeLabel { outcome: PatchOutcome::Patched }));
+        drop(events.get_or_create(&EventLabel { outcome: EventOutcome::Created }));
+        let (subject, kind) = (WatchedResource::Pods, FailureKind::Expired);
+        drop(watch_errors.get_or_create(&WatchLabels { subject, kind }));
+        drop(mappings.get_or_create(&FamilyLabel { family: Family::V4 }));
+        drop(ports.get_or_create(&PortLabels { family: Family::V4, state: PortState::Free }));
+        drop(devices.get_or_create(&DeviceLabel { state: DeviceState::Attached }));
+        drop(problems.get_or_create(&ReasonLabel { reason: EventReason::PortRangeExhausted.name() }));
+        metrics
+    }
+}
+
+/// Every metric, in the order of a scrape.
+pub fn catalog() -> Vec<MetricInfo> {
+    let text = Metrics::sample().encode().unwrap_or_default();
+    let mut metrics: Vec<MetricInfo> = Vec::new();
+    let mut help = String::new();
+    for line in text.lines() {
+        if let Some((_name, shown)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) {
+            shown.clone_into(&mut help);
+        } else if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
+            let name = format!("{name}{}", suffix(kind));
+            let labels = LABELS.iter().find(|(known, _)| *known == name).map(|(_, labels)| labels.to_vec());
+            let (kind, help) = (kind.to_owned(), std::mem::take(&mut help));
+            metrics.push(MetricInfo { name, kind, help, labels: labels.unwrap_or_default() });
+        }
+    }
+    metrics
+}
+
+/// The end of a series' name by the type of the metric, as the format of a scrape requires.
+fn suffix(kind: &str) -> &'static str {
+    match kind {
+        "counter" => "_total",
+        "info" => "_info",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use super::{LABELS, Metrics, Values, catalog};
+
+    /// The labels of each series and their values.
+    fn series(text: &str) -> BTreeMap<String, BTreeMap<String, BTreeSet<String>>> {
+        let mut found: BTreeMap<_, BTreeMap<String, BTreeSet<String>>> = BTreeMap::new();
+        for (name, rest) in text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.split_once('{')) {
+            let labels = rest.split('}').next().unwrap_or_default();
+            for (label, value) in labels.split(',').filter_map(|label| label.split_once('=')) {
+                let values = found.entry(name.to_owned()).or_default().entry(label.to_owned()).or_default();
+                values.insert(value.trim_matches('"').to_owned());
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn series_of_a_scrape_have_the_listed_names_and_labels() {
+        let text = Metrics::sample().encode().unwrap();
+        let mut found = series(&text);
+        found.retain(|name, _| !name.ends_with("_bucket"));
+        assert_eq!(
+            found.keys().map(String::as_str).collect::<BTreeSet<_>>(),
+            LABELS.iter().map(|(name, _)| *name).collect::<BTreeSet<_>>()
+        );
+        for (name, listed) in LABELS {
+            let labels: BTreeSet<_> = found[*name].keys().map(String::as_str).collect();
+            assert_eq!(labels, listed.iter().map(|label| label.name).collect(), "{name}");
+            for label in *listed {
+                let Values::Listed(values) = label.values else { continue };
+                let is_listed = |value: &String| values.iter().any(|(known, _)| known == value);
+                assert!(found[*name][label.name].iter().all(is_listed), "{name} {}", label.name);
+            }
+        }
+        for metric in catalog() {
+            let series =
+                [format!("\n{}{{", metric.name), format!("\n{} ", metric.name), format!("\n{}_count ", metric.name)];
+            assert!(series.iter().any(|start| text.contains(start)), "{} is missing from\n{text}", metric.name);
+        }
+    }
+}

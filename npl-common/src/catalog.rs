@@ -1,0 +1,541 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+//! What operators need to know of each map and program, for `docs/reference/maps.md`. A test of the agent compares the maps with
+//! those of the kernel object.
+
+use crate::{
+    config::{Config, MAX_XDP_DEVICES},
+    crc,
+    flow::{FlowKeyV4, FlowKeyV6, FlowV4, FlowV6, MAX_FLOWS},
+    fragment,
+    fragment_buffer::{self, SavedFrame},
+    half_open, host_connection,
+    layout::Layout,
+    lookup_cache::{CACHED_MAPPINGS, CachedMappingV4, CachedMappingV6, CachedReply},
+    mapping::{
+        BackendV4, BackendV6, Endpoint, EndpointV4, EndpointV6, Frontend, LocalAddress, MAX_LOCAL_ADDRESSES,
+        MAX_MAPPINGS, MAX_SOURCE_RANGES, NodeAddressV4, NodeAddressV6, SourceV4, SourceV6,
+    },
+    names::{
+        MAP_ALLOW_V4, MAP_ALLOW_V6, MAP_CONFIG, MAP_CRC, MAP_ENDPOINT_V4, MAP_ENDPOINT_V6, MAP_FLOW_V4, MAP_FLOW_V6,
+        MAP_FRAGMENT_BUFFER, MAP_FRAGMENT_V4, MAP_FRAGMENT_V6, MAP_HALF_OPEN_V4, MAP_HALF_OPEN_V6,
+        MAP_HOST_CONNECTION_V4, MAP_HOST_CONNECTION_V6, MAP_LOOKUP_CACHE_V4, MAP_LOOKUP_CACHE_V6, MAP_MAPPING_V4,
+        MAP_MAPPING_V6, MAP_NEXT_HOP_V4, MAP_NEXT_HOP_V6, MAP_NODE_ADDRESS_INDEX_V4, MAP_NODE_ADDRESS_INDEX_V6,
+        MAP_NODE_ADDRESS_V4, MAP_NODE_ADDRESS_V6, MAP_REASON, MAP_REPLY_CACHE_V4, MAP_REPLY_CACHE_V6, MAP_SCTP_BUFFER,
+        MAP_SLOW_PATH, MAP_SOCKET_RNAT_V4, MAP_SOCKET_RNAT_V6, MAP_STACK_SEEN_V4, MAP_STACK_SEEN_V6, MAP_STATS,
+        MAP_UNMAPPED_V4, MAP_UNMAPPED_V6, MAP_UPLINK, MAP_XDP_DEVICE, PROG_EGRESS, PROG_EGRESS_L3, PROG_EGRESS_OFFLOAD,
+        PROG_INGRESS, PROG_INGRESS_L3, PROG_INGRESS_OFFLOAD, PROG_INGRESS_REDIRECT, PROG_PODS_OFFLOAD,
+        PROG_PODS_REDIRECT, PROG_TO_PODS, PROG_XDP, PROG_XDP_FRAGS, SLOW_PATH_PROGRAMS,
+    },
+    next_hop::{MAX_NEXT_HOPS, MAX_UPLINKS, PodAddressV4, PodAddressV6, PodNextHop},
+    offload::{self, StackSeen},
+    reason::MAX_REASONS,
+    socket_rnat::{MAX_SOCKET_RNAT, SocketRnatKeyV4, SocketRnatKeyV6, SocketRnatV4, SocketRnatV6},
+    stats::{MAX_STATS, MappingStats},
+    unmapped,
+};
+
+/// A map, or the two maps of a purpose: IPv4 and IPv6.
+#[derive(Debug, Clone, Copy)]
+pub struct Map {
+    /// The names of the maps; with two, the first is for IPv4.
+    pub names: &'static [&'static str],
+    /// The type of the maps.
+    pub kind: MapKind,
+    /// Elements of each map.
+    pub capacity: u32,
+    /// The keys.
+    pub key: Content,
+    /// The values.
+    pub value: Content,
+    /// The purpose, in one sentence.
+    pub purpose: &'static str,
+    /// The components that change elements.
+    pub written_by: &'static str,
+    /// The effect of a full map.
+    pub when_full: &'static str,
+}
+
+/// A type of maps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MapKind {
+    /// One value for each index.
+    Array,
+    /// One value for each index and CPU.
+    PerCpuArray,
+    /// A hash table that refuses elements when it is full.
+    Hash,
+    /// A hash table that evicts the least recently used elements when it is full.
+    LruHash,
+    /// Longest prefix match.
+    LpmTrie,
+    /// Programs for tail calls.
+    ProgramArray,
+}
+
+impl MapKind {
+    /// The kernel's number of the type, `BPF_MAP_TYPE_*`.
+    pub const fn number(self) -> u32 {
+        match self {
+            Self::Hash => 1,
+            Self::Array => 2,
+            Self::ProgramArray => 3,
+            Self::PerCpuArray => 6,
+            Self::LruHash => 9,
+            Self::LpmTrie => 11,
+        }
+    }
+
+    /// The name of the type that `bpftool map` prints.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Hash => "hash",
+            Self::Array => "array",
+            Self::ProgramArray => "prog_array",
+            Self::PerCpuArray => "percpu_array",
+            Self::LruHash => "lru_hash",
+            Self::LpmTrie => "lpm_trie",
+        }
+    }
+}
+
+/// A key or value.
+#[derive(Debug, Clone, Copy)]
+pub enum Content {
+    /// A `u32`, and its meaning.
+    U32(&'static str),
+    /// A `u64`, and its meaning.
+    U64(&'static str),
+    /// A map type: one for each name of the map, or one for all.
+    Type(&'static [Layout]),
+    /// A prefix length of four bytes, and a map type as in [`Self::Type`].
+    Prefix(&'static [Layout]),
+}
+
+impl Content {
+    /// The types, one for each name of the map, or one for all; none for a number.
+    pub const fn layouts(self) -> &'static [Layout] {
+        match self {
+            Self::U32(_) | Self::U64(_) => &[],
+            Self::Type(layouts) | Self::Prefix(layouts) => layouts,
+        }
+    }
+
+    /// Bytes in the map with this position among the names.
+    pub fn size(self, position: usize) -> usize {
+        let layouts = self.layouts();
+        let of_type = layouts.get(position).or(layouts.first()).map_or(0, |layout| layout.size);
+        match self {
+            Self::U32(_) => size_of::<u32>(),
+            Self::U64(_) => size_of::<u64>(),
+            Self::Type(_) => of_type,
+            Self::Prefix(_) => size_of::<u32>() + of_type,
+        }
+    }
+}
+
+const AGENT: &str = "agent";
+const PROGRAMS: &str = "programs";
+const NEVER: &str = "cannot be full";
+const OVERWRITES: &str = "never full: a new entry overwrites an older one of its slot";
+
+/// Every pinned map.
+#[expect(clippy::cast_possible_truncation, reason = "both tables are short")]
+pub const MAPS: &[Map] = &[
+    Map {
+        names: &[MAP_CONFIG],
+        kind: MapKind::Array,
+        capacity: 1,
+        key: Content::U32("0"),
+        value: Content::Type(&[Config::LAYOUT]),
+        purpose: "Configuration of all programs.",
+        written_by: AGENT,
+        when_full: NEVER,
+    },
+    Map {
+        names: &[MAP_NODE_ADDRESS_V4, MAP_NODE_ADDRESS_V6],
+        kind: MapKind::Hash,
+        capacity: MAX_LOCAL_ADDRESSES,
+        key: Content::Type(&[NodeAddressV4::LAYOUT, NodeAddressV6::LAYOUT]),
+        value: Content::Type(&[LocalAddress::LAYOUT]),
+        purpose: "Node addresses, on which node ports answer.",
+        written_by: AGENT,
+        when_full: "node ports do not answer on further addresses; the log and the doctor check `addresses` name them, \
+                    and published addresses come first",
+    },
+    Map {
+        names: &[MAP_NODE_ADDRESS_INDEX_V4, MAP_NODE_ADDRESS_INDEX_V6],
+        kind: MapKind::Array,
+        capacity: MAX_LOCAL_ADDRESSES,
+        key: Content::U32("index of the node address"),
+        value: Content::Type(&[NodeAddressV4::LAYOUT, NodeAddressV6::LAYOUT]),
+        purpose: "Node addresses by the index that half-open entries and fragment records have; all zero where an index is \
+                  free.",
+        written_by: AGENT,
+        when_full: "as `npl_nodeip_v4`",
+    },
+    Map {
+        names: &[MAP_MAPPING_V4, MAP_MAPPING_V6],
+        kind: MapKind::Hash,
+        capacity: MAX_MAPPINGS,
+        key: Content::Type(&[Frontend::LAYOUT]),
+        value: Content::Type(&[BackendV4::LAYOUT, BackendV6::LAYOUT]),
+        purpose: "Mappings: the Pod address and port behind each node port and protocol.",
+        written_by: AGENT,
+        when_full: "further mappings are not written; the agent logs and retries them",
+    },
+    Map {
+        names: &[MAP_ALLOW_V4, MAP_ALLOW_V6],
+        kind: MapKind::LpmTrie,
+        capacity: MAX_SOURCE_RANGES,
+        key: Content::Prefix(&[SourceV4::LAYOUT, SourceV6::LAYOUT]),
+        value: Content::U32("1"),
+        purpose: "Source allow-lists of restricted mappings.",
+        written_by: AGENT,
+        when_full: "packets from the missing ranges are dropped (`source_refused`), and the Pod gets the Event \
+                    `SourceRangesExhausted`",
+    },
+    Map {
+        names: &[MAP_ENDPOINT_V4, MAP_ENDPOINT_V6],
+        kind: MapKind::Hash,
+        capacity: MAX_MAPPINGS,
+        key: Content::Type(&[EndpointV4::LAYOUT, EndpointV6::LAYOUT]),
+        value: Content::Type(&[Endpoint::LAYOUT]),
+        purpose: "Endpoints: the Pod addresses and ports whose packets may be replies.",
+        written_by: AGENT,
+        when_full: "as `npl_mapping_v4`",
+    },
+    Map {
+        names: &[MAP_FLOW_V4, MAP_FLOW_V6],
+        kind: MapKind::LruHash,
+        capacity: MAX_FLOWS,
+        key: Content::Type(&[FlowKeyV4::LAYOUT, FlowKeyV6::LAYOUT]),
+        value: Content::Type(&[FlowV4::LAYOUT, FlowV6::LAYOUT]),
+        purpose: "Flow table: conntrack entries of established flows.",
+        written_by: "programs; the agent removes expired entries and those of removed mappings",
+        when_full: "the kernel evicts the least recently used entry, and the client's next packet recreates it; if the kernel \
+                    refuses the new entry, the programs count `flow_table_full`",
+    },
+    Map {
+        names: &[MAP_HALF_OPEN_V4, MAP_HALF_OPEN_V6],
+        kind: MapKind::Array,
+        capacity: half_open::WORDS,
+        key: Content::U32("slot, by a hash of the flow tuple: 65 536 of flows, then 16 384 of handshakes"),
+        value: Content::U64(
+            "bits 0-15 node port, 16-23 index of the node address, 24-25 phase (0 requested, 1 replied, 2 established, \
+             3 refused), 26-63 tag of the flow; 0 if free",
+        ),
+        purpose: "Half-open cache: conntrack entries of flows that have not completed an exchange, and copies of flow table \
+                  entries.",
+        written_by: "programs; the agent clears expired entries",
+        when_full: OVERWRITES,
+    },
+    Map {
+        names: &[MAP_FRAGMENT_V4, MAP_FRAGMENT_V6],
+        kind: MapKind::Array,
+        capacity: fragment::SLOTS,
+        key: Content::U32("slot, by a hash of the datagram"),
+        value: Content::U64(
+            "bits 0-15 node port (0 if the first fragment was not translated), 16-23 index of the node address, 24-25 \
+             protocol (0 UDP, 1 TCP, 2 SCTP), 26-32 time in seconds, 33 whether the first fragment took the stack, 34-63 \
+             tag of the datagram; 0 if free",
+        ),
+        purpose: "Fragment tracking: the translation of a datagram's first fragment, for its later fragments.",
+        written_by: PROGRAMS,
+        when_full: OVERWRITES,
+    },
+    Map {
+        names: &[MAP_SOCKET_RNAT_V4, MAP_SOCKET_RNAT_V6],
+        kind: MapKind::LruHash,
+        capacity: MAX_SOCKET_RNAT,
+        key: Content::Type(&[SocketRnatKeyV4::LAYOUT, SocketRnatKeyV6::LAYOUT]),
+        value: Content::Type(&[SocketRnatV4::LAYOUT, SocketRnatV6::LAYOUT]),
+        purpose: "Socket reverse NAT: the address that a local client connected to.",
+        written_by: "cgroup programs; the agent removes entries of removed mappings",
+        when_full: "the kernel evicts the least recently used entry, and that client sees the Pod's address; its connection \
+                    continues",
+    },
+    Map {
+        names: &[MAP_FRAGMENT_BUFFER],
+        kind: MapKind::PerCpuArray,
+        capacity: fragment_buffer::ELEMENTS,
+        key: Content::U32("0-15 saved fragments, 16-18 elements for the packet at hand"),
+        value: Content::Type(&[SavedFrame::LAYOUT]),
+        purpose: "Fragment buffer: copies of fragments that arrived before the first fragment of their datagram.",
+        written_by: PROGRAMS,
+        when_full: "the oldest copy of the CPU is overwritten; its datagram is lost unless the sender repeats it",
+    },
+    Map {
+        names: &[MAP_SCTP_BUFFER],
+        kind: MapKind::Array,
+        capacity: fragment_buffer::SCTP_FRAGMENTS,
+        key: Content::U32("slot, by a hash of the datagram"),
+        value: Content::Type(&[SavedFrame::LAYOUT]),
+        purpose: "SCTP reassembly buffer: first fragments that wait for the last fragment, which shows the datagram's length.",
+        written_by: PROGRAMS,
+        when_full: "a fragment keeps its slot for a second; meanwhile another datagram of the slot is translated by the length \
+                    that its chunks suggest, or passed on and counted as `sctp_fragment`",
+    },
+    Map {
+        names: &[MAP_HOST_CONNECTION_V4, MAP_HOST_CONNECTION_V6],
+        kind: MapKind::Array,
+        capacity: host_connection::SLOTS,
+        key: Content::U32("slot, by a hash of the connection"),
+        value: Content::U64("bits 0-23 time in seconds, 24-63 tag of the connection; 0 if free"),
+        purpose: "Host connections: the Node's own connections from ports of the range, whose replies are not translated.",
+        written_by: PROGRAMS,
+        when_full: OVERWRITES,
+    },
+    Map {
+        names: &[MAP_UNMAPPED_V4, MAP_UNMAPPED_V6],
+        kind: MapKind::Array,
+        capacity: unmapped::PORTS,
+        key: Content::U32("node port"),
+        value: Content::U64("time of the last datagram in seconds of `CLOCK_MONOTONIC`; 0 if there was none"),
+        purpose: "Unmapped traffic: UDP node ports without a mapping that still receive datagrams, which are reused last.",
+        written_by: "programs, and the agent when it removes a UDP mapping",
+        when_full: NEVER,
+    },
+    Map {
+        names: &[MAP_SLOW_PATH],
+        kind: MapKind::ProgramArray,
+        capacity: SLOW_PATH_PROGRAMS.len() as u32,
+        key: Content::U32("number of the slow-path program, in the order of the table of programs"),
+        value: Content::U32("the program's id"),
+        purpose: "Slow-path programs, which the other programs tail-call.",
+        written_by: AGENT,
+        when_full: NEVER,
+    },
+    Map {
+        names: &[MAP_CRC],
+        kind: MapKind::Array,
+        capacity: crc::ELEMENTS as u32,
+        key: Content::U32("position in the table"),
+        value: Content::U32("element of the table"),
+        purpose: "CRC32c table for checksums of SCTP.",
+        written_by: "agent, at its start",
+        when_full: NEVER,
+    },
+    Map {
+        names: &[MAP_UPLINK],
+        kind: MapKind::Hash,
+        capacity: MAX_UPLINKS,
+        key: Content::U32("index of the device"),
+        value: Content::U32("1"),
+        purpose: "Uplinks to which replies may be redirected; empty with `--forwarding stack`.",
+        written_by: AGENT,
+        when_full: "packets of all Pods take the stack",
+    },
+    Map {
+        names: &[MAP_XDP_DEVICE],
+        kind: MapKind::Hash,
+        capacity: MAX_XDP_DEVICES,
+        key: Content::U32("index of the device"),
+        value: Content::U32("1"),
+        purpose: "Devices whose driver runs the XDP program.",
+        written_by: AGENT,
+        when_full: "TC translates requests on further devices",
+    },
+    Map {
+        names: &[MAP_NEXT_HOP_V4, MAP_NEXT_HOP_V6],
+        kind: MapKind::Hash,
+        capacity: MAX_NEXT_HOPS,
+        key: Content::Type(&[PodAddressV4::LAYOUT, PodAddressV6::LAYOUT]),
+        value: Content::Type(&[PodNextHop::LAYOUT]),
+        purpose: "Next hops of the Pods that packets are redirected to; empty with `--forwarding stack`.",
+        written_by: AGENT,
+        when_full: "packets of further Pods take the stack",
+    },
+    Map {
+        names: &[MAP_LOOKUP_CACHE_V4, MAP_LOOKUP_CACHE_V6],
+        kind: MapKind::Array,
+        capacity: CACHED_MAPPINGS,
+        key: Content::U32("slot, by node port and protocol"),
+        value: Content::Type(&[CachedMappingV4::LAYOUT, CachedMappingV6::LAYOUT]),
+        purpose: "Lookup cache of requests: copies of mappings and next hops.",
+        written_by: "programs; the agent clears the cache at its start",
+        when_full: OVERWRITES,
+    },
+    Map {
+        names: &[MAP_REPLY_CACHE_V4, MAP_REPLY_CACHE_V6],
+        kind: MapKind::Array,
+        capacity: half_open::SLOTS,
+        key: Content::U32("slot of the flow in the half-open cache"),
+        value: Content::Type(&[CachedReply::LAYOUT]),
+        purpose: "Lookup cache of replies: copies of endpoints.",
+        written_by: PROGRAMS,
+        when_full: OVERWRITES,
+    },
+    Map {
+        names: &[MAP_STACK_SEEN_V4, MAP_STACK_SEEN_V6],
+        kind: MapKind::Array,
+        capacity: offload::SLOTS,
+        key: Content::U32("slot of the flow in the half-open cache"),
+        value: Content::Type(&[StackSeen::LAYOUT]),
+        purpose: "Stack observations: when the stack last forwarded a packet of each direction of a flow; for \
+                  `--forwarding offload`.",
+        written_by: PROGRAMS,
+        when_full: "never full: a flow keeps its slot while it is offloaded, and other flows of the slot take the stack",
+    },
+    Map {
+        names: &[MAP_STATS],
+        kind: MapKind::PerCpuArray,
+        capacity: MAX_STATS,
+        key: Content::U32("`stats_index` of a backend; the last two are the sums of IPv4 and IPv6"),
+        value: Content::Type(&[MappingStats::LAYOUT]),
+        purpose: "Counters of each mapping, and for each family of removed mappings and those without counters of their own.",
+        written_by: "programs; the agent moves the counters of removed mappings to the sums",
+        when_full: "further mappings are counted in the sum of their family",
+    },
+    Map {
+        names: &[MAP_REASON],
+        kind: MapKind::PerCpuArray,
+        capacity: MAX_REASONS,
+        key: Content::U32("number of the reason"),
+        value: Content::U64("packets"),
+        purpose: "Packets by reason.",
+        written_by: PROGRAMS,
+        when_full: NEVER,
+    },
+];
+
+/// A kernel program.
+#[derive(Debug, Clone, Copy)]
+pub struct Program {
+    /// The name of the program.
+    pub name: &'static str,
+    /// The hook that runs the program, and the device or cgroup.
+    pub hook: &'static str,
+    /// The options of the agent that attach the program.
+    pub used_with: &'static str,
+    /// The purpose, in one sentence.
+    pub purpose: &'static str,
+}
+
+const TAIL_CALL: &str = "tail call";
+const CGROUP: &str = "`--cgroup` other than `none`";
+const EVERY_MODE: &str = "every mode";
+const STACK: &str = "`--forwarding stack`";
+const REDIRECT: &str = "`--forwarding redirect`";
+const OFFLOAD: &str = "`--forwarding offload`";
+const UPLINK_INGRESS: &str = "TC ingress of uplinks";
+const UPLINK_EGRESS: &str = "TC egress of uplinks";
+const POD_INGRESS: &str = "TC ingress of the Pods' devices";
+const DNAT: &str = "Translates requests.";
+const REVERSE_NAT: &str = "Translates replies.";
+const SLOW_REQUESTS: &str =
+    "Translates requests that are fragments, SCTP, ICMP errors, or have options or extension headers.";
+const SLOW_REPLIES: &str =
+    "Translates replies that are fragments, SCTP, ICMP errors, or have options or extension headers.";
+const CONNECT: &str = "Replaces the node address by the Pod's for local clients.";
+const SHOW_PEER: &str = "Shows local clients the address that they asked for.";
+
+const fn program(name: &'static str, hook: &'static str, used_with: &'static str, purpose: &'static str) -> Program {
+    Program { name, hook, used_with, purpose }
+}
+
+/// Every program; those of the slow path in the order of their numbers.
+pub const PROGRAM_LIST: &[Program] = &[
+    program(PROG_INGRESS, UPLINK_INGRESS, STACK, DNAT),
+    program(PROG_EGRESS, UPLINK_EGRESS, "`--forwarding stack` and `redirect`", REVERSE_NAT),
+    program(PROG_INGRESS_L3, "TC ingress of uplinks without Ethernet header", EVERY_MODE, DNAT),
+    program(PROG_EGRESS_L3, "TC egress of uplinks without Ethernet header", EVERY_MODE, REVERSE_NAT),
+    program(PROG_INGRESS_REDIRECT, UPLINK_INGRESS, REDIRECT, "Translates requests and redirects them to the Pod."),
+    program(PROG_PODS_REDIRECT, POD_INGRESS, REDIRECT, "Translates replies and redirects them to the uplink."),
+    program(
+        PROG_INGRESS_OFFLOAD,
+        UPLINK_INGRESS,
+        OFFLOAD,
+        "Translates requests and redirects those of offloaded flows to the Pod.",
+    ),
+    program(
+        PROG_EGRESS_OFFLOAD,
+        UPLINK_EGRESS,
+        OFFLOAD,
+        "Translates replies that took the stack, and records stack observations of them.",
+    ),
+    program(
+        PROG_PODS_OFFLOAD,
+        POD_INGRESS,
+        OFFLOAD,
+        "Translates replies of offloaded flows and redirects them to the uplink.",
+    ),
+    program(
+        PROG_TO_PODS,
+        "TC egress of the Pods' devices, behind all other programs",
+        OFFLOAD,
+        "Records stack observations of requests; changes no packet.",
+    ),
+    program(
+        PROG_XDP,
+        "XDP in the driver of uplinks, before Linux 5.18",
+        "`--attach auto` or `xdp`, with `--forwarding stack`",
+        DNAT,
+    ),
+    program(
+        PROG_XDP_FRAGS,
+        "XDP in the driver of uplinks, from Linux 5.18 on",
+        "`--attach auto` or `xdp`, with `--forwarding stack`",
+        DNAT,
+    ),
+    program(SLOW_PATH_PROGRAMS[0], TAIL_CALL, "`npl_ingress`, `npl_off_ingress`", SLOW_REQUESTS),
+    program(SLOW_PATH_PROGRAMS[1], TAIL_CALL, "`npl_egress`, `npl_off_egress`", SLOW_REPLIES),
+    program(SLOW_PATH_PROGRAMS[2], TAIL_CALL, "`npl_ingress_l3`", SLOW_REQUESTS),
+    program(SLOW_PATH_PROGRAMS[3], TAIL_CALL, "`npl_egress_l3`", SLOW_REPLIES),
+    program(SLOW_PATH_PROGRAMS[4], TAIL_CALL, "`npl_rd_ingress`", SLOW_REQUESTS),
+    program(SLOW_PATH_PROGRAMS[5], TAIL_CALL, "`npl_rd_pods`", SLOW_REPLIES),
+    program("npl_recvmsg4", "cgroup v2, `recvmsg4`", CGROUP, SHOW_PEER),
+    program("npl_recvmsg6", "cgroup v2, `recvmsg6`", CGROUP, SHOW_PEER),
+    program("npl_getpeer4", "cgroup v2, `getpeername4`", CGROUP, SHOW_PEER),
+    program("npl_getpeer6", "cgroup v2, `getpeername6`", CGROUP, SHOW_PEER),
+    program("npl_connect4", "cgroup v2, `connect4`", CGROUP, CONNECT),
+    program("npl_connect6", "cgroup v2, `connect6`", CGROUP, CONNECT),
+    program("npl_sendmsg4", "cgroup v2, `sendmsg4`", CGROUP, CONNECT),
+    program("npl_sendmsg6", "cgroup v2, `sendmsg6`", CGROUP, CONNECT),
+];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::{MAPS, PROGRAM_LIST};
+    use crate::names::{PINNED_MAPS, PROGRAMS, SLOW_PATH_PROGRAMS, SOCKET_PROGRAMS, XDP_PROGRAMS, slow_path_of};
+
+    #[test]
+    fn every_pinned_map_is_listed_once() {
+        let listed: Vec<&str> = MAPS.iter().flat_map(|map| map.names).copied().collect();
+        let unique: BTreeSet<&str> = listed.iter().copied().collect();
+        assert_eq!(unique.len(), listed.len());
+        assert_eq!(unique, PINNED_MAPS.iter().copied().collect());
+    }
+
+    #[test]
+    fn a_key_or_value_has_one_type_or_one_for_each_map() {
+        for map in MAPS {
+            for content in [map.key, map.value] {
+                assert!([0, 1, map.names.len()].contains(&content.layouts().len()), "{:?}", map.names);
+            }
+        }
+    }
+
+    #[test]
+    fn every_program_is_listed_once() {
+        let listed: Vec<&str> = PROGRAM_LIST.iter().map(|program| program.name).collect();
+        let sockets = SOCKET_PROGRAMS.iter().map(|program| program.name);
+        let all = [PROGRAMS, XDP_PROGRAMS, SLOW_PATH_PROGRAMS].into_iter().flatten().copied().chain(sockets);
+        assert_eq!(listed, all.collect::<Vec<_>>());
+        for program in PROGRAM_LIST {
+            let hook = SOCKET_PROGRAMS.iter().find(|socket| socket.name == program.name).map(|socket| socket.hook);
+            assert!(hook.is_none_or(|hook| program.hook.contains(&format!("`{hook}`"))), "{}", program.name);
+        }
+    }
+
+    #[test]
+    fn slow_path_programs_name_the_programs_that_call_them() {
+        for caller in PROGRAMS {
+            let Some(number) = slow_path_of(caller) else { continue };
+            let name = SLOW_PATH_PROGRAMS[number as usize];
+            let listed = PROGRAM_LIST.iter().find(|program| program.name == name).unwrap();
+            assert!(listed.used_with.contains(&format!("`{caller}`")), "{caller}");
+        }
+    }
+}

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Socket reverse NAT: the peer address that local clients see; and counters of local clients.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use npl_agent::core::model::{Family, Protocol};
+use npl_common::stats::MappingStats;
+use npl_testkit::echo::Answer;
+use npl_testkit::{poll, traffic};
+
+use super::scene::{Scene, loopback_addresses, mapped};
+use crate::lab::mapping;
+use crate::world::{NODE_PORT, POD_PORT, World};
+
+/// Time limit for a port to become free; far longer than needed.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// Sends to `server` from an unconnected socket, and returns the answer and its source address.
+#[track_caller]
+fn ask(socket: &UdpSocket, server: SocketAddr) -> (Answer, SocketAddr) {
+    socket.send_to(b"who are you?", server).unwrap();
+    receive(socket)
+}
+
+#[track_caller]
+fn receive(socket: &UdpSocket) -> (Answer, SocketAddr) {
+    let mut buffer = [0; 2048];
+    let (length, source) = poll::uninterrupted(|| socket.recv_from(&mut buffer)).unwrap();
+    (serde_json::from_slice(&buffer[..length]).unwrap(), source)
+}
+
+#[test]
+fn reply_to_an_unconnected_socket_comes_from_the_nat_address() {
+    let scene = Scene::new(2);
+    for server in scene.server_addresses().into_iter().chain(loopback_addresses()) {
+        let socket = scene.socket(scene.world.node(), server);
+        let mut second = server;
+        second.set_port(server.port() + 1);
+        for (server, pod) in [(server, "web-0"), (second, "web-1"), (server, "web-0")] {
+            let (answer, source) = ask(&socket, server);
+            assert_eq!((answer.pod.as_str(), source), (pod, server));
+        }
+    }
+}
+
+#[test]
+fn reply_to_a_connected_socket_comes_from_the_nat_address() {
+    let scene = Scene::new(1);
+    for server in scene.server_addresses().into_iter().chain(loopback_addresses()) {
+        let open = || traffic::udp_socket(scene.world.node(), server, true).unwrap();
+        let socket = scene.cgroup.run(open).unwrap();
+        socket.set_read_timeout(Some(traffic::REQUEST_LIMIT)).unwrap();
+        assert_eq!(socket.peer_addr().unwrap(), server);
+        socket.send(b"who are you?").unwrap();
+        let (answer, source) = receive(&socket);
+        assert_eq!((answer.pod.as_str(), source), ("web-0", server));
+    }
+}
+
+#[test]
+fn peer_of_a_tcp_connection_is_the_nat_address() {
+    let scene = Scene::new(1);
+    for from in [scene.world.node(), &scene.world.pod().netns] {
+        for server in scene.server_addresses() {
+            let stream = scene.cgroup.run(|| traffic::tcp_connect(from, server).unwrap()).unwrap();
+            assert_eq!(stream.peer_addr().unwrap(), server);
+            assert_eq!(traffic::tcp_ask(&stream, "who are you?").unwrap().pod, "web-0");
+        }
+    }
+    for server in loopback_addresses() {
+        let stream = scene.cgroup.run(|| traffic::tcp_connect(scene.world.node(), server).unwrap()).unwrap();
+        assert_eq!(stream.peer_addr().unwrap(), server);
+    }
+}
+
+#[test]
+fn socket_that_sends_to_the_pod_directly_sees_the_pods_address() {
+    let scene = Scene::new(1);
+    for (server, pod_ip) in scene.world.frontends().into_iter().zip(scene.world.pod().ips()) {
+        let direct = (pod_ip, POD_PORT).into();
+        let socket = scene.socket(scene.world.node(), server);
+        for destination in [direct, server, direct, server] {
+            let (answer, source) = ask(&socket, destination);
+            assert_eq!((answer.pod.as_str(), source), ("web-0", destination));
+        }
+    }
+}
+
+/// By then, another Pod may have the node port.
+#[test]
+fn socket_that_sends_directly_after_the_mapping_was_removed_sees_the_pods_address() {
+    let mut scene = Scene::new(1);
+    for (server, pod_ip) in scene.world.frontends().into_iter().zip(scene.world.pod().ips()) {
+        let socket = scene.socket(scene.world.node(), server);
+        assert_eq!(ask(&socket, server).1, server);
+        let (frontend, _) = mapping(Protocol::Udp, NODE_PORT, (pod_ip, POD_PORT).into(), 1);
+        scene.world.datapath().remove_mapping(frontend).unwrap();
+        let direct = (pod_ip, POD_PORT).into();
+        assert_eq!(ask(&socket, direct).1, direct);
+    }
+}
+
+/// By then, another Pod may have the node port.
+#[test]
+fn datagram_of_a_later_pod_does_not_come_from_the_earlier_pods_mapping() {
+    assert_later_pod_is_not_translated(|world| {
+        world.datapath().purge_flows().unwrap();
+    });
+}
+
+/// The killed agent has not purged the flows, and the later Pod has a mapping of its own.
+#[test]
+fn datagram_of_a_later_pod_is_not_translated_after_the_agent_was_killed() {
+    assert_later_pod_is_not_translated(|world| {
+        world.datapath = None;
+        let mut next = world.open();
+        assert!(next.mappings().unwrap().is_empty());
+        for pod_ip in world.pod().ips() {
+            let (frontend, backend) = mapping(Protocol::Udp, NODE_PORT + 5, (pod_ip, POD_PORT).into(), 2);
+            next.upsert_mapping(frontend, backend).unwrap();
+        }
+        world.datapath = Some(next);
+    });
+}
+
+/// Local clients send to a Pod through its mapping, which is removed; then `agent` runs, and a later Pod has the same
+/// address.
+#[track_caller]
+fn assert_later_pod_is_not_translated(agent: impl FnOnce(&mut World)) {
+    let mut scene = Scene::new(1);
+    let servers = scene.world.frontends();
+    let sockets = servers.map(|server| scene.socket(scene.world.node(), server));
+    let asked = [0, 1].map(|family: usize| ask(&sockets[family], servers[family]));
+    assert_eq!(asked.each_ref().map(|(_, source)| *source), servers);
+    for frontend in scene.world.datapath().mappings().unwrap().into_keys() {
+        scene.world.datapath().remove_mapping(frontend).unwrap();
+    }
+    agent(&mut scene.world);
+    let (pod, earlier) = scene.world.pods.remove(0);
+    drop(earlier);
+    for ((socket, pod_ip), (answer, _)) in sockets.iter().zip(pod.ips()).zip(asked) {
+        // A child process that another test forks keeps the earlier Pod's sockets open until it executes its program.
+        let bind = || UdpSocket::bind((pod_ip, POD_PORT)).ok();
+        let later = pod.netns.run(|| poll::until("the earlier Pod's port", LIMIT, bind)).unwrap().unwrap().0;
+        later.send_to(b"unasked", answer.client).unwrap();
+        let source = poll::uninterrupted(|| socket.recv_from(&mut [0; 64])).unwrap().1;
+        assert_eq!(source, (pod_ip, POD_PORT).into());
+    }
+}
+
+#[test]
+fn socket_that_connects_to_the_pod_directly_sees_the_pods_address() {
+    let scene = Scene::new(1);
+    for (server, pod_ip) in
+        scene.server_addresses().into_iter().zip([0, 1, 0].map(|family| scene.world.pod().ips()[family]))
+    {
+        let direct = if server.is_ipv4() { (pod_ip, POD_PORT).into() } else { mapped((pod_ip, POD_PORT).into()) };
+        let socket = scene.socket(scene.world.node(), server);
+        for peer in [server, direct, server] {
+            scene.world.node().run(|| socket.connect(peer)).unwrap().unwrap();
+            assert_eq!(socket.peer_addr().unwrap(), peer);
+            socket.send(b"who are you?").unwrap();
+            let (answer, source) = receive(&socket);
+            assert_eq!((answer.pod.as_str(), source), ("web-0", peer));
+        }
+    }
+}
+
+#[test]
+fn socket_may_use_several_addresses_of_the_node() {
+    let scene = Scene::new(1);
+    let mut names = loopback_addresses();
+    names.retain(SocketAddr::is_ipv4);
+    names.push(scene.world.frontend());
+    let socket = scene.socket(scene.world.node(), scene.world.frontend());
+    for server in names.iter().chain(&names) {
+        let (answer, source) = ask(&socket, *server);
+        assert_eq!((answer.pod.as_str(), source), ("web-0", *server));
+    }
+}
+
+#[test]
+fn each_local_connection_counts_as_one_new_flow() {
+    let mut scene = Scene::new(1);
+    let before = totals(&mut scene.world);
+    let server = scene.world.frontend();
+    let socket = scene.socket(scene.world.node(), server);
+    for _ in 0..3 {
+        assert_eq!(ask(&socket, server).1, server);
+    }
+    drop(scene.cgroup.run(|| traffic::tcp_connect(scene.world.node(), server).unwrap()).unwrap());
+    let after = totals(&mut scene.world);
+    assert_eq!(after, MappingStats { new_flows: before.new_flows + 2, ..before }, "a UDP flow and a TCP connection");
+}
+
+fn totals(world: &mut World) -> MappingStats {
+    world.datapath().tables.totals(Family::V4).unwrap()
+}

@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: Apache-2.0
+//! NPL on a Node with the rules and routes of each CNI: the same requests and transfers must pass.
+//!
+//! The rules are written for nftables, whatever the CNI uses: the kernel has the same hooks, verdicts and marks for
+//! both.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use npl_agent::core::devices::redirect::Forwarding;
+use npl_agent::core::model::{Family, Protocol};
+use npl_agent::nft_guard::{self, Guard, GuardMode};
+use npl_testkit::echo::EchoServer;
+use npl_testkit::netns::Netns;
+use npl_testkit::packet::{Packet, tcp_flags};
+use npl_testkit::topology::{Options, Pod};
+use npl_testkit::traffic::{
+    Direction, UdpOptions, tcp_connect, tcp_request, transfer, udp_exchange, udp_request, udp_socket,
+};
+use npl_testkit::{poll, tools};
+
+use crate::lab::mapping;
+use crate::wire;
+use crate::world::{NODE_PORT, POD_PORT, World, is_emulated};
+
+const FLANNEL: &str = include_str!("flannel.nft");
+const CALICO: &str = include_str!("calico.nft");
+const ANTREA: &str = include_str!("antrea.nft");
+const KUBE_ROUTER: &str = include_str!("kube-router.nft");
+const AWS_VPC: &str = include_str!("aws-vpc.nft");
+const KUBE_PROXY: &str = include_str!("kube-proxy.nft");
+
+/// A node port whose Pod port is closed.
+const CLOSED: u16 = 61_050;
+
+/// The port of a server outside of the cluster.
+const OUTSIDE: u16 = 9090;
+
+/// MTU of a Pod's link, smaller than that of the client's and the Node's links.
+const SMALL_LINK: u32 = 1400;
+
+/// A client port without a connection.
+const UNOPENED: u16 = 20_000;
+
+/// Time limit for a packet to reach a rule; far longer than needed.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// Interval in which the guard checks its table.
+const RESYNC: Duration = Duration::from_millis(200);
+
+/// Time in which nothing must arrive.
+const SILENCE: Duration = Duration::from_millis(500);
+
+/// A NAT address, with the Pod and the client's source address that are expected.
+struct Target {
+    pod: String,
+    server: SocketAddr,
+    client: IpAddr,
+}
+
+/// The first Pod's NAT addresses, one of each family.
+fn to_first_pod(world: &World) -> Vec<Target> {
+    let targets = world.frontends().into_iter().zip(world.client_ips());
+    targets.map(|(server, client)| Target { pod: world.pod().name.clone(), server, client }).collect()
+}
+
+/// Every Pod's IPv4 NAT address: a cluster with the AWS VPC CNI has one family.
+fn to_every_pod_by_v4(world: &World) -> Vec<Target> {
+    let target = |(node_port, (pod, _)): (u16, &(Pod, EchoServer))| Target {
+        pod: pod.name.clone(),
+        server: (world.node_ip(), node_port).into(),
+        client: world.client_ip(),
+    };
+    (NODE_PORT..).zip(&world.pods).map(target).collect()
+}
+
+/// A Node with two Pods and these rules.
+fn node_with(rules: &[&str], clients: u8) -> World {
+    let mut world = World::with_options(2, Options { clients, ..Options::default() });
+    world.node().nft(&rules.concat()).unwrap();
+    let (frontend, backend) = mapping(Protocol::Tcp, CLOSED, (world.pod().ip(), POD_PORT + 1).into(), 1);
+    world.datapath().upsert_mapping(frontend, backend).unwrap();
+    world
+}
+
+/// Runs the checks in stack, redirect and offload mode.
+fn assert_passes_in_every_mode(world: &mut World, targets: fn(&World) -> Vec<Target>) {
+    world.node().set_liberal_tracking(false).unwrap();
+    for forwarding in [Forwarding::Stack, Forwarding::Redirect, Forwarding::Offload] {
+        if forwarding == Forwarding::Offload {
+            world.node().set_liberal_tracking(true).unwrap();
+        }
+        world.follow(forwarding);
+        assert_passes(world, &targets(world));
+        assert_path_mtu_discovery(world, forwarding, targets);
+    }
+    // Redirected packets bypass the rules.
+    for forwarding in [Forwarding::Offload, Forwarding::Stack] {
+        world.follow(forwarding);
+        assert_invalid_is_dropped(world, &targets(world));
+    }
+}
+
+/// Sends everything that must pass on every Node.
+fn assert_passes(world: &World, targets: &[Target]) {
+    let size = transfer_size();
+    for Target { pod, server, client } in targets {
+        let expected = (pod.as_str(), *client);
+        let ask = |options| udp_request(world.client(), *server, b"and you?", options).unwrap().answer;
+        for _ in 0..3 {
+            let tcp = tcp_request(world.client(), *server, "who are you?").unwrap();
+            assert_eq!((tcp.pod.as_str(), tcp.client.ip()), expected);
+            let udp = ask(UdpOptions::default());
+            assert_eq!((udp.pod.as_str(), udp.client.ip()), expected);
+        }
+        for direction in [Direction::Upload, Direction::Download] {
+            assert_eq!(transfer(world.client(), *server, direction, size).unwrap().bytes, size);
+        }
+        for (question, answer) in [(4000, 512), (512, 4000)] {
+            let answer = udp_exchange(world.client(), *server, question, answer).unwrap();
+            assert_eq!((answer.pod.as_str(), answer.client.ip()), expected);
+        }
+        if server.is_ipv4() {
+            let answer = ask(UdpOptions { checksum: false, ..UdpOptions::default() });
+            assert_eq!((answer.pod.as_str(), answer.client.ip()), expected);
+        }
+    }
+    let refused = |node_port| refusal(world.client(), (world.node_ip(), node_port).into());
+    assert_eq!(refused(CLOSED), ErrorKind::ConnectionRefused, "the Pod has refused");
+    assert_eq!(refused(CLOSED + 1), ErrorKind::ConnectionRefused, "the host has refused");
+    assert_nothing_was_dropped(world);
+    for Target { server, client, .. } in targets {
+        assert_eq!(source_seen_outside(world, *client), server.ip(), "the rules masquerade the Pod");
+    }
+}
+
+/// Asserts that a client with too large packets receives a path MTU error from the address that it sent to.
+fn assert_path_mtu_discovery(world: &mut World, forwarding: Forwarding, targets: fn(&World) -> Vec<Target>) {
+    let set_mtu = |world: &World, mtu| world.pods.iter().for_each(|(pod, _)| pod.host_device.set_mtu(mtu).unwrap());
+    set_mtu(world, SMALL_LINK);
+    world.follow(forwarding);
+    for Target { server, .. } in targets(world) {
+        let size = transfer_size();
+        assert_eq!(transfer(world.client(), server, Direction::Upload, size).unwrap().bytes, size);
+        let route = world.client().ip(&format!("route get {}", server.ip())).unwrap();
+        assert!(route.contains(&format!("mtu {SMALL_LINK}")), "{route}");
+    }
+    assert_nothing_was_dropped(world);
+    set_mtu(world, Options::default().mtu);
+    world.follow(forwarding);
+    for family in ["-4", "-6"] {
+        let mut flush = world.client().command("ip").unwrap();
+        tools::output(flush.args([family, "route", "flush", "cache"])).unwrap();
+    }
+}
+
+fn transfer_size() -> u64 {
+    if is_emulated() { 1 << 17 } else { 4 << 20 }
+}
+
+/// Asserts that no rule has dropped an invalid or forbidden packet.
+fn assert_nothing_was_dropped(world: &World) {
+    let dropped = dropping_rules(world);
+    assert!(dropped.iter().all(|(_, packets)| *packets == 0), "{dropped:?}");
+}
+
+/// Every dropping rule that has a counter, with its number of packets.
+fn dropping_rules(world: &World) -> Vec<(String, u64)> {
+    let rules = world.node().nft("list ruleset").unwrap();
+    let counted = |line: &str| {
+        let (rule, after) = line.split_once("counter packets ")?;
+        Some((rule.trim().to_owned(), after.split_once(' ')?.0.parse().unwrap()))
+    };
+    rules.lines().filter_map(counted).collect()
+}
+
+/// Asserts that one of these rules drops the packet that `send` sends: only then does a count of zero elsewhere prove
+/// something.
+#[track_caller]
+fn assert_dropped_by(world: &World, is_expected: fn(&str) -> bool, send: impl FnOnce()) {
+    let dropped = || -> u64 {
+        dropping_rules(world).iter().filter(|(rule, _)| is_expected(rule)).map(|(_, packets)| packets).sum()
+    };
+    let before = dropped();
+    send();
+    poll::until("a dropped packet", LIMIT, || (dropped() > before).then_some(())).unwrap();
+    assert_eq!(dropped(), before + 1);
+}
+
+/// Sends a RST of a connection that does not exist, and asserts that the rules drop it.
+fn assert_invalid_is_dropped(world: &World, targets: &[Target]) {
+    for Target { server, client, .. } in targets {
+        let link = world.topology.client();
+        let wire = wire::open_for(Family::of(*client), &link.device, &link.uplink);
+        let mut reset = Packet::tcp((*client, UNOPENED).into(), *server, tcp_flags::RST, b"");
+        reset.ethernet = Some(wire.ethernet());
+        assert_dropped_by(world, |rule| rule == "ct state invalid", || assert!(wire.send(&reset.build()).is_ok()));
+    }
+}
+
+/// The address of the first Pod that a server outside of the cluster sees.
+fn source_seen_outside(world: &World, address: IpAddr) -> IpAddr {
+    let _outside = EchoServer::start_in(world.client(), "outside", &[OUTSIDE]).unwrap();
+    let answer = tcp_request(&world.pod().netns, (address, OUTSIDE).into(), "which source?").unwrap();
+    assert_eq!(answer.pod, "outside");
+    answer.client.ip()
+}
+
+/// The error with which a client is refused.
+fn refusal(client: &Netns, server: SocketAddr) -> ErrorKind {
+    let error = tcp_connect(client, server).unwrap_err();
+    error.downcast_ref::<std::io::Error>().unwrap().kind()
+}
+
+#[test]
+fn npl_works_with_flannel_rules() {
+    assert_passes_in_every_mode(&mut node_with(&[FLANNEL, KUBE_PROXY], 1), to_first_pod);
+}
+
+#[test]
+fn npl_works_with_calico_rules_and_its_policy_applies() {
+    let mut world = node_with(&[CALICO, KUBE_PROXY], 2);
+    assert_passes_in_every_mode(&mut world, to_first_pod);
+    for forwarding in [Forwarding::Offload, Forwarding::Stack] {
+        world.follow(forwarding);
+        for server in world.frontends() {
+            let other_client = udp_socket(&world.topology.clients()[1].netns, server, true).unwrap();
+            assert_dropped_by(&world, str::is_empty, || assert!(other_client.send(b"forbidden").is_ok()));
+        }
+    }
+}
+
+#[test]
+fn npl_works_with_antrea_rules_and_strict_reverse_path_filter() {
+    let mut world = node_with(&[ANTREA, KUBE_PROXY], 1);
+    for device in ["all", "default", "eth0", world.pod().host_device.name()] {
+        world.node().sysctl(&format!("net/ipv4/conf/{device}/rp_filter"), "1").unwrap();
+    }
+    assert_passes_in_every_mode(&mut world, to_first_pod);
+}
+
+/// Asserts that the policy refuses another client and another Pod's port; the host's ICMP error comes from the
+/// address that the client sent to.
+#[track_caller]
+fn assert_policy(world: &World) {
+    let second_pod = (world.node_ip(), NODE_PORT + 1).into();
+    assert_eq!(refusal(world.client(), second_pod), ErrorKind::ConnectionRefused);
+    let other_client = &world.topology.clients()[1].netns;
+    for server in world.frontends() {
+        assert_eq!(refusal(other_client, server), ErrorKind::ConnectionRefused, "{server}");
+    }
+}
+
+#[test]
+fn npl_works_with_kube_router_rules_and_its_policy_applies_in_the_stack() {
+    let mut world = node_with(&[KUBE_ROUTER, KUBE_PROXY], 2);
+    assert_policy(&world);
+    assert_passes_in_every_mode(&mut world, to_first_pod);
+    assert_policy(&world);
+}
+
+/// A Node with the AWS VPC CNI: the second Pod's packets leave by the second interface, where the Node's address is
+/// unexpected.
+fn node_with_aws_vpc(rules: &[&str]) -> World {
+    let world = node_with(rules, 2);
+    let second = world.pods[1].0.ip();
+    world
+        .node()
+        .ip(&format!(
+            "route add default via 203.0.113.2 dev eth1 table 100
+rule add to 10.244.0.0/24 lookup main priority 512
+rule add fwmark 0x80/0x80 lookup main priority 1024
+rule add from {second} lookup 100 priority 1536"
+        ))
+        .unwrap();
+    for device in ["all", "eth0", "eth1"] {
+        world.node().sysctl(&format!("net/ipv4/conf/{device}/rp_filter"), "2").unwrap();
+    }
+    world
+}
+
+/// Starts the guard, and waits until it has found the rules of the mark and of the second Pod and has installed its
+/// own.
+fn guarded(mut world: World) -> World {
+    world.guard = Some(world.node().run(|| Guard::start(GuardMode::Auto, RESYNC)).unwrap());
+    world.follow(Forwarding::Stack);
+    let second = format!("{} . 6 . {POD_PORT}", world.pods[1].0.ip());
+    let is_there = || {
+        let table = world.node().nft_table(nft_guard::TABLE)?;
+        (table.contains("ct mark set") && table.contains(&second)).then_some(())
+    };
+    poll::until("the guard's mark", LIMIT, is_there).unwrap();
+    world
+}
+
+#[test]
+fn npl_works_with_aws_vpc_cni_rules_and_the_guards_mark() {
+    let mut world = guarded(node_with_aws_vpc(&[AWS_VPC, KUBE_PROXY]));
+    assert_passes_in_every_mode(&mut world, to_every_pod_by_v4);
+}
+
+/// Counts packets with and without the guard's mark, by the interface that they arrive on.
+const MARKED: &str = "
+table inet npl_test {
+  counter first_marked {}
+  counter second_marked {}
+  counter second_unmarked {}
+  chain prerouting {
+    type filter hook prerouting priority mangle + 1;
+    iifname eth0 ip daddr 10.244.0.0/16 ct mark & 0x80 == 0x80 counter name first_marked
+    iifname eth1 ip daddr 10.244.0.0/16 ct mark & 0x80 == 0x80 counter name second_marked
+    iifname eth1 ip daddr 10.244.0.0/16 ct mark & 0x80 == 0 counter name second_unmarked
+  }
+}";
+
+/// A direct request to a Pod arrives by the Pod's own interface and must be answered there.
+#[test]
+fn direct_request_by_the_pods_own_interface_is_not_marked() {
+    let world = guarded(node_with_aws_vpc(&[AWS_VPC, KUBE_PROXY]));
+    world.node().nft(MARKED).unwrap();
+    let count = |name: &str| world.node().packets_counted(&format!("inet npl_test {name}")).unwrap();
+    let second = world.pods[1].0.ip();
+    let second_client = &world.topology.clients()[1];
+    assert_eq!(tcp_request(&second_client.netns, (second, POD_PORT).into(), "directly?").unwrap().pod, "web-1");
+    assert_eq!((count("first_marked"), count("second_marked")), (0, 0));
+    assert!(count("second_unmarked") > 0, "the request arrived by the second interface");
+    assert_eq!(tcp_request(world.client(), (world.node_ip(), NODE_PORT + 1).into(), "who?").unwrap().pod, "web-1");
+    assert!(count("first_marked") > 0);
+    assert_eq!(count("second_marked"), 0);
+}
+
+/// A UDP flow that started before the guard's rule existed is corrected by its next request.
+#[test]
+fn misrouted_udp_flow_is_corrected_once_the_guard_starts() {
+    let world = node_with_aws_vpc(&[AWS_VPC, KUBE_PROXY]);
+    let socket = udp_socket(world.client(), (world.node_ip(), NODE_PORT + 1).into(), true).unwrap();
+    socket.set_read_timeout(Some(SILENCE)).unwrap();
+    let mut answer = [0; 512];
+    let mut ask = || {
+        socket.send(b"who?").unwrap();
+        poll::uninterrupted(|| socket.recv(&mut answer))
+    };
+    assert!(ask().is_err(), "the reply leaves by the second interface");
+    let _guarded = guarded(world);
+    poll::until("a reply", LIMIT, || ask().ok()).unwrap();
+}
+
+/// Counts packets from the Node's first address, which must not arrive by the second interface.
+const MISROUTED: &str = "
+table inet npl_test {
+  counter misrouted {}
+  chain prerouting {
+    type filter hook prerouting priority raw;
+    ip saddr 192.0.2.10 tcp sport 61001 counter name misrouted
+  }
+}";
+
+#[test]
+fn replies_leave_by_the_pods_own_interface_without_the_mark_unless_redirected() {
+    let mut world = node_with_aws_vpc(&[AWS_VPC, KUBE_PROXY]);
+    let second_client = world.topology.clients()[1].netns.clone();
+    second_client.nft(MISROUTED).unwrap();
+    let second_pod = (world.node_ip(), NODE_PORT + 1).into();
+    let mut misrouted = 0;
+    for forwarding in [Forwarding::Stack, Forwarding::Redirect, Forwarding::Offload] {
+        world.node().set_liberal_tracking(true).unwrap();
+        world.follow(forwarding);
+        let answer = tcp_request(world.client(), second_pod, "who are you?");
+        let now = second_client.packets_counted("inet npl_test misrouted").unwrap();
+        let is_redirected = forwarding == Forwarding::Redirect;
+        assert_eq!((answer.is_ok(), now == misrouted), (is_redirected, is_redirected), "{forwarding:?}: {answer:?}");
+        misrouted = now;
+    }
+}

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Large transfers with and without the devices' segmentation, merging and checksum offloads.
+
+use std::net::UdpSocket;
+
+use npl_agent::core::model::Family;
+use npl_testkit::netns::Netns;
+use npl_testkit::packet::{Checksum, Packet};
+use npl_testkit::topology::{Offload, Options};
+use npl_testkit::traffic::{self, Direction, REQUEST_LIMIT, transfer};
+
+use crate::wire;
+use crate::world::{World, is_emulated};
+
+/// Enough for TCP windows to grow until the largest segments are used; fewer on an emulated processor, which is slow.
+pub(super) fn bytes() -> u64 {
+    if is_emulated() { 2 << 20 } else { 48 << 20 }
+}
+
+fn transfer_both_ways(world: &World) {
+    for frontend in world.frontends() {
+        for direction in [Direction::Upload, Direction::Download] {
+            let report = transfer(world.client(), frontend, direction, bytes()).unwrap();
+            assert_eq!(report.bytes, bytes());
+        }
+    }
+}
+
+#[test]
+fn transfer_is_complete_with_segmentation_offload() {
+    let world = World::new(1);
+    for device in world.path_devices() {
+        device.set_offloads(&Offload::ALL, true).unwrap();
+    }
+    transfer_both_ways(&world);
+}
+
+#[test]
+fn transfer_is_complete_without_device_offloads() {
+    let world = World::new(1);
+    for device in world.path_devices() {
+        device.set_offloads(&Offload::ALL, false).unwrap();
+    }
+    transfer_both_ways(&world);
+}
+
+#[test]
+fn transfer_is_complete_with_receive_merging() {
+    let world = World::new(1);
+    for device in world.path_devices() {
+        device.set_offloads(&[Offload::Tso, Offload::Gso], false).unwrap();
+        device.set_offloads(&[Offload::Gro], true).unwrap();
+    }
+    transfer_both_ways(&world);
+}
+
+/// Drivers that receive into several buffers produce such packets.
+#[test]
+fn request_with_nonlinear_headers_is_answered() {
+    let world = World::with_options(1, Options { mtu: 9000, ..Options::default() });
+    let [client, uplink, ..] = world.path_devices();
+    for (frontend, client_ip) in world.frontends().into_iter().zip(world.client_ips()) {
+        let socket = world.client().run(|| UdpSocket::bind((client_ip, 0))).unwrap().unwrap();
+        socket.set_read_timeout(Some(REQUEST_LIMIT)).unwrap();
+        let wire = wire::open_for(Family::of(client_ip), &client, &uplink);
+        let mut packet = Packet::udp(socket.local_addr().unwrap(), frontend, &[7; 5000]);
+        packet.ethernet = Some(wire.ethernet());
+        wire.send_in_parts(&packet.build()).unwrap();
+        let (_, from) = socket.recv_from(&mut [0; 8192]).unwrap();
+        assert_eq!(from, frontend);
+    }
+}
+
+/// Every combination of checksum offload at client, Pod and Node: a rewrite that mistakes a partial checksum for a
+/// complete one, or the reverse, breaks every packet of one combination.
+#[test]
+fn transfer_is_complete_with_every_combination_of_checksum_offloads() {
+    let world = World::new(1);
+    let [client, uplink, pod, host_device] = world.path_devices();
+    for at_client in [true, false] {
+        for at_pod in [true, false] {
+            for at_node in [true, false] {
+                client.set_offloads(&[Offload::TxChecksum], at_client).unwrap();
+                pod.set_offloads(&[Offload::TxChecksum], at_pod).unwrap();
+                for device in [&uplink, &host_device] {
+                    device.set_offloads(&[Offload::TxChecksum], at_node).unwrap();
+                }
+                for frontend in world.frontends() {
+                    for direction in [Direction::Upload, Direction::Download] {
+                        transfer(world.client(), frontend, direction, 1 << 20).unwrap();
+                    }
+                }
+                world.assert_answers();
+            }
+        }
+    }
+}
+
+/// The kernel has no checksum information for a packet whose sender computes checksums itself. The programs must not
+/// make the kernel treat it as verified.
+#[test]
+fn datagram_with_a_wrong_checksum_is_dropped_by_the_pod() {
+    let world = World::new(1);
+    world.assert_answers();
+    let wire = wire::open(&world.topology.client().device, &world.topology.client().uplink);
+    for (server, client_ip) in world.frontends().into_iter().zip(world.client_ips()) {
+        let socket = traffic::udp_socket(world.client(), server, true).unwrap();
+        let client = (client_ip, socket.local_addr().unwrap().port()).into();
+        let before = wrong_checksums(&world.pod().netns);
+        let mut damaged = Packet::udp(client, server, b"damaged");
+        damaged.ethernet = Some(wire.ethernet());
+        let mut whole = Packet::udp(client, server, b"whole");
+        whole.ethernet = Some(wire.ethernet());
+        *damaged.transport.checksum_mut().unwrap() = Checksum::Wrong(0x4e50);
+        wire.send(&damaged.build()).unwrap();
+        wire.send(&whole.build()).unwrap();
+        let answer = traffic::udp_receive(&socket, b"whole", REQUEST_LIMIT).unwrap();
+        assert_eq!(answer.unwrap_or_else(|| panic!("no reply from {server}")).pod, "web-0");
+        assert_eq!(wrong_checksums(&world.pod().netns), before + 1, "at {server}");
+    }
+}
+
+/// Number of UDP datagrams of both families that were dropped for a wrong checksum.
+fn wrong_checksums(netns: &Netns) -> u64 {
+    ["Udp", "Udp6"].into_iter().map(|protocol| netns.counter(protocol, "InCsumErrors").unwrap()).sum()
+}

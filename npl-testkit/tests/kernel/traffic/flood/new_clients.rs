@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Clients that connect one after the other during a flood.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use npl_testkit::netns::Netns;
+use npl_testkit::traffic::{self, UdpOptions};
+
+use crate::world::is_emulated;
+
+/// Time in which a client must be connected and answered; a SYN that is retransmitted after a second is too late.
+fn response_limit() -> Duration {
+    // An emulated processor may need longer for the exchange.
+    Duration::from_secs(if is_emulated() { 2 } else { 1 })
+}
+
+/// Time between clients: the ports of closed connections are unusable for a minute.
+const INTERVAL: Duration = Duration::from_millis(5);
+
+/// Results of the new clients.
+#[derive(Default)]
+pub(super) struct NewClients {
+    tcp: Outcomes,
+    udp: Outcomes,
+}
+
+#[derive(Default)]
+struct Outcomes {
+    served: usize,
+    failures: Vec<String>,
+    slowest: Duration,
+}
+
+impl NewClients {
+    /// Connects by TCP and by UDP in turn until `is_over`.
+    pub(super) fn connect_repeatedly(from: &Netns, server: SocketAddr, client: IpAddr, is_over: &AtomicBool) -> Self {
+        let mut all = Self::default();
+        while !is_over.load(Ordering::Relaxed) {
+            all.tcp.add(|| Ok(traffic::tcp_request(from, server, "hello")?.client.ip() == client));
+            // A datagram may be lost; the client sends it again after 200 ms.
+            let ask = || traffic::udp_request(from, server, b"hello", UdpOptions::default());
+            all.udp.add(|| Ok(ask()?.answer.client.ip() == client));
+            // This is the pace of a sender, not a wait for a condition.
+            thread::sleep(INTERVAL);
+        }
+        all
+    }
+
+    /// Asserts that at least `enough` clients used each protocol, and that `per_mille` of a thousand were served.
+    #[track_caller]
+    pub(super) fn assert_served(&self, enough: usize, per_mille: usize) {
+        for Outcomes { served, failures, slowest: _ } in [&self.tcp, &self.udp] {
+            let all = served + failures.len();
+            assert!(all >= enough, "too few clients: {self}");
+            assert!(served * 1000 >= all * per_mille, "{self}: {failures:?}");
+        }
+    }
+}
+
+impl Outcomes {
+    fn add(&mut self, request: impl FnOnce() -> anyhow::Result<bool>) {
+        let start = Instant::now();
+        let outcome = request();
+        let took = start.elapsed();
+        match outcome {
+            Ok(true) if took < response_limit() => {
+                self.served += 1;
+                self.slowest = self.slowest.max(took);
+            }
+            Ok(_late_or_wrong) => self.failures.push(format!("not answered as expected within {took:?}")),
+            Err(error) => self.failures.push(format!("{error:#}")),
+        }
+    }
+}
+
+impl fmt::Display for NewClients {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "by TCP {}; by UDP {}", self.tcp, self.udp)
+    }
+}
+
+impl fmt::Display for Outcomes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { served, failures, slowest } = self;
+        write!(f, "{served} served within {slowest:?}, {} not", failures.len())
+    }
+}

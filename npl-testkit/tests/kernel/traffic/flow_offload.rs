@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `--forwarding offload`: the kernel stack decides on every flow, and most packets bypass it.
+
+use std::time::{Duration, Instant};
+
+use npl_agent::core::devices::redirect::Forwarding;
+use npl_testkit::poll;
+use npl_testkit::traffic::{self, Direction, Transfer, transfer, udp_socket};
+
+use super::redirect::redirected_over_a_bridge;
+use crate::world::{World, is_emulated};
+
+/// A stateful firewall as of a CNI: a TCP connection must start with a SYN; packets of no connection are dropped and
+/// counted.
+pub(super) const STATEFUL: &str = "
+table inet npl_test {
+  counter forwarded { }
+  counter invalid { }
+  chain forward {
+    type filter hook forward priority filter; policy drop;
+    counter name forwarded
+    ct state invalid counter name invalid drop
+    ct state established,related accept
+    ct state new tcp flags & (fin | syn | rst | ack) == syn accept
+    ct state new meta l4proto udp accept
+    meta l4proto icmpv6 accept
+    counter name invalid
+  }
+}";
+
+/// A rule that is added to [`STATEFUL`] and drops all TCP packets.
+const DROP_TCP: &str = "insert rule inet npl_test forward meta l4proto tcp drop comment \"changed\"";
+
+/// Time limit that is far longer than the kernel needs.
+pub(super) const LIMIT: Duration = Duration::from_secs(30);
+
+fn bytes() -> u64 {
+    if is_emulated() { 1 << 20 } else { 32 << 20 }
+}
+
+/// A Pod on a Node in offload mode, with a stateful firewall and liberal conntrack.
+pub(super) fn offloading() -> World {
+    let mut world = World::new(1);
+    world.node().nft(STATEFUL).unwrap();
+    world.node().set_liberal_tracking(true).unwrap();
+    world.follow(Forwarding::Offload);
+    assert_eq!(world.datapath().redirected().unwrap().len(), 2, "the Pod's two addresses");
+    world
+}
+
+/// Number of packets that a counter of the rules has.
+pub(super) fn counted(world: &World, counter: &str) -> u64 {
+    world.node().packets_counted(&format!("inet npl_test {counter}")).unwrap()
+}
+
+/// Number of packets that the kernel stack forwards for transfers in each direction and family.
+fn forwarded_for_transfers(world: &World) -> u64 {
+    let before = counted(world, "forwarded");
+    for frontend in world.frontends() {
+        for direction in [Direction::Upload, Direction::Download] {
+            assert_eq!(transfer(world.client(), frontend, direction, bytes()).unwrap().bytes, bytes());
+        }
+    }
+    counted(world, "forwarded") - before
+}
+
+/// Asserts that few packets of transfers take the stack in offload mode, compared with stack mode, and that none is
+/// invalid.
+#[track_caller]
+pub(super) fn assert_most_packets_bypass_the_stack(mut world: World) {
+    let offloaded = forwarded_for_transfers(&world);
+    world.follow(Forwarding::Stack);
+    let in_stack_mode = forwarded_for_transfers(&world);
+    assert!(offloaded > 0 && offloaded * 4 < in_stack_mode, "{offloaded} packets instead of {in_stack_mode}");
+    assert_eq!(counted(&world, "invalid"), 0);
+}
+
+#[test]
+fn most_packets_of_established_flows_bypass_the_stack() {
+    let world = offloading();
+    world.assert_answers();
+    assert_most_packets_bypass_the_stack(world);
+}
+
+#[test]
+fn changed_policy_applies_to_offloaded_flows() {
+    for direction in [Direction::Upload, Direction::Download] {
+        let world = offloading();
+        let rate = 4 << 20;
+        let transfer = Transfer::start(world.client(), world.frontend(), direction, rate * 12, rate).unwrap();
+        transfer.wait_for_share(0.1, LIMIT).unwrap();
+        world.node().nft(DROP_TCP).unwrap();
+        let since = Instant::now();
+        let stalled = || {
+            let before = transfer.moved();
+            poll::until("no further data", Duration::from_millis(500), || (transfer.moved() != before).then_some(()))
+                .is_err()
+        };
+        poll::until("the end of the transfer", LIMIT, || stalled().then_some(())).unwrap();
+        assert!(transfer.moved() < rate * 10, "the transfer was not interrupted");
+        assert!(since.elapsed() < Duration::from_secs(8), "{:?}", since.elapsed());
+        // With the previous policy, the transfer continues: NPL has not broken the connection.
+        world.node().nft("flush chain inet npl_test forward\nadd rule inet npl_test forward accept").unwrap();
+        assert_eq!(transfer.join().unwrap().bytes, rate * 12);
+    }
+}
+
+#[test]
+fn flows_to_pods_on_a_bridge_are_offloaded() {
+    let mut world = redirected_over_a_bridge();
+    world.node().nft(STATEFUL).unwrap();
+    world.node().set_liberal_tracking(true).unwrap();
+    world.follow(Forwarding::Offload);
+    assert_most_packets_bypass_the_stack(world);
+}
+
+#[test]
+fn flow_that_the_host_drops_is_never_offloaded() {
+    let world = offloading();
+    world.node().nft(DROP_TCP).unwrap();
+    assert!(traffic::tcp_connect(world.client(), world.frontend()).is_err());
+    let socket = udp_socket(world.client(), world.frontend(), true).unwrap();
+    for question in 0..8 {
+        assert_eq!(traffic::udp_ask(&socket, &format!("question {question}")).unwrap().pod, "web-0");
+    }
+}
+
+/// Before TCX, two filters of NPL may be attached to one hook of a device; both must be removed.
+#[test]
+fn filters_are_removed_from_devices_after_offload() {
+    let mut world = offloading();
+    let device = world.pod().host_device.clone();
+    let has_filters = ["ingress", "egress"].map(|direction| {
+        let device = device.clone();
+        move || !device.netns().tc(&format!("filter show dev {} {direction}", device.name())).unwrap().is_empty()
+    });
+    let are_filters = world.datapath().hooks.mechanism() == "clsact";
+    assert!(has_filters.iter().all(|has| has() == are_filters));
+    world.follow(Forwarding::Stack);
+    assert!(!has_filters.iter().any(|has| has()));
+}
+
+/// With strict conntrack, which must see every packet, later packets of an offloaded connection would be invalid.
+#[test]
+fn strict_conntrack_gets_every_packet() {
+    let mut world = World::new(1);
+    world.node().nft(STATEFUL).unwrap();
+    world.node().set_liberal_tracking(false).unwrap();
+    world.follow(Forwarding::Offload);
+    assert!(world.datapath().redirected().unwrap().is_empty());
+    forwarded_for_transfers(&world);
+    world.node().set_liberal_tracking(true).unwrap();
+    world.follow(Forwarding::Offload);
+    assert_eq!(world.datapath().redirected().unwrap().len(), 2);
+    forwarded_for_transfers(&world);
+    assert_eq!(counted(&world, "invalid"), 0);
+}

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Foreign qdiscs, filters and programs on devices are not bypassed: packets take the kernel stack where a redirect
+//! would bypass them.
+
+use std::collections::BTreeMap;
+use std::net::UdpSocket;
+use std::time::Duration;
+
+use aya::programs::TcAttachType;
+use npl_agent::core::devices::plan::DevicePlan;
+use npl_agent::core::devices::redirect::{Forwarding, HopKind, PodNextHop, ProgramSet};
+use npl_agent::devices::apply::apply;
+use npl_testkit::foreign::{BOTH, DROPS, ENDS_THE_CHAIN, Foreign, HANDS_ON, Place};
+use npl_testkit::topology::Device;
+use npl_testkit::{poll, traffic};
+
+use super::redirect::{DROP_FORWARDED, redirected, redirected_over_a_bridge};
+use crate::world::World;
+
+/// A rate limit as the CNI's `bandwidth` plug-in sets it.
+const RATE_LIMIT: &str = "qdisc add dev DEVICE root tbf rate 100mbit burst 256kb latency 400ms";
+/// Counts packets that the kernel stack forwards.
+const COUNT_FORWARDED: &str = "
+table inet npl_test {
+  counter forwarded { }
+  chain forward {
+    type filter hook forward priority filter; policy accept;
+    counter name forwarded
+  }
+}";
+
+/// Number of addresses of both Pods.
+const ADDRESSES: usize = 4;
+
+/// Time limit that is far longer than an interval of offload and than the kernel needs.
+const LIMIT: Duration = Duration::from_secs(30);
+/// Longer than a reply takes.
+const REPLY_LIMIT: Duration = Duration::from_millis(500);
+
+fn tc(device: &Device, line: &str) {
+    device.netns().tc(&line.replace("DEVICE", device.name())).unwrap();
+}
+
+/// Follows devices in a mode, and returns the number of addresses that packets are redirected to.
+#[track_caller]
+fn redirected_after(world: &mut World, forwarding: Forwarding) -> usize {
+    world.follow(forwarding);
+    world.assert_answers();
+    world.datapath().redirected().unwrap().len()
+}
+
+/// Asserts that the first Pod is not redirected to while the object that `put` creates exists, in redirect and
+/// offload mode.
+#[track_caller]
+fn assert_not_redirected_while<T>(world: &mut World, put: impl Fn(&World) -> T, take: impl Fn(&World, T)) {
+    world.node().set_liberal_tracking(true).unwrap();
+    for forwarding in [Forwarding::Redirect, Forwarding::Offload] {
+        let there = put(world);
+        assert_eq!(redirected_after(world, forwarding), ADDRESSES / 2, "only the other Pod's two addresses");
+        take(world, there);
+        assert_eq!(redirected_after(world, forwarding), ADDRESSES);
+    }
+    world.follow(Forwarding::Redirect);
+    world.node().nft(DROP_FORWARDED).unwrap();
+    world.assert_answers();
+}
+
+#[test]
+fn rate_limit_of_a_pods_device_is_not_bypassed() {
+    let mut world = redirected();
+    let device = world.pod().host_device.clone();
+    assert_not_redirected_while(
+        &mut world,
+        |_| tc(&device, RATE_LIMIT),
+        |_, ()| tc(&device, "qdisc del dev DEVICE root"),
+    );
+}
+
+#[test]
+fn foreign_filters_on_a_pods_device_are_not_bypassed() {
+    let mut world = redirected();
+    let device = world.pod().host_device.clone();
+    for direction in ["ingress", "egress"] {
+        let line = format!("filter add dev DEVICE {direction} protocol all prio 7 u32 match u32 0 0 flowid 1:1");
+        let put = |_: &World| {
+            // If NPL's programs are filters, the qdisc exists already.
+            drop(device.netns().tc(&format!("qdisc add dev {} clsact", device.name())));
+            tc(&device, &line);
+        };
+        let delete = format!("filter del dev DEVICE {direction} protocol all prio 7 u32");
+        assert_not_redirected_while(&mut world, put, |_, ()| tc(&device, &delete));
+        world.node().nft("delete table inet npl_test").unwrap();
+    }
+}
+
+#[test]
+fn foreign_programs_on_a_pods_device_are_not_bypassed() {
+    let mut world = redirected();
+    let device = world.pod().host_device.clone();
+    for hook in BOTH {
+        for place in [Place::Ahead, Place::Behind] {
+            let put = |world: &World| Foreign::attach(&world.run, "other", &device, HANDS_ON, place, &[hook]).unwrap();
+            assert_not_redirected_while(&mut world, put, |_, program| drop(program));
+            world.node().nft("delete table inet npl_test").unwrap();
+        }
+    }
+}
+
+/// A redirected request leaves a bridge as the host's packets do and passes everything there; a redirected reply
+/// leaves the bridge at its ingress hook.
+#[test]
+fn foreign_programs_on_a_bridge_are_not_bypassed() {
+    let mut world = redirected_over_a_bridge();
+    let bridge = world.topology.node_device("cni0");
+    tc(&bridge, RATE_LIMIT);
+    let egress = Foreign::attach(&world.run, "egress", &bridge, HANDS_ON, Place::Behind, &[TcAttachType::Egress]);
+    assert_eq!(redirected_after(&mut world, Forwarding::Redirect), ADDRESSES);
+    let mut egress = egress.unwrap();
+    egress.change(DROPS).unwrap();
+    assert!(traffic::tcp_connect(world.client(), world.frontend()).is_err(), "the foreign program drops requests");
+    egress.change(HANDS_ON).unwrap();
+    let ingress =
+        Foreign::attach(&world.run, "ingress", &bridge, ENDS_THE_CHAIN, Place::Behind, &[TcAttachType::Ingress]);
+    assert_eq!(redirected_after(&mut world, Forwarding::Redirect), 0);
+    drop(ingress.unwrap());
+    assert_eq!(redirected_after(&mut world, Forwarding::Redirect), ADDRESSES);
+}
+
+/// A redirected reply leaves an uplink as the host's packets do, and passes everything there.
+#[test]
+fn foreign_programs_after_npls_on_an_uplink_are_not_bypassed() {
+    let mut world = redirected();
+    let uplink = world.topology.client().uplink.clone();
+    tc(&uplink, RATE_LIMIT);
+    let _egress = Foreign::attach(&world.run, "egress", &uplink, HANDS_ON, Place::Behind, &[TcAttachType::Egress]);
+    let before = Foreign::attach(&world.run, "before", &uplink, HANDS_ON, Place::Ahead, &[TcAttachType::Ingress]);
+    assert_eq!(redirected_after(&mut world, Forwarding::Redirect), ADDRESSES);
+    drop(before.unwrap());
+    let after = Foreign::attach(&world.run, "after", &uplink, ENDS_THE_CHAIN, Place::Behind, &[TcAttachType::Ingress]);
+    assert_eq!(redirected_after(&mut world, Forwarding::Redirect), 0);
+    drop(after.unwrap());
+    assert_eq!(redirected_after(&mut world, Forwarding::Redirect), ADDRESSES);
+    world.node().nft(DROP_FORWARDED).unwrap();
+    world.assert_answers();
+}
+
+/// Whether a datagram is answered within [`REPLY_LIMIT`].
+fn is_answered(socket: &UdpSocket) -> bool {
+    let question = b"still connected?";
+    socket.send(question).is_ok() && traffic::udp_receive(socket, question, REPLY_LIMIT).unwrap().is_some()
+}
+
+/// NPL's program is the last one at the egress hook of a Pod's device: a packet that a foreign program drops there is
+/// not observed.
+///
+/// The agent would not redirect to such a Pod; this covers the time until the agent has listed the device.
+#[test]
+fn packet_that_a_foreign_program_drops_is_no_stack_observation() {
+    let mut world = World::new(1);
+    world.node().set_liberal_tracking(true).unwrap();
+    let (device, uplink) = (world.pod().host_device.clone(), world.topology.client().uplink.clone());
+    let mut program =
+        Foreign::attach(&world.run, "policy", &device, HANDS_ON, Place::Behind, &[TcAttachType::Egress]).unwrap();
+    let (ifindex, pod_ips) = (device.ifindex().unwrap(), world.pod().ips());
+    let hop = PodNextHop { ifindex, kind: HopKind::Peer, mtu: 1500 };
+    let programs = [(uplink.ifindex().unwrap(), ProgramSet::OffloadUplink), (ifindex, ProgramSet::OffloadPods)];
+    let plan = DevicePlan {
+        programs: BTreeMap::from(programs),
+        next_hops: pod_ips.into_iter().map(|pod_ip| (pod_ip, hop)).collect(),
+        ..DevicePlan::default()
+    };
+    let devices = world.devices();
+    let mut datapath = world.datapath.take().unwrap();
+    let errors = world.node().run(|| apply(&mut datapath, &devices, &plan)).unwrap().errors;
+    assert!(errors.is_empty(), "{errors:?}");
+    world.datapath = Some(datapath);
+
+    let socket = traffic::udp_socket(world.client(), world.frontend(), true).unwrap();
+    world.node().nft(COUNT_FORWARDED).unwrap();
+    let forwarded = || world.node().packets_counted("inet npl_test forwarded").unwrap();
+    let is_offloaded = || {
+        let before = forwarded();
+        assert!(is_answered(&socket));
+        (forwarded() == before).then_some(())
+    };
+    poll::until("an offloaded flow", LIMIT, is_offloaded).unwrap();
+    program.change(DROPS).unwrap();
+    poll::until("the end of the offloaded flow", LIMIT, || (!is_answered(&socket)).then_some(())).unwrap();
+    for question in 0..5 {
+        assert!(!is_answered(&socket), "question {question} has bypassed the program");
+    }
+    program.change(HANDS_ON).unwrap();
+    assert!(is_answered(&socket));
+}

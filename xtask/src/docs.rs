@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `cargo xtask docs`: writes docs/reference/, by the test of the agent that otherwise compares the pages.
+
+use anyhow::Result;
+
+use crate::{build, build_ebpf, process};
+
+/// Arguments of `cargo xtask docs`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {}
+
+/// Renders the pages.
+pub(crate) fn run(_options: &Options) -> Result<()> {
+    // One test compares the maps of the reference with those of the kernel object.
+    build_ebpf::build()?;
+    process::say("reference: rendering docs/reference/ from the code");
+    let mut command = build::cargo("test");
+    command.args(["--package", "npl-agent", "--lib", "reference::"]).env("UPDATE_EXPECT", "1");
+    process::run(&mut command)
+}
