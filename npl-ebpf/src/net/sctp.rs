@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! SCTP packets (RFC 9260): a common header, then chunks.
 
-use aya_ebpf::programs::TcContext;
+use core::mem::offset_of;
 
+use aya_ebpf::programs::TcContext;
 use npl_common::conntrack::Segment;
 
 use super::headers::{Ports, tcp_flag};
@@ -61,6 +62,11 @@ struct Init {
     chunk: Chunk,
     tag: u32,
 }
+
+/// Offset of the verification tag.
+pub const VERIFICATION_TAG: usize = offset_of!(SctpHeader, tag);
+/// Offset of the initiate tag of a packet that begins with an INIT or INIT ACK chunk.
+pub const INITIATE_TAG: usize = size_of::<SctpHeader>() + offset_of!(Init, tag);
 
 /// A packet that ends at `end` in terms of TCP, by its first chunk: an initiate tag is a SYN's number plus one, and the verification tag
 /// acknowledges it. `None` if it has no chunk.

@@ -149,8 +149,10 @@ impl<const MODE: u8> Hook for Replies<MODE> {
         let Some(config) = CONFIG.get(0) else { return Verdict::UNRELATED };
         let key = F::flow_key(&tuple, protocol);
         let Some(flow) = Flow::new(config.seed, &tuple, protocol, &key) else { return Verdict::UNRELATED };
-        // The error changes no entry: its sender is not authenticated.
-        let Some(ResolvedFlow { nat, .. }) = ResolvedFlow::of(&Reply { flow, tuple, segment: QUOTED }, &sender) else {
+        // The reply that would answer the quoted segment. The error changes no entry: its sender is not authenticated.
+        let quoted = Segment { numbers: icmp::quoted_numbers(ctx, &quote), flags: 0 };
+        let segment = Segment::new(quoted.acknowledgement(), quoted.sequence().wrapping_add(1), tcp_flag::ACK);
+        let Some(ResolvedFlow { nat, .. }) = ResolvedFlow::of(&Reply { flow, tuple, segment }, &sender) else {
             return if MODE == REDIRECT { Verdict::UNRELATED } else { Verdict::pass(Reason::UntrackedReply) };
         };
         let to_client = || redirect::to_client::<F, L2>(ctx, &outer.headers, nat.addr, Ports::NONE);
@@ -168,9 +170,6 @@ impl<const MODE: u8> Hook for Replies<MODE> {
         redirect::forward(ctx, rewritten, next_hop)
     }
 }
-
-/// The segment that an ICMP error quotes, as far as look-ups are concerned: the client's numbers are not those of a reply.
-const QUOTED: Segment = Segment::new(0, 0, tcp_flag::ACK);
 
 /// The endpoint that a packet is from.
 struct Sender {

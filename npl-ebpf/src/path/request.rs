@@ -115,7 +115,7 @@ impl<const MODE: u8> Hook for Requests<MODE> {
         if host_connection::is_host_connection(config, &tuple, protocol) {
             // The same variable for both tuples: the stack has no room for another.
             (tuple.pod, tuple.pod_port) = (backend.addr, backend.port);
-            if !conntrack::has_flow(config, &tuple, protocol) {
+            if !conntrack::has_flow(config.seed, &tuple, protocol, icmp::quoted_numbers(ctx, &quote)) {
                 return Verdict::pass(Reason::HostConnection);
             }
         }

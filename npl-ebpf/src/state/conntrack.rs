@@ -6,7 +6,6 @@
 //! or the flow table, and those of handshakes, which take nothing from the flow until the Pod accepts one.
 
 use npl_common::{
-    config::Config,
     conntrack::{
         Action, Event, Numbers, Phase, Segment, State, handshake_key, is_handshake_reply, is_near_acknowledgement,
         mid_stream_key, reply_key, step,
@@ -430,14 +429,23 @@ impl<'k, F: Family> Flow<'k, F> {
         if is_of_pod && is_of_flow { Some(entry) } else { None }
     }
 
-    /// The handshake in progress that a Pod's packet accepts or refuses: its numbers prove it.
+    /// The handshake that a Pod's packet accepts or refuses: its numbers prove it.
+    ///
+    /// A handshake that the Pod's acknowledgement finds is the packet's in any phase: late packets of a refused one are translated too.
     #[inline(always)]
     pub fn opening_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
         if !is_handshake_reply(reply.flags) {
             return None;
         }
+        if let Some(slot) = self.acknowledged_handshake(reply) {
+            // Every SCTP packet of an association has the tag of its INIT: an ABORT after the handshake is for the flow table.
+            let is_of_association = self.protocol == protocol::SCTP
+                && reply.flags & tcp_flag::SYN == 0
+                && !half_open::phase(slot.load()).is(Phase::REQUESTED);
+            return if is_of_association { None } else { Some(slot) };
+        }
         // A half-open flow without a handshake has its own slot, as SCTP in the middle of an association.
-        let slot = self.handshake_of_reply(reply).or_else(|| self.half_open().map(|_| self.entry))?;
+        let slot = self.mid_stream_of_reply(reply).or_else(|| self.half_open().map(|_| self.entry))?;
         if half_open::phase(slot.load()).is_opening() { Some(slot) } else { None }
     }
 
@@ -447,18 +455,21 @@ impl<'k, F: Family> Flow<'k, F> {
         if self.half_open().is_some() {
             return Some(self.entry);
         }
-        self.handshake_of_reply(reply)
+        self.acknowledged_handshake(reply).or_else(|| self.mid_stream_of_reply(reply))
     }
 
-    /// The entry of the handshake whose SYN a Pod's packet acknowledges, or that of a connection in whose middle its numbers are.
+    /// The entry of the handshake whose SYN a Pod's packet acknowledges.
     #[inline(always)]
-    fn handshake_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
+    fn acknowledged_handshake(&self, reply: Segment) -> Option<Cell<u64>> {
         if !has_handshake(self.protocol) {
             return None;
         }
-        if let Some((slot, _)) = slots::find_handshake::<F>(handshake_key(self.hash, reply.acknowledgement())) {
-            return Some(slot);
-        }
+        slots::find_handshake::<F>(handshake_key(self.hash, reply.acknowledgement())).map(|(slot, _)| slot)
+    }
+
+    /// The entry of a TCP connection in whose middle a Pod's segment is.
+    #[inline(always)]
+    fn mid_stream_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
         if self.protocol != protocol::TCP {
             return None;
         }
@@ -494,14 +505,22 @@ impl<'k, F: Family> Flow<'k, F> {
     }
 }
 
-/// Whether a client has a flow to a Pod through a mapping, and has not aborted it.
-#[inline(always)]
-pub fn has_flow<F: Family>(config: &Config, tuple: &FlowTuple<F>, protocol: u8) -> bool {
+/// Whether a client has a flow to a Pod through a mapping, and has not aborted it. The numbers of a Pod's segment find the handshake that
+/// it accepts.
+///
+/// A function of its own: its caller has no stack left.
+#[inline(never)]
+pub fn has_flow<F: Family>(seed: u64, tuple: &FlowTuple<F>, protocol: u8, numbers: Numbers) -> bool {
+    let reply = Segment { numbers, flags: 0 };
     let key = F::flow_key(tuple, protocol);
-    Flow::<F>::new(config.seed, tuple, protocol, &key).is_some_and(|flow| {
+    Flow::<F>::new(seed, tuple, protocol, &key).is_some_and(|flow| {
         flow.half_open().is_some_and(|entry| !half_open::phase(entry).is(Phase::REFUSED))
             || flow.table_entry().is_some()
             || slots::find_handshake::<F>(mid_stream_key(flow.hash)).is_some()
+            || (slots::find_handshake::<F>(reply_key(flow.hash, reply.sequence().wrapping_add(1))).is_some()
+                && !flow
+                    .acknowledged_handshake(reply)
+                    .is_some_and(|slot| half_open::phase(slot.load()).is(Phase::REFUSED)))
     })
 }
 
