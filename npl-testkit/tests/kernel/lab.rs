@@ -289,7 +289,12 @@ impl Lab {
 
     /// The flow's entry in the half-open cache: in its own slot, or else the entry of its handshake.
     pub(crate) fn slot(&mut self, id: FlowId) -> Option<u64> {
-        self.entry_at(id, half_open::slot(hash(id))).or_else(|| self.handshake(id))
+        self.own_slot(id).or_else(|| self.handshake(id))
+    }
+
+    /// The flow's entry in its own slot of the half-open cache.
+    pub(crate) fn own_slot(&mut self, id: FlowId) -> Option<u64> {
+        self.entry_at(id, half_open::slot(hash(id)))
     }
 
     /// The half-open cache's entry of the scene's handshake, by the number that acknowledges its SYN or INIT.

@@ -119,12 +119,17 @@ pub(crate) fn bare() -> usize {
 ///
 /// The numbers are those of one connection, in which neither side has sent data yet.
 pub(crate) fn tcp(from: SocketAddr, to: SocketAddr, flags: u8, payload: &[u8]) -> Packet {
-    let mut packet = Packet::tcp(from, to, flags, payload).to_this_machine();
+    let isns =
+        if [pod_ip(), other_pod_ip()].contains(&from.ip()) { (POD_ISN, CLIENT_ISN) } else { (CLIENT_ISN, POD_ISN) };
+    with_isns(Packet::tcp(from, to, flags, payload).to_this_machine(), isns)
+}
+
+/// The same TCP segment with the numbers of a connection in which neither side has sent data yet, by the initial sequence numbers of its
+/// sender and of the other side.
+pub(crate) fn with_isns(mut packet: Packet, (own, other): (u32, u32)) -> Packet {
     if let Transport::Tcp(segment) = &mut packet.transport {
-        let is_pod = [pod_ip(), other_pod_ip()].contains(&from.ip());
-        let (own, other) = if is_pod { (POD_ISN, CLIENT_ISN) } else { (CLIENT_ISN, POD_ISN) };
-        segment.sequence = if flags & SYN == 0 { own + 1 } else { own };
-        segment.acknowledgement = if flags & ACK == 0 { 0 } else { other + 1 };
+        segment.sequence = if segment.flags & SYN == 0 { own.wrapping_add(1) } else { own };
+        segment.acknowledgement = if segment.flags & ACK == 0 { 0 } else { other.wrapping_add(1) };
     }
     packet
 }
@@ -133,6 +138,15 @@ pub(crate) fn tcp(from: SocketAddr, to: SocketAddr, flags: u8, payload: &[u8]) -
 pub(crate) const CLIENT_ISN: u32 = 0x1000_0000;
 /// Initial sequence number of the Pod's connections.
 pub(crate) const POD_ISN: u32 = 0x2000_0000;
+
+/// Initial sequence numbers of the client and the Pod in a direct connection with the same flow tuple.
+pub(crate) const DIRECT_ISNS: (u32, u32) = (0x7000_0000, 0x6000_0000);
+
+/// The Pod's segment of a direct connection with the same flow tuple, which has other numbers.
+pub(crate) fn direct_answer(flags: u8) -> Packet {
+    let (client_isn, pod_isn) = DIRECT_ISNS;
+    with_isns(tcp(pod(), client(), flags, b""), (pod_isn, client_isn))
+}
 
 /// A UDP datagram that is addressed to this host's link-layer address.
 pub(crate) fn udp(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Packet {
