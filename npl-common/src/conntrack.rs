@@ -265,6 +265,13 @@ impl Numbers {
             && is_near(reply.sequence(), acknowledgement, Self::WINDOW)
     }
 
+    /// Whether another segment of the same sender is in the middle of the same connection.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    pub const fn is_near(self, later: Self) -> bool {
+        self.admit(Segment { numbers: Self(later.0.rotate_left(u32::BITS)), flags: ACK })
+    }
+
     /// The word that is stored beside these numbers: they count only for this entry.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
@@ -751,6 +758,11 @@ mod tests {
             prop_assert!(numbers.admit(reply(ahead, behind.wrapping_neg())));
             prop_assert!(numbers.admit(reply(behind.wrapping_neg(), ahead)));
             prop_assert!(!numbers.admit(reply(far, ahead)) && !numbers.admit(reply(ahead, far)));
+            let later = |sent: u32, acknowledged: u32| {
+                Segment::new(sequence.wrapping_add(sent), acknowledgement.wrapping_add(acknowledged), ACK).numbers
+            };
+            prop_assert!(numbers.is_near(later(ahead, behind.wrapping_neg())) && numbers.is_near(numbers));
+            prop_assert!(!numbers.is_near(later(far, ahead)) && !numbers.is_near(later(ahead, far)));
         }
 
         #[test]

@@ -302,7 +302,9 @@ impl<'k, F: Family> Flow<'k, F> {
         let phase = half_open::phase(entry);
         let is_same = entry == half_open::entry(key, phase, nat.addr_index, nat.port);
         let state = State::half_open(if is_same { phase } else { Phase::ABSENT });
-        let (next, action) = step(state, Event::from_client(self.protocol, request.segment.flags, true));
+        let is_proven = is_same
+            && stored_numbers::<F>(key, entry, index).is_some_and(|numbers| numbers.is_near(request.segment.numbers));
+        let (next, action) = step(state, Event::from_client(self.protocol, request.segment.flags, is_proven));
         if action == Action::Establish {
             return self.establish_and_clear(request);
         }
@@ -475,11 +477,8 @@ impl<'k, F: Family> Flow<'k, F> {
         }
         let key = mid_stream_key(self.hash);
         let (slot, index) = slots::find_handshake::<F>(key)?;
-        let cached = F::cached_reply(index)?;
-        let numbers = Numbers(cached.load());
-        let requested = half_open::with_phase(slot.load(), Phase::REQUESTED);
-        let is_proven = cached.at(1).load() == numbers.checksum(key, requested) && numbers.admit(reply);
-        if is_proven { Some(slot) } else { None }
+        let numbers = stored_numbers::<F>(key, slot.load(), index)?;
+        if numbers.admit(reply) { Some(slot) } else { None }
     }
 
     /// The handshake that a client's packet completes or aborts, and the key of its entry.
@@ -529,6 +528,15 @@ pub fn has_flow<F: Family>(seed: u64, tuple: &FlowTuple<F>, protocol: u8, number
 pub fn established_nat<F: Family>(entry: *mut F::FlowEntry) -> NatAddress<F> {
     let port = field!(flow_state::<F>(entry), node_port).load();
     NatAddress { addr: F::nat_address(entry), addr_index: 0, port }
+}
+
+/// The numbers of the client's segment that opened an entry in the middle of a connection.
+#[inline(always)]
+fn stored_numbers<F: Family>(key: u64, entry: u64, index: u32) -> Option<Numbers> {
+    let cached = F::cached_reply(index)?;
+    let numbers = Numbers(cached.load());
+    let requested = half_open::with_phase(entry, Phase::REQUESTED);
+    if cached.at(1).load() == numbers.checksum(key, requested) { Some(numbers) } else { None }
 }
 
 /// Whether flows of a protocol begin with a handshake.

@@ -11,6 +11,7 @@ mod direct_connections;
 mod errors;
 pub(crate) mod extensions;
 mod flows;
+mod forged;
 pub(crate) mod fragments;
 mod host_connection;
 mod l3;

@@ -77,11 +77,12 @@ fn now() -> Duration {
 
 #[track_caller]
 fn are_translated(lab: &mut Lab, size: usize, packets: [(&'static str, Packet, Packet); 2]) {
-    occupy_slots(now());
     for (program, packet, expected) in packets {
-        let frames = pieces(&packet, ID, size);
+        let (frames, expected) = (pieces(&packet, ID, size), pieces(&expected, ID, size));
         assert!(frames.len() > 1, "{size} bytes at once");
-        for (frame, expected) in frames.iter().zip(pieces(&expected, ID, size)) {
+        // Slots are occupied for one second only.
+        occupy_slots(now());
+        for (frame, expected) in frames.iter().zip(expected) {
             becomes(lab, program, frame, expected, counted(program, frame));
         }
     }
