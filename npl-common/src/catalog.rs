@@ -358,10 +358,10 @@ pub const MAPS: &[Map] = &[
     Map {
         names: &[MAP_REPLY_CACHE_V4, MAP_REPLY_CACHE_V6],
         kind: MapKind::Array,
-        capacity: half_open::SLOTS,
+        capacity: half_open::WORDS,
         key: Content::U32("slot of the flow in the half-open cache"),
         value: Content::Type(&[CachedReply::LAYOUT]),
-        purpose: "Lookup cache of replies: copies of endpoints.",
+        purpose: "Lookup cache of replies: copies of endpoints; numbers of entries in the middle of a connection.",
         written_by: PROGRAMS,
         when_full: OVERWRITES,
     },

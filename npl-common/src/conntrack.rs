@@ -8,29 +8,43 @@
 //!
 //! | phase | event | next phase | action |
 //! |---|---|---|---|
-//! | absent, refused | client: any packet | requested | open |
+//! | absent, refused | client: SYN, an acknowledging segment, a datagram | requested | open |
+//! | absent, refused | client: any other segment | unchanged | keep |
 //! | requested | client: any packet | requested | keep |
+//! | requested, replied | Pod: segment that is not proven | unchanged | ignore |
 //! | requested | Pod: any but RST | replied | store |
 //! | requested, replied | Pod: RST | refused | store |
 //! | requested | silence of [`REQUESTED_NS`] | absent | remove |
-//! | replied | client: SYN | replied | keep |
-//! | replied | client: RST | refused | store |
-//! | replied | client: any other | established | establish |
+//! | requested, replied | client: proven RST | refused | store |
+//! | replied | client: proven segment or datagram | established | establish |
+//! | replied | client: any other segment | replied | keep |
 //! | replied | Pod: datagram | established | establish |
 //! | replied | Pod: segment | replied | keep |
 //! | replied | silence of [`REPLIED_NS`] | absent | remove |
 //! | refused | Pod: any packet | refused | keep |
-//! | established | client: any packet | established, flags added | refresh |
+//! | established | client: any packet | established, proven flags added | refresh |
 //! | established | Pod: RST before any data or acknowledgement | absent | remove |
 //! | established | Pod: any other | established, flags added | refresh |
 //! | established | silence of [`established_timeout_ns`] | absent | remove |
 //! | absent | Pod: any packet | absent | ignore |
 //!
-//! A client's SYN never changes an established entry: it opens a handshake beside it. Which of the two a Pod's packet belongs to
-//! says [`belongs_to_handshake`].
+//! A client's SYN never changes an established entry: it opens a handshake beside it.
+//!
+//! # Proof
+//!
+//! Anybody can send a packet with a client's address. A sender who does not see the client's traffic has to guess 32-bit numbers, so an
+//! event is `proven` if its numbers fit the connection:
+//!
+//! * A Pod's segment belongs to a handshake if it acknowledges that handshake's SYN exactly: [`handshake_key`] is part of the
+//!   entry's hash.
+//! * A client's segment completes a handshake if it acknowledges the Pod's SYN-ACK exactly: [`reply_key`].
+//! * An entry that a segment in the middle of a connection opened takes a Pod's segment whose numbers are near those of the client's:
+//!   [`Numbers::admit`].
+//! * A FIN or RST of the client counts if its number is near the Pod's last acknowledgement: [`is_near_acknowledgement`].
 
 use crate::{
     flow::tcp_flag::{ACK, FIN, RST, SYN},
+    hash::absorb,
     mapping::protocol,
 };
 
@@ -44,6 +58,8 @@ pub const REPLIED_NS: u64 = 300 * SECOND;
 pub const CLOSED_NS: u64 = 30 * SECOND;
 /// Silence after a FIN of one side, nanoseconds: as `nf_conntrack_tcp_timeout_fin_wait`.
 pub const HALF_CLOSED_NS: u64 = 120 * SECOND;
+/// Silence of a TCP connection whose Pod has sent nothing but its SYN-ACK, nanoseconds: as `nf_conntrack_tcp_timeout_syn_recv`.
+pub const UNANSWERED_NS: u64 = 60 * SECOND;
 /// Silence of an established TCP connection, nanoseconds: as `nf_conntrack_tcp_timeout_established`.
 pub const TCP_NS: u64 = 5 * 24 * 3600 * SECOND;
 /// Silence of a UDP flow, nanoseconds: RFC 4787, section 4.3.
@@ -154,15 +170,153 @@ impl State {
     }
 }
 
+/// A TCP segment, or an SCTP packet in its terms: flags ([`crate::flow::tcp_flag`]) and both numbers.
+///
+/// Of SCTP, an INIT's number is its initiate tag less one, and an acknowledgement is the verification tag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Segment {
+    /// Sequence and acknowledgement number as one word, because a kernel program has little stack.
+    pub numbers: Numbers,
+    /// TCP flags.
+    pub flags: u8,
+}
+
+impl Segment {
+    /// A datagram, which has no numbers.
+    pub const DATAGRAM: Self = Self::new(0, 0, 0);
+
+    /// A segment; the numbers in host order.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    pub const fn new(sequence: u32, acknowledgement: u32, flags: u8) -> Self {
+        Self { numbers: Numbers((sequence as u64) << u32::BITS | acknowledgement as u64), flags }
+    }
+
+    /// The sequence number, host order.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    pub const fn sequence(self) -> u32 {
+        (self.numbers.0 >> u32::BITS) as u32
+    }
+
+    /// The acknowledgement number, host order.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::cast_possible_truncation, reason = "the low half")]
+    pub const fn acknowledgement(self) -> u32 {
+        self.numbers.0 as u32
+    }
+
+    /// Whether it opens a handshake: a SYN without ACK, or an SCTP INIT.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    pub const fn is_syn(self) -> bool {
+        is_syn(self.flags)
+    }
+
+    /// Whether it acknowledges, and neither opens nor aborts a connection.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    pub const fn is_mid_stream(self) -> bool {
+        self.flags & (SYN | RST | ACK) == ACK
+    }
+}
+
+/// The hash of a handshake's entry: the flow's hash and the number that acknowledges the client's SYN.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn handshake_key(flow: u64, acknowledgement: u32) -> u64 {
+    absorb(flow, 1 << 32 | acknowledgement as u64)
+}
+
+/// The hash of an accepted handshake's entry: the flow's hash and the number that acknowledges the Pod's SYN-ACK.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn reply_key(flow: u64, acknowledgement: u32) -> u64 {
+    absorb(flow, 2 << 32 | acknowledgement as u64)
+}
+
+/// The hash of an entry that a segment in the middle of a connection opened.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn mid_stream_key(flow: u64) -> u64 {
+    absorb(flow, 3 << 32)
+}
+
+/// Sequence and acknowledgement number of a segment, as one word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Numbers(pub u64);
+
+impl Numbers {
+    /// How far a Pod's numbers may be from the client's, in bytes: as far as the largest receive windows of today's hosts.
+    pub const WINDOW: u32 = 1 << 25;
+
+    /// Whether a Pod's segment answers the client's: both its numbers are within [`Self::WINDOW`] of the client's, or it is a RST with
+    /// exactly the number that the client acknowledged. Numbers of another connection pass with a probability of 1 in 4096.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::cast_possible_truncation, reason = "each half is taken")]
+    pub const fn admit(self, reply: Segment) -> bool {
+        let (sequence, acknowledgement) = ((self.0 >> u32::BITS) as u32, self.0 as u32);
+        if reply.flags & (RST | ACK) == RST {
+            return reply.sequence() == acknowledgement;
+        }
+        is_near(reply.acknowledgement(), sequence, Self::WINDOW)
+            && is_near(reply.sequence(), acknowledgement, Self::WINDOW)
+    }
+
+    /// Whether another segment of the same sender is in the middle of the same connection.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    pub const fn is_near(self, later: Self) -> bool {
+        self.admit(Segment { numbers: Self(later.0.rotate_left(u32::BITS)), flags: ACK })
+    }
+
+    /// The word that is stored beside these numbers: they count only for this entry.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    pub const fn checksum(self, key: u64, entry: u64) -> u64 {
+        absorb(absorb(key, entry), self.0)
+    }
+}
+
+/// Bytes that a client's FIN or RST may be ahead of the Pod's last acknowledgement that an entry has. A blind sender hits with a
+/// probability of 1 in 4096.
+pub const CLOSING_WINDOW: u32 = 1 << 19;
+
+/// Whether a client's number is near the Pod's last acknowledgement, so that its FIN or RST counts.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn is_near_acknowledgement(sequence: u32, pod_acknowledgement: u32) -> bool {
+    is_near(sequence, pod_acknowledgement, CLOSING_WINDOW)
+}
+
+/// Whether two numbers are at most `window` apart, where numbers wrap.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+const fn is_near(a: u32, b: u32, window: u32) -> bool {
+    a.wrapping_sub(b).wrapping_add(window) < 2 * window
+}
+
 /// What happens to an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// The client's TCP segment or SCTP packet, as flags ([`crate::flow::tcp_flag`]).
-    ClientSegment(u8),
+    /// The client's TCP segment or SCTP packet.
+    ClientSegment {
+        /// Its flags: [`crate::flow::tcp_flag`].
+        flags: u8,
+        /// Whether its numbers fit the connection.
+        is_proven: bool,
+    },
     /// The client's datagram.
     ClientDatagram,
     /// The Pod's TCP segment or SCTP packet.
-    PodSegment(u8),
+    PodSegment {
+        /// Its flags: [`crate::flow::tcp_flag`].
+        flags: u8,
+        /// Whether its numbers fit the connection.
+        is_proven: bool,
+    },
     /// The Pod's datagram.
     PodDatagram,
     /// No packet was seen for some time.
@@ -177,18 +331,18 @@ pub enum Event {
 }
 
 impl Event {
-    /// The client's packet of a protocol; `flags` are 0 for UDP.
+    /// The client's packet of a protocol.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
-    pub const fn from_client(protocol: u8, flags: u8) -> Self {
-        if protocol == protocol::UDP { Self::ClientDatagram } else { Self::ClientSegment(flags) }
+    pub const fn from_client(protocol: u8, flags: u8, is_proven: bool) -> Self {
+        if protocol == protocol::UDP { Self::ClientDatagram } else { Self::ClientSegment { flags, is_proven } }
     }
 
-    /// The Pod's packet of a protocol; `flags` are 0 for UDP.
+    /// The Pod's packet of a protocol.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
-    pub const fn from_pod(protocol: u8, flags: u8) -> Self {
-        if protocol == protocol::UDP { Self::PodDatagram } else { Self::PodSegment(flags) }
+    pub const fn from_pod(protocol: u8, flags: u8, is_proven: bool) -> Self {
+        if protocol == protocol::UDP { Self::PodDatagram } else { Self::PodSegment { flags, is_proven } }
     }
 }
 
@@ -216,11 +370,11 @@ pub enum Action {
 #[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
 pub const fn step(state: State, event: Event) -> (State, Action) {
     match event {
-        Event::ClientDatagram => client_packet(state, 0),
-        Event::ClientSegment(flags) => client_packet(state, flags),
+        Event::ClientDatagram => client_datagram(state),
+        Event::ClientSegment { flags, is_proven } => client_segment(state, flags, is_proven),
         Event::PodDatagram if state.phase.is(Phase::REPLIED) => (State::established(0, 0), Action::Establish),
-        Event::PodDatagram => pod_packet(state, 0),
-        Event::PodSegment(flags) => pod_packet(state, flags),
+        Event::PodDatagram => pod_packet(state, 0, true),
+        Event::PodSegment { flags, is_proven } => pod_packet(state, flags, is_proven),
         Event::Silence { ns, protocol, is_crowded } => {
             let is_over = match state.phase {
                 Phase::REQUESTED => ns >= REQUESTED_NS,
@@ -235,21 +389,39 @@ pub const fn step(state: State, event: Event) -> (State, Action) {
 
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "see `step`")]
-const fn client_packet(state: State, flags: u8) -> (State, Action) {
+const fn client_datagram(state: State) -> (State, Action) {
     match state.phase {
         Phase::REQUESTED => (state, Action::Keep),
-        Phase::REPLIED if is_syn(flags) => (state, Action::Keep),
-        Phase::REPLIED if flags & RST != 0 => (State::half_open(Phase::REFUSED), Action::Store),
-        Phase::REPLIED => (State::established(flags, 0), Action::Establish),
-        Phase::ESTABLISHED => (State { client_flags: state.client_flags | flags, ..state }, Action::Refresh),
+        Phase::REPLIED => (State::established(0, 0), Action::Establish),
+        Phase::ESTABLISHED => (state, Action::Refresh),
         _ => (State::half_open(Phase::REQUESTED), Action::Open),
     }
 }
 
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "see `step`")]
-const fn pod_packet(state: State, flags: u8) -> (State, Action) {
+const fn client_segment(state: State, flags: u8, is_proven: bool) -> (State, Action) {
     match state.phase {
+        Phase::REQUESTED | Phase::REPLIED if flags & RST != 0 && is_proven => {
+            (State::half_open(Phase::REFUSED), Action::Store)
+        }
+        Phase::REQUESTED => (state, Action::Keep),
+        Phase::REPLIED if is_syn(flags) || !is_proven => (state, Action::Keep),
+        Phase::REPLIED => (State::established(flags, 0), Action::Establish),
+        Phase::ESTABLISHED => {
+            let flags = if is_proven { flags } else { flags & !(FIN | RST) };
+            (State { client_flags: state.client_flags | flags, ..state }, Action::Refresh)
+        }
+        _ if is_syn(flags) || flags & (SYN | RST | ACK) == ACK => (State::half_open(Phase::REQUESTED), Action::Open),
+        _ => (state, Action::Keep),
+    }
+}
+
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "see `step`")]
+const fn pod_packet(state: State, flags: u8, is_proven: bool) -> (State, Action) {
+    match state.phase {
+        Phase::REQUESTED | Phase::REPLIED if !is_proven => (state, Action::Ignore),
         Phase::REQUESTED | Phase::REPLIED if flags & RST != 0 => (State::half_open(Phase::REFUSED), Action::Store),
         Phase::REQUESTED => (State::half_open(Phase::REPLIED), Action::Store),
         Phase::ESTABLISHED if flags & RST != 0 && !state.has_pod_spoken() => (State::ABSENT, Action::Remove),
@@ -272,6 +444,7 @@ pub const fn established_timeout_ns(state: State, protocol: u8, is_crowded: bool
         _ if is_closed => CLOSED_NS,
         _ if (client | pod) & FIN != 0 => HALF_CLOSED_NS,
         protocol::SCTP => SCTP_NS,
+        _ if !state.has_pod_spoken() => UNANSWERED_NS,
         _ => TCP_NS,
     }
 }
@@ -290,22 +463,6 @@ pub const fn is_handshake_reply(flags: u8) -> bool {
     flags & (SYN | RST) != 0
 }
 
-/// Whether a Pod's segment belongs to the handshake in progress and not to an older entry with the same flow tuple. `is_opening` is
-/// called only where it matters.
-#[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
-pub fn belongs_to_handshake(flags: u8, is_opening: impl FnOnce() -> bool) -> bool {
-    is_handshake_reply(flags) && is_opening()
-}
-
-/// Whether a Pod's segment belongs to a direct connection: it accepts or opens one, and no client is opening a flow through a
-/// mapping. `is_opening` is called only where it matters.
-#[inline(always)]
-#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
-pub fn is_direct_handshake(flags: u8, is_opening: impl FnOnce() -> bool) -> bool {
-    flags & SYN != 0 && !is_opening()
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::{collection::vec, prelude::*, sample::select};
@@ -315,9 +472,29 @@ mod tests {
 
     const SYN_ACK: u8 = SYN | ACK;
     const PSH: u8 = 0x08;
+    const ALL_FLAGS: [u8; 9] = [SYN, SYN_ACK, ACK, ACK | PSH, FIN | ACK, FIN, RST, RST | ACK, 0];
 
     fn half_open(phase: Phase) -> State {
         State::half_open(phase)
+    }
+
+    /// The client's segment, whose numbers fit.
+    fn client(flags: u8) -> Event {
+        Event::ClientSegment { flags, is_proven: true }
+    }
+
+    /// A segment with the client's address, whose numbers do not fit.
+    fn forged(flags: u8) -> Event {
+        Event::ClientSegment { flags, is_proven: false }
+    }
+
+    fn pod(flags: u8) -> Event {
+        Event::PodSegment { flags, is_proven: true }
+    }
+
+    /// The Pod's segment of another connection with the same flow tuple.
+    fn pod_elsewhere(flags: u8) -> Event {
+        Event::PodSegment { flags, is_proven: false }
     }
 
     #[track_caller]
@@ -330,18 +507,21 @@ mod tests {
     }
 
     #[test]
-    fn any_packet_of_a_client_opens_an_absent_or_refused_flow() {
+    fn a_syn_an_acknowledging_segment_or_a_datagram_opens_an_absent_or_refused_flow() {
         for phase in [Phase::ABSENT, Phase::REFUSED] {
-            for event in [SYN, SYN_ACK, ACK, FIN | ACK, RST, 0].map(Event::ClientSegment) {
+            for event in [SYN, ACK, ACK | PSH, FIN | ACK].map(forged) {
                 becomes(half_open(phase), event, half_open(Phase::REQUESTED), Action::Open);
             }
             becomes(half_open(phase), Event::ClientDatagram, half_open(Phase::REQUESTED), Action::Open);
+            for event in [SYN_ACK, RST, RST | ACK, FIN, 0].map(forged) {
+                becomes(half_open(phase), event, half_open(phase), Action::Keep);
+            }
         }
     }
 
     #[test]
     fn a_pods_packet_opens_nothing() {
-        for event in [SYN, SYN_ACK, ACK, FIN | ACK, RST, 0].map(Event::PodSegment) {
+        for event in ALL_FLAGS.map(pod) {
             becomes(State::ABSENT, event, State::ABSENT, Action::Ignore);
         }
         becomes(State::ABSENT, Event::PodDatagram, State::ABSENT, Action::Ignore);
@@ -350,43 +530,49 @@ mod tests {
     #[test]
     fn a_repeated_request_changes_nothing() {
         let requested = half_open(Phase::REQUESTED);
-        for event in [Event::ClientSegment(SYN), Event::ClientSegment(ACK), Event::ClientDatagram] {
+        for event in [forged(SYN), forged(ACK), Event::ClientDatagram] {
             becomes(requested, event, requested, Action::Keep);
         }
         let replied = half_open(Phase::REPLIED);
-        becomes(replied, Event::ClientSegment(SYN), replied, Action::Keep);
+        becomes(replied, forged(SYN), replied, Action::Keep);
     }
 
     #[test]
     fn the_pods_reply_is_stored_once() {
         let (requested, replied) = (half_open(Phase::REQUESTED), half_open(Phase::REPLIED));
-        for event in [Event::PodSegment(SYN_ACK), Event::PodSegment(ACK), Event::PodDatagram] {
+        for event in [pod(SYN_ACK), pod(ACK), Event::PodDatagram] {
             becomes(requested, event, replied, Action::Store);
         }
-        becomes(replied, Event::PodSegment(SYN_ACK), replied, Action::Keep);
+        becomes(replied, pod(SYN_ACK), replied, Action::Keep);
+    }
+
+    #[test]
+    fn a_pods_segment_of_another_connection_is_not_taken() {
+        for phase in [Phase::REQUESTED, Phase::REPLIED] {
+            for event in ALL_FLAGS.map(pod_elsewhere) {
+                becomes(half_open(phase), event, half_open(phase), Action::Ignore);
+            }
+        }
     }
 
     #[test]
     fn a_reset_of_either_side_ends_the_handshake() {
         let refused = half_open(Phase::REFUSED);
-        becomes(half_open(Phase::REQUESTED), Event::PodSegment(RST | ACK), refused, Action::Store);
-        becomes(half_open(Phase::REPLIED), Event::PodSegment(RST), refused, Action::Store);
-        becomes(half_open(Phase::REPLIED), Event::ClientSegment(RST), refused, Action::Store);
-        becomes(refused, Event::PodSegment(SYN_ACK), refused, Action::Keep);
+        for phase in [Phase::REQUESTED, Phase::REPLIED] {
+            becomes(half_open(phase), pod(RST | ACK), refused, Action::Store);
+            becomes(half_open(phase), client(RST), refused, Action::Store);
+            becomes(half_open(phase), forged(RST), half_open(phase), Action::Keep);
+        }
+        becomes(refused, pod(SYN_ACK), refused, Action::Keep);
         becomes(refused, Event::PodDatagram, refused, Action::Keep);
     }
 
     #[test]
-    fn a_client_cannot_reset_a_request_that_the_pod_has_not_answered() {
-        let requested = half_open(Phase::REQUESTED);
-        becomes(requested, Event::ClientSegment(RST), requested, Action::Keep);
-    }
-
-    #[test]
-    fn the_clients_packet_after_the_reply_establishes_the_flow() {
+    fn only_an_acknowledgement_of_the_pods_reply_establishes_the_flow() {
         let replied = half_open(Phase::REPLIED);
         for flags in [ACK, ACK | PSH, ACK | FIN] {
-            becomes(replied, Event::ClientSegment(flags), State::established(flags, 0), Action::Establish);
+            becomes(replied, client(flags), State::established(flags, 0), Action::Establish);
+            becomes(replied, forged(flags), replied, Action::Keep);
         }
         becomes(replied, Event::ClientDatagram, State::established(0, 0), Action::Establish);
     }
@@ -398,19 +584,30 @@ mod tests {
 
     #[test]
     fn a_reset_before_the_pod_has_spoken_removes_the_entry() {
-        becomes(State::established(ACK, 0), Event::PodSegment(RST), State::ABSENT, Action::Remove);
-        becomes(State::established(ACK, SYN), Event::PodSegment(RST | ACK), State::ABSENT, Action::Remove);
+        becomes(State::established(ACK, 0), pod(RST), State::ABSENT, Action::Remove);
+        becomes(State::established(ACK, SYN), pod(RST | ACK), State::ABSENT, Action::Remove);
         let spoken = State::established(ACK, ACK);
-        becomes(spoken, Event::PodSegment(RST), State::established(ACK, ACK | RST), Action::Refresh);
+        becomes(spoken, pod(RST), State::established(ACK, ACK | RST), Action::Refresh);
     }
 
     #[test]
     fn a_syn_ack_does_not_count_as_speaking() {
         let repeated = State::established(ACK, SYN);
-        becomes(State::established(ACK, 0), Event::PodSegment(SYN_ACK), repeated, Action::Refresh);
+        becomes(State::established(ACK, 0), pod(SYN_ACK), repeated, Action::Refresh);
         assert!(repeated.may_repeat_syn_ack());
         assert!(!State::established(ACK | RST, SYN).may_repeat_syn_ack());
-        assert!(!after(repeated, &[Event::PodSegment(ACK)]).may_repeat_syn_ack());
+        assert!(!after(repeated, &[pod(ACK)]).may_repeat_syn_ack());
+    }
+
+    #[test]
+    fn a_forged_fin_or_reset_does_not_shorten_a_connection() {
+        let open = State::established(ACK, ACK);
+        for flags in [FIN | ACK, RST, RST | ACK, FIN] {
+            let (next, action) = step(open, forged(flags));
+            assert_eq!(action, Action::Refresh);
+            assert_eq!(established_timeout_ns(next, TCP, false), TCP_NS, "{flags:#x}");
+            assert!(established_timeout_ns(step(open, client(flags)).0, TCP, false) < TCP_NS, "{flags:#x}");
+        }
     }
 
     #[test]
@@ -419,6 +616,8 @@ mod tests {
         let cases = [
             (TCP, half_open(Phase::REQUESTED), REQUESTED_NS),
             (TCP, half_open(Phase::REPLIED), REPLIED_NS),
+            (TCP, established(ACK, 0), UNANSWERED_NS),
+            (TCP, established(ACK, SYN), UNANSWERED_NS),
             (TCP, established(ACK, ACK), TCP_NS),
             (TCP, established(ACK | FIN, ACK), HALF_CLOSED_NS),
             (TCP, established(ACK, ACK | FIN), HALF_CLOSED_NS),
@@ -449,18 +648,6 @@ mod tests {
     }
 
     #[test]
-    fn only_the_reply_to_a_handshake_in_progress_belongs_to_it() {
-        for flags in [SYN_ACK, RST, RST | ACK, SYN] {
-            assert!(belongs_to_handshake(flags, || true) && !belongs_to_handshake(flags, || false));
-        }
-        for flags in [ACK, FIN | ACK, 0] {
-            assert!(!belongs_to_handshake(flags, || true));
-        }
-        assert!(is_direct_handshake(SYN_ACK, || false) && is_direct_handshake(SYN, || false));
-        assert!(!is_direct_handshake(SYN_ACK, || true) && !is_direct_handshake(RST, || false));
-    }
-
-    #[test]
     fn phases_of_the_cache_have_two_bits_and_names() {
         for phase in [Phase::REQUESTED, Phase::REPLIED, Phase::ESTABLISHED, Phase::REFUSED] {
             assert_eq!(Phase::from_bits(phase.bits()), phase);
@@ -468,11 +655,19 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_reset_in_the_middle_of_a_connection_has_exactly_the_acknowledged_number() {
+        let numbers = Segment::new(7, 9_000, ACK).numbers;
+        let reset = |sequence| Segment::new(sequence, 0, RST);
+        assert!(numbers.admit(reset(9_000)));
+        assert!(!numbers.admit(reset(9_001)) && !numbers.admit(reset(8_999)));
+    }
+
     fn events() -> impl Strategy<Value = Event> {
-        let flags = || select(vec![SYN, SYN_ACK, ACK, ACK | PSH, FIN | ACK, RST, RST | ACK, 0]);
+        let flags = || select(ALL_FLAGS.to_vec());
         prop_oneof![
-            flags().prop_map(Event::ClientSegment),
-            flags().prop_map(Event::PodSegment),
+            (flags(), any::<bool>()).prop_map(|(flags, is_proven)| Event::ClientSegment { flags, is_proven }),
+            (flags(), any::<bool>()).prop_map(|(flags, is_proven)| Event::PodSegment { flags, is_proven }),
             Just(Event::ClientDatagram),
             Just(Event::PodDatagram),
             (any::<u64>(), select(vec![TCP, UDP, SCTP]), any::<bool>())
@@ -481,7 +676,7 @@ mod tests {
     }
 
     fn is_of_pod(event: Event) -> bool {
-        matches!(event, Event::PodSegment(_) | Event::PodDatagram)
+        matches!(event, Event::PodSegment { .. } | Event::PodDatagram)
     }
 
     proptest! {
@@ -497,7 +692,37 @@ mod tests {
             events in vec(events().prop_filter("client", |e| !is_of_pod(*e)), 0..20),
         ) {
             let state = after(State::ABSENT, &events);
-            prop_assert!(matches!(state.phase, Phase::ABSENT | Phase::REQUESTED), "{:?}", state);
+            prop_assert_ne!(state.phase, Phase::ESTABLISHED, "{:?}", state);
+        }
+
+        /// A sender who guesses no number leaves an established TCP connection as it was, and its timeout too.
+        #[test]
+        fn no_sequence_of_forged_segments_changes_an_established_connection(
+            flags in vec(select(ALL_FLAGS.to_vec()), 1..20), client: bool, pod: bool,
+        ) {
+            let fin = |is_closed| if is_closed { ACK | FIN } else { ACK };
+            let before = State::established(fin(client), fin(pod));
+            let forged: Vec<_> = flags.into_iter().map(forged).collect();
+            let after = after(before, &forged);
+            prop_assert_eq!(after.pod_flags, before.pod_flags);
+            prop_assert_eq!(established_timeout_ns(after, TCP, false), established_timeout_ns(before, TCP, false));
+        }
+
+        /// A sender who guesses no number, and sees no reply that fits, gets no further than an entry that takes no reply.
+        #[test]
+        fn no_sequence_of_forged_segments_takes_a_reply_of_another_connection(
+            flags in vec((select(ALL_FLAGS.to_vec()), any::<bool>()), 1..20),
+        ) {
+            let mut state = State::ABSENT;
+            for (flags, is_of_pod) in flags {
+                let event = if is_of_pod { pod_elsewhere(flags) } else { forged(flags) };
+                let (next, action) = step(state, event);
+                if is_of_pod {
+                    prop_assert_eq!((next, action), (state, Action::Ignore));
+                }
+                prop_assert!(matches!(next.phase, Phase::ABSENT | Phase::REQUESTED));
+                state = next;
+            }
         }
 
         #[test]
@@ -506,8 +731,7 @@ mod tests {
             for event in events {
                 let (next, action) = step(state, event);
                 match action {
-                    Action::Ignore => prop_assert_eq!((state, next), (State::ABSENT, State::ABSENT)),
-                    Action::Keep => prop_assert_eq!(state, next),
+                    Action::Ignore | Action::Keep => prop_assert_eq!(state, next),
                     Action::Open => prop_assert_eq!(next, State::half_open(Phase::REQUESTED)),
                     Action::Store => prop_assert!(next.phase != state.phase && next.phase != Phase::ESTABLISHED),
                     Action::Refresh => {
@@ -522,6 +746,31 @@ mod tests {
                 }
                 state = next;
             }
+        }
+
+        /// Of a connection with other numbers, one segment in 4096 passes; of the same connection, each within the window.
+        #[test]
+        fn replies_within_the_window_are_admitted_and_no_others(
+            sequence: u32, acknowledgement: u32, ahead in 0..Numbers::WINDOW, behind in 1..=Numbers::WINDOW, far in Numbers::WINDOW..u32::MAX - Numbers::WINDOW,
+        ) {
+            let numbers = Segment::new(sequence, acknowledgement, ACK).numbers;
+            let reply = |acknowledged: u32, sent: u32| Segment::new(acknowledgement.wrapping_add(sent), sequence.wrapping_add(acknowledged), ACK);
+            prop_assert!(numbers.admit(reply(ahead, behind.wrapping_neg())));
+            prop_assert!(numbers.admit(reply(behind.wrapping_neg(), ahead)));
+            prop_assert!(!numbers.admit(reply(far, ahead)) && !numbers.admit(reply(ahead, far)));
+            let later = |sent: u32, acknowledged: u32| {
+                Segment::new(sequence.wrapping_add(sent), acknowledgement.wrapping_add(acknowledged), ACK).numbers
+            };
+            prop_assert!(numbers.is_near(later(ahead, behind.wrapping_neg())) && numbers.is_near(numbers));
+            prop_assert!(!numbers.is_near(later(far, ahead)) && !numbers.is_near(later(ahead, far)));
+        }
+
+        #[test]
+        fn keys_of_one_flow_differ_by_kind_and_number(flow: u64, a: u32, b: u32) {
+            prop_assert_ne!(handshake_key(flow, a), reply_key(flow, b));
+            prop_assert_ne!(handshake_key(flow, a), mid_stream_key(flow));
+            prop_assert_eq!(handshake_key(flow, a) == handshake_key(flow, b), a == b);
+            prop_assert_eq!(is_near_acknowledgement(a.wrapping_add(b), a), b < CLOSING_WINDOW || b >= CLOSING_WINDOW.wrapping_neg());
         }
     }
 }

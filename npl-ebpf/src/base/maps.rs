@@ -88,7 +88,7 @@ pub static LOOKUP_CACHE_V4: Array<CachedMappingV4, { CACHED_MAPPINGS as usize }>
 
 /// Written by the programs.
 #[btf_map(name = "npl_rcache_v4")]
-pub static REPLY_CACHE_V4: Array<CachedReply, { half_open::SLOTS as usize }> = Array::new();
+pub static REPLY_CACHE_V4: Array<CachedReply, { half_open::WORDS as usize }> = Array::new();
 
 /// Written by the programs.
 #[btf_map(name = "npl_stkseen_v4")]
@@ -149,7 +149,7 @@ pub static LOOKUP_CACHE_V6: Array<CachedMappingV6, { CACHED_MAPPINGS as usize }>
 
 /// Written by the programs.
 #[btf_map(name = "npl_rcache_v6")]
-pub static REPLY_CACHE_V6: Array<CachedReply, { half_open::SLOTS as usize }> = Array::new();
+pub static REPLY_CACHE_V6: Array<CachedReply, { half_open::WORDS as usize }> = Array::new();
 
 /// Written by the programs.
 #[btf_map(name = "npl_stkseen_v6")]

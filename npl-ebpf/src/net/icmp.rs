@@ -1,17 +1,25 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! ICMP errors, which quote the packet that they are about as it was where it was lost.
 
-use core::num::NonZeroUsize;
+use core::{mem::offset_of, num::NonZeroUsize};
 
-use aya_ebpf::programs::TcContext;
-use npl_common::reason::Reason;
+use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
+use npl_common::{
+    conntrack::{Numbers, Segment},
+    mapping::protocol,
+    reason::Reason,
+};
 
 use super::{
     family::{HeaderChain, HeaderLayout},
-    headers::{IcmpHeader, Ports, has_ports},
+    headers::{IcmpHeader, Ports, TcpHeader, has_ports},
     packet::Packet,
+    sctp,
 };
 use crate::base::{context, verdict::Verdict};
+
+const TCP_SEQUENCE: usize = offset_of!(TcpHeader, sequence);
+const TCP_ACKNOWLEDGEMENT: usize = offset_of!(TcpHeader, acknowledgement);
 
 /// An ICMP error about a packet with ports.
 pub struct IcmpError<F: HeaderLayout> {
@@ -44,4 +52,23 @@ pub fn parse_quote<F: HeaderLayout>(
         return Err(UNREADABLE);
     }
     Packet::from_chain(ctx, chain, sctp_end).ok_or(UNREADABLE)
+}
+
+/// The numbers of the quoted segment. TCP's sequence number is in every quote; a number that the quote does not have is 0.
+#[inline(always)]
+pub fn quoted_numbers<F: HeaderLayout>(ctx: &TcContext, quote: &Packet<F>) -> Numbers {
+    Numbers(load_numbers(context::skb(ctx), quote.headers.l4, quote.headers.protocol))
+}
+
+/// A function of its own: its callers have no stack left.
+#[inline(never)]
+fn load_numbers(skb: *mut __sk_buff, l4: usize, protocol: u8) -> u64 {
+    let ctx = &TcContext::new(skb);
+    let word = |offset| context::load::<u32>(ctx, l4 + offset).map_or(0, u32::from_be);
+    let segment = match protocol {
+        protocol::TCP => Segment::new(word(TCP_SEQUENCE), word(TCP_ACKNOWLEDGEMENT), 0),
+        protocol::SCTP => Segment::new(word(sctp::INITIATE_TAG).wrapping_sub(1), word(sctp::VERIFICATION_TAG), 0),
+        _ => Segment::DATAGRAM,
+    };
+    segment.numbers.0
 }

@@ -4,12 +4,12 @@
 use core::num::NonZeroUsize;
 
 use aya_ebpf::programs::TcContext;
-use npl_common::{mapping::protocol, reason::Reason};
+use npl_common::{conntrack::Segment, mapping::protocol, reason::Reason};
 
 use super::{
     family::{HeaderChain, HeaderLayout, Headers},
     headers::{Ports, TcpHeader, UdpHeader, has_ports},
-    sctp::{self, Chunk},
+    sctp,
 };
 use crate::base::{
     context::{self, Access},
@@ -25,17 +25,19 @@ pub struct Packet<F: HeaderLayout> {
     /// End of the datagram that the transport header belongs to. `None` on the fast path, which does not need it, for a TCP header that
     /// is cut off, and for a first SCTP fragment whose datagram length is unknown.
     pub end: Option<NonZeroUsize>,
-    flags: Flags,
+    /// Bytes of a TCP header; 0 for other protocols and off the fast path.
+    header_length: u8,
+    /// Whether the fast path's transport header is cut off.
+    is_truncated: bool,
+    /// Flags and numbers of the fast path's TCP segment.
+    segment: Segment,
 }
 
-/// TCP flags, or the mark that the transport header is cut off: one word, see [`crate::base::verdict::Verdict`].
-#[derive(Clone, Copy)]
-struct Flags(u16);
-
-impl Flags {
-    const TRUNCATED: Self = Self(1 << 8);
-    /// Not read at parse time.
-    const UNREAD: Self = Self(1 << 9);
+impl TcpHeader {
+    #[inline(always)]
+    const fn segment(&self) -> Segment {
+        Segment::new(u32::from_be(self.sequence), u32::from_be(self.acknowledgement), self.flags)
+    }
 }
 
 impl<F: HeaderLayout> Packet<F> {
@@ -44,16 +46,18 @@ impl<F: HeaderLayout> Packet<F> {
     pub fn parse<const L2: usize>(ctx: &impl Access) -> Result<Self, Unparsed> {
         let headers = F::locate::<L2>(ctx)?;
         let whole = if headers.protocol == protocol::TCP {
-            F::read_transport::<TcpHeader, L2>(ctx).map(|header| (header.ports, Flags(header.flags as u16)))
+            F::read_transport::<TcpHeader, L2>(ctx)
+                .map(|header| (header.ports, header.segment(), header.length() as u8))
         } else {
-            F::read_transport::<UdpHeader, L2>(ctx).map(|header| (header.ports, Flags(0)))
+            F::read_transport::<UdpHeader, L2>(ctx).map(|header| (header.ports, Segment::DATAGRAM, 0))
         };
-        let (ports, flags) = match whole {
+        let is_truncated = whole.is_none();
+        let (ports, segment, header_length) = match whole {
             Some(whole) => whole,
             // Without a whole header the packet is rare: the helper takes less code than direct access.
-            None => (ctx.load::<Ports>(headers.l4).ok_or(Unparsed::Unrelated)?, Flags::TRUNCATED),
+            None => (ctx.load::<Ports>(headers.l4).ok_or(Unparsed::Unrelated)?, Segment::DATAGRAM, 0),
         };
-        Ok(Self { l3: L2, headers, ports, end: None, flags })
+        Ok(Self { l3: L2, headers, ports, end: None, header_length, is_truncated, segment })
     }
 
     /// Parses the transport header behind a chain. `sctp_end` gives the end of the datagram that a first SCTP fragment belongs to.
@@ -74,7 +78,8 @@ impl<F: HeaderLayout> Packet<F> {
             (true, protocol::TCP) if chain.headers.l4 + size_of::<TcpHeader>() > chain.end => None,
             (true, _) => NonZeroUsize::new(chain.end),
         };
-        Some(Self { l3: chain.l3, headers: chain.headers, ports, end, flags: Flags::UNREAD })
+        let (header_length, is_truncated, segment) = (0, false, Segment::DATAGRAM);
+        Some(Self { l3: chain.l3, headers: chain.headers, ports, end, header_length, is_truncated, segment })
     }
 
     /// The same packet with other TTL fields.
@@ -83,24 +88,33 @@ impl<F: HeaderLayout> Packet<F> {
         Self { headers: Headers { ttl_fields, ..self.headers }, ..*self }
     }
 
-    /// TCP flags, or those with the meaning of an SCTP chunk, or 0 for UDP. `Err` if the packet cannot be translated: its transport
-    /// header is cut off, or its SCTP datagram's length is unknown.
+    /// Flags and numbers of a TCP segment, or an SCTP packet in its terms: see [`Segment`]. `Err` if the packet cannot be translated: its
+    /// transport header is cut off, or its SCTP datagram's length is unknown.
     #[inline(always)]
-    pub fn tcp_flags(&self, ctx: &impl Access) -> Result<u8, Reason> {
+    pub fn segment(&self, ctx: &impl Access) -> Result<Segment, Reason> {
         if self.headers.is_fast_path {
-            return if self.flags.0 == Flags::TRUNCATED.0 { Err(Reason::Truncated) } else { Ok(self.flags.0 as u8) };
+            return if self.is_truncated { Err(Reason::Truncated) } else { Ok(self.segment) };
         }
         let l4 = self.headers.l4;
-        let flags = match self.headers.protocol {
+        let segment = match self.headers.protocol {
             protocol::TCP if self.end.is_none() => None,
-            protocol::TCP => ctx.load::<TcpHeader>(l4).map(|header| header.flags),
+            protocol::TCP => ctx.load::<TcpHeader>(l4).map(|header| header.segment()),
             protocol::SCTP => {
                 let end = self.end.ok_or(Reason::SctpFragment)?;
-                sctp::first_chunk(ctx, l4, end.get()).map(Chunk::tcp_flags)
+                sctp::segment(ctx, l4, end.get())
             }
-            _ => ctx.load::<UdpHeader>(l4).map(|_| 0),
+            _ => ctx.load::<UdpHeader>(l4).map(|_| Segment::DATAGRAM),
         };
-        flags.ok_or(Reason::Truncated)
+        segment.ok_or(Reason::Truncated)
+    }
+
+    /// Bytes that a SYN of the fast path carries beside its header (TCP Fast Open), with the link's padding.
+    #[inline(always)]
+    pub fn syn_payload(&self, ctx: &impl Access) -> u32 {
+        if self.header_length == 0 {
+            return 0;
+        }
+        ctx.length().saturating_sub(self.headers.l4 as u32 + u32::from(self.header_length))
     }
 
     /// Copies the beginning of the transport header.

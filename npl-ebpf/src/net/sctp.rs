@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! SCTP packets (RFC 9260): a common header, then chunks.
 
+use core::mem::offset_of;
+
 use aya_ebpf::programs::TcContext;
+use npl_common::conntrack::Segment;
 
 use super::headers::{Ports, tcp_flag};
 use crate::base::context::{self, Access};
@@ -52,11 +55,32 @@ impl Chunk {
 /// Linux 6.12 finds no end of a loop in a program without `CAP_PERFMON`, since it also follows mispredicted branches.
 const MAX_CHUNKS: usize = 6;
 
-/// The first chunk of a packet that ends at `end`.
+/// The beginning of an INIT or INIT ACK chunk. Words are as loaded.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Init {
+    chunk: Chunk,
+    tag: u32,
+}
+
+/// Offset of the verification tag.
+pub const VERIFICATION_TAG: usize = offset_of!(SctpHeader, tag);
+/// Offset of the initiate tag of a packet that begins with an INIT or INIT ACK chunk.
+pub const INITIATE_TAG: usize = size_of::<SctpHeader>() + offset_of!(Init, tag);
+
+/// A packet that ends at `end` in terms of TCP, by its first chunk: an initiate tag is a SYN's number plus one, and the verification tag
+/// acknowledges it. `None` if it has no chunk.
 #[inline(always)]
-pub fn first_chunk(ctx: &impl Access, l4: usize, end: usize) -> Option<Chunk> {
+pub fn segment(ctx: &impl Access, l4: usize, end: usize) -> Option<Segment> {
     let offset = l4 + size_of::<SctpHeader>();
-    if offset + size_of::<Chunk>() > end { None } else { ctx.load(offset) }
+    if offset + size_of::<Chunk>() > end {
+        return None;
+    }
+    let flags = ctx.load::<Chunk>(offset)?.tcp_flags();
+    let acknowledgement = u32::from_be(ctx.load::<SctpHeader>(l4)?.tag);
+    let init = if flags & tcp_flag::SYN != 0 { ctx.load::<Init>(offset) } else { None };
+    let sequence = init.map_or(0, |init| u32::from_be(init.tag).wrapping_sub(1));
+    Some(Segment::new(sequence, acknowledgement, flags))
 }
 
 /// The likely end of the packet whose first fragment ends at `end`: where the chunk ends that the fragment cuts. 0 if no chunk is cut,

@@ -32,6 +32,6 @@ fn observe_family<F: Family, const L2: usize>(ctx: &TcContext) -> Option<()> {
     let client_port = u16::from_be(packet.ports.source);
     let tuple = FlowTuple::<F> { client: packet.headers.source, client_port, pod, pod_port };
     let hash = tuple.hash(CONFIG.get(0)?.seed, protocol);
-    stack_seen::record::<F, false>(hash, endpoint.generation, packet.tcp_flags(ctx).ok()?);
+    stack_seen::record::<F, false>(hash, endpoint.generation, packet.segment(ctx).ok()?.flags);
     Some(())
 }

@@ -3,6 +3,7 @@
 
 use aya_ebpf::programs::TcContext;
 use npl_common::{
+    conntrack::Segment,
     fragment_buffer::{SAVED, SavedFrame},
     half_open,
     mapping::Endpoint,
@@ -16,6 +17,7 @@ use crate::{
         rewrite::{self, SOURCE},
     },
     base::{
+        cell::Cell,
         maps::{CONFIG, FRAGMENT_BUFFER},
         mode::{OBSERVE, OFFLOAD, REDIRECT},
         stats,
@@ -41,7 +43,7 @@ use crate::{
 struct Reply<'k, F: Family> {
     flow: Flow<'k, F>,
     tuple: FlowTuple<F>,
-    tcp_flags: u8,
+    segment: Segment,
 }
 
 /// Replies, forwarded in this `MODE`: see [`crate::base::mode`].
@@ -81,13 +83,13 @@ impl<const MODE: u8> Hook for Replies<MODE> {
         if Self::AT_POD && !redirect::is_from_pod(ctx, &packet.headers) {
             return Verdict::UNRELATED;
         }
-        let tcp_flags = match packet.tcp_flags(ctx) {
-            Ok(flags) => flags,
+        let segment = match packet.segment(ctx) {
+            Ok(segment) => segment,
             Err(_) if Self::AT_POD => return Verdict::UNRELATED,
             Err(reason) => return Verdict::pass(reason),
         };
-        let reply = Reply { flow, tuple, tcp_flags };
-        let is_offloaded = || stack_seen::is_offloaded::<F, true>(reply.flow.hash, endpoint.generation, tcp_flags);
+        let reply = Reply { flow, tuple, segment };
+        let is_offloaded = || stack_seen::is_offloaded::<F, true>(reply.flow.hash, endpoint.generation, segment.flags);
         if MODE == OFFLOAD && !is_offloaded() {
             return Verdict::UNRELATED;
         }
@@ -147,8 +149,10 @@ impl<const MODE: u8> Hook for Replies<MODE> {
         let Some(config) = CONFIG.get(0) else { return Verdict::UNRELATED };
         let key = F::flow_key(&tuple, protocol);
         let Some(flow) = Flow::new(config.seed, &tuple, protocol, &key) else { return Verdict::UNRELATED };
-        // The error changes no entry: its sender is not authenticated.
-        let Some(ResolvedFlow { nat, .. }) = ResolvedFlow::of(&Reply { flow, tuple, tcp_flags: 0 }, &sender) else {
+        // The reply that would answer the quoted segment. The error changes no entry: its sender is not authenticated.
+        let quoted = Segment { numbers: icmp::quoted_numbers(ctx, &quote), flags: 0 };
+        let segment = Segment::new(quoted.acknowledgement(), quoted.sequence().wrapping_add(1), tcp_flag::ACK);
+        let Some(ResolvedFlow { nat, .. }) = ResolvedFlow::of(&Reply { flow, tuple, segment }, &sender) else {
             return if MODE == REDIRECT { Verdict::UNRELATED } else { Verdict::pass(Reason::UntrackedReply) };
         };
         let to_client = || redirect::to_client::<F, L2>(ctx, &outer.headers, nat.addr, Ports::NONE);
@@ -211,33 +215,42 @@ struct ResolvedFlow<F: Family> {
     source: FlowSource,
     /// The flow table's entry; otherwise unused memory of that size.
     table_entry: *mut F::FlowEntry,
-    /// The half-open cache's entry; otherwise 0.
-    entry: u64,
+    /// The half-open cache's entry; otherwise the flow's own slot.
+    half_open: Cell<u64>,
     nat: NatAddress<F>,
 }
 
 impl<F: Family> ResolvedFlow<F> {
     #[inline(always)]
     fn of(reply: &Reply<'_, F>, Sender { endpoint, entry }: &Sender) -> Option<Self> {
+        let own_slot = reply.flow.own_slot();
         if *entry != 0
-            && reply.tcp_flags & tcp_flag::OPENS_OR_ENDS == 0
+            && reply.segment.flags & tcp_flag::OPENS_OR_ENDS == 0
             && let Some(addr) = F::node_address(half_open::address_index(*entry))
         {
             let nat = NatAddress { addr, addr_index: 0, port: half_open::node_port(*entry) };
-            return Some(Self { source: FlowSource::ReplyCache, table_entry: Self::unused()?, entry: 0, nat });
+            return Some(Self {
+                source: FlowSource::ReplyCache,
+                table_entry: Self::unused()?,
+                half_open: own_slot,
+                nat,
+            });
         }
-        let is_direct = reply.flow.is_direct_handshake(reply.tcp_flags);
-        if let Some(table_entry) = reply.flow.entry_of_reply(reply.tcp_flags, endpoint.generation, is_direct) {
-            let nat = conntrack::established_nat::<F>(table_entry);
-            return Some(Self { source: FlowSource::FlowTable, table_entry, entry: 0, nat });
+        let opening = reply.flow.opening_of_reply(reply.segment);
+        if opening.is_none() {
+            if let Some(table_entry) = reply.flow.entry_of_reply(reply.segment, endpoint.generation) {
+                let nat = conntrack::established_nat::<F>(table_entry);
+                return Some(Self { source: FlowSource::FlowTable, table_entry, half_open: own_slot, nat });
+            }
+            if reply.segment.flags & tcp_flag::SYN != 0 {
+                // The Pod accepts or opens a direct connection: the mapped one with this tuple is over.
+                reply.flow.remove();
+                return None;
+            }
         }
-        if is_direct {
-            reply.flow.remove();
-            return None;
-        }
-        let entry = reply.flow.half_open_of_reply(reply.tcp_flags)?;
-        let nat = half_open_slots::half_open_nat(entry, &reply.tuple, reply.flow.protocol, endpoint)?;
-        Some(Self { source: FlowSource::HalfOpenCache, table_entry: Self::unused()?, entry, nat })
+        let half_open = opening.or_else(|| reply.flow.half_open_of_reply(reply.segment))?;
+        let nat = half_open_slots::half_open_nat(half_open.load(), &reply.tuple, reply.flow.protocol, endpoint)?;
+        Some(Self { source: FlowSource::HalfOpenCache, table_entry: Self::unused()?, half_open, nat })
     }
 
     #[inline(always)]
@@ -257,17 +270,17 @@ impl<F: Family> ResolvedFlow<F> {
         endpoint: &Endpoint,
         epoch: Epoch,
     ) -> Transition {
-        let Reply { flow, tcp_flags, .. } = reply;
+        let Reply { flow, segment, .. } = reply;
         if self.source == FlowSource::HalfOpenCache {
-            return flow.track_half_open_reply(*tcp_flags, self.entry, &self.nat, endpoint);
+            return flow.track_half_open_reply(*segment, self.half_open, &self.nat, endpoint);
         }
         if MODE == OBSERVE {
-            stack_seen::record::<F, true>(flow.hash, endpoint.generation, *tcp_flags);
+            stack_seen::record::<F, true>(flow.hash, endpoint.generation, segment.flags);
         }
         if self.source == FlowSource::FlowTable
-            && flow.track_established_reply(self.table_entry, *tcp_flags)
+            && flow.track_established_reply(self.table_entry, *segment)
             && CACHES_REPLY
-            && tcp_flags & tcp_flag::OPENS_OR_ENDS == 0
+            && segment.flags & tcp_flag::OPENS_OR_ENDS == 0
         {
             flow.cache_reply(epoch, endpoint, &self.nat);
         }

@@ -15,7 +15,13 @@ use crate::{
         redirect::{self, NextHop},
         rewrite::{self, DESTINATION},
     },
-    base::{context::Access, maps::CONFIG, mode::OFFLOAD, stats, verdict::Verdict},
+    base::{
+        context::Access,
+        maps::CONFIG,
+        mode::{OFFLOAD, STACK},
+        stats,
+        verdict::Verdict,
+    },
     net::{
         family::HeaderChain,
         headers::IcmpHeader,
@@ -53,7 +59,10 @@ impl<const MODE: u8> Hook for Requests<MODE> {
         packet: &Packet<F>,
         on_nat: impl FnOnce(&NatAddress<F>),
     ) -> Verdict {
-        let Accepted { backend, next_hop, is_offloaded } = match accept::<F, MODE>(ctx, packet, on_nat) {
+        // The slow path has no stack to keep the next hop on, and looks it up later.
+        let accepted =
+            if FAST_PATH { accept::<F, MODE>(ctx, packet, on_nat) } else { accept::<F, STACK>(ctx, packet, on_nat) };
+        let Accepted { backend, next_hop, is_offloaded } = match accepted {
             Ok(accepted) => accepted,
             Err(verdict) => {
                 track_direct(packet, |config| FAST_PATH && xdp::translates_before(config, ctx));
@@ -63,7 +72,8 @@ impl<const MODE: u8> Hook for Requests<MODE> {
         let next_hop = if MODE == OFFLOAD && !is_offloaded {
             NextHop::stack(&packet.headers)
         } else {
-            redirect::to_pod::<F, MODE, L2>(ctx, &packet.headers, backend.addr, || next_hop)
+            let lookup = || if FAST_PATH { next_hop } else { F::next_hop(backend.addr) };
+            redirect::to_pod::<F, MODE, L2>(ctx, &packet.headers, backend.addr, lookup)
         };
         let packet = packet.with(next_hop.ttl_fields);
         redirect::forward(
@@ -105,7 +115,7 @@ impl<const MODE: u8> Hook for Requests<MODE> {
         if host_connection::is_host_connection(config, &tuple, protocol) {
             // The same variable for both tuples: the stack has no room for another.
             (tuple.pod, tuple.pod_port) = (backend.addr, backend.port);
-            if !conntrack::has_flow(config, &tuple, protocol) {
+            if !conntrack::has_flow(config.seed, &tuple, protocol, icmp::quoted_numbers(ctx, &quote)) {
                 return Verdict::pass(Reason::HostConnection);
             }
         }
@@ -153,9 +163,9 @@ pub fn accept<F: Family, const MODE: u8>(
         on_nat(&nat);
         return Err(Verdict::drop(Reason::SourceRefused));
     }
-    let tcp_flags = packet.tcp_flags(ctx).map_err(Verdict::pass)?;
+    let segment = packet.segment(ctx).map_err(Verdict::pass)?;
 
-    let request = Request { nat, generation: backend.generation, ifindex: ctx.ifindex(), tcp_flags };
+    let request = Request { nat, generation: backend.generation, segment };
     let client_port = u16::from_be(packet.ports.source);
     let tuple =
         FlowTuple::<F> { client: packet.headers.source, client_port, pod: backend.addr, pod_port: backend.port };
@@ -165,8 +175,8 @@ pub fn accept<F: Family, const MODE: u8>(
         let tuple = FlowTuple::<F> { pod: request.nat.addr, pod_port: node_port, ..tuple };
         host_connection::is_host_connection(config, &tuple, protocol)
     };
-    let transition = if conntrack::opens_handshake(tcp_flags) {
-        conntrack::open_handshake(hash, protocol, &request)
+    let transition = if segment.is_syn() {
+        conntrack::open_handshake(hash, &request, packet.syn_payload(ctx))
     } else {
         let flow = Flow::<F>::with_hash(hash, protocol, &key).ok_or(Verdict::UNRELATED)?;
         flow.track_request(&request, is_host_connection)
@@ -184,7 +194,7 @@ pub fn accept<F: Family, const MODE: u8>(
         stats.established_flows += u64::from(transition == Transition::Established);
     });
     on_nat(&request.nat);
-    let is_offloaded = MODE == OFFLOAD && stack_seen::is_offloaded::<F, false>(hash, backend.generation, tcp_flags);
+    let is_offloaded = MODE == OFFLOAD && stack_seen::is_offloaded::<F, false>(hash, backend.generation, segment.flags);
     Ok(Accepted { backend, next_hop, is_offloaded })
 }
 

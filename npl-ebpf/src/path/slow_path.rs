@@ -193,12 +193,13 @@ fn judge_unreadable<F: Family, const L2: usize>(skb: *mut __sk_buff) -> i32 {
 #[inline(never)]
 fn record_leaving<F: Family, const L2: usize>(skb: *mut __sk_buff) -> i32 {
     let ctx = &TcContext::new(skb);
-    let packet =
-        F::parse_chain(ctx, L2).and_then(|chain| Packet::from_chain(ctx, chain, sctp_reassembly::datagram_end));
-    if let Some(packet) = packet {
-        // A packet that is cut off ahead of its flags counts as one without RST.
-        host_connection::record_leaving(&packet, packet.tcp_flags(ctx).unwrap_or(0));
-    }
+    let Some(chain) = F::parse_chain(ctx, L2) else { return Verdict::UNRELATED.into_action() };
+    let Some(packet) = Packet::from_chain(ctx, chain, sctp_reassembly::datagram_end) else {
+        return Verdict::UNRELATED.into_action();
+    };
+    // A packet that is cut off ahead of its flags counts as one without any.
+    let tcp_flags = packet.segment(ctx).map_or(0, |segment| segment.flags);
+    host_connection::record_leaving(&packet, tcp_flags);
     Verdict::UNRELATED.into_action()
 }
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Connection tracking for reverse NAT. A lost entry is recreated by the client's next packet; requests never need one.
 //!
-//! The transitions are those of [`npl_common::conntrack`]; this module finds the entry that an event is about, and carries the action
-//! out. A flow tuple can have two entries: that of its flow, in the half-open cache or the flow table, and that of a handshake, which
-//! the client's SYN opens in slots of its own and which takes nothing from the flow until the Pod accepts it.
+//! The transitions are those of [`npl_common::conntrack`]; this module finds the entry that an event is about, decides whether the
+//! packet's numbers prove it, and carries the action out. A flow tuple can have several entries: that of its flow, in the half-open cache
+//! or the flow table, and those of handshakes, which take nothing from the flow until the Pod accepts one.
 
 use npl_common::{
-    config::Config,
     conntrack::{
-        Action, Event, Phase, State, belongs_to_handshake, is_direct_handshake, is_handshake_reply, is_syn, step,
+        Action, Event, Numbers, Phase, Segment, State, handshake_key, is_handshake_reply, is_near_acknowledgement,
+        mid_stream_key, reply_key, step,
     },
     flow::{FlowState, REFRESH_INTERVAL_JIFFIES},
     half_open,
@@ -47,8 +47,7 @@ pub struct Flow<'k, F: Family> {
 pub struct Request<F: Family> {
     pub nat: NatAddress<F>,
     pub generation: u32,
-    pub ifindex: u32,
-    pub tcp_flags: u8,
+    pub segment: Segment,
 }
 
 /// How a request changed the flow, for the counters.
@@ -61,26 +60,40 @@ pub enum Transition {
     HostConnection,
 }
 
-/// Opens a handshake for a client's SYN, or finds the one in progress.
+/// Opens a handshake for a client's SYN, or finds the one in progress. `payload` is the number of bytes that the SYN carries.
 ///
-/// No other entry is read: a SYN flood costs little, and a forged SYN takes nothing from an established connection.
+/// No other entry is read: a SYN flood costs little, and a forged SYN takes nothing from an established connection. Each SYN has an entry of
+/// its own, so that a forged one takes nothing from another handshake of the tuple either.
 #[inline(always)]
-pub fn open_handshake<F: Family>(hash: u64, protocol: u8, request: &Request<F>) -> Transition {
-    let slots = (half_open::handshake_slot(hash), half_open::second_handshake_slot(hash));
-    let Some((slot, _)) = slots::find::<F>(hash, slots) else { return Transition::Unchanged };
+pub fn open_handshake<F: Family>(hash: u64, request: &Request<F>, payload: u32) -> Transition {
+    let acknowledgement = request.segment.sequence().wrapping_add(1);
+    let (flags, nat) = (request.segment.flags, &request.nat);
+    if payload != 0 {
+        // TCP Fast Open: the Pod acknowledges the payload with the SYN, or the SYN alone.
+        let second = handshake_key(hash, acknowledgement.wrapping_add(payload));
+        open::<F>(second, flags, nat.addr_index, nat.port);
+    }
+    let is_new = open::<F>(handshake_key(hash, acknowledgement), flags, nat.addr_index, nat.port);
+    if is_new { Transition::New } else { Transition::Unchanged }
+}
+
+/// Opens a handshake; whether it is a new one.
+#[inline(never)]
+fn open<F: Family>(key: u64, flags: u8, addr_index: u8, node_port: u16) -> bool {
+    let Some((slot, _)) = slots::of_handshake::<F>(key) else { return false };
     let entry = slot.load();
     let phase = half_open::phase(entry);
-    let same = half_open::entry(hash, phase, request.nat.addr_index, request.nat.port);
+    let same = half_open::entry(key, phase, addr_index, node_port);
     let state = State::half_open(if entry == same { phase } else { Phase::ABSENT });
-    let (state, action) = step(state, Event::from_client(protocol, request.tcp_flags));
+    let (state, action) = step(state, Event::ClientSegment { flags, is_proven: false });
     if action != Action::Open {
-        return Transition::Unchanged;
+        return false;
     }
-    if entry != same && half_open::matches(entry, hash) {
+    if entry != same && half_open::matches(entry, key) {
         count_reason(Reason::TupleConflict as u32);
     }
-    slot.store(half_open::entry(hash, state.phase, request.nat.addr_index, request.nat.port));
-    Transition::New
+    slot.store(half_open::entry(key, state.phase, addr_index, node_port));
+    true
 }
 
 impl<'k, F: Family> Flow<'k, F> {
@@ -93,7 +106,7 @@ impl<'k, F: Family> Flow<'k, F> {
     /// The same, with the hash known.
     #[inline(always)]
     pub fn with_hash(hash: u64, protocol: u8, key: &'k F::FlowKey) -> Option<Self> {
-        let (entry, slot) = slots::find::<F>(hash, (half_open::slot(hash), half_open::second_slot(hash)))?;
+        let (entry, slot) = slots::of_flow::<F>(hash)?;
         Some(Self { key, protocol, hash, entry, slot })
     }
 
@@ -103,10 +116,12 @@ impl<'k, F: Family> Flow<'k, F> {
         F::flow_entry(self.key)
     }
 
-    /// Whether the flow has an entry of any kind.
+    /// Whether the flow has an entry, but for that of a handshake in progress, which only its numbers find.
     #[inline(always)]
     pub fn has_entry(&self) -> bool {
-        self.half_open().is_some() || self.handshake().is_some() || self.table_entry().is_some()
+        self.half_open().is_some()
+            || self.table_entry().is_some()
+            || slots::find_handshake::<F>(mid_stream_key(self.hash)).is_some()
     }
 
     /// Removes the entries of a flow whose handshake the Pod refused after the client had completed it.
@@ -127,8 +142,7 @@ impl<'k, F: Family> Flow<'k, F> {
         if is_in_cache {
             self.entry.store(0);
         }
-        let was_opening = self.set_handshake(0);
-        if F::remove_flow(self.key).is_some() || is_in_cache || was_opening {
+        if F::remove_flow(self.key).is_some() || is_in_cache {
             count_reason(Reason::TupleConflict as u32);
         }
     }
@@ -144,7 +158,13 @@ impl<'k, F: Family> Flow<'k, F> {
         }
     }
 
-    /// The flow's entry in the half-open cache, if it has the slot.
+    /// The flow's own slot of the half-open cache, which another flow's entry may have.
+    #[inline(always)]
+    pub const fn own_slot(&self) -> Cell<u64> {
+        self.entry
+    }
+
+    /// The flow's entry in its own slot of the half-open cache.
     #[inline(always)]
     pub fn half_open(&self) -> Option<u64> {
         let entry = self.entry.load();
@@ -181,43 +201,36 @@ impl<'k, F: Family> Flow<'k, F> {
         let entry = self.entry.load();
         let phase = half_open::phase(entry);
         if entry == self.entry_of(phase, &request.nat) && phase.is(Phase::ESTABLISHED) {
-            if request.tcp_flags & tcp_flag::OPENS_OR_ENDS == 0 {
+            if request.segment.flags & tcp_flag::OPENS_OR_ENDS == 0 {
                 return Transition::Unchanged;
             }
         } else {
-            // The handshake is looked up only where the flow's own slot has nothing.
-            let opened = if half_open::matches(entry, self.hash) { Some(entry) } else { self.handshake() };
-            if let Some(opened) = opened
-                && opened == self.entry_of(half_open::phase(opened), &request.nat)
-                && half_open::phase(opened).is_opening()
-            {
-                return self.track_half_open(request, opened);
+            // Handshakes are looked up only where the flow's own slot has nothing.
+            let is_own = half_open::matches(entry, self.hash);
+            let opened =
+                if is_own { Some((self.entry, self.hash)) } else { self.handshake_of_request(&request.segment) };
+            if let Some((slot, key)) = opened {
+                let phase = half_open::phase(slot.load());
+                let same = half_open::entry(key, phase, request.nat.addr_index, request.nat.port);
+                if slot.load() == same && phase.is_opening() {
+                    return self.track_half_open(request, slot, phase);
+                }
             }
         }
         self.track_by_table(request, entry, is_host_connection)
     }
 
-    /// Tracks a client's packet on a flow that it has opened.
+    /// Tracks a client's packet on a half-open entry that its numbers prove.
     #[inline(always)]
-    fn track_half_open(&self, request: &Request<F>, entry: u64) -> Transition {
-        let state = State::half_open(half_open::phase(entry));
-        let (state, action) = step(state, Event::from_client(self.protocol, request.tcp_flags));
+    fn track_half_open(&self, request: &Request<F>, slot: Cell<u64>, phase: Phase) -> Transition {
+        let event = Event::from_client(self.protocol, request.segment.flags, true);
+        let (state, action) = step(State::half_open(phase), event);
         match action {
             Action::Store => {
-                self.set_half_open(0, half_open::with_phase(entry, state.phase));
+                slot.store(half_open::with_phase(slot.load(), state.phase));
                 Transition::Unchanged
             }
-            Action::Establish => {
-                if let Some(cached) = F::cached_reply(self.slot) {
-                    // The cached reply is of the tuple's previous connection.
-                    lookup_cache::invalidate_reply(cached);
-                }
-                let transition = self.establish(request);
-                if transition == Transition::Established {
-                    self.set_handshake(0);
-                }
-                transition
-            }
+            Action::Establish => self.establish_and_clear(request),
             Action::Ignore | Action::Keep | Action::Open | Action::Refresh | Action::Remove => Transition::Unchanged,
         }
     }
@@ -235,7 +248,7 @@ impl<'k, F: Family> Flow<'k, F> {
             let is_same =
                 field!(state, node_port).load() == request.nat.port && F::nat_address(entry) == request.nat.addr;
             if is_same && field!(state, generation).load() == request.generation {
-                refresh(state, Event::from_client(self.protocol, request.tcp_flags));
+                self.refresh_by_client(state, request.segment);
                 if cached == 0 {
                     // An empty slot is taken for speed; another flow's entry may be half-open and stays.
                     self.entry.store(self.entry_of(Phase::ESTABLISHED, &request.nat));
@@ -249,7 +262,7 @@ impl<'k, F: Family> Flow<'k, F> {
                 }
             }
             // SAFETY: see `Family::flow_entry`; a reader that meets a half-written entry translates one packet by the old address.
-            unsafe { entry.write(new_entry::<F>(request)) };
+            unsafe { entry.write(new_entry::<F>(self.protocol, request)) };
             if half_open::matches(cached, self.hash) {
                 // Otherwise the cached NAT address would hide the new one from the next request.
                 self.entry.store(self.entry_of(Phase::ESTABLISHED, &request.nat));
@@ -259,7 +272,15 @@ impl<'k, F: Family> Flow<'k, F> {
         if is_host_connection() {
             return Transition::HostConnection;
         }
-        let (state, action) = step(State::ABSENT, Event::from_client(self.protocol, request.tcp_flags));
+        if self.protocol == protocol::TCP {
+            return self.track_mid_stream(request, half_open::matches(cached, self.hash));
+        }
+        let flags = if request.segment.flags & tcp_flag::OPENS_OR_ENDS == tcp_flag::FIN {
+            request.segment.flags | tcp_flag::ACK
+        } else {
+            request.segment.flags
+        };
+        let (state, action) = step(State::ABSENT, Event::from_client(self.protocol, flags, false));
         if action == Action::Open {
             self.entry.store(self.entry_of(state.phase, &request.nat));
             return Transition::New;
@@ -267,10 +288,62 @@ impl<'k, F: Family> Flow<'k, F> {
         Transition::Unchanged
     }
 
+    /// Tracks a client's segment of a TCP connection without an entry: the entry that it opens takes a reply whose numbers are near its own.
+    /// `is_known` says that the flow's own slot has the flow by another NAT address, which stays.
+    #[inline(always)]
+    fn track_mid_stream(&self, request: &Request<F>, is_known: bool) -> Transition {
+        if is_known {
+            count_reason(Reason::TupleConflict as u32);
+            return Transition::Unchanged;
+        }
+        let key = mid_stream_key(self.hash);
+        let Some((slot, index)) = slots::of_handshake::<F>(key) else { return Transition::Unchanged };
+        let (entry, nat) = (slot.load(), &request.nat);
+        let phase = half_open::phase(entry);
+        let is_same = entry == half_open::entry(key, phase, nat.addr_index, nat.port);
+        let state = State::half_open(if is_same { phase } else { Phase::ABSENT });
+        let is_proven = is_same
+            && stored_numbers::<F>(key, entry, index).is_some_and(|numbers| numbers.is_near(request.segment.numbers));
+        let (next, action) = step(state, Event::from_client(self.protocol, request.segment.flags, is_proven));
+        if action == Action::Establish {
+            return self.establish_and_clear(request);
+        }
+        if !request.segment.is_mid_stream() || !next.phase.is(Phase::REQUESTED) {
+            return Transition::Unchanged;
+        }
+        let entry = half_open::entry(key, Phase::REQUESTED, nat.addr_index, nat.port);
+        if let Some(cached) = F::cached_reply(index) {
+            let numbers = request.segment.numbers;
+            cached.store(numbers.0);
+            cached.at(1).store(numbers.checksum(key, entry));
+        }
+        if action == Action::Open {
+            slot.store(entry);
+            return Transition::New;
+        }
+        Transition::Unchanged
+    }
+
+    #[inline(always)]
+    fn establish_and_clear(&self, request: &Request<F>) -> Transition {
+        if let Some(cached) = F::cached_reply(self.slot) {
+            // The cached reply is of the tuple's previous connection.
+            lookup_cache::invalidate_reply(cached);
+        }
+        let transition = self.establish(request);
+        if transition == Transition::Established && has_handshake(self.protocol) {
+            let (sequence, acknowledgement) = (request.segment.sequence(), request.segment.acknowledgement());
+            slots::remove_handshake::<F>(reply_key(self.hash, acknowledgement));
+            slots::remove_handshake::<F>(handshake_key(self.hash, sequence));
+            slots::remove_handshake::<F>(mid_stream_key(self.hash));
+        }
+        transition
+    }
+
     /// Moves the flow from the half-open cache to the flow table.
     #[inline(always)]
     pub fn establish(&self, request: &Request<F>) -> Transition {
-        if F::insert_flow(self.key, &new_entry::<F>(request)).is_none() {
+        if F::insert_flow(self.key, &new_entry::<F>(self.protocol, request)).is_none() {
             count_reason(Reason::FlowTableFull as u32);
             return Transition::Unchanged;
         }
@@ -278,103 +351,151 @@ impl<'k, F: Family> Flow<'k, F> {
         Transition::Established
     }
 
-    /// Tracks a Pod's packet on a flow in the half-open cache.
+    /// Tracks a Pod's packet on a half-open entry that its numbers prove.
     #[inline(always)]
     pub fn track_half_open_reply(
         &self,
-        tcp_flags: u8,
-        entry: u64,
+        reply: Segment,
+        slot: Cell<u64>,
         nat: &NatAddress<F>,
         endpoint: &Endpoint,
     ) -> Transition {
+        let entry = slot.load();
         // An established entry here is one that the flow table has evicted: the exchange starts over.
         let phase = half_open::phase(entry);
         let phase = if phase.is(Phase::ESTABLISHED) { Phase::REQUESTED } else { phase };
-        let (state, action) = step(State::half_open(phase), Event::from_pod(self.protocol, tcp_flags));
+        let (state, action) = step(State::half_open(phase), Event::from_pod(self.protocol, reply.flags, true));
         match action {
             Action::Establish => {
                 let nat = NatAddress { ..*nat };
-                self.establish(&Request { nat, generation: endpoint.generation, ifindex: 0, tcp_flags: 0 })
+                let (generation, segment) = (endpoint.generation, Segment::DATAGRAM);
+                return self.establish(&Request { nat, generation, segment });
             }
-            Action::Store => {
-                self.set_half_open(tcp_flags, half_open::with_phase(entry, state.phase));
-                Transition::Unchanged
+            Action::Store => slot.store(half_open::with_phase(entry, state.phase)),
+            Action::Ignore | Action::Keep | Action::Open | Action::Refresh | Action::Remove => {}
+        }
+        if reply.flags & tcp_flag::SYN != 0 && state.phase.is(Phase::REPLIED) {
+            self.accept_handshake(reply, nat);
+        }
+        Transition::Unchanged
+    }
+
+    /// Notes that the Pod accepts a handshake: the client's segment that acknowledges the SYN-ACK establishes the flow, and the tuple's
+    /// previous connection is over.
+    #[inline(always)]
+    fn accept_handshake(&self, syn_ack: Segment, nat: &NatAddress<F>) {
+        let key = reply_key(self.hash, syn_ack.sequence().wrapping_add(1));
+        let replied = half_open::entry(key, Phase::REPLIED, nat.addr_index, nat.port);
+        if let Some((slot, _)) = slots::of_handshake::<F>(key) {
+            slot.store(replied);
+        }
+        if let Some(previous) = self.half_open() {
+            self.entry.store(0);
+            if !half_open::has_same_nat_address(previous, replied) {
+                count_reason(Reason::TupleConflict as u32);
             }
-            Action::Ignore | Action::Keep | Action::Open | Action::Refresh | Action::Remove => Transition::Unchanged,
         }
     }
 
     /// Tracks a Pod's packet on a flow in the flow table; whether the flow still has its entry.
     #[inline(always)]
-    pub fn track_established_reply(&self, entry: *mut F::FlowEntry, tcp_flags: u8) -> bool {
-        let is_kept = refresh(flow_state::<F>(entry), Event::from_pod(self.protocol, tcp_flags));
+    pub fn track_established_reply(&self, entry: *mut F::FlowEntry, reply: Segment) -> bool {
+        let acknowledgement = if self.protocol == protocol::TCP && reply.flags & tcp_flag::ACK != 0 {
+            Some(reply.acknowledgement())
+        } else {
+            None
+        };
+        let event = Event::from_pod(self.protocol, reply.flags, true);
+        let is_kept = refresh(flow_state::<F>(entry), event, acknowledgement);
         if !is_kept {
             self.remove_refused();
         }
         is_kept
     }
 
-    /// The flow table's entry that a Pod's packet belongs to: not an earlier Pod's, whose generation differs, and not that of the
-    /// tuple's previous connection, if the packet belongs to a handshake.
     #[inline(always)]
-    pub fn entry_of_reply(&self, tcp_flags: u8, generation: u32, is_direct: bool) -> Option<*mut F::FlowEntry> {
-        if belongs_to_handshake(tcp_flags, || self.is_opening()) {
-            return None;
-        }
+    fn refresh_by_client(&self, state: *mut FlowState, segment: Segment) {
+        let is_proven = self.protocol != protocol::TCP
+            || is_near_acknowledgement(segment.sequence(), field!(state, pod_acknowledgement).load());
+        refresh(state, Event::from_client(self.protocol, segment.flags, is_proven), None);
+    }
+
+    /// The flow table's entry that a Pod's packet belongs to: not an earlier Pod's, whose generation differs, and not that of the
+    /// tuple's previous connection, if the packet accepts a direct one.
+    #[inline(always)]
+    pub fn entry_of_reply(&self, reply: Segment, generation: u32) -> Option<*mut F::FlowEntry> {
         let entry = self.table_entry()?;
         let state = flow_state::<F>(entry);
         let is_of_pod = field!(state, generation).load() == generation;
-        if is_of_pod && (!is_direct || state_of(state).may_repeat_syn_ack()) { Some(entry) } else { None }
+        let is_of_flow = reply.flags & tcp_flag::SYN == 0 || state_of(state).may_repeat_syn_ack();
+        if is_of_pod && is_of_flow { Some(entry) } else { None }
     }
 
-    /// Whether a Pod's packet accepts or opens a direct connection.
+    /// The handshake that a Pod's packet accepts or refuses: its numbers prove it.
+    ///
+    /// A handshake that the Pod's acknowledgement finds is the packet's in any phase: late packets of a refused one are translated too.
     #[inline(always)]
-    pub fn is_direct_handshake(&self, tcp_flags: u8) -> bool {
-        is_direct_handshake(tcp_flags, || self.is_opening())
-    }
-
-    /// Whether the client is opening the flow, for the first time or again.
-    #[inline(always)]
-    fn is_opening(&self) -> bool {
-        let is_opening = |entry| half_open::phase(entry).is_opening();
-        self.handshake().is_some_and(is_opening) || self.half_open().is_some_and(is_opening)
-    }
-
-    /// The entry of the last handshake.
-    #[inline(always)]
-    fn handshake(&self) -> Option<u64> {
-        let entry = if has_handshake(self.protocol) { slots::handshake_entry::<F>(self.hash) } else { 0 };
-        if entry == 0 { None } else { Some(entry) }
-    }
-
-    /// The entry in the half-open cache that a Pod's packet belongs to.
-    #[inline(always)]
-    pub fn half_open_of_reply(&self, tcp_flags: u8) -> Option<u64> {
-        let entry = self.half_open();
-        if entry.is_some() && !is_handshake_reply(tcp_flags) { entry } else { self.handshake().or(entry) }
-    }
-
-    /// Replaces the entry that [`Self::half_open_of_reply`] gave. A SYN-ACK ends the tuple's previous connection: the client's next
-    /// packet belongs to the new one.
-    #[inline(always)]
-    fn set_half_open(&self, tcp_flags: u8, entry: u64) {
-        let is_handshake = is_handshake_reply(tcp_flags) || self.half_open().is_none();
-        if !is_handshake || !self.set_handshake(entry) {
-            self.entry.store(entry);
-        } else if tcp_flags & tcp_flag::SYN != 0
-            && let Some(previous) = self.half_open()
-        {
-            self.entry.store(0);
-            if !half_open::has_same_nat_address(previous, entry) {
-                count_reason(Reason::TupleConflict as u32);
-            }
+    pub fn opening_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
+        if !is_handshake_reply(reply.flags) {
+            return None;
         }
+        if let Some(slot) = self.acknowledged_handshake(reply) {
+            // Every SCTP packet of an association has the tag of its INIT: an ABORT after the handshake is for the flow table.
+            let is_of_association = self.protocol == protocol::SCTP
+                && reply.flags & tcp_flag::SYN == 0
+                && !half_open::phase(slot.load()).is(Phase::REQUESTED);
+            return if is_of_association { None } else { Some(slot) };
+        }
+        // A half-open flow without a handshake has its own slot, as SCTP in the middle of an association.
+        let slot = self.mid_stream_of_reply(reply).or_else(|| self.half_open().map(|_| self.entry))?;
+        if half_open::phase(slot.load()).is_opening() { Some(slot) } else { None }
     }
 
-    /// Replaces the entry of the last handshake, if there is one; whether there was.
+    /// The half-open entry that a Pod's packet belongs to: its numbers prove it, or the flow was established by this entry.
     #[inline(always)]
-    fn set_handshake(&self, entry: u64) -> bool {
-        has_handshake(self.protocol) && slots::store_handshake::<F>(self.hash, entry)
+    pub fn half_open_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
+        if self.half_open().is_some() {
+            return Some(self.entry);
+        }
+        self.acknowledged_handshake(reply).or_else(|| self.mid_stream_of_reply(reply))
+    }
+
+    /// The entry of the handshake whose SYN a Pod's packet acknowledges.
+    #[inline(always)]
+    fn acknowledged_handshake(&self, reply: Segment) -> Option<Cell<u64>> {
+        if !has_handshake(self.protocol) {
+            return None;
+        }
+        slots::find_handshake::<F>(handshake_key(self.hash, reply.acknowledgement())).map(|(slot, _)| slot)
+    }
+
+    /// The entry of a TCP connection in whose middle a Pod's segment is.
+    #[inline(always)]
+    fn mid_stream_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
+        if self.protocol != protocol::TCP {
+            return None;
+        }
+        let key = mid_stream_key(self.hash);
+        let (slot, index) = slots::find_handshake::<F>(key)?;
+        let numbers = stored_numbers::<F>(key, slot.load(), index)?;
+        if numbers.admit(reply) { Some(slot) } else { None }
+    }
+
+    /// The handshake that a client's packet completes or aborts, and the key of its entry.
+    #[inline(always)]
+    fn handshake_of_request(&self, segment: &Segment) -> Option<(Cell<u64>, u64)> {
+        if !has_handshake(self.protocol) {
+            return None;
+        }
+        let is_reset =
+            self.protocol == protocol::TCP && segment.flags & (tcp_flag::RST | tcp_flag::ACK) == tcp_flag::RST;
+        let key = if is_reset {
+            handshake_key(self.hash, segment.sequence())
+        } else {
+            reply_key(self.hash, segment.acknowledgement())
+        };
+        let (slot, _) = slots::find_handshake::<F>(key)?;
+        Some((slot, key))
     }
 
     #[inline(always)]
@@ -383,13 +504,22 @@ impl<'k, F: Family> Flow<'k, F> {
     }
 }
 
-/// Whether a client has a flow to a Pod through a mapping, and has not aborted its handshake.
-#[inline(always)]
-pub fn has_flow<F: Family>(config: &Config, tuple: &FlowTuple<F>, protocol: u8) -> bool {
+/// Whether a client has a flow to a Pod through a mapping, and has not aborted it. The numbers of a Pod's segment find the handshake that
+/// it accepts.
+///
+/// A function of its own: its caller has no stack left.
+#[inline(never)]
+pub fn has_flow<F: Family>(seed: u64, tuple: &FlowTuple<F>, protocol: u8, numbers: Numbers) -> bool {
+    let reply = Segment { numbers, flags: 0 };
     let key = F::flow_key(tuple, protocol);
-    Flow::<F>::new(config.seed, tuple, protocol, &key).is_some_and(|flow| {
-        flow.half_open_of_reply(0).is_some_and(|entry| !half_open::phase(entry).is(Phase::REFUSED))
+    Flow::<F>::new(seed, tuple, protocol, &key).is_some_and(|flow| {
+        flow.half_open().is_some_and(|entry| !half_open::phase(entry).is(Phase::REFUSED))
             || flow.table_entry().is_some()
+            || slots::find_handshake::<F>(mid_stream_key(flow.hash)).is_some()
+            || (slots::find_handshake::<F>(reply_key(flow.hash, reply.sequence().wrapping_add(1))).is_some()
+                && !flow
+                    .acknowledged_handshake(reply)
+                    .is_some_and(|slot| half_open::phase(slot.load()).is(Phase::REFUSED)))
     })
 }
 
@@ -398,6 +528,15 @@ pub fn has_flow<F: Family>(config: &Config, tuple: &FlowTuple<F>, protocol: u8) 
 pub fn established_nat<F: Family>(entry: *mut F::FlowEntry) -> NatAddress<F> {
     let port = field!(flow_state::<F>(entry), node_port).load();
     NatAddress { addr: F::nat_address(entry), addr_index: 0, port }
+}
+
+/// The numbers of the client's segment that opened an entry in the middle of a connection.
+#[inline(always)]
+fn stored_numbers<F: Family>(key: u64, entry: u64, index: u32) -> Option<Numbers> {
+    let cached = F::cached_reply(index)?;
+    let numbers = Numbers(cached.load());
+    let requested = half_open::with_phase(entry, Phase::REQUESTED);
+    if cached.at(1).load() == numbers.checksum(key, requested) { Some(numbers) } else { None }
 }
 
 /// Whether flows of a protocol begin with a handshake.
@@ -417,46 +556,42 @@ fn state_of(state: *mut FlowState) -> State {
     State::established(field!(state, client_tcp_flags).load(), field!(state, pod_tcp_flags).load())
 }
 
-/// Applies an event to an established entry, and refreshes its time; `false` if the event removes the entry.
+/// Applies an event to an established entry, and refreshes its time and the Pod's acknowledgement; `false` if the event removes the entry.
 #[inline(always)]
-fn refresh(entry: *mut FlowState, event: Event) -> bool {
-    let (client_flags, pod_flags) = (field!(entry, client_tcp_flags), field!(entry, pod_tcp_flags));
-    let before = State::established(client_flags.load(), pod_flags.load());
+fn refresh(entry: *mut FlowState, event: Event, acknowledgement: Option<u32>) -> bool {
+    let before = state_of(entry);
     let (after, action) = step(before, event);
     if action == Action::Remove {
         return false;
     }
     if after.client_flags != before.client_flags {
-        client_flags.store(after.client_flags);
+        field!(entry, client_tcp_flags).store(after.client_flags);
     }
     if after.pod_flags != before.pod_flags {
-        pod_flags.store(after.pod_flags);
+        field!(entry, pod_tcp_flags).store(after.pod_flags);
     }
     let (now, refreshed) = (jiffies(), field!(entry, refreshed));
     if now.wrapping_sub(refreshed.load()) >= REFRESH_INTERVAL_JIFFIES {
         refreshed.store(now);
         field!(entry, last_seen_ns).store(nanoseconds());
+        if let Some(acknowledgement) = acknowledgement {
+            field!(entry, pod_acknowledgement).store(acknowledgement);
+        }
     }
     true
 }
 
 #[inline(always)]
-fn new_entry<F: Family>(request: &Request<F>) -> F::FlowEntry {
-    let state = State::established(request.tcp_flags, 0);
+fn new_entry<F: Family>(protocol: u8, request: &Request<F>) -> F::FlowEntry {
     let state = FlowState {
         last_seen_ns: nanoseconds(),
         generation: request.generation,
         refreshed: jiffies(),
-        ifindex: request.ifindex,
+        // The Pod acknowledges up to the client's number.
+        pod_acknowledgement: if protocol == protocol::TCP { request.segment.sequence() } else { 0 },
         node_port: request.nat.port,
-        client_tcp_flags: state.client_flags,
-        pod_tcp_flags: state.pod_flags,
+        client_tcp_flags: request.segment.flags,
+        pod_tcp_flags: 0,
     };
     F::new_flow_entry(state, request.nat.addr)
-}
-
-/// Whether a client's packet is a SYN, which opens a handshake.
-#[inline(always)]
-pub const fn opens_handshake(tcp_flags: u8) -> bool {
-    is_syn(tcp_flags)
 }

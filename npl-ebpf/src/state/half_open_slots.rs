@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Slots of the half-open cache, see [`npl_common::half_open`].
+//!
+//! A flow's own slots have established flows and half-open UDP and SCTP flows. The slots of handshakes have entries of three kinds, whose
+//! keys are [`handshake_key`](npl_common::conntrack::handshake_key), [`reply_key`](npl_common::conntrack::reply_key) and
+//! [`mid_stream_key`](npl_common::conntrack::mid_stream_key).
 
 use npl_common::{
     half_open,
@@ -12,47 +16,65 @@ use super::{
 };
 use crate::base::cell::Cell;
 
-/// The slot of two that has the flow's entry, or the one that a new entry takes: the second only if the first one's entry waits for a
-/// reply.
+/// A slot, and its index.
+pub type Slot = (Cell<u64>, u32);
+
+/// No slot has this index.
+const NONE: u32 = u32::MAX;
+
+/// The slot of a flow: the one that has its entry, or the one that a new entry takes.
 #[inline(always)]
-pub fn find<F: Family>(hash: u64, (first, second): (u32, u32)) -> Option<(Cell<u64>, u32)> {
+pub fn of_flow<F: Family>(hash: u64) -> Option<Slot> {
+    choose::<F>(hash, half_open::slot(hash), half_open::second_slot(hash))
+}
+
+/// The slot of a handshake: the one that has its entry, or the one that a new entry takes.
+#[inline(always)]
+pub fn of_handshake<F: Family>(key: u64) -> Option<Slot> {
+    choose::<F>(key, half_open::handshake_slot(key), half_open::second_handshake_slot(key))
+}
+
+/// The second slot is taken only if the first one's entry waits for a reply.
+#[inline(always)]
+fn choose<F: Family>(key: u64, first: u32, second: u32) -> Option<Slot> {
     let slot = F::half_open(first)?;
     let entry = slot.load();
-    if half_open::matches(entry, hash) {
+    if half_open::matches(entry, key) {
         return Some((slot, first));
     }
     let other = F::half_open(second)?;
-    let is_other = half_open::is_waiting(entry) || half_open::matches(other.load(), hash);
+    let is_other = half_open::is_waiting(entry) || half_open::matches(other.load(), key);
     if is_other { Some((other, second)) } else { Some((slot, first)) }
 }
 
-/// The entry of the last handshake; 0 if there is none.
-#[inline(never)]
-pub fn handshake_entry<F: Family>(hash: u64) -> u64 {
-    handshake_slot::<F>(hash).map_or(0, Cell::load)
+/// The slot that has the entry of a handshake.
+#[inline(always)]
+pub fn find_handshake<F: Family>(key: u64) -> Option<Slot> {
+    let index = handshake_index::<F>(key);
+    if index == NONE { None } else { Some((F::half_open(index)?, index)) }
 }
 
-/// Replaces the entry of the last handshake; whether there was one.
-#[inline(never)]
-pub fn store_handshake<F: Family>(hash: u64, entry: u64) -> bool {
-    match handshake_slot::<F>(hash) {
-        Some(slot) => {
-            slot.store(entry);
+/// Removes the entry of a handshake; whether there was one.
+#[inline(always)]
+pub fn remove_handshake<F: Family>(key: u64) -> bool {
+    match find_handshake::<F>(key) {
+        Some((slot, _)) => {
+            slot.store(0);
             true
         }
         None => false,
     }
 }
 
-#[inline(always)]
-fn handshake_slot<F: Family>(hash: u64) -> Option<Cell<u64>> {
-    for index in [half_open::handshake_slot(hash), half_open::second_handshake_slot(hash)] {
-        let slot = F::half_open(index)?;
-        if half_open::matches(slot.load(), hash) {
-            return Some(slot);
+#[inline(never)]
+fn handshake_index<F: Family>(key: u64) -> u32 {
+    for index in [half_open::handshake_slot(key), half_open::second_handshake_slot(key)] {
+        let Some(slot) = F::half_open(index) else { return NONE };
+        if half_open::matches(slot.load(), key) {
+            return index;
         }
     }
-    None
+    NONE
 }
 
 /// The NAT address of an entry in the half-open cache, if its mapping still leads to this Pod.

@@ -13,7 +13,8 @@ use crate::{
 /// Records a packet that leaves from a port of the range, unless it is a reply that was translated before: by redirect, or on a device
 /// above this one.
 ///
-/// A RST is not recorded: the host refuses a client with it whose port has no mapping yet.
+/// A RST is not recorded: the host refuses a client with it whose port has no mapping yet. A SYN-ACK is not either: the Node opens its own
+/// connections, and a reply to a client's handshake has no entry that is found without its numbers.
 #[inline(always)]
 pub fn record_leaving<F: Family>(packet: &Packet<F>, tcp_flags: u8) {
     let Some(config) = CONFIG.get(0) else { return };

@@ -14,13 +14,13 @@ use npl_agent::core::model::sources::{AllowList, SourceRange};
 use npl_agent::core::model::{Backend, Family, Frontend, NodePort, PodPort, Protocol};
 use npl_agent::datapath::{Datapath, Pins, embedded_object};
 use npl_common::flow::{FlowKeyV4, FlowKeyV6, FlowState, FlowV4, FlowV6};
-use npl_common::fragment;
-use npl_common::half_open;
 use npl_common::names;
-use npl_testkit::packet::Packet;
+use npl_common::{conntrack, fragment, half_open};
+use npl_testkit::packet::{Packet, SCTP_TAG};
 
 use crate::bpffs_pool::{BPFFS, BpffsPool};
 use crate::counters::{Change, Counters};
+use crate::prog_run::scene::{CLIENT_ISN, POD_ISN};
 
 /// Hash secret of the half-open cache. It is constant so that failures are reproducible.
 pub(crate) const SEED: u64 = 0x0123_4567_89ab_cdef;
@@ -249,7 +249,7 @@ impl Lab {
             last_seen_ns: 0,
             generation: 0,
             refreshed: 0,
-            ifindex: 0,
+            pod_acknowledgement: 0,
             node_port: 0,
             client_tcp_flags: 0,
             pod_tcp_flags: 0,
@@ -289,16 +289,26 @@ impl Lab {
 
     /// The flow's entry in the half-open cache: in its own slot, or else the entry of its handshake.
     pub(crate) fn slot(&mut self, id: FlowId) -> Option<u64> {
-        self.entry_at(id, half_open::slot(hash(id))).or_else(|| self.handshake(id))
+        self.own_slot(id).or_else(|| self.handshake(id))
     }
 
-    /// The half-open cache's entry of a TCP handshake, which has a slot apart from that of the flow.
+    /// The flow's entry in its own slot of the half-open cache.
+    pub(crate) fn own_slot(&mut self, id: FlowId) -> Option<u64> {
+        self.entry_at(id, half_open::slot(hash(id)))
+    }
+
+    /// The half-open cache's entry of the scene's handshake, by the number that acknowledges its SYN or INIT.
     pub(crate) fn handshake(&mut self, id: FlowId) -> Option<u64> {
-        self.entry_at(id, half_open::handshake_slot(hash(id)))
+        let key = handshake_key(id);
+        self.entry_of(id, half_open::handshake_slot(key), key)
     }
 
     fn entry_at(&mut self, id: FlowId, slot: u32) -> Option<u64> {
-        Some(self.slots(id).get(&slot, 0).unwrap()).filter(|entry| half_open::matches(*entry, hash(id)))
+        self.entry_of(id, slot, hash(id))
+    }
+
+    fn entry_of(&mut self, id: FlowId, slot: u32, key: u64) -> Option<u64> {
+        Some(self.slots(id).get(&slot, 0).unwrap()).filter(|entry| half_open::matches(*entry, key))
     }
 
     /// Overwrites the flow's slot of the half-open cache.
@@ -306,9 +316,17 @@ impl Lab {
         self.slots(id).set(half_open::slot(hash(id)), entry, 0).unwrap();
     }
 
-    /// Overwrites the handshake's slot of the half-open cache.
+    /// Overwrites the slot of the scene's handshake.
     pub(crate) fn set_handshake(&mut self, id: FlowId, entry: u64) {
-        self.slots(id).set(half_open::handshake_slot(hash(id)), entry, 0).unwrap();
+        self.slots(id).set(half_open::handshake_slot(handshake_key(id)), entry, 0).unwrap();
+    }
+
+    /// Empties the slots of the scene's handshake, as a flood may.
+    pub(crate) fn forget_handshake(&mut self, id: FlowId) {
+        let reply_key = conntrack::reply_key(hash(id), numbers(id).1);
+        for key in [handshake_key(id), reply_key] {
+            self.slots(id).set(half_open::handshake_slot(key), 0, 0).unwrap();
+        }
     }
 
     /// All fragment tracking records, with their slots.
@@ -364,6 +382,19 @@ impl FlowEntry {
     fn new(node_addr: impl Into<IpAddr>, state: FlowState) -> Self {
         Self { node_addr: node_addr.into(), state }
     }
+}
+
+/// The numbers that acknowledge the client's and the Pod's first packet in the scene.
+fn numbers(id: FlowId) -> (u32, u32) {
+    match id.protocol {
+        Protocol::Sctp => (SCTP_TAG, SCTP_TAG),
+        Protocol::Tcp | Protocol::Udp => (CLIENT_ISN + 1, POD_ISN + 1),
+    }
+}
+
+/// The hash of the scene's handshake.
+fn handshake_key(id: FlowId) -> u64 {
+    conntrack::handshake_key(hash(id), numbers(id).0)
 }
 
 /// The flow's hash, as the kernel programs compute it.

@@ -40,7 +40,7 @@ mod tests {
             last_seen_ns: SEEN,
             generation: 1,
             refreshed: 0,
-            ifindex: 2,
+            pod_acknowledgement: 0,
             node_port: 61_000,
             client_tcp_flags,
             pod_tcp_flags,

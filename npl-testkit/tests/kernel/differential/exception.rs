@@ -37,7 +37,8 @@ pub(super) enum Exception {
     /// The kernel removes the fragment header of an unfragmented datagram; NPL keeps it.
     LoneFragment,
     /// One client port reaches one Pod port through two NAT addresses: the kernel gives the second connection another
-    /// client port, NPL keeps the client port, and the Pod's replies follow the newer connection.
+    /// client port, NPL keeps the client port. Replies follow the newer UDP request. Of two TCP connections, the first
+    /// stays undisturbed.
     TupleConflict,
     /// Only in redirect and offload mode: a packet that no router forwards, because of a wrong header checksum,
     /// hop-by-hop options or an invalid source. The kernel's forwarding drops it; NPL bypasses the stack, and the

@@ -449,6 +449,12 @@ fn tuple_conflict(scene: &Scene) -> Vec<Step> {
         Exception::TupleConflict,
         client(&Packet::udp(scene.client_at(0), second, b"second address")),
     ));
+    let actions = BOTH.map(|sender| send(sender, 8, PacketFields::PLAIN)).to_vec();
+    let mut connection = scene.connection(1, Protocol::Tcp, actions, Ending::Closed(Sender::Client));
+    // Behind the handshake; nothing that follows differs.
+    let syn = client(&Packet::tcp(scene.client_at(1), second, SYN, b""));
+    connection.insert(3, with_exception(Exception::TupleConflict, syn));
+    steps.extend(connection);
     steps
 }
 

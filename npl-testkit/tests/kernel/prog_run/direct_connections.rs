@@ -7,20 +7,20 @@ use npl_common::{conntrack::Phase, half_open};
 use npl_testkit::packet::tcp_flags::{ACK, FIN, RST, SYN};
 
 use super::scene::{
-    NODE_PORT, Tcp, Udp, client, establish, flow, from, is_reply_translated, length, node, pod, tcp, to, udp,
-    with_mappings,
+    NODE_PORT, Tcp, Udp, client, direct_answer, establish, flow, from, is_reply_translated, length, node, pod, tcp, to,
+    udp, with_mappings,
 };
-use crate::counters::{and, first_request, reason, reply};
+use crate::counters::{Change, and, first_request, reason, reply};
 use crate::lab::{Lab, TEST_DEVICE, hash};
 
 /// The Pod accepts a direct connection and sends on it: its packets leave unchanged.
 #[track_caller]
-fn pod_accepts_directly(lab: &mut Lab) {
-    let accepted = tcp(pod(), client(), SYN | ACK, b"");
-    lab.egress(&accepted).is(&accepted, and(reason(Reason::TupleConflict), reason(Reason::UntrackedReply)));
-    assert_eq!((lab.flow(flow(Tcp)), lab.slot(flow(Tcp))), (None, None));
+fn pod_accepts_directly(lab: &mut Lab, changes: Vec<Change>) {
+    let accepted = direct_answer(SYN | ACK);
+    lab.egress(&accepted).is(&accepted, and(changes, reason(Reason::UntrackedReply)));
+    assert_eq!((lab.flow(flow(Tcp)), lab.own_slot(flow(Tcp))), (None, None));
     for flags in [SYN | ACK, ACK, FIN | ACK] {
-        let answer = tcp(pod(), client(), flags, b"");
+        let answer = direct_answer(flags);
         lab.egress(&answer).is(&answer, reason(Reason::UntrackedReply));
     }
 }
@@ -31,7 +31,7 @@ fn replies_of_an_accepted_direct_connection_are_not_translated() {
         establish(lab);
         is_reply_translated(lab, ACK);
         is_reply_translated(lab, FIN | ACK);
-        pod_accepts_directly(lab);
+        pod_accepts_directly(lab, reason(Reason::TupleConflict));
         establish(lab);
         is_reply_translated(lab, ACK);
     });
@@ -39,7 +39,7 @@ fn replies_of_an_accepted_direct_connection_are_not_translated() {
 
 /// The entry's age is unknown, so the new connection must not depend on it.
 #[test]
-fn direct_connection_after_an_aborted_handshake_is_not_translated() {
+fn direct_connection_after_an_aborted_handshake_is_no_conflict_and_not_translated() {
     with_mappings(|lab| {
         for by_client in [false, true] {
             lab.ingress(&tcp(client(), node(), SYN, b""));
@@ -49,7 +49,9 @@ fn direct_connection_after_an_aborted_handshake_is_not_translated() {
             } else {
                 is_reply_translated(lab, RST | ACK);
             }
-            pod_accepts_directly(lab);
+            // The handshake's entry stays: its number finds it, and the direct connection has another.
+            pod_accepts_directly(lab, vec![]);
+            assert_eq!(lab.handshake(flow(Tcp)).map(half_open::phase), Some(Phase::REFUSED));
         }
     });
 }
@@ -61,7 +63,7 @@ fn direct_connection_after_a_client_reset_is_not_translated() {
         for flags in [RST, RST | ACK] {
             establish(lab);
             lab.ingress(&tcp(client(), node(), flags, b""));
-            pod_accepts_directly(lab);
+            pod_accepts_directly(lab, reason(Reason::TupleConflict));
         }
     });
 }
@@ -73,7 +75,7 @@ fn entry_of_the_half_open_cache_alone_does_not_take_a_direct_connection() {
         establish(lab);
         is_reply_translated(lab, ACK);
         lab.evict(flow(Tcp));
-        pod_accepts_directly(lab);
+        pod_accepts_directly(lab, reason(Reason::TupleConflict));
     });
 }
 
@@ -83,7 +85,7 @@ fn entry_of_the_flow_table_alone_does_not_take_a_direct_connection() {
         establish(lab);
         is_reply_translated(lab, ACK);
         lab.set_slot(flow(Tcp), half_open::entry(!hash(flow(Tcp)), Phase::ESTABLISHED, 0, NODE_PORT));
-        pod_accepts_directly(lab);
+        pod_accepts_directly(lab, reason(Reason::TupleConflict));
     });
 }
 

@@ -11,9 +11,9 @@ use npl_testkit::packet::{Checksum, Packet, Transport};
 
 use super::extensions::{DESTINATION_OPTIONS, SIX, extended};
 use super::scene::{
-    CLIENT_PORT, NODE_PORT, POD_PORT, Tcp, Udp, client, client_ip, establish, family, flow, from, length, node,
-    node_ip, pod, pod_ip, random_packets, router_ip, second_node_ip, tcp, to, udp, unused_ip, with_mappings,
-    with_mappings_of,
+    CLIENT_PORT, DIRECT_ISNS, NODE_PORT, POD_PORT, Tcp, Udp, client, client_ip, establish, family, flow, from, length,
+    node, node_ip, pod, pod_ip, random_packets, router_ip, second_node_ip, tcp, to, udp, unused_ip, with_isns,
+    with_mappings, with_mappings_of,
 };
 use crate::counters::{Change, reason, reply, request};
 use crate::lab::{Lab, NEXT, Outcome};
@@ -84,19 +84,51 @@ fn error_about_a_reply_goes_to_the_pod() {
 fn error_about_a_request_comes_from_the_node_for_any_sender() {
     with_mappings(|lab| {
         open(lab);
-        for kind in kinds() {
-            for bytes in [8, 12, 18, 20, 64] {
-                for sender in [pod_ip(), node_ip(), second_node_ip(), unused_ip()] {
-                    for (request, mapping) in [
-                        (tcp(client(), node(), PSH | ACK, &[7; 100]), "61000/tcp"),
-                        (udp(client(), node(), &[7; 100]), "61000/udp"),
-                    ] {
-                        let (leaves, expected) = about_request(kind, sender, &request, bytes);
-                        lab.egress(&leaves).is(&expected, reply(mapping, length(&leaves)));
-                    }
+        errors_come_from_the_node(lab, SYN);
+        establish(lab);
+        errors_come_from_the_node(lab, PSH | ACK);
+    });
+}
+
+/// Errors about a segment with these flags and about a datagram, from any sender.
+#[track_caller]
+fn errors_come_from_the_node(lab: &mut Lab, flags: u8) {
+    for kind in kinds() {
+        for bytes in [8, 12, 18, 20, 64] {
+            for sender in [pod_ip(), node_ip(), second_node_ip(), unused_ip()] {
+                for (request, mapping) in [
+                    (tcp(client(), node(), flags, &[7; 100]), "61000/tcp"),
+                    (udp(client(), node(), &[7; 100]), "61000/udp"),
+                ] {
+                    let (leaves, expected) = about_request(kind, sender, &request, bytes);
+                    lab.egress(&leaves).is(&expected, reply(mapping, length(&leaves)));
                 }
             }
         }
+    }
+}
+
+/// The quote has the numbers, if it has more than the minimum of RFC 792.
+#[test]
+fn error_about_a_request_in_the_middle_of_a_lost_connection_comes_from_the_node() {
+    with_mappings(|lab| {
+        let request = tcp(client(), node(), PSH | ACK, &[7; 100]);
+        lab.ingress(&request);
+        for bytes in [12, 18, 20, 64] {
+            let (leaves, expected) = about_request(too_large(), pod_ip(), &request, bytes);
+            lab.egress(&leaves).is(&expected, reply("61000/tcp", length(&leaves)));
+        }
+    });
+}
+
+/// A forged SYN of another connection with the same flow tuple.
+#[test]
+fn error_about_a_direct_segment_is_unchanged_despite_a_handshake_with_other_numbers() {
+    with_mappings(|lab| {
+        lab.ingress(&tcp(client(), node(), SYN, b""));
+        let direct = with_isns(tcp(client(), node(), SYN, b""), DIRECT_ISNS);
+        let (leaves, _) = about_request(too_large(), pod_ip(), &direct, 20);
+        lab.egress(&leaves).is(&leaves, reason(Reason::UntrackedReply));
     });
 }
 
@@ -129,6 +161,7 @@ fn quoted_udp_checksum_of_zero_stays_zero() {
 fn updated_checksums_of_errors_equal_a_full_computation() {
     with_mappings(|lab| {
         open(lab);
+        establish(lab);
         for (number, packet) in random_packets(pod(), client(), 200).enumerate() {
             let (arrives, expected) = about_reply(too_large(), &packet, 8 + number % 40);
             assert_eq!(lab.ingress(&arrives).bytes, expected.build(), "{packet:?}");

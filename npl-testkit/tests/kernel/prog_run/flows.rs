@@ -8,9 +8,9 @@ use npl_common::{conntrack::Phase, half_open};
 use npl_testkit::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN};
 
 use super::scene::{
-    GENERATION, NODE_PORT, POD_PORT, SECOND_NODE_PORT, Tcp, Udp, bare, client, establish, family, flow, from,
-    is_reply_translated, length, node, node_ip, other_pod_ip, pod, second_node_ip, tcp, third_node_ip, to, udp,
-    with_mappings,
+    DIRECT_ISNS, GENERATION, NODE_PORT, POD_PORT, SECOND_NODE_PORT, Tcp, Udp, bare, client, establish, family, flow,
+    from, is_reply_translated, length, node, node_ip, other_pod_ip, pod, second_node_ip, tcp, third_node_ip, to, udp,
+    with_isns, with_mappings,
 };
 use crate::counters::{Change, and, establishing_reply, establishing_request, first_request, reason, reply, request};
 use crate::lab::Lab;
@@ -131,7 +131,7 @@ fn connection_whose_handshake_entry_is_lost_is_established_later() {
     with_mappings(|lab| {
         sends_syn(lab, node(), vec![]);
         is_reply_translated(lab, SYN | ACK);
-        lab.set_handshake(flow(Tcp), 0);
+        lab.forget_handshake(flow(Tcp));
         let ack = tcp(client(), node(), ACK, b"");
         lab.ingress(&ack).is(&to(&ack, pod()), first_request("61000/tcp", bare()));
         is_reply_translated(lab, ACK);
@@ -199,13 +199,26 @@ fn client_reset_during_the_handshake_makes_no_flow() {
     });
 }
 
-/// The client does not reset a connection before the SYN-ACK; an attacker may.
 #[test]
-fn client_reset_before_the_syn_ack_does_not_end_the_handshake() {
+fn client_reset_with_the_number_of_the_handshake_refuses_it() {
     with_mappings(|lab| {
         sends_syn(lab, node(), vec![]);
         is_request_translated(lab, RST);
+        assert_eq!(lab.handshake(flow(Tcp)).map(half_open::phase), Some(Phase::REFUSED));
         is_reply_translated(lab, SYN | ACK);
+        assert_eq!(lab.flow(flow(Tcp)), None);
+    });
+}
+
+/// An attacker may send it.
+#[test]
+fn client_reset_with_a_forged_number_does_not_end_the_handshake() {
+    with_mappings(|lab| {
+        sends_syn(lab, node(), vec![]);
+        let forged = with_isns(tcp(client(), node(), RST, b""), DIRECT_ISNS);
+        lab.ingress(&forged).is(&to(&forged, pod()), request("61000/tcp", bare()));
+        is_reply_translated(lab, SYN | ACK);
+        lab.ingress(&forged).is(&to(&forged, pod()), request("61000/tcp", bare()));
         let ack = tcp(client(), node(), ACK, b"");
         lab.ingress(&ack).is(&to(&ack, pod()), establishing_request("61000/tcp", bare()));
     });

@@ -9,15 +9,16 @@ use npl_common::fragment_buffer::{FRAGMENTS, SavedFrame};
 use npl_common::names::{MAP_FRAGMENT_BUFFER, PROG_EGRESS, PROG_INGRESS, PROG_PODS_REDIRECT};
 use npl_common::next_hop::PodNextHop;
 use npl_common::reason::Reason;
-use npl_testkit::packet::tcp_flags::{ACK, PSH, SYN};
+use npl_testkit::packet::tcp_flags::{ACK, PSH};
 use npl_testkit::packet::{Ip, Packet, ones_complement_sum};
 
 use super::errors::{about_reply, about_request, too_large};
 use super::extensions::{FRAGMENT, extended};
 use super::redirect::{NEXT_HOP, set_next_hop};
 use super::scene::{
-    CLIENT_PORT, NODE_PORT, SECOND_NODE_PORT, Tcp, Udp, becomes, client, client_ip, establish, family, from, node,
-    node_ip, other_pod_ip, pod, pod_ip, second_node_ip, tcp, to, udp, unused_ip, with_mappings,
+    CLIENT_ISN, CLIENT_PORT, NODE_PORT, POD_ISN, SECOND_NODE_PORT, Tcp, Udp, becomes, client, client_ip, establish,
+    family, from, node, node_ip, other_pod_ip, pod, pod_ip, second_node_ip, tcp, to, udp, unused_ip, with_isns,
+    with_mappings,
 };
 use crate::counters::{Change, first_request, reason, reply, request};
 use crate::lab::{Lab, TEST_DEVICE, open as open_map};
@@ -90,7 +91,8 @@ fn requests() -> [(Packet, &'static str); 2] {
 
 /// The same packets from the Pod to the client.
 fn replies() -> [(Packet, &'static str); 2] {
-    requests().map(|(packet, mapping)| (from(&to(&packet, client()), pod()), mapping))
+    let isns = (POD_ISN, CLIENT_ISN);
+    requests().map(|(packet, mapping)| (with_isns(from(&to(&packet, client()), pod()), isns), mapping))
 }
 
 #[track_caller]
@@ -100,7 +102,7 @@ fn passes(lab: &mut Lab, program: &'static str, frame: &[u8], changes: Vec<Chang
 
 /// Opens a flow by TCP and by UDP.
 fn open(lab: &mut Lab) {
-    lab.ingress(&tcp(client(), node(), SYN, b""));
+    establish(lab);
     lab.ingress(&udp(client(), node(), b"hello"));
 }
 

@@ -17,8 +17,8 @@ use npl_testkit::packet::{Checksum, Ip, Packet};
 use super::errors::too_large;
 use super::fragments::{L3, pieces};
 use super::scene::{
-    CLIENT_PORT, GENERATION, NODE_PORT, POD_PORT, Sctp, Tcp, Udp, becomes, from, ip, length, node, node_ip, to,
-    with_mappings,
+    CLIENT_ISN, CLIENT_PORT, GENERATION, NODE_PORT, POD_ISN, POD_PORT, Sctp, Tcp, Udp, becomes, from, ip, length, node,
+    node_ip, sctp, tcp, to, with_isns, with_mappings,
 };
 use crate::counters::{establishing_reply, first_request, reason, reply, request};
 use crate::lab::Lab;
@@ -61,10 +61,10 @@ fn without_ethernet(mut packet: Packet) -> Packet {
 #[test]
 fn request_and_reply_are_translated_without_a_link_layer_header() {
     with_l3_mappings(|lab| {
-        let request = without_ethernet(Packet::tcp(client(), node(), SYN, b""));
+        let request = without_ethernet(tcp(client(), node(), SYN, b""));
         let counted = first_request("61000/tcp", length(&request));
         lab.run(PROG_INGRESS_L3, &request.build()).is(&to(&request, pod()), counted);
-        let answer = without_ethernet(Packet::tcp(pod(), client(), SYN | ACK, b""));
+        let answer = with_isns(without_ethernet(tcp(pod(), client(), SYN | ACK, b"")), (POD_ISN, CLIENT_ISN));
         lab.run(PROG_EGRESS_L3, &answer.build()).is(&from(&answer, node()), reply("61000/tcp", length(&answer)));
         // The test run accepts no frame that is shorter than an Ethernet and an IPv4 header.
         let request = without_ethernet(Packet::udp(client(), node(), b"hello there"));
@@ -132,10 +132,10 @@ fn fragments_are_translated_without_a_link_layer_header() {
 #[test]
 fn sctp_is_translated_without_a_link_layer_header() {
     with_l3_mappings(|lab| {
-        let init = without_ethernet(Packet::sctp(client(), node(), INIT, &[7; 16]));
+        let init = without_ethernet(sctp(client(), node(), INIT, &[7; 16]));
         let counted = first_request("61000/sctp", length(&init));
         lab.run(PROG_INGRESS_L3, &init.build()).is(&to(&init, pod()), counted);
-        let answer = without_ethernet(Packet::sctp(pod(), client(), INIT_ACK, &[7; 20]));
+        let answer = without_ethernet(sctp(pod(), client(), INIT_ACK, &[7; 20]));
         lab.run(PROG_EGRESS_L3, &answer.build()).is(&from(&answer, node()), reply("61000/sctp", length(&answer)));
     });
 }

@@ -102,7 +102,7 @@ fn flow_table_full_keeps_the_flow_in_the_half_open_cache() {
         let syn = tcp(client(), node(), SYN, b"");
         lab.ingress(&syn).is(&to(&syn, pod()), first_request("61000/tcp", bare()));
         for _ in 0..3 {
-            let answer = tcp(pod(), client(), ACK, b"");
+            let answer = tcp(pod(), client(), SYN | ACK, b"");
             lab.egress(&answer).is(&from(&answer, node()), reply("61000/tcp", bare()));
             let data = tcp(client(), node(), ACK, b"data");
             let changes = and(reason(Reason::FlowTableFull), request("61000/tcp", bare() + 4));

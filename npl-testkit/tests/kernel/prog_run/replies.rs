@@ -6,7 +6,7 @@ use npl_testkit::packet::Checksum;
 use npl_testkit::packet::tcp_flags::{ACK, PSH, SYN};
 
 use super::scene::{
-    GENERATION, NODE_PORT, SECOND_NODE_PORT, Tcp, Udp, bare, client, family, flow, from, length, node, pod,
+    GENERATION, NODE_PORT, SECOND_NODE_PORT, Tcp, Udp, bare, client, establish, family, flow, from, length, node, pod,
     random_packets, second_node_ip, tcp, udp, with_mappings, with_mappings_of,
 };
 use crate::counters::reply;
@@ -96,6 +96,7 @@ fn established_flow_survives_the_removal_of_one_of_two_mappings_of_a_pod_port() 
 fn updated_checksums_of_replies_equal_a_full_computation() {
     with_mappings(|lab| {
         open(lab);
+        establish(lab);
         lab.egress(&udp(pod(), client(), b"first"));
         assert!(lab.slot(flow(Udp)).is_some());
         for answer in random_packets(pod(), client(), 400) {

@@ -51,7 +51,14 @@ impl Exchange {
         let (pod, client) = ((received.destination_ip(), *destination).into(), (received.source_ip(), *source).into());
         let answer = &self.answer;
         match transport {
-            Transport::Tcp(_) => tcp(pod, client, if self.opens { SYN | ACK } else { ACK }, answer),
+            Transport::Tcp(received) => {
+                let mut reply = tcp(pod, client, if self.opens { SYN | ACK } else { ACK }, answer);
+                if let Transport::Tcp(segment) = &mut reply.transport {
+                    segment.sequence = received.acknowledgement;
+                    segment.acknowledgement = received.sequence.wrapping_add(u32::from(self.opens));
+                }
+                reply
+            }
             Transport::Sctp(_) => sctp(pod, client, if self.opens { INIT_ACK } else { DATA }, answer),
             Transport::Udp(_) | Transport::Icmp(_) | Transport::Raw { .. } => udp(pod, client, answer),
         }

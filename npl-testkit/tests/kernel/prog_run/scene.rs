@@ -5,8 +5,9 @@ use std::cell::Cell;
 use std::net::{IpAddr, SocketAddr};
 
 use npl_agent::core::model::{Family, Protocol};
+use npl_testkit::packet::sctp_chunks::{INIT, INIT_ACK};
 use npl_testkit::packet::tcp_flags::{ACK, SYN};
-use npl_testkit::packet::{Ip, Packet, Transport};
+use npl_testkit::packet::{Ip, Packet, SCTP_TAG, Transport};
 
 use crate::counters::{Change, reply};
 use crate::lab::{FlowId, Lab, NEXT, Outcome, with_lab};
@@ -115,8 +116,36 @@ pub(crate) fn bare() -> usize {
 }
 
 /// A TCP segment that is addressed to this host's link-layer address.
+///
+/// The numbers are those of one connection, in which neither side has sent data yet.
 pub(crate) fn tcp(from: SocketAddr, to: SocketAddr, flags: u8, payload: &[u8]) -> Packet {
-    Packet::tcp(from, to, flags, payload).to_this_machine()
+    let isns =
+        if [pod_ip(), other_pod_ip()].contains(&from.ip()) { (POD_ISN, CLIENT_ISN) } else { (CLIENT_ISN, POD_ISN) };
+    with_isns(Packet::tcp(from, to, flags, payload).to_this_machine(), isns)
+}
+
+/// The same TCP segment with the numbers of a connection in which neither side has sent data yet, by the initial sequence numbers of its
+/// sender and of the other side.
+pub(crate) fn with_isns(mut packet: Packet, (own, other): (u32, u32)) -> Packet {
+    if let Transport::Tcp(segment) = &mut packet.transport {
+        segment.sequence = if segment.flags & SYN == 0 { own.wrapping_add(1) } else { own };
+        segment.acknowledgement = if segment.flags & ACK == 0 { 0 } else { other.wrapping_add(1) };
+    }
+    packet
+}
+
+/// Initial sequence number of the client's connections.
+pub(crate) const CLIENT_ISN: u32 = 0x1000_0000;
+/// Initial sequence number of the Pod's connections.
+pub(crate) const POD_ISN: u32 = 0x2000_0000;
+
+/// Initial sequence numbers of the client and the Pod in a direct connection with the same flow tuple.
+pub(crate) const DIRECT_ISNS: (u32, u32) = (0x7000_0000, 0x6000_0000);
+
+/// The Pod's segment of a direct connection with the same flow tuple, which has other numbers.
+pub(crate) fn direct_answer(flags: u8) -> Packet {
+    let (client_isn, pod_isn) = DIRECT_ISNS;
+    with_isns(tcp(pod(), client(), flags, b""), (pod_isn, client_isn))
 }
 
 /// A UDP datagram that is addressed to this host's link-layer address.
@@ -126,7 +155,12 @@ pub(crate) fn udp(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Packet {
 
 /// An SCTP packet with one chunk that is addressed to this host's link-layer address.
 pub(crate) fn sctp(from: SocketAddr, to: SocketAddr, kind: u8, content: &[u8]) -> Packet {
-    Packet::sctp(from, to, kind, content).to_this_machine()
+    let mut content = content.to_vec();
+    if matches!(kind, INIT | INIT_ACK) {
+        content.resize(content.len().max(4), 0);
+        content[..4].copy_from_slice(&SCTP_TAG.to_be_bytes());
+    }
+    Packet::sctp(from, to, kind, &content).to_this_machine()
 }
 
 /// The same packet to another address and port.

@@ -4,7 +4,7 @@
 use npl_agent::core::model::Family;
 use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
 use npl_common::reason::Reason;
-use npl_testkit::packet::sctp_chunks::{DATA, INIT, INIT_ACK};
+use npl_testkit::packet::sctp_chunks::{COOKIE_ECHO, DATA, INIT, INIT_ACK};
 use npl_testkit::packet::{Crc, Ip, Packet, Transport};
 
 use super::extensions::{DESTINATION_OPTIONS, HOP_BY_HOP, SIX, extended};
@@ -18,9 +18,11 @@ use crate::lab::Lab;
 /// Length of the smallest SCTP packet: the common header and one chunk header.
 const SMALLEST: usize = 16;
 
-/// Opens an association's flow.
-fn open(lab: &mut Lab) {
+/// Establishes an association.
+fn establish(lab: &mut Lab) {
     lab.ingress(&sctp(client(), node(), INIT, &[0; 16]));
+    lab.egress(&sctp(pod(), client(), INIT_ACK, &[0; 16]));
+    lab.ingress(&sctp(client(), node(), COOKIE_ECHO, b""));
 }
 
 fn with_checksum(packet: &Packet, checksum: Crc) -> Packet {
@@ -44,7 +46,7 @@ fn request_goes_to_the_pod_and_reply_comes_from_the_node() {
 #[test]
 fn updated_crcs_equal_a_full_computation() {
     with_mappings(|lab| {
-        open(lab);
+        establish(lab);
         let mut state = 1_u32;
         for bytes in (0..=1500).step_by(if crate::world::is_emulated() { 37 } else { 3 }) {
             let content: Vec<u8> = std::iter::repeat_with(|| {
@@ -69,7 +71,7 @@ fn updated_crcs_equal_a_full_computation() {
 #[test]
 fn crc_that_is_left_to_hardware_stays_zero() {
     with_mappings(|lab| {
-        open(lab);
+        establish(lab);
         let question = with_checksum(&sctp(client(), node(), DATA, b"question"), Crc::Zero);
         lab.ingress(&question).is(&to(&question, pod()), request("61000/sctp", length(&question)));
         let answer = with_checksum(&sctp(pod(), client(), DATA, b"answer"), Crc::Zero);
@@ -80,7 +82,7 @@ fn crc_that_is_left_to_hardware_stays_zero() {
 #[test]
 fn wrong_crc_stays_equally_wrong() {
     with_mappings(|lab| {
-        open(lab);
+        establish(lab);
         let question = with_checksum(&sctp(client(), node(), DATA, b"question"), Crc::WrongBy(0x0100_0001));
         lab.ingress(&question).is(&to(&question, pod()), request("61000/sctp", length(&question)));
         let answer = with_checksum(&sctp(pod(), client(), DATA, b"answer"), Crc::WrongBy(0x8000_0000));
@@ -91,7 +93,7 @@ fn wrong_crc_stays_equally_wrong() {
 #[test]
 fn padding_of_the_frame_is_not_part_of_the_crc() {
     with_mappings(|lab| {
-        open(lab);
+        establish(lab);
         let padding = [0xa5; 22];
         let question = sctp(client(), node(), DATA, b"short");
         let frame = [question.build(), padding.to_vec()].concat();
@@ -107,7 +109,7 @@ fn padding_of_the_frame_is_not_part_of_the_crc() {
 #[test]
 fn options_and_extension_headers_are_kept_and_not_part_of_the_crc() {
     with_mappings_of(Family::V4, |lab| {
-        open(lab);
+        establish(lab);
         let with_options = |packet: &Packet| {
             let mut packet = packet.clone();
             let header = packet.ipv4_mut().unwrap();
@@ -120,7 +122,7 @@ fn options_and_extension_headers_are_kept_and_not_part_of_the_crc() {
         lab.egress(&answer).is(&from(&answer, node()), reply("61000/sctp", length(&answer)));
     });
     with_mappings_of(Family::V6, |lab| {
-        open(lab);
+        establish(lab);
         let chain: [(u8, &[u8]); 2] = [(HOP_BY_HOP, SIX), (DESTINATION_OPTIONS, SIX)];
         let question = sctp(client(), node(), DATA, b"behind extensions");
         let frame = extended(&question, &chain);
@@ -135,7 +137,7 @@ fn options_and_extension_headers_are_kept_and_not_part_of_the_crc() {
 #[test]
 fn all_other_header_fields_are_kept() {
     with_mappings(|lab| {
-        open(lab);
+        establish(lab);
         let mut answer = sctp(pod(), client(), DATA, b"answer");
         match &mut answer.ip {
             Ip::V4(header) => (header.tos, header.ttl, header.identification) = (0xb8, 1, 0xffff),
@@ -159,7 +161,7 @@ fn no_mapping_is_counted_for_sctp() {
 #[test]
 fn sctp_outside_of_the_range_and_from_unmapped_ports_is_passed_unchanged() {
     with_mappings(|lab| {
-        open(lab);
+        establish(lab);
         let packet = sctp(client(), (node_ip(), 2905).into(), INIT, &[0; 16]);
         lab.ingress(&packet).is(&packet, vec![]);
         let packet = sctp((pod_ip(), 2905).into(), client(), DATA, b"direct");
@@ -179,7 +181,7 @@ fn untracked_reply_is_counted_for_a_direct_sctp_association() {
 #[test]
 fn truncated_sctp_is_counted_in_both_directions() {
     with_mappings(|lab| {
-        open(lab);
+        establish(lab);
         for bytes in 4..SMALLEST {
             let part = |packet: Packet| {
                 let transport = packet.build()[length(&packet) - SMALLEST..][..bytes].to_vec();

@@ -18,6 +18,9 @@ use super::scene::{
 use crate::counters::{Change, and, establishing_request, first_request, reason, reply, request};
 use crate::lab::{FlowEntry, Lab};
 
+/// The client's tag of a second association.
+const SECOND_TAG: u32 = 0x7b01_0203;
+
 #[track_caller]
 fn request_passes(lab: &mut Lab, kind: u8, changes: fn(&str, usize) -> Vec<Change>) {
     let packet = sctp(client(), node(), kind, b"");
@@ -102,9 +105,14 @@ fn tuple_conflict_gives_the_replies_to_the_newer_association() {
         let changes = and(reason(Reason::TupleConflict), request("61000/sctp", length(&packet)));
         lab.ingress(&packet).is(&to(&packet, pod()), changes);
         reply_passes(lab, DATA);
-        let init = sctp(client(), second, INIT, b"");
+        // Another association has another tag.
+        let mut init = sctp(client(), second, INIT, b"");
+        let Transport::Sctp(transport) = &mut init.transport else { unreachable!("the packet is SCTP") };
+        transport.chunks[4..8].copy_from_slice(&SECOND_TAG.to_be_bytes());
         lab.ingress(&init).is(&to(&init, pod()), first_request("61000/sctp", length(&init)));
-        let answer = sctp(pod(), client(), INIT_ACK, b"");
+        let mut answer = sctp(pod(), client(), INIT_ACK, b"");
+        let Transport::Sctp(transport) = &mut answer.transport else { unreachable!("the packet is SCTP") };
+        transport.tag = SECOND_TAG;
         let changes = and(reason(Reason::TupleConflict), reply("61000/sctp", length(&answer)));
         lab.egress(&answer).is(&from(&answer, second), changes);
     });

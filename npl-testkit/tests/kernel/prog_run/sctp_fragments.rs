@@ -13,7 +13,7 @@ use npl_testkit::packet::sctp_chunks::{ABORT, COOKIE_ECHO, DATA, INIT};
 use npl_testkit::packet::{Packet, Transport};
 
 use super::fragments::{fragments, pieces};
-use super::scene::{becomes, client, from, node, node_ip, pod, pod_ip, sctp, to, unused_ip, with_mappings};
+use super::scene::{Sctp, becomes, client, flow, from, node, node_ip, pod, pod_ip, sctp, to, unused_ip, with_mappings};
 use super::sctp_flows::establish;
 use crate::counters::{Change, first_request, reason, reply, request};
 use crate::lab::{Lab, open as open_map};
@@ -45,7 +45,9 @@ fn with_chunks(mut packet: Packet, change: impl FnOnce(Vec<u8>) -> Vec<u8>) -> P
 
 /// For each direction: the program, the packet and its translation.
 fn both(lab: &mut Lab, content: &[u8], build: impl Fn(Packet) -> Packet) -> [(&'static str, Packet, Packet); 2] {
-    establish(lab);
+    if lab.flow(flow(Sctp)).is_none() {
+        establish(lab);
+    }
     let question = build(sctp(client(), node(), DATA, content));
     let answer = build(sctp(pod(), client(), DATA, content));
     let (translated_question, translated_answer) = (to(&question, pod()), from(&answer, node()));
@@ -75,11 +77,12 @@ fn now() -> Duration {
 
 #[track_caller]
 fn are_translated(lab: &mut Lab, size: usize, packets: [(&'static str, Packet, Packet); 2]) {
-    occupy_slots(now());
     for (program, packet, expected) in packets {
-        let frames = pieces(&packet, ID, size);
+        let (frames, expected) = (pieces(&packet, ID, size), pieces(&expected, ID, size));
         assert!(frames.len() > 1, "{size} bytes at once");
-        for (frame, expected) in frames.iter().zip(pieces(&expected, ID, size)) {
+        // Slots are occupied for one second only.
+        occupy_slots(now());
+        for (frame, expected) in frames.iter().zip(expected) {
             becomes(lab, program, frame, expected, counted(program, frame));
         }
     }

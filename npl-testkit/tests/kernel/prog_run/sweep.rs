@@ -67,7 +67,7 @@ fn insert(
         last_seen_ns: 0,
         generation: 1,
         refreshed: 0,
-        ifindex: 0,
+        pod_acknowledgement: 0,
         node_port: 61_000,
         client_tcp_flags: client_flags,
         pod_tcp_flags: pod_flags,

@@ -165,7 +165,14 @@ fn outcomes(family: Family, path: Path, steps: impl Fn() -> Vec<Step> + Send + S
         };
         let outcomes: Vec<Outcome> = steps().into_iter().map(&mut run).collect();
         let facts = |FlowEntry { node_addr, state }: FlowEntry| {
-            (node_addr, state.generation, state.ifindex, state.node_port, state.client_tcp_flags, state.pod_tcp_flags)
+            (
+                node_addr,
+                state.generation,
+                state.pod_acknowledgement,
+                state.node_port,
+                state.client_tcp_flags,
+                state.pod_tcp_flags,
+            )
         };
         let flows = [Tcp, Udp].map(|protocol| (lab.flow(flow(protocol)).map(facts), lab.slot(flow(protocol))));
         *all.lock().unwrap() = (outcomes, vec![format!("{flows:?}")]);

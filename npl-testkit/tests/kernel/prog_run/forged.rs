@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Segments with a client's address from a sender who does not see that client's traffic, and guesses no number.
+
+use std::net::SocketAddr;
+
+use npl_common::mapping::protocol;
+use npl_common::reason::Reason;
+use npl_common::{conntrack, flow::FlowState};
+use npl_testkit::packet::Packet;
+use npl_testkit::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN};
+
+use super::scene::{
+    CLIENT_ISN, DIRECT_ISNS, NODE_PORT, POD_ISN, Tcp, bare, client, direct_answer, establish, flow,
+    is_reply_translated, node, pod, second_node_ip, tcp, to, with_isns, with_mappings,
+};
+use crate::counters::{establishing_request, first_request, reason, request};
+use crate::lab::{Lab, NEXT};
+
+const FLAGS: [u8; 8] = [SYN, SYN | ACK, ACK, FIN | ACK, FIN, RST, RST | ACK, 0];
+
+/// Initial sequence numbers of forged segments, half the number space away from those of the connections or nearer, and outside of every
+/// window.
+const FORGED_ISNS: [(u32, u32); 3] = [
+    (CLIENT_ISN ^ 1 << 31, POD_ISN ^ 1 << 31),
+    (CLIENT_ISN + (1 << 26), POD_ISN + (1 << 26)),
+    (CLIENT_ISN.wrapping_sub(1 << 26), POD_ISN.wrapping_sub(1 << 26)),
+];
+
+fn second() -> SocketAddr {
+    (second_node_ip(), NODE_PORT).into()
+}
+
+/// The mapping forwards each forged segment to the Pod, which judges it.
+#[track_caller]
+fn attack(lab: &mut Lab, node: SocketAddr) {
+    for isns in FORGED_ISNS {
+        for flags in FLAGS {
+            let forged = with_isns(tcp(client(), node, flags, b""), isns);
+            let outcome = lab.ingress(&forged);
+            assert_eq!((outcome.action, outcome.bytes), (NEXT, to(&forged, pod()).build()), "{flags:#x}");
+        }
+    }
+}
+
+#[track_caller]
+fn attack_by_both(lab: &mut Lab) {
+    for node in [node(), second()] {
+        attack(lab, node);
+    }
+}
+
+#[track_caller]
+fn is_request_translated(lab: &mut Lab, flags: u8) {
+    let packet = tcp(client(), node(), flags, b"");
+    lab.ingress(&packet).is(&to(&packet, pod()), request("61000/tcp", bare()));
+}
+
+#[track_caller]
+fn establishes(lab: &mut Lab) {
+    let ack = tcp(client(), node(), ACK, b"");
+    lab.ingress(&ack).is(&to(&ack, pod()), establishing_request("61000/tcp", bare()));
+}
+
+fn timeout(state: &FlowState) -> u64 {
+    let state = conntrack::State::established(state.client_tcp_flags, state.pod_tcp_flags);
+    conntrack::established_timeout_ns(state, protocol::TCP, false)
+}
+
+/// The connection is as it was before the forged segments.
+#[track_caller]
+fn is_undisturbed(lab: &mut Lab) {
+    is_request_translated(lab, ACK | PSH);
+    is_reply_translated(lab, ACK);
+    let entry = lab.flow(flow(Tcp)).unwrap();
+    assert_eq!((entry.node_addr, entry.state.node_port), (node().ip(), NODE_PORT));
+    assert_eq!((entry.state.client_tcp_flags | entry.state.pod_tcp_flags) & (FIN | RST), 0);
+    assert_eq!(timeout(&entry.state), conntrack::TCP_NS);
+}
+
+#[test]
+fn forged_segments_before_during_and_after_a_handshake_do_not_disturb_it() {
+    with_mappings(|lab| {
+        attack_by_both(lab);
+        let syn = tcp(client(), node(), SYN, b"");
+        lab.ingress(&syn).is(&to(&syn, pod()), first_request("61000/tcp", bare()));
+        attack_by_both(lab);
+        is_reply_translated(lab, SYN | ACK);
+        attack_by_both(lab);
+        is_reply_translated(lab, SYN | ACK);
+        assert_eq!(lab.flow(flow(Tcp)), None);
+        establishes(lab);
+        attack_by_both(lab);
+        is_reply_translated(lab, ACK);
+        is_undisturbed(lab);
+    });
+}
+
+#[test]
+fn forged_segments_do_not_disturb_an_established_connection() {
+    with_mappings(|lab| {
+        establish(lab);
+        is_reply_translated(lab, ACK);
+        for _ in 0..3 {
+            attack_by_both(lab);
+            is_undisturbed(lab);
+        }
+        // The Pod's answers to forged segments: a challenge ACK (RFC 5961), and resets, which the client ignores.
+        is_reply_translated(lab, ACK);
+        is_request_translated(lab, FIN | ACK);
+        is_reply_translated(lab, FIN | ACK);
+        assert_eq!(timeout(&lab.flow(flow(Tcp)).unwrap().state), conntrack::CLOSED_NS, "the client's own FIN counts");
+    });
+}
+
+/// The Pod's segment of the direct connection leaves unchanged.
+#[track_caller]
+fn is_direct(lab: &mut Lab, packet: &Packet) {
+    lab.egress(packet).is(packet, reason(Reason::UntrackedReply));
+}
+
+#[test]
+fn forged_segments_do_not_take_the_replies_of_a_direct_connection() {
+    with_mappings(|lab| {
+        attack_by_both(lab);
+        let syn = with_isns(tcp(client(), pod(), SYN, b""), DIRECT_ISNS);
+        lab.ingress(&syn).is(&syn, vec![]);
+        attack_by_both(lab);
+        for flags in [SYN | ACK, ACK, ACK | PSH, FIN | ACK, RST | ACK, RST] {
+            is_direct(lab, &direct_answer(flags));
+            attack_by_both(lab);
+            is_direct(lab, &direct_answer(flags));
+        }
+        assert_eq!((lab.flow(flow(Tcp)), lab.own_slot(flow(Tcp))), (None, None));
+    });
+}
+
+#[test]
+fn lost_entry_is_recovered_within_one_round_trip_despite_forged_segments() {
+    with_mappings(|lab| {
+        establish(lab);
+        is_reply_translated(lab, ACK);
+        for _ in 0..3 {
+            lab.evict(flow(Tcp));
+            lab.set_slot(flow(Tcp), 0);
+            attack_by_both(lab);
+            let data = tcp(client(), node(), ACK | PSH, b"");
+            assert_eq!(lab.ingress(&data).bytes, to(&data, pod()).build());
+            is_reply_translated(lab, ACK);
+            attack(lab, node());
+            assert_eq!(lab.flow(flow(Tcp)), None, "no forged segment establishes the flow");
+            establishes(lab);
+            is_reply_translated(lab, ACK);
+            is_undisturbed(lab);
+        }
+    });
+}
+
+/// A sender who sees a SYN-ACK that is not for its own SYN gets nothing either: the Pod acknowledges the client's number.
+#[test]
+fn refusal_of_a_forged_handshake_does_not_refuse_the_clients() {
+    with_mappings(|lab| {
+        let (forged_isn, pod_isn) = FORGED_ISNS[0];
+        lab.ingress(&with_isns(tcp(client(), second(), SYN, b""), FORGED_ISNS[0]));
+        lab.ingress(&tcp(client(), node(), SYN, b""));
+        lab.egress(&with_isns(tcp(pod(), client(), RST | ACK, b""), (pod_isn, forged_isn)));
+        is_reply_translated(lab, SYN | ACK);
+        establishes(lab);
+        is_reply_translated(lab, ACK);
+        is_undisturbed(lab);
+    });
+}
