@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-//! The connection tracking state machine: one pure [`step`], which the kernel programs run for each packet, the agent's sweeper
-//! for each silence, and readers in user space to name a state.
+//! The connection tracking state machine: one pure [`step`], which the kernel programs run for each packet, the agent's
+//! sweeper for each silence, and readers in user space to name a state.
 //!
-//! An entry is created by the client's packet, never by the Pod's. A lost entry is recreated by the client's next packet.
-//! Entries before [`Phase::ESTABLISHED`] are words of the half-open cache ([`crate::half_open`]), later ones elements of the flow
-//! table ([`crate::flow`]).
+//! An entry is created by the client's packet, never by the Pod's. A lost entry is recreated by the client's next
+//! packet. Entries before [`Phase::ESTABLISHED`] are words of the half-open cache ([`crate::half_open`]), later ones
+//! elements of the flow table ([`crate::flow`]).
 //!
 //! | phase | event | next phase | action |
 //! |---|---|---|---|
@@ -32,15 +32,18 @@
 //!
 //! # Proof
 //!
-//! Anybody can send a packet with a client's address. A sender who does not see the client's traffic has to guess 32-bit numbers, so an
-//! event is `proven` if its numbers fit the connection:
+//! Anybody can send a packet with a client's address. A sender who does not see the client's traffic has to guess
+//! 32-bit numbers, so an event is `proven` if its numbers fit the connection:
 //!
-//! * A Pod's segment belongs to a handshake if it acknowledges that handshake's SYN exactly: [`handshake_key`] is part of the
+//! * A Pod's segment belongs to a handshake if it acknowledges that handshake's SYN exactly: [`handshake_key`] is part
+//!   of the
 //!   entry's hash.
 //! * A client's segment completes a handshake if it acknowledges the Pod's SYN-ACK exactly: [`reply_key`].
-//! * An entry that a segment in the middle of a connection opened takes a Pod's segment whose numbers are near those of the client's:
+//! * An entry that a segment in the middle of a connection opened takes a Pod's segment whose numbers are near those of
+//!   the client's:
 //!   [`Numbers::admit`].
-//! * A FIN or RST of the client counts if its number is near the Pod's last acknowledgement: [`is_near_acknowledgement`].
+//! * A FIN or RST of the client counts if its number is near the Pod's last acknowledgement:
+//!   [`is_near_acknowledgement`].
 
 use crate::{
     flow::tcp_flag::{ACK, FIN, RST, SYN},
@@ -58,13 +61,14 @@ pub const REPLIED_NS: u64 = 300 * SECOND;
 pub const CLOSED_NS: u64 = 30 * SECOND;
 /// Silence after a FIN of one side, nanoseconds: as `nf_conntrack_tcp_timeout_fin_wait`.
 pub const HALF_CLOSED_NS: u64 = 120 * SECOND;
-/// Silence of a TCP connection whose Pod has sent nothing but its SYN-ACK, nanoseconds: as `nf_conntrack_tcp_timeout_syn_recv`.
+/// Silence of a TCP connection whose Pod has sent nothing but its SYN-ACK, nanoseconds: as
+/// `nf_conntrack_tcp_timeout_syn_recv`.
 pub const UNANSWERED_NS: u64 = 60 * SECOND;
 /// Silence of an established TCP connection, nanoseconds: as `nf_conntrack_tcp_timeout_established`.
 pub const TCP_NS: u64 = 5 * 24 * 3600 * SECOND;
 /// Silence of a UDP flow, nanoseconds: RFC 4787, section 4.3.
 pub const UDP_NS: u64 = 300 * SECOND;
-/// The same while the flow table is crowded: most of such flows are one question and its answer.
+/// As [`UDP_NS`], while the flow table is crowded: most of such flows are one question and its answer.
 pub const UDP_CROWDED_NS: u64 = 30 * SECOND;
 /// Silence of an SCTP association, whose heartbeats come every 30 s (RFC 9260), nanoseconds.
 pub const SCTP_NS: u64 = 3600 * SECOND;
@@ -133,7 +137,8 @@ pub struct State {
     pub phase: Phase,
     /// TCP flags that the client has sent since the flow was established, or-ed together.
     pub client_flags: u8,
-    /// TCP flags that the Pod has sent since, or-ed together, without the ACK of a SYN-ACK: see [`State::has_pod_spoken`].
+    /// TCP flags that the Pod has sent since, or-ed together, without the ACK of a SYN-ACK: see
+    /// [`State::has_pod_spoken`].
     pub pod_flags: u8,
 }
 
@@ -248,11 +253,13 @@ pub const fn mid_stream_key(flow: u64) -> u64 {
 pub struct Numbers(pub u64);
 
 impl Numbers {
-    /// How far a Pod's numbers may be from the client's, in bytes: as far as the largest receive windows of today's hosts.
+    /// How far a Pod's numbers may be from the client's, in bytes: as far as the largest receive windows of today's
+    /// hosts.
     pub const WINDOW: u32 = 1 << 25;
 
-    /// Whether a Pod's segment answers the client's: both its numbers are within [`Self::WINDOW`] of the client's, or it is a RST with
-    /// exactly the number that the client acknowledged. Numbers of another connection pass with a probability of 1 in 4096.
+    /// Whether a Pod's segment answers the client's: both its numbers are within [`Self::WINDOW`] of the client's, or
+    /// it is a RST with exactly the number that the client acknowledged. Numbers of another connection pass with a
+    /// probability of 1 in 4096.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
     #[expect(clippy::cast_possible_truncation, reason = "each half is taken")]
@@ -280,8 +287,8 @@ impl Numbers {
     }
 }
 
-/// Bytes that a client's FIN or RST may be ahead of the Pod's last acknowledgement that an entry has. A blind sender hits with a
-/// probability of 1 in 4096.
+/// Bytes that a client's FIN or RST may be ahead of the Pod's last acknowledgement that an entry has. A blind sender
+/// hits with a probability of 1 in 4096.
 pub const CLOSING_WINDOW: u32 = 1 << 19;
 
 /// Whether a client's number is near the Pod's last acknowledgement, so that its FIN or RST counts.
@@ -298,7 +305,7 @@ const fn is_near(a: u32, b: u32, window: u32) -> bool {
     a.wrapping_sub(b).wrapping_add(window) < 2 * window
 }
 
-/// What happens to an entry.
+/// Events of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Event {
     /// The client's TCP segment or SCTP packet.
@@ -346,7 +353,7 @@ impl Event {
     }
 }
 
-/// What the caller of [`step`] does with the entry.
+/// Actions of the caller of [`step`] on the entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
     /// There is no entry, and none is made: the packet is not translated.
@@ -367,7 +374,7 @@ pub enum Action {
 
 /// The next state of an entry, and the action that brings it about. See the table of the module.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "kernel programs have no call budget to give away")]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn step(state: State, event: Event) -> (State, Action) {
     match event {
         Event::ClientDatagram => client_datagram(state),
@@ -708,7 +715,8 @@ mod tests {
             prop_assert_eq!(established_timeout_ns(after, TCP, false), established_timeout_ns(before, TCP, false));
         }
 
-        /// A sender who guesses no number, and sees no reply that fits, gets no further than an entry that takes no reply.
+        /// A sender who guesses no number, and sees no reply that fits, gets no further than an entry that takes no
+        /// reply.
         #[test]
         fn no_sequence_of_forged_segments_takes_a_reply_of_another_connection(
             flags in vec((select(ALL_FLAGS.to_vec()), any::<bool>()), 1..20),
@@ -748,7 +756,8 @@ mod tests {
             }
         }
 
-        /// Of a connection with other numbers, one segment in 4096 passes; of the same connection, each within the window.
+        /// Of a connection with other numbers, one segment in 4096 passes; of the same connection, each within the
+        /// window.
         #[test]
         fn replies_within_the_window_are_admitted_and_no_others(
             sequence: u32, acknowledgement: u32, ahead in 0..Numbers::WINDOW, behind in 1..=Numbers::WINDOW, far in Numbers::WINDOW..u32::MAX - Numbers::WINDOW,

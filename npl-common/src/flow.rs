@@ -67,8 +67,8 @@ map_type! {
         pub generation: u32,
         /// Low half of `jiffies` at `last_seen_ns`.
         pub refreshed: u32,
-        /// TCP: the Pod's acknowledgement number at the last refresh, host order, which a client's FIN or RST has to be near; at first,
-        /// the number of the client's segment that established the flow. 0 for other protocols.
+        /// TCP: the Pod's acknowledgement number at the last refresh, host order, which a client's FIN or RST has to be
+        /// near; at first, the number of the client's segment that established the flow. 0 for other protocols.
         pub pod_acknowledgement: u32,
         /// Node port of the NAT address, host order.
         pub node_port: u16,

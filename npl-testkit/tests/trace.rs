@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The trace build: its programs load, and log verdicts with level, reason and flow tuple. Needs root, and the object of
+//! The trace build: its programs load, and log verdicts with level, reason and flow tuple. Needs root, and the object
+//! of
 //! `cargo xtask build-ebpf --features trace`.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test ends at what it did not expect")]
@@ -30,7 +31,8 @@ const NODE_PORT: u16 = 61_000;
 const RESTRICTED_PORT: u16 = 61_001;
 const UNMAPPED_PORT: u16 = 61_002;
 
-/// The rights of the init container of `deploy/npl.yaml`. Without `CAP_PERFMON`, the verifier refuses the programs of a trace build.
+/// The rights of the init container of `deploy/npl.yaml`. Without `CAP_PERFMON`, the verifier refuses the programs of a
+/// trace build.
 const CAPABILITIES: [Capability; 4] =
     [Capability::CAP_BPF, Capability::CAP_NET_ADMIN, Capability::CAP_SYS_RESOURCE, Capability::CAP_PERFMON];
 

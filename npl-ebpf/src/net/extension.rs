@@ -40,8 +40,8 @@ struct FragmentHeader {
     id: u32,
 }
 
-/// Walks the extension headers to the transport header, or to the fragment header of a later fragment. `None` if there are too
-/// many, one is cut off, or a source route has segments left.
+/// Walks the extension headers to the transport header, or to the fragment header of a later fragment. `None` if there
+/// are too many, one is cut off, or a source route has segments left.
 #[inline(always)]
 pub fn skip_extensions(ctx: &TcContext, chain: &mut HeaderChain<V6>) -> Option<()> {
     let headers = &mut chain.headers;

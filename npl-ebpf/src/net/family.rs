@@ -9,9 +9,9 @@ use crate::base::{context::Access, error::Unparsed};
 pub trait Addressing: Sized {
     type Addr: Copy + PartialEq;
 
-    /// What an address adds to an Internet checksum. The sum of two addresses and two words fits in 32 bits.
+    /// Contribution of an address to an Internet checksum. The sum of two addresses and two words fits in 32 bits.
     fn sum(addr: Self::Addr) -> u32;
-    /// What a checksum gains when `new` replaces `old`.
+    /// Change of the sum when `new` replaces `old`.
     fn difference(old: Self::Addr, new: Self::Addr) -> u32;
     /// The seeded hash of two addresses and the rest of a flow's identity.
     fn hash(seed: u64, client: Self::Addr, pod: Self::Addr, ports_and_protocol: u64) -> u64;
@@ -43,8 +43,8 @@ pub trait HeaderLayout: Addressing {
 
     /// Reads the IP header `L2` bytes in, and locates the transport header of a fast-path packet.
     fn locate<const L2: usize>(ctx: &impl Access) -> Result<Headers<Self>, Unparsed>;
-    /// Reads the IP header at any offset, and walks its options or extension headers to the transport header. `None` if there is
-    /// no IP header, or the chain leads to no transport header for this destination.
+    /// Reads the IP header at any offset, and walks its options or extension headers to the transport header. `None` if
+    /// there is no IP header, or the chain leads to no transport header for this destination.
     fn parse_chain(ctx: &TcContext, l3: usize) -> Option<HeaderChain<Self>>;
     /// Whether an ICMP type is an error.
     fn is_error(kind: u8) -> bool;
@@ -54,7 +54,7 @@ pub trait HeaderLayout: Addressing {
     fn write_tail<T: Copy, const L2: usize>(ctx: &impl Access, value: T) -> bool;
     /// The header's tail with new addresses, whose checksum differs by `difference`.
     fn tail(ttl_fields: Self::TtlFields, source: Self::Addr, destination: Self::Addr, difference: u32) -> Self::Tail;
-    /// The fields for one hop less; `None` if this was the last hop.
+    /// The fields with a decremented TTL; `None` if the TTL would reach 0.
     fn decrement_ttl(ttl_fields: Self::TtlFields) -> Option<Self::TtlFields>;
     /// Bytes of a packet, as its IP header `L2` bytes in says.
     fn packet_length<const L2: usize>(ctx: &TcContext, ttl_fields: Self::TtlFields) -> Option<u16>;
@@ -100,13 +100,14 @@ impl<F: HeaderLayout> HeaderChain<F> {
 pub struct Fragment {
     /// The datagram's identification, as loaded.
     pub id: u32,
-    /// The protocol that identifies the datagram beside its identification; 0 in IPv6, where later fragments need not have it.
+    /// The protocol that identifies the datagram beside its identification; 0 in IPv6, where later fragments need not
+    /// have it.
     pub protocol: u8,
-    /// Whether another fragment precedes it, so that it has no ports.
+    /// Whether the packet is a later fragment, which has no ports.
     pub is_later: bool,
-    /// Whether it is the first of several.
+    /// Whether the packet is the first of several fragments.
     pub is_first: bool,
-    /// Whether it is the last of several.
+    /// Whether the packet is the last of several fragments.
     pub is_last: bool,
     /// Number of the first header of the datagram's content, as this fragment says.
     pub content: u8,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! ICMP errors, which quote the packet that they are about as it was where it was lost.
+//! ICMP errors and the packets that they quote, as seen by the host that sent the error.
 
 use core::{mem::offset_of, num::NonZeroUsize};
 
@@ -54,7 +54,8 @@ pub fn parse_quote<F: HeaderLayout>(
     Packet::from_chain(ctx, chain, sctp_end).ok_or(UNREADABLE)
 }
 
-/// The numbers of the quoted segment. TCP's sequence number is in every quote; a number that the quote does not have is 0.
+/// The numbers of the quoted segment. TCP's sequence number is in every quote; a number that the quote does not have is
+/// 0.
 #[inline(always)]
 pub fn quoted_numbers<F: HeaderLayout>(ctx: &TcContext, quote: &Packet<F>) -> Numbers {
     Numbers(load_numbers(context::skb(ctx), quote.headers.l4, quote.headers.protocol))

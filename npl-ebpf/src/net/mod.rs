@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Packet formats: headers, parsing, IPv4, IPv6, ICMP and SCTP. Imports `base` only, and knows no map but through its callers.
+//! Packet formats: headers, parsing, IPv4, IPv6, ICMP and SCTP. Imports `base` only, and knows no map but through its
+//! callers.
 
 mod extension;
 pub mod family;

@@ -22,8 +22,8 @@ pub struct Packet<F: HeaderLayout> {
     pub l3: usize,
     pub headers: Headers<F>,
     pub ports: Ports,
-    /// End of the datagram that the transport header belongs to. `None` on the fast path, which does not need it, for a TCP header that
-    /// is cut off, and for a first SCTP fragment whose datagram length is unknown.
+    /// End of the datagram that the transport header belongs to. `None` on the fast path, which does not need it, for a
+    /// TCP header that is cut off, and for a first SCTP fragment whose datagram length is unknown.
     pub end: Option<NonZeroUsize>,
     /// Bytes of a TCP header; 0 for other protocols and off the fast path.
     header_length: u8,
@@ -60,7 +60,8 @@ impl<F: HeaderLayout> Packet<F> {
         Ok(Self { l3: L2, headers, ports, end: None, header_length, is_truncated, segment })
     }
 
-    /// Parses the transport header behind a chain. `sctp_end` gives the end of the datagram that a first SCTP fragment belongs to.
+    /// Parses the transport header behind a chain. `sctp_end` gives the end of the datagram that a first SCTP fragment
+    /// belongs to.
     #[inline(always)]
     pub fn from_chain(
         ctx: &TcContext,
@@ -88,8 +89,8 @@ impl<F: HeaderLayout> Packet<F> {
         Self { headers: Headers { ttl_fields, ..self.headers }, ..*self }
     }
 
-    /// Flags and numbers of a TCP segment, or an SCTP packet in its terms: see [`Segment`]. `Err` if the packet cannot be translated: its
-    /// transport header is cut off, or its SCTP datagram's length is unknown.
+    /// Flags and numbers of a TCP segment, or an SCTP packet in its terms: see [`Segment`]. `Err` if the packet cannot
+    /// be translated: its transport header is cut off, or its SCTP datagram's length is unknown.
     #[inline(always)]
     pub fn segment(&self, ctx: &impl Access) -> Result<Segment, Reason> {
         if self.headers.is_fast_path {
@@ -119,8 +120,8 @@ impl<F: HeaderLayout> Packet<F> {
 
     /// Copies the beginning of the transport header.
     ///
-    /// Behind options its offset is not a constant: a program without `CAP_PERFMON` may move packet pointers by constants only, so the
-    /// kernel's helper copies it.
+    /// Behind options its offset is not a constant: a program without `CAP_PERFMON` may move packet pointers by
+    /// constants only, so the kernel's helper copies it.
     #[inline(always)]
     pub fn read_transport<T: Copy, const L2: usize>(&self, ctx: &impl Access) -> Option<T> {
         if self.headers.is_fast_path { F::read_transport::<T, L2>(ctx) } else { ctx.load(self.headers.l4) }

@@ -51,8 +51,9 @@ impl Chunk {
     }
 }
 
-/// Chunks that are walked, more than senders put ahead of a chunk that is cut. Few enough for the compiler to unroll: the verifier of
-/// Linux 6.12 finds no end of a loop in a program without `CAP_PERFMON`, since it also follows mispredicted branches.
+/// Chunks that are walked, more than senders put ahead of a chunk that is cut. Few enough for the compiler to unroll:
+/// the verifier of Linux 6.12 finds no end of a loop in a program without `CAP_PERFMON`, since it also follows
+/// mispredicted branches.
 const MAX_CHUNKS: usize = 6;
 
 /// The beginning of an INIT or INIT ACK chunk. Words are as loaded.
@@ -68,8 +69,8 @@ pub const VERIFICATION_TAG: usize = offset_of!(SctpHeader, tag);
 /// Offset of the initiate tag of a packet that begins with an INIT or INIT ACK chunk.
 pub const INITIATE_TAG: usize = size_of::<SctpHeader>() + offset_of!(Init, tag);
 
-/// A packet that ends at `end` in terms of TCP, by its first chunk: an initiate tag is a SYN's number plus one, and the verification tag
-/// acknowledges it. `None` if it has no chunk.
+/// A packet that ends at `end` in terms of TCP, by its first chunk: an initiate tag is a SYN's number plus one, and the
+/// verification tag acknowledges it. `None` if it has no chunk.
 #[inline(always)]
 pub fn segment(ctx: &impl Access, l4: usize, end: usize) -> Option<Segment> {
     let offset = l4 + size_of::<SctpHeader>();
@@ -83,8 +84,8 @@ pub fn segment(ctx: &impl Access, l4: usize, end: usize) -> Option<Segment> {
     Some(Segment::new(sequence, acknowledgement, flags))
 }
 
-/// The likely end of the packet whose first fragment ends at `end`: where the chunk ends that the fragment cuts. 0 if no chunk is cut,
-/// or too many chunks are ahead of it.
+/// The likely end of the packet whose first fragment ends at `end`: where the chunk ends that the fragment cuts. 0 if
+/// no chunk is cut, or too many chunks are ahead of it.
 ///
 /// A sender that knows the path MTU fragments only a chunk that it made before it knew, which is the packet's last one.
 #[inline(always)]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Later fragments of requests and replies: translated by their datagram's record. Only the IP header's checksum covers their addresses;
-//! the transport checksum is in the first fragment.
+//! Later fragments of requests and replies: translated by their datagram's record. Only the IP header's checksum covers
+//! their addresses; the transport checksum is in the first fragment.
 
 use aya_ebpf::programs::TcContext;
 use npl_common::{fragment::Record, mapping::Frontend, reason::Reason};
@@ -20,7 +20,7 @@ use crate::{
     state::{fragment, fragment_buffer, maps::Family, tuple::Backend},
 };
 
-/// Judges and rewrites a later fragment of a request.
+/// Translates, passes or drops a later fragment of a request.
 #[inline(always)]
 pub fn request<F: Family, const MODE: u8, const L2: usize>(ctx: &TcContext, mut chain: HeaderChain<F>) -> Verdict {
     let Some(config) = CONFIG.get(0) else { return Verdict::UNRELATED };
@@ -47,7 +47,8 @@ pub fn request<F: Family, const MODE: u8, const L2: usize>(ctx: &TcContext, mut 
     redirect::forward(ctx, rewrite::apply_address::<F, DESTINATION>(ctx, &chain, backend.addr), next_hop)
 }
 
-/// Judges and rewrites a later fragment of a reply. Without a record, it belongs to no reply, or arrived ahead of its first fragment.
+/// Translates, passes or drops a later fragment of a reply. Without a record, the fragment belongs to no reply, or
+/// arrived before its first fragment.
 #[inline(always)]
 pub fn reply<F: Family, const MODE: u8, const L2: usize>(ctx: &TcContext, mut chain: HeaderChain<F>) -> Verdict {
     if MODE == REDIRECT && !redirect::is_from_pod(ctx, &chain.headers) {

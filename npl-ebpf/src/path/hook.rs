@@ -22,19 +22,20 @@ pub trait Hook {
     /// Whether packets arrive at the hook's device, instead of leaving by it.
     const ON_ARRIVAL: bool;
 
-    /// Judges and rewrites a packet with ports. `on_nat` gets the NAT address of a packet that is translated or refused.
+    /// Translates, passes or drops a packet with ports. `on_nat` gets the NAT address of a packet that is translated or
+    /// refused.
     fn packet<F: Family, const L2: usize, const FAST_PATH: bool>(
         ctx: &TcContext,
         packet: &Packet<F>,
         on_nat: impl FnOnce(&NatAddress<F>),
     ) -> Verdict;
-    /// Judges and rewrites a later fragment, which has no ports.
+    /// Translates, passes or drops a later fragment, which has no ports.
     fn later_fragment<F: Family, const L2: usize>(ctx: &TcContext, chain: HeaderChain<F>) -> Verdict;
-    /// Judges and rewrites an ICMP error.
+    /// Translates, passes or drops an ICMP error.
     fn error<F: Family, const L2: usize>(ctx: &TcContext, outer: HeaderChain<F>, header: IcmpHeader) -> Verdict;
 }
 
-/// Judges and rewrites one packet whose IP header starts `L2` bytes in.
+/// Translates, passes or drops one packet whose IP header starts `L2` bytes in.
 #[inline(always)]
 pub fn translate<H: Hook, const L2: usize>(ctx: &TcContext) -> Verdict {
     match context::ether_type(ctx) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Stack observations of requests, for `--forwarding offload`: the program behind the stack, on a Pod-facing device. Rewrites nothing.
+//! Stack observations of requests, for `--forwarding offload`: the program behind the stack, on a Pod-facing device.
+//! Rewrites nothing.
 
 use aya_ebpf::programs::TcContext;
 

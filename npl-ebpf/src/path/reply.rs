@@ -126,8 +126,8 @@ impl<const MODE: u8> Hook for Replies<MODE> {
         fragment::reply::<F, MODE, L2>(ctx, chain)
     }
 
-    /// An ICMP error about a request, which quotes the Pod where the client knows the Node. Whichever host sent it, its source becomes the
-    /// node address: the client knows no other.
+    /// An ICMP error about a request quotes the Pod's address, but the client knows only the node address. The source
+    /// becomes the node address, whichever host sent the error.
     #[inline(always)]
     fn error<F: Family, const L2: usize>(ctx: &TcContext, mut outer: HeaderChain<F>, header: IcmpHeader) -> Verdict {
         if MODE == REDIRECT && !redirect::is_from_pod(ctx, &outer.headers) {
@@ -174,7 +174,8 @@ impl<const MODE: u8> Hook for Replies<MODE> {
 /// The endpoint that a packet is from.
 struct Sender {
     endpoint: Endpoint,
-    /// The flow's half-open cache entry, if a cached reply says that the flow is established as the entry says; otherwise 0.
+    /// The flow's half-open cache entry, if a cached reply says that the flow is established as the entry says;
+    /// otherwise 0.
     entry: u64,
 }
 
@@ -209,8 +210,8 @@ enum FlowSource {
 
 /// A reply's flow.
 ///
-/// Every field is always set: the verifier of a program without `CAP_PERFMON` also follows a mispredicted [`FlowSource`], and refuses a
-/// pointer that is missing there.
+/// Every field is always set: the verifier of a program without `CAP_PERFMON` also follows a mispredicted
+/// [`FlowSource`], and refuses a pointer that is missing there.
 struct ResolvedFlow<F: Family> {
     source: FlowSource,
     /// The flow table's entry; otherwise unused memory of that size.

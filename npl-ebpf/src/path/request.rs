@@ -88,8 +88,8 @@ impl<const MODE: u8> Hook for Requests<MODE> {
         fragment::request::<F, MODE, L2>(ctx, chain)
     }
 
-    /// An ICMP error about a reply, which quotes the Node's address where the Pod knows its own. The mapping gives the Pod. A router
-    /// sends the error, so the allow-list is checked against the client that the quote names.
+    /// An ICMP error about a reply quotes the node address, but the Pod knows only its own. The mapping gives the Pod.
+    /// A router sends the error, so the allow-list is checked against the client that the quote names.
     #[inline(always)]
     fn error<F: Family, const L2: usize>(ctx: &TcContext, mut outer: HeaderChain<F>, header: IcmpHeader) -> Verdict {
         let Some(config) = CONFIG.get(0) else { return Verdict::UNRELATED };
@@ -138,7 +138,8 @@ impl<const MODE: u8> Hook for Requests<MODE> {
     }
 }
 
-/// Finds the mapping of a packet, tracks and counts the request; or gives the verdict on a packet that no mapping accepts.
+/// Finds the mapping of a packet, tracks and counts the request; or gives the verdict on a packet that no mapping
+/// accepts.
 #[inline(always)]
 pub fn accept<F: Family, const MODE: u8>(
     ctx: &impl Access,
@@ -198,8 +199,9 @@ pub fn accept<F: Family, const MODE: u8>(
     Ok(Accepted { backend, next_hop, is_offloaded })
 }
 
-/// Tracks a packet that no mapping accepted and that can be a client's datagram to a Pod's own address, unless `is_tracked` says that the
-/// XDP program did. For connections, the Pod's SYN-ACK shows it.
+/// Tracks a packet that no mapping accepted and that can be a client's datagram to a Pod's own address, unless
+/// `is_tracked` says that the XDP program did. For TCP and SCTP, the Pod's SYN-ACK or INIT ACK reveals the direct
+/// connection.
 #[inline(always)]
 pub fn track_direct<F: Family>(packet: &Packet<F>, is_tracked: impl FnOnce(&Config) -> bool) {
     let (headers, protocol) = (&packet.headers, packet.headers.protocol);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! The slow path: ICMP errors, fragments, SCTP, and packets with options or extension headers.
 //!
-//! Programs of their own, which the fast path tail-calls: few packets need them, and they have a stack of their own. Each step is a
-//! function that is not inlined, because all steps together exceed that stack.
+//! Programs of their own, which the fast path tail-calls: few packets need them, and they have a stack of their own.
+//! Each step is a function that is not inlined, because all steps together exceed that stack.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use npl_common::{config::Config, reason::Reason};
@@ -25,7 +25,7 @@ const IS_FRAGMENT: i32 = i32::MAX - 1;
 const IS_LEAVING: i32 = i32::MAX - 2;
 const IS_UNREADABLE: i32 = i32::MAX - 3;
 
-/// Judges and rewrites a packet whose IP header starts `L2` bytes in.
+/// Translates, passes or drops a packet whose IP header starts `L2` bytes in.
 #[inline(always)]
 pub fn translate<H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
     match context::ether_type(ctx) {
@@ -42,7 +42,7 @@ fn translate_family<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32
         return Verdict::UNRELATED.into_action();
     }
     let action = run_steps::<F, H, L2>(ctx);
-    // After fragments were re-injected with the same skb: those can still take the stack.
+    // Only now: fragments that were re-injected with the same skb may take the stack, and must not carry the mark.
     if H::ON_ARRIVAL
         && H::END == SOURCE
         && verdict::is_redirect(action)
@@ -151,7 +151,7 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
         return IS_LEAVING;
     }
     let (is_translated, is_by_stack) = (verdict.is_translated(), H::ON_ARRIVAL && !verdict.is_redirected());
-    // The record of a dropped first fragment has the later ones dropped by the same mapping.
+    // The record of a dropped first fragment makes the same mapping drop the later ones.
     let is_dropped = verdict.is_drop();
     // Ahead of the rest: the verifier of a program without `CAP_PERFMON` loses a reason that only some verdicts have.
     let action = verdict.into_action();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Local clients, on the Node itself and in its Pods. Their packets pass no uplink, so NAT happens at the socket: it connects to the Pod
-//! from the start, and socket reverse NAT shows the client the address that it connected to.
+//! Local clients, on the Node itself and in its Pods. Their packets pass no uplink, so NAT happens at the socket: it
+//! connects to the Pod from the start, and socket reverse NAT shows the client the address that it connected to.
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -129,8 +129,8 @@ fn backend<F: Family>(ctx: &SockAddrContext, nat: &SocketAddr<F>, protocol: u8) 
 
 /// Removes the entry of a socket that sent to a Pod through a mapping, and now sends to the Pod directly.
 ///
-/// Not for a connected socket: on each send of an IPv6 socket that is connected to an IPv4 Pod, the kernel passes the Pod's address to the
-/// IPv4 program.
+/// Not for a connected socket: on each send of an IPv6 socket that is connected to an IPv4 Pod, the kernel passes the
+/// Pod's address to the IPv4 program.
 #[inline(always)]
 fn remove_if_direct<F: Family>(ctx: &SockAddrContext, kind: Call, pod: SocketAddr<F>) {
     let flow = SocketFlow { socket: socket(ctx), pod };
@@ -181,7 +181,7 @@ fn port(call: *const bpf_sock_addr) -> u16 {
 /// Host order.
 #[inline(always)]
 fn set_port(call: *mut bpf_sock_addr, port: u16) {
-    // SAFETY: a field of the kernel's context that all these programs may write, as a datagram_length.
+    // SAFETY: a field of the kernel's context that all these programs may write as a whole.
     unsafe { (&raw mut (*call).user_port).write_volatile(u32::from(port.to_be())) };
 }
 

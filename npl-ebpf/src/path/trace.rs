@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Logs of the trace build: each verdict but `UNRELATED`, which nearly every packet of the Node has. In other builds, these functions
-//! only call what they are given.
+//! Logs of the trace build: each verdict but `UNRELATED`, which nearly every packet of the Node has. In other builds,
+//! these functions only call what they are given.
 
 #[cfg(not(feature = "trace"))]
 pub use without::{packet, step};
@@ -31,7 +31,8 @@ mod without {
     }
 }
 
-/// Everything here is called and not inlined, so that programs and logs use the same bytes of the stack one after the other.
+/// Everything here is called and not inlined, so that programs and logs use the same bytes of the stack one after the
+/// other.
 #[cfg(feature = "trace")]
 mod logged {
     use core::hint::black_box;
@@ -74,8 +75,8 @@ mod logged {
         verdict
     }
 
-    /// Runs a step of the slow path, and logs its verdict, if it gives one. Each step by itself: a fragment that a later step
-    /// re-injects runs through the programs in between.
+    /// Runs a step of the slow path, and logs its verdict, if it gives one. Each step by itself: a fragment that a
+    /// later step re-injects runs through the programs in between.
     #[inline(always)]
     pub fn step<F: Family, H: Hook, const L2: usize>(
         skb: *mut __sk_buff,
@@ -87,7 +88,8 @@ mod logged {
         action
     }
 
-    /// Judges and rewrites a frame, and logs the verdict. The TC program behind logs that of a frame that is passed unchanged.
+    /// Judges and rewrites a frame, and logs the verdict. The TC program behind logs that of a frame that is passed
+    /// unchanged.
     #[inline(always)]
     pub fn frame<F: Family, const MULTI_BUFFER: bool>(
         frame: &Frame<MULTI_BUFFER>,
@@ -112,7 +114,8 @@ mod logged {
         ctx: *mut xdp_md,
         judge: impl FnOnce(&Frame<MULTI_BUFFER>) -> Verdict,
     ) -> Verdict {
-        // Opaque: otherwise the compiler passes the caller's packet pointers instead of the context, and the verifier refuses them.
+        // Opaque: otherwise the compiler passes the caller's packet pointers instead of the context, and the verifier
+        // refuses them.
         judge(&Frame(XdpContext::new(black_box(ctx))))
     }
 
@@ -162,8 +165,8 @@ mod logged {
 
     /// Logs the noted verdict.
     ///
-    /// Texts are of one length and come from tables, by bytes of the note: the verifier follows every branch, and every length, through all
-    /// that is written afterwards.
+    /// Texts are of one length and come from tables, by bytes of the note: the verifier follows every branch, and every
+    /// length, through all that is written afterwards.
     #[inline(never)]
     fn write_log(is_reply: bool) {
         let Some(note) = trace::note() else { return };
@@ -227,7 +230,8 @@ mod logged {
         text: Text<32>,
     }
 
-    /// Elements of the table by kinds and reasons of verdicts: powers of two, because the verifier knows the bounds of a masked index.
+    /// Elements of the table by kinds and reasons of verdicts: powers of two, because the verifier knows the bounds of
+    /// a masked index.
     const KINDS: usize = 8;
     const REASONS: usize = Reason::ALL.len().next_power_of_two();
 

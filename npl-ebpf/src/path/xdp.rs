@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Requests of the fast path in XDP, ahead of the stack. All other frames pass unchanged to the program at TC ingress, which takes a
-//! translated frame for a client's packet to the Pod's address.
+//! Requests of the fast path in XDP, ahead of the stack. All other frames pass unchanged to the program at TC ingress,
+//! which takes a translated frame for a client's packet to the Pod's address.
 
 use aya_ebpf::programs::{TcContext, XdpContext};
 use npl_common::config::{Config, FLAG_XDP};
@@ -25,14 +25,15 @@ pub fn translates_before(config: &Config, ctx: &TcContext) -> bool {
     config.flags & FLAG_XDP != 0 && unsafe { XDP_DEVICE.get(&ctx.ifindex()) }.is_some()
 }
 
-/// Judges and rewrites one frame.
+/// Translates, passes or drops one frame.
 #[inline(always)]
 pub fn translate<const MULTI_BUFFER: bool>(ctx: XdpContext) -> u32 {
     let frame = Frame::<MULTI_BUFFER>(ctx);
     let verdict = match frame.ether_type() {
         Some(V4::ETHER_TYPE) => judge::<V4, MULTI_BUFFER>(&frame),
         Some(V6::ETHER_TYPE) => judge::<V6, MULTI_BUFFER>(&frame),
-        // A tagged frame belongs to the VLAN's device. A tag that the card stripped is not visible here (docs/datapath.md).
+        // A tagged frame belongs to the VLAN's device. A tag that the card stripped is not visible here
+        // (docs/datapath.md).
         _ => Verdict::UNRELATED,
     };
     verdict.into_frame_action()

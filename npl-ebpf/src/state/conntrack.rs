@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Connection tracking for reverse NAT. A lost entry is recreated by the client's next packet; requests never need one.
 //!
-//! The transitions are those of [`npl_common::conntrack`]; this module finds the entry that an event is about, decides whether the
-//! packet's numbers prove it, and carries the action out. A flow tuple can have several entries: that of its flow, in the half-open cache
-//! or the flow table, and those of handshakes, which take nothing from the flow until the Pod accepts one.
+//! The transitions are those of [`npl_common::conntrack`]; this module finds the entry that an event is about, decides
+//! whether the packet's numbers prove it, and carries the action out. A flow tuple can have several entries: that of
+//! its flow, in the half-open cache or the flow table, and those of handshakes, which take nothing from the flow until
+//! the Pod accepts one.
 
 use npl_common::{
     conntrack::{
@@ -33,8 +34,8 @@ use crate::{
 
 /// A flow's key, and its place in the half-open cache.
 ///
-/// The key is a reference, because the kernel reads it from the stack: the verifier of a program without `CAP_PERFMON` refuses to reuse
-/// a stack slot that held a pointer beside it.
+/// The key is a reference, because the kernel reads it from the stack: the verifier of a program without `CAP_PERFMON`
+/// refuses to reuse a stack slot that held a pointer beside it.
 pub struct Flow<'k, F: Family> {
     key: &'k F::FlowKey,
     pub protocol: u8,
@@ -60,10 +61,11 @@ pub enum Transition {
     HostConnection,
 }
 
-/// Opens a handshake for a client's SYN, or finds the one in progress. `payload` is the number of bytes that the SYN carries.
+/// Opens a handshake for a client's SYN, or finds the one in progress. `payload` is the number of bytes that the SYN
+/// carries.
 ///
-/// No other entry is read: a SYN flood costs little, and a forged SYN takes nothing from an established connection. Each SYN has an entry of
-/// its own, so that a forged one takes nothing from another handshake of the tuple either.
+/// No other entry is read: a SYN flood costs little, and a forged SYN takes nothing from an established connection.
+/// Each SYN has an entry of its own, so that a forged one takes nothing from another handshake of the tuple either.
 #[inline(always)]
 pub fn open_handshake<F: Family>(hash: u64, request: &Request<F>, payload: u32) -> Transition {
     let acknowledgement = request.segment.sequence().wrapping_add(1);
@@ -171,7 +173,8 @@ impl<'k, F: Family> Flow<'k, F> {
         if half_open::matches(entry, self.hash) { Some(entry) } else { None }
     }
 
-    /// The cached look-ups of the flow's replies: the flow is established as its entry says, and its sender is this endpoint.
+    /// The cached look-ups of the flow's replies: the flow is established as its entry says, and its sender is this
+    /// endpoint.
     #[inline(always)]
     pub fn cached_reply(&self, epoch: Epoch) -> Option<(u64, Endpoint)> {
         let entry = self.half_open()?;
@@ -179,7 +182,8 @@ impl<'k, F: Family> Flow<'k, F> {
         Some((entry, endpoint))
     }
 
-    /// Caches the look-ups of a reply that the flow table has the flow of, if the half-open cache has the same NAT address.
+    /// Caches the look-ups of a reply that the flow table has the flow of, if the half-open cache has the same NAT
+    /// address.
     #[inline(always)]
     pub fn cache_reply(&self, epoch: Epoch, endpoint: &Endpoint, nat: &NatAddress<F>) {
         let entry = self.entry.load();
@@ -194,8 +198,8 @@ impl<'k, F: Family> Flow<'k, F> {
 
     /// Tracks a client's packet that is no SYN: see [`open_handshake`].
     ///
-    /// The hot path is one load: the half-open cache has this flow, by this NAT address, as established. A packet without an entry
-    /// belongs to the Node's own connection if `is_host_connection` says so.
+    /// The hot path is one load: the half-open cache has this flow, by this NAT address, as established. A packet
+    /// without an entry belongs to the Node's own connection if `is_host_connection` says so.
     #[inline(always)]
     pub fn track_request(&self, request: &Request<F>, is_host_connection: impl FnOnce() -> bool) -> Transition {
         let entry = self.entry.load();
@@ -235,7 +239,7 @@ impl<'k, F: Family> Flow<'k, F> {
         }
     }
 
-    /// Tracks a client's packet that the half-open cache does not know: by the flow table, or as a new flow.
+    /// Tracks a client's packet that has no entry in the half-open cache: by the flow table, or as a new flow.
     #[inline(always)]
     fn track_by_table(
         &self,
@@ -261,7 +265,8 @@ impl<'k, F: Family> Flow<'k, F> {
                     return Transition::Unchanged;
                 }
             }
-            // SAFETY: see `Family::flow_entry`; a reader that meets a half-written entry translates one packet by the old address.
+            // SAFETY: see `Family::flow_entry`; a reader of a half-written entry translates one packet by the old
+            // address.
             unsafe { entry.write(new_entry::<F>(self.protocol, request)) };
             if half_open::matches(cached, self.hash) {
                 // Otherwise the cached NAT address would hide the new one from the next request.
@@ -288,7 +293,8 @@ impl<'k, F: Family> Flow<'k, F> {
         Transition::Unchanged
     }
 
-    /// Tracks a client's segment of a TCP connection without an entry: the entry that it opens takes a reply whose numbers are near its own.
+    /// Tracks a client's segment of a TCP connection without an entry: the entry that it opens takes a reply whose
+    /// numbers are near its own.
     /// `is_known` says that the flow's own slot has the flow by another NAT address, which stays.
     #[inline(always)]
     fn track_mid_stream(&self, request: &Request<F>, is_known: bool) -> Transition {
@@ -380,8 +386,8 @@ impl<'k, F: Family> Flow<'k, F> {
         Transition::Unchanged
     }
 
-    /// Notes that the Pod accepts a handshake: the client's segment that acknowledges the SYN-ACK establishes the flow, and the tuple's
-    /// previous connection is over.
+    /// Notes that the Pod accepts a handshake: the client's segment that acknowledges the SYN-ACK establishes the flow,
+    /// and the tuple's previous connection is over.
     #[inline(always)]
     fn accept_handshake(&self, syn_ack: Segment, nat: &NatAddress<F>) {
         let key = reply_key(self.hash, syn_ack.sequence().wrapping_add(1));
@@ -420,8 +426,8 @@ impl<'k, F: Family> Flow<'k, F> {
         refresh(state, Event::from_client(self.protocol, segment.flags, is_proven), None);
     }
 
-    /// The flow table's entry that a Pod's packet belongs to: not an earlier Pod's, whose generation differs, and not that of the
-    /// tuple's previous connection, if the packet accepts a direct one.
+    /// The flow table's entry that a Pod's packet belongs to: not an earlier Pod's, whose generation differs, and not
+    /// that of the tuple's previous connection, if the packet accepts a direct one.
     #[inline(always)]
     pub fn entry_of_reply(&self, reply: Segment, generation: u32) -> Option<*mut F::FlowEntry> {
         let entry = self.table_entry()?;
@@ -433,14 +439,16 @@ impl<'k, F: Family> Flow<'k, F> {
 
     /// The handshake that a Pod's packet accepts or refuses: its numbers prove it.
     ///
-    /// A handshake that the Pod's acknowledgement finds is the packet's in any phase: late packets of a refused one are translated too.
+    /// A handshake that the Pod's acknowledgement finds is the packet's in any phase: late packets of a refused one are
+    /// translated too.
     #[inline(always)]
     pub fn opening_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
         if !is_handshake_reply(reply.flags) {
             return None;
         }
         if let Some(slot) = self.acknowledged_handshake(reply) {
-            // Every SCTP packet of an association has the tag of its INIT: an ABORT after the handshake is for the flow table.
+            // Every SCTP packet of an association has the tag of its INIT: an ABORT after the handshake is for the flow
+            // table.
             let is_of_association = self.protocol == protocol::SCTP
                 && reply.flags & tcp_flag::SYN == 0
                 && !half_open::phase(slot.load()).is(Phase::REQUESTED);
@@ -451,7 +459,8 @@ impl<'k, F: Family> Flow<'k, F> {
         if half_open::phase(slot.load()).is_opening() { Some(slot) } else { None }
     }
 
-    /// The half-open entry that a Pod's packet belongs to: its numbers prove it, or the flow was established by this entry.
+    /// The half-open entry that a Pod's packet belongs to: its numbers prove it, or the flow was established by this
+    /// entry.
     #[inline(always)]
     pub fn half_open_of_reply(&self, reply: Segment) -> Option<Cell<u64>> {
         if self.half_open().is_some() {
@@ -504,8 +513,8 @@ impl<'k, F: Family> Flow<'k, F> {
     }
 }
 
-/// Whether a client has a flow to a Pod through a mapping, and has not aborted it. The numbers of a Pod's segment find the handshake that
-/// it accepts.
+/// Whether a client has a flow to a Pod through a mapping, and has not aborted it. The numbers of a Pod's segment find
+/// the handshake that it accepts.
 ///
 /// A function of its own: its caller has no stack left.
 #[inline(never)]
@@ -556,7 +565,8 @@ fn state_of(state: *mut FlowState) -> State {
     State::established(field!(state, client_tcp_flags).load(), field!(state, pod_tcp_flags).load())
 }
 
-/// Applies an event to an established entry, and refreshes its time and the Pod's acknowledgement; `false` if the event removes the entry.
+/// Applies an event to an established entry, and refreshes its time and the Pod's acknowledgement; `false` if the event
+/// removes the entry.
 #[inline(always)]
 fn refresh(entry: *mut FlowState, event: Event, acknowledgement: Option<u32>) -> bool {
     let before = state_of(entry);

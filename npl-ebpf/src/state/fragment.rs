@@ -37,9 +37,9 @@ pub fn record_translated<F: Family>(hash: u64, nat: &NatAddress<F>, protocol: u8
     }
 }
 
-/// Records that the first fragment was not translated: later ones pass at once instead of being saved, and an expired record of a reused
-/// identification is replaced. `may_be_early` tells whether later fragments of this datagram could be saved at all; a record that
-/// translates other datagrams keeps its slot.
+/// Records that the first fragment was not translated: later ones pass at once instead of being saved, and an expired
+/// record of a reused identification is replaced. `may_be_early` is whether later fragments of this datagram could be
+/// saved at all; a record that translates other datagrams keeps its slot.
 #[inline(always)]
 pub fn record_untranslated<F: Family>(hash: u64, may_be_early: impl FnOnce(&Config) -> bool) {
     let (Some(config), Some(slot)) = (CONFIG.get(0), F::fragment(fragment::slot(hash))) else { return };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! The fragment buffer: copies of fragments that arrive before the first one of their datagram, which has the ports.
 //!
-//! The fragment itself passes unchanged. When the first one is translated, its skb is overwritten with each saved copy, and the copy
-//! is re-injected at the same hook.
+//! The fragment itself passes unchanged. When the first one is translated, its skb is overwritten with each saved copy,
+//! and the copy is re-injected at the same hook.
 
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_CSUM_LEVEL_RESET, BPF_F_INGRESS, BPF_F_RECOMPUTE_CSUM},
@@ -39,7 +39,8 @@ pub fn save<const ON_ARRIVAL: bool>(ctx: &TcContext, hash: u64) {
     }
 }
 
-/// Notes that a datagram's first fragment was translated, for [`reinject_noted`]: the two steps do not share a stack frame.
+/// Notes that a datagram's first fragment was translated, for [`reinject_noted`]: the two steps do not share a stack
+/// frame.
 #[inline(always)]
 pub fn note_translated<const ON_ARRIVAL: bool>(hash: u64) {
     if let Some(cursor) = FRAGMENT_BUFFER.get_ptr_mut(CURSOR) {
@@ -53,7 +54,8 @@ pub fn noted() -> u64 {
     FRAGMENT_BUFFER.get_ptr_mut(CURSOR).map_or(0, |cursor| field!(cursor, hash).load())
 }
 
-/// Re-injects the saved fragments of the datagram that [`note_translated`] noted; `false` if the packet at hand was lost.
+/// Re-injects the saved fragments of the datagram that [`note_translated`] noted; `false` if the packet at hand was
+/// lost.
 #[inline(always)]
 pub fn reinject_noted<const ON_ARRIVAL: bool>(skb: *mut __sk_buff) -> bool {
     let Some(cursor) = FRAGMENT_BUFFER.get_ptr_mut(CURSOR) else { return true };
@@ -68,8 +70,8 @@ const LEAVES: u32 = 2;
 
 /// Re-injects all saved fragments of a datagram, and restores the first one's frame.
 ///
-/// Unrolled: the verifier of Linux 6.12 finds no end of a loop in a program without `CAP_PERFMON`, since it also follows mispredicted
-/// branches.
+/// Unrolled: the verifier of Linux 6.12 finds no end of a loop in a program without `CAP_PERFMON`, since it also
+/// follows mispredicted branches.
 #[inline(never)]
 fn reinject_all(skb: *mut __sk_buff, key: u64, mut state: u32) -> bool {
     let now = coarse_seconds();
@@ -88,8 +90,8 @@ fn reinject_all(skb: *mut __sk_buff, key: u64, mut state: u32) -> bool {
     state & IS_SAVED == 0 || load_frame(skb, first).is_ok()
 }
 
-/// Re-injects the fragment of one slot, if it is of this datagram; the new state. Exported, so that the verifier checks the function once
-/// instead of once per call.
+/// Re-injects the fragment of one slot, if it is of this datagram; the new state. Exported, so that the verifier checks
+/// the function once instead of once per call.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_frag_release(skb: *mut __sk_buff, key: u64, now: u64, slot: u32, state: u32) -> u32 {
@@ -142,8 +144,8 @@ pub fn load_frame(skb: *mut __sk_buff, from: *mut SavedFrame) -> Result<(), Rewr
     if status == 0 { Ok(()) } else { Err(RewriteError) }
 }
 
-/// Bytes of a saved frame. The verifier needs both bounds on the number itself, and the compiler merges two comparisons into one; so the
-/// element stores the excess over the lower bound.
+/// Bytes of a saved frame. The verifier needs both bounds on the number itself, and the compiler merges two comparisons
+/// into one; so the element stores the excess over the lower bound.
 #[inline(always)]
 fn length(frame: *mut SavedFrame) -> Result<u32, RewriteError> {
     let excess = field!(frame, excess).load();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Slots of the half-open cache, see [`npl_common::half_open`].
 //!
-//! A flow's own slots have established flows and half-open UDP and SCTP flows. The slots of handshakes have entries of three kinds, whose
-//! keys are [`handshake_key`](npl_common::conntrack::handshake_key), [`reply_key`](npl_common::conntrack::reply_key) and
-//! [`mid_stream_key`](npl_common::conntrack::mid_stream_key).
+//! A flow's own slots have established flows and half-open UDP and SCTP flows. The slots of handshakes have entries of
+//! three kinds, whose keys are [`handshake_key`](npl_common::conntrack::handshake_key),
+//! [`reply_key`](npl_common::conntrack::reply_key) and [`mid_stream_key`](npl_common::conntrack::mid_stream_key).
 
 use npl_common::{
     half_open,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The Node's own connections from ports of the range, see [`npl_common::host_connection`]. Their tuple has the remote end in the
-//! client's place, and the Node in the Pod's.
+//! The Node's own connections from ports of the range, see [`npl_common::host_connection`]. Their tuple has the remote
+//! end in the client's place, and the Node in the Pod's.
 
 use npl_common::{config::Config, host_connection, mapping::Frontend};
 
@@ -10,11 +10,12 @@ use crate::{
     net::{headers::tcp_flag, packet::Packet},
 };
 
-/// Records a packet that leaves from a port of the range, unless it is a reply that was translated before: by redirect, or on a device
-/// above this one.
+/// Records a packet that leaves from a port of the range, unless it is a reply that was translated before: by redirect,
+/// or on a device above this one.
 ///
-/// A RST is not recorded: the host refuses a client with it whose port has no mapping yet. A SYN-ACK is not either: the Node opens its own
-/// connections, and a reply to a client's handshake has no entry that is found without its numbers.
+/// A RST is not recorded: the host sends it to refuse a client of a port that has no mapping yet. A SYN-ACK is not
+/// either: the Node opens its own connections, and a reply to a client's handshake has no entry that is found without
+/// its numbers.
 #[inline(always)]
 pub fn record_leaving<F: Family>(packet: &Packet<F>, tcp_flags: u8) {
     let Some(config) = CONFIG.get(0) else { return };

@@ -16,23 +16,24 @@ use crate::base::{cell::Cell, clock::jiffies, mode::needs_next_hop};
 #[derive(Clone, Copy)]
 pub struct Epoch {
     number: u32,
-    /// Always 0, but computed from the loaded epoch: a look-up whose key contains it cannot be executed ahead of that load, so that its
-    /// result is no older than the epoch.
+    /// Always 0, but computed from the loaded epoch: a look-up whose key contains it cannot be executed ahead of that
+    /// load, so that its result is no older than the epoch.
     pub zero: u8,
 }
 
 impl Epoch {
     #[inline(always)]
     pub fn now(config: &Config) -> Self {
-        // SAFETY: in the map's element, aligned; both halves are read as the one little-endian word that they are written as.
+        // SAFETY: in the map's element, aligned; both halves are read as the one little-endian word that they are
+        // written as.
         let both = unsafe { core::ptr::from_ref(config).cast::<u64>().add(Config::EPOCH_WORD).read_volatile() };
         // An agent of another ABI has another configuration map; the compiler cannot know that the difference is 0.
         Self { number: (both >> u32::BITS) as u32, zero: (both as u32).wrapping_sub(ABI_VERSION) as u8 }
     }
 }
 
-/// The Pod behind a frontend and, for a program of a mode that needs it, the Pod's next hop: from the lookup cache, or from the maps
-/// and into the cache.
+/// The Pod behind a frontend and, for a program of a mode that needs it, the Pod's next hop: from the lookup cache, or
+/// from the maps and into the cache.
 #[inline(always)]
 pub fn backend<F: Family, const MODE: u8>(
     config: &Config,

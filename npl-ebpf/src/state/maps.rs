@@ -347,8 +347,8 @@ macro_rules! family_maps {
             #[inline(always)]
             fn socket_rnat(flow: &SocketFlow<Self>) -> Option<SocketAddr<Self>> {
                 let key = $of::socket_rnat_key(flow);
-                // SAFETY: an element of a preallocated map; one that changes meanwhile shows one of two NAT addresses of the
-                // same socket.
+                // SAFETY: an element of a preallocated map; one that changes meanwhile shows one of two NAT addresses
+                // of the same socket.
                 let nat = unsafe { $of::SOCKET_RNAT.get(&key) }?;
                 Some(SocketAddr { addr: $of::addr(&nat.node_addr), port: nat.node_port })
             }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The SCTP reassembly buffer: first fragments of SCTP, whose checksum depends on the datagram's length, until the last fragment
-//! shows that length.
+//! The SCTP reassembly buffer: first fragments of SCTP, whose checksum depends on the datagram's length, until the last
+//! fragment shows that length.
 //!
-//! The last fragment's skb is overwritten with the saved first one, which is re-injected with the length known. The fragments in between
-//! pass meanwhile; reassembly at the receiver waits for the last one anyway.
+//! The last fragment's skb is overwritten with the saved first one, which is re-injected with the length known. The
+//! fragments in between pass meanwhile; reassembly at the receiver waits for the last one anyway.
 
 use core::num::NonZeroUsize;
 
@@ -31,14 +31,15 @@ use crate::{
     },
 };
 
-/// Looks up the length of the datagram whose first fragment this is, and saves a copy of the fragment if the length is unknown.
+/// Looks up the length of the datagram whose first fragment this is, and saves a copy of the fragment if the length is
+/// unknown.
 #[inline(always)]
 pub fn begin<const ON_ARRIVAL: bool>(ctx: &TcContext, hash: u64) {
     set_noted(npl_sctp_lookup(skb(ctx), key::<ON_ARRIVAL>(hash)));
 }
 
-/// The end of the datagram that a first fragment begins: as the last fragment showed, or as the fragment's own chunks suggest if it does
-/// not wait. For a fragment that waits, its own end: it gets its checksum when it is re-injected.
+/// The end of the datagram that a first fragment begins: as the last fragment showed, or as the fragment's own chunks
+/// suggest if it does not wait. For a fragment that waits, its own end: it gets its checksum when it is re-injected.
 #[inline(always)]
 pub fn datagram_end<F: HeaderLayout>(ctx: &TcContext, chain: &HeaderChain<F>) -> Option<NonZeroUsize> {
     NonZeroUsize::new(npl_sctp_end(skb(ctx), chain.headers.l4 as u32, chain.end as u32) as usize)
@@ -50,7 +51,7 @@ pub fn is_reinjected<F: HeaderLayout>(headers: &Headers<F>) -> bool {
     !headers.is_fast_path && npl_sctp_noted() & REINJECTED != 0
 }
 
-/// Holds the saved first fragment in the buffer if it was translated; whether it did.
+/// Holds the saved first fragment in the buffer if it was translated; returns whether it is held.
 #[inline(always)]
 pub fn hold_noted() -> bool {
     npl_sctp_wait() != 0
@@ -130,8 +131,8 @@ extern "C" fn npl_sctp_wait() -> u32 {
     1
 }
 
-/// See [`datagram_end`]; 0 if unknown. Exported as [`npl_sctp_lookup`] is: otherwise the verifier checks all that follows the call once
-/// more for each chunk.
+/// See [`datagram_end`]; 0 if unknown. Exported as [`npl_sctp_lookup`] is: otherwise the verifier checks all that
+/// follows the call once more for each chunk.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn npl_sctp_end(skb: *mut __sk_buff, l4: u32, end: u32) -> u32 {

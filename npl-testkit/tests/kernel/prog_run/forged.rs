@@ -18,8 +18,8 @@ use crate::lab::{Lab, NEXT};
 
 const FLAGS: [u8; 8] = [SYN, SYN | ACK, ACK, FIN | ACK, FIN, RST, RST | ACK, 0];
 
-/// Initial sequence numbers of forged segments, half the number space away from those of the connections or nearer, and outside of every
-/// window.
+/// Initial sequence numbers of forged segments, half the number space away from those of the connections or nearer, and
+/// outside of every window.
 const FORGED_ISNS: [(u32, u32); 3] = [
     (CLIENT_ISN ^ 1 << 31, POD_ISN ^ 1 << 31),
     (CLIENT_ISN + (1 << 26), POD_ISN + (1 << 26)),
@@ -155,7 +155,8 @@ fn lost_entry_is_recovered_within_one_round_trip_despite_forged_segments() {
     });
 }
 
-/// A sender who sees a SYN-ACK that is not for its own SYN gets nothing either: the Pod acknowledges the client's number.
+/// A sender who sees a SYN-ACK that is not for its own SYN gets nothing either: the Pod acknowledges the client's
+/// number.
 #[test]
 fn refusal_of_a_forged_handshake_does_not_refuse_the_clients() {
     with_mappings(|lab| {
