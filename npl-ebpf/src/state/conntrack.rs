@@ -278,7 +278,8 @@ impl<'k, F: Family> Flow<'k, F> {
             return Transition::HostConnection;
         }
         if self.protocol == protocol::TCP {
-            return self.track_mid_stream(request, half_open::matches(cached, self.hash));
+            let is_known = half_open::matches(cached, self.hash) && !half_open::phase(cached).is(Phase::REFUSED);
+            return self.track_mid_stream(request, is_known);
         }
         let flags = if request.segment.flags & tcp_flag::OPENS_OR_ENDS == tcp_flag::FIN {
             request.segment.flags | tcp_flag::ACK

@@ -178,7 +178,8 @@ fn connection_that_the_pod_resets_at_once_leaves_no_flow() {
         for _again in 0..3 {
             is_reply_translated(lab, RST);
             assert_eq!(lab.flow(flow(Tcp)), None);
-            lab.ingress(&tcp(client(), node(), ACK, b""));
+            let more = lab.ingress(&tcp(client(), node(), ACK, b""));
+            assert_eq!(more.changes, first_request("61000/tcp", bare()), "a refused flow is no conflict");
         }
         // A connection on which the Pod has sent data may be reset by one side and still carry packets of the other.
         establish(lab);
