@@ -273,7 +273,7 @@ impl<F: Family> ResolvedFlow<F> {
     ) -> Transition {
         let Reply { flow, segment, .. } = reply;
         if self.source == FlowSource::HalfOpenCache {
-            return flow.track_half_open_reply(*segment, self.half_open, &self.nat, endpoint);
+            return flow.track_half_open_reply(*segment, self.half_open, &self.nat, *endpoint);
         }
         if MODE == OBSERVE {
             stack_seen::record::<F, true>(flow.hash, endpoint.generation, segment.flags);
@@ -283,7 +283,7 @@ impl<F: Family> ResolvedFlow<F> {
             && CACHES_REPLY
             && segment.flags & tcp_flag::OPENS_OR_ENDS == 0
         {
-            flow.cache_reply(epoch, endpoint, &self.nat);
+            flow.cache_reply(epoch, *endpoint, &self.nat);
         }
         Transition::Unchanged
     }

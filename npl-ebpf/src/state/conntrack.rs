@@ -185,14 +185,14 @@ impl<'k, F: Family> Flow<'k, F> {
     /// Caches the look-ups of a reply that the flow table has the flow of, if the half-open cache has the same NAT
     /// address.
     #[inline(always)]
-    pub fn cache_reply(&self, epoch: Epoch, endpoint: &Endpoint, nat: &NatAddress<F>) {
+    pub fn cache_reply(&self, epoch: Epoch, endpoint: Endpoint, nat: &NatAddress<F>) {
         let entry = self.entry.load();
         let index = half_open::address_index(entry);
         if entry == half_open::entry(self.hash, Phase::ESTABLISHED, index, nat.port)
             && F::node_address(index).is_some_and(|addr| addr == nat.addr)
             && let Some(cached) = F::cached_reply(self.slot)
         {
-            lookup_cache::store_reply(cached, self.hash, entry, epoch, endpoint);
+            lookup_cache::store_reply(cached, self.hash, entry, epoch, &endpoint);
         }
     }
 
@@ -365,7 +365,7 @@ impl<'k, F: Family> Flow<'k, F> {
         reply: Segment,
         slot: Cell<u64>,
         nat: &NatAddress<F>,
-        endpoint: &Endpoint,
+        endpoint: Endpoint,
     ) -> Transition {
         let entry = slot.load();
         // An established entry here is one that the flow table has evicted: the exchange starts over.
