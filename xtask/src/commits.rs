@@ -16,7 +16,7 @@ const CHECKED: &str = "-50";
 /// The longest subject, in characters.
 const LONGEST: usize = 72;
 
-const AREAS: [&str; 9] = ["common", "ebpf", "core", "agent", "testkit", "xtask", "deploy", "docs", "ci"];
+const AREAS: [&str; 10] = ["common", "ebpf", "core", "agent", "testkit", "tests", "xtask", "deploy", "docs", "ci"];
 
 /// Checks the subjects of the last commits except merges; does nothing where git or the history is missing.
 pub(crate) fn check() -> Result<()> {
@@ -45,8 +45,8 @@ fn problem(subject: &str) -> Option<String> {
         format!("has {length} characters, and {LONGEST} are allowed")
     } else if subject.split(|c: char| !c.is_alphanumeric()).any(|word| word.eq_ignore_ascii_case("wip")) {
         "describes unfinished work: squash it".to_owned()
-    } else if area.is_none_or(|area| !AREAS.contains(&area)) {
-        format!("does not begin with an area and a colon; areas are {}", AREAS.join(", "))
+    } else if area.is_none_or(|areas| areas.split(", ").any(|area| !AREAS.contains(&area))) {
+        format!("does not begin with one or more areas and a colon; areas are {}", AREAS.join(", "))
     } else {
         return None;
     };
@@ -70,7 +70,7 @@ mod tests {
         for (subject, expected) in [
             ("wip", "describes unfinished work"),
             ("agent: WIP: ports", "describes unfinished work"),
-            ("merge bench", "does not begin with an area"),
+            ("merge bench", "does not begin with one or more areas"),
             ("datapath: rewrite", "areas are common, ebpf"),
             (&format!("ci: {}", "ü".repeat(LONGEST)), "has 76 characters, and 72 are allowed"),
         ] {

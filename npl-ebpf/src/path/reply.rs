@@ -30,8 +30,8 @@ use crate::{
         packet::Packet,
     },
     state::{
-        conntrack::{self, Flow, Transition},
-        half_open_slots,
+        conntrack::{Flow, Transition},
+        flow_entry, half_open_slots,
         lookup_cache::Epoch,
         maps::Family,
         sctp_reassembly, stack_seen,
@@ -240,7 +240,7 @@ impl<F: Family> ResolvedFlow<F> {
         let opening = reply.flow.opening_of_reply(reply.segment);
         if opening.is_none() {
             if let Some(table_entry) = reply.flow.entry_of_reply(reply.segment, endpoint.generation) {
-                let nat = conntrack::established_nat::<F>(table_entry);
+                let nat = flow_entry::established_nat::<F>(table_entry);
                 return Some(Self { source: FlowSource::FlowTable, table_entry, half_open: own_slot, nat });
             }
             if reply.segment.flags & tcp_flag::SYN != 0 {

@@ -11,13 +11,14 @@ use npl_common::{
         Action, Event, Numbers, Phase, Segment, State, handshake_key, is_handshake_reply, is_near_acknowledgement,
         mid_stream_key, reply_key, step,
     },
-    flow::{FlowState, REFRESH_INTERVAL_JIFFIES},
+    flow::FlowState,
     half_open,
     mapping::{Endpoint, protocol},
     reason::Reason,
 };
 
 use super::{
+    flow_entry::{flow_state, new_entry, refresh, state_of},
     half_open_slots as slots,
     lookup_cache::{self, Epoch},
     maps::Family,
@@ -26,7 +27,6 @@ use super::{
 use crate::{
     base::{
         cell::{Cell, field},
-        clock::{jiffies, nanoseconds},
         stats::count_reason,
     },
     net::headers::tcp_flag,
@@ -267,7 +267,7 @@ impl<'k, F: Family> Flow<'k, F> {
             }
             // SAFETY: see `Family::flow_entry`; a reader of a half-written entry translates one packet by the old
             // address.
-            unsafe { entry.write(new_entry::<F>(self.protocol, request)) };
+            unsafe { entry.write(new_entry::<F>(self.protocol, &request.nat, request.generation, request.segment)) };
             if half_open::matches(cached, self.hash) {
                 // Otherwise the cached NAT address would hide the new one from the next request.
                 self.entry.store(self.entry_of(Phase::ESTABLISHED, &request.nat));
@@ -350,7 +350,9 @@ impl<'k, F: Family> Flow<'k, F> {
     /// Moves the flow from the half-open cache to the flow table.
     #[inline(always)]
     pub fn establish(&self, request: &Request<F>) -> Transition {
-        if F::insert_flow(self.key, &new_entry::<F>(self.protocol, request)).is_none() {
+        if F::insert_flow(self.key, &new_entry::<F>(self.protocol, &request.nat, request.generation, request.segment))
+            .is_none()
+        {
             count_reason(Reason::FlowTableFull as u32);
             return Transition::Unchanged;
         }
@@ -533,11 +535,10 @@ pub fn has_flow<F: Family>(seed: u64, tuple: &FlowTuple<F>, protocol: u8, number
     })
 }
 
-/// The NAT address of an entry in the flow table.
+/// Whether flows of a protocol begin with a handshake.
 #[inline(always)]
-pub fn established_nat<F: Family>(entry: *mut F::FlowEntry) -> NatAddress<F> {
-    let port = field!(flow_state::<F>(entry), node_port).load();
-    NatAddress { addr: F::nat_address(entry), addr_index: 0, port }
+const fn has_handshake(protocol: u8) -> bool {
+    protocol != protocol::UDP
 }
 
 /// The numbers of the client's segment that opened an entry in the middle of a connection.
@@ -547,62 +548,4 @@ fn stored_numbers<F: Family>(key: u64, entry: u64, index: u32) -> Option<Numbers
     let numbers = Numbers(cached.load());
     let requested = half_open::with_phase(entry, Phase::REQUESTED);
     if cached.at(1).load() == numbers.checksum(key, requested) { Some(numbers) } else { None }
-}
-
-/// Whether flows of a protocol begin with a handshake.
-#[inline(always)]
-const fn has_handshake(protocol: u8) -> bool {
-    protocol != protocol::UDP
-}
-
-/// The family-independent part of an entry, which is its first field.
-#[inline(always)]
-fn flow_state<F: Family>(entry: *mut F::FlowEntry) -> *mut FlowState {
-    entry.cast()
-}
-
-#[inline(always)]
-fn state_of(state: *mut FlowState) -> State {
-    State::established(field!(state, client_tcp_flags).load(), field!(state, pod_tcp_flags).load())
-}
-
-/// Applies an event to an established entry, and refreshes its time and the Pod's acknowledgement; `false` if the event
-/// removes the entry.
-#[inline(always)]
-fn refresh(entry: *mut FlowState, event: Event, acknowledgement: Option<u32>) -> bool {
-    let before = state_of(entry);
-    let (after, action) = step(before, event);
-    if action == Action::Remove {
-        return false;
-    }
-    if after.client_flags != before.client_flags {
-        field!(entry, client_tcp_flags).store(after.client_flags);
-    }
-    if after.pod_flags != before.pod_flags {
-        field!(entry, pod_tcp_flags).store(after.pod_flags);
-    }
-    let (now, refreshed) = (jiffies(), field!(entry, refreshed));
-    if now.wrapping_sub(refreshed.load()) >= REFRESH_INTERVAL_JIFFIES {
-        refreshed.store(now);
-        field!(entry, last_seen_ns).store(nanoseconds());
-        if let Some(acknowledgement) = acknowledgement {
-            field!(entry, pod_acknowledgement).store(acknowledgement);
-        }
-    }
-    true
-}
-
-#[inline(always)]
-fn new_entry<F: Family>(protocol: u8, request: &Request<F>) -> F::FlowEntry {
-    let state = FlowState {
-        last_seen_ns: nanoseconds(),
-        generation: request.generation,
-        refreshed: jiffies(),
-        // The Pod acknowledges up to the client's number.
-        pod_acknowledgement: if protocol == protocol::TCP { request.segment.sequence() } else { 0 },
-        node_port: request.nat.port,
-        client_tcp_flags: request.segment.flags,
-        pod_tcp_flags: 0,
-    };
-    F::new_flow_entry(state, request.nat.addr)
 }

@@ -3,6 +3,7 @@
 //! `net`.
 
 pub mod conntrack;
+pub mod flow_entry;
 pub mod fragment;
 pub mod fragment_buffer;
 pub mod half_open_slots;

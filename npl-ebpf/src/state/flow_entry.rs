@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Entries of the flow table, see [`npl_common::flow`]: other processors may write their fields at the same time.
+
+use npl_common::{
+    conntrack::{Action, Event, Segment, State, step},
+    flow::{FlowState, REFRESH_INTERVAL_JIFFIES},
+    mapping::protocol,
+};
+
+use super::{maps::Family, tuple::NatAddress};
+use crate::base::{
+    cell::field,
+    clock::{jiffies, nanoseconds},
+};
+
+/// The NAT address of an entry in the flow table.
+#[inline(always)]
+pub fn established_nat<F: Family>(entry: *mut F::FlowEntry) -> NatAddress<F> {
+    let port = field!(flow_state::<F>(entry), node_port).load();
+    NatAddress { addr: F::nat_address(entry), addr_index: 0, port }
+}
+
+/// The family-independent part of an entry, which is its first field.
+#[inline(always)]
+pub fn flow_state<F: Family>(entry: *mut F::FlowEntry) -> *mut FlowState {
+    entry.cast()
+}
+
+/// The state of an entry.
+#[inline(always)]
+pub fn state_of(state: *mut FlowState) -> State {
+    State::established(field!(state, client_tcp_flags).load(), field!(state, pod_tcp_flags).load())
+}
+
+/// Applies an event to an established entry, and refreshes its time and the Pod's acknowledgement; `false` if the event
+/// removes the entry.
+#[inline(always)]
+pub fn refresh(entry: *mut FlowState, event: Event, acknowledgement: Option<u32>) -> bool {
+    let before = state_of(entry);
+    let (after, action) = step(before, event);
+    if action == Action::Remove {
+        return false;
+    }
+    if after.client_flags != before.client_flags {
+        field!(entry, client_tcp_flags).store(after.client_flags);
+    }
+    if after.pod_flags != before.pod_flags {
+        field!(entry, pod_tcp_flags).store(after.pod_flags);
+    }
+    let (now, refreshed) = (jiffies(), field!(entry, refreshed));
+    if now.wrapping_sub(refreshed.load()) >= REFRESH_INTERVAL_JIFFIES {
+        refreshed.store(now);
+        field!(entry, last_seen_ns).store(nanoseconds());
+        if let Some(acknowledgement) = acknowledgement {
+            field!(entry, pod_acknowledgement).store(acknowledgement);
+        }
+    }
+    true
+}
+
+/// The entry of a flow that a client's packet establishes.
+#[inline(always)]
+pub fn new_entry<F: Family>(protocol: u8, nat: &NatAddress<F>, generation: u32, segment: Segment) -> F::FlowEntry {
+    let state = FlowState {
+        last_seen_ns: nanoseconds(),
+        generation,
+        refreshed: jiffies(),
+        // The Pod acknowledges up to the client's number.
+        pod_acknowledgement: if protocol == protocol::TCP { segment.sequence() } else { 0 },
+        node_port: nat.port,
+        client_tcp_flags: segment.flags,
+        pod_tcp_flags: 0,
+    };
+    F::new_flow_entry(state, nat.addr)
+}
