@@ -22,7 +22,7 @@ use npl_agent::core::model::{Backend, Family, Frontend, NodePort, PodPort, Proto
 use npl_agent::datapath::{Datapath, Pins};
 use npl_common::names;
 use npl_testkit::mounts::PrivateBpffs;
-use npl_testkit::packet::{Packet, sctp_chunks, tcp_flags};
+use npl_testkit::packet::{Packet, Transport, sctp_chunks, tcp_flags};
 use npl_testkit::tools;
 
 const BPFFS: &str = "/sys/fs/bpf";
@@ -67,7 +67,12 @@ impl Scene {
     }
 
     fn reply(&self) -> Packet {
-        Packet::tcp(self.pod, self.client, tcp_flags::SYN | tcp_flags::ACK, b"").to_this_machine()
+        let mut packet = Packet::tcp(self.pod, self.client, tcp_flags::SYN | tcp_flags::ACK, b"").to_this_machine();
+        let request = self.request(NODE_PORT);
+        if let (Transport::Tcp(syn_ack), Transport::Tcp(syn)) = (&mut packet.transport, &request.transport) {
+            syn_ack.acknowledgement = syn.sequence + 1;
+        }
+        packet
     }
 
     /// The line about a packet from the client.
