@@ -57,7 +57,7 @@ pub trait HeaderLayout: Addressing {
     /// The fields with a decremented TTL; `None` if the TTL would reach 0.
     fn decrement_ttl(ttl_fields: Self::TtlFields) -> Option<Self::TtlFields>;
     /// Bytes of a packet, as its IP header `L2` bytes in says.
-    fn packet_length<const L2: usize>(ctx: &TcContext, ttl_fields: Self::TtlFields) -> Option<u16>;
+    fn packet_length<const L2: usize>(ctx: &impl Access, ttl_fields: Self::TtlFields) -> Option<u16>;
     /// The destination of a packet whose extension headers [`Self::parse_chain`] refused; `None` where there are none.
     #[inline(always)]
     fn destination_of_chain(_ctx: &TcContext, _l3: usize) -> Option<Self::Addr> {

@@ -109,13 +109,16 @@ impl<F: HeaderLayout> Packet<F> {
         segment.ok_or(Reason::Truncated)
     }
 
-    /// Bytes that a SYN of the fast path carries beside its header (TCP Fast Open), with the link's padding.
+    /// Bytes that a SYN of the fast path carries beside its header (TCP Fast Open).
     #[inline(always)]
-    pub fn syn_payload(&self, ctx: &impl Access) -> u32 {
-        if self.header_length == 0 {
+    pub fn syn_payload<const L2: usize>(&self, ctx: &impl Access) -> u32 {
+        let headers_end = self.headers.l4 as u32 + u32::from(self.header_length);
+        // Most SYNs end here. Of the others, the link has padded most.
+        if self.header_length == 0 || ctx.length() <= headers_end {
             return 0;
         }
-        ctx.length().saturating_sub(self.headers.l4 as u32 + u32::from(self.header_length))
+        let length = F::packet_length::<L2>(ctx, self.headers.ttl_fields).unwrap_or(0);
+        (L2 as u32 + u32::from(length)).saturating_sub(headers_end)
     }
 
     /// Copies the beginning of the transport header.

@@ -202,7 +202,7 @@ impl HeaderLayout for V4 {
     }
 
     #[inline(always)]
-    fn packet_length<const L2: usize>(ctx: &TcContext, _ttl_fields: TtlFields) -> Option<u16> {
+    fn packet_length<const L2: usize>(ctx: &impl Access, _ttl_fields: TtlFields) -> Option<u16> {
         ctx.read::<Header, L2>().map(|ip| u16::from_be(ip.total_length))
     }
 }

@@ -180,7 +180,7 @@ impl HeaderLayout for V6 {
     }
 
     #[inline(always)]
-    fn packet_length<const L2: usize>(_ctx: &TcContext, ttl_fields: TtlFields) -> Option<u16> {
+    fn packet_length<const L2: usize>(_ctx: &impl Access, ttl_fields: TtlFields) -> Option<u16> {
         Some(packet_length(ttl_fields))
     }
 }

@@ -60,8 +60,11 @@ impl<const MODE: u8> Hook for Requests<MODE> {
         on_nat: impl FnOnce(&NatAddress<F>),
     ) -> Verdict {
         // The slow path has no stack to keep the next hop on, and looks it up later.
-        let accepted =
-            if FAST_PATH { accept::<F, MODE>(ctx, packet, on_nat) } else { accept::<F, STACK>(ctx, packet, on_nat) };
+        let accepted = if FAST_PATH {
+            accept::<F, MODE, L2>(ctx, packet, on_nat)
+        } else {
+            accept::<F, STACK, L2>(ctx, packet, on_nat)
+        };
         let Accepted { backend, next_hop, is_offloaded } = match accepted {
             Ok(accepted) => accepted,
             Err(verdict) => {
@@ -141,7 +144,7 @@ impl<const MODE: u8> Hook for Requests<MODE> {
 /// Finds the mapping of a packet, tracks and counts the request; or gives the verdict on a packet that no mapping
 /// accepts.
 #[inline(always)]
-pub fn accept<F: Family, const MODE: u8>(
+pub fn accept<F: Family, const MODE: u8, const L2: usize>(
     ctx: &impl Access,
     packet: &Packet<F>,
     on_nat: impl FnOnce(&NatAddress<F>),
@@ -177,7 +180,7 @@ pub fn accept<F: Family, const MODE: u8>(
         host_connection::is_host_connection(config, &tuple, protocol)
     };
     let transition = if segment.is_syn() {
-        conntrack::open_handshake(hash, &request, packet.syn_payload(ctx))
+        conntrack::open_handshake(hash, &request, packet.syn_payload::<L2>(ctx))
     } else {
         let flow = Flow::<F>::with_hash(hash, protocol, &key).ok_or(Verdict::UNRELATED)?;
         flow.track_request(&request, is_host_connection)

@@ -54,7 +54,7 @@ fn translate_family<F: Family, const MULTI_BUFFER: bool>(frame: &Frame<MULTI_BUF
         Ok(packet) => packet,
         Err(unparsed) => return unparsed.into(),
     };
-    match request::accept::<F, STACK>(frame, &packet, |_| ()) {
+    match request::accept::<F, STACK, ETHERNET>(frame, &packet, |_| ()) {
         Ok(Accepted { backend, .. }) => {
             rewrite::apply_to_frame::<F, ETHERNET>(frame, &packet, backend.addr, backend.port.to_be()).into()
         }

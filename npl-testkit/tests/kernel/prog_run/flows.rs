@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use npl_common::reason::Reason;
 use npl_common::{conntrack::Phase, half_open};
+use npl_testkit::packet::Transport;
 use npl_testkit::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN};
 
 use super::scene::{
@@ -96,6 +97,22 @@ fn lost_flow_is_recreated_by_the_clients_next_packet() {
         lab.ingress(&data).is(&to(&data, pod()), establishing_request("61000/tcp", bare()));
         is_reply_translated(lab, ACK);
     });
+}
+
+/// TCP Fast Open: the Pod acknowledges the SYN's payload with the SYN, or the SYN alone.
+#[test]
+fn syn_ack_is_translated_whether_or_not_it_acknowledges_the_payload_of_the_syn() {
+    for acknowledged in [0, 5] {
+        with_mappings(|lab| {
+            let syn = tcp(client(), node(), SYN, b"early");
+            lab.ingress(&syn).is(&to(&syn, pod()), first_request("61000/tcp", length(&syn)));
+            let mut answer = tcp(pod(), client(), SYN | ACK, b"");
+            if let Transport::Tcp(segment) = &mut answer.transport {
+                segment.acknowledgement += acknowledged;
+            }
+            lab.egress(&answer).is(&from(&answer, node()), reply("61000/tcp", bare()));
+        });
+    }
 }
 
 #[test]
