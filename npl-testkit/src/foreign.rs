@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use aya::programs::tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle};
@@ -15,6 +16,7 @@ use aya::util::KernelVersion;
 
 use crate::bpf;
 use crate::mounts::BpfFs;
+use crate::poll::until_gone;
 use crate::process;
 use crate::run::Run;
 use crate::topology::Device;
@@ -94,13 +96,32 @@ impl Foreign {
 }
 
 impl Drop for Foreign {
-    /// Filters must be removed in the network namespace of their device.
+    /// Filters must be removed in the network namespace of their device. A TCX link lives until its last descriptor is
+    /// closed: a child process of another thread has a copy between `fork` and `exec`.
     fn drop(&mut self) {
         let links = std::mem::take(&mut self.links);
-        if let Err(error) = self.device.netns().run(|| drop(links)) {
+        let id = self.program.info().map(|info| info.id());
+        let device = self.device.name();
+        let detach = || {
+            drop(links);
+            let Ok(id) = id else { return Ok(()) };
+            until_gone("a third-party program stays attached", LIMIT, || {
+                BOTH.iter().all(|hook| !is_attached(device, *hook, id))
+            })
+        };
+        if let Err(error) = self.device.netns().run(detach).flatten() {
             process::report(&format!("{error:#}"));
         }
     }
+}
+
+/// Time limit that is far longer than a process needs from `fork` to `exec`.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// Whether a TCX link of the program is on a hook. `false` where the kernel has no TCX, or the device is gone.
+fn is_attached(device: &str, hook: TcAttachType, id: u32) -> bool {
+    let programs = SchedClassifier::query_tcx(device, hook);
+    programs.is_ok_and(|(_, programs)| programs.iter().any(|program| program.id() == id))
 }
 
 fn put(
