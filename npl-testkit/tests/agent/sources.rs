@@ -77,8 +77,8 @@ fn an_unreadable_source_range_is_reported_on_the_service_and_the_others_apply() 
     let event = wait_for_event(&world, "web", "UnreadableSourceRange");
     assert_eq!(
         event["note"],
-        "entry 1 of allowed-source-ranges, \"10.0.0.0/33\", is no address or range and lets nobody in; \
-         write it like 192.0.2.0/24 or 2001:db8::/32"
+        "entry 1 of allowed-source-ranges, \"10.0.0.0/33\", is not an address or a CIDR range and allows no client; \
+         write it as 192.0.2.0/24 or 2001:db8::/32"
     );
     assert_eq!(event["type"], "Warning");
     world.wait_for_metric(r#"npl_problems{reason="UnreadableSourceRange"} 1"#);
