@@ -58,7 +58,7 @@ pub(crate) fn the_programs_are_loaded_before_the_agent_starts(world: &mut World)
         let programs: Vec<&str> = found.lines().collect();
         assert_eq!(programs.len(), PROGRAMS.len() + SLOW_PATH_PROGRAMS.len() + SOCKET_PROGRAMS.len() + 1, "{found}");
         assert!(
-            programs.iter().all(|pin| pin.contains("_unfenced/")),
+            programs.iter().all(|pin| pin.contains("_unmitigated/")),
             "some programs have speculation barriers: {found}"
         );
     }
