@@ -61,7 +61,7 @@ pub(crate) enum Mode {
     /// Translated by NPL.
     Ours,
     /// Translated by NPL programs that were loaded without `CAP_PERFMON`, with the verifier's speculation barriers.
-    OursFenced,
+    OursMitigated,
     /// Translated by NPL and redirected, bypassing the host's stack.
     OursRedirect,
     /// Translated by NPL with offload, which bypasses the host's stack once the stack has forwarded a packet of the
@@ -98,7 +98,7 @@ impl Mode {
             Self::IptablesNewest(mappings) => format!("iptables_{mappings}_newest"),
             Self::Nftables => "nftables".to_owned(),
             Self::Ours => "ours".to_owned(),
-            Self::OursFenced => "ours_fenced".to_owned(),
+            Self::OursMitigated => "ours_mitigated".to_owned(),
             Self::OursRedirect => "ours_redirect".to_owned(),
             Self::OursOffload => "ours_offload".to_owned(),
             Self::OursOffloadConntrack => "ours_offload_conntrack".to_owned(),
@@ -122,7 +122,7 @@ impl Mode {
             | Self::RoutingConntrack
             | Self::Nftables
             | Self::Ours
-            | Self::OursFenced
+            | Self::OursMitigated
             | Self::OursRedirect
             | Self::OursOffload
             | Self::OursOffloadConntrack
@@ -146,7 +146,7 @@ impl Mode {
             | Self::RoutingConntrack
             | Self::Nftables
             | Self::Ours
-            | Self::OursFenced
+            | Self::OursMitigated
             | Self::OursRedirect
             | Self::OursOffload
             | Self::OursOffloadConntrack
@@ -191,7 +191,7 @@ impl Mode {
             Self::Iptables(_)
             | Self::IptablesNewest(_)
             | Self::Nftables
-            | Self::OursFenced
+            | Self::OursMitigated
             | Self::OursRedirect
             | Self::OursOffload
             | Self::OursOffloadConntrack
@@ -215,7 +215,7 @@ impl Mode {
             | Self::RoutingBesideIdle
             | Self::RoutingWire
             | Self::Ours
-            | Self::OursFenced
+            | Self::OursMitigated
             | Self::OursRedirect
             | Self::OursOffload
             | Self::OursOf(_)
@@ -239,7 +239,7 @@ impl Mode {
             | Self::IptablesNewest(_)
             | Self::Nftables
             | Self::Ours
-            | Self::OursFenced
+            | Self::OursMitigated
             | Self::OursRedirect
             | Self::OursOffload
             | Self::OursOffloadConntrack
@@ -298,9 +298,9 @@ impl Ratio {
 /// Every comparison, in display order.
 pub(crate) const RATIOS: [Ratio; 46] = {
     use Mode::{
-        Iptables, IptablesNewest, Nftables, Ours, OursConntrack, OursFenced, OursOf, OursOffload, OursOffloadConntrack,
-        OursRedirect, OursWire, OursXdp, Routing, RoutingBesideIdle, RoutingBesideOurs, RoutingConntrack, RoutingWire,
-        Shortcut, ShortcutXdp,
+        Iptables, IptablesNewest, Nftables, Ours, OursConntrack, OursMitigated, OursOf, OursOffload,
+        OursOffloadConntrack, OursRedirect, OursWire, OursXdp, Routing, RoutingBesideIdle, RoutingBesideOurs,
+        RoutingConntrack, RoutingWire, Shortcut, ShortcutXdp,
     };
     use Workload::{Established, NewFlows, SynFlood};
     [
@@ -314,7 +314,7 @@ pub(crate) const RATIOS: [Ratio; 46] = {
         ratio(Established, RoutingBesideOurs, Routing, Some(0.98)),
         ratio(Established, OursConntrack, RoutingConntrack, None),
         ratio(Established, OursConntrack, Iptables(1), None),
-        ratio(Established, OursFenced, Routing, None),
+        ratio(Established, OursMitigated, Routing, None),
         ratio(Established, OursWire, RoutingWire, None),
         ratio(Established, OursXdp, RoutingWire, None),
         ratio(Established, OursXdp, OursWire, None),

@@ -29,7 +29,7 @@ pub(crate) struct Manner {
     pub(crate) attach: Attach,
     /// Whether the agent itself loads the programs, without `CAP_PERFMON`, so that the verifier adds speculation
     /// barriers.
-    pub(crate) are_fenced: bool,
+    pub(crate) are_mitigated: bool,
 }
 
 impl Manner {
@@ -37,7 +37,7 @@ impl Manner {
 
     /// TC programs that were loaded before the agent, with `CAP_PERFMON`.
     pub(crate) const fn by(forwarding: Forwarding) -> Self {
-        Self { forwarding, attach: Attach::Tc, are_fenced: false }
+        Self { forwarding, attach: Attach::Tc, are_mitigated: false }
     }
 }
 
@@ -57,7 +57,7 @@ impl Ours {
             let _there_or_not = topology.node().sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", "1");
         }
         let bpffs = run.bpffs(&format!("bpf-{name}"))?;
-        let mut datapath = open_datapath(bpffs.path(), manner.are_fenced)?;
+        let mut datapath = open_datapath(bpffs.path(), manner.are_mitigated)?;
         // The range contains no Pod port.
         let range: PortRange = format!("{FIRST_NODE_PORT}-{}", FIRST_NODE_PORT + MOST_MAPPINGS).parse()?;
         // The seed is arbitrary; a fixed one leads to the same hash collisions in every run.
@@ -112,9 +112,9 @@ impl Ours {
     }
 }
 
-/// The agent's datapath. With `are_fenced`, the programs are loaded without `CAP_PERFMON`, with speculation barriers.
-pub(crate) fn open_datapath(bpffs: &Path, are_fenced: bool) -> Result<Datapath> {
-    if !are_fenced {
+/// The agent's datapath. With `are_mitigated`, the programs are loaded without `CAP_PERFMON`, with speculation barriers.
+pub(crate) fn open_datapath(bpffs: &Path, are_mitigated: bool) -> Result<Datapath> {
+    if !are_mitigated {
         return Ok(Datapath::open(bpffs)?);
     }
     // aya probes kernel features once per process; this must happen with all capabilities.

@@ -27,10 +27,10 @@ const FORWARD_HIT: Figure = figure("program/forward-hit", "ns", Stage::Program, 
 /// Translating a reply of an established flow.
 const REPLY_HIT: Figure = figure("program/reply-hit", "ns", Stage::Program, &[Aim::Median(100.0)]);
 /// The same programs loaded without `CAP_PERFMON`: the verifier adds barriers against speculative execution.
-const FORWARD_HIT_FENCED: Figure =
-    figure("program/forward-hit-fenced", "ns", Stage::Program, &[]).beside("loaded ahead of the agent");
-const REPLY_HIT_FENCED: Figure =
-    figure("program/reply-hit-fenced", "ns", Stage::Program, &[]).beside("loaded ahead of the agent");
+const FORWARD_HIT_MITIGATED: Figure =
+    figure("program/forward-hit-mitigated", "ns", Stage::Program, &[]).beside("loaded ahead of the agent");
+const REPLY_HIT_MITIGATED: Figure =
+    figure("program/reply-hit-mitigated", "ns", Stage::Program, &[]).beside("loaded ahead of the agent");
 /// Translating a request in the driver, by the XDP program.
 const XDP_FORWARD_HIT: Figure = figure("program/xdp-forward-hit", "ns", Stage::Program, &[]);
 /// Passing a packet whose destination is a Pod address and not a node address.
@@ -51,8 +51,8 @@ pub(crate) const FIGURES: [&Figure; 9] = [
     &MISS,
     &DIRECT,
     &REPLY_MISS,
-    &FORWARD_HIT_FENCED,
-    &REPLY_HIT_FENCED,
+    &FORWARD_HIT_MITIGATED,
+    &REPLY_HIT_MITIGATED,
     &SYN_FLOOD,
 ];
 
@@ -82,14 +82,14 @@ pub(crate) fn measure(figures: &[&Figure], object: &Path, effort: Effort, sample
     }
     let run = Run::start()?;
     say("running the programs in isolation");
-    let (mut alone, mut fenced) = (Alone::new(&run, object, false)?, Alone::new(&run, object, true)?);
+    let (mut alone, mut mitigated) = (Alone::new(&run, object, false)?, Alone::new(&run, object, true)?);
     let mut flooded = Flooded::new(&run, object)?;
     for _round in 0..effort.rounds {
         ensure!(!interrupt::is_requested(), "interrupted");
         for (figure, cost) in alone.costs(&ALONE)? {
             samples.add(figure, &[cost], &[]);
         }
-        let (with, without) = (fenced.costs(&FENCED)?, alone.costs(&FENCED)?);
+        let (with, without) = (mitigated.costs(&MITIGATED)?, alone.costs(&MITIGATED)?);
         for ((figure, cost), (_, beside)) in with.into_iter().zip(without) {
             samples.add(figure, &[cost], &[beside]);
         }
@@ -131,9 +131,9 @@ const ALONE: [Cost; 6] = [
     (&DIRECT, Hook::Tc(PROG_INGRESS), Sent::Direct),
     (&REPLY_MISS, Hook::Tc(PROG_EGRESS), Sent::ReplyMiss),
 ];
-const FENCED: [Cost; 2] = [
-    (&FORWARD_HIT_FENCED, Hook::Tc(PROG_INGRESS), Sent::Request),
-    (&REPLY_HIT_FENCED, Hook::Tc(PROG_EGRESS), Sent::Reply),
+const MITIGATED: [Cost; 2] = [
+    (&FORWARD_HIT_MITIGATED, Hook::Tc(PROG_INGRESS), Sent::Request),
+    (&REPLY_HIT_MITIGATED, Hook::Tc(PROG_EGRESS), Sent::Reply),
 ];
 
 impl Sent {
@@ -168,9 +168,9 @@ struct Alone {
 }
 
 impl Alone {
-    fn new(run: &Run, object: &Path, are_fenced: bool) -> Result<Self> {
-        let bpffs = run.bpffs(if are_fenced { "bpf-fenced" } else { "bpf-program" })?;
-        let mut datapath = open_datapath(bpffs.path(), are_fenced)?;
+    fn new(run: &Run, object: &Path, are_mitigated: bool) -> Result<Self> {
+        let bpffs = run.bpffs(if are_mitigated { "bpf-mitigated" } else { "bpf-program" })?;
+        let mut datapath = open_datapath(bpffs.path(), are_mitigated)?;
         datapath.tables.set_local_addresses(&NODE_PORTS.map(|address| address.ip()))?;
         for (from, to) in [(NODE_PORTS[0], NODE_PORTS[1]), (NODE_PORTS[1], NODE_PORTS[0])] {
             let (node_port, pod_port) = (NodePort(from.port()), PodPort(to.port()));

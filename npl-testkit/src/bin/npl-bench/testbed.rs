@@ -239,7 +239,7 @@ fn translate(run: &Run, name: &str, mode: Mode, topology: &Topology, mappings: M
         | Mode::Ours
         | Mode::OursOf(_)
         | Mode::OursWire => load(Manner::STACK),
-        Mode::OursFenced => load(Manner { are_fenced: true, ..Manner::STACK }),
+        Mode::OursMitigated => load(Manner { are_mitigated: true, ..Manner::STACK }),
         Mode::OursRedirect => load(Manner::by(Forwarding::Redirect)),
         Mode::OursOffload => load(Manner::by(Forwarding::Offload)),
         Mode::OursOffloadConntrack => {
