@@ -31,3 +31,15 @@ map_type! {
         pub established_flows: u64,
     }
 }
+
+impl MappingStats {
+    /// The counters of a new mapping.
+    pub const ZERO: Self = Self {
+        request_packets: 0,
+        request_bytes: 0,
+        reply_packets: 0,
+        reply_bytes: 0,
+        new_flows: 0,
+        established_flows: 0,
+    };
+}

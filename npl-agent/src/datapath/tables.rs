@@ -326,7 +326,7 @@ impl Tables {
     /// One element of the mapping counters, summed over CPUs.
     fn stats_of(&self, index: u32) -> Result<MappingStats, DatapathError> {
         let values = self.stats.get(&index, 0).map_err(DatapathError::map("read", names::MAP_STATS))?;
-        Ok(values.iter().fold(ZERO, |sum, one| plus(&sum, one)))
+        Ok(values.iter().fold(MappingStats::ZERO, |sum, one| plus(&sum, one)))
     }
 
     /// The traffic of all mappings of an IP family, including removed mappings.
@@ -338,25 +338,25 @@ impl Tables {
         let mappings = self.family(family).mappings()?;
         let mut indexes: BTreeSet<u32> = mappings.iter().map(|(_, entry)| entry.stats_index).collect();
         indexes.insert(shared_stats(family));
-        indexes.into_iter().try_fold(ZERO, |sum, index| Ok(plus(&sum, &self.stats_of(index)?)))
+        indexes.into_iter().try_fold(MappingStats::ZERO, |sum, index| Ok(plus(&sum, &self.stats_of(index)?)))
     }
 
     /// Resets an element of the mapping counters, and adds its counts to the element of the family's removed mappings.
     pub(super) fn retire_stats(&mut self, index: u32, family: Family) -> Result<(), DatapathError> {
         let counts = self.stats_of(index)?;
-        if counts == ZERO || index >= COUNTED_MAPPINGS {
+        if counts == MappingStats::ZERO || index >= COUNTED_MAPPINGS {
             return Ok(());
         }
         let shared = shared_stats(family);
         let sum = plus(&self.stats_of(shared)?, &counts);
-        self.set_stats(index, ZERO)?;
+        self.set_stats(index, MappingStats::ZERO)?;
         self.set_stats(shared, sum)
     }
 
     /// Writes the value for the first CPU, and zero for the others.
     fn set_stats(&mut self, index: u32, value: MappingStats) -> Result<(), DatapathError> {
         let per_cpu = aya::util::nr_cpus().map_err(|(_, source)| source).and_then(|cpus| {
-            let mut values = vec![ZERO; cpus];
+            let mut values = vec![MappingStats::ZERO; cpus];
             if let Some(first) = values.first_mut() {
                 *first = value;
             }
@@ -390,16 +390,6 @@ fn plus(a: &MappingStats, b: &MappingStats) -> MappingStats {
         established_flows: a.established_flows + b.established_flows,
     }
 }
-
-/// The counters of a new mapping.
-const ZERO: MappingStats = MappingStats {
-    request_packets: 0,
-    request_bytes: 0,
-    reply_packets: 0,
-    reply_bytes: 0,
-    new_flows: 0,
-    established_flows: 0,
-};
 
 /// Opens a pinned map.
 pub(super) fn open<T: TryFrom<Map, Error = MapError>>(pins: &Pins, name: &'static str) -> Result<T, DatapathError> {

@@ -164,17 +164,9 @@ struct Sample;
 
 impl DatapathCounters for Sample {
     fn read(&self) -> Counts {
-        let stats = MappingStats {
-            request_packets: 0,
-            request_bytes: 0,
-            reply_packets: 0,
-            reply_bytes: 0,
-            new_flows: 0,
-            established_flows: 0,
-        };
         Counts {
             reasons: vec![(Reason::NoMapping.name(), 0)],
-            totals: vec![FamilyTotals { family: Family::V4, stats }],
+            totals: vec![FamilyTotals { family: Family::V4, stats: MappingStats::ZERO }],
         }
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use npl_agent::core::devices::plan::DevicePlan;
 use npl_agent::core::devices::redirect::{Forwarding, ProgramSet};
 use npl_agent::core::devices::xdp::Attach;
-use npl_agent::core::devices::{Coverage, Device, DeviceKind, DeviceSelection, LinkFacts, LinkLayer};
+use npl_agent::core::devices::{Coverage, Device, DeviceKind, DeviceSelection};
 use npl_agent::core::model::{Backend, Protocol};
 use npl_agent::datapath::{Datapath, DatapathError};
 use npl_agent::devices::apply::{Applied, apply};
@@ -268,17 +268,7 @@ pub(crate) fn set_addresses(datapath: &mut Datapath, addresses: &[IpAddr]) {
 }
 
 fn device(device: &topology::Device) -> Device {
-    Device {
-        ifindex: device.ifindex().unwrap(),
-        name: device.name().to_owned(),
-        kind: DeviceKind::Veth,
-        link_layer: LinkLayer::Ethernet,
-        master: None,
-        peer_is_elsewhere: false,
-        has_default_route: true,
-        addresses: Vec::new(),
-        link: LinkFacts::default(),
-    }
+    Device { has_default_route: true, ..Device::new(device.ifindex().unwrap(), device.name(), DeviceKind::Veth) }
 }
 
 /// Number of program replacements under load: an emulated processor takes half a minute to verify the programs.

@@ -79,6 +79,24 @@ pub struct Device {
     pub link: LinkFacts,
 }
 
+impl Device {
+    /// An Ethernet device of its own: without a master, a default route, addresses or known properties of its link.
+    #[must_use]
+    pub fn new(ifindex: u32, name: &str, kind: DeviceKind) -> Self {
+        Self {
+            ifindex,
+            name: name.to_owned(),
+            kind,
+            link_layer: LinkLayer::Ethernet,
+            master: None,
+            peer_is_elsewhere: false,
+            has_default_route: false,
+            addresses: Vec::new(),
+            link: LinkFacts::default(),
+        }
+    }
+}
+
 /// Properties of a device's link.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LinkFacts {
@@ -302,24 +320,13 @@ pub fn local_addresses(devices: &[Device], node_ips: &[IpAddr]) -> Vec<IpAddr> {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        Device, DeviceKind, DeviceSelection, LinkFacts, LinkLayer, Master, UplinkReason, choose, local_addresses,
-    };
+    use super::{Device, DeviceKind, DeviceSelection, LinkLayer, Master, UplinkReason, choose, local_addresses};
 
     const NODE_IP: &str = "192.0.2.11";
 
     fn device(name: &str, kind: DeviceKind, addresses: &[&str]) -> Device {
-        Device {
-            ifindex: 2,
-            name: name.to_owned(),
-            kind,
-            link_layer: LinkLayer::Ethernet,
-            master: None,
-            peer_is_elsewhere: false,
-            has_default_route: false,
-            addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
-            link: LinkFacts::default(),
-        }
+        let addresses = addresses.iter().map(|text| text.parse().unwrap()).collect();
+        Device { addresses, ..Device::new(2, name, kind) }
     }
 
     fn auto(device: &Device) -> Result<UplinkReason, UplinkReason> {

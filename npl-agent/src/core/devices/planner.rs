@@ -240,7 +240,7 @@ impl DevicePlanner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::devices::{DeviceKind, LinkLayer, grace_periods::GRACE_MILLIS};
+    use crate::core::devices::{DeviceKind, grace_periods::GRACE_MILLIS};
 
     const NODE_IP: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 10));
 
@@ -254,17 +254,7 @@ mod tests {
     }
 
     fn bridge(addresses: &[IpAddr]) -> Device {
-        Device {
-            ifindex: 2,
-            name: "br0".to_owned(),
-            kind: DeviceKind::Bridge,
-            link_layer: LinkLayer::Ethernet,
-            master: None,
-            peer_is_elsewhere: false,
-            has_default_route: false,
-            addresses: addresses.to_vec(),
-            link: LinkFacts::default(),
-        }
+        Device { addresses: addresses.to_vec(), ..Device::new(2, "br0", DeviceKind::Bridge) }
     }
 
     /// Decides on these devices, of which the plan before had these uplinks and addresses.

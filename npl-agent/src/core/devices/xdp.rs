@@ -180,17 +180,8 @@ mod tests {
     }
 
     fn device(kind: DeviceKind, driver: Option<&str>) -> Device {
-        Device {
-            ifindex: 2,
-            name: "eth0".to_owned(),
-            kind,
-            link_layer: LinkLayer::Ethernet,
-            master: None,
-            peer_is_elsewhere: false,
-            has_default_route: true,
-            addresses: Vec::new(),
-            link: LinkFacts { driver: driver.map(str::to_owned), mtu: 1500, ..LinkFacts::default() },
-        }
+        let link = LinkFacts { driver: driver.map(str::to_owned), mtu: 1500, ..LinkFacts::default() };
+        Device { has_default_route: true, link, ..Device::new(2, "eth0", kind) }
     }
 
     fn nic() -> Device {

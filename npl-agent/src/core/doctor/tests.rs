@@ -2,7 +2,7 @@
 //! Each check with what is well and what is not.
 
 use super::*;
-use crate::core::devices::{DeviceKind, LinkFacts, LinkLayer};
+use crate::core::devices::DeviceKind;
 
 const UPLINK: u32 = 2;
 
@@ -15,17 +15,8 @@ fn is(value: &str) -> Setting {
 }
 
 fn device(name: &str, ifindex: u32, kind: DeviceKind, addresses: &[&str]) -> Device {
-    Device {
-        ifindex,
-        name: name.to_owned(),
-        kind,
-        link_layer: LinkLayer::Ethernet,
-        master: None,
-        peer_is_elsewhere: false,
-        has_default_route: false,
-        addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
-        link: LinkFacts::default(),
-    }
+    let addresses = addresses.iter().map(|text| text.parse().unwrap()).collect();
+    Device { addresses, ..Device::new(ifindex, name, kind) }
 }
 
 /// A Node with both families, an agent, and mappings of IPv4.

@@ -8,24 +8,14 @@ use proptest::{prelude::*, sample::select};
 
 use super::{AttachedPrograms, DevicePlan, DeviceStep};
 use crate::core::devices::{
-    Device, DeviceKind, Direction, LinkFacts, LinkLayer,
+    Device, DeviceKind, Direction, LinkLayer,
     redirect::{HopKind, PodNextHop, ProgramSet},
 };
 
 const DEVICES: std::ops::Range<u32> = 2..6;
 
 fn device(ifindex: u32, link_layer: LinkLayer) -> Device {
-    Device {
-        ifindex,
-        name: format!("dev{ifindex}"),
-        kind: DeviceKind::Physical,
-        link_layer,
-        master: None,
-        peer_is_elsewhere: false,
-        has_default_route: false,
-        addresses: Vec::new(),
-        link: LinkFacts::default(),
-    }
+    Device { link_layer, ..Device::new(ifindex, &format!("dev{ifindex}"), DeviceKind::Physical) }
 }
 
 fn devices() -> Vec<Device> {

@@ -10,17 +10,8 @@ use crate::core::devices::{
 };
 
 fn device(kind: DeviceKind) -> Device {
-    Device {
-        ifindex: 7,
-        name: "device".to_owned(),
-        kind,
-        link_layer: LinkLayer::Ethernet,
-        master: None,
-        peer_is_elsewhere: kind == DeviceKind::Veth,
-        has_default_route: false,
-        addresses: Vec::new(),
-        link: LinkFacts { mtu: 1500, ..LinkFacts::default() },
-    }
+    let link = LinkFacts { mtu: 1500, ..LinkFacts::default() };
+    Device { peer_is_elsewhere: kind == DeviceKind::Veth, link, ..Device::new(7, "device", kind) }
 }
 
 const ROUTE: Route = Route { ifindex: 7, has_gateway: false, mtu: None };

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use super::{DefaultRoute, MAIN_TABLE, Mark, Marking, ReplyRouteProblem, ReplyRoutes, Routing, Rule, Selector};
 use crate::core::{
-    devices::{Device, DeviceKind, LinkFacts, LinkLayer, redirect::Forwarding},
+    devices::{Device, DeviceKind, redirect::Forwarding},
     model::Family,
 };
 
@@ -37,15 +37,9 @@ fn reply_routes(rules: &[Rule]) -> ReplyRoutes {
     let route = |family| tables.map(|(table, ifindex)| DefaultRoute { family, table, ifindex });
     let routing = Routing { rules: rules.to_vec(), default_routes: Family::ALL.into_iter().flat_map(route).collect() };
     let device = Device {
-        ifindex: FIRST,
-        name: "eth0".to_owned(),
-        kind: DeviceKind::Physical,
-        link_layer: LinkLayer::Ethernet,
-        master: None,
-        peer_is_elsewhere: false,
         has_default_route: true,
         addresses: vec![ip(OWN)],
-        link: LinkFacts::default(),
+        ..Device::new(FIRST, "eth0", DeviceKind::Physical)
     };
     routing.reply_routes(&[device], &UPLINKS.into())
 }
