@@ -105,7 +105,7 @@ impl Drop for Foreign {
         let detach = || {
             drop(links);
             let Ok(id) = id else { return Ok(()) };
-            until_gone("a third-party program stays attached", LIMIT, || {
+            until_gone("the detachment of a third-party program", LIMIT, || {
                 BOTH.iter().all(|hook| !is_attached(device, *hook, id))
             })
         };

@@ -2,7 +2,7 @@
 //! Links in documents have a target, documents repeat values of the code correctly, and generated pages say so.
 
 use super::Finding;
-use super::tree::Tree;
+use super::tree::{Tree, is_history};
 
 /// A value in code or configuration, and the documents that repeat it.
 struct Fact {
@@ -42,16 +42,13 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
                 .filter(|link| !has_target(tree, path, link))
                 .map(|link| Finding::error(path, format!("the link `{link}` has no target"))),
         );
-        if !HISTORY.iter().any(|history| path.starts_with(history)) {
+        if !is_history(path) {
             let missing = named_paths(text).filter(|named| !tree.has(named.trim_end_matches('/')));
             findings.extend(missing.map(|named| Finding::error(path, format!("the file `{named}` does not exist"))));
         }
     }
     findings
 }
-
-/// Documents that name files of earlier versions.
-const HISTORY: [&str; 2] = ["CHANGELOG.md", "docs/design/"];
 
 /// Top-level folders whose files documents name in backticks.
 const FOLDERS: [&str; 7] = ["npl-agent/", "npl-common/", "npl-ebpf/", "npl-testkit/", "xtask/", "docs/", "deploy/"];

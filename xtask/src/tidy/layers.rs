@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::Finding;
-use super::rust_code::{identifiers, paths, without_comments};
+use super::rust_code::{identifiers, paths, without_comments, without_tests};
 use super::tree::Tree;
 
 const KERNEL_PROGRAMS: &str = "npl-ebpf/src/";
@@ -86,7 +86,7 @@ fn test_modules<'a>(module: &[&'a str], text: &'a str) -> Vec<Vec<&'a str>> {
 /// The names below `crate::` that the code uses, also where it reaches them by `super::`.
 fn used(module: &[&str], text: &str) -> BTreeSet<String> {
     let code = without_comments(text);
-    let code = code.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    let code = without_tests(&code);
     let mut used = BTreeSet::new();
     for path in paths(code) {
         let mut segments = path.split("::").skip_while(|it| *it == "self").peekable();

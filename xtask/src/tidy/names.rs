@@ -3,11 +3,9 @@
 //!
 //! CHANGELOG.md and docs/design describe the past and may use the old names.
 
-use std::path::Path;
-
 use super::Finding;
-use super::rust_code::{identifiers, is_identifier, without_comments};
-use super::tree::Tree;
+use super::rust_code::{identifiers, without_comments};
+use super::tree::{Tree, has_ending, is_history};
 
 /// How a retired name is recognized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -194,15 +192,14 @@ const PROGRAMS: [(&str, &str); 8] = [
 /// Files that are searched, by the ends of their names.
 const SEARCHED: [&str; 6] = ["rs", "toml", "md", "yaml", "yml", "snap"];
 
-/// Files that describe the past, and this one, which lists the retired names.
-const EXEMPT: [&str; 3] = ["CHANGELOG.md", "docs/design/", "xtask/src/tidy/names.rs"];
+/// This file, which lists the retired names.
+const LIST: &str = "xtask/src/tidy/names.rs";
 
 /// Words that declare the name that follows them.
 const DECLARING: [&str; 9] = ["mod", "fn", "struct", "enum", "union", "type", "trait", "const", "static"];
 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
-    let is_searched =
-        |path: &str| SEARCHED.iter().any(|it| has_ending(path, it)) && !EXEMPT.iter().any(|it| path.starts_with(it));
+    let is_searched = |path: &str| SEARCHED.iter().any(|it| has_ending(path, it)) && !is_history(path) && path != LIST;
     tree.files().filter(|(path, _)| is_searched(path)).flat_map(|(path, text)| check_file(path, text)).collect()
 }
 
@@ -249,16 +246,12 @@ fn declared(line: &str) -> impl Iterator<Item = &str> {
     identifiers(line).filter(move |word| DECLARING.contains(&std::mem::replace(&mut before, word)))
 }
 
-fn has_ending(path: &str, ending: &str) -> bool {
-    Path::new(path).extension() == Some(ending.as_ref())
-}
-
 /// Whether a value stands between quotation marks, which may be escaped, as in `state=\"value\"`.
 fn is_quoted(line: &str, value: &str) -> bool {
     line.match_indices(value).any(|(start, _)| {
         let (before, after) =
             (line.get(..start).unwrap_or_default(), line.get(start + value.len()..).unwrap_or_default());
-        before.ends_with('"') && after.trim_start_matches('\\').starts_with('"') && !after.starts_with(is_identifier)
+        before.ends_with('"') && after.trim_start_matches('\\').starts_with('"')
     })
 }
 

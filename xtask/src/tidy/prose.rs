@@ -5,7 +5,7 @@
 
 use super::Finding;
 use super::rust_code::comment_start;
-use super::tree::Tree;
+use super::tree::{Tree, is_history};
 
 /// Phrases, and how to write the sentence instead.
 const PHRASES: [(&str, &str); 9] = [
@@ -20,10 +20,8 @@ const PHRASES: [(&str, &str); 9] = [
     ("the last one of the same", "name it, such as `the previous connection with the same five-tuple`"),
 ];
 
-const EXEMPT: [&str; 2] = ["CHANGELOG.md", "docs/design/"];
-
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
-    let documents = tree.below("", ".md").filter(|(path, _)| !EXEMPT.iter().any(|it| path.starts_with(it)));
+    let documents = tree.below("", ".md").filter(|(path, _)| !is_history(path));
     let documents = documents.flat_map(|(path, text)| check_lines(path, &text.lines().map(Some).collect::<Vec<_>>()));
     let comments = tree
         .below("", ".rs")

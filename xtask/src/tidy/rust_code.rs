@@ -11,6 +11,11 @@ pub(super) fn without_comments(text: &str) -> String {
     code
 }
 
+/// The source without the test module at its end.
+pub(super) fn without_tests(text: &str) -> &str {
+    text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default()
+}
+
 /// Where the comment of a line begins; the `//` of an address such as `https://` begins none.
 pub(super) fn comment_start(line: &str) -> Option<usize> {
     line.match_indices("//")
@@ -23,7 +28,7 @@ pub(super) fn identifiers(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !is_identifier(c)).filter(|word| !word.is_empty())
 }
 
-pub(super) fn is_identifier(c: char) -> bool {
+fn is_identifier(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_'
 }
 

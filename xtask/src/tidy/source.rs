@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Rules for each source file: license, length, name, no log in the packet path, no paths of one machine.
 
-use std::path::Path;
-
 use super::Finding;
-use super::tree::Tree;
+use super::rust_code::without_tests;
+use super::tree::{Tree, has_ending};
 
 /// The aim and the limit for the lines of a file.
 const LINES_AIM: usize = 400;
@@ -23,7 +22,7 @@ const LOGGING: [&str; 7] = ["aya_log", "bpf_printk", "trace_printk", "debug!(", 
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (path, text) in tree.files() {
-        if Path::new(path).extension() == Some("rs".as_ref()) {
+        if has_ending(path, "rs") {
             findings.extend(license(path, text));
             findings.extend(length(path, text));
             findings.extend(name(path));
@@ -49,7 +48,7 @@ fn license(path: &str, text: &str) -> Option<Finding> {
 /// Lines of tests do not count.
 fn length(path: &str, text: &str) -> Option<Finding> {
     let is_test = path.split('/').any(|part| part == "tests" || part == "tests.rs");
-    let code = if is_test { "" } else { text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default() };
+    let code = if is_test { "" } else { without_tests(text) };
     let lines = code.lines().count();
     if lines > LINES_LIMIT {
         return Some(Finding::error(path, format!("the file has {lines} lines, and the limit is {LINES_LIMIT}")));

@@ -10,6 +10,19 @@ use anyhow::{Context as _, Result};
 /// Folders without files of the repository, and test data that tools write.
 const LEFT_OUT: [&str; 3] = [".git", "target", "proptest-regressions"];
 
+/// Documents that describe the past, and so name what has been renamed or removed since.
+const HISTORY: [&str; 2] = ["CHANGELOG.md", "docs/design/"];
+
+/// Whether a document describes the past.
+pub(super) fn is_history(path: &str) -> bool {
+    HISTORY.iter().any(|history| path.starts_with(history))
+}
+
+/// Whether a file's name has this ending, given without its dot.
+pub(super) fn has_ending(path: &str, ending: &str) -> bool {
+    Path::new(path).extension() == Some(ending.as_ref())
+}
+
 /// The text of each file, by its path below the root.
 #[derive(Debug, Default)]
 pub(super) struct Tree {

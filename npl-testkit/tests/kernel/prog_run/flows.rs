@@ -9,9 +9,9 @@ use npl_testkit::packet::Transport;
 use npl_testkit::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN};
 
 use super::scene::{
-    DIRECT_ISNS, GENERATION, NODE_PORT, POD_PORT, SECOND_NODE_PORT, Tcp, Udp, bare, client, establish, family, flow,
-    from, is_reply_translated, length, node, node_ip, other_pod_ip, pod, second_node_ip, tcp, third_node_ip, to, udp,
-    with_isns, with_mappings,
+    DIRECT_ISNS, GENERATION, NODE_PORT, POD_PORT, SECOND_NODE_PORT, Tcp, Udp, bare, client, establish, establishes,
+    family, flow, from, is_reply_translated, is_request_translated, length, node, node_ip, other_pod_ip, pod,
+    second_node, second_node_ip, tcp, third_node_ip, to, udp, with_isns, with_mappings,
 };
 use crate::counters::{Change, and, establishing_reply, establishing_request, first_request, reason, reply, request};
 use crate::lab::Lab;
@@ -23,13 +23,6 @@ fn is_untracked(lab: &mut Lab) {
     lab.egress(&answer).is(&answer, reason(Reason::UntrackedReply));
 }
 
-/// The client's packet is translated; only the packet and byte counters change.
-#[track_caller]
-fn is_request_translated(lab: &mut Lab, flags: u8) {
-    let packet = tcp(client(), node(), flags, b"");
-    lab.ingress(&packet).is(&to(&packet, pod()), request("61000/tcp", bare()));
-}
-
 #[test]
 fn flow_is_established_by_the_clients_second_packet() {
     with_mappings(|lab| {
@@ -39,8 +32,7 @@ fn flow_is_established_by_the_clients_second_packet() {
         is_reply_translated(lab, SYN | ACK);
         assert_eq!(lab.slot(flow(Tcp)).map(half_open::phase), Some(Phase::REPLIED));
         assert_eq!(lab.flow(flow(Tcp)), None, "no entry is in the flow table before the handshake is complete");
-        let ack = tcp(client(), node(), ACK, b"");
-        lab.ingress(&ack).is(&to(&ack, pod()), establishing_request("61000/tcp", bare()));
+        establishes(lab);
         let entry = lab.flow(flow(Tcp)).unwrap();
         let state = entry.state;
         assert_eq!((entry.node_addr, state.node_port, state.generation), (node_ip(), NODE_PORT, GENERATION));
@@ -137,8 +129,7 @@ fn half_open_flow_does_not_overwrite_a_handshake_that_waits_for_its_reply() {
         lab.ingress(&syn).is(&to(&syn, pod()), first_request("61000/tcp", bare()));
         assert_eq!(lab.slot(flow(Tcp)), None, "the slot still belongs to the other flow");
         is_reply_translated(lab, SYN | ACK);
-        let ack = tcp(client(), node(), ACK, b"");
-        lab.ingress(&ack).is(&to(&ack, pod()), establishing_request("61000/tcp", bare()));
+        establishes(lab);
     });
 }
 
@@ -237,8 +228,7 @@ fn client_reset_with_a_forged_number_does_not_end_the_handshake() {
         lab.ingress(&forged).is(&to(&forged, pod()), request("61000/tcp", bare()));
         is_reply_translated(lab, SYN | ACK);
         lab.ingress(&forged).is(&to(&forged, pod()), request("61000/tcp", bare()));
-        let ack = tcp(client(), node(), ACK, b"");
-        lab.ingress(&ack).is(&to(&ack, pod()), establishing_request("61000/tcp", bare()));
+        establishes(lab);
     });
 }
 
@@ -268,8 +258,7 @@ fn reopened_flow_tuple_starts_without_the_flags_of_the_previous_connection() {
         is_reply_translated(lab, FIN | ACK);
         sends_syn(lab, node(), vec![]);
         is_reply_translated(lab, SYN | ACK);
-        let ack = tcp(client(), node(), ACK, b"");
-        lab.ingress(&ack).is(&to(&ack, pod()), establishing_request("61000/tcp", bare()));
+        establishes(lab);
         let entry = lab.flow(flow(Tcp)).unwrap().state;
         assert_eq!((entry.client_tcp_flags, entry.pod_tcp_flags), (ACK, 0));
     });
@@ -278,7 +267,7 @@ fn reopened_flow_tuple_starts_without_the_flags_of_the_previous_connection() {
 #[test]
 fn unaccepted_syn_does_not_change_the_established_flow() {
     with_mappings(|lab| {
-        for nat_address in [node(), (second_node_ip(), NODE_PORT).into()] {
+        for nat_address in [node(), second_node()] {
             establish(lab);
             sends_syn(lab, nat_address, vec![]);
             assert_eq!(lab.slot(flow(Tcp)).map(half_open::phase), Some(Phase::ESTABLISHED));
@@ -294,7 +283,7 @@ fn unaccepted_syn_does_not_change_the_established_flow() {
 fn refusal_of_a_new_handshake_comes_from_its_own_nat_address() {
     with_mappings(|lab| {
         establish(lab);
-        let second = (second_node_ip(), NODE_PORT).into();
+        let second = second_node();
         sends_syn(lab, second, vec![]);
         let refusal = tcp(pod(), client(), RST | ACK, b"");
         lab.egress(&refusal).is(&from(&refusal, second), reply("61000/tcp", bare()));
@@ -324,8 +313,7 @@ fn flow_of_an_earlier_pod_with_the_same_address_is_untracked() {
         is_untracked(lab);
         sends_syn(lab, node(), vec![]);
         is_reply_translated(lab, SYN | ACK);
-        let ack = tcp(client(), node(), ACK, b"");
-        lab.ingress(&ack).is(&to(&ack, pod()), establishing_request("61000/tcp", bare()));
+        establishes(lab);
         assert_eq!(lab.flow(flow(Tcp)).unwrap().state.generation, GENERATION + 1);
     });
 }
@@ -333,7 +321,7 @@ fn flow_of_an_earlier_pod_with_the_same_address_is_untracked() {
 #[test]
 fn half_open_flow_of_a_removed_node_address_is_untracked() {
     with_mappings(|lab| {
-        lab.ingress(&tcp(client(), (second_node_ip(), NODE_PORT).into(), SYN, b""));
+        lab.ingress(&tcp(client(), second_node(), SYN, b""));
         lab.set_addresses(&[node_ip()]);
         is_untracked(lab);
     });

@@ -10,10 +10,10 @@ use npl_testkit::packet::Packet;
 use npl_testkit::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN};
 
 use super::scene::{
-    CLIENT_ISN, DIRECT_ISNS, NODE_PORT, POD_ISN, Tcp, bare, client, direct_answer, establish, flow,
-    is_reply_translated, node, pod, second_node_ip, tcp, to, with_isns, with_mappings,
+    CLIENT_ISN, DIRECT_ISNS, NODE_PORT, POD_ISN, Tcp, bare, client, direct_answer, establish, establishes, flow,
+    is_reply_translated, is_request_translated, node, pod, second_node, tcp, to, with_isns, with_mappings,
 };
-use crate::counters::{establishing_request, first_request, reason, request};
+use crate::counters::{first_request, reason};
 use crate::lab::{Lab, NEXT};
 
 const FLAGS: [u8; 8] = [SYN, SYN | ACK, ACK, FIN | ACK, FIN, RST, RST | ACK, 0];
@@ -25,10 +25,6 @@ const FORGED_ISNS: [(u32, u32); 3] = [
     (CLIENT_ISN + (1 << 26), POD_ISN + (1 << 26)),
     (CLIENT_ISN.wrapping_sub(1 << 26), POD_ISN.wrapping_sub(1 << 26)),
 ];
-
-fn second() -> SocketAddr {
-    (second_node_ip(), NODE_PORT).into()
-}
 
 /// The mapping forwards each forged segment to the Pod, which judges it.
 #[track_caller]
@@ -44,21 +40,9 @@ fn attack(lab: &mut Lab, node: SocketAddr) {
 
 #[track_caller]
 fn attack_by_both(lab: &mut Lab) {
-    for node in [node(), second()] {
+    for node in [node(), second_node()] {
         attack(lab, node);
     }
-}
-
-#[track_caller]
-fn is_request_translated(lab: &mut Lab, flags: u8) {
-    let packet = tcp(client(), node(), flags, b"");
-    lab.ingress(&packet).is(&to(&packet, pod()), request("61000/tcp", bare()));
-}
-
-#[track_caller]
-fn establishes(lab: &mut Lab) {
-    let ack = tcp(client(), node(), ACK, b"");
-    lab.ingress(&ack).is(&to(&ack, pod()), establishing_request("61000/tcp", bare()));
 }
 
 fn timeout(state: &FlowState) -> u64 {
@@ -161,7 +145,7 @@ fn lost_entry_is_recovered_within_one_round_trip_despite_forged_segments() {
 fn refusal_of_a_forged_handshake_does_not_refuse_the_clients() {
     with_mappings(|lab| {
         let (forged_isn, pod_isn) = FORGED_ISNS[0];
-        lab.ingress(&with_isns(tcp(client(), second(), SYN, b""), FORGED_ISNS[0]));
+        lab.ingress(&with_isns(tcp(client(), second_node(), SYN, b""), FORGED_ISNS[0]));
         lab.ingress(&tcp(client(), node(), SYN, b""));
         lab.egress(&with_isns(tcp(pod(), client(), RST | ACK, b""), (pod_isn, forged_isn)));
         is_reply_translated(lab, SYN | ACK);

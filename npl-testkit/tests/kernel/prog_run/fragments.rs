@@ -17,8 +17,8 @@ use super::extensions::{FRAGMENT, extended};
 use super::redirect::{NEXT_HOP, set_next_hop};
 use super::scene::{
     CLIENT_ISN, CLIENT_PORT, NODE_PORT, POD_ISN, SECOND_NODE_PORT, Tcp, Udp, becomes, client, client_ip, establish,
-    family, from, node, node_ip, other_pod_ip, pod, pod_ip, second_node_ip, tcp, to, udp, unused_ip, with_isns,
-    with_mappings,
+    family, from, node, node_ip, other_pod_ip, pod, pod_ip, second_node, second_node_ip, tcp, to, udp, unused_ip,
+    with_isns, with_mappings,
 };
 use crate::counters::{Change, first_request, reason, reply, request};
 use crate::lab::{Lab, TEST_DEVICE, open as open_map};
@@ -136,7 +136,7 @@ fn fragments_of_a_reply_come_from_the_node() {
 #[test]
 fn fragments_of_a_reply_come_from_the_clients_nat_address() {
     with_mappings(|lab| {
-        let second = (second_node_ip(), NODE_PORT).into();
+        let second = second_node();
         lab.ingress(&udp(client(), second, b"hello"));
         lab.egress(&udp(pod(), client(), b"hello yourself"));
         lab.ingress(&udp(client(), second, b"establish the flow"));

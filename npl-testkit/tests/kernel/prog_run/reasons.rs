@@ -7,7 +7,7 @@ use npl_testkit::packet::{Packet, Transport};
 
 use super::scene::{
     NODE_PORT, Udp, bare, client, client_ip, establish, family, flow, from, length, node, node_ip, pod, pod_ip,
-    second_node_ip, tcp, to, udp, with_mappings,
+    second_node, tcp, to, udp, with_mappings,
 };
 use crate::counters::{and, establishing_request, first_request, reason, reply, request};
 
@@ -59,7 +59,7 @@ fn untracked_reply_is_counted_for_a_direct_connection() {
 fn tuple_conflict_gives_the_replies_to_the_newer_tcp_connection() {
     with_mappings(|lab| {
         establish(lab);
-        let second = (second_node_ip(), NODE_PORT).into();
+        let second = second_node();
         let segment = tcp(client(), second, ACK, b"");
         let changes = and(reason(Reason::TupleConflict), request("61000/tcp", bare()));
         lab.ingress(&segment).is(&to(&segment, pod()), changes);
@@ -80,7 +80,7 @@ fn tuple_conflict_gives_the_replies_to_the_newer_tcp_connection() {
 #[test]
 fn tuple_conflict_gives_the_reply_to_the_newest_udp_request() {
     with_mappings(|lab| {
-        let second = (second_node_ip(), NODE_PORT).into();
+        let second = second_node();
         lab.ingress(&udp(client(), node(), b"one"));
         lab.egress(&udp(pod(), client(), b"two"));
         lab.ingress(&udp(client(), node(), b"three"));

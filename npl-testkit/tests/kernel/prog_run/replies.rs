@@ -7,7 +7,7 @@ use npl_testkit::packet::tcp_flags::{ACK, PSH, SYN};
 
 use super::scene::{
     GENERATION, NODE_PORT, SECOND_NODE_PORT, Tcp, Udp, bare, client, establish, family, flow, from, length, node, pod,
-    random_packets, second_node_ip, tcp, udp, with_mappings, with_mappings_of,
+    random_packets, second_node, tcp, udp, with_mappings, with_mappings_of,
 };
 use crate::counters::reply;
 use crate::lab::Lab;
@@ -39,7 +39,7 @@ fn udp_reply_comes_from_the_node() {
 #[test]
 fn reply_comes_from_the_clients_nat_address() {
     with_mappings(|lab| {
-        let second = (second_node_ip(), NODE_PORT).into();
+        let second = second_node();
         lab.ingress(&tcp(client(), second, SYN, b""));
         let answer = tcp(pod(), client(), SYN | ACK, b"");
         lab.egress(&answer).is(&from(&answer, second), reply("61000/tcp", bare()));

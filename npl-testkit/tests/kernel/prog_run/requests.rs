@@ -6,8 +6,8 @@ use npl_testkit::packet::tcp_flags::{ACK, PSH, SYN};
 use npl_testkit::packet::{Checksum, Packet, Transport};
 
 use super::scene::{
-    NODE_PORT, Tcp, Udp, bare, client, family, length, node, node_ip, other_pod_ip, pod, random_packets,
-    second_node_ip, tcp, to, udp, with_mappings, with_mappings_of,
+    NODE_PORT, Tcp, Udp, bare, client, family, length, node, node_ip, other_pod_ip, pod, random_packets, second_node,
+    tcp, to, udp, with_mappings, with_mappings_of,
 };
 use crate::counters::{first_request, request};
 use crate::lab::NEXT;
@@ -40,7 +40,7 @@ fn retransmitted_syn_opens_no_second_flow() {
 #[test]
 fn every_address_of_the_node_leads_to_the_pod() {
     with_mappings(|lab| {
-        let request = udp(client(), (second_node_ip(), NODE_PORT).into(), b"hello");
+        let request = udp(client(), second_node(), b"hello");
         lab.ingress(&request).is(&to(&request, pod()), first_request("61000/udp", length(&request)));
     });
 }

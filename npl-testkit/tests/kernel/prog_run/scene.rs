@@ -9,7 +9,7 @@ use npl_testkit::packet::sctp_chunks::{INIT, INIT_ACK};
 use npl_testkit::packet::tcp_flags::{ACK, SYN};
 use npl_testkit::packet::{Ip, Packet, SCTP_TAG, Transport};
 
-use crate::counters::{Change, reply};
+use crate::counters::{Change, establishing_request, reply, request};
 use crate::lab::{FlowId, Lab, NEXT, Outcome, with_lab};
 
 pub(crate) const CLIENT_PORT: u16 = 43_210;
@@ -104,6 +104,10 @@ pub(crate) fn client() -> SocketAddr {
 
 pub(crate) fn node() -> SocketAddr {
     (node_ip(), NODE_PORT).into()
+}
+
+pub(crate) fn second_node() -> SocketAddr {
+    (second_node_ip(), NODE_PORT).into()
 }
 
 pub(crate) fn pod() -> SocketAddr {
@@ -209,6 +213,20 @@ pub(crate) fn establish(lab: &mut Lab) {
 pub(crate) fn is_reply_translated(lab: &mut Lab, flags: u8) {
     let answer = tcp(pod(), client(), flags, b"");
     lab.egress(&answer).is(&from(&answer, node()), reply("61000/tcp", bare()));
+}
+
+/// Asserts that the client's TCP segment is translated to the Pod, and that only the packet and byte counters increase.
+#[track_caller]
+pub(crate) fn is_request_translated(lab: &mut Lab, flags: u8) {
+    let packet = tcp(client(), node(), flags, b"");
+    lab.ingress(&packet).is(&to(&packet, pod()), request("61000/tcp", bare()));
+}
+
+/// Asserts that the client's acknowledgement is translated and establishes the flow.
+#[track_caller]
+pub(crate) fn establishes(lab: &mut Lab) {
+    let ack = tcp(client(), node(), ACK, b"");
+    lab.ingress(&ack).is(&to(&ack, pod()), establishing_request("61000/tcp", bare()));
 }
 
 /// TCP and UDP packets in turn, with random payloads and header fields.

@@ -12,7 +12,7 @@ use npl_testkit::packet::{Crc, Packet, Transport};
 use super::errors::{about_reply, about_request, too_large};
 use super::fragments::fragments;
 use super::scene::{
-    NODE_PORT, Sctp, client, family, flow, from, length, node, node_ip, pod, pod_ip, sctp, second_node_ip, to,
+    NODE_PORT, Sctp, client, family, flow, from, length, node, node_ip, pod, pod_ip, sctp, second_node, to,
     with_mappings, with_mappings_of,
 };
 use crate::counters::{Change, and, establishing_request, first_request, reason, reply, request};
@@ -100,7 +100,7 @@ fn shutdown_and_abort_of_both_sides_are_recorded() {
 fn tuple_conflict_gives_the_replies_to_the_newer_association() {
     with_mappings(|lab| {
         establish(lab);
-        let second = (second_node_ip(), NODE_PORT).into();
+        let second = second_node();
         let packet = sctp(client(), second, DATA, b"");
         let changes = and(reason(Reason::TupleConflict), request("61000/sctp", length(&packet)));
         lab.ingress(&packet).is(&to(&packet, pod()), changes);

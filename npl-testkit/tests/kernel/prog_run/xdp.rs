@@ -14,7 +14,7 @@ use super::extensions::{DESTINATION_OPTIONS, SIX, extended};
 use super::fragments::fragments;
 use super::scene::{
     CLIENT_PORT, GENERATION, NODE_PORT, SECOND_NODE_PORT, Sctp, Tcp, Udp, bare, client, client_ip, flow, length, node,
-    node_ip, pod, pod_ip, random_packets, router_ip, sctp, second_node_ip, tcp, to, udp, unused_ip, with_mappings,
+    node_ip, pod, pod_ip, random_packets, router_ip, sctp, second_node, tcp, to, udp, unused_ip, with_mappings,
     with_mappings_of,
 };
 use crate::counters::{Change, and, establishing_request, first_request, reason};
@@ -195,7 +195,7 @@ fn same_with_and_without_xdp(steps: impl Fn() -> Vec<Step> + Send + Sync) {
 #[test]
 fn random_requests_are_translated_alike_with_and_without_xdp() {
     same_with_and_without_xdp(|| {
-        let second_address = (second_node_ip(), NODE_PORT).into();
+        let second_address = second_node();
         let refused = (node_ip(), SECOND_NODE_PORT).into();
         let packets = random_packets(client(), node(), 200)
             .chain(random_packets(client(), second_address, 20))
@@ -220,7 +220,7 @@ fn connection_is_handled_alike_with_and_without_xdp() {
     same_with_and_without_xdp(|| {
         let request = |flags, payload: &[u8]| Step::Arrives(tcp(client(), node(), flags, payload).build());
         let reply = |flags, payload: &[u8]| Step::Leaves(tcp(pod(), client(), flags, payload).build());
-        let by_second = Step::Arrives(tcp(client(), (second_node_ip(), NODE_PORT).into(), SYN, b"").build());
+        let by_second = Step::Arrives(tcp(client(), second_node(), SYN, b"").build());
         vec![
             request(SYN, b""),
             request(SYN, b""),
