@@ -48,7 +48,7 @@ pub struct ChangeLog {
     conntrack: Last<ConntrackSettings>,
     reply_route_problem: Last<Option<ReplyRouteProblem>>,
     left_out_addresses: Last<usize>,
-    device_errors: Last<BTreeSet<String>>,
+    device_errors: Last<BTreeMap<String, &'static str>>,
 }
 
 impl ChangeLog {
@@ -269,10 +269,9 @@ impl ChangeLog {
         for error in gone {
             debug!(err = %ErrorChain(error), "a device was removed while programs were attached to it");
         }
-        let effects: BTreeMap<String, &'static str> =
-            errors.into_iter().map(|error| (ErrorChain(error).to_string(), error.effect())).collect();
-        for err in self.device_errors.update_elements(effects.keys().cloned().collect()) {
-            warn!(err, "{}", effects.get(&err).copied().unwrap_or_default());
+        let effects = errors.into_iter().map(|error| (ErrorChain(error).to_string(), error.effect())).collect();
+        for (err, effect) in self.device_errors.update_entries(effects) {
+            warn!(err, "{effect}");
         }
     }
 }

@@ -35,7 +35,7 @@ use super::{
 use crate::core::devices::{
     Device, Direction,
     attachments::{self, FILTER_HANDLE},
-    plan::AttachedPrograms,
+    plan::AttachedHooks,
     redirect::Forwarding,
 };
 
@@ -107,13 +107,13 @@ impl Hooks {
         self.programs.load_xdp().map(|(_, program)| program)
     }
 
-    /// The programs that this agent or an earlier one has attached to devices.
+    /// The TC hooks that this agent or an earlier one has attached programs to.
     ///
     /// # Errors
     ///
     /// If the pins cannot be listed.
-    pub fn attached_programs(&self) -> Result<AttachedPrograms, DatapathError> {
-        Ok(AttachedPrograms { hooks: self.pins.links()?.into_iter().collect(), xdp: self.xdp_devices()? })
+    pub fn attached_hooks(&self) -> Result<AttachedHooks, DatapathError> {
+        Ok(self.pins.links()?.into_iter().collect())
     }
 
     /// Attaches a program to a hook of a device, or replaces the program of an earlier agent without a gap.

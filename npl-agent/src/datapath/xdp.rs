@@ -46,7 +46,7 @@ impl XdpDevices {
 
 impl Hooks {
     /// The ifindexes of devices with the XDP program.
-    pub(super) fn xdp_devices(&self) -> Result<BTreeSet<u32>, DatapathError> {
+    pub fn xdp_devices(&self) -> Result<BTreeSet<u32>, DatapathError> {
         Ok(self.pins.xdp_links()?.into_iter().collect())
     }
 

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::{
     core::devices::{
         Device,
-        plan::{DevicePlan, DeviceStep},
+        plan::{AttachedHooks, DevicePlan, DeviceStep},
     },
     datapath::{Datapath, DatapathError},
 };
@@ -22,23 +22,25 @@ pub struct Applied {
     pub errors: Vec<DatapathError>,
 }
 
-/// Carries out a plan. The failure of one device does not affect the others.
-pub fn apply(datapath: &mut Datapath, devices: &[Device], plan: &DevicePlan) -> Applied {
+/// Carries out a plan for devices with programs on these hooks. The failure of one device does not affect the others.
+pub fn apply(datapath: &mut Datapath, devices: &[Device], before: &AttachedHooks, plan: &DevicePlan) -> Applied {
     let mut applied = Applied::default();
-    attach(datapath, devices, plan, &mut applied);
+    attach(datapath, devices, before, plan, &mut applied);
     complete(datapath, devices, &plan.restricted_to(&applied.attached), &mut applied);
     applied
 }
 
 /// The first half: TC programs.
-fn attach(datapath: &mut Datapath, devices: &[Device], plan: &DevicePlan, applied: &mut Applied) {
-    let before = match datapath.hooks.attached_programs() {
-        Ok(before) => before,
-        Err(error) => return applied.errors.push(error),
-    };
+fn attach(
+    datapath: &mut Datapath,
+    devices: &[Device],
+    before: &AttachedHooks,
+    plan: &DevicePlan,
+    applied: &mut Applied,
+) {
     let mut failures = Vec::new();
     let mut failed = BTreeSet::new();
-    for step in plan.attach_steps(devices, &before) {
+    for step in plan.attach_steps(devices, before) {
         if step.device().is_some_and(|ifindex| failed.contains(&ifindex)) {
             continue;
         }
@@ -52,7 +54,7 @@ fn attach(datapath: &mut Datapath, devices: &[Device], plan: &DevicePlan, applie
                 // Packets might be redirected to devices that are about to lose their programs.
                 Err(error) => {
                     applied.errors.push(error);
-                    applied.attached = plan.attached_devices(&before);
+                    applied.attached = plan.attached_devices(before);
                     return;
                 }
             },

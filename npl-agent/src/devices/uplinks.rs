@@ -12,6 +12,7 @@ use crate::{
     core::{
         devices::{
             Coverage, Device, DeviceSelection, Direction, UplinkReason,
+            plan::AttachedHooks,
             planner::{ConntrackSettings, DeviceDecisions, DevicePlanner, DevicePolicy, NodeNetwork, XdpDecision},
             redirect::Forwarding,
             reply_routing::Marking,
@@ -119,7 +120,7 @@ impl Uplinks {
     ///
     /// # Errors
     ///
-    /// If the maps of addresses refuse. A device that refuses is reported, and the others are served.
+    /// If the maps of addresses refuse, or the pins of attached programs cannot be listed. A device that refuses is reported, and the others are served.
     pub fn apply(
         &mut self,
         datapath: &mut Datapath,
@@ -131,6 +132,7 @@ impl Uplinks {
         self.pods = pods;
         let is_offload = self.planner.policy().forwarding == Forwarding::Offload;
         let conntrack = if is_offload { preflight::conntrack_settings() } else { ConntrackSettings::default() };
+        let attached = datapath.hooks.attached_hooks()?;
         let network = NodeNetwork {
             devices: &devices,
             routing: &routing,
@@ -139,23 +141,29 @@ impl Uplinks {
             node_ips,
             mapped_pods: &datapath.pod_addresses(),
             held_addresses: &datapath.tables.local_addresses()?,
-            attached_uplinks: &attached_uplinks(datapath)?,
+            attached_uplinks: &uplinks_of(&attached),
             conntrack,
             has_xdp_frags: preflight::has_xdp_frags(),
         };
         let decisions = self.planner.decide(&network, now);
         let left_out_addresses = datapath.tables.set_local_addresses(&decisions.local_addresses)?;
-        self.markings.clone_from(&decisions.reply_routes.markings);
-        let applied = apply(datapath, &devices, &decisions.plan);
-        let mut report = self.report(&devices, decisions, applied);
-        let reasons = devices.iter().filter_map(|device| Some((device.ifindex, *report.xdp.get(&device.name)?)));
+        self.markings.clone_from(&decisions.markings);
+        let applied = apply(datapath, &devices, &attached, &decisions.plan);
+        let mut report = self.report(&devices, decisions, applied, (conntrack, left_out_addresses));
+        let reason = |device: &Device| Some(report.xdp.get(&device.name)?.unwrap_or_else(|reason| reason));
         let reasons: BTreeMap<u32, XdpReason> =
-            reasons.map(|(ifindex, decision)| (ifindex, decision.unwrap_or_else(|reason| reason))).collect();
+            devices.iter().filter_map(|device| Some((device.ifindex, reason(device)?))).collect();
         report.errors.extend(datapath.hooks.note_reasons(&reasons).err());
-        Ok(DeviceReport { conntrack, left_out_addresses, ..report })
+        Ok(report)
     }
 
-    fn report(&mut self, devices: &[Device], decisions: DeviceDecisions, applied: Applied) -> DeviceReport {
+    fn report(
+        &mut self,
+        devices: &[Device],
+        decisions: DeviceDecisions,
+        applied: Applied,
+        (conntrack, left_out_addresses): (ConntrackSettings, Vec<IpAddr>),
+    ) -> DeviceReport {
         let Applied { attached, mut xdp_errors, errors } = applied;
         let (mut xdp, mut errors_by_name) = (BTreeMap::new(), BTreeMap::new());
         for device in devices.iter().filter(|device| attached.contains(&device.ifindex)) {
@@ -176,15 +184,14 @@ impl Uplinks {
             decisions,
             xdp,
             xdp_errors: errors_by_name,
-            conntrack: ConntrackSettings::default(),
-            left_out_addresses: Vec::new(),
+            conntrack,
+            left_out_addresses,
             errors,
         }
     }
 }
 
-/// The devices that carry an uplink's programs now, also those that another process attached.
-fn attached_uplinks(datapath: &Datapath) -> Result<BTreeSet<u32>, DatapathError> {
-    let hooks = datapath.hooks.attached_programs()?.hooks.into_iter();
-    Ok(hooks.filter(|(_, direction)| *direction == Direction::Egress).map(|(ifindex, _)| ifindex).collect())
+/// The devices that carry an uplink's programs, by their index.
+fn uplinks_of(attached: &AttachedHooks) -> BTreeSet<u32> {
+    attached.iter().filter(|(_, direction)| *direction == Direction::Egress).map(|(ifindex, _)| *ifindex).collect()
 }

@@ -135,10 +135,12 @@ impl World {
     pub(crate) fn attach_to(&self, datapath: &mut Datapath, devices: &[Device]) -> Vec<DatapathError> {
         let programs: BTreeMap<_, _> = devices.iter().map(|device| (device.ifindex, ProgramSet::Uplink)).collect();
         // XDP programs are attached and detached only by the tests of XDP.
-        let mut xdp = datapath.hooks.attached_programs().unwrap().xdp;
+        let mut xdp = datapath.hooks.xdp_devices().unwrap();
         xdp.retain(|ifindex| programs.contains_key(ifindex));
         let plan = DevicePlan { programs, xdp, next_hops: BTreeMap::new() };
-        let Applied { errors, xdp_errors, .. } = self.node().run(|| apply(datapath, devices, &plan)).unwrap();
+        let attached = datapath.hooks.attached_hooks().unwrap();
+        let Applied { errors, xdp_errors, .. } =
+            self.node().run(|| apply(datapath, devices, &attached, &plan)).unwrap();
         errors.into_iter().chain(xdp_errors.into_values()).collect()
     }
 

@@ -15,7 +15,7 @@ use super::{
     local_addresses,
     plan::DevicePlan,
     redirect::{Forwarding, PodNextHop, ProgramSet, RedirectRefusal, Route, next_hops},
-    reply_routing::{ReplyRouteProblem, ReplyRoutes, Routing},
+    reply_routing::{Marking, ReplyRouteProblem, Routing},
     xdp::{self, Attach, XdpReason},
 };
 use crate::core::model::Moment;
@@ -81,8 +81,8 @@ pub struct DeviceDecisions {
     pub xdp: BTreeMap<u32, XdpDecision>,
     /// How each Pod is reached by redirect, or why not.
     pub next_hops: BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>>,
-    /// How replies of Pods with routing tables of their own are led back.
-    pub reply_routes: ReplyRoutes,
+    /// The connections to mark, so that replies of Pods with routing tables of their own are led back.
+    pub markings: BTreeSet<Marking>,
     /// Pods whose replies leave by another interface than their requests came in by, and why.
     pub reply_route_problem: Option<(ReplyRouteProblem, BTreeSet<IpAddr>)>,
     /// Names in `--devices` that no device has.
@@ -144,7 +144,7 @@ impl DevicePlanner {
             uplinks,
             xdp,
             next_hops,
-            reply_routes,
+            markings: reply_routes.markings,
             reply_route_problem,
             missing_devices,
             plan,

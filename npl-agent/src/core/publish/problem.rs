@@ -105,19 +105,20 @@ pub enum Cause {
 impl Problem {
     /// The reason of the Kubernetes Event, and the label of the metric.
     pub const fn reason(&self) -> &'static str {
-        match self.cause {
-            Cause::RangeExhausted { .. } => EventReason::PortRangeExhausted.name(),
-            Cause::UnresolvedTargetPort { .. } => EventReason::UnresolvedTargetPort.name(),
-            Cause::UnsupportedProtocol { .. } => EventReason::UnsupportedProtocol.name(),
-            Cause::UnsupportedFamily { .. } => EventReason::UnsupportedFamily.name(),
-            Cause::NoNodeAddress { .. } => EventReason::NoNodeAddress.name(),
-            Cause::AddressConflict { .. } => EventReason::AddressConflict.name(),
-            Cause::HostPortConflict { .. } => EventReason::HostPortConflict.name(),
-            Cause::UnreadableSource(_) => EventReason::UnreadableSourceRange.name(),
-            Cause::TooManySources { .. } => EventReason::TooManySourceRanges.name(),
-            Cause::UnenforcedSources { .. } => EventReason::SourceRangesNotEnforced.name(),
-            Cause::SourceTableFull { .. } => EventReason::SourceRangesExhausted.name(),
-        }
+        let reason = match self.cause {
+            Cause::RangeExhausted { .. } => EventReason::PortRangeExhausted,
+            Cause::UnresolvedTargetPort { .. } => EventReason::UnresolvedTargetPort,
+            Cause::UnsupportedProtocol { .. } => EventReason::UnsupportedProtocol,
+            Cause::UnsupportedFamily { .. } => EventReason::UnsupportedFamily,
+            Cause::NoNodeAddress { .. } => EventReason::NoNodeAddress,
+            Cause::AddressConflict { .. } => EventReason::AddressConflict,
+            Cause::HostPortConflict { .. } => EventReason::HostPortConflict,
+            Cause::UnreadableSource(_) => EventReason::UnreadableSourceRange,
+            Cause::TooManySources { .. } => EventReason::TooManySourceRanges,
+            Cause::UnenforcedSources { .. } => EventReason::SourceRangesNotEnforced,
+            Cause::SourceTableFull { .. } => EventReason::SourceRangesExhausted,
+        };
+        reason.name()
     }
 }
 

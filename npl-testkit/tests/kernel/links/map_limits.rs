@@ -26,7 +26,8 @@ fn full_next_hop_map_of_one_family_does_not_affect_the_other() {
         ..DevicePlan::default()
     };
     let mut datapath = world.datapath.take().unwrap();
-    let errors = world.node().run(|| apply(&mut datapath, &devices, &plan)).unwrap().errors;
+    let attached = datapath.hooks.attached_hooks().unwrap();
+    let errors = world.node().run(|| apply(&mut datapath, &devices, &attached, &plan)).unwrap().errors;
     assert_eq!(errors.len(), 1, "{errors:?}");
     let redirected = datapath.redirected().unwrap();
     assert!(redirected.contains_key(&v6) && redirected.len() == MAX_NEXT_HOPS as usize + 1, "{}", redirected.len());
@@ -47,7 +48,8 @@ fn full_uplink_map_disables_redirect() {
     let pods = BTreeMap::from([(world.pod().ips()[0], hop)]);
     let mut attach = |devices: &[_], wanted: &BTreeMap<_, _>| {
         let plan = DevicePlan { programs: wanted.clone(), next_hops: pods.clone(), ..DevicePlan::default() };
-        world.node().run(|| apply(&mut datapath, devices, &plan)).unwrap().errors
+        let attached = datapath.hooks.attached_hooks().unwrap();
+        world.node().run(|| apply(&mut datapath, devices, &attached, &plan)).unwrap().errors
     };
     assert!(attach(&devices, &wanted).is_empty());
     let lines: Vec<String> =

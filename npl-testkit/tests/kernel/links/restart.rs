@@ -150,7 +150,9 @@ fn device_that_is_no_longer_selected_is_detached() {
     world.assert_answers();
     let mut datapath = world.datapath.take().unwrap();
     let devices = world.uplinks();
-    let errors = world.node().run(|| apply(&mut datapath, &devices, &DevicePlan::default())).unwrap().errors;
+    let attached = datapath.hooks.attached_hooks().unwrap();
+    let plan = DevicePlan::default();
+    let errors = world.node().run(|| apply(&mut datapath, &devices, &attached, &plan)).unwrap().errors;
     assert!(errors.is_empty(), "{errors:?}");
     world.wait_until_refused();
     world.attach(&mut datapath);

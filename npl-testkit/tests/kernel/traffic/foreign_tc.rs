@@ -171,7 +171,8 @@ fn packet_that_a_foreign_program_drops_is_no_stack_observation() {
     };
     let devices = world.devices();
     let mut datapath = world.datapath.take().unwrap();
-    let errors = world.node().run(|| apply(&mut datapath, &devices, &plan)).unwrap().errors;
+    let attached = datapath.hooks.attached_hooks().unwrap();
+    let errors = world.node().run(|| apply(&mut datapath, &devices, &attached, &plan)).unwrap().errors;
     assert!(errors.is_empty(), "{errors:?}");
     world.datapath = Some(datapath);
 

@@ -321,7 +321,7 @@ fn removed_pod_leaves_no_redirect_state_and_others_are_served() {
     world.node().nft(DROP_FORWARDED).unwrap();
     world.assert_answers();
     assert_eq!(world.datapath().redirected().unwrap().len(), 2, "only the other Pod's two addresses");
-    let hooks = world.datapath().hooks.attached_programs().unwrap().hooks;
+    let hooks = world.datapath().hooks.attached_hooks().unwrap();
     let attached: BTreeSet<u32> = hooks.into_iter().map(|(ifindex, _)| ifindex).collect();
     assert_eq!(attached.len(), 2, "the uplink, and the other Pod's device");
     world.follow(Forwarding::Stack);

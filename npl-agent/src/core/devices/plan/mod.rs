@@ -35,14 +35,8 @@ pub struct DevicePlan {
     pub xdp: BTreeSet<u32>,
 }
 
-/// The programs that devices carry before a plan is carried out.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct AttachedPrograms {
-    /// TC hooks with a program, by the device's index.
-    pub hooks: BTreeSet<(u32, Direction)>,
-    /// Devices whose driver runs the XDP program.
-    pub xdp: BTreeSet<u32>,
-}
+/// The TC hooks that have a program, by the device's index.
+pub type AttachedHooks = BTreeSet<(u32, Direction)>;
 
 /// One step of a plan. Every step is idempotent.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,7 +72,7 @@ pub enum DeviceStep {
 
 impl DeviceStep {
     /// The position of the step in the order; steps of equal rank keep their relative order.
-    pub const fn rank(&self) -> u8 {
+    const fn rank(&self) -> u8 {
         match self {
             Self::RetainXdp(_) => 0,
             Self::RetainNextHops => 1,
@@ -89,9 +83,7 @@ impl DeviceStep {
             Self::AttachXdp { .. } => 6,
         }
     }
-}
 
-impl DeviceStep {
     /// The device that a step about TC programs changes, by its index.
     pub const fn device(&self) -> Option<u32> {
         match self {
@@ -104,24 +96,25 @@ impl DeviceStep {
 impl DevicePlan {
     /// The first half: TC programs. After a failure on a device, its later steps are left out, and so is the device
     /// from the second half.
-    pub fn attach_steps(&self, devices: &[Device], attached: &AttachedPrograms) -> Vec<DeviceStep> {
+    pub fn attach_steps(&self, devices: &[Device], attached: &AttachedHooks) -> Vec<DeviceStep> {
         let mut steps = vec![DeviceStep::RetainXdp(self.xdp.clone()), DeviceStep::RetainNextHops];
         for device in devices {
             let set = self.programs.get(&device.ifindex);
             steps.extend(set.into_iter().flat_map(|set| attach_all(*set, device)));
         }
-        let unwanted = attached.hooks.iter().filter(|(ifindex, direction)| !self.has_program(*ifindex, *direction));
+        let unwanted = attached.iter().filter(|(ifindex, direction)| !self.has_program(*ifindex, *direction));
         steps.extend(
             unwanted.map(|(ifindex, direction)| DeviceStep::Detach { ifindex: *ifindex, direction: *direction }),
         );
-        ordered(steps)
+        steps.sort_by_key(DeviceStep::rank);
+        steps
     }
 
     /// The second half: next hops and XDP programs, which need the TC programs of their devices.
     pub fn completion_steps(&self) -> Vec<DeviceStep> {
         let retained = [DeviceStep::RetainXdp(self.xdp.clone()), DeviceStep::RetainNextHops, DeviceStep::AddNextHops];
         let xdp = self.xdp.iter().map(|ifindex| DeviceStep::AttachXdp { ifindex: *ifindex });
-        ordered(retained.into_iter().chain(xdp).collect())
+        retained.into_iter().chain(xdp).collect()
     }
 
     /// The part of the plan for these devices.
@@ -137,9 +130,9 @@ impl DevicePlan {
     }
 
     /// The devices that already carry a program on every hook that the plan has for them.
-    pub fn attached_devices(&self, attached: &AttachedPrograms) -> BTreeSet<u32> {
+    pub fn attached_devices(&self, attached: &AttachedHooks) -> BTreeSet<u32> {
         let has_all = |(ifindex, set): &(&u32, &ProgramSet)| {
-            set.directions().iter().all(|direction| attached.hooks.contains(&(**ifindex, *direction)))
+            set.directions().iter().all(|direction| attached.contains(&(**ifindex, *direction)))
         };
         self.programs.iter().filter(has_all).map(|(ifindex, _)| *ifindex).collect()
     }
@@ -147,12 +140,6 @@ impl DevicePlan {
     fn has_program(&self, ifindex: u32, direction: Direction) -> bool {
         self.programs.get(&ifindex).is_some_and(|set| set.directions().contains(&direction))
     }
-}
-
-/// By rank; the sort is stable.
-fn ordered(mut steps: Vec<DeviceStep>) -> Vec<DeviceStep> {
-    steps.sort_by_key(DeviceStep::rank);
-    steps
 }
 
 fn attach_all(set: ProgramSet, device: &Device) -> impl Iterator<Item = DeviceStep> {

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use npl_common::names::{PROG_EGRESS_L3, PROG_INGRESS_L3, PROG_PODS_OFFLOAD, PROG_PODS_REDIRECT};
 use proptest::{prelude::*, sample::select};
 
-use super::{AttachedPrograms, DevicePlan, DeviceStep};
+use super::{AttachedHooks, DevicePlan, DeviceStep};
 use crate::core::devices::{
     Device, DeviceKind, Direction, LinkLayer,
     redirect::{HopKind, PodNextHop, ProgramSet},
@@ -38,8 +38,8 @@ impl Kernel {
         kernel
     }
 
-    fn attached(&self) -> AttachedPrograms {
-        AttachedPrograms { hooks: self.programs.keys().copied().collect(), xdp: self.xdp.clone() }
+    fn attached(&self) -> AttachedHooks {
+        self.programs.keys().copied().collect()
     }
 
     /// Runs both halves of a plan; returns the devices that carry all of their programs.
@@ -163,7 +163,7 @@ proptest! {
 #[test]
 fn a_device_without_ethernet_headers_has_programs_of_its_own() {
     let plan = DevicePlan { programs: [(7, ProgramSet::Uplink)].into(), ..DevicePlan::default() };
-    let steps = plan.attach_steps(&[device(7, LinkLayer::None)], &AttachedPrograms::default());
+    let steps = plan.attach_steps(&[device(7, LinkLayer::None)], &AttachedHooks::new());
     let attach = |direction, program| DeviceStep::Attach { ifindex: 7, direction, program };
     let expected = [
         DeviceStep::RetainXdp([].into()),
@@ -176,10 +176,7 @@ fn a_device_without_ethernet_headers_has_programs_of_its_own() {
 
 #[test]
 fn programs_of_a_device_that_is_gone_are_detached() {
-    let attached = AttachedPrograms {
-        hooks: [(99, Direction::Egress), (99, Direction::Ingress)].into(),
-        ..AttachedPrograms::default()
-    };
+    let attached = [(99, Direction::Egress), (99, Direction::Ingress)].into();
     let steps = DevicePlan::default().attach_steps(&devices(), &attached);
     let detach = |direction| DeviceStep::Detach { ifindex: 99, direction };
     assert_eq!(steps[2..], [detach(Direction::Ingress), detach(Direction::Egress)]);
