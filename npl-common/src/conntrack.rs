@@ -201,15 +201,14 @@ impl Segment {
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
     pub const fn sequence(self) -> u32 {
-        (self.numbers.0 >> u32::BITS) as u32
+        self.numbers.sequence()
     }
 
     /// The acknowledgement number, host order.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
-    #[expect(clippy::cast_possible_truncation, reason = "the low half")]
     pub const fn acknowledgement(self) -> u32 {
-        self.numbers.0 as u32
+        self.numbers.acknowledgement()
     }
 
     /// Whether it opens a handshake: a SYN without ACK, or an SCTP INIT.
@@ -223,7 +222,7 @@ impl Segment {
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
     pub const fn is_mid_stream(self) -> bool {
-        self.flags & (SYN | RST | ACK) == ACK
+        is_mid_stream(self.flags)
     }
 }
 
@@ -257,14 +256,28 @@ impl Numbers {
     /// hosts.
     pub const WINDOW: u32 = 1 << 25;
 
+    /// The sequence number, host order.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    pub const fn sequence(self) -> u32 {
+        (self.0 >> u32::BITS) as u32
+    }
+
+    /// The acknowledgement number, host order.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    #[expect(clippy::cast_possible_truncation, reason = "the low half")]
+    pub const fn acknowledgement(self) -> u32 {
+        self.0 as u32
+    }
+
     /// Whether a Pod's segment answers the client's: both its numbers are within [`Self::WINDOW`] of the client's, or
     /// it is a RST with exactly the number that the client acknowledged. Numbers of another connection pass with a
     /// probability of 1 in 4096.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
-    #[expect(clippy::cast_possible_truncation, reason = "each half is taken")]
     pub const fn admit(self, reply: Segment) -> bool {
-        let (sequence, acknowledgement) = ((self.0 >> u32::BITS) as u32, self.0 as u32);
+        let (sequence, acknowledgement) = (self.sequence(), self.acknowledgement());
         if reply.flags & (RST | ACK) == RST {
             return reply.sequence() == acknowledgement;
         }
@@ -419,7 +432,7 @@ const fn client_segment(state: State, flags: u8, is_proven: bool) -> (State, Act
             let flags = if is_proven { flags } else { flags & !(FIN | RST) };
             (State { client_flags: state.client_flags | flags, ..state }, Action::Refresh)
         }
-        _ if is_syn(flags) || flags & (SYN | RST | ACK) == ACK => (State::half_open(Phase::REQUESTED), Action::Open),
+        _ if is_syn(flags) || is_mid_stream(flags) => (State::half_open(Phase::REQUESTED), Action::Open),
         _ => (state, Action::Keep),
     }
 }
@@ -461,6 +474,13 @@ pub const fn established_timeout_ns(state: State, protocol: u8, is_crowded: bool
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn is_syn(flags: u8) -> bool {
     flags & (SYN | ACK) == SYN
+}
+
+/// Whether a segment acknowledges, and neither opens nor aborts a connection.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+const fn is_mid_stream(flags: u8) -> bool {
+    flags & (SYN | RST | ACK) == ACK
 }
 
 /// Whether a Pod's segment accepts or refuses a handshake.

@@ -45,3 +45,12 @@ map_type! {
         pub kind: u16,
     }
 }
+
+impl PodNextHop {
+    /// Whether it names a device; otherwise the host's stack sends the packet.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+    pub const fn is_reachable(&self) -> bool {
+        self.ifindex != 0
+    }
+}

@@ -78,7 +78,7 @@ pub fn to_pod<F: Family, const MODE: u8, const L2: usize>(
     ctx: &TcContext,
     headers: &Headers<F>,
     pod: F::Addr,
-    lookup: impl FnOnce() -> Option<PodNextHop>,
+    lookup: impl FnOnce() -> PodNextHop,
 ) -> NextHop<F> {
     // A device pair ignores the neighbor; one value for every case takes no stack in addition to the Pod's address.
     let stack = NextHop { neighbor: pod, ..NextHop::stack(headers) };
@@ -88,8 +88,8 @@ pub fn to_pod<F: Family, const MODE: u8, const L2: usize>(
     // The look-ups run one after the other: the verifier drops the bounds of a value that is loaded again behind a
     // call.
     let Some(ttl_fields) = F::decrement_ttl(headers.ttl_fields) else { return stack };
-    let Some(next_hop) = lookup() else { return stack };
-    if is_sctp_gso(ctx, headers.protocol) {
+    let next_hop = lookup();
+    if !next_hop.is_reachable() || is_sctp_gso(ctx, headers.protocol) {
         return stack;
     }
     let length = segment_length::<F>(ctx, headers).or_else(|| F::packet_length::<L2>(ctx, ttl_fields));
@@ -103,7 +103,7 @@ pub fn to_pod<F: Family, const MODE: u8, const L2: usize>(
 /// Whether a packet arrived on the device that requests to its sender are redirected to.
 #[inline(always)]
 pub fn is_from_pod<F: Family>(ctx: &TcContext, headers: &Headers<F>) -> bool {
-    F::next_hop(headers.source).is_some_and(|next_hop| next_hop.ifindex == ctx.ifindex())
+    F::next_hop(headers.source).ifindex == ctx.ifindex()
 }
 
 /// The next hop of a packet to a client, by the route that a packet from the address `node` takes. `ports` are the

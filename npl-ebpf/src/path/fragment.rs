@@ -3,7 +3,7 @@
 //! their addresses; the transport checksum is in the first fragment.
 
 use aya_ebpf::programs::TcContext;
-use npl_common::{fragment::Record, mapping::Frontend, reason::Reason};
+use npl_common::{fragment::Record, lookup_cache::no_next_hop, mapping::Frontend, reason::Reason};
 
 use crate::{
     act::{
@@ -29,7 +29,7 @@ pub fn request<F: Family, const MODE: u8, const L2: usize>(ctx: &TcContext, mut 
     }
     let hash = fragment::hash(config, &chain, DESTINATION);
     let Some(record) = fragment::record::<F>(hash) else {
-        fragment_buffer::save::<true>(ctx, hash);
+        fragment_buffer::save(ctx, hash, true);
         return Verdict::pass(Reason::EarlyFragment);
     };
     let is_by_stack = needs_next_hop::<MODE>() && fragment::is_by_stack::<F>(hash);
@@ -41,7 +41,7 @@ pub fn request<F: Family, const MODE: u8, const L2: usize>(ctx: &TcContext, mut 
         stats.request_packets += 1;
         stats.request_bytes += u64::from(ctx.len());
     });
-    let lookup = || if is_by_stack { None } else { F::next_hop(backend.addr) };
+    let lookup = || if is_by_stack { no_next_hop::UNREACHABLE } else { F::next_hop(backend.addr) };
     let next_hop = redirect::to_pod::<F, MODE, L2>(ctx, &chain.headers, backend.addr, lookup);
     chain.headers.ttl_fields = next_hop.ttl_fields;
     redirect::forward(ctx, rewrite::apply_address::<F, DESTINATION>(ctx, &chain, backend.addr), next_hop)
@@ -57,12 +57,8 @@ pub fn reply<F: Family, const MODE: u8, const L2: usize>(ctx: &TcContext, mut ch
     let Some(config) = CONFIG.get(0) else { return Verdict::UNRELATED };
     let hash = fragment::hash(config, &chain, SOURCE);
     let Some(record) = fragment::record::<F>(hash) else {
-        if MODE == REDIRECT {
-            fragment_buffer::save::<true>(ctx, hash);
-            return Verdict::UNRELATED;
-        }
-        fragment_buffer::save::<false>(ctx, hash);
-        return Verdict::pass(Reason::EarlyFragment);
+        fragment_buffer::save(ctx, hash, MODE == REDIRECT);
+        return if MODE == REDIRECT { Verdict::UNRELATED } else { Verdict::pass(Reason::EarlyFragment) };
     };
     if record == Record::UNTRANSLATED {
         return Verdict::UNRELATED;

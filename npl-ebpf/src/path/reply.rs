@@ -150,7 +150,7 @@ impl<const MODE: u8> Hook for Replies<MODE> {
         let key = F::flow_key(&tuple, protocol);
         let Some(flow) = Flow::new(config.seed, &tuple, protocol, &key) else { return Verdict::UNRELATED };
         // The reply that would answer the quoted segment. The error changes no entry: its sender is not authenticated.
-        let quoted = Segment { numbers: icmp::quoted_numbers(ctx, &quote), flags: 0 };
+        let quoted = icmp::quoted_numbers(ctx, &quote);
         let segment = Segment::new(quoted.acknowledgement(), quoted.sequence().wrapping_add(1), tcp_flag::ACK);
         let Some(ResolvedFlow { nat, .. }) = ResolvedFlow::of(&Reply { flow, tuple, segment }, &sender) else {
             return if MODE == REDIRECT { Verdict::UNRELATED } else { Verdict::pass(Reason::UntrackedReply) };

@@ -45,7 +45,7 @@ pub struct Requests<const MODE: u8>;
 pub struct Accepted<F: Family> {
     pub backend: Backend<F>,
     /// The Pod's next hop, in a mode that needs it.
-    next_hop: Option<PodNextHop>,
+    next_hop: PodNextHop,
     is_offloaded: bool,
 }
 

@@ -60,11 +60,15 @@ fn run_steps<F: Family, H: Hook, const L2: usize>(ctx: &TcContext) -> i32 {
     let is_held = action != IS_FRAGMENT && sctp_reassembly::hold_noted();
     match action {
         IS_ICMP => trace::step::<F, H, L2>(skb(ctx), translate_error::<F, H, L2>),
-        IS_FRAGMENT if !reinject_first::<H>(skb(ctx)) => trace::step::<F, H, L2>(skb(ctx), drop_unwritable),
+        IS_FRAGMENT if !sctp_reassembly::reinject_first(skb(ctx), H::ON_ARRIVAL) => {
+            trace::step::<F, H, L2>(skb(ctx), drop_unwritable)
+        }
         IS_FRAGMENT => trace::step::<F, H, L2>(skb(ctx), translate_fragment::<F, H, L2>),
         IS_LEAVING if !H::ON_ARRIVAL => record_leaving::<F, L2>(skb(ctx)),
         IS_UNREADABLE if H::ON_ARRIVAL => trace::step::<F, H, L2>(skb(ctx), judge_unreadable::<F, L2>),
-        _ if !reinject_saved::<H>(skb(ctx)) => trace::step::<F, H, L2>(skb(ctx), drop_unwritable),
+        _ if !fragment_buffer::reinject_noted(skb(ctx), H::ON_ARRIVAL) => {
+            trace::step::<F, H, L2>(skb(ctx), drop_unwritable)
+        }
         _ if is_held => verdict::consume(),
         action => action,
     }
@@ -76,25 +80,6 @@ fn drop_unwritable(_skb: *mut __sk_buff) -> i32 {
     Verdict::drop(Reason::RewriteFailed).into_action()
 }
 
-// A constant of a trait cannot be a const argument of a generic call.
-#[inline(always)]
-fn reinject_first<H: Hook>(skb: *mut __sk_buff) -> bool {
-    if H::ON_ARRIVAL {
-        sctp_reassembly::reinject_first::<true>(skb)
-    } else {
-        sctp_reassembly::reinject_first::<false>(skb)
-    }
-}
-
-#[inline(always)]
-fn reinject_saved<H: Hook>(skb: *mut __sk_buff) -> bool {
-    if H::ON_ARRIVAL {
-        fragment_buffer::reinject_noted::<true>(skb)
-    } else {
-        fragment_buffer::reinject_noted::<false>(skb)
-    }
-}
-
 /// Notes what later steps need of an SCTP fragment.
 #[inline(never)]
 fn begin_sctp<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) {
@@ -103,18 +88,10 @@ fn begin_sctp<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) {
     let Some(config) = CONFIG.get(0) else { return };
     if sctp_reassembly::is_first(&chain) {
         let hash = fragment::hash(config, &chain, H::END);
-        if H::ON_ARRIVAL {
-            sctp_reassembly::begin::<true>(ctx, hash);
-        } else {
-            sctp_reassembly::begin::<false>(ctx, hash);
-        }
+        sctp_reassembly::begin(ctx, hash, H::ON_ARRIVAL);
     } else if sctp_reassembly::may_be_last(&chain) {
         let hash = fragment::hash(config, &chain, H::END);
-        if H::ON_ARRIVAL {
-            sctp_reassembly::note_last::<F, true>(hash, &chain);
-        } else {
-            sctp_reassembly::note_last::<F, false>(hash, &chain);
-        }
+        sctp_reassembly::note_last(hash, &chain, H::ON_ARRIVAL);
     }
 }
 
@@ -162,11 +139,7 @@ fn translate_packet<F: Family, H: Hook, const L2: usize>(skb: *mut __sk_buff) ->
         if is_by_stack {
             fragment::record_by_stack::<F>(hash);
         }
-        if H::ON_ARRIVAL {
-            fragment_buffer::note_translated::<true>(hash);
-        } else {
-            fragment_buffer::note_translated::<false>(hash);
-        }
+        fragment_buffer::note_translated(hash, H::ON_ARRIVAL);
     } else {
         fragment::record_untranslated::<F>(hash, may_be_early);
     }

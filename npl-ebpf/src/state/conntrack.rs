@@ -128,7 +128,7 @@ impl<'k, F: Family> Flow<'k, F> {
 
     /// Removes the entries of a flow whose handshake the Pod refused after the client had completed it.
     #[inline(always)]
-    pub fn remove_refused(&self) {
+    fn remove_refused(&self) {
         // A flow that is not there needs no removal.
         let _missing = F::remove_flow(self.key);
         let entry = self.entry.load();
@@ -168,7 +168,7 @@ impl<'k, F: Family> Flow<'k, F> {
 
     /// The flow's entry in its own slot of the half-open cache.
     #[inline(always)]
-    pub fn half_open(&self) -> Option<u64> {
+    fn half_open(&self) -> Option<u64> {
         let entry = self.entry.load();
         if half_open::matches(entry, self.hash) { Some(entry) } else { None }
     }
@@ -214,9 +214,10 @@ impl<'k, F: Family> Flow<'k, F> {
             let opened =
                 if is_own { Some((self.entry, self.hash)) } else { self.handshake_of_request(&request.segment) };
             if let Some((slot, key)) = opened {
-                let phase = half_open::phase(slot.load());
+                let opening = slot.load();
+                let phase = half_open::phase(opening);
                 let same = half_open::entry(key, phase, request.nat.addr_index, request.nat.port);
-                if slot.load() == same && phase.is_opening() {
+                if opening == same && phase.is_opening() {
                     return self.track_half_open(request, slot, phase);
                 }
             }
@@ -278,9 +279,14 @@ impl<'k, F: Family> Flow<'k, F> {
             return Transition::HostConnection;
         }
         if self.protocol == protocol::TCP {
-            let is_known = half_open::matches(cached, self.hash) && !half_open::phase(cached).is(Phase::REFUSED);
-            return self.track_mid_stream(request, is_known);
+            if half_open::matches(cached, self.hash) && !half_open::phase(cached).is(Phase::REFUSED) {
+                // The flow's own slot has the flow by another NAT address, which stays.
+                count_reason(Reason::TupleConflict as u32);
+                return Transition::Unchanged;
+            }
+            return self.track_mid_stream(request);
         }
+        // SCTP: a SHUTDOWN has FIN without ACK, and opens an entry as every other chunk does.
         let flags = if request.segment.flags & tcp_flag::OPENS_OR_ENDS == tcp_flag::FIN {
             request.segment.flags | tcp_flag::ACK
         } else {
@@ -296,13 +302,8 @@ impl<'k, F: Family> Flow<'k, F> {
 
     /// Tracks a client's segment of a TCP connection without an entry: the entry that it opens takes a reply whose
     /// numbers are near its own.
-    /// `is_known` says that the flow's own slot has the flow by another NAT address, which stays.
     #[inline(always)]
-    fn track_mid_stream(&self, request: &Request<F>, is_known: bool) -> Transition {
-        if is_known {
-            count_reason(Reason::TupleConflict as u32);
-            return Transition::Unchanged;
-        }
+    fn track_mid_stream(&self, request: &Request<F>) -> Transition {
         let key = mid_stream_key(self.hash);
         let Some((slot, index)) = slots::of_handshake::<F>(key) else { return Transition::Unchanged };
         let (entry, nat) = (slot.load(), &request.nat);
@@ -349,7 +350,7 @@ impl<'k, F: Family> Flow<'k, F> {
 
     /// Moves the flow from the half-open cache to the flow table.
     #[inline(always)]
-    pub fn establish(&self, request: &Request<F>) -> Transition {
+    fn establish(&self, request: &Request<F>) -> Transition {
         if F::insert_flow(self.key, &new_entry::<F>(self.protocol, &request.nat, request.generation, request.segment))
             .is_none()
         {

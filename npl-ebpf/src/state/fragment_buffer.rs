@@ -20,13 +20,13 @@ use crate::base::{cell::field, clock::coarse_seconds, context::skb, error::Rewri
 
 /// The key of a datagram's saved fragments, which are of use at the hook that saved them only.
 #[inline(always)]
-pub const fn key<const ON_ARRIVAL: bool>(hash: u64) -> u64 {
-    if ON_ARRIVAL { hash } else { !hash }
+pub const fn key(hash: u64, on_arrival: bool) -> u64 {
+    if on_arrival { hash } else { !hash }
 }
 
 /// Saves a copy of a fragment in place of this processor's oldest one. A frame that is too long is not saved.
 #[inline(always)]
-pub fn save<const ON_ARRIVAL: bool>(ctx: &TcContext, hash: u64) {
+pub fn save(ctx: &TcContext, hash: u64, on_arrival: bool) {
     let Some(cursor) = FRAGMENT_BUFFER.get_ptr_mut(CURSOR) else { return };
     let (next, now) = (field!(cursor, excess), coarse_seconds());
     let slot = next.load();
@@ -34,7 +34,7 @@ pub fn save<const ON_ARRIVAL: bool>(ctx: &TcContext, hash: u64) {
     field!(cursor, time).store(now);
     if let Some(saved) = FRAGMENT_BUFFER.get_ptr_mut(slot) {
         let is_saved = save_frame(skb(ctx), saved).is_ok();
-        field!(saved, hash).store(if is_saved { key::<ON_ARRIVAL>(hash) } else { 0 });
+        field!(saved, hash).store(if is_saved { key(hash, on_arrival) } else { 0 });
         field!(saved, time).store(now);
     }
 }
@@ -42,9 +42,9 @@ pub fn save<const ON_ARRIVAL: bool>(ctx: &TcContext, hash: u64) {
 /// Notes that a datagram's first fragment was translated, for [`reinject_noted`]: the two steps do not share a stack
 /// frame.
 #[inline(always)]
-pub fn note_translated<const ON_ARRIVAL: bool>(hash: u64) {
+pub fn note_translated(hash: u64, on_arrival: bool) {
     if let Some(cursor) = FRAGMENT_BUFFER.get_ptr_mut(CURSOR) {
-        field!(cursor, hash).store(key::<ON_ARRIVAL>(hash));
+        field!(cursor, hash).store(key(hash, on_arrival));
     }
 }
 
@@ -57,10 +57,10 @@ pub fn noted() -> u64 {
 /// Re-injects the saved fragments of the datagram that [`note_translated`] noted; `false` if the packet at hand was
 /// lost.
 #[inline(always)]
-pub fn reinject_noted<const ON_ARRIVAL: bool>(skb: *mut __sk_buff) -> bool {
+pub fn reinject_noted(skb: *mut __sk_buff, on_arrival: bool) -> bool {
     let Some(cursor) = FRAGMENT_BUFFER.get_ptr_mut(CURSOR) else { return true };
     let noted = field!(cursor, hash).replace(0);
-    noted == 0 || reinject_all(skb, noted, if ON_ARRIVAL { 0 } else { LEAVES })
+    noted == 0 || reinject_all(skb, noted, if on_arrival { 0 } else { LEAVES })
 }
 
 /// State of [`npl_frag_release`]: the first fragment's frame is saved.

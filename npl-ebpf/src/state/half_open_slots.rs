@@ -54,15 +54,11 @@ pub fn find_handshake<F: Family>(key: u64) -> Option<Slot> {
     if index == NONE { None } else { Some((F::half_open(index)?, index)) }
 }
 
-/// Removes the entry of a handshake; whether there was one.
+/// Removes the entry of a handshake, if there is one.
 #[inline(always)]
-pub fn remove_handshake<F: Family>(key: u64) -> bool {
-    match find_handshake::<F>(key) {
-        Some((slot, _)) => {
-            slot.store(0);
-            true
-        }
-        None => false,
+pub fn remove_handshake<F: Family>(key: u64) {
+    if let Some((slot, _)) = find_handshake::<F>(key) {
+        slot.store(0);
     }
 }
 

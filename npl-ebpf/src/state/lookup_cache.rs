@@ -35,33 +35,21 @@ impl Epoch {
 /// The Pod behind a frontend and, for a program of a mode that needs it, the Pod's next hop: from the lookup cache, or
 /// from the maps and into the cache.
 #[inline(always)]
-pub fn backend<F: Family, const MODE: u8>(
-    config: &Config,
-    frontend: Frontend,
-) -> Option<(Backend<F>, Option<PodNextHop>)> {
+pub fn backend<F: Family, const MODE: u8>(config: &Config, frontend: Frontend) -> Option<(Backend<F>, PodNextHop)> {
     let cached = F::cached_mapping(slot(frontend))?;
     let Epoch { number, zero } = Epoch::now(config);
     let frontend = Frontend { pad: zero, ..frontend };
     if let Some(words) = load::<F>(cached, config, number, frontend) {
         let (backend, next_hop) = F::from_cache_words(words);
         if !needs_next_hop::<MODE>() || next_hop != no_next_hop::NOT_LOOKED_UP {
-            return Some((backend, reachable(next_hop)));
+            return Some((backend, next_hop));
         }
     }
     let value = F::mapping(frontend)?;
     let backend = F::backend(value);
-    let next_hop = if needs_next_hop::<MODE>() {
-        F::next_hop(backend.addr).unwrap_or(no_next_hop::UNREACHABLE)
-    } else {
-        no_next_hop::NOT_LOOKED_UP
-    };
+    let next_hop = if needs_next_hop::<MODE>() { F::next_hop(backend.addr) } else { no_next_hop::NOT_LOOKED_UP };
     store(cached, config, number, frontend, F::cache_words(value, next_hop).as_ref());
-    Some((backend, reachable(next_hop)))
-}
-
-#[inline(always)]
-fn reachable(next_hop: PodNextHop) -> Option<PodNextHop> {
-    if next_hop.ifindex == 0 { None } else { Some(next_hop) }
+    Some((backend, next_hop))
 }
 
 #[inline(always)]

@@ -58,7 +58,8 @@ pub trait Family: Routing {
     /// The sender of replies. `zero` can be an [`super::lookup_cache::Epoch`]'s.
     fn endpoint(sender: &SocketAddr<Self>, protocol: u8, zero: u8) -> Option<&'static Endpoint>;
     /// The next hop of a Pod that packets can be redirected to.
-    fn next_hop(addr: Self::Addr) -> Option<PodNextHop>;
+    /// A Pod's next hop; [`no_next_hop::UNREACHABLE`] if it has none.
+    fn next_hop(addr: Self::Addr) -> PodNextHop;
 
     /// A cached mapping's words: the copy, then the checksum.
     fn cached_mapping(slot: u32) -> Option<Cell<u64>>;
@@ -194,6 +195,18 @@ mod v6 {
 }
 
 /// `$words` are the words of a cached mapping ahead of its checksum; `$more` are items that one family alone has.
+/// A next hop in a map, read as one word.
+///
+/// Of an `Option`, or of fields, the compiler tests the look-up's result several times, and the verifier of Linux 6.12
+/// refuses the second test to a loader without `CAP_PERFMON`.
+#[inline(always)]
+fn read_next_hop(element: Option<*const PodNextHop>) -> PodNextHop {
+    static UNREACHABLE: u64 = 0;
+    let word = element.map_or(&raw const UNREACHABLE, <*const PodNextHop>::cast);
+    // SAFETY: the agent alone writes the map; the kernel aligns an element to 8 bytes, and replaces it as a whole.
+    unsafe { transmute::<u64, PodNextHop>(word.read_volatile()) }
+}
+
 macro_rules! family_maps {
     ($family:ty, $of:ident, $words:literal, { $($more:item)* }) => {
         impl Family for $family {
@@ -250,9 +263,9 @@ macro_rules! family_maps {
             }
 
             #[inline(always)]
-            fn next_hop(addr: Self::Addr) -> Option<PodNextHop> {
-                // SAFETY: the agent alone writes this map; the kernel replaces an element as a whole.
-                unsafe { $of::NEXT_HOP.get(&$of::PodAddress { addr: $of::bytes(addr) }) }.copied()
+            fn next_hop(addr: Self::Addr) -> PodNextHop {
+                let element = $of::NEXT_HOP.get_ptr(&$of::PodAddress { addr: $of::bytes(addr) });
+                read_next_hop(element)
             }
 
             #[inline(always)]

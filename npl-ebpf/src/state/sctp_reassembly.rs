@@ -34,8 +34,8 @@ use crate::{
 /// Looks up the length of the datagram whose first fragment this is, and saves a copy of the fragment if the length is
 /// unknown.
 #[inline(always)]
-pub fn begin<const ON_ARRIVAL: bool>(ctx: &TcContext, hash: u64) {
-    set_noted(npl_sctp_lookup(skb(ctx), key::<ON_ARRIVAL>(hash)));
+pub fn begin(ctx: &TcContext, hash: u64, on_arrival: bool) {
+    set_noted(npl_sctp_lookup(skb(ctx), key(hash, on_arrival)));
 }
 
 /// The end of the datagram that a first fragment begins: as the last fragment showed, or as the fragment's own chunks
@@ -71,20 +71,20 @@ pub const fn may_be_last<F: HeaderLayout>(chain: &HeaderChain<F>) -> bool {
 
 /// Notes a last fragment for [`reinject_first`]: the two steps do not share a stack frame.
 #[inline(always)]
-pub fn note_last<F: HeaderLayout, const ON_ARRIVAL: bool>(hash: u64, chain: &HeaderChain<F>) {
+pub fn note_last<F: HeaderLayout>(hash: u64, chain: &HeaderChain<F>, on_arrival: bool) {
     let is_sctp = if chain.fragment.content == protocol::SCTP { WAITING } else { 0 };
     if let Some(last) = FRAGMENT_BUFFER.get_ptr_mut(LAST) {
-        field!(last, hash).store(key::<ON_ARRIVAL>(hash));
+        field!(last, hash).store(key(hash, on_arrival));
         field!(last, datagram_length).store(chain.datagram_length() as u32 & LENGTH_MASK | is_sctp);
     }
 }
 
 /// Re-injects the first fragment that waits for the noted last one; `false` if the last fragment was lost by that.
 #[inline(always)]
-pub fn reinject_first<const ON_ARRIVAL: bool>(skb: *mut __sk_buff) -> bool {
+pub fn reinject_first(skb: *mut __sk_buff, on_arrival: bool) -> bool {
     let Some(last) = FRAGMENT_BUFFER.get_ptr_mut(LAST) else { return true };
     let (key, length) = (field!(last, hash).replace(0), field!(last, datagram_length).replace(0));
-    let direction = if ON_ARRIVAL { BPF_F_INGRESS } else { 0 };
+    let direction = if on_arrival { BPF_F_INGRESS } else { 0 };
     key == 0 || npl_sctp_recall(skb, key, length, direction) == 0
 }
 
