@@ -2,7 +2,8 @@
 //! The Node's own connections from ports of the range: `nf_nat` may masquerade a connection to any source port, also
 //! one that a socket or a mapping reserves. Replies to such a connection are not translated.
 //!
-//! One 64-bit word per slot, as in [`crate::half_open`]:
+//! One 64-bit word per slot, as in [`crate::half_open`]; a connection has one of two slots, so that another one that
+//! shares its slot does not overwrite the entry:
 //!
 //! ```text
 //! 63            24 23       0
@@ -18,6 +19,9 @@ pub const SLOTS: u32 = 65_536;
 /// protocols do not expire.
 pub const LIFETIME: u64 = 120;
 
+/// An entry's age is less than this, in the same unit.
+const AGES: u64 = TIME_MASK + 1;
+
 const TIME_MASK: u64 = (1 << 24) - 1;
 
 /// Packs the entry of a connection with this hash, seen at this [`crate::fragment::time`].
@@ -27,15 +31,36 @@ pub const fn entry(hash: u64, time: u64) -> u64 {
     hash & !TIME_MASK | time & TIME_MASK
 }
 
+/// Whether an entry is of a connection with this hash.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn matches(word: u64, hash: u64) -> bool {
+    word != 0 && (word ^ hash) & !TIME_MASK == 0
+}
+
 /// Whether an entry is of a connection with this hash and has not expired.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 pub const fn is_alive(word: u64, hash: u64, protocol: u8, time: u64) -> bool {
-    let is_of_this = word != 0 && (word ^ hash) & !TIME_MASK == 0;
-    is_of_this && (protocol != protocol::UDP || time.wrapping_sub(word) & TIME_MASK <= LIFETIME)
+    matches(word, hash) && (protocol != protocol::UDP || age(word, time) <= LIFETIME)
 }
 
-/// The slot of a hash, from bits that the tag does not have.
+/// Whether a connection's entry is in its second slot, or takes it: a new entry takes an empty slot, or the one whose
+/// entry is older.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+pub const fn is_second(first: u64, second: u64, hash: u64, time: u64) -> bool {
+    !matches(first, hash) && (matches(second, hash) || age(first, time) < age(second, time))
+}
+
+/// The time since an entry was written; for an empty slot more than for every entry.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+const fn age(word: u64, time: u64) -> u64 {
+    if word == 0 { AGES } else { time.wrapping_sub(word) & TIME_MASK }
+}
+
+/// The first slot of a hash, from bits that the tag does not have.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
 #[expect(clippy::cast_possible_truncation, reason = "masked to the number of slots")]
@@ -43,13 +68,24 @@ pub const fn slot(hash: u64) -> u32 {
     (hash as u32) & (SLOTS - 1)
 }
 
+/// The second slot of a hash.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "a call in the packet path costs more than the body")]
+#[expect(clippy::cast_possible_truncation, reason = "masked to the number of slots")]
+pub const fn second_slot(hash: u64) -> u32 {
+    (hash >> SECOND_SHIFT) as u32 & (SLOTS - 1)
+}
+
+/// The second slot is taken from the tag's bits, so that connections that share the first slot do not share it.
+const SECOND_SHIFT: u32 = 24;
+
 const _: () = assert!(SLOTS.is_power_of_two(), "a slot is chosen by a mask");
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
-    use super::{LIFETIME, entry, is_alive};
+    use super::{LIFETIME, SLOTS, entry, is_alive, is_second, second_slot, slot};
     use crate::mapping::protocol::{SCTP, TCP, UDP};
 
     proptest! {
@@ -67,6 +103,34 @@ mod tests {
         fn a_word_is_of_one_tag(hash: u64, other: u64, time: u64) {
             prop_assert_eq!(is_alive(entry(hash | 1 << 63, time), other, TCP, time), (hash | 1 << 63) >> 24 == other >> 24);
         }
+    }
+
+    proptest! {
+        #[test]
+        fn an_entry_is_found_where_it_was_written(hash in 1_u64 << 24.., others: [u64; 2], time in 1_u64..1 << 40) {
+            let mut slots = others;
+            let index = usize::from(is_second(slots[0], slots[1], hash, time));
+            slots[index] = entry(hash, time);
+            prop_assert_eq!(usize::from(is_second(slots[0], slots[1], hash, time + 1)), index);
+        }
+    }
+
+    #[test]
+    fn a_new_entry_takes_the_empty_slot_then_the_older_one() {
+        let (hash, time) = (7 << 24, 1000);
+        let [old, new] = [entry(1 << 24, time - 9), entry(2 << 24, time - 1)];
+        for (first, second, expected) in
+            [(0, 0, false), (0, new, false), (new, 0, true), (old, new, false), (new, old, true)]
+        {
+            assert_eq!(is_second(first, second, hash, time), expected, "{first:#x} {second:#x}");
+        }
+    }
+
+    #[test]
+    fn connections_that_share_the_first_slot_have_different_second_ones() {
+        let same_first = |number: u64| number << 24 | 5;
+        assert!((0..u64::from(SLOTS)).all(|number| slot(same_first(number)) == 5));
+        assert!((0..u64::from(SLOTS) - 1).all(|n| second_slot(same_first(n)) != second_slot(same_first(n + 1))));
     }
 
     #[test]

@@ -58,6 +58,9 @@ reasons! {
     /// A packet for the Node with too many or cut-off IPv6 extension headers, or a source route with segments left;
     /// passed to the host unchanged.
     Ipv6ExtensionHeaders = 11, "ipv6_extension_headers";
+    /// An ICMP error about a packet that is not the reply of a known flow: of the Node's own connection, of a flow that
+    /// has ended, or forged; passed to the host unchanged.
+    UntrackedError = 12, "untracked_error";
 }
 
 impl Reason {
@@ -74,7 +77,8 @@ impl Reason {
             | Self::BadQuote
             | Self::SctpFragment
             | Self::HostConnection
-            | Self::Ipv6ExtensionHeaders => "passed unchanged",
+            | Self::Ipv6ExtensionHeaders
+            | Self::UntrackedError => "passed unchanged",
         }
     }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Waits. Every wait polls a condition and has a deadline.
+//! Waits. Every wait polls a condition and has a deadline, which is later on a machine with more to do than processors.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
-use std::{env, io, thread};
+use std::{env, fs, io, thread};
 
 use anyhow::{Result, bail};
 
@@ -50,7 +50,6 @@ fn wait<T>(
     mut condition: impl FnMut() -> Option<T>,
     is_interrupted: impl Fn() -> bool,
 ) -> Result<(T, Duration)> {
-    let limit = limit * patience();
     let start = Instant::now();
     loop {
         if let Some(value) = condition() {
@@ -59,16 +58,45 @@ fn wait<T>(
         if is_interrupted() {
             bail!("interrupted while waiting for {what}");
         }
-        if start.elapsed() >= limit {
-            bail!("timed out after {} s waiting for {what}", limit.as_secs_f32());
+        if start.elapsed() >= limit * patience() {
+            let load = load_per_processor();
+            if start.elapsed() >= extended(limit * patience(), load) {
+                bail!(
+                    "timed out after {} s at a load of {load:.1} per processor waiting for {what}",
+                    start.elapsed().as_secs()
+                );
+            }
         }
         thread::sleep(INTERVAL * patience());
     }
 }
 
+/// A limit on a machine with this load per processor: a task gets one part in `load` of a processor.
+fn extended(limit: Duration, load: f32) -> Duration {
+    limit.mul_f32(load.clamp(1.0, LARGEST_EXTENSION))
+}
+
+/// No test waits longer than this many times its limit.
+const LARGEST_EXTENSION: f32 = 10.0;
+
+/// The load average of the last minute per processor; 0 if the kernel does not tell it.
+fn load_per_processor() -> f32 {
+    let processors = thread::available_parallelism().map_or(1, |count| u16::try_from(count.get()).unwrap_or(u16::MAX));
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    load.split(' ').next().and_then(|first| first.parse::<f32>().ok()).unwrap_or_default() / f32::from(processors)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn limits_grow_with_the_load_and_end_all_the_same() {
+        let limit = Duration::from_secs(20);
+        for (load, seconds) in [(0.0, 20), (0.9, 20), (1.0, 20), (3.0, 60), (1000.0, 200)] {
+            assert_eq!(extended(limit, load), Duration::from_secs(seconds), "{load}");
+        }
+    }
 
     #[test]
     fn condition_is_polled_until_it_holds() {
@@ -84,6 +112,10 @@ mod tests {
     #[test]
     fn a_timeout_names_the_awaited_condition() {
         let error = until("a miracle", Duration::ZERO, || None::<()>).unwrap_err();
-        assert_eq!(error.to_string(), "timed out after 0 s waiting for a miracle");
+        let error = error.to_string();
+        assert!(
+            error.starts_with("timed out after 0 s at a load of ") && error.ends_with(" waiting for a miracle"),
+            "{error}"
+        );
     }
 }

@@ -54,6 +54,9 @@ pub trait HeaderLayout: Addressing {
     fn write_tail<T: Copy, const L2: usize>(ctx: &impl Access, value: T) -> bool;
     /// The header's tail with new addresses, whose checksum differs by `difference`.
     fn tail(ttl_fields: Self::TtlFields, source: Self::Addr, destination: Self::Addr, difference: u32) -> Self::Tail;
+    /// The change of `skb->csum` by a rewritten packet whose transport checksum is updated: `difference` is that of the
+    /// addresses, and `ttl_fields` are the new ones. The packet still has the old ones.
+    fn sum_change<const L2: usize>(ctx: &impl Access, ttl_fields: Self::TtlFields, difference: u32) -> u16;
     /// The fields with a decremented TTL; `None` if the TTL would reach 0.
     fn decrement_ttl(ttl_fields: Self::TtlFields) -> Option<Self::TtlFields>;
     /// Bytes of a packet, as its IP header `L2` bytes in says.

@@ -190,6 +190,12 @@ impl HeaderLayout for V4 {
         Tail { ttl_fields: TtlFields { check, ..ttl_fields }, source, destination }
     }
 
+    /// The transport checksum alone: address and TTL cancel out with the header's checksum.
+    #[inline(always)]
+    fn sum_change<const L2: usize>(_ctx: &impl Access, _ttl_fields: TtlFields, difference: u32) -> u16 {
+        !csum::fold(difference)
+    }
+
     #[inline(always)]
     fn decrement_ttl(ttl_fields: TtlFields) -> Option<TtlFields> {
         if ttl_fields.ttl <= 1 {

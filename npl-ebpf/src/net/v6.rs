@@ -171,6 +171,15 @@ impl HeaderLayout for V6 {
         Tail { ttl_fields, source, destination }
     }
 
+    /// The hop limit alone: the address cancels out with the transport checksum.
+    #[inline(always)]
+    fn sum_change<const L2: usize>(ctx: &impl Access, ttl_fields: TtlFields, _difference: u32) -> u16 {
+        let Some(ip) = ctx.read::<Header, L2>() else { return 0 };
+        let word = |fields: TtlFields| u16::from_ne_bytes([fields.protocol, fields.hop_limit]);
+        let (old, new) = (word(ip.tail.ttl_fields), word(ttl_fields));
+        if old == new { 0 } else { csum::fold(u32::from(new) + u32::from(!old)) }
+    }
+
     #[inline(always)]
     fn decrement_ttl(ttl_fields: TtlFields) -> Option<TtlFields> {
         if ttl_fields.hop_limit <= 1 {

@@ -114,13 +114,9 @@ impl<const MODE: u8> Hook for Requests<MODE> {
         let frontend = Frontend { node_port, protocol, pad: 0 };
         let Some(backend) = F::mapping(frontend).map(F::backend) else { return Verdict::pass(Reason::NoMapping) };
         let (client, client_port) = (quote.headers.destination, u16::from_be(quote.ports.destination));
-        let mut tuple = FlowTuple::<F> { client, client_port, pod: quote.headers.source, pod_port: node_port };
-        if host_connection::is_host_connection(config, &tuple, protocol) {
-            // The same variable for both tuples: the stack has no room for another.
-            (tuple.pod, tuple.pod_port) = (backend.addr, backend.port);
-            if !conntrack::has_flow(config.seed, &tuple, protocol, icmp::quoted_numbers(ctx, &quote)) {
-                return Verdict::pass(Reason::HostConnection);
-            }
+        let tuple = FlowTuple::<F> { client, client_port, pod: backend.addr, pod_port: backend.port };
+        if !conntrack::has_pod_replied(config.seed, &tuple, protocol, icmp::quoted_numbers(ctx, &quote)) {
+            return Verdict::pass(Reason::UntrackedError);
         }
         if backend.refuses(frontend, quote.headers.destination) {
             return Verdict::drop(Reason::SourceRefused);
@@ -129,13 +125,13 @@ impl<const MODE: u8> Hook for Requests<MODE> {
             stats.request_packets += 1;
             stats.request_bytes += u64::from(ctx.len());
         });
-        let lookup = || F::next_hop(backend.addr);
-        let next_hop = redirect::to_pod::<F, MODE, L2>(ctx, &outer.headers, backend.addr, lookup);
+        let lookup = || F::next_hop(tuple.pod);
+        let next_hop = redirect::to_pod::<F, MODE, L2>(ctx, &outer.headers, tuple.pod, lookup);
         outer.headers.ttl_fields = next_hop.ttl_fields;
         let error = IcmpError { outer, header, quote };
         redirect::forward(
             ctx,
-            rewrite::apply_error::<F, DESTINATION>(ctx, &error, backend.addr, backend.port.to_be()),
+            rewrite::apply_error::<F, DESTINATION>(ctx, &error, tuple.pod, tuple.pod_port.to_be()),
             next_hop,
         )
     }

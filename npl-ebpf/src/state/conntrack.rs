@@ -316,6 +316,10 @@ impl<'k, F: Family> Flow<'k, F> {
         if action == Action::Establish {
             return self.establish_and_clear(request);
         }
+        if action == Action::Store {
+            slot.store(half_open::with_phase(entry, next.phase));
+            return Transition::Unchanged;
+        }
         if !request.segment.is_mid_stream() || !next.phase.is(Phase::REQUESTED) {
             return Transition::Unchanged;
         }
@@ -517,18 +521,19 @@ impl<'k, F: Family> Flow<'k, F> {
     }
 }
 
-/// Whether a client has a flow to a Pod through a mapping, and has not aborted it. The numbers of a Pod's segment find
-/// the handshake that it accepts.
+/// Whether a client has a flow to a Pod through a mapping on which the Pod has replied, and which neither has aborted.
+/// The numbers of a Pod's segment find the handshake that it accepts.
 ///
 /// A function of its own: its caller has no stack left.
 #[inline(never)]
-pub fn has_flow<F: Family>(seed: u64, tuple: &FlowTuple<F>, protocol: u8, numbers: Numbers) -> bool {
+pub fn has_pod_replied<F: Family>(seed: u64, tuple: &FlowTuple<F>, protocol: u8, numbers: Numbers) -> bool {
     let reply = Segment { numbers, flags: 0 };
     let key = F::flow_key(tuple, protocol);
     Flow::<F>::new(seed, tuple, protocol, &key).is_some_and(|flow| {
-        flow.half_open().is_some_and(|entry| !half_open::phase(entry).is(Phase::REFUSED))
+        flow.half_open().is_some_and(|entry| half_open::phase(entry).has_pod_replied())
             || flow.table_entry().is_some()
-            || slots::find_handshake::<F>(mid_stream_key(flow.hash)).is_some()
+            || slots::find_handshake::<F>(mid_stream_key(flow.hash))
+                .is_some_and(|(slot, _)| half_open::phase(slot.load()).has_pod_replied())
             || (slots::find_handshake::<F>(reply_key(flow.hash, reply.sequence().wrapping_add(1))).is_some()
                 && !flow
                     .acknowledged_handshake(reply)

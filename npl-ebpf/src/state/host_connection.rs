@@ -6,7 +6,7 @@ use npl_common::{config::Config, host_connection, mapping::Frontend};
 
 use super::{conntrack::Flow, lookup_cache, maps::Family, tuple::FlowTuple};
 use crate::{
-    base::{clock::coarse_seconds, maps::CONFIG, mode::STACK},
+    base::{cell::Cell, clock::coarse_seconds, maps::CONFIG, mode::STACK},
     net::{headers::tcp_flag, packet::Packet},
 };
 
@@ -27,8 +27,9 @@ pub fn record_leaving<F: Family>(packet: &Packet<F>, tcp_flags: u8) {
         return;
     }
     let hash = tuple.hash(config.seed, protocol);
-    if let Some(slot) = F::host_connection(host_connection::slot(hash)) {
-        let entry = host_connection::entry(hash, coarse_seconds());
+    let now = coarse_seconds();
+    if let Some(slot) = slot::<F>(hash, now) {
+        let entry = host_connection::entry(hash, now);
         // Other processors read the slot: it is written once per second.
         if slot.load() != entry {
             slot.store(entry);
@@ -40,8 +41,19 @@ pub fn record_leaving<F: Family>(packet: &Packet<F>, tcp_flags: u8) {
 #[inline(never)]
 pub fn is_host_connection<F: Family>(config: &Config, tuple: &FlowTuple<F>, protocol: u8) -> bool {
     let hash = tuple.hash(config.seed, protocol);
-    F::host_connection(host_connection::slot(hash))
-        .is_some_and(|slot| host_connection::is_alive(slot.load(), hash, protocol, coarse_seconds()))
+    let (first, second, now) = (host_connection::slot(hash), host_connection::second_slot(hash), coarse_seconds());
+    let is_at = |index| {
+        F::host_connection(index).is_some_and(|slot| host_connection::is_alive(slot.load(), hash, protocol, now))
+    };
+    is_at(first) || is_at(second)
+}
+
+/// The slot that has a connection's entry, or the one that a new entry takes.
+#[inline(always)]
+fn slot<F: Family>(hash: u64, now: u64) -> Option<Cell<u64>> {
+    let first = F::host_connection(host_connection::slot(hash))?;
+    let second = F::host_connection(host_connection::second_slot(hash))?;
+    Some(if host_connection::is_second(first.load(), second.load(), hash, now) { second } else { first })
 }
 
 #[inline(always)]

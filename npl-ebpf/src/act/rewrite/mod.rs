@@ -140,10 +140,7 @@ fn write<F: HeaderLayout, H: ChecksummedHeader, const END: bool, const L2: usize
     let is_complete_checksum =
         FAST_PATH && END == DESTINATION && has_checksum && is_complete_checksum::<F, H, L2>(ctx, headers, &header);
     let check = if is_complete_checksum {
-        if F::STORE_FLAGS == 0 {
-            // `skb->csum` changes with the transport checksum; the address and the header's checksum cancel out.
-            add_to_sum(ctx, !csum::fold(difference));
-        }
+        add_to_sum(ctx, F::sum_change::<L2>(ctx, headers.ttl_fields, difference));
         updated_checksum::<H>(header.check(), difference, port)
     } else if has_checksum {
         transport_check::<F, H, L2>(ctx, packet, header.check(), difference, port)?
@@ -350,6 +347,9 @@ fn is_complete_checksum<F: HeaderLayout, H: ChecksummedHeader, const L2: usize>(
 /// Adds to `skb->csum`, if the device has summed the packet up.
 #[inline(always)]
 fn add_to_sum(ctx: &TcContext, summand: u16) {
+    if summand == 0 {
+        return;
+    }
     // SAFETY: the context is valid.
     let _sum_or_none = unsafe { bpf_csum_update(skb(ctx), u32::from(summand)) };
 }

@@ -6,12 +6,13 @@ use std::os::fd::AsFd as _;
 
 use aya::util::KernelVersion;
 use npl_agent::core::model::Family;
-use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
+use npl_common::names::{PROG_EGRESS, PROG_INGRESS, PROG_INGRESS_REDIRECT};
 use npl_testkit::packet::sctp_chunks::{DATA, INIT, INIT_ACK};
 use npl_testkit::packet::tcp_flags::{ACK, SYN};
 use npl_testkit::packet::{Checksum, Packet};
 
 use super::fragments::fragments;
+use super::redirect::{NEXT_HOP, REDIRECT, set_next_hop};
 use super::requests::looks_partial;
 use super::scene::{client, family, node, pod, pod_ip, router_ip, sctp, tcp, udp, with_mappings};
 use crate::lab::{Lab, NEXT};
@@ -29,8 +30,13 @@ fn keeps_checksum(lab: &mut Lab, program: &'static str, packet: &Packet) {
 
 #[track_caller]
 fn keeps_checksum_of_frame(lab: &mut Lab, program: &'static str, frame: &[u8]) {
+    ends_with(lab, NEXT, program, frame);
+}
+
+#[track_caller]
+fn ends_with(lab: &mut Lab, action: i32, program: &'static str, frame: &[u8]) {
     let fd = lab.program(program).fd().unwrap().as_fd().try_clone_to_owned().unwrap();
-    assert_eq!(run_with_complete_checksum(fd.as_fd(), frame).unwrap(), NEXT, "{program} on {frame:02x?}");
+    assert_eq!(run_with_complete_checksum(fd.as_fd(), frame).unwrap(), action, "{program} on {frame:02x?}");
 }
 
 #[test]
@@ -55,6 +61,29 @@ fn checksum_complete_stays_correct() {
         *no_checksum.transport.checksum_mut().unwrap() = Checksum::Zero;
         for answer in [tcp(pod(), client(), SYN | ACK, b"odd"), udp(pod(), client(), b"hello"), no_checksum] {
             keeps_checksum(lab, PROG_EGRESS, &answer);
+        }
+    });
+}
+
+/// A redirected packet has one hop less, which no checksum of IPv6 covers.
+#[test]
+fn checksum_complete_of_a_redirected_packet_stays_correct() {
+    if !is_supported() {
+        return;
+    }
+    with_mappings(|lab| {
+        let mut no_checksum = udp(client(), node(), b"no checksum");
+        *no_checksum.transport.checksum_mut().unwrap() = Checksum::Zero;
+        let requests = [tcp(client(), node(), SYN, b"odd"), udp(client(), node(), b"hello"), no_checksum];
+        for request in &requests {
+            keeps_checksum(lab, PROG_INGRESS_REDIRECT, request);
+        }
+        set_next_hop(pod_ip(), NEXT_HOP);
+        for request in &requests {
+            ends_with(lab, REDIRECT, PROG_INGRESS_REDIRECT, &request.build());
+        }
+        for frame in fragments(&udp(client(), node(), &[7; 200]), 1) {
+            ends_with(lab, REDIRECT, PROG_INGRESS_REDIRECT, &frame);
         }
     });
 }

@@ -6,14 +6,15 @@ use std::net::{IpAddr, SocketAddr};
 use npl_agent::core::model::Family;
 use npl_common::names::{PROG_EGRESS, PROG_INGRESS};
 use npl_common::reason::Reason;
+use npl_testkit::packet::sctp_chunks::DATA;
 use npl_testkit::packet::tcp_flags::{ACK, PSH, SYN};
 use npl_testkit::packet::{Checksum, Packet, Transport};
 
 use super::extensions::{DESTINATION_OPTIONS, SIX, extended};
 use super::scene::{
-    CLIENT_PORT, DIRECT_ISNS, NODE_PORT, POD_PORT, Tcp, Udp, client, client_ip, establish, family, flow, from, length,
-    node, node_ip, pod, pod_ip, random_packets, router_ip, second_node_ip, tcp, to, udp, unused_ip, with_isns,
-    with_mappings, with_mappings_of,
+    CLIENT_PORT, DIRECT_ISNS, NODE_PORT, POD_PORT, Sctp, Tcp, Udp, client, client_ip, establish, family, flow, from,
+    length, node, node_ip, pod, pod_ip, random_packets, router_ip, sctp, second_node_ip, tcp, to, udp, unused_ip,
+    with_isns, with_mappings, with_mappings_of,
 };
 use crate::counters::{Change, reason, reply, request};
 use crate::lab::{Lab, NEXT, Outcome};
@@ -62,9 +63,17 @@ fn open(lab: &mut Lab) {
     lab.ingress(&udp(client(), node(), b"hello"));
 }
 
+/// Opens a flow by TCP and by UDP, on which the Pod has replied.
+fn exchange(lab: &mut Lab) {
+    establish(lab);
+    lab.ingress(&udp(client(), node(), b"hello"));
+    lab.egress(&udp(pod(), client(), b"hello"));
+}
+
 #[test]
 fn error_about_a_reply_goes_to_the_pod() {
     with_mappings(|lab| {
+        exchange(lab);
         for kind in kinds() {
             // The minimum of RFC 792, enough for a checksum, and more.
             for bytes in [8, 12, 18, 20, 64] {
@@ -338,7 +347,7 @@ fn bad_quote_is_counted_for_an_invalid_header() {
 fn icmp_error_neither_opens_nor_refreshes_a_flow() {
     with_mappings(|lab| {
         let (arrives, expected) = about_reply(too_large(), &tcp(pod(), client(), ACK, b""), 20);
-        lab.ingress(&arrives).is(&expected, request("61000/tcp", length(&arrives)));
+        lab.ingress(&arrives).is(&arrives, reason(Reason::UntrackedError));
         assert_eq!((lab.slot(flow(Tcp)), lab.flow(flow(Tcp))), (None, None));
         establish(lab);
         let before = (lab.slot(flow(Tcp)), lab.flow(flow(Tcp)));
@@ -356,11 +365,35 @@ fn icmp_error_neither_opens_nor_refreshes_a_flow() {
     });
 }
 
+/// A forged error would otherwise lower the path MTU of the Pod towards any host.
 #[test]
-fn error_about_a_reply_to_another_client_needs_no_flow() {
+fn untracked_error_is_counted_for_an_error_about_a_reply_that_belongs_to_no_flow() {
     with_mappings(|lab| {
+        let is_refused =
+            |lab: &mut Lab, error: &Packet| passes(lab, PROG_INGRESS, error.build(), reason(Reason::UntrackedError));
         let other_client: SocketAddr = (unused_ip(), CLIENT_PORT).into();
-        let (arrives, expected) = about_reply(too_large(), &udp(pod(), other_client, b"hello"), 8);
+        for kind in kinds() {
+            let replies =
+                [tcp(pod(), client(), PSH | ACK, b"x"), udp(pod(), client(), b"x"), sctp(pod(), client(), DATA, b"x")];
+            let errors = replies.map(|reply| about_reply(kind, &reply, 20).0);
+            for error in &errors {
+                is_refused(lab, error);
+            }
+            // The Pod has sent nothing that an error can be about.
+            open(lab);
+            lab.ingress(&tcp(client(), node(), ACK, b""));
+            lab.ingress(&sctp(client(), node(), DATA, b""));
+            for error in &errors {
+                is_refused(lab, error);
+            }
+            let (to_other, _) = about_reply(kind, &udp(pod(), other_client, b"x"), 8);
+            is_refused(lab, &to_other);
+            for id in [Tcp, Udp, Sctp] {
+                lab.set_slot(flow(id), 0);
+            }
+        }
+        exchange(lab);
+        let (arrives, expected) = about_reply(too_large(), &udp(pod(), client(), b"x"), 8);
         lab.ingress(&arrives).is(&expected, request("61000/udp", length(&arrives)));
         lab.remove(family(), Udp, NODE_PORT);
         passes(lab, PROG_INGRESS, arrives.build(), reason(Reason::NoMapping));

@@ -13,7 +13,7 @@ use super::scene::{
     CLIENT_ISN, DIRECT_ISNS, NODE_PORT, POD_ISN, Tcp, bare, client, direct_answer, establish, establishes, flow,
     is_reply_translated, is_request_translated, node, pod, second_node, tcp, to, with_isns, with_mappings,
 };
-use crate::counters::{first_request, reason};
+use crate::counters::{first_request, reason, request};
 use crate::lab::{Lab, NEXT};
 
 const FLAGS: [u8; 8] = [SYN, SYN | ACK, ACK, FIN | ACK, FIN, RST, RST | ACK, 0];
@@ -136,6 +136,19 @@ fn lost_entry_is_recovered_within_one_round_trip_despite_forged_segments() {
             is_reply_translated(lab, ACK);
             is_undisturbed(lab);
         }
+    });
+}
+
+/// After the client's RST, a late segment opens the lost entry anew, and does not establish the flow.
+#[test]
+fn reset_by_the_client_ends_the_recovery_of_a_lost_entry() {
+    with_mappings(|lab| {
+        let segment = |flags| tcp(client(), node(), flags, b"");
+        lab.ingress(&segment(ACK | PSH)).is(&to(&segment(ACK | PSH), pod()), first_request("61000/tcp", bare()));
+        lab.ingress(&segment(RST | ACK)).is(&to(&segment(RST | ACK), pod()), request("61000/tcp", bare()));
+        is_reply_translated(lab, ACK);
+        lab.ingress(&segment(ACK)).is(&to(&segment(ACK), pod()), first_request("61000/tcp", bare()));
+        assert_eq!(lab.flow(flow(Tcp)), None);
     });
 }
 

@@ -2,6 +2,9 @@
 //! The Node's own connections that use a port of the range, as masquerading may do: their packets are passed to the
 //! host.
 
+use std::collections::HashMap;
+use std::net::SocketAddr;
+
 use npl_common::names::PROG_EGRESS;
 use npl_common::reason::Reason;
 use npl_testkit::packet::Packet;
@@ -11,11 +14,11 @@ use npl_testkit::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN};
 use super::errors::{about_reply, too_large};
 use super::fragments::pieces;
 use super::scene::{
-    Tcp, Udp, becomes, client, establish, flow, from, is_reply_translated, length, node, pod, sctp, tcp, to, udp,
-    with_mappings,
+    Tcp, Udp, becomes, client, client_ip, establish, flow, from, is_reply_translated, length, node, pod, sctp, tcp, to,
+    udp, with_mappings,
 };
 use crate::counters::{establishing_request, first_request, reason, request};
-use crate::lab::Lab;
+use crate::lab::{FlowId, Lab, hash};
 
 /// A packet leaves from a node port, unchanged.
 #[track_caller]
@@ -38,13 +41,34 @@ fn host_connection_gets_the_packets_of_its_peer() {
     });
 }
 
+/// A masqueraded connection whose entry is lost would be reset by an unrelated Pod.
+#[test]
+fn host_connections_that_share_a_slot_both_get_their_packets() {
+    with_mappings(|lab| {
+        let mut ports_by_slot = HashMap::new();
+        let peers = (1..=u16::MAX).find_map(|port| {
+            let peer: SocketAddr = (client_ip(), port).into();
+            let slot = npl_common::host_connection::slot(hash(FlowId { client: peer, pod: node(), protocol: Tcp }));
+            ports_by_slot.insert(slot, peer).map(|other| [other, peer])
+        });
+        let peers = peers.unwrap();
+        for peer in peers {
+            leaves(lab, &tcp(node(), peer, SYN, b""));
+        }
+        for peer in peers {
+            let answer = tcp(peer, node(), SYN | ACK, b"");
+            lab.ingress(&answer).is(&answer, reason(Reason::HostConnection));
+        }
+    });
+}
+
 #[test]
 fn host_connection_gets_icmp_errors_about_its_packets() {
     with_mappings(|lab| {
         for sent in [tcp(node(), client(), PSH | ACK, b"question"), udp(node(), client(), b"question")] {
             leaves(lab, &sent);
             let (error, _) = about_reply(too_large(), &sent, 64);
-            lab.ingress(&error).is(&error, reason(Reason::HostConnection));
+            lab.ingress(&error).is(&error, reason(Reason::UntrackedError));
         }
     });
 }
@@ -69,7 +93,7 @@ fn icmp_error_about_a_client_connection_is_translated_despite_a_host_connection(
         let (arrives, expected) = about_reply(too_large(), &tcp(pod(), client(), SYN | ACK, b""), 64);
         let is_sent_to_pod =
             |lab: &mut Lab| lab.ingress(&arrives).is(&expected, request("61000/tcp", length(&arrives)));
-        let is_passed_to_host = |lab: &mut Lab| lab.ingress(&arrives).is(&arrives, reason(Reason::HostConnection));
+        let is_passed_to_host = |lab: &mut Lab| lab.ingress(&arrives).is(&arrives, reason(Reason::UntrackedError));
         is_passed_to_host(lab);
         lab.ingress(&tcp(client(), node(), SYN, b""));
         // The Pod has sent nothing that the error can be about.
