@@ -33,6 +33,7 @@ fn keeps_checksum_of_frame(lab: &mut Lab, program: &'static str, frame: &[u8]) {
     ends_with(lab, NEXT, program, frame);
 }
 
+/// As [`keeps_checksum_of_frame`], for a program that ends with this action.
 #[track_caller]
 fn ends_with(lab: &mut Lab, action: i32, program: &'static str, frame: &[u8]) {
     let fd = lab.program(program).fd().unwrap().as_fd().try_clone_to_owned().unwrap();
@@ -71,21 +72,22 @@ fn checksum_complete_of_a_redirected_packet_stays_correct() {
     if !is_supported() {
         return;
     }
-    with_mappings(|lab| {
-        let mut no_checksum = udp(client(), node(), b"no checksum");
-        *no_checksum.transport.checksum_mut().unwrap() = Checksum::Zero;
-        let requests = [tcp(client(), node(), SYN, b"odd"), udp(client(), node(), b"hello"), no_checksum];
-        for request in &requests {
-            keeps_checksum(lab, PROG_INGRESS_REDIRECT, request);
-        }
-        set_next_hop(pod_ip(), NEXT_HOP);
-        for request in &requests {
-            ends_with(lab, REDIRECT, PROG_INGRESS_REDIRECT, &request.build());
-        }
-        for frame in fragments(&udp(client(), node(), &[7; 200]), 1) {
-            ends_with(lab, REDIRECT, PROG_INGRESS_REDIRECT, &frame);
-        }
-    });
+    for is_reachable in [false, true] {
+        with_mappings(|lab| {
+            if is_reachable {
+                set_next_hop(pod_ip(), NEXT_HOP);
+            }
+            let action = if is_reachable { REDIRECT } else { NEXT };
+            let mut no_checksum = udp(client(), node(), b"no checksum");
+            *no_checksum.transport.checksum_mut().unwrap() = Checksum::Zero;
+            for request in [tcp(client(), node(), SYN, b"odd"), udp(client(), node(), b"hello"), no_checksum] {
+                ends_with(lab, action, PROG_INGRESS_REDIRECT, &request.build());
+            }
+            for frame in fragments(&udp(client(), node(), &[7; 200]), 1) {
+                ends_with(lab, action, PROG_INGRESS_REDIRECT, &frame);
+            }
+        });
+    }
 }
 
 /// The device's checksum covers the CRC too; a change of the CRC does not cancel out.

@@ -154,7 +154,7 @@ fn error_about_a_request_of_an_established_flow_quotes_the_clients_nat_address()
 #[test]
 fn quoted_udp_checksum_of_zero_stays_zero() {
     with_mappings(|lab| {
-        open(lab);
+        exchange(lab);
         let mut answer = udp(pod(), client(), b"no checksum");
         *answer.transport.checksum_mut().unwrap() = Checksum::Zero;
         let (arrives, expected) = about_reply(too_large(), &answer, 16);
@@ -169,8 +169,7 @@ fn quoted_udp_checksum_of_zero_stays_zero() {
 #[test]
 fn updated_checksums_of_errors_equal_a_full_computation() {
     with_mappings(|lab| {
-        open(lab);
-        establish(lab);
+        exchange(lab);
         for (number, packet) in random_packets(pod(), client(), 200).enumerate() {
             let (arrives, expected) = about_reply(too_large(), &packet, 8 + number % 40);
             assert_eq!(lab.ingress(&arrives).bytes, expected.build(), "{packet:?}");
@@ -185,6 +184,7 @@ fn updated_checksums_of_errors_equal_a_full_computation() {
 #[test]
 fn wrong_checksum_of_an_error_stays_wrong() {
     with_mappings(|lab| {
+        exchange(lab);
         let (mut arrives, mut expected) = about_reply(too_large(), &udp(pod(), client(), b"hello"), 13);
         *arrives.transport.checksum_mut().unwrap() = Checksum::Wrong(0x1234);
         let outcome = lab.ingress(&arrives);
@@ -199,6 +199,7 @@ fn wrong_checksum_of_an_error_stays_wrong() {
 #[test]
 fn options_of_an_error_and_of_its_quote_are_kept() {
     with_mappings_of(Family::V4, |lab| {
+        exchange(lab);
         let mut answer = tcp(pod(), client(), ACK, b"options");
         answer.ipv4_mut().unwrap().options = vec![1; 11];
         let (mut arrives, mut expected) = about_reply(too_large(), &answer, 20);
@@ -221,7 +222,7 @@ fn behind_extensions(sender: IpAddr, quoted: &Packet) -> Vec<u8> {
 #[test]
 fn extension_headers_of_an_error_and_of_its_quote_are_kept() {
     with_mappings_of(Family::V6, |lab| {
-        open(lab);
+        exchange(lab);
         let answer = udp(pod(), client(), b"behind extensions");
         let frame = behind_extensions(router_ip(), &from(&answer, node()));
         let (bytes, changes) = (behind_extensions(router_ip(), &answer), request("61000/udp", frame.len()));
@@ -236,7 +237,7 @@ fn extension_headers_of_an_error_and_of_its_quote_are_kept() {
 #[test]
 fn icmp_echo_and_redirect_are_passed_to_the_host() {
     with_mappings(|lab| {
-        open(lab);
+        exchange(lab);
         let (echo, redirect) = if family() == Family::V4 { ([8, 0], 5) } else { ([128, 129], 137) };
         for kind in [echo[0], echo[1], redirect] {
             let (arrives, _) = about_reply((kind, 0), &udp(pod(), client(), b"hello"), 8);
@@ -250,7 +251,7 @@ fn icmp_echo_and_redirect_are_passed_to_the_host() {
 #[test]
 fn error_about_an_unmapped_packet_is_passed_unchanged() {
     with_mappings(|lab| {
-        open(lab);
+        exchange(lab);
         let kind = too_large();
         let other_port = udp((node_ip(), 22).into(), client(), b"hello");
         let by_direct_client = udp((pod_ip(), POD_PORT).into(), client(), b"hello");
@@ -282,7 +283,7 @@ fn untracked_reply_is_counted_for_an_error_about_a_direct_request() {
 #[test]
 fn bad_quote_is_counted_for_a_truncated_quote() {
     with_mappings(|lab| {
-        open(lab);
+        exchange(lab);
         let header = if family() == Family::V4 { 20 } else { 40 };
         let (arrives, _) = about_reply(too_large(), &udp(pod(), client(), b"hello"), 8);
         let (leaves, _) = about_request(too_large(), pod_ip(), &udp(client(), node(), b"hello"), 8);
@@ -312,7 +313,7 @@ fn bad_quote_is_counted_although_padding_follows_the_packet() {
 #[test]
 fn bad_quote_is_counted_for_another_address_or_a_later_fragment() {
     with_mappings(|lab| {
-        open(lab);
+        exchange(lab);
         let mut elsewhere = error(too_large(), router_ip(), &udp(node(), client(), b"hello"), 8);
         elsewhere.set_destination((second_node_ip(), 0).into());
         passes(lab, PROG_INGRESS, elsewhere.build(), reason(Reason::BadQuote));

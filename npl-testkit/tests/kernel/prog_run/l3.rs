@@ -94,6 +94,7 @@ fn unmapped_packets_are_passed_without_a_link_layer_header() {
 fn errors_are_translated_without_a_link_layer_header() {
     with_l3_mappings(|lab| {
         lab.run(PROG_INGRESS_L3, &without_ethernet(Packet::udp(client(), node(), b"hello there")).build());
+        lab.run(PROG_EGRESS_L3, &without_ethernet(Packet::udp(pod(), client(), b"hello yourself")).build());
         let (kind, code) = too_large();
         let about = |sender, quoted: &Packet| without_ethernet(Packet::icmp_error(sender, kind, code, quoted, 8));
         let router = ip("8.0.0.9", "2001:db8:86dd::9");

@@ -118,6 +118,7 @@ fn fragments_and_icmp_errors_are_redirected_to_the_pods_device() {
             let outcome = lab.run(PROG_INGRESS_REDIRECT, frame);
             assert_eq!((outcome.action, outcome.bytes), (REDIRECT, expected));
         }
+        lab.egress(&udp(pod(), client(), b"hello"));
         let (arrives, expected) = about_reply(too_large(), &udp(pod(), client(), b"hello"), 8);
         let outcome = lab.run(PROG_INGRESS_REDIRECT, &arrives.build());
         assert_eq!((outcome.action, outcome.bytes), (REDIRECT, after_one_hop(&expected).build()));

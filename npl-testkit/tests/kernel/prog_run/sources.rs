@@ -219,11 +219,16 @@ fn icmp_error_is_allowed_by_the_quoted_client() {
     with_mappings(|lab| {
         restrict(lab, &client_ip().to_string());
         let answer = udp(pod(), client(), &[7; 100]);
+        lab.ingress(&udp(client(), node(), b"hello"));
+        lab.egress(&answer);
         let (arrives, expected) = about_reply(too_large(), &answer, 20);
         lab.ingress(&arrives).is(&expected, request("61000/udp", length(&arrives)));
         restrict(lab, &router_ip().to_string());
         is_dropped(lab, &arrives.build());
-        let others = udp(pod(), (router_ip(), CLIENT_PORT).into(), &[7; 100]);
+        let other_client = (router_ip(), CLIENT_PORT).into();
+        let others = udp(pod(), other_client, &[7; 100]);
+        lab.ingress(&udp(other_client, node(), b"hello"));
+        lab.egress(&others);
         let (arrives, expected) = about_reply(too_large(), &others, 20);
         lab.ingress(&arrives).is(&expected, request("61000/udp", length(&arrives)));
     });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Unmapped UDP datagrams: a node port that clients still send to must not be given to another Pod at once.
+//! Unmapped traffic: a node port that clients still send to must not be given to another Pod at once.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -7,11 +7,12 @@ use std::time::Duration;
 use npl_agent::core::model::{Frontend, NodePort, Protocol};
 use npl_common::names::PROG_INGRESS;
 use npl_common::unmapped::LIFETIME;
-use npl_testkit::packet::tcp_flags::SYN;
+use npl_testkit::packet::sctp_chunks::INIT;
+use npl_testkit::packet::tcp_flags::{RST, SYN};
 
 use super::fragments::fragments;
 use super::scene::{
-    NODE_PORT, Sctp, Tcp, Udp, client, family, node, node_ip, pod, second_node_ip, tcp, udp, with_mappings,
+    NODE_PORT, Sctp, Tcp, Udp, client, family, node, node_ip, pod, sctp, second_node_ip, tcp, udp, with_mappings,
 };
 use crate::lab::Lab;
 
@@ -49,14 +50,32 @@ fn unmapped_datagram_is_recorded_for_each_address_and_for_fragments() {
     });
 }
 
+/// A load balancer probes a removed member by TCP.
 #[test]
-fn only_udp_to_an_unmapped_node_port_is_recorded() {
+fn unmapped_packet_of_each_protocol_is_recorded() {
     with_mappings(|lab| {
-        lab.ingress(&tcp(client(), (node_ip(), FREE_PORT).into(), SYN, b""));
+        let to = |node_port: u16| -> SocketAddr { (node_ip(), node_port).into() };
+        let packets = [
+            tcp(client(), to(FREE_PORT), SYN, b""),
+            tcp(client(), to(FREE_PORT + 1), RST, b""),
+            sctp(client(), to(FREE_PORT + 2), INIT, &[7; 16]),
+        ];
+        for (port, packet) in (FREE_PORT..).zip(&packets) {
+            assert_eq!(time_until_quiet(lab, port), None);
+            lab.ingress(packet);
+            assert_recent_traffic(lab, port);
+        }
+    });
+}
+
+#[test]
+fn only_traffic_to_an_unmapped_node_port_is_recorded() {
+    with_mappings(|lab| {
+        lab.ingress(&tcp(client(), node(), SYN, b""));
         lab.ingress(&udp(client(), node(), b"hello"));
         lab.ingress(&udp(client(), (node_ip(), 53).into(), b"not of the range"));
         lab.ingress(&udp(client(), (pod().ip(), FREE_PORT + 1).into(), b"not for the Node"));
-        for port in [FREE_PORT, NODE_PORT, 53, FREE_PORT + 1] {
+        for port in [NODE_PORT, 53, FREE_PORT + 1] {
             assert_eq!(time_until_quiet(lab, port), None, "{port}");
         }
     });
