@@ -63,6 +63,9 @@ pub enum Protocol {
 }
 
 impl Protocol {
+    /// All protocols, in the order of all lists and tables.
+    pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
+
     /// Lower case, as in the annotation, logs and tables.
     pub const fn as_str(self) -> &'static str {
         match self {

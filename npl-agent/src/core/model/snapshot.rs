@@ -7,7 +7,7 @@ use std::{
     net::IpAddr,
 };
 
-use super::{Node, NodePort, ObjectKey, Pod, PodKey, PodUid, Protocol, Service, ServiceKey};
+use super::{Node, NodePort, ObjectKey, Pod, PodKey, PodUid, Service, ServiceKey};
 
 /// A change that a watch reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,7 +64,7 @@ pub(in crate::core) struct Snapshot {
     pods_listed: bool,
     services_listed: bool,
     by_ip: BTreeMap<IpAddr, BTreeSet<PodKey>>,
-    by_host_port: BTreeMap<(NodePort, Protocol), BTreeSet<PodKey>>,
+    by_host_port: BTreeMap<NodePort, BTreeSet<PodKey>>,
 }
 
 impl Snapshot {
@@ -115,9 +115,9 @@ impl Snapshot {
         pods.min_by_key(|pod| (pod.is_terminating, &pod.uid))
     }
 
-    /// Whether a Pod of this Node declares the port as a `hostPort`.
-    pub(in crate::core) fn is_host_port(&self, port: NodePort, protocol: Protocol) -> bool {
-        self.by_host_port.contains_key(&(port, protocol))
+    /// Whether a Pod of this Node declares the port as a `hostPort`, of any protocol.
+    pub(in crate::core) fn is_host_port(&self, port: NodePort) -> bool {
+        self.by_host_port.contains_key(&port)
     }
 
     fn replace_pods(&mut self, pods: Vec<Pod>, touched: &mut Touched) {
@@ -251,8 +251,8 @@ fn contended_ips(pod: &Pod) -> impl Iterator<Item = IpAddr> {
     pod.ips.iter().copied().filter(move |_| is_contender)
 }
 
-fn host_ports(pod: &Pod) -> impl Iterator<Item = (NodePort, Protocol)> {
-    pod.ports.iter().filter_map(|port| Some((port.host_port?, port.protocol)))
+fn host_ports(pod: &Pod) -> impl Iterator<Item = NodePort> {
+    pod.ports.iter().filter_map(|port| port.host_port)
 }
 
 /// Removes a Pod from an index entry, and returns the remaining Pods of the entry.

@@ -31,7 +31,7 @@ pub(in crate::core) fn reservations(state: &State, now: Moment) -> Vec<Op> {
 pub(in crate::core) fn adopt(state: &mut State) {
     adopt_mappings(state);
     adopt_annotations(state);
-    state.ports.place_cursors();
+    state.ports.place_cursor();
     state.dirty.extend(state.snapshot.pods().map(|pod| pod.key.clone()));
 }
 
@@ -93,8 +93,7 @@ fn adopt_annotations(state: &mut State) {
             let port = WantedPort { pod_port: entry.pod_port, protocol: entry.protocol, family: entry.family };
             let frontend = entry.frontend();
             let needs_claim = wanted.ports.get(&port).copied().is_some_and(Exposure::needs_claim);
-            let is_free =
-                state.ports.is_free(frontend) && !state.snapshot.is_host_port(entry.node_port, entry.protocol);
+            let is_free = state.ports.is_free_for(frontend, &pod.uid) && !state.snapshot.is_host_port(entry.node_port);
             if needs_claim && is_free && state.ports.of_port(&pod.uid, port).is_empty() {
                 let owner = Owner { pod: pod.key.clone(), uid: pod.uid.clone(), port };
                 state.ports.insert(frontend, Claim { was_mapped: true, ..Claim::new(owner) });

@@ -109,7 +109,7 @@ impl Assignment<'_> {
         // A claim without a mapping must not hide the `hostPort` of another Pod.
         let hides_no_other = |frontend: &Frontend| {
             let leads = self.ports.get(*frontend).is_some_and(|claim| claim.backend.is_some());
-            leads || !self.snapshot.is_host_port(frontend.node_port, port.protocol)
+            leads || !self.snapshot.is_host_port(frontend.node_port)
         };
         let (held, lost): (Vec<_>, Vec<_>) = held.into_iter().partition(hides_no_other);
         let kept = held.iter().copied().find(|frontend| self.ports.is_well_placed(*frontend));
@@ -138,9 +138,13 @@ impl Assignment<'_> {
     fn allocate(&mut self, port: WantedPort) -> Option<Frontend> {
         let Self { pod, snapshot, ports, exhausted, .. } = self;
         let space = (port.family, port.protocol);
-        let is_usable = |node_port| !snapshot.is_host_port(node_port, port.protocol);
-        let free =
-            if exhausted.contains(&space) { None } else { ports.take_next_free(port.family, port.protocol, is_usable) };
+        let is_usable = |node_port| !snapshot.is_host_port(node_port);
+        let sibling = ports.sibling(&pod.uid, port).filter(|sibling| is_usable(sibling.node_port));
+        let free = match sibling {
+            None if exhausted.contains(&space) => None,
+            None => ports.take_next_free(port.family, port.protocol, is_usable),
+            Some(sibling) => Some(sibling),
+        };
         if let Some(frontend) = free {
             ports.insert(frontend, Claim::new(Owner { pod: pod.key.clone(), uid: pod.uid.clone(), port }));
         } else {
@@ -153,12 +157,22 @@ impl Assignment<'_> {
     /// A mapping takes precedence over a `hostPort` of the same number, so that host port does not lead to this Pod.
     fn check_host_port(&mut self, port: WantedPort, node_port: NodePort) {
         let WantedPort { protocol, family, .. } = port;
-        let frontend = Frontend { family, node_port, protocol };
-        let Some(claim) = self.ports.get_mut(frontend).filter(|claim| claim.may_translate()) else { return };
-        if claim.backend.is_none() {
-            // The owner has no address at present, and gets another node port later.
-            claim.drain();
-            self.touched.push(frontend);
+        let own = Frontend { family, node_port, protocol };
+        let uid = &self.pod.uid;
+        let is_rival = |(frontend, claim): &(Frontend, &Claim)| {
+            let is_of_another_pod = claim.owner.as_ref().is_none_or(|owner| owner.uid != *uid);
+            claim.may_translate() && (*frontend == own || is_of_another_pod)
+        };
+        let rivals: Vec<_> = self.ports.of_number(node_port).filter(is_rival).map(|(frontend, _)| frontend).collect();
+        if rivals.is_empty() {
+            return;
+        }
+        for frontend in rivals {
+            if let Some(claim) = self.ports.get_mut(frontend).filter(|claim| claim.backend.is_none()) {
+                // The owner has no address at present, and gets another node port later.
+                claim.drain();
+                self.touched.push(frontend);
+            }
         }
         self.wanted.ports.remove(&port);
         self.lacks_port = true;

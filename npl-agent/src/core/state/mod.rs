@@ -332,9 +332,9 @@ impl State {
         self.node_ips.values().copied()
     }
 
-    /// The use of the port range for one family, by protocol.
-    pub fn port_usages(&self, family: Family) -> impl Iterator<Item = PortUsage> {
-        self.settings.protocols.iter().map(move |protocol| self.ports.usage(family, *protocol))
+    /// The use of the port range for one family.
+    pub fn port_usage(&self, family: Family) -> PortUsage {
+        self.ports.usage(family)
     }
 
     /// Has the next pass examine the frontend and the annotation of its Pod.

@@ -82,7 +82,7 @@ impl Chaos {
     }
 
     pub(super) fn remove_pod(&mut self, key: &PodKey) {
-        if let Some(pod) = self.world.pods.remove(key) {
+        if let Some(pod) = self.world.unstore(key) {
             self.lag.push_back(Change::PodGone(pod.key, pod.uid));
         }
     }

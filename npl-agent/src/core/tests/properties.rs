@@ -23,7 +23,7 @@ use crate::core::{
 const FIRST_PORT: u16 = 61_000;
 
 #[derive(Debug, Clone)]
-enum Event {
+pub(super) enum Event {
     Pod(Pod),
     PodGone(ObjectKey),
     Tamper(ObjectKey, Option<String>),
@@ -53,7 +53,7 @@ fn protocol() -> impl Strategy<Value = Protocol> {
     select(vec![Protocol::Tcp, Protocol::Udp, Protocol::Sctp])
 }
 
-fn frontend() -> impl Strategy<Value = Frontend> {
+pub(super) fn frontend() -> impl Strategy<Value = Frontend> {
     let family = select(vec![Family::V4, Family::V6]);
     (family, 0..6_u16, protocol()).prop_map(|(family, port, protocol)| Frontend {
         family,
@@ -168,12 +168,12 @@ fn annotation() -> impl Strategy<Value = Option<String>> {
     prop_oneof![4 => entry, 1 => Just(None), 1 => Just(Some("[]".to_owned())), 1 => Just(Some("{".to_owned()))]
 }
 
-fn fates() -> impl Strategy<Value = Vec<Fate>> {
+pub(super) fn fates() -> impl Strategy<Value = Vec<Fate>> {
     prop::collection::vec(select(vec![Fate::Done, Fate::Done, Fate::Refused, Fate::Lost]), 0..6)
 }
 
 /// Events that change only objects of the cluster.
-fn cluster_event() -> impl Strategy<Value = Event> {
+pub(super) fn cluster_event() -> impl Strategy<Value = Event> {
     prop_oneof![
         8 => pod().prop_map(Event::Pod),
         2 => pod_key().prop_map(Event::PodGone),
@@ -205,7 +205,7 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-fn start() -> Chaos {
+pub(super) fn start() -> Chaos {
     let mut world = World::new(settings("61000-61005"));
     world.put_node(Node {
         name: "n1".to_owned(),
@@ -215,7 +215,7 @@ fn start() -> Chaos {
     Chaos::new(world)
 }
 
-fn happen(chaos: &mut Chaos, event: Event) {
+pub(super) fn happen(chaos: &mut Chaos, event: Event) {
     match event {
         Event::Pod(mut pod) => {
             // The generated uid decides whether this is the earlier Pod; a uid is never reused.

@@ -266,41 +266,34 @@ fn exhaustion_is_reported_and_ends_with_the_first_free_port() {
             service default/web app=web 8080/tcp 9090/tcp 53/udp
             start
             pod default/a app=web 10.0.0.5
-                reserve 61000/tcp IPv4
                 reserve 61000/udp IPv4
                 reserve 61001/tcp IPv4
-                map 61000/tcp IPv4 -> 10.0.0.5 9090
                 map 61000/udp IPv4 -> 10.0.0.5 53
                 map 61001/tcp IPv4 -> 10.0.0.5 8080
-                annotate default/a 9090=192.0.2.1:61000/tcp 53=192.0.2.1:61000/udp 8080=192.0.2.1:61001/tcp
+                annotate default/a 53=192.0.2.1:61000/udp 8080=192.0.2.1:61001/tcp
             pod default/b app=web 10.0.0.6
-                reserve 61001/udp IPv4
-                map 61001/udp IPv4 -> 10.0.0.6 53
-                annotate default/b 53=192.0.2.1:61001/udp
             show
-                61000/tcp IPv4 of default/a: Active
                 61000/udp IPv4 of default/a: Active
                 61001/tcp IPv4 of default/a: Active
-                61001/udp IPv4 of default/b: Active
+                PortRangeExhausted: pod default/a: no IPv4 node port is free for pod port 9090/tcp: widen the agent's --port-range
+                PortRangeExhausted: pod default/b: no IPv4 node port is free for pod port 53/udp: widen the agent's --port-range
                 PortRangeExhausted: pod default/b: no IPv4 node port is free for pod port 8080/tcp: widen the agent's --port-range
                 PortRangeExhausted: pod default/b: no IPv4 node port is free for pod port 9090/tcp: widen the agent's --port-range
             gone default/a
-                unmap 61000/tcp IPv4
                 unmap 61000/udp IPv4
                 unmap 61001/tcp IPv4
             wait 60s
-                release 61000/tcp IPv4
                 release 61000/udp IPv4
                 release 61001/tcp IPv4
-                reserve 61000/tcp IPv4
+                reserve 61000/udp IPv4
                 reserve 61001/tcp IPv4
-                map 61000/tcp IPv4 -> 10.0.0.6 8080
-                map 61001/tcp IPv4 -> 10.0.0.6 9090
-                annotate default/b 8080=192.0.2.1:61000/tcp 9090=192.0.2.1:61001/tcp 53=192.0.2.1:61001/udp
+                map 61000/udp IPv4 -> 10.0.0.6 53
+                map 61001/tcp IPv4 -> 10.0.0.6 8080
+                annotate default/b 53=192.0.2.1:61000/udp 8080=192.0.2.1:61001/tcp
             show
-                61000/tcp IPv4 of default/b: Active
+                61000/udp IPv4 of default/b: Active
                 61001/tcp IPv4 of default/b: Active
-                61001/udp IPv4 of default/b: Active
+                PortRangeExhausted: pod default/b: no IPv4 node port is free for pod port 9090/tcp: widen the agent's --port-range
         "#]],
     );
 }

@@ -77,20 +77,15 @@ fn a_port_of_another_process_is_left_for_the_next() {
                 map 61003/tcp IPv4 -> 10.0.0.6 8080
                 annotate default/web-1 8080=192.0.2.1:61000/udp 8080=192.0.2.1:61003/tcp
             pod default/web-2 app=web 10.0.0.7
-                reserve 61001/tcp IPv4
-                reserve 61002/udp IPv4
-                map 61001/tcp IPv4 -> 10.0.0.7 8080
-                map 61002/udp IPv4 -> 10.0.0.7 8080
-                annotate default/web-2 8080=192.0.2.1:61001/tcp 8080=192.0.2.1:61002/udp
             return 61000/tcp
             wait 60s
             show
                 61000/udp IPv4 of default/web-1: Active
-                61001/tcp IPv4 of default/web-2: Active
                 61001/udp IPv4 of default/web-0: Active
                 61002/tcp IPv4 of default/web-0: Active
-                61002/udp IPv4 of default/web-2: Active
                 61003/tcp IPv4 of default/web-1: Active
+                PortRangeExhausted: pod default/web-2: no IPv4 node port is free for pod port 8080/tcp: widen the agent's --port-range
+                PortRangeExhausted: pod default/web-2: no IPv4 node port is free for pod port 8080/udp: widen the agent's --port-range
         "#]],
     );
 }
