@@ -124,8 +124,9 @@ pub(in crate::core) struct PortTable {
     cursor: Option<NodePort>,
     /// Ports that another process uses, and when to try them again.
     taken: BTreeMap<Frontend, Moment>,
-    /// Ports that received datagrams without being mapped, and until when other ports are preferred.
-    recent_traffic: BTreeMap<Frontend, Moment>,
+    /// Numbers that received packets without being mapped, and until when other numbers are preferred. By any protocol:
+    /// consumers ignore the protocol of an entry.
+    recent_traffic: BTreeMap<NodePort, Moment>,
 }
 
 impl PortTable {
@@ -248,8 +249,8 @@ impl PortTable {
     /// The next port of a free number for which `is_usable` holds. The search continues after the last allocated
     /// number, so that a freed one is reused as late as possible.
     ///
-    /// If all free ports have received datagrams recently, the one that is quiet soonest is returned: a client that
-    /// sends to every port must not keep Pods from getting one.
+    /// If all free ports have received packets recently, the one that is quiet soonest is returned: a client that sends
+    /// to every port must not keep Pods from getting one.
     pub(in crate::core) fn take_next_free(
         &mut self,
         family: Family,
@@ -260,29 +261,32 @@ impl PortTable {
         for _ in 0..self.range.len() {
             let frontend = Frontend { family, node_port, protocol };
             node_port = self.range.after(node_port);
-            if is_usable(frontend.node_port) && self.is_free(frontend) && !self.recent_traffic.contains_key(&frontend) {
+            let is_quiet = !self.recent_traffic.contains_key(&frontend.node_port);
+            if is_quiet && is_usable(frontend.node_port) && self.is_free(frontend) {
                 self.cursor = Some(node_port);
                 return Some(frontend);
             }
         }
-        let is_of_space = |frontend: &Frontend| frontend.family == family && frontend.protocol == protocol;
-        let may_be_had =
-            |frontend: &Frontend| is_of_space(frontend) && is_usable(frontend.node_port) && self.is_free(*frontend);
-        let recent_traffic = self.recent_traffic.iter().filter(|(frontend, _)| may_be_had(frontend));
-        recent_traffic.min_by_key(|(_, until)| **until).map(|(frontend, _)| *frontend)
+        let busy = self.recent_traffic.iter().map(|(node_port, until)| {
+            let frontend = Frontend { family, node_port: *node_port, protocol };
+            (frontend, *until)
+        });
+        let usable = busy.filter(|(frontend, _)| is_usable(frontend.node_port) && self.is_free(*frontend));
+        usable.min_by_key(|(_, until)| *until).map(|(frontend, _)| frontend)
     }
 
-    /// Whether to refuse the port if it received datagrams recently. That matters for UDP alone, whose clients do not
-    /// notice a new owner, and for a port that was never mapped for this one.
+    /// Whether to refuse the port if it received packets recently. That matters only if the number was never mapped for
+    /// its present owner, by any protocol or family.
     pub(in crate::core) fn recent_traffic_policy(&self, frontend: Frontend) -> RecentTraffic {
-        let was_mapped = self.claims.get(&frontend).is_none_or(|claim| claim.was_mapped);
-        let is_new = frontend.protocol == Protocol::Udp && !was_mapped && !self.recent_traffic.contains_key(&frontend);
+        let number = frontend.node_port;
+        let was_mapped = self.of_number(number).any(|(_, claim)| claim.was_mapped);
+        let is_new = self.claims.contains_key(&frontend) && !was_mapped && !self.recent_traffic.contains_key(&number);
         if is_new { RecentTraffic::Refused } else { RecentTraffic::Tolerated }
     }
 
-    /// Records that a port receives datagrams without being mapped.
-    pub(in crate::core) fn mark_recent_traffic(&mut self, frontend: Frontend, until: Moment) {
-        self.recent_traffic.insert(frontend, until);
+    /// Records that a number receives packets without being mapped.
+    pub(in crate::core) fn mark_recent_traffic(&mut self, node_port: NodePort, until: Moment) {
+        self.recent_traffic.insert(node_port, until);
     }
 
     /// Places the cursor after the highest port in use. A restarted agent does not know which ports were freed last;

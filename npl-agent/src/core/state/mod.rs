@@ -268,7 +268,7 @@ impl State {
                 return self.yield_port(*frontend);
             }
             (Op::Reserve(frontend, _), Failure::RecentTraffic { until }) => {
-                self.ports.mark_recent_traffic(*frontend, until);
+                self.ports.mark_recent_traffic(frontend.node_port, until);
                 return self.yield_port(*frontend);
             }
             (Op::WritePod { uid, .. }, Failure::Gone) => {

@@ -44,7 +44,7 @@ pub(super) struct World {
     pub(super) room: usize,
     /// Ports that other processes hold.
     pub(super) stolen: BTreeSet<Frontend>,
-    /// Ports without a mapping that receive datagrams.
+    /// Ports without a mapping that receive packets.
     pub(super) recent_traffic: BTreeSet<Frontend>,
     pub(super) pods: BTreeMap<PodKey, Pod>,
     pub(super) services: BTreeMap<ServiceKey, Service>,
@@ -239,7 +239,9 @@ impl World {
     /// Runs an op on the kernel or the sockets, and asserts its precondition.
     pub(super) fn kernel(&mut self, op: &Op) -> Result<(), Failure> {
         match op {
-            Op::Reserve(frontend, RecentTraffic::Refused) if self.recent_traffic.contains(frontend) => {
+            Op::Reserve(Frontend { node_port, .. }, RecentTraffic::Refused)
+                if self.recent_traffic.iter().any(|recent| recent.node_port == *node_port) =>
+            {
                 return Err(Failure::RecentTraffic { until: self.now.plus(120_000) });
             }
             Op::Reserve(frontend, _) if self.stolen.contains(frontend) => {
