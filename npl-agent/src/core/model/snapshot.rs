@@ -55,6 +55,25 @@ pub(in crate::core) struct Touched {
     pub(in crate::core) gone: Vec<(PodKey, PodUid)>,
 }
 
+/// When a Pod's claim to an address arrived. The greatest one holds the address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct AddressClaim {
+    /// The Pod's resource version in the first event that shows the address.
+    resource_version: u64,
+    evidence: ClaimEvidence,
+}
+
+/// What the mappings that an earlier agent left say about a Pod's claim to an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::core) enum ClaimEvidence {
+    /// The Pod has no mapping of the family.
+    Unmapped,
+    /// A mapping of the Pod leads to the address: the earlier agent decided so.
+    Mapped,
+    /// The Pod's mapping leads to another address: the claim is newer than the mapping.
+    Moved,
+}
+
 /// The last known state of the cluster. Only Services that NPL acts on are kept.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Snapshot {
@@ -63,7 +82,7 @@ pub(in crate::core) struct Snapshot {
     node: Option<Node>,
     pods_listed: bool,
     services_listed: bool,
-    by_ip: BTreeMap<IpAddr, BTreeSet<PodKey>>,
+    by_ip: BTreeMap<IpAddr, BTreeMap<PodKey, AddressClaim>>,
     by_host_port: BTreeMap<NodePort, BTreeSet<PodKey>>,
 }
 
@@ -109,10 +128,23 @@ impl Snapshot {
     /// The Pod that an address is attributed to.
     ///
     /// Two Pods have one address only while the kubelet's status of one of them is outdated. A terminating Pod is more
-    /// likely to have lost it. Otherwise the uid decides: it never changes, so traffic does not alternate.
+    /// likely to have lost it. Otherwise the newest claim wins: the kubelet reports an address after the CNI assigned it.
     pub(in crate::core) fn holder(&self, ip: IpAddr) -> Option<&Pod> {
-        let pods = self.by_ip.get(&ip)?.iter().filter_map(|key| self.pods.get(key));
-        pods.min_by_key(|pod| (pod.is_terminating, &pod.uid))
+        let claims = self.by_ip.get(&ip)?.iter();
+        let pods = claims.filter_map(|(key, claim)| Some((self.pods.get(key)?, *claim)));
+        pods.max_by_key(|(pod, claim)| (!pod.is_terminating, *claim, &pod.uid)).map(|(pod, _)| pod)
+    }
+
+    /// Orders claims of a first list, in which a Pod's version may be newer than its claim, by the mappings that an
+    /// earlier agent left. Claims of later events are newer than these.
+    pub(in crate::core) fn order_claims(&mut self, evidence: &BTreeMap<(IpAddr, PodKey), ClaimEvidence>) {
+        for ((ip, key), evidence) in evidence {
+            let Some(claims) = self.by_ip.get_mut(ip) else { continue };
+            let newest = claims.values().map(|claim| claim.resource_version).max().unwrap_or_default();
+            if let Some(claim) = claims.get_mut(key) {
+                *claim = AddressClaim { resource_version: newest, evidence: *evidence };
+            }
+        }
     }
 
     /// Whether a Pod of this Node declares the port as a `hostPort`, of any protocol.
@@ -132,7 +164,13 @@ impl Snapshot {
         }
     }
 
+    /// The Pod's claims to its addresses.
+    fn claims_of(&self, pod: &Pod) -> BTreeMap<IpAddr, AddressClaim> {
+        contended_ips(pod).filter_map(|ip| Some((ip, *self.by_ip.get(&ip)?.get(&pod.key)?))).collect()
+    }
+
     fn put_pod(&mut self, pod: Pod, touched: &mut Touched) {
+        let mut former_claims = BTreeMap::new();
         if let Some(known) = self.pods.get_mut(&pod.key) {
             if known.resource_version > pod.resource_version {
                 return; // An old echo.
@@ -145,15 +183,19 @@ impl Snapshot {
                 return;
             }
             let uid = known.uid.clone();
+            if uid == pod.uid {
+                former_claims = self.pods.get(&pod.key).map(|known| self.claims_of(known)).unwrap_or_default();
+            }
             self.unindex(&pod.key, touched);
             if uid != pod.uid {
                 touched.gone.push((pod.key.clone(), uid));
             }
         }
         for ip in contended_ips(&pod) {
+            let new = AddressClaim { resource_version: pod.resource_version, evidence: ClaimEvidence::Unmapped };
             let sharers = self.by_ip.entry(ip).or_default();
-            touched.pods.extend(sharers.iter().cloned());
-            sharers.insert(pod.key.clone());
+            touched.pods.extend(sharers.keys().cloned());
+            sharers.insert(pod.key.clone(), former_claims.get(&ip).copied().unwrap_or(new));
         }
         for port in host_ports(&pod) {
             self.by_host_port.entry(port).or_default().insert(pod.key.clone());
@@ -173,10 +215,15 @@ impl Snapshot {
     fn unindex(&mut self, key: &PodKey, touched: &mut Touched) {
         let Some(pod) = self.pods.get(key) else { return };
         for ip in contended_ips(pod) {
-            touched.pods.extend(forget(&mut self.by_ip, &ip, key));
+            let Some(claims) = self.by_ip.get_mut(&ip) else { continue };
+            claims.remove(key);
+            touched.pods.extend(claims.keys().cloned());
+            if claims.is_empty() {
+                self.by_ip.remove(&ip);
+            }
         }
         for port in host_ports(pod) {
-            forget(&mut self.by_host_port, &port, key);
+            forget(&mut self.by_host_port, port, key);
         }
     }
 
@@ -255,13 +302,12 @@ fn host_ports(pod: &Pod) -> impl Iterator<Item = NodePort> {
     pod.ports.iter().filter_map(|port| port.host_port)
 }
 
-/// Removes a Pod from an index entry, and returns the remaining Pods of the entry.
-fn forget<K: Ord>(index: &mut BTreeMap<K, BTreeSet<PodKey>>, entry: &K, pod: &PodKey) -> BTreeSet<PodKey> {
-    let Some(pods) = index.get_mut(entry) else { return BTreeSet::new() };
-    pods.remove(pod);
-    let left = pods.clone();
-    if left.is_empty() {
-        index.remove(entry);
+/// Removes an object from the entry of an index.
+fn forget(index: &mut BTreeMap<NodePort, BTreeSet<ObjectKey>>, entry: NodePort, object: &ObjectKey) {
+    if let Some(objects) = index.get_mut(&entry) {
+        objects.remove(object);
+        if objects.is_empty() {
+            index.remove(&entry);
+        }
     }
-    left
 }

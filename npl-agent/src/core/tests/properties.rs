@@ -17,7 +17,7 @@ use crate::core::{
         sources::{AllowList, SourceRange},
     },
     op::{Op, PodWrite, RecentTraffic},
-    publish::problem::Cause,
+    publish::problem::{Cause, Problem},
 };
 
 const FIRST_PORT: u16 = 61_000;
@@ -286,6 +286,12 @@ proptest! {
         // A port kept for a Pod without an address is in no annotation: the next agent gives it to a Pod that needs a
         // port.
         prop_assume!(!is_exhausted || !is_held_for_later);
+        // The next agent learns from mappings alone which of two Pods with one address was served.
+        let is_without_trace = |problem: &Problem| {
+            let Cause::AddressConflict { ip, .. } = problem.cause else { return false };
+            before.values().all(|backend| backend.pod_ip != ip)
+        };
+        prop_assume!(!problems.iter().any(is_without_trace));
         chaos.world.start();
         for op in chaos.world.settle() {
             // A terminating Pod keeps its annotation only while a running agent reserves the node port.
