@@ -11,7 +11,13 @@ pub mod settings;
 pub mod snapshot;
 pub mod sources;
 
-use std::{collections::BTreeMap, fmt, net::IpAddr, str::FromStr, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    net::IpAddr,
+    str::FromStr,
+    sync::Arc,
+};
 
 use super::model::sources::AllowList;
 
@@ -286,6 +292,8 @@ pub struct Service {
     pub selector: BTreeMap<String, String>,
     /// `spec.ports`.
     pub ports: Vec<ServicePort>,
+    /// `spec.ports[].nodePort` and `spec.healthCheckNodePort`: numbers that kube-proxy serves on every Node.
+    pub node_ports: BTreeSet<NodePort>,
     /// `spec.ipFamilies`.
     pub families: Vec<Family>,
     /// The sources that may use its node ports.

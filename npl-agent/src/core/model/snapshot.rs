@@ -7,7 +7,7 @@ use std::{
     net::IpAddr,
 };
 
-use super::{Node, NodePort, ObjectKey, Pod, PodKey, PodUid, Service, ServiceKey};
+use super::{Node, NodePort, ObjectKey, Pod, PodKey, PodUid, Service, ServiceKey, ServiceUid};
 
 /// A change that a watch reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,7 +18,8 @@ pub enum Change {
     Pod(Pod),
     /// A Pod was deleted.
     PodGone(PodKey, PodUid),
-    /// A list of all Services that NPL acts on; other known Services are deleted or no longer enabled.
+    /// A list of all Services that NPL acts on or that have a node port; other known Services are deleted, or are
+    /// neither any more.
     Services(Vec<Service>),
     /// A Service was created or changed.
     Service(Service),
@@ -51,8 +52,17 @@ impl Change {
 pub(in crate::core) struct Touched {
     /// Pods whose assignment may change.
     pub(in crate::core) pods: BTreeSet<PodKey>,
+    /// Numbers that became or ceased to be node ports of Services.
+    pub(in crate::core) service_ports: BTreeSet<NodePort>,
     /// Pods that were deleted; another Pod may have the same name.
     pub(in crate::core) gone: Vec<(PodKey, PodUid)>,
+}
+
+/// The numbers of a Service that kube-proxy serves on every Node.
+#[derive(Debug)]
+struct NodePortService {
+    uid: ServiceUid,
+    node_ports: BTreeSet<NodePort>,
 }
 
 /// When a Pod's claim to an address arrived. The greatest one holds the address.
@@ -74,7 +84,7 @@ pub(in crate::core) enum ClaimEvidence {
     Moved,
 }
 
-/// The last known state of the cluster. Only Services that NPL acts on are kept.
+/// The last known state of the cluster. Only Services that NPL acts on are kept, and the node ports of the others.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Snapshot {
     pods: BTreeMap<PodKey, Pod>,
@@ -84,6 +94,9 @@ pub(in crate::core) struct Snapshot {
     services_listed: bool,
     by_ip: BTreeMap<IpAddr, BTreeMap<PodKey, AddressClaim>>,
     by_host_port: BTreeMap<NodePort, BTreeSet<PodKey>>,
+    /// Services with a `nodePort` or `healthCheckNodePort`, whether NPL acts on them or not.
+    node_port_services: BTreeMap<ServiceKey, NodePortService>,
+    by_service_port: BTreeMap<NodePort, BTreeSet<ServiceKey>>,
 }
 
 impl Snapshot {
@@ -150,6 +163,34 @@ impl Snapshot {
     /// Whether a Pod of this Node declares the port as a `hostPort`, of any protocol.
     pub(in crate::core) fn is_host_port(&self, port: NodePort) -> bool {
         self.by_host_port.contains_key(&port)
+    }
+
+    /// A Service that has the number as a `nodePort` or `healthCheckNodePort`: its clients use the number too.
+    pub(in crate::core) fn service_with_port(&self, port: NodePort) -> Option<(&ServiceKey, &ServiceUid)> {
+        let key = self.by_service_port.get(&port)?.first()?;
+        Some((key, &self.node_port_services.get(key)?.uid))
+    }
+
+    /// Whether a Pod declares the number as a `hostPort`, or a Service has it as a `nodePort` or `healthCheckNodePort`.
+    pub(in crate::core) fn is_used_by_others(&self, port: NodePort) -> bool {
+        self.is_host_port(port) || self.by_service_port.contains_key(&port)
+    }
+
+    /// Replaces the node ports of a Service; `None` if the Service is deleted.
+    fn set_service_ports(&mut self, key: &ServiceKey, service: Option<&Service>, touched: &mut Touched) {
+        let former = self.node_port_services.remove(key).map(|known| known.node_ports).unwrap_or_default();
+        let node_ports = service.map(|service| service.node_ports.clone()).unwrap_or_default();
+        for port in &former {
+            forget(&mut self.by_service_port, *port, key);
+        }
+        for port in &node_ports {
+            self.by_service_port.entry(*port).or_default().insert(key.clone());
+        }
+        touched.service_ports.extend(former.symmetric_difference(&node_ports).copied());
+        if let Some(service) = service.filter(|_| !node_ports.is_empty()) {
+            let known = NodePortService { uid: service.uid.clone(), node_ports };
+            self.node_port_services.insert(key.clone(), known);
+        }
     }
 
     fn replace_pods(&mut self, pods: Vec<Pod>, touched: &mut Touched) {
@@ -229,6 +270,14 @@ impl Snapshot {
 
     fn replace_services(&mut self, services: Vec<Service>, touched: &mut Touched) {
         self.services_listed = true;
+        let listed: BTreeSet<_> = services.iter().map(|service| service.key.clone()).collect();
+        let missing: Vec<_> = self.node_port_services.keys().filter(|key| !listed.contains(*key)).cloned().collect();
+        for key in missing {
+            self.set_service_ports(&key, None, touched);
+        }
+        for service in &services {
+            self.set_service_ports(&service.key, Some(service), touched);
+        }
         let mut former = mem::take(&mut self.services);
         for service in services.into_iter().filter(Service::is_active) {
             let known = former.remove(&service.key);
@@ -244,8 +293,9 @@ impl Snapshot {
     }
 
     fn put_service(&mut self, service: Service, touched: &mut Touched) {
+        self.set_service_ports(&service.key, Some(&service), touched);
         if !service.is_active() {
-            return self.remove_service(&service.key, touched);
+            return self.deactivate_service(&service.key, touched);
         }
         if self.services.get(&service.key) == Some(&service) {
             return;
@@ -256,6 +306,11 @@ impl Snapshot {
     }
 
     fn remove_service(&mut self, key: &ServiceKey, touched: &mut Touched) {
+        self.set_service_ports(key, None, touched);
+        self.deactivate_service(key, touched);
+    }
+
+    fn deactivate_service(&mut self, key: &ServiceKey, touched: &mut Touched) {
         let known = self.services.remove(key);
         self.touch_selected(known.as_ref(), touched);
     }

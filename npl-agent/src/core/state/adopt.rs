@@ -119,7 +119,8 @@ fn adopt_annotations(state: &mut State) {
             let port = WantedPort { pod_port: entry.pod_port, protocol: entry.protocol, family: entry.family };
             let frontend = entry.frontend();
             let needs_claim = wanted.ports.get(&port).copied().is_some_and(Exposure::needs_claim);
-            let is_free = state.ports.is_free_for(frontend, &pod.uid) && !state.snapshot.is_host_port(entry.node_port);
+            let is_free =
+                state.ports.is_free_for(frontend, &pod.uid) && !state.snapshot.is_used_by_others(entry.node_port);
             if needs_claim && is_free && state.ports.of_port(&pod.uid, port).is_empty() {
                 let owner = Owner { pod: pod.key.clone(), uid: pod.uid.clone(), port };
                 state.ports.insert(frontend, Claim { was_mapped: true, ..Claim::new(owner) });

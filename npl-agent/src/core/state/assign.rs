@@ -112,7 +112,10 @@ impl Assignment<'_> {
             leads || !self.snapshot.is_host_port(frontend.node_port)
         };
         let (held, lost): (Vec<_>, Vec<_>) = held.into_iter().partition(hides_no_other);
-        let kept = held.iter().copied().find(|frontend| self.ports.is_well_placed(*frontend));
+        let may_stay = |frontend: &Frontend| {
+            self.ports.is_well_placed(*frontend) && self.snapshot.service_with_port(frontend.node_port).is_none()
+        };
+        let kept = held.iter().copied().find(may_stay);
         let chosen = kept.or_else(|| if may_allocate { self.allocate(port) } else { None }).or_else(|| {
             // The Pod port must get another node port, and keeps its present one until another is free.
             held.iter().copied().find(|frontend| self.ports.get(*frontend).is_some_and(Claim::is_in_use))
@@ -129,6 +132,7 @@ impl Assignment<'_> {
             claim.phase = Phase::Active;
             claim.set_target(backend, self.wanted.sources.get(&port));
             self.touched.push(frontend);
+            self.check_service_port(frontend.node_port);
         } else if may_allocate {
             let WantedPort { pod_port, protocol, family } = port;
             self.blame(Cause::RangeExhausted { pod_port, protocol, family });
@@ -138,7 +142,7 @@ impl Assignment<'_> {
     fn allocate(&mut self, port: WantedPort) -> Option<Frontend> {
         let Self { pod, snapshot, ports, exhausted, .. } = self;
         let space = (port.family, port.protocol);
-        let is_usable = |node_port| !snapshot.is_host_port(node_port);
+        let is_usable = |node_port| !snapshot.is_used_by_others(node_port);
         let sibling = ports.sibling(&pod.uid, port).filter(|sibling| is_usable(sibling.node_port));
         let free = match sibling {
             None if exhausted.contains(&space) => None,
@@ -152,6 +156,16 @@ impl Assignment<'_> {
             self.lacks_port = true;
         }
         free
+    }
+
+    /// A mapping takes precedence over a Service's node port of the same number. The Pod keeps the number only while no
+    /// other is free.
+    fn check_service_port(&mut self, node_port: NodePort) {
+        let Some((service, uid)) = self.snapshot.service_with_port(node_port) else { return };
+        let subject = AffectedObject::Service(service.clone(), uid.clone());
+        let cause = Cause::NodePortShadowed { node_port, pod: self.pod.key.clone() };
+        self.wanted.problems.insert(Problem { subject, cause });
+        self.blame(Cause::NodePortConflict { node_port, service: service.clone() });
     }
 
     /// A mapping takes precedence over a `hostPort` of the same number, so that host port does not lead to this Pod.

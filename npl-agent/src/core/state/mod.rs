@@ -154,6 +154,11 @@ impl State {
             self.with_problems.remove(key);
             self.retire_pod(uid);
         }
+        for node_port in touched.service_ports {
+            let owners = self.ports.of_number(node_port).filter_map(|(_, claim)| claim.owner.as_ref());
+            self.dirty.extend(owners.map(|owner| owner.pod.clone()));
+            self.retry_waiting_for_port();
+        }
         for key in touched.pods {
             self.recheck_write(&key);
             self.dirty.insert(key);

@@ -99,14 +99,17 @@ fn service() -> impl Strategy<Value = Service> {
     let port = (protocol(), target).prop_map(|(protocol, target)| ServicePort { protocol, target });
     let ports = prop::collection::vec(port, 0..3);
     let service_type = select(vec![ServiceType::ClusterIp, ServiceType::LoadBalancer, ServiceType::NodePort]);
-    (service_key(), prop::bool::weighted(0.8), service_type, labels(), ports, families(), allow_list()).prop_map(
-        |(key, is_enabled, service_type, selector, ports, families, allow_list)| Service {
+    let node_port = prop::option::weighted(0.1, FIRST_PORT..FIRST_PORT + 6);
+    let flags = (prop::bool::weighted(0.8), service_type, node_port);
+    (service_key(), flags, labels(), ports, families(), allow_list()).prop_map(
+        |(key, (is_enabled, service_type, node_port), selector, ports, families, allow_list)| Service {
             uid: ServiceUid(key.to_string().into()),
             key,
             is_enabled,
             service_type,
             selector,
             ports,
+            node_ports: node_port.map(NodePort).into_iter().collect(),
             families,
             allow_list,
         },
@@ -234,7 +237,7 @@ pub(super) fn happen(chaos: &mut Chaos, event: Event) {
         }
         Event::PodGone(key) => chaos.remove_pod(&key),
         Event::Tamper(key, annotation) => chaos.tamper(&key, annotation),
-        Event::Service(service) => chaos.world.put_service(service),
+        Event::Service(service) => chaos.put_service(service),
         Event::ServiceGone(key) => chaos.world.remove_service(&key),
         Event::Node(node) => chaos.world.put_node(node),
         Event::Meddle(frontend, is_forged) => chaos.meddle(frontend, is_forged),
