@@ -235,11 +235,13 @@ impl PortTable {
         self.is_available(frontend) && self.of_number(frontend.node_port).next().is_none()
     }
 
-    /// The port with the number that the Pod uses for the same port in the other family, if it is free.
-    pub(in crate::core) fn sibling(&self, uid: &PodUid, port: WantedPort) -> Option<Frontend> {
+    /// The port with the number that the Pod uses for the same port in the other family, if it is free; or with the
+    /// number of another protocol of the port.
+    pub(in crate::core) fn sibling(&self, uid: &PodUid, port: WantedPort, any_protocol: bool) -> Option<Frontend> {
         let WantedPort { pod_port, protocol, family } = port;
         let is_sibling = |(claimed, frontend): &&(WantedPort, Frontend)| {
-            (claimed.pod_port, claimed.protocol) == (pod_port, protocol) && self.is_active(*frontend)
+            let is_same = any_protocol || claimed.protocol == protocol;
+            claimed.pod_port == pod_port && is_same && self.is_active(*frontend)
         };
         let siblings = self.by_pod.get(uid).into_iter().flatten().filter(is_sibling);
         let same_number = siblings.map(|(_, sibling)| Frontend { family, node_port: sibling.node_port, protocol });

@@ -140,22 +140,28 @@ impl Assignment<'_> {
     }
 
     fn allocate(&mut self, port: WantedPort) -> Option<Frontend> {
-        let Self { pod, snapshot, ports, exhausted, .. } = self;
         let space = (port.family, port.protocol);
+        let snapshot = self.snapshot;
         let is_usable = |node_port| !snapshot.is_used_by_others(node_port);
-        let sibling = ports.sibling(&pod.uid, port).filter(|sibling| is_usable(sibling.node_port));
-        let free = match sibling {
-            None if exhausted.contains(&space) => None,
-            None => ports.take_next_free(port.family, port.protocol, is_usable),
-            Some(sibling) => Some(sibling),
-        };
+        let mut free = self.sibling(port, false);
+        if free.is_none() && !self.exhausted.contains(&space) {
+            free = self.ports.take_next_free(port.family, port.protocol, is_usable);
+        }
+        // A consumer that ignores the protocol reads such entries as one member, which leads to the right Pod port.
+        let free = free.or_else(|| self.sibling(port, true));
         if let Some(frontend) = free {
-            ports.insert(frontend, Claim::new(Owner { pod: pod.key.clone(), uid: pod.uid.clone(), port }));
+            let owner = Owner { pod: self.pod.key.clone(), uid: self.pod.uid.clone(), port };
+            self.ports.insert(frontend, Claim::new(owner));
         } else {
-            exhausted.insert(space);
+            self.exhausted.insert(space);
             self.lacks_port = true;
         }
         free
+    }
+
+    fn sibling(&self, port: WantedPort, any_protocol: bool) -> Option<Frontend> {
+        let sibling = self.ports.sibling(&self.pod.uid, port, any_protocol)?;
+        (!self.snapshot.is_used_by_others(sibling.node_port)).then_some(sibling)
     }
 
     /// A mapping takes precedence over a Service's node port of the same number. The Pod keeps the number only while no

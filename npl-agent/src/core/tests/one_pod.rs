@@ -122,6 +122,32 @@ fn both_families_of_a_port_share_a_number_and_other_ports_do_not() {
 }
 
 #[test]
+fn the_protocols_of_one_pod_port_share_a_number_if_no_other_is_free() {
+    check(
+        "range 61000-61001
+         node 192.0.2.1
+         service default/web app=web 8080/tcp 8080/udp 9090/tcp
+         steal 61000/tcp
+         start
+         pod default/web-0 app=web 10.0.0.5",
+        &expect![[r#"
+            range 61000-61001
+            node 192.0.2.1
+            service default/web app=web 8080/tcp 8080/udp 9090/tcp
+            steal 61000/tcp
+            start
+            pod default/web-0 app=web 10.0.0.5
+                reserve 61000/tcp IPv4
+                reserve 61001/udp IPv4
+                reserve 61001/tcp IPv4
+                map 61001/udp IPv4 -> 10.0.0.5 8080
+                map 61001/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/web-0 8080=192.0.2.1:61001/tcp 8080=192.0.2.1:61001/udp
+        "#]],
+    );
+}
+
+#[test]
 fn a_host_port_of_another_protocol_belongs_to_its_pod_alone() {
     check(
         "range 61000-61002
