@@ -114,13 +114,9 @@ impl ChangeLog {
         for family in Family::ALL {
             let count = state.mappings().filter(|view| view.frontend.family == family).count();
             metrics.set_mappings(family, count as u64);
-            let usages: Vec<_> = state.port_usages(family).collect();
-            let sum = |pick: fn(&PortUsage) -> usize| usages.iter().map(pick).sum::<usize>() as u64;
-            let counts = PortCounts {
-                used: sum(|usage| usage.active + usage.draining),
-                free: sum(|usage| usage.free),
-                quarantined: sum(|usage| usage.quarantined),
-            };
+            let PortUsage { active, draining, quarantined, free } = state.port_usage(family);
+            let counts =
+                PortCounts { used: (active + draining) as u64, free: free as u64, quarantined: quarantined as u64 };
             metrics.set_ports(family, counts);
         }
     }

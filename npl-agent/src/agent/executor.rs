@@ -39,15 +39,15 @@ pub enum OpError {
     /// A patch failed.
     #[error(transparent)]
     Patch(#[from] PatchError),
-    /// Clients of the port's former owner still send datagrams.
+    /// Clients of the port's former owner still send to it.
     #[error(
-        "reserve node port {frontend}: it received datagrams without being mapped; it counts as unused in {wait:?} \
-         at the earliest"
+        "reserve node port {frontend}: it received packets without being mapped; it counts as unused in {wait:?} at \
+         the earliest"
     )]
     RecentTraffic {
         /// The port.
         frontend: Frontend,
-        /// When the port counts as unused, if no more datagrams arrive.
+        /// When the port counts as unused, if no more packets arrive.
         wait: Duration,
     },
 }

@@ -31,7 +31,7 @@ pub enum Op {
     Release(Frontend),
 }
 
-/// Whether to reserve a port that received datagrams recently without a mapping: see [`npl_common::unmapped`].
+/// Whether to reserve a port that received packets recently without a mapping: see [`npl_common::unmapped`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RecentTraffic {
     /// Reserve the port: it is mapped already, or no other port is free.
@@ -56,10 +56,10 @@ pub enum PodWrite {
 pub enum Failure {
     /// Of [`Op::Reserve`]: another process uses the port. The Pod gets another one.
     PortTaken,
-    /// Of [`RecentTraffic::Refused`]: clients of the port's former owner still send datagrams. The Pod gets another
-    /// port, if one is free.
+    /// Of [`RecentTraffic::Refused`]: clients of the port's former owner still send to it. The Pod gets another port,
+    /// if one is free.
     RecentTraffic {
-        /// When the port counts as unused, if no more datagrams arrive.
+        /// When the port counts as unused, if no more packets arrive.
         until: Moment,
     },
     /// Of [`Op::AllowSources`]: the kernel's map is full. The operation is retried when sources are removed.

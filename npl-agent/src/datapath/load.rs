@@ -163,8 +163,8 @@ impl Datapath {
         self.writer.remove(&mut self.tables, frontend)
     }
 
-    /// Time until a UDP node port without a mapping counts as unused, if no more datagrams arrive; `None` if it already
-    /// does. The granularity is one second.
+    /// Time until a node port without a mapping counts as unused, if no more packets arrive by any protocol or family
+    /// that the kernel programs record; `None` if it already does. The granularity is one second.
     ///
     /// # Errors
     ///

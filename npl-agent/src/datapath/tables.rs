@@ -222,7 +222,10 @@ impl Tables {
 
     /// See [`super::Datapath::time_until_quiet`].
     pub(super) fn time_until_quiet(&self, frontend: Frontend) -> Result<Option<Duration>, DatapathError> {
-        let last = self.family(frontend.family).last_unmapped(frontend.node_port)?;
+        let mut last = 0;
+        for family in Family::ALL {
+            last = last.max(self.family(family).last_unmapped(frontend.node_port)?);
+        }
         Ok(unmapped::silence(last, kernel_time()).map(|silence| Duration::from_secs(1 + unmapped::LIFETIME - silence)))
     }
 

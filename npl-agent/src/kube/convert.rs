@@ -112,6 +112,9 @@ pub fn service(object: ServiceObject, keys: &AnnotationKeys) -> Option<Converted
     let families = spec.ip_families.unwrap_or_default();
     let key = key(&metadata.object)?;
     let annotations = metadata.object.annotations.unwrap_or_default();
+    let service_ports = spec.ports.unwrap_or_default();
+    let node_ports = service_ports.iter().filter_map(|port| port.node_port).chain(spec.health_check_node_port);
+    let node_ports = node_ports.filter_map(|number| port_number(number).ok().map(NodePort)).collect();
     let allow_list = annotations.get(&keys.allowed_sources).map_or(AllowList::ABSENT, |text| AllowList::read(text));
     let object = Service {
         key,
@@ -119,7 +122,8 @@ pub fn service(object: ServiceObject, keys: &AnnotationKeys) -> Option<Converted
         is_enabled: annotations.get(&keys.enabled).is_some_and(|value| value == "true"),
         service_type: service_type(spec.service_type.as_deref(), &mut skipped),
         selector: spec.selector.unwrap_or_default(),
-        ports: keep(spec.ports.unwrap_or_default(), &mut skipped, service_port),
+        ports: keep(service_ports, &mut skipped, service_port),
+        node_ports,
         families: keep(families, &mut skipped, |name| family(&name)),
         allow_list,
     };

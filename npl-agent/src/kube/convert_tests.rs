@@ -197,6 +197,18 @@ fn only_the_exact_value_true_enables_a_service() {
 }
 
 #[test]
+fn node_ports_and_the_health_check_port_of_a_service_are_read_whatever_its_type() {
+    let spec = json!({ "type": "LoadBalancer", "healthCheckNodePort": 61002, "ports": [
+        { "port": 80, "nodePort": 61000 },
+        { "port": 53, "nodePort": 61001, "protocol": "UDP" },
+        { "port": 81, "nodePort": 0 },
+        { "port": 82 },
+    ] });
+    let node_ports: Vec<_> = converted_service(json!({}), spec).object.node_ports.into_iter().collect();
+    assert_eq!(node_ports, [61_000, 61_001, 61_002].map(NodePort));
+}
+
+#[test]
 fn a_target_port_is_a_number_a_name_or_the_services_own_port() {
     let spec = json!({ "ports": [
         { "port": 80, "targetPort": 8080 },

@@ -159,6 +159,8 @@ pub struct ServiceSpec {
     pub ports: Option<Vec<ServicePortSpec>>,
     /// `ipFamilies`.
     pub ip_families: Option<Vec<String>>,
+    /// `healthCheckNodePort`.
+    pub health_check_node_port: Option<i64>,
 }
 
 /// An element of a Service's `ports`.
@@ -171,6 +173,8 @@ pub struct ServicePortSpec {
     pub protocol: Option<String>,
     /// `targetPort`.
     pub target_port: Option<NumberOrName>,
+    /// `nodePort`.
+    pub node_port: Option<i64>,
 }
 
 /// Kubernetes' `IntOrString`.

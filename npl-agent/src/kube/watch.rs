@@ -98,7 +98,7 @@ impl Watched for ServiceObject {
     }
 
     fn is_relevant(service: &Service) -> bool {
-        service.is_active()
+        service.is_active() || !service.node_ports.is_empty()
     }
 
     fn listed(all: Vec<Service>) -> Change {

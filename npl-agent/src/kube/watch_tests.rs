@@ -166,17 +166,19 @@ async fn a_watch_ends_when_its_receiver_is_dropped() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lists_keep_only_enabled_services_and_events_report_all() {
+async fn lists_keep_enabled_services_and_node_ports_and_events_report_all() {
     let service = |name: &str, enabled: &str| {
         let annotations = json!({ "nodeportlocal.antrea.io/enabled": enabled });
         let metadata =
             json!({ "name": name, "namespace": "a", "uid": name, "resourceVersion": "1", "annotations": annotations });
         json!({ "metadata": metadata, "spec": { "selector": { "app": "x" } } })
     };
+    let mut node_port = service("node", "false");
+    node_port["spec"]["ports"] = json!([{ "port": 80, "nodePort": 61000 }]);
     let mut scene = watching::<ServiceObject>(None);
-    list(scene.server.next_request().await, &[service("on", "true"), service("off", "false")]);
+    list(scene.server.next_request().await, &[service("on", "true"), service("off", "false"), node_port]);
     let Change::Services(kept) = scene.change().await else { panic!("no list") };
-    assert_eq!(kept.iter().map(|service| &*service.key.name).collect::<Vec<_>>(), ["on"]);
+    assert_eq!(kept.iter().map(|service| &*service.key.name).collect::<Vec<_>>(), ["on", "node"]);
     // The agent must learn that a Service was disabled.
     events(scene.server.next_request().await, &[json!({ "type": "MODIFIED", "object": service("on", "false") })]);
     assert!(matches!(scene.change().await, Change::Service(service) if !service.is_enabled));

@@ -60,6 +60,8 @@ fn examples() -> Vec<Problem> {
         Cause::NoNodeAddress { family: Family::V6 },
         Cause::AddressConflict { ip, holder: pod() },
         Cause::HostPortConflict { node_port, protocol },
+        Cause::NodePortConflict { node_port, service: service() },
+        Cause::NodePortShadowed { node_port, pod: pod() },
         Cause::UnsupportedProtocol { protocol: Protocol::Sctp },
         Cause::UnsupportedFamily { family: Family::V6 },
         Cause::UnreadableSource(unreadable),

@@ -11,7 +11,13 @@ pub mod settings;
 pub mod snapshot;
 pub mod sources;
 
-use std::{collections::BTreeMap, fmt, net::IpAddr, str::FromStr, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    net::IpAddr,
+    str::FromStr,
+    sync::Arc,
+};
 
 use super::model::sources::AllowList;
 
@@ -63,6 +69,9 @@ pub enum Protocol {
 }
 
 impl Protocol {
+    /// All protocols, in the order of all lists and tables.
+    pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
+
     /// Lower case, as in the annotation, logs and tables.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -283,6 +292,8 @@ pub struct Service {
     pub selector: BTreeMap<String, String>,
     /// `spec.ports`.
     pub ports: Vec<ServicePort>,
+    /// `spec.ports[].nodePort` and `spec.healthCheckNodePort`: numbers that kube-proxy serves on every Node.
+    pub node_ports: BTreeSet<NodePort>,
     /// `spec.ipFamilies`.
     pub families: Vec<Family>,
     /// The sources that may use its node ports.

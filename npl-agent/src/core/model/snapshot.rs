@@ -7,7 +7,7 @@ use std::{
     net::IpAddr,
 };
 
-use super::{Node, NodePort, ObjectKey, Pod, PodKey, PodUid, Protocol, Service, ServiceKey};
+use super::{Node, NodePort, ObjectKey, Pod, PodKey, PodUid, Service, ServiceKey, ServiceUid};
 
 /// A change that a watch reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,7 +18,8 @@ pub enum Change {
     Pod(Pod),
     /// A Pod was deleted.
     PodGone(PodKey, PodUid),
-    /// A list of all Services that NPL acts on; other known Services are deleted or no longer enabled.
+    /// A list of all Services that NPL acts on or that have a node port; other known Services are deleted, or are
+    /// neither any more.
     Services(Vec<Service>),
     /// A Service was created or changed.
     Service(Service),
@@ -51,11 +52,39 @@ impl Change {
 pub(in crate::core) struct Touched {
     /// Pods whose assignment may change.
     pub(in crate::core) pods: BTreeSet<PodKey>,
+    /// Numbers that became or ceased to be node ports of Services.
+    pub(in crate::core) service_ports: BTreeSet<NodePort>,
     /// Pods that were deleted; another Pod may have the same name.
     pub(in crate::core) gone: Vec<(PodKey, PodUid)>,
 }
 
-/// The last known state of the cluster. Only Services that NPL acts on are kept.
+/// The numbers of a Service that kube-proxy serves on every Node.
+#[derive(Debug)]
+struct NodePortService {
+    uid: ServiceUid,
+    node_ports: BTreeSet<NodePort>,
+}
+
+/// When a Pod's claim to an address arrived. The greatest one holds the address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct AddressClaim {
+    /// The Pod's resource version in the first event that shows the address.
+    resource_version: u64,
+    evidence: ClaimEvidence,
+}
+
+/// What the mappings that an earlier agent left say about a Pod's claim to an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::core) enum ClaimEvidence {
+    /// The Pod has no mapping of the family.
+    Unmapped,
+    /// A mapping of the Pod leads to the address: the earlier agent decided so.
+    Mapped,
+    /// The Pod's mapping leads to another address: the claim is newer than the mapping.
+    Moved,
+}
+
+/// The last known state of the cluster. Only Services that NPL acts on are kept, and the node ports of the others.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Snapshot {
     pods: BTreeMap<PodKey, Pod>,
@@ -63,8 +92,11 @@ pub(in crate::core) struct Snapshot {
     node: Option<Node>,
     pods_listed: bool,
     services_listed: bool,
-    by_ip: BTreeMap<IpAddr, BTreeSet<PodKey>>,
-    by_host_port: BTreeMap<(NodePort, Protocol), BTreeSet<PodKey>>,
+    by_ip: BTreeMap<IpAddr, BTreeMap<PodKey, AddressClaim>>,
+    by_host_port: BTreeMap<NodePort, BTreeSet<PodKey>>,
+    /// Services with a `nodePort` or `healthCheckNodePort`, whether NPL acts on them or not.
+    node_port_services: BTreeMap<ServiceKey, NodePortService>,
+    by_service_port: BTreeMap<NodePort, BTreeSet<ServiceKey>>,
 }
 
 impl Snapshot {
@@ -109,15 +141,56 @@ impl Snapshot {
     /// The Pod that an address is attributed to.
     ///
     /// Two Pods have one address only while the kubelet's status of one of them is outdated. A terminating Pod is more
-    /// likely to have lost it. Otherwise the uid decides: it never changes, so traffic does not alternate.
+    /// likely to have lost it. Otherwise the newest claim wins: the kubelet reports an address after the CNI assigned it.
     pub(in crate::core) fn holder(&self, ip: IpAddr) -> Option<&Pod> {
-        let pods = self.by_ip.get(&ip)?.iter().filter_map(|key| self.pods.get(key));
-        pods.min_by_key(|pod| (pod.is_terminating, &pod.uid))
+        let claims = self.by_ip.get(&ip)?.iter();
+        let pods = claims.filter_map(|(key, claim)| Some((self.pods.get(key)?, *claim)));
+        pods.max_by_key(|(pod, claim)| (!pod.is_terminating, *claim, &pod.uid)).map(|(pod, _)| pod)
     }
 
-    /// Whether a Pod of this Node declares the port as a `hostPort`.
-    pub(in crate::core) fn is_host_port(&self, port: NodePort, protocol: Protocol) -> bool {
-        self.by_host_port.contains_key(&(port, protocol))
+    /// Orders claims of a first list, in which a Pod's version may be newer than its claim, by the mappings that an
+    /// earlier agent left. Claims of later events are newer than these.
+    pub(in crate::core) fn order_claims(&mut self, evidence: &BTreeMap<(IpAddr, PodKey), ClaimEvidence>) {
+        for ((ip, key), evidence) in evidence {
+            let Some(claims) = self.by_ip.get_mut(ip) else { continue };
+            let newest = claims.values().map(|claim| claim.resource_version).max().unwrap_or_default();
+            if let Some(claim) = claims.get_mut(key) {
+                *claim = AddressClaim { resource_version: newest, evidence: *evidence };
+            }
+        }
+    }
+
+    /// Whether a Pod of this Node declares the port as a `hostPort`, of any protocol.
+    pub(in crate::core) fn is_host_port(&self, port: NodePort) -> bool {
+        self.by_host_port.contains_key(&port)
+    }
+
+    /// A Service that has the number as a `nodePort` or `healthCheckNodePort`: its clients use the number too.
+    pub(in crate::core) fn service_with_port(&self, port: NodePort) -> Option<(&ServiceKey, &ServiceUid)> {
+        let key = self.by_service_port.get(&port)?.first()?;
+        Some((key, &self.node_port_services.get(key)?.uid))
+    }
+
+    /// Whether a Pod declares the number as a `hostPort`, or a Service has it as a `nodePort` or `healthCheckNodePort`.
+    pub(in crate::core) fn is_used_by_others(&self, port: NodePort) -> bool {
+        self.is_host_port(port) || self.by_service_port.contains_key(&port)
+    }
+
+    /// Replaces the node ports of a Service; `None` if the Service is deleted.
+    fn set_service_ports(&mut self, key: &ServiceKey, service: Option<&Service>, touched: &mut Touched) {
+        let former = self.node_port_services.remove(key).map(|known| known.node_ports).unwrap_or_default();
+        let node_ports = service.map(|service| service.node_ports.clone()).unwrap_or_default();
+        for port in &former {
+            forget(&mut self.by_service_port, *port, key);
+        }
+        for port in &node_ports {
+            self.by_service_port.entry(*port).or_default().insert(key.clone());
+        }
+        touched.service_ports.extend(former.symmetric_difference(&node_ports).copied());
+        if let Some(service) = service.filter(|_| !node_ports.is_empty()) {
+            let known = NodePortService { uid: service.uid.clone(), node_ports };
+            self.node_port_services.insert(key.clone(), known);
+        }
     }
 
     fn replace_pods(&mut self, pods: Vec<Pod>, touched: &mut Touched) {
@@ -132,7 +205,13 @@ impl Snapshot {
         }
     }
 
+    /// The Pod's claims to its addresses.
+    fn claims_of(&self, pod: &Pod) -> BTreeMap<IpAddr, AddressClaim> {
+        contended_ips(pod).filter_map(|ip| Some((ip, *self.by_ip.get(&ip)?.get(&pod.key)?))).collect()
+    }
+
     fn put_pod(&mut self, pod: Pod, touched: &mut Touched) {
+        let mut former_claims = BTreeMap::new();
         if let Some(known) = self.pods.get_mut(&pod.key) {
             if known.resource_version > pod.resource_version {
                 return; // An old echo.
@@ -145,15 +224,19 @@ impl Snapshot {
                 return;
             }
             let uid = known.uid.clone();
+            if uid == pod.uid {
+                former_claims = self.pods.get(&pod.key).map(|known| self.claims_of(known)).unwrap_or_default();
+            }
             self.unindex(&pod.key, touched);
             if uid != pod.uid {
                 touched.gone.push((pod.key.clone(), uid));
             }
         }
         for ip in contended_ips(&pod) {
+            let new = AddressClaim { resource_version: pod.resource_version, evidence: ClaimEvidence::Unmapped };
             let sharers = self.by_ip.entry(ip).or_default();
-            touched.pods.extend(sharers.iter().cloned());
-            sharers.insert(pod.key.clone());
+            touched.pods.extend(sharers.keys().cloned());
+            sharers.insert(pod.key.clone(), former_claims.get(&ip).copied().unwrap_or(new));
         }
         for port in host_ports(&pod) {
             self.by_host_port.entry(port).or_default().insert(pod.key.clone());
@@ -173,15 +256,28 @@ impl Snapshot {
     fn unindex(&mut self, key: &PodKey, touched: &mut Touched) {
         let Some(pod) = self.pods.get(key) else { return };
         for ip in contended_ips(pod) {
-            touched.pods.extend(forget(&mut self.by_ip, &ip, key));
+            let Some(claims) = self.by_ip.get_mut(&ip) else { continue };
+            claims.remove(key);
+            touched.pods.extend(claims.keys().cloned());
+            if claims.is_empty() {
+                self.by_ip.remove(&ip);
+            }
         }
         for port in host_ports(pod) {
-            forget(&mut self.by_host_port, &port, key);
+            forget(&mut self.by_host_port, port, key);
         }
     }
 
     fn replace_services(&mut self, services: Vec<Service>, touched: &mut Touched) {
         self.services_listed = true;
+        let listed: BTreeSet<_> = services.iter().map(|service| service.key.clone()).collect();
+        let missing: Vec<_> = self.node_port_services.keys().filter(|key| !listed.contains(*key)).cloned().collect();
+        for key in missing {
+            self.set_service_ports(&key, None, touched);
+        }
+        for service in &services {
+            self.set_service_ports(&service.key, Some(service), touched);
+        }
         let mut former = mem::take(&mut self.services);
         for service in services.into_iter().filter(Service::is_active) {
             let known = former.remove(&service.key);
@@ -197,8 +293,9 @@ impl Snapshot {
     }
 
     fn put_service(&mut self, service: Service, touched: &mut Touched) {
+        self.set_service_ports(&service.key, Some(&service), touched);
         if !service.is_active() {
-            return self.remove_service(&service.key, touched);
+            return self.deactivate_service(&service.key, touched);
         }
         if self.services.get(&service.key) == Some(&service) {
             return;
@@ -209,6 +306,11 @@ impl Snapshot {
     }
 
     fn remove_service(&mut self, key: &ServiceKey, touched: &mut Touched) {
+        self.set_service_ports(key, None, touched);
+        self.deactivate_service(key, touched);
+    }
+
+    fn deactivate_service(&mut self, key: &ServiceKey, touched: &mut Touched) {
         let known = self.services.remove(key);
         self.touch_selected(known.as_ref(), touched);
     }
@@ -251,17 +353,16 @@ fn contended_ips(pod: &Pod) -> impl Iterator<Item = IpAddr> {
     pod.ips.iter().copied().filter(move |_| is_contender)
 }
 
-fn host_ports(pod: &Pod) -> impl Iterator<Item = (NodePort, Protocol)> {
-    pod.ports.iter().filter_map(|port| Some((port.host_port?, port.protocol)))
+fn host_ports(pod: &Pod) -> impl Iterator<Item = NodePort> {
+    pod.ports.iter().filter_map(|port| port.host_port)
 }
 
-/// Removes a Pod from an index entry, and returns the remaining Pods of the entry.
-fn forget<K: Ord>(index: &mut BTreeMap<K, BTreeSet<PodKey>>, entry: &K, pod: &PodKey) -> BTreeSet<PodKey> {
-    let Some(pods) = index.get_mut(entry) else { return BTreeSet::new() };
-    pods.remove(pod);
-    let left = pods.clone();
-    if left.is_empty() {
-        index.remove(entry);
+/// Removes an object from the entry of an index.
+fn forget(index: &mut BTreeMap<NodePort, BTreeSet<ObjectKey>>, entry: NodePort, object: &ObjectKey) {
+    if let Some(objects) = index.get_mut(&entry) {
+        objects.remove(object);
+        if objects.is_empty() {
+            index.remove(&entry);
+        }
     }
-    left
 }

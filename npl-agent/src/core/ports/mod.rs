@@ -100,7 +100,7 @@ impl Claim {
     }
 }
 
-/// How many node ports of a family and protocol are in each phase.
+/// How many node ports of a family are in each phase. A number that several protocols use counts once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PortUsage {
     /// Requested by a Service.
@@ -109,22 +109,24 @@ pub struct PortUsage {
     pub draining: usize,
     /// Not yet free to be allocated again.
     pub quarantined: usize,
-    /// Free to be allocated.
+    /// Free to be allocated: no Pod holds the number, by any protocol or family.
     pub free: usize,
 }
 
-/// The claims of all node ports.
+/// The claims of all node ports. A number belongs to one Pod, whatever the protocol and family: consumers ignore the
+/// protocol of an annotation's entry.
 #[derive(Debug)]
 pub(in crate::core) struct PortTable {
     range: PortRange,
     claims: BTreeMap<Frontend, Claim>,
     by_pod: BTreeMap<PodUid, BTreeSet<(WantedPort, Frontend)>>,
-    /// Where the search for the next free port begins, for all protocols of a family.
-    cursors: BTreeMap<Family, NodePort>,
+    /// Where the search for the next free port begins; the first port of the range if `None`.
+    cursor: Option<NodePort>,
     /// Ports that another process uses, and when to try them again.
     taken: BTreeMap<Frontend, Moment>,
-    /// Ports that received datagrams without being mapped, and until when other ports are preferred.
-    recent_traffic: BTreeMap<Frontend, Moment>,
+    /// Numbers that received packets without being mapped, and until when other numbers are preferred. By any protocol:
+    /// consumers ignore the protocol of an entry.
+    recent_traffic: BTreeMap<NodePort, Moment>,
 }
 
 impl PortTable {
@@ -133,7 +135,7 @@ impl PortTable {
             range,
             claims: BTreeMap::new(),
             by_pod: BTreeMap::new(),
-            cursors: BTreeMap::new(),
+            cursor: None,
             taken: BTreeMap::new(),
             recent_traffic: BTreeMap::new(),
         }
@@ -182,9 +184,30 @@ impl PortTable {
         Some(claim)
     }
 
-    /// Whether a claim may keep its node port: it is in the range, and no other process uses it.
+    /// The claims of a number, of every family and protocol.
+    pub(in crate::core) fn of_number(&self, node_port: NodePort) -> impl Iterator<Item = (Frontend, &Claim)> {
+        let frontends = Family::ALL.into_iter().flat_map(move |family| {
+            Protocol::ALL.into_iter().map(move |protocol| Frontend { family, node_port, protocol })
+        });
+        frontends.filter_map(|frontend| Some((frontend, self.claims.get(&frontend)?)))
+    }
+
+    /// Whether a claim may keep its node port: it is in the range, no other process uses it, and the number is not
+    /// another Pod's.
     pub(in crate::core) fn is_well_placed(&self, frontend: Frontend) -> bool {
+        self.is_available(frontend) && !self.is_of_another_pod(frontend)
+    }
+
+    fn is_available(&self, frontend: Frontend) -> bool {
         self.range.contains(frontend.node_port) && !self.taken.contains_key(&frontend)
+    }
+
+    /// Whether another Pod has the better claim to the number. An earlier release gave the protocols of one number to
+    /// several Pods.
+    fn is_of_another_pod(&self, frontend: Frontend) -> bool {
+        let holder = self.of_number(frontend.node_port).min_by_key(|(rival, _)| (self.rank(*rival), *rival));
+        let own = self.claims.get(&frontend);
+        own.zip(holder).is_some_and(|(own, (_, holder))| uid_of(own) != uid_of(holder))
     }
 
     pub(in crate::core) fn is_active(&self, frontend: Frontend) -> bool {
@@ -200,57 +223,80 @@ impl PortTable {
         }
     }
 
-    pub(in crate::core) fn is_free(&self, frontend: Frontend) -> bool {
-        self.is_well_placed(frontend) && !self.claims.contains_key(&frontend)
+    /// Whether a Pod may claim the port: nobody holds it, and no other Pod holds the number.
+    pub(in crate::core) fn is_free_for(&self, frontend: Frontend, uid: &PodUid) -> bool {
+        let is_its = |(_, claim): (Frontend, &Claim)| uid_of(claim) == Some(uid);
+        self.is_available(frontend)
+            && !self.claims.contains_key(&frontend)
+            && self.of_number(frontend.node_port).all(is_its)
     }
 
-    /// The next free port for which `is_usable` holds. The search continues after the last allocated port, so that a
-    /// freed port is reused as late as possible.
+    fn is_free(&self, frontend: Frontend) -> bool {
+        self.is_available(frontend) && self.of_number(frontend.node_port).next().is_none()
+    }
+
+    /// The port with the number that the Pod uses for the same port in the other family, if it is free; or with the
+    /// number of another protocol of the port.
+    pub(in crate::core) fn sibling(&self, uid: &PodUid, port: WantedPort, any_protocol: bool) -> Option<Frontend> {
+        let WantedPort { pod_port, protocol, family } = port;
+        let is_sibling = |(claimed, frontend): &&(WantedPort, Frontend)| {
+            let is_same = any_protocol || claimed.protocol == protocol;
+            claimed.pod_port == pod_port && is_same && self.is_active(*frontend)
+        };
+        let siblings = self.by_pod.get(uid).into_iter().flatten().filter(is_sibling);
+        let same_number = siblings.map(|(_, sibling)| Frontend { family, node_port: sibling.node_port, protocol });
+        same_number.into_iter().find(|frontend| self.is_free_for(*frontend, uid))
+    }
+
+    /// The next port of a free number for which `is_usable` holds. The search continues after the last allocated
+    /// number, so that a freed one is reused as late as possible.
     ///
-    /// If all free ports have received datagrams recently, the one that is quiet soonest is returned: a client that
-    /// sends to every port must not keep Pods from getting one.
+    /// If all free ports have received packets recently, the one that is quiet soonest is returned: a client that sends
+    /// to every port must not keep Pods from getting one.
     pub(in crate::core) fn take_next_free(
         &mut self,
         family: Family,
         protocol: Protocol,
         is_usable: impl Fn(NodePort) -> bool,
     ) -> Option<Frontend> {
-        let mut node_port = self.cursors.get(&family).copied().unwrap_or(self.range.start());
+        let mut node_port = self.cursor.unwrap_or(self.range.start());
         for _ in 0..self.range.len() {
             let frontend = Frontend { family, node_port, protocol };
             node_port = self.range.after(node_port);
-            if is_usable(frontend.node_port) && self.is_free(frontend) && !self.recent_traffic.contains_key(&frontend) {
-                self.cursors.insert(family, node_port);
+            let is_quiet = !self.recent_traffic.contains_key(&frontend.node_port);
+            if is_quiet && is_usable(frontend.node_port) && self.is_free(frontend) {
+                self.cursor = Some(node_port);
                 return Some(frontend);
             }
         }
-        let is_of_space = |frontend: &Frontend| frontend.family == family && frontend.protocol == protocol;
-        let may_be_had =
-            |frontend: &Frontend| is_of_space(frontend) && is_usable(frontend.node_port) && self.is_free(*frontend);
-        let recent_traffic = self.recent_traffic.iter().filter(|(frontend, _)| may_be_had(frontend));
-        recent_traffic.min_by_key(|(_, until)| **until).map(|(frontend, _)| *frontend)
+        let busy = self.recent_traffic.iter().map(|(node_port, until)| {
+            let frontend = Frontend { family, node_port: *node_port, protocol };
+            (frontend, *until)
+        });
+        let usable = busy.filter(|(frontend, _)| is_usable(frontend.node_port) && self.is_free(*frontend));
+        usable.min_by_key(|(_, until)| *until).map(|(frontend, _)| frontend)
     }
 
-    /// Whether to refuse the port if it received datagrams recently. That matters for UDP alone, whose clients do not
-    /// notice a new owner, and for a port that was never mapped for this one.
+    /// Whether to refuse the port if it received packets recently. That matters only if the number was never mapped for
+    /// its present owner, by any protocol or family.
     pub(in crate::core) fn recent_traffic_policy(&self, frontend: Frontend) -> RecentTraffic {
-        let was_mapped = self.claims.get(&frontend).is_none_or(|claim| claim.was_mapped);
-        let is_new = frontend.protocol == Protocol::Udp && !was_mapped && !self.recent_traffic.contains_key(&frontend);
+        let number = frontend.node_port;
+        let was_mapped = self.of_number(number).any(|(_, claim)| claim.was_mapped);
+        let is_new = self.claims.contains_key(&frontend) && !was_mapped && !self.recent_traffic.contains_key(&number);
         if is_new { RecentTraffic::Refused } else { RecentTraffic::Tolerated }
     }
 
-    /// Records that a port receives datagrams without being mapped.
-    pub(in crate::core) fn mark_recent_traffic(&mut self, frontend: Frontend, until: Moment) {
-        self.recent_traffic.insert(frontend, until);
+    /// Records that a number receives packets without being mapped.
+    pub(in crate::core) fn mark_recent_traffic(&mut self, node_port: NodePort, until: Moment) {
+        self.recent_traffic.insert(node_port, until);
     }
 
-    /// Places the cursors after the highest port in use. A restarted agent does not know which ports were freed last;
+    /// Places the cursor after the highest port in use. A restarted agent does not know which ports were freed last;
     /// they are likely below the newest one.
-    pub(in crate::core) fn place_cursors(&mut self) {
-        let inside = self.claims.keys().filter(|frontend| self.range.contains(frontend.node_port));
-        // In ascending order, the last port of each family wins.
-        let cursors = inside.map(|frontend| (frontend.family, self.range.after(frontend.node_port)));
-        self.cursors = cursors.collect();
+    pub(in crate::core) fn place_cursor(&mut self) {
+        let numbers = self.claims.keys().map(|frontend| frontend.node_port);
+        let newest = numbers.filter(|node_port| self.range.contains(*node_port)).max();
+        self.cursor = newest.map(|node_port| self.range.after(node_port));
     }
 
     pub(in crate::core) fn mark_taken(&mut self, frontend: Frontend, until: Moment) {
@@ -276,20 +322,29 @@ impl PortTable {
         self.taken.values().min().copied()
     }
 
-    pub(in crate::core) fn usage(&self, family: Family, protocol: Protocol) -> PortUsage {
+    /// The use of the range for a family.
+    pub(in crate::core) fn usage(&self, family: Family) -> PortUsage {
         let mut usage = PortUsage::default();
-        let is_here = |frontend: &&Frontend| frontend.family == family && frontend.protocol == protocol;
-        let inside = |frontend: &&Frontend| is_here(frontend) && self.range.contains(frontend.node_port);
-        for (_, claim) in self.claims.iter().filter(|(frontend, _)| is_here(frontend)) {
-            match claim.phase {
-                Phase::Active => usage.active += 1,
-                Phase::Draining { .. } => usage.draining += 1,
-                Phase::Quarantined { .. } => usage.quarantined += 1,
+        let mut phases: BTreeMap<NodePort, u8> = BTreeMap::new();
+        for frontend in self.claims.keys().filter(|frontend| frontend.family == family) {
+            let rank = self.rank(*frontend);
+            phases.entry(frontend.node_port).and_modify(|nearest| *nearest = rank.min(*nearest)).or_insert(rank);
+        }
+        for rank in phases.into_values() {
+            match rank {
+                0 => usage.active += 1,
+                1 => usage.draining += 1,
+                _ => usage.quarantined += 1,
             }
         }
-        let claimed = self.claims.keys().filter(inside).count();
-        let taken = self.taken.keys().filter(inside).filter(|taken| !self.claims.contains_key(taken)).count();
-        usage.free = self.range.len().saturating_sub(claimed + taken);
+        let taken = self.taken.keys().filter(|frontend| frontend.family == family);
+        let held = self.claims.keys().chain(taken).map(|frontend| frontend.node_port);
+        let held: BTreeSet<NodePort> = held.filter(|node_port| self.range.contains(*node_port)).collect();
+        usage.free = self.range.len().saturating_sub(held.len());
         usage
     }
+}
+
+fn uid_of(claim: &Claim) -> Option<&PodUid> {
+    claim.owner.as_ref().map(|owner| &owner.uid)
 }

@@ -54,6 +54,15 @@ event_reasons! {
     HostPortConflict on Pod,
         "The `hostPort` of the Pod is the node port of another Pod's mapping, which gets the traffic.",
         "Choose a `hostPort` outside `NPL_PORT_RANGE`.";
+    NodePortConflict on Pod,
+        "The node port of the Pod is also a `nodePort` or `healthCheckNodePort` of a Service, and no other node port is free. \
+         Clients of that Service reach the Pod.",
+        "Widen `NPL_PORT_RANGE`, or choose a port of the Service outside it. The Pod moves to the first node port that becomes \
+         free.";
+    NodePortShadowed on Service,
+        "A `nodePort` or `healthCheckNodePort` of the Service is the node port of a Pod's mapping, and no other node port is \
+         free. On the Pod's Node, clients of the Service reach that Pod.",
+        "Choose a port outside `NPL_PORT_RANGE`.";
     UnsupportedProtocol on Service,
         "The protocol of a port is not among the agent's protocols. The port gets no node port; the Service's other ports are \
          served.",

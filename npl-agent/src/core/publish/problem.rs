@@ -77,6 +77,20 @@ pub enum Cause {
         /// Its protocol.
         protocol: Protocol,
     },
+    /// The Pod's node port is also a `nodePort` or `healthCheckNodePort` of a Service.
+    NodePortConflict {
+        /// The port.
+        node_port: NodePort,
+        /// The Service.
+        service: ServiceKey,
+    },
+    /// A mapping takes the traffic of the Service's `nodePort` or `healthCheckNodePort` on this Node.
+    NodePortShadowed {
+        /// The port.
+        node_port: NodePort,
+        /// The Pod of the mapping.
+        pod: PodKey,
+    },
     /// Entries of a Service's list of allowed sources cannot be parsed, and allow no client.
     UnreadableSource(Unreadable),
     /// A Service's list of allowed sources is too long.
@@ -113,6 +127,8 @@ impl Problem {
             Cause::NoNodeAddress { .. } => EventReason::NoNodeAddress,
             Cause::AddressConflict { .. } => EventReason::AddressConflict,
             Cause::HostPortConflict { .. } => EventReason::HostPortConflict,
+            Cause::NodePortConflict { .. } => EventReason::NodePortConflict,
+            Cause::NodePortShadowed { .. } => EventReason::NodePortShadowed,
             Cause::UnreadableSource(_) => EventReason::UnreadableSourceRange,
             Cause::TooManySources { .. } => EventReason::TooManySourceRanges,
             Cause::UnenforcedSources { .. } => EventReason::SourceRangesNotEnforced,
@@ -167,6 +183,17 @@ impl fmt::Display for Cause {
                 f,
                 "host port {node_port}/{protocol} is in use as the node port of another pod: choose a host port \
                  outside the agent's --port-range"
+            ),
+            Self::NodePortConflict { node_port, service } => write!(
+                f,
+                "node port {node_port} is also a nodePort or healthCheckNodePort of service {service}, whose clients \
+                 reach this pod, since no other node port is free: widen the agent's --port-range, or give the \
+                 service a nodePort outside of it"
+            ),
+            Self::NodePortShadowed { node_port, pod } => write!(
+                f,
+                "nodePort or healthCheckNodePort {node_port} leads to pod {pod} on the pod's node, since no other \
+                 node port is free: choose a port outside the agent's --port-range"
             ),
             Self::UnreadableSource(Unreadable { position, entry, others: 0 }) => {
                 write!(f, "entry {position} of allowed-source-ranges, {entry:?}, {UNREADABLE}")

@@ -4,7 +4,10 @@
 use std::collections::BTreeMap;
 
 use crate::core::{
-    model::{Backend, Frontend, Moment, Pod},
+    model::{
+        Backend, Frontend, Moment, Pod,
+        snapshot::{ClaimEvidence, Snapshot},
+    },
     op::{Op, RecentTraffic, RetryKey},
     ports::{
         Claim, Owner,
@@ -29,18 +32,41 @@ pub(in crate::core) fn reservations(state: &State, now: Moment) -> Vec<Op> {
 /// Runs once, when everything is listed. Later, the first annotation of a Pod was copied from another Pod and means
 /// nothing.
 pub(in crate::core) fn adopt(state: &mut State) {
+    order_address_claims(state);
     adopt_mappings(state);
     adopt_annotations(state);
-    state.ports.place_cursors();
+    state.ports.place_cursor();
     state.dirty.extend(state.snapshot.pods().map(|pod| pod.key.clone()));
+}
+
+fn by_generation(snapshot: &Snapshot) -> BTreeMap<u32, Vec<&Pod>> {
+    let mut pods: BTreeMap<u32, Vec<&Pod>> = BTreeMap::new();
+    for pod in snapshot.pods() {
+        pods.entry(pod.uid.generation()).or_default().push(pod);
+    }
+    pods
+}
+
+/// Of two Pods with one address, the one that the earlier agent chose keeps it, unless the other Pod has got the address
+/// since.
+fn order_address_claims(state: &mut State) {
+    let Some(observed) = &state.observed else { return };
+    let pods = by_generation(&state.snapshot);
+    let mut evidence = BTreeMap::new();
+    for (frontend, backend) in &observed.mappings {
+        for pod in pods.get(&backend.generation).into_iter().flatten() {
+            let Some(ip) = pod.ip_of(frontend.family) else { continue };
+            let found = if ip == backend.pod_ip { ClaimEvidence::Mapped } else { ClaimEvidence::Moved };
+            let known = evidence.entry((ip, pod.key.clone())).or_insert(found);
+            *known = found.min(*known);
+        }
+    }
+    state.snapshot.order_claims(&evidence);
 }
 
 fn adopt_mappings(state: &mut State) {
     let Some(observed) = &state.observed else { return };
-    let mut pods: BTreeMap<u32, Vec<&Pod>> = BTreeMap::new();
-    for pod in state.snapshot.pods() {
-        pods.entry(pod.uid.generation()).or_default().push(pod);
-    }
+    let pods = by_generation(&state.snapshot);
     for (frontend, backend) in &observed.mappings {
         let candidates = pods.get(&backend.generation).map_or(&[][..], Vec::as_slice);
         let claim = owner_of(candidates, *frontend, *backend).map_or_else(Claim::orphan, |owner| Claim {
@@ -94,7 +120,7 @@ fn adopt_annotations(state: &mut State) {
             let frontend = entry.frontend();
             let needs_claim = wanted.ports.get(&port).copied().is_some_and(Exposure::needs_claim);
             let is_free =
-                state.ports.is_free(frontend) && !state.snapshot.is_host_port(entry.node_port, entry.protocol);
+                state.ports.is_free_for(frontend, &pod.uid) && !state.snapshot.is_used_by_others(entry.node_port);
             if needs_claim && is_free && state.ports.of_port(&pod.uid, port).is_empty() {
                 let owner = Owner { pod: pod.key.clone(), uid: pod.uid.clone(), port };
                 state.ports.insert(frontend, Claim { was_mapped: true, ..Claim::new(owner) });

@@ -109,10 +109,13 @@ impl Assignment<'_> {
         // A claim without a mapping must not hide the `hostPort` of another Pod.
         let hides_no_other = |frontend: &Frontend| {
             let leads = self.ports.get(*frontend).is_some_and(|claim| claim.backend.is_some());
-            leads || !self.snapshot.is_host_port(frontend.node_port, port.protocol)
+            leads || !self.snapshot.is_host_port(frontend.node_port)
         };
         let (held, lost): (Vec<_>, Vec<_>) = held.into_iter().partition(hides_no_other);
-        let kept = held.iter().copied().find(|frontend| self.ports.is_well_placed(*frontend));
+        let may_stay = |frontend: &Frontend| {
+            self.ports.is_well_placed(*frontend) && self.snapshot.service_with_port(frontend.node_port).is_none()
+        };
+        let kept = held.iter().copied().find(may_stay);
         let chosen = kept.or_else(|| if may_allocate { self.allocate(port) } else { None }).or_else(|| {
             // The Pod port must get another node port, and keeps its present one until another is free.
             held.iter().copied().find(|frontend| self.ports.get(*frontend).is_some_and(Claim::is_in_use))
@@ -129,6 +132,7 @@ impl Assignment<'_> {
             claim.phase = Phase::Active;
             claim.set_target(backend, self.wanted.sources.get(&port));
             self.touched.push(frontend);
+            self.check_service_port(frontend.node_port);
         } else if may_allocate {
             let WantedPort { pod_port, protocol, family } = port;
             self.blame(Cause::RangeExhausted { pod_port, protocol, family });
@@ -136,29 +140,59 @@ impl Assignment<'_> {
     }
 
     fn allocate(&mut self, port: WantedPort) -> Option<Frontend> {
-        let Self { pod, snapshot, ports, exhausted, .. } = self;
         let space = (port.family, port.protocol);
-        let is_usable = |node_port| !snapshot.is_host_port(node_port, port.protocol);
-        let free =
-            if exhausted.contains(&space) { None } else { ports.take_next_free(port.family, port.protocol, is_usable) };
+        let snapshot = self.snapshot;
+        let is_usable = |node_port| !snapshot.is_used_by_others(node_port);
+        let mut free = self.sibling(port, false);
+        if free.is_none() && !self.exhausted.contains(&space) {
+            free = self.ports.take_next_free(port.family, port.protocol, is_usable);
+        }
+        // A consumer that ignores the protocol reads such entries as one member, which leads to the right Pod port.
+        let free = free.or_else(|| self.sibling(port, true));
         if let Some(frontend) = free {
-            ports.insert(frontend, Claim::new(Owner { pod: pod.key.clone(), uid: pod.uid.clone(), port }));
+            let owner = Owner { pod: self.pod.key.clone(), uid: self.pod.uid.clone(), port };
+            self.ports.insert(frontend, Claim::new(owner));
         } else {
-            exhausted.insert(space);
+            self.exhausted.insert(space);
             self.lacks_port = true;
         }
         free
     }
 
+    fn sibling(&self, port: WantedPort, any_protocol: bool) -> Option<Frontend> {
+        let sibling = self.ports.sibling(&self.pod.uid, port, any_protocol)?;
+        (!self.snapshot.is_used_by_others(sibling.node_port)).then_some(sibling)
+    }
+
+    /// A mapping takes precedence over a Service's node port of the same number. The Pod keeps the number only while no
+    /// other is free.
+    fn check_service_port(&mut self, node_port: NodePort) {
+        let Some((service, uid)) = self.snapshot.service_with_port(node_port) else { return };
+        let subject = AffectedObject::Service(service.clone(), uid.clone());
+        let cause = Cause::NodePortShadowed { node_port, pod: self.pod.key.clone() };
+        self.wanted.problems.insert(Problem { subject, cause });
+        self.blame(Cause::NodePortConflict { node_port, service: service.clone() });
+    }
+
     /// A mapping takes precedence over a `hostPort` of the same number, so that host port does not lead to this Pod.
     fn check_host_port(&mut self, port: WantedPort, node_port: NodePort) {
         let WantedPort { protocol, family, .. } = port;
-        let frontend = Frontend { family, node_port, protocol };
-        let Some(claim) = self.ports.get_mut(frontend).filter(|claim| claim.may_translate()) else { return };
-        if claim.backend.is_none() {
-            // The owner has no address at present, and gets another node port later.
-            claim.drain();
-            self.touched.push(frontend);
+        let own = Frontend { family, node_port, protocol };
+        let uid = &self.pod.uid;
+        let is_rival = |(frontend, claim): &(Frontend, &Claim)| {
+            let is_of_another_pod = claim.owner.as_ref().is_none_or(|owner| owner.uid != *uid);
+            claim.may_translate() && (*frontend == own || is_of_another_pod)
+        };
+        let rivals: Vec<_> = self.ports.of_number(node_port).filter(is_rival).map(|(frontend, _)| frontend).collect();
+        if rivals.is_empty() {
+            return;
+        }
+        for frontend in rivals {
+            if let Some(claim) = self.ports.get_mut(frontend).filter(|claim| claim.backend.is_none()) {
+                // The owner has no address at present, and gets another node port later.
+                claim.drain();
+                self.touched.push(frontend);
+            }
         }
         self.wanted.ports.remove(&port);
         self.lacks_port = true;

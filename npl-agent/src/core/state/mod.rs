@@ -154,6 +154,11 @@ impl State {
             self.with_problems.remove(key);
             self.retire_pod(uid);
         }
+        for node_port in touched.service_ports {
+            let owners = self.ports.of_number(node_port).filter_map(|(_, claim)| claim.owner.as_ref());
+            self.dirty.extend(owners.map(|owner| owner.pod.clone()));
+            self.retry_waiting_for_port();
+        }
         for key in touched.pods {
             self.recheck_write(&key);
             self.dirty.insert(key);
@@ -268,7 +273,7 @@ impl State {
                 return self.yield_port(*frontend);
             }
             (Op::Reserve(frontend, _), Failure::RecentTraffic { until }) => {
-                self.ports.mark_recent_traffic(*frontend, until);
+                self.ports.mark_recent_traffic(frontend.node_port, until);
                 return self.yield_port(*frontend);
             }
             (Op::WritePod { uid, .. }, Failure::Gone) => {
@@ -332,9 +337,9 @@ impl State {
         self.node_ips.values().copied()
     }
 
-    /// The use of the port range for one family, by protocol.
-    pub fn port_usages(&self, family: Family) -> impl Iterator<Item = PortUsage> {
-        self.settings.protocols.iter().map(move |protocol| self.ports.usage(family, *protocol))
+    /// The use of the port range for one family.
+    pub fn port_usage(&self, family: Family) -> PortUsage {
+        self.ports.usage(family)
     }
 
     /// Has the next pass examine the frontend and the annotation of its Pod.

@@ -81,8 +81,14 @@ impl Chaos {
         self.excuse_unreachable();
     }
 
+    /// A Service takes the numbers of its node ports from mappings.
+    pub(super) fn put_service(&mut self, service: Service) {
+        self.may_move |= !service.node_ports.is_empty();
+        self.world.put_service(service);
+    }
+
     pub(super) fn remove_pod(&mut self, key: &PodKey) {
-        if let Some(pod) = self.world.pods.remove(key) {
+        if let Some(pod) = self.world.unstore(key) {
             self.lag.push_back(Change::PodGone(pod.key, pod.uid));
         }
     }

@@ -135,6 +135,7 @@ pub(super) fn service(words: &[&str]) -> Service {
         selector: BTreeMap::new(),
         ports: Vec::new(),
         families: vec![Family::V4],
+        node_ports: BTreeSet::new(),
         allow_list: AllowList::ABSENT,
     };
     for word in &words[1..] {
@@ -148,6 +149,9 @@ pub(super) fn service(words: &[&str]) -> Service {
             service.ports.push(ServicePort { protocol: protocol.parse().unwrap(), target });
         } else {
             match *word {
+                port if port.parse::<u16>().is_ok() => {
+                    service.node_ports.insert(NodePort(port.parse().unwrap()));
+                }
                 "off" => service.is_enabled = false,
                 "nodeport" => service.service_type = ServiceType::NodePort,
                 "loadbalancer" => service.service_type = ServiceType::LoadBalancer,

@@ -8,7 +8,7 @@ use std::{
 
 use crate::core::{
     model::{
-        Backend, Family, Frontend, Gate, Moment, Node, Pod, PodKey, PodUid, Protocol, Service, ServiceKey,
+        Backend, Family, Frontend, Gate, Moment, Node, NodePort, Pod, PodKey, PodUid, Protocol, Service, ServiceKey,
         observed::Observed,
         settings::{AnnotationFormat, NodeIpSource, Settings},
         snapshot::Change,
@@ -44,7 +44,7 @@ pub(super) struct World {
     pub(super) room: usize,
     /// Ports that other processes hold.
     pub(super) stolen: BTreeSet<Frontend>,
-    /// Ports without a mapping that receive datagrams.
+    /// Ports without a mapping that receive packets.
     pub(super) recent_traffic: BTreeSet<Frontend>,
     pub(super) pods: BTreeMap<PodKey, Pod>,
     pub(super) services: BTreeMap<ServiceKey, Service>,
@@ -52,6 +52,10 @@ pub(super) struct World {
     pub(super) resource_version: u64,
     pub(super) patches: usize,
     pub(super) is_api_down: bool,
+    /// When an annotation of a Pod last named a node port that it no longer names.
+    withdrawn: BTreeMap<(NodePort, PodUid), Moment>,
+    /// Whether no other software writes annotations and mappings, and the agent never restarts.
+    pub(super) is_undisturbed: bool,
 }
 
 impl World {
@@ -70,6 +74,8 @@ impl World {
             resource_version: 1,
             patches: 0,
             is_api_down: false,
+            withdrawn: BTreeMap::new(),
+            is_undisturbed: false,
         }
     }
 
@@ -99,8 +105,40 @@ impl World {
     pub(super) fn store(&mut self, mut pod: Pod) -> Pod {
         self.resource_version += 1;
         pod.resource_version = self.resource_version;
-        self.pods.insert(pod.key.clone(), pod.clone());
+        let former = self.pods.insert(pod.key.clone(), pod.clone());
+        if let Some(former) = former {
+            self.record_withdrawal(&former, Some(&pod).filter(|pod| pod.uid == former.uid));
+        }
         pod
+    }
+
+    /// Removes a Pod from the API server without a watch event.
+    pub(super) fn unstore(&mut self, key: &PodKey) -> Option<Pod> {
+        let pod = self.pods.remove(key)?;
+        self.record_withdrawal(&pod, None);
+        Some(pod)
+    }
+
+    fn record_withdrawal(&mut self, former: &Pod, successor: Option<&Pod>) {
+        let left = successor.map(annotation::named_by).unwrap_or_default();
+        for entry in annotation::named_by(former).difference(&left) {
+            self.withdrawn.insert((entry.node_port, former.uid.clone()), self.now);
+        }
+    }
+
+    /// Asserts that no consumer can take the mapping for one of another Pod. Consumers ignore the protocol of an entry,
+    /// and send to a withdrawn entry for a while.
+    fn assert_belongs_to_one_pod(&self, frontend: Frontend, backend: Backend) {
+        let number = frontend.node_port;
+        for pod in self.pods.values().filter(|pod| pod.uid.generation() != backend.generation) {
+            let names = self.published(&pod.key).iter().any(|entry| entry.node_port == number);
+            assert!(!names, "{frontend} leads to {backend:?}, and the annotation of {} names its number", pod.key);
+        }
+        for ((_, uid), at) in self.withdrawn.iter().filter(|((withdrawn, _), _)| *withdrawn == number) {
+            let is_over = at.plus(self.settings.quarantine_millis) <= self.now;
+            let is_same = uid.generation() == backend.generation;
+            assert!(is_over || is_same, "{frontend} leads to {backend:?}, and {uid} withdrew its number at {at:?}");
+        }
     }
 
     pub(super) fn put_pod(&mut self, pod: Pod) {
@@ -109,7 +147,7 @@ impl World {
     }
 
     pub(super) fn remove_pod(&mut self, key: &PodKey) {
-        let Some(pod) = self.pods.remove(key) else { return };
+        let Some(pod) = self.unstore(key) else { return };
         self.state.apply(Change::PodGone(pod.key, pod.uid));
     }
 
@@ -201,7 +239,9 @@ impl World {
     /// Runs an op on the kernel or the sockets, and asserts its precondition.
     pub(super) fn kernel(&mut self, op: &Op) -> Result<(), Failure> {
         match op {
-            Op::Reserve(frontend, RecentTraffic::Refused) if self.recent_traffic.contains(frontend) => {
+            Op::Reserve(Frontend { node_port, .. }, RecentTraffic::Refused)
+                if self.recent_traffic.iter().any(|recent| recent.node_port == *node_port) =>
+            {
                 return Err(Failure::RecentTraffic { until: self.now.plus(120_000) });
             }
             Op::Reserve(frontend, _) if self.stolen.contains(frontend) => {
@@ -212,6 +252,9 @@ impl World {
             }
             Op::AllowSources(frontend, ranges) => return self.allow(*frontend, ranges),
             Op::UpsertMapping(frontend, backend) => {
+                if self.is_undisturbed {
+                    self.assert_belongs_to_one_pod(*frontend, *backend);
+                }
                 let former = self.real.mappings.insert(*frontend, *backend);
                 let same_target = former.is_some_and(|former| former.has_same_target(backend));
                 assert!(same_target || self.real.reservations.contains(frontend), "{op:?}: not reserved");

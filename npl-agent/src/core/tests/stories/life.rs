@@ -266,41 +266,34 @@ fn exhaustion_is_reported_and_ends_with_the_first_free_port() {
             service default/web app=web 8080/tcp 9090/tcp 53/udp
             start
             pod default/a app=web 10.0.0.5
-                reserve 61000/tcp IPv4
                 reserve 61000/udp IPv4
                 reserve 61001/tcp IPv4
-                map 61000/tcp IPv4 -> 10.0.0.5 9090
                 map 61000/udp IPv4 -> 10.0.0.5 53
                 map 61001/tcp IPv4 -> 10.0.0.5 8080
-                annotate default/a 9090=192.0.2.1:61000/tcp 53=192.0.2.1:61000/udp 8080=192.0.2.1:61001/tcp
+                annotate default/a 53=192.0.2.1:61000/udp 8080=192.0.2.1:61001/tcp
             pod default/b app=web 10.0.0.6
-                reserve 61001/udp IPv4
-                map 61001/udp IPv4 -> 10.0.0.6 53
-                annotate default/b 53=192.0.2.1:61001/udp
             show
-                61000/tcp IPv4 of default/a: Active
                 61000/udp IPv4 of default/a: Active
                 61001/tcp IPv4 of default/a: Active
-                61001/udp IPv4 of default/b: Active
+                PortRangeExhausted: pod default/a: no IPv4 node port is free for pod port 9090/tcp: widen the agent's --port-range
+                PortRangeExhausted: pod default/b: no IPv4 node port is free for pod port 53/udp: widen the agent's --port-range
                 PortRangeExhausted: pod default/b: no IPv4 node port is free for pod port 8080/tcp: widen the agent's --port-range
                 PortRangeExhausted: pod default/b: no IPv4 node port is free for pod port 9090/tcp: widen the agent's --port-range
             gone default/a
-                unmap 61000/tcp IPv4
                 unmap 61000/udp IPv4
                 unmap 61001/tcp IPv4
             wait 60s
-                release 61000/tcp IPv4
                 release 61000/udp IPv4
                 release 61001/tcp IPv4
-                reserve 61000/tcp IPv4
+                reserve 61000/udp IPv4
                 reserve 61001/tcp IPv4
-                map 61000/tcp IPv4 -> 10.0.0.6 8080
-                map 61001/tcp IPv4 -> 10.0.0.6 9090
-                annotate default/b 8080=192.0.2.1:61000/tcp 9090=192.0.2.1:61001/tcp 53=192.0.2.1:61001/udp
+                map 61000/udp IPv4 -> 10.0.0.6 53
+                map 61001/tcp IPv4 -> 10.0.0.6 8080
+                annotate default/b 53=192.0.2.1:61000/udp 8080=192.0.2.1:61001/tcp
             show
-                61000/tcp IPv4 of default/b: Active
+                61000/udp IPv4 of default/b: Active
                 61001/tcp IPv4 of default/b: Active
-                61001/udp IPv4 of default/b: Active
+                PortRangeExhausted: pod default/b: no IPv4 node port is free for pod port 9090/tcp: widen the agent's --port-range
         "#]],
     );
 }
@@ -327,15 +320,16 @@ fn of_two_pods_with_one_address_one_is_served() {
                 map 61000/tcp IPv4 -> 10.0.0.5 8080
                 annotate default/a 8080=192.0.2.1:61000/tcp
             pod default/b app=web 10.0.0.5
-            show
-                61000/tcp IPv4 of default/a: Active
-                AddressConflict: pod default/b: pod default/a has the same address 10.0.0.5 and gets the traffic: delete one of the two pods
-            pod default/a app=web 10.0.0.5 terminating
                 reserve 61001/tcp IPv4
-                annotate default/a nothing
+                withdraw default/a
                 unmap 61000/tcp IPv4
                 map 61001/tcp IPv4 -> 10.0.0.5 8080
                 annotate default/b 8080=192.0.2.1:61001/tcp
+            show
+                61000/tcp IPv4 of default/a: Active
+                61001/tcp IPv4 of default/b: Active
+                AddressConflict: pod default/a: pod default/b has the same address 10.0.0.5 and gets the traffic: delete one of the two pods
+            pod default/a app=web 10.0.0.5 terminating
             show
                 61000/tcp IPv4 of default/a: Active
                 61001/tcp IPv4 of default/b: Active
@@ -344,6 +338,96 @@ fn of_two_pods_with_one_address_one_is_served() {
             show
                 61000/tcp IPv4 of default/a: Quarantined { until: Some(Moment(61000)) }
                 61001/tcp IPv4 of default/b: Active
+        "#]],
+    );
+}
+
+#[test]
+fn of_two_pods_that_swap_addresses_the_newest_claim_holds_an_address() {
+    check(
+        "node 192.0.2.1
+         service default/a app=a 8080/tcp
+         service default/b app=b 8080/tcp
+         start
+         pod default/b uid=1 app=b 10.0.0.6
+         pod default/a uid=2 app=a 10.0.0.5
+         pod default/a uid=2 app=a 10.0.0.6
+         show
+         start
+         show
+         pod default/b uid=1 app=b 10.0.0.5
+         pod default/a uid=2 app=a 10.0.0.6",
+        &expect![[r#"
+            node 192.0.2.1
+            service default/a app=a 8080/tcp
+            service default/b app=b 8080/tcp
+            start
+            pod default/b uid=1 app=b 10.0.0.6
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.6 8080
+                annotate default/b 8080=192.0.2.1:61000/tcp
+            pod default/a uid=2 app=a 10.0.0.5
+                reserve 61001/tcp IPv4
+                map 61001/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/a 8080=192.0.2.1:61001/tcp
+            pod default/a uid=2 app=a 10.0.0.6
+                map 61001/tcp IPv4 -> 10.0.0.6 8080
+                withdraw default/b
+                unmap 61000/tcp IPv4
+            show
+                61000/tcp IPv4 of default/b: Active
+                61001/tcp IPv4 of default/a: Active
+                AddressConflict: pod default/b: pod default/a has the same address 10.0.0.6 and gets the traffic: delete one of the two pods
+            start
+                reserve 61001/tcp IPv4
+            show
+                61001/tcp IPv4 of default/a: Active
+                AddressConflict: pod default/b: pod default/a has the same address 10.0.0.6 and gets the traffic: delete one of the two pods
+            pod default/b uid=1 app=b 10.0.0.5
+                reserve 61002/tcp IPv4
+                map 61002/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/b 8080=192.0.2.1:61002/tcp
+            pod default/a uid=2 app=a 10.0.0.6
+        "#]],
+    );
+}
+
+#[test]
+fn a_claim_that_arrived_without_an_agent_is_newer_than_the_mapping_of_the_other_pod() {
+    check(
+        "node 192.0.2.1
+         service default/a app=a 8080/tcp
+         service default/b app=b 8080/tcp
+         start
+         pod default/a uid=2 app=a 10.0.0.5
+         pod default/b uid=1 app=b 10.0.0.6
+         pod default/a uid=2 app=a 10.0.0.6 &
+         start
+         show",
+        &expect![[r#"
+            node 192.0.2.1
+            service default/a app=a 8080/tcp
+            service default/b app=b 8080/tcp
+            start
+            pod default/a uid=2 app=a 10.0.0.5
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/a 8080=192.0.2.1:61000/tcp
+            pod default/b uid=1 app=b 10.0.0.6
+                reserve 61001/tcp IPv4
+                map 61001/tcp IPv4 -> 10.0.0.6 8080
+                annotate default/b 8080=192.0.2.1:61001/tcp
+            pod default/a uid=2 app=a 10.0.0.6 &
+            start
+                reserve 61000/tcp IPv4
+                withdraw default/b
+                unmap 61001/tcp IPv4
+                reserve 61001/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.6 8080
+            show
+                61000/tcp IPv4 of default/a: Active
+                61001/tcp IPv4 of default/b: Active
+                AddressConflict: pod default/b: pod default/a has the same address 10.0.0.6 and gets the traffic: delete one of the two pods
         "#]],
     );
 }

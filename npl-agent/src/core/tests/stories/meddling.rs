@@ -48,7 +48,8 @@ fn a_foreign_annotation_is_put_right_on_any_pod() {
 #[test]
 fn a_port_of_another_process_is_left_for_the_next() {
     check(
-        "node 192.0.2.1
+        "range 61000-61005
+         node 192.0.2.1
          service default/web app=web 8080/tcp 8080/udp
          steal 61000/tcp
          start
@@ -59,6 +60,7 @@ fn a_port_of_another_process_is_left_for_the_next() {
          wait 60s
          show",
         &expect![[r#"
+            range 61000-61005
             node 192.0.2.1
             service default/web app=web 8080/tcp 8080/udp
             steal 61000/tcp
@@ -71,26 +73,26 @@ fn a_port_of_another_process_is_left_for_the_next() {
                 map 61002/tcp IPv4 -> 10.0.0.5 8080
                 annotate default/web-0 8080=192.0.2.1:61001/udp 8080=192.0.2.1:61002/tcp
             pod default/web-1 app=web 10.0.0.6
-                reserve 61000/udp IPv4
                 reserve 61003/tcp IPv4
-                map 61000/udp IPv4 -> 10.0.0.6 8080
+                reserve 61004/udp IPv4
                 map 61003/tcp IPv4 -> 10.0.0.6 8080
-                annotate default/web-1 8080=192.0.2.1:61000/udp 8080=192.0.2.1:61003/tcp
+                map 61004/udp IPv4 -> 10.0.0.6 8080
+                annotate default/web-1 8080=192.0.2.1:61003/tcp 8080=192.0.2.1:61004/udp
             pod default/web-2 app=web 10.0.0.7
-                reserve 61001/tcp IPv4
-                reserve 61002/udp IPv4
-                map 61001/tcp IPv4 -> 10.0.0.7 8080
-                map 61002/udp IPv4 -> 10.0.0.7 8080
-                annotate default/web-2 8080=192.0.2.1:61001/tcp 8080=192.0.2.1:61002/udp
+                reserve 61000/udp IPv4
+                reserve 61005/tcp IPv4
+                map 61000/udp IPv4 -> 10.0.0.7 8080
+                map 61005/tcp IPv4 -> 10.0.0.7 8080
+                annotate default/web-2 8080=192.0.2.1:61000/udp 8080=192.0.2.1:61005/tcp
             return 61000/tcp
             wait 60s
             show
-                61000/udp IPv4 of default/web-1: Active
-                61001/tcp IPv4 of default/web-2: Active
+                61000/udp IPv4 of default/web-2: Active
                 61001/udp IPv4 of default/web-0: Active
                 61002/tcp IPv4 of default/web-0: Active
-                61002/udp IPv4 of default/web-2: Active
                 61003/tcp IPv4 of default/web-1: Active
+                61004/udp IPv4 of default/web-1: Active
+                61005/tcp IPv4 of default/web-2: Active
         "#]],
     );
 }

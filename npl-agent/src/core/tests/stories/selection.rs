@@ -369,3 +369,118 @@ fn sctp_is_served_where_it_is_asked_for_and_withdrawn_where_it_no_longer_is() {
         "#]],
     );
 }
+
+#[test]
+fn a_number_that_a_service_has_as_a_node_port_is_not_allocated() {
+    check(
+        "node 192.0.2.1
+         service default/web app=web 8080/tcp
+         service default/ingress app=ingress nodeport 61000
+         service default/health app=health loadbalancer off 61001
+         start
+         pod default/web-0 app=web 10.0.0.5
+         unservice default/ingress
+         service default/health app=health loadbalancer off
+         pod default/web-1 app=web 10.0.0.6
+         pod default/web-2 app=web 10.0.0.7",
+        &expect![[r#"
+            node 192.0.2.1
+            service default/web app=web 8080/tcp
+            service default/ingress app=ingress nodeport 61000
+            service default/health app=health loadbalancer off 61001
+            start
+            pod default/web-0 app=web 10.0.0.5
+                reserve 61002/tcp IPv4
+                map 61002/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/web-0 8080=192.0.2.1:61002/tcp
+            unservice default/ingress
+            service default/health app=health loadbalancer off
+            pod default/web-1 app=web 10.0.0.6
+                reserve 61003/tcp IPv4
+                map 61003/tcp IPv4 -> 10.0.0.6 8080
+                annotate default/web-1 8080=192.0.2.1:61003/tcp
+            pod default/web-2 app=web 10.0.0.7
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.7 8080
+                annotate default/web-2 8080=192.0.2.1:61000/tcp
+        "#]],
+    );
+}
+
+#[test]
+fn a_mapping_leaves_the_number_of_a_later_service_before_the_old_port_is_withdrawn() {
+    check(
+        "node 192.0.2.1
+         service default/web app=web 8080/tcp
+         start
+         pod default/web-0 app=web 10.0.0.5
+         service default/ingress app=ingress nodeport 61000
+         wait 30s
+         show",
+        &expect![[r#"
+            node 192.0.2.1
+            service default/web app=web 8080/tcp
+            start
+            pod default/web-0 app=web 10.0.0.5
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/web-0 8080=192.0.2.1:61000/tcp
+            service default/ingress app=ingress nodeport 61000
+                reserve 61001/tcp IPv4
+                map 61001/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/web-0 8080=192.0.2.1:61001/tcp
+            wait 30s
+                unmap 61000/tcp IPv4
+            show
+                61000/tcp IPv4 of default/web-0: Quarantined { until: Some(Moment(91000)) }
+                61001/tcp IPv4 of default/web-0: Active
+        "#]],
+    );
+}
+
+#[test]
+fn a_mapping_that_cannot_leave_the_number_of_a_service_is_reported_on_both() {
+    check(
+        "range 61000-61001
+         node 192.0.2.1
+         service default/web app=web 8080/tcp
+         start
+         pod default/web-0 app=web 10.0.0.5
+         pod default/web-1 app=web 10.0.0.6
+         service default/ingress app=ingress nodeport 61000
+         show
+         gone default/web-1
+         wait 60s
+         show",
+        &expect![[r#"
+            range 61000-61001
+            node 192.0.2.1
+            service default/web app=web 8080/tcp
+            start
+            pod default/web-0 app=web 10.0.0.5
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/web-0 8080=192.0.2.1:61000/tcp
+            pod default/web-1 app=web 10.0.0.6
+                reserve 61001/tcp IPv4
+                map 61001/tcp IPv4 -> 10.0.0.6 8080
+                annotate default/web-1 8080=192.0.2.1:61001/tcp
+            service default/ingress app=ingress nodeport 61000
+            show
+                61000/tcp IPv4 of default/web-0: Active
+                61001/tcp IPv4 of default/web-1: Active
+                NodePortConflict: pod default/web-0: node port 61000 is also a nodePort or healthCheckNodePort of service default/ingress, whose clients reach this pod, since no other node port is free: widen the agent's --port-range, or give the service a nodePort outside of it
+                NodePortShadowed: service default/ingress: nodePort or healthCheckNodePort 61000 leads to pod default/web-0 on the pod's node, since no other node port is free: choose a port outside the agent's --port-range
+            gone default/web-1
+                unmap 61001/tcp IPv4
+            wait 60s
+                release 61001/tcp IPv4
+                reserve 61001/tcp IPv4
+                map 61001/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/web-0 8080=192.0.2.1:61001/tcp
+            show
+                61000/tcp IPv4 of default/web-0: Draining { until: Some(Moment(91000)) }
+                61001/tcp IPv4 of default/web-0: Active
+        "#]],
+    );
+}
