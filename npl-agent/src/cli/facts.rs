@@ -53,6 +53,7 @@ pub(super) async fn gather(args: &ViewArgs) -> Facts {
             .as_ref()
             .map_err(Clone::clone)
             .and_then(|held| nft_guard::masquerading(held).map_err(|error| unreadable(&error))),
+        forward_chains: nft_guard::forward_chains().map_err(|error| unreadable(&error)),
         markings: held.map(|held| held.markings),
     }
 }

@@ -149,7 +149,7 @@ fn list(devices: &[&Device]) -> String {
 
 /// The devices that requests of a family come in by: those with programs, and before there are any, those that would
 /// get programs.
-fn receiving_uplinks(facts: &Facts, family: Family) -> Vec<&Device> {
+pub(super) fn receiving_uplinks(facts: &Facts, family: Family) -> Vec<&Device> {
     let devices = facts.devices.as_deref().unwrap_or_default();
     let attached: Vec<&Device> = devices.iter().filter(|device| facts.is_attached(device)).collect();
     let uplinks = if attached.is_empty() { facts.uplinks().collect() } else { attached };
@@ -159,7 +159,7 @@ fn receiving_uplinks(facts: &Facts, family: Family) -> Vec<&Device> {
 }
 
 /// The devices by which the mapped Pods of a family are reached, and by which their replies come in.
-fn devices_of_pods(facts: &Facts, family: Family) -> Vec<&Device> {
+pub(super) fn devices_of_pods(facts: &Facts, family: Family) -> Vec<&Device> {
     let devices = facts.devices.as_deref().unwrap_or_default();
     let of_family = facts.pod_devices.iter().filter(|(pod, _)| Family::of(**pod) == family);
     let indexes: BTreeSet<u32> = of_family.map(|(_, ifindex)| *ifindex).collect();

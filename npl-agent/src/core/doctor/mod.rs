@@ -2,6 +2,7 @@
 //! Checks for everything that keeps node ports of this Node from working: facts in, findings out.
 
 mod devices;
+pub mod forward_chains;
 mod forwarding;
 mod guard;
 mod kernel;
@@ -12,6 +13,7 @@ use std::{
     net::IpAddr,
 };
 
+use self::forward_chains::ForwardChains;
 use super::{
     devices::{
         Device, DeviceSelection, choose,
@@ -47,6 +49,8 @@ pub struct Facts {
     pub sysctls: Sysctls,
     /// Whether the Node masquerades replies, and whether the nftables guard exempts them.
     pub masquerading: Result<Masquerading, String>,
+    /// The forward chains of nftables; empty if the kernel has no nftables.
+    pub forward_chains: Result<ForwardChains, String>,
     /// Policy routing.
     pub routing: Result<Routing, String>,
     /// The connections that the nftables guard marks.
@@ -219,6 +223,7 @@ pub fn examine(facts: &Facts) -> Vec<Finding> {
     ]);
     findings.push(kernel::local_clients(facts));
     findings.extend(Family::ALL.map(|family| forwarding::forwarding(facts, family)));
+    findings.push(forward_chains::forward_chains(facts));
     findings.extend([
         sysctls::rp_filter(facts),
         sysctls::conntrack_liberal(&facts.sysctls),

@@ -58,6 +58,7 @@ pub(super) fn well() -> Facts {
             reserved_ports: is(""),
         },
         masquerading: Ok(Masquerading { has_nftables: true, is_done: true, guarded: Some(3) }),
+        forward_chains: Ok(ForwardChains::default()),
         routing: Ok(Routing::default()),
         markings: Ok([].into()),
     }
@@ -118,6 +119,7 @@ fn where_all_is_well_every_check_says_so_and_none_advises() {
         "local_clients",
         "ip_forward",
         "ipv6_forwarding",
+        "forward_chains",
         "rp_filter",
         "conntrack_liberal",
         "conntrack_timeouts",
