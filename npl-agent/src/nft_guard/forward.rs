@@ -123,7 +123,9 @@ fn read_elements(object: &[u8]) -> Vec<Element> {
         elements.push(Element { key: key.map(<[u8]>::to_vec), verdict });
     }
     if has_ranges {
-        elements.iter_mut().for_each(|element| element.key = None);
+        for element in &mut elements {
+            element.key = None;
+        }
     }
     elements
 }
@@ -492,7 +494,7 @@ mod tests {
     fn matches_of_iptables_are_read() {
         let conntrack = |flags: u16, states: u16, statuses: u16| {
             let mut info = vec![0; 146];
-            [flags, 0, states, statuses].iter().for_each(|it| info.extend(it.to_ne_bytes()));
+            info.extend([flags, 0, states, statuses].iter().flat_map(|it| it.to_ne_bytes()));
             xtables_match(&encode(&[text(of::XTABLES_NAME, "conntrack"), bytes(of::XTABLES_INFO, &info)]))
         };
         assert_eq!(conntrack(1, 6, 0), Some(bits_are_set(Field::State, 6, false)), "--ctstate ESTABLISHED,RELATED");

@@ -117,9 +117,8 @@ impl Off<'_> {
     /// uplink may be meant not to forward.
     fn finding(&self, names: &Names, family: Family, uplinks: &[&Device], need: Need) -> Finding {
         let is_main = |device: &&Device| device.has_default_route || uplinks.len() == 1;
-        let is_fatal = !self.of_pods.is_empty()
-            || self.uplinks.len() == uplinks.len()
-            || self.uplinks.iter().any(|device| is_main(device));
+        let is_fatal =
+            !self.of_pods.is_empty() || self.uplinks.len() == uplinks.len() || self.uplinks.iter().any(is_main);
         let state = if is_fatal && need == Need::Yes { State::Failed } else { State::Warning };
         let all: Vec<&Device> = self.uplinks.iter().chain(&self.of_pods).copied().collect();
         let mut lost = Vec::new();
