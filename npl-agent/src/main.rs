@@ -9,10 +9,12 @@ use npl_agent::{
     cli,
     config::{
         Config, ConfigError,
-        args::{Cli, Command},
+        args::{Cli, Command, RunArgs},
+        environment,
     },
     process::{memory, telemetry},
 };
+use tracing::warn;
 
 /// clap's exit code for usage errors.
 const USAGE: u8 = 2;
@@ -36,6 +38,27 @@ fn usage_error(error: impl Into<anyhow::Error>) -> ExitCode {
     ExitCode::from(USAGE)
 }
 
+fn run_agent(args: RunArgs, runtime: &tokio::runtime::Runtime) -> ExitCode {
+    let format = args.log_format;
+    for name in environment::unknown_variables() {
+        warn!(name, "this environment variable begins with NPL_ and is none of the agent's: check its spelling");
+    }
+    let config = match Config::try_from(args) {
+        Ok(config) => config,
+        Err(error) => {
+            telemetry::report_fatal(format, &error.into());
+            return ExitCode::from(USAGE);
+        }
+    };
+    match runtime.block_on(run::run(config)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            telemetry::report_fatal(format, &error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
 fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
     memory::use_one_heap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
@@ -45,10 +68,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
             if let Err(error) = telemetry::init(args.log_format, filter.as_deref()) {
                 return Ok(usage_error(error));
             }
-            match Config::try_from(*args) {
-                Ok(config) => runtime.block_on(run::run(config)).map(|()| ExitCode::SUCCESS),
-                Err(error) => Ok(usage_error(error)),
-            }
+            Ok(run_agent(*args, &runtime))
         }
         Command::Status(args) => runtime.block_on(cli::status::show(&args)).map(|()| ExitCode::SUCCESS),
         Command::Mappings(args) => cli::mappings::show(&args).map(|()| ExitCode::SUCCESS),

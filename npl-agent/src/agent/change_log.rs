@@ -6,12 +6,14 @@ use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    time::Duration,
 };
 
 use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
 use crate::{
+    agent::executor::OpError,
     core::{
         devices::{
             UplinkReason,
@@ -20,14 +22,15 @@ use crate::{
             reply_routing::ReplyRouteProblem,
             xdp::XdpReason,
         },
-        model::{Family, Moment, last::Last},
+        model::{Family, Moment, last::Last, throttles::Throttles},
+        op::Op,
         ports::PortUsage,
         publish::{problem::Problem, report::Warnings},
         state::{Prerequisite, State},
     },
     datapath::{DatapathError, ServedClients},
     devices::uplinks::DeviceReport,
-    metrics::{Metrics, PortCounts},
+    metrics::{Metrics, OpName, PortCounts},
     process::error_chain::ErrorChain,
 };
 
@@ -37,6 +40,7 @@ pub struct ChangeLog {
     /// Receives the problems that Events report.
     problems: watch::Sender<Vec<Problem>>,
     warnings: Warnings,
+    retries: Throttles<OpName>,
     prerequisites: Last<BTreeSet<Prerequisite>>,
     local_clients: Last<Result<Option<ServedClients>, String>>,
     uplinks: Last<BTreeMap<String, Result<UplinkReason, UplinkReason>>>,
@@ -63,6 +67,7 @@ impl ChangeLog {
         Self {
             problems,
             warnings: Warnings::default(),
+            retries: Throttles::default(),
             prerequisites: Last::default(),
             local_clients: Last::default(),
             uplinks: Last::default(),
@@ -83,12 +88,27 @@ impl ChangeLog {
         let missing = state.missing_prerequisites();
         if self.prerequisites.update(missing.clone()) {
             for prerequisite in &missing {
-                debug!(?prerequisite, "waiting for a prerequisite; nothing is published before");
+                info!("waiting for {prerequisite}; nothing is published before");
             }
             if missing.is_empty() {
                 info!("Pods, Services and Node are known: publishing mappings");
             }
         }
+    }
+
+    /// Logs that a failed op is retried, once per minute for each kind of op: a thousand Pods may fail for one reason.
+    pub(crate) fn log_retry(&mut self, op: &Op, error: &OpError, wait: Duration, now: Moment) {
+        let (kind, err, retry_ms) = (OpName::of(op), ErrorChain(error), wait.as_millis());
+        let Some(left_out) = self.retries.acquire(kind, now) else {
+            return debug!(op = kind.as_str(), %err, retry_ms, "operation failed; the agent retries it");
+        };
+        warn!(
+            op = kind.as_str(),
+            %err,
+            retry_ms,
+            left_out,
+            "operation failed; the agent retries it. Failures of this kind are logged once per minute"
+        );
     }
 
     /// Logs new problems and passes all of them on to Events and metrics. Most passes change none and cost one
@@ -112,12 +132,12 @@ impl ChangeLog {
     /// Sets the metrics of mappings and node ports.
     pub(crate) fn count(state: &State, metrics: &Metrics) {
         for family in Family::ALL {
-            let count = state.mappings().filter(|view| view.frontend.family == family).count();
-            metrics.set_mappings(family, count as u64);
-            let PortUsage { active, draining, quarantined, free } = state.port_usage(family);
-            let counts =
-                PortCounts { used: (active + draining) as u64, free: free as u64, quarantined: quarantined as u64 };
-            metrics.set_ports(family, counts);
+            metrics.set_mappings(family, state.mapping_count(family) as u64);
+            for (protocol, PortUsage { active, draining, quarantined, free }) in state.port_usages(family) {
+                let counts =
+                    PortCounts { used: (active + draining) as u64, free: free as u64, quarantined: quarantined as u64 };
+                metrics.set_ports(family, protocol, counts);
+            }
         }
     }
 

@@ -11,6 +11,7 @@ use crate::{
     core::{
         model::{Backend, Frontend, PodKey, observed::Observed},
         op::{Op, RecentTraffic},
+        state::State,
     },
     datapath::{Datapath, DatapathError},
     kube::{
@@ -170,17 +171,25 @@ impl Executor {
         (Op::WritePod { pod, uid, value }, result)
     }
 
-    /// Logs a completed operation and resets the back-off of its subject.
-    pub fn record_success(&mut self, op: &Op) {
+    /// The number of writes to the API server without an answer.
+    pub fn pending_writes(&self) -> usize {
+        self.writes.pending()
+    }
+
+    /// Logs a completed operation with the Pod of its node port, and resets the back-off of its subject.
+    pub fn record_success(&mut self, op: &Op, state: &State) {
+        let pod_of = |frontend: &Frontend| state.pod_of(*frontend).map(tracing::field::display);
         match op {
-            Op::UpsertMapping(frontend, backend) => {
-                info!(%frontend, pod_ip = %backend.pod_ip, pod_port = %backend.pod_port, "mapping written");
+            Op::UpsertMapping(frontend, Backend { pod_ip, pod_port, .. }) => {
+                info!(%frontend, pod = pod_of(frontend), %pod_ip, %pod_port, "mapping written");
             }
-            Op::AllowSources(frontend, ranges) => info!(%frontend, ranges = ranges.len(), "allowed sources added"),
+            Op::AllowSources(frontend, ranges) => {
+                info!(%frontend, pod = pod_of(frontend), ranges = ranges.len(), "allowed sources added");
+            }
             Op::ForgetSources(frontend, ranges) => {
-                info!(%frontend, ranges = ranges.len(), "allowed sources removed");
+                info!(%frontend, pod = pod_of(frontend), ranges = ranges.len(), "allowed sources removed");
             }
-            Op::RemoveMapping(frontend) => info!(%frontend, "mapping removed"),
+            Op::RemoveMapping(frontend) => info!(%frontend, pod = pod_of(frontend), "mapping removed"),
             Op::WritePod { pod, .. } => debug!(%pod, ?op, "Pod patched"),
             Op::Reserve(frontend, _) | Op::Release(frontend) => {
                 debug!(%frontend, ?op, "operation completed");

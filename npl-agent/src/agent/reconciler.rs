@@ -2,14 +2,18 @@
 //! The main loop, which owns all state. Whatever wakes it, it applies what has changed, and then carries operations out
 //! until the core returns none.
 
-use std::{mem, net::IpAddr, time::Duration};
+use std::{
+    mem,
+    net::IpAddr,
+    time::{Duration, SystemTime},
+};
 
 use futures::{Stream, StreamExt as _};
 use tokio::{
     sync::mpsc::Receiver,
     time::{Instant, MissedTickBehavior, interval, sleep, sleep_until},
 };
-use tracing::{debug, info, warn};
+use tracing::{debug, info};
 
 use crate::{
     agent::{
@@ -27,7 +31,7 @@ use crate::{
         uplinks::{FollowError, Uplinks},
     },
     http::Health,
-    metrics::{Metrics, OpOutcome},
+    metrics::{Metrics, OpOutcome, WatchedResource},
     netlink::{self, Survey, SurveyTask},
     process::{error_chain::ErrorChain, memory},
     sockets::ReserveError,
@@ -185,6 +189,7 @@ impl Reconciler {
     /// Applies a change and all that are queued behind it, so that a burst costs one pass.
     fn take_in(&mut self, first: Change, changes: &mut Receiver<Change>) {
         for change in std::iter::once(first).chain(std::iter::from_fn(|| changes.try_recv().ok())) {
+            self.metrics.observe_watch_change(subject(&change), wall_clock());
             self.state.apply(change);
         }
         self.quiet_due = Some(Instant::now() + QUIET);
@@ -260,8 +265,8 @@ impl Reconciler {
             debug!(ops = done, elapsed_ms = began.elapsed().as_millis(), "pass completed");
             ChangeLog::count(&self.state, &self.metrics);
         }
-        #[expect(clippy::disallowed_methods, reason = "a metric shows the wall-clock time; no decision uses it")]
-        let finished = is_clean.then(std::time::SystemTime::now);
+        self.metrics.set_pending_patches(self.executor.pending_writes());
+        let finished = is_clean.then(wall_clock);
         self.metrics.observe_pass(began.elapsed(), finished);
         self.change_log.log_readiness(&self.state);
         self.change_log.log_problems(&self.state, &self.metrics, self.now());
@@ -272,7 +277,7 @@ impl Reconciler {
     }
 
     fn record_success(&mut self, op: &Op) {
-        self.executor.record_success(op);
+        self.executor.record_success(op, &self.state);
         self.state.record_done(op, self.now());
         self.metrics.count_op(op, OpOutcome::Done);
     }
@@ -295,9 +300,7 @@ impl Reconciler {
             }
         };
         match outcome {
-            OpOutcome::Retry => {
-                warn!(err = %ErrorChain(error), retry_ms = wait.as_millis(), "operation failed; the agent retries it");
-            }
+            OpOutcome::Retry => self.change_log.log_retry(op, error, wait, self.now()),
             OpOutcome::PortTaken | OpOutcome::RecentTraffic | OpOutcome::Gone | OpOutcome::Done => {
                 debug!(err = %ErrorChain(error), "operation abandoned; the agent plans another one");
             }
@@ -406,6 +409,19 @@ async fn until(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at).await,
         None => std::future::pending().await,
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "metrics show the wall-clock time; no decision uses it")]
+fn wall_clock() -> SystemTime {
+    SystemTime::now()
+}
+
+const fn subject(change: &Change) -> WatchedResource {
+    match change {
+        Change::Pods(_) | Change::Pod(_) | Change::PodGone(..) => WatchedResource::Pods,
+        Change::Services(_) | Change::Service(_) | Change::ServiceGone(_) => WatchedResource::Services,
+        Change::Node(_) | Change::NodeGone => WatchedResource::Node,
     }
 }
 

@@ -62,6 +62,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
 }
 
 async fn serve(config: Config) -> anyhow::Result<()> {
+    info!(?config, "configuration");
     let Config {
         node_name,
         kubeconfig,
@@ -84,13 +85,17 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let listener = http::bind(listen).await?;
     let health = Health::new();
     let metrics = Metrics::new(Arc::new(PinnedCounters { bpffs: bpffs.clone() }));
+    let port_range = settings.port_range;
+    let state = State::new(settings);
+    // Present before the first op, so that alerts on missing or exhausted ports work on every Node.
+    ChangeLog::count(&state, &metrics);
     // The API server answers while the kernel verifies the programs, so that a restart takes as long as the slower of
     // both.
     let (sender, changes) = mpsc::channel(QUEUE);
     let mut connecting = kube::connect_and_watch(kubeconfig, &node_name, &annotation_keys, &metrics, sender);
     let mut datapath = Datapath::open(&bpffs)?;
     let seed = random_seed()?;
-    datapath.configure(settings.port_range, || seed)?;
+    datapath.configure(port_range, || seed)?;
     datapath.hooks.prepare(forwarding)?;
     #[cfg(feature = "trace")]
     datapath.hooks.print_logs()?;
@@ -98,7 +103,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         version = env!("CARGO_PKG_VERSION"),
         abi = ABI_VERSION,
         node = node_name,
-        port_range = %settings.port_range,
+        %port_range,
         hooks = datapath.hooks.mechanism(),
         forwarding = forwarding.as_str(),
         "npl-agent started"
@@ -119,7 +124,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         let recorder = Recorder::new(client, &node_name, metrics.clone());
         let listeners = Listeners { metrics, health: health.clone(), change_log };
         let targets = ProgramTargets { uplinks: Uplinks::new(devices, forwarding, attach, guard), local_clients };
-        let reconciler = Reconciler::new(State::new(settings), executor, targets, listeners, resync);
+        let reconciler = Reconciler::new(state, executor, targets, listeners, resync);
         tokio::select! {
             ended = reconciler.run(changes, network) => { ended?; retire(&bpffs, &health).await?; stand_by(&health).await }
             refused = refusal => Err(refused.into()),

@@ -33,6 +33,9 @@ pub(super) async fn gather(args: &ViewArgs) -> Facts {
     };
     let held = nft_guard::read_state().map_err(|error| unreadable(&error));
     let datapath = Inspection::read(&args.bpffs).map(|inspection| datapath(&inspection));
+    let pods = datapath.as_ref().map(|it| it.pods.clone()).unwrap_or_default();
+    // Without the routes, the Pods' devices are left out of the checks.
+    let routes = netlink::routes_to(&pods).await.unwrap_or_default();
     Facts {
         kernel: preflight::kernel_facts(),
         has_btf: Path::new(KERNEL_TYPES).exists(),
@@ -42,6 +45,7 @@ pub(super) async fn gather(args: &ViewArgs) -> Facts {
         is_agent_running: lock::is_taken(),
         datapath: datapath.map_err(|error| ErrorChain(&error).to_string()),
         cgroup: cgroup::hierarchy().map(|path| path.display().to_string()),
+        pod_devices: routes.into_iter().map(|(pod, route)| (pod, route.ifindex)).collect(),
         sysctls: sysctls(devices.as_deref().unwrap_or_default()),
         devices,
         routing,
@@ -49,6 +53,7 @@ pub(super) async fn gather(args: &ViewArgs) -> Facts {
             .as_ref()
             .map_err(Clone::clone)
             .and_then(|held| nft_guard::masquerading(held).map_err(|error| unreadable(&error))),
+        forward_chains: nft_guard::forward_chains().map_err(|error| unreadable(&error)),
         markings: held.map(|held| held.markings),
     }
 }
@@ -84,12 +89,17 @@ fn port_range(config: Config) -> Option<PortRange> {
 }
 
 fn sysctls(devices: &[Device]) -> Sysctls {
-    let of_device = |name: &str| setting(&format!("net/ipv4/conf/{name}/rp_filter"));
+    let of_each = |family: &str, name: &str| {
+        let of_device = |device: &Device| setting(&format!("net/{family}/conf/{}/{name}", device.name));
+        devices.iter().map(|device| (device.name.clone(), of_device(device))).collect()
+    };
     Sysctls {
         ip_forward: setting("net/ipv4/ip_forward"),
+        ipv4_forwarding: of_each("ipv4", "forwarding"),
         ipv6_forwarding: setting("net/ipv6/conf/all/forwarding"),
-        rp_filter: of_device("all"),
-        rp_filters: devices.iter().map(|device| (device.name.clone(), of_device(&device.name))).collect(),
+        ipv6_force_forwarding: of_each("ipv6", "force_forwarding"),
+        rp_filter: setting("net/ipv4/conf/all/rp_filter"),
+        rp_filters: of_each("ipv4", "rp_filter"),
         tcp_be_liberal: setting("net/netfilter/nf_conntrack_tcp_be_liberal"),
         tcp_unacknowledged: setting("net/netfilter/nf_conntrack_tcp_timeout_unacknowledged"),
         tcp_established: setting("net/netfilter/nf_conntrack_tcp_timeout_established"),

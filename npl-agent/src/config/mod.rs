@@ -2,6 +2,7 @@
 //! The configuration of `run`. The rest of the agent uses [`Config`], never [`RunArgs`].
 
 pub mod args;
+pub mod environment;
 mod value;
 
 use std::{error::Error as _, net::SocketAddr, path::PathBuf, time::Duration};

@@ -68,11 +68,12 @@ fn router(health: Health, metrics: Metrics) -> Router {
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .route("/startupz", get(startupz))
-        .with_state(health);
-    Router::new().route("/metrics", get(all_metrics)).with_state(metrics).merge(probes)
+        .with_state(health.clone());
+    Router::new().route("/metrics", get(all_metrics)).with_state((health, metrics)).merge(probes)
 }
 
-async fn all_metrics(State(metrics): State<Metrics>) -> Response {
+async fn all_metrics(State((health, metrics)): State<(Health, Metrics)>) -> Response {
+    metrics.set_ready(health.is_ready());
     match metrics.encode() {
         Ok(text) => ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
         Err(err) => (StatusCode::INTERNAL_SERVER_ERROR, format!("cannot encode the metrics: {err}\n")).into_response(),

@@ -54,6 +54,19 @@ async fn probes_return_503_until_the_agent_is_ready() {
 }
 
 #[tokio::test]
+async fn the_readiness_metric_follows_the_probe() {
+    let health = Health::new();
+    let (address, server) = start_server(&health).await;
+    assert!(get(address, "/metrics").await.contains("\nnpl_ready 0\n"));
+    health.set_attached(true);
+    health.set_synced();
+    assert!(get(address, "/metrics").await.contains("\nnpl_ready 1\n"));
+    health.set_attached(false);
+    assert!(get(address, "/metrics").await.contains("\nnpl_ready 0\n"));
+    server.abort();
+}
+
+#[tokio::test]
 async fn metrics_are_served_in_the_openmetrics_format() {
     let (address, server) = start_server(&Health::new()).await;
     let answer = get(address, "/metrics").await;

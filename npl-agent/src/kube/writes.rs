@@ -57,6 +57,11 @@ impl Writes {
         }
     }
 
+    /// The number of writes that wait for an answer, or for their turn.
+    pub fn pending(&self) -> usize {
+        self.in_flight.len() + self.waiting.len()
+    }
+
     fn send(&mut self) {
         while self.in_flight.len() < MAX_IN_FLIGHT
             && let Some((pod, uid, write)) = self.waiting.pop_front()

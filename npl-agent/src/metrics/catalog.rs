@@ -6,14 +6,17 @@ use std::sync::Arc;
 use npl_common::{reason::Reason, stats::MappingStats};
 
 use super::{
-    Counts, DatapathCounters, EventOutcome, FailureKind, Families, FamilyTotals, Metrics, OpOutcome, PatchOutcome,
-    WatchedResource,
+    Counts, DatapathCounters, EventOutcome, FailureKind, Families, FamilyTotals, Metrics, OpName, OpOutcome,
+    PatchOutcome, WatchedResource,
     labels::{
-        DeviceLabel, DeviceState, EventLabel, FamilyLabel, OpLabels, OpName, OutcomeLabel, PortLabels, PortState,
-        ReasonLabel, WatchLabels,
+        DeviceLabel, DeviceState, EventLabel, FamilyLabel, OpLabels, OutcomeLabel, PortLabels, PortState, ReasonLabel,
+        SubjectLabel, WatchLabels,
     },
 };
-use crate::core::{model::Family, publish::event_reason::EventReason};
+use crate::core::{
+    model::{Family, Protocol},
+    publish::event_reason::EventReason,
+};
 
 /// A metric as a scrape shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,6 +119,11 @@ meanings! {
         V4: "IPv4.",
         V6: "IPv6.",
     }
+    PROTOCOLS of Protocol {
+        Tcp: "TCP.",
+        Udp: "UDP.",
+        Sctp: "SCTP.",
+    }
     PORT_STATES of PortState {
         Used: "Allocated to a mapping.",
         Free: "Available for a new mapping.",
@@ -139,7 +147,8 @@ const LABELS: &[(&str, &[Label])] = &[
     ("npl_events_total", &[listed("outcome", EVENT_OUTCOMES)]),
     ("npl_watch_errors_total", &[listed("subject", WATCHED), listed("kind", FAILURES)]),
     ("npl_mappings", &[listed("family", FAMILIES)]),
-    ("npl_node_ports", &[listed("family", FAMILIES), listed("state", PORT_STATES)]),
+    ("npl_watch_last_change_timestamp_seconds", &[listed("subject", WATCHED)]),
+    ("npl_node_ports", &[listed("family", FAMILIES), listed("protocol", PROTOCOLS), listed("state", PORT_STATES)]),
     ("npl_devices", &[listed("state", DEVICE_STATES)]),
     ("npl_problems", &[Label { name: "reason", values: Values::EventReasons }]),
     (
@@ -183,6 +192,9 @@ impl Metrics {
             patch_seconds: _,
             events,
             watch_errors,
+            watch_changes,
+            pending_patches: _,
+            ready: _,
             mappings,
             ports,
             devices,
@@ -193,8 +205,9 @@ impl Metrics {
         drop(events.get_or_create(&EventLabel { outcome: EventOutcome::Created }));
         let (subject, kind) = (WatchedResource::Pods, FailureKind::Expired);
         drop(watch_errors.get_or_create(&WatchLabels { subject, kind }));
+        drop(watch_changes.get_or_create(&SubjectLabel { subject }));
         drop(mappings.get_or_create(&FamilyLabel { family: Family::V4 }));
-        drop(ports.get_or_create(&PortLabels { family: Family::V4, state: PortState::Free }));
+        drop(ports.get_or_create(&PortLabels { family: Family::V4, protocol: Protocol::Tcp, state: PortState::Free }));
         drop(devices.get_or_create(&DeviceLabel { state: DeviceState::Attached }));
         drop(problems.get_or_create(&ReasonLabel { reason: EventReason::PortRangeExhausted.name() }));
         metrics

@@ -6,7 +6,7 @@ use std::fmt::{self, Write as _};
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 
 use crate::core::{
-    model::Family,
+    model::{Family, Protocol},
     op::{Op, PodWrite},
 };
 
@@ -162,20 +162,30 @@ impl fmt::Display for WatchedResource {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum OpName {
+/// The kind of an [`Op`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum OpName {
+    /// Bind a socket to the node port.
     Reserve,
+    /// Write allowed sources.
     AllowSources,
+    /// Write a mapping.
     UpsertMapping,
+    /// Write or remove an annotation.
     Annotate,
+    /// Set a readiness gate.
     OpenGate,
+    /// Remove a mapping.
     RemoveMapping,
+    /// Remove allowed sources.
     ForgetSources,
+    /// Close the socket of the node port.
     Release,
 }
 
 impl OpName {
-    pub(super) const fn of(op: &Op) -> Self {
+    /// The name of an op's kind.
+    pub const fn of(op: &Op) -> Self {
         match op {
             Op::Reserve(..) => Self::Reserve,
             Op::AllowSources(..) => Self::AllowSources,
@@ -188,7 +198,8 @@ impl OpName {
         }
     }
 
-    pub(super) const fn as_str(self) -> &'static str {
+    /// The value of the label.
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Reserve => "reserve",
             Self::AllowSources => "allow_sources",
@@ -252,6 +263,7 @@ label_values!(
     PortState,
     DeviceState,
     Family,
+    Protocol,
     WatchedResource,
     FailureKind
 );
@@ -279,6 +291,11 @@ pub(super) struct WatchLabels {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct SubjectLabel {
+    pub(super) subject: WatchedResource,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct FamilyLabel {
     pub(super) family: Family,
 }
@@ -286,6 +303,7 @@ pub(super) struct FamilyLabel {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct PortLabels {
     pub(super) family: Family,
+    pub(super) protocol: Protocol,
     pub(super) state: PortState,
 }
 

@@ -5,6 +5,7 @@
 mod catalog;
 mod datapath;
 mod labels;
+mod process;
 
 use std::{
     fmt,
@@ -28,16 +29,21 @@ use prometheus_client::{
 pub use self::{
     catalog::{Label, MetricInfo, Values, catalog},
     datapath::{Counts, DatapathCounters, FamilyTotals},
-    labels::{EventOutcome, FailureKind, OpOutcome, PatchOutcome, WatchedResource},
+    labels::{EventOutcome, FailureKind, OpName, OpOutcome, PatchOutcome, WatchedResource},
 };
 use self::{
     datapath::DatapathCollector,
     labels::{
-        DeviceLabel, DeviceState, EventLabel, FamilyLabel, OpLabels, OpName, OutcomeLabel, PortLabels, PortState,
-        ReasonLabel, WatchLabels,
+        DeviceLabel, DeviceState, EventLabel, FamilyLabel, OpLabels, OutcomeLabel, PortLabels, PortState, ReasonLabel,
+        SubjectLabel, WatchLabels,
     },
+    process::ProcessCollector,
 };
-use crate::core::{devices::Coverage, model::Family, op::Op};
+use crate::core::{
+    devices::Coverage,
+    model::{Family, Protocol},
+    op::Op,
+};
 
 /// The media type of [`Metrics::encode`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -48,10 +54,12 @@ pub struct Metrics(Arc<Inner>);
 
 struct Inner {
     registry: Registry,
+    /// Metrics whose names have no prefix.
+    standard: Registry,
     families: Families,
 }
 
-/// Numbers of node ports of one IP family, by state.
+/// Numbers of node ports of one IP family and protocol, by state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PortCounts {
     /// Allocated to a mapping.
@@ -71,6 +79,9 @@ struct Families {
     patch_seconds: Seconds,
     events: Labelled<EventLabel, Counter>,
     watch_errors: Labelled<WatchLabels, Counter>,
+    watch_changes: Labelled<SubjectLabel, Gauge<f64, AtomicU64>>,
+    pending_patches: Gauge,
+    ready: Gauge,
     mappings: Labelled<FamilyLabel, Gauge>,
     ports: Labelled<PortLabels, Gauge>,
     devices: Labelled<DeviceLabel, Gauge>,
@@ -102,7 +113,9 @@ impl Metrics {
         let version = vec![("version", env!("CARGO_PKG_VERSION").to_owned()), ("abi", ABI_VERSION.to_string())];
         registry.register("build", "Version of the agent and ABI version of its pinned maps", Info::new(version));
         registry.register_collector(Box::new(DatapathCollector(datapath)));
-        Self(Arc::new(Inner { registry, families }))
+        let mut standard = Registry::default();
+        standard.register_collector(Box::new(ProcessCollector));
+        Self(Arc::new(Inner { registry, standard, families }))
     }
 
     /// Counts an op by its outcome.
@@ -135,17 +148,34 @@ impl Metrics {
         self.0.families.watch_errors.get_or_create(&WatchLabels { subject, kind }).inc();
     }
 
+    /// Records when the agent received a list or a change of a resource.
+    pub fn observe_watch_change(&self, subject: WatchedResource, received_at: SystemTime) {
+        if let Ok(since_epoch) = received_at.duration_since(UNIX_EPOCH) {
+            self.0.families.watch_changes.get_or_create(&SubjectLabel { subject }).set(since_epoch.as_secs_f64());
+        }
+    }
+
+    /// Sets the number of patches of Pods that wait for an answer of the API server, or for their turn.
+    pub fn set_pending_patches(&self, count: usize) {
+        self.0.families.pending_patches.set(gauge(count as u64));
+    }
+
+    /// Sets whether `/readyz` succeeds.
+    pub fn set_ready(&self, is_ready: bool) {
+        self.0.families.ready.set(i64::from(is_ready));
+    }
+
     /// Sets the number of mappings of an IP family, including draining ones.
     pub fn set_mappings(&self, family: Family, count: u64) {
         self.0.families.mappings.get_or_create(&FamilyLabel { family }).set(gauge(count));
     }
 
-    /// Sets the numbers of node ports of an IP family, by state.
-    pub fn set_ports(&self, family: Family, counts: PortCounts) {
+    /// Sets the numbers of node ports of an IP family and protocol, by state.
+    pub fn set_ports(&self, family: Family, protocol: Protocol, counts: PortCounts) {
         let PortCounts { used, free, quarantined } = counts;
         for (state, count) in [(PortState::Used, used), (PortState::Free, free), (PortState::Quarantined, quarantined)]
         {
-            let labels = PortLabels { family, state };
+            let labels = PortLabels { family, protocol, state };
             self.0.families.ports.get_or_create(&labels).set(gauge(count));
         }
     }
@@ -173,7 +203,9 @@ impl Metrics {
     /// If a collector fails to encode its values.
     pub fn encode(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
-        text::encode(&mut text, &self.0.registry)?;
+        text::encode_registry(&mut text, &self.0.registry)?;
+        text::encode_registry(&mut text, &self.0.standard)?;
+        text::encode_eof(&mut text)?;
         Ok(text)
     }
 }
@@ -188,6 +220,9 @@ impl Families {
             patch_seconds,
             events,
             watch_errors,
+            watch_changes,
+            pending_patches,
+            ready,
             mappings,
             ports,
             devices,
@@ -218,8 +253,20 @@ impl Families {
             "Failed requests of the watches on the API server, by resource and kind",
             watch_errors,
         );
+        registry.register_with_unit(
+            "watch_last_change_timestamp",
+            "Unix time at which the agent last received a list or a change, by resource",
+            Unit::Seconds,
+            watch_changes,
+        );
+        registry.register(
+            "pending_patches",
+            "Patches of Pods that wait for an answer of the API server, or for their turn",
+            pending_patches,
+        );
+        registry.register("ready", "Whether /readyz succeeds: 1 or 0", ready);
         registry.register("mappings", "Mappings of the agent, including draining ones, by IP family", mappings);
-        registry.register("node_ports", "Node ports of --port-range, by IP family and state", ports);
+        registry.register("node_ports", "Node ports of --port-range, by IP family, protocol and state", ports);
         registry.register("devices", "Selected devices with the programs (attached) and without (failed)", devices);
         registry.register(
             "problems",

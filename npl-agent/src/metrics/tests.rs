@@ -42,7 +42,10 @@ fn encode_samples() -> String {
     metrics.count_event(EventOutcome::Repeated);
     metrics.count_watch_failure(WatchedResource::Services, FailureKind::Forbidden);
     metrics.set_mappings(Family::V4, 2);
-    metrics.set_ports(Family::V4, PortCounts { used: 2, free: 998, quarantined: 1 });
+    metrics.observe_watch_change(WatchedResource::Node, UNIX_EPOCH + Duration::from_secs(9));
+    metrics.set_pending_patches(3);
+    metrics.set_ready(true);
+    metrics.set_ports(Family::V4, Protocol::Tcp, PortCounts { used: 2, free: 998, quarantined: 1 });
     metrics.set_devices(Coverage { attached: 2, failed: 1 });
     metrics.set_problems(&[("RangeExhausted", 1), ("AddressConflict", 1)]);
     metrics.set_problems(&[("RangeExhausted", 4)]);
@@ -61,7 +64,10 @@ fn every_metric_has_its_prefix_unit_and_labels() {
         r#"npl_events_total{outcome="repeated"} 1"#,
         r#"npl_watch_errors_total{subject="services",kind="forbidden"} 1"#,
         r#"npl_mappings{family="IPv4"} 2"#,
-        r#"npl_node_ports{family="IPv4",state="quarantined"} 1"#,
+        r#"npl_watch_last_change_timestamp_seconds{subject="nodes"} 9.0"#,
+        "npl_pending_patches 3",
+        "npl_ready 1",
+        r#"npl_node_ports{family="IPv4",protocol="tcp",state="quarantined"} 1"#,
         r#"npl_devices{state="failed"} 1"#,
         r#"npl_problems{reason="RangeExhausted"} 4"#,
         r#"npl_datapath_reason_packets_total{reason="no_mapping"} 3"#,
@@ -87,6 +93,24 @@ fn every_metric_has_a_help_text_and_is_named_once() {
     once.sort_unstable();
     once.dedup();
     assert_eq!(once.len(), types.len());
-    assert!(types.iter().all(|name| name.starts_with("npl_")), "{types:?}");
+    assert!(types.iter().all(|name| name.starts_with("npl_") || name.starts_with("process_")), "{types:?}");
     assert!(text.ends_with("# EOF\n"));
+}
+
+#[test]
+fn the_standard_metrics_of_a_process_have_no_prefix_of_their_own() {
+    let text = encode_samples();
+    for name in [
+        "process_cpu_seconds_total",
+        "process_start_time_seconds",
+        "process_resident_memory_bytes",
+        "process_virtual_memory_bytes",
+        "process_threads",
+        "process_open_fds",
+        "process_max_fds",
+    ] {
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok());
+        assert!(value.is_some_and(|value| value >= 0.0), "{name} is missing from\n{text}");
+    }
+    assert_eq!(text.matches("# EOF").count(), 1);
 }

@@ -11,6 +11,7 @@
 //! through the Node's uplink. Such a CNI does not recognize translated requests. The chain `requests` sets the mark for
 //! them. See design note 21.
 
+mod forward;
 mod rules;
 mod table;
 mod uapi;
@@ -32,7 +33,7 @@ use self::{
 };
 use crate::core::{
     devices::reply_routing::Marking,
-    doctor::Masquerading,
+    doctor::{Masquerading, forward_chains::ForwardChains},
     model::{Backend, Frontend, last::Last},
     op::Op,
 };
@@ -184,6 +185,15 @@ pub fn masquerading(table: &TableState) -> io::Result<Masquerading> {
     })
 }
 
+/// The forward chains of the Node's firewall; none if the kernel has no nftables.
+///
+/// # Errors
+///
+/// If the kernel refuses.
+pub fn forward_chains() -> io::Result<ForwardChains> {
+    Ok(ForwardChains { has_legacy_filter: has_legacy_table("filter"), ..forward::read()? })
+}
+
 const fn endpoint(frontend: Frontend, backend: &Backend) -> PodEndpoint {
     PodEndpoint { addr: backend.pod_ip, protocol: frontend.protocol, port: backend.pod_port.0 }
 }
@@ -270,8 +280,15 @@ impl Worker {
 
     /// Reads the table back and corrects it, since other software may have changed it.
     fn verify(&mut self) -> io::Result<()> {
-        let connection = Connection::open()?;
         let is_needed = self.is_needed()?;
+        let connection = match Connection::open() {
+            // A kernel without nftables needs no table, unless legacy iptables masquerades.
+            Err(error) if !is_needed && table::is_unknown(&error) => {
+                self.installed = None;
+                return Ok(());
+            }
+            opened => opened?,
+        };
         // A chain can be missing in a dump during a change by other software, so one negative result does not remove
         // the exemption.
         let keeps_sources = std::mem::replace(&mut self.was_needed, is_needed) || is_needed;
@@ -325,6 +342,10 @@ impl Worker {
 }
 
 fn has_legacy_nat() -> bool {
-    let has_nat = |path| fs::read_to_string(path).is_ok_and(|names| names.lines().any(|name| name == "nat"));
-    LEGACY_TABLES.into_iter().any(has_nat)
+    has_legacy_table("nat")
+}
+
+fn has_legacy_table(table: &str) -> bool {
+    let has = |path| fs::read_to_string(path).is_ok_and(|names| names.lines().any(|name| name == table));
+    LEGACY_TABLES.into_iter().any(has)
 }

@@ -3,6 +3,7 @@
 
 use std::{collections::BTreeSet, io, net::IpAddr, ops::ControlFlow};
 
+use nix::errno::Errno;
 use rtnetlink::packet_core::DefaultNla;
 
 use super::{
@@ -149,7 +150,8 @@ fn list_rules(connection: &Connection, chain: &Chain, mut on_rule: impl FnMut(&[
 /// chain, since a Node may have ten thousand chains.
 pub(super) fn has_foreign_source_nat() -> io::Result<Option<bool>> {
     let mut found = false;
-    let listed = Connection::open()?.list(Message::new(message::GET_CHAIN, Vec::new()).of_any_family(), |chain| {
+    let Some(connection) = if_known(Connection::open())? else { return Ok(None) };
+    let listed = connection.list(Message::new(message::GET_CHAIN, Vec::new()).of_any_family(), |chain| {
         let has =
             |kind, value: &str| find(chain, kind).is_some_and(|it| it.strip_suffix(&[0]) == Some(value.as_bytes()));
         let hook = find(chain, attribute::CHAIN_HOOK).and_then(|hook| find(hook, attribute::HOOK_NUMBER));
@@ -160,16 +162,23 @@ pub(super) fn has_foreign_source_nat() -> io::Result<Option<bool>> {
     Ok(if_known(listed)?.map(|()| found))
 }
 
+/// Whether the kernel has no nftables. nfnetlink answers `EINVAL` to a subsystem that it does not know; kernels without
+/// nfnetlink, and sandboxes, refuse the protocol.
+pub(super) fn is_unknown(error: &io::Error) -> bool {
+    const ABSENT: [Errno; 4] = [Errno::EINVAL, Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT, Errno::EAFNOSUPPORT];
+    error.raw_os_error().is_some_and(|code| ABSENT.contains(&Errno::from_raw(code)))
+}
+
 /// Turns the error of a kernel without nftables into `None`.
 pub(super) fn if_known<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
-        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(None),
+        Err(error) if is_unknown(&error) => Ok(None),
         other => other.map(Some),
     }
 }
 
 /// Turns the error of an absent object into `None`.
-fn if_there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+pub(super) fn if_there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         other => other.map(Some),
@@ -224,4 +233,25 @@ fn elements(command: u16, endpoints: &BTreeSet<PodEndpoint>) -> Vec<Message> {
         }));
     }
     messages
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use nix::errno::Errno;
+
+    use super::if_known;
+
+    #[test]
+    fn every_answer_of_a_kernel_without_nftables_means_that_there_is_none() {
+        let known = |errno: Errno| if_known::<()>(Err(io::Error::from_raw_os_error(errno as i32)));
+        for errno in [Errno::EINVAL, Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT, Errno::EAFNOSUPPORT] {
+            assert_eq!(known(errno).unwrap(), None, "{errno}");
+        }
+        for errno in [Errno::EPERM, Errno::ENOBUFS, Errno::EBUSY] {
+            assert_eq!(known(errno).unwrap_err().raw_os_error(), Some(errno as i32));
+        }
+        assert_eq!(if_known(Ok(7)).unwrap(), Some(7));
+    }
 }

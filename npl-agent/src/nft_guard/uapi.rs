@@ -11,7 +11,9 @@ pub(super) const NFPROTO_INET: u8 = 1;
 pub(super) const NFPROTO_IPV4: u8 = 2;
 pub(super) const NFPROTO_IPV6: u8 = 10;
 pub(super) const PRE_ROUTING: u32 = 0;
+pub(super) const FORWARD: u32 = 2;
 pub(super) const POST_ROUTING: u32 = 4;
+pub(super) const DROP: u32 = 0;
 pub(super) const ACCEPT: u32 = 1;
 
 pub(super) mod message {
@@ -46,8 +48,14 @@ pub(super) mod attribute {
     pub(in super::super) const ELEMENTS_SET: u16 = 2;
     pub(in super::super) const ELEMENTS: u16 = 3;
     pub(in super::super) const ELEMENT_KEY: u16 = 1;
+    pub(in super::super) const ELEMENT_DATA: u16 = 2;
+    pub(in super::super) const ELEMENT_FLAGS: u16 = 3;
+    pub(in super::super) const ELEMENT_KEY_END: u16 = 10;
     pub(in super::super) const IN_LIST: u16 = 1;
     pub(in super::super) const DATA_VALUE: u16 = 1;
+    pub(in super::super) const DATA_VERDICT: u16 = 2;
+    pub(in super::super) const VERDICT_CODE: u16 = 1;
+    pub(in super::super) const VERDICT_CHAIN: u16 = 2;
 }
 
 /// Attributes of expressions.
@@ -56,6 +64,7 @@ pub(super) mod expression {
     pub(in super::super) const DATA: u16 = 2;
     pub(in super::super) const META_TO: u16 = 1;
     pub(in super::super) const META_KEY: u16 = 2;
+    pub(in super::super) const META_FROM: u16 = 3;
     pub(in super::super) const COMPARED: u16 = 1;
     pub(in super::super) const COMPARED_HOW: u16 = 2;
     pub(in super::super) const COMPARED_WITH: u16 = 3;
@@ -63,8 +72,14 @@ pub(super) mod expression {
     pub(in super::super) const PAYLOAD_BASE: u16 = 2;
     pub(in super::super) const PAYLOAD_OFFSET: u16 = 3;
     pub(in super::super) const PAYLOAD_LENGTH: u16 = 4;
+    pub(in super::super) const PAYLOAD_FROM: u16 = 5;
+    pub(in super::super) const IMMEDIATE_DATA: u16 = 2;
+    pub(in super::super) const XTABLES_NAME: u16 = 1;
+    pub(in super::super) const XTABLES_INFO: u16 = 3;
     pub(in super::super) const LOOKUP_SET: u16 = 1;
     pub(in super::super) const LOOKUP_KEY: u16 = 2;
+    pub(in super::super) const LOOKUP_TO: u16 = 3;
+    pub(in super::super) const LOOKUP_FLAGS: u16 = 5;
     pub(in super::super) const BITWISE_FROM: u16 = 1;
     pub(in super::super) const BITWISE_TO: u16 = 2;
     pub(in super::super) const BITWISE_LENGTH: u16 = 3;
@@ -82,10 +97,19 @@ pub(super) mod expression {
 pub(super) mod value {
     /// `NFT_REG32_00`, the first register of four bytes.
     pub(in super::super) const REGISTER: u32 = 8;
+    pub(in super::super) const META_MARK: u32 = 3;
     pub(in super::super) const META_IIF: u32 = 4;
+    pub(in super::super) const META_OIF: u32 = 5;
+    pub(in super::super) const META_IIFNAME: u32 = 6;
+    pub(in super::super) const META_OIFNAME: u32 = 7;
     pub(in super::super) const META_NFPROTO: u32 = 15;
     pub(in super::super) const META_L4PROTO: u32 = 16;
+    pub(in super::super) const CT_STATE: u32 = 0;
+    pub(in super::super) const CT_STATUS: u32 = 2;
     pub(in super::super) const CT_MARK: u32 = 3;
+    pub(in super::super) const JUMP: i32 = -3;
+    pub(in super::super) const GOTO: i32 = -4;
+    pub(in super::super) const RETURN: i32 = -5;
     pub(in super::super) const EQUAL: u32 = 0;
     pub(in super::super) const NOT_EQUAL: u32 = 1;
     pub(in super::super) const NETWORK_HEADER: u32 = 1;

@@ -60,7 +60,12 @@ impl Message {
 
     /// The same message for tables of all families.
     pub(super) fn of_any_family(self) -> Self {
-        Self { family: uapi::NFPROTO_UNSPEC, ..self }
+        self.of_family(uapi::NFPROTO_UNSPEC)
+    }
+
+    /// The same message for tables of another family.
+    pub(super) fn of_family(self, family: u8) -> Self {
+        Self { family, ..self }
     }
 
     const fn of_transaction(kind: u16) -> Self {

@@ -4,8 +4,9 @@
 use std::io::{self, IsTerminal};
 
 use clap::ValueEnum;
+use tracing::{Level, error};
 use tracing_subscriber::{
-    EnvFilter, Layer, Registry, filter::ParseError, layer::SubscriberExt, util::SubscriberInitExt,
+    EnvFilter, Layer, Registry, filter::ParseError, fmt::MakeWriter, layer::SubscriberExt, util::SubscriberInitExt,
 };
 
 /// The environment variable with the log filter, in the syntax of `tracing_subscriber::EnvFilter`.
@@ -51,14 +52,29 @@ pub enum TelemetryError {
 ///
 /// If the filter has a syntax error, or logging is already started.
 pub fn init(format: LogFormat, filter: Option<&str>) -> Result<(), TelemetryError> {
-    let lines =
-        tracing_subscriber::fmt::layer::<Registry>().with_writer(io::stderr).with_ansi(io::stderr().is_terminal());
-    let lines = match format {
+    let filtered = lines(format, io::stderr, io::stderr().is_terminal()).with_filter(parse_filter(filter)?);
+    tracing_subscriber::registry().with(filtered).try_init().map_err(TelemetryError::AlreadyStarted)
+}
+
+fn lines<W>(format: LogFormat, writer: W, has_colors: bool) -> Box<dyn Layer<Registry> + Send + Sync>
+where
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
+    let lines = tracing_subscriber::fmt::layer::<Registry>().with_writer(writer).with_ansi(has_colors);
+    match format {
         LogFormat::Text => lines.boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
-    };
-    let filtered = lines.with_filter(parse_filter(filter)?);
-    tracing_subscriber::registry().with(filtered).try_init().map_err(TelemetryError::AlreadyStarted)
+    }
+}
+
+/// Reports the error that ends the agent, with its causes: as a log line in JSON, so that log collectors parse it, and
+/// else as the commands do.
+pub fn report_fatal(format: LogFormat, error: &anyhow::Error) {
+    if format == LogFormat::Json && tracing::enabled!(Level::ERROR) {
+        error!("{error:#}");
+    } else {
+        crate::cli::report_error(error);
+    }
 }
 
 /// An empty value means the default, since Helm charts render an unset variable as an empty one.
@@ -69,7 +85,40 @@ fn parse_filter(text: Option<&str>) -> Result<EnvFilter, TelemetryError> {
 
 #[cfg(test)]
 mod tests {
-    use super::parse_filter;
+    use std::{
+        io::{self, Write},
+        sync::{Arc, Mutex},
+    };
+
+    use tracing_subscriber::layer::SubscriberExt as _;
+
+    use super::{LogFormat, lines, parse_filter, report_fatal};
+
+    #[derive(Clone, Default)]
+    struct Written(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Written {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_error_that_ends_the_agent_is_json_where_the_log_is() {
+        let written = Written::default();
+        let writer = written.clone();
+        let log = tracing_subscriber::registry().with(lines(LogFormat::Json, move || writer.clone(), false));
+        let error = anyhow::anyhow!("the port is in use").context("serve probes");
+        tracing::subscriber::with_default(log, || report_fatal(LogFormat::Json, &error));
+        let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+        let line: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(line["level"], "ERROR", "{text}");
+        assert_eq!(line["message"], "serve probes: the port is in use", "{text}");
+    }
 
     #[test]
     fn an_unset_or_empty_filter_is_the_default() {

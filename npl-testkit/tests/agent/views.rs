@@ -40,7 +40,7 @@ fn metrics_count_mappings_ops_and_packets() {
     for expected in [
         r#"npl_mappings{family="IPv4"} 2"#,
         r#"op="upsert_mapping",outcome="done"} 2"#,
-        r#"npl_node_ports{family="IPv4",state="used"} 2"#,
+        r#"npl_node_ports{family="IPv4",protocol="tcp",state="used"} 1"#,
     ] {
         assert!(metrics.contains(expected), "{expected} is not in\n{metrics}");
     }

@@ -2,6 +2,8 @@
 //! Checks for everything that keeps node ports of this Node from working: facts in, findings out.
 
 mod devices;
+pub mod forward_chains;
+mod forwarding;
 mod guard;
 mod kernel;
 mod sysctls;
@@ -11,6 +13,7 @@ use std::{
     net::IpAddr,
 };
 
+use self::forward_chains::ForwardChains;
 use super::{
     devices::{
         Device, DeviceSelection, choose,
@@ -40,10 +43,14 @@ pub struct Facts {
     pub cgroup: Option<String>,
     /// The Node's devices.
     pub devices: Result<Vec<Device>, String>,
+    /// The device by which each mapped Pod is reached, by its index; Pods without a route are absent.
+    pub pod_devices: BTreeMap<IpAddr, u32>,
     /// The sysctls of this network namespace.
     pub sysctls: Sysctls,
     /// Whether the Node masquerades replies, and whether the nftables guard exempts them.
     pub masquerading: Result<Masquerading, String>,
+    /// The forward chains of nftables; empty if the kernel has no nftables.
+    pub forward_chains: Result<ForwardChains, String>,
     /// Policy routing.
     pub routing: Result<Routing, String>,
     /// The connections that the nftables guard marks.
@@ -100,8 +107,12 @@ pub struct Datapath {
 pub struct Sysctls {
     /// `net.ipv4.ip_forward`.
     pub ip_forward: Setting,
+    /// `net.ipv4.conf.<device>.forwarding`, by the device's name.
+    pub ipv4_forwarding: BTreeMap<String, Setting>,
     /// `net.ipv6.conf.all.forwarding`.
     pub ipv6_forwarding: Setting,
+    /// `net.ipv6.conf.<device>.force_forwarding`, by the device's name; missing before Linux 6.17.
+    pub ipv6_force_forwarding: BTreeMap<String, Setting>,
     /// `net.ipv4.conf.all.rp_filter`.
     pub rp_filter: Setting,
     /// `net.ipv4.conf.<device>.rp_filter`, by the device's name.
@@ -211,7 +222,8 @@ pub fn examine(facts: &Facts) -> Vec<Finding> {
         devices::addresses(facts),
     ]);
     findings.push(kernel::local_clients(facts));
-    findings.extend(Family::ALL.map(|family| sysctls::forwarding(facts, family)));
+    findings.extend(Family::ALL.map(|family| forwarding::forwarding(facts, family)));
+    findings.push(forward_chains::forward_chains(facts));
     findings.extend([
         sysctls::rp_filter(facts),
         sysctls::conntrack_liberal(&facts.sysctls),

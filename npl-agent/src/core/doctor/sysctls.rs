@@ -1,71 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Checks of sysctls.
 
-use std::collections::BTreeSet;
-
-use super::{Facts, Finding, Setting, State, Sysctls};
-use crate::core::{
-    devices::local_addresses,
-    model::{
-        Family,
-        port_range::{LentPorts, port_range_warnings},
-    },
-};
+use super::{Facts, Finding, Setting, Sysctls};
+use crate::core::model::port_range::{LentPorts, port_range_warnings};
 
 /// The advice where a file of `/proc/sys` cannot be read.
-const SEE_PROC: &str = "this setting cannot be read: run the check again as root, where /proc is mounted";
+pub(super) const SEE_PROC: &str = "this setting cannot be read: run the check again as root, where /proc is mounted";
 /// The setting that offload needs.
 const TCP_BE_LIBERAL: &str = "net.netfilter.nf_conntrack_tcp_be_liberal";
 const TCP_UNACKNOWLEDGED: &str = "net.netfilter.nf_conntrack_tcp_timeout_unacknowledged";
-
-/// Whether Pods have addresses of a family.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Need {
-    No,
-    Perhaps,
-    Yes,
-}
-
-pub(super) fn forwarding(facts: &Facts, family: Family) -> Finding {
-    let (key, name, setting) = match family {
-        Family::V4 => ("ip_forward", "net.ipv4.ip_forward", &facts.sysctls.ip_forward),
-        Family::V6 => ("ipv6_forwarding", "net.ipv6.conf.all.forwarding", &facts.sysctls.ipv6_forwarding),
-    };
-    let value = match setting {
-        Setting::Is(value) => value,
-        Setting::Missing if family == Family::V6 => return Finding::ok(key, "this kernel has no IPv6"),
-        Setting::Missing => return Finding::unknown(key, format!("no {name}"), SEE_PROC),
-        Setting::Unreadable(reason) => return Finding::unknown(key, reason, SEE_PROC),
-    };
-    let found = format!("{name}={value}");
-    let (state, condition) = match need(facts, family) {
-        _ if value != "0" => return Finding::ok(key, found),
-        Need::No => return Finding::ok(key, format!("{found}; the Node has no {family} address")),
-        Need::Perhaps => (State::Warning, format!(", if Pods have {family} addresses")),
-        Need::Yes => (State::Failed, String::new()),
-    };
-    let advice = format!("the kernel drops {family} requests before they reach a Pod: set {name}=1{condition}");
-    Finding::not_ok(key, state, found, advice)
-}
-
-/// Decided by the mappings, and before the first mapping by the Node's addresses.
-fn need(facts: &Facts, family: Family) -> Need {
-    let mapped = facts.datapath.as_ref().map(|datapath| &datapath.mappings).ok().filter(|it| !it.is_empty());
-    if mapped.is_some_and(|mapped| mapped.contains_key(&family)) {
-        return Need::Yes;
-    }
-    let own: BTreeSet<Family> = match &facts.devices {
-        Ok(devices) => local_addresses(devices, &[]).into_iter().map(Family::of).collect(),
-        Err(_) => Family::ALL.into(),
-    };
-    if !own.contains(&family) {
-        Need::No
-    } else if mapped.is_none() && own.first() == Some(&family) {
-        Need::Yes
-    } else {
-        Need::Perhaps
-    }
-}
 
 /// Strict filtering passes both directions, since each takes the same route as without NPL.
 pub(super) fn rp_filter(facts: &Facts) -> Finding {

@@ -10,17 +10,17 @@ const UPLINK: u32 = 2;
 /// of the advice.
 type Row = (fn(&mut Facts), &'static str, State, &'static str, &'static str);
 
-fn is(value: &str) -> Setting {
+pub(super) fn is(value: &str) -> Setting {
     Setting::Is(value.to_owned())
 }
 
-fn device(name: &str, ifindex: u32, kind: DeviceKind, addresses: &[&str]) -> Device {
+pub(super) fn device(name: &str, ifindex: u32, kind: DeviceKind, addresses: &[&str]) -> Device {
     let addresses = addresses.iter().map(|text| text.parse().unwrap()).collect();
     Device { addresses, ..Device::new(ifindex, name, kind) }
 }
 
 /// A Node with both families, an agent, and mappings of IPv4.
-fn well() -> Facts {
+pub(super) fn well() -> Facts {
     Facts {
         kernel: Kernel { release: "6.12.0".to_owned(), needed: "5.10", is_new_enough: true, has_tcx: true },
         has_btf: true,
@@ -43,9 +43,12 @@ fn well() -> Facts {
             device("eth0", UPLINK, DeviceKind::Physical, &["192.0.2.10", "2001:db8::10"]),
             device("cali1", 3, DeviceKind::Veth, &[]),
         ]),
+        pod_devices: [("10.0.64.7".parse().unwrap(), 3)].into(),
         sysctls: Sysctls {
             ip_forward: is("1"),
+            ipv4_forwarding: ["eth0", "cali1"].map(|name| (name.to_owned(), is("1"))).into(),
             ipv6_forwarding: is("1"),
+            ipv6_force_forwarding: BTreeMap::new(),
             rp_filter: is("0"),
             rp_filters: ["eth0", "cali1"].map(|name| (name.to_owned(), is("1"))).into(),
             tcp_be_liberal: is("1"),
@@ -55,12 +58,13 @@ fn well() -> Facts {
             reserved_ports: is(""),
         },
         masquerading: Ok(Masquerading { has_nftables: true, is_done: true, guarded: Some(3) }),
+        forward_chains: Ok(ForwardChains::default()),
         routing: Ok(Routing::default()),
         markings: Ok([].into()),
     }
 }
 
-fn pinned(facts: &mut Facts) -> &mut Datapath {
+pub(super) fn pinned(facts: &mut Facts) -> &mut Datapath {
     facts.datapath.as_mut().unwrap()
 }
 
@@ -115,6 +119,7 @@ fn where_all_is_well_every_check_says_so_and_none_advises() {
         "local_clients",
         "ip_forward",
         "ipv6_forwarding",
+        "forward_chains",
         "rp_filter",
         "conntrack_liberal",
         "conntrack_timeouts",
@@ -246,77 +251,6 @@ fn missing_cgroup_hierarchy_or_socket_programs_are_reported() {
             "mount -t cgroup2",
         ),
         (nothing_pinned, "local_clients", State::Ok, "cgroup v2 is at /sys/fs/cgroup", ""),
-    ]);
-}
-
-#[test]
-fn disabled_forwarding_is_reported_for_families_of_pods() {
-    const V4: &str = "ip_forward";
-    const V6: &str = "ipv6_forwarding";
-    check(&[
-        (|it| it.sysctls.ip_forward = is("0"), V4, State::Failed, "net.ipv4.ip_forward=0", "set net.ipv4.ip_forward=1"),
-        (|it| it.sysctls.ip_forward = Setting::Missing, V4, State::Unknown, "no net.ipv4.ip_forward", "/proc"),
-        (|it| it.sysctls.ip_forward = Setting::Unreadable("why".to_owned()), V4, State::Unknown, "why", "as root"),
-        // Before the first mapping: the first family of the Node is that of its Pods.
-        (
-            |it| {
-                pinned(it).mappings.clear();
-                it.sysctls.ip_forward = is("0");
-            },
-            V4,
-            State::Failed,
-            "=0",
-            "before they reach a Pod",
-        ),
-        (
-            |it| {
-                pinned(it).mappings = [(Family::V6, 1)].into();
-                it.sysctls.ip_forward = is("0");
-            },
-            V4,
-            State::Warning,
-            "=0",
-            "if Pods have IPv4 addresses",
-        ),
-        (
-            |it| {
-                it.datapath = Err("no".to_owned());
-                it.devices = Err("no".to_owned());
-                it.sysctls.ip_forward = is("0");
-            },
-            V4,
-            State::Failed,
-            "=0",
-            "set net.ipv4.ip_forward=1",
-        ),
-        (
-            |it| it.sysctls.ipv6_forwarding = is("0"),
-            V6,
-            State::Warning,
-            "net.ipv6.conf.all.forwarding=0",
-            "set net.ipv6.conf.all.forwarding=1, if Pods have IPv6 addresses",
-        ),
-        (
-            |it| {
-                pinned(it).mappings.insert(Family::V6, 1);
-                it.sysctls.ipv6_forwarding = is("0");
-            },
-            V6,
-            State::Failed,
-            "=0",
-            "drops IPv6 requests before they reach a Pod",
-        ),
-        (
-            |it| {
-                it.devices = Ok(vec![device("eth0", UPLINK, DeviceKind::Physical, &["192.0.2.10"])]);
-                it.sysctls.ipv6_forwarding = is("0");
-            },
-            V6,
-            State::Ok,
-            "the Node has no IPv6 address",
-            "",
-        ),
-        (|it| it.sysctls.ipv6_forwarding = Setting::Missing, V6, State::Ok, "this kernel has no IPv6", ""),
     ]);
 }
 

@@ -10,6 +10,7 @@ pub mod port_range;
 pub mod settings;
 pub mod snapshot;
 pub mod sources;
+pub mod throttles;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -322,22 +322,18 @@ impl PortTable {
         self.taken.values().min().copied()
     }
 
-    /// The use of the range for a family.
-    pub(in crate::core) fn usage(&self, family: Family) -> PortUsage {
+    /// The use of the range for a family and protocol. A number that is held for any protocol or family is not free.
+    pub(in crate::core) fn usage(&self, family: Family, protocol: Protocol) -> PortUsage {
         let mut usage = PortUsage::default();
-        let mut phases: BTreeMap<NodePort, u8> = BTreeMap::new();
-        for frontend in self.claims.keys().filter(|frontend| frontend.family == family) {
-            let rank = self.rank(*frontend);
-            phases.entry(frontend.node_port).and_modify(|nearest| *nearest = rank.min(*nearest)).or_insert(rank);
-        }
-        for rank in phases.into_values() {
-            match rank {
-                0 => usage.active += 1,
-                1 => usage.draining += 1,
-                _ => usage.quarantined += 1,
+        let is_here = |frontend: &Frontend| frontend.family == family && frontend.protocol == protocol;
+        for (_, claim) in self.claims.iter().filter(|(frontend, _)| is_here(frontend)) {
+            match claim.phase {
+                Phase::Active => usage.active += 1,
+                Phase::Draining { .. } => usage.draining += 1,
+                Phase::Quarantined { .. } => usage.quarantined += 1,
             }
         }
-        let taken = self.taken.keys().filter(|frontend| frontend.family == family);
+        let taken = self.taken.keys().filter(|frontend| is_here(frontend));
         let held = self.claims.keys().chain(taken).map(|frontend| frontend.node_port);
         let held: BTreeSet<NodePort> = held.filter(|node_port| self.range.contains(*node_port)).collect();
         usage.free = self.range.len().saturating_sub(held.len());

@@ -9,23 +9,26 @@ mod adopt;
 mod assign;
 mod plan;
 mod publication;
+mod usage;
 
 use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
+    fmt,
     net::IpAddr,
 };
 
 use self::publication::Write;
+pub use self::usage::MappingView;
 use super::{
     model::{
-        Backend, Family, Frontend, Moment, PodKey, PodPort, PodUid,
+        Family, Frontend, Moment, PodKey, PodUid,
         observed::Observed,
         settings::Settings,
         snapshot::{Change, Snapshot},
     },
     op::{Failure, Op, RetryKey},
-    ports::{Phase, PortTable, PortUsage, select::Wanted},
+    ports::{PortTable, select::Wanted},
     publish::problem::{AffectedObject, Cause, Problem},
 };
 
@@ -87,19 +90,14 @@ pub enum Prerequisite {
     Observation,
 }
 
-/// A held node port, for tables and metrics.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MappingView<'a> {
-    /// The frontend.
-    pub frontend: Frontend,
-    /// The mapping's value; `None` while it has none.
-    pub backend: Option<Backend>,
-    /// The Pod; `None` if it is not known.
-    pub pod: Option<&'a PodKey>,
-    /// The Pod's port; `None` if it is not known.
-    pub pod_port: Option<PodPort>,
-    /// The phase of its claim.
-    pub phase: Phase,
+impl fmt::Display for Prerequisite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Lists => "the API server's lists of Pods and Services",
+            Self::NodeAddress => "an address of the Node in a family that is served (--node-ip, status.addresses)",
+            Self::Observation => "the first read of the kernel's maps",
+        })
+    }
 }
 
 /// The decision about a Pod, and the frontends in its annotation.
@@ -321,25 +319,9 @@ impl State {
         Some(Problem { subject: AffectedObject::Pod(owner.pod.clone(), owner.uid.clone()), cause })
     }
 
-    /// All held node ports.
-    pub fn mappings(&self) -> impl Iterator<Item = MappingView<'_>> {
-        self.ports.iter().map(|(frontend, claim)| MappingView {
-            frontend: *frontend,
-            backend: claim.backend,
-            pod: claim.owner.as_ref().map(|owner| &owner.pod),
-            pod_port: claim.owner.as_ref().map(|owner| owner.port.pod_port),
-            phase: claim.phase,
-        })
-    }
-
     /// The published addresses of the Node; none before the Node is known.
     pub fn node_ips(&self) -> impl Iterator<Item = IpAddr> {
         self.node_ips.values().copied()
-    }
-
-    /// The use of the port range for one family.
-    pub fn port_usage(&self, family: Family) -> PortUsage {
-        self.ports.usage(family)
     }
 
     /// Has the next pass examine the frontend and the annotation of its Pod.

@@ -7,4 +7,5 @@ mod properties;
 mod races;
 mod script;
 mod stories;
+mod usage;
 mod world;

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Limits log lines of each kind to one per minute, and counts the lines that were left out.
+
+use std::collections::BTreeMap;
+
+use super::Moment;
+
+/// The shortest time in milliseconds between two lines of one kind.
+const INTERVAL: u64 = 60_000;
+
+/// The last line of each kind.
+#[derive(Debug, Clone)]
+pub struct Throttles<K> {
+    last: BTreeMap<K, (Moment, u64)>,
+}
+
+impl<K> Default for Throttles<K> {
+    fn default() -> Self {
+        Self { last: BTreeMap::new() }
+    }
+}
+
+impl<K: Ord> Throttles<K> {
+    /// Takes the permission to log a line, and returns the number of lines that were left out since the last one;
+    /// `None` within a minute of the last permission.
+    pub fn acquire(&mut self, kind: K, now: Moment) -> Option<u64> {
+        match self.last.get_mut(&kind) {
+            Some((at, left_out)) if now < at.plus(INTERVAL) => {
+                *left_out += 1;
+                None
+            }
+            former => {
+                let left_out = former.map_or(0, |(_, left_out)| *left_out);
+                self.last.insert(kind, (now, 0));
+                Some(left_out)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{INTERVAL, Moment, Throttles};
+
+    #[test]
+    fn a_kind_is_logged_once_per_minute_with_the_number_of_lines_left_out() {
+        let mut throttles = Throttles::default();
+        assert_eq!(throttles.acquire("patch", Moment(0)), Some(0));
+        assert_eq!(throttles.acquire("reserve", Moment(1)), Some(0), "each kind has its own limit");
+        for at in [1, INTERVAL - 1] {
+            assert_eq!(throttles.acquire("patch", Moment(at)), None);
+        }
+        assert_eq!(throttles.acquire("patch", Moment(INTERVAL)), Some(2));
+        assert_eq!(throttles.acquire("patch", Moment(2 * INTERVAL)), Some(0));
+    }
+}

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Views of the held node ports, for tables, logs and metrics.
+
+use super::State;
+use crate::core::{
+    model::{Backend, Family, Frontend, PodKey, PodPort, Protocol},
+    ports::{Phase, PortUsage},
+};
+
+/// A held node port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MappingView<'a> {
+    /// The frontend.
+    pub frontend: Frontend,
+    /// The mapping's value; `None` while it has none.
+    pub backend: Option<Backend>,
+    /// The Pod; `None` if it is not known.
+    pub pod: Option<&'a PodKey>,
+    /// The Pod's port; `None` if it is not known.
+    pub pod_port: Option<PodPort>,
+    /// The phase of its claim.
+    pub phase: Phase,
+}
+
+impl State {
+    /// All held node ports.
+    pub fn mappings(&self) -> impl Iterator<Item = MappingView<'_>> {
+        self.ports.iter().map(|(frontend, claim)| MappingView {
+            frontend: *frontend,
+            backend: claim.backend,
+            pod: claim.owner.as_ref().map(|owner| &owner.pod),
+            pod_port: claim.owner.as_ref().map(|owner| owner.port.pod_port),
+            phase: claim.phase,
+        })
+    }
+
+    /// The number of mappings that should translate. A quarantined port has no mapping, nor has one of a Pod without an
+    /// address.
+    pub fn mapping_count(&self, family: Family) -> usize {
+        let of_family = self.ports.iter().filter(|(frontend, _)| frontend.family == family);
+        of_family.filter(|(_, claim)| claim.is_in_use() && claim.backend.is_some()).count()
+    }
+
+    /// The Pod that a node port is held for; `None` if it is not known.
+    pub fn pod_of(&self, frontend: Frontend) -> Option<&PodKey> {
+        self.ports.get(frontend)?.owner.as_ref().map(|owner| &owner.pod)
+    }
+
+    /// The use of the port range for one family, by protocol.
+    pub fn port_usages(&self, family: Family) -> impl Iterator<Item = (Protocol, PortUsage)> {
+        self.settings.protocols.iter().map(move |protocol| (*protocol, self.ports.usage(family, *protocol)))
+    }
+}
