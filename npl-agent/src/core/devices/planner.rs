@@ -297,7 +297,7 @@ mod tests {
     #[test]
     fn a_driver_that_refused_xdp_is_asked_again_once_its_device_has_changed() {
         let card = |mtu| {
-            let link = LinkFacts { driver: Some("ice".to_owned()), mtu, ..LinkFacts::default() };
+            let link = LinkFacts { driver: Some("i40e".to_owned()), mtu, ..LinkFacts::default() };
             Device { kind: DeviceKind::Physical, link, ..bridge(&[NODE_IP]) }
         };
         let mut planner = DevicePlanner::new(policy());
