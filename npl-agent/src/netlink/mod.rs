@@ -146,8 +146,7 @@ async fn read_network() -> Result<NetworkState, NetlinkError> {
     let lists = Lists::open()?;
     let links = links(&lists).await?;
     let mut addresses = read_addresses(&lists).await?;
-    let default_routes = rules::read_default_routes(&lists).await?;
-    let routing = Routing { rules: rules::read_rules(&lists).await?, default_routes };
+    let routing = rules::read_routing(&lists).await?;
     let of_main = routing.default_routes.iter().filter(|route| route.table == MAIN_TABLE);
     let routed: BTreeSet<u32> = of_main.map(|route| route.ifindex).collect();
     let queues = tc_inspection::read_queues(&lists).await;

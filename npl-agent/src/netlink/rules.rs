@@ -11,7 +11,7 @@ use rtnetlink::packet_route::{
 
 use super::{FAMILIES, NetlinkError, list::Lists, outgoing_devices};
 use crate::core::{
-    devices::reply_routing::{DefaultRoute, Mark, Rule, Selector},
+    devices::reply_routing::{DefaultRoute, Mark, Routing, Rule, Selector},
     model::Family,
 };
 
@@ -20,9 +20,10 @@ const SUPPRESSES_NOTHING: u32 = u32::MAX;
 /// The mask of a rule that matches the whole mark.
 const WHOLE: u32 = u32::MAX;
 
-/// Rules that select a single source address or a mark, in the order in which the kernel applies them.
-pub(super) async fn read_rules(lists: &Lists) -> Result<Vec<Rule>, NetlinkError> {
-    let mut rules = Vec::new();
+/// Policy routing: rules that select a single source address or a mark, in the order in which the kernel applies them,
+/// and the tables of all rules that need a mark.
+pub(super) async fn read_routing(lists: &Lists) -> Result<Routing, NetlinkError> {
+    let (mut rules, mut tables_of_marks) = (Vec::new(), BTreeSet::new());
     for family in FAMILIES {
         let mut wanted = RuleMessage::default();
         wanted.header.family = family;
@@ -30,14 +31,18 @@ pub(super) async fn read_rules(lists: &Lists) -> Result<Vec<Rule>, NetlinkError>
         match lists.dump("list rules", RouteNetlinkMessage::GetRule(wanted), pick).await {
             // A kernel without policy routing answers with an error.
             Err(NetlinkError::Request { .. }) => {}
-            listed => rules.extend(listed?.iter().filter_map(rule)),
+            listed => {
+                let listed = listed?;
+                rules.extend(listed.iter().filter_map(rule));
+                tables_of_marks.extend(listed.iter().filter_map(table_of_mark));
+            }
         }
     }
-    Ok(rules)
+    Ok(Routing { rules, default_routes: read_default_routes(lists).await?, tables_of_marks })
 }
 
 /// The default routes of all tables; a multipath route counts once for each of its devices.
-pub(super) async fn read_default_routes(lists: &Lists) -> Result<BTreeSet<DefaultRoute>, NetlinkError> {
+async fn read_default_routes(lists: &Lists) -> Result<BTreeSet<DefaultRoute>, NetlinkError> {
     let mut found = BTreeSet::new();
     for family in FAMILIES {
         let mut wanted = RouteMessage::default();
@@ -75,9 +80,21 @@ fn rule(message: &RuleMessage) -> Option<Rule> {
         return None;
     }
     let selector = source(message).or_else(|| mark(message))?;
+    Some(Rule { family: family_of(message.header.family)?, selector, table: table(message) })
+}
+
+fn table(rule: &RuleMessage) -> u32 {
     let of_table = |it: &RuleAttribute| if let RuleAttribute::Table(table) = it { Some(*table) } else { None };
-    let table = message.attributes.iter().find_map(of_table).unwrap_or_else(|| message.header.table.into());
-    Some(Rule { family: family_of(message.header.family)?, selector, table })
+    rule.attributes.iter().find_map(of_table).unwrap_or_else(|| rule.header.table.into())
+}
+
+/// The table to which a rule leads packets with a mark. An inverted rule applies to packets without the mark.
+fn table_of_mark(rule: &RuleMessage) -> Option<(Family, u32)> {
+    if rule.header.action != RuleAction::ToTable || rule.header.flags.contains(RuleFlags::Invert) {
+        return None;
+    }
+    mark_of(rule)?;
+    Some((family_of(rule.header.family)?, table(rule)))
 }
 
 /// The selector of a rule for a single source address.
@@ -95,11 +112,15 @@ fn mark(rule: &RuleMessage) -> Option<Selector> {
     if !is_all || !rule.attributes.iter().all(has_no_other_condition) {
         return None;
     }
+    mark_of(rule).map(Selector::Mark)
+}
+
+fn mark_of(rule: &RuleMessage) -> Option<Mark> {
     let value = |it: &RuleAttribute| if let RuleAttribute::FwMark(value) = it { Some(*value) } else { None };
     let mask = |it: &RuleAttribute| if let RuleAttribute::FwMask(mask) = it { Some(*mask) } else { None };
     let value = rule.attributes.iter().find_map(value)?;
     let mask = rule.attributes.iter().find_map(mask).unwrap_or(WHOLE);
-    Mark::new(value, mask).map(Selector::Mark)
+    Mark::new(value, mask)
 }
 
 const fn has_no_other_condition(attribute: &RuleAttribute) -> bool {
@@ -123,7 +144,7 @@ mod tests {
         rule::{RuleAction, RuleAttribute as Of, RuleFlags, RuleMessage},
     };
 
-    use super::{Mark, Rule, Selector, rule};
+    use super::{Mark, Rule, Selector, rule, table_of_mark};
     use crate::core::{devices::reply_routing::MAIN_TABLE, model::Family};
 
     const POD: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 64, 7));
@@ -151,6 +172,18 @@ mod tests {
         let mark = |mask| Selector::Mark(Mark::new(0x80, mask).unwrap());
         assert_eq!(rule(&marked(Some(0x80))), read(mark(0x80), MAIN_TABLE));
         assert_eq!(rule(&marked(None)), read(mark(u32::MAX), MAIN_TABLE));
+    }
+
+    #[test]
+    fn the_table_of_a_mark_is_read_whatever_other_conditions_the_rule_has() {
+        let found = Some((Family::V4, MAIN_TABLE));
+        let mut conditional = marked(Some(0x80));
+        conditional.attributes.push(Of::Iifname("eth0".to_owned()));
+        assert_eq!([marked(None), conditional].map(|message| table_of_mark(&message)), [found, found]);
+        let mut inverted = marked(Some(0x80));
+        inverted.header.flags = RuleFlags::Invert;
+        let of_pod = message(32, vec![Of::Source(POD), Of::Table(1002)]);
+        assert_eq!([inverted, of_pod].map(|message| table_of_mark(&message)), [None, None]);
     }
 
     #[test]

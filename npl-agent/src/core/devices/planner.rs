@@ -210,7 +210,8 @@ impl DevicePlanner {
         if self.policy.forwarding == Forwarding::Offload && network.conntrack.is_strict {
             return BTreeMap::new();
         }
-        next_hops(network.devices, uplinks, network.routes, network.attachments)
+        let routed_by_mark = network.routing.families_routed_by_mark(uplinks);
+        next_hops(network.devices, uplinks, network.routes, network.attachments, &routed_by_mark)
     }
 
     fn missing_devices(&self, devices: &[Device]) -> BTreeSet<String> {

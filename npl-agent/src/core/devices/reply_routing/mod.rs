@@ -92,6 +92,8 @@ pub struct Routing {
     pub rules: Vec<Rule>,
     /// Default routes, one for each device of each table.
     pub default_routes: BTreeSet<DefaultRoute>,
+    /// The tables of all rules that need a mark, with or without other conditions.
+    pub tables_of_marks: BTreeSet<(Family, u32)>,
 }
 
 /// Connections to mark: those whose request came in by a device.
@@ -147,6 +149,19 @@ impl Routing {
             }
         }
         routes
+    }
+
+    /// The families in which a packet's mark can choose the uplink: a rule leads marked packets to a table other than
+    /// the main one, and that table has a default route by an uplink.
+    pub fn families_routed_by_mark(&self, uplinks: &BTreeSet<u32>) -> BTreeSet<Family> {
+        let leads_out = |table: &(Family, u32)| {
+            table.1 != MAIN_TABLE
+                && self
+                    .default_routes
+                    .iter()
+                    .any(|route| (route.family, route.table) == *table && uplinks.contains(&route.ifindex))
+        };
+        self.tables_of_marks.iter().filter(|table| leads_out(table)).map(|(family, _)| *family).collect()
     }
 
     /// The markings for a rule: one for each uplink by which the rule's table has a default route.

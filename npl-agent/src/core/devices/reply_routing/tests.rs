@@ -35,7 +35,8 @@ fn marked(family: Family, value: u32, mask: u32, table: u32) -> Rule {
 fn reply_routes(rules: &[Rule]) -> ReplyRoutes {
     let tables = [(MAIN_TABLE, FIRST), (2, SECOND), (3, THIRD)];
     let route = |family| tables.map(|(table, ifindex)| DefaultRoute { family, table, ifindex });
-    let routing = Routing { rules: rules.to_vec(), default_routes: Family::ALL.into_iter().flat_map(route).collect() };
+    let default_routes = Family::ALL.into_iter().flat_map(route).collect();
+    let routing = Routing { rules: rules.to_vec(), default_routes, ..Routing::default() };
     let device = Device {
         has_default_route: true,
         addresses: vec![ip(OWN)],
@@ -125,5 +126,24 @@ fn misrouted_replies_are_a_problem_unless_marked_or_redirected() {
     }
     for rules in [&[from(POD, 2)][..], &[mark, from(POD, 2)]] {
         assert_eq!(of(rules, Forwarding::Redirect, false), None);
+    }
+}
+
+#[test]
+fn a_mark_routes_packets_if_its_table_leaves_by_an_uplink_and_is_not_the_main_one() {
+    let tables = [(MAIN_TABLE, FIRST), (2, SECOND), (3, THIRD)];
+    let default_routes = tables.map(|(table, ifindex)| DefaultRoute { family: Family::V4, table, ifindex });
+    let families = |family, table| {
+        let routing = Routing {
+            default_routes: default_routes.into(),
+            tables_of_marks: [(family, table)].into(),
+            ..Routing::default()
+        };
+        routing.families_routed_by_mark(&UPLINKS.into())
+    };
+    assert_eq!(families(Family::V4, 2), [Family::V4].into());
+    // Cilium leads the packets of its proxy to a table of local routes.
+    for (family, table) in [(Family::V4, MAIN_TABLE), (Family::V4, 3), (Family::V4, 2004), (Family::V6, 2)] {
+        assert_eq!(families(family, table), BTreeSet::new(), "{table}");
     }
 }
