@@ -235,6 +235,13 @@ impl ChangeLog {
                  table: replies leave by another interface than their requests came in by and may be dropped; see \"Beside the \
                  rules of others\" in docs/datapath.md"
             ),
+            Some(ReplyRouteProblem::NodeAddress) => warn!(
+                count,
+                address = pod_ip,
+                "policy routing rules give addresses of the Node routing tables of their own, which replies of Pods do not use: \
+                 replies to clients of these addresses leave by the main table's uplink and may be dropped; set --forwarding \
+                 redirect, or publish an address of the main table's uplink with --node-ip"
+            ),
             Some(ReplyRouteProblem::MarkNotSet) => warn!(
                 count,
                 pod_ip,

@@ -83,7 +83,7 @@ pub struct DeviceDecisions {
     pub next_hops: BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>>,
     /// The connections to mark, so that replies of Pods with routing tables of their own are led back.
     pub markings: BTreeSet<Marking>,
-    /// Pods whose replies leave by another interface than their requests came in by, and why.
+    /// Pods, or addresses of the Node, whose replies leave by another interface than their requests came in by, and why.
     pub reply_route_problem: Option<(ReplyRouteProblem, BTreeSet<IpAddr>)>,
     /// Names in `--devices` that no device has.
     pub missing_devices: BTreeSet<String>,

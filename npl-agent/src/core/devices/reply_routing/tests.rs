@@ -52,7 +52,12 @@ fn routes(markings: &[(Family, u32, u32, u32)], marked: &[&str], unmarked: &[&st
         mark: Mark::new(*value, *mask).unwrap(),
     };
     let addrs = |texts: &[&str]| texts.iter().map(|text| ip(text)).collect::<BTreeSet<_>>();
-    ReplyRoutes { markings: markings.iter().map(marking).collect(), marked: addrs(marked), unmarked: addrs(unmarked) }
+    ReplyRoutes {
+        markings: markings.iter().map(marking).collect(),
+        marked: addrs(marked),
+        unmarked: addrs(unmarked),
+        misrouted_addresses: BTreeSet::new(),
+    }
 }
 
 #[test]
@@ -78,7 +83,32 @@ fn without_a_mark_pods_stay_unmarked() {
 fn rules_without_pod_tables_need_no_mark() {
     let mark = marked(Family::V4, 0x80, 0x80, MAIN_TABLE);
     assert_eq!(reply_routes(&[mark]), ReplyRoutes::default());
-    assert_eq!(reply_routes(&[mark, from(POD, MAIN_TABLE), from(OWN, 2)]), ReplyRoutes::default());
+    assert_eq!(reply_routes(&[mark, from(POD, MAIN_TABLE)]), ReplyRoutes::default());
+}
+
+/// kubernetes/kubernetes#101910: the rule applies to sockets of the Node, and not to replies of Pods.
+#[test]
+fn an_address_of_the_node_with_a_table_by_another_uplink_is_misrouted_unless_marks_lead_there() {
+    let misrouted = |rules: &[Rule]| reply_routes(rules).misrouted_addresses.len();
+    assert_eq!(misrouted(&[from(OWN, 2)]), 1);
+    assert_eq!(misrouted(&[marked(Family::V4, 0x80, 0x80, 2), from(OWN, 2)]), 0);
+    assert_eq!(misrouted(&[from(OWN, 2), marked(Family::V4, 0x80, 0x80, 2)]), 1, "the mark comes too late");
+    assert_eq!(misrouted(&[marked(Family::V4, 0x80, 0x80, MAIN_TABLE), from(OWN, 2)]), 1);
+    for harmless in [from(OWN, MAIN_TABLE), from(OWN, 3), from(OWN, 2004)] {
+        assert_eq!(misrouted(&[harmless]), 0, "{harmless:?}");
+    }
+}
+
+#[test]
+fn a_misrouted_address_of_the_node_is_a_problem_unless_replies_are_redirected() {
+    let problem = |forwarding| {
+        let routes = reply_routes(&[from(OWN, 2)]).of(&BTreeSet::new());
+        routes.problem(forwarding, true).map(|(problem, addresses)| (problem, addresses.clone()))
+    };
+    for forwarding in [Forwarding::Stack, Forwarding::Offload] {
+        assert_eq!(problem(forwarding), Some((ReplyRouteProblem::NodeAddress, [ip(OWN)].into())));
+    }
+    assert_eq!(problem(Forwarding::Redirect), None);
 }
 
 #[test]
