@@ -148,7 +148,16 @@ impl ChangeLog {
 
     /// Logs changes of the Node's devices.
     pub(crate) fn log_devices(&mut self, report: DeviceReport) {
-        let DeviceReport { coverage: _, decisions, xdp, xdp_errors, conntrack, left_out_addresses, errors } = report;
+        let DeviceReport {
+            coverage: _,
+            reaches_clients: _,
+            decisions,
+            xdp,
+            xdp_errors,
+            conntrack,
+            left_out_addresses,
+            errors,
+        } = report;
         let count = left_out_addresses.len();
         if self.left_out_addresses.update(count)
             && let Some(first) = left_out_addresses.first()
@@ -178,11 +187,11 @@ impl ChangeLog {
         for iface in self.missing_devices.update_elements(decisions.missing_devices.clone()) {
             warn!(iface, "--devices names a device that does not exist; the agent uses it as soon as it appears");
         }
-        let has_none = !decisions.uplinks.values().any(Result::is_ok);
+        let has_none = !decisions.uplinks.values().flatten().any(|reason| reason.reaches_clients());
         if self.has_no_uplink.update(has_none) && has_none {
             warn!(
-                "no device carries the programs, so no client outside the Node is served: name the uplinks with \
-                 --devices"
+                "no device by which clients reach the Node carries the programs, so nothing is published: name the \
+                 uplinks with --devices"
             );
         }
     }

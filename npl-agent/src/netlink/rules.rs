@@ -9,7 +9,7 @@ use rtnetlink::packet_route::{
     rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage},
 };
 
-use super::{FAMILIES, NetlinkError, list::Lists, outgoing_devices};
+use super::{FAMILIES, NetlinkError, is_gateway, list::Lists, outgoing_devices};
 use crate::core::{
     devices::reply_routing::{DefaultRoute, Mark, Routing, Rule, Selector},
     model::Family,
@@ -22,7 +22,8 @@ const WHOLE: u32 = u32::MAX;
 
 /// Policy routing: rules that select a single source address or a mark, in the order in which the kernel applies them,
 /// and the tables of all rules that need a mark.
-pub(super) async fn read_routing(lists: &Lists) -> Result<Routing, NetlinkError> {
+/// Also returns the devices by which routes with a gateway leave.
+pub(super) async fn read_routing(lists: &Lists) -> Result<(Routing, BTreeSet<u32>), NetlinkError> {
     let (mut rules, mut tables_of_marks) = (Vec::new(), BTreeSet::new());
     for family in FAMILIES {
         let mut wanted = RuleMessage::default();
@@ -38,12 +39,14 @@ pub(super) async fn read_routing(lists: &Lists) -> Result<Routing, NetlinkError>
             }
         }
     }
-    Ok(Routing { rules, default_routes: read_default_routes(lists).await?, tables_of_marks })
+    let (default_routes, with_gateway) = read_routes(lists).await?;
+    Ok((Routing { rules, default_routes, tables_of_marks }, with_gateway))
 }
 
-/// The default routes of all tables; a multipath route counts once for each of its devices.
-async fn read_default_routes(lists: &Lists) -> Result<BTreeSet<DefaultRoute>, NetlinkError> {
-    let mut found = BTreeSet::new();
+/// The default routes of all tables, and the devices of all routes with a gateway; a multipath route counts once for
+/// each of its devices.
+async fn read_routes(lists: &Lists) -> Result<(BTreeSet<DefaultRoute>, BTreeSet<u32>), NetlinkError> {
+    let (mut found, mut with_gateway) = (BTreeSet::new(), BTreeSet::new());
     for family in FAMILIES {
         let mut wanted = RouteMessage::default();
         wanted.header.address_family = family;
@@ -52,9 +55,24 @@ async fn read_default_routes(lists: &Lists) -> Result<BTreeSet<DefaultRoute>, Ne
             if route.header.destination_prefix_length == 0 {
                 found.extend(default_routes(&route));
             }
+            with_gateway.extend(devices_with_gateway(&route));
         }
     }
-    Ok(found)
+    Ok((found, with_gateway))
+}
+
+/// The devices by which the route leads to a gateway.
+fn devices_with_gateway(route: &RouteMessage) -> Vec<u32> {
+    let of_hop = |it: &RouteAttribute| {
+        let RouteAttribute::MultiPath(hops) = it else { return Vec::new() };
+        let to_gateway = hops.iter().filter(|hop| hop.attributes.iter().any(is_gateway));
+        to_gateway.map(|hop| hop.interface_index).collect()
+    };
+    if route.attributes.iter().any(is_gateway) {
+        route.attributes.iter().flat_map(outgoing_devices).collect()
+    } else {
+        route.attributes.iter().flat_map(of_hop).collect()
+    }
 }
 
 fn default_routes(route: &RouteMessage) -> Vec<DefaultRoute> {
@@ -141,10 +159,11 @@ mod tests {
 
     use rtnetlink::packet_route::{
         AddressFamily,
+        route::{RouteAddress, RouteAttribute, RouteMessage, RouteNextHop, RouteVia},
         rule::{RuleAction, RuleAttribute as Of, RuleFlags, RuleMessage},
     };
 
-    use super::{Mark, Rule, Selector, rule, table_of_mark};
+    use super::{Mark, Rule, Selector, devices_with_gateway, rule, table_of_mark};
     use crate::core::{devices::reply_routing::MAIN_TABLE, model::Family};
 
     const POD: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 64, 7));
@@ -184,6 +203,25 @@ mod tests {
         inverted.header.flags = RuleFlags::Invert;
         let of_pod = message(32, vec![Of::Source(POD), Of::Table(1002)]);
         assert_eq!([inverted, of_pod].map(|message| table_of_mark(&message)), [None, None]);
+    }
+
+    #[test]
+    fn the_hops_of_a_route_that_lead_to_a_gateway_are_found() {
+        let hop = |interface_index, attributes| {
+            let mut hop = RouteNextHop::default();
+            (hop.interface_index, hop.attributes) = (interface_index, attributes);
+            hop
+        };
+        let route = |attributes| {
+            let mut route = RouteMessage::default();
+            route.attributes = attributes;
+            devices_with_gateway(&route)
+        };
+        let gateway = RouteAttribute::Gateway(RouteAddress::Inet([192, 0, 2, 1].into()));
+        let by_v6 = RouteAttribute::Via(RouteVia::Inet6("fe80::1".parse().unwrap()));
+        assert_eq!(route(vec![RouteAttribute::Oif(7), gateway]), [7]);
+        assert_eq!(route(vec![RouteAttribute::Oif(7)]), [0; 0]);
+        assert_eq!(route(vec![RouteAttribute::MultiPath(vec![hop(7, vec![by_v6]), hop(8, vec![])])]), [7]);
     }
 
     #[test]
