@@ -164,7 +164,16 @@ impl ChangeLog {
 
     /// Logs changes of the Node's devices.
     pub(crate) fn log_devices(&mut self, report: DeviceReport) {
-        let DeviceReport { coverage: _, decisions, xdp, xdp_errors, conntrack, left_out_addresses, errors } = report;
+        let DeviceReport {
+            coverage: _,
+            reaches_clients: _,
+            decisions,
+            xdp,
+            xdp_errors,
+            conntrack,
+            left_out_addresses,
+            errors,
+        } = report;
         let count = left_out_addresses.len();
         if self.left_out_addresses.update(count)
             && let Some(first) = left_out_addresses.first()
@@ -194,11 +203,11 @@ impl ChangeLog {
         for iface in self.missing_devices.update_elements(decisions.missing_devices.clone()) {
             warn!(iface, "--devices names a device that does not exist; the agent uses it as soon as it appears");
         }
-        let has_none = !decisions.uplinks.values().any(Result::is_ok);
+        let has_none = !decisions.uplinks.values().flatten().any(|reason| reason.reaches_clients());
         if self.has_no_uplink.update(has_none) && has_none {
             warn!(
-                "no device carries the programs, so no client outside the Node is served: name the uplinks with \
-                 --devices"
+                "no device by which clients reach the Node carries the programs, so nothing is published: name the \
+                 uplinks with --devices"
             );
         }
     }
@@ -250,6 +259,13 @@ impl ChangeLog {
                 "policy routing rules give Pods routing tables of their own, and no rule before them leads a mark to the main \
                  table: replies leave by another interface than their requests came in by and may be dropped; see \"Beside the \
                  rules of others\" in docs/datapath.md"
+            ),
+            Some(ReplyRouteProblem::NodeAddress) => warn!(
+                count,
+                address = pod_ip,
+                "policy routing rules give addresses of the Node routing tables of their own, which replies of Pods do not use: \
+                 replies to clients of these addresses leave by the main table's uplink and may be dropped; set --forwarding \
+                 redirect, or publish an address of the main table's uplink with --node-ip"
             ),
             Some(ReplyRouteProblem::MarkNotSet) => warn!(
                 count,

@@ -78,7 +78,7 @@ pub struct Reconciler {
     network_seen: Instant,
     /// The survey in flight.
     survey: Option<SurveyTask>,
-    /// Whether any device has carried the programs; nothing is published before.
+    /// Whether any device that clients reach has carried the programs; nothing is published before.
     was_attached: bool,
     node_ips: Vec<IpAddr>,
     change_log: ChangeLog,
@@ -362,17 +362,17 @@ impl Reconciler {
         };
         let now = self.now();
         let report = self.uplinks.apply(&mut self.executor.datapath, survey, &self.node_ips, now)?;
-        let coverage = report.coverage;
+        let (coverage, reaches_clients) = (report.coverage, report.reaches_clients);
         self.change_log.log_devices(report);
         self.executor.guard.mark(self.uplinks.markings());
         if let Some(at) = self.uplinks.next_deadline() {
             self.look_at_network_by(self.instant(at));
         }
         self.metrics.set_devices(coverage);
-        // One device that always fails must not keep the others from being served.
-        let is_attached = coverage.attached > 0;
-        self.was_attached |= is_attached;
-        self.health.set_attached(is_attached);
+        // One device that always fails must not keep the others from being served. Tunnels to other Nodes alone serve
+        // no client.
+        self.was_attached |= reaches_clients;
+        self.health.set_attached(reaches_clients);
         Ok(true)
     }
 

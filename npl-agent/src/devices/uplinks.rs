@@ -39,6 +39,8 @@ pub struct Uplinks {
 pub struct DeviceReport {
     /// How many of the chosen devices carry the programs.
     pub coverage: Coverage,
+    /// Whether clients can reach the Node by a device that carries the programs.
+    pub reaches_clients: bool,
     /// Every decision.
     pub decisions: DeviceDecisions,
     /// Whether each attached uplink translates requests by XDP, by its name.
@@ -178,9 +180,14 @@ impl Uplinks {
             xdp.insert(device.name.clone(), decision);
         }
         let unsupported = decisions.uplinks.values().filter(|it| it.is_err_and(UplinkReason::is_unsupported)).count();
+        let is_chosen_for_clients = |name: &String| {
+            decisions.uplinks.get(name).is_some_and(|decision| decision.is_ok_and(UplinkReason::reaches_clients))
+        };
+        let reaches_clients = xdp.keys().any(is_chosen_for_clients);
         let failed = decisions.xdp.len().saturating_sub(xdp.len()) + unsupported;
         DeviceReport {
             coverage: Coverage { attached: xdp.len(), failed },
+            reaches_clients,
             decisions,
             xdp,
             xdp_errors: errors_by_name,

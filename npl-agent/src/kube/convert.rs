@@ -184,10 +184,16 @@ fn pod_ips(status: PodStatus, skipped: &mut Vec<Skipped>) -> Vec<IpAddr> {
 /// order.
 fn pod_ports(spec: PodSpec, skipped: &mut Vec<Skipped>) -> Vec<ContainerPort> {
     let is_sidecar = |container: &Container| container.restart_policy.as_deref() == Some("Always");
-    let sidecars = spec.init_containers.unwrap_or_default().into_iter().filter(is_sidecar);
-    let containers = spec.containers.unwrap_or_default().into_iter().chain(sidecars);
-    let ports = containers.flat_map(|container| container.ports.unwrap_or_default()).collect();
-    keep(ports, skipped, container_port)
+    let sidecars = spec.init_containers.unwrap_or_default().into_iter().filter(is_sidecar).collect();
+    let mut ports = keep(ports_of(spec.containers.unwrap_or_default()), skipped, container_port);
+    // The kubelet maps no host port of an init container, native sidecars included.
+    let without_host_port = |port| Ok(ContainerPort { host_port: None, host_ip: None, ..container_port(port)? });
+    ports.extend(keep(ports_of(sidecars), skipped, without_host_port));
+    ports
+}
+
+fn ports_of(containers: Vec<Container>) -> Vec<Port> {
+    containers.into_iter().flat_map(|container| container.ports.unwrap_or_default()).collect()
 }
 
 fn container_port(port: Port) -> Result<ContainerPort, Skipped> {

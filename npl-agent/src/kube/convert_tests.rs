@@ -132,6 +132,20 @@ fn only_native_sidecars_among_init_containers_have_ports() {
     assert_eq!(numbers(&converted_pod(spec, json!({})).object.ports), [4, 2]);
 }
 
+/// The kubelet maps the host ports of containers only (kubernetes/kubernetes#57443).
+#[test]
+fn a_native_sidecar_has_no_host_port() {
+    let port = |number| json!([{ "name": "http", "containerPort": number, "hostPort": 8099, "hostIP": "192.0.2.1" }]);
+    let spec = json!({
+        "initContainers": [{ "restartPolicy": "Always", "ports": port(2) }],
+        "containers": [{ "ports": port(4) }],
+    });
+    let ports = converted_pod(spec, json!({})).object.ports;
+    let host_ports: Vec<_> = ports.iter().map(|port| (port.port.0, port.host_port.map(|port| port.0))).collect();
+    assert_eq!(host_ports, [(4, Some(8099)), (2, None)]);
+    assert!(ports.iter().all(|port| port.name.as_deref() == Some("http")), "{ports:?}");
+}
+
 #[test]
 fn invalid_ports_and_protocols_are_skipped_one_by_one() {
     let spec = json!({ "hostNetwork": true, "containers": [{ "ports": [

@@ -27,6 +27,7 @@ pub(super) fn device(link: &LinkMessage) -> Option<Device> {
         master: master(link),
         peer_is_elsewhere: link.attributes.iter().any(|it| matches!(it, LinkAttribute::LinkNetNsId(_))),
         has_default_route: false,
+        has_gateway_route: false,
         addresses: Vec::new(),
         link: LinkFacts { driver, mtu, is_closed: is_closed(link), ..LinkFacts::default() },
     })
@@ -41,6 +42,12 @@ pub(super) fn carrier(link: &LinkMessage) -> Option<u32> {
     let of_link =
         |attribute: &LinkAttribute| if let LinkAttribute::Link(index) = attribute { Some(*index) } else { None };
     link.attributes.iter().find_map(of_link).filter(|_| takes_frames)
+}
+
+/// The ifindex of the master, if this link is hardware.
+pub(super) fn master_of_physical_port(link: &LinkMessage) -> Option<u32> {
+    let of_master = |it: &LinkAttribute| if let LinkAttribute::Controller(index) = it { Some(*index) } else { None };
+    link.attributes.iter().find_map(of_master).filter(|_| kind(link) == DeviceKind::Physical)
 }
 
 fn kind(link: &LinkMessage) -> DeviceKind {

@@ -28,7 +28,7 @@ use tracing::warn;
 
 pub use self::tc_inspection::{TcInspection, remove_unused_clsact};
 use self::{
-    link::{carrier, device},
+    link::{carrier, device, master_of_physical_port},
     list::Lists,
     tc_inspection::Queues,
 };
@@ -146,8 +146,7 @@ async fn read_network() -> Result<NetworkState, NetlinkError> {
     let lists = Lists::open()?;
     let links = links(&lists).await?;
     let mut addresses = read_addresses(&lists).await?;
-    let default_routes = rules::read_default_routes(&lists).await?;
-    let routing = Routing { rules: rules::read_rules(&lists).await?, default_routes };
+    let (routing, with_gateway) = rules::read_routing(&lists).await?;
     let of_main = routing.default_routes.iter().filter(|route| route.table == MAIN_TABLE);
     let routed: BTreeSet<u32> = of_main.map(|route| route.ifindex).collect();
     let queues = tc_inspection::read_queues(&lists).await;
@@ -156,12 +155,15 @@ async fn read_network() -> Result<NetworkState, NetlinkError> {
     }
     let has_ingress_queue = |ifindex| queues.as_ref().is_ok_and(|all| tc_inspection::has_ingress_queue(all, ifindex));
     let carriers: BTreeSet<u32> = links.iter().filter_map(carrier).collect();
+    let with_physical_port: BTreeSet<u32> = links.iter().filter_map(master_of_physical_port).collect();
     let mut devices: Vec<Device> = links.iter().filter_map(device).collect();
     for device in &mut devices {
         device.link.has_upper_devices = carriers.contains(&device.ifindex);
         device.link.has_ingress_queue = has_ingress_queue(device.ifindex);
         device.addresses = addresses.remove(&device.ifindex).unwrap_or_default();
         device.has_default_route = routed.contains(&device.ifindex);
+        device.has_gateway_route = with_gateway.contains(&device.ifindex);
+        device.link.has_physical_port = with_physical_port.contains(&device.ifindex);
     }
     devices.sort_by_key(|device| device.ifindex);
     Ok(NetworkState { devices, queues, routing })
@@ -206,10 +208,7 @@ async fn route_to(handle: &Handle, addr: IpAddr) -> Option<Route> {
         found.attributes.iter().filter_map(|it| if let RouteAttribute::Metrics(all) = it { Some(all) } else { None });
     Some(Route {
         ifindex: found.attributes.iter().flat_map(outgoing_devices).next()?,
-        has_gateway: found
-            .attributes
-            .iter()
-            .any(|it| matches!(it, RouteAttribute::Gateway(_) | RouteAttribute::Via(_))),
+        has_gateway: found.attributes.iter().any(is_gateway),
         mtu: metrics.flatten().find_map(|metric| if let RouteMetric::Mtu(mtu) = metric { Some(*mtu) } else { None }),
     })
 }
@@ -239,6 +238,10 @@ fn global_address(message: &AddressMessage) -> Option<IpAddr> {
     let local = of(|attribute| if let AddressAttribute::Local(ip) = attribute { Some(*ip) } else { None });
     let address = of(|attribute| if let AddressAttribute::Address(ip) = attribute { Some(*ip) } else { None });
     local.or(address).filter(|_| message.header.scope == AddressScope::Universe)
+}
+
+const fn is_gateway(attribute: &RouteAttribute) -> bool {
+    matches!(attribute, RouteAttribute::Gateway(_) | RouteAttribute::Via(_))
 }
 
 fn outgoing_devices(attribute: &RouteAttribute) -> Vec<u32> {

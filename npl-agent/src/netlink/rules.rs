@@ -9,9 +9,9 @@ use rtnetlink::packet_route::{
     rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage},
 };
 
-use super::{FAMILIES, NetlinkError, list::Lists, outgoing_devices};
+use super::{FAMILIES, NetlinkError, is_gateway, list::Lists, outgoing_devices};
 use crate::core::{
-    devices::reply_routing::{DefaultRoute, Mark, Rule, Selector},
+    devices::reply_routing::{DefaultRoute, Mark, Routing, Rule, Selector},
     model::Family,
 };
 
@@ -20,9 +20,11 @@ const SUPPRESSES_NOTHING: u32 = u32::MAX;
 /// The mask of a rule that matches the whole mark.
 const WHOLE: u32 = u32::MAX;
 
-/// Rules that select a single source address or a mark, in the order in which the kernel applies them.
-pub(super) async fn read_rules(lists: &Lists) -> Result<Vec<Rule>, NetlinkError> {
-    let mut rules = Vec::new();
+/// Policy routing: rules that select a single source address or a mark, in the order in which the kernel applies them,
+/// and the tables of all rules that need a mark.
+/// Also returns the devices by which routes with a gateway leave.
+pub(super) async fn read_routing(lists: &Lists) -> Result<(Routing, BTreeSet<u32>), NetlinkError> {
+    let (mut rules, mut tables_of_marks) = (Vec::new(), BTreeSet::new());
     for family in FAMILIES {
         let mut wanted = RuleMessage::default();
         wanted.header.family = family;
@@ -30,15 +32,21 @@ pub(super) async fn read_rules(lists: &Lists) -> Result<Vec<Rule>, NetlinkError>
         match lists.dump("list rules", RouteNetlinkMessage::GetRule(wanted), pick).await {
             // A kernel without policy routing answers with an error.
             Err(NetlinkError::Request { .. }) => {}
-            listed => rules.extend(listed?.iter().filter_map(rule)),
+            listed => {
+                let listed = listed?;
+                rules.extend(listed.iter().filter_map(rule));
+                tables_of_marks.extend(listed.iter().filter_map(table_of_mark));
+            }
         }
     }
-    Ok(rules)
+    let (default_routes, with_gateway) = read_routes(lists).await?;
+    Ok((Routing { rules, default_routes, tables_of_marks }, with_gateway))
 }
 
-/// The default routes of all tables; a multipath route counts once for each of its devices.
-pub(super) async fn read_default_routes(lists: &Lists) -> Result<BTreeSet<DefaultRoute>, NetlinkError> {
-    let mut found = BTreeSet::new();
+/// The default routes of all tables, and the devices of all routes with a gateway; a multipath route counts once for
+/// each of its devices.
+async fn read_routes(lists: &Lists) -> Result<(BTreeSet<DefaultRoute>, BTreeSet<u32>), NetlinkError> {
+    let (mut found, mut with_gateway) = (BTreeSet::new(), BTreeSet::new());
     for family in FAMILIES {
         let mut wanted = RouteMessage::default();
         wanted.header.address_family = family;
@@ -47,9 +55,24 @@ pub(super) async fn read_default_routes(lists: &Lists) -> Result<BTreeSet<Defaul
             if route.header.destination_prefix_length == 0 {
                 found.extend(default_routes(&route));
             }
+            with_gateway.extend(devices_with_gateway(&route));
         }
     }
-    Ok(found)
+    Ok((found, with_gateway))
+}
+
+/// The devices by which the route leads to a gateway.
+fn devices_with_gateway(route: &RouteMessage) -> Vec<u32> {
+    let of_hop = |it: &RouteAttribute| {
+        let RouteAttribute::MultiPath(hops) = it else { return Vec::new() };
+        let to_gateway = hops.iter().filter(|hop| hop.attributes.iter().any(is_gateway));
+        to_gateway.map(|hop| hop.interface_index).collect()
+    };
+    if route.attributes.iter().any(is_gateway) {
+        route.attributes.iter().flat_map(outgoing_devices).collect()
+    } else {
+        route.attributes.iter().flat_map(of_hop).collect()
+    }
 }
 
 fn default_routes(route: &RouteMessage) -> Vec<DefaultRoute> {
@@ -75,9 +98,21 @@ fn rule(message: &RuleMessage) -> Option<Rule> {
         return None;
     }
     let selector = source(message).or_else(|| mark(message))?;
+    Some(Rule { family: family_of(message.header.family)?, selector, table: table(message) })
+}
+
+fn table(rule: &RuleMessage) -> u32 {
     let of_table = |it: &RuleAttribute| if let RuleAttribute::Table(table) = it { Some(*table) } else { None };
-    let table = message.attributes.iter().find_map(of_table).unwrap_or_else(|| message.header.table.into());
-    Some(Rule { family: family_of(message.header.family)?, selector, table })
+    rule.attributes.iter().find_map(of_table).unwrap_or_else(|| rule.header.table.into())
+}
+
+/// The table to which a rule leads packets with a mark. An inverted rule applies to packets without the mark.
+fn table_of_mark(rule: &RuleMessage) -> Option<(Family, u32)> {
+    if rule.header.action != RuleAction::ToTable || rule.header.flags.contains(RuleFlags::Invert) {
+        return None;
+    }
+    mark_of(rule)?;
+    Some((family_of(rule.header.family)?, table(rule)))
 }
 
 /// The selector of a rule for a single source address.
@@ -95,11 +130,15 @@ fn mark(rule: &RuleMessage) -> Option<Selector> {
     if !is_all || !rule.attributes.iter().all(has_no_other_condition) {
         return None;
     }
+    mark_of(rule).map(Selector::Mark)
+}
+
+fn mark_of(rule: &RuleMessage) -> Option<Mark> {
     let value = |it: &RuleAttribute| if let RuleAttribute::FwMark(value) = it { Some(*value) } else { None };
     let mask = |it: &RuleAttribute| if let RuleAttribute::FwMask(mask) = it { Some(*mask) } else { None };
     let value = rule.attributes.iter().find_map(value)?;
     let mask = rule.attributes.iter().find_map(mask).unwrap_or(WHOLE);
-    Mark::new(value, mask).map(Selector::Mark)
+    Mark::new(value, mask)
 }
 
 const fn has_no_other_condition(attribute: &RuleAttribute) -> bool {
@@ -120,10 +159,11 @@ mod tests {
 
     use rtnetlink::packet_route::{
         AddressFamily,
+        route::{RouteAddress, RouteAttribute, RouteMessage, RouteNextHop, RouteVia},
         rule::{RuleAction, RuleAttribute as Of, RuleFlags, RuleMessage},
     };
 
-    use super::{Mark, Rule, Selector, rule};
+    use super::{Mark, Rule, Selector, devices_with_gateway, rule, table_of_mark};
     use crate::core::{devices::reply_routing::MAIN_TABLE, model::Family};
 
     const POD: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 64, 7));
@@ -151,6 +191,37 @@ mod tests {
         let mark = |mask| Selector::Mark(Mark::new(0x80, mask).unwrap());
         assert_eq!(rule(&marked(Some(0x80))), read(mark(0x80), MAIN_TABLE));
         assert_eq!(rule(&marked(None)), read(mark(u32::MAX), MAIN_TABLE));
+    }
+
+    #[test]
+    fn the_table_of_a_mark_is_read_whatever_other_conditions_the_rule_has() {
+        let found = Some((Family::V4, MAIN_TABLE));
+        let mut conditional = marked(Some(0x80));
+        conditional.attributes.push(Of::Iifname("eth0".to_owned()));
+        assert_eq!([marked(None), conditional].map(|message| table_of_mark(&message)), [found, found]);
+        let mut inverted = marked(Some(0x80));
+        inverted.header.flags = RuleFlags::Invert;
+        let of_pod = message(32, vec![Of::Source(POD), Of::Table(1002)]);
+        assert_eq!([inverted, of_pod].map(|message| table_of_mark(&message)), [None, None]);
+    }
+
+    #[test]
+    fn the_hops_of_a_route_that_lead_to_a_gateway_are_found() {
+        let hop = |interface_index, attributes| {
+            let mut hop = RouteNextHop::default();
+            (hop.interface_index, hop.attributes) = (interface_index, attributes);
+            hop
+        };
+        let route = |attributes| {
+            let mut route = RouteMessage::default();
+            route.attributes = attributes;
+            devices_with_gateway(&route)
+        };
+        let gateway = RouteAttribute::Gateway(RouteAddress::Inet([192, 0, 2, 1].into()));
+        let by_v6 = RouteAttribute::Via(RouteVia::Inet6("fe80::1".parse().unwrap()));
+        assert_eq!(route(vec![RouteAttribute::Oif(7), gateway]), [7]);
+        assert_eq!(route(vec![RouteAttribute::Oif(7)]), [0; 0]);
+        assert_eq!(route(vec![RouteAttribute::MultiPath(vec![hop(7, vec![by_v6]), hop(8, vec![])])]), [7]);
     }
 
     #[test]

@@ -196,6 +196,7 @@ mod tests {
             master: None,
             peer_is_elsewhere: true,
             has_default_route: false,
+            has_gateway_route: false,
             addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
             link: LinkFacts::default(),
         };

@@ -73,6 +73,8 @@ pub struct Device {
     pub peer_is_elsewhere: bool,
     /// Whether the main table has a default route by it.
     pub has_default_route: bool,
+    /// Whether a route with a gateway leaves by it.
+    pub has_gateway_route: bool,
     /// Its addresses of global scope, in the order of the kernel's list.
     pub addresses: Vec<IpAddr>,
     /// Driver, MTU and further properties of the link.
@@ -91,6 +93,7 @@ impl Device {
             master: None,
             peer_is_elsewhere: false,
             has_default_route: false,
+            has_gateway_route: false,
             addresses: Vec::new(),
             link: LinkFacts::default(),
         }
@@ -104,6 +107,8 @@ pub struct LinkFacts {
     pub driver: Option<String>,
     /// The MTU in bytes.
     pub mtu: u32,
+    /// Whether it is a bridge with hardware among its ports.
+    pub has_physical_port: bool,
     /// Whether VLAN, macvlan or ipvlan devices are on top of it.
     pub has_upper_devices: bool,
     /// Whether it is a netkit device that drops packets unless a program passes them.
@@ -170,6 +175,10 @@ pub enum UplinkReason {
     HasNodeAddress,
     /// The main table has a default route by the device.
     HasDefaultRoute,
+    /// A route with a gateway leaves by the device, which has no address of its own.
+    HasGatewayRoute,
+    /// A bridge with an address and a physical port: clients may be behind that port.
+    BridgesPhysicalPort,
     /// A tunnel: replies to Pods of other Nodes leave by it.
     IsTunnel,
     /// The device has an address and is of a kind that uplinks have.
@@ -206,6 +215,8 @@ impl UplinkReason {
             Self::NotNamed => "not named by --devices",
             Self::HasNodeAddress => "has a Node address",
             Self::HasDefaultRoute => "has a default route",
+            Self::HasGatewayRoute => "a route with a gateway leaves by it",
+            Self::BridgesPhysicalPort => "bridge with an address and a physical port",
             Self::IsTunnel => "tunnel to other Nodes",
             Self::IsUplink => "uplink with an address",
             Self::Kept => "attached by an earlier agent; kept until the Node's addresses are known",
@@ -222,6 +233,12 @@ impl UplinkReason {
             }
             Self::HasOtherLinkLayer => "its link layer is neither Ethernet nor none",
         }
+    }
+
+    /// Whether clients can send to the Node's published address by an uplink that was chosen for this reason. Tunnels
+    /// to other Nodes carry replies, and clients only if the Node's address is on them.
+    pub const fn reaches_clients(self) -> bool {
+        !matches!(self, Self::IsTunnel)
     }
 
     /// Whether an uplink that is refused for this reason stays one for a grace period.
@@ -277,8 +294,7 @@ fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<UplinkReason,
         DeviceKind::Dummy => return Err(UplinkReason::IsDummy),
         DeviceKind::Vrf => return Err(UplinkReason::IsVrf),
         _ if device.master == Some(Master::TakesFrames) => return Err(UplinkReason::IsEnslaved),
-        DeviceKind::Tunnel => return Ok(UplinkReason::IsTunnel),
-        DeviceKind::Physical | DeviceKind::Veth | DeviceKind::Bridge | DeviceKind::Other => {}
+        DeviceKind::Physical | DeviceKind::Veth | DeviceKind::Bridge | DeviceKind::Tunnel | DeviceKind::Other => {}
     }
     if device.addresses.iter().any(|addr| node_ips.contains(addr)) {
         return Ok(UplinkReason::HasNodeAddress);
@@ -286,18 +302,20 @@ fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<UplinkReason,
     if device.has_default_route {
         return Ok(UplinkReason::HasDefaultRoute);
     }
+    let has_address = !device.addresses.is_empty();
     match device.kind {
+        DeviceKind::Tunnel => Ok(UplinkReason::IsTunnel),
+        DeviceKind::Bridge if device.link.has_physical_port && has_address => Ok(UplinkReason::BridgesPhysicalPort),
+        // Of a pair whose ends are both on the Node, such as Cilium's, gateway routes lead to Pods.
+        DeviceKind::Veth if device.peer_is_elsewhere && device.has_gateway_route => Ok(UplinkReason::HasGatewayRoute),
         DeviceKind::Veth | DeviceKind::Bridge => Err(UplinkReason::LeadsToPods),
-        DeviceKind::Physical
-        | DeviceKind::Other
-        | DeviceKind::Loopback
-        | DeviceKind::Dummy
-        | DeviceKind::Tunnel
-        | DeviceKind::Vrf => {
-            if device.addresses.is_empty() {
-                Err(UplinkReason::HasNoAddress)
-            } else {
+        DeviceKind::Physical | DeviceKind::Other | DeviceKind::Loopback | DeviceKind::Dummy | DeviceKind::Vrf => {
+            if has_address {
                 Ok(UplinkReason::IsUplink)
+            } else if device.has_gateway_route {
+                Ok(UplinkReason::HasGatewayRoute)
+            } else {
+                Err(UplinkReason::HasNoAddress)
             }
         }
     }
@@ -320,7 +338,9 @@ pub fn local_addresses(devices: &[Device], node_ips: &[IpAddr]) -> Vec<IpAddr> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Device, DeviceKind, DeviceSelection, LinkLayer, Master, UplinkReason, choose, local_addresses};
+    use super::{
+        Device, DeviceKind, DeviceSelection, LinkFacts, LinkLayer, Master, UplinkReason, choose, local_addresses,
+    };
 
     const NODE_IP: &str = "192.0.2.11";
 
@@ -361,6 +381,38 @@ mod tests {
         let master = Some(Master::TakesFrames);
         let member = Device { master, ..device("eth3", DeviceKind::Physical, &[]) };
         assert_eq!(auto(&member), Err(UplinkReason::IsEnslaved));
+    }
+
+    /// cilium/cilium#12317: the Node's address is on `lo`, and routes by BGP lead out.
+    #[test]
+    fn a_device_without_an_address_is_an_uplink_if_a_route_with_a_gateway_leaves_by_it() {
+        let routed = |name, kind| Device { has_gateway_route: true, ..device(name, kind, &[]) };
+        for kind in [DeviceKind::Physical, DeviceKind::Other] {
+            assert_eq!(auto(&routed("eth0", kind)), Ok(UplinkReason::HasGatewayRoute), "{kind:?}");
+        }
+        let pair = routed("e0", DeviceKind::Veth);
+        assert_eq!(auto(&pair), Err(UplinkReason::LeadsToPods), "both ends are on the Node");
+        assert_eq!(auto(&Device { peer_is_elsewhere: true, ..pair }), Ok(UplinkReason::HasGatewayRoute));
+        assert_eq!(auto(&routed("cni0", DeviceKind::Bridge)), Err(UplinkReason::LeadsToPods));
+    }
+
+    #[test]
+    fn a_bridge_with_an_address_and_a_physical_port_is_an_uplink() {
+        let bridge = |addresses, has_physical_port| {
+            let bridge = device("br-ex", DeviceKind::Bridge, addresses);
+            auto(&Device { link: LinkFacts { has_physical_port, ..bridge.link.clone() }, ..bridge })
+        };
+        assert_eq!(bridge(&["198.51.100.4"], true), Ok(UplinkReason::BridgesPhysicalPort));
+        assert_eq!(bridge(&["198.51.100.4"], false), Err(UplinkReason::LeadsToPods));
+        assert_eq!(bridge(&[], true), Err(UplinkReason::LeadsToPods));
+    }
+
+    #[test]
+    fn clients_reach_the_node_by_a_tunnel_only_if_its_address_or_a_default_route_is_there() {
+        let tunnel = |addresses| device("wg0", DeviceKind::Tunnel, addresses);
+        assert!(!auto(&tunnel(&["10.244.1.0"])).unwrap().reaches_clients());
+        assert!(auto(&tunnel(&[NODE_IP])).unwrap().reaches_clients());
+        assert!(auto(&Device { has_default_route: true, ..tunnel(&[]) }).unwrap().reaches_clients());
     }
 
     #[test]

@@ -83,7 +83,7 @@ pub struct DeviceDecisions {
     pub next_hops: BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>>,
     /// The connections to mark, so that replies of Pods with routing tables of their own are led back.
     pub markings: BTreeSet<Marking>,
-    /// Pods whose replies leave by another interface than their requests came in by, and why.
+    /// Pods, or addresses of the Node, whose replies leave by another interface than their requests came in by, and why.
     pub reply_route_problem: Option<(ReplyRouteProblem, BTreeSet<IpAddr>)>,
     /// Names in `--devices` that no device has.
     pub missing_devices: BTreeSet<String>,
@@ -210,7 +210,8 @@ impl DevicePlanner {
         if self.policy.forwarding == Forwarding::Offload && network.conntrack.is_strict {
             return BTreeMap::new();
         }
-        next_hops(network.devices, uplinks, network.routes, network.attachments)
+        let routed_by_mark = network.routing.families_routed_by_mark(uplinks);
+        next_hops(network.devices, uplinks, network.routes, network.attachments, &routed_by_mark)
     }
 
     fn missing_devices(&self, devices: &[Device]) -> BTreeSet<String> {
@@ -297,7 +298,7 @@ mod tests {
     #[test]
     fn a_driver_that_refused_xdp_is_asked_again_once_its_device_has_changed() {
         let card = |mtu| {
-            let link = LinkFacts { driver: Some("ice".to_owned()), mtu, ..LinkFacts::default() };
+            let link = LinkFacts { driver: Some("i40e".to_owned()), mtu, ..LinkFacts::default() };
             Device { kind: DeviceKind::Physical, link, ..bridge(&[NODE_IP]) }
         };
         let mut planner = DevicePlanner::new(policy());

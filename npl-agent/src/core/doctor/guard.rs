@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Checks of the nftables guard.
 
+use std::{collections::BTreeSet, net::IpAddr};
+
 use super::{Facts, Finding, kernel::ASK_AS_ROOT};
 use crate::core::devices::{
     redirect::Forwarding,
@@ -57,6 +59,16 @@ pub(super) fn reply_routes(facts: &Facts) -> Finding {
         routes.marked.len() + routes.unmarked.len()
     );
     match routes.problem(Forwarding::Stack, are_marked) {
+        Some((ReplyRouteProblem::NodeAddress, addresses)) => Finding::warning(
+            key,
+            format!(
+                "a policy routing rule gives addresses of the Node a routing table of their own: {}",
+                list(addresses)
+            ),
+            "with --forwarding stack and offload, replies to clients of these addresses leave by the main table's \
+             uplink and may be dropped on the way: set --forwarding redirect, or publish an address of the main \
+             table's uplink with --node-ip",
+        ),
         None if routes.marked.is_empty() => Finding::ok(key, found),
         None => Finding::ok(key, format!("{found}; nftables table inet npl marks their connections")),
         Some((ReplyRouteProblem::NoMark, unmarked)) => Finding::warning(
@@ -72,6 +84,10 @@ pub(super) fn reply_routes(facts: &Facts) -> Finding {
     }
 }
 
+fn list(addresses: &BTreeSet<IpAddr>) -> String {
+    addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
 #[cfg(test)]
 mod tests {
     use super::{
@@ -82,7 +98,10 @@ mod tests {
         Facts,
     };
     use crate::core::{
-        devices::reply_routing::{DefaultRoute, MAIN_TABLE, Mark, Marking, Routing, Rule, Selector},
+        devices::{
+            Device, DeviceKind,
+            reply_routing::{DefaultRoute, MAIN_TABLE, Mark, Marking, Routing, Rule, Selector},
+        },
         model::Family,
     };
 
@@ -97,7 +116,8 @@ mod tests {
         let mark = ahead.map(|mark| Rule { family, selector: Selector::Mark(mark), table: MAIN_TABLE });
         let pod = Rule { family, selector: Selector::Source("10.0.64.7".parse().unwrap()), table: 2 };
         let default_routes = [DefaultRoute { family, table: MAIN_TABLE, ifindex }].into();
-        facts.routing = Ok(Routing { rules: mark.into_iter().chain([pod]).collect(), default_routes });
+        facts.routing =
+            Ok(Routing { rules: mark.into_iter().chain([pod]).collect(), default_routes, ..Routing::default() });
     }
 
     fn marks(facts: &mut Facts, mark: Mark) {
@@ -163,6 +183,33 @@ mod tests {
             (|it| it.markings = Err("EPERM".to_owned()), KEY, State::Ok, "no policy routing rule", ""),
             (|it| it.routing = Err("EPERM".to_owned()), KEY, State::Unknown, "EPERM", "as root"),
         ]);
+    }
+
+    #[test]
+    fn an_address_of_the_node_with_a_routing_table_by_another_uplink_is_reported() {
+        check(&[(
+            |it| {
+                let second = Device {
+                    addresses: vec!["198.51.100.10".parse().unwrap()],
+                    ..Device::new(9, "eth1", DeviceKind::Physical)
+                };
+                let (family, first) = (Family::V4, first_device(it).ifindex);
+                let rule = Rule { family, selector: Selector::Source([198, 51, 100, 10].into()), table: 100 };
+                let default_routes = [(MAIN_TABLE, first), (100, second.ifindex)];
+                let route = |(table, ifindex)| DefaultRoute { family, table, ifindex };
+                it.devices.as_mut().unwrap().push(second);
+                it.datapath.as_mut().unwrap().addresses.insert([198, 51, 100, 10].into());
+                it.routing = Ok(Routing {
+                    rules: vec![rule],
+                    default_routes: default_routes.map(route).into(),
+                    ..Routing::default()
+                });
+            },
+            "reply_routes",
+            State::Warning,
+            "routing table of their own: 198.51.100.10",
+            "--forwarding redirect",
+        )]);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! Checks of the kernel, of capabilities, and of the pinned datapath.
 
 use super::{Datapath, Device, Facts, Finding, Kernel};
+use crate::core::devices::DeviceKind;
 
 /// The advice where this process may not read something.
 pub(super) const ASK_AS_ROOT: &str = "this check needs more rights: run it again as root, or in the agent's container";
@@ -126,6 +127,14 @@ pub(super) fn datapath(facts: &Facts) -> Finding {
              why each device was left out",
         );
     }
+    if mappings == 0 && has_only_tunnels(datapath, facts.devices.as_deref().unwrap_or_default()) {
+        return Finding::failed(
+            key,
+            format!("only tunnels carry programs: {}; mappings: 0", attached.join(", ")),
+            "the agent publishes nothing, since no client outside the Node reaches it by a tunnel to other Nodes: name \
+             the uplinks with --devices",
+        );
+    }
     Finding::ok(key, format!("programs on {}; mappings: {mappings}", attached.join(", ")))
 }
 
@@ -137,6 +146,13 @@ fn not_installed(key: &'static str, facts: &Facts) -> Finding {
         return Finding::failed(key, found, advice);
     }
     Finding::warning(key, found, "no node port is served: start the agent")
+}
+
+/// Whether all devices with programs are tunnels to other Nodes, as far as that is visible without the Node's published
+/// addresses.
+fn has_only_tunnels(datapath: &Datapath, devices: &[Device]) -> bool {
+    let mut attached = devices.iter().filter(|device| datapath.attached_devices.contains(&device.ifindex)).peekable();
+    attached.peek().is_some() && attached.all(|device| device.kind == DeviceKind::Tunnel && !device.has_default_route)
 }
 
 /// The names of existing devices that carry programs.

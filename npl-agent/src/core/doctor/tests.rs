@@ -183,6 +183,38 @@ fn the_capabilities_of_the_loader_decide_the_speed_of_the_programs() {
     assert!(state == State::Ok && found.contains("not held by this process"), "{found}");
 }
 
+/// cilium/cilium#12317: the agent publishes nothing on such a Node.
+#[test]
+fn a_datapath_on_tunnels_alone_is_reported_unless_the_agent_has_published_mappings() {
+    fn on_a_tunnel(facts: &mut Facts) {
+        first_device(facts).kind = DeviceKind::Tunnel;
+        pinned(facts).mappings.clear();
+    }
+    check(&[
+        (on_a_tunnel, "datapath", State::Failed, "only tunnels carry programs: eth0", "--devices"),
+        (
+            |it| {
+                on_a_tunnel(it);
+                pinned(it).mappings = [(Family::V4, 3)].into();
+            },
+            "datapath",
+            State::Ok,
+            "mappings: 3",
+            "",
+        ),
+        (
+            |it| {
+                on_a_tunnel(it);
+                first_device(it).has_default_route = true;
+            },
+            "datapath",
+            State::Ok,
+            "mappings: 0",
+            "",
+        ),
+    ]);
+}
+
 #[test]
 fn a_missing_or_unattached_datapath_is_reported() {
     let no_devices: Row = (

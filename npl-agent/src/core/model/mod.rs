@@ -259,7 +259,7 @@ pub struct ContainerPort {
     pub port: PodPort,
     /// `protocol`.
     pub protocol: Protocol,
-    /// `hostPort`, when set and not 0.
+    /// `hostPort`, when set and not 0. A native sidecar has none: the kubelet does not map it.
     pub host_port: Option<NodePort>,
     /// `hostIP`, when set and not the wildcard address.
     pub host_ip: Option<IpAddr>,

@@ -12,6 +12,7 @@ use super::{
     Device, DeviceKind, LinkLayer, Master,
     attachments::{DeviceAttachments, Side},
 };
+use crate::core::model::Family;
 
 /// `--forwarding`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -156,6 +157,8 @@ pub enum RedirectRefusal {
     HasFilters,
     /// An uplink has ingress programs or filters of other software after NPL's, and a redirect would bypass them.
     UplinkHasFilters,
+    /// Policy routing rules choose the uplink by a packet's mark, which the route look-up of a redirect ignores.
+    RoutedByMark,
     /// The device's programs and filters cannot be listed.
     Unseen,
 }
@@ -173,6 +176,10 @@ impl RedirectRefusal {
             Self::HasLimit => "a qdisc of its device shapes or polices traffic",
             Self::HasFilters => "its device has programs or filters of other software",
             Self::UplinkHasFilters => "an uplink has programs or filters of other software behind NPL's",
+            Self::RoutedByMark => {
+                "policy routing rules choose the uplink by packet marks (`ip rule`, fwmark), which a redirect ignores: \
+                 use --forwarding stack"
+            }
             Self::Unseen => "the programs and filters of its device cannot be listed",
         }
     }
@@ -184,6 +191,7 @@ pub fn next_hops(
     uplinks: &BTreeSet<u32>,
     routes: &BTreeMap<IpAddr, Route>,
     attachments: &BTreeMap<u32, DeviceAttachments>,
+    routed_by_mark: &BTreeSet<Family>,
 ) -> BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>> {
     let device = |ifindex: u32| devices.iter().find(|device| device.ifindex == ifindex);
     // All uplinks count: replies may leave by another uplink than their requests came in by, and both directions must
@@ -191,8 +199,16 @@ pub fn next_hops(
     let are_clear = uplinks.iter().filter_map(|ifindex| device(*ifindex)).all(|uplink| is_clear(uplink, attachments));
     let decide = |(addr, route): (&IpAddr, &Route)| {
         let device = device(route.ifindex)?;
-        let hop = next_hop(route, device, uplinks, attachments.get(&device.ifindex));
-        Some((*addr, if are_clear { hop } else { hop.and(Err(RedirectRefusal::UplinkHasFilters)) }))
+        let hop = next_hop(route, device, uplinks, attachments.get(&device.ifindex)).and_then(|hop| {
+            if !are_clear {
+                Err(RedirectRefusal::UplinkHasFilters)
+            } else if routed_by_mark.contains(&Family::of(*addr)) {
+                Err(RedirectRefusal::RoutedByMark)
+            } else {
+                Ok(hop)
+            }
+        });
+        Some((*addr, hop))
     };
     routes.iter().filter_map(decide).collect()
 }

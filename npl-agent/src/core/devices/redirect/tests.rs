@@ -4,9 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Forwarding, HopKind, PodNextHop, ProgramSet, RedirectRefusal, Route, next_hops};
-use crate::core::devices::{
-    Device, DeviceKind, LinkFacts, LinkLayer, Master,
-    attachments::{AttachmentOwner, DeviceAttachments},
+use crate::core::{
+    devices::{
+        Device, DeviceKind, LinkFacts, LinkLayer, Master,
+        attachments::{AttachmentOwner, DeviceAttachments},
+    },
+    model::Family,
 };
 
 fn device(kind: DeviceKind) -> Device {
@@ -28,7 +31,8 @@ fn decided_with(
 ) -> Option<Result<PodNextHop, RedirectRefusal>> {
     let pod = "10.244.1.5".parse().unwrap();
     let uplinks = uplinks.iter().copied().collect::<BTreeSet<u32>>();
-    next_hops(std::slice::from_ref(device), &uplinks, &BTreeMap::from([(pod, route)]), attachments).remove(&pod)
+    next_hops(std::slice::from_ref(device), &uplinks, &BTreeMap::from([(pod, route)]), attachments, &BTreeSet::new())
+        .remove(&pod)
 }
 
 fn queue(kind: &str) -> DeviceAttachments {
@@ -130,7 +134,7 @@ fn an_uplink_on_which_others_come_behind_us_keeps_all_packets_on_the_stack() {
         attachments.extend(of_uplink.map(|ingress| (2, DeviceAttachments { ingress, ..around })));
         let (pod, devices) = ("10.244.1.5".parse().unwrap(), [device(DeviceKind::Veth), uplink.clone()]);
         let routes = BTreeMap::from([(pod, ROUTE)]);
-        next_hops(&devices, &BTreeSet::from([2]), &routes, &attachments)[&pod].map(drop)
+        next_hops(&devices, &BTreeSet::from([2]), &routes, &attachments, &BTreeSet::new())[&pod].map(drop)
     };
     let uplink = Device { ifindex: 2, ..device(DeviceKind::Physical) };
     let refused = Err(RedirectRefusal::UplinkHasFilters);
@@ -140,6 +144,16 @@ fn an_uplink_on_which_others_come_behind_us_keeps_all_packets_on_the_stack() {
     assert_eq!(decided(&uplink, Some(vec![AttachmentOwner::Other])), refused);
     assert_eq!(decided(&uplink, None), refused, "nobody knows what is there");
     assert_eq!(decided(&Device { link_layer: LinkLayer::None, ..uplink }, Some(vec![AttachmentOwner::Other])), Ok(()));
+}
+
+#[test]
+fn pods_of_a_family_whose_uplink_is_chosen_by_mark_take_the_stack() {
+    let pods = ["10.244.1.5", "2001:db8::5"].map(|text| text.parse().unwrap());
+    let routes = BTreeMap::from(pods.map(|pod| (pod, ROUTE)));
+    let attachments = BTreeMap::from([(7, DeviceAttachments::default())]);
+    let hops = next_hops(&[device(DeviceKind::Veth)], &BTreeSet::new(), &routes, &attachments, &[Family::V4].into());
+    let found = pods.map(|pod| hops[&pod].map(drop));
+    assert_eq!(found, [Err(RedirectRefusal::RoutedByMark), Ok(())]);
 }
 
 #[test]

@@ -92,6 +92,8 @@ pub struct Routing {
     pub rules: Vec<Rule>,
     /// Default routes, one for each device of each table.
     pub default_routes: BTreeSet<DefaultRoute>,
+    /// The tables of all rules that need a mark, with or without other conditions.
+    pub tables_of_marks: BTreeSet<(Family, u32)>,
 }
 
 /// Connections to mark: those whose request came in by a device.
@@ -114,20 +116,24 @@ pub struct ReplyRoutes {
     pub marked: BTreeSet<IpAddr>,
     /// Pods for which no rule evaluates a mark.
     pub unmarked: BTreeSet<IpAddr>,
+    /// Addresses of the Node that have a routing table of their own. Its default routes leave by other uplinks than the
+    /// main table's, by which replies of Pods leave: they are routed before their source becomes the Node's address.
+    pub misrouted_addresses: BTreeSet<IpAddr>,
 }
 
-/// Why replies of some Pods leave by another interface than their requests came in by.
+/// Why some replies leave by another interface than their requests came in by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplyRouteProblem {
     /// No rule ahead of the Pods' rules leads a mark to the main table.
     NoMark,
     /// A rule leads a mark to the main table, but no rule sets the mark on connections.
     MarkNotSet,
+    /// A rule leads packets of an address of the Node to a table of its own, which replies of Pods do not use.
+    NodeAddress,
 }
 
 impl Routing {
-    /// Decides by rules and routes alone, so that the result is known before a Pod has its first mapping. Rules for the
-    /// Node's own addresses do not count.
+    /// Decides by rules and routes alone, so that the result is known before a Pod has its first mapping.
     pub fn reply_routes(&self, devices: &[Device], uplinks: &BTreeSet<u32>) -> ReplyRoutes {
         let is_own = |addr: &IpAddr| devices.iter().any(|device| device.addresses.contains(addr));
         let mut routes = ReplyRoutes::default();
@@ -143,17 +149,45 @@ impl Routing {
                 Selector::Source(addr) if rule.table != MAIN_TABLE && !is_own(&addr) => {
                     routes.take_in(addr, leading.get(&rule.family));
                 }
+                Selector::Source(addr) if self.misroutes(rule, leading.get(&rule.family), uplinks) => {
+                    routes.misrouted_addresses.insert(addr);
+                }
                 Selector::Mark(_) | Selector::Source(_) => {}
             }
         }
         routes
     }
 
+    /// Whether a rule for an address of the Node leads its packets to other uplinks than replies of Pods take, and no
+    /// mark of an earlier rule leads those replies to the uplinks of the rule.
+    fn misroutes(&self, rule: &Rule, leading: Option<&BTreeSet<Marking>>, uplinks: &BTreeSet<u32>) -> bool {
+        let of_rule = self.default_uplinks(rule.family, rule.table, uplinks);
+        let of_marks: BTreeSet<u32> = leading.into_iter().flatten().map(|marking| marking.ifindex).collect();
+        !of_rule.is_empty()
+            && of_rule != self.default_uplinks(rule.family, MAIN_TABLE, uplinks)
+            && !of_rule.is_subset(&of_marks)
+    }
+
+    /// The uplinks by which a table has default routes.
+    fn default_uplinks(&self, family: Family, table: u32, uplinks: &BTreeSet<u32>) -> BTreeSet<u32> {
+        let is_its = |route: &&DefaultRoute| (route.family, route.table) == (family, table);
+        let of_table = self.default_routes.iter().filter(is_its).map(|route| route.ifindex);
+        of_table.filter(|ifindex| uplinks.contains(ifindex)).collect()
+    }
+
+    /// The families in which a packet's mark can choose the uplink: a rule leads marked packets to a table other than
+    /// the main one, and that table has a default route by an uplink.
+    pub fn families_routed_by_mark(&self, uplinks: &BTreeSet<u32>) -> BTreeSet<Family> {
+        let leads_out = |(family, table): &&(Family, u32)| {
+            *table != MAIN_TABLE && !self.default_uplinks(*family, *table, uplinks).is_empty()
+        };
+        self.tables_of_marks.iter().filter(leads_out).map(|(family, _)| *family).collect()
+    }
+
     /// The markings for a rule: one for each uplink by which the rule's table has a default route.
     fn markings(&self, rule: &Rule, mark: Mark, uplinks: &BTreeSet<u32>) -> BTreeSet<Marking> {
-        let is_its = |route: &&DefaultRoute| (route.family, route.table) == (rule.family, rule.table);
-        let of_table = self.default_routes.iter().filter(is_its).filter(|route| uplinks.contains(&route.ifindex));
-        of_table.map(|route| Marking { family: rule.family, ifindex: route.ifindex, mark }).collect()
+        let of_table = self.default_uplinks(rule.family, rule.table, uplinks).into_iter();
+        of_table.map(|ifindex| Marking { family: rule.family, ifindex, mark }).collect()
     }
 }
 
@@ -171,7 +205,7 @@ impl ReplyRoutes {
         }
     }
 
-    /// The problem and the affected Pods. Redirected replies are routed by the Node's address and are not affected.
+    /// The problem and the affected Pods, or addresses of the Node. Redirected replies are routed by the Node's address and are not affected.
     pub fn problem(&self, forwarding: Forwarding, are_marked: bool) -> Option<(ReplyRouteProblem, &BTreeSet<IpAddr>)> {
         if forwarding == Forwarding::Redirect {
             None
@@ -179,12 +213,14 @@ impl ReplyRoutes {
             Some((ReplyRouteProblem::NoMark, &self.unmarked))
         } else if !are_marked && !self.marked.is_empty() {
             Some((ReplyRouteProblem::MarkNotSet, &self.marked))
+        } else if !self.misrouted_addresses.is_empty() {
+            Some((ReplyRouteProblem::NodeAddress, &self.misrouted_addresses))
         } else {
             None
         }
     }
 
-    /// Keeps only the entries of these addresses; the markings stay.
+    /// Keeps only the entries of these Pods; the markings and the Node's addresses stay.
     #[must_use]
     pub fn of(mut self, addresses: &BTreeSet<IpAddr>) -> Self {
         for addrs in [&mut self.marked, &mut self.unmarked] {

@@ -35,7 +35,8 @@ fn marked(family: Family, value: u32, mask: u32, table: u32) -> Rule {
 fn reply_routes(rules: &[Rule]) -> ReplyRoutes {
     let tables = [(MAIN_TABLE, FIRST), (2, SECOND), (3, THIRD)];
     let route = |family| tables.map(|(table, ifindex)| DefaultRoute { family, table, ifindex });
-    let routing = Routing { rules: rules.to_vec(), default_routes: Family::ALL.into_iter().flat_map(route).collect() };
+    let default_routes = Family::ALL.into_iter().flat_map(route).collect();
+    let routing = Routing { rules: rules.to_vec(), default_routes, ..Routing::default() };
     let device = Device {
         has_default_route: true,
         addresses: vec![ip(OWN)],
@@ -51,7 +52,12 @@ fn routes(markings: &[(Family, u32, u32, u32)], marked: &[&str], unmarked: &[&st
         mark: Mark::new(*value, *mask).unwrap(),
     };
     let addrs = |texts: &[&str]| texts.iter().map(|text| ip(text)).collect::<BTreeSet<_>>();
-    ReplyRoutes { markings: markings.iter().map(marking).collect(), marked: addrs(marked), unmarked: addrs(unmarked) }
+    ReplyRoutes {
+        markings: markings.iter().map(marking).collect(),
+        marked: addrs(marked),
+        unmarked: addrs(unmarked),
+        misrouted_addresses: BTreeSet::new(),
+    }
 }
 
 #[test]
@@ -77,7 +83,32 @@ fn without_a_mark_pods_stay_unmarked() {
 fn rules_without_pod_tables_need_no_mark() {
     let mark = marked(Family::V4, 0x80, 0x80, MAIN_TABLE);
     assert_eq!(reply_routes(&[mark]), ReplyRoutes::default());
-    assert_eq!(reply_routes(&[mark, from(POD, MAIN_TABLE), from(OWN, 2)]), ReplyRoutes::default());
+    assert_eq!(reply_routes(&[mark, from(POD, MAIN_TABLE)]), ReplyRoutes::default());
+}
+
+/// kubernetes/kubernetes#101910: the rule applies to sockets of the Node, and not to replies of Pods.
+#[test]
+fn an_address_of_the_node_with_a_table_by_another_uplink_is_misrouted_unless_marks_lead_there() {
+    let misrouted = |rules: &[Rule]| reply_routes(rules).misrouted_addresses.len();
+    assert_eq!(misrouted(&[from(OWN, 2)]), 1);
+    assert_eq!(misrouted(&[marked(Family::V4, 0x80, 0x80, 2), from(OWN, 2)]), 0);
+    assert_eq!(misrouted(&[from(OWN, 2), marked(Family::V4, 0x80, 0x80, 2)]), 1, "the mark comes too late");
+    assert_eq!(misrouted(&[marked(Family::V4, 0x80, 0x80, MAIN_TABLE), from(OWN, 2)]), 1);
+    for harmless in [from(OWN, MAIN_TABLE), from(OWN, 3), from(OWN, 2004)] {
+        assert_eq!(misrouted(&[harmless]), 0, "{harmless:?}");
+    }
+}
+
+#[test]
+fn a_misrouted_address_of_the_node_is_a_problem_unless_replies_are_redirected() {
+    let problem = |forwarding| {
+        let routes = reply_routes(&[from(OWN, 2)]).of(&BTreeSet::new());
+        routes.problem(forwarding, true).map(|(problem, addresses)| (problem, addresses.clone()))
+    };
+    for forwarding in [Forwarding::Stack, Forwarding::Offload] {
+        assert_eq!(problem(forwarding), Some((ReplyRouteProblem::NodeAddress, [ip(OWN)].into())));
+    }
+    assert_eq!(problem(Forwarding::Redirect), None);
 }
 
 #[test]
@@ -125,5 +156,24 @@ fn misrouted_replies_are_a_problem_unless_marked_or_redirected() {
     }
     for rules in [&[from(POD, 2)][..], &[mark, from(POD, 2)]] {
         assert_eq!(of(rules, Forwarding::Redirect, false), None);
+    }
+}
+
+#[test]
+fn a_mark_routes_packets_if_its_table_leaves_by_an_uplink_and_is_not_the_main_one() {
+    let tables = [(MAIN_TABLE, FIRST), (2, SECOND), (3, THIRD)];
+    let default_routes = tables.map(|(table, ifindex)| DefaultRoute { family: Family::V4, table, ifindex });
+    let families = |family, table| {
+        let routing = Routing {
+            default_routes: default_routes.into(),
+            tables_of_marks: [(family, table)].into(),
+            ..Routing::default()
+        };
+        routing.families_routed_by_mark(&UPLINKS.into())
+    };
+    assert_eq!(families(Family::V4, 2), [Family::V4].into());
+    // Cilium leads the packets of its proxy to a table of local routes.
+    for (family, table) in [(Family::V4, MAIN_TABLE), (Family::V4, 3), (Family::V4, 2004), (Family::V6, 2)] {
+        assert_eq!(families(family, table), BTreeSet::new(), "{table}");
     }
 }
