@@ -148,4 +148,6 @@ fn millis(duration: Duration) -> u64 {
 }
 
 #[cfg(test)]
+mod manifest_tests;
+#[cfg(test)]
 mod tests;

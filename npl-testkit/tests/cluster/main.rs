@@ -8,6 +8,7 @@
 
 mod agent;
 mod clients;
+mod commands;
 mod filters;
 mod harness;
 mod kinds;
@@ -40,6 +41,10 @@ const TESTS: &[ClusterTest] = &[
     ClusterTest::new(
         "the_programs_are_loaded_before_the_agent_starts",
         agent::the_programs_are_loaded_before_the_agent_starts,
+    ),
+    ClusterTest::new(
+        "the_commands_of_the_documents_run_in_the_agents_pod",
+        commands::the_commands_of_the_documents_run_in_the_agents_pod,
     ),
     ClusterTest::new(
         "an_agent_may_write_its_annotation_and_nothing_else",
