@@ -149,4 +149,6 @@ fn millis(duration: Duration) -> u64 {
 }
 
 #[cfg(test)]
+mod manifest_tests;
+#[cfg(test)]
 mod tests;

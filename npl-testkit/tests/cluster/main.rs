@@ -8,6 +8,7 @@
 
 mod agent;
 mod clients;
+mod commands;
 mod filters;
 mod harness;
 mod kinds;
@@ -40,6 +41,10 @@ const TESTS: &[ClusterTest] = &[
     ClusterTest::new(
         "the_programs_are_loaded_before_the_agent_starts",
         agent::the_programs_are_loaded_before_the_agent_starts,
+    ),
+    ClusterTest::new(
+        "the_commands_of_the_documents_run_in_the_agents_pod",
+        commands::the_commands_of_the_documents_run_in_the_agents_pod,
     ),
     ClusterTest::new(
         "an_agent_may_write_its_annotation_and_nothing_else",
@@ -117,11 +122,17 @@ const OFFLOAD_TESTS: &[ClusterTest] = &[
     ),
 ];
 
-/// The last test, because it uninstalls the agent.
-const UNINSTALL: ClusterTest = ClusterTest::new(
-    "uninstalling_removes_everything_and_does_not_affect_workloads",
-    uninstall::uninstalling_removes_everything_and_does_not_affect_workloads,
-);
+/// The last tests, because they uninstall the agent.
+const UNINSTALL: &[ClusterTest] = &[
+    ClusterTest::new(
+        "the_cleanup_daemon_set_removes_what_deleted_agents_have_left",
+        uninstall::the_cleanup_daemon_set_removes_what_deleted_agents_have_left,
+    ),
+    ClusterTest::new(
+        "uninstalling_removes_everything_and_does_not_affect_workloads",
+        uninstall::uninstalling_removes_everything_and_does_not_affect_workloads,
+    ),
+];
 
 fn main() -> ExitCode {
     harness::run(|networks| {
@@ -130,10 +141,10 @@ fn main() -> ExitCode {
                 Suite::new(Network::new(Cni::Bridge, KubeProxy::Iptables), &[TESTS]),
                 Suite::new(
                     Network::new(Cni::FlannelVxlan, KubeProxy::Nftables),
-                    &[NETWORK_TESTS, OFFLOAD_TESTS, &[UNINSTALL]],
+                    &[NETWORK_TESTS, OFFLOAD_TESTS, UNINSTALL],
                 ),
             ];
         }
-        networks.iter().map(|network| Suite::new(*network, &[TESTS, OFFLOAD_TESTS, &[UNINSTALL]])).collect()
+        networks.iter().map(|network| Suite::new(*network, &[TESTS, OFFLOAD_TESTS, UNINSTALL])).collect()
     })
 }

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `deploy/npl.yaml` on API servers that restrict what a manifest may create.
+
+use std::fs;
+
+use npl_common::names;
+use npl_testkit::agent::{Agent, Options};
+use npl_testkit::api_client::ApiClient;
+use npl_testkit::cluster::Cluster;
+use npl_testkit::control_plane::ControlPlane;
+use npl_testkit::mounts;
+use npl_testkit::poll;
+use npl_testkit::process::Process;
+use npl_testkit::run::Run;
+use npl_testkit::tools;
+use serde_json::{Value, json};
+
+use crate::world::{LIMIT, NODE, World, manifest};
+
+/// The agent's namespace.
+const NPL_SYSTEM: &str = "/api/v1/namespaces/npl-system";
+
+/// GKE and others admit Pods of the two system priorities only in namespaces with a quota for them.
+const PRIORITY_NEEDS_QUOTA: &str = "apiVersion: apiserver.config.k8s.io/v1
+kind: AdmissionConfiguration
+plugins:
+  - name: ResourceQuota
+    configuration:
+      apiVersion: apiserver.config.k8s.io/v1
+      kind: ResourceQuotaConfiguration
+      limitedResources:
+        - resource: pods
+          matchScopes:
+            - scopeName: PriorityClass
+              operator: In
+              values: [system-node-critical, system-cluster-critical]
+";
+
+/// A control plane whose API server has this admission configuration, with the whole manifest applied.
+fn installed_with(run: &Run, configuration: &str) -> (ControlPlane, Cluster) {
+    let file = run.file("admission.yaml");
+    fs::write(&file, configuration).unwrap();
+    let flag = format!("--admission-control-config-file={}", file.display());
+    let plane = ControlPlane::start_with_flags(run, None, &[flag]).unwrap();
+    let cluster = Cluster::new(&plane).unwrap();
+    cluster.kubectl(&["apply", "--filename", manifest().to_str().unwrap()]).unwrap();
+    (plane, cluster)
+}
+
+/// Creates a Pod from the DaemonSet's template, as the DaemonSet controller does.
+fn create_agent_pod(cluster: &Cluster, name: &str) -> anyhow::Result<Value> {
+    let daemon_set = cluster.client().get("/apis/apps/v1/namespaces/npl-system/daemonsets/npl-agent")?;
+    let mut pod = daemon_set["spec"]["template"].clone();
+    pod["metadata"]["name"] = json!(name);
+    pod["spec"]["nodeName"] = json!(NODE);
+    cluster.client().create(&format!("{NPL_SYSTEM}/pods"), &pod)
+}
+
+#[test]
+fn a_cluster_that_limits_critical_priorities_admits_the_agents_pods() {
+    let run = Run::start().unwrap();
+    let (_plane, cluster) = installed_with(&run, PRIORITY_NEEDS_QUOTA);
+    let quota = format!("{NPL_SYSTEM}/resourcequotas/npl-agent");
+    let hard = cluster.client().get(&quota).unwrap()["spec"]["hard"].take();
+    // No quota controller runs here, so the test writes its part.
+    let status = json!({"status": {"hard": hard, "used": {"pods": "0"}}});
+    cluster.client().merge_patch(&format!("{quota}/status"), &status).unwrap();
+    // The API server learns of quotas and priority classes by watches of its own.
+    let mut last = None;
+    let admitted = poll::until("the agent's Pod to be admitted", LIMIT, || {
+        create_agent_pod(&cluster, "admitted").map_err(|error| last = Some(error)).ok()
+    });
+    assert!(admitted.is_ok(), "{last:?}");
+    // One quota with an unrelated scope would count the Pods of other priorities too.
+    let counted = cluster.client().get(&quota).unwrap();
+    assert_eq!(counted.pointer("/status/used/pods"), Some(&json!("1")), "{counted}");
+
+    cluster.client().delete(&quota).unwrap();
+    let mut number = 0;
+    let (refusal, _) = poll::until("a Pod to be refused without the quota", LIMIT, || {
+        number += 1;
+        create_agent_pod(&cluster, &format!("refused-{number}")).err()
+    })
+    .unwrap();
+    let refusal = format!("{refusal:#}");
+    assert!(refusal.contains("insufficient quota to match these scopes"), "{refusal}");
+}
+
+/// A namespace for NPL that the manifest does not name.
+const ELSEWHERE: &str = "elsewhere";
+
+/// Applies the manifest with another namespace, which kustomize does not rename in expressions, and returns a client with
+/// a token as the agent's Pod on [`NODE`] has it.
+fn installed_elsewhere(run: &Run, plane: &ControlPlane, cluster: &Cluster) -> ApiClient {
+    let folder = run.file("overlay");
+    fs::create_dir(&folder).unwrap();
+    fs::copy(manifest(), folder.join("npl.yaml")).unwrap();
+    fs::write(folder.join("kustomization.yaml"), format!("namespace: {ELSEWHERE}\nresources: [npl.yaml]\n")).unwrap();
+    cluster.kubectl(&["apply", "--kustomize", folder.to_str().unwrap()]).unwrap();
+    cluster.create_node(NODE, &[]).unwrap();
+    let container = json!({"name": "npl-agent", "image": "npl-agent"});
+    let spec = json!({"nodeName": NODE, "serviceAccountName": "npl-agent", "containers": [container]});
+    let pod = json!({"metadata": {"name": "agent-0"}, "spec": spec});
+    cluster.client().create(&format!("/api/v1/namespaces/{ELSEWHERE}/pods"), &pod).unwrap();
+    let bound = ["--bound-object-kind=Pod", "--bound-object-name=agent-0"];
+    let words = ["create", "token", "npl-agent", "--namespace", ELSEWHERE];
+    let token = cluster.kubectl(&[&words[..], &bound].concat()).unwrap();
+    plane.client_with(token.trim()).unwrap()
+}
+
+#[test]
+fn the_admission_policies_confine_an_agent_in_another_namespace() {
+    let run = Run::start().unwrap();
+    let plane = ControlPlane::start(&run, None).unwrap();
+    let cluster = Cluster::new(&plane).unwrap();
+    let agent = installed_elsewhere(&run, &plane, &cluster);
+    let status = format!("/api/v1/namespaces/{ELSEWHERE}/pods/agent-0/status");
+    // The API server applies the policies shortly after their creation. Until then it stores the label, so each attempt writes
+    // another one.
+    let mut number = 0;
+    let refused = || {
+        number += 1;
+        agent.merge_patch(&status, &json!({"metadata": {"labels": {"number": number.to_string()}}})).err()
+    };
+    let (refusal, _) = poll::until("the policy for Pods", LIMIT, refused).unwrap();
+    assert!(format!("{refusal:#}").contains("labels and finalizers"), "{refusal:#}");
+
+    let events = format!("/apis/events.k8s.io/v1/namespaces/{ELSEWHERE}/events");
+    let event = |name: &str, controller: &str, instance: &str| {
+        json!({
+            "metadata": {"name": name, "namespace": ELSEWHERE},
+            "eventTime": "2026-01-01T00:00:00.000000Z",
+            "reportingController": controller, "reportingInstance": instance,
+            "regarding": {"kind": "Pod", "name": "agent-0", "namespace": ELSEWHERE},
+            "type": "Warning", "reason": "NoFreePort", "action": "Publish", "note": "a note",
+        })
+    };
+    for (name, controller, instance) in [("stranger", "kubelet", NODE), ("other-node", "npl-agent", "node-2")] {
+        let create = || agent.create(&events, &event(name, controller, instance)).err();
+        // Admitted until the second policy takes effect; the name is then taken.
+        let denied = || create().map(|error| format!("{error:#}")).filter(|text| text.contains("denied request"));
+        poll::until(&format!("the refusal of the Event {name}"), LIMIT, denied).unwrap();
+    }
+    agent.create(&events, &event("own", "npl-agent", NODE)).unwrap();
+    let series = json!({"series": {"count": 2, "lastObservedTime": "2026-01-01T00:00:01.000000Z"}});
+    agent.merge_patch(&format!("{events}/own"), &series).unwrap();
+    cluster.client().create(&events, &event("of-another", "example.org/controller", "it")).unwrap();
+    let labels = json!({"metadata": {"labels": {"app": "mine"}}});
+    for (name, change) in [("own", labels), ("of-another", series), ("of-another", json!({}))] {
+        let error = agent.merge_patch(&format!("{events}/{name}"), &change).unwrap_err();
+        assert!(format!("{error:#}").contains("denied request"), "{name} {change}: {error:#}");
+    }
+}
+
+#[test]
+fn the_patch_for_nodes_without_a_bpf_file_system_mounts_one_before_the_programs_are_loaded() {
+    let run = Run::start().unwrap();
+    let plane = ControlPlane::start(&run, None).unwrap();
+    let cluster = Cluster::new(&plane).unwrap();
+    cluster.kubectl(&["apply", "--filename", manifest().to_str().unwrap()]).unwrap();
+    let patch = tools::repository_file("deploy/mount-bpffs.yaml");
+    let daemon_set = ["patch", "daemonset", "npl-agent", "--namespace", "npl-system"];
+    cluster.kubectl(&[&daemon_set[..], &["--patch-file", patch.to_str().unwrap()]].concat()).unwrap();
+    let names = ["get", "daemonset", "npl-agent", "--namespace", "npl-system", "--output"];
+    let path = "jsonpath={.spec.template.spec.initContainers[*].name}";
+    assert_eq!(cluster.kubectl(&[&names[..], &[path]].concat()).unwrap(), "mount-bpffs load-programs");
+    // The other manifest for DaemonSets, whose namespace exists here.
+    let cleanup = tools::repository_file("deploy/cleanup.yaml");
+    let accepted = cluster.kubectl(&["apply", "--dry-run=server", "--filename", cleanup.to_str().unwrap()]).unwrap();
+    assert!(accepted.contains("daemonset.apps/npl-cleanup"), "{accepted}");
+}
+
+#[test]
+fn load_mounts_a_bpf_file_system_where_there_is_none() {
+    let world = World::new();
+    let folder = world.run.file("sys-fs-bpf");
+    fs::create_dir(&folder).unwrap();
+    let (agent, folder) = (world.agent_options(&[]).binary, folder.to_str().unwrap().to_owned());
+    // In a mount namespace of its own. The second call finds the file system of the first one.
+    let load = format!("{} load --bpffs {folder}", agent.display());
+    let script = format!("{load} 2>&1; {load} --mount-bpffs && {load} --mount-bpffs && ls {folder}/npl");
+    let mut command = world.topology.node().command("unshare").unwrap();
+    let output = tools::output(command.args(["--mount", "sh", "-c", &script])).unwrap();
+    assert!(output.starts_with("npl-agent: "), "without the flag: {output}");
+    assert!(
+        output.contains("is not a BPF file system") && output.contains("loaded") && output.contains("v2"),
+        "{output}"
+    );
+}
+
+/// The Pods of the cleanup DaemonSet must not end, since their containers would be started again.
+#[test]
+fn cleanup_can_stay_after_its_work_until_it_is_stopped() {
+    let world = World::with_agent(&[]);
+    let options = world.agent_options(&[]);
+    drop(world.agent);
+    let mut command = world.topology.node().command(&options.binary).unwrap();
+    command.args(["cleanup", "--stay", "--bpffs"]).arg(&options.bpffs);
+    let log = world.run.file("cleanup.log");
+    let mut cleanup = Process::spawn("npl-agent cleanup", command, &log).unwrap();
+    let own = world.bpffs.path().join(names::PIN_ROOT);
+    poll::until("the pins to be removed", LIMIT, || (!own.exists()).then_some(())).unwrap();
+    assert!(cleanup.exit_status().is_none());
+    assert!(cleanup.terminate(LIMIT).unwrap().success());
+}
+
+/// The DaemonSet mounts only this folder, in which the agent then cannot remove the mount point itself.
+#[test]
+fn an_agent_needs_only_its_own_folder_of_the_bpf_file_system() {
+    let mut world = World::new();
+    world.create_node();
+    let own = world.bpffs.path().join(names::PIN_ROOT);
+    fs::create_dir(&own).unwrap();
+    let shown = world.run.file("container");
+    mounts::bind(&own, &shown.join(names::PIN_ROOT)).unwrap();
+    let options = Options { bpffs: shown, ..world.agent_options(&[]) };
+    world.agent = Some(Agent::start(options.clone()).unwrap());
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    world.assert_served("web-0");
+    assert!(world.pins().join("npl_mapping_v4").exists());
+    assert!(options.command(&["status"]).unwrap().contains("running"));
+    world.agent().kill().unwrap();
+    assert!(options.command(&["cleanup"]).unwrap().contains("npl_mapping_v4"));
+    assert_eq!(fs::read_dir(&own).unwrap().count(), 0);
+    assert_eq!(options.command(&["cleanup"]).unwrap().trim(), "nothing to remove");
+}
+
+#[test]
+fn an_agent_that_no_admission_policy_confines_says_so() {
+    let mut world = World::new();
+    world.create_node();
+    world.create_pod("web-0");
+    world.start_agent(&[]);
+    world.wait_for_log("no admission policy confines this agent");
+}

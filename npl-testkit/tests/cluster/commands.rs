@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The commands that the documents tell an operator to run in the agent's Pod.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use npl_testkit::tools;
+
+use crate::world::World;
+
+/// The documents with such commands, and the beginning of a line that can be run as it is.
+const DOCUMENTS: [&str; 2] = ["README.md", "docs/operate.md"];
+const BEGINNING: &str = "kubectl --namespace npl-system exec daemonset/npl-agent -- /npl-agent ";
+
+/// Each subcommand in the documents, and a word that its output contains if it has found the agent's pins.
+const OUTPUTS: [(&str, &str); 3] = [("doctor", "programs on"), ("mappings", "8080"), ("status", "running")];
+
+/// A command without its own flags must find the pins of the agent, and `doctor` must report no failed check.
+pub(crate) fn the_commands_of_the_documents_run_in_the_agents_pod(world: &mut World) {
+    world.wait_for_shop(4);
+    let mut subcommands = BTreeSet::new();
+    for document in DOCUMENTS {
+        let text = fs::read_to_string(tools::repository_file(document)).unwrap();
+        let commands: Vec<&str> = text.lines().filter(|line| line.starts_with(BEGINNING)).collect();
+        assert!(!commands.is_empty(), "{document} has no command for the agent's Pod");
+        for command in commands {
+            let command = command.split('#').next().unwrap_or_default();
+            let words: Vec<&str> = command.split_whitespace().skip(1).collect();
+            let output = world.kubectl(&words);
+            let subcommand = words.last().copied().unwrap_or_default().to_owned();
+            let (_, expected) = OUTPUTS.iter().find(|(name, _)| *name == subcommand).unwrap();
+            assert!(output.contains(expected), "`{command}` printed: {output}");
+            subcommands.insert(subcommand);
+        }
+    }
+    assert!(subcommands.into_iter().eq(OUTPUTS.map(|(name, _)| name.to_owned())));
+}
