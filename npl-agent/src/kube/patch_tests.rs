@@ -107,6 +107,16 @@ async fn a_deleted_or_recreated_pod_is_not_patched() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_404_of_a_proxy_does_not_mean_that_the_pod_is_gone() {
+    let other_reason = refusal(404, "", "no such upstream");
+    for body in ["", "404 page not found", "<html>", &other_reason] {
+        let err = failed(404, &[], body).await;
+        assert!(matches!(err.class(), Class::Retry { .. }), "{body:?}: {err}");
+        assert!(err.to_string().contains("proxy"), "{err}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn other_refusals_are_retried_slowly() {
     for code in [401, 403, 400, 422] {
         let err = failed(code, &[], refusal(code, "", "policy: the UID must not be annotated")).await;

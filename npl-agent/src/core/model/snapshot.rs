@@ -12,6 +12,8 @@ use super::{Node, NodePort, ObjectKey, Pod, PodKey, PodUid, Protocol, Service, S
 /// A change that a watch reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
+    /// The API server's store was restored from a backup: its versions have started over, and a list of Pods follows.
+    StoreRestored,
     /// A list of all Pods of this Node; other known Pods are deleted.
     Pods(Vec<Pod>),
     /// A Pod was created or changed.
@@ -36,7 +38,8 @@ impl Change {
         match self {
             Self::Services(_) => Self::Services(Vec::new()),
             Self::Service(service) => Self::ServiceGone(service.key),
-            other @ (Self::Pods(_)
+            other @ (Self::StoreRestored
+            | Self::Pods(_)
             | Self::Pod(_)
             | Self::PodGone(..)
             | Self::ServiceGone(_)
@@ -71,6 +74,7 @@ impl Snapshot {
     pub(in crate::core) fn apply(&mut self, change: Change) -> Touched {
         let mut touched = Touched::default();
         match change {
+            Change::StoreRestored => self.forget_versions(),
             Change::Pods(pods) => self.replace_pods(pods, &mut touched),
             Change::Pod(pod) => self.put_pod(pod, &mut touched),
             Change::PodGone(key, uid) => self.remove_pod(&key, Some(&uid), &mut touched),
@@ -118,6 +122,13 @@ impl Snapshot {
     /// Whether a Pod of this Node declares the port as a `hostPort`.
     pub(in crate::core) fn is_host_port(&self, port: NodePort, protocol: Protocol) -> bool {
         self.by_host_port.contains_key(&(port, protocol))
+    }
+
+    /// Versions of the restored store are lower than those of the lost one, and must not count as old echoes.
+    fn forget_versions(&mut self) {
+        for pod in self.pods.values_mut() {
+            pod.resource_version = 0;
+        }
     }
 
     fn replace_pods(&mut self, pods: Vec<Pod>, touched: &mut Touched) {
