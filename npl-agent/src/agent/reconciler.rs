@@ -195,6 +195,7 @@ impl Reconciler {
         self.executor.datapath.check_pins()?;
         self.look_at_mappings()?;
         self.look_at_network_soon();
+        self.executor.forget_other_pods(|| self.state.pod_uids());
         let served = self.local_clients.serve(&mut self.executor.datapath);
         self.change_log.log_local_clients(&served);
         // On a busy Node, freed memory is returned at each resync.

@@ -312,6 +312,11 @@ impl State {
     fn source_table_problem(&self, frontend: Frontend) -> Option<Problem> {
         let owner = self.ports.get(frontend)?.owner.as_ref().filter(|_| self.lacks_sources(frontend))?;
         let Frontend { node_port, protocol, family } = frontend;
+    /// The uids of all known Pods.
+    pub fn pod_uids(&self) -> BTreeSet<PodUid> {
+        self.snapshot.pods().map(|pod| pod.uid.clone()).collect()
+    }
+
         let cause = Cause::SourceTableFull { node_port, protocol, family };
         Some(Problem { subject: AffectedObject::Pod(owner.pod.clone(), owner.uid.clone()), cause })
     }
