@@ -114,7 +114,7 @@ impl State {
     pub fn new(settings: Settings) -> Self {
         Self {
             ports: PortTable::new(settings.port_range),
-            node_ips: settings.node_ips(None),
+            node_ips: settings.node_ips(None, &BTreeMap::new()),
             settings,
             snapshot: Snapshot::default(),
             observed: None,
@@ -317,6 +317,11 @@ impl State {
         self.snapshot.pods().map(|pod| pod.uid.clone()).collect()
     }
 
+    /// The uids of all known Pods.
+    pub fn pod_uids(&self) -> BTreeSet<PodUid> {
+        self.snapshot.pods().map(|pod| pod.uid.clone()).collect()
+    }
+
         let cause = Cause::SourceTableFull { node_port, protocol, family };
         Some(Problem { subject: AffectedObject::Pod(owner.pod.clone(), owner.uid.clone()), cause })
     }
@@ -391,7 +396,7 @@ impl State {
     /// Adopts the Node's addresses. If the Node object has none, the known ones stay: they still lead to this Node, and
     /// empty annotations would empty every load balancer's pool.
     fn adopt_node_ips(&mut self) {
-        let node_ips = self.settings.node_ips(self.snapshot.node());
+        let node_ips = self.settings.node_ips(self.snapshot.node(), &self.node_ips);
         if !node_ips.is_empty() && node_ips != self.node_ips {
             self.node_ips = node_ips;
             self.dirty.extend(self.snapshot.pods().map(|pod| pod.key.clone()));

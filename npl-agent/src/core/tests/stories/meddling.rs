@@ -171,12 +171,11 @@ fn new_node_addresses_are_written_and_no_address_changes_nothing() {
                 map 61000/tcp IPv4 -> 10.0.0.5 8080
                 annotate default/a 8080=203.0.113.1:61000/tcp
             node external=203.0.113.1 192.0.2.1
-                annotate default/a 8080=192.0.2.1:61000/tcp
             node
             pod default/b app=web 10.0.0.6
                 reserve 61001/tcp IPv4
                 map 61001/tcp IPv4 -> 10.0.0.6 8080
-                annotate default/b 8080=192.0.2.1:61001/tcp
+                annotate default/b 8080=203.0.113.1:61001/tcp
             node 192.0.2.2
                 annotate default/a 8080=192.0.2.2:61000/tcp
                 annotate default/b 8080=192.0.2.2:61001/tcp

@@ -5,5 +5,6 @@ mod antrea;
 mod life;
 mod meddling;
 mod restart;
+mod node;
 mod selection;
 mod sources;
