@@ -19,7 +19,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// The shortest delay after a repeated denial, which lasts until a person changes permissions.
 const DENIED_WAIT: Duration = Duration::from_mins(1);
 
-/// What an adapter says about the time of the retry.
+/// How an adapter limits the time of the retry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RetryHint {
     /// Nothing.

@@ -24,12 +24,12 @@ use super::{
 use crate::{
     core::{
         model::{Pod, PodKey, PodUid},
-        op::PodWrite,
+        op::{GateReason, PodWrite},
     },
     metrics::{Metrics, PatchOutcome},
 };
 
-const FIELD_MANAGER: &str = "npl-agent";
+pub(super) const FIELD_MANAGER: &str = "npl-agent";
 /// Limit for the answer to one patch.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Patches sent at once: all Pods of the largest Node, each patched twice when annotations are withdrawn.
@@ -184,7 +184,7 @@ impl PodPatcher {
                 self.patch(pod, &self.annotation(uid, Some("[]"))).await?;
                 self.patch(pod, &self.annotation(uid, None)).await
             }
-            PodWrite::OpenGate => self.patch(pod, &self.open_gate(uid)).await,
+            PodWrite::OpenGate(reason) => self.patch(pod, &self.open_gate(uid, *reason)).await,
         }
     }
 
@@ -193,12 +193,12 @@ impl PodPatcher {
     }
 
     /// A strategic merge patch, which merges conditions by type and keeps those of the kubelet.
-    fn open_gate(&self, uid: &PodUid) -> Patch<Value> {
+    fn open_gate(&self, uid: &PodUid, reason: GateReason) -> Patch<Value> {
         let condition = json!({
             "type": &self.keys.gate,
             "status": "True",
-            "reason": "Published",
-            "message": "all node ports of the Pod are published in its annotation",
+            "reason": reason.as_str(),
+            "message": reason.message(),
             "lastTransitionTime": Time(wall_clock()),
         });
         Patch::Strategic(json!({ "metadata": { "uid": &*uid.0 }, "status": { "conditions": [condition] } }))

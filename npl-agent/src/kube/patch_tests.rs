@@ -81,11 +81,11 @@ async fn a_readiness_gate_is_opened_by_a_patch_that_keeps_other_conditions() {
         assert_eq!(request.body["metadata"], json!({ "uid": "u-1" }));
         let conditions = request.body.pointer("/status/conditions").and_then(Value::as_array).unwrap();
         assert_eq!(conditions.len(), 1);
-        let parts = ["type", "status"].map(|field| conditions[0][field].as_str().unwrap());
-        assert_eq!(parts, ["nodeportlocal.antrea.io/published", "True"]);
+        let parts = ["type", "status", "reason"].map(|field| conditions[0][field].as_str().unwrap());
+        assert_eq!(parts, ["nodeportlocal.antrea.io/published", "True", "NoNodePorts"]);
         answer_with_annotation(request, 20, &json!({}));
     };
-    let (result, _) = annotate(PodWrite::OpenGate, server).await;
+    let (result, _) = annotate(PodWrite::OpenGate(GateReason::NoNodePorts), server).await;
     assert_eq!(result.unwrap().pod.resource_version, 20);
 }
 

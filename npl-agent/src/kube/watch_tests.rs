@@ -208,7 +208,7 @@ async fn a_restored_store_is_listed_again_at_the_first_reconnect() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_ends_on_time_goes_on_without_a_question() {
+async fn a_watch_that_ends_on_time_resumes_without_a_version_check() {
     let mut scene = watching::<ServiceObject>(None);
     list(scene.server.next_request().await, &[]);
     let _list = scene.change().await;

@@ -24,7 +24,7 @@ pub(super) trait Watched:
     /// one could lack a Pod that is served. The API server can answer an unpaged list from its watch cache, but reads
     /// etcd for each page, so only lists that may be too large for memory are paged.
     const PAGE_SIZE: Option<u32>;
-    /// Whether the question for the newest version selects by the fields of the watch. A selection by name reads one
+    /// Whether the request for the newest version selects by the fields of the watch. A selection by name reads one
     /// object, any other selection reads objects until one matches.
     const IS_SELECTED_BY_NAME: bool = false;
     type Model: Send;

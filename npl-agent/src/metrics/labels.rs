@@ -184,7 +184,7 @@ impl OpName {
             Op::AllowSources(..) => Self::AllowSources,
             Op::UpsertMapping(..) => Self::UpsertMapping,
             Op::WritePod { value: PodWrite::Set(_) | PodWrite::Withdraw, .. } => Self::Annotate,
-            Op::WritePod { value: PodWrite::OpenGate, .. } => Self::OpenGate,
+            Op::WritePod { value: PodWrite::OpenGate(_), .. } => Self::OpenGate,
             Op::RemoveMapping(_) => Self::RemoveMapping,
             Op::ForgetSources(..) => Self::ForgetSources,
             Op::Release(_) => Self::Release,

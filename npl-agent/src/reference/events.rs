@@ -60,6 +60,7 @@ fn examples() -> Vec<Problem> {
         Cause::NoNodeAddress { family: Family::V6 },
         Cause::AddressConflict { ip, holder: pod() },
         Cause::HostPortConflict { node_port, protocol },
+        Cause::AnnotationContested { manager: Some("antrea-agent".to_owned()) },
         Cause::UnsupportedProtocol { protocol: Protocol::Sctp },
         Cause::UnsupportedFamily { family: Family::V6 },
         Cause::UnreadableSource(unreadable),

@@ -150,8 +150,13 @@ impl Snapshot {
             }
             if differ_by_writes_only(known, &pod) {
                 // Updated in place: a thousand new allocations between those of a burst would fragment the heap.
-                Pod { resource_version: known.resource_version, annotation: known.annotation, gate: known.gate, .. } =
-                    pod;
+                Pod {
+                    resource_version: known.resource_version,
+                    annotation: known.annotation,
+                    annotation_manager: known.annotation_manager,
+                    gate: known.gate,
+                    ..
+                } = pod;
                 touched.pods.insert(known.key.clone());
                 return;
             }
@@ -244,6 +249,7 @@ fn differ_by_writes_only(known: &Pod, pod: &Pod) -> bool {
         ports,
         resource_version: _,
         annotation: _,
+        annotation_manager: _,
         gate: _,
     } = known;
     (key, uid, labels, ips, ports) == (&pod.key, &pod.uid, &pod.labels, &pod.ips, &pod.ports)

@@ -7,16 +7,17 @@
 
 mod adopt;
 mod assign;
+mod contest;
 mod plan;
+mod problems;
 mod publication;
 
 use std::{
-    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
 };
 
-use self::publication::Write;
+use self::{contest::Contests, publication::Write};
 use super::{
     model::{
         Backend, Family, Frontend, Moment, PodKey, PodPort, PodUid,
@@ -26,13 +27,10 @@ use super::{
     },
     op::{Failure, Op, RetryKey},
     ports::{Phase, PortTable, PortUsage, select::Wanted},
-    publish::problem::{AffectedObject, Cause, Problem},
 };
 
 /// How long a port that another process uses is not tried again.
 const TAKEN_MILLIS: u64 = 60_000;
-/// How long a Pod is not written again after another writer has changed the annotation.
-const CONTESTED_MILLIS: u64 = 5_000;
 /// The retry delay of a failure that does not belong to the operation.
 const UNEXPECTED_MILLIS: u64 = 1_000;
 
@@ -65,6 +63,7 @@ pub struct State {
     /// Pods that were deleted during a write: its answer must not bring them back.
     departed: BTreeSet<PodUid>,
     pub(in crate::core) retries: BTreeMap<RetryKey, Moment>,
+    contests: Contests,
 }
 
 /// The operations to carry out in this order, and when to call again if nothing else happens.
@@ -130,6 +129,7 @@ impl State {
             writes: BTreeMap::new(),
             departed: BTreeSet::new(),
             retries: BTreeMap::new(),
+            contests: Contests::default(),
         }
     }
 
@@ -146,6 +146,9 @@ impl State {
     pub fn apply(&mut self, change: Change) {
         if matches!(&change, Change::Pod(pod) if self.departed.contains(&pod.uid) || self.is_echo(pod)) {
             return;
+        }
+        if let Change::Pod(pod) = &change {
+            self.record_overwrite(pod);
         }
         let change = if self.settings.is_retiring { change.without_services() } else { change };
         let touched = self.snapshot.apply(change);
@@ -249,7 +252,7 @@ impl State {
                 self.unpublished.insert(pod.clone());
                 let is_stored = self.snapshot.pod(pod).is_none_or(|pod| value.is_stored_in(pod));
                 if !is_stored {
-                    self.retries.insert(RetryKey::of(op), now.plus(CONTESTED_MILLIS));
+                    self.delay_unstored_write(pod, uid, now);
                 }
             }
         }
@@ -298,34 +301,6 @@ impl State {
         self.retries.insert(RetryKey::of(op), at);
     }
 
-    /// All problems for Events and metrics, each once and in order. A Service's problem is reported by Nodes with a Pod
-    /// of the Service only, so that not every Node of a large cluster reports it.
-    pub fn problems(&self) -> impl Iterator<Item = Cow<'_, Problem>> {
-        let views = self.with_problems.iter().filter_map(|pod| self.views.get(pod));
-        let of_pods = views.flat_map(|view| &view.wanted.problems).map(Cow::Borrowed);
-        let of_room =
-            self.source_table_full.iter().filter_map(|frontend| self.source_table_problem(*frontend)).map(Cow::Owned);
-        let problems: BTreeSet<_> = of_pods.chain(of_room).collect();
-        problems.into_iter()
-    }
-
-    fn source_table_problem(&self, frontend: Frontend) -> Option<Problem> {
-        let owner = self.ports.get(frontend)?.owner.as_ref().filter(|_| self.lacks_sources(frontend))?;
-        let Frontend { node_port, protocol, family } = frontend;
-    /// The uids of all known Pods.
-    pub fn pod_uids(&self) -> BTreeSet<PodUid> {
-        self.snapshot.pods().map(|pod| pod.uid.clone()).collect()
-    }
-
-    /// The uids of all known Pods.
-    pub fn pod_uids(&self) -> BTreeSet<PodUid> {
-        self.snapshot.pods().map(|pod| pod.uid.clone()).collect()
-    }
-
-        let cause = Cause::SourceTableFull { node_port, protocol, family };
-        Some(Problem { subject: AffectedObject::Pod(owner.pod.clone(), owner.uid.clone()), cause })
-    }
-
     /// All held node ports.
     pub fn mappings(&self) -> impl Iterator<Item = MappingView<'_>> {
         self.ports.iter().map(|(frontend, claim)| MappingView {
@@ -335,6 +310,11 @@ impl State {
             pod_port: claim.owner.as_ref().map(|owner| owner.port.pod_port),
             phase: claim.phase,
         })
+    }
+
+    /// The uids of all known Pods.
+    pub fn pod_uids(&self) -> BTreeSet<PodUid> {
+        self.snapshot.pods().map(|pod| pod.uid.clone()).collect()
     }
 
     /// The published addresses of the Node; none before the Node is known.
@@ -390,6 +370,7 @@ impl State {
             self.departed.insert(uid.clone());
         }
         self.retries.remove(&RetryKey::WritePod(uid.clone()));
+        self.contests.remove(uid);
         self.retry_waiting_for_port();
     }
 
