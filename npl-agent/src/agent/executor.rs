@@ -2,14 +2,17 @@
 //! Carries operations out; nothing else does. Operations on the kernel complete at once, and writes to the API server
 //! when its answer arrives.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
-use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
 use tracing::{debug, info};
 
 use crate::{
+    agent::retry_delays::{RetryDelays, RetryHint},
     core::{
-        model::{Backend, Frontend, PodKey, observed::Observed},
+        model::{Backend, Frontend, PodUid, observed::Observed},
         op::{Op, RecentTraffic},
         state::State,
     },
@@ -21,12 +24,6 @@ use crate::{
     nft_guard::Guard,
     sockets::{Reservations, ReserveError},
 };
-
-/// The delay after the first failure; it doubles up to [`LONGEST_WAIT`].
-const FIRST_WAIT: Duration = Duration::from_millis(250);
-const LONGEST_WAIT: Duration = Duration::from_secs(30);
-/// The shortest delay after a denial, which lasts until a person changes permissions.
-const DENIED_WAIT: Duration = Duration::from_mins(1);
 
 /// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
@@ -68,28 +65,7 @@ pub struct Executor {
     /// The guard follows mappings and policy routing; no operation changes its table.
     pub guard: Guard,
     writes: Writes,
-    failures: BTreeMap<BackoffKey, ExponentialBackoff>,
-}
-
-/// Each has a back-off of its own.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum BackoffKey {
-    Port(Frontend),
-    Pod(PodKey),
-}
-
-impl BackoffKey {
-    fn of(op: &Op) -> Self {
-        match op {
-            Op::Reserve(frontend, _)
-            | Op::AllowSources(frontend, _)
-            | Op::UpsertMapping(frontend, _)
-            | Op::RemoveMapping(frontend)
-            | Op::ForgetSources(frontend, _)
-            | Op::Release(frontend) => Self::Port(*frontend),
-            Op::WritePod { pod, .. } => Self::Pod(pod.clone()),
-        }
-    }
+    delays: RetryDelays,
 }
 
 impl Executor {
@@ -100,7 +76,7 @@ impl Executor {
             reservations: Reservations::default(),
             guard,
             writes: Writes::new(patcher),
-            failures: BTreeMap::new(),
+            delays: RetryDelays::default(),
         }
     }
 
@@ -196,60 +172,34 @@ impl Executor {
             }
         }
         self.guard.record(op);
-        self.failures.remove(&BackoffKey::of(op));
+        self.delays.reset(op);
     }
 
     /// The delay before the op is retried, which grows with each failure.
     pub fn back_off(&mut self, op: &Op, error: &OpError) -> Duration {
-        let delays = self.failures.entry(BackoffKey::of(op)).or_insert_with(delays);
-        let at_least = match error {
+        let hint = match error {
             OpError::Patch(error) => match error.class() {
-                Class::Denied => DENIED_WAIT,
-                Class::Retry { after } => after.unwrap_or_default(),
-                Class::Gone => Duration::ZERO,
+                Class::Denied => RetryHint::Denied,
+                Class::Retry { after } => after.map_or(RetryHint::None, RetryHint::NotBefore),
+                Class::Gone => {
+                    self.delays.reset(op);
+                    return Duration::ZERO;
+                }
             },
-            OpError::Datapath(_) | OpError::Reserve(_) | OpError::RecentTraffic { .. } => Duration::ZERO,
+            OpError::Datapath(_) | OpError::Reserve(_) | OpError::RecentTraffic { .. } => RetryHint::None,
         };
-        wait(delays, at_least)
+        self.delays.after_failure(op, hint)
+    }
+
+    /// Forgets the failures of writes to Pods that are gone.
+    pub fn forget_other_pods(&mut self, known: impl FnOnce() -> BTreeSet<PodUid>) {
+        if !self.delays.is_empty() {
+            self.delays.retain_pods(&known());
+        }
     }
 }
 
 /// The mapping that an op writes.
 const fn mapping(op: &Op) -> Option<(Frontend, Backend)> {
     if let Op::UpsertMapping(frontend, backend) = op { Some((*frontend, *backend)) } else { None }
-}
-
-fn delays() -> ExponentialBackoff {
-    ExponentialBuilder::new().with_min_delay(FIRST_WAIT).with_max_delay(LONGEST_WAIT).without_max_times().build()
-}
-
-/// The next delay, but at least `at_least`, and a random part. An API server that refuses half of forty simultaneous
-/// patches would refuse half of their simultaneous retries. Not backon's jitter, which would not apply to `at_least`.
-fn wait(delays: &mut ExponentialBackoff, at_least: Duration) -> Duration {
-    let shortest = delays.next().unwrap_or(LONGEST_WAIT).max(at_least);
-    shortest + shortest.mul_f32(fastrand::f32() / 2.0)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::{collections::BTreeSet, time::Duration};
-
-    use super::{DENIED_WAIT, FIRST_WAIT, LONGEST_WAIT, delays, wait};
-
-    #[test]
-    fn waits_double_up_to_the_longest_and_are_never_shorter_than_asked_for() {
-        for (failures, shortest) in [(1, FIRST_WAIT), (2, 2 * FIRST_WAIT), (20, LONGEST_WAIT), (10_000, LONGEST_WAIT)] {
-            let mut delays = delays();
-            assert_eq!(delays.by_ref().take(failures - 1).count(), failures - 1);
-            let wait = wait(&mut delays, Duration::ZERO);
-            assert!(wait >= shortest && wait <= shortest * 3 / 2, "{failures}: {wait:?}");
-        }
-        assert!(wait(&mut delays(), DENIED_WAIT) >= DENIED_WAIT);
-    }
-
-    #[test]
-    fn simultaneous_failures_are_retried_at_different_times() {
-        let waits: BTreeSet<Duration> = (0..40).map(|_| wait(&mut delays(), Duration::from_secs(1))).collect();
-        assert!(waits.len() > 20, "{waits:?}");
-    }
 }

@@ -5,5 +5,6 @@
 pub mod change_log;
 pub mod executor;
 pub mod reconciler;
+pub mod retry_delays;
 pub mod run;
 pub mod sweeper;

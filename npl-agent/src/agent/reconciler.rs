@@ -200,6 +200,7 @@ impl Reconciler {
         self.executor.datapath.check_pins()?;
         self.look_at_mappings()?;
         self.look_at_network_soon();
+        self.executor.forget_other_pods(|| self.state.pod_uids());
         let served = self.local_clients.serve(&mut self.executor.datapath);
         self.change_log.log_local_clients(&served);
         // On a busy Node, freed memory is returned at each resync.
@@ -419,7 +420,7 @@ fn wall_clock() -> SystemTime {
 
 const fn subject(change: &Change) -> WatchedResource {
     match change {
-        Change::Pods(_) | Change::Pod(_) | Change::PodGone(..) => WatchedResource::Pods,
+        Change::StoreRestored | Change::Pods(_) | Change::Pod(_) | Change::PodGone(..) => WatchedResource::Pods,
         Change::Services(_) | Change::Service(_) | Change::ServiceGone(_) => WatchedResource::Services,
         Change::Node(_) | Change::NodeGone => WatchedResource::Node,
     }

@@ -93,9 +93,10 @@ pub struct RunArgs {
     pub attach: Attach,
 
     /// Publish the Node's `InternalIP` or `ExternalIP`, with the other of the two as the fallback; or publish these
-    /// addresses, at most one of each IP family.
+    /// addresses, at most one of each IP family, or the Node's first address in one of these ranges. A published address
+    /// stays as long as the Node lists it, in any order.
     #[arg(
-        long, env = "NPL_NODE_IP", value_name = "internal|external|IP[,IP]", default_value = "internal",
+        long, env = "NPL_NODE_IP", value_name = "internal|external|IP[,IP]|CIDR[,CIDR]", default_value = "internal",
         value_parser = value::node_ip
     )]
     pub node_ip: NodeIpSource,

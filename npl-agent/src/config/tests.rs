@@ -104,6 +104,7 @@ fn nonsense_is_refused_with_the_flag_and_an_example() {
         ("--node-ip", "0.0.0.0", "not an address that clients can reach"),
         ("--node-ip", "192.0.2.1,192.0.2.2", "more than one IPv4 address"),
         ("--node-ip", "eth0", "neither internal nor external"),
+        ("--node-ip", "10.0.0.0/33", "for example 192.0.2.10 or 10.0.0.0/8"),
         ("--annotation-format", "v3", "give v1.7, v2.0 or v2.6"),
         ("--annotation-domain", "Example.com", "for example nodeportlocal.antrea.io"),
         ("--annotation-domain", "example.com/x", "not an annotation domain"),

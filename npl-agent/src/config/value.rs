@@ -13,7 +13,7 @@ use crate::{
         devices::DeviceSelection,
         model::{
             Family, Protocol,
-            settings::{NodeIpSource, NodeIpSourceError},
+            settings::{NodeIp, NodeIpSource, NodeIpSourceError},
         },
     },
     datapath::CgroupSelection,
@@ -82,7 +82,9 @@ pub(super) enum ValueError {
 
 pub(super) fn node_ip(text: &str) -> Result<NodeIpSource, ValueError> {
     let source: NodeIpSource = text.parse()?;
-    if let NodeIpSource::Fixed(ips) = &source {
+    if let NodeIpSource::Listed(choices) = &source {
+        let address = |choice: &NodeIp| if let NodeIp::Address(ip) = choice { Some(*ip) } else { None };
+        let ips: Vec<IpAddr> = choices.iter().filter_map(address).collect();
         for (index, ip) in ips.iter().enumerate() {
             if ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() {
                 return Err(ValueError::UnreachableNodeIp(*ip));

@@ -47,8 +47,45 @@ pub enum PodWrite {
     Set(String),
     /// Set the annotation to `[]`, then remove its key: some consumers ignore a missing key (contract C-12).
     Withdraw,
-    /// Set the readiness gate's condition to true: all node ports of the Pod are published.
-    OpenGate,
+    /// Set the readiness gate's condition to true.
+    OpenGate(GateReason),
+}
+
+/// Why the readiness gate of a Pod opens; the reason of the condition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum GateReason {
+    /// All node ports of the Pod are published.
+    Published,
+    /// No Service requests node ports for the Pod, or none of them can be served.
+    NoNodePorts,
+    /// Some of the requested node ports are published; an Event names the cause that keeps the others back.
+    PartlyPublished,
+}
+
+impl GateReason {
+    /// The reason of the condition.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Published => "Published",
+            Self::NoNodePorts => "NoNodePorts",
+            Self::PartlyPublished => "PartlyPublished",
+        }
+    }
+
+    /// The message of the condition.
+    pub const fn message(self) -> &'static str {
+        match self {
+            Self::Published => "all node ports of the Pod are published in its annotation",
+            Self::NoNodePorts => {
+                "the Pod's containers are ready, and it has no node ports: no enabled Service selects the Pod, or an Event \
+                 says why its ports are not served"
+            }
+            Self::PartlyPublished => {
+                "the Pod's containers are ready, and some of its node ports are published: an Event says why the others \
+                 are not served"
+            }
+        }
+    }
 }
 
 /// Why an operation failed.

@@ -28,7 +28,7 @@ use tracing::{debug, info, warn};
 use super::{
     backoff::{Jittered, Throttle},
     confinement,
-    failure::{FailureKind, REFUSALS_TO_CONFIRM, one_line, root_cause},
+    failure::{CERTIFICATE_ADVICE, FailureKind, REFUSALS_TO_CONFIRM, is_certificate_error, one_line, root_cause},
     objects::NodeObject,
     token::TokenFile,
 };
@@ -41,6 +41,24 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 const READ_TIMEOUT: Duration = Duration::from_secs(super::watch::WATCH_SECONDS as u64 + 10);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// When a connection counts as dead although nobody has closed it.
+#[derive(Debug, Clone, Copy)]
+struct Liveness {
+    /// Time without a packet after which TCP probes the other end.
+    idle: Duration,
+    /// Time between two probes.
+    interval: Duration,
+    /// Time without an acknowledgment of data or probes after which the connection fails.
+    unacknowledged: Duration,
+}
+
+/// A watch is silent for long times, so only probes tell a dead connection from a quiet cluster.
+const LIVENESS: Liveness = Liveness {
+    idle: Duration::from_secs(10),
+    interval: Duration::from_secs(5),
+    unacknowledged: Duration::from_secs(20),
+};
 
 /// Why the agent cannot use the API server. These errors end the agent, since retries do not help.
 #[derive(Debug, thiserror::Error)]
@@ -130,7 +148,8 @@ const NEEDED: [Permission; 7] = [
 pub(super) async fn open(kubeconfig: Option<&Path>) -> Result<(Client, String), ConnectError> {
     let config = load(kubeconfig).await?;
     let url = config.cluster_url.to_string();
-    let client = build(config).map_err(|err| ConnectError::Client { url: url.clone(), reason: one_line(&err) })?;
+    let client =
+        build(config, LIVENESS).map_err(|err| ConnectError::Client { url: url.clone(), reason: one_line(&err) })?;
     Ok((client, url))
 }
 
@@ -155,15 +174,18 @@ async fn load(kubeconfig: Option<&Path>) -> Result<Config, ConnectError> {
     Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(failed)
 }
 
-/// Builds kube's client stack with two changes: no retries, since a retry minutes later would send an outdated patch,
-/// and TCP without Nagle's algorithm, which delays a patch by 40 ms.
-fn build(mut config: Config) -> kube::Result<Client> {
+/// Builds kube's client stack with three changes: no retries, since a retry minutes later would send an outdated patch;
+/// TCP without Nagle's algorithm, which delays a patch by 40 ms; and TCP probes of silent connections.
+fn build(mut config: Config, liveness: Liveness) -> kube::Result<Client> {
     config.headers.push((USER_AGENT, HeaderValue::from_static(concat!("npl-agent/", env!("CARGO_PKG_VERSION")))));
     let token = TokenFile::take(&mut config.auth_info)?;
     let (for_requests, for_responses) = (token.clone(), token);
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
+    tcp.set_keepalive(Some(liveness.idle));
+    tcp.set_keepalive_interval(Some(liveness.interval));
+    tcp.set_tcp_user_timeout(Some(liveness.unacknowledged));
     let mut connector = TimeoutConnector::new(config.rustls_https_connector_with_connector(tcp)?);
     connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
     connector.set_read_timeout(Some(READ_TIMEOUT));
@@ -211,12 +233,8 @@ async fn wait_for_access(client: &Client, url: &str, node_name: &str) -> Result<
             Probe::NotYet(err) => {
                 refusals = 0;
                 if throttle.acquire() {
-                    warn!(
-                        url,
-                        err = root_cause(&err),
-                        "the API server does not answer; the agent retries, and mappings of an earlier agent are \
-                         still served"
-                    );
+                    let err = root_cause(&err);
+                    warn!(url, err, "{}; mappings of an earlier agent are still served", silence(&err));
                 }
             }
             Probe::Refused(err) => {
@@ -229,6 +247,11 @@ async fn wait_for_access(client: &Client, url: &str, node_name: &str) -> Result<
         }
         sleep(delays.next().unwrap_or(PROBE_TIMEOUT)).await;
     }
+}
+
+/// Why the agent has no answer, and the action. `cause` is the text of the last cause.
+fn silence(cause: &str) -> &'static str {
+    if is_certificate_error(cause) { CERTIFICATE_ADVICE } else { "the API server does not answer; the agent retries" }
 }
 
 async fn probe(client: &Client, url: &str, node_name: &str) -> Probe {
@@ -257,6 +280,7 @@ fn refused_or_late(url: &str, needed: Permission, err: kube::Error) -> Probe {
             Probe::Refused(ConnectError::Forbidden { url, missing: MissingPermissions(vec![needed]) })
         }
         FailureKind::Expired
+        | FailureKind::Restored
         | FailureKind::Unavailable
         | FailureKind::Rejected
         | FailureKind::Unreachable

@@ -1,9 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
+use futures::StreamExt as _;
 use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+};
 
 use super::*;
-use crate::kube::mock::{MockServer, api_server, refusal};
+use crate::kube::{
+    mock::{MockServer, api_server, refusal},
+    objects::PodObject,
+    source::Source,
+};
 
 const URL: &str = "https://192.0.2.1:6443/";
 
@@ -132,4 +141,46 @@ async fn an_unreadable_kubeconfig_is_named() {
         "use kubeconfig /nonexistent/kubeconfig: failed to read kubeconfig from '\"/nonexistent/kubeconfig\"': \
          No such file or directory (os error 2); give --kubeconfig a readable file with a current context"
     );
+}
+
+/// Makes the kernel drop every packet that arrives for the socket, as a firewall does that has forgotten a connection.
+fn swallow_packets(socket: &TcpStream) {
+    let drop_all = [socket2::SockFilter::new(0x06, 0, 0, 0)]; // BPF_RET | BPF_K: keep 0 bytes
+    socket2::SockRef::from(socket).attach_filter(&drop_all).unwrap();
+}
+
+#[tokio::test]
+async fn a_connection_that_died_silently_fails_soon() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let server = tokio::spawn(async move {
+        let (mut socket, _client) = listener.accept().await.unwrap();
+        let mut request = [0; 1024];
+        assert!(socket.read(&mut request).await.unwrap() > 0);
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
+        socket.write_all(head.as_bytes()).await.unwrap();
+        socket
+    });
+    let second = Duration::from_secs(1);
+    let liveness = Liveness { idle: second, interval: second, unacknowledged: second };
+    let client = build(Config::new(url.parse().unwrap()), liveness).unwrap();
+    let mut events = Source::<PodObject>::new(client, None).watch("10", 240).await.unwrap();
+    let socket = server.await.unwrap();
+    swallow_packets(&socket);
+    let end = timeout(Duration::from_secs(20), events.next()).await.expect("the watch still waits");
+    assert!(!matches!(end, Some(Ok(_))), "an event from a dead connection");
+}
+
+#[test]
+fn a_dead_connection_is_noticed_within_half_a_minute() {
+    let Liveness { idle, interval, unacknowledged } = LIVENESS;
+    // The kernel compares the time limit at each probe.
+    assert!(idle + interval <= unacknowledged && unacknowledged + interval <= Duration::from_secs(30));
+}
+
+#[test]
+fn an_unverifiable_certificate_is_named() {
+    let cause = "invalid peer certificate: UnsupportedSignatureAlgorithmContext(..)";
+    assert!(silence(cause).contains("certificate cannot be verified"), "{}", silence(cause));
+    assert!(silence("Connection refused (os error 111)").contains("does not answer"));
 }

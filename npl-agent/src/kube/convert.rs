@@ -3,12 +3,15 @@
 //!
 //! An invalid value does not make the rest of an object unusable: it is skipped and reported in [`Converted::skipped`].
 
-use std::{fmt, net::IpAddr};
+use std::{fmt, net::IpAddr, sync::Arc};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::objects::{
-    Container, NodeObject, NumberOrName, PodObject, PodSpec, PodStatus, Port, ServiceObject, ServicePortSpec,
+use super::{
+    objects::{
+        Container, NodeObject, NumberOrName, PodObject, PodSpec, PodStatus, Port, ServiceObject, ServicePortSpec,
+    },
+    patch::FIELD_MANAGER,
 };
 use crate::core::model::{
     ContainerPort, Family, Gate, Node, NodePort, ObjectKey, Pod, PodPort, PodUid, Protocol, Service, ServicePort,
@@ -101,6 +104,7 @@ pub fn pod(object: PodObject, keys: &AnnotationKeys) -> Option<Converted<Pod>> {
         ips: pod_ips(status, &mut skipped),
         ports: pod_ports(spec, &mut skipped),
         annotation: annotations.unwrap_or_default().remove(&keys.mapping),
+        annotation_manager: annotation_manager(metadata.annotation_managers, keys),
     };
     Some(Converted { object, skipped })
 }
@@ -157,6 +161,13 @@ fn keep<F, T>(from: Vec<F>, skipped: &mut Vec<Skipped>, mut convert: impl FnMut(
     from.into_iter().filter_map(|value| convert(value).map_err(|reason| skipped.push(reason)).ok()).collect()
 }
 
+/// The other field manager that owns the mapping annotation: the API server names the last one that changed the value.
+fn annotation_manager(managers: Vec<(String, Vec<String>)>, keys: &AnnotationKeys) -> Option<Arc<str>> {
+    let owns = |owned: &[String]| owned.iter().any(|key| key.strip_prefix("f:") == Some(&keys.mapping));
+    let is_other = |(manager, owned): &(String, Vec<String>)| manager != FIELD_MANAGER && owns(owned);
+    managers.into_iter().rfind(is_other).map(|(manager, _)| manager.into())
+}
+
 fn gate(spec: &PodSpec, status: &PodStatus, keys: &AnnotationKeys) -> Gate {
     let is_npl = |kind: &Option<String>| kind.as_ref() == Some(&keys.gate);
     if !spec.readiness_gates.iter().flatten().any(|gate| is_npl(&gate.condition_type)) {
@@ -164,11 +175,25 @@ fn gate(spec: &PodSpec, status: &PodStatus, keys: &AnnotationKeys) -> Gate {
     }
     let npl = status.conditions.iter().flatten().find(|condition| is_npl(&condition.kind));
     let is_true = npl.is_some_and(|condition| condition.status.as_deref() == Some("True"));
-    if is_true { Gate::Open } else { Gate::Closed }
+    let are_containers_ready = has_condition(status, "ContainersReady", "True");
+    if is_true { Gate::Open } else { Gate::Closed { are_containers_ready } }
+}
+
+fn has_condition(status: &PodStatus, kind: &str, value: &str) -> bool {
+    let conditions = status.conditions.iter().flatten();
+    conditions
+        .into_iter()
+        .any(|condition| condition.kind.as_deref() == Some(kind) && condition.status.as_deref() == Some(value))
 }
 
 /// The addresses of `podIPs`, or that of `podIP` if an old kubelet set no `podIPs`.
+///
+/// None while the Pod has no sandbox: after a reboot of the Node, the addresses of the former sandbox stay in the status
+/// until the kubelet has created a new one, and the CNI may give them to other Pods meanwhile.
 fn pod_ips(status: PodStatus, skipped: &mut Vec<Skipped>) -> Vec<IpAddr> {
+    if has_condition(&status, "PodReadyToStartContainers", "False") {
+        return Vec::new();
+    }
     let mut texts: Vec<String> = status.pod_ips.unwrap_or_default().into_iter().filter_map(|entry| entry.ip).collect();
     if texts.is_empty() {
         texts.extend(status.pod_ip.filter(|text| !text.is_empty()));

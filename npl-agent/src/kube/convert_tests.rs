@@ -67,6 +67,7 @@ fn all_used_fields_of_a_pod_are_converted() {
                 host_ip: Some("192.0.2.1".parse().unwrap()),
             }],
             annotation: Some("[]".to_owned()),
+            annotation_manager: None,
             gate: Gate::Absent,
         }
     );
@@ -83,7 +84,12 @@ fn a_readiness_gate_is_open_when_its_condition_is_true() {
     let own = "nodeportlocal.antrea.io/published";
     assert_eq!(gate_of(&[], &[(own, "True")]), Gate::Absent);
     assert_eq!(gate_of(&["example.org/published"], &[]), Gate::Absent);
-    assert_eq!(gate_of(&["example.org/published", own], &[("Ready", "True"), (own, "False")]), Gate::Closed);
+    assert_eq!(
+        gate_of(&["example.org/published", own], &[("Ready", "True"), (own, "False")]),
+        Gate::Closed { are_containers_ready: false }
+    );
+    let ready = [("ContainersReady", "True"), (own, "False")];
+    assert_eq!(gate_of(&[own], &ready), Gate::Closed { are_containers_ready: true });
     assert_eq!(gate_of(&[own], &[("ContainersReady", "True"), (own, "True")]), Gate::Open);
 }
 
@@ -354,4 +360,37 @@ proptest! {
             prop_assert!(is_valid, "{:?}", port);
         }
     }
+}
+
+#[test]
+fn addresses_of_a_pod_without_a_sandbox_are_not_used() {
+    let ips = |ready: Option<&str>| {
+        let conditions: Vec<Value> =
+            ready.into_iter().map(|status| json!({ "type": "PodReadyToStartContainers", "status": status })).collect();
+        let status = json!({ "podIP": "10.0.0.5", "podIPs": [{ "ip": "10.0.0.5" }], "conditions": conditions });
+        converted_pod(json!({}), status).object.ips
+    };
+    // After a reboot of the Node, the old addresses stay until the kubelet has created the sandbox again.
+    assert_eq!(ips(Some("False")), addresses(&[]));
+    for other in [Some("True"), Some("Unknown"), None] {
+        assert_eq!(ips(other), addresses(&["10.0.0.5"]), "{other:?}");
+    }
+}
+
+#[test]
+fn another_field_manager_of_the_annotation_is_named() {
+    let manager = |fields: Value| {
+        let mut object = json!({ "metadata": { "name": "web-0", "namespace": "default", "uid": "u-1" } });
+        object["metadata"]["managedFields"] = fields;
+        pod(serde_json::from_value(object).unwrap(), &keys()).unwrap().object.annotation_manager
+    };
+    let entry = |manager: &str, key: &str| {
+        let fields = json!({ "f:metadata": { "f:annotations": { ".": {}, key: {} } }, "f:status": { "f:phase": {} } });
+        json!({ "manager": manager, "operation": "Update", "fieldsType": "FieldsV1", "fieldsV1": fields })
+    };
+    let (ours, other) = ("f:nodeportlocal.antrea.io", "f:example.org/note");
+    assert_eq!(manager(json!([entry("kubectl", other), entry("antrea-agent", ours)])).as_deref(), Some("antrea-agent"));
+    assert_eq!(manager(json!([entry("kubectl", other), entry("npl-agent", ours)])), None);
+    assert_eq!(manager(json!([{ "manager": "kubelet" }, { "fieldsV1": {} }, entry("kubelet", other)])), None);
+    assert_eq!(manager(Value::Null), None);
 }

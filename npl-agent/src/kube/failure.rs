@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Classifies failed requests to the API server by how the agent reacts to them.
 
-use std::error::Error;
+use std::{error::Error, time::Duration};
 
-use kube::{core::Status, runtime::watcher};
+use http::{Response, header::RETRY_AFTER};
+use kube::core::Status;
 
 pub use crate::metrics::FailureKind;
+
+/// Upper bound of `Retry-After`, so that a proxy with a large value does not leave the agent outdated for an hour.
+const LONGEST_RETRY_AFTER: Duration = Duration::from_mins(1);
 
 /// Refusals in a row after which a 401 or 403 counts as final. An API server that has just started refuses valid
 /// requests until its authorization cache is filled.
@@ -34,17 +38,57 @@ impl FailureKind {
             Self::Unreachable
         }
     }
+}
 
-    /// The kind of a watcher error.
-    pub fn of_watch(err: &watcher::Error) -> Self {
-        match err {
-            watcher::Error::InitialListFailed(err)
-            | watcher::Error::WatchStartFailed(err)
-            | watcher::Error::WatchFailed(err) => Self::of(err),
-            watcher::Error::WatchError(status) => Self::of_status(status.code),
-            watcher::Error::NoResourceVersion => Self::Malformed,
-        }
+/// The log line for a certificate that the agent cannot verify.
+pub(super) const CERTIFICATE_ADVICE: &str = "the API server's certificate cannot be verified: check the CA of the service account or kubeconfig, and that the \
+     certificate is signed with RSA, Ed25519, ECDSA P-256 with SHA-256 or ECDSA P-384 with SHA-384, since this agent \
+     verifies no other signatures; the agent retries";
+
+/// Whether a connection failed because of the certificate of the API server, by the text of its last cause. The type
+/// of the error belongs to a crate that NPL does not name.
+pub(super) fn is_certificate_error(cause: &str) -> bool {
+    cause.contains("invalid peer certificate")
+}
+
+/// A list or a watch that failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct RequestFailure {
+    pub(super) kind: FailureKind,
+    /// The last cause, such as `Connection refused`.
+    pub(super) cause: String,
+    /// How long the API server asks to wait, at most one minute.
+    pub(super) after: Option<Duration>,
+}
+
+impl RequestFailure {
+    /// The failure of a request, and the header `Retry-After` of its answer.
+    pub(super) fn of(err: &kube::Error, header: Option<Duration>) -> Self {
+        let asked = if let kube::Error::Api(status) = err { asked_by(status) } else { None };
+        Self { kind: FailureKind::of(err), cause: root_cause(err), after: header.or(asked) }
     }
+
+    /// The failure that a watch reports as an event.
+    pub(super) fn of_status(status: &Status) -> Self {
+        Self { kind: FailureKind::of_status(status.code), cause: message(status), after: asked_by(status) }
+    }
+
+    /// An answer without a resource version, which no API server sends.
+    pub(super) fn without_version() -> Self {
+        let cause = "the answer has no resource version".to_owned();
+        Self { kind: FailureKind::Malformed, cause, after: None }
+    }
+}
+
+/// The header `Retry-After` in seconds, at most one minute. Its other form, a date, is never sent by the API server.
+pub(super) fn retry_after<B>(response: &Response<B>) -> Option<Duration> {
+    let seconds = response.headers().get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
+    Some(Duration::from_secs(seconds).min(LONGEST_RETRY_AFTER))
+}
+
+fn asked_by(status: &Status) -> Option<Duration> {
+    let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
+    (seconds > 0).then(|| Duration::from_secs(seconds.into()).min(LONGEST_RETRY_AFTER))
 }
 
 /// The first line of kube's error, which already includes its causes. A YAML error adds an excerpt of the file below
@@ -59,9 +103,9 @@ pub(super) fn root_cause(err: &(dyn Error + 'static)) -> String {
     while let Some(next) = cause.source() {
         cause = next;
     }
-    match cause.downcast_ref::<Box<Status>>() {
-        Some(status) if status.message.is_empty() => format!("HTTP {}", status.code),
-        Some(status) => status.message.clone(),
-        None => cause.to_string(),
-    }
+    cause.downcast_ref::<Box<Status>>().map_or_else(|| cause.to_string(), |status| message(status))
+}
+
+fn message(status: &Status) -> String {
+    if status.message.is_empty() { format!("HTTP {}", status.code) } else { status.message.clone() }
 }

@@ -18,8 +18,11 @@ pub mod failure;
 mod limit;
 pub mod objects;
 pub mod patch;
+mod source;
 mod token;
 pub mod watch;
+mod watch_health;
+mod watched;
 pub mod writes;
 
 use std::path::PathBuf;

@@ -16,6 +16,8 @@ pub struct Metadata {
     pub object: ObjectMeta,
     /// Whether `deletionTimestamp` is set.
     pub is_terminating: bool,
+    /// The field managers that own annotations, with their keys in the form `f:KEY`.
+    pub annotation_managers: Vec<(String, Vec<String>)>,
 }
 
 #[derive(Deserialize)]
@@ -28,14 +30,52 @@ struct WireMetadata {
     labels: Option<BTreeMap<String, String>>,
     annotations: Option<BTreeMap<String, String>>,
     deletion_timestamp: Option<IgnoredAny>,
+    managed_fields: Option<Vec<WireManager>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct WireManager {
+    manager: Option<String>,
+    fields_v1: Option<WireFields>,
+}
+
+#[derive(Deserialize)]
+struct WireFields {
+    #[serde(rename = "f:metadata")]
+    metadata: Option<WireMetadataFields>,
+}
+
+#[derive(Deserialize)]
+struct WireMetadataFields {
+    #[serde(rename = "f:annotations")]
+    #[expect(clippy::zero_sized_map_values, reason = "serde reads a JSON object as a map")]
+    annotations: Option<BTreeMap<String, IgnoredAny>>,
+}
+
+impl WireManager {
+    fn annotations(self) -> Option<(String, Vec<String>)> {
+        let annotations = self.fields_v1?.metadata?.annotations?;
+        Some((self.manager?, annotations.into_keys().collect()))
+    }
 }
 
 impl From<WireMetadata> for Metadata {
     fn from(wire: WireMetadata) -> Self {
-        let WireMetadata { name, namespace, uid, resource_version, labels, annotations, deletion_timestamp } = wire;
+        let WireMetadata {
+            name,
+            namespace,
+            uid,
+            resource_version,
+            labels,
+            annotations,
+            deletion_timestamp,
+            managed_fields,
+        } = wire;
         Self {
             object: ObjectMeta { name, namespace, uid, resource_version, labels, annotations, ..ObjectMeta::default() },
             is_terminating: deletion_timestamp.is_some(),
+            annotation_managers: managed_fields.into_iter().flatten().filter_map(WireManager::annotations).collect(),
         }
     }
 }

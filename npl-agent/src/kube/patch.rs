@@ -4,7 +4,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use http::{Response, header::RETRY_AFTER};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{
     Client, Resource,
@@ -17,7 +16,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     convert::{self, AnnotationKeys},
-    failure::{FailureKind, root_cause},
+    failure::{FailureKind, retry_after, root_cause},
     limit::RateLimit,
     objects::PodObject,
     wall_clock,
@@ -25,12 +24,12 @@ use super::{
 use crate::{
     core::{
         model::{Pod, PodKey, PodUid},
-        op::PodWrite,
+        op::{GateReason, PodWrite},
     },
     metrics::{Metrics, PatchOutcome},
 };
 
-const FIELD_MANAGER: &str = "npl-agent";
+pub(super) const FIELD_MANAGER: &str = "npl-agent";
 /// Limit for the answer to one patch.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Patches sent at once: all Pods of the largest Node, each patched twice when annotations are withdrawn.
@@ -38,8 +37,6 @@ const BURST: u32 = 2_000;
 /// Patches per second after the burst. A longer series comes from a Service that is toggled repeatedly or a webhook
 /// that reverts the annotation.
 const PER_SECOND: u32 = 200;
-/// Upper bound of `Retry-After`, so that a proxy with a large value does not leave an annotation outdated for an hour.
-const LONGEST_RETRY_AFTER: Duration = Duration::from_mins(1);
 
 /// Patches annotations and conditions of Pods.
 #[derive(Clone)]
@@ -80,7 +77,7 @@ pub enum Class {
 /// Why a patch failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PatchError {
-    /// 404, or the Pod has another uid.
+    /// 404 with the reason `NotFound`, or the Pod has another uid.
     #[error("patch pod {pod}: the pod was deleted or recreated")]
     Gone {
         /// The Pod.
@@ -134,7 +131,7 @@ pub enum PatchError {
         /// The Pod.
         pod: PodKey,
     },
-    /// The answer could not be decoded as a Pod.
+    /// The answer could not be decoded as a Pod, or is a 404 of a proxy.
     #[error("patch pod {pod}: the answer is not a Pod; check for a proxy in front of the API server")]
     Malformed {
         /// The Pod.
@@ -187,7 +184,7 @@ impl PodPatcher {
                 self.patch(pod, &self.annotation(uid, Some("[]"))).await?;
                 self.patch(pod, &self.annotation(uid, None)).await
             }
-            PodWrite::OpenGate => self.patch(pod, &self.open_gate(uid)).await,
+            PodWrite::OpenGate(reason) => self.patch(pod, &self.open_gate(uid, *reason)).await,
         }
     }
 
@@ -196,12 +193,12 @@ impl PodPatcher {
     }
 
     /// A strategic merge patch, which merges conditions by type and keeps those of the kubelet.
-    fn open_gate(&self, uid: &PodUid) -> Patch<Value> {
+    fn open_gate(&self, uid: &PodUid, reason: GateReason) -> Patch<Value> {
         let condition = json!({
             "type": &self.keys.gate,
             "status": "True",
-            "reason": "Published",
-            "message": "all node ports of the Pod are published in its annotation",
+            "reason": reason.as_str(),
+            "message": reason.message(),
             "lastTransitionTime": Time(wall_clock()),
         });
         Patch::Strategic(json!({ "metadata": { "uid": &*uid.0 }, "status": { "conditions": [condition] } }))
@@ -241,12 +238,6 @@ impl PodPatcher {
     }
 }
 
-/// The header `Retry-After` in seconds. Its other form, a date, is never sent by the API server.
-fn retry_after(response: &Response<Body>) -> Option<Duration> {
-    let seconds = response.headers().get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
-    Some(Duration::from_secs(seconds).min(LONGEST_RETRY_AFTER))
-}
-
 /// The `Status` of the answer, or a default if a proxy answered instead of the API server.
 fn status(code: u16, body: &[u8]) -> Box<Status> {
     let mut status = serde_json::from_slice::<Status>(body).unwrap_or_default();
@@ -261,13 +252,17 @@ fn refusal(pod: &PodKey, status: Box<Status>, after: Option<Duration>) -> PatchE
     let pod = pod.clone();
     let is_other_uid = is_other_uid(&status);
     match FailureKind::of_status(status.code) {
-        _ if status.code == 404 || is_other_uid => PatchError::Gone { pod },
+        _ if is_other_uid || (status.code == 404 && status.reason == "NotFound") => PatchError::Gone { pod },
+        // A proxy in front of the API server knows nothing about Pods.
+        _ if status.code == 404 => PatchError::Malformed { pod },
         _ if status.code == 409 => PatchError::Unavailable { pod, status, after },
         FailureKind::Unavailable => PatchError::Unavailable { pod, status, after },
         FailureKind::Unauthorized | FailureKind::Forbidden => PatchError::Denied { pod, status },
-        FailureKind::Expired | FailureKind::Rejected | FailureKind::Unreachable | FailureKind::Malformed => {
-            PatchError::Refused { pod, status }
-        }
+        FailureKind::Expired
+        | FailureKind::Restored
+        | FailureKind::Rejected
+        | FailureKind::Unreachable
+        | FailureKind::Malformed => PatchError::Refused { pod, status },
     }
 }
 

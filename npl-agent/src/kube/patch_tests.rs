@@ -81,11 +81,11 @@ async fn a_readiness_gate_is_opened_by_a_patch_that_keeps_other_conditions() {
         assert_eq!(request.body["metadata"], json!({ "uid": "u-1" }));
         let conditions = request.body.pointer("/status/conditions").and_then(Value::as_array).unwrap();
         assert_eq!(conditions.len(), 1);
-        let parts = ["type", "status"].map(|field| conditions[0][field].as_str().unwrap());
-        assert_eq!(parts, ["nodeportlocal.antrea.io/published", "True"]);
+        let parts = ["type", "status", "reason"].map(|field| conditions[0][field].as_str().unwrap());
+        assert_eq!(parts, ["nodeportlocal.antrea.io/published", "True", "NoNodePorts"]);
         answer_with_annotation(request, 20, &json!({}));
     };
-    let (result, _) = annotate(PodWrite::OpenGate, server).await;
+    let (result, _) = annotate(PodWrite::OpenGate(GateReason::NoNodePorts), server).await;
     assert_eq!(result.unwrap().pod.resource_version, 20);
 }
 
@@ -104,6 +104,16 @@ async fn a_deleted_or_recreated_pod_is_not_patched() {
     assert_eq!(failed(422, &[], other_uid.to_string()).await.class(), Class::Gone);
     let precondition = refusal(409, "Conflict", "Precondition failed: UID in precondition: u-1");
     assert_eq!(failed(409, &[], precondition).await.class(), Class::Gone);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_404_of_a_proxy_does_not_mean_that_the_pod_is_gone() {
+    let other_reason = refusal(404, "", "no such upstream");
+    for body in ["", "404 page not found", "<html>", &other_reason] {
+        let err = failed(404, &[], body).await;
+        assert!(matches!(err.class(), Class::Retry { .. }), "{body:?}: {err}");
+        assert!(err.to_string().contains("proxy"), "{err}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,34 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Watches the Pods of this Node, all Services and this Node, and sends their changes in the API server's order.
+//!
+//! A watch goes on at the last version that it has seen. If the API server's store was restored from a backup, the
+//! store has not reached that version, and the API server would send nothing until it has. So a watch that did not end
+//! on time asks for the newest version first, and starts again with a list if that is an older one.
 
-use std::{collections::BTreeMap, fmt, mem, pin::pin};
+use std::{convert::Infallible, time::Duration};
 
-use futures::StreamExt;
-use kube::{
-    Api, Client, Resource,
-    runtime::{
-        WatchStreamExt,
-        watcher::{self, Event, watcher},
-    },
+use futures::StreamExt as _;
+use kube::{Client, api::WatchEvent};
+use tokio::{
+    sync::mpsc::Sender,
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
 };
-use serde::de::DeserializeOwned;
-use tokio::{sync::mpsc::Sender, task::JoinSet};
-use tracing::{debug, info, trace, warn};
+use tracing::{debug, trace};
 
 use super::{
-    backoff::{Jittered, Throttle},
-    convert::{self, AnnotationKeys, Converted},
-    failure::{FailureKind, REFUSALS_TO_CONFIRM, root_cause},
+    backoff::Jittered,
+    convert::{AnnotationKeys, Converted},
+    failure::{FailureKind, RequestFailure},
     objects::{NodeObject, PodObject, ServiceObject},
+    source::{Page, Source},
+    watch_health::WatchHealth,
+    watched::Watched,
 };
 use crate::{
-    core::model::{Node, Pod, Service, snapshot::Change},
+    core::model::snapshot::Change,
     metrics::{Metrics, WatchedResource},
 };
 
-/// Time in seconds after which the API server ends a watch and the agent starts the next one. A connection that died
-/// silently is detected 5 s later, by kube's client-side timeout.
+/// Time in seconds after which the API server ends a watch and the agent starts the next one.
 pub(super) const WATCH_SECONDS: u32 = 240;
+const WATCH_LENGTH: Duration = Duration::from_secs(WATCH_SECONDS as u64);
+/// How much later than agreed the API server may end a watch.
+const WATCH_TOLERANCE: Duration = Duration::from_secs(5);
 
 /// Starts the three watches. They run until the receiver of `changes` is dropped, so an earlier end is a fatal error.
 pub fn spawn(
@@ -46,96 +52,6 @@ pub fn spawn(
     tasks
 }
 
-/// A watched kind of object, and its conversion to changes.
-trait Watched: Resource<DynamicType = ()> + Clone + fmt::Debug + DeserializeOwned + Send + 'static {
-    const SUBJECT: WatchedResource;
-    /// Page size of lists; `None` lists everything in one answer. Lists always ask for the newest state, since an older
-    /// one could lack a Pod that is served. The API server can answer an unpaged list from its watch cache, but reads
-    /// etcd for each page, so only lists that may be too large for memory are paged.
-    const PAGE_SIZE: Option<u32>;
-    type Model: Send;
-
-    fn convert(self, keys: &AnnotationKeys) -> Option<Converted<Self::Model>>;
-    /// Whether to keep an object of a list. Few of ten thousand Services are relevant, and the list is held in memory
-    /// until it is complete.
-    fn is_relevant(_object: &Self::Model) -> bool {
-        true
-    }
-    fn listed(all: Vec<Self::Model>) -> Change;
-    fn applied(object: Self::Model) -> Change;
-    fn gone(object: Self::Model) -> Change;
-}
-
-impl Watched for PodObject {
-    const SUBJECT: WatchedResource = WatchedResource::Pods;
-    const PAGE_SIZE: Option<u32> = None;
-    type Model = Pod;
-
-    fn convert(self, keys: &AnnotationKeys) -> Option<Converted<Pod>> {
-        convert::pod(self, keys)
-    }
-
-    fn listed(all: Vec<Pod>) -> Change {
-        Change::Pods(all)
-    }
-
-    fn applied(pod: Pod) -> Change {
-        Change::Pod(pod)
-    }
-
-    fn gone(pod: Pod) -> Change {
-        Change::PodGone(pod.key, pod.uid)
-    }
-}
-
-impl Watched for ServiceObject {
-    const SUBJECT: WatchedResource = WatchedResource::Services;
-    const PAGE_SIZE: Option<u32> = Some(500);
-    type Model = Service;
-
-    fn convert(self, keys: &AnnotationKeys) -> Option<Converted<Service>> {
-        convert::service(self, keys)
-    }
-
-    fn is_relevant(service: &Service) -> bool {
-        service.is_active() || !service.node_ports.is_empty()
-    }
-
-    fn listed(all: Vec<Service>) -> Change {
-        Change::Services(all)
-    }
-
-    fn applied(service: Service) -> Change {
-        Change::Service(service)
-    }
-
-    fn gone(service: Service) -> Change {
-        Change::ServiceGone(service.key)
-    }
-}
-
-impl Watched for NodeObject {
-    const SUBJECT: WatchedResource = WatchedResource::Node;
-    const PAGE_SIZE: Option<u32> = None;
-    type Model = Node;
-
-    fn convert(self, _: &AnnotationKeys) -> Option<Converted<Node>> {
-        convert::node(self)
-    }
-
-    fn listed(all: Vec<Node>) -> Change {
-        all.into_iter().next().map_or(Change::NodeGone, Change::Node)
-    }
-
-    fn applied(node: Node) -> Change {
-        Change::Node(node)
-    }
-
-    fn gone(_: Node) -> Change {
-        Change::NodeGone
-    }
-}
-
 #[derive(Clone)]
 struct Watch {
     keys: AnnotationKeys,
@@ -145,42 +61,16 @@ struct Watch {
 
 impl Watch {
     async fn follow<W: Watched>(self, client: Client, fields: Option<String>) -> WatchedResource {
-        let mut config = watcher::Config::default().timeout(WATCH_SECONDS);
-        config.field_selector = fields;
-        config.page_size = W::PAGE_SIZE;
-        let mut events = pin!(watcher(Api::<W>::all(client), config).backoff(Jittered::new()));
-        let mut listed = Vec::new();
-        let mut health = WatchHealth::new(W::SUBJECT, self.metrics.clone());
-        while let Some(event) = events.next().await {
-            let change = match event {
-                Ok(event) => self.change::<W>(event, &mut listed),
-                Err(err) => {
-                    health.record_failure(&err);
-                    None
-                }
-            };
-            if let Some(change) = change {
-                health.record_success();
-                trace!(subject = %W::SUBJECT, ?change, "watch received a change");
-                if self.changes.send(change).await.is_err() {
-                    break;
-                }
-            }
-        }
+        let health = WatchHealth::new(W::SUBJECT, self.metrics.clone());
+        let mut follower =
+            Follower::<W> { watch: self, source: Source::new(client, fields), delays: Jittered::new(), health };
+        let Err(ReceiverDropped) = follower.run().await;
         W::SUBJECT
     }
 
-    /// Converts an event. Objects of a list are collected until the list is complete, since a partial list would look
-    /// as if the other objects were deleted.
-    fn change<W: Watched>(&self, event: Event<W>, listed: &mut Vec<W::Model>) -> Option<Change> {
-        match event {
-            Event::Init => listed.clear(),
-            Event::InitApply(object) => listed.extend(self.convert(object).filter(W::is_relevant)),
-            Event::InitDone => return Some(W::listed(mem::take(listed))),
-            Event::Apply(object) => return self.convert(object).map(W::applied),
-            Event::Delete(object) => return self.convert(object).map(W::gone),
-        }
-        None
+    async fn send<W: Watched>(&self, change: Change) -> Result<(), ReceiverDropped> {
+        trace!(subject = %W::SUBJECT, ?change, "watch received a change");
+        self.changes.send(change).await.map_err(|_returned| ReceiverDropped)
     }
 
     fn convert<W: Watched>(&self, object: W) -> Option<W::Model> {
@@ -197,74 +87,167 @@ impl Watch {
     }
 }
 
-/// Logs failures of a watch: each kind at once and then once per minute, and the recovery.
-struct WatchHealth {
-    subject: WatchedResource,
-    metrics: Metrics,
-    failing: BTreeMap<FailureKind, Throttle>,
-    refusals: u32,
+/// The receiver of the changes was dropped, since the agent ends.
+struct ReceiverDropped;
+
+/// How a watch ended.
+enum End {
+    /// At the agreed time.
+    OnTime,
+    /// Earlier, as when the API server stops. `was_idle` if no event came.
+    Early { was_idle: bool },
+    /// By an error.
+    Failed(RequestFailure),
 }
 
-impl WatchHealth {
-    fn new(subject: WatchedResource, metrics: Metrics) -> Self {
-        Self { subject, metrics, failing: BTreeMap::new(), refusals: 0 }
-    }
+/// Lists objects of one kind and follows their changes.
+struct Follower<W: Watched> {
+    watch: Watch,
+    source: Source<W>,
+    delays: Jittered,
+    health: WatchHealth,
+}
 
-    fn record_success(&mut self) {
-        self.refusals = 0;
-        if !mem::take(&mut self.failing).is_empty() {
-            info!(subject = %self.subject, "watch has recovered; the agent follows changes again");
-        }
-    }
-
-    fn record_failure(&mut self, err: &watcher::Error) {
-        let kind = FailureKind::of_watch(err);
-        self.metrics.count_watch_failure(self.subject, kind);
-        if kind == FailureKind::Expired {
-            debug!(subject = %self.subject, "the resource version has expired; the watch starts again with a list");
-            return;
-        }
-        if matches!(kind, FailureKind::Forbidden | FailureKind::Unauthorized) {
-            self.refusals += 1;
-            if self.refusals < REFUSALS_TO_CONFIRM {
-                debug!(subject = %self.subject, err = root_cause(err), "the API server refused the watch; retrying");
-                return;
-            }
-        }
-        if self.failing.entry(kind).or_default().acquire() {
-            self.log_failure(kind, &root_cause(err));
+impl<W: Watched> Follower<W> {
+    async fn run(&mut self) -> Result<Infallible, ReceiverDropped> {
+        loop {
+            let version = self.list().await?;
+            self.follow_from(version).await?;
         }
     }
 
-    fn log_failure(&self, kind: FailureKind, err: &str) {
-        let subject = self.subject;
-        match kind {
-            FailureKind::Forbidden => warn!(
-                %subject, err,
-                "the agent may not list and watch {subject}: apply deploy/npl.yaml, which grants the permission; \
-                 until then the agent serves the last known state"
-            ),
-            FailureKind::Unauthorized => warn!(
-                %subject, err,
-                "the API server does not accept the agent's credentials: check that its service account exists; until \
-                 then the agent serves the last known state"
-            ),
-            FailureKind::Malformed => {
-                warn!(
-                    %subject, err,
-                    "the answer to the watch of {subject} cannot be decoded: check for a proxy in front of the API \
-                     server; until then the agent serves the last known state"
-                );
-            }
-            FailureKind::Unavailable | FailureKind::Unreachable | FailureKind::Rejected | FailureKind::Expired => {
-                warn!(
-                    %subject, err,
-                    "watch of {subject} is interrupted: the agent retries and serves the last known state; check that \
-                     the API server is reachable from this Node"
-                );
+    /// Sends a complete list, and returns its version. A partial list would look as if the other objects were deleted.
+    async fn list(&mut self) -> Result<String, ReceiverDropped> {
+        let mut listed = Vec::new();
+        let mut page = Page { size: W::PAGE_SIZE, token: None };
+        loop {
+            match self.source.page(&page).await {
+                Ok(list) => {
+                    let relevant = list.items.into_iter().filter_map(|object| self.watch.convert(object));
+                    listed.extend(relevant.filter(W::is_relevant));
+                    page.token = list.metadata.continue_.filter(|token| !token.is_empty());
+                    if page.token.is_some() {
+                        continue;
+                    }
+                    if let Some(version) = list.metadata.resource_version.filter(|version| !version.is_empty()) {
+                        self.health.record_success();
+                        self.watch.send::<W>(W::listed(listed)).await?;
+                        return Ok(version);
+                    }
+                    listed.clear();
+                    self.record_failure_and_wait(&RequestFailure::without_version()).await;
+                }
+                Err(failure) => {
+                    if let Some(first) = start_over(&page, failure.kind) {
+                        page = first;
+                        listed.clear();
+                    }
+                    self.record_failure_and_wait(&failure).await;
+                }
             }
         }
     }
+
+    /// Follows the changes after a version, until a list is needed again.
+    async fn follow_from(&mut self, mut version: String) -> Result<(), ReceiverDropped> {
+        let mut may_be_restored = false;
+        loop {
+            if may_be_restored {
+                match self.source.newest_version().await {
+                    Ok(newest) if is_older(&newest, &version) => {
+                        self.health.record_restore(&version, &newest);
+                        return match W::restored() {
+                            Some(change) => self.watch.send::<W>(change).await,
+                            None => Ok(()),
+                        };
+                    }
+                    Ok(_newer) => {}
+                    Err(failure) => {
+                        self.record_failure_and_wait(&failure).await;
+                        continue;
+                    }
+                }
+            }
+            let end = self.follow_one_watch(&mut version).await?;
+            may_be_restored = !matches!(end, End::OnTime);
+            match end {
+                End::OnTime | End::Early { was_idle: false } => {}
+                // A proxy that ends every watch at once must not cause a busy loop.
+                End::Early { was_idle: true } => self.wait(None).await,
+                End::Failed(failure) => {
+                    self.record_failure_and_wait(&failure).await;
+                    if failure.kind == FailureKind::Expired {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends the changes of one watch, and advances `version`.
+    async fn follow_one_watch(&mut self, version: &mut String) -> Result<End, ReceiverDropped> {
+        let started = Instant::now();
+        let mut events = match self.source.watch(version, WATCH_SECONDS).await {
+            Ok(events) => events,
+            Err(failure) => return Ok(End::Failed(failure)),
+        };
+        let mut was_idle = true;
+        while let Ok(Some(event)) = timeout(WATCH_LENGTH + WATCH_TOLERANCE, events.next()).await {
+            let (seen, change) = match event {
+                Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => {
+                    (object.meta().resource_version.clone(), self.watch.convert(object).map(W::applied))
+                }
+                Ok(WatchEvent::Deleted(object)) => {
+                    (object.meta().resource_version.clone(), self.watch.convert(object).map(W::gone))
+                }
+                Ok(WatchEvent::Bookmark(bookmark)) => (Some(bookmark.metadata.resource_version), None),
+                Ok(WatchEvent::Error(status)) => return Ok(End::Failed(RequestFailure::of_status(&status))),
+                Err(failure) => return Ok(End::Failed(failure)),
+            };
+            let Some(seen) = seen.filter(|seen| !seen.is_empty()) else {
+                return Ok(End::Failed(RequestFailure::without_version()));
+            };
+            *version = seen;
+            was_idle = false;
+            self.health.record_success();
+            if let Some(change) = change {
+                self.watch.send::<W>(change).await?;
+            }
+        }
+        Ok(if started.elapsed() >= WATCH_LENGTH { End::OnTime } else { End::Early { was_idle } })
+    }
+
+    async fn record_failure_and_wait(&mut self, failure: &RequestFailure) {
+        self.health.record_failure(failure);
+        self.wait(failure.after).await;
+    }
+
+    /// Waits for the next delay, but at least as long as the API server asks.
+    async fn wait(&mut self, at_least: Option<Duration>) {
+        let delay = self.delays.next().unwrap_or_default();
+        sleep(delay.max(at_least.unwrap_or_default())).await;
+    }
+}
+
+/// The page with which a list goes on after a failure that the same page would repeat; `None` to request the same page
+/// again.
+fn start_over(page: &Page, failure: FailureKind) -> Option<Page> {
+    match failure {
+        // The state of the first page has been compacted. An unpaged list cannot expire.
+        FailureKind::Expired => Some(Page { size: None, token: None }),
+        FailureKind::Rejected | FailureKind::Malformed | FailureKind::Restored => {
+            Some(Page { size: page.size, token: None })
+        }
+        FailureKind::Unauthorized | FailureKind::Forbidden | FailureKind::Unavailable | FailureKind::Unreachable => {
+            None
+        }
+    }
+}
+
+/// Whether a version is lower than another; versions that are no numbers cannot be compared.
+fn is_older(version: &str, than: &str) -> bool {
+    let number = |text: &str| text.parse::<u64>().ok();
+    number(version).zip(number(than)).is_some_and(|(version, than)| version < than)
 }
 
 #[cfg(test)]

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
-use tokio::{
-    sync::mpsc::{self, Receiver},
-    time::timeout,
-};
+use tokio::sync::mpsc::{self, Receiver};
 
 use super::*;
 use crate::kube::mock::{MockServer, ReceivedRequest, api_server, metrics, refusal};
@@ -58,9 +55,12 @@ fn names(change: &Change) -> Vec<String> {
         Change::Pods(pods) => pods.iter().map(|pod| format!("list {}", pod.key.name)).collect(),
         Change::Pod(pod) => vec![format!("set {}", pod.key.name)],
         Change::PodGone(key, uid) => vec![format!("gone {} {uid}", key.name)],
-        Change::Services(_) | Change::Service(_) | Change::ServiceGone(_) | Change::Node(_) | Change::NodeGone => {
-            vec![format!("{change:?}")]
-        }
+        Change::StoreRestored
+        | Change::Services(_)
+        | Change::Service(_)
+        | Change::ServiceGone(_)
+        | Change::Node(_)
+        | Change::NodeGone => vec![format!("{change:?}")],
     }
 }
 
@@ -106,6 +106,7 @@ async fn a_list_is_one_change_and_each_event_another() {
     );
     assert_eq!(names(&scene.change().await), ["set c"]);
     assert_eq!(names(&scene.change().await), ["gone a a"]);
+    newest(scene.server.next_request().await, 13);
     let again = scene.server.next_request().await;
     assert!(again.line.contains("watch=true") && again.line.contains("resourceVersion=13"), "{}", again.line);
 }
@@ -182,4 +183,119 @@ async fn lists_keep_enabled_services_and_node_ports_and_events_report_all() {
     // The agent must learn that a Service was disabled.
     events(scene.server.next_request().await, &[json!({ "type": "MODIFIED", "object": service("on", "false") })]);
     assert!(matches!(scene.change().await, Change::Service(service) if !service.is_enabled));
+}
+
+/// Answers the request for the newest version of the API server's store.
+fn newest(request: ReceivedRequest, version: u64) {
+    assert!(request.line.ends_with("limit=1"), "{}", request.line);
+    let metadata = json!({ "resourceVersion": version.to_string() });
+    request.answer(200, json!({ "metadata": metadata, "items": [pod("other", 3)] }).to_string());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restored_store_is_listed_again_at_the_first_reconnect() {
+    let mut scene = watching::<PodObject>(Some("spec.nodeName=worker-1"));
+    list(scene.server.next_request().await, &[pod("a", 7)]);
+    assert_eq!(names(&scene.change().await), ["list a"]);
+    let request = scene.server.next_request().await;
+    events(request, &[json!({ "type": "ADDED", "object": pod("b", 250) })]);
+    assert_eq!(names(&scene.change().await), ["set b"]);
+    scene.server.next_request().await.break_connection();
+    newest(scene.server.next_request().await, 60);
+    list(scene.server.next_request().await, &[pod("c", 61)]);
+    assert_eq!(scene.change().await, Change::StoreRestored);
+    assert_eq!(names(&scene.change().await), ["list c"]);
+    assert!(scene.server.next_request().await.line.contains("resourceVersion=10"));
+    assert!(scene.counts(r#"npl_watch_errors_total{subject="pods",kind="restored"} 1"#));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_ends_on_time_resumes_without_a_version_check() {
+    let mut scene = watching::<ServiceObject>(None);
+    list(scene.server.next_request().await, &[]);
+    let _list = scene.change().await;
+    let open = scene.server.next_request().await;
+    tokio::time::advance(Duration::from_secs(u64::from(WATCH_SECONDS))).await;
+    events(open, &[]);
+    let again = scene.server.next_request().await;
+    assert!(again.line.contains("watch=true"), "{}", again.line);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_always_ends_at_once_is_repeated_ever_more_slowly() {
+    let mut scene = watching::<ServiceObject>(None);
+    list(scene.server.next_request().await, &[]);
+    let _list = scene.change().await;
+    let started = Instant::now();
+    for round in 0..10 {
+        if round > 0 {
+            newest(scene.server.next_request().await, 10);
+        }
+        events(scene.server.next_request().await, &[]);
+    }
+    assert!(started.elapsed() > Duration::from_secs(15), "{:?}", started.elapsed());
+}
+
+fn page(request: ReceivedRequest, next: Option<&str>, name: &str) {
+    let annotations = json!({ "nodeportlocal.antrea.io/enabled": "true" });
+    let metadata =
+        json!({ "name": name, "namespace": "a", "uid": name, "resourceVersion": "1", "annotations": annotations });
+    let service = json!({ "metadata": metadata, "spec": { "selector": { "app": "x" } } });
+    let list = json!({ "resourceVersion": "10", "continue": next });
+    request.answer(200, json!({ "metadata": list, "items": [service] }).to_string());
+}
+
+fn service_names(change: &Change) -> Vec<&str> {
+    let Change::Services(services) = change else { panic!("no list: {change:?}") };
+    services.iter().map(|service| &*service.key.name).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_goes_on_at_the_page_that_failed() {
+    let mut scene = watching::<ServiceObject>(None);
+    page(scene.server.next_request().await, Some("token-2"), "one");
+    for _ in 0..2 {
+        let second = scene.server.next_request().await;
+        assert!(second.line.contains("continue=token-2"), "{}", second.line);
+        second.answer(429, refusal(429, "TooManyRequests", "slow down"));
+    }
+    let third = scene.server.next_request().await;
+    assert!(third.line.contains("continue=token-2"), "{}", third.line);
+    third.break_connection();
+    let last = scene.server.next_request().await;
+    assert!(last.line.contains("continue=token-2"), "{}", last.line);
+    page(last, None, "two");
+    assert_eq!(service_names(&scene.change().await), ["one", "two"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_whose_pages_have_expired_is_requested_in_one_piece() {
+    let mut scene = watching::<ServiceObject>(None);
+    page(scene.server.next_request().await, Some("token-2"), "one");
+    scene.server.next_request().await.answer(410, refusal(410, "Expired", "the continue token is too old"));
+    let whole = scene.server.next_request().await;
+    assert!(!whole.line.contains("limit=") && !whole.line.contains("continue="), "{}", whole.line);
+    page(whole, None, "three");
+    assert_eq!(service_names(&scene.change().await), ["three"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn lists_and_watches_wait_as_long_as_the_api_server_asks() {
+    let mut scene = watching::<ServiceObject>(None);
+    let slow_down = |request: ReceivedRequest, seconds: &str| {
+        request.answer_with_headers(429, &[("retry-after", seconds)], "Too many requests, please try again later.");
+        Instant::now()
+    };
+    let told = slow_down(scene.server.next_request().await, "25");
+    let second = scene.server.next_request().await;
+    assert!(told.elapsed() >= Duration::from_secs(25), "{:?}", told.elapsed());
+    page(second, None, "one");
+    assert_eq!(service_names(&scene.change().await), ["one"]);
+    let told = slow_down(scene.server.next_request().await, "20");
+    newest(scene.server.next_request().await, 10);
+    assert!(told.elapsed() >= Duration::from_secs(20), "{:?}", told.elapsed());
+    // A proxy with a large value does not make the agent deaf for an hour.
+    let told = slow_down(scene.server.next_request().await, "3600");
+    newest(scene.server.next_request().await, 10);
+    assert!(told.elapsed() <= Duration::from_mins(2), "{:?}", told.elapsed());
 }

@@ -110,6 +110,7 @@ meanings! {
         Unauthorized: "401: the API server does not accept the token; check the ServiceAccount and the Node's clock.",
         Forbidden: "403: a permission is missing; apply `deploy/npl.yaml`.",
         Expired: "410: the watch is too old and starts again with a list. This is normal.",
+        Restored: "The resource versions went back, as after a restore of etcd from a backup. The agent lists all objects again.",
         Unavailable: "429 or 5xx: the API server cannot answer now.",
         Rejected: "Another HTTP error.",
         Unreachable: "No connection, a broken one, or no answer in time.",

@@ -109,6 +109,8 @@ pub enum FailureKind {
     Forbidden,
     /// 410: the resource version of the watch is too old, and the watch starts again with a list.
     Expired,
+    /// The resource versions went back: the API server's store was restored from a backup, and all objects are listed.
+    Restored,
     /// 429 and 5xx: the API server cannot answer now.
     Unavailable,
     /// Another HTTP status that is not a success.
@@ -126,6 +128,7 @@ impl FailureKind {
             Self::Unauthorized => "unauthorized",
             Self::Forbidden => "forbidden",
             Self::Expired => "expired",
+            Self::Restored => "restored",
             Self::Unavailable => "unavailable",
             Self::Rejected => "rejected",
             Self::Unreachable => "unreachable",
@@ -191,7 +194,7 @@ impl OpName {
             Op::AllowSources(..) => Self::AllowSources,
             Op::UpsertMapping(..) => Self::UpsertMapping,
             Op::WritePod { value: PodWrite::Set(_) | PodWrite::Withdraw, .. } => Self::Annotate,
-            Op::WritePod { value: PodWrite::OpenGate, .. } => Self::OpenGate,
+            Op::WritePod { value: PodWrite::OpenGate(_), .. } => Self::OpenGate,
             Op::RemoveMapping(_) => Self::RemoveMapping,
             Op::ForgetSources(..) => Self::ForgetSources,
             Op::Release(_) => Self::Release,

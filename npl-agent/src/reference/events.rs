@@ -62,6 +62,7 @@ fn examples() -> Vec<Problem> {
         Cause::HostPortConflict { node_port, protocol },
         Cause::NodePortConflict { node_port, service: service() },
         Cause::NodePortShadowed { node_port, pod: pod() },
+        Cause::AnnotationContested { manager: Some("antrea-agent".to_owned()) },
         Cause::UnsupportedProtocol { protocol: Protocol::Sctp },
         Cause::UnsupportedFamily { family: Family::V6 },
         Cause::UnreadableSource(unreadable),

@@ -116,6 +116,24 @@ fn a_host_port_conflict_is_reported_on_the_pod() {
 }
 
 #[test]
+fn another_writer_of_the_annotation_is_reported_by_its_field_manager() {
+    let mut world = World::with_agent(&[]);
+    world.create_service();
+    world.enable_service();
+    world.create_pod("web-0");
+    let published = world.wait_for_entries("web-0", 2);
+    for _ in 0..4 {
+        let value = "nodeportlocal.antrea.io=[]";
+        let arguments = ["annotate", "pod", "web-0", value, "--namespace", NAMESPACE, "--overwrite"];
+        world.cluster.kubectl(&[&arguments[..], &["--field-manager", "antrea-agent"]].concat()).unwrap();
+        world.wait_for_entries("web-0", published.len());
+    }
+    let event = wait_for_event(&world, "web-0", "AnnotationContested");
+    assert!(event["note"].as_str().unwrap().contains("\"antrea-agent\""), "{event}");
+    world.wait_for_metric(r#"npl_problems{reason="AnnotationContested"} 1"#);
+}
+
+#[test]
 fn a_restarted_agent_increments_the_count_of_an_existing_event() {
     let mut world = World::with_agent(&[]);
     let nowhere = Port::new("admin", 81, Protocol::Tcp).to("nowhere");

@@ -211,7 +211,10 @@ pub enum Gate {
     /// The Pod's spec does not name the gate.
     Absent,
     /// The Pod's spec names the gate, and the condition is not true yet.
-    Closed,
+    Closed {
+        /// Whether the kubelet reports the condition `ContainersReady`.
+        are_containers_ready: bool,
+    },
     /// The Pod's spec names the gate, and the condition is true.
     Open,
 }
@@ -239,6 +242,8 @@ pub struct Pod {
     pub ports: Vec<ContainerPort>,
     /// The value of the mapping annotation in the API server, which NPL or somebody else may have written.
     pub annotation: Option<String>,
+    /// The field manager of the annotation, if the API server names another one than the agent.
+    pub annotation_manager: Option<Arc<str>>,
     /// NPL's readiness gate.
     pub gate: Gate,
 }

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, fmt, net::IpAddr, str::FromStr};
 
-use super::{Family, Node, NodePort, Protocol};
+use super::{Family, Node, NodePort, Protocol, sources::SourceRange};
 
 /// The constants of all decisions.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,10 +42,13 @@ impl Settings {
         })
     }
 
-    /// The published address of each family that is served.
-    pub fn node_ips(&self, node: Option<&Node>) -> BTreeMap<Family, IpAddr> {
+    /// The published address of each family that is served. A current address stays as long as it is a candidate, since
+    /// kubelet and cloud controller may list the addresses of a Node in another order every minute.
+    pub fn node_ips(&self, node: Option<&Node>, current: &BTreeMap<Family, IpAddr>) -> BTreeMap<Family, IpAddr> {
         let candidates = self.node_ip.candidates(node);
-        let of = |family: &Family| candidates.iter().copied().find(|ip| Family::of(*ip) == *family);
+        let kept = |family: &Family| current.get(family).copied().filter(|ip| candidates.contains(ip));
+        let first = |family: &Family| candidates.iter().copied().find(|ip| Family::of(*ip) == *family);
+        let of = |family: &Family| kept(family).or_else(|| first(family));
         self.families.iter().filter_map(|family| Some((*family, of(family)?))).collect()
     }
 }
@@ -135,13 +138,25 @@ pub enum NodeIpSource {
     Internal,
     /// The first `ExternalIP` of the family; the first `InternalIP` where there is none.
     External,
-    /// The first of these addresses that is of the family; the Node object is ignored.
-    Fixed(Vec<IpAddr>),
+    /// The first of these that is of the family.
+    Listed(Vec<NodeIp>),
+}
+
+/// An element of a list of Node addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NodeIp {
+    /// This address, whether the Node object lists it or not.
+    Address(IpAddr),
+    /// The first address of the Node object in this range, an `InternalIP` before an `ExternalIP`.
+    Range(SourceRange),
 }
 
 /// The text does not name Node addresses.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("node IP {0:?} is neither internal nor external nor a list of addresses: give for example 192.0.2.10")]
+#[error(
+    "node IP {0:?} is neither internal nor external nor a list of addresses or ranges: give for example 192.0.2.10 or \
+         10.0.0.0/8"
+)]
 pub struct NodeIpSourceError(String);
 
 impl NodeIpSource {
@@ -151,7 +166,28 @@ impl NodeIpSource {
         match self {
             Self::Internal => [internal, external].concat(),
             Self::External => [external, internal].concat(),
-            Self::Fixed(ips) => ips.clone(),
+            Self::Listed(list) => {
+                let needs_node = list.iter().any(|choice| matches!(choice, NodeIp::Range(_)));
+                // An address that stands behind a range must not be published before the Node is known.
+                if needs_node && node.is_none() {
+                    return Vec::new();
+                }
+                let all = [internal, external].concat();
+                list.iter().flat_map(|choice| choice.candidates(&all)).collect()
+            }
+        }
+    }
+}
+
+impl NodeIp {
+    fn read(text: &str) -> Option<Self> {
+        if text.contains('/') { SourceRange::read(text).map(Self::Range) } else { text.parse().ok().map(Self::Address) }
+    }
+
+    fn candidates(self, of_node: &[IpAddr]) -> Vec<IpAddr> {
+        match self {
+            Self::Address(ip) => vec![ip],
+            Self::Range(range) => of_node.iter().copied().filter(|ip| range.contains(*ip)).collect(),
         }
     }
 }
@@ -164,8 +200,8 @@ impl FromStr for NodeIpSource {
             "internal" => Ok(Self::Internal),
             "external" => Ok(Self::External),
             list => {
-                let ips: Option<Vec<IpAddr>> = list.split(',').map(|ip| ip.trim().parse().ok()).collect();
-                ips.map(Self::Fixed).ok_or_else(|| NodeIpSourceError(text.to_owned()))
+                let choices: Option<Vec<NodeIp>> = list.split(',').map(|text| NodeIp::read(text.trim())).collect();
+                choices.map(Self::Listed).ok_or_else(|| NodeIpSourceError(text.to_owned()))
             }
         }
     }
@@ -202,7 +238,7 @@ impl FromStr for AnnotationFormat {
 
 #[cfg(test)]
 mod tests {
-    use super::{AnnotationFormat, NodeIpSource, NodePort, PortRange, PortRangeError};
+    use super::{AnnotationFormat, NodeIp, NodeIpSource, NodePort, PortRange, PortRangeError};
 
     #[test]
     fn a_range_of_two_ascending_ports_is_taken() {
@@ -237,7 +273,8 @@ mod tests {
     #[test]
     fn node_ip_and_format_are_read_from_their_flags() {
         assert_eq!("external".parse(), Ok(NodeIpSource::External));
-        let fixed = NodeIpSource::Fixed(vec!["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()]);
+        let fixed =
+            NodeIpSource::Listed(["192.0.2.1", "2001:db8::1"].map(|ip| NodeIp::Address(ip.parse().unwrap())).to_vec());
         assert_eq!("192.0.2.1,2001:db8::1".parse(), Ok(fixed));
         assert!("both".parse::<NodeIpSource>().is_err());
         assert_eq!("v2.0".parse(), Ok(AnnotationFormat::V2_0));

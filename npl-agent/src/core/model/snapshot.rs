@@ -12,6 +12,8 @@ use super::{Node, NodePort, ObjectKey, Pod, PodKey, PodUid, Service, ServiceKey,
 /// A change that a watch reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
+    /// The API server's store was restored from a backup: its versions have started over, and a list of Pods follows.
+    StoreRestored,
     /// A list of all Pods of this Node; other known Pods are deleted.
     Pods(Vec<Pod>),
     /// A Pod was created or changed.
@@ -37,7 +39,8 @@ impl Change {
         match self {
             Self::Services(_) => Self::Services(Vec::new()),
             Self::Service(service) => Self::ServiceGone(service.key),
-            other @ (Self::Pods(_)
+            other @ (Self::StoreRestored
+            | Self::Pods(_)
             | Self::Pod(_)
             | Self::PodGone(..)
             | Self::ServiceGone(_)
@@ -103,6 +106,7 @@ impl Snapshot {
     pub(in crate::core) fn apply(&mut self, change: Change) -> Touched {
         let mut touched = Touched::default();
         match change {
+            Change::StoreRestored => self.forget_versions(),
             Change::Pods(pods) => self.replace_pods(pods, &mut touched),
             Change::Pod(pod) => self.put_pod(pod, &mut touched),
             Change::PodGone(key, uid) => self.remove_pod(&key, Some(&uid), &mut touched),
@@ -193,6 +197,13 @@ impl Snapshot {
         }
     }
 
+    /// Versions of the restored store are lower than those of the lost one, and must not count as old echoes.
+    fn forget_versions(&mut self) {
+        for pod in self.pods.values_mut() {
+            pod.resource_version = 0;
+        }
+    }
+
     fn replace_pods(&mut self, pods: Vec<Pod>, touched: &mut Touched) {
         self.pods_listed = true;
         let listed: BTreeSet<_> = pods.iter().map(|pod| pod.key.clone()).collect();
@@ -218,8 +229,13 @@ impl Snapshot {
             }
             if differ_by_writes_only(known, &pod) {
                 // Updated in place: a thousand new allocations between those of a burst would fragment the heap.
-                Pod { resource_version: known.resource_version, annotation: known.annotation, gate: known.gate, .. } =
-                    pod;
+                Pod {
+                    resource_version: known.resource_version,
+                    annotation: known.annotation,
+                    annotation_manager: known.annotation_manager,
+                    gate: known.gate,
+                    ..
+                } = pod;
                 touched.pods.insert(known.key.clone());
                 return;
             }
@@ -335,6 +351,7 @@ fn differ_by_writes_only(known: &Pod, pod: &Pod) -> bool {
         ports,
         resource_version: _,
         annotation: _,
+        annotation_manager: _,
         gate: _,
     } = known;
     (key, uid, labels, ips, ports) == (&pod.key, &pod.uid, &pod.labels, &pod.ips, &pod.ports)

@@ -52,6 +52,11 @@ impl SourceRange {
         Family::of(self.first)
     }
 
+    /// Whether this range contains an address.
+    pub(super) fn contains(self, ip: IpAddr) -> bool {
+        Self::new(ip, self.length) == Some(self)
+    }
+
     /// Whether this range contains the other one.
     fn covers(self, other: Self) -> bool {
         self.length <= other.length && Self::new(other.first, self.length) == Some(self)
@@ -59,7 +64,7 @@ impl SourceRange {
 
     /// Parses `ADDRESS/LENGTH`, or an address alone. A range of IPv4-mapped IPv6 addresses is an IPv4 range: the
     /// datapath sees packets of that family.
-    fn read(text: &str) -> Option<Self> {
+    pub(super) fn read(text: &str) -> Option<Self> {
         let (ip, length) = match text.split_once('/') {
             Some((ip, length)) => (ip, Some(read_length(length)?)),
             None => (text, None),

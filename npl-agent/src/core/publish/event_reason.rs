@@ -63,6 +63,10 @@ event_reasons! {
         "A `nodePort` or `healthCheckNodePort` of the Service is the node port of a Pod's mapping, and no other node port is \
          free. On the Pod's Node, clients of the Service reach that Pod.",
         "Choose a port outside `NPL_PORT_RANGE`.";
+    AnnotationContested on Pod,
+        "Another writer, named by its field manager, replaces the annotation again and again. The agent writes its own value \
+         with a delay that grows to a minute; meanwhile load balancers see the other value.",
+        "Let only one controller publish node ports: disable NodePortLocal in Antrea, or remove the other release of NPL.";
     UnsupportedProtocol on Service,
         "The protocol of a port is not among the agent's protocols. The port gets no node port; the Service's other ports are \
          served.",

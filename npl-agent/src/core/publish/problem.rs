@@ -105,6 +105,11 @@ pub enum Cause {
         /// Its protocol.
         protocol: Protocol,
     },
+    /// Another writer replaces the Pod's annotation again and again.
+    AnnotationContested {
+        /// The other writer's field manager, if the API server names one.
+        manager: Option<String>,
+    },
     /// The kernel's map of allowed sources is full, so some allowed clients are dropped.
     SourceTableFull {
         /// The node port that the sources are for.
@@ -133,6 +138,7 @@ impl Problem {
             Cause::TooManySources { .. } => EventReason::TooManySourceRanges,
             Cause::UnenforcedSources { .. } => EventReason::SourceRangesNotEnforced,
             Cause::SourceTableFull { .. } => EventReason::SourceRangesExhausted,
+            Cause::AnnotationContested { .. } => EventReason::AnnotationContested,
         };
         reason.name()
     }
@@ -211,6 +217,16 @@ impl fmt::Display for Cause {
                 "host port {node_port}/{protocol} bypasses NPL, so allowed-source-ranges is not enforced: remove \
                  the host port, or restrict it in the node's firewall"
             ),
+            Self::AnnotationContested { manager } => {
+                match manager {
+                    Some(manager) => write!(f, "field manager {manager:?}")?,
+                    None => f.write_str("another writer")?,
+                }
+                f.write_str(
+                    " keeps changing the annotation that NPL writes, so the agent writes it at most once a minute: let \
+                     only one controller publish node ports, for example disable NodePortLocal in Antrea",
+                )
+            }
             Self::SourceTableFull { node_port, protocol, family } => write!(
                 f,
                 "the node's {family} map of allowed sources is full, so some allowed clients of node port \

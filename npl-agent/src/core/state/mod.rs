@@ -7,19 +7,20 @@
 
 mod adopt;
 mod assign;
+mod contest;
 mod plan;
+mod problems;
 mod publication;
 mod usage;
 
 use std::{
-    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     fmt,
     net::IpAddr,
 };
 
-use self::publication::Write;
 pub use self::usage::MappingView;
+use self::{contest::Contests, publication::Write};
 use super::{
     model::{
         Family, Frontend, Moment, PodKey, PodUid,
@@ -29,13 +30,10 @@ use super::{
     },
     op::{Failure, Op, RetryKey},
     ports::{PortTable, select::Wanted},
-    publish::problem::{AffectedObject, Cause, Problem},
 };
 
 /// How long a port that another process uses is not tried again.
 const TAKEN_MILLIS: u64 = 60_000;
-/// How long a Pod is not written again after another writer has changed the annotation.
-const CONTESTED_MILLIS: u64 = 5_000;
 /// The retry delay of a failure that does not belong to the operation.
 const UNEXPECTED_MILLIS: u64 = 1_000;
 
@@ -68,6 +66,7 @@ pub struct State {
     /// Pods that were deleted during a write: its answer must not bring them back.
     departed: BTreeSet<PodUid>,
     pub(in crate::core) retries: BTreeMap<RetryKey, Moment>,
+    contests: Contests,
 }
 
 /// The operations to carry out in this order, and when to call again if nothing else happens.
@@ -112,7 +111,7 @@ impl State {
     pub fn new(settings: Settings) -> Self {
         Self {
             ports: PortTable::new(settings.port_range),
-            node_ips: settings.node_ips(None),
+            node_ips: settings.node_ips(None, &BTreeMap::new()),
             settings,
             snapshot: Snapshot::default(),
             observed: None,
@@ -128,6 +127,7 @@ impl State {
             writes: BTreeMap::new(),
             departed: BTreeSet::new(),
             retries: BTreeMap::new(),
+            contests: Contests::default(),
         }
     }
 
@@ -144,6 +144,9 @@ impl State {
     pub fn apply(&mut self, change: Change) {
         if matches!(&change, Change::Pod(pod) if self.departed.contains(&pod.uid) || self.is_echo(pod)) {
             return;
+        }
+        if let Change::Pod(pod) = &change {
+            self.record_overwrite(pod);
         }
         let change = if self.settings.is_retiring { change.without_services() } else { change };
         let touched = self.snapshot.apply(change);
@@ -252,7 +255,7 @@ impl State {
                 self.unpublished.insert(pod.clone());
                 let is_stored = self.snapshot.pod(pod).is_none_or(|pod| value.is_stored_in(pod));
                 if !is_stored {
-                    self.retries.insert(RetryKey::of(op), now.plus(CONTESTED_MILLIS));
+                    self.delay_unstored_write(pod, uid, now);
                 }
             }
         }
@@ -301,22 +304,9 @@ impl State {
         self.retries.insert(RetryKey::of(op), at);
     }
 
-    /// All problems for Events and metrics, each once and in order. A Service's problem is reported by Nodes with a Pod
-    /// of the Service only, so that not every Node of a large cluster reports it.
-    pub fn problems(&self) -> impl Iterator<Item = Cow<'_, Problem>> {
-        let views = self.with_problems.iter().filter_map(|pod| self.views.get(pod));
-        let of_pods = views.flat_map(|view| &view.wanted.problems).map(Cow::Borrowed);
-        let of_room =
-            self.source_table_full.iter().filter_map(|frontend| self.source_table_problem(*frontend)).map(Cow::Owned);
-        let problems: BTreeSet<_> = of_pods.chain(of_room).collect();
-        problems.into_iter()
-    }
-
-    fn source_table_problem(&self, frontend: Frontend) -> Option<Problem> {
-        let owner = self.ports.get(frontend)?.owner.as_ref().filter(|_| self.lacks_sources(frontend))?;
-        let Frontend { node_port, protocol, family } = frontend;
-        let cause = Cause::SourceTableFull { node_port, protocol, family };
-        Some(Problem { subject: AffectedObject::Pod(owner.pod.clone(), owner.uid.clone()), cause })
+    /// The uids of all known Pods.
+    pub fn pod_uids(&self) -> BTreeSet<PodUid> {
+        self.snapshot.pods().map(|pod| pod.uid.clone()).collect()
     }
 
     /// The published addresses of the Node; none before the Node is known.
@@ -367,13 +357,14 @@ impl State {
             self.departed.insert(uid.clone());
         }
         self.retries.remove(&RetryKey::WritePod(uid.clone()));
+        self.contests.remove(uid);
         self.retry_waiting_for_port();
     }
 
     /// Adopts the Node's addresses. If the Node object has none, the known ones stay: they still lead to this Node, and
     /// empty annotations would empty every load balancer's pool.
     fn adopt_node_ips(&mut self) {
-        let node_ips = self.settings.node_ips(self.snapshot.node());
+        let node_ips = self.settings.node_ips(self.snapshot.node(), &self.node_ips);
         if !node_ips.is_empty() && node_ips != self.node_ips {
             self.node_ips = node_ips;
             self.dirty.extend(self.snapshot.pods().map(|pod| pod.key.clone()));

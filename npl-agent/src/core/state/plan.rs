@@ -56,6 +56,7 @@ impl State {
 
     fn expire(&mut self, now: Moment) {
         self.retries.retain(|_, at| *at > now);
+        self.contests.expire(now);
         let later = self.timers.split_off(&(now.plus(1), FIRST_FRONTEND));
         let due = std::mem::replace(&mut self.timers, later);
         self.unsettled.extend(due.into_iter().map(|(_, frontend)| frontend));

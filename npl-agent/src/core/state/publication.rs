@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use super::State;
 use crate::core::{
     model::{Frontend, Gate, Moment, NodePort, Pod, PodKey, PodUid},
-    op::{Op, PodWrite, RetryKey},
+    op::{GateReason, Op, PodWrite, RetryKey},
     ports::{
         Claim, Owner,
         select::{Exposure, WantedPort},
@@ -31,7 +31,7 @@ impl PodWrite {
         match self {
             Self::Set(value) => pod.annotation.as_ref() == Some(value),
             Self::Withdraw => pod.annotation.is_none(),
-            Self::OpenGate => pod.gate == Gate::Open,
+            Self::OpenGate(_) => pod.gate == Gate::Open,
         }
     }
 }
@@ -52,6 +52,7 @@ impl State {
     pub(in crate::core) fn plan_annotations(&mut self, blocked: &BTreeSet<PodUid>, now: Moment) -> Vec<Op> {
         let mut ops = Vec::new();
         for pod in std::mem::take(&mut self.unpublished) {
+            self.delay_contested_write(&pod, now);
             match self.publication(&pod, blocked, now) {
                 Publication::Settled => {}
                 Publication::Waiting => {
@@ -102,18 +103,13 @@ impl State {
             // The answer of the write has the Pod examined again.
             Some(Write::InFlight | Write::Gone) => return Publication::Settled,
             Some(Write::Unconfirmed(PodWrite::Set(_) | PodWrite::Withdraw)) => true,
-            Some(Write::Unconfirmed(PodWrite::OpenGate)) | None => false,
+            Some(Write::Unconfirmed(PodWrite::OpenGate(_))) | None => false,
         };
         if blocked.contains(&pod.uid) || self.is_delayed(&RetryKey::WritePod(pod.uid.clone()), now) {
             return Publication::Waiting;
         }
         let entries = self.entries(pod);
-        let is_right = match &pod.annotation {
-            Some(seen) if !entries.is_empty() => annotation::is_right(seen, &entries, self.settings.annotation_format),
-            Some(_) => false,
-            None => entries.is_empty(),
-        };
-        if is_right && !is_unconfirmed {
+        if !is_unconfirmed && self.has_right_annotation(pod, &entries) {
             return self.gate(pod, &entries);
         }
         if !entries.is_empty() {
@@ -132,14 +128,31 @@ impl State {
         Publication::Needs(pod.uid.clone(), PodWrite::Set(kept.unwrap_or_else(|| "[]".to_owned())))
     }
 
+    pub(in crate::core) fn has_right_annotation(&self, pod: &Pod, entries: &[Entry]) -> bool {
+        match &pod.annotation {
+            Some(seen) if !entries.is_empty() => annotation::is_right(seen, entries, self.settings.annotation_format),
+            Some(_) => false,
+            None => entries.is_empty(),
+        }
+    }
+
     /// The gate opens when all node ports are published: after the annotation, so that no consumer finds a ready Pod
     /// without it. The gate of a Pod that is being deleted stays closed.
     fn gate(&self, pod: &Pod, entries: &[Entry]) -> Publication {
-        let wanted = self.views.get(&pod.key).map_or(0, |view| view.wanted.ports.len());
-        if pod.gate == Gate::Closed && !pod.is_terminating && entries.len() == wanted {
-            return Publication::Needs(pod.uid.clone(), PodWrite::OpenGate);
+        let Gate::Closed { are_containers_ready } = pod.gate else { return Publication::Settled };
+        let wanted = self.views.get(&pod.key).map(|view| &view.wanted);
+        let (count, problems) = wanted.map_or((0, 0), |wanted| (wanted.ports.len(), wanted.problems.len()));
+        if pod.is_terminating || entries.len() != count {
+            return Publication::Settled;
         }
-        Publication::Settled
+        let reason = match (entries.is_empty(), problems) {
+            (false, 0) => GateReason::Published,
+            // A Service may still be created or corrected while the containers start.
+            _ if !are_containers_ready => return Publication::Settled,
+            (false, _) => GateReason::PartlyPublished,
+            (true, _) => GateReason::NoNodePorts,
+        };
+        Publication::Needs(pod.uid.clone(), PodWrite::OpenGate(reason))
     }
 
     fn names_only_its_own(&self, pod: &Pod) -> bool {
@@ -153,7 +166,7 @@ impl State {
     }
 
     /// The correct entries: each has a mapping to the Pod's port now.
-    fn entries(&self, pod: &Pod) -> Vec<Entry> {
+    pub(in crate::core) fn entries(&self, pod: &Pod) -> Vec<Entry> {
         let wanted = self.views.get(&pod.key).map(|view| &view.wanted.ports);
         let entry = |(port, exposure): (&WantedPort, &Exposure)| {
             let node_port = match exposure {

@@ -147,7 +147,8 @@ fn pod() -> impl Strategy<Value = Pod> {
             ips,
             ports: vec![port],
             annotation: None,
-            gate: Gate::Closed,
+            annotation_manager: None,
+            gate: Gate::Closed { are_containers_ready: true },
         }
     })
 }
@@ -356,6 +357,6 @@ proptest! {
         let key = pod.key.clone();
         happen(&mut chaos, Event::Pod(Pod { is_terminating: true, ..pod }));
         chaos.wait(300_000);
-        prop_assert_eq!(chaos.world.pods[&key].gate, Gate::Closed);
+        prop_assert_eq!(chaos.world.pods[&key].gate, Gate::Closed { are_containers_ready: true });
     }
 }

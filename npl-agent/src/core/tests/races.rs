@@ -240,3 +240,24 @@ fn a_watch_event_that_repeats_an_answer_costs_no_decision() {
     world.put_pod(Pod { annotation: None, ..published });
     assert!(!world.state.dirty.is_empty(), "another writer removed the annotation");
 }
+
+#[test]
+fn a_restored_store_replaces_what_is_known_of_pods() {
+    let mut world = World::new(settings("61000-61003"));
+    world.put_node(node(&["192.0.2.1"]));
+    world.put_service(service(&["a/s", "app=x", "8080/tcp"]));
+    world.put_pod(pod(&["a/p", "app=x", "10.0.0.5"], None));
+    let backup = world.pods.clone();
+    world.resource_version = 250;
+    world.put_pod(pod(&["a/q", "app=x", "10.0.0.6"], None));
+    world.start();
+    world.settle();
+    assert_eq!(world.published(&key("a/p")).len(), 1);
+    world.pods = backup;
+    world.resource_version = 60;
+    world.state.apply(Change::StoreRestored);
+    world.list();
+    world.settle();
+    assert_eq!(world.published(&key("a/p")).len(), 1, "the restored Pod has lost its annotation");
+    assert!(!world.state.mappings().any(|mapping| mapping.pod == Some(&key("a/q")) && mapping.backend.is_some()));
+}

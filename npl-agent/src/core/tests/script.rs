@@ -14,7 +14,7 @@ use crate::core::{
         ServicePort, ServiceType, ServiceUid, TargetPort,
         sources::{AllowList, SourceRange},
     },
-    op::{Op, PodWrite},
+    op::{GateReason, Op, PodWrite},
 };
 
 /// Runs a scenario, inserts the resulting ops, and compares the text with the expected one.
@@ -72,6 +72,7 @@ fn run(world: &mut World, command: &str) -> Vec<Op> {
             let (name, value) = rest.split_once(' ').unwrap();
             let mut pod = world.pods[&key(name)].clone();
             pod.annotation = (value != "nothing").then(|| value.to_owned());
+            pod.annotation_manager = Some("antrea-agent".into());
             world.put_pod(pod);
         }
         "steal" => drop(world.stolen.insert(frontend(rest))),
@@ -180,6 +181,7 @@ pub(super) fn pod(words: &[&str], former: Option<&Pod>) -> Pod {
         host_network: false,
         ips: Vec::new(),
         ports: Vec::new(),
+        annotation_manager: former.and_then(|former| former.annotation_manager.clone()),
         gate: former.map_or(Gate::Absent, |former| former.gate),
     };
     for word in &words[1..] {
@@ -188,8 +190,10 @@ pub(super) fn pod(words: &[&str], former: Option<&Pod>) -> Pod {
             Some(("port", port)) => pod.ports.push(container_port(port)),
             Some((label, value)) => drop(pod.labels.insert(label.to_owned(), value.to_owned())),
             None => match *word {
-                "gated" if pod.gate == Gate::Absent => pod.gate = Gate::Closed,
-                "gated" => {}
+                "gated" if pod.gate == Gate::Open => {}
+                "gated" => pod.gate = Gate::Closed { are_containers_ready: false },
+                "gated-ready" if pod.gate == Gate::Open => {}
+                "gated-ready" => pod.gate = Gate::Closed { are_containers_ready: true },
                 "finished" => pod.is_finished = true,
                 "terminating" => pod.is_terminating = true,
                 "hostnet" => pod.host_network = true,
@@ -231,7 +235,10 @@ fn described(op: &Op) -> String {
         }
         Op::WritePod { pod, value: PodWrite::Set(value), .. } => format!("annotate {pod} {}", entries(value)),
         Op::WritePod { pod, value: PodWrite::Withdraw, .. } => format!("withdraw {pod}"),
-        Op::WritePod { pod, value: PodWrite::OpenGate, .. } => format!("open the gate of {pod}"),
+        Op::WritePod { pod, value: PodWrite::OpenGate(GateReason::Published), .. } => format!("open the gate of {pod}"),
+        Op::WritePod { pod, value: PodWrite::OpenGate(reason), .. } => {
+            format!("open the gate of {pod}: {}", reason.as_str())
+        }
         Op::RemoveMapping(frontend) => format!("unmap {frontend}"),
         Op::ForgetSources(frontend, ranges) => format!("forget {frontend} from {}", list(ranges)),
         Op::Release(frontend) => format!("release {frontend}"),

@@ -332,9 +332,12 @@ impl World {
             return Err(Failure::Gone);
         };
         match value {
-            PodWrite::Set(value) => pod.annotation = Some(value.clone()),
+            PodWrite::Set(value) => {
+                pod.annotation = Some(value.clone());
+                pod.annotation_manager = None;
+            }
             PodWrite::Withdraw => pod.annotation = None,
-            PodWrite::OpenGate => pod.gate = Gate::Open,
+            PodWrite::OpenGate(_) => pod.gate = Gate::Open,
         }
         self.patches += 1;
         self.store(pod);

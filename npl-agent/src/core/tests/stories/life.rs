@@ -53,52 +53,6 @@ fn withdrawal_comes_before_the_drain_and_the_drain_before_the_quarantine() {
 }
 
 #[test]
-fn a_gate_is_opened_once_everything_is_published_and_never_before() {
-    check(
-        "range 61000-61001
-         node 192.0.2.1
-         service default/web app=web 8080/tcp
-         start
-         pod default/web-0 app=web gated
-         pod default/web-0 app=web gated 10.0.0.5
-         pod default/other app=other gated
-         pod default/web-1 app=web gated 10.0.0.6
-         pod default/web-2 app=web gated 10.0.0.7
-         service default/web app=web 8080/tcp off
-         wait 90s",
-        &expect![[r#"
-            range 61000-61001
-            node 192.0.2.1
-            service default/web app=web 8080/tcp
-            start
-            pod default/web-0 app=web gated
-            pod default/web-0 app=web gated 10.0.0.5
-                reserve 61000/tcp IPv4
-                map 61000/tcp IPv4 -> 10.0.0.5 8080
-                annotate default/web-0 8080=192.0.2.1:61000/tcp
-                open the gate of default/web-0
-            pod default/other app=other gated
-                open the gate of default/other
-            pod default/web-1 app=web gated 10.0.0.6
-                reserve 61001/tcp IPv4
-                map 61001/tcp IPv4 -> 10.0.0.6 8080
-                annotate default/web-1 8080=192.0.2.1:61001/tcp
-                open the gate of default/web-1
-            pod default/web-2 app=web gated 10.0.0.7
-            service default/web app=web 8080/tcp off
-                withdraw default/web-0
-                withdraw default/web-1
-                open the gate of default/web-2
-            wait 90s
-                unmap 61000/tcp IPv4
-                unmap 61001/tcp IPv4
-                release 61000/tcp IPv4
-                release 61001/tcp IPv4
-        "#]],
-    );
-}
-
-#[test]
 fn a_port_that_is_wanted_again_is_the_same_port_again() {
     check(
         "node 192.0.2.1

@@ -173,12 +173,11 @@ fn new_node_addresses_are_written_and_no_address_changes_nothing() {
                 map 61000/tcp IPv4 -> 10.0.0.5 8080
                 annotate default/a 8080=203.0.113.1:61000/tcp
             node external=203.0.113.1 192.0.2.1
-                annotate default/a 8080=192.0.2.1:61000/tcp
             node
             pod default/b app=web 10.0.0.6
                 reserve 61001/tcp IPv4
                 map 61001/tcp IPv4 -> 10.0.0.6 8080
-                annotate default/b 8080=192.0.2.1:61001/tcp
+                annotate default/b 8080=203.0.113.1:61001/tcp
             node 192.0.2.2
                 annotate default/a 8080=192.0.2.2:61000/tcp
                 annotate default/b 8080=192.0.2.2:61001/tcp
@@ -298,6 +297,87 @@ fn another_port_at_its_own_node_port_is_none_that_a_terminating_pod_has() {
             unservice default/web
             write default/a [{"podPort":80,"nodeIP":"192.0.2.1","nodePort":61000,"protocol":"tcp","protocols":["tcp"]}]
                 annotate default/a nothing
+        "#]],
+    );
+}
+
+#[test]
+fn another_writer_that_never_rests_is_met_ever_more_slowly_and_named() {
+    check(
+        "node 192.0.2.1
+         service default/web app=web 8080/tcp
+         start
+         pod default/web-0 app=web 10.0.0.5
+         write default/web-0 nonsense
+         write default/web-0 nonsense
+         write default/web-0 nonsense
+         show
+         write default/web-0 nonsense
+         wait 4s
+         wait 1s
+         write default/web-0 nonsense
+         wait 9s
+         wait 1s
+         write default/web-0 nonsense
+         wait 20s
+         write default/web-0 nonsense
+         wait 40s
+         write default/web-0 nonsense
+         wait 59s
+         wait 1s
+         write default/web-0 nonsense
+         wait 59s
+         wait 1s
+         show
+         wait 600s
+         show
+         write default/web-0 nonsense",
+        &expect![[r#"
+            node 192.0.2.1
+            service default/web app=web 8080/tcp
+            start
+            pod default/web-0 app=web 10.0.0.5
+                reserve 61000/tcp IPv4
+                map 61000/tcp IPv4 -> 10.0.0.5 8080
+                annotate default/web-0 8080=192.0.2.1:61000/tcp
+            write default/web-0 nonsense
+                annotate default/web-0 8080=192.0.2.1:61000/tcp
+            write default/web-0 nonsense
+                annotate default/web-0 8080=192.0.2.1:61000/tcp
+            write default/web-0 nonsense
+                annotate default/web-0 8080=192.0.2.1:61000/tcp
+            show
+                61000/tcp IPv4 of default/web-0: Active
+            write default/web-0 nonsense
+            wait 4s
+            wait 1s
+                annotate default/web-0 8080=192.0.2.1:61000/tcp
+            write default/web-0 nonsense
+            wait 9s
+            wait 1s
+                annotate default/web-0 8080=192.0.2.1:61000/tcp
+            write default/web-0 nonsense
+            wait 20s
+                annotate default/web-0 8080=192.0.2.1:61000/tcp
+            write default/web-0 nonsense
+            wait 40s
+                annotate default/web-0 8080=192.0.2.1:61000/tcp
+            write default/web-0 nonsense
+            wait 59s
+            wait 1s
+                annotate default/web-0 8080=192.0.2.1:61000/tcp
+            write default/web-0 nonsense
+            wait 59s
+            wait 1s
+                annotate default/web-0 8080=192.0.2.1:61000/tcp
+            show
+                61000/tcp IPv4 of default/web-0: Active
+                AnnotationContested: pod default/web-0: field manager "antrea-agent" keeps changing the annotation that NPL writes, so the agent writes it at most once a minute: let only one controller publish node ports, for example disable NodePortLocal in Antrea
+            wait 600s
+            show
+                61000/tcp IPv4 of default/web-0: Active
+            write default/web-0 nonsense
+                annotate default/web-0 8080=192.0.2.1:61000/tcp
         "#]],
     );
 }

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The delays after which failed operations are retried, for each port and each Pod.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
+
+use crate::core::{
+    model::{Frontend, PodUid},
+    op::Op,
+};
+
+/// The delay after the first failure; it doubles up to [`LONGEST_WAIT`].
+const FIRST_WAIT: Duration = Duration::from_millis(250);
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+/// The shortest delay after a repeated denial, which lasts until a person changes permissions.
+const DENIED_WAIT: Duration = Duration::from_mins(1);
+
+/// How an adapter limits the time of the retry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RetryHint {
+    /// Nothing.
+    None,
+    /// Not earlier than this.
+    NotBefore(Duration),
+    /// Permissions are missing.
+    Denied,
+}
+
+/// The failures in a row of each subject.
+#[derive(Debug, Default)]
+pub struct RetryDelays(BTreeMap<Subject, Failures>);
+
+/// Each has delays of its own.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Subject {
+    Port(Frontend),
+    Pod(PodUid),
+}
+
+#[derive(Debug)]
+struct Failures {
+    delays: ExponentialBackoff,
+    denials: u32,
+}
+
+impl RetryDelays {
+    /// The delay after a failure of an op, which grows with each failure in a row.
+    pub fn after_failure(&mut self, op: &Op, hint: RetryHint) -> Duration {
+        let failures = self.0.entry(Subject::of(op)).or_insert_with(|| Failures { delays: delays(), denials: 0 });
+        let at_least = match hint {
+            RetryHint::None => Duration::ZERO,
+            RetryHint::NotBefore(wait) => wait,
+            RetryHint::Denied => {
+                failures.denials += 1;
+                // An API server that has just started denies valid requests for a moment.
+                if failures.denials > 1 { DENIED_WAIT } else { Duration::ZERO }
+            }
+        };
+        wait(&mut failures.delays, at_least)
+    }
+
+    /// Forgets the failures of an op's subject.
+    pub fn reset(&mut self, op: &Op) {
+        self.0.remove(&Subject::of(op));
+    }
+
+    /// Whether no failure is remembered.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Forgets the failures of all other Pods.
+    pub fn retain_pods(&mut self, pods: &BTreeSet<PodUid>) {
+        self.0.retain(|subject, _| match subject {
+            Subject::Port(_) => true,
+            Subject::Pod(uid) => pods.contains(uid),
+        });
+    }
+}
+
+impl Subject {
+    fn of(op: &Op) -> Self {
+        match op {
+            Op::Reserve(frontend, _)
+            | Op::AllowSources(frontend, _)
+            | Op::UpsertMapping(frontend, _)
+            | Op::RemoveMapping(frontend)
+            | Op::ForgetSources(frontend, _)
+            | Op::Release(frontend) => Self::Port(*frontend),
+            Op::WritePod { uid, .. } => Self::Pod(uid.clone()),
+        }
+    }
+}
+
+fn delays() -> ExponentialBackoff {
+    ExponentialBuilder::new().with_min_delay(FIRST_WAIT).with_max_delay(LONGEST_WAIT).without_max_times().build()
+}
+
+/// The next delay, but at least `at_least`, and a random part. An API server that refuses half of forty simultaneous
+/// patches would refuse half of their simultaneous retries. Not backon's jitter, which would not apply to `at_least`.
+fn wait(delays: &mut ExponentialBackoff, at_least: Duration) -> Duration {
+    let shortest = delays.next().unwrap_or(LONGEST_WAIT).max(at_least);
+    shortest + shortest.mul_f32(fastrand::f32() / 2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::{model::PodKey, op::PodWrite};
+
+    fn write(uid: &str) -> Op {
+        let (pod, uid) = (PodKey::new("default", "web-0"), PodUid(uid.into()));
+        Op::WritePod { pod, uid, value: PodWrite::Withdraw }
+    }
+
+    #[test]
+    fn waits_double_up_to_the_longest_and_are_never_shorter_than_asked_for() {
+        for (failures, shortest) in [(1, FIRST_WAIT), (2, 2 * FIRST_WAIT), (20, LONGEST_WAIT), (10_000, LONGEST_WAIT)] {
+            let mut delays = delays();
+            assert_eq!(delays.by_ref().take(failures - 1).count(), failures - 1);
+            let wait = wait(&mut delays, Duration::ZERO);
+            assert!(wait >= shortest && wait <= shortest * 3 / 2, "{failures}: {wait:?}");
+        }
+        assert!(wait(&mut delays(), DENIED_WAIT) >= DENIED_WAIT);
+    }
+
+    #[test]
+    fn simultaneous_failures_are_retried_at_different_times() {
+        let waits: BTreeSet<Duration> = (0..40).map(|_| wait(&mut delays(), Duration::from_secs(1))).collect();
+        assert!(waits.len() > 20, "{waits:?}");
+    }
+
+    #[test]
+    fn one_denial_is_retried_soon_and_further_ones_after_a_minute() {
+        let mut delays = RetryDelays::default();
+        assert!(delays.after_failure(&write("u-1"), RetryHint::Denied) <= Duration::from_secs(2));
+        assert!(delays.after_failure(&write("u-1"), RetryHint::Denied) >= DENIED_WAIT);
+        delays.reset(&write("u-1"));
+        assert!(delays.after_failure(&write("u-1"), RetryHint::Denied) <= Duration::from_secs(2));
+    }
+
+    #[test]
+    fn the_next_pod_of_a_name_does_not_inherit_delays() {
+        let mut delays = RetryDelays::default();
+        for _ in 0..10 {
+            delays.after_failure(&write("u-1"), RetryHint::None);
+        }
+        assert!(delays.after_failure(&write("u-2"), RetryHint::None) <= Duration::from_secs(1));
+        delays.retain_pods(&BTreeSet::from([PodUid("u-2".into())]));
+        assert_eq!(delays.0.len(), 1, "delays of a deleted Pod are kept");
+    }
+}

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The back-off against another writer of a Pod's annotation. Two controllers that repair each other's value at once
+//! would load the API server, and every consumer would see two values in turn.
+
+use std::collections::BTreeMap;
+
+use crate::core::{
+    model::{Moment, Pod, PodKey, PodUid},
+    op::RetryKey,
+    publish::problem::{AffectedObject, Cause, Problem},
+    state::State,
+};
+
+/// So many values of others are replaced at once: a person may edit the annotation a few times.
+const AT_ONCE: u32 = 3;
+/// The delay after the next one; it doubles up to [`LONGEST_MILLIS`].
+const FIRST_MILLIS: u64 = 5_000;
+/// The delay after a write whose answer shows another value.
+const UNSTORED_MILLIS: u64 = 5_000;
+const LONGEST_MILLIS: u64 = 60_000;
+/// A contest is over after this long without another writer.
+const OVER_MILLIS: u64 = 600_000;
+
+/// The Pods whose annotation others have changed lately.
+#[derive(Debug, Default)]
+pub(in crate::core) struct Contests(BTreeMap<PodUid, Contest>);
+
+#[derive(Debug)]
+struct Contest {
+    pod: PodKey,
+    /// How often the agent's value was replaced.
+    overwrites: u32,
+    /// The field manager of the last value, if the API server names one.
+    manager: Option<String>,
+    /// When the agent last noticed; `None` until the next pass.
+    noticed: Option<Moment>,
+}
+
+impl Contest {
+    const fn is_reported(&self) -> bool {
+        self.overwrites > AT_ONCE
+    }
+
+    fn delay_millis(&self) -> u64 {
+        let doublings = self.overwrites.saturating_sub(AT_ONCE + 1).min(10);
+        if self.is_reported() { (FIRST_MILLIS << doublings).min(LONGEST_MILLIS) } else { 0 }
+    }
+}
+
+impl Contests {
+    /// Another writer has replaced the agent's value.
+    pub(in crate::core) fn record(&mut self, pod: &Pod) {
+        let new = || Contest { pod: pod.key.clone(), overwrites: 0, manager: None, noticed: None };
+        let contest = self.0.entry(pod.uid.clone()).or_insert_with(new);
+        contest.overwrites = contest.overwrites.saturating_add(1);
+        contest.noticed = None;
+        if let Some(manager) = &pod.annotation_manager {
+            contest.manager = Some(manager.to_string());
+        }
+    }
+
+    /// How long to wait before the agent writes its value again, if another writer has replaced it since the last call.
+    fn take_delay(&mut self, uid: &PodUid, now: Moment) -> Option<u64> {
+        let contest = self.0.get_mut(uid).filter(|contest| contest.noticed.is_none())?;
+        contest.noticed = Some(now);
+        Some(contest.delay_millis()).filter(|delay| *delay > 0)
+    }
+
+    pub(in crate::core) fn remove(&mut self, uid: &PodUid) {
+        self.0.remove(uid);
+    }
+
+    /// Ends the contests in which the other writer rests.
+    pub(in crate::core) fn expire(&mut self, now: Moment) {
+        self.0.retain(|_, contest| contest.noticed.is_none_or(|at| at.plus(OVER_MILLIS) > now));
+    }
+
+    pub(in crate::core) fn problems(&self) -> impl Iterator<Item = Problem> {
+        self.0.iter().filter(|(_, contest)| contest.is_reported()).map(|(uid, contest)| Problem {
+            subject: AffectedObject::Pod(contest.pod.clone(), uid.clone()),
+            cause: Cause::AnnotationContested { manager: contest.manager.clone() },
+        })
+    }
+}
+
+impl State {
+    /// Notices that a watch event replaces the right annotation by another one. An annotation that changes while the
+    /// agent's own write is in flight may be the agent's.
+    pub(in crate::core) fn record_overwrite(&mut self, pod: &Pod) {
+        let Some(known) = self.snapshot.pod(&pod.key) else { return };
+        let is_newer_value = known.uid == pod.uid
+            && known.resource_version < pod.resource_version
+            && known.annotation != pod.annotation
+            && !self.writes.contains_key(&pod.uid);
+        if is_newer_value && self.has_right_annotation(known, &self.entries(known)) {
+            self.contests.record(pod);
+        }
+    }
+
+    /// Delays the next write to a Pod whose annotation another writer has just changed.
+    pub(in crate::core) fn delay_contested_write(&mut self, key: &PodKey, now: Moment) {
+        let Some(uid) = self.snapshot.pod(key).map(|pod| pod.uid.clone()) else { return };
+        if let Some(delay) = self.contests.take_delay(&uid, now) {
+            self.retries.insert(RetryKey::WritePod(uid), now.plus(delay));
+        }
+    }
+
+    /// Delays the next write after an answer that shows another value than the agent's.
+    pub(in crate::core) fn delay_unstored_write(&mut self, key: &PodKey, uid: &PodUid, now: Moment) {
+        let Some(pod) = self.snapshot.pod(key).filter(|pod| pod.uid == *uid) else { return };
+        self.contests.record(pod);
+        let delay = self.contests.take_delay(&pod.uid, now).unwrap_or_default().max(UNSTORED_MILLIS);
+        self.retries.insert(RetryKey::WritePod(pod.uid.clone()), now.plus(delay));
+    }
+}

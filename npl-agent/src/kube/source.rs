@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The requests of lists and watches of one kind of object.
+
+use std::{
+    marker::PhantomData,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use futures::{StreamExt as _, stream::BoxStream};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
+use kube::{
+    Client,
+    api::{ListParams, ObjectList, WatchEvent, WatchParams},
+    core::Request,
+};
+use serde::{Deserialize, de::DeserializeOwned};
+use tower::service_fn;
+
+use super::{
+    failure::{RequestFailure, retry_after},
+    watched::Watched,
+};
+
+/// The events of one watch.
+pub(super) type Events<W> = BoxStream<'static, Result<WatchEvent<W>, RequestFailure>>;
+
+/// The place of a request in a paged list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Page {
+    /// The number of objects per page; `None` requests all that are left.
+    pub(super) size: Option<u32>,
+    /// The token of an earlier page; `None` for the first one.
+    pub(super) token: Option<String>,
+}
+
+/// Sends the requests for one kind of object.
+pub(super) struct Source<W> {
+    client: Client,
+    fields: Option<String>,
+    retry_after: LastRetryAfter,
+    kind: PhantomData<fn() -> W>,
+}
+
+/// A list without its objects.
+#[derive(Deserialize)]
+struct ListHead {
+    metadata: ListMeta,
+}
+
+impl<W: Watched> Source<W> {
+    pub(super) fn new(client: Client, fields: Option<String>) -> Self {
+        let retry_after = LastRetryAfter::default();
+        Self { client: retry_after.record(client), fields, retry_after, kind: PhantomData }
+    }
+
+    /// Requests one page of the list.
+    pub(super) async fn page(&self, page: &Page) -> Result<ObjectList<W>, RequestFailure> {
+        let params = ListParams {
+            field_selector: self.fields.clone(),
+            limit: page.size,
+            continue_token: page.token.clone(),
+            ..ListParams::default()
+        };
+        self.list(&params).await
+    }
+
+    /// The newest version of the API server's store.
+    pub(super) async fn newest_version(&self) -> Result<String, RequestFailure> {
+        let fields = self.fields.clone().filter(|_| W::IS_SELECTED_BY_NAME);
+        let params = ListParams { field_selector: fields, limit: Some(1), ..ListParams::default() };
+        let head: ListHead = self.list(&params).await?;
+        head.metadata.resource_version.ok_or_else(RequestFailure::without_version)
+    }
+
+    async fn list<T: DeserializeOwned>(&self, params: &ListParams) -> Result<T, RequestFailure> {
+        let request = Request::new(W::url_path(&(), None)).list(params).map_err(kube::Error::BuildRequest);
+        let answer = match request {
+            Ok(request) => self.client.request(request).await,
+            Err(err) => Err(err),
+        };
+        answer.map_err(|err| RequestFailure::of(&err, self.retry_after.take()))
+    }
+
+    /// Starts a watch at a version.
+    pub(super) async fn watch(&self, version: &str, seconds: u32) -> Result<Events<W>, RequestFailure> {
+        let params = WatchParams {
+            field_selector: self.fields.clone(),
+            timeout: Some(seconds),
+            bookmarks: true,
+            ..WatchParams::default()
+        };
+        let request = Request::new(W::url_path(&(), None)).watch(&params, version).map_err(kube::Error::BuildRequest);
+        let events = match request {
+            Ok(request) => self.client.request_events::<W>(request).await,
+            Err(err) => Err(err),
+        };
+        let events = events.map_err(|err| RequestFailure::of(&err, self.retry_after.take()))?;
+        Ok(events.map(|event| event.map_err(|err| RequestFailure::of(&err, None))).boxed())
+    }
+}
+
+/// The header `Retry-After` of the last answer, which kube's errors do not include.
+#[derive(Debug, Clone, Default)]
+struct LastRetryAfter(Arc<Mutex<Option<Duration>>>);
+
+impl LastRetryAfter {
+    /// A client whose answers are recorded.
+    fn record(&self, client: Client) -> Client {
+        let namespace = client.default_namespace().to_owned();
+        let last = self.clone();
+        let send = move |request| {
+            let (client, last) = (client.clone(), last.clone());
+            async move {
+                let response = client.send(request).await?;
+                *last.0.lock().unwrap_or_else(PoisonError::into_inner) = retry_after(&response);
+                Ok::<_, kube::Error>(response)
+            }
+        };
+        Client::new(service_fn(send), namespace)
+    }
+
+    fn take(&self) -> Option<Duration> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}

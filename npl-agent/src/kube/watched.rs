@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The watched kinds of objects.
+
+use std::fmt;
+
+use kube::Resource;
+use serde::de::DeserializeOwned;
+
+use super::{
+    convert::{self, AnnotationKeys, Converted},
+    objects::{NodeObject, PodObject, ServiceObject},
+};
+use crate::{
+    core::model::{Node, Pod, Service, snapshot::Change},
+    metrics::WatchedResource,
+};
+
+/// A watched kind of object, and its conversion to changes.
+pub(super) trait Watched:
+    Resource<DynamicType = ()> + Clone + fmt::Debug + DeserializeOwned + Send + 'static
+{
+    const SUBJECT: WatchedResource;
+    /// Page size of lists; `None` lists everything in one answer. Lists always ask for the newest state, since an older
+    /// one could lack a Pod that is served. The API server can answer an unpaged list from its watch cache, but reads
+    /// etcd for each page, so only lists that may be too large for memory are paged.
+    const PAGE_SIZE: Option<u32>;
+    /// Whether the request for the newest version selects by the fields of the watch. A selection by name reads one
+    /// object, any other selection reads objects until one matches.
+    const IS_SELECTED_BY_NAME: bool = false;
+    type Model: Send;
+
+    fn convert(self, keys: &AnnotationKeys) -> Option<Converted<Self::Model>>;
+    /// Whether to keep an object of a list. Few of ten thousand Services are relevant, and the list is held in memory
+    /// until it is complete.
+    fn is_relevant(_object: &Self::Model) -> bool {
+        true
+    }
+    fn listed(all: Vec<Self::Model>) -> Change;
+    fn applied(object: Self::Model) -> Change;
+    fn gone(object: Self::Model) -> Change;
+    /// The change to send before the list that follows a restore of the API server's store.
+    fn restored() -> Option<Change> {
+        None
+    }
+}
+
+impl Watched for PodObject {
+    const SUBJECT: WatchedResource = WatchedResource::Pods;
+    const PAGE_SIZE: Option<u32> = None;
+    type Model = Pod;
+
+    fn convert(self, keys: &AnnotationKeys) -> Option<Converted<Pod>> {
+        convert::pod(self, keys)
+    }
+
+    fn listed(all: Vec<Pod>) -> Change {
+        Change::Pods(all)
+    }
+
+    fn applied(pod: Pod) -> Change {
+        Change::Pod(pod)
+    }
+
+    fn gone(pod: Pod) -> Change {
+        Change::PodGone(pod.key, pod.uid)
+    }
+
+    fn restored() -> Option<Change> {
+        Some(Change::StoreRestored)
+    }
+}
+
+impl Watched for ServiceObject {
+    const SUBJECT: WatchedResource = WatchedResource::Services;
+    const PAGE_SIZE: Option<u32> = Some(500);
+    type Model = Service;
+
+    fn convert(self, keys: &AnnotationKeys) -> Option<Converted<Service>> {
+        convert::service(self, keys)
+    }
+
+    fn is_relevant(service: &Service) -> bool {
+        service.is_active() || !service.node_ports.is_empty()
+    }
+
+    fn listed(all: Vec<Service>) -> Change {
+        Change::Services(all)
+    }
+
+    fn applied(service: Service) -> Change {
+        Change::Service(service)
+    }
+
+    fn gone(service: Service) -> Change {
+        Change::ServiceGone(service.key)
+    }
+}
+
+impl Watched for NodeObject {
+    const SUBJECT: WatchedResource = WatchedResource::Node;
+    const PAGE_SIZE: Option<u32> = None;
+    const IS_SELECTED_BY_NAME: bool = true;
+    type Model = Node;
+
+    fn convert(self, _: &AnnotationKeys) -> Option<Converted<Node>> {
+        convert::node(self)
+    }
+
+    fn listed(all: Vec<Node>) -> Change {
+        all.into_iter().next().map_or(Change::NodeGone, Change::Node)
+    }
+
+    fn applied(node: Node) -> Change {
+        Change::Node(node)
+    }
+
+    fn gone(_: Node) -> Change {
+        Change::NodeGone
+    }
+}
