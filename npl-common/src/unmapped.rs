@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //! Unmapped traffic: datagrams to a node port without a mapping. Their sender still talks to the Pod that had the port
-//! before, and would reach the port's next Pod. The allocator gives such a port again only after the traffic has
-//! ceased.
+//! before, and would reach the port's next Pod. The allocator reuses such a port last: before the traffic ceases only
+//! if no other port is free.
 //!
-//! One word per port: the time of the last datagram in [`crate::fragment::time`]'s unit, or 0.
+//! One word per port: the time of the last datagram in units of 1.07 s ([`crate::fragment::time`]), or 0.
 
 /// Elements, one per port: 512 KiB.
 pub const PORTS: u32 = 65_536;
 
-/// Silence after which unmapped traffic has ceased, in seconds, as `nf_conntrack_udp_timeout_stream`.
+/// Silence after which unmapped traffic has ceased, in units of 1.07 s ([`crate::fragment::time`]): 129 s, near the 120
+/// s of `nf_conntrack_udp_timeout_stream`.
 pub const LIFETIME: u64 = 120;
 
-/// Seconds since the last datagram at `now`; `None` if more than [`LIFETIME`], or if there was none.
+/// Units of 1.07 s from the last datagram to `now`; `None` if there are more than [`LIFETIME`], or if there was no
+/// datagram.
 pub const fn silence(word: u64, now: u64) -> Option<u64> {
     let silence = now.saturating_sub(word);
     if word == 0 || silence > LIFETIME { None } else { Some(silence) }
