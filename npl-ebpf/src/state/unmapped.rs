@@ -6,7 +6,8 @@ use npl_common::mapping::{Frontend, protocol};
 use super::maps::Family;
 use crate::base::clock::coarse_seconds;
 
-/// Records a datagram to a node port without a mapping, at most once per second: other processors read the word.
+/// Records a datagram to a node port without a mapping, at most once per 1.07 s, because other processors read the
+/// word.
 #[inline(always)]
 pub fn record<F: Family>(frontend: Frontend) {
     if frontend.protocol != protocol::UDP {
