@@ -215,7 +215,8 @@ impl Hooks {
         if !device.link.has_ingress_queue {
             return Ok(());
         }
-        // Filters of an earlier agent were removed together with their clsact qdisc.
+        // The `ingress` qdisc has replaced clsact, and the kernel removed the filters with it; only the folders that
+        // record them are left.
         Direction::ALL.into_iter().try_for_each(|side| unpin(&self.pins.link(device.ifindex, side)))?;
         Err(DatapathError::IngressQueue { interface: device.name.clone() })
     }

@@ -303,8 +303,8 @@ fn choose_by_rules(device: &Device, node_ips: &[IpAddr]) -> Result<UplinkReason,
     }
 }
 
-/// The addresses that mappings answer on, the more important first: published addresses that a device has, then all
-/// other addresses of devices that are not dummies. (kube-proxy's IPVS mode keeps all cluster IPs on a dummy.)
+/// The addresses on which node ports answer, by priority: published addresses that a device has, then all other
+/// addresses of devices that are not dummies. (kube-proxy's IPVS mode keeps all cluster IPs on a dummy.)
 pub fn local_addresses(devices: &[Device], node_ips: &[IpAddr]) -> Vec<IpAddr> {
     let real = devices.iter().filter(|device| device.kind != DeviceKind::Dummy);
     let all: Vec<IpAddr> = real.flat_map(|device| device.addresses.iter().copied()).collect();

@@ -231,8 +231,8 @@ impl PortTable {
         recent_traffic.min_by_key(|(_, until)| **until).map(|(frontend, _)| *frontend)
     }
 
-    /// Whether to refuse the port if it received datagrams recently. That matters for UDP alone, whose clients do not
-    /// notice a new owner, and for a port that was never mapped for this one.
+    /// Whether to refuse the port if it received datagrams recently. Applies to UDP only, whose clients do not notice
+    /// that another Pod has the port, and only if this claim was never mapped.
     pub(in crate::core) fn recent_traffic_policy(&self, frontend: Frontend) -> RecentTraffic {
         let was_mapped = self.claims.get(&frontend).is_none_or(|claim| claim.was_mapped);
         let is_new = frontend.protocol == Protocol::Udp && !was_mapped && !self.recent_traffic.contains_key(&frontend);

@@ -194,7 +194,7 @@ impl Wanted {
     }
 }
 
-/// The Pod's ports of a Service port: one for a number, and every container port of the name and protocol for a name.
+/// The Pod ports that a `targetPort` selects: the number, or every container port with that name and protocol.
 fn resolve(pod: &Pod, port: &ServicePort) -> BTreeSet<PodPort> {
     match &port.target {
         TargetPort::Number(number) => BTreeSet::from([*number]),

@@ -26,8 +26,8 @@ pub(in crate::core) fn reservations(state: &State, now: Moment) -> Vec<Op> {
 
 /// Assigns every existing mapping to its Pod, and to every Pod the free ports that its annotation names.
 ///
-/// Runs once, when everything is listed. Later, the first annotation of a Pod was copied from another Pod and means
-/// nothing.
+/// Runs once, when everything is listed. After the start, an annotation on a new Pod comes from its template, and its
+/// ports are not reserved.
 pub(in crate::core) fn adopt(state: &mut State) {
     adopt_mappings(state);
     adopt_annotations(state);

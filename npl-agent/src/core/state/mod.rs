@@ -29,9 +29,9 @@ use super::{
     publish::problem::{AffectedObject, Cause, Problem},
 };
 
-/// How long a port that another process uses is not tried again.
+/// Delay before the agent tries again to reserve a port that another process uses.
 const TAKEN_MILLIS: u64 = 60_000;
-/// How long a Pod is not written again after another writer has changed the annotation.
+/// Delay before the next write to a Pod if its annotation did not keep the value of the previous write.
 const CONTESTED_MILLIS: u64 = 5_000;
 /// The retry delay of a failure that does not belong to the operation.
 const UNEXPECTED_MILLIS: u64 = 1_000;
@@ -62,7 +62,7 @@ pub struct State {
     /// Pods whose annotation may need a write.
     pub(in crate::core) unpublished: BTreeSet<PodKey>,
     pub(in crate::core) writes: BTreeMap<PodUid, Write>,
-    /// Pods that were deleted during a write: its answer must not bring them back.
+    /// Deleted Pods with a patch in flight, whose answer must not re-create their state.
     departed: BTreeSet<PodUid>,
     pub(in crate::core) retries: BTreeMap<RetryKey, Moment>,
 }

@@ -38,9 +38,9 @@ impl PodWrite {
 
 /// The next step for a Pod's annotation and gate.
 enum Publication {
-    /// None: they are right, or NPL must not write them.
+    /// No write: annotation and gate are correct, or the Pod is gone, terminating, or has a write in flight.
     Settled,
-    /// None yet: a precondition is missing.
+    /// No write yet: a precondition is missing.
     Waiting,
     /// A write.
     Needs(PodUid, PodWrite),

@@ -20,8 +20,8 @@ pub enum Forwarding {
     Stack,
     /// Translated packets are redirected from device to device, where that is possible in both directions.
     Redirect,
-    /// Packets of established flows are redirected. The host's stack sees the first packets of a flow, and one now and
-    /// then.
+    /// Packets of established flows are redirected. The host's stack sees the first packets of a flow, and then one
+    /// packet per direction every 256 jiffies.
     Offload,
 }
 

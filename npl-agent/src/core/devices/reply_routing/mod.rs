@@ -110,7 +110,7 @@ pub struct Marking {
 pub struct ReplyRoutes {
     /// The connections to mark, so that replies leave by the interface of their request.
     pub markings: BTreeSet<Marking>,
-    /// Pods whose replies do so if their connections are marked.
+    /// Pods whose replies leave by the interface of the request if their connections are marked.
     pub marked: BTreeSet<IpAddr>,
     /// Pods for which no rule evaluates a mark.
     pub unmarked: BTreeSet<IpAddr>,
