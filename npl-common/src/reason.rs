@@ -64,7 +64,7 @@ reasons! {
 }
 
 impl Reason {
-    /// What the program does with a counted packet, for the reference page.
+    /// The action of the programs on a counted packet, for the reference page.
     pub const fn packet(self) -> &'static str {
         match self {
             Self::SourceRefused | Self::RewriteFailed => "dropped",
