@@ -14,7 +14,7 @@ use std::net::IpAddr;
 /// The kind of a network device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceKind {
-    /// Hardware, or a device that the hypervisor shows as such.
+    /// A hardware device, or one that a hypervisor emulates.
     Physical,
     /// `lo`.
     Loopback,
@@ -112,7 +112,7 @@ pub struct LinkFacts {
     pub has_ingress_queue: bool,
 }
 
-/// Why filters cannot be attached before Linux 6.6, for logs and the doctor.
+/// Why a device with an `ingress` qdisc is refused before Linux 6.6; a text for logs and the doctor.
 pub const HAS_INGRESS_QUEUE: &str = "has an ingress qdisc, which has no egress hook: replace it by clsact, which \
                                      holds the same filters";
 

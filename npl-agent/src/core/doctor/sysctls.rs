@@ -48,7 +48,7 @@ pub(super) fn forwarding(facts: &Facts, family: Family) -> Finding {
     Finding::not_ok(key, state, found, advice)
 }
 
-/// Decided by the mappings, and before the first mapping by the Node's addresses.
+/// Judged by the families of the mappings, or before the first mapping by those of the Node's addresses.
 fn need(facts: &Facts, family: Family) -> Need {
     let mapped = facts.datapath.as_ref().map(|datapath| &datapath.mappings).ok().filter(|it| !it.is_empty());
     if mapped.is_some_and(|mapped| mapped.contains_key(&family)) {
@@ -67,7 +67,7 @@ fn need(facts: &Facts, family: Family) -> Need {
     }
 }
 
-/// Strict filtering passes both directions, since each takes the same route as without NPL.
+/// Strict reverse path filtering passes packets of both directions, because their routes are the same as without NPL.
 pub(super) fn rp_filter(facts: &Facts) -> Finding {
     let key = "rp_filter";
     let all = match &facts.sysctls.rp_filter {

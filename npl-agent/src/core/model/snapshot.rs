@@ -78,13 +78,13 @@ impl Snapshot {
             Change::Service(service) => self.put_service(service, &mut touched),
             Change::ServiceGone(key) => self.remove_service(&key, &mut touched),
             Change::Node(node) => self.node = Some(node),
-            // Mappings stay: the last known addresses still lead to this Node.
+            // Mappings stay, because the last known addresses still belong to this Node.
             Change::NodeGone => {}
         }
         touched
     }
 
-    /// Whether Pods and Services were listed. Before that, a missing object says nothing.
+    /// Whether Pods and Services were listed. Before both lists, a missing object may still exist.
     pub(in crate::core) const fn is_listed(&self) -> bool {
         self.pods_listed && self.services_listed
     }
@@ -138,7 +138,7 @@ impl Snapshot {
                 return; // An old echo.
             }
             if differ_by_writes_only(known, &pod) {
-                // Updated in place: a thousand new allocations between those of a burst would fragment the heap.
+                // Updated in place, because a thousand new allocations in a burst of changes would fragment the heap.
                 Pod { resource_version: known.resource_version, annotation: known.annotation, gate: known.gate, .. } =
                     pod;
                 touched.pods.insert(known.key.clone());
@@ -220,7 +220,7 @@ impl Snapshot {
     }
 }
 
-/// Whether only fields that agents write have changed: these affect no index and no other Pod.
+/// Whether only fields that agents write have changed. Such a change affects no index and no other Pod.
 fn differ_by_writes_only(known: &Pod, pod: &Pod) -> bool {
     let Pod {
         key,
@@ -245,7 +245,7 @@ fn in_namespace<'a, T>(objects: &'a BTreeMap<ObjectKey, T>, namespace: &'a str) 
     objects.range(first..).take_while(move |(key, _)| &*key.namespace == namespace).map(|(_, object)| object)
 }
 
-/// The addresses that a Pod needs exclusively.
+/// The addresses that only one Pod may have.
 fn contended_ips(pod: &Pod) -> impl Iterator<Item = IpAddr> {
     let is_contender = !pod.is_finished && !pod.host_network;
     pod.ips.iter().copied().filter(move |_| is_contender)

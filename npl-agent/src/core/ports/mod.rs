@@ -207,8 +207,8 @@ impl PortTable {
     /// The next free port for which `is_usable` holds. The search continues after the last allocated port, so that a
     /// freed port is reused as late as possible.
     ///
-    /// If all free ports have received datagrams recently, the one that is quiet soonest is returned: a client that
-    /// sends to every port must not keep Pods from getting one.
+    /// If all free ports have received datagrams recently, the port whose traffic ceased first is returned: a client
+    /// that sends to every port must not keep Pods from getting a node port.
     pub(in crate::core) fn take_next_free(
         &mut self,
         family: Family,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a restarted agent takes over: existing mappings first, then the ports that annotations name.
+//! A restarted agent takes over existing mappings first, then the ports that annotations name.
 
 use std::collections::BTreeMap;
 

@@ -65,8 +65,8 @@ pub enum ProgramSet {
     OffloadUplink,
     /// A Pod's device: translates replies at ingress and redirects them to the client.
     Pods,
-    /// A Pod's device: redirects replies of flows that the host's stack has forwarded, and records at egress which it
-    /// has.
+    /// A Pod's device: redirects replies of flows that the host's stack has forwarded, and records at egress which
+    /// requests the stack has forwarded.
     OffloadPods,
 }
 
@@ -186,8 +186,8 @@ pub fn next_hops(
     attachments: &BTreeMap<u32, DeviceAttachments>,
 ) -> BTreeMap<IpAddr, Result<PodNextHop, RedirectRefusal>> {
     let device = |ifindex: u32| devices.iter().find(|device| device.ifindex == ifindex);
-    // All uplinks count: replies may leave by another uplink than their requests came in by, and both directions must
-    // be redirected or neither.
+    // All uplinks are checked: a reply may leave by another uplink than its request came in by, and either both
+    // directions are redirected or neither.
     let are_clear = uplinks.iter().filter_map(|ifindex| device(*ifindex)).all(|uplink| is_clear(uplink, attachments));
     let decide = |(addr, route): (&IpAddr, &Route)| {
         let device = device(route.ifindex)?;
@@ -242,8 +242,9 @@ fn hop_kind(device: &Device, uplinks: &BTreeSet<u32>) -> Result<HopKind, Redirec
     }
 }
 
-/// Checks that a redirect bypasses no other software. Replies are redirected at the device's ingress. Requests to a
-/// bridge pass its egress, and requests to a pair are handed to the other end and bypass its egress.
+/// Checks that a redirect bypasses no other software. Replies are redirected at ingress of the Pod's device. Redirected
+/// requests pass through the egress hook of a bridge, but bypass that of a device pair, because the other end receives
+/// them directly.
 fn check_bypass(
     kind: HopKind,
     device: &Device,
