@@ -236,8 +236,8 @@ pub const MAPS: &[Map] = &[
         key: Content::U32("slot, by a hash of the datagram"),
         value: Content::U64(
             "bits 0-15 node port (0 if the first fragment was not translated), 16-23 index of the node address, 24-25 \
-             protocol (0 UDP, 1 TCP, 2 SCTP), 26-32 time in units of 2^30 ns (1.07 s), 33 whether the first fragment took the stack, 34-63 \
-             tag of the datagram; 0 if free",
+             protocol (0 UDP, 1 TCP, 2 SCTP), 26-32 time in units of 2^30 ns (1.07 s), 33 whether the first fragment \
+             took the stack, 34-63 tag of the datagram; 0 if free",
         ),
         purpose: "Fragment tracking: the translation of a datagram's first fragment, for its later fragments.",
         written_by: PROGRAMS,
@@ -293,7 +293,8 @@ pub const MAPS: &[Map] = &[
         value: Content::U64(
             "time of the last datagram in units of 2^30 ns (1.07 s) of `CLOCK_MONOTONIC`; 0 if there was none",
         ),
-        purpose: "Unmapped traffic: time of the last datagram to each UDP node port without a mapping. The agent assigns such a port only if no other port is free.",
+        purpose: "Unmapped traffic: time of the last datagram to each UDP node port without a mapping. While the traffic \
+                  lasts, the agent assigns such a port only if no other port is free.",
         written_by: "programs, and the agent when it removes a UDP mapping",
         when_full: NEVER,
     },
@@ -363,7 +364,8 @@ pub const MAPS: &[Map] = &[
         capacity: half_open::WORDS,
         key: Content::U32("slot of the flow in the half-open cache"),
         value: Content::Type(&[CachedReply::LAYOUT]),
-        purpose: "Lookup cache of replies: copies of endpoints. Elements from 65 536 on have the sequence and acknowledgement number of a client's segment that opened an entry in the middle of a TCP connection.",
+        purpose: "Lookup cache of replies: copies of endpoints. Elements from 65 536 on have the sequence and \
+                  acknowledgement number of a client's segment that opened an entry in the middle of a TCP connection.",
         written_by: PROGRAMS,
         when_full: OVERWRITES,
     },

@@ -222,7 +222,11 @@ async fn wait_for_access(client: &Client, url: &str, node_name: &str) -> Result<
                 if refusals == REFUSALS_TO_CONFIRM {
                     return Err(err);
                 }
-                debug!(%err, refusals, "the API server answered 401 or denied a permission; the agent checks its permissions again");
+                debug!(
+                    %err,
+                    refusals,
+                    "the API server answered 401 or denied a permission; the agent checks its permissions again"
+                );
             }
         }
         sleep(delays.next().unwrap_or(PROBE_TIMEOUT)).await;
