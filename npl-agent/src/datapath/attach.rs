@@ -209,8 +209,8 @@ impl Hooks {
         std::fs::create_dir_all(&mark).map_err(|source| pin_error("create", &mark, source))
     }
 
-    /// Refuses a device with an `ingress` qdisc: it occupies the place of clsact, and would run egress filters on
-    /// ingress packets.
+    /// Refuses a device with an `ingress` qdisc: the qdisc occupies the place of clsact, and would run egress filters
+    /// on ingress packets.
     fn refuse_ingress_queue(&self, device: &Device) -> Result<(), DatapathError> {
         if !device.link.has_ingress_queue {
             return Ok(());

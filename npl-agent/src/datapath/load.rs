@@ -164,7 +164,7 @@ impl Datapath {
     }
 
     /// Time until a UDP node port without a mapping counts as unused, if no more datagrams arrive; `None` if it already
-    /// does. The granularity is one second.
+    /// does. The granularity is 1.07 s.
     ///
     /// # Errors
     ///
